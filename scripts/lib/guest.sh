@@ -1,0 +1,297 @@
+# shellcheck shell=bash
+# A real Linux guest under QEMU, small and quick to boot, driven from the host by commands.
+#
+# Theory of operation. The kernel is Debian's cloud kernel, taken out of its package without installing it; the initramfs is a
+# static busybox, iperf3 with its libraries, the virtio modules, and guest-init. Both are built once and kept in
+# $CACHE, under names made from what they were built of. A guest lives in a state directory:
+#     pid          number and start time of its QEMU        accel       kvm or tcg
+#     console.log  what the kernel said (ttyS0)              qemu.log    what QEMU said
+#     shell.in, shell.out   pipes to guest-init's command shell (ttyS1); `lock` lets one command at a time through
+# KVM is used if a guest really comes up under it: /dev/kvm may be there and ordinary kernels may still not run (PVM, some
+# nested clouds). So a guest without a NIC is booted once, given up after 8 seconds of silence on its console, and
+# the outcome is remembered until the host boots again. Otherwise QEMU interprets (TCG): slower, and just as right.
+# Needs common.sh and install.sh.
+
+readonly GUEST_SILENCE_S=8
+readonly GUEST_BOOT_S=60
+# In the order in which they must be loaded.
+readonly GUEST_MODULES=(
+    drivers/virtio/virtio_ring drivers/virtio/virtio drivers/virtio/virtio_pci_legacy_dev
+    drivers/virtio/virtio_pci_modern_dev drivers/virtio/virtio_pci net/core/failover drivers/net/net_failover
+    drivers/net/virtio_net
+)
+
+# ---- images ------------------------------------------------------------------------------------------------------
+
+# The name of Debian's newest cloud kernel package, e.g. linux-image-6.1.0-56-cloud-amd64; empty if apt knows none.
+guest_kernel_package() {
+    apt-cache depends linux-image-cloud-amd64 2>/dev/null | sed -n 's/^ *Depends: \(linux-image-.*\)/\1/p' | head -n 1
+}
+
+# Sets GUEST_KERNEL to a directory with vmlinuz and modules/, fetching the package if it is not in the cache.
+guest_kernel() {
+    local package version directory
+    [[ "$(uname -m)" == x86_64 ]] || fail "the guest needs an x86_64 host, not $(uname -m)"
+    package="$(guest_kernel_package)"
+    if [[ -z $package ]]; then
+        # A fresh system may have no package lists, and a cache filled earlier may do without them.
+        GUEST_KERNEL="$(find "$CACHE" -maxdepth 1 -name 'kernel-*' 2>/dev/null | sort -V | tail -n 1)"
+        [[ -z $GUEST_KERNEL ]] || return 0
+        update_package_lists
+        package="$(guest_kernel_package)"
+        [[ -n $package ]] || fail "apt knows no linux-image-cloud-amd64; add Debian's main archive to its sources"
+    fi
+    version="$(apt-cache policy "$package" | sed -n 's/^ *Candidate: //p')"
+    GUEST_KERNEL="$CACHE/kernel-$version"
+    [[ ! -e $GUEST_KERNEL ]] || return 0
+
+    say "guest kernel: fetching $package $version"
+    directory="$(mktemp -d "$CACHE/fetch.XXXXXX")"
+    on_exit rm -rf "$directory"
+    guest_download "$package" "$directory"
+    dpkg-deb -x "$directory"/*.deb "$directory/tree"
+    mkdir "$directory/kernel"
+    cp "$directory"/tree/boot/vmlinuz-* "$directory/kernel/vmlinuz"
+    mv "$directory"/tree/lib/modules/*/kernel "$directory/kernel/modules"
+    # A rename, so that a half-made directory never passes for a kernel; whoever loses a race uses the winner's.
+    mv -T "$directory/kernel" "$GUEST_KERNEL" 2>/dev/null || [[ -e $GUEST_KERNEL/vmlinuz ]]
+    rm -rf "$directory"
+}
+
+# guest_download PACKAGE DIRECTORY; package lists that are too old name files that are gone, hence the second try.
+guest_download() {
+    (cd "$2" && apt_quietly -o APT::Sandbox::User=root download "$1" 2>/dev/null) && return 0
+    update_package_lists
+    (cd "$2" && apt_quietly -o APT::Sandbox::User=root download "$1") ||
+        fail "could not download $1; check the network"
+}
+
+# Copies a program and the libraries it needs to where it will find them: copy_program PROGRAM ROOT
+copy_program() {
+    local file
+    for file in "$1" $(ldd "$1" | grep -o '/[^ ]*'); do
+        mkdir -p "$2$(dirname "$file")"
+        cp -L "$file" "$2$file"
+    done
+}
+
+# Sets GUEST_INITRAMFS, building it if what goes into it has changed.
+guest_initramfs() {
+    local init="$REPO/scripts/lib/guest-init" key root module
+    key="$({
+        basename "$GUEST_KERNEL"
+        printf '%s\n' "${GUEST_MODULES[@]}"
+        dpkg-query -W busybox-static iperf3 libiperf0 libc6 libssl3
+        cat "$init"
+    } | sha256sum | cut -c 1-16)"
+    GUEST_INITRAMFS="$CACHE/initramfs-$key"
+    [[ ! -e $GUEST_INITRAMFS ]] || return 0
+
+    say "guest initramfs: building"
+    root="$(mktemp -d "$CACHE/initramfs-root.XXXXXX")"
+    on_exit rm -rf "$root" "$root.cpio"
+    mkdir -p "$root/bin" "$root/lib/modules"
+    cp /bin/busybox "$root/bin/busybox"
+    copy_program /usr/bin/iperf3 "$root"
+    for module in "${GUEST_MODULES[@]}"; do
+        cp "$GUEST_KERNEL/modules/$module.ko" "$root/lib/modules/"
+        echo "$(basename "$module").ko" >>"$root/lib/modules/order"
+    done
+    install -m 755 "$init" "$root/init"
+    # Not compressed: an interpreted guest is slower at inflating than QEMU is at copying.
+    (cd "$root" && find . | sort | cpio -o -H newc --owner 0:0 --quiet) >"$root.cpio"
+    mv "$root.cpio" "$GUEST_INITRAMFS"
+    rm -rf "$root"
+}
+
+# Installs and builds all that guest_boot needs.
+guest_prepare() {
+    install_packages "${PACKAGES_GUEST[@]}"
+    mkdir -p "$CACHE"
+    guest_kernel
+    guest_initramfs
+}
+
+# ---- QEMU --------------------------------------------------------------------------------------------------------
+
+# guest_start STATE ACCEL CMDLINE QEMU_ARG...: starts QEMU in the background and returns at once.
+guest_start() {
+    local state="$1" accel="$2" cmdline="$3" cpu=max
+    shift 3
+    mkdir -p "$state"
+    rm -f "$state"/{pid,accel,console.log,qemu.log,shell.in,shell.out}
+    mkfifo "$state/shell.in" "$state/shell.out"
+    : >"$state/console.log"
+    [[ $accel != kvm ]] || cpu=host
+    [[ $accel != tcg ]] || accel=tcg,thread=multi
+    # Mitigations defend the guest's kernel from its programs, of which there are none, at a price under TCG.
+    qemu-system-x86_64 -nodefaults -no-user-config -display none -no-reboot \
+        -machine q35,memory-backend=ram -accel "$accel" -cpu "$cpu" \
+        -kernel "$GUEST_KERNEL/vmlinuz" -initrd "$GUEST_INITRAMFS" \
+        -append "console=ttyS0 panic=-1 mitigations=off nokaslr net.ifnames=0 $cmdline" \
+        -serial "file:$state/console.log" \
+        -chardev "pipe,id=shell,path=$state/shell" -serial chardev:shell \
+        "$@" </dev/null >"$state/qemu.log" 2>&1 &
+    process_identity $! >"$state/pid"
+    disown $!
+    echo "${accel%%,*}" >"$state/accel"
+}
+
+# guest_alive STATE
+guest_alive() {
+    process_alive "$(cat "$1/pid" 2>/dev/null)"
+}
+
+# guest_await_ready STATE SECONDS [SILENCE_SECONDS]: until the guest's command shell says so; fails when QEMU ends, the time
+# is over, or the console said nothing for that long.
+guest_await_ready() {
+    local state="$1" limit=$((SECONDS + $2)) silence="${3:-$2}" heard=$SECONDS size=0 now line='' part pipe
+    exec {pipe}<>"$state/shell.out"
+    while guest_alive "$state" && ((SECONDS < limit && SECONDS - heard <= silence)); do
+        now="$(stat -c %s "$state/console.log")"
+        ((now == size)) || heard=$SECONDS
+        size=$now
+        part=''
+        if IFS= read -r -t 0.2 part <&"$pipe"; then
+            [[ "$line$part" != *@ready* ]] || break
+            line=''
+        else
+            line+="$part"
+        fi
+    done
+    exec {pipe}>&-
+    [[ "$line$part" == *@ready* ]]
+}
+
+# Why a guest did not come up, in what it left behind: guest_last_words STATE
+guest_last_words() {
+    local words
+    words="$(cat "$1/qemu.log" "$1/console.log" 2>/dev/null | tr -d '\r' | grep -v '^$' | tail -n 3 | paste -sd '|')"
+    echo "${words:-nothing on its console}"
+}
+
+# Sets GUEST_ACCEL to kvm or tcg: as the environment says, as remembered, or as found out by a trial.
+guest_choose_accel() {
+    local remembered="$CACHE/accel" boot_id state verdict
+    case "${GUEST_ACCEL:-auto}" in
+        kvm | tcg) return 0 ;;
+        auto) ;;
+        *) fail "accelerator '$GUEST_ACCEL' is neither auto, kvm nor tcg" ;;
+    esac
+    boot_id="$(cat /proc/sys/kernel/random/boot_id)"
+    if [[ "$(head -n 1 "$remembered" 2>/dev/null)" == "$boot_id" ]]; then
+        GUEST_ACCEL="$(tail -n 1 "$remembered")"
+        return 0
+    fi
+    if [[ ! -w /dev/kvm ]]; then
+        GUEST_ACCEL=tcg
+        say "guest: no /dev/kvm here, so QEMU interprets it (TCG)"
+        return 0
+    fi
+    say "guest: trying KVM"
+    state="$(mktemp -d "$CACHE/trial.XXXXXX")"
+    on_exit rm -rf "$state"
+    on_exit guest_stop "$state"
+    guest_start "$state" kvm '' -object memory-backend-memfd,id=ram,size=256M,share=on -m 256M
+    if guest_await_ready "$state" 30 "$GUEST_SILENCE_S"; then
+        GUEST_ACCEL=kvm verdict="guests run under KVM"
+    else
+        GUEST_ACCEL=tcg verdict="no guest comes up under KVM here ($(guest_last_words "$state")), so QEMU interprets it (TCG)"
+    fi
+    guest_stop "$state"
+    rm -rf "$state"
+    say "guest: $verdict"
+    printf '%s\n%s\n' "$boot_id" "$GUEST_ACCEL" >"$remembered"
+}
+
+# guest_boot STATE NETDEV [mac=M] [ip=A/P] [mtu=N] [queues=N] [ring=N] [mem=MIB] [cpus=N] [hugepages=1]: boots a guest
+# and waits until it answers. NETDEV is what follows -netdev, without its id, or `vhost-user:PATH` for a socket where a back
+# end listens (QEMU connects again when that is restarted), or `vhost-user-server:PATH` for one where QEMU listens.
+guest_boot() {
+    local state="$1" netdev="$2" mac=52:54:00:12:34:56 ip='' mtu='' queues=1 ring=1024 mem=512 cpus='' hugepages='' setting
+    for setting in "${@:3}"; do
+        case "$setting" in
+            mac=* | ip=* | mtu=* | queues=* | ring=* | mem=* | cpus=* | hugepages=*) local "$setting" ;;
+            *) fail "guest_boot: unknown setting '$setting'" ;;
+        esac
+    done
+    ! guest_alive "$state" || fail "a guest of $state is running already; end it first: scripts/guest stop --dir $state"
+    guest_prepare
+    guest_choose_accel
+
+    local memory="memory-backend-memfd,id=ram,size=${mem}M,share=on"
+    [[ -z $hugepages ]] || memory+=",hugetlb=on,hugetlbsize=2M"
+    local args=(-object "$memory" -m "${mem}M" -smp "${cpus:-$queues}")
+    case "$netdev" in
+        vhost-user:*) args+=(-chardev "socket,id=backend,path=${netdev#*:},reconnect=1") ;;
+        vhost-user-server:*) args+=(-chardev "socket,id=backend,path=${netdev#*:},server=on,wait=off") ;;
+    esac
+    case "$netdev" in
+        vhost-user*) netdev="vhost-user,chardev=backend,queues=$queues" ;;
+    esac
+    local device="virtio-net-pci,netdev=net0,mac=$mac,disable-legacy=on,rx_queue_size=$ring,romfile="
+    # QEMU allows longer transmit rings with vhost-user only.
+    [[ $netdev != vhost-user* ]] || device+=",tx_queue_size=$ring"
+    ((queues == 1)) || device+=",mq=on,vectors=$((2 * queues + 2))"
+    args+=(-netdev "$netdev,id=net0" -device "$device")
+
+    say "guest: booting under $GUEST_ACCEL"
+    guest_start "$state" "$GUEST_ACCEL" "${ip:+guest.ip=$ip} ${mtu:+guest.mtu=$mtu}" "${args[@]}"
+    guest_await_ready "$state" "$GUEST_BOOT_S" && return 0
+    local words
+    words="$(guest_last_words "$state")"
+    guest_stop "$state"
+    fail "the guest did not come up within $GUEST_BOOT_S s; its last words: $words; all of them: $state/{qemu,console}.log"
+}
+
+# guest_run STATE SECONDS COMMAND: runs a shell command in the guest, prints what it prints, returns its status. A command that
+# takes longer is ended by SIGTERM (status 143); a guest that does not answer at all gives status 124.
+guest_run() {
+    local state="$1" seconds="$2" id="$$-$RANDOM$RANDOM" code
+    code="$(base64 -w 0 <<<"$3")"
+    # What does not fit the guest's serial input buffer would be lost on the way.
+    ((${#code} < 3500)) || fail "the command is too long for the guest's serial line (${#code} of 3500 base64 characters)"
+    guest_alive "$state" || fail "no guest is running in $state; boot one: scripts/guest boot --dir $state …"
+    local lock in out status=0
+    exec {lock}>"$state/lock"
+    flock "$lock"
+    exec {in}<>"$state/shell.in" {out}<>"$state/shell.out"
+    printf '%s %s %s\n' "$id" "$seconds" "$code" >&"$in"
+    guest_read_reply "$state" "$id" $((SECONDS + seconds + 10)) <&"$out" || status=$?
+    exec {in}>&- {out}>&- {lock}>&-
+    return "$status"
+}
+
+# guest_read_reply STATE ID DEADLINE: copies the output of command ID from stdin to stdout; returns the command's status.
+guest_read_reply() {
+    local state="$1" id="$2" deadline="$3" line='' part begun='' held=''
+    while ((SECONDS < deadline)); do
+        part=''
+        if ! IFS= read -r -t 1 part; then
+            line+="$part"
+            guest_alive "$state" || return 124
+            continue
+        fi
+        line+="$part"
+        if [[ $line == "@end $id "* ]]; then
+            [[ -z ${held#?} ]] || printf '%s\n' "${held#?}"
+            return "${line##* }"
+        elif [[ $line == "@begin $id" ]]; then
+            begun=1
+        elif [[ -n $begun ]]; then
+            # One line is held back: the last one before `@end` is guest-init's own if it is empty.
+            [[ -z $held ]] || printf '%s\n' "${held#?}"
+            held="+$line"
+        fi
+        line=''
+    done
+    return 124
+}
+
+# guest_stop STATE: ends the guest as if its power had failed. The state directory stays, with its logs.
+guest_stop() {
+    local identity
+    identity="$(cat "$1/pid" 2>/dev/null)" || return 0
+    end_process "$identity"
+    rm -f "$1/pid"
+}

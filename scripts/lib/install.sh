@@ -1,0 +1,99 @@
+# shellcheck shell=bash
+# Installs what the scripts need on a Debian 12: apt packages and a Rust that is new enough.
+#
+# Theory of operation. Every script names the groups of packages it needs (install_packages "${PACKAGES_BUILD[@]}" …).
+# What dpkg already has is not asked for again, so a second run costs a few milliseconds and no network; package lists are
+# refreshed only when something is really missing. Rust comes from rustup, because Debian 12's own (1.63) is older than
+# rust-version in Cargo.toml. Nothing here touches a Rust that is new enough, however it came.
+# Needs common.sh.
+
+# shellcheck disable=SC2034 # the groups are for the scripts that source this file
+{
+    PACKAGES_BUILD=(ca-certificates clang curl gcc git libc6-dev libelf-dev llvm make pkg-config zlib1g-dev)
+    PACKAGES_NET=(ethtool iproute2 iputils-ping procps)
+    PACKAGES_GUEST=(busybox-static cpio iperf3 qemu-system-x86 util-linux)
+    PACKAGES_RESULTS=(jq)
+    PACKAGES_DPDK=(dpdk)
+}
+
+# The packages among the arguments that are not installed, a line each.
+missing_packages() {
+    local package
+    for package in "$@"; do
+        [[ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" == installed ]] || echo "$package"
+    done
+}
+
+apt_quietly() {
+    local log
+    log="$(mktemp)"
+    if ! DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=120 "$@" >"$log" 2>&1; then
+        tail -n 15 "$log" >&2
+        rm -f "$log"
+        return 1
+    fi
+    rm -f "$log"
+}
+
+update_package_lists() {
+    say "apt-get update"
+    apt_quietly update || fail "apt-get update failed (see above); check the network and /etc/apt/sources.list"
+}
+
+# install_packages PACKAGE...: installs those that are missing.
+install_packages() {
+    local missing
+    command -v dpkg-query >/dev/null || fail "no dpkg here: install the equivalents of these Debian packages by hand: $*"
+    mapfile -t missing < <(missing_packages "$@")
+    ((${#missing[@]})) || return 0
+    [[ $EUID -eq 0 ]] || fail "missing packages: ${missing[*]}; run as root: apt-get install ${missing[*]}"
+    update_package_lists
+    say "apt-get install ${missing[*]}"
+    apt_quietly install --no-install-recommends "${missing[@]}" ||
+        fail "apt-get install failed (see above); by hand: apt-get install ${missing[*]}"
+}
+
+# The oldest Rust that the workspace is written for.
+minimum_rust() {
+    sed -n 's/^rust-version *= *"\(.*\)"/\1/p' "$REPO/Cargo.toml"
+}
+
+# rust_is_new_enough: cargo and rustc are there, and not older than the minimum.
+rust_is_new_enough() {
+    local have want
+    command -v cargo >/dev/null || return 1
+    have="$(cd "$REPO" && rustc --version 2>/dev/null | cut -d ' ' -f 2)"
+    want="$(minimum_rust)"
+    [[ -n $have && "$(printf '%s\n' "$want" "$have" | sort -V | head -n 1)" == "$want" ]]
+}
+
+# Puts a Rust of at least rust-version on the PATH.
+install_rust() {
+    [[ -f ${CARGO_HOME:-$HOME/.cargo}/bin/cargo ]] && PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH"
+    rust_is_new_enough && return 0
+    local remedy
+    remedy="check the network, or install Rust $(minimum_rust) or later by hand: https://rustup.rs"
+    if command -v rustup >/dev/null; then
+        say "rustup: installing the stable toolchain ($(minimum_rust) or later is needed)"
+        rustup -q toolchain install stable --profile minimal >&2 || fail "rustup could not install stable Rust; $remedy"
+        export RUSTUP_TOOLCHAIN=stable
+    else
+        say "installing Rust by rustup (https://sh.rustup.rs) into ${CARGO_HOME:-$HOME/.cargo}"
+        curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs |
+            sh -s -- -q -y --no-modify-path --profile minimal --default-toolchain stable >&2 ||
+            fail "rustup could not be installed; $remedy"
+        PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH"
+    fi
+    rust_is_new_enough || fail "Rust is still older than $(minimum_rust): $(rustc --version 2>&1); $remedy"
+}
+
+# install_rust_components NAME...: rustfmt, clippy; for a Rust that is not rustup's they must be there already.
+install_rust_components() {
+    local name
+    for name in "$@"; do
+        (cd "$REPO" && cargo "${name/#rust/}" --version) >/dev/null 2>&1 && continue
+        command -v rustup >/dev/null || fail "cargo ${name/#rust/} is missing, and there is no rustup to add $name with"
+        say "rustup component add $name"
+        rustup -q component add "$name" >&2 || fail "rustup could not add $name; check the network"
+    done
+}
