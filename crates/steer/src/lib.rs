@@ -1,1 +1,57 @@
-//! Placeholder.
+//! The XDP program that steers frames into AF_XDP sockets: loading, attaching, configuring, counting.
+//!
+//! [`Program::attach`] puts `bpf/steer.bpf.c` on a network interface. From then on every receive queue of the
+//! interface is in one of two states, and a fresh program has all of them in the first:
+//!
+//! | state | frames | entered by |
+//! |---|---|---|
+//! | passed on | the host's stack gets them, as without a program | [`Program::attach`], [`Program::disable_queue`] |
+//! | ours | the AF_XDP socket of the queue gets them, with a virtio-net header if asked for | [`Program::enable_queue`] |
+//!
+//! The program hangs on a BPF link whose only holder is the [`Program`]: when that is dropped, or the process dies
+//! in whatever way, the interface is as it was before.
+//!
+//! # Limits
+//! - Queues 0 to [`MAX_QUEUES`]` - 1`.
+//! - One program an interface: one of somebody else's is never replaced, see [`AttachError::Foreign`]. Several
+//!   users of one interface in one process share a [`Program`] (its methods take `&self`).
+//! - Kernel 5.18 or later (BPF links for XDP: 5.9; the helper that measures frames in several buffers: 5.18).
+//! - Attaching needs `CAP_BPF` and `CAP_NET_ADMIN`. The methods of an attached [`Program`] need `CAP_BPF` only where
+//!   `kernel.unprivileged_bpf_disabled` is set.
+//!
+//! # Example
+//! ```no_run
+//! use std::os::fd::AsFd;
+//! use steer::{ModeRequest, Program, QueueConf, VirtioHeader};
+//!
+//! # fn example(ifindex: u32, xsk: std::os::fd::BorrowedFd<'_>) -> Result<(), Box<dyn std::error::Error>> {
+//! let program = Program::attach(ifindex, ModeRequest::Auto, false)?;
+//! if let Some(reason) = program.fallback() {
+//!     eprintln!("{} mode, because native was refused: {reason}", program.mode());
+//! }
+//! program.enable_queue(0, xsk, QueueConf { virtio_header: Some(VirtioHeader::Basic), frame_limit: 1514 })?;
+//! println!("{:?}", program.counters(0)?);
+//! # Ok(())
+//! # }
+//! ```
+
+mod attach;
+mod capture;
+mod config;
+mod layout;
+mod program;
+
+pub use attach::{AttachError, ForeignProgram, KernelRefusal, Mode, ModeRequest};
+pub use layout::{MAX_QUEUES, QueueConf, QueueCounters, VirtioHeader};
+pub use program::{Program, QueueError};
+
+/// The skeleton that `build.rs` makes of `bpf/steer.bpf.c`.
+#[allow(unsafe_code, missing_docs, unreachable_pub, unused, elided_lifetimes_in_paths)]
+#[allow(
+    clippy::all,
+    clippy::needless_pass_by_value,
+    clippy::undocumented_unsafe_blocks
+)]
+mod skel {
+    include!(concat!(env!("OUT_DIR"), "/steer.skel.rs"));
+}

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: (Apache-2.0 OR BSD-3-Clause)
+/*
+ * steer.bpf.c: which frames of a NIC go to our AF_XDP sockets, and what stands before them.
+ *
+ * THEORY OF OPERATION
+ *
+ * One program sits on the interface and sees every frame of every receive queue. It looks up the
+ * configuration of the frame's queue and does one of three things:
+ *
+ *   pass      the queue is not ours, or nobody holds its socket: the host's stack gets the frame, untouched.
+ *             So the host keeps its connectivity on the other queues, and loses nothing but performance
+ *             between the moments when the program is attached and a queue is enabled.
+ *   drop      the frame cannot be delivered whole: longer than the limit, or no room for the header. Counted.
+ *   redirect  into the XSKMAP slot of the queue. If the queue asks for a virtio header, a zeroed one is first
+ *             put directly before the frame as XDP metadata: the kernel copies metadata and frame together
+ *             (net/xdp/xsk.c), so both land in the guest's buffer, header first, and nobody has to write it.
+ *             num_buffers is 1: a frame that we let through fits one buffer, which is what the limit is for.
+ *
+ * Invariants:
+ *  - A frame that is passed leaves as it came: metadata that was added is taken away again.
+ *  - The configuration is read once per frame, as one word (steer.h), so length, limit and state belong
+ *    together even while the loader changes them.
+ *  - No frame is lost without a counter. What the socket then drops (no fill entry, ring full) is counted by
+ *    the kernel in XDP_STATISTICS.
+ *
+ * Two programs share the body. `steer` takes frames in one buffer only, and drivers refuse it when the MTU needs
+ * more (veth: above 3,506 or so); `steer_frags` declares that it understands frames in several buffers.
+ */
+#include "steer.h"
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+char _license[] SEC("license") = "Dual BSD/GPL";
+
+/* Written by the loader (mapped into it), only read here. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, STEER_MAX_QUEUES);
+	__type(key, __u32);
+	__type(value, __u64);
+} steer_queues SEC(".maps");
+
+/* Filled by the loader; the kernel empties a slot when its socket is closed. */
+struct {
+	__uint(type, BPF_MAP_TYPE_XSKMAP);
+	__uint(max_entries, STEER_MAX_QUEUES);
+	__type(key, __u32);
+	__type(value, __u32);
+} steer_sockets SEC(".maps");
+
+/* Per CPU, and a CPU runs one receive softirq at a time: plain additions lose nothing. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, STEER_MAX_QUEUES);
+	__type(key, __u32);
+	__type(value, struct steer_counters);
+} steer_counts SEC(".maps");
+
+/* Makes room of `len` (a constant after inlining) before the frame and writes the header there. */
+static __always_inline int prepend_virtio_header(struct xdp_md *ctx, int len)
+{
+	struct steer_virtio_header *header;
+	void *meta, *frame;
+
+	if (bpf_xdp_adjust_meta(ctx, -len))
+		return -1;
+	meta = (void *)(long)ctx->data_meta;
+	frame = (void *)(long)ctx->data;
+	if (meta + len > frame) {
+		/* for the verifier: adjust_meta just made this room */
+		return -1;
+	}
+	__builtin_memset(meta, 0, len);
+	header = meta;
+	header->num_buffers[0] = 1;
+	return 0;
+}
+
+static __always_inline int write_header(struct xdp_md *ctx, __u32 header_len)
+{
+	switch (header_len) {
+	case STEER_HEADER_NONE:
+		return 0;
+	case STEER_HEADER_LEN:
+		return prepend_virtio_header(ctx, STEER_HEADER_LEN);
+	case STEER_HEADER_HASH_LEN:
+		return prepend_virtio_header(ctx, STEER_HEADER_HASH_LEN);
+	default:
+		/* the loader writes no other length */
+		return -1;
+	}
+}
+
+static __always_inline int steer_frame(struct xdp_md *ctx, __u64 frame_len)
+{
+	__u32 queue = ctx->rx_queue_index;
+	struct steer_counters *counters;
+	__u32 header_len, flags;
+	volatile __u64 *slot;
+	__u64 config;
+	int verdict;
+
+	slot = bpf_map_lookup_elem(&steer_queues, &queue);
+	counters = bpf_map_lookup_elem(&steer_counts, &queue);
+	if (!slot || !counters)
+		return XDP_PASS; /* beyond STEER_MAX_QUEUES: cannot be ours */
+
+	config = *slot;
+	header_len = (config >> STEER_HEADER_LEN_SHIFT) & 0xffff;
+	flags = config >> STEER_FLAGS_SHIFT;
+
+	if (!(flags & STEER_QUEUE_ACTIVE)) {
+		counters->passed++;
+		return XDP_PASS;
+	}
+	if (frame_len > (__u32)config) {
+		counters->too_long++;
+		return XDP_DROP;
+	}
+	if (write_header(ctx, header_len)) {
+		counters->no_header_room++;
+		return XDP_DROP;
+	}
+
+	/* The lower bits of the flags are the verdict for an empty slot. */
+	verdict = bpf_redirect_map(&steer_sockets, queue, XDP_PASS);
+	if (verdict == XDP_REDIRECT) {
+		counters->redirected++;
+		return verdict;
+	}
+	counters->no_socket++;
+	if (header_len)
+		bpf_xdp_adjust_meta(ctx, header_len);
+	return verdict;
+}
+
+SEC("xdp")
+int steer(struct xdp_md *ctx)
+{
+	return steer_frame(ctx, ctx->data_end - ctx->data);
+}
+
+SEC("xdp.frags")
+int steer_frags(struct xdp_md *ctx)
+{
+	return steer_frame(ctx, bpf_xdp_get_buff_len(ctx));
+}

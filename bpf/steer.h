@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: (Apache-2.0 OR BSD-3-Clause) */
+/*
+ * steer.h: what the XDP program and its loader share.
+ *
+ * Everything here has a twin in crates/steer/src/layout.rs, which asserts the same sizes and offsets at
+ * compile time. Change both, in one commit.
+ *
+ * Only fixed-width types and host byte order: program and loader run on one machine.
+ */
+#ifndef VHOST_AF_XDP_STEER_H
+#define VHOST_AF_XDP_STEER_H
+
+#include <linux/types.h>
+
+/* Entries of every map: one per NIC receive queue, keyed by xdp_md.rx_queue_index. */
+#define STEER_MAX_QUEUES 256
+
+/*
+ * The configuration of a queue is one 64-bit word, so that the loader can change it with a single store
+ * while frames arrive, and the program never sees half of a change.
+ *
+ *   bits  0..31   frame_limit: longest frame in bytes (Ethernet header included, virtio header not)
+ *   bits 32..47   header_len: bytes of virtio-net header to write before the frame: 0, 12 or 20
+ *   bits 48..63   flags: STEER_QUEUE_*
+ */
+#define STEER_HEADER_LEN_SHIFT 32
+#define STEER_FLAGS_SHIFT 48
+
+/* The queue is ours. While it is clear (the state of a fresh map) every frame goes to the host. */
+#define STEER_QUEUE_ACTIVE 0x1
+
+#define STEER_HEADER_NONE 0
+/* VirtIO 1.3, section 5.1.6: struct virtio_net_hdr with num_buffers */
+#define STEER_HEADER_LEN 12
+/* the same with VIRTIO_NET_F_HASH_REPORT */
+#define STEER_HEADER_HASH_LEN 20
+
+/* Counters of one queue on one CPU; frames. The program only adds; the loader sums over the CPUs. */
+struct steer_counters {
+	/* given to the AF_XDP socket of the queue; what happens then is in the socket's XDP_STATISTICS */
+	__u64 redirected;
+	/* passed to the host: the queue is not ours */
+	__u64 passed;
+	/* dropped: longer than frame_limit */
+	__u64 too_long;
+	/* dropped: the driver left no room before the frame for the virtio header */
+	__u64 no_header_room;
+	/* passed to the host: the queue is ours, but no socket is in the map (it was closed) */
+	__u64 no_socket;
+};
+_Static_assert(sizeof(struct steer_counters) == 40, "twin in layout.rs");
+
+/* What a guest finds before its frame: VirtIO 1.3, section 5.1.6, little-endian whatever the host is. */
+struct steer_virtio_header {
+	__u8 flags;
+	__u8 gso_type;
+	__u8 hdr_len[2];
+	__u8 gso_size[2];
+	__u8 csum_start[2];
+	__u8 csum_offset[2];
+	__u8 num_buffers[2];
+};
+_Static_assert(sizeof(struct steer_virtio_header) == STEER_HEADER_LEN, "virtio_net_hdr");
+
+struct steer_virtio_header_hash {
+	struct steer_virtio_header base;
+	__u8 hash_value[4];
+	/* 0 = VIRTIO_NET_HASH_REPORT_NONE */
+	__u8 hash_report[2];
+	__u8 padding[2];
+};
+_Static_assert(sizeof(struct steer_virtio_header_hash) == STEER_HEADER_HASH_LEN, "virtio_net_hdr_hash");
+
+#endif

@@ -1,0 +1,507 @@
+//! Attaching a loaded XDP program to an interface by a BPF link, in a chosen mode, and saying why it failed.
+//!
+//! libbpf's `bpf_program__attach_xdp` cannot choose the mode, so this makes the link with `bpf_link_create` and the
+//! `XDP_FLAGS_*_MODE` of `<linux/if_link.h>`. The kernel attaches a link only where no program is
+//! (`dev_xdp_attach` in net/core/dev.c): one of somebody else's is safe even against a race; asking
+//! beforehand is for the better message.
+//!
+//! `bpf_link_create` returns an errno and keeps the kernel's explanation to itself (a tracepoint has it), while the
+//! netlink way of attaching returns it. So after a refusal the same is asked by netlink, for the text only.
+#![allow(unsafe_code)]
+
+use std::ffi::CStr;
+use std::fmt;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr;
+
+use libbpf_rs::libbpf_sys;
+use libbpf_rs::query::{LinkInfoIter, LinkTypeInfo};
+
+use crate::capture::{kernel_message, messages_of};
+
+/// Which attachment is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ModeRequest {
+    /// Native, and skb where the driver refuses native; the reason is kept.
+    #[default]
+    Auto,
+    /// In the driver, or not at all.
+    Native,
+    /// In the host's stack after the driver (generic XDP): works with every driver, slower.
+    Skb,
+}
+
+/// Which attachment is in use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// In the driver.
+    Native,
+    /// Generic XDP, after the driver.
+    Skb,
+}
+
+impl Mode {
+    fn flag(self) -> u32 {
+        match self {
+            Self::Native => libbpf_sys::XDP_FLAGS_DRV_MODE,
+            Self::Skb => libbpf_sys::XDP_FLAGS_SKB_MODE,
+        }
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Native => "native",
+            Self::Skb => "skb",
+        })
+    }
+}
+
+/// The kernel's answer to a refused attachment.
+#[derive(Debug)]
+pub struct KernelRefusal {
+    /// The errno of `BPF_LINK_CREATE`.
+    pub errno: io::Error,
+    /// The kernel's own words, where it had any.
+    pub message: Option<String>,
+}
+
+impl fmt::Display for KernelRefusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.message {
+            Some(message) => write!(f, "{message}: {}", self.errno),
+            None => self.errno.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for KernelRefusal {}
+
+/// A program that sits where ours would go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ForeignProgram {
+    /// The kernel's id of the program, as in `bpftool prog show id`.
+    pub id: u32,
+    /// Its name, if we may read it and it has one.
+    pub name: Option<String>,
+    /// `native`, `skb`, `hardware` or `several`.
+    pub mode: &'static str,
+    /// The BPF link that holds it; `None` if it is held by none, or if we may not look.
+    pub link_id: Option<u32>,
+}
+
+impl ForeignProgram {
+    fn remedy(&self, interface: &str) -> String {
+        match self.link_id {
+            Some(link) => format!("end its holder, or `bpftool link detach id {link}`"),
+            None => {
+                let kind = match self.mode {
+                    "native" => "xdpdrv",
+                    "skb" => "xdpgeneric",
+                    "hardware" => "xdpoffload",
+                    _ => "xdp",
+                };
+                format!("end its holder, or `ip link set dev {interface} {kind} off`")
+            }
+        }
+    }
+}
+
+impl fmt::Display for ForeignProgram {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "id {}", self.id)?;
+        if let Some(name) = &self.name {
+            write!(f, ", name {name:?}")?;
+        }
+        write!(f, ", {} mode", self.mode)
+    }
+}
+
+/// Why a program is not attached. The interface is as it was.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    /// The index names no interface in this network namespace.
+    #[error("no interface has index {ifindex}; `ip link` lists them")]
+    NoSuchInterface {
+        /// As given.
+        ifindex: u32,
+    },
+    /// The kernel refused the program or its maps.
+    #[error("cannot load the XDP program{}", hint_of(.source, .detail))]
+    Load {
+        /// libbpf's messages, the verifier's log among them; may be empty.
+        detail: String,
+        /// What libbpf returned.
+        #[source]
+        source: libbpf_rs::Error,
+    },
+    /// A program that is not this one is attached, and stays so.
+    #[error("{interface} already has an XDP program ({program}), which is not replaced: {}",
+        .program.remedy(.interface))]
+    Foreign {
+        /// Name of the interface.
+        interface: String,
+        /// What is there.
+        program: ForeignProgram,
+    },
+    /// Frames of this MTU do not fit the buffers of an XDP program of this kind.
+    #[error("the MTU of {interface} ({mtu}) or of its peer is too large for XDP in {mode} mode{}: lower it{}",
+        if *.frags { "" } else { " without multi-buffer frames" },
+        if *.frags { ", or use skb mode" } else { ", or ask for multi-buffer frames" })]
+    MtuTooLarge {
+        /// Name of the interface.
+        interface: String,
+        /// Its MTU in bytes.
+        mtu: u32,
+        /// The mode that was tried.
+        mode: Mode,
+        /// Whether the program takes frames in several buffers.
+        frags: bool,
+        /// The kernel's answer.
+        #[source]
+        source: KernelRefusal,
+    },
+    /// Attaching needs privileges that this process lacks.
+    #[error("may not attach an XDP program to {interface}: run as root, or with CAP_BPF and CAP_NET_ADMIN")]
+    NotPermitted {
+        /// Name of the interface.
+        interface: String,
+        /// The kernel's answer.
+        #[source]
+        source: KernelRefusal,
+    },
+    /// The kernel or the driver refused for another reason.
+    #[error("{interface} refuses an XDP program in {mode} mode{}", match .mode {
+        Mode::Native => "; the driver may lack XDP: try skb mode",
+        Mode::Skb => "",
+    })]
+    Refused {
+        /// Name of the interface.
+        interface: String,
+        /// The mode that was tried.
+        mode: Mode,
+        /// The kernel's answer.
+        #[source]
+        source: KernelRefusal,
+    },
+    /// Neither mode was possible.
+    #[error("neither mode is possible: native: {native}; skb")]
+    Neither {
+        /// Why native was refused, in full.
+        native: String,
+        /// Why skb was refused.
+        #[source]
+        skb: Box<AttachError>,
+    },
+    /// A map of the loaded program could not be prepared.
+    #[error("cannot map the program's configuration")]
+    Config(#[source] io::Error),
+}
+
+fn hint_of(source: &libbpf_rs::Error, detail: &str) -> String {
+    if source.kind() == libbpf_rs::ErrorKind::PermissionDenied && !detail.contains("BPF PROG LOAD LOG") {
+        return ": run as root, or with CAP_BPF and CAP_NET_ADMIN".to_owned();
+    }
+    match detail.lines().rev().find(|line| !line.trim().is_empty()) {
+        Some(last) => format!(" (libbpf: {})", last.trim().trim_start_matches("libbpf: ")),
+        None => String::new(),
+    }
+}
+
+impl AttachError {
+    /// Whether the other mode might work where this one did not.
+    fn is_worth_a_fallback(&self) -> bool {
+        matches!(self, Self::MtuTooLarge { .. } | Self::Refused { .. })
+    }
+
+    /// The error and its sources in one line.
+    fn in_full(&self) -> String {
+        let mut text = self.to_string();
+        let mut source = std::error::Error::source(self);
+        while let Some(error) = source {
+            text.push_str(": ");
+            text.push_str(&error.to_string());
+            source = error.source();
+        }
+        text
+    }
+}
+
+/// An attached program: closing `link` detaches it.
+#[derive(Debug)]
+pub(crate) struct Attached {
+    #[expect(dead_code, reason = "held for its Drop")]
+    pub(crate) link: OwnedFd,
+    pub(crate) mode: Mode,
+    pub(crate) fallback: Option<String>,
+}
+
+/// Where a program goes, and what kind it is.
+#[derive(Debug)]
+pub(crate) struct Target {
+    pub(crate) ifindex: u32,
+    pub(crate) interface: String,
+    pub(crate) frags: bool,
+}
+
+impl Target {
+    /// Looks the interface up, and refuses one that has a program.
+    pub(crate) fn check(ifindex: u32, frags: bool) -> Result<Self, AttachError> {
+        let interface = interface_name(ifindex).ok_or(AttachError::NoSuchInterface { ifindex })?;
+        let target = Self {
+            ifindex,
+            interface,
+            frags,
+        };
+        match foreign_program(ifindex) {
+            Some(program) => Err(AttachError::Foreign {
+                interface: target.interface,
+                program,
+            }),
+            None => Ok(target),
+        }
+    }
+
+    /// Attaches the loaded `program` as requested.
+    pub(crate) fn attach(
+        &self,
+        program: BorrowedFd<'_>,
+        request: ModeRequest,
+    ) -> Result<Attached, AttachError> {
+        let first = match request {
+            ModeRequest::Auto | ModeRequest::Native => Mode::Native,
+            ModeRequest::Skb => Mode::Skb,
+        };
+        match self.attach_in(program, first) {
+            Ok(link) => Ok(Attached {
+                link,
+                mode: first,
+                fallback: None,
+            }),
+            Err(error) if request == ModeRequest::Auto && error.is_worth_a_fallback() => {
+                let native = error.in_full();
+                match self.attach_in(program, Mode::Skb) {
+                    Ok(link) => Ok(Attached {
+                        link,
+                        mode: Mode::Skb,
+                        fallback: Some(native),
+                    }),
+                    Err(skb) => Err(AttachError::Neither {
+                        native,
+                        skb: Box::new(skb),
+                    }),
+                }
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn attach_in(&self, program: BorrowedFd<'_>, mode: Mode) -> Result<OwnedFd, AttachError> {
+        create_link(program, self.ifindex, mode).map_err(|errno| self.explain(program, mode, errno))
+    }
+
+    fn explain(&self, program: BorrowedFd<'_>, mode: Mode, errno: io::Error) -> AttachError {
+        let interface = self.interface.clone();
+        let code = errno.raw_os_error().unwrap_or(0);
+        match code {
+            libc::ENODEV => {
+                return AttachError::NoSuchInterface {
+                    ifindex: self.ifindex,
+                };
+            }
+            libc::EPERM | libc::EACCES => {
+                let source = KernelRefusal { errno, message: None };
+                return AttachError::NotPermitted { interface, source };
+            }
+            // Somebody was faster than us.
+            libc::EBUSY | libc::EEXIST => {
+                if let Some(program) = foreign_program(self.ifindex) {
+                    return AttachError::Foreign { interface, program };
+                }
+            }
+            _ => {}
+        }
+        let message = ask_for_message(program, self.ifindex, mode);
+        let says_mtu = message
+            .as_ref()
+            .is_some_and(|text| text.to_ascii_lowercase().contains("mtu"));
+        let source = KernelRefusal { errno, message };
+        if code == libc::ERANGE || says_mtu {
+            let mtu = interface_mtu(&self.interface).unwrap_or(0);
+            return AttachError::MtuTooLarge {
+                interface,
+                mtu,
+                mode,
+                frags: self.frags,
+                source,
+            };
+        }
+        AttachError::Refused {
+            interface,
+            mode,
+            source,
+        }
+    }
+}
+
+fn create_link(program: BorrowedFd<'_>, ifindex: u32, mode: Mode) -> io::Result<OwnedFd> {
+    let opts = libbpf_sys::bpf_link_create_opts {
+        sz: size_of::<libbpf_sys::bpf_link_create_opts>() as libbpf_sys::size_t,
+        flags: mode.flag(),
+        ..Default::default()
+    };
+    let target = as_int(ifindex)?;
+    let (fd, _) = messages_of(|| {
+        // SAFETY: opts is valid for the call and says its own size; the program's descriptor is borrowed, hence
+        // open; for BPF_XDP the "target descriptor" is an interface index.
+        unsafe {
+            libbpf_sys::bpf_link_create(program.as_raw_fd(), target, libbpf_sys::BPF_XDP, &raw const opts)
+        }
+    });
+    if fd < 0 {
+        return Err(io::Error::from_raw_os_error(-fd));
+    }
+    // SAFETY: the call just returned this descriptor, and nobody else has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Asks by netlink for what `BPF_LINK_CREATE` just refused, for the kernel's words.
+///
+/// Should it succeed, because what was in the way went meanwhile, it is undone at once.
+fn ask_for_message(program: BorrowedFd<'_>, ifindex: u32, mode: Mode) -> Option<String> {
+    let target = as_int(ifindex).ok()?;
+    let flags = mode.flag() | libbpf_sys::XDP_FLAGS_UPDATE_IF_NOEXIST;
+    let (result, said) = messages_of(|| {
+        // SAFETY: null options are allowed; the program's descriptor is borrowed, hence open.
+        unsafe { libbpf_sys::bpf_xdp_attach(target, program.as_raw_fd(), flags, ptr::null()) }
+    });
+    if result == 0 {
+        let opts = libbpf_sys::bpf_xdp_attach_opts {
+            sz: size_of::<libbpf_sys::bpf_xdp_attach_opts>() as libbpf_sys::size_t,
+            old_prog_fd: program.as_raw_fd(),
+            ..Default::default()
+        };
+        // SAFETY: opts is valid for the call and says its own size. With old_prog_fd only our program goes.
+        let (_, _) =
+            messages_of(|| unsafe { libbpf_sys::bpf_xdp_detach(target, mode.flag(), &raw const opts) });
+        return None;
+    }
+    kernel_message(&said)
+}
+
+/// The XDP program of an interface; `None` also if it cannot be asked for: attaching will tell.
+fn foreign_program(ifindex: u32) -> Option<ForeignProgram> {
+    let mut opts = libbpf_sys::bpf_xdp_query_opts {
+        sz: size_of::<libbpf_sys::bpf_xdp_query_opts>() as libbpf_sys::size_t,
+        ..Default::default()
+    };
+    let target = as_int(ifindex).ok()?;
+    let (result, _) = messages_of(|| {
+        // SAFETY: opts is valid for the call and says its own size.
+        unsafe { libbpf_sys::bpf_xdp_query(target, 0, &raw mut opts) }
+    });
+    if result != 0 {
+        return None;
+    }
+    let (id, mode) = match u32::from(opts.attach_mode) {
+        libbpf_sys::XDP_ATTACHED_NONE => return None,
+        libbpf_sys::XDP_ATTACHED_DRV => (opts.drv_prog_id.max(opts.prog_id), "native"),
+        libbpf_sys::XDP_ATTACHED_SKB => (opts.skb_prog_id.max(opts.prog_id), "skb"),
+        libbpf_sys::XDP_ATTACHED_HW => (opts.hw_prog_id.max(opts.prog_id), "hardware"),
+        _ => {
+            let ids = [opts.drv_prog_id, opts.skb_prog_id, opts.hw_prog_id];
+            (
+                ids.into_iter().find(|id| *id != 0).unwrap_or(opts.prog_id),
+                "several",
+            )
+        }
+    };
+    Some(ForeignProgram {
+        id,
+        name: program_name(id),
+        mode,
+        link_id: link_of(id, ifindex),
+    })
+}
+
+fn program_name(id: u32) -> Option<String> {
+    // SAFETY: no pointers; returns a new descriptor or an error.
+    let (fd, _) = messages_of(|| unsafe { libbpf_sys::bpf_prog_get_fd_by_id(id) });
+    if fd < 0 {
+        return None;
+    }
+    // SAFETY: the call just returned this descriptor, and nobody else has it.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    let mut info = libbpf_sys::bpf_prog_info::default();
+    let mut len = size_of::<libbpf_sys::bpf_prog_info>() as u32;
+    // SAFETY: info is zeroed, so it names no buffers to fill, and len is its size.
+    let result = unsafe { libbpf_sys::bpf_prog_get_info_by_fd(fd.as_raw_fd(), &raw mut info, &raw mut len) };
+    if result != 0 {
+        return None;
+    }
+    let bytes: Vec<u8> = info.name.iter().map(|c| c.cast_unsigned()).collect();
+    let name = CStr::from_bytes_until_nul(&bytes)
+        .ok()?
+        .to_string_lossy()
+        .into_owned();
+    (!name.is_empty()).then_some(name)
+}
+
+/// The link that holds program `id` on the interface; needs `CAP_SYS_ADMIN` to look, else `None`.
+fn link_of(id: u32, ifindex: u32) -> Option<u32> {
+    let (found, _) = messages_of(|| {
+        LinkInfoIter::default().find(|link| match &link.info {
+            LinkTypeInfo::Xdp(xdp) => link.prog_id == id && xdp.ifindex == ifindex,
+            _ => false,
+        })
+    });
+    found.map(|link| link.id)
+}
+
+fn interface_name(ifindex: u32) -> Option<String> {
+    let mut name = [0u8; libc::IF_NAMESIZE];
+    // SAFETY: the buffer has the IF_NAMESIZE bytes that the call may write.
+    let found = unsafe { libc::if_indextoname(ifindex, name.as_mut_ptr().cast()) };
+    if found.is_null() {
+        return None;
+    }
+    Some(
+        CStr::from_bytes_until_nul(&name)
+            .ok()?
+            .to_string_lossy()
+            .into_owned(),
+    )
+}
+
+fn interface_mtu(interface: &str) -> Option<u32> {
+    // SAFETY: no pointers; returns a new descriptor or -1.
+    let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
+    if fd < 0 {
+        return None;
+    }
+    // SAFETY: the call just returned this descriptor, and nobody else has it.
+    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    // SAFETY: ifreq is plain data, for which all zeroes are valid.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    // One byte less than the field: it stays terminated.
+    for (to, from) in request
+        .ifr_name
+        .iter_mut()
+        .zip(interface.bytes().take(libc::IF_NAMESIZE - 1))
+    {
+        *to = from.cast_signed();
+    }
+    // SAFETY: SIOCGIFMTU takes an ifreq and writes its ifru_mtu; request is one and valid for the call.
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU, &raw mut request) };
+    if result != 0 {
+        return None;
+    }
+    // SAFETY: the call succeeded, so ifru_mtu is the member that was written.
+    u32::try_from(unsafe { request.ifr_ifru.ifru_mtu }).ok()
+}
+
+fn as_int(ifindex: u32) -> io::Result<i32> {
+    i32::try_from(ifindex).map_err(|_| io::Error::from_raw_os_error(libc::ENODEV))
+}

@@ -1,0 +1,99 @@
+//! libbpf's messages, caught instead of printed.
+//!
+//! libbpf says on stderr why a load or an attach failed: the verifier's log, or the kernel's extended
+//! acknowledgement, which no return value carries. A daemon must not have a library write there, and the text
+//! belongs into the error. So the first use installs a print function for the whole process, which keeps what is
+//! said on a thread while that thread is inside [`messages_of`], and drops the rest. libbpf calls it on the thread
+//! that called libbpf, so concurrent calls do not mix.
+
+use std::cell::RefCell;
+use std::sync::Once;
+
+use libbpf_rs::{PrintLevel, set_print};
+
+/// Bytes kept of one call; a verifier log is longer, and its end is what matters.
+const KEPT_BYTES: usize = 16 * 1024;
+
+thread_local! {
+    static MESSAGES: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "the signature is libbpf_rs::PrintCallback"
+)]
+fn keep(_level: PrintLevel, message: String) {
+    // A failed borrow would mean that libbpf printed from within this function: then there is nothing to keep.
+    let _ = MESSAGES.try_with(|messages| {
+        if let Ok(mut messages) = messages.try_borrow_mut()
+            && let Some(kept) = messages.as_mut()
+        {
+            kept.push_str(&message);
+            if kept.len() > 2 * KEPT_BYTES {
+                let mut cut = kept.len() - KEPT_BYTES;
+                while !kept.is_char_boundary(cut) {
+                    cut += 1;
+                }
+                kept.drain(..cut);
+            }
+        }
+    });
+}
+
+/// Runs `call`, and returns its result with what libbpf said of warnings meanwhile.
+pub(crate) fn messages_of<T>(call: impl FnOnce() -> T) -> (T, String) {
+    static INSTALL: Once = Once::new();
+    INSTALL.call_once(|| {
+        set_print(Some((PrintLevel::Warn, keep)));
+    });
+    MESSAGES.with_borrow_mut(|messages| *messages = Some(String::new()));
+    let result = call();
+    let said = MESSAGES.take().unwrap_or_default();
+    (result, said)
+}
+
+/// The kernel's extended acknowledgement among libbpf's messages (libbpf's nlattr.c prints it so).
+pub(crate) fn kernel_message(said: &str) -> Option<String> {
+    let (_, text) = said.split_once("Kernel error message: ")?;
+    let line = text.lines().next()?.trim();
+    (!line.is_empty()).then(|| line.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernel_message_is_found_among_others() {
+        let said =
+            "libbpf: something\nlibbpf: Kernel error message: Peer MTU is too large to set XDP\nmore\n";
+        assert_eq!(
+            kernel_message(said).as_deref(),
+            Some("Peer MTU is too large to set XDP")
+        );
+        assert_eq!(kernel_message("libbpf: something\n"), None);
+        assert_eq!(kernel_message("Kernel error message: \n"), None);
+    }
+
+    #[test]
+    fn messages_outside_a_call_are_dropped() {
+        keep(PrintLevel::Warn, "lost".to_owned());
+        let ((), said) = messages_of(|| keep(PrintLevel::Warn, "kept".to_owned()));
+        assert_eq!(said, "kept");
+        keep(PrintLevel::Warn, "lost".to_owned());
+        let ((), said) = messages_of(|| ());
+        assert_eq!(said, "");
+    }
+
+    #[test]
+    fn long_messages_keep_their_end() {
+        let ((), said) = messages_of(|| {
+            for _ in 0..10_000 {
+                keep(PrintLevel::Warn, "verifier says ä\n".to_owned());
+            }
+            keep(PrintLevel::Warn, "the end".to_owned());
+        });
+        assert!(said.len() <= 2 * KEPT_BYTES, "{}", said.len());
+        assert!(said.ends_with("the end"));
+    }
+}

@@ -1,0 +1,171 @@
+//! What the loader and the XDP program share: the twin of `bpf/steer.h`.
+//!
+//! Change both, in one commit. The sizes are asserted on both sides at compile time.
+
+/// Receive queues that the program knows; `STEER_MAX_QUEUES`.
+pub const MAX_QUEUES: u32 = 256;
+
+const HEADER_LEN_SHIFT: u32 = 32;
+const FLAGS_SHIFT: u32 = 48;
+/// `STEER_QUEUE_ACTIVE`
+const ACTIVE: u64 = 0x1;
+
+/// The virtio-net header that the program writes before a frame (VirtIO 1.3, section 5.1.6): all zero, but
+/// `num_buffers` is 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum VirtioHeader {
+    /// 12 bytes: the header of every device that offers `VIRTIO_F_VERSION_1`.
+    Basic,
+    /// 20 bytes: with `VIRTIO_NET_F_HASH_REPORT` negotiated. The report says "no hash".
+    HashReport,
+}
+
+impl VirtioHeader {
+    /// Length in bytes: 12 or 20.
+    #[must_use]
+    pub const fn len_bytes(self) -> u32 {
+        match self {
+            Self::Basic => 12,
+            Self::HashReport => 20,
+        }
+    }
+}
+
+/// How the program treats the frames of a queue that is ours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueueConf {
+    /// The header to put before each frame, `None` for the bare frame.
+    pub virtio_header: Option<VirtioHeader>,
+    /// Longest frame in bytes, from the destination MAC to the last byte of payload; without the virtio header.
+    /// What is longer is dropped and counted as [`QueueCounters::too_long`].
+    pub frame_limit: u32,
+}
+
+impl QueueConf {
+    /// The map's word for an active queue.
+    pub(crate) fn to_word(self) -> u64 {
+        let header_len = self.virtio_header.map_or(0, VirtioHeader::len_bytes);
+        (ACTIVE << FLAGS_SHIFT) | (u64::from(header_len) << HEADER_LEN_SHIFT) | u64::from(self.frame_limit)
+    }
+}
+
+/// The word of a queue that is not ours.
+pub(crate) const INACTIVE_WORD: u64 = 0;
+
+/// Whether a word says that the queue is ours.
+pub(crate) fn word_is_active(word: u64) -> bool {
+    (word >> FLAGS_SHIFT) & ACTIVE != 0
+}
+
+/// The same word with another frame limit.
+pub(crate) fn word_with_limit(word: u64, frame_limit: u32) -> u64 {
+    (word & !u64::from(u32::MAX)) | u64::from(frame_limit)
+}
+
+/// What the program did with the frames of one queue, summed over the CPUs; `struct steer_counters`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct QueueCounters {
+    /// Given to the AF_XDP socket of the queue. What the socket then could not take is in its `XDP_STATISTICS`.
+    pub redirected: u64,
+    /// Passed to the host: the queue is not ours.
+    pub passed: u64,
+    /// Dropped: longer than [`QueueConf::frame_limit`].
+    pub too_long: u64,
+    /// Dropped: the driver left no room before the frame for the virtio-net header.
+    pub no_header_room: u64,
+    /// Passed to the host: the queue is ours, but its socket is gone from the map, because it was closed.
+    pub no_socket: u64,
+}
+
+/// Bytes of one CPU's `struct steer_counters`.
+const COUNTERS_SIZE_BYTES: usize = 5 * size_of::<u64>();
+const _: () = assert!(size_of::<QueueCounters>() == COUNTERS_SIZE_BYTES);
+
+impl QueueCounters {
+    /// Every counter with its name, in the order of a frame's way through the program.
+    #[must_use]
+    pub fn named(&self) -> [(&'static str, u64); 5] {
+        [
+            ("redirected", self.redirected),
+            ("passed", self.passed),
+            ("too_long", self.too_long),
+            ("no_header_room", self.no_header_room),
+            ("no_socket", self.no_socket),
+        ]
+    }
+
+    /// Frames that the program dropped, for whatever reason.
+    #[must_use]
+    pub fn dropped(&self) -> u64 {
+        self.too_long.wrapping_add(self.no_header_room)
+    }
+
+    /// Adds one CPU's value as the kernel hands it out; false if it has not the size of `struct steer_counters`.
+    pub(crate) fn add_cpu(&mut self, bytes: &[u8]) -> bool {
+        let (words, rest) = bytes.as_chunks::<{ size_of::<u64>() }>();
+        let [redirected, passed, too_long, no_header_room, no_socket] = words else {
+            return false;
+        };
+        if !rest.is_empty() {
+            return false;
+        }
+        let add = |sum: &mut u64, word: &[u8; 8]| *sum = sum.wrapping_add(u64::from_ne_bytes(*word));
+        add(&mut self.redirected, redirected);
+        add(&mut self.passed, passed);
+        add(&mut self.too_long, too_long);
+        add(&mut self.no_header_room, no_header_room);
+        add(&mut self.no_socket, no_socket);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn word_has_limit_header_and_flag_where_steer_h_says() {
+        let conf = QueueConf {
+            virtio_header: Some(VirtioHeader::HashReport),
+            frame_limit: 0xdead_beef,
+        };
+        assert_eq!(conf.to_word(), 0x0001_0014_dead_beef);
+        let conf = QueueConf {
+            virtio_header: None,
+            frame_limit: 1514,
+        };
+        assert_eq!(conf.to_word(), 0x0001_0000_0000_05ea);
+    }
+
+    #[test]
+    fn new_limit_leaves_header_and_state_alone() {
+        let word = QueueConf {
+            virtio_header: Some(VirtioHeader::Basic),
+            frame_limit: u32::MAX,
+        }
+        .to_word();
+        assert_eq!(word_with_limit(word, 60), 0x0001_000c_0000_003c);
+        assert!(word_is_active(word_with_limit(word, 0)));
+        assert!(!word_is_active(INACTIVE_WORD));
+    }
+
+    #[test]
+    fn counters_of_two_cpus_add_up() {
+        let cpu: Vec<u8> = (1..=5u64).flat_map(u64::to_ne_bytes).collect();
+        let mut sum = QueueCounters::default();
+        assert!(sum.add_cpu(&cpu));
+        assert!(sum.add_cpu(&cpu));
+        assert_eq!(sum.named().map(|(_, value)| value), [2, 4, 6, 8, 10]);
+        assert_eq!(sum.dropped(), 14);
+    }
+
+    #[test]
+    fn counters_of_another_size_are_refused() {
+        let mut sum = QueueCounters::default();
+        assert!(!sum.add_cpu(&[0; 39]));
+        assert!(!sum.add_cpu(&[0; 41]));
+        assert!(!sum.add_cpu(&[0; 48]));
+        assert_eq!(sum, QueueCounters::default());
+    }
+}
