@@ -1,1 +1,82 @@
-//! Placeholder.
+//! Device side of virtio split virtqueues (VirtIO 1.3, section 2.7), over a flat map of guest memory.
+//!
+//! For those who write a device: a vhost-user backend, or the device model of a VMM. The crate does no I/O
+//! and knows nothing of sockets, networks or vhost-user; it needs only the file descriptors of the guest's
+//! memory.
+//!
+//! # Layers
+//! From the bottom, each needing only those before it:
+//!
+//! 1. [`GuestAddr`], [`QueueSize`] and [`layout`]: units, and what the rings look like in memory.
+//! 2. [`Region`] and [`MemoryMap`]: all guest memory in one mapping, region after region without a hole, so
+//!    that an address becomes an offset by one subtraction; and byte movers that check an offset once.
+//! 3. [`GuestFault`]: everything that a driver can do wrong, each with a static name.
+//! 4. [`Chains`]: a batch of descriptor chains, copied and checked: a reusable buffer, no allocation.
+//! 5. [`SplitQueue`]: the ring: take a batch, use it, publish a batch, suppress notifications.
+//! 6. `driver` (feature `driver`): the other side, for tests: makes memory and rings, and lies on request.
+//!
+//! # A device, whole
+//! ```
+//! # #[cfg(feature = "driver")] {
+//! use std::sync::Arc;
+//! use virtqueue::driver::{Buffer, DriverFeatures, GuestRam, SplitDriver};
+//! use virtqueue::{Chains, GuestAddr, MemoryMap, QueueFeatures, QueueSize, RingLayout, SplitQueue};
+//!
+//! // The guest: memory, a ring in it, one buffer to be sent.
+//! let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), 1 << 20)])?);
+//! let mut driver = SplitDriver::new(&ram, QueueSize::new(8)?, DriverFeatures::default())?;
+//! let buffer = ram.alloc(5, 1)?;
+//! ram.write(buffer, b"hello");
+//! driver.add(&[Buffer::readable(buffer, 5)]).unwrap();
+//! driver.publish();
+//!
+//! // The device: maps the memory, takes what is there, gives it back.
+//! let memory = Arc::new(MemoryMap::new(ram.regions()?, 0)?);
+//! let rings = RingLayout::from_user(&memory, driver.size(), driver.ring_user_addresses())?;
+//! let mut queue = SplitQueue::new(&memory, rings, QueueFeatures::default(), 0)?;
+//! let mut chains = Chains::for_queue(driver.size(), 32);
+//! queue.pop(&mut chains, 32)?;
+//! for chain in chains.iter() {
+//!     let mut bytes = [0; 5];
+//!     assert!(memory.copy_from_guest(chains.readable(chain)[0].offset, &mut bytes));
+//!     assert_eq!(&bytes, b"hello");
+//!     queue.push_used(chain.head, 0);
+//! }
+//! let wants_call = queue.publish();
+//! # assert!(wants_call);
+//! # }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Trust
+//! The guest writes to all of this memory at any time, and is taken to be hostile. What it writes is read
+//! once, into a copy; the copy is checked, and only the copy is used. No value of the guest's can make this
+//! crate panic, overflow, allocate, loop for longer than one ring, or touch a byte outside the map. What is
+//! *inside* the map is the guest's own affair: a driver that names a buffer twice gets what it asked for.
+//!
+//! One thing is out of reach here: a VMM may truncate the file behind the memory after it was mapped, and the
+//! next access is then SIGBUS. [`MemoryMap::new`] checks the file's size, and [`MappedRegion::sealed`] tells
+//! whether the file is sealed against shrinking (`F_SEAL_SHRINK`; QEMU's `memory-backend-memfd` seals by
+//! default). The guest itself cannot do this, only its VMM.
+
+pub mod layout;
+
+mod addr;
+mod bytes;
+mod chain;
+#[cfg(feature = "driver")]
+pub mod driver;
+mod fault;
+mod memory;
+mod notify;
+mod region;
+mod rings;
+mod split;
+
+pub use addr::{GuestAddr, MAX_QUEUE_SIZE, QueueSize, QueueSizeError};
+pub use chain::{Chain, Chains, Segment};
+pub use fault::{GuestFault, IndirectRule};
+pub use memory::{MemoryMap, RegionHint};
+pub use region::{MAX_REGIONS, MapError, MappedRegion, Region};
+pub use rings::{RingAddresses, RingError, RingLayout, RingPart};
+pub use split::{QueueFeatures, SplitQueue};

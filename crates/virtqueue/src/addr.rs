@@ -1,0 +1,110 @@
+//! Units of this crate: where the guest says a byte is, and how long its rings are.
+
+use std::fmt;
+
+/// An address as the driver writes it into descriptors: guest-physical, or an IOVA where the VMM says so.
+/// Nothing is known about it until [`MemoryMap::translate`](crate::MemoryMap::translate) has accepted it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GuestAddr(pub u64);
+
+impl GuestAddr {
+    /// The bare number.
+    #[must_use]
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+
+    /// The address `bytes` further on, or `None` past the end of the 64-bit space.
+    #[must_use]
+    pub const fn checked_add(self, bytes: u64) -> Option<Self> {
+        match self.0.checked_add(bytes) {
+            Some(sum) => Some(Self(sum)),
+            None => None,
+        }
+    }
+}
+
+impl fmt::Display for GuestAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
+/// Entries of a split queue: a power of two, 1 to 32768 (VirtIO 1.3, 2.7).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct QueueSize(u16);
+
+/// The largest queue that split rings allow (VirtIO 1.3, 2.7).
+pub const MAX_QUEUE_SIZE: u16 = 32768;
+
+/// A queue size that the split ring cannot have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("queue size {0} is not a power of two between 1 and 32768")]
+pub struct QueueSizeError(pub u32);
+
+impl QueueSize {
+    /// Checks `entries`.
+    ///
+    /// # Errors
+    /// Zero, more than 32768, or not a power of two.
+    pub const fn new(entries: u32) -> Result<Self, QueueSizeError> {
+        if entries.is_power_of_two() && entries <= MAX_QUEUE_SIZE as u32 {
+            Ok(Self(entries as u16))
+        } else {
+            Err(QueueSizeError(entries))
+        }
+    }
+
+    /// Number of entries.
+    #[must_use]
+    pub const fn get(self) -> u16 {
+        self.0
+    }
+
+    /// What turns a free-running 16-bit index into a slot.
+    #[must_use]
+    pub const fn mask(self) -> u16 {
+        self.0 - 1
+    }
+}
+
+impl TryFrom<u32> for QueueSize {
+    type Error = QueueSizeError;
+    fn try_from(entries: u32) -> Result<Self, QueueSizeError> {
+        Self::new(entries)
+    }
+}
+
+impl TryFrom<u16> for QueueSize {
+    type Error = QueueSizeError;
+    fn try_from(entries: u16) -> Result<Self, QueueSizeError> {
+        Self::new(u32::from(entries))
+    }
+}
+
+impl fmt::Display for QueueSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queue_size_is_a_power_of_two_up_to_32768() {
+        for good in [1u32, 2, 256, 1024, 32768] {
+            assert_eq!(u32::from(QueueSize::new(good).unwrap().get()), good);
+        }
+        for bad in [0u32, 3, 255, 32769, 65536, u32::MAX] {
+            assert_eq!(QueueSize::new(bad), Err(QueueSizeError(bad)));
+        }
+    }
+
+    #[test]
+    fn guest_address_past_the_end_is_none() {
+        assert_eq!(GuestAddr(u64::MAX).checked_add(1), None);
+        assert_eq!(GuestAddr(1).checked_add(2), Some(GuestAddr(3)));
+    }
+}

@@ -1,0 +1,272 @@
+//! A batch of descriptor chains: copied from the ring, translated, checked.
+//!
+//! Theory of operation: [`Chains`] is two flat arrays, one entry a chain and one entry a buffer, filled by
+//! [`SplitQueue::pop`](crate::SplitQueue::pop) and read by the device. It is made once and refilled; a batch
+//! ends early when the array of buffers is full, so nothing is allocated while frames flow. A chain's buffers
+//! lie side by side, those that the device reads first, as 2.7.4.2 demands of drivers.
+//!
+//! What a [`Segment`] says was true of the map when it was made, and stays true: maps do not change.
+
+use crate::layout::{DESC_WRITE, Descriptor};
+use crate::memory::RegionHint;
+use crate::{GuestAddr, GuestFault, MemoryMap, QueueSize};
+
+/// One buffer: a range of the map, checked to be inside one region.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Segment {
+    /// Where it starts in the [`MemoryMap`], in bytes.
+    pub offset: u64,
+    /// Its length in bytes, never 0.
+    pub len: u32,
+    /// Bytes of the same region that lie before it, at most `u32::MAX`.
+    pub room_before: u32,
+}
+
+/// One descriptor chain.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Chain {
+    /// What [`SplitQueue::push_used`](crate::SplitQueue::push_used) wants back.
+    pub head: u16,
+    /// Buffers that the device reads. They come first.
+    pub readable: u16,
+    /// Buffers that the device writes.
+    pub writable: u16,
+    /// Index of the first buffer in [`Chains::segs`].
+    pub first: u32,
+    /// Bytes that the device reads.
+    pub readable_bytes: u32,
+    /// Bytes that the device writes.
+    pub writable_bytes: u32,
+}
+
+/// A reusable batch of chains.
+#[derive(Clone, Debug, Default)]
+pub struct Chains {
+    /// The chains, in the order in which the driver made them available.
+    pub chains: Vec<Chain>,
+    /// Their buffers.
+    pub segs: Vec<Segment>,
+}
+
+impl Chains {
+    /// A batch of up to `batch` chains of a queue of `size` entries.
+    #[must_use]
+    pub fn for_queue(size: QueueSize, batch: usize) -> Self {
+        // One chain of the greatest length always fits; the rest is for usual ones: header and payload.
+        Self {
+            chains: Vec::with_capacity(batch),
+            segs: Vec::with_capacity(usize::from(size.get()) + 2 * batch),
+        }
+    }
+
+    /// Number of chains.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.chains.len()
+    }
+
+    /// Whether there is no chain.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.chains.is_empty()
+    }
+
+    /// The chains.
+    pub fn iter(&self) -> std::slice::Iter<'_, Chain> {
+        self.chains.iter()
+    }
+
+    /// All buffers of `chain`.
+    ///
+    /// # Panics
+    /// If `chain` is not of this batch.
+    #[inline]
+    #[must_use]
+    pub fn segments(&self, chain: &Chain) -> &[Segment] {
+        let first = chain.first as usize;
+        &self.segs[first..first + usize::from(chain.readable) + usize::from(chain.writable)]
+    }
+
+    /// The buffers of `chain` that the device reads.
+    ///
+    /// # Panics
+    /// If `chain` is not of this batch.
+    #[inline]
+    #[must_use]
+    pub fn readable(&self, chain: &Chain) -> &[Segment] {
+        &self.segments(chain)[..usize::from(chain.readable)]
+    }
+
+    /// The buffers of `chain` that the device writes.
+    ///
+    /// # Panics
+    /// If `chain` is not of this batch.
+    #[inline]
+    #[must_use]
+    pub fn writable(&self, chain: &Chain) -> &[Segment] {
+        &self.segments(chain)[usize::from(chain.readable)..]
+    }
+
+    /// Empties the batch.
+    pub fn clear(&mut self) {
+        self.chains.clear();
+        self.segs.clear();
+    }
+
+    /// Drops all chains but the first `len`: those go back by
+    /// [`SplitQueue::unpop`](crate::SplitQueue::unpop).
+    pub fn truncate(&mut self, len: usize) {
+        if let Some(chain) = self.chains.get(len) {
+            self.segs.truncate(chain.first as usize);
+            self.chains.truncate(len);
+        }
+    }
+
+    /// Empties it and sees to it that `chains` chains fit, and one of `size` buffers. Allocates only if it
+    /// was made too small.
+    pub(crate) fn prepare(&mut self, chains: usize, size: QueueSize) {
+        self.clear();
+        self.chains.reserve(chains);
+        self.segs.reserve(usize::from(size.get()));
+    }
+
+    /// Adds a chain of one buffer. The caller has checked both.
+    #[inline(always)]
+    pub(crate) fn push_single(&mut self, head: u16, segment: Segment, writable: bool) {
+        let (write, read) = (u16::from(writable), u16::from(!writable));
+        self.chains.push(Chain {
+            head,
+            readable: read,
+            writable: write,
+            first: self.segs.len() as u32,
+            readable_bytes: if writable { 0 } else { segment.len },
+            writable_bytes: if writable { segment.len } else { 0 },
+        });
+        self.segs.push(segment);
+    }
+
+    /// Whether another buffer fits without allocating.
+    #[inline(always)]
+    pub(crate) fn has_room(&self) -> bool {
+        self.segs.len() < self.segs.capacity()
+    }
+}
+
+impl<'a> IntoIterator for &'a Chains {
+    type Item = &'a Chain;
+    type IntoIter = std::slice::Iter<'a, Chain>;
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
+/// Why a chain was not taken.
+pub(crate) enum Stop {
+    /// The batch is full: the chain stays for the next one.
+    BatchFull,
+    /// The driver broke a rule.
+    Fault(GuestFault),
+}
+
+impl From<GuestFault> for Stop {
+    fn from(fault: GuestFault) -> Self {
+        Self::Fault(fault)
+    }
+}
+
+/// Builds one chain, buffer by buffer, and applies the rules that concern buffers.
+pub(crate) struct ChainBuilder<'a> {
+    chains: &'a mut Chains,
+    chain: Chain,
+    size: QueueSize,
+}
+
+impl<'a> ChainBuilder<'a> {
+    pub(crate) fn new(chains: &'a mut Chains, head: u16, size: QueueSize) -> Self {
+        let first = chains.segs.len() as u32;
+        Self {
+            chains,
+            chain: Chain {
+                head,
+                first,
+                ..Chain::default()
+            },
+            size,
+        }
+    }
+
+    /// Takes the next buffer.
+    pub(crate) fn push(
+        &mut self,
+        memory: &MemoryMap,
+        hint: &mut RegionHint,
+        desc: Descriptor,
+    ) -> Result<(), Stop> {
+        let head = self.chain.head;
+        if self.chain.readable + self.chain.writable >= self.size.get() {
+            return Err(GuestFault::DescriptorLoop {
+                head,
+                limit: self.size.get(),
+            }
+            .into());
+        }
+        let segment = translate(memory, hint, head, desc)?;
+        let too_long = GuestFault::ChainTooLong { head };
+        if desc.has(DESC_WRITE) {
+            self.chain.writable += 1;
+            self.chain.writable_bytes = self.chain.writable_bytes.checked_add(desc.len).ok_or(too_long)?;
+        } else if self.chain.writable > 0 {
+            return Err(GuestFault::WritableBeforeReadable { head }.into());
+        } else {
+            self.chain.readable += 1;
+            self.chain.readable_bytes = self.chain.readable_bytes.checked_add(desc.len).ok_or(too_long)?;
+        }
+        if !self.chains.has_room() {
+            return Err(Stop::BatchFull);
+        }
+        self.chains.segs.push(segment);
+        Ok(())
+    }
+
+    /// The chain is whole.
+    pub(crate) fn finish(self) -> Chain {
+        self.chains.chains.push(self.chain);
+        self.chain
+    }
+
+    /// The chain is not taken: its buffers go.
+    pub(crate) fn abandon(self) {
+        self.chains.segs.truncate(self.chain.first as usize);
+    }
+}
+
+/// A descriptor's buffer as a range of the map.
+#[inline(always)]
+pub(crate) fn translate(
+    memory: &MemoryMap,
+    hint: &mut RegionHint,
+    head: u16,
+    desc: Descriptor,
+) -> Result<Segment, GuestFault> {
+    match memory.find(hint, desc.addr, u64::from(desc.len)) {
+        Some(place) => Ok(Segment {
+            offset: place.offset,
+            len: desc.len,
+            room_before: place.room_before.min(u64::from(u32::MAX)) as u32,
+        }),
+        None => Err(bad_buffer(head, desc)),
+    }
+}
+
+/// Names what is wrong with a buffer that cannot be translated.
+#[cold]
+pub(crate) fn bad_buffer(head: u16, desc: Descriptor) -> GuestFault {
+    let (addr, len) = (GuestAddr(desc.addr), desc.len);
+    if len == 0 {
+        GuestFault::ZeroLength { head }
+    } else if addr.checked_add(u64::from(len)).is_none() {
+        GuestFault::AddressWrap { head, addr, len }
+    } else {
+        GuestFault::OutsideMemory { head, addr, len }
+    }
+}

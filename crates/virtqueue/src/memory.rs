@@ -1,0 +1,399 @@
+//! The guest memory map: every region of the guest in one piece of our address space.
+//!
+//! Theory of operation: one reservation is made for all regions and a private area, aligned for the largest
+//! page size there is among them; each region is then mapped over its part of it (MAP_FIXED). The result has
+//! no hole:
+//!
+//! ```text
+//!   base                                              base + guest_len        base + len
+//!    | region A | region B | … | region N             | private               |
+//!    '-- shared with guest and VMM, hostile ----------'-- ours, zeroed -------'
+//! ```
+//!
+//! An address becomes an offset by one subtraction once its region is known, and regions are few, so the
+//! lookup is a scan with the most recent hit in front ([`RegionHint`]). Offsets that this file hands out are
+//! inside the guest's part, whole range, within one region. An offset is a plain number and may be stored;
+//! using one is checked again by the byte movers, against the length of the map.
+//!
+//! Invariants: `[base, base + len)` is mapped readable and writable until drop. Regions neither overlap nor
+//! wrap (`region.rs`). The private area can be reached by no guest address. Nothing here or elsewhere makes
+//! `&[u8]` or `&mut [u8]` of this memory: others write to it at any time.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::io;
+use std::ptr::{self, NonNull};
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+use crate::region::{self, FileFacts, Placement};
+use crate::{GuestAddr, MapError, MappedRegion, Region};
+
+/// Reservations start on at least this: what transparent huge pages need on most machines.
+const MIN_ALIGN: u64 = 2 << 20;
+
+/// All memory of one guest, mapped. See the file's head for the picture.
+pub struct MemoryMap {
+    reservation: Reservation,
+    guest_len: u64,
+    regions: Vec<MappedRegion>,
+    by_guest: Vec<Lookup>,
+    by_user: Vec<Lookup>,
+}
+
+/// The region that served the last translation: who translates keeps one, and most lookups end there.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RegionHint(Lookup);
+
+/// One region as translation sees it. Zero length hits nothing.
+#[derive(Clone, Copy, Debug, Default)]
+struct Lookup {
+    start: u64,
+    len: u64,
+    map_offset: u64,
+}
+
+/// Where a range lies in the map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) offset: u64,
+    /// Bytes of the same region before it.
+    pub(crate) room_before: u64,
+}
+
+impl Lookup {
+    /// The whole of `[addr, addr + len)` or nothing. `start + self.len` does not wrap (region.rs), so a
+    /// `addr` below `start` gives an `into` of at least `self.len`: one comparison covers both ends, and
+    /// no sum can overflow.
+    #[inline(always)]
+    fn find(&self, addr: u64, len: u64) -> Option<Place> {
+        let into = addr.wrapping_sub(self.start);
+        (into < self.len && len <= self.len - into).then(|| Place {
+            offset: self.map_offset + into,
+            room_before: into,
+        })
+    }
+}
+
+impl MemoryMap {
+    /// Maps `regions` back to back, and `private_bytes` (rounded up to pages) of zeroed memory after them,
+    /// which no guest address reaches. Nothing is touched: pages come when they are used.
+    ///
+    /// # Errors
+    /// No or too many regions; an empty, wrapping or overlapping one; a file that is too short, not regular,
+    /// or cannot be mapped shared and writable; no address space.
+    pub fn new(regions: Vec<Region>, private_bytes: usize) -> Result<Self, MapError> {
+        region::check(&regions)?;
+        let system_page = rustix::param::page_size() as u64;
+        let facts = regions
+            .iter()
+            .map(|region| region::examine(region, system_page))
+            .collect::<Result<Vec<_>, _>>()?;
+        let shapes: Vec<_> = regions
+            .iter()
+            .zip(&facts)
+            .map(|(region, facts)| (region.file_offset, region.len, facts.page_size))
+            .collect();
+        let (places, guest_len) = region::place(&shapes)?;
+        let private_len = (private_bytes as u64)
+            .checked_next_multiple_of(system_page)
+            .ok_or(MapError::TooLarge)?;
+        let len = guest_len.checked_add(private_len).ok_or(MapError::TooLarge)?;
+        let align = facts
+            .iter()
+            .map(|facts| facts.page_size)
+            .max()
+            .unwrap_or(0)
+            .max(MIN_ALIGN);
+
+        let reservation = Reservation::new(len, align)?;
+        for (region, place) in regions.iter().zip(&places) {
+            reservation.map_region(region, place)?;
+        }
+        if private_len > 0 {
+            reservation.map_private(guest_len, private_len)?;
+        }
+        Ok(Self::assemble(reservation, guest_len, regions, &facts, &places))
+    }
+
+    /// A map of one fresh region of `len` bytes at guest address 0, sealed against shrinking: for tests, and
+    /// for devices that are their own driver.
+    ///
+    /// # Errors
+    /// No memory, or no descriptor.
+    pub fn anonymous(len: u64) -> Result<Self, MapError> {
+        let failed = |errno: rustix::io::Errno| MapError::Reserve {
+            bytes: len,
+            source: errno.into(),
+        };
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create("virtqueue-memory", flags).map_err(failed)?;
+        rustix::fs::ftruncate(&file, len).map_err(failed)?;
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK).map_err(failed)?;
+        Self::new(
+            vec![Region {
+                guest_addr: GuestAddr(0),
+                user_addr: 0,
+                len,
+                file,
+                file_offset: 0,
+            }],
+            0,
+        )
+    }
+
+    fn assemble(
+        reservation: Reservation,
+        guest_len: u64,
+        regions: Vec<Region>,
+        facts: &[FileFacts],
+        places: &[Placement],
+    ) -> Self {
+        let regions: Vec<MappedRegion> = regions
+            .into_iter()
+            .zip(facts.iter().zip(places))
+            .map(|(region, (&facts, &place))| MappedRegion { region, facts, place })
+            .collect();
+        let lookups = |start: fn(&MappedRegion) -> u64| {
+            let lookup = |region: &MappedRegion| Lookup {
+                start: start(region),
+                len: region.len(),
+                map_offset: region.map_offset(),
+            };
+            regions.iter().map(lookup).collect::<Vec<_>>()
+        };
+        let by_guest = lookups(|region| region.guest_addr().get());
+        let by_user = lookups(MappedRegion::user_addr);
+        Self {
+            reservation,
+            guest_len,
+            regions,
+            by_guest,
+            by_user,
+        }
+    }
+
+    /// First byte of the map, on a boundary of the largest page size in it.
+    #[inline]
+    #[must_use]
+    pub fn base(&self) -> NonNull<u8> {
+        self.reservation.base
+    }
+
+    /// Length of the whole map in bytes, private area included.
+    #[allow(clippy::len_without_is_empty)] // never empty
+    #[inline]
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.reservation.len
+    }
+
+    /// Length of the guest's part in bytes: offsets below it are shared with the guest.
+    #[must_use]
+    pub fn guest_len(&self) -> u64 {
+        self.guest_len
+    }
+
+    /// Where the private area starts, in bytes. Equal to [`len`](Self::len) if there is none.
+    #[must_use]
+    pub fn private_offset(&self) -> u64 {
+        self.guest_len
+    }
+
+    /// The regions, in the order in which they were given.
+    #[must_use]
+    pub fn regions(&self) -> &[MappedRegion] {
+        &self.regions
+    }
+
+    /// Offset in the map of `len` bytes at guest address `addr`; `None` unless all of them are inside one
+    /// region, and `None` for no bytes at all.
+    #[inline]
+    #[must_use]
+    pub fn translate(&self, addr: GuestAddr, len: u64) -> Option<u64> {
+        scan(&self.by_guest, addr.get(), len).map(|(place, _)| place.offset)
+    }
+
+    /// As [`translate`](Self::translate), for an address in the VMM's own space: ring addresses come so
+    /// (vhost-user, VHOST_USER_SET_VRING_ADDR).
+    #[must_use]
+    pub fn translate_user(&self, user_addr: u64, len: u64) -> Option<u64> {
+        scan(&self.by_user, user_addr, len).map(|(place, _)| place.offset)
+    }
+
+    /// As [`translate`](Self::translate), trying the region of the last hit first.
+    #[inline]
+    #[must_use]
+    pub fn translate_hinted(&self, hint: &mut RegionHint, addr: GuestAddr, len: u64) -> Option<u64> {
+        self.find(hint, addr.get(), len).map(|place| place.offset)
+    }
+
+    /// Bytes of the same region before `offset`; 0 for an offset that is in no region.
+    #[must_use]
+    pub fn room_before(&self, offset: u64) -> u64 {
+        self.by_guest
+            .iter()
+            .map(|lookup| (offset.wrapping_sub(lookup.map_offset), lookup.len))
+            .find_map(|(into, len)| (into < len).then_some(into))
+            .unwrap_or(0)
+    }
+
+    #[inline(always)]
+    pub(crate) fn find(&self, hint: &mut RegionHint, addr: u64, len: u64) -> Option<Place> {
+        if len != 0
+            && let Some(place) = hint.0.find(addr, len)
+        {
+            return Some(place);
+        }
+        self.find_elsewhere(hint, addr, len)
+    }
+
+    #[inline(never)]
+    fn find_elsewhere(&self, hint: &mut RegionHint, addr: u64, len: u64) -> Option<Place> {
+        let (place, lookup) = scan(&self.by_guest, addr, len)?;
+        hint.0 = *lookup;
+        Some(place)
+    }
+}
+
+fn scan(lookups: &[Lookup], addr: u64, len: u64) -> Option<(Place, &Lookup)> {
+    if len == 0 {
+        return None;
+    }
+    lookups
+        .iter()
+        .find_map(|lookup| Some((lookup.find(addr, len)?, lookup)))
+}
+
+impl fmt::Debug for MemoryMap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryMap")
+            .field("len", &self.len())
+            .field("guest_len", &self.guest_len)
+            .field("regions", &self.regions)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Address space that is ours: unmapped on drop, whatever has been mapped over it by then.
+struct Reservation {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the reservation is an address range that this value owns alone and that no thread is tied to.
+// Access to the bytes goes through raw copies and atomics (bytes.rs, split.rs), which stand concurrent
+// writers, since the guest is one.
+unsafe impl Send for Reservation {}
+// SAFETY: as above.
+unsafe impl Sync for Reservation {}
+
+impl Reservation {
+    /// `len` bytes of inaccessible address space, starting on a multiple of `align`.
+    fn new(len: u64, align: u64) -> Result<Self, MapError> {
+        let padded = len
+            .checked_add(align)
+            .filter(|bytes| *bytes <= isize::MAX as u64)
+            .ok_or(MapError::TooLarge)?;
+        let (len, align, padded) = (len as usize, align as usize, padded as usize);
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: no address is asked for, so no existing mapping is touched.
+        let start = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), padded, ProtFlags::empty(), flags) }
+            .map_err(|errno| MapError::Reserve {
+                bytes: padded as u64,
+                source: errno.into(),
+            })?
+            .cast::<u8>();
+        let skip = start.align_offset(align);
+        // SAFETY: skip < align, so [start + skip, + len) is inside the padded mapping, and so is what
+        // follows. Both ends were mapped just now and nothing points there; they are whole pages, as
+        // align and len are.
+        unsafe {
+            let base = start.add(skip);
+            unmap(start, skip);
+            unmap(base.add(len), padded - skip - len);
+            Ok(Self {
+                base: NonNull::new_unchecked(base),
+                len,
+            })
+        }
+    }
+
+    fn map_region(&self, region: &Region, place: &Placement) -> Result<(), MapError> {
+        let Region { guest_addr, len, .. } = *region;
+        let at = self.at(place.mapping_offset);
+        let file_start = region.file_offset - place.lead;
+        // SAFETY: region::place put [mapping_offset, + mapping_len) inside the reservation, page-aligned and
+        // apart from the others'; it is ours to map over, and nobody points into it yet.
+        unsafe {
+            rustix::mm::mmap(
+                at.as_ptr().cast(),
+                place.mapping_len as usize,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED | MapFlags::FIXED | MapFlags::NORESERVE,
+                &region.file,
+                file_start,
+            )
+        }
+        .map_err(|errno| MapError::Map {
+            guest_addr,
+            len,
+            source: errno.into(),
+        })?;
+        // Guest memory has no place in our core dumps. Best effort: nothing depends on it.
+        // SAFETY: the range was mapped just now; the advice changes no content.
+        let _ = unsafe {
+            rustix::mm::madvise(
+                at.as_ptr().cast(),
+                place.mapping_len as usize,
+                Advice::LinuxDontDump,
+            )
+        };
+        Ok(())
+    }
+
+    fn map_private(&self, offset: u64, len: u64) -> Result<(), MapError> {
+        // SAFETY: [offset, offset + len) is the end of the reservation, behind all regions: ours to map over.
+        unsafe {
+            rustix::mm::mmap_anonymous(
+                self.at(offset).as_ptr().cast(),
+                len as usize,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE | MapFlags::FIXED,
+            )
+        }
+        .map_err(|errno| MapError::Reserve {
+            bytes: len,
+            source: io::Error::from(errno),
+        })?;
+        Ok(())
+    }
+
+    fn at(&self, offset: u64) -> NonNull<u8> {
+        assert!(offset < self.len as u64, "placement outside the reservation");
+        // SAFETY: inside the reservation, by the line above.
+        unsafe { self.base.add(offset as usize) }
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        // SAFETY: whole range is ours (new), and whoever holds pointers into it holds the map, too.
+        unsafe { unmap(self.base.as_ptr(), self.len) };
+    }
+}
+
+/// # Safety
+/// `[start, start + len)` is mapped by us, in whole pages, and nobody uses it any more.
+unsafe fn unmap(start: *mut u8, len: usize) {
+    if len > 0 {
+        // SAFETY: the caller's promise. It fails only for a bad range, or if the split of a mapping exceeds
+        // the limit on their number; then address space leaks, and nothing else.
+        let _ = unsafe { rustix::mm::munmap(start.cast(), len) };
+    }
+}
+
+#[cfg(test)]
+#[path = "memory_tests.rs"]
+mod tests;

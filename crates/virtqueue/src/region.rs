@@ -1,0 +1,362 @@
+//! Regions of guest memory: what the VMM says, what is refused, and where each goes in the map.
+//!
+//! Theory of operation: placement is decided here as arithmetic, before anything is mapped, so that it can be
+//! tested without memory. Three rules:
+//!
+//!  - A mapping starts and ends on a page of its file (huge pages for hugetlbfs), so a region may drag some
+//!    bytes of its file in with it on either side. No guest address leads to them.
+//!  - Mappings lie back to back. With the largest pages first, each starts on a multiple of its page size by
+//!    itself, and no hole is needed for alignment (AF_XDP refuses a UMEM with a hole).
+//!  - Regions overlap neither in guest addresses nor in the VMM's: one address means one byte.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{FileType, SealFlags};
+
+use crate::GuestAddr;
+
+/// Most regions of one map. vhost-user itself sends 8 in one message, and slot by slot as many as we say.
+pub const MAX_REGIONS: usize = 64;
+
+/// `f_type` of hugetlbfs, memfd with MFD_HUGETLB included (`include/uapi/linux/magic.h`, HUGETLBFS_MAGIC).
+const HUGETLBFS_MAGIC: u32 = 0x9584_58f6;
+
+/// A piece of guest memory as the VMM describes it (vhost-user, "Memory region description").
+#[derive(Debug)]
+pub struct Region {
+    /// Where the guest sees it.
+    pub guest_addr: GuestAddr,
+    /// Where the VMM sees it: ring addresses come in this space. Only a number here.
+    pub user_addr: u64,
+    /// Its length in bytes.
+    pub len: u64,
+    /// The shared file behind it.
+    pub file: OwnedFd,
+    /// Where it starts in the file, in bytes.
+    pub file_offset: u64,
+}
+
+/// A [`Region`] and what became of it.
+#[derive(Debug)]
+pub struct MappedRegion {
+    pub(crate) region: Region,
+    pub(crate) facts: FileFacts,
+    pub(crate) place: Placement,
+}
+
+/// What was found out about a region's file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FileFacts {
+    pub(crate) page_size: u64,
+    pub(crate) hugetlb: bool,
+    pub(crate) sealed: bool,
+}
+
+/// Where a region goes. All in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Placement {
+    /// Start of the mapping in the map, page-aligned.
+    pub(crate) mapping_offset: u64,
+    /// Length of the mapping, whole pages.
+    pub(crate) mapping_len: u64,
+    /// Bytes of the file that come before the region in its mapping.
+    pub(crate) lead: u64,
+}
+
+/// Why guest memory could not be mapped. All of them are the VMM's doing, except [`Reserve`](Self::Reserve).
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MapError {
+    /// No region at all.
+    #[error("the guest has no memory regions")]
+    NoRegions,
+    /// More than [`MAX_REGIONS`].
+    #[error("{count} memory regions, at most {MAX_REGIONS} are possible")]
+    TooManyRegions {
+        /// How many came.
+        count: usize,
+    },
+    /// A region of no bytes.
+    #[error("memory region at {guest_addr} is empty")]
+    EmptyRegion {
+        /// Its guest address.
+        guest_addr: GuestAddr,
+    },
+    /// A start plus the length is more than 64 bits hold; or the file's end past what a file can have.
+    #[error("memory region at {guest_addr}: {space} {start:#x} plus {len:#x} bytes wraps")]
+    Wraps {
+        /// Its guest address.
+        guest_addr: GuestAddr,
+        /// Which of the three starts: "guest address", "user address" or "file offset".
+        space: &'static str,
+        /// That start.
+        start: u64,
+        /// Length of the region in bytes.
+        len: u64,
+    },
+    /// Two regions claim the same addresses.
+    #[error("memory regions at {first} and {second} overlap in {space} space")]
+    Overlap {
+        /// Guest address of the one.
+        first: GuestAddr,
+        /// Guest address of the other.
+        second: GuestAddr,
+        /// Which space: "guest" or "user".
+        space: &'static str,
+    },
+    /// The descriptor is no regular file (memfd and hugetlbfs files are).
+    #[error("memory region at {guest_addr}: its descriptor is not a shared memory file")]
+    NotAFile {
+        /// Its guest address.
+        guest_addr: GuestAddr,
+    },
+    /// The file ends before the region does: touching the rest would be SIGBUS.
+    #[error("memory region at {guest_addr} needs {needed} bytes of its file, which has {size}")]
+    FileTooShort {
+        /// Its guest address.
+        guest_addr: GuestAddr,
+        /// Bytes that the file must have.
+        needed: u64,
+        /// Bytes that it has.
+        size: u64,
+    },
+    /// All regions together are more than this process can address.
+    #[error("the memory regions are too large for this process's address space")]
+    TooLarge,
+    /// The file could not be examined.
+    #[error("memory region at {guest_addr}: cannot examine its file")]
+    Examine {
+        /// Its guest address.
+        guest_addr: GuestAddr,
+        /// fstat or fstatfs.
+        #[source]
+        source: io::Error,
+    },
+    /// No address space, or no private memory: the host's doing.
+    #[error("cannot reserve {bytes} bytes of address space for guest memory")]
+    Reserve {
+        /// How much was asked for.
+        bytes: u64,
+        /// mmap.
+        #[source]
+        source: io::Error,
+    },
+    /// A region could not be mapped shared and writable.
+    #[error("memory region at {guest_addr}: cannot map {len} bytes of its file shared and writable")]
+    Map {
+        /// Its guest address.
+        guest_addr: GuestAddr,
+        /// Length of the region in bytes.
+        len: u64,
+        /// mmap.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl MappedRegion {
+    /// Where the guest sees it.
+    #[must_use]
+    pub fn guest_addr(&self) -> GuestAddr {
+        self.region.guest_addr
+    }
+
+    /// Where the VMM sees it.
+    #[must_use]
+    pub fn user_addr(&self) -> u64 {
+        self.region.user_addr
+    }
+
+    /// Its length in bytes.
+    #[allow(clippy::len_without_is_empty)] // never empty
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.region.len
+    }
+
+    /// Where it starts in the map, in bytes.
+    #[must_use]
+    pub fn map_offset(&self) -> u64 {
+        self.place.mapping_offset + self.place.lead
+    }
+
+    /// The file behind it. Kept open, so that a new map can be made when regions come and go.
+    #[must_use]
+    pub fn file(&self) -> &OwnedFd {
+        &self.region.file
+    }
+
+    /// Where it starts in the file, in bytes.
+    #[must_use]
+    pub fn file_offset(&self) -> u64 {
+        self.region.file_offset
+    }
+
+    /// Bytes of the pages behind it: more than the system's only for hugetlbfs.
+    #[must_use]
+    pub fn page_size(&self) -> u64 {
+        self.facts.page_size
+    }
+
+    /// Whether the file is on hugetlbfs.
+    #[must_use]
+    pub fn is_hugetlb(&self) -> bool {
+        self.facts.hugetlb
+    }
+
+    /// Whether the file is sealed against shrinking. If not, its owner can truncate it under us, and the next
+    /// access is SIGBUS.
+    #[must_use]
+    pub fn sealed(&self) -> bool {
+        self.facts.sealed
+    }
+
+    /// The region again, with a duplicate of its descriptor: for building the next map.
+    ///
+    /// # Errors
+    /// No descriptor left (EMFILE).
+    pub fn try_clone(&self) -> io::Result<Region> {
+        Ok(Region {
+            guest_addr: self.region.guest_addr,
+            user_addr: self.region.user_addr,
+            len: self.region.len,
+            file: self.region.file.try_clone()?,
+            file_offset: self.region.file_offset,
+        })
+    }
+}
+
+/// Refuses what cannot be mapped, by the numbers alone.
+pub(crate) fn check(regions: &[Region]) -> Result<(), MapError> {
+    if regions.is_empty() {
+        return Err(MapError::NoRegions);
+    }
+    if regions.len() > MAX_REGIONS {
+        return Err(MapError::TooManyRegions { count: regions.len() });
+    }
+    for region in regions {
+        check_numbers(region)?;
+    }
+    refuse_overlaps(regions, "guest", |region| region.guest_addr.get())?;
+    refuse_overlaps(regions, "user", |region| region.user_addr)
+}
+
+fn check_numbers(region: &Region) -> Result<(), MapError> {
+    let Region {
+        guest_addr,
+        user_addr,
+        len,
+        file_offset,
+        ..
+    } = *region;
+    if len == 0 {
+        return Err(MapError::EmptyRegion { guest_addr });
+    }
+    let wraps = |space, start| MapError::Wraps {
+        guest_addr,
+        space,
+        start,
+        len,
+    };
+    guest_addr
+        .get()
+        .checked_add(len)
+        .ok_or_else(|| wraps("guest address", guest_addr.get()))?;
+    user_addr
+        .checked_add(len)
+        .ok_or_else(|| wraps("user address", user_addr))?;
+    file_offset
+        .checked_add(len)
+        .filter(|end| i64::try_from(*end).is_ok())
+        .ok_or_else(|| wraps("file offset", file_offset))?;
+    Ok(())
+}
+
+/// `check_numbers` has passed: no end wraps.
+fn refuse_overlaps(
+    regions: &[Region],
+    space: &'static str,
+    start: impl Fn(&Region) -> u64,
+) -> Result<(), MapError> {
+    let mut sorted: Vec<&Region> = regions.iter().collect();
+    sorted.sort_by_key(|region| start(region));
+    for pair in sorted.windows(2) {
+        if start(pair[0]) + pair[0].len > start(pair[1]) {
+            return Err(MapError::Overlap {
+                first: pair[0].guest_addr,
+                second: pair[1].guest_addr,
+                space,
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Looks at the file: kind, size, page size, seals.
+pub(crate) fn examine(region: &Region, system_page: u64) -> Result<FileFacts, MapError> {
+    let guest_addr = region.guest_addr;
+    let failed = |errno: rustix::io::Errno| MapError::Examine {
+        guest_addr,
+        source: errno.into(),
+    };
+    let stat = rustix::fs::fstat(&region.file).map_err(failed)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return Err(MapError::NotAFile { guest_addr });
+    }
+    let size = u64::try_from(stat.st_size).unwrap_or(0);
+    let needed = region.file_offset + region.len; // no overflow: check_numbers
+    if size < needed {
+        return Err(MapError::FileTooShort {
+            guest_addr,
+            needed,
+            size,
+        });
+    }
+    let filesystem = rustix::fs::fstatfs(&region.file).map_err(failed)?;
+    let hugetlb = filesystem.f_type as u32 == HUGETLBFS_MAGIC;
+    let huge_page = u64::try_from(filesystem.f_bsize)
+        .ok()
+        .filter(|size| size.is_power_of_two());
+    let page_size = if hugetlb {
+        huge_page.unwrap_or(system_page).max(system_page)
+    } else {
+        system_page
+    };
+    // Files that know no seals answer EINVAL: not sealed.
+    let sealed =
+        rustix::fs::fcntl_get_seals(region.file.as_fd()).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
+    Ok(FileFacts {
+        page_size,
+        hugetlb,
+        sealed,
+    })
+}
+
+/// Places regions one after the other, largest pages first, and says how long the whole is.
+/// `shapes` is (file offset, length, page size) each; answers come in the same order.
+pub(crate) fn place(shapes: &[(u64, u64, u64)]) -> Result<(Vec<Placement>, u64), MapError> {
+    let mut order: Vec<usize> = (0..shapes.len()).collect();
+    order.sort_by_key(|&index| std::cmp::Reverse(shapes[index].2));
+    let mut places = vec![Placement::default(); shapes.len()];
+    let mut end = 0u64;
+    for index in order {
+        let (file_offset, len, page) = shapes[index];
+        let lead = file_offset & (page - 1);
+        let mapping_len = lead
+            .checked_add(len)
+            .and_then(|bytes| bytes.checked_next_multiple_of(page))
+            .ok_or(MapError::TooLarge)?;
+        places[index] = Placement {
+            mapping_offset: end,
+            mapping_len,
+            lead,
+        };
+        end = end.checked_add(mapping_len).ok_or(MapError::TooLarge)?;
+    }
+    Ok((places, end))
+}
+
+#[cfg(test)]
+#[path = "region_tests.rs"]
+mod tests;

@@ -1,0 +1,542 @@
+//! The device side of one split virtqueue.
+//!
+//! Theory of operation: one owner, no locks. The device takes a batch of chains ([`SplitQueue::pop`]), does
+//! what it does with their buffers, writes a used element for each ([`SplitQueue::push_used`]) and makes all
+//! of them visible with one store ([`SplitQueue::publish`]). Several chains may carry one frame (mergeable
+//! buffers): they are several `push_used` and the same one `publish`, so the driver sees a frame whole or not
+//! at all.
+//!
+//! ```text
+//!            used_idx         next_avail          avail_seen
+//!    ... done | taken, in flight | known, not taken  | unknown ...        all free-running, modulo 2^16
+//!               ^ push_used        ^ pop  ^ unpop
+//! ```
+//!
+//! What the driver wrote is read once: an entry of the available ring into a local array, a descriptor into a
+//! [`Descriptor`], both by atomic loads, so that the compiler cannot read them again. Everything after that
+//! works on the copy.
+//!
+//! Cost: a batch is taken in blocks of 32. The first pass over a block reads heads and prefetches
+//! descriptors; the second reads descriptors and prefetches the first line of each buffer, which the device
+//! will touch next. A chain of one descriptor is served in the loop; all else (chains, indirect tables,
+//! faults) in `take_chain`, out of line.
+//!
+//! In-order (VIRTIO_F_IN_ORDER, 2.7.9): the caller gives chains back in the order of `pop`. A used element is
+//! written for each, which the feature allows and which needs no second kind of driver.
+//!
+//! Invariants: the three parts lie inside the map, aligned, for as long as `memory` lives (RingLayout,
+//! checked again in `new`). Indices are masked before they become addresses.
+#![allow(unsafe_code)]
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering};
+
+use crate::chain::{self, ChainBuilder, Chains, Stop};
+use crate::layout::{self, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Descriptor};
+use crate::memory::RegionHint;
+use crate::notify::{Word, Words};
+use crate::{GuestAddr, GuestFault, IndirectRule, MemoryMap, QueueSize, RingError, RingLayout};
+
+/// Chains whose descriptors are fetched ahead.
+const BLOCK: usize = 32;
+
+/// With kicks off and event idx on, the index that would wake is moved on after this many entries, long
+/// before the driver comes round to it (65535).
+const SUPPRESSION_REFRESH: u16 = 0x4000;
+
+/// What was negotiated, as far as it concerns the ring.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueueFeatures {
+    /// VIRTIO_F_EVENT_IDX (29).
+    pub event_idx: bool,
+    /// VIRTIO_F_INDIRECT_DESC (28). Without it an indirect descriptor is a fault.
+    pub indirect: bool,
+    /// VIRTIO_F_IN_ORDER (35). The caller then calls [`SplitQueue::push_used`] in the order of
+    /// [`SplitQueue::pop`].
+    pub in_order: bool,
+}
+
+/// Device side of one split virtqueue.
+#[derive(Debug)]
+pub struct SplitQueue {
+    memory: Arc<MemoryMap>,
+    base: NonNull<u8>,
+    desc: NonNull<AtomicU64>,
+    avail: NonNull<AtomicU16>,
+    used: NonNull<u8>,
+    size: QueueSize,
+    features: QueueFeatures,
+    hint: RegionHint,
+    /// Next entry of the available ring to take.
+    next_avail: u16,
+    /// avail.idx as it was read last.
+    avail_seen: u16,
+    /// Next entry of the used ring to write.
+    used_idx: u16,
+    /// used.idx as the driver sees it.
+    used_published: u16,
+    /// The first publication calls whatever the driver says: see `new`.
+    call_once: bool,
+    /// avail_event while kicks are suppressed by event idx.
+    suppressed_at: Option<u16>,
+}
+
+// SAFETY: the pointers are into `memory`, which is Send and Sync and goes along; nothing is tied to a thread.
+// Not Sync: `&self` methods load only, but there is no use for it.
+unsafe impl Send for SplitQueue {}
+
+impl SplitQueue {
+    /// Takes over a ring: the next chain to take is the one at `avail_base` (vhost-user,
+    /// VHOST_USER_SET_VRING_BASE), the next used element goes where used.idx in memory stands, as in
+    /// Linux's vhost. After a clean stop the two agree; after a crash `used_idx()` is the base from which
+    /// nothing is lost, if the driver's buffers were used in order.
+    ///
+    /// Kicks are enabled. The first [`publish`](Self::publish) asks for a call in any case: a predecessor may
+    /// have published and then died before it called.
+    ///
+    /// # Errors
+    /// `rings` was made for another map, and does not fit this one.
+    pub fn new(
+        memory: &Arc<MemoryMap>,
+        rings: RingLayout,
+        features: QueueFeatures,
+        avail_base: u16,
+    ) -> Result<Self, RingError> {
+        let rings = RingLayout::from_offsets(memory, rings.size(), rings.offsets())?;
+        let base = memory.base();
+        // SAFETY: from_offsets has checked that all three parts are inside the map.
+        let part = |offset: u64| unsafe { base.add(offset as usize) };
+        let offsets = rings.offsets();
+        let mut queue = Self {
+            base,
+            desc: part(offsets.desc).cast(),
+            avail: part(offsets.avail).cast(),
+            used: part(offsets.used),
+            size: rings.size(),
+            features,
+            hint: RegionHint::default(),
+            next_avail: avail_base,
+            avail_seen: avail_base,
+            used_idx: 0,
+            used_published: 0,
+            call_once: true,
+            suppressed_at: None,
+            memory: Arc::clone(memory),
+        };
+        queue.used_idx = Word::load(queue.words().used_idx, Ordering::Relaxed);
+        queue.used_published = queue.used_idx;
+        // With event idx the device keeps used.flags at 0 (2.7.10).
+        Word::store(queue.words().used_flags, 0, Ordering::Relaxed);
+        let _ = queue.enable_kicks();
+        Ok(queue)
+    }
+
+    /// How many chains the driver has made available and the device has not taken. Reads avail.idx.
+    ///
+    /// # Errors
+    /// [`GuestFault::AvailIndexJump`].
+    #[inline]
+    pub fn available(&mut self) -> Result<u16, GuestFault> {
+        // Observes descriptors and available entries that the driver wrote before it. Pairs with the driver's
+        // write barrier before its store of avail.idx (2.7.13.3.1; virtio_wmb in
+        // virtqueue_add_split). Without it we read descriptors that are not yet there.
+        let found = Word::load(self.words().avail_idx, Ordering::Acquire);
+        let count = found.wrapping_sub(self.next_avail);
+        if count > self.size.get() {
+            return Err(self.index_jump(found));
+        }
+        self.avail_seen = found;
+        Ok(count)
+    }
+
+    /// Takes up to `max` chains into `chains`, which is emptied first, and returns how many. Fewer than there
+    /// are, if their buffers do not fit. avail.idx is read only if the chains known from last time are
+    /// not enough.
+    ///
+    /// # Errors
+    /// The driver broke a rule. Nothing was taken then: sound chains before the bad one are returned by the
+    /// call before. The queue must not be used any more.
+    #[inline]
+    pub fn pop(&mut self, chains: &mut Chains, max: usize) -> Result<usize, GuestFault> {
+        chains.prepare(max.min(usize::from(self.size.get())), self.size);
+        let mut wanted = usize::from(self.avail_seen.wrapping_sub(self.next_avail));
+        if wanted < max {
+            wanted = usize::from(self.available()?);
+        }
+        wanted = wanted.min(max);
+        let mut taken = 0;
+        while taken < wanted {
+            let block = (wanted - taken).min(BLOCK);
+            match self.pop_block(chains, block) {
+                Ok(()) => taken += block,
+                Err((before, stop)) => {
+                    taken += before;
+                    match stop {
+                        Stop::Fault(fault) if taken == 0 => return Err(fault),
+                        Stop::Fault(_) | Stop::BatchFull => break,
+                    }
+                }
+            }
+        }
+        self.refresh_suppression();
+        Ok(taken)
+    }
+
+    /// Takes `count` (at most [`BLOCK`]) chains; or tells how many it took before it stopped, and why.
+    #[inline(always)]
+    fn pop_block(&mut self, chains: &mut Chains, count: usize) -> Result<(), (usize, Stop)> {
+        let mut heads = [0u16; BLOCK];
+        for (step, head) in heads.iter_mut().enumerate().take(count) {
+            *head = self.read_avail_entry(self.next_avail.wrapping_add(step as u16));
+            self.prefetch_descriptor(*head);
+        }
+        let mut hint = self.hint;
+        let mut result = Ok(());
+        let mut taken = 0;
+        for &head in &heads[..count] {
+            if let Err(stop) = self.take(chains, &mut hint, head) {
+                result = Err((taken, stop));
+                break;
+            }
+            taken += 1;
+        }
+        self.hint = hint;
+        self.next_avail = self.next_avail.wrapping_add(taken as u16);
+        result
+    }
+
+    /// Takes the chain at `head`: the common case here, the others out of line.
+    #[inline(always)]
+    fn take(&self, chains: &mut Chains, hint: &mut RegionHint, head: u16) -> Result<(), Stop> {
+        if head >= self.size.get() {
+            return Err(GuestFault::HeadOutOfRange {
+                head,
+                size: self.size.get(),
+            }
+            .into());
+        }
+        let desc = self.read_descriptor(head);
+        if desc.has(DESC_NEXT | DESC_INDIRECT) || !chains.has_room() {
+            return self.take_chain(chains, hint, head, desc);
+        }
+        let segment = chain::translate(&self.memory, hint, head, desc)?;
+        self.prefetch_buffer(segment.offset);
+        chains.push_single(head, segment, desc.has(DESC_WRITE));
+        Ok(())
+    }
+
+    /// Takes a chain of any shape. `desc` is its first descriptor, already read.
+    #[inline(never)]
+    fn take_chain(
+        &self,
+        chains: &mut Chains,
+        hint: &mut RegionHint,
+        head: u16,
+        desc: Descriptor,
+    ) -> Result<(), Stop> {
+        let mut builder = ChainBuilder::new(chains, head, self.size);
+        match self.walk(&mut builder, hint, head, desc) {
+            Ok(()) => {
+                let chain = builder.finish();
+                self.prefetch_buffer(chains.segs[chain.first as usize].offset);
+                Ok(())
+            }
+            Err(stop) => {
+                builder.abandon();
+                Err(stop)
+            }
+        }
+    }
+
+    /// Follows a chain through the descriptor table (2.7.5.2). It ends after one descriptor more than the
+    /// queue has: ChainBuilder counts.
+    fn walk(
+        &self,
+        builder: &mut ChainBuilder<'_>,
+        hint: &mut RegionHint,
+        head: u16,
+        mut desc: Descriptor,
+    ) -> Result<(), Stop> {
+        loop {
+            if desc.has(DESC_INDIRECT) {
+                return self.walk_indirect(builder, hint, head, desc);
+            }
+            builder.push(&self.memory, hint, desc)?;
+            if !desc.has(DESC_NEXT) {
+                return Ok(());
+            }
+            let (next, size) = (desc.next, self.size.get());
+            if next >= size {
+                return Err(GuestFault::NextOutOfRange { head, next, size }.into());
+            }
+            desc = self.read_descriptor(next);
+        }
+    }
+
+    /// Follows a chain through an indirect table (2.7.5.3), which is checked as one range. It may be the last
+    /// part of a chain that began directly. Its WRITE flag means nothing (2.7.5.3.2).
+    fn walk_indirect(
+        &self,
+        builder: &mut ChainBuilder<'_>,
+        hint: &mut RegionHint,
+        head: u16,
+        table: Descriptor,
+    ) -> Result<(), Stop> {
+        let len = table.len;
+        let invalid = |why| Err(GuestFault::IndirectInvalid { head, len, why }.into());
+        if !self.features.indirect {
+            return invalid(IndirectRule::NotNegotiated);
+        }
+        if table.has(DESC_NEXT) {
+            return invalid(IndirectRule::WithNext);
+        }
+        if len == 0 || !len.is_multiple_of(layout::DESC_BYTES as u32) {
+            return invalid(IndirectRule::Length);
+        }
+        if u64::from(len) > layout::desc_bytes(self.size.get()) {
+            return invalid(IndirectRule::TooLong);
+        }
+        let entries = (len / layout::DESC_BYTES as u32) as u16;
+        let addr = GuestAddr(table.addr);
+        // A hint of its own: tables often live in another region than the frames.
+        let Some(offset) = self.memory.translate(addr, u64::from(len)) else {
+            return Err(chain::bad_buffer(head, table).into());
+        };
+        let mut next = 0;
+        for _ in 0..entries {
+            let desc = self.read_indirect(offset, next);
+            if desc.has(DESC_INDIRECT) {
+                return Err(GuestFault::NestedIndirect { head }.into());
+            }
+            builder.push(&self.memory, hint, desc)?;
+            if !desc.has(DESC_NEXT) {
+                return Ok(());
+            }
+            next = desc.next;
+            if next >= entries {
+                return Err(GuestFault::NextOutOfRange {
+                    head,
+                    next,
+                    size: entries,
+                }
+                .into());
+            }
+        }
+        Err(GuestFault::DescriptorLoop { head, limit: entries }.into())
+    }
+
+    /// Gives back the last `count` chains taken, for which no used element was written: the next
+    /// [`pop`](Self::pop) reads them anew.
+    ///
+    /// # Panics
+    /// In debug builds, if more are given back than were taken: a bug of the caller's.
+    #[inline]
+    pub fn unpop(&mut self, count: usize) {
+        debug_assert!(
+            count <= usize::from(self.size.get()),
+            "more given back than the queue holds"
+        );
+        self.next_avail = self.next_avail.wrapping_sub(count as u16);
+    }
+
+    /// Writes a used element: the chain that began at `head` is done, and `len` bytes were written to its
+    /// buffers. The driver does not see it before [`publish`](Self::publish).
+    ///
+    /// Each chain is pushed once; with IN_ORDER, in the order of [`pop`](Self::pop).
+    #[inline]
+    pub fn push_used(&mut self, head: u16, len: u32) {
+        let slot = usize::from(self.used_idx & self.size.mask());
+        let element = u64::from(u32::from(head)) | u64::from(len) << 32;
+        // SAFETY: the slot is masked, so the element is inside the used ring, which is inside the map
+        // (`new`). It is 4-aligned only. Only the device writes here, and the driver reads no element
+        // at or past used.idx, so no access races with this one, unless the driver lies; then it
+        // reads what it deserves.
+        unsafe {
+            let ring = self.used.add(layout::RING_ENTRIES as usize).cast::<u64>();
+            ring.add(slot).write_unaligned(element.to_le());
+        }
+        self.used_idx = self.used_idx.wrapping_add(1);
+    }
+
+    /// Makes all used elements visible that were written since the last time, with one store. Returns whether
+    /// the driver wants a call.
+    ///
+    /// `false` and no access at all, if there are none.
+    #[inline]
+    pub fn publish(&mut self) -> bool {
+        if self.used_idx == self.used_published {
+            return false;
+        }
+        let wanted = self.words().publish_used(self.used_published, self.used_idx);
+        self.used_published = self.used_idx;
+        std::mem::take(&mut self.call_once) | wanted
+    }
+
+    /// Tells the driver that no kicks are needed while the device polls. A hint: one may still come.
+    #[inline]
+    pub fn disable_kicks(&mut self) {
+        self.words().disable_kicks(self.next_avail);
+        self.suppressed_at = self.features.event_idx.then_some(self.next_avail);
+    }
+
+    /// Asks the driver for a kick with the next chain. `true`: there is one already (or the index is
+    /// nonsense, as the next [`pop`](Self::pop) will tell), so the device must not sleep.
+    #[inline]
+    #[must_use = "sleeping on true loses a kick"]
+    pub fn enable_kicks(&mut self) -> bool {
+        self.suppressed_at = None;
+        self.words().enable_kicks(self.next_avail)
+    }
+
+    /// The next chain to take: the answer to VHOST_USER_GET_VRING_BASE.
+    #[must_use]
+    pub fn next_avail(&self) -> u16 {
+        self.next_avail
+    }
+
+    /// Where the next used element goes.
+    #[must_use]
+    pub fn used_idx(&self) -> u16 {
+        self.used_idx
+    }
+
+    /// Used elements that were written and not published.
+    #[must_use]
+    pub fn unpublished(&self) -> u16 {
+        self.used_idx.wrapping_sub(self.used_published)
+    }
+
+    /// Entries of the queue.
+    #[must_use]
+    pub fn size(&self) -> QueueSize {
+        self.size
+    }
+
+    /// What was negotiated.
+    #[must_use]
+    pub fn features(&self) -> QueueFeatures {
+        self.features
+    }
+
+    /// The memory that the ring and its buffers are in.
+    #[must_use]
+    pub fn memory(&self) -> &Arc<MemoryMap> {
+        &self.memory
+    }
+
+    /// Moves the suppressed event index on before the driver's index comes round to it.
+    #[inline(always)]
+    fn refresh_suppression(&mut self) {
+        if let Some(at) = self.suppressed_at
+            && self.next_avail.wrapping_sub(at) > SUPPRESSION_REFRESH
+        {
+            self.disable_kicks();
+        }
+    }
+
+    #[cold]
+    fn index_jump(&self, found: u16) -> GuestFault {
+        GuestFault::AvailIndexJump {
+            found,
+            next: self.next_avail,
+            size: self.size.get(),
+        }
+    }
+
+    /// Entry `index` of the available ring, read once.
+    #[inline(always)]
+    fn read_avail_entry(&self, index: u16) -> u16 {
+        let slot = usize::from(index & self.size.mask());
+        // SAFETY: masked, so inside the available ring, which is inside the map and 2-aligned (`new`).
+        let entry = unsafe { self.avail.add(layout::RING_ENTRIES as usize / 2 + slot).as_ref() };
+        Word::load(entry, Ordering::Relaxed)
+    }
+
+    /// Descriptor `index` of the table, each byte read once. `index` is below the queue size (checked by the
+    /// callers), and is masked all the same, which costs nothing.
+    #[inline(always)]
+    fn read_descriptor(&self, index: u16) -> Descriptor {
+        let word = 2 * usize::from(index & self.size.mask());
+        // SAFETY: masked, so both words are inside the table, which is inside the map and 16-aligned (`new`).
+        unsafe {
+            let low = self.desc.add(word).as_ref().load(Ordering::Relaxed);
+            let high = self.desc.add(word + 1).as_ref().load(Ordering::Relaxed);
+            Descriptor::from_words(low, high)
+        }
+    }
+
+    /// Entry `index` of the indirect table at `offset` in the map, each byte read once. The specification
+    /// demands no alignment of such tables, so an odd one is read bytewise.
+    ///
+    /// The caller has checked that the entry is inside the range that it translated.
+    #[inline]
+    fn read_indirect(&self, offset: u64, index: u16) -> Descriptor {
+        let at = offset + u64::from(index) * layout::DESC_BYTES;
+        let Some(entry) = self.memory.ptr(at, layout::DESC_BYTES as usize) else {
+            unreachable!("entry {index} of an indirect table that was checked as a whole");
+        };
+        let words = entry.cast::<AtomicU64>();
+        if words.is_aligned() {
+            // SAFETY: 16 bytes inside the map (ptr), aligned.
+            let (low, high) = unsafe { (words.as_ref(), words.add(1).as_ref()) };
+            return Descriptor::from_words(low.load(Ordering::Relaxed), high.load(Ordering::Relaxed));
+        }
+        // SAFETY: as above; bytes need no alignment.
+        let byte = |i: usize| unsafe { entry.cast::<AtomicU8>().add(i).as_ref() }.load(Ordering::Relaxed);
+        let word = |first: usize| u64::from_ne_bytes(std::array::from_fn(|i| byte(first + i)));
+        Descriptor::from_words(word(0), word(8))
+    }
+
+    #[inline(always)]
+    fn words(&self) -> Words<'_, AtomicU16> {
+        let size = self.size.get();
+        // SAFETY: offsets of layout.rs are inside the parts of the ring for this size, which are inside the
+        // map and aligned (`new`).
+        let at = |part: NonNull<u8>, offset: u64| unsafe {
+            part.add(offset as usize).cast::<AtomicU16>().as_ref()
+        };
+        let (avail, used) = (self.avail.cast::<u8>(), self.used);
+        Words {
+            avail_flags: at(avail, layout::RING_FLAGS),
+            avail_idx: at(avail, layout::RING_IDX),
+            used_event: at(avail, layout::used_event_offset(size)),
+            used_flags: at(used, layout::RING_FLAGS),
+            used_idx: at(used, layout::RING_IDX),
+            avail_event: at(used, layout::avail_event_offset(size)),
+            event_idx: self.features.event_idx,
+        }
+    }
+
+    #[inline(always)]
+    fn prefetch_descriptor(&self, head: u16) {
+        prefetch(
+            self.desc
+                .as_ptr()
+                .cast::<u8>()
+                .wrapping_add(16 * usize::from(head & self.size.mask())),
+        );
+    }
+
+    #[inline(always)]
+    fn prefetch_buffer(&self, offset: u64) {
+        prefetch(self.base.as_ptr().wrapping_add(offset as usize));
+    }
+}
+
+/// Asks for a cache line that will be needed soon. Harmless for any address.
+#[inline(always)]
+fn prefetch(address: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch never faults and changes nothing but caches; SSE is part of x86_64.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(address.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}
+
+#[cfg(test)]
+#[path = "split_tests.rs"]
+mod tests;
