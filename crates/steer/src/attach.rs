@@ -229,13 +229,21 @@ impl AttachError {
     }
 }
 
-/// An attached program: closing `link` detaches it.
+/// An attached program, detached on drop, and by the kernel when the process dies.
 #[derive(Debug)]
 pub(crate) struct Attached {
-    #[expect(dead_code, reason = "held for its Drop")]
-    pub(crate) link: OwnedFd,
+    link: OwnedFd,
     pub(crate) mode: Mode,
     pub(crate) fallback: Option<String>,
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        // Closing the descriptor would do, but only once no copy is left, and a thread that forks holds copies of
+        // all descriptors for a moment. A failure is no matter: closing follows.
+        // SAFETY: no memory is passed; the descriptor is open.
+        let (_, _) = messages_of(|| unsafe { libbpf_sys::bpf_link_detach(self.link.as_raw_fd()) });
+    }
 }
 
 /// Where a program goes, and what kind it is.

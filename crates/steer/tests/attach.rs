@@ -1,0 +1,234 @@
+//! Attaching to real interfaces: modes, refusals, and that nothing stays behind.
+
+mod common;
+
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use common::{ForeignProgram, NEAR, Pair, gone_within, index_of, program_on, read_all, read_line};
+use steer::{AttachError, Mode, ModeRequest, Program};
+
+/// Set for a test that this binary runs in a process of its own; the value is the interface's index.
+const CHILD: &str = "STEER_TEST_CHILD_IFINDEX";
+
+fn child(test: &str, ifindex: u32) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("own path"));
+    command
+        .args(["--exact", test, "--ignored", "--nocapture", "--quiet"])
+        .env(CHILD, ifindex.to_string());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn child_ifindex() -> u32 {
+    std::env::var(CHILD)
+        .expect("run by another test")
+        .parse()
+        .expect("an index")
+}
+
+/// The error and its sources, as a command line shows it.
+fn in_full(error: &AttachError) -> String {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(error) = source {
+        text = format!("{text}: {error}");
+        source = error.source();
+    }
+    text
+}
+
+#[test]
+fn each_mode_and_variant_attaches_as_asked() {
+    let Some(pair) = Pair::new(1500) else { return };
+    let cases = [
+        (ModeRequest::Auto, Mode::Native),
+        (ModeRequest::Native, Mode::Native),
+        (ModeRequest::Skb, Mode::Skb),
+    ];
+    for frags in [false, true] {
+        for (request, expected) in cases {
+            let program = Program::attach(pair.ifindex(), request, frags).expect("veth takes XDP");
+            assert_eq!(program.mode(), expected);
+            assert_eq!(program.fallback(), None);
+            assert_eq!(program_on(pair.ifindex()), Some(program.id()));
+            drop(program);
+            assert_eq!(
+                program_on(pair.ifindex()),
+                None,
+                "dropping the Program removes it"
+            );
+        }
+    }
+}
+
+#[test]
+fn auto_falls_back_to_skb_and_keeps_the_reason() {
+    let Some(_pair) = Pair::new(1500) else { return };
+    let program = Program::attach(index_of("lo"), ModeRequest::Auto, false).expect("skb works everywhere");
+    assert_eq!(program.mode(), Mode::Skb);
+    let reason = program.fallback().expect("lo has no native XDP");
+    assert!(reason.contains("native mode"), "{reason}");
+    assert!(reason.contains("Operation not supported"), "{reason}");
+}
+
+#[test]
+fn native_that_the_driver_lacks_is_refused_in_the_kernels_words() {
+    let Some(_pair) = Pair::new(1500) else { return };
+    let error =
+        Program::attach(index_of("lo"), ModeRequest::Native, false).expect_err("lo has no native XDP");
+    assert!(
+        matches!(
+            error,
+            AttachError::Refused {
+                mode: Mode::Native,
+                ..
+            }
+        ),
+        "{error:?}"
+    );
+    let text = in_full(&error);
+    assert!(text.contains("lo refuses"), "{text}");
+    assert!(text.contains("Underlying driver does not support XDP"), "{text}");
+    assert_eq!(program_on(index_of("lo")), None);
+}
+
+#[test]
+fn large_mtu_is_named_in_native_mode_and_frags_or_skb_take_it() {
+    let Some(pair) = Pair::new(9000) else { return };
+    let error = Program::attach(pair.ifindex(), ModeRequest::Native, false).expect_err("9000 is too much");
+    assert!(
+        matches!(
+            error,
+            AttachError::MtuTooLarge {
+                mtu: 9000,
+                frags: false,
+                ..
+            }
+        ),
+        "{error:?}"
+    );
+    let text = in_full(&error);
+    assert!(
+        text.contains("near0 (9000)") && text.contains("ask for multi-buffer frames"),
+        "{text}"
+    );
+
+    let auto = Program::attach(pair.ifindex(), ModeRequest::Auto, false).expect("skb takes it");
+    assert_eq!(auto.mode(), Mode::Skb);
+    assert!(
+        auto.fallback().is_some_and(|reason| reason.contains("9000")),
+        "{:?}",
+        auto.fallback()
+    );
+    drop(auto);
+    let frags = Program::attach(pair.ifindex(), ModeRequest::Native, true).expect("frags takes it");
+    assert_eq!(frags.mode(), Mode::Native);
+}
+
+#[test]
+fn interface_that_is_not_there_is_named() {
+    let Some(_pair) = Pair::new(1500) else { return };
+    for ifindex in [4_000_000, u32::MAX] {
+        let error = Program::attach(ifindex, ModeRequest::Auto, false).expect_err("no such interface");
+        assert!(error.to_string().contains(&ifindex.to_string()), "{error}");
+    }
+}
+
+#[test]
+fn program_of_another_is_named_and_stays() {
+    let Some(pair) = Pair::new(1500) else { return };
+    for native in [true, false] {
+        let foreign = ForeignProgram::attach(pair.ifindex(), native);
+        for request in [ModeRequest::Auto, ModeRequest::Native, ModeRequest::Skb] {
+            let error = Program::attach(pair.ifindex(), request, false).expect_err("the place is taken");
+            let AttachError::Foreign { interface, program } = &error else {
+                panic!("{error:?}")
+            };
+            assert_eq!(interface, NEAR);
+            assert_eq!(program.id, foreign.id);
+            assert_eq!(program.name.as_deref(), Some(ForeignProgram::NAME));
+            assert_eq!(program.mode, if native { "native" } else { "skb" });
+            assert_eq!(program.link_id, None);
+            let kind = if native { "xdpdrv" } else { "xdpgeneric" };
+            let text = error.to_string();
+            assert!(
+                text.contains(&format!("`ip link set dev near0 {kind} off`")),
+                "{text}"
+            );
+            assert!(text.contains(&format!("id {}", foreign.id)), "{text}");
+            assert_eq!(program_on(pair.ifindex()), Some(foreign.id), "still there");
+        }
+    }
+}
+
+#[test]
+fn program_on_a_link_is_named_with_its_link() {
+    let Some(pair) = Pair::new(1500) else { return };
+    let first = Program::attach(pair.ifindex(), ModeRequest::Skb, false).expect("free");
+    let error = Program::attach(pair.ifindex(), ModeRequest::Auto, false).expect_err("the place is taken");
+    let AttachError::Foreign { program, .. } = &error else {
+        panic!("{error:?}")
+    };
+    assert_eq!(program.id, first.id());
+    assert_eq!(program.mode, "skb");
+    let link = program.link_id.expect("root may look");
+    assert!(
+        error
+            .to_string()
+            .contains(&format!("bpftool link detach id {link}")),
+        "{error}"
+    );
+    assert_eq!(program_on(pair.ifindex()), Some(first.id()));
+}
+
+#[test]
+fn killed_process_leaves_no_program() {
+    let Some(pair) = Pair::new(1500) else { return };
+    let mut process = child("child_attaches_and_waits", pair.ifindex())
+        .spawn()
+        .expect("this binary runs");
+    let mut stdout = process.stdout.take().expect("piped");
+    let id: u32 = loop {
+        let line = read_line(&mut stdout);
+        if let Some(id) = line.strip_prefix("attached ") {
+            break id.parse().expect("an id");
+        }
+    };
+    assert_eq!(program_on(pair.ifindex()), Some(id));
+    process.kill().expect("SIGKILL");
+    process.wait().expect("killed child ends");
+    assert!(
+        gone_within(pair.ifindex(), Duration::from_secs(2)),
+        "the program outlived its process"
+    );
+}
+
+#[test]
+#[ignore = "run in a process of its own by killed_process_leaves_no_program"]
+fn child_attaches_and_waits() {
+    let program = Program::attach(child_ifindex(), ModeRequest::Auto, false).expect("free");
+    println!("\nattached {}", program.id());
+    loop {
+        std::thread::park();
+    }
+}
+
+#[test]
+fn libbpf_prints_nothing_when_refused() {
+    let Some(_pair) = Pair::new(1500) else { return };
+    let mut process = child("child_is_refused", index_of("lo"))
+        .spawn()
+        .expect("this binary runs");
+    let said = read_all(&mut process.stderr.take().expect("piped"));
+    assert!(process.wait().expect("child ends").success());
+    assert_eq!(said, "");
+}
+
+#[test]
+#[ignore = "run in a process of its own by libbpf_prints_nothing_when_refused"]
+fn child_is_refused() {
+    Program::attach(child_ifindex(), ModeRequest::Native, false).expect_err("lo has no native XDP");
+    let program = Program::attach(child_ifindex(), ModeRequest::Skb, false).expect("skb works everywhere");
+    program.disable_queue(3).expect("nothing to disable is no error");
+}
