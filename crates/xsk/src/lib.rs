@@ -1,1 +1,106 @@
-//! Placeholder.
+//! AF_XDP sockets: frames between a network queue and memory of yours, without the network stack.
+//!
+//! # Layers, from the bottom
+//!
+//! 1. **Memory**: [`UmemMemory`] is one contiguous mapping that you own (a memfd, guest RAM); [`OwnMemory`] is one of
+//!    the crate's (huge pages if there are any). Its bytes are only ever copied by pointer, since kernel and guest
+//!    write them at will.
+//! 2. **UMEM**: [`Umem`] cuts memory into chunks, aligned or unaligned, and hands each out as a [`Frame`].
+//! 3. **Frames**: a [`Frame`] is the right to use one chunk. It cannot be copied: what is given to a ring is gone, and
+//!    comes back through another ring. [`FramePool`] keeps the free ones.
+//! 4. **Rings**: [`FillRing`] and [`TxRing`] are produced in batches (`reserve`, `push`, `submit`), [`RxRing`] and
+//!    [`CompletionRing`] are consumed in batches (`peek`, iterate, drop). Nothing allocates, one barrier a batch.
+//! 5. **Socket**: [`Socket`] joins these to a queue, in the best mode there is, and tells which that is and why no better
+//!    ([`Socket::mode`], [`Socket::fallbacks`]).
+//!
+//! Steering frames into the socket (an XDP program and its XSKMAP) is not done here: put [`Socket`]'s descriptor
+//! into the map of your program. A socket that only sends needs no program.
+//!
+//! # Example
+//!
+//! ```no_run
+//! use std::sync::Arc;
+//! use xsk::{FramePool, Kick, OwnMemory, QueueId, Socket, SocketConfig, TxDesc, Umem};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let umem = Umem::aligned(Arc::new(OwnMemory::new(4096 * 2048)?), 2048, 0)?;
+//! let mut pool: FramePool = umem.all_frames()?.collect();
+//! let mut socket = Socket::open(&umem, &SocketConfig::new(2, QueueId(0)))?;
+//! println!("{}", socket.mode());
+//! for fallback in socket.fallbacks() {
+//!     println!("{fallback}");
+//! }
+//!
+//! // Receive: keep the fill ring full, send each frame back where it came from.
+//! loop {
+//!     socket.fill.refill(&mut pool, 64);
+//!     if socket.fill.needs_wakeup() {
+//!         socket.wake_rx()?;
+//!     }
+//!     let received = socket.rx.peek(64);
+//!     let mut sending = socket.tx.reserve(64);
+//!     for desc in received {
+//!         if sending.room() > 0 {
+//!             sending.push(TxDesc { frame: desc.frame, offset: desc.data, len: desc.len, more: false, metadata: false });
+//!         } else {
+//!             pool.put(desc.frame);
+//!         }
+//!     }
+//!     if sending.submit() > 0 {
+//!         while socket.tx.needs_wakeup() && socket.kick_tx()? == Kick::Again {
+//!             pool.extend(socket.completion.peek(64));
+//!         }
+//!     }
+//!     pool.extend(socket.completion.peek(64));
+//! }
+//! # }
+//! ```
+//!
+//! # Facts worth knowing
+//!
+//!  - Without CAP_IPC_LOCK the UMEM counts against RLIMIT_MEMLOCK, once for each socket that registers it.
+//!  - Each bind costs the kernel memory beside the UMEM: about 32 MiB a GiB of UMEM with 4096-byte chunks, 70 with 2048.
+//!  - In copy mode sending happens inside [`Socket::kick_tx`].
+//!  - An invalid tx descriptor is skipped and never completed: see [`TxDesc`].
+//!
+//! Sources: `Documentation/networking/af_xdp.rst`, `include/uapi/linux/if_xdp.h` and `net/xdp/` of Linux 6.18.
+
+#[cfg(not(loom))]
+mod bind;
+mod completion;
+#[cfg(not(loom))]
+mod config;
+mod desc;
+#[cfg(not(loom))]
+mod error;
+mod fill;
+mod frame;
+mod memory;
+mod ring;
+mod rx;
+#[cfg(not(loom))]
+mod socket;
+#[cfg(not(loom))]
+mod statistics;
+#[cfg(not(loom))]
+mod sys;
+mod tx;
+mod umem;
+mod units;
+
+pub use completion::{CompletionBatch, CompletionRing};
+#[cfg(not(loom))]
+pub use config::{AttachMode, BindRequest, BusyPoll, Fallback, Mode, SocketConfig};
+#[cfg(not(loom))]
+pub use error::OpenError;
+pub use fill::{FillBatch, FillRing};
+pub use frame::{Frame, FramePool};
+pub use memory::{Backing, MemoryError, OwnMemory, UmemMemory};
+pub use rx::{RxBatch, RxDesc, RxRing};
+#[cfg(not(loom))]
+pub use socket::{Kick, Socket, WakeError};
+#[cfg(not(loom))]
+pub use statistics::Statistics;
+pub use tx::{TxBatch, TxDesc, TxRing};
+pub use umem::{Frames, MIN_CHUNK_BYTES, Umem, UmemError, XDP_PACKET_HEADROOM};
+pub use units::{InvalidRingSize, QueueId, RingSize, UmemOffset};

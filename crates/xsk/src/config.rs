@@ -1,0 +1,134 @@
+//! What a socket is asked to be, and what it turned out to be.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::units::{QueueId, RingSize};
+
+/// Which data path to ask the kernel for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BindRequest {
+    /// Zero-copy if the device can and the program is attached natively, else copy.
+    #[default]
+    Auto,
+    /// Copy (`XDP_COPY`), even where zero-copy would work.
+    ForceCopy,
+    /// Zero-copy (`XDP_ZEROCOPY`), or fail.
+    ForceZeroCopy,
+}
+
+/// How the XDP program of the interface is attached. The caller says; the socket has no way to know.
+///
+/// Zero-copy is tried only with `Native`: igb accepts a zero-copy bind beside a program in skb mode, and then never
+/// completes a frame.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AttachMode {
+    /// In the driver (`XDP_FLAGS_DRV_MODE`).
+    #[default]
+    Native,
+    /// In the network stack (`XDP_FLAGS_SKB_MODE`), also called generic.
+    Skb,
+}
+
+/// The data path in use, as `XDP_OPTIONS` and [`AttachMode`] tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// The device reads and writes the UMEM.
+    ZeroCopy,
+    /// The kernel copies, at the driver's XDP hook.
+    NativeCopy,
+    /// The kernel copies, from and to socket buffers.
+    SkbCopy,
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::ZeroCopy => "zero-copy",
+            Self::NativeCopy => "copy (native)",
+            Self::SkbCopy => "copy (skb)",
+        })
+    }
+}
+
+/// Busy polling of a socket (`Documentation/networking/napi.rst`, "Busy polling").
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BusyPoll {
+    /// How long a system call may poll the device, in µs (`SO_BUSY_POLL`).
+    pub usecs: u32,
+    /// How many frames one poll may handle (`SO_BUSY_POLL_BUDGET`).
+    pub budget: u32,
+    /// Whether to keep the device's interrupts off meanwhile (`SO_PREFER_BUSY_POLL`).
+    pub prefer: bool,
+}
+
+/// What a socket is asked to be. Make one with [`SocketConfig::new`] and change what differs.
+#[derive(Clone, Debug)]
+pub struct SocketConfig {
+    /// The interface's index.
+    pub ifindex: u32,
+    /// The interface's queue.
+    pub queue: QueueId,
+    /// How the XDP program is attached.
+    pub attach: AttachMode,
+    /// Which data path to ask for.
+    pub bind: BindRequest,
+    /// Entries of the rx ring; `None` for a socket that only sends.
+    pub rx: Option<RingSize>,
+    /// Entries of the tx ring; `None` for a socket that only receives.
+    pub tx: Option<RingSize>,
+    /// Entries of the fill ring.
+    pub fill: RingSize,
+    /// Entries of the completion ring.
+    pub completion: RingSize,
+    /// Whether the kernel says when it must be woken (`XDP_USE_NEED_WAKEUP`), instead of always being called.
+    pub need_wakeup: bool,
+    /// Whether frames may span chunks (`XDP_USE_SG`, Linux 6.6). Where it is refused the socket opens without, a
+    /// [`Fallback`] says why, and [`Socket::multi_buffer`](crate::Socket::multi_buffer) is false.
+    pub multi_buffer: bool,
+    /// Frames that one kick may send in copy mode (`XDP_MAX_TX_SKB_BUDGET`, Linux 6.18; before that 32, and the option
+    /// is ignored).
+    pub max_tx_skb_budget: Option<u32>,
+    /// Busy polling; `None` leaves the system's setting.
+    pub busy_poll: Option<BusyPoll>,
+    /// How long to retry a bind that fails with EBUSY: the kernel frees a queue some 20 ms after its socket is closed.
+    pub bind_timeout: Duration,
+}
+
+impl SocketConfig {
+    /// Four rings of [`RingSize::DEFAULT`] entries on one queue, best data path there is, program attached natively.
+    pub fn new(ifindex: u32, queue: QueueId) -> Self {
+        Self {
+            ifindex,
+            queue,
+            attach: AttachMode::default(),
+            bind: BindRequest::default(),
+            rx: Some(RingSize::DEFAULT),
+            tx: Some(RingSize::DEFAULT),
+            fill: RingSize::DEFAULT,
+            completion: RingSize::DEFAULT,
+            need_wakeup: true,
+            multi_buffer: false,
+            max_tx_skb_budget: None,
+            busy_poll: None,
+            bind_timeout: Duration::from_millis(100),
+        }
+    }
+}
+
+/// Something better that was tried first and refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fallback {
+    /// What was tried.
+    pub tried: &'static str,
+    /// The kernel's answer, an errno; 0 if the kernel was not asked.
+    pub errno: i32,
+    /// What that means.
+    pub reason: String,
+}
+
+impl fmt::Display for Fallback {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} not used: {}", self.tried, self.reason)
+    }
+}

@@ -1,0 +1,189 @@
+//! Why a socket did not open. Each message names the value and the remedy.
+
+use std::io;
+use std::time::Duration;
+
+use crate::units::QueueId;
+
+/// Why a socket did not open.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The kernel gave no AF_XDP socket.
+    #[error("no AF_XDP socket: {source}; it needs CAP_NET_RAW and a kernel with CONFIG_XDP_SOCKETS")]
+    Create {
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// The descriptor passed in is something else.
+    #[error("the descriptor passed in is no AF_XDP socket (its domain is {domain}, not 44)")]
+    NotXdp {
+        /// The address family that it has; 0 if it is no socket at all.
+        domain: u16,
+    },
+    /// The socket has a UMEM or is bound already.
+    #[error("the AF_XDP socket passed in is in use already (it has a UMEM); pass a fresh one")]
+    InUse,
+    /// Neither rx nor tx ring was asked for.
+    #[error("an AF_XDP socket needs an rx ring, a tx ring, or both")]
+    NoRings,
+    /// The kernel tells no ring flags.
+    #[error("the kernel is too old for AF_XDP with need_wakeup: Linux 5.4 is needed")]
+    KernelTooOld,
+    /// ENOBUFS: the memory exceeds RLIMIT_MEMLOCK.
+    #[error(
+        "locking the UMEM's {needed_bytes} bytes exceeds RLIMIT_MEMLOCK ({limit}, of all sockets of this user \
+         together): raise it (`ulimit -l {needed_kib}`, systemd: LimitMEMLOCK={needed_bytes}) or grant CAP_IPC_LOCK",
+        limit = limit_text(*limit_bytes), needed_kib = needed_bytes.div_ceil(1024)
+    )]
+    MemoryLock {
+        /// What this UMEM alone needs.
+        needed_bytes: u64,
+        /// The limit; `None` if there is none.
+        limit_bytes: Option<u64>,
+    },
+    /// ENOMEM: the memory has a hole, or there is none left.
+    #[error(
+        "the UMEM's {len_bytes} bytes at {address:#x} cannot all be pinned (ENOMEM): the mapping has a hole (an \
+         unmapped or PROT_NONE page), or memory is short"
+    )]
+    MemoryHole {
+        /// Where it starts.
+        address: u64,
+        /// Its length.
+        len_bytes: u64,
+    },
+    /// EFAULT: the memory cannot be pinned.
+    #[error(
+        "the UMEM's memory at {address:#x} cannot be pinned (EFAULT): it is unmapped, read-only, or a shared mapping of \
+         a file on disk; use anonymous memory, a memfd or hugetlbfs"
+    )]
+    MemoryKind {
+        /// Where it starts.
+        address: u64,
+    },
+    /// Another refusal of the UMEM.
+    #[error(
+        "the kernel refuses a UMEM of {len_bytes} bytes, chunk size {chunk_bytes}, headroom {headroom_bytes}, TX metadata \
+         {tx_metadata_bytes}: {source}"
+    )]
+    Umem {
+        /// Its length.
+        len_bytes: u64,
+        /// The chunk size.
+        chunk_bytes: u32,
+        /// The headroom.
+        headroom_bytes: u32,
+        /// The length of the TX metadata.
+        tx_metadata_bytes: u32,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// A ring could not be made.
+    #[error("no {ring} ring of {entries} entries: {source}")]
+    Ring {
+        /// Which.
+        ring: &'static str,
+        /// How large.
+        entries: u32,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// EACCES for `XDP_MAX_TX_SKB_BUDGET`.
+    #[error(
+        "TX budget {budget} refused: {source}; it must be at least 32 and at most the tx ring's {tx_entries} entries"
+    )]
+    TxBudget {
+        /// What was asked for.
+        budget: u32,
+        /// The tx ring's size; 0 if there is none.
+        tx_entries: u32,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// A busy-poll option was refused.
+    #[error("busy polling: {option}={value} refused: {source}; raising it needs CAP_NET_ADMIN")]
+    BusyPoll {
+        /// Which option.
+        option: &'static str,
+        /// What was asked for.
+        value: u32,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// ENODEV.
+    #[error("there is no network interface with index {ifindex} in this network namespace")]
+    NoInterface {
+        /// The index.
+        ifindex: u32,
+    },
+    /// ENETDOWN.
+    #[error("interface {ifindex} is down, or its driver's queues are: `ip link set … up`")]
+    InterfaceDown {
+        /// The index.
+        ifindex: u32,
+    },
+    /// The queue does not exist.
+    #[error(
+        "queue {queue} does not exist: interface {ifindex} has {queues} queue(s), counted from 0; choose a lower one or \
+         add channels (`ethtool -L`)"
+    )]
+    NoQueue {
+        /// The interface's index.
+        ifindex: u32,
+        /// What was asked for.
+        queue: QueueId,
+        /// How many there are.
+        queues: u32,
+    },
+    /// EBUSY, still after the retries.
+    #[error(
+        "queue {queue} of interface {ifindex} is held by another AF_XDP socket or io_uring zcrx (EBUSY after {} ms): close \
+         that, or choose another queue", waited.as_millis()
+    )]
+    Busy {
+        /// The interface's index.
+        ifindex: u32,
+        /// The queue.
+        queue: QueueId,
+        /// How long it was tried.
+        waited: Duration,
+    },
+    /// Zero-copy was forced beside a program in skb mode.
+    #[error("zero-copy needs the XDP program attached natively, it is attached in skb mode")]
+    ZeroCopyNeedsNative,
+    /// Zero-copy was forced and is refused.
+    #[error("interface {ifindex} queue {queue} cannot do zero-copy: {reason}")]
+    ZeroCopyRefused {
+        /// The interface's index.
+        ifindex: u32,
+        /// The queue.
+        queue: QueueId,
+        /// Why.
+        reason: String,
+        /// The kernel's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// Another refusal of the bind.
+    #[error("binding to queue {queue} of interface {ifindex} failed: {source}")]
+    Bind {
+        /// The interface's index.
+        ifindex: u32,
+        /// The queue.
+        queue: QueueId,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// A question to the socket went unanswered.
+    #[error("reading {what} of the socket failed: {source}")]
+    Query {
+        /// Which.
+        what: &'static str,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+}
+
+fn limit_text(limit: Option<u64>) -> String {
+    limit.map_or_else(|| "unlimited".to_owned(), |bytes| format!("{bytes} bytes"))
+}

@@ -1,0 +1,309 @@
+//! Memory that frames lie in: what an owner promises, memory of our own, and the raw copies.
+//!
+//! # Theory of operation
+//!
+//! A UMEM is shared with the kernel, with hardware, and (guest RAM) with a virtual machine that writes whenever it
+//! likes. So its bytes never become `&[u8]` or `&mut [u8]`: all access is by pointer, through [`View`], which checks
+//! bounds once and copies. This is the only file of the crate that touches UMEM bytes.
+//!
+//! Invariants, established by whoever implements [`UmemMemory`] and used by each SAFETY line below:
+//!  - **M1** `base()..base()+len()` is mapped readable and writable for as long as the value lives;
+//!  - **M2** both never change;
+//!  - **M3** no Rust reference to these bytes exists anywhere.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::io;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+
+const HUGE_PAGE: usize = 2 << 20;
+
+/// Memory that can be registered as a UMEM: one contiguous mapping.
+///
+/// # Safety
+///
+/// For as long as the value lives, `base()` and `len()` must not change; the bytes from `base()` to
+/// `base() + len()` must stay mapped readable and writable without a hole; and no Rust reference to
+/// any of them may exist, for the kernel (and perhaps a guest) writes there at any time.
+pub unsafe trait UmemMemory: Send + Sync {
+    /// The first byte. Must be page-aligned to be registered.
+    fn base(&self) -> NonNull<u8>;
+    /// The length in bytes.
+    fn len(&self) -> usize;
+    /// Whether there is no byte at all.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// The pages that back a piece of [`OwnMemory`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backing {
+    /// Reserved huge pages of 2 MiB (`/proc/sys/vm/nr_hugepages`).
+    Hugetlb,
+    /// Transparent huge pages; the kernel confirmed that there is at least one (`AnonHugePages` in smaps).
+    Thp,
+    /// Ordinary 4 KiB pages.
+    Pages4K,
+}
+
+impl fmt::Display for Backing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Hugetlb => "hugetlb 2 MiB pages",
+            Self::Thp => "transparent huge pages",
+            Self::Pages4K => "4 KiB pages",
+        })
+    }
+}
+
+/// Memory could not be had.
+#[derive(Debug, thiserror::Error)]
+pub enum MemoryError {
+    /// No memory was asked for.
+    #[error("a UMEM of 0 bytes was asked for")]
+    Empty,
+    /// The kernel gave none.
+    #[error("no {len_bytes} bytes of memory to be had: {source}")]
+    Map {
+        /// What was asked for, in bytes.
+        len_bytes: usize,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+}
+
+/// Anonymous memory of our own: reserved huge pages if there are any, else transparent ones, else 4 KiB pages.
+///
+/// It is populated at once, so that the data path never faults. Unmapped on drop; the kernel holds the pages of a
+/// registered UMEM itself until its socket is closed.
+#[derive(Debug)]
+pub struct OwnMemory {
+    mapping: NonNull<u8>,
+    mapping_len: usize,
+    base: NonNull<u8>,
+    len: usize,
+    backing: Backing,
+}
+
+// SAFETY: the value owns its mapping outright and only reads its own fields; munmap works from any thread.
+unsafe impl Send for OwnMemory {}
+// SAFETY: as above; shared use reads fields that never change.
+unsafe impl Sync for OwnMemory {}
+
+impl OwnMemory {
+    /// Maps `len_bytes`, rounded up to whole pages.
+    ///
+    /// # Errors
+    /// [`MemoryError`] if that is zero or more than the kernel gives.
+    pub fn new(len_bytes: usize) -> Result<Self, MemoryError> {
+        let refused = |source| MemoryError::Map { len_bytes, source };
+        if len_bytes == 0 {
+            return Err(MemoryError::Empty);
+        }
+        let too_long = || refused(io::ErrorKind::OutOfMemory.into());
+        let len = len_bytes
+            .checked_next_multiple_of(rustix::param::page_size())
+            .ok_or_else(too_long)?;
+        let huge_len = len.checked_next_multiple_of(HUGE_PAGE).ok_or_else(too_long)?;
+        if let Ok(mapping) = map(huge_len, MapFlags::HUGETLB | MapFlags::HUGE_2MB) {
+            return Ok(Self::populated(mapping, huge_len, mapping, len, Backing::Hugetlb));
+        }
+        // One huge page more than needed, so that the start can be moved to a huge page's boundary.
+        let mapping_len = huge_len.checked_add(HUGE_PAGE).ok_or_else(too_long)?;
+        let mapping = map(mapping_len, MapFlags::empty()).map_err(refused)?;
+        let skip = mapping.as_ptr().align_offset(HUGE_PAGE);
+        // SAFETY: skip < HUGE_PAGE and the mapping is HUGE_PAGE + huge_len long, so the sum stays inside it.
+        let base = unsafe { mapping.add(skip) };
+        // SAFETY: base..base+huge_len lies in the mapping just made, which nobody else knows. Advice only: if the
+        // kernel has no transparent huge pages the call fails and 4 KiB pages serve.
+        let _ = unsafe { madvise(base.as_ptr().cast(), huge_len, Advice::LinuxHugepage) };
+        let mut memory = Self::populated(mapping, mapping_len, base, len, Backing::Pages4K);
+        if has_huge_pages(base) {
+            memory.backing = Backing::Thp;
+        }
+        Ok(memory)
+    }
+
+    /// Which pages it came from.
+    pub fn backing(&self) -> Backing {
+        self.backing
+    }
+
+    fn populated(
+        mapping: NonNull<u8>,
+        mapping_len: usize,
+        base: NonNull<u8>,
+        len: usize,
+        backing: Backing,
+    ) -> Self {
+        // SAFETY: M1: base..base+len lies inside the mapping, which the caller has just made. The call only
+        // touches pages; kernels before 5.14 do not know it, then the pages come when UMEM registration pins them.
+        let _ = unsafe { madvise(base.as_ptr().cast(), len, Advice::LinuxPopulateWrite) };
+        Self {
+            mapping,
+            mapping_len,
+            base,
+            len,
+            backing,
+        }
+    }
+}
+
+// SAFETY: M1: `new` mapped base..base+len readable and writable and only Drop unmaps it. M2: no method changes the
+// fields. M3: the mapping is private to this value, which makes no reference to its bytes.
+unsafe impl UmemMemory for OwnMemory {
+    fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl Drop for OwnMemory {
+    fn drop(&mut self) {
+        // SAFETY: mapping and mapping_len are what mmap returned in `new`; users hold the Arc, so none is left.
+        let _ = unsafe { munmap(self.mapping.as_ptr().cast(), self.mapping_len) };
+    }
+}
+
+fn map(len: usize, extra: MapFlags) -> io::Result<NonNull<u8>> {
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
+    let start = unsafe { mmap_anonymous(ptr::null_mut(), len, protection, MapFlags::PRIVATE | extra) }?;
+    NonNull::new(start.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+}
+
+/// Whether the kernel backs the mapping that contains `address` with at least one transparent huge page.
+fn has_huge_pages(address: NonNull<u8>) -> bool {
+    let Ok(smaps) = std::fs::read_to_string("/proc/self/smaps") else {
+        return false;
+    };
+    let address = address.as_ptr() as usize;
+    let mut inside = false;
+    for line in smaps.lines() {
+        let first = line.split_whitespace().next().unwrap_or_default();
+        if let Some((start, end)) = parse_range(first) {
+            inside = (start..end).contains(&address);
+        } else if inside && first == "AnonHugePages:" {
+            return line.split_whitespace().nth(1).is_some_and(|kib| kib != "0");
+        }
+    }
+    false
+}
+
+fn parse_range(text: &str) -> Option<(usize, usize)> {
+    let (start, end) = text.split_once('-')?;
+    Some((
+        usize::from_str_radix(start, 16).ok()?,
+        usize::from_str_radix(end, 16).ok()?,
+    ))
+}
+
+/// A bounds-checked window on memory, which it keeps alive.
+#[derive(Clone)]
+pub(crate) struct View {
+    base: NonNull<u8>,
+    len: u64,
+    memory: Arc<dyn UmemMemory>,
+}
+
+// SAFETY: the pointer stands for memory that `memory` (Send + Sync) keeps mapped (M1); every access is a raw copy.
+unsafe impl Send for View {}
+// SAFETY: as above; concurrent copies may garble bytes, as the kernel and a guest may at any time, and bytes are all
+// they are ever read as.
+unsafe impl Sync for View {}
+
+impl View {
+    pub(crate) fn new(memory: Arc<dyn UmemMemory>) -> Self {
+        Self {
+            base: memory.base(),
+            len: memory.len() as u64,
+            memory,
+        }
+    }
+
+    pub(crate) fn memory(&self) -> &Arc<dyn UmemMemory> {
+        &self.memory
+    }
+
+    pub(crate) fn address(&self) -> u64 {
+        self.base.as_ptr() as u64
+    }
+
+    #[inline]
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// The address of `len` bytes from `at`; `None` if they are not all inside.
+    #[inline]
+    pub(crate) fn ptr(&self, at: u64, len: u64) -> Option<NonNull<u8>> {
+        if at > self.len || len > self.len - at {
+            return None;
+        }
+        // SAFETY: at <= self.len, so the result stays inside base..=base+len (M1, M2).
+        Some(unsafe { self.base.add(at as usize) })
+    }
+
+    /// Copies bytes in; `None`, and nothing written, if they do not fit.
+    #[inline]
+    pub(crate) fn write(&self, at: u64, bytes: &[u8]) -> Option<()> {
+        let target = self.ptr(at, bytes.len() as u64)?;
+        // SAFETY: `ptr` checked that the target range is inside the memory (M1); `bytes` is a Rust reference, so by
+        // M3 it does not overlap it.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), target.as_ptr(), bytes.len()) };
+        Some(())
+    }
+
+    /// Copies bytes out; `None`, and nothing read, if they are not all inside.
+    #[inline]
+    pub(crate) fn read(&self, at: u64, bytes: &mut [u8]) -> Option<()> {
+        let source = self.ptr(at, bytes.len() as u64)?;
+        // SAFETY: as in `write`, the other way round.
+        unsafe { ptr::copy_nonoverlapping(source.as_ptr(), bytes.as_mut_ptr(), bytes.len()) };
+        Some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_memory_is_page_aligned_and_writable_to_its_last_byte() {
+        let memory = OwnMemory::new(5000).unwrap();
+        assert_eq!(memory.len() % rustix::param::page_size(), 0);
+        assert_eq!(memory.base().as_ptr() as usize % rustix::param::page_size(), 0);
+        let last = memory.len() as u64 - 1;
+        let view = View::new(Arc::new(memory));
+        assert_eq!(view.write(last, &[7]), Some(()));
+        let mut byte = [0];
+        assert_eq!(view.read(last, &mut byte), Some(()));
+        assert_eq!(byte, [7]);
+    }
+
+    #[test]
+    fn own_memory_of_nothing_or_of_everything_is_refused() {
+        assert!(matches!(OwnMemory::new(0), Err(MemoryError::Empty)));
+        assert!(matches!(OwnMemory::new(usize::MAX), Err(MemoryError::Map { .. })));
+        assert!(matches!(OwnMemory::new(1 << 60), Err(MemoryError::Map { .. })));
+    }
+
+    #[test]
+    fn view_refuses_what_is_not_wholly_inside() {
+        let view = View::new(Arc::new(OwnMemory::new(8192).unwrap()));
+        assert!(view.ptr(0, 8192).is_some());
+        assert!(view.ptr(8192, 0).is_some());
+        assert!(view.ptr(8192, 1).is_none());
+        assert!(view.ptr(1, 8192).is_none());
+        assert!(view.ptr(u64::MAX, 1).is_none());
+        assert!(view.ptr(1, u64::MAX).is_none());
+        assert_eq!(view.write(8190, &[0; 3]), None);
+    }
+}

@@ -1,0 +1,395 @@
+//! An AF_XDP socket: UMEM, rings and queue joined, from open to close.
+//!
+//! # Theory of operation
+//!
+//! Opening goes in the order that the kernel asks for: register the UMEM, size the rings, set what depends on them, map
+//! them, bind (`bind.rs`). Whatever fails, everything made so far is undone by its owner's Drop.
+//!
+//! A queue is free again when its socket has neither a descriptor nor a mapping, about 20 ms later. The fields are
+//! ordered so that the rings unmap first, then the descriptor closes, then the memory may go.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::xdp::{
+    XDP_PGOFF_RX_RING, XDP_PGOFF_TX_RING, XDP_UMEM_PGOFF_COMPLETION_RING, XDP_UMEM_PGOFF_FILL_RING,
+    XdpMmapOffsets, XdpOptionsFlags, XdpRingOffset, XdpUmemReg, XdpUmemRegFlags,
+};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, recv, send, sockopt};
+
+use crate::bind::bind_queue;
+use crate::completion::CompletionRing;
+use crate::config::{AttachMode, Fallback, Mode, SocketConfig};
+use crate::desc::Descriptor;
+use crate::error::OpenError;
+use crate::fill::FillRing;
+use crate::ring::{Consumer, Producer};
+use crate::rx::RxRing;
+use crate::statistics::Statistics;
+use crate::sys::{self, Mapping, RingOffsets};
+use crate::tx::TxRing;
+use crate::umem::Umem;
+use crate::units::RingSize;
+
+/// `XDP_UMEM_TX_METADATA_LEN`, `include/uapi/linux/if_xdp.h` (Linux 6.8; before that the length alone was enough).
+const UMEM_TX_METADATA_LEN: u32 = 1 << 2;
+
+/// A socket bound to one queue of one interface. Dropping it frees the queue.
+///
+/// It is `Send`: one thread at a time owns it, with its rings.
+#[derive(Debug)]
+pub struct Socket {
+    /// Free frames to the kernel.
+    pub fill: FillRing,
+    /// Sent frames back.
+    pub completion: CompletionRing,
+    /// Received frames.
+    pub rx: RxRing,
+    /// Frames to send.
+    pub tx: TxRing,
+    fd: OwnedFd,
+    umem: Umem,
+    mode: Mode,
+    multi_buffer: bool,
+    fallbacks: Vec<Fallback>,
+}
+
+/// What a kick of the tx ring led to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kick {
+    /// The kernel has taken what it found.
+    Done,
+    /// There is more, kick again (EAGAIN: the budget of one call is used up, or the completion ring or send buffer is
+    /// full and completions must be taken first).
+    Again,
+    /// The device or the memory is exhausted for now (EBUSY, ENOBUFS). EBUSY also tells that a frame was dropped, for
+    /// instance one longer than the MTU; it is completed all the same. What is left stays in the ring: kick later.
+    Busy,
+}
+
+/// Why the kernel cannot be woken.
+#[derive(Debug, thiserror::Error)]
+pub enum WakeError {
+    /// ENETDOWN: the interface is down. It may come back.
+    #[error("the interface is down")]
+    InterfaceDown,
+    /// ENXIO: the socket is not bound any more, its interface was deleted. Only a new socket helps.
+    #[error("the interface is gone")]
+    InterfaceGone,
+    /// Anything else.
+    #[error("waking the kernel failed: {0}")]
+    Other(#[source] io::Error),
+}
+
+impl Socket {
+    /// Opens a socket and binds it. Needs CAP_NET_RAW.
+    ///
+    /// # Errors
+    /// [`OpenError`], each naming the value and the remedy; nothing stays behind.
+    pub fn open(umem: &Umem, config: &SocketConfig) -> Result<Self, OpenError> {
+        let fd = sys::open_socket().map_err(|source| OpenError::Create { source })?;
+        Self::from_fd(fd, umem, config)
+    }
+
+    /// Binds a socket that somebody with more privilege has opened. It must be as `socket(AF_XDP, SOCK_RAW, 0)` made it.
+    ///
+    /// # Errors
+    /// As [`Socket::open`], and [`OpenError::NotXdp`] or [`OpenError::InUse`] for a descriptor that does not serve.
+    pub fn from_fd(fd: OwnedFd, umem: &Umem, config: &SocketConfig) -> Result<Self, OpenError> {
+        if config.rx.is_none() && config.tx.is_none() {
+            return Err(OpenError::NoRings);
+        }
+        check_family(fd.as_fd())?;
+        register(fd.as_fd(), umem)?;
+        size_rings(fd.as_fd(), config)?;
+        set_tx_budget(fd.as_fd(), config)?;
+        set_busy_poll(fd.as_fd(), config)?;
+        let offsets = sockopt::xdp_mmap_offsets(&fd).map_err(|error| query("XDP_MMAP_OFFSETS", error))?;
+        let (fill, completion, rx, tx) = map_rings(fd.as_fd(), umem, config, &offsets)?;
+        let bound = bind_queue(fd.as_fd(), config)?;
+        let options = sockopt::xdp_options(&fd).map_err(|error| query("XDP_OPTIONS", error))?;
+        let mode = match config.attach {
+            _ if options.contains(XdpOptionsFlags::XDP_OPTIONS_ZEROCOPY) => Mode::ZeroCopy,
+            AttachMode::Native => Mode::NativeCopy,
+            AttachMode::Skb => Mode::SkbCopy,
+        };
+        let (multi_buffer, fallbacks) = (bound.multi_buffer, bound.fallbacks);
+        Ok(Self {
+            fill,
+            completion,
+            rx,
+            tx,
+            fd,
+            umem: umem.clone(),
+            mode,
+            multi_buffer,
+            fallbacks,
+        })
+    }
+
+    /// Tells the kernel to send what is in the tx ring (`sendto` with MSG_DONTWAIT).
+    ///
+    /// In copy mode the kernel sends within this call, up to 32 frames or
+    /// [`max_tx_skb_budget`](SocketConfig::max_tx_skb_budget).
+    ///
+    /// # Errors
+    /// [`WakeError`] if the interface is down or gone.
+    #[inline]
+    pub fn kick_tx(&self) -> Result<Kick, WakeError> {
+        kick_result(send(&self.fd, &[], SendFlags::DONTWAIT).err())
+    }
+
+    /// Tells the kernel that there are frames in the fill ring again (`recvfrom` with MSG_DONTWAIT); with busy polling
+    /// it also polls the device.
+    ///
+    /// # Errors
+    /// [`WakeError`] if the interface is down or gone.
+    #[inline]
+    pub fn wake_rx(&self) -> Result<Kick, WakeError> {
+        let mut nothing = [0_u8; 0];
+        kick_result(recv(&self.fd, &mut nothing, RecvFlags::DONTWAIT).err())
+    }
+
+    /// The data path in use.
+    #[inline]
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// Whether frames may span chunks.
+    #[inline]
+    pub fn multi_buffer(&self) -> bool {
+        self.multi_buffer
+    }
+
+    /// What was tried first and refused, in order; empty if the first attempt worked.
+    pub fn fallbacks(&self) -> &[Fallback] {
+        &self.fallbacks
+    }
+
+    /// The UMEM that it was opened with.
+    #[inline]
+    pub fn umem(&self) -> &Umem {
+        &self.umem
+    }
+
+    /// The kernel's counters of this socket (`XDP_STATISTICS`).
+    ///
+    /// # Errors
+    /// The kernel's answer.
+    pub fn statistics(&self) -> io::Result<Statistics> {
+        Statistics::read(self.as_fd())
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+#[inline]
+fn kick_result(errno: Option<Errno>) -> Result<Kick, WakeError> {
+    match errno {
+        None => Ok(Kick::Done),
+        Some(Errno::AGAIN | Errno::INTR) => Ok(Kick::Again),
+        Some(Errno::BUSY | Errno::NOBUFS) => Ok(Kick::Busy),
+        Some(Errno::NETDOWN) => Err(WakeError::InterfaceDown),
+        Some(Errno::NXIO | Errno::NODEV) => Err(WakeError::InterfaceGone),
+        Some(errno) => Err(WakeError::Other(errno.into())),
+    }
+}
+
+fn query(what: &'static str, errno: Errno) -> OpenError {
+    OpenError::Query {
+        what,
+        source: errno.into(),
+    }
+}
+
+fn check_family(fd: BorrowedFd<'_>) -> Result<(), OpenError> {
+    match sockopt::socket_domain(fd) {
+        Ok(AddressFamily::XDP) => Ok(()),
+        Ok(other) => Err(OpenError::NotXdp {
+            domain: other.as_raw(),
+        }),
+        Err(_) => Err(OpenError::NotXdp { domain: 0 }),
+    }
+}
+
+fn register(fd: BorrowedFd<'_>, umem: &Umem) -> Result<(), OpenError> {
+    let mut flags = XdpUmemRegFlags::empty();
+    flags.set(
+        XdpUmemRegFlags::XDP_UMEM_UNALIGNED_CHUNK_FLAG,
+        umem.is_unaligned(),
+    );
+    if umem.tx_metadata_len() > 0 {
+        flags |= XdpUmemRegFlags::from_bits_retain(UMEM_TX_METADATA_LEN);
+    }
+    let registration = XdpUmemReg {
+        addr: umem.address(),
+        len: umem.len(),
+        chunk_size: umem.chunk_size(),
+        headroom: umem.headroom(),
+        flags,
+        tx_metadata_len: umem.tx_metadata_len(),
+    };
+    sockopt::set_xdp_umem_reg(fd, registration).map_err(|errno| registration_error(umem, errno))
+}
+
+fn registration_error(umem: &Umem, errno: Errno) -> OpenError {
+    let (address, len_bytes) = (umem.address(), umem.len());
+    match errno {
+        Errno::NOBUFS => OpenError::MemoryLock {
+            needed_bytes: len_bytes,
+            limit_bytes: rustix::process::getrlimit(rustix::process::Resource::Memlock).current,
+        },
+        Errno::NOMEM => OpenError::MemoryHole { address, len_bytes },
+        Errno::FAULT => OpenError::MemoryKind { address },
+        Errno::BUSY => OpenError::InUse,
+        errno => OpenError::Umem {
+            len_bytes,
+            chunk_bytes: umem.chunk_size(),
+            headroom_bytes: umem.headroom(),
+            tx_metadata_bytes: umem.tx_metadata_len(),
+            source: errno.into(),
+        },
+    }
+}
+
+fn size_rings(fd: BorrowedFd<'_>, config: &SocketConfig) -> Result<(), OpenError> {
+    let refused = |ring, size: RingSize| {
+        move |errno: Errno| OpenError::Ring {
+            ring,
+            entries: size.get(),
+            source: errno.into(),
+        }
+    };
+    let (fill, completion) = (config.fill, config.completion);
+    sockopt::set_xdp_umem_fill_ring_size(fd, fill.get()).map_err(refused("fill", fill))?;
+    sockopt::set_xdp_umem_completion_ring_size(fd, completion.get())
+        .map_err(refused("completion", completion))?;
+    if let Some(rx) = config.rx {
+        sockopt::set_xdp_rx_ring_size(fd, rx.get()).map_err(refused("rx", rx))?;
+    }
+    if let Some(tx) = config.tx {
+        sockopt::set_xdp_tx_ring_size(fd, tx.get()).map_err(refused("tx", tx))?;
+    }
+    Ok(())
+}
+
+fn set_tx_budget(fd: BorrowedFd<'_>, config: &SocketConfig) -> Result<(), OpenError> {
+    let Some(budget) = config.max_tx_skb_budget else {
+        return Ok(());
+    };
+    match sys::set_option(fd, libc::SOL_XDP, sys::XDP_MAX_TX_SKB_BUDGET, budget) {
+        // A kernel before 6.18: its budget is fixed.
+        Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => Ok(()),
+        result => result.map_err(|source| {
+            let tx_entries = config.tx.map_or(0, RingSize::get);
+            OpenError::TxBudget {
+                budget,
+                tx_entries,
+                source,
+            }
+        }),
+    }
+}
+
+fn set_busy_poll(fd: BorrowedFd<'_>, config: &SocketConfig) -> Result<(), OpenError> {
+    let Some(poll) = config.busy_poll else {
+        return Ok(());
+    };
+    let options = [
+        (
+            "SO_PREFER_BUSY_POLL",
+            sys::SO_PREFER_BUSY_POLL,
+            u32::from(poll.prefer),
+        ),
+        ("SO_BUSY_POLL", sys::SO_BUSY_POLL, poll.usecs),
+        ("SO_BUSY_POLL_BUDGET", sys::SO_BUSY_POLL_BUDGET, poll.budget),
+    ];
+    for (option, name, value) in options {
+        sys::set_option(fd, libc::SOL_SOCKET, name, value).map_err(|source| OpenError::BusyPoll {
+            option,
+            value,
+            source,
+        })?;
+    }
+    Ok(())
+}
+
+type Rings = (FillRing, CompletionRing, RxRing, TxRing);
+
+fn map_rings(
+    fd: BorrowedFd<'_>,
+    umem: &Umem,
+    config: &SocketConfig,
+    offsets: &XdpMmapOffsets,
+) -> Result<Rings, OpenError> {
+    let codec = umem.codec();
+    let map = |ring, offset: &XdpRingOffset, place, entries: RingSize, entry_bytes| {
+        map_ring(fd, offset, place, u64::from(entries.get()) * entry_bytes).map_err(|source| match source {
+            Some(source) => OpenError::Ring {
+                ring,
+                entries: entries.get(),
+                source,
+            },
+            None => OpenError::KernelTooOld,
+        })
+    };
+    let (address_bytes, desc_bytes) = (size_of::<u64>() as u64, size_of::<Descriptor>() as u64);
+    let (pages, at) = map(
+        "fill",
+        &offsets.fr,
+        XDP_UMEM_PGOFF_FILL_RING,
+        config.fill,
+        address_bytes,
+    )?;
+    let fill = FillRing::new(Producer::mapped(pages, &at, config.fill.get()));
+    let (pages, at) = map(
+        "completion",
+        &offsets.cr,
+        XDP_UMEM_PGOFF_COMPLETION_RING,
+        config.completion,
+        address_bytes,
+    )?;
+    let completion = CompletionRing::new(Consumer::mapped(pages, &at, config.completion.get()), codec);
+    let rx = match config.rx {
+        None => RxRing::absent(codec),
+        Some(size) => {
+            let (pages, at) = map("rx", &offsets.rx, XDP_PGOFF_RX_RING, size, desc_bytes)?;
+            RxRing::new(Consumer::mapped(pages, &at, size.get()), codec)
+        }
+    };
+    let tx = match config.tx {
+        None => TxRing::absent(codec),
+        Some(size) => {
+            let (pages, at) = map("tx", &offsets.tx, XDP_PGOFF_TX_RING, size, desc_bytes)?;
+            TxRing::new(Producer::mapped(pages, &at, size.get()), codec)
+        }
+    };
+    Ok((fill, completion, rx, tx))
+}
+
+/// Maps one ring; `Err(None)` if the kernel has no flags word in it.
+fn map_ring(
+    fd: BorrowedFd<'_>,
+    offset: &XdpRingOffset,
+    place: u64,
+    slots_bytes: u64,
+) -> Result<(Mapping, RingOffsets), Option<io::Error>> {
+    let Some(flags) = offset.flags else {
+        return Err(None);
+    };
+    let parts = RingOffsets {
+        producer: offset.producer,
+        consumer: offset.consumer,
+        flags,
+        slots: offset.desc,
+    };
+    let len =
+        usize::try_from(offset.desc + slots_bytes).map_err(|_| Some(io::ErrorKind::OutOfMemory.into()))?;
+    Ok((Mapping::new(fd, len, place).map_err(Some)?, parts))
+}

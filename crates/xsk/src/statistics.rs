@@ -1,0 +1,39 @@
+//! The kernel's counters of a socket.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use rustix::net::sockopt;
+
+/// `struct xdp_statistics`, `include/uapi/linux/if_xdp.h`: frames and descriptors since the socket was opened.
+///
+/// The last three are 0 on kernels before 5.9.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Statistics {
+    /// Received frames that were dropped for other reasons than those below (too long for a chunk, no memory).
+    pub rx_dropped: u64,
+    /// Fill ring entries outside the UMEM; each frame is lost.
+    pub rx_invalid_descs: u64,
+    /// Tx descriptors that were invalid, or a frame of too many pieces; they are never completed.
+    pub tx_invalid_descs: u64,
+    /// Received frames dropped because the rx ring was full.
+    pub rx_ring_full: u64,
+    /// Times that a frame came and the fill ring was empty: the frame was dropped.
+    pub rx_fill_ring_empty_descs: u64,
+    /// Times that the kernel looked for a frame to send and the tx ring was empty. No loss.
+    pub tx_ring_empty_descs: u64,
+}
+
+impl Statistics {
+    pub(crate) fn read(fd: BorrowedFd<'_>) -> io::Result<Self> {
+        let raw = sockopt::xdp_statistics(fd)?;
+        Ok(Self {
+            rx_dropped: raw.rx_dropped,
+            rx_invalid_descs: raw.rx_invalid_descs,
+            tx_invalid_descs: raw.tx_invalid_descs,
+            rx_ring_full: raw.rx_ring_full.unwrap_or(0),
+            rx_fill_ring_empty_descs: raw.rx_fill_ring_empty_descs.unwrap_or(0),
+            tx_ring_empty_descs: raw.tx_ring_empty_descs.unwrap_or(0),
+        })
+    }
+}

@@ -1,0 +1,147 @@
+//! The system calls that rustix has no safe form for: ring mappings, bare socket options, and one ethtool question.
+//!
+//! # Theory of operation
+//!
+//! Everything here takes and returns plain values; what they mean is said in `bind.rs` and `socket.rs`.
+//!
+//! A [`Mapping`] owns one ring's pages. The kernel counts it as a user of the socket: as long as one is mapped, closing
+//! the descriptor does not free the queue. So the rings of a [`Socket`](crate::Socket) own their mappings and are
+//! dropped before the descriptor.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_int, c_void};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr::{self, NonNull};
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, netdevice, socket_with};
+
+/// `XDP_MAX_TX_SKB_BUDGET`, `include/uapi/linux/if_xdp.h` (Linux 6.18).
+pub(crate) const XDP_MAX_TX_SKB_BUDGET: c_int = 9;
+/// `SO_BUSY_POLL`, `include/uapi/asm-generic/socket.h`.
+pub(crate) const SO_BUSY_POLL: c_int = 46;
+/// `SO_PREFER_BUSY_POLL` (Linux 5.11).
+pub(crate) const SO_PREFER_BUSY_POLL: c_int = 69;
+/// `SO_BUSY_POLL_BUDGET` (Linux 5.11).
+pub(crate) const SO_BUSY_POLL_BUDGET: c_int = 70;
+
+/// `SIOCETHTOOL`, `include/uapi/linux/sockios.h`.
+const SIOCETHTOOL: libc::Ioctl = 0x8946;
+/// `ETHTOOL_GCHANNELS`, `include/uapi/linux/ethtool.h`.
+const ETHTOOL_GCHANNELS: u32 = 0x3c;
+
+/// Where the parts of a ring lie in its mapping, in bytes (`struct xdp_ring_offset`).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RingOffsets {
+    pub(crate) producer: u64,
+    pub(crate) consumer: u64,
+    pub(crate) flags: u64,
+    pub(crate) slots: u64,
+}
+
+/// The pages of one ring.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    start: NonNull<c_void>,
+    len: usize,
+}
+
+impl Mapping {
+    /// Maps `len` bytes of the socket's ring at `page_offset` (`XDP_PGOFF_…`), populated.
+    pub(crate) fn new(fd: BorrowedFd<'_>, len: usize, page_offset: u64) -> io::Result<Self> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::SHARED | MapFlags::POPULATE;
+        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
+        let start = unsafe { mmap(ptr::null_mut(), len, protection, flags, fd, page_offset) }?;
+        let start = NonNull::new(start).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { start, len })
+    }
+
+    /// The address of `count` values of `T`, `offset` bytes from the start.
+    ///
+    /// # Panics
+    /// If they do not lie wholly inside, or are not aligned: the kernel's offsets and the length mapped from them
+    /// disagree.
+    pub(crate) fn part<T>(&self, offset: u64, count: u32) -> NonNull<T> {
+        let end = offset + (count as usize * size_of::<T>()) as u64;
+        assert!(
+            end <= self.len as u64,
+            "ring part at {offset} ends past its mapping of {} bytes",
+            self.len
+        );
+        // SAFETY: offset <= end <= len, so the result is inside the mapping.
+        let part = unsafe { self.start.byte_add(offset as usize) }.cast::<T>();
+        assert!(part.is_aligned(), "ring part at {offset} is not aligned");
+        part
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: start and len are what mmap returned; the ring that points inside owns this value, so it is gone.
+        let _ = unsafe { munmap(self.start.as_ptr(), self.len) };
+    }
+}
+
+/// Opens an unbound AF_XDP socket.
+pub(crate) fn open_socket() -> io::Result<OwnedFd> {
+    Ok(socket_with(
+        AddressFamily::XDP,
+        SocketType::RAW,
+        SocketFlags::CLOEXEC,
+        None,
+    )?)
+}
+
+/// Sets an option whose value is a 32-bit number.
+pub(crate) fn set_option(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: u32) -> io::Result<()> {
+    let len = size_of::<u32>() as libc::socklen_t;
+    // SAFETY: the kernel reads `len` bytes from the address of a live u32 and keeps no pointer.
+    let result = unsafe { libc::setsockopt(fd.as_raw_fd(), level, name, (&raw const value).cast(), len) };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// The number of queues that AF_XDP can bind to, if the driver tells (`ETHTOOL_GCHANNELS`).
+pub(crate) fn queue_count(ifindex: u32) -> Option<u32> {
+    let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None).ok()?;
+    let name = netdevice::index_to_name(&socket, ifindex).ok()?;
+    let mut channels = EthtoolChannels {
+        cmd: ETHTOOL_GCHANNELS,
+        ..EthtoolChannels::default()
+    };
+    // SAFETY: all-zero is a valid ifreq.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request
+        .ifr_name
+        .iter_mut()
+        .take(libc::IFNAMSIZ - 1)
+        .zip(name.bytes())
+    {
+        *to = from.cast_signed();
+    }
+    request.ifr_ifru.ifru_data = (&raw mut channels).cast();
+    // SAFETY: SIOCETHTOOL with ETHTOOL_GCHANNELS reads the ifreq and writes one struct ethtool_channels to ifru_data;
+    // both live past the call.
+    let result = unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), SIOCETHTOOL, &raw mut request) };
+    (result == 0).then(|| channels.combined_count + channels.rx_count.max(channels.tx_count))
+}
+
+/// `struct ethtool_channels`, `include/uapi/linux/ethtool.h`.
+#[derive(Default)]
+#[repr(C)]
+struct EthtoolChannels {
+    cmd: u32,
+    max_rx: u32,
+    max_tx: u32,
+    max_other: u32,
+    max_combined: u32,
+    rx_count: u32,
+    tx_count: u32,
+    other_count: u32,
+    combined_count: u32,
+}

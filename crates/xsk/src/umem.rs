@@ -1,0 +1,473 @@
+//! The UMEM: memory cut into chunks, and who may hand the chunks out.
+//!
+//! # Theory of operation
+//!
+//! A [`Umem`] says how memory is registered with a socket (`XDP_UMEM_REG`, `net/xdp/xdp_umem.c`): which bytes, the
+//! chunk size, headroom, and whether frames may start anywhere (unaligned) or only where a chunk does. Registration
+//! itself happens when a socket opens; several sockets may register one `Umem`, each then has rings of its own and
+//! is charged for it separately.
+//!
+//! Frames come from two sources that must not overlap:
+//!  - [`Umem::frames`] hands out the chunks of a range; ranges handed out are remembered, a second claim is refused;
+//!  - [`Umem::adopt`] makes a frame at an offset that the *caller* tracks, for guest RAM, where the guest decides
+//!    which buffer is free. It is on the data path, so that only bounds are checked.
+//!
+//! The memory of what was handed out belongs to this `Umem`, not to the bytes: after a socket is closed, frames that
+//! sat in its rings come back by making a new `Umem` over the same memory.
+
+use std::fmt;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::frame::Frame;
+use crate::memory::{UmemMemory, View};
+use crate::units::UmemOffset;
+
+/// Smallest chunk that the kernel takes (`XDP_UMEM_MIN_CHUNK_SIZE`, `include/net/xdp_sock.h`).
+pub const MIN_CHUNK_BYTES: u32 = 2048;
+
+/// Room that the kernel leaves before each received frame, after the headroom asked for (`XDP_PACKET_HEADROOM`,
+/// `include/uapi/linux/bpf.h`).
+pub const XDP_PACKET_HEADROOM: u32 = 256;
+
+/// First offset that does not fit beside the 16-bit delta of unaligned mode.
+const UNALIGNED_LIMIT: u64 = 1 << 48;
+
+/// Memory that cannot be a UMEM, or an offset that is not in it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum UmemError {
+    /// The kernel takes chunks from 2048 bytes to a page.
+    #[error("chunk size {chunk_bytes} is not from {MIN_CHUNK_BYTES} to {page_bytes} (one page)")]
+    ChunkSize {
+        /// What was asked for.
+        chunk_bytes: u32,
+        /// The page size of this machine.
+        page_bytes: u32,
+    },
+    /// Aligned chunks must be a power of two.
+    #[error("chunk size {chunk_bytes} is not a power of two; use one, or unaligned chunks")]
+    ChunkNotPowerOfTwo {
+        /// What was asked for.
+        chunk_bytes: u32,
+    },
+    /// The headroom leaves no room for a frame.
+    #[error(
+        "headroom {headroom_bytes} and the kernel's {XDP_PACKET_HEADROOM} bytes leave nothing of a {chunk_bytes}-byte chunk"
+    )]
+    Headroom {
+        /// What was asked for.
+        headroom_bytes: u32,
+        /// The chunk size.
+        chunk_bytes: u32,
+    },
+    /// The memory does not start on a page.
+    #[error("UMEM memory at {address:#x} does not start on a page of {page_bytes} bytes")]
+    BaseNotPageAligned {
+        /// Where it starts.
+        address: u64,
+        /// The page size of this machine.
+        page_bytes: u32,
+    },
+    /// The memory is empty, or no whole number of chunks.
+    #[error("UMEM length {len_bytes} is not a positive multiple of the chunk size {chunk_bytes}")]
+    Length {
+        /// Its length.
+        len_bytes: u64,
+        /// The chunk size.
+        chunk_bytes: u32,
+    },
+    /// More memory than the rings can address.
+    #[error("UMEM length {len_bytes} is more than the 2^48 bytes that unaligned mode can address")]
+    TooLong {
+        /// Its length.
+        len_bytes: u64,
+    },
+    /// TX metadata must be a multiple of 8, below 256.
+    #[error("TX metadata length {bytes} is not a multiple of 8 below 256")]
+    TxMetadata {
+        /// What was asked for.
+        bytes: u32,
+    },
+    /// A chunk at this offset is not wholly inside the UMEM.
+    #[error(
+        "offset {offset} does not leave room for a {chunk_bytes}-byte chunk in a UMEM of {len_bytes} bytes"
+    )]
+    Outside {
+        /// The offset.
+        offset: UmemOffset,
+        /// The chunk size.
+        chunk_bytes: u32,
+        /// The UMEM's length.
+        len_bytes: u64,
+    },
+    /// In aligned mode frames start where chunks start.
+    #[error("offset {offset} is not a multiple of the chunk size {chunk_bytes}")]
+    Misaligned {
+        /// The offset.
+        offset: UmemOffset,
+        /// The chunk size.
+        chunk_bytes: u32,
+    },
+    /// Some chunk of the range was handed out before.
+    #[error("chunks from {start} to {end} were handed out already, at least in part")]
+    AlreadyHandedOut {
+        /// First offset asked for.
+        start: UmemOffset,
+        /// The offset after the last asked for.
+        end: UmemOffset,
+    },
+}
+
+/// Memory cut into chunks, ready to be registered with sockets. Cheap to clone: clones share everything.
+#[derive(Clone)]
+pub struct Umem {
+    view: View,
+    chunk_size: u32,
+    headroom: u32,
+    unaligned: bool,
+    tx_metadata_len: u32,
+    handed_out: Arc<Mutex<Vec<Range<u64>>>>,
+}
+
+impl Umem {
+    /// Memory in aligned mode: chunks of `chunk_size` bytes (a power of two, 2048 to a page), each frame in one,
+    /// `headroom` bytes left free before each received frame in addition to [`XDP_PACKET_HEADROOM`].
+    ///
+    /// # Errors
+    /// [`UmemError`], naming the value that the kernel would refuse with EINVAL.
+    pub fn aligned(memory: Arc<dyn UmemMemory>, chunk_size: u32, headroom: u32) -> Result<Self, UmemError> {
+        if !chunk_size.is_power_of_two() {
+            return Err(UmemError::ChunkNotPowerOfTwo {
+                chunk_bytes: chunk_size,
+            });
+        }
+        Self::checked(memory, chunk_size, headroom, false)
+    }
+
+    /// Memory in unaligned mode (`XDP_UMEM_UNALIGNED_CHUNK_FLAG`): frames start at any offset.
+    ///
+    /// # Errors
+    /// [`UmemError`], naming the value that the kernel would refuse with EINVAL.
+    pub fn unaligned(memory: Arc<dyn UmemMemory>, chunk_size: u32, headroom: u32) -> Result<Self, UmemError> {
+        Self::checked(memory, chunk_size, headroom, true)
+    }
+
+    /// The same UMEM with `bytes` of metadata before each frame sent whose descriptor says
+    /// [`metadata`](crate::TxDesc::metadata) (`XDP_UMEM_TX_METADATA_LEN`, Linux 6.8).
+    ///
+    /// # Errors
+    /// [`UmemError::TxMetadata`] if that is no multiple of 8 below 256.
+    pub fn with_tx_metadata(mut self, bytes: u32) -> Result<Self, UmemError> {
+        if bytes >= 256 || !bytes.is_multiple_of(8) {
+            return Err(UmemError::TxMetadata { bytes });
+        }
+        self.tx_metadata_len = bytes;
+        Ok(self)
+    }
+
+    fn checked(
+        memory: Arc<dyn UmemMemory>,
+        chunk_size: u32,
+        headroom: u32,
+        unaligned: bool,
+    ) -> Result<Self, UmemError> {
+        let page_bytes = u32::try_from(rustix::param::page_size()).unwrap_or(u32::MAX);
+        let view = View::new(memory);
+        let (chunk_bytes, len_bytes, address) = (chunk_size, view.len(), view.address());
+        if !(MIN_CHUNK_BYTES..=page_bytes).contains(&chunk_size) {
+            return Err(UmemError::ChunkSize {
+                chunk_bytes,
+                page_bytes,
+            });
+        }
+        if headroom >= chunk_size - XDP_PACKET_HEADROOM {
+            return Err(UmemError::Headroom {
+                headroom_bytes: headroom,
+                chunk_bytes,
+            });
+        }
+        if !address.is_multiple_of(u64::from(page_bytes)) {
+            return Err(UmemError::BaseNotPageAligned { address, page_bytes });
+        }
+        let whole = unaligned || len_bytes.is_multiple_of(u64::from(chunk_size));
+        if len_bytes < u64::from(chunk_size) || !whole {
+            return Err(UmemError::Length {
+                len_bytes,
+                chunk_bytes,
+            });
+        }
+        if len_bytes > UNALIGNED_LIMIT {
+            return Err(UmemError::TooLong { len_bytes });
+        }
+        let handed_out = Arc::default();
+        Ok(Self {
+            view,
+            chunk_size,
+            headroom,
+            unaligned,
+            tx_metadata_len: 0,
+            handed_out,
+        })
+    }
+
+    /// Hands out the whole chunks of `range` (byte offsets), each exactly once in the life of this `Umem`.
+    ///
+    /// # Errors
+    /// [`UmemError`] if the range is not inside, does not start on a chunk (aligned mode), or overlaps one that was
+    /// handed out before.
+    pub fn frames(&self, range: Range<u64>) -> Result<Frames, UmemError> {
+        let chunk = u64::from(self.chunk_size);
+        let chunks = range.end.saturating_sub(range.start) / chunk;
+        let frames = Frames {
+            next: range.start,
+            left: chunks,
+            chunk,
+        };
+        if chunks == 0 {
+            return Ok(frames);
+        }
+        self.check(range.start)?;
+        let end = range.start.saturating_add(chunks * chunk);
+        self.check(end - chunk)?;
+        let mut handed_out = self.handed_out.lock().unwrap_or_else(PoisonError::into_inner);
+        if handed_out
+            .iter()
+            .any(|taken| taken.start < end && range.start < taken.end)
+        {
+            let (start, end) = (UmemOffset::new(range.start), UmemOffset::new(end));
+            return Err(UmemError::AlreadyHandedOut { start, end });
+        }
+        handed_out.push(range.start..end);
+        Ok(frames)
+    }
+
+    /// Hands out every chunk there is.
+    ///
+    /// # Errors
+    /// [`UmemError::AlreadyHandedOut`] if any was handed out before.
+    pub fn all_frames(&self) -> Result<Frames, UmemError> {
+        self.frames(0..self.len())
+    }
+
+    /// Makes a frame at an offset that the caller tracks, for memory whose free chunks somebody else decides about.
+    ///
+    /// The caller promises that no other [`Frame`] is out, or in a ring, whose bytes overlap this one's, except
+    /// where he accepts garbled frames (a guest that posts one buffer twice garbles only its own).
+    ///
+    /// # Errors
+    /// [`UmemError::Outside`] if the chunk is not wholly inside; [`UmemError::Misaligned`] in aligned mode.
+    #[inline]
+    pub fn adopt(&self, offset: UmemOffset) -> Result<Frame, UmemError> {
+        self.check(offset.get())?;
+        Ok(Frame::new(offset.get()))
+    }
+
+    #[inline]
+    fn check(&self, offset: u64) -> Result<(), UmemError> {
+        let chunk = u64::from(self.chunk_size);
+        if offset > self.view.len() - chunk {
+            return Err(self.outside(offset));
+        }
+        if !self.unaligned && offset & (chunk - 1) != 0 {
+            let (offset, chunk_bytes) = (UmemOffset::new(offset), self.chunk_size);
+            return Err(UmemError::Misaligned { offset, chunk_bytes });
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn outside(&self, offset: u64) -> UmemError {
+        let offset = UmemOffset::new(offset);
+        UmemError::Outside {
+            offset,
+            chunk_bytes: self.chunk_size,
+            len_bytes: self.len(),
+        }
+    }
+
+    /// The address of `len` bytes at `offset`, for raw copies; `None` if they are not all inside.
+    ///
+    /// The kernel, and whoever else shares the memory, may change the bytes at any time: make no reference from it.
+    #[inline]
+    pub fn ptr(&self, offset: UmemOffset, len: usize) -> Option<NonNull<u8>> {
+        self.view.ptr(offset.get(), len as u64)
+    }
+
+    /// Copies `bytes` to `offset`; `None`, and nothing written, if they do not all fit into the UMEM.
+    #[inline]
+    #[must_use]
+    pub fn write(&self, offset: UmemOffset, bytes: &[u8]) -> Option<()> {
+        self.view.write(offset.get(), bytes)
+    }
+
+    /// Fills `bytes` from `offset`; `None`, and nothing read, if they are not all in the UMEM.
+    #[inline]
+    #[must_use]
+    pub fn read(&self, offset: UmemOffset, bytes: &mut [u8]) -> Option<()> {
+        self.view.read(offset.get(), bytes)
+    }
+
+    /// The length in bytes.
+    #[inline]
+    pub fn len(&self) -> u64 {
+        self.view.len()
+    }
+
+    /// Never true: an empty UMEM cannot be made.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The number of whole chunks.
+    pub fn chunks(&self) -> u64 {
+        self.len() / u64::from(self.chunk_size)
+    }
+
+    /// The chunk size in bytes.
+    #[inline]
+    pub fn chunk_size(&self) -> u32 {
+        self.chunk_size
+    }
+
+    /// The headroom in bytes that was asked for, the kernel's own [`XDP_PACKET_HEADROOM`] not counted.
+    #[inline]
+    pub fn headroom(&self) -> u32 {
+        self.headroom
+    }
+
+    /// Whether frames may start anywhere.
+    #[inline]
+    pub fn is_unaligned(&self) -> bool {
+        self.unaligned
+    }
+
+    /// The length in bytes of the metadata before a frame sent; 0 if there is none.
+    #[inline]
+    pub fn tx_metadata_len(&self) -> u32 {
+        self.tx_metadata_len
+    }
+
+    /// The longest piece of a received frame that one chunk holds, in bytes.
+    pub fn max_frame_bytes(&self) -> u32 {
+        self.chunk_size - XDP_PACKET_HEADROOM - self.headroom
+    }
+
+    /// The memory underneath.
+    pub fn memory(&self) -> &Arc<dyn UmemMemory> {
+        self.view.memory()
+    }
+
+    pub(crate) fn address(&self) -> u64 {
+        self.view.address()
+    }
+
+    pub(crate) fn codec(&self) -> AddressCodec {
+        AddressCodec::new(self.chunk_size, self.unaligned)
+    }
+}
+
+impl fmt::Debug for Umem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Umem")
+            .field("address", &format_args!("{:#x}", self.address()))
+            .field("len", &self.len())
+            .field("chunk_size", &self.chunk_size)
+            .field("headroom", &self.headroom)
+            .field("unaligned", &self.unaligned)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The chunks of a range, see [`Umem::frames`]. Chunks not taken when it is dropped stay handed out.
+#[derive(Debug)]
+pub struct Frames {
+    next: u64,
+    left: u64,
+    chunk: u64,
+}
+
+impl Iterator for Frames {
+    type Item = Frame;
+
+    #[inline]
+    fn next(&mut self) -> Option<Frame> {
+        self.left = self.left.checked_sub(1)?;
+        let frame = Frame::new(self.next);
+        self.next += self.chunk;
+        Some(frame)
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let left = usize::try_from(self.left).unwrap_or(usize::MAX);
+        (left, Some(left))
+    }
+}
+
+impl ExactSizeIterator for Frames {}
+
+/// How a ring entry's 64-bit address names a chunk and a place in it.
+///
+/// Aligned mode: one number; the chunk is the number rounded down. Unaligned mode: the chunk in the low 48 bits and
+/// the distance from it in the high 16 (`xp_unaligned_add_offset_to_addr`, `include/net/xsk_buff_pool.h`). Both are
+/// served by the same few instructions, without a branch on the mode. A completion returns the address exactly as it
+/// was sent (`xsk_destruct_skb`, `net/xdp/xsk.c`), so that the distance in the high bits also brings back the very
+/// frame that was pushed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AddressCodec {
+    base_mask: u64,
+    delta_shift: u32,
+    delta_max: u64,
+}
+
+impl AddressCodec {
+    pub(crate) fn new(chunk_size: u32, unaligned: bool) -> Self {
+        if unaligned {
+            Self {
+                base_mask: UNALIGNED_LIMIT - 1,
+                delta_shift: 48,
+                delta_max: 0xffff,
+            }
+        } else {
+            let delta_max = u64::from(chunk_size) - 1;
+            Self {
+                base_mask: !delta_max,
+                delta_shift: 0,
+                delta_max,
+            }
+        }
+    }
+
+    /// The frame that an address lies in.
+    #[inline]
+    pub(crate) fn frame(self, address: u64) -> Frame {
+        Frame::new(address & self.base_mask)
+    }
+
+    /// The place that an address stands for. (In aligned mode the high bits are zero.)
+    #[inline]
+    pub(crate) fn data(self, address: u64) -> UmemOffset {
+        UmemOffset::new((address & (UNALIGNED_LIMIT - 1)) + (address >> 48))
+    }
+
+    /// The address of `data` in the chunk of `frame`. Data outside the chunk is sent from where it is, but then its
+    /// completion names another frame; that is the caller's fault and caught in debug builds.
+    #[inline]
+    pub(crate) fn address(self, frame: &Frame, data: UmemOffset) -> u64 {
+        let base = frame.offset().get();
+        let delta = data.get().wrapping_sub(base);
+        debug_assert!(
+            delta <= self.delta_max,
+            "data at {data} is not in the chunk at {base:#x}"
+        );
+        if delta <= self.delta_max {
+            base + (delta << self.delta_shift)
+        } else {
+            data.get()
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "umem_tests.rs"]
+mod tests;
