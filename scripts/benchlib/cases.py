@@ -1,0 +1,57 @@
+"""The cases: what is measured, and who takes part."""
+
+import fnmatch
+
+from . import measure
+
+SIZES = (64, 1514)
+DIRECTIONS = ("from-guest", "to-guest")
+
+
+class Case:
+    """One row of numbers: `run_once(run, contender)` takes a sample of one of the contenders."""
+
+    def __init__(self, name, contenders, unit, run_once):
+        self.name = name
+        self.contenders = contenders
+        self.unit = unit
+        self.run_once = run_once
+
+    def reference(self):
+        """The peer that the others are compared with."""
+        return "dpdk" if "dpdk" in self.contenders else None
+
+
+def traffic(kind, direction, size):
+    """A case of moving frames; `kind` is nic or null."""
+    contenders = ["copy", "direct", "dpdk"]
+    if kind == "nic":
+        contenders.append("raw")
+    elif direction == "from-guest":
+        # net_null as it comes makes frames for the guest all the while, which a guest that only sends never takes.
+        contenders.append("dpdk-duplex")
+    take = measure.nic if kind == "nic" else measure.null
+    return Case(f"{kind}/{direction}/{size}", contenders, "mpps", lambda run, who: take(run, who, direction, size))
+
+
+def all_cases():
+    """Every case, in the order of a whole run."""
+    cases = [traffic(kind, direction, size) for kind in ("nic", "null") for direction in DIRECTIONS for size in SIZES]
+    cases.append(Case("idle", ["copy", "direct", "dpdk"], "cpu_percent", measure.idle))
+    cases.append(Case("memory", ["copy", "direct"], "process_bytes", measure.memory))
+    return cases
+
+
+def chosen(patterns):
+    """The cases that a pattern names: a whole name, the beginning of one, or with wildcards."""
+    cases = all_cases()
+    if not patterns:
+        return cases
+    result = []
+    for pattern in patterns:
+        found = [case for case in cases if case.name.startswith(pattern) or fnmatch.fnmatch(case.name, pattern)]
+        if not found:
+            names = ", ".join(case.name for case in cases)
+            raise SystemExit(f"bench: --only {pattern} names no case; there are: {names}")
+        result += [case for case in found if case not in result]
+    return result

@@ -1,0 +1,221 @@
+"""How one number is taken: each function runs one contender once and returns a sample.
+
+A sample is a dictionary. Rates: `mpps` (million frames a second that arrived where they should), `ns` (nanoseconds of the back end's
+CPU a frame: its CPU time over the frames, so for a back end that polls without a pause it is 1000/mpps), `cycles` (the
+same by the time stamp counter), `cpu_percent` of the back end. CPUs: the guest on run.guest_cpu, the back end on
+run.backend_cpu, a generator beside the guest.
+"""
+
+import os
+import time
+from contextlib import ExitStack
+
+from . import ours, testpmd
+from .machine import meminfo
+from .net import Veth
+from .process import Failed, Process, cpu_ticks
+
+IDLE_SETTLE_S = 2
+FIRST_FRAME_S = 15
+
+
+def socket_path(run):
+    """A fresh path for the vhost-user socket."""
+    path = os.path.join(run.log_dir, "vhost.sock")
+    if os.path.exists(path):
+        os.unlink(path)
+    return path
+
+
+def rate(run, count, backend):
+    """Frames a second of `count()` once they flow, with the CPU time of `backend` beside it."""
+    first = count()
+    backend.until("the first frame", lambda: count() != first, FIRST_FRAME_S)
+    time.sleep(run.warmup_s)
+    start, frames, cpu = time.monotonic(), count(), backend.cpu_ns()
+    time.sleep(run.seconds)
+    frames = count() - frames
+    elapsed, cpu = time.monotonic() - start, backend.cpu_ns() - cpu
+    backend.check()
+    if frames <= 0:
+        raise Failed(f"{backend.name}: frames stopped: {backend.log_tail()}")
+    return sample(run, frames / elapsed, cpu / frames, cpu / elapsed / 1e7)
+
+
+def sample(run, per_second, ns, cpu_percent):
+    """One sample of a rate."""
+    return {"mpps": per_second / 1e6, "ns": ns, "cycles": ns * run.tsc_hz / 1e9, "cpu_percent": cpu_percent}
+
+
+def backend_on_nic(run, contender, path, veth):
+    """The back end over AF_XDP."""
+    if contender == "dpdk":
+        return testpmd.peer_on_nic(run, run.backend_cpu, path, veth.nic, veth.near)
+    return ours.daemon(run, run.backend_cpu, path, contender, veth.nic, veth.near)
+
+
+def backend_on_null(run, contender, path, direction, size):
+    """The back end over a null NIC."""
+    if contender.startswith("dpdk"):
+        makes_frames = contender == "dpdk-duplex" or direction == "to-guest"
+        return testpmd.peer_on_null(run, run.backend_cpu, path, size, makes_frames)
+    return ours.daemon(run, run.backend_cpu, path, contender, size=size)
+
+
+def start_backend(run, stack, backend, path):
+    """Starts it, remembers its command line, and waits for its socket."""
+    stack.enter_context(backend)
+    run.remember(backend)
+    backend.until("its socket", lambda: os.path.exists(path))
+    return backend
+
+
+def start_guest(run, stack, path, direction, size, queues=1):
+    """Starts the guest and waits until it is up."""
+    guest = stack.enter_context(testpmd.guest(run, run.guest_cpu, path, direction, size, queues))
+    run.remember(guest)
+    return guest.ready()
+
+
+def start_generator(run, stack, veth, size):
+    """Frames onto the wire, from the far end."""
+    if run.generator == "dpdk":
+        generator = testpmd.generator(run, run.guest_cpu, veth.wire, size, veth.far)
+    else:
+        seconds = int(run.seconds + run.warmup_s + FIRST_FRAME_S + 10)
+        generator = ours.socket_bench(run, "generator", "txonly", run.guest_cpu, veth.wire, veth.far, size, seconds)
+    stack.enter_context(generator)
+    run.remember(generator)
+    return generator
+
+
+def nic(run, contender, direction, size):
+    """Guest and NIC with a back end between them, or the raw socket without a guest."""
+    if contender == "raw":
+        return raw_txonly(run, size) if direction == "from-guest" else raw_rxdrop(run, size)
+    path = socket_path(run)
+    with ExitStack() as stack:
+        veth = stack.enter_context(Veth())
+        backend = start_backend(run, stack, backend_on_nic(run, contender, path, veth), path)
+        guest = start_guest(run, stack, path, direction, size)
+        if direction == "from-guest":
+            return rate(run, veth.arrived, backend)
+        start_generator(run, stack, veth, size)
+        return rate(run, lambda: guest.stats()["ipackets"], backend)
+
+
+def raw_txonly(run, size):
+    """The raw socket sends; frames are counted where they arrive."""
+    with ExitStack() as stack:
+        veth = stack.enter_context(Veth())
+        seconds = int(run.seconds + run.warmup_s + FIRST_FRAME_S + 10)
+        bench = ours.socket_bench(run, "raw", "txonly", run.backend_cpu, veth.nic, veth.near, size, seconds)
+        stack.enter_context(bench)
+        run.remember(bench)
+        return rate(run, veth.arrived, bench)
+
+
+def raw_rxdrop(run, size):
+    """The raw socket receives and drops. A busy loop stands in for the guest, which would poll on the generator's CPU."""
+    with ExitStack() as stack:
+        veth = stack.enter_context(Veth())
+        spin = Process("spin", ["python3", "-c", "while True: pass"], run.log_dir, cpu=run.guest_cpu)
+        stack.enter_context(spin)
+        bench = ours.socket_bench(run, "raw", "rxdrop", run.backend_cpu, veth.nic, veth.near, size, int(run.seconds + 2))
+        generator = start_generator(run, stack, veth, size)
+        time.sleep(run.warmup_s)
+        stack.enter_context(bench)
+        run.remember(bench)
+        cpu, elapsed = 0, 0
+        start = time.monotonic()
+        while bench.child.poll() is None:
+            try:
+                cpu, elapsed = bench.cpu_ns(), time.monotonic() - start
+            except OSError:
+                break  # it has just ended
+            if elapsed > run.seconds + 20:
+                raise Failed(f"raw: rxdrop did not end: {bench.log_tail()}")
+            time.sleep(0.05)
+        bench.wait(5)
+        generator.check()
+        per_second = ours.frames_per_second(bench)
+        return sample(run, per_second, cpu / elapsed / per_second, cpu / elapsed / 1e7)
+
+
+def null(run, contender, direction, size):
+    """Guest and null NIC: the virtqueue path alone."""
+    path = socket_path(run)
+    with ExitStack() as stack:
+        backend = start_backend(run, stack, backend_on_null(run, contender, path, direction, size), path)
+        guest = start_guest(run, stack, path, direction, size)
+        key = "opackets" if direction == "from-guest" else "ipackets"
+        return rate(run, lambda: guest.stats()[key], backend)
+
+
+def idle(run, contender):
+    """CPU time of a back end whose guest is connected and silent: percent of a core."""
+    path = socket_path(run)
+    with ExitStack() as stack:
+        veth = stack.enter_context(Veth())
+        backend = start_backend(run, stack, backend_on_nic(run, contender, path, veth), path)
+        start_guest(run, stack, path, "to-guest", 64)
+        time.sleep(IDLE_SETTLE_S)
+        start, cpu, ticks = time.monotonic(), backend.cpu_ns(), cpu_ticks(backend.pid)
+        time.sleep(run.idle_s)
+        elapsed = time.monotonic() - start
+        backend.check()
+        return {
+            "cpu_percent": (backend.cpu_ns() - cpu) / elapsed / 1e7,
+            "cpu_percent_by_ticks": (cpu_ticks(backend.pid) - ticks) / elapsed * 100,
+        }
+
+
+def memory(run, contender):
+    """What a queue costs: the difference between a daemon with two queues and one with one, both under way."""
+    one = memory_of(run, contender, 1)
+    two = memory_of(run, contender, 2)
+    result = {key: two[key] - one[key] for key in ("process_bytes", "kernel_bytes")}
+    result["process_bytes_whole"] = one["process_bytes"]
+    result["kernel_bytes_whole"] = one["kernel_bytes"]
+    result["status"] = one["status"]
+    return result
+
+
+def memory_of(run, contender, queues):
+    """Resident bytes of the daemon without the guest's, and kernel memory, with `queues` queue pairs."""
+    path = socket_path(run)
+    with ExitStack() as stack:
+        veth = stack.enter_context(Veth(queues))
+        if contender == "dpdk":
+            backend = testpmd.peer_on_nic(run, run.backend_cpu, path, veth.nic, veth.near)
+        else:
+            backend = ours.daemon(run, run.backend_cpu, path, contender, veth.nic, veth.near, queues)
+        before = kernel_bytes()
+        start_backend(run, stack, backend, path)
+        start_guest(run, stack, path, "to-guest", 64, queues)
+        time.sleep(IDLE_SETTLE_S)
+        backend.check()
+        return {
+            "process_bytes": resident_bytes(backend.pid, run.huge_dir),
+            "kernel_bytes": kernel_bytes() - before,
+            "status": ours.status(run, backend),
+        }
+
+
+def kernel_bytes():
+    """Memory that the kernel holds for itself and says so: slabs, vmalloc areas, page tables, percpu."""
+    info = meminfo()
+    return sum(info.get(name, 0) for name in ("Slab", "VmallocUsed", "PageTables", "Percpu", "KernelStack"))
+
+
+def resident_bytes(pid, huge_dir):
+    """Resident memory of a process, huge pages included, without what it maps of the guest (the files in `huge_dir`)."""
+    total, ours_too = 0, True
+    with open(f"/proc/{pid}/smaps", encoding="ascii", errors="replace") as file:
+        for line in file:
+            name, _, rest = line.partition(" ")
+            if not name.endswith(":"):
+                ours_too = huge_dir not in rest
+            elif ours_too and name in ("Rss:", "Private_Hugetlb:", "Shared_Hugetlb:"):
+                total += int(rest.split()[0]) * 1024
+    return total

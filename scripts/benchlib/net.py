@@ -1,0 +1,64 @@
+"""The NIC of a measurement: a veth pair between two namespaces, made anew each time.
+
+One end is the NIC that the back end drives; the other is the far side of the wire. The far end has no address and no
+IPv6, so its kernel looks at a frame's destination MAC, finds that it is not its own, and drops it: about the least that a veth can do
+with a frame, and the same for everybody. It happens on the sender's CPU and so is part of what sending costs.
+"""
+
+import itertools
+import os
+import subprocess
+
+SERIAL = itertools.count()
+
+
+def ip(*words):
+    """Runs ip(8); raises with what it said if that fails."""
+    done = subprocess.run(["ip", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"ip {' '.join(words)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+class Veth:
+    """`nic` in the namespace `near`, `wire` in the namespace `far`, both up."""
+
+    nic = "nic0"
+    wire = "wire0"
+
+    def __init__(self, queues=1):
+        self.queues = str(queues)
+        serial = f"{os.getpid()}-{next(SERIAL)}"
+        self.near = f"vax-bench-n{serial}"
+        self.far = f"vax-bench-f{serial}"
+        self.made = []
+
+    def __enter__(self):
+        try:
+            for netns in (self.near, self.far):
+                ip("netns", "add", netns)
+                self.made.append(netns)
+                self._run(netns, "sysctl", "-qw", "net.ipv6.conf.default.disable_ipv6=1")
+            count = ("numrxqueues", self.queues, "numtxqueues", self.queues)
+            ip("link", "add", self.nic, "netns", self.near, *count, "type", "veth",
+               "peer", "name", self.wire, "netns", self.far, *count)  # fmt: skip
+            ip("-n", self.near, "link", "set", self.nic, "up")
+            ip("-n", self.far, "link", "set", self.wire, "up")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        for netns in self.made:
+            subprocess.run(["ip", "netns", "delete", netns], check=False)
+
+    def arrived(self):
+        """Frames that reached the far end of the wire."""
+        path = f"/sys/class/net/{self.wire}/statistics/rx_packets"
+        return int(self._run(self.far, "cat", path))
+
+    @staticmethod
+    def _run(netns, *argv):
+        argv = ["ip", "netns", "exec", netns, *argv]
+        return subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True).stdout

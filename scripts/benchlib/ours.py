@@ -1,0 +1,44 @@
+"""Our own side: the daemon in the place under test, and the raw socket benchmarks beside it."""
+
+import json
+import os
+
+from .process import Failed, Process
+
+
+def daemon(run, cpu, socket_path, placement, interface=None, netns=None, queues=1, size=None):
+    """`vhost-af-xdp serve` with its worker on `cpu`; without an interface, over the null NIC."""
+    argv = [run.binary, "serve", "--socket-path", socket_path, "--memory", placement]
+    argv += ["--ifname", interface] if interface else ["--null"]
+    if not interface and size:
+        argv += ["--null-size", str(size)]
+    argv += ["--queues", str(queues), "--cpus", str(cpu)]
+    return Process("daemon", argv, run.log_dir, netns)
+
+
+def socket_bench(run, name, verb, cpu, interface, netns, size, seconds):
+    """`vhost-af-xdp bench txonly|rxdrop`, all of it on `cpu`; prints JSON at its end."""
+    argv = [run.binary, "bench", verb, "--ifname", interface, "--size", str(size), "--duration", str(seconds), "--json"]
+    return Process(name, argv, run.log_dir, netns, cpu)
+
+
+def frames_per_second(process):
+    """The rate in what `bench --json` printed."""
+    text = process.log()
+    try:
+        result = json.loads(text[text.index("{") : text.rindex("}") + 1])
+    except ValueError as error:
+        raise Failed(f"{process.name} printed no JSON: {process.log_tail()}") from error
+    for key in ("frames_per_second", "packets_per_second", "pps"):
+        if key in result:
+            return float(result[key])
+    raise Failed(f"{process.name}: no rate in its JSON, which has {sorted(result)}")
+
+
+def status(run, _process):
+    """`vhost-af-xdp status --json`, or nothing."""
+    done = os.popen(f"{run.binary} status --json 2>/dev/null").read()
+    try:
+        return json.loads(done)
+    except ValueError:
+        return None

@@ -1,0 +1,85 @@
+"""From samples to tables: medians, spread, and ratios between contenders of the same repetition."""
+
+import statistics
+
+
+def median(samples, key):
+    """The median of one figure, or None without samples."""
+    values = [sample[key] for sample in samples if sample.get(key) is not None]
+    return statistics.median(values) if values else None
+
+
+def spread_percent(samples, key):
+    """Half of the distance between the extremes, as percent of the median."""
+    values = [sample[key] for sample in samples]
+    middle = statistics.median(values)
+    return (max(values) - min(values)) / 2 / middle * 100 if middle else 0.0
+
+
+def ratio(samples, others, key):
+    """The median of the ratios taken within each repetition, so that a slow minute hits both sides."""
+    pairs = [a[key] / b[key] for a, b in zip(samples, others) if a and b and b[key]]
+    return statistics.median(pairs) if pairs else None
+
+
+def summarize(case, samples):
+    """A case's figures by contender. `samples[contender]` has an entry a repetition, None where it failed."""
+    rows = {}
+    for contender in case.contenders:
+        good = [sample for sample in samples[contender] if sample]
+        row = {"samples": samples[contender], "repetitions": len(good)}
+        if good:
+            row["median"] = {key: median(good, key) for key in good[0] if isinstance(good[0][key], (int, float))}
+            row["spread_percent"] = spread_percent(good, case.unit)
+            for reference in ("dpdk", "dpdk-duplex", "raw"):
+                if reference in samples and reference != contender:
+                    row[f"ratio_to_{reference}"] = ratio(samples[contender], samples[reference], case.unit)
+        rows[contender] = row
+    return rows
+
+
+def number(value, digits=2):
+    """A figure for a table cell."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def columns(case):
+    """Column heads, each with how its cell is made from a row."""
+    if case.unit == "mpps":
+        heads = [
+            ("Mpps", lambda row: number(row["median"]["mpps"], 3)),
+            ("± %", lambda row: number(row["spread_percent"], 1)),
+            ("ns/frame", lambda row: number(row["median"]["ns"], 1)),
+            ("cycles", lambda row: number(row["median"]["cycles"], 0)),
+            ("CPU %", lambda row: number(row["median"]["cpu_percent"], 0)),
+        ]
+        for reference in ("dpdk", "dpdk-duplex", "raw"):
+            if reference in case.contenders:
+                key = f"ratio_to_{reference}"
+                heads.append((f"÷ {reference}", lambda row, key=key: number(row.get(key))))
+        return heads
+    if case.unit == "cpu_percent":
+        return [
+            ("CPU %", lambda row: number(row["median"]["cpu_percent"], 3)),
+            ("by ticks", lambda row: number(row["median"]["cpu_percent_by_ticks"], 2)),
+        ]
+    mib = 1 << 20
+    return [
+        ("MiB/queue", lambda row: number(row["median"]["process_bytes"] / mib)),
+        ("kernel MiB/queue", lambda row: number(row["median"]["kernel_bytes"] / mib)),
+        ("MiB, 1 queue", lambda row: number(row["median"]["process_bytes_whole"] / mib)),
+        ("kernel MiB, 1 queue", lambda row: number(row["median"]["kernel_bytes_whole"] / mib)),
+    ]
+
+
+def table(case, rows):
+    """A case as text, in Markdown's table form, so that it can go into the docs as it is."""
+    heads = columns(case)
+    lines = [[case.name] + [head for head, _ in heads] + ["n"]]
+    for contender, row in rows.items():
+        cells = [cell(row) for _, cell in heads] if row["repetitions"] else ["failed"] + [""] * (len(heads) - 1)
+        lines.append([contender] + cells + [str(row["repetitions"])])
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    text = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths)) + " |" for line in lines]
+    text.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    return "\n".join(text)

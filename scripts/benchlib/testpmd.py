@@ -1,0 +1,89 @@
+"""DPDK's testpmd: as the guest (virtio-user), as the peer in the daemon's place, and as a frame generator.
+
+It runs without its prompt (a newline on stdin, SIGINT or SIGTERM ends it) and is asked for its counters through its telemetry
+socket, which does not disturb the forwarding core. Its main core only waits, so both its cores can
+share one CPU: `--lcores (0,1)@CPU`. Guest memory must be one file a segment list (--single-file-segments), because a vhost-user
+message carries at most eight descriptors. Each process has a --file-prefix of its own, whose run-time directory goes with it.
+"""
+
+import json
+import os
+import shutil
+import signal
+import socket
+
+from .process import Failed, Process
+
+RUNTIME_DIR = "/var/run/dpdk"
+MEMORY_MIB = 256
+MBUFS = 32768
+
+
+class Testpmd(Process):
+    """One testpmd that forwards from the start. `app_args` follow its `--`."""
+
+    STOP_SIGNAL = signal.SIGINT
+
+    def __init__(self, run, name, cpu, vdevs, app_args, netns=None):
+        self.prefix = f"vax{os.getpid()}-{name}"
+        argv = ["dpdk-testpmd", "--lcores", f"(0,1)@{cpu}", "--no-pci", "--huge-dir", run.huge_dir]
+        argv += ["--file-prefix", self.prefix, "-m", str(MEMORY_MIB), "--single-file-segments"]
+        for vdev in vdevs:
+            argv += ["--vdev", vdev]
+        argv += ["--", f"--total-num-mbufs={MBUFS}", "--auto-start"] + app_args
+        super().__init__(name, argv, run.log_dir, netns)
+
+    def stop(self, grace_s=10):
+        super().stop(grace_s)
+        shutil.rmtree(os.path.join(RUNTIME_DIR, self.prefix), ignore_errors=True)
+
+    def stats(self, port=0):
+        """Counters of a port: ipackets, opackets, ibytes and so on."""
+        return self.ask(f"/ethdev/stats,{port}")["/ethdev/stats"]
+
+    def ask(self, question):
+        """One question to the telemetry socket (SOCK_SEQPACKET, JSON answers)."""
+        path = os.path.join(RUNTIME_DIR, self.prefix, "dpdk_telemetry.v2")
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+                connection.settimeout(5)
+                connection.connect(path)
+                connection.recv(4096)  # its greeting
+                connection.send(question.encode())
+                return json.loads(connection.recv(1 << 16))
+        except (OSError, ValueError) as error:
+            self.check()
+            raise Failed(f"{self.name}: no answer from {path}: {error}: {self.log_tail()}") from error
+
+    def ready(self):
+        """Waits until its ports are up and forwarding is about to begin."""
+        path = os.path.join(RUNTIME_DIR, self.prefix, "dpdk_telemetry.v2")
+        self.until("its telemetry socket", lambda: os.path.exists(path))
+        self.until("its port", lambda: self.ask("/ethdev/list").get("/ethdev/list"))
+        return self
+
+
+def guest(run, cpu, socket_path, direction, size, queues=1):
+    """A guest: sends without a pause (`from-guest`), or receives (`to-guest`), over a split ring."""
+    mode = "txonly" if direction == "from-guest" else "rxonly"
+    vdev = f"net_virtio_user0,path={socket_path},queues={queues},packed_vq=0"
+    app_args = [f"--forward-mode={mode}", f"--txpkts={size}", f"--rxq={queues}", f"--txq={queues}"]
+    return Testpmd(run, "guest", cpu, [vdev], app_args)
+
+
+def peer_on_nic(run, cpu, socket_path, interface, netns):
+    """The peer in our place: vhost on one side, AF_XDP on the other."""
+    vdevs = [f"net_vhost0,iface={socket_path},queues=1", f"net_af_xdp0,iface={interface}"]
+    return Testpmd(run, "peer", cpu, vdevs, ["--forward-mode=io"], netns)
+
+
+def peer_on_null(run, cpu, socket_path, size, makes_frames):
+    """The peer over a null NIC. With `makes_frames` off its receive side costs nothing (no-rx=1)."""
+    null = f"net_null0,size={size}" + ("" if makes_frames else ",no-rx=1")
+    return Testpmd(run, "peer", cpu, [f"net_vhost0,iface={socket_path},queues=1", null], ["--forward-mode=io"])
+
+
+def generator(run, cpu, interface, size, netns):
+    """Sends frames out of an interface, where our own `bench txonly` is not to be used."""
+    app_args = ["--forward-mode=txonly", f"--txpkts={size}"]
+    return Testpmd(run, "generator", cpu, [f"net_af_xdp0,iface={interface}"], app_args, netns)
