@@ -18,10 +18,9 @@
 
 # The packages among the arguments that are not installed, a line each.
 missing_packages() {
-    local package
-    for package in "$@"; do
-        [[ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" == installed ]] || echo "$package"
-    done
+    local installed
+    installed="$(dpkg-query -W -f '${db:Status-Status} ${Package}\n' "$@" 2>/dev/null | sed -n 's/^installed //p' | sort -u)"
+    comm -13 <(echo "$installed") <(printf '%s\n' "$@" | sort -u)
 }
 
 apt_quietly() {
@@ -69,20 +68,22 @@ rust_is_new_enough() {
 
 # Puts a Rust of at least rust-version on the PATH.
 install_rust() {
-    [[ -f ${CARGO_HOME:-$HOME/.cargo}/bin/cargo ]] && PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH"
+    local bin="${CARGO_HOME:-$HOME/.cargo}/bin" remedy
     rust_is_new_enough && return 0
-    local remedy
+    # A login shell would have rustup's directory on its path; a service or CI often has not.
+    [[ ! -x $bin/cargo ]] || PATH="$bin:$PATH"
+    rust_is_new_enough && return 0
     remedy="check the network, or install Rust $(minimum_rust) or later by hand: https://rustup.rs"
     if command -v rustup >/dev/null; then
         say "rustup: installing the stable toolchain ($(minimum_rust) or later is needed)"
         rustup -q toolchain install stable --profile minimal >&2 || fail "rustup could not install stable Rust; $remedy"
         export RUSTUP_TOOLCHAIN=stable
     else
-        say "installing Rust by rustup (https://sh.rustup.rs) into ${CARGO_HOME:-$HOME/.cargo}"
+        say "installing Rust by rustup (https://sh.rustup.rs) into ${bin%/bin}"
         curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs |
             sh -s -- -q -y --no-modify-path --profile minimal --default-toolchain stable >&2 ||
             fail "rustup could not be installed; $remedy"
-        PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH"
+        PATH="$bin:$PATH"
     fi
     rust_is_new_enough || fail "Rust is still older than $(minimum_rust): $(rustc --version 2>&1); $remedy"
 }
