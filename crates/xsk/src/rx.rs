@@ -19,7 +19,6 @@ impl RxRing {
     }
 
     /// A ring with no entries, for a socket that only sends.
-    #[cfg_attr(loom, allow(dead_code))]
     pub(crate) fn absent(codec: AddressCodec) -> Self {
         Self::new(Consumer::heap(Heap::new(0), 0), codec)
     }

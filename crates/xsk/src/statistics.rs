@@ -14,7 +14,7 @@ pub struct Statistics {
     pub rx_dropped: u64,
     /// Fill ring entries outside the UMEM; each frame is lost.
     pub rx_invalid_descs: u64,
-    /// Tx descriptors that were invalid, or a frame of too many pieces; they are never completed.
+    /// Tx descriptors that were invalid, or belonged to a frame of too many pieces; see [`TxDesc`](crate::TxDesc).
     pub tx_invalid_descs: u64,
     /// Received frames dropped because the rx ring was full.
     pub rx_ring_full: u64,
@@ -25,7 +25,11 @@ pub struct Statistics {
 }
 
 impl Statistics {
-    pub(crate) fn read(fd: BorrowedFd<'_>) -> io::Result<Self> {
+    /// The counters of the socket behind `fd`, for who holds a second descriptor of it.
+    ///
+    /// # Errors
+    /// The kernel's answer.
+    pub fn read(fd: BorrowedFd<'_>) -> io::Result<Self> {
         let raw = sockopt::xdp_statistics(fd)?;
         Ok(Self {
             rx_dropped: raw.rx_dropped,

@@ -19,7 +19,6 @@ impl TxRing {
     }
 
     /// A ring with no entries, for a socket that only receives.
-    #[cfg_attr(loom, allow(dead_code))]
     pub(crate) fn absent(codec: AddressCodec) -> Self {
         Self::new(Producer::heap(Heap::new(0), 0), codec)
     }
@@ -56,17 +55,18 @@ impl TxRing {
 
 /// A frame to be sent, or a piece of one.
 ///
-/// The kernel skips a descriptor that it finds invalid without completing it
-/// ([`tx_invalid_descs`](crate::Statistics::tx_invalid_descs) counts them): its frame is lost. Valid is: 1 to
-/// [`chunk_size`](crate::Umem::chunk_size) bytes inside the UMEM; in aligned mode all in one chunk; at most 18 pieces
-/// (`MAX_SKB_FRAGS` + 1 in copy mode, the device's limit in zero-copy mode) a frame (`xskq_cons_is_valid_desc`,
-/// `net/xdp/xsk_queue.h`). A frame longer than the MTU is dropped, but completed.
+/// The kernel skips a descriptor that it finds invalid and counts it
+/// ([`tx_invalid_descs`](crate::Statistics::tx_invalid_descs)). Kernels before 6.18 do not complete it: its frame is
+/// lost. (6.18 was seen to complete it.) Valid is: 1 to [`chunk_size`](crate::Umem::chunk_size) bytes inside the UMEM;
+/// in aligned mode all in one chunk; at most 18 pieces a frame in copy mode (`MAX_SKB_FRAGS` + 1), or the device's
+/// limit in zero-copy mode (`xskq_cons_is_valid_desc`, `net/xdp/xsk_queue.h`). A frame longer than the MTU is dropped,
+/// but completed.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "the frame in it would be lost"]
 pub struct TxDesc {
     /// The chunk; it comes back through the completion ring.
     pub frame: Frame,
-    /// Where the bytes start: in the chunk, at most 65535 bytes after its start.
+    /// Where the bytes start: in the chunk (in unaligned mode at most 32,766 bytes after its start).
     pub offset: UmemOffset,
     /// How many bytes.
     pub len: u32,

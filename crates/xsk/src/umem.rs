@@ -31,19 +31,22 @@ pub const MIN_CHUNK_BYTES: u32 = 2048;
 /// `include/uapi/linux/bpf.h`).
 pub const XDP_PACKET_HEADROOM: u32 = 256;
 
-/// First offset that does not fit beside the 16-bit delta of unaligned mode.
-const UNALIGNED_LIMIT: u64 = 1 << 48;
+/// The part of an address beside the 16 bits of distance (`XSK_UNALIGNED_BUF_ADDR_MASK`).
+const ADDRESS_MASK: u64 = (1 << 48) - 1;
+
+/// Largest chunk in unaligned mode: distances inside it stay below [`ODD_SHIFT`].
+const UNALIGNED_CHUNK_MAX: u32 = 1 << 15;
 
 /// Memory that cannot be a UMEM, or an offset that is not in it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UmemError {
-    /// The kernel takes chunks from 2048 bytes to a page.
-    #[error("chunk size {chunk_bytes} is not from {MIN_CHUNK_BYTES} to {page_bytes} (one page)")]
+    /// The kernel takes chunks from 2048 bytes to a page; unaligned ones must leave room in the 16 bits of distance.
+    #[error("chunk size {chunk_bytes} is not from {MIN_CHUNK_BYTES} to {largest_bytes} bytes")]
     ChunkSize {
         /// What was asked for.
         chunk_bytes: u32,
-        /// The page size of this machine.
-        page_bytes: u32,
+        /// The largest that would do: a page, or 32 KiB in unaligned mode if that is less.
+        largest_bytes: u32,
     },
     /// Aligned chunks must be a power of two.
     #[error("chunk size {chunk_bytes} is not a power of two; use one, or unaligned chunks")]
@@ -175,10 +178,15 @@ impl Umem {
         let page_bytes = u32::try_from(rustix::param::page_size()).unwrap_or(u32::MAX);
         let view = View::new(memory);
         let (chunk_bytes, len_bytes, address) = (chunk_size, view.len(), view.address());
-        if !(MIN_CHUNK_BYTES..=page_bytes).contains(&chunk_size) {
+        let largest = if unaligned {
+            page_bytes.min(UNALIGNED_CHUNK_MAX)
+        } else {
+            page_bytes
+        };
+        if !(MIN_CHUNK_BYTES..=largest).contains(&chunk_size) {
             return Err(UmemError::ChunkSize {
                 chunk_bytes,
-                page_bytes,
+                largest_bytes: largest,
             });
         }
         if headroom >= chunk_size - XDP_PACKET_HEADROOM {
@@ -197,7 +205,7 @@ impl Umem {
                 chunk_bytes,
             });
         }
-        if len_bytes > UNALIGNED_LIMIT {
+        if len_bytes > ADDRESS_MASK {
             return Err(UmemError::TooLong { len_bytes });
         }
         let handed_out = Arc::default();
@@ -408,25 +416,34 @@ impl ExactSizeIterator for Frames {}
 
 /// How a ring entry's 64-bit address names a chunk and a place in it.
 ///
-/// Aligned mode: one number; the chunk is the number rounded down. Unaligned mode: the chunk in the low 48 bits and
-/// the distance from it in the high 16 (`xp_unaligned_add_offset_to_addr`, `include/net/xsk_buff_pool.h`). Both are
-/// served by the same few instructions, without a branch on the mode. A completion returns the address exactly as it
-/// was sent (`xsk_destruct_skb`, `net/xdp/xsk.c`), so that the distance in the high bits also brings back the very
-/// frame that was pushed.
+/// Aligned mode: one number; the chunk is the number rounded down. Unaligned mode: a base in the low 48 bits and the
+/// distance from it in the high 16 (`xp_unaligned_add_offset_to_addr`, `include/net/xsk_buff_pool.h`). A completion
+/// brings the address back as it was sent, so that base and distance also tell which frame was pushed, with one
+/// exception: Linux 6.18 keeps a flag in the lowest bit of an address on its way through copy mode, and clears that
+/// bit in the completion (`xsk_skb_destructor_set_addr`, `net/xdp/xsk.c`; seen by running it). So a base that is sent
+/// is always even: an odd one is sent as [`ODD_SHIFT`] bytes less, with as much more distance, and a distance that
+/// large tells so when it comes back.
+///
+/// Each mode is a set of constants; there is no branch on the mode.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AddressCodec {
     base_mask: u64,
     delta_shift: u32,
     delta_max: u64,
+    odd_shift: u64,
 }
+
+/// What an odd base is moved down by in unaligned mode. More than any distance inside a chunk.
+const ODD_SHIFT: u64 = 0x8001;
 
 impl AddressCodec {
     pub(crate) fn new(chunk_size: u32, unaligned: bool) -> Self {
         if unaligned {
             Self {
-                base_mask: UNALIGNED_LIMIT - 1,
+                base_mask: ADDRESS_MASK,
                 delta_shift: 48,
-                delta_max: 0xffff,
+                delta_max: 0xffff - ODD_SHIFT,
+                odd_shift: ODD_SHIFT,
             }
         } else {
             let delta_max = u64::from(chunk_size) - 1;
@@ -434,24 +451,28 @@ impl AddressCodec {
                 base_mask: !delta_max,
                 delta_shift: 0,
                 delta_max,
+                odd_shift: 0,
             }
         }
     }
 
-    /// The frame that an address lies in.
+    /// The frame that an address belongs to. (In aligned mode the high bits are zero.)
     #[inline]
     pub(crate) fn frame(self, address: u64) -> Frame {
-        Frame::new(address & self.base_mask)
+        let moved_down = (address >> 63) * ODD_SHIFT;
+        Frame::new((address & self.base_mask) + moved_down)
     }
 
     /// The place that an address stands for. (In aligned mode the high bits are zero.)
     #[inline]
     pub(crate) fn data(self, address: u64) -> UmemOffset {
-        UmemOffset::new((address & (UNALIGNED_LIMIT - 1)) + (address >> 48))
+        UmemOffset::new((address & ADDRESS_MASK) + (address >> 48))
     }
 
-    /// The address of `data` in the chunk of `frame`. Data outside the chunk is sent from where it is, but then its
-    /// completion names another frame; that is the caller's fault and caught in debug builds.
+    /// The address of `data` in the chunk of `frame`.
+    ///
+    /// Data outside the chunk is sent from where it is, but its completion then names another frame; that is the
+    /// caller's fault and caught in debug builds. The same, not caught, befalls an odd frame in the first 32 KiB.
     #[inline]
     pub(crate) fn address(self, frame: &Frame, data: UmemOffset) -> u64 {
         let base = frame.offset().get();
@@ -460,8 +481,9 @@ impl AddressCodec {
             delta <= self.delta_max,
             "data at {data} is not in the chunk at {base:#x}"
         );
-        if delta <= self.delta_max {
-            base + (delta << self.delta_shift)
+        let down = (base & 1) * self.odd_shift;
+        if delta <= self.delta_max && down <= base {
+            (base - down) + ((delta + down) << self.delta_shift)
         } else {
             data.get()
         }

@@ -131,9 +131,34 @@ fn aligned_address_names_chunk_and_place() {
 #[test]
 fn unaligned_address_carries_the_distance_in_its_high_bits() {
     let codec = AddressCodec::new(4096, true);
-    let address = codec.address(&Frame::new(0x1_2345), UmemOffset::new(0x1_2345 + 268));
-    assert_eq!(address, 0x1_2345 | 268 << 48);
-    assert_eq!(codec.frame(address), Frame::new(0x1_2345));
-    assert_eq!(codec.data(address).get(), 0x1_2345 + 268);
+    let address = codec.address(&Frame::new(0x1_2344), UmemOffset::new(0x1_2344 + 268));
+    assert_eq!(address, 0x1_2344 | 268 << 48);
+    // As the kernel makes them for received frames, odd or not.
     assert_eq!(codec.frame(0x7777 | 256 << 48), Frame::new(0x7777));
+    assert_eq!(codec.data(0x7777 | 256 << 48).get(), 0x7777 + 256);
+}
+
+#[test]
+fn every_frame_sent_is_told_from_its_completion_without_the_lowest_bit() {
+    let codec = AddressCodec::new(4096, true);
+    for base in [
+        0,
+        2,
+        0x8001,
+        0x8002,
+        0x1_2345,
+        0x1_2346,
+        0x7fff_ffff_efff,
+        0xffff_ffff_f000,
+    ] {
+        for delta in [0, 1, 12, 268, 4095, 0x7ffe] {
+            let address = codec.address(&Frame::new(base), UmemOffset::new(base + delta));
+            assert_eq!(codec.data(address).get(), base + delta);
+            assert_eq!(address & 1, 0, "{base:#x}+{delta}");
+            assert_eq!(codec.frame(address), Frame::new(base), "{base:#x}+{delta}");
+        }
+    }
+    // No room to move down: sent from the right place all the same.
+    let low = codec.address(&Frame::new(0x7fff), UmemOffset::new(0x7fff + 12));
+    assert_eq!(codec.data(low).get(), 0x7fff + 12);
 }
