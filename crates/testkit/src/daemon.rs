@@ -1,0 +1,296 @@
+//! The daemon as a guard: the real binary in a process of its own, in a namespace.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::process::output_of;
+use crate::{NetNs, Running, wait};
+
+/// The binary: `$VHOST_AF_XDP_BIN`, or what `cargo build` makes of this tree, once a test process.
+///
+/// # Panics
+/// If it does not build.
+#[must_use]
+pub fn binary() -> &'static Path {
+    static BINARY: OnceLock<PathBuf> = OnceLock::new();
+    BINARY.get_or_init(|| std::env::var_os("VHOST_AF_XDP_BIN").map_or_else(build, PathBuf::from))
+}
+
+fn build() -> PathBuf {
+    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../vhost-af-xdp/Cargo.toml");
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
+    let messages = output_of(&cargo, &["build", "--quiet", "--message-format=json", "--manifest-path", manifest]);
+    let executable = |line: &str| serde_json::from_str::<Value>(line).ok()?["executable"].as_str().map(PathBuf::from);
+    messages.lines().filter_map(executable).next_back().expect("the crate has a binary")
+}
+
+/// Where frames lie while they are with the NIC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// `--memory copy`.
+    Copy,
+    /// `--memory direct`.
+    Direct,
+}
+
+impl Placement {
+    /// As the option has it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Copy => "copy",
+            Self::Direct => "direct",
+        }
+    }
+}
+
+/// How the steering program is attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// `--mode native`.
+    Native,
+    /// `--mode skb`.
+    Skb,
+}
+
+impl Mode {
+    /// As the option has it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Native => "native",
+            Self::Skb => "skb",
+        }
+    }
+}
+
+/// Options of `serve`, without the socket.
+#[derive(Clone, Debug)]
+pub struct Serve {
+    args: Vec<String>,
+}
+
+impl Serve {
+    /// With an interface.
+    #[must_use]
+    pub fn interface(name: &str) -> Self {
+        Self { args: vec!["--ifname".to_owned(), name.to_owned()] }
+    }
+
+    /// With the null NIC.
+    #[must_use]
+    pub fn null() -> Self {
+        Self { args: vec!["--null".to_owned()] }
+    }
+
+    /// One more option, with its value.
+    #[must_use]
+    pub fn with(mut self, option: &str, value: impl ToString) -> Self {
+        self.args.extend([option.to_owned(), value.to_string()]);
+        self
+    }
+
+    /// One more option that has no value.
+    #[must_use]
+    pub fn flag(mut self, option: &str) -> Self {
+        self.args.push(option.to_owned());
+        self
+    }
+
+    /// `--memory`.
+    #[must_use]
+    pub fn placement(self, placement: Placement) -> Self {
+        self.with("--memory", placement.name())
+    }
+
+    /// `--mode`.
+    #[must_use]
+    pub fn mode(self, mode: Mode) -> Self {
+        self.with("--mode", mode.name())
+    }
+
+    /// The options, as they go on the command line.
+    #[must_use]
+    pub fn args(&self) -> &[String] {
+        &self.args
+    }
+}
+
+/// A running `vhost-af-xdp serve`. Killed on drop.
+pub struct Daemon {
+    running: Running,
+    /// Holds the sockets.
+    dir: TempDir,
+}
+
+impl Daemon {
+    /// Starts it in a namespace as a server, and waits for its socket.
+    ///
+    /// # Panics
+    /// If it ends or makes no socket.
+    #[must_use]
+    pub fn start(netns: &NetNs, serve: &Serve) -> Self {
+        let mut daemon = Self::spawn(netns, serve);
+        let socket = daemon.socket();
+        let there = wait::until(wait::SOON, || socket.exists() || daemon.running.ended().is_some());
+        daemon.running.check();
+        assert!(there, "no socket at {}: {}", socket.display(), daemon.running);
+        daemon
+    }
+
+    /// Starts it, and waits for nothing.
+    #[must_use]
+    pub fn spawn(netns: &NetNs, serve: &Serve) -> Self {
+        let dir = private_dir();
+        let socket = dir.path().join("vm.sock");
+        Self { running: spawn(netns, &dir, &socket, serve), dir }
+    }
+
+    /// Starts it with all of its options said by the caller, the sockets too, and waits for nothing.
+    #[must_use]
+    pub fn spawn_with(netns: &NetNs, dir: TempDir, args: &[&str]) -> Self {
+        let mut command = netns.command(binary());
+        command.args(["serve", "--control"]).arg(dir.path().join("control")).args(args);
+        Self { running: Running::start(command), dir }
+    }
+
+    /// Starts it again after its end, at the same place.
+    ///
+    /// # Panics
+    /// If it still runs.
+    pub fn restart(&mut self, netns: &NetNs, serve: &Serve) {
+        assert!(self.running.ended().is_some(), "it still runs: {}", self.running);
+        self.running = spawn(netns, &self.dir, &self.socket(), serve);
+    }
+
+    /// Where its vhost-user socket is, or where the VMM should listen in client mode.
+    #[must_use]
+    pub fn socket(&self) -> PathBuf {
+        self.dir.path().join("vm.sock")
+    }
+
+    /// A path beside its socket.
+    #[must_use]
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// The process.
+    pub fn process(&mut self) -> &mut Running {
+        &mut self.running
+    }
+
+    /// Everything that it has said so far.
+    #[must_use]
+    pub fn said(&self) -> String {
+        self.running.said()
+    }
+
+    /// What `vhost-af-xdp status --json` tells of it.
+    ///
+    /// # Panics
+    /// If that fails.
+    #[must_use]
+    pub fn status(&self) -> Value {
+        let control = self.dir.path().join("control");
+        let control = control.to_str().expect("made of ASCII");
+        let text = output_of(
+            binary().to_str().expect("a path in UTF-8"),
+            &["status", "--json", "--control", control],
+        );
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("status is not JSON ({error}): {text}"))
+    }
+
+    /// Sum, over all ports and lanes, of a counter with that name in `status`.
+    #[must_use]
+    pub fn counter(&self, name: &str) -> u64 {
+        sum_named(&self.status(), name)
+    }
+
+    /// Waits until a counter has that value at least.
+    ///
+    /// # Panics
+    /// If it does not.
+    pub fn await_counter(&self, name: &str, value: u64) {
+        let reached = wait::until(wait::SOON, || self.counter(name) >= value);
+        assert!(reached, "{name} is below {value}: {:#}", self.status());
+    }
+
+    /// SIGTERM, and its status; it must end at once.
+    ///
+    /// # Panics
+    /// If it does not.
+    pub fn terminate(&mut self) -> ExitStatus {
+        self.running.signal(Signal::TERM);
+        self.running.wait(Duration::from_secs(3))
+    }
+
+    /// SIGKILL.
+    pub fn kill(&mut self) {
+        self.running.signal(Signal::KILL);
+        self.running.wait(Duration::from_secs(3));
+    }
+}
+
+/// A short directory for sockets: their paths have at most 107 bytes.
+///
+/// # Panics
+/// If it cannot be made.
+#[must_use]
+pub fn private_dir() -> TempDir {
+    tempfile::Builder::new().prefix("vax-").tempdir_in("/tmp").expect("/tmp is writable")
+}
+
+/// Runs the daemon in a namespace to its end, with `args` as they are; returns its status and what it said.
+///
+/// # Panics
+/// If it does not end.
+#[must_use]
+pub fn run_to_end(netns: &NetNs, args: &[&str]) -> (ExitStatus, String) {
+    let mut command = netns.command(binary());
+    command.args(args);
+    let mut running = Running::start(command);
+    let status = running.wait(wait::SOON);
+    (status, running.said())
+}
+
+fn spawn(netns: &NetNs, dir: &TempDir, socket: &Path, serve: &Serve) -> Running {
+    let mut command: Command = netns.command(binary());
+    command.arg("serve").arg("--socket-path").arg(socket);
+    command.arg("--control").arg(dir.path().join("control")).args(serve.args());
+    Running::start(command)
+}
+
+/// Counters appear as `"name": number` or as an object with `"name"` and `"value"`.
+fn sum_named(value: &Value, name: &str) -> u64 {
+    match value {
+        Value::Object(map) if map.get("name").and_then(Value::as_str) == Some(name) => {
+            map.get("value").and_then(Value::as_u64).unwrap_or(0)
+        }
+        Value::Object(map) => {
+            let own = map.get(name).and_then(Value::as_u64).unwrap_or(0);
+            own + map.values().map(|inner| sum_named(inner, name)).sum::<u64>()
+        }
+        Value::Array(items) => items.iter().map(|inner| sum_named(inner, name)).sum(),
+        _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_are_summed_wherever_they_are() {
+        let status = serde_json::json!({
+            "ports": [{"drops": {"runt": 2}}, {"lanes": [{"counters": [{"name": "runt", "value": 3}]}]}]
+        });
+        assert_eq!((sum_named(&status, "runt"), sum_named(&status, "other")), (5, 0));
+    }
+}

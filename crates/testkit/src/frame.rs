@@ -1,0 +1,59 @@
+//! Frames to test with. All bytes are determined by length and seed, so two that should differ do.
+
+/// Destination of all test frames: nobody's, so no stack answers.
+pub const TO: [u8; 6] = [0x02, 0, 0, 0, 0, 0x0b];
+/// Source of all test frames.
+pub const FROM: [u8; 6] = [0x02, 0, 0, 0, 0, 0x0a];
+/// An EtherType for local experiments (IEEE 802, 0x88B5): no stack looks inside.
+pub const EXPERIMENTAL: u16 = 0x88b5;
+/// Bytes of an Ethernet header.
+pub const HEADER: usize = 14;
+
+/// A frame of `len` bytes, header included; a shorter one than a header is the beginning of one.
+#[must_use]
+pub fn plain(len: usize, seed: u8) -> Vec<u8> {
+    let header = [&TO[..], &FROM, &EXPERIMENTAL.to_be_bytes()].concat();
+    filled(header, len, seed)
+}
+
+/// A frame of `len` bytes with an 802.1Q tag for `vlan`.
+#[must_use]
+pub fn tagged(len: usize, vlan: u16, seed: u8) -> Vec<u8> {
+    let tag = [0x8100u16.to_be_bytes(), vlan.to_be_bytes()].concat();
+    let header = [&TO[..], &FROM, &tag, &EXPERIMENTAL.to_be_bytes()].concat();
+    filled(header, len, seed)
+}
+
+fn filled(mut header: Vec<u8>, len: usize, seed: u8) -> Vec<u8> {
+    let payload = len.saturating_sub(header.len());
+    header.extend((0..payload).map(|i| (i as u8).wrapping_mul(31).wrapping_add((i >> 8) as u8).wrapping_add(seed)));
+    header.truncate(len);
+    header
+}
+
+/// Panics, with the first difference, unless both are the same.
+///
+/// # Panics
+/// See there.
+#[track_caller]
+pub fn assert_same(got: &[u8], sent: &[u8]) {
+    let at = got.iter().zip(sent).position(|(a, b)| a != b);
+    let around = |bytes: &[u8], at: usize| format!("{:02x?}", &bytes[at.saturating_sub(4)..(at + 12).min(bytes.len())]);
+    if let Some(at) = at {
+        panic!("byte {at} differs: got …{}…, sent …{}…", around(got, at), around(sent, at));
+    }
+    assert_eq!(got.len(), sent.len(), "lengths differ");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_have_the_length_asked_for() {
+        for len in [0, 1, 13, 14, 60, 1514] {
+            assert_eq!((plain(len, 1).len(), tagged(len, 5, 1).len()), (len, len));
+        }
+        assert_ne!(plain(60, 1), plain(60, 2));
+    }
+}

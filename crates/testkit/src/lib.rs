@@ -1,0 +1,36 @@
+//! What the system tests stand on. The tests themselves are in `tests/`, a file a topic.
+//!
+//! A system test runs the real daemon between a real kernel interface and somebody who plays the guest:
+//!
+//! ```text
+//!   far namespace                     near namespace                     this process, or DPDK, or QEMU
+//!   PacketPort ── veth end ═════════ veth end ── Daemon (its own process) ── vhost-user ── Driver
+//! ```
+//!
+//! Everything made is a guard: namespaces, interfaces, processes, files go when the guard is dropped, which is also when
+//! a test panics; processes also go when the test process is killed (PR_SET_PDEATHSIG). Names carry the process
+//! number and a serial, so tests run beside each other.
+//!
+//! Misuse and broken surroundings panic with what happened: this is test support. Only what a test may want to see
+//! fail returns a `Result`.
+//!
+//! Without the privilege that it needs a test prints `SKIPPED: reason` and passes; with `REQUIRE_PRIV=1` it fails.
+
+pub mod daemon;
+pub mod driver;
+pub mod frame;
+pub mod guest;
+pub mod netns;
+pub mod packet;
+pub mod privilege;
+pub mod process;
+pub mod rig;
+pub mod testpmd;
+pub mod wait;
+
+pub use daemon::{Daemon, Serve};
+pub use driver::{Driver, DriverConfig, Layout, Pair};
+pub use netns::{NetNs, VethPair};
+pub use packet::PacketPort;
+pub use process::Running;
+pub use rig::Rig;

@@ -1,0 +1,154 @@
+//! Network namespaces and the veth pairs between them, as guards.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+use crate::process::{output_of, run};
+
+/// A network namespace of the test's own. Removed on drop, with the interfaces in it.
+#[derive(Debug)]
+pub struct NetNs {
+    name: String,
+}
+
+impl NetNs {
+    /// Makes one whose name contains `label`. IPv6 is off in it, so that nothing is sent by itself.
+    ///
+    /// # Panics
+    /// If that is not allowed.
+    #[must_use]
+    pub fn new(label: &str) -> Self {
+        static SERIAL: AtomicU32 = AtomicU32::new(0);
+        let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+        let ns = Self { name: format!("vax-{}-{serial}-{label}", std::process::id()) };
+        run("ip", &["netns", "add", &ns.name]);
+        ns.run("sysctl", &["-qw", "net.ipv6.conf.default.disable_ipv6=1", "net.ipv6.conf.all.disable_ipv6=1"]);
+        run("ip", &["-n", &ns.name, "link", "set", "lo", "up"]);
+        ns
+    }
+
+    /// Its name, for `ip -n`.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// A command that will run in it. `ip netns exec` becomes the command, so the child's number is the command's.
+    #[must_use]
+    pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.name]).arg(program);
+        command
+    }
+
+    /// Runs a command in it to its end.
+    ///
+    /// # Panics
+    /// If it fails.
+    pub fn run(&self, program: &str, args: &[&str]) {
+        let _ = self.output_of(program, args);
+    }
+
+    /// Runs a command in it and returns what it printed.
+    ///
+    /// # Panics
+    /// If it fails.
+    #[must_use]
+    pub fn output_of(&self, program: &str, args: &[&str]) -> String {
+        let mut all = vec!["netns", "exec", &self.name, program];
+        all.extend(args);
+        output_of("ip", &all)
+    }
+
+    /// Runs `ip` on its interfaces.
+    ///
+    /// # Panics
+    /// If it fails.
+    pub fn ip(&self, args: &[&str]) {
+        let mut all = vec!["-n", &self.name];
+        all.extend(args);
+        run("ip", &all);
+    }
+
+    /// Runs a closure in it, on a thread made for it: a socket belongs to the namespace in which it was opened.
+    ///
+    /// # Panics
+    /// If the closure does, or if the namespace cannot be entered.
+    pub fn enter<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        let file = File::open(format!("/run/netns/{}", self.name)).expect("it has not been removed");
+        std::thread::scope(|scope| {
+            let inside = scope.spawn(|| {
+                move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network)).expect("we are root");
+                work()
+            });
+            inside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+}
+
+impl Drop for NetNs {
+    fn drop(&mut self) {
+        let _ = Command::new("ip").args(["netns", "delete", &self.name]).output();
+    }
+}
+
+/// A veth pair between two namespaces: the daemon's NIC is the near end, the world is the far end.
+#[derive(Debug)]
+pub struct VethPair {
+    /// Namespace of the near end.
+    pub near: NetNs,
+    /// Namespace of the far end.
+    pub far: NetNs,
+}
+
+impl VethPair {
+    /// Name of the near end: the daemon's NIC.
+    pub const NIC: &str = "nic0";
+    /// Name of the far end.
+    pub const WIRE: &str = "wire0";
+
+    /// Both ends up, with one queue and an MTU of 1500 bytes.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::with(1, 1500)
+    }
+
+    /// Both ends up; `queues` each way, `mtu` in bytes. The far end does not leave checksums to the hardware: there is
+    /// none, and AF_XDP would show the unfinished sums.
+    ///
+    /// # Panics
+    /// If that is not allowed.
+    #[must_use]
+    pub fn with(queues: u32, mtu: u32) -> Self {
+        let pair = Self { near: NetNs::new("near"), far: NetNs::new("far") };
+        pair.join(queues, mtu);
+        pair
+    }
+
+    /// Makes the pair of interfaces in the namespaces: again, after one was deleted.
+    ///
+    /// # Panics
+    /// If it is there.
+    pub fn join(&self, queues: u32, mtu: u32) {
+        let (queues, mtu) = (queues.to_string(), mtu.to_string());
+        let end = ["mtu", &mtu, "numrxqueues", &queues, "numtxqueues", &queues];
+        let mut args = vec!["link", "add", Self::NIC, "netns", self.near.name()];
+        args.extend(end);
+        args.extend(["type", "veth", "peer", "name", Self::WIRE, "netns", self.far.name()]);
+        args.extend(end);
+        run("ip", &args);
+        self.far.run("ethtool", &["-K", Self::WIRE, "tx", "off"]);
+        self.far.ip(&["link", "set", Self::WIRE, "arp", "off", "up"]);
+        self.near.ip(&["link", "set", Self::NIC, "arp", "off", "up"]);
+    }
+}
+
+impl Default for VethPair {
+    fn default() -> Self {
+        Self::new()
+    }
+}

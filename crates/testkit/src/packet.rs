@@ -1,0 +1,156 @@
+//! Frames in and out of an interface, byte for byte, by packet socket (packet(7)).
+//!
+//! The kernel takes a VLAN tag out of a frame before a packet socket sees it and tells it beside the frame
+//! (PACKET_AUXDATA, `net/core/dev.c` __netif_receive_skb_core); it is put back here, so that what a test reads is what was on the wire.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::mem::{size_of, zeroed};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::NetNs;
+
+/// Most bytes of a frame that is read.
+const LONGEST: usize = 65_536;
+
+/// A packet socket on one interface: what is sent goes out of it, what is read came in by it.
+#[derive(Debug)]
+pub struct PacketPort {
+    fd: OwnedFd,
+}
+
+impl PacketPort {
+    /// Opens it on an interface of a namespace.
+    ///
+    /// # Panics
+    /// If there is no such interface.
+    #[must_use]
+    pub fn open(netns: &NetNs, interface: &str) -> Self {
+        let fd = netns.enter(|| open_socket(interface));
+        Self { fd: fd.unwrap_or_else(|error| panic!("packet socket on {interface}: {error}")) }
+    }
+
+    /// Sends one frame.
+    ///
+    /// # Panics
+    /// If the interface does not take it.
+    pub fn send(&self, frame: &[u8]) {
+        self.try_send(frame).unwrap_or_else(|error| panic!("sending {} bytes: {error}", frame.len()));
+    }
+
+    /// Sends one frame.
+    ///
+    /// # Errors
+    /// What send(2) says: EMSGSIZE, ENETDOWN and so on.
+    pub fn try_send(&self, frame: &[u8]) -> io::Result<()> {
+        // SAFETY: the pointer and the length are the slice's.
+        let sent = unsafe { libc::send(self.fd.as_raw_fd(), frame.as_ptr().cast(), frame.len(), 0) };
+        if sent == frame.len().cast_signed() { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
+    /// The next frame that came in, or `None` if none does in time.
+    ///
+    /// # Panics
+    /// If the interface is gone.
+    #[must_use]
+    pub fn receive(&self, patience: Duration) -> Option<Vec<u8>> {
+        let deadline = Instant::now() + patience;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let left = Timespec::try_from(left).expect("short");
+            let mut fds = [PollFd::from_borrowed_fd(self.fd.as_fd(), PollFlags::IN)];
+            if poll(&mut fds, Some(&left)).expect("a good descriptor") == 0 {
+                return None;
+            }
+            match self.read() {
+                Ok(frame) => return Some(frame),
+                Err(error) if error.raw_os_error() == Some(libc::ENETDOWN) => {} // said once; what comes later is read
+                Err(error) => panic!("reading a frame: {error}"),
+            }
+        }
+    }
+
+    fn read(&self) -> io::Result<Vec<u8>> {
+        let mut frame = vec![0u8; LONGEST];
+        let mut control = [0u64; 16];
+        let mut iov = libc::iovec { iov_base: frame.as_mut_ptr().cast(), iov_len: frame.len() };
+        // SAFETY: msghdr is plain data, for which zeros are a value.
+        let mut message: libc::msghdr = unsafe { zeroed() };
+        message.msg_iov = &raw mut iov;
+        message.msg_iovlen = 1;
+        message.msg_control = control.as_mut_ptr().cast();
+        message.msg_controllen = size_of::<[u64; 16]>();
+        // SAFETY: the message points at `frame` and `control`, with their lengths, and both outlive the call.
+        let got = unsafe { libc::recvmsg(self.fd.as_raw_fd(), &raw mut message, 0) };
+        let Ok(got) = usize::try_from(got) else { return Err(io::Error::last_os_error()) };
+        frame.truncate(got);
+        if let Some(tag) = vlan_tag(&message) {
+            frame.splice(12..12, tag);
+        }
+        Ok(frame)
+    }
+}
+
+/// The four bytes of a tag that the kernel took out of the frame.
+fn vlan_tag(message: &libc::msghdr) -> Option<[u8; 4]> {
+    // SAFETY: recvmsg filled the control buffer and set its length; the CMSG functions stay within that.
+    let aux = unsafe {
+        let mut header = libc::CMSG_FIRSTHDR(message);
+        while !header.is_null()
+            && ((*header).cmsg_level, (*header).cmsg_type) != (libc::SOL_PACKET, libc::PACKET_AUXDATA)
+        {
+            header = libc::CMSG_NXTHDR(message, header);
+        }
+        if header.is_null() {
+            return None;
+        }
+        libc::CMSG_DATA(header).cast::<libc::tpacket_auxdata>().read_unaligned()
+    };
+    if aux.tp_status & libc::TP_STATUS_VLAN_VALID == 0 {
+        return None;
+    }
+    let tpid = if aux.tp_status & libc::TP_STATUS_VLAN_TPID_VALID == 0 { 0x8100 } else { aux.tp_vlan_tpid };
+    let ([a, b], [c, d]) = (tpid.to_be_bytes(), aux.tp_vlan_tci.to_be_bytes());
+    Some([a, b, c, d])
+}
+
+fn open_socket(interface: &str) -> io::Result<OwnedFd> {
+    let protocol = (libc::ETH_P_ALL as u16).to_be();
+    let name = std::ffi::CString::new(interface).expect("no NUL in a name");
+    // SAFETY: no memory is passed.
+    let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: just opened, and nobody else has it.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    set(&fd, libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING)?;
+    set(&fd, libc::SOL_PACKET, libc::PACKET_AUXDATA)?;
+    // SAFETY: name is a C string that outlives the call.
+    let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
+    if index == 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: sockaddr_ll is plain data, for which zeros are a value.
+    let mut address: libc::sockaddr_ll = unsafe { zeroed() };
+    address.sll_family = libc::AF_PACKET as u16;
+    address.sll_protocol = protocol;
+    address.sll_ifindex = index.cast_signed();
+    let len = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+    // SAFETY: the address outlives the call and `len` is its length.
+    if unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), len) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(fd)
+}
+
+fn set(fd: &OwnedFd, level: i32, option: i32) -> io::Result<()> {
+    let one: libc::c_int = 1;
+    let len = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: the value outlives the call and `len` is its length.
+    let result = unsafe { libc::setsockopt(fd.as_raw_fd(), level, option, (&raw const one).cast(), len) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}

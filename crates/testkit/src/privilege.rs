@@ -1,0 +1,58 @@
+//! Whether a test can run here.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// What a test needs that not every machine has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// Root: namespaces, XDP programs.
+    Root,
+    /// DPDK's testpmd, and huge pages that it can have.
+    Dpdk,
+    /// What `scripts/guest` boots: QEMU and a kernel.
+    Qemu,
+}
+
+/// `true` if all is there. Otherwise says `SKIPPED: reason`.
+///
+/// # Panics
+/// If something is missing and `REQUIRE_PRIV=1`.
+#[must_use]
+pub fn have(needs: &[Need]) -> bool {
+    let Some(reason) = needs.iter().find_map(|&need| missing(need)) else { return true };
+    assert!(std::env::var("REQUIRE_PRIV").as_deref() != Ok("1"), "REQUIRE_PRIV=1, but {reason}");
+    println!("SKIPPED: {reason}");
+    false
+}
+
+fn missing(need: Need) -> Option<String> {
+    match need {
+        Need::Root => (!rustix::process::geteuid().is_root()).then(|| "this needs root: namespaces and XDP".to_owned()),
+        Need::Dpdk => missing_program("dpdk-testpmd").or_else(missing_hugepages),
+        Need::Qemu => missing_program("qemu-system-x86_64"),
+    }
+}
+
+fn missing_program(name: &str) -> Option<String> {
+    let found = Command::new("sh")
+        .args(["-c", &format!("command -v {name}")])
+        .stdout(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success());
+    (!found).then(|| format!("{name} is not installed"))
+}
+
+fn missing_hugepages() -> Option<String> {
+    (!Path::new("/sys/kernel/mm/hugepages/hugepages-2048kB").exists()).then(|| "there are no 2 MiB huge pages".to_owned())
+}
+
+/// Returns from a test that cannot run here: `require!(Root, Dpdk)`.
+#[macro_export]
+macro_rules! require {
+    ($($need:ident),+) => {
+        if !$crate::privilege::have(&[$($crate::privilege::Need::$need),+]) {
+            return;
+        }
+    };
+}

@@ -1,0 +1,102 @@
+//! The usual arrangement: a veth pair, the daemon on its near end, a packet socket on its far end, a guest.
+
+use std::time::Duration;
+
+use crate::daemon::{Mode, Placement};
+use crate::{Daemon, Driver, DriverConfig, Layout, PacketPort, Pair, Serve, VethPair, frame, wait};
+
+/// All of it. Fields are dropped in this order: the guest goes first, the namespaces last.
+pub struct Rig {
+    /// The guest.
+    pub driver: Driver,
+    /// The daemon.
+    pub daemon: Daemon,
+    /// The far end of the wire.
+    pub wire: PacketPort,
+    /// The interfaces.
+    pub veth: VethPair,
+}
+
+impl Rig {
+    /// One queue pair, MTU 1500.
+    #[must_use]
+    pub fn new(placement: Placement, mode: Mode) -> Self {
+        let serve = Serve::interface(VethPair::NIC).placement(placement).mode(mode);
+        Self::with(VethPair::new(), &serve, &DriverConfig::default())
+    }
+
+    /// With interfaces, options and a guest of the caller's choice.
+    ///
+    /// # Panics
+    /// If the daemon does not start, or refuses the guest.
+    #[must_use]
+    pub fn with(veth: VethPair, serve: &Serve, config: &DriverConfig) -> Self {
+        let daemon = Daemon::start(&veth.near, serve);
+        let wire = PacketPort::open(&veth.far, VethPair::WIRE);
+        let driver = Driver::connect(&daemon.socket(), config)
+            .unwrap_or_else(|refused| panic!("{refused}; the daemon said:\n{}", daemon.said()));
+        Self { driver, daemon, wire, veth }
+    }
+
+    /// Its first queue pair.
+    pub fn pair(&mut self) -> &mut Pair {
+        &mut self.driver.pairs[0]
+    }
+
+    /// A frame from the guest must arrive on the wire as it is.
+    ///
+    /// # Panics
+    /// If it does not.
+    #[track_caller]
+    pub fn assert_from_guest(&mut self, sent: &[u8], layout: Layout) {
+        self.pair().send(sent, layout);
+        let got = self.wire.receive(wait::SOON);
+        frame::assert_same(&got.unwrap_or_else(|| panic!("{} bytes, {layout:?}: nothing arrived", sent.len())), sent);
+    }
+
+    /// A frame from the wire must arrive in the guest as it is. Buffers must be posted.
+    ///
+    /// # Panics
+    /// If it does not.
+    #[track_caller]
+    pub fn assert_to_guest(&mut self, sent: &[u8]) {
+        self.wire.send(sent);
+        let got = self.pair().receive(wait::SOON);
+        let got = got.unwrap_or_else(|| panic!("{} bytes: nothing arrived", sent.len()));
+        frame::assert_same(&got.frame, sent);
+        assert_eq!(got.header[..10], [0; 10], "no offload was negotiated, so the header says nothing");
+    }
+
+    /// Frames pass both ways: for after something happened. Buffers must be posted.
+    ///
+    /// # Panics
+    /// If one does not.
+    #[track_caller]
+    pub fn assert_passes_both_ways(&mut self) {
+        self.assert_from_guest(&frame::plain(100, 0xa5), Layout::Whole);
+        self.assert_to_guest(&frame::plain(100, 0x5a));
+    }
+
+    /// As [`assert_passes_both_ways`](Self::assert_passes_both_ways), where it may take a while and frames may be lost until then.
+    ///
+    /// # Panics
+    /// If frames never pass.
+    #[track_caller]
+    pub fn await_passes_both_ways(&mut self) {
+        let patience = Duration::from_millis(200);
+        let out = frame::plain(101, 0xa6);
+        let outwards = wait::until(wait::SOON, || {
+            self.driver.pairs[0].send(&out, Layout::Whole);
+            self.wire.receive(patience).is_some_and(|got| got == out)
+        });
+        assert!(outwards, "frames of the guest do not arrive again");
+        let inwards_frame = frame::plain(101, 0x6a);
+        let inwards = wait::until(wait::SOON, || {
+            let _ = self.wire.try_send(&inwards_frame);
+            self.driver.pairs[0].receive(patience).is_some_and(|got| got.frame == inwards_frame)
+        });
+        assert!(inwards, "frames to the guest do not arrive again");
+        while self.wire.receive(wait::QUIET).is_some() {}
+        while self.driver.pairs[0].receive(wait::QUIET).is_some() {}
+    }
+}

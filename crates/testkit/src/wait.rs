@@ -1,0 +1,27 @@
+//! Waiting for something to become so, with an end to the patience.
+
+use std::time::{Duration, Instant};
+
+/// Time given to what should happen at once; long, because test machines are busy.
+pub const SOON: Duration = Duration::from_secs(10);
+/// Time after which something that must not happen is taken not to.
+pub const QUIET: Duration = Duration::from_millis(300);
+
+/// Polls until `condition` holds; `false` if it does not within `patience`.
+pub fn until(patience: Duration, mut condition: impl FnMut() -> bool) -> bool {
+    until_some(patience, || condition().then_some(())).is_some()
+}
+
+/// Polls until there is a value; `None` if there is none within `patience`.
+pub fn until_some<T>(patience: Duration, mut poll: impl FnMut() -> Option<T>) -> Option<T> {
+    let deadline = Instant::now() + patience;
+    loop {
+        if let Some(value) = poll() {
+            return Some(value);
+        }
+        if Instant::now() > deadline {
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
