@@ -1,0 +1,216 @@
+//! The command line of `bench`, checked.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, bail, ensure};
+use clap::{Args, ValueEnum};
+use steer::ModeRequest;
+
+use super::frame::Mac;
+use crate::control::links::Link;
+
+/// Entries of the rx and the tx ring.
+pub(super) const RING: u32 = 2048;
+/// Shortest Ethernet frame, without its checksum.
+const SHORTEST_FRAME: u32 = 60;
+/// Longest frame that `txonly` makes: one chunk, and the largest chunk is a page.
+const LONGEST_FRAME: u32 = 4096;
+/// Ethernet header and one VLAN tag.
+const L2_HEADER: u32 = 18;
+
+/// What to do with the frames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Benchmark {
+    /// Receive frames and drop them
+    Rxdrop,
+    /// Send frames
+    Txonly,
+    /// Receive frames and send them back with their MAC addresses swapped
+    L2fwd,
+}
+
+impl Benchmark {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Rxdrop => "rxdrop",
+            Self::Txonly => "txonly",
+            Self::L2fwd => "l2fwd",
+        }
+    }
+
+    pub(super) fn receives(self) -> bool {
+        self != Self::Txonly
+    }
+
+    pub(super) fn sends(self) -> bool {
+        self != Self::Rxdrop
+    }
+}
+
+/// How the XDP program is attached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum BenchMode {
+    /// In the driver
+    Native,
+    /// Generic XDP, after the driver
+    Skb,
+}
+
+/// Measure a raw AF_XDP socket, without a guest
+#[derive(Debug, Clone, Args)]
+pub(crate) struct BenchArgs {
+    /// What to do with the frames
+    #[arg(value_enum)]
+    benchmark: Benchmark,
+    /// Network interface
+    #[arg(long, value_name = "NAME")]
+    ifname: String,
+    /// Its queue, counted from 0
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    queue: u32,
+    /// How the XDP program is attached [default: native, skb where the driver refuses]
+    #[arg(long, value_enum)]
+    mode: Option<BenchMode>,
+    /// Do not use zero-copy, even where the device can
+    #[arg(long)]
+    force_copy: bool,
+    /// Length of the frames that txonly sends, in bytes without the frame checksum
+    #[arg(long, value_name = "BYTES", default_value_t = 64)]
+    size: u32,
+    /// How long to run; 0: until a signal
+    #[arg(long, value_name = "SECS", default_value_t = 10.0)]
+    duration: f64,
+    /// Frames handled at a time
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    batch: u32,
+    /// Pin the measuring thread to this CPU
+    #[arg(long, value_name = "N")]
+    cpu: Option<usize>,
+    /// Print one JSON object instead of a table, and no progress unless on a terminal
+    #[arg(long)]
+    json: bool,
+    /// Destination of the frames that txonly sends [default: 02:00:00:00:00:01]
+    #[arg(long, value_name = "MAC")]
+    dst_mac: Option<String>,
+    /// Source of the frames that txonly sends [default: the interface's own]
+    #[arg(long, value_name = "MAC")]
+    src_mac: Option<String>,
+    /// Frames that one system call may send in copy mode (XDP_MAX_TX_SKB_BUDGET, Linux 6.18) [default: the whole ring]
+    #[arg(long, value_name = "N")]
+    tx_budget: Option<u32>,
+    /// Put frames at any offset (unaligned chunks) instead of one a chunk
+    #[arg(long)]
+    unaligned: bool,
+}
+
+/// A checked command line, and the interface that it names.
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub(super) benchmark: Benchmark,
+    pub(super) link: Link,
+    pub(super) queue: u32,
+    pub(super) request: ModeRequest,
+    pub(super) force_copy: bool,
+    /// Bytes of the frames that txonly sends.
+    pub(super) size: u32,
+    /// `None`: until a signal.
+    pub(super) duration: Option<Duration>,
+    /// Frames.
+    pub(super) batch: u32,
+    pub(super) cpu: Option<usize>,
+    pub(super) json: bool,
+    pub(super) to: Mac,
+    pub(super) from: Mac,
+    /// Frames.
+    pub(super) tx_budget: u32,
+    pub(super) unaligned: bool,
+}
+
+impl TryFrom<BenchArgs> for Plan {
+    type Error = anyhow::Error;
+
+    fn try_from(args: BenchArgs) -> anyhow::Result<Self> {
+        ensure!(
+            (1..=RING).contains(&args.batch),
+            "--batch {}: choose 1 to {RING}",
+            args.batch
+        );
+        let budget = args.tx_budget.unwrap_or(RING);
+        ensure!(
+            (32..=RING).contains(&budget),
+            "--tx-budget {budget}: choose 32 to {RING}"
+        );
+        ensure!(
+            args.benchmark == Benchmark::Txonly || (args.dst_mac.is_none() && args.src_mac.is_none()),
+            "--dst-mac and --src-mac are for txonly: {} makes no frames",
+            args.benchmark.name()
+        );
+        let duration = duration_of(args.duration)?;
+        let link = Link::by_name(&args.ifname)?;
+        ensure!(
+            link.up,
+            "{} is down: `ip link set dev {} up`",
+            link.name,
+            link.name
+        );
+        ensure!(
+            args.queue < link.rx_queues,
+            "--queue {}: {} has {} receive queue(s), counted from 0",
+            args.queue,
+            link.name,
+            link.rx_queues
+        );
+        let longest = LONGEST_FRAME.min(link.mtu.saturating_add(L2_HEADER));
+        ensure!(
+            (SHORTEST_FRAME..=longest).contains(&args.size),
+            "--size {}: choose {SHORTEST_FRAME} to {longest} bytes (MTU of {}: {})",
+            args.size,
+            link.name,
+            link.mtu
+        );
+        Ok(Self {
+            benchmark: args.benchmark,
+            queue: args.queue,
+            request: match args.mode {
+                None => ModeRequest::Auto,
+                Some(BenchMode::Native) => ModeRequest::Native,
+                Some(BenchMode::Skb) => ModeRequest::Skb,
+            },
+            force_copy: args.force_copy,
+            size: args.size,
+            duration,
+            batch: args.batch,
+            cpu: args.cpu,
+            json: args.json,
+            to: mac_of("--dst-mac", args.dst_mac.as_deref(), Mac([2, 0, 0, 0, 0, 1]))?,
+            from: mac_of("--src-mac", args.src_mac.as_deref(), Mac(link.mac))?,
+            tx_budget: budget,
+            unaligned: args.unaligned,
+            link,
+        })
+    }
+}
+
+impl Plan {
+    /// Longest frame that the interface can receive, in bytes.
+    pub(super) fn longest_received(&self) -> u32 {
+        self.link.mtu.saturating_add(L2_HEADER)
+    }
+}
+
+fn duration_of(seconds: f64) -> anyhow::Result<Option<Duration>> {
+    if seconds == 0.0 {
+        return Ok(None);
+    }
+    match Duration::try_from_secs_f64(seconds) {
+        Ok(duration) => Ok(Some(duration)),
+        Err(_) => bail!("--duration {seconds}: choose seconds, or 0 to run until a signal"),
+    }
+}
+
+fn mac_of(option: &str, text: Option<&str>, default: Mac) -> anyhow::Result<Mac> {
+    text.map_or(Ok(default), |text| {
+        text.parse()
+            .with_context(|| format!("{option} {text}: choose an address such as 02:00:00:00:00:01"))
+    })
+}

@@ -1,0 +1,86 @@
+//! Receive, swap the MAC addresses, send back. The frame moves through all four rings and is never copied by us.
+
+use xsk::{Kick, TxDesc, Umem, UmemOffset, WakeError};
+
+use super::args::Plan;
+use super::meter::{Meter, Tally};
+use super::progress::Outcome;
+use super::setup::{Idle, Rig};
+
+/// Runs until the meter says stop.
+pub(super) fn run(rig: &mut Rig, plan: &Plan, meter: &Meter) -> Outcome {
+    let mut tally = Tally::default();
+    let end = forward(rig, plan.batch, meter, &mut tally);
+    Outcome { tally, end }
+}
+
+fn forward(rig: &mut Rig, batch: u32, meter: &Meter, tally: &mut Tally) -> Result<(), WakeError> {
+    let mut idle = Idle::default();
+    let mut in_flight: u32 = 0;
+    // Whether the last piece that was received belongs to a frame that goes on.
+    let mut inside = false;
+    while !meter.is_stopped() {
+        in_flight -= recycle(rig, in_flight);
+        let mut sending = rig.socket.tx.reserve(batch);
+        let received = rig.socket.rx.peek(sending.room());
+        let count = received.len() as u32;
+        for desc in received {
+            if !inside {
+                swap_macs(&rig.umem, desc.data);
+            }
+            inside = desc.more;
+            tally.frames += u64::from(!desc.more);
+            tally.bytes += u64::from(desc.len);
+            sending.push(TxDesc {
+                frame: desc.frame,
+                offset: desc.data,
+                len: desc.len,
+                more: desc.more,
+                metadata: false,
+            });
+        }
+        sending.submit();
+        in_flight += count;
+
+        if in_flight == 0 {
+            idle.wait(&rig.socket)?;
+            continue;
+        }
+        idle.busy();
+        if rig.socket.tx.needs_wakeup() {
+            tally.kicks += 1;
+            if rig.socket.kick_tx()? == Kick::Busy {
+                tally.refused += 1;
+            }
+        }
+        meter.show(tally);
+    }
+    Ok(())
+}
+
+/// Moves completed frames to the fill ring; says how many.
+fn recycle(rig: &mut Rig, in_flight: u32) -> u32 {
+    let completed = rig.socket.completion.peek(in_flight);
+    let count = completed.len() as u32;
+    // There is room for all: the fill ring has as many entries as there are frames.
+    let mut fill = rig.socket.fill.reserve(count);
+    for frame in completed {
+        if fill.room() > 0 {
+            fill.push(frame);
+        } else {
+            rig.pool.put(frame);
+        }
+    }
+    fill.submit();
+    count
+}
+
+/// Destination and source change places. A frame too short to have both stays as it is.
+#[inline]
+fn swap_macs(umem: &Umem, at: UmemOffset) {
+    let mut both = [0; 12];
+    if umem.read(at, &mut both).is_some() {
+        both.rotate_left(6);
+        let _ = umem.write(at, &both);
+    }
+}

@@ -1,0 +1,159 @@
+//! What the measuring loop tells, and how it is told to stop.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+/// What a loop has done so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Tally {
+    /// Frames received (rxdrop), sent and completed (txonly), received and sent on (l2fwd).
+    pub(super) frames: u64,
+    /// Bytes of these frames, without checksum and gap.
+    pub(super) bytes: u64,
+    /// Frames that the device or its queue refused while sending (EBUSY): they are completed, but not sent.
+    pub(super) refused: u64,
+    /// System calls that sent.
+    pub(super) kicks: u64,
+}
+
+/// Shared between the measuring loop, the progress thread and signal handlers.
+#[derive(Debug)]
+pub(super) struct Meter {
+    stop: Arc<AtomicBool>,
+    signalled: Arc<AtomicBool>,
+    shown: Shown,
+}
+
+/// On a cache line of its own: the loop writes it once a batch.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Shown {
+    frames: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl Meter {
+    /// A meter that SIGINT and SIGTERM stop; a second signal ends the process as if there were no handler.
+    pub(super) fn new() -> anyhow::Result<Self> {
+        let meter = Self {
+            stop: Arc::new(AtomicBool::new(false)),
+            signalled: Arc::new(AtomicBool::new(false)),
+            shown: Shown::default(),
+        };
+        for signal in [SIGINT, SIGTERM] {
+            // Order matters: the first looks at the flag before the second raises it.
+            signal_hook::flag::register_conditional_default(signal, Arc::clone(&meter.signalled))
+                .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&meter.signalled)))
+                .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&meter.stop)))
+                .context("cannot handle SIGINT and SIGTERM")?;
+        }
+        Ok(meter)
+    }
+
+    /// For the loop, once a batch.
+    #[inline]
+    pub(super) fn show(&self, tally: &Tally) {
+        // Relaxed: each number is for display, and they need not fit together.
+        self.shown.frames.store(tally.frames, Ordering::Relaxed);
+        self.shown.bytes.store(tally.bytes, Ordering::Relaxed);
+    }
+
+    /// For the loop, once a batch: whether to end.
+    #[inline]
+    pub(super) fn is_stopped(&self) -> bool {
+        // Relaxed: nothing is published by it.
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a signal came.
+    pub(super) fn signalled(&self) -> bool {
+        self.signalled.load(Ordering::Relaxed)
+    }
+
+    /// Frames and bytes so far, as last shown.
+    pub(super) fn shown(&self) -> (u64, u64) {
+        (
+            self.shown.frames.load(Ordering::Relaxed),
+            self.shown.bytes.load(Ordering::Relaxed),
+        )
+    }
+}
+
+/// Time and CPU time of the process.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Spent {
+    pub(super) elapsed: Duration,
+    pub(super) user: Duration,
+    pub(super) system: Duration,
+}
+
+/// Measures [`Spent`].
+#[derive(Debug)]
+pub(super) struct Stopwatch {
+    at: Instant,
+    cpu: (Duration, Duration),
+}
+
+impl Stopwatch {
+    pub(super) fn start() -> anyhow::Result<Self> {
+        Ok(Self {
+            cpu: cpu_time()?,
+            at: Instant::now(),
+        })
+    }
+
+    pub(super) fn stop(self) -> anyhow::Result<Spent> {
+        let elapsed = self.at.elapsed();
+        let (user, system) = cpu_time()?;
+        Ok(Spent {
+            elapsed,
+            user: user.saturating_sub(self.cpu.0),
+            system: system.saturating_sub(self.cpu.1),
+        })
+    }
+}
+
+/// User and system time of this process: fields 14 and 15 of /proc/self/stat, in ticks of 10 ms or so.
+fn cpu_time() -> anyhow::Result<(Duration, Duration)> {
+    let stat = std::fs::read_to_string("/proc/self/stat").context("cannot read /proc/self/stat")?;
+    parse_stat(&stat, rustix::param::clock_ticks_per_second())
+        .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
+        .context("cannot read the CPU time in /proc/self/stat")
+}
+
+fn parse_stat(stat: &str, ticks_per_second: u64) -> Option<(Duration, Duration)> {
+    // The second field is the program's name in brackets, and may hold anything: count from behind it.
+    let (_, rest) = stat.rsplit_once(')')?;
+    let mut fields = rest.split_ascii_whitespace().skip(11);
+    let mut ticks = || -> Option<Duration> {
+        let ticks: u64 = fields.next()?.parse().ok()?;
+        Some(Duration::from_nanos(
+            ticks.checked_mul(1_000_000_000 / ticks_per_second.max(1))?,
+        ))
+    };
+    Some((ticks()?, ticks()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpu_time_is_read_behind_a_nasty_name() {
+        let stat = "12 (a) b (c) R 1 12 12 0 -1 4194304 100 0 0 0 250 31 0 0 20 0 1 0 5 6 7";
+        assert_eq!(
+            parse_stat(stat, 100),
+            Some((Duration::from_millis(2500), Duration::from_millis(310)))
+        );
+        assert_eq!(parse_stat("12 (a) R 1 12", 100), None);
+    }
+}

@@ -1,0 +1,75 @@
+//! `vhost-af-xdp bench`: raw AF_XDP sockets, without a guest.
+//!
+//! What a socket on this interface, queue and mode can do at most, measured with the same rings and the same program
+//! that the daemon uses: the yardstick for `serve`.
+//!
+//! | benchmark | each frame |
+//! |---|---|
+//! | `rxdrop` | rx ring, straight back into the fill ring |
+//! | `txonly` | made once, stamped with a sequence number, tx ring, completion ring, tx ring again |
+//! | `l2fwd` | rx ring, MAC addresses swapped in place, tx ring, completion ring, fill ring: never copied by us |
+//!
+//! # Theory of operation
+//! The measuring loop ([`rxdrop`], [`txonly`], [`l2fwd`]) owns the socket on the main thread, and does nothing but its
+//! frames: it reads no clock, prints nothing, makes no system call but the kicks. Once a batch it stores what it has
+//! done into a [`Meter`] and looks at one flag, which says stop. A second thread ([`progress`]) reads the meter,
+//! shows it, and raises the flag when time is up; signals raise it too. The loop ends after the batch in hand, and the
+//! [`report`] is made of what was counted between its start and its end, the process's CPU time included.
+//!
+//! Everything is undone by dropping [`setup::Rig`]: program off the interface, socket closed, memory freed.
+
+mod args;
+mod frame;
+mod l2fwd;
+mod meter;
+mod progress;
+mod report;
+mod rxdrop;
+mod setup;
+mod txonly;
+
+pub(crate) use args::BenchArgs;
+
+use args::{Benchmark, Plan};
+use meter::{Meter, Stopwatch};
+use setup::Rig;
+
+/// Runs one benchmark from set-up to report.
+///
+/// # Errors
+/// Bad values and refusals by the kernel, one line each with the remedy, before anything was measured; the interface
+/// going away while it ran, after the report of what was done until then.
+pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
+    let plan = Plan::try_from(args)?;
+    let meter = Meter::new()?;
+    let all_cpus = setup::pin(plan.cpu)?;
+    let mut rig = Rig::set_up(&plan)?;
+
+    let before = rig.counted(plan.queue)?;
+    let stopwatch = Stopwatch::start()?;
+    let outcome = progress::beside(&plan, &meter, &all_cpus, || match plan.benchmark {
+        Benchmark::Rxdrop => rxdrop::run(&mut rig, &plan, &meter),
+        Benchmark::Txonly => txonly::run(&mut rig, &plan, &meter),
+        Benchmark::L2fwd => l2fwd::run(&mut rig, &plan, &meter),
+    });
+    let spent = stopwatch.stop()?;
+
+    let counted = rig.counted(plan.queue).unwrap_or(before);
+    let ended = match (&outcome.end, meter.signalled()) {
+        (Err(_), _) => "error",
+        (Ok(()), true) => "signal",
+        (Ok(()), false) => "duration",
+    };
+    let measured = report::Measured {
+        tally: outcome.tally,
+        spent,
+        counted,
+        ended,
+    };
+    let report = report::Report::new(&plan, &rig, &measured);
+    drop(rig);
+    report.print(plan.json)?;
+    outcome
+        .end
+        .map_err(|error| anyhow::anyhow!("{} on {}: {error}", plan.benchmark.name(), plan.link.name))
+}

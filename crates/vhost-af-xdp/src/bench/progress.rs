@@ -1,0 +1,127 @@
+//! The thread beside the measuring loop: shows how it goes, and ends it when time is up.
+//!
+//! On a terminal there is a bar that is drawn over; elsewhere a plain line a second; with `--json` nothing but on a
+//! terminal. All of it goes to stderr: stdout is for the result.
+
+use std::io::{self, IsTerminal as _};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use rustix::thread::CpuSet;
+use xsk::WakeError;
+
+use super::args::Plan;
+use super::meter::{Meter, Tally};
+
+const EVERY: Duration = Duration::from_secs(1);
+
+/// What a loop did, and why it ended.
+#[derive(Debug)]
+pub(super) struct Outcome {
+    pub(super) tally: Tally,
+    /// `Ok`: it was told to.
+    pub(super) end: Result<(), WakeError>,
+}
+
+/// Runs `measure` on this thread, with the progress thread beside it on any of `cpus`.
+pub(super) fn beside(
+    plan: &Plan,
+    meter: &Meter,
+    cpus: &CpuSet,
+    measure: impl FnOnce() -> Outcome,
+) -> Outcome {
+    thread::scope(|scope| {
+        let watcher = scope.spawn(|| {
+            // Best effort: on the CPU of the measuring thread it would be in its way for some µs a second.
+            let _ = rustix::thread::sched_setaffinity(None, cpus);
+            watch(plan, meter);
+        });
+        let outcome = measure();
+        meter.stop();
+        watcher.thread().unpark();
+        outcome
+    })
+}
+
+fn watch(plan: &Plan, meter: &Meter) {
+    let start = Instant::now();
+    let deadline = plan.duration.map(|duration| start + duration);
+    let show = Show::new(plan);
+    let mut next = start + EVERY;
+    let mut last = (start, 0, 0);
+    while !meter.is_stopped() {
+        let now = Instant::now();
+        if deadline.is_some_and(|deadline| now >= deadline) {
+            meter.stop();
+            break;
+        }
+        if now >= next {
+            let (frames, bytes) = meter.shown();
+            let seconds = now.duration_since(last.0).as_secs_f64();
+            show.rate(
+                now - start,
+                (frames - last.1) as f64 / seconds,
+                (bytes - last.2) as f64 / seconds,
+            );
+            last = (now, frames, bytes);
+            next += EVERY;
+        }
+        let until = deadline.map_or(next, |deadline| deadline.min(next));
+        thread::park_timeout(until.saturating_duration_since(Instant::now()));
+    }
+    show.end();
+}
+
+/// How progress is shown.
+enum Show {
+    Nothing,
+    Lines(String),
+    Bar(ProgressBar),
+}
+
+impl Show {
+    fn new(plan: &Plan) -> Self {
+        let label = format!(
+            "{} {} queue {}",
+            plan.benchmark.name(),
+            plan.link.name,
+            plan.queue
+        );
+        if !io::stderr().is_terminal() {
+            return if plan.json {
+                Self::Nothing
+            } else {
+                Self::Lines(label)
+            };
+        }
+        let (bar, template) = match plan.duration {
+            Some(duration) => (
+                ProgressBar::new(duration.as_millis() as u64),
+                "{prefix} [{bar:20}] {msg}",
+            ),
+            None => (ProgressBar::new_spinner(), "{prefix} {spinner} {msg}"),
+        };
+        let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+        Self::Bar(bar.with_style(style.progress_chars("━╸ ")).with_prefix(label))
+    }
+
+    fn rate(&self, elapsed: Duration, frames_per_second: f64, bytes_per_second: f64) {
+        let seconds = elapsed.as_secs_f64();
+        let (mpps, gbps) = (frames_per_second / 1e6, bytes_per_second * 8e-9);
+        match self {
+            Self::Nothing => {}
+            Self::Lines(label) => eprintln!("{label}: {seconds:.0} s  {mpps:.3} Mpps  {gbps:.3} Gb/s"),
+            Self::Bar(bar) => {
+                bar.set_position(elapsed.as_millis() as u64);
+                bar.set_message(format!("{seconds:.0} s  {mpps:.3} Mpps  {gbps:.3} Gb/s"));
+            }
+        }
+    }
+
+    fn end(&self) {
+        if let Self::Bar(bar) = self {
+            bar.finish_and_clear();
+        }
+    }
+}

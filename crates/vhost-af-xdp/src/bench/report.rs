@@ -1,0 +1,303 @@
+//! The result: a table to read, or one JSON object.
+
+use std::io::{self, Write as _};
+
+use anyhow::Context as _;
+use comfy_table::{CellAlignment, Table, presets};
+use serde::Serialize;
+
+use super::args::Plan;
+use super::meter::{Spent, Tally};
+use super::setup::{Counted, Rig};
+
+/// What was measured.
+#[derive(Debug)]
+pub(super) struct Measured {
+    pub(super) tally: Tally,
+    pub(super) spent: Spent,
+    pub(super) counted: Counted,
+    /// `duration`, `signal` or `error`.
+    pub(super) ended: &'static str,
+}
+
+/// One run. The field names are the names in the JSON object.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    benchmark: &'static str,
+    interface: String,
+    queue: u32,
+    /// The data path in use, as the kernel tells.
+    mode: String,
+    /// What was tried first and refused.
+    fallbacks: Vec<String>,
+    /// Bytes of the frames sent; only txonly knows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    size: Option<u32>,
+    batch: u32,
+    umem: Memory,
+    seconds: f64,
+    ended: &'static str,
+    frames: u64,
+    bytes: u64,
+    frames_per_second: f64,
+    bits_per_second: f64,
+    ns_per_frame: Option<f64>,
+    cpu_user_seconds: f64,
+    cpu_system_seconds: f64,
+    cpu_ns_per_frame: Option<f64>,
+    tx_kicks: u64,
+    tx_refused: u64,
+    xdp_statistics: SocketStatistics,
+    xdp_program: ProgramCounters,
+}
+
+#[derive(Debug, Serialize)]
+struct Memory {
+    backing: String,
+    bytes: u64,
+    chunk_bytes: u32,
+    unaligned: bool,
+}
+
+/// `struct xdp_statistics`, since the socket was opened.
+#[derive(Debug, Serialize)]
+struct SocketStatistics {
+    rx_dropped: u64,
+    rx_invalid_descs: u64,
+    tx_invalid_descs: u64,
+    rx_ring_full: u64,
+    rx_fill_ring_empty_descs: u64,
+    tx_ring_empty_descs: u64,
+}
+
+/// What the XDP program counted on the queue.
+#[derive(Debug, Serialize)]
+struct ProgramCounters {
+    redirected: u64,
+    passed: u64,
+    too_long: u64,
+    no_header_room: u64,
+    no_socket: u64,
+}
+
+impl Report {
+    pub(super) fn new(plan: &Plan, rig: &Rig, measured: &Measured) -> Self {
+        let Measured {
+            tally,
+            spent,
+            counted,
+            ended,
+        } = *measured;
+        let seconds = spent.elapsed.as_secs_f64();
+        let cpu = spent.user.as_secs_f64() + spent.system.as_secs_f64();
+        let a_frame = |seconds: f64| (tally.frames > 0).then(|| seconds * 1e9 / tally.frames as f64);
+        let attach = rig.program.fallback().map(str::to_owned);
+        let socket = rig.socket.fallbacks().iter().map(ToString::to_string);
+        Self {
+            benchmark: plan.benchmark.name(),
+            interface: plan.link.name.clone(),
+            queue: plan.queue,
+            mode: rig.socket.mode().to_string(),
+            fallbacks: attach.into_iter().chain(socket).collect(),
+            size: (!plan.benchmark.receives()).then_some(plan.size),
+            batch: plan.batch,
+            umem: Memory {
+                backing: rig.backing.to_string(),
+                bytes: rig.umem.len(),
+                chunk_bytes: rig.umem.chunk_size(),
+                unaligned: rig.umem.is_unaligned(),
+            },
+            seconds,
+            ended,
+            frames: tally.frames,
+            bytes: tally.bytes,
+            frames_per_second: tally.frames as f64 / seconds,
+            bits_per_second: tally.bytes as f64 * 8.0 / seconds,
+            ns_per_frame: a_frame(seconds),
+            cpu_user_seconds: spent.user.as_secs_f64(),
+            cpu_system_seconds: spent.system.as_secs_f64(),
+            cpu_ns_per_frame: a_frame(cpu),
+            tx_kicks: tally.kicks,
+            tx_refused: tally.refused,
+            xdp_statistics: socket_statistics(&counted),
+            xdp_program: program_counters(&counted),
+        }
+    }
+
+    /// Writes it to stdout.
+    pub(super) fn print(&self, json: bool) -> anyhow::Result<()> {
+        let text = if json {
+            serde_json::to_string(self)?
+        } else {
+            self.table()
+        };
+        let mut stdout = io::stdout().lock();
+        writeln!(stdout, "{text}")
+            .and_then(|()| stdout.flush())
+            .context("cannot write the result to stdout")
+    }
+
+    fn table(&self) -> String {
+        let mut table = Table::new();
+        table.load_style(presets::UTF8_BORDERS_ONLY);
+        table.set_header([
+            self.benchmark.to_owned(),
+            format!("{} queue {}", self.interface, self.queue),
+        ]);
+        for (name, value) in self.rows() {
+            table.add_row([name, value]);
+        }
+        if let Some(column) = table.column_mut(1) {
+            column.set_cell_alignment(CellAlignment::Left);
+        }
+        table.to_string()
+    }
+
+    fn rows(&self) -> Vec<(String, String)> {
+        let mut rows: Vec<(String, String)> = Vec::new();
+        let mut row = |name: &str, value: String| rows.push((name.to_owned(), value));
+        row("mode in use", self.mode.clone());
+        for fallback in &self.fallbacks {
+            row("fallback", fallback.clone());
+        }
+        let alignment = if self.umem.unaligned {
+            "unaligned"
+        } else {
+            "aligned"
+        };
+        row(
+            "memory",
+            format!(
+                "{} KiB, {}, {alignment} chunks of {}",
+                self.umem.bytes / 1024,
+                self.umem.backing,
+                self.umem.chunk_bytes
+            ),
+        );
+        if let Some(size) = self.size {
+            row("frame size", format!("{size} bytes"));
+        }
+        row(
+            "ran",
+            format!(
+                "{:.2} s, ended by {}, batch {}",
+                self.seconds, self.ended, self.batch
+            ),
+        );
+        row("frames", grouped(self.frames));
+        row(
+            "rate",
+            format!(
+                "{:.3} Mpps, {:.3} Gb/s",
+                self.frames_per_second / 1e6,
+                self.bits_per_second / 1e9
+            ),
+        );
+        if let Some(ns) = self.ns_per_frame {
+            row("time a frame", format!("{ns:.1} ns"));
+        }
+        let cpu = format!(
+            "{:.2} s user, {:.2} s system",
+            self.cpu_user_seconds, self.cpu_system_seconds
+        );
+        row(
+            "CPU time",
+            self.cpu_ns_per_frame
+                .map_or(cpu.clone(), |ns| format!("{cpu}, {ns:.1} ns a frame")),
+        );
+        if self.tx_kicks > 0 {
+            row("tx system calls", grouped(self.tx_kicks));
+            row("tx refused", grouped(self.tx_refused));
+        }
+        let socket = &self.xdp_statistics;
+        row(
+            "socket dropped",
+            format!(
+                "{} rx ring full, {} fill ring empty, {} otherwise",
+                grouped(socket.rx_ring_full),
+                grouped(socket.rx_fill_ring_empty_descs),
+                grouped(socket.rx_dropped)
+            ),
+        );
+        row(
+            "socket invalid",
+            format!(
+                "{} in fill ring, {} in tx ring",
+                grouped(socket.rx_invalid_descs),
+                grouped(socket.tx_invalid_descs)
+            ),
+        );
+        let program = &self.xdp_program;
+        row(
+            "program gave",
+            format!(
+                "{} to the socket, {} to the host, {} to the host for want of a socket",
+                grouped(program.redirected),
+                grouped(program.passed),
+                grouped(program.no_socket)
+            ),
+        );
+        row(
+            "program dropped",
+            format!(
+                "{} too long, {} without header room",
+                grouped(program.too_long),
+                grouped(program.no_header_room)
+            ),
+        );
+        rows
+    }
+}
+
+fn socket_statistics(counted: &Counted) -> SocketStatistics {
+    SocketStatistics {
+        rx_dropped: counted.socket.rx_dropped,
+        rx_invalid_descs: counted.socket.rx_invalid_descs,
+        tx_invalid_descs: counted.socket.tx_invalid_descs,
+        rx_ring_full: counted.socket.rx_ring_full,
+        rx_fill_ring_empty_descs: counted.socket.rx_fill_ring_empty_descs,
+        tx_ring_empty_descs: counted.socket.tx_ring_empty_descs,
+    }
+}
+
+fn program_counters(counted: &Counted) -> ProgramCounters {
+    ProgramCounters {
+        redirected: counted.program.redirected,
+        passed: counted.program.passed,
+        too_long: counted.program.too_long,
+        no_header_room: counted.program.no_header_room,
+        no_socket: counted.program.no_socket,
+    }
+}
+
+/// A number with its thousands apart.
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() * 4 / 3 + 1);
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::grouped;
+
+    #[test]
+    fn thousands_are_apart() {
+        let cases = [
+            (0, "0"),
+            (999, "999"),
+            (1000, "1,000"),
+            (1_234_567, "1,234,567"),
+            (100_000, "100,000"),
+        ];
+        for (number, text) in cases {
+            assert_eq!(grouped(number), text);
+        }
+    }
+}

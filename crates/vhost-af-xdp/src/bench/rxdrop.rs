@@ -1,0 +1,45 @@
+//! Receive and give back to the fill ring.
+
+use xsk::WakeError;
+
+use super::args::Plan;
+use super::meter::{Meter, Tally};
+use super::progress::Outcome;
+use super::setup::{Idle, Rig};
+
+/// Runs until the meter says stop.
+pub(super) fn run(rig: &mut Rig, plan: &Plan, meter: &Meter) -> Outcome {
+    let mut tally = Tally::default();
+    let end = drop_frames(rig, plan.batch, meter, &mut tally);
+    Outcome { tally, end }
+}
+
+fn drop_frames(rig: &mut Rig, batch: u32, meter: &Meter, tally: &mut Tally) -> Result<(), WakeError> {
+    let mut idle = Idle::default();
+    while !meter.is_stopped() {
+        let received = rig.socket.rx.peek(batch);
+        if received.len() == 0 {
+            drop(received);
+            idle.wait(&rig.socket)?;
+            continue;
+        }
+        idle.busy();
+        // There is room for all: the fill ring has as many entries as there are frames.
+        let mut fill = rig.socket.fill.reserve(received.len() as u32);
+        for desc in received {
+            tally.frames += u64::from(!desc.more);
+            tally.bytes += u64::from(desc.len);
+            if fill.room() > 0 {
+                fill.push(desc.frame);
+            } else {
+                rig.pool.put(desc.frame);
+            }
+        }
+        fill.submit();
+        if rig.socket.fill.needs_wakeup() {
+            rig.socket.wake_rx()?;
+        }
+        meter.show(tally);
+    }
+    Ok(())
+}

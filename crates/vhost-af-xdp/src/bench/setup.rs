@@ -1,0 +1,198 @@
+//! From a plan to a socket that is ready: program, memory, socket, queue.
+
+use std::os::fd::AsFd as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::thread::CpuSet;
+use steer::{Mode, Program, QueueConf, QueueCounters};
+use xsk::{
+    AttachMode, Backing, BindRequest, FramePool, OwnMemory, QueueId, RingSize, Socket, SocketConfig,
+    Statistics, Umem, WakeError, XDP_PACKET_HEADROOM,
+};
+
+use super::args::{Plan, RING};
+
+/// Frames of a benchmark that receives, and the size of its fill ring, which therefore always has room for a frame.
+/// Twice the rx ring, because a zero-copy driver takes a ring of its own full of them.
+const FRAMES: u32 = 2 * RING;
+const SMALL_CHUNK: u32 = 2048;
+const LARGE_CHUNK: u32 = 4096;
+/// Longest frame that drivers receive into one buffer, in bytes: a page less headroom and the tail they need (veth).
+const LONGEST_IN_ONE_BUFFER: u32 = 3500;
+const BIND_TIMEOUT: Duration = Duration::from_millis(200);
+
+/// Rounds without a frame after which a loop that receives sleeps: a millisecond or so.
+const SPIN_ROUNDS: u32 = 50_000;
+/// Longest sleep, so that the flag to stop is looked at.
+const SLEEP: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 20_000_000,
+};
+
+/// Everything that is attached, bound and mapped. Dropped in this order.
+#[derive(Debug)]
+pub(super) struct Rig {
+    pub(super) program: Program,
+    pub(super) socket: Socket,
+    pub(super) umem: Umem,
+    /// Frames that are in no ring.
+    pub(super) pool: FramePool,
+    pub(super) backing: Backing,
+}
+
+/// The kernel's counters.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Counted {
+    pub(super) socket: Statistics,
+    pub(super) program: QueueCounters,
+}
+
+impl Rig {
+    /// # Errors
+    /// Whatever was refused, with the remedy; nothing stays behind.
+    pub(super) fn set_up(plan: &Plan) -> anyhow::Result<Self> {
+        let multi_buffer = plan.benchmark.receives() && plan.longest_received() > LONGEST_IN_ONE_BUFFER;
+        let program = Program::attach(plan.link.index, plan.request, multi_buffer)?;
+        let (umem, backing) = memory(plan)?;
+        let socket = Socket::open(&umem, &config(plan, program.mode(), multi_buffer))
+            .with_context(|| format!("queue {} of {}", plan.queue, plan.link.name))?;
+        let mut rig = Self {
+            program,
+            pool: umem.all_frames()?.collect(),
+            socket,
+            umem,
+            backing,
+        };
+        if plan.benchmark.receives() {
+            rig.socket.fill.refill(&mut rig.pool, FRAMES);
+            let frame_limit = if rig.socket.multi_buffer() {
+                u32::MAX
+            } else {
+                rig.umem.max_frame_bytes()
+            };
+            let conf = QueueConf {
+                virtio_header: None,
+                frame_limit,
+            };
+            rig.program.enable_queue(plan.queue, rig.socket.as_fd(), conf)?;
+        }
+        Ok(rig)
+    }
+
+    /// # Errors
+    /// What the kernel answers when asked for its counters.
+    pub(super) fn counted(&self, queue: u32) -> anyhow::Result<Counted> {
+        Ok(Counted {
+            socket: self.socket.statistics().context("cannot read XDP_STATISTICS")?,
+            program: self.program.counters(queue)?,
+        })
+    }
+}
+
+/// Pins the calling thread; returns where it might run before.
+///
+/// # Errors
+/// A CPU that is not there or not allowed.
+pub(super) fn pin(cpu: Option<usize>) -> anyhow::Result<CpuSet> {
+    let before = rustix::thread::sched_getaffinity(None).context("cannot ask for the CPUs of this thread")?;
+    if let Some(cpu) = cpu {
+        anyhow::ensure!(
+            cpu < CpuSet::MAX_CPU && before.is_set(cpu),
+            "--cpu {cpu}: not among the {} CPUs of this process, see `taskset -p $$`",
+            before.count()
+        );
+        let mut only = CpuSet::new();
+        only.set(cpu);
+        rustix::thread::sched_setaffinity(None, &only).with_context(|| format!("--cpu {cpu}: cannot pin"))?;
+    }
+    Ok(before)
+}
+
+fn memory(plan: &Plan) -> anyhow::Result<(Umem, Backing)> {
+    let longest = if plan.benchmark.receives() {
+        plan.longest_received().saturating_add(XDP_PACKET_HEADROOM)
+    } else {
+        plan.size
+    };
+    let chunk = if longest <= SMALL_CHUNK {
+        SMALL_CHUNK
+    } else {
+        LARGE_CHUNK
+    };
+    let frames = if plan.benchmark.receives() { FRAMES } else { RING };
+    let memory = OwnMemory::new(frames as usize * chunk as usize)?;
+    let backing = memory.backing();
+    let memory = Arc::new(memory);
+    let umem = if plan.unaligned {
+        Umem::unaligned(memory, chunk, 0)
+    } else {
+        Umem::aligned(memory, chunk, 0)
+    }?;
+    Ok((umem, backing))
+}
+
+fn config(plan: &Plan, mode: Mode, multi_buffer: bool) -> SocketConfig {
+    let ring = RingSize::at_least(RING);
+    let mut config = SocketConfig::new(plan.link.index, QueueId(plan.queue));
+    config.attach = match mode {
+        Mode::Native => AttachMode::Native,
+        Mode::Skb => AttachMode::Skb,
+    };
+    config.bind = if plan.force_copy {
+        BindRequest::ForceCopy
+    } else {
+        BindRequest::Auto
+    };
+    config.rx = plan.benchmark.receives().then_some(ring);
+    config.tx = plan.benchmark.sends().then_some(ring);
+    config.fill = RingSize::at_least(FRAMES);
+    config.completion = ring;
+    config.multi_buffer = multi_buffer;
+    config.max_tx_skb_budget = plan.benchmark.sends().then_some(plan.tx_budget);
+    config.bind_timeout = BIND_TIMEOUT;
+    config
+}
+
+/// Counts the rounds in which nothing came, and sleeps after many of them.
+#[derive(Debug, Default)]
+pub(super) struct Idle {
+    rounds: u32,
+}
+
+impl Idle {
+    #[inline]
+    pub(super) fn busy(&mut self) {
+        self.rounds = 0;
+    }
+
+    /// Waits a little: spins at first, then sleeps until a frame comes, a signal, or 20 ms are over.
+    ///
+    /// # Errors
+    /// [`WakeError`] if the interface is gone.
+    #[inline]
+    pub(super) fn wait(&mut self, socket: &Socket) -> Result<(), WakeError> {
+        if socket.fill.needs_wakeup() {
+            socket.wake_rx()?;
+        }
+        self.rounds += 1;
+        if self.rounds < SPIN_ROUNDS {
+            std::hint::spin_loop();
+            return Ok(());
+        }
+        self.rounds = 0;
+        sleep(socket)
+    }
+}
+
+#[cold]
+fn sleep(socket: &Socket) -> Result<(), WakeError> {
+    let mut fds = [PollFd::new(socket, PollFlags::IN)];
+    let woken = poll(&mut fds, Some(&SLEEP));
+    if woken.is_ok() && fds[0].revents().intersects(PollFlags::ERR | PollFlags::HUP) {
+        socket.wake_rx()?;
+    }
+    Ok(())
+}
