@@ -1,1 +1,0 @@
-//! The driver side of a split virtqueue: a model for tests, examples and benchmarks. (Being written.)

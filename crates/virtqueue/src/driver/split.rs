@@ -1,0 +1,412 @@
+//! The driver of one split virtqueue (VirtIO 1.3, 2.7.13 and 2.7.14).
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use super::{GuestRam, RamError};
+use crate::layout::{self, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Descriptor};
+use crate::notify::{Word, Words};
+use crate::{GuestAddr, QueueSize, RingAddresses};
+
+/// What the driver negotiated, as far as it concerns the ring. Indirect descriptors are used when asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DriverFeatures {
+    /// VIRTIO_F_EVENT_IDX.
+    pub event_idx: bool,
+    /// VIRTIO_F_IN_ORDER: descriptors are used in ring order, and must come back in that order.
+    pub in_order: bool,
+}
+
+/// One buffer of a chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Buffer {
+    /// Where it starts.
+    pub addr: GuestAddr,
+    /// Its length in bytes.
+    pub len: u32,
+    /// Whether the device writes it.
+    pub writable: bool,
+}
+
+impl Buffer {
+    /// A buffer that the device reads.
+    #[must_use]
+    pub const fn readable(addr: GuestAddr, len: u32) -> Self {
+        Self {
+            addr,
+            len,
+            writable: false,
+        }
+    }
+
+    /// A buffer that the device writes.
+    #[must_use]
+    pub const fn writable(addr: GuestAddr, len: u32) -> Self {
+        Self {
+            addr,
+            len,
+            writable: true,
+        }
+    }
+
+    fn descriptor(self, next: Option<u16>) -> Descriptor {
+        let flags = if self.writable { DESC_WRITE } else { 0 } | if next.is_some() { DESC_NEXT } else { 0 };
+        Descriptor {
+            addr: self.addr.get(),
+            len: self.len,
+            flags,
+            next: next.unwrap_or(0),
+        }
+    }
+}
+
+impl From<(GuestAddr, u32, bool)> for Buffer {
+    fn from((addr, len, writable): (GuestAddr, u32, bool)) -> Self {
+        Self { addr, len, writable }
+    }
+}
+
+/// A chain that came back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Used {
+    /// What `add` returned for it.
+    pub head: u16,
+    /// Bytes that the device says it wrote.
+    pub len: u32,
+}
+
+/// The driver's side of one split virtqueue.
+#[derive(Debug)]
+pub struct SplitDriver {
+    ram: Arc<GuestRam>,
+    size: QueueSize,
+    features: DriverFeatures,
+    /// In guest addresses, and as offsets in the driver's map.
+    guest: RingAddresses,
+    offsets: RingAddresses,
+    /// Free descriptors, front first; with in-order they come back at the end and so stay in ring order.
+    free: VecDeque<u16>,
+    /// For the head of each chain under way: its descriptors.
+    taken: Vec<Vec<u16>>,
+    /// Heads in the order in which they were added, for in-order.
+    order: VecDeque<u16>,
+    /// For each head, a table and how many entries it has, made when first needed.
+    tables: Vec<Option<(GuestAddr, usize)>>,
+    avail_idx: u16,
+    avail_published: u16,
+    used_idx: u16,
+}
+
+impl SplitDriver {
+    /// Makes a ring of `size` entries in `ram`.
+    ///
+    /// # Errors
+    /// No room.
+    pub fn new(ram: &Arc<GuestRam>, size: QueueSize, features: DriverFeatures) -> Result<Self, RamError> {
+        let entries = size.get();
+        // Each part on its own cache lines, so that costs are those of the ring and not of false sharing.
+        let guest = RingAddresses {
+            desc: ram.alloc(layout::desc_bytes(entries), 64)?.get(),
+            avail: ram.alloc(layout::avail_bytes(entries), 64)?.get(),
+            used: ram
+                .alloc(layout::used_bytes(entries).next_multiple_of(64), 64)?
+                .get(),
+        };
+        let offset = |addr| ram.offset(GuestAddr(addr), 1);
+        let offsets = RingAddresses {
+            desc: offset(guest.desc),
+            avail: offset(guest.avail),
+            used: offset(guest.used),
+        };
+        Ok(Self {
+            ram: Arc::clone(ram),
+            size,
+            features,
+            guest,
+            offsets,
+            free: (0..entries).collect(),
+            taken: vec![Vec::new(); usize::from(entries)],
+            order: VecDeque::with_capacity(usize::from(entries)),
+            tables: vec![None; usize::from(entries)],
+            avail_idx: 0,
+            avail_published: 0,
+            used_idx: 0,
+        })
+    }
+
+    /// Lets all indices start at `index`, as after 2^16 laps and some: for tests of the wrap. Only before the
+    /// first `add`.
+    pub fn start_at(&mut self, index: u16) {
+        assert!(self.order.is_empty(), "chains are under way");
+        (self.avail_idx, self.avail_published, self.used_idx) = (index, index, index);
+        self.set_avail_idx(index);
+        Word::store(self.words().used_idx, index, Ordering::Relaxed);
+    }
+
+    /// Entries of the queue.
+    #[must_use]
+    pub fn size(&self) -> QueueSize {
+        self.size
+    }
+
+    /// The guest's memory.
+    #[must_use]
+    pub fn ram(&self) -> &Arc<GuestRam> {
+        &self.ram
+    }
+
+    /// Where the ring is for the guest.
+    #[must_use]
+    pub fn ring_guest_addresses(&self) -> RingAddresses {
+        self.guest
+    }
+
+    /// Where the ring is in this process: what VHOST_USER_SET_VRING_ADDR wants.
+    #[must_use]
+    pub fn ring_user_addresses(&self) -> RingAddresses {
+        let user = |addr| self.ram.user_addr(GuestAddr(addr));
+        RingAddresses {
+            desc: user(self.guest.desc),
+            avail: user(self.guest.avail),
+            used: user(self.guest.used),
+        }
+    }
+
+    /// Descriptors that are free.
+    #[must_use]
+    pub fn free_descriptors(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Chains that were added and have not come back.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.order.len()
+    }
+
+    /// Puts a chain of `buffers` into the ring, not yet visible. Returns its head; `None` if there are not
+    /// enough descriptors.
+    ///
+    /// # Panics
+    /// If there is no buffer.
+    pub fn add(&mut self, buffers: &[Buffer]) -> Option<u16> {
+        assert!(!buffers.is_empty(), "a chain has at least one buffer");
+        if self.free.len() < buffers.len() {
+            return None;
+        }
+        let head = self.free[0];
+        let mut indices = std::mem::take(&mut self.taken[usize::from(head)]);
+        indices.extend(self.free.drain(..buffers.len()));
+        for (i, buffer) in buffers.iter().enumerate() {
+            self.write_descriptor(indices[i], buffer.descriptor(indices.get(i + 1).copied()));
+        }
+        self.taken[usize::from(head)] = indices;
+        self.push_avail(head);
+        Some(head)
+    }
+
+    /// As [`add`](Self::add), with an indirect table: one descriptor of the ring, however many buffers.
+    ///
+    /// # Panics
+    /// If there is no buffer, or no memory for a table.
+    pub fn add_indirect(&mut self, buffers: &[Buffer]) -> Option<u16> {
+        assert!(!buffers.is_empty(), "a chain has at least one buffer");
+        let head = self.free.pop_front()?;
+        let table = self.table(head, buffers.len());
+        for (i, buffer) in buffers.iter().enumerate() {
+            let next = (i + 1 < buffers.len()).then_some(i as u16 + 1);
+            self.write_table_entry(table, i as u16, buffer.descriptor(next));
+        }
+        let len = layout::DESC_BYTES as u32 * buffers.len() as u32;
+        self.write_descriptor(
+            head,
+            Descriptor {
+                addr: table.get(),
+                len,
+                flags: DESC_INDIRECT,
+                next: 0,
+            },
+        );
+        self.taken[usize::from(head)].push(head);
+        self.push_avail(head);
+        Some(head)
+    }
+
+    fn table(&mut self, head: u16, entries: usize) -> GuestAddr {
+        let slot = &mut self.tables[usize::from(head)];
+        match *slot {
+            Some((addr, capacity)) if capacity >= entries => addr,
+            _ => {
+                let capacity = entries.next_power_of_two().max(4);
+                let addr = self
+                    .ram
+                    .alloc(layout::DESC_BYTES * capacity as u64, 16)
+                    .expect("guest memory for a table");
+                *slot = Some((addr, capacity));
+                addr
+            }
+        }
+    }
+
+    fn push_avail(&mut self, head: u16) {
+        self.set_avail_entry(self.avail_idx, head);
+        self.avail_idx = self.avail_idx.wrapping_add(1);
+        self.order.push_back(head);
+    }
+
+    /// Makes all added chains visible with one store of avail.idx. Returns whether the device wants a kick.
+    pub fn publish(&mut self) -> bool {
+        let old = std::mem::replace(&mut self.avail_published, self.avail_idx);
+        self.words().publish_avail(old, self.avail_idx)
+    }
+
+    /// Takes the next chain that came back, and frees its descriptors.
+    ///
+    /// # Panics
+    /// If the device gives back what it did not get, or with in-order out of order.
+    pub fn take_used(&mut self) -> Option<Used> {
+        // Pairs with the device's release store of used.idx: elements and frames before it are visible
+        // (2.7.14).
+        let published = Word::load(self.words().used_idx, Ordering::Acquire);
+        if published == self.used_idx {
+            return None;
+        }
+        let (id, len) = self.used_element(self.used_idx);
+        self.used_idx = self.used_idx.wrapping_add(1);
+        let head = u16::try_from(id).expect("the device invented a head");
+        self.release(head);
+        Some(Used { head, len })
+    }
+
+    fn release(&mut self, head: u16) {
+        let indices = &mut self.taken[usize::from(head)];
+        assert!(
+            !indices.is_empty(),
+            "the device gave back chain {head}, which it does not have"
+        );
+        if self.features.in_order {
+            assert_eq!(
+                self.order.front(),
+                Some(&head),
+                "the device gave back out of order"
+            );
+        }
+        // In order this ends at the first one.
+        let position = self
+            .order
+            .iter()
+            .position(|&other| other == head)
+            .expect("it is under way");
+        self.order.remove(position);
+        if self.features.in_order {
+            self.free.extend(indices.drain(..));
+        } else {
+            for index in indices.drain(..).rev() {
+                self.free.push_front(index);
+            }
+        }
+    }
+
+    /// Asks for a call with the next chain that comes back. `true`: there is one already.
+    pub fn enable_calls(&mut self) -> bool {
+        self.words().enable_calls(self.used_idx)
+    }
+
+    /// Wants no calls.
+    pub fn disable_calls(&mut self) {
+        self.words().disable_calls(self.used_idx);
+    }
+
+    /// Writes descriptor `index`, whatever it says.
+    pub fn write_descriptor(&self, index: u16, desc: Descriptor) {
+        self.write_words(self.offsets.desc + u64::from(index) * layout::DESC_BYTES, desc);
+    }
+
+    /// Writes entry `index` of a table in guest memory, whatever it says.
+    pub fn write_table_entry(&self, table: GuestAddr, index: u16, desc: Descriptor) {
+        let bytes = layout::DESC_BYTES as usize;
+        let addr = table
+            .checked_add(u64::from(index) * layout::DESC_BYTES)
+            .expect("a table in guest memory");
+        self.write_words(self.ram.offset(addr, bytes), desc);
+    }
+
+    fn write_words(&self, offset: u64, desc: Descriptor) {
+        let (low, high) = desc.to_words();
+        assert!(self.ram.map().write_obj(offset, &[low, high]));
+    }
+
+    /// Writes the entry of the available ring for free-running index `index`.
+    pub fn set_avail_entry(&self, index: u16, head: u16) {
+        let slot = u64::from(index & self.size.mask());
+        let entry = self.word(self.offsets.avail + layout::RING_ENTRIES + 2 * slot);
+        Word::store(entry, head, Ordering::Relaxed);
+    }
+
+    /// Sets avail.idx in memory, and nothing else.
+    pub fn set_avail_idx(&self, index: u16) {
+        Word::store(self.words().avail_idx, index, Ordering::Release);
+    }
+
+    /// Sets avail.flags.
+    pub fn set_avail_flags(&self, flags: u16) {
+        Word::store(self.words().avail_flags, flags, Ordering::Relaxed);
+    }
+
+    /// Sets used_event.
+    pub fn set_used_event(&self, index: u16) {
+        Word::store(self.words().used_event, index, Ordering::Relaxed);
+    }
+
+    /// Index of the next chain to be added.
+    #[must_use]
+    pub fn avail_idx(&self) -> u16 {
+        self.avail_idx
+    }
+
+    /// used.idx in memory.
+    #[must_use]
+    pub fn used_idx(&self) -> u16 {
+        Word::load(self.words().used_idx, Ordering::Acquire)
+    }
+
+    /// used.flags in memory.
+    #[must_use]
+    pub fn used_flags(&self) -> u16 {
+        Word::load(self.words().used_flags, Ordering::Relaxed)
+    }
+
+    /// avail_event in memory.
+    #[must_use]
+    pub fn avail_event(&self) -> u16 {
+        Word::load(self.words().avail_event, Ordering::Relaxed)
+    }
+
+    /// (id, length) of the used element for free-running index `index`.
+    #[must_use]
+    pub fn used_element(&self, index: u16) -> (u32, u32) {
+        let slot = u64::from(index & self.size.mask());
+        let offset = self.offsets.used + layout::RING_ENTRIES + layout::USED_ELEM_BYTES * slot;
+        let [id, len]: [u32; 2] = self.ram.map().read_obj(offset).expect("inside the ring");
+        (u32::from_le(id), u32::from_le(len))
+    }
+
+    fn word(&self, offset: u64) -> &AtomicU16 {
+        self.ram.map().atomic_u16(offset).expect("inside the ring")
+    }
+
+    fn words(&self) -> Words<'_, AtomicU16> {
+        let RingAddresses { avail, used, .. } = self.offsets;
+        let size = self.size.get();
+        Words {
+            avail_flags: self.word(avail + layout::RING_FLAGS),
+            avail_idx: self.word(avail + layout::RING_IDX),
+            used_event: self.word(avail + layout::used_event_offset(size)),
+            used_flags: self.word(used + layout::RING_FLAGS),
+            used_idx: self.word(used + layout::RING_IDX),
+            avail_event: self.word(used + layout::avail_event_offset(size)),
+            event_idx: self.features.event_idx,
+        }
+    }
+}
