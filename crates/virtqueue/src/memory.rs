@@ -331,7 +331,7 @@ impl Reservation {
                 at.as_ptr().cast(),
                 place.mapping_len as usize,
                 ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED | MapFlags::FIXED | MapFlags::NORESERVE,
+                MapFlags::SHARED | MapFlags::FIXED,
                 &region.file,
                 file_start,
             )

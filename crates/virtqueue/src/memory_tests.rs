@@ -1,1 +1,249 @@
+use std::fs;
 
+use proptest::prelude::*;
+
+use super::*;
+
+fn memfd(len: u64, flags: MemfdFlags) -> io::Result<std::os::fd::OwnedFd> {
+    let file = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC | flags)?;
+    rustix::fs::ftruncate(&file, len)?;
+    Ok(file)
+}
+
+fn region(guest: u64, user: u64, len: u64) -> Region {
+    let file = memfd(len, MemfdFlags::empty()).unwrap();
+    Region {
+        guest_addr: GuestAddr(guest),
+        user_addr: user,
+        len,
+        file,
+        file_offset: 0,
+    }
+}
+
+/// Two regions with a gap between them in guest space, and 5000 bytes that are ours.
+fn two_regions() -> MemoryMap {
+    let regions = vec![
+        region(0x10_0000, 0x7f00_0000, 0x4000),
+        region(0x1_0000_0000, 0x7e00_0000, 0x2000),
+    ];
+    MemoryMap::new(regions, 5000).unwrap()
+}
+
+#[test]
+fn regions_lie_back_to_back_and_private_memory_follows() {
+    let map = two_regions();
+    let offsets: Vec<_> = map.regions().iter().map(MappedRegion::map_offset).collect();
+    assert_eq!(offsets, [0, 0x4000]);
+    assert_eq!(
+        (map.guest_len(), map.private_offset(), map.len()),
+        (0x6000, 0x6000, 0x8000)
+    );
+    assert_eq!(map.base().addr().get() % MIN_ALIGN as usize, 0);
+    assert!(map.fill(0, 1, map.len()), "every byte can be written");
+}
+
+#[test]
+fn translation_takes_whole_ranges_in_one_region_only() {
+    let map = two_regions();
+    let at = |addr, len| map.translate(GuestAddr(addr), len);
+    assert_eq!(at(0x10_0000, 0x4000), Some(0));
+    assert_eq!(at(0x10_3fff, 1), Some(0x3fff));
+    assert_eq!(at(0x1_0000_0010, 0x1ff0), Some(0x4010));
+    for (addr, len) in [
+        (0x10_0000, 0x4001), // past the end, into the next region of the map
+        (0x0f_ffff, 1),
+        (0x0f_ffff, 2),
+        (0x10_4000, 1),
+        (0x1_0000_2000, 1),
+        (0, u64::MAX),
+        (0x10_0000, u64::MAX),
+        (u64::MAX, 1),
+        (u64::MAX, u64::MAX),
+        (u64::MAX - 0xfff, 0x1001), // addr + len wraps into low memory
+    ] {
+        assert_eq!(at(addr, len), None, "{addr:#x}+{len:#x}");
+    }
+}
+
+/// CVE-2020-10725: an address that is nowhere, with length 0, passed a check.
+#[test]
+fn zero_length_never_translates() {
+    let map = two_regions();
+    let mut hint = RegionHint::default();
+    for addr in [0x10_0000, 0x10_4000, 0, u64::MAX] {
+        assert_eq!(map.translate(GuestAddr(addr), 0), None);
+        assert_eq!(map.translate_hinted(&mut hint, GuestAddr(addr), 0), None);
+        assert_eq!(map.translate_hinted(&mut hint, GuestAddr(0x10_0000), 1), Some(0));
+    }
+}
+
+#[test]
+fn user_addresses_have_a_space_of_their_own() {
+    let map = two_regions();
+    assert_eq!(map.translate_user(0x7f00_0004, 4), Some(4));
+    assert_eq!(map.translate_user(0x7e00_0000, 0x2000), Some(0x4000));
+    assert_eq!(map.translate_user(0x10_0000, 1), None);
+    assert_eq!(map.translate_user(0x7e00_1fff, 2), None);
+}
+
+#[test]
+fn hint_follows_the_region_that_was_hit() {
+    let map = two_regions();
+    let mut hint = RegionHint::default();
+    for _ in 0..3 {
+        assert_eq!(
+            map.translate_hinted(&mut hint, GuestAddr(0x10_0100), 8),
+            Some(0x100)
+        );
+        assert_eq!(
+            map.translate_hinted(&mut hint, GuestAddr(0x1_0000_0100), 8),
+            Some(0x4100)
+        );
+        assert_eq!(map.translate_hinted(&mut hint, GuestAddr(0x50_0000), 8), None);
+    }
+}
+
+#[test]
+fn room_before_counts_from_the_start_of_the_region() {
+    let map = two_regions();
+    assert_eq!(map.room_before(0x3fff), 0x3fff);
+    assert_eq!(map.room_before(0x4000), 0);
+    assert_eq!(map.room_before(0x4100), 0x100);
+    assert_eq!(map.room_before(0x6100), 0, "private memory is no region");
+}
+
+#[test]
+fn file_offset_inside_a_page_leaves_exact_addresses() {
+    let file = memfd(0x3000, MemfdFlags::empty()).unwrap();
+    rustix::io::pwrite(&file, b"mark", 0x1234).unwrap();
+    let odd = Region {
+        guest_addr: GuestAddr(0x8000),
+        user_addr: 0,
+        len: 0x1000,
+        file,
+        file_offset: 0x1234,
+    };
+    let map = MemoryMap::new(vec![odd], 0).unwrap();
+    let offset = map.translate(GuestAddr(0x8000), 4).unwrap();
+    assert_eq!(map.read_obj::<[u8; 4]>(offset), Some(*b"mark"));
+    assert_eq!(
+        map.translate(GuestAddr(0x7fff), 2),
+        None,
+        "the page's head is no guest memory"
+    );
+    assert_eq!(map.translate(GuestAddr(0x8fff), 2), None, "nor its tail");
+    assert_eq!(map.guest_len(), 0x2000);
+}
+
+#[test]
+fn memory_is_shared_with_the_file() {
+    let file = memfd(0x1000, MemfdFlags::empty()).unwrap();
+    let twin = file.try_clone().unwrap();
+    let map = MemoryMap::new(
+        vec![Region {
+            guest_addr: GuestAddr(0),
+            user_addr: 0,
+            len: 0x1000,
+            file,
+            file_offset: 0,
+        }],
+        0,
+    )
+    .unwrap();
+    assert!(map.copy_to_guest(100, b"out"));
+    let mut seen = [0; 3];
+    rustix::io::pread(&twin, &mut seen, 100).unwrap();
+    assert_eq!(&seen, b"out");
+}
+
+/// CVE-2019-14818, CVE-2020-10726: maps and descriptors leaked with each new table.
+#[test]
+fn dropping_a_map_leaves_neither_mappings_nor_descriptors() {
+    let mappings = || {
+        let maps = fs::read_to_string("/proc/self/maps").unwrap();
+        maps.lines().filter(|line| line.contains("leak-check")).count()
+    };
+    let descriptors = || {
+        let fds = fs::read_dir("/proc/self/fd").unwrap();
+        fds.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok())
+            .filter(|target| target.to_string_lossy().contains("leak-check"))
+            .count()
+    };
+    let leaky = |guest, len| {
+        let file = rustix::fs::memfd_create("leak-check", MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, 0x1000).unwrap();
+        Region {
+            guest_addr: GuestAddr(guest),
+            user_addr: guest,
+            len,
+            file,
+            file_offset: 0,
+        }
+    };
+    let map = MemoryMap::new(vec![leaky(0, 0x1000), leaky(0x1000, 0x1000)], 0x1000).unwrap();
+    assert_eq!((mappings(), descriptors()), (2, 2));
+    drop(map);
+    assert!(MemoryMap::new(vec![leaky(0, 0x1000), leaky(0x1000, 0x2000)], 0).is_err());
+    assert_eq!(
+        (mappings(), descriptors()),
+        (0, 0),
+        "refused maps leave nothing, either"
+    );
+}
+
+#[test]
+fn huge_pages_are_mapped_whole() {
+    let huge = match memfd(2 << 20, MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB) {
+        Ok(file) => Region {
+            guest_addr: GuestAddr(1 << 30),
+            user_addr: 1 << 30,
+            len: 2 << 20,
+            file,
+            file_offset: 0,
+        },
+        Err(error) => {
+            println!("SKIPPED: no huge page memfd: {error}");
+            return;
+        }
+    };
+    let map = match MemoryMap::new(vec![region(0, 0, 0x1000), huge], 0x1000) {
+        Ok(map) => map,
+        Err(error) => {
+            println!("SKIPPED: no huge pages: {error:?}");
+            return;
+        }
+    };
+    let found = &map.regions()[1];
+    assert!(found.is_hugetlb());
+    assert_eq!((found.page_size(), found.map_offset()), (2 << 20, 0));
+    assert_eq!(map.regions()[0].map_offset(), 2 << 20);
+    assert_eq!(map.guest_len(), (2 << 20) + 0x1000);
+}
+
+proptest! {
+    /// Whatever the address and length: a translation is inside its region, and its reverse is the address.
+    #[test]
+    fn translation_is_exact(addr in addresses(), len in prop_oneof![0u64..0x9000, any::<u64>()]) {
+        let map = two_regions();
+        let mut hint = RegionHint::default();
+        let found = map.translate(GuestAddr(addr), len);
+        prop_assert_eq!(map.translate_hinted(&mut hint, GuestAddr(addr), len), found);
+        prop_assert_eq!(map.translate_hinted(&mut hint, GuestAddr(addr), len), found);
+        let expected = map.regions().iter().find_map(|region| {
+            let start = u128::from(region.guest_addr().get());
+            let inside = u128::from(addr) >= start
+                && u128::from(addr) + u128::from(len) <= start + u128::from(region.len());
+            (inside && len > 0).then(|| region.map_offset() + (addr - region.guest_addr().get()))
+        });
+        prop_assert_eq!(found, expected);
+    }
+}
+
+fn addresses() -> impl Strategy<Value = u64> {
+    prop_oneof![
+        0xf_f000u64..0x10_5000,
+        0xffff_f000u64..0x1_0000_3000,
+        any::<u64>()
+    ]
+}

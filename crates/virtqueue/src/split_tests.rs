@@ -1,1 +1,792 @@
+use std::collections::HashMap;
 
+use proptest::prelude::*;
+
+use super::*;
+use crate::Segment;
+use crate::driver::{Buffer, DriverFeatures, GuestRam, SplitDriver};
+use crate::layout::{AVAIL_NO_INTERRUPT, USED_NO_NOTIFY};
+
+/// A driver and a device on one ring. Memory is two regions with a gap between; the ring is in the first.
+struct Pair {
+    ram: Arc<GuestRam>,
+    driver: SplitDriver,
+    queue: SplitQueue,
+    chains: Chains,
+}
+
+const LOW: u64 = 0x10_0000;
+const LOW_LEN: u64 = 0x8_0000;
+const HIGH: u64 = 0x1_0000_0000;
+const HIGH_LEN: u64 = 0x4000;
+
+const FULL: QueueFeatures = QueueFeatures {
+    event_idx: false,
+    indirect: true,
+    in_order: false,
+};
+
+impl Pair {
+    fn new(size: u16) -> Self {
+        Self::with(size, FULL, 0)
+    }
+
+    fn with(size: u16, features: QueueFeatures, start: u16) -> Self {
+        let size = QueueSize::try_from(size).unwrap();
+        let ram = Arc::new(GuestRam::new(&[(GuestAddr(LOW), LOW_LEN), (GuestAddr(HIGH), HIGH_LEN)]).unwrap());
+        let driver_features = DriverFeatures {
+            event_idx: features.event_idx,
+            in_order: features.in_order,
+        };
+        let mut driver = SplitDriver::new(&ram, size, driver_features).unwrap();
+        driver.start_at(start);
+        let memory = Arc::new(MemoryMap::new(ram.regions().unwrap(), 4096).unwrap());
+        let rings = RingLayout::from_user(&memory, size, driver.ring_user_addresses()).unwrap();
+        let queue = SplitQueue::new(&memory, rings, features, start).unwrap();
+        Self {
+            ram,
+            driver,
+            queue,
+            chains: Chains::for_queue(size, 16),
+        }
+    }
+
+    fn pop(&mut self) -> Result<usize, GuestFault> {
+        self.queue.pop(&mut self.chains, 64)
+    }
+
+    /// Makes `descs` descriptors 0, 1, … of the ring and publishes a chain that starts at the first.
+    fn post(&mut self, descs: &[Descriptor]) {
+        for (index, desc) in descs.iter().enumerate() {
+            self.driver.write_descriptor(index as u16, *desc);
+        }
+        self.driver.set_avail_entry(0, 0);
+        self.driver.set_avail_idx(1);
+    }
+
+    fn fault(&mut self, descs: &[Descriptor]) -> GuestFault {
+        self.post(descs);
+        let fault = self.pop().expect_err("must be refused");
+        assert!(
+            self.chains.is_empty() && self.chains.segs.is_empty(),
+            "a fault leaves nothing behind"
+        );
+        assert_eq!(self.queue.next_avail(), 0, "a fault takes nothing");
+        fault
+    }
+
+    fn gather(&self, index: usize) -> Vec<u8> {
+        let chain = &self.chains.chains[index];
+        let mut bytes = Vec::new();
+        for segment in self.chains.readable(chain) {
+            let mut part = vec![0; segment.len as usize];
+            assert!(self.queue.memory().copy_from_guest(segment.offset, &mut part));
+            bytes.extend(part);
+        }
+        bytes
+    }
+}
+
+fn desc(addr: u64, len: u32, flags: u16, next: u16) -> Descriptor {
+    Descriptor {
+        addr,
+        len,
+        flags,
+        next,
+    }
+}
+
+const GOOD: u64 = LOW + 0x4_0000;
+
+// What a driver by the book sees.
+
+#[test]
+fn a_chain_arrives_with_its_bytes_and_goes_back() {
+    let mut pair = Pair::new(8);
+    pair.ram.write(GuestAddr(GOOD), b"header+payload");
+    let parts = [
+        Buffer::readable(GuestAddr(GOOD), 7),
+        Buffer::readable(GuestAddr(GOOD + 7), 7),
+        Buffer::writable(GuestAddr(HIGH), 100),
+    ];
+    let head = pair.driver.add(&parts).unwrap();
+    assert!(pair.driver.publish(), "kicks are on at first");
+    assert_eq!(pair.queue.available(), Ok(1));
+    assert_eq!(pair.pop(), Ok(1));
+    let chain = pair.chains.chains[0];
+    assert_eq!((chain.head, chain.readable, chain.writable), (head, 2, 1));
+    assert_eq!((chain.readable_bytes, chain.writable_bytes), (14, 100));
+    assert_eq!(pair.gather(0), b"header+payload");
+    assert_eq!(
+        pair.chains.writable(&chain)[0],
+        Segment {
+            offset: LOW_LEN,
+            len: 100,
+            room_before: 0
+        }
+    );
+    pair.queue.push_used(chain.head, 99);
+    assert_eq!(pair.driver.take_used(), None, "not visible before publish");
+    assert!(pair.queue.publish());
+    let used = pair.driver.take_used().unwrap();
+    assert_eq!((used.head, used.len), (head, 99));
+    assert_eq!(pair.driver.free_descriptors(), 8);
+}
+
+#[test]
+fn indirect_table_need_not_be_aligned() {
+    let mut pair = Pair::new(8);
+    pair.ram.write(GuestAddr(GOOD), b"abcd");
+    let table = GuestAddr(LOW + 0x5_0003);
+    let bytes = |d: Descriptor| [d.to_words().0.to_ne_bytes(), d.to_words().1.to_ne_bytes()].concat();
+    pair.ram.write(table, &bytes(desc(GOOD, 1, DESC_NEXT, 1)));
+    pair.ram
+        .write(table.checked_add(16).unwrap(), &bytes(desc(GOOD + 1, 3, 0, 0)));
+    pair.post(&[desc(table.get(), 32, DESC_INDIRECT, 0)]);
+    assert_eq!(pair.pop(), Ok(1));
+    assert_eq!(pair.gather(0), b"abcd");
+}
+
+#[test]
+fn indirect_table_may_end_a_direct_chain_and_its_write_flag_is_ignored() {
+    let mut pair = Pair::new(8);
+    pair.ram.write(GuestAddr(GOOD), b"abcd");
+    let table = LOW + 0x5_0000;
+    pair.driver
+        .write_table_entry(GuestAddr(table), 0, desc(GOOD + 2, 2, 0, 0));
+    pair.post(&[
+        desc(GOOD, 2, DESC_NEXT, 1),
+        desc(table, 16, DESC_INDIRECT | DESC_WRITE, 0),
+    ]);
+    assert_eq!(pair.pop(), Ok(1));
+    assert_eq!(pair.gather(0), b"abcd");
+}
+
+#[test]
+fn indirect_table_may_have_as_many_entries_as_the_queue() {
+    let mut pair = Pair::new(4);
+    let part = Buffer::readable(GuestAddr(GOOD), 1);
+    pair.driver.add_indirect(&[part; 4]).unwrap();
+    pair.driver.publish();
+    assert_eq!(pair.pop(), Ok(1));
+    assert_eq!(pair.chains.chains[0].readable, 4);
+}
+
+#[test]
+fn buffers_at_region_edges_are_taken_whole() {
+    for (addr, len, offset) in [
+        (LOW + LOW_LEN - 1, 1, LOW_LEN - 1),
+        (HIGH, HIGH_LEN as u32, LOW_LEN),
+        (LOW, LOW_LEN as u32, 0),
+    ] {
+        let mut pair = Pair::new(4);
+        pair.post(&[desc(addr, len, DESC_WRITE, 0)]);
+        assert_eq!(pair.pop(), Ok(1));
+        assert_eq!(
+            (pair.chains.segs[0].offset, pair.chains.segs[0].len),
+            (offset, len)
+        );
+    }
+}
+
+#[test]
+fn unpopped_chains_come_again() {
+    let mut pair = Pair::new(8);
+    for i in 0..4 {
+        pair.driver
+            .add(&[Buffer::readable(GuestAddr(GOOD + i), 1)])
+            .unwrap();
+    }
+    pair.driver.publish();
+    assert_eq!(pair.pop(), Ok(4));
+    pair.queue.unpop(3);
+    pair.chains.truncate(1);
+    assert_eq!((pair.chains.len(), pair.chains.segs.len()), (1, 1));
+    assert_eq!(pair.queue.available(), Ok(3));
+    assert_eq!(pair.pop(), Ok(3));
+    assert_eq!(pair.chains.segs[0].offset, 0x4_0001);
+}
+
+#[test]
+fn a_batch_ends_when_its_buffers_are_full_and_allocates_nothing() {
+    let mut pair = Pair::new(64);
+    let part = Buffer::readable(GuestAddr(GOOD), 1);
+    for _ in 0..4 {
+        pair.driver.add_indirect(&[part; 60]).unwrap();
+    }
+    pair.driver.publish();
+    pair.chains = Chains::for_queue(pair.queue.size(), 4);
+    let room = (pair.chains.chains.capacity(), pair.chains.segs.capacity());
+    let mut batches = 0;
+    let mut taken = 0;
+    while taken < 4 {
+        let count = pair.queue.pop(&mut pair.chains, 4).unwrap();
+        assert!(count > 0);
+        (taken, batches) = (taken + count, batches + 1);
+    }
+    assert!(batches > 1);
+    assert_eq!((pair.chains.chains.capacity(), pair.chains.segs.capacity()), room);
+    assert_eq!(pair.pop(), Ok(0));
+}
+
+#[test]
+fn mergeable_buffers_become_visible_together() {
+    let mut pair = Pair::new(8);
+    for i in 0..3 {
+        pair.driver
+            .add(&[Buffer::writable(GuestAddr(GOOD + 0x100 * i), 0x100)])
+            .unwrap();
+    }
+    pair.driver.publish();
+    pair.pop().unwrap();
+    for chain in &pair.chains {
+        pair.queue.push_used(chain.head, 0x100);
+        assert_eq!(pair.driver.used_idx(), 0);
+    }
+    assert_eq!(pair.queue.unpublished(), 3);
+    pair.queue.publish();
+    assert_eq!(pair.driver.used_idx(), 3);
+    assert!(!pair.queue.publish(), "nothing new, no call");
+}
+
+#[test]
+fn a_successor_goes_on_where_the_ring_stands() {
+    let mut pair = Pair::with(8, FULL, 65530);
+    for _ in 0..8 {
+        pair.driver.add(&[Buffer::readable(GuestAddr(GOOD), 1)]).unwrap();
+    }
+    pair.driver.publish();
+    assert_eq!(pair.pop(), Ok(8));
+    for chain in &pair.chains.chains[..5] {
+        pair.queue.push_used(chain.head, 0);
+    }
+    pair.queue.publish();
+    // It dies with three chains under way; the driver has seen the call or not.
+    pair.driver.set_avail_flags(AVAIL_NO_INTERRUPT);
+    let memory = Arc::clone(pair.queue.memory());
+    let rings = RingLayout::from_user(&memory, pair.queue.size(), pair.driver.ring_user_addresses()).unwrap();
+    let used_idx = pair.queue.used_idx();
+    pair.queue = SplitQueue::new(&memory, rings, FULL, used_idx).unwrap();
+    assert_eq!(pair.queue.used_idx(), 65530u16.wrapping_add(5));
+    assert_eq!(pair.pop(), Ok(3));
+    for chain in &pair.chains {
+        pair.queue.push_used(chain.head, 0);
+    }
+    assert!(pair.queue.publish(), "the first publication calls in any case");
+    assert_eq!(std::iter::from_fn(|| pair.driver.take_used()).count(), 8);
+}
+
+// Notifications.
+
+#[test]
+fn flags_suppress_kicks_and_calls() {
+    let mut pair = Pair::new(8);
+    pair.queue.disable_kicks();
+    assert_eq!(pair.driver.used_flags(), USED_NO_NOTIFY);
+    let part = [Buffer::readable(GuestAddr(GOOD), 1)];
+    pair.driver.add(&part);
+    assert!(!pair.driver.publish());
+    assert!(pair.queue.enable_kicks(), "one is there already: do not sleep");
+    pair.pop().unwrap();
+    assert!(!pair.queue.enable_kicks());
+    pair.driver.add(&part);
+    assert!(pair.driver.publish());
+    pair.pop().unwrap();
+    pair.queue.push_used(0, 0);
+    pair.queue.publish();
+    pair.driver.disable_calls();
+    pair.queue.push_used(1, 0);
+    assert!(!pair.queue.publish());
+    assert!(pair.driver.enable_calls());
+}
+
+#[test]
+fn event_idx_calls_only_when_crossed() {
+    let mut pair = Pair::with(
+        8,
+        QueueFeatures {
+            event_idx: true,
+            ..FULL
+        },
+        65534,
+    );
+    for _ in 0..6 {
+        pair.driver.add(&[Buffer::readable(GuestAddr(GOOD), 1)]);
+    }
+    pair.driver.publish();
+    pair.pop().unwrap();
+    let mut publish = |head, event| {
+        pair.driver.set_used_event(event);
+        pair.queue.push_used(head, 0);
+        pair.queue.publish()
+    };
+    assert!(publish(0, 5), "the first in any case");
+    assert!(publish(1, 65535));
+    assert!(!publish(2, 65535), "passed");
+    assert!(!publish(3, 3), "not yet");
+    assert!(!publish(4, 3), "not yet");
+    assert!(publish(5, 3));
+    assert_eq!(pair.driver.used_flags(), 0, "unused with event idx");
+}
+
+#[test]
+fn event_idx_suppression_outlives_the_wrap() {
+    let mut pair = Pair::with(
+        256,
+        QueueFeatures {
+            event_idx: true,
+            ..FULL
+        },
+        0,
+    );
+    pair.queue.disable_kicks();
+    for _ in 0..1000 {
+        for _ in 0..200 {
+            pair.driver.add(&[Buffer::readable(GuestAddr(GOOD), 1)]).unwrap();
+        }
+        assert!(!pair.driver.publish(), "a poller is not kicked");
+        while pair.pop().unwrap() > 0 {
+            for chain in &pair.chains {
+                pair.queue.push_used(chain.head, 0);
+            }
+        }
+        pair.queue.publish();
+        while pair.driver.take_used().is_some() {}
+    }
+}
+
+// What a driver can do wrong, each by its name.
+
+#[test]
+fn avail_index_jump_is_a_fault() {
+    for (next, jump) in [(0, 5u16), (0, 65535), (65533, 3), (65533, 65532)] {
+        let mut pair = Pair::with(4, FULL, next);
+        pair.driver.set_avail_idx(jump);
+        let fault = GuestFault::AvailIndexJump {
+            found: jump,
+            next,
+            size: 4,
+        };
+        assert_eq!(pair.pop(), Err(fault));
+        assert_eq!(pair.queue.available(), Err(fault));
+        assert!(pair.queue.enable_kicks(), "no sleep on nonsense: pop must tell");
+    }
+}
+
+/// CVE-2020-10723: a head that was cut to 16 bits, or not checked.
+#[test]
+fn head_out_of_range_is_a_fault() {
+    for head in [4u16, 5, 32768, 65535] {
+        let mut pair = Pair::new(4);
+        pair.driver.set_avail_entry(0, head);
+        pair.driver.set_avail_idx(1);
+        assert_eq!(pair.pop(), Err(GuestFault::HeadOutOfRange { head, size: 4 }));
+    }
+}
+
+#[test]
+fn next_out_of_range_is_a_fault() {
+    for next in [4u16, 65535] {
+        let fault = Pair::new(4).fault(&[desc(GOOD, 1, DESC_NEXT, next)]);
+        assert_eq!(
+            fault,
+            GuestFault::NextOutOfRange {
+                head: 0,
+                next,
+                size: 4
+            }
+        );
+    }
+}
+
+#[test]
+fn descriptor_loop_is_a_fault() {
+    let own = Pair::new(4).fault(&[desc(GOOD, 1, DESC_NEXT, 0)]);
+    assert_eq!(own, GuestFault::DescriptorLoop { head: 0, limit: 4 });
+    let ring: Vec<_> = (0..4).map(|i| desc(GOOD, 1, DESC_NEXT, (i + 1) % 4)).collect();
+    assert_eq!(Pair::new(4).fault(&ring).name(), "descriptor-loop");
+}
+
+#[test]
+fn chain_as_long_as_the_queue_is_no_loop() {
+    let mut pair = Pair::new(4);
+    let chain: Vec<_> = (0..4)
+        .map(|i| desc(GOOD, 1, if i < 3 { DESC_NEXT } else { 0 }, i + 1))
+        .collect();
+    pair.post(&chain);
+    assert_eq!(pair.pop(), Ok(1));
+}
+
+/// CVE-2020-10725.
+#[test]
+fn zero_length_is_a_fault() {
+    for addr in [GOOD, 0, u64::MAX] {
+        assert_eq!(
+            Pair::new(4).fault(&[desc(addr, 0, DESC_WRITE, 0)]),
+            GuestFault::ZeroLength { head: 0 }
+        );
+        let second = [desc(GOOD, 1, DESC_NEXT, 1), desc(addr, 0, 0, 0)];
+        assert_eq!(Pair::new(4).fault(&second), GuestFault::ZeroLength { head: 0 });
+    }
+}
+
+/// CVE-2018-1059: only the start of a range was checked.
+#[test]
+fn buffer_outside_memory_is_a_fault() {
+    for (addr, len) in [
+        (0, 1),
+        (LOW - 1, 2),
+        (LOW + LOW_LEN, 1),
+        (LOW + LOW_LEN - 1, 2), // the next region follows in the map, but not for the guest
+        (HIGH + HIGH_LEN - 1, 2), // private memory follows in the map
+        (HIGH, u32::MAX),
+    ] {
+        let fault = Pair::new(4).fault(&[desc(addr, len, 0, 0)]);
+        assert_eq!(
+            fault,
+            GuestFault::OutsideMemory {
+                head: 0,
+                addr: GuestAddr(addr),
+                len
+            }
+        );
+    }
+}
+
+#[test]
+fn address_wrap_is_a_fault() {
+    for (addr, len) in [
+        (u64::MAX, 1),
+        (u64::MAX - 1, u32::MAX),
+        (u64::MAX - 0xffff, 0x20_0000),
+    ] {
+        let fault = Pair::new(4).fault(&[desc(addr, len, 0, 0)]);
+        assert_eq!(
+            fault,
+            GuestFault::AddressWrap {
+                head: 0,
+                addr: GuestAddr(addr),
+                len
+            }
+        );
+    }
+}
+
+#[test]
+fn readable_after_writable_is_a_fault() {
+    let fault = Pair::new(4).fault(&[desc(GOOD, 1, DESC_WRITE | DESC_NEXT, 1), desc(GOOD, 1, 0, 0)]);
+    assert_eq!(fault, GuestFault::WritableBeforeReadable { head: 0 });
+}
+
+#[test]
+fn indirect_without_the_feature_is_a_fault() {
+    let mut pair = Pair::with(4, QueueFeatures::default(), 0);
+    let fault = pair.fault(&[desc(GOOD, 16, DESC_INDIRECT, 0)]);
+    assert_eq!(fault.name(), "indirect-not-negotiated");
+}
+
+#[test]
+fn indirect_with_next_is_a_fault() {
+    let fault = Pair::new(4).fault(&[desc(GOOD, 16, DESC_INDIRECT | DESC_NEXT, 1)]);
+    assert_eq!(fault.name(), "indirect-with-next");
+}
+
+#[test]
+fn indirect_table_of_odd_or_no_length_is_a_fault() {
+    for len in [0, 1, 15, 17, 31, u32::MAX] {
+        let fault = Pair::new(4).fault(&[desc(GOOD, len, DESC_INDIRECT, 0)]);
+        assert_eq!(
+            fault,
+            GuestFault::IndirectInvalid {
+                head: 0,
+                len,
+                why: IndirectRule::Length
+            }
+        );
+    }
+}
+
+#[test]
+fn indirect_table_longer_than_the_queue_is_a_fault() {
+    for len in [80, 0xffff_fff0, 0x10_0000] {
+        let fault = Pair::new(4).fault(&[desc(GOOD, len, DESC_INDIRECT, 0)]);
+        assert_eq!(
+            fault,
+            GuestFault::IndirectInvalid {
+                head: 0,
+                len,
+                why: IndirectRule::TooLong
+            }
+        );
+    }
+}
+
+#[test]
+fn indirect_table_outside_memory_is_a_fault() {
+    let fault = Pair::new(4).fault(&[desc(HIGH + HIGH_LEN - 16, 32, DESC_INDIRECT, 0)]);
+    assert_eq!(fault.name(), "outside-memory");
+    let fault = Pair::new(4).fault(&[desc(u64::MAX - 15, 32, DESC_INDIRECT, 0)]);
+    assert_eq!(fault.name(), "address-wrap");
+}
+
+#[test]
+fn nested_indirect_is_a_fault() {
+    let mut pair = Pair::new(4);
+    pair.driver
+        .write_table_entry(GuestAddr(GOOD), 0, desc(GOOD, 16, DESC_INDIRECT, 0));
+    assert_eq!(
+        pair.fault(&[desc(GOOD, 16, DESC_INDIRECT, 0)]),
+        GuestFault::NestedIndirect { head: 0 }
+    );
+}
+
+#[test]
+fn loop_and_range_inside_an_indirect_table_are_faults() {
+    let mut pair = Pair::new(4);
+    pair.driver
+        .write_table_entry(GuestAddr(GOOD), 0, desc(GOOD, 1, DESC_NEXT, 0));
+    let fault = pair.fault(&[desc(GOOD, 32, DESC_INDIRECT, 0)]);
+    assert_eq!(fault, GuestFault::DescriptorLoop { head: 0, limit: 2 });
+    // Inside guest memory, but past the table.
+    pair.driver
+        .write_table_entry(GuestAddr(GOOD), 0, desc(GOOD, 1, DESC_NEXT, 2));
+    let fault = pair.fault(&[desc(GOOD, 32, DESC_INDIRECT, 0)]);
+    assert_eq!(
+        fault,
+        GuestFault::NextOutOfRange {
+            head: 0,
+            next: 2,
+            size: 2
+        }
+    );
+}
+
+#[test]
+fn direct_and_indirect_together_longer_than_the_queue_are_a_fault() {
+    let mut pair = Pair::new(4);
+    for i in 0..4 {
+        let flags = if i < 3 { DESC_NEXT } else { 0 };
+        pair.driver
+            .write_table_entry(GuestAddr(GOOD), i, desc(GOOD, 1, flags, i + 1));
+    }
+    let fault = pair.fault(&[desc(GOOD, 1, DESC_NEXT, 1), desc(GOOD, 64, DESC_INDIRECT, 0)]);
+    assert_eq!(fault, GuestFault::DescriptorLoop { head: 0, limit: 4 });
+}
+
+/// A sum of lengths that does not fit 32 bits: CVE-2020-10722.
+#[test]
+fn chain_of_four_gigabytes_is_a_fault() {
+    let size = QueueSize::try_from(4u16).unwrap();
+    let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), 3 << 30)]).unwrap()); // not touched, so not there
+    let driver = SplitDriver::new(&ram, size, DriverFeatures::default()).unwrap();
+    let memory = Arc::new(MemoryMap::new(ram.regions().unwrap(), 0).unwrap());
+    let rings = RingLayout::from_user(&memory, size, driver.ring_user_addresses()).unwrap();
+    let mut queue = SplitQueue::new(&memory, rings, FULL, 0).unwrap();
+    driver.write_descriptor(0, desc(0, 3 << 30, DESC_NEXT, 1));
+    driver.write_descriptor(1, desc(0, 1 << 30, 0, 0));
+    driver.set_avail_idx(1);
+    let fault = queue.pop(&mut Chains::default(), 1).unwrap_err();
+    assert_eq!(fault, GuestFault::ChainTooLong { head: 0 });
+}
+
+#[test]
+fn sound_chains_before_a_bad_one_are_served() {
+    let mut pair = Pair::new(8);
+    for _ in 0..3 {
+        pair.driver.add(&[Buffer::readable(GuestAddr(GOOD), 1)]).unwrap();
+    }
+    let bad = pair.driver.add(&[Buffer::readable(GuestAddr(0), 1)]).unwrap();
+    pair.driver.add(&[Buffer::readable(GuestAddr(GOOD), 1)]).unwrap();
+    pair.driver.publish();
+    assert_eq!(pair.pop(), Ok(3));
+    assert!(matches!(pair.pop(), Err(GuestFault::OutsideMemory { head, .. }) if head == bad));
+    assert_eq!(pair.queue.next_avail(), 3);
+}
+
+// What no driver can do, by the book or not.
+
+#[derive(Clone, Debug)]
+struct Plan {
+    parts: Vec<(u16, bool)>,
+    indirect: bool,
+}
+
+fn plans() -> impl Strategy<Value = Vec<Plan>> {
+    let plan = (
+        prop::collection::vec((1u16..300, any::<bool>()), 1..6),
+        any::<bool>(),
+    )
+        .prop_map(|(mut parts, indirect)| {
+            parts.sort_by_key(|part| part.1); // readable ones first
+            Plan { parts, indirect }
+        });
+    prop::collection::vec(plan, 1..120)
+}
+
+/// Runs `plans` through a ring; each chain's bytes must arrive, and each must come back once, with what was
+/// written.
+fn exchange(plans: &[Plan], features: QueueFeatures, start: u16, batch: usize, push: usize) {
+    let mut pair = Pair::with(16, features, start);
+    let mut under_way: HashMap<u16, (Vec<u8>, Vec<(GuestAddr, u32)>)> = HashMap::new();
+    let (mut sent, mut served, mut back) = (0, 0, 0);
+    // Buffers of a chain are cut from a slot of its own: 16 chains at most are under way.
+    while back < plans.len() {
+        for _ in 0..push {
+            let Some(plan) = plans.get(sent) else { break };
+            if plan.parts.len() > pair.driver.free_descriptors() {
+                break;
+            }
+            let mut at = GOOD + 0x800 * (sent as u64 % 32);
+            let (mut bytes, mut room, mut buffers) = (Vec::new(), Vec::new(), Vec::new());
+            for (i, &(len, writable)) in plan.parts.iter().enumerate() {
+                let addr = GuestAddr(at);
+                if writable {
+                    room.push((addr, u32::from(len)));
+                } else {
+                    let content: Vec<u8> = (0..len)
+                        .map(|b| (sent as u16 * 7 + i as u16 * 31 + b) as u8)
+                        .collect();
+                    pair.ram.write(addr, &content);
+                    bytes.extend(content);
+                }
+                buffers.push(Buffer {
+                    addr,
+                    len: u32::from(len),
+                    writable,
+                });
+                at += u64::from(len);
+            }
+            let added = if plan.indirect {
+                pair.driver.add_indirect(&buffers)
+            } else {
+                pair.driver.add(&buffers)
+            };
+            assert!(under_way.insert(added.unwrap(), (bytes, room)).is_none());
+            sent += 1;
+        }
+        pair.driver.publish();
+        let taken = pair.queue.pop(&mut pair.chains, batch).unwrap();
+        for index in 0..taken {
+            let chain = pair.chains.chains[index];
+            let (bytes, room) = &under_way[&chain.head];
+            assert_eq!(&pair.gather(index), bytes);
+            assert_eq!(chain.readable_bytes as usize, bytes.len());
+            assert_eq!(chain.writable_bytes, room.iter().map(|part| part.1).sum::<u32>());
+            for segment in pair.chains.writable(&chain) {
+                assert!(pair.queue.memory().fill(
+                    segment.offset,
+                    chain.head as u8 ^ 0x5a,
+                    segment.len as usize
+                ));
+            }
+            pair.queue.push_used(chain.head, chain.writable_bytes);
+            served += 1;
+        }
+        pair.queue.publish();
+        while let Some(used) = pair.driver.take_used() {
+            let (_, room) = under_way.remove(&used.head).expect("given back once");
+            assert_eq!(used.len, room.iter().map(|part| part.1).sum::<u32>());
+            for (addr, len) in room {
+                let expected = vec![used.head as u8 ^ 0x5a; len as usize];
+                assert_eq!(pair.ram.read_vec(addr, len as usize), expected);
+            }
+            back += 1;
+        }
+        assert_eq!(back, served);
+    }
+    assert_eq!((pair.driver.free_descriptors(), pair.driver.in_flight()), (16, 0));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    #[test]
+    fn every_chain_arrives_and_comes_back_exactly_once(
+        plans in plans(), event_idx: bool, in_order: bool,
+        start in prop_oneof![Just(0u16), 65500u16..=65535, any::<u16>()], batch in 1usize..40, push in 1usize..20,
+    ) {
+        exchange(&plans, QueueFeatures { event_idx, indirect: true, in_order }, start, batch, push);
+    }
+}
+
+/// A descriptor that is right often enough to lead somewhere, and wrong in all ways.
+fn lies() -> impl Strategy<Value = Descriptor> {
+    let addr = prop_oneof![
+        6 => LOW..LOW + LOW_LEN,
+        2 => HIGH..HIGH + HIGH_LEN + 0x100,
+        1 => Just(LOW + LOW_LEN - 1),
+        1 => any::<u64>(),
+        1 => (0u64..0x100).prop_map(|back| u64::MAX - back),
+    ];
+    let len =
+        prop_oneof![6 => 1u32..0x200, 3 => (1u32..10).prop_map(|n| 16 * n), 1 => any::<u32>(), 1 => Just(0)];
+    let flags = prop_oneof![8 => 0u16..8, 1 => any::<u16>()];
+    let next = prop_oneof![8 => 0u16..16, 1 => any::<u16>()];
+    (addr, len, flags, next).prop_map(|(addr, len, flags, next)| Descriptor {
+        addr,
+        len,
+        flags,
+        next,
+    })
+}
+
+fn inside_memory(memory: &MemoryMap, segment: &Segment) -> bool {
+    let region = memory.regions().iter().find(|region| {
+        segment.offset >= region.map_offset() && segment.offset < region.map_offset() + region.len()
+    });
+    region.is_some_and(|region| {
+        segment.len > 0
+            && segment.offset + u64::from(segment.len) <= region.map_offset() + region.len()
+            && u64::from(segment.room_before) == segment.offset - region.map_offset()
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    /// Garbage in the whole ring, and in memory where tables may be looked for: no panic, no buffer outside memory, and an end.
+    #[test]
+    fn a_lying_driver_gets_nothing_but_faults_and_its_own_memory(
+        descs in prop::collection::vec(lies(), 16), tables in prop::collection::vec(lies(), 64),
+        heads in prop::collection::vec(prop_oneof![9 => 0u16..16, 1 => any::<u16>()], 16),
+        indices in prop::collection::vec(prop_oneof![3 => 0u16..20, 1 => any::<u16>()], 1..5),
+        event_idx: bool, start in prop_oneof![Just(0u16), any::<u16>()], event: u16, max in 0usize..40,
+    ) {
+        let mut pair = Pair::with(16, QueueFeatures { event_idx, ..FULL }, start);
+        for (index, desc) in descs.iter().enumerate() {
+            pair.driver.write_descriptor(index as u16, *desc);
+        }
+        for (index, head) in heads.iter().enumerate() {
+            pair.driver.set_avail_entry(index as u16, *head);
+        }
+        for (index, entry) in tables.iter().cycle().take(64 * 64).enumerate() {
+            pair.driver.write_table_entry(GuestAddr(LOW + 0x2_0000 + 16 * index as u64), 0, *entry);
+        }
+        for step in indices {
+            pair.driver.set_used_event(event);
+            pair.driver.set_avail_flags(event);
+            pair.driver.set_avail_idx(pair.queue.next_avail().wrapping_add(step));
+            match pair.queue.pop(&mut pair.chains, max) {
+                Err(fault) => {
+                    prop_assert!(!fault.name().is_empty() && !fault.to_string().is_empty());
+                    break;
+                }
+                Ok(taken) => {
+                    prop_assert!(taken <= max && taken == pair.chains.len());
+                    for chain in &pair.chains {
+                        let segments = pair.chains.segments(chain);
+                        prop_assert!(!segments.is_empty() && segments.len() <= 16);
+                        prop_assert!(segments.iter().all(|segment| inside_memory(pair.queue.memory(), segment)));
+                        let sum = |part: &[Segment]| part.iter().map(|segment| u64::from(segment.len)).sum::<u64>();
+                        prop_assert_eq!(u64::from(chain.readable_bytes), sum(pair.chains.readable(chain)));
+                        prop_assert_eq!(u64::from(chain.writable_bytes), sum(pair.chains.writable(chain)));
+                        pair.queue.push_used(chain.head, u32::MAX);
+                    }
+                    pair.queue.publish();
+                }
+            }
+        }
+        let _ = pair.queue.enable_kicks();
+        pair.queue.disable_kicks();
+    }
+}
