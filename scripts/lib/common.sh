@@ -75,6 +75,8 @@ common_leave() {
     trap '' INT TERM HUP
     trap - EXIT
     set +e
+    # A signal may have come in the middle of `IFS= read`.
+    IFS=$' \t\n'
     run_on_exit
     exit "$status"
 }
@@ -91,14 +93,22 @@ make_temp_dir() {
 
 # ---- processes ---------------------------------------------------------------------------------------------------
 
+# process_stat PID FIELD...: fields of /proc/PID/stat, numbered as in proc_pid_stat(5) from 3 on; fails if there is no such process.
+process_stat() {
+    local stat fields number
+    stat="$(cat "/proc/$1/stat" 2>/dev/null)" || return 1
+    # The command's name, field 2, may hold blanks and brackets; what follows the last bracket is regular.
+    IFS=' ' read -ra fields <<<"${stat##*) }"
+    for number in "${@:2}"; do
+        echo "${fields[number - 3]}"
+    done
+}
+
 # "PID STARTTIME": the number alone may be used again by another process. Empty if there is no such process.
 process_identity() {
-    local stat
-    # The command's name, field 2, may hold blanks and brackets; what follows the last bracket is regular.
-    stat="$(cat "/proc/$1/stat" 2>/dev/null)" || return 0
-    # shellcheck disable=SC2086 # split into fields on purpose
-    set -- "$1" ${stat##*) }
-    [[ $2 == Z ]] || echo "$1 ${21}"
+    local state started
+    { read -r state && read -r started; } < <(process_stat "$1" 3 22) || return 0
+    [[ $state == Z ]] || echo "$1 $started"
 }
 
 # process_alive "PID STARTTIME"

@@ -20,8 +20,8 @@ start_daemon() {
     shift 3
     ip netns exec "$namespace" "$DAEMON" serve --socket-path "$socket" "$@" </dev/null >"$log" 2>&1 &
     pid=$!
-    DAEMON_IDENTITY="$(process_identity "$pid")"
     disown "$pid"
+    DAEMON_IDENTITY="$(process_identity "$pid")"
     on_exit end_process "$DAEMON_IDENTITY"
     wait_until 10 daemon_listens_or_died "$socket" || fail "the daemon made no socket within 10 s: $(tail -n 1 "$log")"
     daemon_alive || fail "the daemon ended at once: $(tail -n 1 "$log")"
@@ -57,11 +57,9 @@ drop_reasons() {
 
 # CPU time that the daemon has used, in clock ticks: user and system, all threads.
 daemon_cpu_ticks() {
-    local stat
-    stat="$(cat "/proc/${DAEMON_IDENTITY%% *}/stat")"
-    # shellcheck disable=SC2086 # split into fields on purpose; the command's name before the bracket is left out
-    set -- ${stat##*) }
-    echo $((${12} + ${13}))
+    local user system
+    { read -r user && read -r system; } < <(process_stat "${DAEMON_IDENTITY%% *}" 14 15) || fail "the daemon is gone"
+    echo $((user + system))
 }
 
 # cpu_percent TICKS MICROSECONDS: of one core.

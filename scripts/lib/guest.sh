@@ -132,8 +132,9 @@ guest_start() {
         -serial "file:$state/console.log" \
         -chardev "pipe,id=shell,path=$state/shell" -serial chardev:shell \
         "$@" </dev/null >"$state/qemu.log" 2>&1 &
-    process_identity $! >"$state/pid"
-    disown $!
+    local pid=$!
+    disown "$pid"
+    process_identity "$pid" >"$state/pid"
     echo "${accel%%,*}" >"$state/accel"
 }
 
@@ -142,25 +143,17 @@ guest_alive() {
     process_alive "$(cat "$1/pid" 2>/dev/null)"
 }
 
-# guest_await_ready STATE SECONDS [SILENCE_SECONDS]: until the guest's command shell says so; fails when QEMU ends, the time
-# is over, or the console said nothing for that long.
+# guest_await_ready STATE SECONDS [SILENCE_SECONDS]: until the guest takes commands; fails when QEMU ends, the time is over, or
+# the console said nothing for that long.
 guest_await_ready() {
-    local state="$1" limit=$((SECONDS + $2)) silence="${3:-$2}" heard=$SECONDS size=0 now line='' part pipe
-    exec {pipe}<>"$state/shell.out"
-    while guest_alive "$state" && ((SECONDS < limit && SECONDS - heard <= silence)); do
-        now="$(stat -c %s "$state/console.log")"
+    local console="$1/console.log" limit=$((SECONDS + $2)) silence="${3:-$2}" heard=$SECONDS size=0 now
+    until grep -aq '@ready' "$console"; do
+        guest_alive "$1" && ((SECONDS < limit && SECONDS - heard <= silence)) || return 1
+        now="$(stat -c %s "$console")"
         ((now == size)) || heard=$SECONDS
         size=$now
-        part=''
-        if IFS= read -r -t 0.2 part <&"$pipe"; then
-            [[ "$line$part" != *@ready* ]] || break
-            line=''
-        else
-            line+="$part"
-        fi
+        sleep 0.2
     done
-    exec {pipe}>&-
-    [[ "$line$part" == *@ready* ]]
 }
 
 # Why a guest did not come up, in what it left behind: guest_last_words STATE
@@ -265,40 +258,32 @@ guest_run() {
     # What does not fit the guest's serial input buffer would be lost on the way.
     ((${#code} < 3500)) || fail "the command is too long for the guest's serial line (${#code} of 3500 base64 characters)"
     guest_alive "$state" || fail "no guest is running in $state; boot one: scripts/guest boot --dir $state …"
-    local lock in out status=0
+    local lock hold in out reply reader line begun='' held='' status=124
     exec {lock}>"$state/lock"
     flock "$lock"
-    exec {in}<>"$state/shell.in" {out}<>"$state/shell.out"
+    # Opening a pipe for both directions never blocks; what stays open for the output only reads, so that the end of QEMU is its end.
+    exec {in}<>"$state/shell.in" {hold}<>"$state/shell.out" {out}<"$state/shell.out" {hold}>&-
+    # The time limit is that of `timeout`, as bash may crash when a signal meets `read -t`.
+    exec {reply}< <(exec timeout $((seconds + 10)) cat <&"$out")
+    reader=$!
     printf '%s %s %s\n' "$id" "$seconds" "$code" >&"$in"
-    guest_read_reply "$state" "$id" $((SECONDS + seconds + 10)) <&"$out" || status=$?
-    exec {in}>&- {out}>&- {lock}>&-
-    return "$status"
-}
-
-# guest_read_reply STATE ID DEADLINE: copies the output of command ID from stdin to stdout; returns the command's status.
-guest_read_reply() {
-    local state="$1" id="$2" deadline="$3" line='' part begun='' held=''
-    while ((SECONDS < deadline)); do
-        part=''
-        if ! IFS= read -r -t 1 part; then
-            line+="$part"
-            guest_alive "$state" || return 124
-            continue
-        fi
-        line+="$part"
-        if [[ $line == "@end $id "* ]]; then
-            [[ -z ${held#?} ]] || printf '%s\n' "${held#?}"
-            return "${line##* }"
-        elif [[ $line == "@begin $id" ]]; then
-            begun=1
-        elif [[ -n $begun ]]; then
+    while IFS= read -r -u "$reply" line; do
+        if [[ -z $begun ]]; then
+            [[ $line != "@begin $id" ]] || begun=1
+        elif [[ $line == "@end $id "* ]]; then
             # One line is held back: the last one before `@end` is guest-init's own if it is empty.
+            [[ -z ${held#?} ]] || printf '%s\n' "${held#?}"
+            status="${line##* }"
+            break
+        else
             [[ -z $held ]] || printf '%s\n' "${held#?}"
             held="+$line"
         fi
-        line=''
     done
-    return 124
+    kill "$reader" 2>/dev/null || true
+    wait "$reader" 2>/dev/null || true
+    exec {in}>&- {out}<&- {reply}<&- {lock}>&-
+    return "$status"
 }
 
 # guest_stop STATE: ends the guest as if its power had failed. The state directory stays, with its logs.
