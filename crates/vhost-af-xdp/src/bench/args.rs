@@ -78,7 +78,12 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "BYTES", default_value_t = 64)]
     size: u32,
     /// How long to run; 0: until a signal
-    #[arg(long, value_name = "SECS", default_value_t = 10.0)]
+    #[arg(
+        long,
+        value_name = "SECS",
+        default_value_t = 10.0,
+        allow_negative_numbers = true
+    )]
     duration: f64,
     /// Frames handled at a time
     #[arg(long, value_name = "N", default_value_t = 64)]

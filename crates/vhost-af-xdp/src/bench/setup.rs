@@ -177,12 +177,11 @@ impl Idle {
         if socket.fill.needs_wakeup() {
             socket.wake_rx()?;
         }
-        self.rounds += 1;
         if self.rounds < SPIN_ROUNDS {
+            self.rounds += 1;
             std::hint::spin_loop();
             return Ok(());
         }
-        self.rounds = 0;
         sleep(socket)
     }
 }
@@ -190,9 +189,8 @@ impl Idle {
 #[cold]
 fn sleep(socket: &Socket) -> Result<(), WakeError> {
     let mut fds = [PollFd::new(socket, PollFlags::IN)];
-    let woken = poll(&mut fds, Some(&SLEEP));
-    if woken.is_ok() && fds[0].revents().intersects(PollFlags::ERR | PollFlags::HUP) {
-        socket.wake_rx()?;
-    }
-    Ok(())
+    // Interrupted by a signal, timed out or woken: the caller looks at everything again.
+    let _ = poll(&mut fds, Some(&SLEEP));
+    // Poll says nothing of an interface that is down or gone (xsk_poll in net/xdp/xsk.c); this asks.
+    socket.wake_rx().map(|_| ())
 }
