@@ -1,0 +1,156 @@
+//! Frames in an AF_XDP socket: byte for byte, with the virtio-net header before them, and nothing else touched.
+
+mod common;
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::{Pair, frame};
+use steer::{Mode, ModeRequest, Program, QueueConf, VirtioHeader};
+use xsk::{AttachMode, FramePool, OwnMemory, QueueId, RxDesc, Socket, SocketConfig, Umem, UmemOffset};
+
+const CHUNK: u32 = 2048;
+/// What a chunk holds before a frame comes.
+const UNTOUCHED: u8 = 0xa5;
+/// Bytes looked at before the frame: room for the longest header and some.
+const BEFORE: usize = 32;
+
+const HEADERS: [Option<VirtioHeader>; 3] = [None, Some(VirtioHeader::Basic), Some(VirtioHeader::HashReport)];
+
+struct Receiver {
+    socket: Socket,
+    umem: Umem,
+    pool: FramePool,
+}
+
+impl Receiver {
+    fn open(pair: &Pair, program: &Program) -> Self {
+        let memory = OwnMemory::new(64 * CHUNK as usize).expect("128 KiB");
+        let umem = Umem::aligned(Arc::new(memory), CHUNK, 0).expect("valid chunks");
+        let mut config = SocketConfig::new(pair.ifindex(), QueueId(0));
+        config.tx = None;
+        config.bind_timeout = Duration::from_secs(2);
+        config.attach = match program.mode() {
+            Mode::Native => AttachMode::Native,
+            Mode::Skb => AttachMode::Skb,
+        };
+        let socket = Socket::open(&umem, &config).expect("veth takes a socket");
+        let pool = umem.all_frames().expect("first time").collect();
+        let mut receiver = Self { socket, umem, pool };
+        receiver.post();
+        receiver
+    }
+
+    /// Marks the free chunks and gives them to the kernel.
+    fn post(&mut self) {
+        let mut fresh = FramePool::default();
+        while let Some(frame) = self.pool.take() {
+            self.umem
+                .write(frame.offset(), &[UNTOUCHED; CHUNK as usize])
+                .expect("inside");
+            fresh.put(frame);
+        }
+        self.pool = fresh;
+        self.socket.fill.refill(&mut self.pool, 64);
+    }
+
+    fn next(&mut self) -> RxDesc {
+        let deadline = Instant::now() + Duration::from_secs(2);
+        loop {
+            if let Some(desc) = self.socket.rx.peek(1).next() {
+                return desc;
+            }
+            assert!(
+                Instant::now() < deadline,
+                "no frame came: {:?}",
+                self.socket.statistics()
+            );
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn bytes(&self, at: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.umem.read(UmemOffset::new(at), &mut bytes).expect("inside");
+        bytes
+    }
+}
+
+fn expected_header(header: Option<VirtioHeader>) -> Vec<u8> {
+    let mut bytes = vec![0; header.map_or(0, |header| header.len_bytes() as usize)];
+    if header.is_some() {
+        bytes[10] = 1; // num_buffers, little-endian
+    }
+    bytes
+}
+
+#[test]
+fn frame_and_header_land_together_and_nothing_else_is_touched() {
+    let Some(pair) = Pair::new(1500) else { return };
+    for request in [ModeRequest::Native, ModeRequest::Skb] {
+        for frags in [false, true] {
+            let program = Program::attach(pair.ifindex(), request, frags).expect("veth takes XDP");
+            let mut receiver = Receiver::open(&pair, &program);
+            for header in HEADERS {
+                let conf = QueueConf {
+                    virtio_header: header,
+                    frame_limit: 1514,
+                };
+                program
+                    .enable_queue(0, receiver.socket.as_fd(), conf)
+                    .expect("queue 0 is there");
+                for len in [60, 64, 65, 1513, 1514] {
+                    let context = format!("{request:?}, frags {frags}, {header:?}, {len} bytes");
+                    pair.far_socket.send(&frame(len));
+                    let desc = receiver.next();
+                    assert_eq!(desc.len as usize, len, "{context}");
+                    let data = desc.data.get();
+                    assert_eq!(receiver.bytes(data, len), frame(len), "{context}");
+
+                    let header_bytes = expected_header(header);
+                    let mut before = vec![UNTOUCHED; BEFORE - header_bytes.len()];
+                    before.extend(header_bytes);
+                    assert_eq!(receiver.bytes(data - BEFORE as u64, BEFORE), before, "{context}");
+                    assert_eq!(
+                        receiver.bytes(data + len as u64, 16),
+                        [UNTOUCHED; 16],
+                        "{context}"
+                    );
+                    receiver.pool.put(desc.frame);
+                    receiver.post();
+                }
+            }
+            let counters = program.counters(0).expect("counters");
+            assert_eq!(
+                (counters.redirected, counters.dropped(), counters.no_socket),
+                (15, 0, 0)
+            );
+            assert_eq!(
+                receiver.socket.statistics().expect("statistics"),
+                xsk::Statistics::default()
+            );
+        }
+    }
+}
+
+#[test]
+fn dropped_program_gives_the_interface_back_to_the_host() {
+    let Some(pair) = Pair::new(1500) else { return };
+    let program = Program::attach(pair.ifindex(), ModeRequest::Native, false).expect("veth takes XDP");
+    let mut receiver = Receiver::open(&pair, &program);
+    let conf = QueueConf {
+        virtio_header: None,
+        frame_limit: 1514,
+    };
+    program
+        .enable_queue(0, receiver.socket.as_fd(), conf)
+        .expect("queue 0 is there");
+    pair.far_socket.send(&frame(77));
+    let desc = receiver.next();
+    assert_eq!(receiver.bytes(desc.data.get(), 77), frame(77));
+    receiver.pool.put(desc.frame);
+    drop(program);
+    pair.far_socket.send(&frame(78));
+    assert_eq!(pair.near_socket.receive(Duration::from_secs(2)), Some(frame(78)));
+}
