@@ -18,7 +18,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
     let name = arguments.next().ok_or("usage: rxdump IFNAME [QUEUE] [FRAMES]")?;
     let queue = QueueId(arguments.next().as_deref().unwrap_or("0").parse()?);
-    let mut wanted: u64 = arguments.next().as_deref().unwrap_or("10").parse()?;
+    let mut wanted: u32 = arguments.next().as_deref().unwrap_or("10").parse()?;
     let ifindex = netdevice::name_to_index(socket(AddressFamily::INET, SocketType::DGRAM, None)?, &name)?;
 
     let (program, attach) = match redirect::Redirect::attach(ifindex, true) {
@@ -44,14 +44,14 @@ fn main() -> Result<(), Box<dyn Error>> {
         if socket.rx.available() == 0 {
             poll(&mut [PollFd::new(&socket.as_fd(), PollFlags::IN)], None)?;
         }
-        for desc in socket.rx.peek(64) {
+        for desc in socket.rx.peek(wanted.min(64)) {
             let mut head = [0; 32];
             let shown = head.len().min(desc.len as usize);
             umem.read(desc.data, &mut head[..shown])
                 .ok_or("frame outside the UMEM")?;
             println!("{:5} bytes: {:02x?}", desc.len, &head[..shown]);
             pool.put(desc.frame);
-            wanted = wanted.saturating_sub(1);
+            wanted -= 1;
         }
     }
     Ok(())

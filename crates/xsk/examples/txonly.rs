@@ -1,7 +1,7 @@
 //! Sends 64-byte frames from one queue as fast as the kernel takes them, and says how many that are.
 //!
-//! `txonly IFNAME [QUEUE] [SECONDS]`; needs CAP_NET_RAW. For a trial: `ip link add a type veth peer name b`, both up,
-//! then `txonly a`.
+//! `txonly IFNAME [QUEUE] [SECONDS]`; needs CAP_NET_RAW. For a trial: `ip link add near type veth peer name far`, both
+//! up, then `txonly near`.
 
 use std::error::Error;
 use std::sync::Arc;

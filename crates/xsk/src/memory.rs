@@ -17,6 +17,7 @@ use std::io;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
+use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 const HUGE_PAGE: usize = 2 << 20;
@@ -110,7 +111,18 @@ impl OwnMemory {
             .ok_or_else(too_long)?;
         let huge_len = len.checked_next_multiple_of(HUGE_PAGE).ok_or_else(too_long)?;
         if let Ok(mapping) = map(huge_len, MapFlags::HUGETLB | MapFlags::HUGE_2MB) {
-            return Ok(Self::populated(mapping, huge_len, mapping, len, Backing::Hugetlb));
+            let memory = Self {
+                mapping,
+                mapping_len: huge_len,
+                base: mapping,
+                len,
+                backing: Backing::Hugetlb,
+            };
+            // A container may be allowed to map huge pages and not to use them: then this fails, instead of a SIGBUS
+            // at the first touch.
+            if memory.populate().is_ok() {
+                return Ok(memory);
+            }
         }
         // One huge page more than needed, so that the start can be moved to a huge page's boundary.
         let mapping_len = huge_len.checked_add(HUGE_PAGE).ok_or_else(too_long)?;
@@ -118,10 +130,17 @@ impl OwnMemory {
         let skip = mapping.as_ptr().align_offset(HUGE_PAGE);
         // SAFETY: skip < HUGE_PAGE and the mapping is HUGE_PAGE + huge_len long, so the sum stays inside it.
         let base = unsafe { mapping.add(skip) };
+        let mut memory = Self {
+            mapping,
+            mapping_len,
+            base,
+            len,
+            backing: Backing::Pages4K,
+        };
         // SAFETY: base..base+huge_len lies in the mapping just made, which nobody else knows. Advice only: if the
         // kernel has no transparent huge pages the call fails and 4 KiB pages serve.
         let _ = unsafe { madvise(base.as_ptr().cast(), huge_len, Advice::LinuxHugepage) };
-        let mut memory = Self::populated(mapping, mapping_len, base, len, Backing::Pages4K);
+        memory.populate().map_err(refused)?;
         if has_huge_pages(base) {
             memory.backing = Backing::Thp;
         }
@@ -133,22 +152,13 @@ impl OwnMemory {
         self.backing
     }
 
-    fn populated(
-        mapping: NonNull<u8>,
-        mapping_len: usize,
-        base: NonNull<u8>,
-        len: usize,
-        backing: Backing,
-    ) -> Self {
-        // SAFETY: M1: base..base+len lies inside the mapping, which the caller has just made. The call only
-        // touches pages; kernels before 5.14 do not know it, then the pages come when UMEM registration pins them.
-        let _ = unsafe { madvise(base.as_ptr().cast(), len, Advice::LinuxPopulateWrite) };
-        Self {
-            mapping,
-            mapping_len,
-            base,
-            len,
-            backing,
+    /// Has the kernel provide all pages now.
+    fn populate(&self) -> io::Result<()> {
+        // SAFETY: M1: base..base+len lies inside the mapping. The call touches pages and changes none.
+        match unsafe { madvise(self.base.as_ptr().cast(), self.len, Advice::LinuxPopulateWrite) } {
+            // A kernel before 5.14 does not know it; the pages come when they are pinned for the UMEM.
+            Err(Errno::INVAL) => Ok(()),
+            result => Ok(result?),
         }
     }
 }

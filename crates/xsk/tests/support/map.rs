@@ -40,7 +40,13 @@ impl Drop for Mapped {
 /// A memfd of `len` bytes, mapped shared as guest RAM is, and the file.
 pub(crate) fn memfd(len: usize) -> (Arc<dyn UmemMemory>, File) {
     let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-    rustix::fs::ftruncate(&file, len as u64).unwrap();
+    let file = File::from(file);
+    (shared(&file, len), file)
+}
+
+/// A file, made `len` bytes long and mapped shared.
+pub(crate) fn shared(file: &File, len: usize) -> Arc<dyn UmemMemory> {
+    file.set_len(len as u64).unwrap();
     // SAFETY: a new mapping at an address of the kernel's choice.
     let base = unsafe {
         mmap(
@@ -48,12 +54,12 @@ pub(crate) fn memfd(len: usize) -> (Arc<dyn UmemMemory>, File) {
             len,
             ProtFlags::READ | ProtFlags::WRITE,
             MapFlags::SHARED,
-            &file,
+            file,
             0,
         )
     };
     let base = NonNull::new(base.unwrap().cast()).unwrap();
-    (Arc::new(Mapped { base, len }), file.into())
+    Arc::new(Mapped { base, len })
 }
 
 /// Anonymous memory with one PROT_NONE page at `hole`.

@@ -8,6 +8,7 @@
 pub(crate) mod map;
 pub(crate) mod packet;
 pub(crate) mod redirect;
+pub(crate) mod rig;
 
 use std::io;
 use std::process::Command;
