@@ -94,21 +94,28 @@ mod tests {
 
     #[test]
     fn frame_is_valid_udp_of_every_size() {
+        let word = |frame: &[u8], at: usize| u32::from(u16::from_be_bytes([frame[at], frame[at + 1]]));
         for len in [60, 64, 65, 1513, 1514, 4096] {
             let frame = template(Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 2]), len);
             assert_eq!(frame.len(), len as usize);
-            let parsed = etherparse::PacketHeaders::from_ethernet_slice(&frame).expect("valid headers");
-            let Some(etherparse::NetHeaders::Ipv4(ip, _)) = parsed.net else {
-                panic!("no IPv4")
-            };
-            assert_eq!(ip.header_checksum, ip.calc_header_checksum());
-            assert_eq!(u32::from(ip.total_len), len - 14);
-            let Some(etherparse::TransportHeader::Udp(udp)) = parsed.transport else {
-                panic!("no UDP")
-            };
-            assert_eq!((udp.checksum, u32::from(udp.length)), (0, len - 34));
+            assert_eq!(frame[..14], [2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0]);
+            assert_eq!((frame[14], frame[23]), (0x45, 17), "IPv4 without options, UDP");
+            assert_eq!(word(&frame, 16), len - 14, "IPv4 total length");
+            // RFC 1071: the sum over a valid header, checksum included, has a complement of 0.
+            assert_eq!(internet_checksum(&frame[14..34]), 0);
+            assert_eq!((word(&frame, 38), word(&frame, 40)), (len - 34, 0), "UDP length, no checksum");
             assert_eq!(frame[SEQUENCE_AT as usize..][..8], [0; 8]);
         }
+    }
+
+    #[test]
+    fn checksum_is_the_one_of_a_known_header() {
+        // IPv4, UDP, 192.168.0.1 to 192.168.0.199, 115 bytes.
+        let header = [
+            0x45, 0x00, 0x00, 0x73, 0x00, 0x00, 0x40, 0x00, 0x40, 0x11, 0, 0, 0xc0, 0xa8, 0x00, 0x01, 0xc0, 0xa8, 0x00,
+            0xc7,
+        ];
+        assert_eq!(internet_checksum(&header), 0xb861);
     }
 
     #[test]

@@ -1,0 +1,168 @@
+//! `vhost-af-xdp bench`: the raw socket benchmarks move the frames that they count, and leave nothing behind.
+
+use std::time::Duration;
+
+use rstest::rstest;
+use rustix::process::Signal;
+use testkit::daemon::{binary, run_to_end};
+use testkit::{PacketPort, Running, VethPair, frame, require, wait};
+
+const MODES: [&str; 2] = ["native", "skb"];
+
+fn start(pair: &VethPair, args: &[&str]) -> Running {
+    let mut command = pair.near.command(binary());
+    command.args(["bench", "--ifname", VethPair::NIC]).args(args);
+    Running::start(command)
+}
+
+/// Starts one that receives, and waits until it does: it shows progress after a second.
+fn start_receiving(pair: &VethPair, args: &[&str]) -> Running {
+    let mut running = start(pair, args);
+    running.await_text(": 1 s");
+    running
+}
+
+/// The value of a row of the table.
+fn row(said: &str, name: &str) -> String {
+    let line = said
+        .lines()
+        .find(|line| line.trim_start_matches(['│', ' ']).starts_with(name));
+    let line = line.unwrap_or_else(|| panic!("no row {name:?} in:\n{said}"));
+    line.trim_matches(['│', ' '])
+        .trim_start_matches(name)
+        .trim()
+        .to_owned()
+}
+
+fn assert_nothing_attached(pair: &VethPair) {
+    let link = pair.near.output_of("ip", &["link", "show", "dev", VethPair::NIC]);
+    assert!(!link.contains("xdp"), "{link}");
+}
+
+#[rstest]
+fn rxdrop_counts_the_frames_that_came(#[values(0, 1)] mode: usize, #[values(false, true)] unaligned: bool) {
+    require!(Root);
+    let pair = VethPair::new();
+    let wire = PacketPort::open(&pair.far, VethPair::WIRE);
+    let mut args = vec!["rxdrop", "--duration", "0", "--mode", MODES[mode]];
+    args.extend(unaligned.then_some("--unaligned"));
+    let mut running = start_receiving(&pair, &args);
+    for seed in 0..200 {
+        wire.send(&frame::plain(64 + usize::from(seed), seed));
+    }
+    std::thread::sleep(Duration::from_millis(200));
+    running.signal(Signal::TERM);
+    assert!(running.wait(wait::SOON).success());
+    let said = running.said();
+    assert_eq!(row(&said, "frames"), "200");
+    assert!(row(&said, "mode in use").contains(MODES[mode]), "{said}");
+    assert!(row(&said, "ran").contains("ended by signal"), "{said}");
+    assert_nothing_attached(&pair);
+}
+
+#[rstest]
+fn l2fwd_sends_back_each_frame_with_its_addresses_swapped(
+    #[values(0, 1)] mode: usize,
+    #[values(false, true)] unaligned: bool,
+) {
+    require!(Root);
+    let pair = VethPair::new();
+    let wire = PacketPort::open(&pair.far, VethPair::WIRE);
+    let mut args = vec!["l2fwd", "--duration", "0", "--mode", MODES[mode]];
+    args.extend(unaligned.then_some("--unaligned"));
+    let mut running = start_receiving(&pair, &args);
+    for (seed, size) in [60, 64, 65, 1513, 1514].into_iter().enumerate() {
+        let sent = frame::plain(size, seed as u8);
+        wire.send(&sent);
+        let got = wire
+            .receive(wait::SOON)
+            .unwrap_or_else(|| panic!("nothing came back of {size} bytes"));
+        let mut expected = sent;
+        expected[..12].rotate_left(6);
+        frame::assert_same(&got, &expected);
+    }
+    running.signal(Signal::INT);
+    assert!(running.wait(wait::SOON).success());
+    assert_eq!(row(&running.said(), "frames"), "5");
+    assert_nothing_attached(&pair);
+}
+
+#[rstest]
+fn txonly_numbers_its_frames(#[values("60", "64", "1514")] size: &str, #[values(0, 1)] mode: usize) {
+    require!(Root);
+    let pair = VethPair::new();
+    let wire = PacketPort::open(&pair.far, VethPair::WIRE);
+    let mut running = start(
+        &pair,
+        &[
+            "txonly",
+            "--duration",
+            "0.3",
+            "--size",
+            size,
+            "--mode",
+            MODES[mode],
+            "--json",
+        ],
+    );
+    // What the socket holds before it drops; the sender is faster than we are.
+    for sequence in 0..100u64 {
+        let got = wire.receive(wait::SOON).expect("frames come");
+        assert_eq!(got.len().to_string(), size);
+        assert_eq!(got[..6], [2, 0, 0, 0, 0, 1]);
+        assert_eq!(got[42..50], sequence.to_be_bytes());
+    }
+    assert!(running.wait(wait::SOON).success());
+    let said = running.said();
+    let json: serde_json::Value =
+        serde_json::from_str(&said).unwrap_or_else(|error| panic!("{error}: {said}"));
+    assert_eq!(
+        (&json["benchmark"], &json["ended"]),
+        (&"txonly".into(), &"duration".into())
+    );
+    assert!(json["frames"].as_u64() >= Some(100), "{json}");
+    assert!(json["frames_per_second"].as_f64() > Some(0.0), "{json}");
+    assert_nothing_attached(&pair);
+}
+
+#[rstest]
+#[case::too_short(&["txonly", "--size", "59"], "--size 59")]
+#[case::longer_than_the_mtu(&["txonly", "--size", "1519"], "1518")]
+#[case::queue_beyond(&["rxdrop", "--queue", "1"], "--queue 1")]
+#[case::no_batch(&["rxdrop", "--batch", "0"], "--batch 0")]
+#[case::budget_too_small(&["txonly", "--tx-budget", "16"], "--tx-budget 16")]
+#[case::budget_over_the_ring(&["txonly", "--tx-budget", "4096"], "--tx-budget 4096")]
+#[case::no_such_cpu(&["rxdrop", "--cpu", "4000"], "--cpu 4000")]
+#[case::bad_address(&["txonly", "--dst-mac", "02:00"], "--dst-mac 02:00")]
+#[case::address_where_none_is_made(&["l2fwd", "--src-mac", "02:00:00:00:00:01"], "--src-mac")]
+#[case::negative_duration(&["rxdrop", "--duration", "-1"], "--duration -1")]
+fn bad_value_is_one_line_that_names_it(#[case] args: &[&str], #[case] named: &str) {
+    require!(Root);
+    let pair = VethPair::new();
+    let all: Vec<&str> = ["bench", "--ifname", VethPair::NIC]
+        .into_iter()
+        .chain(args.iter().copied())
+        .collect();
+    let (status, said) = run_to_end(&pair.near, &all);
+    assert!(!status.success());
+    assert_eq!(said.trim_end().lines().count(), 1, "{said}");
+    assert!(said.contains(named), "{said}");
+    assert_nothing_attached(&pair);
+}
+
+#[test]
+fn interface_that_goes_down_ends_it_with_the_result_so_far() {
+    require!(Root);
+    for benchmark in ["rxdrop", "txonly", "l2fwd"] {
+        let pair = VethPair::new();
+        let mut running = start_receiving(&pair, &[benchmark, "--duration", "0"]);
+        pair.near.ip(&["link", "set", VethPair::NIC, "down"]);
+        assert!(!running.wait(wait::SOON).success(), "{benchmark}");
+        let said = running.said();
+        assert!(row(&said, "ran").contains("ended by error"), "{said}");
+        assert!(
+            said.contains(&format!("{benchmark} on nic0: the interface is down")),
+            "{said}"
+        );
+    }
+}
