@@ -103,7 +103,11 @@ mod tests {
             assert_eq!(word(&frame, 16), len - 14, "IPv4 total length");
             // RFC 1071: the sum over a valid header, checksum included, has a complement of 0.
             assert_eq!(internet_checksum(&frame[14..34]), 0);
-            assert_eq!((word(&frame, 38), word(&frame, 40)), (len - 34, 0), "UDP length, no checksum");
+            assert_eq!(
+                (word(&frame, 38), word(&frame, 40)),
+                (len - 34, 0),
+                "UDP length, no checksum"
+            );
             assert_eq!(frame[SEQUENCE_AT as usize..][..8], [0; 8]);
         }
     }
@@ -112,8 +116,8 @@ mod tests {
     fn checksum_is_the_one_of_a_known_header() {
         // IPv4, UDP, 192.168.0.1 to 192.168.0.199, 115 bytes.
         let header = [
-            0x45, 0x00, 0x00, 0x73, 0x00, 0x00, 0x40, 0x00, 0x40, 0x11, 0, 0, 0xc0, 0xa8, 0x00, 0x01, 0xc0, 0xa8, 0x00,
-            0xc7,
+            0x45, 0x00, 0x00, 0x73, 0x00, 0x00, 0x40, 0x00, 0x40, 0x11, 0, 0, 0xc0, 0xa8, 0x00, 0x01, 0xc0,
+            0xa8, 0x00, 0xc7,
         ];
         assert_eq!(internet_checksum(&header), 0xb861);
     }
