@@ -1,5 +1,6 @@
 //! The result: a table to read, or one JSON object.
 
+use std::fmt;
 use std::io::{self, Write as _};
 
 use anyhow::Context as _;
@@ -145,7 +146,7 @@ impl Report {
             format!("{} queue {}", self.interface, self.queue),
         ]);
         for (name, value) in self.rows() {
-            table.add_row([name, value]);
+            table.add_row([name.to_owned(), value]);
         }
         if let Some(column) = table.column_mut(1) {
             column.set_cell_alignment(CellAlignment::Left);
@@ -153,99 +154,78 @@ impl Report {
         table.to_string()
     }
 
-    fn rows(&self) -> Vec<(String, String)> {
-        let mut rows: Vec<(String, String)> = Vec::new();
-        let mut row = |name: &str, value: String| rows.push((name.to_owned(), value));
-        row("mode in use", self.mode.clone());
-        for fallback in &self.fallbacks {
-            row("fallback", fallback.clone());
-        }
-        let alignment = if self.umem.unaligned {
-            "unaligned"
-        } else {
-            "aligned"
-        };
-        row(
-            "memory",
-            format!(
-                "{} KiB, {}, {alignment} chunks of {}",
-                self.umem.bytes / 1024,
-                self.umem.backing,
-                self.umem.chunk_bytes
-            ),
+    fn rows(&self) -> Vec<(&'static str, String)> {
+        let mut rows = vec![("mode in use", self.mode.clone())];
+        rows.extend(self.fallbacks.iter().map(|reason| ("fallback", reason.clone())));
+        rows.push(("memory", self.umem.to_string()));
+        rows.extend(self.size.map(|size| ("frame size", format!("{size} bytes"))));
+        let Self {
+            seconds,
+            ended,
+            batch,
+            ..
+        } = self;
+        rows.push(("ran", format!("{seconds:.2} s, ended by {ended}, batch {batch}")));
+        rows.push(("frames", grouped(self.frames)));
+        let (mpps, gbps) = (self.frames_per_second / 1e6, self.bits_per_second / 1e9);
+        rows.push(("rate", format!("{mpps:.3} Mpps, {gbps:.3} Gb/s")));
+        rows.extend(
+            self.ns_per_frame
+                .map(|ns| ("time a frame", format!("{ns:.1} ns"))),
         );
-        if let Some(size) = self.size {
-            row("frame size", format!("{size} bytes"));
-        }
-        row(
-            "ran",
-            format!(
-                "{:.2} s, ended by {}, batch {}",
-                self.seconds, self.ended, self.batch
-            ),
-        );
-        row("frames", grouped(self.frames));
-        row(
-            "rate",
-            format!(
-                "{:.3} Mpps, {:.3} Gb/s",
-                self.frames_per_second / 1e6,
-                self.bits_per_second / 1e9
-            ),
-        );
-        if let Some(ns) = self.ns_per_frame {
-            row("time a frame", format!("{ns:.1} ns"));
-        }
-        let cpu = format!(
-            "{:.2} s user, {:.2} s system",
-            self.cpu_user_seconds, self.cpu_system_seconds
-        );
-        row(
+        let (user, system) = (self.cpu_user_seconds, self.cpu_system_seconds);
+        let a_frame = self
+            .cpu_ns_per_frame
+            .map_or(String::new(), |ns| format!(", {ns:.1} ns a frame"));
+        rows.push((
             "CPU time",
-            self.cpu_ns_per_frame
-                .map_or(cpu.clone(), |ns| format!("{cpu}, {ns:.1} ns a frame")),
-        );
+            format!("{user:.2} s user, {system:.2} s system{a_frame}"),
+        ));
         if self.tx_kicks > 0 {
-            row("tx system calls", grouped(self.tx_kicks));
-            row("tx refused", grouped(self.tx_refused));
+            rows.push(("tx system calls", grouped(self.tx_kicks)));
+            rows.push(("tx refused", grouped(self.tx_refused)));
         }
-        let socket = &self.xdp_statistics;
-        row(
-            "socket dropped",
-            format!(
-                "{} rx ring full, {} fill ring empty, {} otherwise",
-                grouped(socket.rx_ring_full),
-                grouped(socket.rx_fill_ring_empty_descs),
-                grouped(socket.rx_dropped)
-            ),
-        );
-        row(
-            "socket invalid",
-            format!(
-                "{} in fill ring, {} in tx ring",
-                grouped(socket.rx_invalid_descs),
-                grouped(socket.tx_invalid_descs)
-            ),
-        );
-        let program = &self.xdp_program;
-        row(
-            "program gave",
-            format!(
-                "{} to the socket, {} to the host, {} to the host for want of a socket",
-                grouped(program.redirected),
-                grouped(program.passed),
-                grouped(program.no_socket)
-            ),
-        );
-        row(
-            "program dropped",
-            format!(
-                "{} too long, {} without header room",
-                grouped(program.too_long),
-                grouped(program.no_header_room)
-            ),
-        );
+        rows.extend(self.rows_of_kernel());
         rows
+    }
+
+    fn rows_of_kernel(&self) -> [(&'static str, String); 4] {
+        let (socket, program) = (&self.xdp_statistics, &self.xdp_program);
+        let [full, empty, other] = [
+            socket.rx_ring_full,
+            socket.rx_fill_ring_empty_descs,
+            socket.rx_dropped,
+        ]
+        .map(grouped);
+        let [fill, tx] = [socket.rx_invalid_descs, socket.tx_invalid_descs].map(grouped);
+        let [socket_got, host_got, no_socket] =
+            [program.redirected, program.passed, program.no_socket].map(grouped);
+        let [too_long, no_room] = [program.too_long, program.no_header_room].map(grouped);
+        [
+            (
+                "socket dropped",
+                format!("{full} rx ring full, {empty} fill ring empty, {other} otherwise"),
+            ),
+            ("socket invalid", format!("{fill} in fill ring, {tx} in tx ring")),
+            (
+                "program gave",
+                format!(
+                    "{socket_got} to the socket, {host_got} to the host, {no_socket} to the host for want of a socket"
+                ),
+            ),
+            (
+                "program dropped",
+                format!("{too_long} too long, {no_room} without header room"),
+            ),
+        ]
+    }
+}
+
+impl fmt::Display for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let alignment = if self.unaligned { "unaligned" } else { "aligned" };
+        let (kib, chunk) = (self.bytes / 1024, self.chunk_bytes);
+        write!(f, "{kib} KiB, {}, {alignment} chunks of {chunk}", self.backing)
     }
 }
 
