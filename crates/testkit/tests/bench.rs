@@ -105,8 +105,8 @@ fn txonly_numbers_its_frames(#[values("60", "64", "1514")] size: &str, #[values(
             "--json",
         ],
     );
-    // What the socket holds before it drops; the sender is faster than we are.
-    for sequence in 0..100u64 {
+    // As many of the longest as the packet socket holds (212,992 bytes): the sender is faster than we are.
+    for sequence in 0..32u64 {
         let got = wire.receive(wait::SOON).expect("frames come");
         assert_eq!(got.len().to_string(), size);
         assert_eq!(got[..6], [2, 0, 0, 0, 0, 1]);
@@ -120,7 +120,7 @@ fn txonly_numbers_its_frames(#[values("60", "64", "1514")] size: &str, #[values(
         (&json["benchmark"], &json["ended"]),
         (&"txonly".into(), &"duration".into())
     );
-    assert!(json["frames"].as_u64() >= Some(100), "{json}");
+    assert!(json["frames"].as_u64() >= Some(32), "{json}");
     assert!(json["frames_per_second"].as_f64() > Some(0.0), "{json}");
     assert_nothing_attached(&pair);
 }
