@@ -1,10 +1,12 @@
 //! The daemon as a guard: the real binary in a process of its own, in a namespace.
 
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use rustix::io::FdFlags;
 use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
@@ -25,9 +27,26 @@ pub fn binary() -> &'static Path {
 fn build() -> PathBuf {
     let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../vhost-af-xdp/Cargo.toml");
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
-    let messages = output_of(&cargo, &["build", "--quiet", "--message-format=json", "--manifest-path", manifest]);
-    let executable = |line: &str| serde_json::from_str::<Value>(line).ok()?["executable"].as_str().map(PathBuf::from);
-    messages.lines().filter_map(executable).next_back().expect("the crate has a binary")
+    let messages = output_of(
+        &cargo,
+        &[
+            "build",
+            "--quiet",
+            "--message-format=json",
+            "--manifest-path",
+            manifest,
+        ],
+    );
+    let executable = |line: &str| {
+        serde_json::from_str::<Value>(line).ok()?["executable"]
+            .as_str()
+            .map(PathBuf::from)
+    };
+    messages
+        .lines()
+        .filter_map(executable)
+        .next_back()
+        .expect("the crate has a binary")
 }
 
 /// Where frames lie while they are with the NIC.
@@ -80,13 +99,17 @@ impl Serve {
     /// With an interface.
     #[must_use]
     pub fn interface(name: &str) -> Self {
-        Self { args: vec!["--ifname".to_owned(), name.to_owned()] }
+        Self {
+            args: vec!["--ifname".to_owned(), name.to_owned()],
+        }
     }
 
     /// With the null NIC.
     #[must_use]
     pub fn null() -> Self {
-        Self { args: vec!["--null".to_owned()] }
+        Self {
+            args: vec!["--null".to_owned()],
+        }
     }
 
     /// One more option, with its value.
@@ -137,11 +160,19 @@ impl Daemon {
     #[must_use]
     pub fn start(netns: &NetNs, serve: &Serve) -> Self {
         let mut daemon = Self::spawn(netns, serve);
-        let socket = daemon.socket();
-        let there = wait::until(wait::SOON, || socket.exists() || daemon.running.ended().is_some());
-        daemon.running.check();
-        assert!(there, "no socket at {}: {}", socket.display(), daemon.running);
+        daemon.await_sockets(&[daemon.socket(), daemon.path("control")]);
         daemon
+    }
+
+    /// Waits until these sockets are there.
+    ///
+    /// # Panics
+    /// If it ends, or does not make them.
+    pub fn await_sockets(&mut self, sockets: &[PathBuf]) {
+        let all = || sockets.iter().all(|socket| socket.exists());
+        let there = wait::until(wait::SOON, || all() || self.running.ended().is_some());
+        self.running.check();
+        assert!(there, "no sockets at {sockets:?}: {}", self.running);
     }
 
     /// Starts it, and waits for nothing.
@@ -149,15 +180,53 @@ impl Daemon {
     pub fn spawn(netns: &NetNs, serve: &Serve) -> Self {
         let dir = private_dir();
         let socket = dir.path().join("vm.sock");
-        Self { running: spawn(netns, &dir, &socket, serve), dir }
+        Self {
+            running: spawn(netns, &dir, &socket, serve),
+            dir,
+        }
     }
 
-    /// Starts it with all of its options said by the caller, the sockets too, and waits for nothing.
+    /// Starts it with a port for each of `ports` (what `--port` says beside the socket), options for all in `serve`. The socket
+    /// of port N is [`path`](Self::path)`("portN.sock")`.
     #[must_use]
-    pub fn spawn_with(netns: &NetNs, dir: TempDir, args: &[&str]) -> Self {
+    pub fn start_ports(netns: &NetNs, serve: &Serve, ports: &[&str]) -> Self {
+        let dir = private_dir();
+        let sockets: Vec<_> = (0..ports.len())
+            .map(|at| dir.path().join(format!("port{at}.sock")))
+            .collect();
         let mut command = netns.command(binary());
-        command.args(["serve", "--control"]).arg(dir.path().join("control")).args(args);
-        Self { running: Running::start(command), dir }
+        command
+            .args(["serve", "--control"])
+            .arg(dir.path().join("control"))
+            .args(serve.args());
+        for (socket, port) in sockets.iter().zip(ports) {
+            command
+                .arg("--port")
+                .arg(format!("socket-path={},{port}", socket.display()));
+        }
+        let mut daemon = Self {
+            running: Running::start(command),
+            dir,
+        };
+        daemon.await_sockets(&sockets);
+        daemon
+    }
+
+    /// As [`spawn`](Self::spawn), on a descriptor that it inherits: a listener or a connection.
+    ///
+    /// # Panics
+    /// If the descriptor cannot be handed on.
+    #[must_use]
+    pub fn spawn_on_fd(netns: &NetNs, fd: &OwnedFd, serve: &Serve) -> Self {
+        let dir = private_dir();
+        let mut command = netns.command(binary());
+        command.args(["serve", "--fd", &fd.as_raw_fd().to_string(), "--control"]);
+        command.arg(dir.path().join("control")).args(serve.args());
+        // Whatever else is started meanwhile inherits it too, which does no harm in a test.
+        rustix::io::fcntl_setfd(fd, FdFlags::empty()).expect("an open descriptor");
+        let running = Running::start(command);
+        rustix::io::fcntl_setfd(fd, FdFlags::CLOEXEC).expect("an open descriptor");
+        Self { running, dir }
     }
 
     /// Starts it again after its end, at the same place.
@@ -204,7 +273,34 @@ impl Daemon {
             binary().to_str().expect("a path in UTF-8"),
             &["status", "--json", "--control", control],
         );
-        serde_json::from_str(&text).unwrap_or_else(|error| panic!("status is not JSON ({error}): {text}"))
+        let status: Value = serde_json::from_str(&text)
+            .unwrap_or_else(|error| panic!("status is not JSON ({error}): {text}"));
+        // One document for all daemons; this is the only one that was asked.
+        if let Value::Array(mut daemons) = status {
+            daemons.remove(0)
+        } else {
+            status
+        }
+    }
+
+    /// What `status` tells of a port.
+    #[must_use]
+    pub fn port(&self, port: usize) -> Value {
+        self.status()["ports"][port].clone()
+    }
+
+    /// Waits until `condition` holds for what `status` tells of a port.
+    ///
+    /// # Panics
+    /// If it never does.
+    pub fn await_port(&self, port: usize, what: &str, condition: impl Fn(&Value) -> bool) {
+        let became = wait::until(wait::SOON, || condition(&self.port(port)));
+        assert!(
+            became,
+            "{what} did not come true: {:#}\nThe daemon said:\n{}",
+            self.port(port),
+            self.said()
+        );
     }
 
     /// Sum, over all ports and lanes, of a counter with that name in `status`.
@@ -244,7 +340,10 @@ impl Daemon {
 /// If it cannot be made.
 #[must_use]
 pub fn private_dir() -> TempDir {
-    tempfile::Builder::new().prefix("vax-").tempdir_in("/tmp").expect("/tmp is writable")
+    tempfile::Builder::new()
+        .prefix("vax-")
+        .tempdir_in("/tmp")
+        .expect("/tmp is writable")
 }
 
 /// Runs the daemon in a namespace to its end, with `args` as they are; returns its status and what it said.
@@ -263,7 +362,10 @@ pub fn run_to_end(netns: &NetNs, args: &[&str]) -> (ExitStatus, String) {
 fn spawn(netns: &NetNs, dir: &TempDir, socket: &Path, serve: &Serve) -> Running {
     let mut command: Command = netns.command(binary());
     command.arg("serve").arg("--socket-path").arg(socket);
-    command.arg("--control").arg(dir.path().join("control")).args(serve.args());
+    command
+        .arg("--control")
+        .arg(dir.path().join("control"))
+        .args(serve.args());
     Running::start(command)
 }
 

@@ -114,10 +114,16 @@ impl Ring {
     fn new(ram: &Arc<GuestRam>, config: &DriverConfig, features: u64) -> Self {
         let eventfd = || EventFd::new(EFD_NONBLOCK).expect("a descriptor is left");
         let size = QueueSize::new(config.queue_size).expect("a good size");
-        let features =
-            DriverFeatures { event_idx: features & F_EVENT_IDX != 0, in_order: features & F_IN_ORDER != 0 };
+        let features = DriverFeatures {
+            event_idx: features & F_EVENT_IDX != 0,
+            in_order: features & F_IN_ORDER != 0,
+        };
         let driver = SplitDriver::new(ram, size, features).expect("room for a ring");
-        Self { driver, kick: eventfd(), call: eventfd() }
+        Self {
+            driver,
+            kick: eventfd(),
+            call: eventfd(),
+        }
     }
 
     /// Shows the device what was added, and kicks it if it wants that.
@@ -148,9 +154,15 @@ impl Ring {
             if self.driver.enable_calls() {
                 continue;
             }
-            if !readable(self.call.as_raw_fd_borrowed(), deadline.saturating_duration_since(Instant::now())) {
+            if !readable(
+                self.call.as_raw_fd_borrowed(),
+                deadline.saturating_duration_since(Instant::now()),
+            ) {
                 let late = self.driver.take_used();
-                assert!(late.is_none(), "a lost call: the device used a chain and did not say so");
+                assert!(
+                    late.is_none(),
+                    "a lost call: the device used a chain and did not say so"
+                );
                 return None;
             }
             let _ = self.call.read();
@@ -244,22 +256,33 @@ impl Pair {
     fn add_or_wait(&mut self, buffers: &[Buffer], indirect: bool) -> u16 {
         loop {
             let ring = &mut self.from_guest;
-            let head = if indirect { ring.driver.add_indirect(buffers) } else { ring.driver.add(buffers) };
+            let head = if indirect {
+                ring.driver.add_indirect(buffers)
+            } else {
+                ring.driver.add(buffers)
+            };
             if let Some(head) = head {
                 return head;
             }
             ring.publish();
-            assert!(self.reap(wait::SOON), "the device gives nothing back: the transmit queue is full");
+            assert!(
+                self.reap(wait::SOON),
+                "the device gives nothing back: the transmit queue is full"
+            );
         }
     }
 
     fn slot(&mut self) -> GuestAddr {
-        self.free.pop().unwrap_or_else(|| self.ram.alloc(SLOT.into(), 64).expect("guest memory is left"))
+        self.free
+            .pop()
+            .unwrap_or_else(|| self.ram.alloc(SLOT.into(), 64).expect("guest memory is left"))
     }
 
     /// Takes back one frame that was sent.
     fn reap(&mut self, patience: Duration) -> bool {
-        let Some(used) = self.from_guest.await_used(patience) else { return false };
+        let Some(used) = self.from_guest.await_used(patience) else {
+            return false;
+        };
         self.free.extend(self.sending.remove(&used.head));
         true
     }
@@ -270,7 +293,11 @@ impl Pair {
     /// If it does not.
     pub fn await_sent(&mut self) {
         while self.from_guest.driver.in_flight() > 0 {
-            assert!(self.reap(wait::SOON), "{} frames never came back", self.from_guest.driver.in_flight());
+            assert!(
+                self.reap(wait::SOON),
+                "{} frames never came back",
+                self.from_guest.driver.in_flight()
+            );
         }
     }
 
@@ -295,7 +322,11 @@ impl Pair {
     /// # Panics
     /// If the ring is full.
     pub fn post_buffers(&mut self, buffers: Vec<Buffer>) {
-        let head = self.to_guest.driver.add(&buffers).expect("room in the receive queue");
+        let head = self
+            .to_guest
+            .driver
+            .add(&buffers)
+            .expect("room in the receive queue");
         self.posted.insert(head, buffers);
     }
 
@@ -305,13 +336,22 @@ impl Pair {
     /// If the device breaks the rules: a used length shorter than the header, too few chains for `num_buffers`.
     pub fn receive(&mut self, patience: Duration) -> Option<Received> {
         let (head, bytes) = self.receive_chain(patience)?;
-        let header: [u8; HEADER] = bytes.get(..HEADER).expect("a whole header").try_into().expect("its length");
+        let header: [u8; HEADER] = bytes
+            .get(..HEADER)
+            .expect("a whole header")
+            .try_into()
+            .expect("its length");
         let count = u16::from_le_bytes([header[10], header[11]]);
-        assert!(count == 1 || (self.mergeable && count > 1), "num_buffers is {count}");
+        assert!(
+            count == 1 || (self.mergeable && count > 1),
+            "num_buffers is {count}"
+        );
         let mut frame = bytes[HEADER..].to_vec();
         let mut heads = vec![head];
         for _ in 1..count {
-            let (head, bytes) = self.receive_chain(Duration::ZERO).expect("all chains of a frame come together");
+            let (head, bytes) = self
+                .receive_chain(Duration::ZERO)
+                .expect("all chains of a frame come together");
             frame.extend(bytes);
             heads.push(head);
         }
@@ -320,7 +360,11 @@ impl Pair {
             self.post_buffers(buffers);
         }
         self.to_guest.publish();
-        Some(Received { header, frame, chains })
+        Some(Received {
+            header,
+            frame,
+            chains,
+        })
     }
 
     /// One chain that came back: its buffers, and the bytes that the device says it wrote.
@@ -349,9 +393,10 @@ fn pieces(addr: GuestAddr, len: usize, layout: Layout) -> Vec<Buffer> {
         Layout::Whole => vec![cut(0, len)],
         Layout::HeaderApart if len > HEADER => vec![cut(0, HEADER), cut(HEADER, len - HEADER)],
         Layout::HeaderApart => vec![cut(0, len)],
-        Layout::Pieces(size) | Layout::Indirect(size) => {
-            (0..len).step_by(size).map(|at| cut(at, size.min(len - at))).collect()
-        }
+        Layout::Pieces(size) | Layout::Indirect(size) => (0..len)
+            .step_by(size)
+            .map(|at| cut(at, size.min(len - at)))
+            .collect(),
     }
 }
 
@@ -412,10 +457,16 @@ impl Driver {
     ///
     /// # Panics
     /// If there is no descriptor left.
-    pub fn start_with(socket: UnixStream, config: &DriverConfig, ram: Arc<GuestRam>) -> Result<Self, Refused> {
+    pub fn start_with(
+        socket: UnixStream,
+        config: &DriverConfig,
+        ram: Arc<GuestRam>,
+    ) -> Result<Self, Refused> {
         let mut driver = Self::greet(socket, config, ram)?;
         driver.features &= config.features | F_PROTOCOL_FEATURES;
-        driver.pairs = (0..config.pairs).map(|_| Pair::new(&driver.ram, config, driver.features)).collect();
+        driver.pairs = (0..config.pairs)
+            .map(|_| Pair::new(&driver.ram, config, driver.features))
+            .collect();
         driver.set_up()?;
         Ok(driver)
     }
@@ -444,7 +495,14 @@ impl Driver {
         if protocol.contains(VhostUserProtocolFeatures::REPLY_ACK) {
             frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
         }
-        Ok(Self { frontend, socket: watched, ram, features, protocol, pairs: Vec::new() })
+        Ok(Self {
+            frontend,
+            socket: watched,
+            ram,
+            features,
+            protocol,
+            pairs: Vec::new(),
+        })
     }
 
     fn set_up(&mut self) -> Result<(), Refused> {
@@ -509,7 +567,10 @@ impl Driver {
     /// # Errors
     /// What the back end refused.
     pub fn stop_pair(&mut self, pair: usize) -> Result<[u32; 2], Refused> {
-        Ok([self.frontend.get_vring_base(2 * pair)?, self.frontend.get_vring_base(2 * pair + 1)?])
+        Ok([
+            self.frontend.get_vring_base(2 * pair)?,
+            self.frontend.get_vring_base(2 * pair + 1)?,
+        ])
     }
 
     /// Connects again after the back end went, as QEMU does: same memory, same rings, from where used.idx stands.
@@ -517,7 +578,10 @@ impl Driver {
     /// # Errors
     /// What the back end refused.
     pub fn resume(self, socket: UnixStream) -> Result<Self, Refused> {
-        let config = DriverConfig { pairs: self.pairs.len(), ..DriverConfig::default() };
+        let config = DriverConfig {
+            pairs: self.pairs.len(),
+            ..DriverConfig::default()
+        };
         let mut driver = Self::greet(socket, &config, self.ram)?;
         driver.features &= self.features;
         driver.pairs = self.pairs;
@@ -554,7 +618,10 @@ impl Driver {
     /// What the back end refused.
     pub fn config(&mut self, offset: u32, len: u32) -> Result<Vec<u8>, Refused> {
         let buffer = vec![0; len as usize];
-        Ok(self.frontend.get_config(offset, len, VhostUserConfigFlags::empty(), &buffer)?.1)
+        Ok(self
+            .frontend
+            .get_config(offset, len, VhostUserConfigFlags::empty(), &buffer)?
+            .1)
     }
 
     /// Waits until the back end closes the connection; `false` if it does not in time.

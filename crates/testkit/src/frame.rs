@@ -26,7 +26,12 @@ pub fn tagged(len: usize, vlan: u16, seed: u8) -> Vec<u8> {
 
 fn filled(mut header: Vec<u8>, len: usize, seed: u8) -> Vec<u8> {
     let payload = len.saturating_sub(header.len());
-    header.extend((0..payload).map(|i| (i as u8).wrapping_mul(31).wrapping_add((i >> 8) as u8).wrapping_add(seed)));
+    header.extend((0..payload).map(|i| {
+        (i as u8)
+            .wrapping_mul(31)
+            .wrapping_add((i >> 8) as u8)
+            .wrapping_add(seed)
+    }));
     header.truncate(len);
     header
 }
@@ -38,9 +43,18 @@ fn filled(mut header: Vec<u8>, len: usize, seed: u8) -> Vec<u8> {
 #[track_caller]
 pub fn assert_same(got: &[u8], sent: &[u8]) {
     let at = got.iter().zip(sent).position(|(a, b)| a != b);
-    let around = |bytes: &[u8], at: usize| format!("{:02x?}", &bytes[at.saturating_sub(4)..(at + 12).min(bytes.len())]);
+    let around = |bytes: &[u8], at: usize| {
+        format!(
+            "{:02x?}",
+            &bytes[at.saturating_sub(4)..(at + 12).min(bytes.len())]
+        )
+    };
     if let Some(at) = at {
-        panic!("byte {at} differs: got …{}…, sent …{}…", around(got, at), around(sent, at));
+        panic!(
+            "byte {at} differs: got …{}…, sent …{}…",
+            around(got, at),
+            around(sent, at)
+        );
     }
     assert_eq!(got.len(), sent.len(), "lengths differ");
 }

@@ -24,9 +24,17 @@ impl Guest {
     pub fn boot(backend: (&str, &Path), address: &str, options: &[&str]) -> Self {
         let guest = Self { state: private_dir() };
         let mut command = guest.script("boot");
-        command.arg(backend.0).arg(backend.1).args(["--ip", address]).args(options);
+        command
+            .arg(backend.0)
+            .arg(backend.1)
+            .args(["--ip", address])
+            .args(options);
         let output = command.output().expect("scripts/guest runs");
-        assert!(output.status.success(), "the guest did not boot: {}", text(&output));
+        assert!(
+            output.status.success(),
+            "the guest did not boot: {}",
+            text(&output)
+        );
         guest
     }
 
@@ -37,7 +45,11 @@ impl Guest {
     #[must_use]
     pub fn run(&self, command: &str) -> String {
         let output = self.try_run(command);
-        assert!(output.status.success(), "in the guest, {command}: {}", text(&output));
+        assert!(
+            output.status.success(),
+            "in the guest, {command}: {}",
+            text(&output)
+        );
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
@@ -47,7 +59,10 @@ impl Guest {
     /// If `scripts/guest` cannot be run.
     #[must_use]
     pub fn try_run(&self, command: &str) -> Output {
-        self.script("run").args(["--timeout", "30", "--", command]).output().expect("scripts/guest runs")
+        self.script("run")
+            .args(["--timeout", "30", "--", command])
+            .output()
+            .expect("scripts/guest runs")
     }
 
     fn script(&self, verb: &str) -> Command {
@@ -72,5 +87,9 @@ impl Drop for Guest {
 }
 
 fn text(output: &Output) -> String {
-    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+    format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
 }

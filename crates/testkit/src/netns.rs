@@ -24,9 +24,18 @@ impl NetNs {
     pub fn new(label: &str) -> Self {
         static SERIAL: AtomicU32 = AtomicU32::new(0);
         let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
-        let ns = Self { name: format!("vax-{}-{serial}-{label}", std::process::id()) };
+        let ns = Self {
+            name: format!("vax-{}-{serial}-{label}", std::process::id()),
+        };
         run("ip", &["netns", "add", &ns.name]);
-        ns.run("sysctl", &["-qw", "net.ipv6.conf.default.disable_ipv6=1", "net.ipv6.conf.all.disable_ipv6=1"]);
+        ns.run(
+            "sysctl",
+            &[
+                "-qw",
+                "net.ipv6.conf.default.disable_ipv6=1",
+                "net.ipv6.conf.all.disable_ipv6=1",
+            ],
+        );
         run("ip", &["-n", &ns.name, "link", "set", "lo", "up"]);
         ns
     }
@@ -82,10 +91,13 @@ impl NetNs {
         let file = File::open(format!("/run/netns/{}", self.name)).expect("it has not been removed");
         std::thread::scope(|scope| {
             let inside = scope.spawn(|| {
-                move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network)).expect("we are root");
+                move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))
+                    .expect("we are root");
                 work()
             });
-            inside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            inside
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })
     }
 }
@@ -124,7 +136,10 @@ impl VethPair {
     /// If that is not allowed.
     #[must_use]
     pub fn with(queues: u32, mtu: u32) -> Self {
-        let pair = Self { near: NetNs::new("near"), far: NetNs::new("far") };
+        let pair = Self {
+            near: NetNs::new("near"),
+            far: NetNs::new("far"),
+        };
         pair.join(queues, mtu);
         pair
     }
@@ -138,7 +153,15 @@ impl VethPair {
         let end = ["mtu", &mtu, "numrxqueues", &queues, "numtxqueues", &queues];
         let mut args = vec!["link", "add", Self::NIC, "netns", self.near.name()];
         args.extend(end);
-        args.extend(["type", "veth", "peer", "name", Self::WIRE, "netns", self.far.name()]);
+        args.extend([
+            "type",
+            "veth",
+            "peer",
+            "name",
+            Self::WIRE,
+            "netns",
+            self.far.name(),
+        ]);
         args.extend(end);
         run("ip", &args);
         self.far.run("ethtool", &["-K", Self::WIRE, "tx", "off"]);

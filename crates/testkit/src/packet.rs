@@ -30,7 +30,9 @@ impl PacketPort {
     #[must_use]
     pub fn open(netns: &NetNs, interface: &str) -> Self {
         let fd = netns.enter(|| open_socket(interface));
-        Self { fd: fd.unwrap_or_else(|error| panic!("packet socket on {interface}: {error}")) }
+        Self {
+            fd: fd.unwrap_or_else(|error| panic!("packet socket on {interface}: {error}")),
+        }
     }
 
     /// Sends one frame.
@@ -38,7 +40,8 @@ impl PacketPort {
     /// # Panics
     /// If the interface does not take it.
     pub fn send(&self, frame: &[u8]) {
-        self.try_send(frame).unwrap_or_else(|error| panic!("sending {} bytes: {error}", frame.len()));
+        self.try_send(frame)
+            .unwrap_or_else(|error| panic!("sending {} bytes: {error}", frame.len()));
     }
 
     /// Sends one frame.
@@ -48,7 +51,11 @@ impl PacketPort {
     pub fn try_send(&self, frame: &[u8]) -> io::Result<()> {
         // SAFETY: the pointer and the length are the slice's.
         let sent = unsafe { libc::send(self.fd.as_raw_fd(), frame.as_ptr().cast(), frame.len(), 0) };
-        if sent == frame.len().cast_signed() { Ok(()) } else { Err(io::Error::last_os_error()) }
+        if sent == frame.len().cast_signed() {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error())
+        }
     }
 
     /// The next frame that came in, or `None` if none does in time.
@@ -76,7 +83,10 @@ impl PacketPort {
     fn read(&self) -> io::Result<Vec<u8>> {
         let mut frame = vec![0u8; LONGEST];
         let mut control = [0u64; 16];
-        let mut iov = libc::iovec { iov_base: frame.as_mut_ptr().cast(), iov_len: frame.len() };
+        let mut iov = libc::iovec {
+            iov_base: frame.as_mut_ptr().cast(),
+            iov_len: frame.len(),
+        };
         // SAFETY: msghdr is plain data, for which zeros are a value.
         let mut message: libc::msghdr = unsafe { zeroed() };
         message.msg_iov = &raw mut iov;
@@ -85,7 +95,9 @@ impl PacketPort {
         message.msg_controllen = size_of::<[u64; 16]>();
         // SAFETY: the message points at `frame` and `control`, with their lengths, and both outlive the call.
         let got = unsafe { libc::recvmsg(self.fd.as_raw_fd(), &raw mut message, 0) };
-        let Ok(got) = usize::try_from(got) else { return Err(io::Error::last_os_error()) };
+        let Ok(got) = usize::try_from(got) else {
+            return Err(io::Error::last_os_error());
+        };
         frame.truncate(got);
         if let Some(tag) = vlan_tag(&message) {
             frame.splice(12..12, tag);
@@ -107,12 +119,18 @@ fn vlan_tag(message: &libc::msghdr) -> Option<[u8; 4]> {
         if header.is_null() {
             return None;
         }
-        libc::CMSG_DATA(header).cast::<libc::tpacket_auxdata>().read_unaligned()
+        libc::CMSG_DATA(header)
+            .cast::<libc::tpacket_auxdata>()
+            .read_unaligned()
     };
     if aux.tp_status & libc::TP_STATUS_VLAN_VALID == 0 {
         return None;
     }
-    let tpid = if aux.tp_status & libc::TP_STATUS_VLAN_TPID_VALID == 0 { 0x8100 } else { aux.tp_vlan_tpid };
+    let tpid = if aux.tp_status & libc::TP_STATUS_VLAN_TPID_VALID == 0 {
+        0x8100
+    } else {
+        aux.tp_vlan_tpid
+    };
     let ([a, b], [c, d]) = (tpid.to_be_bytes(), aux.tp_vlan_tci.to_be_bytes());
     Some([a, b, c, d])
 }
@@ -152,5 +170,9 @@ fn set(fd: &OwnedFd, level: i32, option: i32) -> io::Result<()> {
     let len = size_of::<libc::c_int>() as libc::socklen_t;
     // SAFETY: the value outlives the call and `len` is its length.
     let result = unsafe { libc::setsockopt(fd.as_raw_fd(), level, option, (&raw const one).cast(), len) };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
 }

@@ -20,15 +20,22 @@ pub enum Need {
 /// If something is missing and `REQUIRE_PRIV=1`.
 #[must_use]
 pub fn have(needs: &[Need]) -> bool {
-    let Some(reason) = needs.iter().find_map(|&need| missing(need)) else { return true };
-    assert!(std::env::var("REQUIRE_PRIV").as_deref() != Ok("1"), "REQUIRE_PRIV=1, but {reason}");
+    let Some(reason) = needs.iter().find_map(|&need| missing(need)) else {
+        return true;
+    };
+    assert!(
+        std::env::var("REQUIRE_PRIV").as_deref() != Ok("1"),
+        "REQUIRE_PRIV=1, but {reason}"
+    );
     println!("SKIPPED: {reason}");
     false
 }
 
 fn missing(need: Need) -> Option<String> {
     match need {
-        Need::Root => (!rustix::process::geteuid().is_root()).then(|| "this needs root: namespaces and XDP".to_owned()),
+        Need::Root => {
+            (!rustix::process::geteuid().is_root()).then(|| "this needs root: namespaces and XDP".to_owned())
+        }
         Need::Dpdk => missing_program("dpdk-testpmd").or_else(missing_hugepages),
         Need::Qemu => missing_program("qemu-system-x86_64"),
     }
@@ -44,7 +51,8 @@ fn missing_program(name: &str) -> Option<String> {
 }
 
 fn missing_hugepages() -> Option<String> {
-    (!Path::new("/sys/kernel/mm/hugepages/hugepages-2048kB").exists()).then(|| "there are no 2 MiB huge pages".to_owned())
+    (!Path::new("/sys/kernel/mm/hugepages/hugepages-2048kB").exists())
+        .then(|| "there are no 2 MiB huge pages".to_owned())
 }
 
 /// Returns from a test that cannot run here: `require!(Root, Dpdk)`.

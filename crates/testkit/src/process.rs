@@ -30,7 +30,10 @@ impl Running {
     /// If it cannot be started.
     pub fn start(mut command: Command) -> Self {
         let name = command.get_program().to_string_lossy().into_owned();
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         // SAFETY: between fork and exec only prctl is called, which is async-signal-safe and passes no memory.
         unsafe {
             command.pre_exec(|| {
@@ -38,12 +41,19 @@ impl Running {
                 Ok(())
             });
         }
-        let mut child = command.spawn().unwrap_or_else(|error| panic!("cannot start {command:?}: {error}"));
+        let mut child = command
+            .spawn()
+            .unwrap_or_else(|error| panic!("cannot start {command:?}: {error}"));
         let said = Arc::default();
         collect(child.stdout.take().expect("piped"), &said);
         collect(child.stderr.take().expect("piped"), &said);
         let stdin = child.stdin.take();
-        Self { name, child, stdin, said }
+        Self {
+            name,
+            child,
+            stdin,
+            said,
+        }
     }
 
     /// Its process number.
@@ -66,7 +76,9 @@ impl Running {
     /// # Panics
     /// If it does not.
     pub fn await_text(&mut self, text: &str) {
-        let found = wait::until(wait::SOON, || self.said().contains(text) || self.ended().is_some());
+        let found = wait::until(wait::SOON, || {
+            self.said().contains(text) || self.ended().is_some()
+        });
         assert!(found && self.said().contains(text), "{self} never said {text:?}");
     }
 
@@ -114,7 +126,11 @@ impl Running {
     /// # Panics
     /// If nobody reads.
     pub fn type_in(&mut self, text: &str) {
-        self.stdin.as_mut().expect("piped").write_all(text.as_bytes()).expect("it reads its standard input");
+        self.stdin
+            .as_mut()
+            .expect("piped")
+            .write_all(text.as_bytes())
+            .expect("it reads its standard input");
     }
 }
 
@@ -143,7 +159,9 @@ fn collect(pipe: impl Read + Send + 'static, said: &Arc<Mutex<String>>) {
         let mut line = Vec::new();
         let mut reader = BufReader::new(pipe);
         while reader.read_until(b'\n', &mut line).is_ok_and(|count| count > 0) {
-            said.lock().expect("readers do not panic").push_str(&String::from_utf8_lossy(&line));
+            said.lock()
+                .expect("readers do not panic")
+                .push_str(&String::from_utf8_lossy(&line));
             line.clear();
         }
     });
@@ -155,8 +173,14 @@ fn collect(pipe: impl Read + Send + 'static, said: &Arc<Mutex<String>>) {
 /// If it fails; with what it said.
 #[must_use]
 pub fn output_of(program: &str, args: &[&str]) -> String {
-    let output = Command::new(program).args(args).output().unwrap_or_else(|error| panic!("{program}: {error}"));
-    let (said, complained) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let output = Command::new(program)
+        .args(args)
+        .output()
+        .unwrap_or_else(|error| panic!("{program}: {error}"));
+    let (said, complained) = (
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
     assert!(output.status.success(), "{program} {args:?}: {said}{complained}");
     said.into_owned()
 }

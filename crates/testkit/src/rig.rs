@@ -35,7 +35,12 @@ impl Rig {
         let wire = PacketPort::open(&veth.far, VethPair::WIRE);
         let driver = Driver::connect(&daemon.socket(), config)
             .unwrap_or_else(|refused| panic!("{refused}; the daemon said:\n{}", daemon.said()));
-        Self { driver, daemon, wire, veth }
+        Self {
+            driver,
+            daemon,
+            wire,
+            veth,
+        }
     }
 
     /// Its first queue pair.
@@ -51,7 +56,10 @@ impl Rig {
     pub fn assert_from_guest(&mut self, sent: &[u8], layout: Layout) {
         self.pair().send(sent, layout);
         let got = self.wire.receive(wait::SOON);
-        frame::assert_same(&got.unwrap_or_else(|| panic!("{} bytes, {layout:?}: nothing arrived", sent.len())), sent);
+        frame::assert_same(
+            &got.unwrap_or_else(|| panic!("{} bytes, {layout:?}: nothing arrived", sent.len())),
+            sent,
+        );
     }
 
     /// A frame from the wire must arrive in the guest as it is. Buffers must be posted.
@@ -64,7 +72,11 @@ impl Rig {
         let got = self.pair().receive(wait::SOON);
         let got = got.unwrap_or_else(|| panic!("{} bytes: nothing arrived", sent.len()));
         frame::assert_same(&got.frame, sent);
-        assert_eq!(got.header[..10], [0; 10], "no offload was negotiated, so the header says nothing");
+        assert_eq!(
+            got.header[..10],
+            [0; 10],
+            "no offload was negotiated, so the header says nothing"
+        );
     }
 
     /// Frames pass both ways: for after something happened. Buffers must be posted.
@@ -93,7 +105,9 @@ impl Rig {
         let inwards_frame = frame::plain(101, 0x6a);
         let inwards = wait::until(wait::SOON, || {
             let _ = self.wire.try_send(&inwards_frame);
-            self.driver.pairs[0].receive(patience).is_some_and(|got| got.frame == inwards_frame)
+            self.driver.pairs[0]
+                .receive(patience)
+                .is_some_and(|got| got.frame == inwards_frame)
         });
         assert!(inwards, "frames to the guest do not arrive again");
         while self.wire.receive(wait::QUIET).is_some() {}

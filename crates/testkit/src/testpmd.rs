@@ -34,7 +34,10 @@ impl Hugepages {
         });
         let dir = crate::daemon::private_dir();
         let path = dir.path().to_str().expect("made of ASCII");
-        run("mount", &["-t", "hugetlbfs", "-o", "pagesize=2M", "vax-test", path]);
+        run(
+            "mount",
+            &["-t", "hugetlbfs", "-o", "pagesize=2M", "vax-test", path],
+        );
         Self { dir, raised }
     }
 }
@@ -51,7 +54,10 @@ impl Drop for Hugepages {
 }
 
 fn pages() -> u64 {
-    std::fs::read_to_string(HUGEPAGES).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+    std::fs::read_to_string(HUGEPAGES)
+        .ok()
+        .and_then(|text| text.trim().parse().ok())
+        .unwrap_or(0)
 }
 
 fn meminfo(name: &str) -> Option<u64> {
@@ -79,10 +85,28 @@ impl Testpmd {
         let prefix = format!("vax-test-{}", std::process::id());
         // Its output is a pipe, and so in blocks unless told otherwise.
         let mut command = Command::new("stdbuf");
-        command.args(["-oL", "dpdk-testpmd", "--lcores", "(0,1)@0", "--no-pci", "-m", "128"]);
-        command.args(["--single-file-segments", "--file-prefix", &prefix, "--huge-dir"]).arg(memory.dir.path());
-        command.arg("--vdev").arg(format!("net_virtio_user0,path={},queues=1,{options}", socket.display()));
-        command.args(["--", "--forward-mode=io", "--total-num-mbufs=8192", "--auto-start"]);
+        command.args([
+            "-oL",
+            "dpdk-testpmd",
+            "--lcores",
+            "(0,1)@0",
+            "--no-pci",
+            "-m",
+            "128",
+        ]);
+        command
+            .args(["--single-file-segments", "--file-prefix", &prefix, "--huge-dir"])
+            .arg(memory.dir.path());
+        command.arg("--vdev").arg(format!(
+            "net_virtio_user0,path={},queues=1,{options}",
+            socket.display()
+        ));
+        command.args([
+            "--",
+            "--forward-mode=io",
+            "--total-num-mbufs=8192",
+            "--auto-start",
+        ]);
         let mut testpmd = Self {
             running: Running::start(command),
             runtime: Path::new("/var/run/dpdk").join(&prefix),

@@ -1,0 +1,321 @@
+//! Frames between a guest and a wire, byte for byte, in every placement and mode.
+//!
+//! The guest is a driver in this process, the NIC one end of a veth pair, the wire a packet socket on the other end.
+
+use rstest::rstest;
+use testkit::daemon::{Mode, Placement};
+use testkit::driver::{F_EVENT_IDX, F_IN_ORDER, F_INDIRECT, F_MRG_RXBUF, F_MTU, F_VERSION_1, HEADER};
+use testkit::{DriverConfig, Layout, Rig, Serve, VethPair, frame, require, wait};
+use virtqueue::GuestAddr;
+use virtqueue::driver::Buffer;
+
+/// Around what is special to virtio, to Ethernet and to the MTU of 1500.
+const SIZES: [usize; 11] = [14, 15, 42, 59, 60, 64, 65, 128, 1513, 1514, 1518];
+const LAYOUTS: [Layout; 7] = [
+    Layout::Whole,
+    Layout::HeaderApart,
+    Layout::Pieces(5),
+    Layout::Pieces(HEADER + 1),
+    Layout::Pieces(100),
+    Layout::Indirect(64),
+    Layout::Indirect(4096),
+];
+/// A receive buffer that holds any frame here, with its header.
+const BUFFER: u32 = 2048;
+
+#[rstest]
+fn frames_from_guest_arrive_byte_exact(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Mode::Native, Mode::Skb)] mode: Mode,
+) {
+    require!(Root);
+    let mut rig = Rig::new(placement, mode);
+    for (seed, size) in SIZES.into_iter().enumerate() {
+        for layout in LAYOUTS {
+            rig.assert_from_guest(&frame::plain(size, seed as u8), layout);
+        }
+    }
+    rig.pair().await_sent();
+    let frames = (SIZES.len() * LAYOUTS.len()) as u64;
+    assert_eq!(rig.daemon.counter("from_guest_frames"), frames);
+}
+
+#[rstest]
+fn frames_to_guest_arrive_byte_exact(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Mode::Native, Mode::Skb)] mode: Mode,
+) {
+    require!(Root);
+    let mut rig = Rig::new(placement, mode);
+    rig.pair().post(64, &[BUFFER]);
+    for (seed, size) in SIZES.into_iter().enumerate() {
+        rig.assert_to_guest(&frame::plain(size, seed as u8));
+    }
+    assert_eq!(rig.daemon.counter("to_guest_frames"), SIZES.len() as u64);
+}
+
+#[rstest]
+fn vlan_tags_are_kept(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Mode::Native, Mode::Skb)] mode: Mode,
+) {
+    require!(Root);
+    let mut rig = Rig::new(placement, mode);
+    rig.pair().post(16, &[BUFFER]);
+    for size in [64, 1514, 1518] {
+        rig.assert_from_guest(&frame::tagged(size, 42, 7), Layout::Whole);
+        rig.assert_from_guest(&frame::tagged(size, 4094, 8), Layout::HeaderApart);
+        rig.assert_to_guest(&frame::tagged(size, 42, 9));
+    }
+}
+
+#[rstest]
+fn runts_without_an_ethernet_header_are_dropped_and_counted(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+) {
+    require!(Root);
+    let mut rig = Rig::new(placement, Mode::Native);
+    for size in [0, 1, 13] {
+        rig.pair().send(&frame::plain(size, 1), Layout::Whole);
+    }
+    rig.pair().await_sent();
+    rig.daemon.await_counter("from_guest_runt", 3);
+    assert_eq!(rig.wire.receive(wait::QUIET), None);
+    rig.assert_from_guest(&frame::plain(60, 1), Layout::Whole);
+}
+
+#[rstest]
+fn frames_longer_than_the_mtu_are_dropped_and_counted(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Mode::Native, Mode::Skb)] mode: Mode,
+) {
+    require!(Root);
+    let mut rig = Rig::new(placement, mode);
+    for (size, layout) in [
+        (1519, Layout::Whole),
+        (2000, Layout::HeaderApart),
+        (4000, Layout::Pieces(700)),
+    ] {
+        rig.pair().send(&frame::plain(size, 1), layout);
+    }
+    rig.pair().await_sent();
+    rig.daemon.await_counter("from_guest_too_long", 3);
+    assert_eq!(rig.wire.receive(wait::QUIET), None);
+    rig.assert_from_guest(&frame::plain(1514, 1), Layout::Whole);
+}
+
+#[rstest]
+fn frames_longer_than_the_mtu_do_not_reach_the_guest(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Mode::Native, Mode::Skb)] mode: Mode,
+) {
+    require!(Root);
+    let mut rig = Rig::new(placement, mode);
+    rig.veth.far.ip(&["link", "set", VethPair::WIRE, "mtu", "3000"]);
+    rig.pair().post(16, &[BUFFER]);
+    rig.wire.send(&frame::plain(1519, 1));
+    rig.wire.send(&frame::plain(2900, 2));
+    assert_eq!(rig.pair().receive(wait::QUIET), None);
+    rig.assert_to_guest(&frame::plain(1514, 3));
+}
+
+#[rstest]
+fn frames_span_merged_buffers(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Mode::Native, Mode::Skb)] mode: Mode,
+) {
+    require!(Root);
+    let mut rig = Rig::new(placement, mode);
+    rig.pair().post(64, &[200]);
+    for size in [60, 187, 188, 189, 388, 389, 1514] {
+        let sent = frame::plain(size, 3);
+        rig.wire.send(&sent);
+        let got = rig.pair().receive(wait::SOON).expect("it arrives");
+        frame::assert_same(&got.frame, &sent);
+        assert_eq!(got.chains, (size + HEADER).div_ceil(200), "{size} bytes");
+    }
+}
+
+#[rstest]
+fn frames_fill_chains_of_several_buffers(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(&[12, 2000], &[1, 11, 1, 2000], &[300, 300, 2000])] lengths: &[u32],
+) {
+    require!(Root);
+    let config = DriverConfig {
+        features: F_VERSION_1 | F_EVENT_IDX | F_INDIRECT | F_MTU,
+        ..DriverConfig::default()
+    };
+    let serve = Serve::interface(VethPair::NIC).placement(placement);
+    let mut rig = Rig::with(VethPair::new(), &serve, &config);
+    rig.pair().post(32, lengths);
+    for size in [14, 60, 287, 288, 289, 588, 1514] {
+        rig.assert_to_guest(&frame::plain(size, 4));
+    }
+}
+
+#[rstest]
+fn frames_longer_than_the_buffer_are_dropped_and_counted(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+) {
+    require!(Root);
+    let config = DriverConfig {
+        features: F_VERSION_1 | F_EVENT_IDX,
+        ..DriverConfig::default()
+    };
+    let serve = Serve::interface(VethPair::NIC).placement(placement);
+    let mut rig = Rig::with(VethPair::new(), &serve, &config);
+    rig.pair().post(32, &[512]);
+    rig.assert_to_guest(&frame::plain(500, 5));
+    rig.wire.send(&frame::plain(501, 6));
+    assert_eq!(rig.pair().receive(wait::QUIET), None);
+    rig.assert_to_guest(&frame::plain(500, 7));
+    let counted = || rig.daemon.counter("to_guest_buffer_too_small") + rig.daemon.counter("too_long");
+    assert!(
+        wait::until(wait::SOON, || counted() == 1),
+        "{:#}",
+        rig.daemon.status()
+    );
+}
+
+#[rstest]
+fn buffers_at_region_edges_are_used_and_nothing_beside_them_is_touched(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Mode::Native, Mode::Skb)] mode: Mode,
+) {
+    require!(Root);
+    // Far from each other for the guest, side by side in the daemon's map.
+    let (low, high, len) = (GuestAddr(0), GuestAddr(4 << 30), 4 << 20);
+    let config = DriverConfig {
+        regions: vec![(low, len), (high, len)],
+        ..DriverConfig::default()
+    };
+    let serve = Serve::interface(VethPair::NIC).placement(placement).mode(mode);
+    let mut rig = Rig::with(VethPair::new(), &serve, &config);
+    // The rings are at the beginning of the lower region, the end of it and the upper one are free.
+    let buffer = 1600u32;
+    let at = |addr: GuestAddr, offset: u64| GuestAddr(addr.get() + offset);
+    let places = [
+        at(high, 0),
+        at(high, 243), // one byte less than the kernel's headroom needs
+        at(high, 4096 - 244),
+        at(high, 8192),
+        at(high, len - u64::from(buffer)),
+        at(low, len - u64::from(buffer)),
+    ];
+    let ram = rig.driver.ram().clone();
+    for (seed, place) in places.into_iter().enumerate() {
+        let canary = [0xc3u8; 300];
+        let before = place
+            .get()
+            .checked_sub(300)
+            .map(GuestAddr)
+            .filter(|&addr| addr >= high || place < high);
+        before.iter().for_each(|&addr| ram.write(addr, &canary));
+        rig.pair().post_buffers(vec![Buffer::writable(place, buffer)]);
+        rig.pair().to_guest.publish();
+        let sent = frame::plain(1000 + seed, seed as u8);
+        rig.wire.send(&sent);
+        let (used, bytes) = {
+            let used = rig
+                .pair()
+                .to_guest
+                .await_used(wait::SOON)
+                .unwrap_or_else(|| panic!("{place}: nothing arrived"));
+            (used, ram.read_vec(place, used.len as usize))
+        };
+        assert_eq!(used.len as usize, HEADER + sent.len());
+        frame::assert_same(&bytes[HEADER..], &sent);
+        before
+            .iter()
+            .for_each(|&addr| assert_eq!(ram.read_vec(addr, 300), canary, "before {place}"));
+        let mut out = vec![0; HEADER];
+        out.extend(&sent);
+        ram.write(place, &out);
+        rig.pair()
+            .send_buffers(&[Buffer::readable(place, out.len() as u32)], false);
+        frame::assert_same(&rig.wire.receive(wait::SOON).expect("it arrives"), &sent);
+    }
+}
+
+#[rstest]
+fn thousands_of_frames_keep_their_order_and_their_bytes(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(0, F_IN_ORDER, F_EVENT_IDX, F_IN_ORDER | F_EVENT_IDX)] features: u64,
+) {
+    require!(Root);
+    let features = F_VERSION_1 | F_MRG_RXBUF | F_INDIRECT | features;
+    let config = DriverConfig {
+        features,
+        queue_size: 64,
+        ..DriverConfig::default()
+    };
+    let serve = Serve::interface(VethPair::NIC).placement(placement);
+    let mut rig = Rig::with(VethPair::new(), &serve, &config);
+    rig.pair().post(64, &[BUFFER]);
+    let make = |i: usize| frame::plain(60 + i * 37 % 1455, i as u8);
+    for batch in 0..200 {
+        let frames: Vec<_> = (0..20).map(|i| make(batch * 20 + i)).collect();
+        let slices: Vec<&[u8]> = frames.iter().map(Vec::as_slice).collect();
+        rig.pair().send_batch(
+            &slices,
+            if batch % 2 == 0 {
+                Layout::Whole
+            } else {
+                Layout::Indirect(700)
+            },
+        );
+        for sent in &frames {
+            frame::assert_same(&rig.wire.receive(wait::SOON).expect("it arrives"), sent);
+        }
+        frames.iter().for_each(|sent| rig.wire.send(sent));
+        for sent in &frames {
+            frame::assert_same(&rig.pair().receive(wait::SOON).expect("it arrives").frame, sent);
+        }
+    }
+}
+
+#[rstest]
+fn frames_without_a_posted_buffer_wait_or_are_lost_and_the_next_ones_arrive(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+) {
+    require!(Root);
+    let mut rig = Rig::new(placement, Mode::Native);
+    for seed in 0..50 {
+        rig.wire.send(&frame::plain(100, seed));
+    }
+    rig.pair().post(128, &[BUFFER]);
+    while rig.pair().receive(wait::QUIET).is_some() {}
+    rig.assert_passes_both_ways();
+}
+
+#[rstest]
+fn two_queue_pairs_use_two_queues_of_the_interface(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+) {
+    require!(Root);
+    let config = DriverConfig {
+        pairs: 2,
+        ..DriverConfig::default()
+    };
+    let serve = Serve::interface(VethPair::NIC)
+        .placement(placement)
+        .with("--queues", 2)
+        .with("--start-queue", 1);
+    let mut rig = Rig::with(VethPair::with(4, 1500), &serve, &config);
+    for pair in &mut rig.driver.pairs {
+        pair.post(32, &[BUFFER]);
+        let sent = frame::plain(100, 1);
+        pair.send(&sent, Layout::Whole);
+        frame::assert_same(&rig.wire.receive(wait::SOON).expect("it arrives"), &sent);
+    }
+    let port = rig.daemon.port(0);
+    assert_eq!(
+        (
+            port["lanes"][0]["queue"].as_u64(),
+            port["lanes"][1]["queue"].as_u64()
+        ),
+        (Some(1), Some(2)),
+        "{port:#}"
+    );
+}

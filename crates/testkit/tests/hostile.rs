@@ -1,0 +1,272 @@
+//! A guest that lies: each lie closes its own port, with a named reason, and no other.
+//!
+//! Two guests in one process, each on a queue of its own of a veth pair. The first lies; its connection must be closed and the
+//! reason be told in the log and in `status`; the second goes on; the first may come back.
+
+use rstest::rstest;
+use testkit::daemon::Placement;
+use testkit::driver::{F_EVENT_IDX, F_INDIRECT, F_MRG_RXBUF, F_VERSION_1, Ring};
+use testkit::{Daemon, Driver, DriverConfig, Layout, PacketPort, Serve, VethPair, frame, require, wait};
+use virtqueue::GuestAddr;
+use virtqueue::driver::Buffer;
+use virtqueue::layout::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Descriptor};
+
+const QUEUE: u16 = 64;
+const MIB: u64 = 1 << 20;
+
+struct TwoGuests {
+    liar: Driver,
+    honest: Driver,
+    daemon: Daemon,
+    wire: PacketPort,
+    _veth: VethPair,
+}
+
+fn config() -> DriverConfig {
+    DriverConfig {
+        features: F_VERSION_1 | F_MRG_RXBUF | F_EVENT_IDX | F_INDIRECT,
+        queue_size: u32::from(QUEUE),
+        regions: vec![(GuestAddr(0), 4 * MIB), (GuestAddr(1 << 32), 4 * MIB)],
+        ..DriverConfig::default()
+    }
+}
+
+impl TwoGuests {
+    fn new(placement: Placement, config: &DriverConfig) -> Self {
+        let veth = VethPair::with(2, 1500);
+        let serve = Serve::interface(VethPair::NIC).placement(placement);
+        let daemon = Daemon::start_ports(&veth.near, &serve, &["start-queue=0", "start-queue=1"]);
+        let wire = PacketPort::open(&veth.far, VethPair::WIRE);
+        let guest = |name| Driver::connect(&daemon.path(name), config).expect("it is accepted");
+        Self {
+            liar: guest("port0.sock"),
+            honest: guest("port1.sock"),
+            daemon,
+            wire,
+            _veth: veth,
+        }
+    }
+
+    fn assert_honest_guest_sends(&mut self) {
+        let sent = frame::plain(80, 0x11);
+        self.honest.pairs[0].send(&sent, Layout::Whole);
+        frame::assert_same(
+            &self.wire.receive(wait::SOON).expect("the other port goes on"),
+            &sent,
+        );
+    }
+
+    /// The whole claim of this file.
+    fn assert_closed_alone(mut self, reason: &str, config: &DriverConfig) {
+        assert!(
+            self.liar.await_close(wait::SOON),
+            "the port was not closed; the daemon said:\n{}",
+            self.daemon.said()
+        );
+        self.daemon.process().check();
+        self.daemon.await_port(0, "closed with its reason", |port| {
+            port["last_closed"][0] == reason
+        });
+        let lines: Vec<_> = self
+            .daemon
+            .said()
+            .lines()
+            .filter(|line| line.contains(reason))
+            .map(str::to_owned)
+            .collect();
+        assert_eq!(lines.len(), 1, "said once: {lines:?}");
+        self.assert_honest_guest_sends();
+        let mut again = Driver::connect(&self.daemon.path("port0.sock"), config).expect("it may come back");
+        let sent = frame::plain(90, 0x22);
+        again.pairs[0].send(&sent, Layout::Whole);
+        frame::assert_same(&self.wire.receive(wait::SOON).expect("it works again"), &sent);
+    }
+}
+
+fn next(addr: u64, len: u32, flags: u16, next: u16) -> Descriptor {
+    Descriptor {
+        addr,
+        len,
+        flags,
+        next,
+    }
+}
+
+/// Shows the device a chain that begins at descriptor 0, where a lie is.
+fn show(ring: &Ring) {
+    let index = ring.driver.avail_idx();
+    ring.driver.set_avail_entry(index, 0);
+    ring.driver.set_avail_idx(index.wrapping_add(1));
+    ring.kick();
+}
+
+/// A chain of one descriptor.
+fn one(ring: &Ring, desc: Descriptor) {
+    ring.driver.write_descriptor(0, desc);
+    show(ring);
+}
+
+/// A table of the given entries, in guest memory at 3 MiB.
+fn table(ring: &Ring, entries: &[Descriptor]) -> u64 {
+    let table = GuestAddr(3 * MIB);
+    (0..)
+        .zip(entries)
+        .for_each(|(at, &entry)| ring.driver.write_table_entry(table, at, entry));
+    table.get()
+}
+
+#[rstest]
+#[case::descriptor_loop("descriptor-loop", |r: &Ring| {
+    r.driver.write_descriptor(1, next(MIB, 100, DESC_NEXT, 0));
+    one(r, next(MIB, 100, DESC_NEXT, 1));
+})]
+#[case::descriptor_that_names_itself("descriptor-loop", |r: &Ring| one(r, next(MIB, 100, DESC_NEXT, 0)))]
+#[case::next_beyond_the_table("next-out-of-range", |r: &Ring| one(r, next(MIB, 100, DESC_NEXT, QUEUE)))]
+#[case::head_beyond_the_table("head-out-of-range", |r: &Ring| {
+    r.driver.set_avail_entry(r.driver.avail_idx(), QUEUE);
+    r.driver.set_avail_idx(r.driver.avail_idx().wrapping_add(1));
+    r.kick();
+})]
+#[case::address_outside_memory("outside-memory", |r: &Ring| one(r, next(1 << 40, 100, 0, 0)))]
+#[case::address_in_the_hole("outside-memory", |r: &Ring| one(r, next(4 * MIB, 100, 0, 0)))]
+#[case::buffer_over_the_edge_of_a_region("outside-memory", |r: &Ring| one(r, next(4 * MIB - 50, 100, 0, 0)))]
+#[case::buffer_before_a_region("outside-memory", |r: &Ring| one(r, next((1 << 32) - 1, 100, 0, 0)))]
+#[case::length_of_four_gib("outside-memory", |r: &Ring| one(r, next(MIB, u32::MAX, 0, 0)))]
+#[case::address_wraps("address-wrap", |r: &Ring| one(r, next(u64::MAX - 10, 100, 0, 0)))]
+#[case::zero_length("zero-length", |r: &Ring| one(r, next(MIB, 0, 0, 0)))]
+#[case::zero_length_at_a_bad_address("zero-length", |r: &Ring| one(r, next(1 << 40, 0, 0, 0)))]
+#[case::avail_index_jump("avail-index-jump", |r: &Ring| {
+    r.driver.set_avail_idx(r.driver.avail_idx().wrapping_add(QUEUE + 1));
+    r.kick();
+})]
+#[case::avail_index_goes_back("avail-index-jump", |r: &Ring| {
+    r.driver.set_avail_idx(r.driver.avail_idx().wrapping_sub(1));
+    r.kick();
+})]
+#[case::chain_shorter_than_the_header("chain-shorter-than-header", |r: &Ring| one(r, next(MIB, 11, 0, 0)))]
+#[case::writable_buffer_in_transmit("writable-in-transmit", |r: &Ring| one(r, next(MIB, 100, DESC_WRITE, 0)))]
+#[case::readable_after_writable("writable-before-readable", |r: &Ring| {
+    r.driver.write_descriptor(1, next(MIB, 100, 0, 0));
+    one(r, next(MIB, 100, DESC_NEXT | DESC_WRITE, 1));
+})]
+#[case::indirect_in_indirect("nested-indirect", |r: &Ring| {
+    let inner = table(r, &[next(MIB, 32, DESC_INDIRECT, 0)]);
+    one(r, next(inner, 16, DESC_INDIRECT, 0));
+})]
+#[case::indirect_with_next("indirect-with-next", |r: &Ring| {
+    let inner = table(r, &[next(MIB, 100, 0, 0)]);
+    one(r, next(inner, 16, DESC_INDIRECT | DESC_NEXT, 1));
+})]
+#[case::indirect_of_odd_length("indirect-length", |r: &Ring| {
+    let inner = table(r, &[next(MIB, 100, 0, 0)]);
+    one(r, next(inner, 17, DESC_INDIRECT, 0));
+})]
+#[case::indirect_longer_than_the_queue("indirect-too-long", |r: &Ring| {
+    let inner = table(r, &[next(MIB, 100, 0, 0)]);
+    one(r, next(inner, 16 * (u32::from(QUEUE) + 1), DESC_INDIRECT, 0));
+})]
+#[case::indirect_table_outside_memory("outside-memory", |r: &Ring| one(r, next(1 << 40, 16, DESC_INDIRECT, 0)))]
+#[case::loop_in_an_indirect_table("descriptor-loop", |r: &Ring| {
+    let inner = table(r, &[next(MIB, 100, DESC_NEXT, 1), next(MIB, 100, DESC_NEXT, 0)]);
+    one(r, next(inner, 32, DESC_INDIRECT, 0));
+})]
+#[case::next_beyond_an_indirect_table("next-out-of-range", |r: &Ring| {
+    let inner = table(r, &[next(MIB, 100, DESC_NEXT, 2), next(MIB, 100, 0, 0)]);
+    one(r, next(inner, 32, DESC_INDIRECT, 0));
+})]
+fn lie_in_the_transmit_queue_closes_only_that_port(
+    #[case] reason: &str,
+    #[case] lie: fn(&Ring),
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+) {
+    require!(Root);
+    let config = config();
+    let guests = TwoGuests::new(placement, &config);
+    lie(&guests.liar.pairs[0].from_guest);
+    guests.assert_closed_alone(reason, &config);
+}
+
+#[rstest]
+#[case::descriptor_loop("descriptor-loop", |r: &Ring| {
+    r.driver.write_descriptor(1, next(MIB, 100, DESC_NEXT | DESC_WRITE, 0));
+    one(r, next(MIB, 100, DESC_NEXT | DESC_WRITE, 1));
+})]
+#[case::address_outside_memory("outside-memory", |r: &Ring| one(r, next(1 << 40, 2048, DESC_WRITE, 0)))]
+#[case::address_wraps("address-wrap", |r: &Ring| one(r, next(u64::MAX - 10, 2048, DESC_WRITE, 0)))]
+#[case::buffer_over_the_edge_of_a_region("outside-memory", |r: &Ring| one(r, next(4 * MIB - 50, 2048, DESC_WRITE, 0)))]
+#[case::zero_length("zero-length", |r: &Ring| one(r, next(MIB, 0, DESC_WRITE, 0)))]
+#[case::avail_index_jump("avail-index-jump", |r: &Ring| {
+    r.driver.set_avail_idx(r.driver.avail_idx().wrapping_add(QUEUE + 1));
+    r.kick();
+})]
+#[case::chain_shorter_than_the_header("chain-shorter-than-header", |r: &Ring| one(r, next(MIB, 11, DESC_WRITE, 0)))]
+#[case::readable_buffer_in_receive("readable-in-receive", |r: &Ring| one(r, next(MIB, 2048, 0, 0)))]
+fn lie_in_the_receive_queue_closes_only_that_port(
+    #[case] reason: &str,
+    #[case] lie: fn(&Ring),
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+) {
+    require!(Root);
+    let config = config();
+    let guests = TwoGuests::new(placement, &config);
+    lie(&guests.liar.pairs[0].to_guest);
+    // What arrives makes the daemon look at the receive queue, should the kick not do.
+    guests.wire.send(&frame::plain(100, 1));
+    guests.assert_closed_alone(reason, &config);
+}
+
+#[rstest]
+fn indirect_descriptor_that_was_not_negotiated_closes_only_that_port(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+) {
+    require!(Root);
+    let config = DriverConfig {
+        features: F_VERSION_1 | F_EVENT_IDX,
+        ..config()
+    };
+    let guests = TwoGuests::new(placement, &config);
+    let ring = &guests.liar.pairs[0].from_guest;
+    let inner = table(ring, &[next(MIB, 100, 0, 0)]);
+    one(ring, next(inner, 16, DESC_INDIRECT, 0));
+    guests.assert_closed_alone("indirect-not-negotiated", &config);
+}
+
+#[rstest]
+fn offload_that_was_not_negotiated_is_dropped_and_counted(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+) {
+    require!(Root);
+    let mut guests = TwoGuests::new(placement, &config());
+    let place = GuestAddr(2 * MIB);
+    for header in [[1u8, 0], [0, 1]] {
+        guests
+            .liar
+            .ram()
+            .write(place, &[&header[..], &[0; 10], &frame::plain(100, 1)].concat());
+        guests.liar.pairs[0].send_buffers(&[Buffer::readable(place, 112)], false);
+    }
+    guests
+        .daemon
+        .await_counter("from_guest_offload_not_negotiated", 2);
+    assert_eq!(guests.wire.receive(wait::QUIET), None);
+    guests.assert_honest_guest_sends();
+}
+
+#[rstest]
+fn used_buffers_named_twice_harm_only_the_guest_that_named_them(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+) {
+    require!(Root);
+    let mut guests = TwoGuests::new(placement, &config());
+    let ring = &guests.liar.pairs[0].from_guest;
+    ring.driver.write_descriptor(0, next(MIB, 112, 0, 0));
+    for at in 0..QUEUE {
+        ring.driver.set_avail_entry(at, 0);
+    }
+    ring.driver.set_avail_idx(QUEUE);
+    ring.kick();
+    // Sixty-four times the same frame, or a closed port: both are an answer. The daemon and the other guest live.
+    while guests.wire.receive(wait::QUIET).is_some() {}
+    guests.daemon.process().check();
+    guests.assert_honest_guest_sends();
+}

@@ -1,0 +1,281 @@
+//! What happens to the interface, or around it, while the daemon runs or wants to start.
+
+use std::process::Command;
+
+use rstest::rstest;
+use testkit::daemon::{Mode, Placement, binary, private_dir, run_to_end};
+use testkit::{Daemon, DriverConfig, Layout, NetNs, Rig, Running, Serve, VethPair, frame, require, wait};
+
+const BUFFER: u32 = 2048;
+
+/// Number of the XDP program on an interface, as the kernel tells.
+fn program_on(netns: &NetNs, interface: &str) -> Option<u64> {
+    let text = netns.output_of("ip", &["-j", "link", "show", "dev", interface]);
+    let links: serde_json::Value = serde_json::from_str(&text).expect("ip prints JSON");
+    links[0]["xdp"]["prog"]["id"].as_u64()
+}
+
+/// Runs `serve` where it cannot start: it must fail with one line that contains all of `words`, and leave nothing behind.
+#[track_caller]
+fn assert_refused(netns: &NetNs, args: &[&str], words: &[&str]) -> String {
+    let dir = private_dir();
+    let (socket, control) = (dir.path().join("vm.sock"), dir.path().join("control"));
+    let mut all = vec!["serve", "--socket-path", socket.to_str().expect("ASCII")];
+    all.extend(["--control", control.to_str().expect("ASCII")]);
+    all.extend(args);
+    let (status, said) = run_to_end(netns, &all);
+    assert!(!status.success(), "it should have failed: {said}");
+    assert_eq!(said.trim_end().lines().count(), 1, "one line, and not: {said}");
+    words
+        .iter()
+        .for_each(|word| assert!(said.contains(word), "{word:?} is missing in: {said}"));
+    assert!(!socket.exists() && !control.exists(), "sockets stayed behind");
+    said
+}
+
+#[rstest]
+fn interface_that_goes_down_and_up_carries_frames_again(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Mode::Native, Mode::Skb)] mode: Mode,
+) {
+    require!(Root);
+    let mut rig = Rig::new(placement, mode);
+    rig.pair().post(64, &[BUFFER]);
+    rig.assert_passes_both_ways();
+    rig.veth.near.ip(&["link", "set", VethPair::NIC, "down"]);
+    for seed in 0..10 {
+        rig.pair().send(&frame::plain(100, seed), Layout::Whole);
+    }
+    // They come back to the guest, whether sent or dropped: a ring that is stuck would never be given back.
+    rig.pair().await_sent();
+    rig.daemon.process().check();
+    rig.veth.near.ip(&["link", "set", VethPair::NIC, "up"]);
+    rig.await_passes_both_ways();
+    rig.assert_passes_both_ways();
+}
+
+#[rstest]
+fn interface_that_is_deleted_leaves_the_guest_connected_and_is_picked_up_when_it_is_back(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+) {
+    require!(Root);
+    let mut rig = Rig::new(placement, Mode::Native);
+    rig.pair().post(64, &[BUFFER]);
+    rig.assert_passes_both_ways();
+    rig.veth.near.ip(&["link", "delete", VethPair::NIC]);
+    rig.daemon.await_port(0, "impaired", |port| {
+        port["impaired"].as_str().is_some_and(|why| why.contains("gone"))
+    });
+    assert!(!rig.driver.await_close(wait::QUIET), "the guest stays connected");
+    rig.pair().send(&frame::plain(100, 1), Layout::Whole);
+    rig.veth.join(1, 1500);
+    rig.wire = testkit::PacketPort::open(&rig.veth.far, VethPair::WIRE);
+    rig.daemon
+        .await_port(0, "not impaired any more", |port| port["impaired"].is_null());
+    rig.await_passes_both_ways();
+}
+
+#[rstest]
+fn interface_that_is_renamed_goes_on(#[values(Placement::Copy, Placement::Direct)] placement: Placement) {
+    require!(Root);
+    let mut rig = Rig::new(placement, Mode::Native);
+    rig.pair().post(64, &[BUFFER]);
+    rig.assert_passes_both_ways();
+    // The kernel renames interfaces that are up since 6.2.
+    rig.veth
+        .near
+        .ip(&["link", "set", VethPair::NIC, "name", "other0"]);
+    rig.assert_passes_both_ways();
+    assert!(rig.daemon.port(0)["connected"].as_bool().expect("a flag"));
+}
+
+#[rstest]
+fn mtu_that_changes_while_running_is_followed(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+) {
+    require!(Root);
+    let mut rig = Rig::new(placement, Mode::Native);
+    rig.pair().post(64, &[BUFFER]);
+    rig.assert_passes_both_ways();
+    rig.veth.near.ip(&["link", "set", VethPair::NIC, "mtu", "1000"]);
+    rig.daemon
+        .await_port(0, "the new MTU", |port| port["mtu"] == 1000);
+    rig.await_passes_both_ways();
+    rig.pair().send(&frame::plain(1200, 1), Layout::Whole);
+    rig.daemon.await_counter("from_guest_too_long", 1);
+    rig.veth.near.ip(&["link", "set", VethPair::NIC, "mtu", "1500"]);
+    rig.daemon
+        .await_port(0, "the old MTU", |port| port["mtu"] == 1500);
+    rig.await_passes_both_ways();
+    rig.assert_from_guest(&frame::plain(1514, 2), Layout::Whole);
+}
+
+#[test]
+fn queue_beyond_the_channels_is_refused_with_the_remedy() {
+    require!(Root);
+    let veth = VethPair::with(2, 1500);
+    let args = ["--ifname", VethPair::NIC, "--queues", "2", "--start-queue", "1"];
+    assert_refused(
+        &veth.near,
+        &args,
+        &[VethPair::NIC, "2", "start-queue", "ethtool -L"],
+    );
+    assert_eq!(
+        program_on(&veth.near, VethPair::NIC),
+        None,
+        "nothing stays attached"
+    );
+}
+
+#[test]
+fn interface_that_is_not_there_is_refused_by_name() {
+    require!(Root);
+    let veth = VethPair::new();
+    assert_refused(&veth.near, &["--ifname", "missing7"], &["missing7"]);
+}
+
+/// A program of somebody else's: passes everything.
+const FOREIGN: &str = r#"
+__attribute__((section("xdp"), used)) int pass_all(void *ctx) { return 2; }
+char license[] __attribute__((section("license"), used)) = "GPL";
+"#;
+
+#[rstest]
+fn program_of_another_is_not_replaced(#[values("xdpdrv", "xdpgeneric")] how: &str) {
+    require!(Root);
+    let veth = VethPair::new();
+    let dir = private_dir();
+    let (source, object) = (dir.path().join("foreign.c"), dir.path().join("foreign.o"));
+    std::fs::write(&source, FOREIGN).expect("writable");
+    let compiled = Command::new("clang")
+        .args(["-O2", "-target", "bpf", "-c"])
+        .arg(&source)
+        .arg("-o")
+        .arg(&object)
+        .status();
+    assert!(
+        compiled
+            .expect("clang is there: the daemon is built with it")
+            .success()
+    );
+    let object = object.to_str().expect("ASCII");
+    veth.near.ip(&[
+        "link",
+        "set",
+        VethPair::NIC,
+        how,
+        "object",
+        object,
+        "section",
+        "xdp",
+    ]);
+    let id = program_on(&veth.near, VethPair::NIC).expect("just attached");
+    assert_refused(
+        &veth.near,
+        &["--ifname", VethPair::NIC],
+        &[VethPair::NIC, &id.to_string()],
+    );
+    assert_eq!(
+        program_on(&veth.near, VethPair::NIC),
+        Some(id),
+        "it is still there"
+    );
+}
+
+#[test]
+fn second_daemon_on_the_same_interface_is_refused_and_the_first_goes_on() {
+    require!(Root);
+    let mut rig = Rig::new(Placement::Copy, Mode::Native);
+    rig.pair().post(16, &[BUFFER]);
+    let id = program_on(&rig.veth.near, VethPair::NIC)
+        .expect("the first one's")
+        .to_string();
+    assert_refused(
+        &rig.veth.near,
+        &["--ifname", VethPair::NIC],
+        &[VethPair::NIC, &id],
+    );
+    rig.assert_passes_both_ways();
+}
+
+#[rstest]
+fn memlock_too_small_is_refused_with_the_remedy(#[values("copy", "direct")] placement: &str) {
+    require!(Root);
+    let veth = VethPair::new();
+    let dir = private_dir();
+    // Without CAP_IPC_LOCK the limit counts.
+    let mut command = veth.near.command("setpriv");
+    command
+        .args(["--bounding-set", "-ipc_lock", "prlimit", "--memlock=65536"])
+        .arg(binary());
+    command.args([
+        "serve",
+        "--ifname",
+        VethPair::NIC,
+        "--memory",
+        placement,
+        "--control",
+        "none",
+        "--socket-path",
+    ]);
+    command.arg(dir.path().join("vm.sock"));
+    let mut running = Running::start(command);
+    let status = running.wait(wait::SOON);
+    let said = running.said();
+    assert!(!status.success(), "{said}");
+    assert_eq!(said.trim_end().lines().count(), 1, "one line, and not: {said}");
+    assert!(said.to_lowercase().contains("memlock"), "{said}");
+    assert_eq!(
+        program_on(&veth.near, VethPair::NIC),
+        None,
+        "nothing stays attached"
+    );
+}
+
+#[rstest]
+fn kill_leaves_no_program_and_no_queue_behind(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Mode::Native, Mode::Skb)] mode: Mode,
+) {
+    require!(Root);
+    let serve = Serve::interface(VethPair::NIC).placement(placement).mode(mode);
+    let mut rig = Rig::with(VethPair::new(), &serve, &DriverConfig::default());
+    rig.pair().post(16, &[BUFFER]);
+    rig.assert_passes_both_ways();
+    assert!(program_on(&rig.veth.near, VethPair::NIC).is_some());
+    rig.daemon.kill();
+    let gone = wait::until(wait::SOON, || program_on(&rig.veth.near, VethPair::NIC).is_none());
+    assert!(gone, "the program is still attached");
+    let again = Daemon::start(&rig.veth.near, &serve);
+    assert!(program_on(&rig.veth.near, VethPair::NIC).is_some());
+    drop(again);
+}
+
+#[rstest]
+fn sigterm_ends_it_at_once_and_leaves_nothing(#[values(Mode::Native, Mode::Skb)] mode: Mode) {
+    require!(Root);
+    let mut rig = Rig::new(Placement::Copy, mode);
+    rig.pair().post(16, &[BUFFER]);
+    rig.assert_passes_both_ways();
+    let status = rig.daemon.terminate();
+    assert!(status.success(), "{status}: {}", rig.daemon.said());
+    assert!(!rig.daemon.socket().exists() && !rig.daemon.path("control").exists());
+    let gone = wait::until(wait::SOON, || program_on(&rig.veth.near, VethPair::NIC).is_none());
+    assert!(gone, "the program is still attached");
+}
+
+#[rstest]
+#[case::native(Mode::Native)]
+#[case::skb(Mode::Skb)]
+fn mode_in_use_is_told(#[case] mode: Mode) {
+    require!(Root);
+    let rig = Rig::new(Placement::Copy, mode);
+    let port = rig.daemon.port(0);
+    assert_eq!(port["attached"], mode.name(), "{port:#}");
+    assert!(
+        port["lanes"][0]["mode"]
+            .as_str()
+            .is_some_and(|text| text.contains(mode.name())),
+        "{port:#}"
+    );
+}

@@ -1,0 +1,465 @@
+//! The conversation with the VMM: who connects to whom, what is refused, what survives an end; and the command line.
+
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+
+use rstest::rstest;
+use testkit::daemon::{Mode, Placement, private_dir, run_to_end};
+use testkit::driver::{self, F_MRG_RXBUF, F_VERSION_1, region_info};
+use testkit::{
+    Daemon, Driver, DriverConfig, Layout, NetNs, PacketPort, Rig, Serve, VethPair, frame, require, wait,
+};
+use vhost::vhost_user::VhostUserFrontend;
+use vhost::vhost_user::message::VhostUserProtocolFeatures;
+use vhost::{VhostBackend, VhostUserMemoryRegionInfo};
+use virtqueue::GuestAddr;
+use virtqueue::driver::GuestRam;
+
+const BUFFER: u32 = 2048;
+const MIB: u64 = 1 << 20;
+
+fn daemon_on_null() -> (NetNs, Daemon) {
+    let netns = NetNs::new("null");
+    let daemon = Daemon::start(&netns, &Serve::null());
+    (netns, daemon)
+}
+
+/// As far as the features, which are acknowledged.
+fn greeted(daemon: &Daemon) -> Driver {
+    let config = DriverConfig::default();
+    let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), MIB)]).expect("memory"));
+    let mut driver = Driver::greet(driver::connect(&daemon.socket()), &config, ram).expect("greeted");
+    let features = driver.features() & (F_VERSION_1 | F_MRG_RXBUF | driver::F_PROTOCOL_FEATURES);
+    driver
+        .frontend()
+        .set_features(features)
+        .expect("offered features are accepted");
+    driver
+}
+
+/// The memory table must be refused, with the words in the log, and the daemon must go on.
+fn assert_memory_refused(daemon: &mut Daemon, regions: &[VhostUserMemoryRegionInfo], words: &[&str]) {
+    let driver = {
+        let mut driver = greeted(daemon);
+        assert!(
+            driver.frontend().set_mem_table(regions).is_err(),
+            "the table was accepted"
+        );
+        driver
+    };
+    drop(driver);
+    let said = || words.iter().all(|word| daemon.said().contains(word));
+    assert!(
+        wait::until(wait::SOON, said),
+        "{words:?} is not all in:\n{}",
+        daemon.said()
+    );
+    daemon.process().check();
+    Driver::connect(&daemon.socket(), &DriverConfig::default()).expect("a good guest is accepted afterwards");
+}
+
+/// A private mapping of a file, as a VMM has it that does not share its guest's memory.
+#[allow(unsafe_code)]
+fn private_mapping(file: &std::os::fd::OwnedFd, len: usize) -> u64 {
+    use rustix::mm::{MapFlags, ProtFlags, mmap};
+    // SAFETY: the kernel chooses the place, and nothing in this process uses it.
+    let place = unsafe {
+        mmap(
+            std::ptr::null_mut(),
+            len,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::PRIVATE,
+            file,
+            0,
+        )
+    };
+    place.expect("a file can be mapped") as u64
+}
+
+#[test]
+fn memory_that_the_vmm_does_not_share_is_refused_with_the_remedy() {
+    require!(Root);
+    let (_netns, mut daemon) = daemon_on_null();
+    let ram = GuestRam::new(&[(GuestAddr(0), MIB)]).expect("memory");
+    let regions = ram.regions().expect("regions");
+    let mut info = region_info(&regions[0]);
+    info.userspace_addr = private_mapping(&regions[0].file, MIB as usize);
+    assert_memory_refused(&mut daemon, &[info], &["not shared", "share=on"]);
+}
+
+#[test]
+fn memory_in_a_file_that_is_too_short_is_refused() {
+    require!(Root);
+    let (_netns, mut daemon) = daemon_on_null();
+    let ram = GuestRam::new(&[(GuestAddr(0), MIB)]).expect("memory");
+    let regions = ram.regions().expect("regions");
+    let mut info = region_info(&regions[0]);
+    info.memory_size *= 2;
+    assert_memory_refused(&mut daemon, &[info], &["refused", "needs"]);
+}
+
+#[test]
+fn memory_regions_that_overlap_are_refused() {
+    require!(Root);
+    let (_netns, mut daemon) = daemon_on_null();
+    let ram = GuestRam::new(&[(GuestAddr(0), MIB), (GuestAddr(4 * MIB), MIB)]).expect("memory");
+    let regions = ram.regions().expect("regions");
+    let mut infos: Vec<_> = regions.iter().map(region_info).collect();
+    infos[1].guest_phys_addr = MIB / 2;
+    assert_memory_refused(&mut daemon, &infos, &["refused", "overlap"]);
+}
+
+#[test]
+fn memory_that_is_no_file_is_refused() {
+    require!(Root);
+    let (_netns, mut daemon) = daemon_on_null();
+    let ram = GuestRam::new(&[(GuestAddr(0), MIB)]).expect("memory");
+    let regions = ram.regions().expect("regions");
+    let (socket, _other) = UnixStream::pair().expect("sockets");
+    let mut info = region_info(&regions[0]);
+    info.mmap_handle = std::os::fd::AsRawFd::as_raw_fd(&socket);
+    assert_memory_refused(&mut daemon, &[info], &["refused", "not a shared memory file"]);
+}
+
+#[test]
+fn rings_outside_memory_are_refused() {
+    require!(Root);
+    let (_netns, mut daemon) = daemon_on_null();
+    let config = DriverConfig::default();
+    let mut driver = Driver::connect(&daemon.socket(), &config).expect("accepted");
+    driver.stop_pair(0).expect("stopped");
+    let bad = vhost::VringConfigData {
+        queue_max_size: 256,
+        queue_size: 256,
+        flags: 0,
+        desc_table_addr: 0x1000,
+        used_ring_addr: 0x3000,
+        avail_ring_addr: 0x2000,
+        log_addr: None,
+    };
+    let kick = vmm_sys_util::eventfd::EventFd::new(0).expect("an eventfd");
+    let frontend = driver.frontend();
+    let refused = frontend.set_vring_addr(0, &bad).is_err()
+        || frontend.set_vring_kick(0, &kick).is_err()
+        || frontend.set_vring_kick(1, &kick).is_err();
+    assert!(refused, "rings at addresses of nobody's were accepted");
+    daemon.process().check();
+    Driver::connect(&daemon.socket(), &config).expect("a good guest is accepted afterwards");
+}
+
+#[test]
+fn config_space_tells_mac_status_and_mtu() {
+    require!(Root);
+    let veth = VethPair::with(1, 1400);
+    let serve = Serve::interface(VethPair::NIC).with("--mac", "02:00:00:00:be:ef");
+    let mut rig = Rig::with(veth, &serve, &DriverConfig::default());
+    assert_eq!(rig.driver.config(0, 6).expect("MAC"), [0x02, 0, 0, 0, 0xbe, 0xef]);
+    assert_eq!(
+        rig.driver.config(6, 2).expect("status")[0] & 1,
+        1,
+        "the link is up"
+    );
+    assert_eq!(rig.driver.config(10, 2).expect("MTU"), 1400u16.to_le_bytes());
+    assert!(
+        rig.driver.config(0, 200).is_err(),
+        "beyond the end of the config space"
+    );
+}
+
+#[test]
+fn features_and_protocol_features_of_the_contract_are_offered() {
+    require!(Root);
+    let netns = NetNs::new("null");
+    let daemon = Daemon::start(&netns, &Serve::null().with("--queues", 3));
+    let config = DriverConfig::default();
+    let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), MIB)]).expect("memory"));
+    let mut driver = Driver::greet(driver::connect(&daemon.socket()), &config, ram).expect("greeted");
+    let wanted = [
+        driver::F_VERSION_1,
+        driver::F_MRG_RXBUF,
+        driver::F_EVENT_IDX,
+        driver::F_INDIRECT,
+        driver::F_IN_ORDER,
+        driver::F_MAC,
+        driver::F_MTU,
+        driver::F_STATUS,
+        driver::F_MQ,
+        driver::F_PROTOCOL_FEATURES,
+    ];
+    for feature in wanted {
+        assert_ne!(
+            driver.features() & feature,
+            0,
+            "feature {feature:#x} is not offered"
+        );
+    }
+    assert_eq!(
+        driver.protocol(),
+        VhostUserProtocolFeatures::MQ
+            | VhostUserProtocolFeatures::REPLY_ACK
+            | VhostUserProtocolFeatures::CONFIG
+            | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
+    );
+    // Counted in pairs (vhost-user, "Multiple queue support").
+    assert_eq!(driver.frontend().get_queue_num().expect("MQ"), 3);
+    assert!(driver.frontend().get_max_mem_slots().expect("slots") >= 32);
+    assert!(
+        driver.frontend().set_features(1 << 63).is_err(),
+        "a feature that was not offered"
+    );
+}
+
+#[rstest]
+fn memory_slots_come_and_go_while_frames_pass(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+) {
+    require!(Root);
+    let mut rig = Rig::new(placement, Mode::Native);
+    rig.pair().post(64, &[BUFFER]);
+    rig.assert_passes_both_ways();
+    let more = GuestRam::new(&[(GuestAddr(16 << 30), 8 * MIB)]).expect("memory");
+    let regions = more.regions().expect("regions");
+    let info = region_info(&regions[0]);
+    for _ in 0..3 {
+        rig.driver.frontend().add_mem_region(&info).expect("added");
+        rig.await_passes_both_ways();
+        rig.driver.frontend().remove_mem_region(&info).expect("removed");
+        rig.await_passes_both_ways();
+    }
+}
+
+#[rstest]
+fn stopped_pair_keeps_its_place_and_starts_again(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+) {
+    require!(Root);
+    let mut rig = Rig::new(placement, Mode::Native);
+    rig.pair().post(64, &[BUFFER]);
+    for round in 0..20 {
+        rig.assert_from_guest(&frame::plain(100, round), Layout::Whole);
+        rig.pair().await_sent();
+        let [_, sent] = rig.driver.stop_pair(0).expect("stopped");
+        assert_eq!(sent, u32::from(round) + 1, "as many as were sent");
+        rig.driver.start_pair(0).expect("started");
+    }
+    rig.await_passes_both_ways();
+}
+
+#[rstest]
+fn guest_that_comes_back_to_a_new_daemon_goes_on(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+) {
+    require!(Root);
+    let serve = Serve::interface(VethPair::NIC).placement(placement);
+    let mut rig = Rig::with(VethPair::new(), &serve, &DriverConfig::default());
+    rig.pair().post(64, &[BUFFER]);
+    rig.assert_passes_both_ways();
+    for gently in [false, true] {
+        if gently {
+            rig.daemon.terminate();
+        } else {
+            rig.daemon.kill();
+        }
+        rig.daemon.restart(&rig.veth.near, &serve);
+        let Rig {
+            driver,
+            daemon,
+            wire,
+            veth,
+        } = rig;
+        let driver = driver
+            .resume(driver::connect(&daemon.socket()))
+            .expect("accepted again");
+        rig = Rig {
+            driver,
+            daemon,
+            wire,
+            veth,
+        };
+        rig.await_passes_both_ways();
+    }
+}
+
+#[rstest]
+fn client_connects_again_after_either_side_went(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+) {
+    require!(Root);
+    let veth = VethPair::new();
+    let serve = Serve::interface(VethPair::NIC)
+        .placement(placement)
+        .flag("--client");
+    // It starts before there is anybody to connect to.
+    let daemon = Daemon::spawn(&veth.near, &serve);
+    std::thread::sleep(wait::QUIET);
+    let listener = UnixListener::bind(daemon.socket()).expect("a free path");
+    let config = DriverConfig::default();
+    let driver = Driver::accept(&listener, &config).expect("accepted");
+    let wire = PacketPort::open(&veth.far, VethPair::WIRE);
+    let mut rig = Rig {
+        driver,
+        daemon,
+        wire,
+        veth,
+    };
+    rig.pair().post(64, &[BUFFER]);
+    rig.assert_passes_both_ways();
+
+    rig.daemon.kill();
+    rig.daemon.restart(&rig.veth.near, &serve);
+    let Rig {
+        driver,
+        daemon,
+        wire,
+        veth,
+    } = rig;
+    let driver = driver.resume(driver::accept(&listener)).expect("accepted again");
+    rig = Rig {
+        driver,
+        daemon,
+        wire,
+        veth,
+    };
+    rig.await_passes_both_ways();
+
+    // The guest goes; a new one is met at the same place.
+    let Rig {
+        driver,
+        daemon,
+        wire,
+        veth,
+    } = rig;
+    drop(driver);
+    let driver = Driver::accept(&listener, &config).expect("a new guest");
+    rig = Rig {
+        driver,
+        daemon,
+        wire,
+        veth,
+    };
+    rig.pair().post(64, &[BUFFER]);
+    rig.await_passes_both_ways();
+}
+
+#[test]
+fn inherited_listener_serves_one_guest_after_the_other() {
+    require!(Root);
+    let netns = NetNs::new("null");
+    let dir = private_dir();
+    let path = dir.path().join("mine.sock");
+    let listener = UnixListener::bind(&path).expect("a free path");
+    let mut daemon = Daemon::spawn_on_fd(&netns, &listener.into(), &Serve::null());
+    for _ in 0..3 {
+        let mut driver = Driver::connect(&path, &DriverConfig::default()).expect("accepted");
+        driver.pairs[0].send(&frame::plain(100, 1), Layout::Whole);
+        driver.pairs[0].await_sent();
+    }
+    daemon.process().check();
+    assert!(path.exists(), "the file is not ours to remove");
+}
+
+#[test]
+fn inherited_connection_is_served_and_the_daemon_ends_with_it() {
+    require!(Root);
+    let netns = NetNs::new("null");
+    let (ours, its) = UnixStream::pair().expect("sockets");
+    let mut daemon = Daemon::spawn_on_fd(&netns, &its.into(), &Serve::null());
+    let mut driver = Driver::start(ours, &DriverConfig::default()).expect("accepted");
+    driver.pairs[0].send(&frame::plain(100, 1), Layout::Whole);
+    driver.pairs[0].await_sent();
+    drop(driver);
+    let status = daemon.process().wait(wait::SOON);
+    assert!(status.success(), "{status}: {}", daemon.said());
+}
+
+#[test]
+fn capabilities_are_printed_as_qemu_wants_them() {
+    require!(Root);
+    let netns = NetNs::new("null");
+    let (status, said) = run_to_end(&netns, &["--print-capabilities"]);
+    assert!(status.success());
+    let json: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+    assert_eq!(json, serde_json::json!({"type": "net"}));
+}
+
+#[test]
+fn socket_of_a_daemon_that_was_killed_is_taken_over_and_that_of_a_living_one_is_not() {
+    require!(Root);
+    let (netns, mut daemon) = daemon_on_null();
+    let path = daemon.socket();
+    let path = path.to_str().expect("ASCII");
+    let (status, said) = run_to_end(
+        &netns,
+        &["serve", "--null", "--control", "none", "--socket-path", path],
+    );
+    assert!(!status.success() && said.contains(path), "{said}");
+    daemon.process().check();
+    daemon.kill();
+    assert!(daemon.socket().exists(), "nobody could remove it");
+    daemon.restart(&netns, &Serve::null());
+    Driver::connect(&daemon.socket(), &DriverConfig::default()).expect("accepted");
+}
+
+#[rstest]
+#[case::nothing_at_all(&["serve"], &["--socket-path"])]
+#[case::no_interface(&["serve", "--socket-path", "/tmp/x.sock"], &["--ifname", "--null"])]
+#[case::unknown_mode(&["serve", "--socket-path", "/tmp/x.sock", "--ifname", "lo", "--mode", "fast"], &["fast", "native", "skb"])]
+#[case::unknown_placement(&["serve", "--socket-path", "/tmp/x.sock", "--null", "--memory", "magic"], &["magic", "copy", "direct"])]
+#[case::no_queues(&["serve", "--socket-path", "/tmp/x.sock", "--null", "--queues", "0"], &["--queues", "0", "1"])]
+#[case::too_many_queues(&["serve", "--socket-path", "/tmp/x.sock", "--null", "--queues", "5000"], &["--queues", "5000", "128"])]
+#[case::queues_are_no_number(&["serve", "--socket-path", "/tmp/x.sock", "--null", "--queues", "many"], &["--queues", "many"])]
+#[case::interface_and_null(&["serve", "--socket-path", "/tmp/x.sock", "--null", "--ifname", "lo"], &["--null", "--ifname"])]
+#[case::path_and_fd(&["serve", "--socket-path", "/tmp/x.sock", "--null", "--fd", "3"], &["--fd", "--socket-path"])]
+#[case::fd_that_is_not_there(&["serve", "--fd", "77", "--null"], &["--fd", "77"])]
+#[case::cpu_list(&["serve", "--socket-path", "/tmp/x.sock", "--null", "--cpus", "3-1"], &["--cpus", "3-1"])]
+#[case::cpu_that_is_not_there(&["serve", "--socket-path", "/tmp/x.sock", "--null", "--cpus", "1000"], &["1000"])]
+#[case::multicast_mac(&["serve", "--socket-path", "/tmp/x.sock", "--null", "--mac", "01:00:00:00:00:00"], &["--mac", "01:00:00:00:00:00"])]
+#[case::unknown_port_key(&["serve", "--null", "--port", "socket-path=/tmp/x.sock,color=red"], &["color", "start-queue"])]
+#[case::directory_that_is_not_there(&["serve", "--null", "--socket-path", "/nowhere/x.sock"], &["/nowhere/x.sock"])]
+#[case::long_path(&["serve", "--null", "--socket-path", LONG_PATH], &["107"])]
+#[case::unknown_option(&["serve", "--null", "--socket-path", "/tmp/x.sock", "--color"], &["--color"])]
+#[case::unknown_command(&["sing"], &["sing"])]
+fn bad_options_get_one_line_with_value_and_remedy(#[case] args: &[&str], #[case] words: &[&str]) {
+    require!(Root);
+    let netns = NetNs::new("cli");
+    let mut args = args.to_vec();
+    if args[0] == "serve" {
+        args.extend(["--control", "none"]);
+    }
+    let (status, said) = run_to_end(&netns, &args);
+    assert!(!status.success(), "it should have failed: {said}");
+    assert_eq!(said.trim_end().lines().count(), 1, "one line, and not:\n{said}");
+    words
+        .iter()
+        .for_each(|word| assert!(said.contains(word), "{word:?} is missing in: {said}"));
+    assert!(
+        !std::path::Path::new("/tmp/x.sock").exists(),
+        "a socket stayed behind"
+    );
+}
+
+const LONG_PATH: &str = "/tmp/aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa.sock";
+
+#[test]
+fn client_mode_does_not_spin_while_there_is_no_vmm() {
+    require!(Root);
+    let netns = NetNs::new("null");
+    let mut daemon = Daemon::spawn(&netns, &Serve::null().flag("--client"));
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    daemon.process().check();
+    let cpu_us = daemon.status()["cpu_us"].as_u64().expect("a number");
+    assert!(cpu_us < 200_000, "{cpu_us} µs of CPU time in the first second");
+}
+
+#[rstest]
+fn idle_guest_costs_no_cpu(#[values(Placement::Copy, Placement::Direct)] placement: Placement) {
+    require!(Root);
+    let mut rig = Rig::new(placement, Mode::Native);
+    rig.pair().post(64, &[BUFFER]);
+    rig.assert_passes_both_ways();
+    let cpu_us = |rig: &Rig| rig.daemon.status()["cpu_us"].as_u64().expect("a number");
+    let before = cpu_us(&rig);
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    let spent = cpu_us(&rig) - before;
+    assert!(spent < 40_000, "{spent} µs of CPU time in two idle seconds");
+}
