@@ -198,7 +198,7 @@ def memory_of(run, contender, queues):
         return {
             "process_bytes": resident_bytes(backend.pid, run.huge_dir),
             "kernel_bytes": kernel_bytes() - before,
-            "status": ours.status(run, backend),
+            "status": ours.status(run),
         }
 
 

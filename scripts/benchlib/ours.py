@@ -3,6 +3,7 @@
 import json
 import os
 
+from .machine import output
 from .process import Failed, Process
 
 
@@ -11,8 +12,8 @@ def daemon(run, cpu, socket_path, placement, interface=None, netns=None, queues=
     argv = [run.binary, "serve", "--socket-path", socket_path, "--memory", placement]
     argv += ["--ifname", interface] if interface else ["--null"]
     if not interface and size:
-        argv += ["--null-size", str(size)]
-    argv += ["--queues", str(queues), "--cpus", str(cpu)]
+        argv += ["--frame-size", str(size)]
+    argv += ["--queues", str(queues), "--cpus", str(cpu), "--control", control_path(run)]
     return Process("daemon", argv, run.log_dir, netns)
 
 
@@ -29,16 +30,17 @@ def frames_per_second(process):
         result = json.loads(text[text.index("{") : text.rindex("}") + 1])
     except ValueError as error:
         raise Failed(f"{process.name} printed no JSON: {process.log_tail()}") from error
-    for key in ("frames_per_second", "packets_per_second", "pps"):
-        if key in result:
-            return float(result[key])
-    raise Failed(f"{process.name}: no rate in its JSON, which has {sorted(result)}")
+    return float(result["frames_per_second"])
 
 
-def status(run, _process):
+def control_path(run):
+    """Where the daemon of a run can be asked."""
+    return os.path.join(run.log_dir, "control")
+
+
+def status(run):
     """`vhost-af-xdp status --json`, or nothing."""
-    done = os.popen(f"{run.binary} status --json 2>/dev/null").read()
     try:
-        return json.loads(done)
+        return json.loads(output([run.binary, "status", "--json", "--control", control_path(run)]))
     except ValueError:
         return None
