@@ -1,0 +1,358 @@
+//! The command line. Options that QEMU's `-netdev af-xdp` has carry its names.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow, bail};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use steer::ModeRequest;
+
+use crate::bench::BenchArgs;
+use crate::control::config::{Endpoint, NicConfig, Placement, PortConfig, ServeConfig};
+use crate::control::control_socket;
+
+const EXAMPLES: &str = "\
+Examples:
+  One guest on queue 0 of eth1:
+    vhost-af-xdp serve --socket-path /run/vm1.sock --ifname eth1
+  Its RAM as packet memory, two queue pairs on queues 4 and 5:
+    vhost-af-xdp serve --socket-path /run/vm1.sock --ifname eth1 --queues 2 --start-queue 4 --memory direct
+  Two guests in one process:
+    vhost-af-xdp serve --ifname eth1 --port socket-path=/run/a.sock --port socket-path=/run/b.sock,start-queue=1
+  The VMM is the server (QEMU: -chardev socket,path=/run/vm1.sock,server=on):
+    vhost-af-xdp serve --socket-path /run/vm1.sock --client --ifname eth1
+
+The VMM must share its memory: QEMU with -object memory-backend-memfd,id=m,size=SIZE,share=on
+-machine memory-backend=m; libvirt with <memoryBacking><access mode='shared'/></memoryBacking>.";
+
+/// virtio-net over vhost-user, moved through AF_XDP sockets.
+#[derive(Debug, Parser)]
+#[command(name = "vhost-af-xdp", version, max_term_width = 100)]
+pub(crate) struct Cli {
+    /// Print the kind of device as JSON and exit (QEMU's vhost-user backend conventions)
+    #[arg(long)]
+    pub(crate) print_capabilities: bool,
+    #[command(subcommand)]
+    pub(crate) command: Option<Command>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Serve guests
+    #[command(after_help = EXAMPLES)]
+    Serve(ServeArgs),
+    /// Show what running daemons do: modes, queues, counters, drops by reason
+    Status(StatusArgs),
+    /// Measure raw AF_XDP sockets on an interface
+    Bench(BenchArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct StatusArgs {
+    /// Control socket of one daemon [default: all that are found]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) control: Option<PathBuf>,
+    /// Print JSON, one document for all daemons
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// How the steering program is attached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ModeArg {
+    /// In the driver
+    Native,
+    /// In the stack, after the driver; works with every driver
+    Skb,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    /// vhost-user socket to listen on (with --client: to connect to)
+    #[arg(long, value_name = "PATH")]
+    socket_path: Option<PathBuf>,
+    /// Inherited descriptor instead of a path: a listening socket, or a connected one
+    #[arg(long, value_name = "FDNUM", conflicts_with = "socket_path")]
+    fd: Option<i32>,
+    /// Connect to the VMM, which listens, and again after a disconnect
+    #[arg(long)]
+    client: bool,
+    /// Network interface that the frames go to and come from
+    #[arg(long, value_name = "NAME")]
+    ifname: Option<String>,
+    /// No interface: frames are made and dropped in this process (to measure the virtqueue path)
+    #[arg(long, conflicts_with = "ifname")]
+    null: bool,
+    /// Length of the frames that --null makes
+    #[arg(long, value_name = "BYTES", default_value_t = 64)]
+    frame_size: u32,
+    /// Queue pairs, each on a queue of the interface
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    queues: u16,
+    /// First queue of the interface
+    #[arg(long, value_name = "M", default_value_t = 0)]
+    start_queue: u32,
+    /// How to attach the XDP program [default: native, skb where the driver cannot]
+    #[arg(long, value_enum)]
+    mode: Option<ModeArg>,
+    /// Never use the driver's zero-copy mode
+    #[arg(long)]
+    force_copy: bool,
+    /// Where frames lie: memory of the daemon, or the guest's own RAM (pins all of it; no
+    /// ballooning, no overcommit, no postcopy)
+    #[arg(long, value_enum, default_value = "copy")]
+    memory: Placement,
+    /// MAC address told to the guest [default: made from socket and interface, the same each time]
+    #[arg(long, value_parser = parse_mac)]
+    mac: Option<[u8; 6]>,
+    /// A further guest: KEY=VALUE pairs of socket-path, fd, client, ifname, queues, start-queue, memory,
+    /// mac; what is missing comes from the options above. May be repeated
+    #[arg(long, value_name = "KEY=VALUE,...")]
+    port: Vec<String>,
+    /// Worker threads [default: one a queue pair, at most one a CPU]
+    #[arg(long, value_name = "N")]
+    workers: Option<usize>,
+    /// CPUs to pin workers to, for instance 2,3 or 4-7
+    #[arg(long, value_name = "LIST", value_parser = parse_cpus)]
+    cpus: Option<CpuList>,
+    /// How long a worker polls without work before it sleeps
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = 50)]
+    spin_us: u64,
+    /// Where `status` finds this daemon [default: PID.sock in /run/vhost-af-xdp]; `none` for nowhere
+    #[arg(long, value_name = "PATH")]
+    control: Option<PathBuf>,
+}
+
+/// CPUs by number.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct CpuList(Vec<usize>);
+
+impl ServeArgs {
+    /// The configuration that these options mean.
+    ///
+    /// # Errors
+    /// One line, naming the option.
+    pub(crate) fn into_config(self) -> anyhow::Result<ServeConfig> {
+        let mut ports = Vec::new();
+        if self.socket_path.is_some() || self.fd.is_some() {
+            ports.push(PortOptions::from(&self).build()?);
+        }
+        for text in &self.port {
+            let mut options = PortOptions::from(&self);
+            (options.socket_path, options.fd) = (None, None);
+            options.apply(text).with_context(|| format!("--port {text}"))?;
+            ports.push(options.build().with_context(|| format!("--port {text}"))?);
+        }
+        if ports.is_empty() {
+            bail!("no socket: name one with --socket-path PATH, --fd FDNUM or --port socket-path=PATH");
+        }
+        let pairs: usize = ports.iter().map(|port| usize::from(port.queues)).sum();
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let workers = self.workers.unwrap_or_else(|| pairs.min(cpus));
+        if !(1..=256).contains(&workers) {
+            bail!("--workers {workers}: 1 to 256 threads");
+        }
+        let control = match self.control {
+            None => Some(control_socket::default_path()),
+            Some(path) if path.as_os_str() == "none" => None,
+            Some(path) => Some(path),
+        };
+        let cpus = self.cpus.map_or_else(Vec::new, |list| list.0);
+        Ok(ServeConfig {
+            ports,
+            workers,
+            cpus,
+            spin: Duration::from_micros(self.spin_us),
+            control,
+        })
+    }
+}
+
+/// The options of one port.
+struct PortOptions {
+    socket_path: Option<PathBuf>,
+    fd: Option<i32>,
+    client: bool,
+    ifname: Option<String>,
+    null: bool,
+    frame_size: u32,
+    queues: u16,
+    start_queue: u32,
+    mode: ModeRequest,
+    force_copy: bool,
+    memory: Placement,
+    mac: Option<[u8; 6]>,
+}
+
+impl From<&ServeArgs> for PortOptions {
+    fn from(args: &ServeArgs) -> Self {
+        Self {
+            socket_path: args.socket_path.clone(),
+            fd: args.fd,
+            client: args.client,
+            ifname: args.ifname.clone(),
+            null: args.null,
+            frame_size: args.frame_size,
+            queues: args.queues,
+            start_queue: args.start_queue,
+            mode: match args.mode {
+                None => ModeRequest::Auto,
+                Some(ModeArg::Native) => ModeRequest::Native,
+                Some(ModeArg::Skb) => ModeRequest::Skb,
+            },
+            force_copy: args.force_copy,
+            memory: args.memory,
+            mac: args.mac,
+        }
+    }
+}
+
+impl PortOptions {
+    fn apply(&mut self, text: &str) -> anyhow::Result<()> {
+        for pair in text.split(',') {
+            let (key, value) = pair.split_once('=').unwrap_or((pair, "on"));
+            let number = |what| anyhow!("{key}={value}: {what}");
+            match key {
+                "socket-path" => self.socket_path = Some(value.into()),
+                "fd" => self.fd = Some(value.parse().map_err(|_| number("a descriptor number"))?),
+                "client" => self.client = on_off(value).ok_or_else(|| number("on or off"))?,
+                "ifname" => self.ifname = Some(value.to_owned()),
+                "queues" => self.queues = value.parse().map_err(|_| number("1 to 128"))?,
+                "start-queue" => self.start_queue = value.parse().map_err(|_| number("a queue number"))?,
+                "memory" => {
+                    self.memory = Placement::from_str(value, false).map_err(|_| number("copy or direct"))?;
+                }
+                "mac" => self.mac = Some(parse_mac(value).map_err(anyhow::Error::msg)?),
+                _ => bail!(
+                    "unknown key {key:?}: one of socket-path, fd, client, ifname, queues, start-queue, memory, mac"
+                ),
+            }
+        }
+        Ok(())
+    }
+
+    fn build(self) -> anyhow::Result<PortConfig> {
+        let endpoint = match (self.socket_path, self.fd) {
+            (Some(path), None) if self.client => Endpoint::Client(path),
+            (Some(path), None) => Endpoint::Server(path),
+            (None, Some(_)) if self.client => bail!("client goes with socket-path, not with fd"),
+            (None, Some(fd)) => Endpoint::Fd(fd),
+            (Some(_), Some(_)) => bail!("socket-path and fd exclude each other: give one"),
+            (None, None) => bail!("no socket-path and no fd: give one"),
+        };
+        let nic = match (self.ifname, self.null) {
+            (Some(name), _) => NicConfig::Interface {
+                name,
+                start_queue: self.start_queue,
+                mode: self.mode,
+                force_copy: self.force_copy,
+            },
+            (None, true) => NicConfig::Null {
+                frame_bytes: self.frame_size,
+            },
+            (None, false) => bail!("no interface: name one with --ifname NAME, or give --null for none"),
+        };
+        Ok(PortConfig {
+            endpoint,
+            queues: self.queues,
+            nic,
+            placement: self.memory,
+            mac: self.mac,
+        })
+    }
+}
+
+fn on_off(value: &str) -> Option<bool> {
+    match value {
+        "on" | "true" | "1" => Some(true),
+        "off" | "false" | "0" => Some(false),
+        _ => None,
+    }
+}
+
+fn parse_mac(text: &str) -> Result<[u8; 6], String> {
+    let bytes: Option<Vec<u8>> = text
+        .split(':')
+        .map(|part| u8::from_str_radix(part, 16).ok().filter(|_| part.len() == 2))
+        .collect();
+    let mac = bytes.and_then(|bytes| <[u8; 6]>::try_from(bytes).ok());
+    let mac =
+        mac.ok_or_else(|| format!("{text:?} is not a MAC address: six hex bytes such as 02:00:00:00:00:01"))?;
+    if mac[0] & 1 != 0 {
+        return Err(format!(
+            "{text} is a multicast address: the first byte must be even"
+        ));
+    }
+    Ok(mac)
+}
+
+fn parse_cpus(text: &str) -> Result<CpuList, String> {
+    let wrong = || format!("{text:?} is not a list of CPUs: numbers and ranges such as 2,4-7");
+    let mut cpus = Vec::new();
+    for part in text.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let first: usize = first.parse().map_err(|_| wrong())?;
+        let last: usize = last.parse().map_err(|_| wrong())?;
+        // The kernel's own limit of CPUs in a set (CPU_SETSIZE).
+        if first > last || last >= 1024 {
+            return Err(wrong());
+        }
+        cpus.extend(first..=last);
+    }
+    Ok(CpuList(cpus))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn serve(arguments: &[&str]) -> anyhow::Result<ServeConfig> {
+        let arguments = ["vhost-af-xdp", "serve"].iter().chain(arguments);
+        match Cli::try_parse_from(arguments)?.command {
+            Some(Command::Serve(args)) => args.into_config(),
+            _ => bail!("not serve"),
+        }
+    }
+
+    #[test]
+    fn ports_inherit_what_they_do_not_say() {
+        let config = serve(&[
+            "--ifname=eth1",
+            "--memory=direct",
+            "--port=socket-path=/a",
+            "--port=socket-path=/b,start-queue=1,memory=copy",
+        ])
+        .expect("valid");
+        assert_eq!(config.ports.len(), 2);
+        assert_eq!(config.ports[0].placement, Placement::Direct);
+        assert_eq!(config.ports[1].placement, Placement::Copy);
+        assert!(
+            matches!(&config.ports[1].nic, NicConfig::Interface { name, start_queue: 1, .. } if name == "eth1")
+        );
+    }
+
+    #[test]
+    fn missing_interface_names_the_remedy() {
+        let error = serve(&["--socket-path=/a"]).expect_err("no interface");
+        assert!(error.to_string().contains("--ifname NAME"), "{error}");
+    }
+
+    #[test]
+    fn unknown_port_key_is_refused() {
+        let error = serve(&["--null", "--port=socket-path=/a,colour=red"]).expect_err("unknown key");
+        assert!(format!("{error:#}").contains("colour"), "{error:#}");
+    }
+
+    #[test]
+    fn cpu_lists_are_read_as_ranges() {
+        assert_eq!(parse_cpus("0,2-4").expect("valid").0, [0, 2, 3, 4]);
+        assert!(parse_cpus("4-2").is_err());
+        assert!(parse_cpus("x").is_err());
+    }
+
+    #[test]
+    fn multicast_mac_is_refused() {
+        assert!(parse_mac("01:00:00:00:00:00").is_err());
+        assert_eq!(parse_mac("02:00:00:00:00:0a").expect("valid")[5], 10);
+    }
+}

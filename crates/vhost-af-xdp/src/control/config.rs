@@ -1,0 +1,254 @@
+//! What `serve` was asked for, checked: ports and workers.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use steer::ModeRequest;
+
+/// Where a VMM and a port meet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Endpoint {
+    /// We listen at this path.
+    Server(PathBuf),
+    /// The VMM listens at this path; we connect, and again after a disconnect.
+    Client(PathBuf),
+    /// A descriptor that we inherited: a listener or a connected socket.
+    Fd(i32),
+}
+
+impl std::fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Server(path) => write!(f, "{}", path.display()),
+            Self::Client(path) => write!(f, "{} (client)", path.display()),
+            Self::Fd(fd) => write!(f, "fd {fd}"),
+        }
+    }
+}
+
+/// Where frames lie while they are with the NIC.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Placement {
+    /// In memory of the daemon; each frame is copied once
+    Copy,
+    /// In the guest's RAM, which is pinned; no copy in user space
+    Direct,
+}
+
+impl std::fmt::Display for Placement {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Copy => "copy",
+            Self::Direct => "direct",
+        })
+    }
+}
+
+/// What a port's frames go to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum NicConfig {
+    /// Queues `start_queue..` of an interface.
+    Interface {
+        /// Its name.
+        name: String,
+        /// The first queue, for the first queue pair.
+        start_queue: u32,
+        /// How to attach the steering program.
+        mode: ModeRequest,
+        /// Never zero-copy.
+        force_copy: bool,
+    },
+    /// None: frames are made and dropped in this process.
+    Null {
+        /// Length of the frames made, bytes.
+        frame_bytes: u32,
+    },
+}
+
+/// One port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PortConfig {
+    /// Where the VMM is.
+    pub(crate) endpoint: Endpoint,
+    /// Queue pairs offered.
+    pub(crate) queues: u16,
+    /// The other side.
+    pub(crate) nic: NicConfig,
+    /// `--memory`.
+    pub(crate) placement: Placement,
+    /// MAC address told to the guest; `None`: made from the endpoint and the interface.
+    pub(crate) mac: Option<[u8; 6]>,
+}
+
+/// Everything `serve` runs.
+#[derive(Debug, Clone)]
+pub(crate) struct ServeConfig {
+    /// The ports, at least one.
+    pub(crate) ports: Vec<PortConfig>,
+    /// Worker threads.
+    pub(crate) workers: usize,
+    /// CPUs to pin them to, round robin; empty: none.
+    pub(crate) cpus: Vec<usize>,
+    /// How long a worker polls without work before it sleeps.
+    pub(crate) spin: Duration,
+    /// Where `status` finds us; `None`: nowhere.
+    pub(crate) control: Option<PathBuf>,
+}
+
+/// Most queue pairs of a port: what the steering program has room for.
+pub(crate) const MOST_QUEUES: u16 = 128;
+
+/// Values that do not go together.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ConfigError {
+    /// Too many or no queue pairs.
+    #[error("--queues {0}: a port has 1 to {MOST_QUEUES} queue pairs")]
+    Queues(u16),
+    /// Two ports want one queue.
+    #[error("queue {queue} of {name} is asked for by two ports: give them disjoint ranges with start-queue")]
+    SharedQueue { name: String, queue: u32 },
+    /// Two ports meet their VMMs at one place.
+    #[error("{0} is asked for by two ports: each needs a socket of its own")]
+    SharedEndpoint(Endpoint),
+    /// One interface, two ways to attach.
+    #[error("interface {0} is asked for with different modes: a program is attached once, choose one mode")]
+    TwoModes(String),
+    /// The path does not fit into a socket address.
+    #[error("socket path {0:?} is {len} bytes long: a Unix socket path has at most 107", len = .0.as_os_str().len())]
+    LongPath(PathBuf),
+    /// A frame that no ring can carry.
+    #[error("frame-size {0}: the null NIC makes frames of 14 to 1514 bytes")]
+    FrameBytes(u32),
+}
+
+impl ServeConfig {
+    /// Checks what can be checked without the kernel.
+    ///
+    /// # Errors
+    /// The first contradiction, naming its values.
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        for (at, port) in self.ports.iter().enumerate() {
+            port.check()?;
+            for other in &self.ports[..at] {
+                port.check_beside(other)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl PortConfig {
+    fn check(&self) -> Result<(), ConfigError> {
+        if !(1..=MOST_QUEUES).contains(&self.queues) {
+            return Err(ConfigError::Queues(self.queues));
+        }
+        if let NicConfig::Null { frame_bytes } = self.nic
+            && !(14..=1514).contains(&frame_bytes)
+        {
+            return Err(ConfigError::FrameBytes(frame_bytes));
+        }
+        match &self.endpoint {
+            Endpoint::Server(path) | Endpoint::Client(path) if path.as_os_str().len() > 107 => {
+                Err(ConfigError::LongPath(path.clone()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn check_beside(&self, other: &Self) -> Result<(), ConfigError> {
+        if self.endpoint == other.endpoint {
+            return Err(ConfigError::SharedEndpoint(self.endpoint.clone()));
+        }
+        let NicConfig::Interface {
+            name,
+            start_queue,
+            mode,
+            ..
+        } = &self.nic
+        else {
+            return Ok(());
+        };
+        let NicConfig::Interface {
+            name: other_name,
+            start_queue: other_start,
+            mode: other_mode,
+            ..
+        } = &other.nic
+        else {
+            return Ok(());
+        };
+        if name != other_name {
+            return Ok(());
+        }
+        if mode != other_mode {
+            return Err(ConfigError::TwoModes(name.clone()));
+        }
+        let queue = *start_queue.max(other_start);
+        let end = start_queue.saturating_add(self.queues.into());
+        let other_end = other_start.saturating_add(other.queues.into());
+        if queue < end.min(other_end) {
+            return Err(ConfigError::SharedQueue {
+                name: name.clone(),
+                queue,
+            });
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn port(path: &str, start_queue: u32, queues: u16) -> PortConfig {
+        PortConfig {
+            endpoint: Endpoint::Server(path.into()),
+            queues,
+            nic: NicConfig::Interface {
+                name: "eth0".into(),
+                start_queue,
+                mode: ModeRequest::Auto,
+                force_copy: false,
+            },
+            placement: Placement::Copy,
+            mac: None,
+        }
+    }
+
+    fn serve(ports: Vec<PortConfig>) -> ServeConfig {
+        ServeConfig {
+            ports,
+            workers: 1,
+            cpus: Vec::new(),
+            spin: Duration::ZERO,
+            control: None,
+        }
+    }
+
+    #[test]
+    fn disjoint_queues_of_one_interface_are_accepted() {
+        serve(vec![port("/a", 0, 2), port("/b", 2, 1)])
+            .check()
+            .expect("disjoint");
+    }
+
+    #[test]
+    fn overlapping_queues_are_refused_by_name() {
+        let error = serve(vec![port("/a", 0, 3), port("/b", 2, 1)])
+            .check()
+            .expect_err("overlap");
+        assert!(error.to_string().contains("queue 2 of eth0"), "{error}");
+    }
+
+    #[test]
+    fn one_socket_for_two_ports_is_refused() {
+        assert!(serve(vec![port("/a", 0, 1), port("/a", 1, 1)]).check().is_err());
+    }
+
+    #[test]
+    fn path_of_108_bytes_is_refused() {
+        assert!(serve(vec![port(&"x".repeat(107), 0, 1)]).check().is_ok());
+        assert!(serve(vec![port(&"x".repeat(108), 0, 1)]).check().is_err());
+    }
+}

@@ -1,0 +1,108 @@
+//! Where `vhost-af-xdp status` finds a running daemon.
+//!
+//! A connection gets one JSON document, the [`Status`], and is closed. There are no requests, so
+//! nothing that connects can change or block anything; the socket is readable for its owner only.
+
+use std::fs;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::status::Status;
+
+/// How long a peer may take.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Directory of the control sockets: one file a daemon, named after its process.
+pub(crate) fn directory() -> PathBuf {
+    if rustix::process::geteuid().is_root() {
+        return PathBuf::from("/run/vhost-af-xdp");
+    }
+    std::env::var_os("XDG_RUNTIME_DIR")
+        .map_or_else(std::env::temp_dir, PathBuf::from)
+        .join("vhost-af-xdp")
+}
+
+/// The default path of this process's control socket.
+pub(crate) fn default_path() -> PathBuf {
+    directory().join(format!("{}.sock", std::process::id()))
+}
+
+/// Listens at `path`, replacing a socket that nobody listens on any more.
+///
+/// # Errors
+/// The directory or socket cannot be made, or somebody listens there.
+pub(crate) fn listen(path: &Path) -> io::Result<UnixListener> {
+    if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+        fs::create_dir_all(parent)?;
+    }
+    remove_stale(path)?;
+    let listener = UnixListener::bind(path)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+    Ok(listener)
+}
+
+/// Removes a socket file that nobody listens on.
+///
+/// # Errors
+/// [`io::ErrorKind::AddrInUse`] if somebody does, [`io::ErrorKind::AlreadyExists`] if it is
+/// another kind of file.
+pub(crate) fn remove_stale(path: &Path) -> io::Result<()> {
+    use std::os::unix::fs::FileTypeExt;
+    let Ok(metadata) = fs::symlink_metadata(path) else {
+        return Ok(());
+    };
+    if !metadata.file_type().is_socket() {
+        return Err(io::Error::new(
+            io::ErrorKind::AlreadyExists,
+            "the file exists and is not a socket",
+        ));
+    }
+    match UnixStream::connect(path) {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path),
+        Ok(_) => Err(io::Error::new(
+            io::ErrorKind::AddrInUse,
+            "another process listens there",
+        )),
+        Err(error) => Err(error),
+    }
+}
+
+/// Answers everybody who connects, for ever.
+pub(crate) fn serve(listener: &UnixListener, read: impl Fn() -> Status) {
+    for stream in listener.incoming().flatten() {
+        let _ = answer(stream, &read());
+    }
+}
+
+fn answer(mut stream: UnixStream, status: &Status) -> io::Result<()> {
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let mut text = serde_json::to_vec(status)?;
+    text.push(b'\n');
+    stream.write_all(&text)
+}
+
+/// Asks the daemon at `path`.
+///
+/// # Errors
+/// Nobody listens there, or it does not answer with a status.
+pub(crate) fn ask(path: &Path) -> io::Result<Status> {
+    let mut stream = UnixStream::connect(path)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text)?;
+    Ok(serde_json::from_str(&text)?)
+}
+
+/// The control sockets of all daemons that this user may ask.
+pub(crate) fn find_all() -> Vec<PathBuf> {
+    let entries = fs::read_dir(directory()).into_iter().flatten().flatten();
+    let mut paths: Vec<PathBuf> = entries
+        .map(|entry| entry.path())
+        .filter(|path| path.extension().is_some_and(|e| e == "sock"))
+        .collect();
+    paths.sort();
+    paths
+}

@@ -1,0 +1,222 @@
+//! The vhost-user messages, as the `vhost` crate dispatches them.
+//!
+//! One line each: the message is turned into the call of [`Session`] that means it. Messages that
+//! belong to protocol features which are not offered are refused here by name.
+
+use std::fs::File;
+use std::io;
+
+use vhost::vhost_user::message::{
+    VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
+    VhostUserLog, VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserShMemConfig, VhostUserSharedMsg,
+    VhostUserSingleMemoryRegion, VhostUserVringAddrFlags, VhostUserVringState,
+};
+use vhost::vhost_user::{Error, Result, VhostUserBackendReqHandler};
+use virtio_bindings::bindings::virtio_net::{VIRTIO_NET_S_LINK_UP, virtio_net_config};
+use virtqueue::RingAddresses;
+
+use super::memory::MOST_SLOTS;
+use super::port::Port;
+use super::session::{Ground, Session, SessionError, offered_features};
+
+type MemoryBase = vhost::VhostUserMemoryRegionBase;
+
+impl Port {
+    fn handle<R>(
+        &self,
+        act: impl FnOnce(&mut Session, &Ground<'_>) -> std::result::Result<R, SessionError>,
+    ) -> Result<R> {
+        self.with_session(act)
+            .map_err(|error| Error::ReqHandlerError(io::Error::other(error.to_string())))
+    }
+
+    fn unsupported<R>(&self, message: &'static str) -> Result<R> {
+        self.handle(|_, _| Err(SessionError::Unsupported(message)))
+    }
+
+    /// `struct virtio_net_config` up to the MTU (VirtIO 1.3, 5.1.4), little-endian.
+    fn config_space(&self) -> Vec<u8> {
+        let mut space = Vec::with_capacity(size_of::<virtio_net_config>());
+        space.extend(self.mac());
+        // The status field is 16 bits wide and LINK_UP its bit 0.
+        space.extend((VIRTIO_NET_S_LINK_UP as u16).to_le_bytes());
+        space.extend(self.config.queues.to_le_bytes());
+        space.extend(self.mtu().to_le_bytes());
+        space
+    }
+}
+
+impl VhostUserBackendReqHandler for Port {
+    fn set_owner(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn reset_owner(&self) -> Result<()> {
+        // Deprecated; the specification asks for nothing.
+        Ok(())
+    }
+
+    fn get_features(&self) -> Result<u64> {
+        Ok(offered_features(self.config.queues))
+    }
+
+    fn set_features(&self, features: u64) -> Result<()> {
+        self.handle(|session, ground| session.set_features(features, ground))
+    }
+
+    fn get_protocol_features(&self) -> Result<VhostUserProtocolFeatures> {
+        // REPLY_ACK is added by the crate, which implements it.
+        Ok(VhostUserProtocolFeatures::MQ
+            | VhostUserProtocolFeatures::CONFIG
+            | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS)
+    }
+
+    fn set_protocol_features(&self, features: u64) -> Result<()> {
+        self.handle(|session, _| {
+            session.reply_ack = features & VhostUserProtocolFeatures::REPLY_ACK.bits() != 0;
+            Ok(())
+        })
+    }
+
+    fn get_queue_num(&self) -> Result<u64> {
+        // For a net device: queue pairs (vhost-user, "Multiple queue support").
+        Ok(self.config.queues.into())
+    }
+
+    fn set_mem_table(
+        &self,
+        regions: &[VhostUserMemoryRegion],
+        files: Vec<File>,
+        _postcopy: Option<bool>,
+    ) -> Result<Option<Vec<MemoryBase>>> {
+        self.handle(|session, ground| session.set_memory(regions, files, ground))
+            .map(|()| None)
+    }
+
+    fn get_max_mem_slots(&self) -> Result<u64> {
+        Ok(MOST_SLOTS)
+    }
+
+    fn add_mem_region(
+        &self,
+        region: &VhostUserSingleMemoryRegion,
+        file: File,
+        _postcopy: Option<bool>,
+    ) -> Result<Option<MemoryBase>> {
+        self.handle(|session, ground| session.add_memory(region, file, ground))
+            .map(|()| None)
+    }
+
+    fn remove_mem_region(&self, region: &VhostUserSingleMemoryRegion) -> Result<()> {
+        self.handle(|session, ground| session.remove_memory(region, ground))
+    }
+
+    fn set_vring_num(&self, index: u32, num: u32) -> Result<()> {
+        self.handle(|session, ground| session.set_vring_num(index, num, ground))
+    }
+
+    fn set_vring_addr(
+        &self,
+        index: u32,
+        _flags: VhostUserVringAddrFlags,
+        descriptor: u64,
+        used: u64,
+        available: u64,
+        _log: u64,
+    ) -> Result<()> {
+        let addresses = RingAddresses {
+            desc: descriptor,
+            avail: available,
+            used,
+        };
+        self.handle(|session, ground| session.set_vring_addr(index, addresses, ground))
+    }
+
+    fn set_vring_base(&self, index: u32, base: u32) -> Result<()> {
+        self.handle(|session, ground| session.set_vring_base(index, base, ground))
+    }
+
+    fn get_vring_base(&self, index: u32) -> Result<VhostUserVringState> {
+        let base = self.handle(|session, ground| session.stop_vring(index, ground))?;
+        Ok(VhostUserVringState::new(index, base.into()))
+    }
+
+    fn set_vring_kick(&self, index: u8, file: Option<File>) -> Result<()> {
+        self.handle(|session, ground| session.set_vring_kick(index.into(), file, ground))
+    }
+
+    fn set_vring_call(&self, index: u8, file: Option<File>) -> Result<()> {
+        self.handle(|session, ground| session.set_vring_call(index.into(), file, ground))
+    }
+
+    fn set_vring_err(&self, index: u8, file: Option<File>) -> Result<()> {
+        self.handle(|session, _| session.set_vring_err(index.into(), file))
+    }
+
+    fn set_vring_enable(&self, index: u32, enable: bool) -> Result<()> {
+        self.handle(|session, ground| session.set_vring_enable(index, enable, ground))
+    }
+
+    fn get_config(&self, offset: u32, len: u32, _flags: VhostUserConfigFlags) -> Result<Vec<u8>> {
+        let space = self.config_space();
+        let range = offset as usize..(offset as usize).saturating_add(len as usize);
+        let size = space.len();
+        match space.get(range) {
+            Some(bytes) => Ok(bytes.to_vec()),
+            // A frontend may ask for the whole structure; what it asks beyond our fields is zero.
+            None if offset == 0 && len <= 256 => {
+                let mut bytes = space;
+                bytes.resize(len as usize, 0);
+                Ok(bytes)
+            }
+            None => self.handle(|_, _| Err(SessionError::Config { offset, len, size })),
+        }
+    }
+
+    fn set_config(&self, _offset: u32, _bytes: &[u8], _flags: VhostUserConfigFlags) -> Result<()> {
+        // Every field is read-only for a driver of VIRTIO 1.0; a legacy one may write its MAC
+        // address, which means nothing to a port that does not filter.
+        Ok(())
+    }
+
+    fn reset_device(&self) -> Result<()> {
+        self.unsupported("RESET_DEVICE")
+    }
+
+    fn get_shared_object(&self, _uuid: VhostUserSharedMsg) -> Result<File> {
+        self.unsupported("GET_SHARED_OBJECT")
+    }
+
+    fn get_inflight_fd(&self, _inflight: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
+        self.unsupported("GET_INFLIGHT_FD")
+    }
+
+    fn set_inflight_fd(&self, _inflight: &VhostUserInflight, _file: File) -> Result<()> {
+        self.unsupported("SET_INFLIGHT_FD")
+    }
+
+    fn set_gpu_socket(&self, _gpu: vhost::vhost_user::GpuBackend) -> Result<()> {
+        self.unsupported("GPU_SET_SOCKET")
+    }
+
+    fn set_device_state_fd(
+        &self,
+        _direction: VhostTransferStateDirection,
+        _phase: VhostTransferStatePhase,
+        _fd: File,
+    ) -> Result<Option<File>> {
+        self.unsupported("SET_DEVICE_STATE_FD")
+    }
+
+    fn check_device_state(&self) -> Result<()> {
+        self.unsupported("CHECK_DEVICE_STATE")
+    }
+
+    fn get_shmem_config(&self) -> Result<VhostUserShMemConfig> {
+        self.unsupported("GET_SHMEM_CONFIG")
+    }
+
+    fn set_log_base(&self, _log: &VhostUserLog, _file: File) -> Result<()> {
+        self.unsupported("SET_LOG_BASE")
+    }
+}

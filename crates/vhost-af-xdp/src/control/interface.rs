@@ -1,0 +1,211 @@
+//! An interface with our steering program on it, and sockets on its queues.
+//!
+//! Order of things: program first (it decides native or skb), then socket and bind, then the
+//! queue's entry in the program's maps, which is when frames begin to come to us. Undone in
+//! reverse by dropping: entry ([`QueueGuard`]), socket, program with its last user.
+
+use std::collections::HashMap;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use steer::{AttachError, Mode, ModeRequest, Program, QueueConf, QueueError, VirtioHeader};
+use xsk::{AttachMode, BindRequest, OpenError, QueueId, RingSize, Socket, SocketConfig, Umem};
+
+use super::links::{Link, LinkError};
+use crate::data::xdp::QueueLease;
+
+/// Ethernet header and one VLAN tag, bytes: what a frame may be longer than the MTU.
+pub(crate) const L2_BYTES: u32 = 18;
+/// Longest frame for which a program without multi-buffer support can be attached, bytes: a page
+/// less headroom and the kernel's own tail (veth and most drivers).
+const LONGEST_WITHOUT_FRAGS: u32 = 3000;
+/// Entries of a socket's rings.
+pub(crate) const RECEIVE_RING: u32 = 2048;
+/// Entries of TX and completion ring.
+pub(crate) const SEND_RING: u32 = 1024;
+/// A queue stays busy for some 20 ms after its last owner went.
+const BIND_TIMEOUT: Duration = Duration::from_millis(200);
+
+/// Why an interface or one of its queues cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum InterfaceError {
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    #[error(transparent)]
+    Attach(#[from] AttachError),
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    #[error(transparent)]
+    Queue(#[from] QueueError),
+    /// More queues asked for than there are.
+    #[error(
+        "{name} has {have} receive queue(s), queue {queue} was asked for: use a lower start-queue or fewer queues, or add channels with `ethtool -L`"
+    )]
+    NoSuchQueue { name: String, have: u32, queue: u32 },
+    /// A frame would not fit into a chunk of guest memory.
+    #[error("{name} has MTU {mtu}, memory=direct carries frames of {limit} bytes: lower the MTU to {most} or use memory=copy", most = limit - L2_BYTES)]
+    MtuTooLargeForDirect { name: String, mtu: u32, limit: u32 },
+}
+
+/// An interface in use.
+pub(crate) struct Interface {
+    /// As it was when the program was attached; for the MTU see [`Self::mtu`].
+    pub(crate) link: Link,
+    mtu: AtomicU32,
+    /// The steering program.
+    pub(crate) program: Program,
+}
+
+/// How a queue is to be opened.
+pub(crate) struct QueueRequest {
+    pub(crate) queue: u32,
+    pub(crate) force_copy: bool,
+    /// The program writes this many bytes of virtio-net header; 0: none.
+    pub(crate) header_bytes: u32,
+    pub(crate) multi_buffer: bool,
+}
+
+/// Ends a queue's entry in the program.
+struct QueueGuard {
+    interface: Arc<Interface>,
+    queue: u32,
+}
+
+impl Drop for QueueGuard {
+    fn drop(&mut self) {
+        // Fails only when the interface, and the program with it, is gone.
+        let _ = self.interface.program.disable_queue(self.queue);
+    }
+}
+
+impl Interface {
+    /// Attaches the steering program to the interface of that name.
+    fn open(name: &str, mode: ModeRequest) -> Result<Self, InterfaceError> {
+        let link = Link::by_name(name)?;
+        let frags = link.mtu + L2_BYTES > LONGEST_WITHOUT_FRAGS;
+        let program = Program::attach(link.index, mode, frags)?;
+        Ok(Self {
+            mtu: AtomicU32::new(link.mtu),
+            link,
+            program,
+        })
+    }
+
+    /// MTU as it is now, bytes.
+    pub(crate) fn mtu(&self) -> u32 {
+        self.mtu.load(Relaxed)
+    }
+
+    /// Takes note of a changed MTU; queues that are open keep their frame limit.
+    pub(crate) fn set_mtu(&self, mtu: u32) {
+        self.mtu.store(mtu, Relaxed);
+    }
+
+    /// Longest frame that the interface carries, bytes.
+    pub(crate) fn frame_limit(&self) -> u32 {
+        self.mtu().saturating_add(L2_BYTES)
+    }
+
+    /// Opens a socket on a queue, over `umem`, and directs the queue's frames to it.
+    ///
+    /// # Errors
+    /// [`InterfaceError`], naming interface, queue and remedy.
+    pub(crate) fn open_queue(
+        self: &Arc<Self>,
+        umem: &Umem,
+        request: &QueueRequest,
+    ) -> Result<(Socket, QueueLease), InterfaceError> {
+        let socket = self.open_socket(umem, request)?;
+        let virtio_header = match request.header_bytes {
+            0 => None,
+            _ => Some(VirtioHeader::Basic),
+        };
+        let conf = QueueConf {
+            virtio_header,
+            frame_limit: self.frame_limit(),
+        };
+        self.program.enable_queue(request.queue, socket.as_fd(), conf)?;
+        let guard = QueueGuard {
+            interface: Arc::clone(self),
+            queue: request.queue,
+        };
+        Ok((socket, QueueLease::new(guard)))
+    }
+
+    /// Opens a socket on a queue and closes it again, no frame reaching it.
+    ///
+    /// # Errors
+    /// As [`Self::open_queue`].
+    pub(crate) fn try_queue(&self, umem: &Umem, queue: u32, force_copy: bool) -> Result<(), InterfaceError> {
+        let request = QueueRequest {
+            queue,
+            force_copy,
+            header_bytes: 0,
+            multi_buffer: false,
+        };
+        self.open_socket(umem, &request).map(drop)
+    }
+
+    fn open_socket(&self, umem: &Umem, request: &QueueRequest) -> Result<Socket, InterfaceError> {
+        self.check_queue(request.queue)?;
+        let mut config = SocketConfig::new(self.link.index, QueueId(request.queue));
+        config.attach = match self.program.mode() {
+            Mode::Native => AttachMode::Native,
+            Mode::Skb => AttachMode::Skb,
+        };
+        config.bind = if request.force_copy {
+            BindRequest::ForceCopy
+        } else {
+            BindRequest::Auto
+        };
+        config.rx = Some(RingSize::at_least(RECEIVE_RING));
+        config.fill = RingSize::at_least(RECEIVE_RING);
+        config.tx = Some(RingSize::at_least(SEND_RING));
+        config.completion = RingSize::at_least(SEND_RING);
+        config.multi_buffer = request.multi_buffer;
+        config.max_tx_skb_budget = Some(SEND_RING);
+        config.bind_timeout = BIND_TIMEOUT;
+        Ok(Socket::open(umem, &config)?)
+    }
+
+    /// Whether the interface has that queue.
+    ///
+    /// # Errors
+    /// [`InterfaceError::NoSuchQueue`].
+    pub(crate) fn check_queue(&self, queue: u32) -> Result<(), InterfaceError> {
+        let have = self.link.rx_queues;
+        if queue < have {
+            return Ok(());
+        }
+        Err(InterfaceError::NoSuchQueue {
+            name: self.link.name.clone(),
+            have,
+            queue,
+        })
+    }
+}
+
+/// The interfaces in use in this process; a program is attached once an interface.
+#[derive(Default)]
+pub(crate) struct Interfaces(Mutex<HashMap<String, Weak<Interface>>>);
+
+impl Interfaces {
+    /// The interface of that name, attached if it is not yet (or if it is not the same any more).
+    ///
+    /// # Errors
+    /// [`InterfaceError`].
+    pub(crate) fn open(&self, name: &str, mode: ModeRequest) -> Result<Arc<Interface>, InterfaceError> {
+        let mut known = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some(interface) = known.get(name).and_then(Weak::upgrade) {
+            let same = Link::by_name(name).is_ok_and(|link| link.index == interface.link.index);
+            if same {
+                return Ok(interface);
+            }
+        }
+        let interface = Arc::new(Interface::open(name, mode)?);
+        known.insert(name.to_owned(), Arc::downgrade(&interface));
+        Ok(interface)
+    }
+}

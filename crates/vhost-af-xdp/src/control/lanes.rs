@@ -1,0 +1,358 @@
+//! Builds lanes: from two vrings, guest memory and a NIC's queue.
+//!
+//! Everything that can fail or wait (memory, registration, bind) happens here, on the control
+//! thread; the worker gets a lane that is ready to breathe.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use virtqueue::{MemoryMap, QueueFeatures, SplitQueue};
+use xsk::{FramePool, MemoryError, OwnMemory, Umem, UmemError};
+
+use super::config::Placement;
+use super::interface::{Interface, InterfaceError, L2_BYTES, QueueRequest, RECEIVE_RING, SEND_RING};
+use super::vring::{VringError, VringState};
+use crate::data::copy::CopyLane;
+use crate::data::copy_bytes::GuestRam;
+use crate::data::counters::LaneCounters;
+use crate::data::direct::{CHUNK_BYTES, DirectLane, DirectMemory, LONGEST_FRAME};
+use crate::data::guest::{GuestSide, Vring};
+use crate::data::lane::Lane;
+use crate::data::null::{NullConfig, NullNic};
+use crate::data::xdp::XdpNic;
+
+/// Chunks of the bounce area for each queue pair: 768 KiB of the 1 MiB that direct placement may
+/// keep resident per queue.
+const BOUNCE_CHUNKS: usize = 192;
+/// Chunk of copy placement for frames up to 1,792 bytes, and for longer ones.
+const SMALL_CHUNK: u32 = 2048;
+const LARGE_CHUNK: u32 = 4096;
+/// Packet memory of a queue pair in copy placement, bytes; two fifths of it wait to be sent.
+const COPY_BYTES: u32 = 6 << 20;
+/// Entries of a null NIC's rings, as a real one's.
+const NULL_RING: usize = 1024;
+/// MTU of the null NIC.
+pub(crate) const NULL_MTU: u32 = 1500;
+
+/// Why a lane cannot be built.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LaneError {
+    #[error(transparent)]
+    Vring(#[from] VringError),
+    #[error(transparent)]
+    Interface(#[from] InterfaceError),
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    #[error(transparent)]
+    Umem(#[from] UmemError),
+    #[error("vring {index}: {source}")]
+    Ring {
+        index: u32,
+        source: virtqueue::RingError,
+    },
+    #[error("cannot duplicate a descriptor")]
+    Duplicate(#[source] std::io::Error),
+    #[error("vrings were started before any memory was shared")]
+    NoMemory,
+}
+
+/// A queue of the far side.
+#[derive(Clone)]
+pub(crate) enum FarSide {
+    /// A queue of an interface.
+    Queue {
+        interface: Arc<Interface>,
+        queue: u32,
+        force_copy: bool,
+    },
+    /// A null NIC that makes frames of so many bytes.
+    Null { frame_bytes: u32 },
+}
+
+impl FarSide {
+    /// Longest frame there is, bytes.
+    pub(crate) fn frame_limit(&self) -> u32 {
+        match self {
+            Self::Queue { interface, .. } => interface.frame_limit(),
+            Self::Null { .. } => NULL_MTU + L2_BYTES,
+        }
+    }
+}
+
+/// What the two sides agreed on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Negotiated {
+    pub(crate) header_bytes: u32,
+    pub(crate) mergeable: bool,
+    pub(crate) ring: QueueFeatures,
+}
+
+/// What status shows of a lane, beside its counters.
+pub(crate) struct LaneFacts {
+    /// The data path really in use, in words.
+    pub(crate) mode: String,
+    /// Why not a better one.
+    pub(crate) fallbacks: Vec<String>,
+    /// Frames may span several descriptors.
+    pub(crate) multi_buffer: bool,
+    /// Packet memory of this queue pair in our process, bytes.
+    pub(crate) packet_bytes: u64,
+    /// The kernel's bookkeeping for this queue's UMEM, bytes.
+    pub(crate) kernel_bytes: u64,
+    /// What backs the packet memory.
+    pub(crate) backing: String,
+    /// The socket once more, for its statistics; closed before the lane is stopped.
+    pub(crate) socket: Option<OwnedFd>,
+}
+
+/// Bytes of bounce area that a port of so many queue pairs appends to guest memory.
+pub(crate) fn private_bytes(placement: Placement, pairs: u16) -> usize {
+    match placement {
+        Placement::Copy => 0,
+        Placement::Direct => usize::from(pairs) * BOUNCE_CHUNKS * CHUNK_BYTES as usize,
+    }
+}
+
+/// What a pair's lane is made of.
+pub(crate) struct LaneParts<'a> {
+    pub(crate) pair: u16,
+    pub(crate) map: &'a Arc<MemoryMap>,
+    /// Receive vring (even index), transmit vring (odd index).
+    pub(crate) vrings: [&'a VringState; 2],
+    pub(crate) negotiated: Negotiated,
+    pub(crate) far: FarSide,
+    pub(crate) counters: Arc<LaneCounters>,
+}
+
+impl LaneParts<'_> {
+    /// Builds a lane.
+    ///
+    /// # Errors
+    /// [`LaneError`]; nothing stays behind.
+    pub(crate) fn build(self, placement: Placement) -> Result<(Box<dyn Lane>, LaneFacts), LaneError> {
+        let guest = self.guest_side()?;
+        match placement {
+            Placement::Copy => self.build_copy(guest),
+            Placement::Direct => self.build_direct(guest),
+        }
+    }
+
+    fn guest_side(&self) -> Result<GuestSide, LaneError> {
+        let index = u32::from(self.pair) * 2;
+        Ok(GuestSide {
+            memory: Arc::clone(self.map),
+            to_guest: self.vring(index, self.vrings[0])?,
+            from_guest: self.vring(index + 1, self.vrings[1])?,
+            header_bytes: self.negotiated.header_bytes,
+            mergeable: self.negotiated.mergeable,
+            frame_limit: self.far.frame_limit(),
+        })
+    }
+
+    fn vring(&self, index: u32, state: &VringState) -> Result<Vring, LaneError> {
+        let layout = state.layout(index, self.map)?;
+        let duplicate = |fd: &Option<OwnedFd>| {
+            fd.as_ref()
+                .map(OwnedFd::try_clone)
+                .transpose()
+                .map_err(LaneError::Duplicate)
+        };
+        let queue = SplitQueue::new(self.map, layout, self.negotiated.ring, state.base)
+            .map_err(|source| LaneError::Ring { index, source })?;
+        Ok(Vring {
+            queue,
+            kick: duplicate(&state.kick)?,
+            call: duplicate(&state.call)?,
+            enabled: state.enabled,
+        })
+    }
+
+    fn build_copy(self, guest: GuestSide) -> Result<(Box<dyn Lane>, LaneFacts), LaneError> {
+        let memory = CopyMemory::new(self.far.frame_limit())?;
+        let CopyMemory {
+            umem,
+            pool,
+            to_receive,
+            ..
+        } = memory;
+        let parts = (umem.clone(), pool, to_receive);
+        let mut facts = LaneFacts::new(&umem, umem.len(), memory.backing);
+        let lane: Box<dyn Lane> = match &self.far {
+            FarSide::Null { frame_bytes } => {
+                let config = NullConfig {
+                    frame_bytes: *frame_bytes,
+                    header_bytes: 0,
+                };
+                let nic = NullNic::new(umem, config, NULL_RING);
+                Box::new(CopyLane::new(guest, nic, parts, false, self.counters))
+            }
+            FarSide::Queue {
+                interface,
+                queue,
+                force_copy,
+            } => {
+                let multi_buffer = self.far.frame_limit() > LONGEST_FRAME;
+                let request = QueueRequest {
+                    queue: *queue,
+                    force_copy: *force_copy,
+                    header_bytes: 0,
+                    multi_buffer,
+                };
+                let nic = facts.open(interface, &umem, &request)?;
+                Box::new(CopyLane::new(
+                    guest,
+                    nic,
+                    parts,
+                    facts.multi_buffer,
+                    self.counters,
+                ))
+            }
+        };
+        Ok((lane, facts))
+    }
+
+    fn build_direct(self, guest: GuestSide) -> Result<(Box<dyn Lane>, LaneFacts), LaneError> {
+        let umem = Umem::unaligned(Arc::new(GuestRam(Arc::clone(self.map))), CHUNK_BYTES, 0)?;
+        let bounce_bytes = (BOUNCE_CHUNKS * CHUNK_BYTES as usize) as u64;
+        let start = self.map.private_offset() + u64::from(self.pair) * bounce_bytes;
+        let pool: FramePool = umem.frames(start..start + bounce_bytes)?.collect();
+        let sizes = self
+            .vrings
+            .iter()
+            .filter_map(|vring| vring.size.map(|size| u32::from(size.get())));
+        let in_flight = sizes.max().unwrap_or(0).max(RECEIVE_RING) as usize;
+        let mut facts = LaneFacts::new(&umem, bounce_bytes, "guest memory".to_owned());
+        let mut memory = DirectMemory {
+            umem: umem.clone(),
+            pool,
+            in_flight,
+            dma_page_bytes: None,
+        };
+        let lane: Box<dyn Lane> = match &self.far {
+            FarSide::Null { frame_bytes } => {
+                let header_bytes = self.negotiated.header_bytes;
+                let nic = NullNic::new(
+                    umem,
+                    NullConfig {
+                        frame_bytes: *frame_bytes,
+                        header_bytes,
+                    },
+                    NULL_RING,
+                );
+                Box::new(DirectLane::new(guest, nic, memory, false, self.counters))
+            }
+            FarSide::Queue {
+                interface,
+                queue,
+                force_copy,
+            } => {
+                let page_bytes = self
+                    .map
+                    .regions()
+                    .iter()
+                    .map(virtqueue::MappedRegion::page_size)
+                    .min();
+                let scattered = page_bytes.is_some_and(|bytes| bytes <= u64::from(CHUNK_BYTES));
+                if scattered && !force_copy {
+                    facts.fallbacks.push(
+                        "zero-copy not tried: guest memory is not of huge pages, a chunk would cross pages \
+                         that are not contiguous for the NIC"
+                            .to_owned(),
+                    );
+                }
+                let request = QueueRequest {
+                    queue: *queue,
+                    force_copy: *force_copy || scattered,
+                    header_bytes: self.negotiated.header_bytes,
+                    multi_buffer: true,
+                };
+                let nic = facts.open(interface, &umem, &request)?;
+                memory.dma_page_bytes = nic.is_zero_copy().then_some(page_bytes).flatten();
+                Box::new(DirectLane::new(
+                    guest,
+                    nic,
+                    memory,
+                    facts.multi_buffer,
+                    self.counters,
+                ))
+            }
+        };
+        Ok((lane, facts))
+    }
+}
+
+impl LaneFacts {
+    fn new(umem: &Umem, packet_bytes: u64, backing: String) -> Self {
+        Self {
+            mode: "null".to_owned(),
+            fallbacks: Vec::new(),
+            multi_buffer: false,
+            packet_bytes,
+            kernel_bytes: pool_bytes(umem),
+            backing,
+            socket: None,
+        }
+    }
+
+    /// Opens the queue and notes what became of it.
+    fn open(
+        &mut self,
+        interface: &Arc<Interface>,
+        umem: &Umem,
+        request: &QueueRequest,
+    ) -> Result<XdpNic, LaneError> {
+        let (socket, lease) = interface.open_queue(umem, request)?;
+        self.mode = socket.mode().to_string();
+        self.fallbacks.extend(
+            interface
+                .program
+                .fallback()
+                .map(|reason| format!("native not used: {reason}")),
+        );
+        self.fallbacks
+            .extend(socket.fallbacks().iter().map(ToString::to_string));
+        self.multi_buffer = socket.multi_buffer();
+        let nic = XdpNic::new(socket, lease);
+        self.socket = Some(nic.duplicate().map_err(LaneError::Duplicate)?);
+        Ok(nic)
+    }
+}
+
+/// What a bind costs the kernel: `xp_create_and_assign_umem` (net/xdp/xsk_buff_pool.c) keeps a
+/// `struct xdp_buff_xsk` and a pointer for every chunk; measured as 32 MiB per GiB of 4 KiB chunks
+/// and 70 MiB per GiB of 2 KiB chunks on 6.18.
+fn pool_bytes(umem: &Umem) -> u64 {
+    umem.chunks() * 136
+}
+
+/// The UMEM of a queue pair in copy placement.
+pub(crate) struct CopyMemory {
+    pub(crate) umem: Umem,
+    pub(crate) pool: FramePool,
+    /// Chunks to receive into; the others are for sending.
+    pub(crate) to_receive: usize,
+    pub(crate) backing: String,
+}
+
+impl CopyMemory {
+    /// Memory for frames of up to `frame_limit` bytes in one chunk where that is possible.
+    ///
+    /// # Errors
+    /// [`LaneError::Memory`].
+    pub(crate) fn new(frame_limit: u32) -> Result<Self, LaneError> {
+        let small = frame_limit + xsk::XDP_PACKET_HEADROOM <= SMALL_CHUNK;
+        let chunk = if small { SMALL_CHUNK } else { LARGE_CHUNK };
+        let chunks = COPY_BYTES / chunk;
+        let memory = OwnMemory::new(COPY_BYTES as usize)?;
+        let backing = memory.backing().to_string();
+        let umem = Umem::aligned(Arc::new(memory), chunk, 0)?;
+        let pool: FramePool = umem.all_frames()?.collect();
+        let to_send = SEND_RING.min(chunks * 2 / 5);
+        Ok(Self {
+            umem,
+            pool,
+            to_receive: (chunks - to_send) as usize,
+            backing,
+        })
+    }
+}

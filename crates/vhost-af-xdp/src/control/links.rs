@@ -1,0 +1,118 @@
+//! Network interfaces as the kernel tells of them (rtnetlink).
+//!
+//! [`Link::by_name`] asks once; [`Changes`] waits for RTMGRP_LINK notifications. A notification is
+//! only a reason to ask again: asking gives the state now, whatever messages were lost before.
+
+use std::ffi::CString;
+use std::io;
+
+use netlink_bindings::rt_link::{self, Ifinfomsg};
+use netlink_socket2::{MulticastSocketRaw, NetlinkSocket};
+
+/// `RTNLGRP_LINK`, include/uapi/linux/rtnetlink.h.
+const LINK_GROUP: u32 = 1;
+
+/// What is known of an interface.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Link {
+    pub(crate) index: u32,
+    pub(crate) name: String,
+    pub(crate) mtu: u32,
+    pub(crate) mac: [u8; 6],
+    /// Administratively up (`IFF_UP`).
+    pub(crate) up: bool,
+    /// Receive queues that were allocated; `ethtool -L` may have fewer in use.
+    pub(crate) rx_queues: u32,
+}
+
+/// Interface that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LinkError {
+    /// No such interface.
+    #[error("no interface {0:?} in this network namespace: `ip link` lists them")]
+    Unknown(String),
+    /// The kernel did not answer.
+    #[error("cannot ask the kernel about interface {name:?}")]
+    Ask {
+        name: String,
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl Link {
+    /// Asks for an interface by name.
+    ///
+    /// # Errors
+    /// [`LinkError`], naming the interface.
+    pub(crate) fn by_name(name: &str) -> Result<Self, LinkError> {
+        let unknown = || LinkError::Unknown(name.to_owned());
+        let c_name = CString::new(name).map_err(|_| unknown())?;
+        if name.is_empty() || name.len() > 15 {
+            return Err(unknown());
+        }
+        Self::ask(&Ifinfomsg::default(), Some(&c_name)).map_err(|source| match source.raw_os_error() {
+            Some(code) if code == rustix::io::Errno::NODEV.raw_os_error() => unknown(),
+            _ => LinkError::Ask {
+                name: name.to_owned(),
+                source,
+            },
+        })
+    }
+
+    /// Asks for an interface by index; `None` when it is gone.
+    pub(crate) fn by_index(index: u32) -> Option<Self> {
+        let header = Ifinfomsg {
+            ifi_index: i32::try_from(index).ok()?,
+            ..Ifinfomsg::default()
+        };
+        Self::ask(&header, None).ok()
+    }
+
+    fn ask(header: &Ifinfomsg, name: Option<&CString>) -> io::Result<Self> {
+        let mut socket = NetlinkSocket::new();
+        let mut request = rt_link::Request::new().op_getlink_do(header);
+        if let Some(name) = name {
+            request.encode().push_ifname(name);
+        }
+        let mut replies = socket.request(&request)?;
+        let (header, attributes) = replies.recv_one().map_err(io::Error::from)?;
+        let missing = |_| io::Error::new(io::ErrorKind::InvalidData, "incomplete answer from rtnetlink");
+        let address = attributes.get_address().map_err(missing)?;
+        Ok(Self {
+            index: u32::try_from(header.ifi_index).unwrap_or_default(),
+            name: attributes
+                .get_ifname()
+                .map_err(missing)?
+                .to_string_lossy()
+                .into_owned(),
+            mtu: attributes.get_mtu().map_err(missing)?,
+            mac: address.try_into().unwrap_or_default(),
+            up: header.ifi_flags & IFF_UP != 0,
+            rx_queues: attributes.get_num_rx_queues().unwrap_or(1),
+        })
+    }
+}
+
+/// `IFF_UP`, include/uapi/linux/if.h.
+const IFF_UP: u32 = 1;
+
+/// Tells that some interface changed.
+pub(crate) struct Changes(MulticastSocketRaw);
+
+impl Changes {
+    /// Subscribes in the network namespace of the calling thread.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(crate) fn subscribe() -> io::Result<Self> {
+        let mut socket = MulticastSocketRaw::new(rt_link::PROTONUM)?;
+        socket.listen(LINK_GROUP)?;
+        Ok(Self(socket))
+    }
+
+    /// Waits for the next change. Lost messages (ENOBUFS) count as one.
+    pub(crate) fn wait(&mut self) {
+        let _ = self.0.recv();
+    }
+}

@@ -1,0 +1,186 @@
+//! A session's memory table: what the VMM shared, as a map.
+//!
+//! The table changes as a whole (SET_MEM_TABLE) or by slots (ADD_MEM_REG, REM_MEM_REG). Either way
+//! a new [`MemoryMap`] is made and the old one lives until the last lane on it is gone; lanes are
+//! stopped around a change by the session.
+//!
+//! Memory that is not shared is the commonest mistake in setting up vhost-user: the VMM maps the
+//! file privately, the guest writes to its own copies and we would watch rings that never move.
+//! The peer's /proc/PID/maps tells, where we may read it ([`check_shared`]).
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use vhost::vhost_user::message::VhostUserMemoryRegion;
+use virtqueue::{GuestAddr, MapError, MemoryMap, Region};
+
+/// Most regions that we accept: QEMU's own limit for memory slots here is 32 and more, the map's 64.
+pub(crate) const MOST_SLOTS: u64 = virtqueue::MAX_REGIONS as u64;
+
+/// A table that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum MemoryError {
+    #[error(transparent)]
+    Map(#[from] MapError),
+    /// See the module's head.
+    #[error(
+        "guest memory at {user_addr:#x} of process {pid} is mapped privately, not shared: start the VMM with shared memory (QEMU: memory-backend-memfd,share=on; libvirt: <access mode='shared'/>)"
+    )]
+    NotShared { user_addr: u64, pid: i32 },
+    /// A slot to be removed that is not there.
+    #[error("no memory region of {len:#x} bytes at guest address {guest_addr:#x} to remove")]
+    Unknown { guest_addr: u64, len: u64 },
+    /// A descriptor could not be duplicated.
+    #[error("cannot duplicate a memory descriptor")]
+    Duplicate(#[source] std::io::Error),
+}
+
+/// See the module's head.
+#[derive(Default)]
+pub(crate) struct MemoryTable {
+    map: Option<Arc<MemoryMap>>,
+}
+
+impl MemoryTable {
+    /// The map, once there is memory.
+    pub(crate) fn map(&self) -> Option<&Arc<MemoryMap>> {
+        self.map.as_ref()
+    }
+
+    /// SET_MEM_TABLE: replaces everything. `private_bytes` are appended for the bounce area.
+    ///
+    /// # Errors
+    /// [`MemoryError`]; the old table stays.
+    pub(crate) fn replace(
+        &mut self,
+        regions: &[VhostUserMemoryRegion],
+        files: Vec<File>,
+        private_bytes: usize,
+        peer: Option<i32>,
+    ) -> Result<(), MemoryError> {
+        let regions: Vec<Region> = regions
+            .iter()
+            .zip(files)
+            .map(|(region, file)| describe(region, file.into()))
+            .collect();
+        self.rebuild(regions, private_bytes, peer)
+    }
+
+    /// ADD_MEM_REG.
+    ///
+    /// # Errors
+    /// [`MemoryError`]; the old table stays.
+    pub(crate) fn add(
+        &mut self,
+        region: &VhostUserMemoryRegion,
+        file: File,
+        private_bytes: usize,
+        peer: Option<i32>,
+    ) -> Result<(), MemoryError> {
+        let mut regions = self.regions(|_| true)?;
+        regions.push(describe(region, file.into()));
+        self.rebuild(regions, private_bytes, peer)
+    }
+
+    /// REM_MEM_REG.
+    ///
+    /// # Errors
+    /// [`MemoryError`]; the old table stays.
+    pub(crate) fn remove(
+        &mut self,
+        region: &VhostUserMemoryRegion,
+        private_bytes: usize,
+    ) -> Result<(), MemoryError> {
+        let (guest_addr, len) = (region.guest_phys_addr, region.memory_size);
+        let before = self.map.as_ref().map_or(0, |map| map.regions().len());
+        let regions = self.regions(|addr| addr != guest_addr)?;
+        if regions.len() == before {
+            return Err(MemoryError::Unknown { guest_addr, len });
+        }
+        if regions.is_empty() {
+            self.map = None;
+            return Ok(());
+        }
+        self.rebuild(regions, private_bytes, None)
+    }
+
+    fn regions(&self, keep: impl Fn(u64) -> bool) -> Result<Vec<Region>, MemoryError> {
+        let Some(map) = &self.map else {
+            return Ok(Vec::new());
+        };
+        map.regions()
+            .iter()
+            .filter(|region| keep(region.guest_addr().get()))
+            .map(|region| region.try_clone().map_err(MemoryError::Duplicate))
+            .collect()
+    }
+
+    fn rebuild(
+        &mut self,
+        regions: Vec<Region>,
+        private_bytes: usize,
+        peer: Option<i32>,
+    ) -> Result<(), MemoryError> {
+        if let Some(pid) = peer {
+            check_shared(pid, regions.iter().map(|region| region.user_addr))?;
+        }
+        self.map = Some(Arc::new(MemoryMap::new(regions, private_bytes)?));
+        Ok(())
+    }
+}
+
+fn describe(region: &VhostUserMemoryRegion, file: OwnedFd) -> Region {
+    Region {
+        guest_addr: GuestAddr(region.guest_phys_addr),
+        user_addr: region.user_addr,
+        len: region.memory_size,
+        file,
+        file_offset: region.mmap_offset,
+    }
+}
+
+/// Looks up how the VMM itself maps its memory. Says nothing where /proc may not be read.
+fn check_shared(pid: i32, addresses: impl Iterator<Item = u64>) -> Result<(), MemoryError> {
+    let Ok(maps) = std::fs::read_to_string(format!("/proc/{pid}/maps")) else {
+        return Ok(());
+    };
+    for user_addr in addresses {
+        if is_private(&maps, user_addr) {
+            return Err(MemoryError::NotShared { user_addr, pid });
+        }
+    }
+    Ok(())
+}
+
+/// Whether the mapping that holds `address` is a private one (proc_pid_maps(5)).
+fn is_private(maps: &str, address: u64) -> bool {
+    maps.lines().any(|line| {
+        let mut fields = line.split_ascii_whitespace();
+        let Some((start, end)) = fields.next().and_then(|range| range.split_once('-')) else {
+            return false;
+        };
+        let (Ok(start), Ok(end)) = (u64::from_str_radix(start, 16), u64::from_str_radix(end, 16)) else {
+            return false;
+        };
+        (start..end).contains(&address) && fields.next().is_some_and(|modes| modes.ends_with('p'))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAPS: &str = "7f0000000000-7f0000200000 rw-s 00000000 00:01 12 /memfd:ram (deleted)\n\
+                        7f0000200000-7f0000400000 rw-p 00000000 00:01 13 /memfd:ram (deleted)\n";
+
+    #[test]
+    fn private_mapping_is_told_from_shared_one() {
+        assert!(!is_private(MAPS, 0x7f00_0000_0000));
+        assert!(is_private(MAPS, 0x7f00_0020_0000));
+        assert!(
+            !is_private(MAPS, 0x7f00_0040_0000),
+            "an address of no mapping is not judged"
+        );
+    }
+}

@@ -1,0 +1,24 @@
+//! The control path: what decides which frames may flow where.
+//!
+//! A [`port`](port::Port) is one guest's network device: a vhost-user socket on one side, queues of an
+//! [`interface`] on the other. A [`session`] is one connection of a VMM to a port; it turns what
+//! the VMM negotiates into lanes ([`lanes`]) and gives them to workers. [`serve`] starts all of
+//! it, [`links`] watches the interfaces, [`status`] shows it.
+//!
+//! All state of a port sits behind one lock that only control threads take. Nothing in here runs
+//! per frame.
+
+pub(crate) mod config;
+pub(crate) mod control_socket;
+pub(crate) mod early_enable;
+pub(crate) mod handler;
+pub(crate) mod interface;
+pub(crate) mod lanes;
+pub(crate) mod links;
+pub(crate) mod memory;
+pub(crate) mod port;
+pub(crate) mod serve;
+pub(crate) mod session;
+pub(crate) mod status;
+pub(crate) mod status_view;
+pub(crate) mod vring;

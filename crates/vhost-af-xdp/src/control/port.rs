@@ -1,0 +1,318 @@
+//! A port: one guest's network device, for as long as the daemon runs.
+//!
+//! The port outlives connections ([`Session`]) and interfaces: counters go on, and an interface
+//! that vanishes and comes back is picked up again. One lock guards what control threads share;
+//! workers never take it.
+
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
+
+use super::config::{NicConfig, Placement, PortConfig};
+use super::interface::{Interface, InterfaceError, Interfaces, L2_BYTES};
+use super::lanes::{CopyMemory, FarSide, LaneError, NULL_MTU};
+use super::links::Link;
+use super::session::{FaultCell, Ground, Session, SessionError};
+use crate::data::counters::LaneCounters;
+use crate::data::direct::LONGEST_FRAME;
+use crate::data::worker::Workers;
+
+/// How a session ended, or why one was refused.
+#[derive(Debug, Clone, serde::Serialize)]
+pub(crate) struct Closed {
+    /// Stable name: `disconnected`, `refused`, `protocol`, or a guest fault's.
+    pub(crate) reason: &'static str,
+    /// The sentence that was logged.
+    pub(crate) detail: String,
+    /// Seconds since 1970.
+    pub(crate) at: u64,
+}
+
+/// What control threads share; see the module's head.
+#[derive(Default)]
+pub(crate) struct PortState {
+    pub(crate) session: Option<Session>,
+    pub(crate) interface: Option<Arc<Interface>>,
+    /// Why the port moves no frames although a VMM is connected.
+    pub(crate) impaired: Option<String>,
+    pub(crate) last_closed: Option<Closed>,
+    pub(crate) sessions: u64,
+    /// What the VMM was told last when it was refused.
+    refusal: Option<String>,
+    fault: FaultCell,
+}
+
+/// See the module's head.
+pub(crate) struct Port {
+    pub(crate) config: PortConfig,
+    pub(crate) counters: Vec<Arc<LaneCounters>>,
+    interfaces: Arc<Interfaces>,
+    workers: Arc<Workers>,
+    state: Mutex<PortState>,
+}
+
+impl Port {
+    /// Opens the interface, and tries that its queues can be bound with the memory they will need.
+    ///
+    /// # Errors
+    /// What will not work later either, naming the remedy.
+    pub(crate) fn open(
+        config: PortConfig,
+        interfaces: Arc<Interfaces>,
+        workers: Arc<Workers>,
+    ) -> Result<Self, LaneError> {
+        let counters = (0..config.queues).map(|_| Arc::default()).collect();
+        let port = Self {
+            config,
+            counters,
+            interfaces,
+            workers,
+            state: Mutex::default(),
+        };
+        let interface = port.open_interface()?;
+        if let Some(interface) = &interface {
+            port.try_queues(interface)?;
+        }
+        port.lock().interface = interface;
+        Ok(port)
+    }
+
+    /// The state, locked.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, PortState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn open_interface(&self) -> Result<Option<Arc<Interface>>, InterfaceError> {
+        let NicConfig::Interface { name, mode, .. } = &self.config.nic else {
+            return Ok(None);
+        };
+        let interface = self.interfaces.open(name, *mode)?;
+        let (mtu, limit) = (interface.mtu(), LONGEST_FRAME);
+        if self.config.placement == Placement::Direct && mtu + L2_BYTES > limit {
+            return Err(InterfaceError::MtuTooLargeForDirect {
+                name: name.clone(),
+                mtu,
+                limit,
+            });
+        }
+        Ok(Some(interface))
+    }
+
+    /// Opens and closes every queue once: a queue that is missing or taken, or a memory limit that
+    /// is too low, is said at the start and not when the guest boots.
+    fn try_queues(&self, interface: &Arc<Interface>) -> Result<(), LaneError> {
+        for far in self.far_sides(Some(interface)) {
+            let FarSide::Queue {
+                interface,
+                queue,
+                force_copy,
+            } = far
+            else {
+                continue;
+            };
+            interface.check_queue(queue)?;
+            let memory = CopyMemory::new(interface.frame_limit())?;
+            interface.try_queue(&memory.umem, queue, force_copy)?;
+        }
+        Ok(())
+    }
+
+    fn far_sides(&self, interface: Option<&Arc<Interface>>) -> Vec<FarSide> {
+        let pairs = u32::from(self.config.queues);
+        match &self.config.nic {
+            NicConfig::Null { frame_bytes } => (0..pairs)
+                .map(|_| FarSide::Null {
+                    frame_bytes: *frame_bytes,
+                })
+                .collect(),
+            NicConfig::Interface {
+                start_queue,
+                force_copy,
+                ..
+            } => interface
+                .map(|interface| {
+                    let queue = |pair| FarSide::Queue {
+                        interface: Arc::clone(interface),
+                        queue: start_queue + pair,
+                        force_copy: *force_copy,
+                    };
+                    (0..pairs).map(queue).collect()
+                })
+                .unwrap_or_default(),
+        }
+    }
+
+    /// Runs `act` on the session with what it needs of the port.
+    ///
+    /// # Errors
+    /// What `act` returns; kept for the closing message. [`SessionError::Closed`] without session.
+    pub(crate) fn with_session<R>(
+        &self,
+        act: impl FnOnce(&mut Session, &Ground<'_>) -> Result<R, SessionError>,
+    ) -> Result<R, SessionError> {
+        let mut state = self.lock();
+        let far = self.far_sides(state.interface.as_ref());
+        let ground = self.ground(&far);
+        let session = state.session.as_mut().ok_or(SessionError::Closed)?;
+        let result = act(session, &ground);
+        if let Err(error) = &result {
+            state.refusal = Some(with_sources(error));
+        }
+        result
+    }
+
+    fn ground<'a>(&'a self, far: &'a [FarSide]) -> Ground<'a> {
+        Ground {
+            placement: self.config.placement,
+            workers: &self.workers,
+            counters: &self.counters,
+            far,
+        }
+    }
+
+    /// A VMM connected.
+    pub(crate) fn begin_session(&self, connection: UnixStream) {
+        let mut state = self.lock();
+        state.fault = FaultCell::default();
+        state.refusal = None;
+        state.sessions += 1;
+        state.session = Some(Session::new(
+            connection,
+            self.config.queues,
+            Arc::clone(&state.fault),
+        ));
+    }
+
+    /// The connection is over, for the reason that a guest's fault, a refusal or `detail` tell.
+    /// True if it was the VMM or its guest that did wrong.
+    pub(crate) fn end_session(&self, disconnected: bool, detail: String) -> bool {
+        let mut state = self.lock();
+        if let Some(mut session) = state.session.take() {
+            session.stop_all(&self.workers);
+        }
+        let fault = state.fault.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let (reason, detail) = match (fault, state.refusal.take()) {
+            (Some(fault), _) => (fault.name(), fault.to_string()),
+            (None, Some(refusal)) => ("refused", refusal),
+            (None, None) if disconnected => ("disconnected", "the VMM disconnected".to_owned()),
+            (None, None) => ("protocol", detail),
+        };
+        let at = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .map_or(0, |now| now.as_secs());
+        let wrong = reason != "disconnected";
+        if wrong {
+            tracing::warn!(port = %self.config.endpoint, reason, "port closed: {detail}");
+        } else {
+            tracing::info!(port = %self.config.endpoint, "the VMM disconnected");
+        }
+        state.last_closed = Some(Closed { reason, detail, at });
+        wrong
+    }
+
+    /// Looks at the interface again: it may be gone, back, or have another MTU.
+    pub(crate) fn check_link(&self) {
+        let NicConfig::Interface { name, .. } = &self.config.nic else {
+            return;
+        };
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        let found = state
+            .interface
+            .as_ref()
+            .and_then(|interface| Link::by_index(interface.link.index));
+        match (&state.interface, found) {
+            (Some(interface), Some(link)) if link.mtu == interface.mtu() => return,
+            (Some(interface), Some(link)) => {
+                tracing::info!(
+                    interface = name,
+                    mtu = link.mtu,
+                    "MTU changed, queues are set up anew"
+                );
+                interface.set_mtu(link.mtu);
+                self.restart_lanes(state);
+                return;
+            }
+            (Some(_), None) => {
+                tracing::warn!(interface = name, port = %self.config.endpoint, "interface is gone, waiting for one of that name");
+                if let Some(session) = &mut state.session {
+                    session.stop_all(&self.workers);
+                }
+                state.interface = None;
+                state.impaired = Some(format!("interface {name} is gone"));
+            }
+            (None, _) => {}
+        }
+        if Link::by_name(name).is_err() {
+            return;
+        }
+        match self.open_interface() {
+            Ok(interface) => {
+                tracing::info!(interface = name, port = %self.config.endpoint, "interface is back");
+                state.interface = interface;
+                state.impaired = None;
+                self.restart_lanes(state);
+            }
+            Err(error) => state.impaired = Some(with_sources(&error)),
+        }
+    }
+
+    fn restart_lanes(&self, state: &mut PortState) {
+        let far = self.far_sides(state.interface.as_ref());
+        let Some(session) = &mut state.session else { return };
+        session.stop_all(&self.workers);
+        if let Err(error) = session.start_all(&self.ground(&far)) {
+            let text = with_sources(&error);
+            tracing::warn!(port = %self.config.endpoint, "queues cannot be set up: {text}");
+            state.impaired = Some(text);
+        }
+    }
+
+    /// Stops everything, leaving rings that another backend can go on with.
+    pub(crate) fn shut_down(&self) {
+        if let Some(session) = &mut self.lock().session {
+            session.stop_all(&self.workers);
+        }
+    }
+
+    /// MAC address told to the guest.
+    pub(crate) fn mac(&self) -> [u8; 6] {
+        self.config.mac.unwrap_or_else(|| stable_mac(&self.config))
+    }
+
+    /// MTU told to the guest, bytes.
+    pub(crate) fn mtu(&self) -> u16 {
+        let mtu = self
+            .lock()
+            .interface
+            .as_ref()
+            .map_or(NULL_MTU, |interface| interface.mtu());
+        u16::try_from(mtu).unwrap_or(u16::MAX)
+    }
+}
+
+/// An error and what caused it, in one line.
+pub(crate) fn with_sources(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.ends_with(&cause_text) {
+            text.push_str(": ");
+            text.push_str(&cause_text);
+        }
+        source = cause.source();
+    }
+    text
+}
+
+/// A locally administered address that is the same at every start: FNV-1a of where the port is.
+fn stable_mac(config: &PortConfig) -> [u8; 6] {
+    let text = format!("{}|{:?}", config.endpoint, config.nic);
+    let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    let [_, _, _, a, b, c, d, e] = hash.to_be_bytes();
+    // Bit 1 of the first byte: locally administered; bit 0 clear: one station (IEEE 802).
+    [0x02, a, b, c, d, e]
+}

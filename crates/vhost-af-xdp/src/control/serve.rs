@@ -1,0 +1,247 @@
+//! `vhost-af-xdp serve`: starts ports, workers and watchers, and ends them.
+//!
+//! Threads: the main one waits for signals; one a port speaks vhost-user; one watches interfaces;
+//! one answers `status`; the workers move frames. All but the workers sleep nearly always.
+
+use std::fs;
+use std::io;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::iterator::Signals;
+use vhost::vhost_user::{BackendReqHandler, Error};
+
+use super::config::{Endpoint, ServeConfig};
+use super::control_socket;
+use super::early_enable;
+use super::interface::Interfaces;
+use super::links::Changes;
+use super::port::{Port, with_sources};
+use super::status::Status;
+use super::status_view;
+use crate::data::worker::Workers;
+
+/// Pause before a VMM that did wrong, or is not there, is met again: doubles up to the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// What a port's thread meets VMMs with.
+enum Meeting {
+    Listen(UnixListener),
+    Connect(PathBuf),
+    Once(UnixStream),
+}
+
+/// Runs until a signal ends it, or the one connection that was passed in is over.
+///
+/// # Errors
+/// What prevents the start; nothing stays behind then.
+pub(crate) fn run(config: &ServeConfig) -> anyhow::Result<()> {
+    config.check()?;
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGUSR1]).context("cannot handle signals")?;
+    let workers =
+        Workers::start(config.workers, &config.cpus, config.spin).context("cannot start workers")?;
+    let workers = Arc::new(workers);
+    let interfaces = Arc::new(Interfaces::default());
+    let changes = Changes::subscribe().context("cannot watch interfaces")?;
+    let mut ports = Vec::new();
+    for port in &config.ports {
+        let opened = Port::open(port.clone(), Arc::clone(&interfaces), Arc::clone(&workers));
+        let port =
+            opened.map_err(|error| anyhow::anyhow!("port {}: {}", port.endpoint, with_sources(&error)))?;
+        ports.push(Arc::new(port));
+    }
+    let mut leftovers = Leftovers::default();
+    let mut meetings = Vec::new();
+    for port in &ports {
+        meetings.push(meet(&port.config.endpoint, &mut leftovers)?);
+    }
+    if let Some(path) = &config.control {
+        answer_status(path, &mut leftovers, &ports, &workers);
+    }
+    watch_links(changes, ports.clone())?;
+    let handle = signals.handle();
+    for (port, meeting) in ports.iter().zip(meetings) {
+        let (port, handle) = (Arc::clone(port), handle.clone());
+        tracing::info!(port = %port.config.endpoint, "ready");
+        let name = format!("port {}", port.config.endpoint);
+        let body = move || {
+            attend(&port, meeting);
+            // Only a connection that was passed in ends by itself, and the daemon with it.
+            handle.close();
+        };
+        std::thread::Builder::new()
+            .name(name.chars().take(15).collect())
+            .spawn(body)
+            .context("no thread")?;
+    }
+    for signal in signals.forever() {
+        match signal {
+            SIGUSR1 => eprint!("{}", status_view::render(&Status::read(&ports, &workers))),
+            _ => break,
+        }
+    }
+    ports.iter().for_each(|port| port.shut_down());
+    Ok(())
+}
+
+/// Socket files of ours, removed at the end however it comes.
+#[derive(Default)]
+struct Leftovers(Vec<PathBuf>);
+
+impl Drop for Leftovers {
+    fn drop(&mut self) {
+        for path in &self.0 {
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+fn meet(endpoint: &Endpoint, leftovers: &mut Leftovers) -> anyhow::Result<Meeting> {
+    Ok(match endpoint {
+        Endpoint::Server(path) => {
+            let listener = listen(path).with_context(|| format!("cannot listen at {}", path.display()))?;
+            leftovers.0.push(path.clone());
+            Meeting::Listen(listener)
+        }
+        Endpoint::Client(path) => Meeting::Connect(path.clone()),
+        Endpoint::Fd(fd) => inherited(*fd)?,
+    })
+}
+
+fn listen(path: &Path) -> io::Result<UnixListener> {
+    control_socket::remove_stale(path)?;
+    UnixListener::bind(path)
+}
+
+/// A descriptor that the parent left us: SO_ACCEPTCONN tells which kind it is.
+#[allow(unsafe_code)]
+fn inherited(fd: i32) -> anyhow::Result<Meeting> {
+    if fd < 3 || fs::read_link(format!("/proc/self/fd/{fd}")).is_err() {
+        bail!("--fd {fd}: no such descriptor was inherited (0 to 2 are not accepted)");
+    }
+    // SAFETY: the descriptor is open, as was just seen, and by the meaning of --fd it is ours
+    // alone; nothing in this process has opened descriptors under a number that the parent chose.
+    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    let domain = rustix::net::sockopt::socket_domain(&socket)
+        .map_err(|_| anyhow::anyhow!("--fd {fd}: not a socket: pass a Unix stream socket"))?;
+    if domain != rustix::net::AddressFamily::UNIX {
+        bail!("--fd {fd}: not a Unix socket");
+    }
+    let _ = rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC);
+    if rustix::net::sockopt::socket_acceptconn(&socket)? {
+        return Ok(Meeting::Listen(socket.into()));
+    }
+    Ok(Meeting::Once(socket.into()))
+}
+
+/// Starts the thread behind `status`. Not having it is no reason not to serve.
+fn answer_status(path: &Path, leftovers: &mut Leftovers, ports: &[Arc<Port>], workers: &Arc<Workers>) {
+    match control_socket::listen(path) {
+        Ok(listener) => {
+            leftovers.0.push(path.to_owned());
+            let (ports, workers) = (ports.to_vec(), Arc::clone(workers));
+            let body = move || control_socket::serve(&listener, || Status::read(&ports, &workers));
+            let _ = std::thread::Builder::new().name("status".to_owned()).spawn(body);
+        }
+        Err(error) => {
+            tracing::warn!(path = %path.display(), %error, "no control socket: `status` will not find this daemon (choose another place with --control PATH)");
+        }
+    }
+}
+
+fn watch_links(mut changes: Changes, ports: Vec<Arc<Port>>) -> anyhow::Result<()> {
+    let body = move || {
+        loop {
+            ports.iter().for_each(|port| port.check_link());
+            changes.wait();
+        }
+    };
+    std::thread::Builder::new()
+        .name("links".to_owned())
+        .spawn(body)
+        .context("cannot start a thread")?;
+    Ok(())
+}
+
+/// Meets VMMs, one after the other.
+fn attend(port: &Arc<Port>, meeting: Meeting) {
+    let mut pause = FIRST_PAUSE;
+    match meeting {
+        Meeting::Once(stream) => {
+            serve_connection(port, stream);
+        }
+        Meeting::Listen(listener) => loop {
+            match listener.accept() {
+                Ok((stream, _)) => {
+                    if serve_connection(port, stream) {
+                        rest(&mut pause);
+                    } else {
+                        pause = FIRST_PAUSE;
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!(port = %port.config.endpoint, %error, "cannot accept a connection");
+                    rest(&mut pause);
+                }
+            }
+        },
+        Meeting::Connect(path) => {
+            let mut said = false;
+            loop {
+                match UnixStream::connect(&path) {
+                    Ok(stream) => {
+                        said = false;
+                        if !serve_connection(port, stream) {
+                            pause = FIRST_PAUSE;
+                        }
+                    }
+                    Err(error) if !said => {
+                        tracing::info!(path = %path.display(), %error, "no VMM there yet, trying again");
+                        said = true;
+                    }
+                    Err(_) => {}
+                }
+                rest(&mut pause);
+            }
+        }
+    }
+}
+
+fn rest(pause: &mut Duration) {
+    std::thread::sleep(*pause);
+    *pause = (*pause * 2).min(LONGEST_PAUSE);
+}
+
+/// Speaks vhost-user until the connection ends; true if the VMM or its guest did wrong.
+fn serve_connection(port: &Arc<Port>, stream: UnixStream) -> bool {
+    let Ok(connection) = stream.try_clone() else {
+        return true;
+    };
+    port.begin_session(connection);
+    tracing::info!(port = %port.config.endpoint, "a VMM connected");
+    let Ok(early) = stream.try_clone() else {
+        return true;
+    };
+    let mut requests = BackendReqHandler::from_stream(stream, Arc::clone(port));
+    loop {
+        match early_enable::take(&early, port) {
+            Ok(true) => continue,
+            Ok(false) => {}
+            Err(error) => return port.end_session(false, format!("vhost-user: {error}")),
+        }
+        match requests.handle_request() {
+            Ok(()) => {}
+            Err(Error::SocketRetry(_)) => {}
+            Err(error @ (Error::Disconnected | Error::SocketBroken(_))) => {
+                return port.end_session(true, error.to_string());
+            }
+            Err(error) => return port.end_session(false, format!("vhost-user: {error}")),
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! What the daemon is doing, as data: the one source for `status`, its JSON and SIGUSR1.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::config::NicConfig;
+use super::port::Port;
+use super::session::ActiveLane;
+use crate::data::worker::Workers;
+
+/// A number with its name.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Named {
+    /// Counter, as the source names it.
+    pub(crate) name: String,
+    /// `lane` (this daemon), `socket` (XDP_STATISTICS), or `program` (steering program).
+    pub(crate) source: String,
+    /// A loss, and not work.
+    pub(crate) drop: bool,
+    /// Since the start of what counts it.
+    pub(crate) value: u64,
+}
+
+/// One queue pair.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct LaneStatus {
+    /// Queue pair, from 0.
+    pub(crate) pair: usize,
+    /// NIC queue; none for a null NIC.
+    pub(crate) queue: Option<u32>,
+    /// A guest uses it now.
+    pub(crate) running: bool,
+    /// The data path in use: `zero-copy`, `copy (native)`, `copy (skb)`, `null`.
+    pub(crate) mode: Option<String>,
+    /// Why not a better one, in the order tried.
+    pub(crate) fallbacks: Vec<String>,
+    /// Frames may span several descriptors.
+    pub(crate) multi_buffer: bool,
+    /// Packet memory in the daemon, bytes.
+    pub(crate) packet_bytes: u64,
+    /// What the kernel keeps for it, bytes (estimated).
+    pub(crate) kernel_bytes: u64,
+    /// `hugetlb`, `transparent huge pages`, `4 KiB pages`, or `guest memory`.
+    pub(crate) backing: Option<String>,
+    /// Everything counted.
+    pub(crate) counters: Vec<Named>,
+}
+
+/// One port.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct PortStatus {
+    /// Socket.
+    pub(crate) endpoint: String,
+    /// Interface, or `null`.
+    pub(crate) nic: String,
+    /// How the steering program is attached: `native` or `skb`; none for a null NIC.
+    pub(crate) attached: Option<String>,
+    /// `copy` or `direct`.
+    pub(crate) memory: String,
+    /// Address told to the guest.
+    pub(crate) mac: String,
+    /// MTU told to the guest, bytes.
+    pub(crate) mtu: u16,
+    /// A VMM is connected.
+    pub(crate) connected: bool,
+    /// Its process.
+    pub(crate) peer: Option<i32>,
+    /// Virtio features that it acknowledged.
+    pub(crate) features: String,
+    /// Connections so far.
+    pub(crate) sessions: u64,
+    /// Why no frames move although they should.
+    pub(crate) impaired: Option<String>,
+    /// How the last session ended: reason and sentence.
+    pub(crate) last_closed: Option<(String, String)>,
+    /// Its queue pairs.
+    pub(crate) lanes: Vec<LaneStatus>,
+}
+
+/// One worker.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct WorkerStatus {
+    /// Rounds that moved frames.
+    pub(crate) busy_rounds: u64,
+    /// Rounds that did not.
+    pub(crate) idle_rounds: u64,
+    /// Times it slept.
+    pub(crate) sleeps: u64,
+}
+
+/// The whole daemon.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Status {
+    /// Process.
+    pub(crate) pid: u32,
+    /// Version of the daemon.
+    pub(crate) version: String,
+    /// CPU time used so far, all threads, microseconds.
+    pub(crate) cpu_us: u64,
+    /// The workers.
+    pub(crate) workers: Vec<WorkerStatus>,
+    /// The ports.
+    pub(crate) ports: Vec<PortStatus>,
+}
+
+impl Status {
+    /// Takes a look.
+    pub(crate) fn read(ports: &[Arc<Port>], workers: &Workers) -> Self {
+        Self {
+            pid: std::process::id(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            cpu_us: cpu_us(),
+            workers: workers
+                .counters()
+                .map(|counters| WorkerStatus {
+                    busy_rounds: counters.busy_rounds.get(),
+                    idle_rounds: counters.idle_rounds.get(),
+                    sleeps: counters.sleeps.get(),
+                })
+                .collect(),
+            ports: ports.iter().map(|port| PortStatus::read(port)).collect(),
+        }
+    }
+}
+
+fn cpu_us() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0) / 1_000
+}
+
+impl PortStatus {
+    fn read(port: &Port) -> Self {
+        let mtu = port.mtu();
+        let state = port.lock();
+        let session = state.session.as_ref();
+        let nic = match &port.config.nic {
+            NicConfig::Null { .. } => "null".to_owned(),
+            NicConfig::Interface { name, .. } => name.clone(),
+        };
+        let mac = port.mac().map(|byte| format!("{byte:02x}")).join(":");
+        let lanes = (0..port.counters.len())
+            .map(|pair| {
+                let active = session.and_then(|session| session.lanes.get(pair)?.as_ref());
+                LaneStatus::read(port, pair, active, state.interface.as_deref())
+            })
+            .collect();
+        Self {
+            endpoint: port.config.endpoint.to_string(),
+            nic,
+            attached: state
+                .interface
+                .as_ref()
+                .map(|interface| interface.program.mode().to_string()),
+            memory: port.config.placement.to_string(),
+            mac,
+            mtu,
+            connected: session.is_some(),
+            peer: session.and_then(super::session::Session::peer),
+            features: format!("{:#x}", session.map_or(0, |session| session.features)),
+            sessions: state.sessions,
+            impaired: state.impaired.clone(),
+            last_closed: state
+                .last_closed
+                .as_ref()
+                .map(|closed| (closed.reason.to_owned(), closed.detail.clone())),
+            lanes,
+        }
+    }
+}
+
+impl LaneStatus {
+    fn read(
+        port: &Port,
+        pair: usize,
+        active: Option<&ActiveLane>,
+        interface: Option<&super::interface::Interface>,
+    ) -> Self {
+        let queue = match &port.config.nic {
+            NicConfig::Null { .. } => None,
+            NicConfig::Interface { start_queue, .. } => {
+                u32::try_from(pair).ok().map(|pair| start_queue + pair)
+            }
+        };
+        let mut counters: Vec<Named> = port.counters[pair]
+            .read()
+            .into_iter()
+            .map(|reading| Named {
+                name: reading.name.to_owned(),
+                source: "lane".to_owned(),
+                drop: reading.kind == crate::data::counters::Kind::Drop,
+                value: reading.value,
+            })
+            .collect();
+        let facts = active.map(|lane| &lane.facts);
+        if let Some(statistics) = facts
+            .and_then(|facts| facts.socket.as_ref())
+            .and_then(|socket| xsk::Statistics::read(socket.as_fd()).ok())
+        {
+            counters.extend(socket_counters(&statistics));
+        }
+        if let Some(steered) = interface
+            .zip(queue)
+            .and_then(|(at, queue)| at.program.counters(queue).ok())
+        {
+            counters.extend(steered.named().into_iter().map(|(name, value)| Named {
+                name: name.to_owned(),
+                source: "program".to_owned(),
+                drop: matches!(name, "too_long" | "no_header_room"),
+                value,
+            }));
+        }
+        Self {
+            pair,
+            queue,
+            running: active.is_some(),
+            mode: facts.map(|facts| facts.mode.clone()),
+            fallbacks: facts.map_or_else(Vec::new, |facts| facts.fallbacks.clone()),
+            multi_buffer: facts.is_some_and(|facts| facts.multi_buffer),
+            packet_bytes: facts.map_or(0, |facts| facts.packet_bytes),
+            kernel_bytes: facts.map_or(0, |facts| facts.kernel_bytes),
+            backing: facts.map(|facts| facts.backing.clone()),
+            counters,
+        }
+    }
+
+    /// A counter by name, 0 if it is not there.
+    pub(crate) fn counter(&self, name: &str) -> u64 {
+        self.counters
+            .iter()
+            .filter(|counter| counter.name == name)
+            .map(|counter| counter.value)
+            .sum()
+    }
+}
+
+fn socket_counters(statistics: &xsk::Statistics) -> [Named; 5] {
+    [
+        ("rx_dropped", statistics.rx_dropped),
+        ("rx_ring_full", statistics.rx_ring_full),
+        ("rx_fill_ring_empty_descs", statistics.rx_fill_ring_empty_descs),
+        ("rx_invalid_descs", statistics.rx_invalid_descs),
+        ("tx_invalid_descs", statistics.tx_invalid_descs),
+    ]
+    .map(|(name, value)| Named {
+        name: name.to_owned(),
+        source: "socket".to_owned(),
+        drop: true,
+        value,
+    })
+}

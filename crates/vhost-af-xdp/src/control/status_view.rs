@@ -1,0 +1,130 @@
+//! The status as a person reads it.
+
+use std::fmt::Write as _;
+
+use comfy_table::{CellAlignment, Table, presets};
+
+use super::status::{LaneStatus, PortStatus, Status};
+
+/// Renders the whole status, ending with a newline.
+pub(crate) fn render(status: &Status) -> String {
+    let mut text = format!(
+        "vhost-af-xdp {}, process {}, {} port(s), {} worker(s), {:.1} s of CPU time\n",
+        status.version,
+        status.pid,
+        status.ports.len(),
+        status.workers.len(),
+        // Microseconds fit a double's mantissa for 285 years of CPU time.
+        status.cpu_us as f64 / 1e6,
+    );
+    for port in &status.ports {
+        render_port(&mut text, port);
+    }
+    text
+}
+
+fn render_port(text: &mut String, port: &PortStatus) {
+    let state = match (&port.impaired, port.connected) {
+        (Some(reason), _) => format!("impaired: {reason}"),
+        (None, true) => port
+            .peer
+            .map_or("connected".to_owned(), |pid| format!("connected, process {pid}")),
+        (None, false) => "waiting for a VMM".to_owned(),
+    };
+    // Writing to a String cannot fail.
+    let _ = writeln!(text, "\nport {}: {state}", port.endpoint);
+    let attached = port
+        .attached
+        .as_ref()
+        .map_or(String::new(), |mode| format!(" (program attached {mode})"));
+    let _ = writeln!(
+        text,
+        "  {}{attached}, memory={}, mac {}, mtu {}, features {}, session {}",
+        port.nic, port.memory, port.mac, port.mtu, port.features, port.sessions
+    );
+    if let Some((reason, detail)) = &port.last_closed {
+        let _ = writeln!(text, "  last session ended: {reason}: {detail}");
+    }
+    let mut fallbacks: Vec<&String> = port.lanes.iter().flat_map(|lane| &lane.fallbacks).collect();
+    fallbacks.dedup();
+    for fallback in fallbacks {
+        let _ = writeln!(text, "  {fallback}");
+    }
+    let _ = writeln!(text, "{}", lanes(&port.lanes));
+    if let Some(table) = counters(&port.lanes) {
+        let _ = writeln!(text, "{table}");
+    }
+}
+
+fn lanes(lanes: &[LaneStatus]) -> Table {
+    let mut table = table(&[
+        "pair",
+        "queue",
+        "mode",
+        "from guest",
+        "to guest",
+        "drops",
+        "packet memory",
+        "kernel",
+    ]);
+    for lane in lanes {
+        let drops: u64 = lane
+            .counters
+            .iter()
+            .filter(|counter| counter.drop)
+            .map(|counter| counter.value)
+            .sum();
+        table.add_row([
+            lane.pair.to_string(),
+            lane.queue.map_or("-".to_owned(), |queue| queue.to_string()),
+            lane.mode.clone().unwrap_or_else(|| "stopped".to_owned()),
+            lane.counter("from_guest_frames").to_string(),
+            lane.counter("to_guest_frames").to_string(),
+            drops.to_string(),
+            format!(
+                "{} KiB {}",
+                lane.packet_bytes / 1024,
+                lane.backing.as_deref().unwrap_or("")
+            ),
+            format!("{} KiB", lane.kernel_bytes / 1024),
+        ]);
+    }
+    table
+}
+
+/// Everything counted that is not zero, a column a pair; `None` if nothing is.
+fn counters(lanes: &[LaneStatus]) -> Option<Table> {
+    let mut header = vec!["counter".to_owned(), "of".to_owned(), String::new()];
+    header.extend(lanes.iter().map(|lane| format!("pair {}", lane.pair)));
+    let mut table = table(&header);
+    let mut rows = 0;
+    let mut names: Vec<(&str, &str, bool)> = Vec::new();
+    for counter in lanes.iter().flat_map(|lane| &lane.counters) {
+        let name = (counter.name.as_str(), counter.source.as_str(), counter.drop);
+        if counter.value > 0 && !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    for (name, source, drop) in names {
+        let mut row = vec![
+            name.to_owned(),
+            source.to_owned(),
+            if drop { "drop" } else { "" }.to_owned(),
+        ];
+        row.extend(lanes.iter().map(|lane| lane.counter(name).to_string()));
+        table.add_row(row);
+        rows += 1;
+    }
+    (rows > 0).then_some(table)
+}
+
+fn table<T: AsRef<str>>(header: &[T]) -> Table {
+    let mut table = Table::new();
+    table
+        .load_style(presets::UTF8_HORIZONTAL_ONLY)
+        .set_header(header.iter().map(AsRef::as_ref));
+    for column in table.column_iter_mut().skip(3) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}

@@ -1,0 +1,59 @@
+//! Copies between guest memory and UMEM.
+//!
+//! Purpose: the one place of the data path that dereferences pointers. Both sides are shared (the
+//! guest writes its RAM whenever it likes, the kernel writes frames that it holds), so bytes move
+//! by raw pointer and no reference to them is ever formed.
+//!
+//! Invariant: every range is checked against its mapping here, whatever was checked before; two
+//! comparisons are cheaper than an argument.
+
+#![allow(unsafe_code)]
+
+use std::ptr::{self, NonNull};
+
+use virtqueue::MemoryMap;
+use xsk::{Umem, UmemMemory, UmemOffset};
+
+use super::guest::Piece;
+
+/// Guest RAM with the bounce area behind it, as memory for a UMEM (direct placement).
+pub(crate) struct GuestRam(pub(crate) std::sync::Arc<MemoryMap>);
+
+// SAFETY: the mapping is `len` bytes from `base`, without a hole, and lives until the last `Arc`
+// of it goes; `MemoryMap` establishes that in its constructor and never moves or shrinks it.
+unsafe impl UmemMemory for GuestRam {
+    fn base(&self) -> NonNull<u8> {
+        self.0.base()
+    }
+
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// Copies a piece of guest memory into the UMEM. `None`: a range is outside its mapping, nothing
+/// was copied.
+#[inline]
+pub(crate) fn guest_to_umem(guest: &MemoryMap, from: Piece, umem: &Umem, to: UmemOffset) -> Option<()> {
+    let source = guest.ptr(from.offset, from.len as usize)?;
+    let target = umem.ptr(to, from.len as usize)?;
+    copy(source, target, from.len as usize);
+    Some(())
+}
+
+/// Copies a piece of the UMEM into guest memory; as [`guest_to_umem`].
+#[inline]
+pub(crate) fn umem_to_guest(umem: &Umem, from: UmemOffset, guest: &MemoryMap, to: Piece) -> Option<()> {
+    let source = umem.ptr(from, to.len as usize)?;
+    let target = guest.ptr(to.offset, to.len as usize)?;
+    copy(source, target, to.len as usize);
+    Some(())
+}
+
+#[inline]
+fn copy(source: NonNull<u8>, target: NonNull<u8>, len: usize) {
+    // SAFETY: both ranges were just checked to lie within mappings that outlive this call. They
+    // may overlap only if the guest says so (direct placement, a chain that points at itself is
+    // still outside the bounce area), for which `copy` is defined.
+    unsafe { ptr::copy(source.as_ptr(), target.as_ptr(), len) }
+}

@@ -1,0 +1,117 @@
+//! Counters of a lane: what moved, what was lost and why.
+//!
+//! One writer (the worker that owns the lane), any number of readers (status). The writer adds
+//! with a plain load and store, both relaxed: there is no second writer that could be overwritten,
+//! and a reader needs no order between two counters. Nothing else is published through them.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// A number that one thread adds to and others read.
+#[derive(Debug, Default)]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    /// Adds `n`; only the owning worker calls this.
+    #[inline]
+    pub(crate) fn add(&self, n: u64) {
+        self.0.store(self.0.load(Relaxed).wrapping_add(n), Relaxed);
+    }
+
+    /// The value now.
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+}
+
+/// Whether a counter tells of work or of loss.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Kind {
+    /// Something was done.
+    Work,
+    /// A frame was lost for the reason that the counter's name gives.
+    Drop,
+}
+
+/// One counter as status shows it.
+#[derive(Debug, Clone, serde::Serialize)]
+pub(crate) struct Reading {
+    /// Name, the field's.
+    pub(crate) name: &'static str,
+    /// Work or drop.
+    pub(crate) kind: Kind,
+    /// Value.
+    pub(crate) value: u64,
+}
+
+macro_rules! lane_counters {
+    ($($(#[doc = $doc:literal])+ $kind:ident $name:ident,)+) => {
+        /// Everything that a lane counts.
+        #[derive(Debug, Default)]
+        pub(crate) struct LaneCounters { $($(#[doc = $doc])+ pub(crate) $name: Counter,)+ }
+
+        impl LaneCounters {
+            /// All values, in the order of their declaration.
+            pub(crate) fn read(&self) -> Vec<Reading> {
+                vec![$(Reading { name: stringify!($name), kind: Kind::$kind, value: self.$name.get() },)+]
+            }
+        }
+    };
+}
+
+lane_counters! {
+    /// Frames handed to the NIC for the guest.
+    Work from_guest_frames,
+    /// Bytes of these frames, without the virtio-net header.
+    Work from_guest_bytes,
+    /// Frames delivered into the guest's buffers.
+    Work to_guest_frames,
+    /// Bytes of these frames, without the virtio-net header.
+    Work to_guest_bytes,
+    /// Frames of direct placement that took the way through the bounce area, either direction.
+    Work bounced_frames,
+    /// Times the driver was notified (call eventfd written).
+    Work calls,
+    /// Times the NIC's transmit side was kicked.
+    Work nic_kicks,
+    /// Times the guest had more to send than the NIC had room for; the frames waited.
+    Work from_guest_waits,
+    /// Times a frame waited because the guest had posted no buffer for it.
+    Work to_guest_waits,
+    /// Frame shorter than an Ethernet header (14 bytes).
+    Drop from_guest_runt,
+    /// Frame longer than the interface's MTU plus Ethernet and VLAN header.
+    Drop from_guest_too_long,
+    /// virtio-net header that asks for a checksum or segmentation that was not negotiated.
+    Drop from_guest_offload_not_negotiated,
+    /// Frame in more pieces than a multi-buffer frame may have and too long for the bounce area.
+    Drop from_guest_too_many_pieces,
+    /// The interface is down.
+    Drop from_guest_interface_down,
+    /// The interface is gone.
+    Drop from_guest_interface_gone,
+    /// Frame longer than the guest's buffer (or than all its buffers, where they may be merged).
+    Drop to_guest_buffer_too_small,
+    /// Pieces of a multi-buffer frame that this lane cannot join.
+    Drop to_guest_too_many_pieces,
+    /// The queue pair was stopped while the frame was in our hands.
+    Drop to_guest_queue_stopped,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reading_keeps_name_kind_and_value() {
+        let counters = LaneCounters::default();
+        counters.from_guest_runt.add(2);
+        counters.from_guest_runt.add(1);
+        let readings = counters.read();
+        let runt = readings
+            .iter()
+            .find(|r| r.name == "from_guest_runt")
+            .expect("declared");
+        assert_eq!((runt.kind, runt.value), (Kind::Drop, 3));
+    }
+}

@@ -1,0 +1,284 @@
+//! The guest's side of a lane: two vrings, the virtio-net header, and what is checked in it.
+//!
+//! A chain arrives here with every descriptor already copied out of guest memory and bounds-checked
+//! by the `virtqueue` crate. What remains is meaning: a chain from the guest is readable only, a
+//! chain to the guest is writable only, the virtio-net header (VirtIO 1.3, 5.1.6) may lie across
+//! descriptors, and it may not ask for what was not negotiated. The header is copied out once and
+//! judged on the copy (CVE-2024-11614: a guest may change it between two looks).
+
+use std::os::fd::OwnedFd;
+
+use virtqueue::{Chain, GuestFault, MemoryMap, Segment, SplitQueue};
+
+use super::counters::LaneCounters;
+use super::lane::{Bases, Direction};
+
+/// Length of the virtio-net header with `num_buffers`, bytes (VirtIO 1.3, 5.1.6).
+pub(crate) const HEADER_BYTES: u32 = 12;
+/// Length of the legacy header without `num_buffers`, bytes.
+pub(crate) const LEGACY_HEADER_BYTES: u32 = 10;
+/// Shortest frame that has an Ethernet header, bytes.
+pub(crate) const SHORTEST_FRAME: u32 = 14;
+
+/// `VIRTIO_NET_HDR_F_NEEDS_CSUM`.
+const NEEDS_CSUM: u8 = 1;
+/// `VIRTIO_NET_HDR_GSO_NONE`.
+const GSO_NONE: u8 = 0;
+
+/// Why a port was closed: what its guest did.
+#[derive(Debug, Clone, thiserror::Error)]
+pub(crate) enum Fault {
+    /// The virtqueue itself is wrong.
+    #[error(transparent)]
+    Ring(#[from] GuestFault),
+    /// A frame without a whole virtio-net header.
+    #[error("a chain of {bytes} bytes is shorter than the virtio-net header of {header} bytes")]
+    ChainShorterThanHeader {
+        /// Bytes that the chain holds.
+        bytes: u32,
+        /// Bytes of the header.
+        header: u32,
+    },
+    /// A writable descriptor where the guest sends.
+    #[error("the transmit queue holds a chain with a device-writable descriptor (head {head})")]
+    WritableInTransmit {
+        /// First descriptor of the chain.
+        head: u16,
+    },
+    /// A readable descriptor where the guest receives.
+    #[error("the receive queue holds a chain with a device-readable descriptor (head {head})")]
+    ReadableInReceive {
+        /// First descriptor of the chain.
+        head: u16,
+    },
+}
+
+impl Fault {
+    /// The reason as a stable name, for status and logs.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Ring(fault) => fault.name(),
+            Self::ChainShorterThanHeader { .. } => "chain-shorter-than-header",
+            Self::WritableInTransmit { .. } => "writable-in-transmit",
+            Self::ReadableInReceive { .. } => "readable-in-receive",
+        }
+    }
+}
+
+/// One virtqueue with its call eventfd (the worker watches the kick eventfd).
+pub(crate) struct Vring {
+    /// The rings.
+    pub(crate) queue: SplitQueue,
+    /// Kick eventfd; `None`: the driver does not kick, the ring is polled.
+    pub(crate) kick: Option<OwnedFd>,
+    /// Call eventfd; `None`: the driver polls.
+    pub(crate) call: Option<OwnedFd>,
+    /// SET_VRING_ENABLE: a disabled ring is left alone.
+    pub(crate) enabled: bool,
+}
+
+impl Vring {
+    /// Makes what was used visible to the driver and notifies it when it wants that.
+    #[inline]
+    pub(crate) fn publish(&mut self, counters: &LaneCounters) {
+        if self.queue.publish()
+            && let Some(call) = &self.call
+        {
+            // A full counter (EAGAIN) means that the driver has a call pending already.
+            let _ = rustix::io::write(call, &1u64.to_ne_bytes());
+            counters.calls.add(1);
+        }
+    }
+}
+
+/// The guest's half of a lane.
+pub(crate) struct GuestSide {
+    /// Guest memory; offsets of segments refer to it.
+    pub(crate) memory: std::sync::Arc<MemoryMap>,
+    /// The guest's transmit queue.
+    pub(crate) from_guest: Vring,
+    /// The guest's receive queue.
+    pub(crate) to_guest: Vring,
+    /// Virtio-net header in front of each frame, bytes.
+    pub(crate) header_bytes: u32,
+    /// VIRTIO_NET_F_MRG_RXBUF: a frame may span several chains.
+    pub(crate) mergeable: bool,
+    /// Longest frame the interface carries: MTU, Ethernet header and a VLAN tag, bytes.
+    pub(crate) frame_limit: u32,
+}
+
+/// What the guest wants to have done with a chain of its transmit queue.
+pub(crate) enum Sending {
+    /// A frame of `len` bytes; its first byte is `skip` bytes into the chain's segment `from`.
+    Frame {
+        /// Index, within the chain's segments, of the one in which the frame starts.
+        from: usize,
+        /// Bytes of that segment before the frame.
+        skip: u32,
+        /// Length of the frame, bytes.
+        len: u32,
+    },
+    /// Not a frame that can be sent; it has been counted.
+    Drop,
+}
+
+impl GuestSide {
+    /// The vring of a direction.
+    pub(crate) fn vring(&mut self, direction: Direction) -> &mut Vring {
+        match direction {
+            Direction::FromGuest => &mut self.from_guest,
+            Direction::ToGuest => &mut self.to_guest,
+        }
+    }
+
+    /// Where both vrings stand.
+    pub(crate) fn bases(&self) -> Bases {
+        Bases {
+            from_guest: self.from_guest.queue.next_avail(),
+            to_guest: self.to_guest.queue.next_avail(),
+        }
+    }
+
+    /// Judges a chain of the transmit queue; `segments` are the chain's own.
+    #[inline]
+    pub(crate) fn judge(
+        &self,
+        chain: &Chain,
+        segments: &[Segment],
+        counters: &LaneCounters,
+    ) -> Result<Sending, Fault> {
+        if chain.writable != 0 {
+            return Err(Fault::WritableInTransmit { head: chain.head });
+        }
+        let bytes = chain.readable_bytes;
+        if bytes < self.header_bytes {
+            return Err(Fault::ChainShorterThanHeader {
+                bytes,
+                header: self.header_bytes,
+            });
+        }
+        let len = bytes - self.header_bytes;
+        let (flags, gso_type) = self.offload_fields(segments);
+        if flags & NEEDS_CSUM != 0 || gso_type != GSO_NONE {
+            counters.from_guest_offload_not_negotiated.add(1);
+            return Ok(Sending::Drop);
+        }
+        if len < SHORTEST_FRAME {
+            counters.from_guest_runt.add(1);
+            return Ok(Sending::Drop);
+        }
+        if len > self.frame_limit {
+            counters.from_guest_too_long.add(1);
+            return Ok(Sending::Drop);
+        }
+        let (from, skip) = skip(segments, self.header_bytes);
+        Ok(Sending::Frame { from, skip, len })
+    }
+
+    /// `flags` and `gso_type`, the first two bytes of the header, copied out of guest memory.
+    #[inline]
+    fn offload_fields(&self, segments: &[Segment]) -> (u8, u8) {
+        let mut both = [0u8; 2];
+        let (first, second) = both.split_at_mut(1);
+        // One byte a descriptor is legal; `judge` saw that the chain holds a whole header.
+        let next = if segments[0].len > 1 {
+            segments[0].offset + 1
+        } else {
+            segments[1].offset
+        };
+        // Inside the map, as checked when the descriptors were read.
+        let _ = self.memory.copy_from_guest(segments[0].offset, first);
+        let _ = self.memory.copy_from_guest(next, second);
+        (both[0], both[1])
+    }
+}
+
+/// Where the byte `count` of a chain lies: index of its segment and offset within. A position
+/// just past the end is (number of segments, 0).
+#[inline]
+pub(crate) fn skip(segments: &[Segment], count: u32) -> (usize, u32) {
+    let mut left = count;
+    for (at, segment) in segments.iter().enumerate() {
+        if left < segment.len {
+            return (at, left);
+        }
+        left -= segment.len;
+    }
+    (segments.len(), 0)
+}
+
+/// A run of bytes in guest memory, checked when its descriptor was read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Piece {
+    /// Offset in the memory map, bytes.
+    pub(crate) offset: u64,
+    /// Length, bytes.
+    pub(crate) len: u32,
+}
+
+impl Piece {
+    /// The first `len` bytes and the rest; `len` is at most the piece's.
+    #[inline]
+    pub(crate) fn split(self, len: u32) -> (Self, Self) {
+        let rest = Self {
+            offset: self.offset + u64::from(len),
+            len: self.len - len,
+        };
+        (Self { len, ..self }, rest)
+    }
+}
+
+/// The pieces of guest memory that hold a frame: what [`Sending::Frame`] points at.
+#[inline]
+pub(crate) fn pieces(segments: &[Segment], from: usize, skip: u32) -> impl Iterator<Item = Piece> + '_ {
+    segments[from..].iter().enumerate().map(move |(at, segment)| {
+        let whole = Piece {
+            offset: segment.offset,
+            len: segment.len,
+        };
+        if at == 0 { whole.split(skip).1 } else { whole }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn segments(lens: &[u32]) -> Vec<Segment> {
+        lens.iter()
+            .enumerate()
+            .map(|(at, &len)| Segment {
+                offset: at as u64 * 4096,
+                len,
+                room_before: 0,
+            })
+            .collect()
+    }
+
+    #[test]
+    fn header_in_a_descriptor_of_its_own_is_skipped_whole() {
+        let segments = segments(&[12, 100]);
+        assert_eq!(skip(&segments, 12), (1, 0));
+        assert_eq!(
+            pieces(&segments, 1, 0)
+                .map(|s| (s.offset, s.len))
+                .collect::<Vec<_>>(),
+            [(4096, 100)]
+        );
+    }
+
+    #[test]
+    fn header_across_descriptors_is_skipped_whole() {
+        let segments = segments(&[5, 20, 100]);
+        assert_eq!(skip(&segments, 12), (1, 7));
+        let pieces: Vec<_> = pieces(&segments, 1, 7).map(|s| (s.offset, s.len)).collect();
+        assert_eq!(pieces, [(4096 + 7, 13), (8192, 100)]);
+    }
+
+    #[test]
+    fn skipping_everything_leaves_nothing() {
+        let segments = segments(&[12]);
+        assert_eq!(skip(&segments, 12), (1, 0));
+        assert_eq!(pieces(&segments, 1, 0).count(), 0);
+    }
+}

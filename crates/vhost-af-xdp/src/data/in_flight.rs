@@ -1,0 +1,166 @@
+//! What the kernel holds, in the order in which it was given.
+//!
+//! Purpose: in direct placement the kernel names a buffer only by its address; this table tells
+//! which virtqueue entry stands behind it. Buffers nearly always come back in the order in which
+//! they went, so [`InFlight::complete`] looks at the oldest open entry first and searches only
+//! when a driver (zero-copy, after a drop) reordered.
+//!
+//! Invariants: entries leave through [`InFlight::pop_done`] strictly in the order of
+//! [`InFlight::push`]. That gives VIRTIO_F_IN_ORDER for free (VirtIO 1.3, 2.7.9), and makes
+//! "used index" the exact base from which a stopped queue can go on: nothing lost, nothing twice.
+
+use std::collections::VecDeque;
+
+#[derive(Debug)]
+struct Entry<T> {
+    key: u64,
+    value: T,
+    done: bool,
+}
+
+/// A first-in, first-out table of bounded size; see the module's head.
+#[derive(Debug)]
+pub(crate) struct InFlight<T> {
+    entries: VecDeque<Entry<T>>,
+    capacity: usize,
+    /// Entries at the front known to be done; the search for the next completion starts after them.
+    done_at_front: usize,
+}
+
+impl<T> InFlight<T> {
+    /// An empty table for `capacity` entries; never grows past it.
+    pub(crate) fn new(capacity: usize) -> Self {
+        Self {
+            entries: VecDeque::with_capacity(capacity),
+            capacity,
+            done_at_front: 0,
+        }
+    }
+
+    /// Entries that can be pushed now.
+    #[inline]
+    pub(crate) fn room(&self) -> usize {
+        self.capacity - self.entries.len()
+    }
+
+    /// Notes that the kernel now holds the buffer `key`. The caller saw [`Self::room`].
+    #[inline]
+    pub(crate) fn push(&mut self, key: u64, value: T) {
+        debug_assert!(self.room() > 0, "the caller checks room()");
+        self.entries.push_back(Entry {
+            key,
+            value,
+            done: false,
+        });
+    }
+
+    /// Notes something that is already done but must wait for its turn.
+    #[inline]
+    pub(crate) fn push_done(&mut self, value: T) {
+        debug_assert!(self.room() > 0, "the caller checks room()");
+        self.entries.push_back(Entry {
+            key: u64::MAX,
+            value,
+            done: true,
+        });
+    }
+
+    /// The kernel gave buffer `key` back; its entry, to note the outcome in, or `None` for an
+    /// address that was never given.
+    #[inline]
+    pub(crate) fn complete(&mut self, key: u64) -> Option<&mut T> {
+        let mut at = self.done_at_front;
+        while let Some(entry) = self.entries.get(at) {
+            if entry.key == key && !entry.done {
+                break;
+            }
+            at += 1;
+        }
+        let entry = self.entries.get_mut(at)?;
+        entry.done = true;
+        if at == self.done_at_front {
+            self.done_at_front += 1;
+        }
+        Some(&mut entry.value)
+    }
+
+    /// The oldest entry, once it is done.
+    #[inline]
+    pub(crate) fn pop_done(&mut self) -> Option<T> {
+        if !self.entries.front()?.done {
+            return None;
+        }
+        self.done_at_front = self.done_at_front.saturating_sub(1);
+        self.entries.pop_front().map(|entry| entry.value)
+    }
+
+    /// Entries that are done but wait behind an open one.
+    pub(crate) fn len_done(&self) -> u64 {
+        self.entries.iter().map(|entry| u64::from(entry.done)).sum()
+    }
+
+    /// Takes out every entry, done or not, oldest first.
+    pub(crate) fn drain(&mut self) -> impl Iterator<Item = T> + '_ {
+        self.done_at_front = 0;
+        self.entries.drain(..).map(|entry| entry.value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn in_order_completion_pops_at_once() {
+        let mut table = InFlight::new(4);
+        table.push(10, 'a');
+        table.push(20, 'b');
+        assert_eq!(table.complete(10).copied(), Some('a'));
+        assert_eq!(table.pop_done(), Some('a'));
+        assert_eq!(table.pop_done(), None);
+        assert_eq!(table.room(), 3);
+    }
+
+    #[test]
+    fn reordered_completion_waits_for_its_turn() {
+        let mut table = InFlight::new(4);
+        table.push(10, 'a');
+        table.push(20, 'b');
+        table.push(30, 'c');
+        assert!(table.complete(20).is_some());
+        assert_eq!(table.pop_done(), None);
+        assert!(table.complete(10).is_some());
+        assert_eq!(table.pop_done(), Some('a'));
+        assert_eq!(table.pop_done(), Some('b'));
+        assert_eq!(table.pop_done(), None);
+        assert!(table.complete(30).is_some());
+        assert_eq!(table.pop_done(), Some('c'));
+    }
+
+    #[test]
+    fn same_address_twice_completes_both_entries() {
+        let mut table = InFlight::new(4);
+        table.push(10, 'a');
+        table.push(10, 'b');
+        assert_eq!(table.complete(10).copied(), Some('a'));
+        assert_eq!(table.complete(10).copied(), Some('b'));
+        assert!(table.complete(10).is_none());
+    }
+
+    #[test]
+    fn unknown_address_is_refused() {
+        let mut table: InFlight<()> = InFlight::new(1);
+        assert!(table.complete(1).is_none());
+    }
+
+    #[test]
+    fn done_entry_waits_behind_open_one() {
+        let mut table = InFlight::new(4);
+        table.push(10, 'a');
+        table.push_done('x');
+        assert_eq!(table.pop_done(), None);
+        table.complete(10);
+        assert_eq!(table.pop_done(), Some('a'));
+        assert_eq!(table.pop_done(), Some('x'));
+    }
+}

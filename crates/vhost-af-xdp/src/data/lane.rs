@@ -1,0 +1,76 @@
+//! A lane: one virtio queue pair joined with one NIC queue.
+//!
+//! A lane *breathes*: each breath takes a batch from the guest to the NIC and a batch from the NIC
+//! to the guest, publishes both, and returns how many frames moved. When nothing moves for the
+//! spin time the worker *arms* it (asks for kicks) and sleeps.
+//!
+//! Transitions (the worker is the only one that makes them):
+//!
+//!     polling ──arm() = Idle──▶ armed ──wake──▶ disarm() ─▶ polling
+//!     polling ──arm() = Busy──▶ polling        (work came while arming: no kick will tell of it)
+//!     polling ──breathe() = Err──▶ faulted     (left alone until control takes it away)
+//!     any ──taken by control──▶ stop()         (consumed; the vring bases remain)
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use super::guest::Fault;
+
+/// Most chains or frames one breath moves in each direction.
+///
+/// The kernel's copy-mode transmit path costs the same per frame from 32 on; 64 keeps the batch's
+/// descriptors in the first-level cache.
+pub(crate) const BATCH: usize = 64;
+
+/// What is left to do when a lane is asked to rest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Rest {
+    /// Nothing: a kick or a frame will wake.
+    Idle,
+    /// Something that no file descriptor announces (frames the NIC has not sent yet): look again
+    /// within a millisecond.
+    Soon,
+    /// Work is there: do not sleep.
+    Busy,
+}
+
+/// Which vring of the pair, by the direction of its frames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Direction {
+    /// The guest's transmit queue.
+    FromGuest,
+    /// The guest's receive queue.
+    ToGuest,
+}
+
+/// Where the vrings of a stopped lane stand: the value for VHOST_USER_GET_VRING_BASE.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Bases {
+    /// Next available index of the transmit queue.
+    pub(crate) from_guest: u16,
+    /// Next available index of the receive queue.
+    pub(crate) to_guest: u16,
+}
+
+/// See the module's head. Implementations: [`super::copy::CopyLane`], [`super::direct::DirectLane`].
+pub(crate) trait Lane: Send {
+    /// Moves a batch each way; frames moved.
+    ///
+    /// # Errors
+    /// What the guest did wrong. The lane must not breathe again.
+    fn breathe(&mut self) -> Result<usize, Fault>;
+    /// Asks for kicks where the lane waits for the guest, and looks again.
+    ///
+    /// # Errors
+    /// As [`Self::breathe`].
+    fn arm(&mut self) -> Result<Rest, Fault>;
+    /// Tells the driver that no kicks are needed while the lane is polled.
+    fn disarm(&mut self);
+    /// Replaces the call eventfd of a vring.
+    fn set_call(&mut self, direction: Direction, call: Option<OwnedFd>);
+    /// SET_VRING_ENABLE.
+    fn set_enabled(&mut self, direction: Direction, enabled: bool);
+    /// Eventfds and sockets whose readiness must wake the worker (edge-triggered).
+    fn watch(&self) -> Vec<BorrowedFd<'_>>;
+    /// Takes back what the kernel holds, publishes what is done, closes the NIC's queue.
+    fn stop(self: Box<Self>) -> Bases;
+}

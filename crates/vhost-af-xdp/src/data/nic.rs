@@ -1,0 +1,47 @@
+//! The far side of a lane: one queue of a NIC, or none.
+//!
+//! [`Nic`] is what a lane needs of it, in batches. Two implementations: [`super::xdp::XdpNic`], an
+//! AF_XDP socket, and [`super::null::NullNic`], which makes and drops frames in our process. Lanes
+//! are generic over it, so nothing is dispatched dynamically per frame.
+//!
+//! Ownership goes with the values: a [`Frame`] given with [`Nic::give`] or inside a [`TxDesc`] is
+//! the NIC's until it comes back from [`Nic::from_nic`] or [`Nic::sent`].
+
+use std::os::fd::BorrowedFd;
+
+use xsk::{Frame, RxDesc, TxDesc};
+
+/// What a transmit kick told about the interface.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Link {
+    /// Frames are being sent.
+    Up,
+    /// The interface is down; frames wait in the ring until it is up again.
+    Down,
+    /// The interface is gone; this NIC will never move a frame again.
+    Gone,
+}
+
+/// One queue of a NIC.
+pub(crate) trait Nic: Send {
+    /// Descriptors that can be passed to [`Self::to_nic`] now.
+    fn room_to_nic(&mut self) -> usize;
+    /// Queues frames for sending, at most [`Self::room_to_nic`]; [`Self::kick`] sets them off.
+    fn to_nic(&mut self, frames: impl ExactSizeIterator<Item = TxDesc>);
+    /// Lets the kernel send what is queued. Cheap when nothing is, or when no kick is needed.
+    fn kick(&mut self) -> Link;
+    /// Queued frames that have not come back from [`Self::sent`].
+    fn unsent(&self) -> usize;
+    /// Frames that were sent and are the caller's again.
+    fn sent(&mut self, max: usize) -> impl Iterator<Item = Frame> + '_;
+    /// Frames that can be passed to [`Self::give`] now.
+    fn room_to_give(&mut self) -> usize;
+    /// Gives the NIC empty frames to receive into, at most [`Self::room_to_give`].
+    fn give(&mut self, frames: impl ExactSizeIterator<Item = Frame>);
+    /// Received frames. What is not taken from the iterator stays with the NIC.
+    fn from_nic(&mut self, max: usize) -> impl Iterator<Item = RxDesc> + '_;
+    /// Whether [`Self::from_nic`] would yield something.
+    fn has_frames(&mut self) -> bool;
+    /// Becomes readable when frames arrive; `None` where nothing ever sleeps.
+    fn fd(&self) -> Option<BorrowedFd<'_>>;
+}

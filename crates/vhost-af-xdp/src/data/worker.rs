@@ -1,0 +1,345 @@
+//! Worker threads: each owns lanes, polls them while there is work, and sleeps when there is none.
+//!
+//! Theory of operation. A worker breathes all its lanes in turn. When none has moved a frame for
+//! the spin time it arms them (drivers are asked for kicks, with the re-check that makes a lost
+//! kick impossible) and waits in `epoll_wait` on kick eventfds, AF_XDP sockets and its mailbox.
+//! All are watched edge-triggered: readiness is only a reason to look, never consumed by reading,
+//! so neither a stale eventfd counter nor frames that must wait for buffers make it spin.
+//!
+//! Control reaches a worker through its mailbox only ([`Command`]); a lane that is to go is handed
+//! back whole, so that closing sockets (which waits for the kernel) happens elsewhere.
+//!
+//! A guest's fault takes that lane out of the rounds and is reported once through the lane's
+//! `on_fault`; the other lanes never notice.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::event::{EventfdFlags, Timespec, eventfd};
+
+use super::counters::Counter;
+use super::guest::Fault;
+use super::lane::{Direction, Lane, Rest};
+
+/// How long to sleep when frames are with the NIC that nothing will announce.
+const SOON: Duration = Duration::from_millis(1);
+/// Idle rounds between two looks at the clock.
+const ROUNDS_PER_LOOK: u32 = 16;
+
+/// Names a lane within the process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct LaneId(pub(crate) u64);
+
+/// Called once, on the worker's thread, when a guest broke the rules.
+pub(crate) type OnFault = Box<dyn FnOnce(Fault) + Send>;
+
+/// What control asks of a worker.
+pub(crate) enum Command {
+    /// Take this lane into the rounds.
+    Add(LaneId, Box<dyn Lane>, OnFault),
+    /// Hand this lane back.
+    Remove(LaneId, Sender<Option<Box<dyn Lane>>>),
+    /// SET_VRING_CALL while running.
+    SetCall(LaneId, Direction, Option<OwnedFd>),
+    /// SET_VRING_ENABLE while running.
+    SetEnabled(LaneId, Direction, bool),
+    /// End the thread.
+    End,
+}
+
+/// What a worker does with its time.
+#[derive(Debug, Default)]
+pub(crate) struct WorkerCounters {
+    /// Rounds in which at least one frame moved.
+    pub(crate) busy_rounds: Counter,
+    /// Rounds in which none did.
+    pub(crate) idle_rounds: Counter,
+    /// Times it went to sleep.
+    pub(crate) sleeps: Counter,
+}
+
+/// Control's end of a worker.
+pub(crate) struct WorkerHandle {
+    commands: Sender<Command>,
+    mailbox: Arc<OwnedFd>,
+    /// See [`WorkerCounters`].
+    pub(crate) counters: Arc<WorkerCounters>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl WorkerHandle {
+    /// Starts a worker, pinned to `cpu` if one is named.
+    ///
+    /// # Errors
+    /// The kernel's, where a descriptor or the thread cannot be made.
+    pub(crate) fn start(index: usize, cpu: Option<usize>, spin: Duration) -> io::Result<Self> {
+        let mailbox = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        epoll::add(
+            &epoll,
+            &*mailbox,
+            EventData::new_u64(0),
+            EventFlags::IN | EventFlags::ET,
+        )?;
+        let (commands, inbox) = mpsc::channel();
+        let counters = Arc::new(WorkerCounters::default());
+        let worker = Worker {
+            inbox,
+            epoll,
+            spin,
+            counters: Arc::clone(&counters),
+            lanes: Vec::new(),
+        };
+        let thread = std::thread::Builder::new()
+            .name(format!("worker-{index}"))
+            .spawn(move || {
+                if let Some(cpu) = cpu {
+                    pin(cpu);
+                }
+                worker.run();
+            })?;
+        Ok(Self {
+            commands,
+            mailbox,
+            counters,
+            thread: Some(thread),
+        })
+    }
+
+    /// Sends a command; the worker acts on it within a round.
+    pub(crate) fn send(&self, command: Command) {
+        // A worker ends only by Command::End, after which nobody sends.
+        let _ = self.commands.send(command);
+        let _ = rustix::io::write(&*self.mailbox, &1u64.to_ne_bytes());
+    }
+
+    /// Takes a lane back; `None` if the worker does not have it.
+    pub(crate) fn remove(&self, id: LaneId) -> Option<Box<dyn Lane>> {
+        let (answer, answered) = mpsc::channel();
+        self.send(Command::Remove(id, answer));
+        answered.recv().ok().flatten()
+    }
+}
+
+impl Drop for WorkerHandle {
+    fn drop(&mut self) {
+        self.send(Command::End);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn pin(cpu: usize) {
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(cpu);
+    if let Err(error) = rustix::thread::sched_setaffinity(None, &set) {
+        tracing::warn!(cpu, %error, "worker stays unpinned: check --cpus against the CPUs that exist");
+    }
+}
+
+struct Slot {
+    id: LaneId,
+    lane: Box<dyn Lane>,
+    /// Taken when it is called; a slot without it is out of the rounds.
+    on_fault: Option<OnFault>,
+}
+
+struct Worker {
+    inbox: Receiver<Command>,
+    epoll: OwnedFd,
+    spin: Duration,
+    counters: Arc<WorkerCounters>,
+    lanes: Vec<Slot>,
+}
+
+impl Worker {
+    fn run(mut self) {
+        let mut idle_since: Option<Instant> = None;
+        let mut rounds = 0u32;
+        loop {
+            if !self.read_mail() {
+                return;
+            }
+            if self.breathe() {
+                self.counters.busy_rounds.add(1);
+                idle_since = None;
+                continue;
+            }
+            self.counters.idle_rounds.add(1);
+            std::hint::spin_loop();
+            rounds = rounds.wrapping_add(1);
+            if !self.spin.is_zero() && !rounds.is_multiple_of(ROUNDS_PER_LOOK) {
+                continue;
+            }
+            let now = Instant::now();
+            if now.duration_since(*idle_since.get_or_insert(now)) >= self.spin {
+                self.rest();
+                idle_since = None;
+            }
+        }
+    }
+
+    /// One round over the lanes; whether a frame moved.
+    fn breathe(&mut self) -> bool {
+        let mut moved = 0;
+        for slot in self.lanes.iter_mut().filter(|slot| slot.on_fault.is_some()) {
+            match slot.lane.breathe() {
+                Ok(frames) => moved += frames,
+                Err(fault) => slot.report(fault),
+            }
+        }
+        moved > 0
+    }
+
+    /// Arms all lanes and sleeps until something happens.
+    fn rest(&mut self) {
+        let mut rest = Rest::Idle;
+        for slot in self.lanes.iter_mut().filter(|slot| slot.on_fault.is_some()) {
+            match slot.lane.arm() {
+                Ok(lane) => rest = rest.max(lane),
+                Err(fault) => slot.report(fault),
+            }
+        }
+        if rest != Rest::Busy {
+            self.counters.sleeps.add(1);
+            let soon = Timespec::try_from(SOON).ok().filter(|_| rest == Rest::Soon);
+            let mut events = Vec::with_capacity(16);
+            // EINTR and every event mean the same: look again.
+            let _ = epoll::wait(
+                &self.epoll,
+                rustix::buffer::spare_capacity(&mut events),
+                soon.as_ref(),
+            );
+        }
+        self.lanes.iter_mut().for_each(|slot| slot.lane.disarm());
+    }
+
+    /// Acts on commands; false when the thread is to end.
+    fn read_mail(&mut self) -> bool {
+        loop {
+            match self.inbox.try_recv() {
+                Ok(Command::Add(id, lane, on_fault)) => self.add(id, lane, on_fault),
+                Ok(Command::Remove(id, answer)) => {
+                    let lane = self
+                        .lanes
+                        .iter()
+                        .position(|slot| slot.id == id)
+                        .map(|at| self.lanes.remove(at).lane);
+                    if let Some(lane) = &lane {
+                        for fd in lane.watch() {
+                            let _ = epoll::delete(&self.epoll, fd);
+                        }
+                    }
+                    let _ = answer.send(lane);
+                }
+                Ok(Command::SetCall(id, direction, call)) => {
+                    if let Some(lane) = self.lane(id) {
+                        lane.set_call(direction, call);
+                    }
+                }
+                Ok(Command::SetEnabled(id, direction, enabled)) => {
+                    if let Some(lane) = self.lane(id) {
+                        lane.set_enabled(direction, enabled);
+                    }
+                }
+                Ok(Command::End) | Err(TryRecvError::Disconnected) => return false,
+                Err(TryRecvError::Empty) => return true,
+            }
+        }
+    }
+
+    fn lane(&mut self, id: LaneId) -> Option<&mut Box<dyn Lane>> {
+        self.lanes
+            .iter_mut()
+            .find(|slot| slot.id == id)
+            .map(|slot| &mut slot.lane)
+    }
+
+    fn add(&mut self, id: LaneId, mut lane: Box<dyn Lane>, on_fault: OnFault) {
+        for fd in lane.watch() {
+            let flags = EventFlags::IN | EventFlags::ET;
+            // A descriptor that cannot be watched (a regular file as kick fd) is only polled.
+            let _ = epoll::add(&self.epoll, fd.as_fd(), EventData::new_u64(id.0), flags);
+        }
+        lane.disarm();
+        self.lanes.push(Slot {
+            id,
+            lane,
+            on_fault: Some(on_fault),
+        });
+    }
+}
+
+impl Slot {
+    fn report(&mut self, fault: Fault) {
+        if let Some(on_fault) = self.on_fault.take() {
+            on_fault(fault);
+        }
+    }
+}
+
+/// All workers of the process; spreads lanes over them.
+pub(crate) struct Workers {
+    handles: Vec<WorkerHandle>,
+    /// Lanes that each has.
+    loads: Mutex<Vec<usize>>,
+    next_id: AtomicU64,
+}
+
+impl Workers {
+    /// Starts `count` workers (at least one), pinned round robin to `cpus` if there are any.
+    ///
+    /// # Errors
+    /// As [`WorkerHandle::start`].
+    pub(crate) fn start(count: usize, cpus: &[usize], spin: Duration) -> io::Result<Self> {
+        let cpu = |index: usize| cpus.get(index % cpus.len().max(1)).copied();
+        let handles: Vec<_> = (0..count.max(1))
+            .map(|index| WorkerHandle::start(index, cpu(index), spin))
+            .collect::<io::Result<_>>()?;
+        Ok(Self {
+            loads: Mutex::new(vec![0; handles.len()]),
+            handles,
+            next_id: AtomicU64::new(1),
+        })
+    }
+
+    /// Gives a lane to the worker that has the fewest; which one, and the lane's name.
+    pub(crate) fn add(&self, lane: Box<dyn Lane>, on_fault: OnFault) -> (usize, LaneId) {
+        let id = LaneId(self.next_id.fetch_add(1, Relaxed));
+        let mut loads = self.loads.lock().unwrap_or_else(PoisonError::into_inner);
+        let worker = (0..loads.len()).min_by_key(|&worker| loads[worker]).unwrap_or(0);
+        loads[worker] += 1;
+        self.handles[worker].send(Command::Add(id, lane, on_fault));
+        (worker, id)
+    }
+
+    /// Takes a lane back from its worker.
+    pub(crate) fn remove(&self, worker: usize, id: LaneId) -> Option<Box<dyn Lane>> {
+        let lane = self.handles[worker].remove(id);
+        let mut loads = self.loads.lock().unwrap_or_else(PoisonError::into_inner);
+        loads[worker] = loads[worker].saturating_sub(1);
+        lane
+    }
+
+    /// Passes on SET_VRING_CALL.
+    pub(crate) fn set_call(&self, worker: usize, id: LaneId, direction: Direction, call: Option<OwnedFd>) {
+        self.handles[worker].send(Command::SetCall(id, direction, call));
+    }
+
+    /// Passes on SET_VRING_ENABLE.
+    pub(crate) fn set_enabled(&self, worker: usize, id: LaneId, direction: Direction, enabled: bool) {
+        self.handles[worker].send(Command::SetEnabled(id, direction, enabled));
+    }
+
+    /// The counters of each worker.
+    pub(crate) fn counters(&self) -> impl Iterator<Item = &WorkerCounters> {
+        self.handles.iter().map(|handle| &*handle.counters)
+    }
+}
