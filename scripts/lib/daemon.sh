@@ -14,11 +14,13 @@ build_daemon() {
     (cd "$REPO" && cargo build --quiet --release -p vhost-af-xdp) || fail "the build failed (see above)"
 }
 
-# start_daemon NAMESPACE SOCKET LOG ARG...: `serve` in the namespace; returns when its socket is there. Sets DAEMON_IDENTITY.
+# start_daemon NAMESPACE SOCKET LOG ARG...: `serve` in the namespace; returns when its socket is there. Sets DAEMON_IDENTITY and
+# DAEMON_CONTROL.
 start_daemon() {
     local namespace="$1" socket="$2" log="$3" pid
     shift 3
-    ip netns exec "$namespace" "$DAEMON" serve --socket-path "$socket" "$@" </dev/null >"$log" 2>&1 &
+    DAEMON_CONTROL="$socket.control"
+    ip netns exec "$namespace" "$DAEMON" serve --socket-path "$socket" --control "$DAEMON_CONTROL" "$@" </dev/null >"$log" 2>&1 &
     pid=$!
     disown "$pid"
     DAEMON_IDENTITY="$(process_identity "$pid")"
@@ -39,9 +41,9 @@ stop_daemon() {
     end_process "$DAEMON_IDENTITY"
 }
 
-# The status report, JSON, of the daemon behind a socket.
+# The status report, JSON, of the daemon that was started last.
 daemon_status() {
-    "$DAEMON" status --json
+    "$DAEMON" status --control "$DAEMON_CONTROL" --json
 }
 
 # counter_sum REPORT NAME: a counter's value, summed over all queues.

@@ -262,7 +262,8 @@ guest_run() {
     exec {lock}>"$state/lock"
     flock "$lock"
     # Opening a pipe for both directions never blocks; what stays open for the output only reads, so that the end of QEMU is its end.
-    exec {in}<>"$state/shell.in" {hold}<>"$state/shell.out" {out}<"$state/shell.out" {hold}>&-
+    exec {in}<>"$state/shell.in" {hold}<>"$state/shell.out"
+    exec {out}<"$state/shell.out" {hold}>&-
     # The time limit is that of `timeout`, as bash may crash when a signal meets `read -t`.
     exec {reply}< <(exec timeout $((seconds + 10)) cat <&"$out")
     reader=$!

@@ -13,8 +13,11 @@
     PACKAGES_NET=(ethtool iproute2 iputils-ping procps)
     PACKAGES_GUEST=(busybox-static cpio iperf3 qemu-system-x86 util-linux)
     PACKAGES_RESULTS=(jq)
-    PACKAGES_DPDK=(dpdk)
+    # testpmd is in dpdk-dev; each driver is a package of its own.
+    PACKAGES_DPDK=(dpdk-dev librte-mempool-ring23 librte-net-af-xdp23 librte-net-null23 librte-net-vhost23 librte-net-virtio23)
 }
+
+readonly CARGO_DENY_VERSION=0.20.2
 
 # The packages among the arguments that are not installed, a line each.
 missing_packages() {
@@ -97,4 +100,15 @@ install_rust_components() {
         say "rustup component add $name"
         rustup -q component add "$name" >&2 || fail "rustup could not add $name; check the network"
     done
+}
+
+# Puts cargo-deny on the PATH: the one that is there, or one built once into the cache, without optimization, which takes a minute or two.
+install_cargo_deny() {
+    PATH="$CACHE/tools/bin:$PATH"
+    ! cargo deny --version >/dev/null 2>&1 || return 0
+    say "cargo install cargo-deny $CARGO_DENY_VERSION into $CACHE/tools"
+    cargo install --quiet --locked --debug --no-default-features --root "$CACHE/tools" \
+        --target-dir "$CACHE/tools/target" "cargo-deny@$CARGO_DENY_VERSION" >&2 ||
+        fail "cargo-deny could not be built (see above); check the network"
+    rm -rf "$CACHE/tools/target"
 }
