@@ -145,9 +145,12 @@ impl MemoryMap {
     #[must_use]
     pub fn atomic_u16(&self, offset: u64) -> Option<&AtomicU16> {
         let word = self.ptr(offset, 2)?.cast::<AtomicU16>();
+        if !word.is_aligned() {
+            return None;
+        }
         // SAFETY: mapped (ptr), aligned (here), and for as long as self lives. Others may write: that is what
         // atomics are for.
-        word.is_aligned().then(|| unsafe { word.as_ref() })
+        Some(unsafe { word.as_ref() })
     }
 
     /// The 64-bit word at `offset` for atomic access. `None` also if it is not aligned.
@@ -155,8 +158,12 @@ impl MemoryMap {
     #[must_use]
     pub fn atomic_u64(&self, offset: u64) -> Option<&AtomicU64> {
         let word = self.ptr(offset, 8)?.cast::<AtomicU64>();
-        // SAFETY: as in atomic_u16.
-        word.is_aligned().then(|| unsafe { word.as_ref() })
+        if !word.is_aligned() {
+            return None;
+        }
+        // SAFETY: mapped (ptr), aligned (here), and for as long as self lives. Others may write: that is what
+        // atomics are for.
+        Some(unsafe { word.as_ref() })
     }
 }
 

@@ -238,8 +238,7 @@ impl SplitQueue {
         let mut builder = ChainBuilder::new(chains, head, self.size);
         match self.walk(&mut builder, hint, head, desc) {
             Ok(()) => {
-                let chain = builder.finish();
-                self.prefetch_buffer(chains.segs[chain.first as usize].offset);
+                builder.finish();
                 Ok(())
             }
             Err(stop) => {
@@ -251,6 +250,7 @@ impl SplitQueue {
 
     /// Follows a chain through the descriptor table (2.7.5.2). It ends after one descriptor more than the
     /// queue has: ChainBuilder counts.
+    #[inline(always)]
     fn walk(
         &self,
         builder: &mut ChainBuilder<'_>,
@@ -262,7 +262,7 @@ impl SplitQueue {
             if desc.has(DESC_INDIRECT) {
                 return self.walk_indirect(builder, hint, head, desc);
             }
-            builder.push(&self.memory, hint, desc)?;
+            self.prefetch_buffer(builder.push(&self.memory, hint, desc)?);
             if !desc.has(DESC_NEXT) {
                 return Ok(());
             }
@@ -276,6 +276,7 @@ impl SplitQueue {
 
     /// Follows a chain through an indirect table (2.7.5.3), which is checked as one range. It may be the last
     /// part of a chain that began directly. Its WRITE flag means nothing (2.7.5.3.2).
+    #[inline(always)]
     fn walk_indirect(
         &self,
         builder: &mut ChainBuilder<'_>,
@@ -309,7 +310,7 @@ impl SplitQueue {
             if desc.has(DESC_INDIRECT) {
                 return Err(GuestFault::NestedIndirect { head }.into());
             }
-            builder.push(&self.memory, hint, desc)?;
+            self.prefetch_buffer(builder.push(&self.memory, hint, desc)?);
             if !desc.has(DESC_NEXT) {
                 return Ok(());
             }
