@@ -48,6 +48,34 @@ impl Rig {
         &mut self.driver.pairs[0]
     }
 
+    /// Posts receive chains in the first pair, and returns when frames arrive in them: a NIC drops what comes before it has
+    /// buffers, and when it has seen them the driver cannot tell.
+    ///
+    /// # Panics
+    /// If none ever does.
+    #[track_caller]
+    pub fn post(&mut self, count: usize, lengths: &[u32]) {
+        self.pair().post(count, lengths);
+        self.await_to_guest(&frame::plain(60, 0xee));
+    }
+
+    /// Sends a frame again and again until it arrives in the guest; then waits until no other does.
+    fn await_to_guest(&mut self, probe: &[u8]) {
+        let arrives = wait::until(wait::SOON, || {
+            let _ = self.wire.try_send(probe);
+            self.driver.pairs[0]
+                .receive(Duration::from_millis(200))
+                .is_some_and(|got| got.frame == probe)
+        });
+        assert!(
+            arrives,
+            "nothing arrives in the guest: {:#}\n{}",
+            self.daemon.status(),
+            self.daemon.said()
+        );
+        while self.driver.pairs[0].receive(Duration::from_millis(100)).is_some() {}
+    }
+
     /// A frame from the guest must arrive on the wire as it is.
     ///
     /// # Panics
@@ -102,15 +130,7 @@ impl Rig {
             self.wire.receive(patience).is_some_and(|got| got == out)
         });
         assert!(outwards, "frames of the guest do not arrive again");
-        let inwards_frame = frame::plain(101, 0x6a);
-        let inwards = wait::until(wait::SOON, || {
-            let _ = self.wire.try_send(&inwards_frame);
-            self.driver.pairs[0]
-                .receive(patience)
-                .is_some_and(|got| got.frame == inwards_frame)
-        });
-        assert!(inwards, "frames to the guest do not arrive again");
+        self.await_to_guest(&frame::plain(101, 0x6a));
         while self.wire.receive(wait::QUIET).is_some() {}
-        while self.driver.pairs[0].receive(wait::QUIET).is_some() {}
     }
 }

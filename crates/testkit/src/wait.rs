@@ -25,3 +25,8 @@ pub fn until_some<T>(patience: Duration, mut poll: impl FnMut() -> Option<T>) ->
         std::thread::sleep(Duration::from_millis(5));
     }
 }
+
+/// Lets the daemon see what it cannot say that it has seen.
+pub fn settle() {
+    std::thread::sleep(Duration::from_millis(100));
+}

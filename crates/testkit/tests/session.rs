@@ -215,7 +215,7 @@ fn memory_slots_come_and_go_while_frames_pass(
 ) {
     require!(Root);
     let mut rig = Rig::new(placement, Mode::Native);
-    rig.pair().post(64, &[BUFFER]);
+    rig.post(64, &[BUFFER]);
     rig.assert_passes_both_ways();
     let more = GuestRam::new(&[(GuestAddr(16 << 30), 8 * MIB)]).expect("memory");
     let regions = more.regions().expect("regions");
@@ -234,7 +234,7 @@ fn stopped_pair_keeps_its_place_and_starts_again(
 ) {
     require!(Root);
     let mut rig = Rig::new(placement, Mode::Native);
-    rig.pair().post(64, &[BUFFER]);
+    rig.post(64, &[BUFFER]);
     for round in 0..20 {
         rig.assert_from_guest(&frame::plain(100, round), Layout::Whole);
         rig.pair().await_sent();
@@ -252,7 +252,7 @@ fn guest_that_comes_back_to_a_new_daemon_goes_on(
     require!(Root);
     let serve = Serve::interface(VethPair::NIC).placement(placement);
     let mut rig = Rig::with(VethPair::new(), &serve, &DriverConfig::default());
-    rig.pair().post(64, &[BUFFER]);
+    rig.post(64, &[BUFFER]);
     rig.assert_passes_both_ways();
     for gently in [false, true] {
         if gently {
@@ -302,7 +302,7 @@ fn client_connects_again_after_either_side_went(
         wire,
         veth,
     };
-    rig.pair().post(64, &[BUFFER]);
+    rig.post(64, &[BUFFER]);
     rig.assert_passes_both_ways();
 
     rig.daemon.kill();
@@ -337,7 +337,7 @@ fn client_connects_again_after_either_side_went(
         wire,
         veth,
     };
-    rig.pair().post(64, &[BUFFER]);
+    rig.post(64, &[BUFFER]);
     rig.await_passes_both_ways();
 }
 
@@ -402,42 +402,47 @@ fn socket_of_a_daemon_that_was_killed_is_taken_over_and_that_of_a_living_one_is_
 
 #[rstest]
 #[case::nothing_at_all(&["serve"], &["--socket-path"])]
-#[case::no_interface(&["serve", "--socket-path", "/tmp/x.sock"], &["--ifname", "--null"])]
-#[case::unknown_mode(&["serve", "--socket-path", "/tmp/x.sock", "--ifname", "lo", "--mode", "fast"], &["fast", "native", "skb"])]
-#[case::unknown_placement(&["serve", "--socket-path", "/tmp/x.sock", "--null", "--memory", "magic"], &["magic", "copy", "direct"])]
-#[case::no_queues(&["serve", "--socket-path", "/tmp/x.sock", "--null", "--queues", "0"], &["--queues", "0", "1"])]
-#[case::too_many_queues(&["serve", "--socket-path", "/tmp/x.sock", "--null", "--queues", "5000"], &["--queues", "5000", "128"])]
-#[case::queues_are_no_number(&["serve", "--socket-path", "/tmp/x.sock", "--null", "--queues", "many"], &["--queues", "many"])]
-#[case::interface_and_null(&["serve", "--socket-path", "/tmp/x.sock", "--null", "--ifname", "lo"], &["--null", "--ifname"])]
-#[case::path_and_fd(&["serve", "--socket-path", "/tmp/x.sock", "--null", "--fd", "3"], &["--fd", "--socket-path"])]
+#[case::no_interface(&["serve", "--socket-path", SOCKET], &["--ifname", "--null"])]
+#[case::unknown_mode(&["serve", "--socket-path", SOCKET, "--ifname", "lo", "--mode", "fast"], &["fast", "native", "skb"])]
+#[case::unknown_placement(&["serve", "--socket-path", SOCKET, "--null", "--memory", "magic"], &["magic", "copy", "direct"])]
+#[case::no_queues(&["serve", "--socket-path", SOCKET, "--null", "--queues", "0"], &["--queues", "0", "1"])]
+#[case::too_many_queues(&["serve", "--socket-path", SOCKET, "--null", "--queues", "5000"], &["--queues", "5000", "128"])]
+#[case::queues_are_no_number(&["serve", "--socket-path", SOCKET, "--null", "--queues", "many"], &["--queues", "many"])]
+#[case::interface_and_null(&["serve", "--socket-path", SOCKET, "--null", "--ifname", "lo"], &["--null", "--ifname"])]
+#[case::path_and_fd(&["serve", "--socket-path", SOCKET, "--null", "--fd", "3"], &["--fd", "--socket-path"])]
 #[case::fd_that_is_not_there(&["serve", "--fd", "77", "--null"], &["--fd", "77"])]
-#[case::cpu_list(&["serve", "--socket-path", "/tmp/x.sock", "--null", "--cpus", "3-1"], &["--cpus", "3-1"])]
-#[case::cpu_that_is_not_there(&["serve", "--socket-path", "/tmp/x.sock", "--null", "--cpus", "1000"], &["1000"])]
-#[case::multicast_mac(&["serve", "--socket-path", "/tmp/x.sock", "--null", "--mac", "01:00:00:00:00:00"], &["--mac", "01:00:00:00:00:00"])]
-#[case::unknown_port_key(&["serve", "--null", "--port", "socket-path=/tmp/x.sock,color=red"], &["color", "start-queue"])]
+#[case::cpu_list(&["serve", "--socket-path", SOCKET, "--null", "--cpus", "3-1"], &["--cpus", "3-1"])]
+#[case::cpu_that_is_not_there(&["serve", "--socket-path", SOCKET, "--null", "--cpus", "1000"], &["1000"])]
+#[case::multicast_mac(&["serve", "--socket-path", SOCKET, "--null", "--mac", "01:00:00:00:00:00"], &["--mac", "01:00:00:00:00:00"])]
+#[case::unknown_port_key(&["serve", "--null", "--port", "socket-path=SOCKET,color=red"], &["color", "start-queue"])]
 #[case::directory_that_is_not_there(&["serve", "--null", "--socket-path", "/nowhere/x.sock"], &["/nowhere/x.sock"])]
 #[case::long_path(&["serve", "--null", "--socket-path", LONG_PATH], &["107"])]
-#[case::unknown_option(&["serve", "--null", "--socket-path", "/tmp/x.sock", "--color"], &["--color"])]
+#[case::unknown_option(&["serve", "--null", "--socket-path", SOCKET, "--color"], &["--color"])]
 #[case::unknown_command(&["sing"], &["sing"])]
 fn bad_options_get_one_line_with_value_and_remedy(#[case] args: &[&str], #[case] words: &[&str]) {
     require!(Root);
     let netns = NetNs::new("cli");
-    let mut args = args.to_vec();
+    let dir = private_dir();
+    let socket = dir.path().join("vm.sock");
+    let mut args: Vec<_> = args
+        .iter()
+        .map(|arg| arg.replace(SOCKET, socket.to_str().expect("ASCII")))
+        .collect();
     if args[0] == "serve" {
-        args.extend(["--control", "none"]);
+        args.extend(["--control", "none"].map(str::to_owned));
     }
+    let args: Vec<_> = args.iter().map(String::as_str).collect();
     let (status, said) = run_to_end(&netns, &args);
     assert!(!status.success(), "it should have failed: {said}");
     assert_eq!(said.trim_end().lines().count(), 1, "one line, and not:\n{said}");
     words
         .iter()
         .for_each(|word| assert!(said.contains(word), "{word:?} is missing in: {said}"));
-    assert!(
-        !std::path::Path::new("/tmp/x.sock").exists(),
-        "a socket stayed behind"
-    );
+    assert!(!std::path::Path::new(SOCKET).exists(), "a socket stayed behind");
 }
 
+/// Stands for a path of the test's own.
+const SOCKET: &str = "SOCKET";
 const LONG_PATH: &str = "/tmp/aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa.sock";
 
 #[test]
@@ -455,7 +460,7 @@ fn client_mode_does_not_spin_while_there_is_no_vmm() {
 fn idle_guest_costs_no_cpu(#[values(Placement::Copy, Placement::Direct)] placement: Placement) {
     require!(Root);
     let mut rig = Rig::new(placement, Mode::Native);
-    rig.pair().post(64, &[BUFFER]);
+    rig.post(64, &[BUFFER]);
     rig.assert_passes_both_ways();
     let cpu_us = |rig: &Rig| rig.daemon.status()["cpu_us"].as_u64().expect("a number");
     let before = cpu_us(&rig);
