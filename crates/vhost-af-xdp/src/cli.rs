@@ -1,6 +1,7 @@
 //! The command line. Options that QEMU's `-netdev af-xdp` has carry its names.
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
@@ -55,6 +56,27 @@ pub(crate) struct StatusArgs {
     /// Print JSON, one document for all daemons
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Prints help where help was asked for; else what is wrong with the command line, in one line.
+pub(crate) fn explain(error: &clap::Error) -> ExitCode {
+    if !error.use_stderr() {
+        let _ = error.print();
+        return ExitCode::SUCCESS;
+    }
+    let text = error.render().to_string();
+    let said: Vec<&str> = text
+        .lines()
+        .map(str::trim)
+        .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"))
+        .filter(|line| !line.is_empty())
+        .collect();
+    let said = said.join(" ");
+    eprintln!(
+        "vhost-af-xdp: {}; `vhost-af-xdp help` explains",
+        said.trim_start_matches("error: ")
+    );
+    ExitCode::from(2)
 }
 
 /// How the steering program is attached.
@@ -148,7 +170,7 @@ impl ServeArgs {
         }
         let pairs: usize = ports.iter().map(|port| usize::from(port.queues)).sum();
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        let workers = self.workers.unwrap_or_else(|| pairs.min(cpus));
+        let workers = self.workers.unwrap_or_else(|| pairs.clamp(1, cpus));
         if !(1..=256).contains(&workers) {
             bail!("--workers {workers}: 1 to 256 threads");
         }
@@ -158,6 +180,7 @@ impl ServeArgs {
             Some(path) => Some(path),
         };
         let cpus = self.cpus.map_or_else(Vec::new, |list| list.0);
+        check_cpus(&cpus)?;
         Ok(ServeConfig {
             ports,
             workers,
@@ -284,6 +307,24 @@ fn parse_mac(text: &str) -> Result<[u8; 6], String> {
         ));
     }
     Ok(mac)
+}
+
+/// Refuses CPUs that this process may not run on.
+fn check_cpus(cpus: &[usize]) -> anyhow::Result<()> {
+    let allowed = rustix::thread::sched_getaffinity(None).context("cannot read the CPU affinity")?;
+    match cpus.iter().find(|&&cpu| !allowed.is_set(cpu)) {
+        None => Ok(()),
+        Some(cpu) => {
+            let may: Vec<String> = (0..1024)
+                .filter(|&cpu| allowed.is_set(cpu))
+                .map(|cpu| cpu.to_string())
+                .collect();
+            bail!(
+                "--cpus: CPU {cpu} is not there or not allowed: this process may use {}",
+                may.join(",")
+            )
+        }
+    }
 }
 
 fn parse_cpus(text: &str) -> Result<CpuList, String> {

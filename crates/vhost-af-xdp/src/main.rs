@@ -17,7 +17,10 @@ use cli::{Cli, Command, StatusArgs};
 use control::{control_socket, serve, status_view};
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return cli::explain(&error),
+    };
     if cli.print_capabilities {
         println!("{{\"type\":\"net\"}}");
         return ExitCode::SUCCESS;

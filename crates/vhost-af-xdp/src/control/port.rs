@@ -37,6 +37,9 @@ pub(crate) struct PortState {
     pub(crate) impaired: Option<String>,
     pub(crate) last_closed: Option<Closed>,
     pub(crate) sessions: u64,
+    link_down: bool,
+    /// MTU that the queues were set up for.
+    mtu: Option<u32>,
     /// What the VMM was told last when it was refused.
     refusal: Option<String>,
     fault: FaultCell,
@@ -221,18 +224,8 @@ impl Port {
             .interface
             .as_ref()
             .and_then(|interface| Link::by_index(interface.link.index));
-        match (&state.interface, found) {
-            (Some(interface), Some(link)) if link.mtu == interface.mtu() => return,
-            (Some(interface), Some(link)) => {
-                tracing::info!(
-                    interface = name,
-                    mtu = link.mtu,
-                    "MTU changed, queues are set up anew"
-                );
-                interface.set_mtu(link.mtu);
-                self.restart_lanes(state);
-                return;
-            }
+        match (state.interface.clone(), found) {
+            (Some(interface), Some(link)) => return self.adapt(state, &interface, &link),
             (Some(_), None) => {
                 tracing::warn!(interface = name, port = %self.config.endpoint, "interface is gone, waiting for one of that name");
                 if let Some(session) = &mut state.session {
@@ -254,6 +247,34 @@ impl Port {
                 self.restart_lanes(state);
             }
             Err(error) => state.impaired = Some(with_sources(&error)),
+        }
+    }
+
+    /// The interface is there; takes note of what changed on it.
+    fn adapt(&self, state: &mut PortState, interface: &Interface, link: &Link) {
+        let went_down = !link.up && !state.link_down;
+        if link.up == state.link_down {
+            state.link_down = !link.up;
+            let now = if link.up { "up" } else { "down" };
+            tracing::info!(interface = link.name, port = %self.config.endpoint, "interface is {now}");
+            state.impaired = (!link.up).then(|| format!("interface {} is down", link.name));
+        }
+        interface.set_mtu(link.mtu);
+        let other_mtu = state
+            .mtu
+            .replace(link.mtu)
+            .is_some_and(|before| before != link.mtu);
+        if other_mtu {
+            tracing::info!(
+                interface = link.name,
+                mtu = link.mtu,
+                "MTU changed, queues are set up anew"
+            );
+        }
+        // In direct placement the guest's own buffers wait in the socket of an interface that is
+        // down; only closing it gives them back.
+        if other_mtu || (went_down && self.config.placement == Placement::Direct) {
+            self.restart_lanes(state);
         }
     }
 

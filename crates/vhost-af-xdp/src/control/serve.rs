@@ -236,8 +236,7 @@ fn serve_connection(port: &Arc<Port>, stream: UnixStream) -> bool {
             Err(error) => return port.end_session(false, format!("vhost-user: {error}")),
         }
         match requests.handle_request() {
-            Ok(()) => {}
-            Err(Error::SocketRetry(_)) => {}
+            Ok(()) | Err(Error::SocketRetry(_)) => {}
             Err(error @ (Error::Disconnected | Error::SocketBroken(_))) => {
                 return port.end_session(true, error.to_string());
             }

@@ -238,7 +238,7 @@ impl<N: Nic> CopyLane<N> {
 
     /// NIC → guest.
     fn to_guest(&mut self) -> Result<usize, Fault> {
-        if !self.guest.to_guest.enabled || !(self.nic.has_frames() || !self.held.is_empty()) {
+        if !self.guest.to_guest.enabled || (!self.nic.has_frames() && self.held.is_empty()) {
             return Ok(0);
         }
         let mut chains = std::mem::take(&mut self.scratch.to_guest);

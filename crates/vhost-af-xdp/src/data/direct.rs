@@ -123,6 +123,9 @@ impl<N: Nic> DirectLane<N> {
         multi_buffer: bool,
         counters: Arc<LaneCounters>,
     ) -> Self {
+        let mut nic = nic;
+        // An interface that is down is known before the first frame waits in its ring.
+        let link = nic.kick();
         Self {
             guest,
             nic,
@@ -131,7 +134,7 @@ impl<N: Nic> DirectLane<N> {
             dma_page_bytes: memory.dma_page_bytes,
             pool: memory.pool,
             counters,
-            link: Link::Up,
+            link,
             posted: InFlight::new(memory.in_flight),
             sending: InFlight::new(memory.in_flight),
             parked: VecDeque::new(),
@@ -165,7 +168,8 @@ impl<N: Nic> DirectLane<N> {
                 moved += sent?;
             }
         }
-        if self.nic.unsent() > 0 {
+        // While the interface is down every breath that sends asks whether it is up again.
+        if self.nic.unsent() > 0 || (moved > 0 && self.link == Link::Down) {
             self.kick();
             moved += self.reap();
         }
