@@ -1,0 +1,242 @@
+//! A lane with `--memory=direct`: guest RAM is the UMEM, nobody in userspace touches a frame.
+//!
+//! NIC → guest: an available receive buffer at offset B becomes the fill entry `B + header - 256`.
+//! The kernel puts a frame 256 bytes (XDP_PACKET_HEADROOM) after a fill address, and the steering
+//! program's metadata, which is the virtio-net header, just before the frame: so the header lands
+//! at B, the frame behind it, and all that is left for us is the used element.
+//!
+//! Guest → NIC: a frame that lies in one piece is sent from where it is. One in several pieces is
+//! gathered in a chunk of the bounce area when it fits, else sent as a multi-buffer frame whose
+//! descriptors refer to the pieces.
+//!
+//! The bounce area lies behind guest RAM in the same UMEM; no guest can see it. It also serves
+//! receive buffers that cannot take a frame directly: too small for the longest frame of the
+//! interface, made of several descriptors, or with less than 256 - header bytes of their region
+//! before them. Such a buffer is *parked*, a bounce chunk goes to the NIC in its place, and the
+//! frame is copied when it arrives. A buffer too small for the longest frame cannot be paired with
+//! one chunk; from the first of these on, all buffers are parked until the queue starts anew.
+//!
+//! Invariants: a chunk in the bounce area is in the pool or in one table, never both. Both tables
+//! give entries back in the order in which the guest made them available, so a queue can be
+//! stopped exactly: what the kernel still held is not used, and the base is rewound to it.
+
+mod from_guest;
+mod to_guest;
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use virtqueue::{Chains, Segment};
+use xsk::{Frame, FramePool, TxDesc, Umem, UmemOffset};
+
+use super::counters::LaneCounters;
+use super::guest::{Fault, GuestSide, Piece};
+use super::in_flight::InFlight;
+use super::lane::{BATCH, Bases, Direction, Lane, Rest};
+use super::nic::{Link, Nic};
+
+/// The kernel puts a received frame this many bytes after the fill address
+/// (`XDP_PACKET_HEADROOM`, include/uapi/linux/bpf.h).
+pub(crate) const XDP_HEADROOM: u64 = 256;
+/// Chunk of the UMEM, bytes: the largest, because each bind costs kernel memory per chunk.
+pub(crate) const CHUNK_BYTES: u32 = 4096;
+/// Longest frame that the kernel receives into one chunk, bytes.
+pub(crate) const LONGEST_FRAME: u32 = CHUNK_BYTES - 256;
+/// Most descriptors of a multi-buffer frame (MAX_SKB_FRAGS + 1).
+const MOST_PIECES: usize = 18;
+
+/// A buffer that the NIC receives into.
+enum Posted {
+    /// The guest's own; filled with `len` bytes of frame once done.
+    Guest { head: u16, len: u32 },
+    /// A bounce chunk for a parked buffer; `filled` once done: where its frame lies.
+    Bounce {
+        filled: Option<(Frame, UmemOffset, u32)>,
+    },
+}
+
+/// A descriptor that the NIC sends from, or a chain that waits to be given back in its turn.
+struct Outbound {
+    /// The chain is the guest's again once this descriptor is done.
+    head: Option<u16>,
+    /// The chunk to put back, where the frame was gathered.
+    bounce: Option<Frame>,
+}
+
+/// A receive buffer of the guest that frames reach through the bounce area.
+struct Parked {
+    head: u16,
+    segments: usize,
+    bytes: u64,
+}
+
+/// See the module's head.
+pub(crate) struct DirectLane<N> {
+    guest: GuestSide,
+    nic: N,
+    umem: Umem,
+    multi_buffer: bool,
+    /// Pages that a chunk must not cross: set where the NIC's DMA sees pages (zero-copy).
+    dma_page_bytes: Option<u64>,
+    pool: FramePool,
+    counters: Arc<LaneCounters>,
+    link: Link,
+    posted: InFlight<Posted>,
+    sending: InFlight<Outbound>,
+    parked: VecDeque<Parked>,
+    parked_segments: VecDeque<Segment>,
+    parked_bytes: u64,
+    /// Bounce chunks among `posted` that are not filled yet.
+    bounces_posted: usize,
+    /// A buffer smaller than the longest frame was seen: all later ones are parked, too, because
+    /// frames may now need several, and the order of use must stay that of posting.
+    park_all: bool,
+    scratch: Scratch,
+}
+
+struct Scratch {
+    chains: Chains,
+    outgoing: Vec<TxDesc>,
+    empty: Vec<Frame>,
+    segments: Vec<Segment>,
+    pieces: Vec<Piece>,
+}
+
+/// What the lane needs to know of its memory.
+pub(crate) struct DirectMemory {
+    /// Guest RAM and bounce area, registered.
+    pub(crate) umem: Umem,
+    /// The chunks of the bounce area that are this lane's.
+    pub(crate) pool: FramePool,
+    /// Entries that either table may hold: at least the size of the vrings and of the rings.
+    pub(crate) in_flight: usize,
+    /// See [`DirectLane::dma_page_bytes`].
+    pub(crate) dma_page_bytes: Option<u64>,
+}
+
+impl<N: Nic> DirectLane<N> {
+    /// Joins a guest with a NIC whose UMEM is the guest's memory.
+    pub(crate) fn new(
+        guest: GuestSide,
+        nic: N,
+        memory: DirectMemory,
+        multi_buffer: bool,
+        counters: Arc<LaneCounters>,
+    ) -> Self {
+        let mut nic = nic;
+        // An interface that is down is known before the first frame waits in its ring.
+        let link = nic.kick();
+        Self {
+            guest,
+            nic,
+            umem: memory.umem,
+            multi_buffer,
+            dma_page_bytes: memory.dma_page_bytes,
+            pool: memory.pool,
+            counters,
+            link,
+            posted: InFlight::new(memory.in_flight),
+            sending: InFlight::new(memory.in_flight),
+            parked: VecDeque::new(),
+            parked_segments: VecDeque::new(),
+            parked_bytes: 0,
+            bounces_posted: 0,
+            park_all: false,
+            scratch: Scratch {
+                chains: Chains::default(),
+                outgoing: Vec::with_capacity(BATCH * 2),
+                empty: Vec::with_capacity(BATCH),
+                segments: Vec::with_capacity(MOST_PIECES),
+                pieces: Vec::with_capacity(MOST_PIECES),
+            },
+        }
+    }
+}
+
+impl<N: Nic> Lane for DirectLane<N> {
+    fn breathe(&mut self) -> Result<usize, Fault> {
+        Ok(self.from_guest()? + self.to_guest()?)
+    }
+
+    fn arm(&mut self) -> Result<Rest, Fault> {
+        if self.guest.from_guest.enabled && self.guest.from_guest.queue.enable_kicks() {
+            let stuck = self.nic.room_to_nic() == 0 || self.sending.room() == 0 || self.pool.is_empty();
+            return Ok(if stuck { Rest::Soon } else { Rest::Busy });
+        }
+        if self.guest.to_guest.enabled {
+            if self.nic.has_frames() {
+                return Ok(Rest::Busy);
+            }
+            let room = self.nic.room_to_give() > 0 && self.posted.room() > 0;
+            if self.guest.to_guest.queue.enable_kicks() && room {
+                return Ok(Rest::Busy);
+            }
+        }
+        Ok(if self.nic.unsent() > 0 {
+            Rest::Soon
+        } else {
+            Rest::Idle
+        })
+    }
+
+    fn disarm(&mut self) {
+        self.guest.from_guest.queue.disable_kicks();
+        self.guest.to_guest.queue.disable_kicks();
+    }
+
+    fn set_call(&mut self, direction: Direction, call: Option<OwnedFd>) {
+        self.guest.vring(direction).call = call;
+    }
+
+    fn set_enabled(&mut self, direction: Direction, enabled: bool) {
+        self.guest.vring(direction).enabled = enabled;
+    }
+
+    fn watch(&self) -> Vec<BorrowedFd<'_>> {
+        let kicks = [&self.guest.from_guest.kick, &self.guest.to_guest.kick];
+        kicks
+            .into_iter()
+            .flatten()
+            .map(AsFd::as_fd)
+            .chain(self.nic.fd())
+            .collect()
+    }
+
+    fn stop(self: Box<Self>) -> Bases {
+        let mut lane = *self;
+        // What is queued is sent or given up now: repeating a frame would be worse than losing it.
+        for _ in 0..4 {
+            if lane.nic.unsent() == 0 || lane.link != Link::Up {
+                break;
+            }
+            lane.kick();
+            lane.reap();
+        }
+        // Frames that arrived are the guest's; taken before the socket closes.
+        let received = lane.collect();
+        lane.counters.to_guest_queue_stopped.add(lane.posted.len_done());
+        let rest: Vec<Outbound> = lane.sending.drain().collect();
+        rest.into_iter().for_each(|outbound| lane.give_back(outbound));
+        lane.guest.from_guest.publish(&lane.counters);
+        if received > 0 {
+            lane.guest.to_guest.publish(&lane.counters);
+        }
+        // Everything that the NIC or the parking place still holds was never used: rewind to it.
+        let open = lane
+            .posted
+            .drain()
+            .filter(|posted| matches!(posted, Posted::Guest { .. }))
+            .count();
+        let held = open + lane.parked.len();
+        let mut bases = lane.guest.bases();
+        // At most the queue size, which fits.
+        #[allow(clippy::cast_possible_truncation)]
+        {
+            bases.to_guest = bases.to_guest.wrapping_sub(held as u16);
+        }
+        // Closing the socket here, before the bases are answered, ends the kernel's writes.
+        drop(lane.nic);
+        bases
+    }
+}

@@ -1,0 +1,228 @@
+//! Direct placement, NIC → guest: buffers posted, parked, and given back filled.
+
+use virtqueue::{Chain, Chains, Segment};
+use xsk::{Frame, UmemOffset};
+
+use super::{CHUNK_BYTES, DirectLane, Parked, Posted, XDP_HEADROOM};
+use crate::data::copy::write_header;
+use crate::data::copy_bytes::umem_to_guest;
+use crate::data::guest::{Fault, pieces, skip};
+use crate::data::lane::BATCH;
+use crate::data::nic::Nic;
+
+impl<N: Nic> DirectLane<N> {
+    pub(super) fn to_guest(&mut self) -> Result<usize, Fault> {
+        if !self.guest.to_guest.enabled {
+            return Ok(0);
+        }
+        let received = self.collect();
+        if received > 0 {
+            self.guest.to_guest.publish(&self.counters);
+        }
+        self.post()?;
+        Ok(received)
+    }
+
+    /// Takes what the NIC received and gives it to the guest, in the order of posting.
+    pub(super) fn collect(&mut self) -> usize {
+        for piece in self.nic.from_nic(BATCH) {
+            match self.posted.complete(piece.frame.offset().get()) {
+                Some(Posted::Guest { len, .. }) => *len = piece.len,
+                Some(Posted::Bounce { filled }) => *filled = Some((piece.frame, piece.data, piece.len)),
+                None => {}
+            }
+        }
+        let (mut frames, mut bytes) = (0, 0u64);
+        while let Some(posted) = self.posted.pop_done() {
+            match posted {
+                Posted::Guest { head, len } => {
+                    self.guest
+                        .to_guest
+                        .queue
+                        .push_used(head, self.guest.header_bytes + len);
+                    bytes += u64::from(len);
+                    frames += 1;
+                }
+                Posted::Bounce {
+                    filled: Some((frame, data, len)),
+                } => {
+                    self.bounces_posted -= 1;
+                    if self.deliver_bounced(data, len) {
+                        bytes += u64::from(len);
+                        frames += 1;
+                    }
+                    self.pool.put(frame);
+                }
+                Posted::Bounce { filled: None } => self.bounces_posted -= 1,
+            }
+        }
+        self.counters.to_guest_frames.add(frames);
+        self.counters.to_guest_bytes.add(bytes);
+        usize::try_from(frames).unwrap_or(usize::MAX)
+    }
+
+    /// Gives the NIC the buffers that the guest made available.
+    fn post(&mut self) -> Result<(), Fault> {
+        let room = BATCH.min(self.nic.room_to_give()).min(self.posted.room());
+        if room > 0 {
+            let mut chains = std::mem::take(&mut self.scratch.chains);
+            let popped = self.guest.to_guest.queue.pop(&mut chains, room);
+            let posted = popped
+                .map_err(Fault::from)
+                .and_then(|_| self.post_chains(&chains));
+            self.scratch.chains = chains;
+            posted?;
+        }
+        if self.park_all {
+            self.post_bounces();
+        }
+        self.nic.give(self.scratch.empty.drain(..));
+        Ok(())
+    }
+
+    fn post_chains(&mut self, chains: &Chains) -> Result<(), Fault> {
+        let header = self.guest.header_bytes;
+        for (at, chain) in chains.iter().enumerate() {
+            if chain.readable != 0 {
+                return Err(Fault::ReadableInReceive { head: chain.head });
+            }
+            if chain.writable_bytes < header {
+                return Err(Fault::ChainShorterThanHeader {
+                    bytes: chain.writable_bytes,
+                    header,
+                });
+            }
+            let segments = chains.segments(chain);
+            if let Some(fill) = self.fill_address(segments)
+                && let Ok(frame) = self.umem.adopt(UmemOffset::new(fill))
+            {
+                self.posted.push(
+                    fill,
+                    Posted::Guest {
+                        head: chain.head,
+                        len: 0,
+                    },
+                );
+                self.scratch.empty.push(frame);
+            } else if !self.park(chain, segments) {
+                self.guest.to_guest.queue.unpop(chains.len() - at);
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Parks a buffer that frames must reach through the bounce area, and posts the chunk that it
+    /// is paired with; false when there is no chunk now.
+    fn park(&mut self, chain: &Chain, segments: &[Segment]) -> bool {
+        self.park_all |= u64::from(chain.writable_bytes) < self.longest();
+        if !self.park_all {
+            let Some(frame) = self.pool.take() else {
+                return false;
+            };
+            self.post_bounce(frame);
+        }
+        let bytes = u64::from(chain.writable_bytes);
+        self.parked.push_back(Parked {
+            head: chain.head,
+            segments: segments.len(),
+            bytes,
+        });
+        self.parked_segments.extend(segments.iter().copied());
+        self.parked_bytes += bytes;
+        true
+    }
+
+    fn post_bounce(&mut self, frame: Frame) {
+        self.posted
+            .push(frame.offset().get(), Posted::Bounce { filled: None });
+        self.bounces_posted += 1;
+        self.scratch.empty.push(frame);
+    }
+
+    /// Header and longest frame, bytes: what a buffer must hold to take any frame.
+    fn longest(&self) -> u64 {
+        u64::from(self.guest.header_bytes) + u64::from(self.guest.frame_limit)
+    }
+
+    /// The fill address that makes the kernel put header and frame at the start of a buffer;
+    /// `None` for a buffer that must be served through the bounce area.
+    #[inline]
+    fn fill_address(&self, segments: &[Segment]) -> Option<u64> {
+        let [buffer] = segments else { return None };
+        let header = self.guest.header_bytes;
+        let before = XDP_HEADROOM - u64::from(header);
+        if self.park_all
+            || buffer.len < header + self.guest.frame_limit
+            || u64::from(buffer.room_before) < before
+        {
+            return None;
+        }
+        let fill = buffer.offset - before;
+        match self.dma_page_bytes {
+            Some(page) if fill % page + u64::from(CHUNK_BYTES) > page => None,
+            _ => Some(fill),
+        }
+    }
+
+    /// Posts as many bounce chunks as the parked buffers can take frames of.
+    fn post_bounces(&mut self) {
+        let frames = if self.guest.mergeable {
+            usize::try_from(self.parked_bytes / self.longest()).unwrap_or(usize::MAX)
+        } else {
+            self.parked.len()
+        };
+        while self.bounces_posted < frames
+            && self.posted.room() > 0
+            && self.nic.room_to_give() > self.scratch.empty.len()
+        {
+            let Some(frame) = self.pool.take() else { return };
+            self.post_bounce(frame);
+        }
+    }
+
+    /// Copies a frame from a bounce chunk into parked buffers; false when they are too small.
+    fn deliver_bounced(&mut self, data: UmemOffset, len: u32) -> bool {
+        let mut wanted = u64::from(self.guest.header_bytes) + u64::from(len);
+        let mut count = 0;
+        for parked in &self.parked {
+            count += 1;
+            wanted = wanted.saturating_sub(parked.bytes);
+            if wanted == 0 || !self.guest.mergeable {
+                break;
+            }
+        }
+        if wanted > 0 {
+            self.counters.to_guest_buffer_too_small.add(1);
+            return false;
+        }
+        self.counters.bounced_frames.add(1);
+        let (mut from, mut left) = (data.get(), len);
+        for index in 0..count {
+            let Some(parked) = self.parked.pop_front() else {
+                return false;
+            };
+            self.parked_bytes -= parked.bytes;
+            self.scratch.segments.clear();
+            self.scratch
+                .segments
+                .extend(self.parked_segments.drain(..parked.segments));
+            let segments = &self.scratch.segments;
+            let (mut first, mut within, mut written) = (0, 0, 0);
+            if index == 0 {
+                write_header(&self.guest, segments, count);
+                written = self.guest.header_bytes;
+                (first, within) = skip(segments, written);
+            }
+            for target in pieces(segments, first, within) {
+                let (part, _) = target.split(target.len.min(left));
+                let _ = umem_to_guest(&self.umem, UmemOffset::new(from), &self.guest.memory, part);
+                from += u64::from(part.len);
+                left -= part.len;
+                written += part.len;
+            }
+            self.guest.to_guest.queue.push_used(parked.head, written);
+        }
+        true
+    }
+}
