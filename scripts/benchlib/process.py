@@ -96,8 +96,11 @@ class Process:
             return log.read()
 
     def log_tail(self, lines=6):
-        """The last lines of its log, in one line."""
-        return " | ".join(self.log().strip().splitlines()[-lines:]) or "(it printed nothing)"
+        """The end of its log in one line; from the panic on, if there is one."""
+        said = self.log().strip().splitlines()
+        panics = [at for at, line in enumerate(said) if "panicked at" in line]
+        said = said[panics[0] :][:lines] if panics else said[-lines:]
+        return " | ".join(line.strip() for line in said) or "(it printed nothing)"
 
     def cpu_ns(self):
         """CPU time of all its threads, in nanoseconds (/proc/PID/task/*/schedstat, first field)."""
