@@ -175,7 +175,7 @@ impl ServeArgs {
             bail!("--workers {workers}: 1 to 256 threads");
         }
         let control = match self.control {
-            None => Some(control_socket::default_path()),
+            None => control_socket::default_path(),
             Some(path) if path.as_os_str() == "none" => None,
             Some(path) => Some(path),
         };

@@ -8,6 +8,7 @@ mod cli;
 mod control;
 mod data;
 
+use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
@@ -34,6 +35,7 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
         .init();
     let done = match command {
@@ -64,18 +66,18 @@ fn status(args: &StatusArgs) -> anyhow::Result<()> {
             Err(error) => anyhow::bail!("no daemon answers at {}: {error}", path.display()),
         }
     }
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&found)?);
-        return Ok(());
-    }
-    if found.is_empty() {
+    let text = if args.json {
+        serde_json::to_string_pretty(&found)? + "\n"
+    } else if found.is_empty() {
         anyhow::bail!(
-            "no daemon found in {}: start one with `vhost-af-xdp serve`, or name its --control socket",
-            control_socket::directory().display()
+            "no daemon found: start one with `vhost-af-xdp serve`, or name its socket with --control PATH"
         );
+    } else {
+        found.iter().map(status_view::render).collect()
+    };
+    match std::io::stdout().lock().write_all(text.as_bytes()) {
+        // Who reads may have seen enough.
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(()),
     }
-    for status in &found {
-        print!("{}", status_view::render(status));
-    }
-    Ok(())
 }

@@ -15,19 +15,22 @@ use super::status::Status;
 /// How long a peer may take.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Directory of the control sockets: one file a daemon, named after its process.
-pub(crate) fn directory() -> PathBuf {
+/// Directory of the control sockets: one file a daemon, named after its process. `None` where
+/// there is none that only this user can write to.
+fn directory() -> Option<PathBuf> {
     if rustix::process::geteuid().is_root() {
-        return PathBuf::from("/run/vhost-af-xdp");
+        return Some(PathBuf::from("/run/vhost-af-xdp"));
     }
-    std::env::var_os("XDG_RUNTIME_DIR")
-        .map_or_else(std::env::temp_dir, PathBuf::from)
-        .join("vhost-af-xdp")
+    std::env::var_os("XDG_RUNTIME_DIR").map(|path| PathBuf::from(path).join("vhost-af-xdp"))
 }
 
-/// The default path of this process's control socket.
-pub(crate) fn default_path() -> PathBuf {
-    directory().join(format!("{}.sock", std::process::id()))
+/// The default path of this process's control socket. Sockets of daemons that were killed are
+/// removed on the way.
+pub(crate) fn default_path() -> Option<PathBuf> {
+    for path in find_all() {
+        let _ = remove_stale(&path);
+    }
+    directory().map(|directory| directory.join(format!("{}.sock", std::process::id())))
 }
 
 /// Listens at `path`, replacing a socket that nobody listens on any more.
@@ -98,7 +101,11 @@ pub(crate) fn ask(path: &Path) -> io::Result<Status> {
 
 /// The control sockets of all daemons that this user may ask.
 pub(crate) fn find_all() -> Vec<PathBuf> {
-    let entries = fs::read_dir(directory()).into_iter().flatten().flatten();
+    let entries = directory()
+        .and_then(|path| fs::read_dir(path).ok())
+        .into_iter()
+        .flatten()
+        .flatten();
     let mut paths: Vec<PathBuf> = entries
         .map(|entry| entry.path())
         .filter(|path| path.extension().is_some_and(|e| e == "sock"))

@@ -2,7 +2,8 @@
 //!
 //! Order of things: program first (it decides native or skb), then socket and bind, then the
 //! queue's entry in the program's maps, which is when frames begin to come to us. Undone in
-//! reverse by dropping: entry ([`QueueGuard`]), socket, program with its last user.
+//! reverse by dropping: socket (with its place in the map), entry ([`QueueGuard`]), program with its
+//! last user.
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;
@@ -25,8 +26,9 @@ const LONGEST_WITHOUT_FRAGS: u32 = 3000;
 pub(crate) const RECEIVE_RING: u32 = 2048;
 /// Entries of TX and completion ring.
 pub(crate) const SEND_RING: u32 = 1024;
-/// A queue stays busy for some 20 ms after its last owner went.
-const BIND_TIMEOUT: Duration = Duration::from_millis(200);
+/// A queue stays busy after its last owner went until all CPUs have seen it: 20 ms here, more on a
+/// loaded machine.
+const BIND_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Why an interface or one of its queues cannot be used.
 #[derive(Debug, thiserror::Error)]

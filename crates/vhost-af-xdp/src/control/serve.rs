@@ -220,14 +220,12 @@ fn rest(pause: &mut Duration) {
 
 /// Speaks vhost-user until the connection ends; true if the VMM or its guest did wrong.
 fn serve_connection(port: &Arc<Port>, stream: UnixStream) -> bool {
-    let Ok(connection) = stream.try_clone() else {
+    let (Ok(connection), Ok(early)) = (stream.try_clone(), stream.try_clone()) else {
+        tracing::warn!(port = %port.config.endpoint, "no descriptors left, the connection is dropped: raise LimitNOFILE");
         return true;
     };
     port.begin_session(connection);
     tracing::info!(port = %port.config.endpoint, "a VMM connected");
-    let Ok(early) = stream.try_clone() else {
-        return true;
-    };
     let mut requests = BackendReqHandler::from_stream(stream, Arc::clone(port));
     loop {
         match early_enable::take(&early, port) {

@@ -11,9 +11,9 @@ use std::sync::Arc;
 use virtqueue::{Chains, Segment};
 use xsk::{Frame, FramePool, RxDesc, TxDesc, Umem, UmemOffset};
 
-use super::copy_bytes::{guest_to_umem, umem_to_guest};
+use super::copy_bytes::{frame_to_guest, guest_to_umem, umem_to_guest};
 use super::counters::LaneCounters;
-use super::guest::{Fault, GuestSide, Piece, Sending, pieces, skip};
+use super::guest::{Fault, GuestSide, HEADER_BYTES, Piece, Sending, pieces, skip};
 use super::lane::{BATCH, Bases, Direction, Lane, Rest};
 use super::nic::{Link, Nic};
 
@@ -66,15 +66,14 @@ impl<N: Nic> CopyLane<N> {
     ) -> Self {
         let (umem, mut pool, to_receive) = memory;
         let mut nic = nic;
-        let count = to_receive.min(nic.room_to_give()).min(pool.len());
-        let empty: Vec<Frame> = std::iter::from_fn(|| pool.take()).take(count).collect();
-        nic.give(empty.into_iter());
+        let mut empty: Vec<Frame> = std::iter::from_fn(|| pool.take()).take(to_receive).collect();
+        nic.give(&mut empty);
         let chunk_bytes = umem.chunk_size();
         let scratch = Scratch {
             from_guest: Chains::default(),
             to_guest: Chains::default(),
             outgoing: Vec::with_capacity(BATCH * 2),
-            empty: Vec::with_capacity(BATCH),
+            empty,
         };
         let held = Vec::with_capacity(MOST_PIECES);
         Self {
@@ -244,7 +243,7 @@ impl<N: Nic> CopyLane<N> {
         let mut chains = std::mem::take(&mut self.scratch.to_guest);
         let moved = self.receive(&mut chains);
         self.scratch.to_guest = chains;
-        self.nic.give(self.scratch.empty.drain(..));
+        self.nic.give(&mut self.scratch.empty);
         let moved = moved?;
         if moved > 0 {
             self.guest.to_guest.publish(&self.counters);
@@ -273,6 +272,10 @@ impl<N: Nic> CopyLane<N> {
             let mut incoming = self.nic.from_nic(BATCH);
             while delivery.has_buffer()? {
                 let Some(piece) = incoming.next() else { break };
+                if self.held.is_empty() && delivery.deliver_whole(&piece) {
+                    delivery.empty.push(piece.frame);
+                    continue;
+                }
                 let whole = !piece.more;
                 self.held.push(piece);
                 if whole && matches!(delivery.deliver(&mut self.held)?, Delivery::Wait) {
@@ -332,6 +335,33 @@ impl Receiving<'_> {
             }
         }
         Ok(true)
+    }
+
+    /// The common case: a frame in one piece, for a buffer in one piece that holds it. False, and
+    /// nothing done, if it is another.
+    #[inline]
+    fn deliver_whole(&mut self, piece: &RxDesc) -> bool {
+        let Some(chain) = self.chains.chains.get(self.next) else {
+            return false;
+        };
+        let buffer = self.chains.segs[chain.first as usize];
+        let written = piece.len + HEADER_BYTES;
+        if piece.more
+            || chain.writable != 1
+            || buffer.len < written
+            || self.guest.header_bytes != HEADER_BYTES
+        {
+            return false;
+        }
+        let frame = (piece.data, piece.len);
+        if frame_to_guest(self.umem, frame, &self.guest.memory, buffer.offset, header(1)).is_none() {
+            return false;
+        }
+        self.guest.to_guest.queue.push_used(chain.head, written);
+        self.next += 1;
+        self.frames += 1;
+        self.bytes += u64::from(piece.len);
+        true
     }
 
     /// Copies the frame in `held` into as many chains as it needs and gives its chunks back.
@@ -428,13 +458,20 @@ impl Receiving<'_> {
     }
 }
 
+/// The virtio-net header of a received frame that takes so many buffers (VirtIO 1.3, 5.1.6.4).
+#[inline]
+fn header(buffers: usize) -> [u8; HEADER_BYTES as usize] {
+    let mut header = [0; HEADER_BYTES as usize];
+    // A batch holds far fewer than 65,536 chains.
+    #[allow(clippy::cast_possible_truncation)]
+    header[10..].copy_from_slice(&(buffers as u16).to_le_bytes());
+    header
+}
+
 /// Writes the virtio-net header of a received frame, which may lie across descriptors.
 #[inline]
 pub(super) fn write_header(guest: &GuestSide, segments: &[Segment], buffers: usize) {
-    let mut header = [0u8; 12];
-    // `num_buffers`; a batch holds far fewer than 65,536 chains.
-    #[allow(clippy::cast_possible_truncation)]
-    header[10..].copy_from_slice(&(buffers as u16).to_le_bytes());
+    let header = header(buffers);
     let mut rest = &header[..guest.header_bytes as usize];
     for segment in segments {
         let now = rest.len().min(segment.len as usize);

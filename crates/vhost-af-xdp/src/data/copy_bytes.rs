@@ -14,7 +14,7 @@ use std::ptr::{self, NonNull};
 use virtqueue::MemoryMap;
 use xsk::{Umem, UmemMemory, UmemOffset};
 
-use super::guest::Piece;
+use super::guest::{HEADER_BYTES, Piece};
 
 /// Guest RAM with the bounce area behind it, as memory for a UMEM (direct placement).
 pub(crate) struct GuestRam(pub(crate) std::sync::Arc<MemoryMap>);
@@ -47,6 +47,24 @@ pub(crate) fn umem_to_guest(umem: &Umem, from: UmemOffset, guest: &MemoryMap, to
     let source = umem.ptr(from, to.len as usize)?;
     let target = guest.ptr(to.offset, to.len as usize)?;
     copy(source, target, to.len as usize);
+    Some(())
+}
+
+/// Copies a whole frame of `len` bytes into guest memory, with its virtio-net header in front; as
+/// [`guest_to_umem`].
+#[inline]
+pub(crate) fn frame_to_guest(
+    umem: &Umem,
+    (from, len): (UmemOffset, u32),
+    guest: &MemoryMap,
+    to: u64,
+    header: [u8; HEADER_BYTES as usize],
+) -> Option<()> {
+    let source = umem.ptr(from, len as usize)?;
+    let target = guest.ptr(to, header.len() + len as usize)?;
+    copy(NonNull::from(&header).cast(), target, header.len());
+    // SAFETY: `target` has room for header and frame, as was just checked.
+    copy(source, unsafe { target.add(header.len()) }, len as usize);
     Some(())
 }
 

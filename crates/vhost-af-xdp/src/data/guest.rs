@@ -158,7 +158,7 @@ impl GuestSide {
             });
         }
         let len = bytes - self.header_bytes;
-        let (flags, gso_type) = self.offload_fields(segments);
+        let [flags, gso_type] = self.offload_fields(segments);
         if flags & NEEDS_CSUM != 0 || gso_type != GSO_NONE {
             counters.from_guest_offload_not_negotiated.add(1);
             return Ok(Sending::Drop);
@@ -177,19 +177,12 @@ impl GuestSide {
 
     /// `flags` and `gso_type`, the first two bytes of the header, copied out of guest memory.
     #[inline]
-    fn offload_fields(&self, segments: &[Segment]) -> (u8, u8) {
-        let mut both = [0u8; 2];
-        let (first, second) = both.split_at_mut(1);
+    fn offload_fields(&self, segments: &[Segment]) -> [u8; 2] {
+        if segments[0].len >= 2 {
+            return self.memory.read_obj(segments[0].offset).unwrap_or_default();
+        }
         // One byte a descriptor is legal; `judge` saw that the chain holds a whole header.
-        let next = if segments[0].len > 1 {
-            segments[0].offset + 1
-        } else {
-            segments[1].offset
-        };
-        // Inside the map, as checked when the descriptors were read.
-        let _ = self.memory.copy_from_guest(segments[0].offset, first);
-        let _ = self.memory.copy_from_guest(next, second);
-        (both[0], both[1])
+        [0, 1].map(|at| self.memory.read_obj(segments[at].offset).unwrap_or_default())
     }
 }
 

@@ -78,8 +78,9 @@ impl Nic for NullNic {
         self.capacity - self.empty.len()
     }
 
-    fn give(&mut self, frames: impl ExactSizeIterator<Item = Frame>) {
-        self.empty.extend(frames);
+    fn give(&mut self, frames: &mut Vec<Frame>) {
+        let room = frames.len().min(self.capacity - self.empty.len());
+        self.empty.extend(frames.drain(..room));
     }
 
     fn from_nic(&mut self, max: usize) -> impl Iterator<Item = RxDesc> + '_ {

@@ -20,7 +20,8 @@ pub(crate) struct XdpNic {
     /// Descriptors in the TX ring or the completion ring.
     unsent: usize,
     link: Link,
-    /// Whatever must be undone when the queue is given up, after the socket has closed.
+    /// What must be undone when the queue is given up; dropped after the socket, whose entry in the
+    /// program's map the kernel removes.
     _lease: QueueLease,
 }
 
@@ -83,11 +84,12 @@ impl Nic for XdpNic {
             match self.socket.kick_tx() {
                 Ok(Kick::Done | Kick::Busy) => break,
                 Ok(Kick::Again) => {}
-                Err(WakeError::InterfaceDown) => {
+                // An error that the kernel does not document ends nothing: the next kick tells.
+                Err(WakeError::InterfaceDown | WakeError::Other(_)) => {
                     self.link = Link::Down;
                     break;
                 }
-                Err(WakeError::InterfaceGone | WakeError::Other(_)) => {
+                Err(WakeError::InterfaceGone) => {
                     self.link = Link::Gone;
                     self.unsent = 0;
                     break;
@@ -116,10 +118,11 @@ impl Nic for XdpNic {
         self.socket.fill.free() as usize
     }
 
-    fn give(&mut self, frames: impl ExactSizeIterator<Item = Frame>) {
-        if frames.len() > 0 {
+    fn give(&mut self, frames: &mut Vec<Frame>) {
+        if !frames.is_empty() {
             let mut batch = self.socket.fill.reserve(frames.len() as u32);
-            frames.for_each(|frame| batch.push(frame));
+            let room = batch.room() as usize;
+            frames.drain(..room).for_each(|frame| batch.push(frame));
             batch.submit();
         }
         if self.socket.fill.needs_wakeup() {

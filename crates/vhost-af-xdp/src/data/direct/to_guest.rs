@@ -76,7 +76,7 @@ impl<N: Nic> DirectLane<N> {
         if self.park_all {
             self.post_bounces();
         }
-        self.nic.give(self.scratch.empty.drain(..));
+        self.nic.give(&mut self.scratch.empty);
         Ok(())
     }
 
