@@ -22,7 +22,9 @@ readonly CARGO_DENY_VERSION=0.20.2
 # The packages among the arguments that are not installed, a line each.
 missing_packages() {
     local installed
-    installed="$(dpkg-query -W -f '${db:Status-Status} ${Package}\n' "$@" 2>/dev/null | sed -n 's/^installed //p' | sort -u)"
+    # dpkg-query fails when it knows one of them not at all, and tells of the others all the same.
+    installed="$({ dpkg-query -W -f '${db:Status-Status} ${Package}\n' "$@" 2>/dev/null || true; } |
+        sed -n 's/^installed //p' | sort -u)"
     comm -13 <(echo "$installed") <(printf '%s\n' "$@" | sort -u)
 }
 
