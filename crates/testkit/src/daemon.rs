@@ -114,8 +114,8 @@ impl Serve {
 
     /// One more option, with its value.
     #[must_use]
-    pub fn with(mut self, option: &str, value: impl ToString) -> Self {
-        self.args.extend([option.to_owned(), value.to_string()]);
+    pub fn with(mut self, option: &str, value: impl Into<String>) -> Self {
+        self.args.extend([option.to_owned(), value.into()]);
         self
     }
 

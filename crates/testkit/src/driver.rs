@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
@@ -154,10 +154,7 @@ impl Ring {
             if self.driver.enable_calls() {
                 continue;
             }
-            if !readable(
-                self.call.as_raw_fd_borrowed(),
-                deadline.saturating_duration_since(Instant::now()),
-            ) {
+            if !wait::readable(&self.call, deadline.saturating_duration_since(Instant::now())) {
                 let late = self.driver.take_used();
                 assert!(
                     late.is_none(),
@@ -168,23 +165,6 @@ impl Ring {
             let _ = self.call.read();
         }
     }
-}
-
-trait BorrowFd {
-    fn as_raw_fd_borrowed(&self) -> BorrowedFd<'_>;
-}
-
-impl BorrowFd for EventFd {
-    #[allow(unsafe_code)]
-    fn as_raw_fd_borrowed(&self) -> BorrowedFd<'_> {
-        // SAFETY: the eventfd owns the descriptor and is borrowed for as long.
-        unsafe { BorrowedFd::borrow_raw(self.as_raw_fd()) }
-    }
-}
-
-fn readable(fd: BorrowedFd<'_>, patience: Duration) -> bool {
-    let timeout = Timespec::try_from(patience).expect("short");
-    poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&timeout)).expect("a good descriptor") > 0
 }
 
 /// One queue pair.
@@ -390,9 +370,8 @@ fn pieces(addr: GuestAddr, len: usize, layout: Layout) -> Vec<Buffer> {
         Buffer::readable(addr, u32::try_from(len).expect("short"))
     };
     match layout {
-        Layout::Whole => vec![cut(0, len)],
         Layout::HeaderApart if len > HEADER => vec![cut(0, HEADER), cut(HEADER, len - HEADER)],
-        Layout::HeaderApart => vec![cut(0, len)],
+        Layout::Whole | Layout::HeaderApart => vec![cut(0, len)],
         Layout::Pieces(size) | Layout::Indirect(size) => (0..len)
             .step_by(size)
             .map(|at| cut(at, size.min(len - at)))

@@ -1,6 +1,10 @@
 //! Waiting for something to become so, with an end to the patience.
+#![allow(unsafe_code)]
 
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// Time given to what should happen at once; long, because test machines are busy.
 pub const SOON: Duration = Duration::from_secs(10);
@@ -29,4 +33,12 @@ pub fn until_some<T>(patience: Duration, mut poll: impl FnMut() -> Option<T>) ->
 /// Lets the daemon see what it cannot say that it has seen.
 pub fn settle() {
     std::thread::sleep(Duration::from_millis(100));
+}
+
+/// Whether there is something to be read within `patience`.
+pub(crate) fn readable(fd: &impl AsRawFd, patience: Duration) -> bool {
+    // SAFETY: the owner is borrowed for as long as the descriptor is used, and owns it.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd.as_raw_fd()) };
+    let timeout = Timespec::try_from(patience).expect("short");
+    poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&timeout)).expect("a good descriptor") > 0
 }

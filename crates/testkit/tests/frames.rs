@@ -307,8 +307,8 @@ fn two_queue_pairs_use_two_queues_of_the_interface(
     };
     let serve = Serve::interface(VethPair::NIC)
         .placement(placement)
-        .with("--queues", 2)
-        .with("--start-queue", 1);
+        .with("--queues", "2")
+        .with("--start-queue", "1");
     let mut rig = Rig::with(VethPair::with(4, 1500), &serve, &config);
     for pair in &mut rig.driver.pairs {
         let sent = frame::plain(100, 1);

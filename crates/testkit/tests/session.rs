@@ -170,7 +170,7 @@ fn config_space_tells_mac_status_and_mtu() {
 fn features_and_protocol_features_of_the_contract_are_offered() {
     require!(Root);
     let netns = NetNs::new("null");
-    let daemon = Daemon::start(&netns, &Serve::null().with("--queues", 3));
+    let daemon = Daemon::start(&netns, &Serve::null().with("--queues", "3"));
     let config = DriverConfig::default();
     let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), MIB)]).expect("memory"));
     let mut driver = Driver::greet(driver::connect(&daemon.socket()), &config, ram).expect("greeted");
