@@ -160,10 +160,8 @@ fn config_space_tells_mac_status_and_mtu() {
         "the link is up"
     );
     assert_eq!(rig.driver.config(10, 2).expect("MTU"), 1400u16.to_le_bytes());
-    assert!(
-        rig.driver.config(100, 50).is_err(),
-        "beyond the end of the config space"
-    );
+    // QEMU asks for the whole structure of its own version; what lies beyond our fields is zero.
+    assert_eq!(rig.driver.config(0, 24).expect("all of it")[12..], [0; 12]);
 }
 
 #[test]
