@@ -22,6 +22,7 @@ pub mod frame;
 pub mod guest;
 pub mod netns;
 pub mod packet;
+pub mod pair;
 pub mod privilege;
 pub mod process;
 pub mod rig;
@@ -29,8 +30,9 @@ pub mod testpmd;
 pub mod wait;
 
 pub use daemon::{Daemon, Serve};
-pub use driver::{Driver, DriverConfig, Layout, Pair};
+pub use driver::{Driver, DriverConfig};
 pub use netns::{NetNs, VethPair};
 pub use packet::PacketPort;
+pub use pair::{Layout, Pair};
 pub use process::Running;
 pub use rig::Rig;

@@ -5,7 +5,8 @@
 
 use rstest::rstest;
 use testkit::daemon::Placement;
-use testkit::driver::{F_EVENT_IDX, F_INDIRECT, F_MRG_RXBUF, F_VERSION_1, Ring};
+use testkit::driver::{F_EVENT_IDX, F_INDIRECT, F_MRG_RXBUF, F_VERSION_1};
+use testkit::pair::Ring;
 use testkit::{Daemon, Driver, DriverConfig, Layout, PacketPort, Serve, VethPair, frame, require, wait};
 use virtqueue::GuestAddr;
 use virtqueue::driver::Buffer;

@@ -1,0 +1,320 @@
+//! One queue pair of a [`Driver`](crate::Driver): frames out with a chosen layout, frames in to chosen buffers.
+//!
+//! Waits for calls and never polls the ring, so that a call that the device owed and did not make is seen.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use virtqueue::driver::{Buffer, DriverFeatures, GuestRam, SplitDriver, Used};
+use virtqueue::{GuestAddr, QueueSize};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use crate::driver::{DriverConfig, F_EVENT_IDX, F_IN_ORDER, F_MRG_RXBUF, HEADER};
+use crate::wait;
+
+/// The header of a frame without offloads.
+const NO_OFFLOAD: [u8; HEADER] = [0; HEADER];
+/// Room that a frame is given in guest memory, bytes.
+const SLOT: u32 = 4096;
+
+/// How a frame, header in front, is spread over descriptors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// Header and frame in one.
+    Whole,
+    /// The header in one of its own, the frame in another.
+    HeaderApart,
+    /// In pieces of so many bytes, chained; the header is cut like the rest.
+    Pieces(usize),
+    /// As `Pieces`, in an indirect table.
+    Indirect(usize),
+}
+
+/// A frame that came in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Received {
+    /// Its virtio-net header.
+    pub header: [u8; HEADER],
+    /// Its bytes.
+    pub frame: Vec<u8>,
+    /// Chains that it came in.
+    pub chains: usize,
+}
+
+/// One vring with its eventfds.
+pub struct Ring {
+    /// The ring itself; has functions to lie with.
+    pub driver: SplitDriver,
+    pub(crate) kick: EventFd,
+    pub(crate) call: EventFd,
+}
+
+impl Ring {
+    fn new(ram: &Arc<GuestRam>, config: &DriverConfig, features: u64) -> Self {
+        let eventfd = || EventFd::new(EFD_NONBLOCK).expect("a descriptor is left");
+        let size = QueueSize::new(config.queue_size).expect("a good size");
+        let features = DriverFeatures {
+            event_idx: features & F_EVENT_IDX != 0,
+            in_order: features & F_IN_ORDER != 0,
+        };
+        let driver = SplitDriver::new(ram, size, features).expect("room for a ring");
+        Self {
+            driver,
+            kick: eventfd(),
+            call: eventfd(),
+        }
+    }
+
+    /// Shows the device what was added, and kicks it if it wants that.
+    pub fn publish(&mut self) {
+        if self.driver.publish() {
+            self.kick();
+        }
+    }
+
+    /// Kicks the device, whether it wants that or not.
+    ///
+    /// # Panics
+    /// If the eventfd is full.
+    pub fn kick(&self) {
+        self.kick.write(1).expect("a kick fits");
+    }
+
+    /// Waits for the next chain that comes back; `None` if there is none in time.
+    ///
+    /// # Panics
+    /// If one is there and no call came for it.
+    pub fn await_used(&mut self, patience: Duration) -> Option<Used> {
+        let deadline = Instant::now() + patience;
+        loop {
+            if let Some(used) = self.driver.take_used() {
+                return Some(used);
+            }
+            if self.driver.enable_calls() {
+                continue;
+            }
+            if !wait::readable(&self.call, deadline.saturating_duration_since(Instant::now())) {
+                let late = self.driver.take_used();
+                assert!(
+                    late.is_none(),
+                    "a lost call: the device used a chain and did not say so"
+                );
+                return None;
+            }
+            let _ = self.call.read();
+        }
+    }
+}
+
+/// One queue pair.
+pub struct Pair {
+    ram: Arc<GuestRam>,
+    /// The guest's receive queue.
+    pub to_guest: Ring,
+    /// The guest's transmit queue.
+    pub from_guest: Ring,
+    /// Buffers of the chains under way, by head: to read what came, and to post them again.
+    posted: HashMap<u16, Vec<Buffer>>,
+    /// Memory of the frames under way, by head.
+    sending: HashMap<u16, GuestAddr>,
+    /// Memory that held frames, to be used again.
+    free: Vec<GuestAddr>,
+    mergeable: bool,
+}
+
+impl Pair {
+    pub(crate) fn new(ram: &Arc<GuestRam>, config: &DriverConfig, features: u64) -> Self {
+        Self {
+            ram: Arc::clone(ram),
+            to_guest: Ring::new(ram, config, features),
+            from_guest: Ring::new(ram, config, features),
+            posted: HashMap::new(),
+            sending: HashMap::new(),
+            free: Vec::new(),
+            mergeable: features & F_MRG_RXBUF != 0,
+        }
+    }
+
+    /// Memory of the guest.
+    #[must_use]
+    pub fn ram(&self) -> &Arc<GuestRam> {
+        &self.ram
+    }
+
+    /// Sends one frame, and shows it to the device at once.
+    pub fn send(&mut self, frame: &[u8], layout: Layout) {
+        self.send_batch(&[frame], layout);
+    }
+
+    /// Sends frames, shown to the device together.
+    ///
+    /// # Panics
+    /// If the ring has no room although the device was given time, or a frame is too long for this model (4084 bytes).
+    pub fn send_batch(&mut self, frames: &[&[u8]], layout: Layout) {
+        for frame in frames {
+            let bytes = [&NO_OFFLOAD[..], frame].concat();
+            let addr = self.slot();
+            self.ram.write(addr, &bytes);
+            let buffers: Vec<_> = pieces(addr, bytes.len(), layout);
+            let head = self.add_or_wait(&buffers, matches!(layout, Layout::Indirect(_)));
+            self.sending.insert(head, addr);
+        }
+        self.from_guest.publish();
+    }
+
+    /// Sends what the buffers hold, which the caller wrote, and returns the head.
+    ///
+    /// # Panics
+    /// As [`send_batch`](Self::send_batch).
+    pub fn send_buffers(&mut self, buffers: &[Buffer], indirect: bool) -> u16 {
+        let head = self.add_or_wait(buffers, indirect);
+        self.from_guest.publish();
+        head
+    }
+
+    fn add_or_wait(&mut self, buffers: &[Buffer], indirect: bool) -> u16 {
+        loop {
+            let ring = &mut self.from_guest;
+            let head = if indirect {
+                ring.driver.add_indirect(buffers)
+            } else {
+                ring.driver.add(buffers)
+            };
+            if let Some(head) = head {
+                return head;
+            }
+            ring.publish();
+            assert!(
+                self.reap(wait::SOON),
+                "the device gives nothing back: the transmit queue is full"
+            );
+        }
+    }
+
+    fn slot(&mut self) -> GuestAddr {
+        self.free
+            .pop()
+            .unwrap_or_else(|| self.ram.alloc(SLOT.into(), 64).expect("guest memory is left"))
+    }
+
+    /// Takes back one frame that was sent.
+    fn reap(&mut self, patience: Duration) -> bool {
+        let Some(used) = self.from_guest.await_used(patience) else {
+            return false;
+        };
+        self.free.extend(self.sending.remove(&used.head));
+        true
+    }
+
+    /// Waits until the device has given everything back that was sent.
+    ///
+    /// # Panics
+    /// If it does not.
+    pub fn await_sent(&mut self) {
+        while self.from_guest.driver.in_flight() > 0 {
+            assert!(
+                self.reap(wait::SOON),
+                "{} frames never came back",
+                self.from_guest.driver.in_flight()
+            );
+        }
+    }
+
+    /// Posts `count` receive chains, each of buffers with the given lengths, and shows them together.
+    ///
+    /// # Panics
+    /// If ring or memory is full.
+    pub fn post(&mut self, count: usize, lengths: &[u32]) {
+        for _ in 0..count {
+            let buffer = |&len: &u32| {
+                let addr = self.ram.alloc(u64::from(len), 64).expect("guest memory is left");
+                Buffer::writable(addr, len)
+            };
+            let buffers: Vec<_> = lengths.iter().map(buffer).collect();
+            self.post_buffers(buffers);
+        }
+        self.to_guest.publish();
+    }
+
+    /// Posts one chain of buffers of the caller's choice; not shown yet, see [`Ring::publish`].
+    ///
+    /// # Panics
+    /// If the ring is full.
+    pub fn post_buffers(&mut self, buffers: Vec<Buffer>) {
+        let head = self
+            .to_guest
+            .driver
+            .add(&buffers)
+            .expect("room in the receive queue");
+        self.posted.insert(head, buffers);
+    }
+
+    /// The next frame, or `None` if none comes in time. Its chains are posted again.
+    ///
+    /// # Panics
+    /// If the device breaks the rules: a used length shorter than the header, too few chains for `num_buffers`.
+    pub fn receive(&mut self, patience: Duration) -> Option<Received> {
+        let (head, bytes) = self.receive_chain(patience)?;
+        let header: [u8; HEADER] = bytes
+            .get(..HEADER)
+            .expect("a whole header")
+            .try_into()
+            .expect("its length");
+        let count = u16::from_le_bytes([header[10], header[11]]);
+        assert!(
+            count == 1 || (self.mergeable && count > 1),
+            "num_buffers is {count}"
+        );
+        let mut frame = bytes[HEADER..].to_vec();
+        let mut heads = vec![head];
+        for _ in 1..count {
+            let (head, bytes) = self
+                .receive_chain(Duration::ZERO)
+                .expect("all chains of a frame come together");
+            frame.extend(bytes);
+            heads.push(head);
+        }
+        let chains = heads.len();
+        for buffers in heads {
+            self.post_buffers(buffers);
+        }
+        self.to_guest.publish();
+        Some(Received {
+            header,
+            frame,
+            chains,
+        })
+    }
+
+    /// One chain that came back: its buffers, and the bytes that the device says it wrote.
+    fn receive_chain(&mut self, patience: Duration) -> Option<(Vec<Buffer>, Vec<u8>)> {
+        let used = self.to_guest.await_used(patience)?;
+        let buffers = self.posted.remove(&used.head).expect("it was posted");
+        let mut left = used.len as usize;
+        let mut bytes = Vec::with_capacity(left);
+        for buffer in &buffers {
+            let len = left.min(buffer.len as usize);
+            bytes.extend(self.ram.read_vec(buffer.addr, len));
+            left -= len;
+        }
+        assert_eq!(left, 0, "the device says that it wrote more than the chain holds");
+        Some((buffers, bytes))
+    }
+}
+
+/// Cuts `len` bytes at `addr` into readable buffers.
+fn pieces(addr: GuestAddr, len: usize, layout: Layout) -> Vec<Buffer> {
+    let cut = |at: usize, len: usize| {
+        let addr = addr.checked_add(at as u64).expect("inside memory");
+        Buffer::readable(addr, u32::try_from(len).expect("short"))
+    };
+    match layout {
+        Layout::HeaderApart if len > HEADER => vec![cut(0, HEADER), cut(HEADER, len - HEADER)],
+        Layout::Whole | Layout::HeaderApart => vec![cut(0, len)],
+        Layout::Pieces(size) | Layout::Indirect(size) => (0..len)
+            .step_by(size)
+            .map(|at| cut(at, size.min(len - at)))
+            .collect(),
+    }
+}
