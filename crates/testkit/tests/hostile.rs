@@ -68,16 +68,14 @@ impl TwoGuests {
         self.daemon.await_port(0, "closed with its reason", |port| {
             port["last_closed"][0] == reason
         });
-        let lines: Vec<_> = self
-            .daemon
-            .said()
-            .lines()
-            .filter(|line| line.contains(reason))
-            .map(str::to_owned)
-            .collect();
-        assert_eq!(lines.len(), 1, "said once: {lines:?}");
+        let told = |daemon: &Daemon| daemon.said().lines().filter(|line| line.contains(reason)).count();
+        assert!(
+            wait::until(wait::SOON, || told(&self.daemon) > 0),
+            "the log does not say why"
+        );
         self.assert_honest_guest_sends();
         let mut again = Driver::connect(&self.daemon.path("port0.sock"), config).expect("it may come back");
+        assert_eq!(told(&self.daemon), 1, "said once: {}", self.daemon.said());
         let sent = frame::plain(90, 0x22);
         again.pairs[0].send(&sent, Layout::Whole);
         frame::assert_same(&self.wire.receive(wait::SOON).expect("it works again"), &sent);
