@@ -5,12 +5,17 @@
 
 use std::ffi::CString;
 use std::io;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use netlink_bindings::rt_link::{self, Ifinfomsg};
-use netlink_socket2::{MulticastSocketRaw, NetlinkSocket};
+use netlink_socket2::NetlinkSocket;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with};
 
-/// `RTNLGRP_LINK`, include/uapi/linux/rtnetlink.h.
-const LINK_GROUP: u32 = 1;
+/// `RTMGRP_LINK`, include/uapi/linux/rtnetlink.h.
+const LINK_GROUPS: u32 = 1;
 
 /// What is known of an interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -98,7 +103,7 @@ impl Link {
 const IFF_UP: u32 = 1;
 
 /// Tells that some interface changed.
-pub(crate) struct Changes(MulticastSocketRaw);
+pub(crate) struct Changes(OwnedFd);
 
 impl Changes {
     /// Subscribes in the network namespace of the calling thread.
@@ -106,13 +111,24 @@ impl Changes {
     /// # Errors
     /// The kernel's.
     pub(crate) fn subscribe() -> io::Result<Self> {
-        let mut socket = MulticastSocketRaw::new(rt_link::PROTONUM)?;
-        socket.listen(LINK_GROUP)?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(
+            AddressFamily::NETLINK,
+            SocketType::RAW,
+            flags,
+            // Protocol 0 is NETLINK_ROUTE.
+            None,
+        )?;
+        bind(&socket, &SocketAddrNetlink::new(0, LINK_GROUPS))?;
         Ok(Self(socket))
     }
 
-    /// Waits for the next change. Lost messages (ENOBUFS) count as one.
-    pub(crate) fn wait(&mut self) {
-        let _ = self.0.recv();
+    /// Waits for the next change, at most `longest`. Lost messages (ENOBUFS) count as one.
+    pub(crate) fn wait(&mut self, longest: Option<Duration>) {
+        let longest = longest.and_then(|longest| Timespec::try_from(longest).ok());
+        let _ = poll(&mut [PollFd::new(&self.0, PollFlags::IN)], longest.as_ref());
+        let mut message = [0u8; 4096];
+        // What they say is asked for anew; here they are only taken out of the way.
+        while recv(&self.0, &mut message[..], RecvFlags::empty()).is_ok() {}
     }
 }

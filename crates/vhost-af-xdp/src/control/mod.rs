@@ -16,6 +16,7 @@ pub(crate) mod interface;
 pub(crate) mod lanes;
 pub(crate) mod links;
 pub(crate) mod memory;
+pub(crate) mod peer;
 pub(crate) mod port;
 pub(crate) mod serve;
 pub(crate) mod session;

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use super::config::{NicConfig, Placement, PortConfig};
-use super::interface::{Interface, InterfaceError, Interfaces, L2_BYTES};
+use super::interface::{Interface, InterfaceError, Interfaces};
 use super::lanes::{CopyMemory, FarSide, LaneError, NULL_MTU};
 use super::links::Link;
 use super::session::{FaultCell, Ground, Session, SessionError};
@@ -33,11 +33,11 @@ pub(crate) struct Closed {
 pub(crate) struct PortState {
     pub(crate) session: Option<Session>,
     pub(crate) interface: Option<Arc<Interface>>,
-    /// Why the port moves no frames although a VMM is connected.
+    /// Why the port's queues are not set up although they should be.
     pub(crate) impaired: Option<String>,
     pub(crate) last_closed: Option<Closed>,
     pub(crate) sessions: u64,
-    link_down: bool,
+    pub(crate) link_down: bool,
     /// MTU that the queues were set up for.
     mtu: Option<u32>,
     /// What the VMM was told last when it was refused.
@@ -90,13 +90,8 @@ impl Port {
             return Ok(None);
         };
         let interface = self.interfaces.open(name, *mode)?;
-        let (mtu, limit) = (interface.mtu(), LONGEST_FRAME);
-        if self.config.placement == Placement::Direct && mtu + L2_BYTES > limit {
-            return Err(InterfaceError::MtuTooLargeForDirect {
-                name: name.clone(),
-                mtu,
-                limit,
-            });
+        if self.config.placement == Placement::Direct {
+            fits_direct(&interface)?;
         }
         Ok(Some(interface))
     }
@@ -213,19 +208,17 @@ impl Port {
         wrong
     }
 
-    /// Looks at the interface again: it may be gone, back, or have another MTU.
-    pub(crate) fn check_link(&self) {
+    /// Looks at the interface again: it may be gone, back, down, or have another MTU. True if the
+    /// port's queues could not be set up, so that it is worth to look again soon.
+    pub(crate) fn check_link(&self) -> bool {
         let NicConfig::Interface { name, .. } = &self.config.nic else {
-            return;
+            return false;
         };
         let mut guard = self.lock();
         let state = &mut *guard;
-        let found = state
-            .interface
-            .as_ref()
-            .and_then(|interface| Link::by_index(interface.link.index));
-        match (state.interface.clone(), found) {
-            (Some(interface), Some(link)) => return self.adapt(state, &interface, &link),
+        let index = state.interface.as_ref().map(|interface| interface.link.index);
+        match (state.interface.clone(), index.and_then(Link::by_index)) {
+            (Some(interface), Some(link)) => self.adapt(state, &interface, &link),
             (Some(_), None) => {
                 tracing::warn!(interface = name, port = %self.config.endpoint, "interface is gone, waiting for one of that name");
                 if let Some(session) = &mut state.session {
@@ -233,17 +226,22 @@ impl Port {
                 }
                 state.interface = None;
                 state.impaired = Some(format!("interface {name} is gone"));
+                self.take_up(state, name);
             }
-            (None, _) => {}
+            (None, _) => self.take_up(state, name),
         }
-        if Link::by_name(name).is_err() {
-            return;
-        }
+        state.interface.is_some() && state.impaired.is_some()
+    }
+
+    /// The interface was gone; goes on if one of its name is there again.
+    fn take_up(&self, state: &mut PortState, name: &str) {
+        let Ok(link) = Link::by_name(name) else { return };
         match self.open_interface() {
             Ok(interface) => {
                 tracing::info!(interface = name, port = %self.config.endpoint, "interface is back");
                 state.interface = interface;
-                state.impaired = None;
+                state.link_down = !link.up;
+                state.mtu = Some(link.mtu);
                 self.restart_lanes(state);
             }
             Err(error) => state.impaired = Some(with_sources(&error)),
@@ -257,7 +255,6 @@ impl Port {
             state.link_down = !link.up;
             let now = if link.up { "up" } else { "down" };
             tracing::info!(interface = link.name, port = %self.config.endpoint, "interface is {now}");
-            state.impaired = (!link.up).then(|| format!("interface {} is down", link.name));
         }
         interface.set_mtu(link.mtu);
         let other_mtu = state
@@ -273,19 +270,40 @@ impl Port {
         }
         // In direct placement the guest's own buffers wait in the socket of an interface that is
         // down; only closing it gives them back.
-        if other_mtu || (went_down && self.config.placement == Placement::Direct) {
+        let direct = self.config.placement == Placement::Direct;
+        if other_mtu || (went_down && direct) || state.impaired.is_some() {
             self.restart_lanes(state);
         }
     }
 
+    /// Stops the port's lanes and starts them on what the interface is now.
     fn restart_lanes(&self, state: &mut PortState) {
         let far = self.far_sides(state.interface.as_ref());
-        let Some(session) = &mut state.session else { return };
-        session.stop_all(&self.workers);
-        if let Err(error) = session.start_all(&self.ground(&far)) {
-            let text = with_sources(&error);
-            tracing::warn!(port = %self.config.endpoint, "queues cannot be set up: {text}");
-            state.impaired = Some(text);
+        let before = state.impaired.take();
+        state.impaired = self.check_mtu(state).err().map(|error| with_sources(&error));
+        if let Some(session) = &mut state.session {
+            session.stop_all(&self.workers);
+            if state.impaired.is_none() {
+                state.impaired = session
+                    .start_all(&self.ground(&far))
+                    .err()
+                    .map(|error| with_sources(&error));
+            }
+        }
+        if let Some(reason) = state
+            .impaired
+            .as_ref()
+            .filter(|reason| before.as_ref() != Some(reason))
+        {
+            tracing::warn!(port = %self.config.endpoint, "queues cannot be set up: {reason}");
+        }
+    }
+
+    /// Whether frames of the interface's MTU fit the placement.
+    fn check_mtu(&self, state: &PortState) -> Result<(), InterfaceError> {
+        match &state.interface {
+            Some(interface) if self.config.placement == Placement::Direct => fits_direct(interface),
+            _ => Ok(()),
         }
     }
 
@@ -310,6 +328,19 @@ impl Port {
             .map_or(NULL_MTU, |interface| interface.mtu());
         u16::try_from(mtu).unwrap_or(u16::MAX)
     }
+}
+
+/// Whether a frame of the interface's MTU fits into one chunk of guest memory.
+fn fits_direct(interface: &Interface) -> Result<(), InterfaceError> {
+    let (mtu, limit) = (interface.mtu(), LONGEST_FRAME);
+    if interface.frame_limit() <= limit {
+        return Ok(());
+    }
+    Err(InterfaceError::MtuTooLargeForDirect {
+        name: interface.link.name.clone(),
+        mtu,
+        limit,
+    })
 }
 
 /// An error and what caused it, in one line.

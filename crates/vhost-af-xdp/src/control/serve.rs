@@ -30,6 +30,9 @@ use crate::data::worker::Workers;
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
+/// Pause before a port whose queues could not be set up tries again.
+const RETRY: Duration = Duration::from_secs(1);
+
 /// What a port's thread meets VMMs with.
 enum Meeting {
     Listen(UnixListener),
@@ -158,8 +161,9 @@ fn answer_status(path: &Path, leftovers: &mut Leftovers, ports: &[Arc<Port>], wo
 fn watch_links(mut changes: Changes, ports: Vec<Arc<Port>>) -> anyhow::Result<()> {
     let body = move || {
         loop {
-            ports.iter().for_each(|port| port.check_link());
-            changes.wait();
+            // All are asked, whatever the first says.
+            let again = ports.iter().filter(|port| port.check_link()).count() > 0;
+            changes.wait(again.then_some(RETRY));
         }
     };
     std::thread::Builder::new()

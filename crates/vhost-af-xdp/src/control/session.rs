@@ -11,7 +11,7 @@
 
 use std::fs::File;
 use std::net::Shutdown;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 
@@ -23,6 +23,7 @@ use virtqueue::{QueueFeatures, QueueSize, RingAddresses};
 use super::config::Placement;
 use super::lanes::{FarSide, LaneError, LaneFacts, LaneParts, Negotiated, private_bytes};
 use super::memory::{MemoryError, MemoryTable};
+use super::peer;
 use super::vring::{self, VringError, VringState};
 use crate::data::counters::LaneCounters;
 use crate::data::guest::{Fault, HEADER_BYTES, LEGACY_HEADER_BYTES};
@@ -114,14 +115,14 @@ pub(crate) struct Session {
 impl Session {
     /// A fresh session over `connection` for a port of so many queue pairs.
     pub(crate) fn new(connection: UnixStream, pairs: u16, fault: FaultCell) -> Self {
-        let peer = rustix::net::sockopt::socket_peercred(&connection).ok();
+        let peer = peer::process(connection.as_fd());
         Self {
             features: 0,
             reply_ack: false,
             memory: MemoryTable::default(),
             vrings: (0..pairs * 2).map(|_| VringState::default()).collect(),
             lanes: (0..pairs).map(|_| None).collect(),
-            peer: peer.map(|credentials| credentials.pid.as_raw_nonzero().get()),
+            peer,
             connection,
             fault,
         }

@@ -148,7 +148,6 @@ impl PortStatus {
             .collect();
         Self {
             endpoint: port.config.endpoint.to_string(),
-            nic,
             attached: state
                 .interface
                 .as_ref()
@@ -160,12 +159,16 @@ impl PortStatus {
             peer: session.and_then(super::session::Session::peer),
             features: format!("{:#x}", session.map_or(0, |session| session.features)),
             sessions: state.sessions,
-            impaired: state.impaired.clone(),
+            impaired: state
+                .impaired
+                .clone()
+                .or_else(|| state.link_down.then(|| format!("interface {nic} is down"))),
             last_closed: state
                 .last_closed
                 .as_ref()
                 .map(|closed| (closed.reason.to_owned(), closed.detail.clone())),
             lanes,
+            nic,
         }
     }
 }

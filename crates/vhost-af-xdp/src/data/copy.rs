@@ -66,7 +66,8 @@ impl<N: Nic> CopyLane<N> {
     ) -> Self {
         let (umem, mut pool, to_receive) = memory;
         let mut nic = nic;
-        let mut empty: Vec<Frame> = std::iter::from_fn(|| pool.take()).take(to_receive).collect();
+        let count = to_receive.min(nic.room_to_give());
+        let mut empty: Vec<Frame> = std::iter::from_fn(|| pool.take()).take(count).collect();
         nic.give(&mut empty);
         let chunk_bytes = umem.chunk_size();
         let scratch = Scratch {
@@ -529,11 +530,8 @@ impl<N: Nic> Lane for CopyLane<N> {
         if waiting && self.guest.to_guest.enabled && self.guest.to_guest.queue.enable_kicks() {
             return Ok(if self.short { Rest::Soon } else { Rest::Busy });
         }
-        Ok(if self.nic.unsent() > 0 {
-            Rest::Soon
-        } else {
-            Rest::Idle
-        })
+        let soon = self.nic.unsent() > 0 || self.guest.is_polled();
+        Ok(if soon { Rest::Soon } else { Rest::Idle })
     }
 
     fn disarm(&mut self) {
@@ -559,10 +557,12 @@ impl<N: Nic> Lane for CopyLane<N> {
             .collect()
     }
 
-    fn stop(self: Box<Self>) -> Bases {
-        if !self.held.is_empty() {
-            self.counters.to_guest_queue_stopped.add(1);
-        }
+    fn stop(mut self: Box<Self>) -> Bases {
+        // Frames without buffers: whole ones in the ring, and perhaps one in hand.
+        let rest = self.nic.from_nic(usize::MAX).filter(|piece| !piece.more).count() as u64;
+        self.counters
+            .to_guest_queue_stopped
+            .add(rest + u64::from(!self.held.is_empty()));
         self.guest.bases()
     }
 }

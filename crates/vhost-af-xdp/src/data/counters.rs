@@ -92,8 +92,6 @@ lane_counters! {
     Drop from_guest_interface_gone,
     /// Frame longer than the guest's buffer (or than all its buffers, where they may be merged).
     Drop to_guest_buffer_too_small,
-    /// Pieces of a multi-buffer frame that this lane cannot join.
-    Drop to_guest_too_many_pieces,
     /// The queue pair was stopped while the frame was in our hands.
     Drop to_guest_queue_stopped,
 }

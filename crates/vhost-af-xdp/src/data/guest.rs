@@ -131,6 +131,13 @@ impl GuestSide {
         }
     }
 
+    /// Whether an enabled vring has no kick descriptor: its driver wants to be polled.
+    pub(crate) fn is_polled(&self) -> bool {
+        [&self.from_guest, &self.to_guest]
+            .into_iter()
+            .any(|vring| vring.enabled && vring.kick.is_none())
+    }
+
     /// Where both vrings stand.
     pub(crate) fn bases(&self) -> Bases {
         Bases {

@@ -43,6 +43,9 @@ pub(crate) const XDP_HEADROOM: u64 = 256;
 pub(crate) const CHUNK_BYTES: u32 = 4096;
 /// Longest frame that the kernel receives into one chunk, bytes.
 pub(crate) const LONGEST_FRAME: u32 = CHUNK_BYTES - 256;
+/// Most bounce chunks that wait for frames at a time, of those that a lane has: the others are for
+/// frames of the guest, which parked buffers must not hold up.
+const MOST_BOUNCES_POSTED: usize = 128;
 /// Most descriptors of a multi-buffer frame (MAX_SKB_FRAGS + 1).
 const MOST_PIECES: usize = 18;
 
@@ -89,6 +92,8 @@ pub(crate) struct DirectLane<N> {
     parked_bytes: u64,
     /// Bounce chunks among `posted` that are not filled yet.
     bounces_posted: usize,
+    /// A buffer waits to be parked until a posted bounce chunk comes back.
+    bounces_out: bool,
     /// A buffer smaller than the longest frame was seen: all later ones are parked, too, because
     /// frames may now need several, and the order of use must stay that of posting.
     park_all: bool,
@@ -142,6 +147,7 @@ impl<N: Nic> DirectLane<N> {
             parked_segments: VecDeque::new(),
             parked_bytes: 0,
             bounces_posted: 0,
+            bounces_out: false,
             park_all: false,
             scratch: Scratch {
                 chains: Chains::default(),
@@ -168,16 +174,13 @@ impl<N: Nic> Lane for DirectLane<N> {
             if self.nic.has_frames() {
                 return Ok(Rest::Busy);
             }
-            let room = self.nic.room_to_give() > 0 && self.posted.room() > 0;
+            let room = self.nic.room_to_give() > 0 && self.posted.room() > 0 && !self.bounces_out;
             if self.guest.to_guest.queue.enable_kicks() && room {
                 return Ok(Rest::Busy);
             }
         }
-        Ok(if self.nic.unsent() > 0 {
-            Rest::Soon
-        } else {
-            Rest::Idle
-        })
+        let soon = self.nic.unsent() > 0 || self.guest.is_polled();
+        Ok(if soon { Rest::Soon } else { Rest::Idle })
     }
 
     fn disarm(&mut self) {
@@ -214,7 +217,13 @@ impl<N: Nic> Lane for DirectLane<N> {
             lane.reap();
         }
         // Frames that arrived are the guest's; taken before the socket closes.
-        let received = lane.collect();
+        let mut received = 0;
+        loop {
+            match lane.collect() {
+                0 => break,
+                frames => received += frames,
+            }
+        }
         lane.counters.to_guest_queue_stopped.add(lane.posted.len_done());
         let rest: Vec<Outbound> = lane.sending.drain().collect();
         rest.into_iter().for_each(|outbound| lane.give_back(outbound));

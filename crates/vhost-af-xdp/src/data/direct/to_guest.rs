@@ -3,7 +3,7 @@
 use virtqueue::{Chain, Chains, Segment};
 use xsk::{Frame, UmemOffset};
 
-use super::{CHUNK_BYTES, DirectLane, Parked, Posted, XDP_HEADROOM};
+use super::{CHUNK_BYTES, DirectLane, MOST_BOUNCES_POSTED, Parked, Posted, XDP_HEADROOM};
 use crate::data::copy::write_header;
 use crate::data::copy_bytes::umem_to_guest;
 use crate::data::guest::{Fault, pieces, skip};
@@ -82,6 +82,7 @@ impl<N: Nic> DirectLane<N> {
 
     fn post_chains(&mut self, chains: &Chains) -> Result<(), Fault> {
         let header = self.guest.header_bytes;
+        self.bounces_out = false;
         for (at, chain) in chains.iter().enumerate() {
             if chain.readable != 0 {
                 return Err(Fault::ReadableInReceive { head: chain.head });
@@ -105,6 +106,7 @@ impl<N: Nic> DirectLane<N> {
                 );
                 self.scratch.empty.push(frame);
             } else if !self.park(chain, segments) {
+                self.bounces_out = true;
                 self.guest.to_guest.queue.unpop(chains.len() - at);
                 break;
             }
@@ -117,7 +119,7 @@ impl<N: Nic> DirectLane<N> {
     fn park(&mut self, chain: &Chain, segments: &[Segment]) -> bool {
         self.park_all |= u64::from(chain.writable_bytes) < self.longest();
         if !self.park_all {
-            let Some(frame) = self.pool.take() else {
+            let Some(frame) = self.bounce_to_post() else {
                 return false;
             };
             self.post_bounce(frame);
@@ -131,6 +133,12 @@ impl<N: Nic> DirectLane<N> {
         self.parked_segments.extend(segments.iter().copied());
         self.parked_bytes += bytes;
         true
+    }
+
+    fn bounce_to_post(&mut self) -> Option<Frame> {
+        (self.bounces_posted < MOST_BOUNCES_POSTED)
+            .then(|| self.pool.take())
+            .flatten()
     }
 
     fn post_bounce(&mut self, frame: Frame) {
@@ -176,7 +184,9 @@ impl<N: Nic> DirectLane<N> {
             && self.posted.room() > 0
             && self.nic.room_to_give() > self.scratch.empty.len()
         {
-            let Some(frame) = self.pool.take() else { return };
+            let Some(frame) = self.bounce_to_post() else {
+                return;
+            };
             self.post_bounce(frame);
         }
     }
