@@ -39,9 +39,12 @@ apt_quietly() {
     rm -f "$log"
 }
 
+# Once a run is enough.
 update_package_lists() {
+    [[ -z ${PACKAGE_LISTS_UPDATED-} ]] || return 0
     say "apt-get update"
     apt_quietly update || fail "apt-get update failed (see above); check the network and /etc/apt/sources.list"
+    PACKAGE_LISTS_UPDATED=1
 }
 
 # install_packages PACKAGE...: installs those that are missing.
