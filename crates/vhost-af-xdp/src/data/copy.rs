@@ -5,7 +5,7 @@
 //! guest has no buffer for stays in the RX ring: back-pressure reaches the kernel, which counts
 //! what it then drops (`rx_ring_full`, `rx_fill_ring_empty_descs`).
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use virtqueue::{Chains, Segment};
@@ -547,14 +547,16 @@ impl<N: Nic> Lane for CopyLane<N> {
         self.guest.vring(direction).enabled = enabled;
     }
 
-    fn watch(&self) -> Vec<BorrowedFd<'_>> {
-        let kicks = [&self.guest.from_guest.kick, &self.guest.to_guest.kick];
-        kicks
-            .into_iter()
-            .flatten()
-            .map(AsFd::as_fd)
-            .chain(self.nic.fd())
-            .collect()
+    fn kicks(&self) -> Vec<BorrowedFd<'_>> {
+        self.guest.kicks()
+    }
+
+    fn nic(&self) -> Option<BorrowedFd<'_>> {
+        self.nic.fd()
+    }
+
+    fn awaits_nic(&mut self) -> bool {
+        !self.nic.has_frames()
     }
 
     fn stop(mut self: Box<Self>) -> Bases {

@@ -6,7 +6,7 @@
 //! descriptors, and it may not ask for what was not negotiated. The header is copied out once and
 //! judged on the copy (CVE-2024-11614: a guest may change it between two looks).
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use virtqueue::{Chain, GuestFault, MemoryMap, Segment, SplitQueue};
 
@@ -129,6 +129,15 @@ impl GuestSide {
             Direction::FromGuest => &mut self.from_guest,
             Direction::ToGuest => &mut self.to_guest,
         }
+    }
+
+    /// The kick eventfds there are.
+    pub(crate) fn kicks(&self) -> Vec<BorrowedFd<'_>> {
+        [&self.from_guest.kick, &self.to_guest.kick]
+            .into_iter()
+            .flatten()
+            .map(AsFd::as_fd)
+            .collect()
     }
 
     /// Whether an enabled vring has no kick descriptor: its driver wants to be polled.

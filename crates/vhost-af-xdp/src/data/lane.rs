@@ -69,8 +69,13 @@ pub(crate) trait Lane: Send {
     fn set_call(&mut self, direction: Direction, call: Option<OwnedFd>);
     /// SET_VRING_ENABLE.
     fn set_enabled(&mut self, direction: Direction, enabled: bool);
-    /// Eventfds and sockets whose readiness must wake the worker (edge-triggered).
-    fn watch(&self) -> Vec<BorrowedFd<'_>>;
+    /// Kick eventfds, whose readiness must wake the worker (edge-triggered).
+    fn kicks(&self) -> Vec<BorrowedFd<'_>>;
+    /// The NIC's descriptor, readable when frames arrive.
+    fn nic(&self) -> Option<BorrowedFd<'_>>;
+    /// Whether arriving frames must wake an armed lane: not while some wait there already, for the
+    /// guest's buffers.
+    fn awaits_nic(&mut self) -> bool;
     /// Takes back what the kernel holds, publishes what is done, closes the NIC's queue.
     fn stop(self: Box<Self>) -> Bases;
 }

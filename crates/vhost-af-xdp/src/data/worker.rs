@@ -3,8 +3,10 @@
 //! Theory of operation. A worker breathes all its lanes in turn. When none has moved a frame for
 //! the spin time it arms them (drivers are asked for kicks, with the re-check that makes a lost
 //! kick impossible) and waits in `epoll_wait` on kick eventfds, AF_XDP sockets and its mailbox.
-//! All are watched edge-triggered: readiness is only a reason to look, never consumed by reading,
-//! so neither a stale eventfd counter nor frames that must wait for buffers make it spin.
+//! Eventfds are watched edge-triggered: readiness is only a reason to look, never consumed by
+//! reading, so a stale counter does not make it spin. Sockets are watched only while it sleeps: a
+//! waiter on an AF_XDP socket makes the kernel go through a wake-up for every frame that is sent
+//! (`sock_wfree` calls `sk_write_space`, net/core/sock.c), a tenth of the cost of sending.
 //!
 //! Control reaches a worker through its mailbox only ([`Command`]); a lane that is to go is handed
 //! back whole, so that closing sockets (which waits for the kernel) happens elsewhere.
@@ -149,6 +151,8 @@ struct Slot {
     lane: Box<dyn Lane>,
     /// Taken when it is called; a slot without it is out of the rounds.
     on_fault: Option<OnFault>,
+    /// Its NIC is watched: only while the worker sleeps.
+    watched: bool,
 }
 
 struct Worker {
@@ -210,6 +214,7 @@ impl Worker {
         if rest != Rest::Busy {
             self.counters.sleeps.add(1);
             let soon = Timespec::try_from(SOON).ok().filter(|_| rest == Rest::Soon);
+            self.watch_nics();
             let mut events = Vec::with_capacity(16);
             // EINTR and every event mean the same: look again.
             let _ = epoll::wait(
@@ -217,8 +222,31 @@ impl Worker {
                 rustix::buffer::spare_capacity(&mut events),
                 soon.as_ref(),
             );
+            self.unwatch_nics();
         }
         self.lanes.iter_mut().for_each(|slot| slot.lane.disarm());
+    }
+
+    fn watch_nics(&mut self) {
+        for slot in self.lanes.iter_mut().filter(|slot| slot.on_fault.is_some()) {
+            if slot.lane.awaits_nic()
+                && let Some(nic) = slot.lane.nic()
+            {
+                let flags = EventFlags::IN | EventFlags::ET;
+                // Readiness since the last look is reported at once. Without watching (no memory for
+                // it) frames wait for the next kick.
+                slot.watched = epoll::add(&self.epoll, nic, EventData::new_u64(slot.id.0), flags).is_ok();
+            }
+        }
+    }
+
+    fn unwatch_nics(&mut self) {
+        for slot in self.lanes.iter_mut().filter(|slot| slot.watched) {
+            if let Some(nic) = slot.lane.nic() {
+                let _ = epoll::delete(&self.epoll, nic);
+            }
+            slot.watched = false;
+        }
     }
 
     /// Acts on commands; false when the thread is to end.
@@ -233,7 +261,7 @@ impl Worker {
                         .position(|slot| slot.id == id)
                         .map(|at| self.lanes.remove(at).lane);
                     if let Some(lane) = &lane {
-                        for fd in lane.watch() {
+                        for fd in lane.kicks() {
                             let _ = epoll::delete(&self.epoll, fd);
                         }
                     }
@@ -263,7 +291,7 @@ impl Worker {
     }
 
     fn add(&mut self, id: LaneId, mut lane: Box<dyn Lane>, on_fault: OnFault) {
-        for fd in lane.watch() {
+        for fd in lane.kicks() {
             let flags = EventFlags::IN | EventFlags::ET;
             // A descriptor that cannot be watched (a regular file as kick fd) is only polled.
             let _ = epoll::add(&self.epoll, fd.as_fd(), EventData::new_u64(id.0), flags);
@@ -273,6 +301,7 @@ impl Worker {
             id,
             lane,
             on_fault: Some(on_fault),
+            watched: false,
         });
     }
 }

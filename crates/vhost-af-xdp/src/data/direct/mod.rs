@@ -24,7 +24,7 @@ mod from_guest;
 mod to_guest;
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use virtqueue::{Chains, Segment};
@@ -196,14 +196,16 @@ impl<N: Nic> Lane for DirectLane<N> {
         self.guest.vring(direction).enabled = enabled;
     }
 
-    fn watch(&self) -> Vec<BorrowedFd<'_>> {
-        let kicks = [&self.guest.from_guest.kick, &self.guest.to_guest.kick];
-        kicks
-            .into_iter()
-            .flatten()
-            .map(AsFd::as_fd)
-            .chain(self.nic.fd())
-            .collect()
+    fn kicks(&self) -> Vec<BorrowedFd<'_>> {
+        self.guest.kicks()
+    }
+
+    fn nic(&self) -> Option<BorrowedFd<'_>> {
+        self.nic.fd()
+    }
+
+    fn awaits_nic(&mut self) -> bool {
+        !self.nic.has_frames()
     }
 
     fn stop(self: Box<Self>) -> Bases {
