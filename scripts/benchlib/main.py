@@ -29,6 +29,7 @@ class Run:
         self.idle_s = options.idle_seconds
         self.binary = options.binary
         self.generator = options.generator
+        self.pause_us = options.generator_pause_us
         self.guest_cpu, self.backend_cpu = options.guest_cpu, options.backend_cpu
         self.log_dir = log_dir
         self.huge_dir = huge_dir
@@ -56,6 +57,12 @@ def parse(arguments):
     parser.add_argument("--idle-seconds", type=float, default=10.0, help="length of the idle measurement (default 10)")
     parser.add_argument("--json", metavar="FILE", help="write everything, samples and command lines included, to FILE")
     parser.add_argument("--generator", choices=("ours", "dpdk"), default="ours", help="who sends towards the guest")
+    parser.add_argument(
+        "--generator-pause-us",
+        type=int,
+        default=50,
+        help="how long our generator sleeps after each 64 frames, so that the guest on its CPU gets to poll (default 50)",
+    )
     parser.add_argument("--guest-cpu", type=int, default=0, help="CPU of the guest and of the generator (default 0)")
     parser.add_argument("--backend-cpu", type=int, default=1, help="CPU of the back end (default 1)")
     parser.add_argument("--binary", required=True, help=argparse.SUPPRESS)

@@ -83,7 +83,9 @@ def start_generator(run, stack, veth, size):
         generator = testpmd.generator(run, run.guest_cpu, veth.wire, size, veth.far)
     else:
         seconds = int(run.seconds + run.warmup_s + FIRST_FRAME_S + 10)
-        generator = ours.socket_bench(run, "generator", "txonly", run.guest_cpu, veth.wire, veth.far, size, seconds)
+        generator = ours.socket_bench(
+            run, "generator", "txonly", run.guest_cpu, veth.wire, veth.far, size, seconds, run.pause_us
+        )
     stack.enter_context(generator)
     run.remember(generator)
     return generator
@@ -104,10 +106,16 @@ def nic(run, contender, direction, size):
         return rate(run, lambda: guest.stats()["ipackets"], backend)
 
 
+def busy_guest(run):
+    """What a polling guest does to the machine, without one."""
+    return Process("spin", ["python3", "-c", "while True: pass"], run.log_dir, cpu=run.guest_cpu)
+
+
 def raw_txonly(run, size):
-    """The raw socket sends; frames are counted where they arrive."""
+    """The raw socket sends; frames are counted where they arrive. A busy loop stands in for the guest, which polls."""
     with ExitStack() as stack:
         veth = stack.enter_context(Veth())
+        stack.enter_context(busy_guest(run))
         seconds = int(run.seconds + run.warmup_s + FIRST_FRAME_S + 10)
         bench = ours.socket_bench(run, "raw", "txonly", run.backend_cpu, veth.nic, veth.near, size, seconds)
         stack.enter_context(bench)
@@ -119,8 +127,7 @@ def raw_rxdrop(run, size):
     """The raw socket receives and drops. A busy loop stands in for the guest, which would poll on the generator's CPU."""
     with ExitStack() as stack:
         veth = stack.enter_context(Veth())
-        spin = Process("spin", ["python3", "-c", "while True: pass"], run.log_dir, cpu=run.guest_cpu)
-        stack.enter_context(spin)
+        stack.enter_context(busy_guest(run))
         bench = ours.socket_bench(run, "raw", "rxdrop", run.backend_cpu, veth.nic, veth.near, size, int(run.seconds + 2))
         generator = start_generator(run, stack, veth, size)
         time.sleep(run.warmup_s)

@@ -17,9 +17,10 @@ def daemon(run, cpu, socket_path, placement, interface=None, netns=None, queues=
     return Process("daemon", argv, run.log_dir, netns)
 
 
-def socket_bench(run, name, verb, cpu, interface, netns, size, seconds):
+def socket_bench(run, name, verb, cpu, interface, netns, size, seconds, pause_us=0):
     """`vhost-af-xdp bench txonly|rxdrop`, all of it on `cpu`; prints JSON at its end."""
     argv = [run.binary, "bench", verb, "--ifname", interface, "--size", str(size), "--duration", str(seconds), "--json"]
+    argv += ["--pause-us", str(pause_us)] if pause_us else []
     return Process(name, argv, run.log_dir, netns, cpu)
 
 

@@ -88,6 +88,9 @@ pub(crate) struct BenchArgs {
     /// Frames handled at a time
     #[arg(long, value_name = "N", default_value_t = 64)]
     batch: u32,
+    /// Sleep this long after each batch that txonly sends: paces it, and lets others on its CPU run
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = 0)]
+    pause_us: u32,
     /// Pin the measuring thread to this CPU
     #[arg(long, value_name = "N")]
     cpu: Option<usize>,
@@ -122,6 +125,8 @@ pub(super) struct Plan {
     pub(super) duration: Option<Duration>,
     /// Frames.
     pub(super) batch: u32,
+    /// Sleep after a batch.
+    pub(super) pause: Duration,
     pub(super) cpu: Option<usize>,
     pub(super) json: bool,
     pub(super) to: Mac,
@@ -185,6 +190,7 @@ impl TryFrom<BenchArgs> for Plan {
             size: args.size,
             duration,
             batch: args.batch,
+            pause: Duration::from_micros(args.pause_us.into()),
             cpu: args.cpu,
             json: args.json,
             to: mac_of("--dst-mac", args.dst_mac.as_deref(), Mac([2, 0, 0, 0, 0, 1]))?,

@@ -61,6 +61,9 @@ fn send_frames(rig: &mut Rig, plan: &Plan, meter: &Meter, tally: &mut Tally) -> 
             }
         }
         meter.show(tally);
+        if !plan.pause.is_zero() {
+            std::thread::sleep(plan.pause);
+        }
     }
     Ok(())
 }
