@@ -3,7 +3,7 @@
 #
 # Theory of operation. One daemon at a time, started in a namespace, ended by its process number. What it says goes
 # to a log that is shown when it fails. Its figures come from `vhost-af-xdp status --json` and are picked by name wherever
-# in the report they stand: counters are objects with name, kind (work or drop) and value, summed over all queues.
+# in the report they stand: counters are objects with name, drop (true or false) and value, summed over all queues.
 # Needs common.sh and install.sh; jq for the figures.
 
 readonly DAEMON="${CARGO_TARGET_DIR:-$REPO/target}/release/vhost-af-xdp"
@@ -53,7 +53,7 @@ counter_sum() {
 
 # drop_reasons REPORT: "NAME COUNT, NAME COUNT", or "none".
 drop_reasons() {
-    jq -r '[.. | objects | select(.kind? == "drop" and (.value? // 0) > 0)] | group_by(.name)
+    jq -r '[.. | objects | select(.drop? == true and (.value? // 0) > 0)] | group_by(.name)
         | map("\(.[0].name) \(map(.value) | add)") | join(", ") | if . == "" then "none" else . end' <<<"$1"
 }
 
