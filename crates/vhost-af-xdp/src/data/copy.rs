@@ -5,7 +5,7 @@
 //! guest has no buffer for stays in the RX ring: back-pressure reaches the kernel, which counts
 //! what it then drops (`rx_ring_full`, `rx_fill_ring_empty_descs`).
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use virtqueue::{Chains, Segment};
@@ -14,7 +14,7 @@ use xsk::{Frame, FramePool, RxDesc, TxDesc, Umem, UmemOffset};
 use super::copy_bytes::{frame_to_guest, guest_to_umem, umem_to_guest};
 use super::counters::LaneCounters;
 use super::guest::{Fault, GuestSide, HEADER_BYTES, Piece, Sending, pieces, skip};
-use super::lane::{BATCH, Bases, Direction, Lane, Rest};
+use super::lane::{BATCH, Bases, Lane, Rest};
 use super::nic::{Link, Nic};
 
 /// Most pieces of one multi-buffer frame (the kernel's limit on veth, MAX_SKB_FRAGS + 1).
@@ -534,21 +534,12 @@ impl<N: Nic> Lane for CopyLane<N> {
         Ok(if soon { Rest::Soon } else { Rest::Idle })
     }
 
-    fn disarm(&mut self) {
-        self.guest.from_guest.queue.disable_kicks();
-        self.guest.to_guest.queue.disable_kicks();
+    fn guest(&self) -> &GuestSide {
+        &self.guest
     }
 
-    fn set_call(&mut self, direction: Direction, call: Option<OwnedFd>) {
-        self.guest.vring(direction).call = call;
-    }
-
-    fn set_enabled(&mut self, direction: Direction, enabled: bool) {
-        self.guest.vring(direction).enabled = enabled;
-    }
-
-    fn kicks(&self) -> Vec<BorrowedFd<'_>> {
-        self.guest.kicks()
+    fn guest_mut(&mut self) -> &mut GuestSide {
+        &mut self.guest
     }
 
     fn nic(&self) -> Option<BorrowedFd<'_>> {

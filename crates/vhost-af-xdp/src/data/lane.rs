@@ -13,7 +13,7 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use super::guest::Fault;
+use super::guest::{Fault, GuestSide};
 
 /// Most chains or frames one breath moves in each direction.
 ///
@@ -63,14 +63,10 @@ pub(crate) trait Lane: Send {
     /// # Errors
     /// As [`Self::breathe`].
     fn arm(&mut self) -> Result<Rest, Fault>;
-    /// Tells the driver that no kicks are needed while the lane is polled.
-    fn disarm(&mut self);
-    /// Replaces the call eventfd of a vring.
-    fn set_call(&mut self, direction: Direction, call: Option<OwnedFd>);
-    /// SET_VRING_ENABLE.
-    fn set_enabled(&mut self, direction: Direction, enabled: bool);
-    /// Kick eventfds, whose readiness must wake the worker (edge-triggered).
-    fn kicks(&self) -> Vec<BorrowedFd<'_>>;
+    /// The guest's half.
+    fn guest(&self) -> &GuestSide;
+    /// The guest's half, to change.
+    fn guest_mut(&mut self) -> &mut GuestSide;
     /// The NIC's descriptor, readable when frames arrive.
     fn nic(&self) -> Option<BorrowedFd<'_>>;
     /// Whether arriving frames must wake an armed lane: not while some wait there already, for the
@@ -78,4 +74,19 @@ pub(crate) trait Lane: Send {
     fn awaits_nic(&mut self) -> bool;
     /// Takes back what the kernel holds, publishes what is done, closes the NIC's queue.
     fn stop(self: Box<Self>) -> Bases;
+
+    /// Tells the driver that no kicks are needed while the lane is polled.
+    fn disarm(&mut self) {
+        let guest = self.guest_mut();
+        guest.from_guest.queue.disable_kicks();
+        guest.to_guest.queue.disable_kicks();
+    }
+    /// Replaces the call eventfd of a vring.
+    fn set_call(&mut self, direction: Direction, call: Option<OwnedFd>) {
+        self.guest_mut().vring(direction).call = call;
+    }
+    /// SET_VRING_ENABLE.
+    fn set_enabled(&mut self, direction: Direction, enabled: bool) {
+        self.guest_mut().vring(direction).enabled = enabled;
+    }
 }

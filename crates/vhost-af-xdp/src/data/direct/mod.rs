@@ -24,7 +24,7 @@ mod from_guest;
 mod to_guest;
 
 use std::collections::VecDeque;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use virtqueue::{Chains, Segment};
@@ -33,7 +33,7 @@ use xsk::{Frame, FramePool, TxDesc, Umem, UmemOffset};
 use super::counters::LaneCounters;
 use super::guest::{Fault, GuestSide, Piece};
 use super::in_flight::InFlight;
-use super::lane::{BATCH, Bases, Direction, Lane, Rest};
+use super::lane::{BATCH, Bases, Lane, Rest};
 use super::nic::{Link, Nic};
 
 /// The kernel puts a received frame this many bytes after the fill address
@@ -183,21 +183,12 @@ impl<N: Nic> Lane for DirectLane<N> {
         Ok(if soon { Rest::Soon } else { Rest::Idle })
     }
 
-    fn disarm(&mut self) {
-        self.guest.from_guest.queue.disable_kicks();
-        self.guest.to_guest.queue.disable_kicks();
+    fn guest(&self) -> &GuestSide {
+        &self.guest
     }
 
-    fn set_call(&mut self, direction: Direction, call: Option<OwnedFd>) {
-        self.guest.vring(direction).call = call;
-    }
-
-    fn set_enabled(&mut self, direction: Direction, enabled: bool) {
-        self.guest.vring(direction).enabled = enabled;
-    }
-
-    fn kicks(&self) -> Vec<BorrowedFd<'_>> {
-        self.guest.kicks()
+    fn guest_mut(&mut self) -> &mut GuestSide {
+        &mut self.guest
     }
 
     fn nic(&self) -> Option<BorrowedFd<'_>> {
