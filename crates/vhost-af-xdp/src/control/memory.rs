@@ -28,9 +28,6 @@ pub(crate) enum MemoryError {
         "guest memory at {user_addr:#x} of process {pid} is mapped privately, not shared: start the VMM with shared memory (QEMU: memory-backend-memfd,share=on; libvirt: <access mode='shared'/>)"
     )]
     NotShared { user_addr: u64, pid: i32 },
-    /// A slot to be removed that is not there.
-    #[error("no memory region of {len:#x} bytes at guest address {guest_addr:#x} to remove")]
-    Unknown { guest_addr: u64, len: u64 },
     /// A descriptor could not be duplicated.
     #[error("cannot duplicate a memory descriptor")]
     Duplicate(#[source] std::io::Error),
@@ -67,6 +64,17 @@ impl MemoryTable {
         self.rebuild(regions, private_bytes, peer)
     }
 
+    /// Whether adding or removing `region` changes nothing: QEMU 7.2 sends both once for each
+    /// queue pair, though all share one table.
+    pub(crate) fn is_repeated(&self, region: &VhostUserMemoryRegion, added: bool) -> bool {
+        let known = self.map.iter().flat_map(|map| map.regions()).any(|known| {
+            known.guest_addr().get() == region.guest_phys_addr
+                && known.user_addr() == region.user_addr
+                && known.len() == region.memory_size
+        });
+        known == added
+    }
+
     /// ADD_MEM_REG.
     ///
     /// # Errors
@@ -92,12 +100,7 @@ impl MemoryTable {
         region: &VhostUserMemoryRegion,
         private_bytes: usize,
     ) -> Result<(), MemoryError> {
-        let (guest_addr, len) = (region.guest_phys_addr, region.memory_size);
-        let before = self.map.as_ref().map_or(0, |map| map.regions().len());
-        let regions = self.regions(|addr| addr != guest_addr)?;
-        if regions.len() == before {
-            return Err(MemoryError::Unknown { guest_addr, len });
-        }
+        let regions = self.regions(|addr| addr != region.guest_phys_addr)?;
         if regions.is_empty() {
             self.map = None;
             return Ok(());

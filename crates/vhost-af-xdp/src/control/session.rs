@@ -182,6 +182,9 @@ impl Session {
         file: File,
         ground: &Ground<'_>,
     ) -> Result<(), SessionError> {
+        if self.memory.is_repeated(region, true) {
+            return Ok(());
+        }
         let (private, peer) = (self.private_bytes(ground), self.peer);
         self.around_lanes(ground, |memory| memory.add(region, file, private, peer))
     }
@@ -192,6 +195,9 @@ impl Session {
         region: &VhostUserMemoryRegion,
         ground: &Ground<'_>,
     ) -> Result<(), SessionError> {
+        if self.memory.is_repeated(region, false) {
+            return Ok(());
+        }
         let private = self.private_bytes(ground);
         self.around_lanes(ground, |memory| memory.remove(region, private))
     }
