@@ -37,6 +37,8 @@ pub(crate) struct CopyLane<N> {
     held: Vec<RxDesc>,
     /// The guest has buffers, but fewer than the frame in hand needs.
     short: bool,
+    /// See [`Lane::awaits_nic`].
+    awaits_nic: bool,
 }
 
 /// Buffers that every batch uses anew.
@@ -89,6 +91,7 @@ impl<N: Nic> CopyLane<N> {
             scratch,
             held,
             short: false,
+            awaits_nic: true,
         }
     }
 
@@ -120,18 +123,15 @@ impl<N: Nic> CopyLane<N> {
         let (mut bytes, mut frames, mut done) = (0, 0, 0);
         for (at, chain) in chains.iter().enumerate() {
             let segments = chains.segments(chain);
-            if let Sending::Frame { from, skip, len } = self.guest.judge(chain, segments, &self.counters)? {
-                match self.copy_out(pieces(segments, from, skip), len, chains.len() - at) {
-                    Some(()) => {
-                        frames += 1;
-                        bytes += u64::from(len);
-                    }
-                    None => {
-                        // Needs more chunks than are free or than the ring has room for: later.
-                        self.guest.from_guest.queue.unpop(chains.len() - at);
-                        break;
-                    }
-                }
+            let judged = self.guest.judge(chain, segments, self.link, &self.counters)?;
+            if let Sending::Frame { from, skip, len } = judged {
+                let Some(sent) = self.copy_out(pieces(segments, from, skip), len, chains.len() - at) else {
+                    // Needs more chunks than are free or than the ring has room for: later.
+                    self.guest.from_guest.queue.unpop(chains.len() - at);
+                    break;
+                };
+                frames += u64::from(sent);
+                bytes += if sent { u64::from(len) } else { 0 };
             }
             self.guest.from_guest.queue.push_used(chain.head, 0);
             done += 1;
@@ -147,18 +147,10 @@ impl<N: Nic> CopyLane<N> {
         Ok(done)
     }
 
-    /// Copies one frame into one chunk, or several; `None` when there is no room for it now.
-    /// `reserved` chunks are wanted by this chain and the ones behind it.
+    /// Copies one frame into one chunk, or several; false when it had to be dropped, `None` when
+    /// there is no room for it now. `reserved` chunks are wanted by this chain and the ones behind it.
     #[inline]
-    fn copy_out(&mut self, pieces: impl Iterator<Item = Piece>, len: u32, reserved: usize) -> Option<()> {
-        if self.link != Link::Up {
-            let counter = match self.link {
-                Link::Gone => &self.counters.from_guest_interface_gone,
-                _ => &self.counters.from_guest_interface_down,
-            };
-            counter.add(1);
-            return Some(());
-        }
+    fn copy_out(&mut self, pieces: impl Iterator<Item = Piece>, len: u32, reserved: usize) -> Option<bool> {
         if len > self.chunk_bytes {
             return self.copy_out_in_pieces(pieces, len, reserved);
         }
@@ -176,7 +168,7 @@ impl<N: Nic> CopyLane<N> {
             more: false,
             metadata: false,
         });
-        Some(())
+        Some(true)
     }
 
     /// A frame longer than a chunk, as a multi-buffer frame.
@@ -186,11 +178,11 @@ impl<N: Nic> CopyLane<N> {
         pieces: impl Iterator<Item = Piece>,
         len: u32,
         reserved: usize,
-    ) -> Option<()> {
+    ) -> Option<bool> {
         let chunks = len.div_ceil(self.chunk_bytes) as usize;
         if !self.multi_buffer || chunks > MOST_PIECES {
             self.counters.from_guest_too_many_pieces.add(1);
-            return Some(());
+            return Some(false);
         }
         let room = self.nic.room_to_nic().saturating_sub(self.scratch.outgoing.len());
         if chunks > self.pool.len() || chunks + reserved - 1 > room {
@@ -223,7 +215,7 @@ impl<N: Nic> CopyLane<N> {
                 metadata: false,
             });
         }
-        Some(())
+        Some(true)
     }
 
     fn flush_outgoing(&mut self) {
@@ -522,11 +514,12 @@ impl<N: Nic> Lane for CopyLane<N> {
     }
 
     fn arm(&mut self) -> Result<Rest, Fault> {
+        let waiting = self.nic.has_frames() || !self.held.is_empty();
+        self.awaits_nic = !waiting;
         if self.guest.from_guest.enabled && self.guest.from_guest.queue.enable_kicks() {
             let stuck = self.nic.room_to_nic() == 0 || self.pool.is_empty();
             return Ok(if stuck { Rest::Soon } else { Rest::Busy });
         }
-        let waiting = self.nic.has_frames() || !self.held.is_empty();
         if waiting && self.guest.to_guest.enabled && self.guest.to_guest.queue.enable_kicks() {
             return Ok(if self.short { Rest::Soon } else { Rest::Busy });
         }
@@ -546,8 +539,8 @@ impl<N: Nic> Lane for CopyLane<N> {
         self.nic.fd()
     }
 
-    fn awaits_nic(&mut self) -> bool {
-        !self.nic.has_frames()
+    fn awaits_nic(&self) -> bool {
+        self.awaits_nic
     }
 
     fn stop(mut self: Box<Self>) -> Bases {

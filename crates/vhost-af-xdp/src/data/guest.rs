@@ -12,6 +12,7 @@ use virtqueue::{Chain, GuestFault, MemoryMap, Segment, SplitQueue};
 
 use super::counters::LaneCounters;
 use super::lane::{Bases, Direction};
+use super::nic::Link;
 
 /// Length of the virtio-net header with `num_buffers`, bytes (VirtIO 1.3, 5.1.6).
 pub(crate) const HEADER_BYTES: u32 = 12;
@@ -161,6 +162,7 @@ impl GuestSide {
         &self,
         chain: &Chain,
         segments: &[Segment],
+        link: Link,
         counters: &LaneCounters,
     ) -> Result<Sending, Fault> {
         if chain.writable != 0 {
@@ -185,6 +187,14 @@ impl GuestSide {
         }
         if len > self.frame_limit {
             counters.from_guest_too_long.add(1);
+            return Ok(Sending::Drop);
+        }
+        if link != Link::Up {
+            let counter = match link {
+                Link::Gone => &counters.from_guest_interface_gone,
+                _ => &counters.from_guest_interface_down,
+            };
+            counter.add(1);
             return Ok(Sending::Drop);
         }
         let (from, skip) = skip(segments, self.header_bytes);

@@ -87,11 +87,11 @@ impl<T> InFlight<T> {
     /// The oldest entry, once it is done.
     #[inline]
     pub(crate) fn pop_done(&mut self) -> Option<T> {
-        if !self.entries.front()?.done {
-            return None;
+        if self.entries.front()?.done {
+            self.pop_any()
+        } else {
+            None
         }
-        self.done_at_front = self.done_at_front.saturating_sub(1);
-        self.entries.pop_front().map(|entry| entry.value)
     }
 
     /// Entries that are done but wait behind an open one.
@@ -99,10 +99,10 @@ impl<T> InFlight<T> {
         self.entries.iter().map(|entry| u64::from(entry.done)).sum()
     }
 
-    /// Takes out every entry, done or not, oldest first.
-    pub(crate) fn drain(&mut self) -> impl Iterator<Item = T> + '_ {
-        self.done_at_front = 0;
-        self.entries.drain(..).map(|entry| entry.value)
+    /// The oldest entry, done or not.
+    pub(crate) fn pop_any(&mut self) -> Option<T> {
+        self.done_at_front = self.done_at_front.saturating_sub(1);
+        self.entries.pop_front().map(|entry| entry.value)
     }
 }
 

@@ -69,9 +69,9 @@ pub(crate) trait Lane: Send {
     fn guest_mut(&mut self) -> &mut GuestSide;
     /// The NIC's descriptor, readable when frames arrive.
     fn nic(&self) -> Option<BorrowedFd<'_>>;
-    /// Whether arriving frames must wake an armed lane: not while some wait there already, for the
-    /// guest's buffers.
-    fn awaits_nic(&mut self) -> bool;
+    /// Whether arriving frames must wake the lane, as [`Self::arm`] decided: not while some wait there
+    /// already, for the guest's buffers. Deciding it anew would lose a frame that came after `arm`.
+    fn awaits_nic(&self) -> bool;
     /// Takes back what the kernel holds, publishes what is done, closes the NIC's queue.
     fn stop(self: Box<Self>) -> Bases;
 

@@ -36,56 +36,50 @@ impl<N: Nic> DirectLane<N> {
     pub(super) fn reap(&mut self) -> usize {
         for frame in self.nic.sent(BATCH * 2) {
             // An address that we never gave cannot be attributed; the kernel does not do that.
-            let _ = self.sending.complete(frame.offset().get());
-        }
-        if self.link == Link::Gone {
-            // Nothing comes back from a NIC that is gone.
-            let all: Vec<Outbound> = self.sending.drain().collect();
-            let count = all.len();
-            all.into_iter().for_each(|outbound| self.give_back(outbound));
-            return self.publish_sent(count);
+            if self
+                .sending
+                .complete(frame.offset().get())
+                .is_some_and(|outbound| outbound.bounce)
+            {
+                self.pool.put(frame);
+            }
         }
         let mut count = 0;
-        while let Some(outbound) = self.sending.pop_done() {
-            self.give_back(outbound);
+        // Nothing comes back from a NIC that is gone: all its descriptors are done.
+        let gone = self.link == Link::Gone;
+        while let Some(outbound) = if gone {
+            self.sending.pop_any()
+        } else {
+            self.sending.pop_done()
+        } {
+            if let Some(head) = outbound.head {
+                self.guest.from_guest.queue.push_used(head, 0);
+            }
             count += 1;
         }
-        self.publish_sent(count)
-    }
-
-    fn publish_sent(&mut self, count: usize) -> usize {
         if count > 0 {
             self.guest.from_guest.publish(&self.counters);
         }
         count
     }
 
-    #[inline]
-    pub(super) fn give_back(&mut self, outbound: Outbound) {
-        if let Some(frame) = outbound.bounce {
-            self.pool.put(frame);
-        }
-        if let Some(head) = outbound.head {
-            self.guest.from_guest.queue.push_used(head, 0);
-        }
-    }
-
     fn send(&mut self, chains: &Chains) -> Result<usize, Fault> {
         let (mut frames, mut bytes, mut done) = (0, 0, 0);
         for (at, chain) in chains.iter().enumerate() {
             let segments = chains.segments(chain);
-            match self.guest.judge(chain, segments, &self.counters)? {
+            match self.guest.judge(chain, segments, self.link, &self.counters)? {
                 Sending::Drop => self.sending.push_done(Outbound {
                     head: Some(chain.head),
-                    bounce: None,
+                    bounce: false,
                 }),
                 Sending::Frame { from, skip, len } => {
-                    if !self.queue_frame(chain.head, (&segments[from..], skip), len, chains.len() - at) {
+                    let frame = (&segments[from..], skip);
+                    let Some(sent) = self.queue_frame(chain.head, frame, len, chains.len() - at) else {
                         self.guest.from_guest.queue.unpop(chains.len() - at);
                         break;
-                    }
-                    frames += 1;
-                    bytes += u64::from(len);
+                    };
+                    frames += u64::from(sent);
+                    bytes += if sent { u64::from(len) } else { 0 };
                 }
             }
             done += 1;
@@ -96,7 +90,7 @@ impl<N: Nic> DirectLane<N> {
         Ok(done)
     }
 
-    /// Queues one frame; false when there is no room for it now.
+    /// Queues one frame; false when it had to be dropped, `None` when there is no room for it now.
     #[inline]
     fn queue_frame(
         &mut self,
@@ -104,23 +98,16 @@ impl<N: Nic> DirectLane<N> {
         (segments, skip): (&[Segment], u32),
         len: u32,
         behind: usize,
-    ) -> bool {
-        let count = match self.link {
-            Link::Up if segments.len() == 1 && len <= CHUNK_BYTES => {
-                let data = UmemOffset::new(segments[0].offset + u64::from(skip));
-                self.queue_piece(Some(head), data, len, false);
-                return true;
-            }
-            Link::Up => return self.queue_pieces(head, (segments, skip), len, behind),
-            Link::Down => &self.counters.from_guest_interface_down,
-            Link::Gone => &self.counters.from_guest_interface_gone,
-        };
-        count.add(1);
-        self.sending.push_done(Outbound {
-            head: Some(head),
-            bounce: None,
-        });
-        true
+    ) -> Option<bool> {
+        if len > CHUNK_BYTES {
+            return self.queue_multi_buffer(head, (segments, skip), behind);
+        }
+        if let [segment] = segments {
+            let data = UmemOffset::new(segment.offset + u64::from(skip));
+            self.queue_piece(Some(head), data, len, false);
+            return Some(true);
+        }
+        self.queue_gathered(head, (segments, skip), len)
     }
 
     /// Queues a descriptor that refers to guest memory.
@@ -130,7 +117,7 @@ impl<N: Nic> DirectLane<N> {
         // by which the completion is recognised, starts at an even one.
         if let Ok(frame) = self.umem.adopt(UmemOffset::new(data.get() & !1)) {
             self.sending
-                .push(frame.offset().get(), Outbound { head, bounce: None });
+                .push(frame.offset().get(), Outbound { head, bounce: false });
             self.scratch.outgoing.push(TxDesc {
                 frame,
                 offset: data,
@@ -141,64 +128,60 @@ impl<N: Nic> DirectLane<N> {
         } else {
             // Checked when the descriptor was read; kept as a drop, not as a panic.
             self.counters.from_guest_too_many_pieces.add(1);
-            self.sending.push_done(Outbound { head, bounce: None });
+            self.sending.push_done(Outbound { head, bounce: false });
         }
     }
 
-    /// A frame in several pieces: gathered in a bounce chunk, or sent as multi-buffer frame.
-    fn queue_pieces(
+    /// A frame in several pieces, gathered in a bounce chunk.
+    fn queue_gathered(&mut self, head: u16, (segments, skip): (&[Segment], u32), len: u32) -> Option<bool> {
+        let frame = self.pool.take()?;
+        let offset = frame.offset();
+        let mut at = offset.get();
+        for piece in pieces(segments, 0, skip) {
+            let _ = guest_to_umem(&self.guest.memory, piece, &self.umem, UmemOffset::new(at));
+            at += u64::from(piece.len);
+        }
+        self.counters.bounced_frames.add(1);
+        self.sending.push(
+            offset.get(),
+            Outbound {
+                head: Some(head),
+                bounce: true,
+            },
+        );
+        self.scratch.outgoing.push(TxDesc {
+            frame,
+            offset,
+            len,
+            more: false,
+            metadata: false,
+        });
+        Some(true)
+    }
+
+    /// A frame longer than a chunk: descriptors that refer to its pieces.
+    fn queue_multi_buffer(
         &mut self,
         head: u16,
         (segments, skip): (&[Segment], u32),
-        len: u32,
         behind: usize,
-    ) -> bool {
-        if len <= CHUNK_BYTES {
-            let Some(frame) = self.pool.take() else {
-                return false;
-            };
-            let data = frame.offset();
-            let mut at = data.get();
-            for piece in pieces(segments, 0, skip) {
-                let _ = guest_to_umem(&self.guest.memory, piece, &self.umem, UmemOffset::new(at));
-                at += u64::from(piece.len);
-            }
-            self.counters.bounced_frames.add(1);
-            let Ok(sent) = self.umem.adopt(data) else {
-                return false;
-            };
-            self.sending.push(
-                data.get(),
-                Outbound {
-                    head: Some(head),
-                    bounce: Some(frame),
-                },
-            );
-            self.scratch.outgoing.push(TxDesc {
-                frame: sent,
-                offset: data,
-                len,
-                more: false,
-                metadata: false,
-            });
-            return true;
-        }
+    ) -> Option<bool> {
         let mut parts = std::mem::take(&mut self.scratch.pieces);
         parts.clear();
         parts.extend(pieces(segments, 0, skip).flat_map(chunks));
-        let queued = self.queue_multi_buffer(head, &parts, behind);
+        let queued = self.queue_parts(head, &parts, behind);
         self.scratch.pieces = parts;
         queued
     }
 
-    fn queue_multi_buffer(&mut self, head: u16, parts: &[Piece], behind: usize) -> bool {
+    fn queue_parts(&mut self, head: u16, parts: &[Piece], behind: usize) -> Option<bool> {
         if !self.multi_buffer || parts.len() > MOST_PIECES {
             self.counters.from_guest_too_many_pieces.add(1);
             self.sending.push_done(Outbound {
                 head: Some(head),
-                bounce: None,
+                bounce: false,
             });
-            return true;
+            return Some(false);
         }
         let room = self
             .nic
@@ -206,7 +189,7 @@ impl<N: Nic> DirectLane<N> {
             .saturating_sub(self.scratch.outgoing.len())
             .min(self.sending.room());
         if parts.len() + behind - 1 > room {
-            return false;
+            return None;
         }
         for (at, part) in parts.iter().enumerate() {
             let last = at + 1 == parts.len();
@@ -217,7 +200,7 @@ impl<N: Nic> DirectLane<N> {
                 !last,
             );
         }
-        true
+        Some(true)
     }
 
     pub(super) fn kick(&mut self) {

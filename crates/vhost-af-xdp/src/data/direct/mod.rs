@@ -63,8 +63,8 @@ enum Posted {
 struct Outbound {
     /// The chain is the guest's again once this descriptor is done.
     head: Option<u16>,
-    /// The chunk to put back, where the frame was gathered.
-    bounce: Option<Frame>,
+    /// It lies in the bounce area.
+    bounce: bool,
 }
 
 /// A receive buffer of the guest that frames reach through the bounce area.
@@ -195,8 +195,9 @@ impl<N: Nic> Lane for DirectLane<N> {
         self.nic.fd()
     }
 
-    fn awaits_nic(&mut self) -> bool {
-        !self.nic.has_frames()
+    fn awaits_nic(&self) -> bool {
+        // Frames lie in the guest's buffers already; they never wait for others.
+        self.guest.to_guest.enabled
     }
 
     fn stop(self: Box<Self>) -> Bases {
@@ -218,18 +219,23 @@ impl<N: Nic> Lane for DirectLane<N> {
             }
         }
         lane.counters.to_guest_queue_stopped.add(lane.posted.len_done());
-        let rest: Vec<Outbound> = lane.sending.drain().collect();
-        rest.into_iter().for_each(|outbound| lane.give_back(outbound));
+        // Closing the socket ends the kernel's reads and writes: only then is the rest given back, and
+        // only then may the bases be answered.
+        drop(lane.nic);
+        while let Some(outbound) = lane.sending.pop_any() {
+            if let Some(head) = outbound.head {
+                lane.guest.from_guest.queue.push_used(head, 0);
+            }
+        }
         lane.guest.from_guest.publish(&lane.counters);
         if received > 0 {
             lane.guest.to_guest.publish(&lane.counters);
         }
         // Everything that the NIC or the parking place still holds was never used: rewind to it.
-        let open = lane
-            .posted
-            .drain()
-            .filter(|posted| matches!(posted, Posted::Guest { .. }))
-            .count();
+        let mut open = 0;
+        while let Some(posted) = lane.posted.pop_any() {
+            open += usize::from(matches!(posted, Posted::Guest { .. }));
+        }
         let held = open + lane.parked.len();
         let mut bases = lane.guest.bases();
         // At most the queue size, which fits.
@@ -237,8 +243,6 @@ impl<N: Nic> Lane for DirectLane<N> {
         {
             bases.to_guest = bases.to_guest.wrapping_sub(held as u16);
         }
-        // Closing the socket here, before the bases are answered, ends the kernel's writes.
-        drop(lane.nic);
         bases
     }
 }

@@ -1,0 +1,66 @@
+//! Workers that fall asleep while something happens: nothing may be left lying.
+
+use std::time::{Duration, Instant};
+
+use rstest::rstest;
+use testkit::daemon::{Mode, Placement};
+use testkit::{DriverConfig, Layout, Rig, Serve, VethPair, frame, require, wait};
+
+/// A rig whose worker sleeps as soon as it finds nothing to do.
+fn sleepy(placement: Placement) -> Rig {
+    let serve = Serve::interface(VethPair::NIC)
+        .placement(placement)
+        .mode(Mode::Native)
+        .with("--spin-us", "0");
+    Rig::with(VethPair::new(), &serve, &DriverConfig::default())
+}
+
+/// Waits so many nanoseconds without giving up the CPU: sleeping would always be longer.
+fn pause(nanoseconds: u64) {
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_nanos(nanoseconds) {
+        std::hint::spin_loop();
+    }
+}
+
+#[rstest]
+fn frame_that_arrives_while_the_worker_falls_asleep_is_delivered(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+) {
+    require!(Root);
+    let mut rig = sleepy(placement);
+    rig.post(128, &[2048]);
+    let sent = frame::plain(60, 0x77);
+    for round in 0..8_000u64 {
+        // Two frames: the second comes at every moment of the worker's going to sleep after the first.
+        rig.wire.send(&sent);
+        pause(round % 400 * 100);
+        rig.wire.send(&sent);
+        for _ in 0..2 {
+            let got = rig.pair().receive(wait::SOON);
+            assert!(got.is_some(), "round {round}: a frame stays in the NIC");
+        }
+    }
+}
+
+#[rstest]
+fn kick_that_comes_while_the_worker_falls_asleep_is_heard(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+) {
+    require!(Root);
+    let mut rig = sleepy(placement);
+    let sent = frame::plain(60, 0x78);
+    for round in 0..4_000u64 {
+        rig.pair().send(&sent, Layout::Whole);
+        pause(round % 400 * 100);
+        rig.pair().send(&sent, Layout::Whole);
+        for _ in 0..2 {
+            let got = rig.wire.receive(wait::SOON);
+            assert!(
+                got.is_some(),
+                "round {round}: a frame stays in the transmit queue"
+            );
+        }
+        rig.pair().await_sent();
+    }
+}
