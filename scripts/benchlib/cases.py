@@ -27,6 +27,9 @@ def traffic(kind, direction, size):
     contenders = ["copy", "direct", "dpdk"]
     if kind == "nic":
         contenders.append("raw")
+        if direction == "to-guest":
+            # The generator pauses after each burst: ours sleeps then, unless told to poll on.
+            contenders += ["copy-polling", "direct-polling"]
     elif direction == "from-guest":
         # net_null as it comes makes frames for the guest all the while, which a guest that only sends never takes.
         contenders.append("dpdk-duplex")

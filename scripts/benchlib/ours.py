@@ -7,12 +7,13 @@ from .machine import output
 from .process import Failed, Process
 
 
-def daemon(run, cpu, socket_path, placement, interface=None, netns=None, queues=1, size=None):
+def daemon(run, cpu, socket_path, placement, interface=None, netns=None, queues=1, size=None, spin_us=None):
     """`vhost-af-xdp serve` with its worker on `cpu`; without an interface, over the null NIC."""
     argv = [run.binary, "serve", "--socket-path", socket_path, "--memory", placement]
     argv += ["--ifname", interface] if interface else ["--null"]
     if not interface and size:
         argv += ["--frame-size", str(size)]
+    argv += ["--spin-us", str(spin_us)] if spin_us else []
     argv += ["--queues", str(queues), "--cpus", str(cpu), "--control", control_path(run)]
     return Process("daemon", argv, run.log_dir, netns)
 
