@@ -325,3 +325,39 @@ fn two_queue_pairs_use_two_queues_of_the_interface(
         "{port:#}"
     );
 }
+
+/// Sends a frame of any length, header in front, in descriptors of so many bytes.
+fn send_long(rig: &mut Rig, sent: &[u8], piece: usize) {
+    let bytes = [&[0; HEADER][..], sent].concat();
+    let addr = rig
+        .pair()
+        .ram()
+        .alloc(bytes.len() as u64, 64)
+        .expect("guest memory is left");
+    rig.pair().ram().write(addr, &bytes);
+    let at = |start: usize| GuestAddr(addr.get() + start as u64);
+    let buffers: Vec<_> = (0..bytes.len())
+        .step_by(piece)
+        .map(|start| Buffer::readable(at(start), piece.min(bytes.len() - start) as u32))
+        .collect();
+    rig.pair().send_buffers(&buffers, false);
+}
+
+#[rstest]
+fn jumbo_frame_spans_chunks_and_buffers(#[values(Mode::Native, Mode::Skb)] mode: Mode) {
+    require!(Root);
+    let serve = Serve::interface(VethPair::NIC)
+        .placement(Placement::Copy)
+        .mode(mode);
+    let mut rig = Rig::with(VethPair::with(1, 9000), &serve, &DriverConfig::default());
+    rig.post(32, &[2048]);
+    for bytes in [1514, 1515, 3840, 3841, 4096, 4097, 8_900, 9_014] {
+        let sent = frame::plain(bytes, 0x31);
+        for piece in [usize::MAX, 4096, 1000] {
+            send_long(&mut rig, &sent, piece.min(bytes + HEADER));
+            let got = rig.wire.receive(wait::SOON);
+            frame::assert_same(&got.expect("the frame on the wire"), &sent);
+        }
+        rig.assert_to_guest(&sent);
+    }
+}
