@@ -24,6 +24,7 @@ use crate::data::xdp::XdpNic;
 /// Chunks of the bounce area for each queue pair: 768 KiB of the 1 MiB that direct placement may
 /// keep resident per queue.
 const BOUNCE_CHUNKS: usize = 192;
+const BOUNCE_BYTES: u64 = BOUNCE_CHUNKS as u64 * CHUNK_BYTES as u64;
 /// Chunk of copy placement for frames up to 1,792 bytes, and for longer ones.
 const SMALL_CHUNK: u32 = 2048;
 const LARGE_CHUNK: u32 = 4096;
@@ -212,23 +213,28 @@ impl LaneParts<'_> {
         Ok((lane, facts))
     }
 
-    fn build_direct(self, guest: GuestSide) -> Result<(Box<dyn Lane>, LaneFacts), LaneError> {
+    /// This pair's share of the bounce area, over guest RAM as UMEM.
+    fn direct_memory(&self) -> Result<DirectMemory, LaneError> {
         let umem = Umem::unaligned(Arc::new(GuestRam(Arc::clone(self.map))), CHUNK_BYTES, 0)?;
-        let bounce_bytes = (BOUNCE_CHUNKS * CHUNK_BYTES as usize) as u64;
-        let start = self.map.private_offset() + u64::from(self.pair) * bounce_bytes;
-        let pool: FramePool = umem.frames(start..start + bounce_bytes)?.collect();
+        let start = self.map.private_offset() + u64::from(self.pair) * BOUNCE_BYTES;
+        let pool: FramePool = umem.frames(start..start + BOUNCE_BYTES)?.collect();
         let sizes = self
             .vrings
             .iter()
             .filter_map(|vring| vring.size.map(|size| u32::from(size.get())));
         let in_flight = sizes.max().unwrap_or(0).max(RECEIVE_RING) as usize;
-        let mut facts = LaneFacts::new(&umem, bounce_bytes, "guest memory".to_owned());
-        let mut memory = DirectMemory {
-            umem: umem.clone(),
+        Ok(DirectMemory {
+            umem,
             pool,
             in_flight,
             dma_page_bytes: None,
-        };
+        })
+    }
+
+    fn build_direct(self, guest: GuestSide) -> Result<(Box<dyn Lane>, LaneFacts), LaneError> {
+        let mut memory = self.direct_memory()?;
+        let umem = memory.umem.clone();
+        let mut facts = LaneFacts::new(&umem, BOUNCE_BYTES, "guest memory".to_owned());
         let lane: Box<dyn Lane> = match &self.far {
             FarSide::Null { frame_bytes } => {
                 let header_bytes = self.negotiated.header_bytes;
