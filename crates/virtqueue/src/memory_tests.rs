@@ -192,6 +192,13 @@ fn dropping_a_map_leaves_neither_mappings_nor_descriptors() {
     );
 }
 
+/// Says that the machine lacks something; where all must be there, that is a failure.
+fn skip(reason: &str) {
+    let required = std::env::var_os("REQUIRE_PRIV").is_some_and(|value| value == "1");
+    assert!(!required, "{reason}");
+    println!("SKIPPED: {reason}");
+}
+
 #[test]
 fn huge_pages_are_mapped_whole() {
     let huge = match memfd(2 << 20, MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB) {
@@ -202,17 +209,11 @@ fn huge_pages_are_mapped_whole() {
             file,
             file_offset: 0,
         },
-        Err(error) => {
-            println!("SKIPPED: no huge page memfd: {error}");
-            return;
-        }
+        Err(error) => return skip(&format!("no huge page memfd: {error}")),
     };
     let map = match MemoryMap::new(vec![region(0, 0, 0x1000), huge], 0x1000) {
         Ok(map) => map,
-        Err(error) => {
-            println!("SKIPPED: no huge pages: {error:?}");
-            return;
-        }
+        Err(error) => return skip(&format!("no huge pages (sysctl vm.nr_hugepages): {error}")),
     };
     let found = &map.regions()[1];
     assert!(found.is_hugetlb());
