@@ -15,6 +15,7 @@
 //! `on_fault`; the other lanes never notice.
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
@@ -22,7 +23,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 
 use super::counters::Counter;
@@ -215,13 +216,9 @@ impl Worker {
             self.counters.sleeps.add(1);
             let soon = Timespec::try_from(SOON).ok().filter(|_| rest == Rest::Soon);
             self.watch_nics();
-            let mut events = Vec::with_capacity(16);
+            let mut events = [MaybeUninit::<Event>::uninit(); 16];
             // EINTR and every event mean the same: look again.
-            let _ = epoll::wait(
-                &self.epoll,
-                rustix::buffer::spare_capacity(&mut events),
-                soon.as_ref(),
-            );
+            let _ = epoll::wait(&self.epoll, &mut events, soon.as_ref());
             self.unwatch_nics();
         }
         self.lanes.iter_mut().for_each(|slot| slot.lane.disarm());
