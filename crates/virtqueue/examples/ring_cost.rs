@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use virtqueue::driver::{Buffer, DriverFeatures, GuestRam, SplitDriver};
-use virtqueue::{Chains, GuestAddr, MemoryMap, QueueFeatures, QueueSize, RingLayout, SplitQueue};
+use virtqueue::{Chains, GuestAddr, MemoryMap, Queue, QueueFeatures, QueueSize, QueueStart, RingLayout};
 
 /// Short and many: on a busy machine some of them are undisturbed, and the least figure is that of the code.
 const ROUNDS: usize = 201;
@@ -49,7 +49,7 @@ impl Shape {
 
 struct Bench {
     driver: SplitDriver,
-    queue: SplitQueue,
+    queue: Queue,
     chains: Chains,
     buffers: Vec<GuestAddr>,
 }
@@ -69,7 +69,7 @@ impl Bench {
             indirect: true,
             in_order: true,
         };
-        let mut queue = SplitQueue::new(&map, rings, features, 0).expect("a sound ring");
+        let mut queue = Queue::new(&map, rings, features, QueueStart::default()).expect("a sound ring");
         queue.disable_kicks();
         let buffers = (0..size.get())
             .map(|_| ram.alloc(BUFFER_BYTES, 64).expect("room"))
@@ -82,10 +82,10 @@ impl Bench {
         }
     }
 
-    fn device_step(queue: &mut SplitQueue, chains: &mut Chains, batch: usize) -> u32 {
+    fn device_step(queue: &mut Queue, chains: &mut Chains, batch: usize) -> u32 {
         let taken = queue.pop(chains, batch).expect("a driver without fault");
         for chain in chains.iter() {
-            queue.push_used(chain.head, 0);
+            queue.push_used(chain.id, 0);
         }
         queue.publish();
         taken as u32

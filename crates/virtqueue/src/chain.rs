@@ -1,7 +1,7 @@
 //! A batch of descriptor chains: copied from the ring, translated, checked.
 //!
 //! Theory of operation: [`Chains`] is two flat arrays, one entry a chain and one entry a buffer, filled by
-//! [`SplitQueue::pop`](crate::SplitQueue::pop) and read by the device. It is made once and refilled; a batch
+//! [`Queue::pop`](crate::Queue::pop) and read by the device. It is made once and refilled; a batch
 //! ends early when the array of buffers is full, so nothing is allocated while frames flow. A chain's buffers
 //! lie side by side, those that the device reads first, as 2.7.4.2 demands of drivers.
 //!
@@ -22,11 +22,27 @@ pub struct Segment {
     pub room_before: u32,
 }
 
+/// Names a chain on its way back to the driver.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ChainId {
+    /// The descriptor that it begins with.
+    pub head: u16,
+    /// Ring entries that it takes up: 1.
+    pub slots: u16,
+}
+
+impl ChainId {
+    /// A chain of a split ring: one entry of the available ring, however many descriptors.
+    pub(crate) const fn split(head: u16) -> Self {
+        Self { head, slots: 1 }
+    }
+}
+
 /// One descriptor chain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Chain {
-    /// What [`SplitQueue::push_used`](crate::SplitQueue::push_used) wants back.
-    pub head: u16,
+    /// What [`Queue::push_used`](crate::Queue::push_used) wants back.
+    pub id: ChainId,
     /// Buffers that the device reads. They come first.
     pub readable: u16,
     /// Buffers that the device writes.
@@ -107,6 +123,15 @@ impl Chains {
         &self.segments(chain)[usize::from(chain.readable)..]
     }
 
+    /// Ring entries of the chains from index `from` on: what [`Queue::unpop`](crate::Queue::unpop) wants to
+    /// know. 0 if there are none.
+    #[inline]
+    #[must_use]
+    pub fn slots(&self, from: usize) -> u16 {
+        let chains = self.chains.get(from..).unwrap_or_default();
+        chains.iter().map(|chain| chain.id.slots).sum()
+    }
+
     /// Empties the batch.
     pub fn clear(&mut self) {
         self.chains.clear();
@@ -114,7 +139,7 @@ impl Chains {
     }
 
     /// Drops all chains but the first `len`: those go back by
-    /// [`SplitQueue::unpop`](crate::SplitQueue::unpop).
+    /// [`Queue::unpop`](crate::Queue::unpop).
     pub fn truncate(&mut self, len: usize) {
         if let Some(chain) = self.chains.get(len) {
             self.segs.truncate(chain.first as usize);
@@ -132,10 +157,10 @@ impl Chains {
 
     /// Adds a chain of one buffer. The caller has checked both.
     #[inline(always)]
-    pub(crate) fn push_single(&mut self, head: u16, segment: Segment, writable: bool) {
+    pub(crate) fn push_single(&mut self, id: ChainId, segment: Segment, writable: bool) {
         let (write, read) = (u16::from(writable), u16::from(!writable));
         self.chains.push(Chain {
-            head,
+            id,
             readable: read,
             writable: write,
             first: self.segs.len() as u32,
@@ -180,6 +205,8 @@ impl From<GuestFault> for Stop {
 pub(crate) struct ChainBuilder<'a> {
     chains: &'a mut Chains,
     chain: Chain,
+    /// Names the chain in faults.
+    head: u16,
     size: QueueSize,
 }
 
@@ -190,10 +217,10 @@ impl<'a> ChainBuilder<'a> {
         Self {
             chains,
             chain: Chain {
-                head,
                 first,
                 ..Chain::default()
             },
+            head,
             size,
         }
     }
@@ -206,7 +233,7 @@ impl<'a> ChainBuilder<'a> {
         hint: &mut RegionHint,
         desc: Descriptor,
     ) -> Result<u64, Stop> {
-        let head = self.chain.head;
+        let head = self.head;
         if self.chain.readable + self.chain.writable >= self.size.get() {
             return Err(GuestFault::DescriptorLoop {
                 head,
@@ -234,8 +261,8 @@ impl<'a> ChainBuilder<'a> {
 
     /// The chain is whole.
     #[inline(always)]
-    pub(crate) fn finish(self) {
-        self.chains.chains.push(self.chain);
+    pub(crate) fn finish(self, id: ChainId) {
+        self.chains.chains.push(Chain { id, ..self.chain });
     }
 
     /// The chain is not taken: its buffers go.

@@ -12,7 +12,8 @@
 //!    that an address becomes an offset by one subtraction; and byte movers that check an offset once.
 //! 3. [`GuestFault`]: everything that a driver can do wrong, each with a static name.
 //! 4. [`Chains`]: a batch of descriptor chains, copied and checked: a reusable buffer, no allocation.
-//! 5. [`SplitQueue`]: the ring: take a batch, use it, publish a batch, suppress notifications.
+//! 5. [`Queue`], [`SplitQueue`]: the ring: take a batch, use it, publish a batch, suppress notifications.
+//!    [`DirtyLog`]: what was written, for a migration.
 //! 6. `driver` (feature `driver`): the other side, for tests: makes memory and rings, and lies on request.
 //!
 //! # A device, whole
@@ -20,7 +21,7 @@
 //! # #[cfg(feature = "driver")] {
 //! use std::sync::Arc;
 //! use virtqueue::driver::{Buffer, DriverFeatures, GuestRam, SplitDriver};
-//! use virtqueue::{Chains, GuestAddr, MemoryMap, QueueFeatures, QueueSize, RingLayout, SplitQueue};
+//! use virtqueue::{Chains, GuestAddr, MemoryMap, Queue, QueueFeatures, QueueSize, QueueStart, RingLayout};
 //!
 //! // The guest: memory, a ring in it, one buffer to be sent.
 //! let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), 1 << 20)])?);
@@ -33,14 +34,14 @@
 //! // The device: maps the memory, takes what is there, gives it back.
 //! let memory = Arc::new(MemoryMap::new(ram.regions()?, 0)?);
 //! let rings = RingLayout::from_user(&memory, driver.size(), driver.ring_user_addresses())?;
-//! let mut queue = SplitQueue::new(&memory, rings, QueueFeatures::default(), 0)?;
+//! let mut queue = Queue::new(&memory, rings, QueueFeatures::default(), QueueStart::default())?;
 //! let mut chains = Chains::for_queue(driver.size(), 32);
 //! queue.pop(&mut chains, 32)?;
 //! for chain in chains.iter() {
 //!     let mut bytes = [0; 5];
 //!     assert!(memory.copy_from_guest(chains.readable(chain)[0].offset, &mut bytes));
 //!     assert_eq!(&bytes, b"hello");
-//!     queue.push_used(chain.head, 0);
+//!     queue.push_used(chain.id, 0);
 //! }
 //! let wants_call = queue.publish();
 //! # assert!(wants_call);
@@ -67,16 +68,20 @@ mod chain;
 #[cfg(feature = "driver")]
 pub mod driver;
 mod fault;
+mod log;
 mod memory;
 mod notify;
+mod queue;
 mod region;
 mod rings;
 mod split;
 
 pub use addr::{GuestAddr, MAX_QUEUE_SIZE, QueueSize, QueueSizeError};
-pub use chain::{Chain, Chains, Segment};
+pub use chain::{Chain, ChainId, Chains, Segment};
 pub use fault::{GuestFault, IndirectRule};
+pub use log::{DirtyLog, LOG_PAGE_BYTES, LogError};
 pub use memory::{MemoryMap, RegionHint};
+pub use queue::{Journal, Queue, QueueFeatures, QueueStart};
 pub use region::{MAX_REGIONS, MapError, MappedRegion, Region};
 pub use rings::{RingAddresses, RingError, RingLayout, RingPart};
-pub use split::{QueueFeatures, SplitQueue};
+pub use split::SplitQueue;

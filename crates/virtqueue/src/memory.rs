@@ -239,6 +239,16 @@ impl MemoryMap {
             .unwrap_or(0)
     }
 
+    /// The guest address of the byte at `offset`, if it is the guest's.
+    #[inline]
+    #[must_use]
+    pub fn guest_addr(&self, offset: u64) -> Option<GuestAddr> {
+        self.by_guest
+            .iter()
+            .map(|lookup| (offset.wrapping_sub(lookup.map_offset), lookup))
+            .find_map(|(into, lookup)| (into < lookup.len).then(|| GuestAddr(lookup.start + into)))
+    }
+
     #[inline(always)]
     pub(crate) fn find(&self, hint: &mut RegionHint, addr: u64, len: u64) -> Option<Place> {
         if len != 0

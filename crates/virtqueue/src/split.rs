@@ -32,11 +32,15 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering};
 
-use crate::chain::{self, ChainBuilder, Chains, Stop};
+use crate::chain::{self, ChainBuilder, ChainId, Chains, Stop};
 use crate::layout::{self, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Descriptor};
+use crate::log::DirtyLog;
 use crate::memory::RegionHint;
 use crate::notify::{Word, Words};
-use crate::{GuestAddr, GuestFault, IndirectRule, MemoryMap, QueueSize, RingError, RingLayout};
+use crate::{
+    GuestAddr, GuestFault, IndirectRule, MemoryMap, QueueFeatures, QueueSize, QueueStart, RingAddresses,
+    RingError, RingLayout,
+};
 
 /// Chains whose descriptors are fetched ahead.
 const BLOCK: usize = 32;
@@ -44,18 +48,6 @@ const BLOCK: usize = 32;
 /// With kicks off and event idx on, the index that would wake is moved on after this many entries, long
 /// before the driver comes round to it (65535).
 const SUPPRESSION_REFRESH: u16 = 0x4000;
-
-/// What was negotiated, as far as it concerns the ring.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct QueueFeatures {
-    /// VIRTIO_F_EVENT_IDX (29).
-    pub event_idx: bool,
-    /// VIRTIO_F_INDIRECT_DESC (28). Without it an indirect descriptor is a fault.
-    pub indirect: bool,
-    /// VIRTIO_F_IN_ORDER (35). The caller then calls [`SplitQueue::push_used`] in the order of
-    /// [`SplitQueue::pop`].
-    pub in_order: bool,
-}
 
 /// Device side of one split virtqueue.
 #[derive(Debug)]
@@ -80,6 +72,8 @@ pub struct SplitQueue {
     call_once: bool,
     /// avail_event while kicks are suppressed by event idx.
     suppressed_at: Option<u16>,
+    log: Option<Arc<DirtyLog>>,
+    offsets: RingAddresses,
 }
 
 // SAFETY: the pointers are into `memory`, which is Send and Sync and goes along; nothing is tied to a thread.
@@ -87,8 +81,8 @@ pub struct SplitQueue {
 unsafe impl Send for SplitQueue {}
 
 impl SplitQueue {
-    /// Takes over a ring: the next chain to take is the one at `avail_base` (vhost-user,
-    /// VHOST_USER_SET_VRING_BASE), the next used element goes where used.idx in memory stands, as in
+    /// Takes over a ring: the next chain to take is the one at `start.base` (vhost-user,
+    /// VHOST_USER_SET_VRING_BASE; 16 bits), the next used element goes where used.idx in memory stands, as in
     /// Linux's vhost. After a clean stop the two agree; after a crash `used_idx()` is the base from which
     /// nothing is lost, if the driver's buffers were used in order.
     ///
@@ -101,7 +95,7 @@ impl SplitQueue {
         memory: &Arc<MemoryMap>,
         rings: RingLayout,
         features: QueueFeatures,
-        avail_base: u16,
+        start: QueueStart,
     ) -> Result<Self, RingError> {
         let rings = RingLayout::from_offsets(memory, rings.size(), rings.offsets())?;
         let base = memory.base();
@@ -116,18 +110,21 @@ impl SplitQueue {
             size: rings.size(),
             features,
             hint: RegionHint::default(),
-            next_avail: avail_base,
-            avail_seen: avail_base,
+            next_avail: start.base as u16,
+            avail_seen: start.base as u16,
             used_idx: 0,
             used_published: 0,
             call_once: true,
             suppressed_at: None,
+            log: None,
+            offsets,
             memory: Arc::clone(memory),
         };
         queue.used_idx = Word::load(queue.words().used_idx, Ordering::Relaxed);
         queue.used_published = queue.used_idx;
         // With event idx the device keeps used.flags at 0 (2.7.10).
         Word::store(queue.words().used_flags, 0, Ordering::Relaxed);
+        queue.set_log(start.log);
         let _ = queue.enable_kicks();
         Ok(queue)
     }
@@ -222,7 +219,7 @@ impl SplitQueue {
         }
         let segment = chain::translate(&self.memory, hint, head, desc)?;
         self.prefetch_buffer(segment.offset);
-        chains.push_single(head, segment, desc.has(DESC_WRITE));
+        chains.push_single(ChainId::split(head), segment, desc.has(DESC_WRITE));
         Ok(())
     }
 
@@ -238,7 +235,7 @@ impl SplitQueue {
         let mut builder = ChainBuilder::new(chains, head, self.size);
         match self.walk(&mut builder, hint, head, desc) {
             Ok(()) => {
-                builder.finish();
+                builder.finish(ChainId::split(head));
                 Ok(())
             }
             Err(stop) => {
@@ -327,28 +324,25 @@ impl SplitQueue {
         Err(GuestFault::DescriptorLoop { head, limit: entries }.into())
     }
 
-    /// Gives back the last `count` chains taken, for which no used element was written: the next
-    /// [`pop`](Self::pop) reads them anew.
+    /// Gives back the last `slots` chains taken ([`Chains::slots`]), for which no used element was written:
+    /// the next [`pop`](Self::pop) reads them anew.
     ///
     /// # Panics
     /// In debug builds, if more are given back than were taken: a bug of the caller's.
     #[inline]
-    pub fn unpop(&mut self, count: usize) {
-        debug_assert!(
-            count <= usize::from(self.size.get()),
-            "more given back than the queue holds"
-        );
-        self.next_avail = self.next_avail.wrapping_sub(count as u16);
+    pub fn unpop(&mut self, slots: u16) {
+        debug_assert!(slots <= self.size.get(), "more given back than the queue holds");
+        self.next_avail = self.next_avail.wrapping_sub(slots);
     }
 
-    /// Writes a used element: the chain that began at `head` is done, and `len` bytes were written to its
+    /// Writes a used element: the chain `id` is done, and `len` bytes were written to its
     /// buffers. The driver does not see it before [`publish`](Self::publish).
     ///
     /// Each chain is pushed once; with IN_ORDER, in the order of [`pop`](Self::pop).
     #[inline]
-    pub fn push_used(&mut self, head: u16, len: u32) {
+    pub fn push_used(&mut self, id: ChainId, len: u32) {
         let slot = usize::from(self.used_idx & self.size.mask());
-        let element = u64::from(u32::from(head)) | u64::from(len) << 32;
+        let element = u64::from(u32::from(id.head)) | u64::from(len) << 32;
         // SAFETY: the slot is masked, so the element is inside the used ring, which is inside the map
         // (`new`). It is 4-aligned only. Only the device writes here, and the driver reads no element
         // at or past used.idx, so no access races with this one, unless the driver lies; then it
@@ -370,6 +364,9 @@ impl SplitQueue {
             return false;
         }
         let wanted = self.words().publish_used(self.used_published, self.used_idx);
+        if self.log.is_some() {
+            self.log_used(self.used_published);
+        }
         self.used_published = self.used_idx;
         std::mem::take(&mut self.call_once) | wanted
     }
@@ -378,6 +375,7 @@ impl SplitQueue {
     #[inline]
     pub fn disable_kicks(&mut self) {
         self.words().disable_kicks(self.next_avail);
+        self.log_events();
         self.suppressed_at = self.features.event_idx.then_some(self.next_avail);
     }
 
@@ -387,10 +385,29 @@ impl SplitQueue {
     #[must_use = "sleeping on true loses a kick"]
     pub fn enable_kicks(&mut self) -> bool {
         self.suppressed_at = None;
-        self.words().enable_kicks(self.next_avail)
+        let more = self.words().enable_kicks(self.next_avail);
+        self.log_events();
+        more
     }
 
     /// The next chain to take: the answer to VHOST_USER_GET_VRING_BASE.
+    #[must_use]
+    pub fn base(&self) -> u32 {
+        u32::from(self.next_avail)
+    }
+
+    /// How many of the chains that come next a predecessor had taken and not used: nobody noted any.
+    #[must_use]
+    pub fn taken_before(&self) -> usize {
+        0
+    }
+
+    /// Notes writes to guest memory from now on in `log`, or no more.
+    pub fn set_log(&mut self, log: Option<Arc<DirtyLog>>) {
+        self.log = log;
+    }
+
+    /// Index of the next chain to take.
     #[must_use]
     pub fn next_avail(&self) -> u16 {
         self.next_avail
@@ -434,6 +451,32 @@ impl SplitQueue {
         {
             self.disable_kicks();
         }
+    }
+
+    /// Notes used elements `[from, used_idx)` and the words of the used ring.
+    #[cold]
+    fn log_used(&self, from: u16) {
+        let Some(log) = &self.log else { return };
+        let used = self.offsets.used;
+        let (count, first) = (self.used_idx.wrapping_sub(from), from & self.size.mask());
+        // In two parts, if they go around the end.
+        let before_end = count.min(self.size.get() - first);
+        for (slot, count) in [(first, before_end), (0, count - before_end)] {
+            let at = used + layout::RING_ENTRIES + layout::USED_ELEM_BYTES * u64::from(slot);
+            self.memory
+                .log(log, at, layout::USED_ELEM_BYTES * u64::from(count));
+        }
+        self.memory.log(log, used, layout::RING_ENTRIES);
+    }
+
+    /// Notes the words by which kicks are asked for.
+    #[inline]
+    fn log_events(&self) {
+        let Some(log) = &self.log else { return };
+        let used = self.offsets.used;
+        let event = used + layout::avail_event_offset(self.size.get());
+        self.memory.log(log, used, layout::RING_ENTRIES);
+        self.memory.log(log, event, 2);
     }
 
     #[cold]

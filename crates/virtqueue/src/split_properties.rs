@@ -74,18 +74,18 @@ fn exchange(plans: &[Plan], features: QueueFeatures, start: u16, batch: usize, p
         let taken = pair.queue.pop(&mut pair.chains, batch).unwrap();
         for index in 0..taken {
             let chain = pair.chains.chains[index];
-            let (bytes, room) = &under_way[&chain.head];
+            let (bytes, room) = &under_way[&chain.id.head];
             assert_eq!(&pair.gather(index), bytes);
             assert_eq!(chain.readable_bytes as usize, bytes.len());
             assert_eq!(chain.writable_bytes, room.iter().map(|part| part.1).sum::<u32>());
             for segment in pair.chains.writable(&chain) {
                 assert!(pair.queue.memory().fill(
                     segment.offset,
-                    chain.head as u8 ^ 0x5a,
+                    chain.id.head as u8 ^ 0x5a,
                     segment.len as usize
                 ));
             }
-            pair.queue.push_used(chain.head, chain.writable_bytes);
+            pair.queue.push_used(chain.id, chain.writable_bytes);
             served += 1;
         }
         pair.queue.publish();
@@ -186,7 +186,7 @@ proptest! {
                         let sum = |part: &[Segment]| part.iter().map(|segment| u64::from(segment.len)).sum::<u64>();
                         prop_assert_eq!(u64::from(chain.readable_bytes), sum(pair.chains.readable(chain)));
                         prop_assert_eq!(u64::from(chain.writable_bytes), sum(pair.chains.writable(chain)));
-                        pair.queue.push_used(chain.head, u32::MAX);
+                        pair.queue.push_used(chain.id, u32::MAX);
                     }
                     pair.queue.publish();
                 }

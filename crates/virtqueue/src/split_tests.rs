@@ -38,7 +38,7 @@ impl Pair {
         driver.start_at(start);
         let memory = Arc::new(MemoryMap::new(ram.regions().unwrap(), 4096).unwrap());
         let rings = RingLayout::from_user(&memory, size, driver.ring_user_addresses()).unwrap();
-        let queue = SplitQueue::new(&memory, rings, features, start).unwrap();
+        let queue = SplitQueue::new(&memory, rings, features, QueueStart::at(start.into())).unwrap();
         Self {
             ram,
             driver,
@@ -110,7 +110,7 @@ fn a_chain_arrives_with_its_bytes_and_goes_back() {
     assert_eq!(pair.queue.available(), Ok(1));
     assert_eq!(pair.pop(), Ok(1));
     let chain = pair.chains.chains[0];
-    assert_eq!((chain.head, chain.readable, chain.writable), (head, 2, 1));
+    assert_eq!((chain.id.head, chain.readable, chain.writable), (head, 2, 1));
     assert_eq!((chain.readable_bytes, chain.writable_bytes), (14, 100));
     assert_eq!(pair.gather(0), b"header+payload");
     assert_eq!(
@@ -121,7 +121,7 @@ fn a_chain_arrives_with_its_bytes_and_goes_back() {
             room_before: 0
         }
     );
-    pair.queue.push_used(chain.head, 99);
+    pair.queue.push_used(chain.id, 99);
     assert_eq!(pair.driver.take_used(), None, "not visible before publish");
     assert!(pair.queue.publish());
     let used = pair.driver.take_used().unwrap();
@@ -236,7 +236,7 @@ fn mergeable_buffers_become_visible_together() {
     pair.driver.publish();
     pair.pop().unwrap();
     for chain in &pair.chains {
-        pair.queue.push_used(chain.head, 0x100);
+        pair.queue.push_used(chain.id, 0x100);
         assert_eq!(pair.driver.used_idx(), 0);
     }
     assert_eq!(pair.queue.unpublished(), 3);
@@ -254,7 +254,7 @@ fn a_successor_goes_on_where_the_ring_stands() {
     pair.driver.publish();
     assert_eq!(pair.pop(), Ok(8));
     for chain in &pair.chains.chains[..5] {
-        pair.queue.push_used(chain.head, 0);
+        pair.queue.push_used(chain.id, 0);
     }
     pair.queue.publish();
     // It dies with three chains under way; the driver has seen the call or not.
@@ -262,11 +262,11 @@ fn a_successor_goes_on_where_the_ring_stands() {
     let memory = Arc::clone(pair.queue.memory());
     let rings = RingLayout::from_user(&memory, pair.queue.size(), pair.driver.ring_user_addresses()).unwrap();
     let used_idx = pair.queue.used_idx();
-    pair.queue = SplitQueue::new(&memory, rings, FULL, used_idx).unwrap();
+    pair.queue = SplitQueue::new(&memory, rings, FULL, QueueStart::at(used_idx.into())).unwrap();
     assert_eq!(pair.queue.used_idx(), 65530u16.wrapping_add(5));
     assert_eq!(pair.pop(), Ok(3));
     for chain in &pair.chains {
-        pair.queue.push_used(chain.head, 0);
+        pair.queue.push_used(chain.id, 0);
     }
     assert!(pair.queue.publish(), "the first publication calls in any case");
     assert_eq!(std::iter::from_fn(|| pair.driver.take_used()).count(), 8);
@@ -288,10 +288,10 @@ fn flags_suppress_kicks_and_calls() {
     pair.driver.add(&part);
     assert!(pair.driver.publish());
     pair.pop().unwrap();
-    pair.queue.push_used(0, 0);
+    pair.queue.push_used(ChainId::split(0), 0);
     pair.queue.publish();
     pair.driver.disable_calls();
-    pair.queue.push_used(1, 0);
+    pair.queue.push_used(ChainId::split(1), 0);
     assert!(!pair.queue.publish());
     assert!(pair.driver.enable_calls());
 }
@@ -313,7 +313,7 @@ fn event_idx_calls_only_when_crossed() {
     pair.pop().unwrap();
     let mut publish = |head, event| {
         pair.driver.set_used_event(event);
-        pair.queue.push_used(head, 0);
+        pair.queue.push_used(ChainId::split(head), 0);
         pair.queue.publish()
     };
     assert!(publish(0, 5), "the first in any case");
@@ -343,7 +343,7 @@ fn event_idx_suppression_outlives_the_wrap() {
         assert!(!pair.driver.publish(), "a poller is not kicked");
         while pair.pop().unwrap() > 0 {
             for chain in &pair.chains {
-                pair.queue.push_used(chain.head, 0);
+                pair.queue.push_used(chain.id, 0);
             }
         }
         pair.queue.publish();
@@ -577,7 +577,7 @@ fn chain_of_four_gigabytes_is_a_fault() {
     let driver = SplitDriver::new(&ram, size, DriverFeatures::default()).unwrap();
     let memory = Arc::new(MemoryMap::new(ram.regions().unwrap(), 0).unwrap());
     let rings = RingLayout::from_user(&memory, size, driver.ring_user_addresses()).unwrap();
-    let mut queue = SplitQueue::new(&memory, rings, FULL, 0).unwrap();
+    let mut queue = SplitQueue::new(&memory, rings, FULL, QueueStart::default()).unwrap();
     driver.write_descriptor(0, desc(0, 3 << 30, DESC_NEXT, 1));
     driver.write_descriptor(1, desc(0, 1 << 30, 0, 0));
     driver.set_avail_idx(1);

@@ -138,7 +138,7 @@ impl VhostUserBackendReqHandler for Port {
 
     fn get_vring_base(&self, index: u32) -> Result<VhostUserVringState> {
         let base = self.handle(|session, ground| session.stop_vring(index, ground))?;
-        Ok(VhostUserVringState::new(index, base.into()))
+        Ok(VhostUserVringState::new(index, base))
     }
 
     fn set_vring_kick(&self, index: u8, file: Option<File>) -> Result<()> {

@@ -6,7 +6,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use virtqueue::{MemoryMap, QueueFeatures, SplitQueue};
+use virtqueue::{MemoryMap, Queue, QueueFeatures, QueueStart};
 use xsk::{FramePool, MemoryError, OwnMemory, Umem, UmemError};
 
 use super::config::Placement;
@@ -159,7 +159,7 @@ impl LaneParts<'_> {
                 .transpose()
                 .map_err(LaneError::Duplicate)
         };
-        let queue = SplitQueue::new(self.map, layout, self.negotiated.ring, state.base)
+        let queue = Queue::new(self.map, layout, self.negotiated.ring, QueueStart::at(state.base))
             .map_err(|source| LaneError::Ring { index, source })?;
         Ok(Vring {
             queue,

@@ -271,13 +271,15 @@ impl Session {
         base: u32,
         ground: &Ground<'_>,
     ) -> Result<(), SessionError> {
-        let base = u16::try_from(base).map_err(|_| VringError::Base { index, base })?;
+        if base > u16::MAX.into() {
+            return Err(VringError::Base { index, base }.into());
+        }
         self.idle_vring(index, ground)?.base = base;
         Ok(())
     }
 
     /// GET_VRING_BASE: stops the vring, and with it the pair; returns where it stands.
-    pub(crate) fn stop_vring(&mut self, index: u32, ground: &Ground<'_>) -> Result<u16, SessionError> {
+    pub(crate) fn stop_vring(&mut self, index: u32, ground: &Ground<'_>) -> Result<u32, SessionError> {
         let vring = self.idle_vring(index, ground)?;
         vring.started = false;
         vring.kick = None;

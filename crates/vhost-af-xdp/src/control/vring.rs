@@ -44,7 +44,8 @@ pub(crate) struct VringState {
     pub(crate) size: Option<QueueSize>,
     /// In the VMM's address space (SET_VRING_ADDR).
     pub(crate) addresses: Option<RingAddresses>,
-    pub(crate) base: u16,
+    /// The next chain to take, as the VMM says it or as the last lane left it.
+    pub(crate) base: u32,
     pub(crate) kick: Option<OwnedFd>,
     pub(crate) call: Option<OwnedFd>,
     pub(crate) err: Option<OwnedFd>,

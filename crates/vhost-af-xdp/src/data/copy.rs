@@ -127,13 +127,13 @@ impl<N: Nic> CopyLane<N> {
             if let Sending::Frame { from, skip, len } = judged {
                 let Some(sent) = self.copy_out(pieces(segments, from, skip), len, chains.len() - at) else {
                     // Needs more chunks than are free or than the ring has room for: later.
-                    self.guest.from_guest.queue.unpop(chains.len() - at);
+                    self.guest.from_guest.queue.unpop(chains.slots(at));
                     break;
                 };
                 frames += u64::from(sent);
                 bytes += if sent { u64::from(len) } else { 0 };
             }
-            self.guest.from_guest.queue.push_used(chain.head, 0);
+            self.guest.from_guest.queue.push_used(chain.id, 0);
             done += 1;
         }
         if !chains.is_empty() {
@@ -297,14 +297,14 @@ struct Receiving<'a> {
 impl Receiving<'_> {
     /// Takes a batch of buffers from the guest; those left from the last batch go back first.
     fn fetch(&mut self) -> Result<(), Fault> {
-        self.guest.to_guest.queue.unpop(self.chains.len() - self.next);
+        self.guest.to_guest.queue.unpop(self.chains.slots(self.next));
         self.next = 0;
         // Cleared first: on a fault nothing of an earlier batch may be taken for popped.
         self.chains.clear();
         self.guest.to_guest.queue.pop(self.chains, BATCH)?;
         for chain in self.chains.iter() {
             if chain.readable != 0 {
-                return Err(Fault::ReadableInReceive { head: chain.head });
+                return Err(Fault::ReadableInReceive { head: chain.id.head });
             }
             if chain.writable_bytes < self.guest.header_bytes {
                 let bytes = chain.writable_bytes;
@@ -350,7 +350,7 @@ impl Receiving<'_> {
         if frame_to_guest(self.umem, frame, &self.guest.memory, buffer.offset, header(1)).is_none() {
             return false;
         }
-        self.guest.to_guest.queue.push_used(chain.head, written);
+        self.guest.to_guest.queue.push_used(chain.id, written);
         self.next += 1;
         self.frames += 1;
         self.bytes += u64::from(piece.len);
@@ -436,14 +436,14 @@ impl Receiving<'_> {
                 left -= target.len;
                 written += target.len;
             }
-            self.guest.to_guest.queue.push_used(chain.head, written);
+            self.guest.to_guest.queue.push_used(chain.id, written);
         }
         self.next += count;
     }
 
     /// Gives unused buffers back to the queue and counts; the frames delivered.
     fn finish(self) -> usize {
-        self.guest.to_guest.queue.unpop(self.chains.len() - self.next);
+        self.guest.to_guest.queue.unpop(self.chains.slots(self.next));
         self.chains.clear();
         self.counters.to_guest_frames.add(self.frames);
         self.counters.to_guest_bytes.add(self.bytes);

@@ -8,7 +8,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use virtqueue::{Chain, GuestFault, MemoryMap, Segment, SplitQueue};
+use virtqueue::{Chain, GuestFault, MemoryMap, Queue, Segment};
 
 use super::counters::LaneCounters;
 use super::lane::{Bases, Direction};
@@ -69,7 +69,7 @@ impl Fault {
 /// One virtqueue with its call eventfd (the worker watches the kick eventfd).
 pub(crate) struct Vring {
     /// The rings.
-    pub(crate) queue: SplitQueue,
+    pub(crate) queue: Queue,
     /// Kick eventfd; `None`: the driver does not kick, the ring is polled.
     pub(crate) kick: Option<OwnedFd>,
     /// Call eventfd; `None`: the driver polls.
@@ -151,8 +151,8 @@ impl GuestSide {
     /// Where both vrings stand.
     pub(crate) fn bases(&self) -> Bases {
         Bases {
-            from_guest: self.from_guest.queue.next_avail(),
-            to_guest: self.to_guest.queue.next_avail(),
+            from_guest: self.from_guest.queue.base(),
+            to_guest: self.to_guest.queue.base(),
         }
     }
 
@@ -166,7 +166,7 @@ impl GuestSide {
         counters: &LaneCounters,
     ) -> Result<Sending, Fault> {
         if chain.writable != 0 {
-            return Err(Fault::WritableInTransmit { head: chain.head });
+            return Err(Fault::WritableInTransmit { head: chain.id.head });
         }
         let bytes = chain.readable_bytes;
         if bytes < self.header_bytes {

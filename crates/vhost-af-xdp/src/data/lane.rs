@@ -45,10 +45,10 @@ pub(crate) enum Direction {
 /// Where the vrings of a stopped lane stand: the value for VHOST_USER_GET_VRING_BASE.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Bases {
-    /// Next available index of the transmit queue.
-    pub(crate) from_guest: u16,
-    /// Next available index of the receive queue.
-    pub(crate) to_guest: u16,
+    /// The transmit queue's.
+    pub(crate) from_guest: u32,
+    /// The receive queue's.
+    pub(crate) to_guest: u32,
 }
 
 /// See the module's head. Implementations: [`super::copy::CopyLane`], [`super::direct::DirectLane`].

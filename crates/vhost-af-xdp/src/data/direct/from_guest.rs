@@ -1,6 +1,6 @@
 //! Direct placement, guest → NIC: frames sent from where they lie, or gathered in the bounce area.
 
-use virtqueue::{Chains, Segment};
+use virtqueue::{ChainId, Chains, Segment};
 use xsk::{TxDesc, UmemOffset};
 
 use super::{CHUNK_BYTES, DirectLane, MOST_PIECES, Outbound};
@@ -52,8 +52,8 @@ impl<N: Nic> DirectLane<N> {
         } else {
             self.sending.pop_done()
         } {
-            if let Some(head) = outbound.head {
-                self.guest.from_guest.queue.push_used(head, 0);
+            if let Some(chain) = outbound.chain {
+                self.guest.from_guest.queue.push_used(chain, 0);
             }
             count += 1;
         }
@@ -69,13 +69,13 @@ impl<N: Nic> DirectLane<N> {
             let segments = chains.segments(chain);
             match self.guest.judge(chain, segments, self.link, &self.counters)? {
                 Sending::Drop => self.sending.push_done(Outbound {
-                    head: Some(chain.head),
+                    chain: Some(chain.id),
                     bounce: false,
                 }),
                 Sending::Frame { from, skip, len } => {
                     let frame = (&segments[from..], skip);
-                    let Some(sent) = self.queue_frame(chain.head, frame, len, chains.len() - at) else {
-                        self.guest.from_guest.queue.unpop(chains.len() - at);
+                    let Some(sent) = self.queue_frame(chain.id, frame, len, chains.len() - at) else {
+                        self.guest.from_guest.queue.unpop(chains.slots(at));
                         break;
                     };
                     frames += u64::from(sent);
@@ -94,30 +94,30 @@ impl<N: Nic> DirectLane<N> {
     #[inline]
     fn queue_frame(
         &mut self,
-        head: u16,
+        chain: ChainId,
         (segments, skip): (&[Segment], u32),
         len: u32,
         behind: usize,
     ) -> Option<bool> {
         if len > CHUNK_BYTES {
-            return self.queue_multi_buffer(head, (segments, skip), behind);
+            return self.queue_multi_buffer(chain, (segments, skip), behind);
         }
         if let [segment] = segments {
             let data = UmemOffset::new(segment.offset + u64::from(skip));
-            self.queue_piece(Some(head), data, len, false);
+            self.queue_piece(Some(chain), data, len, false);
             return Some(true);
         }
-        self.queue_gathered(head, (segments, skip), len)
+        self.queue_gathered(chain, (segments, skip), len)
     }
 
     /// Queues a descriptor that refers to guest memory.
     #[inline]
-    fn queue_piece(&mut self, head: Option<u16>, data: UmemOffset, len: u32, more: bool) {
+    fn queue_piece(&mut self, chain: Option<ChainId>, data: UmemOffset, len: u32, more: bool) {
         // The kernel keeps the lowest bit of a sent address for itself (6.18), so that the chunk,
         // by which the completion is recognised, starts at an even one.
         if let Ok(frame) = self.umem.adopt(UmemOffset::new(data.get() & !1)) {
             self.sending
-                .push(frame.offset().get(), Outbound { head, bounce: false });
+                .push(frame.offset().get(), Outbound { chain, bounce: false });
             self.scratch.outgoing.push(TxDesc {
                 frame,
                 offset: data,
@@ -128,12 +128,17 @@ impl<N: Nic> DirectLane<N> {
         } else {
             // Checked when the descriptor was read; kept as a drop, not as a panic.
             self.counters.from_guest_too_many_pieces.add(1);
-            self.sending.push_done(Outbound { head, bounce: false });
+            self.sending.push_done(Outbound { chain, bounce: false });
         }
     }
 
     /// A frame in several pieces, gathered in a bounce chunk.
-    fn queue_gathered(&mut self, head: u16, (segments, skip): (&[Segment], u32), len: u32) -> Option<bool> {
+    fn queue_gathered(
+        &mut self,
+        chain: ChainId,
+        (segments, skip): (&[Segment], u32),
+        len: u32,
+    ) -> Option<bool> {
         let frame = self.pool.take()?;
         let offset = frame.offset();
         let mut at = offset.get();
@@ -145,7 +150,7 @@ impl<N: Nic> DirectLane<N> {
         self.sending.push(
             offset.get(),
             Outbound {
-                head: Some(head),
+                chain: Some(chain),
                 bounce: true,
             },
         );
@@ -162,23 +167,23 @@ impl<N: Nic> DirectLane<N> {
     /// A frame longer than a chunk: descriptors that refer to its pieces.
     fn queue_multi_buffer(
         &mut self,
-        head: u16,
+        chain: ChainId,
         (segments, skip): (&[Segment], u32),
         behind: usize,
     ) -> Option<bool> {
         let mut parts = std::mem::take(&mut self.scratch.pieces);
         parts.clear();
         parts.extend(pieces(segments, 0, skip).flat_map(chunks));
-        let queued = self.queue_parts(head, &parts, behind);
+        let queued = self.queue_parts(chain, &parts, behind);
         self.scratch.pieces = parts;
         queued
     }
 
-    fn queue_parts(&mut self, head: u16, parts: &[Piece], behind: usize) -> Option<bool> {
+    fn queue_parts(&mut self, chain: ChainId, parts: &[Piece], behind: usize) -> Option<bool> {
         if !self.multi_buffer || parts.len() > MOST_PIECES {
             self.counters.from_guest_too_many_pieces.add(1);
             self.sending.push_done(Outbound {
-                head: Some(head),
+                chain: Some(chain),
                 bounce: false,
             });
             return Some(false);
@@ -194,7 +199,7 @@ impl<N: Nic> DirectLane<N> {
         for (at, part) in parts.iter().enumerate() {
             let last = at + 1 == parts.len();
             self.queue_piece(
-                last.then_some(head),
+                last.then_some(chain),
                 UmemOffset::new(part.offset),
                 part.len,
                 !last,

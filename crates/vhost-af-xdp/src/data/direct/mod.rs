@@ -27,7 +27,7 @@ use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use virtqueue::{Chains, Segment};
+use virtqueue::{ChainId, Chains, Segment};
 use xsk::{Frame, FramePool, TxDesc, Umem, UmemOffset};
 
 use super::counters::LaneCounters;
@@ -52,7 +52,7 @@ const MOST_PIECES: usize = 18;
 /// A buffer that the NIC receives into.
 enum Posted {
     /// The guest's own; filled with `len` bytes of frame once done.
-    Guest { head: u16, len: u32 },
+    Guest { chain: ChainId, len: u32 },
     /// A bounce chunk for a parked buffer; `filled` once done: where its frame lies.
     Bounce {
         filled: Option<(Frame, UmemOffset, u32)>,
@@ -62,14 +62,14 @@ enum Posted {
 /// A descriptor that the NIC sends from, or a chain that waits to be given back in its turn.
 struct Outbound {
     /// The chain is the guest's again once this descriptor is done.
-    head: Option<u16>,
+    chain: Option<ChainId>,
     /// It lies in the bounce area.
     bounce: bool,
 }
 
 /// A receive buffer of the guest that frames reach through the bounce area.
 struct Parked {
-    head: u16,
+    chain: ChainId,
     segments: usize,
     bytes: u64,
 }
@@ -223,8 +223,8 @@ impl<N: Nic> Lane for DirectLane<N> {
         // only then may the bases be answered.
         drop(lane.nic);
         while let Some(outbound) = lane.sending.pop_any() {
-            if let Some(head) = outbound.head {
-                lane.guest.from_guest.queue.push_used(head, 0);
+            if let Some(chain) = outbound.chain {
+                lane.guest.from_guest.queue.push_used(chain, 0);
             }
         }
         lane.guest.from_guest.publish(&lane.counters);
@@ -232,17 +232,13 @@ impl<N: Nic> Lane for DirectLane<N> {
             lane.guest.to_guest.publish(&lane.counters);
         }
         // Everything that the NIC or the parking place still holds was never used: rewind to it.
-        let mut open = 0;
+        let mut held: u16 = lane.parked.iter().map(|parked| parked.chain.slots).sum();
         while let Some(posted) = lane.posted.pop_any() {
-            open += usize::from(matches!(posted, Posted::Guest { .. }));
+            if let Posted::Guest { chain, .. } = posted {
+                held += chain.slots;
+            }
         }
-        let held = open + lane.parked.len();
-        let mut bases = lane.guest.bases();
-        // At most the queue size, which fits.
-        #[allow(clippy::cast_possible_truncation)]
-        {
-            bases.to_guest = bases.to_guest.wrapping_sub(held as u16);
-        }
-        bases
+        lane.guest.to_guest.queue.unpop(held);
+        lane.guest.bases()
     }
 }

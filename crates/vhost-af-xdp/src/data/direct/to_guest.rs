@@ -35,11 +35,11 @@ impl<N: Nic> DirectLane<N> {
         let (mut frames, mut bytes) = (0, 0u64);
         while let Some(posted) = self.posted.pop_done() {
             match posted {
-                Posted::Guest { head, len } => {
+                Posted::Guest { chain, len } => {
                     self.guest
                         .to_guest
                         .queue
-                        .push_used(head, self.guest.header_bytes + len);
+                        .push_used(chain, self.guest.header_bytes + len);
                     bytes += u64::from(len);
                     frames += 1;
                 }
@@ -85,7 +85,7 @@ impl<N: Nic> DirectLane<N> {
         self.bounces_out = false;
         for (at, chain) in chains.iter().enumerate() {
             if chain.readable != 0 {
-                return Err(Fault::ReadableInReceive { head: chain.head });
+                return Err(Fault::ReadableInReceive { head: chain.id.head });
             }
             if chain.writable_bytes < header {
                 return Err(Fault::ChainShorterThanHeader {
@@ -100,14 +100,14 @@ impl<N: Nic> DirectLane<N> {
                 self.posted.push(
                     fill,
                     Posted::Guest {
-                        head: chain.head,
+                        chain: chain.id,
                         len: 0,
                     },
                 );
                 self.scratch.empty.push(frame);
             } else if !self.park(chain, segments) {
                 self.bounces_out = true;
-                self.guest.to_guest.queue.unpop(chains.len() - at);
+                self.guest.to_guest.queue.unpop(chains.slots(at));
                 break;
             }
         }
@@ -126,7 +126,7 @@ impl<N: Nic> DirectLane<N> {
         }
         let bytes = u64::from(chain.writable_bytes);
         self.parked.push_back(Parked {
-            head: chain.head,
+            chain: chain.id,
             segments: segments.len(),
             bytes,
         });
@@ -231,7 +231,7 @@ impl<N: Nic> DirectLane<N> {
                 left -= part.len;
                 written += part.len;
             }
-            self.guest.to_guest.queue.push_used(parked.head, written);
+            self.guest.to_guest.queue.push_used(parked.chain, written);
         }
         true
     }

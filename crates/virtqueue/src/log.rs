@@ -1,0 +1,168 @@
+//! The dirty log of a live migration: which pages of guest memory were written.
+//!
+//! Theory of operation (vhost-user, "Migration"): the VMM shares a bitmap with a bit for every 4096 bytes of
+//! guest-physical address space. Whoever writes guest memory sets the bits of what it wrote, *after* the
+//! write: the VMM takes a bit (and clears it) before it copies the page, so a bit that is set too early may
+//! be taken while the page still has its old content, and the write is lost.
+//!
+//! The VMM says how large the bitmap is. Pages past its end are not noted: the VMM does not want them, and
+//! nothing that it or the guest says can make us write elsewhere.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use rustix::fs::FileType;
+use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::{GuestAddr, MemoryMap};
+
+/// Bytes of guest memory for each bit (vhost-user, `VHOST_LOG_PAGE`; not the system's page size).
+pub const LOG_PAGE_BYTES: u64 = 4096;
+
+/// The VMM's bitmap, mapped.
+pub struct DirtyLog {
+    /// Of the whole mapping.
+    mapping: NonNull<u8>,
+    mapping_bytes: usize,
+    /// Where the bitmap begins in it.
+    lead: usize,
+    /// Bytes of the bitmap.
+    bytes: u64,
+}
+
+/// A dirty log that cannot be used. The VMM's doing, except [`Map`](Self::Map).
+#[derive(Debug, thiserror::Error)]
+pub enum LogError {
+    /// The descriptor is no regular file (memfd are).
+    #[error("the dirty log's descriptor is not a shared memory file")]
+    NotAFile,
+    /// The file ends before the bitmap does.
+    #[error("a dirty log of {bytes} bytes at {offset} does not fit its file of {size} bytes")]
+    Range {
+        /// Where it starts in the file.
+        offset: u64,
+        /// Its length in bytes.
+        bytes: u64,
+        /// Length of the file.
+        size: u64,
+    },
+    /// fstat or mmap failed.
+    #[error("cannot map the dirty log")]
+    Map(#[source] io::Error),
+}
+
+// SAFETY: the mapping is owned by this value, is reached by atomics alone, and no thread is tied to it.
+unsafe impl Send for DirtyLog {}
+// SAFETY: as above.
+unsafe impl Sync for DirtyLog {}
+
+impl DirtyLog {
+    /// Maps the bitmap of `mmap_size` bytes at `mmap_offset` of `fd` (VHOST_USER_SET_LOG_BASE).
+    ///
+    /// # Errors
+    /// [`LogError`].
+    pub fn open(fd: BorrowedFd<'_>, mmap_size: u64, mmap_offset: u64) -> Result<Self, LogError> {
+        let stat = rustix::fs::fstat(fd).map_err(|errno| LogError::Map(errno.into()))?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(LogError::NotAFile);
+        }
+        let size = u64::try_from(stat.st_size).unwrap_or(0);
+        let inside = mmap_offset.checked_add(mmap_size).is_some_and(|end| end <= size);
+        if mmap_size == 0 || !inside {
+            return Err(LogError::Range {
+                offset: mmap_offset,
+                bytes: mmap_size,
+                size,
+            });
+        }
+        let lead = mmap_offset % rustix::param::page_size() as u64;
+        let mapping_bytes = (lead + mmap_size) as usize;
+        // SAFETY: no address is asked for, so no existing mapping is touched.
+        let mapping = unsafe {
+            rustix::mm::mmap(
+                ptr::null_mut(),
+                mapping_bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                fd.as_fd(),
+                mmap_offset - lead,
+            )
+        }
+        .map_err(|errno| LogError::Map(errno.into()))?;
+        let mapping =
+            NonNull::new(mapping.cast()).ok_or_else(|| LogError::Map(io::ErrorKind::OutOfMemory.into()))?;
+        Ok(Self {
+            mapping,
+            mapping_bytes,
+            lead: lead as usize,
+            bytes: mmap_size,
+        })
+    }
+
+    /// Notes that `len` bytes at guest address `addr` were written. After the write.
+    #[inline]
+    pub fn note(&self, addr: GuestAddr, len: u64) {
+        if len == 0 {
+            return;
+        }
+        let first = addr.get() / LOG_PAGE_BYTES;
+        let last = addr.get().saturating_add(len - 1) / LOG_PAGE_BYTES;
+        for page in first..=last.min((self.bytes * 8).saturating_sub(1)) {
+            self.set(page);
+        }
+    }
+
+    /// Sets the bit of `page`, which is inside the bitmap.
+    #[inline]
+    fn set(&self, page: u64) {
+        let (at, bit) = (page / 8, 1u8 << (page % 8));
+        debug_assert!(at < self.bytes, "the caller stays inside the bitmap");
+        // SAFETY: at is below `bytes`, and [lead, lead + bytes) is mapped (open) until drop.
+        let byte = unsafe {
+            self.mapping
+                .add(self.lead + at as usize)
+                .cast::<AtomicU8>()
+                .as_ref()
+        };
+        // Publishes the write to the page before the bit. Pairs with the VMM's atomic exchange of the bitmap
+        // before it copies pages (vhost_dev_sync_region in QEMU, hw/virtio/vhost.c). Without it the VMM takes the bit, copies
+        // the page as it was, and the write is lost. The exchange may come between any two of ours,
+        // so this is one atomic operation and no load and store; and it is made even if the bit is set,
+        // because seeing it set would order nothing.
+        byte.fetch_or(bit, Ordering::Release);
+    }
+}
+
+impl Drop for DirtyLog {
+    fn drop(&mut self) {
+        // SAFETY: mapped by open, and nobody has a pointer into it but through self.
+        let _ = unsafe { rustix::mm::munmap(self.mapping.as_ptr().cast(), self.mapping_bytes) };
+    }
+}
+
+impl fmt::Debug for DirtyLog {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DirtyLog")
+            .field("bytes", &self.bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+impl MemoryMap {
+    /// Notes in `log` that `len` bytes at `offset` in the map were written. The range is within one region;
+    /// one that is in none (the private area) is not the guest's and is not noted.
+    #[inline]
+    pub fn log(&self, log: &DirtyLog, offset: u64, len: u64) {
+        if let Some(addr) = self.guest_addr(offset) {
+            log.note(addr, len);
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "log_tests.rs"]
+mod tests;

@@ -1,0 +1,167 @@
+//! A virtqueue of either kind, as the device sees it.
+//!
+//! An enum and not a trait object: a call is one predictable branch, the same way for the whole life of a
+//! queue, and the ring's code is inlined behind it.
+
+use std::sync::Arc;
+
+use crate::chain::{ChainId, Chains};
+use crate::log::DirtyLog;
+use crate::{GuestFault, MemoryMap, QueueSize, RingError, RingLayout, SplitQueue};
+
+/// What was negotiated, as far as it concerns the ring.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueueFeatures {
+    /// VIRTIO_F_EVENT_IDX (29).
+    pub event_idx: bool,
+    /// VIRTIO_F_INDIRECT_DESC (28). Without it an indirect descriptor is a fault.
+    pub indirect: bool,
+    /// VIRTIO_F_IN_ORDER (35). The caller gives chains back in the order of [`Queue::pop`], whether this was
+    /// negotiated or not.
+    pub in_order: bool,
+}
+
+/// Where a queue goes on, and what it notes down on the way.
+#[derive(Debug, Default)]
+pub struct QueueStart {
+    /// The next chain to take, as VHOST_USER_SET_VRING_BASE says it: bits 0 to 15 are the index in the
+    /// available ring.
+    pub base: u32,
+    /// How a successor is to learn what was under way.
+    pub journal: Journal,
+    /// Where writes to guest memory are noted, while somebody migrates it.
+    pub log: Option<Arc<DirtyLog>>,
+}
+
+impl QueueStart {
+    /// From `base`, with no journal and no log.
+    #[must_use]
+    pub fn at(base: u32) -> Self {
+        Self {
+            base,
+            ..Self::default()
+        }
+    }
+}
+
+/// Notes about chains that are under way, for the successor of a device that dies.
+#[derive(Debug, Default)]
+#[non_exhaustive]
+pub enum Journal {
+    /// None: a successor takes up where used elements end.
+    #[default]
+    None,
+}
+
+/// Device side of one virtqueue. All methods are those of [`SplitQueue`], where they are described in full.
+#[derive(Debug)]
+pub enum Queue {
+    /// VirtIO 1.3, 2.7.
+    Split(SplitQueue),
+}
+
+/// Hands a call on to the ring that it is.
+macro_rules! of_either {
+    ($queue:expr, $ring:ident => $call:expr) => {
+        match $queue {
+            Queue::Split($ring) => $call,
+        }
+    };
+}
+
+impl Queue {
+    /// Takes over a ring. Kicks are enabled; the first [`publish`](Self::publish) asks for a call in any case.
+    ///
+    /// # Errors
+    /// `rings` was made for another map, and does not fit this one.
+    pub fn new(
+        memory: &Arc<MemoryMap>,
+        rings: RingLayout,
+        features: QueueFeatures,
+        start: QueueStart,
+    ) -> Result<Self, RingError> {
+        SplitQueue::new(memory, rings, features, start).map(Self::Split)
+    }
+
+    /// Takes up to `max` chains into `chains`, which is emptied first, and returns how many.
+    ///
+    /// # Errors
+    /// The driver broke a rule, and nothing was taken. The queue must not be used any more.
+    #[inline]
+    pub fn pop(&mut self, chains: &mut Chains, max: usize) -> Result<usize, GuestFault> {
+        of_either!(self, ring => ring.pop(chains, max))
+    }
+
+    /// Gives back the chains taken last, for which no used element was written. `slots` are those that
+    /// [`Chains::slots`] says for them: what is given back is always the youngest that is out.
+    ///
+    /// # Panics
+    /// In debug builds, if more are given back than the queue holds: a bug of the caller's.
+    #[inline]
+    pub fn unpop(&mut self, slots: u16) {
+        of_either!(self, ring => ring.unpop(slots));
+    }
+
+    /// Writes a used element: the chain is done, and `len` bytes were written to its buffers. Always in the
+    /// order of [`pop`](Self::pop). The driver does not see it before [`publish`](Self::publish).
+    #[inline]
+    pub fn push_used(&mut self, id: ChainId, len: u32) {
+        of_either!(self, ring => ring.push_used(id, len));
+    }
+
+    /// Makes all used elements visible that were written since the last time. Returns whether the driver
+    /// wants a call.
+    #[inline]
+    pub fn publish(&mut self) -> bool {
+        of_either!(self, ring => ring.publish())
+    }
+
+    /// Tells the driver that no kicks are needed while the device polls. A hint: one may still come.
+    #[inline]
+    pub fn disable_kicks(&mut self) {
+        of_either!(self, ring => ring.disable_kicks());
+    }
+
+    /// Asks the driver for a kick with the next chain. `true`: there is one already, so the device must not
+    /// sleep.
+    #[inline]
+    #[must_use = "sleeping on true loses a kick"]
+    pub fn enable_kicks(&mut self) -> bool {
+        of_either!(self, ring => ring.enable_kicks())
+    }
+
+    /// The next chain to take: the answer to VHOST_USER_GET_VRING_BASE, and what [`QueueStart::base`] takes.
+    #[must_use]
+    pub fn base(&self) -> u32 {
+        of_either!(self, ring => ring.base())
+    }
+
+    /// How many of the chains that come next a predecessor had taken and not used, as the journal says.
+    #[must_use]
+    pub fn taken_before(&self) -> usize {
+        of_either!(self, ring => ring.taken_before())
+    }
+
+    /// Notes writes to guest memory from now on in `log`, or no more.
+    pub fn set_log(&mut self, log: Option<Arc<DirtyLog>>) {
+        of_either!(self, ring => ring.set_log(log));
+    }
+
+    /// Entries of the queue.
+    #[must_use]
+    pub fn size(&self) -> QueueSize {
+        of_either!(self, ring => ring.size())
+    }
+
+    /// What was negotiated.
+    #[must_use]
+    pub fn features(&self) -> QueueFeatures {
+        of_either!(self, ring => ring.features())
+    }
+
+    /// The memory that the ring and its buffers are in.
+    #[must_use]
+    pub fn memory(&self) -> &Arc<MemoryMap> {
+        of_either!(self, ring => ring.memory())
+    }
+}
