@@ -2,11 +2,12 @@
 # A real Linux guest under QEMU, small and quick to boot, driven from the host by commands.
 #
 # Theory of operation. The kernel is Debian's cloud kernel, taken out of its package without installing it; the initramfs is a
-# static busybox, iperf3 with its libraries, the virtio modules, and guest-init. Both are built once and kept in
+# static busybox, iperf3 and ethtool with their libraries, the virtio modules, and guest-init. Both are built once and kept in
 # $CACHE, under names made from what they were built of. A guest lives in a state directory:
 #     pid          number and start time of its QEMU        accel       kvm or tcg
 #     console.log  what the kernel said (ttyS0)              qemu.log    what QEMU said
 #     shell.in, shell.out   pipes to guest-init's command shell (ttyS1); `lock` lets one command at a time through
+#     qmp          socket where QEMU takes orders (QMP)
 # KVM is used if a guest really comes up under it: /dev/kvm may be there and ordinary kernels may still not run (PVM, some
 # nested clouds). So a guest without a NIC is booted once, given up after 8 seconds of silence on its console, and
 # the outcome is remembered until the host boots again. Otherwise QEMU interprets (TCG): slower, and just as right.
@@ -81,7 +82,7 @@ guest_initramfs() {
     key="$({
         basename "$GUEST_KERNEL"
         printf '%s\n' "${GUEST_MODULES[@]}"
-        dpkg-query -W busybox-static iperf3 libiperf0 libc6 libssl3
+        dpkg-query -W busybox-static ethtool iperf3 libc6 libiperf0 libmnl0 libssl3
         cat "$init"
     } | sha256sum | cut -c 1-16)"
     GUEST_INITRAMFS="$CACHE/initramfs-$key"
@@ -93,6 +94,7 @@ guest_initramfs() {
     mkdir -p "$root/bin" "$root/lib/modules"
     cp /bin/busybox "$root/bin/busybox"
     copy_program /usr/bin/iperf3 "$root"
+    copy_program /usr/sbin/ethtool "$root"
     for module in "${GUEST_MODULES[@]}"; do
         cp "$GUEST_KERNEL/modules/$module.ko" "$root/lib/modules/"
         echo "$(basename "$module").ko" >>"$root/lib/modules/order"
@@ -119,7 +121,7 @@ guest_start() {
     local state="$1" accel="$2" cmdline="$3" cpu=max
     shift 3
     mkdir -p "$state"
-    rm -f "$state"/{pid,accel,console.log,qemu.log,shell.in,shell.out}
+    rm -f "$state"/{pid,accel,console.log,qemu.log,qmp,shell.in,shell.out}
     mkfifo "$state/shell.in" "$state/shell.out"
     : >"$state/console.log"
     [[ $accel != kvm ]] || cpu=host
@@ -131,6 +133,7 @@ guest_start() {
         -append "console=ttyS0 panic=-1 mitigations=off nokaslr net.ifnames=0 $cmdline" \
         -serial "file:$state/console.log" \
         -chardev "pipe,id=shell,path=$state/shell" -serial chardev:shell \
+        -qmp "unix:$state/qmp,server=on,wait=off" \
         "$@" </dev/null >"$state/qemu.log" 2>&1 &
     local pid=$!
     disown "$pid"
@@ -154,6 +157,11 @@ guest_await_ready() {
         size=$now
         sleep 0.2
     done
+}
+
+# Whether QEMU has made its control socket, or is gone: guest_takes_orders_or_died STATE
+guest_takes_orders_or_died() {
+    [[ -S $1/qmp ]] || ! guest_alive "$1"
 }
 
 # Why a guest did not come up, in what it left behind: guest_last_words STATE
@@ -202,14 +210,16 @@ guest_choose_accel() {
     printf '%s\n%s\n' "$boot_id" "$GUEST_ACCEL" >"$remembered"
 }
 
-# guest_boot STATE NETDEV [mac=M] [ip=A/P] [mtu=N] [queues=N] [ring=N] [mem=MIB] [cpus=N] [hugepages=1]: boots a guest
-# and waits until it answers. NETDEV is what follows -netdev, without its id, or `vhost-user:PATH` for a socket where a back
+# guest_boot STATE NETDEV [mac=M] [ip=A/P] [mtu=N] [queues=N] [ring=N] [packed=1] [mem=MIB] [hotplug=MIB] [cpus=N] [hugepages=1]
+# [incoming=1]: boots a guest and waits until it answers; or, with incoming=1, makes a QEMU that waits for a guest from
+# elsewhere, and returns when it takes orders. NETDEV is what follows -netdev, without its id, or `vhost-user:PATH` for a socket where a back
 # end listens (QEMU connects again when that is restarted), or `vhost-user-server:PATH` for one where QEMU listens.
 guest_boot() {
-    local state="$1" netdev="$2" mac=52:54:00:12:34:56 ip='' mtu='' queues=1 ring=1024 mem=512 cpus='' hugepages='' setting
+    local state="$1" netdev="$2" mac=52:54:00:12:34:56 ip='' mtu='' queues=1 ring=1024 packed='' mem=512
+    local hotplug='' cpus='' hugepages='' incoming='' setting
     for setting in "${@:3}"; do
         case "$setting" in
-            mac=* | ip=* | mtu=* | queues=* | ring=* | mem=* | cpus=* | hugepages=*) local "$setting" ;;
+            mac=* | ip=* | mtu=* | queues=* | ring=* | packed=* | mem=* | hotplug=* | cpus=* | hugepages=* | incoming=*) local "$setting" ;;
             *) fail "guest_boot: unknown setting '$setting'" ;;
         esac
     done
@@ -219,7 +229,7 @@ guest_boot() {
 
     local memory="memory-backend-memfd,id=ram,size=${mem}M,share=on"
     [[ -z $hugepages ]] || memory+=",hugetlb=on,hugetlbsize=2M"
-    local args=(-object "$memory" -m "${mem}M" -smp "${cpus:-$queues}")
+    local args=(-object "$memory" -m "${mem}M${hotplug:+,slots=8,maxmem=$((mem + hotplug))M}" -smp "${cpus:-$queues}")
     case "$netdev" in
         vhost-user:*) args+=(-chardev "socket,id=backend,path=${netdev#*:},reconnect=1") ;;
         vhost-user-server:*) args+=(-chardev "socket,id=backend,path=${netdev#*:},server=on,wait=off") ;;
@@ -231,6 +241,7 @@ guest_boot() {
     # QEMU allows longer transmit rings with vhost-user only.
     [[ $netdev != vhost-user* ]] || device+=",tx_queue_size=$ring"
     ((queues == 1)) || device+=",mq=on"
+    [[ -z $packed ]] || device+=",packed=on"
     if [[ $GUEST_ACCEL == tcg && $netdev == vhost-user* ]]; then
         # Debian 12's QEMU (7.2.22) crashes when a vhost-user device masks an MSI-X vector without KVM: it releases an irqfd
         # that was never made (kvm_virtio_pci_irqfd_release in hw/virtio/virtio-pci.c). So the guest gets a plain PCI interrupt.
@@ -239,10 +250,15 @@ guest_boot() {
         device+=",vectors=$((2 * queues + 2))"
     fi
     args+=(-netdev "$netdev,id=net0" -device "$device")
+    [[ -z $incoming ]] || args+=(-incoming defer)
 
     say "guest: booting under $GUEST_ACCEL"
     guest_start "$state" "$GUEST_ACCEL" "${ip:+guest.ip=$ip} ${mtu:+guest.mtu=$mtu}" "${args[@]}"
-    guest_await_ready "$state" "$GUEST_BOOT_S" && return 0
+    if [[ -n $incoming ]]; then
+        wait_until 10 guest_takes_orders_or_died "$state" && guest_alive "$state" && return 0
+    else
+        guest_await_ready "$state" "$GUEST_BOOT_S" && return 0
+    fi
     local what="did not answer within $GUEST_BOOT_S s" words
     words="$(guest_last_words "$state")"
     guest_alive "$state" || what="ended before it answered"

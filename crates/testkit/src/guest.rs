@@ -2,10 +2,12 @@
 
 use std::path::Path;
 use std::process::{Command, Output};
+use std::time::Duration;
 
 use tempfile::TempDir;
 
 use crate::daemon::private_dir;
+use crate::{Qmp, wait};
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/guest");
 
@@ -63,6 +65,47 @@ impl Guest {
             .args(["--timeout", "30", "--", command])
             .output()
             .expect("scripts/guest runs")
+    }
+
+    /// Starts a command in its shell, which goes on by itself; [`finish`](Self::finish) waits for it. `name` is of the caller's choice.
+    ///
+    /// # Panics
+    /// If that fails.
+    pub fn start(&self, name: &str, command: &str) {
+        let _ = self.run(&format!(
+            "({command}; echo $? >/tmp/{name}.status) >/tmp/{name}.out 2>&1 </dev/null &"
+        ));
+    }
+
+    /// Whether a command that was [started](Self::start) has ended.
+    #[must_use]
+    pub fn finished(&self, name: &str) -> bool {
+        self.try_run(&format!("test -s /tmp/{name}.status"))
+            .status
+            .success()
+    }
+
+    /// Waits for the end of a command that was [started](Self::start), and returns what it printed.
+    ///
+    /// # Panics
+    /// If it failed, or does not end in time.
+    #[must_use]
+    pub fn finish(&self, name: &str, patience: Duration) -> String {
+        let ended = wait::until(patience, || self.finished(name));
+        let said = self.run(&format!("cat /tmp/{name}.out"));
+        assert!(ended, "{name} in the guest did not end: {said}");
+        assert_eq!(
+            self.run(&format!("cat /tmp/{name}.status")).trim(),
+            "0",
+            "{name} in the guest: {said}"
+        );
+        said
+    }
+
+    /// QEMU's control socket.
+    #[must_use]
+    pub fn qmp(&self) -> Qmp {
+        Qmp::connect(&self.state.path().join("qmp"))
     }
 
     fn script(&self, verb: &str) -> Command {

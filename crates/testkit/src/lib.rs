@@ -25,9 +25,11 @@ pub mod packet;
 pub mod pair;
 pub mod privilege;
 pub mod process;
+pub mod qmp;
 pub mod rig;
 pub mod testpmd;
 pub mod wait;
+pub mod world;
 
 pub use daemon::{Daemon, Serve};
 pub use driver::{Driver, DriverConfig};
@@ -35,4 +37,6 @@ pub use netns::{NetNs, VethPair};
 pub use packet::PacketPort;
 pub use pair::{Layout, Pair};
 pub use process::Running;
+pub use qmp::Qmp;
 pub use rig::Rig;
+pub use world::World;

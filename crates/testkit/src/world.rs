@@ -1,0 +1,132 @@
+//! The usual arrangement with a real VMM: a veth pair, the daemon on its near end, a Linux stack on its far end, a Linux
+//! guest under QEMU.
+
+use crate::daemon::Placement;
+use crate::guest::Guest;
+use crate::{Daemon, Running, Serve, VethPair};
+
+/// The guest's address, with its prefix length.
+pub const GUEST: &str = "10.77.0.2/24";
+/// The far end's address.
+pub const HOST: &str = "10.77.0.1";
+/// Arguments of `ping` in the guest that has to succeed.
+const PING: &str = "ping -c 5 -i 0.2 -W 2";
+
+/// Which side makes the vhost-user socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Listener {
+    /// The daemon; QEMU connects, and again a second after the daemon went.
+    Daemon,
+    /// QEMU; the daemon connects.
+    Vmm,
+}
+
+/// What a [`World`] is like.
+#[derive(Clone, Copy, Debug)]
+pub struct Setting<'a> {
+    /// Where frames lie.
+    pub placement: Placement,
+    /// Who listens.
+    pub listener: Listener,
+    /// Queue pairs, of daemon and guest.
+    pub queues: u32,
+    /// Further options of `scripts/guest boot`.
+    pub options: &'a [&'a str],
+}
+
+impl Setting<'_> {
+    /// The daemon listens; one queue pair.
+    #[must_use]
+    pub fn new(placement: Placement) -> Self {
+        Self {
+            placement,
+            listener: Listener::Daemon,
+            queues: 1,
+            options: &[],
+        }
+    }
+}
+
+/// All of it. Fields are dropped in this order: the guest goes first, the namespaces last.
+pub struct World {
+    /// The guest.
+    pub guest: Guest,
+    /// The daemon.
+    pub daemon: Daemon,
+    /// The daemon's options.
+    pub serve: Serve,
+    /// The interfaces.
+    pub veth: VethPair,
+}
+
+impl World {
+    /// Starts everything, and returns when the guest takes commands.
+    ///
+    /// # Panics
+    /// If something does not start.
+    #[must_use]
+    pub fn new(setting: Setting<'_>) -> Self {
+        let veth = VethPair::with(setting.queues, 1500);
+        give_address(&veth);
+        let queues = setting.queues.to_string();
+        let mut serve = Serve::interface(VethPair::NIC)
+            .placement(setting.placement)
+            .with("--queues", &queues);
+        let mut options = vec!["--mem", "256", "--queues", &queues];
+        options.extend(setting.options);
+        let (daemon, role) = match setting.listener {
+            Listener::Daemon => (Daemon::start(&veth.near, &serve), "--socket"),
+            Listener::Vmm => {
+                serve = serve.flag("--client");
+                (Daemon::spawn(&veth.near, &serve), "--listen")
+            }
+        };
+        let guest = Guest::boot((role, &daemon.socket()), GUEST, &options);
+        Self {
+            guest,
+            daemon,
+            serve,
+            veth,
+        }
+    }
+
+    /// No ping of the guest may be lost.
+    ///
+    /// # Panics
+    /// If one is.
+    #[track_caller]
+    pub fn assert_pings(&self) {
+        let said = self.guest.run(&format!("{PING} {HOST}"));
+        assert!(said.contains(" 0% packet loss"), "{said}\n{}", self.daemon.said());
+    }
+
+    /// An iperf3 that listens on the far end.
+    #[must_use]
+    pub fn iperf_server(&self) -> Running {
+        let mut command = self.veth.far.command("iperf3");
+        command.args(["-s", "-p", "5201", "--forceflush"]);
+        let mut server = Running::start(command);
+        server.await_text("listening");
+        server
+    }
+}
+
+/// Makes the far end one that a stack talks on.
+pub fn give_address(veth: &VethPair) {
+    veth.far.ip(&["link", "set", VethPair::WIRE, "arp", "on"]);
+    veth.far
+        .ip(&["address", "add", &format!("{HOST}/24"), "dev", VethPair::WIRE]);
+}
+
+/// Bits a second that arrived, of a report of `iperf3 -J`: one of the sums at its end.
+///
+/// # Panics
+/// If it is none.
+#[must_use]
+pub fn received_bits(report: &str, sum: &str) -> f64 {
+    let json: serde_json::Value =
+        serde_json::from_str(report).unwrap_or_else(|_| panic!("no JSON: {report}"));
+    json["end"][sum]["bits_per_second"]
+        .as_f64()
+        .unwrap_or_else(|| panic!("no rate: {report}"))
+}
