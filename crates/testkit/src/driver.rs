@@ -6,21 +6,23 @@
 //! QEMU does: with the same memory and rings, from where used.idx stands.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use vhost::vhost_user::message::{VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserProtocolFeatures};
+use vhost::vhost_user::message::{
+    FrontendReq, VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserProtocolFeatures,
+};
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 use virtio_bindings::{virtio_config, virtio_net, virtio_ring};
 use virtqueue::driver::GuestRam;
 use virtqueue::{GuestAddr, Region};
 
-use crate::{Pair, wait};
+use crate::{Pair, message, wait};
 
 /// VIRTIO_F_VERSION_1.
 pub const F_VERSION_1: u64 = 1 << virtio_config::VIRTIO_F_VERSION_1;
@@ -50,6 +52,8 @@ pub const HEADER: usize = 12;
 pub struct DriverConfig {
     /// Virtio features to acknowledge, of those that are offered.
     pub features: u64,
+    /// Protocol features to acknowledge, of those that are offered.
+    pub protocol: VhostUserProtocolFeatures,
     /// Queue pairs.
     pub pairs: usize,
     /// Entries of each vring.
@@ -63,6 +67,10 @@ impl Default for DriverConfig {
     fn default() -> Self {
         Self {
             features: F_VERSION_1 | F_MRG_RXBUF | F_EVENT_IDX | F_INDIRECT | F_MAC | F_MTU | F_STATUS | F_MQ,
+            protocol: VhostUserProtocolFeatures::MQ
+                | VhostUserProtocolFeatures::REPLY_ACK
+                | VhostUserProtocolFeatures::CONFIG
+                | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS,
             pairs: 1,
             queue_size: 256,
             regions: vec![(GuestAddr(0), 32 << 20), (GuestAddr(4 << 30), 32 << 20)],
@@ -156,11 +164,7 @@ impl Driver {
         frontend.set_owner()?;
         let features = frontend.get_features()?;
         let offered = frontend.get_protocol_features()?;
-        let protocol = offered
-            & (VhostUserProtocolFeatures::MQ
-                | VhostUserProtocolFeatures::REPLY_ACK
-                | VhostUserProtocolFeatures::CONFIG
-                | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS);
+        let protocol = offered & config.protocol;
         frontend.set_protocol_features(protocol)?;
         if protocol.contains(VhostUserProtocolFeatures::REPLY_ACK) {
             frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
@@ -259,6 +263,17 @@ impl Driver {
         Ok(driver)
     }
 
+    /// Sets everything up once more, with fresh rings: what a driver does after its device was reset.
+    ///
+    /// # Errors
+    /// What the back end refused.
+    pub fn start_over(&mut self, config: &DriverConfig) -> Result<(), Refused> {
+        self.pairs = (0..config.pairs)
+            .map(|_| Pair::new(&self.ram, config, self.features))
+            .collect();
+        self.set_up()
+    }
+
     /// Virtio features that both sides have.
     #[must_use]
     pub fn features(&self) -> u64 {
@@ -274,6 +289,16 @@ impl Driver {
     /// The front end, for requests of a test's own.
     pub fn frontend(&mut self) -> &mut Frontend {
         &mut self.frontend
+    }
+
+    /// Sends a message that the `vhost` crate's front end has no function for, and returns the value of the
+    /// answer: the acknowledgement where the message has no other.
+    ///
+    /// # Panics
+    /// If the connection breaks or no answer comes.
+    pub fn say(&mut self, request: FrontendReq, payload: &[u8], file: Option<BorrowedFd<'_>>) -> u64 {
+        message::send(&self.socket, request, payload, file);
+        message::receive(&self.socket)
     }
 
     /// Guest memory.

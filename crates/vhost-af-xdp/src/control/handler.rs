@@ -15,9 +15,10 @@ use vhost::vhost_user::{Error, Result, VhostUserBackendReqHandler};
 use virtio_bindings::bindings::virtio_net::{VIRTIO_NET_S_LINK_UP, virtio_net_config};
 use virtqueue::RingAddresses;
 
+use super::features;
 use super::memory::MOST_SLOTS;
 use super::port::Port;
-use super::session::{Ground, Session, SessionError, offered_features};
+use super::session::{Ground, Session, SessionError};
 
 type MemoryBase = vhost::VhostUserMemoryRegionBase;
 
@@ -39,7 +40,12 @@ impl Port {
         let mut space = Vec::with_capacity(size_of::<virtio_net_config>());
         space.extend(self.mac());
         // The status field is 16 bits wide and LINK_UP its bit 0.
-        space.extend((VIRTIO_NET_S_LINK_UP as u16).to_le_bytes());
+        let status = if self.link_up() {
+            VIRTIO_NET_S_LINK_UP as u16
+        } else {
+            0
+        };
+        space.extend(status.to_le_bytes());
         space.extend(self.config.queues.to_le_bytes());
         space.extend(self.mtu().to_le_bytes());
         space
@@ -57,7 +63,7 @@ impl VhostUserBackendReqHandler for Port {
     }
 
     fn get_features(&self) -> Result<u64> {
-        Ok(offered_features(self.config.queues))
+        Ok(features::offered(self.config.queues))
     }
 
     fn set_features(&self, features: u64) -> Result<()> {
@@ -65,15 +71,12 @@ impl VhostUserBackendReqHandler for Port {
     }
 
     fn get_protocol_features(&self) -> Result<VhostUserProtocolFeatures> {
-        // REPLY_ACK is added by the crate, which implements it.
-        Ok(VhostUserProtocolFeatures::MQ
-            | VhostUserProtocolFeatures::CONFIG
-            | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS)
+        Ok(features::offered_protocol())
     }
 
     fn set_protocol_features(&self, features: u64) -> Result<()> {
         self.handle(|session, _| {
-            session.reply_ack = features & VhostUserProtocolFeatures::REPLY_ACK.bits() != 0;
+            session.protocol = VhostUserProtocolFeatures::from_bits_truncate(features);
             Ok(())
         })
     }
@@ -180,7 +183,10 @@ impl VhostUserBackendReqHandler for Port {
     }
 
     fn reset_device(&self) -> Result<()> {
-        self.unsupported("RESET_DEVICE")
+        self.handle(|session, ground| {
+            session.reset(ground.workers);
+            Ok(())
+        })
     }
 
     fn get_shared_object(&self, _uuid: VhostUserSharedMsg) -> Result<File> {

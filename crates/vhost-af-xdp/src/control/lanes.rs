@@ -6,10 +6,11 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use virtqueue::{MemoryMap, Queue, QueueFeatures, QueueStart};
+use virtqueue::{MemoryMap, Queue, QueueStart};
 use xsk::{FramePool, MemoryError, OwnMemory, Umem, UmemError};
 
 use super::config::Placement;
+use super::features::Negotiated;
 use super::interface::{Interface, InterfaceError, L2_BYTES, QueueRequest, RECEIVE_RING, SEND_RING};
 use super::vring::{VringError, VringState};
 use crate::data::copy::CopyLane;
@@ -81,14 +82,6 @@ impl FarSide {
     }
 }
 
-/// What the two sides agreed on.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Negotiated {
-    pub(crate) header_bytes: u32,
-    pub(crate) mergeable: bool,
-    pub(crate) ring: QueueFeatures,
-}
-
 /// What status shows of a lane, beside its counters.
 pub(crate) struct LaneFacts {
     /// The data path really in use, in words.
@@ -139,7 +132,11 @@ impl LaneParts<'_> {
         }
     }
 
-    fn guest_side(&self) -> Result<GuestSide, LaneError> {
+    /// The guest's half alone.
+    ///
+    /// # Errors
+    /// [`LaneError`].
+    pub(crate) fn guest_side(&self) -> Result<GuestSide, LaneError> {
         let index = u32::from(self.pair) * 2;
         Ok(GuestSide {
             memory: Arc::clone(self.map),

@@ -8,9 +8,11 @@
 //! All state of a port sits behind one lock that only control threads take. Nothing in here runs
 //! per frame.
 
+pub(crate) mod announce;
 pub(crate) mod config;
 pub(crate) mod control_socket;
-pub(crate) mod early_enable;
+pub(crate) mod features;
+pub(crate) mod front;
 pub(crate) mod handler;
 pub(crate) mod interface;
 pub(crate) mod lanes;

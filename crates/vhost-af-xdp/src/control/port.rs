@@ -8,6 +8,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
+use vhost::vhost_user::message::VhostUserProtocolFeatures as Protocol;
+
 use super::config::{NicConfig, Placement, PortConfig};
 use super::interface::{Interface, InterfaceError, Interfaces};
 use super::lanes::{CopyMemory, FarSide, LaneError, NULL_MTU};
@@ -16,6 +18,9 @@ use super::session::{FaultCell, Ground, Session, SessionError};
 use crate::data::counters::LaneCounters;
 use crate::data::direct::LONGEST_FRAME;
 use crate::data::worker::Workers;
+
+/// Smallest MTU that IPv4 works with, and that VirtIO allows (1.3, 5.1.4.1).
+const SMALLEST_MTU: u64 = 68;
 
 /// How a session ended, or why one was refused.
 #[derive(Debug, Clone, serde::Serialize)]
@@ -43,6 +48,17 @@ pub(crate) struct PortState {
     /// What the VMM was told last when it was refused.
     refusal: Option<String>,
     fault: FaultCell,
+}
+
+impl PortState {
+    /// What of the config space may change: whether the link is up, and the MTU.
+    fn config_space(&self) -> (bool, Option<u32>) {
+        let interface = self.interface.as_ref();
+        (
+            interface.is_some() && !self.link_down,
+            interface.map(|interface| interface.mtu()),
+        )
+    }
 }
 
 /// See the module's head.
@@ -216,6 +232,7 @@ impl Port {
         };
         let mut guard = self.lock();
         let state = &mut *guard;
+        let told = state.config_space();
         let index = state.interface.as_ref().map(|interface| interface.link.index);
         match (state.interface.clone(), index.and_then(Link::by_index)) {
             (Some(interface), Some(link)) => self.adapt(state, &interface, &link),
@@ -229,6 +246,11 @@ impl Port {
                 self.take_up(state, name);
             }
             (None, _) => self.take_up(state, name),
+        }
+        if state.config_space() != told
+            && let Some(session) = &state.session
+        {
+            session.config_changed();
         }
         state.interface.is_some() && state.impaired.is_some()
     }
@@ -317,6 +339,32 @@ impl Port {
     /// MAC address told to the guest.
     pub(crate) fn mac(&self) -> [u8; 6] {
         self.config.mac.unwrap_or_else(|| stable_mac(&self.config))
+    }
+
+    /// Protocol features of the connection; none without one.
+    pub(crate) fn protocol(&self) -> Protocol {
+        let state = self.lock();
+        state
+            .session
+            .as_ref()
+            .map_or(Protocol::empty(), |session| session.protocol)
+    }
+
+    /// Whether frames have somewhere to go: the link state told to the guest.
+    pub(crate) fn link_up(&self) -> bool {
+        matches!(self.config.nic, NicConfig::Null { .. }) || self.lock().config_space().0
+    }
+
+    /// NET_SET_MTU: whether the guest may be told an MTU of so many bytes.
+    ///
+    /// # Errors
+    /// [`SessionError::Mtu`].
+    pub(crate) fn check_guest_mtu(&self, mtu: u64) -> Result<(), SessionError> {
+        let limit = self.mtu();
+        if (SMALLEST_MTU..=limit.into()).contains(&mtu) {
+            return Ok(());
+        }
+        Err(SessionError::Mtu { mtu, limit })
     }
 
     /// MTU told to the guest, bytes.

@@ -18,7 +18,7 @@ use vhost::vhost_user::{BackendReqHandler, Error};
 
 use super::config::{Endpoint, ServeConfig};
 use super::control_socket;
-use super::early_enable;
+use super::front;
 use super::interface::Interfaces;
 use super::links::Changes;
 use super::port::{Port, with_sources};
@@ -224,7 +224,7 @@ fn rest(pause: &mut Duration) {
 
 /// Speaks vhost-user until the connection ends; true if the VMM or its guest did wrong.
 fn serve_connection(port: &Arc<Port>, stream: UnixStream) -> bool {
-    let (Ok(connection), Ok(early)) = (stream.try_clone(), stream.try_clone()) else {
+    let (Ok(connection), Ok(ahead)) = (stream.try_clone(), stream.try_clone()) else {
         tracing::warn!(port = %port.config.endpoint, "no descriptors left, the connection is dropped: raise LimitNOFILE");
         return true;
     };
@@ -232,7 +232,7 @@ fn serve_connection(port: &Arc<Port>, stream: UnixStream) -> bool {
     tracing::info!(port = %port.config.endpoint, "a VMM connected");
     let mut requests = BackendReqHandler::from_stream(stream, Arc::clone(port));
     loop {
-        match early_enable::take(&early, port) {
+        match front::take(&ahead, port) {
             Ok(true) => continue,
             Ok(false) => {}
             Err(error) => return port.end_session(false, format!("vhost-user: {error}")),

@@ -16,46 +16,21 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 
 use vhost::vhost_user::message::VhostUserMemoryRegion;
-use virtio_bindings::bindings::virtio_net as net;
-use virtio_bindings::bindings::{virtio_config, virtio_ring};
-use virtqueue::{QueueFeatures, QueueSize, RingAddresses};
+use vhost::vhost_user::message::VhostUserProtocolFeatures as Protocol;
+use virtqueue::{QueueSize, RingAddresses};
 
+use super::announce;
 use super::config::Placement;
-use super::lanes::{FarSide, LaneError, LaneFacts, LaneParts, Negotiated, private_bytes};
+use super::features::{self, F_PROTOCOL_FEATURES, F_VERSION_1};
+use super::front;
+use super::lanes::{FarSide, LaneError, LaneFacts, LaneParts, private_bytes};
 use super::memory::{MemoryError, MemoryTable};
 use super::peer;
 use super::vring::{self, VringError, VringState};
 use crate::data::counters::LaneCounters;
-use crate::data::guest::{Fault, HEADER_BYTES, LEGACY_HEADER_BYTES};
-use crate::data::lane::Direction;
+use crate::data::guest::Fault;
+use crate::data::lane::{Bases, Direction, Lane};
 use crate::data::worker::{LaneId, Workers};
-
-/// VHOST_USER_F_PROTOCOL_FEATURES.
-pub(crate) const F_PROTOCOL_FEATURES: u64 = 1 << 30;
-const F_VERSION_1: u64 = 1 << virtio_config::VIRTIO_F_VERSION_1;
-const F_IN_ORDER: u64 = 1 << virtio_config::VIRTIO_F_IN_ORDER;
-const F_INDIRECT: u64 = 1 << virtio_ring::VIRTIO_RING_F_INDIRECT_DESC;
-const F_EVENT_IDX: u64 = 1 << virtio_ring::VIRTIO_RING_F_EVENT_IDX;
-const F_MRG_RXBUF: u64 = 1 << net::VIRTIO_NET_F_MRG_RXBUF;
-const F_MAC: u64 = 1 << net::VIRTIO_NET_F_MAC;
-const F_MTU: u64 = 1 << net::VIRTIO_NET_F_MTU;
-const F_STATUS: u64 = 1 << net::VIRTIO_NET_F_STATUS;
-const F_MQ: u64 = 1 << net::VIRTIO_NET_F_MQ;
-
-/// The virtio features that a port with so many queue pairs offers.
-pub(crate) fn offered_features(pairs: u16) -> u64 {
-    let multi_queue = if pairs > 1 { F_MQ } else { 0 };
-    F_VERSION_1
-        | F_IN_ORDER
-        | F_INDIRECT
-        | F_EVENT_IDX
-        | F_MRG_RXBUF
-        | F_MAC
-        | F_MTU
-        | F_STATUS
-        | F_PROTOCOL_FEATURES
-        | multi_queue
-}
 
 /// Why a request of the VMM was refused.
 #[derive(Debug, thiserror::Error)]
@@ -74,6 +49,16 @@ pub(crate) enum SessionError {
     EnableState(u32),
     #[error("{0} is not supported")]
     Unsupported(&'static str),
+    #[error("{0} was sent, but the protocol feature that it belongs to was not negotiated")]
+    NotNegotiated(&'static str),
+    #[error("SET_BACKEND_REQ_FD came without a Unix stream socket")]
+    NoChannel,
+    #[error("device status {0:#x} has bits beyond the 8 that VirtIO defines")]
+    Status(u64),
+    #[error(
+        "the VMM tells the guest an MTU of {mtu} bytes, but the interface carries 68 to {limit}: raise the interface's MTU (ip link set mtu) or lower the device's (QEMU: host_mtu)"
+    )]
+    Mtu { mtu: u64, limit: u16 },
     #[error("config space: {len} bytes at offset {offset} are not within its {size} bytes")]
     Config { offset: u32, len: u32, size: usize },
     #[error("the connection is closed already")]
@@ -102,8 +87,11 @@ pub(crate) struct ActiveLane {
 /// See the module's head.
 pub(crate) struct Session {
     pub(crate) features: u64,
-    /// REPLY_ACK was negotiated.
-    pub(crate) reply_ack: bool,
+    pub(crate) protocol: Protocol,
+    /// Device status as the VMM set it (VirtIO 1.3, 2.1).
+    pub(crate) status: u8,
+    /// Where requests of ours go to (VHOST_USER_SET_BACKEND_REQ_FD).
+    channel: Option<UnixStream>,
     memory: MemoryTable,
     vrings: Vec<VringState>,
     pub(crate) lanes: Vec<Option<ActiveLane>>,
@@ -118,7 +106,9 @@ impl Session {
         let peer = peer::process(connection.as_fd());
         Self {
             features: 0,
-            reply_ack: false,
+            protocol: Protocol::empty(),
+            status: 0,
+            channel: None,
             memory: MemoryTable::default(),
             vrings: (0..pairs * 2).map(|_| VringState::default()).collect(),
             lanes: (0..pairs).map(|_| None).collect(),
@@ -135,7 +125,7 @@ impl Session {
 
     /// SET_FEATURES.
     pub(crate) fn set_features(&mut self, features: u64, ground: &Ground<'_>) -> Result<(), SessionError> {
-        let offered = offered_features(u16::try_from(self.lanes.len()).unwrap_or(u16::MAX));
+        let offered = features::offered(u16::try_from(self.lanes.len()).unwrap_or(u16::MAX));
         if features & !offered != 0 {
             return Err(SessionError::Features(features & !offered));
         }
@@ -146,21 +136,55 @@ impl Session {
         Ok(())
     }
 
-    fn negotiated(&self) -> Negotiated {
-        let has = |feature| self.features & feature != 0;
-        let long_header = has(F_VERSION_1) || has(F_MRG_RXBUF);
-        Negotiated {
-            header_bytes: if long_header {
-                HEADER_BYTES
-            } else {
-                LEGACY_HEADER_BYTES
-            },
-            mergeable: has(F_MRG_RXBUF),
-            ring: QueueFeatures {
-                event_idx: has(F_EVENT_IDX),
-                indirect: has(F_INDIRECT),
-                in_order: has(F_IN_ORDER),
-            },
+    /// SET_STATUS: 0 resets the device.
+    pub(crate) fn set_status(&mut self, status: u64, ground: &Ground<'_>) -> Result<(), SessionError> {
+        self.status = u8::try_from(status).map_err(|_| SessionError::Status(status))?;
+        if status == 0 {
+            self.reset(ground.workers);
+        }
+        Ok(())
+    }
+
+    /// RESET_DEVICE: stops and disables all rings and forgets what the driver said. Memory, and the
+    /// descriptors with which we tell the VMM something, stay.
+    pub(crate) fn reset(&mut self, workers: &Workers) {
+        self.stop_all(workers);
+        for vring in &mut self.vrings {
+            *vring = VringState {
+                call: vring.call.take(),
+                err: vring.err.take(),
+                ..VringState::default()
+            };
+        }
+        self.features = 0;
+        self.status = 0;
+    }
+
+    /// SET_BACKEND_REQ_FD.
+    pub(crate) fn set_channel(&mut self, file: OwnedFd) -> Result<(), SessionError> {
+        use rustix::net::{AddressFamily, SocketType, sockopt};
+        let stream = sockopt::socket_domain(&file) == Ok(AddressFamily::UNIX)
+            && sockopt::socket_type(&file) == Ok(SocketType::STREAM);
+        if !stream {
+            return Err(SessionError::NoChannel);
+        }
+        self.channel = Some(file.into());
+        Ok(())
+    }
+
+    /// Tells the VMM that the config space changed (link, MTU), if it wants to know.
+    pub(crate) fn config_changed(&self) {
+        if let Some(channel) = &self.channel {
+            front::tell_config_change(channel);
+        }
+    }
+
+    /// SEND_RARP: lets switches learn where `mac` is now.
+    pub(crate) fn announce(&self, mac: [u8; 6], ground: &Ground<'_>) {
+        let frame = announce::rarp(mac);
+        match self.lanes.iter().flatten().next() {
+            Some(lane) => lane.change(ground.workers, move |lane| lane.inject(&frame)),
+            None => tracing::debug!("SEND_RARP with no queue running: nothing to send it by"),
         }
     }
 
@@ -209,19 +233,41 @@ impl Session {
         )
     }
 
-    /// Changes the memory table while no lane uses the old one.
+    /// Changes the memory table. In copy placement lanes keep their sockets and go on with the new
+    /// map; in direct placement the map is the socket's memory, so both are made anew.
     fn around_lanes(
         &mut self,
         ground: &Ground<'_>,
         change: impl FnOnce(&mut MemoryTable) -> Result<(), MemoryError>,
     ) -> Result<(), SessionError> {
-        self.stop_all(ground.workers);
-        let changed = change(&mut self.memory);
-        // On failure the old table stands, and the lanes go on with it.
-        if self.memory.map().is_some() {
-            self.start_all(ground)?;
+        if ground.placement == Placement::Direct {
+            self.stop_all(ground.workers);
+            let changed = change(&mut self.memory);
+            // On failure the old table stands, and the lanes go on with it.
+            if self.memory.map().is_some() {
+                self.start_all(ground)?;
+            }
+            return Ok(changed?);
         }
-        Ok(changed?)
+        change(&mut self.memory)?;
+        (0..self.lanes.len()).try_for_each(|pair| self.move_pair(pair, ground))
+    }
+
+    /// Lets a running lane go on with the memory table as it is now, without closing its socket.
+    fn move_pair(&mut self, pair: usize, ground: &Ground<'_>) -> Result<(), SessionError> {
+        let Some(active) = self.lanes[pair].take() else {
+            return Ok(());
+        };
+        let Some(mut lane) = ground.workers.remove(active.worker, active.id) else {
+            return Ok(());
+        };
+        self.keep_bases(pair, lane.guest().bases());
+        if self.memory.map().is_none() {
+            return Ok(());
+        }
+        lane.replace_guest(self.parts(pair, ground)?.guest_side()?);
+        self.lanes[pair] = Some(self.run(pair, lane, active.facts, ground)?);
+        Ok(())
     }
 
     fn vring(&mut self, index: u32) -> Result<&mut VringState, SessionError> {
@@ -317,9 +363,9 @@ impl Session {
             .map_err(LaneError::Duplicate)?;
         self.vring(index)?.call = call;
         if let Some(lane) = &self.lanes[index as usize / 2] {
-            ground
-                .workers
-                .set_call(lane.worker, lane.id, direction(index), duplicate);
+            lane.change(ground.workers, move |lane| {
+                lane.guest_mut().vring(direction(index)).call = duplicate;
+            });
         }
         Ok(())
     }
@@ -340,9 +386,9 @@ impl Session {
     ) -> Result<(), SessionError> {
         self.vring(index)?.enabled = enabled;
         if let Some(lane) = &self.lanes[index as usize / 2] {
-            ground
-                .workers
-                .set_enabled(lane.worker, lane.id, direction(index), enabled);
+            lane.change(ground.workers, move |lane| {
+                lane.guest_mut().vring(direction(index)).enabled = enabled;
+            });
         }
         Ok(())
     }
@@ -361,25 +407,42 @@ impl Session {
     }
 
     fn start_pair(&mut self, pair: usize, ground: &Ground<'_>) -> Result<(), SessionError> {
-        let [to_guest, from_guest] = [&self.vrings[pair * 2], &self.vrings[pair * 2 + 1]];
-        let Some(far) = ground.far.get(pair) else {
-            return Ok(());
-        };
-        if self.lanes[pair].is_some() || !(to_guest.started && from_guest.started) {
+        let started = self.vrings[pair * 2..pair * 2 + 2]
+            .iter()
+            .all(|vring| vring.started);
+        if self.lanes[pair].is_some() || !started || ground.far.get(pair).is_none() {
             return Ok(());
         }
-        let parts = LaneParts {
+        let (lane, facts) = self.parts(pair, ground)?.build(ground.placement)?;
+        self.lanes[pair] = Some(self.run(pair, lane, facts, ground)?);
+        Ok(())
+    }
+
+    /// What the lane of a pair, whose far side is there, is made of.
+    fn parts<'a>(&'a self, pair: usize, ground: &Ground<'_>) -> Result<LaneParts<'a>, SessionError> {
+        Ok(LaneParts {
             pair: u16::try_from(pair).unwrap_or(u16::MAX),
             map: self.memory.map().ok_or(LaneError::NoMemory)?,
-            vrings: [to_guest, from_guest],
-            negotiated: self.negotiated(),
-            far: far.clone(),
+            vrings: [&self.vrings[pair * 2], &self.vrings[pair * 2 + 1]],
+            negotiated: self.features.into(),
+            far: ground.far[pair].clone(),
             counters: Arc::clone(&ground.counters[pair]),
-        };
-        let (lane, facts) = parts.build(ground.placement)?;
+        })
+    }
+
+    /// Gives a lane to a worker.
+    fn run(
+        &self,
+        pair: usize,
+        lane: Box<dyn Lane>,
+        facts: LaneFacts,
+        ground: &Ground<'_>,
+    ) -> Result<ActiveLane, SessionError> {
         let connection = self.connection.try_clone().map_err(LaneError::Duplicate)?;
-        let err = [&from_guest.err, &to_guest.err].into_iter().flatten().next();
-        let err = err
+        let err = self.vrings[pair * 2..pair * 2 + 2]
+            .iter()
+            .rev()
+            .find_map(|vring| vring.err.as_ref())
             .map(OwnedFd::try_clone)
             .transpose()
             .map_err(LaneError::Duplicate)?;
@@ -388,9 +451,8 @@ impl Session {
             lane,
             Box::new(move |fault| report(&cell, fault, &connection, err)),
         );
-        tracing::debug!(pair, worker, mode = facts.mode, "lane started");
-        self.lanes[pair] = Some(ActiveLane { id, worker, facts });
-        Ok(())
+        tracing::debug!(pair, worker, mode = facts.mode, "lane runs");
+        Ok(ActiveLane { id, worker, facts })
     }
 
     fn stop_pair(&mut self, pair: usize, workers: &Workers) {
@@ -399,12 +461,20 @@ impl Session {
         };
         // Closed before the lane is: a second descriptor would keep the queue bound.
         drop(lane.facts);
-        let Some(stopping) = workers.remove(lane.worker, lane.id) else {
-            return;
-        };
-        let bases = stopping.stop();
+        if let Some(stopping) = workers.remove(lane.worker, lane.id) {
+            self.keep_bases(pair, stopping.stop());
+        }
+    }
+
+    fn keep_bases(&mut self, pair: usize, bases: Bases) {
         self.vrings[pair * 2].base = bases.to_guest;
         self.vrings[pair * 2 + 1].base = bases.from_guest;
+    }
+}
+
+impl ActiveLane {
+    fn change(&self, workers: &Workers, change: impl FnOnce(&mut dyn Lane) + Send + 'static) {
+        workers.change(self.worker, self.id, change);
     }
 }
 

@@ -461,6 +461,23 @@ fn header(buffers: usize) -> [u8; HEADER_BYTES as usize] {
     header
 }
 
+/// A descriptor that sends `frame` from a chunk of ours, cut to what that holds.
+pub(super) fn copied(chunk: Frame, frame: &[u8], umem: &Umem) -> TxDesc {
+    let frame = &frame[..frame.len().min(umem.chunk_size() as usize)];
+    let offset = chunk.offset();
+    // The chunk is inside the UMEM, and the frame not longer than it.
+    let _ = umem.write(offset, frame);
+    TxDesc {
+        frame: chunk,
+        offset,
+        // At most the size of a chunk.
+        #[allow(clippy::cast_possible_truncation)]
+        len: frame.len() as u32,
+        more: false,
+        metadata: false,
+    }
+}
+
 /// Writes the virtio-net header of a received frame, which may lie across descriptors.
 #[inline]
 pub(super) fn write_header(guest: &GuestSide, segments: &[Segment], buffers: usize) {
@@ -541,6 +558,20 @@ impl<N: Nic> Lane for CopyLane<N> {
 
     fn awaits_nic(&self) -> bool {
         self.awaits_nic
+    }
+
+    fn replace_guest(&mut self, guest: GuestSide) {
+        self.guest = guest;
+    }
+
+    fn inject(&mut self, frame: &[u8]) {
+        if self.nic.room_to_nic() == 0 {
+            return;
+        }
+        if let Some(chunk) = self.pool.take() {
+            self.scratch.outgoing.push(copied(chunk, frame, &self.umem));
+            self.flush_outgoing();
+        }
     }
 
     fn stop(mut self: Box<Self>) -> Bases {

@@ -11,7 +11,7 @@
 //!     polling ──breathe() = Err──▶ faulted     (left alone until control takes it away)
 //!     any ──taken by control──▶ stop()         (consumed; the vring bases remain)
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 
 use super::guest::{Fault, GuestSide};
 
@@ -72,6 +72,12 @@ pub(crate) trait Lane: Send {
     /// Whether arriving frames must wake the lane, as [`Self::arm`] decided: not while some wait there
     /// already, for the guest's buffers. Deciding it anew would lose a frame that came after `arm`.
     fn awaits_nic(&self) -> bool;
+    /// Goes on with another map of the guest's memory; the caller took the lane from its worker. Copy
+    /// placement only: a direct lane's socket is bound to its map, so it is stopped and built anew.
+    fn replace_guest(&mut self, guest: GuestSide);
+    /// Sends a frame of ours by the NIC, if there is room for it now: it is an announcement, and the
+    /// network may lose those.
+    fn inject(&mut self, frame: &[u8]);
     /// Takes back what the kernel holds, publishes what is done, closes the NIC's queue.
     fn stop(self: Box<Self>) -> Bases;
 
@@ -80,13 +86,5 @@ pub(crate) trait Lane: Send {
         let guest = self.guest_mut();
         guest.from_guest.queue.disable_kicks();
         guest.to_guest.queue.disable_kicks();
-    }
-    /// Replaces the call eventfd of a vring.
-    fn set_call(&mut self, direction: Direction, call: Option<OwnedFd>) {
-        self.guest_mut().vring(direction).call = call;
-    }
-    /// SET_VRING_ENABLE.
-    fn set_enabled(&mut self, direction: Direction, enabled: bool) {
-        self.guest_mut().vring(direction).enabled = enabled;
     }
 }

@@ -28,7 +28,7 @@ use rustix::event::{EventfdFlags, Timespec, eventfd};
 
 use super::counters::Counter;
 use super::guest::Fault;
-use super::lane::{Direction, Lane, Rest};
+use super::lane::{Lane, Rest};
 
 /// How long to sleep when frames are with the NIC that nothing will announce.
 const SOON: Duration = Duration::from_millis(1);
@@ -42,16 +42,17 @@ pub(crate) struct LaneId(pub(crate) u64);
 /// Called once, on the worker's thread, when a guest broke the rules.
 pub(crate) type OnFault = Box<dyn FnOnce(Fault) + Send>;
 
+/// Something that control does to a running lane, on its worker's thread.
+pub(crate) type Change = Box<dyn FnOnce(&mut dyn Lane) + Send>;
+
 /// What control asks of a worker.
 pub(crate) enum Command {
     /// Take this lane into the rounds.
     Add(LaneId, Box<dyn Lane>, OnFault),
     /// Hand this lane back.
     Remove(LaneId, Sender<Option<Box<dyn Lane>>>),
-    /// SET_VRING_CALL while running.
-    SetCall(LaneId, Direction, Option<OwnedFd>),
-    /// SET_VRING_ENABLE while running.
-    SetEnabled(LaneId, Direction, bool),
+    /// Change this lane, between two rounds.
+    Change(LaneId, Change, Sender<()>),
     /// End the thread.
     End,
 }
@@ -264,15 +265,11 @@ impl Worker {
                     }
                     let _ = answer.send(lane);
                 }
-                Ok(Command::SetCall(id, direction, call)) => {
+                Ok(Command::Change(id, change, done)) => {
                     if let Some(lane) = self.lane(id) {
-                        lane.set_call(direction, call);
+                        change(&mut **lane);
                     }
-                }
-                Ok(Command::SetEnabled(id, direction, enabled)) => {
-                    if let Some(lane) = self.lane(id) {
-                        lane.set_enabled(direction, enabled);
-                    }
+                    let _ = done.send(());
                 }
                 Ok(Command::End) | Err(TryRecvError::Disconnected) => return false,
                 Err(TryRecvError::Empty) => return true,
@@ -354,14 +351,16 @@ impl Workers {
         lane
     }
 
-    /// Passes on SET_VRING_CALL.
-    pub(crate) fn set_call(&self, worker: usize, id: LaneId, direction: Direction, call: Option<OwnedFd>) {
-        self.handles[worker].send(Command::SetCall(id, direction, call));
-    }
-
-    /// Passes on SET_VRING_ENABLE.
-    pub(crate) fn set_enabled(&self, worker: usize, id: LaneId, direction: Direction, enabled: bool) {
-        self.handles[worker].send(Command::SetEnabled(id, direction, enabled));
+    /// Changes a running lane; the change is in effect when this returns.
+    pub(crate) fn change(
+        &self,
+        worker: usize,
+        id: LaneId,
+        change: impl FnOnce(&mut dyn Lane) + Send + 'static,
+    ) {
+        let (done, changed) = mpsc::channel();
+        self.handles[worker].send(Command::Change(id, Box::new(change), done));
+        let _ = changed.recv();
     }
 
     /// The counters of each worker.

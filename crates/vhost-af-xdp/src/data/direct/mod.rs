@@ -30,6 +30,7 @@ use std::sync::Arc;
 use virtqueue::{ChainId, Chains, Segment};
 use xsk::{Frame, FramePool, TxDesc, Umem, UmemOffset};
 
+use super::copy::copied;
 use super::counters::LaneCounters;
 use super::guest::{Fault, GuestSide, Piece};
 use super::in_flight::InFlight;
@@ -198,6 +199,25 @@ impl<N: Nic> Lane for DirectLane<N> {
     fn awaits_nic(&self) -> bool {
         // Frames lie in the guest's buffers already; they never wait for others.
         self.guest.to_guest.enabled
+    }
+
+    fn replace_guest(&mut self, _guest: GuestSide) {
+        unreachable!("a direct lane is bound to its guest's memory");
+    }
+
+    fn inject(&mut self, frame: &[u8]) {
+        if self.nic.room_to_nic() == 0 || self.sending.room() == 0 {
+            return;
+        }
+        if let Some(chunk) = self.pool.take() {
+            let outbound = Outbound {
+                chain: None,
+                bounce: true,
+            };
+            self.sending.push(chunk.offset().get(), outbound);
+            self.nic.to_nic(std::iter::once(copied(chunk, frame, &self.umem)));
+            self.kick();
+        }
     }
 
     fn stop(self: Box<Self>) -> Bases {

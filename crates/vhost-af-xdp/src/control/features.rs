@@ -1,0 +1,87 @@
+//! What a port offers, and what follows from what the driver took of it.
+
+use vhost::vhost_user::message::VhostUserProtocolFeatures as Protocol;
+use virtio_bindings::bindings::virtio_net as net;
+use virtio_bindings::bindings::{virtio_config, virtio_ring};
+use virtqueue::QueueFeatures;
+
+use crate::data::guest::{HEADER_BYTES, LEGACY_HEADER_BYTES};
+
+/// VHOST_F_LOG_ALL: every write to guest memory is noted in the dirty log.
+pub(crate) const F_LOG_ALL: u64 = 1 << 26;
+/// VHOST_USER_F_PROTOCOL_FEATURES.
+pub(crate) const F_PROTOCOL_FEATURES: u64 = 1 << 30;
+/// VIRTIO_F_VERSION_1.
+pub(crate) const F_VERSION_1: u64 = 1 << virtio_config::VIRTIO_F_VERSION_1;
+const F_IN_ORDER: u64 = 1 << virtio_config::VIRTIO_F_IN_ORDER;
+const F_INDIRECT: u64 = 1 << virtio_ring::VIRTIO_RING_F_INDIRECT_DESC;
+const F_EVENT_IDX: u64 = 1 << virtio_ring::VIRTIO_RING_F_EVENT_IDX;
+const F_MRG_RXBUF: u64 = 1 << net::VIRTIO_NET_F_MRG_RXBUF;
+const F_MAC: u64 = 1 << net::VIRTIO_NET_F_MAC;
+const F_MTU: u64 = 1 << net::VIRTIO_NET_F_MTU;
+const F_STATUS: u64 = 1 << net::VIRTIO_NET_F_STATUS;
+const F_MQ: u64 = 1 << net::VIRTIO_NET_F_MQ;
+const F_CTRL_VQ: u64 = 1 << net::VIRTIO_NET_F_CTRL_VQ;
+const F_GUEST_ANNOUNCE: u64 = 1 << net::VIRTIO_NET_F_GUEST_ANNOUNCE;
+
+/// The virtio features that a port with so many queue pairs offers.
+///
+/// CTRL_VQ is the VMM's to serve (vhost-user has no message for it); a backend that does not offer
+/// it keeps VMMs from having one, and GUEST_ANNOUNCE and MQ need it (VirtIO 1.3, 5.1.3.1).
+pub(crate) fn offered(pairs: u16) -> u64 {
+    let multi_queue = if pairs > 1 { F_MQ } else { 0 };
+    F_VERSION_1
+        | F_IN_ORDER
+        | F_INDIRECT
+        | F_EVENT_IDX
+        | F_MRG_RXBUF
+        | F_MAC
+        | F_MTU
+        | F_STATUS
+        | F_CTRL_VQ
+        | F_GUEST_ANNOUNCE
+        | F_PROTOCOL_FEATURES
+        | multi_queue
+}
+
+/// The protocol features that every port offers. REPLY_ACK is added by the `vhost` crate, which
+/// implements it.
+pub(crate) fn offered_protocol() -> Protocol {
+    Protocol::MQ
+        | Protocol::CONFIG
+        | Protocol::CONFIGURE_MEM_SLOTS
+        | Protocol::RARP
+        | Protocol::MTU
+        | Protocol::STATUS
+        | Protocol::RESET_DEVICE
+        | Protocol::BACKEND_REQ
+}
+
+/// What the two sides agreed on, as far as the data path is concerned.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Negotiated {
+    pub(crate) header_bytes: u32,
+    pub(crate) mergeable: bool,
+    pub(crate) ring: QueueFeatures,
+}
+
+impl From<u64> for Negotiated {
+    /// From the virtio features that were acknowledged.
+    fn from(features: u64) -> Self {
+        let has = |feature| features & feature != 0;
+        let long_header = has(F_VERSION_1) || has(F_MRG_RXBUF);
+        Self {
+            header_bytes: if long_header {
+                HEADER_BYTES
+            } else {
+                LEGACY_HEADER_BYTES
+            },
+            mergeable: has(F_MRG_RXBUF),
+            ring: QueueFeatures {
+                event_idx: has(F_EVENT_IDX),
+                indirect: has(F_INDIRECT),
+                in_order: has(F_IN_ORDER),
+            },
+        }
+    }
+}
