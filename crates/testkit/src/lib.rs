@@ -29,6 +29,7 @@ pub mod process;
 pub mod qmp;
 pub mod rig;
 pub mod testpmd;
+pub mod two_guests;
 pub mod wait;
 pub mod world;
 
@@ -40,4 +41,5 @@ pub use pair::{Layout, Pair};
 pub use process::Running;
 pub use qmp::Qmp;
 pub use rig::Rig;
+pub use two_guests::TwoGuests;
 pub use world::World;

@@ -7,7 +7,7 @@ use rstest::rstest;
 use testkit::daemon::Placement;
 use testkit::driver::{F_EVENT_IDX, F_INDIRECT, F_MRG_RXBUF, F_VERSION_1};
 use testkit::pair::Ring;
-use testkit::{Daemon, Driver, DriverConfig, Layout, PacketPort, Serve, VethPair, frame, require, wait};
+use testkit::{DriverConfig, TwoGuests, frame, require, wait};
 use virtqueue::GuestAddr;
 use virtqueue::driver::Buffer;
 use virtqueue::layout::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Descriptor};
@@ -15,70 +15,12 @@ use virtqueue::layout::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Descriptor};
 const QUEUE: u16 = 64;
 const MIB: u64 = 1 << 20;
 
-struct TwoGuests {
-    liar: Driver,
-    honest: Driver,
-    daemon: Daemon,
-    wire: PacketPort,
-    _veth: VethPair,
-}
-
 fn config() -> DriverConfig {
     DriverConfig {
         features: F_VERSION_1 | F_MRG_RXBUF | F_EVENT_IDX | F_INDIRECT,
         queue_size: u32::from(QUEUE),
         regions: vec![(GuestAddr(0), 4 * MIB), (GuestAddr(1 << 32), 4 * MIB)],
         ..DriverConfig::default()
-    }
-}
-
-impl TwoGuests {
-    fn new(placement: Placement, config: &DriverConfig) -> Self {
-        let veth = VethPair::with(2, 1500);
-        let serve = Serve::interface(VethPair::NIC).placement(placement);
-        let daemon = Daemon::start_ports(&veth.near, &serve, &["start-queue=0", "start-queue=1"]);
-        let wire = PacketPort::open(&veth.far, VethPair::WIRE);
-        let guest = |name| Driver::connect(&daemon.path(name), config).expect("it is accepted");
-        Self {
-            liar: guest("port0.sock"),
-            honest: guest("port1.sock"),
-            daemon,
-            wire,
-            _veth: veth,
-        }
-    }
-
-    fn assert_honest_guest_sends(&mut self) {
-        let sent = frame::plain(80, 0x11);
-        self.honest.pairs[0].send(&sent, Layout::Whole);
-        frame::assert_same(
-            &self.wire.receive(wait::SOON).expect("the other port goes on"),
-            &sent,
-        );
-    }
-
-    /// The whole claim of this file.
-    fn assert_closed_alone(mut self, reason: &str, config: &DriverConfig) {
-        assert!(
-            self.liar.await_close(wait::SOON),
-            "the port was not closed; the daemon said:\n{}",
-            self.daemon.said()
-        );
-        self.daemon.process().check();
-        self.daemon.await_port(0, "closed with its reason", |port| {
-            port["last_closed"][0] == reason
-        });
-        let told = |daemon: &Daemon| daemon.said().lines().filter(|line| line.contains(reason)).count();
-        assert!(
-            wait::until(wait::SOON, || told(&self.daemon) > 0),
-            "the log does not say why"
-        );
-        self.assert_honest_guest_sends();
-        let mut again = Driver::connect(&self.daemon.path("port0.sock"), config).expect("it may come back");
-        assert_eq!(told(&self.daemon), 1, "said once: {}", self.daemon.said());
-        let sent = frame::plain(90, 0x22);
-        again.pairs[0].send(&sent, Layout::Whole);
-        frame::assert_same(&self.wire.receive(wait::SOON).expect("it works again"), &sent);
     }
 }
 
@@ -210,7 +152,7 @@ fn lie_in_the_receive_queue_closes_only_that_port(
     let guests = TwoGuests::new(placement, &config);
     lie(&guests.liar.pairs[0].to_guest);
     // What arrives makes the daemon look at the receive queue, should the kick not do.
-    guests.wire.send(&frame::plain(100, 1));
+    guests.send_to_every_queue();
     guests.assert_closed_alone(reason, &config);
 }
 

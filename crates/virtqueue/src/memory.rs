@@ -35,6 +35,8 @@ const MIN_ALIGN: u64 = 2 << 20;
 
 /// All memory of one guest, mapped. See the file's head for the picture.
 pub struct MemoryMap {
+    /// Before the reservation, so that it is dropped first.
+    companion: Option<Box<dyn Send + Sync>>,
     reservation: Reservation,
     guest_len: u64,
     regions: Vec<MappedRegion>,
@@ -166,12 +168,21 @@ impl MemoryMap {
         let by_guest = lookups(|region| region.guest_addr().get());
         let by_user = lookups(MappedRegion::user_addr);
         Self {
+            companion: None,
             reservation,
             guest_len,
             regions,
             by_guest,
             by_user,
         }
+    }
+
+    /// Ties something to the map's life: it is dropped with the map, just before the memory is unmapped. For
+    /// whoever has to know that these addresses are guest memory (a handler of SIGBUS).
+    #[must_use]
+    pub fn accompanied_by(mut self, companion: impl Send + Sync + 'static) -> Self {
+        self.companion = Some(Box::new(companion));
+        self
     }
 
     /// First byte of the map, on a boundary of the largest page size in it.

@@ -15,6 +15,8 @@ use std::sync::Arc;
 use vhost::vhost_user::message::VhostUserMemoryRegion;
 use virtqueue::{GuestAddr, MapError, MemoryMap, Region};
 
+use super::sigbus::{self, Watch};
+
 /// Most regions that we accept: QEMU's own limit for memory slots here is 32 and more, the map's 64.
 pub(crate) const MOST_SLOTS: u64 = virtqueue::MAX_REGIONS as u64;
 
@@ -31,15 +33,29 @@ pub(crate) enum MemoryError {
     /// A descriptor could not be duplicated.
     #[error("cannot duplicate a memory descriptor")]
     Duplicate(#[source] std::io::Error),
+    /// More maps than one process watches.
+    #[error(transparent)]
+    Unwatched(#[from] sigbus::TooMany),
 }
 
 /// See the module's head.
-#[derive(Default)]
 pub(crate) struct MemoryTable {
     map: Option<Arc<MemoryMap>>,
+    /// Told when memory of this table vanishes under us.
+    watch: Arc<Watch>,
 }
 
 impl MemoryTable {
+    /// No memory yet.
+    pub(crate) fn new(watch: Arc<Watch>) -> Self {
+        Self { map: None, watch }
+    }
+
+    /// Whether memory of this table, or of one that it replaced, vanished under us.
+    pub(crate) fn is_truncated(&self) -> bool {
+        self.watch.is_hit()
+    }
+
     /// The map, once there is memory.
     pub(crate) fn map(&self) -> Option<&Arc<MemoryMap>> {
         self.map.as_ref()
@@ -128,7 +144,9 @@ impl MemoryTable {
         if let Some(pid) = peer {
             check_shared(pid, regions.iter().map(|region| region.user_addr))?;
         }
-        self.map = Some(Arc::new(MemoryMap::new(regions, private_bytes)?));
+        let map = MemoryMap::new(regions, private_bytes)?;
+        let guarded = sigbus::guard(map.base(), map.guest_len(), &self.watch)?;
+        self.map = Some(Arc::new(map.accompanied_by(guarded)));
         Ok(())
     }
 }

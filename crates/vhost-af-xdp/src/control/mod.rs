@@ -22,6 +22,7 @@ pub(crate) mod peer;
 pub(crate) mod port;
 pub(crate) mod serve;
 pub(crate) mod session;
+pub(crate) mod sigbus;
 pub(crate) mod status;
 pub(crate) mod status_view;
 pub(crate) mod vring;

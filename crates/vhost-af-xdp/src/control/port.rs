@@ -15,6 +15,7 @@ use super::interface::{Interface, InterfaceError, Interfaces};
 use super::lanes::{CopyMemory, FarSide, LaneError, NULL_MTU};
 use super::links::Link;
 use super::session::{FaultCell, Ground, Session, SessionError};
+use super::sigbus;
 use crate::data::counters::LaneCounters;
 use crate::data::direct::LONGEST_FRAME;
 use crate::data::worker::Workers;
@@ -201,11 +202,15 @@ impl Port {
     /// True if it was the VMM or its guest that did wrong.
     pub(crate) fn end_session(&self, disconnected: bool, detail: String) -> bool {
         let mut state = self.lock();
+        let mut lost_memory = false;
         if let Some(mut session) = state.session.take() {
             session.stop_all(&self.workers);
+            lost_memory = session.lost_memory();
         }
         let fault = state.fault.lock().unwrap_or_else(PoisonError::into_inner).take();
         let (reason, detail) = match (fault, state.refusal.take()) {
+            // What a worker read afterwards were zeros, and whatever it said of them is not the cause.
+            _ if lost_memory => ("memory-truncated", sigbus::TRUNCATED.to_owned()),
             (Some(fault), _) => (fault.name(), fault.to_string()),
             (None, Some(refusal)) => ("refused", refusal),
             (None, None) if disconnected => ("disconnected", "the VMM disconnected".to_owned()),

@@ -22,6 +22,7 @@ use super::front;
 use super::interface::Interfaces;
 use super::links::Changes;
 use super::port::{Port, with_sources};
+use super::sigbus;
 use super::status::Status;
 use super::status_view;
 use crate::data::worker::Workers;
@@ -46,6 +47,7 @@ enum Meeting {
 /// What prevents the start; nothing stays behind then.
 pub(crate) fn run(config: &ServeConfig) -> anyhow::Result<()> {
     config.check()?;
+    sigbus::install().context("cannot handle SIGBUS")?;
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGUSR1]).context("cannot handle signals")?;
     let workers =
         Workers::start(config.workers, &config.cpus, config.spin).context("cannot start workers")?;

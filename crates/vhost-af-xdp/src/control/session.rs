@@ -26,6 +26,7 @@ use super::front;
 use super::lanes::{FarSide, LaneError, LaneFacts, LaneParts, private_bytes};
 use super::memory::{MemoryError, MemoryTable};
 use super::peer;
+use super::sigbus::Watch;
 use super::vring::{self, VringError, VringState};
 use crate::data::counters::LaneCounters;
 use crate::data::guest::Fault;
@@ -109,7 +110,7 @@ impl Session {
             protocol: Protocol::empty(),
             status: 0,
             channel: None,
-            memory: MemoryTable::default(),
+            memory: MemoryTable::new(Watch::new(connection.try_clone().ok())),
             vrings: (0..pairs * 2).map(|_| VringState::default()).collect(),
             lanes: (0..pairs).map(|_| None).collect(),
             peer,
@@ -121,6 +122,11 @@ impl Session {
     /// Process that connected, if the kernel tells.
     pub(crate) fn peer(&self) -> Option<i32> {
         self.peer
+    }
+
+    /// Whether the VMM took memory away that it had shared.
+    pub(crate) fn lost_memory(&self) -> bool {
+        self.memory.is_truncated()
     }
 
     /// SET_FEATURES.

@@ -1,0 +1,302 @@
+//! SIGBUS: guest memory that vanishes under us hurts only its own port.
+//!
+//! Theory of operation. Guest RAM is a file of the VMM's, mapped by us. A VMM can truncate it at any time (unless it
+//! sealed it), huge pages can run out, memory can fail; the next access to such a page is SIGBUS, whose default
+//! action ends the process with all its ports. So:
+//!
+//!  1. Each guest map is entered in a static table ([`guard`]) as long as it lives; the entry goes with the map
+//!     (`MemoryMap::accompanied_by`), before the memory is unmapped.
+//!  2. The handler looks the fault's address up there. If it is guest memory, the guest's whole part of that map is
+//!     replaced by zero pages of our own (one mmap with MAP_FIXED; mappings lie back to back, so the range begins and
+//!     ends on the page size of whatever lies there), the session is flagged and its connection shut down, and the
+//!     access that faulted is done again, now on zeros.
+//!  3. The control thread wakes from the end of the connection as after any other, and finds the flag: the port
+//!     closes as `memory-truncated`. Until then workers move zeros. Nothing looks at the flag per frame.
+//!  4. Any other address is a fault of ours: the default action, as if there were no handler.
+//!
+//! The handler does system calls and atomics, nothing else (signal-safety(7)).
+//!
+//! Invariant: an entry that the handler finds stays valid while it runs. Who faults in a map holds the map, and with
+//! it the entry.
+
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+
+use rustix::mm::{MapFlags, ProtFlags};
+
+/// What is said when a port closes for it.
+pub(crate) const TRUNCATED: &str =
+    "guest memory vanished: the VMM truncated the file behind it, or there was no (huge) page left for it";
+
+/// Most guest maps at a time, of all ports: two a port while its memory table changes.
+const MOST: usize = 4096;
+
+/// An entry: a range of guest memory and whom to tell. Free while `len` is 0 and `claimed` is not set.
+struct Entry {
+    claimed: AtomicBool,
+    start: AtomicUsize,
+    /// Bytes; published last and withdrawn first.
+    len: AtomicUsize,
+    watch: AtomicPtr<Watch>,
+}
+
+static ENTRIES: [Entry; MOST] = [const {
+    Entry {
+        claimed: AtomicBool::new(false),
+        start: AtomicUsize::new(0),
+        len: AtomicUsize::new(0),
+        watch: AtomicPtr::new(ptr::null_mut()),
+    }
+}; MOST];
+
+/// Who is told when memory of a session vanishes.
+pub(crate) struct Watch {
+    hit: AtomicBool,
+    connection: Option<UnixStream>,
+}
+
+impl Watch {
+    /// For a session over `connection`, which is shut down on a hit.
+    pub(crate) fn new(connection: Option<UnixStream>) -> Arc<Self> {
+        Arc::new(Self {
+            hit: AtomicBool::new(false),
+            connection,
+        })
+    }
+
+    /// Whether memory vanished.
+    pub(crate) fn is_hit(&self) -> bool {
+        // Observes the handler's store; the control thread comes here after the connection's end, which the
+        // handler causes after its store.
+        self.hit.load(Ordering::Acquire)
+    }
+
+    /// In the handler.
+    fn tell(&self) {
+        // Published before the shutdown that makes somebody look; see is_hit.
+        self.hit.store(true, Ordering::Release);
+        if let Some(connection) = &self.connection {
+            // std would set errno, which belongs to the code that was interrupted; rustix does not use it.
+            let _ = rustix::net::shutdown(connection, rustix::net::Shutdown::Both);
+        }
+    }
+}
+
+/// The table is full.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "more than {MOST} memory maps of guests at once in one process: spread the ports over more processes"
+)]
+pub(crate) struct TooMany;
+
+/// Keeps a range entered. Holds what the handler follows.
+pub(crate) struct Guard {
+    entry: &'static Entry,
+    _watch: Arc<Watch>,
+}
+
+/// Enters `[base, base + len)`, whole mappings of files that others can truncate. The guard must be dropped before
+/// the range is unmapped.
+///
+/// # Errors
+/// [`TooMany`].
+pub(crate) fn guard(base: NonNull<u8>, len: u64, watch: &Arc<Watch>) -> Result<Guard, TooMany> {
+    // Acquire pairs with the release in Guard::drop: what the entry's last owner wrote is done.
+    let claim = |entry: &&Entry| {
+        entry
+            .claimed
+            .compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed)
+            .is_ok()
+    };
+    let entry = ENTRIES.iter().find(claim).ok_or(TooMany)?;
+    entry.start.store(base.addr().get(), Ordering::Relaxed);
+    entry
+        .watch
+        .store(Arc::as_ptr(watch).cast_mut(), Ordering::Relaxed);
+    // Publishes start and watch to the handler (`Entry::holds`); without it, it could take the last owner's.
+    entry
+        .len
+        .store(usize::try_from(len).unwrap_or(0), Ordering::Release);
+    Ok(Guard {
+        entry,
+        _watch: Arc::clone(watch),
+    })
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.entry.len.store(0, Ordering::Relaxed);
+        // Publishes the withdrawal to the next claimant.
+        self.entry.claimed.store(false, Ordering::Release);
+    }
+}
+
+impl Entry {
+    /// The range, if `addr` is in it.
+    fn holds(&self, addr: usize) -> Option<(usize, usize)> {
+        // Observes what `guard` published.
+        let len = self.len.load(Ordering::Acquire);
+        let start = self.start.load(Ordering::Relaxed);
+        (addr.wrapping_sub(start) < len).then_some((start, len))
+    }
+}
+
+/// Installs the handler, for the process.
+///
+/// # Errors
+/// sigaction's.
+pub(crate) fn install() -> io::Result<()> {
+    let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) = on_sigbus;
+    // SAFETY: sigaction is plain data, for which zeros are a value; the handler has the signature that SA_SIGINFO
+    // asks for, and does only what signal-safety(7) allows.
+    let result = unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = handler as usize;
+        // On the alternate stack where the thread has one (std gives one to each).
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+        libc::sigemptyset(&raw mut action.sa_mask);
+        libc::sigaction(libc::SIGBUS, &raw const action, ptr::null_mut())
+    };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+extern "C" fn on_sigbus(_signal: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
+    // SAFETY: the kernel passes a valid siginfo (SA_SIGINFO), and for SIGBUS with a positive code si_addr is set.
+    let (code, addr) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
+    if code <= 0 || !replace(addr) {
+        // SAFETY: both are async-signal-safe. The signal is blocked while we are here, and comes when we return.
+        unsafe {
+            libc::signal(libc::SIGBUS, libc::SIG_DFL);
+            libc::raise(libc::SIGBUS);
+        }
+    }
+}
+
+/// Puts zero pages in the place of the guest memory at `addr`; false if it is none.
+fn replace(addr: usize) -> bool {
+    let Some((entry, (start, len))) = ENTRIES.iter().find_map(|entry| Some((entry, entry.holds(addr)?)))
+    else {
+        return false;
+    };
+    // SAFETY: the range is the guest's part of a map that the faulting thread holds, see the head. Its bytes are
+    // read and written by raw copies and atomics only, which stand that others change them.
+    let replaced = unsafe {
+        rustix::mm::mmap_anonymous(
+            ptr::with_exposed_provenance_mut(start),
+            len,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE,
+        )
+    };
+    // SAFETY: the guard holds an Arc of it, and the map holds the guard.
+    let watch = unsafe { &*entry.watch.load(Ordering::Relaxed) };
+    watch.tell();
+    replaced.is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+    use virtqueue::{GuestAddr, MemoryMap, Region};
+
+    use super::*;
+
+    const LEN: u64 = 64 << 10;
+
+    /// A map of an unsealed file, watched; the other end of the connection; the file.
+    fn watched() -> (MemoryMap, Arc<Watch>, UnixStream, std::os::fd::OwnedFd) {
+        let file = memfd_create("ram", MemfdFlags::CLOEXEC).expect("memfd");
+        ftruncate(&file, LEN).expect("room");
+        let region = Region {
+            guest_addr: GuestAddr(0),
+            user_addr: 0,
+            len: LEN,
+            file: file.try_clone().expect("a descriptor"),
+            file_offset: 0,
+        };
+        let (ours, theirs) = UnixStream::pair().expect("sockets");
+        let watch = Watch::new(Some(ours));
+        let map = MemoryMap::new(vec![region], 4096).expect("mapped");
+        let guarded = guard(map.base(), map.guest_len(), &watch).expect("room");
+        (map.accompanied_by(guarded), watch, theirs, file)
+    }
+
+    #[test]
+    fn truncated_memory_reads_as_zeros_and_ends_only_its_connection() {
+        install().expect("installed");
+        let (map, watch, mut theirs, file) = watched();
+        let (other, other_watch, _other_theirs, _other_file) = watched();
+        assert!(map.write_obj(LEN - 8, &u64::MAX) && map.write_obj(LEN, &7u64));
+        assert!(other.write_obj(0, &7u64));
+        ftruncate(&file, 0).expect("not sealed");
+        assert!(!watch.is_hit());
+        assert_eq!(map.read_obj::<u64>(LEN - 8), Some(0));
+        assert!(watch.is_hit());
+        assert_eq!(
+            theirs.read(&mut [0]).expect("the end"),
+            0,
+            "the connection is shut down"
+        );
+        assert!(map.write_obj(8, &1u64), "all of it can be written");
+        assert_eq!(
+            map.read_obj::<u64>(LEN),
+            Some(7),
+            "the private part stays as it was"
+        );
+        assert_eq!((other.read_obj::<u64>(0), other_watch.is_hit()), (Some(7), false));
+    }
+
+    #[test]
+    fn entry_goes_with_its_guard() {
+        // Where nothing is ever mapped (vm.mmap_min_addr), so that no other test's map can be there.
+        let base = NonNull::new(ptr::without_provenance_mut(4096)).expect("not null");
+        let entered = |addr| ENTRIES.iter().any(|entry| entry.holds(addr).is_some());
+        let guarded = guard(base, 4096, &Watch::new(None)).expect("room");
+        assert_eq!([4095, 4096, 8191, 8192].map(entered), [false, true, true, false]);
+        drop(guarded);
+        assert!(!entered(4096));
+    }
+
+    const CHILD: &str = "VHOST_AF_XDP_TEST_SIGBUS";
+
+    #[test]
+    fn fault_outside_guest_memory_has_its_default_action() {
+        use std::os::unix::process::ExitStatusExt;
+        if std::env::var_os(CHILD).is_some() {
+            install().expect("installed");
+            let (map, _watch, _theirs, file) = watched();
+            // The same file once more, mapped where the table does not know it.
+            let region = Region {
+                guest_addr: GuestAddr(0),
+                user_addr: 0,
+                len: LEN,
+                file: file.try_clone().expect("a descriptor"),
+                file_offset: 0,
+            };
+            let unknown = MemoryMap::new(vec![region], 0).expect("mapped");
+            ftruncate(&file, 0).expect("not sealed");
+            assert_eq!(map.read_obj::<u64>(0), Some(0));
+            let _ = unknown.read_obj::<u64>(0);
+            unreachable!("the access must not come back");
+        }
+        let this = std::env::current_exe().expect("a test is a program");
+        let status = std::process::Command::new(this)
+            .args(["fault_outside_guest_memory_has_its_default_action"])
+            .env(CHILD, "1")
+            .stdout(std::process::Stdio::null())
+            .stderr(std::process::Stdio::null())
+            .status();
+        assert_eq!(status.expect("it runs").signal(), Some(libc::SIGBUS));
+    }
+}
