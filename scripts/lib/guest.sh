@@ -15,6 +15,8 @@
 
 readonly GUEST_SILENCE_S=8
 readonly GUEST_BOOT_S=60
+# Mitigations defend the guest's kernel from its programs, of which there are none, at a price under TCG.
+readonly GUEST_CMDLINE="console=ttyS0 panic=-1 mitigations=off nokaslr net.ifnames=0"
 # In the order in which they must be loaded.
 readonly GUEST_MODULES=(
     drivers/virtio/virtio_ring drivers/virtio/virtio drivers/virtio/virtio_pci_legacy_dev
@@ -126,11 +128,10 @@ guest_start() {
     : >"$state/console.log"
     [[ $accel != kvm ]] || cpu=host
     [[ $accel != tcg ]] || accel=tcg,thread=multi
-    # Mitigations defend the guest's kernel from its programs, of which there are none, at a price under TCG.
     qemu-system-x86_64 -nodefaults -no-user-config -display none -no-reboot \
         -machine q35,memory-backend=ram -accel "$accel" -cpu "$cpu" \
         -kernel "$GUEST_KERNEL/vmlinuz" -initrd "$GUEST_INITRAMFS" \
-        -append "console=ttyS0 panic=-1 mitigations=off nokaslr net.ifnames=0 $cmdline" \
+        -append "$GUEST_CMDLINE $cmdline" \
         -serial "file:$state/console.log" \
         -chardev "pipe,id=shell,path=$state/shell" -serial chardev:shell \
         -qmp "unix:$state/qmp,server=on,wait=off" \

@@ -12,6 +12,8 @@
     PACKAGES_BUILD=(ca-certificates clang curl gcc git libc6-dev libelf-dev llvm make pkg-config zlib1g-dev)
     PACKAGES_NET=(ethtool iproute2 iputils-ping procps)
     PACKAGES_GUEST=(busybox-static cpio ethtool iperf3 libmnl0 qemu-system-x86 util-linux)
+    # Not libvirt-daemon-system, which would start a libvirtd for good.
+    PACKAGES_LIBVIRT=(libvirt-clients libvirt-daemon libvirt-daemon-driver-qemu)
     PACKAGES_RESULTS=(jq)
     # testpmd is in dpdk-dev; each driver is a package of its own.
     PACKAGES_DPDK=(dpdk-dev librte-mempool-ring23 librte-net-af-xdp23 librte-net-null23 librte-net-vhost23 librte-net-virtio23)

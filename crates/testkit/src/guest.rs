@@ -1,19 +1,52 @@
 //! A real Linux guest under QEMU, through `scripts/guest`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
 
 use tempfile::TempDir;
 
 use crate::daemon::private_dir;
+use crate::process::{output_of, run};
 use crate::{Qmp, wait};
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/guest");
 
+/// What a guest is made of.
+#[derive(Clone, Debug)]
+pub struct Images {
+    /// Path of the kernel.
+    pub kernel: PathBuf,
+    /// Path of the initramfs.
+    pub initramfs: PathBuf,
+    /// The kernel's command line; `guest.ip=ADDRESS/PREFIX` may be added.
+    pub cmdline: String,
+}
+
+impl Images {
+    /// Those of `scripts/guest`, which are made if they are not there.
+    ///
+    /// # Panics
+    /// If that fails.
+    #[must_use]
+    pub fn get() -> Self {
+        let said = output_of(SCRIPT, &["images"]);
+        let [kernel, initramfs, cmdline] = said.lines().collect::<Vec<_>>()[..] else {
+            panic!("scripts/guest images: {said}");
+        };
+        Self {
+            kernel: kernel.into(),
+            initramfs: initramfs.into(),
+            cmdline: cmdline.to_owned(),
+        }
+    }
+}
+
 /// A guest that has booted. Ended on drop.
 pub struct Guest {
     state: TempDir,
+    /// QEMU was started by somebody else, who also ends it.
+    elsewhere: bool,
 }
 
 impl Guest {
@@ -24,7 +57,10 @@ impl Guest {
     /// If it does not come up.
     #[must_use]
     pub fn boot(backend: (&str, &Path), address: &str, options: &[&str]) -> Self {
-        let guest = Self { state: private_dir() };
+        let guest = Self {
+            state: private_dir(),
+            elsewhere: false,
+        };
         let mut command = guest.script("boot");
         command
             .arg(backend.0)
@@ -38,6 +74,51 @@ impl Guest {
             text(&output)
         );
         guest
+    }
+
+    /// The state directory for a guest whose QEMU somebody else will start and end: with the pipes `shell.in` and `shell.out` for its second
+    /// serial line; its first goes to `console.log`.
+    ///
+    /// # Panics
+    /// If the pipes cannot be made.
+    #[must_use]
+    pub fn elsewhere() -> Self {
+        let state = private_dir();
+        for name in ["shell.in", "shell.out"] {
+            run("mkfifo", &[state.path().join(name).to_str().expect("ASCII")]);
+        }
+        Self {
+            state,
+            elsewhere: true,
+        }
+    }
+
+    /// Waits until a guest that was started [elsewhere](Self::elsewhere) takes commands. `mark` is a piece of its QEMU's
+    /// command line, by which the process is found.
+    ///
+    /// # Panics
+    /// If it does not come up.
+    pub fn await_ready(&self, mark: &str) {
+        let console = self.state.path().join("console.log");
+        let ready =
+            || std::fs::read(&console).is_ok_and(|text| String::from_utf8_lossy(&text).contains("@ready"));
+        assert!(wait::until(6 * wait::SOON, ready), "the guest does not boot");
+        let pid = output_of("pgrep", &["-n", "-f", &format!("^[^ ]*qemu.*{mark}")]);
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim())).expect("it runs");
+        // The 22nd field is the start time, the 3rd the first behind the name in brackets (proc_pid_stat(5)).
+        let (_, fields) = stat.rsplit_once(") ").expect("a name in brackets");
+        let started = fields.split(' ').nth(19).expect("a start time");
+        std::fs::write(
+            self.state.path().join("pid"),
+            format!("{} {started}\n", pid.trim()),
+        )
+        .expect("a directory of our own");
+    }
+
+    /// Its state directory.
+    #[must_use]
+    pub fn state(&self) -> &Path {
+        self.state.path()
     }
 
     /// Runs a command in its shell and returns what it printed.
@@ -125,7 +206,9 @@ impl Drop for Guest {
                 tail.iter().rev().for_each(|line| eprintln!("    {line}"));
             }
         }
-        let _ = self.script("stop").output();
+        if !self.elsewhere {
+            let _ = self.script("stop").output();
+        }
     }
 }
 

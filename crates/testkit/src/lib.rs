@@ -20,6 +20,7 @@ pub mod daemon;
 pub mod driver;
 pub mod frame;
 pub mod guest;
+pub mod libvirt;
 pub mod message;
 pub mod netns;
 pub mod packet;

@@ -12,6 +12,8 @@ pub enum Need {
     Dpdk,
     /// What `scripts/guest` boots: QEMU and a kernel.
     Qemu,
+    /// libvirtd with its QEMU driver, and virsh.
+    Libvirt,
 }
 
 /// `true` if all is there. Otherwise says `SKIPPED: reason`.
@@ -38,6 +40,7 @@ fn missing(need: Need) -> Option<String> {
         }
         Need::Dpdk => missing_program("dpdk-testpmd").or_else(missing_hugepages),
         Need::Qemu => missing_program("qemu-system-x86_64"),
+        Need::Libvirt => missing_program("virsh").or_else(|| missing_program("libvirtd")),
     }
 }
 

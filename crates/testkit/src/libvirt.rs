@@ -1,0 +1,104 @@
+//! A libvirt of the test's own: libvirtd in the foreground, with everything that it keeps in a private place.
+//!
+//! Theory of operation. libvirtd runs in a mount namespace where /run, /var/lib, /var/cache, /var/log and /etc/libvirt are empty, so that
+//! it neither finds nor leaves anything on the host, and in a PID namespace, so that its QEMUs end with it, however it ends. Only its socket
+//! lies where `virsh` outside can reach it. The user that Debian's package libvirt-daemon-system would make exists in there
+//! alone. There is no systemd, no virtlogd and no cgroup.
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use tempfile::TempDir;
+
+use crate::daemon::private_dir;
+use crate::{Running, wait};
+
+const START: &str = r#"set -e
+for place in /run /var/lib /var/cache /var/log /etc/libvirt; do mount -t tmpfs vax-libvirt "$place"; done
+for kind in passwd group; do
+    cp "/etc/$kind" "/run/$kind"
+    mount --bind "/run/$kind" "/etc/$kind"
+done
+echo libvirt-qemu:x:64055:64055::/:/usr/sbin/nologin >>/etc/passwd
+echo libvirt-qemu:x:64055: >>/etc/group
+cat >/etc/libvirt/qemu.conf <<END
+user = "root"
+group = "root"
+dynamic_ownership = 0
+remember_owner = 0
+security_driver = "none"
+namespaces = []
+cgroup_controllers = []
+stdio_handler = "file"
+END
+cat >/etc/libvirt/libvirtd.conf <<END
+unix_sock_dir = "$1"
+auth_unix_ro = "none"
+auth_unix_rw = "none"
+END
+libvirtd --config /etc/libvirt/libvirtd.conf --pid-file /run/libvirtd.pid &
+wait $!"#;
+
+/// A running libvirtd. Ended on drop, with its domains.
+pub struct Libvirt {
+    running: Running,
+    dir: TempDir,
+}
+
+impl Libvirt {
+    /// Starts one, and waits until it answers.
+    ///
+    /// # Panics
+    /// If it does not.
+    #[must_use]
+    pub fn start() -> Self {
+        let dir = private_dir();
+        let mut command = Command::new("unshare");
+        command
+            .args(["--mount", "--propagation", "private", "--pid", "--fork"])
+            .args(["--kill-child", "--mount-proc", "sh", "-c", START, "sh"])
+            .arg(dir.path());
+        let mut libvirt = Self {
+            running: Running::start(command),
+            dir,
+        };
+        let up = wait::until(3 * wait::SOON, || {
+            libvirt.running.check();
+            libvirt.socket().exists() && libvirt.try_virsh(&["version"]).status.success()
+        });
+        assert!(up, "libvirtd does not answer: {}", libvirt.running);
+        libvirt
+    }
+
+    /// Runs `virsh` and returns what it printed.
+    ///
+    /// # Panics
+    /// If it fails.
+    pub fn virsh(&self, args: &[&str]) -> String {
+        let output = self.try_virsh(args);
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        let complained = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            output.status.success(),
+            "virsh {args:?}: {said}{complained}\n{}",
+            self.running
+        );
+        said
+    }
+
+    /// Runs `virsh`.
+    ///
+    /// # Panics
+    /// If it is not there.
+    #[must_use]
+    pub fn try_virsh(&self, args: &[&str]) -> Output {
+        let uri = format!("qemu+unix:///system?socket={}", self.socket().display());
+        let mut command = Command::new("virsh");
+        command.args(["--connect", &uri]).args(args);
+        command.output().expect("virsh is installed")
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.dir.path().join("libvirt-sock")
+    }
+}

@@ -1,0 +1,116 @@
+//! Domains of a real libvirt, with the XML that docs/vmm.md gives.
+
+use std::path::Path;
+
+use rstest::rstest;
+use testkit::daemon::Placement;
+use testkit::guest::{Guest, Images};
+use testkit::libvirt::Libvirt;
+use testkit::world::{GUEST, HOST, Listener, give_address};
+use testkit::{Daemon, Serve, VethPair, require, wait};
+
+const NAME: &str = "vax-guest";
+
+/// The domain: as in docs/vmm.md, and a console and a command shell as `scripts/guest` has them. `state` is a directory of that kind.
+///
+/// `vectors` is 0 because Debian 12's QEMU crashes when a vhost-user device masks an MSI-X vector without KVM.
+fn domain(images: &Images, state: &Path, socket: &Path, listener: Listener) -> String {
+    let (kernel, initramfs) = (images.kernel.display(), images.initramfs.display());
+    let cmdline = &images.cmdline;
+    let (state, socket) = (state.display(), socket.display());
+    let source = match listener {
+        Listener::Daemon => format!(
+            "<source type='unix' path='{socket}' mode='client'><reconnect enabled='yes' timeout='1'/></source>"
+        ),
+        Listener::Vmm => format!("<source type='unix' path='{socket}' mode='server'/>"),
+    };
+    format!(
+        "<domain type='qemu' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
+  <name>{NAME}</name>
+  <memory unit='MiB'>256</memory>
+  <memoryBacking>
+    <source type='memfd'/>
+    <access mode='shared'/>
+  </memoryBacking>
+  <vcpu>1</vcpu>
+  <cpu mode='maximum'/>
+  <os>
+    <type arch='x86_64' machine='q35'>hvm</type>
+    <kernel>{kernel}</kernel>
+    <initrd>{initramfs}</initrd>
+    <cmdline>{cmdline} guest.ip={GUEST}</cmdline>
+  </os>
+  <devices>
+    <interface type='vhostuser'>
+      <mac address='52:54:00:12:34:56'/>
+      {source}
+      <model type='virtio'/>
+      <driver rx_queue_size='1024' tx_queue_size='1024'/>
+      <alias name='ua-net'/>
+    </interface>
+    <serial type='file'>
+      <source path='{state}/console.log'/>
+      <target port='0'/>
+    </serial>
+    <serial type='pipe'>
+      <source path='{state}/shell'/>
+      <target port='1'/>
+    </serial>
+    <controller type='usb' model='none'/>
+    <memballoon model='none'/>
+  </devices>
+  <qemu:override>
+    <qemu:device alias='ua-net'>
+      <qemu:frontend>
+        <qemu:property name='vectors' type='unsigned' value='0'/>
+      </qemu:frontend>
+    </qemu:device>
+  </qemu:override>
+</domain>"
+    )
+}
+
+#[rstest]
+fn domain_is_defined_started_destroyed_and_undefined(
+    #[values((Listener::Daemon, Placement::Copy), (Listener::Vmm, Placement::Direct))] (listener, placement): (
+        Listener,
+        Placement,
+    ),
+) {
+    require!(Root, Qemu, Libvirt);
+    let veth = VethPair::new();
+    give_address(&veth);
+    let mut serve = Serve::interface(VethPair::NIC).placement(placement);
+    let mut daemon = match listener {
+        Listener::Daemon => Daemon::start(&veth.near, &serve),
+        Listener::Vmm => {
+            serve = serve.flag("--client");
+            Daemon::spawn(&veth.near, &serve)
+        }
+    };
+    let libvirt = Libvirt::start();
+    let guest = Guest::elsewhere();
+    let file = daemon.path("domain.xml");
+    let xml = domain(&Images::get(), guest.state(), &daemon.socket(), listener);
+    std::fs::write(&file, xml).expect("a directory of our own");
+    let _ = libvirt.virsh(&["define", file.to_str().expect("ASCII")]);
+    let _ = libvirt.virsh(&["start", NAME]);
+    guest.await_ready(&format!("guest={NAME}"));
+    let said = libvirt.virsh(&["domiflist", NAME]);
+    assert!(said.contains("vhostuser"), "{said}");
+    let _ = guest.run(&format!("ping -c 5 -i 0.2 -W 2 {HOST}"));
+
+    daemon.kill();
+    daemon.restart(&veth.near, &serve);
+    let back = wait::until(2 * wait::SOON, || {
+        let ping = guest.try_run(&format!("ping -c 1 -W 1 {HOST}"));
+        ping.status.success()
+    });
+    assert!(back, "no ping after a restart:\n{}", daemon.said());
+
+    let _ = libvirt.virsh(&["destroy", NAME]);
+    daemon.await_port(0, "the end of the VMM", |port| port["connected"] == false);
+    let _ = libvirt.virsh(&["undefine", NAME]);
+    assert_eq!(libvirt.virsh(&["list", "--all", "--name"]).trim(), "");
+    daemon.process().check();
+}
