@@ -1,14 +1,18 @@
 //! The vhost-user messages beyond the ones that start and stop a ring.
 
 use std::io::Read;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use rstest::rstest;
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::io::pread;
 use testkit::daemon::{Mode, Placement};
 use testkit::{Driver, DriverConfig, Layout, Rig, Serve, VethPair, frame, require, wait};
 use vhost::vhost_user::VhostUserFrontend;
 use vhost::vhost_user::message::{FrontendReq, VhostUserProtocolFeatures as Protocol};
+use vhost::{VhostBackend, VhostUserDirtyLogRegion};
+use virtqueue::GuestAddr;
 
 const BUFFER: u32 = 2048;
 
@@ -162,4 +166,104 @@ fn channel_that_is_no_socket_is_refused() {
         .say(FrontendReq::SET_BACKEND_REQ_FD, &[], Some(file.as_fd()));
     assert_eq!(said, 1);
     assert!(rig.driver.await_close(wait::SOON), "the session goes on");
+}
+
+const MIB: u64 = 1 << 20;
+const PAGE: u64 = 4096;
+/// VHOST_F_LOG_ALL.
+const F_LOG_ALL: u64 = 1 << 26;
+
+/// A bitmap for the pages of the first MiBs.
+fn dirty_log() -> (OwnedFd, VhostUserDirtyLogRegion) {
+    let file = memfd_create("log", MemfdFlags::CLOEXEC).expect("a memfd");
+    ftruncate(&file, PAGE).expect("its length");
+    let region = VhostUserDirtyLogRegion {
+        mmap_size: PAGE,
+        mmap_offset: 0,
+        mmap_handle: file.as_raw_fd(),
+    };
+    (file, region)
+}
+
+fn logged(file: &OwnedFd) -> Vec<u64> {
+    let mut bits = vec![0; PAGE as usize];
+    pread(file, &mut bits, 0).expect("the log");
+    let set = |page: &u64| bits[(page / 8) as usize] & (1 << (page % 8)) != 0;
+    (0..PAGE * 8).filter(set).collect()
+}
+
+/// Pages of guest memory, by page number, that differ from `before`.
+fn changed(rig: &Rig, before: &[Vec<u8>]) -> Vec<u64> {
+    let now = pages(rig);
+    let differs = |page: &u64| now[*page as usize] != before[*page as usize];
+    (0..now.len() as u64).filter(differs).collect()
+}
+
+fn pages(rig: &Rig) -> Vec<Vec<u8>> {
+    let page = |number: u64| rig.driver.ram().read_vec(GuestAddr(number * PAGE), PAGE as usize);
+    (0..4 * MIB / PAGE).map(page).collect()
+}
+
+#[rstest]
+fn every_page_that_is_written_is_logged_while_the_vmm_wants_it(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+) {
+    require!(Root);
+    let config = DriverConfig {
+        regions: vec![(GuestAddr(0), 4 * MIB)],
+        queue_size: 64,
+        ..config()
+    };
+    let serve = Serve::interface(VethPair::NIC).placement(placement);
+    let mut rig = Rig::with(VethPair::new(), &serve, &config);
+    rig.post(32, &[BUFFER]);
+    let (file, region) = dirty_log();
+    let features = rig.driver.features();
+    let frontend = rig.driver.frontend();
+    frontend.set_log_base(0, Some(region)).expect("the log is taken");
+    rig.assert_to_guest(&frame::plain(1000, 1));
+    assert_eq!(logged(&file), [0; 0], "nothing is logged before LOG_ALL");
+    rig.driver
+        .frontend()
+        .set_features(features | F_LOG_ALL)
+        .expect("LOG_ALL");
+    let before = pages(&rig);
+    for round in 0..40 {
+        rig.assert_to_guest(&frame::plain(1500, round));
+    }
+    // The driver writes only to its rings, which are on one page with what the device writes there.
+    let (dirty, log) = (changed(&rig, &before), logged(&file));
+    assert!(
+        dirty.len() > 16,
+        "32 buffers were filled, only {} pages changed",
+        dirty.len()
+    );
+    for page in dirty {
+        assert!(
+            log.contains(&page),
+            "page {page} was written and is not in the log: {log:?}"
+        );
+    }
+    rig.driver.frontend().set_features(features).expect("no LOG_ALL");
+    let log = logged(&file);
+    rig.assert_to_guest(&frame::plain(1500, 99));
+    assert_eq!(logged(&file), log, "logged after LOG_ALL was taken back");
+}
+
+#[test]
+fn log_that_is_too_short_is_refused() {
+    require!(Root);
+    let mut rig = rig(Placement::Copy);
+    let (_file, region) = dirty_log();
+    let beyond = VhostUserDirtyLogRegion {
+        mmap_size: 2 * PAGE,
+        ..region
+    };
+    assert!(rig.driver.frontend().set_log_base(0, Some(beyond)).is_err());
+    assert!(rig.driver.await_close(wait::SOON), "the session goes on");
+    assert!(
+        rig.daemon.said().contains("SET_LOG_BASE"),
+        "{}",
+        rig.daemon.said()
+    );
 }

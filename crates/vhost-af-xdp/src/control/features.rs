@@ -40,6 +40,7 @@ pub(crate) fn offered(pairs: u16) -> u64 {
         | F_STATUS
         | F_CTRL_VQ
         | F_GUEST_ANNOUNCE
+        | F_LOG_ALL
         | F_PROTOCOL_FEATURES
         | multi_queue
 }
@@ -50,6 +51,7 @@ pub(crate) fn offered_protocol() -> Protocol {
     Protocol::MQ
         | Protocol::CONFIG
         | Protocol::CONFIGURE_MEM_SLOTS
+        | Protocol::LOG_SHMFD
         | Protocol::RARP
         | Protocol::MTU
         | Protocol::STATUS

@@ -222,7 +222,8 @@ impl VhostUserBackendReqHandler for Port {
         self.unsupported("GET_SHMEM_CONFIG")
     }
 
-    fn set_log_base(&self, _log: &VhostUserLog, _file: File) -> Result<()> {
-        self.unsupported("SET_LOG_BASE")
+    fn set_log_base(&self, log: &VhostUserLog, file: File) -> Result<()> {
+        let range = (log.mmap_size, log.mmap_offset);
+        self.handle(|session, ground| session.set_log(range, &file, ground))
     }
 }

@@ -6,7 +6,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use virtqueue::{MemoryMap, Queue, QueueStart};
+use virtqueue::{DirtyLog, MemoryMap, Queue, QueueStart};
 use xsk::{FramePool, MemoryError, OwnMemory, Umem, UmemError};
 
 use super::config::Placement;
@@ -117,6 +117,7 @@ pub(crate) struct LaneParts<'a> {
     pub(crate) negotiated: Negotiated,
     pub(crate) far: FarSide,
     pub(crate) counters: Arc<LaneCounters>,
+    pub(crate) log: Option<&'a Arc<DirtyLog>>,
 }
 
 impl LaneParts<'_> {
@@ -145,6 +146,7 @@ impl LaneParts<'_> {
             header_bytes: self.negotiated.header_bytes,
             mergeable: self.negotiated.mergeable,
             frame_limit: self.far.frame_limit(),
+            log: self.log.cloned(),
         })
     }
 
@@ -156,7 +158,12 @@ impl LaneParts<'_> {
                 .transpose()
                 .map_err(LaneError::Duplicate)
         };
-        let queue = Queue::new(self.map, layout, self.negotiated.ring, QueueStart::at(state.base))
+        let start = QueueStart {
+            base: state.base,
+            log: self.log.cloned(),
+            ..QueueStart::default()
+        };
+        let queue = Queue::new(self.map, layout, self.negotiated.ring, start)
             .map_err(|source| LaneError::Ring { index, source })?;
         Ok(Vring {
             queue,

@@ -17,11 +17,11 @@ use std::sync::{Arc, Mutex};
 
 use vhost::vhost_user::message::VhostUserMemoryRegion;
 use vhost::vhost_user::message::VhostUserProtocolFeatures as Protocol;
-use virtqueue::{QueueSize, RingAddresses};
+use virtqueue::{DirtyLog, LogError, QueueSize, RingAddresses};
 
 use super::announce;
 use super::config::Placement;
-use super::features::{self, F_PROTOCOL_FEATURES, F_VERSION_1};
+use super::features::{self, F_LOG_ALL, F_PROTOCOL_FEATURES, F_VERSION_1};
 use super::front;
 use super::lanes::{FarSide, LaneError, LaneFacts, LaneParts, private_bytes};
 use super::memory::{MemoryError, MemoryTable};
@@ -42,6 +42,8 @@ pub(crate) enum SessionError {
     Vring(#[from] VringError),
     #[error(transparent)]
     Lane(#[from] LaneError),
+    #[error("SET_LOG_BASE: {0}")]
+    Log(#[from] LogError),
     #[error("features {0:#x} were acknowledged that were not offered")]
     Features(u64),
     #[error("memory=direct needs a VIRTIO 1.0 driver (VIRTIO_F_VERSION_1): use memory=copy for this guest")]
@@ -93,6 +95,7 @@ pub(crate) struct Session {
     pub(crate) status: u8,
     /// Where requests of ours go to (VHOST_USER_SET_BACKEND_REQ_FD).
     channel: Option<UnixStream>,
+    log: Option<Arc<DirtyLog>>,
     memory: MemoryTable,
     vrings: Vec<VringState>,
     pub(crate) lanes: Vec<Option<ActiveLane>>,
@@ -110,6 +113,7 @@ impl Session {
             protocol: Protocol::empty(),
             status: 0,
             channel: None,
+            log: None,
             memory: MemoryTable::new(Watch::new(connection.try_clone().ok())),
             vrings: (0..pairs * 2).map(|_| VringState::default()).collect(),
             lanes: (0..pairs).map(|_| None).collect(),
@@ -138,8 +142,42 @@ impl Session {
         if ground.placement == Placement::Direct && features & F_VERSION_1 == 0 {
             return Err(SessionError::LegacyDirect);
         }
+        let changed = self.features ^ features;
         self.features = features;
+        if changed & !F_LOG_ALL != 0 {
+            // What lanes were built with; drivers set features before rings, so there are none.
+            self.stop_all(ground.workers);
+            return self.start_all(ground);
+        }
+        self.apply_log(ground.workers);
         Ok(())
+    }
+
+    /// SET_LOG_BASE: where writes to guest memory are to be noted, once VHOST_F_LOG_ALL is set.
+    pub(crate) fn set_log(
+        &mut self,
+        (bytes, offset): (u64, u64),
+        file: &File,
+        ground: &Ground<'_>,
+    ) -> Result<(), SessionError> {
+        self.log = Some(Arc::new(DirtyLog::open(file.as_fd(), bytes, offset)?));
+        self.apply_log(ground.workers);
+        Ok(())
+    }
+
+    /// The dirty log, if it is in use.
+    fn active_log(&self) -> Option<&Arc<DirtyLog>> {
+        self.log.as_ref().filter(|_| self.features & F_LOG_ALL != 0)
+    }
+
+    /// Lets running lanes note their writes, or no more; in effect when it returns, because the VMM
+    /// begins to copy memory then.
+    fn apply_log(&self, workers: &Workers) {
+        let log = self.active_log();
+        for lane in self.lanes.iter().flatten() {
+            let log = log.cloned();
+            lane.change(workers, move |lane| lane.guest_mut().set_log(log.as_ref()));
+        }
     }
 
     /// SET_STATUS: 0 resets the device.
@@ -311,8 +349,11 @@ impl Session {
         addresses: RingAddresses,
         ground: &Ground<'_>,
     ) -> Result<(), SessionError> {
+        // Said again of a running vring to turn dirty logging on or off, which SET_FEATURES has done.
+        if self.vring(index)?.addresses == Some(addresses) {
+            return Ok(());
+        }
         self.idle_vring(index, ground)?.addresses = Some(addresses);
-        // A running vring whose addresses are set again (to turn dirty logging on) goes on.
         self.start_pair(index as usize / 2, ground)
     }
 
@@ -433,6 +474,7 @@ impl Session {
             negotiated: self.features.into(),
             far: ground.far[pair].clone(),
             counters: Arc::clone(&ground.counters[pair]),
+            log: self.active_log(),
         })
     }
 

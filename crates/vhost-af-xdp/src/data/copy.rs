@@ -137,8 +137,10 @@ impl<N: Nic> CopyLane<N> {
             done += 1;
         }
         if !chains.is_empty() {
-            self.flush_outgoing();
+            // Given back before they are sent: should we die in between, they are lost; the other way
+            // round a successor would send them once more.
             self.guest.from_guest.publish(&self.counters);
+            self.flush_outgoing();
         } else if self.nic.unsent() > 0 {
             self.kick();
         }
@@ -350,6 +352,7 @@ impl Receiving<'_> {
         if frame_to_guest(self.umem, frame, &self.guest.memory, buffer.offset, header(1)).is_none() {
             return false;
         }
+        self.guest.wrote(buffer.offset, written);
         self.guest.to_guest.queue.push_used(chain.id, written);
         self.next += 1;
         self.frames += 1;
@@ -433,6 +436,7 @@ impl Receiving<'_> {
                 }
                 let (target, _) = target.split(target.len.min(left));
                 source.copy(self.umem, self.guest, target);
+                self.guest.wrote(target.offset, target.len);
                 left -= target.len;
                 written += target.len;
             }
@@ -487,6 +491,9 @@ pub(super) fn write_header(guest: &GuestSide, segments: &[Segment], buffers: usi
         let now = rest.len().min(segment.len as usize);
         // Inside the map, as checked when the descriptor was read.
         let _ = guest.memory.copy_to_guest(segment.offset, &rest[..now]);
+        // At most a header.
+        #[allow(clippy::cast_possible_truncation)]
+        guest.wrote(segment.offset, now as u32);
         rest = &rest[now..];
         if rest.is_empty() {
             return;

@@ -7,8 +7,9 @@
 //! judged on the copy (CVE-2024-11614: a guest may change it between two looks).
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
-use virtqueue::{Chain, GuestFault, MemoryMap, Queue, Segment};
+use virtqueue::{Chain, DirtyLog, GuestFault, MemoryMap, Queue, Segment};
 
 use super::counters::LaneCounters;
 use super::lane::{Bases, Direction};
@@ -95,7 +96,7 @@ impl Vring {
 /// The guest's half of a lane.
 pub(crate) struct GuestSide {
     /// Guest memory; offsets of segments refer to it.
-    pub(crate) memory: std::sync::Arc<MemoryMap>,
+    pub(crate) memory: Arc<MemoryMap>,
     /// The guest's transmit queue.
     pub(crate) from_guest: Vring,
     /// The guest's receive queue.
@@ -106,6 +107,8 @@ pub(crate) struct GuestSide {
     pub(crate) mergeable: bool,
     /// Longest frame the interface carries: MTU, Ethernet header and a VLAN tag, bytes.
     pub(crate) frame_limit: u32,
+    /// Where writes to guest memory are noted while it is migrated.
+    pub(crate) log: Option<Arc<DirtyLog>>,
 }
 
 /// What the guest wants to have done with a chain of its transmit queue.
@@ -129,6 +132,22 @@ impl GuestSide {
         match direction {
             Direction::FromGuest => &mut self.from_guest,
             Direction::ToGuest => &mut self.to_guest,
+        }
+    }
+
+    /// Notes writes in `log` from now on, or no more.
+    pub(crate) fn set_log(&mut self, log: Option<&Arc<DirtyLog>>) {
+        self.log = log.cloned();
+        self.from_guest.queue.set_log(log.cloned());
+        self.to_guest.queue.set_log(log.cloned());
+    }
+
+    /// Notes that `len` bytes at `offset` of the map were written, by us or by the kernel. After the
+    /// write, and before it is published.
+    #[inline]
+    pub(crate) fn wrote(&self, offset: u64, len: u32) {
+        if let Some(log) = &self.log {
+            self.memory.log(log, offset, len.into());
         }
     }
 

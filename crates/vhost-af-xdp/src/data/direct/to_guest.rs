@@ -27,7 +27,13 @@ impl<N: Nic> DirectLane<N> {
     pub(super) fn collect(&mut self) -> usize {
         for piece in self.nic.from_nic(BATCH) {
             match self.posted.complete(piece.frame.offset().get()) {
-                Some(Posted::Guest { len, .. }) => *len = piece.len,
+                Some(Posted::Guest { len, .. }) => {
+                    *len = piece.len;
+                    let header = self.guest.header_bytes;
+                    // The header lies right before the frame: see the head of `direct`.
+                    self.guest
+                        .wrote(piece.data.get() - u64::from(header), header + piece.len);
+                }
                 Some(Posted::Bounce { filled }) => *filled = Some((piece.frame, piece.data, piece.len)),
                 None => {}
             }
@@ -227,6 +233,7 @@ impl<N: Nic> DirectLane<N> {
             for target in pieces(segments, first, within) {
                 let (part, _) = target.split(target.len.min(left));
                 let _ = umem_to_guest(&self.umem, UmemOffset::new(from), &self.guest.memory, part);
+                self.guest.wrote(part.offset, part.len);
                 from += u64::from(part.len);
                 left -= part.len;
                 written += part.len;
