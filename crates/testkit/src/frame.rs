@@ -24,6 +24,24 @@ pub fn tagged(len: usize, vlan: u16, seed: u8) -> Vec<u8> {
     filled(header, len, seed)
 }
 
+/// Bytes of a numbered frame.
+pub const NUMBERED: usize = 64;
+
+/// A frame that carries a number.
+#[must_use]
+pub fn numbered(number: u32) -> Vec<u8> {
+    let mut frame = plain(NUMBERED, 0x33);
+    frame[HEADER..HEADER + 4].copy_from_slice(&number.to_be_bytes());
+    frame
+}
+
+/// The number of a frame; `None` if it is no [`numbered`] one.
+#[must_use]
+pub fn number_of(frame: &[u8]) -> Option<u32> {
+    let number = u32::from_be_bytes(frame.get(HEADER..HEADER + 4)?.try_into().ok()?);
+    (frame == numbered(number)).then_some(number)
+}
+
 fn filled(mut header: Vec<u8>, len: usize, seed: u8) -> Vec<u8> {
     let payload = len.saturating_sub(header.len());
     header.extend((0..payload).map(|i| {

@@ -255,7 +255,23 @@ impl Pair {
     /// # Panics
     /// If the device breaks the rules: a used length shorter than the header, too few chains for `num_buffers`.
     pub fn receive(&mut self, patience: Duration) -> Option<Received> {
-        let (head, bytes) = self.receive_chain(patience)?;
+        let mut patience = Some(patience);
+        self.receive_by(|ring| ring.await_used(patience.take().unwrap_or_default()))
+    }
+
+    /// The next frame if one is there now, else `None`. Looks at the ring and waits for no call, as there may be nobody to make one. Its chains are
+    /// posted again.
+    ///
+    /// # Panics
+    /// As [`receive`](Self::receive).
+    pub fn poll(&mut self) -> Option<Received> {
+        self.receive_by(|ring| ring.driver.take_used())
+    }
+
+    /// Takes a frame from the used chains that `next` finds.
+    fn receive_by(&mut self, mut next: impl FnMut(&mut Ring) -> Option<Used>) -> Option<Received> {
+        let used = next(&mut self.to_guest)?;
+        let (head, bytes) = self.take_chain(used);
         let header: [u8; HEADER] = bytes
             .get(..HEADER)
             .expect("a whole header")
@@ -269,9 +285,8 @@ impl Pair {
         let mut frame = bytes[HEADER..].to_vec();
         let mut heads = vec![head];
         for _ in 1..count {
-            let (head, bytes) = self
-                .receive_chain(Duration::ZERO)
-                .expect("all chains of a frame come together");
+            let used = next(&mut self.to_guest).expect("all chains of a frame come together");
+            let (head, bytes) = self.take_chain(used);
             frame.extend(bytes);
             heads.push(head);
         }
@@ -288,8 +303,7 @@ impl Pair {
     }
 
     /// One chain that came back: its buffers, and the bytes that the device says it wrote.
-    fn receive_chain(&mut self, patience: Duration) -> Option<(Vec<Buffer>, Vec<u8>)> {
-        let used = self.to_guest.await_used(patience)?;
+    fn take_chain(&mut self, used: Used) -> (Vec<Buffer>, Vec<u8>) {
         let buffers = self.posted.remove(&used.head).expect("it was posted");
         let mut left = used.len as usize;
         let mut bytes = Vec::with_capacity(left);
@@ -299,7 +313,7 @@ impl Pair {
             left -= len;
         }
         assert_eq!(left, 0, "the device says that it wrote more than the chain holds");
-        Some((buffers, bytes))
+        (buffers, bytes)
     }
 }
 

@@ -1,0 +1,129 @@
+//! Memory that is plugged in and out while traffic runs, and how long traffic stops for it.
+
+use std::time::{Duration, Instant};
+
+use rstest::rstest;
+use serde_json::json;
+use testkit::daemon::{Mode, Placement};
+use testkit::driver::region_info;
+use testkit::world::{HOST, Setting, received_bits};
+use testkit::{Rig, Traffic, World, require, wait};
+use vhost::vhost_user::VhostUserFrontend;
+use virtqueue::GuestAddr;
+use virtqueue::driver::GuestRam;
+
+const MIB: u64 = 1 << 20;
+const PACE: Duration = Duration::from_millis(1);
+/// Traffic before and after each change.
+const CALM: Duration = Duration::from_millis(100);
+
+/// A stop longer than this is a fault, on however busy a machine. In direct placement the whole memory is registered with the
+/// kernel anew, page by page.
+fn bound(placement: Placement) -> Duration {
+    match placement {
+        Placement::Copy => Duration::from_millis(500),
+        Placement::Direct => Duration::from_secs(5),
+    }
+}
+
+#[rstest]
+fn memory_comes_and_goes_while_frames_pass_each_millisecond(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(64, 512)] mib: u64,
+) {
+    require!(Root);
+    let mut rig = Rig::new(placement, Mode::Native);
+    rig.post(128, &[2048]);
+    let Rig {
+        driver,
+        daemon,
+        wire,
+        veth,
+    } = rig;
+    let traffic = Traffic::start(driver, wire, PACE);
+    let more = GuestRam::new(&[(GuestAddr(16 << 30), mib * MIB)]).expect("memory");
+    let regions = more.regions().expect("regions");
+    let info = region_info(&regions[0]);
+    // A clone, so that the guest's thread goes on meanwhile.
+    let mut frontend = traffic.with_guest(|guest| guest.frontend().clone());
+    let mut stops = [Vec::new(), Vec::new()];
+    for _ in 0..5 {
+        for plug_in in [true, false] {
+            std::thread::sleep(CALM);
+            let begun = Instant::now();
+            if plug_in {
+                frontend.add_mem_region(&info).expect("added");
+            } else {
+                frontend.remove_mem_region(&info).expect("removed");
+            }
+            let ended = Instant::now();
+            std::thread::sleep(CALM);
+            let flows = traffic.flows();
+            for (stops, flow) in stops.iter_mut().zip(&flows) {
+                stops.push(flow.longest_gap(begun, ended));
+            }
+        }
+    }
+    for ((stops, flow), direction) in stops.iter_mut().zip(traffic.flows()).zip(["to", "from"]) {
+        stops.sort();
+        let (median, longest) = (stops[stops.len() / 2], stops[stops.len() - 1]);
+        println!(
+            "{placement:?}, {mib} MiB plugged in and out, {direction} the guest: {} of {} frames lost, longest silence of each change: median {median:.1?}, longest {longest:.1?}",
+            flow.lost(),
+            flow.sent.len(),
+        );
+        assert_eq!(flow.repeated(), [0; 0]);
+        assert!(
+            longest < bound(placement),
+            "traffic {direction} the guest stopped for {longest:?}"
+        );
+    }
+    drop((traffic, daemon, veth));
+}
+
+/// The guest pings while 256 MiB are plugged in, puts them to use, and gives them back.
+#[rstest]
+fn linux_guest_gets_memory_while_it_sends(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+) {
+    require!(Root, Qemu);
+    let world = World::new(Setting {
+        options: &["--hotplug", "512"],
+        ..Setting::new(placement)
+    });
+    world.assert_pings();
+    let total = || -> u64 {
+        let said = world.guest.run("awk '/MemTotal/ { print $2 }' /proc/meminfo");
+        said.trim().parse().expect("a number")
+    };
+    let before = total();
+    let mut qmp = world.guest.qmp();
+    world
+        .guest
+        .start("ping", &format!("ping -i 0.05 -c 120 -W 2 {HOST}"));
+    let backend = json!({"qom-type": "memory-backend-memfd", "id": "more", "size": 256 * MIB, "share": true});
+    qmp.execute("object-add", &backend);
+    qmp.execute(
+        "device_add",
+        &json!({"driver": "pc-dimm", "id": "dimm", "memdev": "more"}),
+    );
+    let online = "for block in /sys/devices/system/memory/memory*/state; do grep -q online $block || echo online >$block; done";
+    let grown = wait::until(wait::SOON, || {
+        let _ = world.guest.try_run(online);
+        total() > before + 200 * 1024
+    });
+    assert!(grown, "the guest has {} KiB and had {before}", total());
+    // Fills the new memory, so that buffers come to lie in it.
+    let _ = world.guest.run("mount -t tmpfs -o size=380M none /tmp/fill 2>/dev/null || { mkdir -p /tmp/fill; mount -t tmpfs -o size=380M none /tmp/fill; }");
+    let _ = world
+        .guest
+        .run("dd if=/dev/zero of=/tmp/fill/some bs=1M count=220");
+    world.assert_pings();
+    let _server = world.iperf_server();
+    let report = world.guest.run(&format!("iperf3 -c {HOST} -t 2 --bidir -J"));
+    for sum in ["sum_received", "sum_received_bidir_reverse"] {
+        assert!(received_bits(&report, sum) > 1e6, "{sum}: {report}");
+    }
+    let said = world.guest.finish("ping", 2 * wait::SOON);
+    assert!(said.contains(" 0% packet loss"), "{said}");
+}
