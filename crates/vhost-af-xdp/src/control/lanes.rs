@@ -17,9 +17,10 @@ use crate::data::copy::CopyLane;
 use crate::data::copy_bytes::GuestRam;
 use crate::data::counters::LaneCounters;
 use crate::data::direct::{CHUNK_BYTES, DirectLane, DirectMemory, LONGEST_FRAME};
-use crate::data::guest::{GuestSide, Vring};
+use crate::data::guest::{GuestSide, SpillEnd, Vring};
 use crate::data::lane::Lane;
 use crate::data::null::{NullConfig, NullNic};
+use crate::data::spill::Spill;
 use crate::data::xdp::XdpNic;
 
 /// Chunks of the bounce area for each queue pair: 768 KiB of the 1 MiB that direct placement may
@@ -118,6 +119,8 @@ pub(crate) struct LaneParts<'a> {
     pub(crate) far: FarSide,
     pub(crate) counters: Arc<LaneCounters>,
     pub(crate) log: Option<&'a Arc<DirtyLog>>,
+    /// The port's, if it has several pairs.
+    pub(crate) spill: Option<&'a Arc<Spill>>,
 }
 
 impl LaneParts<'_> {
@@ -147,6 +150,10 @@ impl LaneParts<'_> {
             mergeable: self.negotiated.mergeable,
             frame_limit: self.far.frame_limit(),
             log: self.log.cloned(),
+            spill: self.spill.map(|spill| match self.pair {
+                0 => SpillEnd::Delivers(Arc::clone(spill)),
+                _ => SpillEnd::Gives(Arc::clone(spill)),
+            }),
         })
     }
 

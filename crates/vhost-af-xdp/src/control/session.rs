@@ -31,6 +31,7 @@ use super::vring::{self, VringError, VringState};
 use crate::data::counters::LaneCounters;
 use crate::data::guest::Fault;
 use crate::data::lane::{Bases, Direction, Lane};
+use crate::data::spill::Spill;
 use crate::data::worker::{LaneId, Workers};
 
 /// Why a request of the VMM was refused.
@@ -96,6 +97,8 @@ pub(crate) struct Session {
     /// Where requests of ours go to (VHOST_USER_SET_BACKEND_REQ_FD).
     channel: Option<UnixStream>,
     log: Option<Arc<DirtyLog>>,
+    /// Frames of pairs that the guest has switched off, where there are several.
+    spill: Option<Arc<Spill>>,
     memory: MemoryTable,
     vrings: Vec<VringState>,
     pub(crate) lanes: Vec<Option<ActiveLane>>,
@@ -114,6 +117,7 @@ impl Session {
             status: 0,
             channel: None,
             log: None,
+            spill: (pairs > 1).then(|| Spill::new().ok().map(Arc::new)).flatten(),
             memory: MemoryTable::new(Watch::new(connection.try_clone().ok())),
             vrings: (0..pairs * 2).map(|_| VringState::default()).collect(),
             lanes: (0..pairs).map(|_| None).collect(),
@@ -431,7 +435,12 @@ impl Session {
         enabled: bool,
         ground: &Ground<'_>,
     ) -> Result<(), SessionError> {
+        let before = self.placement(ground);
         self.vring(index)?.enabled = enabled;
+        if self.placement(ground) != before {
+            self.stop_all(ground.workers);
+            return self.start_all(ground);
+        }
         if let Some(lane) = &self.lanes[index as usize / 2] {
             lane.change(ground.workers, move |lane| {
                 lane.guest_mut().vring(direction(index)).enabled = enabled;
@@ -460,9 +469,23 @@ impl Session {
         if self.lanes[pair].is_some() || !started || ground.far.get(pair).is_none() {
             return Ok(());
         }
-        let (lane, facts) = self.parts(pair, ground)?.build(ground.placement)?;
+        let placement = self.placement(ground);
+        let (lane, mut facts) = self.parts(pair, ground)?.build(placement)?;
+        if placement != ground.placement {
+            facts.fallbacks.push(
+                "direct not used: the guest has switched queue pairs off, so frames of all queues go to the first".to_owned(),
+            );
+        }
         self.lanes[pair] = Some(self.run(pair, lane, facts, ground)?);
         Ok(())
+    }
+
+    /// Where the lanes' frames lie now. While a pair is off, its frames are the first pair's, which the kernel
+    /// cannot know: all are copied until it is on.
+    fn placement(&self, ground: &Ground<'_>) -> Placement {
+        let mut others = self.vrings.iter().step_by(2).skip(1);
+        let all_on = others.all(|to_guest| to_guest.enabled);
+        if all_on { ground.placement } else { Placement::Copy }
     }
 
     /// What the lane of a pair, whose far side is there, is made of.
@@ -475,6 +498,7 @@ impl Session {
             far: ground.far[pair].clone(),
             counters: Arc::clone(&ground.counters[pair]),
             log: self.active_log(),
+            spill: self.spill.as_ref(),
         })
     }
 

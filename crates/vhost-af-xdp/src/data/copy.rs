@@ -232,7 +232,11 @@ impl<N: Nic> CopyLane<N> {
 
     /// NIC → guest.
     fn to_guest(&mut self) -> Result<usize, Fault> {
-        if !self.guest.to_guest.enabled || (!self.nic.has_frames() && self.held.is_empty()) {
+        if !self.guest.to_guest.enabled {
+            return Ok(self.spill_over());
+        }
+        let spilled = self.guest.spilled().is_some_and(|spill| !spill.is_empty());
+        if !spilled && !self.nic.has_frames() && self.held.is_empty() {
             return Ok(0);
         }
         let mut chains = std::mem::take(&mut self.scratch.to_guest);
@@ -278,9 +282,55 @@ impl<N: Nic> CopyLane<N> {
                 }
             }
         }
+        if self.held.is_empty() {
+            delivery.deliver_spilled(&mut self.held, &mut self.pool)?;
+        }
         self.short = !self.held.is_empty() && delivery.next < delivery.chains.len();
         Ok(delivery.finish())
     }
+
+    /// Lets the first pair deliver what arrived while the guest has this one switched off; the frames
+    /// taken from the NIC.
+    fn spill_over(&mut self) -> usize {
+        let Some(spill) = self.guest.spills_to().map(Arc::clone) else {
+            return 0;
+        };
+        if !self.nic.has_frames() {
+            return 0;
+        }
+        let mut frames = 0;
+        for piece in self.nic.from_nic(BATCH) {
+            let whole = !piece.more;
+            self.held.push(piece);
+            if !whole {
+                continue;
+            }
+            let counter = match spill.push(gather(&self.held, &self.umem)) {
+                true => &self.counters.spilled_frames,
+                false => &self.counters.to_guest_pair_off,
+            };
+            counter.add(1);
+            frames += 1;
+            self.scratch
+                .empty
+                .extend(self.held.drain(..).map(|piece| piece.frame));
+        }
+        self.nic.give(&mut self.scratch.empty);
+        spill.wake();
+        frames
+    }
+}
+
+/// The bytes of a received frame.
+fn gather(held: &[RxDesc], umem: &Umem) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for piece in held {
+        let start = bytes.len();
+        bytes.resize(start + piece.len as usize, 0);
+        // Inside the UMEM: the kernel's own descriptor.
+        let _ = umem.read(piece.data, &mut bytes[start..]);
+    }
+    bytes
 }
 
 /// The guest's receive queue during one batch.
@@ -386,6 +436,44 @@ impl Receiving<'_> {
         }
         self.empty.extend(held.drain(..).map(|piece| piece.frame));
         Ok(Delivery::Done)
+    }
+
+    /// Delivers frames of pairs that are off: as if they had been received, in chunks from the pool. A frame
+    /// that finds no buffer stays in `held`, and its chunks then go the way of received ones: no more of
+    /// them than the NIC's rings have room for, which is less than the pool has.
+    fn deliver_spilled(&mut self, held: &mut Vec<RxDesc>, pool: &mut FramePool) -> Result<(), Fault> {
+        let Some(spill) = self
+            .guest
+            .spilled()
+            .filter(|spill| !spill.is_empty())
+            .map(Arc::clone)
+        else {
+            return Ok(());
+        };
+        for _ in 0..BATCH {
+            if !held.is_empty() || pool.len() < MOST_PIECES || !self.has_buffer()? {
+                break;
+            }
+            let Some(frame) = spill.pop() else { break };
+            let chunk_bytes = self.umem.chunk_size() as usize;
+            let pieces = frame.chunks(chunk_bytes);
+            let last = pieces.len() - 1;
+            for (at, bytes) in pieces.enumerate() {
+                let Some(chunk) = pool.take() else { break };
+                let sent = copied(chunk, bytes, self.umem);
+                held.push(RxDesc {
+                    frame: sent.frame,
+                    data: sent.offset,
+                    len: sent.len,
+                    more: at < last,
+                });
+            }
+            let before = self.empty.len();
+            if matches!(self.deliver(held)?, Delivery::Done) {
+                self.empty.drain(before..).for_each(|chunk| pool.put(chunk));
+            }
+        }
+        Ok(())
     }
 
     /// How many of the chains in hand hold `wanted` bytes; `None`: all of them do not.
@@ -538,7 +626,8 @@ impl<N: Nic> Lane for CopyLane<N> {
     }
 
     fn arm(&mut self) -> Result<Rest, Fault> {
-        let waiting = self.nic.has_frames() || !self.held.is_empty();
+        let spilled = self.guest.spilled().is_some_and(|spill| !spill.is_empty());
+        let waiting = spilled || self.nic.has_frames() || !self.held.is_empty();
         self.awaits_nic = !waiting;
         if self.guest.from_guest.enabled && self.guest.from_guest.queue.enable_kicks() {
             let stuck = self.nic.room_to_nic() == 0 || self.pool.is_empty();

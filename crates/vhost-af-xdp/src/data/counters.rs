@@ -70,6 +70,8 @@ lane_counters! {
     Work to_guest_bytes,
     /// Frames of direct placement that took the way through the bounce area, either direction.
     Work bounced_frames,
+    /// Frames that came in at a queue whose pair the guest has switched off, and went by its first pair.
+    Work spilled_frames,
     /// Times the driver was notified (call eventfd written).
     Work calls,
     /// Times the NIC's transmit side was kicked.
@@ -92,6 +94,8 @@ lane_counters! {
     Drop from_guest_interface_gone,
     /// Frame longer than the guest's buffer (or than all its buffers, where they may be merged).
     Drop to_guest_buffer_too_small,
+    /// The guest has switched the queue pair off, and too many frames wait for its first one already.
+    Drop to_guest_pair_off,
     /// The queue pair was stopped while the frame was in our hands.
     Drop to_guest_queue_stopped,
 }

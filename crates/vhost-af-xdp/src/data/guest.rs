@@ -14,6 +14,7 @@ use virtqueue::{Chain, DirtyLog, GuestFault, MemoryMap, Queue, Segment};
 use super::counters::LaneCounters;
 use super::lane::{Bases, Direction};
 use super::nic::Link;
+use super::spill::Spill;
 
 /// Length of the virtio-net header with `num_buffers`, bytes (VirtIO 1.3, 5.1.6).
 pub(crate) const HEADER_BYTES: u32 = 12;
@@ -109,6 +110,16 @@ pub(crate) struct GuestSide {
     pub(crate) frame_limit: u32,
     /// Where writes to guest memory are noted while it is migrated.
     pub(crate) log: Option<Arc<DirtyLog>>,
+    /// What a port of several pairs does with frames of pairs that are off.
+    pub(crate) spill: Option<SpillEnd>,
+}
+
+/// A lane's end of the port's [`Spill`].
+pub(crate) enum SpillEnd {
+    /// The first pair's, which delivers.
+    Delivers(Arc<Spill>),
+    /// Another's, which gives while it is off.
+    Gives(Arc<Spill>),
 }
 
 /// What the guest wants to have done with a chain of its transmit queue.
@@ -151,13 +162,29 @@ impl GuestSide {
         }
     }
 
-    /// The kick eventfds there are.
-    pub(crate) fn kicks(&self) -> Vec<BorrowedFd<'_>> {
-        [&self.from_guest.kick, &self.to_guest.kick]
-            .into_iter()
-            .flatten()
-            .map(AsFd::as_fd)
-            .collect()
+    /// The eventfds that tell of work: kicks, and frames of other pairs.
+    pub(crate) fn wakers(&self) -> Vec<BorrowedFd<'_>> {
+        let kicks = [&self.from_guest.kick, &self.to_guest.kick];
+        let mut wakers: Vec<_> = kicks.into_iter().flatten().map(AsFd::as_fd).collect();
+        wakers.extend(self.spilled().map(AsFd::as_fd));
+        wakers
+    }
+
+    /// Frames of other pairs that this one delivers.
+    #[inline]
+    pub(crate) fn spilled(&self) -> Option<&Arc<Spill>> {
+        match &self.spill {
+            Some(SpillEnd::Delivers(spill)) => Some(spill),
+            _ => None,
+        }
+    }
+
+    /// Where frames of this pair go while it is off.
+    pub(crate) fn spills_to(&self) -> Option<&Arc<Spill>> {
+        match &self.spill {
+            Some(SpillEnd::Gives(spill)) => Some(spill),
+            _ => None,
+        }
     }
 
     /// Whether an enabled vring has no kick descriptor: its driver wants to be polled.

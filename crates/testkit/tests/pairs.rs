@@ -1,0 +1,111 @@
+//! Queue pairs that the guest switches off and on, as `ethtool -L` does, while frames come in at all queues of the NIC.
+
+use std::collections::BTreeSet;
+
+use rstest::rstest;
+use testkit::daemon::Placement;
+use testkit::{Driver, DriverConfig, Layout, Rig, Serve, VethPair, frame, require, wait};
+use vhost::vhost_user::VhostUserFrontend;
+
+const BUFFER: u32 = 2048;
+const FLOWS: u16 = 64;
+
+fn rig(placement: Placement, pairs: usize) -> Rig {
+    let config = DriverConfig {
+        pairs,
+        ..DriverConfig::default()
+    };
+    let serve = Serve::interface(VethPair::NIC)
+        .placement(placement)
+        .with("--queues", pairs.to_string());
+    let queues = u32::try_from(pairs).expect("few");
+    Rig::with(VethPair::with(queues, 1500), &serve, &config)
+}
+
+fn switch(driver: &mut Driver, pair: usize, on: bool) {
+    for index in [2 * pair, 2 * pair + 1] {
+        driver.frontend().set_vring_enable(index, on).expect("switched");
+    }
+}
+
+/// Sends a frame of each flow; what arrives in each pair, by flow.
+fn flows(rig: &mut Rig) -> Vec<BTreeSet<u16>> {
+    for flow in 0..FLOWS {
+        rig.wire.send(&frame::udp(flow, 200));
+    }
+    let mut arrived = vec![BTreeSet::new(); rig.driver.pairs.len()];
+    let all = wait::until(wait::SOON, || {
+        for (pair, arrived) in rig.driver.pairs.iter_mut().zip(&mut arrived) {
+            while let Some(got) = pair.receive(std::time::Duration::ZERO) {
+                let flow = u16::from_be_bytes([got.frame[34], got.frame[35]]);
+                frame::assert_same(&got.frame, &frame::udp(flow, 200));
+                assert!(arrived.insert(flow), "flow {flow} arrived twice");
+            }
+        }
+        arrived.iter().map(BTreeSet::len).sum::<usize>() == usize::from(FLOWS)
+    });
+    assert!(
+        all,
+        "not all flows arrived: {arrived:?}\n{:#}",
+        rig.daemon.port(0)
+    );
+    arrived
+}
+
+#[rstest]
+fn frames_of_all_queues_reach_the_guest_however_many_pairs_it_uses(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(2, 4)] pairs: usize,
+) {
+    require!(Root);
+    let mut rig = rig(placement, pairs);
+    for pair in 1..pairs {
+        switch(&mut rig.driver, pair, false);
+    }
+    rig.post(128, &[BUFFER]);
+    for pair in 1..pairs {
+        rig.driver.pairs[pair].post(128, &[BUFFER]);
+    }
+    for _ in 0..3 {
+        let arrived = flows(&mut rig);
+        assert_eq!(arrived[0].len(), usize::from(FLOWS), "one pair is on");
+        assert!(
+            rig.daemon.counter("spilled_frames") > 0,
+            "the NIC used one queue only: no test"
+        );
+
+        (1..pairs).for_each(|pair| switch(&mut rig.driver, pair, true));
+        settle(&mut rig, pairs);
+        let arrived = flows(&mut rig);
+        assert!(
+            arrived.iter().all(|flows| !flows.is_empty()),
+            "a pair that is on gets nothing: {arrived:?}"
+        );
+        for pair in 0..pairs {
+            let sent = frame::plain(100, 1);
+            rig.driver.pairs[pair].send(&sent, Layout::Whole);
+            frame::assert_same(&rig.wire.receive(wait::SOON).expect("each pair sends"), &sent);
+        }
+
+        (1..pairs).for_each(|pair| switch(&mut rig.driver, pair, false));
+        settle(&mut rig, 1);
+    }
+}
+
+/// Waits until frames reach each of the first pairs: after the switch sockets may have been opened anew.
+fn settle(rig: &mut Rig, on: usize) {
+    let mut seen = BTreeSet::new();
+    let settled = wait::until(wait::SOON, || {
+        for flow in 0..FLOWS {
+            let _ = rig.wire.try_send(&frame::udp(flow, 100));
+        }
+        wait::settle();
+        for (at, pair) in rig.driver.pairs.iter_mut().enumerate() {
+            while pair.receive(std::time::Duration::ZERO).is_some() {
+                seen.insert(at);
+            }
+        }
+        (0..on).all(|pair| seen.contains(&pair))
+    });
+    assert!(settled, "frames reach only {seen:?}");
+}
