@@ -88,8 +88,7 @@ impl Socket {
     /// # Errors
     /// [`OpenError`], each naming the value and the remedy; nothing stays behind.
     pub fn open(umem: &Umem, config: &SocketConfig) -> Result<Self, OpenError> {
-        let fd = sys::open_socket().map_err(|source| OpenError::Create { source })?;
-        Self::from_fd(fd, umem, config)
+        Unbound::open(umem, config)?.bind()
     }
 
     /// Binds a socket that somebody with more privilege has opened. It must be as `socket(AF_XDP, SOCK_RAW, 0)` made it.
@@ -97,35 +96,7 @@ impl Socket {
     /// # Errors
     /// As [`Socket::open`], and [`OpenError::NotXdp`] or [`OpenError::InUse`] for a descriptor that does not serve.
     pub fn from_fd(fd: OwnedFd, umem: &Umem, config: &SocketConfig) -> Result<Self, OpenError> {
-        if config.rx.is_none() && config.tx.is_none() {
-            return Err(OpenError::NoRings);
-        }
-        check_family(fd.as_fd())?;
-        register(fd.as_fd(), umem)?;
-        size_rings(fd.as_fd(), config)?;
-        set_tx_budget(fd.as_fd(), config)?;
-        set_busy_poll(fd.as_fd(), config)?;
-        let offsets = sockopt::xdp_mmap_offsets(&fd).map_err(|error| query("XDP_MMAP_OFFSETS", error))?;
-        let (fill, completion, rx, tx) = map_rings(fd.as_fd(), umem, config, &offsets)?;
-        let bound = bind_queue(fd.as_fd(), config)?;
-        let options = sockopt::xdp_options(&fd).map_err(|error| query("XDP_OPTIONS", error))?;
-        let mode = match config.attach {
-            _ if options.contains(XdpOptionsFlags::XDP_OPTIONS_ZEROCOPY) => Mode::ZeroCopy,
-            AttachMode::Native => Mode::NativeCopy,
-            AttachMode::Skb => Mode::SkbCopy,
-        };
-        let (multi_buffer, fallbacks) = (bound.multi_buffer, bound.fallbacks);
-        Ok(Self {
-            fill,
-            completion,
-            rx,
-            tx,
-            fd,
-            umem: umem.clone(),
-            mode,
-            multi_buffer,
-            fallbacks,
-        })
+        Unbound::from_fd(fd, umem, config)?.bind()
     }
 
     /// Tells the kernel to send what is in the tx ring (`sendto` with MSG_DONTWAIT).
@@ -180,6 +151,77 @@ impl Socket {
     /// The kernel's answer.
     pub fn statistics(&self) -> io::Result<Statistics> {
         Statistics::read(self.as_fd())
+    }
+}
+
+/// A socket that has its memory and its rings, but no queue yet.
+///
+/// Registering memory takes long (every page is faulted in and pinned), binding does not: who moves a queue from one
+/// memory to another prepares the new socket while the old one still works, drops that, and binds.
+#[derive(Debug)]
+pub struct Unbound {
+    rings: (FillRing, CompletionRing, RxRing, TxRing),
+    fd: OwnedFd,
+    umem: Umem,
+    config: SocketConfig,
+}
+
+impl Unbound {
+    /// Opens a socket, registers the UMEM and maps the rings. Needs CAP_NET_RAW.
+    ///
+    /// # Errors
+    /// As [`Socket::open`].
+    pub fn open(umem: &Umem, config: &SocketConfig) -> Result<Self, OpenError> {
+        let fd = sys::open_socket().map_err(|source| OpenError::Create { source })?;
+        Self::from_fd(fd, umem, config)
+    }
+
+    /// As [`Unbound::open`], with a socket that somebody else has opened.
+    ///
+    /// # Errors
+    /// As [`Socket::from_fd`].
+    pub fn from_fd(fd: OwnedFd, umem: &Umem, config: &SocketConfig) -> Result<Self, OpenError> {
+        if config.rx.is_none() && config.tx.is_none() {
+            return Err(OpenError::NoRings);
+        }
+        check_family(fd.as_fd())?;
+        register(fd.as_fd(), umem)?;
+        size_rings(fd.as_fd(), config)?;
+        set_tx_budget(fd.as_fd(), config)?;
+        set_busy_poll(fd.as_fd(), config)?;
+        let offsets = sockopt::xdp_mmap_offsets(&fd).map_err(|error| query("XDP_MMAP_OFFSETS", error))?;
+        Ok(Self {
+            rings: map_rings(fd.as_fd(), umem, config, &offsets)?,
+            fd,
+            umem: umem.clone(),
+            config: config.clone(),
+        })
+    }
+
+    /// Binds it to its queue.
+    ///
+    /// # Errors
+    /// As [`Socket::open`].
+    pub fn bind(self) -> Result<Socket, OpenError> {
+        let bound = bind_queue(self.fd.as_fd(), &self.config)?;
+        let options = sockopt::xdp_options(&self.fd).map_err(|error| query("XDP_OPTIONS", error))?;
+        let mode = match self.config.attach {
+            _ if options.contains(XdpOptionsFlags::XDP_OPTIONS_ZEROCOPY) => Mode::ZeroCopy,
+            AttachMode::Native => Mode::NativeCopy,
+            AttachMode::Skb => Mode::SkbCopy,
+        };
+        let (fill, completion, rx, tx) = self.rings;
+        Ok(Socket {
+            fill,
+            completion,
+            rx,
+            tx,
+            fd: self.fd,
+            umem: self.umem,
+            mode,
+            multi_buffer: bound.multi_buffer,
+            fallbacks: bound.fallbacks,
+        })
     }
 }
 

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use steer::{AttachError, Mode, ModeRequest, Program, QueueConf, QueueError, VirtioHeader};
-use xsk::{AttachMode, BindRequest, OpenError, QueueId, RingSize, Socket, SocketConfig, Umem};
+use xsk::{AttachMode, BindRequest, OpenError, QueueId, RingSize, Socket, SocketConfig, Umem, Unbound};
 
 use super::links::{Link, LinkError};
 use crate::data::xdp::QueueLease;
@@ -110,16 +110,16 @@ impl Interface {
         self.mtu().saturating_add(L2_BYTES)
     }
 
-    /// Opens a socket on a queue, over `umem`, and directs the queue's frames to it.
+    /// Binds a socket to its queue and directs the queue's frames to it.
     ///
     /// # Errors
     /// [`InterfaceError`], naming interface, queue and remedy.
     pub(crate) fn open_queue(
         self: &Arc<Self>,
-        umem: &Umem,
+        socket: Unbound,
         request: &QueueRequest,
     ) -> Result<(Socket, QueueLease), InterfaceError> {
-        let socket = self.open_socket(umem, request)?;
+        let socket = socket.bind()?;
         let virtio_header = match request.header_bytes {
             0 => None,
             _ => Some(VirtioHeader::Basic),
@@ -147,10 +147,15 @@ impl Interface {
             header_bytes: 0,
             multi_buffer: false,
         };
-        self.open_socket(umem, &request).map(drop)
+        self.prepare(umem, &request)?.bind()?;
+        Ok(())
     }
 
-    fn open_socket(&self, umem: &Umem, request: &QueueRequest) -> Result<Socket, InterfaceError> {
+    /// Opens a socket for a queue, and registers `umem` with it. The queue is not touched.
+    ///
+    /// # Errors
+    /// [`InterfaceError`].
+    pub(crate) fn prepare(&self, umem: &Umem, request: &QueueRequest) -> Result<Unbound, InterfaceError> {
         self.check_queue(request.queue)?;
         let mut config = SocketConfig::new(self.link.index, QueueId(request.queue));
         config.attach = match self.program.mode() {
@@ -169,7 +174,7 @@ impl Interface {
         config.multi_buffer = request.multi_buffer;
         config.max_tx_skb_budget = Some(SEND_RING);
         config.bind_timeout = BIND_TIMEOUT;
-        Ok(Socket::open(umem, &config)?)
+        Ok(Unbound::open(umem, &config)?)
     }
 
     /// Whether the interface has that queue.

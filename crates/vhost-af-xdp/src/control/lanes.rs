@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use virtqueue::{DirtyLog, MemoryMap, Queue, QueueStart};
-use xsk::{FramePool, MemoryError, OwnMemory, Umem, UmemError};
+use xsk::{FramePool, MemoryError, OwnMemory, Umem, UmemError, Unbound};
 
 use super::config::Placement;
 use super::features::Negotiated;
@@ -74,6 +74,14 @@ pub(crate) enum FarSide {
 }
 
 impl FarSide {
+    /// Length of the frames that a null NIC makes, bytes.
+    fn frame_bytes(&self) -> u32 {
+        match self {
+            Self::Queue { .. } => 0,
+            Self::Null { frame_bytes } => *frame_bytes,
+        }
+    }
+
     /// Longest frame there is, bytes.
     pub(crate) fn frame_limit(&self) -> u32 {
         match self {
@@ -129,10 +137,12 @@ impl LaneParts<'_> {
     /// # Errors
     /// [`LaneError`]; nothing stays behind.
     pub(crate) fn build(self, placement: Placement) -> Result<(Box<dyn Lane>, LaneFacts), LaneError> {
-        let guest = self.guest_side()?;
         match placement {
-            Placement::Copy => self.build_copy(guest),
-            Placement::Direct => self.build_direct(guest),
+            Placement::Copy => self.build_copy(),
+            Placement::Direct => {
+                let registered = self.register()?;
+                self.build_direct(registered)
+            }
         }
     }
 
@@ -180,7 +190,8 @@ impl LaneParts<'_> {
         })
     }
 
-    fn build_copy(self, guest: GuestSide) -> Result<(Box<dyn Lane>, LaneFacts), LaneError> {
+    fn build_copy(self) -> Result<(Box<dyn Lane>, LaneFacts), LaneError> {
+        let guest = self.guest_side()?;
         let memory = CopyMemory::new(self.far.frame_limit())?;
         let CopyMemory {
             umem,
@@ -211,7 +222,8 @@ impl LaneParts<'_> {
                     header_bytes: 0,
                     multi_buffer,
                 };
-                let nic = facts.open(interface, &umem, &request)?;
+                let socket = interface.prepare(&umem, &request)?;
+                let nic = facts.open(interface, socket, &request)?;
                 Box::new(CopyLane::new(
                     guest,
                     nic,
@@ -224,9 +236,48 @@ impl LaneParts<'_> {
         Ok((lane, facts))
     }
 
-    /// This pair's share of the bounce area, over guest RAM as UMEM.
-    fn direct_memory(&self) -> Result<DirectMemory, LaneError> {
+    /// Registers guest RAM with a socket: the part of building a direct lane that takes long, and that
+    /// can be done while another lane still has the queue.
+    ///
+    /// # Errors
+    /// [`LaneError`].
+    pub(crate) fn register(&self) -> Result<Registered, LaneError> {
         let umem = Umem::unaligned(Arc::new(GuestRam(Arc::clone(self.map))), CHUNK_BYTES, 0)?;
+        let FarSide::Queue {
+            interface,
+            queue,
+            force_copy,
+        } = &self.far
+        else {
+            return Ok(Registered { umem, queue: None });
+        };
+        let request = QueueRequest {
+            queue: *queue,
+            force_copy: *force_copy || self.is_scattered(),
+            header_bytes: self.negotiated.header_bytes,
+            multi_buffer: true,
+        };
+        let socket = interface.prepare(&umem, &request)?;
+        Ok(Registered {
+            umem,
+            queue: Some((socket, request)),
+        })
+    }
+
+    /// Bytes of the smallest pages of guest RAM.
+    fn page_bytes(&self) -> Option<u64> {
+        let regions = self.map.regions().iter();
+        regions.map(virtqueue::MappedRegion::page_size).min()
+    }
+
+    /// Whether a chunk may cross pages that are not contiguous for a NIC's DMA.
+    fn is_scattered(&self) -> bool {
+        self.page_bytes()
+            .is_some_and(|bytes| bytes <= u64::from(CHUNK_BYTES))
+    }
+
+    /// This pair's share of the bounce area, over guest RAM as UMEM.
+    fn direct_memory(&self, umem: Umem) -> Result<DirectMemory, LaneError> {
         let start = self.map.private_offset() + u64::from(self.pair) * BOUNCE_BYTES;
         let pool: FramePool = umem.frames(start..start + BOUNCE_BYTES)?.collect();
         let sizes = self
@@ -242,61 +293,55 @@ impl LaneParts<'_> {
         })
     }
 
-    fn build_direct(self, guest: GuestSide) -> Result<(Box<dyn Lane>, LaneFacts), LaneError> {
-        let mut memory = self.direct_memory()?;
-        let umem = memory.umem.clone();
-        let mut facts = LaneFacts::new(&umem, BOUNCE_BYTES, "guest memory".to_owned());
-        let lane: Box<dyn Lane> = match &self.far {
-            FarSide::Null { frame_bytes } => {
-                let header_bytes = self.negotiated.header_bytes;
-                let nic = NullNic::new(
-                    umem,
-                    NullConfig {
-                        frame_bytes: *frame_bytes,
-                        header_bytes,
-                    },
-                    NULL_RING,
-                );
-                Box::new(DirectLane::new(guest, nic, memory, false, self.counters))
-            }
-            FarSide::Queue {
-                interface,
-                queue,
-                force_copy,
-            } => {
-                let page_bytes = self
-                    .map
-                    .regions()
-                    .iter()
-                    .map(virtqueue::MappedRegion::page_size)
-                    .min();
-                let scattered = page_bytes.is_some_and(|bytes| bytes <= u64::from(CHUNK_BYTES));
-                if scattered && !force_copy {
+    /// Builds a direct lane on memory that is registered.
+    ///
+    /// # Errors
+    /// [`LaneError`].
+    pub(crate) fn build_direct(
+        self,
+        registered: Registered,
+    ) -> Result<(Box<dyn Lane>, LaneFacts), LaneError> {
+        let guest = self.guest_side()?;
+        let mut memory = self.direct_memory(registered.umem.clone())?;
+        let mut facts = LaneFacts::new(&registered.umem, BOUNCE_BYTES, "guest memory".to_owned());
+        let lane: Box<dyn Lane> = match (&self.far, registered.queue) {
+            (
+                FarSide::Queue {
+                    interface,
+                    force_copy,
+                    ..
+                },
+                Some((socket, request)),
+            ) => {
+                if request.force_copy && !force_copy {
                     facts.fallbacks.push(
                         "zero-copy not tried: guest memory is not of huge pages, a chunk would cross pages \
                          that are not contiguous for the NIC"
                             .to_owned(),
                     );
                 }
-                let request = QueueRequest {
-                    queue: *queue,
-                    force_copy: *force_copy || scattered,
+                let nic = facts.open(interface, socket, &request)?;
+                memory.dma_page_bytes = nic.is_zero_copy().then(|| self.page_bytes()).flatten();
+                let multi_buffer = facts.multi_buffer;
+                Box::new(DirectLane::new(guest, nic, memory, multi_buffer, self.counters))
+            }
+            _ => {
+                let config = NullConfig {
+                    frame_bytes: self.far.frame_bytes(),
                     header_bytes: self.negotiated.header_bytes,
-                    multi_buffer: true,
                 };
-                let nic = facts.open(interface, &umem, &request)?;
-                memory.dma_page_bytes = nic.is_zero_copy().then_some(page_bytes).flatten();
-                Box::new(DirectLane::new(
-                    guest,
-                    nic,
-                    memory,
-                    facts.multi_buffer,
-                    self.counters,
-                ))
+                let nic = NullNic::new(registered.umem, config, NULL_RING);
+                Box::new(DirectLane::new(guest, nic, memory, false, self.counters))
             }
         };
         Ok((lane, facts))
     }
+}
+
+/// Guest RAM, registered with a socket that has no queue yet (none for a null NIC).
+pub(crate) struct Registered {
+    umem: Umem,
+    queue: Option<(Unbound, QueueRequest)>,
 }
 
 impl LaneFacts {
@@ -316,10 +361,10 @@ impl LaneFacts {
     fn open(
         &mut self,
         interface: &Arc<Interface>,
-        umem: &Umem,
+        socket: Unbound,
         request: &QueueRequest,
     ) -> Result<XdpNic, LaneError> {
-        let (socket, lease) = interface.open_queue(umem, request)?;
+        let (socket, lease) = interface.open_queue(socket, request)?;
         self.mode = socket.mode().to_string();
         self.fallbacks.extend(
             interface

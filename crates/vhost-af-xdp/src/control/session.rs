@@ -281,24 +281,47 @@ impl Session {
         )
     }
 
-    /// Changes the memory table. In copy placement lanes keep their sockets and go on with the new
-    /// map; in direct placement the map is the socket's memory, so both are made anew.
+    /// Changes the memory table; on failure the old one stands. In copy placement lanes keep their sockets and
+    /// go on with the new map; in direct placement the map is the socket's memory, so both are made anew.
     fn around_lanes(
         &mut self,
         ground: &Ground<'_>,
         change: impl FnOnce(&mut MemoryTable) -> Result<(), MemoryError>,
     ) -> Result<(), SessionError> {
-        if ground.placement == Placement::Direct {
-            self.stop_all(ground.workers);
-            let changed = change(&mut self.memory);
-            // On failure the old table stands, and the lanes go on with it.
-            if self.memory.map().is_some() {
-                self.start_all(ground)?;
-            }
-            return Ok(changed?);
-        }
+        // Lanes run on over the old map, which they hold, until they are moved.
         change(&mut self.memory)?;
-        (0..self.lanes.len()).try_for_each(|pair| self.move_pair(pair, ground))
+        (0..self.lanes.len()).try_for_each(|pair| match self.placement(ground) {
+            Placement::Copy => self.move_pair(pair, ground),
+            Placement::Direct => self.move_direct_pair(pair, ground),
+        })?;
+        match self.memory.map() {
+            Some(_) => self.start_all(ground),
+            None => Ok(()),
+        }
+    }
+
+    /// Builds a running direct lane anew on the memory table as it is now. Memory is registered first, while
+    /// the old lane runs, because that takes long; should the limit on locked memory not allow
+    /// both at a time, the old one goes first.
+    fn move_direct_pair(&mut self, pair: usize, ground: &Ground<'_>) -> Result<(), SessionError> {
+        if self.lanes[pair].is_none() {
+            return Ok(());
+        }
+        let registered = match self.memory.map() {
+            Some(_) => self.parts(pair, ground)?.register().ok(),
+            None => None,
+        };
+        self.stop_pair(pair, ground.workers);
+        if self.memory.map().is_none() {
+            return Ok(());
+        }
+        let parts = self.parts(pair, ground)?;
+        let (lane, facts) = match registered {
+            Some(registered) => parts.build_direct(registered)?,
+            None => parts.build(Placement::Direct)?,
+        };
+        self.lanes[pair] = Some(self.run(pair, lane, facts, ground)?);
+        Ok(())
     }
 
     /// Lets a running lane go on with the memory table as it is now, without closing its socket.
