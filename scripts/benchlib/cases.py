@@ -23,7 +23,7 @@ class Case:
 
 
 def traffic(kind, direction, size):
-    """A case of moving frames; `kind` is nic or null."""
+    """A case of moving frames; `kind` is nic, null, or packed: null with packed rings."""
     contenders = ["copy", "direct", "dpdk"]
     if kind == "nic":
         contenders.append("raw")
@@ -33,13 +33,16 @@ def traffic(kind, direction, size):
     elif direction == "from-guest":
         # net_null as it comes makes frames for the guest all the while, which a guest that only sends never takes.
         contenders.append("dpdk-duplex")
-    take = measure.nic if kind == "nic" else measure.null
-    return Case(f"{kind}/{direction}/{size}", contenders, "mpps", lambda run, who: take(run, who, direction, size))
+    if kind == "nic":
+        return Case(f"{kind}/{direction}/{size}", contenders, "mpps", lambda run, who: measure.nic(run, who, direction, size))
+    packed = kind == "packed"
+    take = lambda run, who: measure.null(run, who, direction, size, packed)  # noqa: E731
+    return Case(f"{kind}/{direction}/{size}", contenders, "mpps", take)
 
 
 def all_cases():
     """Every case, in the order of a whole run."""
-    cases = [traffic(kind, direction, size) for kind in ("nic", "null") for direction in DIRECTIONS for size in SIZES]
+    cases = [traffic(kind, direction, size) for kind in ("nic", "null", "packed") for direction in DIRECTIONS for size in SIZES]
     cases.append(Case("idle", ["copy", "direct", "dpdk"], "cpu_percent", measure.idle))
     cases.append(Case("memory", ["copy", "direct"], "process_bytes", measure.memory))
     return cases

@@ -77,9 +77,9 @@ def start_backend(run, stack, backend, path):
     return backend
 
 
-def start_guest(run, stack, path, direction, size, queues=1):
+def start_guest(run, stack, path, direction, size, queues=1, packed=False):
     """Starts the guest and waits until it is up."""
-    guest = stack.enter_context(testpmd.guest(run, run.guest_cpu, path, direction, size, queues))
+    guest = stack.enter_context(testpmd.guest(run, run.guest_cpu, path, direction, size, queues, packed))
     run.remember(guest)
     return guest.ready()
 
@@ -156,12 +156,12 @@ def raw_rxdrop(run, size):
         return sample(run, per_second, cpu / elapsed / per_second, cpu / elapsed / 1e7)
 
 
-def null(run, contender, direction, size):
-    """Guest and null NIC: the virtqueue path alone."""
+def null(run, contender, direction, size, packed=False):
+    """Guest and null NIC: the virtqueue path alone, over split rings or packed ones."""
     path = socket_path(run)
     with ExitStack() as stack:
         backend = start_backend(run, stack, backend_on_null(run, contender, path, direction, size), path)
-        guest = start_guest(run, stack, path, direction, size)
+        guest = start_guest(run, stack, path, direction, size, packed=packed)
         key = "opackets" if direction == "from-guest" else "ipackets"
         return rate(run, lambda: guest.stats()[key], backend)
 

@@ -63,10 +63,10 @@ class Testpmd(Process):
         return self
 
 
-def guest(run, cpu, socket_path, direction, size, queues=1):
-    """A guest: sends without a pause (`from-guest`), or receives (`to-guest`), over a split ring."""
+def guest(run, cpu, socket_path, direction, size, queues=1, packed=False):
+    """A guest: sends without a pause (`from-guest`), or receives (`to-guest`), over split rings or packed ones."""
     mode = "txonly" if direction == "from-guest" else "rxonly"
-    vdev = f"net_virtio_user0,path={socket_path},queues={queues},packed_vq=0"
+    vdev = f"net_virtio_user0,path={socket_path},queues={queues},packed_vq={int(packed)}"
     app_args = [f"--forward-mode={mode}", f"--txpkts={size}", f"--rxq={queues}", f"--txq={queues}"]
     return Testpmd(run, "guest", cpu, [vdev], app_args)
 

@@ -184,12 +184,19 @@ impl Session {
         }
     }
 
-    /// SET_STATUS: 0 resets the device.
+    /// SET_STATUS: 0 resets the device. Where the rings stopped is still known after that: QEMU before 8.1
+    /// sends this first and GET_VRING_BASE then.
     pub(crate) fn set_status(&mut self, status: u64, ground: &Ground<'_>) -> Result<(), SessionError> {
-        self.status = u8::try_from(status).map_err(|_| SessionError::Status(status))?;
+        let status = u8::try_from(status).map_err(|_| SessionError::Status(status))?;
         if status == 0 {
+            self.stop_all(ground.workers);
+            let bases: Vec<_> = self.vrings.iter().map(|vring| vring.base).collect();
             self.reset(ground.workers);
+            for (vring, base) in self.vrings.iter_mut().zip(bases) {
+                vring.base = base;
+            }
         }
+        self.status = status;
         Ok(())
     }
 
