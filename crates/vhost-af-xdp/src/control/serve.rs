@@ -27,7 +27,10 @@ use super::status::Status;
 use super::status_view;
 use crate::data::worker::Workers;
 
-/// Pause before a VMM that did wrong, or is not there, is met again: doubles up to the longest.
+/// Pause between attempts to connect to a VMM that is not there: short, because the guest's outage lasts as
+/// long, and cheap.
+const CONNECT_PAUSE: Duration = Duration::from_millis(20);
+/// Pause before a VMM that did wrong is met again: doubles up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
@@ -203,9 +206,11 @@ fn attend(port: &Arc<Port>, meeting: Meeting) {
                 match UnixStream::connect(&path) {
                     Ok(stream) => {
                         said = false;
-                        if !serve_connection(port, stream) {
-                            pause = FIRST_PAUSE;
+                        if serve_connection(port, stream) {
+                            rest(&mut pause);
+                            continue;
                         }
+                        pause = FIRST_PAUSE;
                     }
                     Err(error) if !said => {
                         tracing::info!(path = %path.display(), %error, "no VMM there yet, trying again");
@@ -213,7 +218,7 @@ fn attend(port: &Arc<Port>, meeting: Meeting) {
                     }
                     Err(_) => {}
                 }
-                rest(&mut pause);
+                std::thread::sleep(CONNECT_PAUSE);
             }
         }
     }
