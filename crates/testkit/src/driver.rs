@@ -20,12 +20,14 @@ use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 use virtio_bindings::{virtio_config, virtio_net, virtio_ring};
 use virtqueue::driver::GuestRam;
-use virtqueue::{GuestAddr, Region};
+use virtqueue::{GuestAddr, Region, RingFormat};
 
 use crate::{Pair, message, wait};
 
 /// VIRTIO_F_VERSION_1.
 pub const F_VERSION_1: u64 = 1 << virtio_config::VIRTIO_F_VERSION_1;
+/// VIRTIO_F_RING_PACKED.
+pub const F_RING_PACKED: u64 = 1 << virtio_config::VIRTIO_F_RING_PACKED;
 /// VIRTIO_F_IN_ORDER.
 pub const F_IN_ORDER: u64 = 1 << virtio_config::VIRTIO_F_IN_ORDER;
 /// VIRTIO_RING_F_INDIRECT_DESC.
@@ -47,6 +49,9 @@ pub const F_PROTOCOL_FEATURES: u64 = 1 << 30;
 
 /// Length of the virtio-net header with `num_buffers`, bytes (VirtIO 1.3, 5.1.6).
 pub const HEADER: usize = 12;
+/// Base of a packed ring that was never used: slot 0 in the lap with wrap counter 1.
+const FIRST_PACKED_BASE: u16 = 1 << 15;
+
 /// What the guest is like.
 #[derive(Clone, Debug)]
 pub struct DriverConfig {
@@ -63,7 +68,7 @@ pub struct DriverConfig {
 }
 
 impl Default for DriverConfig {
-    /// Everything but in-order; one pair; 256 entries; memory below and above the PCI hole.
+    /// Everything but in-order and packed rings; one pair; 256 entries; memory below and above the PCI hole.
     fn default() -> Self {
         Self {
             features: F_VERSION_1 | F_MRG_RXBUF | F_EVENT_IDX | F_INDIRECT | F_MAC | F_MTU | F_STATUS | F_MQ,
@@ -86,6 +91,8 @@ pub struct Driver {
     ram: Arc<GuestRam>,
     features: u64,
     protocol: VhostUserProtocolFeatures,
+    /// The last back end died without saying where packed rings stand.
+    stale_bases: bool,
     /// Its queue pairs.
     pub pairs: Vec<Pair>,
 }
@@ -175,6 +182,7 @@ impl Driver {
             ram,
             features,
             protocol,
+            stale_bases: false,
             pairs: Vec::new(),
         })
     }
@@ -212,7 +220,13 @@ impl Driver {
             let size = ring.driver.size().get();
             let addresses = ring.driver.ring_user_addresses();
             frontend.set_vring_num(index, size)?;
-            frontend.set_vring_base(index, ring.driver.used_idx())?;
+            // The lower half says it all for split rings, and for packed ones to a back end that uses in order.
+            #[allow(clippy::cast_possible_truncation)]
+            let base = match ring.driver.format() {
+                RingFormat::Packed if self.stale_bases => FIRST_PACKED_BASE,
+                _ => ring.driver.base() as u16,
+            };
+            frontend.set_vring_base(index, base)?;
             frontend.set_vring_addr(
                 index,
                 &VringConfigData {
@@ -247,7 +261,8 @@ impl Driver {
         ])
     }
 
-    /// Connects again after the back end went, as QEMU does: same memory, same rings, from where used.idx stands.
+    /// Connects again after the back end went, as QEMU does: same memory, same rings, split ones from where
+    /// used.idx stands, packed ones from the base that was last known, here their very first.
     ///
     /// # Errors
     /// What the back end refused.
@@ -258,6 +273,7 @@ impl Driver {
         };
         let mut driver = Self::greet(socket, &config, self.ram)?;
         driver.features &= self.features;
+        driver.stale_bases = true;
         driver.pairs = self.pairs;
         driver.set_up()?;
         Ok(driver)

@@ -6,11 +6,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use virtqueue::driver::{Buffer, DriverFeatures, GuestRam, SplitDriver, Used};
-use virtqueue::{GuestAddr, QueueSize};
+use virtqueue::driver::{Buffer, DriverFeatures, GuestRam, QueueDriver, Used};
+use virtqueue::{GuestAddr, QueueSize, RingFormat};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use crate::driver::{DriverConfig, F_EVENT_IDX, F_IN_ORDER, F_MRG_RXBUF, HEADER};
+use crate::driver::{DriverConfig, F_EVENT_IDX, F_IN_ORDER, F_MRG_RXBUF, F_RING_PACKED, HEADER};
 use crate::wait;
 
 /// The header of a frame without offloads.
@@ -45,7 +45,7 @@ pub struct Received {
 /// One vring with its eventfds.
 pub struct Ring {
     /// The ring itself; has functions to lie with.
-    pub driver: SplitDriver,
+    pub driver: QueueDriver,
     pub(crate) kick: EventFd,
     pub(crate) call: EventFd,
 }
@@ -53,12 +53,17 @@ pub struct Ring {
 impl Ring {
     fn new(ram: &Arc<GuestRam>, config: &DriverConfig, features: u64) -> Self {
         let eventfd = || EventFd::new(EFD_NONBLOCK).expect("a descriptor is left");
-        let size = QueueSize::new(config.queue_size).expect("a good size");
+        let format = RingFormat::of(features & F_RING_PACKED != 0);
+        let size = match format {
+            RingFormat::Split => QueueSize::new(config.queue_size),
+            RingFormat::Packed => QueueSize::packed(config.queue_size),
+        };
+        let size = size.expect("a good size");
         let features = DriverFeatures {
             event_idx: features & F_EVENT_IDX != 0,
             in_order: features & F_IN_ORDER != 0,
         };
-        let driver = SplitDriver::new(ram, size, features).expect("room for a ring");
+        let driver = QueueDriver::new(ram, (format, size), features).expect("room for a ring");
         Self {
             driver,
             kick: eventfd(),

@@ -13,6 +13,7 @@ static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
 #[rstest]
 fn every_frame_comes_back_byte_exact(
     #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values("packed_vq=0", "packed_vq=1")] ring: &str,
     #[values("mrg_rxbuf=1,in_order=1", "mrg_rxbuf=1,in_order=0", "mrg_rxbuf=0,in_order=0")] options: &str,
 ) {
     require!(Root, Dpdk);
@@ -20,7 +21,7 @@ fn every_frame_comes_back_byte_exact(
     let veth = VethPair::new();
     let daemon = Daemon::start(&veth.near, &Serve::interface(VethPair::NIC).placement(placement));
     let wire = PacketPort::open(&veth.far, VethPair::WIRE);
-    let mut guest = Testpmd::echo(&daemon.socket(), &format!("packed_vq=0,{options}"));
+    let mut guest = Testpmd::echo(&daemon.socket(), &format!("{ring},{options}"));
     let first = frame::plain(60, 0xff);
     let up = wait::until(wait::SOON, || {
         wire.send(&first);

@@ -4,7 +4,9 @@
 
 use rstest::rstest;
 use testkit::daemon::{Mode, Placement};
-use testkit::driver::{F_EVENT_IDX, F_IN_ORDER, F_INDIRECT, F_MRG_RXBUF, F_MTU, F_VERSION_1, HEADER};
+use testkit::driver::{
+    F_EVENT_IDX, F_IN_ORDER, F_INDIRECT, F_MRG_RXBUF, F_MTU, F_RING_PACKED, F_VERSION_1, HEADER,
+};
 use testkit::{DriverConfig, Layout, Rig, Serve, VethPair, frame, require, wait};
 use virtqueue::GuestAddr;
 use virtqueue::driver::Buffer;
@@ -20,6 +22,22 @@ const LAYOUTS: [Layout; 7] = [
     Layout::Indirect(64),
     Layout::Indirect(4096),
 ];
+/// Beside F_RING_PACKED.
+const SPLIT: u64 = 0;
+
+fn with_ring(ring: u64) -> DriverConfig {
+    let config = DriverConfig::default();
+    DriverConfig {
+        features: config.features | ring,
+        ..config
+    }
+}
+
+fn rig_with(ring: u64, placement: Placement, mode: Mode) -> Rig {
+    let serve = Serve::interface(VethPair::NIC).placement(placement).mode(mode);
+    Rig::with(VethPair::new(), &serve, &with_ring(ring))
+}
+
 /// A receive buffer that holds any frame here, with its header.
 const BUFFER: u32 = 2048;
 
@@ -27,9 +45,10 @@ const BUFFER: u32 = 2048;
 fn frames_from_guest_arrive_byte_exact(
     #[values(Placement::Copy, Placement::Direct)] placement: Placement,
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
+    #[values(SPLIT, F_RING_PACKED)] ring: u64,
 ) {
     require!(Root);
-    let mut rig = Rig::new(placement, mode);
+    let mut rig = rig_with(ring, placement, mode);
     for (seed, size) in SIZES.into_iter().enumerate() {
         for layout in LAYOUTS {
             if layout == Layout::Pieces(5) && size > 500 {
@@ -45,9 +64,10 @@ fn frames_from_guest_arrive_byte_exact(
 fn frames_to_guest_arrive_byte_exact(
     #[values(Placement::Copy, Placement::Direct)] placement: Placement,
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
+    #[values(SPLIT, F_RING_PACKED)] ring: u64,
 ) {
     require!(Root);
-    let mut rig = Rig::new(placement, mode);
+    let mut rig = rig_with(ring, placement, mode);
     rig.post(64, &[BUFFER]);
     let before = rig.daemon.counter("to_guest_frames");
     // 1518 bytes without a tag are more than a packet socket sends at this MTU.
@@ -130,9 +150,10 @@ fn frames_longer_than_the_mtu_do_not_reach_the_guest(
 fn frames_span_merged_buffers(
     #[values(Placement::Copy, Placement::Direct)] placement: Placement,
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
+    #[values(SPLIT, F_RING_PACKED)] ring: u64,
 ) {
     require!(Root);
-    let mut rig = Rig::new(placement, mode);
+    let mut rig = rig_with(ring, placement, mode);
     rig.post(64, &[200]);
     for size in [60, 187, 188, 189, 388, 389, 1514] {
         let sent = frame::plain(size, 3);
@@ -147,10 +168,11 @@ fn frames_span_merged_buffers(
 fn frames_fill_chains_of_several_buffers(
     #[values(Placement::Copy, Placement::Direct)] placement: Placement,
     #[values(&[12, 2000], &[1, 11, 1, 2000], &[300, 300, 2000])] lengths: &[u32],
+    #[values(SPLIT, F_RING_PACKED)] ring: u64,
 ) {
     require!(Root);
     let config = DriverConfig {
-        features: F_VERSION_1 | F_EVENT_IDX | F_INDIRECT | F_MTU,
+        features: F_VERSION_1 | F_EVENT_IDX | F_INDIRECT | F_MTU | ring,
         ..DriverConfig::default()
     };
     let serve = Serve::interface(VethPair::NIC).placement(placement);
@@ -189,13 +211,14 @@ fn frames_longer_than_the_buffer_are_dropped_and_counted(
 fn buffers_at_region_edges_are_used_and_nothing_beside_them_is_touched(
     #[values(Placement::Copy, Placement::Direct)] placement: Placement,
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
+    #[values(SPLIT, F_RING_PACKED)] ring: u64,
 ) {
     require!(Root);
     // Far from each other for the guest, side by side in the daemon's map.
     let (low, high, len) = (GuestAddr(0), GuestAddr(4 << 30), 4 << 20);
     let config = DriverConfig {
         regions: vec![(low, len), (high, len)],
-        ..DriverConfig::default()
+        ..with_ring(ring)
     };
     let serve = Serve::interface(VethPair::NIC).placement(placement).mode(mode);
     let mut rig = Rig::with(VethPair::new(), &serve, &config);
@@ -250,12 +273,14 @@ fn buffers_at_region_edges_are_used_and_nothing_beside_them_is_touched(
 fn thousands_of_frames_keep_their_order_and_their_bytes(
     #[values(Placement::Copy, Placement::Direct)] placement: Placement,
     #[values(0, F_IN_ORDER, F_EVENT_IDX, F_IN_ORDER | F_EVENT_IDX)] features: u64,
+    #[values(SPLIT, F_RING_PACKED)] ring: u64,
 ) {
     require!(Root);
-    let features = F_VERSION_1 | F_MRG_RXBUF | F_INDIRECT | features;
+    let features = F_VERSION_1 | F_MRG_RXBUF | F_INDIRECT | features | ring;
     let config = DriverConfig {
         features,
-        queue_size: 64,
+        // Packed rings may have any size.
+        queue_size: if ring == SPLIT { 64 } else { 67 },
         ..DriverConfig::default()
     };
     let serve = Serve::interface(VethPair::NIC).placement(placement);

@@ -5,12 +5,14 @@
 
 use rstest::rstest;
 use testkit::daemon::Placement;
-use testkit::driver::{F_EVENT_IDX, F_INDIRECT, F_MRG_RXBUF, F_VERSION_1};
+use testkit::driver::{F_EVENT_IDX, F_INDIRECT, F_MRG_RXBUF, F_RING_PACKED, F_VERSION_1};
 use testkit::pair::Ring;
 use testkit::{DriverConfig, TwoGuests, frame, require, wait};
 use virtqueue::GuestAddr;
 use virtqueue::driver::Buffer;
-use virtqueue::layout::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Descriptor};
+use virtqueue::layout::{
+    DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Descriptor, PACKED_AVAIL, PACKED_USED, PackedDescriptor,
+};
 
 const QUEUE: u16 = 64;
 const MIB: u64 = 1 << 20;
@@ -35,15 +37,15 @@ fn next(addr: u64, len: u32, flags: u16, next: u16) -> Descriptor {
 
 /// Shows the device a chain that begins at descriptor 0, where a lie is.
 fn show(ring: &Ring) {
-    let index = ring.driver.avail_idx();
-    ring.driver.set_avail_entry(index, 0);
-    ring.driver.set_avail_idx(index.wrapping_add(1));
+    let index = ring.driver.split().avail_idx();
+    ring.driver.split().set_avail_entry(index, 0);
+    ring.driver.split().set_avail_idx(index.wrapping_add(1));
     ring.kick();
 }
 
 /// A chain of one descriptor.
 fn one(ring: &Ring, desc: Descriptor) {
-    ring.driver.write_descriptor(0, desc);
+    ring.driver.split().write_descriptor(0, desc);
     show(ring);
 }
 
@@ -52,20 +54,20 @@ fn table(ring: &Ring, entries: &[Descriptor]) -> u64 {
     let table = GuestAddr(3 * MIB);
     (0..)
         .zip(entries)
-        .for_each(|(at, &entry)| ring.driver.write_table_entry(table, at, entry));
+        .for_each(|(at, &entry)| ring.driver.split().write_table_entry(table, at, entry));
     table.get()
 }
 
 #[rstest]
 #[case::descriptor_loop("descriptor-loop", |r: &Ring| {
-    r.driver.write_descriptor(1, next(MIB, 100, DESC_NEXT, 0));
+    r.driver.split().write_descriptor(1, next(MIB, 100, DESC_NEXT, 0));
     one(r, next(MIB, 100, DESC_NEXT, 1));
 })]
 #[case::descriptor_that_names_itself("descriptor-loop", |r: &Ring| one(r, next(MIB, 100, DESC_NEXT, 0)))]
 #[case::next_beyond_the_table("next-out-of-range", |r: &Ring| one(r, next(MIB, 100, DESC_NEXT, QUEUE)))]
 #[case::head_beyond_the_table("head-out-of-range", |r: &Ring| {
-    r.driver.set_avail_entry(r.driver.avail_idx(), QUEUE);
-    r.driver.set_avail_idx(r.driver.avail_idx().wrapping_add(1));
+    r.driver.split().set_avail_entry(r.driver.split().avail_idx(), QUEUE);
+    r.driver.split().set_avail_idx(r.driver.split().avail_idx().wrapping_add(1));
     r.kick();
 })]
 #[case::address_outside_memory("outside-memory", |r: &Ring| one(r, next(1 << 40, 100, 0, 0)))]
@@ -77,17 +79,17 @@ fn table(ring: &Ring, entries: &[Descriptor]) -> u64 {
 #[case::zero_length("zero-length", |r: &Ring| one(r, next(MIB, 0, 0, 0)))]
 #[case::zero_length_at_a_bad_address("zero-length", |r: &Ring| one(r, next(1 << 40, 0, 0, 0)))]
 #[case::avail_index_jump("avail-index-jump", |r: &Ring| {
-    r.driver.set_avail_idx(r.driver.avail_idx().wrapping_add(QUEUE + 1));
+    r.driver.split().set_avail_idx(r.driver.split().avail_idx().wrapping_add(QUEUE + 1));
     r.kick();
 })]
 #[case::avail_index_goes_back("avail-index-jump", |r: &Ring| {
-    r.driver.set_avail_idx(r.driver.avail_idx().wrapping_sub(1));
+    r.driver.split().set_avail_idx(r.driver.split().avail_idx().wrapping_sub(1));
     r.kick();
 })]
 #[case::chain_shorter_than_the_header("chain-shorter-than-header", |r: &Ring| one(r, next(MIB, 11, 0, 0)))]
 #[case::writable_buffer_in_transmit("writable-in-transmit", |r: &Ring| one(r, next(MIB, 100, DESC_WRITE, 0)))]
 #[case::readable_after_writable("writable-before-readable", |r: &Ring| {
-    r.driver.write_descriptor(1, next(MIB, 100, 0, 0));
+    r.driver.split().write_descriptor(1, next(MIB, 100, 0, 0));
     one(r, next(MIB, 100, DESC_NEXT | DESC_WRITE, 1));
 })]
 #[case::indirect_in_indirect("nested-indirect", |r: &Ring| {
@@ -129,7 +131,7 @@ fn lie_in_the_transmit_queue_closes_only_that_port(
 
 #[rstest]
 #[case::descriptor_loop("descriptor-loop", |r: &Ring| {
-    r.driver.write_descriptor(1, next(MIB, 100, DESC_NEXT | DESC_WRITE, 0));
+    r.driver.split().write_descriptor(1, next(MIB, 100, DESC_NEXT | DESC_WRITE, 0));
     one(r, next(MIB, 100, DESC_NEXT | DESC_WRITE, 1));
 })]
 #[case::address_outside_memory("outside-memory", |r: &Ring| one(r, next(1 << 40, 2048, DESC_WRITE, 0)))]
@@ -137,7 +139,7 @@ fn lie_in_the_transmit_queue_closes_only_that_port(
 #[case::buffer_over_the_edge_of_a_region("outside-memory", |r: &Ring| one(r, next(4 * MIB - 50, 2048, DESC_WRITE, 0)))]
 #[case::zero_length("zero-length", |r: &Ring| one(r, next(MIB, 0, DESC_WRITE, 0)))]
 #[case::avail_index_jump("avail-index-jump", |r: &Ring| {
-    r.driver.set_avail_idx(r.driver.avail_idx().wrapping_add(QUEUE + 1));
+    r.driver.split().set_avail_idx(r.driver.split().avail_idx().wrapping_add(QUEUE + 1));
     r.kick();
 })]
 #[case::chain_shorter_than_the_header("chain-shorter-than-header", |r: &Ring| one(r, next(MIB, 11, DESC_WRITE, 0)))]
@@ -200,14 +202,124 @@ fn used_buffers_named_twice_harm_only_the_guest_that_named_them(
     require!(Root);
     let mut guests = TwoGuests::new(placement, &config());
     let ring = &guests.liar.pairs[0].from_guest;
-    ring.driver.write_descriptor(0, next(MIB, 112, 0, 0));
+    ring.driver.split().write_descriptor(0, next(MIB, 112, 0, 0));
     for at in 0..QUEUE {
-        ring.driver.set_avail_entry(at, 0);
+        ring.driver.split().set_avail_entry(at, 0);
     }
-    ring.driver.set_avail_idx(QUEUE);
+    ring.driver.split().set_avail_idx(QUEUE);
     ring.kick();
     // Sixty-four times the same frame, or a closed port: both are an answer. The daemon and the other guest live.
     while guests.wire.receive(wait::QUIET).is_some() {}
     guests.daemon.process().check();
     guests.assert_honest_guest_sends();
+}
+
+fn packed_config() -> DriverConfig {
+    let config = config();
+    DriverConfig {
+        features: config.features | F_RING_PACKED,
+        ..config
+    }
+}
+
+/// Shows the device descriptors from slot 0 of a packed ring on, the first one last; all available in the first lap.
+fn lay(ring: &Ring, descs: &[(u64, u32, u16)]) {
+    for (slot, &(addr, len, flags)) in (0..QUEUE).zip(descs).collect::<Vec<_>>().into_iter().rev() {
+        let (id, flags) = (slot, flags | PACKED_AVAIL);
+        ring.driver
+            .packed()
+            .write_slot(slot, PackedDescriptor { addr, len, id, flags });
+    }
+    ring.kick();
+}
+
+/// A table of one entry, in guest memory at 3 MiB.
+fn packed_table(ring: &Ring, (addr, len, flags): (u64, u32, u16)) -> u64 {
+    let entry = PackedDescriptor {
+        addr,
+        len,
+        id: 0,
+        flags,
+    };
+    ring.driver
+        .packed()
+        .write_table_entry(GuestAddr(3 * MIB), 0, entry);
+    3 * MIB
+}
+
+#[rstest]
+#[case::list_without_an_end("descriptor-loop", |r: &Ring| lay(r, &[(MIB, 100, DESC_NEXT); QUEUE as usize]))]
+#[case::list_that_goes_on_nowhere("chain-incomplete", |r: &Ring| lay(r, &[(MIB, 100, DESC_NEXT)]))]
+#[case::address_outside_memory("outside-memory", |r: &Ring| lay(r, &[(1 << 40, 100, 0)]))]
+#[case::address_in_the_hole("outside-memory", |r: &Ring| lay(r, &[(4 * MIB, 100, 0)]))]
+#[case::buffer_over_the_edge_of_a_region("outside-memory", |r: &Ring| lay(r, &[(4 * MIB - 50, 100, 0)]))]
+#[case::length_of_four_gib("outside-memory", |r: &Ring| lay(r, &[(MIB, u32::MAX, 0)]))]
+#[case::address_wraps("address-wrap", |r: &Ring| lay(r, &[(u64::MAX - 10, 100, 0)]))]
+#[case::zero_length("zero-length", |r: &Ring| lay(r, &[(MIB, 0, 0)]))]
+#[case::chain_shorter_than_the_header("chain-shorter-than-header", |r: &Ring| lay(r, &[(MIB, 11, 0)]))]
+#[case::writable_buffer_in_transmit("writable-in-transmit", |r: &Ring| lay(r, &[(MIB, 100, DESC_WRITE)]))]
+#[case::readable_after_writable("writable-before-readable", |r: &Ring| {
+    lay(r, &[(MIB, 100, DESC_NEXT | DESC_WRITE), (MIB, 100, 0)]);
+})]
+#[case::indirect_in_indirect("nested-indirect", |r: &Ring| {
+    lay(r, &[(packed_table(r, (MIB, 32, DESC_INDIRECT)), 16, DESC_INDIRECT)]);
+})]
+#[case::indirect_with_next("indirect-with-next", |r: &Ring| {
+    lay(r, &[(packed_table(r, (MIB, 32, 0)), 16, DESC_INDIRECT | DESC_NEXT), (MIB, 100, 0)]);
+})]
+#[case::indirect_of_odd_length("indirect-length", |r: &Ring| lay(r, &[(3 * MIB, 17, DESC_INDIRECT)]))]
+#[case::indirect_longer_than_the_queue("indirect-too-long", |r: &Ring| {
+    lay(r, &[(3 * MIB, 16 * (u32::from(QUEUE) + 1), DESC_INDIRECT)]);
+})]
+#[case::indirect_table_outside_memory("outside-memory", |r: &Ring| lay(r, &[(1 << 40, 16, DESC_INDIRECT)]))]
+fn lie_in_a_packed_transmit_queue_closes_only_that_port(
+    #[case] reason: &str,
+    #[case] lie: fn(&Ring),
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+) {
+    require!(Root);
+    let config = packed_config();
+    let guests = TwoGuests::new(placement, &config);
+    lie(&guests.liar.pairs[0].from_guest);
+    guests.assert_closed_alone(reason, &config);
+}
+
+#[rstest]
+#[case::list_without_an_end("descriptor-loop", |r: &Ring| lay(r, &[(MIB, 100, DESC_NEXT | DESC_WRITE); QUEUE as usize]))]
+#[case::address_outside_memory("outside-memory", |r: &Ring| lay(r, &[(1 << 40, 2048, DESC_WRITE)]))]
+#[case::zero_length("zero-length", |r: &Ring| lay(r, &[(MIB, 0, DESC_WRITE)]))]
+#[case::chain_shorter_than_the_header("chain-shorter-than-header", |r: &Ring| lay(r, &[(MIB, 11, DESC_WRITE)]))]
+#[case::readable_buffer_in_receive("readable-in-receive", |r: &Ring| lay(r, &[(MIB, 2048, 0)]))]
+fn lie_in_a_packed_receive_queue_closes_only_that_port(
+    #[case] reason: &str,
+    #[case] lie: fn(&Ring),
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+) {
+    require!(Root);
+    let config = packed_config();
+    let guests = TwoGuests::new(placement, &config);
+    lie(&guests.liar.pairs[0].to_guest);
+    guests.send_to_every_queue();
+    guests.assert_closed_alone(reason, &config);
+}
+
+/// The packed form of an index jump: descriptors that the device still holds are made available once more.
+#[test]
+fn packed_descriptors_made_available_twice_close_only_that_port() {
+    require!(Root);
+    let config = packed_config();
+    let guests = TwoGuests::new(Placement::Direct, &config);
+    let ring = &guests.liar.pairs[0].to_guest;
+    // Held until frames come, of which there are fewer.
+    lay(ring, &[(MIB, 2048, DESC_WRITE); QUEUE as usize]);
+    wait::settle();
+    let again = PackedDescriptor {
+        addr: MIB,
+        len: 2048,
+        id: 0,
+        flags: DESC_WRITE | PACKED_USED,
+    };
+    (0..QUEUE).for_each(|slot| ring.driver.packed().write_slot(slot, again));
+    ring.kick();
+    guests.assert_closed_alone("ring-overrun", &config);
 }

@@ -11,8 +11,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use virtqueue::driver::{Buffer, DriverFeatures, GuestRam, SplitDriver};
-use virtqueue::{Chains, GuestAddr, MemoryMap, Queue, QueueFeatures, QueueSize, QueueStart, RingLayout};
+use virtqueue::driver::{Buffer, DriverFeatures, GuestRam, QueueDriver};
+use virtqueue::{
+    Chains, GuestAddr, MemoryMap, Queue, QueueFeatures, QueueSize, QueueStart, RingFormat, RingLayout,
+};
 
 /// Short and many: on a busy machine some of them are undisturbed, and the least figure is that of the code.
 const ROUNDS: usize = 201;
@@ -35,7 +37,7 @@ impl Shape {
         (Self::IndirectPair, "indirect, 2 entries"),
     ];
 
-    fn add(self, driver: &mut SplitDriver, buffer: GuestAddr) -> bool {
+    fn add(self, driver: &mut QueueDriver, buffer: GuestAddr) -> bool {
         let head = Buffer::readable(buffer, 12);
         let body = Buffer::readable(GuestAddr(buffer.get() + 12), 64);
         match self {
@@ -48,36 +50,37 @@ impl Shape {
 }
 
 struct Bench {
-    driver: SplitDriver,
+    driver: QueueDriver,
     queue: Queue,
     chains: Chains,
     buffers: Vec<GuestAddr>,
 }
 
 impl Bench {
-    fn new(size: QueueSize, event_idx: bool) -> Self {
+    fn new(shape: (RingFormat, QueueSize), event_idx: bool) -> Self {
         let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), 64 << 20)]).expect("memory"));
         let features = DriverFeatures {
             event_idx,
             in_order: true,
         };
-        let driver = SplitDriver::new(&ram, size, features).expect("a ring");
+        let driver = QueueDriver::new(&ram, shape, features).expect("a ring");
         let map = Arc::new(MemoryMap::new(ram.regions().expect("descriptors"), 0).expect("a map"));
-        let rings = RingLayout::from_user(&map, size, driver.ring_user_addresses()).expect("a sound ring");
+        let rings = RingLayout::from_user(&map, shape, driver.ring_user_addresses()).expect("a sound ring");
         let features = QueueFeatures {
             event_idx,
             indirect: true,
             in_order: true,
+            packed: shape.0 == RingFormat::Packed,
         };
         let mut queue = Queue::new(&map, rings, features, QueueStart::default()).expect("a sound ring");
         queue.disable_kicks();
-        let buffers = (0..size.get())
+        let buffers = (0..shape.1.get())
             .map(|_| ram.alloc(BUFFER_BYTES, 64).expect("room"))
             .collect();
         Self {
             driver,
             queue,
-            chains: Chains::for_queue(size, 256),
+            chains: Chains::for_queue(shape.1, 256),
             buffers,
         }
     }
@@ -166,27 +169,38 @@ fn main() {
         .nth(1)
         .map_or(Ok(256), |arg| arg.parse())
         .expect("a queue size");
-    let size = QueueSize::new(size).expect("a queue size");
     println!("queue of {size}, ns a chain, median (least) of {ROUNDS} rounds");
     println!(
-        "{:<20}{:>10}{:>6}{:>16}{:>16}{:>16}",
-        "chain", "event idx", "batch", "device", "driver", "two threads"
+        "{:<8}{:<20}{:>10}{:>6}{:>16}{:>16}{:>16}",
+        "ring", "chain", "event idx", "batch", "device", "driver", "two threads"
     );
-    for (shape, name) in Shape::ALL {
-        for event_idx in [false, true] {
-            for batch in [32, 64] {
-                let mut bench = Bench::new(size, event_idx);
-                let (device, driver) = (0..ROUNDS).map(|_| bench.one_thread(shape, batch)).unzip();
-                let threads = (0..THREAD_ROUNDS)
-                    .map(|_| bench.two_threads(shape, batch))
-                    .collect();
-                let [device, driver, threads] = [device, driver, threads].map(|figures| {
-                    let (median, least) = summary(figures);
-                    format!("{median:.1} ({least:.1})")
-                });
+    let formats = [(RingFormat::Split, "split"), (RingFormat::Packed, "packed")];
+    for (format, ring) in formats {
+        let size = match format {
+            RingFormat::Split => QueueSize::new(size),
+            RingFormat::Packed => QueueSize::packed(size),
+        };
+        let size = size.expect("a queue size");
+        for (shape, name) in Shape::ALL {
+            for (event_idx, batch) in [(false, 32), (false, 64), (true, 32), (true, 64)] {
+                let figures = measure((format, size), event_idx, (shape, batch));
                 let event = if event_idx { "on" } else { "off" };
-                println!("{name:<20}{event:>10}{batch:>6}{device:>16}{driver:>16}{threads:>16}");
+                let [device, driver, threads] = figures;
+                println!("{ring:<8}{name:<20}{event:>10}{batch:>6}{device:>16}{driver:>16}{threads:>16}");
             }
         }
     }
+}
+
+/// Device, driver, two threads.
+fn measure(ring: (RingFormat, QueueSize), event_idx: bool, (shape, batch): (Shape, usize)) -> [String; 3] {
+    let mut bench = Bench::new(ring, event_idx);
+    let (device, driver) = (0..ROUNDS).map(|_| bench.one_thread(shape, batch)).unzip();
+    let threads = (0..THREAD_ROUNDS)
+        .map(|_| bench.two_threads(shape, batch))
+        .collect();
+    [device, driver, threads].map(|figures| {
+        let (median, least) = summary(figures);
+        format!("{median:.1} ({least:.1})")
+    })
 }

@@ -30,20 +30,27 @@ impl fmt::Display for GuestAddr {
     }
 }
 
-/// Entries of a split queue: a power of two, 1 to 32768 (VirtIO 1.3, 2.7).
+/// Entries of a queue, 1 to 32768: a power of two for split rings (VirtIO 1.3, 2.7), any number for packed
+/// ones (2.8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct QueueSize(u16);
 
-/// The largest queue that split rings allow (VirtIO 1.3, 2.7).
+/// The largest queue there is (VirtIO 1.3, 2.7 and 2.8).
 pub const MAX_QUEUE_SIZE: u16 = 32768;
 
-/// A queue size that the split ring cannot have.
+/// A queue size that the ring cannot have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("queue size {0} is not a power of two between 1 and 32768")]
-pub struct QueueSizeError(pub u32);
+pub enum QueueSizeError {
+    /// For a split ring.
+    #[error("queue size {0} is not a power of two between 1 and 32768")]
+    Split(u32),
+    /// For a packed ring.
+    #[error("queue size {0} is not between 1 and 32768")]
+    Packed(u32),
+}
 
 impl QueueSize {
-    /// Checks `entries`.
+    /// Checks `entries` for a split ring.
     ///
     /// # Errors
     /// Zero, more than 32768, or not a power of two.
@@ -51,7 +58,19 @@ impl QueueSize {
         if entries.is_power_of_two() && entries <= MAX_QUEUE_SIZE as u32 {
             Ok(Self(entries as u16))
         } else {
-            Err(QueueSizeError(entries))
+            Err(QueueSizeError::Split(entries))
+        }
+    }
+
+    /// Checks `entries` for a packed ring.
+    ///
+    /// # Errors
+    /// Zero, or more than 32768.
+    pub const fn packed(entries: u32) -> Result<Self, QueueSizeError> {
+        if entries > 0 && entries <= MAX_QUEUE_SIZE as u32 {
+            Ok(Self(entries as u16))
+        } else {
+            Err(QueueSizeError::Packed(entries))
         }
     }
 
@@ -61,9 +80,9 @@ impl QueueSize {
         self.0
     }
 
-    /// What turns a free-running 16-bit index into a slot.
+    /// What turns a free-running 16-bit index into a slot of a split ring.
     #[must_use]
-    pub const fn mask(self) -> u16 {
+    pub(crate) const fn mask(self) -> u16 {
         self.0 - 1
     }
 }
@@ -98,7 +117,17 @@ mod tests {
             assert_eq!(u32::from(QueueSize::new(good).unwrap().get()), good);
         }
         for bad in [0u32, 3, 255, 32769, 65536, u32::MAX] {
-            assert_eq!(QueueSize::new(bad), Err(QueueSizeError(bad)));
+            assert_eq!(QueueSize::new(bad), Err(QueueSizeError::Split(bad)));
+        }
+    }
+
+    #[test]
+    fn packed_queue_size_is_any_up_to_32768() {
+        for good in [1u32, 3, 255, 32768] {
+            assert_eq!(u32::from(QueueSize::packed(good).unwrap().get()), good);
+        }
+        for bad in [0u32, 32769, u32::MAX] {
+            assert_eq!(QueueSize::packed(bad), Err(QueueSizeError::Packed(bad)));
         }
     }
 

@@ -13,7 +13,7 @@
 
 use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicU16, AtomicU64};
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -145,6 +145,19 @@ impl MemoryMap {
     #[must_use]
     pub fn atomic_u16(&self, offset: u64) -> Option<&AtomicU16> {
         let word = self.ptr(offset, 2)?.cast::<AtomicU16>();
+        if !word.is_aligned() {
+            return None;
+        }
+        // SAFETY: mapped (ptr), aligned (here), and for as long as self lives. Others may write: that is what
+        // atomics are for.
+        Some(unsafe { word.as_ref() })
+    }
+
+    /// The 32-bit word at `offset` for atomic access. `None` also if it is not aligned.
+    #[inline]
+    #[must_use]
+    pub fn atomic_u32(&self, offset: u64) -> Option<&AtomicU32> {
+        let word = self.ptr(offset, 4)?.cast::<AtomicU32>();
         if !word.is_aligned() {
             return None;
         }

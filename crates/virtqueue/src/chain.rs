@@ -25,9 +25,9 @@ pub struct Segment {
 /// Names a chain on its way back to the driver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChainId {
-    /// The descriptor that it begins with.
+    /// Split ring: the descriptor that it begins with. Packed ring: its buffer id.
     pub head: u16,
-    /// Ring entries that it takes up: 1.
+    /// Ring entries that it takes up. Split ring: 1. Packed ring: its descriptors there.
     pub slots: u16,
 }
 

@@ -20,6 +20,22 @@ pub enum GuestFault {
         /// Entries of the queue.
         size: u16,
     },
+    /// Packed ring: a descriptor was made available again before the device had used it, or a list runs into
+    /// such a descriptor (2.8.21).
+    #[error("descriptor {at} was made available again before it was used")]
+    RingOverrun {
+        /// Its place in the ring.
+        at: u16,
+    },
+    /// Packed ring: a list goes on in a descriptor that is not available; the first one must be made available
+    /// last (2.8.21.1).
+    #[error("chain {head} goes on in descriptor {at}, which is not available")]
+    ChainIncomplete {
+        /// Place of the first descriptor in the ring.
+        head: u16,
+        /// Place of the one that is missing.
+        at: u16,
+    },
     /// An entry of the available ring names a descriptor that is not there.
     #[error("available head {head} is not below the queue size {size}")]
     HeadOutOfRange {
@@ -125,6 +141,8 @@ impl GuestFault {
     pub const fn name(&self) -> &'static str {
         match self {
             Self::AvailIndexJump { .. } => "avail-index-jump",
+            Self::RingOverrun { .. } => "ring-overrun",
+            Self::ChainIncomplete { .. } => "chain-incomplete",
             Self::HeadOutOfRange { .. } => "head-out-of-range",
             Self::NextOutOfRange { .. } => "next-out-of-range",
             Self::DescriptorLoop { .. } => "descriptor-loop",

@@ -1,4 +1,5 @@
-//! Layout of the split ring in guest memory: offsets, sizes and flags (VirtIO 1.3, 2.7.5 to 2.7.10).
+//! Layout of the rings in guest memory: offsets, sizes and flags (VirtIO 1.3, 2.7.5 to 2.7.10 for split rings,
+//! 2.8.10 and 2.8.13 for packed ones).
 //!
 //! Everything is little-endian (VERSION_1). The structures are described by offsets and not by Rust types,
 //! because no Rust value ever lives there: each field is loaded or stored on its own.
@@ -15,6 +16,13 @@ pub const DESC_INDIRECT: u16 = abi::VRING_DESC_F_INDIRECT as u16;
 pub const AVAIL_NO_INTERRUPT: u16 = abi::VRING_AVAIL_F_NO_INTERRUPT as u16;
 /// `used.flags`: the device wants no kick. A hint, and unused with event idx.
 pub const USED_NO_NOTIFY: u16 = abi::VRING_USED_F_NO_NOTIFY as u16;
+
+/// Packed ring: equal to the driver's wrap counter where a descriptor is available.
+pub const PACKED_AVAIL: u16 = 1 << abi::VRING_PACKED_DESC_F_AVAIL;
+/// Packed ring: equal to [`PACKED_AVAIL`] where a descriptor was used, and unlike it where it is available.
+pub const PACKED_USED: u16 = 1 << abi::VRING_PACKED_DESC_F_USED;
+/// Bytes of an event suppression structure: slot and lap u16, flags u16; and its alignment.
+pub const EVENT_BYTES: u64 = 4;
 
 /// Bytes of one descriptor: address u64, length u32, flags u16, next u16.
 pub const DESC_BYTES: u64 = 16;
@@ -106,6 +114,61 @@ impl Descriptor {
     }
 }
 
+/// One descriptor of a packed ring, copied out of guest memory. Available and used ones have the same form
+/// (2.8.13).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PackedDescriptor {
+    /// Guest address of the buffer or of the indirect table. Unused in a used descriptor.
+    pub addr: u64,
+    /// Its length in bytes; in a used descriptor, the bytes that were written.
+    pub len: u32,
+    /// Names the buffer. In a list, that of the last descriptor counts.
+    pub id: u16,
+    /// `DESC_*` and `PACKED_*` bits.
+    pub flags: u16,
+}
+
+impl PackedDescriptor {
+    /// From the two words in memory, in the machine's own order.
+    #[inline(always)]
+    #[must_use]
+    pub const fn from_words(low: u64, high: u64) -> Self {
+        Self {
+            addr: low,
+            len: high as u32,
+            id: (high >> 32) as u16,
+            flags: Self::flags_of(high),
+        }
+    }
+
+    /// The flags in the second word.
+    #[inline(always)]
+    #[must_use]
+    pub const fn flags_of(high: u64) -> u16 {
+        (high >> 48) as u16
+    }
+
+    /// The two words, in the machine's own order.
+    #[inline(always)]
+    #[must_use]
+    pub const fn to_words(self) -> (u64, u64) {
+        let high = self.len as u64 | (self.id as u64) << 32 | (self.flags as u64) << 48;
+        (self.addr, high)
+    }
+
+    /// Its buffer in the form of the split ring: the rules on buffers are the same for both.
+    #[inline(always)]
+    #[must_use]
+    pub(crate) const fn buffer(self) -> Descriptor {
+        Descriptor {
+            addr: self.addr,
+            len: self.len,
+            flags: self.flags,
+            next: 0,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -118,6 +181,23 @@ mod tests {
         );
         assert_eq!(used_event_offset(256) + 2, avail_bytes(256));
         assert_eq!(avail_event_offset(256) + 2, used_bytes(256));
+    }
+
+    #[test]
+    fn packed_descriptor_bytes_are_exact() {
+        let desc = PackedDescriptor {
+            addr: 0x1122_3344_5566_7788,
+            len: 0x99aa_bbcc,
+            id: 0x0102,
+            flags: 0x8083,
+        };
+        let (low, high) = desc.to_words();
+        let bytes = [low.to_le_bytes(), high.to_le_bytes()].concat();
+        let expected = [
+            0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11, 0xcc, 0xbb, 0xaa, 0x99, 0x02, 0x01, 0x83, 0x80,
+        ];
+        assert_eq!(bytes, expected);
+        assert_eq!(PackedDescriptor::from_words(low, high), desc);
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Device side of virtio split virtqueues (VirtIO 1.3, section 2.7), over a flat map of guest memory.
+//! Device side of virtio virtqueues, split and packed (VirtIO 1.3, sections 2.7 and 2.8), over a flat map of guest
+//! memory.
 //!
 //! For those who write a device: a vhost-user backend, or the device model of a VMM. The crate does no I/O
 //! and knows nothing of sockets, networks or vhost-user; it needs only the file descriptors of the guest's
@@ -12,7 +13,7 @@
 //!    that an address becomes an offset by one subtraction; and byte movers that check an offset once.
 //! 3. [`GuestFault`]: everything that a driver can do wrong, each with a static name.
 //! 4. [`Chains`]: a batch of descriptor chains, copied and checked: a reusable buffer, no allocation.
-//! 5. [`Queue`], [`SplitQueue`]: the ring: take a batch, use it, publish a batch, suppress notifications.
+//! 5. [`Queue`], either a [`SplitQueue`] or a [`PackedQueue`]: the ring: take a batch, use it, publish a batch, suppress notifications.
 //!    [`DirtyLog`]: what was written, for a migration.
 //! 6. `driver` (feature `driver`): the other side, for tests: makes memory and rings, and lies on request.
 //!
@@ -21,7 +22,7 @@
 //! # #[cfg(feature = "driver")] {
 //! use std::sync::Arc;
 //! use virtqueue::driver::{Buffer, DriverFeatures, GuestRam, SplitDriver};
-//! use virtqueue::{Chains, GuestAddr, MemoryMap, Queue, QueueFeatures, QueueSize, QueueStart, RingLayout};
+//! use virtqueue::{Chains, GuestAddr, MemoryMap, Queue, QueueFeatures, QueueSize, QueueStart, RingFormat, RingLayout};
 //!
 //! // The guest: memory, a ring in it, one buffer to be sent.
 //! let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), 1 << 20)])?);
@@ -33,7 +34,7 @@
 //!
 //! // The device: maps the memory, takes what is there, gives it back.
 //! let memory = Arc::new(MemoryMap::new(ram.regions()?, 0)?);
-//! let rings = RingLayout::from_user(&memory, driver.size(), driver.ring_user_addresses())?;
+//! let rings = RingLayout::from_user(&memory, (RingFormat::Split, driver.size()), driver.ring_user_addresses())?;
 //! let mut queue = Queue::new(&memory, rings, QueueFeatures::default(), QueueStart::default())?;
 //! let mut chains = Chains::for_queue(driver.size(), 32);
 //! queue.pop(&mut chains, 32)?;
@@ -68,9 +69,15 @@ mod chain;
 #[cfg(feature = "driver")]
 pub mod driver;
 mod fault;
+mod indirect;
 mod log;
 mod memory;
 mod notify;
+mod packed;
+mod packed_notify;
+mod packed_resume;
+mod packed_ring;
+mod position;
 mod queue;
 mod region;
 mod rings;
@@ -81,7 +88,8 @@ pub use chain::{Chain, ChainId, Chains, Segment};
 pub use fault::{GuestFault, IndirectRule};
 pub use log::{DirtyLog, LOG_PAGE_BYTES, LogError};
 pub use memory::{MemoryMap, RegionHint};
+pub use packed::PackedQueue;
 pub use queue::{Journal, Queue, QueueFeatures, QueueStart};
 pub use region::{MAX_REGIONS, MapError, MappedRegion, Region};
-pub use rings::{RingAddresses, RingError, RingLayout, RingPart};
+pub use rings::{RingAddresses, RingError, RingFormat, RingLayout, RingPart};
 pub use split::SplitQueue;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::chain::{ChainId, Chains};
 use crate::log::DirtyLog;
-use crate::{GuestFault, MemoryMap, QueueSize, RingError, RingLayout, SplitQueue};
+use crate::{GuestFault, MemoryMap, PackedQueue, QueueSize, RingError, RingFormat, RingLayout, SplitQueue};
 
 /// What was negotiated, as far as it concerns the ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,13 +19,15 @@ pub struct QueueFeatures {
     /// VIRTIO_F_IN_ORDER (35). The caller gives chains back in the order of [`Queue::pop`], whether this was
     /// negotiated or not.
     pub in_order: bool,
+    /// VIRTIO_F_RING_PACKED (34).
+    pub packed: bool,
 }
 
 /// Where a queue goes on, and what it notes down on the way.
 #[derive(Debug, Default)]
 pub struct QueueStart {
-    /// The next chain to take, as VHOST_USER_SET_VRING_BASE says it: bits 0 to 15 are the index in the
-    /// available ring.
+    /// The next chain to take, as VHOST_USER_SET_VRING_BASE says it: of a split ring bits 0 to 15 are the
+    /// index in the available ring; of a packed one see [`PackedQueue::new`].
     pub base: u32,
     /// How a successor is to learn what was under way.
     pub journal: Journal,
@@ -53,11 +55,15 @@ pub enum Journal {
     None,
 }
 
-/// Device side of one virtqueue. All methods are those of [`SplitQueue`], where they are described in full.
+/// Device side of one virtqueue. All methods are those of [`SplitQueue`] and [`PackedQueue`], where they are
+/// described in full.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant)] // one a queue, and no pointer to follow
 pub enum Queue {
     /// VirtIO 1.3, 2.7.
     Split(SplitQueue),
+    /// VirtIO 1.3, 2.8.
+    Packed(PackedQueue),
 }
 
 /// Hands a call on to the ring that it is.
@@ -65,6 +71,7 @@ macro_rules! of_either {
     ($queue:expr, $ring:ident => $call:expr) => {
         match $queue {
             Queue::Split($ring) => $call,
+            Queue::Packed($ring) => $call,
         }
     };
 }
@@ -73,14 +80,19 @@ impl Queue {
     /// Takes over a ring. Kicks are enabled; the first [`publish`](Self::publish) asks for a call in any case.
     ///
     /// # Errors
-    /// `rings` was made for another map, and does not fit this one.
+    /// `rings` was made for another map and does not fit this one, or for another kind of ring than was
+    /// negotiated; or a packed ring cannot be entered at that base.
     pub fn new(
         memory: &Arc<MemoryMap>,
         rings: RingLayout,
         features: QueueFeatures,
         start: QueueStart,
     ) -> Result<Self, RingError> {
-        SplitQueue::new(memory, rings, features, start).map(Self::Split)
+        match rings.format() {
+            format if format != RingFormat::of(features.packed) => Err(RingError::Format(format)),
+            RingFormat::Split => SplitQueue::new(memory, rings, features, start).map(Self::Split),
+            RingFormat::Packed => PackedQueue::new(memory, rings, features, start).map(Self::Packed),
+        }
     }
 
     /// Takes up to `max` chains into `chains`, which is emptied first, and returns how many.

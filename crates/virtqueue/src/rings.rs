@@ -2,28 +2,69 @@
 
 use std::fmt;
 
-use crate::{GuestAddr, MemoryMap, QueueSize, layout};
+use crate::{GuestAddr, MemoryMap, QueueSize, QueueSizeError, layout};
+
+/// Which kind of ring.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RingFormat {
+    /// VirtIO 1.3, 2.7.
+    #[default]
+    Split,
+    /// VirtIO 1.3, 2.8 (VIRTIO_F_RING_PACKED).
+    Packed,
+}
+
+impl RingFormat {
+    /// By whether VIRTIO_F_RING_PACKED (34) was negotiated.
+    #[must_use]
+    pub const fn of(packed: bool) -> Self {
+        if packed { Self::Packed } else { Self::Split }
+    }
+
+    /// Length in bytes and alignment of the three parts of a ring of `size` entries.
+    fn parts(self, size: QueueSize) -> [(RingPart, u64, u64); 3] {
+        use RingPart::*;
+        let size = size.get();
+        let desc = (DescriptorTable, layout::desc_bytes(size), layout::DESC_ALIGN);
+        match self {
+            Self::Split => [
+                desc,
+                (AvailableRing, layout::avail_bytes(size), layout::AVAIL_ALIGN),
+                (UsedRing, layout::used_bytes(size), layout::USED_ALIGN),
+            ],
+            Self::Packed => [
+                desc,
+                (DriverEvents, layout::EVENT_BYTES, layout::EVENT_BYTES),
+                (DeviceEvents, layout::EVENT_BYTES, layout::EVENT_BYTES),
+            ],
+        }
+    }
+}
 
 /// Addresses of the three parts of a ring, in whichever space they were told.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RingAddresses {
-    /// Descriptor table.
+    /// Descriptor table, or packed ring.
     pub desc: u64,
-    /// Available ring ("driver area").
+    /// Available ring, or the driver's event suppression ("driver area").
     pub avail: u64,
-    /// Used ring ("device area").
+    /// Used ring, or the device's event suppression ("device area").
     pub used: u64,
 }
 
 /// A part of the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RingPart {
-    /// Descriptor table.
+    /// Descriptor table, or packed ring.
     DescriptorTable,
     /// Available ring.
     AvailableRing,
     /// Used ring.
     UsedRing,
+    /// The driver's event suppression structure.
+    DriverEvents,
+    /// The device's event suppression structure.
+    DeviceEvents,
 }
 
 impl fmt::Display for RingPart {
@@ -32,6 +73,8 @@ impl fmt::Display for RingPart {
             Self::DescriptorTable => "descriptor table",
             Self::AvailableRing => "available ring",
             Self::UsedRing => "used ring",
+            Self::DriverEvents => "driver event suppression",
+            Self::DeviceEvents => "device event suppression",
         })
     }
 }
@@ -59,11 +102,26 @@ pub enum RingError {
         /// What it must be a multiple of, in bytes.
         align: u64,
     },
+    /// The kind of ring cannot have that size.
+    #[error(transparent)]
+    Size(#[from] QueueSizeError),
+    /// Laid out as the one kind of ring, negotiated as the other: a bug of the caller's.
+    #[error("a ring laid out as {0:?} is not what was negotiated")]
+    Format(RingFormat),
+    /// Packed ring: no slot to start from that the ring has, neither in the base nor in the ring.
+    #[error("vring base {base:#x} is outside a packed ring of {size} entries")]
+    Base {
+        /// As the VMM says it.
+        base: u32,
+        /// Entries of the queue.
+        size: u16,
+    },
 }
 
-/// A ring's size and the offsets of its parts in a [`MemoryMap`]: inside guest memory and aligned.
+/// A ring's kind, size and the offsets of its parts in a [`MemoryMap`]: inside guest memory and aligned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingLayout {
+    format: RingFormat,
     size: QueueSize,
     offsets: RingAddresses,
 }
@@ -75,10 +133,12 @@ impl RingLayout {
     /// A part that is misaligned or not wholly inside one region.
     pub fn from_user(
         memory: &MemoryMap,
-        size: QueueSize,
+        (format, size): (RingFormat, QueueSize),
         addresses: RingAddresses,
     ) -> Result<Self, RingError> {
-        Self::locate(size, addresses, |addr, len| memory.translate_user(addr, len))
+        Self::locate((format, size), addresses, |addr, len| {
+            memory.translate_user(addr, len)
+        })
     }
 
     /// From guest addresses, as a transport's registers give them.
@@ -87,10 +147,10 @@ impl RingLayout {
     /// A part that is misaligned or not wholly inside one region.
     pub fn from_guest(
         memory: &MemoryMap,
-        size: QueueSize,
+        (format, size): (RingFormat, QueueSize),
         addresses: RingAddresses,
     ) -> Result<Self, RingError> {
-        Self::locate(size, addresses, |addr, len| {
+        Self::locate((format, size), addresses, |addr, len| {
             memory.translate(GuestAddr(addr), len)
         })
     }
@@ -101,21 +161,21 @@ impl RingLayout {
     /// A part that is misaligned or not wholly inside the guest's part of the map.
     pub fn from_offsets(
         memory: &MemoryMap,
-        size: QueueSize,
+        (format, size): (RingFormat, QueueSize),
         offsets: RingAddresses,
     ) -> Result<Self, RingError> {
         let guest_len = memory.guest_len();
-        Self::locate(size, offsets, |offset, len| {
+        Self::locate((format, size), offsets, |offset, len| {
             (offset <= guest_len && len <= guest_len - offset).then_some(offset)
         })
     }
 
     fn locate(
-        size: QueueSize,
+        (format, size): (RingFormat, QueueSize),
         addresses: RingAddresses,
         translate: impl Fn(u64, u64) -> Option<u64>,
     ) -> Result<Self, RingError> {
-        let find = |part, addr: u64, len, align: u64| {
+        let find = |(part, len, align): (RingPart, u64, u64), addr: u64| {
             let offset = translate(addr, len).ok_or(RingError::OutsideMemory { part, addr, len })?;
             // The map starts on a page: aligned in it means aligned for us. A region that starts in the
             // middle of a page can make the two differ, so both count.
@@ -124,28 +184,26 @@ impl RingLayout {
                 .then_some(offset)
                 .ok_or(RingError::Misaligned { part, addr, align })
         };
-        let entries = size.get();
+        if format == RingFormat::Split {
+            QueueSize::new(size.get().into())?;
+        }
+        let [desc, avail, used] = format.parts(size);
         let offsets = RingAddresses {
-            desc: find(
-                RingPart::DescriptorTable,
-                addresses.desc,
-                layout::desc_bytes(entries),
-                layout::DESC_ALIGN,
-            )?,
-            avail: find(
-                RingPart::AvailableRing,
-                addresses.avail,
-                layout::avail_bytes(entries),
-                layout::AVAIL_ALIGN,
-            )?,
-            used: find(
-                RingPart::UsedRing,
-                addresses.used,
-                layout::used_bytes(entries),
-                layout::USED_ALIGN,
-            )?,
+            desc: find(desc, addresses.desc)?,
+            avail: find(avail, addresses.avail)?,
+            used: find(used, addresses.used)?,
         };
-        Ok(Self { size, offsets })
+        Ok(Self {
+            format,
+            size,
+            offsets,
+        })
+    }
+
+    /// Which kind of ring.
+    #[must_use]
+    pub fn format(&self) -> RingFormat {
+        self.format
     }
 
     /// Entries of the queue.
@@ -168,7 +226,8 @@ mod tests {
     fn layout(desc: u64, avail: u64, used: u64) -> Result<RingLayout, RingError> {
         let map = MemoryMap::anonymous(1 << 16).unwrap();
         let size = QueueSize::new(256).unwrap();
-        RingLayout::from_guest(&map, size, RingAddresses { desc, avail, used })
+        let addresses = RingAddresses { desc, avail, used };
+        RingLayout::from_guest(&map, (RingFormat::Split, size), addresses)
     }
 
     #[test]
@@ -181,6 +240,43 @@ mod tests {
         assert_eq!(align(layout(8, 4096, 8192)), 16);
         assert_eq!(align(layout(0, 4097, 8192)), 2);
         assert_eq!(align(layout(0, 4096, 8194)), 4);
+    }
+
+    #[test]
+    fn packed_ring_has_four_bytes_of_events_each_way_and_any_size() {
+        let map = MemoryMap::anonymous(1 << 16).unwrap();
+        let layout = |size, avail, used| {
+            let size = QueueSize::packed(size).unwrap();
+            let addresses = RingAddresses { desc: 0, avail, used };
+            RingLayout::from_guest(&map, (RingFormat::Packed, size), addresses)
+        };
+        assert!(layout(100, (1 << 16) - 4, 1600).is_ok());
+        assert!(matches!(
+            layout(100, 1602, 1604),
+            Err(RingError::Misaligned {
+                part: RingPart::DriverEvents,
+                align: 4,
+                ..
+            })
+        ));
+        assert!(matches!(
+            layout(100, 1600, 1 << 16),
+            Err(RingError::OutsideMemory {
+                part: RingPart::DeviceEvents,
+                len: 4,
+                ..
+            })
+        ));
+        let split = RingLayout::from_guest(
+            &map,
+            (RingFormat::Split, QueueSize::packed(100).unwrap()),
+            RingAddresses {
+                desc: 0,
+                avail: 4096,
+                used: 8192,
+            },
+        );
+        assert!(matches!(split, Err(RingError::Size(QueueSizeError::Split(100)))));
     }
 
     #[test]

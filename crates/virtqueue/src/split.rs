@@ -30,16 +30,17 @@
 
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 
 use crate::chain::{self, ChainBuilder, ChainId, Chains, Stop};
+use crate::indirect::{Table, prefetch};
 use crate::layout::{self, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Descriptor};
 use crate::log::DirtyLog;
 use crate::memory::RegionHint;
 use crate::notify::{Word, Words};
 use crate::{
-    GuestAddr, GuestFault, IndirectRule, MemoryMap, QueueFeatures, QueueSize, QueueStart, RingAddresses,
-    RingError, RingLayout,
+    GuestFault, MemoryMap, QueueFeatures, QueueSize, QueueStart, RingAddresses, RingError, RingFormat,
+    RingLayout,
 };
 
 /// Chains whose descriptors are fetched ahead.
@@ -97,7 +98,8 @@ impl SplitQueue {
         features: QueueFeatures,
         start: QueueStart,
     ) -> Result<Self, RingError> {
-        let rings = RingLayout::from_offsets(memory, rings.size(), rings.offsets())?;
+        let shape = (RingFormat::Split, rings.size());
+        let rings = RingLayout::from_offsets(memory, shape, rings.offsets())?;
         let base = memory.base();
         // SAFETY: from_offsets has checked that all three parts are inside the map.
         let part = |offset: u64| unsafe { base.add(offset as usize) };
@@ -281,29 +283,13 @@ impl SplitQueue {
         head: u16,
         table: Descriptor,
     ) -> Result<(), Stop> {
-        let len = table.len;
-        let invalid = |why| Err(GuestFault::IndirectInvalid { head, len, why }.into());
-        if !self.features.indirect {
-            return invalid(IndirectRule::NotNegotiated);
-        }
-        if table.has(DESC_NEXT) {
-            return invalid(IndirectRule::WithNext);
-        }
-        if len == 0 || !len.is_multiple_of(layout::DESC_BYTES as u32) {
-            return invalid(IndirectRule::Length);
-        }
-        if u64::from(len) > layout::desc_bytes(self.size.get()) {
-            return invalid(IndirectRule::TooLong);
-        }
-        let entries = (len / layout::DESC_BYTES as u32) as u16;
-        let addr = GuestAddr(table.addr);
-        // A hint of its own: tables often live in another region than the frames.
-        let Some(offset) = self.memory.translate(addr, u64::from(len)) else {
-            return Err(chain::bad_buffer(head, table).into());
-        };
+        let negotiated = self.features.indirect;
+        let table = Table::find(&self.memory, self.size, negotiated, (head, table))?;
+        let entries = table.entries;
         let mut next = 0;
         for _ in 0..entries {
-            let desc = self.read_indirect(offset, next);
+            let (low, high) = table.read(&self.memory, next);
+            let desc = Descriptor::from_words(low, high);
             if desc.has(DESC_INDIRECT) {
                 return Err(GuestFault::NestedIndirect { head }.into());
             }
@@ -510,28 +496,6 @@ impl SplitQueue {
         }
     }
 
-    /// Entry `index` of the indirect table at `offset` in the map, each byte read once. The specification
-    /// demands no alignment of such tables, so an odd one is read bytewise.
-    ///
-    /// The caller has checked that the entry is inside the range that it translated.
-    #[inline]
-    fn read_indirect(&self, offset: u64, index: u16) -> Descriptor {
-        let at = offset + u64::from(index) * layout::DESC_BYTES;
-        let Some(entry) = self.memory.ptr(at, layout::DESC_BYTES as usize) else {
-            unreachable!("entry {index} of an indirect table that was checked as a whole");
-        };
-        let words = entry.cast::<AtomicU64>();
-        if words.is_aligned() {
-            // SAFETY: 16 bytes inside the map (ptr), aligned.
-            let (low, high) = unsafe { (words.as_ref(), words.add(1).as_ref()) };
-            return Descriptor::from_words(low.load(Ordering::Relaxed), high.load(Ordering::Relaxed));
-        }
-        // SAFETY: as above; bytes need no alignment.
-        let byte = |i: usize| unsafe { entry.cast::<AtomicU8>().add(i).as_ref() }.load(Ordering::Relaxed);
-        let word = |first: usize| u64::from_ne_bytes(std::array::from_fn(|i| byte(first + i)));
-        Descriptor::from_words(word(0), word(8))
-    }
-
     #[inline(always)]
     fn words(&self) -> Words<'_, AtomicU16> {
         let size = self.size.get();
@@ -566,19 +530,6 @@ impl SplitQueue {
     fn prefetch_buffer(&self, offset: u64) {
         prefetch(self.base.as_ptr().wrapping_add(offset as usize));
     }
-}
-
-/// Asks for a cache line that will be needed soon. Harmless for any address.
-#[inline(always)]
-fn prefetch(address: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch never faults and changes nothing but caches; SSE is part of x86_64.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(address.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = address;
 }
 
 #[cfg(test)]

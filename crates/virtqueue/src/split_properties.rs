@@ -111,7 +111,7 @@ proptest! {
         plans in plans(), event_idx: bool, in_order: bool,
         start in prop_oneof![Just(0u16), 65500u16..=65535, any::<u16>()], batch in 1usize..40, push in 1usize..20,
     ) {
-        exchange(&plans, QueueFeatures { event_idx, indirect: true, in_order }, start, batch, push);
+        exchange(&plans, QueueFeatures { event_idx, indirect: true, in_order, packed: false }, start, batch, push);
     }
 }
 

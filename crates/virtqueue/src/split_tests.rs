@@ -2,6 +2,7 @@ use super::*;
 use crate::Segment;
 use crate::driver::{Buffer, DriverFeatures, GuestRam, SplitDriver};
 use crate::layout::{AVAIL_NO_INTERRUPT, USED_NO_NOTIFY};
+use crate::{GuestAddr, IndirectRule};
 
 /// A driver and a device on one ring. Memory is two regions with a gap between; the ring is in the first.
 struct Pair {
@@ -20,6 +21,7 @@ const FULL: QueueFeatures = QueueFeatures {
     event_idx: false,
     indirect: true,
     in_order: false,
+    packed: false,
 };
 
 impl Pair {
@@ -37,7 +39,8 @@ impl Pair {
         let mut driver = SplitDriver::new(&ram, size, driver_features).unwrap();
         driver.start_at(start);
         let memory = Arc::new(MemoryMap::new(ram.regions().unwrap(), 4096).unwrap());
-        let rings = RingLayout::from_user(&memory, size, driver.ring_user_addresses()).unwrap();
+        let rings =
+            RingLayout::from_user(&memory, (RingFormat::Split, size), driver.ring_user_addresses()).unwrap();
         let queue = SplitQueue::new(&memory, rings, features, QueueStart::at(start.into())).unwrap();
         Self {
             ram,
@@ -260,7 +263,12 @@ fn a_successor_goes_on_where_the_ring_stands() {
     // It dies with three chains under way; the driver has seen the call or not.
     pair.driver.set_avail_flags(AVAIL_NO_INTERRUPT);
     let memory = Arc::clone(pair.queue.memory());
-    let rings = RingLayout::from_user(&memory, pair.queue.size(), pair.driver.ring_user_addresses()).unwrap();
+    let rings = RingLayout::from_user(
+        &memory,
+        (RingFormat::Split, pair.queue.size()),
+        pair.driver.ring_user_addresses(),
+    )
+    .unwrap();
     let used_idx = pair.queue.used_idx();
     pair.queue = SplitQueue::new(&memory, rings, FULL, QueueStart::at(used_idx.into())).unwrap();
     assert_eq!(pair.queue.used_idx(), 65530u16.wrapping_add(5));
@@ -576,7 +584,8 @@ fn chain_of_four_gigabytes_is_a_fault() {
     let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), 3 << 30)]).unwrap()); // not touched, so not there
     let driver = SplitDriver::new(&ram, size, DriverFeatures::default()).unwrap();
     let memory = Arc::new(MemoryMap::new(ram.regions().unwrap(), 0).unwrap());
-    let rings = RingLayout::from_user(&memory, size, driver.ring_user_addresses()).unwrap();
+    let rings =
+        RingLayout::from_user(&memory, (RingFormat::Split, size), driver.ring_user_addresses()).unwrap();
     let mut queue = SplitQueue::new(&memory, rings, FULL, QueueStart::default()).unwrap();
     driver.write_descriptor(0, desc(0, 3 << 30, DESC_NEXT, 1));
     driver.write_descriptor(1, desc(0, 1 << 30, 0, 0));

@@ -13,6 +13,8 @@ pub(crate) const F_LOG_ALL: u64 = 1 << 26;
 pub(crate) const F_PROTOCOL_FEATURES: u64 = 1 << 30;
 /// VIRTIO_F_VERSION_1.
 pub(crate) const F_VERSION_1: u64 = 1 << virtio_config::VIRTIO_F_VERSION_1;
+/// VIRTIO_F_RING_PACKED.
+pub(crate) const F_RING_PACKED: u64 = 1 << virtio_config::VIRTIO_F_RING_PACKED;
 const F_IN_ORDER: u64 = 1 << virtio_config::VIRTIO_F_IN_ORDER;
 const F_INDIRECT: u64 = 1 << virtio_ring::VIRTIO_RING_F_INDIRECT_DESC;
 const F_EVENT_IDX: u64 = 1 << virtio_ring::VIRTIO_RING_F_EVENT_IDX;
@@ -31,6 +33,7 @@ const F_GUEST_ANNOUNCE: u64 = 1 << net::VIRTIO_NET_F_GUEST_ANNOUNCE;
 pub(crate) fn offered(pairs: u16) -> u64 {
     let multi_queue = if pairs > 1 { F_MQ } else { 0 };
     F_VERSION_1
+        | F_RING_PACKED
         | F_IN_ORDER
         | F_INDIRECT
         | F_EVENT_IDX
@@ -83,6 +86,7 @@ impl From<u64> for Negotiated {
                 event_idx: has(F_EVENT_IDX),
                 indirect: has(F_INDIRECT),
                 in_order: has(F_IN_ORDER),
+                packed: has(F_RING_PACKED),
             },
         }
     }

@@ -168,7 +168,7 @@ impl LaneParts<'_> {
     }
 
     fn vring(&self, index: u32, state: &VringState) -> Result<Vring, LaneError> {
-        let layout = state.layout(index, self.map)?;
+        let layout = state.layout(index, self.map, self.negotiated.ring.packed)?;
         let duplicate = |fd: &Option<OwnedFd>| {
             fd.as_ref()
                 .map(OwnedFd::try_clone)

@@ -21,7 +21,7 @@ use virtqueue::{DirtyLog, LogError, QueueSize, RingAddresses};
 
 use super::announce;
 use super::config::Placement;
-use super::features::{self, F_LOG_ALL, F_PROTOCOL_FEATURES, F_VERSION_1};
+use super::features::{self, F_LOG_ALL, F_PROTOCOL_FEATURES, F_RING_PACKED, F_VERSION_1};
 use super::front;
 use super::lanes::{FarSide, LaneError, LaneFacts, LaneParts, private_bytes};
 use super::memory::{MemoryError, MemoryTable};
@@ -364,6 +364,10 @@ impl Session {
         self.vring(index)
     }
 
+    fn has_packed_rings(&self) -> bool {
+        self.features & F_RING_PACKED != 0
+    }
+
     /// SET_VRING_NUM.
     pub(crate) fn set_vring_num(
         &mut self,
@@ -371,7 +375,13 @@ impl Session {
         num: u32,
         ground: &Ground<'_>,
     ) -> Result<(), SessionError> {
-        let size = QueueSize::new(num).map_err(|source| VringError::Size { index, source })?;
+        // Looked at again when the ring is laid out: features may yet change.
+        let size = if self.has_packed_rings() {
+            QueueSize::packed(num)
+        } else {
+            QueueSize::new(num)
+        };
+        let size = size.map_err(|source| VringError::Size { index, source })?;
         self.idle_vring(index, ground)?.size = Some(size);
         Ok(())
     }
@@ -398,7 +408,7 @@ impl Session {
         base: u32,
         ground: &Ground<'_>,
     ) -> Result<(), SessionError> {
-        if base > u16::MAX.into() {
+        if base > u16::MAX.into() && !self.has_packed_rings() {
             return Err(VringError::Base { index, base }.into());
         }
         self.idle_vring(index, ground)?.base = base;

@@ -5,12 +5,12 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
-use virtqueue::{MemoryMap, QueueSize, QueueSizeError, RingAddresses, RingError, RingLayout};
+use virtqueue::{MemoryMap, QueueSize, QueueSizeError, RingAddresses, RingError, RingFormat, RingLayout};
 
 /// What is wrong with a vring.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum VringError {
-    /// SET_VRING_NUM with a size that no split ring has.
+    /// SET_VRING_NUM with a size that no such ring has.
     #[error("vring {index}: {source}")]
     Size { index: u32, source: QueueSizeError },
     /// SET_VRING_BASE beyond 16 bits.
@@ -59,11 +59,12 @@ impl VringState {
     ///
     /// # Errors
     /// [`VringError`].
-    pub(crate) fn layout(&self, index: u32, map: &MemoryMap) -> Result<RingLayout, VringError> {
+    pub(crate) fn layout(&self, index: u32, map: &MemoryMap, packed: bool) -> Result<RingLayout, VringError> {
         let (Some(size), Some(addresses)) = (self.size, self.addresses) else {
             return Err(VringError::Incomplete { index });
         };
-        RingLayout::from_user(map, size, addresses).map_err(|source| VringError::Layout { index, source })
+        RingLayout::from_user(map, (RingFormat::of(packed), size), addresses)
+            .map_err(|source| VringError::Layout { index, source })
     }
 }
 

@@ -70,7 +70,7 @@ impl From<(GuestAddr, u32, bool)> for Buffer {
 /// A chain that came back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Used {
-    /// What `add` returned for it.
+    /// What `add` returned for it: its first descriptor, or in a packed ring its buffer id.
     pub head: u16,
     /// Bytes that the device says it wrote.
     pub len: u32,

@@ -1,0 +1,362 @@
+//! The driver of one packed virtqueue (VirtIO 1.3, 2.8.21 and 2.8.22).
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use super::{Buffer, DriverFeatures, GuestRam, RamError, Used};
+use crate::layout::{self, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, PackedDescriptor};
+use crate::packed_notify::{self as notify, Cell, Wish};
+use crate::position::Position;
+use crate::{GuestAddr, QueueSize, RingAddresses};
+
+/// A chain under way.
+#[derive(Clone, Copy, Debug)]
+struct UnderWay {
+    slots: u16,
+}
+
+/// The driver's side of one packed virtqueue. A chain is named by its buffer id.
+#[derive(Debug)]
+pub struct PackedDriver {
+    ram: Arc<GuestRam>,
+    size: QueueSize,
+    features: DriverFeatures,
+    /// In guest addresses, and as offsets in the driver's map.
+    guest: RingAddresses,
+    offsets: RingAddresses,
+    /// Ids that are free, front first.
+    free_ids: VecDeque<u16>,
+    free_slots: u16,
+    /// By id.
+    chains: Vec<Option<UnderWay>>,
+    /// Ids in the order in which they were added.
+    order: VecDeque<u16>,
+    /// By id, a table and how many entries it has, made when first needed.
+    tables: Vec<Option<(GuestAddr, usize)>>,
+    /// The next descriptor goes here.
+    next: Position,
+    /// The next used one comes here.
+    used: Position,
+    /// Slots added and not published, and the second word of the first of them, which is kept back.
+    unpublished: u16,
+    first: (u16, u64),
+}
+
+impl PackedDriver {
+    /// Makes a ring of `size` entries in `ram`.
+    ///
+    /// # Errors
+    /// No room.
+    pub fn new(ram: &Arc<GuestRam>, size: QueueSize, features: DriverFeatures) -> Result<Self, RamError> {
+        let entries = size.get();
+        // Each part on its own cache lines, so that costs are those of the ring and not of false sharing.
+        let events = || ram.alloc(64, 64).map(GuestAddr::get);
+        let guest = RingAddresses {
+            desc: ram.alloc(layout::desc_bytes(entries), 64)?.get(),
+            avail: events()?,
+            used: events()?,
+        };
+        let offset = |addr| ram.offset(GuestAddr(addr), 1);
+        let offsets = RingAddresses {
+            desc: offset(guest.desc),
+            avail: offset(guest.avail),
+            used: offset(guest.used),
+        };
+        Ok(Self {
+            ram: Arc::clone(ram),
+            size,
+            features,
+            guest,
+            offsets,
+            free_ids: (0..entries).collect(),
+            free_slots: entries,
+            chains: vec![None; usize::from(entries)],
+            order: VecDeque::with_capacity(usize::from(entries)),
+            tables: vec![None; usize::from(entries)],
+            next: Position::START,
+            used: Position::START,
+            unpublished: 0,
+            first: (0, 0),
+        })
+    }
+
+    /// Goes to slot `offset` of a lap with wrap counter `wrap`, as after some laps, and leaves the ring as a
+    /// device would: for tests of the wrap. Only before the first `add`.
+    pub fn start_at(&mut self, offset: u16, wrap: bool) {
+        assert!(self.order.is_empty(), "chains are under way");
+        assert!(offset < self.size.get(), "a slot of the ring");
+        let at = Position { offset, wrap };
+        (self.next, self.used) = (at, at);
+        for step in 1..=self.size.get() {
+            let passed = at.back(step, self.size);
+            let flags = passed.used_flags();
+            self.write_slot(
+                passed.offset,
+                PackedDescriptor {
+                    flags,
+                    ..PackedDescriptor::default()
+                },
+            );
+        }
+    }
+
+    /// Entries of the queue.
+    #[must_use]
+    pub fn size(&self) -> QueueSize {
+        self.size
+    }
+
+    /// The guest's memory.
+    #[must_use]
+    pub fn ram(&self) -> &Arc<GuestRam> {
+        &self.ram
+    }
+
+    /// Where the ring is for the guest.
+    #[must_use]
+    pub fn ring_guest_addresses(&self) -> RingAddresses {
+        self.guest
+    }
+
+    /// Where the ring is in this process: what VHOST_USER_SET_VRING_ADDR wants.
+    #[must_use]
+    pub fn ring_user_addresses(&self) -> RingAddresses {
+        let user = |addr| self.ram.user_addr(GuestAddr(addr));
+        RingAddresses {
+            desc: user(self.guest.desc),
+            avail: user(self.guest.avail),
+            used: user(self.guest.used),
+        }
+    }
+
+    /// Slots that are free.
+    #[must_use]
+    pub fn free_descriptors(&self) -> usize {
+        self.free_slots.into()
+    }
+
+    /// Chains that were added and have not come back.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.order.len()
+    }
+
+    /// Where the device must go on: what a VMM says that knows it, in the form of VHOST_USER_SET_VRING_BASE.
+    #[must_use]
+    pub fn base(&self) -> u32 {
+        u32::from(self.used.to_bits()) * 0x1_0001
+    }
+
+    /// Puts a chain of `buffers` into the ring, not yet visible. Returns its id; `None` if there are not
+    /// enough slots.
+    ///
+    /// # Panics
+    /// If there is no buffer.
+    pub fn add(&mut self, buffers: &[Buffer]) -> Option<u16> {
+        assert!(!buffers.is_empty(), "a chain has at least one buffer");
+        if usize::from(self.free_slots) < buffers.len() {
+            return None;
+        }
+        let id = self.free_ids.pop_front()?;
+        for (i, buffer) in buffers.iter().enumerate() {
+            let next = if i + 1 < buffers.len() { DESC_NEXT } else { 0 };
+            self.push(id, (buffer.addr, buffer.len), write_flag(buffer) | next);
+        }
+        self.note(id, buffers.len() as u16);
+        Some(id)
+    }
+
+    /// As [`add`](Self::add), with an indirect table: one slot of the ring, however many buffers.
+    ///
+    /// # Panics
+    /// If there is no buffer, or no memory for a table.
+    pub fn add_indirect(&mut self, buffers: &[Buffer]) -> Option<u16> {
+        assert!(!buffers.is_empty(), "a chain has at least one buffer");
+        if self.free_slots == 0 {
+            return None;
+        }
+        let id = self.free_ids.pop_front()?;
+        let table = self.table(id, buffers.len());
+        for (i, buffer) in buffers.iter().enumerate() {
+            let desc = PackedDescriptor {
+                addr: buffer.addr.get(),
+                len: buffer.len,
+                id: 0,
+                flags: write_flag(buffer),
+            };
+            self.write_table_entry(table, i as u16, desc);
+        }
+        let len = layout::DESC_BYTES as u32 * buffers.len() as u32;
+        self.push(id, (table, len), DESC_INDIRECT);
+        self.note(id, 1);
+        Some(id)
+    }
+
+    fn table(&mut self, id: u16, entries: usize) -> GuestAddr {
+        let slot = &mut self.tables[usize::from(id)];
+        match *slot {
+            Some((addr, capacity)) if capacity >= entries => addr,
+            _ => {
+                let capacity = entries.next_power_of_two().max(4);
+                let addr = self
+                    .ram
+                    .alloc(layout::DESC_BYTES * capacity as u64, 16)
+                    .expect("guest memory for a table");
+                *slot = Some((addr, capacity));
+                addr
+            }
+        }
+    }
+
+    /// Writes the next descriptor; the first one of a batch keeps its second word until `publish`.
+    fn push(&mut self, id: u16, (addr, len): (GuestAddr, u32), flags: u16) {
+        let at = self.next;
+        let desc = PackedDescriptor {
+            addr: addr.get(),
+            len,
+            id,
+            flags: flags | at.available_flags(),
+        };
+        let (low, high) = desc.to_words();
+        Cell::store(self.word(at.offset, false), low, Ordering::Relaxed);
+        if self.unpublished == 0 {
+            self.first = (at.offset, high);
+        } else {
+            Cell::store(self.word(at.offset, true), high, Ordering::Relaxed);
+        }
+        self.unpublished += 1;
+        self.next = at.forward(1, self.size);
+    }
+
+    fn note(&mut self, id: u16, slots: u16) {
+        self.free_slots -= slots;
+        self.chains[usize::from(id)] = Some(UnderWay { slots });
+        self.order.push_back(id);
+    }
+
+    /// Makes all added chains visible with one store. Returns whether the device wants a kick; `false` if
+    /// nothing was added.
+    pub fn publish(&mut self) -> bool {
+        let slots = std::mem::take(&mut self.unpublished);
+        if slots == 0 {
+            return false;
+        }
+        let (slot, word) = self.first;
+        notify::publish(
+            (self.word(slot, true), word),
+            (self.next, slots, self.size),
+            self.events(self.offsets.used),
+            self.features.event_idx,
+        )
+    }
+
+    /// Takes the next chain that came back, and frees its slots.
+    ///
+    /// # Panics
+    /// If the device gives back what it did not get, or with in-order out of order.
+    pub fn take_used(&mut self) -> Option<Used> {
+        // Pairs with the device's release store of the first used descriptor of a batch: those that follow it,
+        // and the frames, are visible (2.8.22).
+        let word = Cell::load(self.word(self.used.offset, true), Ordering::Acquire);
+        let desc = PackedDescriptor::from_words(0, word);
+        if !self.used.is_used(desc.flags) {
+            return None;
+        }
+        let id = desc.id;
+        let chain = self.chains.get_mut(usize::from(id)).and_then(Option::take);
+        let UnderWay { slots } =
+            chain.unwrap_or_else(|| panic!("the device gave back chain {id}, which it does not have"));
+        if self.features.in_order {
+            assert_eq!(self.order.front(), Some(&id), "the device gave back out of order");
+        }
+        let position = self.order.iter().position(|&other| other == id);
+        self.order.remove(position.expect("it is under way"));
+        self.free_ids.push_back(id);
+        self.free_slots += slots;
+        self.used = self.used.forward(slots, self.size);
+        Some(Used {
+            head: id,
+            len: desc.len,
+        })
+    }
+
+    /// Asks for a call with the next chain that comes back. `true`: there is one already.
+    pub fn enable_calls(&mut self) -> bool {
+        let (events, slot) = (self.events(self.offsets.avail), self.word(self.used.offset, true));
+        let found = notify::enable(events, self.used, slot, self.features.event_idx);
+        self.used.is_used(PackedDescriptor::flags_of(found))
+    }
+
+    /// Wants no calls.
+    pub fn disable_calls(&mut self) {
+        self.set_driver_events(Wish::NEVER.0);
+    }
+
+    /// Slot and wrap counter that the next descriptor goes to.
+    #[must_use]
+    pub fn next_slot(&self) -> (u16, bool) {
+        (self.next.offset, self.next.wrap)
+    }
+
+    /// AVAIL and USED bits that make slot `offset` available in a lap with wrap counter `wrap`.
+    #[must_use]
+    pub fn available_flags(offset: u16, wrap: bool) -> u16 {
+        Position { offset, wrap }.available_flags()
+    }
+
+    /// Writes slot `slot`, whatever it says.
+    pub fn write_slot(&self, slot: u16, desc: PackedDescriptor) {
+        let (low, high) = desc.to_words();
+        Cell::store(self.word(slot, false), low, Ordering::Relaxed);
+        Cell::store(self.word(slot, true), high, Ordering::Release);
+    }
+
+    /// What stands in slot `slot`.
+    #[must_use]
+    pub fn read_slot(&self, slot: u16) -> PackedDescriptor {
+        let high = Cell::load(self.word(slot, true), Ordering::Acquire);
+        PackedDescriptor::from_words(Cell::load(self.word(slot, false), Ordering::Relaxed), high)
+    }
+
+    /// Writes entry `index` of a table in guest memory, whatever it says.
+    pub fn write_table_entry(&self, table: GuestAddr, index: u16, desc: PackedDescriptor) {
+        let (low, high) = desc.to_words();
+        let addr = table
+            .checked_add(u64::from(index) * layout::DESC_BYTES)
+            .expect("a table in guest memory");
+        let offset = self.ram.offset(addr, layout::DESC_BYTES as usize);
+        let map = self.ram.map();
+        match (map.atomic_u64(offset), map.atomic_u64(offset + 8)) {
+            (Some(first), Some(second)) => {
+                Cell::store(first, low, Ordering::Relaxed);
+                Cell::store(second, high, Ordering::Relaxed);
+            }
+            _ => assert!(map.write_obj(offset, &[low.to_le(), high.to_le()])),
+        }
+    }
+
+    /// Sets the driver's event suppression: slot and wrap counter in bits 0 to 15, flags in bits 16 to 31.
+    pub fn set_driver_events(&self, value: u32) {
+        Cell::store(self.events(self.offsets.avail), value, Ordering::Relaxed);
+    }
+
+    /// The device's event suppression in memory, in the same form.
+    #[must_use]
+    pub fn device_events(&self) -> u32 {
+        Cell::load(self.events(self.offsets.used), Ordering::Relaxed)
+    }
+
+    fn word(&self, slot: u16, second: bool) -> &AtomicU64 {
+        let offset = self.offsets.desc + u64::from(slot) * layout::DESC_BYTES + 8 * u64::from(second);
+        self.ram.map().atomic_u64(offset).expect("inside the ring")
+    }
+
+    fn events(&self, offset: u64) -> &AtomicU32 {
+        self.ram.map().atomic_u32(offset).expect("inside memory")
+    }
+}
+
+fn write_flag(buffer: &Buffer) -> u16 {
+    if buffer.writable { DESC_WRITE } else { 0 }
+}

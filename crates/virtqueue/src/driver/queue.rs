@@ -1,0 +1,158 @@
+//! A driver of either kind, for tests that run with both.
+
+use std::sync::Arc;
+
+use super::{Buffer, DriverFeatures, GuestRam, PackedDriver, RamError, SplitDriver, Used};
+use crate::{QueueSize, RingAddresses, RingFormat};
+
+/// The driver's side of one virtqueue. The methods are those of [`SplitDriver`] and [`PackedDriver`]; to lie, take
+/// the one it is.
+#[derive(Debug)]
+pub enum QueueDriver {
+    /// VirtIO 1.3, 2.7.
+    Split(SplitDriver),
+    /// VirtIO 1.3, 2.8.
+    Packed(PackedDriver),
+}
+
+/// Hands a call on to the driver that it is.
+macro_rules! of_either {
+    ($queue:expr, $driver:ident => $call:expr) => {
+        match $queue {
+            QueueDriver::Split($driver) => $call,
+            QueueDriver::Packed($driver) => $call,
+        }
+    };
+}
+
+impl QueueDriver {
+    /// Makes a ring of `size` entries in `ram`.
+    ///
+    /// # Errors
+    /// No room.
+    pub fn new(
+        ram: &Arc<GuestRam>,
+        (format, size): (RingFormat, QueueSize),
+        features: DriverFeatures,
+    ) -> Result<Self, RamError> {
+        Ok(match format {
+            RingFormat::Split => Self::Split(SplitDriver::new(ram, size, features)?),
+            RingFormat::Packed => Self::Packed(PackedDriver::new(ram, size, features)?),
+        })
+    }
+
+    /// Which kind of ring.
+    #[must_use]
+    pub fn format(&self) -> RingFormat {
+        RingFormat::of(matches!(self, Self::Packed(_)))
+    }
+
+    /// The split one, to lie.
+    ///
+    /// # Panics
+    /// If it is packed.
+    #[must_use]
+    pub fn split(&self) -> &SplitDriver {
+        match self {
+            Self::Split(driver) => driver,
+            Self::Packed(_) => panic!("the ring is packed"),
+        }
+    }
+
+    /// The packed one, to lie.
+    ///
+    /// # Panics
+    /// If it is split.
+    #[must_use]
+    pub fn packed(&self) -> &PackedDriver {
+        match self {
+            Self::Packed(driver) => driver,
+            Self::Split(_) => panic!("the ring is split"),
+        }
+    }
+
+    /// Entries of the queue.
+    #[must_use]
+    pub fn size(&self) -> QueueSize {
+        of_either!(self, driver => driver.size())
+    }
+
+    /// The guest's memory.
+    #[must_use]
+    pub fn ram(&self) -> &Arc<GuestRam> {
+        of_either!(self, driver => driver.ram())
+    }
+
+    /// Where the ring is for the guest.
+    #[must_use]
+    pub fn ring_guest_addresses(&self) -> RingAddresses {
+        of_either!(self, driver => driver.ring_guest_addresses())
+    }
+
+    /// Where the ring is in this process.
+    #[must_use]
+    pub fn ring_user_addresses(&self) -> RingAddresses {
+        of_either!(self, driver => driver.ring_user_addresses())
+    }
+
+    /// Where the device must go on, in the form of VHOST_USER_SET_VRING_BASE: what is used so far.
+    #[must_use]
+    pub fn base(&self) -> u32 {
+        match self {
+            Self::Split(driver) => driver.used_idx().into(),
+            Self::Packed(driver) => driver.base(),
+        }
+    }
+
+    /// Ring descriptors that are free.
+    #[must_use]
+    pub fn free_descriptors(&self) -> usize {
+        of_either!(self, driver => driver.free_descriptors())
+    }
+
+    /// Chains that were added and have not come back.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        of_either!(self, driver => driver.in_flight())
+    }
+
+    /// Puts a chain of `buffers` into the ring, not yet visible. Returns its name; `None` if there are not enough
+    /// descriptors.
+    ///
+    /// # Panics
+    /// If there is no buffer.
+    pub fn add(&mut self, buffers: &[Buffer]) -> Option<u16> {
+        of_either!(self, driver => driver.add(buffers))
+    }
+
+    /// As [`add`](Self::add), with an indirect table.
+    ///
+    /// # Panics
+    /// If there is no buffer, or no memory for a table.
+    pub fn add_indirect(&mut self, buffers: &[Buffer]) -> Option<u16> {
+        of_either!(self, driver => driver.add_indirect(buffers))
+    }
+
+    /// Makes all added chains visible with one store. Returns whether the device wants a kick.
+    pub fn publish(&mut self) -> bool {
+        of_either!(self, driver => driver.publish())
+    }
+
+    /// Takes the next chain that came back, and frees its descriptors.
+    ///
+    /// # Panics
+    /// If the device breaks the rules.
+    pub fn take_used(&mut self) -> Option<Used> {
+        of_either!(self, driver => driver.take_used())
+    }
+
+    /// Asks for a call with the next chain that comes back. `true`: there is one already.
+    pub fn enable_calls(&mut self) -> bool {
+        of_either!(self, driver => driver.enable_calls())
+    }
+
+    /// Wants no calls.
+    pub fn disable_calls(&mut self) {
+        of_either!(self, driver => driver.disable_calls());
+    }
+}

@@ -1,0 +1,87 @@
+//! Indirect tables (VirtIO 1.3, 2.7.5.3 and 2.8.7), which both rings have.
+//!
+//! A table is checked as one range, and each of its entries is read once, into a copy.
+#![allow(unsafe_code)]
+
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+use crate::layout::{self, DESC_NEXT, Descriptor};
+use crate::{GuestAddr, GuestFault, IndirectRule, MemoryMap, QueueSize, chain};
+
+/// A table, inside guest memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Table {
+    offset: u64,
+    /// Entries that it has: at least one, at most the queue size.
+    pub(crate) entries: u16,
+}
+
+impl Table {
+    /// The table that `desc`, an indirect descriptor of chain `head`, refers to. `negotiated` is
+    /// VIRTIO_F_INDIRECT_DESC.
+    #[inline(always)]
+    pub(crate) fn find(
+        memory: &MemoryMap,
+        size: QueueSize,
+        negotiated: bool,
+        (head, desc): (u16, Descriptor),
+    ) -> Result<Self, GuestFault> {
+        let len = desc.len;
+        let invalid = |why| Err(GuestFault::IndirectInvalid { head, len, why });
+        if !negotiated {
+            return invalid(IndirectRule::NotNegotiated);
+        }
+        if desc.has(DESC_NEXT) {
+            return invalid(IndirectRule::WithNext);
+        }
+        if len == 0 || !len.is_multiple_of(layout::DESC_BYTES as u32) {
+            return invalid(IndirectRule::Length);
+        }
+        if u64::from(len) > layout::desc_bytes(size.get()) {
+            return invalid(IndirectRule::TooLong);
+        }
+        // Without the hint of the frames: tables often live in another region.
+        let Some(offset) = memory.translate(GuestAddr(desc.addr), u64::from(len)) else {
+            return Err(chain::bad_buffer(head, desc));
+        };
+        Ok(Self {
+            offset,
+            entries: (len / layout::DESC_BYTES as u32) as u16,
+        })
+    }
+
+    /// The two words of entry `index`, each byte read once. The specification demands no alignment of such
+    /// tables, so an odd one is read bytewise.
+    ///
+    /// The caller sees to it that the table has that entry.
+    #[inline]
+    pub(crate) fn read(self, memory: &MemoryMap, index: u16) -> (u64, u64) {
+        let at = self.offset + u64::from(index) * layout::DESC_BYTES;
+        let Some(entry) = memory.ptr(at, layout::DESC_BYTES as usize) else {
+            unreachable!("entry {index} of an indirect table that was checked as a whole");
+        };
+        let words = entry.cast::<AtomicU64>();
+        if words.is_aligned() {
+            // SAFETY: 16 bytes inside the map (ptr), aligned.
+            let (low, high) = unsafe { (words.as_ref(), words.add(1).as_ref()) };
+            return (low.load(Ordering::Relaxed), high.load(Ordering::Relaxed));
+        }
+        // SAFETY: as above; bytes need no alignment.
+        let byte = |i: usize| unsafe { entry.cast::<AtomicU8>().add(i).as_ref() }.load(Ordering::Relaxed);
+        let word = |first: usize| u64::from_ne_bytes(std::array::from_fn(|i| byte(first + i)));
+        (word(0), word(8))
+    }
+}
+
+/// Asks for a cache line that will be needed soon. Harmless for any address.
+#[inline(always)]
+pub(crate) fn prefetch(address: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch never faults and changes nothing but caches; SSE is part of x86_64.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(address.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}

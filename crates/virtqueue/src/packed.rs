@@ -1,0 +1,409 @@
+//! The device side of one packed virtqueue (VirtIO 1.3, 2.8).
+//!
+//! Theory of operation: one owner, no locks, and the methods of [`SplitQueue`](crate::SplitQueue). There is one
+//! ring of descriptors, which both sides write. A slot is available or used by two bits of its flags, compared
+//! with the lap that one is in ([`Position`]). Chains are used in the order in which they were taken, so each
+//! used descriptor goes to the slot in which its chain began, and the ring is always in three parts:
+//!
+//! ```text
+//!             used               next
+//!    ... used  | taken, in flight | available, or not yet ...      positions: slot and lap
+//!              ^ push_used        ^ pop  ^ unpop
+//! ```
+//!
+//! *Taking.* The second word of a descriptor (length, id, flags) is loaded once, with Acquire; if its flags say
+//! available, the first word (address) follows. All else works on that copy. A chain of one descriptor is
+//! served in the loop; the others (lists, indirect tables, faults) out of line. A driver that marks slots
+//! available that the device still holds is told apart by counting ([`GuestFault::RingOverrun`]).
+//!
+//! *Using.* Used descriptors are written as they come, except the first of a batch: the driver looks at that
+//! one first and stops there until [`publish`](PackedQueue::publish) stores it. So a batch, and with it a
+//! frame in several chains, becomes visible whole.
+//!
+//! *For a successor* (`packed_resume.rs`): every slot behind `used` has USED of its lap, also the second and
+//! later ones of a list, which a device need not write. So the ring itself tells where it stands. And of a
+//! batch whose first descriptor is not yet published the second slot keeps, in its address, which no driver
+//! reads of a used descriptor, what that first one would say: whoever finds the batch so can finish it.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::chain::{self, ChainBuilder, ChainId, Chains, Stop};
+use crate::indirect::{Table, prefetch};
+use crate::layout::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, PackedDescriptor};
+use crate::log::DirtyLog;
+use crate::memory::RegionHint;
+use crate::packed_notify::{self as notify, Cell, Wish};
+use crate::packed_resume::{self as resume, stash};
+use crate::packed_ring::PackedRing;
+use crate::position::Position;
+use crate::{GuestFault, MemoryMap, QueueFeatures, QueueSize, QueueStart, RingError, RingLayout};
+
+/// Device side of one packed virtqueue.
+#[derive(Debug)]
+pub struct PackedQueue {
+    ring: PackedRing,
+    size: QueueSize,
+    features: QueueFeatures,
+    hint: RegionHint,
+    /// The next chain to take starts here.
+    next: Position,
+    /// The next used descriptor goes here.
+    used: Position,
+    /// Slots taken and not used: from `used` to `next`.
+    out: u16,
+    /// Slots used and not published: up to `used`.
+    unpublished: u16,
+    /// Where the first unpublished used descriptor goes, and its second word.
+    first: (u16, u64),
+    /// The first publication calls whatever the driver says: a predecessor may have died before it called.
+    call_once: bool,
+    log: Option<Arc<DirtyLog>>,
+}
+
+impl PackedQueue {
+    /// Takes over a ring. `start.base` is that of VHOST_USER_SET_VRING_BASE: bits 0 to 14 the slot to be taken
+    /// next and bit 15 its wrap counter, bits 16 to 31 the same of the slot to be used next. If the ring
+    /// itself says something else, as it does after a predecessor died, the ring is believed.
+    ///
+    /// Kicks are enabled. The first [`publish`](Self::publish) asks for a call in any case.
+    ///
+    /// # Errors
+    /// `rings` was made for another map and does not fit this one, or base and ring name no slot.
+    pub fn new(
+        memory: &Arc<MemoryMap>,
+        rings: RingLayout,
+        features: QueueFeatures,
+        start: QueueStart,
+    ) -> Result<Self, RingError> {
+        let ring = PackedRing::new(memory, rings)?;
+        let at = resume::position(&ring, start.base)?;
+        let mut queue = Self {
+            size: ring.size,
+            ring,
+            features,
+            hint: RegionHint::default(),
+            next: at,
+            used: at,
+            out: 0,
+            unpublished: 0,
+            first: (0, 0),
+            call_once: true,
+            log: start.log,
+        };
+        if let Some(log) = &queue.log {
+            // `resume` may have written anywhere.
+            queue.ring.log_slots(log, at, queue.size.get());
+        }
+        let _ = queue.enable_kicks();
+        Ok(queue)
+    }
+
+    /// Takes up to `max` chains into `chains`, which is emptied first, and returns how many. Fewer than there
+    /// are, if their buffers do not fit.
+    ///
+    /// # Errors
+    /// The driver broke a rule. Nothing was taken then: sound chains before the bad one are returned by the
+    /// call before. The queue must not be used any more.
+    #[inline]
+    pub fn pop(&mut self, chains: &mut Chains, max: usize) -> Result<usize, GuestFault> {
+        chains.prepare(max.min(usize::from(self.size.get())), self.size);
+        let (mut at, mut left) = (self.next, self.size.get() - self.out);
+        let (mut hint, mut taken) = (self.hint, 0);
+        let mut fault = None;
+        while taken < max {
+            let Some(desc) = self.ring.read_available(at) else {
+                break;
+            };
+            self.ring.prefetch_behind(at.offset);
+            match self.take(chains, &mut hint, (at, left), desc) {
+                Ok(slots) => {
+                    at = at.forward(slots, self.size);
+                    left -= slots;
+                    taken += 1;
+                }
+                Err(stop) => {
+                    if let Stop::Fault(stop) = stop {
+                        fault = Some(stop);
+                    }
+                    break;
+                }
+            }
+        }
+        if taken == 0 {
+            return fault.map_or(Ok(0), Err);
+        }
+        self.hint = hint;
+        self.next = at;
+        self.out = self.size.get() - left;
+        Ok(taken)
+    }
+
+    /// Takes the chain at `at`, of which `desc` is the first descriptor and which may have up to `left` slots:
+    /// the common case here, the others out of line. Returns how many slots it has.
+    #[inline(always)]
+    fn take(
+        &self,
+        chains: &mut Chains,
+        hint: &mut RegionHint,
+        (at, left): (Position, u16),
+        desc: PackedDescriptor,
+    ) -> Result<u16, Stop> {
+        if left == 0 {
+            return Err(GuestFault::RingOverrun { at: at.offset }.into());
+        }
+        let buffer = desc.buffer();
+        if buffer.has(DESC_NEXT | DESC_INDIRECT) || !chains.has_room() {
+            return self.take_chain(chains, hint, (at, left), desc);
+        }
+        let segment = chain::translate(&self.ring.memory, hint, at.offset, buffer)?;
+        self.prefetch_buffer(segment.offset);
+        let id = ChainId {
+            head: desc.id,
+            slots: 1,
+        };
+        chains.push_single(id, segment, buffer.has(DESC_WRITE));
+        Ok(1)
+    }
+
+    /// Takes a chain of any shape.
+    #[inline(never)]
+    fn take_chain(
+        &self,
+        chains: &mut Chains,
+        hint: &mut RegionHint,
+        (at, left): (Position, u16),
+        desc: PackedDescriptor,
+    ) -> Result<u16, Stop> {
+        let mut builder = ChainBuilder::new(chains, at.offset, self.size);
+        match self.walk(&mut builder, hint, (at, left), desc) {
+            Ok(id) => {
+                builder.finish(id);
+                Ok(id.slots)
+            }
+            Err(stop) => {
+                builder.abandon();
+                Err(stop)
+            }
+        }
+    }
+
+    /// Follows a list, slot by slot (2.8.5). The id is that of its last descriptor (2.8.6).
+    #[inline(always)]
+    fn walk(
+        &self,
+        builder: &mut ChainBuilder<'_>,
+        hint: &mut RegionHint,
+        (mut at, left): (Position, u16),
+        mut desc: PackedDescriptor,
+    ) -> Result<ChainId, Stop> {
+        let head = at.offset;
+        let mut slots = 1;
+        loop {
+            let buffer = desc.buffer();
+            let id = ChainId { head: desc.id, slots };
+            if buffer.has(DESC_INDIRECT) {
+                self.walk_indirect(builder, hint, (head, desc))?;
+                return Ok(id);
+            }
+            self.prefetch_buffer(builder.push(&self.ring.memory, hint, buffer)?);
+            if !buffer.has(DESC_NEXT) {
+                return Ok(id);
+            }
+            at = at.forward(1, self.size);
+            if slots == left {
+                let limit = self.size.get();
+                let fault = if left == limit {
+                    GuestFault::DescriptorLoop { head, limit }
+                } else {
+                    GuestFault::RingOverrun { at: at.offset }
+                };
+                return Err(fault.into());
+            }
+            let Some(next) = self.ring.read_available(at) else {
+                return Err(GuestFault::ChainIncomplete { head, at: at.offset }.into());
+            };
+            desc = next;
+            slots += 1;
+        }
+    }
+
+    /// Takes all entries of an indirect table, in their order (2.8.7). Only WRITE means anything in them.
+    #[inline(always)]
+    fn walk_indirect(
+        &self,
+        builder: &mut ChainBuilder<'_>,
+        hint: &mut RegionHint,
+        (head, desc): (u16, PackedDescriptor),
+    ) -> Result<(), Stop> {
+        let memory = &self.ring.memory;
+        let negotiated = self.features.indirect;
+        let table = Table::find(memory, self.size, negotiated, (head, desc.buffer()))?;
+        for index in 0..table.entries {
+            let (low, high) = table.read(memory, index);
+            let entry = PackedDescriptor::from_words(u64::from_le(low), u64::from_le(high)).buffer();
+            if entry.has(DESC_INDIRECT) {
+                return Err(GuestFault::NestedIndirect { head }.into());
+            }
+            self.prefetch_buffer(builder.push(memory, hint, entry)?);
+        }
+        Ok(())
+    }
+
+    /// Gives back the chains taken last, `slots` slots in all ([`Chains::slots`]), for which no used descriptor
+    /// was written: the next [`pop`](Self::pop) reads them anew.
+    ///
+    /// # Panics
+    /// In debug builds, if more are given back than were taken: a bug of the caller's.
+    #[inline]
+    pub fn unpop(&mut self, slots: u16) {
+        debug_assert!(slots <= self.out, "more given back than taken");
+        self.next = self.next.back(slots, self.size);
+        self.out -= slots;
+    }
+
+    /// Writes a used descriptor: the chain `id` is done, and `len` bytes were written to its buffers. Each chain
+    /// once, in the order of [`pop`](Self::pop). The driver does not see it before [`publish`](Self::publish).
+    ///
+    /// # Panics
+    /// In debug builds, if more is used than was taken: a bug of the caller's.
+    #[inline]
+    pub fn push_used(&mut self, id: ChainId, len: u32) {
+        debug_assert!(id.slots <= self.out, "more used than taken");
+        let at = self.used;
+        let list = if id.slots > 1 { DESC_NEXT } else { 0 };
+        let written = if len > 0 { DESC_WRITE } else { 0 };
+        let desc = PackedDescriptor {
+            addr: 0,
+            len,
+            id: id.head,
+            flags: at.used_flags() | list | written,
+        };
+        let (_, word) = desc.to_words();
+        if self.unpublished == 0 {
+            self.first = (at.offset, word);
+        } else {
+            // Not seen by a driver by the book, which waits for the first of the batch; `publish` orders this
+            // store before that.
+            Cell::store(self.ring.high(at.offset), word, Ordering::Relaxed);
+            if self.unpublished == 1 {
+                self.ring.store_low_after(at.offset, stash(self.first.1));
+            }
+        }
+        if id.slots > 1 {
+            self.use_rest(at, id);
+        }
+        self.used = at.forward(id.slots, self.size);
+        self.unpublished += id.slots;
+        self.out = self.out.wrapping_sub(id.slots);
+    }
+
+    /// Marks the second and later slots of the list at `head`: see the head of the file. NEXT stays where it
+    /// was, so that a list cut short can be told.
+    #[inline(never)]
+    fn use_rest(&mut self, head: Position, id: ChainId) {
+        for step in 1..id.slots {
+            let at = head.forward(step, self.size);
+            let next = if step + 1 < id.slots { DESC_NEXT } else { 0 };
+            let desc = PackedDescriptor {
+                addr: 0,
+                len: 0,
+                id: id.head,
+                flags: at.used_flags() | next,
+            };
+            Cell::store(self.ring.high(at.offset), desc.to_words().1, Ordering::Relaxed);
+            if step == 1 && self.unpublished == 0 {
+                self.ring.store_low_after(at.offset, stash(self.first.1));
+            }
+        }
+    }
+
+    /// Makes all used descriptors visible that were written since the last time, with one store. Returns
+    /// whether the driver wants a call.
+    ///
+    /// `false` and no access at all, if there are none.
+    #[inline]
+    pub fn publish(&mut self) -> bool {
+        let slots = std::mem::take(&mut self.unpublished);
+        if slots == 0 {
+            return false;
+        }
+        let (slot, word) = self.first;
+        let batch = (self.used, slots, self.size);
+        let first = (self.ring.high(slot), word);
+        let wanted = notify::publish(first, batch, self.ring.driver_events(), self.features.event_idx);
+        if let Some(log) = &self.log {
+            self.ring.log_slots(log, self.used.back(slots, self.size), slots);
+        }
+        std::mem::take(&mut self.call_once) | wanted
+    }
+
+    /// Tells the driver that no kicks are needed while the device polls. A hint: one may still come.
+    #[inline]
+    pub fn disable_kicks(&mut self) {
+        Cell::store(self.ring.device_events(), Wish::NEVER.0, Ordering::Relaxed);
+        self.log_events();
+    }
+
+    /// Asks the driver for a kick with the next chain. `true`: there is one already (or nonsense, as the next
+    /// [`pop`](Self::pop) will tell), so the device must not sleep.
+    #[inline]
+    #[must_use = "sleeping on true loses a kick"]
+    pub fn enable_kicks(&mut self) -> bool {
+        let (events, slot) = (self.ring.device_events(), self.ring.high(self.next.offset));
+        let found = notify::enable(events, self.next, slot, self.features.event_idx);
+        self.log_events();
+        self.next.is_available(PackedDescriptor::flags_of(found))
+    }
+
+    /// The answer to VHOST_USER_GET_VRING_BASE, in the form of [`new`](Self::new).
+    #[must_use]
+    pub fn base(&self) -> u32 {
+        u32::from(self.next.to_bits()) | u32::from(self.used.to_bits()) << 16
+    }
+
+    /// How many of the chains that come next a predecessor had taken and not used: nobody noted any.
+    #[must_use]
+    pub fn taken_before(&self) -> usize {
+        0
+    }
+
+    /// Notes writes to guest memory from now on in `log`, or no more.
+    pub fn set_log(&mut self, log: Option<Arc<DirtyLog>>) {
+        self.log = log;
+    }
+
+    /// Entries of the queue.
+    #[must_use]
+    pub fn size(&self) -> QueueSize {
+        self.size
+    }
+
+    /// What was negotiated.
+    #[must_use]
+    pub fn features(&self) -> QueueFeatures {
+        self.features
+    }
+
+    /// The memory that the ring and its buffers are in.
+    #[must_use]
+    pub fn memory(&self) -> &Arc<MemoryMap> {
+        &self.ring.memory
+    }
+
+    #[inline]
+    fn log_events(&self) {
+        if let Some(log) = &self.log {
+            self.ring.log_events(log);
+        }
+    }
+
+    #[inline(always)]
+    fn prefetch_buffer(&self, offset: u64) {
+        prefetch(self.ring.memory.base().as_ptr().wrapping_add(offset as usize));
+    }
+}
+
+#[cfg(test)]
+#[path = "packed_tests.rs"]
+mod tests;

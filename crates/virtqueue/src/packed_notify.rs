@@ -1,0 +1,182 @@
+//! Kicks and calls of the packed ring: publication and sleep, the same for both sides.
+//!
+//! Theory of operation: that of `notify.rs`, with other words. There is no idx: a side publishes by the flags
+//! of the first descriptor of a batch, and the other side looks at just these. The wish is one structure of 32
+//! bits for each side (VirtIO 1.3, 2.8.10 and 2.8.14): never, always, or with VIRTIO_F_EVENT_IDX when a given slot of a
+//! given lap is published. It is loaded and stored whole, so that slot and mode always belong together.
+//!
+//! ```text
+//!     publisher                          sleeper
+//!     store flags         (Release)      store wish           (Relaxed)
+//!     fence               (SeqCst)  <->  fence                (SeqCst)
+//!     load wish           (Relaxed)      load flags           (Acquire)
+//!     wake, if wanted                    sleep, if nothing new
+//! ```
+//!
+//! Both sides do the same with the roles changed, so the functions here serve the device and the driver model.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+use crate::QueueSize;
+use crate::notify::crosses;
+use crate::position::Position;
+
+/// An atomic that both sides reach.
+pub(crate) trait Cell<T> {
+    fn load(&self, order: Ordering) -> T;
+    fn store(&self, value: T, order: Ordering);
+    fn fence(order: Ordering);
+}
+
+impl Cell<u32> for AtomicU32 {
+    #[inline(always)]
+    fn load(&self, order: Ordering) -> u32 {
+        u32::from_le(AtomicU32::load(self, order))
+    }
+    #[inline(always)]
+    fn store(&self, value: u32, order: Ordering) {
+        AtomicU32::store(self, value.to_le(), order);
+    }
+    #[inline(always)]
+    fn fence(order: Ordering) {
+        fence(order);
+    }
+}
+
+impl Cell<u64> for AtomicU64 {
+    #[inline(always)]
+    fn load(&self, order: Ordering) -> u64 {
+        u64::from_le(AtomicU64::load(self, order))
+    }
+    #[inline(always)]
+    fn store(&self, value: u64, order: Ordering) {
+        AtomicU64::store(self, value.to_le(), order);
+    }
+    #[inline(always)]
+    fn fence(order: Ordering) {
+        fence(order);
+    }
+}
+
+/// Values of the flags in bits 16 and 17 (2.8.10); 3 is reserved.
+const ENABLE: u16 = 0;
+const DISABLE: u16 = 1;
+const DESC: u16 = 2;
+
+/// An event suppression structure as one value: slot and lap in bits 0 to 15, flags in bits 16 to 31.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Wish(pub(crate) u32);
+
+impl Wish {
+    /// To be woken by every publication.
+    pub(crate) const ALWAYS: Self = Self::new(0, ENABLE);
+    /// Not to be woken.
+    pub(crate) const NEVER: Self = Self::new(0, DISABLE);
+
+    const fn new(position: u16, flags: u16) -> Self {
+        Self(position as u32 | (flags as u32) << 16)
+    }
+
+    /// To be woken when the slot at `position` is published.
+    pub(crate) const fn at(position: Position) -> Self {
+        Self::new(position.to_bits(), DESC)
+    }
+
+    /// Whether a publication wakes: of `slots` slots that end before `end`. A reserved value wakes: the
+    /// driver's mistake then costs a call, and not a stall.
+    #[inline(always)]
+    pub(crate) fn wants(self, end: Position, slots: u16, size: QueueSize, event_idx: bool) -> bool {
+        match (self.0 >> 16) as u16 & 3 {
+            DISABLE => false,
+            DESC if event_idx => {
+                let event = Position::from_bits(self.0 as u16);
+                // Counted from the start of the lap that `end` is in. A slot of the other lap can only be
+                // behind: one that is ahead is less than a lap away, and then as far behind the
+                // start of this lap as no publication reaches back.
+                let at = if event.wrap == end.wrap {
+                    event.offset
+                } else {
+                    event.offset.wrapping_sub(size.get())
+                };
+                crosses(at, end.offset, end.offset.wrapping_sub(slots))
+            }
+            _ => true,
+        }
+    }
+}
+
+/// Publishes a batch of `slots` slots that end before `end` by storing `word` in its first descriptor. Returns
+/// whether the other side wants to be woken, as it says in `wish`.
+#[inline(always)]
+pub(crate) fn publish<D: Cell<u64>, E: Cell<u32>>(
+    (first, word): (&D, u64),
+    (end, slots, size): (Position, u16, QueueSize),
+    wish: &E,
+    event_idx: bool,
+) -> bool {
+    // Publishes the whole batch, and what was written to its buffers. Pairs with the other side's acquire
+    // load of these flags: for a used descriptor the driver's read barrier after it found it used (2.8.22;
+    // virtio_rmb in virtqueue_get_buf_ctx_packed, drivers/virtio/virtio_ring.c). Without it the
+    // driver reads descriptors and frames that are not yet there.
+    first.store(word, Ordering::Release);
+    // Orders that store before the load below. Pairs with the fence in `enable` (2.8.10; virtio_mb in
+    // virtqueue_enable_cb_prepare_packed and virtqueue_kick_prepare_packed). Without it: a lost call or kick.
+    D::fence(Ordering::SeqCst);
+    Wish(wish.load(Ordering::Relaxed)).wants(end, slots, size, event_idx)
+}
+
+/// Asks to be woken when the slot at `next` is published. Returns the second word of that slot as it is now:
+/// the caller must not sleep if it is published already.
+#[inline(always)]
+pub(crate) fn enable<D: Cell<u64>, E: Cell<u32>>(wish: &E, next: Position, slot: &D, event_idx: bool) -> u64 {
+    let asked = if event_idx { Wish::at(next) } else { Wish::ALWAYS };
+    wish.store(asked.0, Ordering::Relaxed);
+    // Orders that store before the load below; pairs with the fence in `publish`. Without it: a lost kick or
+    // call.
+    E::fence(Ordering::SeqCst);
+    slot.load(Ordering::Acquire)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wants(event: (u16, bool), end: (u16, bool), slots: u16) -> bool {
+        let at = |(offset, wrap)| Position { offset, wrap };
+        let size = QueueSize::packed(10).unwrap();
+        Wish::at(at(event)).wants(at(end), slots, size, true)
+    }
+
+    #[test]
+    fn event_is_crossed_only_by_its_own_slot() {
+        assert!(wants((5, true), (6, true), 1));
+        assert!(wants((5, true), (9, true), 7));
+        assert!(!wants((5, true), (5, true), 3), "slot 5 is not yet published");
+        assert!(!wants((5, true), (9, true), 3), "slot 5 was published before");
+        assert!(!wants((5, false), (6, true), 1), "slot 5 of the lap before");
+    }
+
+    #[test]
+    fn event_is_crossed_over_the_end_of_the_ring() {
+        assert!(wants((9, true), (0, false), 1));
+        assert!(wants((9, true), (2, false), 3));
+        assert!(wants((1, false), (2, false), 3));
+        assert!(!wants((2, false), (2, false), 3));
+        assert!(!wants((3, false), (5, true), 10), "ahead, in the next lap");
+        assert!(wants((5, true), (5, false), 10), "a whole lap at once");
+    }
+
+    #[test]
+    fn modes_are_those_of_the_specification() {
+        let (end, size) = (Position::START, QueueSize::packed(10).unwrap());
+        assert!(Wish(0).wants(end, 1, size, true));
+        assert!(!Wish(1 << 16).wants(end, 1, size, true));
+        assert!(Wish(2 << 16).wants(end, 1, size, false), "not negotiated: on");
+        assert!(Wish(3 << 16).wants(end, 1, size, true), "reserved: on");
+        assert_eq!(Wish::at(end).0, 0x0002_8000);
+    }
+}
+
+#[cfg(all(test, loom))]
+#[path = "packed_loom.rs"]
+mod loom_model;

@@ -1,0 +1,156 @@
+//! Where a packed ring stands, read from the ring itself.
+//!
+//! Theory of operation. A split ring says where it stands: used.idx is in memory. A packed ring does not, and the
+//! base that a VMM gives after the device died may be as old as the device was (QEMU remembers what the last
+//! GET_VRING_BASE said). So [`PackedQueue`](crate::PackedQueue) leaves in every slot that it has passed the USED
+//! bit of that lap, and a driver by the book keeps the bit when it makes the slot available for the next lap. Seen
+//! along the ring the bit changes in one place, and that is where the device stands:
+//!
+//! ```text
+//!     slot   0 1 2 3 4 5 6 7
+//!     USED   1 1 1 1 1 0 0 0     stands at 5 in a lap with wrap counter 1
+//!     USED   1 1 1 1 1 1 1 1     stands at 0 in a lap with wrap counter 0
+//! ```
+//!
+//! If there is no such place, or more than one, then somebody else wrote this ring (a device need not mark the later
+//! slots of a list, a driver may do what it likes), and the base is believed.
+//!
+//! A device that dies between [`push_used`](crate::PackedQueue::push_used) and
+//! [`publish`](crate::PackedQueue::publish) leaves a batch whose first slot is still available, and the slots
+//! behind it are used: a hole of one slot.
+//!
+//! ```text
+//!     USED   1 1 1 0 1 1 0 0     stands at 3; the batch in 3, 4, 5 is written and not published
+//! ```
+//!
+//! The chains of that batch are done, and their descriptors overwritten. So the batch is published: the first
+//! one's used descriptor is kept in the second slot ([`stash`]).
+
+use std::sync::atomic::Ordering;
+
+use crate::RingError;
+use crate::layout::{DESC_NEXT, DESC_WRITE, PackedDescriptor};
+use crate::packed_notify::Cell;
+use crate::packed_ring::PackedRing;
+use crate::position::Position;
+
+/// In the upper 16 bits of a word that is no address, since no machine has addresses so large.
+const STASH: u64 = 0xa55a << 48;
+const STASH_MASK: u64 = 0xffff << 48;
+
+/// The second word of a used descriptor, without its flags, as it is kept in the address of the next slot.
+#[inline(always)]
+pub(crate) const fn stash(word: u64) -> u64 {
+    word & !STASH_MASK | STASH
+}
+
+/// Where a device goes on that is given `base`. A batch that was not published is published on the way.
+///
+/// # Errors
+/// Neither the base nor the ring names a slot.
+pub(crate) fn position(ring: &PackedRing, base: u32) -> Result<Position, RingError> {
+    if let Some(at) = search(ring) {
+        return Ok(finish_batch(ring, at));
+    }
+    // The slot to be used next, since chains are used in order; some VMMs only tell the one to be taken next.
+    let [taken, used] = [base as u16, (base >> 16) as u16].map(Position::from_bits);
+    let believed = if stands_at(ring, used) { used } else { taken };
+    if believed.offset < ring.size.get() {
+        Ok(believed)
+    } else {
+        Err(RingError::Base {
+            base,
+            size: ring.size.get(),
+        })
+    }
+}
+
+/// Whether the device may stand at `at`: it was not there in this lap, and it was in the slot before.
+fn stands_at(ring: &PackedRing, at: Position) -> bool {
+    at.offset < ring.size.get() && {
+        let before = at.back(1, ring.size);
+        !at.is_passed(ring.flags(at.offset)) && before.is_passed(ring.flags(before.offset))
+    }
+}
+
+/// Whether the slot behind `at` was used before `at`: there is a batch that was not published.
+fn is_unpublished(ring: &PackedRing, at: Position) -> bool {
+    let next = at.forward(1, ring.size);
+    ring.size.get() > 1 && next.is_used(ring.flags(next.offset)) && at.is_available(ring.flags(at.offset))
+}
+
+/// The one place where the device may stand.
+fn search(ring: &PackedRing) -> Option<Position> {
+    let laps = [true, false].into_iter();
+    let all = laps.flat_map(|wrap| (0..ring.size.get()).map(move |offset| Position { offset, wrap }));
+    let mut places = all.filter(|at| stands_at(ring, *at));
+    let first = places.next()?;
+    let Some(second) = places.next() else {
+        return Some(whole_ring(ring, first));
+    };
+    // The two sides of the hole that an unpublished batch leaves, and its end: the bit changes in three places.
+    let hole = |at: &Position| is_unpublished(ring, *at);
+    match (places.next(), places.next()) {
+        (Some(third), None) => [first, second, third].into_iter().find(hole),
+        _ => None,
+    }
+}
+
+/// An unpublished batch that fills the ring leaves no hole: it looks as if the device stood behind its first slot,
+/// `at`. But then that one is available for the lap after while `at` is not for this one, and drivers go in order.
+fn whole_ring(ring: &PackedRing, at: Position) -> Position {
+    let first = at.back(1, ring.size).forward(ring.size.get(), ring.size);
+    if is_unpublished(ring, first) && !at.is_available(ring.flags(at.offset)) {
+        first
+    } else {
+        at
+    }
+}
+
+/// Publishes the batch at `at`, if there is one that was not; returns where it ends.
+fn finish_batch(ring: &PackedRing, at: Position) -> Position {
+    if !is_unpublished(ring, at) {
+        return at;
+    }
+    let second = at.forward(1, ring.size);
+    let mut end = second;
+    // At most once around.
+    for _ in 1..ring.size.get() {
+        let last = end.back(1, ring.size);
+        let cut = end != second && ring.flags(last.offset) & DESC_NEXT != 0;
+        if !end.is_used(ring.flags(end.offset)) {
+            if !cut {
+                break;
+            }
+            // The device died within a list: the rest of it goes with its beginning.
+            let rest = PackedDescriptor {
+                flags: end.used_flags() | ring.flags(end.offset) & DESC_NEXT,
+                ..PackedDescriptor::default()
+            };
+            Cell::store(ring.high(end.offset), rest.to_words().1, Ordering::Relaxed);
+        }
+        end = end.forward(1, ring.size);
+    }
+    let kept = ring.load_low(second.offset);
+    let (id, len) = if kept & STASH_MASK == STASH {
+        let kept = PackedDescriptor::from_words(0, kept);
+        (kept.id, kept.len)
+    } else {
+        // It died just before it kept that. An id is in each descriptor of a chain that we have marked; no
+        // length, and for the driver nothing was written then.
+        let in_list = ring.flags(at.offset) & DESC_NEXT != 0;
+        let named = if in_list { second } else { at };
+        let word = Cell::load(ring.high(named.offset), Ordering::Relaxed);
+        (PackedDescriptor::from_words(0, word).id, 0)
+    };
+    let written = if len > 0 { DESC_WRITE } else { 0 };
+    let first = PackedDescriptor {
+        addr: 0,
+        len,
+        id,
+        flags: at.used_flags() | written,
+    };
+    // As in `publish`; a call comes with the first publication of the new device.
+    Cell::store(ring.high(at.offset), first.to_words().1, Ordering::Release);
+    end
+}
