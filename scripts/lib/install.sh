@@ -20,6 +20,9 @@
 }
 
 readonly CARGO_DENY_VERSION=0.20.2
+readonly CARGO_FUZZ_VERSION=0.13.2
+# For fuzzing only, and only where there is no nightly yet.
+readonly NIGHTLY_VERSION=nightly-2026-05-20
 
 # The packages among the arguments that are not installed, a line each.
 missing_packages() {
@@ -117,5 +120,28 @@ install_cargo_deny() {
     cargo install --quiet --locked --debug --no-default-features --root "$CACHE/tools" \
         --target-dir "$CACHE/tools/target" "cargo-deny@$CARGO_DENY_VERSION" >&2 ||
         fail "cargo-deny could not be built (see above); check the network"
+    rm -rf "$CACHE/tools/target"
+}
+
+# Sets NIGHTLY to a nightly toolchain that rustup has: the sanitizer and libFuzzer's counters are not in stable Rust.
+install_nightly() {
+    local name
+    command -v rustup >/dev/null || fail "fuzzing needs a nightly Rust from rustup, and there is no rustup: https://rustup.rs"
+    for name in nightly "$NIGHTLY_VERSION"; do
+        NIGHTLY="$name"
+        ! rustup run "$name" rustc --version >/dev/null 2>&1 || return 0
+    done
+    say "rustup: installing $NIGHTLY_VERSION"
+    rustup -q toolchain install "$NIGHTLY_VERSION" --profile minimal >&2 ||
+        fail "rustup could not install $NIGHTLY_VERSION; check the network"
+}
+
+# Puts cargo-fuzz on the PATH, as install_cargo_deny does.
+install_cargo_fuzz() {
+    PATH="$CACHE/tools/bin:$PATH"
+    ! cargo fuzz --version >/dev/null 2>&1 || return 0
+    say "cargo install cargo-fuzz $CARGO_FUZZ_VERSION into $CACHE/tools"
+    cargo install --quiet --locked --debug --root "$CACHE/tools" --target-dir "$CACHE/tools/target" \
+        "cargo-fuzz@$CARGO_FUZZ_VERSION" >&2 || fail "cargo-fuzz could not be built (see above); check the network"
     rm -rf "$CACHE/tools/target"
 }

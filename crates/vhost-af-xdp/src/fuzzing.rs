@@ -1,1 +1,135 @@
 //! Entry points of the fuzz targets (`fuzz/`): parts of the daemon, without the daemon.
+
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use vhost::vhost_user::VhostUserBackendReqHandler;
+use vhost::vhost_user::message::VhostUserConfigFlags;
+use virtqueue::{Chain, MemoryMap, Queue, Segment};
+
+use crate::control::config::{Endpoint, NicConfig, Placement, PortConfig};
+use crate::control::interface::Interfaces;
+use crate::control::port::Port;
+use crate::control::{serve, sigbus};
+use crate::data::counters::LaneCounters;
+use crate::data::guest::{GuestSide, Sending, Vring, pieces};
+use crate::data::nic::Link;
+use crate::data::worker::Workers;
+
+/// A port of the null NIC with a worker of its own.
+pub struct NullPort(Arc<Port>);
+
+impl NullPort {
+    /// With so many queue pairs, in direct placement or in copy.
+    ///
+    /// # Panics
+    /// If there is no thread or descriptor left.
+    #[must_use]
+    pub fn new(queues: u16, direct: bool) -> Self {
+        sigbus::install().expect("a handler");
+        let workers = Workers::start(1, &[], Duration::ZERO).expect("a thread");
+        let config = PortConfig {
+            endpoint: Endpoint::Server(PathBuf::from("fuzz")),
+            queues,
+            nic: NicConfig::Null { frame_bytes: 64 },
+            placement: if direct { Placement::Direct } else { Placement::Copy },
+            mac: None,
+        };
+        let port = Port::open(config, Arc::new(Interfaces::default()), Arc::new(workers));
+        Self(Arc::new(port.expect("nothing is opened")))
+    }
+
+    /// The conversation over one connection, to its end.
+    pub fn serve(&self, connection: UnixStream) {
+        serve::serve_connection(&self.0, connection);
+    }
+
+    /// Whether no session is left.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.0.lock().session.is_none()
+    }
+
+    /// GET_CONFIG; `None` if it is refused.
+    #[must_use]
+    pub fn config(&self, offset: u32, len: u32) -> Option<Vec<u8>> {
+        self.0.get_config(offset, len, VhostUserConfigFlags::empty()).ok()
+    }
+
+    /// SET_CONFIG.
+    pub fn set_config(&self, offset: u32, bytes: &[u8]) {
+        let _ = self.0.set_config(offset, bytes, VhostUserConfigFlags::WRITABLE);
+    }
+}
+
+/// What became of a chain of the transmit queue.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The port would be closed, for this reason.
+    Fault(&'static str),
+    /// It is dropped and counted.
+    Drop,
+    /// These bytes are sent.
+    Frame(Vec<u8>),
+}
+
+/// What judges the chains of a guest's transmit queue.
+pub struct Headers {
+    side: GuestSide,
+    counters: LaneCounters,
+}
+
+impl Headers {
+    /// Over a receive and a transmit queue.
+    #[must_use]
+    pub fn new(memory: &Arc<MemoryMap>, queues: [Queue; 2], header_bytes: u32, frame_limit: u32) -> Self {
+        let [to_guest, from_guest] = queues.map(|queue| Vring {
+            queue,
+            kick: None,
+            call: None,
+            enabled: true,
+        });
+        Self {
+            side: GuestSide {
+                memory: Arc::clone(memory),
+                from_guest,
+                to_guest,
+                header_bytes,
+                mergeable: false,
+                frame_limit,
+                log: None,
+                spill: None,
+            },
+            counters: LaneCounters::default(),
+        }
+    }
+
+    /// The transmit queue.
+    pub fn queue(&mut self) -> &mut Queue {
+        &mut self.side.from_guest.queue
+    }
+
+    /// Judges one of its chains.
+    ///
+    /// # Panics
+    /// If the frame's bytes are not in guest memory.
+    #[must_use]
+    pub fn judge(&self, chain: &Chain, segments: &[Segment]) -> Verdict {
+        match self.side.judge(chain, segments, Link::Up, &self.counters) {
+            Err(fault) => Verdict::Fault(fault.name()),
+            Ok(Sending::Drop) => Verdict::Drop,
+            Ok(Sending::Frame { from, skip, len }) => {
+                let mut frame = Vec::new();
+                for piece in pieces(segments, from, skip) {
+                    let mut bytes = vec![0; piece.len as usize];
+                    assert!(self.side.memory.copy_from_guest(piece.offset, &mut bytes), "outside");
+                    frame.extend(bytes);
+                }
+                assert_eq!(frame.len(), len as usize, "it is not as long as was said");
+                Verdict::Frame(frame)
+            }
+        }
+    }
+}

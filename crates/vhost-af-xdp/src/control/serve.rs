@@ -230,7 +230,7 @@ fn rest(pause: &mut Duration) {
 }
 
 /// Speaks vhost-user until the connection ends; true if the VMM or its guest did wrong.
-fn serve_connection(port: &Arc<Port>, stream: UnixStream) -> bool {
+pub(crate) fn serve_connection(port: &Arc<Port>, stream: UnixStream) -> bool {
     let (Ok(connection), Ok(ahead)) = (stream.try_clone(), stream.try_clone()) else {
         tracing::warn!(port = %port.config.endpoint, "no descriptors left, the connection is dropped: raise LimitNOFILE");
         return true;

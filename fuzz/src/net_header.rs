@@ -1,0 +1,136 @@
+//! The virtio-net header and the chain that it comes in, as the daemon judges them.
+//!
+//! Invariants: only a chain that is readable throughout, long enough, within the limit and without offloads becomes a
+//! frame; the frame is exactly the bytes that follow the header, however descriptors cut them.
+
+use std::sync::Arc;
+
+use vhost_af_xdp::fuzzing::{Headers, Verdict};
+use virtqueue::driver::{Buffer, DriverFeatures, GuestRam, SplitDriver};
+use virtqueue::{Chains, GuestAddr, MemoryMap, Queue, QueueFeatures, QueueSize, QueueStart, RingLayout};
+
+#[derive(arbitrary::Arbitrary, Debug)]
+struct Input {
+    legacy: bool,
+    frame_limit: u16,
+    frames: Vec<Frame>,
+}
+
+#[derive(arbitrary::Arbitrary, Debug)]
+struct Frame {
+    header: [u8; 12],
+    /// A header that asks for something is the rarer one.
+    with_header: bool,
+    len: u16,
+    /// Lengths of descriptors; the last takes the rest.
+    cuts: Vec<u8>,
+    indirect: bool,
+    /// The device may write to this one.
+    writable: Option<u8>,
+}
+
+const SIZE: u16 = 64;
+const AREA: u64 = 1 << 17;
+
+/// Runs one input.
+pub fn run(data: &[u8]) {
+    let Some(input) = crate::decode::<Input>(data) else {
+        return;
+    };
+    let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), 1 << 18)]).expect("memory"));
+    let size = QueueSize::new(u32::from(SIZE)).expect("a power of two");
+    let driver = || SplitDriver::new(&ram, size, DriverFeatures::default()).expect("room");
+    let (mut driver, unused) = (driver(), driver());
+    let memory = Arc::new(MemoryMap::new(ram.regions().expect("descriptors"), 0).expect("mapped"));
+    let queue = |driver: &SplitDriver| {
+        let rings = RingLayout::from_user(&memory, size, driver.ring_user_addresses()).expect("inside");
+        let features = QueueFeatures {
+            indirect: true,
+            ..QueueFeatures::default()
+        };
+        Queue::new(&memory, rings, features, QueueStart::default()).expect("a good ring")
+    };
+    let header = if input.legacy { 10 } else { 12 };
+    let limit = u32::from(input.frame_limit);
+    let mut headers = Headers::new(&memory, [queue(&unused), queue(&driver)], header, limit);
+    let area = ram.alloc(AREA, 64).expect("room");
+    let mut chains = Chains::for_queue(size, 64);
+    for frame in input.frames.iter().take(16) {
+        let bytes = frame.bytes(header as usize);
+        ram.write(area, &bytes);
+        let buffers = frame.buffers(area, bytes.len());
+        let added = if frame.indirect {
+            driver.add_indirect(&buffers)
+        } else {
+            driver.add(&buffers)
+        };
+        if added.is_none() {
+            break;
+        }
+        driver.publish();
+        let Ok(1) = headers.queue().pop(&mut chains, 64) else {
+            // Writable before readable: the ring's own fault.
+            assert!(frame.writable.is_some(), "a good chain was refused");
+            return;
+        };
+        let chain = chains.chains[0];
+        let wanted = frame.expected(&bytes, header as usize, limit);
+        assert_eq!(
+            headers.judge(&chain, chains.segments(&chain)),
+            wanted,
+            "{frame:?}"
+        );
+        headers.queue().push_used(chain.id, 0);
+        headers.queue().publish();
+        driver.take_used();
+    }
+}
+
+impl Frame {
+    fn bytes(&self, header: usize) -> Vec<u8> {
+        let len = usize::from(self.len).max(1);
+        let mut bytes: Vec<u8> = (0..len).map(|at| (at * 7) as u8).collect();
+        let header = if self.with_header { self.header } else { [0; 12] }[..header.min(len)].to_vec();
+        bytes[..header.len()].copy_from_slice(&header);
+        bytes
+    }
+
+    fn buffers(&self, area: GuestAddr, len: usize) -> Vec<Buffer> {
+        let mut at = 0;
+        let mut buffers = Vec::new();
+        for cut in self.cuts.iter().take(usize::from(SIZE) - 1) {
+            let piece = usize::from(*cut).clamp(1, len - at);
+            if at + piece == len {
+                break;
+            }
+            buffers.push((at, piece));
+            at += piece;
+        }
+        buffers.push((at, len - at));
+        let make = |(i, &(at, len)): (usize, &(usize, usize))| Buffer {
+            addr: area.checked_add(at as u64).expect("inside"),
+            len: len as u32,
+            writable: self.writable.map(usize::from) == Some(i),
+        };
+        buffers.iter().enumerate().map(make).collect()
+    }
+
+    /// What the rules say (VirtIO 1.3, 5.1.6.2).
+    fn expected(&self, bytes: &[u8], header: usize, limit: u32) -> Verdict {
+        let pieces = self.buffers(GuestAddr(0), bytes.len());
+        if pieces.iter().any(|buffer| buffer.writable) {
+            return Verdict::Fault("writable-in-transmit");
+        }
+        if bytes.len() < header {
+            return Verdict::Fault("chain-shorter-than-header");
+        }
+        let frame = &bytes[header..];
+        let good =
+            bytes[0] & 1 == 0 && bytes[1] == 0 && frame.len() >= 14 && frame.len() as u64 <= limit.into();
+        if good {
+            Verdict::Frame(frame.to_vec())
+        } else {
+            Verdict::Drop
+        }
+    }
+}
