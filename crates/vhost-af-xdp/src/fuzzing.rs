@@ -34,7 +34,11 @@ impl NullPort {
             endpoint: Endpoint::Server(PathBuf::from("fuzz")),
             queues,
             nic: NicConfig::Null { frame_bytes: 64 },
-            placement: if direct { Placement::Direct } else { Placement::Copy },
+            placement: if direct {
+                Placement::Direct
+            } else {
+                Placement::Copy
+            },
             mac: None,
         };
         let port = Port::open(config, Arc::new(Interfaces::default()), Arc::new(workers));
@@ -124,7 +128,10 @@ impl Headers {
                 let mut frame = Vec::new();
                 for piece in pieces(segments, from, skip) {
                     let mut bytes = vec![0; piece.len as usize];
-                    assert!(self.side.memory.copy_from_guest(piece.offset, &mut bytes), "outside");
+                    assert!(
+                        self.side.memory.copy_from_guest(piece.offset, &mut bytes),
+                        "outside"
+                    );
                     frame.extend(bytes);
                 }
                 assert_eq!(frame.len(), len as usize, "it is not as long as was said");

@@ -71,6 +71,7 @@ pub mod driver;
 mod fault;
 mod indirect;
 mod log;
+mod mapping;
 mod memory;
 mod notify;
 mod packed;

@@ -11,13 +11,11 @@
 
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::ptr::{self, NonNull};
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use rustix::fs::FileType;
-use rustix::mm::{MapFlags, ProtFlags};
-
+use crate::mapping::{FileMapping, MappingError};
 use crate::{GuestAddr, MemoryMap};
 
 /// Bytes of guest memory for each bit (vhost-user, `VHOST_LOG_PAGE`; not the system's page size).
@@ -25,13 +23,7 @@ pub const LOG_PAGE_BYTES: u64 = 4096;
 
 /// The VMM's bitmap, mapped.
 pub struct DirtyLog {
-    /// Of the whole mapping.
-    mapping: NonNull<u8>,
-    mapping_bytes: usize,
-    /// Where the bitmap begins in it.
-    lead: usize,
-    /// Bytes of the bitmap.
-    bytes: u64,
+    bitmap: FileMapping,
 }
 
 /// A dirty log that cannot be used. The VMM's doing, except [`Map`](Self::Map).
@@ -55,52 +47,36 @@ pub enum LogError {
     Map(#[source] io::Error),
 }
 
-// SAFETY: the mapping is owned by this value, is reached by atomics alone, and no thread is tied to it.
-unsafe impl Send for DirtyLog {}
-// SAFETY: as above.
-unsafe impl Sync for DirtyLog {}
-
 impl DirtyLog {
     /// Maps the bitmap of `mmap_size` bytes at `mmap_offset` of `fd` (VHOST_USER_SET_LOG_BASE).
     ///
     /// # Errors
     /// [`LogError`].
     pub fn open(fd: BorrowedFd<'_>, mmap_size: u64, mmap_offset: u64) -> Result<Self, LogError> {
-        let stat = rustix::fs::fstat(fd).map_err(|errno| LogError::Map(errno.into()))?;
-        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            return Err(LogError::NotAFile);
-        }
-        let size = u64::try_from(stat.st_size).unwrap_or(0);
-        let inside = mmap_offset.checked_add(mmap_size).is_some_and(|end| end <= size);
-        if mmap_size == 0 || !inside {
-            return Err(LogError::Range {
+        let bitmap = FileMapping::open(fd, mmap_size, mmap_offset).map_err(|error| match error {
+            MappingError::NotAFile => LogError::NotAFile,
+            MappingError::Range { size } => LogError::Range {
                 offset: mmap_offset,
                 bytes: mmap_size,
                 size,
-            });
-        }
-        let lead = mmap_offset % rustix::param::page_size() as u64;
-        let mapping_bytes = (lead + mmap_size) as usize;
-        // SAFETY: no address is asked for, so no existing mapping is touched.
-        let mapping = unsafe {
-            rustix::mm::mmap(
-                ptr::null_mut(),
-                mapping_bytes,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED,
-                fd.as_fd(),
-                mmap_offset - lead,
-            )
-        }
-        .map_err(|errno| LogError::Map(errno.into()))?;
-        let mapping =
-            NonNull::new(mapping.cast()).ok_or_else(|| LogError::Map(io::ErrorKind::OutOfMemory.into()))?;
-        Ok(Self {
-            mapping,
-            mapping_bytes,
-            lead: lead as usize,
-            bytes: mmap_size,
-        })
+            },
+            MappingError::System(error) => LogError::Map(error),
+        })?;
+        Ok(Self { bitmap })
+    }
+
+    /// Where the pages of the bitmap's file are mapped, and their length in bytes: the VMM may truncate the
+    /// file, and the next note is SIGBUS then.
+    #[must_use]
+    pub fn mapping(&self) -> (NonNull<u8>, usize) {
+        self.bitmap.range()
+    }
+
+    /// As [`MemoryMap::accompanied_by`], for the mapping of the bitmap.
+    #[must_use]
+    pub fn accompanied_by(mut self, companion: impl Send + Sync + 'static) -> Self {
+        self.bitmap.accompany(companion);
+        self
     }
 
     /// Notes that `len` bytes at guest address `addr` were written. After the write.
@@ -111,7 +87,7 @@ impl DirtyLog {
         }
         let first = addr.get() / LOG_PAGE_BYTES;
         let last = addr.get().saturating_add(len - 1) / LOG_PAGE_BYTES;
-        for page in first..=last.min((self.bytes * 8).saturating_sub(1)) {
+        for page in first..=last.min((self.bitmap.len() * 8).saturating_sub(1)) {
             self.set(page);
         }
     }
@@ -120,14 +96,8 @@ impl DirtyLog {
     #[inline]
     fn set(&self, page: u64) {
         let (at, bit) = (page / 8, 1u8 << (page % 8));
-        debug_assert!(at < self.bytes, "the caller stays inside the bitmap");
-        // SAFETY: at is below `bytes`, and [lead, lead + bytes) is mapped (open) until drop.
-        let byte = unsafe {
-            self.mapping
-                .add(self.lead + at as usize)
-                .cast::<AtomicU8>()
-                .as_ref()
-        };
+        // SAFETY: the mapping is valid as long as self, and a byte needs no alignment.
+        let byte = unsafe { self.bitmap.at(at).cast::<AtomicU8>().as_ref() };
         // Publishes the write to the page before the bit. Pairs with the VMM's atomic exchange of the bitmap
         // before it copies pages (vhost_dev_sync_region in QEMU, hw/virtio/vhost.c). Without it the VMM takes the bit, copies
         // the page as it was, and the write is lost. The exchange may come between any two of ours,
@@ -137,17 +107,10 @@ impl DirtyLog {
     }
 }
 
-impl Drop for DirtyLog {
-    fn drop(&mut self) {
-        // SAFETY: mapped by open, and nobody has a pointer into it but through self.
-        let _ = unsafe { rustix::mm::munmap(self.mapping.as_ptr().cast(), self.mapping_bytes) };
-    }
-}
-
 impl fmt::Debug for DirtyLog {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DirtyLog")
-            .field("bytes", &self.bytes)
+            .field("bytes", &self.bitmap.len())
             .finish_non_exhaustive()
     }
 }

@@ -1,3 +1,4 @@
+use std::os::fd::AsFd;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 

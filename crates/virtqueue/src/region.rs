@@ -10,7 +10,7 @@
 //!  - Regions overlap neither in guest addresses nor in the VMM's: one address means one byte.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{FileType, SealFlags};
 
@@ -293,6 +293,19 @@ fn refuse_overlaps(
     Ok(())
 }
 
+/// Bytes of the pages that a mapping of the file consists of: more than the system's only for hugetlbfs.
+/// Beside it, whether it is of those.
+pub(crate) fn page_size(file: BorrowedFd<'_>, system_page: u64) -> io::Result<(u64, bool)> {
+    let filesystem = rustix::fs::fstatfs(file)?;
+    if filesystem.f_type as u32 != HUGETLBFS_MAGIC {
+        return Ok((system_page, false));
+    }
+    let huge_page = u64::try_from(filesystem.f_bsize)
+        .ok()
+        .filter(|size| size.is_power_of_two());
+    Ok((huge_page.unwrap_or(system_page).max(system_page), true))
+}
+
 /// Looks at the file: kind, size, page size, seals.
 pub(crate) fn examine(region: &Region, system_page: u64) -> Result<FileFacts, MapError> {
     let guest_addr = region.guest_addr;
@@ -313,16 +326,8 @@ pub(crate) fn examine(region: &Region, system_page: u64) -> Result<FileFacts, Ma
             size,
         });
     }
-    let filesystem = rustix::fs::fstatfs(&region.file).map_err(failed)?;
-    let hugetlb = filesystem.f_type as u32 == HUGETLBFS_MAGIC;
-    let huge_page = u64::try_from(filesystem.f_bsize)
-        .ok()
-        .filter(|size| size.is_power_of_two());
-    let page_size = if hugetlb {
-        huge_page.unwrap_or(system_page).max(system_page)
-    } else {
-        system_page
-    };
+    let (page_size, hugetlb) = page_size(region.file.as_fd(), system_page)
+        .map_err(|source| MapError::Examine { guest_addr, source })?;
     // Files that know no seals answer EINVAL: not sealed.
     let sealed =
         rustix::fs::fcntl_get_seals(region.file.as_fd()).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));

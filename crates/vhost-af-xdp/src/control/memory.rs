@@ -10,6 +10,7 @@
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use vhost::vhost_user::message::VhostUserMemoryRegion;
@@ -49,6 +50,14 @@ impl MemoryTable {
     /// No memory yet.
     pub(crate) fn new(watch: Arc<Watch>) -> Self {
         Self { map: None, watch }
+    }
+
+    /// Enters another mapping of a file of the VMM's beside guest memory; see [`sigbus::guard`].
+    ///
+    /// # Errors
+    /// [`MemoryError::Unwatched`].
+    pub(crate) fn guard(&self, start: NonNull<u8>, len: u64) -> Result<sigbus::Guard, MemoryError> {
+        Ok(sigbus::guard(start, len, &self.watch)?)
     }
 
     /// Whether memory of this table, or of one that it replaced, vanished under us.
@@ -145,7 +154,7 @@ impl MemoryTable {
             check_shared(pid, regions.iter().map(|region| region.user_addr))?;
         }
         let map = MemoryMap::new(regions, private_bytes)?;
-        let guarded = sigbus::guard(map.base(), map.guest_len(), &self.watch)?;
+        let guarded = self.guard(map.base(), map.guest_len())?;
         self.map = Some(Arc::new(map.accompanied_by(guarded)));
         Ok(())
     }

@@ -164,7 +164,10 @@ impl Session {
         file: &File,
         ground: &Ground<'_>,
     ) -> Result<(), SessionError> {
-        self.log = Some(Arc::new(DirtyLog::open(file.as_fd(), bytes, offset)?));
+        let log = DirtyLog::open(file.as_fd(), bytes, offset)?;
+        let (start, len) = log.mapping();
+        let guarded = self.memory.guard(start, len as u64)?;
+        self.log = Some(Arc::new(log.accompanied_by(guarded)));
         self.apply_log(ground.workers);
         Ok(())
     }

@@ -1,0 +1,123 @@
+//! A file of the VMM's that is not guest memory, mapped: the dirty log, the inflight region.
+//!
+//! Whole pages of the file are mapped, huge ones for hugetlbfs, so that the range can be replaced and unmapped as it
+//! is. The file may be truncated under us as guest memory may; who handles that is told the range
+//! ([`FileMapping::range`]) and tied to the mapping's life ([`FileMapping::accompany`]).
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::ptr::{self, NonNull};
+
+use rustix::fs::FileType;
+use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::region;
+
+/// A range of a file, mapped shared and writable until drop.
+pub(crate) struct FileMapping {
+    /// First, so that it is dropped before the memory is unmapped.
+    companion: Option<Box<dyn Send + Sync>>,
+    pages: Pages,
+    /// Where the range begins in the pages, and its length, bytes.
+    lead: usize,
+    len: u64,
+}
+
+/// Whole pages, unmapped on drop.
+struct Pages {
+    start: NonNull<u8>,
+    bytes: usize,
+}
+
+/// A file that cannot be mapped so.
+#[derive(Debug)]
+pub(crate) enum MappingError {
+    /// No regular file (memfd are).
+    NotAFile,
+    /// The range is empty, or not inside the file of `size` bytes.
+    Range { size: u64 },
+    /// fstat, fstatfs or mmap.
+    System(io::Error),
+}
+
+// SAFETY: the pages are owned by this value, users of `at` reach them by atomics, and no thread is tied to them.
+unsafe impl Send for Pages {}
+// SAFETY: as above.
+unsafe impl Sync for Pages {}
+
+impl FileMapping {
+    /// Maps `len` bytes at `offset` of `fd`.
+    pub(crate) fn open(fd: BorrowedFd<'_>, len: u64, offset: u64) -> Result<Self, MappingError> {
+        let system = |errno: rustix::io::Errno| MappingError::System(errno.into());
+        let stat = rustix::fs::fstat(fd).map_err(system)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(MappingError::NotAFile);
+        }
+        let size = u64::try_from(stat.st_size).unwrap_or(0);
+        let inside = offset.checked_add(len).is_some_and(|end| end <= size);
+        if len == 0 || !inside {
+            return Err(MappingError::Range { size });
+        }
+        let (page, _) =
+            region::page_size(fd, rustix::param::page_size() as u64).map_err(MappingError::System)?;
+        let lead = offset % page;
+        let bytes = (lead + len)
+            .checked_next_multiple_of(page)
+            .and_then(|bytes| usize::try_from(bytes).ok())
+            .ok_or(MappingError::Range { size })?;
+        // SAFETY: no address is asked for, so no existing mapping is touched.
+        let start = unsafe {
+            rustix::mm::mmap(
+                ptr::null_mut(),
+                bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                fd.as_fd(),
+                offset - lead,
+            )
+        }
+        .map_err(system)?;
+        let start = NonNull::new(start.cast())
+            .ok_or_else(|| MappingError::System(io::ErrorKind::OutOfMemory.into()))?;
+        Ok(Self {
+            companion: None,
+            pages: Pages { start, bytes },
+            lead: lead as usize,
+            len,
+        })
+    }
+
+    /// Length of the range, bytes.
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Where the byte `at` of the range is mapped: valid until drop.
+    ///
+    /// # Panics
+    /// In debug builds, if it is not in the range: a bug of the caller's.
+    #[inline]
+    pub(crate) fn at(&self, at: u64) -> NonNull<u8> {
+        debug_assert!(at < self.len, "the caller stays inside the range");
+        // SAFETY: the range is inside the pages (open), and `at` inside the range.
+        unsafe { self.pages.start.add(self.lead + at as usize) }
+    }
+
+    /// The pages: start, and length in bytes.
+    pub(crate) fn range(&self) -> (NonNull<u8>, usize) {
+        (self.pages.start, self.pages.bytes)
+    }
+
+    /// Ties something to the mapping's life: it is dropped just before the pages are unmapped.
+    pub(crate) fn accompany(&mut self, companion: impl Send + Sync + 'static) {
+        self.companion = Some(Box::new(companion));
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: mapped by open, in whole pages, and nobody has a pointer into it but through the mapping.
+        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.bytes) };
+    }
+}
