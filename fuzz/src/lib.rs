@@ -7,11 +7,18 @@
 
 pub mod config_space;
 pub mod net_header;
+pub mod packed_ring;
 mod ring;
 pub mod session;
 pub mod split_ring;
 
-/// Decodes an input; `None` if it is too short to mean anything.
-fn decode<'a, T: arbitrary::Arbitrary<'a>>(data: &'a [u8]) -> Option<T> {
-    T::arbitrary_take_rest(arbitrary::Unstructured::new(data)).ok()
+/// Decodes an input; `None` if it is too short to mean anything. With FUZZ_SHOW set, prints what it means.
+fn decode<'a, T: arbitrary::Arbitrary<'a> + std::fmt::Debug>(data: &'a [u8]) -> Option<T> {
+    let input = T::arbitrary_take_rest(arbitrary::Unstructured::new(data)).ok()?;
+    if SHOW.get_or_init(|| std::env::var_os("FUZZ_SHOW").is_some()) == &true {
+        eprintln!("{input:#?}");
+    }
+    Some(input)
 }
+
+static SHOW: std::sync::OnceLock<bool> = std::sync::OnceLock::new();

@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use vhost_af_xdp::fuzzing::{Headers, Verdict};
 use virtqueue::driver::{Buffer, DriverFeatures, GuestRam, SplitDriver};
-use virtqueue::{Chains, GuestAddr, MemoryMap, Queue, QueueFeatures, QueueSize, QueueStart, RingLayout};
+use virtqueue::{
+    Chains, GuestAddr, MemoryMap, Queue, QueueFeatures, QueueSize, QueueStart, RingFormat, RingLayout,
+};
 
 #[derive(arbitrary::Arbitrary, Debug)]
 struct Input {
@@ -43,7 +45,8 @@ pub fn run(data: &[u8]) {
     let (mut driver, unused) = (driver(), driver());
     let memory = Arc::new(MemoryMap::new(ram.regions().expect("descriptors"), 0).expect("mapped"));
     let queue = |driver: &SplitDriver| {
-        let rings = RingLayout::from_user(&memory, size, driver.ring_user_addresses()).expect("inside");
+        let rings = RingLayout::from_user(&memory, (RingFormat::Split, size), driver.ring_user_addresses())
+            .expect("inside");
         let features = QueueFeatures {
             indirect: true,
             ..QueueFeatures::default()

@@ -4,10 +4,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use arbitrary::Arbitrary;
-use virtqueue::driver::{Buffer, DriverFeatures, GuestRam, SplitDriver};
-use virtqueue::layout::Descriptor;
+use virtqueue::driver::{Buffer, DriverFeatures, GuestRam, PackedDriver, QueueDriver, SplitDriver};
+use virtqueue::layout::{Descriptor, PackedDescriptor};
 use virtqueue::{
-    Chain, ChainId, Chains, GuestAddr, MemoryMap, Queue, QueueFeatures, QueueSize, QueueStart, RingLayout,
+    Chain, ChainId, Chains, GuestAddr, MemoryMap, Queue, QueueFeatures, QueueSize, QueueStart, RingFormat,
+    RingLayout,
 };
 
 #[derive(Arbitrary, Debug)]
@@ -74,7 +75,10 @@ enum Step {
     Tell,
     EnableKicks,
     DisableKicks,
+    /// It stops, and another goes on from where it says that it stood.
     Restart,
+    /// It dies, and another goes on from what the ring tells.
+    Crash,
 }
 
 #[derive(Arbitrary, Clone, Copy, Debug)]
@@ -112,10 +116,12 @@ impl Len {
 const HIGH: u64 = 1 << 32;
 const REGION: u64 = 1 << 16;
 const MOST_STEPS: usize = 256;
+/// Slot 0 in the first lap, for what is taken and for what is used.
+const FIRST_PACKED_BASE: u32 = 0x8000_8000;
 
 /// A driver, a device, and what the test knows of both.
 struct Scene {
-    driver: SplitDriver,
+    driver: QueueDriver,
     queue: Queue,
     memory: Arc<MemoryMap>,
     rings: RingLayout,
@@ -127,30 +133,50 @@ struct Scene {
     shown: VecDeque<(u16, Vec<Buffer>)>,
     added: VecDeque<(u16, Vec<Buffer>)>,
     lied: bool,
+    /// How many of `shown` the device has taken.
+    taken: usize,
     /// Elements used and not told yet.
-    untold: u16,
+    untold: usize,
 }
 
 /// Runs one input on a split ring.
 pub fn run_split(data: &[u8]) {
+    run(data, RingFormat::Split);
+}
+
+/// Runs one input on a packed ring.
+pub fn run_packed(data: &[u8]) {
+    run(data, RingFormat::Packed);
+}
+
+fn run(data: &[u8], format: RingFormat) {
     let Some(input) = crate::decode::<Input>(data) else {
         return;
     };
-    let mut scene = Scene::new(&input);
+    let mut scene = Scene::new(&input, format);
     for step in input.steps.iter().take(MOST_STEPS) {
         if !scene.step(step) {
             return;
         }
     }
+    if !scene.lied {
+        scene.finish();
+    }
 }
 
 impl Scene {
-    fn new(input: &Input) -> Self {
-        let size = QueueSize::new(1 << (input.size % 7)).expect("a power of two");
+    fn new(input: &Input, format: RingFormat) -> Self {
+        let entries = match format {
+            RingFormat::Split => QueueSize::new(1 << (input.size % 7)),
+            // Any number of entries.
+            RingFormat::Packed => QueueSize::packed(u32::from(input.size % 70) + 1),
+        };
+        let size = entries.expect("a good size");
         let features = QueueFeatures {
             event_idx: input.event_idx,
             indirect: input.indirect,
             in_order: input.in_order,
+            packed: format == RingFormat::Packed,
         };
         let ram = GuestRam::new(&[(GuestAddr(0), REGION), (GuestAddr(HIGH), REGION)]).expect("memory");
         let ram = Arc::new(ram);
@@ -158,11 +184,17 @@ impl Scene {
             event_idx: input.event_idx,
             in_order: input.in_order,
         };
-        let mut driver = SplitDriver::new(&ram, size, known).expect("room");
-        driver.start_at(input.start);
+        let mut driver = QueueDriver::new(&ram, (format, size), known).expect("room");
+        match &mut driver {
+            QueueDriver::Split(driver) => driver.start_at(input.start),
+            QueueDriver::Packed(driver) => {
+                driver.start_at((input.start >> 1) % size.get(), input.start & 1 != 0)
+            }
+        }
         let memory = Arc::new(MemoryMap::new(ram.regions().expect("descriptors"), 4096).expect("mapped"));
-        let rings = RingLayout::from_user(&memory, size, driver.ring_user_addresses()).expect("inside");
-        let start = QueueStart::at(input.start.into());
+        let rings =
+            RingLayout::from_user(&memory, (format, size), driver.ring_user_addresses()).expect("inside");
+        let start = QueueStart::at(driver.base());
         let queue = Queue::new(&memory, rings, features, start).expect("a good ring");
         Self {
             driver,
@@ -175,6 +207,7 @@ impl Scene {
             shown: VecDeque::new(),
             added: VecDeque::new(),
             lied: false,
+            taken: 0,
             untold: 0,
         }
     }
@@ -204,7 +237,8 @@ impl Scene {
             Step::Tell => self.tell(),
             Step::EnableKicks => drop(self.queue.enable_kicks()),
             Step::DisableKicks => self.queue.disable_kicks(),
-            Step::Restart => self.restart(),
+            Step::Restart => return self.restart(),
+            Step::Crash => return self.crash(),
         }
         true
     }
@@ -234,42 +268,15 @@ impl Scene {
     }
 
     fn lie(&mut self, step: &Step) {
-        match *step {
-            Step::Word { offset, value } => {
-                // The rings are at the beginning of the first region.
-                let offset = u64::from(offset % 8192) * 2;
-                assert!(self.driver.ram().map().write_obj(offset, &value));
-            }
-            Step::Descriptor {
-                at,
-                addr,
-                len,
-                flags,
-                next,
-            } => {
-                let at = u16::from(at) % self.driver.size().get();
-                self.driver
-                    .write_descriptor(at, descriptor(addr, len, flags, next));
-            }
-            Step::TableEntry {
-                table,
-                at,
-                addr,
-                len,
-                flags,
-                next,
-            } => {
-                let table = GuestAddr(u64::from(table / 2));
-                let entry = descriptor(addr, len, flags, next);
-                self.driver.write_table_entry(table, (at % 64).into(), entry);
-            }
-            Step::Entry { at, head } => self.driver.set_avail_entry(at, head.into()),
-            Step::Index { value } => self.driver.set_avail_idx(value),
-            Step::IndexBy { by } => {
-                let index = self.driver.avail_idx().wrapping_add_signed(by.into());
-                self.driver.set_avail_idx(index);
-            }
-            _ => unreachable!("not a lie"),
+        if let Step::Word { offset, value } = *step {
+            // The rings are at the beginning of the first region.
+            let offset = u64::from(offset % 8192) * 2;
+            assert!(self.driver.ram().map().write_obj(offset, &value));
+            return;
+        }
+        match &self.driver {
+            QueueDriver::Split(driver) => lie_split(driver, step),
+            QueueDriver::Packed(driver) => lie_packed(driver, step),
         }
     }
 
@@ -293,17 +300,22 @@ impl Scene {
             self.check(chain);
         }
         if !self.lied {
-            let expected = self.shown.iter().skip(self.out.len() + usize::from(self.untold));
-            for (chain, (head, buffers)) in self.chains.iter().zip(expected) {
-                let lens = self.chains.segments(chain).iter().map(|segment| segment.len);
-                assert_eq!(chain.id.head, *head, "out of order");
-                assert!(lens.eq(buffers.iter().map(|buffer| buffer.len)));
-            }
-            let taken = self.out.len() + usize::from(self.untold) + self.chains.len();
-            assert!(taken <= self.shown.len(), "chains out of nowhere");
+            self.check_order();
         }
         self.out.extend(self.chains.iter().map(|chain| chain.id));
         true
+    }
+
+    /// What an honest driver showed comes out, once and in order.
+    fn check_order(&mut self) {
+        for chain in &self.chains {
+            let (at, got) = (self.taken, chain.id);
+            let shown = self.shown.get(at).expect("a chain out of nowhere");
+            assert_eq!(got.head, shown.0, "out of order");
+            let lens = self.chains.segments(chain).iter().map(|segment| segment.len);
+            assert!(lens.eq(shown.1.iter().map(|buffer| buffer.len)));
+            self.taken = at + 1;
+        }
     }
 
     fn check(&self, chain: &Chain) {
@@ -335,6 +347,7 @@ impl Scene {
         self.queue.unpop(self.chains.slots(keep));
         self.chains.truncate(keep);
         self.out.truncate(self.out.len() - back);
+        self.taken = self.taken.saturating_sub(back);
     }
 
     fn give_back(&mut self, count: usize, len: u32) {
@@ -348,30 +361,166 @@ impl Scene {
     }
 
     fn tell(&mut self) {
-        let before = self.driver.used_idx();
         self.queue.publish();
         let told = std::mem::take(&mut self.untold);
-        if self.lied {
-            return;
-        }
-        assert_eq!(self.driver.used_idx(), before.wrapping_add(told));
-        for _ in 0..told {
-            let (head, _) = self.shown.pop_front().expect("it was shown");
-            let used = self.driver.take_used().expect("it was told");
-            assert_eq!(used.head, head, "each comes back once, in order");
-        }
-        assert!(self.driver.take_used().is_none());
+        let came = self.take_used();
+        assert!(self.lied || came == told, "{told} were used, {came} came");
     }
 
-    /// The device stops and another goes on.
-    fn restart(&mut self) {
+    /// The driver takes what came back; how many.
+    fn take_used(&mut self) -> usize {
+        let mut came = 0;
+        // The books of a liar say nothing.
+        while !self.lied
+            && let Some(used) = self.driver.take_used()
+        {
+            let (head, _) = self.shown.pop_front().expect("it was shown");
+            assert_eq!(used.head, head, "each comes back once, in order");
+            self.taken = self.taken.saturating_sub(1);
+            came += 1;
+        }
+        came
+    }
+
+    fn restart(&mut self) -> bool {
         self.tell();
-        let count = u16::try_from(self.out.len()).expect("within the ring");
-        self.queue.unpop(count);
+        let slots = self.out.iter().map(|id| id.slots).sum();
+        self.queue.unpop(slots);
+        self.taken = self.taken.saturating_sub(self.out.len());
+        self.succeed(self.queue.base())
+    }
+
+    fn crash(&mut self) -> bool {
+        let untold = std::mem::take(&mut self.untold);
+        self.taken = 0;
+        let went_on = self.succeed(match &self.driver {
+            QueueDriver::Split(driver) => driver.used_idx().into(),
+            // What the VMM knew when the ring was new.
+            QueueDriver::Packed(_) => FIRST_PACKED_BASE,
+        });
+        // The successor may tell what its predecessor had used, and nothing else.
+        let came = self.take_used();
+        assert!(self.lied || came <= untold, "{untold} were used, {came} came");
+        went_on
+    }
+
+    fn succeed(&mut self, base: u32) -> bool {
         self.out.clear();
         self.chains.clear();
-        let start = QueueStart::at(self.queue.base());
-        self.queue = Queue::new(&self.memory, self.rings, self.features, start).expect("as before");
+        match Queue::new(&self.memory, self.rings, self.features, QueueStart::at(base)) {
+            Ok(queue) => self.queue = queue,
+            Err(error) => {
+                assert!(self.lied, "an honest driver's ring is refused: {error}");
+                return false;
+            }
+        }
+        true
+    }
+
+    /// An honest driver gets everything back.
+    fn finish(&mut self) {
+        for _ in 0..=self.shown.len() {
+            self.pop(usize::MAX);
+            self.give_back(usize::MAX, 0);
+            self.tell();
+        }
+        assert!(
+            self.shown.is_empty(),
+            "{} chains never came back",
+            self.shown.len()
+        );
+    }
+}
+
+fn lie_split(driver: &SplitDriver, step: &Step) {
+    match *step {
+        Step::Descriptor {
+            at,
+            addr,
+            len,
+            flags,
+            next,
+        } => {
+            let at = u16::from(at) % driver.size().get();
+            driver.write_descriptor(at, descriptor(addr, len, flags, next));
+        }
+        Step::TableEntry {
+            table,
+            at,
+            addr,
+            len,
+            flags,
+            next,
+        } => {
+            let table = GuestAddr(u64::from(table / 2));
+            driver.write_table_entry(table, (at % 64).into(), descriptor(addr, len, flags, next));
+        }
+        Step::Entry { at, head } => driver.set_avail_entry(at, head.into()),
+        Step::Index { value } => driver.set_avail_idx(value),
+        Step::IndexBy { by } => driver.set_avail_idx(driver.avail_idx().wrapping_add_signed(by.into())),
+        _ => {}
+    }
+}
+
+fn lie_packed(driver: &PackedDriver, step: &Step) {
+    let (next_slot, wrap) = driver.next_slot();
+    match *step {
+        Step::Descriptor {
+            at,
+            addr,
+            len,
+            flags,
+            next,
+        } => {
+            driver.write_slot(
+                u16::from(at) % driver.size().get(),
+                packed(addr, len, flags, next),
+            );
+        }
+        Step::TableEntry {
+            table,
+            at,
+            addr,
+            len,
+            flags,
+            next,
+        } => {
+            let table = GuestAddr(u64::from(table / 2));
+            driver.write_table_entry(table, (at % 64).into(), packed(addr, len, flags, next));
+        }
+        // Makes a slot available, or what it is not.
+        Step::Entry { at, head } => {
+            let slot = at % driver.size().get();
+            let flags = PackedDriver::available_flags(slot, head & 1 != 0) | u16::from(head >> 1);
+            driver.write_slot(
+                slot,
+                PackedDescriptor {
+                    flags,
+                    ..driver.read_slot(slot)
+                },
+            );
+        }
+        Step::Index { value } => driver.set_driver_events(u32::from(value) << 8),
+        Step::IndexBy { by } => {
+            let flags = PackedDriver::available_flags(next_slot, wrap) ^ u16::from(by.unsigned_abs());
+            driver.write_slot(
+                next_slot,
+                PackedDescriptor {
+                    flags,
+                    ..driver.read_slot(next_slot)
+                },
+            );
+        }
+        _ => {}
+    }
+}
+
+fn packed(addr: Addr, len: Len, flags: u16, id: u8) -> PackedDescriptor {
+    PackedDescriptor {
+        addr: addr.get(),
+        len: len.get(),
+        id: id.into(),
+        flags,
     }
 }
 

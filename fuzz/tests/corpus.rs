@@ -3,12 +3,16 @@
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-use vhost_af_xdp_fuzz::{config_space, net_header, session, split_ring};
+use vhost_af_xdp_fuzz::{config_space, net_header, packed_ring, session, split_ring};
 
 /// `session` counts the descriptors of the process, so nothing else may run beside it.
 static ALONE: Mutex<()> = Mutex::new(());
 
+/// With FUZZ_INPUT=FILE that one instead, to look into what a fuzzer found (and FUZZ_SHOW=1 to see what it means).
 fn run_all(target: &str, run: fn(&[u8])) {
+    if let Some(path) = std::env::var_os("FUZZ_INPUT") {
+        return run(&std::fs::read(path).expect("readable"));
+    }
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);
     let mut count = 0;
@@ -31,6 +35,11 @@ fn session_stands_its_corpus() {
 #[test]
 fn split_ring_stands_its_corpus() {
     run_all("split_ring", split_ring::run);
+}
+
+#[test]
+fn packed_ring_stands_its_corpus() {
+    run_all("packed_ring", packed_ring::run);
 }
 
 #[test]
