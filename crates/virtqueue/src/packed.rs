@@ -21,20 +21,22 @@
 //! frame in several chains, becomes visible whole.
 //!
 //! *For a successor* (`packed_resume.rs`): every slot behind `used` has USED of its lap, also the second and
-//! later ones of a list, which a device need not write. So the ring itself tells where it stands. And of a
-//! batch whose first descriptor is not yet published the second slot keeps, in its address, which no driver
-//! reads of a used descriptor, what that first one would say: whoever finds the batch so can finish it.
+//! later ones of a list, which a device need not write. So the ring itself tells where it stands. And the first slot
+//! of a batch keeps, in its address, which nobody needs any more, what its used descriptor will say: whoever
+//! finds a batch that was not published can publish it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use self::journal::Notes;
 use crate::chain::{self, ChainBuilder, ChainId, Chains, Stop};
+use crate::crash;
 use crate::indirect::{Table, prefetch};
 use crate::layout::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, PackedDescriptor};
 use crate::log::DirtyLog;
 use crate::memory::RegionHint;
 use crate::packed_notify::{self as notify, Cell, Wish};
-use crate::packed_resume::{self as resume, stash};
+use crate::packed_resume::stash;
 use crate::packed_ring::PackedRing;
 use crate::position::Position;
 use crate::{GuestFault, MemoryMap, QueueFeatures, QueueSize, QueueStart, RingError, RingLayout};
@@ -59,6 +61,8 @@ pub struct PackedQueue {
     /// The first publication calls whatever the driver says: a predecessor may have died before it called.
     call_once: bool,
     log: Option<Arc<DirtyLog>>,
+    notes: Notes,
+    taken_before: usize,
 }
 
 impl PackedQueue {
@@ -77,9 +81,10 @@ impl PackedQueue {
         start: QueueStart,
     ) -> Result<Self, RingError> {
         let ring = PackedRing::new(memory, rings)?;
-        let at = resume::position(&ring, start.base)?;
+        let (at, notes) = Notes::take_over(&ring, start.base, start.journal)?;
         let mut queue = Self {
             size: ring.size,
+            taken_before: notes.taken_before(&ring, at),
             ring,
             features,
             hint: RegionHint::default(),
@@ -90,6 +95,7 @@ impl PackedQueue {
             first: (0, 0),
             call_once: true,
             log: start.log,
+            notes,
         };
         if let Some(log) = &queue.log {
             // `resume` may have written anywhere.
@@ -108,6 +114,9 @@ impl PackedQueue {
     #[inline]
     pub fn pop(&mut self, chains: &mut Chains, max: usize) -> Result<usize, GuestFault> {
         chains.prepare(max.min(usize::from(self.size.get())), self.size);
+        if self.notes.has_left_over() {
+            return self.pop_left_over(chains, max);
+        }
         let (mut at, mut left) = (self.next, self.size.get() - self.out);
         let (mut hint, mut taken) = (self.hint, 0);
         let mut fault = None;
@@ -134,6 +143,9 @@ impl PackedQueue {
             return fault.map_or(Ok(0), Err);
         }
         self.hint = hint;
+        if !matches!(self.notes, Notes::None) {
+            self.note_taken(chains);
+        }
         self.next = at;
         self.out = self.size.get() - left;
         Ok(taken)
@@ -260,6 +272,9 @@ impl PackedQueue {
         debug_assert!(slots <= self.out, "more given back than taken");
         self.next = self.next.back(slots, self.size);
         self.out -= slots;
+        if let Notes::Inflight(journal) = &mut self.notes {
+            journal.untake(slots);
+        }
     }
 
     /// Writes a used descriptor: the chain `id` is done, and `len` bytes were written to its buffers. Each chain
@@ -282,13 +297,11 @@ impl PackedQueue {
         let (_, word) = desc.to_words();
         if self.unpublished == 0 {
             self.first = (at.offset, word);
+            self.ring.store_low_after(at.offset, stash(word));
         } else {
             // Not seen by a driver by the book, which waits for the first of the batch; `publish` orders this
             // store before that.
-            Cell::store(self.ring.high(at.offset), word, Ordering::Relaxed);
-            if self.unpublished == 1 {
-                self.ring.store_low_after(at.offset, stash(self.first.1));
-            }
+            self.ring.store_high(at.offset, word);
         }
         if id.slots > 1 {
             self.use_rest(at, id);
@@ -311,10 +324,7 @@ impl PackedQueue {
                 id: id.head,
                 flags: at.used_flags() | next,
             };
-            Cell::store(self.ring.high(at.offset), desc.to_words().1, Ordering::Relaxed);
-            if step == 1 && self.unpublished == 0 {
-                self.ring.store_low_after(at.offset, stash(self.first.1));
-            }
+            self.ring.store_high(at.offset, desc.to_words().1);
         }
     }
 
@@ -330,8 +340,16 @@ impl PackedQueue {
         }
         let (slot, word) = self.first;
         let batch = (self.used, slots, self.size);
+        if let Notes::Inflight(journal) = &mut self.notes {
+            journal.before_publish(slots, self.used);
+        }
+        crash::point();
         let first = (self.ring.high(slot), word);
         let wanted = notify::publish(first, batch, self.ring.driver_events(), self.features.event_idx);
+        crash::point();
+        if let Notes::Inflight(journal) = &mut self.notes {
+            journal.after_publish(slots, self.used);
+        }
         if let Some(log) = &self.log {
             self.ring.log_slots(log, self.used.back(slots, self.size), slots);
         }
@@ -353,7 +371,7 @@ impl PackedQueue {
         let (events, slot) = (self.ring.device_events(), self.ring.high(self.next.offset));
         let found = notify::enable(events, self.next, slot, self.features.event_idx);
         self.log_events();
-        self.next.is_available(PackedDescriptor::flags_of(found))
+        self.next.is_available(PackedDescriptor::flags_of(found)) || self.notes.has_left_over()
     }
 
     /// The answer to VHOST_USER_GET_VRING_BASE, in the form of [`new`](Self::new).
@@ -362,10 +380,11 @@ impl PackedQueue {
         u32::from(self.next.to_bits()) | u32::from(self.used.to_bits()) << 16
     }
 
-    /// How many of the chains that come next a predecessor had taken and not used: nobody noted any.
+    /// How many of the chains that came first after [`new`](Self::new) a predecessor had taken and not used, as
+    /// the journal says.
     #[must_use]
     pub fn taken_before(&self) -> usize {
-        0
+        self.taken_before
     }
 
     /// Notes writes to guest memory from now on in `log`, or no more.
@@ -403,6 +422,9 @@ impl PackedQueue {
         prefetch(self.ring.memory.base().as_ptr().wrapping_add(offset as usize));
     }
 }
+
+#[path = "packed_journal.rs"]
+mod journal;
 
 #[cfg(test)]
 #[path = "packed_tests.rs"]

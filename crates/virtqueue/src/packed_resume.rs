@@ -17,28 +17,30 @@
 //!
 //! A device that dies between [`push_used`](crate::PackedQueue::push_used) and
 //! [`publish`](crate::PackedQueue::publish) leaves a batch whose first slot is still available, and the slots
-//! behind it are used: a hole of one slot.
+//! behind it are used, if there are any: a hole of one slot.
 //!
 //! ```text
 //!     USED   1 1 1 0 1 1 0 0     stands at 3; the batch in 3, 4, 5 is written and not published
 //! ```
 //!
-//! The chains of that batch are done, and their descriptors overwritten. So the batch is published: the first
-//! one's used descriptor is kept in the second slot ([`stash`]).
+//! The chains of that batch are done, and their descriptors overwritten. So the batch is published: what the first
+//! slot was to say stands in its address ([`stash`]).
 
 use std::sync::atomic::Ordering;
 
 use crate::RingError;
-use crate::layout::{DESC_NEXT, DESC_WRITE, PackedDescriptor};
+use crate::crash;
+use crate::layout::{DESC_NEXT, DESC_WRITE, PACKED_AVAIL, PACKED_USED, PackedDescriptor};
 use crate::packed_notify::Cell;
 use crate::packed_ring::PackedRing;
 use crate::position::Position;
 
-/// In the upper 16 bits of a word that is no address, since no machine has addresses so large.
+/// In the upper 16 bits of a word that is no address: no machine has guest-physical addresses so large.
 const STASH: u64 = 0xa55a << 48;
 const STASH_MASK: u64 = 0xffff << 48;
 
-/// The second word of a used descriptor, without its flags, as it is kept in the address of the next slot.
+/// The second word of a used descriptor, without its flags, as it is kept in the address of its slot until it is
+/// published.
 #[inline(always)]
 pub(crate) const fn stash(word: u64) -> u64 {
     word & !STASH_MASK | STASH
@@ -56,7 +58,7 @@ pub(crate) fn position(ring: &PackedRing, base: u32) -> Result<Position, RingErr
     let [taken, used] = [base as u16, (base >> 16) as u16].map(Position::from_bits);
     let believed = if stands_at(ring, used) { used } else { taken };
     if believed.offset < ring.size.get() {
-        Ok(believed)
+        Ok(finish_batch(ring, believed))
     } else {
         Err(RingError::Base {
             base,
@@ -73,14 +75,14 @@ fn stands_at(ring: &PackedRing, at: Position) -> bool {
     }
 }
 
-/// Whether the slot behind `at` was used before `at`: there is a batch that was not published.
+/// Whether the slot behind `at` was used before `at`: there is a batch of more than one slot that was not published.
 fn is_unpublished(ring: &PackedRing, at: Position) -> bool {
     let next = at.forward(1, ring.size);
-    ring.size.get() > 1 && next.is_used(ring.flags(next.offset)) && at.is_available(ring.flags(at.offset))
+    ring.size.get() > 1 && next.is_used(ring.flags(next.offset)) && kept(ring, at).is_some()
 }
 
 /// The one place where the device may stand.
-fn search(ring: &PackedRing) -> Option<Position> {
+pub(crate) fn search(ring: &PackedRing) -> Option<Position> {
     let laps = [true, false].into_iter();
     let all = laps.flat_map(|wrap| (0..ring.size.get()).map(move |offset| Position { offset, wrap }));
     let mut places = all.filter(|at| stands_at(ring, *at));
@@ -107,49 +109,60 @@ fn whole_ring(ring: &PackedRing, at: Position) -> Position {
     }
 }
 
+/// What [`stash`] kept in the slot at `at`, if that is still available.
+fn kept(ring: &PackedRing, at: Position) -> Option<PackedDescriptor> {
+    let word = ring.load_low(at.offset);
+    let kept = at.is_available(ring.flags(at.offset)) && word & STASH_MASK == STASH;
+    kept.then(|| PackedDescriptor::from_words(0, word))
+}
+
+/// Takes back the batch at `at`, if there is one that was not published: for who does its chains again, whose descriptors
+/// `descs` are. Or the driver would find them used as soon as those before them are. From behind, so that at any
+/// moment it looks like a batch that was not published.
+pub(crate) fn take_back(ring: &PackedRing, at: Position, descs: &[PackedDescriptor]) {
+    for (step, desc) in (0..).zip(descs).skip(1).collect::<Vec<_>>().into_iter().rev() {
+        let at = at.forward(step, ring.size);
+        if at.is_used(ring.flags(at.offset)) {
+            let flags = desc.flags & !(PACKED_AVAIL | PACKED_USED) | at.available_flags();
+            ring.store_low_after(at.offset, desc.addr);
+            ring.store_high(at.offset, PackedDescriptor { flags, ..*desc }.to_words().1);
+        }
+    }
+    if let (Some(first), Some(_)) = (descs.first(), kept(ring, at)) {
+        ring.store_low_after(at.offset, first.addr);
+    }
+}
+
 /// Publishes the batch at `at`, if there is one that was not; returns where it ends.
 fn finish_batch(ring: &PackedRing, at: Position) -> Position {
-    if !is_unpublished(ring, at) {
+    let Some(first) = kept(ring, at) else {
         return at;
-    }
-    let second = at.forward(1, ring.size);
-    let mut end = second;
+    };
+    let mut end = at.forward(1, ring.size);
+    let mut in_list = ring.flags(at.offset) & DESC_NEXT != 0;
     // At most once around.
     for _ in 1..ring.size.get() {
-        let last = end.back(1, ring.size);
-        let cut = end != second && ring.flags(last.offset) & DESC_NEXT != 0;
-        if !end.is_used(ring.flags(end.offset)) {
-            if !cut {
+        let flags = ring.flags(end.offset);
+        if !end.is_used(flags) {
+            if !in_list {
                 break;
             }
             // The device died within a list: the rest of it goes with its beginning.
             let rest = PackedDescriptor {
-                flags: end.used_flags() | ring.flags(end.offset) & DESC_NEXT,
+                flags: end.used_flags() | flags & DESC_NEXT,
                 ..PackedDescriptor::default()
             };
-            Cell::store(ring.high(end.offset), rest.to_words().1, Ordering::Relaxed);
+            ring.store_high(end.offset, rest.to_words().1);
         }
+        in_list = flags & DESC_NEXT != 0;
         end = end.forward(1, ring.size);
     }
-    let kept = ring.load_low(second.offset);
-    let (id, len) = if kept & STASH_MASK == STASH {
-        let kept = PackedDescriptor::from_words(0, kept);
-        (kept.id, kept.len)
-    } else {
-        // It died just before it kept that. An id is in each descriptor of a chain that we have marked; no
-        // length, and for the driver nothing was written then.
-        let in_list = ring.flags(at.offset) & DESC_NEXT != 0;
-        let named = if in_list { second } else { at };
-        let word = Cell::load(ring.high(named.offset), Ordering::Relaxed);
-        (PackedDescriptor::from_words(0, word).id, 0)
-    };
-    let written = if len > 0 { DESC_WRITE } else { 0 };
+    let written = if first.len > 0 { DESC_WRITE } else { 0 };
     let first = PackedDescriptor {
-        addr: 0,
-        len,
-        id,
         flags: at.used_flags() | written,
+        ..first
     };
+    crash::point();
     // As in `publish`; a call comes with the first publication of the new device.
     Cell::store(ring.high(at.offset), first.to_words().1, Ordering::Release);
     end

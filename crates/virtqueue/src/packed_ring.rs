@@ -12,6 +12,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use crate::crash;
 use crate::indirect::prefetch;
 use crate::layout::{self, PackedDescriptor};
 use crate::packed_notify::Cell;
@@ -72,9 +73,17 @@ impl PackedRing {
         Cell::load(self.word(slot, false), Ordering::Relaxed)
     }
 
+    /// Writes the second word of `slot`, to be published with others.
+    #[inline(always)]
+    pub(crate) fn store_high(&self, slot: u16, word: u64) {
+        crash::point();
+        Cell::store(self.high(slot), word, Ordering::Relaxed);
+    }
+
     /// Writes the first word of `slot`, after all that was written before.
     #[inline(always)]
     pub(crate) fn store_low_after(&self, slot: u16, word: u64) {
+        crash::point();
         Cell::store(self.word(slot, false), word, Ordering::Release);
     }
 
@@ -94,6 +103,12 @@ impl PackedRing {
         let flags = PackedDescriptor::flags_of(high);
         at.is_available(flags)
             .then(|| PackedDescriptor::from_words(self.load_low(at.offset), high))
+    }
+
+    /// The descriptor in `slot`, whatever its flags.
+    pub(crate) fn read(&self, slot: u16) -> PackedDescriptor {
+        let high = Cell::load(self.high(slot), Ordering::Acquire);
+        PackedDescriptor::from_words(self.load_low(slot), high)
     }
 
     /// Asks for the descriptor some lines behind `slot`, which is likely to be read next.

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use crate::chain::{ChainId, Chains};
+use crate::inflight::InflightQueue;
 use crate::log::DirtyLog;
 use crate::{GuestFault, MemoryMap, PackedQueue, QueueSize, RingError, RingFormat, RingLayout, SplitQueue};
 
@@ -48,11 +49,17 @@ impl QueueStart {
 
 /// Notes about chains that are under way, for the successor of a device that dies.
 #[derive(Debug, Default)]
-#[non_exhaustive]
 pub enum Journal {
     /// None: a successor takes up where used elements end.
     #[default]
     None,
+    /// In the ring itself, where only the device writes, so that a successor knows which chains it must not do
+    /// again. A split ring, for which the base must be used.idx, has a mark behind the used elements of all
+    /// chains that are out, so at least one entry never is. A packed ring has the flag `1 << 8`, which is
+    /// reserved, in the first descriptor of each.
+    Ring,
+    /// In memory that the VMM keeps (vhost-user, "Inflight I/O tracking"). The base is not looked at.
+    Inflight(InflightQueue),
 }
 
 /// Device side of one virtqueue. All methods are those of [`SplitQueue`] and [`PackedQueue`], where they are
@@ -177,3 +184,7 @@ impl Queue {
         of_either!(self, ring => ring.memory())
     }
 }
+
+#[cfg(test)]
+#[path = "queue_tests.rs"]
+mod tests;

@@ -108,6 +108,14 @@ pub enum RingError {
     /// Laid out as the one kind of ring, negotiated as the other: a bug of the caller's.
     #[error("a ring laid out as {0:?} is not what was negotiated")]
     Format(RingFormat),
+    /// The inflight region is for a ring of another kind or size.
+    #[error("the inflight region is for {} rings of {entries} entries", if *packed { "packed" } else { "split" })]
+    Inflight {
+        /// Entries that it is for.
+        entries: u16,
+        /// For packed rings.
+        packed: bool,
+    },
     /// Packed ring: no slot to start from that the ring has, neither in the base nor in the ring.
     #[error("vring base {base:#x} is outside a packed ring of {size} entries")]
     Base {

@@ -32,7 +32,9 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 
+use self::journal::Notes;
 use crate::chain::{self, ChainBuilder, ChainId, Chains, Stop};
+use crate::crash;
 use crate::indirect::{Table, prefetch};
 use crate::layout::{self, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Descriptor};
 use crate::log::DirtyLog;
@@ -74,6 +76,11 @@ pub struct SplitQueue {
     /// avail_event while kicks are suppressed by event idx.
     suppressed_at: Option<u16>,
     log: Option<Arc<DirtyLog>>,
+    notes: Notes,
+    /// Heads that are served in place of the entries of the available ring from `replay_start` on.
+    replay: Vec<u16>,
+    replay_start: u16,
+    taken_before: usize,
     offsets: RingAddresses,
 }
 
@@ -119,6 +126,10 @@ impl SplitQueue {
             call_once: true,
             suppressed_at: None,
             log: None,
+            notes: Notes::None,
+            replay: Vec::new(),
+            replay_start: 0,
+            taken_before: 0,
             offsets,
             memory: Arc::clone(memory),
         };
@@ -127,6 +138,7 @@ impl SplitQueue {
         // With event idx the device keeps used.flags at 0 (2.7.10).
         Word::store(queue.words().used_flags, 0, Ordering::Relaxed);
         queue.set_log(start.log);
+        queue.take_over(start.journal)?;
         let _ = queue.enable_kicks();
         Ok(queue)
     }
@@ -159,6 +171,11 @@ impl SplitQueue {
     #[inline]
     pub fn pop(&mut self, chains: &mut Chains, max: usize) -> Result<usize, GuestFault> {
         chains.prepare(max.min(usize::from(self.size.get())), self.size);
+        let max = if matches!(self.notes, Notes::None) {
+            max
+        } else {
+            self.limit(max)
+        };
         let mut wanted = usize::from(self.avail_seen.wrapping_sub(self.next_avail));
         if wanted < max {
             wanted = usize::from(self.available()?);
@@ -178,6 +195,9 @@ impl SplitQueue {
                 }
             }
         }
+        if !matches!(self.notes, Notes::None) {
+            self.note_taken(chains);
+        }
         self.refresh_suppression();
         Ok(taken)
     }
@@ -189,6 +209,9 @@ impl SplitQueue {
         for (step, head) in heads.iter_mut().enumerate().take(count) {
             *head = self.read_avail_entry(self.next_avail.wrapping_add(step as u16));
             self.prefetch_descriptor(*head);
+        }
+        if !self.replay.is_empty() {
+            self.replay_into(&mut heads[..count]);
         }
         let mut hint = self.hint;
         let mut result = Ok(());
@@ -319,6 +342,9 @@ impl SplitQueue {
     pub fn unpop(&mut self, slots: u16) {
         debug_assert!(slots <= self.size.get(), "more given back than the queue holds");
         self.next_avail = self.next_avail.wrapping_sub(slots);
+        if !matches!(self.notes, Notes::None) {
+            self.note_returned(slots);
+        }
     }
 
     /// Writes a used element: the chain `id` is done, and `len` bytes were written to its
@@ -327,8 +353,16 @@ impl SplitQueue {
     /// Each chain is pushed once; with IN_ORDER, in the order of [`pop`](Self::pop).
     #[inline]
     pub fn push_used(&mut self, id: ChainId, len: u32) {
-        let slot = usize::from(self.used_idx & self.size.mask());
-        let element = u64::from(u32::from(id.head)) | u64::from(len) << 32;
+        self.write_used(self.used_idx, id.head.into(), len);
+        self.used_idx = self.used_idx.wrapping_add(1);
+    }
+
+    /// Writes the used element for free-running index `index`.
+    #[inline(always)]
+    fn write_used(&self, index: u16, id: u32, len: u32) {
+        crash::point();
+        let slot = usize::from(index & self.size.mask());
+        let element = u64::from(id) | u64::from(len) << 32;
         // SAFETY: the slot is masked, so the element is inside the used ring, which is inside the map
         // (`new`). It is 4-aligned only. Only the device writes here, and the driver reads no element
         // at or past used.idx, so no access races with this one, unless the driver lies; then it
@@ -337,7 +371,6 @@ impl SplitQueue {
             let ring = self.used.add(layout::RING_ENTRIES as usize).cast::<u64>();
             ring.add(slot).write_unaligned(element.to_le());
         }
-        self.used_idx = self.used_idx.wrapping_add(1);
     }
 
     /// Makes all used elements visible that were written since the last time, with one store. Returns whether
@@ -349,9 +382,16 @@ impl SplitQueue {
         if self.used_idx == self.used_published {
             return false;
         }
+        if let Notes::Inflight(journal) = &mut self.notes {
+            journal.before_publish(self.used_idx.wrapping_sub(self.used_published));
+        }
+        crash::point();
         let wanted = self.words().publish_used(self.used_published, self.used_idx);
+        if let Notes::Inflight(_) = self.notes {
+            self.note_published();
+        }
         if self.log.is_some() {
-            self.log_used(self.used_published);
+            self.log_used(self.used_published, self.used_idx);
         }
         self.used_published = self.used_idx;
         std::mem::take(&mut self.call_once) | wanted
@@ -366,14 +406,15 @@ impl SplitQueue {
     }
 
     /// Asks the driver for a kick with the next chain. `true`: there is one already (or the index is
-    /// nonsense, as the next [`pop`](Self::pop) will tell), so the device must not sleep.
+    /// nonsense, as the next [`pop`](Self::pop) will tell), so the device must not sleep. `false` also if the
+    /// journal has no room for another chain before one is used.
     #[inline]
     #[must_use = "sleeping on true loses a kick"]
     pub fn enable_kicks(&mut self) -> bool {
         self.suppressed_at = None;
         let more = self.words().enable_kicks(self.next_avail);
         self.log_events();
-        more
+        more && self.limit(1) > 0
     }
 
     /// The next chain to take: the answer to VHOST_USER_GET_VRING_BASE.
@@ -382,10 +423,11 @@ impl SplitQueue {
         u32::from(self.next_avail)
     }
 
-    /// How many of the chains that come next a predecessor had taken and not used: nobody noted any.
+    /// How many of the chains that came first after [`new`](Self::new) a predecessor had taken and not used, as
+    /// the journal says.
     #[must_use]
     pub fn taken_before(&self) -> usize {
-        0
+        self.taken_before
     }
 
     /// Notes writes to guest memory from now on in `log`, or no more.
@@ -439,12 +481,12 @@ impl SplitQueue {
         }
     }
 
-    /// Notes used elements `[from, used_idx)` and the words of the used ring.
+    /// Notes used elements `[from, to)` and the words of the used ring.
     #[cold]
-    fn log_used(&self, from: u16) {
+    fn log_used(&self, from: u16, to: u16) {
         let Some(log) = &self.log else { return };
         let used = self.offsets.used;
-        let (count, first) = (self.used_idx.wrapping_sub(from), from & self.size.mask());
+        let (count, first) = (to.wrapping_sub(from), from & self.size.mask());
         // In two parts, if they go around the end.
         let before_end = count.min(self.size.get() - first);
         for (slot, count) in [(first, before_end), (0, count - before_end)] {
@@ -531,6 +573,9 @@ impl SplitQueue {
         prefetch(self.base.as_ptr().wrapping_add(offset as usize));
     }
 }
+
+#[path = "split_journal.rs"]
+mod journal;
 
 #[cfg(test)]
 #[path = "split_tests.rs"]

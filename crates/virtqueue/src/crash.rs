@@ -1,0 +1,40 @@
+//! Death between any two steps, for tests: each store that a successor could see is one step.
+
+#[cfg(test)]
+use std::cell::Cell;
+
+#[cfg(test)]
+thread_local! {
+    static STEPS_LEFT: Cell<Option<u32>> = const { Cell::new(None) };
+}
+
+/// What a device that dies here panics with.
+#[cfg(test)]
+pub(crate) struct Died;
+
+/// Called before a store that a successor could see. Nothing outside tests.
+#[inline(always)]
+pub(crate) fn point() {
+    #[cfg(test)]
+    STEPS_LEFT.with(|left| match left.get() {
+        Some(0) => {
+            left.set(None);
+            std::panic::resume_unwind(Box::new(Died));
+        }
+        Some(steps) => left.set(Some(steps - 1)),
+        None => {}
+    });
+}
+
+/// Runs `life`, which dies after so many steps; `None` if it did.
+#[cfg(test)]
+pub(crate) fn after<R>(steps: u32, life: impl FnOnce() -> R) -> Option<R> {
+    STEPS_LEFT.set(Some(steps));
+    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(life));
+    STEPS_LEFT.set(None);
+    match outcome {
+        Ok(result) => Some(result),
+        Err(panic) if panic.is::<Died>() => None,
+        Err(panic) => std::panic::resume_unwind(panic),
+    }
+}

@@ -1,0 +1,334 @@
+//! What a packed queue notes in the inflight region (vhost-user, "Inflight I/O tracking", packed virtqueue).
+//!
+//! Theory of operation. Used descriptors overwrite available ones, so the region keeps copies: states are linked into a free
+//! list, and a chain that is taken takes as many from it as it has descriptors. When a batch is published, its
+//! states go back to the list and the region's used position moves on, both first in the new fields and after the
+//! publication in the old ones; by the first descriptor of the batch a successor sees whether it was published, and completes
+//! the step or takes it back. What is in the free list then is not in flight, whatever its mark says.
+//!
+//! Chains that are in flight are served from their copies, in the order of their numbers; then the queue goes on in the ring,
+//! as many slots behind the used position as they have.
+//!
+//! The free list is kept here as well, and the region's is only written: whoever else writes there cannot lead this device
+//! anywhere. A region that makes no sense, or does not fit the ring, is of another life of the queue, or broken: it is made anew, and the
+//! queue goes on as if there were none.
+
+use std::collections::VecDeque;
+
+use crate::inflight::InflightQueue;
+use crate::layout::PackedDescriptor;
+use crate::packed_ring::PackedRing;
+use crate::position::Position;
+
+/// DescStatePacked.
+const INFLIGHT: u64 = 0;
+const NEXT: u64 = 2;
+const LAST: u64 = 4;
+const NUM: u64 = 6;
+const COUNTER: u64 = 8;
+const ID: u64 = 16;
+const FLAGS: u64 = 18;
+const LEN: u64 = 20;
+const ADDR: u64 = 24;
+/// QueueRegionPacked; each old field follows the new one.
+const FREE_HEAD: u64 = 12;
+const OLD_FREE_HEAD: u64 = 14;
+const USED_IDX: u64 = 16;
+const OLD_USED_IDX: u64 = 18;
+const USED_WRAP: u64 = 20;
+const OLD_USED_WRAP: u64 = 21;
+
+/// A chain that is out.
+#[derive(Debug)]
+struct Out {
+    /// States that it has.
+    slots: u16,
+    /// A predecessor had taken it.
+    left: bool,
+}
+
+/// Notes of one packed queue.
+#[derive(Debug)]
+pub(crate) struct PackedJournal {
+    queue: InflightQueue,
+    /// Number of the next chain.
+    counter: u64,
+    /// States that are free, the head of the list last.
+    free: Vec<u16>,
+    /// Chains that are out, the oldest first, and their states, one after the other.
+    out: VecDeque<Out>,
+    states: VecDeque<u16>,
+    /// Chains that a predecessor left: their states, and how many of them were taken again.
+    left: Vec<Vec<u16>>,
+    next_left: usize,
+}
+
+impl PackedJournal {
+    /// Takes over from a predecessor. `search` is where the ring itself says that it stands, if it does. Returns where to
+    /// write the next used descriptor; `None`, and an empty journal, if the region is of no use.
+    pub(crate) fn resume(
+        queue: InflightQueue,
+        ring: &PackedRing,
+        search: Option<Position>,
+    ) -> (Self, Option<Position>) {
+        let mut journal = Self {
+            counter: 0,
+            free: Vec::with_capacity(queue.entries().into()),
+            out: VecDeque::with_capacity(queue.entries().into()),
+            states: VecDeque::with_capacity(queue.entries().into()),
+            left: Vec::new(),
+            next_left: 0,
+            queue,
+        };
+        let stands = journal
+            .settle_batch(ring)
+            .filter(|at| search.is_none_or(|found| found == *at));
+        let left = stands.and_then(|_| journal.chains());
+        let stands = stands.filter(|_| left.is_some());
+        journal.left = left.unwrap_or_default();
+        journal.number();
+        journal.link_free();
+        (journal, stands)
+    }
+
+    /// Completes or takes back the last batch; returns where the next used descriptor goes.
+    fn settle_batch(&self, ring: &PackedRing) -> Option<Position> {
+        let position = |idx, wrap| Position {
+            offset: self.queue.header_u16(idx),
+            wrap: self.queue.header_u8(wrap) != 0,
+        };
+        let (new, old) = (
+            position(USED_IDX, USED_WRAP),
+            position(OLD_USED_IDX, OLD_USED_WRAP),
+        );
+        if new.offset >= ring.size.get() || old.offset >= ring.size.get() {
+            return None;
+        }
+        let published = new != old && !old.is_available(ring.flags(old.offset));
+        let (at, free_head) = if published || new == old {
+            (new, FREE_HEAD)
+        } else {
+            (old, OLD_FREE_HEAD)
+        };
+        // With no batch under way the old head counts: a chain may have been half noted.
+        let free_head = if new == old { OLD_FREE_HEAD } else { free_head };
+        self.unmark_free(self.queue.header_u16(free_head))?;
+        self.set_used(at);
+        self.set_old_used(at);
+        Some(at)
+    }
+
+    /// Takes the marks off all states in the free list that begins at `head`.
+    fn unmark_free(&self, head: u16) -> Option<()> {
+        let entries = self.queue.entries();
+        let mut at = head;
+        for _ in 0..=entries {
+            if at >= entries {
+                // The end is marked by the first index that there is not.
+                return (at == entries).then_some(());
+            }
+            self.queue.set_u8(at, INFLIGHT, 0);
+            at = self.queue.u16(at, NEXT);
+        }
+        None
+    }
+
+    /// The states of the chains in flight, in the order of their numbers.
+    fn chains(&self) -> Option<Vec<Vec<u16>>> {
+        let entries = self.queue.entries();
+        let mut heads: Vec<u16> = (0..entries)
+            .filter(|&head| self.queue.u8(head, INFLIGHT) == 1)
+            .collect();
+        heads.sort_by_key(|&head| self.queue.u64(head, COUNTER));
+        let mut seen = vec![false; entries.into()];
+        let mut chain = |head: u16| {
+            let mut states = Vec::new();
+            let mut at = head;
+            for _ in 0..self.queue.u16(head, NUM) {
+                // Each state is in one chain at most, so this ends.
+                let first_time = seen.get_mut(usize::from(at)).filter(|seen| !**seen)?;
+                *first_time = true;
+                states.push(at);
+                at = self.queue.u16(at, NEXT);
+            }
+            let last = states.last().copied()?;
+            (last == self.queue.u16(head, LAST)).then_some(states)
+        };
+        heads.into_iter().map(&mut chain).collect()
+    }
+
+    fn number(&mut self) {
+        let last = self
+            .left
+            .iter()
+            .map(|states| self.queue.u64(states[0], COUNTER))
+            .max();
+        self.counter = last.map_or(0, |number| number.wrapping_add(1));
+    }
+
+    /// Links all states that no chain has into the free list. Marks first, so that at any moment no marked state is in
+    /// a list that is about to be used.
+    fn link_free(&mut self) {
+        let entries = self.queue.entries();
+        let mut used = vec![false; entries.into()];
+        for &state in self.left.iter().flatten() {
+            used[usize::from(state)] = true;
+        }
+        let mut next = entries;
+        self.free.clear();
+        for state in (0..entries).rev().filter(|&state| !used[usize::from(state)]) {
+            self.queue.set_u8(state, INFLIGHT, 0);
+            self.queue.set_u16(state, NEXT, next);
+            self.free.push(state);
+            next = state;
+        }
+        self.queue.set_header_u16(FREE_HEAD, next);
+        self.queue.set_header_u16(OLD_FREE_HEAD, next);
+    }
+
+    /// Begins anew at `at`: after [`resume`](Self::resume) found nothing.
+    pub(crate) fn start(&self, at: Position) {
+        self.set_used(at);
+        self.set_old_used(at);
+    }
+
+    fn set_used(&self, at: Position) {
+        self.queue.set_header_u16(USED_IDX, at.offset);
+        self.queue.set_header_u8(USED_WRAP, at.wrap.into());
+    }
+
+    fn set_old_used(&self, at: Position) {
+        self.queue.set_header_u16(OLD_USED_IDX, at.offset);
+        self.queue.set_header_u8(OLD_USED_WRAP, at.wrap.into());
+    }
+
+    fn free_head(&self) -> u16 {
+        self.free.last().copied().unwrap_or(self.queue.entries())
+    }
+
+    /// Chains that a predecessor left and that were not taken again yet.
+    pub(crate) fn left_over(&self) -> usize {
+        self.left.len() - self.next_left
+    }
+
+    /// Descriptors of the next of these, in the order of the list.
+    pub(crate) fn next_left(&self) -> Vec<PackedDescriptor> {
+        let states = self.left.get(self.next_left).into_iter().flatten();
+        states.map(|&state| self.desc(state)).collect()
+    }
+
+    /// Descriptors of all of them.
+    pub(crate) fn all_left(&self) -> Vec<PackedDescriptor> {
+        self.left
+            .iter()
+            .flatten()
+            .map(|&state| self.desc(state))
+            .collect()
+    }
+
+    fn desc(&self, state: u16) -> PackedDescriptor {
+        PackedDescriptor {
+            addr: self.queue.u64(state, ADDR),
+            len: self.queue.u32(state, LEN),
+            id: self.queue.u16(state, ID),
+            flags: self.queue.u16(state, FLAGS),
+        }
+    }
+
+    /// It was taken again.
+    pub(crate) fn take_left(&mut self) {
+        let states = &self.left[self.next_left];
+        self.states.extend(states);
+        self.out.push_back(Out {
+            slots: states.len() as u16,
+            left: true,
+        });
+        self.next_left += 1;
+    }
+
+    /// A chain of `slots` slots was taken at `at`; its descriptors stand in the ring.
+    pub(crate) fn take(&mut self, ring: &PackedRing, at: Position, slots: u16) {
+        let head = self.free_head();
+        if self.free.len() < usize::from(slots) {
+            return; // more than the queue has: counted out before
+        }
+        self.queue.set_u16(head, NUM, 0);
+        self.queue.set_u64(head, COUNTER, self.counter);
+        self.counter = self.counter.wrapping_add(1);
+        self.queue.set_u8(head, INFLIGHT, 1);
+        for step in 0..slots {
+            let Some(state) = self.free.pop() else { return };
+            if step + 1 == slots {
+                self.queue.set_u16(head, LAST, state);
+            }
+            self.queue.set_u16(head, NUM, step + 1);
+            let desc = ring.read(at.forward(step, ring.size).offset);
+            self.queue.set_u64(state, ADDR, desc.addr);
+            self.queue.set_u32(state, LEN, desc.len);
+            self.queue.set_u16(state, FLAGS, desc.flags);
+            self.queue.set_u16(state, ID, desc.id);
+            self.states.push_back(state);
+            self.queue.set_header_u16(FREE_HEAD, self.free_head());
+        }
+        self.queue.set_header_u16(OLD_FREE_HEAD, self.free_head());
+        self.out.push_back(Out { slots, left: false });
+    }
+
+    /// The chains that were taken last, `slots` slots in all, went back.
+    pub(crate) fn untake(&mut self, slots: u16) {
+        let mut slots = slots;
+        while slots > 0 {
+            let Some(chain) = self.out.pop_back() else { return };
+            slots = slots.saturating_sub(chain.slots);
+            let states = self
+                .states
+                .split_off(self.states.len() - usize::from(chain.slots));
+            if chain.left {
+                self.next_left -= 1;
+                continue;
+            }
+            // Not in flight first: what is then in no list comes back into one when the next device takes over.
+            self.queue.set_u8(states[0], INFLIGHT, 0);
+            self.link(&states);
+            self.queue.set_header_u16(OLD_FREE_HEAD, self.free_head());
+        }
+    }
+
+    /// Puts the states of a chain at the head of the free list.
+    fn link(&mut self, states: &VecDeque<u16>) {
+        self.queue
+            .set_u16(states[states.len() - 1], NEXT, self.free_head());
+        self.free.extend(states.iter().rev());
+        self.queue.set_header_u16(FREE_HEAD, self.free_head());
+    }
+
+    /// The oldest chains, `slots` slots in all, are about to be published; then `used` is where the next used descriptor goes.
+    pub(crate) fn before_publish(&mut self, slots: u16, used: Position) {
+        let (mut slots, mut chain, mut first) = (slots, 0, 0);
+        while slots > 0 && chain < self.out.len() {
+            let count = usize::from(self.out[chain].slots);
+            let states: VecDeque<u16> = self.states.range(first..first + count).copied().collect();
+            self.link(&states);
+            slots = slots.saturating_sub(count as u16);
+            (chain, first) = (chain + 1, first + count);
+        }
+        self.set_used(used);
+    }
+
+    /// They are.
+    pub(crate) fn after_publish(&mut self, slots: u16, used: Position) {
+        let mut slots = slots;
+        while slots > 0 {
+            let Some(chain) = self.out.pop_front() else { break };
+            slots = slots.saturating_sub(chain.slots);
+            self.queue.set_u8(self.states[0], INFLIGHT, 0);
+            self.states.drain(..usize::from(chain.slots));
+            if chain.left && self.next_left > 0 {
+                self.left.remove(0);
+                self.next_left -= 1;
+            }
+        }
+        self.queue.set_header_u16(OLD_FREE_HEAD, self.free_head());
+        self.set_old_used(used);
+    }
+}

@@ -1,0 +1,164 @@
+//! What a split queue notes in the inflight region (vhost-user, "Inflight I/O tracking", split virtqueue).
+//!
+//! Theory of operation. A chain that is taken gets a number and is marked. When a batch is published, its heads are first
+//! linked into a list, then used.idx moves, then the marks go, then `used_idx` of the region follows. A successor that
+//! finds the two indices apart knows that the batch was published, how many chains it had, and finds them in the list:
+//! so the marks can be put right whenever the device dies.
+//!
+//! Chains are used here in the order in which they were taken, so the marked ones are those from used.idx on in the
+//! available ring, and the queue goes on there. A predecessor that used chains out of order leaves others: those are
+//! served first, in the order of their numbers, in place of the entries of the available ring, which may have been written
+//! over.
+//!
+//! A region that does not fit the ring (more chains than the driver has made available, impossible heads) is of another life
+//! of the queue, or broken: it is emptied, and the queue goes on as if there were none.
+
+use std::collections::VecDeque;
+
+use crate::inflight::InflightQueue;
+
+/// DescStateSplit.
+const INFLIGHT: u64 = 0;
+const NEXT: u64 = 6;
+const COUNTER: u64 = 8;
+/// QueueRegionSplit.
+const LAST_BATCH_HEAD: u64 = 12;
+const USED_IDX: u64 = 14;
+
+/// Notes of one split queue.
+#[derive(Debug)]
+pub(crate) struct SplitJournal {
+    queue: InflightQueue,
+    /// Number of the next chain.
+    counter: u64,
+    /// Heads that are out, the oldest first; and whether a predecessor had taken them.
+    out: VecDeque<(u16, bool)>,
+    /// How many of the heads that come next a predecessor had taken: they keep their marks and numbers.
+    left: u16,
+}
+
+/// What a predecessor left.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Left {
+    /// Chains that it had taken and not used.
+    pub(crate) taken: u16,
+    /// Their heads, unless the available ring has them in the same order.
+    pub(crate) replay: Vec<u16>,
+}
+
+impl SplitJournal {
+    /// Takes over from a predecessor whose used ring stands at `used_idx`, while the driver's available ring has `available`
+    /// entries from there on, which `entry` tells.
+    pub(crate) fn resume(
+        queue: InflightQueue,
+        (used_idx, available): (u16, u16),
+        entry: impl Fn(u16) -> u16,
+    ) -> (Self, Left) {
+        let mut journal = Self {
+            out: VecDeque::with_capacity(queue.entries().into()),
+            counter: 0,
+            left: 0,
+            queue,
+        };
+        let left = match journal.settle_batch(used_idx).then(|| journal.marked()) {
+            Some(heads) if heads.len() <= usize::from(available) => journal.left(heads, used_idx, entry),
+            _ => {
+                journal.clear();
+                Left::default()
+            }
+        };
+        journal.queue.set_header_u16(USED_IDX, used_idx);
+        (journal, left)
+    }
+
+    /// Takes the marks off a batch that was published. `false`: there can be no such batch.
+    fn settle_batch(&self, used_idx: u16) -> bool {
+        let mut head = self.queue.header_u16(LAST_BATCH_HEAD);
+        let batch = used_idx.wrapping_sub(self.queue.header_u16(USED_IDX));
+        if batch > self.queue.entries() {
+            return false;
+        }
+        for _ in 0..batch {
+            if head >= self.queue.entries() {
+                return false;
+            }
+            self.queue.set_u8(head, INFLIGHT, 0);
+            head = self.queue.u16(head, NEXT);
+        }
+        true
+    }
+
+    /// Heads that are marked, in the order of their numbers.
+    fn marked(&self) -> Vec<u16> {
+        let mut heads: Vec<u16> = (0..self.queue.entries())
+            .filter(|&head| self.queue.u8(head, INFLIGHT) == 1)
+            .collect();
+        heads.sort_by_key(|&head| self.queue.u64(head, COUNTER));
+        heads
+    }
+
+    fn left(&mut self, heads: Vec<u16>, used_idx: u16, entry: impl Fn(u16) -> u16) -> Left {
+        let last = heads.last().map(|&head| self.queue.u64(head, COUNTER));
+        self.counter = last.map_or(0, |number| number.wrapping_add(1));
+        let taken = heads.len() as u16;
+        self.left = taken;
+        let in_ring = (0..taken)
+            .zip(&heads)
+            .all(|(step, &head)| entry(used_idx.wrapping_add(step)) == head);
+        Left {
+            taken,
+            replay: if in_ring { Vec::new() } else { heads },
+        }
+    }
+
+    fn clear(&self) {
+        for head in 0..self.queue.entries() {
+            self.queue.set_u8(head, INFLIGHT, 0);
+        }
+    }
+
+    /// Chains that begin at `heads` were taken.
+    pub(crate) fn take(&mut self, heads: impl Iterator<Item = u16>) {
+        for head in heads {
+            let left = self.left > 0;
+            if left {
+                self.left -= 1;
+            } else {
+                self.queue.set_u64(head, COUNTER, self.counter);
+                self.counter = self.counter.wrapping_add(1);
+                self.queue.set_u8(head, INFLIGHT, 1);
+            }
+            self.out.push_back((head, left));
+        }
+    }
+
+    /// The `count` chains that were taken last went back.
+    pub(crate) fn untake(&mut self, count: u16) {
+        for _ in 0..count {
+            match self.out.pop_back() {
+                Some((_, true)) => self.left += 1,
+                Some((head, false)) => self.queue.set_u8(head, INFLIGHT, 0),
+                None => {}
+            }
+        }
+    }
+
+    /// The oldest `count` chains are about to be published.
+    pub(crate) fn before_publish(&self, count: u16) {
+        let mut last = self.queue.header_u16(LAST_BATCH_HEAD);
+        for &(head, _) in self.out.iter().take(count.into()) {
+            self.queue.set_u16(head, NEXT, last);
+            self.queue.set_header_u16(LAST_BATCH_HEAD, head);
+            last = head;
+        }
+    }
+
+    /// They are, and used.idx stands at `used_idx`.
+    pub(crate) fn after_publish(&mut self, count: u16, used_idx: u16) {
+        let count = self.out.len().min(count.into());
+        for (head, _) in self.out.drain(..count) {
+            self.queue.set_u8(head, INFLIGHT, 0);
+        }
+        self.queue.set_header_u16(USED_IDX, used_idx);
+    }
+}

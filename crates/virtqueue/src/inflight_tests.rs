@@ -1,0 +1,429 @@
+use super::*;
+use crate::driver::{Buffer, DriverFeatures, GuestRam, QueueDriver};
+use crate::{
+    ChainId, Chains, GuestAddr, Journal, MemoryMap, Queue, QueueFeatures, QueueStart, RingError, RingFormat,
+    RingLayout,
+};
+
+const QUEUE: u16 = 8;
+
+/// A file of `len` bytes, written as a predecessor or a VMM would.
+struct File(OwnedFd);
+
+impl File {
+    fn put(&self, at: u64, bytes: &[u8]) {
+        assert_eq!(rustix::io::pwrite(&self.0, bytes, at).unwrap(), bytes.len());
+    }
+
+    fn put16(&self, at: u64, value: u16) {
+        self.put(at, &value.to_ne_bytes());
+    }
+
+    fn put64(&self, at: u64, value: u64) {
+        self.put(at, &value.to_ne_bytes());
+    }
+
+    fn get<const N: usize>(&self, at: u64) -> [u8; N] {
+        let mut bytes = [0; N];
+        assert_eq!(rustix::io::pread(&self.0, &mut bytes, at).unwrap(), N);
+        bytes
+    }
+
+    fn get16(&self, at: u64) -> u16 {
+        u16::from_ne_bytes(self.get(at))
+    }
+
+    fn open(&self, packed: bool) -> Result<InflightRegion, InflightError> {
+        let bytes = InflightRegion::bytes_for(1, QUEUE, packed).unwrap();
+        InflightRegion::open(self.0.as_fd(), bytes, 0, (1, QUEUE, packed))
+    }
+}
+
+/// A driver, a ring and a region.
+struct World {
+    ram: Arc<GuestRam>,
+    memory: Arc<MemoryMap>,
+    driver: QueueDriver,
+    file: File,
+}
+
+impl World {
+    fn new(packed: bool) -> Self {
+        let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), 1 << 20)]).unwrap());
+        let shape = (RingFormat::of(packed), QueueSize::packed(QUEUE.into()).unwrap());
+        Self {
+            driver: QueueDriver::new(&ram, shape, DriverFeatures::default()).unwrap(),
+            memory: Arc::new(MemoryMap::new(ram.regions().unwrap(), 0).unwrap()),
+            ram,
+            file: File(InflightRegion::create(1, QUEUE, packed).unwrap().0),
+        }
+    }
+
+    fn packed(&self) -> bool {
+        self.driver.format() == RingFormat::Packed
+    }
+
+    fn device(&self) -> Queue {
+        let region = Arc::new(self.file.open(self.packed()).unwrap());
+        self.device_with(&region).unwrap()
+    }
+
+    fn device_with(&self, region: &Arc<InflightRegion>) -> Result<Queue, RingError> {
+        let shape = (self.driver.format(), self.driver.size());
+        let rings = RingLayout::from_user(&self.memory, shape, self.driver.ring_user_addresses()).unwrap();
+        let features = QueueFeatures {
+            packed: self.packed(),
+            ..QueueFeatures::default()
+        };
+        let start = QueueStart {
+            base: 0x8000_8000,
+            journal: Journal::Inflight(region.queue(0).unwrap()),
+            log: None,
+        };
+        Queue::new(&self.memory, rings, features, start)
+    }
+
+    /// Chains of one byte each, `count` of them.
+    fn send(&mut self, count: u64) -> Vec<u16> {
+        let add = |at| {
+            let addr = self.ram.alloc(16, 16).unwrap();
+            self.ram.write(addr, &[at as u8]);
+            self.driver.add(&[Buffer::readable(addr, 1)]).unwrap()
+        };
+        let ids = (0..count).map(add).collect();
+        self.driver.publish();
+        ids
+    }
+}
+
+fn pop(queue: &mut Queue) -> Vec<ChainId> {
+    let mut chains = Chains::for_queue(queue.size(), 16);
+    let mut ids = Vec::new();
+    while queue.pop(&mut chains, 16).unwrap() > 0 {
+        ids.extend(chains.iter().map(|chain| chain.id));
+    }
+    ids
+}
+
+fn heads(ids: &[ChainId]) -> Vec<u16> {
+    ids.iter().map(|id| id.head).collect()
+}
+
+fn is_inflight(world: &World, index: u64) -> bool {
+    let at = if world.packed() {
+        32 + 32 * index
+    } else {
+        16 + 16 * index
+    };
+    world.file.get::<1>(at) == [1]
+}
+
+// Layout.
+
+#[test]
+fn sizes_are_those_of_the_structures() {
+    assert_eq!(InflightRegion::bytes_for(1, 256, false), Some(4160));
+    assert_eq!(InflightRegion::bytes_for(1, 256, true), Some(8256));
+    assert_eq!(InflightRegion::bytes_for(4, 8, false), Some(4 * 192));
+    assert_eq!(
+        InflightRegion::bytes_for(u16::MAX, 32768, true),
+        Some(65535 * (32 * 32769 + 32))
+    );
+    for (queues, size) in [(0, 8), (1, 0), (1, 32769)] {
+        assert_eq!(InflightRegion::bytes_for(queues, size, false), None);
+        assert!(InflightRegion::create(queues, size, true).is_err());
+    }
+}
+
+#[test]
+fn split_states_lie_where_the_specification_says() {
+    let mut world = World::new(false);
+    let ids = world.send(3);
+    let mut queue = world.device();
+    assert_eq!(
+        world.file.get::<16>(0),
+        *[0u64.to_ne_bytes(), {
+            let header = [1u16, QUEUE, 0, 0].map(u16::to_ne_bytes);
+            header.concat().try_into().unwrap()
+        }]
+        .concat()
+    );
+    let taken = pop(&mut queue);
+    assert_eq!(heads(&taken), ids);
+    for (number, &head) in (0u64..).zip(&ids) {
+        let at = 16 + 16 * u64::from(head);
+        assert_eq!(world.file.get::<1>(at), [1]);
+        assert_eq!(world.file.get::<8>(at + 8), number.to_ne_bytes());
+    }
+    taken[..2].iter().for_each(|&id| queue.push_used(id, 0));
+    queue.publish();
+    assert_eq!(world.file.get16(12), ids[1], "last_batch_head");
+    assert_eq!(world.file.get16(14), 2, "used_idx");
+    assert_eq!(world.file.get16(16 + 16 * u64::from(ids[1]) + 6), ids[0], "next");
+    let marks: Vec<_> = ids.iter().map(|&head| is_inflight(&world, head.into())).collect();
+    assert_eq!(marks, [false, false, true]);
+}
+
+#[test]
+fn packed_states_lie_where_the_specification_says() {
+    let mut world = World::new(true);
+    let buffers = [
+        Buffer::readable(GuestAddr(0x8_0000), 100),
+        Buffer::writable(GuestAddr(0x9_0000), 200),
+    ];
+    let id = world.driver.add(&buffers).unwrap();
+    world.driver.publish();
+    let mut queue = world.device();
+    let taken = pop(&mut queue);
+    let words = |at: u64, count: u64| {
+        (0..count)
+            .map(|i| world.file.get16(at + 2 * i))
+            .collect::<Vec<_>>()
+    };
+    // version, desc_num, free_head, old_free_head, used_idx, old_used_idx
+    assert_eq!(words(8, 6), [1, QUEUE, 2, 2, 0, 0]);
+    assert_eq!(world.file.get::<2>(20), [1, 1], "both wrap counters");
+    assert_eq!(world.file.get::<1>(32), [1], "inflight");
+    // next, last, num
+    assert_eq!(words(34, 3), [1, 1, 2]);
+    assert_eq!(world.file.get::<8>(40), 0u64.to_ne_bytes(), "counter");
+    // id, flags; then length and address, of both descriptors
+    assert_eq!(words(48, 2), [id, 0x81]);
+    assert_eq!(world.file.get::<4>(52), 100u32.to_ne_bytes());
+    assert_eq!(world.file.get::<8>(56), 0x8_0000u64.to_ne_bytes());
+    assert_eq!(words(80, 2), [id, 0x82]);
+    assert_eq!(world.file.get::<4>(84), 200u32.to_ne_bytes());
+    assert_eq!(world.file.get::<8>(88), 0x9_0000u64.to_ne_bytes());
+    queue.push_used(taken[0], 7);
+    queue.publish();
+    assert_eq!(words(8, 6), [1, QUEUE, 0, 0, 2, 2]);
+    assert_eq!(world.file.get::<1>(32), [0]);
+    assert_eq!(words(66, 1), [2], "the last one leads to what was free");
+}
+
+// What a VMM can do wrong.
+
+#[test]
+fn region_that_does_not_fit_its_file_is_refused() {
+    let (fd, bytes) = InflightRegion::create(2, QUEUE, false).unwrap();
+    let open = |bytes, offset, queues| {
+        InflightRegion::open(fd.as_fd(), bytes, offset, (queues, QUEUE, false)).unwrap_err()
+    };
+    assert!(matches!(open(bytes, 0, 3), InflightError::TooShort { .. }));
+    assert!(matches!(open(bytes - 1, 0, 2), InflightError::TooShort { .. }));
+    assert!(matches!(open(bytes, 64, 2), InflightError::Range { .. }));
+    assert!(matches!(open(bytes, 1, 2), InflightError::Range { .. }));
+    assert!(matches!(open(u64::MAX, 64, 2), InflightError::Range { .. }));
+    assert!(matches!(open(bytes, 0, 0), InflightError::Shape { .. }));
+    let (reader, _writer) = io::pipe().unwrap();
+    let refused = InflightRegion::open(reader.as_fd(), bytes, 0, (2, QUEUE, false));
+    assert!(matches!(refused, Err(InflightError::NotAFile)));
+}
+
+#[test]
+fn region_of_another_layout_is_refused() {
+    for (at, value) in [(8, 2), (10, QUEUE + 1), (10, 0), (0, 1)] {
+        let world = World::new(false);
+        world.file.put16(at, value);
+        assert!(matches!(
+            world.file.open(false),
+            Err(InflightError::Unknown { .. })
+        ));
+    }
+    // Never used: it is filled in.
+    let world = World::new(false);
+    world.file.put(0, &[0; 16]);
+    assert!(world.file.open(false).is_ok());
+    assert_eq!((world.file.get16(8), world.file.get16(10)), (1, QUEUE));
+}
+
+#[test]
+fn region_for_another_queue_is_refused() {
+    let world = World::new(false);
+    for (size, packed) in [(QUEUE * 2, false), (QUEUE, true)] {
+        let (fd, bytes) = InflightRegion::create(1, size, packed).unwrap();
+        let region = InflightRegion::open(fd.as_fd(), bytes, 0, (1, size, packed)).unwrap();
+        let refused = world.device_with(&Arc::new(region)).unwrap_err();
+        assert_eq!(
+            refused,
+            RingError::Inflight {
+                entries: size,
+                packed
+            }
+        );
+    }
+    assert!(Arc::new(world.file.open(false).unwrap()).queue(1).is_none());
+}
+
+/// CVE-2021-3839 and its like: indices and counts in the region that lead out of it.
+#[test]
+fn split_region_full_of_nonsense_is_emptied() {
+    type Lie = fn(&File);
+    let lies: [Lie; 5] = [
+        |file| file.put16(14, 100), // used_idx: a batch longer than the queue
+        |file| {
+            file.put16(14, 0xffff); // a batch of one
+            file.put16(12, QUEUE); // that is not there
+        },
+        |file| {
+            file.put16(14, 0xfffe); // a batch of two
+            file.put16(16 + 6, 0xffff); // whose second is not there
+        },
+        |file| (0..u64::from(QUEUE)).for_each(|head| file.put(16 + 16 * head, &[1])), // more than were sent
+        |file| (0..64).for_each(|at| file.put64(16 + 8 * at % 128, 0xffff_ffff_ffff_ff01)),
+    ];
+    for lie in lies {
+        let mut world = World::new(false);
+        let ids = world.send(3);
+        lie(&world.file);
+        let mut queue = world.device();
+        assert_eq!(queue.taken_before(), 0);
+        let taken = pop(&mut queue);
+        assert_eq!(heads(&taken), ids);
+        taken.iter().for_each(|&id| queue.push_used(id, 0));
+        queue.publish();
+        assert!((0..u64::from(QUEUE)).all(|index| !is_inflight(&world, index)));
+        assert_eq!(world.file.get16(14), 3);
+    }
+}
+
+#[test]
+fn packed_region_full_of_nonsense_is_made_anew() {
+    type Lie = fn(&File);
+    let lies: [Lie; 9] = [
+        |file| file.put16(16, QUEUE),     // used_idx
+        |file| file.put16(18, 0xffff),    // old_used_idx
+        |file| file.put16(14, QUEUE + 1), // old_free_head
+        |file| file.put16(32 + 2, 0),     // a free list without an end
+        |file| file.put16(16, 3),         // another place than the ring says
+        |file| {
+            file.put16(14, 1); // state 0 is out
+            file.put(32, &[1]);
+            file.put16(32 + 6, 3); // with a state that is not there
+            file.put16(32 + 2, 0xfff0);
+        },
+        |file| {
+            file.put16(14, 1);
+            file.put(32, &[1]);
+            file.put16(32 + 6, 2); // with itself twice
+            file.put16(32 + 2, 0);
+        },
+        |file| {
+            file.put16(14, 1);
+            file.put(32, &[1]); // with no state at all
+        },
+        |file| (0..32).for_each(|at| file.put64(32 + 8 * at, 0xffff_ffff_ffff_ff01)),
+    ];
+    for (number, lie) in lies.iter().enumerate() {
+        let mut world = World::new(true);
+        drop(world.device()); // links the free list
+        let ids = world.send(3);
+        lie(&world.file);
+        let mut queue = world.device();
+        assert_eq!(queue.taken_before(), 0, "lie {number}");
+        let taken = pop(&mut queue);
+        assert_eq!(heads(&taken), ids, "lie {number}");
+        taken.iter().for_each(|&id| queue.push_used(id, 0));
+        queue.publish();
+        assert!((0..u64::from(QUEUE)).all(|index| !is_inflight(&world, index)));
+        assert_eq!((world.file.get16(16), world.file.get16(18)), (3, 3));
+    }
+}
+
+/// A buffer that the region names must be in guest memory, too.
+#[test]
+fn packed_region_that_names_a_buffer_outside_memory_is_the_guests_fault() {
+    let mut world = World::new(true);
+    world.send(1);
+    pop(&mut world.device());
+    world.file.put64(32 + 24, 1 << 40);
+    let mut queue = world.device();
+    assert_eq!(queue.taken_before(), 1);
+    let fault = queue.pop(&mut Chains::default(), 1).unwrap_err();
+    assert_eq!(fault.name(), "outside-memory");
+}
+
+// What a predecessor left.
+
+#[test]
+fn chains_that_a_split_predecessor_used_out_of_order_are_not_done_again() {
+    let mut world = World::new(false);
+    let ids = world.send(6);
+    // It took all six, and used the second and the fourth; the driver has not looked yet.
+    for (number, &head) in (0u64..).zip(&ids) {
+        let at = 16 + 16 * u64::from(head);
+        world.file.put(at, &[u8::from(number != 1 && number != 3)]);
+        world.file.put64(at + 8, 10 + number);
+    }
+    world.file.put16(14, 2);
+    let offset = |at| world.memory.translate_user(at, 2).unwrap();
+    let used = offset(world.driver.ring_user_addresses().used);
+    assert!(
+        world
+            .memory
+            .write_obj(used + 4, &[u32::from(ids[1]), 0, u32::from(ids[3]), 0])
+    );
+    assert!(world.memory.write_obj(used + 2, &2u16));
+    // The driver takes them back, and writes over the first entries of its ring.
+    assert!(world.driver.take_used().is_some() && world.driver.take_used().is_some());
+    let new = world.send(2);
+    let mut queue = world.device();
+    assert_eq!((queue.taken_before(), queue.base()), (4, 2));
+    let left = [ids[0], ids[2], ids[4], ids[5]];
+    let taken = pop(&mut queue);
+    assert_eq!(heads(&taken), [&left[..], &new].concat());
+    // Some go back, and the next device dies, too.
+    queue.unpop(3);
+    let mut queue = world.device();
+    assert_eq!(queue.taken_before(), 4);
+    let taken = pop(&mut queue);
+    assert_eq!(heads(&taken), [&left[..], &new].concat());
+    taken.iter().for_each(|&id| queue.push_used(id, 0));
+    queue.publish();
+    assert_eq!(std::iter::from_fn(|| world.driver.take_used()).count(), 6);
+    let next = world.send(3);
+    assert_eq!(heads(&pop(&mut queue)), next);
+}
+
+#[test]
+fn chains_that_a_packed_predecessor_used_out_of_order_are_not_done_again() {
+    let mut world = World::new(true);
+    let ids = world.send(6);
+    let mut queue = world.device();
+    pop(&mut queue);
+    drop(queue);
+    // It used the second and the fourth: their used descriptors are in slots 0 and 1.
+    for (slot, id) in [(0, ids[1]), (1, ids[3])] {
+        let used = crate::layout::PackedDescriptor {
+            addr: 0,
+            len: 0,
+            id,
+            flags: 0x8080,
+        };
+        world.driver.packed().write_slot(slot, used);
+    }
+    for state in [1u64, 3] {
+        world.file.put(32 + 32 * state, &[0]);
+    }
+    world.file.put16(32 + 32 * 3 + 2, 6); // 1 and 3 go in front of what is free
+    world.file.put16(32 + 32 + 2, 3);
+    [12, 14].iter().for_each(|&at| world.file.put16(at, 1));
+    [16, 18].iter().for_each(|&at| world.file.put16(at, 2));
+    assert!(world.driver.take_used().is_some() && world.driver.take_used().is_some());
+    let new = world.send(3);
+    let mut queue = world.device();
+    assert_eq!((queue.taken_before(), queue.base()), (4, 0x8002_8002));
+    let left = [ids[0], ids[2], ids[4], ids[5]];
+    let taken = pop(&mut queue);
+    assert_eq!(heads(&taken), [&left[..], &new].concat());
+    queue.unpop(4);
+    let mut queue = world.device();
+    assert_eq!(queue.taken_before(), 4);
+    let taken = pop(&mut queue);
+    assert_eq!(heads(&taken), [&left[..], &new].concat());
+    taken.iter().for_each(|&id| queue.push_used(id, 0));
+    queue.publish();
+    assert_eq!(std::iter::from_fn(|| world.driver.take_used()).count(), 7);
+    let next = world.send(3);
+    assert_eq!(heads(&pop(&mut queue)), next);
+}

@@ -1,0 +1,163 @@
+//! What a packed queue notes for a successor, and what it makes of a predecessor's notes.
+
+use std::sync::atomic::Ordering;
+
+use super::PackedQueue;
+use crate::chain::{ChainBuilder, ChainId, Chains, Stop};
+use crate::inflight_packed::PackedJournal;
+use crate::layout::{DESC_INDIRECT, DESC_NEXT, PackedDescriptor};
+use crate::packed_notify::Cell;
+use crate::packed_resume as resume;
+use crate::packed_ring::PackedRing;
+use crate::position::Position;
+use crate::{GuestFault, Journal, RingError};
+
+/// Reserved flag of descriptors: this chain was taken. Its used descriptor overwrites it.
+const MARK: u16 = 1 << 8;
+
+/// Where notes are made.
+#[derive(Debug)]
+pub(super) enum Notes {
+    /// Nowhere.
+    None,
+    /// As marks in the ring.
+    Ring,
+    /// In the inflight region.
+    Inflight(Box<PackedJournal>),
+}
+
+impl Notes {
+    /// Reads what a predecessor noted; returns where the queue goes on.
+    pub(super) fn take_over(
+        ring: &PackedRing,
+        base: u32,
+        journal: Journal,
+    ) -> Result<(Position, Self), RingError> {
+        match journal {
+            Journal::None => Ok((resume::position(ring, base)?, Self::None)),
+            Journal::Ring => Ok((resume::position(ring, base)?, Self::Ring)),
+            Journal::Inflight(queue) => {
+                let queue = queue.check(ring.size, true)?;
+                let (journal, at) = PackedJournal::resume(queue, ring, resume::search(ring));
+                let at = match at {
+                    Some(at) => {
+                        resume::take_back(ring, at, &journal.all_left());
+                        at
+                    }
+                    None => {
+                        let at = resume::position(ring, base)?;
+                        journal.start(at);
+                        at
+                    }
+                };
+                Ok((at, Self::Inflight(Box::new(journal))))
+            }
+        }
+    }
+
+    /// Chains from `at` on that a predecessor had taken.
+    pub(super) fn taken_before(&self, ring: &PackedRing, at: Position) -> usize {
+        match self {
+            Self::None => 0,
+            Self::Ring => marked(ring, at),
+            Self::Inflight(journal) => journal.left_over(),
+        }
+    }
+
+    /// Whether chains that a predecessor left come before those in the ring.
+    #[inline(always)]
+    pub(super) fn has_left_over(&self) -> bool {
+        matches!(self, Self::Inflight(journal) if journal.left_over() > 0)
+    }
+}
+
+/// Marked chains one after the other from `at` on.
+fn marked(ring: &PackedRing, at: Position) -> usize {
+    let (mut at, mut count, mut in_list) = (at, 0, false);
+    for _ in 0..ring.size.get() {
+        let Some(desc) = ring.read_available(at) else {
+            break;
+        };
+        if !in_list && desc.flags & MARK == 0 {
+            break;
+        }
+        in_list = desc.flags & DESC_NEXT != 0;
+        count += usize::from(!in_list);
+        at = at.forward(1, ring.size);
+    }
+    count
+}
+
+impl PackedQueue {
+    /// Notes that `chains` were taken just now, from `next` on.
+    pub(super) fn note_taken(&mut self, chains: &Chains) {
+        let mut at = self.next;
+        for chain in chains {
+            match &mut self.notes {
+                Notes::None => return,
+                Notes::Ring => {
+                    // The driver has no business here until the chain is used; one that writes here all the same
+                    // may find its write undone.
+                    let high = Cell::load(self.ring.high(at.offset), Ordering::Relaxed);
+                    self.ring.store_high(at.offset, high | u64::from(MARK) << 48);
+                }
+                Notes::Inflight(journal) => journal.take(&self.ring, at, chain.id.slots),
+            }
+            at = at.forward(chain.id.slots, self.size);
+        }
+        if let (Notes::Ring, Some(log)) = (&self.notes, &self.log) {
+            self.ring.log_slots(log, self.next, chains.slots(0));
+        }
+    }
+
+    /// Takes chains that a predecessor left in the inflight region.
+    #[cold]
+    pub(super) fn pop_left_over(&mut self, chains: &mut Chains, max: usize) -> Result<usize, GuestFault> {
+        while chains.len() < max && self.notes.has_left_over() {
+            let Notes::Inflight(journal) = &self.notes else {
+                break;
+            };
+            match self.take_left(chains, &journal.next_left()) {
+                Ok(slots) => {
+                    self.next = self.next.forward(slots, self.size);
+                    self.out += slots;
+                    if let Notes::Inflight(journal) = &mut self.notes {
+                        journal.take_left();
+                    }
+                }
+                Err(Stop::Fault(fault)) if chains.is_empty() => return Err(fault),
+                Err(_) => break,
+            }
+        }
+        Ok(chains.len())
+    }
+
+    fn take_left(&self, chains: &mut Chains, descs: &[PackedDescriptor]) -> Result<u16, Stop> {
+        let head = self.next.offset;
+        let slots = descs.len() as u16;
+        if slots > self.size.get() - self.out {
+            return Err(GuestFault::RingOverrun { at: head }.into());
+        }
+        let mut hint = self.hint;
+        let mut builder = ChainBuilder::new(chains, head, self.size);
+        let taken = descs.iter().try_for_each(|desc| {
+            if desc.flags & DESC_INDIRECT != 0 {
+                return self.walk_indirect(&mut builder, &mut hint, (head, *desc));
+            }
+            builder
+                .push(&self.ring.memory, &mut hint, desc.buffer())
+                .map(drop)
+        });
+        match (taken, descs.last()) {
+            (Ok(()), Some(last)) => {
+                let head = last.id;
+                builder.finish(ChainId { head, slots });
+                Ok(slots)
+            }
+            (taken, _) => {
+                builder.abandon();
+                taken.map(|()| 0)
+            }
+        }
+    }
+}

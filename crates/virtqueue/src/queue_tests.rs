@@ -1,0 +1,451 @@
+//! What both rings do alike: every chain arrives and comes back once, devices die and others go on, writes are
+//! noted.
+
+use std::cell::RefCell;
+use std::collections::{BTreeSet, HashMap};
+use std::os::fd::{AsFd, OwnedFd};
+
+use proptest::prelude::*;
+use rustix::fs::MemfdFlags;
+
+use super::*;
+use crate::crash;
+use crate::driver::{Buffer, DriverFeatures, GuestRam, QueueDriver};
+use crate::inflight::InflightRegion;
+use crate::{GuestAddr, LOG_PAGE_BYTES};
+
+const LOW: u64 = 0x10_0000;
+const LOW_LEN: u64 = 0x8_0000;
+/// Rings and tables are below, buffers from here on.
+const BUFFERS: u64 = LOW + 0x4_0000;
+const SLOT_BYTES: u64 = 0x800;
+
+/// One chain that the driver is to send: lengths and directions of its buffers.
+#[derive(Clone, Debug)]
+struct Plan {
+    parts: Vec<(u16, bool)>,
+    indirect: bool,
+}
+
+fn plans(most: usize, longest: u16) -> impl Strategy<Value = Vec<Plan>> {
+    let plan = (
+        prop::collection::vec((1u16..longest, any::<bool>()), 1..5),
+        any::<bool>(),
+    )
+        .prop_map(|(mut parts, indirect)| {
+            parts.sort_by_key(|part| part.1); // readable ones first
+            Plan { parts, indirect }
+        });
+    prop::collection::vec(plan, 1..most)
+}
+
+/// How devices keep notes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Notes {
+    None,
+    Ring,
+    Inflight,
+}
+
+/// A chain under way.
+struct Sent {
+    plan: usize,
+    bytes: Vec<u8>,
+    room: Vec<(GuestAddr, u32)>,
+    /// Length that a device gave it back with.
+    len: Option<u32>,
+}
+
+/// The driver, and what it knows. Devices come and go.
+struct World {
+    ram: Arc<GuestRam>,
+    memory: Arc<MemoryMap>,
+    driver: QueueDriver,
+    features: QueueFeatures,
+    notes: Notes,
+    region: (OwnedFd, u64),
+    under_way: HashMap<u16, Sent>,
+    /// By plan, how often a device did what it asks for.
+    done: Vec<u32>,
+    back: usize,
+    next_plan: usize,
+}
+
+/// What a device does: how many chains it takes at once, how many of these it gives back unused.
+#[derive(Clone, Copy, Debug)]
+struct Habits {
+    batch: usize,
+    unpop: usize,
+    publish_each: usize,
+}
+
+impl World {
+    fn new(size: u32, features: QueueFeatures, notes: Notes) -> Self {
+        let format = RingFormat::of(features.packed);
+        let size = if features.packed {
+            QueueSize::packed(size).unwrap()
+        } else {
+            QueueSize::new(size).unwrap()
+        };
+        let ram = Arc::new(GuestRam::new(&[(GuestAddr(LOW), LOW_LEN)]).unwrap());
+        let driver_features = DriverFeatures {
+            event_idx: features.event_idx,
+            in_order: features.in_order,
+        };
+        let driver = QueueDriver::new(&ram, (format, size), driver_features).unwrap();
+        let memory = Arc::new(MemoryMap::new(ram.regions().unwrap(), 0).unwrap());
+        let region = InflightRegion::create(2, size.get(), features.packed).unwrap();
+        Self {
+            ram,
+            memory,
+            driver,
+            features,
+            notes,
+            region,
+            under_way: HashMap::new(),
+            done: Vec::new(),
+            back: 0,
+            next_plan: 0,
+        }
+    }
+
+    fn rings(&self) -> RingLayout {
+        let shape = (self.driver.format(), self.driver.size());
+        RingLayout::from_user(&self.memory, shape, self.driver.ring_user_addresses()).unwrap()
+    }
+
+    /// A device that is told what a VMM knows after the last one died: of packed rings nothing.
+    fn device(&self) -> Queue {
+        let base = match self.driver.format() {
+            RingFormat::Split => self.driver.base(),
+            RingFormat::Packed => 0x8000_8000,
+        };
+        let journal = match self.notes {
+            Notes::None => Journal::None,
+            Notes::Ring => Journal::Ring,
+            Notes::Inflight => {
+                let shape = (2, self.driver.size().get(), self.features.packed);
+                let region = InflightRegion::open(self.region.0.as_fd(), self.region.1, 0, shape).unwrap();
+                Journal::Inflight(Arc::new(region).queue(1).unwrap())
+            }
+        };
+        let start = QueueStart {
+            base,
+            journal,
+            log: None,
+        };
+        Queue::new(&self.memory, self.rings(), self.features, start).unwrap()
+    }
+
+    /// Sends as many of the next plans as fit, at most `most`.
+    fn send(&mut self, plans: &[Plan], most: usize) {
+        for _ in 0..most {
+            let Some(plan) = plans.get(self.next_plan) else {
+                break;
+            };
+            let needed = if plan.indirect { 1 } else { plan.parts.len() };
+            if needed > self.driver.free_descriptors() {
+                break;
+            }
+            let mut at = BUFFERS + SLOT_BYTES * (self.next_plan as u64 % 64);
+            let (mut bytes, mut room, mut buffers) = (Vec::new(), Vec::new(), Vec::new());
+            for (i, &(len, writable)) in plan.parts.iter().enumerate() {
+                let addr = GuestAddr(at);
+                if writable {
+                    room.push((addr, u32::from(len)));
+                } else {
+                    let byte = |b| (self.next_plan as u16 * 7 + i as u16 * 31 + b) as u8;
+                    let content: Vec<u8> = (0..len).map(byte).collect();
+                    self.ram.write(addr, &content);
+                    bytes.extend(content);
+                }
+                buffers.push(Buffer {
+                    addr,
+                    len: u32::from(len),
+                    writable,
+                });
+                at += u64::from(len);
+            }
+            let added = if plan.indirect {
+                self.driver.add_indirect(&buffers)
+            } else {
+                self.driver.add(&buffers)
+            };
+            let sent = Sent {
+                plan: self.next_plan,
+                bytes,
+                room,
+                len: None,
+            };
+            assert!(self.under_way.insert(added.unwrap(), sent).is_none());
+            self.done.push(0);
+            self.next_plan += 1;
+        }
+        self.driver.publish();
+    }
+
+    /// Takes back what came back.
+    fn collect(&mut self) {
+        while let Some(used) = self.driver.take_used() {
+            let sent = self.under_way.remove(&used.head).expect("given back once");
+            assert_eq!(Some(used.len), sent.len, "length of plan {}", sent.plan);
+            self.back += 1;
+        }
+    }
+}
+
+/// One turn of a device: takes a batch, does it, gives some back unused.
+fn turn(queue: &mut Queue, world: &RefCell<World>, skip: &mut usize, habits: Habits) {
+    let mut chains = Chains::for_queue(queue.size(), habits.batch);
+    let taken = queue.pop(&mut chains, habits.batch).unwrap();
+    let used = taken.saturating_sub(habits.unpop).max(taken.min(1));
+    for (at, chain) in chains.chains[..used].iter().enumerate() {
+        {
+            let world = &mut *world.borrow_mut();
+            let sent = world.under_way.get_mut(&chain.id.head).expect("it is under way");
+            let mut bytes = Vec::new();
+            for segment in chains.readable(chain) {
+                let mut part = vec![0; segment.len as usize];
+                assert!(world.memory.copy_from_guest(segment.offset, &mut part));
+                bytes.extend(part);
+            }
+            assert_eq!(bytes, sent.bytes, "plan {}", sent.plan);
+            let room: u32 = sent.room.iter().map(|part| part.1).sum();
+            assert_eq!(chain.writable_bytes, room);
+            sent.len = Some(room);
+            if *skip > 0 {
+                *skip -= 1;
+            } else {
+                world.done[sent.plan] += 1;
+            }
+        }
+        queue.push_used(chain.id, chain.writable_bytes);
+        if habits.publish_each > 0 && (at + 1) % habits.publish_each == 0 {
+            queue.publish();
+        }
+    }
+    queue.unpop(chains.slots(used));
+    queue.publish();
+}
+
+/// A device's life: as long as there is something to do.
+fn live(world: &RefCell<World>, plans: &[Plan], habits: Habits) {
+    let mut queue = world.borrow().device();
+    let mut skip = queue.taken_before();
+    while world.borrow().back < plans.len() {
+        world.borrow_mut().send(plans, 5);
+        turn(&mut queue, world, &mut skip, habits);
+        world.borrow_mut().collect();
+    }
+}
+
+/// Devices that die, each after so many steps, and a last one that does not. Everything comes back once, and is
+/// not done twice if there are notes. Returns whether all of them died.
+fn lives(world: World, plans: &[Plan], habits: Habits, deaths: &[u32]) -> bool {
+    let world = RefCell::new(world);
+    let mut died = true;
+    for &steps in deaths {
+        died &= crash::after(steps, || live(&world, plans, habits)).is_none();
+        world.borrow_mut().collect();
+    }
+    live(&world, plans, habits);
+    let world = world.into_inner();
+    assert!(world.under_way.is_empty());
+    let most = if world.notes == Notes::None {
+        1 + deaths.len() as u32
+    } else {
+        1
+    };
+    for (plan, &done) in world.done.iter().enumerate() {
+        assert!(done <= most, "plan {plan} was done {done} times");
+        // Marks in the ring are not taken off when a chain goes back unused.
+        let exact = deaths.is_empty() || (world.notes == Notes::Inflight && habits.unpop > 0 && done > 0);
+        assert!(!exact || done == 1, "plan {plan} was not done");
+    }
+    died
+}
+
+fn features(packed: bool) -> QueueFeatures {
+    QueueFeatures {
+        event_idx: true,
+        indirect: true,
+        in_order: true,
+        packed,
+    }
+}
+
+/// Every kind of chain, more than a lap of them.
+fn some_plans() -> Vec<Plan> {
+    let plan = |parts: &[(u16, bool)], indirect| Plan {
+        parts: parts.to_vec(),
+        indirect,
+    };
+    let kinds = [
+        plan(&[(10, false)], false),
+        plan(&[(1, false), (2, false), (30, true)], false),
+        plan(&[(40, true)], false),
+        plan(&[(5, false), (6, true)], true),
+        plan(&[(7, true), (8, true)], false),
+    ];
+    kinds.iter().cycle().take(13).cloned().collect()
+}
+
+fn dies_at_every_step(packed: bool, notes: Notes) {
+    let plans = some_plans();
+    for (batch, unpop, publish_each) in [(4, 0, 0), (3, 1, 2), (64, 0, 0), (2, 0, 1)] {
+        let habits = Habits {
+            batch,
+            unpop,
+            publish_each,
+        };
+        let mut steps = 0;
+        while lives(World::new(8, features(packed), notes), &plans, habits, &[steps]) {
+            steps += 1;
+        }
+        assert!(steps > 10, "it did not even try");
+    }
+}
+
+#[test]
+fn split_device_may_die_at_every_step() {
+    dies_at_every_step(false, Notes::None);
+}
+
+#[test]
+fn split_device_that_marks_its_ring_may_die_at_every_step() {
+    dies_at_every_step(false, Notes::Ring);
+}
+
+#[test]
+fn split_device_with_an_inflight_region_may_die_at_every_step() {
+    dies_at_every_step(false, Notes::Inflight);
+}
+
+#[test]
+fn packed_device_may_die_at_every_step() {
+    dies_at_every_step(true, Notes::None);
+}
+
+#[test]
+fn packed_device_that_marks_its_ring_may_die_at_every_step() {
+    dies_at_every_step(true, Notes::Ring);
+}
+
+#[test]
+fn packed_device_with_an_inflight_region_may_die_at_every_step() {
+    dies_at_every_step(true, Notes::Inflight);
+}
+
+/// Of a batch that was not published the later slots look used already: the next device, which does the chains again and
+/// publishes them in smaller batches, must not let the driver see that.
+#[test]
+fn remains_of_an_unpublished_batch_are_not_seen_with_the_next_one() {
+    let chain = |parts| Plan {
+        parts: vec![(1, false); parts],
+        indirect: false,
+    };
+    let plans = [1, 1, 1, 3, 1].map(chain);
+    let habits = Habits {
+        batch: 5,
+        unpop: 1,
+        publish_each: 0,
+    };
+    for notes in [Notes::None, Notes::Ring, Notes::Inflight] {
+        let mut steps = 0;
+        while lives(World::new(16, features(true), notes), &plans, habits, &[steps]) {
+            steps += 1;
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn every_chain_arrives_and_comes_back_exactly_once(
+        plans in plans(80, 300), event_idx: bool, in_order: bool, packed: bool,
+        batch in 1usize..40, unpop in 0usize..3, publish_each in 0usize..4,
+    ) {
+        let features = QueueFeatures { event_idx, indirect: true, in_order, packed };
+        let habits = Habits { batch, unpop, publish_each };
+        lives(World::new(16, features, Notes::None), &plans, habits, &[]);
+    }
+
+    #[test]
+    fn devices_may_die_again_and_again(
+        plans in plans(40, 40), packed: bool, deaths in prop::collection::vec(0u32..300, 1..6),
+        batch in 1usize..10, unpop in 0usize..3, publish_each in 0usize..4,
+        notes in prop_oneof![Just(Notes::None), Just(Notes::Ring), Just(Notes::Inflight)],
+    ) {
+        let habits = Habits { batch, unpop, publish_each };
+        lives(World::new(16, features(packed), notes), &plans, habits, &deaths);
+    }
+}
+
+// Notes about writes.
+
+/// Pages of guest memory whose bytes differ.
+fn changed(before: &[u8], after: &[u8]) -> BTreeSet<u64> {
+    let page = LOG_PAGE_BYTES as usize;
+    before
+        .chunks(page)
+        .zip(after.chunks(page))
+        .zip(LOW / LOG_PAGE_BYTES..)
+        .filter(|((before, after), _)| before != after)
+        .map(|(_, page)| page)
+        .collect()
+}
+
+fn logged(file: &OwnedFd) -> BTreeSet<u64> {
+    let mut bitmap = [0u8; 4096];
+    rustix::io::pread(file, &mut bitmap, 0).unwrap();
+    let set = |page: &u64| bitmap[*page as usize / 8] & 1 << (page % 8) != 0;
+    (0..4096 * 8).filter(set).collect()
+}
+
+/// Buffers are not written here, so what changes is what the queue itself wrote.
+fn every_page_that_changes_is_logged(packed: bool, notes: Notes, size: u32) {
+    let file = rustix::fs::memfd_create("log", MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&file, 4096).unwrap();
+    let log = Arc::new(DirtyLog::open(file.as_fd(), 4096, 0).unwrap());
+    let mut world = World::new(size, features(packed), notes);
+    let plans: Vec<Plan> = some_plans().into_iter().cycle().take(600).collect();
+    let mut queue = world.device();
+    queue.set_log(Some(log));
+    let snapshot = |world: &World| world.ram.read_vec(GuestAddr(LOW), LOW_LEN as usize);
+    let (mut all_changed, mut all_logged) = (BTreeSet::new(), BTreeSet::new());
+    while world.back < plans.len() {
+        world.send(&plans, 40);
+        let before = snapshot(&world);
+        rustix::io::pwrite(&file, &[0; 4096], 0).unwrap();
+        let cell = RefCell::new(world);
+        let habits = Habits {
+            batch: 64,
+            unpop: 1,
+            publish_each: 10,
+        };
+        queue.disable_kicks();
+        turn(&mut queue, &cell, &mut 0, habits);
+        let _ = queue.enable_kicks();
+        world = cell.into_inner();
+        let (changed, logged) = (changed(&before, &snapshot(&world)), logged(&file));
+        assert!(
+            changed.is_subset(&logged),
+            "{changed:?} changed, {logged:?} logged"
+        );
+        all_changed.extend(changed);
+        all_logged.extend(logged);
+        world.collect();
+    }
+    assert_eq!(all_changed, all_logged, "nothing is logged that never changes");
+}
+
+#[test]
+fn every_page_that_the_queue_writes_is_logged() {
+    for size in [64, 1024] {
+        for notes in [Notes::None, Notes::Ring] {
+            every_page_that_changes_is_logged(false, notes, size);
+            every_page_that_changes_is_logged(true, notes, size);
+        }
+    }
+}
