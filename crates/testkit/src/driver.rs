@@ -5,6 +5,7 @@
 //! seen where it happens. Its queue pairs, a [`Pair`] each, send and receive. After the back end went it connects again as
 //! QEMU does: with the same memory and rings, from where used.idx stands.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -14,7 +15,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vhost::vhost_user::message::{
-    FrontendReq, VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserProtocolFeatures,
+    FrontendReq, VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserInflight, VhostUserProtocolFeatures,
 };
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
@@ -93,6 +94,8 @@ pub struct Driver {
     protocol: VhostUserProtocolFeatures,
     /// The last back end died without saying where packed rings stand.
     stale_bases: bool,
+    /// The inflight region, which outlives back ends.
+    inflight: Option<(VhostUserInflight, File)>,
     /// Its queue pairs.
     pub pairs: Vec<Pair>,
 }
@@ -183,17 +186,45 @@ impl Driver {
             features,
             protocol,
             stale_bases: false,
+            inflight: None,
             pairs: Vec::new(),
         })
     }
 
     fn set_up(&mut self) -> Result<(), Refused> {
         self.frontend.set_features(self.features)?;
+        self.set_inflight()?;
         self.set_memory()?;
         for pair in 0..self.pairs.len() {
             self.start_pair(pair)?;
         }
         Ok(())
+    }
+
+    /// Lets the first back end make an inflight region, and gives it to every later one, as QEMU does for devices that
+    /// ask for one.
+    fn set_inflight(&mut self) -> Result<(), Refused> {
+        if !self.protocol.contains(VhostUserProtocolFeatures::INFLIGHT_SHMFD) {
+            return Ok(());
+        }
+        let (region, file) = match self.inflight.take() {
+            Some(kept) => kept,
+            None => {
+                let size = self.pairs[0].to_guest.driver.size().get();
+                let queues = u16::try_from(2 * self.pairs.len()).expect("few");
+                let wanted = VhostUserInflight::new(0, 0, queues, size);
+                self.frontend.get_inflight_fd(&wanted)?
+            }
+        };
+        self.frontend.set_inflight_fd(&region, file.as_raw_fd())?;
+        self.inflight = Some((region, file));
+        Ok(())
+    }
+
+    /// The inflight region and its file, if one was negotiated.
+    #[must_use]
+    pub fn inflight(&self) -> Option<&(VhostUserInflight, File)> {
+        self.inflight.as_ref()
     }
 
     /// Sends the memory table.
@@ -269,11 +300,13 @@ impl Driver {
     pub fn resume(self, socket: UnixStream) -> Result<Self, Refused> {
         let config = DriverConfig {
             pairs: self.pairs.len(),
+            protocol: self.protocol,
             ..DriverConfig::default()
         };
         let mut driver = Self::greet(socket, &config, self.ram)?;
         driver.features &= self.features;
         driver.stale_bases = true;
+        driver.inflight = self.inflight;
         driver.pairs = self.pairs;
         driver.set_up()?;
         Ok(driver)
@@ -287,6 +320,7 @@ impl Driver {
         self.pairs = (0..config.pairs)
             .map(|_| Pair::new(&self.ram, config, self.features))
             .collect();
+        (self.stale_bases, self.inflight) = (false, None);
         self.set_up()
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rstest::rstest;
 use testkit::daemon::{Mode, Placement, private_dir, run_to_end};
-use testkit::driver::{self, F_MRG_RXBUF, F_VERSION_1, region_info};
+use testkit::driver::{self, F_MRG_RXBUF, F_RING_PACKED, F_VERSION_1, region_info};
 use testkit::{
     Daemon, Driver, DriverConfig, Layout, NetNs, PacketPort, Rig, Serve, VethPair, frame, require, wait,
 };
@@ -231,18 +231,36 @@ fn memory_slots_come_and_go_while_frames_pass(
     }
 }
 
+/// A guest like the usual one, and with that feature.
+fn with_ring(ring: u64) -> DriverConfig {
+    let config = DriverConfig::default();
+    DriverConfig {
+        features: config.features | ring,
+        ..config
+    }
+}
+
 #[rstest]
 fn stopped_pair_keeps_its_place_and_starts_again(
     #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(0, F_RING_PACKED)] ring: u64,
 ) {
     require!(Root);
-    let mut rig = Rig::new(placement, Mode::Native);
+    let serve = Serve::interface(VethPair::NIC).placement(placement);
+    let mut rig = Rig::with(VethPair::new(), &serve, &with_ring(ring));
     rig.post(64, &[BUFFER]);
     for round in 0..20 {
         rig.assert_from_guest(&frame::plain(100, round), Layout::Whole);
         rig.pair().await_sent();
         let [_, sent] = rig.driver.stop_pair(0).expect("stopped");
-        assert_eq!(sent, u32::from(round) + 1, "as many as were sent");
+        let expected = u32::from(round) + 1;
+        let expected = if ring == 0 {
+            expected
+        } else {
+            // The slot, in the lap with wrap counter 1, that is taken next and that is used next.
+            (0x8000 | expected) * 0x1_0001
+        };
+        assert_eq!(sent, expected, "as many as were sent");
         rig.driver.start_pair(0).expect("started");
     }
     rig.await_passes_both_ways();
@@ -251,10 +269,16 @@ fn stopped_pair_keeps_its_place_and_starts_again(
 #[rstest]
 fn guest_that_comes_back_to_a_new_daemon_goes_on(
     #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(0, F_RING_PACKED)] ring: u64,
+    #[values(false, true)] inflight: bool,
 ) {
     require!(Root);
     let serve = Serve::interface(VethPair::NIC).placement(placement);
-    let mut rig = Rig::with(VethPair::new(), &serve, &DriverConfig::default());
+    let mut config = with_ring(ring);
+    config
+        .protocol
+        .set(VhostUserProtocolFeatures::INFLIGHT_SHMFD, inflight);
+    let mut rig = Rig::with(VethPair::new(), &serve, &config);
     rig.post(64, &[BUFFER]);
     rig.assert_passes_both_ways();
     for gently in [false, true] {
