@@ -341,6 +341,12 @@ impl Driver {
         &mut self.frontend
     }
 
+    /// The connection, for what must not be said.
+    #[must_use]
+    pub fn socket(&self) -> &UnixStream {
+        &self.socket
+    }
+
     /// Sends a message that the `vhost` crate's front end has no function for, and returns the value of the
     /// answer: the acknowledgement where the message has no other.
     ///

@@ -18,8 +18,24 @@ const HEADER: usize = 12;
 /// # Panics
 /// If the socket does not take it.
 pub fn send(socket: &UnixStream, request: FrontendReq, payload: &[u8], file: Option<BorrowedFd<'_>>) {
+    send_saying(socket, request, payload, 0, file);
+}
+
+/// As [`send`], in a header that says `more` bytes of payload than there are.
+///
+/// # Panics
+/// If the socket does not take it.
+pub fn send_saying(
+    socket: &UnixStream,
+    request: FrontendReq,
+    payload: &[u8],
+    more: i32,
+    file: Option<BorrowedFd<'_>>,
+) {
     let mut bytes = Vec::with_capacity(HEADER + payload.len());
-    let size = u32::try_from(payload.len()).expect("short");
+    let size = u32::try_from(payload.len())
+        .expect("short")
+        .wrapping_add_signed(more);
     for word in [request as u32, FLAGS, size] {
         bytes.extend(word.to_ne_bytes());
     }

@@ -1,15 +1,316 @@
-//! Faults that others had, in vhost back ends and with AF_XDP: each is a test here, named after it, or elsewhere.
+//! Faults that others had, in vhost back ends and with AF_XDP. Each is a test here, named after it, or one elsewhere:
+//!
+//! | class | test |
+//! |---|---|
+//! | CVE-2018-1059, a range that is not wholly mapped | here; `hostile.rs`: buffer_over_the_edge_of_a_region, address_in_the_hole |
+//! | CVE-2019-14818, CVE-2020-10726, messages that come twice, stray descriptors | here; `leaks.rs` |
+//! | CVE-2020-10722, overflow of offset plus size | here |
+//! | CVE-2020-10723, a vring index that is cut off | here |
+//! | CVE-2020-10725, no bytes at a bad address | `hostile.rs`: zero_length_at_a_bad_address |
+//! | CVE-2021-3839, CVE-2022-0669, inflight regions that lie | here |
+//! | CVE-2022-2132, header across descriptors, chain shorter than it | `frames.rs`: frames_from_guest_arrive_byte_exact; `hostile.rs`: chain_shorter_than_the_header |
+//! | CVE-2024-11614, csum_start past the end, header read twice | here; `hostile.rs`: offload_that_was_not_negotiated_is_dropped_and_counted |
+//! | descriptor loops, next out of range, address wraps | `hostile.rs` |
+//! | ring index wraps | `virtqueue`: event_idx_suppression_outlives_the_wrap, the property tests; fuzz target split_ring |
+//! | truncated messages with descriptors | here |
+//! | use after free at shutdown | here; `interface.rs`: sigterm_ends_it_at_once_and_leaves_nothing |
+//! | a ring of no entries | here |
+//! | base index out of range | here |
+//! | lost kicks | `sleep.rs`; loom models of `virtqueue` |
+//! | memory truncated by the VMM | here |
+//! | memlock limit | `interface.rs`: memlock_too_small_is_refused_with_the_remedy; `xsk`: memlock_too_small_says_how_much_is_needed |
+//! | a starved fill ring that never recovers | here |
+//! | sending stops unless kicked again; ring full | here |
+//! | queue id beyond the channels | `interface.rs`: queue_beyond_the_channels_is_refused_with_the_remedy |
+//! | interface down, renamed, deleted | `interface.rs` |
+//! | MTU or number of channels changed under load | `interface.rs`: mtu_that_changes_while_running_is_followed; here |
+//! | a second program, a second daemon | `interface.rs`: program_of_another_is_not_replaced, second_daemon_on_the_same_interface_is_refused_and_the_first_goes_on |
+//! | partial checksums and VLAN tags of veth, native and skb | here; `frames.rs`: vlan_tags_are_kept |
+//! | UMEM overrun by one | here; `xsk`: frames_outside_or_misaligned_are_refused_and_not_recorded, adopt_checks_bounds_in_both_modes |
+//! | program left attached after a crash | `interface.rs`: kill_leaves_no_program_and_no_queue_behind |
 
+use std::io::Read;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use rstest::rstest;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use testkit::daemon::Placement;
-use testkit::{Driver, DriverConfig, Layout, TwoGuests, driver, frame, require, wait};
-use virtqueue::driver::GuestRam;
+use testkit::daemon::{Mode, Placement};
+use testkit::driver::{self, F_INDIRECT, F_MRG_RXBUF, F_VERSION_1, HEADER};
+use testkit::{
+    Daemon, Driver, DriverConfig, Layout, NetNs, Rig, Serve, TwoGuests, VethPair, frame, message, require,
+    wait,
+};
+use vhost::VhostBackend;
+use vhost::vhost_user::message::FrontendReq;
+use virtqueue::driver::{Buffer, GuestRam};
+use virtqueue::layout::{DESC_INDIRECT, Descriptor};
 use virtqueue::{GuestAddr, Region};
 
 const MIB: u64 = 1 << 20;
+const BUFFER: u32 = 2048;
+
+fn two_regions() -> DriverConfig {
+    DriverConfig {
+        // One after the other for the guest, but not one piece.
+        regions: vec![(GuestAddr(0), 4 * MIB), (GuestAddr(4 * MIB), 4 * MIB)],
+        features: F_VERSION_1 | F_MRG_RXBUF | F_INDIRECT,
+        ..DriverConfig::default()
+    }
+}
+
+fn daemon_on_null() -> (NetNs, Daemon) {
+    let netns = NetNs::new("null");
+    let daemon = Daemon::start(&netns, &Serve::null());
+    (netns, daemon)
+}
+
+/// Sends one message as it is; whether the daemon refuses it, by an answer or by closing.
+fn is_refused(driver: &Driver, request: FrontendReq, payload: &[u8], file: Option<BorrowedFd<'_>>) -> bool {
+    let socket = driver.socket();
+    message::send(socket, request, payload, file);
+    let mut answer = [0; 20];
+    let mut socket: &UnixStream = socket;
+    socket.read_exact(&mut answer).is_err() || answer[12..] != [0; 8]
+}
+
+fn words<const N: usize>(words: [u32; N]) -> Vec<u8> {
+    words.into_iter().flat_map(u32::to_ne_bytes).collect()
+}
+
+fn longs<const N: usize>(longs: [u64; N]) -> Vec<u8> {
+    longs.into_iter().flat_map(u64::to_ne_bytes).collect()
+}
+
+/// A good guest is served: for after something happened.
+fn assert_serves(daemon: &mut Daemon) {
+    daemon.process().check();
+    Driver::connect(&daemon.socket(), &DriverConfig::default()).expect("a good guest is accepted afterwards");
+}
+
+fn descriptors(daemon: &mut Daemon) -> usize {
+    let pid = daemon.process().pid();
+    std::fs::read_dir(format!("/proc/{pid}/fd"))
+        .expect("it lives")
+        .count()
+}
+
+// ---- vhost -----------------------------------------------------------------------------------------------------
+
+#[rstest]
+#[case::buffer_from_one_region_into_the_next(Descriptor { addr: 4 * MIB - 50, len: 100, flags: 0, next: 0 })]
+#[case::table_from_one_region_into_the_next(Descriptor { addr: 4 * MIB - 8, len: 32, flags: DESC_INDIRECT, next: 0 })]
+#[case::table_over_the_end_of_memory(Descriptor { addr: 8 * MIB - 16, len: 32, flags: DESC_INDIRECT, next: 0 })]
+fn cve_2018_1059_range_not_fully_mapped(
+    #[case] desc: Descriptor,
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+) {
+    require!(Root);
+    let config = two_regions();
+    let guests = TwoGuests::new(placement, &config);
+    let ring = &guests.liar.pairs[0].from_guest;
+    let split = ring.driver.split();
+    split.write_descriptor(0, desc);
+    split.set_avail_entry(split.avail_idx(), 0);
+    split.set_avail_idx(split.avail_idx().wrapping_add(1));
+    ring.kick();
+    guests.assert_closed_alone("outside-memory", &config);
+}
+
+#[test]
+fn cve_2018_1059_ring_not_fully_mapped_is_refused() {
+    require!(Root);
+    let (_netns, mut daemon) = daemon_on_null();
+    let mut guest = Driver::connect(&daemon.socket(), &two_regions()).expect("accepted");
+    guest.stop_pair(0).expect("stopped");
+    let base = guest.ram().user_addr(GuestAddr(0));
+    // The used ring ends 8 bytes after the last region.
+    let end = guest.ram().user_addr(GuestAddr(8 * MIB - 64)) + 64;
+    let used = end - (6 + 8 * 256) + 8;
+    let payload = [words([0, 0]), longs([base, used & !3, base + 8192, 0])].concat();
+    let kick = vmm_sys_util::eventfd::EventFd::new(0).expect("an eventfd");
+    let refused = is_refused(&guest, FrontendReq::SET_VRING_ADDR, &payload, None)
+        || guest.frontend().set_vring_kick(0, &kick).is_err()
+        || guest.frontend().set_vring_kick(1, &kick).is_err();
+    assert!(refused, "a ring beyond memory was accepted");
+    assert_serves(&mut daemon);
+}
+
+#[test]
+fn cve_2019_14818_repeated_messages_leak_no_descriptors() {
+    require!(Root);
+    let (_netns, mut daemon) = daemon_on_null();
+    let mut guest = Driver::connect(&daemon.socket(), &DriverConfig::default()).expect("accepted");
+    let event = vmm_sys_util::eventfd::EventFd::new(0).expect("an eventfd");
+    let mut counts = Vec::new();
+    for _ in 0..3 {
+        for _ in 0..100 {
+            guest.set_memory().expect("accepted");
+            let frontend = guest.frontend();
+            frontend.set_vring_call(0, &event).expect("accepted");
+            frontend.set_vring_kick(0, &event).expect("accepted");
+            frontend.set_vring_err(0, &event).expect("accepted");
+        }
+        counts.push(descriptors(&mut daemon));
+    }
+    assert_eq!(counts[0], counts[2], "{counts:?}");
+}
+
+#[rstest]
+#[case::with_a_message_that_has_none(FrontendReq::SET_OWNER, &[], 0)]
+#[case::of_which_half_is_missing(FrontendReq::SET_MEM_TABLE, &[1, 0, 0, 0], 200)]
+#[case::that_does_not_say_how_many(FrontendReq::ADD_MEM_REG, &[0; 12], -4)]
+fn cve_2019_14818_truncated_message_with_descriptors_leaks_none(
+    #[case] request: FrontendReq,
+    #[case] payload: &[u8],
+    #[case] lacks: i32,
+) {
+    require!(Root);
+    let (_netns, mut daemon) = daemon_on_null();
+    drop(Driver::connect(&daemon.socket(), &DriverConfig::default()).expect("accepted"));
+    let settled = |daemon: &mut Daemon| {
+        daemon.await_port(0, "idle", |port| port["connected"] == false);
+        descriptors(daemon)
+    };
+    let before = settled(&mut daemon);
+    for _ in 0..20 {
+        let config = DriverConfig::default();
+        let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), MIB)]).expect("memory"));
+        let guest = Driver::greet(driver::connect(&daemon.socket()), &config, ram).expect("greeted");
+        let file = guest.ram().regions().expect("descriptors").remove(0).file;
+        message::send_saying(guest.socket(), request, payload, lacks, Some(file.as_fd()));
+    }
+    assert!(
+        wait::until(wait::SOON, || settled(&mut daemon) == before),
+        "{before} descriptors before, {} after",
+        descriptors(&mut daemon)
+    );
+    assert_serves(&mut daemon);
+}
+
+#[rstest]
+#[case::log_whose_offset_plus_size_wraps(FrontendReq::SET_LOG_BASE, longs([4096, u64::MAX - 100]))]
+#[case::log_of_all_there_is(FrontendReq::SET_LOG_BASE, longs([u64::MAX, 0]))]
+#[case::log_longer_than_its_file(FrontendReq::SET_LOG_BASE, longs([MIB + 1, 0]))]
+#[case::region_that_wraps(FrontendReq::ADD_MEM_REG, longs([0, u64::MAX - 4095, 8192, 1 << 40, 0]))]
+#[case::region_whose_offset_wraps(FrontendReq::ADD_MEM_REG, longs([0, 1 << 40, 8192, 1 << 40, u64::MAX - 4095]))]
+#[case::region_of_all_there_is(FrontendReq::ADD_MEM_REG, longs([0, 1 << 40, u64::MAX, 1 << 40, 0]))]
+fn cve_2020_10722_offset_plus_size_that_overflows_is_refused(
+    #[case] request: FrontendReq,
+    #[case] payload: Vec<u8>,
+) {
+    require!(Root);
+    let (_netns, mut daemon) = daemon_on_null();
+    let config = DriverConfig {
+        protocol: DriverConfig::default().protocol
+            | vhost::vhost_user::message::VhostUserProtocolFeatures::LOG_SHMFD,
+        regions: vec![(GuestAddr(0), MIB)],
+        ..DriverConfig::default()
+    };
+    let guest = Driver::connect(&daemon.socket(), &config).expect("accepted");
+    let file = guest.ram().regions().expect("descriptors").remove(0).file;
+    assert!(is_refused(&guest, request, &payload, Some(file.as_fd())));
+    drop(guest);
+    assert_serves(&mut daemon);
+}
+
+#[rstest]
+#[case::size_of_vring_65536(FrontendReq::SET_VRING_NUM, words([0x1_0000, 64]))]
+#[case::base_of_vring_256(FrontendReq::SET_VRING_BASE, words([0x100, 0]))]
+#[case::enabling_vring_2_of_2(FrontendReq::SET_VRING_ENABLE, words([2, 1]))]
+#[case::address_of_vring_65536(FrontendReq::SET_VRING_ADDR, [words([0x1_0000, 0]), longs([0; 4])].concat())]
+#[case::stopping_vring_of_the_highest_index(FrontendReq::GET_VRING_BASE, words([u32::MAX, 0]))]
+#[case::kick_of_vring_255(FrontendReq::SET_VRING_KICK, longs([0x1ff]))]
+fn cve_2020_10723_vring_index_is_not_cut_off(#[case] request: FrontendReq, #[case] payload: Vec<u8>) {
+    require!(Root);
+    let (_netns, mut daemon) = daemon_on_null();
+    let guest = Driver::connect(&daemon.socket(), &DriverConfig::default()).expect("accepted");
+    assert!(is_refused(&guest, request, &payload, None));
+    drop(guest);
+    assert_serves(&mut daemon);
+}
+
+#[rstest]
+#[case::no_entries(FrontendReq::SET_VRING_NUM, words([0, 0]))]
+#[case::no_power_of_two(FrontendReq::SET_VRING_NUM, words([0, 100]))]
+#[case::more_than_32768(FrontendReq::SET_VRING_NUM, words([0, 65536]))]
+#[case::base_out_of_range(FrontendReq::SET_VRING_BASE, words([0, 0x1_0000]))]
+fn ring_size_and_base_out_of_range_are_refused(#[case] request: FrontendReq, #[case] payload: Vec<u8>) {
+    require!(Root);
+    let (_netns, mut daemon) = daemon_on_null();
+    let guest = Driver::connect(&daemon.socket(), &DriverConfig::default()).expect("accepted");
+    assert!(is_refused(&guest, request, &payload, None));
+    drop(guest);
+    assert_serves(&mut daemon);
+}
+
+#[rstest]
+fn cve_2024_11614_header_that_changes_meanwhile_is_read_once(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+) {
+    require!(Root);
+    let mut rig = Rig::new(placement, Mode::Native);
+    let ram = Arc::clone(rig.driver.ram());
+    let place = ram.alloc(4096, 64).expect("room");
+    let sent = frame::plain(200, 3);
+    ram.write(place, &[&[0; HEADER][..], &sent].concat());
+    // NEEDS_CSUM with csum_start and csum_offset far behind the frame, or nothing.
+    let over = AtomicBool::new(false);
+    let mut arrived = 0;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                ram.write(place, &[1, 1, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff]);
+                ram.write(place, &[0; 10]);
+            }
+        });
+        for _ in 0..500 {
+            let buffer = Buffer::readable(place, (HEADER + sent.len()) as u32);
+            rig.driver.pairs[0].send_buffers(&[buffer], false);
+            while let Some(got) = rig.wire.receive(Duration::ZERO) {
+                frame::assert_same(&got, &sent);
+                arrived += 1;
+            }
+        }
+        rig.pair().await_sent();
+        over.store(true, Ordering::Relaxed);
+    });
+    while let Some(got) = rig.wire.receive(wait::QUIET) {
+        frame::assert_same(&got, &sent);
+        arrived += 1;
+    }
+    let dropped = rig.daemon.counter("from_guest_offload_not_negotiated");
+    assert_eq!(
+        arrived + dropped,
+        500,
+        "{arrived} arrived, {dropped} were dropped"
+    );
+}
+
+#[rstest]
+fn use_after_free_at_shutdown_guest_that_vanishes_under_load(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+) {
+    require!(Root);
+    let serve = Serve::interface(VethPair::NIC).placement(placement);
+    let veth = VethPair::new();
+    let mut daemon = Daemon::start(&veth.near, &serve);
+    let sent = frame::plain(1000, 1);
+    for round in 0..25 {
+        let mut guest = Driver::connect(&daemon.socket(), &DriverConfig::default()).expect("accepted");
+        guest.pairs[0].post(64, &[BUFFER]);
+        let frames = vec![&sent[..]; 200];
+        guest.pairs[0].send_batch(&frames, Layout::Whole);
+        // At another moment each time; its memory goes with it.
+        std::thread::sleep(Duration::from_micros(round * 40));
+        drop(guest);
+        daemon.process().check();
+    }
+    assert_serves(&mut daemon);
+}
 
 #[rstest]
 fn memory_that_the_vmm_truncates_closes_only_its_port_and_the_neighbour_loses_nothing(
@@ -62,4 +363,151 @@ fn memory_that_the_vmm_truncates_closes_only_its_port_and_the_neighbour_loses_no
         frame::assert_same(&got.unwrap_or_else(|| panic!("frame {number} is lost")), &sent);
     }
     guests.assert_closed_alone("memory-truncated", &config);
+}
+
+// ---- AF_XDP ----------------------------------------------------------------------------------------------------
+
+#[rstest]
+fn starved_fill_ring_recovers(#[values(Placement::Copy, Placement::Direct)] placement: Placement) {
+    require!(Root);
+    let mut rig = Rig::new(placement, Mode::Native);
+    // More frames than all rings and buffers hold, three times over, and nobody who takes them.
+    for _ in 0..3 {
+        for seed in 0..6000u16 {
+            let _ = rig.wire.try_send(&frame::plain(64, seed as u8));
+        }
+        wait::settle();
+    }
+    rig.daemon.process().check();
+    rig.pair().post(64, &[BUFFER]);
+    // What waited comes first.
+    while rig.pair().receive(wait::QUIET).is_some() {}
+    for _ in 0..200 {
+        rig.assert_to_guest(&frame::plain(300, 7));
+    }
+}
+
+#[rstest]
+fn sending_goes_on_without_another_kick_and_over_a_full_ring(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Mode::Native, Mode::Skb)] mode: Mode,
+) {
+    require!(Root);
+    let config = DriverConfig {
+        // As many as fit a ring of 4096 of the kernel's twice and more over the rounds.
+        queue_size: 4096,
+        ..DriverConfig::default()
+    };
+    let serve = Serve::interface(VethPair::NIC).placement(placement).mode(mode);
+    let mut rig = Rig::with(VethPair::new(), &serve, &config);
+    let sent = frame::plain(64, 9);
+    for _ in 0..3 {
+        let frames = vec![&sent[..]; 4096];
+        // One publication: one kick at most.
+        rig.pair().send_batch(&frames, Layout::Whole);
+        rig.pair().await_sent();
+    }
+    while rig.wire.receive(wait::QUIET).is_some() {}
+    assert_eq!(rig.daemon.counter("from_guest_frames"), 3 * 4096);
+    rig.assert_from_guest(&sent, Layout::Whole);
+}
+
+#[rstest]
+fn number_of_channels_that_changes_under_load_takes_no_queue_in_use(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+) {
+    require!(Root);
+    let serve = Serve::interface(VethPair::NIC)
+        .placement(placement)
+        .with("--start-queue", "1");
+    let veth = VethPair::with(4, 1500);
+    // With XDP a veth needs as many receive queues as its peer has transmit queues.
+    veth.far.run("ethtool", &["-L", VethPair::WIRE, "tx", "1"]);
+    let mut rig = Rig::with(veth, &serve, &DriverConfig::default());
+    let channels = |rig: &Rig, count: &str| {
+        let mut command = rig.veth.near.command("ethtool");
+        command.args(["-L", VethPair::NIC, "rx", count, "tx", count]);
+        command.output().expect("ethtool is there").status.success()
+    };
+    for (count, allowed) in [("2", true), ("1", false), ("3", true), ("4", true)] {
+        for seed in 0..50 {
+            rig.pair().send(&frame::plain(100, seed), Layout::Whole);
+        }
+        assert_eq!(channels(&rig, count), allowed, "{count} channels, queue 1 in use");
+        rig.pair().await_sent();
+        while rig.wire.receive(wait::QUIET).is_some() {}
+        rig.assert_from_guest(&frame::plain(100, 0x77), Layout::Whole);
+        assert!(rig.daemon.port(0)["impaired"].is_null());
+    }
+}
+
+#[rstest]
+#[case::finished(false)]
+#[case::partial(true)]
+fn checksums_of_veth_come_as_the_sender_left_them(
+    #[case] partial: bool,
+    #[values(Mode::Native, Mode::Skb)] mode: Mode,
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+) {
+    require!(Root);
+    let mut rig = Rig::new(placement, mode);
+    rig.post(64, &[BUFFER]);
+    // The far end's own stack sends; on an interface without ARP it needs no neighbour.
+    let far = &rig.veth.far;
+    far.ip(&["addr", "add", "192.0.2.1/24", "dev", VethPair::WIRE]);
+    far.run(
+        "ethtool",
+        &["-K", VethPair::WIRE, "tx", if partial { "on" } else { "off" }],
+    );
+    far.run("bash", &["-c", "echo -n payload >/dev/udp/192.0.2.2/9"]);
+    let is_udp = |frame: &[u8]| frame.len() > 42 && frame[12..14] == [8, 0] && frame[23] == 17;
+    let got = wait::until_some(wait::SOON, || {
+        rig.driver.pairs[0]
+            .receive(wait::QUIET)
+            .filter(|got| is_udp(&got.frame))
+    });
+    let got = got.expect("it arrives").frame;
+    assert_eq!(got[42..], *b"payload", "all else is as it was sent");
+    assert_eq!(
+        udp_sum(&got) == 0xffff,
+        !partial,
+        "the daemon finishes no checksum: switch `tx` off at the other end of a veth (docs/vmm.md)"
+    );
+}
+
+/// One's complement sum of the pseudo header and the datagram: 0xffff if the checksum is right (RFC 768).
+fn udp_sum(frame: &[u8]) -> u16 {
+    let datagram = &frame[34..];
+    let mut bytes = frame[26..34].to_vec();
+    bytes.extend([0, 17]);
+    bytes.extend(u16::try_from(datagram.len()).expect("short").to_be_bytes());
+    bytes.extend(datagram);
+    bytes.resize(bytes.len().next_multiple_of(2), 0);
+    let sum: u32 = bytes
+        .chunks(2)
+        .map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])))
+        .sum();
+    let folded = (sum & 0xffff) + (sum >> 16);
+    ((folded & 0xffff) + (folded >> 16)) as u16
+}
+
+#[rstest]
+fn umem_is_not_overrun_by_the_longest_frame(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Mode::Native, Mode::Skb)] mode: Mode,
+) {
+    require!(Root);
+    let mut rig = Rig::new(placement, mode);
+    rig.post(128, &[BUFFER]);
+    // Longest with a tag, so many at once that neighbouring chunks are in use.
+    for round in 0..8 {
+        let frames: Vec<_> = (0..16)
+            .map(|at| frame::tagged(1518, 5, round * 16 + at))
+            .collect();
+        frames.iter().for_each(|sent| rig.wire.send(sent));
+        for sent in &frames {
+            let got = rig.pair().receive(wait::SOON).expect("it arrives");
+            frame::assert_same(&got.frame, sent);
+        }
+    }
 }
