@@ -86,6 +86,14 @@ impl Ring {
         self.kick.write(1).expect("a kick fits");
     }
 
+    /// Fills the call eventfd up: no call fits any more.
+    ///
+    /// # Panics
+    /// If it is not empty.
+    pub fn fill_call(&self) {
+        self.call.write(u64::MAX - 1).expect("it is empty");
+    }
+
     /// Waits for the next chain that comes back; `None` if there is none in time.
     ///
     /// # Panics

@@ -471,7 +471,7 @@ fn checksums_of_veth_come_as_the_sender_left_them(
     assert_eq!(
         udp_sum(&got) == 0xffff,
         !partial,
-        "the daemon finishes no checksum: switch `tx` off at the other end of a veth (docs/vmm.md)"
+        "the daemon finishes no checksum: switch `tx` off at the other end of a veth (README)"
     );
 }
 
