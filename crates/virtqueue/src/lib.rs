@@ -13,8 +13,9 @@
 //!    that an address becomes an offset by one subtraction; and byte movers that check an offset once.
 //! 3. [`GuestFault`]: everything that a driver can do wrong, each with a static name.
 //! 4. [`Chains`]: a batch of descriptor chains, copied and checked: a reusable buffer, no allocation.
-//! 5. [`Queue`], either a [`SplitQueue`] or a [`PackedQueue`]: the ring: take a batch, use it, publish a batch, suppress notifications.
-//!    [`DirtyLog`]: what was written, for a migration.
+//! 5. [`Queue`], either a [`SplitQueue`] or a [`PackedQueue`]: the ring: take a batch, use it, publish a batch,
+//!    suppress notifications. [`DirtyLog`]: what was written, for a migration. [`Journal`] and
+//!    [`InflightRegion`]: what is under way, for a successor.
 //! 6. `driver` (feature `driver`): the other side, for tests: makes memory and rings, and lies on request.
 //!
 //! # A device, whole
@@ -50,14 +51,27 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! # Two kinds of ring
+//! A [`Queue`] is made for the ring that was negotiated, and from then on both look alike. A chain is named by a
+//! [`ChainId`] on its way back. Chains are given back in the order in which they were taken, which is what
+//! VIRTIO_F_IN_ORDER asks for, and which makes the place of the next used element the exact place to go on from.
+//!
+//! # A device that dies
+//! Its successor is made from the same ring ([`QueueStart`]). Nothing is lost: what was taken and not given back
+//! is taken again. Whether it was *done*, the ring alone does not tell; with a [`Journal`], [`Queue::taken_before`] says how
+//! many of the first chains the predecessor had taken, and the device may give them back undone. A
+//! chain is given back by [`Queue::publish`]; in a packed ring without an inflight region by [`Queue::push_used`] already,
+//! because the successor publishes what was not.
+//!
 //! # Trust
 //! The guest writes to all of this memory at any time, and is taken to be hostile. What it writes is read
 //! once, into a copy; the copy is checked, and only the copy is used. No value of the guest's can make this
-//! crate panic, overflow, allocate, loop for longer than one ring, or touch a byte outside the map. What is
+//! crate panic, overflow, allocate, loop for longer than one ring, or touch a byte outside the map. (A device that takes
+//! over chains from an inflight region allocates once for each.) What is
 //! *inside* the map is the guest's own affair: a driver that names a buffer twice gets what it asked for.
 //!
-//! One thing is out of reach here: a VMM may truncate the file behind the memory after it was mapped, and the
-//! next access is then SIGBUS. [`MemoryMap::new`] checks the file's size, and [`MappedRegion::sealed`] tells
+//! One thing is out of reach here: a VMM may truncate the file behind the memory (or the log, or the inflight
+//! region) after it was mapped, and the next access is then SIGBUS. [`MemoryMap::new`] checks the file's size, and [`MappedRegion::sealed`] tells
 //! whether the file is sealed against shrinking (`F_SEAL_SHRINK`; QEMU's `memory-backend-memfd` seals by
 //! default). The guest itself cannot do this, only its VMM.
 

@@ -200,7 +200,7 @@ impl PackedQueue {
         }
     }
 
-    /// Follows a list, slot by slot (2.8.5). The id is that of its last descriptor (2.8.6).
+    /// Follows a list, slot by slot; its id is that of its last descriptor (2.8.6).
     #[inline(always)]
     fn walk(
         &self,
