@@ -54,6 +54,7 @@ pub(crate) fn offered_protocol() -> Protocol {
     Protocol::MQ
         | Protocol::CONFIG
         | Protocol::CONFIGURE_MEM_SLOTS
+        | Protocol::INFLIGHT_SHMFD
         | Protocol::LOG_SHMFD
         | Protocol::RARP
         | Protocol::MTU

@@ -193,12 +193,19 @@ impl VhostUserBackendReqHandler for Port {
         self.unsupported("GET_SHARED_OBJECT")
     }
 
-    fn get_inflight_fd(&self, _inflight: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
-        self.unsupported("GET_INFLIGHT_FD")
+    fn get_inflight_fd(&self, wanted: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
+        let shape = (wanted.num_queues, wanted.queue_size);
+        let (file, bytes) = self.handle(|session, _| session.make_inflight(shape))?;
+        let made = VhostUserInflight::new(bytes, 0, wanted.num_queues, wanted.queue_size);
+        Ok((made, file.into()))
     }
 
-    fn set_inflight_fd(&self, _inflight: &VhostUserInflight, _file: File) -> Result<()> {
-        self.unsupported("SET_INFLIGHT_FD")
+    fn set_inflight_fd(&self, region: &VhostUserInflight, file: File) -> Result<()> {
+        let (range, shape) = (
+            (region.mmap_size, region.mmap_offset),
+            (region.num_queues, region.queue_size),
+        );
+        self.handle(|session, ground| session.set_inflight(range, shape, &file, ground))
     }
 
     fn set_gpu_socket(&self, _gpu: vhost::vhost_user::GpuBackend) -> Result<()> {

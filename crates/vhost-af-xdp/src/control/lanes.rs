@@ -6,7 +6,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use virtqueue::{DirtyLog, MemoryMap, Queue, QueueStart};
+use virtqueue::{DirtyLog, InflightRegion, Journal, MemoryMap, Queue, QueueStart};
 use xsk::{FramePool, MemoryError, OwnMemory, Umem, UmemError, Unbound};
 
 use super::config::Placement;
@@ -127,6 +127,7 @@ pub(crate) struct LaneParts<'a> {
     pub(crate) far: FarSide,
     pub(crate) counters: Arc<LaneCounters>,
     pub(crate) log: Option<&'a Arc<DirtyLog>>,
+    pub(crate) inflight: Option<&'a Arc<InflightRegion>>,
     /// The port's, if it has several pairs.
     pub(crate) spill: Option<&'a Arc<Spill>>,
 }
@@ -150,12 +151,17 @@ impl LaneParts<'_> {
     ///
     /// # Errors
     /// [`LaneError`].
-    pub(crate) fn guest_side(&self) -> Result<GuestSide, LaneError> {
+    pub(crate) fn guest_side(&self, placement: Placement) -> Result<GuestSide, LaneError> {
+        // Only frames that are sent from where the guest has them can be sent twice.
+        let marks = match placement {
+            Placement::Copy => Journal::None,
+            Placement::Direct => Journal::Ring,
+        };
         let index = u32::from(self.pair) * 2;
         Ok(GuestSide {
             memory: Arc::clone(self.map),
-            to_guest: self.vring(index, self.vrings[0])?,
-            from_guest: self.vring(index + 1, self.vrings[1])?,
+            to_guest: self.vring(index, self.vrings[0], Journal::None)?,
+            from_guest: self.vring(index + 1, self.vrings[1], marks)?,
             header_bytes: self.negotiated.header_bytes,
             mergeable: self.negotiated.mergeable,
             frame_limit: self.far.frame_limit(),
@@ -167,7 +173,8 @@ impl LaneParts<'_> {
         })
     }
 
-    fn vring(&self, index: u32, state: &VringState) -> Result<Vring, LaneError> {
+    /// One vring; chains under way are noted in the inflight region, or in `marks` where there is none.
+    fn vring(&self, index: u32, state: &VringState, marks: Journal) -> Result<Vring, LaneError> {
         let layout = state.layout(index, self.map, self.negotiated.ring.packed)?;
         let duplicate = |fd: &Option<OwnedFd>| {
             fd.as_ref()
@@ -175,10 +182,13 @@ impl LaneParts<'_> {
                 .transpose()
                 .map_err(LaneError::Duplicate)
         };
+        let region = u16::try_from(index).ok().zip(self.inflight);
         let start = QueueStart {
             base: state.base,
+            journal: region
+                .and_then(|(index, region)| region.queue(index))
+                .map_or(marks, Journal::Inflight),
             log: self.log.cloned(),
-            ..QueueStart::default()
         };
         let queue = Queue::new(self.map, layout, self.negotiated.ring, start)
             .map_err(|source| LaneError::Ring { index, source })?;
@@ -191,7 +201,7 @@ impl LaneParts<'_> {
     }
 
     fn build_copy(self) -> Result<(Box<dyn Lane>, LaneFacts), LaneError> {
-        let guest = self.guest_side()?;
+        let guest = self.guest_side(Placement::Copy)?;
         let memory = CopyMemory::new(self.far.frame_limit())?;
         let CopyMemory {
             umem,
@@ -301,7 +311,7 @@ impl LaneParts<'_> {
         self,
         registered: Registered,
     ) -> Result<(Box<dyn Lane>, LaneFacts), LaneError> {
-        let guest = self.guest_side()?;
+        let guest = self.guest_side(Placement::Direct)?;
         let mut memory = self.direct_memory(registered.umem.clone())?;
         let mut facts = LaneFacts::new(&registered.umem, BOUNCE_BYTES, "guest memory".to_owned());
         let lane: Box<dyn Lane> = match (&self.far, registered.queue) {

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 
 use vhost::vhost_user::message::VhostUserMemoryRegion;
 use vhost::vhost_user::message::VhostUserProtocolFeatures as Protocol;
-use virtqueue::{DirtyLog, LogError, QueueSize, RingAddresses};
+use virtqueue::{DirtyLog, InflightError, InflightRegion, LogError, QueueSize, RingAddresses};
 
 use super::announce;
 use super::config::Placement;
@@ -45,6 +45,15 @@ pub(crate) enum SessionError {
     Lane(#[from] LaneError),
     #[error("SET_LOG_BASE: {0}")]
     Log(#[from] LogError),
+    #[error("SET_INFLIGHT_FD: {0}")]
+    Inflight(#[from] InflightError),
+    #[error("GET_INFLIGHT_FD: cannot make a region for {queues} queues of {size} entries")]
+    MakeInflight {
+        queues: u16,
+        size: u16,
+        #[source]
+        source: std::io::Error,
+    },
     #[error("features {0:#x} were acknowledged that were not offered")]
     Features(u64),
     #[error("memory=direct needs a VIRTIO 1.0 driver (VIRTIO_F_VERSION_1): use memory=copy for this guest")]
@@ -97,6 +106,8 @@ pub(crate) struct Session {
     /// Where requests of ours go to (VHOST_USER_SET_BACKEND_REQ_FD).
     channel: Option<UnixStream>,
     log: Option<Arc<DirtyLog>>,
+    /// Where chains under way are noted for a successor, if the VMM keeps such a region.
+    inflight: Option<Arc<InflightRegion>>,
     /// Frames of pairs that the guest has switched off, where there are several.
     spill: Option<Arc<Spill>>,
     memory: MemoryTable,
@@ -117,6 +128,7 @@ impl Session {
             status: 0,
             channel: None,
             log: None,
+            inflight: None,
             spill: (pairs > 1).then(|| Spill::new().ok().map(Arc::new)).flatten(),
             memory: MemoryTable::new(Watch::new(connection.try_clone().ok())),
             vrings: (0..pairs * 2).map(|_| VringState::default()).collect(),
@@ -172,6 +184,30 @@ impl Session {
         Ok(())
     }
 
+    /// GET_INFLIGHT_FD: a region for so many queues of so many entries, and its length in bytes.
+    pub(crate) fn make_inflight(&self, (queues, size): (u16, u16)) -> Result<(OwnedFd, u64), SessionError> {
+        InflightRegion::create(queues, size, self.has_packed_rings())
+            .map_err(|source| SessionError::MakeInflight { queues, size, source })
+    }
+
+    /// SET_INFLIGHT_FD: where rings that are started from now on note what is under way, and what a predecessor
+    /// noted.
+    pub(crate) fn set_inflight(
+        &mut self,
+        (bytes, offset): (u64, u64),
+        (queues, size): (u16, u16),
+        file: &File,
+        ground: &Ground<'_>,
+    ) -> Result<(), SessionError> {
+        let shape = (queues, size, self.has_packed_rings());
+        let region = InflightRegion::open(file.as_fd(), bytes, offset, shape)?;
+        let (start, len) = region.mapping();
+        let guarded = self.memory.guard(start, len as u64)?;
+        self.stop_all(ground.workers);
+        self.inflight = Some(Arc::new(region.accompanied_by(guarded)));
+        self.start_all(ground)
+    }
+
     /// The dirty log, if it is in use.
     fn active_log(&self) -> Option<&Arc<DirtyLog>> {
         self.log.as_ref().filter(|_| self.features & F_LOG_ALL != 0)
@@ -214,6 +250,7 @@ impl Session {
                 ..VringState::default()
             };
         }
+        self.inflight = None;
         self.features = 0;
         self.status = 0;
     }
@@ -346,7 +383,7 @@ impl Session {
         if self.memory.map().is_none() {
             return Ok(());
         }
-        lane.replace_guest(self.parts(pair, ground)?.guest_side()?);
+        lane.replace_guest(self.parts(pair, ground)?.guest_side(Placement::Copy)?);
         self.lanes[pair] = Some(self.run(pair, lane, active.facts, ground)?);
         Ok(())
     }
@@ -541,6 +578,7 @@ impl Session {
             far: ground.far[pair].clone(),
             counters: Arc::clone(&ground.counters[pair]),
             log: self.active_log(),
+            inflight: self.inflight.as_ref(),
             spill: self.spill.as_ref(),
         })
     }

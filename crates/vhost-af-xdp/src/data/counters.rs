@@ -88,6 +88,9 @@ lane_counters! {
     Drop from_guest_offload_not_negotiated,
     /// Frame in more pieces than a multi-buffer frame may have and too long for the bounce area.
     Drop from_guest_too_many_pieces,
+    /// An earlier daemon had given it to the NIC and died before it learned what became of it (direct
+    /// placement); not sent again.
+    Drop from_guest_fate_unknown,
     /// The interface is down.
     Drop from_guest_interface_down,
     /// The interface is gone.

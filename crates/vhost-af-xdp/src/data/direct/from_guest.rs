@@ -67,6 +67,17 @@ impl<N: Nic> DirectLane<N> {
         let (mut frames, mut bytes, mut done) = (0, 0, 0);
         for (at, chain) in chains.iter().enumerate() {
             let segments = chains.segments(chain);
+            if self.sent_before > 0 {
+                // It was sent, or is lost; sending it once more would be worse.
+                self.sent_before -= 1;
+                self.counters.from_guest_fate_unknown.add(1);
+                self.sending.push_done(Outbound {
+                    chain: Some(chain.id),
+                    bounce: false,
+                });
+                done += 1;
+                continue;
+            }
             match self.guest.judge(chain, segments, self.link, &self.counters)? {
                 Sending::Drop => self.sending.push_done(Outbound {
                     chain: Some(chain.id),

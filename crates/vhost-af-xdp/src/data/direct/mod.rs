@@ -88,6 +88,8 @@ pub(crate) struct DirectLane<N> {
     link: Link,
     posted: InFlight<Posted>,
     sending: InFlight<Outbound>,
+    /// So many chains to come were handed to the NIC by a predecessor that died.
+    sent_before: usize,
     parked: VecDeque<Parked>,
     parked_segments: VecDeque<Segment>,
     parked_bytes: u64,
@@ -133,6 +135,7 @@ impl<N: Nic> DirectLane<N> {
         let mut nic = nic;
         // An interface that is down is known before the first frame waits in its ring.
         let link = nic.kick();
+        let sent_before = guest.from_guest.queue.taken_before();
         Self {
             guest,
             nic,
@@ -144,6 +147,7 @@ impl<N: Nic> DirectLane<N> {
             link,
             posted: InFlight::new(memory.in_flight),
             sending: InFlight::new(memory.in_flight),
+            sent_before,
             parked: VecDeque::new(),
             parked_segments: VecDeque::new(),
             parked_bytes: 0,
