@@ -281,6 +281,18 @@ impl Driver {
         Ok(())
     }
 
+    /// Tells the call eventfds of a pair again; they may be others.
+    ///
+    /// # Errors
+    /// What the back end refused.
+    pub fn replace_calls(&mut self, pair: usize) -> Result<(), Refused> {
+        let rings = [&self.pairs[pair].to_guest, &self.pairs[pair].from_guest];
+        for (index, ring) in (2 * pair..).zip(rings) {
+            self.frontend.set_vring_call(index, &ring.call)?;
+        }
+        Ok(())
+    }
+
     /// Stops both vrings of a pair and returns their bases, receive first.
     ///
     /// # Errors
