@@ -1,14 +1,15 @@
 //! What the targets of the two kinds of ring share. See `split_ring`.
 
 use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use arbitrary::Arbitrary;
 use virtqueue::driver::{Buffer, DriverFeatures, GuestRam, PackedDriver, QueueDriver, SplitDriver};
 use virtqueue::layout::{Descriptor, PackedDescriptor};
 use virtqueue::{
-    Chain, ChainId, Chains, GuestAddr, MemoryMap, Queue, QueueFeatures, QueueSize, QueueStart, RingFormat,
-    RingLayout,
+    Chain, ChainId, Chains, GuestAddr, InflightRegion, Journal, MemoryMap, Queue, QueueFeatures, QueueSize,
+    QueueStart, RingFormat, RingLayout,
 };
 
 #[derive(Arbitrary, Debug)]
@@ -18,7 +19,16 @@ struct Input {
     indirect: bool,
     in_order: bool,
     start: u16,
+    notes: Notes,
     steps: Vec<Step>,
+}
+
+/// Where the device notes what is under way.
+#[derive(Arbitrary, Clone, Copy, Debug, PartialEq)]
+enum Notes {
+    None,
+    Ring,
+    Inflight,
 }
 
 #[derive(Arbitrary, Debug)]
@@ -60,6 +70,11 @@ enum Step {
     },
     IndexBy {
         by: i8,
+    },
+    /// The VMM writes to the inflight region.
+    Note {
+        offset: u16,
+        value: u16,
     },
     // The device.
     Pop {
@@ -133,6 +148,8 @@ struct Scene {
     shown: VecDeque<(u16, Vec<Buffer>)>,
     added: VecDeque<(u16, Vec<Buffer>)>,
     lied: bool,
+    notes: Notes,
+    inflight: Option<(OwnedFd, Arc<InflightRegion>)>,
     /// How many of `shown` the device has taken.
     taken: usize,
     /// Elements used and not told yet.
@@ -194,7 +211,17 @@ impl Scene {
         let memory = Arc::new(MemoryMap::new(ram.regions().expect("descriptors"), 4096).expect("mapped"));
         let rings =
             RingLayout::from_user(&memory, (format, size), driver.ring_user_addresses()).expect("inside");
-        let start = QueueStart::at(driver.base());
+        let inflight = (input.notes == Notes::Inflight).then(|| {
+            let (file, bytes) = InflightRegion::create(1, size.get(), features.packed).expect("memory");
+            let shape = (1, size.get(), features.packed);
+            let region = InflightRegion::open(file.as_fd(), bytes, 0, shape).expect("made for it");
+            (file, Arc::new(region))
+        });
+        let start = QueueStart {
+            base: driver.base(),
+            journal: journal(input.notes, inflight.as_ref()),
+            log: None,
+        };
         let queue = Queue::new(&memory, rings, features, start).expect("a good ring");
         Self {
             driver,
@@ -207,6 +234,8 @@ impl Scene {
             shown: VecDeque::new(),
             added: VecDeque::new(),
             lied: false,
+            notes: input.notes,
+            inflight,
             taken: 0,
             untold: 0,
         }
@@ -227,7 +256,8 @@ impl Scene {
             | Step::TableEntry { .. }
             | Step::Entry { .. }
             | Step::Index { .. }
-            | Step::IndexBy { .. } => {
+            | Step::IndexBy { .. }
+            | Step::Note { .. } => {
                 self.lied = true;
                 self.lie(step);
             }
@@ -274,6 +304,15 @@ impl Scene {
             assert!(self.driver.ram().map().write_obj(offset, &value));
             return;
         }
+        if let Step::Note { offset, value } = *step {
+            // What lies behind the end is refused (sealed), and nothing then.
+            let at = u64::from(offset % 4096);
+            let _ = self
+                .inflight
+                .as_ref()
+                .map(|(file, _)| rustix::io::pwrite(file, &value.to_ne_bytes(), at));
+            return;
+        }
         match &self.driver {
             QueueDriver::Split(driver) => lie_split(driver, step),
             QueueDriver::Packed(driver) => lie_packed(driver, step),
@@ -281,7 +320,7 @@ impl Scene {
     }
 
     fn pop(&mut self, max: usize) -> bool {
-        let room = usize::from(self.queue.size().get()) - self.out.len();
+        let room = usize::from(self.queue.size().get()).saturating_sub(self.out.len());
         match self.queue.pop(&mut self.chains, max) {
             Err(fault) => {
                 assert!(self.lied, "an honest driver was accused: {fault}");
@@ -290,10 +329,9 @@ impl Scene {
             }
             Ok(count) => {
                 assert_eq!(count, self.chains.len());
-                assert!(
-                    count <= max && count <= room,
-                    "{count} chains, of {max}, room for {room}"
-                );
+                assert!(count <= max);
+                // A liar may have any number out: then the device's own rings are the bound.
+                assert!(self.lied || count <= room, "{count} chains, room for {room}");
             }
         }
         for chain in &self.chains {
@@ -392,6 +430,7 @@ impl Scene {
 
     fn crash(&mut self) -> bool {
         let untold = std::mem::take(&mut self.untold);
+        let (out, shown) = (self.out.len(), self.shown.len());
         self.taken = 0;
         let went_on = self.succeed(match &self.driver {
             QueueDriver::Split(driver) => driver.used_idx().into(),
@@ -401,13 +440,26 @@ impl Scene {
         // The successor may tell what its predecessor had used, and nothing else.
         let came = self.take_used();
         assert!(self.lied || came <= untold, "{untold} were used, {came} came");
+        let noted = self.queue.taken_before();
+        match self.notes {
+            Notes::None => assert_eq!(noted, 0),
+            _ => assert!(
+                !went_on || self.lied || (out..=shown).contains(&noted),
+                "{noted} are noted as taken, of {shown}; {out} were"
+            ),
+        }
         went_on
     }
 
     fn succeed(&mut self, base: u32) -> bool {
         self.out.clear();
         self.chains.clear();
-        match Queue::new(&self.memory, self.rings, self.features, QueueStart::at(base)) {
+        let start = QueueStart {
+            base,
+            journal: journal(self.notes, self.inflight.as_ref()),
+            log: None,
+        };
+        match Queue::new(&self.memory, self.rings, self.features, start) {
             Ok(queue) => self.queue = queue,
             Err(error) => {
                 assert!(self.lied, "an honest driver's ring is refused: {error}");
@@ -429,6 +481,14 @@ impl Scene {
             "{} chains never came back",
             self.shown.len()
         );
+    }
+}
+
+fn journal(notes: Notes, inflight: Option<&(OwnedFd, Arc<InflightRegion>)>) -> Journal {
+    match (notes, inflight) {
+        (Notes::Ring, _) => Journal::Ring,
+        (_, Some((_, region))) => Journal::Inflight(region.queue(0).expect("there is one")),
+        _ => Journal::None,
     }
 }
 
