@@ -71,6 +71,8 @@ pub struct SplitQueue {
     used_idx: u16,
     /// used.idx as the driver sees it.
     used_published: u16,
+    /// What the VMM said to take first, less used.idx: 0, unless the VMM has a reason of its own.
+    skew: u16,
     /// The first publication calls whatever the driver says: see `new`.
     call_once: bool,
     /// avail_event while kicks are suppressed by event idx.
@@ -123,6 +125,7 @@ impl SplitQueue {
             avail_seen: start.base as u16,
             used_idx: 0,
             used_published: 0,
+            skew: 0,
             call_once: true,
             suppressed_at: None,
             log: None,
@@ -139,6 +142,7 @@ impl SplitQueue {
         Word::store(queue.words().used_flags, 0, Ordering::Relaxed);
         queue.set_log(start.log);
         queue.take_over(start.journal)?;
+        queue.skew = queue.next_avail.wrapping_sub(queue.used_idx);
         let _ = queue.enable_kicks();
         Ok(queue)
     }
@@ -154,7 +158,9 @@ impl SplitQueue {
         // virtqueue_add_split). Without it we read descriptors that are not yet there.
         let found = Word::load(self.words().avail_idx, Ordering::Acquire);
         let count = found.wrapping_sub(self.next_avail);
-        if count > self.size.get() {
+        // A driver by the book makes no more available than it has entries, those under way included.
+        let under_way = found.wrapping_sub(self.used_published).wrapping_sub(self.skew);
+        if count > self.size.get() || under_way > self.size.get() {
             return Err(self.index_jump(found));
         }
         self.avail_seen = found;

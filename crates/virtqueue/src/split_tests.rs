@@ -377,6 +377,27 @@ fn avail_index_jump_is_a_fault() {
     }
 }
 
+#[test]
+fn more_chains_than_the_ring_has_entries_are_a_fault() {
+    for start in [0, 65533] {
+        let mut pair = Pair::with(4, FULL, start);
+        for _ in 0..4 {
+            pair.driver.add(&[Buffer::readable(GuestAddr(GOOD), 1)]).unwrap();
+        }
+        pair.driver.publish();
+        assert_eq!(pair.pop(), Ok(4));
+        let (next, found) = (start.wrapping_add(4), start.wrapping_add(5));
+        pair.driver.set_avail_idx(found);
+        let size = 4;
+        assert_eq!(pair.pop(), Err(GuestFault::AvailIndexJump { found, next, size }));
+        // Used, but the driver cannot know yet.
+        pair.queue.push_used(ChainId::split(0), 0);
+        assert!(pair.pop().is_err());
+        pair.queue.publish();
+        assert_eq!(pair.pop(), Ok(1));
+    }
+}
+
 /// CVE-2020-10723: a head that was cut to 16 bits, or not checked.
 #[test]
 fn head_out_of_range_is_a_fault() {
