@@ -1,5 +1,6 @@
 //! A real Linux guest under QEMU, through `scripts/guest`.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
@@ -115,6 +116,25 @@ impl Guest {
         .expect("a directory of our own");
     }
 
+    /// The file that its memory is.
+    ///
+    /// # Panics
+    /// If it does not run.
+    #[must_use]
+    pub fn memory(&self) -> File {
+        let pid = std::fs::read_to_string(self.state.path().join("pid")).expect("it runs");
+        let pid = pid.split_whitespace().next().unwrap_or_default();
+        let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("it runs");
+        let is_memory = |path: &PathBuf| {
+            let target = std::fs::read_link(path).unwrap_or_default();
+            target
+                .to_string_lossy()
+                .starts_with("/memfd:memory-backend-memfd")
+        };
+        let mut paths = fds.map(|entry| entry.expect("readable").path());
+        File::open(paths.find(is_memory).expect("its memory is a memfd")).expect("we are root")
+    }
+
     /// Its state directory.
     #[must_use]
     pub fn state(&self) -> &Path {
@@ -146,6 +166,17 @@ impl Guest {
             .args(["--timeout", "30", "--", command])
             .output()
             .expect("scripts/guest runs")
+    }
+
+    /// Whether its shell answers, within a few seconds.
+    ///
+    /// # Panics
+    /// If `scripts/guest` cannot be run.
+    #[must_use]
+    pub fn answers(&self) -> bool {
+        let mut run = self.script("run");
+        run.args(["--timeout", "1", "--", "true"]);
+        run.output().expect("scripts/guest runs").status.success()
     }
 
     /// Starts a command in its shell, which goes on by itself; [`finish`](Self::finish) waits for it. `name` is of the caller's choice.

@@ -149,24 +149,24 @@ impl VethPair {
     /// # Panics
     /// If it is there.
     pub fn join(&self, queues: u32, mtu: u32) {
+        self.join_as((Self::NIC, Self::WIRE), queues, mtu);
+    }
+
+    /// Makes a further pair, with other names: of the near end and of the far end.
+    ///
+    /// # Panics
+    /// If it is there.
+    pub fn join_as(&self, (nic, wire): (&str, &str), queues: u32, mtu: u32) {
         let (queues, mtu) = (queues.to_string(), mtu.to_string());
         let end = ["mtu", &mtu, "numrxqueues", &queues, "numtxqueues", &queues];
-        let mut args = vec!["link", "add", Self::NIC, "netns", self.near.name()];
+        let mut args = vec!["link", "add", nic, "netns", self.near.name()];
         args.extend(end);
-        args.extend([
-            "type",
-            "veth",
-            "peer",
-            "name",
-            Self::WIRE,
-            "netns",
-            self.far.name(),
-        ]);
+        args.extend(["type", "veth", "peer", "name", wire, "netns", self.far.name()]);
         args.extend(end);
         run("ip", &args);
-        self.far.run("ethtool", &["-K", Self::WIRE, "tx", "off"]);
-        self.far.ip(&["link", "set", Self::WIRE, "arp", "off", "up"]);
-        self.near.ip(&["link", "set", Self::NIC, "arp", "off", "up"]);
+        self.far.run("ethtool", &["-K", wire, "tx", "off"]);
+        self.far.ip(&["link", "set", wire, "arp", "off", "up"]);
+        self.near.ip(&["link", "set", nic, "arp", "off", "up"]);
     }
 }
 

@@ -130,3 +130,14 @@ pub fn received_bits(report: &str, sum: &str) -> f64 {
         .as_f64()
         .unwrap_or_else(|| panic!("no rate: {report}"))
 }
+
+/// The virtio features in what `status` tells of a port.
+///
+/// # Panics
+/// If there are none.
+#[must_use]
+pub fn features(port: &serde_json::Value) -> u64 {
+    let digits = port["features"].as_str().and_then(|text| text.strip_prefix("0x"));
+    let features = digits.and_then(|digits| u64::from_str_radix(digits, 16).ok());
+    features.unwrap_or_else(|| panic!("no features: {port:#}"))
+}

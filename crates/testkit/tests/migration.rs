@@ -1,0 +1,283 @@
+//! Live migration between two QEMUs on one host, while TCP runs.
+//!
+//! ```text
+//!   far namespace                                near namespace
+//!                  ┌ wire0 ═══════════════ nic0 ── port 0 ── source QEMU
+//!   stack ── br0 ──┤                                             │ migrates
+//!                  └ wire1 ═══════════════ nic1 ── port 1 ── destination QEMU
+//! ```
+//!
+//! The bridge stands for the switch: it learns from the guest's announcement where the guest is now. Three streams cross the migration: iperf3; a
+//! file that the guest sends; and bytes that pile up in the guest's receive buffers, where only the daemon (in direct placement, the kernel)
+//! has written them, and which the guest reads only after it has moved. Before it goes on at its destination both memories are compared byte
+//! for byte: a page that the dirty log missed shows there.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rstest::rstest;
+use serde_json::{Value, json};
+use testkit::daemon::{Placement, private_dir};
+use testkit::driver::F_RING_PACKED;
+use testkit::guest::Guest;
+use testkit::process::output_of;
+use testkit::world::{GUEST, HOST, features, received_bits};
+use testkit::{Daemon, Qmp, Running, Serve, VethPair, require, wait};
+
+const MIB: usize = 1 << 20;
+const MAC: &str = "52:54:00:12:34:56";
+/// Where the guest's file goes to, and where the bytes for it come from.
+const UPLOAD: u16 = 7001;
+const DOWNLOAD: u16 = 7002;
+/// Bytes each way, and how many at a time.
+const UPLOADED: usize = 16 * MIB;
+const DOWNLOADED: usize = 5 * MIB;
+const CHUNK: usize = 64 << 10;
+/// Between two chunks, so that the streams last longer than the migration.
+const PAUSE: Duration = Duration::from_millis(20);
+const DOWNLOAD_PAUSE: Duration = Duration::from_millis(60);
+/// Bytes a second that the migration may use at first, so that frames are received while memory is copied.
+const SLOW: usize = 16 * MIB;
+const FAST: usize = 1024 * MIB;
+
+/// Two ports on a bridge.
+struct Bridged {
+    daemon: Daemon,
+    veth: VethPair,
+}
+
+impl Bridged {
+    fn new(placement: Placement) -> Self {
+        let veth = VethPair::new();
+        veth.join_as(("nic1", "wire1"), 1, 1500);
+        let far = &veth.far;
+        far.ip(&[
+            "link",
+            "add",
+            "br0",
+            "type",
+            "bridge",
+            "forward_delay",
+            "0",
+            "mcast_snooping",
+            "0",
+        ]);
+        for wire in [VethPair::WIRE, "wire1"] {
+            far.ip(&["link", "set", wire, "master", "br0"]);
+        }
+        far.ip(&["address", "add", &format!("{HOST}/24"), "dev", "br0"]);
+        far.ip(&["link", "set", "br0", "up"]);
+        let serve = Serve::interface(VethPair::NIC).placement(placement);
+        let daemon = Daemon::start_ports(&veth.near, &serve, &["ifname=nic0", "ifname=nic1"]);
+        Self { daemon, veth }
+    }
+
+    fn guest(&self, port: usize, options: &[&str]) -> Guest {
+        let socket = self.daemon.path(&format!("port{port}.sock"));
+        let options = [&["--mem", "256", "--mac", MAC, "--migratable"][..], options].concat();
+        Guest::boot(("--socket", &socket), GUEST, &options)
+    }
+
+    fn listen(&self, port: u16) -> TcpListener {
+        self.veth
+            .far
+            .enter(|| TcpListener::bind((HOST, port)).expect("a free port"))
+    }
+
+    /// The bridge's port behind which it believes the guest to be.
+    fn whereabouts(&self) -> String {
+        let said = self.veth.far.output_of("bridge", &["fdb", "show", "br", "br0"]);
+        said.lines()
+            .find(|line| line.starts_with(MAC))
+            .unwrap_or_default()
+            .to_owned()
+    }
+}
+
+/// A server's end of a stream: what the hash is of, and the longest time without progress.
+struct Moved {
+    bytes: Vec<u8>,
+    longest_pause: Duration,
+}
+
+fn serve(listener: TcpListener, work: impl FnOnce(TcpStream) -> Moved + Send + 'static) -> JoinHandle<Moved> {
+    std::thread::spawn(move || {
+        let (stream, _) = listener.accept().expect("the guest connects");
+        stream.set_read_timeout(Some(3 * wait::SOON)).expect("not zero");
+        stream.set_write_timeout(Some(3 * wait::SOON)).expect("not zero");
+        work(stream)
+    })
+}
+
+/// Reads slowly.
+fn receive(mut stream: TcpStream) -> Moved {
+    let (mut bytes, mut chunk) = (Vec::with_capacity(UPLOADED), vec![0; CHUNK]);
+    let mut longest_pause = Duration::ZERO;
+    loop {
+        let begun = Instant::now();
+        let count = stream.read(&mut chunk).expect("the stream survives");
+        longest_pause = longest_pause.max(begun.elapsed());
+        if count == 0 {
+            return Moved { bytes, longest_pause };
+        }
+        bytes.extend(&chunk[..count]);
+        std::thread::sleep(PAUSE * u32::try_from(count).expect("small") / CHUNK as u32);
+    }
+}
+
+/// Writes slowly.
+fn send(mut stream: TcpStream) -> Moved {
+    let bytes: Vec<u8> = (0..DOWNLOADED as u32)
+        .map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8)
+        .collect();
+    let mut longest_pause = Duration::ZERO;
+    for chunk in bytes.chunks(CHUNK) {
+        let begun = Instant::now();
+        stream.write_all(chunk).expect("the stream survives");
+        longest_pause = longest_pause.max(begun.elapsed());
+        std::thread::sleep(DOWNLOAD_PAUSE);
+    }
+    Moved { bytes, longest_pause }
+}
+
+fn hash(bytes: &[u8]) -> String {
+    let dir = private_dir();
+    let file = dir.path().join("bytes");
+    std::fs::write(&file, bytes).expect("a directory of our own");
+    hash_in(&output_of("sha256sum", &[file.to_str().expect("ASCII")]))
+}
+
+/// The hash in what `sha256sum` prints.
+fn hash_in(said: &str) -> String {
+    said.split_whitespace().next().unwrap_or_default().to_owned()
+}
+
+/// Moves the guest, and returns what QEMU says of it at the end.
+fn migrate(source: &mut Qmp, destination: &mut Qmp, socket: &Path) -> Value {
+    let uri = format!("unix:{}", socket.display());
+    destination.execute("migrate-incoming", &json!({"uri": uri}));
+    let speed = |bytes: usize| json!({"max-bandwidth": bytes, "downtime-limit": 300});
+    source.execute("migrate-set-parameters", &speed(SLOW));
+    source.execute("migrate", &json!({"uri": uri}));
+    std::thread::sleep(Duration::from_secs(2));
+    let now = source.execute("query-migrate", &json!({}));
+    assert_ne!(now["status"], "failed", "{now}");
+    source.execute("migrate-set-parameters", &speed(FAST));
+    let end = wait::until_some(3 * wait::SOON, || {
+        let now = source.execute("query-migrate", &json!({}));
+        (now["status"] == "completed" || now["status"] == "failed").then_some(now)
+    });
+    let end = end.expect("the migration ends");
+    assert_eq!(end["status"], "completed", "{end}");
+    end
+}
+
+/// Numbers of the pages that are not the same in two guests.
+fn differing_pages(one: &Guest, other: &Guest) -> Vec<usize> {
+    const PAGE: usize = 4096;
+    let mut files = [one.memory(), other.memory()];
+    let mut buffers = [vec![0; MIB], vec![0; MIB]];
+    let mut differing = Vec::new();
+    for first in (0..).step_by(MIB / PAGE) {
+        let mut counts = files.iter_mut().zip(&mut buffers).map(|(file, buffer)| {
+            let mut buffer = &mut buffer[..];
+            let mut read = 0;
+            // Memory need not be a multiple of the buffer.
+            while let Ok(count @ 1..) = file.read(buffer) {
+                buffer = &mut buffer[count..];
+                read += count;
+            }
+            read
+        });
+        let (count, same) = (counts.next().unwrap_or(0), counts.next().unwrap_or(0));
+        assert_eq!(count, same, "the memories are of different length");
+        if count == 0 {
+            return differing;
+        }
+        let pages = buffers[0][..count]
+            .chunks(PAGE)
+            .zip(buffers[1][..count].chunks(PAGE));
+        differing.extend(
+            (first..)
+                .zip(pages)
+                .filter(|(_, (a, b))| a != b)
+                .map(|(at, _)| at),
+        );
+    }
+    unreachable!("files end")
+}
+
+#[rstest]
+fn streams_survive_migration_and_their_bytes_are_intact(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(false, true)] packed: bool,
+) {
+    require!(Root, Qemu);
+    let bridged = Bridged::new(placement);
+    let ring: &[&str] = if packed { &["--packed"] } else { &[] };
+    let source = bridged.guest(0, ring);
+    assert_eq!(features(&bridged.daemon.port(0)) & F_RING_PACKED != 0, packed);
+    let destination = bridged.guest(1, &[&["--incoming"], ring].concat());
+
+    let mut command = bridged.veth.far.command("iperf3");
+    command.args(["-s", "-1", "--forceflush"]);
+    let mut server = Running::start(command);
+    server.await_text("listening");
+    let upload = serve(bridged.listen(UPLOAD), receive);
+    let download = serve(bridged.listen(DOWNLOAD), send);
+    let make = format!(
+        "dd if=/dev/urandom of=/tmp/file bs=1M count={} 2>/dev/null; sha256sum /tmp/file",
+        UPLOADED / MIB
+    );
+    let uploaded = hash_in(&source.run(&make));
+    source.start("upload", &format!("nc {HOST} {UPLOAD} </tmp/file"));
+    source.start(
+        "download",
+        &format!("nc {HOST} {DOWNLOAD} | (sleep 6; sha256sum)"),
+    );
+    source.start("iperf", &format!("iperf3 -c {HOST} -b 20M -t 8 -J"));
+    assert!(
+        bridged.whereabouts().contains(VethPair::WIRE),
+        "{}",
+        bridged.whereabouts()
+    );
+
+    let end = migrate(
+        &mut source.qmp(),
+        &mut destination.qmp(),
+        &bridged.daemon.path("migration"),
+    );
+    let arrived = Instant::now();
+    assert_eq!(
+        differing_pages(&source, &destination),
+        [0; 0],
+        "pages that the dirty log missed"
+    );
+    let compared = arrived.elapsed();
+    destination.qmp().execute("cont", &json!({}));
+    drop(source);
+    assert!(
+        wait::until(2 * wait::SOON, || destination.answers()),
+        "the guest is dead"
+    );
+
+    let downloaded = destination.finish("download", 4 * wait::SOON);
+    let report = destination.finish("iperf", 2 * wait::SOON);
+    let _ = destination.finish("upload", 4 * wait::SOON);
+    let (upload, download) = (upload.join().expect("received"), download.join().expect("sent"));
+    println!(
+        "{placement:?}, packed {packed}: migration {} ms, of which {} ms stopped, {compared:.0?} more to compare memories; longest pause of the upload {:.0?}, of the download's writes {:.0?}",
+        end["total-time"], end["downtime"], upload.longest_pause, download.longest_pause
+    );
+    assert_eq!(hash(&upload.bytes), uploaded, "the upload");
+    assert_eq!(hash_in(&downloaded), hash(&download.bytes), "the download");
+    assert!(received_bits(&report, "sum_received") > 1e5, "{report}");
+    assert!(
+        bridged.whereabouts().contains("wire1"),
+        "{}",
+        bridged.whereabouts()
+    );
+}
