@@ -1,12 +1,19 @@
 //! A real Linux guest under QEMU.
 
+use std::io::Write;
+use std::net::TcpListener;
 use std::time::Duration;
 
 use rstest::rstest;
 use testkit::daemon::Placement;
 use testkit::driver::F_RING_PACKED;
-use testkit::world::{HOST, Setting, received_bits};
+use testkit::world::{HOST, Setting, features, received_bits};
 use testkit::{World, require, wait};
+
+/// Port where a greeting is said to each who connects.
+const GREETER: u16 = 7000;
+/// Short connections after each change.
+const CONNECTIONS: usize = 12;
 
 #[rstest]
 fn guest_pings_and_moves_tcp_both_ways(
@@ -20,9 +27,7 @@ fn guest_pings_and_moves_tcp_both_ways(
     });
     world.assert_pings();
     let port = world.daemon.port(0);
-    let features = port["features"].as_str().and_then(|text| text.strip_prefix("0x"));
-    let features = features.and_then(|digits| u64::from_str_radix(digits, 16).ok());
-    let packed = features.expect("a number") & F_RING_PACKED != 0;
+    let packed = features(&port) & F_RING_PACKED != 0;
     assert_eq!(packed, options.contains(&"--packed"), "{port:#}");
     let _server = world.iperf_server();
     for direction in ["", "-R"] {
@@ -63,5 +68,46 @@ fn guest_survives_a_restart_of_the_daemon(
             world.daemon.said()
         );
         world.assert_pings();
+    }
+}
+
+/// `ethtool -L` in the guest. Whatever queue of the NIC a frame comes by, and whatever pairs the guest uses, it arrives: each of
+/// the short connections is steered by its ports.
+#[rstest]
+fn queue_pairs_come_and_go_while_tcp_runs_both_ways(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+) {
+    require!(Root, Qemu);
+    let world = World::new(Setting {
+        queues: 2,
+        ..Setting::new(placement)
+    });
+    world.assert_pings();
+    let _server = world.iperf_server();
+    let greeter = world
+        .veth
+        .far
+        .enter(|| TcpListener::bind((HOST, GREETER)).expect("a free port"));
+    std::thread::spawn(move || {
+        for stream in greeter.incoming() {
+            let _ = stream.and_then(|mut stream| stream.write_all(b"hello\n"));
+        }
+    });
+    world
+        .guest
+        .start("iperf", &format!("iperf3 -c {HOST} -P 4 -b 5M -t 8 --bidir -J"));
+    for pairs in [1, 2, 1, 2] {
+        let _ = world.guest.run(&format!("ethtool -L eth0 combined {pairs}"));
+        let said = world.guest.run("ethtool -l eth0 | grep Combined | tail -n 1");
+        assert!(said.trim().ends_with(&pairs.to_string()), "{said}");
+        let connect = format!("for i in $(seq {CONNECTIONS}); do nc -w 10 {HOST} {GREETER} </dev/null; done");
+        let greeted = world.guest.run(&connect).matches("hello").count();
+        assert_eq!(greeted, CONNECTIONS, "connections with {pairs} pairs");
+        world.assert_pings();
+    }
+    let report = world.guest.finish("iperf", Duration::from_secs(20));
+    for sum in ["sum_received", "sum_received_bidir_reverse"] {
+        let received = received_bits(&report, sum);
+        assert!(received > 1e6, "{sum}: {received} bit/s");
     }
 }
