@@ -32,6 +32,24 @@ pub fn send_saying(
     more: i32,
     file: Option<BorrowedFd<'_>>,
 ) {
+    send_bytes(socket, request, payload, more, file.as_slice());
+}
+
+/// As [`send`], with any number of descriptors up to eight.
+///
+/// # Panics
+/// If the socket does not take it.
+pub fn send_files(socket: &UnixStream, request: FrontendReq, payload: &[u8], files: &[BorrowedFd<'_>]) {
+    send_bytes(socket, request, payload, 0, files);
+}
+
+fn send_bytes(
+    socket: &UnixStream,
+    request: FrontendReq,
+    payload: &[u8],
+    more: i32,
+    files: &[BorrowedFd<'_>],
+) {
     let mut bytes = Vec::with_capacity(HEADER + payload.len());
     let size = u32::try_from(payload.len())
         .expect("short")
@@ -40,10 +58,9 @@ pub fn send_saying(
         bytes.extend(word.to_ne_bytes());
     }
     bytes.extend(payload);
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    let files = file.map(|file| [file]);
-    if let Some(files) = &files {
+    if !files.is_empty() {
         assert!(ancillary.push(SendAncillaryMessage::ScmRights(files)));
     }
     sendmsg(

@@ -10,6 +10,7 @@
 //!     memory table changes ────────────────▶ stop all, change, start all again
 
 use std::fs::File;
+use std::io;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -186,6 +187,11 @@ impl Session {
 
     /// GET_INFLIGHT_FD: a region for so many queues of so many entries, and its length in bytes.
     pub(crate) fn make_inflight(&self, (queues, size): (u16, u16)) -> Result<(OwnedFd, u64), SessionError> {
+        // One more, for a control queue that is counted but not ours; beyond that it is only memory to waste.
+        if usize::from(queues) > self.vrings.len() + 1 {
+            let source = io::ErrorKind::InvalidInput.into();
+            return Err(SessionError::MakeInflight { queues, size, source });
+        }
         InflightRegion::create(queues, size, self.has_packed_rings())
             .map_err(|source| SessionError::MakeInflight { queues, size, source })
     }
