@@ -220,6 +220,13 @@ impl Pair {
         true
     }
 
+    /// Takes back what the device has given back of what was sent, as Linux does before it sends. Looks at the ring and waits for no call.
+    pub fn reap_sent(&mut self) {
+        while let Some(used) = self.from_guest.driver.take_used() {
+            self.free.extend(self.sending.remove(&used.head));
+        }
+    }
+
     /// Waits until the device has given everything back that was sent.
     ///
     /// # Panics

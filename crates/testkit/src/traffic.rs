@@ -103,6 +103,7 @@ impl Traffic {
             let pair = &mut driver.pairs[0];
             if due {
                 let number = note_sent(&flows.from_guest);
+                pair.reap_sent();
                 pair.send(&frame::numbered(number), Layout::Whole);
             }
             while let Some(got) = pair.poll() {
@@ -137,7 +138,9 @@ impl Traffic {
             .map(|_| frame::numbered(note_sent(&self.flows.from_guest)))
             .collect();
         let frames: Vec<_> = frames.iter().map(Vec::as_slice).collect();
-        guest.as_mut().expect("a guest").pairs[0].send_batch(&frames, Layout::Whole);
+        let pair = &mut guest.as_mut().expect("a guest").pairs[0];
+        pair.reap_sent();
+        pair.send_batch(&frames, Layout::Whole);
     }
 
     /// Does something with the guest, which is held up for as long.
