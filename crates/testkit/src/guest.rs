@@ -135,6 +135,18 @@ impl Guest {
         File::open(paths.find(is_memory).expect("its memory is a memfd")).expect("we are root")
     }
 
+    /// SIGKILL for its QEMU.
+    ///
+    /// # Panics
+    /// If it does not run.
+    pub fn kill(self) {
+        let said = std::fs::read_to_string(self.state.path().join("pid")).expect("it runs");
+        run(
+            "kill",
+            &["-KILL", said.split_whitespace().next().expect("a number")],
+        );
+    }
+
     /// Its state directory.
     #[must_use]
     pub fn state(&self) -> &Path {

@@ -17,12 +17,11 @@ const PACE: Duration = Duration::from_millis(1);
 /// Traffic before and after each change.
 const CALM: Duration = Duration::from_millis(100);
 
-/// A stop longer than this is a fault, on however busy a machine. In direct placement the whole memory is registered with the
-/// kernel anew, page by page.
+/// A stop longer than this is a fault, on however busy a machine. In direct placement the socket is closed and another one bound.
 fn bound(placement: Placement) -> Duration {
     match placement {
         Placement::Copy => Duration::from_millis(500),
-        Placement::Direct => Duration::from_secs(5),
+        Placement::Direct => Duration::from_secs(2),
     }
 }
 

@@ -7,7 +7,8 @@ use std::time::Duration;
 use rstest::rstest;
 use testkit::daemon::Placement;
 use testkit::driver::F_RING_PACKED;
-use testkit::world::{HOST, Setting, features, received_bits};
+use testkit::guest::Guest;
+use testkit::world::{GUEST, HOST, Listener, Setting, features, received_bits};
 use testkit::{World, require, wait};
 
 /// Port where a greeting is said to each who connects.
@@ -110,4 +111,27 @@ fn queue_pairs_come_and_go_while_tcp_runs_both_ways(
         let received = received_bits(&report, sum);
         assert!(received > 1e6, "{sum}: {received} bit/s");
     }
+}
+
+#[rstest]
+fn guest_that_is_killed_is_followed_by_another(
+    #[values((Listener::Daemon, Placement::Direct), (Listener::Vmm, Placement::Copy))] (listener, placement): (
+        Listener,
+        Placement,
+    ),
+) {
+    require!(Root, Qemu);
+    let mut world = World::new(Setting {
+        listener,
+        ..Setting::new(placement)
+    });
+    world.assert_pings();
+    world.guest.kill();
+    let role = match listener {
+        Listener::Daemon => "--socket",
+        Listener::Vmm => "--listen",
+    };
+    world.guest = Guest::boot((role, &world.daemon.socket()), GUEST, &["--mem", "256"]);
+    world.assert_pings();
+    world.daemon.process().check();
 }
