@@ -210,6 +210,22 @@ fn differing_pages(one: &Guest, other: &Guest) -> Vec<usize> {
     unreachable!("files end")
 }
 
+/// Starts the guest's ends of the three streams; returns the hash of what it will send.
+fn start_streams(guest: &Guest) -> String {
+    let make = format!(
+        "dd if=/dev/urandom of=/tmp/file bs=1M count={} 2>/dev/null; sha256sum /tmp/file",
+        UPLOADED / MIB
+    );
+    let hash = hash_in(&guest.run(&make));
+    guest.start("upload", &format!("nc {HOST} {UPLOAD} </tmp/file"));
+    guest.start(
+        "download",
+        &format!("nc {HOST} {DOWNLOAD} | (sleep 6; sha256sum)"),
+    );
+    guest.start("iperf", &format!("iperf3 -c {HOST} -b 20M -t 8 -J"));
+    hash
+}
+
 #[rstest]
 fn streams_survive_migration_and_their_bytes_are_intact(
     #[values(Placement::Copy, Placement::Direct)] placement: Placement,
@@ -228,17 +244,7 @@ fn streams_survive_migration_and_their_bytes_are_intact(
     server.await_text("listening");
     let upload = serve(bridged.listen(UPLOAD), receive);
     let download = serve(bridged.listen(DOWNLOAD), send);
-    let make = format!(
-        "dd if=/dev/urandom of=/tmp/file bs=1M count={} 2>/dev/null; sha256sum /tmp/file",
-        UPLOADED / MIB
-    );
-    let uploaded = hash_in(&source.run(&make));
-    source.start("upload", &format!("nc {HOST} {UPLOAD} </tmp/file"));
-    source.start(
-        "download",
-        &format!("nc {HOST} {DOWNLOAD} | (sleep 6; sha256sum)"),
-    );
-    source.start("iperf", &format!("iperf3 -c {HOST} -b 20M -t 8 -J"));
+    let uploaded = start_streams(&source);
     assert!(
         bridged.whereabouts().contains(VethPair::WIRE),
         "{}",
