@@ -332,6 +332,14 @@ fn cve_2022_0669_stray_descriptors_with_inflight_messages_leak_none() {
     assert_serves(&mut daemon);
 }
 
+struct StopOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 #[rstest]
 fn cve_2024_11614_header_that_changes_meanwhile_is_read_once(
     #[values(Placement::Copy, Placement::Direct)] placement: Placement,
@@ -352,6 +360,8 @@ fn cve_2024_11614_header_that_changes_meanwhile_is_read_once(
                 ram.write(place, &[0; 10]);
             }
         });
+        // Also when something below panics, or the scope would wait for the thread above.
+        let _stop = StopOnDrop(&over);
         for _ in 0..500 {
             let buffer = Buffer::readable(place, (HEADER + sent.len()) as u32);
             rig.driver.pairs[0].send_buffers(&[buffer], false);
@@ -361,7 +371,6 @@ fn cve_2024_11614_header_that_changes_meanwhile_is_read_once(
             }
         }
         rig.pair().await_sent();
-        over.store(true, Ordering::Relaxed);
     });
     while let Some(got) = rig.wire.receive(wait::QUIET) {
         frame::assert_same(&got, &sent);

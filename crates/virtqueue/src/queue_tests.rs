@@ -321,6 +321,29 @@ fn split_device_with_an_inflight_region_may_die_at_every_step() {
     dies_at_every_step(false, Notes::Inflight);
 }
 
+/// All descriptors are out, some of them used already and not yet read.
+#[test]
+fn marks_overwrite_no_element_that_the_driver_has_not_read() {
+    let habits = Habits {
+        batch: 2,
+        unpop: 0,
+        publish_each: 0,
+    };
+    let mut world = World::new(4, features(false), Notes::Ring);
+    let plan = Plan {
+        parts: vec![(10, false)],
+        indirect: false,
+    };
+    world.send(&vec![plan; 4], 4);
+    let world = RefCell::new(world);
+    let mut queue = world.borrow().device();
+    let mut chains = Chains::for_queue(queue.size(), 4);
+    turn(&mut queue, &world, &mut 0, habits);
+    assert_eq!(queue.pop(&mut chains, 4).unwrap(), 2);
+    world.borrow_mut().collect();
+    assert_eq!(world.borrow().back, 2);
+}
+
 #[test]
 fn packed_device_may_die_at_every_step() {
     dies_at_every_step(true, Notes::None);

@@ -177,11 +177,6 @@ impl SplitQueue {
     #[inline]
     pub fn pop(&mut self, chains: &mut Chains, max: usize) -> Result<usize, GuestFault> {
         chains.prepare(max.min(usize::from(self.size.get())), self.size);
-        let max = if matches!(self.notes, Notes::None) {
-            max
-        } else {
-            self.limit(max)
-        };
         let mut wanted = usize::from(self.avail_seen.wrapping_sub(self.next_avail));
         if wanted < max {
             wanted = usize::from(self.available()?);
@@ -359,7 +354,9 @@ impl SplitQueue {
     /// Each chain is pushed once; with IN_ORDER, in the order of [`pop`](Self::pop).
     #[inline]
     pub fn push_used(&mut self, id: ChainId, len: u32) {
-        self.write_used(self.used_idx, id.head.into(), len);
+        if matches!(self.notes, Notes::None) || !self.keep_last(id.head, len) {
+            self.write_used(self.used_idx, id.head.into(), len);
+        }
         self.used_idx = self.used_idx.wrapping_add(1);
     }
 
@@ -392,6 +389,10 @@ impl SplitQueue {
             journal.before_publish(self.used_idx.wrapping_sub(self.used_published));
         }
         crash::point();
+        if let Notes::Ring(last) = &mut self.notes {
+            let last = last.take();
+            self.write_last(last);
+        }
         let wanted = self.words().publish_used(self.used_published, self.used_idx);
         if let Notes::Inflight(_) = self.notes {
             self.note_published();
@@ -412,15 +413,14 @@ impl SplitQueue {
     }
 
     /// Asks the driver for a kick with the next chain. `true`: there is one already (or the index is
-    /// nonsense, as the next [`pop`](Self::pop) will tell), so the device must not sleep. `false` also if the
-    /// journal has no room for another chain before one is used.
+    /// nonsense, as the next [`pop`](Self::pop) will tell), so the device must not sleep.
     #[inline]
     #[must_use = "sleeping on true loses a kick"]
     pub fn enable_kicks(&mut self) -> bool {
         self.suppressed_at = None;
         let more = self.words().enable_kicks(self.next_avail);
         self.log_events();
-        more && self.limit(1) > 0
+        more
     }
 
     /// The next chain to take: the answer to VHOST_USER_GET_VRING_BASE.

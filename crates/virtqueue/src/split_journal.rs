@@ -9,8 +9,11 @@ use crate::layout;
 use crate::notify::Word;
 use crate::{Journal, RingError};
 
-/// Upper half of the length of a used element that is a mark: all chains before it were taken. No driver reads
-/// it, because it is behind used.idx.
+/// Upper half of the length of a used element that is a mark: its chain and all before it were taken. No driver
+/// reads it: it is behind used.idx, and what stood in its place a lap ago has been read, or the driver could not have
+/// made the chain of that place available. (In the place behind the last chain an element may stand that the driver has
+/// not read yet.) The last used element takes the mark's place, so it is written when it is published: a device that dies
+/// between these two stores leaves no mark, and its batch is done again.
 const MARK: u32 = 0xa5a5_0000;
 /// Its id: no chain has that one.
 const MARK_ID: u32 = u32::MAX;
@@ -20,8 +23,8 @@ const MARK_ID: u32 = u32::MAX;
 pub(super) enum Notes {
     /// Nowhere.
     None,
-    /// As marks in the used ring.
-    Ring,
+    /// As marks in the used ring. The last chain's used element, head and length, as long as the mark has its place.
+    Ring(Option<(u16, u32)>),
     /// In the inflight region.
     Inflight(Box<SplitJournal>),
 }
@@ -35,15 +38,14 @@ impl SplitQueue {
         let available = if available > self.size.get() { 0 } else { available };
         match journal {
             Journal::None => {}
-            // Marks are where used elements will be: that needs both rings to stand at the same index, and a
-            // place that is not needed for one.
-            Journal::Ring if self.next_avail != self.used_idx || self.size.get() == 1 => {}
+            // Marks are where used elements will be: that needs both rings to stand at the same index.
+            Journal::Ring if self.next_avail != self.used_idx => {}
             Journal::Ring => {
                 // Older marks are nearer: chains behind them have been taken since.
-                let mut steps = (0..=available).rev();
-                let taken = steps.find(|&step| self.is_marked(self.used_idx.wrapping_add(step)));
-                self.taken_before = taken.unwrap_or(0).into();
-                self.notes = Notes::Ring;
+                let mut steps = (0..available).rev();
+                let last = steps.find(|&step| self.is_marked(self.used_idx.wrapping_add(step)));
+                self.taken_before = last.map_or(0, |step| step + 1).into();
+                self.notes = Notes::Ring(None);
             }
             Journal::Inflight(queue) => {
                 let queue = queue.check(self.size, false)?;
@@ -72,21 +74,16 @@ impl SplitQueue {
         self.log_used(index, index.wrapping_add(1));
     }
 
-    /// Most chains that may be taken now, if the caller wants `max`: a mark needs a place of its own.
-    pub(super) fn limit(&self, max: usize) -> usize {
-        let out = self.next_avail.wrapping_sub(self.used_idx);
-        match self.notes {
-            Notes::Ring => max.min(usize::from((self.size.get() - 1).saturating_sub(out))),
-            _ => max,
-        }
-    }
-
     /// Notes that `chains` were taken just now.
     pub(super) fn note_taken(&mut self, chains: &Chains) {
         match &mut self.notes {
             Notes::None => {}
-            Notes::Ring if chains.is_empty() => {}
-            Notes::Ring => self.mark(self.next_avail),
+            Notes::Ring(_) if chains.is_empty() => {}
+            Notes::Ring(last) => {
+                let last = last.take();
+                self.mark(self.next_avail.wrapping_sub(1));
+                self.write_last(last);
+            }
             Notes::Inflight(journal) => journal.take(chains.iter().map(|chain| chain.id.head)),
         }
     }
@@ -94,12 +91,33 @@ impl SplitQueue {
     /// Notes that the `slots` chains before `next_avail + slots` went back.
     pub(super) fn note_returned(&mut self, slots: u16) {
         match &mut self.notes {
-            Notes::Ring if slots > 0 => {
-                self.mark(self.next_avail);
-                self.write_used(self.next_avail.wrapping_add(slots), 0, 0);
+            Notes::Ring(_) if slots > 0 => {
+                if self.next_avail != self.used_idx {
+                    self.mark(self.next_avail.wrapping_sub(1));
+                }
+                self.write_used(self.next_avail.wrapping_add(slots).wrapping_sub(1), 0, 0);
             }
-            Notes::None | Notes::Ring => {}
+            Notes::None | Notes::Ring(_) => {}
             Notes::Inflight(journal) => journal.untake(slots),
+        }
+    }
+
+    /// Keeps the used element of the last chain, whose place the mark has; `false`: it is not that one.
+    #[inline]
+    pub(super) fn keep_last(&mut self, head: u16, len: u32) -> bool {
+        match &mut self.notes {
+            Notes::Ring(last) if self.used_idx.wrapping_add(1) == self.next_avail => {
+                *last = Some((head, len));
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Writes what [`keep_last`](Self::keep_last) kept: the element before `used_idx`.
+    pub(super) fn write_last(&self, last: Option<(u16, u32)>) {
+        if let Some((head, len)) = last {
+            self.write_used(self.used_idx.wrapping_sub(1), head.into(), len);
         }
     }
 
