@@ -2,7 +2,8 @@
 
 A sample is a dictionary. Rates: `mpps` (million frames a second that arrived where they should), `ns` (nanoseconds of the back end's
 CPU a frame: its CPU time over the frames, so for a back end that polls without a pause it is 1000/mpps), `cycles` (the
-same by the time stamp counter), `cpu_percent` of the back end. CPUs: the guest on run.guest_cpu, the back end on
+same by the time stamp counter), `cpu_percent` of the back end. Of our own worker also `batch`, frames moved in a round that moved any, and
+`idle_rounds_percent`: a back end that waits for its guest has small batches and idle rounds. CPUs: the guest on run.guest_cpu, the back end on
 run.backend_cpu, a generator beside the guest.
 """
 
@@ -32,6 +33,7 @@ def rate(run, count, backend):
     first = count()
     backend.until("the first frame", lambda: count() != first, FIRST_FRAME_S)
     time.sleep(run.warmup_s)
+    rounds = ours.rounds(run) if backend.name == "daemon" else None
     start, frames, cpu = time.monotonic(), count(), backend.cpu_ns()
     time.sleep(run.seconds)
     frames = count() - frames
@@ -39,7 +41,10 @@ def rate(run, count, backend):
     backend.check()
     if frames <= 0:
         raise Failed(f"{backend.name}: frames stopped: {backend.log_tail()}")
-    return sample(run, frames / elapsed, cpu / frames, cpu / elapsed / 1e7)
+    result = sample(run, frames / elapsed, cpu / frames, cpu / elapsed / 1e7)
+    if rounds:
+        result.update(ours.rounds_since(run, rounds, frames))
+    return result
 
 
 def sample(run, per_second, ns, cpu_percent):

@@ -46,3 +46,19 @@ def status(run):
         return json.loads(output([run.binary, "status", "--json", "--control", control_path(run)]))
     except ValueError:
         return None
+
+
+def rounds(run):
+    """(rounds of the first worker that moved frames, those that did not), or nothing."""
+    answer = status(run)
+    worker = answer["workers"][0] if answer else None
+    return worker and (worker["busy_rounds"], worker["idle_rounds"])
+
+
+def rounds_since(run, before, frames):
+    """What the worker's rounds tell of a measurement in which so many frames were moved."""
+    now = rounds(run)
+    busy, idle = (now[i] - before[i] for i in range(2)) if now else (0, 0)
+    if not busy:
+        return {}
+    return {"batch": frames / busy, "idle_rounds_percent": idle / (busy + idle) * 100}

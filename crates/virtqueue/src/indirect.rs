@@ -3,10 +3,11 @@
 //! A table is checked as one range, and each of its entries is read once, into a copy.
 #![allow(unsafe_code)]
 
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use crate::layout::{self, DESC_NEXT, Descriptor};
-use crate::{GuestAddr, GuestFault, IndirectRule, MemoryMap, QueueSize, chain};
+use crate::{GuestAddr, GuestFault, IndirectRule, MemoryMap, QueueSize, Segment, chain};
 
 /// A table, inside guest memory.
 #[derive(Clone, Copy, Debug)]
@@ -84,4 +85,16 @@ pub(crate) fn prefetch(address: *const u8) {
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = address;
+}
+
+/// Asks for the first two cache lines of a buffer, if it has two: drivers put the header at the end of one, and the
+/// frame begins on the next.
+#[inline(always)]
+pub(crate) fn prefetch_frame(base: NonNull<u8>, buffer: &Segment) {
+    const LINE: usize = 64;
+    let first = base.as_ptr().wrapping_add(buffer.offset as usize);
+    prefetch(first);
+    if buffer.len as usize > LINE {
+        prefetch(first.wrapping_add(LINE));
+    }
 }

@@ -31,7 +31,7 @@ use std::sync::atomic::Ordering;
 use self::journal::Notes;
 use crate::chain::{self, ChainBuilder, ChainId, Chains, Stop};
 use crate::crash;
-use crate::indirect::{Table, prefetch};
+use crate::indirect::{Table, prefetch, prefetch_frame};
 use crate::layout::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, PackedDescriptor};
 use crate::log::DirtyLog;
 use crate::memory::RegionHint;
@@ -169,7 +169,7 @@ impl PackedQueue {
             return self.take_chain(chains, hint, (at, left), desc);
         }
         let segment = chain::translate(&self.ring.memory, hint, at.offset, buffer)?;
-        self.prefetch_buffer(segment.offset);
+        prefetch_frame(self.ring.memory.base(), &segment);
         let id = ChainId {
             head: desc.id,
             slots: 1,

@@ -35,7 +35,7 @@ use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use self::journal::Notes;
 use crate::chain::{self, ChainBuilder, ChainId, Chains, Stop};
 use crate::crash;
-use crate::indirect::{Table, prefetch};
+use crate::indirect::{Table, prefetch, prefetch_frame};
 use crate::layout::{self, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Descriptor};
 use crate::log::DirtyLog;
 use crate::memory::RegionHint;
@@ -244,7 +244,7 @@ impl SplitQueue {
             return self.take_chain(chains, hint, head, desc);
         }
         let segment = chain::translate(&self.memory, hint, head, desc)?;
-        self.prefetch_buffer(segment.offset);
+        prefetch_frame(self.base, &segment);
         chains.push_single(ChainId::split(head), segment, desc.has(DESC_WRITE));
         Ok(())
     }
