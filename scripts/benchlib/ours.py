@@ -51,7 +51,7 @@ def status(run):
 def rounds(run):
     """(rounds of the first worker that moved frames, those that did not), or nothing."""
     answer = status(run)
-    worker = answer["workers"][0] if answer else None
+    worker = answer[0]["workers"][0] if answer else None
     return worker and (worker["busy_rounds"], worker["idle_rounds"])
 
 
