@@ -18,6 +18,7 @@ const WRAP_BIT: u16 = 1 << 15;
 
 impl Position {
     /// Both sides start here.
+    #[cfg(any(test, feature = "driver"))]
     pub(crate) const START: Self = Self {
         offset: 0,
         wrap: true,

@@ -1,53 +1,16 @@
-//! A lane with `--memory=copy`: the UMEM is ours, each frame is copied once.
-//!
-//! Chunks of the UMEM circulate: free pool → (filled from the guest) → TX ring → completion →
-//! pool, and pool → fill ring → RX ring → (copied to the guest) → fill ring. A frame that the
-//! guest has no buffer for stays in the RX ring: back-pressure reaches the kernel, which counts
-//! what it then drops (`rx_ring_full`, `rx_fill_ring_empty_descs`).
+//! Copy placement, NIC → guest: received frames copied into the guest's buffers, and those of pairs that are off.
 
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use virtqueue::{Chains, Segment};
-use xsk::{Frame, FramePool, RxDesc, TxDesc, Umem, UmemOffset};
+use xsk::{Frame, FramePool, RxDesc, Umem, UmemOffset};
 
-use super::copy_bytes::{frame_to_guest, guest_to_umem, umem_to_guest};
-use super::counters::LaneCounters;
-use super::guest::{Fault, GuestSide, HEADER_BYTES, Piece, Sending, pieces, skip};
-use super::lane::{BATCH, Bases, Lane, Rest};
-use super::nic::{Link, Nic};
-
-/// Most pieces of one multi-buffer frame (the kernel's limit on veth, MAX_SKB_FRAGS + 1).
-const MOST_PIECES: usize = 18;
-
-/// See the module's head.
-pub(crate) struct CopyLane<N> {
-    guest: GuestSide,
-    nic: N,
-    umem: Umem,
-    /// Bytes of a chunk that hold a sent frame's data.
-    chunk_bytes: u32,
-    /// The socket takes frames of several descriptors.
-    multi_buffer: bool,
-    pool: FramePool,
-    counters: Arc<LaneCounters>,
-    link: Link,
-    scratch: Scratch,
-    /// Pieces of the received frame in hand; complete when the last one says so.
-    held: Vec<RxDesc>,
-    /// The guest has buffers, but fewer than the frame in hand needs.
-    short: bool,
-    /// See [`Lane::awaits_nic`].
-    awaits_nic: bool,
-}
-
-/// Buffers that every batch uses anew.
-struct Scratch {
-    from_guest: Chains,
-    to_guest: Chains,
-    outgoing: Vec<TxDesc>,
-    empty: Vec<Frame>,
-}
+use super::{CopyLane, MOST_PIECES, copied};
+use crate::data::copy_bytes::{frame_to_guest, umem_to_guest};
+use crate::data::counters::LaneCounters;
+use crate::data::guest::{Fault, GuestSide, HEADER_BYTES, Piece, pieces, skip};
+use crate::data::lane::BATCH;
+use crate::data::nic::Nic;
 
 /// What became of the frame in hand.
 enum Delivery {
@@ -57,181 +20,8 @@ enum Delivery {
 }
 
 impl<N: Nic> CopyLane<N> {
-    /// Joins a guest with a NIC. `pool` holds every free chunk of `umem`; `to_receive` of them go
-    /// to the NIC to receive into.
-    pub(crate) fn new(
-        guest: GuestSide,
-        nic: N,
-        memory: (Umem, FramePool, usize),
-        multi_buffer: bool,
-        counters: Arc<LaneCounters>,
-    ) -> Self {
-        let (umem, mut pool, to_receive) = memory;
-        let mut nic = nic;
-        let count = to_receive.min(nic.room_to_give());
-        let mut empty: Vec<Frame> = std::iter::from_fn(|| pool.take()).take(count).collect();
-        nic.give(&mut empty);
-        let chunk_bytes = umem.chunk_size();
-        let scratch = Scratch {
-            from_guest: Chains::default(),
-            to_guest: Chains::default(),
-            outgoing: Vec::with_capacity(BATCH * 2),
-            empty,
-        };
-        let held = Vec::with_capacity(MOST_PIECES);
-        Self {
-            guest,
-            nic,
-            umem,
-            chunk_bytes,
-            multi_buffer,
-            pool,
-            counters,
-            link: Link::Up,
-            scratch,
-            held,
-            short: false,
-            awaits_nic: true,
-        }
-    }
-
-    /// Guest → NIC.
-    fn from_guest(&mut self) -> Result<usize, Fault> {
-        if self.nic.unsent() > 0 {
-            for frame in self.nic.sent(BATCH * 2) {
-                self.pool.put(frame);
-            }
-        }
-        if !self.guest.from_guest.enabled {
-            return Ok(0);
-        }
-        let room = BATCH.min(self.nic.room_to_nic()).min(self.pool.len());
-        if room == 0 {
-            self.counters.from_guest_waits.add(1);
-            self.kick();
-            return Ok(0);
-        }
-        let mut chains = std::mem::take(&mut self.scratch.from_guest);
-        let taken = self.guest.from_guest.queue.pop(&mut chains, room);
-        let moved = taken.map_err(Fault::from).and_then(|_| self.send(&chains));
-        self.scratch.from_guest = chains;
-        moved
-    }
-
-    /// Copies a batch of the guest's chains into chunks and hands them to the NIC.
-    fn send(&mut self, chains: &Chains) -> Result<usize, Fault> {
-        let (mut bytes, mut frames, mut done) = (0, 0, 0);
-        for (at, chain) in chains.iter().enumerate() {
-            let segments = chains.segments(chain);
-            let judged = self.guest.judge(chain, segments, self.link, &self.counters)?;
-            if let Sending::Frame { from, skip, len } = judged {
-                let Some(sent) = self.copy_out(pieces(segments, from, skip), len, chains.len() - at) else {
-                    // Needs more chunks than are free or than the ring has room for: later.
-                    self.guest.from_guest.queue.unpop(chains.slots(at));
-                    break;
-                };
-                frames += u64::from(sent);
-                bytes += if sent { u64::from(len) } else { 0 };
-            }
-            self.guest.from_guest.queue.push_used(chain.id, 0);
-            done += 1;
-        }
-        if !chains.is_empty() {
-            // Given back before they are sent: should we die in between, they are lost; the other way
-            // round a successor would send them once more.
-            self.guest.from_guest.publish(&self.counters);
-            self.flush_outgoing();
-        } else if self.nic.unsent() > 0 {
-            self.kick();
-        }
-        self.counters.from_guest_frames.add(frames);
-        self.counters.from_guest_bytes.add(bytes);
-        Ok(done)
-    }
-
-    /// Copies one frame into one chunk, or several; false when it had to be dropped, `None` when
-    /// there is no room for it now. `reserved` chunks are wanted by this chain and the ones behind it.
-    #[inline]
-    fn copy_out(&mut self, pieces: impl Iterator<Item = Piece>, len: u32, reserved: usize) -> Option<bool> {
-        if len > self.chunk_bytes {
-            return self.copy_out_in_pieces(pieces, len, reserved);
-        }
-        let frame = self.pool.take()?;
-        let data = frame.offset();
-        let mut at = data.get();
-        for piece in pieces {
-            guest_to_umem(&self.guest.memory, piece, &self.umem, UmemOffset::new(at))?;
-            at += u64::from(piece.len);
-        }
-        self.scratch.outgoing.push(TxDesc {
-            frame,
-            offset: data,
-            len,
-            more: false,
-            metadata: false,
-        });
-        Some(true)
-    }
-
-    /// A frame longer than a chunk, as a multi-buffer frame.
-    #[cold]
-    fn copy_out_in_pieces(
-        &mut self,
-        pieces: impl Iterator<Item = Piece>,
-        len: u32,
-        reserved: usize,
-    ) -> Option<bool> {
-        let chunks = len.div_ceil(self.chunk_bytes) as usize;
-        if !self.multi_buffer || chunks > MOST_PIECES {
-            self.counters.from_guest_too_many_pieces.add(1);
-            return Some(false);
-        }
-        let room = self.nic.room_to_nic().saturating_sub(self.scratch.outgoing.len());
-        if chunks > self.pool.len() || chunks + reserved - 1 > room {
-            return None;
-        }
-        let mut left = len;
-        let mut pieces = pieces;
-        let mut piece = pieces.next()?;
-        while left > 0 {
-            let frame = self.pool.take()?;
-            let data = frame.offset();
-            let fill = left.min(self.chunk_bytes);
-            let mut done = 0;
-            while done < fill {
-                if piece.len == 0 {
-                    piece = pieces.next()?;
-                }
-                let (part, rest) = piece.split(piece.len.min(fill - done));
-                let to = UmemOffset::new(data.get() + u64::from(done));
-                guest_to_umem(&self.guest.memory, part, &self.umem, to)?;
-                piece = rest;
-                done += part.len;
-            }
-            left -= fill;
-            self.scratch.outgoing.push(TxDesc {
-                frame,
-                offset: data,
-                len: fill,
-                more: left > 0,
-                metadata: false,
-            });
-        }
-        Some(true)
-    }
-
-    fn flush_outgoing(&mut self) {
-        self.nic.to_nic(self.scratch.outgoing.drain(..));
-        self.kick();
-    }
-
-    fn kick(&mut self) {
-        self.link = self.nic.kick();
-        self.counters.nic_kicks.add(1);
-    }
-
     /// NIC → guest.
-    fn to_guest(&mut self) -> Result<usize, Fault> {
+    pub(super) fn to_guest(&mut self) -> Result<usize, Fault> {
         if !self.guest.to_guest.enabled {
             return Ok(self.spill_over());
         }
@@ -553,26 +343,9 @@ fn header(buffers: usize) -> [u8; HEADER_BYTES as usize] {
     header
 }
 
-/// A descriptor that sends `frame` from a chunk of ours, cut to what that holds.
-pub(super) fn copied(chunk: Frame, frame: &[u8], umem: &Umem) -> TxDesc {
-    let frame = &frame[..frame.len().min(umem.chunk_size() as usize)];
-    let offset = chunk.offset();
-    // The chunk is inside the UMEM, and the frame not longer than it.
-    let _ = umem.write(offset, frame);
-    TxDesc {
-        frame: chunk,
-        offset,
-        // At most the size of a chunk.
-        #[allow(clippy::cast_possible_truncation)]
-        len: frame.len() as u32,
-        more: false,
-        metadata: false,
-    }
-}
-
 /// Writes the virtio-net header of a received frame, which may lie across descriptors.
 #[inline]
-pub(super) fn write_header(guest: &GuestSide, segments: &[Segment], buffers: usize) {
+pub(in crate::data) fn write_header(guest: &GuestSide, segments: &[Segment], buffers: usize) {
     let header = header(buffers);
     let mut rest = &header[..guest.header_bytes as usize];
     for segment in segments {
@@ -617,65 +390,5 @@ impl Source<'_> {
                 self.at = 0;
             }
         }
-    }
-}
-
-impl<N: Nic> Lane for CopyLane<N> {
-    fn breathe(&mut self) -> Result<usize, Fault> {
-        Ok(self.from_guest()? + self.to_guest()?)
-    }
-
-    fn arm(&mut self) -> Result<Rest, Fault> {
-        let spilled = self.guest.spilled().is_some_and(|spill| !spill.is_empty());
-        let waiting = spilled || self.nic.has_frames() || !self.held.is_empty();
-        self.awaits_nic = !waiting;
-        if self.guest.from_guest.enabled && self.guest.from_guest.queue.enable_kicks() {
-            let stuck = self.nic.room_to_nic() == 0 || self.pool.is_empty();
-            return Ok(if stuck { Rest::Soon } else { Rest::Busy });
-        }
-        if waiting && self.guest.to_guest.enabled && self.guest.to_guest.queue.enable_kicks() {
-            return Ok(if self.short { Rest::Soon } else { Rest::Busy });
-        }
-        let soon = self.nic.unsent() > 0 || self.guest.is_polled();
-        Ok(if soon { Rest::Soon } else { Rest::Idle })
-    }
-
-    fn guest(&self) -> &GuestSide {
-        &self.guest
-    }
-
-    fn guest_mut(&mut self) -> &mut GuestSide {
-        &mut self.guest
-    }
-
-    fn nic(&self) -> Option<BorrowedFd<'_>> {
-        self.nic.fd()
-    }
-
-    fn awaits_nic(&self) -> bool {
-        self.awaits_nic
-    }
-
-    fn replace_guest(&mut self, guest: GuestSide) {
-        self.guest = guest;
-    }
-
-    fn inject(&mut self, frame: &[u8]) {
-        if self.nic.room_to_nic() == 0 {
-            return;
-        }
-        if let Some(chunk) = self.pool.take() {
-            self.scratch.outgoing.push(copied(chunk, frame, &self.umem));
-            self.flush_outgoing();
-        }
-    }
-
-    fn stop(mut self: Box<Self>) -> Bases {
-        // Frames without buffers: whole ones in the ring, and perhaps one in hand.
-        let rest = self.nic.from_nic(usize::MAX).filter(|piece| !piece.more).count() as u64;
-        self.counters
-            .to_guest_queue_stopped
-            .add(rest + u64::from(!self.held.is_empty()));
-        self.guest.bases()
     }
 }

@@ -1,0 +1,231 @@
+//! The lanes of a session's queue pairs: started, stopped, and moved to other memory.
+
+use std::fs::File;
+use std::net::Shutdown;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use vhost::vhost_user::message::VhostUserMemoryRegion;
+
+use super::{ActiveLane, FaultCell, Ground, Session, SessionError};
+use crate::control::config::Placement;
+use crate::control::lanes::{LaneError, LaneFacts, LaneParts, private_bytes};
+use crate::control::memory::{MemoryError, MemoryTable};
+use crate::data::guest::Fault;
+use crate::data::lane::{Bases, Lane};
+use crate::data::worker::Workers;
+
+impl Session {
+    /// SET_MEM_TABLE.
+    pub(crate) fn set_memory(
+        &mut self,
+        regions: &[VhostUserMemoryRegion],
+        files: Vec<File>,
+        ground: &Ground<'_>,
+    ) -> Result<(), SessionError> {
+        let (private, peer) = (self.private_bytes(ground), self.peer);
+        self.around_lanes(ground, |memory| memory.replace(regions, files, private, peer))
+    }
+
+    /// ADD_MEM_REG.
+    pub(crate) fn add_memory(
+        &mut self,
+        region: &VhostUserMemoryRegion,
+        file: File,
+        ground: &Ground<'_>,
+    ) -> Result<(), SessionError> {
+        if self.memory.is_repeated(region, true) {
+            return Ok(());
+        }
+        let (private, peer) = (self.private_bytes(ground), self.peer);
+        self.around_lanes(ground, |memory| memory.add(region, file, private, peer))
+    }
+
+    /// REM_MEM_REG.
+    pub(crate) fn remove_memory(
+        &mut self,
+        region: &VhostUserMemoryRegion,
+        ground: &Ground<'_>,
+    ) -> Result<(), SessionError> {
+        if self.memory.is_repeated(region, false) {
+            return Ok(());
+        }
+        let private = self.private_bytes(ground);
+        self.around_lanes(ground, |memory| memory.remove(region, private))
+    }
+
+    fn private_bytes(&self, ground: &Ground<'_>) -> usize {
+        private_bytes(
+            ground.placement,
+            u16::try_from(self.lanes.len()).unwrap_or(u16::MAX),
+        )
+    }
+
+    /// Changes the memory table; on failure the old one stands. In copy placement lanes keep their sockets and
+    /// go on with the new map; in direct placement the map is the socket's memory, so both are made anew.
+    fn around_lanes(
+        &mut self,
+        ground: &Ground<'_>,
+        change: impl FnOnce(&mut MemoryTable) -> Result<(), MemoryError>,
+    ) -> Result<(), SessionError> {
+        // Lanes run on over the old map, which they hold, until they are moved.
+        change(&mut self.memory)?;
+        (0..self.lanes.len()).try_for_each(|pair| match self.placement(ground) {
+            Placement::Copy => self.move_pair(pair, ground),
+            Placement::Direct => self.move_direct_pair(pair, ground),
+        })?;
+        match self.memory.map() {
+            Some(_) => self.start_all(ground),
+            None => Ok(()),
+        }
+    }
+
+    /// Builds a running direct lane anew on the memory table as it is now. Memory is registered first, while
+    /// the old lane runs, because that takes long; should the limit on locked memory not allow
+    /// both at a time, the old one goes first.
+    fn move_direct_pair(&mut self, pair: usize, ground: &Ground<'_>) -> Result<(), SessionError> {
+        if self.lanes[pair].is_none() {
+            return Ok(());
+        }
+        let registered = match self.memory.map() {
+            Some(_) => self.parts(pair, ground)?.register().ok(),
+            None => None,
+        };
+        self.stop_pair(pair, ground.workers);
+        if self.memory.map().is_none() {
+            return Ok(());
+        }
+        let parts = self.parts(pair, ground)?;
+        let (lane, facts) = match registered {
+            Some(registered) => parts.build_direct(registered)?,
+            None => parts.build(Placement::Direct)?,
+        };
+        self.lanes[pair] = Some(self.run(pair, lane, facts, ground)?);
+        Ok(())
+    }
+
+    /// Lets a running lane go on with the memory table as it is now, without closing its socket.
+    fn move_pair(&mut self, pair: usize, ground: &Ground<'_>) -> Result<(), SessionError> {
+        let Some(active) = self.lanes[pair].take() else {
+            return Ok(());
+        };
+        let Some(mut lane) = ground.workers.remove(active.worker, active.id) else {
+            return Ok(());
+        };
+        self.keep_bases(pair, lane.guest().bases());
+        if self.memory.map().is_none() {
+            return Ok(());
+        }
+        lane.replace_guest(self.parts(pair, ground)?.guest_side(Placement::Copy)?);
+        self.lanes[pair] = Some(self.run(pair, lane, active.facts, ground)?);
+        Ok(())
+    }
+
+    /// Starts every pair that can run.
+    ///
+    /// # Errors
+    /// The first lane that cannot be built.
+    pub(crate) fn start_all(&mut self, ground: &Ground<'_>) -> Result<(), SessionError> {
+        (0..self.lanes.len()).try_for_each(|pair| self.start_pair(pair, ground))
+    }
+
+    /// Stops every pair; the vrings stay started.
+    pub(crate) fn stop_all(&mut self, workers: &Workers) {
+        (0..self.lanes.len()).for_each(|pair| self.stop_pair(pair, workers));
+    }
+
+    pub(super) fn start_pair(&mut self, pair: usize, ground: &Ground<'_>) -> Result<(), SessionError> {
+        let started = self.vrings[pair * 2..pair * 2 + 2]
+            .iter()
+            .all(|vring| vring.started);
+        if self.lanes[pair].is_some() || !started || ground.far.get(pair).is_none() {
+            return Ok(());
+        }
+        let placement = self.placement(ground);
+        let (lane, mut facts) = self.parts(pair, ground)?.build(placement)?;
+        if placement != ground.placement {
+            facts.fallbacks.push(
+                "direct not used: the guest has switched queue pairs off, so frames of all queues go to the first".to_owned(),
+            );
+        }
+        self.lanes[pair] = Some(self.run(pair, lane, facts, ground)?);
+        Ok(())
+    }
+
+    /// Where the lanes' frames lie now. While a pair is off, its frames are the first pair's, which the kernel
+    /// cannot know: all are copied until it is on.
+    pub(super) fn placement(&self, ground: &Ground<'_>) -> Placement {
+        let mut others = self.vrings.iter().step_by(2).skip(1);
+        let all_on = others.all(|to_guest| to_guest.enabled);
+        if all_on { ground.placement } else { Placement::Copy }
+    }
+
+    /// What the lane of a pair, whose far side is there, is made of.
+    fn parts<'a>(&'a self, pair: usize, ground: &Ground<'_>) -> Result<LaneParts<'a>, SessionError> {
+        Ok(LaneParts {
+            pair: u16::try_from(pair).unwrap_or(u16::MAX),
+            map: self.memory.map().ok_or(LaneError::NoMemory)?,
+            vrings: [&self.vrings[pair * 2], &self.vrings[pair * 2 + 1]],
+            negotiated: self.features.into(),
+            far: ground.far[pair].clone(),
+            counters: Arc::clone(&ground.counters[pair]),
+            log: self.active_log(),
+            inflight: self.inflight.as_ref(),
+            spill: self.spill.as_ref(),
+        })
+    }
+
+    /// Gives a lane to a worker.
+    fn run(
+        &self,
+        pair: usize,
+        lane: Box<dyn Lane>,
+        facts: LaneFacts,
+        ground: &Ground<'_>,
+    ) -> Result<ActiveLane, SessionError> {
+        let connection = self.connection.try_clone().map_err(LaneError::Duplicate)?;
+        let err = self.vrings[pair * 2..pair * 2 + 2]
+            .iter()
+            .rev()
+            .find_map(|vring| vring.err.as_ref())
+            .map(OwnedFd::try_clone)
+            .transpose()
+            .map_err(LaneError::Duplicate)?;
+        let cell = Arc::clone(&self.fault);
+        let (worker, id) = ground.workers.add(
+            lane,
+            Box::new(move |fault| report(&cell, fault, &connection, err)),
+        );
+        tracing::debug!(pair, worker, mode = facts.mode, "lane runs");
+        Ok(ActiveLane { id, worker, facts })
+    }
+
+    pub(super) fn stop_pair(&mut self, pair: usize, workers: &Workers) {
+        let Some(lane) = self.lanes[pair].take() else {
+            return;
+        };
+        // Closed before the lane is: a second descriptor would keep the queue bound.
+        drop(lane.facts);
+        if let Some(stopping) = workers.remove(lane.worker, lane.id) {
+            self.keep_bases(pair, stopping.stop());
+        }
+    }
+
+    fn keep_bases(&mut self, pair: usize, bases: Bases) {
+        self.vrings[pair * 2].base = bases.to_guest;
+        self.vrings[pair * 2 + 1].base = bases.from_guest;
+    }
+}
+
+/// On the worker's thread: notes the fault, tells the VMM, and wakes the control thread by closing
+/// the connection. Nothing here waits.
+fn report(cell: &FaultCell, fault: Fault, connection: &UnixStream, err: Option<OwnedFd>) {
+    cell.lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+        .get_or_insert(fault);
+    if let Some(err) = err {
+        let _ = rustix::io::write(&err, &1u64.to_ne_bytes());
+    }
+    let _ = connection.shutdown(Shutdown::Both);
+}
