@@ -6,10 +6,12 @@
 //!
 //! Transitions (the worker is the only one that makes them):
 //!
+//! ```text
 //!     polling ──arm() = Idle──▶ armed ──wake──▶ disarm() ─▶ polling
 //!     polling ──arm() = Busy──▶ polling        (work came while arming: no kick will tell of it)
 //!     polling ──breathe() = Err──▶ faulted     (left alone until control takes it away)
 //!     any ──taken by control──▶ stop()         (consumed; the vring bases remain)
+//! ```
 
 use std::os::fd::BorrowedFd;
 

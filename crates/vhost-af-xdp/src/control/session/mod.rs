@@ -5,9 +5,11 @@
 //! an interface that goes) stops the lane first, which yields the exact vring bases, and starts it
 //! again afterwards from there:
 //!
+//! ```text
 //!     vring started ∧ its partner started ─▶ start_pair ─▶ lane in a worker
 //!     GET_VRING_BASE, interface gone ──────▶ stop_pair  ─▶ bases kept in the vrings
 //!     memory table changes ────────────────▶ stop all, change, start all again
+//! ```
 
 mod pairs;
 
