@@ -1,14 +1,14 @@
 //! One connection of a VMM: what it negotiated, and the lanes that run because of it.
 //!
 //! A queue pair's lane runs while both its vrings are started (SET_VRING_KICK) and there is memory
-//! and an interface for it. Whatever would pull the ground from under a lane (another memory table,
-//! an interface that goes) stops the lane first, which yields the exact vring bases, and starts it
-//! again afterwards from there:
+//! and an interface for it. Whatever would pull the ground from under a lane (an interface that goes, a ring
+//! that is described anew) stops the lane first, which yields the exact vring bases, and starts it again
+//! afterwards from there:
 //!
 //! ```text
 //!     vring started ∧ its partner started ─▶ start_pair ─▶ lane in a worker
 //!     GET_VRING_BASE, interface gone ──────▶ stop_pair  ─▶ bases kept in the vrings
-//!     memory table changes ────────────────▶ stop all, change, start all again
+//!     memory table changes ────────────────▶ new map, lanes moved to it one by one (pairs.rs)
 //! ```
 
 mod pairs;
