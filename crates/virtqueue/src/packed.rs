@@ -169,7 +169,7 @@ impl PackedQueue {
             return self.take_chain(chains, hint, (at, left), desc);
         }
         let segment = chain::translate(&self.ring.memory, hint, at.offset, buffer)?;
-        prefetch_frame(self.ring.memory.base(), &segment);
+        prefetch_frame(self.ring.memory.base(), &segment, buffer.has(DESC_WRITE));
         let id = ChainId {
             head: desc.id,
             slots: 1,

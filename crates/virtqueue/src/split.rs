@@ -244,7 +244,7 @@ impl SplitQueue {
             return self.take_chain(chains, hint, head, desc);
         }
         let segment = chain::translate(&self.memory, hint, head, desc)?;
-        prefetch_frame(self.base, &segment);
+        prefetch_frame(self.base, &segment, desc.has(DESC_WRITE));
         chains.push_single(ChainId::split(head), segment, desc.has(DESC_WRITE));
         Ok(())
     }

@@ -42,6 +42,12 @@ const ETHERNET: [u8; 14] = [
 impl NullNic {
     /// A null NIC over `umem` whose rings hold `capacity` frames each.
     pub(crate) fn new(umem: Umem, config: NullConfig, capacity: usize) -> Self {
+        if config.header_bytes == 0 {
+            // Memory of ours, where frames are received into chunks that nothing else writes: once is enough.
+            for chunk in (0..umem.len()).step_by(umem.chunk_size() as usize) {
+                let _ = umem.write(UmemOffset::new(chunk + XDP_HEADROOM), &ETHERNET);
+            }
+        }
         Self {
             umem,
             config,
@@ -92,8 +98,8 @@ impl Nic for NullNic {
                 if config.header_bytes > 0 {
                     let header = &HEADER[..config.header_bytes as usize];
                     let _ = umem.write(UmemOffset::new(data.get() - header.len() as u64), header);
+                    let _ = umem.write(data, &ETHERNET);
                 }
-                let _ = umem.write(data, &ETHERNET);
                 RxDesc {
                     frame,
                     data,
