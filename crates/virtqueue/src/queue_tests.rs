@@ -381,6 +381,31 @@ fn remains_of_an_unpublished_batch_are_not_seen_with_the_next_one() {
     }
 }
 
+/// Chains given back take the mark with them that says that those before were taken.
+#[test]
+fn chains_used_before_some_are_given_back_are_not_done_again() {
+    let plan = || Plan {
+        parts: vec![(1, false)],
+        indirect: false,
+    };
+    let plans = [plan(), plan(), plan()];
+    for publish_each in [0, 2] {
+        let habits = Habits {
+            batch: 2,
+            unpop: 1,
+            publish_each,
+        };
+        for notes in [Notes::Ring, Notes::Inflight] {
+            for packed in [false, true] {
+                let mut steps = 0;
+                while lives(World::new(16, features(packed), notes), &plans, habits, &[steps]) {
+                    steps += 1;
+                }
+            }
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 

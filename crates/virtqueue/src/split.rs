@@ -75,6 +75,8 @@ pub struct SplitQueue {
     skew: u16,
     /// The first publication calls whatever the driver says: see `new`.
     call_once: bool,
+    /// [`unpop`](Self::unpop) had to publish, and the driver wants to be called for it.
+    call_owed: bool,
     /// avail_event while kicks are suppressed by event idx.
     suppressed_at: Option<u16>,
     log: Option<Arc<DirtyLog>>,
@@ -127,6 +129,7 @@ impl SplitQueue {
             used_published: 0,
             skew: 0,
             call_once: true,
+            call_owed: false,
             suppressed_at: None,
             log: None,
             notes: Notes::None,
@@ -342,6 +345,10 @@ impl SplitQueue {
     #[inline]
     pub fn unpop(&mut self, slots: u16) {
         debug_assert!(slots <= self.size.get(), "more given back than the queue holds");
+        if matches!(self.notes, Notes::Ring(_)) {
+            // The mark goes with these chains; what was used before them must not be left without one.
+            self.call_owed |= self.publish();
+        }
         self.next_avail = self.next_avail.wrapping_sub(slots);
         if !matches!(self.notes, Notes::None) {
             self.note_returned(slots);
@@ -379,11 +386,12 @@ impl SplitQueue {
     /// Makes all used elements visible that were written since the last time, with one store. Returns whether
     /// the driver wants a call.
     ///
-    /// `false` and no access at all, if there are none.
+    /// `false` and no access at all, if there are none (unless [`unpop`](Self::unpop) has published some).
     #[inline]
     pub fn publish(&mut self) -> bool {
+        let owed = std::mem::take(&mut self.call_owed);
         if self.used_idx == self.used_published {
-            return false;
+            return owed;
         }
         if let Notes::Inflight(journal) = &mut self.notes {
             journal.before_publish(self.used_idx.wrapping_sub(self.used_published));
@@ -401,7 +409,7 @@ impl SplitQueue {
             self.log_used(self.used_published, self.used_idx);
         }
         self.used_published = self.used_idx;
-        std::mem::take(&mut self.call_once) | wanted
+        std::mem::take(&mut self.call_once) | wanted | owed
     }
 
     /// Tells the driver that no kicks are needed while the device polls. A hint: one may still come.
