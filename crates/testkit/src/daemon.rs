@@ -138,6 +138,12 @@ impl Serve {
         self.with("--mode", mode.name())
     }
 
+    /// `--offload`: `all`, `none`, or names joined by commas.
+    #[must_use]
+    pub fn offload(self, list: &str) -> Self {
+        self.with("--offload", list)
+    }
+
     /// The options, as they go on the command line.
     #[must_use]
     pub fn args(&self) -> &[String] {

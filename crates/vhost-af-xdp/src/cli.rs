@@ -11,6 +11,7 @@ use steer::ModeRequest;
 use crate::bench::BenchArgs;
 use crate::control::config::{Endpoint, NicConfig, Placement, PortConfig, ServeConfig};
 use crate::control::control_socket;
+use crate::data::offloads::Offloads;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -22,6 +23,8 @@ Examples:
     vhost-af-xdp serve --ifname eth1 --port socket-path=/run/a.sock --port socket-path=/run/b.sock,start-queue=1
   The VMM is the server (QEMU: -chardev socket,path=/run/vm1.sock,server=on):
     vhost-af-xdp serve --socket-path /run/vm1.sock --client --ifname eth1
+  No UDP segmentation:
+    vhost-af-xdp serve --socket-path /run/vm1.sock --ifname eth1 --offload all,-uso
 
 The VMM must share its memory: QEMU with -object memory-backend-memfd,id=m,size=SIZE,share=on
 -machine memory-backend=m; libvirt with <memoryBacking><access mode='shared'/></memoryBacking>.";
@@ -127,8 +130,13 @@ pub(crate) struct ServeArgs {
     /// MAC address told to the guest [default: made from socket and interface, the same each time]
     #[arg(long, value_parser = parse_mac)]
     mac: Option<[u8; 6]>,
+    /// Work that the guest may leave to us, and we to it: all that --memory can do, none, or a list of csum,
+    /// tso4, tso6, ecn, uso, guest-csum, guest-tso4, guest-tso6, guest-ecn, guest-uso4, guest-uso6; a `-` before
+    /// one takes it away
+    #[arg(long, value_name = "LIST", default_value = "none")]
+    offload: String,
     /// A further guest: KEY=VALUE pairs of socket-path, fd, client, ifname, queues, start-queue, memory,
-    /// mac; what is missing comes from the options above. May be repeated
+    /// mac, offload (joined by `+` here); what is missing comes from the options above. May be repeated
     #[arg(long, value_name = "KEY=VALUE,...")]
     port: Vec<String>,
     /// Worker threads [default: one a queue pair, at most one a CPU]
@@ -205,6 +213,7 @@ struct PortOptions {
     force_copy: bool,
     memory: Placement,
     mac: Option<[u8; 6]>,
+    offload: String,
 }
 
 impl From<&ServeArgs> for PortOptions {
@@ -226,6 +235,7 @@ impl From<&ServeArgs> for PortOptions {
             force_copy: args.force_copy,
             memory: args.memory,
             mac: args.mac,
+            offload: args.offload.clone(),
         }
     }
 }
@@ -246,8 +256,9 @@ impl PortOptions {
                     self.memory = Placement::from_str(value, false).map_err(|_| number("copy or direct"))?;
                 }
                 "mac" => self.mac = Some(parse_mac(value).map_err(anyhow::Error::msg)?),
+                "offload" => value.clone_into(&mut self.offload),
                 _ => bail!(
-                    "unknown key {key:?}: one of socket-path, fd, client, ifname, queues, start-queue, memory, mac"
+                    "unknown key {key:?}: one of socket-path, fd, client, ifname, queues, start-queue, memory, mac, offload"
                 ),
             }
         }
@@ -275,12 +286,21 @@ impl PortOptions {
             },
             (None, false) => bail!("no interface: name one with --ifname NAME, or give --null for none"),
         };
+        let offload = Offloads::parse(&self.offload)
+            .map_err(anyhow::Error::msg)
+            .with_context(|| format!("--offload {}", self.offload))?;
+        // What was named must be possible, `all` means what is.
+        let offload = match self.offload.split([',', '+']).any(|word| word == "all") {
+            true => offload.and(self.memory.offloads()),
+            false => offload,
+        };
         Ok(PortConfig {
             endpoint,
             queues: self.queues,
             nic,
             placement: self.memory,
             mac: self.mac,
+            offload,
         })
     }
 }
@@ -376,6 +396,36 @@ mod tests {
     fn missing_interface_names_the_remedy() {
         let error = serve(&["--socket-path=/a"]).expect_err("no interface");
         assert!(error.to_string().contains("--ifname NAME"), "{error}");
+    }
+
+    #[test]
+    fn offloads_are_chosen_a_port_within_what_its_memory_can_do() {
+        let config = serve(&[
+            "--ifname=eth1",
+            "--offload=all,-uso",
+            "--port=socket-path=/a",
+            "--port=socket-path=/b,start-queue=1,offload=tso4+guest-csum",
+            "--port=socket-path=/c,start-queue=2,memory=direct",
+        ])
+        .expect("valid");
+        config.check().expect("within");
+        let names = |port: usize| config.ports[port].offload.names();
+        assert!(names(0).contains(&"guest-tso4") && !names(0).contains(&"uso"));
+        assert_eq!(names(1), ["csum", "tso4", "guest-csum"]);
+        assert!(names(2).contains(&"tso4") && !names(2).contains(&"guest-tso4"));
+    }
+
+    #[test]
+    fn offload_that_direct_memory_cannot_do_is_refused_by_name() {
+        let config = serve(&[
+            "--ifname=eth1",
+            "--memory=direct",
+            "--offload=guest-tso4",
+            "--socket-path=/a",
+        ]);
+        let error = config.expect("words").check().expect_err("not in direct");
+        assert!(error.to_string().contains("guest-tso4"), "{error}");
+        assert!(serve(&["--ifname=eth1", "--offload=ufo", "--socket-path=/a"]).is_err());
     }
 
     #[test]

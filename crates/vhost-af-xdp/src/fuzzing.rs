@@ -16,6 +16,7 @@ use crate::control::{serve, sigbus};
 use crate::data::counters::LaneCounters;
 use crate::data::guest::{GuestSide, Sending, Vring, pieces};
 use crate::data::nic::Link;
+use crate::data::offloads::Offloads;
 use crate::data::worker::Workers;
 
 /// A port of the null NIC with a worker of its own.
@@ -40,6 +41,7 @@ impl NullPort {
                 Placement::Copy
             },
             mac: None,
+            offload: Offloads::all(),
         };
         let port = Port::open(config, Arc::new(Interfaces::default()), Arc::new(workers));
         Self(Arc::new(port.expect("nothing is opened")))
@@ -103,6 +105,7 @@ impl Headers {
                 header_bytes,
                 mergeable: false,
                 frame_limit,
+                offloads: Offloads::NONE,
                 log: None,
                 spill: None,
             },

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use steer::ModeRequest;
 
+use crate::data::offloads::Offloads;
+
 /// Where a VMM and a port meet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Endpoint {
@@ -34,6 +36,17 @@ pub(crate) enum Placement {
     Copy,
     /// In the guest's RAM, which is pinned; no copy in user space
     Direct,
+}
+
+impl Placement {
+    /// The offloads that it can do. Frames that lie in the guest's buffers already cannot be joined: all buffers
+    /// of a frame but the last must be filled to the end (VirtIO 1.3, 5.1.6.4.1).
+    pub(crate) fn offloads(self) -> Offloads {
+        match self {
+            Self::Copy => Offloads::all(),
+            Self::Direct => Offloads::all().without(Offloads::coalescing()),
+        }
+    }
 }
 
 impl std::fmt::Display for Placement {
@@ -79,6 +92,8 @@ pub(crate) struct PortConfig {
     pub(crate) placement: Placement,
     /// MAC address told to the guest; `None`: made from the endpoint and the interface.
     pub(crate) mac: Option<[u8; 6]>,
+    /// Offloads offered to the guest.
+    pub(crate) offload: Offloads,
 }
 
 /// Everything `serve` runs.
@@ -117,6 +132,9 @@ pub(crate) enum ConfigError {
     /// The path does not fit into a socket address.
     #[error("socket path {0:?} is {len} bytes long: a Unix socket path has at most 107", len = .0.as_os_str().len())]
     LongPath(PathBuf),
+    /// Direct placement cannot do it.
+    #[error("--offload {0}: memory=direct receives each frame where it stays, use memory=copy for these")]
+    Offload(Offloads),
     /// A frame that no ring can carry.
     #[error("frame-size {0}: the null NIC makes frames of 14 to 1514 bytes")]
     FrameBytes(u32),
@@ -142,6 +160,10 @@ impl PortConfig {
     fn check(&self) -> Result<(), ConfigError> {
         if !(1..=MOST_QUEUES).contains(&self.queues) {
             return Err(ConfigError::Queues(self.queues));
+        }
+        let cannot = self.offload.without(self.placement.offloads());
+        if cannot != Offloads::NONE {
+            return Err(ConfigError::Offload(cannot));
         }
         if let NicConfig::Null { frame_bytes } = self.nic
             && !(14..=1514).contains(&frame_bytes)
@@ -213,6 +235,7 @@ mod tests {
             },
             placement: Placement::Copy,
             mac: None,
+            offload: Offloads::NONE,
         }
     }
 

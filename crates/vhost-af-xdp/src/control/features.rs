@@ -6,6 +6,7 @@ use virtio_bindings::bindings::{virtio_config, virtio_ring};
 use virtqueue::QueueFeatures;
 
 use crate::data::guest::{HEADER_BYTES, LEGACY_HEADER_BYTES};
+use crate::data::offloads::Offloads;
 
 /// VHOST_F_LOG_ALL: every write to guest memory is noted in the dirty log.
 pub(crate) const F_LOG_ALL: u64 = 1 << 26;
@@ -26,11 +27,11 @@ const F_MQ: u64 = 1 << net::VIRTIO_NET_F_MQ;
 const F_CTRL_VQ: u64 = 1 << net::VIRTIO_NET_F_CTRL_VQ;
 const F_GUEST_ANNOUNCE: u64 = 1 << net::VIRTIO_NET_F_GUEST_ANNOUNCE;
 
-/// The virtio features that a port with so many queue pairs offers.
+/// The virtio features that a port with so many queue pairs and such offloads offers.
 ///
 /// CTRL_VQ is the VMM's to serve (vhost-user has no message for it); a backend that does not offer
 /// it keeps VMMs from having one, and GUEST_ANNOUNCE and MQ need it (VirtIO 1.3, 5.1.3.1).
-pub(crate) fn offered(pairs: u16) -> u64 {
+pub(crate) fn offered(pairs: u16, offload: Offloads) -> u64 {
     let multi_queue = if pairs > 1 { F_MQ } else { 0 };
     F_VERSION_1
         | F_RING_PACKED
@@ -46,6 +47,7 @@ pub(crate) fn offered(pairs: u16) -> u64 {
         | F_LOG_ALL
         | F_PROTOCOL_FEATURES
         | multi_queue
+        | offload.features()
 }
 
 /// The protocol features that every port offers. REPLY_ACK is added by the `vhost` crate, which
@@ -68,6 +70,7 @@ pub(crate) fn offered_protocol() -> Protocol {
 pub(crate) struct Negotiated {
     pub(crate) header_bytes: u32,
     pub(crate) mergeable: bool,
+    pub(crate) offloads: Offloads,
     pub(crate) ring: QueueFeatures,
 }
 
@@ -83,6 +86,7 @@ impl From<u64> for Negotiated {
                 LEGACY_HEADER_BYTES
             },
             mergeable: has(F_MRG_RXBUF),
+            offloads: Offloads::from_features(features).sound(),
             ring: QueueFeatures {
                 event_idx: has(F_EVENT_IDX),
                 indirect: has(F_INDIRECT),

@@ -63,7 +63,7 @@ impl VhostUserBackendReqHandler for Port {
     }
 
     fn get_features(&self) -> Result<u64> {
-        Ok(features::offered(self.config.queues))
+        Ok(features::offered(self.config.queues, self.config.offload))
     }
 
     fn set_features(&self, features: u64) -> Result<()> {

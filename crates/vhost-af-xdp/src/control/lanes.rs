@@ -165,6 +165,7 @@ impl LaneParts<'_> {
             header_bytes: self.negotiated.header_bytes,
             mergeable: self.negotiated.mergeable,
             frame_limit: self.far.frame_limit(),
+            offloads: self.negotiated.offloads,
             log: self.log.cloned(),
             spill: self.spill.map(|spill| match self.pair {
                 0 => SpillEnd::Delivers(Arc::clone(spill)),

@@ -179,6 +179,7 @@ impl Port {
     fn ground<'a>(&'a self, far: &'a [FarSide]) -> Ground<'a> {
         Ground {
             placement: self.config.placement,
+            offload: self.config.offload,
             workers: &self.workers,
             counters: &self.counters,
             far,

@@ -6,8 +6,10 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::config::NicConfig;
+use super::features::Negotiated;
 use super::port::Port;
 use super::session::ActiveLane;
+use crate::data::offloads::Offloads;
 use crate::data::worker::Workers;
 
 /// A number with its name.
@@ -69,6 +71,10 @@ pub(crate) struct PortStatus {
     pub(crate) peer: Option<i32>,
     /// Virtio features that it acknowledged.
     pub(crate) features: String,
+    /// Offloads that are offered, by name.
+    pub(crate) offload_offered: Vec<String>,
+    /// Those of them that the guest accepted.
+    pub(crate) offload: Vec<String>,
     /// Connections so far.
     pub(crate) sessions: u64,
     /// Why no frames move although they should.
@@ -135,6 +141,7 @@ impl PortStatus {
         let mtu = port.mtu();
         let state = port.lock();
         let session = state.session.as_ref();
+        let features = session.map_or(0, |session| session.features);
         let nic = match &port.config.nic {
             NicConfig::Null { .. } => "null".to_owned(),
             NicConfig::Interface { name, .. } => name.clone(),
@@ -157,7 +164,9 @@ impl PortStatus {
             mtu,
             connected: session.is_some(),
             peer: session.and_then(super::session::Session::peer),
-            features: format!("{:#x}", session.map_or(0, |session| session.features)),
+            features: format!("{features:#x}"),
+            offload_offered: names(port.config.offload),
+            offload: names(Negotiated::from(features).offloads),
             sessions: state.sessions,
             impaired: state
                 .impaired
@@ -171,6 +180,10 @@ impl PortStatus {
             nic,
         }
     }
+}
+
+fn names(offloads: Offloads) -> Vec<String> {
+    offloads.names().into_iter().map(str::to_owned).collect()
 }
 
 impl LaneStatus {

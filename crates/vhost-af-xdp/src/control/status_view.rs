@@ -42,6 +42,12 @@ fn render_port(text: &mut String, port: &PortStatus) {
         "  {}{attached}, memory={}, mac {}, mtu {}, features {}, session {}",
         port.nic, port.memory, port.mac, port.mtu, port.features, port.sessions
     );
+    let _ = writeln!(
+        text,
+        "  offloads: {}; offered: {}",
+        list(&port.offload),
+        list(&port.offload_offered)
+    );
     if let Some((reason, detail)) = &port.last_closed {
         let _ = writeln!(text, "  last session ended: {reason}: {detail}");
     }
@@ -53,6 +59,13 @@ fn render_port(text: &mut String, port: &PortStatus) {
     let _ = writeln!(text, "{}", lanes(&port.lanes));
     if let Some(table) = counters(&port.lanes) {
         let _ = writeln!(text, "{table}");
+    }
+}
+
+fn list(names: &[String]) -> String {
+    match names {
+        [] => "none".to_owned(),
+        names => names.join(" "),
     }
 }
 

@@ -14,6 +14,7 @@ use virtqueue::{Chain, DirtyLog, GuestFault, MemoryMap, Queue, Segment};
 use super::counters::LaneCounters;
 use super::lane::{Bases, Direction};
 use super::nic::Link;
+use super::offloads::Offloads;
 use super::spill::Spill;
 
 /// Length of the virtio-net header with `num_buffers`, bytes (VirtIO 1.3, 5.1.6).
@@ -108,6 +109,8 @@ pub(crate) struct GuestSide {
     pub(crate) mergeable: bool,
     /// Longest frame the interface carries: MTU, Ethernet header and a VLAN tag, bytes.
     pub(crate) frame_limit: u32,
+    /// Offloads that the driver accepted.
+    pub(crate) offloads: Offloads,
     /// Where writes to guest memory are noted while it is migrated.
     pub(crate) log: Option<Arc<DirtyLog>>,
     /// What a port of several pairs does with frames of pairs that are off.

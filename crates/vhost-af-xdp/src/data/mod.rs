@@ -17,6 +17,7 @@ pub(crate) mod in_flight;
 pub(crate) mod lane;
 pub(crate) mod nic;
 pub(crate) mod null;
+pub(crate) mod offloads;
 pub(crate) mod spill;
 pub(crate) mod worker;
 pub(crate) mod xdp;

@@ -34,6 +34,7 @@ use crate::control::vring::{self, VringError, VringState};
 use crate::data::counters::LaneCounters;
 use crate::data::guest::Fault;
 use crate::data::lane::{Direction, Lane};
+use crate::data::offloads::Offloads;
 use crate::data::spill::Spill;
 use crate::data::worker::{LaneId, Workers};
 
@@ -84,6 +85,7 @@ pub(crate) enum SessionError {
 /// What a session needs of its port.
 pub(crate) struct Ground<'a> {
     pub(crate) placement: Placement,
+    pub(crate) offload: Offloads,
     pub(crate) workers: &'a Workers,
     pub(crate) counters: &'a [Arc<LaneCounters>],
     /// The far side of each pair; empty while the interface is gone.
@@ -154,7 +156,8 @@ impl Session {
 
     /// SET_FEATURES.
     pub(crate) fn set_features(&mut self, features: u64, ground: &Ground<'_>) -> Result<(), SessionError> {
-        let offered = features::offered(u16::try_from(self.lanes.len()).unwrap_or(u16::MAX));
+        let pairs = u16::try_from(self.lanes.len()).unwrap_or(u16::MAX);
+        let offered = features::offered(pairs, ground.offload);
         if features & !offered != 0 {
             return Err(SessionError::Features(features & !offered));
         }
