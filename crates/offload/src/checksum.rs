@@ -1,0 +1,180 @@
+//! The internet checksum (RFC 1071): full, partial, incremental.
+//!
+//! A [`Sum`] is kept unfolded and in the byte order of memory, so that adding bytes needs no swapping: the ones'
+//! complement sum is the same in either byte order but for a swap of the result (RFC 1071, section 2B). Values that go in
+//! or out are numbers, as `u16::from_be_bytes` reads them from a frame.
+//!
+//! Bytes are added as 32-bit words to 64-bit accumulators, which no length of a slice can overflow in practice, and
+//! which vector units can do in parallel: the compiler does for the baseline of the target, `avx2` does where the processor
+//! has it.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(test)]
+mod tests;
+
+use std::ops::Add;
+
+/// Below this the vector path is not faster, in bytes.
+const VECTOR_MIN: usize = 128;
+
+/// An unfolded ones' complement sum.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Sum(u64);
+
+impl Sum {
+    /// The sum of bytes that begin at an even offset. An odd last byte counts as if a zero followed it (RFC 1071), so more
+    /// bytes may follow only after an even number; else see [`Sum::swapped`].
+    #[must_use]
+    #[inline]
+    pub fn of(bytes: &[u8]) -> Self {
+        #[cfg(target_arch = "x86_64")]
+        if bytes.len() >= VECTOR_MIN
+            && let Some(sum) = avx2::sum(bytes)
+        {
+            return sum;
+        }
+        Self::of_portable(bytes)
+    }
+
+    /// [`Sum::of`] without instructions beyond the baseline of the target; to compare with.
+    #[must_use]
+    pub fn of_portable(bytes: &[u8]) -> Self {
+        let (blocks, rest) = bytes.as_chunks::<32>();
+        let mut lanes = [0u64; 8];
+        for block in blocks {
+            for (lane, word) in lanes.iter_mut().zip(block.as_chunks::<4>().0) {
+                *lane += u64::from(u32::from_ne_bytes(*word));
+            }
+        }
+        lanes
+            .iter()
+            .fold(Self::of_short(rest), |sum, &lane| sum + Self(lane))
+    }
+
+    /// Word by word: for what is left over.
+    #[inline]
+    fn of_short(bytes: &[u8]) -> Self {
+        let (words, rest) = bytes.as_chunks::<4>();
+        let sum: u64 = words
+            .iter()
+            .map(|word| u64::from(u32::from_ne_bytes(*word)))
+            .sum();
+        let mut last = [0; 4];
+        last[..rest.len()].copy_from_slice(rest);
+        Self(sum + u64::from(u32::from_ne_bytes(last)))
+    }
+
+    /// Adds a 16-bit field.
+    #[must_use]
+    #[inline]
+    pub fn add_word(self, word: u16) -> Self {
+        self + Self(u64::from(word.to_be()))
+    }
+
+    /// Adds a 32-bit field.
+    #[must_use]
+    #[inline]
+    pub fn add_u32(self, value: u32) -> Self {
+        self + Self(u64::from(value.to_be()))
+    }
+
+    /// The sum of the same bytes at offsets of the other parity: for a piece that begins at an odd offset of the whole.
+    #[must_use]
+    #[inline]
+    pub fn swapped(self) -> Self {
+        Self(u64::from(self.fold().swap_bytes().to_be()))
+    }
+
+    /// The sum in 16 bits: what a partial checksum holds.
+    #[must_use]
+    #[inline]
+    pub fn fold(self) -> u16 {
+        let sum = (self.0 & 0xffff_ffff) + (self.0 >> 32);
+        let sum = (sum & 0xffff) + (sum >> 16 & 0xffff) + (sum >> 32);
+        let sum = (sum & 0xffff) + (sum >> 16);
+        let sum = (sum & 0xffff) + (sum >> 16);
+        u16::from_be(sum as u16)
+    }
+
+    /// The complement of the sum in 16 bits: what a checksum field holds. 0 stays 0; UDP writes 0xffff in its place.
+    #[must_use]
+    #[inline]
+    pub fn complement(self) -> u16 {
+        !self.fold()
+    }
+}
+
+/// Both sums together, in either order.
+impl Add for Sum {
+    type Output = Self;
+
+    #[inline]
+    fn add(self, other: Self) -> Self {
+        let (sum, carry) = self.0.overflowing_add(other.0);
+        Self(sum + u64::from(carry))
+    }
+}
+
+/// The sum of IPv4's pseudo-header (RFC 9293, 3.1; RFC 768). `len`: bytes of the transport header and its payload.
+#[must_use]
+#[inline]
+pub fn pseudo_v4(src: [u8; 4], dst: [u8; 4], protocol: u8, len: u32) -> Sum {
+    let sum = Sum::default()
+        .add_u32(u32::from_be_bytes(src))
+        .add_u32(u32::from_be_bytes(dst));
+    sum.add_word(protocol.into()).add_u32(len)
+}
+
+/// The sum of IPv6's pseudo-header (RFC 8200, 8.1). `len`: bytes of the transport header and its payload; `dst` is the
+/// last destination if there is a routing header.
+#[must_use]
+#[inline]
+pub fn pseudo_v6(src: [u8; 16], dst: [u8; 16], protocol: u8, len: u32) -> Sum {
+    let sum = Sum::of_short(&src) + Sum::of_short(&dst);
+    sum.add_word(protocol.into()).add_u32(len)
+}
+
+/// A checksum field that is not inside its frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "a checksum from byte {start}, stored {offset} bytes behind that, does not fit a frame of {len} bytes"
+)]
+pub struct OutOfFrame {
+    /// Where the sum begins.
+    pub start: u16,
+    /// Where it is stored, from `start`.
+    pub offset: u16,
+    /// Bytes of the frame.
+    pub len: usize,
+}
+
+/// Completes a partial checksum in place (VirtIO 1.3, 5.1.6.2; `net/core/dev.c` skb_checksum_help): the two bytes at `start +
+/// offset` hold the sum of the pseudo-header; they get the complement of the sum of everything from `start`. At UDP's offset a zero, which
+/// means "none" there, becomes 0xffff.
+///
+/// # Errors
+/// [`OutOfFrame`] if the field does not lie in the frame; nothing is changed.
+#[inline]
+pub fn complete(frame: &mut [u8], start: u16, offset: u16) -> Result<(), OutOfFrame> {
+    const UDP_OFFSET: u16 = 6;
+    let field = usize::from(start) + usize::from(offset);
+    if field + 2 > frame.len() {
+        let len = frame.len();
+        return Err(OutOfFrame { start, offset, len });
+    }
+    let mut checksum = Sum::of(&frame[start.into()..]).complement();
+    if checksum == 0 && offset == UDP_OFFSET {
+        checksum = 0xffff;
+    }
+    frame[field..field + 2].copy_from_slice(&checksum.to_be_bytes());
+    Ok(())
+}
+
+/// The checksum after one 16-bit field that it covers changed from `old` to `new` (RFC 1624, equation 3).
+#[must_use]
+#[inline]
+pub fn update(checksum: u16, old: u16, new: u16) -> u16 {
+    let sum = Sum::default().add_word(!checksum).add_word(!old).add_word(new);
+    sum.complement()
+}

@@ -1,0 +1,41 @@
+//! What network cards do for a TCP/IP stack, in software: the internet checksum, and cutting a super-frame into
+//! frames that fit the wire. Pure functions on bytes; no I/O, no allocation, no dependency on virtio beyond the ten
+//! bytes of its header.
+//!
+//! # Layers
+//! 1. [`checksum`]: full, partial and incremental.
+//! 2. [`packet`]: where the layers of a frame begin, for both directions.
+//! 3. [`segment`]: what a guest asks for ([`segment::Request`]), and the frames that come of it ([`segment::Plan`]).
+//!
+//! # A super-frame, cut
+//! ```
+//! use offload::{checksum, segment::{Gso, GsoKind, Plan}};
+//! # let mut frame = vec![0u8; 54 + 3000];
+//! # frame[12..14].copy_from_slice(&[8, 0]);
+//! # frame[14] = 0x45;
+//! # frame[16..18].copy_from_slice(&3040u16.to_be_bytes());
+//! # frame[23] = 6;
+//! # frame[46] = 0x50;
+//! # let partial = checksum::pseudo_v4([0; 4], [0; 4], 6, 3020).fold();
+//! # frame[50..52].copy_from_slice(&partial.to_be_bytes());
+//! // `frame` holds Ethernet, IPv4, TCP and 3000 bytes, its TCP checksum the sum of the pseudo-header.
+//! let plan = Plan::new(&frame, frame.len() as u32, Gso { kind: GsoKind::Tcp4, ecn: false, size: 1460 })?;
+//! assert_eq!(plan.segments(), 3);
+//! for index in 0..plan.segments() {
+//!     let payload = plan.payload(index);
+//!     let mut segment = vec![0; plan.header_len()];
+//!     plan.write_header(index, &mut segment);
+//!     segment.extend(&frame[payload.start as usize..payload.end as usize]);
+//!     let (start, offset) = plan.checksum_at();
+//!     checksum::complete(&mut segment, start, offset)?; // unless the NIC does it
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Trust
+//! Every byte may come from a hostile guest: what cannot be handled is a [`segment::Malformed`], a `None` or an
+//! [`checksum::OutOfFrame`], never a panic; work is bounded by the length of the frame.
+
+pub mod checksum;
+pub mod packet;
+pub mod segment;

@@ -1,0 +1,1 @@
+//! Frames and what is found in them.

@@ -1,0 +1,261 @@
+//! Segmentation: one super-frame of a guest, many frames of the wire.
+//!
+//! A [`Request`] is what the virtio-net header of a frame asks for. A [`Plan`] is made of the super-frame's headers and says of each
+//! segment where its payload lies in the super-frame and what its headers are. It neither holds nor moves payload:
+//! that is copied or referenced by who has it.
+//!
+//! The rules are those of the kernel's software segmentation, so that a guest sees no difference between us and a tap:
+//!
+//! - IPv4's identification counts up by one a segment (`net/ipv4/af_inet.c` inet_gso_segment; the fixed one that TCP
+//!   may ask for there has no virtio counterpart), length and header checksum are the segment's.
+//! - IPv6's payload length is the segment's; extension headers are repeated (`net/ipv6/ip6_offload.c` ipv6_gso_segment).
+//! - TCP's sequence number advances by the payload; FIN and PSH are on the last segment only, CWR on the first only
+//!   (`net/ipv4/tcp_offload.c` tcp_gso_segment).
+//! - UDP's length is the segment's (`net/ipv4/udp_offload.c` __udp_gso_segment).
+//! - The transport checksum field holds the pseudo-header's sum. It is taken from the super-frame's and corrected by the difference of
+//!   lengths, as the kernel does, so that it is also right where a routing header names another last destination.
+//!
+//! A super-frame that is no longer than one segment is one segment.
+
+use std::ops::Range;
+
+use crate::checksum::Sum;
+use crate::packet::{self, HEADERS_MAX, Ip, Layers, Transport};
+
+mod request;
+#[cfg(test)]
+mod tests;
+
+pub use request::{Gso, GsoKind, Request};
+
+const FIN_PSH: u8 = 0x09;
+const CWR: u8 = 0x80;
+
+/// Why a guest's request cannot be met. The frame is dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Malformed {
+    /// A `gso_type` that the specification does not have, or that is not handled (UFO, tunnels).
+    #[error("GSO type {0:#x} is not known")]
+    GsoType(u8),
+    /// ECN beside a type that is not TCP.
+    #[error("GSO type {0:#x} asks for ECN, which only TCP has")]
+    EcnWithoutTcp(u8),
+    /// A segment size of zero.
+    #[error("GSO with segments of no bytes")]
+    SegmentSize,
+    /// GSO without a partial checksum (VirtIO 1.3, 5.1.6.2).
+    #[error("GSO without NEEDS_CSUM")]
+    GsoWithoutChecksum,
+    /// Headers that do not parse: see [`packet::parse`].
+    #[error("a super-frame of {0} bytes whose headers cannot be parsed")]
+    Headers(u32),
+    /// Headers of another protocol than the GSO type names.
+    #[error("GSO of type {asked:?} for a super-frame of {version:?} and {transport:?}")]
+    Protocol {
+        /// What was asked for.
+        asked: GsoKind,
+        /// What the super-frame is.
+        version: Ip,
+        /// What the super-frame is.
+        transport: Transport,
+    },
+    /// An IP or UDP length field that is not that of the super-frame.
+    #[error("a super-frame whose packet ends at byte {claimed}, not at {frame_len}")]
+    Length {
+        /// End by the length field.
+        claimed: u32,
+        /// Bytes of the super-frame.
+        frame_len: u32,
+    },
+}
+
+/// How a super-frame is cut, and the template of its segments' headers.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// The super-frame's headers, but that fields which every segment writes anew are zero where sums below need it.
+    template: [u8; HEADERS_MAX],
+    layers: Layers,
+    /// Payload bytes of each segment but the last.
+    size: u32,
+    segments: u32,
+    /// IPv4: sum of the header without length, identification and checksum.
+    ip_sum: Sum,
+    ip_id: u16,
+    /// Sum of the pseudo-header without the length.
+    pseudo_sum: Sum,
+    sequence: u32,
+}
+
+impl Plan {
+    /// Checks a super-frame's headers against the request. `headers`: a private copy of its first
+    /// min(`frame_len`, [`HEADERS_MAX`]) bytes, or more; `frame_len`: its bytes, without the virtio-net header.
+    ///
+    /// # Errors
+    /// What is wrong with them.
+    pub fn new(headers: &[u8], frame_len: u32, gso: Gso) -> Result<Self, Malformed> {
+        let layers = packet::parse(headers, frame_len).ok_or(Malformed::Headers(frame_len))?;
+        check_protocol(&layers, gso.kind)?;
+        check_lengths(headers, &layers, frame_len)?;
+        let size = u32::from(gso.size);
+        if size == 0 {
+            return Err(Malformed::SegmentSize);
+        }
+        let (ip, transport, payload) = (layers.ip.into(), layers.transport.into(), layers.payload.into());
+        let mut template = [0; HEADERS_MAX];
+        template[..payload].copy_from_slice(&headers[..payload]);
+        let ip_id = word(&template, ip + 4);
+        let mut ip_sum = Sum::default();
+        if layers.version == Ip::V4 {
+            put_word(&mut template, ip + 2, 0);
+            put_word(&mut template, ip + 4, 0);
+            put_word(&mut template, ip + 10, 0);
+            ip_sum = Sum::of(&template[ip..transport]);
+        }
+        let checksum = word(
+            &template,
+            transport + usize::from(layers.transport_kind.checksum_offset()),
+        );
+        let old_len = frame_len - u32::from(layers.transport);
+        let sequence = [4, 5, 6, 7].map(|at| template[transport + at]);
+        Ok(Self {
+            template,
+            layers,
+            size,
+            segments: (frame_len - u32::from(layers.payload)).div_ceil(size).max(1),
+            ip_sum,
+            ip_id,
+            // The complement subtracts.
+            pseudo_sum: Sum::default().add_word(checksum).add_u32(!old_len),
+            sequence: u32::from_be_bytes(sequence),
+        })
+    }
+
+    /// Bytes of headers before each segment's payload.
+    #[must_use]
+    #[inline]
+    pub fn header_len(&self) -> usize {
+        self.layers.payload.into()
+    }
+
+    /// Number of segments; at least one.
+    #[must_use]
+    #[inline]
+    pub fn segments(&self) -> u32 {
+        self.segments
+    }
+
+    /// Bytes of the longest segment, headers included.
+    #[must_use]
+    #[inline]
+    pub fn segment_bytes_max(&self) -> u32 {
+        let payload = self.payload(0);
+        u32::from(self.layers.payload) + (payload.end - payload.start)
+    }
+
+    /// Where the payload of a segment lies in the super-frame.
+    ///
+    /// # Panics
+    /// If there is no such segment.
+    #[must_use]
+    #[inline]
+    pub fn payload(&self, index: u32) -> Range<u32> {
+        assert!(index < self.segments, "segment {index} of {}", self.segments);
+        let begin = u32::from(self.layers.payload) + index * self.size;
+        begin..begin.saturating_add(self.size).min(self.layers.ip_len_end)
+    }
+
+    /// Where the transport checksum of a segment is: `csum_start`, and `csum_offset` from there.
+    #[must_use]
+    #[inline]
+    pub fn checksum_at(&self) -> (u16, u16) {
+        (
+            self.layers.transport,
+            self.layers.transport_kind.checksum_offset(),
+        )
+    }
+
+    /// Writes the headers of a segment to the first [`Plan::header_len`] bytes of `out`. The transport checksum field gets the sum of the
+    /// pseudo-header: [`crate::checksum::complete`] or the NIC does the rest.
+    ///
+    /// # Panics
+    /// If there is no such segment, or `out` is too short.
+    #[inline]
+    pub fn write_header(&self, index: u32, out: &mut [u8]) {
+        let payload = self.payload(index);
+        let header_len = self.header_len();
+        let out = &mut out[..header_len];
+        out.copy_from_slice(&self.template[..header_len]);
+        let (ip, transport) = (usize::from(self.layers.ip), usize::from(self.layers.transport));
+        let len = header_len + (payload.end - payload.start) as usize;
+        match self.layers.version {
+            Ip::V4 => {
+                // Both fit: they are not more than the super-frame's.
+                let (total, id) = ((len - ip) as u16, self.ip_id.wrapping_add(index as u16));
+                put_word(out, ip + 2, total);
+                put_word(out, ip + 4, id);
+                put_word(
+                    out,
+                    ip + 10,
+                    self.ip_sum.add_word(total).add_word(id).complement(),
+                );
+            }
+            Ip::V6 => put_word(out, ip + 4, (len - ip - 40) as u16),
+        }
+        let checksum = self.pseudo_sum.add_u32((len - transport) as u32).fold();
+        match self.layers.transport_kind {
+            Transport::Tcp => {
+                let sequence = self.sequence.wrapping_add(index * self.size);
+                out[transport + 4..transport + 8].copy_from_slice(&sequence.to_be_bytes());
+                let flags = &mut out[transport + 13];
+                *flags &= if index == 0 { 0xff } else { !CWR };
+                *flags &= if index + 1 == self.segments {
+                    0xff
+                } else {
+                    !FIN_PSH
+                };
+                put_word(out, transport + 16, checksum);
+            }
+            Transport::Udp => {
+                put_word(out, transport + 4, (len - transport) as u16);
+                put_word(out, transport + 6, checksum);
+            }
+        }
+    }
+}
+
+fn check_protocol(layers: &Layers, asked: GsoKind) -> Result<(), Malformed> {
+    let (version, transport) = (layers.version, layers.transport_kind);
+    match (asked, version, transport) {
+        (GsoKind::Tcp4, Ip::V4, Transport::Tcp)
+        | (GsoKind::Tcp6, Ip::V6, Transport::Tcp)
+        | (GsoKind::Udp, _, Transport::Udp) => Ok(()),
+        _ => Err(Malformed::Protocol {
+            asked,
+            version,
+            transport,
+        }),
+    }
+}
+
+/// The whole super-frame is the packet: padding or a wrong length would go into the segments.
+fn check_lengths(headers: &[u8], layers: &Layers, frame_len: u32) -> Result<(), Malformed> {
+    let mut claimed = layers.ip_len_end;
+    if claimed == frame_len && layers.transport_kind == Transport::Udp {
+        claimed = u32::from(layers.transport) + u32::from(word(headers, usize::from(layers.transport) + 4));
+    }
+    if claimed == frame_len {
+        Ok(())
+    } else {
+        Err(Malformed::Length { claimed, frame_len })
+    }
+}
+
+#[inline]
+fn word(bytes: &[u8], at: usize) -> u16 {
+    u16::from_be_bytes([bytes[at], bytes[at + 1]])
+}
+
+#[inline]
+fn put_word(bytes: &mut [u8], at: usize, word: u16) {
+    bytes[at..at + 2].copy_from_slice(&word.to_be_bytes());
+}

@@ -1,0 +1,83 @@
+//! What the virtio-net header of a frame asks for (VirtIO 1.3, 5.1.6; `linux/virtio_net.h`).
+
+use super::Malformed;
+
+const NEEDS_CSUM: u8 = 1;
+const GSO_NONE: u8 = 0;
+const GSO_TCPV4: u8 = 1;
+const GSO_TCPV6: u8 = 4;
+const GSO_UDP_L4: u8 = 5;
+const GSO_ECN: u8 = 0x80;
+
+/// What is to be cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum GsoKind {
+    /// TCP over IPv4.
+    Tcp4,
+    /// TCP over IPv6.
+    Tcp6,
+    /// UDP over either: each segment a datagram (USO).
+    Udp,
+}
+
+/// Segmentation as it is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Gso {
+    /// What is to be cut.
+    pub kind: GsoKind,
+    /// CWR is set, and is for the first segment only. Only TCP may say so. The segmentation goes by the flag in the TCP header.
+    pub ecn: bool,
+    /// Payload bytes of each segment but the last.
+    pub size: u16,
+}
+
+/// The request of one frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Request {
+    /// A checksum is to be completed: (where the sum begins, where it is stored from there), in bytes. Not checked against the frame: see
+    /// [`crate::checksum::complete`].
+    pub csum: Option<(u16, u16)>,
+    /// The frame is a super-frame.
+    pub gso: Option<Gso>,
+}
+
+impl Request {
+    /// Reads the first ten bytes of the header: a private copy. `hdr_len` is a hint that a device need not trust, and is
+    /// ignored; so are flags other than NEEDS_CSUM, which a driver must not set.
+    ///
+    /// # Errors
+    /// What the specification forbids, or what is not handled here.
+    #[inline]
+    pub fn from_header(bytes: &[u8; 10]) -> Result<Self, Malformed> {
+        let [flags, gso_type, _, _, size @ .., _, _, _, _] = bytes;
+        let csum = (flags & NEEDS_CSUM != 0).then(|| {
+            (
+                u16::from_le_bytes([bytes[6], bytes[7]]),
+                u16::from_le_bytes([bytes[8], bytes[9]]),
+            )
+        });
+        if *gso_type == GSO_NONE {
+            return Ok(Self { csum, gso: None });
+        }
+        let kind = match gso_type & !GSO_ECN {
+            GSO_TCPV4 => GsoKind::Tcp4,
+            GSO_TCPV6 => GsoKind::Tcp6,
+            GSO_UDP_L4 => GsoKind::Udp,
+            _ => return Err(Malformed::GsoType(*gso_type)),
+        };
+        let (ecn, size) = (gso_type & GSO_ECN != 0, u16::from_le_bytes(*size));
+        if ecn && kind == GsoKind::Udp {
+            return Err(Malformed::EcnWithoutTcp(*gso_type));
+        }
+        if size == 0 {
+            return Err(Malformed::SegmentSize);
+        }
+        if csum.is_none() {
+            return Err(Malformed::GsoWithoutChecksum);
+        }
+        Ok(Self {
+            csum,
+            gso: Some(Gso { kind, ecn, size }),
+        })
+    }
+}

@@ -1,0 +1,1 @@
+//! Segments by an independent parser.
