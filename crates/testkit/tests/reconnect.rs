@@ -29,11 +29,11 @@ const KILLS: u32 = 7;
 const KILLS_AS_CLIENT: u32 = 2;
 const GUEST_KILLS: u32 = 3;
 
-/// The same for a Linux guest of 256 MiB. In direct placement its memory is registered with the kernel anew, 0.3 ms for each MiB of 4 KiB pages.
+/// The same for a Linux guest of 256 MiB. In direct placement its memory is registered with the kernel anew, 0.1 ms for each MiB of 4 KiB pages.
 fn guest_bound(placement: Placement) -> Duration {
     match placement {
         Placement::Copy => BOUND,
-        Placement::Direct => BOUND + Duration::from_millis(150),
+        Placement::Direct => BOUND + Duration::from_millis(100),
     }
 }
 

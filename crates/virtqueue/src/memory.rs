@@ -185,6 +185,30 @@ impl MemoryMap {
         self
     }
 
+    /// Lets the kernel enter all pages of guest memory into our page table, by reading faults: those enter 16 pages each
+    /// that are there already (`do_fault_around`, mm/memory.c), where pinning the memory for a UMEM takes a fault a page. On several
+    /// CPUs at a time; 256 MiB of touched 4 KiB pages: 48 ms to register alone, 30 ms with this before on one CPU (Linux 6.18).
+    ///
+    /// Best effort: on a kernel before 5.14, or over a file that was truncated, nothing is entered.
+    pub fn populate(&self) {
+        const SHARE_BYTES: u64 = 64 << 20;
+        let page = self
+            .regions
+            .iter()
+            .map(MappedRegion::page_size)
+            .max()
+            .unwrap_or(1);
+        let most = std::thread::available_parallelism().map_or(1, usize::from).min(4) as u64;
+        let threads = (self.guest_len / SHARE_BYTES).clamp(1, most);
+        let share = self.guest_len.div_ceil(threads).next_multiple_of(page);
+        std::thread::scope(|scope| {
+            for start in (0..self.guest_len).step_by(share as usize) {
+                let len = share.min(self.guest_len - start);
+                scope.spawn(move || self.reservation.populate(start, len));
+            }
+        });
+    }
+
     /// First byte of the map, on a boundary of the largest page size in it.
     #[inline]
     #[must_use]
@@ -389,6 +413,17 @@ impl Reservation {
             source: io::Error::from(errno),
         })?;
         Ok(())
+    }
+
+    fn populate(&self, offset: u64, len: u64) {
+        // SAFETY: the caller's range lies inside the reservation and is mapped; the advice changes no content.
+        let _ = unsafe {
+            rustix::mm::madvise(
+                self.at(offset).as_ptr().cast(),
+                len as usize,
+                Advice::LinuxPopulateRead,
+            )
+        };
     }
 
     fn at(&self, offset: u64) -> NonNull<u8> {

@@ -253,6 +253,10 @@ impl LaneParts<'_> {
     /// # Errors
     /// [`LaneError`].
     pub(crate) fn register(&self) -> Result<Registered, LaneError> {
+        if self.pair == 0 {
+            // Pages that one pair's registration entered are there for the others'.
+            self.map.populate();
+        }
         let umem = Umem::unaligned(Arc::new(GuestRam(Arc::clone(self.map))), CHUNK_BYTES, 0)?;
         let FarSide::Queue {
             interface,
