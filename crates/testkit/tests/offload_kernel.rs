@@ -1,0 +1,201 @@
+//! Segments of ours are the kernel's: a super-frame goes to both, and what the kernel's software segmentation sends is compared byte
+//! for byte.
+//!
+//! The super-frame enters the near end of a veth pair by a packet socket, with its virtio-net header. The near end has neither checksum
+//! nor segmentation offload, so the kernel cuts the super-frame and completes the checksums before it leaves; it is read from the far end.
+
+use std::time::Duration;
+
+use offload::checksum;
+use offload::packet::HEADERS_MAX;
+use offload::segment::{Plan, Request};
+use testkit::super_frame::{ACK, CWR, ECE, FIN, Ip, PSH, SuperFrame, Transport};
+use testkit::{PacketPort, VethPair, frame, require};
+
+/// Payload bytes of a segment: of an MTU of 1500 with and without timestamps, the classic one, less than a header, odd, jumbo.
+const SIZES: [u16; 7] = [1448, 1460, 536, 48, 1001, 8000, 7];
+/// Payload bytes of a super-frame.
+const LENGTHS: [usize; 4] = [2896, 10_000, 40_001, 65_000];
+/// Most segments that are on their way at once: net.core.netdev_max_backlog is 1000.
+const MOST: usize = 900;
+/// Most segments of UDP that the kernel makes (UDP_MAX_SEGMENTS, `linux/udp.h`).
+const MOST_UDP: usize = 128;
+const PATIENCE: Duration = Duration::from_secs(5);
+
+struct Kernel {
+    _pair: VethPair,
+    near: PacketPort,
+    far: PacketPort,
+}
+
+impl Kernel {
+    fn new() -> Self {
+        let pair = VethPair::with(1, 9000);
+        pair.near.run(
+            "ethtool",
+            &[
+                "-K",
+                VethPair::NIC,
+                "tx",
+                "off",
+                "tso",
+                "off",
+                "tx-udp-segmentation",
+                "off",
+            ],
+        );
+        let near = PacketPort::open_with_header(&pair.near, VethPair::NIC);
+        let far = PacketPort::open(&pair.far, VethPair::WIRE);
+        Self {
+            _pair: pair,
+            near,
+            far,
+        }
+    }
+
+    fn assert_same_segments(&self, super_frame: &SuperFrame, size: u16) {
+        let bytes = super_frame.bytes();
+        let request = super_frame.request(size);
+        let ours = cut(&bytes, &request);
+        self.near.send(&[&request[..], &bytes].concat());
+        for (index, ours) in ours.iter().enumerate() {
+            let what = || format!("segment {index} of {size} bytes of {super_frame:?}");
+            let kernel = self
+                .far
+                .receive(PATIENCE)
+                .unwrap_or_else(|| panic!("nothing came for {}", what()));
+            if &kernel != ours {
+                eprintln!("{}", what());
+                frame::assert_same(ours, &kernel);
+            }
+        }
+        let more = self.far.receive(Duration::ZERO);
+        assert_eq!(
+            more,
+            None,
+            "the kernel makes more than {} of {super_frame:?}",
+            ours.len()
+        );
+    }
+
+    fn assert_same_for_all_sizes(&self, super_frame: &SuperFrame) {
+        let most = if matches!(super_frame.transport, Transport::Udp) {
+            MOST_UDP
+        } else {
+            MOST
+        };
+        for payload_len in LENGTHS {
+            for size in SIZES
+                .into_iter()
+                .filter(|&size| payload_len.div_ceil(size.into()) <= most)
+            {
+                let super_frame = SuperFrame {
+                    payload_len,
+                    ..super_frame.clone()
+                };
+                self.assert_same_segments(&super_frame, size);
+            }
+        }
+    }
+}
+
+fn cut(bytes: &[u8], request: &[u8; 10]) -> Vec<Vec<u8>> {
+    let request = Request::from_header(request).expect("a good request");
+    let headers = &bytes[..bytes.len().min(HEADERS_MAX)];
+    let plan =
+        Plan::new(headers, bytes.len() as u32, request.gso.expect("asked for")).expect("a good super-frame");
+    assert_eq!(request.csum, Some(plan.checksum_at()));
+    let cut_one = |index| {
+        let payload = plan.payload(index);
+        let mut segment = vec![0; plan.header_len()];
+        plan.write_header(index, &mut segment);
+        segment.extend(&bytes[payload.start as usize..payload.end as usize]);
+        let (start, offset) = plan.checksum_at();
+        checksum::complete(&mut segment, start, offset).expect("in the header");
+        segment
+    };
+    (0..plan.segments()).map(cut_one).collect()
+}
+
+fn networks() -> [Ip; 5] {
+    let (hop_by_hop, destination, routing) = (0, 60, 43);
+    [
+        Ip::V4(0),
+        Ip::V4(3),
+        Ip::V6(vec![]),
+        Ip::V6(vec![destination]),
+        Ip::V6(vec![hop_by_hop, routing, destination]),
+    ]
+}
+
+#[test]
+fn tcp_segments_are_the_kernels() {
+    require!(Root);
+    let kernel = Kernel::new();
+    for ip in networks() {
+        kernel.assert_same_for_all_sizes(&SuperFrame::tcp(ip, 0));
+    }
+}
+
+#[test]
+fn udp_segments_are_the_kernels() {
+    require!(Root);
+    let kernel = Kernel::new();
+    for ip in networks() {
+        kernel.assert_same_for_all_sizes(&SuperFrame::udp(ip, 0));
+    }
+}
+
+#[test]
+fn tagged_segments_are_the_kernels() {
+    require!(Root);
+    let kernel = Kernel::new();
+    for ip in [Ip::V4(0), Ip::V6(vec![])] {
+        for tags in [1, 2] {
+            for super_frame in [
+                SuperFrame::tcp(ip.clone(), 20_000),
+                SuperFrame::udp(ip.clone(), 20_000),
+            ] {
+                kernel.assert_same_segments(&SuperFrame { tags, ..super_frame }, 1400);
+            }
+        }
+    }
+}
+
+/// FIN and PSH on the last one only, CWR on the first only, with and without `GSO_ECN`; and every other flag on all.
+#[test]
+fn flags_are_where_the_kernel_has_them() {
+    require!(Root);
+    let kernel = Kernel::new();
+    for ip in [Ip::V4(0), Ip::V6(vec![])] {
+        for flags in 0..=u8::MAX {
+            for options in [0, 3, 10] {
+                let transport = Transport::Tcp(flags, options);
+                let super_frame = SuperFrame {
+                    transport,
+                    ..SuperFrame::tcp(ip.clone(), 4000)
+                };
+                kernel.assert_same_segments(&super_frame, 1448);
+            }
+        }
+        let transport = Transport::Tcp(ACK | FIN | PSH | ECE | CWR, 0);
+        kernel.assert_same_for_all_sizes(&SuperFrame {
+            transport,
+            ..SuperFrame::tcp(ip, 0)
+        });
+    }
+}
+
+/// What is no longer than one segment leaves as it is, its checksum completed. (Where the payload alone fits and the payload
+/// with options does not, the kernel takes it for a super-frame, and then refuses to cut it: `linux/virtio_net.h` virtio_net_hdr_to_skb.)
+#[test]
+fn short_super_frames_are_one_segment() {
+    require!(Root);
+    let kernel = Kernel::new();
+    for ip in [Ip::V4(0), Ip::V6(vec![])] {
+        for payload_len in [1, 100, 1436] {
+            kernel.assert_same_segments(&SuperFrame::tcp(ip.clone(), payload_len), 1448);
+            kernel.assert_same_segments(&SuperFrame::udp(ip.clone(), payload_len), 1448);
+        }
+    }
+}
