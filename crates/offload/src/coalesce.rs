@@ -1,0 +1,423 @@
+//! Consecutive segments of a flow made into super-frames: the kernel's GRO, for one batch of received frames.
+//!
+//! Theory of operation. A [`Batch`] is fed with the frames of a batch in the order of their arrival
+//! ([`Batch::add`]). It looks at their headers only, keeps no reference to them, and allocates nothing. Each frame
+//! either starts a unit or is appended to the unit that is open for its flow. Afterwards the units are taken in the
+//! order of their first frames ([`Batch::run`]), so no frame overtakes one of its own flow, and nothing waits for a
+//! later batch. A unit may be taken in several runs, for a guest that has too few buffers for all of it:
+//! every member of a unit is a whole frame with a right header, so any of them can head what is left.
+//!
+//! What is merged is what Linux merges (net/ipv4/tcp_offload.c `tcp_gro_receive`, net/ipv4/udp_offload.c
+//! `udp_gro_receive_segment`, include/net/gro.h `gro_receive_network_flush`, net/core/gro.c `gro_list_prepare`):
+//!
+//! | of | must be so |
+//! |---|---|
+//! | all | checksum right or partial; IP packet ends where the frame does; at most 65,535 bytes of IP packet |
+//! | Ethernet | addresses and VLAN tags equal |
+//! | IPv4 | no options, no fragment, header checksum right; TOS, TTL, DF equal; id counts up by one, or stays the same with DF |
+//! | IPv6 | traffic class, flow label, hop limit, extension headers equal |
+//! | TCP | in sequence; ports, acknowledgement, window, ECE equal; some payload, none longer than the first's |
+//! | TCP flags | SYN, RST, URG: alone. CWR: in the first only. PSH, FIN: in the last only; both end the unit, as a shorter segment does |
+//! | TCP options | equal but for the timestamps, which may not go back. The first's stay: an acknowledgement that is delayed echoes the oldest, too (RFC 7323, 4.3). Linux wants them equal |
+//! | UDP | ports equal, a checksum, none longer than the first; a shorter one ends the unit |
+//!
+//! The order is kept between all frames of the same addresses, protocol and ports, whatever their other headers are. A frame that is
+//! neither TCP nor UDP, or a fragment of one, belongs to no flow that could be told: it ends all units.
+//!
+//! Limits: [`MOST_FRAMES`] frames a batch, [`MOST_FLOWS`] flows at a time (the one that began first then ends), headers of up to
+//! [`HEADERS`] bytes.
+
+use std::ops::Range;
+
+use crate::packet::{self, Ip, Layers, Transport};
+use crate::verify::Verdict;
+
+mod group;
+mod header;
+#[cfg(test)]
+mod tests;
+
+use group::{Appended, Group};
+pub use header::NetHeader;
+
+/// Most frames of a batch.
+pub const MOST_FRAMES: usize = 64;
+/// Most flows that are open at a time, the kernel's MAX_GRO_SKBS.
+pub const MOST_FLOWS: usize = 8;
+/// Most bytes of headers of a frame that is merged: Ethernet with two tags, IPv6, TCP with all options it may have.
+pub const HEADERS: usize = 128;
+
+/// Which super-frames may be made: what the guest accepted (VirtIO 1.3, 5.1.3).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Rules {
+    /// TCP over IPv4: GUEST_TSO4.
+    pub tcp4: bool,
+    /// TCP over IPv6: GUEST_TSO6.
+    pub tcp6: bool,
+    /// The first segment of a super-frame may have the flag CWR: GUEST_ECN.
+    pub ecn: bool,
+    /// UDP over IPv4: GUEST_USO4.
+    pub udp4: bool,
+    /// UDP over IPv6: GUEST_USO6.
+    pub udp6: bool,
+}
+
+impl Rules {
+    /// Whether any super-frame may be made.
+    #[inline]
+    #[must_use]
+    pub fn any(&self) -> bool {
+        self.tcp4 || self.tcp6 || self.udp4 || self.udp6
+    }
+
+    pub(crate) fn allow(&self, version: Ip, transport: Transport) -> bool {
+        match (version, transport) {
+            (Ip::V4, Transport::Tcp) => self.tcp4,
+            (Ip::V6, Transport::Tcp) => self.tcp6,
+            (Ip::V4, Transport::Udp) => self.udp4,
+            (Ip::V6, Transport::Udp) => self.udp6,
+        }
+    }
+}
+
+/// No frame: the end of a unit.
+const NONE: u8 = u8::MAX;
+
+/// What is known of a frame.
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    /// Whole frame, bytes.
+    len: u32,
+    /// `None`: not TCP or UDP.
+    layers: Option<Layers>,
+    verdict: Verdict,
+    /// PSH and FIN, if it has them.
+    flags: u8,
+    /// CWR is set.
+    cwr: bool,
+    /// It begins a unit.
+    first: bool,
+    /// The next frame of the unit.
+    next: u8,
+}
+
+impl Entry {
+    const EMPTY: Self = Self {
+        len: 0,
+        layers: None,
+        verdict: Verdict::Unknown,
+        flags: 0,
+        cwr: false,
+        first: true,
+        next: NONE,
+    };
+
+    /// Bytes that it adds to a super-frame.
+    fn payload(&self) -> u32 {
+        self.len - self.skip()
+    }
+
+    /// Bytes of headers.
+    fn skip(&self) -> u32 {
+        self.layers.map_or(0, |layers| u32::from(layers.payload))
+    }
+}
+
+/// A batch of received frames, and which of them are merged. Some 20 KiB: made once and used again.
+#[derive(Debug, Clone)]
+pub struct Batch {
+    rules: Rules,
+    entries: [Entry; MOST_FRAMES],
+    count: usize,
+    open: [Group; MOST_FLOWS],
+    /// The group that the last frame belonged to.
+    latest: usize,
+}
+
+/// Where in a batch somebody is who takes runs from it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Position {
+    /// Every unit that began before this frame is taken.
+    frame: usize,
+    /// The unit in hand goes on with this frame.
+    inside: Option<u8>,
+}
+
+/// Frames that are delivered as one: a frame, or some of a unit in their order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Run {
+    first: u8,
+    /// How many frames, at least 1.
+    count: u8,
+    /// Bytes of the frame, or super-frame.
+    bytes: u32,
+    /// PSH and FIN of the last.
+    flags: u8,
+    /// The frame after the last one.
+    next: u8,
+}
+
+impl Run {
+    /// Bytes of the frame, or super-frame, from the Ethernet header on.
+    #[inline]
+    #[must_use]
+    pub fn bytes(&self) -> u32 {
+        self.bytes
+    }
+
+    /// How many frames it is made of, at least 1.
+    #[inline]
+    #[must_use]
+    pub fn frames(&self) -> usize {
+        usize::from(self.count)
+    }
+
+    /// Number, in the batch, of the frame whose header becomes the super-frame's.
+    #[inline]
+    #[must_use]
+    pub fn first(&self) -> usize {
+        usize::from(self.first)
+    }
+}
+
+impl Batch {
+    /// An empty one. With no rule nothing is merged, and frames are only looked at.
+    #[must_use]
+    pub fn new(rules: Rules) -> Self {
+        Self {
+            rules,
+            entries: [Entry::EMPTY; MOST_FRAMES],
+            count: 0,
+            open: [Group::CLOSED; MOST_FLOWS],
+            latest: 0,
+        }
+    }
+
+    /// Forgets all frames.
+    pub fn clear(&mut self) {
+        self.count = 0;
+        self.close_all();
+    }
+
+    /// Frames that were added.
+    #[inline]
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Whether there is none.
+    #[inline]
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Adds the next frame. `headers`: its first bytes, at least [`packet::HEADERS_MAX`] of them or all; `frame_len`: its
+    /// length in bytes; `check`: what its checksum says, asked once for a TCP or UDP packet. False, and nothing
+    /// done, if the batch is full.
+    #[inline]
+    pub fn add(&mut self, headers: &[u8], frame_len: u32, check: impl FnOnce(&Layers) -> Verdict) -> bool {
+        let frame = self.count;
+        let Some(number) = u8::try_from(frame).ok().filter(|_| frame < MOST_FRAMES) else {
+            return false;
+        };
+        self.count += 1;
+        if let Some((at, appended)) = self.find(headers, frame_len) {
+            let layers = self.open[at].layers(frame_len);
+            let verdict = check(&layers);
+            let single = Entry {
+                len: frame_len,
+                layers: Some(layers),
+                verdict,
+                flags: appended.flags,
+                ..Entry::EMPTY
+            };
+            if verdict == Verdict::Unknown {
+                self.open[at].close();
+                self.entries[frame] = single;
+                return true;
+            }
+            self.entries[frame] = Entry {
+                first: false,
+                ..single
+            };
+            let last = self.open[at].append(&appended, number);
+            self.entries[usize::from(last)].next = number;
+            return true;
+        }
+        self.entries[frame] = self.start(number, headers, frame_len, check);
+        true
+    }
+
+    /// The open group that a frame can be appended to, if its checksum is good.
+    #[inline]
+    fn find(&mut self, headers: &[u8], frame_len: u32) -> Option<(usize, Appended)> {
+        if !self.rules.any() {
+            return None;
+        }
+        let others = (0..MOST_FLOWS).filter(|&at| at != self.latest);
+        let at = std::iter::once(self.latest)
+            .chain(others)
+            .find(|&at| self.open[at].resembles(headers))?;
+        self.latest = at;
+        Some((at, self.open[at].can_append(headers, frame_len)?))
+    }
+
+    /// A frame that begins a unit, and may open a group.
+    fn start(
+        &mut self,
+        number: u8,
+        headers: &[u8],
+        frame_len: u32,
+        check: impl FnOnce(&Layers) -> Verdict,
+    ) -> Entry {
+        let single = Entry {
+            len: frame_len,
+            ..Entry::EMPTY
+        };
+        let Some(layers) = packet::parse(headers, frame_len) else {
+            self.close_all();
+            return single;
+        };
+        let verdict = check(&layers);
+        let flags = group::tcp_flags(headers, &layers);
+        let single = Entry {
+            layers: Some(layers),
+            verdict,
+            flags: flags & (group::PSH | group::FIN),
+            cwr: flags & group::CWR != 0,
+            ..single
+        };
+        if !self.rules.any() {
+            return single;
+        }
+        for group in self.open.iter_mut().filter(|group| group.is_open()) {
+            if group.is_same_flow(headers, &layers) {
+                group.close();
+            }
+        }
+        if verdict != Verdict::Unknown
+            && self.rules.allow(layers.version, layers.transport_kind)
+            && (self.rules.ecn || !single.cwr)
+        {
+            let free = self.free();
+            if self.open[free].open(headers, frame_len, &layers, number) {
+                self.latest = free;
+            }
+        }
+        single
+    }
+
+    /// A place for another group; the one that began first has to go if there is none.
+    fn free(&mut self) -> usize {
+        let mut oldest = 0;
+        for (at, group) in self.open.iter().enumerate() {
+            if !group.is_open() {
+                return at;
+            }
+            if group.first() < self.open[oldest].first() {
+                oldest = at;
+            }
+        }
+        self.open[oldest].close();
+        oldest
+    }
+
+    fn close_all(&mut self) {
+        self.open.iter_mut().for_each(Group::close);
+    }
+
+    /// The next frames to deliver as one, as many of a unit as make at most `room` bytes but at least one frame; `None`
+    /// at the end. The same again until [`Batch::advance`] is told.
+    #[inline]
+    #[must_use]
+    pub fn run(&self, position: &Position, room: u32) -> Option<Run> {
+        let first = match position.inside {
+            Some(frame) => usize::from(frame),
+            None => (position.frame..self.count).find(|&frame| self.entries[frame].first)?,
+        };
+        let entry = self.entries.get(first)?;
+        // Frames have numbers below MOST_FRAMES.
+        #[allow(clippy::cast_possible_truncation)]
+        let mut run = Run {
+            first: first as u8,
+            count: 1,
+            bytes: entry.len,
+            flags: entry.flags,
+            next: entry.next,
+        };
+        while let Some(member) = self.entries.get(usize::from(run.next)) {
+            let bytes = run.bytes + member.payload();
+            if bytes > room {
+                break;
+            }
+            run = Run {
+                count: run.count + 1,
+                bytes,
+                flags: run.flags | member.flags,
+                next: member.next,
+                ..run
+            };
+        }
+        Some(run)
+    }
+
+    /// Goes on behind `run`.
+    #[inline]
+    pub fn advance(&self, position: &mut Position, run: &Run) {
+        if position.inside.is_none() {
+            position.frame = run.first() + 1;
+        }
+        position.inside = (run.next != NONE).then_some(run.next);
+    }
+
+    /// The frames of a run in their order, with the bytes of each that go into the super-frame.
+    #[inline]
+    pub fn members(&self, run: &Run) -> impl Iterator<Item = (usize, Range<u32>)> + '_ {
+        let first = run.first;
+        let (mut frame, mut left) = (first, run.count);
+        std::iter::from_fn(move || {
+            left = left.checked_sub(1)?;
+            let number = usize::from(frame);
+            let entry = self.entries.get(number)?;
+            let skip = if frame == first { 0 } else { entry.skip() };
+            frame = entry.next;
+            Some((number, skip..entry.len))
+        })
+    }
+
+    /// The virtio-net header of a run, for a guest that accepted GUEST_CSUM.
+    #[inline]
+    #[must_use]
+    pub fn header(&self, run: &Run) -> NetHeader {
+        let entry = &self.entries[run.first()];
+        let Some(layers) = &entry.layers else {
+            return NetHeader::NONE;
+        };
+        if run.count == 1 {
+            return NetHeader::of_frame(layers, entry.verdict);
+        }
+        NetHeader::of_super_frame(layers, entry.payload(), entry.cwr)
+    }
+
+    /// What a frame's checksum said, and where it is.
+    #[inline]
+    #[must_use]
+    pub fn verdict(&self, frame: usize) -> (Verdict, Option<&Layers>) {
+        let entry = &self.entries[frame];
+        (entry.verdict, entry.layers.as_ref())
+    }
+
+    /// Makes the header of a run's first frame the super-frame's: lengths, IPv4 header checksum, PSH and FIN, and the
+    /// pseudo-header's sum in the checksum field (VirtIO 1.3, 5.1.6.4.1). `headers`: that frame from its first
+    /// byte on, the same as were added. Does nothing to a run of one frame.
+    pub fn rewrite(&self, run: &Run, headers: &mut [u8]) {
+        let entry = &self.entries[run.first()];
+        if run.count > 1
+            && let Some(layers) = &entry.layers
+        {
+            header::rewrite(headers, layers, run.bytes, run.flags);
+        }
+    }
+}

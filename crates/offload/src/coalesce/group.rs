@@ -1,0 +1,387 @@
+//! A unit that further frames may be appended to.
+//!
+//! The first frame's header is kept with a mask over it: what must be equal in each further frame of the unit.
+//! So the usual frame is recognised by comparing some ten words, without being parsed: whatever decides where its
+//! layers lie is among the compared bytes. What may differ is looked at by itself: lengths, IPv4 id and header
+//! checksum, TCP sequence number, three flags, timestamps, the checksum.
+
+use super::{HEADERS, MOST_FRAMES};
+use crate::checksum::Sum;
+use crate::packet::{Ip, Layers, Transport};
+
+// Flags of TCP, in byte 13 of its header (RFC 9293, 3.1; RFC 3168, 6.1).
+pub(super) const FIN: u8 = 1;
+const SYN: u8 = 1 << 1;
+const RST: u8 = 1 << 2;
+pub(super) const PSH: u8 = 1 << 3;
+const URG: u8 = 1 << 5;
+pub(super) const CWR: u8 = 1 << 7;
+
+/// Longest IP packet, bytes.
+const LONGEST_PACKET: u32 = 65_535;
+/// Don't fragment, in the word of IPv4's flags and fragment offset.
+const DF: u16 = 0x4000;
+
+/// See the module's head.
+#[derive(Debug, Clone)]
+pub(super) struct Group {
+    /// Number of frames; 0: nothing is open here.
+    count: u8,
+    first: u8,
+    last: u8,
+    /// Header of the first frame, with zeros where others may differ.
+    want: [u8; HEADERS],
+    mask: [u8; HEADERS],
+    layers: Layers,
+    /// Payload of the first frame, bytes: none is longer.
+    size: u32,
+    /// Payload of all, bytes.
+    bytes: u32,
+    /// Sequence number of the next.
+    next_seq: u32,
+    /// IPv4 id of the first; `fixed`: the same in all.
+    id: u16,
+    df: bool,
+    fixed_id: bool,
+    /// Where the timestamps are, if there are any, and those of the last frame.
+    stamps_at: Option<u8>,
+    stamps: [u32; 2],
+}
+
+/// A frame that can be appended.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Appended {
+    payload: u32,
+    /// PSH and FIN.
+    pub(super) flags: u8,
+    fixed_id: bool,
+    stamps: [u32; 2],
+}
+
+impl Group {
+    /// Nothing is open here.
+    pub(super) const CLOSED: Self = Self {
+        count: 0,
+        first: 0,
+        last: 0,
+        want: [0; HEADERS],
+        mask: [0; HEADERS],
+        layers: Layers {
+            ip: 0,
+            transport: 0,
+            payload: 0,
+            version: Ip::V4,
+            transport_kind: Transport::Tcp,
+            ip_len_end: 0,
+        },
+        size: 0,
+        bytes: 0,
+        next_seq: 0,
+        id: 0,
+        df: false,
+        fixed_id: false,
+        stamps_at: None,
+        stamps: [0; 2],
+    };
+
+    #[inline]
+    pub(super) fn is_open(&self) -> bool {
+        self.count > 0
+    }
+
+    /// Number of the first frame.
+    pub(super) fn first(&self) -> u8 {
+        self.first
+    }
+
+    #[inline]
+    pub(super) fn close(&mut self) {
+        self.count = 0;
+    }
+
+    /// Layers of a frame that resembles the first and is `frame_len` bytes long.
+    #[inline]
+    pub(super) fn layers(&self, frame_len: u32) -> Layers {
+        Layers {
+            ip_len_end: frame_len,
+            ..self.layers
+        }
+    }
+
+    /// Opens it with a frame that others could follow; false if none could.
+    pub(super) fn open(&mut self, headers: &[u8], frame_len: u32, layers: &Layers, number: u8) -> bool {
+        let len = usize::from(layers.payload);
+        let payload = frame_len.saturating_sub(u32::from(layers.payload));
+        if len > HEADERS || len > headers.len() || layers.ip_len_end != frame_len || payload == 0 {
+            return false;
+        }
+        let (ip, transport) = (usize::from(layers.ip), usize::from(layers.transport));
+        if frame_len - u32::from(layers.ip) > LONGEST_PACKET {
+            return false;
+        }
+        let (mut id, mut df) = (0, false);
+        if layers.version == Ip::V4 {
+            let fragment = be16(headers, ip + 6);
+            if headers[ip] != 0x45 || fragment & !DF != 0 || !has_good_header_sum(headers, ip) {
+                return false;
+            }
+            (id, df) = (be16(headers, ip + 4), fragment & DF != 0);
+        }
+        let mut next_seq = 0;
+        let (mut stamps_at, mut stamps) = (None, [0; 2]);
+        match layers.transport_kind {
+            Transport::Tcp => {
+                if tcp_flags(headers, layers) & (SYN | RST | URG | PSH | FIN) != 0 {
+                    return false;
+                }
+                next_seq = be32(headers, transport + 4).wrapping_add(payload);
+                stamps_at = timestamps(&headers[..len], transport + 20);
+                if let Some(at) = stamps_at {
+                    stamps = stamps_of(headers, at);
+                }
+            }
+            Transport::Udp => {
+                if u32::from(be16(headers, transport + 4)) != frame_len - u32::from(layers.transport) {
+                    return false;
+                }
+            }
+        }
+        *self = Self {
+            count: 1,
+            first: number,
+            last: number,
+            layers: *layers,
+            size: payload,
+            bytes: payload,
+            next_seq,
+            id,
+            df,
+            fixed_id: false,
+            stamps_at,
+            stamps,
+            ..Self::CLOSED
+        };
+        self.make_mask(&headers[..len]);
+        true
+    }
+
+    fn make_mask(&mut self, headers: &[u8]) {
+        let (ip, transport) = (usize::from(self.layers.ip), usize::from(self.layers.transport));
+        let mask = &mut self.mask[..headers.len()];
+        mask.fill(0xff);
+        let differing: &[usize] = match self.layers.version {
+            // Total length and id; header checksum.
+            Ip::V4 => &[2, 3, 4, 5, 10, 11],
+            // Payload length.
+            Ip::V6 => &[4, 5],
+        };
+        differing.iter().for_each(|at| mask[ip + at] = 0);
+        match self.layers.transport_kind {
+            Transport::Tcp => {
+                // Sequence number; checksum.
+                [4, 5, 6, 7, 16, 17]
+                    .iter()
+                    .for_each(|at| mask[transport + at] = 0);
+                mask[transport + 13] = !(CWR | PSH | FIN);
+            }
+            // Length; checksum.
+            Transport::Udp => mask[transport + 4..transport + 8].fill(0),
+        }
+        if let Some(at) = self.stamps_at {
+            mask[usize::from(at)..usize::from(at) + 8].fill(0);
+        }
+        for ((want, mask), byte) in self.want.iter_mut().zip(&self.mask).zip(headers) {
+            *want = byte & mask;
+        }
+    }
+
+    /// Whether a frame has the same header as the first, but for what may differ.
+    #[inline]
+    pub(super) fn resembles(&self, headers: &[u8]) -> bool {
+        let len = usize::from(self.layers.payload);
+        if !self.is_open() || headers.len() < len {
+            return false;
+        }
+        // At least 42 bytes, at most HEADERS: the last word overlaps the one before.
+        let differs = |at: usize| (word(headers, at) & word(&self.mask, at)) != word(&self.want, at);
+        let mut at = 0;
+        while at + 8 <= len {
+            if differs(at) {
+                return false;
+            }
+            at += 8;
+        }
+        !differs(len - 8)
+    }
+
+    /// Whether a frame that [`resembles`](Self::resembles) the first is the next one of the unit.
+    #[inline]
+    pub(super) fn can_append(&self, headers: &[u8], frame_len: u32) -> Option<Appended> {
+        let Layers {
+            ip,
+            transport,
+            payload: len,
+            version,
+            transport_kind,
+            ..
+        } = self.layers;
+        let (ip, transport) = (usize::from(ip), usize::from(transport));
+        let payload = frame_len.checked_sub(u32::from(len))?;
+        let packet = u32::from(len) - ip as u32 + self.bytes + payload;
+        if payload == 0
+            || payload > self.size
+            || packet > LONGEST_PACKET
+            || packet_end(headers, ip, version) != frame_len
+        {
+            return None;
+        }
+        let mut appended = Appended {
+            payload,
+            flags: 0,
+            fixed_id: self.fixed_id,
+            stamps: [0; 2],
+        };
+        if version == Ip::V4 {
+            appended.fixed_id = self.accepts_id(be16(headers, ip + 4))?;
+            if !has_good_header_sum(headers, ip) {
+                return None;
+            }
+        }
+        match transport_kind {
+            Transport::Tcp => {
+                let flags = headers[transport + 13];
+                if flags & CWR != 0 || be32(headers, transport + 4) != self.next_seq {
+                    return None;
+                }
+                appended.flags = flags & (PSH | FIN);
+                if let Some(at) = self.stamps_at {
+                    appended.stamps = stamps_of(headers, at);
+                    let back = |new: u32, old: u32| new.wrapping_sub(old) > i32::MAX as u32;
+                    if back(appended.stamps[0], self.stamps[0]) || back(appended.stamps[1], self.stamps[1]) {
+                        return None;
+                    }
+                }
+            }
+            Transport::Udp => {
+                if u32::from(be16(headers, transport + 4)) != frame_len - transport as u32 {
+                    return None;
+                }
+            }
+        }
+        Some(appended)
+    }
+
+    /// Whether an id continues the unit's, and whether the ids stay the same.
+    #[inline]
+    fn accepts_id(&self, id: u16) -> Option<bool> {
+        let ahead = id.wrapping_sub(self.id);
+        let fixed = if self.count == 1 {
+            self.df && ahead == 0
+        } else {
+            self.fixed_id
+        };
+        let expected = if fixed { 0 } else { u16::from(self.count) };
+        (ahead == expected).then_some(fixed)
+    }
+
+    /// Appends frame `number`, and returns which was the last one.
+    #[inline]
+    pub(super) fn append(&mut self, appended: &Appended, number: u8) -> u8 {
+        let last = self.last;
+        self.last = number;
+        self.count += 1;
+        self.bytes += appended.payload;
+        self.next_seq = self.next_seq.wrapping_add(appended.payload);
+        self.fixed_id = appended.fixed_id;
+        self.stamps = appended.stamps;
+        if appended.flags != 0 || appended.payload < self.size || usize::from(self.count) == MOST_FRAMES {
+            self.close();
+        }
+        last
+    }
+
+    /// Whether a frame belongs to the same flow: addresses, protocol, ports.
+    pub(super) fn is_same_flow(&self, headers: &[u8], layers: &Layers) -> bool {
+        self.layers.version == layers.version
+            && self.layers.transport_kind == layers.transport_kind
+            && ports(&self.want, &self.layers) == ports(headers, layers)
+            && addresses(&self.want, &self.layers) == addresses(headers, layers)
+    }
+}
+
+/// Flags of a TCP packet; 0 for UDP.
+#[inline]
+pub(super) fn tcp_flags(headers: &[u8], layers: &Layers) -> u8 {
+    match layers.transport_kind {
+        Transport::Tcp => headers[usize::from(layers.transport) + 13],
+        Transport::Udp => 0,
+    }
+}
+
+fn ports(headers: &[u8], layers: &Layers) -> u32 {
+    be32(headers, layers.transport.into())
+}
+
+fn addresses<'a>(headers: &'a [u8], layers: &Layers) -> Option<&'a [u8]> {
+    let ip = usize::from(layers.ip);
+    match layers.version {
+        Ip::V4 => headers.get(ip + 12..ip + 20),
+        Ip::V6 => headers.get(ip + 8..ip + 40),
+    }
+}
+
+/// End of the IP packet by its own length.
+#[inline]
+fn packet_end(headers: &[u8], ip: usize, version: Ip) -> u32 {
+    let end = match version {
+        Ip::V4 => ip + usize::from(be16(headers, ip + 2)),
+        Ip::V6 => ip + 40 + usize::from(be16(headers, ip + 4)),
+    };
+    end as u32
+}
+
+/// Whether the checksum of an IPv4 header without options is right.
+#[inline]
+fn has_good_header_sum(headers: &[u8], ip: usize) -> bool {
+    Sum::of(&headers[ip..ip + 20]).fold() == 0xffff
+}
+
+/// Where the values of the timestamps option are (RFC 7323, 3.2), among options that begin at `at` and end with `headers`.
+fn timestamps(headers: &[u8], at: usize) -> Option<u8> {
+    let mut at = at;
+    loop {
+        match headers.get(at)? {
+            0 => return None,
+            1 => at += 1,
+            8 if headers.get(at + 1) == Some(&10) && at + 10 <= headers.len() => {
+                return u8::try_from(at + 2).ok();
+            }
+            _ => at += usize::from(*headers.get(at + 1)?).max(2),
+        }
+    }
+}
+
+/// TSval and TSecr.
+#[inline]
+fn stamps_of(headers: &[u8], at: u8) -> [u32; 2] {
+    let at = usize::from(at);
+    [be32(headers, at), be32(headers, at + 4)]
+}
+
+#[inline]
+fn be16(bytes: &[u8], at: usize) -> u16 {
+    u16::from_be_bytes([bytes[at], bytes[at + 1]])
+}
+
+#[inline]
+fn be32(bytes: &[u8], at: usize) -> u32 {
+    u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+/// Eight bytes, in the order of memory.
+#[inline]
+fn word(bytes: &[u8], at: usize) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_ne_bytes(word)
+}

@@ -1,0 +1,122 @@
+//! Headers of what is delivered: the virtio-net header, and the super-frame's own.
+
+use crate::checksum::Sum;
+use crate::packet::{Ip, Layers, Transport};
+use crate::verify::{self, Verdict};
+
+const NEEDS_CSUM: u8 = 1;
+const DATA_VALID: u8 = 2;
+const GSO_TCPV4: u8 = 1;
+const GSO_TCPV6: u8 = 4;
+const GSO_UDP_L4: u8 = 5;
+const GSO_ECN: u8 = 0x80;
+
+/// A virtio-net header but for `num_buffers` (VirtIO 1.3, 5.1.6; include/uapi/linux/virtio_net.h).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct NetHeader {
+    /// NEEDS_CSUM (1) or DATA_VALID (2).
+    pub flags: u8,
+    /// 0, TCPV4 (1), TCPV6 (4) or UDP_L4 (5), with ECN (0x80).
+    pub gso_type: u8,
+    /// Bytes of headers, with a `gso_type` only.
+    pub hdr_len: u16,
+    /// Bytes of payload of each segment but the last.
+    pub gso_size: u16,
+    /// Where the transport header begins, with NEEDS_CSUM only.
+    pub csum_start: u16,
+    /// Where the checksum is, from there.
+    pub csum_offset: u16,
+}
+
+impl NetHeader {
+    /// Says nothing.
+    pub const NONE: Self = Self {
+        flags: 0,
+        gso_type: 0,
+        hdr_len: 0,
+        gso_size: 0,
+        csum_start: 0,
+        csum_offset: 0,
+    };
+
+    /// As it lies in memory.
+    #[inline]
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; 10] {
+        let mut bytes = [self.flags, self.gso_type, 0, 0, 0, 0, 0, 0, 0, 0];
+        let words = [self.hdr_len, self.gso_size, self.csum_start, self.csum_offset];
+        for (place, word) in bytes[2..].chunks_exact_mut(2).zip(words) {
+            place.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// Of a frame that is no super-frame.
+    #[inline]
+    #[must_use]
+    pub fn of_frame(layers: &Layers, verdict: Verdict) -> Self {
+        match verdict {
+            Verdict::Unknown => Self::NONE,
+            Verdict::Valid => Self {
+                flags: DATA_VALID,
+                ..Self::NONE
+            },
+            Verdict::Partial => Self {
+                flags: NEEDS_CSUM,
+                csum_start: layers.transport,
+                csum_offset: layers.transport_kind.checksum_offset(),
+                ..Self::NONE
+            },
+        }
+    }
+
+    /// Of a super-frame whose segments have `size` bytes of payload.
+    #[inline]
+    pub(super) fn of_super_frame(layers: &Layers, size: u32, cwr: bool) -> Self {
+        let gso_type = match (layers.transport_kind, layers.version) {
+            (Transport::Udp, _) => GSO_UDP_L4,
+            (Transport::Tcp, Ip::V4) => GSO_TCPV4,
+            (Transport::Tcp, Ip::V6) => GSO_TCPV6,
+        };
+        Self {
+            gso_type: if cwr { gso_type | GSO_ECN } else { gso_type },
+            hdr_len: layers.payload,
+            // A frame that was merged is no longer than an IP packet.
+            #[allow(clippy::cast_possible_truncation)]
+            gso_size: size as u16,
+            ..Self::of_frame(layers, Verdict::Partial)
+        }
+    }
+}
+
+/// See [`super::Batch::rewrite`].
+pub(super) fn rewrite(headers: &mut [u8], layers: &Layers, frame_len: u32, flags: u8) {
+    let (ip, transport) = (usize::from(layers.ip), usize::from(layers.transport));
+    let layers = Layers {
+        ip_len_end: frame_len,
+        ..*layers
+    };
+    // A group is closed before it is longer than an IP packet.
+    #[allow(clippy::cast_possible_truncation)]
+    let length_from = |at: usize| (frame_len as usize - at) as u16;
+    let mut put = |at: usize, value: u16| headers[at..at + 2].copy_from_slice(&value.to_be_bytes());
+    match layers.version {
+        Ip::V4 => {
+            put(ip + 2, length_from(ip));
+            put(ip + 10, 0);
+        }
+        Ip::V6 => put(ip + 4, length_from(ip + 40)),
+    }
+    if layers.transport_kind == Transport::Udp {
+        put(transport + 4, length_from(transport));
+    } else {
+        headers[transport + 13] |= flags;
+    }
+    if layers.version == Ip::V4 {
+        let sum = Sum::of(&headers[ip..ip + 20]).complement();
+        headers[ip + 10..ip + 12].copy_from_slice(&sum.to_be_bytes());
+    }
+    let partial = verify::pseudo(headers, &layers).fold();
+    let at = transport + usize::from(layers.transport_kind.checksum_offset());
+    headers[at..at + 2].copy_from_slice(&partial.to_be_bytes());
+}

@@ -1,0 +1,451 @@
+//! Each rule by an example.
+
+use super::*;
+
+/// So many segments in sequence.
+fn train(first: &Spec, count: usize) -> Vec<Spec> {
+    let mut train = vec![first.clone()];
+    while train.len() < count {
+        train.push(train[train.len() - 1].next());
+    }
+    train
+}
+
+#[test]
+fn segments_in_sequence_become_one_super_frame() {
+    for (v6, udp, vlan, partial) in [
+        (false, false, None, false),
+        (false, false, Some(5), true),
+        (true, false, None, true),
+        (true, false, Some(5), false),
+        (false, true, None, false),
+        (true, true, Some(9), true),
+    ] {
+        let first = Spec {
+            v6,
+            udp,
+            vlan,
+            partial,
+            ..Spec::default()
+        };
+        let frames: Vec<_> = train(&first, 5).iter().map(Spec::frame).collect();
+        let got = coalesced(&frames);
+        assert_eq!(got.len(), 1, "{v6} {udp}");
+        assert_eq!(got[0].members, [0, 1, 2, 3, 4]);
+        assert_eq!(got[0].header.gso_size, 100);
+        assert_eq!(got[0].frame.len(), frames[0].len() + 400);
+        assert_super_frame(&got[0], &frames);
+    }
+}
+
+#[test]
+fn nothing_is_merged_that_was_not_accepted() {
+    let none = Rules::default();
+    for (v6, udp, rules) in [
+        (false, false, Rules { tcp4: false, ..ALL }),
+        (true, false, Rules { tcp6: false, ..ALL }),
+        (false, true, Rules { udp4: false, ..ALL }),
+        (true, true, Rules { udp6: false, ..ALL }),
+        (false, false, none),
+    ] {
+        let frames: Vec<_> = train(
+            &Spec {
+                v6,
+                udp,
+                ..Spec::default()
+            },
+            3,
+        )
+        .iter()
+        .map(Spec::frame)
+        .collect();
+        let got = deliver(&batch_of(rules, &frames), &frames, |_| u32::MAX);
+        assert_eq!(got.len(), 3);
+        for (got, frame) in got.iter().zip(&frames) {
+            assert_eq!(&got.frame, frame);
+            assert_eq!(
+                got.header,
+                NetHeader {
+                    flags: 2,
+                    ..NetHeader::NONE
+                },
+                "DATA_VALID"
+            );
+        }
+    }
+}
+
+#[test]
+fn single_frame_says_what_its_checksum_is() {
+    let valid = Spec::default();
+    let partial = Spec {
+        partial: true,
+        ports: (1, 1),
+        ..Spec::default()
+    };
+    let mut wrong = Spec {
+        ports: (1, 2),
+        ..Spec::default()
+    }
+    .frame();
+    *wrong.last_mut().expect("bytes") ^= 1;
+    let none = {
+        let mut frame = Spec {
+            udp: true,
+            ..Spec::default()
+        }
+        .frame();
+        frame[40..42].fill(0);
+        frame
+    };
+    let got = coalesced(&[
+        valid.frame(),
+        partial.frame(),
+        wrong.clone(),
+        none,
+        vec![0xff; 60],
+    ]);
+    let headers: Vec<_> = got
+        .iter()
+        .map(|got| (got.header.flags, got.header.csum_start, got.header.csum_offset))
+        .collect();
+    assert_eq!(headers, [(2, 0, 0), (1, 34, 16), (0, 0, 0), (0, 0, 0), (0, 0, 0)]);
+    assert_eq!(got[2].frame, wrong);
+}
+
+/// What a second and third segment is changed by, and whether it is merged still.
+#[test]
+fn differing_header_is_not_merged() {
+    type Change = (&'static str, fn(&mut Spec));
+    let change: [Change; 13] = [
+        ("ttl", |spec| spec.ttl = 63),
+        ("tos", |spec| spec.tos = 2),
+        ("df", |spec| spec.df = false),
+        ("id", |spec| spec.id += 1),
+        ("sequence", |spec| spec.seq += 1),
+        ("acknowledgement", |spec| spec.ack += 1),
+        ("window", |spec| spec.window += 1),
+        ("ECE", |spec| spec.flags |= 0x40),
+        ("CWR", |spec| spec.flags |= 0x80),
+        ("no timestamps", |spec| spec.stamps = None),
+        ("timestamp going back", |spec| spec.stamps = Some((9, 20))),
+        ("echo going back", |spec| spec.stamps = Some((10, 19))),
+        ("longer", |spec| spec.payload.push(0)),
+    ];
+    for (what, change) in change {
+        let mut specs = train(&Spec::default(), 3);
+        change(&mut specs[1]);
+        let units = units(&specs);
+        assert!(
+            units.iter().all(|unit| !unit.contains(&0) || unit == &[0]),
+            "{what}: {units:?}"
+        );
+        assert_eq!(units.concat(), [0, 1, 2], "{what}");
+    }
+}
+
+#[test]
+fn flow_label_and_traffic_class_of_ipv6_must_be_equal() {
+    let change: [fn(&mut Spec); 3] = [|spec| spec.label = 1, |spec| spec.tos = 3, |spec| spec.ttl = 2];
+    for change in change {
+        let mut specs = train(
+            &Spec {
+                v6: true,
+                ..Spec::default()
+            },
+            2,
+        );
+        change(&mut specs[1]);
+        assert_eq!(units(&specs), [[0], [1]]);
+    }
+}
+
+#[test]
+fn addresses_of_ethernet_and_tags_must_be_equal() {
+    let change: [fn(&mut Spec); 3] = [
+        |spec| spec.mac = 7,
+        |spec| spec.vlan = Some(6),
+        |spec| spec.vlan = None,
+    ];
+    for change in change {
+        let mut specs = train(
+            &Spec {
+                vlan: Some(5),
+                ..Spec::default()
+            },
+            2,
+        );
+        change(&mut specs[1]);
+        assert_eq!(units(&specs), [[0], [1]]);
+    }
+}
+
+#[test]
+fn push_and_fin_end_a_super_frame_and_are_in_it() {
+    for flag in [1, 8, 9] {
+        let mut specs = train(&Spec::default(), 4);
+        specs[1].flags |= flag;
+        let got = coalesced_specs(&specs);
+        assert_eq!(got[0].members, [0, 1]);
+        assert_eq!(got[1].members, [2, 3]);
+        assert_eq!(got[0].frame[34 + 13], ACK | flag);
+    }
+}
+
+#[test]
+fn syn_rst_urg_and_push_stay_alone() {
+    for flag in [2, 4, 0x20, 8, 1] {
+        let mut specs = train(&Spec::default(), 2);
+        specs[0].flags |= flag;
+        assert_eq!(units(&specs), [[0], [1]], "{flag:#x}");
+    }
+}
+
+#[test]
+fn congestion_window_reduced_may_be_in_the_first_only() {
+    let mut specs = train(&Spec::default(), 3);
+    specs[0].flags |= 0x80;
+    let frames: Vec<_> = specs.iter().map(Spec::frame).collect();
+    let got = coalesced(&frames);
+    assert_eq!((got.len(), got[0].header.gso_type), (1, 0x81));
+    assert_super_frame(&got[0], &frames);
+    let got = deliver(&batch_of(Rules { ecn: false, ..ALL }, &frames), &frames, |_| {
+        u32::MAX
+    });
+    assert_eq!(
+        got.iter().map(|got| got.members.len()).collect::<Vec<_>>(),
+        [1, 2]
+    );
+    assert_eq!(got[1].header.gso_type, 1);
+}
+
+#[test]
+fn shorter_segment_ends_a_super_frame() {
+    for udp in [false, true] {
+        let mut specs = train(
+            &Spec {
+                udp,
+                ..Spec::default()
+            },
+            2,
+        );
+        specs[1].payload.truncate(40);
+        specs.push(specs[1].next());
+        assert_eq!(units(&specs), [vec![0, 1], vec![2]]);
+    }
+}
+
+#[test]
+fn timestamps_may_go_on_and_the_first_stay() {
+    let mut specs = train(&Spec::default(), 3);
+    specs[1].stamps = Some((11, 20));
+    specs[2].stamps = Some((12, 25));
+    let frames: Vec<_> = specs.iter().map(Spec::frame).collect();
+    let got = coalesced(&frames);
+    assert_eq!(got.len(), 1);
+    assert_eq!(got[0].frame[34 + 24..34 + 32], [0, 0, 0, 10, 0, 0, 0, 20]);
+    assert_super_frame(&got[0], &frames);
+}
+
+#[test]
+fn fixed_ids_need_dont_fragment_and_stay_fixed() {
+    let fixed = |df| {
+        let mut specs = train(
+            &Spec {
+                df,
+                ..Spec::default()
+            },
+            3,
+        );
+        specs.iter_mut().for_each(|spec| spec.id = 7);
+        units(&specs)
+    };
+    assert_eq!(fixed(true), [[0, 1, 2]]);
+    assert_eq!(fixed(false), [[0], [1], [2]]);
+    let mut mixed = train(&Spec::default(), 3);
+    mixed[1].id = mixed[0].id;
+    mixed[2].id = mixed[0].id + 1;
+    assert_eq!(units(&mixed), [vec![0, 1], vec![2]]);
+}
+
+#[test]
+fn ids_and_sequence_numbers_may_wrap() {
+    let specs = train(
+        &Spec {
+            id: 0xffff,
+            seq: u32::MAX - 50,
+            ..Spec::default()
+        },
+        3,
+    );
+    assert_eq!(units(&specs), [[0, 1, 2]]);
+}
+
+#[test]
+fn packet_has_at_most_65535_bytes() {
+    // 52 bytes of IPv4 and TCP.
+    let size = 9000;
+    let most = (65_535 - 52) / size;
+    let specs = train(
+        &Spec {
+            payload: vec![1; size],
+            ..Spec::default()
+        },
+        most + 2,
+    );
+    let got = coalesced_specs(&specs);
+    assert_eq!(
+        got.iter().map(|got| got.members.len()).collect::<Vec<_>>(),
+        [most, 2]
+    );
+    let last = 65_535 - 52 - most * size;
+    for (short, merged) in [(last, most + 1), (last + 1, most)] {
+        let mut specs = train(
+            &Spec {
+                payload: vec![1; size],
+                ..Spec::default()
+            },
+            most + 1,
+        );
+        specs[most].payload.truncate(short);
+        assert_eq!(coalesced_specs(&specs)[0].members.len(), merged);
+    }
+}
+
+#[test]
+fn padded_frame_and_wrong_checksum_are_passed_as_they_are_and_in_order() {
+    let specs = train(
+        &Spec {
+            payload: vec![1; 4],
+            ..Spec::default()
+        },
+        3,
+    );
+    let mut frames: Vec<_> = specs.iter().map(Spec::frame).collect();
+    frames[1].extend([0; 2]);
+    let got = coalesced(&frames);
+    assert_eq!(
+        got.iter().map(|got| got.members.clone()).collect::<Vec<_>>(),
+        [[0], [1], [2]]
+    );
+    assert_eq!((&got[1].frame, got[1].header.flags), (&frames[1], 2));
+    for at in [10, 11, 14 + 20 + 16, 70 - 1] {
+        let mut frames: Vec<_> = specs.iter().map(Spec::frame).collect();
+        frames[1][14 + at.min(55)] ^= 0x10;
+        let got = coalesced(&frames);
+        assert_eq!(got.len(), 3, "byte {at}");
+        assert_eq!(got[1].frame, frames[1]);
+    }
+}
+
+#[test]
+fn flows_are_merged_beside_each_other_and_delivered_by_their_first() {
+    let flows: Vec<_> = (0..3)
+        .map(|port| {
+            train(
+                &Spec {
+                    ports: (port, 9),
+                    ..Spec::default()
+                },
+                4,
+            )
+        })
+        .collect();
+    let mixed: Vec<_> = (0..12).map(|at| flows[at % 3][at / 3].clone()).collect();
+    assert_eq!(units(&mixed), [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11]]);
+}
+
+#[test]
+fn ninth_flow_ends_the_first() {
+    let flows: Vec<_> = (0..9)
+        .map(|port| {
+            train(
+                &Spec {
+                    ports: (port, 9),
+                    ..Spec::default()
+                },
+                2,
+            )
+        })
+        .collect();
+    let mixed: Vec<_> = (0..18).map(|at| flows[at % 9][at / 9].clone()).collect();
+    let got = units(&mixed);
+    // The ninth ends the first, whose next one ends the second, and so on.
+    assert_eq!(got.concat().len(), 18);
+    assert!(got.contains(&vec![0]), "{got:?}");
+}
+
+#[test]
+fn pure_acknowledgement_and_what_is_no_tcp_keep_their_place() {
+    let mut specs = train(&Spec::default(), 4);
+    specs[1].payload.clear();
+    specs[2].seq = specs[1].seq;
+    specs[3] = specs[2].next();
+    assert_eq!(units(&specs), [vec![0], vec![1], vec![2, 3]]);
+    let mut frames: Vec<_> = train(&Spec::default(), 4).iter().map(Spec::frame).collect();
+    frames[2] = vec![0xff; 60];
+    frames.swap(1, 2);
+    let members: Vec<_> = coalesced(&frames).into_iter().map(|got| got.members).collect();
+    assert_eq!(members, [vec![0], vec![1], vec![2], vec![3]]);
+}
+
+#[test]
+fn unit_can_be_taken_in_runs_that_fit() {
+    let frames: Vec<_> = train(
+        &Spec {
+            flags: ACK | 0x80,
+            ..Spec::default()
+        },
+        5,
+    )
+    .iter()
+    .map(Spec::frame)
+    .collect();
+    let mut frames = frames;
+    frames[1..].iter_mut().for_each(|frame| {
+        frame[34 + 13] &= !0x80;
+        complete(frame);
+    });
+    let batch = batch_of(ALL, &frames);
+    // Two frames, then one that does not fit but is the least, then the rest.
+    let room = |at: usize| [66 + 200, 1, u32::MAX][at.min(2)];
+    let got = deliver(&batch, &frames, room);
+    assert_eq!(
+        got.iter().map(|got| got.members.clone()).collect::<Vec<_>>(),
+        [vec![0, 1], vec![2], vec![3, 4]]
+    );
+    assert_eq!(got[1].frame, frames[2]);
+    assert_eq!(
+        [
+            got[0].header.gso_type,
+            got[1].header.gso_type,
+            got[2].header.gso_type
+        ],
+        [0x81, 0, 1]
+    );
+    assert_super_frame(&got[0], &frames);
+    assert_super_frame(&got[2], &frames);
+}
+
+#[test]
+fn full_batch_takes_no_more_and_can_be_used_again() {
+    let frame = Spec::default().frame();
+    let mut batch = batch_of(ALL, &vec![frame.clone(); MOST_FRAMES]);
+    assert!(!batch.add(&frame, frame.len() as u32, |_| Verdict::Valid));
+    batch.clear();
+    assert!(batch.is_empty() && batch.run(&Position::default(), 0).is_none());
+    assert!(batch.add(&frame, frame.len() as u32, |_| Verdict::Valid));
+}
+
+#[test]
+fn header_lies_in_memory_as_the_specification_has_it() {
+    let header = NetHeader {
+        flags: 1,
+        gso_type: 4,
+        hdr_len: 0x0102,
+        gso_size: 0x0304,
+        csum_start: 0x0506,
+        csum_offset: 0x0708,
+    };
+    assert_eq!(header.to_bytes(), [1, 4, 2, 1, 4, 3, 6, 5, 8, 7]);
+}
