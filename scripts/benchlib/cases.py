@@ -2,7 +2,7 @@
 
 import fnmatch
 
-from . import measure
+from . import measure, tcp
 
 SIZES = (64, 1514)
 DIRECTIONS = ("from-guest", "to-guest")
@@ -17,9 +17,30 @@ class Case:
         self.unit = unit
         self.run_once = run_once
 
-    def reference(self):
-        """The peer that the others are compared with."""
-        return "dpdk" if "dpdk" in self.contenders else None
+    # Peers that the others are compared with, if they take part.
+    references = ("dpdk", "dpdk-duplex", "raw")
+    # Contenders that take part only if named.
+    further = ()
+    # Further figures of which ratios are taken.
+    also_compared = ()
+    # DPDK takes part.
+    needs_huge_pages = True
+    # Only when --only names it.
+    only_by_name = False
+
+
+class TcpCase(Case):
+    """A case with a real guest; see tcp.py."""
+
+    references = ("tap", "tap-veth")
+    further = tcp.FURTHER
+    needs_huge_pages = False
+    only_by_name = True
+
+    def __init__(self, name, unit, run_once):
+        super().__init__(f"tcp/{name}", list(tcp.CONTENDERS), unit, run_once)
+        if unit == "gbps":
+            self.also_compared = ("bytes_per_cpu_s",)
 
 
 def traffic(kind, direction, size):
@@ -40,19 +61,33 @@ def traffic(kind, direction, size):
     return Case(f"{kind}/{direction}/{size}", contenders, "mpps", take)
 
 
+def tcp_throughput(direction, streams, message):
+    """A case of iperf3: `streams` connections, writes of `message` bytes."""
+    take = lambda run, who: tcp.throughput(run, who, direction, streams, message)  # noqa: E731
+    return TcpCase(f"{direction}/{streams}/{message}", "gbps", take)
+
+
+def tcp_cases():
+    """Those with a real guest."""
+    cases = [
+        tcp_throughput(direction, streams, message) for direction in DIRECTIONS for streams in (1, 4) for message in tcp.MESSAGES
+    ]
+    return cases + [TcpCase("rr", "per_second", tcp.request_response), TcpCase("ping", "us", tcp.ping)]
+
+
 def all_cases():
     """Every case, in the order of a whole run."""
     cases = [traffic(kind, direction, size) for kind in ("nic", "null", "packed") for direction in DIRECTIONS for size in SIZES]
     cases.append(Case("idle", ["copy", "direct", "dpdk"], "cpu_percent", measure.idle))
     cases.append(Case("memory", ["copy", "direct"], "process_bytes", measure.memory))
-    return cases
+    return cases + tcp_cases()
 
 
 def chosen(patterns):
     """The cases that a pattern names: a whole name, the beginning of one, or with wildcards."""
     cases = all_cases()
     if not patterns:
-        return cases
+        return [case for case in cases if not case.only_by_name]
     result = []
     for pattern in patterns:
         found = [case for case in cases if case.name.startswith(pattern) or fnmatch.fnmatch(case.name, pattern)]

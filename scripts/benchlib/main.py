@@ -15,9 +15,10 @@ import signal
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 
-from . import cases, machine, report
-from .process import Failed
+from . import cases, machine, report, tcp
+from .process import Failed, NotHere
 
 
 class Run:
@@ -35,6 +36,8 @@ class Run:
         self.huge_dir = huge_dir
         self.tsc_hz = machine.tsc_hz()
         self.commands = {}
+        self.worlds = None
+        self.netcheck = None
         self._label = ""
 
     def label(self, case, contender):
@@ -84,15 +87,20 @@ def say(text):
 
 
 def run_case(run, case, contenders, reps):
-    """All repetitions of a case, contenders interleaved; returns the samples by contender."""
+    """All repetitions of a case, contenders interleaved; returns the samples by contender, or why it cannot be had here."""
     samples = {contender: [] for contender in contenders}
     for repetition in range(reps):
         for contender in contenders:
+            if isinstance(samples[contender], NotHere):
+                continue
             run.label(case.name, contender)
             start = time.monotonic()
             try:
                 sample = case.run_once(run, contender)
                 shown = f"{sample[case.unit]:.4g} {case.unit}"
+            except NotHere as reason:
+                samples[contender] = reason
+                continue
             except (Failed, RuntimeError, OSError) as error:
                 sample, shown = None, f"FAILED: {error}"
             samples[contender].append(sample)
@@ -105,9 +113,9 @@ def run_all(run, options, what):
     results, failed = {}, False
     for case in what:
         if options.contenders:
-            case.contenders = [name for name in case.contenders if name in options.contenders.split(",")]
+            case.contenders = [name for name in (*case.contenders, *case.further) if name in options.contenders.split(",")]
         rows = report.summarize(case, run_case(run, case, case.contenders, options.reps))
-        failed = failed or any(row["repetitions"] < options.reps for row in rows.values())
+        failed = failed or any("not_here" not in row and row["repetitions"] < options.reps for row in rows.values())
         results[case.name] = {"unit": case.unit, "contenders": rows}
         print(f"\n{report.table(case, rows)}\n", flush=True)
     return results, failed
@@ -135,8 +143,11 @@ def main(arguments):
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     about = machine.describe(options.binary)
-    with tempfile.TemporaryDirectory(prefix="vax-bench-log.") as log_dir, machine.Hugepages() as huge_dir:
+    with ExitStack() as stack:
+        log_dir = stack.enter_context(tempfile.TemporaryDirectory(prefix="vax-bench-log."))
+        huge_dir = stack.enter_context(machine.Hugepages()) if any(case.needs_huge_pages for case in what) else None
         run = Run(options, log_dir, huge_dir)
+        run.worlds = stack.enter_context(tcp.Worlds())
         results, failed = run_all(run, options, what)
         print_conditions(about, run, options)
     if options.json:

@@ -58,6 +58,11 @@ class Veth:
         path = f"/sys/class/net/{self.wire}/statistics/rx_packets"
         return int(self._run(self.far, "cat", path))
 
+    def ethtool(self, netns, interface, **features):
+        """Switches offloads of an end: `ethtool -K`."""
+        words = [word for feature in features.items() for word in feature]
+        self._run(netns, "ethtool", "-K", interface, *words)
+
     @staticmethod
     def _run(netns, *argv):
         argv = ["ip", "netns", "exec", netns, *argv]

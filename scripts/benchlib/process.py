@@ -18,6 +18,10 @@ class Failed(Exception):
     """Something that was to be measured did not run; says what, and the end of its log."""
 
 
+class NotHere(Exception):
+    """A contender that this machine cannot have; says why."""
+
+
 class Process:
     """One process; its output goes to a log file. `netns` names a namespace, `cpu` pins all its threads."""
 
@@ -103,15 +107,20 @@ class Process:
         return " | ".join(line.strip() for line in said) or "(it printed nothing)"
 
     def cpu_ns(self):
-        """CPU time of all its threads, in nanoseconds (/proc/PID/task/*/schedstat, first field)."""
-        total = 0
-        for task in os.listdir(f"/proc/{self.pid}/task"):
-            try:
-                with open(f"/proc/{self.pid}/task/{task}/schedstat", encoding="ascii") as file:
-                    total += int(file.read().split()[0])
-            except OSError:
-                pass  # the thread has just ended
-        return total
+        """CPU time of all its threads, in nanoseconds."""
+        return threads_ns(self.pid)
+
+
+def threads_ns(pid):
+    """CPU time of all threads of a process, in nanoseconds (/proc/PID/task/*/schedstat, first field)."""
+    total = 0
+    for task in os.listdir(f"/proc/{pid}/task"):
+        try:
+            with open(f"/proc/{pid}/task/{task}/schedstat", encoding="ascii") as file:
+                total += int(file.read().split()[0])
+        except OSError:
+            pass  # the thread has just ended
+    return total
 
 
 def cpu_ticks(pid):

@@ -26,14 +26,19 @@ def summarize(case, samples):
     """A case's figures by contender. `samples[contender]` has an entry a repetition, None where it failed."""
     rows = {}
     for contender in case.contenders:
+        if isinstance(samples[contender], Exception):
+            rows[contender] = {"not_here": str(samples[contender]), "repetitions": 0}
+            continue
         good = [sample for sample in samples[contender] if sample]
         row = {"samples": samples[contender], "repetitions": len(good)}
         if good:
             row["median"] = {key: median(good, key) for key in good[0] if isinstance(good[0][key], (int, float))}
             row["spread_percent"] = spread_percent(good, case.unit)
-            for reference in ("dpdk", "dpdk-duplex", "raw"):
+            for reference in case.references:
                 if reference in samples and reference != contender:
-                    row[f"ratio_to_{reference}"] = ratio(samples[contender], samples[reference], case.unit)
+                    for key in (case.unit, *case.also_compared):
+                        name = f"ratio_to_{reference}" if key == case.unit else f"{key}_ratio_to_{reference}"
+                        row[name] = ratio(samples[contender], samples[reference], key)
         rows[contender] = row
     return rows
 
@@ -41,6 +46,15 @@ def summarize(case, samples):
 def number(value, digits=2):
     """A figure for a table cell."""
     return "-" if value is None else f"{value:.{digits}f}"
+
+
+def ratios(case, key="", label=""):
+    """Columns of the ratios to each peer that takes part."""
+    return [
+        (f"{label}÷ {reference}", lambda row, name=f"{key}ratio_to_{reference}": number(row.get(name)))
+        for reference in case.references
+        if reference in case.contenders
+    ]
 
 
 def columns(case):
@@ -55,11 +69,28 @@ def columns(case):
             ("frames/round", lambda row: number(row["median"].get("batch"), 1)),
             ("idle rounds %", lambda row: number(row["median"].get("idle_rounds_percent"), 0)),
         ]
-        for reference in ("dpdk", "dpdk-duplex", "raw"):
-            if reference in case.contenders:
-                key = f"ratio_to_{reference}"
-                heads.append((f"÷ {reference}", lambda row, key=key: number(row.get(key))))
-        return heads
+        return heads + ratios(case)
+    if case.unit == "gbps":
+        mb = 1e6
+        return [
+            ("Gb/s", lambda row: number(row["median"]["gbps"])),
+            ("± %", lambda row: number(row["spread_percent"], 1)),
+            *ratios(case),
+            ("MB/CPU s", lambda row: number(row["median"]["bytes_per_cpu_s"] / mb, 0)),
+            *ratios(case, "bytes_per_cpu_s_", "MB/CPU s "),
+            ("CPUs", lambda row: number(row["median"]["host_cpus"])),
+            ("QEMU", lambda row: number(row["median"]["qemu_cpus"])),
+            ("daemon", lambda row: number(row["median"].get("daemon_cpus"))),
+            ("retransmits", lambda row: number(row["median"]["retransmits"], 0)),
+        ]
+    if case.unit in ("per_second", "us"):
+        return [
+            *([("a second", lambda row: number(row["median"]["per_second"], 0))] if case.unit == "per_second" else []),
+            ("median us", lambda row: number(row["median"]["us"], 1)),
+            ("± %", lambda row: number(row["spread_percent"], 1)),
+            *ratios(case),
+            ("p99 us", lambda row: number(row["median"]["p99_us"], 1)),
+        ]
     if case.unit == "cpu_percent":
         return [
             ("CPU %", lambda row: number(row["median"]["cpu_percent"], 3)),
@@ -79,7 +110,8 @@ def table(case, rows):
     heads = columns(case)
     lines = [[case.name] + [head for head, _ in heads] + ["n"]]
     for contender, row in rows.items():
-        cells = [cell(row) for _, cell in heads] if row["repetitions"] else ["failed"] + [""] * (len(heads) - 1)
+        missing = [row.get("not_here", "failed")] + [""] * (len(heads) - 1)
+        cells = [cell(row) for _, cell in heads] if row["repetitions"] else missing
         lines.append([contender] + cells + [str(row["repetitions"])])
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     text = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths)) + " |" for line in lines]

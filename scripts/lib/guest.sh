@@ -2,7 +2,7 @@
 # A real Linux guest under QEMU, small and quick to boot, driven from the host by commands.
 #
 # Theory of operation. The kernel is Debian's cloud kernel, taken out of its package without installing it; the initramfs is a
-# static busybox, iperf3 and ethtool with their libraries, the virtio modules, and guest-init. Both are built once and kept in
+# static busybox, iperf3 and ethtool with their libraries, netcheck (netcheck.c), modules for virtio and VLANs, and guest-init. Both are built once and kept in
 # $CACHE, under names made from what they were built of. A guest lives in a state directory:
 #     pid          number and start time of its QEMU        accel       kvm or tcg
 #     console.log  what the kernel said (ttyS0)              qemu.log    what QEMU said
@@ -21,7 +21,7 @@ readonly GUEST_CMDLINE="console=ttyS0 panic=-1 mitigations=off nokaslr net.ifnam
 readonly GUEST_MODULES=(
     drivers/virtio/virtio_ring drivers/virtio/virtio drivers/virtio/virtio_pci_legacy_dev
     drivers/virtio/virtio_pci_modern_dev drivers/virtio/virtio_pci net/core/failover drivers/net/net_failover
-    drivers/net/virtio_net
+    drivers/net/virtio_net net/llc/llc net/802/stp net/802/garp net/802/mrp net/8021q/8021q
 )
 
 # ---- images ------------------------------------------------------------------------------------------------------
@@ -78,14 +78,25 @@ copy_program() {
     done
 }
 
+# Sets NETCHECK to the program of netcheck.c, which runs on the host and in the guest, building it if its source has changed.
+guest_netcheck() {
+    local source="$REPO/scripts/lib/netcheck.c"
+    NETCHECK="$CACHE/netcheck-$(sha256sum "$source" | cut -c 1-16)"
+    [[ ! -e $NETCHECK ]] || return 0
+    gcc -O2 -Wall -Wextra -static -s -o "$NETCHECK.$$" "$source" || fail "netcheck.c does not compile (see above)"
+    mv "$NETCHECK.$$" "$NETCHECK"
+}
+
 # Sets GUEST_INITRAMFS, building it if what goes into it has changed.
 guest_initramfs() {
     local init="$REPO/scripts/lib/guest-init" key root module
+    guest_netcheck
     key="$({
         basename "$GUEST_KERNEL"
         printf '%s\n' "${GUEST_MODULES[@]}"
         dpkg-query -W busybox-static ethtool iperf3 libc6 libiperf0 libmnl0 libssl3
         cat "$init"
+        basename "$NETCHECK"
     } | sha256sum | cut -c 1-16)"
     GUEST_INITRAMFS="$CACHE/initramfs-$key"
     [[ ! -e $GUEST_INITRAMFS ]] || return 0
@@ -97,6 +108,7 @@ guest_initramfs() {
     cp /bin/busybox "$root/bin/busybox"
     copy_program /usr/bin/iperf3 "$root"
     copy_program /usr/sbin/ethtool "$root"
+    install -D "$NETCHECK" "$root/usr/bin/netcheck"
     for module in "${GUEST_MODULES[@]}"; do
         cp "$GUEST_KERNEL/modules/$module.ko" "$root/lib/modules/"
         echo "$(basename "$module").ko" >>"$root/lib/modules/order"
@@ -212,15 +224,15 @@ guest_choose_accel() {
 }
 
 # guest_boot STATE NETDEV [mac=M] [ip=A/P] [mtu=N] [queues=N] [ring=N] [packed=1] [mem=MIB] [hotplug=MIB] [cpus=N] [hugepages=1]
-# [migratable=1] [incoming=1]: boots a guest and waits until it answers; or, with incoming=1, makes a QEMU that waits for a guest from
+# [intx=1] [migratable=1] [incoming=1]: boots a guest and waits until it answers; or, with incoming=1, makes a QEMU that waits for a guest from
 # elsewhere, which it will not run before it is told `cont`, and returns when it takes orders. NETDEV is what follows -netdev, without its id, or `vhost-user:PATH` for a socket where a back
 # end listens (QEMU connects again when that is restarted), or `vhost-user-server:PATH` for one where QEMU listens.
 guest_boot() {
     local state="$1" netdev="$2" mac=52:54:00:12:34:56 ip='' mtu='' queues=1 ring=1024 packed='' mem=512
-    local hotplug='' cpus='' hugepages='' migratable='' incoming='' setting
+    local hotplug='' cpus='' hugepages='' intx='' migratable='' incoming='' setting
     for setting in "${@:3}"; do
         case "$setting" in
-            mac=* | ip=* | mtu=* | queues=* | ring=* | packed=* | mem=* | hotplug=* | cpus=* | hugepages=* | migratable=* | incoming=*) local "$setting" ;;
+            mac=* | ip=* | mtu=* | queues=* | ring=* | packed=* | mem=* | hotplug=* | cpus=* | hugepages=* | intx=* | migratable=* | incoming=*) local "$setting" ;;
             *) fail "guest_boot: unknown setting '$setting'" ;;
         esac
     done
@@ -247,7 +259,7 @@ guest_boot() {
     [[ $netdev != vhost-user* ]] || device+=",tx_queue_size=$ring"
     ((queues == 1)) || device+=",mq=on"
     [[ -z $packed ]] || device+=",packed=on"
-    if [[ $GUEST_ACCEL == tcg && $netdev == vhost-user* ]]; then
+    if [[ -n $intx || ($GUEST_ACCEL == tcg && $netdev == vhost-user*) ]]; then
         # Debian 12's QEMU (7.2.22) crashes when a vhost-user device masks an MSI-X vector without KVM: it releases an irqfd
         # that was never made (kvm_virtio_pci_irqfd_release in hw/virtio/virtio-pci.c). So the guest gets a plain PCI interrupt.
         device+=",vectors=0"

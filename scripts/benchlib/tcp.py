@@ -1,0 +1,231 @@
+"""TCP of a real guest: what its user sees, beside `-netdev tap`.
+
+A contender is a back end with its options, and the form of the peer. Its world (network, back end, guest) is made when it is
+first asked for and lives on to the end of the run, so that samples of all contenders alternate within seconds; idle guests cost little.
+
+    tap             an iperf3 in the namespace of the tap interface; vnet_hdr on, as QEMU has it by itself; no vhost-net in this kernel
+    tap-intx        the same, whose guest has a plain PCI interrupt, as that of ours has here: Debian 12's QEMU crashes with vhost-user
+                    and MSI-X where there is no KVM (scripts/lib/guest.sh)
+    tap-veth        tap, bridged to a veth pair whose far end has the iperf3: the same peer as ours
+    copy, direct    ours, all offloads;   copy-none, direct-none   ours without
+    …-gro           the peer's end of the veth with `gro on`, and the near end with `tso off`, which makes veth take frames through NAPI and
+                    GRO (veth_skb_is_eligible_for_gro in drivers/net/veth.c). A tap has neither end, so there is no tap-gro
+    af-xdp          QEMU's own, where the QEMU at hand has it
+
+The iperf3 client (and the pings) are on the host, the server in the guest: guest → peer is iperf3's -R. Bytes a host CPU-second: what
+arrived, by the busy time of all CPUs in /proc/stat (user, nice, system, irq, softirq; neither idle, iowait nor steal) while iperf3
+ran: QEMU with its vCPU, the back end, the kernel's softirqs and threads, and the iperf3 on the host. Busy time of an idle machine is not subtracted.
+"""
+
+import json
+import os
+import re
+import subprocess
+import tempfile
+import time
+from contextlib import ExitStack
+
+from .guest import Guest, netcheck
+from .net import Veth, ip
+from .process import Failed, NotHere, Process, threads_ns
+
+PEER_IP, GUEST_IP = "10.78.0.1", "10.78.0.2"
+IPERF_PORT, RR_PORT = 5201, 5202
+PINGS = 300
+CONTENDERS = (
+    "tap", "tap-veth", "tap-veth-gro", "copy", "copy-gro", "copy-none", "direct", "direct-gro", "direct-none", "af-xdp", "af-xdp-gro"
+)  # fmt: skip
+# Take part only if named.
+FURTHER = ("tap-intx",)
+MESSAGES = (1024, 4096, 16384, 65536)
+
+
+def qemu_has_af_xdp():
+    """Whether QEMU knows `-netdev af-xdp` (8.2 and later, if built with libxdp)."""
+    done = subprocess.run(["qemu-system-x86_64", "-netdev", "help"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
+    return "af-xdp" in done.stdout.split()
+
+
+class World:
+    """Network, back end and guest of one contender; a `with` block."""
+
+    def __init__(self, run, kind):
+        self.run, self.kind = run, kind
+        self.stack = ExitStack()
+        self.veth = self.guest = self.daemon = None
+        self.server_ns, self.gro = None, False
+
+    def __enter__(self):
+        try:
+            self._make()
+        except BaseException:
+            self.stack.close()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        self.stack.close()
+
+    def _make(self):
+        self.veth = self.stack.enter_context(Veth())
+        near, far = self.veth.near, self.veth.far
+        self.server_ns, peer = far, self.veth.wire
+        state = self.stack.enter_context(tempfile.TemporaryDirectory(prefix="vax-guest."))
+        options, netns = [], None
+        if self.kind.startswith("tap"):
+            ip("-n", near, "tuntap", "add", "tap0", "mode", "tap", "vnet_hdr")
+            ip("-n", near, "link", "set", "tap0", "up")
+            if self.kind != "tap-veth":
+                self.server_ns, peer = near, "tap0"
+            else:
+                ip("-n", near, "link", "add", "br0", "type", "bridge", "forward_delay", "0", "mcast_snooping", "0")
+                for port in ("tap0", self.veth.nic):
+                    ip("-n", near, "link", "set", port, "master", "br0")
+                ip("-n", near, "link", "set", "br0", "up")
+            options, netns = ["--netdev", "tap,ifname=tap0,script=no,downscript=no"], near
+            options += ["--intx"] if self.kind == "tap-intx" else []
+        elif self.kind == "af-xdp":
+            self.veth.ethtool(far, self.veth.wire, tx="off")
+            options, netns = ["--netdev", f"af-xdp,ifname={self.veth.nic},queues=1"], near
+        else:
+            options = ["--socket", self._start_daemon(state)]
+        ip("-n", self.server_ns, "address", "add", f"{PEER_IP}/24", "dev", peer)
+        options += ["--ip", f"{GUEST_IP}/24", "--mem", "512"]
+        self.guest = self.stack.enter_context(Guest(os.path.join(state, "guest"), options, netns))
+        self.run.remember(self.guest)
+        self.guest.run("iperf3 -s -D >/dev/null 2>&1")
+        self.guest.run(f"netcheck rr listen 0.0.0.0 {RR_PORT} >/dev/null 2>&1 &")
+        self._await_traffic()
+
+    def _start_daemon(self, state):
+        placement, _, offload = self.kind.partition("-")
+        path = os.path.join(state, "vm.sock")
+        argv = [self.run.binary, "serve", "--socket-path", path, "--memory", placement, "--ifname", self.veth.nic]
+        argv += ["--control", os.path.join(state, "control"), "--offload", offload or "all"]
+        if offload == "none":
+            # Nobody would finish the checksums that local senders on a veth leave.
+            self.veth.ethtool(self.veth.far, self.veth.wire, tx="off")
+        self.daemon = self.stack.enter_context(Process("daemon", argv, state, self.veth.near))
+        self.run.remember(self.daemon)
+        self.daemon.until("its socket", lambda: os.path.exists(path))
+        return path
+
+    def _await_traffic(self):
+        deadline = time.monotonic() + 15
+        while self.peer("ping", "-c", "1", "-W", "1", GUEST_IP, check=False).returncode != 0:
+            if time.monotonic() > deadline:
+                raise Failed(f"{self.kind}: no answer to a ping: {self.daemon.log_tail() if self.daemon else ''}")
+        # Warms up the interpreter's translations and TCP's memory of the route.
+        for reverse in ((), ("-R",)):
+            self.iperf("-t", "1", *reverse)
+
+    def iperf(self, *argv):
+        """Runs the client; returns the end of its report. The server does not listen for a moment after each run."""
+        for _ in range(20):
+            said = self.peer("iperf3", "-J", "-i", "0", "-c", GUEST_IP, "-p", str(IPERF_PORT), *argv, check=False).stdout
+            try:
+                report = json.loads(said)
+            except ValueError:
+                report = {"error": said.strip()[-300:]}
+            if "error" not in report:
+                return report["end"]
+            if "refused" not in report["error"] and "busy" not in report["error"]:
+                break
+            time.sleep(0.05)
+        raise Failed(f"{self.kind}: iperf3 {' '.join(argv)}: {report['error']}")
+
+    def set_gro(self, wanted):
+        """How the peer's end of the veth takes frames."""
+        if wanted != self.gro:
+            self.veth.ethtool(self.veth.far, self.veth.wire, gro="on" if wanted else "off")
+            self.veth.ethtool(self.veth.near, self.veth.nic, tso="off" if wanted else "on")
+            self.gro = wanted
+
+    def peer(self, *argv, check=True):
+        """Runs a command on the peer's side."""
+        argv = ["ip", "netns", "exec", self.server_ns, *argv]
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        if check and done.returncode != 0:
+            raise Failed(f"{self.kind}: {' '.join(argv[4:])}: {done.stdout.strip()[-300:]}")
+        return done
+
+    def cpu_ns(self):
+        """CPU time so far, in nanoseconds, by name; `host` is all of it."""
+        result = {"host": busy_ns(), "qemu": threads_ns(self.guest.pid)}
+        if self.daemon:
+            result["daemon"] = self.daemon.cpu_ns()
+        return result
+
+
+def busy_ns():
+    """Time that the CPUs of this machine were not idle."""
+    with open("/proc/stat", encoding="ascii") as file:
+        user, nice, system, _idle, _iowait, irq, softirq = map(int, file.readline().split()[1:8])
+    return (user + nice + system + irq + softirq) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+
+
+class Worlds:
+    """Those that a run has made, by kind; ended with the run."""
+
+    def __init__(self):
+        self.stack, self.made = ExitStack(), {}
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.made.clear()
+        self.stack.close()
+
+    def get(self, run, contender):
+        """The world of a contender, in the form that it wants. Raises NotHere for what this machine cannot have."""
+        kind = contender.removesuffix("-gro")
+        if kind == "af-xdp" and not qemu_has_af_xdp():
+            raise NotHere("not in this QEMU")
+        run.netcheck = run.netcheck or netcheck()
+        if kind not in self.made:
+            self.made[kind] = self.stack.enter_context(World(run, kind))
+        world = self.made[kind]
+        world.set_gro(contender.endswith("-gro"))
+        return world
+
+
+def throughput(run, contender, direction, streams, message):
+    """One iperf3 run."""
+    world = run.worlds.get(run, contender)
+    argv = ["-t", str(max(1, round(run.seconds))), "-P", str(streams), "-l", str(message)]
+    argv += ["-R"] if direction == "from-guest" else []
+    before, begun = world.cpu_ns(), time.monotonic()
+    report = world.iperf(*argv)
+    elapsed = time.monotonic() - begun
+    spent = {name: (now - before[name]) / 1e9 for name, now in world.cpu_ns().items()}
+    result = {
+        "gbps": report["sum_received"]["bits_per_second"] / 1e9,
+        "bytes_per_cpu_s": report["sum_received"]["bytes"] / spent["host"],
+        "host_cpus": spent["host"] / elapsed,
+        "qemu_cpus": spent["qemu"] / elapsed,
+        "retransmits": report["sum_sent"].get("retransmits", 0),
+    }
+    if "daemon" in spent:
+        result["daemon_cpus"] = spent["daemon"] / elapsed
+    return result
+
+
+def request_response(run, contender):
+    """TCP_RR: a byte there and back, by netcheck."""
+    world = run.worlds.get(run, contender)
+    before, begun = world.cpu_ns(), time.monotonic()
+    said = world.peer(run.netcheck, "rr", "connect", GUEST_IP, str(RR_PORT), str(run.seconds)).stdout
+    elapsed, spent = time.monotonic() - begun, (world.cpu_ns()["host"] - before["host"]) / 1e9
+    per_second, median_us, p99_us = map(float, said.split())
+    return {"per_second": per_second, "us": median_us, "p99_us": p99_us, "host_cpus": spent / elapsed}
+
+
+def ping(run, contender):
+    """Round trips, 10 ms apart, so that a back end that sleeps does sleep."""
+    world = run.worlds.get(run, contender)
+    said = world.peer("ping", "-n", "-c", str(PINGS), "-i", "0.01", GUEST_IP).stdout
+    times = sorted(float(value) * 1000 for value in re.findall(r"time=([\d.]+) ms", said))
+    if len(times) < PINGS:
+        raise Failed(f"{contender}: {PINGS - len(times)} of {PINGS} pings were lost")
+    return {"us": times[PINGS // 2], "p99_us": times[PINGS * 99 // 100], "mean_us": sum(times) / PINGS}
