@@ -47,6 +47,9 @@ pub(crate) enum Command {
     Serve(ServeArgs),
     /// Show what running daemons do: modes, queues, counters, drops by reason
     Status(StatusArgs),
+    /// Show who holds which NIC queue of this host: NAPI, interrupt, sockets, daemons
+    #[command(after_help = QUEUES_EXAMPLES)]
+    Queues(QueuesArgs),
     /// Measure raw AF_XDP sockets on an interface
     Bench(BenchArgs),
 }
@@ -59,6 +62,29 @@ pub(crate) struct StatusArgs {
     /// Print JSON, one document for all daemons
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+const QUEUES_EXAMPLES: &str = "\
+Examples:
+  Every queue of every interface in this network namespace:
+    vhost-af-xdp queues
+  Rates of one interface's, each second until Ctrl-C:
+    vhost-af-xdp queues eth1 --watch";
+
+#[derive(Debug, Args)]
+pub(crate) struct QueuesArgs {
+    /// Only this interface's
+    #[arg(value_name = "IFNAME")]
+    pub(crate) interface: Option<String>,
+    /// Control socket of the one daemon to ask [default: all that are found]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) control: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long, conflicts_with = "watch")]
+    pub(crate) json: bool,
+    /// Show them again and again, with rates instead of counts
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1")]
+    pub(crate) watch: Option<u64>,
 }
 
 /// Prints help where help was asked for; else what is wrong with the command line, in one line.

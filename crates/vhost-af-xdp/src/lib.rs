@@ -16,12 +16,13 @@ pub mod fuzzing;
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use clap::{CommandFactory, Parser};
 use tracing_subscriber::EnvFilter;
 
-use cli::{Cli, Command, StatusArgs};
-use control::{control_socket, serve, status_view};
+use cli::{Cli, Command, QueuesArgs, StatusArgs};
+use control::{control_socket, queues, serve, status_view};
 
 /// The program: reads the command line, does what it asks for.
 #[must_use]
@@ -49,6 +50,7 @@ pub fn run() -> ExitCode {
     let done = match command {
         Command::Serve(args) => args.into_config().and_then(|config| serve::run(&config)),
         Command::Status(args) => status(&args),
+        Command::Queues(args) => show_queues(&args),
         Command::Bench(args) => bench::run(args),
     };
     match done {
@@ -83,9 +85,45 @@ fn status(args: &StatusArgs) -> anyhow::Result<()> {
     } else {
         found.iter().map(status_view::render).collect()
     };
+    print(&text).map(|_| ())
+}
+
+fn show_queues(args: &QueuesArgs) -> anyhow::Result<()> {
+    let interface = args.interface.as_deref();
+    // Looked for anew each time: daemons come and go.
+    let read = || {
+        let named = args.control.as_ref().map(|path| vec![path.clone()]);
+        queues::read(interface, &named.unwrap_or_else(control_socket::find_all))
+    };
+    let mut now = read()?;
+    if args.json {
+        return print(&(serde_json::to_string_pretty(&now)? + "\n")).map(|_| ());
+    }
+    let Some(seconds) = args.watch else {
+        return print(&queues::render(&now, None)).map(|_| ());
+    };
+    let pause = Duration::from_secs(seconds.max(1));
+    loop {
+        let begun = Instant::now();
+        std::thread::sleep(pause);
+        let before = std::mem::replace(&mut now, read()?);
+        let table = queues::render(&now, Some((&before, begun.elapsed())));
+        // Home, and what is left of the last table cleared (ECMA-48).
+        let clear = if std::io::stdout().is_terminal() {
+            "\x1b[H\x1b[J"
+        } else {
+            ""
+        };
+        if !print(&format!("{clear}{table}"))? {
+            return Ok(());
+        }
+    }
+}
+
+/// Writes to stdout; false if nobody reads any more, who may have seen enough.
+fn print(text: &str) -> anyhow::Result<bool> {
     match std::io::stdout().lock().write_all(text.as_bytes()) {
-        // Who reads may have seen enough.
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
-        _ => Ok(()),
+        written => Ok(written.is_ok()),
     }
 }
