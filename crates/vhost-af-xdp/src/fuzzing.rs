@@ -127,7 +127,7 @@ impl Headers {
         match self.side.judge(chain, segments, Link::Up, &self.counters) {
             Err(fault) => Verdict::Fault(fault.name()),
             Ok(Sending::Drop) => Verdict::Drop,
-            Ok(Sending::Frame { from, skip, len }) => {
+            Ok(Sending::Frame { from, skip, len, .. } | Sending::SuperFrame { from, skip, len, .. }) => {
                 let mut frame = Vec::new();
                 for piece in pieces(segments, from, skip) {
                     let mut bytes = vec![0; piece.len as usize];

@@ -361,6 +361,19 @@ impl Umem {
         self.chunk_size - XDP_PACKET_HEADROOM - self.headroom
     }
 
+    /// Where a frame that is sent from the start of a chunk begins: behind the metadata, for which the kernel wants room before each
+    /// descriptor's bytes, used or not (`xp_aligned_validate_desc`, `net/xdp/xsk_queue.h`).
+    #[inline]
+    pub fn send_offset(&self, frame: &Frame) -> UmemOffset {
+        UmemOffset::new(frame.offset().get() + u64::from(self.tx_metadata_len))
+    }
+
+    /// The most bytes that one descriptor sends: a chunk, less the metadata, used or not.
+    #[inline]
+    pub fn max_sent_bytes(&self) -> u32 {
+        self.chunk_size - self.tx_metadata_len
+    }
+
     /// The memory underneath.
     pub fn memory(&self) -> &Arc<dyn UmemMemory> {
         self.view.memory()

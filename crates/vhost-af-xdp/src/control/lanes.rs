@@ -3,15 +3,17 @@
 //! Everything that can fail or wait (memory, registration, bind) happens here, on the control
 //! thread; the worker gets a lane that is ready to breathe.
 
+use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use virtqueue::{DirtyLog, InflightRegion, Journal, MemoryMap, Queue, QueueStart};
-use xsk::{FramePool, MemoryError, OwnMemory, Umem, UmemError, Unbound};
+use xsk::{FramePool, MemoryError, OpenError, OwnMemory, Umem, UmemError, UmemOffset, Unbound};
 
 use super::config::Placement;
 use super::features::Negotiated;
 use super::interface::{Interface, InterfaceError, L2_BYTES, QueueRequest, RECEIVE_RING, SEND_RING};
+use super::links::DriverSends;
 use super::vring::{VringError, VringState};
 use crate::data::copy::CopyLane;
 use crate::data::copy_bytes::GuestRam;
@@ -19,8 +21,10 @@ use crate::data::counters::LaneCounters;
 use crate::data::direct::{CHUNK_BYTES, DirectLane, DirectMemory, LONGEST_FRAME};
 use crate::data::guest::{GuestSide, SpillEnd, Vring};
 use crate::data::lane::Lane;
+use crate::data::nic::{MOST_PIECES, Sends};
 use crate::data::null::{NullConfig, NullNic};
 use crate::data::spill::Spill;
+use crate::data::super_frame::TX_METADATA_BYTES;
 use crate::data::xdp::XdpNic;
 
 /// Chunks of the bounce area for each queue pair: 768 KiB of the 1 MiB that direct placement may
@@ -99,6 +103,8 @@ pub(crate) struct LaneFacts {
     pub(crate) fallbacks: Vec<String>,
     /// Frames may span several descriptors.
     pub(crate) multi_buffer: bool,
+    /// Who completes checksums that the guest leaves to us; `None`: it leaves none.
+    pub(crate) checksums: Option<Checksums>,
     /// Packet memory of this queue pair in our process, bytes.
     pub(crate) packet_bytes: u64,
     /// The kernel's bookkeeping for this queue's UMEM, bytes.
@@ -107,6 +113,27 @@ pub(crate) struct LaneFacts {
     pub(crate) backing: String,
     /// The socket once more, for its statistics; closed before the lane is stopped.
     pub(crate) socket: Option<OwnedFd>,
+}
+
+/// Who completes the checksums of frames from the guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Checksums {
+    /// We do, in the frame's own chunk.
+    Daemon,
+    /// The kernel, asked by TX metadata: it passes the wish on to the interface, or sums where that cannot.
+    Kernel,
+    /// The NIC, asked by TX metadata.
+    Nic,
+}
+
+impl fmt::Display for Checksums {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Daemon => "daemon",
+            Self::Kernel => "kernel (TX metadata)",
+            Self::Nic => "NIC (TX metadata)",
+        })
+    }
 }
 
 /// Bytes of bounce area that a port of so many queue pairs appends to guest memory.
@@ -210,16 +237,17 @@ impl LaneParts<'_> {
             to_receive,
             ..
         } = memory;
-        let parts = (umem.clone(), pool, to_receive);
         let mut facts = LaneFacts::new(&umem, umem.len(), memory.backing);
+        facts.checksums = self.negotiated.offloads.csum.then_some(Checksums::Daemon);
         let lane: Box<dyn Lane> = match &self.far {
             FarSide::Null { frame_bytes } => {
                 let config = NullConfig {
                     frame_bytes: *frame_bytes,
                     header_bytes: 0,
                 };
-                let nic = NullNic::new(umem, config, NULL_RING);
-                Box::new(CopyLane::new(guest, nic, parts, false, self.counters))
+                let nic = NullNic::new(umem.clone(), config, NULL_RING);
+                let memory = (umem, pool, to_receive);
+                Box::new(CopyLane::new(guest, nic, memory, Sends::PLAIN, self.counters))
             }
             FarSide::Queue {
                 interface,
@@ -233,15 +261,10 @@ impl LaneParts<'_> {
                     header_bytes: 0,
                     multi_buffer,
                 };
-                let socket = interface.prepare(&umem, &request)?;
-                let nic = facts.open(interface, socket, &request)?;
-                Box::new(CopyLane::new(
-                    guest,
-                    nic,
-                    parts,
-                    facts.multi_buffer,
-                    self.counters,
-                ))
+                let (umem, socket) = self.prepare(interface, umem, &request)?;
+                let (nic, sends) = facts.open(interface, socket, (&umem, &request))?;
+                let memory = (umem, pool, to_receive);
+                Box::new(CopyLane::new(guest, nic, memory, sends, self.counters))
             }
         };
         Ok((lane, facts))
@@ -272,11 +295,31 @@ impl LaneParts<'_> {
             header_bytes: self.negotiated.header_bytes,
             multi_buffer: true,
         };
-        let socket = interface.prepare(&umem, &request)?;
+        let (umem, socket) = self.prepare(interface, umem, &request)?;
         Ok(Registered {
             umem,
             queue: Some((socket, request)),
         })
+    }
+
+    /// Registers memory with a socket, with room for TX metadata if the guest leaves checksums to us and the kernel knows
+    /// metadata (Linux 6.8, or 6.11 and what the flag was ported back to).
+    fn prepare(
+        &self,
+        interface: &Arc<Interface>,
+        umem: Umem,
+        request: &QueueRequest,
+    ) -> Result<(Umem, Unbound), LaneError> {
+        if self.negotiated.offloads.csum {
+            let roomy = umem.clone().with_tx_metadata(TX_METADATA_BYTES)?;
+            match interface.prepare(&roomy, request) {
+                Ok(socket) => return Ok((roomy, socket)),
+                Err(InterfaceError::Open(OpenError::Umem { .. })) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let socket = interface.prepare(&umem, request)?;
+        Ok((umem, socket))
     }
 
     /// Bytes of the smallest pages of guest RAM.
@@ -304,6 +347,7 @@ impl LaneParts<'_> {
             umem,
             pool,
             in_flight,
+            own_from: UmemOffset::new(start),
             dma_page_bytes: None,
         })
     }
@@ -319,6 +363,7 @@ impl LaneParts<'_> {
         let guest = self.guest_side(Placement::Direct)?;
         let mut memory = self.direct_memory(registered.umem.clone())?;
         let mut facts = LaneFacts::new(&registered.umem, BOUNCE_BYTES, "guest memory".to_owned());
+        facts.checksums = self.negotiated.offloads.csum.then_some(Checksums::Daemon);
         let lane: Box<dyn Lane> = match (&self.far, registered.queue) {
             (
                 FarSide::Queue {
@@ -335,10 +380,9 @@ impl LaneParts<'_> {
                             .to_owned(),
                     );
                 }
-                let nic = facts.open(interface, socket, &request)?;
+                let (nic, sends) = facts.open(interface, socket, (&registered.umem, &request))?;
                 memory.dma_page_bytes = nic.is_zero_copy().then(|| self.page_bytes()).flatten();
-                let multi_buffer = facts.multi_buffer;
-                Box::new(DirectLane::new(guest, nic, memory, multi_buffer, self.counters))
+                Box::new(DirectLane::new(guest, nic, memory, sends, self.counters))
             }
             _ => {
                 let config = NullConfig {
@@ -346,7 +390,7 @@ impl LaneParts<'_> {
                     header_bytes: self.negotiated.header_bytes,
                 };
                 let nic = NullNic::new(registered.umem, config, NULL_RING);
-                Box::new(DirectLane::new(guest, nic, memory, false, self.counters))
+                Box::new(DirectLane::new(guest, nic, memory, Sends::PLAIN, self.counters))
             }
         };
         Ok((lane, facts))
@@ -365,6 +409,7 @@ impl LaneFacts {
             mode: "null".to_owned(),
             fallbacks: Vec::new(),
             multi_buffer: false,
+            checksums: None,
             packet_bytes,
             kernel_bytes: pool_bytes(umem),
             backing,
@@ -372,13 +417,13 @@ impl LaneFacts {
         }
     }
 
-    /// Opens the queue and notes what became of it.
+    /// Opens the queue and notes what became of it, also what it does for frames that are sent.
     fn open(
         &mut self,
         interface: &Arc<Interface>,
         socket: Unbound,
-        request: &QueueRequest,
-    ) -> Result<XdpNic, LaneError> {
+        (umem, request): (&Umem, &QueueRequest),
+    ) -> Result<(XdpNic, Sends), LaneError> {
         let (socket, lease) = interface.open_queue(socket, request)?;
         self.mode = socket.mode().to_string();
         self.fallbacks.extend(
@@ -392,7 +437,28 @@ impl LaneFacts {
         self.multi_buffer = socket.multi_buffer();
         let nic = XdpNic::new(socket, lease);
         self.socket = Some(nic.duplicate().map_err(LaneError::Duplicate)?);
-        Ok(nic)
+        let sends = sends(interface, &nic, (self.multi_buffer, umem.tx_metadata_len() > 0));
+        if self.checksums.is_some() && sends.checksum {
+            self.checksums = Some(match sends.zero_copy {
+                true => Checksums::Nic,
+                false => Checksums::Kernel,
+            });
+        }
+        Ok((nic, sends))
+    }
+}
+
+/// What a socket does for frames that are sent. Where the kernel copies, it makes a socket buffer of each frame and
+/// then does what every sender may ask of it, whatever the driver can (`xsk_build_skb`, net/xdp/xsk.c; `validate_xmit_skb`,
+/// net/core/dev.c, sums where the device does not). Only in zero-copy mode it is the driver's affair.
+fn sends(interface: &Interface, nic: &XdpNic, (multi_buffer, metadata): (bool, bool)) -> Sends {
+    let zero_copy = nic.is_zero_copy();
+    let driver = zero_copy.then(|| DriverSends::by_index(interface.link.index));
+    let most_pieces = driver.map_or(MOST_PIECES, |driver| driver.most_pieces.min(MOST_PIECES));
+    Sends {
+        most_pieces: if multi_buffer { most_pieces.max(1) } else { 1 },
+        checksum: metadata && driver.is_none_or(|driver| driver.checksum),
+        zero_copy,
     }
 }
 

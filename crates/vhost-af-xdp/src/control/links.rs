@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use netlink_bindings::netdev;
 use netlink_bindings::rt_link::{self, Ifinfomsg};
 use netlink_socket2::NetlinkSocket;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -95,6 +96,37 @@ impl Link {
             mac: address.try_into().unwrap_or_default(),
             up: header.ifi_flags & IFF_UP != 0,
             rx_queues: attributes.get_num_rx_queues().unwrap_or(1),
+        })
+    }
+}
+
+/// What a driver does for AF_XDP sockets whose memory it reads itself (zero-copy).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct DriverSends {
+    /// It completes checksums that TX metadata asks for.
+    pub(crate) checksum: bool,
+    /// Most descriptors of a frame.
+    pub(crate) most_pieces: usize,
+}
+
+impl DriverSends {
+    /// Asks for it (`xsk-features` and `xdp-zc-max-segs`, Documentation/netlink/specs/netdev.yaml); nothing, if the kernel does not say.
+    pub(crate) fn by_index(index: u32) -> Self {
+        let ask = || {
+            let mut socket = NetlinkSocket::new();
+            let mut request = netdev::Request::new().op_dev_get_do();
+            request.encode().push_ifindex(index);
+            let mut replies = socket.request(&request).ok()?;
+            let attributes = replies.recv_one().ok()?;
+            let features = attributes.get_xsk_features().unwrap_or(0);
+            Some(Self {
+                checksum: features & netdev::XskFlags::TxChecksum as u64 != 0,
+                most_pieces: attributes.get_xdp_zc_max_segs().unwrap_or(1) as usize,
+            })
+        };
+        ask().unwrap_or(Self {
+            checksum: false,
+            most_pieces: 1,
         })
     }
 }

@@ -40,6 +40,8 @@ pub(crate) struct LaneStatus {
     pub(crate) fallbacks: Vec<String>,
     /// Frames may span several descriptors.
     pub(crate) multi_buffer: bool,
+    /// Who completes checksums that the guest leaves to us: `daemon`, `kernel (TX metadata)`, `NIC (TX metadata)`.
+    pub(crate) checksums: Option<String>,
     /// Packet memory in the daemon, bytes.
     pub(crate) packet_bytes: u64,
     /// What the kernel keeps for it, bytes (estimated).
@@ -234,6 +236,7 @@ impl LaneStatus {
             mode: facts.map(|facts| facts.mode.clone()),
             fallbacks: facts.map_or_else(Vec::new, |facts| facts.fallbacks.clone()),
             multi_buffer: facts.is_some_and(|facts| facts.multi_buffer),
+            checksums: facts.and_then(|facts| Some(facts.checksums?.to_string())),
             packet_bytes: facts.map_or(0, |facts| facts.packet_bytes),
             kernel_bytes: facts.map_or(0, |facts| facts.kernel_bytes),
             backing: facts.map(|facts| facts.backing.clone()),

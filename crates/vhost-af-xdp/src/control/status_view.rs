@@ -51,6 +51,19 @@ fn render_port(text: &mut String, port: &PortStatus) {
     if let Some((reason, detail)) = &port.last_closed {
         let _ = writeln!(text, "  last session ended: {reason}: {detail}");
     }
+    let mut checksums: Vec<&str> = port
+        .lanes
+        .iter()
+        .filter_map(|lane| lane.checksums.as_deref())
+        .collect();
+    checksums.dedup();
+    if !checksums.is_empty() {
+        let _ = writeln!(
+            text,
+            "  checksums of frames from the guest by: {}",
+            checksums.join(", ")
+        );
+    }
     let mut fallbacks: Vec<&String> = port.lanes.iter().flat_map(|lane| &lane.fallbacks).collect();
     fallbacks.dedup();
     for fallback in fallbacks {

@@ -2,7 +2,8 @@
 //!
 //! Purpose: the one place of the data path that dereferences pointers. Both sides are shared (the
 //! guest writes its RAM whenever it likes, the kernel writes frames that it holds), so bytes move
-//! by raw pointer and no reference to them is ever formed.
+//! by raw pointer and no reference to them is ever formed. The one exception is a chunk of our own, in private memory, while it
+//! is in our hands ([`own_bytes`]).
 //!
 //! Invariant: every range is checked against its mapping here, whatever was checked before; two
 //! comparisons are cheaper than an argument.
@@ -12,7 +13,7 @@
 use std::ptr::{self, NonNull};
 
 use virtqueue::MemoryMap;
-use xsk::{Umem, UmemMemory, UmemOffset};
+use xsk::{TxDesc, Umem, UmemMemory, UmemOffset};
 
 use super::guest::{HEADER_BYTES, Piece};
 
@@ -66,6 +67,25 @@ pub(crate) fn frame_to_guest(
     // SAFETY: `target` has room for header and frame, as was just checked.
     copy(source, unsafe { target.add(header.len()) }, len as usize);
     Some(())
+}
+
+/// The bytes that a descriptor sends from a chunk of ours, which it still owns; `None` if they are not all at `own_from` or behind.
+///
+/// Whatever lies before `own_from` may be guest memory, of which no slice is ever made.
+#[inline]
+pub(crate) fn own_bytes<'a>(
+    umem: &'a Umem,
+    own_from: UmemOffset,
+    desc: &'a mut TxDesc,
+) -> Option<&'a mut [u8]> {
+    if desc.offset < own_from {
+        return None;
+    }
+    let start = umem.ptr(desc.offset, desc.len as usize)?;
+    // SAFETY: the range is inside the mapping, as was just checked, which the UMEM keeps alive. Nobody else reads or writes it: no guest
+    // address leads there (`own_from`), the kernel has given the chunk up, which the descriptor's frame stands for, and that is borrowed
+    // for as long as the slice is. Any bytes are valid.
+    Some(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), desc.len as usize) })
 }
 
 #[inline]

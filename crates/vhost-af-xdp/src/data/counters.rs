@@ -64,6 +64,12 @@ lane_counters! {
     Work from_guest_frames,
     /// Bytes of these frames, without the virtio-net header.
     Work from_guest_bytes,
+    /// Super-frames of the guest that were cut; each segment is counted in `from_guest_frames`.
+    Work from_guest_super_frames,
+    /// Frames of the guest, segments included, whose checksum was completed by us.
+    Work from_guest_checksums,
+    /// Frames of the guest, segments included, whose checksum was left to the kernel or the NIC (XDP TX metadata).
+    Work from_guest_checksums_left,
     /// Frames delivered into the guest's buffers.
     Work to_guest_frames,
     /// Bytes of these frames, without the virtio-net header.
@@ -86,6 +92,11 @@ lane_counters! {
     Drop from_guest_too_long,
     /// virtio-net header that asks for a checksum or segmentation that was not negotiated.
     Drop from_guest_offload_not_negotiated,
+    /// virtio-net header that contradicts itself or its frame: segments of no bytes, an unknown kind, segmentation
+    /// without a checksum, a checksum that is not in the frame, headers of another protocol or length.
+    Drop from_guest_offload_malformed,
+    /// Super-frame whose segments would be longer than the interface's MTU plus Ethernet and VLAN header.
+    Drop from_guest_segment_too_long,
     /// Frame in more pieces than a multi-buffer frame may have and too long for the bounce area.
     Drop from_guest_too_many_pieces,
     /// An earlier daemon had given it to the NIC and died before it learned what became of it (direct
@@ -95,6 +106,9 @@ lane_counters! {
     Drop from_guest_interface_down,
     /// The interface is gone.
     Drop from_guest_interface_gone,
+    /// The queue pair was stopped, or the interface went, while segments of a super-frame waited to be sent; counted once
+    /// a super-frame.
+    Drop from_guest_rest_of_super_frame,
     /// Frame longer than the guest's buffer (or than all its buffers, where they may be merged).
     Drop to_guest_buffer_too_small,
     /// The guest has switched the queue pair off, and too many frames wait for its first one already.

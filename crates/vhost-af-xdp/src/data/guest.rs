@@ -4,11 +4,13 @@
 //! by the `virtqueue` crate. What remains is meaning: a chain from the guest is readable only, a
 //! chain to the guest is writable only, the virtio-net header (VirtIO 1.3, 5.1.6) may lie across
 //! descriptors, and it may not ask for what was not negotiated. The header is copied out once and
-//! judged on the copy (CVE-2024-11614: a guest may change it between two looks).
+//! judged on the copy (CVE-2024-11614: a guest may change it between two looks): its first two bytes, or
+//! the ten that speak of offloads when any were negotiated.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use offload::segment::{Gso, GsoKind, Request};
 use virtqueue::{Chain, DirtyLog, GuestFault, MemoryMap, Queue, Segment};
 
 use super::counters::LaneCounters;
@@ -23,6 +25,9 @@ pub(crate) const HEADER_BYTES: u32 = 12;
 pub(crate) const LEGACY_HEADER_BYTES: u32 = 10;
 /// Shortest frame that has an Ethernet header, bytes.
 pub(crate) const SHORTEST_FRAME: u32 = 14;
+
+/// Longest super-frame, bytes: what an IP packet may have, Ethernet header and two VLAN tags.
+const LONGEST_SUPER_FRAME: u32 = 65_535 + 22;
 
 /// `VIRTIO_NET_HDR_F_NEEDS_CSUM`.
 const NEEDS_CSUM: u8 = 1;
@@ -135,6 +140,22 @@ pub(crate) enum Sending {
         skip: u32,
         /// Length of the frame, bytes.
         len: u32,
+        /// Its checksum is to be completed: where the sum begins, and where it is stored from there, bytes.
+        /// Both lie in the frame.
+        checksum: Option<(u16, u16)>,
+    },
+    /// A frame to be cut, which lies as a [`Self::Frame`] does.
+    SuperFrame {
+        /// As above.
+        from: usize,
+        /// As above.
+        skip: u32,
+        /// As above; nothing else has been checked of its bytes.
+        len: u32,
+        /// How to cut it.
+        gso: Gso,
+        /// Where its checksum is said to be.
+        checksum: (u16, u16),
     },
     /// Not a frame that can be sent; it has been counted.
     Drop,
@@ -225,16 +246,18 @@ impl GuestSide {
             });
         }
         let len = bytes - self.header_bytes;
-        let [flags, gso_type] = self.offload_fields(segments);
-        if flags & NEEDS_CSUM != 0 || gso_type != GSO_NONE {
-            counters.from_guest_offload_not_negotiated.add(1);
+        let Some(request) = self.request(segments, len, counters) else {
             return Ok(Sending::Drop);
-        }
+        };
         if len < SHORTEST_FRAME {
             counters.from_guest_runt.add(1);
             return Ok(Sending::Drop);
         }
-        if len > self.frame_limit {
+        let longest = match request.gso {
+            None => self.frame_limit,
+            Some(_) => LONGEST_SUPER_FRAME,
+        };
+        if len > longest {
             counters.from_guest_too_long.add(1);
             return Ok(Sending::Drop);
         }
@@ -247,17 +270,91 @@ impl GuestSide {
             return Ok(Sending::Drop);
         }
         let (from, skip) = skip(segments, self.header_bytes);
-        Ok(Sending::Frame { from, skip, len })
+        Ok(match request {
+            Request {
+                gso: Some(gso),
+                csum: Some(checksum),
+            } => Sending::SuperFrame {
+                from,
+                skip,
+                len,
+                gso,
+                checksum,
+            },
+            Request { csum: checksum, .. } => Sending::Frame {
+                from,
+                skip,
+                len,
+                checksum,
+            },
+        })
     }
 
-    /// `flags` and `gso_type`, the first two bytes of the header, copied out of guest memory.
+    /// What the header of a frame of `len` bytes asks for; `None` if that cannot be had, which is counted.
     #[inline]
-    fn offload_fields(&self, segments: &[Segment]) -> [u8; 2] {
-        if segments[0].len >= 2 {
-            return self.memory.read_obj(segments[0].offset).unwrap_or_default();
+    fn request(&self, segments: &[Segment], len: u32, counters: &LaneCounters) -> Option<Request> {
+        // Every offload of frames from the guest rests on this one.
+        if !self.offloads.csum {
+            let [flags, gso_type] = self.header_start(segments);
+            if flags & NEEDS_CSUM != 0 || gso_type != GSO_NONE {
+                counters.from_guest_offload_not_negotiated.add(1);
+                return None;
+            }
+            return Some(Request::default());
+        }
+        let header: [u8; 10] = self.header_start(segments);
+        if header[0] & NEEDS_CSUM == 0 && header[1] == GSO_NONE {
+            return Some(Request::default());
+        }
+        self.work(&header, len, counters)
+    }
+
+    /// The same for a header that asks for something.
+    #[inline(never)]
+    fn work(&self, header: &[u8; 10], len: u32, counters: &LaneCounters) -> Option<Request> {
+        let Ok(request) = Request::from_header(header) else {
+            counters.from_guest_offload_malformed.add(1);
+            return None;
+        };
+        let accepted = request.gso.is_none_or(|gso| {
+            let kind = match gso.kind {
+                GsoKind::Tcp4 => self.offloads.tso4,
+                GsoKind::Tcp6 => self.offloads.tso6,
+                GsoKind::Udp => self.offloads.uso,
+            };
+            kind && (self.offloads.ecn || !gso.ecn)
+        });
+        if !accepted {
+            counters.from_guest_offload_not_negotiated.add(1);
+            return None;
+        }
+        let inside = |(start, offset): (u16, u16)| u32::from(start) + u32::from(offset) + 2 <= len;
+        if !request.csum.is_none_or(inside) {
+            counters.from_guest_offload_malformed.add(1);
+            return None;
+        }
+        Some(request)
+    }
+
+    /// The first bytes of the header, copied out of guest memory, each once.
+    #[inline]
+    fn header_start<const N: usize>(&self, segments: &[Segment]) -> [u8; N] {
+        let mut header = [0; N];
+        if segments[0].len as usize >= N {
+            let _ = self.memory.copy_from_guest(segments[0].offset, &mut header);
+            return header;
         }
         // One byte a descriptor is legal; `judge` saw that the chain holds a whole header.
-        [0, 1].map(|at| self.memory.read_obj(segments[at].offset).unwrap_or_default())
+        let mut rest = &mut header[..];
+        for piece in pieces(segments, 0, 0) {
+            let (now, later) = rest.split_at_mut(rest.len().min(piece.len as usize));
+            let _ = self.memory.copy_from_guest(piece.offset, now);
+            rest = later;
+            if rest.is_empty() {
+                break;
+            }
+        }
+        header
     }
 }
 
@@ -293,6 +390,50 @@ impl Piece {
             len: self.len - len,
         };
         (Self { len, ..self }, rest)
+    }
+}
+
+/// Reads through a chain, from front to back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Cursor {
+    segment: usize,
+    /// Bytes of that segment already read.
+    within: u32,
+}
+
+impl Cursor {
+    /// At the byte that is `skip` bytes into segment `from`.
+    pub(crate) fn at((from, skip): (usize, u32)) -> Self {
+        Self {
+            segment: from,
+            within: skip,
+        }
+    }
+
+    /// Goes past the next `len` bytes.
+    pub(crate) fn pass(&mut self, segments: &[Segment], len: u32) {
+        let mut left = len;
+        while left > 0
+            && let Some(piece) = self.next(segments, left)
+        {
+            left -= piece.len;
+        }
+    }
+
+    /// The next piece of at most `most` bytes (not 0); `None` at the end of the chain.
+    #[inline]
+    pub(crate) fn next(&mut self, segments: &[Segment], most: u32) -> Option<Piece> {
+        loop {
+            let segment = segments.get(self.segment)?;
+            let len = (segment.len - self.within).min(most);
+            if len == 0 {
+                (self.segment, self.within) = (self.segment + 1, 0);
+                continue;
+            }
+            let offset = segment.offset + u64::from(self.within);
+            self.within += len;
+            return Some(Piece { offset, len });
+        }
     }
 }
 
@@ -341,6 +482,22 @@ mod tests {
         assert_eq!(skip(&segments, 12), (1, 7));
         let pieces: Vec<_> = pieces(&segments, 1, 7).map(|s| (s.offset, s.len)).collect();
         assert_eq!(pieces, [(4096 + 7, 13), (8192, 100)]);
+    }
+
+    #[test]
+    fn cursor_reads_every_byte_once_across_descriptors_and_empty_ones() {
+        let segments = segments(&[12, 5, 0, 7]);
+        let mut cursor = Cursor::at(skip(&segments, 14));
+        let mut next = |most| {
+            cursor
+                .next(&segments, most)
+                .map(|piece| (piece.offset, piece.len))
+        };
+        assert_eq!(next(2), Some((4096 + 2, 2)));
+        assert_eq!(next(6), Some((4096 + 4, 1)));
+        assert_eq!(next(6), Some((3 * 4096, 6)));
+        assert_eq!(next(6), Some((3 * 4096 + 6, 1)));
+        assert_eq!(next(6), None);
     }
 
     #[test]

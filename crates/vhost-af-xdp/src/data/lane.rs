@@ -23,6 +23,10 @@ use super::guest::{Fault, GuestSide};
 /// descriptors in the first-level cache.
 pub(crate) const BATCH: usize = 64;
 
+/// Segments of super-frames after which a breath takes no further one: enough to spread the cost of a kick, and
+/// few enough that the other direction, with the guest's acknowledgements, waits for some 200 µs at most.
+pub(crate) const SEGMENTS: usize = 256;
+
 /// What is left to do when a lane is asked to rest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Rest {

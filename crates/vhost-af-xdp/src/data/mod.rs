@@ -19,5 +19,6 @@ pub(crate) mod nic;
 pub(crate) mod null;
 pub(crate) mod offloads;
 pub(crate) mod spill;
+pub(crate) mod super_frame;
 pub(crate) mod worker;
 pub(crate) mod xdp;

@@ -11,6 +11,9 @@ use std::os::fd::BorrowedFd;
 
 use xsk::{Frame, RxDesc, TxDesc};
 
+/// Most pieces of one multi-buffer frame (the kernel's limit where it copies, MAX_SKB_FRAGS + 1).
+pub(crate) const MOST_PIECES: usize = 18;
+
 /// What a transmit kick told about the interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Link {
@@ -20,6 +23,26 @@ pub(crate) enum Link {
     Down,
     /// The interface is gone; this NIC will never move a frame again.
     Gone,
+}
+
+/// What a queue does for frames that are sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Sends {
+    /// Most descriptors of a frame; one without multi-buffer.
+    pub(crate) most_pieces: usize,
+    /// Checksums, asked for by metadata before the frame; then the UMEM has room for it.
+    pub(crate) checksum: bool,
+    /// It reads frames by DMA and copies nothing.
+    pub(crate) zero_copy: bool,
+}
+
+impl Sends {
+    /// Frames as they are, in one piece.
+    pub(crate) const PLAIN: Self = Self {
+        most_pieces: 1,
+        checksum: false,
+        zero_copy: false,
+    };
 }
 
 /// One queue of a NIC.

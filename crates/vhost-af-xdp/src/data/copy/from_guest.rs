@@ -1,55 +1,83 @@
-//! Copy placement, guest → NIC: frames copied into chunks of the UMEM.
+//! Copy placement, guest → NIC: frames copied into chunks of the UMEM, super-frames cut on the way.
 
-use virtqueue::Chains;
+use offload::segment::Gso;
+use virtqueue::{Chains, Segment};
 use xsk::{TxDesc, UmemOffset};
 
-use super::{CopyLane, MOST_PIECES};
+use super::CopyLane;
 use crate::data::copy_bytes::guest_to_umem;
-use crate::data::guest::{Fault, Piece, Sending, pieces};
-use crate::data::lane::BATCH;
-use crate::data::nic::Nic;
+use crate::data::guest::{Cursor, Fault, Piece, Sending, pieces};
+use crate::data::lane::{BATCH, SEGMENTS};
+use crate::data::nic::{Link, Nic};
+use crate::data::super_frame::{FromChain, LAST_WAIT, LAST_WAITS, SuperFrame, Tally, read};
 
 impl<N: Nic> CopyLane<N> {
     /// Guest → NIC.
     pub(super) fn from_guest(&mut self) -> Result<usize, Fault> {
-        if self.nic.unsent() > 0 {
-            for frame in self.nic.sent(BATCH * 2) {
-                self.pool.put(frame);
+        self.reclaim();
+        if self.rest.plan.is_some() {
+            let sent = self.send_rest();
+            if sent > 0 || self.rest.plan.is_some() {
+                return Ok(sent);
             }
         }
         if !self.guest.from_guest.enabled {
             return Ok(0);
         }
-        let room = BATCH.min(self.nic.room_to_nic()).min(self.pool.len());
+        let room = self.nic.room_to_nic().min(self.pool.len());
         if room == 0 {
             self.counters.from_guest_waits.add(1);
             self.kick();
             return Ok(0);
         }
         let mut chains = std::mem::take(&mut self.scratch.from_guest);
-        let taken = self.guest.from_guest.queue.pop(&mut chains, room);
-        let moved = taken.map_err(Fault::from).and_then(|_| self.send(&chains));
+        let taken = self.guest.from_guest.queue.pop(&mut chains, room.min(BATCH));
+        let moved = taken.map_err(Fault::from).and_then(|_| self.send(&chains, room));
         self.scratch.from_guest = chains;
         moved
     }
 
-    /// Copies a batch of the guest's chains into chunks and hands them to the NIC.
-    fn send(&mut self, chains: &Chains) -> Result<usize, Fault> {
-        let (mut bytes, mut frames, mut done) = (0, 0, 0);
+    /// Takes back what was sent.
+    #[inline]
+    fn reclaim(&mut self) {
+        if self.nic.unsent() > 0 {
+            for frame in self.nic.sent(SEGMENTS * 2) {
+                self.pool.put(frame);
+            }
+        }
+    }
+
+    /// Copies a batch of the guest's chains into chunks and hands them to the NIC, which has so much room.
+    fn send(&mut self, chains: &Chains, room: usize) -> Result<usize, Fault> {
+        let (mut tally, mut done) = (Tally::default(), 0);
         for (at, chain) in chains.iter().enumerate() {
             let segments = chains.segments(chain);
             let judged = self.guest.judge(chain, segments, self.link, &self.counters)?;
-            if let Sending::Frame { from, skip, len } = judged {
-                let Some(sent) = self.copy_out(pieces(segments, from, skip), len, chains.len() - at) else {
-                    // Needs more chunks than are free or than the ring has room for: later.
-                    self.guest.from_guest.queue.unpop(chains.slots(at));
-                    break;
-                };
-                frames += u64::from(sent);
-                bytes += if sent { u64::from(len) } else { 0 };
+            let left = room - self.scratch.outgoing.len();
+            let sent = match judged {
+                Sending::Frame {
+                    from,
+                    skip,
+                    len,
+                    checksum: None,
+                } => self.copy_out(pieces(segments, from, skip), len, (left, &mut tally)),
+                Sending::Drop => Some(()),
+                asking => self.copy_out_asking(segments, &asking, (left, &mut tally)),
+            };
+            self.waits_for_room = sent.is_none();
+            if self.waits_for_room {
+                // Needs more chunks than are free or than the ring has room for: later.
+                self.counters.from_guest_waits.add(1);
+                self.guest.from_guest.queue.unpop(chains.slots(at));
+                break;
             }
             self.guest.from_guest.queue.push_used(chain.id, 0);
             done += 1;
+            if self.rest.plan.is_some() {
+                // Nothing overtakes it.
+                self.guest.from_guest.queue.unpop(chains.slots(at + 1));
+                break;
+            }
         }
         if !chains.is_empty() {
             // Given back before they are sent: should we die in between, they are lost; the other way
@@ -59,20 +87,27 @@ impl<N: Nic> CopyLane<N> {
         } else if self.nic.unsent() > 0 {
             self.kick();
         }
-        self.counters.from_guest_frames.add(frames);
-        self.counters.from_guest_bytes.add(bytes);
+        self.counters.from_guest_frames.add(tally.frames);
+        self.counters.from_guest_bytes.add(tally.bytes);
         Ok(done)
     }
 
-    /// Copies one frame into one chunk, or several; false when it had to be dropped, `None` when
-    /// there is no room for it now. `reserved` chunks are wanted by this chain and the ones behind it.
+    /// Copies one frame into one chunk, or several; `None` when there is no room for it now.
     #[inline]
-    fn copy_out(&mut self, pieces: impl Iterator<Item = Piece>, len: u32, reserved: usize) -> Option<bool> {
+    fn copy_out(
+        &mut self,
+        pieces: impl Iterator<Item = Piece>,
+        len: u32,
+        (room, tally): (usize, &mut Tally),
+    ) -> Option<()> {
         if len > self.chunk_bytes {
-            return self.copy_out_in_pieces(pieces, len, reserved);
+            return self.copy_out_in_pieces(pieces, len, (room, tally));
+        }
+        if room == 0 {
+            return None;
         }
         let frame = self.pool.take()?;
-        let data = frame.offset();
+        let data = self.umem.send_offset(&frame);
         let mut at = data.get();
         for piece in pieces {
             guest_to_umem(&self.guest.memory, piece, &self.umem, UmemOffset::new(at))?;
@@ -85,7 +120,8 @@ impl<N: Nic> CopyLane<N> {
             more: false,
             metadata: false,
         });
-        Some(true)
+        tally.add(len);
+        Some(())
     }
 
     /// A frame longer than a chunk, as a multi-buffer frame.
@@ -94,15 +130,12 @@ impl<N: Nic> CopyLane<N> {
         &mut self,
         pieces: impl Iterator<Item = Piece>,
         len: u32,
-        reserved: usize,
-    ) -> Option<bool> {
-        let chunks = len.div_ceil(self.chunk_bytes) as usize;
-        if !self.multi_buffer || chunks > MOST_PIECES {
-            self.counters.from_guest_too_many_pieces.add(1);
-            return Some(false);
-        }
-        let room = self.nic.room_to_nic().saturating_sub(self.scratch.outgoing.len());
-        if chunks > self.pool.len() || chunks + reserved - 1 > room {
+        (room, tally): (usize, &mut Tally),
+    ) -> Option<()> {
+        let Some(chunks) = self.chunks(len) else {
+            return Some(());
+        };
+        if chunks > room.min(self.pool.len()) {
             return None;
         }
         let mut left = len;
@@ -110,7 +143,7 @@ impl<N: Nic> CopyLane<N> {
         let mut piece = pieces.next()?;
         while left > 0 {
             let frame = self.pool.take()?;
-            let data = frame.offset();
+            let data = self.umem.send_offset(&frame);
             let fill = left.min(self.chunk_bytes);
             let mut done = 0;
             while done < fill {
@@ -132,6 +165,176 @@ impl<N: Nic> CopyLane<N> {
                 metadata: false,
             });
         }
-        Some(true)
+        tally.add(len);
+        Some(())
+    }
+
+    /// Chunks that a frame needs; `None`: more than one can have, which is counted.
+    #[inline]
+    fn chunks(&self, len: u32) -> Option<usize> {
+        let chunks = len.div_ceil(self.chunk_bytes) as usize;
+        if chunks > self.sends.most_pieces {
+            self.counters.from_guest_too_many_pieces.add(1);
+            return None;
+        }
+        Some(chunks)
+    }
+
+    /// A frame that asks for more than being sent; `None` when there is no room for it now.
+    #[inline(never)]
+    fn copy_out_asking(
+        &mut self,
+        segments: &[Segment],
+        asking: &Sending,
+        (room, tally): (usize, &mut Tally),
+    ) -> Option<()> {
+        match *asking {
+            Sending::Frame {
+                from,
+                skip,
+                len,
+                checksum: Some(at),
+            } => {
+                let Some(chunks) = self.chunks(len) else {
+                    return Some(());
+                };
+                if chunks > room.min(self.pool.len()) {
+                    return None;
+                }
+                let (mut builder, memory) = self.builder();
+                let mut source = FromChain {
+                    memory,
+                    segments,
+                    at: &mut Cursor::at((from, skip)),
+                };
+                builder.frame(len, at, &mut source);
+                tally.add(len);
+                Some(())
+            }
+            Sending::SuperFrame {
+                from,
+                skip,
+                len,
+                gso,
+                checksum,
+            } => self.cut((segments, (from, skip), len), (gso, checksum), (room, tally)),
+            _ => Some(()),
+        }
+    }
+
+    /// Cuts a super-frame, all of it in one go; `None` when there is no room for that now.
+    fn cut(
+        &mut self,
+        (segments, start, len): (&[Segment], (usize, u32), u32),
+        asked: (Gso, (u16, u16)),
+        (room, tally): (usize, &mut Tally),
+    ) -> Option<()> {
+        if self.scratch.outgoing.len() >= SEGMENTS {
+            return None;
+        }
+        let frame = SuperFrame::open(&self.guest, (segments, start), len, asked, &self.counters);
+        let Some(mut frame) = frame else {
+            return Some(());
+        };
+        let Some(chunks) = self.chunks(frame.plan.segment_bytes_max()) else {
+            return Some(());
+        };
+        let room = room.min(self.pool.len());
+        if chunks * frame.left() as usize > room {
+            if self.nic.unsent() > 0 || !self.scratch.outgoing.is_empty() {
+                return None;
+            }
+            // Everything that can come back is back: there will never be more room than now.
+            self.keep(&frame, segments, len);
+            self.build_rest(room, tally);
+            return Some(());
+        }
+        self.counters.from_guest_super_frames.add(1);
+        let (mut builder, memory) = self.builder();
+        let mut source = FromChain {
+            memory,
+            segments,
+            at: &mut frame.payload,
+        };
+        for index in 0..frame.plan.segments() {
+            tally.add(builder.segment(&frame.plan, index, &mut source));
+        }
+        Some(())
+    }
+
+    /// Copies a super-frame away.
+    #[cold]
+    fn keep(&mut self, frame: &SuperFrame, segments: &[Segment], len: u32) {
+        self.counters.from_guest_super_frames.add(1);
+        self.rest
+            .payload
+            .resize(len as usize - frame.plan.header_len(), 0);
+        read(
+            &self.guest.memory,
+            segments,
+            frame.payload,
+            &mut self.rest.payload,
+        );
+        self.rest.next = 0;
+        self.rest.plan = Some(frame.plan.clone());
+    }
+
+    /// Builds as many segments of the super-frame in hand as there is room for.
+    #[cold]
+    fn build_rest(&mut self, room: usize, tally: &mut Tally) {
+        let Some(plan) = self.rest.plan.take() else {
+            return;
+        };
+        let chunks = plan.segment_bytes_max().div_ceil(self.chunk_bytes) as usize;
+        let first = plan.payload(self.rest.next).start as usize - plan.header_len();
+        let payload = std::mem::take(&mut self.rest.payload);
+        let (mut source, mut room) = (&payload[first..], room.min(self.pool.len()));
+        let mut next = self.rest.next;
+        let (mut builder, _) = self.builder();
+        while room >= chunks && next < plan.segments() {
+            tally.add(builder.segment(&plan, next, &mut source));
+            next += 1;
+            room -= chunks;
+        }
+        self.rest.next = next;
+        self.rest.payload = payload;
+        if next < plan.segments() {
+            self.rest.plan = Some(plan);
+        }
+    }
+
+    /// Goes on with the super-frame in hand; the segments that were sent.
+    #[cold]
+    fn send_rest(&mut self) -> usize {
+        if self.link == Link::Gone {
+            self.rest.plan = None;
+            self.counters.from_guest_rest_of_super_frame.add(1);
+            return 0;
+        }
+        let mut tally = Tally::default();
+        let room = self.nic.room_to_nic();
+        self.build_rest(room, &mut tally);
+        if tally.frames == 0 {
+            self.counters.from_guest_waits.add(1);
+        }
+        self.flush_outgoing();
+        self.counters.from_guest_frames.add(tally.frames);
+        self.counters.from_guest_bytes.add(tally.bytes);
+        usize::try_from(tally.frames).unwrap_or(usize::MAX)
+    }
+
+    /// The lane is stopped, on a thread that may wait: the super-frame in hand goes out now, as far as the kernel takes it.
+    pub(super) fn send_rest_at_last(&mut self) {
+        let mut waits = 0;
+        while self.rest.plan.is_some() && self.link == Link::Up && waits < LAST_WAITS {
+            self.reclaim();
+            if self.send_rest() == 0 {
+                std::thread::sleep(LAST_WAIT);
+                waits += 1;
+            }
+        }
+        if self.rest.plan.take().is_some() {
+            self.counters.from_guest_rest_of_super_frame.add(1);
+        }
     }
 }

@@ -4,6 +4,11 @@
 //! pool, and pool → fill ring → RX ring → (copied to the guest) → fill ring. A frame that the
 //! guest has no buffer for stays in the RX ring: back-pressure reaches the kernel, which counts
 //! what it then drops (`rx_ring_full`, `rx_fill_ring_empty_descs`).
+//!
+//! A super-frame of the guest is cut while it is copied, each segment into a chunk of its own, all of them in one go:
+//! it waits in the guest's queue until there is room for all. One with more segments than there can ever be room for
+//! is copied away whole, and goes out in portions ([`Rest`]). So a chain is used, here too, before anything of it is with the NIC: a
+//! daemon that comes after one that died sends nothing twice.
 
 mod from_guest;
 mod to_guest;
@@ -11,18 +16,17 @@ mod to_guest;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use virtqueue::Chains;
-use xsk::{Frame, FramePool, RxDesc, TxDesc, Umem};
+use offload::segment::Plan;
+use virtqueue::{Chains, MemoryMap};
+use xsk::{Frame, FramePool, RxDesc, TxDesc, Umem, UmemOffset};
 
 use super::counters::LaneCounters;
 use super::guest::{Fault, GuestSide};
-use super::lane::{BATCH, Bases, Lane, Rest};
-use super::nic::{Link, Nic};
+use super::lane::{Bases, Lane, Rest as Resting, SEGMENTS};
+use super::nic::{Link, MOST_PIECES, Nic, Sends};
+use super::super_frame::Builder;
 
 pub(super) use to_guest::write_header;
-
-/// Most pieces of one multi-buffer frame (the kernel's limit on veth, MAX_SKB_FRAGS + 1).
-const MOST_PIECES: usize = 18;
 
 /// See the module's head.
 pub(crate) struct CopyLane<N> {
@@ -31,8 +35,11 @@ pub(crate) struct CopyLane<N> {
     umem: Umem,
     /// Bytes of a chunk that hold a sent frame's data.
     chunk_bytes: u32,
-    /// The socket takes frames of several descriptors.
-    multi_buffer: bool,
+    sends: Sends,
+    /// What is left of a super-frame with more segments than there is room for at once.
+    rest: Rest,
+    /// The guest's next frame waits until frames that were sent come back.
+    waits_for_room: bool,
     pool: FramePool,
     counters: Arc<LaneCounters>,
     link: Link,
@@ -53,6 +60,17 @@ struct Scratch {
     empty: Vec<Frame>,
 }
 
+/// A super-frame that was taken from the guest whole, payload and all, and goes out in portions.
+#[derive(Default)]
+struct Rest {
+    /// How it is cut; `None`: there is none.
+    plan: Option<Plan>,
+    /// Its first segment that has not been built.
+    next: u32,
+    /// Its payload; kept for the next one.
+    payload: Vec<u8>,
+}
+
 impl<N: Nic> CopyLane<N> {
     /// Joins a guest with a NIC. `pool` holds every free chunk of `umem`; `to_receive` of them go
     /// to the NIC to receive into.
@@ -60,7 +78,7 @@ impl<N: Nic> CopyLane<N> {
         guest: GuestSide,
         nic: N,
         memory: (Umem, FramePool, usize),
-        multi_buffer: bool,
+        sends: Sends,
         counters: Arc<LaneCounters>,
     ) -> Self {
         let (umem, mut pool, to_receive) = memory;
@@ -68,11 +86,11 @@ impl<N: Nic> CopyLane<N> {
         let count = to_receive.min(nic.room_to_give());
         let mut empty: Vec<Frame> = std::iter::from_fn(|| pool.take()).take(count).collect();
         nic.give(&mut empty);
-        let chunk_bytes = umem.chunk_size();
+        let chunk_bytes = umem.max_sent_bytes();
         let scratch = Scratch {
             from_guest: Chains::default(),
             to_guest: Chains::default(),
-            outgoing: Vec::with_capacity(BATCH * 2),
+            outgoing: Vec::with_capacity(SEGMENTS * 2),
             empty,
         };
         let held = Vec::with_capacity(MOST_PIECES);
@@ -81,7 +99,9 @@ impl<N: Nic> CopyLane<N> {
             nic,
             umem,
             chunk_bytes,
-            multi_buffer,
+            sends,
+            rest: Rest::default(),
+            waits_for_room: false,
             pool,
             counters,
             link: Link::Up,
@@ -90,6 +110,19 @@ impl<N: Nic> CopyLane<N> {
             short: false,
             awaits_nic: true,
         }
+    }
+
+    /// What builds frames that ask for more than being sent, and where their bytes come from.
+    fn builder(&mut self) -> (Builder<'_>, &MemoryMap) {
+        let builder = Builder {
+            umem: &self.umem,
+            own_from: UmemOffset::new(0),
+            pool: &mut self.pool,
+            outgoing: &mut self.scratch.outgoing,
+            sends: self.sends,
+            counters: &self.counters,
+        };
+        (builder, &self.guest.memory)
     }
 
     /// Guest → NIC.
@@ -106,8 +139,8 @@ impl<N: Nic> CopyLane<N> {
 
 /// A descriptor that sends `frame` from a chunk of ours, cut to what that holds.
 pub(super) fn copied(chunk: Frame, frame: &[u8], umem: &Umem) -> TxDesc {
-    let frame = &frame[..frame.len().min(umem.chunk_size() as usize)];
-    let offset = chunk.offset();
+    let frame = &frame[..frame.len().min(umem.max_sent_bytes() as usize)];
+    let offset = umem.send_offset(&chunk);
     // The chunk is inside the UMEM, and the frame not longer than it.
     let _ = umem.write(offset, frame);
     TxDesc {
@@ -126,19 +159,20 @@ impl<N: Nic> Lane for CopyLane<N> {
         Ok(self.from_guest()? + self.to_guest()?)
     }
 
-    fn arm(&mut self) -> Result<Rest, Fault> {
+    fn arm(&mut self) -> Result<Resting, Fault> {
         let spilled = self.guest.spilled().is_some_and(|spill| !spill.is_empty());
         let waiting = spilled || self.nic.has_frames() || !self.held.is_empty();
         self.awaits_nic = !waiting;
         if self.guest.from_guest.enabled && self.guest.from_guest.queue.enable_kicks() {
-            let stuck = self.nic.room_to_nic() == 0 || self.pool.is_empty();
-            return Ok(if stuck { Rest::Soon } else { Rest::Busy });
+            let full = self.nic.room_to_nic() == 0 || self.pool.is_empty();
+            let stuck = full || (self.waits_for_room && self.nic.unsent() > 0);
+            return Ok(if stuck { Resting::Soon } else { Resting::Busy });
         }
         if waiting && self.guest.to_guest.enabled && self.guest.to_guest.queue.enable_kicks() {
-            return Ok(if self.short { Rest::Soon } else { Rest::Busy });
+            return Ok(if self.short { Resting::Soon } else { Resting::Busy });
         }
-        let soon = self.nic.unsent() > 0 || self.guest.is_polled();
-        Ok(if soon { Rest::Soon } else { Rest::Idle })
+        let soon = self.nic.unsent() > 0 || self.rest.plan.is_some() || self.guest.is_polled();
+        Ok(if soon { Resting::Soon } else { Resting::Idle })
     }
 
     fn guest(&self) -> &GuestSide {
@@ -172,6 +206,7 @@ impl<N: Nic> Lane for CopyLane<N> {
     }
 
     fn stop(mut self: Box<Self>) -> Bases {
+        self.send_rest_at_last();
         // Frames without buffers: whole ones in the ring, and perhaps one in hand.
         let rest = self.nic.from_nic(usize::MAX).filter(|piece| !piece.more).count() as u64;
         self.counters

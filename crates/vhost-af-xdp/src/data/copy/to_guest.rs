@@ -5,12 +5,12 @@ use std::sync::Arc;
 use virtqueue::{Chains, Segment};
 use xsk::{Frame, FramePool, RxDesc, Umem, UmemOffset};
 
-use super::{CopyLane, MOST_PIECES, copied};
+use super::{CopyLane, copied};
 use crate::data::copy_bytes::{frame_to_guest, umem_to_guest};
 use crate::data::counters::LaneCounters;
 use crate::data::guest::{Fault, GuestSide, HEADER_BYTES, Piece, pieces, skip};
 use crate::data::lane::BATCH;
-use crate::data::nic::Nic;
+use crate::data::nic::{MOST_PIECES, Nic};
 
 /// What became of the frame in hand.
 enum Delivery {
@@ -245,7 +245,7 @@ impl Receiving<'_> {
                 break;
             }
             let Some(frame) = spill.pop() else { break };
-            let chunk_bytes = self.umem.chunk_size() as usize;
+            let chunk_bytes = self.umem.max_sent_bytes() as usize;
             let pieces = frame.chunks(chunk_bytes);
             let last = pieces.len() - 1;
             for (at, bytes) in pieces.enumerate() {

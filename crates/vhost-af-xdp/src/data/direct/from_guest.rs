@@ -1,25 +1,31 @@
-//! Direct placement, guest → NIC: frames sent from where they lie, or gathered in the bounce area.
+//! Direct placement, guest → NIC: frames sent from where they lie, or gathered in the bounce area; super-frames cut.
 
+use offload::segment::Gso;
 use virtqueue::{ChainId, Chains, Segment};
 use xsk::{TxDesc, UmemOffset};
 
-use super::{CHUNK_BYTES, DirectLane, MOST_PIECES, Outbound};
+use super::{Cutting, DirectLane, Outbound};
 use crate::data::copy_bytes::guest_to_umem;
-use crate::data::guest::{Fault, Piece, Sending, pieces};
-use crate::data::lane::BATCH;
+use crate::data::guest::{Cursor, Fault, Piece, Sending, pieces};
+use crate::data::lane::{BATCH, SEGMENTS};
 use crate::data::nic::{Link, Nic};
+use crate::data::super_frame::{Builder, FromChain, LAST_WAIT, LAST_WAITS, SuperFrame, Tally};
 
 impl<N: Nic> DirectLane<N> {
     pub(super) fn from_guest(&mut self) -> Result<usize, Fault> {
         let mut moved = self.reap();
-        if self.guest.from_guest.enabled {
-            let room = BATCH.min(self.nic.room_to_nic()).min(self.sending.room());
-            if room == 0 {
+        if self.cutting.is_some() {
+            moved += self.go_on_cutting();
+        }
+        if self.guest.from_guest.enabled && self.cutting.is_none() {
+            let room = self.nic.room_to_nic();
+            let most = BATCH.min(room).min(self.sending.room());
+            if most == 0 {
                 self.counters.from_guest_waits.add(1);
             } else {
                 let mut chains = std::mem::take(&mut self.scratch.chains);
-                let taken = self.guest.from_guest.queue.pop(&mut chains, room);
-                let sent = taken.map_err(Fault::from).and_then(|_| self.send(&chains));
+                let taken = self.guest.from_guest.queue.pop(&mut chains, most);
+                let sent = taken.map_err(Fault::from).and_then(|_| self.send(&chains, room));
                 self.scratch.chains = chains;
                 moved += sent?;
             }
@@ -34,7 +40,7 @@ impl<N: Nic> DirectLane<N> {
 
     /// Gives the guest back what was sent.
     pub(super) fn reap(&mut self) -> usize {
-        for frame in self.nic.sent(BATCH * 2) {
+        for frame in self.nic.sent(SEGMENTS * 2) {
             // An address that we never gave cannot be attributed; the kernel does not do that.
             if self
                 .sending
@@ -63,42 +69,100 @@ impl<N: Nic> DirectLane<N> {
         count
     }
 
-    fn send(&mut self, chains: &Chains) -> Result<usize, Fault> {
-        let (mut frames, mut bytes, mut done) = (0, 0, 0);
+    /// Queues a batch of the guest's chains and hands them to the NIC, which has so much room.
+    fn send(&mut self, chains: &Chains, room: usize) -> Result<usize, Fault> {
+        let (mut tally, mut done) = (Tally::default(), 0);
         for (at, chain) in chains.iter().enumerate() {
             let segments = chains.segments(chain);
-            if self.sent_before > 0 {
+            let left = room - self.scratch.outgoing.len();
+            let queued = if left.min(self.sending.room()) == 0 {
+                None
+            } else if self.sent_before > 0 {
                 // It was sent, or is lost; sending it once more would be worse.
                 self.sent_before -= 1;
                 self.counters.from_guest_fate_unknown.add(1);
-                self.sending.push_done(Outbound {
-                    chain: Some(chain.id),
-                    bounce: false,
-                });
-                done += 1;
-                continue;
-            }
-            match self.guest.judge(chain, segments, self.link, &self.counters)? {
-                Sending::Drop => self.sending.push_done(Outbound {
-                    chain: Some(chain.id),
-                    bounce: false,
-                }),
-                Sending::Frame { from, skip, len } => {
-                    let frame = (&segments[from..], skip);
-                    let Some(sent) = self.queue_frame(chain.id, frame, len, chains.len() - at) else {
-                        self.guest.from_guest.queue.unpop(chains.slots(at));
-                        break;
-                    };
-                    frames += u64::from(sent);
-                    bytes += if sent { u64::from(len) } else { 0 };
-                }
+                self.give_back(chain.id);
+                Some(())
+            } else {
+                let judged = self.guest.judge(chain, segments, self.link, &self.counters)?;
+                self.queue(chain.id, segments, &judged, (left, &mut tally))
+            };
+            if queued.is_none() {
+                self.guest.from_guest.queue.unpop(chains.slots(at));
+                break;
             }
             done += 1;
+            if self.cutting.is_some() {
+                // Nothing overtakes it.
+                self.guest.from_guest.queue.unpop(chains.slots(at + 1));
+                break;
+            }
         }
-        self.nic.to_nic(self.scratch.outgoing.drain(..));
-        self.counters.from_guest_frames.add(frames);
-        self.counters.from_guest_bytes.add(bytes);
+        self.hand_over(&tally);
         Ok(done)
+    }
+
+    fn hand_over(&mut self, tally: &Tally) {
+        self.nic.to_nic(self.scratch.outgoing.drain(..));
+        self.counters.from_guest_frames.add(tally.frames);
+        self.counters.from_guest_bytes.add(tally.bytes);
+    }
+
+    /// Gives a chain back in its turn, unsent.
+    fn give_back(&mut self, chain: ChainId) {
+        self.sending.push_done(Outbound {
+            chain: Some(chain),
+            bounce: false,
+        });
+    }
+
+    /// Queues one chain; `None` when there is no room for it now. There is room for one descriptor.
+    #[inline]
+    fn queue(
+        &mut self,
+        chain: ChainId,
+        segments: &[Segment],
+        judged: &Sending,
+        (room, tally): (usize, &mut Tally),
+    ) -> Option<()> {
+        match *judged {
+            Sending::Drop => {
+                self.give_back(chain);
+                Some(())
+            }
+            Sending::Frame {
+                from,
+                skip,
+                len,
+                checksum: None,
+            } => {
+                let sent = self.queue_frame(chain, (&segments[from..], skip), len, room)?;
+                if sent {
+                    tally.add(len);
+                }
+                Some(())
+            }
+            Sending::Frame {
+                from,
+                skip,
+                len,
+                checksum: Some(at),
+            } => {
+                self.queue_summed(chain, (segments, (from, skip)), len, at)?;
+                tally.add(len);
+                Some(())
+            }
+            Sending::SuperFrame {
+                from,
+                skip,
+                len,
+                gso,
+                checksum,
+            } => {
+                let frame = (segments, (from, skip), len);
+                self.cut(chain, frame, (gso, checksum), (room, tally))
+            }
+        }
     }
 
     /// Queues one frame; false when it had to be dropped, `None` when there is no room for it now.
@@ -108,17 +172,31 @@ impl<N: Nic> DirectLane<N> {
         chain: ChainId,
         (segments, skip): (&[Segment], u32),
         len: u32,
-        behind: usize,
+        room: usize,
     ) -> Option<bool> {
-        if len > CHUNK_BYTES {
-            return self.queue_multi_buffer(chain, (segments, skip), behind);
+        if len > self.umem.max_sent_bytes() {
+            return self.queue_multi_buffer(chain, (segments, skip), room);
         }
         if let [segment] = segments {
-            let data = UmemOffset::new(segment.offset + u64::from(skip));
-            self.queue_piece(Some(chain), data, len, false);
-            return Some(true);
+            let offset = segment.offset + u64::from(skip);
+            if self.can_refer(Piece { offset, len }) {
+                self.queue_piece(Some(chain), UmemOffset::new(offset), len, false);
+                return Some(true);
+            }
         }
         self.queue_gathered(chain, (segments, skip), len)
+    }
+
+    /// Whether a descriptor may refer to this piece of guest memory.
+    #[inline]
+    fn can_refer(&self, piece: Piece) -> bool {
+        // The kernel wants room for metadata before each descriptor's bytes, used or not.
+        let room_before = piece.offset >= u64::from(self.umem.tx_metadata_len());
+        room_before
+            && match self.dma_page_bytes {
+                Some(page) => piece.offset % page + u64::from(piece.len) <= page,
+                None => true,
+            }
     }
 
     /// Queues a descriptor that refers to guest memory.
@@ -151,7 +229,7 @@ impl<N: Nic> DirectLane<N> {
         len: u32,
     ) -> Option<bool> {
         let frame = self.pool.take()?;
-        let offset = frame.offset();
+        let offset = self.umem.send_offset(&frame);
         let mut at = offset.get();
         for piece in pieces(segments, 0, skip) {
             let _ = guest_to_umem(&self.guest.memory, piece, &self.umem, UmemOffset::new(at));
@@ -159,7 +237,7 @@ impl<N: Nic> DirectLane<N> {
         }
         self.counters.bounced_frames.add(1);
         self.sending.push(
-            offset.get(),
+            frame.offset().get(),
             Outbound {
                 chain: Some(chain),
                 bounce: true,
@@ -180,31 +258,25 @@ impl<N: Nic> DirectLane<N> {
         &mut self,
         chain: ChainId,
         (segments, skip): (&[Segment], u32),
-        behind: usize,
+        room: usize,
     ) -> Option<bool> {
         let mut parts = std::mem::take(&mut self.scratch.pieces);
         parts.clear();
-        parts.extend(pieces(segments, 0, skip).flat_map(chunks));
-        let queued = self.queue_parts(chain, &parts, behind);
+        let most = self.umem.max_sent_bytes();
+        let mut at = Cursor::at((0, skip));
+        parts.extend(std::iter::from_fn(|| at.next(segments, most)));
+        let queued = self.queue_parts(chain, &parts, room);
         self.scratch.pieces = parts;
         queued
     }
 
-    fn queue_parts(&mut self, chain: ChainId, parts: &[Piece], behind: usize) -> Option<bool> {
-        if !self.multi_buffer || parts.len() > MOST_PIECES {
+    fn queue_parts(&mut self, chain: ChainId, parts: &[Piece], room: usize) -> Option<bool> {
+        if parts.len() > self.sends.most_pieces || !parts.iter().all(|&part| self.can_refer(part)) {
             self.counters.from_guest_too_many_pieces.add(1);
-            self.sending.push_done(Outbound {
-                chain: Some(chain),
-                bounce: false,
-            });
+            self.give_back(chain);
             return Some(false);
         }
-        let room = self
-            .nic
-            .room_to_nic()
-            .saturating_sub(self.scratch.outgoing.len())
-            .min(self.sending.room());
-        if parts.len() + behind - 1 > room {
+        if parts.len() > room.min(self.sending.room()) {
             return None;
         }
         for (at, part) in parts.iter().enumerate() {
@@ -219,18 +291,200 @@ impl<N: Nic> DirectLane<N> {
         Some(true)
     }
 
+    /// A frame whose checksum is to be completed, gathered in a bounce chunk: the guest must not change what
+    /// was summed, nor reach the metadata.
+    #[inline(never)]
+    fn queue_summed(
+        &mut self,
+        chain: ChainId,
+        (segments, start): (&[Segment], (usize, u32)),
+        len: u32,
+        at: (u16, u16),
+    ) -> Option<()> {
+        if self.pool.is_empty() {
+            return None;
+        }
+        let first = self.scratch.outgoing.len();
+        let (mut builder, memory) = self.builder();
+        let mut source = FromChain {
+            memory,
+            segments,
+            at: &mut Cursor::at(start),
+        };
+        builder.frame(len, at, &mut source);
+        self.note_bounced(first, Some(chain));
+        Some(())
+    }
+
+    /// Notes descriptors of the bounce area from the first one on; the last one gives `chain` back.
+    fn note_bounced(&mut self, first: usize, chain: Option<ChainId>) {
+        self.counters.bounced_frames.add(1);
+        let descs = &self.scratch.outgoing[first..];
+        for (at, desc) in descs.iter().enumerate() {
+            let chain = chain.filter(|_| at + 1 == descs.len());
+            let outbound = Outbound { chain, bounce: true };
+            self.sending.push(desc.frame.offset().get(), outbound);
+        }
+    }
+
+    /// What builds frames in the bounce area, and where their bytes come from.
+    fn builder(&mut self) -> (Builder<'_>, &virtqueue::MemoryMap) {
+        let builder = Builder {
+            umem: &self.umem,
+            own_from: self.own_from,
+            pool: &mut self.pool,
+            outgoing: &mut self.scratch.outgoing,
+            sends: self.sends,
+            counters: &self.counters,
+        };
+        (builder, &self.guest.memory)
+    }
+
+    /// Begins to cut a super-frame; `None` if the next breath is to do that.
+    #[inline(never)]
+    fn cut(
+        &mut self,
+        chain: ChainId,
+        (segments, start, len): (&[Segment], (usize, u32), u32),
+        asked: (Gso, (u16, u16)),
+        (room, tally): (usize, &mut Tally),
+    ) -> Option<()> {
+        if self.scratch.outgoing.len() >= SEGMENTS {
+            return None;
+        }
+        let frame = SuperFrame::open(&self.guest, (segments, start), len, asked, &self.counters);
+        let Some(frame) = frame else {
+            self.give_back(chain);
+            return Some(());
+        };
+        if frame.plan.segment_bytes_max() > self.umem.max_sent_bytes() {
+            self.counters.from_guest_too_many_pieces.add(1);
+            self.give_back(chain);
+            return Some(());
+        }
+        self.counters.from_guest_super_frames.add(1);
+        self.cut_segments.clear();
+        self.cut_segments.extend_from_slice(segments);
+        self.cutting = Some(Cutting { frame, chain });
+        self.queue_segments(room, tally);
+        Some(())
+    }
+
+    /// Queues as many segments of the super-frame in hand as there is room for.
+    fn queue_segments(&mut self, room: usize, tally: &mut Tally) {
+        let Some(mut cutting) = self.cutting.take() else {
+            return;
+        };
+        let end = self.scratch.outgoing.len() + room;
+        let segments = std::mem::take(&mut self.cut_segments);
+        while cutting.frame.left() > 0 {
+            let left = (end - self.scratch.outgoing.len()).min(self.sending.room());
+            let Some(bytes) = self.queue_segment(&mut cutting, &segments, left) else {
+                break;
+            };
+            tally.add(bytes);
+        }
+        self.cut_segments = segments;
+        if cutting.frame.left() > 0 {
+            self.cutting = Some(cutting);
+        }
+    }
+
+    /// Queues the next segment; its bytes, or `None` when there is no room for it now.
+    fn queue_segment(&mut self, cutting: &mut Cutting, segments: &[Segment], room: usize) -> Option<u32> {
+        if room == 0 || self.pool.is_empty() {
+            return None;
+        }
+        let frame = &mut cutting.frame;
+        let index = frame.next;
+        let chain = (frame.left() == 1).then_some(cutting.chain);
+        let first = self.scratch.outgoing.len();
+        let payload = frame.plan.payload(index);
+        let bytes = payload.end - payload.start;
+        if self.sends.zero_copy && self.refer_to(frame.payload, segments, bytes) {
+            if self.scratch.pieces.len() + 1 > room {
+                return None;
+            }
+            self.builder().0.headers(&frame.plan, index);
+            self.note_bounced(first, None);
+            let parts = std::mem::take(&mut self.scratch.pieces);
+            for (at, part) in parts.iter().enumerate() {
+                let last = at + 1 == parts.len();
+                let data = UmemOffset::new(part.offset);
+                self.queue_piece(chain.filter(|_| last), data, part.len, !last);
+            }
+            self.scratch.pieces = parts;
+            frame.payload.pass(segments, bytes);
+        } else {
+            let (mut builder, memory) = self.builder();
+            let mut source = FromChain {
+                memory,
+                segments,
+                at: &mut frame.payload,
+            };
+            builder.segment(&frame.plan, index, &mut source);
+            self.note_bounced(first, chain);
+        }
+        frame.next += 1;
+        Some(frame.plan.header_len() as u32 + bytes)
+    }
+
+    /// Whether the next `bytes` of a chain can be sent by reference behind a descriptor with headers: then `scratch.pieces`
+    /// are the pieces. The checksum must be left to the NIC, since the guest may change them.
+    fn refer_to(&mut self, from: Cursor, segments: &[Segment], bytes: u32) -> bool {
+        self.scratch.pieces.clear();
+        let (mut from, mut left) = (from, bytes);
+        while left > 0
+            && self.scratch.pieces.len() + 1 < self.sends.most_pieces
+            && let Some(piece) = from.next(segments, left.min(self.umem.max_sent_bytes()))
+            && self.can_refer(piece)
+        {
+            left -= piece.len;
+            self.scratch.pieces.push(piece);
+        }
+        left == 0 && bytes > 0 && self.sends.checksum
+    }
+
+    /// Goes on with the super-frame in hand; the segments that were queued.
+    #[cold]
+    fn go_on_cutting(&mut self) -> usize {
+        let room = self.nic.room_to_nic();
+        if self.link == Link::Gone
+            && self.sending.room() > 0
+            && let Some(cutting) = self.cutting.take()
+        {
+            self.counters.from_guest_rest_of_super_frame.add(1);
+            self.give_back(cutting.chain);
+            return 1;
+        }
+        let mut tally = Tally::default();
+        self.queue_segments(room, &mut tally);
+        if tally.frames == 0 {
+            self.counters.from_guest_waits.add(1);
+        }
+        self.hand_over(&tally);
+        usize::try_from(tally.frames).unwrap_or(usize::MAX)
+    }
+
+    /// The lane is stopped, on a thread that may wait: the super-frame in hand goes out now, as far as the kernel takes it. Its chain, if
+    /// that was not all of it.
+    pub(super) fn cut_at_last(&mut self) -> Option<ChainId> {
+        let mut waits = 0;
+        while self.cutting.is_some() && self.link == Link::Up && waits < LAST_WAITS {
+            let sent = self.go_on_cutting();
+            self.kick();
+            if sent + self.reap() == 0 {
+                std::thread::sleep(LAST_WAIT);
+                waits += 1;
+            }
+        }
+        let cutting = self.cutting.take()?;
+        self.counters.from_guest_rest_of_super_frame.add(1);
+        Some(cutting.chain)
+    }
+
     pub(super) fn kick(&mut self) {
         self.link = self.nic.kick();
         self.counters.nic_kicks.add(1);
     }
-}
-
-/// Cuts a piece of guest memory into pieces that a descriptor can refer to.
-fn chunks(piece: Piece) -> impl Iterator<Item = Piece> {
-    let mut rest = piece;
-    std::iter::from_fn(move || {
-        let part;
-        (part, rest) = rest.split(rest.len.min(CHUNK_BYTES));
-        (part.len > 0).then_some(part)
-    })
 }

@@ -9,6 +9,11 @@
 //! gathered in a chunk of the bounce area when it fits, else sent as a multi-buffer frame whose
 //! descriptors refer to the pieces.
 //!
+//! A super-frame is cut: each segment's headers are built in a chunk of the bounce area. A socket that reads by DMA gets the
+//! payload by reference, as further descriptors; one that copies anyway gets the segment whole, because it needs more time
+//! for each further descriptor than for the bytes. Segments for which there is no room stay in hand, and the chains behind them in the
+//! guest's queue; the chain is given back when the last one was sent.
+//!
 //! The bounce area lies behind guest RAM in the same UMEM; no guest can see it. It also serves
 //! receive buffers that cannot take a frame directly: too small for the longest frame of the
 //! interface, made of several descriptors, or with less than 256 - header bytes of their region
@@ -34,8 +39,9 @@ use super::copy::copied;
 use super::counters::LaneCounters;
 use super::guest::{Fault, GuestSide, Piece};
 use super::in_flight::InFlight;
-use super::lane::{BATCH, Bases, Lane, Rest};
-use super::nic::{Link, Nic};
+use super::lane::{BATCH, Bases, Lane, Rest, SEGMENTS};
+use super::nic::{Link, MOST_PIECES, Nic, Sends};
+use super::super_frame::SuperFrame;
 
 /// The kernel puts a received frame this many bytes after the fill address
 /// (`XDP_PACKET_HEADROOM`, include/uapi/linux/bpf.h).
@@ -47,8 +53,6 @@ pub(crate) const LONGEST_FRAME: u32 = CHUNK_BYTES - 256;
 /// Most bounce chunks that wait for frames at a time, of those that a lane has: the others are for
 /// frames of the guest, which parked buffers must not hold up.
 const MOST_BOUNCES_POSTED: usize = 128;
-/// Most descriptors of a multi-buffer frame (MAX_SKB_FRAGS + 1).
-const MOST_PIECES: usize = 18;
 
 /// A buffer that the NIC receives into.
 enum Posted {
@@ -68,6 +72,12 @@ struct Outbound {
     bounce: bool,
 }
 
+/// A super-frame in hand. Its chain is the guest's again once the last segment is sent.
+struct Cutting {
+    frame: SuperFrame,
+    chain: ChainId,
+}
+
 /// A receive buffer of the guest that frames reach through the bounce area.
 struct Parked {
     chain: ChainId,
@@ -80,7 +90,9 @@ pub(crate) struct DirectLane<N> {
     guest: GuestSide,
     nic: N,
     umem: Umem,
-    multi_buffer: bool,
+    sends: Sends,
+    /// Where the bounce area begins.
+    own_from: UmemOffset,
     /// Pages that a chunk must not cross: set where the NIC's DMA sees pages (zero-copy).
     dma_page_bytes: Option<u64>,
     pool: FramePool,
@@ -88,6 +100,10 @@ pub(crate) struct DirectLane<N> {
     link: Link,
     posted: InFlight<Posted>,
     sending: InFlight<Outbound>,
+    /// A super-frame of which segments wait for room; the chains behind it wait, too.
+    cutting: Option<Cutting>,
+    /// The segments of its chain.
+    cut_segments: Vec<Segment>,
     /// So many chains to come were handed to the NIC by a predecessor that died.
     sent_before: usize,
     parked: VecDeque<Parked>,
@@ -119,6 +135,8 @@ pub(crate) struct DirectMemory {
     pub(crate) pool: FramePool,
     /// Entries that either table may hold: at least the size of the vrings and of the rings.
     pub(crate) in_flight: usize,
+    /// Where the bounce area begins, behind guest RAM.
+    pub(crate) own_from: UmemOffset,
     /// See [`DirectLane::dma_page_bytes`].
     pub(crate) dma_page_bytes: Option<u64>,
 }
@@ -129,7 +147,7 @@ impl<N: Nic> DirectLane<N> {
         guest: GuestSide,
         nic: N,
         memory: DirectMemory,
-        multi_buffer: bool,
+        sends: Sends,
         counters: Arc<LaneCounters>,
     ) -> Self {
         let mut nic = nic;
@@ -140,13 +158,16 @@ impl<N: Nic> DirectLane<N> {
             guest,
             nic,
             umem: memory.umem,
-            multi_buffer,
+            sends,
+            own_from: memory.own_from,
             dma_page_bytes: memory.dma_page_bytes,
             pool: memory.pool,
             counters,
             link,
             posted: InFlight::new(memory.in_flight),
             sending: InFlight::new(memory.in_flight),
+            cutting: None,
+            cut_segments: Vec::new(),
             sent_before,
             parked: VecDeque::new(),
             parked_segments: VecDeque::new(),
@@ -156,7 +177,7 @@ impl<N: Nic> DirectLane<N> {
             park_all: false,
             scratch: Scratch {
                 chains: Chains::default(),
-                outgoing: Vec::with_capacity(BATCH * 2),
+                outgoing: Vec::with_capacity(SEGMENTS * 2),
                 empty: Vec::with_capacity(BATCH),
                 segments: Vec::with_capacity(MOST_PIECES),
                 pieces: Vec::with_capacity(MOST_PIECES),
@@ -172,7 +193,8 @@ impl<N: Nic> Lane for DirectLane<N> {
 
     fn arm(&mut self) -> Result<Rest, Fault> {
         if self.guest.from_guest.enabled && self.guest.from_guest.queue.enable_kicks() {
-            let stuck = self.nic.room_to_nic() == 0 || self.sending.room() == 0 || self.pool.is_empty();
+            let full = self.nic.room_to_nic() == 0 || self.sending.room() == 0 || self.pool.is_empty();
+            let stuck = full || self.cutting.is_some();
             return Ok(if stuck { Rest::Soon } else { Rest::Busy });
         }
         if self.guest.to_guest.enabled {
@@ -184,7 +206,7 @@ impl<N: Nic> Lane for DirectLane<N> {
                 return Ok(Rest::Busy);
             }
         }
-        let soon = self.nic.unsent() > 0 || self.guest.is_polled();
+        let soon = self.nic.unsent() > 0 || self.cutting.is_some() || self.guest.is_polled();
         Ok(if soon { Rest::Soon } else { Rest::Idle })
     }
 
@@ -226,6 +248,7 @@ impl<N: Nic> Lane for DirectLane<N> {
 
     fn stop(self: Box<Self>) -> Bases {
         let mut lane = *self;
+        let half_sent = lane.cut_at_last();
         // What is queued is sent or given up now: repeating a frame would be worse than losing it.
         for _ in 0..4 {
             if lane.nic.unsent() == 0 || lane.link != Link::Up {
@@ -250,6 +273,9 @@ impl<N: Nic> Lane for DirectLane<N> {
             if let Some(chain) = outbound.chain {
                 lane.guest.from_guest.queue.push_used(chain, 0);
             }
+        }
+        if let Some(chain) = half_sent {
+            lane.guest.from_guest.queue.push_used(chain, 0);
         }
         lane.guest.from_guest.publish(&lane.counters);
         if received > 0 {
