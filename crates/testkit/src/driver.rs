@@ -45,6 +45,18 @@ pub const F_MTU: u64 = 1 << virtio_net::VIRTIO_NET_F_MTU;
 pub const F_STATUS: u64 = 1 << virtio_net::VIRTIO_NET_F_STATUS;
 /// VIRTIO_NET_F_MQ.
 pub const F_MQ: u64 = 1 << virtio_net::VIRTIO_NET_F_MQ;
+/// VIRTIO_NET_F_CSUM.
+pub const F_CSUM: u64 = 1 << virtio_net::VIRTIO_NET_F_CSUM;
+/// VIRTIO_NET_F_HOST_TSO4.
+pub const F_HOST_TSO4: u64 = 1 << virtio_net::VIRTIO_NET_F_HOST_TSO4;
+/// VIRTIO_NET_F_HOST_TSO6.
+pub const F_HOST_TSO6: u64 = 1 << virtio_net::VIRTIO_NET_F_HOST_TSO6;
+/// VIRTIO_NET_F_HOST_ECN.
+pub const F_HOST_ECN: u64 = 1 << virtio_net::VIRTIO_NET_F_HOST_ECN;
+/// VIRTIO_NET_F_HOST_USO.
+pub const F_HOST_USO: u64 = 1 << virtio_net::VIRTIO_NET_F_HOST_USO;
+/// Everything that the guest may leave to the device for frames that it sends.
+pub const F_HOST_ALL: u64 = F_CSUM | F_HOST_TSO4 | F_HOST_TSO6 | F_HOST_ECN | F_HOST_USO;
 /// VHOST_USER_F_PROTOCOL_FEATURES.
 pub const F_PROTOCOL_FEATURES: u64 = 1 << 30;
 

@@ -83,6 +83,16 @@ impl PacketPort {
     /// If the interface is gone.
     #[must_use]
     pub fn receive(&self, patience: Duration) -> Option<Vec<u8>> {
+        self.receive_with_status(patience).map(|(frame, _)| frame)
+    }
+
+    /// The same, with what the kernel says of the frame beside it (`TP_STATUS_…`, `linux/if_packet.h`): for instance that its
+    /// checksum is yet to be completed.
+    ///
+    /// # Panics
+    /// As [`receive`](Self::receive).
+    #[must_use]
+    pub fn receive_with_status(&self, patience: Duration) -> Option<(Vec<u8>, u32)> {
         let deadline = Instant::now() + patience;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -99,7 +109,7 @@ impl PacketPort {
         }
     }
 
-    fn read(&self) -> io::Result<Vec<u8>> {
+    fn read(&self) -> io::Result<(Vec<u8>, u32)> {
         let mut frame = vec![0u8; LONGEST];
         let mut control = [0u64; 16];
         let mut iov = libc::iovec {
@@ -118,17 +128,20 @@ impl PacketPort {
             return Err(io::Error::last_os_error());
         };
         frame.truncate(got);
-        if let Some(tag) = vlan_tag(&message) {
+        let Some(aux) = auxiliary(&message) else {
+            return Ok((frame, 0));
+        };
+        if let Some(tag) = vlan_tag(&aux) {
             frame.splice(12..12, tag);
         }
-        Ok(frame)
+        Ok((frame, aux.tp_status))
     }
 }
 
-/// The four bytes of a tag that the kernel took out of the frame.
-fn vlan_tag(message: &libc::msghdr) -> Option<[u8; 4]> {
+/// What the kernel says of a frame beside it.
+fn auxiliary(message: &libc::msghdr) -> Option<libc::tpacket_auxdata> {
     // SAFETY: recvmsg filled the control buffer and set its length; the CMSG functions stay within that.
-    let aux = unsafe {
+    unsafe {
         let mut header = libc::CMSG_FIRSTHDR(message);
         while !header.is_null()
             && ((*header).cmsg_level, (*header).cmsg_type) != (libc::SOL_PACKET, libc::PACKET_AUXDATA)
@@ -138,10 +151,16 @@ fn vlan_tag(message: &libc::msghdr) -> Option<[u8; 4]> {
         if header.is_null() {
             return None;
         }
-        libc::CMSG_DATA(header)
-            .cast::<libc::tpacket_auxdata>()
-            .read_unaligned()
-    };
+        Some(
+            libc::CMSG_DATA(header)
+                .cast::<libc::tpacket_auxdata>()
+                .read_unaligned(),
+        )
+    }
+}
+
+/// The four bytes of a tag that the kernel took out of the frame.
+fn vlan_tag(aux: &libc::tpacket_auxdata) -> Option<[u8; 4]> {
     if aux.tp_status & libc::TP_STATUS_VLAN_VALID == 0 {
         return None;
     }

@@ -15,8 +15,9 @@ use crate::wait;
 
 /// The header of a frame without offloads.
 const NO_OFFLOAD: [u8; HEADER] = [0; HEADER];
-/// Room that a frame is given in guest memory, bytes.
+/// Room that a frame is given in guest memory, bytes; and a super-frame.
 const SLOT: u32 = 4096;
+const LARGE_SLOT: u32 = 66 << 10;
 
 /// How a frame, header in front, is spread over descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,6 +121,13 @@ impl Ring {
     }
 }
 
+/// Memory for a frame.
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    addr: GuestAddr,
+    large: bool,
+}
+
 /// One queue pair.
 pub struct Pair {
     ram: Arc<GuestRam>,
@@ -130,9 +138,9 @@ pub struct Pair {
     /// Buffers of the chains under way, by head: to read what came, and to post them again.
     posted: HashMap<u16, Vec<Buffer>>,
     /// Memory of the frames under way, by head.
-    sending: HashMap<u16, GuestAddr>,
+    sending: HashMap<u16, Slot>,
     /// Memory that held frames, to be used again.
-    free: Vec<GuestAddr>,
+    free: Vec<Slot>,
     mergeable: bool,
 }
 
@@ -166,14 +174,29 @@ impl Pair {
     /// If the ring has no room although the device was given time, or a frame is too long for this model (4084 bytes).
     pub fn send_batch(&mut self, frames: &[&[u8]], layout: Layout) {
         for frame in frames {
-            let bytes = [&NO_OFFLOAD[..], frame].concat();
-            let addr = self.slot();
-            self.ram.write(addr, &bytes);
-            let buffers: Vec<_> = pieces(addr, bytes.len(), layout);
-            let head = self.add_or_wait(&buffers, matches!(layout, Layout::Indirect(_)));
-            self.sending.insert(head, addr);
+            self.add(NO_OFFLOAD, frame, layout);
         }
         self.from_guest.publish();
+    }
+
+    /// Sends frames with virtio-net headers of the caller's, shown to the device together.
+    ///
+    /// # Panics
+    /// If the ring has no room although the device was given time, or a frame is longer than 66 KiB.
+    pub fn send_asking(&mut self, frames: &[([u8; HEADER], &[u8])], layout: Layout) {
+        for (header, frame) in frames {
+            self.add(*header, frame, layout);
+        }
+        self.from_guest.publish();
+    }
+
+    fn add(&mut self, header: [u8; HEADER], frame: &[u8], layout: Layout) {
+        let bytes = [&header[..], frame].concat();
+        let slot = self.slot(bytes.len());
+        self.ram.write(slot.addr, &bytes);
+        let buffers: Vec<_> = pieces(slot.addr, bytes.len(), layout);
+        let head = self.add_or_wait(&buffers, matches!(layout, Layout::Indirect(_)));
+        self.sending.insert(head, slot);
     }
 
     /// Sends what the buffers hold, which the caller wrote, and returns the head.
@@ -205,10 +228,14 @@ impl Pair {
         }
     }
 
-    fn slot(&mut self) -> GuestAddr {
-        self.free
-            .pop()
-            .unwrap_or_else(|| self.ram.alloc(SLOT.into(), 64).expect("guest memory is left"))
+    fn slot(&mut self, len: usize) -> Slot {
+        let large = len > SLOT as usize;
+        if let Some(at) = self.free.iter().rposition(|slot| slot.large == large) {
+            return self.free.swap_remove(at);
+        }
+        let size = if large { LARGE_SLOT } else { SLOT };
+        let addr = self.ram.alloc(size.into(), 64).expect("guest memory is left");
+        Slot { addr, large }
     }
 
     /// Takes back one frame that was sent.
