@@ -399,7 +399,12 @@ fn ask_for_message(program: BorrowedFd<'_>, ifindex: u32, mode: Mode) -> Option<
     kernel_message(&said)
 }
 
-/// The XDP program of an interface; `None` also if it cannot be asked for: attaching will tell.
+/// The XDP program of an interface, whoever's it is; `None` also if it cannot be asked for: attaching will tell.
+#[must_use]
+pub fn program_on(ifindex: u32) -> Option<ForeignProgram> {
+    foreign_program(ifindex)
+}
+
 fn foreign_program(ifindex: u32) -> Option<ForeignProgram> {
     let mut opts = libbpf_sys::bpf_xdp_query_opts {
         sz: size_of::<libbpf_sys::bpf_xdp_query_opts>() as libbpf_sys::size_t,

@@ -6,7 +6,7 @@
 //! | state | frames | entered by |
 //! |---|---|---|
 //! | passed on | the host's stack gets them, as without a program | [`Program::attach`], [`Program::disable_queue`] |
-//! | ours | the AF_XDP socket of the queue gets them, with a virtio-net header if asked for | [`Program::enable_queue`] |
+//! | ours | the AF_XDP socket of the queue gets them, with a virtio-net header if asked for | [`Program::enable_queue`], or [`Program::place_socket`] and [`Program::activate_queue`] |
 //!
 //! The program hangs on a BPF link whose only holder is the [`Program`]: when that is dropped, or the process dies
 //! in whatever way, the interface is as it was before.
@@ -41,7 +41,7 @@ mod config;
 mod layout;
 mod program;
 
-pub use attach::{AttachError, ForeignProgram, KernelRefusal, Mode, ModeRequest};
+pub use attach::{AttachError, ForeignProgram, KernelRefusal, Mode, ModeRequest, program_on};
 pub use layout::{MAX_QUEUES, QueueConf, QueueCounters, VirtioHeader};
 pub use program::{Program, QueueError};
 

@@ -138,6 +138,16 @@ impl Program {
     /// [`QueueError::OutOfRange`], or [`QueueError::Socket`] if `xsk` is no AF_XDP socket; the queue is then
     /// passed on to the host.
     pub fn enable_queue(&self, queue: u32, xsk: BorrowedFd<'_>, conf: QueueConf) -> Result<(), QueueError> {
+        self.place_socket(queue, xsk)?;
+        self.activate_queue(queue, conf)
+    }
+
+    /// The first half of [`Program::enable_queue`]: puts `xsk`, which need not be bound yet, where the frames of
+    /// `queue` will go. They are passed on to the host until [`Program::activate_queue`].
+    ///
+    /// # Errors
+    /// As [`Program::enable_queue`].
+    pub fn place_socket(&self, queue: u32, xsk: BorrowedFd<'_>) -> Result<(), QueueError> {
         self.set_word(queue, INACTIVE_WORD)?;
         let (updated, _) = messages_of(|| {
             self.sockets.update(
@@ -146,7 +156,15 @@ impl Program {
                 MapFlags::ANY,
             )
         });
-        updated.map_err(|source| QueueError::Socket { queue, source })?;
+        updated.map_err(|source| QueueError::Socket { queue, source })
+    }
+
+    /// The second half of [`Program::enable_queue`]: from now on the frames of `queue` go to the socket that was
+    /// placed, which must be bound by now. While there is none they are passed on, and counted as `no_socket`.
+    ///
+    /// # Errors
+    /// [`QueueError::OutOfRange`].
+    pub fn activate_queue(&self, queue: u32, conf: QueueConf) -> Result<(), QueueError> {
         self.set_word(queue, conf.to_word())
     }
 

@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use steer::ModeRequest;
 
 use super::frame::Mac;
-use crate::control::links::Link;
+use steward::links::Link;
 
 /// Entries of the rx and the tx ring.
 pub(super) const RING: u32 = 2048;

@@ -14,8 +14,8 @@ use std::time::Duration;
 use steer::{AttachError, Mode, ModeRequest, Program, QueueConf, QueueError, VirtioHeader};
 use xsk::{AttachMode, BindRequest, OpenError, QueueId, RingSize, Socket, SocketConfig, Umem, Unbound};
 
-use super::links::{Link, LinkError};
 use crate::data::xdp::QueueLease;
+use steward::links::{Link, LinkError};
 
 /// Ethernet header and one VLAN tag, bytes: what a frame may be longer than the MTU.
 pub(crate) const L2_BYTES: u32 = 18;

@@ -7,13 +7,13 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use steward::links::DriverSends;
 use virtqueue::{DirtyLog, InflightRegion, Journal, MemoryMap, Queue, QueueStart};
 use xsk::{FramePool, MemoryError, OpenError, OwnMemory, Umem, UmemError, UmemOffset, Unbound};
 
 use super::config::Placement;
 use super::features::Negotiated;
 use super::interface::{Interface, InterfaceError, L2_BYTES, QueueRequest, RECEIVE_RING, SEND_RING};
-use super::links::DriverSends;
 use super::vring::{VringError, VringState};
 use crate::data::copy::CopyLane;
 use crate::data::copy_bytes::GuestRam;

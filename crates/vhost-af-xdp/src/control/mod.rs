@@ -3,7 +3,7 @@
 //! A [`port`](port::Port) is one guest's network device: a vhost-user socket on one side, queues of an
 //! [`interface`] on the other. A [`session`] is one connection of a VMM to a port; it turns what
 //! the VMM negotiates into lanes ([`lanes`]) and gives them to workers. [`serve`] starts all of
-//! it, [`links`] watches the interfaces, [`status`] shows it.
+//! it, [`steward::links`] tells of the interfaces, [`status`] shows it.
 //!
 //! All state of a port sits behind one lock that only control threads take. Nothing in here runs
 //! per frame.
@@ -16,7 +16,6 @@ pub(crate) mod front;
 pub(crate) mod handler;
 pub(crate) mod interface;
 pub(crate) mod lanes;
-pub(crate) mod links;
 pub(crate) mod memory;
 pub(crate) mod peer;
 pub(crate) mod port;

@@ -13,12 +13,12 @@ use vhost::vhost_user::message::VhostUserProtocolFeatures as Protocol;
 use super::config::{NicConfig, Placement, PortConfig};
 use super::interface::{Interface, InterfaceError, Interfaces};
 use super::lanes::{CopyMemory, FarSide, LaneError, NULL_MTU};
-use super::links::Link;
 use super::session::{FaultCell, Ground, Session, SessionError};
 use super::sigbus;
 use crate::data::counters::LaneCounters;
 use crate::data::direct::LONGEST_FRAME;
 use crate::data::worker::Workers;
+use steward::links::Link;
 
 /// Smallest MTU that IPv4 works with, and that VirtIO allows (1.3, 5.1.4.1).
 const SMALLEST_MTU: u64 = 68;

@@ -20,12 +20,12 @@ use super::config::{Endpoint, ServeConfig};
 use super::control_socket;
 use super::front;
 use super::interface::Interfaces;
-use super::links::Changes;
 use super::port::{Port, with_sources};
 use super::sigbus;
 use super::status::Status;
 use super::status_view;
 use crate::data::worker::Workers;
+use steward::links::Changes;
 
 /// Pause between attempts to connect to a VMM that is not there: short, because the guest's outage lasts as
 /// long, and cheap.

@@ -5,7 +5,7 @@
 
 use std::ffi::CString;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use netlink_bindings::netdev;
@@ -20,27 +20,33 @@ const LINK_GROUPS: u32 = 1;
 
 /// What is known of an interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Link {
-    pub(crate) index: u32,
-    pub(crate) name: String,
-    pub(crate) mtu: u32,
-    pub(crate) mac: [u8; 6],
+pub struct Link {
+    /// Its index in the network namespace.
+    pub index: u32,
+    /// Its name.
+    pub name: String,
+    /// Bytes.
+    pub mtu: u32,
+    /// Its address; zeros if it has none of six bytes.
+    pub mac: [u8; 6],
     /// Administratively up (`IFF_UP`).
-    pub(crate) up: bool,
+    pub up: bool,
     /// Receive queues that were allocated; `ethtool -L` may have fewer in use.
-    pub(crate) rx_queues: u32,
+    pub rx_queues: u32,
 }
 
 /// Interface that cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum LinkError {
+pub enum LinkError {
     /// No such interface.
     #[error("no interface {0:?} in this network namespace: `ip link` lists them")]
     Unknown(String),
     /// The kernel did not answer.
     #[error("cannot ask the kernel about interface {name:?}")]
     Ask {
+        /// As given.
         name: String,
+        /// Its answer.
         #[source]
         source: io::Error,
     },
@@ -51,7 +57,7 @@ impl Link {
     ///
     /// # Errors
     /// [`LinkError`], naming the interface.
-    pub(crate) fn by_name(name: &str) -> Result<Self, LinkError> {
+    pub fn by_name(name: &str) -> Result<Self, LinkError> {
         let unknown = || LinkError::Unknown(name.to_owned());
         let c_name = CString::new(name).map_err(|_| unknown())?;
         if name.is_empty() || name.len() > 15 {
@@ -67,7 +73,8 @@ impl Link {
     }
 
     /// Asks for an interface by index; `None` when it is gone.
-    pub(crate) fn by_index(index: u32) -> Option<Self> {
+    #[must_use]
+    pub fn by_index(index: u32) -> Option<Self> {
         let header = Ifinfomsg {
             ifi_index: i32::try_from(index).ok()?,
             ..Ifinfomsg::default()
@@ -102,16 +109,17 @@ impl Link {
 
 /// What a driver does for AF_XDP sockets whose memory it reads itself (zero-copy).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct DriverSends {
+pub struct DriverSends {
     /// It completes checksums that TX metadata asks for.
-    pub(crate) checksum: bool,
+    pub checksum: bool,
     /// Most descriptors of a frame.
-    pub(crate) most_pieces: usize,
+    pub most_pieces: usize,
 }
 
 impl DriverSends {
     /// Asks for it (`xsk-features` and `xdp-zc-max-segs`, Documentation/netlink/specs/netdev.yaml); nothing, if the kernel does not say.
-    pub(crate) fn by_index(index: u32) -> Self {
+    #[must_use]
+    pub fn by_index(index: u32) -> Self {
         let ask = || {
             let mut socket = NetlinkSocket::new();
             let mut request = netdev::Request::new().op_dev_get_do();
@@ -135,14 +143,15 @@ impl DriverSends {
 const IFF_UP: u32 = 1;
 
 /// Tells that some interface changed.
-pub(crate) struct Changes(OwnedFd);
+#[derive(Debug)]
+pub struct Changes(OwnedFd);
 
 impl Changes {
     /// Subscribes in the network namespace of the calling thread.
     ///
     /// # Errors
     /// The kernel's.
-    pub(crate) fn subscribe() -> io::Result<Self> {
+    pub fn subscribe() -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(
             AddressFamily::NETLINK,
@@ -156,11 +165,23 @@ impl Changes {
     }
 
     /// Waits for the next change, at most `longest`. Lost messages (ENOBUFS) count as one.
-    pub(crate) fn wait(&mut self, longest: Option<Duration>) {
+    pub fn wait(&mut self, longest: Option<Duration>) {
         let longest = longest.and_then(|longest| Timespec::try_from(longest).ok());
         let _ = poll(&mut [PollFd::new(&self.0, PollFlags::IN)], longest.as_ref());
+        self.drain();
+    }
+
+    /// Takes the changes that were told so far out of the way, without waiting.
+    pub fn drain(&mut self) {
         let mut message = [0u8; 4096];
         // What they say is asked for anew; here they are only taken out of the way.
         while recv(&self.0, &mut message[..], RecvFlags::empty()).is_ok() {}
+    }
+}
+
+impl AsFd for Changes {
+    /// Readable when there is a change.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }

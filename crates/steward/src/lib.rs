@@ -1,0 +1,40 @@
+//! Leases of NIC queues: so that nobody who touches guest data needs a privilege.
+//!
+//! A small privileged daemon, the steward, owns interfaces and the XDP programs on them. Whoever moves frames (the holder,
+//! unprivileged) connects to its Unix socket and asks for a lease of queues of an interface. If the policy allows it, the
+//! holder gets an AF_XDP socket for each queue, and nothing else: a socket that is confined to the interface and is in its queue's
+//! place in the program's map. Memory is registered and the socket bound by the holder, which needs no capability for it. A lease
+//! ends with its connection, however that ends.
+//!
+//! ```text
+//!    steward (CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF, CAP_SYS_RESOURCE)              holder (no capability)
+//!    ──────────────────────────────────────────────────────────────              ───────────────────────────────────────
+//!    policy: may this user have queues 2 and 3 of eth1?     ◀── Lease ────────── Lease::take
+//!    program on eth1 (with the first lease)
+//!    socket ─ SO_BINDTOIFINDEX ─ map slot 2, inactive       ──  sockets, facts ▶ register memory, bind
+//!    configuration word of queue 2: active                  ◀── Activate ─────── Lease::activate: frames come
+//!    interface down, up, renamed, gone, other MTU           ──  Changed ───────▶ Lease::take_changes
+//!    queue inactive, slot empty; program with the last      ◀── connection ends
+//! ```
+//!
+//! | module | what | who uses it |
+//! |---|---|---|
+//! | [`protocol`] | messages, byte by byte | both |
+//! | [`client`] | a lease, seen by its holder | the holder |
+//! | [`links`] | interfaces as rtnetlink tells of them | both |
+//! | `policy`, `server` (feature `server`) | who may lease what; the steward | `vhost-af-xdp-steward` |
+//!
+//! # Dependencies
+//!
+//! What runs with privilege is meant to be read by whoever has to trust it, so its dependencies are few, and each is here for a reason:
+//! rustix and libc (system calls), steer (the XDP program, by libbpf), netlink-bindings and netlink-socket2 (rtnetlink), zerocopy (messages
+//! without a parser), thiserror; and with the feature `server` toml and serde (the policy file), clap (command line), signal-hook (its end),
+//! tracing and tracing-subscriber (its log). No async runtime, no thread but one.
+
+pub mod client;
+pub mod links;
+pub mod protocol;
+mod sys;
+
+#[cfg(feature = "server")]
+pub mod policy;

@@ -1,0 +1,403 @@
+//! The policy file: who may lease what.
+//!
+//! ```toml
+//! [limits]
+//! connections = 64              # of one user at a time; 64 if not said
+//!
+//! [[allow]]
+//! user = "vhost"                # name or number; or group, or both, then both must fit
+//! group = "kvm"                 # the holder's group or one of its supplementary groups
+//! interface = "eth1"
+//! queues = "2-5,8"              # or "all"
+//! at-most = 4                   # queues leased under this rule at a time; all of them if not said
+//! memlock = "256 MiB"           # locked memory that a holder's process may be given in all; "unlimited"; nothing is raised if not said
+//! macs = ["52:54:00:00:00:01"]  # checked, and used when frames are steered by address
+//! vlans = ["100", "200-299"]
+//! ```
+//!
+//! The first rule that allows the whole request counts, and the lease is charged to it. What no rule allows is refused; keys that are not
+//! known are an error, so that a misspelt limit is not taken for none.
+
+#![allow(dead_code, reason = "the server, which uses it, follows")]
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use steer::MAX_QUEUES;
+
+use crate::protocol::{Reason, Refusal, Wanted};
+use crate::sys::{self, Credentials};
+
+/// Connections of one user at a time, if the policy does not say.
+const CONNECTIONS: u32 = 64;
+/// Highest number of a VLAN (IEEE 802.1Q).
+const LAST_VLAN: u32 = 4094;
+
+/// Why there is no policy.
+#[derive(Debug, thiserror::Error)]
+pub enum PolicyError {
+    /// Not readable.
+    #[error("cannot read the policy {}", .path.display())]
+    Read {
+        /// As given.
+        path: PathBuf,
+        /// The kernel's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// Others could change it.
+    #[error(
+        "the policy {} can be changed by others (owner {owner}, mode {mode:04o}): it must be owned by root or by the steward's user and be writable by \
+         its owner only (`chown root PATH; chmod go-w PATH`)", .path.display()
+    )]
+    Unsafe {
+        /// As given.
+        path: PathBuf,
+        /// Number of its owner.
+        owner: u32,
+        /// Its mode.
+        mode: u32,
+    },
+    /// Not TOML, or not of this form.
+    #[error("{}{}: {what}", .path.display(), .line.map_or_else(String::new, |line| format!(" line {line}")))]
+    Syntax {
+        /// As given.
+        path: PathBuf,
+        /// Counted from 1.
+        line: Option<usize>,
+        /// What is wrong.
+        what: String,
+    },
+    /// A rule that cannot be.
+    #[error("{}: rule {rule}: {what}", .path.display())]
+    Rule {
+        /// As given.
+        path: PathBuf,
+        /// Counted from 1.
+        rule: usize,
+        /// What is wrong.
+        what: String,
+    },
+}
+
+/// Who may lease what.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Policy {
+    /// Connections of one user at a time.
+    pub(crate) connections: u32,
+    pub(crate) rules: Vec<Rule>,
+}
+
+/// One `[[allow]]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Rule {
+    user: Option<u32>,
+    group: Option<u32>,
+    pub(crate) interface: String,
+    queues: BTreeSet<u32>,
+    at_most: u32,
+    /// Bytes; `None`: nothing is raised.
+    pub(crate) memlock: Option<u64>,
+    macs: Vec<[u8; 6]>,
+    vlans: BTreeSet<u32>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct File {
+    #[serde(default)]
+    limits: Limits,
+    #[serde(default)]
+    allow: Vec<Allow>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Limits {
+    connections: Option<u32>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Allow {
+    user: Option<NameOrNumber>,
+    group: Option<NameOrNumber>,
+    interface: String,
+    queues: String,
+    at_most: Option<u32>,
+    memlock: Option<String>,
+    #[serde(default)]
+    macs: Vec<String>,
+    #[serde(default)]
+    vlans: Vec<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum NameOrNumber {
+    Number(u32),
+    Name(String),
+}
+
+impl Policy {
+    /// Reads and checks the file.
+    ///
+    /// # Errors
+    /// [`PolicyError`], naming the place.
+    pub fn read(path: &Path) -> Result<Self, PolicyError> {
+        let read = |source| PolicyError::Read {
+            path: path.to_owned(),
+            source,
+        };
+        let text = fs::read_to_string(path).map_err(read)?;
+        let metadata = fs::metadata(path).map_err(read)?;
+        let (owner, mode) = (metadata.uid(), metadata.mode() & 0o7777);
+        if (owner != 0 && owner != rustix::process::geteuid().as_raw()) || mode & 0o022 != 0 {
+            return Err(PolicyError::Unsafe {
+                path: path.to_owned(),
+                owner,
+                mode,
+            });
+        }
+        Self::parse(path, &text)
+    }
+
+    fn parse(path: &Path, text: &str) -> Result<Self, PolicyError> {
+        let file: File = toml::from_str(text).map_err(|error| PolicyError::Syntax {
+            path: path.to_owned(),
+            line: error.span().map(|span| text[..span.start].lines().count().max(1)),
+            what: error.message().replace('\n', " "),
+        })?;
+        let mut rules = Vec::new();
+        for (rule, allow) in (1..).zip(file.allow) {
+            let checked = allow.check().map_err(|what| PolicyError::Rule {
+                path: path.to_owned(),
+                rule,
+                what,
+            })?;
+            rules.push(checked);
+        }
+        Ok(Self {
+            connections: file.limits.connections.unwrap_or(CONNECTIONS),
+            rules,
+        })
+    }
+
+    /// Whether any rule is for this user.
+    pub(crate) fn knows(&self, peer: &Credentials) -> bool {
+        self.rules.iter().any(|rule| rule.is_for(peer))
+    }
+
+    /// The first rule that allows all that is wanted; `leased` says how many queues are leased under a rule.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub(crate) fn find(
+        &self,
+        peer: &Credentials,
+        wanted: &Wanted,
+        leased: impl Fn(usize) -> u32,
+    ) -> Result<usize, Refusal> {
+        let mut refusal = Refusal::new(
+            Reason::NotAllowed,
+            format!(
+                "user {} may not lease queues of {}: the policy has no rule for that",
+                peer.uid, wanted.interface
+            ),
+        );
+        for (index, rule) in self.rules.iter().enumerate() {
+            if !rule.is_for(peer) || rule.interface != wanted.interface {
+                continue;
+            }
+            let queues = wanted.start_queue..wanted.start_queue.saturating_add(wanted.queues);
+            let (leased, may) = (leased(index), Ranges(&rule.queues));
+            if let Some(queue) = queues.clone().find(|queue| !rule.queues.contains(queue)) {
+                refusal.text = format!(
+                    "user {} may not lease queue {queue} of {}: the policy allows it {may}",
+                    peer.uid, wanted.interface
+                );
+            } else if leased.saturating_add(wanted.queues) > rule.at_most {
+                refusal.text = format!(
+                    "the policy allows {} queue(s) of {} at a time, {leased} are leased, {} more were asked for: raise `at-most` of rule {}",
+                    rule.at_most,
+                    wanted.interface,
+                    wanted.queues,
+                    index + 1
+                );
+            } else {
+                return Ok(index);
+            }
+        }
+        Err(refusal)
+    }
+}
+
+impl Rule {
+    fn is_for(&self, peer: &Credentials) -> bool {
+        let in_group = |group| peer.gid == group || peer.groups.contains(&group);
+        self.user.is_none_or(|user| user == peer.uid) && self.group.is_none_or(in_group)
+    }
+}
+
+impl Allow {
+    fn check(self) -> Result<Rule, String> {
+        if self.user.is_none() && self.group.is_none() {
+            return Err(
+                "it says neither user nor group, and a rule for everybody is not meant to be".to_owned(),
+            );
+        }
+        let possible = (1..16).contains(&self.interface.len()) && !self.interface.contains(['/', ' ', ':']);
+        if !possible {
+            return Err(format!("interface {:?} is not a name of one", self.interface));
+        }
+        let queues = match self.queues.as_str() {
+            "all" => (0..MAX_QUEUES).collect(),
+            list => ranges(list, MAX_QUEUES - 1).map_err(|what| format!("queues = {list:?}: {what}"))?,
+        };
+        let mut vlans = BTreeSet::new();
+        for list in &self.vlans {
+            let numbers = ranges(list, LAST_VLAN).map_err(|what| format!("vlans: {list:?}: {what}"))?;
+            vlans.extend(numbers);
+        }
+        Ok(Rule {
+            user: self
+                .user
+                .map(|user| user.number("user", sys::user_number))
+                .transpose()?,
+            group: self
+                .group
+                .map(|group| group.number("group", sys::group_number))
+                .transpose()?,
+            interface: self.interface,
+            at_most: self.at_most.unwrap_or(MAX_QUEUES),
+            queues,
+            memlock: self.memlock.map(|text| size(&text)).transpose()?,
+            macs: self.macs.iter().map(|text| mac(text)).collect::<Result<_, _>>()?,
+            vlans,
+        })
+    }
+}
+
+impl NameOrNumber {
+    fn number(self, what: &str, find: impl Fn(&str) -> Option<u32>) -> Result<u32, String> {
+        match self {
+            Self::Number(number) => Ok(number),
+            Self::Name(name) => find(&name).ok_or_else(|| format!("there is no {what} {name:?}")),
+        }
+    }
+}
+
+/// Numbers and ranges such as `0-3,6`.
+fn ranges(text: &str, last: u32) -> Result<BTreeSet<u32>, String> {
+    let wrong = || format!("numbers and ranges such as 0-3,6 are meant, of 0 to {last}");
+    let mut numbers = BTreeSet::new();
+    for part in text.split(',') {
+        let (from, to) = part.split_once('-').unwrap_or((part, part));
+        let from: u32 = from.trim().parse().map_err(|_| wrong())?;
+        let to: u32 = to.trim().parse().map_err(|_| wrong())?;
+        if from > to || to > last {
+            return Err(wrong());
+        }
+        numbers.extend(from..=to);
+    }
+    Ok(numbers)
+}
+
+/// Bytes, such as `64 MiB`.
+fn size(text: &str) -> Result<u64, String> {
+    let wrong =
+        || format!("memlock = {text:?}: a size such as \"64 MiB\" (KiB, MiB, GiB) or \"unlimited\" is meant");
+    if text == "unlimited" {
+        return Ok(u64::MAX);
+    }
+    let (number, unit) = text.trim().split_once(' ').ok_or_else(wrong)?;
+    let shift = match unit.trim() {
+        "KiB" => 10,
+        "MiB" => 20,
+        "GiB" => 30,
+        _ => return Err(wrong()),
+    };
+    let number: u64 = number.parse().map_err(|_| wrong())?;
+    number.checked_mul(1 << shift).ok_or_else(wrong)
+}
+
+fn mac(text: &str) -> Result<[u8; 6], String> {
+    let digits = |part: &str| u8::from_str_radix(part, 16).ok().filter(|_| part.len() == 2);
+    let bytes: Option<Vec<u8>> = text.split(':').map(digits).collect();
+    let mac = bytes.and_then(|bytes| <[u8; 6]>::try_from(bytes).ok());
+    // Bit 0 of the first byte: a group of stations (IEEE 802).
+    mac.filter(|mac| mac[0] & 1 == 0)
+        .ok_or_else(|| format!("macs: {text:?} is not the address of one station, such as 52:54:00:00:00:01"))
+}
+
+/// A set of numbers as `0-3,6`.
+struct Ranges<'a>(&'a BTreeSet<u32>);
+
+impl fmt::Display for Ranges<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut numbers = self.0.iter().copied().peekable();
+        let mut comma = "";
+        while let Some(from) = numbers.next() {
+            let mut to = from;
+            while let Some(next) = numbers.next_if_eq(&(to + 1)) {
+                to = next;
+            }
+            match from == to {
+                true => write!(f, "{comma}{from}")?,
+                false => write!(f, "{comma}{from}-{to}")?,
+            }
+            comma = ",";
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Policy {
+    /// One line a rule, as it was understood.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{} connection(s) of one user at a time", self.connections)?;
+        for (number, rule) in (1..).zip(&self.rules) {
+            writeln!(f, "rule {number}: {rule}")?;
+        }
+        match self.rules.is_empty() {
+            true => writeln!(f, "no rule: nobody may lease anything"),
+            false => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let named = |f: &mut fmt::Formatter<'_>, what: &str, number: Option<u32>| match number {
+            Some(number) => write!(f, "{what} {number}, "),
+            None => Ok(()),
+        };
+        named(f, "user", self.user)?;
+        named(f, "group", self.group)?;
+        write!(f, "{} queues {}", self.interface, Ranges(&self.queues))?;
+        if self.at_most < MAX_QUEUES {
+            write!(f, ", at most {} at a time", self.at_most)?;
+        }
+        match self.memlock {
+            None => {}
+            Some(u64::MAX) => write!(f, ", locked memory without limit")?,
+            Some(bytes) => write!(f, ", locked memory up to {} KiB", bytes / 1024)?,
+        }
+        for [a, b, c, d, e, g] in &self.macs {
+            write!(f, ", MAC {a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")?;
+        }
+        match self.vlans.is_empty() {
+            true => Ok(()),
+            false => write!(f, ", VLANs {}", Ranges(&self.vlans)),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "policy_tests.rs"]
+mod tests;

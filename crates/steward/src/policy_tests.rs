@@ -1,0 +1,176 @@
+use std::os::unix::fs::PermissionsExt;
+
+use steer::ModeRequest;
+
+use super::*;
+
+fn parse(text: &str) -> Result<Policy, String> {
+    Policy::parse(Path::new("p.toml"), text).map_err(|error| error.to_string())
+}
+
+fn peer(uid: u32, gid: u32, groups: &[u32]) -> Credentials {
+    Credentials {
+        pid: 1,
+        uid,
+        gid,
+        groups: groups.to_vec(),
+    }
+}
+
+fn wanted(interface: &str, start_queue: u32, queues: u32) -> Wanted {
+    Wanted {
+        interface: interface.to_owned(),
+        start_queue,
+        queues,
+        mode: ModeRequest::Auto,
+        memlock_bytes: 0,
+    }
+}
+
+const FULL: &str = r#"
+[limits]
+connections = 3
+[[allow]]
+user = 1000
+interface = "eth1"
+queues = "0-3,6"
+at-most = 2
+memlock = "256 MiB"
+macs = ["52:54:00:00:00:01"]
+vlans = ["100", "200-202"]
+[[allow]]
+group = 107
+interface = "eth1"
+queues = "all"
+[[allow]]
+user = "root"
+group = 50
+interface = "eth2"
+queues = "0"
+memlock = "unlimited"
+"#;
+
+#[test]
+fn policy_is_shown_as_it_was_understood() {
+    let policy = parse(FULL).expect("valid");
+    let lines: Vec<_> = policy.to_string().lines().map(str::to_owned).collect();
+    assert_eq!(
+        lines,
+        [
+            "3 connection(s) of one user at a time",
+            "rule 1: user 1000, eth1 queues 0-3,6, at most 2 at a time, locked memory up to 262144 KiB, \
+             MAC 52:54:00:00:00:01, VLANs 100,200-202",
+            "rule 2: group 107, eth1 queues 0-255",
+            "rule 3: user 0, group 50, eth2 queues 0, locked memory without limit",
+        ]
+    );
+}
+
+#[test]
+fn users_get_what_a_rule_allows_and_nothing_else() {
+    let policy = parse(FULL).expect("valid");
+    let none = |_| 0;
+    let alice = peer(1000, 1000, &[]);
+    assert_eq!(policy.find(&alice, &wanted("eth1", 2, 2), none), Ok(0));
+    let refused = |peer: &Credentials, wanted: &Wanted| {
+        let refusal = policy.find(peer, wanted, none).expect_err("not allowed");
+        assert_eq!(refusal.reason, Reason::NotAllowed);
+        refusal.text
+    };
+    assert!(refused(&alice, &wanted("eth1", 3, 2)).contains("queue 4 of eth1: the policy allows it 0-3,6"));
+    assert!(refused(&alice, &wanted("eth1", 0, 3)).contains("2 queue(s) of eth1 at a time"));
+    assert!(refused(&alice, &wanted("eth2", 0, 1)).contains("user 1000 may not lease queues of eth2"));
+    assert!(refused(&peer(1001, 1001, &[]), &wanted("eth1", 0, 1)).contains("user 1001"));
+    assert!(!policy.knows(&peer(1001, 1001, &[])));
+    // A rule with user and group is for those who are both.
+    assert!(refused(&peer(0, 0, &[]), &wanted("eth2", 0, 1)).contains("no rule"));
+    assert!(refused(&peer(1, 50, &[]), &wanted("eth2", 0, 1)).contains("no rule"));
+    assert_eq!(
+        policy.find(&peer(0, 0, &[7, 50]), &wanted("eth2", 0, 1), none),
+        Ok(2)
+    );
+    // Supplementary groups count.
+    assert_eq!(
+        policy.find(&peer(5, 5, &[107]), &wanted("eth1", 250, 6), none),
+        Ok(1)
+    );
+}
+
+#[test]
+fn queues_are_counted_for_each_rule() {
+    let policy = parse(FULL).expect("valid");
+    let alice = peer(1000, 107, &[]);
+    let one_leased = |rule: usize| if rule == 0 { 1 } else { 0 };
+    assert_eq!(policy.find(&alice, &wanted("eth1", 0, 1), one_leased), Ok(0));
+    // What the first rule has no room for, the second may allow.
+    assert_eq!(policy.find(&alice, &wanted("eth1", 0, 2), one_leased), Ok(1));
+}
+
+#[test]
+fn mistakes_are_named_with_their_place() {
+    let rule = |text: &str| parse(&format!("[[allow]]\n{text}")).expect_err("a mistake");
+    for (text, words) in [
+        ("user = 1\nqueues = \"0\"", "interface"),
+        ("interface = \"e\"\nqueues = \"0\"", "neither user nor group"),
+        ("user = 1\ninterface = \"e\"\nqueues = \"3-1\"", "0-3,6"),
+        ("user = 1\ninterface = \"e\"\nqueues = \"0-256\"", "0 to 255"),
+        ("user = 1\ninterface = \"e\"\nqueues = \"\"", "0-3,6"),
+        (
+            "user = \"no such user\"\ninterface = \"e\"\nqueues = \"0\"",
+            "no user \"no such user\"",
+        ),
+        ("user = -1\ninterface = \"e\"\nqueues = \"0\"", "line 2"),
+        ("user = 1\ninterface = \"\"\nqueues = \"0\"", "not a name"),
+        (
+            "user = 1\ninterface = \"e\"\nqueues = \"0\"\nmemlock = \"64MB\"",
+            "64 MiB",
+        ),
+        (
+            "user = 1\ninterface = \"e\"\nqueues = \"0\"\nmemlock = \"99999999999 GiB\"",
+            "64 MiB",
+        ),
+        (
+            "user = 1\ninterface = \"e\"\nqueues = \"0\"\nat_most = 1",
+            "at_most",
+        ),
+        (
+            "user = 1\ninterface = \"e\"\nqueues = \"0\"\nmacs = [\"01:00:5e:00:00:01\"]",
+            "01:00:5e:00:00:01",
+        ),
+        (
+            "user = 1\ninterface = \"e\"\nqueues = \"0\"\nvlans = [\"4095\"]",
+            "0 to 4094",
+        ),
+    ] {
+        let said = rule(text);
+        assert!(said.contains(words) && said.starts_with("p.toml"), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+    }
+}
+
+#[test]
+fn empty_policy_allows_nothing() {
+    let policy = parse("").expect("valid");
+    assert!(!policy.knows(&peer(0, 0, &[])));
+    assert!(policy.to_string().contains("nobody"));
+}
+
+#[test]
+fn file_that_others_can_write_is_refused() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("steward.toml");
+    fs::write(&path, FULL).expect("writable");
+    let with_mode = |mode| {
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("ours");
+        Policy::read(&path)
+    };
+    assert!(with_mode(0o644).is_ok());
+    for mode in [0o664, 0o646] {
+        let error = with_mode(mode).expect_err("writable by others");
+        assert!(error.to_string().contains("chmod go-w"), "{error}");
+    }
+    assert!(matches!(
+        Policy::read(&dir.path().join("none")),
+        Err(PolicyError::Read { .. })
+    ));
+}

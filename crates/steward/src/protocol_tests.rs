@@ -1,0 +1,198 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn facts() -> Facts {
+    Facts {
+        ifindex: 7,
+        name: "eth1".to_owned(),
+        mtu: 1500,
+        mac: [2, 0, 0, 0, 0, 1],
+        rx_queues: 4,
+        up: true,
+        mode: Some(Mode::Skb),
+        program: 99,
+        generation: 1,
+        note: "native mode: no".to_owned(),
+    }
+}
+
+fn wanted() -> Wanted {
+    Wanted {
+        interface: "eth1".to_owned(),
+        start_queue: 2,
+        queues: 3,
+        mode: ModeRequest::Native,
+        memlock_bytes: 1 << 30,
+    }
+}
+
+fn requests() -> Vec<Request> {
+    let conf = |virtio_header| QueueConf {
+        virtio_header,
+        frame_limit: 1518,
+    };
+    vec![
+        Request::Lease(wanted()),
+        Request::Socket { queue: 2 },
+        Request::Activate {
+            queue: 2,
+            conf: conf(None),
+        },
+        Request::Activate {
+            queue: 3,
+            conf: conf(Some(VirtioHeader::HashReport)),
+        },
+        Request::Deactivate { queue: 4 },
+        Request::Memlock { bytes: u64::MAX },
+        Request::Counters { queue: 0 },
+        Request::Facts,
+    ]
+}
+
+fn answers() -> Vec<Answer> {
+    vec![
+        Answer::Done,
+        Answer::Facts(facts()),
+        Answer::Facts(Facts {
+            ifindex: 0,
+            mode: None,
+            up: false,
+            ..facts()
+        }),
+        Answer::Counters(counters([1, 2, 3, 4, 5])),
+        Answer::Refused(Refusal::new(Reason::Taken, "queue 2 is taken")),
+        Answer::Changed(facts()),
+    ]
+}
+
+#[test]
+fn every_message_is_read_as_it_was_written() {
+    for (serial, request) in (1..).zip(requests()) {
+        let bytes = request.encode(serial);
+        assert!(bytes.len() <= MESSAGE_MAX);
+        assert_eq!(Request::decode(&bytes), Ok((serial, request)));
+    }
+    for (serial, answer) in (0..).zip(answers()) {
+        let bytes = answer.encode(serial);
+        assert!(bytes.len() <= MESSAGE_MAX);
+        assert_eq!(Answer::decode(&bytes), Ok((serial, answer)));
+    }
+}
+
+#[test]
+fn message_of_any_other_length_is_malformed() {
+    let messages = requests().into_iter().map(|request| request.encode(1));
+    for bytes in messages {
+        for len in 0..bytes.len() {
+            assert!(Request::decode(&bytes[..len]).is_err(), "{len} of {bytes:?}");
+        }
+        let longer = [&bytes[..], &[0]].concat();
+        assert!(matches!(Request::decode(&longer), Err(Malformed::Length { .. })));
+    }
+}
+
+#[test]
+fn lease_request_lies_where_the_table_says() {
+    let bytes = Request::Lease(wanted()).encode(0x0102_0304);
+    assert_eq!(bytes.len(), 48);
+    assert_eq!(bytes[..2], VERSION.to_ne_bytes());
+    assert_eq!(bytes[2..4], 1u16.to_ne_bytes());
+    assert_eq!(bytes[4..8], 0x0102_0304u32.to_ne_bytes());
+    assert_eq!(&bytes[8..24], b"eth1\0\0\0\0\0\0\0\0\0\0\0\0");
+    assert_eq!(bytes[24..28], 2u32.to_ne_bytes());
+    assert_eq!(bytes[28..32], 3u32.to_ne_bytes());
+    assert_eq!(bytes[32..36], 1u32.to_ne_bytes());
+    assert_eq!(bytes[36..40], [0; 4]);
+    assert_eq!(bytes[40..48], (1u64 << 30).to_ne_bytes());
+}
+
+/// A valid lease request, changed.
+fn changed(change: impl FnOnce(&mut Vec<u8>)) -> Result<(u32, Request), Malformed> {
+    let mut bytes = Request::Lease(wanted()).encode(1);
+    change(&mut bytes);
+    Request::decode(&bytes)
+}
+
+#[test]
+fn impossible_values_are_malformed() {
+    let number = |at: usize, value: u32| {
+        changed(|bytes| bytes[at..at + 4].copy_from_slice(&value.to_ne_bytes())).expect_err("impossible")
+    };
+    assert!(matches!(number(0, 2), Malformed::Version(2)));
+    assert!(matches!(number(4, 0), Malformed::Serial));
+    for (at, value) in [(24, u32::MAX), (28, 0), (28, QUEUES_MAX + 1), (32, 3), (36, 1)] {
+        assert!(
+            matches!(number(at, value), Malformed::Value { .. }),
+            "{value} at {at}"
+        );
+    }
+    let activate = |header_bytes, frame_limit| {
+        let body = ActivateBody {
+            queue: 0,
+            header_bytes,
+            frame_limit,
+        };
+        Request::decode(&message(kind::ACTIVATE, 1, &body))
+    };
+    assert!(activate(12, 1518).is_ok());
+    for (header, limit) in [(11, 1518), (u32::MAX, 1518), (0, 13), (0, 65_554)] {
+        assert!(matches!(activate(header, limit), Err(Malformed::Value { .. })));
+    }
+}
+
+#[test]
+fn names_that_no_interface_has_are_malformed() {
+    let named = |name: &[u8; 16]| changed(|bytes| bytes[8..24].copy_from_slice(name));
+    assert!(named(b"fifteen-bytes..\0").is_ok());
+    for name in [
+        b"sixteen-bytes-xx",
+        b"\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0",
+        b"eth1\0x\0\0\0\0\0\0\0\0\0\0",
+        b"../eth1\0\0\0\0\0\0\0\0\0",
+        b"..\0\0\0\0\0\0\0\0\0\0\0\0\0\0",
+        b"eth 1\0\0\0\0\0\0\0\0\0\0\0",
+        b"eth\n1\0\0\0\0\0\0\0\0\0\0\0",
+        b"eth\xff\0\0\0\0\0\0\0\0\0\0\0\0",
+    ] {
+        assert!(matches!(named(name), Err(Malformed::Text(_))), "{name:?}");
+    }
+}
+
+#[test]
+fn long_text_is_cut_where_a_character_ends() {
+    let refusal = Refusal::new(Reason::Kernel, "ä".repeat(300));
+    let (_, answer) = Answer::decode(&Answer::Refused(refusal).encode(1)).expect("still text");
+    let Answer::Refused(refusal) = answer else {
+        panic!("{answer:?}")
+    };
+    assert_eq!(refusal.text, "ä".repeat(240));
+    let note = format!("x{}", "ä".repeat(300));
+    let (_, answer) = Answer::decode(&Answer::Changed(Facts { note, ..facts() }).encode(0)).expect("text");
+    let Answer::Changed(facts) = answer else {
+        panic!("{answer:?}")
+    };
+    assert_eq!(facts.note, format!("x{}", "ä".repeat(119)));
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..MESSAGE_MAX + 8)) {
+        if let Ok((serial, request)) = Request::decode(&bytes) {
+            prop_assert_eq!(request.encode(serial), bytes.clone());
+        }
+        let _ = Answer::decode(&bytes);
+    }
+
+    #[test]
+    fn any_body_of_the_right_kind_is_read_or_refused(kind in 0u16..70, body in prop::collection::vec(any::<u8>(), 0..60)) {
+        let head = Head { version: VERSION, kind, serial: 9 };
+        let bytes = [head.as_bytes(), &body].concat();
+        if let Ok((serial, request)) = Request::decode(&bytes) {
+            prop_assert_eq!(request.encode(serial), bytes.clone());
+        }
+        if let Ok((serial, answer)) = Answer::decode(&bytes) {
+            prop_assert_eq!(answer.encode(serial), bytes);
+        }
+    }
+}

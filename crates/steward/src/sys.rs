@@ -1,0 +1,229 @@
+//! System calls that no crate has in the form that is needed here: who is at the other end of a socket, users by name, limits of
+//! another process, a socket confined to an interface.
+#![allow(unsafe_code)]
+#![allow(dead_code)]
+
+use std::ffi::{CString, c_int};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr;
+
+/// `SO_PEERGROUPS`, include/uapi/asm-generic/socket.h.
+const SO_PEERGROUPS: c_int = 59;
+/// `SO_BINDTOIFINDEX`, same place (Linux 5.0).
+const SO_BINDTOIFINDEX: c_int = 62;
+/// `SO_PEERPIDFD`, same place (Linux 6.5).
+const SO_PEERPIDFD: c_int = 77;
+/// Most supplementary groups of a process (`NGROUPS_MAX`, include/uapi/linux/limits.h).
+const GROUPS_MAX: usize = 65_536;
+
+/// Who connected, at the time of connect(2) (unix(7), SO_PEERCRED).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Credentials {
+    /// 0: a process that this PID namespace does not show.
+    pub(crate) pid: i32,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    /// Supplementary groups.
+    pub(crate) groups: Vec<u32>,
+}
+
+/// Who is at the other end of a Unix socket.
+///
+/// # Errors
+/// The kernel's.
+pub(crate) fn credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
+    let mut ucred = libc::ucred {
+        pid: 0,
+        uid: u32::MAX,
+        gid: u32::MAX,
+    };
+    get_option(
+        socket,
+        libc::SO_PEERCRED,
+        (&raw mut ucred).cast(),
+        size_of::<libc::ucred>(),
+    )?;
+    let mut groups = vec![u32::MAX; GROUPS_MAX];
+    let bytes = get_option(
+        socket,
+        SO_PEERGROUPS,
+        groups.as_mut_ptr().cast(),
+        size_of_val(groups.as_slice()),
+    )?;
+    groups.truncate(bytes / size_of::<u32>());
+    groups.shrink_to_fit();
+    Ok(Credentials {
+        pid: ucred.pid,
+        uid: ucred.uid,
+        gid: ucred.gid,
+        groups,
+    })
+}
+
+/// A descriptor of the process at the other end of a Unix socket, by which its number can be held against reuse.
+///
+/// # Errors
+/// The kernel's; ENOPROTOOPT before Linux 6.5.
+pub(crate) fn peer_process(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let mut fd: c_int = -1;
+    get_option(socket, SO_PEERPIDFD, (&raw mut fd).cast(), size_of::<c_int>())?;
+    // SAFETY: the kernel has just made this descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// getsockopt(2) at SOL_SOCKET into `len` bytes at `value`; says how many were written.
+fn get_option(
+    socket: BorrowedFd<'_>,
+    name: c_int,
+    value: *mut libc::c_void,
+    len: usize,
+) -> io::Result<usize> {
+    let mut len = libc::socklen_t::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // SAFETY: the callers pass the address and size of a live value of theirs, for which any bytes are valid; the kernel
+    // writes at most `len` bytes there.
+    let result = unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, name, value, &raw mut len) };
+    if result == 0 {
+        Ok(len as usize)
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// Lets a socket be bound to this interface only; without CAP_NET_RAW that cannot be undone (`sock_bindtoindex_locked`, net/core/sock.c;
+/// AF_XDP honours it since Linux 6.5, `xsk_bind`, net/xdp/xsk.c).
+///
+/// # Errors
+/// The kernel's.
+pub(crate) fn confine(socket: BorrowedFd<'_>, ifindex: u32) -> io::Result<()> {
+    let ifindex = c_int::try_from(ifindex).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let len = size_of::<c_int>() as libc::socklen_t;
+    // SAFETY: the kernel reads `len` bytes from the address of a live c_int.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_BINDTOIFINDEX,
+            (&raw const ifindex).cast(),
+            len,
+        )
+    };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// Raises the locked-memory limit of a process, soft and hard, to `bytes` where it is lower.
+///
+/// # Errors
+/// The kernel's.
+pub(crate) fn raise_memlock(pid: i32, bytes: u64) -> io::Result<()> {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: a null pointer asks for nothing to be set; the old limits are written to a live rlimit.
+    let asked = unsafe { libc::prlimit(pid, libc::RLIMIT_MEMLOCK, ptr::null(), &raw mut limit) };
+    if asked != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    if limit.rlim_cur >= bytes {
+        return Ok(());
+    }
+    limit.rlim_cur = bytes;
+    limit.rlim_max = limit.rlim_max.max(bytes);
+    // SAFETY: the new limits are read from a live rlimit, the old ones are not asked for.
+    let set = unsafe { libc::prlimit(pid, libc::RLIMIT_MEMLOCK, &raw const limit, ptr::null_mut()) };
+    if set == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// The number of a user, by name.
+pub(crate) fn user_number(name: &str) -> Option<u32> {
+    let name = CString::new(name).ok()?;
+    let mut buffer = vec![0; 16_384];
+    // SAFETY: all-zero is a valid passwd, which is only read after the call has filled it.
+    let mut entry: libc::passwd = unsafe { std::mem::zeroed() };
+    let mut found = ptr::null_mut();
+    // SAFETY: all pointers lead to live values of ours, and the length is the buffer's.
+    let result = unsafe {
+        libc::getpwnam_r(
+            name.as_ptr(),
+            &raw mut entry,
+            buffer.as_mut_ptr(),
+            buffer.len(),
+            &raw mut found,
+        )
+    };
+    (result == 0 && !found.is_null()).then_some(entry.pw_uid)
+}
+
+/// The number of a group, by name.
+pub(crate) fn group_number(name: &str) -> Option<u32> {
+    let name = CString::new(name).ok()?;
+    // The entry has the names of all members.
+    let mut buffer = vec![0; 1 << 20];
+    // SAFETY: all-zero is a valid group, which is only read after the call has filled it.
+    let mut entry: libc::group = unsafe { std::mem::zeroed() };
+    let mut found = ptr::null_mut();
+    // SAFETY: all pointers lead to live values of ours, and the length is the buffer's.
+    let result = unsafe {
+        libc::getgrnam_r(
+            name.as_ptr(),
+            &raw mut entry,
+            buffer.as_mut_ptr(),
+            buffer.len(),
+            &raw mut found,
+        )
+    };
+    (result == 0 && !found.is_null()).then_some(entry.gr_gid)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn own_process_is_its_own_peer() {
+        let (one, _other) = UnixStream::pair().expect("sockets");
+        let peer = credentials(one.as_fd()).expect("known");
+        assert_eq!(Ok(peer.pid), i32::try_from(std::process::id()));
+        assert_eq!(peer.uid, rustix::process::getuid().as_raw());
+        assert_eq!(peer.gid, rustix::process::getgid().as_raw());
+        let own = rustix::process::getgroups().expect("groups");
+        assert_eq!(
+            peer.groups,
+            own.into_iter()
+                .map(rustix::process::Gid::as_raw)
+                .collect::<Vec<_>>()
+        );
+    }
+
+    #[test]
+    fn root_has_number_0_and_nobody_has_an_impossible_name() {
+        assert_eq!((user_number("root"), group_number("root")), (Some(0), Some(0)));
+        assert_eq!(
+            (user_number("no such user"), group_number("no\0such")),
+            (None, None)
+        );
+    }
+
+    #[test]
+    fn lower_limit_is_left_alone() {
+        let pid = i32::try_from(std::process::id()).expect("small");
+        let before = rustix::process::getrlimit(rustix::process::Resource::Memlock);
+        raise_memlock(pid, 0).expect("nothing to do");
+        assert_eq!(
+            rustix::process::getrlimit(rustix::process::Resource::Memlock),
+            before
+        );
+    }
+}
