@@ -9,6 +9,7 @@ pub mod config_space;
 pub mod net_header;
 pub mod packed_ring;
 mod ring;
+pub mod segment;
 pub mod session;
 pub mod split_ring;
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-use vhost_af_xdp_fuzz::{config_space, net_header, packed_ring, session, split_ring};
+use vhost_af_xdp_fuzz::{config_space, net_header, packed_ring, segment, session, split_ring};
 
 /// `session` counts the descriptors of the process, so nothing else may run beside it.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -50,4 +50,9 @@ fn net_header_stands_its_corpus() {
 #[test]
 fn config_space_stands_its_corpus() {
     run_all("config_space", config_space::run);
+}
+
+#[test]
+fn segment_stands_its_corpus() {
+    run_all("segment", segment::run);
 }
