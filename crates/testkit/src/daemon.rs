@@ -112,6 +112,14 @@ impl Serve {
         }
     }
 
+    /// With a cable between two ports.
+    #[must_use]
+    pub fn cable(name: &str) -> Self {
+        Self {
+            args: vec!["--cable".to_owned(), name.to_owned()],
+        }
+    }
+
     /// One more option, with its value.
     #[must_use]
     pub fn with(mut self, option: &str, value: impl Into<String>) -> Self {

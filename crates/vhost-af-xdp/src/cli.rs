@@ -21,6 +21,8 @@ Examples:
     vhost-af-xdp serve --socket-path /run/vm1.sock --ifname eth1 --queues 2 --start-queue 4 --memory direct
   Two guests in one process:
     vhost-af-xdp serve --ifname eth1 --port socket-path=/run/a.sock --port socket-path=/run/b.sock,start-queue=1
+  Two guests, and nothing else, on one wire:
+    vhost-af-xdp serve --cable x --port socket-path=/run/a.sock --port socket-path=/run/b.sock
   The VMM is the server (QEMU: -chardev socket,path=/run/vm1.sock,server=on):
     vhost-af-xdp serve --socket-path /run/vm1.sock --client --ifname eth1
   No UDP segmentation:
@@ -131,8 +133,11 @@ pub(crate) struct ServeArgs {
     /// Network interface that the frames go to and come from
     #[arg(long, value_name = "NAME")]
     ifname: Option<String>,
+    /// Join two ports of this process: frames of one's guest go to the other's. Both name it
+    #[arg(long, value_name = "NAME", conflicts_with = "ifname")]
+    cable: Option<String>,
     /// No interface: frames are made and dropped in this process (to measure the virtqueue path)
-    #[arg(long, conflicts_with = "ifname")]
+    #[arg(long, conflicts_with_all = ["ifname", "cable"])]
     null: bool,
     /// Length of the frames that --null makes
     #[arg(long, value_name = "BYTES", default_value_t = 64)]
@@ -161,7 +166,7 @@ pub(crate) struct ServeArgs {
     /// one takes it away
     #[arg(long, value_name = "LIST", default_value = "none")]
     offload: String,
-    /// A further guest: KEY=VALUE pairs of socket-path, fd, client, ifname, queues, start-queue, memory,
+    /// A further guest: KEY=VALUE pairs of socket-path, fd, client, ifname, cable, queues, start-queue, memory,
     /// mac, offload (joined by `+` here); what is missing comes from the options above. May be repeated
     #[arg(long, value_name = "KEY=VALUE,...")]
     port: Vec<String>,
@@ -231,6 +236,7 @@ struct PortOptions {
     fd: Option<i32>,
     client: bool,
     ifname: Option<String>,
+    cable: Option<String>,
     null: bool,
     frame_size: u32,
     queues: u16,
@@ -249,6 +255,7 @@ impl From<&ServeArgs> for PortOptions {
             fd: args.fd,
             client: args.client,
             ifname: args.ifname.clone(),
+            cable: args.cable.clone(),
             null: args.null,
             frame_size: args.frame_size,
             queues: args.queues,
@@ -275,7 +282,8 @@ impl PortOptions {
                 "socket-path" => self.socket_path = Some(value.into()),
                 "fd" => self.fd = Some(value.parse().map_err(|_| number("a descriptor number"))?),
                 "client" => self.client = on_off(value).ok_or_else(|| number("on or off"))?,
-                "ifname" => self.ifname = Some(value.to_owned()),
+                "ifname" => (self.ifname, self.cable, self.null) = (Some(value.to_owned()), None, false),
+                "cable" => (self.ifname, self.cable, self.null) = (None, Some(value.to_owned()), false),
                 "queues" => self.queues = value.parse().map_err(|_| number("1 to 128"))?,
                 "start-queue" => self.start_queue = value.parse().map_err(|_| number("a queue number"))?,
                 "memory" => {
@@ -284,7 +292,7 @@ impl PortOptions {
                 "mac" => self.mac = Some(parse_mac(value).map_err(anyhow::Error::msg)?),
                 "offload" => value.clone_into(&mut self.offload),
                 _ => bail!(
-                    "unknown key {key:?}: one of socket-path, fd, client, ifname, queues, start-queue, memory, mac, offload"
+                    "unknown key {key:?}: one of socket-path, fd, client, ifname, cable, queues, start-queue, memory, mac, offload"
                 ),
             }
         }
@@ -300,17 +308,20 @@ impl PortOptions {
             (Some(_), Some(_)) => bail!("socket-path and fd exclude each other: give one"),
             (None, None) => bail!("no socket-path and no fd: give one"),
         };
-        let nic = match (self.ifname, self.null) {
-            (Some(name), _) => NicConfig::Interface {
+        let nic = match (self.ifname, self.cable, self.null) {
+            (None, Some(name), _) => NicConfig::Cable { name },
+            (Some(name), ..) => NicConfig::Interface {
                 name,
                 start_queue: self.start_queue,
                 mode: self.mode,
                 force_copy: self.force_copy,
             },
-            (None, true) => NicConfig::Null {
+            (None, None, true) => NicConfig::Null {
                 frame_bytes: self.frame_size,
             },
-            (None, false) => bail!("no interface: name one with --ifname NAME, or give --null for none"),
+            (None, None, false) => {
+                bail!("no interface: name one with --ifname NAME, or give --cable NAME or --null for none")
+            }
         };
         let offload = Offloads::parse(&self.offload)
             .map_err(anyhow::Error::msg)
@@ -452,6 +463,14 @@ mod tests {
         let error = config.expect("words").check().expect_err("not in direct");
         assert!(error.to_string().contains("guest-tso4"), "{error}");
         assert!(serve(&["--ifname=eth1", "--offload=ufo", "--socket-path=/a"]).is_err());
+    }
+
+    #[test]
+    fn cable_has_two_ends() {
+        let ends = |ports: &[&str]| serve(&[&["--cable=x"], ports].concat()).expect("words").check();
+        ends(&["--port=socket-path=/a", "--port=socket-path=/b"]).expect("two");
+        let error = ends(&["--port=socket-path=/a", "--port=socket-path=/b,ifname=eth1"]).expect_err("one");
+        assert!(error.to_string().contains("cable x: 1 port(s)"), "{error}");
     }
 
     #[test]

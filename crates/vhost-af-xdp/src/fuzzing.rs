@@ -43,7 +43,7 @@ impl NullPort {
             mac: None,
             offload: Offloads::all(),
         };
-        let port = Port::open(config, Arc::new(Interfaces::default()), Arc::new(workers));
+        let port = Port::open(config, Arc::new(Interfaces::default()), Arc::new(workers), None);
         Self(Arc::new(port.expect("nothing is opened")))
     }
 

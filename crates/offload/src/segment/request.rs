@@ -42,6 +42,29 @@ pub struct Request {
 }
 
 impl Request {
+    /// The first ten bytes of the header of a frame to a guest that is to do this work; `hdr_len`: bytes of the frame's headers, if
+    /// it is a super-frame.
+    #[must_use]
+    pub fn to_header(&self, hdr_len: u16) -> [u8; 10] {
+        let mut bytes = [0; 10];
+        if let Some((start, offset)) = self.csum {
+            bytes[0] = NEEDS_CSUM;
+            bytes[6..8].copy_from_slice(&start.to_le_bytes());
+            bytes[8..].copy_from_slice(&offset.to_le_bytes());
+        }
+        if let Some(gso) = self.gso {
+            let kind = match gso.kind {
+                GsoKind::Tcp4 => GSO_TCPV4,
+                GsoKind::Tcp6 => GSO_TCPV6,
+                GsoKind::Udp => GSO_UDP_L4,
+            };
+            bytes[1] = kind | if gso.ecn { GSO_ECN } else { 0 };
+            bytes[2..4].copy_from_slice(&hdr_len.to_le_bytes());
+            bytes[4..6].copy_from_slice(&gso.size.to_le_bytes());
+        }
+        bytes
+    }
+
     /// Reads the first ten bytes of the header: a private copy. `hdr_len` is a hint that a device need not trust, and is
     /// ignored; so are flags other than NEEDS_CSUM, which a driver must not set.
     ///

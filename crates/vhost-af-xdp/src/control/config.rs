@@ -72,11 +72,36 @@ pub(crate) enum NicConfig {
         /// Never zero-copy.
         force_copy: bool,
     },
+    /// Another port of this process.
+    Cable {
+        /// What both call it.
+        name: String,
+    },
     /// None: frames are made and dropped in this process.
     Null {
         /// Length of the frames made, bytes.
         frame_bytes: u32,
     },
+}
+
+impl NicConfig {
+    /// The cable's name, if it is one.
+    pub(crate) fn cable(&self) -> Option<&str> {
+        match self {
+            Self::Cable { name } => Some(name),
+            _ => None,
+        }
+    }
+}
+
+impl std::fmt::Display for NicConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Interface { name, .. } => f.write_str(name),
+            Self::Cable { name } => write!(f, "cable {name}"),
+            Self::Null { .. } => f.write_str("null"),
+        }
+    }
 }
 
 /// One port.
@@ -135,6 +160,12 @@ pub(crate) enum ConfigError {
     /// Direct placement cannot do it.
     #[error("--offload {0}: memory=direct receives each frame where it stays, use memory=copy for these")]
     Offload(Offloads),
+    /// A cable has two ends.
+    #[error("cable {name}: {ends} port(s) name it, a cable joins two: give --port ...,cable={name} twice")]
+    Cable { name: String, ends: usize },
+    /// A cable has no memory of its own.
+    #[error("cable {0}: memory=direct is for interfaces, use memory=copy")]
+    CableDirect(String),
     /// A frame that no ring can carry.
     #[error("frame-size {0}: the null NIC makes frames of 14 to 1514 bytes")]
     FrameBytes(u32),
@@ -151,6 +182,13 @@ impl ServeConfig {
             for other in &self.ports[..at] {
                 port.check_beside(other)?;
             }
+            if let Some(name) = port.nic.cable() {
+                let ends = self.ports.iter().filter(|port| port.nic.cable() == Some(name));
+                let (name, ends) = (name.to_owned(), ends.count());
+                if ends != 2 {
+                    return Err(ConfigError::Cable { name, ends });
+                }
+            }
         }
         Ok(())
     }
@@ -164,6 +202,9 @@ impl PortConfig {
         let cannot = self.offload.without(self.placement.offloads());
         if cannot != Offloads::NONE {
             return Err(ConfigError::Offload(cannot));
+        }
+        if let (Placement::Direct, Some(name)) = (self.placement, self.nic.cable()) {
+            return Err(ConfigError::CableDirect(name.to_owned()));
         }
         if let NicConfig::Null { frame_bytes } = self.nic
             && !(14..=1514).contains(&frame_bytes)

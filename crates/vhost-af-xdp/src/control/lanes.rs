@@ -15,6 +15,7 @@ use super::config::Placement;
 use super::features::Negotiated;
 use super::interface::{Interface, InterfaceError, L2_BYTES, QueueRequest, RECEIVE_RING, SEND_RING};
 use super::vring::{VringError, VringState};
+use crate::data::cable::{CableEnd, CableLane, Wire};
 use crate::data::copy::CopyLane;
 use crate::data::copy_bytes::GuestRam;
 use crate::data::counters::LaneCounters;
@@ -39,7 +40,7 @@ const COPY_BYTES: u32 = 6 << 20;
 /// Entries of a null NIC's rings: nothing happens between two looks at it, so a few batches do, and
 /// their frames stay in the cache.
 const NULL_RING: usize = 256;
-/// MTU of the null NIC.
+/// MTU of the null NIC and of a cable.
 pub(crate) const NULL_MTU: u32 = 1500;
 
 /// Why a lane cannot be built.
@@ -73,6 +74,8 @@ pub(crate) enum FarSide {
         queue: u32,
         force_copy: bool,
     },
+    /// An end of a cable to another port.
+    Cable { wire: Arc<Wire>, end: usize },
     /// A null NIC that makes frames of so many bytes.
     Null { frame_bytes: u32 },
 }
@@ -81,7 +84,7 @@ impl FarSide {
     /// Length of the frames that a null NIC makes, bytes.
     fn frame_bytes(&self) -> u32 {
         match self {
-            Self::Queue { .. } => 0,
+            Self::Queue { .. } | Self::Cable { .. } => 0,
             Self::Null { frame_bytes } => *frame_bytes,
         }
     }
@@ -90,7 +93,7 @@ impl FarSide {
     pub(crate) fn frame_limit(&self) -> u32 {
         match self {
             Self::Queue { interface, .. } => interface.frame_limit(),
-            Self::Null { .. } => NULL_MTU + L2_BYTES,
+            Self::Cable { .. } | Self::Null { .. } => NULL_MTU + L2_BYTES,
         }
     }
 }
@@ -165,6 +168,18 @@ impl LaneParts<'_> {
     /// # Errors
     /// [`LaneError`]; nothing stays behind.
     pub(crate) fn build(self, placement: Placement) -> Result<(Box<dyn Lane>, LaneFacts), LaneError> {
+        if let FarSide::Cable { wire, end } = &self.far {
+            let end = CableEnd {
+                wire: Arc::clone(wire),
+                end: *end,
+                pair: self.pair,
+            };
+            let guest = self.guest_side(Placement::Copy)?;
+            return Ok((
+                Box::new(CableLane::new(guest, end, self.counters)),
+                LaneFacts::cable(),
+            ));
+        }
         match placement {
             Placement::Copy => self.build_copy(),
             Placement::Direct => {
@@ -240,15 +255,6 @@ impl LaneParts<'_> {
         let mut facts = LaneFacts::new(&umem, umem.len(), memory.backing);
         facts.checksums = self.negotiated.offloads.csum.then_some(Checksums::Daemon);
         let lane: Box<dyn Lane> = match &self.far {
-            FarSide::Null { frame_bytes } => {
-                let config = NullConfig {
-                    frame_bytes: *frame_bytes,
-                    header_bytes: 0,
-                };
-                let nic = NullNic::new(umem.clone(), config, NULL_RING);
-                let memory = (umem, pool, to_receive);
-                Box::new(CopyLane::new(guest, nic, memory, Sends::PLAIN, self.counters))
-            }
             FarSide::Queue {
                 interface,
                 queue,
@@ -265,6 +271,15 @@ impl LaneParts<'_> {
                 let (nic, sends) = facts.open(interface, socket, (&umem, &request))?;
                 let memory = (umem, pool, to_receive);
                 Box::new(CopyLane::new(guest, nic, memory, sends, self.counters))
+            }
+            _ => {
+                let config = NullConfig {
+                    frame_bytes: self.far.frame_bytes(),
+                    header_bytes: 0,
+                };
+                let nic = NullNic::new(umem.clone(), config, NULL_RING);
+                let memory = (umem, pool, to_receive);
+                Box::new(CopyLane::new(guest, nic, memory, Sends::PLAIN, self.counters))
             }
         };
         Ok((lane, facts))
@@ -404,6 +419,19 @@ pub(crate) struct Registered {
 }
 
 impl LaneFacts {
+    fn cable() -> Self {
+        Self {
+            mode: "cable".to_owned(),
+            fallbacks: Vec::new(),
+            multi_buffer: false,
+            checksums: None,
+            packet_bytes: 0,
+            kernel_bytes: 0,
+            backing: String::new(),
+            socket: None,
+        }
+    }
+
     fn new(umem: &Umem, packet_bytes: u64, backing: String) -> Self {
         Self {
             mode: "null".to_owned(),

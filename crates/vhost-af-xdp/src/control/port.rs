@@ -15,6 +15,7 @@ use super::interface::{Interface, InterfaceError, Interfaces};
 use super::lanes::{CopyMemory, FarSide, LaneError, NULL_MTU};
 use super::session::{FaultCell, Ground, Session, SessionError};
 use super::sigbus;
+use crate::data::cable::PortEnd;
 use crate::data::counters::LaneCounters;
 use crate::data::direct::LONGEST_FRAME;
 use crate::data::worker::Workers;
@@ -67,12 +68,15 @@ pub(crate) struct Port {
     pub(crate) config: PortConfig,
     pub(crate) counters: Vec<Arc<LaneCounters>>,
     interfaces: Arc<Interfaces>,
+    /// The cable, and which of its ends this is.
+    cable: Option<PortEnd>,
     workers: Arc<Workers>,
     state: Mutex<PortState>,
 }
 
 impl Port {
-    /// Opens the interface, and tries that its queues can be bound with the memory they will need.
+    /// Opens the interface, and tries that its queues can be bound with the memory they will need. `cable`: the port's, and
+    /// which end of it the port is.
     ///
     /// # Errors
     /// What will not work later either, naming the remedy.
@@ -80,12 +84,14 @@ impl Port {
         config: PortConfig,
         interfaces: Arc<Interfaces>,
         workers: Arc<Workers>,
+        cable: Option<PortEnd>,
     ) -> Result<Self, LaneError> {
         let counters = (0..config.queues).map(|_| Arc::default()).collect();
         let port = Self {
             config,
             counters,
             interfaces,
+            cable,
             workers,
             state: Mutex::default(),
         };
@@ -134,7 +140,15 @@ impl Port {
 
     fn far_sides(&self, interface: Option<&Arc<Interface>>) -> Vec<FarSide> {
         let pairs = u32::from(self.config.queues);
+        if let Some((wire, end)) = &self.cable {
+            let far = |_| FarSide::Cable {
+                wire: Arc::clone(wire),
+                end: *end,
+            };
+            return (0..pairs).map(far).collect();
+        }
         match &self.config.nic {
+            NicConfig::Cable { .. } => Vec::new(),
             NicConfig::Null { frame_bytes } => (0..pairs)
                 .map(|_| FarSide::Null {
                     frame_bytes: *frame_bytes,
@@ -358,7 +372,7 @@ impl Port {
 
     /// Whether frames have somewhere to go: the link state told to the guest.
     pub(crate) fn link_up(&self) -> bool {
-        matches!(self.config.nic, NicConfig::Null { .. }) || self.lock().config_space().0
+        !matches!(self.config.nic, NicConfig::Interface { .. }) || self.lock().config_space().0
     }
 
     /// NET_SET_MTU: whether the guest may be told an MTU of so many bytes.

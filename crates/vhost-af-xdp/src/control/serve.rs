@@ -3,6 +3,7 @@
 //! Threads: the main one waits for signals; one a port speaks vhost-user; one watches interfaces;
 //! one answers `status`; the workers move frames. All but the workers sleep nearly always.
 
+use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -24,6 +25,7 @@ use super::port::{Port, with_sources};
 use super::sigbus;
 use super::status::Status;
 use super::status_view;
+use crate::data::cable::{PortEnd, Wire};
 use crate::data::worker::Workers;
 use steward::links::Changes;
 
@@ -58,8 +60,10 @@ pub(crate) fn run(config: &ServeConfig) -> anyhow::Result<()> {
     let interfaces = Arc::new(Interfaces::default());
     let changes = Changes::subscribe().context("cannot watch interfaces")?;
     let mut ports = Vec::new();
+    let mut cables = cables(config).context("cannot make a cable")?;
     for port in &config.ports {
-        let opened = Port::open(port.clone(), Arc::clone(&interfaces), Arc::clone(&workers));
+        let cable = port.nic.cable().and_then(|name| cables.get_mut(name)?.pop());
+        let opened = Port::open(port.clone(), Arc::clone(&interfaces), Arc::clone(&workers), cable);
         let port =
             opened.map_err(|error| anyhow::anyhow!("port {}: {}", port.endpoint, with_sources(&error)))?;
         ports.push(Arc::new(port));
@@ -96,6 +100,23 @@ pub(crate) fn run(config: &ServeConfig) -> anyhow::Result<()> {
     }
     ports.iter().for_each(|port| port.shut_down());
     Ok(())
+}
+
+/// The cables by name, each with its two ends.
+fn cables(config: &ServeConfig) -> io::Result<HashMap<String, Vec<PortEnd>>> {
+    let mut pairs: HashMap<String, Vec<u16>> = HashMap::new();
+    for port in &config.ports {
+        if let Some(name) = port.nic.cable() {
+            // The ends are handed out from the back.
+            pairs.entry(name.to_owned()).or_default().insert(0, port.queues);
+        }
+    }
+    let ends = |(name, pairs): (String, Vec<u16>)| {
+        let [first, second] = <[u16; 2]>::try_from(pairs).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let wire = Arc::new(Wire::new([first, second])?);
+        Ok((name, vec![(Arc::clone(&wire), 0), (wire, 1)]))
+    };
+    pairs.into_iter().map(ends).collect()
 }
 
 /// Socket files of ours, removed at the end however it comes.

@@ -30,11 +30,11 @@ pub(crate) struct Named {
 pub(crate) struct LaneStatus {
     /// Queue pair, from 0.
     pub(crate) pair: usize,
-    /// NIC queue; none for a null NIC.
+    /// NIC queue; none without an interface.
     pub(crate) queue: Option<u32>,
     /// A guest uses it now.
     pub(crate) running: bool,
-    /// The data path in use: `zero-copy`, `copy (native)`, `copy (skb)`, `null`.
+    /// The data path in use: `zero-copy`, `copy (native)`, `copy (skb)`, `cable`, `null`.
     pub(crate) mode: Option<String>,
     /// Why not a better one, in the order tried.
     pub(crate) fallbacks: Vec<String>,
@@ -57,9 +57,9 @@ pub(crate) struct LaneStatus {
 pub(crate) struct PortStatus {
     /// Socket.
     pub(crate) endpoint: String,
-    /// Interface, or `null`.
+    /// Interface, `cable NAME`, or `null`.
     pub(crate) nic: String,
-    /// How the steering program is attached: `native` or `skb`; none for a null NIC.
+    /// How the steering program is attached: `native` or `skb`; none without an interface.
     pub(crate) attached: Option<String>,
     /// `copy` or `direct`.
     pub(crate) memory: String,
@@ -144,10 +144,7 @@ impl PortStatus {
         let state = port.lock();
         let session = state.session.as_ref();
         let features = session.map_or(0, |session| session.features);
-        let nic = match &port.config.nic {
-            NicConfig::Null { .. } => "null".to_owned(),
-            NicConfig::Interface { name, .. } => name.clone(),
-        };
+        let nic = port.config.nic.to_string();
         let mac = port.mac().map(|byte| format!("{byte:02x}")).join(":");
         let lanes = (0..port.counters.len())
             .map(|pair| {
@@ -196,7 +193,7 @@ impl LaneStatus {
         interface: Option<&super::interface::Interface>,
     ) -> Self {
         let queue = match &port.config.nic {
-            NicConfig::Null { .. } => None,
+            NicConfig::Null { .. } | NicConfig::Cable { .. } => None,
             NicConfig::Interface { start_queue, .. } => {
                 u32::try_from(pair).ok().map(|pair| start_queue + pair)
             }

@@ -109,6 +109,8 @@ lane_counters! {
     /// The queue pair was stopped, or the interface went, while segments of a super-frame waited to be sent; counted once
     /// a super-frame.
     Drop from_guest_rest_of_super_frame,
+    /// The other end of the cable has no guest that receives.
+    Drop from_guest_no_peer,
     /// Frame longer than the guest's buffer (or than all its buffers, where they may be merged).
     Drop to_guest_buffer_too_small,
     /// The guest has switched the queue pair off, and too many frames wait for its first one already.

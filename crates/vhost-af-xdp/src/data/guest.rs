@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use offload::segment::{Gso, GsoKind, Request};
-use virtqueue::{Chain, DirtyLog, GuestFault, MemoryMap, Queue, Segment};
+use virtqueue::{Chain, Chains, DirtyLog, GuestFault, MemoryMap, Queue, Segment};
 
 use super::counters::LaneCounters;
 use super::lane::{Bases, Direction};
@@ -27,7 +27,7 @@ pub(crate) const LEGACY_HEADER_BYTES: u32 = 10;
 pub(crate) const SHORTEST_FRAME: u32 = 14;
 
 /// Longest super-frame, bytes: what an IP packet may have, Ethernet header and two VLAN tags.
-const LONGEST_SUPER_FRAME: u32 = 65_535 + 22;
+pub(crate) const LONGEST_SUPER_FRAME: u32 = 65_535 + 22;
 
 /// `VIRTIO_NET_HDR_F_NEEDS_CSUM`.
 const NEEDS_CSUM: u8 = 1;
@@ -224,6 +224,28 @@ impl GuestSide {
             from_guest: self.from_guest.queue.base(),
             to_guest: self.to_guest.queue.base(),
         }
+    }
+
+    /// Takes at most `most` chains of the receive queue, each checked to be a buffer.
+    ///
+    /// # Errors
+    /// What the guest did wrong.
+    pub(crate) fn pop_buffers(&mut self, chains: &mut Chains, most: usize) -> Result<(), Fault> {
+        // Cleared first: on a fault nothing of an earlier batch may be taken for popped.
+        chains.clear();
+        self.to_guest.queue.pop(chains, most)?;
+        for chain in chains.iter() {
+            if chain.readable != 0 {
+                return Err(Fault::ReadableInReceive { head: chain.id.head });
+            }
+            if chain.writable_bytes < self.header_bytes {
+                return Err(Fault::ChainShorterThanHeader {
+                    bytes: chain.writable_bytes,
+                    header: self.header_bytes,
+                });
+            }
+        }
+        Ok(())
     }
 
     /// Judges a chain of the transmit queue; `segments` are the chain's own.

@@ -57,7 +57,8 @@ pub(crate) struct Bases {
     pub(crate) to_guest: u32,
 }
 
-/// See the module's head. Implementations: [`super::copy::CopyLane`], [`super::direct::DirectLane`].
+/// See the module's head. Implementations: [`super::copy::CopyLane`], [`super::direct::DirectLane`],
+/// [`super::cable::CableLane`].
 pub(crate) trait Lane: Send {
     /// Moves a batch each way; frames moved.
     ///
@@ -73,6 +74,10 @@ pub(crate) trait Lane: Send {
     fn guest(&self) -> &GuestSide;
     /// The guest's half, to change.
     fn guest_mut(&mut self) -> &mut GuestSide;
+    /// The eventfds that tell of work.
+    fn wakers(&self) -> Vec<BorrowedFd<'_>> {
+        self.guest().wakers()
+    }
     /// The NIC's descriptor, readable when frames arrive.
     fn nic(&self) -> Option<BorrowedFd<'_>>;
     /// Whether arriving frames must wake the lane, as [`Self::arm`] decided: not while some wait there

@@ -3,11 +3,13 @@
 //! Purpose: everything that touches a frame, and nothing else. A [`lane::Lane`] joins one virtio
 //! queue pair with one NIC queue and is owned outright by one [`worker`] thread; control reaches
 //! it by message. The two placements of `--memory` are two kinds of lane ([`copy`], [`direct`]);
-//! what a lane speaks to on the far side is a [`nic::Nic`], a real AF_XDP socket or none at all.
+//! what a lane speaks to on the far side is a [`nic::Nic`], a real AF_XDP socket or none at all. A third kind
+//! ([`cable`]) joins two guests of the process.
 //!
 //! Invariants: no module in here imports one of `control`; nothing here blocks, logs or takes a
 //! lock while frames move; each loss has a counter of its own in [`counters`].
 
+pub(crate) mod cable;
 pub(crate) mod copy;
 pub(crate) mod copy_bytes;
 pub(crate) mod counters;

@@ -259,7 +259,7 @@ impl Worker {
                         .position(|slot| slot.id == id)
                         .map(|at| self.lanes.remove(at).lane);
                     if let Some(lane) = &lane {
-                        for fd in lane.guest().wakers() {
+                        for fd in lane.wakers() {
                             let _ = epoll::delete(&self.epoll, fd);
                         }
                     }
@@ -285,7 +285,7 @@ impl Worker {
     }
 
     fn add(&mut self, id: LaneId, mut lane: Box<dyn Lane>, on_fault: OnFault) {
-        for fd in lane.guest().wakers() {
+        for fd in lane.wakers() {
             let flags = EventFlags::IN | EventFlags::ET;
             // A descriptor that cannot be watched (a regular file as kick fd) is only polled.
             let _ = epoll::add(&self.epoll, fd.as_fd(), EventData::new_u64(id.0), flags);
