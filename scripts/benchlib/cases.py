@@ -2,7 +2,7 @@
 
 import fnmatch
 
-from . import measure, tcp
+from . import measure, offload, tcp
 
 SIZES = (64, 1514)
 DIRECTIONS = ("from-guest", "to-guest")
@@ -43,6 +43,17 @@ class TcpCase(Case):
             self.also_compared = ("bytes_per_cpu_s",)
 
 
+class OffloadCase(Case):
+    """A case without a guest; see offload.py."""
+
+    references = offload.REFERENCES
+    needs_huge_pages = False
+
+    def __init__(self, what, size):
+        take = lambda run, who: offload.cost(run, who, what, size)  # noqa: E731
+        super().__init__(f"offload/{what}/{size}", list(offload.CONTENDERS[what]), "ns", take)
+
+
 def traffic(kind, direction, size):
     """A case of moving frames; `kind` is nic, null, or packed: null with packed rings."""
     contenders = ["copy", "direct", "dpdk"]
@@ -80,6 +91,7 @@ def all_cases():
     cases = [traffic(kind, direction, size) for kind in ("nic", "null", "packed") for direction in DIRECTIONS for size in SIZES]
     cases.append(Case("idle", ["copy", "direct", "dpdk"], "cpu_percent", measure.idle))
     cases.append(Case("memory", ["copy", "direct"], "process_bytes", measure.memory))
+    cases += [OffloadCase(what, size) for what, sizes in offload.SIZES.items() for size in sizes]
     return cases + tcp_cases()
 
 

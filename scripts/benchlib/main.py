@@ -38,6 +38,7 @@ class Run:
         self.commands = {}
         self.worlds = None
         self.netcheck = None
+        self.offload_cost = None
         self._label = ""
 
     def label(self, case, contender):

@@ -91,6 +91,13 @@ def columns(case):
             *ratios(case),
             ("p99 us", lambda row: number(row["median"]["p99_us"], 1)),
         ]
+    if case.unit == "ns":
+        return [
+            ("ns each", lambda row: number(row["median"]["ns"], 1)),
+            ("± %", lambda row: number(row["spread_percent"], 1)),
+            ("GB/s", lambda row: number(row["median"]["gbytes_per_s"], 2)),
+            *ratios(case),
+        ]
     if case.unit == "cpu_percent":
         return [
             ("CPU %", lambda row: number(row["median"]["cpu_percent"], 3)),

@@ -36,7 +36,7 @@ impl PacketPort {
     /// If there is no such interface.
     #[must_use]
     pub fn open(netns: &NetNs, interface: &str) -> Self {
-        let fd = netns.enter(|| open_socket(interface));
+        let fd = netns.enter(|| open_socket(interface, libc::ETH_P_ALL));
         Self {
             fd: fd.unwrap_or_else(|error| panic!("packet socket on {interface}: {error}")),
         }
@@ -49,9 +49,11 @@ impl PacketPort {
     /// If there is no such interface.
     #[must_use]
     pub fn open_with_header(netns: &NetNs, interface: &str) -> Self {
-        let port = Self::open(netns, interface);
-        set(&port.fd, libc::SOL_PACKET, PACKET_VNET_HDR, 1).expect("every kernel has it");
-        port
+        // No protocol: nothing is received, and what is sent passes no tap of ours.
+        let fd = netns.enter(|| open_socket(interface, 0));
+        let fd = fd.unwrap_or_else(|error| panic!("packet socket on {interface}: {error}"));
+        set(&fd, libc::SOL_PACKET, PACKET_VNET_HDR, 1).expect("every kernel has it");
+        Self { fd }
     }
 
     /// Sends one frame.
@@ -173,8 +175,8 @@ fn vlan_tag(aux: &libc::tpacket_auxdata) -> Option<[u8; 4]> {
     Some([a, b, c, d])
 }
 
-fn open_socket(interface: &str) -> io::Result<OwnedFd> {
-    let protocol = (libc::ETH_P_ALL as u16).to_be();
+fn open_socket(interface: &str, protocol: libc::c_int) -> io::Result<OwnedFd> {
+    let protocol = (protocol as u16).to_be();
     let name = std::ffi::CString::new(interface).expect("no NUL in a name");
     // SAFETY: no memory is passed.
     let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };

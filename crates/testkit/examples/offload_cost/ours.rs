@@ -1,0 +1,165 @@
+//! Our side.
+
+use std::hint::black_box;
+
+use offload::checksum::{self, Sum};
+use offload::coalesce::{Batch, Position, Rules};
+use offload::packet::HEADERS_MAX;
+use offload::segment::{Gso, Plan, Request};
+use offload::verify::{Verdict, verify};
+
+use testkit::SuperFrame;
+
+use crate::Work;
+
+/// Super-frames that take turns: more than the first-level cache holds, as those of a guest that fills its ring.
+const FRAMES: usize = 16;
+/// Chunks that take turns, as in a UMEM.
+const CHUNKS: usize = 512;
+
+/// Segmentation, with copying and checksums or without.
+pub(crate) fn segment(size: usize, copy: bool) -> Work {
+    let super_frame = super::super_frame(size);
+    let gso = gso(&super_frame, size);
+    let frames = vec![super_frame.bytes(); FRAMES];
+    let chunk_len = (super_frame.header_len() + size).next_power_of_two();
+    let mut chunks = vec![0u8; chunk_len * CHUNKS];
+    let (mut turn, mut chunk) = (0, 0);
+    let measured = move || {
+        let frame = &frames[turn % FRAMES];
+        turn += 1;
+        // The daemon's first step is a private copy of the headers, too.
+        let mut headers = [0; HEADERS_MAX];
+        headers.copy_from_slice(&frame[..HEADERS_MAX]);
+        let plan = Plan::new(&headers, frame.len() as u32, gso).expect("a good super-frame");
+        let (start, offset) = plan.checksum_at();
+        let header_len = plan.header_len();
+        for index in 0..plan.segments() {
+            let out = &mut chunks[chunk % CHUNKS * chunk_len..][..chunk_len];
+            chunk += 1;
+            let payload = plan.payload(index);
+            plan.write_header(index, out);
+            if copy {
+                let payload = &frame[payload.start as usize..payload.end as usize];
+                let len = header_len + payload.len();
+                out[header_len..len].copy_from_slice(payload);
+                checksum::complete(&mut out[..len], start, offset).expect("in the header");
+            } else {
+                black_box(payload);
+            }
+            black_box(out);
+        }
+    };
+    let what = if copy {
+        "plan, headers, payload copied, checksums"
+    } else {
+        "plan, headers"
+    };
+    work(
+        super_frame.payload_len / size,
+        super_frame.payload_len,
+        what,
+        measured,
+    )
+}
+
+/// Coalescing of a batch that is one super-frame's segments, with verified or with partial checksums.
+pub(crate) fn coalesce(size: usize, verified: bool) -> Work {
+    let super_frame = super::super_frame(size);
+    let mut segments = cut(&super_frame, size, verified);
+    // The batch in hand is the most that coalescing takes; the rest of a super-frame of many segments is left out.
+    segments.truncate(offload::coalesce::MOST_FRAMES);
+    let (count, bytes) = (segments.len(), segments.len() * size);
+    let mut sets = vec![segments; FRAMES];
+    let rules = Rules {
+        tcp4: true,
+        tcp6: true,
+        ecn: true,
+        udp4: true,
+        udp6: true,
+    };
+    let (mut batch, mut turn) = (Batch::new(rules), 0);
+    let measured = move || {
+        let set = &mut sets[turn % FRAMES];
+        turn += 1;
+        batch.clear();
+        for frame in set.iter() {
+            let added = batch.add(
+                &frame[..frame.len().min(HEADERS_MAX)],
+                frame.len() as u32,
+                |layers| {
+                    let sum = || Sum::of(&frame[usize::from(layers.transport)..layers.ip_len_end as usize]);
+                    let verdict = verify(frame, layers, !verified, sum);
+                    assert_ne!(verdict, Verdict::Unknown);
+                    verdict
+                },
+            );
+            assert!(added);
+        }
+        let mut position = Position::default();
+        let run = batch.run(&position, u32::MAX).expect("at least one");
+        assert_eq!(run.frames(), count, "they are merged");
+        batch.advance(&mut position, &run);
+        batch.members(&run).for_each(|member| {
+            black_box(member);
+        });
+        // A copy: the set is needed again.
+        let mut headers = [0; HEADERS_MAX];
+        headers.copy_from_slice(&set[run.first()][..HEADERS_MAX]);
+        batch.rewrite(&run, &mut headers);
+        black_box((batch.header(&run), &headers));
+    };
+    let what = if verified {
+        "headers compared, checksums verified"
+    } else {
+        "headers compared, checksums partial"
+    };
+    work(count, bytes, what, measured)
+}
+
+/// The segments, their checksums complete or partial.
+fn cut(super_frame: &SuperFrame, size: usize, complete: bool) -> Vec<Vec<u8>> {
+    let (frame, gso) = (super_frame.bytes(), gso(super_frame, size));
+    let plan = Plan::new(&frame, frame.len() as u32, gso).expect("a good super-frame");
+    let (start, offset) = plan.checksum_at();
+    let cut_one = |index| {
+        let payload = plan.payload(index);
+        let mut segment = vec![0; plan.header_len()];
+        plan.write_header(index, &mut segment);
+        segment.extend(&frame[payload.start as usize..payload.end as usize]);
+        if complete {
+            checksum::complete(&mut segment, start, offset).expect("in the header");
+        }
+        segment
+    };
+    (0..plan.segments()).map(cut_one).collect()
+}
+
+fn gso(super_frame: &SuperFrame, size: usize) -> Gso {
+    let request = Request::from_header(&super_frame.request(size as u16)).expect("a good request");
+    request.gso.expect("asked for")
+}
+
+/// Sums of `size` bytes.
+pub(crate) fn checksum(size: usize, simd: bool) -> Work {
+    let bytes: Vec<u8> = (0..size).map(|at| at as u8).collect();
+    let sum = if simd { Sum::of } else { Sum::of_portable };
+    // Enough of them at a time that the clock does not count.
+    let times = (1 << 16) / size + 1;
+    let measured = move || {
+        for _ in 0..times {
+            black_box(sum(black_box(&bytes)).fold());
+        }
+    };
+    work(times, times * size, "sums of the same bytes", measured)
+}
+
+fn work(units: usize, bytes: usize, what: &str, measured: impl FnMut() + 'static) -> Work {
+    Work {
+        measured: Box::new(measured),
+        taken_off: None,
+        units,
+        bytes,
+        what: format!("ours: {what}"),
+    }
+}
