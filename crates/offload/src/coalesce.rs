@@ -172,6 +172,13 @@ impl Run {
         usize::from(self.count)
     }
 
+    /// Whether nothing of its unit is left behind it.
+    #[inline]
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.next == NONE
+    }
+
     /// Number, in the batch, of the frame whose header becomes the super-frame's.
     #[inline]
     #[must_use]

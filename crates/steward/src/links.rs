@@ -33,6 +33,9 @@ pub struct Link {
     pub up: bool,
     /// Receive queues that were allocated; `ethtool -L` may have fewer in use.
     pub rx_queues: u32,
+    /// The other end is a stack on the same machine, whose senders leave only the sum of the pseudo-header in TCP's and
+    /// UDP's checksum field: a veth.
+    pub partial_checksums: bool,
 }
 
 /// Interface that cannot be used.
@@ -103,6 +106,10 @@ impl Link {
             mac: address.try_into().unwrap_or_default(),
             up: header.ifi_flags & IFF_UP != 0,
             rx_queues: attributes.get_num_rx_queues().unwrap_or(1),
+            partial_checksums: attributes
+                .get_linkinfo()
+                .and_then(|info| info.get_kind())
+                .is_ok_and(|kind| kind == c"veth"),
         })
     }
 }

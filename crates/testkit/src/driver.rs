@@ -57,6 +57,19 @@ pub const F_HOST_ECN: u64 = 1 << virtio_net::VIRTIO_NET_F_HOST_ECN;
 pub const F_HOST_USO: u64 = 1 << virtio_net::VIRTIO_NET_F_HOST_USO;
 /// Everything that the guest may leave to the device for frames that it sends.
 pub const F_HOST_ALL: u64 = F_CSUM | F_HOST_TSO4 | F_HOST_TSO6 | F_HOST_ECN | F_HOST_USO;
+/// VIRTIO_NET_F_GUEST_CSUM.
+pub const F_GUEST_CSUM: u64 = 1 << virtio_net::VIRTIO_NET_F_GUEST_CSUM;
+/// VIRTIO_NET_F_GUEST_TSO4.
+pub const F_GUEST_TSO4: u64 = 1 << virtio_net::VIRTIO_NET_F_GUEST_TSO4;
+/// VIRTIO_NET_F_GUEST_TSO6.
+pub const F_GUEST_TSO6: u64 = 1 << virtio_net::VIRTIO_NET_F_GUEST_TSO6;
+/// VIRTIO_NET_F_GUEST_ECN.
+pub const F_GUEST_ECN: u64 = 1 << virtio_net::VIRTIO_NET_F_GUEST_ECN;
+/// VIRTIO_NET_F_GUEST_USO4 and VIRTIO_NET_F_GUEST_USO6.
+pub const F_GUEST_USO: u64 =
+    1 << virtio_net::VIRTIO_NET_F_GUEST_USO4 | 1 << virtio_net::VIRTIO_NET_F_GUEST_USO6;
+/// All offloads of frames to the guest.
+pub const F_GUEST_ALL: u64 = F_GUEST_CSUM | F_GUEST_TSO4 | F_GUEST_TSO6 | F_GUEST_ECN | F_GUEST_USO;
 /// VHOST_USER_F_PROTOCOL_FEATURES.
 pub const F_PROTOCOL_FEATURES: u64 = 1 << 30;
 

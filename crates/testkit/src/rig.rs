@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
+use rustix::process::Signal;
+
 use crate::daemon::{Mode, Placement};
+use crate::pair::Received;
 use crate::{Daemon, Driver, DriverConfig, Layout, PacketPort, Pair, Serve, VethPair, frame, wait};
 
 /// All of it. Fields are dropped in this order: the guest goes first, the namespaces last.
@@ -74,6 +77,34 @@ impl Rig {
             self.daemon.said()
         );
         while self.driver.pairs[0].receive(Duration::from_millis(100)).is_some() {}
+    }
+
+    /// Sends frames while the daemon is held up, so that it finds them together: up to 64 are a batch.
+    ///
+    /// # Panics
+    /// If the interface does not take one.
+    pub fn burst_to_guest(&mut self, frames: &[Vec<u8>]) {
+        self.daemon.process().signal(Signal::STOP);
+        let tasks = format!("/proc/{}/task", self.daemon.process().pid());
+        let is_stopped = |task: std::io::Result<std::fs::DirEntry>| {
+            let stat = task.map(|task| std::fs::read_to_string(task.path().join("stat")));
+            stat.is_ok_and(|stat| stat.is_ok_and(|stat| stat.contains(") T ")))
+        };
+        let stopped = || std::fs::read_dir(&tasks).is_ok_and(|mut tasks| tasks.all(is_stopped));
+        assert!(wait::until(wait::SOON, stopped), "it was told to stop");
+        frames.iter().for_each(|frame| self.wire.send(frame));
+        // The far end's queue is run by a softirq, which may be late.
+        wait::settle();
+        self.daemon.process().signal(Signal::CONT);
+    }
+
+    /// What arrives in the guest until nothing does for a while.
+    pub fn drain(&mut self) -> Vec<Received> {
+        let mut all: Vec<_> = self.pair().receive(wait::SOON).into_iter().collect();
+        while let Some(next) = self.pair().receive(wait::QUIET) {
+            all.push(next);
+        }
+        all
     }
 
     /// A frame from the guest must arrive on the wire as it is.

@@ -106,6 +106,7 @@ impl Headers {
                 mergeable: false,
                 frame_limit,
                 offloads: Offloads::NONE,
+                partial_checksums: false,
                 log: None,
                 spill: None,
             },

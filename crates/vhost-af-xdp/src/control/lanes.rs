@@ -89,6 +89,14 @@ impl FarSide {
         }
     }
 
+    /// Whether frames may come from a stack on the same machine, which leaves checksums unfinished.
+    pub(crate) fn partial_checksums(&self) -> bool {
+        match self {
+            Self::Queue { interface, .. } => interface.link.partial_checksums,
+            Self::Null { .. } | Self::Cable { .. } => false,
+        }
+    }
+
     /// Longest frame there is, bytes.
     pub(crate) fn frame_limit(&self) -> u32 {
         match self {
@@ -208,6 +216,7 @@ impl LaneParts<'_> {
             mergeable: self.negotiated.mergeable,
             frame_limit: self.far.frame_limit(),
             offloads: self.negotiated.offloads,
+            partial_checksums: self.far.partial_checksums(),
             log: self.log.cloned(),
             spill: self.spill.map(|spill| match self.pair {
                 0 => SpillEnd::Delivers(Arc::clone(spill)),

@@ -3,7 +3,7 @@
 //! Purpose: the one place of the data path that dereferences pointers. Both sides are shared (the
 //! guest writes its RAM whenever it likes, the kernel writes frames that it holds), so bytes move
 //! by raw pointer and no reference to them is ever formed. The one exception is a chunk of our own, in private memory, while it
-//! is in our hands ([`own_bytes`]).
+//! is in our hands ([`own_bytes`], [`received_bytes`]).
 //!
 //! Invariant: every range is checked against its mapping here, whatever was checked before; two
 //! comparisons are cheaper than an argument.
@@ -13,7 +13,7 @@
 use std::ptr::{self, NonNull};
 
 use virtqueue::MemoryMap;
-use xsk::{TxDesc, Umem, UmemMemory, UmemOffset};
+use xsk::{RxDesc, TxDesc, Umem, UmemMemory, UmemOffset};
 
 use super::guest::{HEADER_BYTES, Piece};
 
@@ -86,6 +86,35 @@ pub(crate) fn own_bytes<'a>(
     // address leads there (`own_from`), the kernel has given the chunk up, which the descriptor's frame stands for, and that is borrowed
     // for as long as the slice is. Any bytes are valid.
     Some(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), desc.len as usize) })
+}
+
+/// The bytes of a received piece in copy placement, where chunks are memory of our own; `None` if they are not all in the piece's
+/// chunk, or in other placements.
+#[inline]
+pub(crate) fn received_bytes<'a>(umem: &'a Umem, piece: &'a RxDesc) -> Option<&'a [u8]> {
+    let start = received_start(umem, piece)?;
+    // SAFETY: as received_start says; the piece is borrowed for as long as the slice is, so its chunk stays in our hands.
+    Some(unsafe { std::slice::from_raw_parts(start.as_ptr(), piece.len as usize) })
+}
+
+/// As [`received_bytes`], to be changed.
+#[inline]
+pub(crate) fn received_bytes_mut<'a>(umem: &'a Umem, piece: &'a mut RxDesc) -> Option<&'a mut [u8]> {
+    let start = received_start(umem, piece)?;
+    // SAFETY: as received_start says; the piece is borrowed alone for as long as the slice is.
+    Some(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), piece.len as usize) })
+}
+
+/// Where a received piece lies. Its bytes are inside the mapping, which the UMEM keeps alive, and inside the chunk that the piece
+/// owns: the kernel gave it up with the descriptor, no other [`xsk::Frame`] stands for it, and aligned chunks do not overlap.
+/// An aligned UMEM is private memory of the daemon's, which no guest maps ([`GuestRam`] is registered unaligned).
+#[inline]
+fn received_start(umem: &Umem, piece: &RxDesc) -> Option<NonNull<u8>> {
+    let into = piece.data.get().checked_sub(piece.frame.offset().get())?;
+    let inside = into + u64::from(piece.len) <= u64::from(umem.chunk_size());
+    (inside && !umem.is_unaligned())
+        .then(|| umem.ptr(piece.data, piece.len as usize))
+        .flatten()
 }
 
 #[inline]

@@ -74,6 +74,12 @@ lane_counters! {
     Work to_guest_frames,
     /// Bytes of these frames, without the virtio-net header.
     Work to_guest_bytes,
+    /// Super-frames among them: several received frames of a flow, coalesced.
+    Work to_guest_super_frames,
+    /// Received frames that went to the guest as parts of super-frames.
+    Work to_guest_coalesced_frames,
+    /// Received frames with a partial checksum that was completed here, because the guest did not accept partial ones.
+    Work to_guest_checksums_completed,
     /// Frames of direct placement that took the way through the bounce area, either direction.
     Work bounced_frames,
     /// Frames that came in at a queue whose pair the guest has switched off, and went by its first pair.

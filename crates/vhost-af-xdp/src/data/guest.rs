@@ -116,6 +116,8 @@ pub(crate) struct GuestSide {
     pub(crate) frame_limit: u32,
     /// Offloads that the driver accepted.
     pub(crate) offloads: Offloads,
+    /// Frames may come from a stack on the same machine, with partial checksums.
+    pub(crate) partial_checksums: bool,
     /// Where writes to guest memory are noted while it is migrated.
     pub(crate) log: Option<Arc<DirtyLog>>,
     /// What a port of several pairs does with frames of pairs that are off.

@@ -11,6 +11,7 @@
 //! daemon that comes after one that died sends nothing twice.
 
 mod from_guest;
+mod incoming;
 mod to_guest;
 
 use std::os::fd::BorrowedFd;
@@ -22,11 +23,13 @@ use xsk::{Frame, FramePool, RxDesc, TxDesc, Umem, UmemOffset};
 
 use super::counters::LaneCounters;
 use super::guest::{Fault, GuestSide};
-use super::lane::{Bases, Lane, Rest as Resting, SEGMENTS};
+use super::lane::{BATCH, Bases, Lane, Rest as Resting, SEGMENTS};
 use super::nic::{Link, MOST_PIECES, Nic, Sends};
 use super::super_frame::Builder;
 
-pub(super) use to_guest::write_header;
+pub(super) use to_guest::{NO_OFFLOAD, with_buffers, write_header};
+
+use incoming::{Incoming, Range};
 
 /// See the module's head.
 pub(crate) struct CopyLane<N> {
@@ -46,6 +49,8 @@ pub(crate) struct CopyLane<N> {
     scratch: Scratch,
     /// Pieces of the received frame in hand; complete when the last one says so.
     held: Vec<RxDesc>,
+    /// Instead of `held`, where frames are looked at before they are delivered.
+    incoming: Option<Box<Incoming>>,
     /// The guest has buffers, but fewer than the frame in hand needs.
     short: bool,
     /// See [`Lane::awaits_nic`].
@@ -58,6 +63,7 @@ struct Scratch {
     to_guest: Chains,
     outgoing: Vec<TxDesc>,
     empty: Vec<Frame>,
+    ranges: Vec<Range>,
 }
 
 /// A super-frame that was taken from the guest whole, payload and all, and goes out in portions.
@@ -92,7 +98,9 @@ impl<N: Nic> CopyLane<N> {
             to_guest: Chains::default(),
             outgoing: Vec::with_capacity(SEGMENTS * 2),
             empty,
+            ranges: Vec::with_capacity(BATCH * 2),
         };
+        let incoming = Incoming::of(&guest);
         let held = Vec::with_capacity(MOST_PIECES);
         Self {
             guest,
@@ -107,6 +115,7 @@ impl<N: Nic> CopyLane<N> {
             link: Link::Up,
             scratch,
             held,
+            incoming,
             short: false,
             awaits_nic: true,
         }
@@ -161,7 +170,7 @@ impl<N: Nic> Lane for CopyLane<N> {
 
     fn arm(&mut self) -> Result<Resting, Fault> {
         let spilled = self.guest.spilled().is_some_and(|spill| !spill.is_empty());
-        let waiting = spilled || self.nic.has_frames() || !self.held.is_empty();
+        let waiting = spilled || self.nic.has_frames() || self.has_in_hand();
         self.awaits_nic = !waiting;
         if self.guest.from_guest.enabled && self.guest.from_guest.queue.enable_kicks() {
             let full = self.nic.room_to_nic() == 0 || self.pool.is_empty();
@@ -209,9 +218,10 @@ impl<N: Nic> Lane for CopyLane<N> {
         self.send_rest_at_last();
         // Frames without buffers: whole ones in the ring, and perhaps one in hand.
         let rest = self.nic.from_nic(usize::MAX).filter(|piece| !piece.more).count() as u64;
+        let waiting = self.incoming.map_or(0, |incoming| incoming.waiting() as u64);
         self.counters
             .to_guest_queue_stopped
-            .add(rest + u64::from(!self.held.is_empty()));
+            .add(rest + waiting + u64::from(!self.held.is_empty()));
         self.guest.bases()
     }
 }

@@ -2,15 +2,20 @@
 
 use std::sync::Arc;
 
+use offload::coalesce::Run;
 use virtqueue::{Chains, Segment};
 use xsk::{Frame, FramePool, RxDesc, Umem, UmemOffset};
 
+use super::incoming::{Incoming, Range};
 use super::{CopyLane, copied};
 use crate::data::copy_bytes::{frame_to_guest, umem_to_guest};
 use crate::data::counters::LaneCounters;
 use crate::data::guest::{Fault, GuestSide, HEADER_BYTES, Piece, pieces, skip};
 use crate::data::lane::BATCH;
 use crate::data::nic::{MOST_PIECES, Nic};
+
+/// The virtio-net header, but for the number of buffers, of a frame about which nothing is said.
+pub(in crate::data) const NO_OFFLOAD: [u8; 10] = [0; 10];
 
 /// What became of the frame in hand.
 enum Delivery {
@@ -26,11 +31,18 @@ impl<N: Nic> CopyLane<N> {
             return Ok(self.spill_over());
         }
         let spilled = self.guest.spilled().is_some_and(|spill| !spill.is_empty());
-        if !spilled && !self.nic.has_frames() && self.held.is_empty() {
+        if !spilled && !self.nic.has_frames() && !self.has_in_hand() {
             return Ok(0);
         }
         let mut chains = std::mem::take(&mut self.scratch.to_guest);
-        let moved = self.receive(&mut chains);
+        let moved = match self.incoming.take() {
+            None => self.receive(&mut chains),
+            Some(mut incoming) => {
+                let moved = self.receive_batch(&mut chains, &mut incoming);
+                self.incoming = Some(incoming);
+                moved
+            }
+        };
         self.scratch.to_guest = chains;
         self.nic.give(&mut self.scratch.empty);
         let moved = moved?;
@@ -40,14 +52,64 @@ impl<N: Nic> CopyLane<N> {
         Ok(moved)
     }
 
+    /// Whether a frame waits that was taken from the NIC.
+    pub(super) fn has_in_hand(&self) -> bool {
+        let incoming = self.incoming.as_ref();
+        !self.held.is_empty() || incoming.is_some_and(|incoming| !incoming.is_empty())
+    }
+
+    /// Delivers what is left of the last batch, and takes the next one; with a look at every frame.
+    fn receive_batch(&mut self, chains: &mut Chains, incoming: &mut Incoming) -> Result<usize, Fault> {
+        let mut delivery = Receiving {
+            guest: &mut self.guest,
+            umem: &self.umem,
+            counters: &self.counters,
+            empty: &mut self.scratch.empty,
+            ranges: &mut self.scratch.ranges,
+            chains,
+            next: 0,
+            room: 0,
+            bytes: 0,
+            frames: 0,
+        };
+        delivery.fetch()?;
+        let mut waits = delivery.deliver_batch(incoming)?;
+        if !waits {
+            incoming.give_back(delivery.empty, &mut self.pool);
+            // What finds no buffer is better left to the kernel to count.
+            if delivery.has_buffer()? {
+                incoming.fill(&mut self.nic, &self.umem, &self.counters);
+                waits = delivery.deliver_batch(incoming)?;
+            }
+        }
+        if !waits {
+            incoming.give_back(delivery.empty, &mut self.pool);
+            if let Some(spill) = delivery.guest.spilled().map(Arc::clone)
+                && !spill.is_empty()
+                && incoming.is_empty()
+                && delivery.has_buffer()?
+            {
+                incoming.fill_spilled(|| spill.pop(), &mut self.pool, (&self.umem, &self.counters));
+                waits = delivery.deliver_batch(incoming)?;
+                if !waits {
+                    incoming.give_back(delivery.empty, &mut self.pool);
+                }
+            }
+        }
+        self.short = waits && delivery.next < delivery.chains.len();
+        Ok(delivery.finish())
+    }
+
     fn receive(&mut self, chains: &mut Chains) -> Result<usize, Fault> {
         let mut delivery = Receiving {
             guest: &mut self.guest,
             umem: &self.umem,
             counters: &self.counters,
             empty: &mut self.scratch.empty,
+            ranges: &mut self.scratch.ranges,
             chains,
             next: 0,
+            room: 0,
             bytes: 0,
             frames: 0,
         };
@@ -61,7 +123,7 @@ impl<N: Nic> CopyLane<N> {
             let mut incoming = self.nic.from_nic(BATCH);
             while delivery.has_buffer()? {
                 let Some(piece) = incoming.next() else { break };
-                if self.held.is_empty() && delivery.deliver_whole(&piece) {
+                if self.held.is_empty() && delivery.deliver_whole(&piece, header(1)) {
                     delivery.empty.push(piece.frame);
                     continue;
                 }
@@ -85,25 +147,43 @@ impl<N: Nic> CopyLane<N> {
         let Some(spill) = self.guest.spills_to().map(Arc::clone) else {
             return 0;
         };
-        if !self.nic.has_frames() {
+        if !self.nic.has_frames() && !self.has_in_hand() {
             return 0;
         }
-        let mut frames = 0;
-        for piece in self.nic.from_nic(BATCH) {
-            let whole = !piece.more;
-            self.held.push(piece);
-            if !whole {
-                continue;
-            }
-            let counter = match spill.push(gather(&self.held, &self.umem)) {
-                true => &self.counters.spilled_frames,
-                false => &self.counters.to_guest_pair_off,
+        let (mut frames, counters) = (0, &self.counters);
+        let mut give = |frame| {
+            let counter = match spill.push(frame) {
+                true => &counters.spilled_frames,
+                false => &counters.to_guest_pair_off,
             };
             counter.add(1);
             frames += 1;
-            self.scratch
-                .empty
-                .extend(self.held.drain(..).map(|piece| piece.frame));
+        };
+        if let Some(incoming) = &mut self.incoming {
+            // Looked at again by the first pair's lane.
+            incoming.take_rest(&self.umem, &mut give);
+            incoming.give_back(&mut self.scratch.empty, &mut self.pool);
+            incoming.fill(&mut self.nic, &self.umem, counters);
+            incoming.take_rest(&self.umem, &mut give);
+            incoming.give_back(&mut self.scratch.empty, &mut self.pool);
+        } else {
+            // What waited for a buffer when the pair was switched off.
+            if self.held.last().is_some_and(|piece| !piece.more) {
+                give(gather(&self.held, &self.umem));
+                self.scratch
+                    .empty
+                    .extend(self.held.drain(..).map(|piece| piece.frame));
+            }
+            for piece in self.nic.from_nic(BATCH) {
+                let whole = !piece.more;
+                self.held.push(piece);
+                if whole {
+                    give(gather(&self.held, &self.umem));
+                    self.scratch
+                        .empty
+                        .extend(self.held.drain(..).map(|piece| piece.frame));
+                }
+            }
         }
         self.nic.give(&mut self.scratch.empty);
         spill.wake();
@@ -112,7 +192,7 @@ impl<N: Nic> CopyLane<N> {
 }
 
 /// The bytes of a received frame.
-fn gather(held: &[RxDesc], umem: &Umem) -> Vec<u8> {
+pub(super) fn gather(held: &[RxDesc], umem: &Umem) -> Vec<u8> {
     let mut bytes = Vec::new();
     for piece in held {
         let start = bytes.len();
@@ -129,9 +209,13 @@ struct Receiving<'a> {
     umem: &'a Umem,
     counters: &'a LaneCounters,
     empty: &'a mut Vec<Frame>,
+    /// Where the frame to be written lies.
+    ranges: &'a mut Vec<Range>,
     chains: &'a mut Chains,
     /// First of `chains` that is not used yet.
     next: usize,
+    /// Bytes that those hold which are not used yet.
+    room: u64,
     bytes: u64,
     frames: u64,
 }
@@ -144,7 +228,9 @@ impl Receiving<'_> {
         // Cleared first: on a fault nothing of an earlier batch may be taken for popped.
         self.chains.clear();
         self.guest.to_guest.queue.pop(self.chains, BATCH)?;
+        self.room = 0;
         for chain in self.chains.iter() {
+            self.room += u64::from(chain.writable_bytes);
             if chain.readable != 0 {
                 return Err(Fault::ReadableInReceive { head: chain.id.head });
             }
@@ -175,7 +261,7 @@ impl Receiving<'_> {
     /// The common case: a frame in one piece, for a buffer in one piece that holds it. False, and
     /// nothing done, if it is another.
     #[inline]
-    fn deliver_whole(&mut self, piece: &RxDesc) -> bool {
+    fn deliver_whole(&mut self, piece: &RxDesc, header: [u8; HEADER_BYTES as usize]) -> bool {
         let Some(chain) = self.chains.chains.get(self.next) else {
             return false;
         };
@@ -189,15 +275,79 @@ impl Receiving<'_> {
             return false;
         }
         let frame = (piece.data, piece.len);
-        if frame_to_guest(self.umem, frame, &self.guest.memory, buffer.offset, header(1)).is_none() {
+        if frame_to_guest(self.umem, frame, &self.guest.memory, buffer.offset, header).is_none() {
             return false;
         }
         self.guest.wrote(buffer.offset, written);
         self.guest.to_guest.queue.push_used(chain.id, written);
         self.next += 1;
+        self.room -= u64::from(buffer.len);
         self.frames += 1;
         self.bytes += u64::from(piece.len);
         true
+    }
+
+    /// Delivers what a batch holds, in super-frames as long as the buffers in hand allow; true if something is left, for which the guest has to post
+    /// buffers first.
+    fn deliver_batch(&mut self, incoming: &mut Incoming) -> Result<bool, Fault> {
+        let mut fetched = false;
+        while let Some(run) = incoming.run(self.room_for_frame()) {
+            let fits = run.bytes() <= self.room_for_frame();
+            if (!fits || !run.is_whole()) && self.next > 0 && !fetched {
+                // With buffers that were posted meanwhile, and without those used up in front of them.
+                self.fetch()?;
+                fetched = true;
+                continue;
+            }
+            if fits {
+                self.deliver_run(incoming, &run);
+            } else if self.never_fits() {
+                self.counters.to_guest_buffer_too_small.add(1);
+            } else {
+                self.counters.to_guest_waits.add(1);
+                return Ok(true);
+            }
+            incoming.advance(&run);
+            fetched = false;
+        }
+        Ok(false)
+    }
+
+    /// Bytes of the longest frame that the buffers in hand hold.
+    #[inline]
+    fn room_for_frame(&self) -> u32 {
+        let bytes = if self.guest.mergeable {
+            self.room
+        } else {
+            let next = self.chains.chains.get(self.next);
+            next.map_or(0, |chain| u64::from(chain.writable_bytes))
+        };
+        u32::try_from(bytes)
+            .unwrap_or(u32::MAX)
+            .saturating_sub(self.guest.header_bytes)
+    }
+
+    /// Writes a run, which fits.
+    #[inline]
+    fn deliver_run(&mut self, incoming: &mut Incoming, run: &Run) {
+        let offload = incoming.header(run);
+        if let Some(piece) = incoming.single(run)
+            && self.deliver_whole(piece, with_buffers(offload, 1))
+        {
+            return;
+        }
+        let len = run.bytes();
+        let Some(count) = self.chains_for(len.saturating_add(self.guest.header_bytes)) else {
+            return;
+        };
+        incoming.assemble(run, self.umem, self.ranges);
+        self.write(len, count, offload);
+        self.frames += 1;
+        self.bytes += u64::from(len);
+        if run.frames() > 1 {
+            self.counters.to_guest_super_frames.add(1);
+            self.counters.to_guest_coalesced_frames.add(run.frames() as u64);
+        }
     }
 
     /// Copies the frame in `held` into as many chains as it needs and gives its chunks back.
@@ -212,7 +362,10 @@ impl Receiving<'_> {
         }
         match count {
             Some(count) if count == 1 || self.guest.mergeable => {
-                self.write(held, len, count);
+                self.ranges.clear();
+                self.ranges
+                    .extend(held.iter().map(|piece| (piece.data, piece.len)));
+                self.write(len, count, NO_OFFLOAD);
                 self.frames += 1;
                 self.bytes += u64::from(len);
             }
@@ -286,13 +439,13 @@ impl Receiving<'_> {
         in_hand == BATCH || (in_hand > 0 && !self.guest.mergeable)
     }
 
-    /// Writes header and frame into `count` chains and marks them used.
+    /// Writes header and frame, which lies in `ranges`, into `count` chains and marks them used.
     #[inline]
-    fn write(&mut self, held: &[RxDesc], len: u32, count: usize) {
+    fn write(&mut self, len: u32, count: usize, offload: [u8; 10]) {
         let header_bytes = self.guest.header_bytes;
         let mut source = Source {
-            held,
-            piece: 0,
+            ranges: self.ranges,
+            range: 0,
             at: 0,
         };
         let mut left = len;
@@ -304,7 +457,7 @@ impl Receiving<'_> {
             let mut written = 0;
             let (mut from, mut within) = (0, 0);
             if index == 0 {
-                write_header(self.guest, segments, count);
+                write_header(self.guest, segments, with_buffers(offload, count));
                 written = header_bytes;
                 (from, within) = skip(segments, header_bytes);
             }
@@ -319,6 +472,7 @@ impl Receiving<'_> {
                 written += target.len;
             }
             self.guest.to_guest.queue.push_used(chain.id, written);
+            self.room -= u64::from(chain.writable_bytes);
         }
         self.next += count;
     }
@@ -336,7 +490,14 @@ impl Receiving<'_> {
 /// The virtio-net header of a received frame that takes so many buffers (VirtIO 1.3, 5.1.6.4).
 #[inline]
 fn header(buffers: usize) -> [u8; HEADER_BYTES as usize] {
+    with_buffers(NO_OFFLOAD, buffers)
+}
+
+/// A virtio-net header, with the number of buffers that it lacks.
+#[inline]
+pub(in crate::data) fn with_buffers(offload: [u8; 10], buffers: usize) -> [u8; HEADER_BYTES as usize] {
     let mut header = [0; HEADER_BYTES as usize];
+    header[..10].copy_from_slice(&offload);
     // A batch holds far fewer than 65,536 chains.
     #[allow(clippy::cast_possible_truncation)]
     header[10..].copy_from_slice(&(buffers as u16).to_le_bytes());
@@ -345,8 +506,11 @@ fn header(buffers: usize) -> [u8; HEADER_BYTES as usize] {
 
 /// Writes the virtio-net header of a received frame, which may lie across descriptors.
 #[inline]
-pub(in crate::data) fn write_header(guest: &GuestSide, segments: &[Segment], buffers: usize) {
-    let header = header(buffers);
+pub(in crate::data) fn write_header(
+    guest: &GuestSide,
+    segments: &[Segment],
+    header: [u8; HEADER_BYTES as usize],
+) {
     let mut rest = &header[..guest.header_bytes as usize];
     for segment in segments {
         let now = rest.len().min(segment.len as usize);
@@ -362,11 +526,11 @@ pub(in crate::data) fn write_header(guest: &GuestSide, segments: &[Segment], buf
     }
 }
 
-/// Reads through the pieces of a received frame.
+/// Reads through the ranges of a received frame.
 struct Source<'a> {
-    held: &'a [RxDesc],
-    piece: usize,
-    /// Bytes of that piece already read.
+    ranges: &'a [Range],
+    range: usize,
+    /// Bytes of that range already read.
     at: u32,
 }
 
@@ -376,17 +540,17 @@ impl Source<'_> {
     fn copy(&mut self, umem: &Umem, guest: &GuestSide, to: Piece) {
         let mut to = to;
         while to.len > 0 {
-            let Some(piece) = self.held.get(self.piece) else {
+            let Some(&(start, len)) = self.ranges.get(self.range) else {
                 return;
             };
-            let (part, rest) = to.split(to.len.min(piece.len - self.at));
-            let from = UmemOffset::new(piece.data.get() + u64::from(self.at));
+            let (part, rest) = to.split(to.len.min(len - self.at));
+            let from = UmemOffset::new(start.get() + u64::from(self.at));
             // Both ranges come from checked descriptors; a kernel that breaks that is not copied.
             let _ = umem_to_guest(umem, from, &guest.memory, part);
             to = rest;
             self.at += part.len;
-            if self.at == piece.len {
-                self.piece += 1;
+            if self.at == len {
+                self.range += 1;
                 self.at = 0;
             }
         }

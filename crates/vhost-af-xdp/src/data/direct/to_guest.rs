@@ -4,7 +4,7 @@ use virtqueue::{Chain, Chains, Segment};
 use xsk::{Frame, UmemOffset};
 
 use super::{CHUNK_BYTES, DirectLane, MOST_BOUNCES_POSTED, Parked, Posted, XDP_HEADROOM};
-use crate::data::copy::write_header;
+use crate::data::copy::{NO_OFFLOAD, with_buffers, write_header};
 use crate::data::copy_bytes::umem_to_guest;
 use crate::data::guest::{Fault, pieces, skip};
 use crate::data::lane::BATCH;
@@ -226,7 +226,7 @@ impl<N: Nic> DirectLane<N> {
             let segments = &self.scratch.segments;
             let (mut first, mut within, mut written) = (0, 0, 0);
             if index == 0 {
-                write_header(&self.guest, segments, count);
+                write_header(&self.guest, segments, with_buffers(NO_OFFLOAD, count));
                 written = self.guest.header_bytes;
                 (first, within) = skip(segments, written);
             }

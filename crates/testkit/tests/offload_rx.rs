@@ -1,0 +1,410 @@
+//! Offloads of frames to the guest, over a real veth: checksums checked, completed or marked, and segments coalesced.
+//!
+//! Super-frames are cut into segments here and sent by a packet socket; what a stack on the other end of a veth leaves
+//! unfinished comes from the kernel's own sockets.
+
+use offload::segment::{Gso, GsoKind, Plan};
+use offload::{checksum, packet, verify};
+use rstest::rstest;
+use testkit::daemon::{Mode, Placement};
+use testkit::driver::{
+    F_EVENT_IDX, F_GUEST_ALL, F_GUEST_CSUM, F_GUEST_TSO4, F_MRG_RXBUF, F_RING_PACKED, F_VERSION_1, HEADER,
+};
+use testkit::pair::Received;
+use testkit::super_frame::{ACK, CWR, Ip, PSH, SuperFrame, Transport};
+use testkit::{DriverConfig, Rig, Serve, VethPair, frame, require, wait};
+
+const SPLIT: u64 = 0;
+/// A usual buffer, and more of them than a super-frame needs.
+const BUFFER: u32 = 1536;
+const BUFFERS: usize = 200;
+/// Payload of a segment at an MTU of 1500 with timestamps.
+const MSS: u16 = 1448;
+const NEEDS_CSUM: u8 = 1;
+const DATA_VALID: u8 = 2;
+
+fn config(features: u64) -> DriverConfig {
+    let config = DriverConfig::default();
+    DriverConfig {
+        features: config.features | features,
+        ..config
+    }
+}
+
+fn rig(placement: Placement, mode: Mode, features: u64) -> Rig {
+    let serve = Serve::interface(VethPair::NIC)
+        .placement(placement)
+        .mode(mode)
+        .offload("all");
+    let mut rig = Rig::with(VethPair::new(), &serve, &config(features));
+    rig.post(BUFFERS, &[BUFFER]);
+    rig
+}
+
+fn tcp4(payload: usize) -> SuperFrame {
+    SuperFrame::tcp(Ip::V4(0), payload)
+}
+
+fn kind(whole: &SuperFrame) -> GsoKind {
+    match (&whole.transport, &whole.ip) {
+        (Transport::Udp, _) => GsoKind::Udp,
+        (_, Ip::V4(_)) => GsoKind::Tcp4,
+        (_, Ip::V6(_)) => GsoKind::Tcp6,
+    }
+}
+
+/// The frames on the wire of which a super-frame is made, with partial checksums or whole ones.
+fn segments(whole: &SuperFrame, size: u16, partial: bool) -> Vec<Vec<u8>> {
+    let bytes = whole.bytes();
+    let gso = Gso {
+        kind: kind(whole),
+        ecn: true,
+        size,
+    };
+    let plan = Plan::new(&bytes, bytes.len() as u32, gso).expect("a good request");
+    let segment = |index| {
+        let mut segment = vec![0; plan.header_len()];
+        plan.write_header(index, &mut segment);
+        let payload = plan.payload(index);
+        segment.extend(&bytes[payload.start as usize..payload.end as usize]);
+        if !partial {
+            let (start, offset) = plan.checksum_at();
+            checksum::complete(&mut segment, start, offset).expect("inside");
+        }
+        segment
+    };
+    (0..plan.segments()).map(segment).collect()
+}
+
+/// The header is that of the super-frame, for segments of `size` bytes, and the frame is it.
+#[track_caller]
+fn assert_is(got: &Received, whole: &SuperFrame, size: u16) {
+    frame::assert_same(&got.frame, &whole.bytes());
+    assert_eq!(got.header[..10], whole.request(size));
+    let chains = (got.frame.len() + HEADER).div_ceil(BUFFER as usize);
+    assert_eq!(got.chains, chains, "every buffer but the last is full");
+}
+
+/// The frame as it is when somebody completed its checksum.
+fn completed(frame: &[u8]) -> Vec<u8> {
+    let mut frame = frame.to_vec();
+    let layers = packet::parse(&frame, frame.len() as u32).expect("TCP or UDP");
+    let partial = verify::pseudo(&frame, &layers).fold();
+    let offset = layers.transport_kind.checksum_offset();
+    let at = usize::from(layers.transport + offset);
+    frame[at..at + 2].copy_from_slice(&partial.to_be_bytes());
+    let end = layers.ip_len_end as usize;
+    checksum::complete(&mut frame[..end], layers.transport, offset).expect("inside");
+    frame
+}
+
+#[rstest]
+fn segments_arrive_as_one_super_frame(
+    #[values(Mode::Native, Mode::Skb)] mode: Mode,
+    #[values(SPLIT, F_RING_PACKED)] ring: u64,
+    #[values(false, true)] partial: bool,
+) {
+    require!(Root);
+    let mut rig = rig(Placement::Copy, mode, F_GUEST_ALL | ring);
+    let (v4, v6) = (|| Ip::V4(0), |extensions: &[u8]| Ip::V6(extensions.to_vec()));
+    let udp = |ip, payload| SuperFrame::udp(ip, payload);
+    let tagged = |whole: SuperFrame| SuperFrame { tags: 1, ..whole };
+    for (whole, size) in [
+        (tcp4(2 * 1448), MSS),
+        (tcp4(44 * 1448 + 17), MSS),
+        (tcp4(64 * 500), 500),
+        (SuperFrame::tcp(v6(&[]), 30_000), 1428),
+        (SuperFrame::tcp(v6(&[0, 60]), 10_000), 1400),
+        (tagged(tcp4(20_000)), MSS),
+        (tagged(SuperFrame::tcp(v6(&[]), 20_000)), 1400),
+        (udp(v4(), 30_000), 1472),
+        (udp(v6(&[]), 10_001), 1000),
+        (
+            SuperFrame {
+                transport: Transport::Tcp(ACK | CWR | PSH, 3),
+                ..tcp4(9_000)
+            },
+            MSS,
+        ),
+    ] {
+        let before = rig.daemon.counter("to_guest_coalesced_frames");
+        let frames = segments(&whole, size, partial);
+        rig.burst_to_guest(&frames);
+        let got = rig.drain();
+        assert_eq!(
+            got.len(),
+            1,
+            "{whole:?} of {} frames: {:?}",
+            frames.len(),
+            got.iter().map(|got| got.frame.len()).collect::<Vec<_>>()
+        );
+        assert_is(&got[0], &whole, size);
+        let after = rig.daemon.counter("to_guest_coalesced_frames");
+        assert_eq!(after - before, frames.len() as u64);
+    }
+}
+
+#[rstest]
+fn flows_between_each_other_are_coalesced_each(#[values(Mode::Native, Mode::Skb)] mode: Mode) {
+    require!(Root);
+    let mut rig = rig(Placement::Copy, mode, F_GUEST_ALL);
+    let flows: Vec<_> = (0..3)
+        .map(|flow| SuperFrame {
+            flow: 5000 + flow,
+            ..tcp4(15 * 1448)
+        })
+        .collect();
+    let cut: Vec<_> = flows
+        .iter()
+        .map(|flow| segments(flow, MSS, flow.flow == 5001))
+        .collect();
+    let mixed: Vec<_> = (0..45).map(|at| cut[at % 3][at / 3].clone()).collect();
+    rig.burst_to_guest(&mixed);
+    let got = rig.drain();
+    assert_eq!(got.len(), 3);
+    for (got, whole) in got.iter().zip(&flows) {
+        assert_is(got, whole, MSS);
+    }
+}
+
+#[rstest]
+fn wrong_checksum_is_neither_marked_nor_merged(#[values(Mode::Native, Mode::Skb)] mode: Mode) {
+    require!(Root);
+    let mut rig = rig(Placement::Copy, mode, F_GUEST_ALL);
+    let mut frames = segments(&tcp4(6 * 1448), MSS, false);
+    frames[2][200] ^= 0x40;
+    rig.burst_to_guest(&frames);
+    let got = rig.drain();
+    assert_eq!(got.len(), 3);
+    assert_eq!(got[0].frame.len(), frames[0].len() + 1448);
+    assert_eq!(got[1].header, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0]);
+    frame::assert_same(&got[1].frame, &frames[2]);
+    assert_eq!(got[2].frame.len(), frames[0].len() + 2 * 1448);
+    assert_eq!(got[2].header[..2], [NEEDS_CSUM, 1]);
+}
+
+#[rstest]
+#[case::nothing(0, [0, 0])]
+#[case::checksums(F_GUEST_CSUM, [DATA_VALID, NEEDS_CSUM])]
+#[case::segments_without_checksums(F_GUEST_TSO4, [0, 0])]
+fn what_was_not_accepted_is_not_used(
+    #[case] features: u64,
+    #[case] flags: [u8; 2],
+    #[values(Mode::Native, Mode::Skb)] mode: Mode,
+) {
+    require!(Root);
+    let mut rig = rig(Placement::Copy, mode, features);
+    for (partial, flag) in [(false, flags[0]), (true, flags[1])] {
+        let frames = segments(&tcp4(5 * 1448), MSS, partial);
+        rig.burst_to_guest(&frames);
+        let got = rig.drain();
+        assert_eq!(got.len(), 5);
+        for (got, sent) in got.iter().zip(&frames) {
+            assert_eq!((got.header[0], got.header[1]), (flag, 0));
+            let place = if flag == NEEDS_CSUM {
+                [34, 0, 16, 0]
+            } else {
+                [0; 4]
+            };
+            assert_eq!(got.header[6..10], place);
+            match flag {
+                NEEDS_CSUM => frame::assert_same(&got.frame, sent),
+                _ => frame::assert_same(&got.frame, &completed(sent)),
+            }
+        }
+    }
+}
+
+/// What was not offered is not used either, whatever the driver says it took.
+#[rstest]
+fn offload_none_offers_nothing(#[values(Placement::Copy)] placement: Placement) {
+    require!(Root);
+    let serve = Serve::interface(VethPair::NIC)
+        .placement(placement)
+        .offload("none");
+    let mut rig = Rig::with(VethPair::new(), &serve, &config(F_GUEST_ALL));
+    assert_eq!(rig.driver.features() & F_GUEST_ALL, 0);
+    rig.post(BUFFERS, &[BUFFER]);
+    let frames = segments(&tcp4(3 * 1448), MSS, true);
+    rig.burst_to_guest(&frames);
+    let got = rig.drain();
+    assert_eq!(got.len(), 3);
+    for (got, sent) in got.iter().zip(&frames) {
+        assert_eq!(got.header[..10], [0; 10]);
+        frame::assert_same(&got.frame, &completed(sent));
+    }
+}
+
+#[rstest]
+fn guest_with_few_or_small_buffers_gets_what_fits(
+    #[values((200, 60), (1536, 5), (4096, 3), (1536, 1))] (buffer, count): (u32, usize),
+    #[values(SPLIT, F_RING_PACKED)] ring: u64,
+) {
+    require!(Root);
+    let serve = Serve::interface(VethPair::NIC).offload("all");
+    let mut rig = Rig::with(VethPair::new(), &serve, &config(F_GUEST_ALL | ring));
+    rig.post(count, &[buffer]);
+    let whole = tcp4(40 * 1448);
+    let frames = segments(&whole, MSS, false);
+    rig.burst_to_guest(&frames);
+    let got = rig.drain();
+    // Whatever the pieces are: the stream is all there, in order, and each says the truth of itself.
+    let header = whole.header_len();
+    let mut stream = Vec::new();
+    for got in &got {
+        let segments = (got.frame.len() - header).div_ceil(MSS.into());
+        let sequence = u32::from_be_bytes(got.frame[38..42].try_into().expect("four bytes"));
+        let first = u32::from_be_bytes(frames[0][38..42].try_into().expect("four bytes"));
+        assert_eq!(sequence.wrapping_sub(first) as usize, stream.len());
+        let gso = u16::from_le_bytes([got.header[4], got.header[5]]);
+        let expected = if segments > 1 {
+            (NEEDS_CSUM, 1, MSS)
+        } else {
+            (DATA_VALID, 0, 0)
+        };
+        assert_eq!((got.header[0], got.header[1], gso), expected);
+        assert!(got.frame.len() + HEADER <= buffer as usize * count.min(64));
+        let layers = packet::parse(&got.frame, got.frame.len() as u32).expect("TCP");
+        assert_eq!(layers.ip_len_end as usize, got.frame.len());
+        stream.extend(&got.frame[header..]);
+    }
+    frame::assert_same(&stream, &whole.bytes()[header..]);
+    if count > 1 {
+        assert!(rig.daemon.counter("to_guest_super_frames") > 0);
+    }
+    assert_eq!(rig.daemon.counter("to_guest_buffer_too_small"), 0);
+}
+
+#[rstest]
+fn one_big_buffer_takes_a_super_frame_without_mergeable_buffers(
+    #[values(SPLIT, F_RING_PACKED)] ring: u64,
+    #[values(&[65_562], &[12, 65_550], &[4096; 17])] buffer: &[u32],
+) {
+    require!(Root);
+    let serve = Serve::interface(VethPair::NIC).offload("all");
+    let features = F_VERSION_1 | F_EVENT_IDX | F_GUEST_ALL | ring;
+    let config = DriverConfig {
+        features,
+        ..DriverConfig::default()
+    };
+    let mut rig = Rig::with(VethPair::new(), &serve, &config);
+    assert_eq!(rig.driver.features() & F_MRG_RXBUF, 0);
+    rig.post(8, buffer);
+    for payload in [1448, 2 * 1448, 44 * 1448 + 1] {
+        let whole = tcp4(payload);
+        rig.burst_to_guest(&segments(&whole, MSS, false));
+        let got = rig.drain();
+        assert_eq!((got.len(), got[0].chains), (1, 1));
+        if payload > 1448 {
+            frame::assert_same(&got[0].frame, &whole.bytes());
+            assert_eq!(got[0].header[..10], whole.request(MSS));
+        }
+    }
+}
+
+#[rstest]
+fn small_buffers_without_merging_get_frames_as_they_are(#[values(SPLIT, F_RING_PACKED)] ring: u64) {
+    require!(Root);
+    let serve = Serve::interface(VethPair::NIC).offload("all");
+    let config = DriverConfig {
+        features: F_VERSION_1 | F_EVENT_IDX | F_GUEST_ALL | ring,
+        ..DriverConfig::default()
+    };
+    let mut rig = Rig::with(VethPair::new(), &serve, &config);
+    rig.post(64, &[1000]);
+    let mut frames = segments(&tcp4(4 * 900), 900, false);
+    frames.insert(2, frame::plain(1200, 5));
+    rig.burst_to_guest(&frames);
+    let got = rig.drain();
+    frames.remove(2);
+    assert_eq!(got.len(), 4);
+    for (got, sent) in got.iter().zip(&frames) {
+        frame::assert_same(&got.frame, sent);
+        assert_eq!(got.header[..2], [DATA_VALID, 0]);
+    }
+    assert_eq!(rig.daemon.counter("to_guest_buffer_too_small"), 1);
+}
+
+#[rstest]
+fn jumbo_segments_in_several_chunks_are_coalesced(
+    #[values(Mode::Native, Mode::Skb)] mode: Mode,
+    #[values(false, true)] partial: bool,
+) {
+    require!(Root);
+    let serve = Serve::interface(VethPair::NIC).mode(mode).offload("all");
+    let mut rig = Rig::with(VethPair::with(1, 9000), &serve, &config(F_GUEST_ALL));
+    rig.post(BUFFERS, &[BUFFER]);
+    for (payload, size) in [(7 * 8948, 8948), (40_001, 3801), (30_000, 8947)] {
+        let whole = tcp4(payload);
+        rig.burst_to_guest(&segments(&whole, size, partial));
+        let got = rig.drain();
+        let lengths: Vec<_> = got.iter().map(|got| (got.frame.len(), got.header)).collect();
+        assert_eq!(got.len(), 1, "{size}: {lengths:?}");
+        assert_is(&got[0], &whole, size);
+    }
+    // Alone, and completed where nobody takes partial ones.
+    rig.burst_to_guest(&segments(&tcp4(8948), 8948, partial));
+    let got = rig.drain();
+    assert_eq!(got[0].header[0], if partial { NEEDS_CSUM } else { DATA_VALID });
+}
+
+#[rstest]
+fn jumbo_partial_checksums_are_completed_for_a_guest_that_takes_none() {
+    require!(Root);
+    let serve = Serve::interface(VethPair::NIC).offload("all");
+    let mut rig = Rig::with(VethPair::with(1, 9000), &serve, &config(0));
+    rig.post(BUFFERS, &[BUFFER]);
+    for size in [8948, 8947, 3786, 3787, 100] {
+        let frames = segments(&tcp4(usize::from(size)), size, true);
+        rig.burst_to_guest(&frames);
+        let got = rig.drain();
+        frame::assert_same(&got[0].frame, &completed(&frames[0]));
+    }
+    assert_eq!(rig.daemon.counter("to_guest_checksums_completed"), 5);
+}
+
+/// Bytes from the network that are nearly right: all arrive as they were sent, and no header says what is not so.
+#[rstest]
+fn hostile_frames_arrive_unchanged(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Mode::Native, Mode::Skb)] mode: Mode,
+) {
+    require!(Root);
+    let mut rig = rig(placement, mode, F_GUEST_ALL);
+    let template = [
+        segments(&tcp4(2000), 1000, false).remove(0),
+        segments(&SuperFrame::tcp(Ip::V6(vec![0, 43, 60]), 2000), 1000, true).remove(0),
+        segments(&SuperFrame::udp(Ip::V4(0), 600), 300, true).remove(0),
+    ];
+    let mut seed = 0x1234_5678_u32;
+    let mut random = move |below: usize| {
+        seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (seed >> 8) as usize % below
+    };
+    for _ in 0..25 {
+        let frames: Vec<_> = (0..40)
+            .map(|_| {
+                let mut frame = template[random(3)].clone();
+                for _ in 0..=random(3) {
+                    // Not its addresses and type, which decide what a NIC does with it.
+                    let at = 14 + random(70);
+                    frame[at] = random(256) as u8;
+                }
+                frame.truncate(15 + random(frame.len() - 14));
+                frame
+            })
+            .collect();
+        rig.burst_to_guest(&frames);
+        let got: Vec<_> = frames
+            .iter()
+            .map_while(|_| rig.pair().receive(wait::QUIET))
+            .collect();
+        let got_bytes: usize = got.iter().map(|got| got.frame.len()).sum();
+        assert!(got.len() <= 40 && got_bytes > 0);
+        for got in &got {
+            let known = frames.contains(&got.frame);
+            assert!(known || got.header[1] != 0, "{:02x?}", got.frame);
+        }
+    }
+    rig.assert_passes_both_ways();
+}
