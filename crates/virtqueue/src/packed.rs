@@ -272,9 +272,7 @@ impl PackedQueue {
         debug_assert!(slots <= self.out, "more given back than taken");
         self.next = self.next.back(slots, self.size);
         self.out -= slots;
-        if let Notes::Inflight(journal) = &mut self.notes {
-            journal.untake(slots);
-        }
+        self.note_returned(slots);
     }
 
     /// Writes a used descriptor: the chain `id` is done, and `len` bytes were written to its buffers. Each chain

@@ -110,6 +110,29 @@ impl PackedQueue {
         }
     }
 
+    /// Notes that the chains in the `slots` slots from `next` on went back.
+    pub(super) fn note_returned(&mut self, slots: u16) {
+        match &mut self.notes {
+            Notes::None => {}
+            Notes::Ring => {
+                let mut at = self.next;
+                for _ in 0..slots {
+                    let high = Cell::load(self.ring.high(at.offset), Ordering::Relaxed);
+                    let mark = u64::from(MARK) << 48;
+                    // As above, of the driver.
+                    if high & mark != 0 {
+                        self.ring.store_high(at.offset, high & !mark);
+                    }
+                    at = at.forward(1, self.size);
+                }
+                if let (Some(log), true) = (&self.log, slots > 0) {
+                    self.ring.log_slots(log, self.next, slots);
+                }
+            }
+            Notes::Inflight(journal) => journal.untake(slots),
+        }
+    }
+
     /// Takes chains that a predecessor left in the inflight region.
     #[cold]
     pub(super) fn pop_left_over(&mut self, chains: &mut Chains, max: usize) -> Result<usize, GuestFault> {
