@@ -1,0 +1,658 @@
+//! What a guest leaves to the device when it sends: checksums and segmentation, on their way to the NIC.
+//!
+//! The guest is a driver in this process, the NIC one end of a veth pair. On the other end is a packet socket, which sees each segment, or the
+//! kernel's own UDP and TCP. A checksum that the kernel was asked to complete (XDP TX metadata) stays partial on a veth,
+//! and the receiver is told so; what a packet socket shows is then completed here before it is compared.
+
+use std::io::Read as _;
+use std::net::{TcpListener, UdpSocket};
+use std::time::Duration;
+
+use offload::checksum;
+use offload::packet::HEADERS_MAX;
+use offload::segment::{Plan, Request};
+use rstest::rstest;
+use testkit::daemon::{Mode, Placement};
+use testkit::driver::{F_CSUM, F_HOST_ALL, F_HOST_TSO4, F_RING_PACKED, HEADER};
+use testkit::super_frame::{ACK, CWR, ECE, FIN, Ip, NEEDS_CSUM, PSH, SuperFrame, Transport};
+use testkit::{DriverConfig, Layout, NetNs, Rig, Serve, VethPair, frame, require, wait};
+use virtqueue::driver::Buffer;
+
+/// Offloads of frames from the guest.
+const ALL: &str = "csum,tso4,tso6,ecn,uso";
+/// Beside F_RING_PACKED.
+const SPLIT: u64 = 0;
+/// A checksum that is yet to be completed (`TP_STATUS_CSUMNOTREADY`, `linux/if_packet.h`).
+const NOT_READY: u32 = 1 << 3;
+
+fn rig(placement: Placement, mode: Mode, ring: u64) -> Rig {
+    rig_of(VethPair::new(), (placement, mode), ring | F_HOST_ALL)
+}
+
+fn rig_of(veth: VethPair, (placement, mode): (Placement, Mode), features: u64) -> Rig {
+    let serve = Serve::interface(VethPair::NIC)
+        .placement(placement)
+        .mode(mode)
+        .offload(ALL);
+    let config = DriverConfig::default();
+    let config = DriverConfig {
+        features: config.features | features,
+        ..config
+    };
+    Rig::with(veth, &serve, &config)
+}
+
+/// With the two bytes that the request does not have.
+fn header(request: [u8; 10]) -> [u8; HEADER] {
+    let mut header = [0; HEADER];
+    header[..10].copy_from_slice(&request);
+    header
+}
+
+/// What must arrive, checksums completed.
+fn segments(bytes: &[u8], request: &[u8; 10]) -> Vec<Vec<u8>> {
+    let request = Request::from_header(request).expect("a good request");
+    let headers = &bytes[..bytes.len().min(HEADERS_MAX)];
+    let gso = request.gso.expect("asked for");
+    let plan = Plan::new(headers, bytes.len() as u32, gso).expect("a good super-frame");
+    let cut = |index| {
+        let payload = plan.payload(index);
+        let mut segment = vec![0; plan.header_len()];
+        plan.write_header(index, &mut segment);
+        segment.extend(&bytes[payload.start as usize..payload.end as usize]);
+        completed(segment, plan.checksum_at())
+    };
+    (0..plan.segments()).map(cut).collect()
+}
+
+fn completed(mut frame: Vec<u8>, (start, offset): (u16, u16)) -> Vec<u8> {
+    checksum::complete(&mut frame, start, offset).expect("inside");
+    frame
+}
+
+/// The next frame on the wire, its checksum completed if that was left to the receiver.
+#[track_caller]
+fn next_on_the_wire(rig: &Rig, at: (u16, u16)) -> Vec<u8> {
+    let (frame, status) = rig
+        .wire
+        .receive_with_status(wait::SOON)
+        .unwrap_or_else(|| panic!("nothing more arrives: {:#}", rig.daemon.status()));
+    match status & NOT_READY {
+        0 => frame,
+        _ => completed(frame, at),
+    }
+}
+
+/// Sends a super-frame and sees its segments arrive, in order, byte for byte.
+#[track_caller]
+fn assert_cut(rig: &mut Rig, super_frame: &SuperFrame, size: u16, layout: Layout) {
+    let (bytes, request) = (super_frame.bytes(), super_frame.request(size));
+    rig.pair().send_asking(&[(header(request), &bytes)], layout);
+    assert_segments_arrive(rig, &bytes, request);
+}
+
+#[track_caller]
+fn assert_segments_arrive(rig: &Rig, bytes: &[u8], request: [u8; 10]) {
+    let at = Request::from_header(&request)
+        .expect("good")
+        .csum
+        .expect("asked for");
+    for (index, wanted) in segments(bytes, &request).iter().enumerate() {
+        let got = next_on_the_wire(rig, at);
+        if &got != wanted {
+            eprintln!("segment {index} of {} bytes, {request:02x?}", bytes.len());
+            frame::assert_same(&got, wanted);
+        }
+    }
+}
+
+/// All of them, with both IP versions, options, extension headers and tags.
+fn kinds() -> Vec<SuperFrame> {
+    let (hop_by_hop, destination) = (0, 60);
+    let ips = [
+        Ip::V4(0),
+        Ip::V4(3),
+        Ip::V6(vec![]),
+        Ip::V6(vec![hop_by_hop, destination]),
+    ];
+    let mut kinds = Vec::new();
+    for (at, ip) in ips.into_iter().enumerate() {
+        let mut tcp = SuperFrame::tcp(ip.clone(), 0);
+        let mut udp = SuperFrame::udp(ip, 0);
+        tcp.tags = at % 3;
+        udp.tags = (at + 1) % 3;
+        kinds.extend([tcp, udp]);
+    }
+    let mut last = SuperFrame::tcp(Ip::V4(0), 0);
+    last.transport = Transport::Tcp(ACK | PSH | FIN | CWR | ECE, 0);
+    kinds.push(last);
+    kinds
+}
+
+#[rstest]
+fn super_frames_arrive_as_their_segments(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Mode::Native, Mode::Skb)] mode: Mode,
+    #[values(SPLIT, F_RING_PACKED)] ring: u64,
+) {
+    require!(Root);
+    let mut rig = rig(placement, mode, ring);
+    let layouts = [
+        Layout::Whole,
+        Layout::HeaderApart,
+        Layout::Pieces(1000),
+        Layout::Indirect(4096),
+        Layout::Pieces(HEADER + 33),
+    ];
+    let mut sent = 0;
+    for (at, kind) in kinds().into_iter().enumerate() {
+        for (payload_len, size) in [
+            (1, 1400),
+            (1400, 1400),
+            (1401, 1400),
+            (9000, 1000),
+            (65_000, 1391),
+        ] {
+            let layout = layouts[(at + payload_len) % layouts.len()];
+            // No more descriptors than the ring has.
+            let layout = match layout {
+                Layout::Pieces(size) if payload_len / size > 200 => Layout::Indirect(size * 8),
+                layout => layout,
+            };
+            let payload_len = payload_len.min(65_400 - kind.header_len());
+            let super_frame = SuperFrame {
+                payload_len,
+                ..kind.clone()
+            };
+            assert_cut(&mut rig, &super_frame, size, layout);
+            sent += 1;
+        }
+    }
+    rig.pair().await_sent();
+    assert_eq!(rig.wire.receive(wait::QUIET), None, "nothing else arrives");
+    rig.daemon.await_counter("from_guest_super_frames", sent);
+    rig.assert_from_guest(&frame::plain(60, 1), Layout::Whole);
+}
+
+#[rstest]
+fn segments_of_jumbo_frames_take_several_descriptors(#[values(Mode::Native, Mode::Skb)] mode: Mode) {
+    require!(Root);
+    let mut rig = rig_of(VethPair::with(1, 9000), (Placement::Copy, mode), F_HOST_ALL);
+    for kind in kinds() {
+        let super_frame = SuperFrame {
+            payload_len: 60_000,
+            ..kind
+        };
+        assert_cut(&mut rig, &super_frame, 8800, Layout::Pieces(3000));
+        assert_cut(&mut rig, &super_frame, 4001, Layout::Whole);
+    }
+    rig.pair().await_sent();
+}
+
+/// A frame whose checksum is to be completed, and where that is.
+fn partial(kind: &SuperFrame, payload_len: usize) -> (Vec<u8>, [u8; 10], (u16, u16)) {
+    let frame = SuperFrame {
+        payload_len,
+        ..kind.clone()
+    };
+    let mut request = frame.request(0);
+    request[1] = 0;
+    let at = Request::from_header(&request)
+        .expect("good")
+        .csum
+        .expect("asked for");
+    (frame.bytes(), request, at)
+}
+
+#[rstest]
+fn checksums_are_completed(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Mode::Native, Mode::Skb)] mode: Mode,
+    #[values(SPLIT, F_RING_PACKED)] ring: u64,
+) {
+    require!(Root);
+    let mut rig = rig(placement, mode, ring);
+    let mut sent = 0;
+    for kind in kinds() {
+        for payload_len in [0, 1, 2, 35, 1380] {
+            let (bytes, request, at) = partial(&kind, payload_len);
+            for layout in [Layout::Whole, Layout::HeaderApart, Layout::Pieces(40)] {
+                rig.pair().send_asking(&[(header(request), &bytes)], layout);
+                frame::assert_same(&next_on_the_wire(&rig, at), &completed(bytes.clone(), at));
+                sent += 1;
+            }
+        }
+    }
+    // The running kernel takes TX metadata wherever it copies.
+    assert_eq!(rig.daemon.counter("from_guest_checksums_left"), sent);
+    assert_eq!(
+        rig.daemon.port(0)["lanes"][0]["checksums"],
+        "kernel (TX metadata)"
+    );
+}
+
+#[rstest]
+fn checksums_of_jumbo_frames_are_completed(#[values(false, true)] of_transport: bool) {
+    require!(Root);
+    let mode = (Placement::Copy, Mode::Native);
+    let mut rig = rig_of(VethPair::with(1, 9000), mode, F_HOST_ALL);
+    for payload_len in [4000, 4032, 4033, 8901] {
+        let (bytes, mut request, mut at) = partial(&SuperFrame::udp(Ip::V4(0), 0), payload_len);
+        if !of_transport {
+            // Somewhere else: summed by the daemon. At a place that lies across the end of the first chunk.
+            at = (333, 3698);
+            request[6..8].copy_from_slice(&at.0.to_le_bytes());
+            request[8..10].copy_from_slice(&at.1.to_le_bytes());
+        }
+        rig.pair()
+            .send_asking(&[(header(request), &bytes)], Layout::Pieces(1234));
+        frame::assert_same(&next_on_the_wire(&rig, at), &completed(bytes, at));
+    }
+    assert_eq!(
+        rig.daemon.counter("from_guest_checksums"),
+        if of_transport { 0 } else { 4 }
+    );
+}
+
+#[rstest]
+fn checksums_that_are_not_of_tcp_or_udp_are_completed_by_the_daemon(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+) {
+    require!(Root);
+    let mut rig = rig(placement, Mode::Native, SPLIT);
+    let plain = frame::plain(1000, 3);
+    let good = [(0, 0), (14, 2), (15, 3), (34, 16), (900, 98), (998, 0)];
+    for (start, offset) in good {
+        let request = checksum_request(start, offset);
+        rig.pair()
+            .send_asking(&[(header(request), &plain)], Layout::Whole);
+        let (got, status) = rig.wire.receive_with_status(wait::SOON).expect("it arrives");
+        assert_eq!(status & NOT_READY, 0);
+        frame::assert_same(&got, &completed(plain.clone(), (start, offset)));
+    }
+    assert_eq!(rig.daemon.counter("from_guest_checksums"), good.len() as u64);
+}
+
+fn checksum_request(start: u16, offset: u16) -> [u8; 10] {
+    let mut request = [NEEDS_CSUM, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    request[6..8].copy_from_slice(&start.to_le_bytes());
+    request[8..10].copy_from_slice(&offset.to_le_bytes());
+    request
+}
+
+/// Gives the wire's end the address that all frames are sent to, 10.9.0.2, and a neighbour at 10.9.0.1.
+fn give_the_wire_a_stack(far: &NetNs) {
+    let wire = VethPair::WIRE;
+    let mac = |mac: [u8; 6]| mac.map(|byte| format!("{byte:02x}")).join(":");
+    far.ip(&["link", "set", wire, "address", &mac(frame::TO)]);
+    far.ip(&["addr", "add", "10.9.0.2/24", "dev", wire]);
+    far.ip(&[
+        "neigh",
+        "add",
+        "10.9.0.1",
+        "lladdr",
+        &mac(frame::FROM),
+        "dev",
+        wire,
+    ]);
+}
+
+#[rstest]
+fn kernels_udp_takes_datagrams_whose_checksum_was_left_to_us(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Mode::Native, Mode::Skb)] mode: Mode,
+    #[values("on", "off")] tx: &str,
+) {
+    require!(Root);
+    let veth = VethPair::new();
+    // Off: the interface cannot do checksums, so the kernel sums before it sends.
+    veth.near.run("ethtool", &["-K", VethPair::NIC, "tx", tx]);
+    let mut rig = rig_of(veth, (placement, mode), F_HOST_ALL);
+    give_the_wire_a_stack(&rig.veth.far);
+    let socket = rig
+        .veth
+        .far
+        .enter(|| UdpSocket::bind("10.9.0.2:9").expect("free"));
+    socket.set_read_timeout(Some(wait::SOON)).expect("not zero");
+    let kind = SuperFrame::udp(Ip::V4(0), 0);
+    let mut buffer = [0; 2000];
+
+    let (bytes, request, at) = partial(&kind, 1001);
+    rig.pair()
+        .send_asking(&[(header(request), &bytes)], Layout::Whole);
+    let got = socket.recv(&mut buffer).expect("it arrives");
+    frame::assert_same(&buffer[..got], &bytes[kind.header_len()..]);
+    let (frame, status) = rig.wire.receive_with_status(wait::SOON).expect("seen, too");
+    if tx == "off" {
+        assert_eq!(status & NOT_READY, 0);
+        frame::assert_same(&frame, &completed(bytes, at));
+    } else {
+        assert_ne!(status & NOT_READY, 0, "nobody sums on a veth");
+    }
+
+    let many = SuperFrame {
+        payload_len: 20_000,
+        ..kind.clone()
+    };
+    let bytes = many.bytes();
+    rig.pair()
+        .send_asking(&[(header(many.request(1400)), &bytes)], Layout::Pieces(4096));
+    for wanted in bytes[kind.header_len()..].chunks(1400) {
+        let got = socket.recv(&mut buffer).expect("it arrives");
+        frame::assert_same(&buffer[..got], wanted);
+    }
+
+    // To see that somebody looks: the same datagram with a wrong checksum, not left to us.
+    let (mut wrong, ..) = partial(&kind, 1001);
+    wrong[40] ^= 0x55;
+    rig.pair().send(&wrong, Layout::Whole);
+    socket
+        .set_read_timeout(Some(Duration::from_millis(300)))
+        .expect("not zero");
+    assert!(socket.recv(&mut buffer).is_err(), "nobody checks");
+}
+
+#[rstest]
+fn kernels_tcp_takes_segments_whose_checksum_was_left_to_us(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Mode::Native, Mode::Skb)] mode: Mode,
+) {
+    require!(Root);
+    let mut rig = rig_of(VethPair::new(), (placement, mode), F_HOST_ALL);
+    give_the_wire_a_stack(&rig.veth.far);
+    rig.post(64, &[2048]);
+    let listener = rig
+        .veth
+        .far
+        .enter(|| TcpListener::bind("10.9.0.2:9").expect("free"));
+    let segment = |flags: u8, payload_len: usize| SuperFrame {
+        transport: Transport::Tcp(flags, 0),
+        ..SuperFrame::tcp(Ip::V4(0), payload_len)
+    };
+    // Where the sums are made anew: acknowledgement and sequence number.
+    let numbered = |frame: &SuperFrame, sequence: u32, acknowledged: u32| {
+        let mut bytes = frame.bytes();
+        bytes[38..42].copy_from_slice(&sequence.to_be_bytes());
+        bytes[42..46].copy_from_slice(&acknowledged.to_be_bytes());
+        bytes
+    };
+    const SYN: u8 = 2;
+    let syn = segment(SYN, 0);
+    let mut request = syn.request(0);
+    request[1] = 0;
+    rig.pair()
+        .send_asking(&[(header(request), &numbered(&syn, 999, 0))], Layout::Whole);
+    let answer = loop {
+        let got = rig.pair().receive(wait::SOON).expect("SYN and ACK");
+        if got.frame.len() >= 54 && got.frame[47] & (SYN | ACK) == SYN | ACK {
+            break got.frame;
+        }
+    };
+    let theirs = u32::from_be_bytes([answer[38], answer[39], answer[40], answer[41]]);
+    let data = segment(ACK | PSH, 30_000);
+    let bytes = numbered(&data, 1000, theirs.wrapping_add(1));
+    rig.pair()
+        .send_asking(&[(header(data.request(1460)), &bytes)], Layout::HeaderApart);
+    let (mut stream, _) = listener.accept().expect("connected");
+    stream.set_read_timeout(Some(wait::SOON)).expect("not zero");
+    let mut got = vec![0; 30_000];
+    stream.read_exact(&mut got).expect("all of it arrives");
+    frame::assert_same(&got, &bytes[data.header_len()..]);
+}
+
+/// Requests that must be dropped, for a TCP super-frame over IPv4 of 3054 bytes, with the counter of each.
+fn malformed() -> Vec<(&'static str, [u8; 10], &'static str)> {
+    const MALFORMED: &str = "from_guest_offload_malformed";
+    let frame = SuperFrame {
+        transport: Transport::Tcp(ACK, 0),
+        ..SuperFrame::tcp(Ip::V4(0), 3000)
+    };
+    let good = frame.request(1000);
+    let with = |at: usize, bytes: &[u8]| {
+        let mut request = good;
+        request[at..at + bytes.len()].copy_from_slice(bytes);
+        request
+    };
+    vec![
+        ("segments of no bytes", with(4, &[0, 0]), MALFORMED),
+        ("unknown kind", with(1, &[2]), MALFORMED),
+        ("UFO", with(1, &[3]), MALFORMED),
+        ("unknown kind with ECN", with(1, &[0xff]), MALFORMED),
+        ("ECN for UDP", with(1, &[0x85]), MALFORMED),
+        ("no checksum", with(0, &[0]), MALFORMED),
+        ("other flags than a checksum", with(0, &[0xfe]), MALFORMED),
+        ("another IP", with(1, &[4]), MALFORMED),
+        ("another transport", with(1, &[5]), MALFORMED),
+        ("sum from elsewhere", with(6, &[33, 0]), MALFORMED),
+        ("stored elsewhere", with(8, &[6, 0]), MALFORMED),
+        ("sum from behind the end", with(6, &[0xff, 0xff]), MALFORMED),
+        ("stored behind the end", with(8, &[0xff, 0xff]), MALFORMED),
+        (
+            "long segments",
+            with(4, &1465u16.to_le_bytes()),
+            "from_guest_segment_too_long",
+        ),
+        (
+            "the longest segments",
+            with(4, &[0xff, 0xff]),
+            "from_guest_segment_too_long",
+        ),
+        ("checksum behind the end", checksum_request(3053, 0), MALFORMED),
+        (
+            "checksum further behind the end",
+            checksum_request(0xffff, 0xffff),
+            MALFORMED,
+        ),
+        (
+            "frame longer than the MTU",
+            checksum_request(34, 16),
+            "from_guest_too_long",
+        ),
+    ]
+}
+
+#[rstest]
+fn malformed_requests_are_dropped_and_counted(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Mode::Native, Mode::Skb)] mode: Mode,
+    #[values(SPLIT, F_RING_PACKED)] ring: u64,
+) {
+    require!(Root);
+    let mut rig = rig(placement, mode, ring);
+    let bytes = SuperFrame {
+        transport: Transport::Tcp(ACK, 0),
+        ..SuperFrame::tcp(Ip::V4(0), 3000)
+    }
+    .bytes();
+    for (at, (what, request, counter)) in malformed().into_iter().enumerate() {
+        let before = rig.daemon.counter(counter);
+        let layout = [Layout::Whole, Layout::Pieces(3), Layout::HeaderApart][at % 3];
+        let layout = match layout {
+            Layout::Pieces(_) => Layout::Indirect(100),
+            layout => layout,
+        };
+        rig.pair().send_asking(&[(header(request), &bytes)], layout);
+        rig.pair().await_sent();
+        rig.daemon.await_counter(counter, before + 1);
+        rig.assert_from_guest(&frame::plain(60, at as u8), Layout::Whole);
+        assert_eq!(rig.daemon.counter(counter), before + 1, "{what}");
+    }
+    // Frames that are not what the request says, too.
+    let good = SuperFrame {
+        transport: Transport::Tcp(ACK, 0),
+        ..SuperFrame::tcp(Ip::V4(0), 3000)
+    }
+    .request(1000);
+    type Spoil = fn(&mut Vec<u8>);
+    let spoiled: [(&str, Spoil); 6] = [
+        ("IP's length is short", |frame| frame[17] -= 1),
+        ("padding", |frame| frame.push(0)),
+        ("a fragment", |frame| frame[21] = 1),
+        ("TCP header longer than the packet", |frame| {
+            frame.truncate(60);
+            frame[46] = 0xf0;
+        }),
+        ("headers end early", |frame| frame.truncate(53)),
+        ("version 5", |frame| frame[14] = 0x55),
+    ];
+    let before = rig.daemon.counter("from_guest_offload_malformed");
+    for (_, spoil) in &spoiled {
+        let mut frame = bytes.clone();
+        spoil(&mut frame);
+        rig.pair().send_asking(&[(header(good), &frame)], Layout::Whole);
+    }
+    rig.daemon
+        .await_counter("from_guest_offload_malformed", before + spoiled.len() as u64);
+    assert_eq!(rig.wire.receive(wait::QUIET), None);
+    rig.assert_from_guest(&frame::plain(61, 1), Layout::Whole);
+}
+
+#[rstest]
+fn frames_longer_than_a_packet_can_be_are_dropped(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+) {
+    require!(Root);
+    let mut rig = rig(placement, Mode::Native, SPLIT);
+    let request = SuperFrame::tcp(Ip::V4(0), 0).request(1000);
+    for len in [65_558, 67_000] {
+        rig.pair()
+            .send_asking(&[(header(request), &frame::plain(len, 1))], Layout::Whole);
+    }
+    rig.daemon.await_counter("from_guest_too_long", 2);
+    rig.assert_from_guest(&frame::plain(60, 1), Layout::Whole);
+}
+
+#[rstest]
+fn offloads_that_were_not_accepted_are_dropped_and_counted(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+) {
+    require!(Root);
+    let tcp4 = SuperFrame::tcp(Ip::V4(0), 3000);
+    let ecn = SuperFrame {
+        transport: Transport::Tcp(ACK | CWR, 0),
+        ..tcp4.clone()
+    };
+    let asked = [
+        tcp4,
+        ecn,
+        SuperFrame::tcp(Ip::V6(vec![]), 3000),
+        SuperFrame::udp(Ip::V4(0), 3000),
+    ];
+    // How many of them each set of features leaves out.
+    for (features, dropped) in [(0, 4), (F_CSUM, 4), (F_CSUM | F_HOST_TSO4, 3), (F_HOST_TSO4, 4)] {
+        let mut rig = rig_of(VethPair::new(), (placement, Mode::Native), features);
+        for frame in &asked {
+            rig.pair()
+                .send_asking(&[(header(frame.request(1000)), &frame.bytes())], Layout::Whole);
+        }
+        rig.pair().await_sent();
+        rig.daemon
+            .await_counter("from_guest_offload_not_negotiated", dropped);
+        let arrived = std::iter::from_fn(|| rig.wire.receive(wait::QUIET)).count() as u64;
+        assert_eq!(arrived, (4 - dropped) * 3, "features {features:#x}");
+        assert_eq!(rig.daemon.counter("from_guest_offload_malformed"), 0);
+        rig.assert_from_guest(&frame::plain(60, 1), Layout::Whole);
+    }
+}
+
+#[rstest]
+fn super_frames_of_more_segments_than_the_rings_hold_go_out_in_order(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Mode::Native, Mode::Skb)] mode: Mode,
+    #[values(SPLIT, F_RING_PACKED)] ring: u64,
+) {
+    require!(Root);
+    let mut rig = rig(placement, mode, ring);
+    let frame = |flow: u16| SuperFrame {
+        flow,
+        ..SuperFrame::udp(Ip::V4(0), 40_000)
+    };
+    // 4000 segments each; the TX ring has 1024 entries. A frame behind each must not overtake it.
+    let size = 10;
+    let large: Vec<_> = (0..3).map(|flow| frame(4000 + flow).bytes()).collect();
+    let request = frame(0).request(size);
+    let plain: Vec<_> = (0..3).map(frame::numbered).collect();
+    let all: Vec<([u8; HEADER], &[u8])> = large
+        .iter()
+        .zip(&plain)
+        .flat_map(|(large, plain)| [(header(request), &large[..]), ([0; HEADER], &plain[..])])
+        .collect();
+    rig.pair().send_asking(&all, Layout::Pieces(5000));
+    for (large, plain) in large.iter().zip(&plain) {
+        assert_segments_arrive(&rig, large, request);
+        frame::assert_same(&rig.wire.receive(wait::SOON).expect("it arrives"), plain);
+    }
+    rig.pair().await_sent();
+    assert_eq!(rig.wire.receive(wait::QUIET), None, "nothing twice");
+}
+
+#[rstest]
+fn stopping_the_queues_loses_no_segment_and_sends_none_twice(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(SPLIT, F_RING_PACKED)] ring: u64,
+    #[values(20, 1400)] size: u16,
+) {
+    require!(Root);
+    let mut rig = rig(placement, Mode::Native, ring);
+    for round in 0..10u16 {
+        let frames: Vec<_> = (0..8)
+            .map(|at| SuperFrame {
+                flow: round * 8 + at,
+                ..SuperFrame::udp(Ip::V4(0), 30_000)
+            })
+            .collect();
+        let bytes: Vec<_> = frames.iter().map(SuperFrame::bytes).collect();
+        let request = frames[0].request(size);
+        let all: Vec<([u8; HEADER], &[u8])> =
+            bytes.iter().map(|bytes| (header(request), &bytes[..])).collect();
+        rig.pair().send_asking(&all, Layout::HeaderApart);
+        std::thread::sleep(Duration::from_micros(u64::from(round) * 300));
+        rig.driver.stop_pair(0).expect("it stops");
+        rig.driver.start_pair(0).expect("it starts again");
+        for bytes in &bytes {
+            assert_segments_arrive(&rig, bytes, request);
+        }
+        rig.pair().await_sent();
+    }
+    assert_eq!(rig.wire.receive(wait::QUIET), None, "nothing twice");
+    assert_eq!(rig.daemon.counter("from_guest_rest_of_super_frame"), 0);
+}
+
+#[rstest]
+fn header_that_changes_while_it_is_read_hurts_nobody(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+) {
+    require!(Root);
+    let mut rig = rig(placement, Mode::Native, SPLIT);
+    let frame = SuperFrame::tcp(Ip::V4(0), 20_000);
+    let bytes = frame.bytes();
+    let ram = std::sync::Arc::clone(rig.pair().ram());
+    let addr = ram.alloc(66 << 10, 64).expect("room");
+    let good = [&header(frame.request(1000))[..], &bytes].concat();
+    ram.write(addr, &good);
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // Another request, and other headers behind it, in turn with the good ones.
+            let mut bad = good[..100].to_vec();
+            (bad[1], bad[4], bad[5], bad[6], bad[8]) = (5, 0xff, 0xff, 0xff, 0xff);
+            (bad[12 + 14], bad[12 + 17], bad[12 + 46]) = (0x4f, 0xff, 0xff);
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                ram.write(addr, &bad);
+                ram.write(addr, &good[..100]);
+            }
+        });
+        for _ in 0..500 {
+            rig.driver.pairs[0].send_buffers(&[Buffer::readable(addr, good.len() as u32)], false);
+            while let Some(got) = rig.wire.receive(Duration::ZERO) {
+                assert!(got.len() <= 1518, "{} bytes", got.len());
+            }
+        }
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+    rig.pair().await_sent();
+    while rig.wire.receive(wait::QUIET).is_some() {}
+    assert_cut(&mut rig, &frame, 1000, Layout::Whole);
+    rig.pair().await_sent();
+    assert_eq!(rig.driver.pairs[0].from_guest.driver.in_flight(), 0);
+}
