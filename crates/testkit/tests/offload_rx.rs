@@ -3,16 +3,20 @@
 //! Super-frames are cut into segments here and sent by a packet socket; what a stack on the other end of a veth leaves
 //! unfinished comes from the kernel's own sockets.
 
+use std::net::{SocketAddrV4, UdpSocket};
+
 use offload::segment::{Gso, GsoKind, Plan};
 use offload::{checksum, packet, verify};
 use rstest::rstest;
+use rustix::net::{self, AddressFamily, SocketFlags, SocketType, bind, socket_with};
 use testkit::daemon::{Mode, Placement};
 use testkit::driver::{
     F_EVENT_IDX, F_GUEST_ALL, F_GUEST_CSUM, F_GUEST_TSO4, F_MRG_RXBUF, F_RING_PACKED, F_VERSION_1, HEADER,
 };
 use testkit::pair::Received;
 use testkit::super_frame::{ACK, CWR, Ip, PSH, SuperFrame, Transport};
-use testkit::{DriverConfig, Rig, Serve, VethPair, frame, require, wait};
+use testkit::{DriverConfig, Layout, Rig, Serve, VethPair, frame, require, wait};
+use vhost::vhost_user::VhostUserFrontend;
 
 const SPLIT: u64 = 0;
 /// A usual buffer, and more of them than a super-frame needs.
@@ -217,7 +221,7 @@ fn what_was_not_accepted_is_not_used(
 
 /// What was not offered is not used either, whatever the driver says it took.
 #[rstest]
-fn offload_none_offers_nothing(#[values(Placement::Copy)] placement: Placement) {
+fn offload_none_offers_nothing(#[values(Placement::Copy, Placement::Direct)] placement: Placement) {
     require!(Root);
     let serve = Serve::interface(VethPair::NIC)
         .placement(placement)
@@ -407,4 +411,222 @@ fn hostile_frames_arrive_unchanged(
         }
     }
     rig.assert_passes_both_ways();
+}
+
+/// The far end of the wire becomes one that a stack talks on, which leaves checksums unfinished.
+fn make_stack(rig: &Rig) {
+    let far = &rig.veth.far;
+    far.run("ethtool", &["-K", VethPair::WIRE, "tx", "on"]);
+    far.run(
+        "sysctl",
+        &["-qw", &format!("net.ipv6.conf.{}.disable_ipv6=0", VethPair::WIRE)],
+    );
+    far.ip(&["link", "set", VethPair::WIRE, "arp", "on"]);
+    for (address, neighbour) in [("10.77.0.1/24", "10.77.0.2"), ("fd77::1/64", "fd77::2")] {
+        far.ip(&["address", "add", address, "dev", VethPair::WIRE]);
+        let lladdr = "02:00:00:00:00:0b";
+        far.ip(&["neigh", "add", neighbour, "lladdr", lladdr, "dev", VethPair::WIRE]);
+    }
+    // IPv6 looks for another user of its address first.
+    wait::until(wait::SOON, || {
+        let addresses = far.output_of("ip", &["-6", "address", "show", "tentative"]);
+        addresses.trim().is_empty()
+    });
+}
+
+/// The next frame with these ports; others are the stack's own affairs.
+fn receive_with_ports(rig: &mut Rig, ports: [u16; 2]) -> Option<Received> {
+    loop {
+        let got = rig.pair().receive(wait::SOON)?;
+        let Some(layers) = packet::parse(&got.frame, got.frame.len() as u32) else {
+            continue;
+        };
+        let at = usize::from(layers.transport);
+        if got.frame[at..at + 4] == ports.map(u16::to_be_bytes).concat() {
+            return Some(got);
+        }
+    }
+}
+
+#[rstest]
+fn datagrams_of_a_local_stack_are_marked_or_completed(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Mode::Native, Mode::Skb)] mode: Mode,
+    #[values(0, F_GUEST_CSUM, F_GUEST_ALL)] features: u64,
+    #[values(BUFFER, 4096, 300)] buffer: u32,
+) {
+    require!(Root);
+    let serve = Serve::interface(VethPair::NIC)
+        .placement(placement)
+        .mode(mode)
+        .offload("all");
+    let mut rig = Rig::with(VethPair::new(), &serve, &config(features));
+    rig.post(BUFFERS, &[buffer]);
+    make_stack(&rig);
+    for (local, remote, transport, most) in [
+        ("10.77.0.1:7001", "10.77.0.2:7002", 34, 1472),
+        ("[fd77::1]:7001", "[fd77::2]:7002", 54, 1452),
+    ] {
+        let socket = rig
+            .veth
+            .far
+            .enter(|| UdpSocket::bind(local).expect("an address of its own"));
+        for len in [0, 1, 17, 18, 999, most] {
+            let payload = frame::plain(len, len as u8);
+            socket.send_to(&payload, remote).expect("there is a neighbour");
+            let got = receive_with_ports(&mut rig, [7001, 7002]).expect("it arrives");
+            let end = transport + 8 + len;
+            frame::assert_same(&got.frame[transport + 8..end], &payload);
+            if features == 0 {
+                assert_eq!(got.header[..10], [0; 10]);
+                frame::assert_same(&got.frame, &completed(&got.frame));
+            } else {
+                assert_eq!(got.header[..6], [NEEDS_CSUM, 0, 0, 0, 0, 0]);
+                assert_eq!(got.header[6..10], [transport as u8, 0, 6, 0]);
+                assert_ne!(got.frame, completed(&got.frame), "it is partial");
+            }
+        }
+    }
+    let completed = rig.daemon.counter("to_guest_checksums_completed");
+    assert_eq!(completed > 0, features == 0);
+}
+
+#[rstest]
+fn stream_of_a_local_stack_arrives_whole(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(0, F_GUEST_CSUM, F_GUEST_ALL)] features: u64,
+) {
+    require!(Root);
+    let mut rig = rig(placement, Mode::Native, features);
+    make_stack(&rig);
+    let connect = || {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None).expect("a socket");
+        let local: SocketAddrV4 = "10.77.0.1:7001".parse().expect("an address");
+        let remote: SocketAddrV4 = "10.77.0.2:7002".parse().expect("an address");
+        bind(&socket, &local).expect("an address of its own");
+        let _ = net::connect(&socket, &remote);
+        socket
+    };
+    let socket = rig.veth.far.enter(connect);
+    let syn = receive_with_ports(&mut rig, [7001, 7002]).expect("a SYN");
+    assert_eq!(syn.header[0], if features == 0 { 0 } else { NEEDS_CSUM });
+    let sequence = u32::from_be_bytes(syn.frame[38..42].try_into().expect("four bytes"));
+    rig.pair().send(&syn_ack(&syn.frame, sequence), Layout::Whole);
+    let stream = frame::plain(14_600, 7);
+    let mut left = &stream[..];
+    let sent = wait::until(wait::SOON, || {
+        let sent = net::send(&socket, left, net::SendFlags::NOSIGNAL).unwrap_or(0);
+        left = &left[sent..];
+        left.is_empty()
+    });
+    assert!(sent, "the connection was not made");
+    let mut got = vec![None; stream.len()];
+    let mut super_frames = 0;
+    while got.contains(&None) {
+        let received = receive_with_ports(&mut rig, [7001, 7002]).expect("the rest of the stream");
+        let frame = &received.frame;
+        let at = u32::from_be_bytes(frame[38..42].try_into().expect("four bytes"));
+        let at = at.wrapping_sub(sequence.wrapping_add(1)) as usize;
+        let payload = &frame[54..];
+        for (place, &byte) in got.iter_mut().skip(at).zip(payload) {
+            *place = Some(byte);
+        }
+        super_frames += usize::from(received.header[1] == 1);
+        if features == 0 {
+            frame::assert_same(frame, &completed(frame));
+        } else if !payload.is_empty() {
+            assert_eq!(received.header[0], NEEDS_CSUM);
+        }
+    }
+    let got: Vec<_> = got.into_iter().flatten().collect();
+    frame::assert_same(&got, &stream);
+    let merges = features == F_GUEST_ALL && placement == Placement::Copy;
+    assert_eq!(super_frames > 0, merges, "{super_frames} super-frames");
+}
+
+/// The answer to a SYN over IPv4: a segment size of 1460, a window of 65,535.
+fn syn_ack(syn: &[u8], sequence: u32) -> Vec<u8> {
+    let mut frame = [&syn[6..12], &syn[..6], &[8, 0]].concat();
+    frame.extend([0x45, 0, 0, 44, 0, 0, 0x40, 0, 64, 6, 0, 0]);
+    frame.extend([&syn[30..34], &syn[26..30], &syn[36..38], &syn[34..36]].concat());
+    frame.extend([0, 0, 0, 9]);
+    frame.extend((sequence.wrapping_add(1)).to_be_bytes());
+    frame.extend([0x60, 0x12, 0xff, 0xff, 0, 0, 0, 0, 2, 4, 0x05, 0xb4]);
+    let sum = checksum::Sum::of(&frame[14..34]).complement();
+    frame[24..26].copy_from_slice(&sum.to_be_bytes());
+    completed(&frame)
+}
+
+#[rstest]
+fn frames_of_a_pair_that_is_off_are_looked_at_too(#[values(0, F_GUEST_ALL)] features: u64) {
+    require!(Root);
+    let serve = Serve::interface(VethPair::NIC)
+        .with("--queues", "2")
+        .offload("all");
+    let config = DriverConfig {
+        pairs: 2,
+        ..config(features)
+    };
+    let mut rig = Rig::with(VethPair::with(2, 1500), &serve, &config);
+    for index in [2, 3] {
+        rig.driver
+            .frontend()
+            .set_vring_enable(index, false)
+            .expect("it may be switched off");
+    }
+    rig.post(100, &[BUFFER]);
+    for round in 0..40 {
+        let whole = SuperFrame {
+            flow: 6000 + round,
+            ..tcp4(1448)
+        };
+        let frames = segments(&whole, MSS, round % 2 == 0);
+        rig.wire.send(&frames[0]);
+        let got = rig.pair().receive(wait::SOON).expect("it arrives");
+        let partial = round % 2 == 0;
+        match (features, partial) {
+            (0, _) => frame::assert_same(&got.frame, &completed(&frames[0])),
+            (_, true) => assert_eq!(got.header[0], NEEDS_CSUM),
+            (_, false) => assert_eq!(got.header[0], DATA_VALID),
+        }
+    }
+    // The flow decides which of the wire's queues a frame takes, and so to which of the NIC's it comes.
+    assert!(rig.daemon.counter("spilled_frames") > 0);
+}
+
+#[rstest]
+fn fragments_padding_and_datagrams_without_checksum_are_left_alone(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(0, F_GUEST_ALL)] features: u64,
+) {
+    require!(Root);
+    let mut rig = rig(placement, Mode::Native, features);
+    let udp = SuperFrame::udp(Ip::V4(0), 40);
+    // No checksum.
+    let mut none = udp.bytes();
+    none[40..42].fill(0);
+    // A first fragment, whose field looks partial.
+    let mut fragment = udp.bytes();
+    fragment[20] |= 0x20;
+    // A length of the datagram that is not the packet's.
+    let mut other = udp.bytes();
+    other[39] -= 1;
+    for sent in [none, fragment, other, frame::plain(14, 1), frame::plain(15, 2)] {
+        rig.wire.send(&sent);
+        let got = rig.pair().receive(wait::SOON).expect("it arrives");
+        frame::assert_same(&got.frame, &sent);
+        assert_eq!(got.header[..10], [0; 10]);
+    }
+    // Padding behind a short packet is no part of it.
+    let mut padded = SuperFrame::udp(Ip::V4(0), 3).bytes();
+    padded.extend([0xee; 15]);
+    rig.wire.send(&padded);
+    let got = rig.pair().receive(wait::SOON).expect("it arrives");
+    if features == 0 {
+        frame::assert_same(&got.frame, &completed(&padded));
+    } else {
+        frame::assert_same(&got.frame, &padded);
+        assert_eq!(got.header[0], NEEDS_CSUM);
+    }
 }

@@ -7,19 +7,28 @@
 //! | no | partial | has its checksum completed here |
 //! | | wrong, missing, of another protocol, of a fragment | is passed as it is, unmarked |
 //!
+//! In direct placement frames lie in the guest's memory. There a right checksum is not confirmed: it would have to be added up from a private copy of
+//! the whole frame, which costs the worker as much as it saves the guest (figures in docs/theory-of-operation.md). Partial ones are handled, with a
+//! private copy of the headers, or of the frame where it is to be completed. What the guest changes meanwhile is its own loss.
+//!
 //! Partial checksums come from interfaces whose other end is a stack on the same machine ([`Looks::partial`]: veth); see
 //! [`offload::verify`] for how one is told from a right one. Without GUEST_CSUM and on another interface nobody looks.
 //!
 //! Not handled, because nothing in the frame tells: SCTP's checksum, which local senders leave out as well, and partial
 //! checksums inside of tunnels. A sender on the other end of a veth can be told to finish them: `ethtool -K PEER tx off`.
 
-use offload::checksum::Sum;
+use offload::checksum::{self, Sum};
+use offload::coalesce::NetHeader;
 use offload::packet::{self, HEADERS_MAX, Layers};
 use offload::verify::{self, Verdict};
-use xsk::{RxDesc, Umem};
+use xsk::{RxDesc, Umem, UmemOffset};
 
 use super::copy_bytes::{received_bytes, received_bytes_mut};
+use super::counters::LaneCounters;
 use super::guest::GuestSide;
+
+/// Longest frame of which a private copy is made, bytes: a chunk.
+const LONGEST_COPY: usize = 4096;
 
 /// What to look for in received frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,6 +59,64 @@ impl Looks {
         } else {
             verify::is_partial(headers, layers)
         }
+    }
+}
+
+/// Looks at frames that lie in memory which others may write, by private copies.
+pub(crate) struct Glass {
+    looks: Looks,
+    copy: Box<[u8; LONGEST_COPY]>,
+    /// End of the IP packet in the frame last looked at.
+    end: u32,
+}
+
+impl Glass {
+    /// For a guest; `None`: no partial checksums occur.
+    pub(crate) fn of(guest: &GuestSide) -> Option<Self> {
+        let looks = Looks::of(guest)?;
+        looks.partial.then(|| Self {
+            looks,
+            copy: Box::new([0; LONGEST_COPY]),
+            end: 0,
+        })
+    }
+
+    /// Looks at a frame, and completes its checksum if that has to be; the virtio-net header that it gets, but for `num_buffers`.
+    pub(crate) fn look(
+        &mut self,
+        umem: &Umem,
+        (data, len): (UmemOffset, u32),
+        counters: &LaneCounters,
+    ) -> [u8; 10] {
+        let header = self.headers(umem, (data, len)).unwrap_or(NetHeader::NONE);
+        if header.flags == 0 || self.looks.tell {
+            return header.to_bytes();
+        }
+        if self.complete(umem, (data, len), &header).is_some() {
+            counters.to_guest_checksums_completed.add(1);
+        }
+        NetHeader::NONE.to_bytes()
+    }
+
+    /// What is to be said of a frame, of which the headers are copied.
+    fn headers(&mut self, umem: &Umem, (data, len): (UmemOffset, u32)) -> Option<NetHeader> {
+        let headers = &mut self.copy[..HEADERS_MAX.min(len as usize)];
+        umem.read(data, headers)?;
+        let layers = packet::parse(headers, len)?;
+        let verdict = verify::is_partial(headers, &layers);
+        // Where the packet ends, for `complete`.
+        self.end = layers.ip_len_end;
+        Some(NetHeader::of_frame(&layers, verdict))
+    }
+
+    /// Completes a partial checksum; `None`, and nothing written, if the frame is longer than any may be.
+    fn complete(&mut self, umem: &Umem, (data, len): (UmemOffset, u32), header: &NetHeader) -> Option<()> {
+        let frame = self.copy.get_mut(..len as usize)?;
+        umem.read(data, frame)?;
+        let packet = frame.get_mut(..self.end as usize)?;
+        checksum::complete(packet, header.csum_start, header.csum_offset).ok()?;
+        let at = usize::from(header.csum_start + header.csum_offset);
+        umem.write(UmemOffset::new(data.get() + at as u64), packet.get(at..at + 2)?)
     }
 }
 

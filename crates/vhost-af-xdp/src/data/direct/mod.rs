@@ -41,6 +41,7 @@ use super::guest::{Fault, GuestSide, Piece};
 use super::in_flight::InFlight;
 use super::lane::{BATCH, Bases, Lane, Rest, SEGMENTS};
 use super::nic::{Link, MOST_PIECES, Nic, Sends};
+use super::received::Glass;
 use super::super_frame::SuperFrame;
 
 /// The kernel puts a received frame this many bytes after the fill address
@@ -116,6 +117,8 @@ pub(crate) struct DirectLane<N> {
     /// A buffer smaller than the longest frame was seen: all later ones are parked, too, because
     /// frames may now need several, and the order of use must stay that of posting.
     park_all: bool,
+    /// Looks at received frames, where they may have partial checksums.
+    glass: Option<Glass>,
     scratch: Scratch,
 }
 
@@ -154,6 +157,7 @@ impl<N: Nic> DirectLane<N> {
         // An interface that is down is known before the first frame waits in its ring.
         let link = nic.kick();
         let sent_before = guest.from_guest.queue.taken_before();
+        let glass = Glass::of(&guest);
         Self {
             guest,
             nic,
@@ -175,6 +179,7 @@ impl<N: Nic> DirectLane<N> {
             bounces_posted: 0,
             bounces_out: false,
             park_all: false,
+            glass,
             scratch: Scratch {
                 chains: Chains::default(),
                 outgoing: Vec::with_capacity(SEGMENTS * 2),

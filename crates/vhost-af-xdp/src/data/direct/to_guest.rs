@@ -30,6 +30,14 @@ impl<N: Nic> DirectLane<N> {
                 Some(Posted::Guest { len, .. }) => {
                     *len = piece.len;
                     let header = self.guest.header_bytes;
+                    if let Some(glass) = &mut self.glass {
+                        let offload = glass.look(&self.umem, (piece.data, piece.len), &self.counters);
+                        let place = UmemOffset::new(piece.data.get() - u64::from(header));
+                        if offload != NO_OFFLOAD {
+                            // Over what the steering program wrote; the number of buffers stays.
+                            let _ = self.umem.write(place, &offload);
+                        }
+                    }
                     // The header lies right before the frame: see the head of `direct`.
                     self.guest
                         .wrote(piece.data.get() - u64::from(header), header + piece.len);
@@ -213,6 +221,10 @@ impl<N: Nic> DirectLane<N> {
             return false;
         }
         self.counters.bounced_frames.add(1);
+        let offload = match &mut self.glass {
+            Some(glass) => glass.look(&self.umem, (data, len), &self.counters),
+            None => NO_OFFLOAD,
+        };
         let (mut from, mut left) = (data.get(), len);
         for index in 0..count {
             let Some(parked) = self.parked.pop_front() else {
@@ -226,7 +238,7 @@ impl<N: Nic> DirectLane<N> {
             let segments = &self.scratch.segments;
             let (mut first, mut within, mut written) = (0, 0, 0);
             if index == 0 {
-                write_header(&self.guest, segments, with_buffers(NO_OFFLOAD, count));
+                write_header(&self.guest, segments, with_buffers(offload, count));
                 written = self.guest.header_bytes;
                 (first, within) = skip(segments, written);
             }
