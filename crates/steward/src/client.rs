@@ -19,8 +19,10 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags,
     SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg, send, socket_with,
 };
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use steer::{QueueConf, QueueCounters};
 
+use crate::links::DriverSends;
 use crate::protocol::{Answer, Facts, MESSAGE_MAX, Malformed, QUEUES_MAX, Refusal, Request, Wanted};
 
 /// How long a steward may take for an answer; attaching a program takes the longest, some 100 ms.
@@ -151,11 +153,26 @@ impl Lease {
         self.do_it(&Request::Deactivate { queue })
     }
 
-    /// Raises this process's locked-memory limit to so many bytes, if it is lower.
+    /// Sees to it that this process's locked-memory limit is so many bytes at least; the steward is asked where the process may not raise it
+    /// itself.
+    ///
+    /// The kernel counts locked memory for each user, over all of its processes, against the limit of the process that locks more: a user of its own
+    /// for each holder keeps their sums apart.
     ///
     /// # Errors
     /// [`LeaseError`]; refused beyond what the policy allows.
     pub fn raise_memlock(&self, bytes: u64) -> Result<(), LeaseError> {
+        let limit = getrlimit(Resource::Memlock);
+        if limit.current.is_none_or(|current| current >= bytes) {
+            return Ok(());
+        }
+        if limit.maximum.is_none_or(|maximum| maximum >= bytes) {
+            let raised = Rlimit {
+                current: Some(bytes),
+                ..limit
+            };
+            return setrlimit(Resource::Memlock, raised).map_err(|errno| io::Error::from(errno).into());
+        }
         self.do_it(&Request::Memlock { bytes })
     }
 
@@ -231,12 +248,23 @@ impl Lease {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(QUEUES_MAX as usize))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        let received = match recvmsg(
-            &self.socket,
-            &mut [IoSliceMut::new(&mut bytes)],
-            &mut control,
-            flags,
-        ) {
+        let mut read = || {
+            recvmsg(
+                &self.socket,
+                &mut [IoSliceMut::new(&mut bytes)],
+                &mut control,
+                flags,
+            )
+        };
+        // A peer that closes with our request unread leaves this error behind, and what it said before (unix_release_sock,
+        // net/unix/af_unix.c): asking again gives that.
+        let received = match read().or_else(|errno| {
+            if errno == Errno::CONNRESET {
+                read()
+            } else {
+                Err(errno)
+            }
+        }) {
             Ok(received) => received,
             Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
             Err(Errno::CONNRESET) => return state.end(),
@@ -315,6 +343,7 @@ impl Facts {
             up: false,
             mode: None,
             program: 0,
+            sends: DriverSends::NOTHING,
             generation: 0,
             note: String::new(),
         }

@@ -12,6 +12,7 @@ use netlink_bindings::netdev;
 use netlink_bindings::rt_link::{self, Ifinfomsg};
 use netlink_socket2::NetlinkSocket;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with};
 
@@ -67,7 +68,7 @@ impl Link {
             return Err(unknown());
         }
         Self::ask(&Ifinfomsg::default(), Some(&c_name)).map_err(|source| match source.raw_os_error() {
-            Some(code) if code == rustix::io::Errno::NODEV.raw_os_error() => unknown(),
+            Some(code) if code == Errno::NODEV.raw_os_error() => unknown(),
             _ => LinkError::Ask {
                 name: name.to_owned(),
                 source,
@@ -75,14 +76,32 @@ impl Link {
         })
     }
 
-    /// Asks for an interface by index; `None` when it is gone.
+    /// Asks for an interface by index; `None` when it is gone, or the kernel does not answer.
     #[must_use]
     pub fn by_index(index: u32) -> Option<Self> {
+        Self::find(index).ok().flatten()
+    }
+
+    /// Asks for an interface by index; `None` when it is gone.
+    ///
+    /// # Errors
+    /// [`LinkError::Ask`].
+    pub fn find(index: u32) -> Result<Option<Self>, LinkError> {
+        let Some(ifi_index) = i32::try_from(index).ok().filter(|&index| index != 0) else {
+            return Ok(None);
+        };
         let header = Ifinfomsg {
-            ifi_index: i32::try_from(index).ok()?,
+            ifi_index,
             ..Ifinfomsg::default()
         };
-        Self::ask(&header, None).ok()
+        match Self::ask(&header, None) {
+            Ok(link) => Ok(Some(link)),
+            Err(source) if source.raw_os_error() == Some(Errno::NODEV.raw_os_error()) => Ok(None),
+            Err(source) => Err(LinkError::Ask {
+                name: format!("with index {index}"),
+                source,
+            }),
+        }
     }
 
     fn ask(header: &Ifinfomsg, name: Option<&CString>) -> io::Result<Self> {
@@ -124,6 +143,12 @@ pub struct DriverSends {
 }
 
 impl DriverSends {
+    /// Nothing beyond whole frames.
+    pub const NOTHING: Self = Self {
+        checksum: false,
+        most_pieces: 1,
+    };
+
     /// Asks for it (`xsk-features` and `xdp-zc-max-segs`, Documentation/netlink/specs/netdev.yaml); nothing, if the kernel does not say.
     #[must_use]
     pub fn by_index(index: u32) -> Self {
@@ -139,10 +164,7 @@ impl DriverSends {
                 most_pieces: attributes.get_xdp_zc_max_segs().unwrap_or(1) as usize,
             })
         };
-        ask().unwrap_or(Self {
-            checksum: false,
-            most_pieces: 1,
-        })
+        ask().unwrap_or(Self::NOTHING)
     }
 }
 

@@ -18,8 +18,6 @@
 //! The first rule that allows the whole request counts, and the lease is charged to it. What no rule allows is refused; keys that are not
 //! known are an error, so that a misspelt limit is not taken for none.
 
-#![allow(dead_code, reason = "the server, which uses it, follows")]
-
 use std::collections::BTreeSet;
 use std::fmt;
 use std::fs;
@@ -170,7 +168,9 @@ impl Policy {
     fn parse(path: &Path, text: &str) -> Result<Self, PolicyError> {
         let file: File = toml::from_str(text).map_err(|error| PolicyError::Syntax {
             path: path.to_owned(),
-            line: error.span().map(|span| text[..span.start].lines().count().max(1)),
+            line: error
+                .span()
+                .map(|span| 1 + text[..span.start].matches('\n').count()),
             what: error.message().replace('\n', " "),
         })?;
         let mut rules = Vec::new();
@@ -214,9 +214,8 @@ impl Policy {
             if !rule.is_for(peer) || rule.interface != wanted.interface {
                 continue;
             }
-            let queues = wanted.start_queue..wanted.start_queue.saturating_add(wanted.queues);
             let (leased, may) = (leased(index), Ranges(&rule.queues));
-            if let Some(queue) = queues.clone().find(|queue| !rule.queues.contains(queue)) {
+            if let Some(queue) = wanted.range().find(|queue| !rule.queues.contains(queue)) {
                 refusal.text = format!(
                     "user {} may not lease queue {queue} of {}: the policy allows it {may}",
                     peer.uid, wanted.interface

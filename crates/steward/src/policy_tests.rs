@@ -23,7 +23,6 @@ fn wanted(interface: &str, start_queue: u32, queues: u32) -> Wanted {
         start_queue,
         queues,
         mode: ModeRequest::Auto,
-        memlock_bytes: 0,
     }
 }
 

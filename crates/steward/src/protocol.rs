@@ -13,11 +13,11 @@
 //!
 //! | kind | body, bytes | from the holder |
 //! |---|---|---|
-//! | 1 `Lease` | 40 | interface (16), first queue (4), queues (4), mode 0 any 1 native 2 skb (4), zero (4), locked memory to allow in bytes (8) |
+//! | 1 `Lease` | 28 | interface (16), first queue (4), queues (4), mode 0 any 1 native 2 skb (4) |
 //! | 2 `Socket` | 4 | queue: a further socket, which takes its place; the queue is inactive until `Activate` |
 //! | 3 `Activate` | 12 | queue, bytes of virtio-net header (0, 12, 20), longest frame in bytes |
 //! | 4 `Deactivate` | 4 | queue: its frames go to the host |
-//! | 5 `Memlock` | 8 | locked memory to allow, bytes |
+//! | 5 `Memlock` | 8 | locked memory that the holder's process may have in all, bytes |
 //! | 6 `Counters` | 4 | queue |
 //! | 7 `Facts` | 0 | |
 //!
@@ -32,8 +32,12 @@
 //! A holder that does not read its answers gets no further ones: the steward keeps one answer for each connection and reads no further request
 //! before that is sent. Changes are not queued: the last state is told.
 
+use std::ops::{Range, RangeInclusive};
+
 use steer::{Mode, ModeRequest, QueueConf, QueueCounters, VirtioHeader};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::links::DriverSends;
 
 /// Of this protocol; a message of another one is refused.
 pub const VERSION: u16 = 1;
@@ -42,7 +46,7 @@ pub const MESSAGE_MAX: usize = 496;
 /// Most queues of one lease, hence most descriptors of one message (the kernel carries 253, SCM_MAX_FD).
 pub const QUEUES_MAX: u32 = 128;
 /// Shortest and longest frame limit, bytes: an Ethernet header; the longest MTU there is, with header and VLAN tag.
-pub const FRAME_LIMITS: std::ops::RangeInclusive<u32> = 14..=65_553;
+pub const FRAME_LIMITS: RangeInclusive<u32> = 14..=65_553;
 /// Where a steward listens if it is not told otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/vhost-af-xdp/steward.sock";
 
@@ -151,8 +155,14 @@ pub struct Wanted {
     pub queues: u32,
     /// How the program is to be attached.
     pub mode: ModeRequest,
-    /// Locked memory (RLIMIT_MEMLOCK) that the holder's process will need in all, bytes; 0: as it is.
-    pub memlock_bytes: u64,
+}
+
+impl Wanted {
+    /// The queues.
+    #[must_use]
+    pub fn range(&self) -> Range<u32> {
+        self.start_queue..self.start_queue.saturating_add(self.queues)
+    }
 }
 
 /// What a holder must know of the interface, and cannot ask the kernel if it lives in another network namespace.
@@ -174,6 +184,8 @@ pub struct Facts {
     pub mode: Option<Mode>,
     /// The kernel's id of the program; 0 if there is none.
     pub program: u32,
+    /// What the driver does for sockets in zero-copy mode.
+    pub sends: DriverSends,
     /// Changes whenever the program was attached anew, and all sockets are to be asked for again.
     pub generation: u32,
     /// Why the lease is impaired, or why the program is not attached natively; else empty. Cut to 240 bytes.
@@ -283,8 +295,6 @@ struct LeaseBody {
     start_queue: u32,
     queues: u32,
     mode: u32,
-    zero: u32,
-    memlock_bytes: u64,
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -305,9 +315,10 @@ struct FactsBody {
     generation: u32,
     mode: u32,
     flags: u32,
+    most_pieces: u32,
     name: [u8; NAME_BYTES],
     mac: [u8; 6],
-    zero: [u8; 14],
+    zero: [u8; 10],
     note: [u8; NOTE_BYTES],
 }
 
@@ -321,9 +332,11 @@ struct RefusedBody {
 
 /// The interface is up.
 const FLAG_UP: u32 = 1;
+/// The driver completes checksums in zero-copy mode.
+const FLAG_CHECKSUM: u32 = 2;
 
 const _: () =
-    assert!(size_of::<Head>() == 8 && size_of::<LeaseBody>() == 40 && size_of::<ActivateBody>() == 12);
+    assert!(size_of::<Head>() == 8 && size_of::<LeaseBody>() == 28 && size_of::<ActivateBody>() == 12);
 const _: () = assert!(size_of::<FactsBody>() == 304 && size_of::<RefusedBody>() == 488);
 const _: () = assert!(size_of::<Head>() + size_of::<RefusedBody>() == MESSAGE_MAX);
 
@@ -344,8 +357,6 @@ impl Request {
                         ModeRequest::Native => 1,
                         ModeRequest::Skb => 2,
                     },
-                    zero: 0,
-                    memlock_bytes: wanted.memlock_bytes,
                 },
             ),
             Self::Socket { queue } => message(kind::SOCKET, serial, queue),
@@ -398,7 +409,6 @@ impl Request {
 }
 
 fn wanted(body: &LeaseBody) -> Result<Wanted, Malformed> {
-    zero(u64::from(body.zero))?;
     if !(1..=QUEUES_MAX).contains(&body.queues) {
         return Err(value("number of queues", body.queues));
     }
@@ -415,7 +425,6 @@ fn wanted(body: &LeaseBody) -> Result<Wanted, Malformed> {
             2 => ModeRequest::Skb,
             other => return Err(value("mode", other)),
         },
-        memlock_bytes: body.memlock_bytes,
     })
 }
 
@@ -510,26 +519,30 @@ impl Facts {
                 Some(Mode::Native) => 1,
                 Some(Mode::Skb) => 2,
             },
-            flags: if self.up { FLAG_UP } else { 0 },
+            flags: if self.up { FLAG_UP } else { 0 } | if self.sends.checksum { FLAG_CHECKSUM } else { 0 },
+            most_pieces: u32::try_from(self.sends.most_pieces).unwrap_or(u32::MAX),
             name: field(&self.name),
             mac: self.mac,
-            zero: [0; 14],
+            zero: [0; 10],
             note: field(&self.note),
         }
     }
 
     fn read(body: &FactsBody) -> Result<Self, Malformed> {
         body.zero.iter().try_for_each(|&byte| zero(byte.into()))?;
+        if body.flags & !(FLAG_UP | FLAG_CHECKSUM) != 0 {
+            return Err(value("flags of an interface", body.flags));
+        }
         Ok(Self {
             ifindex: body.ifindex,
             name: interface_name(&body.name)?,
             mtu: body.mtu,
             mac: body.mac,
             rx_queues: body.rx_queues,
-            up: match body.flags {
-                0 => false,
-                FLAG_UP => true,
-                other => return Err(value("flags of an interface", other)),
+            up: body.flags & FLAG_UP != 0,
+            sends: DriverSends {
+                checksum: body.flags & FLAG_CHECKSUM != 0,
+                most_pieces: body.most_pieces as usize,
             },
             mode: match body.mode {
                 0 => None,

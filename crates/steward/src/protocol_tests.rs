@@ -12,6 +12,10 @@ fn facts() -> Facts {
         up: true,
         mode: Some(Mode::Skb),
         program: 99,
+        sends: DriverSends {
+            checksum: true,
+            most_pieces: 17,
+        },
         generation: 1,
         note: "native mode: no".to_owned(),
     }
@@ -23,7 +27,6 @@ fn wanted() -> Wanted {
         start_queue: 2,
         queues: 3,
         mode: ModeRequest::Native,
-        memlock_bytes: 1 << 30,
     }
 }
 
@@ -95,7 +98,7 @@ fn message_of_any_other_length_is_malformed() {
 #[test]
 fn lease_request_lies_where_the_table_says() {
     let bytes = Request::Lease(wanted()).encode(0x0102_0304);
-    assert_eq!(bytes.len(), 48);
+    assert_eq!(bytes.len(), 36);
     assert_eq!(bytes[..2], VERSION.to_ne_bytes());
     assert_eq!(bytes[2..4], 1u16.to_ne_bytes());
     assert_eq!(bytes[4..8], 0x0102_0304u32.to_ne_bytes());
@@ -103,8 +106,6 @@ fn lease_request_lies_where_the_table_says() {
     assert_eq!(bytes[24..28], 2u32.to_ne_bytes());
     assert_eq!(bytes[28..32], 3u32.to_ne_bytes());
     assert_eq!(bytes[32..36], 1u32.to_ne_bytes());
-    assert_eq!(bytes[36..40], [0; 4]);
-    assert_eq!(bytes[40..48], (1u64 << 30).to_ne_bytes());
 }
 
 /// A valid lease request, changed.
@@ -121,7 +122,7 @@ fn impossible_values_are_malformed() {
     };
     assert!(matches!(number(0, 2), Malformed::Version(2)));
     assert!(matches!(number(4, 0), Malformed::Serial));
-    for (at, value) in [(24, u32::MAX), (28, 0), (28, QUEUES_MAX + 1), (32, 3), (36, 1)] {
+    for (at, value) in [(24, u32::MAX), (28, 0), (28, QUEUES_MAX + 1), (32, 3)] {
         assert!(
             matches!(number(at, value), Malformed::Value { .. }),
             "{value} at {at}"

@@ -1,7 +1,7 @@
 //! System calls that no crate has in the form that is needed here: who is at the other end of a socket, users by name, limits of
 //! another process, a socket confined to an interface.
 #![allow(unsafe_code)]
-#![allow(dead_code)]
+#![cfg_attr(not(feature = "server"), allow(dead_code))]
 
 use std::ffi::{CString, c_int};
 use std::io;

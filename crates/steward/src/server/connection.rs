@@ -1,0 +1,240 @@
+//! One holder's connection: bytes in, bytes out, nothing that waits.
+//!
+//! A holder is not trusted. It can send anything at any rate, not read, or die at any moment. So:
+//!  - a message is read whole into a buffer that is longer than any; one that is cut, empty or carries descriptors ends the connection (no room
+//!    is given for descriptors, so that the kernel closes them by itself);
+//!  - at most one answer is kept; until it is sent no further request is read. The send buffer is small, so that few sockets are on their way;
+//!  - requests are read at a limited rate, one a round, so that all holders get their turn;
+//!  - a change of the interface is a flag, not a queue: what is told is the state at the time of sending.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    recvmsg, sendmsg, sockopt,
+};
+
+use crate::protocol::{Answer, MESSAGE_MAX, Malformed, QUEUES_MAX, Refusal};
+use crate::sys::{self, Credentials};
+
+/// Send buffer, bytes as SO_SNDBUF counts them: some twenty answers.
+const SEND_BUFFER: usize = 16 << 10;
+/// Requests that a holder may send at once, and a second: restarting the lanes of 128 queues takes 384.
+const BURST: u32 = 512;
+const RATE: u32 = 1000;
+
+/// The queues that a connection has.
+#[derive(Debug, Clone)]
+pub(super) struct Held {
+    /// Number of the interface in the server's table.
+    pub(super) interface: u64,
+    pub(super) queues: Range<u32>,
+    /// The policy's rule that it is charged to.
+    pub(super) rule: usize,
+}
+
+/// What a connection had to say.
+#[derive(Debug)]
+pub(super) enum Incoming {
+    Nothing,
+    Message(Vec<u8>),
+    Broken(Malformed),
+    End,
+}
+
+/// See the module's head.
+#[derive(Debug)]
+pub(super) struct Connection {
+    socket: OwnedFd,
+    pub(super) peer: Credentials,
+    pub(super) held: Option<Held>,
+    /// Facts changed, and the holder has not been told.
+    pub(super) dirty: bool,
+    /// An answer that did not fit into the send buffer.
+    kept: Option<(Vec<u8>, Vec<OwnedFd>)>,
+    pace: Pace,
+}
+
+impl Connection {
+    /// Takes over an accepted connection, which does not block.
+    pub(super) fn new(socket: OwnedFd) -> io::Result<Self> {
+        sockopt::set_socket_send_buffer_size(&socket, SEND_BUFFER)?;
+        Ok(Self {
+            peer: sys::credentials(socket.as_fd())?,
+            socket,
+            held: None,
+            dirty: false,
+            kept: None,
+            pace: Pace {
+                left: BURST,
+                since: Instant::now(),
+            },
+        })
+    }
+
+    /// What to wait for, and until when at most to wait for it again.
+    pub(super) fn interest(&mut self, now: Instant) -> (PollFlags, Option<Instant>) {
+        match (&self.kept, self.pace.ready_at(now)) {
+            (Some(_), _) => (PollFlags::OUT, None),
+            (None, None) => (PollFlags::IN, None),
+            (None, at) => (PollFlags::empty(), at),
+        }
+    }
+
+    /// The next message, if there is one.
+    pub(super) fn receive(&mut self) -> Incoming {
+        let mut bytes = vec![0; MESSAGE_MAX + 1];
+        let mut control = RecvAncillaryBuffer::default();
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        match recvmsg(
+            &self.socket,
+            &mut [IoSliceMut::new(&mut bytes)],
+            &mut control,
+            flags,
+        ) {
+            Err(Errno::AGAIN | Errno::INTR) => Incoming::Nothing,
+            Err(_) => Incoming::End,
+            Ok(received) => {
+                self.pace.left = self.pace.left.saturating_sub(1);
+                if received.flags.contains(ReturnFlags::CTRUNC) {
+                    return Incoming::Broken(Malformed::Descriptors);
+                }
+                if received.flags.contains(ReturnFlags::TRUNC) || received.bytes > MESSAGE_MAX {
+                    return Incoming::Broken(Malformed::Long);
+                }
+                // The end, or an empty message, which is none.
+                if received.bytes == 0 {
+                    return Incoming::End;
+                }
+                bytes.truncate(received.bytes);
+                Incoming::Message(bytes)
+            }
+        }
+    }
+
+    /// Sends an answer, or keeps it until it can be sent; there is none kept. False: the connection is over.
+    pub(super) fn answer(&mut self, serial: u32, answer: &Answer, descriptors: Vec<OwnedFd>) -> bool {
+        self.kept = Some((answer.encode(serial), descriptors));
+        self.flush()
+    }
+
+    /// Sends what was kept, if it can be sent now. False: the connection is over.
+    pub(super) fn flush(&mut self) -> bool {
+        let Some((bytes, descriptors)) = &self.kept else {
+            return true;
+        };
+        let borrowed: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(QUEUES_MAX as usize))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !borrowed.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&borrowed)) {
+            return false;
+        }
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        match sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut control, flags) {
+            Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS) => true,
+            Err(_) => false,
+            Ok(_) => {
+                self.kept = None;
+                true
+            }
+        }
+    }
+
+    /// Whether an answer waits to be sent.
+    pub(super) fn is_kept(&self) -> bool {
+        self.kept.is_some()
+    }
+
+    /// Says why the connection ends, if it can be said now.
+    pub(super) fn refuse(mut self, refusal: Refusal) {
+        if self.kept.is_none() {
+            let _ = self.answer(0, &Answer::Refused(refusal), Vec::new());
+        }
+    }
+
+    /// Raises the locked-memory limit of the process that connected.
+    pub(super) fn raise_memlock(&self, bytes: u64) -> io::Result<()> {
+        let gone = || io::Error::from_raw_os_error(libc::ESRCH);
+        // Before Linux 6.5 there is no such descriptor; then its number has to do.
+        let process = match sys::peer_process(self.socket.as_fd()) {
+            Ok(process) => Some(process),
+            Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => None,
+            Err(error) => return Err(error),
+        };
+        // Readable once the process has ended: only then can another one have its number.
+        let alive = || {
+            process
+                .as_ref()
+                .is_none_or(|process| !is_readable(process.as_fd()))
+        };
+        if self.peer.pid <= 0 || !alive() {
+            return Err(gone());
+        }
+        sys::raise_memlock(self.peer.pid, bytes)?;
+        if alive() { Ok(()) } else { Err(gone()) }
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+fn is_readable(fd: BorrowedFd<'_>) -> bool {
+    use rustix::event::{PollFd, Timespec, poll};
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
+}
+
+/// How many requests a holder may still send.
+#[derive(Debug)]
+struct Pace {
+    left: u32,
+    /// When `left` was right.
+    since: Instant,
+}
+
+impl Pace {
+    /// When the next request may be read; `None`: now.
+    fn ready_at(&mut self, now: Instant) -> Option<Instant> {
+        let earned = now.duration_since(self.since).as_millis() * u128::from(RATE) / 1000;
+        if earned > 0 {
+            let earned = u32::try_from(earned).unwrap_or(BURST);
+            (self.left, self.since) = (self.left.saturating_add(earned).min(BURST), now);
+        }
+        // A few at a time, so that waiting for one costs no round each.
+        (self.left == 0).then(|| now + Duration::from_millis(20))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_read_at_a_limited_rate() {
+        let start = Instant::now();
+        let mut pace = Pace {
+            left: BURST,
+            since: start,
+        };
+        assert_eq!(pace.ready_at(start), None);
+        pace.left = 0;
+        assert!(pace.ready_at(start).is_some_and(|at| at > start));
+        let later = start + Duration::from_millis(20);
+        assert_eq!(pace.ready_at(later), None);
+        assert_eq!(pace.left, 20);
+        assert_eq!(pace.ready_at(later + Duration::from_secs(3600)), None);
+        assert_eq!(pace.left, BURST);
+    }
+}

@@ -1,0 +1,317 @@
+//! An interface of which queues are leased, with our program on it.
+//!
+//! The program comes with the first lease and goes with the last. A queue is given back in dependency order: its configuration word
+//! (no frame is redirected any more), then its place in the socket map, then, with the last one, the program; a step that the kernel refuses leaves
+//! the queue `Leaving`, not to be leased again, and is repeated until it is done. Nothing that was on the interface before us is touched:
+//! a program of somebody else's is an error.
+//!
+//! An interface that is deleted or moved away takes the program along. Leases stay, impaired, and are told so; when one of its name
+//! is there again, the program is attached anew, under another generation.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use steer::{Mode, ModeRequest, Program, QueueConf, QueueCounters};
+
+use crate::links::{DriverSends, Link};
+use crate::protocol::{Facts, Reason, Refusal, Wanted};
+use crate::sys;
+
+/// Ethernet header and one VLAN tag, bytes: what a frame may be longer than the MTU.
+const L2_BYTES: u32 = 18;
+/// Longest frame for which a program without multi-buffer support can be attached, bytes: a page less headroom and the kernel's
+/// own tail (veth and most drivers).
+const LONGEST_WITHOUT_FRAGS: u32 = 3000;
+
+/// Who has a queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Holder {
+    /// The connection of this number.
+    Lease(u64),
+    /// Nobody any more, but the kernel has not let go of it.
+    Leaving,
+}
+
+/// See the module's head.
+#[derive(Debug)]
+pub(super) struct Interface {
+    /// As it was leased first, and as it is looked for when it is gone.
+    name: String,
+    /// As it was seen last; index 0 when it is gone.
+    link: Link,
+    mode: ModeRequest,
+    program: Option<Program>,
+    /// Why there is no program, or why it is not attached natively.
+    note: String,
+    sends: DriverSends,
+    generation: u32,
+    holders: BTreeMap<u32, Holder>,
+}
+
+impl Interface {
+    /// Attaches the program.
+    pub(super) fn open(link: Link, mode: ModeRequest) -> Result<Self, Refusal> {
+        let mut interface = Self {
+            name: link.name.clone(),
+            link,
+            mode,
+            program: None,
+            note: String::new(),
+            sends: DriverSends::NOTHING,
+            generation: 0,
+            holders: BTreeMap::new(),
+        };
+        interface.attach();
+        match interface.program {
+            Some(_) => Ok(interface),
+            None => Err(Refusal::new(Reason::Program, interface.note.clone())),
+        }
+    }
+
+    fn attach(&mut self) {
+        let frags = self.link.mtu.saturating_add(L2_BYTES) > LONGEST_WITHOUT_FRAGS;
+        match Program::attach(self.link.index, self.mode, frags) {
+            Ok(program) => {
+                self.note = program.fallback().unwrap_or_default().to_owned();
+                self.sends = DriverSends::by_index(self.link.index);
+                self.generation = self.generation.wrapping_add(1);
+                tracing::info!(interface = self.link.name, mode = %program.mode(), program = program.id(), "program attached");
+                self.program = Some(program);
+            }
+            Err(error) => self.note = super::with_sources(&error),
+        }
+    }
+
+    /// Takes the program off, and looks whether it is.
+    fn detach(&mut self) {
+        let Some(program) = self.program.take() else {
+            return;
+        };
+        let id = program.id();
+        drop(program);
+        match steer::program_on(self.link.index) {
+            Some(left) if left.id == id => {
+                tracing::error!(
+                    interface = self.link.name,
+                    program = id,
+                    "the kernel keeps the program attached"
+                );
+            }
+            _ => tracing::info!(interface = self.link.name, program = id, "program detached"),
+        }
+    }
+
+    /// The interface with this index, or, if it is gone, of this name.
+    pub(super) fn is(&self, link: &Link) -> bool {
+        match self.link.index {
+            0 => self.name == link.name,
+            index => index == link.index,
+        }
+    }
+
+    /// Whether nobody needs it any more.
+    pub(super) fn is_idle(&self) -> bool {
+        self.holders.is_empty()
+    }
+
+    /// Whether something is to be tried again soon.
+    pub(super) fn is_unfinished(&self) -> bool {
+        self.program.is_none() || self.holders.values().any(|&holder| holder == Holder::Leaving)
+    }
+
+    /// Reserves queues for a connection.
+    pub(super) fn reserve(&mut self, wanted: &Wanted, connection: u64) -> Result<(), Refusal> {
+        let queues = wanted.range();
+        let (name, have) = (&self.link.name, self.link.rx_queues);
+        let program = self.program()?;
+        let other = match (wanted.mode, program.mode()) {
+            (ModeRequest::Native, Mode::Skb) | (ModeRequest::Skb, Mode::Native) => true,
+            (ModeRequest::Auto, _) | (ModeRequest::Native, Mode::Native) | (ModeRequest::Skb, Mode::Skb) => {
+                false
+            }
+        };
+        if other {
+            return Err(Refusal::new(
+                Reason::Program,
+                format!(
+                    "the program on {name} is attached in {} mode for other leases: ask for that mode, or for none",
+                    program.mode()
+                ),
+            ));
+        }
+        if queues.end > have {
+            return Err(Refusal::new(
+                Reason::NoInterface,
+                format!(
+                    "{name} has {have} receive queue(s), queue {} was asked for: use a lower start-queue or fewer queues, or add channels \
+                     with `ethtool -L`",
+                    queues.end - 1
+                ),
+            ));
+        }
+        for queue in queues.clone() {
+            let text = match self.holders.get(&queue) {
+                None => continue,
+                Some(Holder::Lease(_)) => format!(
+                    "queue {queue} of {name} is leased to another connection: choose another queue, or end its holder"
+                ),
+                Some(Holder::Leaving) => {
+                    format!("queue {queue} of {name} is being taken back from its last holder: try again")
+                }
+            };
+            return Err(Refusal::new(Reason::Taken, text));
+        }
+        self.holders
+            .extend(queues.map(|queue| (queue, Holder::Lease(connection))));
+        Ok(())
+    }
+
+    /// A new socket, confined to the interface and in the queue's place; the queue is inactive.
+    pub(super) fn socket(&self, queue: u32) -> Result<OwnedFd, Refusal> {
+        let program = self.program()?;
+        let failed = |what: &str, error: &dyn std::error::Error| {
+            let text = format!(
+                "{what} for queue {queue} of {}: {}",
+                self.link.name,
+                super::with_sources(error)
+            );
+            Refusal::new(Reason::Kernel, text)
+        };
+        let socket = socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None).map_err(
+            |error| {
+                failed(
+                    "no AF_XDP socket (the steward needs CAP_NET_RAW and descriptors)",
+                    &error,
+                )
+            },
+        )?;
+        sys::confine(socket.as_fd(), self.link.index)
+            .map_err(|error| failed("cannot confine the socket", &error))?;
+        program
+            .place_socket(queue, socket.as_fd())
+            .map_err(|error| failed("cannot place the socket", &error))?;
+        Ok(socket)
+    }
+
+    /// Frames go to the queue's socket.
+    pub(super) fn activate(&self, queue: u32, conf: QueueConf) -> Result<(), Refusal> {
+        kernel(self.program()?.activate_queue(queue, conf))
+    }
+
+    /// Frames go to the host.
+    pub(super) fn deactivate(&self, queue: u32) -> Result<(), Refusal> {
+        match &self.program {
+            Some(program) => kernel(program.disable_queue(queue)),
+            None => Ok(()),
+        }
+    }
+
+    /// What the program counted.
+    pub(super) fn counters(&self, queue: u32) -> Result<QueueCounters, Refusal> {
+        kernel(self.program()?.counters(queue))
+    }
+
+    fn program(&self) -> Result<&Program, Refusal> {
+        self.program.as_ref().ok_or_else(|| {
+            let text = match self.link.index {
+                0 => format!(
+                    "{} is gone; the lease goes on when an interface of that name is there",
+                    self.name
+                ),
+                _ => self.note.clone(),
+            };
+            Refusal::new(Reason::Impaired, text)
+        })
+    }
+
+    /// Takes queues back.
+    pub(super) fn release(&mut self, queues: Range<u32>) {
+        for queue in queues {
+            self.take_back(queue);
+        }
+    }
+
+    /// Tries again what was not done, and attaches the program again if it is missing. True if the facts changed.
+    pub(super) fn look(&mut self) -> bool {
+        let before = self.facts();
+        let leaving = |(&queue, &holder): (&u32, &Holder)| (holder == Holder::Leaving).then_some(queue);
+        let queues: Vec<u32> = self.holders.iter().filter_map(leaving).collect();
+        queues.into_iter().for_each(|queue| self.take_back(queue));
+        match Link::find(self.link.index) {
+            Ok(Some(link)) => self.link = link,
+            Ok(None) => self.vanished(),
+            // No answer is no reason to take anything down.
+            Err(error) => tracing::warn!("{}", super::with_sources(&error)),
+        }
+        let id = self.program.as_ref().map(Program::id);
+        if id.is_some() && steer::program_on(self.link.index).map(|program| program.id) != id {
+            tracing::warn!(interface = self.link.name, "somebody has detached the program");
+            self.program = None;
+        }
+        // Nobody waits for it when it has no holder.
+        if self.program.is_none()
+            && !self.is_idle()
+            && let Ok(link) = Link::by_name(&self.name)
+        {
+            self.link = link;
+            self.attach();
+        }
+        before != self.facts()
+    }
+
+    fn vanished(&mut self) {
+        if self.link.index != 0 {
+            tracing::warn!(interface = self.link.name, "interface is gone");
+        }
+        self.program = None;
+        (self.link.index, self.link.up) = (0, false);
+        self.note = format!("{} is gone", self.link.name);
+    }
+
+    fn take_back(&mut self, queue: u32) {
+        // Without the program there is nothing to take it back from.
+        match self.program.as_ref().map(|program| program.disable_queue(queue)) {
+            None | Some(Ok(())) => {
+                self.holders.remove(&queue);
+            }
+            Some(Err(error)) => {
+                tracing::warn!(
+                    interface = self.link.name,
+                    queue,
+                    "not taken back yet: {}",
+                    super::with_sources(&error)
+                );
+                self.holders.insert(queue, Holder::Leaving);
+            }
+        }
+    }
+
+    /// What holders are told.
+    pub(super) fn facts(&self) -> Facts {
+        Facts {
+            ifindex: self.link.index,
+            name: self.link.name.clone(),
+            mtu: self.link.mtu,
+            mac: self.link.mac,
+            rx_queues: self.link.rx_queues,
+            up: self.link.up,
+            mode: self.program.as_ref().map(Program::mode),
+            program: self.program.as_ref().map_or(0, Program::id),
+            sends: self.sends,
+            generation: self.generation,
+            note: self.note.clone(),
+        }
+    }
+}
+
+impl Drop for Interface {
+    fn drop(&mut self) {
+        self.detach();
+    }
+}
+
+fn kernel<T>(result: Result<T, steer::QueueError>) -> Result<T, Refusal> {
+    result.map_err(|error| Refusal::new(Reason::Kernel, super::with_sources(&error)))
+}

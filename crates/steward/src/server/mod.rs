@@ -1,0 +1,495 @@
+//! The steward: one thread, one loop, everything it does is in answer to a message, a change of an interface, or the clock.
+//!
+//! # Theory of operation
+//!
+//! A round waits (poll) for: the end, connections, requests, room to answer, rtnetlink. Each connection gets at most one request done in a round.
+//! Nothing in here waits for a holder; what the kernel takes its time for (attaching a program) holds up the others' requests, not their frames.
+//!
+//! State is in two tables: [`Interface`]s with their programs, and [`Connection`]s, each with at most one lease. A queue belongs to one connection
+//! or to none. When a connection ends, by whatever cause, its queues are taken back in the same round ([`Server::end`]); the kernel has by then closed the
+//! holder's sockets, if the holder died. One that closes its connection and keeps its sockets gets no frame any more, but can go on sending from its queue,
+//! and the queue's next holder cannot bind: end that process.
+//!
+//! The steward's own death takes everything with it that it made: links of programs are descriptors of its own.
+
+mod connection;
+mod interface;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{SocketFlags, accept_with};
+
+use crate::links::{Changes, Link};
+use crate::policy::Policy;
+use crate::protocol::{Answer, Malformed, Reason, Refusal, Request, Wanted};
+use connection::{Connection, Held, Incoming};
+use interface::Interface;
+
+/// Most connections at a time, of all users; each is one descriptor.
+const CONNECTIONS_MAX: usize = 900;
+/// Pause before what the kernel refused is tried again.
+const RETRY: Duration = Duration::from_secs(1);
+/// Pause before a connection is accepted when there was no descriptor for it.
+const NO_DESCRIPTOR: Duration = Duration::from_millis(100);
+
+/// See the module's head.
+#[derive(Debug)]
+pub struct Server {
+    policy: Policy,
+    listener: OwnedFd,
+    changes: Changes,
+    interfaces: BTreeMap<u64, Interface>,
+    connections: BTreeMap<u64, Connection>,
+    /// Number of the next connection or interface; never used twice.
+    next: u64,
+    /// No connection is accepted before.
+    pause: Option<Instant>,
+    quiet: Quiet,
+}
+
+/// What a round found ready.
+#[derive(Default)]
+struct Ready {
+    end: bool,
+    accept: bool,
+    changes: bool,
+    /// Connections by number: something to do, or gone.
+    connections: Vec<(u64, PollFlags)>,
+}
+
+impl Server {
+    /// A steward that holders reach by `listener`, a listening SOCK_SEQPACKET socket, for the interfaces in the network namespace of
+    /// the calling thread.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn new(policy: Policy, listener: OwnedFd) -> io::Result<Self> {
+        rustix::io::ioctl_fionbio(&listener, true)?;
+        Ok(Self {
+            policy,
+            listener,
+            changes: Changes::subscribe()?,
+            interfaces: BTreeMap::new(),
+            connections: BTreeMap::new(),
+            next: 1,
+            pause: None,
+            quiet: Quiet::default(),
+        })
+    }
+
+    /// Serves until `end` becomes readable. Leases and programs go when the value is dropped.
+    ///
+    /// # Errors
+    /// The kernel's, if it does not let us wait.
+    pub fn run(&mut self, end: BorrowedFd<'_>) -> io::Result<()> {
+        let mut look_at = None;
+        loop {
+            let ready = self.wait(end, look_at)?;
+            if ready.end {
+                return Ok(());
+            }
+            let now = Instant::now();
+            for (number, events) in ready.connections {
+                self.attend(number, events);
+            }
+            if ready.accept {
+                self.accept(now);
+            }
+            if ready.changes {
+                self.changes.drain();
+            }
+            if ready.changes || look_at.is_some_and(|at| at <= now) {
+                look_at = None;
+                self.look();
+            }
+            self.tell();
+            let unfinished = self.interfaces.values().any(Interface::is_unfinished);
+            look_at = unfinished.then(|| look_at.unwrap_or(now + RETRY));
+        }
+    }
+
+    fn wait(&mut self, end: BorrowedFd<'_>, look_at: Option<Instant>) -> io::Result<Ready> {
+        let now = Instant::now();
+        let accepts = self.pause.is_none_or(|until| until <= now);
+        let mut wake = [look_at, self.pause.filter(|_| !accepts)]
+            .into_iter()
+            .flatten()
+            .min();
+        let mut interests = Vec::new();
+        for connection in self.connections.values_mut() {
+            let (interest, at) = connection.interest(now);
+            interests.push(interest);
+            wake = [wake, at].into_iter().flatten().min();
+        }
+        let accepting = if accepts {
+            PollFlags::IN
+        } else {
+            PollFlags::empty()
+        };
+        let mut fds = vec![
+            PollFd::from_borrowed_fd(end, PollFlags::IN),
+            PollFd::new(&self.listener, accepting),
+            PollFd::new(&self.changes, PollFlags::IN),
+        ];
+        let connections = self.connections.values().zip(interests);
+        fds.extend(connections.map(|(connection, interest)| PollFd::new(connection, interest)));
+        let timeout = wake.and_then(|at| Timespec::try_from(at.saturating_duration_since(now)).ok());
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) => {}
+            Err(Errno::INTR) => return Ok(Ready::default()),
+            Err(errno) => return Err(errno.into()),
+        }
+        let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
+        let numbers = self.connections.keys().copied();
+        let events = fds[3..].iter().map(PollFd::revents);
+        Ok(Ready {
+            end: is_ready(&fds[0]),
+            accept: is_ready(&fds[1]),
+            changes: is_ready(&fds[2]),
+            connections: numbers
+                .zip(events)
+                .filter(|(_, events)| !events.is_empty())
+                .collect(),
+        })
+    }
+
+    fn accept(&mut self, now: Instant) {
+        self.pause = None;
+        let socket = match accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            Ok(socket) => socket,
+            // It went before it was taken.
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return,
+            Err(errno) => {
+                self.pause = Some(now + NO_DESCRIPTOR);
+                if self.quiet.may_say() {
+                    tracing::warn!("cannot accept a connection: {errno}: raise LimitNOFILE");
+                }
+                return;
+            }
+        };
+        let Ok(connection) = Connection::new(socket) else {
+            return;
+        };
+        match self.admit(&connection) {
+            Ok(()) => {
+                self.connections.insert(self.next, connection);
+                self.next += 1;
+            }
+            Err(refusal) => {
+                if self.quiet.may_say() {
+                    tracing::warn!(pid = connection.peer.pid, "connection refused: {refusal}");
+                }
+                connection.refuse(refusal);
+            }
+        }
+    }
+
+    fn admit(&self, new: &Connection) -> Result<(), Refusal> {
+        let uid = new.peer.uid;
+        if !self.policy.knows(&new.peer) {
+            let text = format!("user {uid} may not lease anything: the policy has no rule for it");
+            return Err(Refusal::new(Reason::NotAllowed, text));
+        }
+        let has = self
+            .connections
+            .values()
+            .filter(|connection| connection.peer.uid == uid)
+            .count();
+        if has >= self.policy.connections as usize || self.connections.len() >= CONNECTIONS_MAX {
+            let text = format!(
+                "user {uid} has {has} connections, of {} in all: close some, or raise `connections` under [limits] ({CONNECTIONS_MAX} at most)",
+                self.connections.len()
+            );
+            return Err(Refusal::new(Reason::Limit, text));
+        }
+        Ok(())
+    }
+
+    /// One connection's turn.
+    fn attend(&mut self, number: u64, events: PollFlags) {
+        let Some(connection) = self.connections.get_mut(&number) else {
+            return;
+        };
+        // Requests that it left behind are of no use to anybody.
+        if events.intersects(PollFlags::HUP | PollFlags::ERR) || !connection.flush() {
+            return self.end(number, None);
+        }
+        if connection.is_kept() || !events.contains(PollFlags::IN) {
+            return;
+        }
+        match connection.receive() {
+            Incoming::Nothing => {}
+            Incoming::End => self.end(number, None),
+            Incoming::Broken(malformed) => self.end(number, Some(malformed)),
+            Incoming::Message(bytes) => match Request::decode(&bytes) {
+                Ok((serial, request)) => self.answer(number, serial, &request),
+                Err(malformed) => self.end(number, Some(malformed)),
+            },
+        }
+    }
+
+    fn answer(&mut self, number: u64, serial: u32, request: &Request) {
+        let (answer, descriptors) = match self.act(number, request) {
+            Ok(done) => done,
+            Err(refusal) => {
+                if self.quiet.may_say()
+                    && let Some(connection) = self.connections.get(&number)
+                {
+                    tracing::warn!(pid = connection.peer.pid, "refused: {refusal}");
+                }
+                (Answer::Refused(refusal), Vec::new())
+            }
+        };
+        let sent = self
+            .connections
+            .get_mut(&number)
+            .is_some_and(|connection| connection.answer(serial, &answer, descriptors));
+        if !sent {
+            self.end(number, None);
+        }
+    }
+
+    /// Does what a holder asks for.
+    fn act(&mut self, number: u64, request: &Request) -> Result<(Answer, Vec<OwnedFd>), Refusal> {
+        if let Request::Lease(wanted) = request {
+            return self.lease(number, wanted);
+        }
+        let no_lease = || Refusal::new(Reason::Lease, "this connection has no lease: ask for one first");
+        let connection = self.connections.get(&number).ok_or_else(no_lease)?;
+        let held = connection.held.clone().ok_or_else(no_lease)?;
+        let interface = self.interfaces.get(&held.interface).ok_or_else(no_lease)?;
+        let own = |queue: u32| match held.queues.contains(&queue) {
+            true => Ok(queue),
+            false => {
+                let (first, last) = (held.queues.start, held.queues.end - 1);
+                let text = format!("queue {queue} is not of this lease, which has queues {first} to {last}");
+                Err(Refusal::new(Reason::Lease, text))
+            }
+        };
+        Ok(match *request {
+            Request::Lease(_) | Request::Facts => (Answer::Facts(interface.facts()), Vec::new()),
+            Request::Socket { queue } => (Answer::Done, vec![interface.socket(own(queue)?)?]),
+            Request::Activate { queue, conf } => {
+                interface.activate(own(queue)?, conf)?;
+                (Answer::Done, Vec::new())
+            }
+            Request::Deactivate { queue } => {
+                interface.deactivate(own(queue)?)?;
+                (Answer::Done, Vec::new())
+            }
+            Request::Memlock { bytes } => {
+                self.raise_memlock(connection, held.rule, bytes)?;
+                (Answer::Done, Vec::new())
+            }
+            Request::Counters { queue } => (Answer::Counters(interface.counters(own(queue)?)?), Vec::new()),
+        })
+    }
+
+    fn lease(&mut self, number: u64, wanted: &Wanted) -> Result<(Answer, Vec<OwnedFd>), Refusal> {
+        let gone = || Refusal::new(Reason::Lease, "this connection is over");
+        let connection = self.connections.get(&number).ok_or_else(gone)?;
+        if connection.held.is_some() {
+            let text = "this connection has a lease: connect once more for another";
+            return Err(Refusal::new(Reason::Lease, text));
+        }
+        let rule = self
+            .policy
+            .find(&connection.peer, wanted, |rule| self.leased(rule))?;
+        let link = Link::by_name(&wanted.interface)
+            .map_err(|error| Refusal::new(Reason::NoInterface, with_sources(&error)))?;
+        let known = self.interfaces.iter().find(|(_, interface)| interface.is(&link));
+        let at = match known {
+            Some((&at, _)) => at,
+            None => {
+                let at = self.next;
+                self.next += 1;
+                self.interfaces.insert(at, Interface::open(link, wanted.mode)?);
+                at
+            }
+        };
+        match self.give(at, number, wanted) {
+            Ok(sockets) => {
+                let held = Held {
+                    interface: at,
+                    queues: wanted.range(),
+                    rule,
+                };
+                self.note_lease(number, held);
+                let facts = self.interfaces.get(&at).map(Interface::facts).ok_or_else(gone)?;
+                Ok((Answer::Facts(facts), sockets))
+            }
+            Err(refusal) => {
+                self.forget_if_idle(at);
+                Err(refusal)
+            }
+        }
+    }
+
+    /// Reserves queues and makes their sockets; all or nothing.
+    fn give(&mut self, at: u64, number: u64, wanted: &Wanted) -> Result<Vec<OwnedFd>, Refusal> {
+        let gone = || Refusal::new(Reason::NoInterface, "the interface is gone");
+        let interface = self.interfaces.get_mut(&at).ok_or_else(gone)?;
+        interface.reserve(wanted, number)?;
+        let queues = wanted.start_queue..wanted.start_queue.saturating_add(wanted.queues);
+        let sockets: Result<Vec<OwnedFd>, Refusal> =
+            queues.clone().map(|queue| interface.socket(queue)).collect();
+        if sockets.is_err() {
+            interface.release(queues);
+        }
+        sockets
+    }
+
+    fn note_lease(&mut self, number: u64, held: Held) {
+        let Some(connection) = self.connections.get_mut(&number) else {
+            return;
+        };
+        let name = self
+            .interfaces
+            .get(&held.interface)
+            .map(|interface| interface.facts().name);
+        let (pid, uid, rule) = (connection.peer.pid, connection.peer.uid, held.rule + 1);
+        if self.quiet.may_say() {
+            tracing::info!(pid, uid, interface = name, queues = ?held.queues, rule, "leased");
+        }
+        connection.held = Some(held);
+    }
+
+    /// How many queues are leased under a rule.
+    fn leased(&self, rule: usize) -> u32 {
+        let held = self
+            .connections
+            .values()
+            .filter_map(|connection| connection.held.as_ref());
+        held.filter(|held| held.rule == rule)
+            .map(|held| held.queues.end - held.queues.start)
+            .sum()
+    }
+
+    fn raise_memlock(&self, connection: &Connection, rule: usize, bytes: u64) -> Result<(), Refusal> {
+        let allowed = self.policy.rules.get(rule).and_then(|rule| rule.memlock);
+        let pid = connection.peer.pid;
+        if allowed.is_none_or(|allowed| bytes > allowed) {
+            let text = format!(
+                "process {pid} asks for {} KiB of locked memory, rule {} of the policy allows {}: raise its `memlock`, or ask for less \
+                 (fewer queues, memory=copy)",
+                bytes.div_ceil(1024),
+                rule + 1,
+                allowed.map_or_else(|| "none".to_owned(), |allowed| format!("{} KiB", allowed / 1024)),
+            );
+            return Err(Refusal::new(Reason::Memlock, text));
+        }
+        connection.raise_memlock(bytes).map_err(|error| {
+            let text = format!("cannot raise RLIMIT_MEMLOCK of process {pid} (this needs CAP_SYS_RESOURCE, and a process that we see): {error}");
+            Refusal::new(Reason::Kernel, text)
+        })
+    }
+
+    /// Ends a connection and its lease.
+    fn end(&mut self, number: u64, broken: Option<Malformed>) {
+        let Some(connection) = self.connections.remove(&number) else {
+            return;
+        };
+        let pid = connection.peer.pid;
+        if let Some(held) = &connection.held
+            && let Some(interface) = self.interfaces.get_mut(&held.interface)
+        {
+            interface.release(held.queues.clone());
+            if self.quiet.may_say() {
+                tracing::info!(pid, interface = interface.facts().name, queues = ?held.queues, "lease ended");
+            }
+            self.forget_if_idle(held.interface);
+        }
+        if let Some(malformed) = broken {
+            if self.quiet.may_say() {
+                tracing::warn!(pid, "connection closed: {malformed}");
+            }
+            connection.refuse(Refusal::new(Reason::Malformed, malformed.to_string()));
+        }
+    }
+
+    fn forget_if_idle(&mut self, at: u64) {
+        if self.interfaces.get(&at).is_some_and(Interface::is_idle) {
+            self.interfaces.remove(&at);
+        }
+    }
+
+    /// Looks at all interfaces again.
+    fn look(&mut self) {
+        let mut idle = Vec::new();
+        for (&at, interface) in &mut self.interfaces {
+            let changed = interface.look();
+            if interface.is_idle() {
+                idle.push(at);
+            }
+            let holders = self
+                .connections
+                .values_mut()
+                .filter(|connection| connection.held.as_ref().is_some_and(|held| held.interface == at));
+            holders.for_each(|connection| connection.dirty |= changed);
+        }
+        idle.into_iter().for_each(|at| self.forget_if_idle(at));
+    }
+
+    /// Tells holders what changed, those who read.
+    fn tell(&mut self) {
+        let mut over = Vec::new();
+        for (&number, connection) in &mut self.connections {
+            if !connection.dirty || connection.is_kept() {
+                continue;
+            }
+            connection.dirty = false;
+            let at = connection.held.as_ref().map(|held| held.interface);
+            if let Some(interface) = at.and_then(|at| self.interfaces.get(&at))
+                && !connection.answer(0, &Answer::Changed(interface.facts()), Vec::new())
+            {
+                over.push(number);
+            }
+        }
+        over.into_iter().for_each(|number| self.end(number, None));
+    }
+}
+
+/// An error and what caused it, in one line.
+fn with_sources(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let said = cause.to_string();
+        if !text.ends_with(&said) {
+            text = format!("{text}: {said}");
+        }
+        source = cause.source();
+    }
+    text
+}
+
+/// Lets at most fifty lines a second be logged of what holders can cause, and counts the others.
+#[derive(Debug, Default)]
+struct Quiet {
+    second: Option<Instant>,
+    said: u32,
+}
+
+impl Quiet {
+    const LINES: u32 = 50;
+
+    fn may_say(&mut self) -> bool {
+        let now = Instant::now();
+        let same = self
+            .second
+            .is_some_and(|second| now.duration_since(second) < Duration::from_secs(1));
+        if !same {
+            if self.said > Self::LINES {
+                tracing::warn!("{} lines were left out", self.said - Self::LINES);
+            }
+            (self.second, self.said) = (Some(now), 0);
+        }
+        self.said += 1;
+        self.said <= Self::LINES
+    }
+}
