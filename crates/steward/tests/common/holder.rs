@@ -1,0 +1,191 @@
+//! A holder without privileges, in a process of its own: this test program again, which gives up what root can do before it does anything.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Resource, Rlimit};
+use rustix::thread::CapabilitySet;
+use steer::{Mode, QueueConf};
+use steward::client::Lease;
+use steward::protocol::Facts;
+use testkit::Running;
+use xsk::{AttachMode, FramePool, Kick, OwnMemory, QueueId, Socket, SocketConfig, TxDesc, Umem};
+
+use super::{HOLDER_UID, World, wanted};
+
+const CHUNK: u32 = 2048;
+const CHUNKS: usize = 1024;
+/// What the memory of one socket takes.
+pub(crate) const UMEM_BYTES: u64 = CHUNK as u64 * CHUNKS as u64;
+
+/// Starts a test of this file's program, which is one of `child_…`, as a holder.
+pub(crate) fn spawn(world: &World, role: &str, queue: u32) -> Running {
+    let mut command = Command::new(std::env::current_exe().expect("a test is a program"));
+    command.args(["--ignored", "--exact", role, "--nocapture", "--test-threads=1"]);
+    command
+        .env("STEWARD_SOCKET", world.socket())
+        .env("STEWARD_QUEUE", queue.to_string());
+    Running::start(command)
+}
+
+/// As [`spawn`], and waits until it says `text`.
+pub(crate) fn start(world: &World, role: &str, queue: u32) -> Running {
+    let mut running = spawn(world, role, queue);
+    running.await_text("echoing");
+    running
+}
+
+/// Where the steward is, in a child.
+pub(crate) fn socket() -> PathBuf {
+    std::env::var_os("STEWARD_SOCKET").expect("run by a test").into()
+}
+
+/// Which queue to lease, in a child.
+pub(crate) fn queue() -> u32 {
+    std::env::var("STEWARD_QUEUE")
+        .expect("run by a test")
+        .parse()
+        .expect("a number")
+}
+
+/// An empty network namespace, nobody's user, no capability and no way to one, 64 KiB of locked memory (which it may raise to what this machine
+/// lets it).
+pub(crate) fn give_up_privileges() {
+    limit_memory();
+    // SAFETY: system calls without memory of ours. The C library's calls are those that apply to all threads of the process.
+    unsafe {
+        assert_eq!(
+            libc::unshare(libc::CLONE_NEWNET),
+            0,
+            "{}",
+            io::Error::last_os_error()
+        );
+        assert_eq!(libc::setgroups(0, std::ptr::null()), 0);
+        assert_eq!(libc::setresgid(HOLDER_UID, HOLDER_UID, HOLDER_UID), 0);
+        assert_eq!(libc::setresuid(HOLDER_UID, HOLDER_UID, HOLDER_UID), 0);
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+    }
+    let status = std::fs::read_to_string("/proc/thread-self/status").expect("proc");
+    for set in ["CapEff", "CapPrm", "CapInh"] {
+        let line = status.lines().find(|line| line.starts_with(set)).expect("a line");
+        assert!(line.ends_with("0000000000000000"), "{line}");
+    }
+    // A socket of its own it cannot have.
+    let refused = rustix::net::socket(
+        rustix::net::AddressFamily::XDP,
+        rustix::net::SocketType::RAW,
+        None,
+    );
+    assert_eq!(refused.err(), Some(rustix::io::Errno::PERM));
+}
+
+fn limit_memory() {
+    let limit = rustix::process::getrlimit(Resource::Memlock);
+    let limit = Rlimit {
+        current: Some(65_536),
+        ..limit
+    };
+    rustix::process::setrlimit(Resource::Memlock, limit).expect("lower");
+}
+
+/// No capability, but root's number: what a machine without CAP_SYS_RESOURCE lets a steward raise a limit of.
+pub(crate) fn give_up_capabilities() {
+    limit_memory();
+    let none = rustix::thread::CapabilitySets {
+        effective: CapabilitySet::empty(),
+        permitted: CapabilitySet::empty(),
+        inheritable: CapabilitySet::empty(),
+    };
+    rustix::thread::set_capabilities(None, none).expect("fewer");
+}
+
+/// A lease of the queue that the test named, with memory enough.
+pub(crate) fn lease() -> (Lease, Vec<OwnedFd>) {
+    let (lease, sockets) =
+        Lease::take(&socket(), &wanted(queue(), 1)).unwrap_or_else(|error| panic!("{error}"));
+    lease
+        .raise_memlock(3 * UMEM_BYTES)
+        .unwrap_or_else(|error| panic!("{error}"));
+    (lease, sockets)
+}
+
+pub(crate) fn config(facts: &Facts, queue: u32) -> SocketConfig {
+    let mut config = SocketConfig::new(facts.ifindex, QueueId(queue));
+    config.attach = match facts.mode {
+        Some(Mode::Skb) => AttachMode::Skb,
+        _ => AttachMode::Native,
+    };
+    config.bind_timeout = Duration::from_secs(2);
+    config
+}
+
+pub(crate) fn umem() -> Umem {
+    let memory = OwnMemory::new(CHUNK as usize * CHUNKS).expect("memory");
+    Umem::aligned(Arc::new(memory), CHUNK, 0).expect("a UMEM")
+}
+
+/// A queue with its memory, which sends back what it receives.
+pub(crate) struct Echo {
+    socket: Socket,
+    pool: FramePool,
+}
+
+impl Echo {
+    /// Registers memory, binds, and lets frames come.
+    pub(crate) fn open(lease: &Lease, fd: OwnedFd, queue: u32) -> Self {
+        let umem = umem();
+        let pool = umem.all_frames().expect("fresh").collect();
+        let socket = Socket::from_fd(fd, &umem, &config(&lease.facts(), queue))
+            .unwrap_or_else(|error| panic!("{error}"));
+        let conf = QueueConf {
+            virtio_header: None,
+            frame_limit: 1518,
+        };
+        lease
+            .activate(queue, conf)
+            .unwrap_or_else(|error| panic!("{error}"));
+        let mut echo = Self { socket, pool };
+        echo.socket.fill.refill(&mut echo.pool, 512);
+        echo
+    }
+
+    /// Sends back what came, for about so long; false when the interface does not send.
+    pub(crate) fn run(&mut self, time: Duration) -> bool {
+        let time = Timespec::try_from(time).expect("short");
+        let _ = poll(
+            &mut [PollFd::from_borrowed_fd(self.socket.as_fd(), PollFlags::IN)],
+            Some(&time),
+        );
+        self.pool.extend(self.socket.completion.peek(64));
+        let received = self.socket.rx.peek(64);
+        let mut sending = self.socket.tx.reserve(64);
+        for desc in received {
+            sending.push(TxDesc {
+                frame: desc.frame,
+                offset: desc.data,
+                len: desc.len,
+                more: false,
+                metadata: false,
+            });
+        }
+        let sent = sending.submit() > 0;
+        self.socket.fill.refill(&mut self.pool, 64);
+        loop {
+            match if sent {
+                self.socket.kick_tx()
+            } else {
+                Ok(Kick::Done)
+            } {
+                Ok(Kick::Again) => self.pool.extend(self.socket.completion.peek(64)),
+                Ok(_) => return true,
+                Err(_) => return false,
+            }
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! What the tests of this crate stand on: the real steward on the near end of a veth pair, holders without privileges in processes of
+//! their own, a packet socket on the far end.
+#![allow(dead_code, reason = "each test file uses a part")]
+
+pub(crate) mod holder;
+pub(crate) mod raw;
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use steer::ModeRequest;
+use steward::client::{Lease, LeaseError};
+use steward::protocol::{Refusal, Wanted};
+use tempfile::TempDir;
+use testkit::{NetNs, PacketPort, Running, VethPair, wait};
+
+/// Who holders are: nobody.
+pub(crate) const HOLDER_UID: u32 = 65_534;
+
+/// What holders and root may lease, unless a test says otherwise.
+pub(crate) const POLICY: &str = r#"
+[[allow]]
+user = 65534
+interface = "nic0"
+queues = "0-1"
+memlock = "64 MiB"
+[[allow]]
+user = 0
+interface = "nic0"
+queues = "all"
+"#;
+
+/// All of it. Fields are dropped in this order.
+pub(crate) struct World {
+    pub(crate) steward: Running,
+    pub(crate) wire: PacketPort,
+    pub(crate) veth: VethPair,
+    pub(crate) dir: TempDir,
+}
+
+impl World {
+    /// A steward with [`POLICY`] on an interface of two queues.
+    pub(crate) fn new() -> Self {
+        Self::with(2, POLICY)
+    }
+
+    /// The same on an interface of one queue, which all frames go to.
+    pub(crate) fn of_one_queue() -> Self {
+        Self::with(1, POLICY)
+    }
+
+    pub(crate) fn with(queues: u32, policy: &str) -> Self {
+        let veth = VethPair::with(queues, 1500);
+        let dir = testkit::daemon::private_dir();
+        // Holders are of another user.
+        Command::new("chmod")
+            .arg("755")
+            .arg(dir.path())
+            .status()
+            .expect("chmod(1)");
+        fs::write(dir.path().join("policy.toml"), policy).expect("writable");
+        let mut world = Self {
+            steward: start(&veth.near, &dir),
+            wire: PacketPort::open(&veth.far, VethPair::WIRE),
+            veth,
+            dir,
+        };
+        world.steward.await_text("ready");
+        world
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.dir.path().join("steward.sock")
+    }
+
+    /// Starts the steward again after its end.
+    pub(crate) fn restart(&mut self) {
+        self.steward = start(&self.veth.near, &self.dir);
+        self.steward.await_text("ready");
+    }
+
+    /// A lease of this process, which is root's.
+    pub(crate) fn lease(
+        &self,
+        start_queue: u32,
+        queues: u32,
+    ) -> Result<(Lease, Vec<std::os::fd::OwnedFd>), LeaseError> {
+        Lease::take(&self.socket(), &wanted(start_queue, queues))
+    }
+
+    /// The program on the interface, by a look that does not go through the steward.
+    pub(crate) fn program(&self) -> Option<u32> {
+        self.veth.near.enter(|| {
+            let link = steward::links::Link::by_name(VethPair::NIC).ok()?;
+            steer::program_on(link.index).map(|program| program.id)
+        })
+    }
+
+    /// Waits until there is no program on the interface.
+    #[track_caller]
+    pub(crate) fn await_no_program(&self) {
+        assert!(
+            wait::until(wait::SOON, || self.program().is_none()),
+            "the program stays: {}",
+            self.steward
+        );
+    }
+
+    /// Open descriptors of the steward.
+    pub(crate) fn descriptors(&self) -> usize {
+        fs::read_dir(format!("/proc/{}/fd", self.steward.pid()))
+            .expect("it runs")
+            .count()
+    }
+
+    /// Waits until the steward has as many descriptors as it had.
+    #[track_caller]
+    pub(crate) fn await_descriptors(&self, before: usize) {
+        let same = wait::until(wait::SOON, || self.descriptors() == before);
+        assert!(
+            same,
+            "{before} descriptors became {}: {}",
+            self.descriptors(),
+            self.steward
+        );
+    }
+
+    /// A frame that the far end sends must come back from the holder that echoes.
+    #[track_caller]
+    pub(crate) fn assert_echo(&self, seed: u8) {
+        let sent = testkit::frame::plain(200, seed);
+        assert!(self.echo(&sent, wait::SOON), "no echo: {}", self.steward);
+    }
+
+    pub(crate) fn echo(&self, sent: &[u8], patience: Duration) -> bool {
+        self.wire.try_send(sent).is_ok() && self.wire.receive(patience).is_some_and(|got| got == sent)
+    }
+
+    /// Waits until frames come back.
+    #[track_caller]
+    pub(crate) fn await_echo(&self) {
+        let sent = testkit::frame::plain(100, 0xec);
+        let comes = wait::until(wait::SOON, || self.echo(&sent, Duration::from_millis(100)));
+        assert!(comes, "no echo: {}", self.steward);
+        while self.wire.receive(wait::QUIET).is_some() {}
+    }
+}
+
+pub(crate) fn wanted(start_queue: u32, queues: u32) -> Wanted {
+    Wanted {
+        interface: VethPair::NIC.to_owned(),
+        start_queue,
+        queues,
+        mode: ModeRequest::Auto,
+    }
+}
+
+/// What the steward refused for.
+#[track_caller]
+pub(crate) fn refusal<T>(result: Result<T, LeaseError>) -> Refusal {
+    match result {
+        Err(LeaseError::Refused(refusal)) => refusal,
+        Err(error) => panic!("it should have been refused by the steward, and not: {error}"),
+        Ok(_) => panic!("it should have been refused"),
+    }
+}
+
+fn start(netns: &NetNs, dir: &TempDir) -> Running {
+    let mut command = netns.command(env!("CARGO_BIN_EXE_vhost-af-xdp-steward"));
+    command.arg("--policy").arg(dir.path().join("policy.toml"));
+    command.arg("--socket").arg(dir.path().join("steward.sock"));
+    Running::start(command)
+}

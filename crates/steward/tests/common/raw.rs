@@ -1,0 +1,83 @@
+//! A connection to the steward without the client: bytes as they are, also wrong ones.
+
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+    SocketFlags, SocketType, connect, recv, send, sendmsg, socket_with,
+};
+use steward::protocol::{Answer, MESSAGE_MAX, Request};
+
+/// See the module's head.
+pub(crate) struct Raw {
+    pub(crate) socket: OwnedFd,
+    serial: u32,
+}
+
+impl Raw {
+    pub(crate) fn connect(path: &Path) -> Self {
+        let socket = socket_with(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .expect("a socket");
+        connect(&socket, &SocketAddrUnix::new(path).expect("short")).expect("the steward listens");
+        Self { socket, serial: 0 }
+    }
+
+    /// Sends a request and reads its answer; descriptors are lost.
+    pub(crate) fn ask(&mut self, request: &Request) -> Answer {
+        self.serial += 1;
+        self.send(&request.encode(self.serial))
+            .expect("the connection is open");
+        let (serial, answer) = self.receive(Duration::from_secs(5)).expect("an answer");
+        assert_eq!(serial, self.serial);
+        answer
+    }
+
+    /// Sends bytes as one message, if there is room for it.
+    pub(crate) fn send(&self, bytes: &[u8]) -> rustix::io::Result<usize> {
+        send(&self.socket, bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
+    }
+
+    /// Sends bytes with descriptors.
+    pub(crate) fn send_with(&self, bytes: &[u8], descriptor: &impl AsFd, count: usize) {
+        let descriptors = vec![descriptor.as_fd(); count];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
+        sendmsg(
+            &self.socket,
+            &[IoSlice::new(bytes)],
+            &mut control,
+            SendFlags::NOSIGNAL,
+        )
+        .expect("room");
+    }
+
+    /// The next message; `None` if none comes in time, or if the connection is over.
+    pub(crate) fn receive(&self, patience: Duration) -> Option<(u32, Answer)> {
+        let patience = Timespec::try_from(patience).expect("short");
+        if poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&patience)) != Ok(1) {
+            return None;
+        }
+        let mut bytes = vec![0; MESSAGE_MAX];
+        let (len, _) = recv(&self.socket, &mut bytes[..], RecvFlags::DONTWAIT).ok()?;
+        bytes.truncate(len);
+        (len > 0).then(|| Answer::decode(&bytes).expect("an answer"))
+    }
+
+    /// Whether the steward has closed the connection.
+    pub(crate) fn is_over(&self, patience: Duration) -> bool {
+        let wait = Timespec::try_from(patience).expect("short");
+        let mut fds = [PollFd::new(&self.socket, PollFlags::RDHUP)];
+        poll(&mut fds, Some(&wait)) == Ok(1)
+    }
+}

@@ -1,0 +1,274 @@
+//! What ends and what lives on: holders and stewards that are killed, interfaces that change under a lease.
+
+mod common;
+
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use common::{World, holder};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::Signal;
+use steward::client::{Lease, LeaseError};
+use steward::protocol::Facts;
+use testkit::{VethPair, require, wait};
+
+/// Waits until the steward tells of a state like this.
+#[track_caller]
+fn await_facts(lease: &Lease, what: &str, holds: impl Fn(&Facts) -> bool) -> Facts {
+    let deadline = Instant::now() + wait::SOON;
+    while Instant::now() < deadline {
+        let _ = poll(
+            &mut [PollFd::from_borrowed_fd(lease.as_fd(), PollFlags::IN)],
+            Some(&Timespec {
+                tv_sec: 1,
+                tv_nsec: 0,
+            }),
+        );
+        if let Some(facts) = lease.take_changes().expect("the lease goes on")
+            && holds(&facts)
+        {
+            return facts;
+        }
+    }
+    panic!("never told: {what}; last: {:?}", lease.facts());
+}
+
+#[test]
+fn holder_is_told_what_happens_to_its_interface() {
+    require!(Root);
+    let world = World::new();
+    let (lease, _sockets) = world.lease(0, 1).expect("allowed");
+    assert!(lease.take_changes().expect("the lease is there").is_none());
+    let before = lease.facts();
+    let near = &world.veth.near;
+    near.ip(&["link", "set", VethPair::NIC, "down"]);
+    await_facts(&lease, "down", |facts| !facts.up);
+    near.ip(&["link", "set", VethPair::NIC, "mtu", "1400"]);
+    await_facts(&lease, "MTU", |facts| facts.mtu == 1400);
+    near.ip(&["link", "set", VethPair::NIC, "name", "other0"]);
+    await_facts(&lease, "name", |facts| facts.name == "other0");
+    near.ip(&[
+        "link",
+        "set",
+        "other0",
+        "name",
+        VethPair::NIC,
+        "mtu",
+        "1500",
+        "up",
+    ]);
+    let after = await_facts(&lease, "as it was", |facts| {
+        facts.up && facts.mtu == 1500 && facts.name == VethPair::NIC
+    });
+    assert_eq!(after, before, "same program, same generation");
+}
+
+#[test]
+fn lease_outlives_its_interface_and_goes_on_with_one_of_its_name() {
+    require!(Root);
+    let world = World::of_one_queue();
+    let (lease, _sockets) = world.lease(0, 1).expect("allowed");
+    let before = lease.facts();
+    world.veth.near.ip(&["link", "delete", VethPair::NIC]);
+    let gone = await_facts(&lease, "gone", |facts| facts.ifindex == 0);
+    assert_eq!((gone.mode, gone.up), (None, false));
+    assert!(gone.note.contains("nic0 is gone"), "{}", gone.note);
+    let refusal = common::refusal(lease.socket(0));
+    assert!(refusal.text.contains("nic0 is gone"), "{refusal}");
+    // Its queues stay its own meanwhile.
+    world.veth.join(1, 1500);
+    let back = await_facts(&lease, "back", |facts| facts.mode.is_some());
+    assert_ne!(
+        (back.ifindex, back.generation),
+        (before.ifindex, before.generation)
+    );
+    assert!(world.program().is_some());
+    lease.socket(0).expect("a new one");
+    drop(lease);
+    world.await_no_program();
+}
+
+#[test]
+fn lease_of_a_gone_interface_ends_like_any_other() {
+    require!(Root);
+    let world = World::of_one_queue();
+    let descriptors = world.descriptors();
+    let (lease, _sockets) = world.lease(0, 1).expect("allowed");
+    world.veth.near.ip(&["link", "delete", VethPair::NIC]);
+    await_facts(&lease, "gone", |facts| facts.ifindex == 0);
+    drop(lease);
+    world.await_descriptors(descriptors);
+    world.veth.join(1, 1500);
+    wait::settle();
+    assert_eq!(world.program(), None, "nobody has a lease");
+    world.lease(0, 1).expect("free");
+}
+
+#[test]
+fn interface_that_moves_to_another_namespace_takes_no_program_along() {
+    require!(Root);
+    let world = World::of_one_queue();
+    let (lease, _sockets) = world.lease(0, 1).expect("allowed");
+    world
+        .veth
+        .near
+        .ip(&["link", "set", VethPair::NIC, "netns", world.veth.far.name()]);
+    await_facts(&lease, "gone", |facts| facts.ifindex == 0);
+    let program = || {
+        world.veth.far.enter(|| {
+            let link = steward::links::Link::by_name(VethPair::NIC).expect("it moved there");
+            steer::program_on(link.index)
+        })
+    };
+    assert!(wait::until(wait::SOON, || program().is_none()), "{:?}", program());
+    world
+        .veth
+        .far
+        .ip(&["link", "set", VethPair::NIC, "netns", world.veth.near.name()]);
+    world.veth.near.ip(&["link", "set", VethPair::NIC, "up"]);
+    await_facts(&lease, "back", |facts| facts.mode.is_some() && facts.up);
+}
+
+#[test]
+fn program_that_somebody_detaches_is_attached_again_and_the_holder_is_told() {
+    require!(Root);
+    let world = World::of_one_queue();
+    let (lease, _sockets) = world.lease(0, 1).expect("allowed");
+    let before = lease.facts();
+    let index = before.ifindex;
+    let link = world
+        .veth
+        .near
+        .enter(|| steer::program_on(index).and_then(|program| program.link_id));
+    detach_link(link.expect("a link of the steward's"));
+    // The kernel says nothing of it by rtnetlink; the next change makes the steward look.
+    world.veth.near.ip(&["link", "set", VethPair::NIC, "mtu", "1400"]);
+    let after = await_facts(&lease, "attached again", |facts| {
+        facts.generation != before.generation
+    });
+    assert_eq!(world.program(), Some(after.program));
+    assert_ne!(after.program, before.program);
+}
+
+/// `bpftool link detach id N`.
+#[allow(unsafe_code)]
+fn detach_link(id: u32) {
+    use libbpf_rs::libbpf_sys;
+    // SAFETY: no memory is passed; the descriptor is the one that the first call returned, and is closed once.
+    unsafe {
+        let fd = libbpf_sys::bpf_link_get_fd_by_id(id);
+        assert!(fd >= 0, "{}", std::io::Error::last_os_error());
+        assert_eq!(libbpf_sys::bpf_link_detach(fd), 0);
+        libc::close(fd);
+    }
+}
+
+#[test]
+fn holders_killed_at_random_under_traffic_leave_nothing() {
+    require!(Root);
+    let world = World::of_one_queue();
+    let descriptors = world.descriptors();
+    let rounds = std::env::var("STEWARD_KILLS")
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(40);
+    for round in 0..rounds {
+        let mut running = holder::spawn(&world, "child_echoes_until_killed", 0);
+        // From before it connects to long after frames flow, by a sequence that is the same each time.
+        let life = Duration::from_micros(u64::from(round * 7919u32 % 97) * 1500);
+        let until = Instant::now() + life;
+        while Instant::now() < until {
+            let _ = world.wire.try_send(&testkit::frame::plain(100, 1));
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        running.signal(Signal::KILL);
+        running.wait(wait::SOON);
+        world.await_no_program();
+        world.await_descriptors(descriptors);
+    }
+    while world.wire.receive(wait::QUIET).is_some() {}
+    // And the queue is as good as new.
+    let _running = holder::start(&world, "child_echoes_until_killed", 0);
+    world.await_echo();
+}
+
+#[test]
+#[ignore = "run in a process of its own"]
+fn child_echoes_until_killed() {
+    holder::give_up_privileges();
+    let (lease, mut sockets) = holder::lease();
+    let mut echo = holder::Echo::open(&lease, sockets.pop().expect("one"), holder::queue());
+    println!("echoing");
+    loop {
+        echo.run(Duration::from_millis(100));
+        if let Err(error) = lease.take_changes() {
+            println!("lease over: {error}");
+            return;
+        }
+    }
+}
+
+#[test]
+fn steward_that_ends_however_takes_its_program_along_and_holders_learn_it() {
+    require!(Root);
+    let mut world = World::of_one_queue();
+    for signal in [Signal::TERM, Signal::KILL] {
+        let mut running = holder::start(&world, "child_echoes_until_killed", 0);
+        world.await_echo();
+        world.steward.signal(signal);
+        let status = world.steward.wait(wait::SOON);
+        assert_eq!(status.success(), signal == Signal::TERM, "{}", world.steward);
+        running.await_text("lease over");
+        running.wait(wait::SOON);
+        world.await_no_program();
+        assert_eq!(world.socket().exists(), signal == Signal::KILL);
+        // What a killed one left behind is no hindrance.
+        world.restart();
+    }
+    let _running = holder::start(&world, "child_echoes_until_killed", 0);
+    world.await_echo();
+}
+
+#[test]
+fn second_steward_at_the_same_socket_is_refused() {
+    require!(Root);
+    let world = World::new();
+    let mut command = world
+        .veth
+        .near
+        .command(env!("CARGO_BIN_EXE_vhost-af-xdp-steward"));
+    command.arg("--policy").arg(world.dir.path().join("policy.toml"));
+    command.arg("--socket").arg(world.socket());
+    let mut second = testkit::Running::start(command);
+    assert!(!second.wait(wait::SOON).success());
+    assert!(
+        second.said().contains("another process listens there"),
+        "{second}"
+    );
+    let over = world.lease(0, 1).map(drop);
+    assert!(!matches!(over, Err(LeaseError::Connect { .. })));
+}
+
+#[test]
+fn policy_is_checked_without_a_privilege() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("p.toml");
+    let run = |text: &str| {
+        std::fs::write(&path, text).expect("writable");
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_vhost-af-xdp-steward"))
+            .args(["--check", "--policy"])
+            .arg(&path)
+            .output()
+            .expect("it runs");
+        let said = [output.stdout, output.stderr].concat();
+        (output.status.success(), String::from_utf8(said).expect("text"))
+    };
+    let (good, said) = run("[[allow]]\nuser = 7\ninterface = \"eth1\"\nqueues = \"0-3\"\n");
+    assert!(good && said.contains("rule 1: user 7, eth1 queues 0-3"), "{said}");
+    let (good, said) = run("[[allow]]\nuser = 7\ninterface = \"eth1\"\nqueues = \"0-3\"\nmemlok = 1\n");
+    assert!(
+        !good && said.contains("line 5") && said.contains("memlok"),
+        "{said}"
+    );
+    assert_eq!(said.lines().count(), 1, "{said}");
+}
