@@ -341,6 +341,7 @@ impl Facts {
             mac: [0; 6],
             rx_queues: 0,
             up: false,
+            partial_checksums: false,
             mode: None,
             program: 0,
             sends: DriverSends::NOTHING,

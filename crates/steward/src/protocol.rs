@@ -180,6 +180,8 @@ pub struct Facts {
     pub rx_queues: u32,
     /// Administratively up.
     pub up: bool,
+    /// Its local senders leave partial checksums, as those of a veth do.
+    pub partial_checksums: bool,
     /// How the program is attached; `None`: it is not, the lease is impaired, and [`note`](Self::note) says why.
     pub mode: Option<Mode>,
     /// The kernel's id of the program; 0 if there is none.
@@ -334,6 +336,8 @@ struct RefusedBody {
 const FLAG_UP: u32 = 1;
 /// The driver completes checksums in zero-copy mode.
 const FLAG_CHECKSUM: u32 = 2;
+/// Local senders leave partial checksums.
+const FLAG_PARTIAL: u32 = 4;
 
 const _: () =
     assert!(size_of::<Head>() == 8 && size_of::<LeaseBody>() == 28 && size_of::<ActivateBody>() == 12);
@@ -519,7 +523,14 @@ impl Facts {
                 Some(Mode::Native) => 1,
                 Some(Mode::Skb) => 2,
             },
-            flags: if self.up { FLAG_UP } else { 0 } | if self.sends.checksum { FLAG_CHECKSUM } else { 0 },
+            flags: [
+                (self.up, FLAG_UP),
+                (self.sends.checksum, FLAG_CHECKSUM),
+                (self.partial_checksums, FLAG_PARTIAL),
+            ]
+            .into_iter()
+            .filter_map(|(holds, flag)| holds.then_some(flag))
+            .sum(),
             most_pieces: u32::try_from(self.sends.most_pieces).unwrap_or(u32::MAX),
             name: field(&self.name),
             mac: self.mac,
@@ -530,7 +541,7 @@ impl Facts {
 
     fn read(body: &FactsBody) -> Result<Self, Malformed> {
         body.zero.iter().try_for_each(|&byte| zero(byte.into()))?;
-        if body.flags & !(FLAG_UP | FLAG_CHECKSUM) != 0 {
+        if body.flags & !(FLAG_UP | FLAG_CHECKSUM | FLAG_PARTIAL) != 0 {
             return Err(value("flags of an interface", body.flags));
         }
         Ok(Self {
@@ -540,6 +551,7 @@ impl Facts {
             mac: body.mac,
             rx_queues: body.rx_queues,
             up: body.flags & FLAG_UP != 0,
+            partial_checksums: body.flags & FLAG_PARTIAL != 0,
             sends: DriverSends {
                 checksum: body.flags & FLAG_CHECKSUM != 0,
                 most_pieces: body.most_pieces as usize,

@@ -10,6 +10,7 @@ fn facts() -> Facts {
         mac: [2, 0, 0, 0, 0, 1],
         rx_queues: 4,
         up: true,
+        partial_checksums: true,
         mode: Some(Mode::Skb),
         program: 99,
         sends: DriverSends {

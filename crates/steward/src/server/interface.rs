@@ -297,6 +297,7 @@ impl Interface {
             mac: self.link.mac,
             rx_queues: self.link.rx_queues,
             up: self.link.up,
+            partial_checksums: self.link.partial_checksums,
             mode: self.program.as_ref().map(Program::mode),
             program: self.program.as_ref().map_or(0, Program::id),
             sends: self.sends,
