@@ -36,6 +36,9 @@ const UDP_CHECKSUM: u16 = 6;
 pub(crate) const LAST_WAITS: usize = 20;
 pub(crate) const LAST_WAIT: Duration = Duration::from_millis(1);
 
+/// How often it then asks the kernel to send what is queued.
+pub(crate) const LAST_KICKS: usize = 4;
+
 /// Frames handed over by one batch, and their bytes.
 #[derive(Default)]
 pub(crate) struct Tally {
@@ -302,3 +305,7 @@ impl Builder<'_> {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "super_frame_tests.rs"]
+mod tests;

@@ -9,7 +9,7 @@ use crate::data::copy_bytes::guest_to_umem;
 use crate::data::guest::{Cursor, Fault, Piece, Sending, pieces};
 use crate::data::lane::{BATCH, SEGMENTS};
 use crate::data::nic::{Link, Nic};
-use crate::data::super_frame::{FromChain, LAST_WAIT, LAST_WAITS, SuperFrame, Tally, read};
+use crate::data::super_frame::{FromChain, LAST_KICKS, LAST_WAIT, LAST_WAITS, SuperFrame, Tally, read};
 
 impl<N: Nic> CopyLane<N> {
     /// Guest → NIC.
@@ -22,6 +22,9 @@ impl<N: Nic> CopyLane<N> {
             }
         }
         if !self.guest.from_guest.enabled {
+            if self.nic.unsent() > 0 {
+                self.kick();
+            }
             return Ok(0);
         }
         let room = self.nic.room_to_nic().min(self.pool.len());
@@ -323,8 +326,8 @@ impl<N: Nic> CopyLane<N> {
         usize::try_from(tally.frames).unwrap_or(usize::MAX)
     }
 
-    /// The lane is stopped, on a thread that may wait: the super-frame in hand goes out now, as far as the kernel takes it.
-    pub(super) fn send_rest_at_last(&mut self) {
+    /// The lane is stopped, on a thread that may wait: what is in hand goes out now, as far as the kernel takes it.
+    pub(super) fn send_at_last(&mut self) {
         let mut waits = 0;
         while self.rest.plan.is_some() && self.link == Link::Up && waits < LAST_WAITS {
             self.reclaim();
@@ -335,6 +338,14 @@ impl<N: Nic> CopyLane<N> {
         }
         if self.rest.plan.take().is_some() {
             self.counters.from_guest_rest_of_super_frame.add(1);
+        }
+        // What a kick left in the ring.
+        for _ in 0..LAST_KICKS {
+            self.reclaim();
+            if self.nic.unsent() == 0 || self.link != Link::Up {
+                break;
+            }
+            self.kick();
         }
     }
 }

@@ -215,7 +215,7 @@ impl<N: Nic> Lane for CopyLane<N> {
     }
 
     fn stop(mut self: Box<Self>) -> Bases {
-        self.send_rest_at_last();
+        self.send_at_last();
         // Frames without buffers: whole ones in the ring, and perhaps one in hand.
         let rest = self.nic.from_nic(usize::MAX).filter(|piece| !piece.more).count() as u64;
         let waiting = self.incoming.map_or(0, |incoming| incoming.waiting() as u64);

@@ -42,7 +42,7 @@ use super::in_flight::InFlight;
 use super::lane::{BATCH, Bases, Lane, Rest, SEGMENTS};
 use super::nic::{Link, MOST_PIECES, Nic, Sends};
 use super::received::Glass;
-use super::super_frame::SuperFrame;
+use super::super_frame::{LAST_KICKS, SuperFrame};
 
 /// The kernel puts a received frame this many bytes after the fill address
 /// (`XDP_PACKET_HEADROOM`, include/uapi/linux/bpf.h).
@@ -255,7 +255,7 @@ impl<N: Nic> Lane for DirectLane<N> {
         let mut lane = *self;
         let half_sent = lane.cut_at_last();
         // What is queued is sent or given up now: repeating a frame would be worse than losing it.
-        for _ in 0..4 {
+        for _ in 0..LAST_KICKS {
             if lane.nic.unsent() == 0 || lane.link != Link::Up {
                 break;
             }

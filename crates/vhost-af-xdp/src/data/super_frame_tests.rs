@@ -1,0 +1,670 @@
+//! Super-frames through whole lanes, over a NIC whose ring, completions and link the test decides about.
+
+use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use offload::segment::Request;
+use virtqueue::driver::{Buffer, DriverFeatures, GuestRam, QueueDriver};
+use virtqueue::{
+    GuestAddr, Journal, MemoryMap, Queue, QueueFeatures, QueueSize, QueueStart, RingFormat, RingLayout,
+};
+use xsk::{Frame, FramePool, OwnMemory, RxDesc};
+
+use super::*;
+use crate::data::copy::CopyLane;
+use crate::data::copy_bytes::GuestRam as Ram;
+use crate::data::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
+use crate::data::guest::Vring;
+use crate::data::lane::{Lane, Rest};
+use crate::data::nic::{Link, MOST_PIECES, Nic};
+use crate::data::offloads::Offloads;
+
+/// A frame that was sent, and the checksum that its metadata asks for.
+type Sent = (Vec<u8>, Option<(u16, u16)>);
+
+struct Wire {
+    umem: Umem,
+    capacity: usize,
+    /// Descriptors that one kick sends.
+    each_kick: usize,
+    link: Link,
+    /// A kick said that it is gone.
+    seen_gone: bool,
+    ring: VecDeque<TxDesc>,
+    done: VecDeque<Frame>,
+    sent: Vec<Sent>,
+    /// The frame that goes on.
+    unfinished: Option<Sent>,
+}
+
+impl Wire {
+    fn send(&mut self, desc: TxDesc) {
+        assert!((1..=self.umem.max_sent_bytes()).contains(&desc.len));
+        let read = |at, len| {
+            let mut bytes = vec![0; len];
+            self.umem.read(at, &mut bytes).expect("inside");
+            bytes
+        };
+        let checksum = desc.metadata.then(|| {
+            let before = desc.offset.get() - u64::from(self.umem.tx_metadata_len());
+            let metadata = read(UmemOffset::new(before), 12);
+            assert_eq!(metadata[..8], TXMD_CHECKSUM.to_ne_bytes());
+            let word = |at: usize| u16::from_ne_bytes([metadata[at], metadata[at + 1]]);
+            assert!(u32::from(word(8)) + u32::from(word(10)) + 2 <= desc.len);
+            (word(8), word(10))
+        });
+        let bytes = read(desc.offset, desc.len as usize);
+        assert!(
+            self.unfinished.is_none() || checksum.is_none(),
+            "metadata in the middle"
+        );
+        let frame = self.unfinished.get_or_insert_with(|| (Vec::new(), checksum));
+        frame.0.extend(bytes);
+        if !desc.more {
+            self.sent.extend(self.unfinished.take());
+        }
+        self.done.push_back(desc.frame);
+    }
+}
+
+struct TestNic(Arc<Mutex<Wire>>);
+
+impl TestNic {
+    fn wire(&self) -> MutexGuard<'_, Wire> {
+        self.0.lock().expect("no panic")
+    }
+}
+
+impl Nic for TestNic {
+    fn room_to_nic(&mut self) -> usize {
+        let wire = self.wire();
+        wire.capacity - wire.ring.len()
+    }
+
+    fn to_nic(&mut self, frames: impl ExactSizeIterator<Item = TxDesc>) {
+        let mut wire = self.wire();
+        wire.ring.extend(frames);
+        assert!(wire.ring.len() <= wire.capacity, "more than there is room for");
+    }
+
+    fn kick(&mut self) -> Link {
+        let mut wire = self.wire();
+        wire.seen_gone = wire.link == Link::Gone;
+        if wire.link == Link::Up {
+            for _ in 0..wire.each_kick {
+                let Some(desc) = wire.ring.pop_front() else { break };
+                wire.send(desc);
+            }
+        }
+        wire.link
+    }
+
+    fn unsent(&self) -> usize {
+        let wire = self.wire();
+        if wire.seen_gone {
+            0
+        } else {
+            wire.ring.len() + wire.done.len()
+        }
+    }
+
+    fn sent(&mut self, max: usize) -> impl Iterator<Item = Frame> + '_ {
+        let mut wire = self.wire();
+        let count = max.min(wire.done.len());
+        wire.done.drain(..count).collect::<Vec<_>>().into_iter()
+    }
+
+    fn room_to_give(&mut self) -> usize {
+        0
+    }
+
+    fn give(&mut self, _: &mut Vec<Frame>) {}
+
+    fn from_nic(&mut self, _: usize) -> impl Iterator<Item = RxDesc> + '_ {
+        std::iter::empty()
+    }
+
+    fn has_frames(&mut self) -> bool {
+        false
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Setup {
+    direct: bool,
+    packed: bool,
+    sends: Sends,
+    /// Entries of the TX ring.
+    ring: usize,
+    /// Chunks to send from.
+    chunks: usize,
+    each_kick: usize,
+}
+
+const WITH_METADATA: Sends = Sends {
+    most_pieces: MOST_PIECES,
+    checksum: true,
+    zero_copy: false,
+};
+const BY_REFERENCE: Sends = Sends {
+    zero_copy: true,
+    ..WITH_METADATA
+};
+
+impl Setup {
+    fn new(direct: bool, sends: Sends) -> Self {
+        Self {
+            direct,
+            packed: false,
+            sends,
+            ring: 64,
+            chunks: 40,
+            each_kick: usize::MAX,
+        }
+    }
+
+    /// All that there are to be tested with the same expectations.
+    fn all() -> Vec<Self> {
+        let copy = [Sends::PLAIN, WITH_METADATA].map(|sends| Self::new(false, sends));
+        let direct = [Sends::PLAIN, WITH_METADATA, BY_REFERENCE].map(|sends| Self::new(true, sends));
+        let split: Vec<_> = copy.into_iter().chain(direct).collect();
+        let packed = split.iter().map(|&setup| Self {
+            packed: true,
+            ..setup
+        });
+        split.iter().copied().chain(packed).collect()
+    }
+}
+
+struct World {
+    ram: Arc<GuestRam>,
+    driver: QueueDriver,
+    lane: Box<dyn Lane>,
+    wire: Arc<Mutex<Wire>>,
+    counters: Arc<LaneCounters>,
+    /// What was sent must be this.
+    wanted: Vec<Vec<u8>>,
+}
+
+fn guest(ram: &Arc<GuestRam>, memory: &Arc<MemoryMap>, setup: Setup) -> (GuestSide, QueueDriver) {
+    let format = RingFormat::of(setup.packed);
+    let size = QueueSize::new(64).expect("a power of two");
+    let features = QueueFeatures {
+        packed: setup.packed,
+        indirect: true,
+        ..QueueFeatures::default()
+    };
+    let queue = || {
+        let driver = QueueDriver::new(ram, (format, size), DriverFeatures::default()).expect("room");
+        let rings =
+            RingLayout::from_user(memory, (format, size), driver.ring_user_addresses()).expect("inside");
+        let start = QueueStart {
+            base: driver.base(),
+            journal: if setup.direct {
+                Journal::Ring
+            } else {
+                Journal::None
+            },
+            log: None,
+        };
+        let queue = Queue::new(memory, rings, features, start).expect("a good ring");
+        let vring = |enabled| Vring {
+            queue,
+            // Without one the queue is polled.
+            kick: Some(
+                rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).expect("a descriptor"),
+            ),
+            call: None,
+            enabled,
+        };
+        (vring(true), driver)
+    };
+    let (from_guest, driver) = queue();
+    let (mut to_guest, _) = queue();
+    to_guest.enabled = false;
+    let side = GuestSide {
+        memory: Arc::clone(memory),
+        from_guest,
+        to_guest,
+        header_bytes: 12,
+        mergeable: true,
+        frame_limit: 1518,
+        offloads: Offloads {
+            csum: true,
+            tso4: true,
+            ..Offloads::NONE
+        },
+        partial_checksums: false,
+        log: None,
+        spill: None,
+    };
+    (side, driver)
+}
+
+impl World {
+    fn new(setup: Setup) -> Self {
+        let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), 4 << 20)]).expect("memory"));
+        let private = if setup.direct {
+            setup.chunks * CHUNK_BYTES as usize
+        } else {
+            0
+        };
+        let memory = Arc::new(MemoryMap::new(ram.regions().expect("descriptors"), private).expect("mapped"));
+        let (guest, driver) = guest(&ram, &memory, setup);
+        let metadata = if setup.sends.checksum {
+            TX_METADATA_BYTES
+        } else {
+            0
+        };
+        let own = memory.private_offset();
+        let umem = if setup.direct {
+            Umem::unaligned(Arc::new(Ram(Arc::clone(&memory))), CHUNK_BYTES, 0)
+        } else {
+            let own = OwnMemory::new(setup.chunks * 2048).expect("memory");
+            Umem::aligned(Arc::new(own), 2048, 0)
+        };
+        let umem = umem
+            .and_then(|umem| umem.with_tx_metadata(metadata))
+            .expect("good");
+        let wire = Arc::new(Mutex::new(Wire {
+            umem: umem.clone(),
+            capacity: setup.ring,
+            each_kick: setup.each_kick,
+            link: Link::Up,
+            seen_gone: false,
+            ring: VecDeque::new(),
+            done: VecDeque::new(),
+            sent: Vec::new(),
+            unfinished: None,
+        }));
+        let nic = TestNic(Arc::clone(&wire));
+        let counters = Arc::new(LaneCounters::default());
+        let lane: Box<dyn Lane> = if setup.direct {
+            let pool: FramePool = umem.frames(own..own + private as u64).expect("inside").collect();
+            let memory = DirectMemory {
+                umem,
+                pool,
+                in_flight: 128,
+                own_from: UmemOffset::new(own),
+                dma_page_bytes: None,
+            };
+            Box::new(DirectLane::new(
+                guest,
+                nic,
+                memory,
+                setup.sends,
+                Arc::clone(&counters),
+            ))
+        } else {
+            let mut pool: FramePool = umem.all_frames().expect("ours").collect();
+            while pool.len() > setup.chunks {
+                let _ = pool.take();
+            }
+            let memory = (umem, pool, 0);
+            Box::new(CopyLane::new(
+                guest,
+                nic,
+                memory,
+                setup.sends,
+                Arc::clone(&counters),
+            ))
+        };
+        Self {
+            ram,
+            driver,
+            lane,
+            wire,
+            counters,
+            wanted: Vec::new(),
+        }
+    }
+
+    fn wire(&self) -> MutexGuard<'_, Wire> {
+        self.wire.lock().expect("no panic")
+    }
+
+    /// Sends TCP over IPv4 with so much payload, in segments of `size` bytes, spread over `cuts` descriptors.
+    fn send(&mut self, payload_len: usize, size: u16, cuts: usize) {
+        let (header, frame) = super_frame(payload_len, size, self.wanted.len() as u32);
+        self.wanted.extend(segments(&frame, &header));
+        self.add(&[&header[..], &[0, 0], &frame].concat(), cuts);
+    }
+
+    /// Sends a frame that asks for nothing.
+    fn send_plain(&mut self, len: usize) {
+        let frame: Vec<u8> = (0..len).map(|at| at as u8 ^ self.wanted.len() as u8).collect();
+        self.add(&[&[0; 12][..], &frame].concat(), 1);
+        self.wanted.push(frame);
+    }
+
+    fn add(&mut self, bytes: &[u8], cuts: usize) {
+        let addr = self.ram.alloc(bytes.len() as u64, 64).expect("memory is left");
+        self.ram.write(addr, bytes);
+        let step = bytes.len().div_ceil(cuts);
+        let buffers: Vec<_> = (0..bytes.len())
+            .step_by(step)
+            .map(|at| {
+                let addr = addr.checked_add(at as u64).expect("inside");
+                Buffer::readable(addr, step.min(bytes.len() - at) as u32)
+            })
+            .collect();
+        self.driver.add(&buffers).expect("room in the ring");
+        self.driver.publish();
+    }
+
+    fn breathe(&mut self) -> usize {
+        self.lane.breathe().expect("no fault")
+    }
+
+    /// Breathes until everything is given back.
+    fn finish(&mut self) {
+        for _ in 0..1000 {
+            self.breathe();
+            while self.driver.take_used().is_some() {}
+            if self.driver.in_flight() == 0 && self.wire().sent.len() >= self.wanted.len() {
+                return;
+            }
+        }
+        let (sent, wanted) = (self.wire().sent.len(), self.wanted.len());
+        panic!(
+            "{} chains never come back, {sent} of {wanted} frames were sent",
+            self.driver.in_flight()
+        );
+    }
+
+    /// What was sent is a beginning of what is wanted, or all of it.
+    fn assert_sent(&self, all: bool) {
+        let wire = self.wire();
+        for (at, (frame, checksum)) in wire.sent.iter().enumerate() {
+            let mut frame = frame.clone();
+            if let Some((start, offset)) = *checksum {
+                checksum::complete(&mut frame, start, offset).expect("inside");
+            }
+            assert!(frame == self.wanted[at], "frame {at} is another");
+        }
+        assert!(!all || wire.sent.len() == self.wanted.len());
+    }
+}
+
+/// The ten bytes of a virtio-net header, and a frame.
+fn super_frame(payload_len: usize, size: u16, number: u32) -> ([u8; 10], Vec<u8>) {
+    let mut frame = vec![0u8; 54 + payload_len];
+    frame[12..14].copy_from_slice(&[8, 0]);
+    frame[14] = 0x45;
+    frame[16..18].copy_from_slice(&((40 + payload_len) as u16).to_be_bytes());
+    (frame[22], frame[23]) = (64, 6);
+    frame[38..42].copy_from_slice(&number.to_be_bytes());
+    (frame[46], frame[47]) = (0x50, 0x18);
+    let partial = checksum::pseudo_v4([0; 4], [0; 4], 6, 20 + payload_len as u32).fold();
+    frame[50..52].copy_from_slice(&partial.to_be_bytes());
+    for (at, byte) in frame[54..].iter_mut().enumerate() {
+        *byte = (at * 31 + (at >> 8)) as u8 ^ number as u8;
+    }
+    let [low, high] = size.to_le_bytes();
+    ([1, 1, 54, 0, low, high, 34, 0, 16, 0], frame)
+}
+
+fn segments(frame: &[u8], request: &[u8; 10]) -> Vec<Vec<u8>> {
+    let gso = Request::from_header(request)
+        .expect("good")
+        .gso
+        .expect("asked for");
+    let plan = Plan::new(frame, frame.len() as u32, gso).expect("good");
+    let cut = |index| {
+        let payload = plan.payload(index);
+        let mut segment = vec![0; plan.header_len()];
+        plan.write_header(index, &mut segment);
+        segment.extend(&frame[payload.start as usize..payload.end as usize]);
+        checksum::complete(&mut segment, 34, 16).expect("inside");
+        segment
+    };
+    (0..plan.segments()).map(cut).collect()
+}
+
+#[test]
+fn segments_are_sent_in_order_whatever_the_room() {
+    for setup in Setup::all() {
+        for (ring, chunks, each_kick) in [(64, 40, 64), (5, 40, 64), (64, 3, 64), (7, 6, 2), (19, 19, 1)] {
+            let mut world = World::new(Setup {
+                ring,
+                chunks,
+                each_kick,
+                ..setup
+            });
+            for (payload_len, size, cuts) in
+                [(20_000, 1000, 7), (1, 1000, 1), (3000, 100, 20), (2900, 1448, 3)]
+            {
+                world.send_plain(60);
+                world.send(payload_len, size, cuts);
+                world.send_plain(100);
+            }
+            world.finish();
+            world.assert_sent(true);
+            assert_eq!(world.counters.from_guest_super_frames.get(), 4, "{setup:?}");
+            assert_eq!(world.counters.from_guest_frames.get(), world.wanted.len() as u64);
+        }
+    }
+}
+
+#[test]
+fn checksums_are_left_to_the_nic_where_it_takes_them_and_completed_by_us_elsewhere() {
+    for setup in Setup::all() {
+        let mut world = World::new(setup);
+        world.send(3000, 1000, 2);
+        world.finish();
+        let left = world.wire().sent.iter().filter(|sent| sent.1.is_some()).count();
+        assert_eq!(left, if setup.sends.checksum { 3 } else { 0 });
+        assert_eq!(world.counters.from_guest_checksums_left.get(), left as u64);
+        assert_eq!(world.counters.from_guest_checksums.get(), 3 - left as u64);
+    }
+}
+
+/// A chain is used before anything of it is sent, in copy placement also that of a super-frame that goes out in
+/// portions; in direct placement after everything was sent.
+#[test]
+fn chains_are_given_back_when_they_cannot_be_sent_twice() {
+    for setup in Setup::all() {
+        let mut world = World::new(Setup {
+            ring: 8,
+            each_kick: 4,
+            ..setup
+        });
+        world.send(20_000, 1000, 3);
+        world.send_plain(60);
+        world.breathe();
+        assert!(world.wire().sent.len() < 20);
+        assert_eq!(world.driver.take_used().is_some(), !setup.direct);
+        assert!(world.driver.take_used().is_none(), "the frame behind it waits");
+        world.finish();
+        world.assert_sent(true);
+    }
+}
+
+#[test]
+fn lane_with_a_super_frame_in_hand_neither_sleeps_nor_spins() {
+    for setup in Setup::all() {
+        let mut world = World::new(Setup {
+            ring: 8,
+            each_kick: 0,
+            ..setup
+        });
+        world.send(20_000, 1000, 3);
+        world.send(20_000, 1000, 3);
+        for _ in 0..3 {
+            world.breathe();
+            assert_eq!(world.lane.arm().expect("no fault"), Rest::Soon, "{setup:?}");
+            world.lane.disarm();
+        }
+        world.wire().each_kick = 64;
+        world.finish();
+        world.breathe();
+        assert_eq!(world.lane.arm().expect("no fault"), Rest::Idle);
+    }
+}
+
+/// Room for some segments but not for all: the super-frame waits, and does not make the worker spin.
+#[test]
+fn super_frame_that_waits_for_room_behind_others_does_not_spin() {
+    let mut world = World::new(Setup {
+        each_kick: 0,
+        ..Setup::new(false, WITH_METADATA)
+    });
+    world.send(30_000, 1000, 3);
+    world.send(30_000, 1000, 3);
+    world.breathe();
+    assert_eq!(world.breathe(), 0);
+    assert_eq!(world.lane.arm().expect("no fault"), Rest::Soon);
+    world.wire().each_kick = 64;
+    world.finish();
+    world.assert_sent(true);
+}
+
+#[test]
+fn stopped_lane_sends_the_rest_and_its_base_is_behind_it() {
+    for setup in Setup::all() {
+        let mut world = World::new(Setup {
+            ring: 8,
+            each_kick: 4,
+            ..setup
+        });
+        world.send(20_000, 1000, 1);
+        world.send_plain(60);
+        world.breathe();
+        let bases = world.lane.stop();
+        world.lane = World::new(setup).lane;
+        assert_eq!(bases.from_guest & 0x7fff, 1, "{setup:?}");
+        assert_eq!(
+            world.wire().sent.len(),
+            20,
+            "all of it, and not the one behind it"
+        );
+        assert_eq!(world.counters.from_guest_rest_of_super_frame.get(), 0);
+        world.assert_sent(false);
+        assert!(world.driver.take_used().is_some() && world.driver.take_used().is_none());
+    }
+}
+
+#[test]
+fn what_cannot_be_sent_when_the_lane_is_stopped_is_counted_once() {
+    for setup in Setup::all() {
+        for link in [Link::Up, Link::Down, Link::Gone] {
+            let mut world = World::new(Setup {
+                ring: 8,
+                each_kick: 0,
+                ..setup
+            });
+            world.send(20_000, 1000, 1);
+            world.breathe();
+            world.wire().link = link;
+            let bases = world.lane.stop();
+            world.lane = World::new(setup).lane;
+            assert_eq!(bases.from_guest & 0x7fff, 1, "{setup:?}");
+            assert!(world.driver.take_used().is_some());
+            assert_eq!(world.counters.from_guest_rest_of_super_frame.get(), 1);
+        }
+    }
+}
+
+#[test]
+fn interface_that_is_gone_takes_the_rest_with_it() {
+    for setup in Setup::all() {
+        let mut world = World::new(Setup {
+            ring: 8,
+            each_kick: 4,
+            ..setup
+        });
+        world.send(20_000, 1000, 1);
+        world.breathe();
+        world.wire().link = Link::Gone;
+        for _ in 0..10 {
+            world.breathe();
+        }
+        assert_eq!(
+            world.counters.from_guest_rest_of_super_frame.get(),
+            1,
+            "{setup:?}"
+        );
+        assert!(world.driver.take_used().is_some());
+        assert_eq!(world.lane.arm().expect("no fault"), Rest::Idle);
+        world.assert_sent(false);
+    }
+}
+
+#[test]
+fn interface_that_comes_up_again_sends_the_rest() {
+    for setup in Setup::all() {
+        let mut world = World::new(Setup {
+            ring: 8,
+            each_kick: 4,
+            ..setup
+        });
+        world.send(20_000, 1000, 1);
+        world.breathe();
+        world.wire().link = Link::Down;
+        for _ in 0..10 {
+            world.breathe();
+        }
+        assert!(world.wire().sent.len() < 20);
+        world.wire().link = Link::Up;
+        world.finish();
+        world.assert_sent(true);
+    }
+}
+
+/// The rest is ours: neither a queue that is switched off nor other memory stops it.
+#[test]
+fn rest_goes_out_of_a_queue_that_is_switched_off() {
+    for setup in Setup::all() {
+        let mut world = World::new(Setup {
+            ring: 8,
+            each_kick: 4,
+            ..setup
+        });
+        world.send(20_000, 1000, 1);
+        world.send_plain(60);
+        world.breathe();
+        world.lane.guest_mut().from_guest.enabled = false;
+        for _ in 0..20 {
+            world.breathe();
+        }
+        assert_eq!(world.wire().sent.len(), 20, "{setup:?}");
+        world.lane.guest_mut().from_guest.enabled = true;
+        world.finish();
+        world.assert_sent(true);
+    }
+}
+
+#[test]
+fn copy_lane_goes_on_with_other_memory() {
+    let setup = Setup {
+        ring: 8,
+        each_kick: 4,
+        ..Setup::new(false, Sends::PLAIN)
+    };
+    let mut world = World::new(setup);
+    world.send(20_000, 1000, 1);
+    world.breathe();
+    let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), 1 << 20)]).expect("memory"));
+    let memory = Arc::new(MemoryMap::new(ram.regions().expect("descriptors"), 0).expect("mapped"));
+    world.lane.replace_guest(guest(&ram, &memory, setup).0);
+    for _ in 0..20 {
+        world.breathe();
+    }
+    world.assert_sent(true);
+}
+
+/// Payload in more pieces than a frame may have descriptors is gathered.
+#[test]
+fn payload_in_small_pieces_is_sent() {
+    for setup in Setup::all() {
+        let mut world = World::new(setup);
+        world.send(1460 * 2, 1460, 60);
+        world.finish();
+        world.assert_sent(true);
+    }
+}
