@@ -146,7 +146,7 @@ static void write_all(int fd, const char *bytes, size_t count)
 static void stream_send(int fd, uint64_t words, uint64_t seed)
 {
 	static uint64_t buffer[PIECE_MAX / 8];
-	uint64_t hash = seed, at = 0, sizes = seed ^ 0x5851f42d4c957f2dull;
+	uint64_t hash = 0, at = 0, sizes = seed ^ 0x5851f42d4c957f2dull;
 	char end;
 
 	while (at < words) {
@@ -180,7 +180,7 @@ static void stream_send(int fd, uint64_t words, uint64_t seed)
 static int stream_receive(int fd, uint64_t words, uint64_t seed)
 {
 	static uint64_t buffer[PIECE_MAX / 8];
-	uint64_t hash = seed, at = 0, bytes = 0, wrong = UINT64_MAX;
+	uint64_t hash = 0, at = 0, bytes = 0, wrong = UINT64_MAX;
 	size_t held = 0;
 
 	for (;;) {

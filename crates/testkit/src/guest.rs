@@ -43,6 +43,15 @@ impl Images {
     }
 }
 
+/// Path of the traffic checker for the host's side, `scripts/lib/netcheck.c`; the guest has it as `netcheck`.
+///
+/// # Panics
+/// If it cannot be built.
+#[must_use]
+pub fn netcheck() -> String {
+    output_of(SCRIPT, &["netcheck"]).trim().to_owned()
+}
+
 /// A guest that has booted. Ended on drop.
 pub struct Guest {
     state: TempDir,

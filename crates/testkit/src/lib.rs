@@ -16,6 +16,7 @@
 //!
 //! Without the privilege that it needs a test prints `SKIPPED: reason` and passes; with `REQUIRE_PRIV=1` it fails.
 
+pub mod bad_wire;
 pub mod daemon;
 pub mod driver;
 pub mod frame;
@@ -36,6 +37,7 @@ pub mod two_guests;
 pub mod wait;
 pub mod world;
 
+pub use bad_wire::BadWire;
 pub use daemon::{Daemon, Serve};
 pub use driver::{Driver, DriverConfig};
 pub use netns::{NetNs, VethPair};

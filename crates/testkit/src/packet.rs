@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::NetNs;
+use crate::{NetNs, wait};
 
 /// Not in libc (`linux/if_packet.h`).
 const PACKET_VNET_HDR: libc::c_int = 15;
@@ -54,6 +54,18 @@ impl PacketPort {
         let fd = fd.unwrap_or_else(|error| panic!("packet socket on {interface}: {error}"));
         set(&fd, libc::SOL_PACKET, PACKET_VNET_HDR, 1).expect("every kernel has it");
         Self { fd }
+    }
+
+    /// Opens it so that each frame that is read has such a header before it, which says whether its checksum is yet to be completed, and
+    /// whether it is to be cut.
+    ///
+    /// # Panics
+    /// If there is no such interface.
+    #[must_use]
+    pub fn open_to_read_with_header(netns: &NetNs, interface: &str) -> Self {
+        let port = Self::open(netns, interface);
+        set(&port.fd, libc::SOL_PACKET, PACKET_VNET_HDR, 1).expect("every kernel has it");
+        port
     }
 
     /// Sends one frame.
@@ -113,6 +125,38 @@ impl PacketPort {
 
     fn read(&self) -> io::Result<(Vec<u8>, u32)> {
         let mut frame = vec![0u8; LONGEST];
+        let (got, aux) = self.read_aux(&mut frame, 0)?;
+        frame.truncate(got);
+        let Some(aux) = aux else {
+            return Ok((frame, 0));
+        };
+        if let Some(tag) = vlan_tag(&aux) {
+            frame.splice(12..12, tag);
+        }
+        Ok((frame, aux.tp_status))
+    }
+
+    /// Waits a while for a frame and reads it; returns its length and the VLAN tag that is not in it. Of a port
+    /// [with headers](Self::open_to_read_with_header) the header comes first.
+    ///
+    /// # Errors
+    /// `WouldBlock` if none came; else what recvmsg(2) says.
+    pub fn read_into(&self, frame: &mut [u8], patience: Duration) -> io::Result<(usize, Option<[u8; 4]>)> {
+        let mut read = self.read_aux(frame, libc::MSG_DONTWAIT);
+        if matches!(&read, Err(error) if error.kind() == io::ErrorKind::WouldBlock)
+            && wait::readable(&self.fd, patience)
+        {
+            read = self.read_aux(frame, libc::MSG_DONTWAIT);
+        }
+        let (got, aux) = read?;
+        Ok((got, aux.as_ref().and_then(vlan_tag)))
+    }
+
+    fn read_aux(
+        &self,
+        frame: &mut [u8],
+        flags: libc::c_int,
+    ) -> io::Result<(usize, Option<libc::tpacket_auxdata>)> {
         let mut control = [0u64; 16];
         let mut iov = libc::iovec {
             iov_base: frame.as_mut_ptr().cast(),
@@ -125,18 +169,11 @@ impl PacketPort {
         message.msg_control = control.as_mut_ptr().cast();
         message.msg_controllen = size_of::<[u64; 16]>();
         // SAFETY: the message points at `frame` and `control`, with their lengths, and both outlive the call.
-        let got = unsafe { libc::recvmsg(self.fd.as_raw_fd(), &raw mut message, 0) };
+        let got = unsafe { libc::recvmsg(self.fd.as_raw_fd(), &raw mut message, flags) };
         let Ok(got) = usize::try_from(got) else {
             return Err(io::Error::last_os_error());
         };
-        frame.truncate(got);
-        let Some(aux) = auxiliary(&message) else {
-            return Ok((frame, 0));
-        };
-        if let Some(tag) = vlan_tag(&aux) {
-            frame.splice(12..12, tag);
-        }
-        Ok((frame, aux.tp_status))
+        Ok((got, auxiliary(&message)))
     }
 }
 
