@@ -45,7 +45,7 @@ struct {
 /* Filled by the loader; the kernel empties a slot when its socket is closed. */
 struct {
 	__uint(type, BPF_MAP_TYPE_XSKMAP);
-	__uint(max_entries, STEER_MAX_QUEUES);
+	__uint(max_entries, 2 * STEER_MAX_QUEUES);
 	__type(key, __u32);
 	__type(value, __u32);
 } steer_sockets SEC(".maps");
@@ -125,6 +125,8 @@ static __always_inline int steer_frame(struct xdp_md *ctx, __u64 frame_len)
 	}
 
 	/* The lower bits of the flags are the verdict for an empty slot. */
+	if (flags & STEER_QUEUE_SECOND)
+		queue += STEER_MAX_QUEUES;
 	verdict = bpf_redirect_map(&steer_sockets, queue, XDP_PASS);
 	if (verdict == XDP_REDIRECT) {
 		counters->redirected++;

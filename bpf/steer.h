@@ -22,12 +22,17 @@
  *   bits  0..31   frame_limit: longest frame in bytes (Ethernet header included, virtio header not)
  *   bits 32..47   header_len: bytes of virtio-net header to write before the frame: 0, 12 or 20
  *   bits 48..63   flags: STEER_QUEUE_*
+ *
+ * A queue has two places for a socket, of which the configuration names one: its successor is put into the other one
+ * while frames go to the first, and takes over with one store.
  */
 #define STEER_HEADER_LEN_SHIFT 32
 #define STEER_FLAGS_SHIFT 48
 
 /* The queue is ours. While it is clear (the state of a fresh map) every frame goes to the host. */
 #define STEER_QUEUE_ACTIVE 0x1
+/* The socket is in the second place, at key queue + STEER_MAX_QUEUES. */
+#define STEER_QUEUE_SECOND 0x2
 
 #define STEER_HEADER_NONE 0
 /* VirtIO 1.3, section 5.1.6: struct virtio_net_hdr with num_buffers */

@@ -9,6 +9,8 @@ const HEADER_LEN_SHIFT: u32 = 32;
 const FLAGS_SHIFT: u32 = 48;
 /// `STEER_QUEUE_ACTIVE`
 const ACTIVE: u64 = 0x1;
+/// `STEER_QUEUE_SECOND`
+const SECOND: u64 = 0x2;
 
 /// The virtio-net header that the program writes before a frame (VirtIO 1.3, section 5.1.6): all zero, but
 /// `num_buffers` is 1.
@@ -43,14 +45,54 @@ pub struct QueueConf {
 
 impl QueueConf {
     /// The map's word for an active queue.
-    pub(crate) fn to_word(self) -> u64 {
+    pub(crate) fn to_word(self, place: Place) -> u64 {
         let header_len = self.virtio_header.map_or(0, VirtioHeader::len_bytes);
-        (ACTIVE << FLAGS_SHIFT) | (u64::from(header_len) << HEADER_LEN_SHIFT) | u64::from(self.frame_limit)
+        place.inactive_word()
+            | (ACTIVE << FLAGS_SHIFT)
+            | (u64::from(header_len) << HEADER_LEN_SHIFT)
+            | u64::from(self.frame_limit)
     }
 }
 
-/// The word of a queue that is not ours.
-pub(crate) const INACTIVE_WORD: u64 = 0;
+/// Which of a queue's two places for a socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    First,
+    Second,
+}
+
+impl Place {
+    /// The place that a word names, of an active queue or one that was.
+    pub(crate) fn of_word(word: u64) -> Self {
+        match (word >> FLAGS_SHIFT) & SECOND {
+            0 => Self::First,
+            _ => Self::Second,
+        }
+    }
+
+    pub(crate) fn other(self) -> Self {
+        match self {
+            Self::First => Self::Second,
+            Self::Second => Self::First,
+        }
+    }
+
+    /// The key in the map of sockets.
+    pub(crate) fn key(self, queue: u32) -> u32 {
+        match self {
+            Self::First => queue,
+            Self::Second => queue + MAX_QUEUES,
+        }
+    }
+
+    /// The word of a queue that is not ours.
+    pub(crate) fn inactive_word(self) -> u64 {
+        match self {
+            Self::First => 0,
+            Self::Second => SECOND << FLAGS_SHIFT,
+        }
+    }
+}
 
 /// Whether a word says that the queue is ours.
 pub(crate) fn word_is_active(word: u64) -> bool {
@@ -130,12 +172,13 @@ mod tests {
             virtio_header: Some(VirtioHeader::HashReport),
             frame_limit: 0xdead_beef,
         };
-        assert_eq!(conf.to_word(), 0x0001_0014_dead_beef);
+        assert_eq!(conf.to_word(Place::First), 0x0001_0014_dead_beef);
+        assert_eq!(conf.to_word(Place::Second), 0x0003_0014_dead_beef);
         let conf = QueueConf {
             virtio_header: None,
             frame_limit: 1514,
         };
-        assert_eq!(conf.to_word(), 0x0001_0000_0000_05ea);
+        assert_eq!(conf.to_word(Place::First), 0x0001_0000_0000_05ea);
     }
 
     #[test]
@@ -144,10 +187,14 @@ mod tests {
             virtio_header: Some(VirtioHeader::Basic),
             frame_limit: u32::MAX,
         }
-        .to_word();
-        assert_eq!(word_with_limit(word, 60), 0x0001_000c_0000_003c);
+        .to_word(Place::Second);
+        assert_eq!(word_with_limit(word, 60), 0x0003_000c_0000_003c);
         assert!(word_is_active(word_with_limit(word, 0)));
-        assert!(!word_is_active(INACTIVE_WORD));
+        for place in [Place::First, Place::Second] {
+            assert!(!word_is_active(place.inactive_word()));
+            assert_eq!(Place::of_word(place.inactive_word()), place);
+        }
+        assert_eq!((Place::First.key(7), Place::Second.key(7)), (7, 263));
     }
 
     #[test]

@@ -4,14 +4,15 @@
 //! configuration of each queue (mapped, see `config.rs`), the sockets, the counters. A queue changes hands in an
 //! order that leaves no moment in which frames are lost uncounted:
 //!
-//! - enable: inactive, then the socket into its slot, then active;
-//! - disable: inactive, then the slot emptied.
+//! - enable: the socket into the place that is not in use, then active there;
+//! - disable: inactive, then both places emptied.
 //!
 //! A frame that is in the program during the change follows the word that it has read: at worst it finds an empty
 //! slot, is passed to the host, and counted as `no_socket`.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
@@ -19,7 +20,7 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use crate::attach::{AttachError, Attached, Mode, ModeRequest, Target};
 use crate::capture::messages_of;
 use crate::config::QueueWords;
-use crate::layout::{INACTIVE_WORD, MAX_QUEUES, QueueConf, QueueCounters, word_is_active, word_with_limit};
+use crate::layout::{MAX_QUEUES, Place, QueueConf, QueueCounters, word_is_active, word_with_limit};
 use crate::skel::SteerSkelBuilder;
 
 /// Why a queue could not be configured or read.
@@ -84,6 +85,9 @@ pub struct Program {
     words: QueueWords,
     sockets: MapHandle,
     counts: MapHandle,
+    /// For each queue, whether a socket was placed that is not used yet. Only callers that change the same queue share one, and
+    /// those must not do it at the same time.
+    successors: Box<[AtomicBool]>,
 }
 
 impl Program {
@@ -108,6 +112,7 @@ impl Program {
             words,
             sockets: loaded.sockets,
             counts: loaded.counts,
+            successors: (0..MAX_QUEUES).map(|_| AtomicBool::new(false)).collect(),
         })
     }
 
@@ -135,51 +140,81 @@ impl Program {
     /// already changes its socket and configuration.
     ///
     /// # Errors
-    /// [`QueueError::OutOfRange`], or [`QueueError::Socket`] if `xsk` is no AF_XDP socket; the queue is then
-    /// passed on to the host.
+    /// [`QueueError::OutOfRange`], or [`QueueError::Socket`] if `xsk` is no AF_XDP socket; the queue stays as it was.
     pub fn enable_queue(&self, queue: u32, xsk: BorrowedFd<'_>, conf: QueueConf) -> Result<(), QueueError> {
         self.place_socket(queue, xsk)?;
         self.activate_queue(queue, conf)
     }
 
-    /// The first half of [`Program::enable_queue`]: puts `xsk`, which need not be bound yet, where the frames of
-    /// `queue` will go. They are passed on to the host until [`Program::activate_queue`].
+    /// The first half of [`Program::enable_queue`]: puts `xsk`, which need not be bound yet, beside the socket that
+    /// the queue may have. Frames go on as before until [`Program::activate_queue`]. Of several that are placed the last counts.
     ///
     /// # Errors
     /// As [`Program::enable_queue`].
     pub fn place_socket(&self, queue: u32, xsk: BorrowedFd<'_>) -> Result<(), QueueError> {
-        self.set_word(queue, INACTIVE_WORD)?;
+        let key = self.place(queue)?.other().key(queue);
         let (updated, _) = messages_of(|| {
-            self.sockets.update(
-                &queue.to_ne_bytes(),
-                &xsk.as_raw_fd().to_ne_bytes(),
-                MapFlags::ANY,
-            )
+            self.sockets
+                .update(&key.to_ne_bytes(), &xsk.as_raw_fd().to_ne_bytes(), MapFlags::ANY)
         });
-        updated.map_err(|source| QueueError::Socket { queue, source })
+        updated.map_err(|source| QueueError::Socket { queue, source })?;
+        self.successor(queue)?.store(true, Ordering::Relaxed);
+        Ok(())
     }
 
     /// The second half of [`Program::enable_queue`]: from now on the frames of `queue` go to the socket that was
-    /// placed, which must be bound by now. While there is none they are passed on, and counted as `no_socket`.
+    /// placed last, which must be bound by now. Without one that was placed since, the queue keeps the socket that it had, with
+    /// this configuration; while it has none, frames are passed on, and counted as `no_socket`.
     ///
     /// # Errors
     /// [`QueueError::OutOfRange`].
     pub fn activate_queue(&self, queue: u32, conf: QueueConf) -> Result<(), QueueError> {
-        self.set_word(queue, conf.to_word())
+        let place = match self.successor(queue)?.swap(false, Ordering::Relaxed) {
+            true => self.place(queue)?.other(),
+            false => self.place(queue)?,
+        };
+        self.set_word(queue, conf.to_word(place))
     }
 
-    /// From now on the frames of `queue` are passed on to the host. Nothing happens if they are already.
+    /// From now on the frames of `queue` are passed on to the host; its sockets stay where they are.
     ///
     /// # Errors
-    /// [`QueueError::OutOfRange`], or [`QueueError::Remove`] if the kernel keeps the socket in its slot; frames are
+    /// [`QueueError::OutOfRange`].
+    pub fn deactivate_queue(&self, queue: u32) -> Result<(), QueueError> {
+        let place = self.place(queue)?;
+        self.set_word(queue, place.inactive_word())
+    }
+
+    /// From now on the frames of `queue` are passed on to the host, and it has no socket. Nothing happens if that is so already.
+    ///
+    /// # Errors
+    /// [`QueueError::OutOfRange`], or [`QueueError::Remove`] if the kernel keeps a socket in its place; frames are
     /// passed on then, too.
     pub fn disable_queue(&self, queue: u32) -> Result<(), QueueError> {
-        self.set_word(queue, INACTIVE_WORD)?;
-        let (deleted, _) = messages_of(|| self.sockets.delete(&queue.to_ne_bytes()));
-        match deleted {
-            Err(source) if source.kind() == libbpf_rs::ErrorKind::NotFound => Ok(()),
-            result => result.map_err(|source| QueueError::Remove { queue, source }),
-        }
+        self.deactivate_queue(queue)?;
+        self.successor(queue)?.store(false, Ordering::Relaxed);
+        let remove = |place: Place| {
+            let (deleted, _) = messages_of(|| self.sockets.delete(&place.key(queue).to_ne_bytes()));
+            match deleted {
+                Err(source) if source.kind() == libbpf_rs::ErrorKind::NotFound => Ok(()),
+                result => result.map_err(|source| QueueError::Remove { queue, source }),
+            }
+        };
+        // Both are tried, whatever becomes of the first.
+        remove(Place::First).and(remove(Place::Second))
+    }
+
+    /// The place of the queue's socket, now or last.
+    fn place(&self, queue: u32) -> Result<Place, QueueError> {
+        let word = self.words.load(queue);
+        word.map(Place::of_word).ok_or(QueueError::OutOfRange { queue })
+    }
+
+    /// Whether a socket waits in the other place.
+    fn successor(&self, queue: u32) -> Result<&AtomicBool, QueueError> {
+        self.successors
+            .get(queue as usize)
+            .ok_or(QueueError::OutOfRange { queue })
     }
 
     /// Changes the longest frame of an enabled queue, in bytes; see [`QueueConf::frame_limit`]. One store, no

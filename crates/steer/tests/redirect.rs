@@ -154,3 +154,37 @@ fn dropped_program_gives_the_interface_back_to_the_host() {
     pair.far_socket.send(&frame(78));
     assert_eq!(pair.near_socket.receive(Duration::from_secs(2)), Some(frame(78)));
 }
+
+#[test]
+fn socket_that_waits_takes_no_frame_before_it_takes_over() {
+    let Some(pair) = Pair::new(1500) else { return };
+    let program = Program::attach(pair.ifindex(), ModeRequest::Native, false).expect("free");
+    let conf = QueueConf {
+        virtio_header: None,
+        frame_limit: 1514,
+    };
+    for _ in 0..3 {
+        let mut receiver = Receiver::open(&pair, &program);
+        program
+            .enable_queue(0, receiver.socket.as_fd(), conf)
+            .expect("bound");
+        // Two that are prepared, and not bound: the queue has one at a time.
+        let waiting: Vec<_> = (0..2).map(|_| common::unbound_xsk()).collect();
+        for socket in &waiting {
+            program.place_socket(0, socket.as_fd()).expect("an AF_XDP socket");
+        }
+        let sent = frame(100);
+        pair.far_socket.send(&sent);
+        let desc = receiver.next();
+        assert_eq!(receiver.bytes(desc.data.get(), sent.len()), sent);
+        let before = program.counters(0).expect("counters");
+        drop((receiver, waiting));
+        // The successor's place was emptied with it, and its predecessor's is not looked at.
+        program.activate_queue(0, conf).expect("in range");
+        pair.far_socket.send(&frame(100));
+        let deadline = Instant::now() + Duration::from_secs(2);
+        while program.counters(0).expect("counters").no_socket == before.no_socket {
+            assert!(Instant::now() < deadline, "the frame is not counted");
+        }
+    }
+}

@@ -126,7 +126,8 @@ impl Lease {
         self.state().facts.clone()
     }
 
-    /// A new socket for a queue of the lease; frames go to the host until [`Lease::activate`].
+    /// A new socket for a queue of the lease; frames go on as before until [`Lease::activate`]. So a successor can be prepared while the
+    /// queue's socket is in use; it can be bound once that is closed.
     ///
     /// # Errors
     /// [`LeaseError`].

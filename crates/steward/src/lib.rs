@@ -11,7 +11,7 @@
 //!    ──────────────────────────────────────────────────────────────              ───────────────────────────────────────
 //!    policy: may this user have queues 2 and 3 of eth1?     ◀── Lease ────────── Lease::take
 //!    program on eth1 (with the first lease)
-//!    socket ─ SO_BINDTOIFINDEX ─ map slot 2, inactive       ──  sockets, facts ▶ register memory, bind
+//!    socket ─ SO_BINDTOIFINDEX ─ map place, inactive        ──  sockets, facts ▶ register memory, bind
 //!    configuration word of queue 2: active                  ◀── Activate ─────── Lease::activate: frames come
 //!    interface down, up, renamed, gone, other MTU           ──  Changed ───────▶ Lease::take_changes
 //!    queue inactive, slot empty; program with the last      ◀── connection ends

@@ -14,8 +14,8 @@
 //! | kind | body, bytes | from the holder |
 //! |---|---|---|
 //! | 1 `Lease` | 28 | interface (16), first queue (4), queues (4), mode 0 any 1 native 2 skb (4) |
-//! | 2 `Socket` | 4 | queue: a further socket, which takes its place; the queue is inactive until `Activate` |
-//! | 3 `Activate` | 12 | queue, bytes of virtio-net header (0, 12, 20), longest frame in bytes |
+//! | 2 `Socket` | 4 | queue: a further socket, which waits beside the one in use; of several the last counts |
+//! | 3 `Activate` | 12 | queue, bytes of virtio-net header (0, 12, 20), longest frame in bytes: the socket that came last, and is bound, is used from now on |
 //! | 4 `Deactivate` | 4 | queue: its frames go to the host |
 //! | 5 `Memlock` | 8 | locked memory that the holder's process may have in all, bytes |
 //! | 6 `Counters` | 4 | queue |
@@ -113,7 +113,7 @@ pub enum Malformed {
 pub enum Request {
     /// A lease of queues. At most one for each connection.
     Lease(Wanted),
-    /// A further socket for a queue of the lease; the queue is inactive until [`Request::Activate`].
+    /// A further socket for a queue of the lease; frames go on as before until [`Request::Activate`].
     Socket {
         /// One of the lease.
         queue: u32,

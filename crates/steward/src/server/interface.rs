@@ -168,7 +168,7 @@ impl Interface {
         Ok(())
     }
 
-    /// A new socket, confined to the interface and in the queue's place; the queue is inactive.
+    /// A new socket, confined to the interface and placed beside the one that the queue may have, for `activate`.
     pub(super) fn socket(&self, queue: u32) -> Result<OwnedFd, Refusal> {
         let program = self.program()?;
         let failed = |what: &str, error: &dyn std::error::Error| {
@@ -203,7 +203,7 @@ impl Interface {
     /// Frames go to the host.
     pub(super) fn deactivate(&self, queue: u32) -> Result<(), Refusal> {
         match &self.program {
-            Some(program) => kernel(program.disable_queue(queue)),
+            Some(program) => kernel(program.deactivate_queue(queue)),
             None => Ok(()),
         }
     }
