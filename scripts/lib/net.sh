@@ -27,11 +27,3 @@ make_veth() {
     in_namespace "$1" ip link set "$2" up
     in_namespace "$3" ip link set "$4" up
 }
-
-# full_checksums NAMESPACE INTERFACE: has local senders finish their checksums. A local sender on a veth leaves only the pseudo-header's
-# sum in TCP and UDP and marks the packet in kernel memory as unfinished. The mark does not survive AF_XDP, which carries bytes alone;
-# whoever gets the frame sees a wrong sum. A frame off a wire never looks like this.
-full_checksums() {
-    in_namespace "$1" ethtool -K "$2" tx off >/dev/null ||
-        fail "ethtool -K $2 tx off failed; without it every TCP frame would arrive with an unfinished checksum"
-}

@@ -164,7 +164,7 @@ pub(crate) struct ServeArgs {
     /// Work that the guest may leave to us, and we to it: all that --memory can do, none, or a list of csum,
     /// tso4, tso6, ecn, uso, guest-csum, guest-tso4, guest-tso6, guest-ecn, guest-uso4, guest-uso6; a `-` before
     /// one takes it away
-    #[arg(long, value_name = "LIST", default_value = "none")]
+    #[arg(long, value_name = "LIST", default_value = "all")]
     offload: String,
     /// A further guest: KEY=VALUE pairs of socket-path, fd, client, ifname, cable, queues, start-queue, memory,
     /// mac, offload (joined by `+` here); what is missing comes from the options above. May be repeated
