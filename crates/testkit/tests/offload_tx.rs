@@ -231,6 +231,62 @@ fn checksums_are_completed(
     );
 }
 
+/// A macvlan in front of the veth: a device of which nobody can say that the kernel does not forget the metadata.
+#[rstest]
+fn daemon_sums_where_nobody_else_is_known_to(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(SPLIT, F_RING_PACKED)] ring: u64,
+) {
+    require!(Root);
+    const NIC: &str = "macvlan0";
+    let veth = VethPair::new();
+    let args = [
+        "link",
+        "add",
+        NIC,
+        "link",
+        VethPair::NIC,
+        "type",
+        "macvlan",
+        "mode",
+        "vepa",
+    ];
+    veth.near.ip(&args);
+    veth.near.ip(&["link", "set", NIC, "arp", "off", "up"]);
+    let serve = Serve::interface(NIC)
+        .placement(placement)
+        .mode(Mode::Skb)
+        .offload(ALL);
+    let config = DriverConfig::default();
+    let config = DriverConfig {
+        features: config.features | F_HOST_ALL | ring,
+        ..config
+    };
+    let mut rig = Rig::with(veth, &serve, &config);
+    assert_eq!(rig.daemon.port(0)["lanes"][0]["checksums"], "daemon");
+    let mut sent = 0;
+    for kind in kinds() {
+        let (bytes, request, at) = partial(&kind, 1001);
+        let many = SuperFrame {
+            payload_len: 10_000,
+            ..kind
+        };
+        let asked = many.request(1000);
+        let wanted = segments(&many.bytes(), &asked);
+        rig.pair().send_asking(
+            &[(header(request), &bytes), (header(asked), &many.bytes())],
+            Layout::Pieces(2000),
+        );
+        for wanted in std::iter::once(&completed(bytes, at)).chain(&wanted) {
+            let (got, status) = rig.wire.receive_with_status(wait::SOON).expect("it arrives");
+            assert_eq!(status & NOT_READY, 0);
+            frame::assert_same(&got, wanted);
+            sent += 1;
+        }
+    }
+    assert_eq!(rig.daemon.counter("from_guest_checksums"), sent);
+}
+
 #[rstest]
 fn checksums_of_jumbo_frames_are_completed(#[values(false, true)] of_transport: bool) {
     require!(Root);

@@ -17,6 +17,7 @@ use crate::data::counters::LaneCounters;
 use crate::data::guest::{GuestSide, Sending, Vring, pieces};
 use crate::data::nic::Link;
 use crate::data::offloads::Offloads;
+use crate::data::super_frame::SuperFrame;
 use crate::data::worker::Workers;
 
 /// A port of the null NIC with a worker of its own.
@@ -79,6 +80,10 @@ pub enum Verdict {
     Drop,
     /// These bytes are sent.
     Frame(Vec<u8>),
+    /// These bytes are sent, with a checksum completed: where its sum begins, and where it is stored from there.
+    Checksum(Vec<u8>, (u16, u16)),
+    /// These bytes are cut into segments of so many bytes of payload, if their headers are good.
+    Cut(Vec<u8>, u16),
 }
 
 /// What judges the chains of a guest's transmit queue.
@@ -114,6 +119,11 @@ impl Headers {
         }
     }
 
+    /// Lets the driver have accepted the offloads of these feature bits.
+    pub fn accept(&mut self, features: u64) {
+        self.side.offloads = Offloads::from_features(features).sound();
+    }
+
     /// The transmit queue.
     pub fn queue(&mut self) -> &mut Queue {
         &mut self.side.from_guest.queue
@@ -128,19 +138,46 @@ impl Headers {
         match self.side.judge(chain, segments, Link::Up, &self.counters) {
             Err(fault) => Verdict::Fault(fault.name()),
             Ok(Sending::Drop) => Verdict::Drop,
-            Ok(Sending::Frame { from, skip, len, .. } | Sending::SuperFrame { from, skip, len, .. }) => {
-                let mut frame = Vec::new();
-                for piece in pieces(segments, from, skip) {
-                    let mut bytes = vec![0; piece.len as usize];
-                    assert!(
-                        self.side.memory.copy_from_guest(piece.offset, &mut bytes),
-                        "outside"
-                    );
-                    frame.extend(bytes);
+            Ok(Sending::Frame {
+                from,
+                skip,
+                len,
+                checksum,
+            }) => {
+                let frame = self.frame(segments, (from, skip), len);
+                match checksum {
+                    None => Verdict::Frame(frame),
+                    Some(at) => Verdict::Checksum(frame, at),
                 }
-                assert_eq!(frame.len(), len as usize, "it is not as long as was said");
-                Verdict::Frame(frame)
+            }
+            Ok(Sending::SuperFrame {
+                from,
+                skip,
+                len,
+                gso,
+                checksum,
+            }) => {
+                let at = (segments, (from, skip));
+                if let Some(cut) = SuperFrame::open(&self.side, at, len, (gso, checksum), &self.counters) {
+                    assert!(cut.plan.segment_bytes_max() <= self.side.frame_limit);
+                    assert_eq!(cut.plan.payload(cut.plan.segments() - 1).end, len);
+                }
+                Verdict::Cut(self.frame(segments, (from, skip), len), gso.size)
             }
         }
+    }
+
+    fn frame(&self, segments: &[Segment], (from, skip): (usize, u32), len: u32) -> Vec<u8> {
+        let mut frame = Vec::new();
+        for piece in pieces(segments, from, skip) {
+            let mut bytes = vec![0; piece.len as usize];
+            assert!(
+                self.side.memory.copy_from_guest(piece.offset, &mut bytes),
+                "outside"
+            );
+            frame.extend(bytes);
+        }
+        assert_eq!(frame.len(), len as usize, "it is not as long as was said");
+        frame
     }
 }

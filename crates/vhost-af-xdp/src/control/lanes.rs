@@ -131,7 +131,7 @@ pub(crate) struct LaneFacts {
 pub(crate) enum Checksums {
     /// We do, in the frame's own chunk.
     Daemon,
-    /// The kernel, asked by TX metadata: it passes the wish on to the interface, or sums where that cannot.
+    /// The kernel, asked by TX metadata: it passes the wish on to the interface, or sums where that cannot (copy modes).
     Kernel,
     /// The NIC, asked by TX metadata.
     Nic,
@@ -485,16 +485,24 @@ impl LaneFacts {
     }
 }
 
-/// What a socket does for frames that are sent. Where the kernel copies, it makes a socket buffer of each frame and
-/// then does what every sender may ask of it, whatever the driver can (`xsk_build_skb`, net/xdp/xsk.c; `validate_xmit_skb`,
-/// net/core/dev.c, sums where the device does not). Only in zero-copy mode it is the driver's affair.
+/// What a socket does for frames that are sent.
+///
+/// Checksums: what the driver says that it does in zero-copy mode. Where the kernel copies it makes a socket buffer of each frame,
+/// and what metadata asks for is done like any sender's wish, whatever the device can (`xsk_build_skb`, net/xdp/xsk.c;
+/// `validate_xmit_skb`, net/core/dev.c) - except that kernels before 6.18 forget it for devices that take buffers without a linear
+/// part (virtio_net), and there is no asking for that. So beside drivers that know metadata only veth is trusted.
 fn sends(interface: &Interface, nic: &XdpNic, (multi_buffer, metadata): (bool, bool)) -> Sends {
     let zero_copy = nic.is_zero_copy();
-    let driver = zero_copy.then(|| DriverSends::by_index(interface.link.index));
-    let most_pieces = driver.map_or(MOST_PIECES, |driver| driver.most_pieces.min(MOST_PIECES));
+    let driver = DriverSends::by_index(interface.link.index);
+    let most_pieces = if zero_copy {
+        driver.most_pieces.clamp(1, MOST_PIECES)
+    } else {
+        MOST_PIECES
+    };
+    let is_veth = interface.link.partial_checksums;
     Sends {
-        most_pieces: if multi_buffer { most_pieces.max(1) } else { 1 },
-        checksum: metadata && driver.is_none_or(|driver| driver.checksum),
+        most_pieces: if multi_buffer { most_pieces } else { 1 },
+        checksum: metadata && (driver.checksum || (is_veth && !zero_copy)),
         zero_copy,
     }
 }
