@@ -193,10 +193,12 @@ impl Changes {
         Ok(Self(socket))
     }
 
-    /// Waits for the next change, at most `longest`. Lost messages (ENOBUFS) count as one.
-    pub fn wait(&mut self, longest: Option<Duration>) {
+    /// Waits for the next change, or until one of `also` is readable, at most `longest`. Lost messages (ENOBUFS) count as a change.
+    pub fn wait(&mut self, also: &[BorrowedFd<'_>], longest: Option<Duration>) {
         let longest = longest.and_then(|longest| Timespec::try_from(longest).ok());
-        let _ = poll(&mut [PollFd::new(&self.0, PollFlags::IN)], longest.as_ref());
+        let mut fds = vec![PollFd::new(&self.0, PollFlags::IN)];
+        fds.extend(also.iter().map(|&fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        let _ = poll(&mut fds, longest.as_ref());
         self.drain();
     }
 

@@ -12,7 +12,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::process::output_of;
-use crate::{NetNs, Running, wait};
+use crate::{Lessor, NetNs, Running, wait};
 
 /// The binary: `$VHOST_AF_XDP_BIN`, or what `cargo build` makes of this tree, once a test process.
 ///
@@ -21,11 +21,12 @@ use crate::{NetNs, Running, wait};
 #[must_use]
 pub fn binary() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
-    BINARY.get_or_init(|| std::env::var_os("VHOST_AF_XDP_BIN").map_or_else(build, PathBuf::from))
+    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../vhost-af-xdp/Cargo.toml");
+    BINARY.get_or_init(|| std::env::var_os("VHOST_AF_XDP_BIN").map_or_else(|| build(manifest), PathBuf::from))
 }
 
-fn build() -> PathBuf {
-    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../vhost-af-xdp/Cargo.toml");
+/// Builds the program of a crate; where it is.
+pub(crate) fn build(manifest: &str) -> PathBuf {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
     let messages = output_of(
         &cargo,
@@ -93,6 +94,7 @@ impl Mode {
 #[derive(Clone, Debug)]
 pub struct Serve {
     args: Vec<String>,
+    leased: bool,
 }
 
 impl Serve {
@@ -101,6 +103,7 @@ impl Serve {
     pub fn interface(name: &str) -> Self {
         Self {
             args: vec!["--ifname".to_owned(), name.to_owned()],
+            leased: std::env::var("TESTKIT_STEWARD").as_deref() == Ok("1"),
         }
     }
 
@@ -109,7 +112,15 @@ impl Serve {
     pub fn null() -> Self {
         Self {
             args: vec!["--null".to_owned()],
+            leased: false,
         }
+    }
+
+    /// Without privileges, with queues leased from a steward. `TESTKIT_STEWARD=1` makes that the default.
+    #[must_use]
+    pub fn leased(mut self) -> Self {
+        self.leased = true;
+        self
     }
 
     /// With a cable between two ports.
@@ -117,6 +128,7 @@ impl Serve {
     pub fn cable(name: &str) -> Self {
         Self {
             args: vec!["--cable".to_owned(), name.to_owned()],
+            leased: false,
         }
     }
 
@@ -162,6 +174,8 @@ impl Serve {
 /// A running `vhost-af-xdp serve`. Killed on drop.
 pub struct Daemon {
     running: Running,
+    /// If its queues are leased: who leases them.
+    pub lessor: Option<Lessor>,
     /// Holds the sockets.
     dir: TempDir,
 }
@@ -193,9 +207,17 @@ impl Daemon {
     #[must_use]
     pub fn spawn(netns: &NetNs, serve: &Serve) -> Self {
         let dir = private_dir();
+        let lessor = lessor(netns, &dir, serve);
+        Self::spawn_with(netns, dir, lessor, serve)
+    }
+
+    /// Starts it with a lessor of the caller's, whose files are in `dir`; waits for nothing.
+    #[must_use]
+    pub fn spawn_with(netns: &NetNs, dir: TempDir, lessor: Option<Lessor>, serve: &Serve) -> Self {
         let socket = dir.path().join("vm.sock");
         Self {
-            running: spawn(netns, &dir, &socket, serve),
+            running: spawn(netns, (&dir, lessor.as_ref()), &socket, serve),
+            lessor,
             dir,
         }
     }
@@ -208,11 +230,9 @@ impl Daemon {
         let sockets: Vec<_> = (0..ports.len())
             .map(|at| dir.path().join(format!("port{at}.sock")))
             .collect();
-        let mut command = netns.command(binary());
-        command
-            .args(["serve", "--control"])
-            .arg(dir.path().join("control"))
-            .args(serve.args());
+        let lessor = lessor(netns, &dir, serve);
+        let mut command = serving(netns, &dir, lessor.as_ref());
+        command.args(serve.args());
         for (socket, port) in sockets.iter().zip(ports) {
             command
                 .arg("--port")
@@ -220,6 +240,7 @@ impl Daemon {
         }
         let mut daemon = Self {
             running: Running::start(command),
+            lessor,
             dir,
         };
         daemon.await_sockets(&sockets);
@@ -233,14 +254,16 @@ impl Daemon {
     #[must_use]
     pub fn spawn_on_fd(netns: &NetNs, fd: &OwnedFd, serve: &Serve) -> Self {
         let dir = private_dir();
-        let mut command = netns.command(binary());
-        command.args(["serve", "--fd", &fd.as_raw_fd().to_string(), "--control"]);
-        command.arg(dir.path().join("control")).args(serve.args());
+        let lessor = lessor(netns, &dir, serve);
+        let mut command = serving(netns, &dir, lessor.as_ref());
+        command
+            .args(["--fd", &fd.as_raw_fd().to_string()])
+            .args(serve.args());
         // Whatever else is started meanwhile inherits it too, which does no harm in a test.
         rustix::io::fcntl_setfd(fd, FdFlags::empty()).expect("an open descriptor");
         let running = Running::start(command);
         rustix::io::fcntl_setfd(fd, FdFlags::CLOEXEC).expect("an open descriptor");
-        Self { running, dir }
+        Self { running, lessor, dir }
     }
 
     /// Starts it again after its end, at the same place.
@@ -249,7 +272,15 @@ impl Daemon {
     /// If it still runs.
     pub fn restart(&mut self, netns: &NetNs, serve: &Serve) {
         assert!(self.running.ended().is_some(), "it still runs: {}", self.running);
-        self.running = spawn(netns, &self.dir, &self.socket(), serve);
+        let place = (&self.dir, self.lessor.as_ref());
+        self.running = spawn(netns, place, &self.socket(), serve);
+    }
+
+    /// Starts its steward again, after that ended.
+    pub fn restart_lessor(&mut self, netns: &NetNs) {
+        if let Some(lessor) = &mut self.lessor {
+            lessor.restart(netns, &self.dir);
+        }
     }
 
     /// Where its vhost-user socket is, or where the VMM should listen in client mode.
@@ -373,14 +404,30 @@ pub fn run_to_end(netns: &NetNs, args: &[&str]) -> (ExitStatus, String) {
     (status, running.said())
 }
 
-fn spawn(netns: &NetNs, dir: &TempDir, socket: &Path, serve: &Serve) -> Running {
-    let mut command: Command = netns.command(binary());
-    command.arg("serve").arg("--socket-path").arg(socket);
-    command
-        .arg("--control")
-        .arg(dir.path().join("control"))
-        .args(serve.args());
+fn spawn(netns: &NetNs, (dir, lessor): (&TempDir, Option<&Lessor>), socket: &Path, serve: &Serve) -> Running {
+    let mut command = serving(netns, dir, lessor);
+    command.arg("--socket-path").arg(socket).args(serve.args());
     Running::start(command)
+}
+
+/// A lessor for the interfaces that the options name, if queues are to be leased.
+fn lessor(netns: &NetNs, dir: &TempDir, serve: &Serve) -> Option<Lessor> {
+    let named = serve.args.windows(2).filter(|pair| pair[0] == "--ifname");
+    let names: Vec<&str> = named.map(|pair| pair[1].as_str()).collect();
+    serve.leased.then(|| Lessor::start(netns, dir, &names))
+}
+
+/// `serve` with what all have in common.
+fn serving(netns: &NetNs, dir: &TempDir, lessor: Option<&Lessor>) -> Command {
+    let mut command = lessor.map_or_else(|| netns.command(binary()), Lessor::command);
+    command
+        .arg("serve")
+        .arg("--control")
+        .arg(dir.path().join("control"));
+    if lessor.is_some() {
+        command.arg("--steward").arg(Lessor::socket(dir));
+    }
+    command
 }
 
 /// Counters appear as `"name": number` or as an object with `"name"` and `"value"`.

@@ -25,6 +25,8 @@ Examples:
     vhost-af-xdp serve --cable x --port socket-path=/run/a.sock --port socket-path=/run/b.sock
   The VMM is the server (QEMU: -chardev socket,path=/run/vm1.sock,server=on):
     vhost-af-xdp serve --socket-path /run/vm1.sock --client --ifname eth1
+  Without privileges, by a lease of vhost-af-xdp-steward:
+    vhost-af-xdp serve --socket-path /tmp/vm1.sock --ifname eth1 --steward /run/vhost-af-xdp/steward.sock
   No UDP segmentation:
     vhost-af-xdp serve --socket-path /run/vm1.sock --ifname eth1 --offload all,-uso
 
@@ -179,6 +181,10 @@ pub(crate) struct ServeArgs {
     /// How long a worker polls without work before it sleeps
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 50)]
     spin_us: u64,
+    /// Lease queues from the steward that listens there, instead of making programs and sockets:
+    /// no privilege is needed then. Packet memory counts as locked memory
+    #[arg(long, value_name = "PATH")]
+    steward: Option<PathBuf>,
     /// Where `status` finds this daemon [default: PID.sock in /run/vhost-af-xdp]; `none` for nowhere
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
@@ -225,6 +231,7 @@ impl ServeArgs {
             workers,
             cpus,
             spin: Duration::from_micros(self.spin_us),
+            steward: self.steward,
             control,
         })
     }

@@ -132,6 +132,8 @@ pub(crate) struct ServeConfig {
     pub(crate) cpus: Vec<usize>,
     /// How long a worker polls without work before it sleeps.
     pub(crate) spin: Duration,
+    /// Where the steward listens that queues are leased from; `None`: programs and sockets are our own.
+    pub(crate) steward: Option<PathBuf>,
     /// Where `status` finds us; `None`: nowhere.
     pub(crate) control: Option<PathBuf>,
 }
@@ -286,6 +288,7 @@ mod tests {
             workers: 1,
             cpus: Vec::new(),
             spin: Duration::ZERO,
+            steward: None,
             control: None,
         }
     }

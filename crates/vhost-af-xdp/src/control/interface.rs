@@ -6,22 +6,24 @@
 //! last user.
 
 use std::collections::HashMap;
-use std::os::fd::AsFd;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use steer::{AttachError, Mode, ModeRequest, Program, QueueConf, QueueError, VirtioHeader};
+use steer::{AttachError, Mode, ModeRequest, QueueConf, QueueCounters, QueueError, VirtioHeader};
+use steward::client::LeaseError;
+use steward::links::{DriverSends, Link, LinkError};
+use steward::protocol::Wanted;
 use xsk::{AttachMode, BindRequest, OpenError, QueueId, RingSize, Socket, SocketConfig, Umem, Unbound};
 
+use super::steering::Steering;
 use crate::data::xdp::QueueLease;
-use steward::links::{Link, LinkError};
 
 /// Ethernet header and one VLAN tag, bytes: what a frame may be longer than the MTU.
 pub(crate) const L2_BYTES: u32 = 18;
-/// Longest frame for which a program without multi-buffer support can be attached, bytes: a page
-/// less headroom and the kernel's own tail (veth and most drivers).
-const LONGEST_WITHOUT_FRAGS: u32 = 3000;
 /// Entries of a socket's rings.
 pub(crate) const RECEIVE_RING: u32 = 2048;
 /// Entries of TX and completion ring.
@@ -41,6 +43,8 @@ pub(crate) enum InterfaceError {
     Open(#[from] OpenError),
     #[error(transparent)]
     Queue(#[from] QueueError),
+    #[error(transparent)]
+    Lease(#[from] LeaseError),
     /// More queues asked for than there are.
     #[error(
         "{name} has {have} receive queue(s), queue {queue} was asked for: use a lower start-queue or fewer queues, or add channels with `ethtool -L`"
@@ -56,8 +60,7 @@ pub(crate) struct Interface {
     /// As it was when the program was attached; for the MTU see [`Self::mtu`].
     pub(crate) link: Link,
     mtu: AtomicU32,
-    /// The steering program.
-    pub(crate) program: Program,
+    steering: Steering,
 }
 
 /// How a queue is to be opened.
@@ -77,8 +80,7 @@ struct QueueGuard {
 
 impl Drop for QueueGuard {
     fn drop(&mut self) {
-        // Fails only when the interface, and the program with it, is gone.
-        let _ = self.interface.program.disable_queue(self.queue);
+        self.interface.steering.disable(self.queue);
     }
 }
 
@@ -86,13 +88,46 @@ impl Interface {
     /// Attaches the steering program to the interface of that name.
     fn open(name: &str, mode: ModeRequest) -> Result<Self, InterfaceError> {
         let link = Link::by_name(name)?;
-        let frags = link.mtu + L2_BYTES > LONGEST_WITHOUT_FRAGS;
-        let program = Program::attach(link.index, mode, frags)?;
-        Ok(Self {
+        let steering = Steering::attach(&link, mode)?;
+        Ok(Self::new(link, steering))
+    }
+
+    fn new(link: Link, steering: Steering) -> Self {
+        Self {
             mtu: AtomicU32::new(link.mtu),
             link,
-            program,
-        })
+            steering,
+        }
+    }
+
+    /// How the steering program is attached.
+    pub(crate) fn mode(&self) -> Mode {
+        self.steering.mode()
+    }
+
+    /// Why it is not attached natively, if that was tried.
+    pub(crate) fn fallback(&self) -> Option<&str> {
+        self.steering.fallback()
+    }
+
+    /// What the program did with a queue's frames, if it can be told.
+    pub(crate) fn counters(&self, queue: u32) -> Option<QueueCounters> {
+        self.steering.counters(queue)
+    }
+
+    /// What the driver does for sockets in zero-copy mode.
+    pub(crate) fn driver_sends(&self) -> DriverSends {
+        self.steering.driver_sends(&self.link)
+    }
+
+    /// The interface as it is now, or why it cannot be used any more.
+    pub(crate) fn look(&self) -> Result<Link, String> {
+        self.steering.look(&self.link)
+    }
+
+    /// Readable when there is something to [`look`](Self::look) at that rtnetlink does not tell.
+    pub(crate) fn watch(&self) -> Option<BorrowedFd<'_>> {
+        self.steering.watch()
     }
 
     /// MTU as it is now, bytes.
@@ -128,7 +163,7 @@ impl Interface {
             virtio_header,
             frame_limit: self.frame_limit(),
         };
-        self.program.enable_queue(request.queue, socket.as_fd(), conf)?;
+        self.steering.enable(request.queue, socket.as_fd(), conf)?;
         let guard = QueueGuard {
             interface: Arc::clone(self),
             queue: request.queue,
@@ -158,7 +193,7 @@ impl Interface {
     pub(crate) fn prepare(&self, umem: &Umem, request: &QueueRequest) -> Result<Unbound, InterfaceError> {
         self.check_queue(request.queue)?;
         let mut config = SocketConfig::new(self.link.index, QueueId(request.queue));
-        config.attach = match self.program.mode() {
+        config.attach = match self.mode() {
             Mode::Native => AttachMode::Native,
             Mode::Skb => AttachMode::Skb,
         };
@@ -174,7 +209,7 @@ impl Interface {
         config.multi_buffer = request.multi_buffer;
         config.max_tx_skb_budget = Some(SEND_RING);
         config.bind_timeout = BIND_TIMEOUT;
-        Ok(Unbound::open(umem, &config)?)
+        self.steering.prepare(umem, &config)
     }
 
     /// Whether the interface has that queue.
@@ -196,15 +231,51 @@ impl Interface {
 
 /// The interfaces in use in this process; a program is attached once an interface.
 #[derive(Default)]
-pub(crate) struct Interfaces(Mutex<HashMap<String, Weak<Interface>>>);
+pub(crate) struct Interfaces {
+    known: Mutex<HashMap<String, Weak<Interface>>>,
+    /// Where a steward listens, if queues are leased.
+    steward: Option<PathBuf>,
+}
 
 impl Interfaces {
-    /// The interface of that name, attached if it is not yet (or if it is not the same any more).
+    /// Of this process, or leased from the steward at that path.
+    pub(crate) fn new(steward: Option<PathBuf>) -> Self {
+        Self {
+            known: Mutex::default(),
+            steward,
+        }
+    }
+
+    /// Whether queues are leased.
+    pub(crate) fn are_leased(&self) -> bool {
+        self.steward.is_some()
+    }
+
+    /// The interface of that name for a port's queues, attached if it is not yet (or if it is not the same any more). A port's
+    /// leased queues are a lease of their own.
     ///
     /// # Errors
     /// [`InterfaceError`].
-    pub(crate) fn open(&self, name: &str, mode: ModeRequest) -> Result<Arc<Interface>, InterfaceError> {
-        let mut known = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    pub(crate) fn open(
+        &self,
+        name: &str,
+        mode: ModeRequest,
+        queues: Range<u32>,
+    ) -> Result<Arc<Interface>, InterfaceError> {
+        if let Some(path) = &self.steward {
+            let wanted = Wanted {
+                interface: name.to_owned(),
+                start_queue: queues.start,
+                queues: queues.end - queues.start,
+                mode,
+            };
+            let (steering, link) = Steering::lease(path, &wanted)?;
+            return Ok(Arc::new(Interface::new(link, steering)));
+        }
+        let mut known = self
+            .known
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         if let Some(interface) = known.get(name).and_then(Weak::upgrade) {
             let same = Link::by_name(name).is_ok_and(|link| link.index == interface.link.index);
             if same {

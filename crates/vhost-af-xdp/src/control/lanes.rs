@@ -7,7 +7,6 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use steward::links::DriverSends;
 use virtqueue::{DirtyLog, InflightRegion, Journal, MemoryMap, Queue, QueueStart};
 use xsk::{FramePool, MemoryError, OpenError, OwnMemory, Umem, UmemError, UmemOffset, Unbound};
 
@@ -465,7 +464,6 @@ impl LaneFacts {
         self.mode = socket.mode().to_string();
         self.fallbacks.extend(
             interface
-                .program
                 .fallback()
                 .map(|reason| format!("native not used: {reason}")),
         );
@@ -493,7 +491,7 @@ impl LaneFacts {
 /// part (virtio_net), and there is no asking for that. So beside drivers that know metadata only veth is trusted.
 fn sends(interface: &Interface, nic: &XdpNic, (multi_buffer, metadata): (bool, bool)) -> Sends {
     let zero_copy = nic.is_zero_copy();
-    let driver = DriverSends::by_index(interface.link.index);
+    let driver = interface.driver_sends();
     let most_pieces = if zero_copy {
         driver.most_pieces.clamp(1, MOST_PIECES)
     } else {

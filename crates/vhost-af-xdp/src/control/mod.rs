@@ -3,7 +3,7 @@
 //! A [`port`](port::Port) is one guest's network device: a vhost-user socket on one side, queues of an
 //! [`interface`] on the other. A [`session`] is one connection of a VMM to a port; it turns what
 //! the VMM negotiates into lanes ([`lanes`]) and gives them to workers. [`serve`] starts all of
-//! it, [`steward::links`] tells of the interfaces, [`status`] shows it.
+//! it, [`steering`] says where programs and sockets come from, [`steward::links`] tells of the interfaces, [`status`] shows it.
 //!
 //! All state of a port sits behind one lock that only control threads take. Nothing in here runs
 //! per frame.
@@ -25,4 +25,5 @@ pub(crate) mod session;
 pub(crate) mod sigbus;
 pub(crate) mod status;
 pub(crate) mod status_view;
+pub(crate) mod steering;
 pub(crate) mod vring;

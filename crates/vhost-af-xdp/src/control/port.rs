@@ -109,10 +109,17 @@ impl Port {
     }
 
     fn open_interface(&self) -> Result<Option<Arc<Interface>>, InterfaceError> {
-        let NicConfig::Interface { name, mode, .. } = &self.config.nic else {
+        let NicConfig::Interface {
+            name,
+            mode,
+            start_queue,
+            ..
+        } = &self.config.nic
+        else {
             return Ok(None);
         };
-        let interface = self.interfaces.open(name, *mode)?;
+        let queues = *start_queue..start_queue.saturating_add(self.config.queues.into());
+        let interface = self.interfaces.open(name, *mode, queues)?;
         if self.config.placement == Placement::Direct {
             fits_direct(&interface)?;
         }
@@ -253,37 +260,52 @@ impl Port {
         let mut guard = self.lock();
         let state = &mut *guard;
         let told = state.config_space();
-        let index = state.interface.as_ref().map(|interface| interface.link.index);
-        match (state.interface.clone(), index.and_then(Link::by_index)) {
-            (Some(interface), Some(link)) => self.adapt(state, &interface, &link),
-            (Some(_), None) => {
-                tracing::warn!(interface = name, port = %self.config.endpoint, "interface is gone, waiting for one of that name");
+        match state
+            .interface
+            .clone()
+            .map(|interface| (interface.look(), interface))
+        {
+            Some((Ok(link), interface)) => self.adapt(state, &interface, &link),
+            Some((Err(reason), interface)) => {
+                tracing::warn!(interface = name, port = %self.config.endpoint, "{reason}, waiting for one of that name");
                 if let Some(session) = &mut state.session {
                     session.stop_all(&self.workers);
                 }
                 state.interface = None;
-                state.impaired = Some(format!("interface {name} is gone"));
+                state.impaired = Some(reason);
+                drop(interface);
                 self.take_up(state, name);
             }
-            (None, _) => self.take_up(state, name),
+            None => self.take_up(state, name),
         }
         if state.config_space() != told
             && let Some(session) = &state.session
         {
             session.config_changed();
         }
-        state.interface.is_some() && state.impaired.is_some()
+        // rtnetlink tells when an interface of ours is back, and nobody when a leased one is.
+        state.impaired.is_some() && (state.interface.is_some() || self.interfaces.are_leased())
+    }
+
+    /// The interface, if there is more to watch of it than rtnetlink tells.
+    pub(crate) fn watched(&self) -> Option<Arc<Interface>> {
+        let interface = self.lock().interface.clone();
+        interface.filter(|interface| interface.watch().is_some())
     }
 
     /// The interface was gone; goes on if one of its name is there again.
     fn take_up(&self, state: &mut PortState, name: &str) {
-        let Ok(link) = Link::by_name(name) else { return };
+        if !self.interfaces.are_leased() && Link::by_name(name).is_err() {
+            return;
+        }
         match self.open_interface() {
             Ok(interface) => {
                 tracing::info!(interface = name, port = %self.config.endpoint, "interface is back");
+                if let Some(Ok(link)) = interface.as_ref().map(|interface| interface.look()) {
+                    state.link_down = !link.up;
+                    state.mtu = Some(link.mtu);
+                }
                 state.interface = interface;
-                state.link_down = !link.up;
-                state.mtu = Some(link.mtu);
                 self.restart_lanes(state);
             }
             Err(error) => state.impaired = Some(with_sources(&error)),

@@ -57,7 +57,7 @@ pub(crate) fn run(config: &ServeConfig) -> anyhow::Result<()> {
     let workers =
         Workers::start(config.workers, &config.cpus, config.spin).context("cannot start workers")?;
     let workers = Arc::new(workers);
-    let interfaces = Arc::new(Interfaces::default());
+    let interfaces = Arc::new(Interfaces::new(config.steward.clone()));
     let changes = Changes::subscribe().context("cannot watch interfaces")?;
     let mut ports = Vec::new();
     let mut cables = cables(config).context("cannot make a cable")?;
@@ -189,7 +189,11 @@ fn watch_links(mut changes: Changes, ports: Vec<Arc<Port>>) -> anyhow::Result<()
         loop {
             // All are asked, whatever the first says.
             let again = ports.iter().filter(|port| port.check_link()).count() > 0;
-            changes.wait(again.then_some(RETRY));
+            let leased: Vec<_> = ports.iter().filter_map(|port| port.watched()).collect();
+            let also: Vec<_> = leased.iter().filter_map(|interface| interface.watch()).collect();
+            // What a steward tells while another thread waits for its answer, that thread reads.
+            let longest = (again || !also.is_empty()).then_some(RETRY);
+            changes.wait(&also, longest);
         }
     };
     std::thread::Builder::new()

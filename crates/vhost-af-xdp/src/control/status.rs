@@ -157,7 +157,7 @@ impl PortStatus {
             attached: state
                 .interface
                 .as_ref()
-                .map(|interface| interface.program.mode().to_string()),
+                .map(|interface| interface.mode().to_string()),
             memory: port.config.placement.to_string(),
             mac,
             mtu,
@@ -215,10 +215,7 @@ impl LaneStatus {
         {
             counters.extend(socket_counters(&statistics));
         }
-        if let Some(steered) = interface
-            .zip(queue)
-            .and_then(|(at, queue)| at.program.counters(queue).ok())
-        {
+        if let Some(steered) = interface.zip(queue).and_then(|(at, queue)| at.counters(queue)) {
             counters.extend(steered.named().into_iter().map(|(name, value)| Named {
                 name: name.to_owned(),
                 source: "program".to_owned(),

@@ -1,0 +1,127 @@
+//! A steward for one daemon, which then runs without privileges: as nobody, without a capability and without a way to one, in an
+//! empty network namespace.
+//!
+//! Where this machine does not let root raise a limit (no CAP_SYS_RESOURCE) the daemon keeps CAP_IPC_LOCK, unless it must do without:
+//! that capability lets a process pin memory, and nothing else.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tempfile::TempDir;
+
+use crate::{NetNs, Running, daemon};
+
+/// Whom the daemon runs as: nobody.
+const UID: u32 = 65_534;
+
+/// See the module's head. Fields are dropped in this order.
+pub struct Lessor {
+    /// The steward.
+    pub steward: Running,
+    /// Where the daemon lives; there is no interface in it.
+    home: NetNs,
+    /// The daemon's program, where nobody may run it.
+    program: PathBuf,
+    capabilities: &'static str,
+}
+
+impl Lessor {
+    /// Starts a steward that lets the daemon lease all queues of these interfaces of a namespace; its files are in `dir`, which becomes the
+    /// daemon's.
+    ///
+    /// # Panics
+    /// If it does not start.
+    #[must_use]
+    pub fn start(netns: &NetNs, dir: &TempDir, interfaces: &[&str]) -> Self {
+        let rule = |name: &&str| {
+            format!(
+                "[[allow]]\nuser = {UID}\ninterface = \"{name}\"\nqueues = \"all\"\nmemlock = \"unlimited\"\n"
+            )
+        };
+        let policy: String = interfaces.iter().map(rule).collect();
+        fs::write(dir.path().join("policy.toml"), policy).expect("writable");
+        chown(dir.path(), Some(UID), Some(UID)).expect("we are root");
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).expect("we are root");
+        let program = dir.path().join("vhost-af-xdp");
+        fs::copy(daemon::binary(), &program).expect("a program");
+        let mut lessor = Self {
+            steward: start(netns, dir),
+            home: NetNs::new("empty"),
+            program,
+            capabilities: if may_raise_limits() {
+                "-all"
+            } else {
+                "-all,+ipc_lock"
+            },
+        };
+        lessor.steward.await_text("ready");
+        lessor
+    }
+
+    /// The daemon has no capability at all, and as much locked memory as this machine lets it have.
+    pub fn without_capabilities(&mut self) {
+        self.capabilities = "-all";
+    }
+
+    /// Starts the steward again after its end.
+    pub fn restart(&mut self, netns: &NetNs, dir: &TempDir) {
+        self.steward = start(netns, dir);
+        self.steward.await_text("ready");
+    }
+
+    /// Where the steward listens.
+    #[must_use]
+    pub fn socket(dir: &TempDir) -> PathBuf {
+        dir.path().join("steward.sock")
+    }
+
+    /// The daemon's program, to be run as the daemon.
+    #[must_use]
+    pub fn command(&self) -> Command {
+        let mut command = self.home.command("setpriv");
+        let capabilities = self.capabilities;
+        command
+            .args([
+                "--reuid",
+                &UID.to_string(),
+                "--regid",
+                &UID.to_string(),
+                "--clear-groups",
+            ])
+            .args(["--inh-caps", capabilities, "--ambient-caps", capabilities])
+            .args(["--bounding-set", capabilities])
+            .args(["--no-new-privs", "--pdeathsig", "KILL"])
+            .arg(&self.program);
+        command
+    }
+}
+
+/// Whether root may raise limits here.
+fn may_raise_limits() -> bool {
+    let limit = getrlimit(Resource::Memlock);
+    let none = Rlimit {
+        current: limit.current,
+        maximum: None,
+    };
+    setrlimit(Resource::Memlock, none).is_ok()
+}
+
+fn start(netns: &NetNs, dir: &TempDir) -> Running {
+    let mut command = netns.command(binary());
+    command.arg("--policy").arg(dir.path().join("policy.toml"));
+    command.arg("--socket").arg(Lessor::socket(dir));
+    Running::start(command)
+}
+
+fn binary() -> &'static Path {
+    static BINARY: std::sync::OnceLock<PathBuf> = std::sync::OnceLock::new();
+    BINARY.get_or_init(|| {
+        std::env::var_os("VHOST_AF_XDP_STEWARD_BIN").map_or_else(
+            || daemon::build(concat!(env!("CARGO_MANIFEST_DIR"), "/../steward/Cargo.toml")),
+            PathBuf::from,
+        )
+    })
+}

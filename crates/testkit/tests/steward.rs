@@ -1,0 +1,202 @@
+//! The daemon without privileges: queues leased from a steward, no capability, nobody's user, an empty network namespace.
+//!
+//! `TESTKIT_STEWARD=1` runs the tests of all other files this way, too.
+
+use rstest::rstest;
+use rustix::process::Signal;
+use testkit::daemon::{Mode, Placement, private_dir};
+use testkit::{
+    Daemon, Driver, DriverConfig, Layout, Lessor, PacketPort, Rig, Serve, VethPair, frame, require, wait,
+};
+
+const BUFFER: u32 = 2048;
+
+fn leased(placement: Placement) -> Serve {
+    Serve::interface(VethPair::NIC).placement(placement).leased()
+}
+
+fn rig(serve: &Serve) -> Rig {
+    let mut rig = Rig::with(VethPair::new(), serve, &DriverConfig::default());
+    rig.post(64, &[BUFFER]);
+    rig
+}
+
+/// A line of the daemon's /proc/PID/status.
+fn status(daemon: &mut Daemon, name: &str) -> String {
+    let text = std::fs::read_to_string(format!("/proc/{}/status", daemon.process().pid())).expect("it runs");
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix(name))
+        .expect("a line");
+    line.trim().to_owned()
+}
+
+#[test]
+fn daemon_without_any_capability_in_an_empty_namespace_carries_frames() {
+    require!(Root);
+    let veth = VethPair::new();
+    let dir = private_dir();
+    let mut lessor = Lessor::start(&veth.near, &dir, &[VethPair::NIC]);
+    lessor.without_capabilities();
+    let mut daemon = Daemon::spawn_with(&veth.near, dir, Some(lessor), &leased(Placement::Copy));
+    daemon.await_sockets(&[daemon.socket()]);
+    for set in ["CapInh:", "CapPrm:", "CapEff:", "CapBnd:", "CapAmb:"] {
+        assert_eq!(status(&mut daemon, set), "0000000000000000", "{set}");
+    }
+    assert_eq!(status(&mut daemon, "NoNewPrivs:"), "1");
+    assert_eq!(status(&mut daemon, "Uid:"), "65534\t65534\t65534\t65534");
+    let interfaces =
+        std::fs::read_to_string(format!("/proc/{}/net/dev", daemon.process().pid())).expect("it runs");
+    assert!(!interfaces.contains(VethPair::NIC), "{interfaces}");
+    let wire = PacketPort::open(&veth.far, VethPair::WIRE);
+    let driver = Driver::connect(&daemon.socket(), &DriverConfig::default());
+    let driver = driver.unwrap_or_else(|refused| panic!("{refused}: {}", daemon.said()));
+    let mut rig = Rig {
+        driver,
+        daemon,
+        wire,
+        veth,
+    };
+    rig.post(64, &[BUFFER]);
+    for seed in 0..20 {
+        rig.assert_from_guest(&frame::plain(60 + usize::from(seed) * 70, seed), Layout::Whole);
+        rig.assert_to_guest(&frame::plain(60 + usize::from(seed) * 70, seed));
+    }
+}
+
+#[rstest]
+fn frames_pass_both_ways_byte_exact(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Mode::Native, Mode::Skb)] mode: Mode,
+) {
+    require!(Root);
+    let mut rig = rig(&leased(placement).mode(mode));
+    for (seed, size) in (0..).zip([14, 60, 61, 500, 1513, 1514]) {
+        for layout in [Layout::Whole, Layout::HeaderApart, Layout::Pieces(500)] {
+            rig.assert_from_guest(&frame::plain(size, seed), layout);
+        }
+        rig.assert_to_guest(&frame::plain(size, seed));
+    }
+    assert_eq!(rig.daemon.port(0)["attached"].as_str(), Some(mode.name()));
+    assert!(rig.daemon.counter("redirected") >= 6, "{:#}", rig.daemon.status());
+}
+
+#[rstest]
+fn two_queue_pairs_are_one_lease(#[values(Placement::Copy, Placement::Direct)] placement: Placement) {
+    require!(Root);
+    let config = DriverConfig {
+        pairs: 2,
+        ..DriverConfig::default()
+    };
+    let serve = leased(placement).with("--queues", "2").with("--start-queue", "1");
+    let mut rig = Rig::with(VethPair::with(4, 1500), &serve, &config);
+    for pair in &mut rig.driver.pairs {
+        let sent = frame::plain(100, 1);
+        pair.send(&sent, Layout::Whole);
+        frame::assert_same(&rig.wire.receive(wait::SOON).expect("it arrives"), &sent);
+    }
+}
+
+#[rstest]
+fn guests_come_and_go_under_one_lease(#[values(Placement::Copy, Placement::Direct)] placement: Placement) {
+    require!(Root);
+    let mut rig = rig(&leased(placement));
+    for _ in 0..4 {
+        drop(rig.driver);
+        rig.driver = Driver::connect(&rig.daemon.socket(), &DriverConfig::default())
+            .unwrap_or_else(|refused| panic!("{refused}: {}", rig.daemon.said()));
+        rig.post(64, &[BUFFER]);
+        rig.assert_passes_both_ways();
+    }
+}
+
+#[rstest]
+fn interface_that_changes_or_goes_is_followed(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+) {
+    require!(Root);
+    let mut rig = rig(&leased(placement));
+    rig.veth.near.ip(&["link", "set", VethPair::NIC, "down"]);
+    wait::settle();
+    rig.veth.near.ip(&["link", "set", VethPair::NIC, "up"]);
+    rig.await_passes_both_ways();
+    rig.veth.near.ip(&["link", "set", VethPair::NIC, "mtu", "1400"]);
+    rig.daemon
+        .await_port(0, "the MTU", |port| port["mtu"].as_u64() == Some(1400));
+    rig.await_passes_both_ways();
+    rig.veth.near.ip(&["link", "delete", VethPair::NIC]);
+    rig.daemon.await_port(0, "impaired", |port| {
+        port["impaired"]
+            .as_str()
+            .is_some_and(|reason| reason.contains("nic0"))
+    });
+    rig.veth.join(1, 1500);
+    rig.wire = PacketPort::open(&rig.veth.far, VethPair::WIRE);
+    rig.daemon
+        .await_port(0, "recovered", |port| port["impaired"].is_null());
+    rig.await_passes_both_ways();
+}
+
+#[test]
+fn daemon_goes_on_with_a_steward_that_was_restarted() {
+    require!(Root);
+    let mut rig = rig(&leased(Placement::Copy));
+    for signal in [Signal::TERM, Signal::KILL] {
+        let lessor = rig.daemon.lessor.as_mut().expect("leased");
+        lessor.steward.signal(signal);
+        lessor.steward.wait(wait::SOON);
+        rig.daemon
+            .await_port(0, "impaired", |port| !port["impaired"].is_null());
+        rig.daemon.restart_lessor(&rig.veth.near);
+        rig.daemon
+            .await_port(0, "recovered", |port| port["impaired"].is_null());
+        rig.await_passes_both_ways();
+    }
+}
+
+#[test]
+fn daemon_that_is_killed_gives_its_lease_back() {
+    require!(Root);
+    let mut rig = rig(&leased(Placement::Copy));
+    let program = |rig: &Rig| {
+        rig.veth
+            .near
+            .output_of("ip", &["-j", "link", "show", "dev", VethPair::NIC])
+            .contains("\"xdp\"")
+    };
+    for _ in 0..3 {
+        assert!(program(&rig));
+        rig.daemon.kill();
+        assert!(wait::until(wait::SOON, || !program(&rig)), "the program stays");
+        rig.daemon.restart(&rig.veth.near, &leased(Placement::Copy));
+        rig.daemon
+            .await_sockets(&[rig.daemon.socket(), rig.daemon.path("control")]);
+        assert!(wait::until(wait::SOON, || program(&rig)));
+        rig.driver = Driver::connect(&rig.daemon.socket(), &DriverConfig::default())
+            .unwrap_or_else(|refused| panic!("{refused}: {}", rig.daemon.said()));
+        rig.post(64, &[BUFFER]);
+        rig.assert_passes_both_ways();
+    }
+}
+
+#[test]
+fn what_the_policy_does_not_allow_is_said_in_one_line() {
+    require!(Root);
+    let veth = VethPair::new();
+    let refused = |serve: &Serve, words: &[&str]| {
+        let dir = private_dir();
+        let lessor = Lessor::start(&veth.near, &dir, &[VethPair::NIC]);
+        let mut daemon = Daemon::spawn_with(&veth.near, dir, Some(lessor), serve);
+        let status = daemon.process().wait(wait::SOON);
+        let said = daemon.said();
+        assert!(!status.success(), "{said}");
+        assert_eq!(said.trim_end().lines().count(), 1, "{said}");
+        words
+            .iter()
+            .for_each(|word| assert!(said.contains(word), "{word} in: {said}"));
+    };
+    let nic9 = Serve::interface("nic9").leased();
+    refused(&nic9, &["steward refuses", "user 65534", "nic9", "no rule"]);
+    let many = leased(Placement::Copy).with("--queues", "9");
+    refused(&many, &["nic0 has 1 receive queue(s)", "ethtool -L"]);
+}
