@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-use vhost_af_xdp_fuzz::{config_space, net_header, packed_ring, segment, session, split_ring};
+use vhost_af_xdp_fuzz::{coalesce, config_space, net_header, packed_ring, segment, session, split_ring};
 
 /// `session` counts the descriptors of the process, so nothing else may run beside it.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -55,4 +55,9 @@ fn config_space_stands_its_corpus() {
 #[test]
 fn segment_stands_its_corpus() {
     run_all("segment", segment::run);
+}
+
+#[test]
+fn coalesce_stands_its_corpus() {
+    run_all("coalesce", coalesce::run);
 }

@@ -4,6 +4,7 @@
 //! unfinished comes from the kernel's own sockets.
 
 use std::net::{SocketAddrV4, UdpSocket};
+use std::os::fd::OwnedFd;
 
 use offload::segment::{Gso, GsoKind, Plan};
 use offload::{checksum, packet, verify};
@@ -494,25 +495,20 @@ fn datagrams_of_a_local_stack_are_marked_or_completed(
 #[rstest]
 fn stream_of_a_local_stack_arrives_whole(
     #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Mode::Native, Mode::Skb)] mode: Mode,
     #[values(0, F_GUEST_CSUM, F_GUEST_ALL)] features: u64,
 ) {
     require!(Root);
-    let mut rig = rig(placement, Mode::Native, features);
+    let mut rig = rig(placement, mode, features);
     make_stack(&rig);
-    let connect = || {
-        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None).expect("a socket");
-        let local: SocketAddrV4 = "10.77.0.1:7001".parse().expect("an address");
-        let remote: SocketAddrV4 = "10.77.0.2:7002".parse().expect("an address");
-        bind(&socket, &local).expect("an address of its own");
-        let _ = net::connect(&socket, &remote);
-        socket
-    };
-    let socket = rig.veth.far.enter(connect);
-    let syn = receive_with_ports(&mut rig, [7001, 7002]).expect("a SYN");
-    assert_eq!(syn.header[0], if features == 0 { 0 } else { NEEDS_CSUM });
-    let sequence = u32::from_be_bytes(syn.frame[38..42].try_into().expect("four bytes"));
-    rig.pair().send(&syn_ack(&syn.frame, sequence), Layout::Whole);
+    if mode == Mode::Skb {
+        // In native mode the kernel takes segmentation from the other end by itself (veth_xdp_set, drivers/net/veth.c).
+        rig.veth
+            .far
+            .run("ethtool", &["-K", VethPair::WIRE, "tso", "off", "gso", "off"]);
+    }
+    let (socket, sequence, header) = connected(&mut rig);
+    assert_eq!(header[0], if features == 0 { 0 } else { NEEDS_CSUM });
     let stream = frame::plain(14_600, 7);
     let mut left = &stream[..];
     let sent = wait::until(wait::SOON, || {
@@ -543,6 +539,38 @@ fn stream_of_a_local_stack_arrives_whole(
     frame::assert_same(&got, &stream);
     let merges = features == F_GUEST_ALL && placement == Placement::Copy;
     assert_eq!(super_frames > 0, merges, "{super_frames} super-frames");
+}
+
+/// Why it must not segment: in skb mode the kernel leaves that to the interface, and 64 KiB are no frame of this MTU.
+#[rstest]
+fn super_frames_of_a_local_stack_in_skb_mode_are_dropped_and_counted() {
+    require!(Root);
+    let mut rig = rig(Placement::Copy, Mode::Skb, F_GUEST_ALL);
+    make_stack(&rig);
+    let (socket, ..) = connected(&mut rig);
+    let sent = wait::until(wait::SOON, || {
+        net::send(&socket, &frame::plain(14_600, 7), net::SendFlags::NOSIGNAL).is_ok()
+    });
+    assert!(sent, "the connection was not made");
+    rig.daemon.await_counter("too_long", 1);
+}
+
+/// A connection of the far end's stack with the guest; its first sequence number, and the header with which its SYN came.
+fn connected(rig: &mut Rig) -> (OwnedFd, u32, [u8; HEADER]) {
+    let connect = || {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None).expect("a socket");
+        let local: SocketAddrV4 = "10.77.0.1:7001".parse().expect("an address");
+        let remote: SocketAddrV4 = "10.77.0.2:7002".parse().expect("an address");
+        bind(&socket, &local).expect("an address of its own");
+        let _ = net::connect(&socket, &remote);
+        socket
+    };
+    let socket = rig.veth.far.enter(connect);
+    let syn = receive_with_ports(rig, [7001, 7002]).expect("a SYN");
+    let sequence = u32::from_be_bytes(syn.frame[38..42].try_into().expect("four bytes"));
+    rig.pair().send(&syn_ack(&syn.frame, sequence), Layout::Whole);
+    (socket, sequence, syn.header)
 }
 
 /// The answer to a SYN over IPv4: a segment size of 1460, a window of 65,535.

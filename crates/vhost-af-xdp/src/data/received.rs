@@ -8,7 +8,7 @@
 //! | | wrong, missing, of another protocol, of a fragment | is passed as it is, unmarked |
 //!
 //! In direct placement frames lie in the guest's memory. There a right checksum is not confirmed: it would have to be added up from a private copy of
-//! the whole frame, which costs the worker as much as it saves the guest (figures in docs/theory-of-operation.md). Partial ones are handled, with a
+//! the whole frame, which costs the worker as much as it saves the guest . Partial ones are handled, with a
 //! private copy of the headers, or of the frame where it is to be completed. What the guest changes meanwhile is its own loss.
 //!
 //! Partial checksums come from interfaces whose other end is a stack on the same machine ([`Looks::partial`]: veth); see
