@@ -23,5 +23,7 @@ pub(crate) mod offloads;
 pub(crate) mod received;
 pub(crate) mod spill;
 pub(crate) mod super_frame;
+#[cfg(test)]
+pub(crate) mod test_nic;
 pub(crate) mod worker;
 pub(crate) mod xdp;

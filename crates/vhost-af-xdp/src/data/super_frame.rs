@@ -28,7 +28,7 @@ use super::nic::Sends;
 /// (include/uapi/linux/if_xdp.h) has 16 or, from 6.14 on, 24; this many leave the frame on a cache line of its own.
 pub(crate) const TX_METADATA_BYTES: u32 = 64;
 /// `XDP_TXMD_FLAGS_CHECKSUM`.
-const TXMD_CHECKSUM: u64 = 1 << 1;
+pub(crate) const TXMD_CHECKSUM: u64 = 1 << 1;
 /// Where UDP's checksum is in its header; there a zero means "none", and 0xffff is stored in its place.
 const UDP_CHECKSUM: u16 = 6;
 

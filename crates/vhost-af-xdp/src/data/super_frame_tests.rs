@@ -1,7 +1,5 @@
 //! Super-frames through whole lanes, over a NIC whose ring, completions and link the test decides about.
 
-use std::collections::VecDeque;
-use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use offload::segment::Request;
@@ -9,7 +7,7 @@ use virtqueue::driver::{Buffer, DriverFeatures, GuestRam, QueueDriver};
 use virtqueue::{
     GuestAddr, Journal, MemoryMap, Queue, QueueFeatures, QueueSize, QueueStart, RingFormat, RingLayout,
 };
-use xsk::{Frame, FramePool, OwnMemory, RxDesc};
+use xsk::{FramePool, OwnMemory};
 
 use super::*;
 use crate::data::copy::CopyLane;
@@ -17,122 +15,9 @@ use crate::data::copy_bytes::GuestRam as Ram;
 use crate::data::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
 use crate::data::guest::Vring;
 use crate::data::lane::{Lane, Rest};
-use crate::data::nic::{Link, MOST_PIECES, Nic};
+use crate::data::nic::{Link, MOST_PIECES};
 use crate::data::offloads::Offloads;
-
-/// A frame that was sent, and the checksum that its metadata asks for.
-type Sent = (Vec<u8>, Option<(u16, u16)>);
-
-struct Wire {
-    umem: Umem,
-    capacity: usize,
-    /// Descriptors that one kick sends.
-    each_kick: usize,
-    link: Link,
-    /// A kick said that it is gone.
-    seen_gone: bool,
-    ring: VecDeque<TxDesc>,
-    done: VecDeque<Frame>,
-    sent: Vec<Sent>,
-    /// The frame that goes on.
-    unfinished: Option<Sent>,
-}
-
-impl Wire {
-    fn send(&mut self, desc: TxDesc) {
-        assert!((1..=self.umem.max_sent_bytes()).contains(&desc.len));
-        let read = |at, len| {
-            let mut bytes = vec![0; len];
-            self.umem.read(at, &mut bytes).expect("inside");
-            bytes
-        };
-        let checksum = desc.metadata.then(|| {
-            let before = desc.offset.get() - u64::from(self.umem.tx_metadata_len());
-            let metadata = read(UmemOffset::new(before), 12);
-            assert_eq!(metadata[..8], TXMD_CHECKSUM.to_ne_bytes());
-            let word = |at: usize| u16::from_ne_bytes([metadata[at], metadata[at + 1]]);
-            assert!(u32::from(word(8)) + u32::from(word(10)) + 2 <= desc.len);
-            (word(8), word(10))
-        });
-        let bytes = read(desc.offset, desc.len as usize);
-        assert!(
-            self.unfinished.is_none() || checksum.is_none(),
-            "metadata in the middle"
-        );
-        let frame = self.unfinished.get_or_insert_with(|| (Vec::new(), checksum));
-        frame.0.extend(bytes);
-        if !desc.more {
-            self.sent.extend(self.unfinished.take());
-        }
-        self.done.push_back(desc.frame);
-    }
-}
-
-struct TestNic(Arc<Mutex<Wire>>);
-
-impl TestNic {
-    fn wire(&self) -> MutexGuard<'_, Wire> {
-        self.0.lock().expect("no panic")
-    }
-}
-
-impl Nic for TestNic {
-    fn room_to_nic(&mut self) -> usize {
-        let wire = self.wire();
-        wire.capacity - wire.ring.len()
-    }
-
-    fn to_nic(&mut self, frames: impl ExactSizeIterator<Item = TxDesc>) {
-        let mut wire = self.wire();
-        wire.ring.extend(frames);
-        assert!(wire.ring.len() <= wire.capacity, "more than there is room for");
-    }
-
-    fn kick(&mut self) -> Link {
-        let mut wire = self.wire();
-        wire.seen_gone = wire.link == Link::Gone;
-        if wire.link == Link::Up {
-            for _ in 0..wire.each_kick {
-                let Some(desc) = wire.ring.pop_front() else { break };
-                wire.send(desc);
-            }
-        }
-        wire.link
-    }
-
-    fn unsent(&self) -> usize {
-        let wire = self.wire();
-        if wire.seen_gone {
-            0
-        } else {
-            wire.ring.len() + wire.done.len()
-        }
-    }
-
-    fn sent(&mut self, max: usize) -> impl Iterator<Item = Frame> + '_ {
-        let mut wire = self.wire();
-        let count = max.min(wire.done.len());
-        wire.done.drain(..count).collect::<Vec<_>>().into_iter()
-    }
-
-    fn room_to_give(&mut self) -> usize {
-        0
-    }
-
-    fn give(&mut self, _: &mut Vec<Frame>) {}
-
-    fn from_nic(&mut self, _: usize) -> impl Iterator<Item = RxDesc> + '_ {
-        std::iter::empty()
-    }
-
-    fn has_frames(&mut self) -> bool {
-        false
-    }
-
-    fn fd(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
-}
+use crate::data::test_nic::{TestNic, Wire};
 
 #[derive(Clone, Copy, Debug)]
 struct Setup {
@@ -271,17 +156,8 @@ impl World {
         let umem = umem
             .and_then(|umem| umem.with_tx_metadata(metadata))
             .expect("good");
-        let wire = Arc::new(Mutex::new(Wire {
-            umem: umem.clone(),
-            capacity: setup.ring,
-            each_kick: setup.each_kick,
-            link: Link::Up,
-            seen_gone: false,
-            ring: VecDeque::new(),
-            done: VecDeque::new(),
-            sent: Vec::new(),
-            unfinished: None,
-        }));
+        let wire = Wire::new(umem.clone(), setup.ring, setup.each_kick);
+        let wire = Arc::new(Mutex::new(wire));
         let nic = TestNic(Arc::clone(&wire));
         let counters = Arc::new(LaneCounters::default());
         let lane: Box<dyn Lane> = if setup.direct {
@@ -518,6 +394,28 @@ fn super_frame_that_waits_for_room_behind_others_does_not_spin() {
     world.send(30_000, 1000, 3);
     world.breathe();
     assert_eq!(world.breathe(), 0);
+    assert_eq!(world.lane.arm().expect("no fault"), Rest::Soon);
+    world.wire().each_kick = 64;
+    world.finish();
+    world.assert_sent(true);
+}
+
+/// A segment of several descriptors needs more room than there is, and yet the ring is not full.
+#[test]
+fn super_frame_in_hand_that_needs_several_descriptors_does_not_spin() {
+    let setup = Setup {
+        ring: 8,
+        each_kick: 0,
+        ..Setup::new(false, WITH_METADATA)
+    };
+    let mut world = World::new(setup);
+    world.lane.guest_mut().frame_limit = 9018;
+    for _ in 0..2 {
+        world.send(60_000, 5800, 1);
+    }
+    world.breathe();
+    assert_eq!(world.breathe(), 0);
+    assert!(world.wire().ring.len() < 8);
     assert_eq!(world.lane.arm().expect("no fault"), Rest::Soon);
     world.wire().each_kick = 64;
     world.finish();

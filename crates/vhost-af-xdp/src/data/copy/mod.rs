@@ -174,7 +174,8 @@ impl<N: Nic> Lane for CopyLane<N> {
         self.awaits_nic = !waiting;
         if self.guest.from_guest.enabled && self.guest.from_guest.queue.enable_kicks() {
             let full = self.nic.room_to_nic() == 0 || self.pool.is_empty();
-            let stuck = full || (self.waits_for_room && self.nic.unsent() > 0);
+            let wants_room = self.waits_for_room || self.rest.plan.is_some();
+            let stuck = full || (wants_room && self.nic.unsent() > 0);
             return Ok(if stuck { Resting::Soon } else { Resting::Busy });
         }
         if waiting && self.guest.to_guest.enabled && self.guest.to_guest.queue.enable_kicks() {
