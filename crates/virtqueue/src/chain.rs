@@ -6,9 +6,10 @@
 //! lie side by side, those that the device reads first, as 2.7.4.2 demands of drivers.
 //!
 //! What a [`Segment`] says was true of the map when it was made, and stays true: maps do not change.
+#![allow(unsafe_code)]
 
-use crate::layout::{DESC_WRITE, Descriptor};
-use crate::memory::RegionHint;
+use crate::layout::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Descriptor};
+use crate::memory::{Place, RegionHint};
 use crate::{GuestAddr, GuestFault, MemoryMap, QueueSize};
 
 /// One buffer: a range of the map, checked to be inside one region.
@@ -20,6 +21,17 @@ pub struct Segment {
     pub len: u32,
     /// Bytes of the same region that lie before it, at most `u32::MAX`.
     pub room_before: u32,
+}
+
+impl Segment {
+    #[inline(always)]
+    pub(crate) fn at(place: Place, len: u32) -> Self {
+        Self {
+            offset: place.offset,
+            len,
+            room_before: place.room_before.min(u64::from(u32::MAX)) as u32,
+        }
+    }
 }
 
 /// Names a chain on its way back to the driver.
@@ -155,19 +167,39 @@ impl Chains {
         self.segs.reserve(usize::from(size.get()));
     }
 
-    /// Adds a chain of one buffer. The caller has checked both.
+    /// Adds a chain of one buffer for each of `items`, up to the first that `single` makes none of or that has no
+    /// room; returns how many. The lengths of the two arrays are written once and not for each, and nothing is allocated.
     #[inline(always)]
-    pub(crate) fn push_single(&mut self, id: ChainId, segment: Segment, writable: bool) {
-        let (write, read) = (u16::from(writable), u16::from(!writable));
-        self.chains.push(Chain {
-            id,
-            readable: read,
-            writable: write,
-            first: self.segs.len() as u32,
-            readable_bytes: if writable { 0 } else { segment.len },
-            writable_bytes: if writable { segment.len } else { 0 },
-        });
-        self.segs.push(segment);
+    pub(crate) fn push_singles<T>(
+        &mut self,
+        items: &[T],
+        writable: bool,
+        single: impl Fn(&T) -> Option<(ChainId, Segment)>,
+    ) -> usize {
+        let (read, write) = if writable { (0, 1) } else { (1, 0) };
+        let first = self.segs.len();
+        let room = self.chains.spare_capacity_mut().iter_mut();
+        let room = room.zip(self.segs.spare_capacity_mut());
+        let mut count = 0;
+        for (item, (chain, segment)) in items.iter().zip(room) {
+            let Some((id, buffer)) = single(item) else { break };
+            segment.write(buffer);
+            chain.write(Chain {
+                id,
+                readable: read,
+                writable: write,
+                first: (first + count) as u32,
+                readable_bytes: if writable { 0 } else { buffer.len },
+                writable_bytes: if writable { buffer.len } else { 0 },
+            });
+            count += 1;
+        }
+        // SAFETY: the first `count` elements of the spare capacity of both were written just now.
+        unsafe {
+            self.chains.set_len(self.chains.len() + count);
+            self.segs.set_len(first + count);
+        }
+        count
     }
 
     /// Whether another buffer fits without allocating.
@@ -196,6 +228,32 @@ pub(crate) enum Stop {
 impl From<GuestFault> for Stop {
     fn from(fault: GuestFault) -> Self {
         Self::Fault(fault)
+    }
+}
+
+/// What the next chain is taken for at first, since chains mostly follow others of their kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// One descriptor, which is itself a buffer.
+    Single {
+        /// For the device to write.
+        writable: bool,
+    },
+    /// A list, or an indirect table.
+    Other,
+}
+
+impl Kind {
+    /// Of a chain that begins with `desc`.
+    #[inline(always)]
+    pub(crate) const fn of(desc: Descriptor) -> Self {
+        if desc.has(DESC_NEXT | DESC_INDIRECT) {
+            Self::Other
+        } else {
+            Self::Single {
+                writable: desc.has(DESC_WRITE),
+            }
+        }
     }
 }
 
@@ -280,11 +338,7 @@ pub(crate) fn translate(
     desc: Descriptor,
 ) -> Result<Segment, GuestFault> {
     match memory.find(hint, desc.addr, u64::from(desc.len)) {
-        Some(place) => Ok(Segment {
-            offset: place.offset,
-            len: desc.len,
-            room_before: place.room_before.min(u64::from(u32::MAX)) as u32,
-        }),
+        Some(place) => Ok(Segment::at(place, desc.len)),
         None => Err(bad_buffer(head, desc)),
     }
 }

@@ -106,9 +106,18 @@ fn prefetch_to_write(address: *const u8) {
 pub(crate) fn prefetch_frame(base: NonNull<u8>, buffer: &Segment, writable: bool) {
     const LINE: usize = 64;
     let first = base.as_ptr().wrapping_add(buffer.offset as usize);
-    let ask = if writable { prefetch_to_write } else { prefetch };
-    ask(first);
-    if buffer.len as usize > LINE {
-        ask(first.wrapping_add(LINE));
+    let second = first.wrapping_add(LINE);
+    let two = buffer.len as usize > LINE;
+    // Spelled out: a choice between the two functions becomes a call by pointer.
+    if writable {
+        prefetch_to_write(first);
+        if two {
+            prefetch_to_write(second);
+        }
+    } else {
+        prefetch(first);
+        if two {
+            prefetch(second);
+        }
     }
 }

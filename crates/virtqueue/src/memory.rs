@@ -78,6 +78,14 @@ impl Lookup {
     }
 }
 
+impl RegionHint {
+    /// As [`MemoryMap::find`], in the region of the last hit only.
+    #[inline(always)]
+    pub(crate) fn find(&self, addr: u64, len: u64) -> Option<Place> {
+        if len == 0 { None } else { self.0.find(addr, len) }
+    }
+}
+
 impl MemoryMap {
     /// Maps `regions` back to back, and `private_bytes` (rounded up to pages) of zeroed memory after them,
     /// which no guest address reaches. Nothing is touched: pages come when they are used.
@@ -286,12 +294,10 @@ impl MemoryMap {
 
     #[inline(always)]
     pub(crate) fn find(&self, hint: &mut RegionHint, addr: u64, len: u64) -> Option<Place> {
-        if len != 0
-            && let Some(place) = hint.0.find(addr, len)
-        {
-            return Some(place);
+        match hint.find(addr, len) {
+            None => self.find_elsewhere(hint, addr, len),
+            place => place,
         }
-        self.find_elsewhere(hint, addr, len)
     }
 
     #[inline(never)]

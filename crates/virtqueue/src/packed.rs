@@ -12,8 +12,9 @@
 //! ```
 //!
 //! *Taking.* The second word of a descriptor (length, id, flags) is loaded once, with Acquire; if its flags say
-//! available, the first word (address) follows. All else works on that copy. A chain of one descriptor is
-//! served in the loop; the others (lists, indirect tables, faults) out of line. A driver that marks slots
+//! available, the first word (address) follows. All else works on that copy. Chains of one descriptor are
+//! taken by the run, in one loop; the others (lists, indirect tables, a buffer in another region, faults) out of
+//! line, and anew: a run that meets one forgets what it read of it. A driver that marks slots
 //! available that the device still holds is told apart by counting ([`GuestFault::RingOverrun`]).
 //!
 //! *Using.* Used descriptors are written as they come, except the first of a batch: the driver looks at that
@@ -29,17 +30,23 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use self::journal::Notes;
-use crate::chain::{self, ChainBuilder, ChainId, Chains, Stop};
+use crate::chain::{ChainBuilder, ChainId, Chains, Kind, Stop};
 use crate::crash;
 use crate::indirect::{Table, prefetch, prefetch_frame};
-use crate::layout::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, PackedDescriptor};
+use crate::layout::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, PACKED_AVAIL, PACKED_USED, PackedDescriptor};
 use crate::log::DirtyLog;
 use crate::memory::RegionHint;
 use crate::packed_notify::{self as notify, Cell, Wish};
 use crate::packed_resume::stash;
 use crate::packed_ring::PackedRing;
 use crate::position::Position;
-use crate::{GuestFault, MemoryMap, QueueFeatures, QueueSize, QueueStart, RingError, RingLayout};
+use crate::{GuestFault, MemoryMap, QueueFeatures, QueueSize, QueueStart, RingError, RingLayout, Segment};
+
+/// How far ahead of the descriptor that is read the ring is asked for, in slots: two cache lines.
+const SLOTS_AHEAD: usize = 8;
+
+/// The flags that tell an available descriptor that is a chain of its own, in a descriptor's second word.
+const COMMON_MASK: u64 = ((PACKED_AVAIL | PACKED_USED | DESC_NEXT | DESC_INDIRECT | DESC_WRITE) as u64) << 48;
 
 /// Device side of one packed virtqueue.
 #[derive(Debug)]
@@ -48,6 +55,8 @@ pub struct PackedQueue {
     size: QueueSize,
     features: QueueFeatures,
     hint: RegionHint,
+    /// Of the last chain.
+    kind: Kind,
     /// The next chain to take starts here.
     next: Position,
     /// The next used descriptor goes here.
@@ -88,6 +97,7 @@ impl PackedQueue {
             ring,
             features,
             hint: RegionHint::default(),
+            kind: Kind::Other,
             next: at,
             used: at,
             out: 0,
@@ -118,15 +128,31 @@ impl PackedQueue {
             return self.pop_left_over(chains, max);
         }
         let (mut at, mut left) = (self.next, self.size.get() - self.out);
-        let (mut hint, mut taken) = (self.hint, 0);
+        let (mut hint, mut kind, mut taken) = (self.hint, self.kind, 0);
         let mut fault = None;
         while taken < max {
+            let slots = match kind {
+                Kind::Single { writable } => {
+                    let most = (max - taken).min(left.into());
+                    self.take_run(chains, (hint, writable), (at, most))
+                }
+                Kind::Other => 0,
+            };
+            at = at.forward(slots, self.size);
+            left -= slots;
+            taken += usize::from(slots);
+            if taken == max {
+                break;
+            }
+            if slots > 0 && at.offset == 0 {
+                continue; // a new lap
+            }
             let Some(desc) = self.ring.read_available(at) else {
                 break;
             };
-            self.ring.prefetch_behind(at.offset);
-            match self.take(chains, &mut hint, (at, left), desc) {
+            match self.take_chain(chains, &mut hint, (at, left), desc) {
                 Ok(slots) => {
+                    kind = Kind::of(desc.buffer());
                     at = at.forward(slots, self.size);
                     left -= slots;
                     taken += 1;
@@ -142,7 +168,7 @@ impl PackedQueue {
         if taken == 0 {
             return fault.map_or(Ok(0), Err);
         }
-        self.hint = hint;
+        (self.hint, self.kind) = (hint, kind);
         if !matches!(self.notes, Notes::None) {
             self.note_taken(chains);
         }
@@ -151,10 +177,41 @@ impl PackedQueue {
         Ok(taken)
     }
 
-    /// Takes the chain at `at`, of which `desc` is the first descriptor and which may have up to `left` slots:
-    /// the common case here, the others out of line. Returns how many slots it has.
+    /// Takes chains from `at` on, at most `most`, as long as they are of the common kind: one descriptor, a buffer
+    /// in the region of the last one. Returns how many; what comes behind them is for others to judge.
     #[inline(always)]
-    fn take(
+    fn take_run(
+        &self,
+        chains: &mut Chains,
+        (hint, writable): (RegionHint, bool),
+        (at, most): (Position, usize),
+    ) -> u16 {
+        let base = self.ring.memory.base();
+        let write = if writable { DESC_WRITE } else { 0 };
+        let common = u64::from(at.available_flags() | write) << 48;
+        let slots = chains.push_singles(self.ring.run(at, most), writable, |slot| {
+            // Each word once, the second one before the first: see `read_available`.
+            let high = PackedRing::load_high(slot);
+            if high & COMMON_MASK != common {
+                return None;
+            }
+            let desc = PackedRing::load(slot, high);
+            let segment = Segment::at(hint.find(desc.addr, desc.len.into())?, desc.len);
+            prefetch(slot.as_ptr().wrapping_add(SLOTS_AHEAD * slot.len()).cast());
+            prefetch_frame(base, &segment, writable);
+            let id = ChainId {
+                head: desc.id,
+                slots: 1,
+            };
+            Some((id, segment))
+        });
+        slots as u16
+    }
+
+    /// Takes the chain at `at` of any shape, of which `desc` is the first descriptor and which may have up to `left`
+    /// slots. Returns how many it has.
+    #[inline(never)]
+    fn take_chain(
         &self,
         chains: &mut Chains,
         hint: &mut RegionHint,
@@ -164,29 +221,6 @@ impl PackedQueue {
         if left == 0 {
             return Err(GuestFault::RingOverrun { at: at.offset }.into());
         }
-        let buffer = desc.buffer();
-        if buffer.has(DESC_NEXT | DESC_INDIRECT) || !chains.has_room() {
-            return self.take_chain(chains, hint, (at, left), desc);
-        }
-        let segment = chain::translate(&self.ring.memory, hint, at.offset, buffer)?;
-        prefetch_frame(self.ring.memory.base(), &segment, buffer.has(DESC_WRITE));
-        let id = ChainId {
-            head: desc.id,
-            slots: 1,
-        };
-        chains.push_single(id, segment, buffer.has(DESC_WRITE));
-        Ok(1)
-    }
-
-    /// Takes a chain of any shape.
-    #[inline(never)]
-    fn take_chain(
-        &self,
-        chains: &mut Chains,
-        hint: &mut RegionHint,
-        (at, left): (Position, u16),
-        desc: PackedDescriptor,
-    ) -> Result<u16, Stop> {
         let mut builder = ChainBuilder::new(chains, at.offset, self.size);
         match self.walk(&mut builder, hint, (at, left), desc) {
             Ok(id) => {

@@ -9,11 +9,11 @@
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
+use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::crash;
-use crate::indirect::prefetch;
 use crate::layout::{self, PackedDescriptor};
 use crate::packed_notify::Cell;
 use crate::position::Position;
@@ -61,6 +61,14 @@ impl PackedRing {
         }
     }
 
+    /// The slots from `at` on, at most `most` and not beyond the end of the ring.
+    #[inline(always)]
+    pub(crate) fn run(&self, at: Position, most: usize) -> &[[AtomicU64; 2]] {
+        let count = most.min(usize::from(self.size.get()).saturating_sub(at.offset.into()));
+        // SAFETY: as in `word`; and `offset + count` is at most the size. Two words lie side by side without padding.
+        unsafe { slice::from_raw_parts(self.desc.cast().add(at.offset.into()).as_ptr(), count) }
+    }
+
     /// The second word of `slot`: length, id, flags.
     #[inline(always)]
     pub(crate) fn high(&self, slot: u16) -> &AtomicU64 {
@@ -105,22 +113,23 @@ impl PackedRing {
             .then(|| PackedDescriptor::from_words(self.load_low(at.offset), high))
     }
 
+    /// The second word of a slot that may be available: nothing of the slot, or behind it, is to be loaded before it.
+    #[inline(always)]
+    pub(crate) fn load_high(slot: &[AtomicU64; 2]) -> u64 {
+        // As in `read_available`.
+        Cell::load(&slot[1], Ordering::Acquire)
+    }
+
+    /// The descriptor in a slot, of which `high` was loaded.
+    #[inline(always)]
+    pub(crate) fn load(slot: &[AtomicU64; 2], high: u64) -> PackedDescriptor {
+        PackedDescriptor::from_words(Cell::load(&slot[0], Ordering::Relaxed), high)
+    }
+
     /// The descriptor in `slot`, whatever its flags.
     pub(crate) fn read(&self, slot: u16) -> PackedDescriptor {
         let high = Cell::load(self.high(slot), Ordering::Acquire);
         PackedDescriptor::from_words(self.load_low(slot), high)
-    }
-
-    /// Asks for the descriptor some lines behind `slot`, which is likely to be read next.
-    #[inline(always)]
-    pub(crate) fn prefetch_behind(&self, slot: u16) {
-        const AHEAD: usize = 8;
-        prefetch(
-            self.desc
-                .as_ptr()
-                .wrapping_add(2 * (usize::from(slot) + AHEAD))
-                .cast(),
-        );
     }
 
     /// What the driver wants to be told.

@@ -18,8 +18,8 @@
 //!
 //! Cost: a batch is taken in blocks of 32. The first pass over a block reads heads and prefetches
 //! descriptors; the second reads descriptors and prefetches the first line of each buffer, which the device
-//! will touch next. A chain of one descriptor is served in the loop; all else (chains, indirect tables,
-//! faults) in `take_chain`, out of line.
+//! will touch next. Chains of one descriptor are taken by the run, in one loop; all else (lists, indirect tables, a
+//! buffer in another region, faults) in `take_chain`, out of line.
 //!
 //! In-order (VIRTIO_F_IN_ORDER, 2.7.9): the caller gives chains back in the order of `pop`. A used element is
 //! written for each, which the feature allows and which needs no second kind of driver.
@@ -33,7 +33,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 
 use self::journal::Notes;
-use crate::chain::{self, ChainBuilder, ChainId, Chains, Stop};
+use crate::chain::{ChainBuilder, ChainId, Chains, Kind, Stop};
 use crate::crash;
 use crate::indirect::{Table, prefetch, prefetch_frame};
 use crate::layout::{self, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Descriptor};
@@ -42,7 +42,7 @@ use crate::memory::RegionHint;
 use crate::notify::{Word, Words};
 use crate::{
     GuestFault, MemoryMap, QueueFeatures, QueueSize, QueueStart, RingAddresses, RingError, RingFormat,
-    RingLayout,
+    RingLayout, Segment,
 };
 
 /// Chains whose descriptors are fetched ahead.
@@ -63,6 +63,8 @@ pub struct SplitQueue {
     size: QueueSize,
     features: QueueFeatures,
     hint: RegionHint,
+    /// Of the last chain.
+    kind: Kind,
     /// Next entry of the available ring to take.
     next_avail: u16,
     /// avail.idx as it was read last.
@@ -123,6 +125,7 @@ impl SplitQueue {
             size: rings.size(),
             features,
             hint: RegionHint::default(),
+            kind: Kind::Other,
             next_avail: start.base as u16,
             avail_seen: start.base as u16,
             used_idx: 0,
@@ -220,10 +223,19 @@ impl SplitQueue {
         let mut hint = self.hint;
         let mut result = Ok(());
         let mut taken = 0;
-        for &head in &heads[..count] {
-            if let Err(stop) = self.take(chains, &mut hint, head) {
-                result = Err((taken, stop));
+        loop {
+            if let Kind::Single { writable } = self.kind {
+                taken += self.take_run(chains, (hint, writable), &heads[taken..count]);
+            }
+            let Some(&head) = heads[..count].get(taken) else {
                 break;
+            };
+            match self.take_chain(chains, &mut hint, head) {
+                Ok(kind) => self.kind = kind,
+                Err(stop) => {
+                    result = Err((taken, stop));
+                    break;
+                }
             }
             taken += 1;
         }
@@ -232,9 +244,28 @@ impl SplitQueue {
         result
     }
 
-    /// Takes the chain at `head`: the common case here, the others out of line.
+    /// Takes the chains at `heads` as long as they are of the common kind: one descriptor, a buffer in the region of
+    /// the last one. Returns how many; what comes behind them is for others to judge.
     #[inline(always)]
-    fn take(&self, chains: &mut Chains, hint: &mut RegionHint, head: u16) -> Result<(), Stop> {
+    fn take_run(&self, chains: &mut Chains, (hint, writable): (RegionHint, bool), heads: &[u16]) -> usize {
+        let common = if writable { DESC_WRITE } else { 0 };
+        chains.push_singles(heads, writable, |&head| {
+            if head >= self.size.get() {
+                return None;
+            }
+            let desc = self.read_descriptor(head);
+            if desc.flags & (DESC_NEXT | DESC_INDIRECT | DESC_WRITE) != common {
+                return None;
+            }
+            let segment = Segment::at(hint.find(desc.addr, desc.len.into())?, desc.len);
+            prefetch_frame(self.base, &segment, writable);
+            Some((ChainId::split(head), segment))
+        })
+    }
+
+    /// Takes the chain at `head`, of any shape. Returns which kind it is.
+    #[inline(never)]
+    fn take_chain(&self, chains: &mut Chains, hint: &mut RegionHint, head: u16) -> Result<Kind, Stop> {
         if head >= self.size.get() {
             return Err(GuestFault::HeadOutOfRange {
                 head,
@@ -243,29 +274,11 @@ impl SplitQueue {
             .into());
         }
         let desc = self.read_descriptor(head);
-        if desc.has(DESC_NEXT | DESC_INDIRECT) || !chains.has_room() {
-            return self.take_chain(chains, hint, head, desc);
-        }
-        let segment = chain::translate(&self.memory, hint, head, desc)?;
-        prefetch_frame(self.base, &segment, desc.has(DESC_WRITE));
-        chains.push_single(ChainId::split(head), segment, desc.has(DESC_WRITE));
-        Ok(())
-    }
-
-    /// Takes a chain of any shape. `desc` is its first descriptor, already read.
-    #[inline(never)]
-    fn take_chain(
-        &self,
-        chains: &mut Chains,
-        hint: &mut RegionHint,
-        head: u16,
-        desc: Descriptor,
-    ) -> Result<(), Stop> {
         let mut builder = ChainBuilder::new(chains, head, self.size);
         match self.walk(&mut builder, hint, head, desc) {
             Ok(()) => {
                 builder.finish(ChainId::split(head));
-                Ok(())
+                Ok(Kind::of(desc))
             }
             Err(stop) => {
                 builder.abandon();
