@@ -61,9 +61,9 @@ pub struct PackedQueue {
     next: Position,
     /// The next used descriptor goes here.
     used: Position,
-    /// Slots taken and not used: from `used` to `next`.
+    /// Slots taken and not published: those up to `next` that the driver has no business in.
     out: u16,
-    /// Slots used and not published: up to `used`.
+    /// Of these, the slots used: up to `used`.
     unpublished: u16,
     /// Where the first unpublished used descriptor goes, and its second word.
     first: (u16, u64),
@@ -303,7 +303,7 @@ impl PackedQueue {
     /// In debug builds, if more are given back than were taken: a bug of the caller's.
     #[inline]
     pub fn unpop(&mut self, slots: u16) {
-        debug_assert!(slots <= self.out, "more given back than taken");
+        debug_assert!(slots <= self.out - self.unpublished, "more given back than taken");
         self.next = self.next.back(slots, self.size);
         self.out -= slots;
         self.note_returned(slots);
@@ -316,31 +316,34 @@ impl PackedQueue {
     /// In debug builds, if more is used than was taken: a bug of the caller's.
     #[inline]
     pub fn push_used(&mut self, id: ChainId, len: u32) {
-        debug_assert!(id.slots <= self.out, "more used than taken");
+        debug_assert!(id.slots <= self.out - self.unpublished, "more used than taken");
         let at = self.used;
-        let list = if id.slots > 1 { DESC_NEXT } else { 0 };
         let written = if len > 0 { DESC_WRITE } else { 0 };
-        let desc = PackedDescriptor {
-            addr: 0,
-            len,
-            id: id.head,
-            flags: at.used_flags() | list | written,
-        };
-        let (_, word) = desc.to_words();
-        if self.unpublished == 0 {
-            self.first = (at.offset, word);
-            self.ring.store_low_after(at.offset, stash(word));
+        let flags = at.used_flags() | written;
+        if id.slots == 1 {
+            self.write_used((id, len), flags);
         } else {
-            // Not seen by a driver by the book, which waits for the first of the batch; `publish` orders this
-            // store before that.
-            self.ring.store_high(at.offset, word);
-        }
-        if id.slots > 1 {
+            self.write_used((id, len), flags | DESC_NEXT);
             self.use_rest(at, id);
         }
         self.used = at.forward(id.slots, self.size);
         self.unpublished += id.slots;
-        self.out = self.out.wrapping_sub(id.slots);
+    }
+
+    /// Writes the used descriptor that comes next, or keeps it back.
+    #[inline(always)]
+    fn write_used(&mut self, (id, len): (ChainId, u32), flags: u16) {
+        let (addr, id) = (0, id.head);
+        let (_, word) = PackedDescriptor { addr, len, id, flags }.to_words();
+        let slot = self.used.offset;
+        if self.unpublished == 0 {
+            self.first = (slot, word);
+            self.ring.store_low_after(slot, stash(word));
+        } else {
+            // Not seen by a driver by the book, which waits for the first of the batch; `publish` orders this
+            // store before that.
+            self.ring.store_high(slot, word);
+        }
     }
 
     /// Marks the second and later slots of the list at `head`: see the head of the file. NEXT stays where it
@@ -370,6 +373,7 @@ impl PackedQueue {
         if slots == 0 {
             return false;
         }
+        self.out -= slots;
         let (slot, word) = self.first;
         let batch = (self.used, slots, self.size);
         if let Notes::Inflight(journal) = &mut self.notes {
