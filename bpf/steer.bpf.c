@@ -93,7 +93,7 @@ static __always_inline int write_header(struct xdp_md *ctx, __u32 header_len)
 	}
 }
 
-static __always_inline int steer_frame(struct xdp_md *ctx, __u64 frame_len)
+static __always_inline int steer_frame(struct xdp_md *ctx)
 {
 	__u32 queue = ctx->rx_queue_index;
 	struct steer_counters *counters;
@@ -115,7 +115,8 @@ static __always_inline int steer_frame(struct xdp_md *ctx, __u64 frame_len)
 		counters->passed++;
 		return XDP_PASS;
 	}
-	if (frame_len > (__u32)config) {
+	/* Also for a frame in one buffer: to subtract pointers takes CAP_PERFMON, this helper does not. */
+	if (bpf_xdp_get_buff_len(ctx) > (__u32)config) {
 		counters->too_long++;
 		return XDP_DROP;
 	}
@@ -141,11 +142,11 @@ static __always_inline int steer_frame(struct xdp_md *ctx, __u64 frame_len)
 SEC("xdp")
 int steer(struct xdp_md *ctx)
 {
-	return steer_frame(ctx, ctx->data_end - ctx->data);
+	return steer_frame(ctx);
 }
 
 SEC("xdp.frags")
 int steer_frags(struct xdp_md *ctx)
 {
-	return steer_frame(ctx, bpf_xdp_get_buff_len(ctx));
+	return steer_frame(ctx);
 }

@@ -230,6 +230,23 @@ fn steward_that_ends_however_takes_its_program_along_and_holders_learn_it() {
 }
 
 #[test]
+fn steward_needs_no_more_capabilities_than_its_unit_gives_it() {
+    require!(Root);
+    let mut world = World::of_one_queue();
+    world.steward.signal(Signal::TERM);
+    world.steward.wait(wait::SOON);
+    // And CAP_SYS_RESOURCE, to raise limits; not every machine has it to give.
+    world.restart_with("-all,+net_admin,+net_raw,+bpf");
+    let status = std::fs::read_to_string(format!("/proc/{}/status", world.steward.pid())).expect("it runs");
+    assert!(status.contains("CapEff:\t0000008000003000"), "{status}");
+    let mut running = holder::start(&world, "child_echoes_until_killed", 0);
+    world.await_echo();
+    running.signal(Signal::KILL);
+    running.wait(wait::SOON);
+    world.await_no_program();
+}
+
+#[test]
 fn second_steward_at_the_same_socket_is_refused() {
     require!(Root);
     let world = World::new();

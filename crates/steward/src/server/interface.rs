@@ -217,7 +217,7 @@ impl Interface {
         self.program.as_ref().ok_or_else(|| {
             let text = match self.link.index {
                 0 => format!(
-                    "{} is gone; the lease goes on when an interface of that name is there",
+                    "interface {} is gone; the lease goes on when an interface of that name is there",
                     self.name
                 ),
                 _ => self.note.clone(),
@@ -267,7 +267,7 @@ impl Interface {
         }
         self.program = None;
         (self.link.index, self.link.up) = (0, false);
-        self.note = format!("{} is gone", self.link.name);
+        self.note = format!("interface {} is gone", self.link.name);
     }
 
     fn take_back(&mut self, queue: u32) {

@@ -75,6 +75,21 @@ impl World {
         self.dir.path().join("steward.sock")
     }
 
+    /// Starts the steward again after its end, with these capabilities at most (setpriv(1)).
+    pub(crate) fn restart_with(&mut self, capabilities: &str) {
+        let mut command = self.veth.near.command("setpriv");
+        command.args([
+            "--inh-caps",
+            "-all",
+            "--bounding-set",
+            capabilities,
+            "--no-new-privs",
+        ]);
+        command.arg(env!("CARGO_BIN_EXE_vhost-af-xdp-steward"));
+        self.steward = start_as(command, &self.dir);
+        self.steward.await_text("ready");
+    }
+
     /// Starts the steward again after its end.
     pub(crate) fn restart(&mut self) {
         self.steward = start(&self.veth.near, &self.dir);
@@ -168,7 +183,10 @@ pub(crate) fn refusal<T>(result: Result<T, LeaseError>) -> Refusal {
 }
 
 fn start(netns: &NetNs, dir: &TempDir) -> Running {
-    let mut command = netns.command(env!("CARGO_BIN_EXE_vhost-af-xdp-steward"));
+    start_as(netns.command(env!("CARGO_BIN_EXE_vhost-af-xdp-steward")), dir)
+}
+
+fn start_as(mut command: Command, dir: &TempDir) -> Running {
     command.arg("--policy").arg(dir.path().join("policy.toml"));
     command.arg("--socket").arg(dir.path().join("steward.sock"));
     Running::start(command)

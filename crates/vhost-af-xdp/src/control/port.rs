@@ -19,7 +19,9 @@ use crate::data::cable::PortEnd;
 use crate::data::counters::LaneCounters;
 use crate::data::direct::LONGEST_FRAME;
 use crate::data::worker::Workers;
+use steward::client::LeaseError;
 use steward::links::Link;
+use steward::protocol::Reason;
 
 /// Smallest MTU that IPv4 works with, and that VirtIO allows (1.3, 5.1.4.1).
 const SMALLEST_MTU: u64 = 68;
@@ -308,6 +310,9 @@ impl Port {
                 state.interface = interface;
                 self.restart_lanes(state);
             }
+            // Known already, and better.
+            Err(InterfaceError::Lease(LeaseError::Refused(refusal)))
+                if refusal.reason == Reason::NoInterface && state.impaired.is_some() => {}
             Err(error) => state.impaired = Some(with_sources(&error)),
         }
     }
