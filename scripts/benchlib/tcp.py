@@ -8,6 +8,8 @@ first asked for and lives on to the end of the run, so that samples of all conte
                     and MSI-X where there is no KVM (scripts/lib/guest.sh)
     tap-veth        tap, bridged to a veth pair whose far end has the iperf3: the same peer as ours
     copy, direct    ours, all offloads;   copy-none, direct-none   ours without
+    …-nospin        all offloads, and --spin-us 0: a worker that has no work sleeps at once. Where vCPU, worker, softirqs and iperf3 share two
+                    CPUs, polling takes time from those that work
     …-gro           the peer's end of the veth with `gro on`, and the near end with `tso off`, which makes veth take frames through NAPI and
                     GRO (veth_skb_is_eligible_for_gro in drivers/net/veth.c). A tap has neither end, so there is no tap-gro
     af-xdp          QEMU's own, where the QEMU at hand has it
@@ -33,10 +35,10 @@ PEER_IP, GUEST_IP = "10.78.0.1", "10.78.0.2"
 IPERF_PORT, RR_PORT = 5201, 5202
 PINGS = 300
 CONTENDERS = (
-    "tap", "tap-veth", "tap-veth-gro", "copy", "copy-gro", "copy-none", "direct", "direct-gro", "direct-none", "af-xdp", "af-xdp-gro"
+    "tap", "tap-veth", "tap-veth-gro", "copy", "copy-gro", "copy-nospin", "copy-none", "direct", "direct-gro", "direct-none", "af-xdp", "af-xdp-gro"
 )  # fmt: skip
 # Take part only if named.
-FURTHER = ("tap-intx",)
+FURTHER = ("tap-intx", "direct-nospin")
 MESSAGES = (1024, 4096, 16384, 65536)
 
 
@@ -98,11 +100,12 @@ class World:
         self._await_traffic()
 
     def _start_daemon(self, state):
-        placement, _, offload = self.kind.partition("-")
+        placement, _, variant = self.kind.partition("-")
         path = os.path.join(state, "vm.sock")
         argv = [self.run.binary, "serve", "--socket-path", path, "--memory", placement, "--ifname", self.veth.nic]
-        argv += ["--control", os.path.join(state, "control"), "--offload", offload or "all"]
-        if offload == "none":
+        argv += ["--control", os.path.join(state, "control"), "--offload", "none" if variant == "none" else "all"]
+        argv += ["--spin-us", "0"] if variant == "nospin" else []
+        if variant == "none":
             # Nobody would finish the checksums that local senders on a veth leave.
             self.veth.ethtool(self.veth.far, self.veth.wire, tx="off")
         self.daemon = self.stack.enter_context(Process("daemon", argv, state, self.veth.near))
