@@ -123,7 +123,7 @@ impl Entry {
     }
 }
 
-/// A batch of received frames, and which of them are merged. Some 20 KiB: made once and used again.
+/// A batch of received frames, and which of them are merged. Some 5 KiB: made once and used again.
 #[derive(Debug, Clone)]
 pub struct Batch {
     rules: Rules,

@@ -553,6 +553,8 @@ fn super_frames_of_a_local_stack_in_skb_mode_are_dropped_and_counted() {
     });
     assert!(sent, "the connection was not made");
     rig.daemon.await_counter("too_long", 1);
+    let hints = rig.daemon.port(0)["lanes"][0]["fallbacks"].to_string();
+    assert!(hints.contains("tso off gso off"), "{hints}");
 }
 
 /// A connection of the far end's stack with the guest; its first sequence number, and the header with which its SYN came.

@@ -469,6 +469,14 @@ impl LaneFacts {
         );
         self.fallbacks
             .extend(socket.fallbacks().iter().map(ToString::to_string));
+        if interface.mode() == steer::Mode::Skb && interface.link.partial_checksums {
+            // Native mode takes segmentation from the other end (veth_xdp_set, drivers/net/veth.c); generic XDP does not.
+            self.fallbacks.push(
+                "skb mode on a veth: super-frames of senders on its other end are dropped (too_long) until \
+                 `ethtool -K PEER tso off gso off` there"
+                    .to_owned(),
+            );
+        }
         self.multi_buffer = socket.multi_buffer();
         let nic = XdpNic::new(socket, lease);
         self.socket = Some(nic.duplicate().map_err(LaneError::Duplicate)?);
