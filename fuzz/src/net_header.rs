@@ -1,7 +1,8 @@
 //! The virtio-net header and the chain that it comes in, as the daemon judges them.
 //!
-//! Invariants: only a chain that is readable throughout, long enough, within the limit and without offloads becomes a
-//! frame; the frame is exactly the bytes that follow the header, however descriptors cut them.
+//! Invariants: only a chain that is readable throughout, long enough, within the limit and without offloads that were not
+//! accepted becomes a frame; the frame is exactly the bytes that follow the header, however descriptors cut them; no segment of
+//! a super-frame is longer than the limit.
 
 use std::sync::Arc;
 
@@ -14,6 +15,8 @@ use virtqueue::{
 #[derive(arbitrary::Arbitrary, Debug)]
 struct Input {
     legacy: bool,
+    /// CSUM, HOST_TSO4, HOST_TSO6, HOST_ECN, HOST_USO.
+    accepted: [bool; 5],
     frame_limit: u16,
     frames: Vec<Frame>,
 }
@@ -56,6 +59,8 @@ pub fn run(data: &[u8]) {
     let header = if input.legacy { 10 } else { 12 };
     let limit = u32::from(input.frame_limit);
     let mut headers = Headers::new(&memory, [queue(&unused), queue(&driver)], header, limit);
+    let accepted = Accepted(input.accepted);
+    headers.accept(accepted.features());
     let area = ram.alloc(AREA, 64).expect("room");
     let mut chains = Chains::for_queue(size, 64);
     for frame in input.frames.iter().take(16) {
@@ -77,7 +82,7 @@ pub fn run(data: &[u8]) {
             return;
         };
         let chain = chains.chains[0];
-        let wanted = frame.expected(&bytes, header as usize, limit);
+        let wanted = frame.expected(&bytes, (header as usize, limit), accepted);
         assert_eq!(
             headers.judge(&chain, chains.segments(&chain)),
             wanted,
@@ -86,6 +91,29 @@ pub fn run(data: &[u8]) {
         headers.queue().push_used(chain.id, 0);
         headers.queue().publish();
         driver.take_used();
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Accepted([bool; 5]);
+
+impl Accepted {
+    fn features(self) -> u64 {
+        const BITS: [u32; 5] = [0, 11, 12, 13, 56];
+        let bits = BITS.into_iter().zip(self.0);
+        bits.map(|(bit, has)| u64::from(has) << bit).sum()
+    }
+
+    /// Whether this kind of super-frame may come.
+    fn has(self, gso_type: u8) -> bool {
+        let [csum, tso4, tso6, ecn, uso] = self.0;
+        let kind = match gso_type & 0x7f {
+            1 => tso4,
+            4 => tso6,
+            5 => uso && gso_type & 0x80 == 0,
+            _ => false,
+        };
+        csum && kind && (ecn || gso_type & 0x80 == 0)
     }
 }
 
@@ -119,7 +147,7 @@ impl Frame {
     }
 
     /// What the rules say (VirtIO 1.3, 5.1.6.2).
-    fn expected(&self, bytes: &[u8], header: usize, limit: u32) -> Verdict {
+    fn expected(&self, bytes: &[u8], (header, limit): (usize, u32), accepted: Accepted) -> Verdict {
         let pieces = self.buffers(GuestAddr(0), bytes.len());
         if pieces.iter().any(|buffer| buffer.writable) {
             return Verdict::Fault("writable-in-transmit");
@@ -127,13 +155,18 @@ impl Frame {
         if bytes.len() < header {
             return Verdict::Fault("chain-shorter-than-header");
         }
-        let frame = &bytes[header..];
-        let good =
-            bytes[0] & 1 == 0 && bytes[1] == 0 && frame.len() >= 14 && frame.len() as u64 <= limit.into();
-        if good {
-            Verdict::Frame(frame.to_vec())
-        } else {
-            Verdict::Drop
+        let frame = bytes[header..].to_vec();
+        let word = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+        let (needs_csum, gso_type, size, at) = (bytes[0] & 1 != 0, bytes[1], word(4), (word(6), word(8)));
+        let inside = usize::from(at.0) + usize::from(at.1) + 2 <= frame.len();
+        let fits = |most: usize| (14..=most).contains(&frame.len());
+        match (needs_csum, gso_type) {
+            (false, 0) if fits(limit as usize) => Verdict::Frame(frame),
+            (true, 0) if accepted.0[0] && inside && fits(limit as usize) => Verdict::Checksum(frame, at),
+            (true, kind) if accepted.has(kind) && size > 0 && inside && fits(65_557) => {
+                Verdict::Cut(frame, size)
+            }
+            _ => Verdict::Drop,
         }
     }
 }
