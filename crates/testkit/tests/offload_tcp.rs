@@ -43,6 +43,8 @@ const SWITCHES: [&str; 14] = [
 ];
 /// Longest frame that may be on the wire: MTU, Ethernet header, VLAN tag.
 const LONGEST_FRAME: u64 = 1500 + 14 + 4;
+/// Drops because the guest had no buffers in time, in the kernel's count.
+const NO_ROOM: [&str; 3] = ["rx_dropped", "rx_ring_full", "rx_fill_ring_empty_descs"];
 const FAULTS: Faults = Faults {
     lost: 10,
     doubled: 5,
@@ -140,7 +142,8 @@ impl Bench {
         assert!(returned > DATAGRAMS / 2, "{said}");
     }
 
-    /// A port's counters that are not zero and tell of a loss.
+    /// A port's counters that are not zero and tell of a loss, but for those of frames that came faster than the guest made room for them:
+    /// that happens, and TCP sees to it.
     fn drops(&self) -> Vec<(String, u64)> {
         let port = self.daemon.port(0);
         let lanes = port["lanes"].as_array().expect("it has lanes").clone();
@@ -149,6 +152,7 @@ impl Bench {
             .filter_map(|lane| lane["counters"].as_array())
             .flatten();
         let lost = counters.filter(|counter| counter["drop"] == true && counter["value"] != 0);
+        let lost = lost.filter(|counter| !NO_ROOM.contains(&text(&counter["name"]).as_str()));
         lost.map(|counter| (text(&counter["name"]), counter["value"].as_u64().unwrap_or(0)))
             .collect()
     }
