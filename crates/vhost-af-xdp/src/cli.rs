@@ -178,7 +178,7 @@ pub(crate) struct ServeArgs {
     /// CPUs to pin workers to, for instance 2,3 or 4-7
     #[arg(long, value_name = "LIST", value_parser = parse_cpus)]
     cpus: Option<CpuList>,
-    /// How long a worker polls without work before it sleeps
+    /// How long a worker polls without work before it sleeps, at most: less while pauses are longer
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 50)]
     spin_us: u64,
     /// Lease queues from the steward that listens there, instead of making programs and sockets:

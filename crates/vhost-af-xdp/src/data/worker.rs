@@ -169,6 +169,7 @@ impl Worker {
     fn run(mut self) {
         let mut idle_since: Option<Instant> = None;
         let mut rounds = 0u32;
+        let mut polling = Polling::new(self.spin);
         loop {
             if !self.read_mail() {
                 return;
@@ -181,12 +182,14 @@ impl Worker {
             self.counters.idle_rounds.add(1);
             std::hint::spin_loop();
             rounds = rounds.wrapping_add(1);
-            if !self.spin.is_zero() && !rounds.is_multiple_of(ROUNDS_PER_LOOK) {
+            if !polling.now.is_zero() && !rounds.is_multiple_of(ROUNDS_PER_LOOK) {
                 continue;
             }
             let now = Instant::now();
-            if now.duration_since(*idle_since.get_or_insert(now)) >= self.spin {
+            let since = *idle_since.get_or_insert(now);
+            if now.duration_since(since) >= polling.now {
                 self.rest();
+                polling.adapt(since.elapsed());
                 idle_since = None;
             }
         }
@@ -308,6 +311,38 @@ impl Slot {
     }
 }
 
+/// How long a worker polls without work before it sleeps: between nothing and `--spin-us`, by what the last pauses were like.
+///
+/// Polling pays where work comes again within that time, and takes a CPU from guests and their peers where it does not:
+/// TCP by super-frames pauses for hundreds of microseconds. The rule is that of KVM for idle virtual CPUs (halt_poll_ns,
+/// virt/kvm/kvm_main.c): a pause longer than the limit halves the time, one that polling up to the limit would have met
+/// doubles it.
+struct Polling {
+    now: Duration,
+    most: Duration,
+}
+
+impl Polling {
+    /// Least time that is worth to poll.
+    const LEAST: Duration = Duration::from_micros(4);
+
+    fn new(most: Duration) -> Self {
+        Self { now: most, most }
+    }
+
+    /// A pause is over that polling did not meet: it lasted so long, sleep included.
+    fn adapt(&mut self, pause: Duration) {
+        self.now = if pause > self.most {
+            match self.now / 2 {
+                less if less < Self::LEAST => Duration::ZERO,
+                less => less,
+            }
+        } else {
+            (self.now * 2).max(Self::LEAST).min(self.most)
+        };
+    }
+}
+
 /// All workers of the process; spreads lanes over them.
 pub(crate) struct Workers {
     handles: Vec<WorkerHandle>,
@@ -366,5 +401,33 @@ impl Workers {
     /// The counters of each worker.
     pub(crate) fn counters(&self) -> impl Iterator<Item = &WorkerCounters> {
         self.handles.iter().map(|handle| &*handle.counters)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn polling_stops_where_pauses_are_long_and_comes_back_where_they_are_short() {
+        let limit = Duration::from_micros(50);
+        let mut polling = Polling::new(limit);
+        for _ in 0..5 {
+            polling.adapt(Duration::from_millis(1));
+        }
+        assert_eq!(polling.now, Duration::ZERO);
+        polling.adapt(Duration::from_micros(20));
+        assert_eq!(polling.now, Polling::LEAST);
+        for _ in 0..5 {
+            polling.adapt(Duration::from_micros(20));
+        }
+        assert_eq!(polling.now, limit);
+    }
+
+    #[test]
+    fn worker_that_is_told_not_to_poll_never_does() {
+        let mut polling = Polling::new(Duration::ZERO);
+        polling.adapt(Duration::ZERO);
+        assert_eq!(polling.now, Duration::ZERO);
     }
 }
