@@ -210,10 +210,14 @@ impl MemoryMap {
         let threads = (self.guest_len / SHARE_BYTES).clamp(1, most);
         let share = self.guest_len.div_ceil(threads).next_multiple_of(page);
         std::thread::scope(|scope| {
-            for start in (0..self.guest_len).step_by(share as usize) {
-                let len = share.min(self.guest_len - start);
-                scope.spawn(move || self.reservation.populate(start, len));
+            for start in (share..self.guest_len).step_by(share as usize) {
+                scope.spawn(move || {
+                    self.reservation
+                        .populate(start, share.min(self.guest_len - start))
+                });
             }
+            // The first share is this thread's: small guests need no other.
+            self.reservation.populate(0, share.min(self.guest_len));
         });
     }
 

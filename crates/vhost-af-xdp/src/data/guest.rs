@@ -228,15 +228,18 @@ impl GuestSide {
         }
     }
 
-    /// Takes at most `most` chains of the receive queue, each checked to be a buffer.
+    /// Takes at most `most` chains of the receive queue, each checked to be a buffer; the bytes that they hold.
     ///
     /// # Errors
     /// What the guest did wrong.
-    pub(crate) fn pop_buffers(&mut self, chains: &mut Chains, most: usize) -> Result<(), Fault> {
+    #[inline]
+    pub(crate) fn pop_buffers(&mut self, chains: &mut Chains, most: usize) -> Result<u64, Fault> {
         // Cleared first: on a fault nothing of an earlier batch may be taken for popped.
         chains.clear();
         self.to_guest.queue.pop(chains, most)?;
+        let mut room = 0;
         for chain in chains.iter() {
+            room += u64::from(chain.writable_bytes);
             if chain.readable != 0 {
                 return Err(Fault::ReadableInReceive { head: chain.id.head });
             }
@@ -247,7 +250,7 @@ impl GuestSide {
                 });
             }
         }
-        Ok(())
+        Ok(room)
     }
 
     /// Judges a chain of the transmit queue; `segments` are the chain's own.

@@ -225,23 +225,7 @@ impl Receiving<'_> {
     fn fetch(&mut self) -> Result<(), Fault> {
         self.guest.to_guest.queue.unpop(self.chains.slots(self.next));
         self.next = 0;
-        // Cleared first: on a fault nothing of an earlier batch may be taken for popped.
-        self.chains.clear();
-        self.guest.to_guest.queue.pop(self.chains, BATCH)?;
-        self.room = 0;
-        for chain in self.chains.iter() {
-            self.room += u64::from(chain.writable_bytes);
-            if chain.readable != 0 {
-                return Err(Fault::ReadableInReceive { head: chain.id.head });
-            }
-            if chain.writable_bytes < self.guest.header_bytes {
-                let bytes = chain.writable_bytes;
-                return Err(Fault::ChainShorterThanHeader {
-                    bytes,
-                    header: self.guest.header_bytes,
-                });
-            }
-        }
+        self.room = self.guest.pop_buffers(self.chains, BATCH)?;
         Ok(())
     }
 
