@@ -212,8 +212,8 @@ impl MemoryMap {
         std::thread::scope(|scope| {
             for start in (share..self.guest_len).step_by(share as usize) {
                 scope.spawn(move || {
-                    self.reservation
-                        .populate(start, share.min(self.guest_len - start))
+                    let len = share.min(self.guest_len - start);
+                    self.reservation.populate(start, len);
                 });
             }
             // The first share is this thread's: small guests need no other.

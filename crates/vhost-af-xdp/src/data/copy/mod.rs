@@ -178,6 +178,10 @@ impl<N: Nic> Lane for CopyLane<N> {
             let stuck = full || (wants_room && self.nic.unsent() > 0);
             return Ok(if stuck { Resting::Soon } else { Resting::Busy });
         }
+        if waiting && !self.guest.to_guest.enabled && self.guest.spills_to().is_some() {
+            // They came after the last look, and the first pair is to have them: no kick tells of that.
+            return Ok(Resting::Busy);
+        }
         if waiting && self.guest.to_guest.enabled && self.guest.to_guest.queue.enable_kicks() {
             return Ok(if self.short { Resting::Soon } else { Resting::Busy });
         }
