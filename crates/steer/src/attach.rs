@@ -240,12 +240,23 @@ pub(crate) struct Attached {
     pub(crate) fallback: Option<String>,
 }
 
+impl Attached {
+    /// Takes the program off the interface; nothing happens if it is off already.
+    pub(crate) fn detach(&self) -> io::Result<()> {
+        // SAFETY: no memory is passed; the descriptor is open.
+        let (result, _) = messages_of(|| unsafe { libbpf_sys::bpf_link_detach(self.link.as_raw_fd()) });
+        match result {
+            0 => Ok(()),
+            code => Err(io::Error::from_raw_os_error(-code)),
+        }
+    }
+}
+
 impl Drop for Attached {
     fn drop(&mut self) {
         // Closing the descriptor would do, but only once no copy is left, and a thread that forks holds copies of
         // all descriptors for a moment. A failure is no matter: closing follows.
-        // SAFETY: no memory is passed; the descriptor is open.
-        let (_, _) = messages_of(|| unsafe { libbpf_sys::bpf_link_detach(self.link.as_raw_fd()) });
+        let _ = self.detach();
     }
 }
 

@@ -134,6 +134,14 @@ impl Program {
         self.id
     }
 
+    /// Takes the program off the interface ahead of the value's end; nothing happens if it is off already.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn detach(&self) -> std::io::Result<()> {
+        self.attached.detach()
+    }
+
     /// From now on the frames of `queue` go to the AF_XDP socket `xsk`, as `conf` says.
     ///
     /// `xsk` must be bound to this interface and queue, or the kernel drops the frames. A queue that is enabled

@@ -1,8 +1,8 @@
 //! An interface of which queues are leased, with our program on it.
 //!
-//! The program comes with the first lease and goes with the last. A queue is given back in dependency order: its configuration word
-//! (no frame is redirected any more), then its place in the socket map, then, with the last one, the program; a step that the kernel refuses leaves
-//! the queue `Leaving`, not to be leased again, and is repeated until it is done. Nothing that was on the interface before us is touched:
+//! The program comes with the first lease and goes with the last. A lease is taken back in dependency order (see `teardown`): first of all its
+//! queues' configuration words (no frame is redirected any more, and nothing can refuse that), then step after step, then, with the last lease,
+//! the program; until all is done its queues are `Leaving`, not to be leased again. Nothing that was on the interface before us is touched:
 //! a program of somebody else's is an error.
 //!
 //! An interface that is deleted or moved away takes the program along. Leases stay, impaired, and are told so; when one of its name
@@ -18,6 +18,8 @@ use steer::{Mode, ModeRequest, Program, QueueConf, QueueCounters};
 use crate::links::{DriverSends, Link};
 use crate::protocol::{Facts, Reason, Refusal, Wanted};
 use crate::sys;
+
+use super::teardown::{Step, Teardown, Undo};
 
 /// Ethernet header and one VLAN tag, bytes: what a frame may be longer than the MTU.
 const L2_BYTES: u32 = 18;
@@ -48,6 +50,15 @@ pub(super) struct Interface {
     sends: DriverSends,
     generation: u32,
     holders: BTreeMap<u32, Holder>,
+    /// Leases that are being taken back.
+    leaving: Vec<Leaving>,
+}
+
+/// A lease that is being taken back.
+#[derive(Debug)]
+struct Leaving {
+    queues: Range<u32>,
+    teardown: Teardown,
 }
 
 impl Interface {
@@ -62,6 +73,7 @@ impl Interface {
             sends: DriverSends::NOTHING,
             generation: 0,
             holders: BTreeMap::new(),
+            leaving: Vec::new(),
         };
         interface.attach();
         match interface.program {
@@ -84,23 +96,30 @@ impl Interface {
         }
     }
 
-    /// Takes the program off, and looks whether it is.
-    fn detach(&mut self) {
-        let Some(program) = self.program.take() else {
-            return;
+    /// Takes the program off, and looks whether it is. True: there is none of ours any more.
+    pub(super) fn detach(&mut self) -> bool {
+        let Some(program) = &self.program else {
+            return true;
         };
         let id = program.id();
-        drop(program);
-        match steer::program_on(self.link.index) {
-            Some(left) if left.id == id => {
-                tracing::error!(
-                    interface = self.link.name,
-                    program = id,
-                    "the kernel keeps the program attached"
-                );
-            }
-            _ => tracing::info!(interface = self.link.name, program = id, "program detached"),
+        if let Err(error) = program.detach() {
+            tracing::error!(
+                interface = self.link.name,
+                program = id,
+                "cannot detach the program: {error}"
+            );
         }
+        if steer::program_on(self.link.index).is_some_and(|left| left.id == id) {
+            tracing::error!(
+                interface = self.link.name,
+                program = id,
+                "the kernel keeps the program attached"
+            );
+            return false;
+        }
+        tracing::info!(interface = self.link.name, program = id, "program detached");
+        self.program = None;
+        true
     }
 
     /// The interface with this index, or, if it is gone, of this name.
@@ -118,7 +137,7 @@ impl Interface {
 
     /// Whether something is to be tried again soon.
     pub(super) fn is_unfinished(&self) -> bool {
-        self.program.is_none() || self.holders.values().any(|&holder| holder == Holder::Leaving)
+        self.program.is_none() || !self.leaving.is_empty() || self.is_idle()
     }
 
     /// Reserves queues for a connection.
@@ -226,19 +245,38 @@ impl Interface {
         })
     }
 
-    /// Takes queues back.
+    /// Takes a lease back: its frames go to the host at once, the rest as soon as it can be.
     pub(super) fn release(&mut self, queues: Range<u32>) {
-        for queue in queues {
-            self.take_back(queue);
+        for queue in queues.clone() {
+            // One store, which is not refused.
+            let _ = self.deactivate(queue);
+            self.holders.insert(queue, Holder::Leaving);
+        }
+        let teardown = Teardown::new(queues.clone().map(|queue| Step::Sockets { queue }));
+        self.leaving.push(Leaving { queues, teardown });
+        self.take_back();
+    }
+
+    /// Goes on with what is being taken back.
+    fn take_back(&mut self) {
+        for mut leaving in std::mem::take(&mut self.leaving) {
+            match leaving.teardown.go_on(self) {
+                Ok(()) => self.holders.retain(|queue, _| !leaving.queues.contains(queue)),
+                Err(stuck) => {
+                    // Once, and then less and less often.
+                    if stuck.tries.is_power_of_two() {
+                        tracing::warn!(interface = self.link.name, "{stuck}");
+                    }
+                    self.leaving.push(leaving);
+                }
+            }
         }
     }
 
     /// Tries again what was not done, and attaches the program again if it is missing. True if the facts changed.
     pub(super) fn look(&mut self) -> bool {
         let before = self.facts();
-        let leaving = |(&queue, &holder): (&u32, &Holder)| (holder == Holder::Leaving).then_some(queue);
-        let queues: Vec<u32> = self.holders.iter().filter_map(leaving).collect();
-        queues.into_iter().for_each(|queue| self.take_back(queue));
+        self.take_back();
         match Link::find(self.link.index) {
             Ok(Some(link)) => self.link = link,
             Ok(None) => self.vanished(),
@@ -270,24 +308,6 @@ impl Interface {
         self.note = format!("interface {} is gone", self.link.name);
     }
 
-    fn take_back(&mut self, queue: u32) {
-        // Without the program there is nothing to take it back from.
-        match self.program.as_ref().map(|program| program.disable_queue(queue)) {
-            None | Some(Ok(())) => {
-                self.holders.remove(&queue);
-            }
-            Some(Err(error)) => {
-                tracing::warn!(
-                    interface = self.link.name,
-                    queue,
-                    "not taken back yet: {}",
-                    super::with_sources(&error)
-                );
-                self.holders.insert(queue, Holder::Leaving);
-            }
-        }
-    }
-
     /// What holders are told.
     pub(super) fn facts(&self) -> Facts {
         Facts {
@@ -307,9 +327,16 @@ impl Interface {
     }
 }
 
-impl Drop for Interface {
-    fn drop(&mut self) {
-        self.detach();
+impl Undo for Interface {
+    fn undo(&mut self, step: &Step) -> Result<(), String> {
+        let Step::Sockets { queue } = *step;
+        // Without the program there is nothing to take it back from.
+        match &self.program {
+            Some(program) => program
+                .disable_queue(queue)
+                .map_err(|error| super::with_sources(&error)),
+            None => Ok(()),
+        }
     }
 }
 

@@ -14,6 +14,7 @@
 
 mod connection;
 mod interface;
+mod teardown;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -413,7 +414,10 @@ impl Server {
     }
 
     fn forget_if_idle(&mut self, at: u64) {
-        if self.interfaces.get(&at).is_some_and(Interface::is_idle) {
+        if let Some(interface) = self.interfaces.get_mut(&at)
+            && interface.is_idle()
+            && interface.detach()
+        {
             self.interfaces.remove(&at);
         }
     }

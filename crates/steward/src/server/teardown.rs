@@ -1,0 +1,138 @@
+//! Taking a lease back, step by step.
+//!
+//! What a lease put into the kernel hangs together: a rule of the NIC sends frames to a context or a queue, a steering entry of the program lets
+//! them through, a place in the socket map has the socket that gets them. It is undone from the outside inwards, so that nothing
+//! ever points at what is gone already. The order is that of the variants of [`Step`]; the program itself goes after the last lease's last step.
+//!
+//! Each step says whether it is done. One that is refused (a busy driver) holds back the later kinds, not its
+//! siblings, and is tried again until it is done. Until then the queues are nobody's, see `Holder::Leaving`. What is gone without us (the
+//! interface, the program) is done.
+
+use std::collections::BTreeSet;
+use std::mem::discriminant;
+
+/// One thing to undo, in the order in which it has to be. A new kind goes where it belongs in that order: rules of the NIC before the contexts that they
+/// point at, these before steering entries of the program, these before sockets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Step {
+    /// The places of a queue in the socket map.
+    Sockets {
+        /// Of the interface.
+        queue: u32,
+    },
+}
+
+/// What the steps are undone on.
+pub(super) trait Undo {
+    /// Undoes one step, and looks whether it is undone. What is not there any more is.
+    ///
+    /// # Errors
+    /// Why not, in one line.
+    fn undo(&mut self, step: &Step) -> Result<(), String>;
+}
+
+/// What is left to undo of one lease.
+#[derive(Debug)]
+pub(super) struct Teardown {
+    left: BTreeSet<Step>,
+    tries: u32,
+}
+
+/// A step that is not done.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{step:?} is not undone, try {tries}: {why}")]
+pub(super) struct Stuck {
+    step: Step,
+    why: String,
+    /// How often it was tried.
+    pub(super) tries: u32,
+}
+
+impl Teardown {
+    pub(super) fn new(steps: impl IntoIterator<Item = Step>) -> Self {
+        Self {
+            left: steps.into_iter().collect(),
+            tries: 0,
+        }
+    }
+
+    /// Undoes what is left, as far as that goes.
+    ///
+    /// # Errors
+    /// The first step that was refused; then go on later.
+    pub(super) fn go_on(&mut self, ground: &mut impl Undo) -> Result<(), Stuck> {
+        self.tries += 1;
+        let mut stuck: Option<Stuck> = None;
+        for step in self.left.clone() {
+            let waits = stuck
+                .as_ref()
+                .is_some_and(|stuck| discriminant(&stuck.step) != discriminant(&step));
+            if waits {
+                break;
+            }
+            match ground.undo(&step) {
+                Ok(()) => {
+                    self.left.remove(&step);
+                }
+                Err(why) => {
+                    let tries = self.tries;
+                    stuck.get_or_insert(Stuck { step, why, tries });
+                }
+            }
+        }
+        stuck.map_or(Ok(()), Err)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Refuses some steps, and notes what it undid.
+    #[derive(Default)]
+    struct Driver {
+        refuses: BTreeSet<Step>,
+        undone: Vec<Step>,
+    }
+
+    impl Undo for Driver {
+        fn undo(&mut self, step: &Step) -> Result<(), String> {
+            if self.refuses.contains(step) {
+                return Err("busy".to_owned());
+            }
+            self.undone.push(*step);
+            Ok(())
+        }
+    }
+
+    fn sockets(queues: impl IntoIterator<Item = u32>) -> Vec<Step> {
+        queues.into_iter().map(|queue| Step::Sockets { queue }).collect()
+    }
+
+    #[test]
+    fn step_that_is_refused_is_repeated_until_it_is_done_and_its_siblings_are_done_once() {
+        let mut driver = Driver {
+            refuses: sockets([1]).into_iter().collect(),
+            undone: Vec::new(),
+        };
+        let mut teardown = Teardown::new(sockets(0..3));
+        for tries in 1..4 {
+            let stuck = teardown.go_on(&mut driver).expect_err("refused");
+            assert_eq!((stuck.step, stuck.tries), (Step::Sockets { queue: 1 }, tries));
+        }
+        assert_eq!(driver.undone, sockets([0, 2]));
+        driver.refuses.clear();
+        assert_eq!(teardown.go_on(&mut driver), Ok(()));
+        assert_eq!(driver.undone, sockets([0, 2, 1]));
+        assert_eq!(teardown.go_on(&mut driver), Ok(()));
+        assert_eq!(driver.undone.len(), 3);
+    }
+
+    #[test]
+    fn steps_are_undone_in_their_order_however_they_are_given() {
+        let mut driver = Driver::default();
+        let mut teardown = Teardown::new(sockets([5, 1, 3]));
+        assert_eq!(teardown.go_on(&mut driver), Ok(()));
+        assert_eq!(driver.undone, sockets([1, 3, 5]));
+    }
+}
