@@ -33,6 +33,8 @@
 #define STEER_QUEUE_ACTIVE 0x1
 /* The socket is in the second place, at key queue + STEER_MAX_QUEUES. */
 #define STEER_QUEUE_SECOND 0x2
+/* A socket waits in the other place: the loader's own note, here so that it outlives the loader. The program ignores it. */
+#define STEER_QUEUE_SUCCESSOR 0x4
 
 #define STEER_HEADER_NONE 0
 /* VirtIO 1.3, section 5.1.6: struct virtio_net_hdr with num_buffers */

@@ -9,14 +9,16 @@
 //! netlink way of attaching returns it. So after a refusal the same is asked by netlink, for the text only.
 #![allow(unsafe_code)]
 
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::fmt;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::ptr;
 
 use libbpf_rs::libbpf_sys;
-use libbpf_rs::query::{LinkInfoIter, LinkTypeInfo};
+use libbpf_rs::query::{LinkInfo, LinkInfoIter, LinkTypeInfo};
 
 use crate::capture::{kernel_message, messages_of};
 
@@ -232,10 +234,42 @@ impl AttachError {
     }
 }
 
-/// An attached program, detached on drop, and by the kernel when the process dies.
+/// Why a program that was pinned cannot be taken over, or could not be pinned.
+#[derive(Debug, thiserror::Error)]
+pub enum PinError {
+    /// The kernel refused.
+    #[error("cannot pin or open {}", .path.display())]
+    Pin {
+        /// The pin.
+        path: PathBuf,
+        /// The kernel's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// The link is no longer, or never was, one of an XDP program on that interface.
+    #[error("{} is not the link of the XDP program on interface {ifindex} (any more)", .path.display())]
+    Gone {
+        /// The pin.
+        path: PathBuf,
+        /// As given.
+        ifindex: u32,
+    },
+    /// A map of another shape: of another version of the program.
+    #[error("{} is not a map of this version of the XDP program", .path.display())]
+    Other {
+        /// The pin.
+        path: PathBuf,
+    },
+}
+
+/// An attached program, detached on drop, and by the kernel when the process dies, unless it was pinned.
 #[derive(Debug)]
 pub(crate) struct Attached {
     link: OwnedFd,
+    /// The kernel's id of the program.
+    pub(crate) program: u32,
+    /// Its link is pinned: it outlives this value.
+    stays: bool,
     pub(crate) mode: Mode,
     pub(crate) fallback: Option<String>,
 }
@@ -250,10 +284,78 @@ impl Attached {
             code => Err(io::Error::from_raw_os_error(-code)),
         }
     }
+
+    /// Pins the link; from then on the program stays.
+    pub(crate) fn pin(&mut self, path: &Path) -> io::Result<()> {
+        let c_path = CString::new(path.as_os_str().as_bytes())?;
+        // SAFETY: the path is terminated and lives as long as the call; the descriptor is open.
+        let (result, _) =
+            messages_of(|| unsafe { libbpf_sys::bpf_obj_pin(self.link.as_raw_fd(), c_path.as_ptr()) });
+        if result != 0 {
+            return Err(io::Error::from_raw_os_error(-result));
+        }
+        self.stays = true;
+        Ok(())
+    }
+
+    /// Opens a link that was pinned, of a program that is on the interface now.
+    pub(crate) fn open_pinned(ifindex: u32, path: &Path) -> Result<Self, PinError> {
+        let link = open_pin(path).map_err(|source| PinError::Pin {
+            path: path.to_owned(),
+            source,
+        })?;
+        let gone = || PinError::Gone {
+            path: path.to_owned(),
+            ifindex,
+        };
+        let (info, _) = messages_of(|| LinkInfo::from_fd(link.as_fd()));
+        let info = info.map_err(|_| gone())?;
+        // The link of an interface that is gone, or that has moved to another namespace, has none (bpf_xdp_link_fill_link_info, net/core/dev.c).
+        let is_there = matches!(&info.info, LinkTypeInfo::Xdp(xdp) if xdp.ifindex == ifindex);
+        let on = foreign_program(ifindex).filter(|on| is_there && on.id == info.prog_id);
+        Ok(Self {
+            link,
+            program: info.prog_id,
+            stays: true,
+            mode: match on.ok_or_else(gone)?.mode {
+                "skb" => Mode::Skb,
+                _ => Mode::Native,
+            },
+            fallback: None,
+        })
+    }
+}
+
+/// Detaches the link that is pinned at `path`, if there is one.
+pub(crate) fn detach_pinned(path: &Path) -> io::Result<()> {
+    let link = match open_pin(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        result => result?,
+    };
+    // SAFETY: no memory is passed; the descriptor is open.
+    let (result, _) = messages_of(|| unsafe { libbpf_sys::bpf_link_detach(link.as_raw_fd()) });
+    match result {
+        0 => Ok(()),
+        code => Err(io::Error::from_raw_os_error(-code)),
+    }
+}
+
+fn open_pin(path: &Path) -> io::Result<OwnedFd> {
+    let c_path = CString::new(path.as_os_str().as_bytes())?;
+    // SAFETY: the path is terminated and lives as long as the call.
+    let (fd, _) = messages_of(|| unsafe { libbpf_sys::bpf_obj_get(c_path.as_ptr()) });
+    if fd < 0 {
+        return Err(io::Error::from_raw_os_error(-fd));
+    }
+    // SAFETY: the call just returned this descriptor, and nobody else has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 impl Drop for Attached {
     fn drop(&mut self) {
+        if self.stays {
+            return;
+        }
         // Closing the descriptor would do, but only once no copy is left, and a thread that forks holds copies of
         // all descriptors for a moment. A failure is no matter: closing follows.
         let _ = self.detach();
@@ -290,26 +392,26 @@ impl Target {
     pub(crate) fn attach(
         &self,
         program: BorrowedFd<'_>,
+        id: u32,
         request: ModeRequest,
     ) -> Result<Attached, AttachError> {
+        let attached = |link, mode, fallback| Attached {
+            link,
+            program: id,
+            stays: false,
+            mode,
+            fallback,
+        };
         let first = match request {
             ModeRequest::Auto | ModeRequest::Native => Mode::Native,
             ModeRequest::Skb => Mode::Skb,
         };
         match self.attach_in(program, first) {
-            Ok(link) => Ok(Attached {
-                link,
-                mode: first,
-                fallback: None,
-            }),
+            Ok(link) => Ok(attached(link, first, None)),
             Err(error) if request == ModeRequest::Auto && error.is_worth_a_fallback() => {
                 let native = error.in_full();
                 match self.attach_in(program, Mode::Skb) {
-                    Ok(link) => Ok(Attached {
-                        link,
-                        mode: Mode::Skb,
-                        fallback: Some(native),
-                    }),
+                    Ok(link) => Ok(attached(link, Mode::Skb, Some(native))),
                     Err(skb) => Err(AttachError::Neither {
                         native,
                         skb: Box::new(skb),

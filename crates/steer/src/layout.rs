@@ -11,6 +11,8 @@ const FLAGS_SHIFT: u32 = 48;
 const ACTIVE: u64 = 0x1;
 /// `STEER_QUEUE_SECOND`
 const SECOND: u64 = 0x2;
+/// `STEER_QUEUE_SUCCESSOR`
+const SUCCESSOR: u64 = 0x4;
 
 /// The virtio-net header that the program writes before a frame (VirtIO 1.3, section 5.1.6): all zero, but
 /// `num_buffers` is 1.
@@ -99,6 +101,16 @@ pub(crate) fn word_is_active(word: u64) -> bool {
     (word >> FLAGS_SHIFT) & ACTIVE != 0
 }
 
+/// Whether a word says that a socket waits in the other place.
+pub(crate) fn word_has_successor(word: u64) -> bool {
+    (word >> FLAGS_SHIFT) & SUCCESSOR != 0
+}
+
+/// The same word, saying that a socket waits in the other place.
+pub(crate) fn word_with_successor(word: u64) -> u64 {
+    word | (SUCCESSOR << FLAGS_SHIFT)
+}
+
 /// The same word with another frame limit.
 pub(crate) fn word_with_limit(word: u64, frame_limit: u32) -> u64 {
     (word & !u64::from(u32::MAX)) | u64::from(frame_limit)
@@ -179,6 +191,16 @@ mod tests {
             frame_limit: 1514,
         };
         assert_eq!(conf.to_word(Place::First), 0x0001_0000_0000_05ea);
+    }
+
+    #[test]
+    fn successor_is_noted_beside_what_is_in_use() {
+        let word = 0x0003_000c_0000_05ea;
+        assert!(!word_has_successor(word));
+        let noted = word_with_successor(word);
+        assert_eq!(noted, 0x0007_000c_0000_05ea);
+        assert!(word_has_successor(noted) && word_is_active(noted));
+        assert_eq!(Place::of_word(noted), Place::Second);
     }
 
     #[test]

@@ -9,7 +9,8 @@
 //! | ours | the AF_XDP socket of the queue gets them, with a virtio-net header if asked for | [`Program::enable_queue`], or [`Program::place_socket`] and [`Program::activate_queue`] |
 //!
 //! The program hangs on a BPF link whose only holder is the [`Program`]: when that is dropped, or the process dies
-//! in whatever way, the interface is as it was before.
+//! in whatever way, the interface is as it was before. Unless it was pinned ([`Program::pin`]): then it goes on, and a later process takes it over
+//! ([`Program::open_pinned`]) or takes it off ([`detach_pinned`]).
 //!
 //! # Limits
 //! - Queues 0 to [`MAX_QUEUES`]` - 1`.
@@ -41,9 +42,9 @@ mod config;
 mod layout;
 mod program;
 
-pub use attach::{AttachError, ForeignProgram, KernelRefusal, Mode, ModeRequest, program_on};
+pub use attach::{AttachError, ForeignProgram, KernelRefusal, Mode, ModeRequest, PinError, program_on};
 pub use layout::{MAX_QUEUES, QueueConf, QueueCounters, VirtioHeader};
-pub use program::{Program, QueueError};
+pub use program::{Program, QueueError, detach_pinned};
 
 /// The skeleton that `build.rs` makes of `bpf/steer.bpf.c`.
 #[allow(unsafe_code, missing_docs, unreachable_pub, unused, elided_lifetimes_in_paths)]

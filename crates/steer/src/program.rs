@@ -10,17 +10,21 @@
 //! A frame that is in the program during the change follows the word that it has read: at worst it finds an empty
 //! slot, is passed to the host, and counted as `no_socket`.
 
+use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::path::Path;
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::{MapCore, MapFlags, MapHandle};
+use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType};
 
-use crate::attach::{AttachError, Attached, Mode, ModeRequest, Target};
+use crate::attach::{AttachError, Attached, Mode, ModeRequest, PinError, Target};
 use crate::capture::messages_of;
 use crate::config::QueueWords;
-use crate::layout::{MAX_QUEUES, Place, QueueConf, QueueCounters, word_is_active, word_with_limit};
+use crate::layout::{
+    MAX_QUEUES, Place, QueueConf, QueueCounters, word_has_successor, word_is_active, word_with_limit,
+    word_with_successor,
+};
 use crate::skel::SteerSkelBuilder;
 
 /// Why a queue could not be configured or read.
@@ -73,7 +77,7 @@ pub enum QueueError {
     },
 }
 
-/// The steering program, attached to one interface for as long as this value lives.
+/// The steering program, attached to one interface for as long as this value lives, or until it is taken off if it was [pinned](Program::pin).
 ///
 /// `Send` and `Sync`; the methods take `&self`, so the users of an interface's queues can share it. Two callers must
 /// not change the same queue at the same time.
@@ -83,11 +87,10 @@ pub struct Program {
     attached: Attached,
     id: u32,
     words: QueueWords,
+    /// What `words` is mapped from.
+    queues: MapHandle,
     sockets: MapHandle,
     counts: MapHandle,
-    /// For each queue, whether a socket was placed that is not used yet. Only callers that change the same queue share one, and
-    /// those must not do it at the same time.
-    successors: Box<[AtomicBool]>,
 }
 
 impl Program {
@@ -105,14 +108,14 @@ impl Program {
         let (loaded, said) = messages_of(|| load(frags));
         let loaded = loaded.map_err(|source| AttachError::Load { detail: said, source })?;
         let words = QueueWords::map(loaded.queues.as_fd()).map_err(AttachError::Config)?;
-        let attached = target.attach(loaded.program.as_fd(), request)?;
+        let attached = target.attach(loaded.program.as_fd(), loaded.id, request)?;
         Ok(Self {
+            id: attached.program,
             attached,
-            id: loaded.id,
             words,
+            queues: loaded.queues,
             sockets: loaded.sockets,
             counts: loaded.counts,
-            successors: (0..MAX_QUEUES).map(|_| AtomicBool::new(false)).collect(),
         })
     }
 
@@ -138,7 +141,7 @@ impl Program {
     ///
     /// # Errors
     /// The kernel's.
-    pub fn detach(&self) -> std::io::Result<()> {
+    pub fn detach(&self) -> io::Result<()> {
         self.attached.detach()
     }
 
@@ -166,8 +169,7 @@ impl Program {
                 .update(&key.to_ne_bytes(), &xsk.as_raw_fd().to_ne_bytes(), MapFlags::ANY)
         });
         updated.map_err(|source| QueueError::Socket { queue, source })?;
-        self.successor(queue)?.store(true, Ordering::Relaxed);
-        Ok(())
+        self.set_word(queue, word_with_successor(self.word(queue)?))
     }
 
     /// The second half of [`Program::enable_queue`]: from now on the frames of `queue` go to the socket that was
@@ -177,9 +179,10 @@ impl Program {
     /// # Errors
     /// [`QueueError::OutOfRange`].
     pub fn activate_queue(&self, queue: u32, conf: QueueConf) -> Result<(), QueueError> {
-        let place = match self.successor(queue)?.swap(false, Ordering::Relaxed) {
-            true => self.place(queue)?.other(),
-            false => self.place(queue)?,
+        let word = self.word(queue)?;
+        let place = match word_has_successor(word) {
+            true => Place::of_word(word).other(),
+            false => Place::of_word(word),
         };
         self.set_word(queue, conf.to_word(place))
     }
@@ -189,8 +192,12 @@ impl Program {
     /// # Errors
     /// [`QueueError::OutOfRange`].
     pub fn deactivate_queue(&self, queue: u32) -> Result<(), QueueError> {
-        let place = self.place(queue)?;
-        self.set_word(queue, place.inactive_word())
+        let word = self.word(queue)?;
+        let inactive = Place::of_word(word).inactive_word();
+        match word_has_successor(word) {
+            true => self.set_word(queue, word_with_successor(inactive)),
+            false => self.set_word(queue, inactive),
+        }
     }
 
     /// From now on the frames of `queue` are passed on to the host, and it has no socket. Nothing happens if that is so already.
@@ -199,8 +206,7 @@ impl Program {
     /// [`QueueError::OutOfRange`], or [`QueueError::Remove`] if the kernel keeps a socket in its place; frames are
     /// passed on then, too.
     pub fn disable_queue(&self, queue: u32) -> Result<(), QueueError> {
-        self.deactivate_queue(queue)?;
-        self.successor(queue)?.store(false, Ordering::Relaxed);
+        self.set_word(queue, self.place(queue)?.inactive_word())?;
         let remove = |place: Place| {
             let (deleted, _) = messages_of(|| self.sockets.delete(&place.key(queue).to_ne_bytes()));
             match deleted {
@@ -214,15 +220,12 @@ impl Program {
 
     /// The place of the queue's socket, now or last.
     fn place(&self, queue: u32) -> Result<Place, QueueError> {
-        let word = self.words.load(queue);
-        word.map(Place::of_word).ok_or(QueueError::OutOfRange { queue })
+        self.word(queue).map(Place::of_word)
     }
 
-    /// Whether a socket waits in the other place.
-    fn successor(&self, queue: u32) -> Result<&AtomicBool, QueueError> {
-        self.successors
-            .get(queue as usize)
-            .ok_or(QueueError::OutOfRange { queue })
+    /// The word of a queue. Only this process changes it, and two callers must not change the same queue at the same time.
+    fn word(&self, queue: u32) -> Result<u64, QueueError> {
+        self.words.load(queue).ok_or(QueueError::OutOfRange { queue })
     }
 
     /// Changes the longest frame of an enabled queue, in bytes; see [`QueueConf::frame_limit`]. One store, no
@@ -234,7 +237,7 @@ impl Program {
     /// # Errors
     /// [`QueueError::OutOfRange`], [`QueueError::NotEnabled`].
     pub fn set_frame_limit(&self, queue: u32, frame_limit: u32) -> Result<(), QueueError> {
-        let word = self.words.load(queue).ok_or(QueueError::OutOfRange { queue })?;
+        let word = self.word(queue)?;
         if !word_is_active(word) {
             return Err(QueueError::NotEnabled { queue });
         }
@@ -268,6 +271,116 @@ impl Program {
         } else {
             Err(QueueError::OutOfRange { queue })
         }
+    }
+}
+
+/// Pinning: a program that outlives the process which attached it, and its next owner.
+impl Program {
+    /// Pins link and maps into `dir`, which is empty and on a bpffs. From then on the program outlives this value and the process: who wants it off
+    /// calls [`Program::detach`] or [`detach_pinned`]. The link is pinned last: where it is, all is.
+    ///
+    /// # Errors
+    /// [`PinError::Pin`]; the program goes with this value then, and what was pinned is to be removed.
+    pub fn pin(&mut self, dir: &Path) -> Result<(), PinError> {
+        let failed = |name: &str, source| PinError::Pin {
+            path: dir.join(name),
+            source,
+        };
+        let maps = [
+            (QUEUES, &mut self.queues),
+            (SOCKETS, &mut self.sockets),
+            (COUNTS, &mut self.counts),
+        ];
+        for (shape, map) in maps {
+            let (pinned, _) = messages_of(|| map.pin(dir.join(shape.name)));
+            pinned.map_err(|error| failed(shape.name, io::Error::other(error)))?;
+        }
+        self.attached
+            .pin(&dir.join(LINK))
+            .map_err(|source| failed(LINK, source))
+    }
+
+    /// Takes over the program that was pinned into `dir`, and is on the interface with this index. Queues, sockets and counters are as they were left.
+    ///
+    /// # Errors
+    /// [`PinError`]: what is pinned cannot be used, and is as it was.
+    pub fn open_pinned(ifindex: u32, dir: &Path) -> Result<Self, PinError> {
+        let attached = Attached::open_pinned(ifindex, &dir.join(LINK))?;
+        let map = |shape: Shape| {
+            let path = dir.join(shape.name);
+            let (map, _) = messages_of(|| MapHandle::from_pinned_path(&path));
+            match map {
+                Ok(map) if shape.is_of(&map) => Ok(map),
+                Ok(_) => Err(PinError::Other { path }),
+                Err(error) => Err(PinError::Pin {
+                    path,
+                    source: io::Error::other(error),
+                }),
+            }
+        };
+        let queues = map(QUEUES)?;
+        let words = QueueWords::map(queues.as_fd()).map_err(|source| PinError::Pin {
+            path: dir.join(QUEUES.name),
+            source,
+        })?;
+        Ok(Self {
+            id: attached.program,
+            attached,
+            words,
+            queues,
+            sockets: map(SOCKETS)?,
+            counts: map(COUNTS)?,
+        })
+    }
+}
+
+/// Takes off the program whose link was pinned into `dir`; nothing happens if there is no link, or if it is off already. The pins stay.
+///
+/// # Errors
+/// The kernel's.
+pub fn detach_pinned(dir: &Path) -> io::Result<()> {
+    crate::attach::detach_pinned(&dir.join(LINK))
+}
+
+/// Name of the pinned link.
+const LINK: &str = "link";
+
+/// A map: the name under which it is pinned, and what this version expects of it.
+#[derive(Clone, Copy)]
+struct Shape {
+    name: &'static str,
+    kind: MapType,
+    value_bytes: u32,
+    entries: u32,
+}
+
+const QUEUES: Shape = Shape {
+    name: "queues",
+    kind: MapType::Array,
+    value_bytes: 8,
+    entries: MAX_QUEUES,
+};
+const SOCKETS: Shape = Shape {
+    name: "sockets",
+    kind: MapType::Xskmap,
+    value_bytes: 4,
+    entries: 2 * MAX_QUEUES,
+};
+const COUNTS: Shape = Shape {
+    name: "counts",
+    kind: MapType::PercpuArray,
+    value_bytes: size_of::<QueueCounters>() as u32,
+    entries: MAX_QUEUES,
+};
+
+impl Shape {
+    fn is_of(self, map: &MapHandle) -> bool {
+        (
+            map.map_type(),
+            map.key_size(),
+            map.value_size(),
+            map.max_entries(),
+        ) == (self.kind, 4, self.value_bytes, self.entries)
     }
 }
 

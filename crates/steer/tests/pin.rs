@@ -1,0 +1,126 @@
+//! Programs that outlive who attached them.
+
+mod common;
+
+use std::fs;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use common::{Pair, program_on};
+use rustix::net::{AddressFamily, SocketType, socket};
+use steer::{ModeRequest, PinError, Program, QueueConf};
+
+/// A bpffs of the test's own, unmounted on drop, and all that is pinned there with it.
+struct BpfFs(PathBuf);
+
+impl BpfFs {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("steer-{}-{name}", std::process::id()));
+        fs::create_dir(&path).expect("new");
+        let mounted = Command::new("mount")
+            .args(["-t", "bpf", "bpf"])
+            .arg(&path)
+            .status();
+        assert!(mounted.expect("mount(8)").success());
+        Self(path)
+    }
+
+    fn dir(&self) -> PathBuf {
+        let dir = self.0.join("dir");
+        fs::create_dir(&dir).expect("new");
+        dir
+    }
+}
+
+impl Drop for BpfFs {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+fn attach(pair: &Pair, mode: ModeRequest) -> Program {
+    Program::attach(pair.ifindex(), mode, false).expect("veth takes XDP")
+}
+
+fn conf(frame_limit: u32) -> QueueConf {
+    QueueConf {
+        virtio_header: None,
+        frame_limit,
+    }
+}
+
+/// That opening fails, and with what.
+#[track_caller]
+fn refused(ifindex: u32, dir: &Path) -> PinError {
+    Program::open_pinned(ifindex, dir).expect_err("not usable")
+}
+
+#[test]
+fn pinned_program_outlives_its_owner_and_goes_on_with_the_next_as_it_was_left() {
+    let Some(pair) = Pair::new(1500) else { return };
+    let bpffs = BpfFs::new("outlives");
+    for mode in [ModeRequest::Native, ModeRequest::Skb] {
+        let dir = bpffs.dir();
+        let mut program = attach(&pair, mode);
+        program.pin(&dir).expect("a bpffs");
+        let xsk = socket(AddressFamily::XDP, SocketType::RAW, None).expect("we are root");
+        program.place_socket(0, xsk.as_fd()).expect("an AF_XDP socket");
+        let (id, mode) = (program.id(), program.mode());
+        drop(program);
+        assert_eq!(program_on(pair.ifindex()), Some(id), "it stays");
+
+        let next = Program::open_pinned(pair.ifindex(), &dir).expect("all is there");
+        assert_eq!((next.id(), next.mode()), (id, mode));
+        // That a socket waits is not forgotten: activating uses it, once.
+        next.set_frame_limit(0, 60).expect_err("not active");
+        next.activate_queue(0, conf(1514)).expect("in range");
+        next.set_frame_limit(0, 60).expect("active");
+        next.counters(0).expect("the same map");
+        drop(next);
+        assert_eq!(program_on(pair.ifindex()), Some(id), "it stays again");
+
+        steer::detach_pinned(&dir).expect("ours");
+        assert_eq!(program_on(pair.ifindex()), None);
+        steer::detach_pinned(&dir).expect("nothing to do");
+        assert!(matches!(refused(pair.ifindex(), &dir), PinError::Gone { .. }));
+        fs::remove_dir_all(&dir).expect("empty of what lives");
+    }
+}
+
+#[test]
+fn owner_takes_a_pinned_program_off_when_it_says_so() {
+    let Some(pair) = Pair::new(1500) else { return };
+    let bpffs = BpfFs::new("takes-off");
+    let dir = bpffs.dir();
+    let mut program = attach(&pair, ModeRequest::Auto);
+    program.pin(&dir).expect("a bpffs");
+    program.detach().expect("ours");
+    assert_eq!(program_on(pair.ifindex()), None);
+    program.detach().expect("nothing to do");
+}
+
+#[test]
+fn what_is_not_whole_or_not_of_the_interface_is_not_taken_over() {
+    let Some(pair) = Pair::new(1500) else { return };
+    let bpffs = BpfFs::new("not-whole");
+    let dir = bpffs.dir();
+    assert!(matches!(refused(pair.ifindex(), &dir), PinError::Pin { .. }));
+    steer::detach_pinned(&dir).expect("nothing to do");
+    let mut program = attach(&pair, ModeRequest::Auto);
+    // Not a bpffs: it goes with its owner, as if it had not been tried.
+    program.pin(Path::new("/proc")).expect_err("no bpffs");
+    let id = program.id();
+    program.pin(&dir).expect("a bpffs");
+    drop(program);
+    let elsewhere = pair.ifindex() + 1000;
+    assert!(matches!(refused(elsewhere, &dir), PinError::Gone { .. }));
+    fs::rename(dir.join("counts"), dir.join("old")).expect("one file system");
+    assert!(matches!(refused(pair.ifindex(), &dir), PinError::Pin { .. }));
+    fs::rename(dir.join("queues"), dir.join("counts")).expect("one file system");
+    fs::rename(dir.join("old"), dir.join("queues")).expect("one file system");
+    assert!(matches!(refused(pair.ifindex(), &dir), PinError::Other { .. }));
+    assert_eq!(program_on(pair.ifindex()), Some(id), "as it was");
+    steer::detach_pinned(&dir).expect("ours");
+}
