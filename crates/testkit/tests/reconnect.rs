@@ -19,6 +19,7 @@ use testkit::{
     Daemon, Driver, DriverConfig, PacketPort, Rig, Serve, Traffic, VethPair, World, driver, require, wait,
 };
 use vhost::vhost_user::message::VhostUserProtocolFeatures;
+use virtqueue::GuestAddr;
 
 const PACE: Duration = Duration::from_millis(10);
 /// The bound of an outage, after the new daemon accepted.
@@ -28,14 +29,6 @@ const BURST: usize = 64;
 const KILLS: u32 = 7;
 const KILLS_AS_CLIENT: u32 = 2;
 const GUEST_KILLS: u32 = 3;
-
-/// The same for a Linux guest of 256 MiB. In direct placement its memory is registered with the kernel anew, 0.1 ms for each MiB of 4 KiB pages.
-fn guest_bound(placement: Placement) -> Duration {
-    match placement {
-        Placement::Copy => BOUND,
-        Placement::Direct => BOUND + Duration::from_millis(100),
-    }
-}
 
 /// One combination of what a restart may depend on.
 #[derive(Clone, Copy, Debug)]
@@ -87,20 +80,23 @@ struct Scene {
 
 impl Scene {
     fn new(kind: Kind) -> Self {
+        Self::with(kind, &kind.config())
+    }
+
+    fn with(kind: Kind, config: &DriverConfig) -> Self {
         let veth = VethPair::new();
         let mut serve = Serve::interface(VethPair::NIC).placement(kind.placement);
-        let config = kind.config();
         let (daemon, listener, driver) = match kind.listener {
             Listener::Daemon => {
                 let daemon = Daemon::start(&veth.near, &serve);
-                let driver = Driver::connect(&daemon.socket(), &config);
+                let driver = Driver::connect(&daemon.socket(), config);
                 (daemon, None, driver)
             }
             Listener::Vmm => {
                 serve = serve.flag("--client");
                 let daemon = Daemon::spawn(&veth.near, &serve);
                 let listener = UnixListener::bind(daemon.socket()).expect("a free path");
-                let driver = Driver::accept(&listener, &config);
+                let driver = Driver::accept(&listener, config);
                 (daemon, Some(listener), driver)
             }
         };
@@ -211,6 +207,51 @@ fn killed_daemon_is_back_within_50_ms_and_repeats_nothing() {
 fn killed_client_daemon_is_back_within_50_ms_and_repeats_nothing() {
     require!(Root);
     assert_short("VMM listens", outages(&Kind::all(Listener::Vmm), KILLS_AS_CLIENT));
+}
+
+/// Registering 512 MiB of 4 KiB pages takes some 100 ms.
+#[test]
+fn large_guest_in_direct_is_copied_for_until_its_memory_is_registered() {
+    require!(Root);
+    let kind = Kind {
+        placement: Placement::Direct,
+        packed: true,
+        inflight: true,
+        listener: Listener::Daemon,
+    };
+    let low = 64 << 20;
+    let config = DriverConfig {
+        regions: vec![(GuestAddr(0), low), (GuestAddr(4 << 30), 512 << 20)],
+        ..kind.config()
+    };
+    let mut scene = Scene::with(kind, &config);
+    // Pages that the guest has used.
+    scene.traffic.with_guest(|guest| {
+        let (start, len) = config.regions[1];
+        for page in (0..len).step_by(4096) {
+            guest.ram().write(GuestAddr(start.get() + page), &[1]);
+        }
+    });
+    let mut outages = Vec::new();
+    for round in 0..3 {
+        outages.push(scene.kill_and_restart(round));
+        let served = Instant::now();
+        scene
+            .daemon
+            .await_port(0, "direct", |port| port["lanes"][0]["backing"] == "guest memory");
+        let direct = Instant::now();
+        let passes = wait::until(wait::SOON, || scene.traffic.first_after(direct).is_some());
+        assert!(passes, "nothing passes in direct:\n{}", scene.daemon.said());
+        let gaps = scene
+            .traffic
+            .flows()
+            .map(|flow| flow.longest_gap(served, Instant::now()));
+        println!("longest time without a frame while the lane became direct: {gaps:.1?}");
+    }
+    for flow in scene.traffic.flows() {
+        assert_eq!(flow.repeated(), [0; 0]);
+    }
+    assert_short("512 MiB, direct", outages);
 }
 
 #[rstest]
@@ -344,7 +385,7 @@ fn linux_guest_sees_the_link_go_and_come_and_pings_on(
     // The median, because an interpreted guest on a busy machine stumbles now and then.
     outages.sort();
     let median = outages[outages.len() / 2];
-    assert!(median < guest_bound(placement), "outages {outages:?}");
+    assert!(median < BOUND, "outages {outages:?}");
     // Down and up, each time.
     assert_eq!(changes(&world) - before, 2 * GUEST_KILLS);
 }

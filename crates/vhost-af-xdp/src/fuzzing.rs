@@ -104,6 +104,7 @@ impl Headers {
         });
         Self {
             side: GuestSide {
+                sent_before: 0,
                 memory: Arc::clone(memory),
                 from_guest,
                 to_guest,

@@ -8,15 +8,15 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use virtqueue::{DirtyLog, InflightRegion, Journal, MemoryMap, Queue, QueueStart};
-use xsk::{FramePool, MemoryError, OpenError, OwnMemory, Umem, UmemError, UmemOffset, Unbound};
+use xsk::{FramePool, MemoryError, OwnMemory, Umem, UmemError, UmemOffset, Unbound};
 
 use super::config::Placement;
 use super::features::Negotiated;
 use super::interface::{Interface, InterfaceError, L2_BYTES, QueueRequest, RECEIVE_RING, SEND_RING};
+use super::registration::{self, Registered, Registration};
 use super::vring::{VringError, VringState};
 use crate::data::cable::{CableEnd, CableLane, Wire};
 use crate::data::copy::CopyLane;
-use crate::data::copy_bytes::GuestRam;
 use crate::data::counters::LaneCounters;
 use crate::data::direct::{CHUNK_BYTES, DirectLane, DirectMemory, LONGEST_FRAME};
 use crate::data::guest::{GuestSide, SpillEnd, Vring};
@@ -24,7 +24,6 @@ use crate::data::lane::Lane;
 use crate::data::nic::{MOST_PIECES, Sends};
 use crate::data::null::{NullConfig, NullNic};
 use crate::data::spill::Spill;
-use crate::data::super_frame::TX_METADATA_BYTES;
 use crate::data::xdp::XdpNic;
 
 /// Chunks of the bounce area for each queue pair: 768 KiB of the 1 MiB that direct placement may
@@ -60,6 +59,8 @@ pub(crate) enum LaneError {
     },
     #[error("cannot duplicate a descriptor")]
     Duplicate(#[source] std::io::Error),
+    #[error("cannot start a thread")]
+    Thread(#[source] std::io::Error),
     #[error("vrings were started before any memory was shared")]
     NoMemory,
 }
@@ -157,6 +158,8 @@ pub(crate) fn private_bytes(placement: Placement, pairs: u16) -> usize {
 /// What a pair's lane is made of.
 pub(crate) struct LaneParts<'a> {
     pub(crate) pair: u16,
+    /// The port's: a lane may copy in a port that is direct otherwise, and a predecessor of it was.
+    pub(crate) placement: Placement,
     pub(crate) map: &'a Arc<MemoryMap>,
     /// Receive vring (even index), transmit vring (odd index).
     pub(crate) vrings: [&'a VringState; 2],
@@ -181,7 +184,7 @@ impl LaneParts<'_> {
                 end: *end,
                 pair: self.pair,
             };
-            let guest = self.guest_side(Placement::Copy)?;
+            let guest = self.guest_side()?;
             return Ok((
                 Box::new(CableLane::new(guest, end, self.counters)),
                 LaneFacts::cable(),
@@ -190,7 +193,7 @@ impl LaneParts<'_> {
         match placement {
             Placement::Copy => self.build_copy(),
             Placement::Direct => {
-                let registered = self.register()?;
+                let registered = self.registration().run()?;
                 self.build_direct(registered)
             }
         }
@@ -200,17 +203,23 @@ impl LaneParts<'_> {
     ///
     /// # Errors
     /// [`LaneError`].
-    pub(crate) fn guest_side(&self, placement: Placement) -> Result<GuestSide, LaneError> {
+    pub(crate) fn guest_side(&self) -> Result<GuestSide, LaneError> {
         // Only frames that are sent from where the guest has them can be sent twice.
-        let marks = match placement {
+        let marks = match self.placement {
             Placement::Copy => Journal::None,
             Placement::Direct => Journal::Ring,
         };
         let index = u32::from(self.pair) * 2;
+        let from_guest = self.vring(index + 1, self.vrings[1], marks)?;
+        let sent_before = match self.placement {
+            Placement::Copy => 0,
+            Placement::Direct => from_guest.queue.taken_before(),
+        };
         Ok(GuestSide {
             memory: Arc::clone(self.map),
             to_guest: self.vring(index, self.vrings[0], Journal::None)?,
-            from_guest: self.vring(index + 1, self.vrings[1], marks)?,
+            from_guest,
+            sent_before,
             header_bytes: self.negotiated.header_bytes,
             mergeable: self.negotiated.mergeable,
             frame_limit: self.far.frame_limit(),
@@ -252,7 +261,7 @@ impl LaneParts<'_> {
     }
 
     fn build_copy(self) -> Result<(Box<dyn Lane>, LaneFacts), LaneError> {
-        let guest = self.guest_side(Placement::Copy)?;
+        let guest = self.guest_side()?;
         let memory = CopyMemory::new(self.far.frame_limit())?;
         let CopyMemory {
             umem,
@@ -275,7 +284,8 @@ impl LaneParts<'_> {
                     header_bytes: 0,
                     multi_buffer,
                 };
-                let (umem, socket) = self.prepare(interface, umem, &request)?;
+                let csum = self.negotiated.offloads.csum;
+                let (umem, socket) = registration::prepare(interface, umem, (&request, csum))?;
                 let (nic, sends) = facts.open(interface, socket, (&umem, &request))?;
                 let memory = (umem, pool, to_receive);
                 Box::new(CopyLane::new(guest, nic, memory, sends, self.counters))
@@ -293,68 +303,14 @@ impl LaneParts<'_> {
         Ok((lane, facts))
     }
 
-    /// Registers guest RAM with a socket: the part of building a direct lane that takes long, and that
-    /// can be done while another lane still has the queue.
-    ///
-    /// # Errors
-    /// [`LaneError`].
-    pub(crate) fn register(&self) -> Result<Registered, LaneError> {
-        if self.pair == 0 {
-            // Pages that one pair's registration entered are there for the others'.
-            self.map.populate();
+    /// What has to be registered for a direct lane.
+    pub(crate) fn registration(&self) -> Registration {
+        Registration {
+            pair: self.pair,
+            map: Arc::clone(self.map),
+            far: self.far.clone(),
+            negotiated: self.negotiated,
         }
-        let umem = Umem::unaligned(Arc::new(GuestRam(Arc::clone(self.map))), CHUNK_BYTES, 0)?;
-        let FarSide::Queue {
-            interface,
-            queue,
-            force_copy,
-        } = &self.far
-        else {
-            return Ok(Registered { umem, queue: None });
-        };
-        let request = QueueRequest {
-            queue: *queue,
-            force_copy: *force_copy || self.is_scattered(),
-            header_bytes: self.negotiated.header_bytes,
-            multi_buffer: true,
-        };
-        let (umem, socket) = self.prepare(interface, umem, &request)?;
-        Ok(Registered {
-            umem,
-            queue: Some((socket, request)),
-        })
-    }
-
-    /// Registers memory with a socket, with room for TX metadata if the guest leaves checksums to us and the kernel knows
-    /// metadata (Linux 6.8, or 6.11 and what the flag was ported back to).
-    fn prepare(
-        &self,
-        interface: &Arc<Interface>,
-        umem: Umem,
-        request: &QueueRequest,
-    ) -> Result<(Umem, Unbound), LaneError> {
-        if self.negotiated.offloads.csum {
-            let roomy = umem.clone().with_tx_metadata(TX_METADATA_BYTES)?;
-            match interface.prepare(&roomy, request) {
-                Ok(socket) => return Ok((roomy, socket)),
-                Err(InterfaceError::Open(OpenError::Umem { .. })) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        let socket = interface.prepare(&umem, request)?;
-        Ok((umem, socket))
-    }
-
-    /// Bytes of the smallest pages of guest RAM.
-    fn page_bytes(&self) -> Option<u64> {
-        let regions = self.map.regions().iter();
-        regions.map(virtqueue::MappedRegion::page_size).min()
-    }
-
-    /// Whether a chunk may cross pages that are not contiguous for a NIC's DMA.
-    fn is_scattered(&self) -> bool {
-        self.page_bytes()
-            .is_some_and(|bytes| bytes <= u64::from(CHUNK_BYTES))
     }
 
     /// This pair's share of the bounce area, over guest RAM as UMEM.
@@ -383,7 +339,7 @@ impl LaneParts<'_> {
         self,
         registered: Registered,
     ) -> Result<(Box<dyn Lane>, LaneFacts), LaneError> {
-        let guest = self.guest_side(Placement::Direct)?;
+        let guest = self.guest_side()?;
         let mut memory = self.direct_memory(registered.umem.clone())?;
         let mut facts = LaneFacts::new(&registered.umem, BOUNCE_BYTES, "guest memory".to_owned());
         facts.checksums = self.negotiated.offloads.csum.then_some(Checksums::Daemon);
@@ -404,7 +360,10 @@ impl LaneParts<'_> {
                     );
                 }
                 let (nic, sends) = facts.open(interface, socket, (&registered.umem, &request))?;
-                memory.dma_page_bytes = nic.is_zero_copy().then(|| self.page_bytes()).flatten();
+                memory.dma_page_bytes = nic
+                    .is_zero_copy()
+                    .then(|| registration::page_bytes(self.map))
+                    .flatten();
                 Box::new(DirectLane::new(guest, nic, memory, sends, self.counters))
             }
             _ => {
@@ -418,12 +377,6 @@ impl LaneParts<'_> {
         };
         Ok((lane, facts))
     }
-}
-
-/// Guest RAM, registered with a socket that has no queue yet (none for a null NIC).
-pub(crate) struct Registered {
-    umem: Umem,
-    queue: Option<(Unbound, QueueRequest)>,
 }
 
 impl LaneFacts {

@@ -20,6 +20,7 @@ pub(crate) mod memory;
 pub(crate) mod peer;
 pub(crate) mod port;
 pub(crate) mod queues;
+pub(crate) mod registration;
 pub(crate) mod serve;
 pub(crate) mod session;
 pub(crate) mod sigbus;

@@ -210,7 +210,13 @@ impl Port {
     }
 
     /// A VMM connected.
-    pub(crate) fn begin_session(&self, connection: UnixStream) {
+    pub(crate) fn begin_session(self: &Arc<Self>, connection: UnixStream) {
+        let port = Arc::downgrade(self);
+        let registered = move |pair| {
+            if let Some(port) = port.upgrade() {
+                port.go_direct(pair);
+            }
+        };
         let mut state = self.lock();
         state.fault = FaultCell::default();
         state.refusal = None;
@@ -219,7 +225,18 @@ impl Port {
             connection,
             self.config.queues,
             Arc::clone(&state.fault),
+            Arc::new(registered),
         ));
+    }
+
+    /// Memory of a pair is registered.
+    fn go_direct(&self, pair: usize) {
+        let done = self.with_session(|session, ground| session.go_direct(pair, ground));
+        if done.is_err()
+            && let Some(session) = &self.lock().session
+        {
+            session.hang_up();
+        }
     }
 
     /// The connection is over, for the reason that a guest's fault, a refusal or `detail` tell.

@@ -122,6 +122,8 @@ pub(crate) struct GuestSide {
     pub(crate) log: Option<Arc<DirtyLog>>,
     /// What a port of several pairs does with frames of pairs that are off.
     pub(crate) spill: Option<SpillEnd>,
+    /// So many chains of the transmit queue to come were handed to the NIC by a predecessor that died.
+    pub(crate) sent_before: usize,
 }
 
 /// A lane's end of the port's [`Spill`].
@@ -256,12 +258,18 @@ impl GuestSide {
     /// Judges a chain of the transmit queue; `segments` are the chain's own.
     #[inline]
     pub(crate) fn judge(
-        &self,
+        &mut self,
         chain: &Chain,
         segments: &[Segment],
         link: Link,
         counters: &LaneCounters,
     ) -> Result<Sending, Fault> {
+        if self.sent_before > 0 {
+            // It was sent, or is lost; sending it once more would be worse.
+            self.sent_before -= 1;
+            counters.from_guest_fate_unknown.add(1);
+            return Ok(Sending::Drop);
+        }
         if chain.writable != 0 {
             return Err(Fault::WritableInTransmit { head: chain.id.head });
         }

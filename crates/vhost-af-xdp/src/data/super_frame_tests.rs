@@ -113,6 +113,7 @@ fn guest(ram: &Arc<GuestRam>, memory: &Arc<MemoryMap>, setup: Setup) -> (GuestSi
     let (mut to_guest, _) = queue();
     to_guest.enabled = false;
     let side = GuestSide {
+        sent_before: 0,
         memory: Arc::clone(memory),
         from_guest,
         to_guest,

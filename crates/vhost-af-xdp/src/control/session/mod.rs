@@ -15,6 +15,7 @@ mod pairs;
 
 use std::fs::File;
 use std::io;
+use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
@@ -29,6 +30,7 @@ use crate::control::front;
 use crate::control::lanes::{FarSide, LaneError, LaneFacts};
 use crate::control::memory::{MemoryError, MemoryTable};
 use crate::control::peer;
+use crate::control::registration::UnderWay;
 use crate::control::sigbus::Watch;
 use crate::control::vring::{self, VringError, VringState};
 use crate::data::counters::LaneCounters;
@@ -92,6 +94,9 @@ pub(crate) struct Ground<'a> {
     pub(crate) far: &'a [FarSide],
 }
 
+/// Called, without the port's lock, when memory of that pair is registered: then [`Session::go_direct`] is worth a try.
+pub(crate) type OnRegistered = Arc<dyn Fn(usize) + Send + Sync>;
+
 /// A fault that a worker reported, until the control thread takes note of it.
 pub(crate) type FaultCell = Arc<Mutex<Option<Fault>>>;
 
@@ -118,6 +123,9 @@ pub(crate) struct Session {
     memory: MemoryTable,
     vrings: Vec<VringState>,
     pub(crate) lanes: Vec<Option<ActiveLane>>,
+    /// Memory that is being registered for pairs whose lanes copy until then.
+    registering: Vec<Option<UnderWay>>,
+    registered: OnRegistered,
     peer: Option<i32>,
     connection: UnixStream,
     fault: FaultCell,
@@ -125,7 +133,12 @@ pub(crate) struct Session {
 
 impl Session {
     /// A fresh session over `connection` for a port of so many queue pairs.
-    pub(crate) fn new(connection: UnixStream, pairs: u16, fault: FaultCell) -> Self {
+    pub(crate) fn new(
+        connection: UnixStream,
+        pairs: u16,
+        fault: FaultCell,
+        registered: OnRegistered,
+    ) -> Self {
         let peer = peer::process(connection.as_fd());
         Self {
             features: 0,
@@ -138,6 +151,8 @@ impl Session {
             memory: MemoryTable::new(Watch::new(connection.try_clone().ok())),
             vrings: (0..pairs * 2).map(|_| VringState::default()).collect(),
             lanes: (0..pairs).map(|_| None).collect(),
+            registering: (0..pairs).map(|_| None).collect(),
+            registered,
             peer,
             connection,
             fault,
@@ -147,6 +162,11 @@ impl Session {
     /// Process that connected, if the kernel tells.
     pub(crate) fn peer(&self) -> Option<i32> {
         self.peer
+    }
+
+    /// Ends the connection, and so the session.
+    pub(crate) fn hang_up(&self) {
+        let _ = self.connection.shutdown(Shutdown::Both);
     }
 
     /// Whether the VMM took memory away that it had shared.

@@ -5,6 +5,7 @@ use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::time::Duration;
 
 use vhost::vhost_user::message::VhostUserMemoryRegion;
 
@@ -12,9 +13,14 @@ use super::{ActiveLane, FaultCell, Ground, Session, SessionError};
 use crate::control::config::Placement;
 use crate::control::lanes::{LaneError, LaneFacts, LaneParts, private_bytes};
 use crate::control::memory::{MemoryError, MemoryTable};
+use crate::control::registration::{Registered, Registration, UnderWay};
 use crate::data::guest::Fault;
 use crate::data::lane::{Bases, Lane};
 use crate::data::worker::Workers;
+
+/// A queue is free an RCU grace period after its socket was closed (`SOCK_RCU_FREE`, net/xdp/xsk.c), 14 to 23 ms here. An attempt to bind before that
+/// fails, but not before the kernel has made its tables for all chunks: that takes longer than to wait, for some 100 MiB and more.
+const RELEASE: Duration = Duration::from_millis(20);
 
 impl Session {
     /// SET_MEM_TABLE.
@@ -88,19 +94,34 @@ impl Session {
         if self.lanes[pair].is_none() {
             return Ok(());
         }
+        // Of the table before.
+        self.end_registration(pair);
         let registered = match self.memory.map() {
-            Some(_) => self.parts(pair, ground)?.register().ok(),
+            Some(_) => self.parts(pair, ground)?.registration().run().ok(),
             None => None,
         };
+        if let Some(registered) = registered {
+            return self.replace_by_direct(pair, registered, ground);
+        }
         self.stop_pair(pair, ground.workers);
         if self.memory.map().is_none() {
             return Ok(());
         }
-        let parts = self.parts(pair, ground)?;
-        let (lane, facts) = match registered {
-            Some(registered) => parts.build_direct(registered)?,
-            None => parts.build(Placement::Direct)?,
-        };
+        let (lane, facts) = self.parts(pair, ground)?.build(Placement::Direct)?;
+        self.lanes[pair] = Some(self.run(pair, lane, facts, ground)?);
+        Ok(())
+    }
+
+    /// Lets a direct lane on memory that is registered take the place of the lane that runs.
+    fn replace_by_direct(
+        &mut self,
+        pair: usize,
+        registered: Registered,
+        ground: &Ground<'_>,
+    ) -> Result<(), SessionError> {
+        self.stop_pair(pair, ground.workers);
+        std::thread::sleep(RELEASE);
+        let (lane, facts) = self.parts(pair, ground)?.build_direct(registered)?;
         self.lanes[pair] = Some(self.run(pair, lane, facts, ground)?);
         Ok(())
     }
@@ -117,7 +138,7 @@ impl Session {
         if self.memory.map().is_none() {
             return Ok(());
         }
-        lane.replace_guest(self.parts(pair, ground)?.guest_side(Placement::Copy)?);
+        lane.replace_guest(self.parts(pair, ground)?.guest_side()?);
         self.lanes[pair] = Some(self.run(pair, lane, active.facts, ground)?);
         Ok(())
     }
@@ -143,6 +164,10 @@ impl Session {
             return Ok(());
         }
         let placement = self.placement(ground);
+        let registration = self.parts(pair, ground)?.registration();
+        if placement == Placement::Direct && registration.takes_long() {
+            return self.start_by_copying(pair, registration, ground);
+        }
         let (lane, mut facts) = self.parts(pair, ground)?.build(placement)?;
         if placement != ground.placement {
             facts.fallbacks.push(
@@ -151,6 +176,43 @@ impl Session {
         }
         self.lanes[pair] = Some(self.run(pair, lane, facts, ground)?);
         Ok(())
+    }
+
+    /// Starts a pair whose lane is to be direct with one that copies, so that the guest need not wait until its memory is registered.
+    fn start_by_copying(
+        &mut self,
+        pair: usize,
+        registration: Registration,
+        ground: &Ground<'_>,
+    ) -> Result<(), SessionError> {
+        let (lane, mut facts) = self.parts(pair, ground)?.build(Placement::Copy)?;
+        facts
+            .fallbacks
+            .push("not direct yet: guest memory is being registered with the kernel".to_owned());
+        let registered = Arc::clone(&self.registered);
+        let under_way = registration.begin(move || registered(pair));
+        self.registering[pair] = Some(under_way.map_err(LaneError::Thread)?);
+        self.lanes[pair] = Some(self.run(pair, lane, facts, ground)?);
+        Ok(())
+    }
+
+    /// Memory of a pair is registered: its direct lane takes over from the one that copies. Nothing, if that registration is not
+    /// wanted any more.
+    pub(crate) fn go_direct(&mut self, pair: usize, ground: &Ground<'_>) -> Result<(), SessionError> {
+        let done = self.registering[pair].as_ref().and_then(UnderWay::result);
+        let Some(registered) = done else {
+            return Ok(());
+        };
+        self.registering[pair] = None;
+        // A failure ends the session, as it does where the guest waits for the registration.
+        self.replace_by_direct(pair, registered?, ground)
+    }
+
+    /// Waits for the end of a registration that is of no more use: a socket that it asks for must not come between those of its successor.
+    fn end_registration(&mut self, pair: usize) {
+        if let Some(under_way) = self.registering[pair].take() {
+            under_way.wait();
+        }
     }
 
     /// Where the lanes' frames lie now. While a pair is off, its frames are the first pair's, which the kernel
@@ -165,6 +227,7 @@ impl Session {
     fn parts<'a>(&'a self, pair: usize, ground: &Ground<'_>) -> Result<LaneParts<'a>, SessionError> {
         Ok(LaneParts {
             pair: u16::try_from(pair).unwrap_or(u16::MAX),
+            placement: ground.placement,
             map: self.memory.map().ok_or(LaneError::NoMemory)?,
             vrings: [&self.vrings[pair * 2], &self.vrings[pair * 2 + 1]],
             negotiated: self.features.into(),
@@ -202,6 +265,7 @@ impl Session {
     }
 
     pub(super) fn stop_pair(&mut self, pair: usize, workers: &Workers) {
+        self.end_registration(pair);
         let Some(lane) = self.lanes[pair].take() else {
             return;
         };

@@ -77,12 +77,6 @@ impl<N: Nic> DirectLane<N> {
             let left = room - self.scratch.outgoing.len();
             let queued = if left.min(self.sending.room()) == 0 {
                 None
-            } else if self.sent_before > 0 {
-                // It was sent, or is lost; sending it once more would be worse.
-                self.sent_before -= 1;
-                self.counters.from_guest_fate_unknown.add(1);
-                self.give_back(chain.id);
-                Some(())
             } else {
                 let judged = self.guest.judge(chain, segments, self.link, &self.counters)?;
                 self.queue(chain.id, segments, &judged, (left, &mut tally))

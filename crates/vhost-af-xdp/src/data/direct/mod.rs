@@ -105,8 +105,6 @@ pub(crate) struct DirectLane<N> {
     cutting: Option<Cutting>,
     /// The segments of its chain.
     cut_segments: Vec<Segment>,
-    /// So many chains to come were handed to the NIC by a predecessor that died.
-    sent_before: usize,
     parked: VecDeque<Parked>,
     parked_segments: VecDeque<Segment>,
     parked_bytes: u64,
@@ -156,7 +154,6 @@ impl<N: Nic> DirectLane<N> {
         let mut nic = nic;
         // An interface that is down is known before the first frame waits in its ring.
         let link = nic.kick();
-        let sent_before = guest.from_guest.queue.taken_before();
         let glass = Glass::of(&guest);
         Self {
             guest,
@@ -172,7 +169,6 @@ impl<N: Nic> DirectLane<N> {
             sending: InFlight::new(memory.in_flight),
             cutting: None,
             cut_segments: Vec::new(),
-            sent_before,
             parked: VecDeque::new(),
             parked_segments: VecDeque::new(),
             parked_bytes: 0,
