@@ -7,7 +7,8 @@
  * One program sits on the interface and sees every frame of every receive queue. It looks up the
  * configuration of the frame's queue and does one of three things:
  *
- *   pass      the queue is not ours, or nobody holds its socket: the host's stack gets the frame, untouched.
+ *   pass      the queue is not ours, or nobody holds its socket, or the queue takes certain addresses and VLANs only, and the
+ *             frame is of others: the host's stack gets the frame, untouched.
  *             So the host keeps its connectivity on the other queues, and loses nothing but performance
  *             between the moments when the program is attached and a queue is enabled.
  *   drop      the frame cannot be delivered whole: longer than the limit, or no room for the header. Counted.
@@ -15,6 +16,10 @@
  *             put directly before the frame as XDP metadata: the kernel copies metadata and frame together
  *             (net/xdp/xsk.c), so both land in the guest's buffer, header first, and nobody has to write it.
  *             num_buffers is 1: a frame that we let through fits one buffer, which is what the limit is for.
+ *
+ * A queue that takes certain addresses takes all frames to groups of stations (multicast and broadcast), too: XDP cannot give one
+ * frame to two receivers, and a guest without them has no ARP. A frame's VLAN is that of its outermost tag, as far as it is in the frame: a tag
+ * that the driver took off (rx-vlan-offload) is not seen here.
  *
  * Invariants:
  *  - A frame that is passed leaves as it came: metadata that was added is taken away again.
@@ -49,6 +54,15 @@ struct {
 	__type(key, __u32);
 	__type(value, __u32);
 } steer_sockets SEC(".maps");
+
+/* Written by the loader: a set, of which only the keys count. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, STEER_MAX_ENTRIES);
+	__type(key, struct steer_entry);
+	__type(value, __u8);
+} steer_entries SEC(".maps");
 
 /* Per CPU, and a CPU runs one receive softirq at a time: plain additions lose nothing. */
 struct {
@@ -93,6 +107,46 @@ static __always_inline int write_header(struct xdp_md *ctx, __u32 header_len)
 	}
 }
 
+/* Number of the VLAN that the frame's outermost tag names (IEEE 802.1Q, 802.1ad), 0 without one; -1: the tag is cut off. */
+static __always_inline int vlan_of(const __u8 *frame, const void *end)
+{
+	__u16 type = frame[12] << 8 | frame[13];
+
+	if (type != 0x8100 && type != 0x88a8)
+		return 0;
+	if ((const void *)(frame + 16) > end)
+		return -1;
+	return (frame[14] & 0x0f) << 8 | frame[15];
+}
+
+/* Whether the frame is one of those that the queue takes. */
+static __always_inline int is_ours(struct xdp_md *ctx, __u32 queue, __u32 flags)
+{
+	const __u8 *frame = (void *)(long)ctx->data;
+	const void *end = (void *)(long)ctx->data_end;
+	struct steer_entry entry = { .queue = queue };
+	int vlan;
+
+	if ((const void *)(frame + 14) > end)
+		return 0;
+	if (flags & STEER_QUEUE_VLANS) {
+		vlan = vlan_of(frame, end);
+		if (vlan < 0)
+			return 0;
+		entry.vlan = vlan;
+		if (!bpf_map_lookup_elem(&steer_entries, &entry))
+			return 0;
+	}
+	/* Bit 0 of the first byte: a group of stations (IEEE 802). */
+	if ((flags & STEER_QUEUE_MACS) && !(frame[0] & 1)) {
+		entry.vlan = STEER_ENTRY_MAC;
+		__builtin_memcpy(entry.mac, frame, sizeof(entry.mac));
+		if (!bpf_map_lookup_elem(&steer_entries, &entry))
+			return 0;
+	}
+	return 1;
+}
+
 static __always_inline int steer_frame(struct xdp_md *ctx)
 {
 	__u32 queue = ctx->rx_queue_index;
@@ -113,6 +167,10 @@ static __always_inline int steer_frame(struct xdp_md *ctx)
 
 	if (!(flags & STEER_QUEUE_ACTIVE)) {
 		counters->passed++;
+		return XDP_PASS;
+	}
+	if ((flags & (STEER_QUEUE_MACS | STEER_QUEUE_VLANS)) && !is_ours(ctx, queue, flags)) {
+		counters->not_ours++;
 		return XDP_PASS;
 	}
 	/* Also for a frame in one buffer: to subtract pointers takes CAP_PERFMON, this helper does not. */

@@ -35,12 +35,31 @@
 #define STEER_QUEUE_SECOND 0x2
 /* A socket waits in the other place: the loader's own note, here so that it outlives the loader. The program ignores it. */
 #define STEER_QUEUE_SUCCESSOR 0x4
+/* Of frames to one station only those are ours whose address is among the queue's entries. */
+#define STEER_QUEUE_MACS 0x8
+/* Only frames of VLANs that are among the queue's entries are ours. */
+#define STEER_QUEUE_VLANS 0x10
 
 #define STEER_HEADER_NONE 0
 /* VirtIO 1.3, section 5.1.6: struct virtio_net_hdr with num_buffers */
 #define STEER_HEADER_LEN 12
 /* the same with VIRTIO_NET_F_HASH_REPORT */
 #define STEER_HEADER_HASH_LEN 20
+
+/* Most entries of all queues together. */
+#define STEER_MAX_ENTRIES 16384
+/* In the place of a VLAN: the entry is one of an address. */
+#define STEER_ENTRY_MAC 0xffff
+
+/* What a queue takes; the key of a set. An entry is either an address, or a VLAN with an address of zeros. */
+struct steer_entry {
+	__u16 queue;
+	/* 0: untagged, or tagged with a priority only; else 1 to 4094; STEER_ENTRY_MAC */
+	__u16 vlan;
+	__u8 mac[6];
+	__u8 zero[2];
+};
+_Static_assert(sizeof(struct steer_entry) == 12, "twin in layout.rs");
 
 /* Counters of one queue on one CPU; frames. The program only adds; the loader sums over the CPUs. */
 struct steer_counters {
@@ -54,8 +73,10 @@ struct steer_counters {
 	__u64 no_header_room;
 	/* passed to the host: the queue is ours, but no socket is in the map (it was closed) */
 	__u64 no_socket;
+	/* passed to the host: the queue is ours, the frame's address or VLAN is not */
+	__u64 not_ours;
 };
-_Static_assert(sizeof(struct steer_counters) == 40, "twin in layout.rs");
+_Static_assert(sizeof(struct steer_counters) == 48, "twin in layout.rs");
 
 /* What a guest finds before its frame: VirtIO 1.3, section 5.1.6, little-endian whatever the host is. */
 struct steer_virtio_header {

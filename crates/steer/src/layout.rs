@@ -14,6 +14,102 @@ const SECOND: u64 = 0x2;
 /// `STEER_QUEUE_SUCCESSOR`
 const SUCCESSOR: u64 = 0x4;
 
+/// `STEER_QUEUE_MACS`
+const MACS: u64 = 0x8;
+/// `STEER_QUEUE_VLANS`
+const VLANS: u64 = 0x10;
+/// Addresses and VLANs of all queues together; `STEER_MAX_ENTRIES`.
+pub(crate) const MAX_ENTRIES: u32 = 16_384;
+/// `STEER_ENTRY_MAC`
+const ENTRY_MAC: u16 = 0xffff;
+/// Highest number of a VLAN (IEEE 802.1Q).
+pub const LAST_VLAN: u16 = 4094;
+
+/// Which frames of a queue are taken, where not all are; the others are passed on to the host. An empty list means all.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Filter {
+    /// Frames to these stations. Frames to groups of stations (multicast, broadcast) are always taken.
+    pub macs: Vec<[u8; 6]>,
+    /// Frames of these VLANs, by the outermost tag in the frame: 1 to [`LAST_VLAN`]; 0 for those without a tag, or with one that says
+    /// a priority only.
+    pub vlans: Vec<u16>,
+}
+
+impl Filter {
+    /// Whether it takes every frame.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.macs.is_empty() && self.vlans.is_empty()
+    }
+
+    /// The flags of a queue's word.
+    pub(crate) fn bits(&self) -> u64 {
+        let flag = |list_is_empty, flag| if list_is_empty { 0 } else { flag << FLAGS_SHIFT };
+        flag(self.macs.is_empty(), MACS) | flag(self.vlans.is_empty(), VLANS)
+    }
+
+    /// The keys of its entries in the program's set, for this queue.
+    pub(crate) fn entries(&self, queue: u32) -> impl Iterator<Item = Entry> {
+        // A queue's number is below MAX_QUEUES.
+        let queue = u16::try_from(queue).unwrap_or(u16::MAX);
+        let macs = self.macs.iter().map(move |&mac| Entry {
+            queue,
+            vlan: ENTRY_MAC,
+            mac,
+        });
+        let vlans = self.vlans.iter().map(move |&vlan| Entry {
+            queue,
+            vlan,
+            mac: [0; 6],
+        });
+        macs.chain(vlans)
+    }
+
+    /// Takes note of an entry.
+    pub(crate) fn add(&mut self, entry: Entry) {
+        match entry.vlan {
+            ENTRY_MAC => self.macs.push(entry.mac),
+            vlan => self.vlans.push(vlan),
+        }
+    }
+}
+
+/// `struct steer_entry`
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub(crate) queue: u16,
+    vlan: u16,
+    mac: [u8; 6],
+}
+
+impl Entry {
+    pub(crate) const KEY_BYTES: usize = 12;
+
+    pub(crate) fn key(self) -> [u8; Self::KEY_BYTES] {
+        let mut key = [0; Self::KEY_BYTES];
+        key[..2].copy_from_slice(&self.queue.to_ne_bytes());
+        key[2..4].copy_from_slice(&self.vlan.to_ne_bytes());
+        key[4..10].copy_from_slice(&self.mac);
+        key
+    }
+
+    pub(crate) fn of_key(key: &[u8]) -> Option<Self> {
+        let &[q0, q1, v0, v1, a, b, c, d, e, f, _, _] = key else {
+            return None;
+        };
+        Some(Self {
+            queue: u16::from_ne_bytes([q0, q1]),
+            vlan: u16::from_ne_bytes([v0, v1]),
+            mac: [a, b, c, d, e, f],
+        })
+    }
+}
+
+/// The flags of a word that belong to the queue's [`Filter`].
+pub(crate) fn filter_bits(word: u64) -> u64 {
+    word & ((MACS | VLANS) << FLAGS_SHIFT)
+}
+
 /// The virtio-net header that the program writes before a frame (VirtIO 1.3, section 5.1.6): all zero, but
 /// `num_buffers` is 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -130,22 +226,25 @@ pub struct QueueCounters {
     pub no_header_room: u64,
     /// Passed to the host: the queue is ours, but its socket is gone from the map, because it was closed.
     pub no_socket: u64,
+    /// Passed to the host: the queue is ours, the frame's address or VLAN is not ([`Filter`]).
+    pub not_ours: u64,
 }
 
 /// Bytes of one CPU's `struct steer_counters`.
-const COUNTERS_SIZE_BYTES: usize = 5 * size_of::<u64>();
+const COUNTERS_SIZE_BYTES: usize = 6 * size_of::<u64>();
 const _: () = assert!(size_of::<QueueCounters>() == COUNTERS_SIZE_BYTES);
 
 impl QueueCounters {
     /// Every counter with its name, in the order of a frame's way through the program.
     #[must_use]
-    pub fn named(&self) -> [(&'static str, u64); 5] {
+    pub fn named(&self) -> [(&'static str, u64); 6] {
         [
             ("redirected", self.redirected),
             ("passed", self.passed),
             ("too_long", self.too_long),
             ("no_header_room", self.no_header_room),
             ("no_socket", self.no_socket),
+            ("not_ours", self.not_ours),
         ]
     }
 
@@ -158,7 +257,7 @@ impl QueueCounters {
     /// Adds one CPU's value as the kernel hands it out; false if it has not the size of `struct steer_counters`.
     pub(crate) fn add_cpu(&mut self, bytes: &[u8]) -> bool {
         let (words, rest) = bytes.as_chunks::<{ size_of::<u64>() }>();
-        let [redirected, passed, too_long, no_header_room, no_socket] = words else {
+        let [redirected, passed, too_long, no_header_room, no_socket, not_ours] = words else {
             return false;
         };
         if !rest.is_empty() {
@@ -170,6 +269,7 @@ impl QueueCounters {
         add(&mut self.too_long, too_long);
         add(&mut self.no_header_room, no_header_room);
         add(&mut self.no_socket, no_socket);
+        add(&mut self.not_ours, not_ours);
         true
     }
 }
@@ -220,21 +320,44 @@ mod tests {
     }
 
     #[test]
+    fn filter_has_flags_and_keys_where_steer_h_says() {
+        let filter = Filter {
+            macs: vec![[2, 0, 0, 0, 0, 1]],
+            vlans: vec![0, 100],
+        };
+        assert_eq!(filter.bits(), 0x0018_0000_0000_0000);
+        assert_eq!(Filter::default().bits(), 0);
+        assert_eq!(filter_bits(u64::MAX), filter.bits());
+        let entries: Vec<Entry> = filter.entries(7).collect();
+        let key = |queue: u16, vlan: u16, mac: [u8; 6]| {
+            [&queue.to_ne_bytes()[..], &vlan.to_ne_bytes(), &mac, &[0; 2]].concat()
+        };
+        assert_eq!(entries[0].key()[..], key(7, 0xffff, filter.macs[0]));
+        assert_eq!(entries[2].key()[..], key(7, 100, [0; 6]));
+        let mut again = Filter::default();
+        for entry in entries {
+            assert_eq!(Entry::of_key(&entry.key()), Some(entry));
+            again.add(entry);
+        }
+        assert_eq!(again, filter);
+    }
+
+    #[test]
     fn counters_of_two_cpus_add_up() {
-        let cpu: Vec<u8> = (1..=5u64).flat_map(u64::to_ne_bytes).collect();
+        let cpu: Vec<u8> = (1..=6u64).flat_map(u64::to_ne_bytes).collect();
         let mut sum = QueueCounters::default();
         assert!(sum.add_cpu(&cpu));
         assert!(sum.add_cpu(&cpu));
-        assert_eq!(sum.named().map(|(_, value)| value), [2, 4, 6, 8, 10]);
+        assert_eq!(sum.named().map(|(_, value)| value), [2, 4, 6, 8, 10, 12]);
         assert_eq!(sum.dropped(), 14);
     }
 
     #[test]
     fn counters_of_another_size_are_refused() {
         let mut sum = QueueCounters::default();
-        assert!(!sum.add_cpu(&[0; 39]));
-        assert!(!sum.add_cpu(&[0; 41]));
-        assert!(!sum.add_cpu(&[0; 48]));
+        assert!(!sum.add_cpu(&[0; 47]));
+        assert!(!sum.add_cpu(&[0; 49]));
+        assert!(!sum.add_cpu(&[0; 56]));
         assert_eq!(sum, QueueCounters::default());
     }
 }

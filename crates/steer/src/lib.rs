@@ -43,7 +43,7 @@ mod layout;
 mod program;
 
 pub use attach::{AttachError, ForeignProgram, KernelRefusal, Mode, ModeRequest, PinError, program_on};
-pub use layout::{MAX_QUEUES, QueueConf, QueueCounters, VirtioHeader};
+pub use layout::{Filter, LAST_VLAN, MAX_QUEUES, QueueConf, QueueCounters, VirtioHeader};
 pub use program::{Program, QueueError, detach_pinned};
 
 /// The skeleton that `build.rs` makes of `bpf/steer.bpf.c`.

@@ -1,7 +1,7 @@
 //! The steering program on one interface.
 //!
-//! A [`Program`] owns one BPF link, whose closing detaches the program, and the program's three maps: the
-//! configuration of each queue (mapped, see `config.rs`), the sockets, the counters. A queue changes hands in an
+//! A [`Program`] owns one BPF link, whose closing detaches the program, and the program's four maps: the
+//! configuration of each queue (mapped, see `config.rs`), the sockets, the addresses and VLANs that queues take, the counters. A queue changes hands in an
 //! order that leaves no moment in which frames are lost uncounted:
 //!
 //! - enable: the socket into the place that is not in use, then active there;
@@ -22,8 +22,8 @@ use crate::attach::{AttachError, Attached, Mode, ModeRequest, PinError, Target};
 use crate::capture::messages_of;
 use crate::config::QueueWords;
 use crate::layout::{
-    MAX_QUEUES, Place, QueueConf, QueueCounters, word_has_successor, word_is_active, word_with_limit,
-    word_with_successor,
+    Entry, Filter, LAST_VLAN, MAX_ENTRIES, MAX_QUEUES, Place, QueueConf, QueueCounters, filter_bits,
+    word_has_successor, word_is_active, word_with_limit, word_with_successor,
 };
 use crate::skel::SteerSkelBuilder;
 
@@ -60,6 +60,21 @@ pub enum QueueError {
         #[source]
         source: libbpf_rs::Error,
     },
+    /// A VLAN that there is not.
+    #[error("VLAN {vlan}: numbers of VLANs are 1 to {LAST_VLAN}, and 0 for frames without one")]
+    Vlan {
+        /// As given.
+        vlan: u16,
+    },
+    /// The kernel refused an address or a VLAN; most often there are too many.
+    #[error("cannot note which frames queue {queue} takes")]
+    Filter {
+        /// As given.
+        queue: u32,
+        /// What libbpf returned.
+        #[source]
+        source: libbpf_rs::Error,
+    },
     /// The counters could not be read.
     #[error("cannot read the counters of queue {queue}")]
     Counters {
@@ -90,6 +105,7 @@ pub struct Program {
     /// What `words` is mapped from.
     queues: MapHandle,
     sockets: MapHandle,
+    entries: MapHandle,
     counts: MapHandle,
 }
 
@@ -115,6 +131,7 @@ impl Program {
             words,
             queues: loaded.queues,
             sockets: loaded.sockets,
+            entries: loaded.entries,
             counts: loaded.counts,
         })
     }
@@ -184,7 +201,7 @@ impl Program {
             true => Place::of_word(word).other(),
             false => Place::of_word(word),
         };
-        self.set_word(queue, conf.to_word(place))
+        self.set_word(queue, conf.to_word(place) | filter_bits(word))
     }
 
     /// From now on the frames of `queue` are passed on to the host; its sockets stay where they are.
@@ -193,20 +210,69 @@ impl Program {
     /// [`QueueError::OutOfRange`].
     pub fn deactivate_queue(&self, queue: u32) -> Result<(), QueueError> {
         let word = self.word(queue)?;
-        let inactive = Place::of_word(word).inactive_word();
+        let inactive = Place::of_word(word).inactive_word() | filter_bits(word);
         match word_has_successor(word) {
             true => self.set_word(queue, word_with_successor(inactive)),
             false => self.set_word(queue, inactive),
         }
     }
 
-    /// From now on the frames of `queue` are passed on to the host, and it has no socket. Nothing happens if that is so already.
+    /// From now on the queue takes the frames that `filter` describes, and the others are passed on to the host, whether it is enabled now or
+    /// later. A fresh program has no filters. While a filter is changed the queue takes what either of both describes.
+    ///
+    /// # Errors
+    /// [`QueueError::OutOfRange`], [`QueueError::Vlan`], or [`QueueError::Filter`]; the queue takes no more than what either of both describes.
+    pub fn set_filter(&self, queue: u32, filter: &Filter) -> Result<(), QueueError> {
+        let word = self.word(queue)?;
+        if let Some(&vlan) = filter.vlans.iter().find(|&&vlan| vlan > LAST_VLAN) {
+            return Err(QueueError::Vlan { vlan });
+        }
+        // What is taken from now on first, and what no longer is last: in between lies the store that makes the entries count.
+        for entry in filter.entries(queue) {
+            let (updated, _) = messages_of(|| self.entries.update(&entry.key(), &[1], MapFlags::ANY));
+            updated.map_err(|source| QueueError::Filter { queue, source })?;
+        }
+        self.set_word(queue, word & !filter_bits(u64::MAX) | filter.bits())?;
+        let wanted: Vec<Entry> = filter.entries(queue).collect();
+        let stale = self.entries_of(queue).filter(|entry| !wanted.contains(entry));
+        let mut result = Ok(());
+        for entry in stale.collect::<Vec<_>>() {
+            let (deleted, _) = messages_of(|| self.entries.delete(&entry.key()));
+            if let Err(source) = deleted
+                && source.kind() != libbpf_rs::ErrorKind::NotFound
+            {
+                result = Err(QueueError::Filter { queue, source });
+            }
+        }
+        result
+    }
+
+    /// Which frames the queue takes.
+    ///
+    /// # Errors
+    /// [`QueueError::OutOfRange`].
+    pub fn filter(&self, queue: u32) -> Result<Filter, QueueError> {
+        self.word(queue)?;
+        let mut filter = Filter::default();
+        self.entries_of(queue).for_each(|entry| filter.add(entry));
+        filter.macs.sort_unstable();
+        filter.vlans.sort_unstable();
+        Ok(filter)
+    }
+
+    fn entries_of(&self, queue: u32) -> impl Iterator<Item = Entry> {
+        let entries = self.entries.keys().filter_map(|key| Entry::of_key(&key));
+        entries.filter(move |entry| u32::from(entry.queue) == queue)
+    }
+
+    /// From now on the frames of `queue` are passed on to the host, and it has no socket. Nothing happens if that is so already. Its filter stays.
     ///
     /// # Errors
     /// [`QueueError::OutOfRange`], or [`QueueError::Remove`] if the kernel keeps a socket in its place; frames are
     /// passed on then, too.
     pub fn disable_queue(&self, queue: u32) -> Result<(), QueueError> {
-        self.set_word(queue, self.place(queue)?.inactive_word())?;
+        let word = self.word(queue)?;
+        self.set_word(queue, Place::of_word(word).inactive_word() | filter_bits(word))?;
         let remove = |place: Place| {
             let (deleted, _) = messages_of(|| self.sockets.delete(&place.key(queue).to_ne_bytes()));
             match deleted {
@@ -289,6 +355,7 @@ impl Program {
         let maps = [
             (QUEUES, &mut self.queues),
             (SOCKETS, &mut self.sockets),
+            (ENTRIES, &mut self.entries),
             (COUNTS, &mut self.counts),
         ];
         for (shape, map) in maps {
@@ -329,6 +396,7 @@ impl Program {
             words,
             queues,
             sockets: map(SOCKETS)?,
+            entries: map(ENTRIES)?,
             counts: map(COUNTS)?,
         })
     }
@@ -350,6 +418,7 @@ const LINK: &str = "link";
 struct Shape {
     name: &'static str,
     kind: MapType,
+    key_bytes: u32,
     value_bytes: u32,
     entries: u32,
 }
@@ -357,18 +426,28 @@ struct Shape {
 const QUEUES: Shape = Shape {
     name: "queues",
     kind: MapType::Array,
+    key_bytes: 4,
     value_bytes: 8,
     entries: MAX_QUEUES,
 };
 const SOCKETS: Shape = Shape {
     name: "sockets",
     kind: MapType::Xskmap,
+    key_bytes: 4,
     value_bytes: 4,
     entries: 2 * MAX_QUEUES,
+};
+const ENTRIES: Shape = Shape {
+    name: "entries",
+    kind: MapType::Hash,
+    key_bytes: Entry::KEY_BYTES as u32,
+    value_bytes: 1,
+    entries: MAX_ENTRIES,
 };
 const COUNTS: Shape = Shape {
     name: "counts",
     kind: MapType::PercpuArray,
+    key_bytes: 4,
     value_bytes: size_of::<QueueCounters>() as u32,
     entries: MAX_QUEUES,
 };
@@ -380,7 +459,7 @@ impl Shape {
             map.key_size(),
             map.value_size(),
             map.max_entries(),
-        ) == (self.kind, 4, self.value_bytes, self.entries)
+        ) == (self.kind, self.key_bytes, self.value_bytes, self.entries)
     }
 }
 
@@ -390,6 +469,7 @@ struct Loaded {
     id: u32,
     queues: MapHandle,
     sockets: MapHandle,
+    entries: MapHandle,
     counts: MapHandle,
 }
 
@@ -410,6 +490,7 @@ fn load(frags: bool) -> libbpf_rs::Result<Loaded> {
         program,
         queues: MapHandle::try_from(&skel.maps.steer_queues)?,
         sockets: MapHandle::try_from(&skel.maps.steer_sockets)?,
+        entries: MapHandle::try_from(&skel.maps.steer_entries)?,
         counts: MapHandle::try_from(&skel.maps.steer_counts)?,
     })
 }

@@ -57,7 +57,8 @@ fn frames_of_a_queue_not_enabled_reach_the_host_unchanged() {
                 ("passed", 4),
                 ("too_long", 0),
                 ("no_header_room", 0),
-                ("no_socket", 0)
+                ("no_socket", 0),
+                ("not_ours", 0)
             ]
         );
     }

@@ -23,7 +23,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use steer::{QueueConf, QueueCounters};
 
 use crate::links::DriverSends;
-use crate::protocol::{Answer, Facts, MESSAGE_MAX, Malformed, QUEUES_MAX, Refusal, Request, Wanted};
+use crate::protocol::{Answer, Facts, MESSAGE_MAX, Malformed, QUEUES_MAX, Refusal, Request, Steered, Wanted};
 
 /// How long a steward may take for an answer; attaching a program takes the longest, some 100 ms.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -347,6 +347,8 @@ impl Facts {
             program: 0,
             sends: DriverSends::NOTHING,
             generation: 0,
+            steered: Steered::ByQueue,
+            impaired: false,
             note: String::new(),
         }
     }

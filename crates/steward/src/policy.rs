@@ -11,9 +11,12 @@
 //! queues = "2-5,8"              # or "all"
 //! at-most = 4                   # queues leased under this rule at a time; all of them if not said
 //! memlock = "256 MiB"           # locked memory that a holder's process may be given in all; "unlimited"; nothing is raised if not said
-//! macs = ["52:54:00:00:00:01"]  # checked, and used when frames are steered by address
-//! vlans = ["100", "200-299"]
+//! macs = ["52:54:00:00:00:01"]  # a lease must be for addresses, all of them among these; any or none if not said
+//! vlans = ["100", "200-299"]    # the same for VLANs; 0: frames without one
 //! ```
+//!
+//! The NIC itself is told to bring frames to leased queues, away from others', only for leases whose addresses or VLANs the rule names: otherwise a
+//! holder could take the host's own frames by asking for the host's address.
 //!
 //! The first rule that allows the whole request counts, and the lease is charged to it. What no rule allows is refused; keys that are not
 //! known are an error, so that a misspelt limit is not taken for none.
@@ -26,15 +29,13 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
-use steer::MAX_QUEUES;
+use steer::{Filter, LAST_VLAN, MAX_QUEUES};
 
 use crate::protocol::{Reason, Refusal, Wanted};
 use crate::sys::{self, Credentials};
 
 /// Connections of one user at a time, if the policy does not say.
 const CONNECTIONS: u32 = 64;
-/// Highest number of a VLAN (IEEE 802.1Q).
-const LAST_VLAN: u32 = 4094;
 
 /// Why there is no policy.
 #[derive(Debug, thiserror::Error)]
@@ -210,6 +211,7 @@ impl Policy {
                 peer.uid, wanted.interface
             ),
         );
+        let filter = &wanted.filter;
         for (index, rule) in self.rules.iter().enumerate() {
             if !rule.is_for(peer) || rule.interface != wanted.interface {
                 continue;
@@ -220,6 +222,8 @@ impl Policy {
                     "user {} may not lease queue {queue} of {}: the policy allows it {may}",
                     peer.uid, wanted.interface
                 );
+            } else if let Some(why) = rule.check_macs(filter).or_else(|| rule.check_vlans(filter)) {
+                refusal.text = format!("user {} on {}: {why}", peer.uid, wanted.interface);
             } else if leased.saturating_add(wanted.queues) > rule.at_most {
                 refusal.text = format!(
                     "the policy allows {} queue(s) of {} at a time, {leased} are leased, {} more were asked for: raise `at-most` of rule {}",
@@ -241,6 +245,57 @@ impl Rule {
         let in_group = |group| peer.gid == group || peer.groups.contains(&group);
         self.user.is_none_or(|user| user == peer.uid) && self.group.is_none_or(in_group)
     }
+
+    /// Whether it names what the filter is for, so that the NIC may be told.
+    pub(crate) fn names(&self, filter: &Filter) -> bool {
+        (!self.macs.is_empty() && !filter.macs.is_empty())
+            || (!self.vlans.is_empty() && !filter.vlans.is_empty())
+    }
+
+    /// Why not these addresses.
+    fn check_macs(&self, filter: &Filter) -> Option<String> {
+        if self.macs.is_empty() {
+            return None;
+        }
+        let may = || {
+            self.macs
+                .iter()
+                .map(|&mac| mac_text(mac))
+                .collect::<Vec<_>>()
+                .join(", ")
+        };
+        match filter.macs.iter().find(|mac| !self.macs.contains(mac)) {
+            Some(&mac) => Some(format!(
+                "the policy does not allow MAC {}, it allows {}",
+                mac_text(mac),
+                may()
+            )),
+            None if filter.macs.is_empty() => Some(format!(
+                "the policy allows frames of certain addresses only: ask for one of {} (--mac)",
+                may()
+            )),
+            None => None,
+        }
+    }
+
+    /// Why not these VLANs.
+    fn check_vlans(&self, filter: &Filter) -> Option<String> {
+        if self.vlans.is_empty() {
+            return None;
+        }
+        let may = Ranges(&self.vlans);
+        match filter
+            .vlans
+            .iter()
+            .find(|&&vlan| !self.vlans.contains(&vlan.into()))
+        {
+            Some(vlan) => Some(format!("the policy does not allow VLAN {vlan}, it allows {may}")),
+            None if filter.vlans.is_empty() => Some(format!(
+                "the policy allows frames of certain VLANs only: ask for one of {may} (--vlan)"
+            )),
+            None => None,
+        }
+    }
 }
 
 impl Allow {
@@ -260,7 +315,8 @@ impl Allow {
         };
         let mut vlans = BTreeSet::new();
         for list in &self.vlans {
-            let numbers = ranges(list, LAST_VLAN).map_err(|what| format!("vlans: {list:?}: {what}"))?;
+            let numbers =
+                ranges(list, LAST_VLAN.into()).map_err(|what| format!("vlans: {list:?}: {what}"))?;
             vlans.extend(numbers);
         }
         Ok(Rule {
@@ -334,6 +390,11 @@ fn mac(text: &str) -> Result<[u8; 6], String> {
         .ok_or_else(|| format!("macs: {text:?} is not the address of one station, such as 52:54:00:00:00:01"))
 }
 
+/// An address as people write it.
+pub(crate) fn mac_text(mac: [u8; 6]) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
+}
+
 /// A set of numbers as `0-3,6`.
 struct Ranges<'a>(&'a BTreeSet<u32>);
 
@@ -387,8 +448,8 @@ impl fmt::Display for Rule {
             Some(u64::MAX) => write!(f, ", locked memory without limit")?,
             Some(bytes) => write!(f, ", locked memory up to {} KiB", bytes / 1024)?,
         }
-        for [a, b, c, d, e, g] in &self.macs {
-            write!(f, ", MAC {a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")?;
+        for &mac in &self.macs {
+            write!(f, ", MAC {}", mac_text(mac))?;
         }
         match self.vlans.is_empty() {
             true => Ok(()),

@@ -23,6 +23,18 @@ fn wanted(interface: &str, start_queue: u32, queues: u32) -> Wanted {
         start_queue,
         queues,
         mode: ModeRequest::Auto,
+        filter: Filter::default(),
+    }
+}
+
+/// The same for an address and a VLAN.
+fn steered(start_queue: u32, queues: u32, last_byte: u8, vlan: u16) -> Wanted {
+    Wanted {
+        filter: Filter {
+            macs: vec![[0x52, 0x54, 0, 0, 0, last_byte]],
+            vlans: vec![vlan],
+        },
+        ..wanted("eth1", start_queue, queues)
     }
 }
 
@@ -70,14 +82,14 @@ fn users_get_what_a_rule_allows_and_nothing_else() {
     let policy = parse(FULL).expect("valid");
     let none = |_| 0;
     let alice = peer(1000, 1000, &[]);
-    assert_eq!(policy.find(&alice, &wanted("eth1", 2, 2), none), Ok(0));
+    assert_eq!(policy.find(&alice, &steered(2, 2, 1, 100), none), Ok(0));
     let refused = |peer: &Credentials, wanted: &Wanted| {
         let refusal = policy.find(peer, wanted, none).expect_err("not allowed");
         assert_eq!(refusal.reason, Reason::NotAllowed);
         refusal.text
     };
     assert!(refused(&alice, &wanted("eth1", 3, 2)).contains("queue 4 of eth1: the policy allows it 0-3,6"));
-    assert!(refused(&alice, &wanted("eth1", 0, 3)).contains("2 queue(s) of eth1 at a time"));
+    assert!(refused(&alice, &steered(0, 3, 1, 100)).contains("2 queue(s) of eth1 at a time"));
     assert!(refused(&alice, &wanted("eth2", 0, 1)).contains("user 1000 may not lease queues of eth2"));
     assert!(refused(&peer(1001, 1001, &[]), &wanted("eth1", 0, 1)).contains("user 1001"));
     assert!(!policy.knows(&peer(1001, 1001, &[])));
@@ -96,13 +108,40 @@ fn users_get_what_a_rule_allows_and_nothing_else() {
 }
 
 #[test]
+fn rule_with_addresses_and_vlans_is_for_leases_of_these_only() {
+    let policy = parse(FULL).expect("valid");
+    let alice = peer(1000, 1000, &[]);
+    let refused = |wanted: &Wanted| policy.find(&alice, wanted, |_| 0).expect_err("not allowed").text;
+    let none = wanted("eth1", 0, 1);
+    assert!(
+        refused(&none).contains("one of 52:54:00:00:00:01 (--mac)"),
+        "{}",
+        refused(&none)
+    );
+    let other = steered(0, 1, 2, 100);
+    assert!(refused(&other).contains("not allow MAC 52:54:00:00:00:02, it allows 52:54:00:00:00:01"));
+    assert!(refused(&steered(0, 1, 1, 203)).contains("not allow VLAN 203, it allows 100,200-202"));
+    let mut untagged = steered(0, 1, 1, 100);
+    untagged.filter.vlans.push(0);
+    assert!(refused(&untagged).contains("VLAN 0"));
+    untagged.filter.vlans.clear();
+    assert!(refused(&untagged).contains("(--vlan)"));
+    // A rule without either allows any, and none; the NIC is told only what a rule names.
+    let bob = peer(5, 107, &[]);
+    assert_eq!(policy.find(&bob, &other, |_| 0), Ok(1));
+    assert_eq!(policy.find(&bob, &none, |_| 0), Ok(1));
+    assert!(policy.rules[0].names(&other.filter) && !policy.rules[1].names(&other.filter));
+    assert!(!policy.rules[0].names(&Filter::default()));
+}
+
+#[test]
 fn queues_are_counted_for_each_rule() {
     let policy = parse(FULL).expect("valid");
     let alice = peer(1000, 107, &[]);
     let one_leased = |rule: usize| if rule == 0 { 1 } else { 0 };
-    assert_eq!(policy.find(&alice, &wanted("eth1", 0, 1), one_leased), Ok(0));
+    assert_eq!(policy.find(&alice, &steered(0, 1, 1, 100), one_leased), Ok(0));
     // What the first rule has no room for, the second may allow.
-    assert_eq!(policy.find(&alice, &wanted("eth1", 0, 2), one_leased), Ok(1));
+    assert_eq!(policy.find(&alice, &steered(0, 2, 1, 100), one_leased), Ok(1));
 }
 
 #[test]

@@ -13,7 +13,7 @@
 //!
 //! | kind | body, bytes | from the holder |
 //! |---|---|---|
-//! | 1 `Lease` | 28 | interface (16), first queue (4), queues (4), mode 0 any 1 native 2 skb (4) |
+//! | 1 `Lease` | 164 | interface (16), first queue (4), queues (4), mode 0 any 1 native 2 skb (4), numbers of addresses and VLANs (4, 4), addresses (16 × 6), VLANs (16 × 2) |
 //! | 2 `Socket` | 4 | queue: a further socket, which waits beside the one in use; of several the last counts |
 //! | 3 `Activate` | 12 | queue, bytes of virtio-net header (0, 12, 20), longest frame in bytes: the socket that came last, and is bound, is used from now on |
 //! | 4 `Deactivate` | 4 | queue: its frames go to the host |
@@ -25,7 +25,7 @@
 //! |---|---|---|
 //! | 64 `Done` | 0 | to `Socket` (with a descriptor), `Activate`, `Deactivate`, `Memlock` |
 //! | 65 `Facts` | 304 | to `Lease` (with descriptors) and `Facts` |
-//! | 66 `Counters` | 40 | to `Counters` |
+//! | 66 `Counters` | 48 | to `Counters` |
 //! | 67 `Refused` | 488 | to anything: code (4), zero (4), text (480) |
 //! | 68 `Changed` | 304 | by itself |
 //!
@@ -34,7 +34,7 @@
 
 use std::ops::{Range, RangeInclusive};
 
-use steer::{Mode, ModeRequest, QueueConf, QueueCounters, VirtioHeader};
+use steer::{Filter, LAST_VLAN, Mode, ModeRequest, QueueConf, QueueCounters, VirtioHeader};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::links::DriverSends;
@@ -47,6 +47,8 @@ pub const MESSAGE_MAX: usize = 496;
 pub const QUEUES_MAX: u32 = 128;
 /// Shortest and longest frame limit, bytes: an Ethernet header; the longest MTU there is, with header and VLAN tag.
 pub const FRAME_LIMITS: RangeInclusive<u32> = 14..=65_553;
+/// Most addresses, and most VLANs, of one lease.
+pub const ENTRIES_MAX: usize = 16;
 /// Where a steward listens if it is not told otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/vhost-af-xdp/steward.sock";
 
@@ -103,6 +105,9 @@ pub enum Malformed {
         /// As given.
         value: u64,
     },
+    /// A list that is too long, names something twice, or goes on after its end.
+    #[error("{0}: a list of at most {ENTRIES_MAX} different ones is meant")]
+    List(&'static str),
     /// Text that is none.
     #[error("{0} is not text")]
     Text(&'static str),
@@ -155,6 +160,9 @@ pub struct Wanted {
     pub queues: u32,
     /// How the program is to be attached.
     pub mode: ModeRequest,
+    /// Which frames are to come, if not all of the queues': at most [`ENTRIES_MAX`] addresses and VLANs. The NIC is asked to bring such frames to these queues, where it
+    /// can and the policy names them; what else comes to the queues goes to the host.
+    pub filter: Filter,
 }
 
 impl Wanted {
@@ -190,8 +198,40 @@ pub struct Facts {
     pub sends: DriverSends,
     /// Changes whenever the program was attached anew, and all sockets are to be asked for again.
     pub generation: u32,
-    /// Why the lease is impaired, or why the program is not attached natively; else empty. Cut to 240 bytes.
+    /// How frames come to the queues of the lease.
+    pub steered: Steered,
+    /// Frames do not come although they should: the interface is gone or down, or lacks a queue of the lease. It goes on by itself when that is over.
+    pub impaired: bool,
+    /// Why the lease is impaired, or why something is done in a slower way than the best; else empty. Cut to 240 bytes.
     pub note: String,
+}
+
+/// How frames come to the queues of a lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Steered {
+    /// All that the NIC puts into the queues, by whatever rules it has.
+    ByQueue,
+    /// Of what the NIC puts into the queues, the frames of the lease's addresses and VLANs; the program looks.
+    ByProgram,
+    /// The NIC brings the frames of these addresses and VLANs to the lease's first queue (n-tuple rules); the program looks, too.
+    ByRules,
+    /// The NIC spreads the frames of these addresses and VLANs over the lease's queues (n-tuple rules and an RSS context); the program looks, too.
+    ByContext,
+}
+
+impl Steered {
+    const ALL: [Self; 4] = [Self::ByQueue, Self::ByProgram, Self::ByRules, Self::ByContext];
+
+    /// For status and JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::ByQueue => "queue",
+            Self::ByProgram => "program",
+            Self::ByRules => "n-tuple rules",
+            Self::ByContext => "n-tuple rules, RSS context",
+        }
+    }
 }
 
 /// Why a request was refused, for programs.
@@ -297,6 +337,10 @@ struct LeaseBody {
     start_queue: u32,
     queues: u32,
     mode: u32,
+    mac_count: u32,
+    vlan_count: u32,
+    macs: [[u8; 6]; ENTRIES_MAX],
+    vlans: [u16; ENTRIES_MAX],
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -320,7 +364,8 @@ struct FactsBody {
     most_pieces: u32,
     name: [u8; NAME_BYTES],
     mac: [u8; 6],
-    zero: [u8; 10],
+    zero: [u8; 6],
+    steered: u32,
     note: [u8; NOTE_BYTES],
 }
 
@@ -338,9 +383,11 @@ const FLAG_UP: u32 = 1;
 const FLAG_CHECKSUM: u32 = 2;
 /// Local senders leave partial checksums.
 const FLAG_PARTIAL: u32 = 4;
+/// Frames do not come although they should.
+const FLAG_IMPAIRED: u32 = 8;
 
 const _: () =
-    assert!(size_of::<Head>() == 8 && size_of::<LeaseBody>() == 28 && size_of::<ActivateBody>() == 12);
+    assert!(size_of::<Head>() == 8 && size_of::<LeaseBody>() == 164 && size_of::<ActivateBody>() == 12);
 const _: () = assert!(size_of::<FactsBody>() == 304 && size_of::<RefusedBody>() == 488);
 const _: () = assert!(size_of::<Head>() + size_of::<RefusedBody>() == MESSAGE_MAX);
 
@@ -361,6 +408,10 @@ impl Request {
                         ModeRequest::Native => 1,
                         ModeRequest::Skb => 2,
                     },
+                    mac_count: wanted.filter.macs.len().try_into().unwrap_or(u32::MAX),
+                    vlan_count: wanted.filter.vlans.len().try_into().unwrap_or(u32::MAX),
+                    macs: padded(&wanted.filter.macs),
+                    vlans: padded(&wanted.filter.vlans),
                 },
             ),
             Self::Socket { queue } => message(kind::SOCKET, serial, queue),
@@ -429,7 +480,41 @@ fn wanted(body: &LeaseBody) -> Result<Wanted, Malformed> {
             2 => ModeRequest::Skb,
             other => return Err(value("mode", other)),
         },
+        filter: filter(body)?,
     })
+}
+
+fn filter(body: &LeaseBody) -> Result<Filter, Malformed> {
+    let macs = listed(&body.macs, body.mac_count, "number of addresses")?;
+    let vlans = listed(&body.vlans, body.vlan_count, "number of VLANs")?;
+    // Bit 0 of the first byte: a group of stations (IEEE 802).
+    if let Some(mac) = macs.iter().find(|mac| mac[0] & 1 != 0) {
+        return Err(value("first byte of the address of one station", mac[0].into()));
+    }
+    if let Some(&vlan) = vlans.iter().find(|&&vlan| vlan > LAST_VLAN) {
+        return Err(value("VLAN", vlan.into()));
+    }
+    Ok(Filter { macs, vlans })
+}
+
+/// A list in a field of fixed length; what is too long is cut, and its number tells.
+fn padded<T: Copy + Default, const N: usize>(list: &[T]) -> [T; N] {
+    let mut all = [T::default(); N];
+    all.iter_mut().zip(list).for_each(|(to, &from)| *to = from);
+    all
+}
+
+/// The list in a field of fixed length, after which there are only zeros, and in which nothing is there twice.
+fn listed<T: Copy + Default + Ord>(all: &[T], count: u32, name: &'static str) -> Result<Vec<T>, Malformed> {
+    let count = usize::try_from(count).ok().filter(|&count| count <= all.len());
+    let (list, rest) = all.split_at(count.ok_or(Malformed::List(name))?);
+    let mut sorted = list.to_vec();
+    sorted.sort_unstable();
+    sorted.dedup();
+    match sorted.len() == list.len() && rest.iter().all(|&item| item == T::default()) {
+        true => Ok(list.to_vec()),
+        false => Err(Malformed::List(name)),
+    }
 }
 
 fn activate(body: &ActivateBody) -> Result<Request, Malformed> {
@@ -494,13 +579,14 @@ impl Answer {
     }
 }
 
-fn counters([redirected, passed, too_long, no_header_room, no_socket]: [u64; 5]) -> QueueCounters {
+fn counters([redirected, passed, too_long, no_header_room, no_socket, not_ours]: [u64; 6]) -> QueueCounters {
     let mut counters = QueueCounters::default();
     counters.redirected = redirected;
     counters.passed = passed;
     counters.too_long = too_long;
     counters.no_header_room = no_header_room;
     counters.no_socket = no_socket;
+    counters.not_ours = not_ours;
     counters
 }
 
@@ -527,6 +613,7 @@ impl Facts {
                 (self.up, FLAG_UP),
                 (self.sends.checksum, FLAG_CHECKSUM),
                 (self.partial_checksums, FLAG_PARTIAL),
+                (self.impaired, FLAG_IMPAIRED),
             ]
             .into_iter()
             .filter_map(|(holds, flag)| holds.then_some(flag))
@@ -534,14 +621,15 @@ impl Facts {
             most_pieces: u32::try_from(self.sends.most_pieces).unwrap_or(u32::MAX),
             name: field(&self.name),
             mac: self.mac,
-            zero: [0; 10],
+            zero: [0; 6],
+            steered: self.steered as u32,
             note: field(&self.note),
         }
     }
 
     fn read(body: &FactsBody) -> Result<Self, Malformed> {
         body.zero.iter().try_for_each(|&byte| zero(byte.into()))?;
-        if body.flags & !(FLAG_UP | FLAG_CHECKSUM | FLAG_PARTIAL) != 0 {
+        if body.flags & !(FLAG_UP | FLAG_CHECKSUM | FLAG_PARTIAL | FLAG_IMPAIRED) != 0 {
             return Err(value("flags of an interface", body.flags));
         }
         Ok(Self {
@@ -564,6 +652,11 @@ impl Facts {
             },
             program: body.program,
             generation: body.generation,
+            steered: Steered::ALL
+                .into_iter()
+                .find(|&steered| steered as u32 == body.steered)
+                .ok_or_else(|| value("way of steering", body.steered))?,
+            impaired: body.flags & FLAG_IMPAIRED != 0,
             note: text("note", &body.note)?,
         })
     }

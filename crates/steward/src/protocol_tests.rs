@@ -18,6 +18,8 @@ fn facts() -> Facts {
             most_pieces: 17,
         },
         generation: 1,
+        steered: Steered::ByRules,
+        impaired: true,
         note: "native mode: no".to_owned(),
     }
 }
@@ -28,6 +30,10 @@ fn wanted() -> Wanted {
         start_queue: 2,
         queues: 3,
         mode: ModeRequest::Native,
+        filter: Filter {
+            macs: vec![[2, 0, 0, 0, 0, 1], [0; 6]],
+            vlans: vec![0, 100],
+        },
     }
 }
 
@@ -64,7 +70,7 @@ fn answers() -> Vec<Answer> {
             up: false,
             ..facts()
         }),
-        Answer::Counters(counters([1, 2, 3, 4, 5])),
+        Answer::Counters(counters([1, 2, 3, 4, 5, 6])),
         Answer::Refused(Refusal::new(Reason::Taken, "queue 2 is taken")),
         Answer::Changed(facts()),
     ]
@@ -99,7 +105,7 @@ fn message_of_any_other_length_is_malformed() {
 #[test]
 fn lease_request_lies_where_the_table_says() {
     let bytes = Request::Lease(wanted()).encode(0x0102_0304);
-    assert_eq!(bytes.len(), 36);
+    assert_eq!(bytes.len(), 172);
     assert_eq!(bytes[..2], VERSION.to_ne_bytes());
     assert_eq!(bytes[2..4], 1u16.to_ne_bytes());
     assert_eq!(bytes[4..8], 0x0102_0304u32.to_ne_bytes());
@@ -107,6 +113,13 @@ fn lease_request_lies_where_the_table_says() {
     assert_eq!(bytes[24..28], 2u32.to_ne_bytes());
     assert_eq!(bytes[28..32], 3u32.to_ne_bytes());
     assert_eq!(bytes[32..36], 1u32.to_ne_bytes());
+    assert_eq!(bytes[36..40], 2u32.to_ne_bytes());
+    assert_eq!(bytes[40..44], 2u32.to_ne_bytes());
+    assert_eq!(bytes[44..56], [2, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(
+        bytes[140..144],
+        [0u16.to_ne_bytes(), 100u16.to_ne_bytes()].concat()
+    );
 }
 
 /// A valid lease request, changed.
@@ -141,6 +154,35 @@ fn impossible_values_are_malformed() {
     for (header, limit) in [(11, 1518), (u32::MAX, 1518), (0, 13), (0, 65_554)] {
         assert!(matches!(activate(header, limit), Err(Malformed::Value { .. })));
     }
+}
+
+#[test]
+fn lists_that_are_too_long_double_or_go_on_are_malformed() {
+    let number = |at: usize, value: u8| changed(|bytes| bytes[at] = value).expect_err("impossible");
+    // Counts, something after the end, the same twice.
+    for (at, value) in [
+        (36, 17),
+        (36, 0),
+        (39, 1),
+        (40, 255),
+        (60, 1),
+        (171, 1),
+        (44, 0),
+        (142, 0),
+    ] {
+        let error = if at == 44 {
+            changed(|bytes| bytes[44..50].fill(0)).expect_err("twice")
+        } else {
+            number(at, value)
+        };
+        assert!(matches!(error, Malformed::List(_)), "{value} at {at}: {error}");
+    }
+    assert!(
+        matches!(number(44, 1), Malformed::Value { .. }),
+        "a group of stations"
+    );
+    let far = changed(|bytes| bytes[142..144].copy_from_slice(&4095u16.to_ne_bytes()));
+    assert!(matches!(far, Err(Malformed::Value { .. })));
 }
 
 #[test]
@@ -187,7 +229,7 @@ proptest! {
     }
 
     #[test]
-    fn any_body_of_the_right_kind_is_read_or_refused(kind in 0u16..70, body in prop::collection::vec(any::<u8>(), 0..60)) {
+    fn any_body_of_the_right_kind_is_read_or_refused(kind in 0u16..70, body in prop::collection::vec(any::<u8>(), 0..200)) {
         let head = Head { version: VERSION, kind, serial: 9 };
         let bytes = [head.as_bytes(), &body].concat();
         if let Ok((serial, request)) = Request::decode(&bytes) {

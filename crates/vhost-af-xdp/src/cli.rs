@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use steer::ModeRequest;
+use steer::{LAST_VLAN, ModeRequest};
 
 use crate::bench::BenchArgs;
 use crate::control::config::{Endpoint, NicConfig, Placement, PortConfig, ServeConfig};
@@ -160,16 +160,20 @@ pub(crate) struct ServeArgs {
     /// ballooning, no overcommit, no postcopy)
     #[arg(long, value_enum, default_value = "copy")]
     memory: Placement,
-    /// MAC address told to the guest [default: made from socket and interface, the same each time]
+    /// MAC address told to the guest, which then gets frames to this station and to groups only; others go to the host
+    /// [default: made from socket and interface, the same each time, and all frames of the queues are the guest's]
     #[arg(long, value_parser = parse_mac)]
     mac: Option<[u8; 6]>,
+    /// VLANs whose frames the guest gets, for instance 100,200-203; 0: untagged ones [default: all]
+    #[arg(long, value_name = "LIST", value_parser = parse_vlans)]
+    vlan: Option<VlanList>,
     /// Work that the guest may leave to us, and we to it: all that --memory can do, none, or a list of csum,
     /// tso4, tso6, ecn, uso, guest-csum, guest-tso4, guest-tso6, guest-ecn, guest-uso4, guest-uso6; a `-` before
     /// one takes it away
     #[arg(long, value_name = "LIST", default_value = "all")]
     offload: String,
     /// A further guest: KEY=VALUE pairs of socket-path, fd, client, ifname, cable, queues, start-queue, memory,
-    /// mac, offload (joined by `+` here); what is missing comes from the options above. May be repeated
+    /// mac, vlan, offload (lists joined by `+` here); what is missing comes from the options above. May be repeated
     #[arg(long, value_name = "KEY=VALUE,...")]
     port: Vec<String>,
     /// Worker threads [default: one a queue pair, at most one a CPU]
@@ -189,6 +193,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
 }
+
+/// VLANs by number.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct VlanList(Vec<u16>);
 
 /// CPUs by number.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -252,6 +260,7 @@ struct PortOptions {
     force_copy: bool,
     memory: Placement,
     mac: Option<[u8; 6]>,
+    vlans: VlanList,
     offload: String,
 }
 
@@ -275,6 +284,7 @@ impl From<&ServeArgs> for PortOptions {
             force_copy: args.force_copy,
             memory: args.memory,
             mac: args.mac,
+            vlans: args.vlan.clone().unwrap_or_default(),
             offload: args.offload.clone(),
         }
     }
@@ -297,9 +307,10 @@ impl PortOptions {
                     self.memory = Placement::from_str(value, false).map_err(|_| number("copy or direct"))?;
                 }
                 "mac" => self.mac = Some(parse_mac(value).map_err(anyhow::Error::msg)?),
+                "vlan" => self.vlans = parse_vlans(&value.replace('+', ",")).map_err(anyhow::Error::msg)?,
                 "offload" => value.clone_into(&mut self.offload),
                 _ => bail!(
-                    "unknown key {key:?}: one of socket-path, fd, client, ifname, cable, queues, start-queue, memory, mac, offload"
+                    "unknown key {key:?}: one of socket-path, fd, client, ifname, cable, queues, start-queue, memory, mac, vlan, offload"
                 ),
             }
         }
@@ -344,6 +355,7 @@ impl PortOptions {
             nic,
             placement: self.memory,
             mac: self.mac,
+            vlans: self.vlans.0,
             offload,
         })
     }
@@ -389,6 +401,27 @@ fn check_cpus(cpus: &[usize]) -> anyhow::Result<()> {
             )
         }
     }
+}
+
+fn parse_vlans(text: &str) -> Result<VlanList, String> {
+    let wrong = || {
+        format!(
+            "{text:?} is not a list of VLANs: numbers and ranges such as 100,200-203, of 0 (untagged) to {LAST_VLAN}"
+        )
+    };
+    let mut vlans = Vec::new();
+    for part in text.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let first: u16 = first.parse().map_err(|_| wrong())?;
+        let last: u16 = last.parse().map_err(|_| wrong())?;
+        if first > last || last > LAST_VLAN {
+            return Err(wrong());
+        }
+        vlans.extend(first..=last);
+    }
+    vlans.sort_unstable();
+    vlans.dedup();
+    Ok(VlanList(vlans))
 }
 
 fn parse_cpus(text: &str) -> Result<CpuList, String> {
@@ -491,6 +524,39 @@ mod tests {
         assert_eq!(parse_cpus("0,2-4").expect("valid").0, [0, 2, 3, 4]);
         assert!(parse_cpus("4-2").is_err());
         assert!(parse_cpus("x").is_err());
+    }
+
+    #[test]
+    fn mac_and_vlans_say_which_frames_a_port_takes() {
+        let config = serve(&[
+            "--ifname=eth1",
+            "--vlan=7",
+            "--port=socket-path=/a,mac=02:00:00:00:00:0a,vlan=0+200-202+201",
+            "--port=socket-path=/b,start-queue=1",
+        ])
+        .expect("valid");
+        config.check().expect("an interface");
+        let filter = |port: usize| config.ports[port].wanted().expect("an interface").filter;
+        assert_eq!(filter(0).macs, [[2, 0, 0, 0, 0, 10]]);
+        assert_eq!(filter(0).vlans, [0, 200, 201, 202]);
+        assert!(filter(1).macs.is_empty() && filter(1).vlans == [7]);
+        for (list, words) in [
+            ("4095", "0 (untagged) to 4094"),
+            ("3-1", "ranges"),
+            ("x", "ranges"),
+        ] {
+            let error = serve(&["--ifname=eth1", "--socket-path=/a", "--vlan", list]).expect_err(list);
+            assert!(error.to_string().contains(words), "{error}");
+        }
+        let check = |args: &[&str]| {
+            serve(args)
+                .expect("words")
+                .check()
+                .expect_err("refused")
+                .to_string()
+        };
+        assert!(check(&["--null", "--socket-path=/a", "--vlan=1"]).contains("--ifname"));
+        assert!(check(&["--ifname=eth1", "--socket-path=/a", "--vlan=1-17"]).contains("17 VLANs"));
     }
 
     #[test]

@@ -42,6 +42,7 @@ impl NullPort {
                 Placement::Copy
             },
             mac: None,
+            vlans: Vec::new(),
             offload: Offloads::all(),
         };
         let port = Port::open(config, Arc::new(Interfaces::default()), Arc::new(workers), None);

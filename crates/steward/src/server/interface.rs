@@ -13,10 +13,11 @@ use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
-use steer::{Mode, ModeRequest, Program, QueueConf, QueueCounters};
+use steer::{Filter, Mode, ModeRequest, Program, QueueConf, QueueCounters};
 
+use super::entries::Entries;
 use crate::links::{DriverSends, Link};
-use crate::protocol::{Facts, Reason, Refusal, Wanted};
+use crate::protocol::{Facts, Reason, Refusal, Steered, Wanted};
 use crate::sys;
 
 use super::teardown::{Step, Teardown, Undo};
@@ -52,6 +53,8 @@ pub(super) struct Interface {
     holders: BTreeMap<u32, Holder>,
     /// Leases that are being taken back.
     leaving: Vec<Leaving>,
+    /// What leases take, by their first queue.
+    entries: BTreeMap<u32, Entries>,
 }
 
 /// A lease that is being taken back.
@@ -74,6 +77,7 @@ impl Interface {
             generation: 0,
             holders: BTreeMap::new(),
             leaving: Vec::new(),
+            entries: BTreeMap::new(),
         };
         interface.attach();
         match interface.program {
@@ -84,7 +88,17 @@ impl Interface {
 
     fn attach(&mut self) {
         let frags = self.link.mtu.saturating_add(L2_BYTES) > LONGEST_WITHOUT_FRAGS;
-        match Program::attach(self.link.index, self.mode, frags) {
+        let attached = Program::attach(self.link.index, self.mode, frags);
+        // A program that does not know what leases take must not be used by them: it is off again at once.
+        let known = attached
+            .map_err(|error| super::with_sources(&error))
+            .and_then(|program| {
+                let mut entries = self.entries.values();
+                let installed = entries.try_for_each(|entries| entries.install(&program));
+                installed.map_err(|error| super::with_sources(&error))?;
+                Ok(program)
+            });
+        match known {
             Ok(program) => {
                 self.note = program.fallback().unwrap_or_default().to_owned();
                 self.sends = DriverSends::by_index(self.link.index);
@@ -92,7 +106,7 @@ impl Interface {
                 tracing::info!(interface = self.link.name, mode = %program.mode(), program = program.id(), "program attached");
                 self.program = Some(program);
             }
-            Err(error) => self.note = super::with_sources(&error),
+            Err(note) => self.note = note,
         }
     }
 
@@ -140,8 +154,8 @@ impl Interface {
         self.program.is_none() || !self.leaving.is_empty() || self.is_idle()
     }
 
-    /// Reserves queues for a connection.
-    pub(super) fn reserve(&mut self, wanted: &Wanted, connection: u64) -> Result<(), Refusal> {
+    /// Reserves queues for a connection. `named`: the policy names what they are for.
+    pub(super) fn reserve(&mut self, wanted: &Wanted, connection: u64, named: bool) -> Result<(), Refusal> {
         let queues = wanted.range();
         let (name, have) = (&self.link.name, self.link.rx_queues);
         let program = self.program()?;
@@ -183,8 +197,11 @@ impl Interface {
             return Err(Refusal::new(Reason::Taken, text));
         }
         self.holders
-            .extend(queues.map(|queue| (queue, Holder::Lease(connection))));
-        Ok(())
+            .extend(queues.clone().map(|queue| (queue, Holder::Lease(connection))));
+        let entries = Entries::new(queues.clone(), wanted.filter.clone(), named);
+        let installed = entries.install(self.program()?);
+        self.entries.insert(queues.start, entries);
+        kernel(installed).inspect_err(|_| self.release(queues))
     }
 
     /// A new socket, confined to the interface and placed beside the one that the queue may have, for `activate`.
@@ -252,7 +269,10 @@ impl Interface {
             let _ = self.deactivate(queue);
             self.holders.insert(queue, Holder::Leaving);
         }
-        let teardown = Teardown::new(queues.clone().map(|queue| Step::Sockets { queue }));
+        self.entries.remove(&queues.start);
+        let entries = queues.clone().map(|queue| Step::Entries { queue });
+        let sockets = queues.clone().map(|queue| Step::Sockets { queue });
+        let teardown = Teardown::new(entries.chain(sockets));
         self.leaving.push(Leaving { queues, teardown });
         self.take_back();
     }
@@ -275,7 +295,7 @@ impl Interface {
 
     /// Tries again what was not done, and attaches the program again if it is missing. True if the facts changed.
     pub(super) fn look(&mut self) -> bool {
-        let before = self.facts();
+        let before = (self.facts(), self.entries.clone());
         self.take_back();
         match Link::find(self.link.index) {
             Ok(Some(link)) => self.link = link,
@@ -296,7 +316,7 @@ impl Interface {
             self.link = link;
             self.attach();
         }
-        before != self.facts()
+        before != (self.facts(), self.entries.clone())
     }
 
     fn vanished(&mut self) {
@@ -308,7 +328,37 @@ impl Interface {
         self.note = format!("interface {} is gone", self.link.name);
     }
 
-    /// What holders are told.
+    /// What the holder of the lease of these queues is told.
+    pub(super) fn facts_for(&self, queues: &Range<u32>) -> Facts {
+        let mut facts = self.facts();
+        let Some(entries) = self.entries.get(&queues.start) else {
+            return facts;
+        };
+        facts.steered = entries.steered;
+        let impaired = self.impairment(queues);
+        facts.impaired = impaired.is_some();
+        let notes = [impaired.as_ref(), Some(&facts.note), Some(&entries.note)];
+        let notes = notes.into_iter().flatten().filter(|note| !note.is_empty());
+        facts.note = notes.map(String::as_str).collect::<Vec<_>>().join("; ");
+        facts
+    }
+
+    /// Why no frames come to these queues, apart from what the interface's own note says.
+    fn impairment(&self, queues: &Range<u32>) -> Option<String> {
+        let (name, have) = (&self.link.name, self.link.rx_queues);
+        if self.program.is_none() {
+            return Some(String::new());
+        }
+        if queues.end > have {
+            return Some(format!(
+                "{name} has {have} receive queue(s) now, queue {} of the lease is not there: add channels with `ethtool -L`",
+                queues.end - 1
+            ));
+        }
+        (!self.link.up).then(|| format!("{name} is down"))
+    }
+
+    /// What all holders are told.
     pub(super) fn facts(&self) -> Facts {
         Facts {
             ifindex: self.link.index,
@@ -322,6 +372,8 @@ impl Interface {
             program: self.program.as_ref().map_or(0, Program::id),
             sends: self.sends,
             generation: self.generation,
+            steered: Steered::ByQueue,
+            impaired: self.program.is_none(),
             note: self.note.clone(),
         }
     }
@@ -329,14 +381,15 @@ impl Interface {
 
 impl Undo for Interface {
     fn undo(&mut self, step: &Step) -> Result<(), String> {
-        let Step::Sockets { queue } = *step;
         // Without the program there is nothing to take it back from.
-        match &self.program {
-            Some(program) => program
-                .disable_queue(queue)
-                .map_err(|error| super::with_sources(&error)),
-            None => Ok(()),
-        }
+        let Some(program) = &self.program else {
+            return Ok(());
+        };
+        let undone = match *step {
+            Step::Entries { queue } => program.set_filter(queue, &Filter::default()),
+            Step::Sockets { queue } => program.disable_queue(queue),
+        };
+        undone.map_err(|error| super::with_sources(&error))
     }
 }
 

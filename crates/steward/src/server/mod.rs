@@ -13,6 +13,7 @@
 //! The steward's own death takes everything with it that it made: links of programs are descriptors of its own.
 
 mod connection;
+mod entries;
 mod interface;
 mod teardown;
 
@@ -273,7 +274,9 @@ impl Server {
             }
         };
         Ok(match *request {
-            Request::Lease(_) | Request::Facts => (Answer::Facts(interface.facts()), Vec::new()),
+            Request::Lease(_) | Request::Facts => {
+                (Answer::Facts(interface.facts_for(&held.queues)), Vec::new())
+            }
             Request::Socket { queue } => (Answer::Done, vec![interface.socket(own(queue)?)?]),
             Request::Activate { queue, conf } => {
                 interface.activate(own(queue)?, conf)?;
@@ -313,7 +316,7 @@ impl Server {
                 at
             }
         };
-        match self.give(at, number, wanted) {
+        match self.give(at, number, wanted, rule) {
             Ok(sockets) => {
                 let held = Held {
                     interface: at,
@@ -321,7 +324,8 @@ impl Server {
                     rule,
                 };
                 self.note_lease(number, held);
-                let facts = self.interfaces.get(&at).map(Interface::facts).ok_or_else(gone)?;
+                let interface = self.interfaces.get(&at).ok_or_else(gone)?;
+                let facts = interface.facts_for(&wanted.range());
                 Ok((Answer::Facts(facts), sockets))
             }
             Err(refusal) => {
@@ -332,10 +336,15 @@ impl Server {
     }
 
     /// Reserves queues and makes their sockets; all or nothing.
-    fn give(&mut self, at: u64, number: u64, wanted: &Wanted) -> Result<Vec<OwnedFd>, Refusal> {
+    fn give(&mut self, at: u64, number: u64, wanted: &Wanted, rule: usize) -> Result<Vec<OwnedFd>, Refusal> {
         let gone = || Refusal::new(Reason::NoInterface, "the interface is gone");
         let interface = self.interfaces.get_mut(&at).ok_or_else(gone)?;
-        interface.reserve(wanted, number)?;
+        let named = self
+            .policy
+            .rules
+            .get(rule)
+            .is_some_and(|rule| rule.names(&wanted.filter));
+        interface.reserve(wanted, number, named)?;
         let queues = wanted.start_queue..wanted.start_queue.saturating_add(wanted.queues);
         let sockets: Result<Vec<OwnedFd>, Refusal> =
             queues.clone().map(|queue| interface.socket(queue)).collect();
@@ -447,9 +456,11 @@ impl Server {
                 continue;
             }
             connection.dirty = false;
-            let at = connection.held.as_ref().map(|held| held.interface);
-            if let Some(interface) = at.and_then(|at| self.interfaces.get(&at))
-                && !connection.answer(0, &Answer::Changed(interface.facts()), Vec::new())
+            let Some(held) = connection.held.clone() else {
+                continue;
+            };
+            if let Some(interface) = self.interfaces.get(&held.interface)
+                && !connection.answer(0, &Answer::Changed(interface.facts_for(&held.queues)), Vec::new())
             {
                 over.push(number);
             }

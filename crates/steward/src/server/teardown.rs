@@ -15,6 +15,11 @@ use std::mem::discriminant;
 /// point at, these before steering entries of the program, these before sockets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Step {
+    /// The addresses and VLANs of a queue in the program.
+    Entries {
+        /// Of the interface.
+        queue: u32,
+    },
     /// The places of a queue in the socket map.
     Sockets {
         /// Of the interface.
@@ -134,5 +139,20 @@ mod tests {
         let mut teardown = Teardown::new(sockets([5, 1, 3]));
         assert_eq!(teardown.go_on(&mut driver), Ok(()));
         assert_eq!(driver.undone, sockets([1, 3, 5]));
+    }
+
+    #[test]
+    fn entries_that_stay_hold_the_sockets_back() {
+        let entries = Step::Entries { queue: 1 };
+        let mut driver = Driver {
+            refuses: [entries].into(),
+            undone: Vec::new(),
+        };
+        let mut teardown = Teardown::new([sockets([1])[0], entries, Step::Entries { queue: 2 }]);
+        assert!(teardown.go_on(&mut driver).is_err());
+        assert_eq!(driver.undone, [Step::Entries { queue: 2 }]);
+        driver.refuses.clear();
+        assert_eq!(teardown.go_on(&mut driver), Ok(()));
+        assert_eq!(driver.undone[1..], [entries, sockets([1])[0]]);
     }
 }

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use steer::ModeRequest;
+use steer::{Filter, ModeRequest};
 use steward::client::{Lease, LeaseError};
 use steward::protocol::{Refusal, Wanted};
 use tempfile::TempDir;
@@ -169,6 +169,7 @@ pub(crate) fn wanted(start_queue: u32, queues: u32) -> Wanted {
         start_queue,
         queues,
         mode: ModeRequest::Auto,
+        filter: Filter::default(),
     }
 }
 

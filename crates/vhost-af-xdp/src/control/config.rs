@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use steer::ModeRequest;
+use steer::{Filter, ModeRequest};
+use steward::protocol::{ENTRIES_MAX, Wanted};
 
 use crate::data::offloads::Offloads;
 
@@ -117,6 +118,8 @@ pub(crate) struct PortConfig {
     pub(crate) placement: Placement,
     /// MAC address told to the guest; `None`: made from the endpoint and the interface.
     pub(crate) mac: Option<[u8; 6]>,
+    /// VLANs whose frames the guest gets; none: all.
+    pub(crate) vlans: Vec<u16>,
     /// Offloads offered to the guest.
     pub(crate) offload: Offloads,
 }
@@ -168,6 +171,12 @@ pub(crate) enum ConfigError {
     /// A cable has no memory of its own.
     #[error("cable {0}: memory=direct is for interfaces, use memory=copy")]
     CableDirect(String),
+    /// VLANs where none can be looked for.
+    #[error("--vlan: only frames of an interface are looked at, give --ifname NAME")]
+    Vlans,
+    /// More VLANs than a lease has room for.
+    #[error("--vlan: {0} VLANs, a port has {ENTRIES_MAX} at most: give fewer, or none for all")]
+    ManyVlans(usize),
     /// A frame that no ring can carry.
     #[error("frame-size {0}: the null NIC makes frames of 14 to 1514 bytes")]
     FrameBytes(u32),
@@ -197,6 +206,29 @@ impl ServeConfig {
 }
 
 impl PortConfig {
+    /// What is to be leased, and which frames of it; `None` without an interface.
+    pub(crate) fn wanted(&self) -> Option<Wanted> {
+        let NicConfig::Interface {
+            name,
+            start_queue,
+            mode,
+            ..
+        } = &self.nic
+        else {
+            return None;
+        };
+        Some(Wanted {
+            interface: name.clone(),
+            start_queue: *start_queue,
+            queues: self.queues.into(),
+            mode: *mode,
+            filter: Filter {
+                macs: self.mac.into_iter().collect(),
+                vlans: self.vlans.clone(),
+            },
+        })
+    }
+
     fn check(&self) -> Result<(), ConfigError> {
         if !(1..=MOST_QUEUES).contains(&self.queues) {
             return Err(ConfigError::Queues(self.queues));
@@ -207,6 +239,12 @@ impl PortConfig {
         }
         if let (Placement::Direct, Some(name)) = (self.placement, self.nic.cable()) {
             return Err(ConfigError::CableDirect(name.to_owned()));
+        }
+        if !self.vlans.is_empty() && !matches!(self.nic, NicConfig::Interface { .. }) {
+            return Err(ConfigError::Vlans);
+        }
+        if self.vlans.len() > ENTRIES_MAX {
+            return Err(ConfigError::ManyVlans(self.vlans.len()));
         }
         if let NicConfig::Null { frame_bytes } = self.nic
             && !(14..=1514).contains(&frame_bytes)
@@ -278,6 +316,7 @@ mod tests {
             },
             placement: Placement::Copy,
             mac: None,
+            vlans: Vec::new(),
             offload: Offloads::NONE,
         }
     }

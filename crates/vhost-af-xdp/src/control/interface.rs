@@ -6,7 +6,6 @@
 //! last user.
 
 use std::collections::HashMap;
-use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -16,7 +15,7 @@ use std::time::Duration;
 use steer::{AttachError, Mode, ModeRequest, QueueConf, QueueCounters, QueueError, VirtioHeader};
 use steward::client::LeaseError;
 use steward::links::{DriverSends, Link, LinkError};
-use steward::protocol::Wanted;
+use steward::protocol::{Steered, Wanted};
 use xsk::{AttachMode, BindRequest, OpenError, QueueId, RingSize, Socket, SocketConfig, Umem, Unbound};
 
 use super::steering::Steering;
@@ -113,6 +112,11 @@ impl Interface {
     /// What the program did with a queue's frames, if it can be told.
     pub(crate) fn counters(&self, queue: u32) -> Option<QueueCounters> {
         self.steering.counters(queue)
+    }
+
+    /// How frames come to the queues, and why not in a better way.
+    pub(crate) fn steered(&self, is_filtered: bool) -> (Steered, String) {
+        self.steering.steered(is_filtered)
     }
 
     /// What the driver does for sockets in zero-copy mode.
@@ -251,27 +255,22 @@ impl Interfaces {
         self.steward.is_some()
     }
 
-    /// The interface of that name for a port's queues, attached if it is not yet (or if it is not the same any more). A port's
+    /// The interface for a port's queues, attached if it is not yet (or if it is not the same any more). A port's
     /// leased queues are a lease of their own.
     ///
     /// # Errors
     /// [`InterfaceError`].
-    pub(crate) fn open(
-        &self,
-        name: &str,
-        mode: ModeRequest,
-        queues: Range<u32>,
-    ) -> Result<Arc<Interface>, InterfaceError> {
+    pub(crate) fn open(&self, wanted: &Wanted) -> Result<Arc<Interface>, InterfaceError> {
         if let Some(path) = &self.steward {
-            let wanted = Wanted {
-                interface: name.to_owned(),
-                start_queue: queues.start,
-                queues: queues.end - queues.start,
-                mode,
-            };
-            let (steering, link) = Steering::lease(path, &wanted)?;
+            let (steering, link) = Steering::lease(path, wanted)?;
             return Ok(Arc::new(Interface::new(link, steering)));
         }
+        let interface = self.open_own(&wanted.interface, wanted.mode)?;
+        interface.steering.take(wanted)?;
+        Ok(interface)
+    }
+
+    fn open_own(&self, name: &str, mode: ModeRequest) -> Result<Arc<Interface>, InterfaceError> {
         let mut known = self
             .known
             .lock()

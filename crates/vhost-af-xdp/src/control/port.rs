@@ -111,17 +111,10 @@ impl Port {
     }
 
     fn open_interface(&self) -> Result<Option<Arc<Interface>>, InterfaceError> {
-        let NicConfig::Interface {
-            name,
-            mode,
-            start_queue,
-            ..
-        } = &self.config.nic
-        else {
+        let Some(wanted) = self.config.wanted() else {
             return Ok(None);
         };
-        let queues = *start_queue..start_queue.saturating_add(self.config.queues.into());
-        let interface = self.interfaces.open(name, *mode, queues)?;
+        let interface = self.interfaces.open(&wanted)?;
         if self.config.placement == Placement::Direct {
             fits_direct(&interface)?;
         }

@@ -61,6 +61,15 @@ pub(crate) struct PortStatus {
     pub(crate) nic: String,
     /// How the steering program is attached: `native` or `skb`; none without an interface.
     pub(crate) attached: Option<String>,
+    /// How frames come to its queues: `queue` (whatever the NIC puts there), `program` (of that, the frames of `macs` and `vlans`), `n-tuple rules`, `n-tuple
+    /// rules, RSS context` (the NIC brings these, too); none without an interface.
+    pub(crate) steered: Option<String>,
+    /// Why not in a better way, or why impaired; as the steward says.
+    pub(crate) steering_note: Option<String>,
+    /// Addresses of stations whose frames the guest gets; empty: all.
+    pub(crate) macs: Vec<String>,
+    /// VLANs whose frames the guest gets; empty: all.
+    pub(crate) vlans: Vec<u16>,
     /// `copy` or `direct`.
     pub(crate) memory: String,
     /// Address told to the guest.
@@ -145,7 +154,17 @@ impl PortStatus {
         let session = state.session.as_ref();
         let features = session.map_or(0, |session| session.features);
         let nic = port.config.nic.to_string();
-        let mac = port.mac().map(|byte| format!("{byte:02x}")).join(":");
+        let mac = mac_text(port.mac());
+        let filter = port
+            .config
+            .wanted()
+            .map(|wanted| wanted.filter)
+            .unwrap_or_default();
+        let steered = state
+            .interface
+            .as_ref()
+            .map(|interface| interface.steered(!filter.is_empty()));
+        let (steered, note) = steered.unzip();
         let lanes = (0..port.counters.len())
             .map(|pair| {
                 let active = session.and_then(|session| session.lanes.get(pair)?.as_ref());
@@ -158,6 +177,10 @@ impl PortStatus {
                 .interface
                 .as_ref()
                 .map(|interface| interface.mode().to_string()),
+            steered: steered.map(|steered| steered.name().to_owned()),
+            steering_note: note.filter(|note| !note.is_empty()),
+            macs: filter.macs.into_iter().map(mac_text).collect(),
+            vlans: filter.vlans,
             memory: port.config.placement.to_string(),
             mac,
             mtu,
@@ -179,6 +202,10 @@ impl PortStatus {
             nic,
         }
     }
+}
+
+fn mac_text(mac: [u8; 6]) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
 fn names(offloads: Offloads) -> Vec<String> {

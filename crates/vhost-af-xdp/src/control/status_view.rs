@@ -48,6 +48,12 @@ fn render_port(text: &mut String, port: &PortStatus) {
         list(&port.offload),
         list(&port.offload_offered)
     );
+    if let Some(steered) = &port.steered {
+        let _ = writeln!(text, "  frames {} by {steered}", takes(&port.macs, &port.vlans));
+    }
+    if let Some(note) = &port.steering_note {
+        let _ = writeln!(text, "  {note}");
+    }
     if let Some((reason, detail)) = &port.last_closed {
         let _ = writeln!(text, "  last session ended: {reason}: {detail}");
     }
@@ -72,6 +78,21 @@ fn render_port(text: &mut String, port: &PortStatus) {
     let _ = writeln!(text, "{}", lanes(&port.lanes));
     if let Some(table) = counters(&port.lanes) {
         let _ = writeln!(text, "{table}");
+    }
+}
+
+/// Which frames, in words.
+pub(crate) fn takes(macs: &[String], vlans: &[u16]) -> String {
+    let vlans: Vec<String> = vlans.iter().map(u16::to_string).collect();
+    match (macs, vlans.as_slice()) {
+        ([], []) => "of the queues, all,".to_owned(),
+        (macs, []) => format!("to {} and to groups", macs.join(", ")),
+        ([], vlans) => format!("of VLAN {}", vlans.join(", ")),
+        (macs, vlans) => format!(
+            "to {} and to groups of VLAN {}",
+            macs.join(", "),
+            vlans.join(", ")
+        ),
     }
 }
 

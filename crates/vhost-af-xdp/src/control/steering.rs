@@ -9,10 +9,10 @@ use std::sync::{Mutex, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use steer::{Mode, ModeRequest, Program, QueueConf, QueueCounters};
+use steer::{MAX_QUEUES, Mode, ModeRequest, Program, QueueConf, QueueCounters};
 use steward::client::Lease;
 use steward::links::{DriverSends, Link};
-use steward::protocol::{Facts, Wanted};
+use steward::protocol::{Facts, Steered, Wanted};
 use xsk::{OpenError, SocketConfig, Umem, Unbound};
 
 use super::interface::{InterfaceError, L2_BYTES};
@@ -76,6 +76,33 @@ impl Steering {
         match self {
             Self::Own(program) => program.fallback(),
             Self::Leased(leased) => Some(leased.facts.note.as_str()).filter(|note| !note.is_empty()),
+        }
+    }
+
+    /// Tells a program of ours which frames the queues take; a lease is for them already.
+    ///
+    /// # Errors
+    /// [`InterfaceError::Queue`].
+    pub(crate) fn take(&self, wanted: &Wanted) -> Result<(), InterfaceError> {
+        match self {
+            // What is beyond the interface's queues is refused later, with a better word.
+            Self::Own(program) => Ok(wanted
+                .range()
+                .take_while(|&queue| queue < MAX_QUEUES)
+                .try_for_each(|queue| program.set_filter(queue, &wanted.filter))?),
+            Self::Leased(_) => Ok(()),
+        }
+    }
+
+    /// How frames come to the queues, and why not in a better way.
+    pub(crate) fn steered(&self, is_filtered: bool) -> (Steered, String) {
+        match self {
+            Self::Own(_) if is_filtered => (Steered::ByProgram, String::new()),
+            Self::Own(_) => (Steered::ByQueue, String::new()),
+            Self::Leased(leased) => {
+                let facts = leased.lease.facts();
+                (facts.steered, facts.note)
+            }
         }
     }
 
@@ -182,7 +209,8 @@ impl Leased {
     fn look(&self) -> Result<Link, String> {
         self.lease.take_changes().map_err(|error| with_sources(&error))?;
         let facts = self.lease.facts();
-        if facts.mode.is_none() {
+        // Down is no reason to give the queues up; without a program, or without a queue, there is nothing to use.
+        if facts.mode.is_none() || (facts.impaired && facts.up) {
             return Err(facts.note);
         }
         if facts.generation != self.facts.generation {

@@ -1,0 +1,168 @@
+//! Queues that take certain addresses and VLANs: what is theirs goes to the socket, everything else to the host as it came.
+
+mod common;
+
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use common::{Pair, unbound_xsk};
+use steer::{Filter, ModeRequest, Program, QueueConf, QueueError};
+
+const SOON: Duration = Duration::from_secs(2);
+const OURS: [u8; 6] = [2, 0, 0, 0, 0, 0x11];
+const THEIRS: [u8; 6] = [2, 0, 0, 0, 0, 0x12];
+const EVERYBODY: [u8; 6] = [0xff; 6];
+const GROUP: [u8; 6] = [0x01, 0, 0x5e, 0, 0, 1];
+
+/// A frame to an address, with tags: type and number of each.
+fn frame(to: [u8; 6], tags: &[(u16, u16)]) -> Vec<u8> {
+    let mut bytes = to.to_vec();
+    bytes.extend([2, 0, 0, 0, 0, 1]);
+    for (kind, tci) in tags {
+        bytes.extend(kind.to_be_bytes());
+        bytes.extend(tci.to_be_bytes());
+    }
+    bytes.extend([0x88, 0xb5]);
+    bytes.resize(80, 7);
+    bytes
+}
+
+fn enabled(pair: &Pair, request: ModeRequest, filter: &Filter) -> (Program, std::os::fd::OwnedFd) {
+    let program = Program::attach(pair.ifindex(), request, false).expect("veth takes XDP");
+    let xsk = unbound_xsk();
+    program.set_filter(0, filter).expect("room");
+    let conf = QueueConf {
+        virtio_header: None,
+        frame_limit: 1514,
+    };
+    program.enable_queue(0, xsk.as_fd(), conf).expect("queue 0");
+    (program, xsk)
+}
+
+/// Sends a frame; whether the queue took it. What it does not take the host must get as it was.
+fn takes(pair: &Pair, program: &Program, frame: &[u8]) -> bool {
+    let before = program.counters(0).expect("counters");
+    pair.far_socket.send(frame);
+    let deadline = Instant::now() + SOON;
+    let after = loop {
+        let now = program.counters(0).expect("counters");
+        if now != before || Instant::now() > deadline {
+            break now;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    let taken = after.redirected - before.redirected;
+    assert_eq!(taken + after.not_ours - before.not_ours, 1, "{after:?}");
+    if taken == 0 {
+        // The host's stack takes the outermost tag off before packet sockets see the frame.
+        let tagged = frame[12..14] == [0x81, 0] || frame[12..14] == [0x88, 0xa8];
+        let seen = [&frame[..12], &frame[if tagged { 16 } else { 12 }..]].concat();
+        assert_eq!(pair.near_socket.receive(SOON), Some(seen));
+    }
+    taken == 1
+}
+
+#[test]
+fn queue_takes_its_addresses_and_groups_and_the_host_gets_the_rest() {
+    let Some(pair) = Pair::new(1500) else { return };
+    let filter = Filter {
+        macs: vec![OURS],
+        vlans: Vec::new(),
+    };
+    for request in [ModeRequest::Native, ModeRequest::Skb] {
+        let (program, _xsk) = enabled(&pair, request, &filter);
+        assert_eq!(program.filter(0).expect("queue 0"), filter);
+        assert_eq!(program.filter(1).expect("queue 1"), Filter::default());
+        for (to, expected) in [(OURS, true), (THEIRS, false), (EVERYBODY, true), (GROUP, true)] {
+            assert_eq!(
+                takes(&pair, &program, &frame(to, &[])),
+                expected,
+                "{request:?} {to:x?}"
+            );
+        }
+        assert!(takes(&pair, &program, &frame(OURS, &[(0x8100, 5)])), "any VLAN");
+    }
+}
+
+#[test]
+fn queue_takes_its_vlans_by_the_outermost_tag() {
+    let Some(pair) = Pair::new(1500) else { return };
+    let filter = Filter {
+        macs: vec![OURS],
+        vlans: vec![100, 4094],
+    };
+    let (program, _xsk) = enabled(&pair, ModeRequest::Native, &filter);
+    let cases: [(&[(u16, u16)], bool); 7] = [
+        (&[], false),
+        (&[(0x8100, 100)], true),
+        (&[(0x8100, 0xe000 | 100)], true),
+        (&[(0x88a8, 4094), (0x8100, 7)], true),
+        (&[(0x8100, 7), (0x8100, 100)], false),
+        (&[(0x8100, 101)], false),
+        (&[(0x8100, 0)], false),
+    ];
+    for (tags, expected) in cases {
+        assert_eq!(takes(&pair, &program, &frame(OURS, tags)), expected, "{tags:?}");
+    }
+    assert!(!takes(&pair, &program, &frame(THEIRS, &[(0x8100, 100)])));
+    assert!(takes(&pair, &program, &frame(EVERYBODY, &[(0x8100, 100)])));
+    assert!(!takes(&pair, &program, &frame(EVERYBODY, &[(0x8100, 101)])));
+}
+
+#[test]
+fn vlan_0_is_untagged_and_priority_tagged() {
+    let Some(pair) = Pair::new(1500) else { return };
+    let filter = Filter {
+        macs: Vec::new(),
+        vlans: vec![0],
+    };
+    let (program, _xsk) = enabled(&pair, ModeRequest::Native, &filter);
+    assert!(takes(&pair, &program, &frame(THEIRS, &[])));
+    assert!(takes(&pair, &program, &frame(THEIRS, &[(0x8100, 0x6000)])));
+    assert!(!takes(&pair, &program, &frame(THEIRS, &[(0x8100, 1)])));
+}
+
+#[test]
+fn filter_is_changed_and_taken_away_while_frames_flow() {
+    let Some(pair) = Pair::new(1500) else { return };
+    let only = |mac| Filter {
+        macs: vec![mac],
+        vlans: Vec::new(),
+    };
+    let (program, xsk) = enabled(&pair, ModeRequest::Native, &only(OURS));
+    program.set_filter(0, &only(THEIRS)).expect("room");
+    assert!(takes(&pair, &program, &frame(THEIRS, &[])));
+    assert!(!takes(&pair, &program, &frame(OURS, &[])));
+    // It outlives the socket, so that a successor takes the same.
+    program.disable_queue(0).expect("there");
+    assert_eq!(program.filter(0).expect("queue 0"), only(THEIRS));
+    let conf = QueueConf {
+        virtio_header: None,
+        frame_limit: 1514,
+    };
+    program.enable_queue(0, xsk.as_fd(), conf).expect("queue 0");
+    assert!(!takes(&pair, &program, &frame(OURS, &[])));
+    program.set_filter(0, &Filter::default()).expect("less");
+    assert_eq!(program.filter(0).expect("queue 0"), Filter::default());
+    assert!(takes(&pair, &program, &frame(OURS, &[])));
+}
+
+#[test]
+fn impossible_vlan_and_queue_are_refused_and_change_nothing() {
+    let Some(pair) = Pair::new(1500) else { return };
+    let (program, _xsk) = enabled(&pair, ModeRequest::Native, &Filter::default());
+    let filter = Filter {
+        macs: vec![OURS],
+        vlans: vec![4095],
+    };
+    let refused = program.set_filter(0, &filter);
+    assert!(
+        matches!(refused, Err(QueueError::Vlan { vlan: 4095 })),
+        "{refused:?}"
+    );
+    assert_eq!(program.filter(0).expect("queue 0"), Filter::default());
+    assert!(matches!(
+        program.set_filter(256, &Filter::default()),
+        Err(QueueError::OutOfRange { queue: 256 })
+    ));
+}

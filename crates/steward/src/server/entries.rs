@@ -1,0 +1,51 @@
+//! Which frames a lease takes: the addresses and VLANs that it is for.
+//!
+//! The program looks in any case: a frame that is put into a leased queue and is of another address goes to the host. Where the NIC
+//! can be told, it is told in addition ([`crate::hardware`]), so that the frames come to the lease's queues at all, whatever its hash says.
+
+use std::ops::Range;
+
+use steer::{Filter, Program, QueueError};
+
+use crate::protocol::Steered;
+
+/// Why the NIC is not told.
+const NOT_NAMED: &str =
+    "the NIC is not told whose frames these are: the policy's rule does not name them (`macs`, `vlans`)";
+
+/// What one lease takes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Entries {
+    pub(super) queues: Range<u32>,
+    filter: Filter,
+    pub(super) steered: Steered,
+    /// Why the NIC does not bring the frames; may be empty.
+    pub(super) note: String,
+}
+
+impl Entries {
+    /// `named`: the policy's rule names them, so that the NIC may be told.
+    pub(super) fn new(queues: Range<u32>, filter: Filter, named: bool) -> Self {
+        let (steered, note) = match (filter.is_empty(), named) {
+            (true, _) => (Steered::ByQueue, ""),
+            (false, true) => (Steered::ByProgram, ""),
+            (false, false) => (Steered::ByProgram, NOT_NAMED),
+        };
+        Self {
+            queues,
+            filter,
+            steered,
+            note: note.to_owned(),
+        }
+    }
+
+    /// Tells a program, before any queue of the lease is active in it.
+    ///
+    /// # Errors
+    /// The kernel's; a queue must not become active then.
+    pub(super) fn install(&self, program: &Program) -> Result<(), QueueError> {
+        self.queues
+            .clone()
+            .try_for_each(|queue| program.set_filter(queue, &self.filter))
+    }
+}

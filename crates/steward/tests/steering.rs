@@ -1,0 +1,122 @@
+//! Leases for certain addresses and VLANs: what comes to the holder, what goes to the host, what the policy says to it.
+
+mod common;
+
+use common::{World, holder, refusal, wanted};
+use steer::Filter;
+use steward::client::{Lease, LeaseError};
+use steward::protocol::{Reason, Steered, Wanted};
+use testkit::{frame, require, wait};
+
+const POLICY: &str = r#"
+[[allow]]
+user = 65534
+interface = "nic0"
+queues = "0"
+memlock = "64 MiB"
+[[allow]]
+user = 0
+interface = "nic0"
+queues = "all"
+macs = ["02:00:00:00:00:aa", "02:00:00:00:00:ab"]
+vlans = ["0", "100-101"]
+"#;
+const OURS: [u8; 6] = [2, 0, 0, 0, 0, 0xaa];
+const THEIRS: [u8; 6] = [2, 0, 0, 0, 0, 0xbb];
+
+fn filtered(start_queue: u32, macs: &[[u8; 6]], vlans: &[u16]) -> Wanted {
+    Wanted {
+        filter: Filter {
+            macs: macs.to_vec(),
+            vlans: vlans.to_vec(),
+        },
+        ..wanted(start_queue, 1)
+    }
+}
+
+fn to(mac: [u8; 6], seed: u8) -> Vec<u8> {
+    let mut frame = frame::plain(200, seed);
+    frame[..6].copy_from_slice(&mac);
+    frame
+}
+
+#[test]
+fn holder_gets_frames_of_its_address_and_the_host_the_others() {
+    require!(Root);
+    let world = World::with(1, POLICY);
+    let _running = holder::start(&world, "child_echoes_for_one_address", 0);
+    let comes = || world.echo(&to(OURS, 1), std::time::Duration::from_millis(100));
+    assert!(wait::until(wait::SOON, comes), "no echo: {}", world.steward);
+    while world.wire.receive(wait::QUIET).is_some() {}
+    for seed in 0..10 {
+        assert!(world.echo(&to(OURS, seed), wait::SOON), "ours");
+        assert!(world.echo(&to([0xff; 6], seed), wait::SOON), "everybody's");
+        assert!(!world.echo(&to(THEIRS, seed), wait::QUIET), "somebody else's");
+    }
+}
+
+#[test]
+#[ignore = "run in a process of its own"]
+fn child_echoes_for_one_address() {
+    holder::give_up_privileges();
+    let wanted = filtered(holder::queue(), &[OURS], &[]);
+    let (lease, mut sockets) =
+        Lease::take(&holder::socket(), &wanted).unwrap_or_else(|error| panic!("{error}"));
+    lease.raise_memlock(3 * holder::UMEM_BYTES).expect("allowed");
+    let mut echo = holder::Echo::open(&lease, sockets.pop().expect("one"), holder::queue());
+    println!("echoing");
+    loop {
+        echo.run(std::time::Duration::from_millis(100));
+    }
+}
+
+#[test]
+fn what_a_lease_is_for_is_held_against_the_policy() {
+    require!(Root);
+    let world = World::with(2, POLICY);
+    let take = |wanted: &Wanted| Lease::take(&world.socket(), wanted);
+    let refused = |wanted: &Wanted, words: &str| {
+        let refusal = refusal(take(wanted));
+        assert_eq!(refusal.reason, Reason::NotAllowed);
+        assert!(refusal.text.contains(words), "{words} in: {refusal}");
+    };
+    refused(&wanted(0, 1), "(--mac)");
+    refused(&filtered(0, &[OURS], &[]), "(--vlan)");
+    refused(&filtered(0, &[OURS, THEIRS], &[100]), "02:00:00:00:00:bb");
+    refused(&filtered(0, &[OURS], &[100, 102]), "VLAN 102");
+    assert_eq!(world.program(), None);
+    take(&filtered(0, &[OURS], &[0, 101])).expect("allowed");
+}
+
+#[test]
+fn lease_that_ends_leaves_the_queue_to_a_successor_without_its_entries() {
+    require!(Root);
+    let world = World::with(2, &common::POLICY.replace("0-1", "0"));
+    let keep = world.lease(1, 1).expect("the program stays");
+    let take = |wanted: &Wanted| -> Result<_, LeaseError> { Lease::take(&world.socket(), wanted) };
+    drop(take(&filtered(0, &[OURS], &[7])).expect("allowed"));
+    let free = || take(&wanted(0, 1)).ok();
+    let mut again = None;
+    assert!(wait::until(wait::SOON, || {
+        again = free();
+        again.is_some()
+    }));
+    let (lease, _sockets) = again.expect("free");
+    assert_eq!(lease.facts().steered, Steered::ByQueue);
+    let conf = steer::QueueConf {
+        virtio_header: None,
+        frame_limit: 1518,
+    };
+    (0..2).for_each(|queue| {
+        let lease = if queue == 0 { &lease } else { &keep.0 };
+        lease.activate(queue, conf).expect("ours");
+    });
+    world.wire.send(&to(THEIRS, 1));
+    let counted = || {
+        let of = |lease: &Lease, queue| lease.counters(queue).expect("ours");
+        let (first, second) = (of(&lease, 0), of(&keep.0, 1));
+        assert_eq!((first.not_ours, second.not_ours), (0, 0));
+        first.redirected + second.redirected
+    };
+    assert!(wait::until(wait::SOON, || counted() == 1));
+}

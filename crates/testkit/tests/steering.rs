@@ -1,0 +1,73 @@
+//! `--mac` and `--vlan`: which frames of its queues a guest gets, and that the host gets the others.
+
+use rstest::rstest;
+use testkit::{DriverConfig, PacketPort, Rig, Serve, VethPair, frame, require, wait};
+
+const MAC: &str = "02:00:00:00:be:ef";
+const OURS: [u8; 6] = [2, 0, 0, 0, 0xbe, 0xef];
+
+fn to(mac: [u8; 6], vlan: Option<u16>, seed: u8) -> Vec<u8> {
+    let mut frame = match vlan {
+        Some(vlan) => frame::tagged(200, vlan, seed),
+        None => frame::plain(200, seed),
+    };
+    frame[..6].copy_from_slice(&mac);
+    frame
+}
+
+#[rstest]
+fn guest_gets_frames_of_its_address_and_vlan_and_the_host_the_others(
+    #[values(false, true)] leased: bool,
+    #[values("copy", "direct")] memory: &str,
+) {
+    require!(Root);
+    let mut serve = Serve::interface(VethPair::NIC)
+        .with("--mac", MAC)
+        .with("--vlan", "100-101,0")
+        .with("--memory", memory);
+    if leased {
+        serve = serve.leased();
+    }
+    let mut rig = Rig::with(VethPair::new(), &serve, &DriverConfig::default());
+    let host = PacketPort::open(&rig.veth.near, VethPair::NIC);
+    rig.pair().post(64, &[2048]);
+    let probe = to(OURS, None, 0xee);
+    let arrives = wait::until(wait::SOON, || {
+        let _ = rig.wire.try_send(&probe);
+        rig.pair().receive(wait::QUIET).is_some()
+    });
+    assert!(arrives, "{}", rig.daemon.said());
+    while rig.pair().receive(wait::QUIET).is_some() {}
+    while host.receive(wait::QUIET).is_some() {}
+    for (mac, vlan, is_ours) in [
+        (OURS, None, true),
+        (OURS, Some(100), true),
+        ([0xff; 6], Some(101), true),
+        (OURS, Some(7), false),
+        ([0xff; 6], Some(7), false),
+        (frame::TO, None, false),
+    ] {
+        let sent = to(mac, vlan, 5);
+        rig.wire.send(&sent);
+        if is_ours {
+            let got = rig.pair().receive(wait::SOON).expect("it is the guest's");
+            frame::assert_same(&got.frame, &sent);
+        } else {
+            assert!(
+                host.receive(wait::SOON).is_some(),
+                "{mac:x?} {vlan:?} is the host's"
+            );
+            assert!(
+                rig.pair().receive(wait::QUIET).is_none(),
+                "{mac:x?} {vlan:?} is not the guest's"
+            );
+        }
+    }
+    let port = rig.daemon.port(0);
+    assert_eq!(
+        (&port["steered"], &port["macs"]),
+        (&"program".into(), &serde_json::json!([MAC]))
+    );
+    assert_eq!(port["vlans"], serde_json::json!([0, 100, 101]));
+    assert_eq!(rig.daemon.counter("not_ours"), 3);
+}
