@@ -1,26 +1,57 @@
 # shellcheck shell=bash
-# Builds, starts and questions the daemon.
+# Builds, starts and questions the daemon and the steward that leases it its NIC queues.
 #
-# Theory of operation. One daemon at a time, started in a namespace, ended by its process number. What it says goes
-# to a log that is shown when it fails. Its figures come from `vhost-af-xdp status --json` and are picked by name wherever
-# in the report they stand: counters are objects with name, drop (true or false) and value, summed over all queues.
-# Needs common.sh and install.sh; jq for the figures.
+# Theory of operation. The steward runs as root in the NIC's namespace, with a policy for one user; the daemon as that user (nobody), without
+# capabilities, without a way to any, and in a namespace with no interface at all. Where this machine does not let root raise limits (a container
+# without CAP_SYS_RESOURCE) it keeps CAP_IPC_LOCK, which lets a process pin memory and nothing else. One daemon at a time, ended by its
+# process number. What both say goes to logs that are shown when they fail. The daemon's figures come from `vhost-af-xdp status --json` and are picked
+# by name wherever in the report they stand: counters are objects with name, drop (true or false) and value, summed over all queues.
+# Needs common.sh, install.sh, net.sh and a TEMP_DIR; jq for the figures.
 
-readonly DAEMON="${CARGO_TARGET_DIR:-$REPO/target}/release/vhost-af-xdp"
+readonly BUILT="${CARGO_TARGET_DIR:-$REPO/target}/release"
+readonly WORKER_ID=65534 WORKER_NS="vax-worker-$$"
 
-# Builds the release binary; cargo knows whether there is anything to do.
+# Builds the release binaries; cargo knows whether there is anything to do.
 build_daemon() {
     say "cargo build --release"
-    (cd "$REPO" && cargo build --quiet --release -p vhost-af-xdp) || fail "the build failed (see above)"
+    (cd "$REPO" && cargo build --quiet --release -p vhost-af-xdp -p steward) || fail "the build failed (see above)"
 }
 
-# start_daemon NAMESPACE SOCKET LOG ARG...: `serve` in the namespace; returns when its socket is there. Sets DAEMON_IDENTITY and
-# DAEMON_CONTROL.
+# start_steward NAMESPACE INTERFACE: returns when it answers. Sets WORKER_DIR, where the daemon's user may make sockets, and DAEMON.
+start_steward() {
+    local pid
+    WORKER_DIR="$TEMP_DIR/worker" DAEMON="$TEMP_DIR/worker/vhost-af-xdp"
+    chmod 711 "$TEMP_DIR"
+    install -d -m 755 -o "$WORKER_ID" -g "$WORKER_ID" "$WORKER_DIR"
+    # The tree may lie where that user cannot look.
+    install -m 755 "$BUILT/vhost-af-xdp" "$DAEMON"
+    cat >"$TEMP_DIR/policy.toml" <<END
+[[allow]]
+user = $WORKER_ID
+interface = "$2"
+queues = "all"
+memlock = "unlimited"
+END
+    make_namespace "$WORKER_NS"
+    ip netns exec "$1" "$BUILT/vhost-af-xdp-steward" --policy "$TEMP_DIR/policy.toml" --socket "$TEMP_DIR/steward.sock" \
+        </dev/null >"$TEMP_DIR/steward.log" 2>&1 &
+    pid=$!
+    disown "$pid"
+    on_exit end_process "$(process_identity "$pid")"
+    wait_until 10 grep -q ready "$TEMP_DIR/steward.log" || fail "the steward does not start: $(tail -n 1 "$TEMP_DIR/steward.log")"
+}
+
+# start_daemon SOCKET LOG ARG...: `serve` with leased queues; returns when its socket, which is in WORKER_DIR, is there. Sets DAEMON_IDENTITY
+# and DAEMON_CONTROL.
 start_daemon() {
-    local namespace="$1" socket="$2" log="$3" pid
-    shift 3
+    local socket="$1" log="$2" pid keeps=-all
+    shift 2
     DAEMON_CONTROL="$socket.control"
-    ip netns exec "$namespace" "$DAEMON" serve --socket-path "$socket" --control "$DAEMON_CONTROL" "$@" </dev/null >"$log" 2>&1 &
+    prlimit --memlock=unlimited:unlimited true 2>/dev/null || keeps=-all,+ipc_lock
+    ip netns exec "$WORKER_NS" setpriv --reuid "$WORKER_ID" --regid "$WORKER_ID" --clear-groups --no-new-privs \
+        --inh-caps "$keeps" --ambient-caps "$keeps" --bounding-set "$keeps" \
+        "$DAEMON" serve --steward "$TEMP_DIR/steward.sock" --socket-path "$socket" --control "$DAEMON_CONTROL" "$@" \
+        </dev/null >"$log" 2>&1 &
     pid=$!
     disown "$pid"
     DAEMON_IDENTITY="$(process_identity "$pid")"
@@ -67,4 +98,10 @@ daemon_cpu_ticks() {
 # cpu_percent TICKS MICROSECONDS: of one core.
 cpu_percent() {
     awk -v ticks="$1" -v us="$2" -v hz="$(getconf CLK_TCK)" 'BEGIN { printf "%.1f", 100 * ticks / hz / (us / 1e6) }'
+}
+
+# "USER, CAPABILITIES": whom the daemon runs as, and its effective capabilities in hex.
+daemon_privileges() {
+    awk '/^Uid:/ { user = $3 } /^CapEff:/ { sub(/^0+/, "", $2); caps = $2 } END { printf "%s, %s", user, caps == "" ? "none" : "0x" caps }' \
+        "/proc/${DAEMON_IDENTITY%% *}/status"
 }

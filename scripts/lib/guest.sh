@@ -174,6 +174,11 @@ guest_await_ready() {
     done
 }
 
+# Whether QEMU has made a socket, or is gone: guest_listens_or_died STATE SOCKET
+guest_listens_or_died() {
+    [[ -S $2 ]] || ! guest_alive "$1"
+}
+
 # Whether QEMU has made its control socket, or is gone: guest_takes_orders_or_died STATE
 guest_takes_orders_or_died() {
     [[ -S $1/qmp ]] || ! guest_alive "$1"
@@ -226,15 +231,16 @@ guest_choose_accel() {
 }
 
 # guest_boot STATE NETDEV [mac=M] [ip=A/P] [mtu=N] [queues=N] [ring=N] [packed=1] [mem=MIB] [hotplug=MIB] [cpus=N] [hugepages=1]
-# [intx=1] [migratable=1] [incoming=1]: boots a guest and waits until it answers; or, with incoming=1, makes a QEMU that waits for a guest from
+# [intx=1] [migratable=1] [incoming=1] [group=G]: boots a guest and waits until it answers; or, with incoming=1, makes a QEMU that waits for a guest from
 # elsewhere, which it will not run before it is told `cont`, and returns when it takes orders. NETDEV is what follows -netdev, without its id, or `vhost-user:PATH` for a socket where a back
-# end listens (QEMU connects again when that is restarted), or `vhost-user-server:PATH` for one where QEMU listens.
+# end listens (QEMU connects again when that is restarted), or `vhost-user-server:PATH` for one where QEMU listens, to which processes of
+# the group G may connect.
 guest_boot() {
     local state="$1" netdev="$2" mac=52:54:00:12:34:56 ip='' mtu='' queues=1 ring=1024 packed='' mem=512
-    local hotplug='' cpus='' hugepages='' intx='' migratable='' incoming='' setting
+    local hotplug='' cpus='' hugepages='' intx='' migratable='' incoming='' group='' socket='' setting
     for setting in "${@:3}"; do
         case "$setting" in
-            mac=* | ip=* | mtu=* | queues=* | ring=* | packed=* | mem=* | hotplug=* | cpus=* | hugepages=* | intx=* | migratable=* | incoming=*) local "$setting" ;;
+            mac=* | ip=* | mtu=* | queues=* | ring=* | packed=* | mem=* | hotplug=* | cpus=* | hugepages=* | intx=* | migratable=* | incoming=* | group=*) local "$setting" ;;
             *) fail "guest_boot: unknown setting '$setting'" ;;
         esac
     done
@@ -251,7 +257,11 @@ guest_boot() {
     local args=(-object "$memory" -m "${kib}K${hotplug:+,slots=8,maxmem=$((mem + hotplug))M}" -smp "${cpus:-$queues}")
     case "$netdev" in
         vhost-user:*) args+=(-chardev "socket,id=backend,path=${netdev#*:},reconnect=1") ;;
-        vhost-user-server:*) args+=(-chardev "socket,id=backend,path=${netdev#*:},server=on,wait=off") ;;
+        vhost-user-server:*)
+            socket="${netdev#*:}"
+            rm -f "$socket"
+            args+=(-chardev "socket,id=backend,path=$socket,server=on,wait=off")
+            ;;
     esac
     case "$netdev" in
         vhost-user*) netdev="vhost-user,chardev=backend,queues=$queues" ;;
@@ -273,6 +283,11 @@ guest_boot() {
 
     say "guest: booting under $GUEST_ACCEL"
     guest_start "$state" "$GUEST_ACCEL" "${ip:+guest.ip=$ip} ${mtu:+guest.mtu=$mtu}" "${args[@]}"
+    if [[ -n $group && -n $socket ]]; then
+        # QEMU waits there for the back end before it boots the guest.
+        wait_until 10 guest_listens_or_died "$state" "$socket"
+        chgrp "$group" "$socket" && chmod g+w "$socket"
+    fi
     if [[ -n $incoming ]]; then
         wait_until 10 guest_takes_orders_or_died "$state" && guest_alive "$state" && return 0
     else

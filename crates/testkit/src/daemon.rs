@@ -1,6 +1,7 @@
 //! The daemon as a guard: the real binary in a process of its own, in a namespace.
 
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::sync::OnceLock;
@@ -98,12 +99,12 @@ pub struct Serve {
 }
 
 impl Serve {
-    /// With an interface.
+    /// With an interface, without privileges: its queues are leased from a steward. `TESTKIT_STEWARD=0`: as root, without one.
     #[must_use]
     pub fn interface(name: &str) -> Self {
         Self {
             args: vec!["--ifname".to_owned(), name.to_owned()],
-            leased: std::env::var("TESTKIT_STEWARD").as_deref() == Ok("1"),
+            leased: std::env::var("TESTKIT_STEWARD").as_deref() != Ok("0"),
         }
     }
 
@@ -116,10 +117,17 @@ impl Serve {
         }
     }
 
-    /// Without privileges, with queues leased from a steward. `TESTKIT_STEWARD=1` makes that the default.
+    /// Queues are leased from a steward, whatever `TESTKIT_STEWARD` says.
     #[must_use]
     pub fn leased(mut self) -> Self {
         self.leased = true;
+        self
+    }
+
+    /// Started by root, without a steward, whatever `TESTKIT_STEWARD` says.
+    #[must_use]
+    pub fn by_root(mut self) -> Self {
+        self.leased = false;
         self
     }
 
@@ -230,7 +238,9 @@ impl Daemon {
         let sockets: Vec<_> = (0..ports.len())
             .map(|at| dir.path().join(format!("port{at}.sock")))
             .collect();
-        let lessor = lessor(netns, &dir, serve);
+        let named = ports.iter().flat_map(|port| port.split(','));
+        let further: Vec<_> = named.filter_map(|pair| pair.strip_prefix("ifname=")).collect();
+        let lessor = lessor_of(netns, &dir, (serve, &further));
         let mut command = serving(netns, &dir, lessor.as_ref());
         command.args(serve.args());
         for (socket, port) in sockets.iter().zip(ports) {
@@ -287,6 +297,19 @@ impl Daemon {
     #[must_use]
     pub fn socket(&self) -> PathBuf {
         self.dir.path().join("vm.sock")
+    }
+
+    /// Listens where a daemon in client mode connects, as a VMM does that lets the daemon's user.
+    ///
+    /// # Panics
+    /// If the path is taken.
+    #[must_use]
+    pub fn listen(&self) -> UnixListener {
+        let listener = UnixListener::bind(self.socket()).expect("a free path");
+        if self.lessor.is_some() {
+            Lessor::admit(&self.socket());
+        }
+        listener
     }
 
     /// A path beside its socket.
@@ -412,8 +435,17 @@ fn spawn(netns: &NetNs, (dir, lessor): (&TempDir, Option<&Lessor>), socket: &Pat
 
 /// A lessor for the interfaces that the options name, if queues are to be leased.
 fn lessor(netns: &NetNs, dir: &TempDir, serve: &Serve) -> Option<Lessor> {
+    lessor_of(netns, dir, (serve, &[]))
+}
+
+/// A lessor for these interfaces, too.
+fn lessor_of(netns: &NetNs, dir: &TempDir, (serve, further): (&Serve, &[&str])) -> Option<Lessor> {
     let named = serve.args.windows(2).filter(|pair| pair[0] == "--ifname");
-    let names: Vec<&str> = named.map(|pair| pair[1].as_str()).collect();
+    let mut names: Vec<&str> = named
+        .map(|pair| pair[1].as_str())
+        .chain(further.iter().copied())
+        .collect();
+    names.dedup();
     serve.leased.then(|| Lessor::start(netns, dir, &names))
 }
 

@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use crate::daemon::private_dir;
 use crate::process::{output_of, run};
-use crate::{Qmp, wait};
+use crate::{Qmp, lessor, wait};
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/guest");
 
@@ -60,8 +60,8 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Boots one. `backend` is `--socket PATH` (a back end listens there) or `--listen PATH` (QEMU does); `address` is its
-    /// eth0's, with a prefix length.
+    /// Boots one. `backend` is `--socket PATH` (a back end listens there) or `--listen PATH` (QEMU does, and a daemon without privileges
+    /// may connect); `address` is its eth0's, with a prefix length.
     ///
     /// # Panics
     /// If it does not come up.
@@ -76,6 +76,7 @@ impl Guest {
             .arg(backend.0)
             .arg(backend.1)
             .args(["--ip", address])
+            .args(["--group", &lessor::ID.to_string()])
             .args(options);
         let output = command.output().expect("scripts/guest runs");
         assert!(

@@ -14,8 +14,8 @@ use tempfile::TempDir;
 
 use crate::{NetNs, Running, daemon};
 
-/// Whom the daemon runs as: nobody.
-const UID: u32 = 65_534;
+/// Number of the user and of the group that the daemon runs as: nobody.
+pub const ID: u32 = 65_534;
 
 /// See the module's head. Fields are dropped in this order.
 pub struct Lessor {
@@ -38,12 +38,12 @@ impl Lessor {
     pub fn start(netns: &NetNs, dir: &TempDir, interfaces: &[&str]) -> Self {
         let rule = |name: &&str| {
             format!(
-                "[[allow]]\nuser = {UID}\ninterface = \"{name}\"\nqueues = \"all\"\nmemlock = \"unlimited\"\n"
+                "[[allow]]\nuser = {ID}\ninterface = \"{name}\"\nqueues = \"all\"\nmemlock = \"unlimited\"\n"
             )
         };
         let policy: String = interfaces.iter().map(rule).collect();
         fs::write(dir.path().join("policy.toml"), policy).expect("writable");
-        chown(dir.path(), Some(UID), Some(UID)).expect("we are root");
+        chown(dir.path(), Some(ID), Some(ID)).expect("we are root");
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).expect("we are root");
         let program = dir.path().join("vhost-af-xdp");
         fs::copy(daemon::binary(), &program).expect("a program");
@@ -78,6 +78,15 @@ impl Lessor {
         dir.path().join("steward.sock")
     }
 
+    /// Lets the daemon connect to a socket of root's: for that one must be allowed to write to it (unix(7)).
+    ///
+    /// # Panics
+    /// If it is not there.
+    pub fn admit(socket: &Path) {
+        chown(socket, None, Some(ID)).expect("we are root");
+        fs::set_permissions(socket, fs::Permissions::from_mode(0o660)).expect("we are root");
+    }
+
     /// The daemon's program, to be run as the daemon.
     #[must_use]
     pub fn command(&self) -> Command {
@@ -86,9 +95,9 @@ impl Lessor {
         command
             .args([
                 "--reuid",
-                &UID.to_string(),
+                &ID.to_string(),
                 "--regid",
-                &UID.to_string(),
+                &ID.to_string(),
                 "--clear-groups",
             ])
             .args(["--inh-caps", capabilities, "--ambient-caps", capabilities])

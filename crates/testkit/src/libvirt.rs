@@ -3,7 +3,8 @@
 //! Theory of operation. libvirtd runs in a mount namespace where /run, /var/lib, /var/cache, /var/log and /etc/libvirt are empty, so that
 //! it neither finds nor leaves anything on the host, and in a PID namespace, so that its QEMUs end with it, however it ends. Only its socket
 //! lies where `virsh` outside can reach it. The user that Debian's package libvirt-daemon-system would make exists in there
-//! alone. There is no systemd, no virtlogd and no cgroup.
+//! alone. QEMU's group is the daemon's, which may then connect to a socket that QEMU makes (libvirt sets a umask of 002). There is no
+//! systemd, no virtlogd and no cgroup.
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
@@ -23,7 +24,7 @@ echo libvirt-qemu:x:64055:64055::/:/usr/sbin/nologin >>/etc/passwd
 echo libvirt-qemu:x:64055: >>/etc/group
 cat >/etc/libvirt/qemu.conf <<END
 user = "root"
-group = "root"
+group = "nogroup"
 dynamic_ownership = 0
 remember_owner = 0
 security_driver = "none"

@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use rstest::rstest;
-use testkit::daemon::{Mode, Placement, binary, private_dir, run_to_end};
+use testkit::daemon::{Mode, Placement, binary, private_dir};
 use testkit::{Daemon, DriverConfig, Layout, NetNs, Rig, Running, Serve, VethPair, frame, require, wait};
 
 const BUFFER: u32 = 2048;
@@ -15,22 +15,24 @@ fn program_on(netns: &NetNs, interface: &str) -> Option<u64> {
     links[0]["xdp"]["prog"]["id"].as_u64()
 }
 
-/// Runs `serve` where it cannot start: it must fail with one line that contains all of `words`, and leave nothing behind.
+/// With queues leased from a steward, and by root without one: what is said is the same.
+fn both_ways(name: &str) -> [Serve; 2] {
+    [Serve::interface(name).leased(), Serve::interface(name).by_root()]
+}
+
+/// Starts a daemon that cannot start: it must fail with one line that contains all of `words`, and leave nothing behind.
 #[track_caller]
-fn assert_refused(netns: &NetNs, args: &[&str], words: &[&str]) -> String {
-    let dir = private_dir();
-    let (socket, control) = (dir.path().join("vm.sock"), dir.path().join("control"));
-    let mut all = vec!["serve", "--socket-path", socket.to_str().expect("ASCII")];
-    all.extend(["--control", control.to_str().expect("ASCII")]);
-    all.extend(args);
-    let (status, said) = run_to_end(netns, &all);
+fn assert_refused(netns: &NetNs, serve: &Serve, words: &[&str]) {
+    let mut daemon = Daemon::spawn(netns, serve);
+    let status = daemon.process().wait(wait::SOON);
+    let said = daemon.said();
     assert!(!status.success(), "it should have failed: {said}");
     assert_eq!(said.trim_end().lines().count(), 1, "one line, and not: {said}");
     words
         .iter()
         .for_each(|word| assert!(said.contains(word), "{word:?} is missing in: {said}"));
-    assert!(!socket.exists() && !control.exists(), "sockets stayed behind");
-    said
+    let stays = daemon.socket().exists() || daemon.path("control").exists();
+    assert!(!stays, "sockets stayed behind");
 }
 
 #[rstest]
@@ -116,12 +118,11 @@ fn mtu_that_changes_while_running_is_followed(
 fn queue_beyond_the_channels_is_refused_with_the_remedy() {
     require!(Root);
     let veth = VethPair::with(2, 1500);
-    let args = ["--ifname", VethPair::NIC, "--queues", "2", "--start-queue", "1"];
-    assert_refused(
-        &veth.near,
-        &args,
-        &[VethPair::NIC, "2", "start-queue", "ethtool -L"],
-    );
+    for serve in both_ways(VethPair::NIC) {
+        let serve = serve.with("--queues", "2").with("--start-queue", "1");
+        let words = [VethPair::NIC, "2", "start-queue", "ethtool -L"];
+        assert_refused(&veth.near, &serve, &words);
+    }
     assert_eq!(
         program_on(&veth.near, VethPair::NIC),
         None,
@@ -133,7 +134,9 @@ fn queue_beyond_the_channels_is_refused_with_the_remedy() {
 fn interface_that_is_not_there_is_refused_by_name() {
     require!(Root);
     let veth = VethPair::new();
-    assert_refused(&veth.near, &["--ifname", "missing7"], &["missing7"]);
+    for serve in both_ways("missing7") {
+        assert_refused(&veth.near, &serve, &["missing7"]);
+    }
 }
 
 /// A program of somebody else's: passes everything.
@@ -172,16 +175,14 @@ fn program_of_another_is_not_replaced(#[values("xdpdrv", "xdpgeneric")] how: &st
         "xdp",
     ]);
     let id = program_on(&veth.near, VethPair::NIC).expect("just attached");
-    assert_refused(
-        &veth.near,
-        &["--ifname", VethPair::NIC],
-        &[VethPair::NIC, &id.to_string()],
-    );
-    assert_eq!(
-        program_on(&veth.near, VethPair::NIC),
-        Some(id),
-        "it is still there"
-    );
+    for serve in both_ways(VethPair::NIC) {
+        assert_refused(&veth.near, &serve, &[VethPair::NIC, &id.to_string()]);
+        assert_eq!(
+            program_on(&veth.near, VethPair::NIC),
+            Some(id),
+            "it is still there"
+        );
+    }
 }
 
 #[test]
@@ -192,11 +193,10 @@ fn second_daemon_on_the_same_interface_is_refused_and_the_first_goes_on() {
     let id = program_on(&rig.veth.near, VethPair::NIC)
         .expect("the first one's")
         .to_string();
-    assert_refused(
-        &rig.veth.near,
-        &["--ifname", VethPair::NIC],
-        &[VethPair::NIC, &id],
-    );
+    // One by root, and one of another steward's.
+    for serve in both_ways(VethPair::NIC) {
+        assert_refused(&rig.veth.near, &serve, &[VethPair::NIC, &id]);
+    }
     rig.assert_passes_both_ways();
 }
 
@@ -205,7 +205,7 @@ fn memlock_too_small_is_refused_with_the_remedy(#[values("copy", "direct")] plac
     require!(Root);
     let veth = VethPair::new();
     let dir = private_dir();
-    // Without CAP_IPC_LOCK the limit counts.
+    // By root, whose limit nobody raises; without CAP_IPC_LOCK it counts.
     let mut command = veth.near.command("setpriv");
     command
         .args(["--bounding-set", "-ipc_lock", "prlimit", "--memlock=65536"])

@@ -95,7 +95,7 @@ impl Scene {
             Listener::Vmm => {
                 serve = serve.flag("--client");
                 let daemon = Daemon::spawn(&veth.near, &serve);
-                let listener = UnixListener::bind(daemon.socket()).expect("a free path");
+                let listener = daemon.listen();
                 let driver = Driver::accept(&listener, config);
                 (daemon, Some(listener), driver)
             }

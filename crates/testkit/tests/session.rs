@@ -319,7 +319,7 @@ fn client_connects_again_after_either_side_went(
     // It starts before there is anybody to connect to.
     let daemon = Daemon::spawn(&veth.near, &serve);
     std::thread::sleep(wait::QUIET);
-    let listener = UnixListener::bind(daemon.socket()).expect("a free path");
+    let listener = daemon.listen();
     let config = DriverConfig::default();
     let driver = Driver::accept(&listener, &config).expect("accepted");
     let wire = PacketPort::open(&veth.far, VethPair::WIRE);

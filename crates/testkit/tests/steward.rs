@@ -1,6 +1,6 @@
 //! The daemon without privileges: queues leased from a steward, no capability, nobody's user, an empty network namespace.
 //!
-//! `TESTKIT_STEWARD=1` runs the tests of all other files this way, too.
+//! The tests of all other files run this way, too, unless they say otherwise; here is what only a lease has.
 
 use rstest::rstest;
 use rustix::process::Signal;
