@@ -332,7 +332,8 @@ guest_run() {
             held="+$line"
         fi
     done
-    kill "$reader" 2>/dev/null || true
+    # All of its group: should `timeout` not have run since it started `cat`, it would end and leave that behind, with the lock.
+    kill -- "-$reader" 2>/dev/null || kill "$reader" 2>/dev/null || true
     wait "$reader" 2>/dev/null || true
     exec {in}>&- {out}<&- {reply}<&- {lock}>&-
     return "$status"
