@@ -9,7 +9,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use steer::{LAST_VLAN, ModeRequest};
 
 use crate::bench::BenchArgs;
-use crate::control::config::{Endpoint, NicConfig, Placement, PortConfig, ServeConfig};
+use crate::control::config::{Endpoint, NicConfig, Placement, PortConfig, Segments, ServeConfig};
 use crate::control::control_socket;
 use crate::data::offloads::Offloads;
 
@@ -160,6 +160,9 @@ pub(crate) struct ServeArgs {
     /// ballooning, no overcommit, no postcopy)
     #[arg(long, value_enum, default_value = "copy")]
     memory: Placement,
+    /// With --memory direct: how segments of the guest's super-frames leave
+    #[arg(long, value_enum, default_value = "auto")]
+    segments: Segments,
     /// MAC address told to the guest, which then gets frames to this station and to groups only; others go to the host
     /// [default: made from socket and interface, the same each time, and all frames of the queues are the guest's]
     #[arg(long, value_parser = parse_mac)]
@@ -259,6 +262,7 @@ struct PortOptions {
     mode: ModeRequest,
     force_copy: bool,
     memory: Placement,
+    segments: Segments,
     mac: Option<[u8; 6]>,
     vlans: VlanList,
     offload: String,
@@ -283,6 +287,7 @@ impl From<&ServeArgs> for PortOptions {
             },
             force_copy: args.force_copy,
             memory: args.memory,
+            segments: args.segments,
             mac: args.mac,
             vlans: args.vlan.clone().unwrap_or_default(),
             offload: args.offload.clone(),
@@ -354,6 +359,7 @@ impl PortOptions {
             queues: self.queues,
             nic,
             placement: self.memory,
+            segments: self.segments,
             mac: self.mac,
             vlans: self.vlans.0,
             offload,

@@ -9,7 +9,7 @@ use vhost::vhost_user::VhostUserBackendReqHandler;
 use vhost::vhost_user::message::VhostUserConfigFlags;
 use virtqueue::{Chain, MemoryMap, Queue, Segment};
 
-use crate::control::config::{Endpoint, NicConfig, Placement, PortConfig};
+use crate::control::config::{Endpoint, NicConfig, Placement, PortConfig, Segments};
 use crate::control::interface::Interfaces;
 use crate::control::port::Port;
 use crate::control::{serve, sigbus};
@@ -36,6 +36,7 @@ impl NullPort {
             endpoint: Endpoint::Server(PathBuf::from("fuzz")),
             queues,
             nic: NicConfig::Null { frame_bytes: 64 },
+            segments: Segments::Auto,
             placement: if direct {
                 Placement::Direct
             } else {

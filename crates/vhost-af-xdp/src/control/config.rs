@@ -39,6 +39,17 @@ pub(crate) enum Placement {
     Direct,
 }
 
+/// How the segments of a super-frame leave in direct placement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Segments {
+    /// By reference where the NIC reads frames itself (zero-copy), built whole where the kernel copies them
+    Auto,
+    /// Headers in memory of ours and payload in the guest's, where socket and driver take frames in several pieces and complete checksums
+    ByReference,
+    /// Gathered in memory of ours
+    Whole,
+}
+
 impl Placement {
     /// The offloads that it can do. Frames that lie in the guest's buffers already cannot be joined: all buffers
     /// of a frame but the last must be filled to the end (VirtIO 1.3, 5.1.6.4.1).
@@ -116,6 +127,8 @@ pub(crate) struct PortConfig {
     pub(crate) nic: NicConfig,
     /// `--memory`.
     pub(crate) placement: Placement,
+    /// How segments leave in direct placement.
+    pub(crate) segments: Segments,
     /// MAC address told to the guest; `None`: made from the endpoint and the interface.
     pub(crate) mac: Option<[u8; 6]>,
     /// VLANs whose frames the guest gets; none: all.
@@ -315,6 +328,7 @@ mod tests {
                 force_copy: false,
             },
             placement: Placement::Copy,
+            segments: Segments::Auto,
             mac: None,
             vlans: Vec::new(),
             offload: Offloads::NONE,

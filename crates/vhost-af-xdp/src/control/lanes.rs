@@ -10,7 +10,7 @@ use std::sync::Arc;
 use virtqueue::{DirtyLog, InflightRegion, Journal, MemoryMap, Queue, QueueStart};
 use xsk::{FramePool, MemoryError, OwnMemory, Umem, UmemError, UmemOffset, Unbound};
 
-use super::config::Placement;
+use super::config::{Placement, Segments};
 use super::features::Negotiated;
 use super::interface::{Interface, InterfaceError, L2_BYTES, QueueRequest, RECEIVE_RING, SEND_RING};
 use super::registration::{self, Registered, Registration};
@@ -160,6 +160,8 @@ pub(crate) struct LaneParts<'a> {
     pub(crate) pair: u16,
     /// The port's: a lane may copy in a port that is direct otherwise, and a predecessor of it was.
     pub(crate) placement: Placement,
+    /// How segments leave in direct placement.
+    pub(crate) segments: Segments,
     pub(crate) map: &'a Arc<MemoryMap>,
     /// Receive vring (even index), transmit vring (odd index).
     pub(crate) vrings: [&'a VringState; 2],
@@ -360,6 +362,12 @@ impl LaneParts<'_> {
                     );
                 }
                 let (nic, sends) = facts.open(interface, socket, (&registered.umem, &request))?;
+                let refers = match self.segments {
+                    Segments::Auto => sends.zero_copy,
+                    Segments::ByReference => true,
+                    Segments::Whole => false,
+                };
+                let sends = Sends { refers, ..sends };
                 memory.dma_page_bytes = nic
                     .is_zero_copy()
                     .then(|| registration::page_bytes(self.map))
@@ -463,6 +471,7 @@ fn sends(interface: &Interface, nic: &XdpNic, (multi_buffer, metadata): (bool, b
         most_pieces: if multi_buffer { most_pieces } else { 1 },
         checksum: metadata && (driver.checksum || (is_veth && !zero_copy)),
         zero_copy,
+        refers: false,
     }
 }
 

@@ -195,6 +195,7 @@ impl Port {
     fn ground<'a>(&'a self, far: &'a [FarSide]) -> Ground<'a> {
         Ground {
             placement: self.config.placement,
+            segments: self.config.segments,
             offload: self.config.offload,
             workers: &self.workers,
             counters: &self.counters,

@@ -66,6 +66,8 @@ lane_counters! {
     Work from_guest_bytes,
     /// Super-frames of the guest that were cut; each segment is counted in `from_guest_frames`.
     Work from_guest_super_frames,
+    /// Segments among them whose payload was sent from where the guest has it (direct placement).
+    Work from_guest_referred_segments,
     /// Frames of the guest, segments included, whose checksum was completed by us.
     Work from_guest_checksums,
     /// Frames of the guest, segments included, whose checksum was left to the kernel or the NIC (XDP TX metadata).

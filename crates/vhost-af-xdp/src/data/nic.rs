@@ -34,6 +34,8 @@ pub(crate) struct Sends {
     pub(crate) checksum: bool,
     /// It reads frames by DMA and copies nothing.
     pub(crate) zero_copy: bool,
+    /// Payload of segments is sent from where the guest has it, where the other conditions for that hold.
+    pub(crate) refers: bool,
 }
 
 impl Sends {
@@ -42,6 +44,7 @@ impl Sends {
         most_pieces: 1,
         checksum: false,
         zero_copy: false,
+        refers: false,
     };
 }
 

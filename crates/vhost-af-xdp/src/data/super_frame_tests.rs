@@ -35,9 +35,10 @@ const WITH_METADATA: Sends = Sends {
     most_pieces: MOST_PIECES,
     checksum: true,
     zero_copy: false,
+    refers: false,
 };
 const BY_REFERENCE: Sends = Sends {
-    zero_copy: true,
+    refers: true,
     ..WITH_METADATA
 };
 

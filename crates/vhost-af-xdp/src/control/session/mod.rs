@@ -24,7 +24,7 @@ use vhost::vhost_user::message::VhostUserProtocolFeatures as Protocol;
 use virtqueue::{DirtyLog, InflightError, InflightRegion, LogError, QueueSize, RingAddresses};
 
 use crate::control::announce;
-use crate::control::config::Placement;
+use crate::control::config::{Placement, Segments};
 use crate::control::features::{self, F_LOG_ALL, F_PROTOCOL_FEATURES, F_RING_PACKED, F_VERSION_1};
 use crate::control::front;
 use crate::control::lanes::{FarSide, LaneError, LaneFacts};
@@ -87,6 +87,7 @@ pub(crate) enum SessionError {
 /// What a session needs of its port.
 pub(crate) struct Ground<'a> {
     pub(crate) placement: Placement,
+    pub(crate) segments: Segments,
     pub(crate) offload: Offloads,
     pub(crate) workers: &'a Workers,
     pub(crate) counters: &'a [Arc<LaneCounters>],

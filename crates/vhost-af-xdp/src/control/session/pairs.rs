@@ -228,6 +228,7 @@ impl Session {
         Ok(LaneParts {
             pair: u16::try_from(pair).unwrap_or(u16::MAX),
             placement: ground.placement,
+            segments: ground.segments,
             map: self.memory.map().ok_or(LaneError::NoMemory)?,
             vrings: [&self.vrings[pair * 2], &self.vrings[pair * 2 + 1]],
             negotiated: self.features.into(),

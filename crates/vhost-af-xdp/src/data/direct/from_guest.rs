@@ -395,7 +395,7 @@ impl<N: Nic> DirectLane<N> {
         let first = self.scratch.outgoing.len();
         let payload = frame.plan.payload(index);
         let bytes = payload.end - payload.start;
-        if self.sends.zero_copy && self.refer_to(frame.payload, segments, bytes) {
+        if self.sends.refers && self.refer_to(frame.payload, segments, bytes) {
             if self.scratch.pieces.len() + 1 > room {
                 return None;
             }
@@ -409,6 +409,7 @@ impl<N: Nic> DirectLane<N> {
             }
             self.scratch.pieces = parts;
             frame.payload.pass(segments, bytes);
+            self.counters.from_guest_referred_segments.add(1);
         } else {
             let (mut builder, memory) = self.builder();
             let mut source = FromChain {
