@@ -106,7 +106,7 @@ fn takes_no_calls(socket: &Path, stop: &AtomicBool) {
     until(stop, || {
         pair.send(&frame::plain(60, 1), Layout::Whole);
         while pair.from_guest.driver.in_flight() > 0 && !stop.load(Ordering::Relaxed) {
-            pair.from_guest.driver.take_used();
+            pair.reap_sent();
             pair.from_guest.driver.enable_calls();
         }
         std::thread::sleep(PACE);
