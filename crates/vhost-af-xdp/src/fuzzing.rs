@@ -137,7 +137,7 @@ impl Headers {
     /// # Panics
     /// If the frame's bytes are not in guest memory.
     #[must_use]
-    pub fn judge(&self, chain: &Chain, segments: &[Segment]) -> Verdict {
+    pub fn judge(&mut self, chain: &Chain, segments: &[Segment]) -> Verdict {
         match self.side.judge(chain, segments, Link::Up, &self.counters) {
             Err(fault) => Verdict::Fault(fault.name()),
             Ok(Sending::Drop) => Verdict::Drop,
