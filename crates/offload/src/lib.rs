@@ -43,3 +43,14 @@ pub mod coalesce;
 pub mod packet;
 pub mod segment;
 pub mod verify;
+
+/// Values of a virtio-net header's `flags` and `gso_type` (VirtIO 1.3, 5.1.6; include/uapi/linux/virtio_net.h).
+mod net_header {
+    pub(crate) const NEEDS_CSUM: u8 = 1;
+    pub(crate) const DATA_VALID: u8 = 2;
+    pub(crate) const GSO_NONE: u8 = 0;
+    pub(crate) const GSO_TCPV4: u8 = 1;
+    pub(crate) const GSO_TCPV6: u8 = 4;
+    pub(crate) const GSO_UDP_L4: u8 = 5;
+    pub(crate) const GSO_ECN: u8 = 0x80;
+}

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use offload::segment::Request;
 use vhost::vhost_user::VhostUserBackendReqHandler;
 use vhost::vhost_user::message::VhostUserConfigFlags;
 use virtqueue::{Chain, MemoryMap, Queue, Segment};
@@ -140,32 +141,28 @@ impl Headers {
     pub fn judge(&mut self, chain: &Chain, segments: &[Segment]) -> Verdict {
         match self.side.judge(chain, segments, Link::Up, &self.counters) {
             Err(fault) => Verdict::Fault(fault.name()),
-            Ok(Sending::Drop) => Verdict::Drop,
-            Ok(Sending::Frame {
-                from,
-                skip,
-                len,
-                checksum,
-            }) => {
-                let frame = self.frame(segments, (from, skip), len);
-                match checksum {
-                    None => Verdict::Frame(frame),
-                    Some(at) => Verdict::Checksum(frame, at),
+            Ok(None) => Verdict::Drop,
+            Ok(Some(Sending { start, len, request })) => {
+                let frame = self.frame(segments, start, len);
+                match request {
+                    Request { csum: None, .. } => Verdict::Frame(frame),
+                    Request {
+                        csum: Some(at),
+                        gso: None,
+                    } => Verdict::Checksum(frame, at),
+                    Request {
+                        csum: Some(at),
+                        gso: Some(gso),
+                    } => {
+                        let asked = (gso, at);
+                        let cut = SuperFrame::open(&self.side, (segments, start), len, asked, &self.counters);
+                        if let Some(cut) = cut {
+                            assert!(cut.plan.segment_bytes_max() <= self.side.frame_limit);
+                            assert_eq!(cut.plan.payload(cut.plan.segments() - 1).end, len);
+                        }
+                        Verdict::Cut(frame, gso.size)
+                    }
                 }
-            }
-            Ok(Sending::SuperFrame {
-                from,
-                skip,
-                len,
-                gso,
-                checksum,
-            }) => {
-                let at = (segments, (from, skip));
-                if let Some(cut) = SuperFrame::open(&self.side, at, len, (gso, checksum), &self.counters) {
-                    assert!(cut.plan.segment_bytes_max() <= self.side.frame_limit);
-                    assert_eq!(cut.plan.payload(cut.plan.segments() - 1).end, len);
-                }
-                Verdict::Cut(self.frame(segments, (from, skip), len), gso.size)
             }
         }
     }

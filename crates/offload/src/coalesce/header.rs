@@ -1,15 +1,9 @@
 //! Headers of what is delivered: the virtio-net header, and the super-frame's own.
 
 use crate::checksum::Sum;
+use crate::net_header::{DATA_VALID, GSO_ECN, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, NEEDS_CSUM};
 use crate::packet::{Ip, Layers, Transport};
 use crate::verify::{self, Verdict};
-
-const NEEDS_CSUM: u8 = 1;
-const DATA_VALID: u8 = 2;
-const GSO_TCPV4: u8 = 1;
-const GSO_TCPV6: u8 = 4;
-const GSO_UDP_L4: u8 = 5;
-const GSO_ECN: u8 = 0x80;
 
 /// A virtio-net header but for `num_buffers` (VirtIO 1.3, 5.1.6; include/uapi/linux/virtio_net.h).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

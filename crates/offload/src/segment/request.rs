@@ -1,13 +1,7 @@
 //! What the virtio-net header of a frame asks for (VirtIO 1.3, 5.1.6; `linux/virtio_net.h`).
 
 use super::Malformed;
-
-const NEEDS_CSUM: u8 = 1;
-const GSO_NONE: u8 = 0;
-const GSO_TCPV4: u8 = 1;
-const GSO_TCPV6: u8 = 4;
-const GSO_UDP_L4: u8 = 5;
-const GSO_ECN: u8 = 0x80;
+use crate::net_header::{GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, NEEDS_CSUM};
 
 /// What is to be cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

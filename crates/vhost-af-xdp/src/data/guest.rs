@@ -10,7 +10,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use offload::segment::{Gso, GsoKind, Request};
+use offload::segment::{GsoKind, Request};
 use virtqueue::{Chain, Chains, DirtyLog, GuestFault, MemoryMap, Queue, Segment};
 
 use super::counters::LaneCounters;
@@ -134,35 +134,16 @@ pub(crate) enum SpillEnd {
     Gives(Arc<Spill>),
 }
 
-/// What the guest wants to have done with a chain of its transmit queue.
-pub(crate) enum Sending {
-    /// A frame of `len` bytes; its first byte is `skip` bytes into the chain's segment `from`.
-    Frame {
-        /// Index, within the chain's segments, of the one in which the frame starts.
-        from: usize,
-        /// Bytes of that segment before the frame.
-        skip: u32,
-        /// Length of the frame, bytes.
-        len: u32,
-        /// Its checksum is to be completed: where the sum begins, and where it is stored from there, bytes.
-        /// Both lie in the frame.
-        checksum: Option<(u16, u16)>,
-    },
-    /// A frame to be cut, which lies as a [`Self::Frame`] does.
-    SuperFrame {
-        /// As above.
-        from: usize,
-        /// As above.
-        skip: u32,
-        /// As above; nothing else has been checked of its bytes.
-        len: u32,
-        /// How to cut it.
-        gso: Gso,
-        /// Where its checksum is said to be.
-        checksum: (u16, u16),
-    },
-    /// Not a frame that can be sent; it has been counted.
-    Drop,
+/// A chain of the transmit queue that is to be sent.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sending {
+    /// Where the frame begins: the index, within the chain's segments, of one, and bytes of it before the frame.
+    pub(crate) start: (usize, u32),
+    /// Length of the frame, bytes.
+    pub(crate) len: u32,
+    /// What is to be done with it. A checksum lies in the frame, and who asks for segmentation asks for a checksum, too; nothing else has been
+    /// checked of the bytes of a super-frame.
+    pub(crate) request: Request,
 }
 
 impl GuestSide {
@@ -255,7 +236,7 @@ impl GuestSide {
         Ok(room)
     }
 
-    /// Judges a chain of the transmit queue; `segments` are the chain's own.
+    /// Judges a chain of the transmit queue; `segments` are the chain's own. `None`: nothing that can be sent, and counted.
     #[inline]
     pub(crate) fn judge(
         &mut self,
@@ -263,12 +244,12 @@ impl GuestSide {
         segments: &[Segment],
         link: Link,
         counters: &LaneCounters,
-    ) -> Result<Sending, Fault> {
+    ) -> Result<Option<Sending>, Fault> {
         if self.sent_before > 0 {
             // It was sent, or is lost; sending it once more would be worse.
             self.sent_before -= 1;
             counters.from_guest_fate_unknown.add(1);
-            return Ok(Sending::Drop);
+            return Ok(None);
         }
         if chain.writable != 0 {
             return Err(Fault::WritableInTransmit { head: chain.id.head });
@@ -282,11 +263,11 @@ impl GuestSide {
         }
         let len = bytes - self.header_bytes;
         let Some(request) = self.request(segments, len, counters) else {
-            return Ok(Sending::Drop);
+            return Ok(None);
         };
         if len < SHORTEST_FRAME {
             counters.from_guest_runt.add(1);
-            return Ok(Sending::Drop);
+            return Ok(None);
         }
         let longest = match request.gso {
             None => self.frame_limit,
@@ -294,7 +275,7 @@ impl GuestSide {
         };
         if len > longest {
             counters.from_guest_too_long.add(1);
-            return Ok(Sending::Drop);
+            return Ok(None);
         }
         if link != Link::Up {
             let counter = match link {
@@ -302,27 +283,10 @@ impl GuestSide {
                 _ => &counters.from_guest_interface_down,
             };
             counter.add(1);
-            return Ok(Sending::Drop);
+            return Ok(None);
         }
-        let (from, skip) = skip(segments, self.header_bytes);
-        Ok(match request {
-            Request {
-                gso: Some(gso),
-                csum: Some(checksum),
-            } => Sending::SuperFrame {
-                from,
-                skip,
-                len,
-                gso,
-                checksum,
-            },
-            Request { csum: checksum, .. } => Sending::Frame {
-                from,
-                skip,
-                len,
-                checksum,
-            },
-        })
+        let start = skip(segments, self.header_bytes);
+        Ok(Some(Sending { start, len, request }))
     }
 
     /// What the header of a frame of `len` bytes asks for; `None` if that cannot be had, which is counted.
@@ -472,7 +436,7 @@ impl Cursor {
     }
 }
 
-/// The pieces of guest memory that hold a frame: what [`Sending::Frame`] points at.
+/// The pieces of guest memory that hold a frame: what [`Sending`] points at.
 #[inline]
 pub(crate) fn pieces(segments: &[Segment], from: usize, skip: u32) -> impl Iterator<Item = Piece> + '_ {
     segments[from..].iter().enumerate().map(move |(at, segment)| {

@@ -99,35 +99,11 @@ impl CableLane {
             let judged = self
                 .guest
                 .judge(chain, chains.segments(chain), Link::Up, &self.counters)?;
-            let parcel = match judged {
-                Sending::Drop => None,
-                Sending::Frame {
-                    from,
-                    skip,
-                    len,
-                    checksum,
-                } => {
-                    let request = Request {
-                        csum: checksum,
-                        gso: None,
-                    };
-                    Some((request, from, skip, len))
-                }
-                Sending::SuperFrame {
-                    from,
-                    skip,
-                    len,
-                    gso,
-                    checksum,
-                } => {
-                    let request = Request {
-                        csum: Some(checksum),
-                        gso: Some(gso),
-                    };
-                    Some((request, from, skip, len))
-                }
-            };
-            if let Some((request, from, skip, len)) = parcel
+            if let Some(Sending {
+                start: (from, skip),
+                len,
+                request,
+            }) = judged
                 && let Some(parcel) = self.pack(pieces(chains.segments(chain), from, skip), len, request)
             {
                 bytes += parcel.bytes.len() as u64;

@@ -1,6 +1,6 @@
 //! Copy placement, guest → NIC: frames copied into chunks of the UMEM, super-frames cut on the way.
 
-use offload::segment::Gso;
+use offload::segment::{Gso, Request};
 use virtqueue::{Chains, Segment};
 use xsk::{TxDesc, UmemOffset};
 
@@ -58,14 +58,13 @@ impl<N: Nic> CopyLane<N> {
             let judged = self.guest.judge(chain, segments, self.link, &self.counters)?;
             let left = room - self.scratch.outgoing.len();
             let sent = match judged {
-                Sending::Frame {
-                    from,
-                    skip,
+                None => Some(()),
+                Some(Sending {
+                    start: (from, skip),
                     len,
-                    checksum: None,
-                } => self.copy_out(pieces(segments, from, skip), len, (left, &mut tally)),
-                Sending::Drop => Some(()),
-                asking => self.copy_out_asking(segments, &asking, (left, &mut tally)),
+                    request: Request { csum: None, .. },
+                }) => self.copy_out(pieces(segments, from, skip), len, (left, &mut tally)),
+                Some(asking) => self.copy_out_asking(segments, &asking, (left, &mut tally)),
             };
             self.waits_for_room = sent.is_none();
             if self.waits_for_room {
@@ -191,13 +190,13 @@ impl<N: Nic> CopyLane<N> {
         asking: &Sending,
         (room, tally): (usize, &mut Tally),
     ) -> Option<()> {
-        match *asking {
-            Sending::Frame {
-                from,
-                skip,
-                len,
-                checksum: Some(at),
-            } => {
+        let &Sending { start, len, request } = asking;
+        match request {
+            Request {
+                gso: Some(gso),
+                csum: Some(checksum),
+            } => self.cut((segments, start, len), (gso, checksum), (room, tally)),
+            Request { csum: Some(at), .. } => {
                 let Some(chunks) = self.chunks(len) else {
                     return Some(());
                 };
@@ -208,20 +207,13 @@ impl<N: Nic> CopyLane<N> {
                 let mut source = FromChain {
                     memory,
                     segments,
-                    at: &mut Cursor::at((from, skip)),
+                    at: &mut Cursor::at(start),
                 };
                 builder.frame(len, at, &mut source);
                 tally.add(len);
                 Some(())
             }
-            Sending::SuperFrame {
-                from,
-                skip,
-                len,
-                gso,
-                checksum,
-            } => self.cut((segments, (from, skip), len), (gso, checksum), (room, tally)),
-            _ => Some(()),
+            Request { csum: None, .. } => Some(()),
         }
     }
 

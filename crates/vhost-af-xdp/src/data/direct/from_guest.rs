@@ -1,6 +1,6 @@
 //! Direct placement, guest → NIC: frames sent from where they lie, or gathered in the bounce area; super-frames cut.
 
-use offload::segment::Gso;
+use offload::segment::{Gso, Request};
 use virtqueue::{ChainId, Chains, Segment};
 use xsk::{TxDesc, UmemOffset};
 
@@ -79,7 +79,7 @@ impl<N: Nic> DirectLane<N> {
                 None
             } else {
                 let judged = self.guest.judge(chain, segments, self.link, &self.counters)?;
-                self.queue(chain.id, segments, &judged, (left, &mut tally))
+                self.queue(chain.id, segments, judged, (left, &mut tally))
             };
             if queued.is_none() {
                 self.guest.from_guest.queue.unpop(chains.slots(at));
@@ -116,46 +116,33 @@ impl<N: Nic> DirectLane<N> {
         &mut self,
         chain: ChainId,
         segments: &[Segment],
-        judged: &Sending,
+        judged: Option<Sending>,
         (room, tally): (usize, &mut Tally),
     ) -> Option<()> {
-        match *judged {
-            Sending::Drop => {
-                self.give_back(chain);
-                Some(())
-            }
-            Sending::Frame {
-                from,
-                skip,
-                len,
-                checksum: None,
-            } => {
-                let sent = self.queue_frame(chain, (&segments[from..], skip), len, room)?;
-                if sent {
+        let Some(Sending { start, len, request }) = judged else {
+            self.give_back(chain);
+            return Some(());
+        };
+        let (from, skip) = start;
+        match request {
+            Request { csum: None, .. } => {
+                if self.queue_frame(chain, (&segments[from..], skip), len, room)? {
                     tally.add(len);
                 }
                 Some(())
             }
-            Sending::Frame {
-                from,
-                skip,
-                len,
-                checksum: Some(at),
+            Request {
+                csum: Some(at),
+                gso: None,
             } => {
-                self.queue_summed(chain, (segments, (from, skip)), len, at)?;
+                self.queue_summed(chain, (segments, start), len, at)?;
                 tally.add(len);
                 Some(())
             }
-            Sending::SuperFrame {
-                from,
-                skip,
-                len,
-                gso,
-                checksum,
-            } => {
-                let frame = (segments, (from, skip), len);
-                self.cut(chain, frame, (gso, checksum), (room, tally))
-            }
+            Request {
+                csum: Some(checksum),
+                gso: Some(gso),
+            } => self.cut(chain, (segments, start, len), (gso, checksum), (room, tally)),
         }
     }
 
