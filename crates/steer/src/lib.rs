@@ -41,10 +41,12 @@ mod capture;
 mod config;
 mod layout;
 mod program;
+mod socket_map;
 
 pub use attach::{AttachError, ForeignProgram, KernelRefusal, Mode, ModeRequest, PinError, program_on};
 pub use layout::{Filter, LAST_VLAN, MAX_QUEUES, QueueConf, QueueCounters, VirtioHeader};
 pub use program::{Program, QueueError, detach_pinned};
+pub use socket_map::{SocketMap, SocketMapError};
 
 /// The skeleton that `build.rs` makes of `bpf/steer.bpf.c`.
 #[allow(unsafe_code, missing_docs, unreachable_pub, unused, elided_lifetimes_in_paths)]

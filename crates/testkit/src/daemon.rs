@@ -230,6 +230,24 @@ impl Daemon {
         }
     }
 
+    /// Starts it by a command of the caller's that runs its program; waits for nothing.
+    #[must_use]
+    pub fn spawn_by(mut command: Command, dir: TempDir, serve: &Serve) -> Self {
+        command
+            .arg("serve")
+            .arg("--control")
+            .arg(dir.path().join("control"));
+        command
+            .arg("--socket-path")
+            .arg(dir.path().join("vm.sock"))
+            .args(serve.args());
+        Self {
+            running: Running::start(command),
+            lessor: None,
+            dir,
+        }
+    }
+
     /// Starts it with a port for each of `ports` (what `--port` says beside the socket), options for all in `serve`. The socket
     /// of port N is [`path`](Self::path)`("portN.sock")`.
     #[must_use]

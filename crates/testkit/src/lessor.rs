@@ -43,19 +43,11 @@ impl Lessor {
         };
         let policy: String = interfaces.iter().map(rule).collect();
         fs::write(dir.path().join("policy.toml"), policy).expect("writable");
-        chown(dir.path(), Some(ID), Some(ID)).expect("we are root");
-        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).expect("we are root");
-        let program = dir.path().join("vhost-af-xdp");
-        fs::copy(daemon::binary(), &program).expect("a program");
         let mut lessor = Self {
             steward: start(netns, dir),
             home: NetNs::new("empty"),
-            program,
-            capabilities: if may_raise_limits() {
-                "-all"
-            } else {
-                "-all,+ipc_lock"
-            },
+            program: hand_over(dir),
+            capabilities: capabilities(),
         };
         lessor.steward.await_text("ready");
         lessor
@@ -90,21 +82,43 @@ impl Lessor {
     /// The daemon's program, to be run as the daemon.
     #[must_use]
     pub fn command(&self) -> Command {
-        let mut command = self.home.command("setpriv");
-        let capabilities = self.capabilities;
-        command
-            .args([
-                "--reuid",
-                &ID.to_string(),
-                "--regid",
-                &ID.to_string(),
-                "--clear-groups",
-            ])
-            .args(["--inh-caps", capabilities, "--ambient-caps", capabilities])
-            .args(["--bounding-set", capabilities])
-            .args(["--no-new-privs", "--pdeathsig", "KILL"])
-            .arg(&self.program);
-        command
+        as_nobody(&self.home, &self.program, self.capabilities)
+    }
+
+    /// As a daemon that has no steward: its program, to be run in a namespace with as little privilege, and its files in `dir`.
+    #[must_use]
+    pub fn nobody(netns: &NetNs, dir: &TempDir) -> Command {
+        as_nobody(netns, &hand_over(dir), capabilities())
+    }
+}
+
+/// Makes a directory the daemon's, with a copy of its program in it; where that is.
+fn hand_over(dir: &TempDir) -> PathBuf {
+    chown(dir.path(), Some(ID), Some(ID)).expect("we are root");
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).expect("we are root");
+    let program = dir.path().join("vhost-af-xdp");
+    fs::copy(daemon::binary(), &program).expect("a program");
+    program
+}
+
+fn as_nobody(netns: &NetNs, program: &Path, capabilities: &str) -> Command {
+    let mut command = netns.command("setpriv");
+    let id = ID.to_string();
+    command
+        .args(["--reuid", &id, "--regid", &id, "--clear-groups"])
+        .args(["--inh-caps", capabilities, "--ambient-caps", capabilities])
+        .args(["--bounding-set", capabilities])
+        .args(["--no-new-privs", "--pdeathsig", "KILL"])
+        .arg(program);
+    command
+}
+
+/// What the daemon keeps.
+fn capabilities() -> &'static str {
+    if may_raise_limits() {
+        "-all"
+    } else {
+        "-all,+ipc_lock"
     }
 }
 

@@ -19,6 +19,7 @@
 pub mod bad_wire;
 pub mod daemon;
 pub mod driver;
+pub mod foreign;
 pub mod frame;
 pub mod guest;
 pub mod lessor;

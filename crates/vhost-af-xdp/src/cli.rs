@@ -1,5 +1,7 @@
 //! The command line. Options that QEMU's `-netdev af-xdp` has carry its names.
 
+mod bring;
+
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -8,6 +10,7 @@ use anyhow::{Context, anyhow, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use steer::{LAST_VLAN, ModeRequest};
 
+use self::bring::BringArgs;
 use crate::bench::BenchArgs;
 use crate::control::config::{Endpoint, NicConfig, Placement, PortConfig, Segments, ServeConfig};
 use crate::control::control_socket;
@@ -48,7 +51,7 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Serve guests
     #[command(after_help = EXAMPLES)]
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
     /// Show what running daemons do: modes, queues, counters, drops by reason
     Status(StatusArgs),
     /// Show who holds which NIC queue of this host: NAPI, interrupt, sockets, daemons
@@ -156,6 +159,8 @@ pub(crate) struct ServeArgs {
     /// Never use the driver's zero-copy mode
     #[arg(long)]
     force_copy: bool,
+    #[command(flatten)]
+    bring: BringArgs,
     /// Where frames lie: memory of the daemon, or the guest's own RAM (pins all of it; no
     /// ballooning, no overcommit, no postcopy)
     #[arg(long, value_enum, default_value = "copy")]
@@ -176,7 +181,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "LIST", default_value = "all")]
     offload: String,
     /// A further guest: KEY=VALUE pairs of socket-path, fd, client, ifname, cable, queues, start-queue, memory,
-    /// mac, vlan, offload (lists joined by `+` here); what is missing comes from the options above. May be repeated
+    /// mac, vlan, offload (lists joined by `+` here), and of --inhibit and its companions; what is missing comes from the options
+    /// above. May be repeated
     #[arg(long, value_name = "KEY=VALUE,...")]
     port: Vec<String>,
     /// Worker threads [default: one a queue pair, at most one a CPU]
@@ -266,6 +272,7 @@ struct PortOptions {
     mac: Option<[u8; 6]>,
     vlans: VlanList,
     offload: String,
+    bring: BringArgs,
 }
 
 impl From<&ServeArgs> for PortOptions {
@@ -291,6 +298,7 @@ impl From<&ServeArgs> for PortOptions {
             mac: args.mac,
             vlans: args.vlan.clone().unwrap_or_default(),
             offload: args.offload.clone(),
+            bring: args.bring.clone(),
         }
     }
 }
@@ -314,8 +322,10 @@ impl PortOptions {
                 "mac" => self.mac = Some(parse_mac(value).map_err(anyhow::Error::msg)?),
                 "vlan" => self.vlans = parse_vlans(&value.replace('+', ",")).map_err(anyhow::Error::msg)?,
                 "offload" => value.clone_into(&mut self.offload),
+                _ if self.bring.apply(key, value)? => {}
                 _ => bail!(
-                    "unknown key {key:?}: one of socket-path, fd, client, ifname, cable, queues, start-queue, memory, mac, vlan, offload"
+                    "unknown key {key:?}: one of socket-path, fd, client, ifname, cable, queues, start-queue, memory, mac, vlan, offload, {}",
+                    BringArgs::KEYS
                 ),
             }
         }
@@ -358,6 +368,7 @@ impl PortOptions {
             endpoint,
             queues: self.queues,
             nic,
+            bring: self.bring.build()?,
             placement: self.memory,
             segments: self.segments,
             mac: self.mac,

@@ -10,7 +10,7 @@ use vhost::vhost_user::VhostUserBackendReqHandler;
 use vhost::vhost_user::message::VhostUserConfigFlags;
 use virtqueue::{Chain, MemoryMap, Queue, Segment};
 
-use crate::control::config::{Endpoint, NicConfig, Placement, PortConfig, Segments};
+use crate::control::config::{Bring, Endpoint, NicConfig, Placement, PortConfig, Segments};
 use crate::control::interface::Interfaces;
 use crate::control::port::Port;
 use crate::control::{serve, sigbus};
@@ -38,6 +38,7 @@ impl NullPort {
             queues,
             nic: NicConfig::Null { frame_bytes: 64 },
             segments: Segments::Auto,
+            bring: Bring::Nothing,
             placement: if direct {
                 Placement::Direct
             } else {

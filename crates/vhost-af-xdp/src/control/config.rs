@@ -1,5 +1,6 @@
 //! What `serve` was asked for, checked: ports and workers.
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -116,6 +117,32 @@ impl std::fmt::Display for NicConfig {
     }
 }
 
+/// What somebody else made for a port's queues, who also has his own XDP program there: `--inhibit` and what belongs to it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Bring {
+    /// Nothing: program and sockets are ours, or the steward's.
+    Nothing,
+    /// AF_XDP sockets by descriptor, one a queue, in the order of the queues, each in its map.
+    Sockets(Vec<i32>),
+    /// A socket map by descriptor, and the place in it of the first queue's socket.
+    Map { fd: i32, first: u32 },
+    /// A socket map that is pinned in a bpffs.
+    PinnedMap { path: PathBuf, first: u32 },
+    /// The AF_XDP device plugin for Kubernetes, which listens there, gives the map.
+    Plugin(PathBuf),
+}
+
+impl Bring {
+    /// The descriptors that are to be inherited.
+    fn descriptors(&self) -> &[i32] {
+        match self {
+            Self::Sockets(numbers) => numbers,
+            Self::Map { fd, .. } => std::slice::from_ref(fd),
+            Self::Nothing | Self::PinnedMap { .. } | Self::Plugin(_) => &[],
+        }
+    }
+}
+
 /// One port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PortConfig {
@@ -125,6 +152,8 @@ pub(crate) struct PortConfig {
     pub(crate) queues: u16,
     /// The other side.
     pub(crate) nic: NicConfig,
+    /// What somebody else made for it.
+    pub(crate) bring: Bring,
     /// `--memory`.
     pub(crate) placement: Placement,
     /// How segments leave in direct placement.
@@ -190,6 +219,32 @@ pub(crate) enum ConfigError {
     /// More VLANs than a lease has room for.
     #[error("--vlan: {0} VLANs, a port has {ENTRIES_MAX} at most: give fewer, or none for all")]
     ManyVlans(usize),
+    /// There is nothing that sockets could be of.
+    #[error("--inhibit needs an interface: name it with --ifname")]
+    BringWithoutInterface,
+    /// Nobody writes the header.
+    #[error(
+        "--inhibit with memory=direct: there the XDP program writes the virtio-net header, which another's does not; use memory=copy"
+    )]
+    BringDirect,
+    /// Nobody looks.
+    #[error(
+        "--inhibit and --vlan exclude each other: which frames come is up to the XDP program that is there"
+    )]
+    BringVlans,
+    /// Two that would give sockets.
+    #[error(
+        "--inhibit and --steward exclude each other: the steward has a program of its own, leave one out"
+    )]
+    BringAndSteward,
+    /// Queues without a socket, or sockets without a queue.
+    #[error(
+        "--sock-fds names {fds} descriptor(s) for {queues} queue pair(s): one each, in the order of the queues"
+    )]
+    SocketCount { fds: usize, queues: u16 },
+    /// One number, two meanings.
+    #[error("descriptor {0} is named twice: each socket or map needs one of its own")]
+    SharedDescriptor(i32),
     /// A frame that no ring can carry.
     #[error("frame-size {0}: the null NIC makes frames of 14 to 1514 bytes")]
     FrameBytes(u32),
@@ -201,8 +256,21 @@ impl ServeConfig {
     /// # Errors
     /// The first contradiction, naming its values.
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        let mut descriptors = HashSet::new();
         for (at, port) in self.ports.iter().enumerate() {
             port.check()?;
+            if port.bring != Bring::Nothing && self.steward.is_some() {
+                return Err(ConfigError::BringAndSteward);
+            }
+            let connection = match &port.endpoint {
+                Endpoint::Fd(fd) => std::slice::from_ref(fd),
+                _ => &[],
+            };
+            for fd in port.bring.descriptors().iter().chain(connection) {
+                if !descriptors.insert(*fd) {
+                    return Err(ConfigError::SharedDescriptor(*fd));
+                }
+            }
             for other in &self.ports[..at] {
                 port.check_beside(other)?;
             }
@@ -259,6 +327,7 @@ impl PortConfig {
         if self.vlans.len() > ENTRIES_MAX {
             return Err(ConfigError::ManyVlans(self.vlans.len()));
         }
+        self.check_bring()?;
         if let NicConfig::Null { frame_bytes } = self.nic
             && !(14..=1514).contains(&frame_bytes)
         {
@@ -268,6 +337,28 @@ impl PortConfig {
             Endpoint::Server(path) | Endpoint::Client(path) if path.as_os_str().len() > 107 => {
                 Err(ConfigError::LongPath(path.clone()))
             }
+            _ => Ok(()),
+        }
+    }
+
+    fn check_bring(&self) -> Result<(), ConfigError> {
+        if self.bring == Bring::Nothing {
+            return Ok(());
+        }
+        if !matches!(self.nic, NicConfig::Interface { .. }) {
+            return Err(ConfigError::BringWithoutInterface);
+        }
+        if self.placement == Placement::Direct {
+            return Err(ConfigError::BringDirect);
+        }
+        if !self.vlans.is_empty() {
+            return Err(ConfigError::BringVlans);
+        }
+        match &self.bring {
+            Bring::Sockets(fds) if fds.len() != usize::from(self.queues) => Err(ConfigError::SocketCount {
+                fds: fds.len(),
+                queues: self.queues,
+            }),
             _ => Ok(()),
         }
     }
@@ -327,6 +418,7 @@ mod tests {
                 mode: ModeRequest::Auto,
                 force_copy: false,
             },
+            bring: Bring::Nothing,
             placement: Placement::Copy,
             segments: Segments::Auto,
             mac: None,

@@ -18,7 +18,9 @@ use steward::links::{DriverSends, Link, LinkError};
 use steward::protocol::{Steered, Wanted};
 use xsk::{AttachMode, BindRequest, OpenError, QueueId, RingSize, Socket, SocketConfig, Umem, Unbound};
 
+use super::external::{Brought, ExternalError};
 use super::steering::Steering;
+use crate::data::resident::Home;
 use crate::data::xdp::QueueLease;
 
 /// Ethernet header and one VLAN tag, bytes: what a frame may be longer than the MTU.
@@ -44,6 +46,8 @@ pub(crate) enum InterfaceError {
     Queue(#[from] QueueError),
     #[error(transparent)]
     Lease(#[from] LeaseError),
+    #[error(transparent)]
+    External(#[from] ExternalError),
     /// More queues asked for than there are.
     #[error(
         "{name} has {have} receive queue(s), queue {queue} was asked for: use a lower start-queue or fewer queues, or add channels with `ethtool -L`"
@@ -158,6 +162,23 @@ impl Interface {
         socket: Unbound,
         request: &QueueRequest,
     ) -> Result<(Socket, QueueLease), InterfaceError> {
+        let socket = self.bind_queue(socket, request)?;
+        let guard = QueueGuard {
+            interface: Arc::clone(self),
+            queue: request.queue,
+        };
+        Ok((socket, QueueLease::new(guard)))
+    }
+
+    /// As [`Self::open_queue`], for a socket that is kept as long as the interface.
+    ///
+    /// # Errors
+    /// As [`Self::open_queue`].
+    pub(crate) fn bind_queue(
+        &self,
+        socket: Unbound,
+        request: &QueueRequest,
+    ) -> Result<Socket, InterfaceError> {
         let socket = socket.bind()?;
         let virtio_header = match request.header_bytes {
             0 => None,
@@ -168,11 +189,12 @@ impl Interface {
             frame_limit: self.frame_limit(),
         };
         self.steering.enable(request.queue, socket.as_fd(), conf)?;
-        let guard = QueueGuard {
-            interface: Arc::clone(self),
-            queue: request.queue,
-        };
-        Ok((socket, QueueLease::new(guard)))
+        Ok(socket)
+    }
+
+    /// Where a queue's socket is while no guest has it, if it stays when guests go.
+    pub(crate) fn home(&self, queue: u32) -> Option<&Home> {
+        self.steering.home(queue)
     }
 
     /// Opens a socket on a queue and closes it again, no frame reaching it.
@@ -213,7 +235,7 @@ impl Interface {
         config.multi_buffer = request.multi_buffer;
         config.max_tx_skb_budget = Some(SEND_RING);
         config.bind_timeout = BIND_TIMEOUT;
-        self.steering.prepare(umem, &config)
+        self.steering.prepare(umem, &config, &self.link)
     }
 
     /// Whether the interface has that queue.
@@ -239,14 +261,17 @@ pub(crate) struct Interfaces {
     known: Mutex<HashMap<String, Weak<Interface>>>,
     /// Where a steward listens, if queues are leased.
     steward: Option<PathBuf>,
+    /// What somebody else made for ports.
+    brought: Brought,
 }
 
 impl Interfaces {
-    /// Of this process, or leased from the steward at that path.
-    pub(crate) fn new(steward: Option<PathBuf>) -> Self {
+    /// Of this process, or leased from the steward at that path; but what was brought is used.
+    pub(crate) fn new(steward: Option<PathBuf>, brought: Brought) -> Self {
         Self {
             known: Mutex::default(),
             steward,
+            brought,
         }
     }
 
@@ -261,6 +286,10 @@ impl Interfaces {
     /// # Errors
     /// [`InterfaceError`].
     pub(crate) fn open(&self, wanted: &Wanted) -> Result<Arc<Interface>, InterfaceError> {
+        let queues = wanted.range();
+        if let Some((external, link)) = self.brought.open(&wanted.interface, wanted.mode, &queues)? {
+            return Ok(Arc::new(Interface::new(link, Steering::External(external))));
+        }
         if let Some(path) = &self.steward {
             let (steering, link) = Steering::lease(path, wanted)?;
             return Ok(Arc::new(Interface::new(link, steering)));

@@ -61,6 +61,8 @@ pub(crate) enum LaneError {
     Duplicate(#[source] std::io::Error),
     #[error("cannot start a thread")]
     Thread(#[source] std::io::Error),
+    #[error("the queue's socket is in use")]
+    Away,
     #[error("vrings were started before any memory was shared")]
     NoMemory,
 }
@@ -263,6 +265,11 @@ impl LaneParts<'_> {
     }
 
     fn build_copy(self) -> Result<(Box<dyn Lane>, LaneFacts), LaneError> {
+        if let FarSide::Queue { interface, queue, .. } = &self.far
+            && let Some(home) = interface.home(*queue)
+        {
+            return super::kept::build(&self, interface, home);
+        }
         let guest = self.guest_side()?;
         let memory = CopyMemory::new(self.far.frame_limit())?;
         let CopyMemory {
@@ -401,7 +408,7 @@ impl LaneFacts {
         }
     }
 
-    fn new(umem: &Umem, packet_bytes: u64, backing: String) -> Self {
+    pub(super) fn new(umem: &Umem, packet_bytes: u64, backing: String) -> Self {
         Self {
             mode: "null".to_owned(),
             fallbacks: Vec::new(),
@@ -422,6 +429,22 @@ impl LaneFacts {
         (umem, request): (&Umem, &QueueRequest),
     ) -> Result<(XdpNic, Sends), LaneError> {
         let (socket, lease) = interface.open_queue(socket, request)?;
+        let nic = XdpNic::new(socket, lease);
+        let sends = self.describe(interface, &nic, umem)?;
+        Ok((nic, sends))
+    }
+
+    /// Notes what became of a queue that is open.
+    ///
+    /// # Errors
+    /// [`LaneError::Duplicate`].
+    pub(super) fn describe(
+        &mut self,
+        interface: &Interface,
+        nic: &XdpNic,
+        umem: &Umem,
+    ) -> Result<Sends, LaneError> {
+        let socket = nic.socket();
         self.mode = socket.mode().to_string();
         self.fallbacks.extend(
             interface
@@ -439,16 +462,15 @@ impl LaneFacts {
             );
         }
         self.multi_buffer = socket.multi_buffer();
-        let nic = XdpNic::new(socket, lease);
         self.socket = Some(nic.duplicate().map_err(LaneError::Duplicate)?);
-        let sends = sends(interface, &nic, (self.multi_buffer, umem.tx_metadata_len() > 0));
+        let sends = sends(interface, nic, (self.multi_buffer, umem.tx_metadata_len() > 0));
         if self.checksums.is_some() && sends.checksum {
             self.checksums = Some(match sends.zero_copy {
                 true => Checksums::Nic,
                 false => Checksums::Kernel,
             });
         }
-        Ok((nic, sends))
+        Ok(sends)
     }
 }
 

@@ -8,13 +8,16 @@
 //! All state of a port sits behind one lock that only control threads take. Nothing in here runs
 //! per frame.
 
+pub(crate) mod afxdp_plugin;
 pub(crate) mod announce;
 pub(crate) mod config;
 pub(crate) mod control_socket;
+pub(crate) mod external;
 pub(crate) mod features;
 pub(crate) mod front;
 pub(crate) mod handler;
 pub(crate) mod interface;
+pub(crate) mod kept;
 pub(crate) mod lanes;
 pub(crate) mod memory;
 pub(crate) mod peer;

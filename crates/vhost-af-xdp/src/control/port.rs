@@ -12,6 +12,7 @@ use vhost::vhost_user::message::VhostUserProtocolFeatures as Protocol;
 
 use super::config::{NicConfig, Placement, PortConfig};
 use super::interface::{Interface, InterfaceError, Interfaces};
+use super::kept;
 use super::lanes::{CopyMemory, FarSide, LaneError, NULL_MTU};
 use super::session::{FaultCell, Ground, Session, SessionError};
 use super::sigbus;
@@ -129,11 +130,15 @@ impl Port {
                 interface,
                 queue,
                 force_copy,
-            } = far
+            } = &far
             else {
                 continue;
             };
+            let (queue, force_copy) = (*queue, *force_copy);
             interface.check_queue(queue)?;
+            if kept::settle(&far)? {
+                continue;
+            }
             let memory = CopyMemory::new(interface.frame_limit())?;
             interface.try_queue(&memory.umem, queue, force_copy)?;
         }

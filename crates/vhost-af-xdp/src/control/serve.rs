@@ -19,6 +19,7 @@ use vhost::vhost_user::{BackendReqHandler, Error};
 
 use super::config::{Endpoint, ServeConfig};
 use super::control_socket;
+use super::external::Brought;
 use super::front;
 use super::interface::Interfaces;
 use super::port::{Port, with_sources};
@@ -52,12 +53,14 @@ enum Meeting {
 /// What prevents the start; nothing stays behind then.
 pub(crate) fn run(config: &ServeConfig) -> anyhow::Result<()> {
     config.check()?;
+    // First of all: what is opened from here on must not get a number that was to be inherited.
+    let brought = Brought::take(config).map_err(|error| anyhow::anyhow!(with_sources(&error)))?;
     sigbus::install().context("cannot handle SIGBUS")?;
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGUSR1]).context("cannot handle signals")?;
     let workers =
         Workers::start(config.workers, &config.cpus, config.spin).context("cannot start workers")?;
     let workers = Arc::new(workers);
-    let interfaces = Arc::new(Interfaces::new(config.steward.clone()));
+    let interfaces = Arc::new(Interfaces::new(config.steward.clone(), brought));
     let changes = Changes::subscribe().context("cannot watch interfaces")?;
     let mut ports = Vec::new();
     let mut cables = cables(config).context("cannot make a cable")?;

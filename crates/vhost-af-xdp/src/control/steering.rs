@@ -1,4 +1,5 @@
-//! Where an interface's program and sockets come from: made by this process, which needs privileges, or leased from a steward.
+//! Where an interface's program and sockets come from: made by this process, which needs privileges, leased from a steward, or brought by
+//! somebody else (`external.rs`).
 //!
 //! A lease's interface may be in another network namespace: what is known of it, and what happens to it, the steward tells.
 
@@ -15,8 +16,10 @@ use steward::links::{DriverSends, Link};
 use steward::protocol::{Facts, Steered, Wanted};
 use xsk::{OpenError, SocketConfig, Umem, Unbound};
 
+use super::external::External;
 use super::interface::{InterfaceError, L2_BYTES};
 use super::port::with_sources;
+use crate::data::resident::Home;
 
 /// Longest frame for which a program without multi-buffer support can be attached, bytes: a page
 /// less headroom and the kernel's own tail (veth and most drivers).
@@ -30,6 +33,8 @@ pub(crate) enum Steering {
     Own(Program),
     /// Both are the steward's.
     Leased(Leased),
+    /// The program is somebody else's, and so may the sockets be.
+    External(External),
 }
 
 /// Queues leased from a steward.
@@ -67,6 +72,7 @@ impl Steering {
     pub(crate) fn mode(&self) -> Mode {
         match self {
             Self::Own(program) => program.mode(),
+            Self::External(external) => external.mode(),
             Self::Leased(leased) => leased.facts.mode.unwrap_or(Mode::Skb),
         }
     }
@@ -75,6 +81,7 @@ impl Steering {
     pub(crate) fn fallback(&self) -> Option<&str> {
         match self {
             Self::Own(program) => program.fallback(),
+            Self::External(_) => None,
             Self::Leased(leased) => Some(leased.facts.note.as_str()).filter(|note| !note.is_empty()),
         }
     }
@@ -90,7 +97,7 @@ impl Steering {
                 .range()
                 .take_while(|&queue| queue < MAX_QUEUES)
                 .try_for_each(|queue| program.set_filter(queue, &wanted.filter))?),
-            Self::Leased(_) => Ok(()),
+            Self::Leased(_) | Self::External(_) => Ok(()),
         }
     }
 
@@ -99,6 +106,7 @@ impl Steering {
         match self {
             Self::Own(_) if is_filtered => (Steered::ByProgram, String::new()),
             Self::Own(_) => (Steered::ByQueue, String::new()),
+            Self::External(_) => (Steered::ByQueue, "the XDP program is not ours".to_owned()),
             Self::Leased(leased) => {
                 let facts = leased.lease.facts();
                 (facts.steered, facts.note)
@@ -110,6 +118,7 @@ impl Steering {
     pub(crate) fn counters(&self, queue: u32) -> Option<QueueCounters> {
         match self {
             Self::Own(program) => program.counters(queue).ok(),
+            Self::External(_) => None,
             Self::Leased(leased) => leased.lease.counters(queue).ok(),
         }
     }
@@ -117,7 +126,7 @@ impl Steering {
     /// What the driver does for sockets in zero-copy mode.
     pub(crate) fn driver_sends(&self, link: &Link) -> DriverSends {
         match self {
-            Self::Own(_) => DriverSends::by_index(link.index),
+            Self::Own(_) | Self::External(_) => DriverSends::by_index(link.index),
             Self::Leased(leased) => leased.facts.sends,
         }
     }
@@ -126,10 +135,24 @@ impl Steering {
     ///
     /// # Errors
     /// [`InterfaceError`].
-    pub(crate) fn prepare(&self, umem: &Umem, config: &SocketConfig) -> Result<Unbound, InterfaceError> {
+    pub(crate) fn prepare(
+        &self,
+        umem: &Umem,
+        config: &SocketConfig,
+        link: &Link,
+    ) -> Result<Unbound, InterfaceError> {
         match self {
             Self::Own(_) => Ok(Unbound::open(umem, config)?),
+            Self::External(external) => external.prepare(umem, config, &link.name),
             Self::Leased(leased) => leased.prepare(umem, config),
+        }
+    }
+
+    /// Where a queue's socket is while no guest has it, if it stays when guests go.
+    pub(crate) fn home(&self, queue: u32) -> Option<&Home> {
+        match self {
+            Self::External(external) => external.home(queue),
+            Self::Own(_) | Self::Leased(_) => None,
         }
     }
 
@@ -145,6 +168,7 @@ impl Steering {
     ) -> Result<(), InterfaceError> {
         match self {
             Self::Own(program) => Ok(program.enable_queue(queue, socket, conf)?),
+            Self::External(external) => external.enable(queue, socket),
             Self::Leased(leased) => Ok(leased.lease.activate(queue, conf)?),
         }
     }
@@ -154,6 +178,8 @@ impl Steering {
         // Fails only when the interface or the steward is gone, and the program with it.
         let _ = match self {
             Self::Own(program) => program.disable_queue(queue).map_err(InterfaceError::from),
+            // The kernel takes a closed socket out of the map.
+            Self::External(_) => Ok(()),
             Self::Leased(leased) => leased.lease.deactivate(queue).map_err(InterfaceError::from),
         };
     }
@@ -161,7 +187,7 @@ impl Steering {
     /// The interface as it is now, or why it cannot be used any more.
     pub(crate) fn look(&self, opened: &Link) -> Result<Link, String> {
         match self {
-            Self::Own(_) => {
+            Self::Own(_) | Self::External(_) => {
                 Link::by_index(opened.index).ok_or_else(|| format!("interface {} is gone", opened.name))
             }
             Self::Leased(leased) => leased.look(),
@@ -171,7 +197,7 @@ impl Steering {
     /// Readable when there is something to [`look`](Self::look) at that rtnetlink does not tell.
     pub(crate) fn watch(&self) -> Option<BorrowedFd<'_>> {
         match self {
-            Self::Own(_) => None,
+            Self::Own(_) | Self::External(_) => None,
             Self::Leased(leased) => Some(leased.lease.as_fd()),
         }
     }

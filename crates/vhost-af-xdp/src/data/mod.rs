@@ -21,6 +21,7 @@ pub(crate) mod nic;
 pub(crate) mod null;
 pub(crate) mod offloads;
 pub(crate) mod received;
+pub(crate) mod resident;
 pub(crate) mod spill;
 pub(crate) mod super_frame;
 #[cfg(test)]

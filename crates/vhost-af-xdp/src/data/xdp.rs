@@ -55,6 +55,11 @@ impl XdpNic {
         self.socket.mode() == xsk::Mode::ZeroCopy
     }
 
+    /// The socket, to ask it what it is.
+    pub(crate) fn socket(&self) -> &Socket {
+        &self.socket
+    }
+
     /// A second descriptor of the socket, for reading its statistics elsewhere.
     pub(crate) fn duplicate(&self) -> std::io::Result<OwnedFd> {
         self.socket.as_fd().try_clone_to_owned()

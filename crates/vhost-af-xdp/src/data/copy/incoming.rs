@@ -203,6 +203,11 @@ impl Incoming {
         }
     }
 
+    /// All chunks in hand, whosesoever they were.
+    pub(super) fn into_chunks(self) -> impl Iterator<Item = Frame> {
+        self.pieces.into_iter().map(|piece| piece.frame)
+    }
+
     /// The batch is delivered: its chunks go to where they came from.
     #[inline]
     pub(super) fn give_back(&mut self, empty: &mut Vec<Frame>, pool: &mut FramePool) {

@@ -25,6 +25,7 @@ use super::counters::LaneCounters;
 use super::guest::{Fault, GuestSide};
 use super::lane::{BATCH, Bases, Lane, Rest as Resting, SEGMENTS};
 use super::nic::{Link, MOST_PIECES, Nic, Sends};
+use super::resident::{self, Home, Resident, Share};
 use super::super_frame::Builder;
 
 pub(super) use to_guest::{NO_OFFLOAD, with_buffers, write_header};
@@ -55,6 +56,8 @@ pub(crate) struct CopyLane<N> {
     short: bool,
     /// See [`Lane::awaits_nic`].
     awaits_nic: bool,
+    /// Where the NIC's queue and the memory go when the lane is stopped, if they stay.
+    home: Option<(Home<N>, Share)>,
 }
 
 /// Buffers that every batch uses anew.
@@ -118,7 +121,49 @@ impl<N: Nic> CopyLane<N> {
             incoming,
             short: false,
             awaits_nic: true,
+            home: None,
         }
+    }
+
+    /// Joins a guest with a queue that stays when the guest goes, and then goes back to `home`.
+    pub(crate) fn visiting(
+        guest: GuestSide,
+        resident: Resident<N>,
+        home: &Home<N>,
+        (sends, counters): (Sends, Arc<LaneCounters>),
+    ) -> Self {
+        let missing = resident.missing();
+        let Resident {
+            nic,
+            umem,
+            pool,
+            share,
+        } = resident;
+        let mut lane = Self::new(guest, nic, (umem, pool, missing), sends, counters);
+        lane.home = Some((Arc::clone(home), share));
+        lane
+    }
+
+    /// Puts queue and memory back, with every chunk that the kernel does not have in the pool.
+    fn go_home(self, (home, share): (Home<N>, Share)) {
+        let Self {
+            nic, umem, mut pool, ..
+        } = self;
+        pool.extend(self.held.into_iter().map(|piece| piece.frame));
+        pool.extend(
+            self.incoming
+                .into_iter()
+                .flat_map(|incoming| incoming.into_chunks()),
+        );
+        pool.extend(self.scratch.outgoing.into_iter().map(|desc| desc.frame));
+        pool.extend(self.scratch.empty);
+        let resident = Resident {
+            nic,
+            umem,
+            pool,
+            share,
+        };
+        *resident::look(&home) = Some(resident);
     }
 
     /// What builds frames that ask for more than being sent, and where their bytes come from.
@@ -222,11 +267,22 @@ impl<N: Nic> Lane for CopyLane<N> {
     fn stop(mut self: Box<Self>) -> Bases {
         self.send_at_last();
         // Frames without buffers: whole ones in the ring, and perhaps one in hand.
-        let rest = self.nic.from_nic(usize::MAX).filter(|piece| !piece.more).count() as u64;
-        let waiting = self.incoming.map_or(0, |incoming| incoming.waiting() as u64);
+        let mut rest = 0;
+        for piece in self.nic.from_nic(usize::MAX) {
+            rest += u64::from(!piece.more);
+            self.pool.put(piece.frame);
+        }
+        let waiting = self
+            .incoming
+            .as_ref()
+            .map_or(0, |incoming| incoming.waiting() as u64);
         self.counters
             .to_guest_queue_stopped
             .add(rest + waiting + u64::from(!self.held.is_empty()));
-        self.guest.bases()
+        let bases = self.guest.bases();
+        if let Some(home) = self.home.take() {
+            self.go_home(home);
+        }
+        bases
     }
 }

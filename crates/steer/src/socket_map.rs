@@ -1,0 +1,184 @@
+//! An XSKMAP that somebody else made, for a program of theirs that redirects into it: sockets are put into its free places, and nothing else
+//! is done to it.
+//!
+//! The kernel takes a socket out of every map when it is closed (`xsk_delete_from_maps`, net/xdp/xsk.c), so nothing has to be undone here, and no
+//! place that somebody has taken since is emptied by mistake. For the same reason a place that is taken is left alone (`BPF_NOEXIST`).
+#![allow(unsafe_code)]
+
+use std::ffi::CString;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use libbpf_rs::libbpf_sys;
+
+/// Why a map cannot be used, or a socket not be put into it.
+#[derive(Debug, thiserror::Error)]
+pub enum SocketMapError {
+    /// Nothing there, or no permission.
+    #[error("cannot open the BPF map pinned at {}: it must be in a bpffs, and readable and writable for this user", .path.display())]
+    Open {
+        /// As given.
+        path: PathBuf,
+        /// The kernel's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// A descriptor of something else, as /proc calls it.
+    #[error("it is no BPF map but {0}: pass an XSKMAP")]
+    NotAMap(String),
+    /// Another kind of map.
+    #[error(
+        "it is a BPF map of type {kind} with keys of {key_bytes} and values of {value_bytes} bytes, not an XSKMAP (type 17, 4 and 4)"
+    )]
+    WrongType {
+        /// Its type, `enum bpf_map_type`.
+        kind: u32,
+        /// Length of its keys.
+        key_bytes: u32,
+        /// Length of its values.
+        value_bytes: u32,
+    },
+    /// Not all places exist.
+    #[error(
+        "places {first} to {last} of a socket map with {entries}, counted from 0: choose a lower first index, fewer queues or a larger map"
+    )]
+    Range {
+        /// The first one asked for.
+        first: u32,
+        /// The last one.
+        last: u64,
+        /// How many the map has.
+        entries: u32,
+    },
+    /// Somebody else's socket is there.
+    #[error(
+        "place {index} of the socket map has another socket: choose another first index, or end its holder"
+    )]
+    Occupied {
+        /// The place.
+        index: u32,
+    },
+    /// The kernel refuses.
+    #[error("cannot put a socket into place {index} of the socket map")]
+    Insert {
+        /// The place.
+        index: u32,
+        /// The kernel's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// The kernel does not tell what the map is.
+    #[error("cannot ask the kernel about the BPF map")]
+    Info(#[source] io::Error),
+}
+
+/// See the module's head.
+#[derive(Debug)]
+pub struct SocketMap {
+    map: OwnedFd,
+    entries: u32,
+}
+
+impl SocketMap {
+    /// Opens a map that is pinned in a bpffs.
+    ///
+    /// # Errors
+    /// [`SocketMapError`].
+    pub fn open(path: &Path) -> Result<Self, SocketMapError> {
+        let refused = |source| SocketMapError::Open {
+            path: path.to_owned(),
+            source,
+        };
+        let name = CString::new(path.as_os_str().as_bytes())
+            .map_err(|_| refused(io::ErrorKind::InvalidInput.into()))?;
+        // SAFETY: the name is a live string with its end marked.
+        let number = unsafe { libbpf_sys::bpf_obj_get(name.as_ptr()) };
+        if number < 0 {
+            return Err(refused(io::Error::from_raw_os_error(-number)));
+        }
+        // SAFETY: bpf(2) has just returned it, nobody else owns it.
+        Self::from_fd(unsafe { OwnedFd::from_raw_fd(number) })
+    }
+
+    /// A map that somebody handed over.
+    ///
+    /// # Errors
+    /// [`SocketMapError`], if it is none or not of that kind.
+    pub fn from_fd(map: OwnedFd) -> Result<Self, SocketMapError> {
+        // The kernel answers for programs and links, too, with other structures.
+        let link = format!("/proc/self/fd/{}", map.as_raw_fd());
+        let what = std::fs::read_link(link).map_or_else(|_| String::new(), |path| path.display().to_string());
+        if !what.contains("bpf-map") {
+            return Err(SocketMapError::NotAMap(what));
+        }
+        let info = info(map.as_fd()).map_err(SocketMapError::Info)?;
+        let shape = (info.type_, info.key_size, info.value_size);
+        if shape != (libbpf_sys::BPF_MAP_TYPE_XSKMAP, 4, 4) {
+            return Err(SocketMapError::WrongType {
+                kind: info.type_,
+                key_bytes: info.key_size,
+                value_bytes: info.value_size,
+            });
+        }
+        Ok(Self {
+            map,
+            entries: info.max_entries,
+        })
+    }
+
+    /// Whether it has these places.
+    ///
+    /// # Errors
+    /// [`SocketMapError::Range`].
+    pub fn check(&self, places: Range<u64>) -> Result<(), SocketMapError> {
+        if places.end <= u64::from(self.entries) {
+            return Ok(());
+        }
+        Err(SocketMapError::Range {
+            // Both came from numbers of that size.
+            first: u32::try_from(places.start).unwrap_or(u32::MAX),
+            last: places.end - 1,
+            entries: self.entries,
+        })
+    }
+
+    /// Puts a socket into a place that is free.
+    ///
+    /// # Errors
+    /// [`SocketMapError`].
+    pub fn insert(&self, index: u32, socket: BorrowedFd<'_>) -> Result<(), SocketMapError> {
+        let value = socket.as_raw_fd();
+        // SAFETY: the kernel reads four bytes each from two live values, as from_fd() has seen.
+        let result = unsafe {
+            libbpf_sys::bpf_map_update_elem(
+                self.map.as_raw_fd(),
+                (&raw const index).cast(),
+                (&raw const value).cast(),
+                libbpf_sys::BPF_NOEXIST.into(),
+            )
+        };
+        match -result {
+            0 => Ok(()),
+            libc::EEXIST => Err(SocketMapError::Occupied { index }),
+            errno => Err(SocketMapError::Insert {
+                index,
+                source: io::Error::from_raw_os_error(errno),
+            }),
+        }
+    }
+}
+
+fn info(map: BorrowedFd<'_>) -> io::Result<libbpf_sys::bpf_map_info> {
+    let mut info = libbpf_sys::bpf_map_info::default();
+    let mut len = u32::try_from(size_of_val(&info)).unwrap_or(0);
+    // SAFETY: the kernel writes `len` bytes at most to a live structure of plain values.
+    let result =
+        unsafe { libbpf_sys::bpf_obj_get_info_by_fd(map.as_raw_fd(), (&raw mut info).cast(), &raw mut len) };
+    match -result {
+        0 => Ok(info),
+        errno => Err(io::Error::from_raw_os_error(errno)),
+    }
+}

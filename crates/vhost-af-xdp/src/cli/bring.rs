@@ -1,0 +1,139 @@
+//! Options by which somebody else's XDP program, map and sockets are used: names and rules are those of QEMU's `-netdev af-xdp`
+//! (qapi/net.json, since 10.1); `map-fd` and `afxdp-plugin` are further ways to the same.
+
+use std::path::PathBuf;
+
+use anyhow::{anyhow, bail};
+use clap::Args;
+
+use crate::control::config::Bring;
+
+/// As a port has them.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct BringArgs {
+    /// Load no XDP program, use the one that is there: takes --sock-fds, --map-path or --map-fd, and --memory copy
+    #[arg(long)]
+    inhibit: bool,
+    /// AF_XDP sockets that somebody else opened, put into the program's map and did not bind: inherited descriptors in
+    /// the order of the queues
+    #[arg(long, value_name = "FD:FD...")]
+    sock_fds: Option<String>,
+    /// Put sockets into the XSKMAP that is pinned there
+    #[arg(long, value_name = "PATH")]
+    map_path: Option<PathBuf>,
+    /// Put sockets into the XSKMAP that is this inherited descriptor
+    #[arg(long, value_name = "FD")]
+    map_fd: Option<i32>,
+    /// Place in the map of the first queue's socket [default: 0]
+    #[arg(long, value_name = "N")]
+    map_start_index: Option<u32>,
+    /// Get the interface's XSKMAP from the AF_XDP device plugin for Kubernetes, which listens there, and load no XDP
+    /// program
+    #[arg(long, value_name = "PATH")]
+    afxdp_plugin: Option<PathBuf>,
+}
+
+impl BringArgs {
+    /// Their names as keys of `--port`.
+    pub(super) const KEYS: &str = "inhibit, sock-fds, map-path, map-fd, map-start-index, afxdp-plugin";
+
+    /// Takes one key of `--port`; false if it is none of these.
+    ///
+    /// # Errors
+    /// A value that cannot be.
+    pub(super) fn apply(&mut self, key: &str, value: &str) -> anyhow::Result<bool> {
+        let wrong = |what| anyhow!("{key}={value}: {what}");
+        match key {
+            "inhibit" => self.inhibit = super::on_off(value).ok_or_else(|| wrong("on or off"))?,
+            "sock-fds" => self.sock_fds = Some(value.to_owned()),
+            "map-path" => self.map_path = Some(value.into()),
+            "map-fd" => self.map_fd = Some(value.parse().map_err(|_| wrong("a descriptor number"))?),
+            "map-start-index" => {
+                self.map_start_index = Some(value.parse().map_err(|_| wrong("a place in the map"))?);
+            }
+            "afxdp-plugin" => self.afxdp_plugin = Some(value.into()),
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// What they say together.
+    ///
+    /// # Errors
+    /// Those that do not go together, by name.
+    pub(super) fn build(&self) -> anyhow::Result<Bring> {
+        let first = self.map_start_index.unwrap_or(0);
+        let has_map = self.map_path.is_some() || self.map_fd.is_some();
+        if self.map_start_index.is_some() && !has_map {
+            bail!("map-start-index requires map-path or map-fd");
+        }
+        if !self.inhibit && (has_map || self.sock_fds.is_some()) {
+            bail!("sock-fds, map-path and map-fd require inhibit");
+        }
+        match (&self.sock_fds, &self.map_path, self.map_fd, &self.afxdp_plugin) {
+            (None, None, None, None) if self.inhibit => {
+                bail!("inhibit requires sock-fds, map-path, map-fd or afxdp-plugin")
+            }
+            (None, None, None, None) => Ok(Bring::Nothing),
+            (Some(list), None, None, None) => {
+                let numbers: Result<_, _> = list.split(':').map(str::parse).collect();
+                let numbers =
+                    numbers.map_err(|_| anyhow!("sock-fds {list}: descriptor numbers joined by colons"))?;
+                Ok(Bring::Sockets(numbers))
+            }
+            (None, Some(path), None, None) => Ok(Bring::PinnedMap {
+                path: path.clone(),
+                first,
+            }),
+            (None, None, Some(fd), None) => Ok(Bring::Map { fd, first }),
+            (None, None, None, Some(path)) => Ok(Bring::Plugin(path.clone())),
+            _ => bail!("sock-fds, map-path, map-fd and afxdp-plugin exclude each other: give one"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn build(pairs: &[(&str, &str)]) -> anyhow::Result<Bring> {
+        let mut args = BringArgs::default();
+        for (key, value) in pairs {
+            assert!(args.apply(key, value)?, "{key} is a key");
+        }
+        args.build()
+    }
+
+    #[test]
+    fn each_way_is_taken_with_inhibit() {
+        let on = ("inhibit", "on");
+        assert_eq!(build(&[]).expect("none"), Bring::Nothing);
+        assert_eq!(
+            build(&[on, ("sock-fds", "7:8")]).expect("sockets"),
+            Bring::Sockets(vec![7, 8])
+        );
+        assert_eq!(
+            build(&[on, ("map-fd", "9"), ("map-start-index", "3")]).expect("a map"),
+            Bring::Map { fd: 9, first: 3 }
+        );
+        let path = PathBuf::from("/sys/fs/bpf/x");
+        assert_eq!(
+            build(&[on, ("map-path", "/sys/fs/bpf/x")]).expect("a pinned map"),
+            Bring::PinnedMap { path, first: 0 }
+        );
+        assert!(matches!(build(&[("afxdp-plugin", "/x")]), Ok(Bring::Plugin(_))));
+    }
+
+    #[test]
+    fn rules_are_those_of_qemu() {
+        let on = ("inhibit", "on");
+        let refused = |pairs: &[(&str, &str)]| build(pairs).expect_err("refused").to_string();
+        assert!(refused(&[on]).contains("requires"));
+        assert!(refused(&[("sock-fds", "7")]).contains("require inhibit"));
+        assert!(refused(&[on, ("sock-fds", "7"), ("map-path", "/x")]).contains("exclude"));
+        assert!(refused(&[on, ("sock-fds", "7"), ("map-start-index", "1")]).contains("requires map-path"));
+        assert!(refused(&[on, ("sock-fds", "7:")]).contains("colons"));
+        assert!(refused(&[on, ("map-fd", "x")]).contains("map-fd=x"));
+        assert!(refused(&[on, ("map-start-index", "-1")]).contains("map-start-index=-1"));
+    }
+}

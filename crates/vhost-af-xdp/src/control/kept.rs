@@ -1,0 +1,92 @@
+//! Lanes on queues whose sockets stay when guests go (`data/resident.rs`): opened once, visited by guest after guest.
+
+use std::sync::Arc;
+
+use super::external::ExternalError;
+use super::interface::{Interface, InterfaceError, QueueRequest};
+use super::lanes::{Checksums, CopyMemory, FarSide, LaneError, LaneFacts, LaneParts};
+use super::registration::prepare;
+use crate::data::copy::CopyLane;
+use crate::data::direct::LONGEST_FRAME;
+use crate::data::lane::Lane;
+use crate::data::resident::{self, Home, Resident, Share};
+use crate::data::xdp::{QueueLease, XdpNic};
+
+/// Opens the socket of such a queue, if that is not done yet. False if it is another queue.
+///
+/// # Errors
+/// [`LaneError`].
+pub(crate) fn settle(far: &FarSide) -> Result<bool, LaneError> {
+    let FarSide::Queue {
+        interface,
+        queue,
+        force_copy,
+    } = far
+    else {
+        return Ok(false);
+    };
+    let Some(home) = interface.home(*queue) else {
+        return Ok(false);
+    };
+    let mut there = resident::look(home);
+    if there.is_some() {
+        return Ok(true);
+    }
+    let request = QueueRequest {
+        queue: *queue,
+        force_copy: *force_copy,
+        header_bytes: 0,
+        multi_buffer: interface.frame_limit() > LONGEST_FRAME,
+    };
+    let memory = CopyMemory::new(interface.frame_limit())?;
+    // Room for metadata: what guests will want is not known yet.
+    let (umem, socket) = prepare(interface, memory.umem, (&request, true))?;
+    let socket = interface.bind_queue(socket, &request)?;
+    *there = Some(Resident {
+        nic: XdpNic::new(socket, QueueLease::new(())),
+        umem,
+        share: Share {
+            backing: memory.backing,
+            all: memory.pool.len(),
+            to_receive: memory.to_receive,
+        },
+        pool: memory.pool,
+    });
+    Ok(true)
+}
+
+/// Builds the lane of a guest that comes to such a queue.
+///
+/// # Errors
+/// [`LaneError`]; the queue stays where it was.
+pub(super) fn build(
+    parts: &LaneParts<'_>,
+    interface: &Interface,
+    home: &Home,
+) -> Result<(Box<dyn Lane>, LaneFacts), LaneError> {
+    let guest = parts.guest_side()?;
+    settle(&parts.far)?;
+    let mut there = resident::look(home);
+    let resident = there.as_mut().ok_or(LaneError::Away)?;
+    let chunk = resident.umem.chunk_size() - xsk::XDP_PACKET_HEADROOM;
+    if parts.far.frame_limit() > chunk && !resident.nic.socket().multi_buffer() {
+        let error = ExternalError::Mtu {
+            name: interface.link.name.clone(),
+            mtu: interface.mtu(),
+            chunk,
+        };
+        return Err(InterfaceError::from(error).into());
+    }
+    let umem = &resident.umem;
+    let mut facts = LaneFacts::new(umem, umem.len(), resident.share.backing.clone());
+    facts.checksums = parts.negotiated.offloads.csum.then_some(Checksums::Daemon);
+    let sends = facts.describe(interface, &resident.nic, &resident.umem)?;
+    // They came while there was nobody to have them.
+    parts.counters.to_guest_queue_stopped.add(resident.drain());
+    let resident = there.take().ok_or(LaneError::Away)?;
+    let counted = (sends, Arc::clone(&parts.counters));
+    Ok((
+        Box::new(CopyLane::visiting(guest, resident, home, counted)),
+        facts,
+    ))
+}
