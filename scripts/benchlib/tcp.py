@@ -95,7 +95,7 @@ class World:
         options += ["--ip", f"{GUEST_IP}/24", "--mem", "512"]
         self.guest = self.stack.enter_context(Guest(os.path.join(state, "guest"), options, netns))
         self.run.remember(self.guest)
-        self.guest.run("iperf3 -s -D >/dev/null 2>&1")
+        self.guest.run("iperf3 -s -D --logfile /tmp/iperf3.log >/dev/null 2>&1")
         self.guest.run(f"netcheck rr listen 0.0.0.0 {RR_PORT} >/dev/null 2>&1 &")
         self._await_traffic()
 
@@ -135,7 +135,14 @@ class World:
             if not any(word in report["error"] for word in ("refused", "busy", "reset by peer")):
                 break
             time.sleep(0.05)
-        raise Failed(f"{self.kind}: iperf3 {' '.join(argv)}: {report['error']}")
+        server = self.guest.run("tail -n 3 /tmp/iperf3.log").strip().replace("\n", " / ")
+        raise Failed(f"{self.kind}: iperf3 {' '.join(argv)}: {report['error']}; the server: {server}; retransmitted: {self.retransmitted()}")
+
+    def retransmitted(self):
+        """Segments that TCP sent again so far, the peer's and the guest's."""
+        said = [text.splitlines() for text in (self.peer("cat", "/proc/net/snmp").stdout, self.guest.run("cat /proc/net/snmp"))]
+        tcp = [[line.split() for line in lines if line.startswith("Tcp:")] for lines in said]
+        return [values[names.index("RetransSegs")] for names, values in tcp]
 
     def set_gro(self, wanted):
         """How the peer's end of the veth takes frames."""
