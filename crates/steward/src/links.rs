@@ -1,7 +1,7 @@
 //! Network interfaces as the kernel tells of them (rtnetlink).
 //!
-//! [`Link::by_name`] asks once; [`Changes`] waits for RTMGRP_LINK notifications. A notification is
-//! only a reason to ask again: asking gives the state now, whatever messages were lost before.
+//! [`Link::by_name`] asks once; [`Changes`] waits for RTMGRP_LINK notifications, and for those of ethtool: rtnetlink says nothing of
+//! `ethtool -L`. A notification is only a reason to ask again: asking gives the state now, whatever messages were lost before.
 
 use std::ffi::CString;
 use std::io;
@@ -9,12 +9,16 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use netlink_bindings::netdev;
+use netlink_bindings::nlctrl;
 use netlink_bindings::rt_link::{self, Ifinfomsg};
 use netlink_socket2::NetlinkSocket;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
-use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with};
+use rustix::net::{AddressFamily, Protocol, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with};
+
+use crate::hardware::Ethtool;
+use crate::sys;
 
 /// `RTMGRP_LINK`, include/uapi/linux/rtnetlink.h.
 const LINK_GROUPS: u32 = 1;
@@ -32,7 +36,7 @@ pub struct Link {
     pub mac: [u8; 6],
     /// Administratively up (`IFF_UP`).
     pub up: bool,
-    /// Receive queues that were allocated; `ethtool -L` may have fewer in use.
+    /// Receive queues in use, as `ethtool -L` says; where the driver does not tell, those that were allocated.
     pub rx_queues: u32,
     /// The other end is a stack on the same machine, whose senders leave only the sum of the pseudo-header in TCP's and
     /// UDP's checksum field: a veth.
@@ -114,17 +118,17 @@ impl Link {
         let (header, attributes) = replies.recv_one().map_err(io::Error::from)?;
         let missing = |_| io::Error::new(io::ErrorKind::InvalidData, "incomplete answer from rtnetlink");
         let address = attributes.get_address().map_err(missing)?;
+        let name = attributes.get_ifname().map_err(missing)?;
+        let name = name.to_string_lossy().into_owned();
+        let in_use = Ethtool::open(&name).and_then(|driver| driver.receive_queues());
+        let allocated = attributes.get_num_rx_queues().unwrap_or(1);
         Ok(Self {
             index: u32::try_from(header.ifi_index).unwrap_or_default(),
-            name: attributes
-                .get_ifname()
-                .map_err(missing)?
-                .to_string_lossy()
-                .into_owned(),
             mtu: attributes.get_mtu().map_err(missing)?,
             mac: address.try_into().unwrap_or_default(),
             up: header.ifi_flags & IFF_UP != 0,
-            rx_queues: attributes.get_num_rx_queues().unwrap_or(1),
+            rx_queues: in_use.ok().filter(|&queues| queues > 0).unwrap_or(allocated),
+            name,
             partial_checksums: attributes
                 .get_linkinfo()
                 .and_then(|info| info.get_kind())
@@ -173,7 +177,13 @@ const IFF_UP: u32 = 1;
 
 /// Tells that some interface changed.
 #[derive(Debug)]
-pub struct Changes(OwnedFd);
+pub struct Changes {
+    /// Readable when one of the others is.
+    any: OwnedFd,
+    route: OwnedFd,
+    /// None, if the kernel has no such notifications.
+    ethtool: Option<OwnedFd>,
+}
 
 impl Changes {
     /// Subscribes in the network namespace of the calling thread.
@@ -181,22 +191,21 @@ impl Changes {
     /// # Errors
     /// The kernel's.
     pub fn subscribe() -> io::Result<Self> {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = socket_with(
-            AddressFamily::NETLINK,
-            SocketType::RAW,
-            flags,
-            // Protocol 0 is NETLINK_ROUTE.
-            None,
-        )?;
-        bind(&socket, &SocketAddrNetlink::new(0, LINK_GROUPS))?;
-        Ok(Self(socket))
+        let route = netlink_socket(None)?;
+        bind(&route, &SocketAddrNetlink::new(0, LINK_GROUPS))?;
+        // What it tells is missed where it cannot be had; nothing else is.
+        let ethtool = ethtool_changes().ok();
+        let any = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        for socket in [Some(&route), ethtool.as_ref()].into_iter().flatten() {
+            epoll::add(&any, socket, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+        }
+        Ok(Self { any, route, ethtool })
     }
 
     /// Waits for the next change, or until one of `also` is readable, at most `longest`. Lost messages (ENOBUFS) count as a change.
     pub fn wait(&mut self, also: &[BorrowedFd<'_>], longest: Option<Duration>) {
         let longest = longest.and_then(|longest| Timespec::try_from(longest).ok());
-        let mut fds = vec![PollFd::new(&self.0, PollFlags::IN)];
+        let mut fds = vec![PollFd::new(&self.any, PollFlags::IN)];
         fds.extend(also.iter().map(|&fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         let _ = poll(&mut fds, longest.as_ref());
         self.drain();
@@ -205,14 +214,48 @@ impl Changes {
     /// Takes the changes that were told so far out of the way, without waiting.
     pub fn drain(&mut self) {
         let mut message = [0u8; 4096];
-        // What they say is asked for anew; here they are only taken out of the way.
-        while recv(&self.0, &mut message[..], RecvFlags::empty()).is_ok() {}
+        // What they say is asked for anew; here they are only taken out of the way. That some were lost is told once, and more may follow.
+        for socket in [Some(&self.route), self.ethtool.as_ref()].into_iter().flatten() {
+            while !matches!(recv(socket, &mut message[..], RecvFlags::empty()), Err(errno) if errno != Errno::NOBUFS)
+            {
+            }
+        }
     }
 }
 
 impl AsFd for Changes {
     /// Readable when there is a change.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.any.as_fd()
     }
+}
+
+/// `protocol`: none is NETLINK_ROUTE, number 0.
+fn netlink_socket(protocol: Option<Protocol>) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(socket_with(
+        AddressFamily::NETLINK,
+        SocketType::RAW,
+        flags,
+        protocol,
+    )?)
+}
+
+/// A socket that is told what ethtool changes: the group `monitor` of the family `ethtool` (Documentation/networking/ethtool-netlink.rst).
+fn ethtool_changes() -> io::Result<OwnedFd> {
+    let mut ask = NetlinkSocket::new();
+    let mut request = nlctrl::Request::new().op_getfamily_do();
+    request.encode().push_family_name(c"ethtool");
+    let mut replies = ask.request(&request)?;
+    let family = replies.recv_one().map_err(io::Error::from)?;
+    let missing = || io::Error::new(io::ErrorKind::NotFound, "no notifications of ethtool");
+    let mut groups = family.get_mcast_groups().map_err(|_| missing())?;
+    let monitor = groups.find(|group| group.get_name().is_ok_and(|name| name == c"monitor"));
+    let group = monitor
+        .and_then(|group| group.get_id().ok())
+        .ok_or_else(missing)?;
+    let socket = netlink_socket(Some(rustix::net::netlink::GENERIC))?;
+    bind(&socket, &SocketAddrNetlink::new(0, 0))?;
+    sys::join_group(socket.as_fd(), group)?;
+    Ok(socket)
 }

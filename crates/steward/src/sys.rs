@@ -90,6 +90,29 @@ fn get_option(
     }
 }
 
+/// Lets a netlink socket be told what a multicast group is told (netlink(7), NETLINK_ADD_MEMBERSHIP).
+///
+/// # Errors
+/// The kernel's.
+pub(crate) fn join_group(socket: BorrowedFd<'_>, group: u32) -> io::Result<()> {
+    let len = size_of::<u32>() as libc::socklen_t;
+    // SAFETY: the kernel reads `len` bytes from the address of a live u32.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_NETLINK,
+            libc::NETLINK_ADD_MEMBERSHIP,
+            (&raw const group).cast(),
+            len,
+        )
+    };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
 /// Lets a socket be bound to this interface only; without CAP_NET_RAW that cannot be undone (`sock_bindtoindex_locked`, net/core/sock.c;
 /// AF_XDP honours it since Linux 6.5, `xsk_bind`, net/xdp/xsk.c).
 ///

@@ -6,7 +6,7 @@ use common::{World, holder, refusal, wanted};
 use steer::Filter;
 use steward::client::{Lease, LeaseError};
 use steward::protocol::{Reason, Steered, Wanted};
-use testkit::{frame, require, wait};
+use testkit::{VethPair, frame, require, wait};
 
 const POLICY: &str = r#"
 [[allow]]
@@ -68,6 +68,23 @@ fn child_echoes_for_one_address() {
     loop {
         echo.run(std::time::Duration::from_millis(100));
     }
+}
+
+#[test]
+fn tags_that_the_driver_takes_off_are_told_of() {
+    require!(Root);
+    let world = World::with(1, POLICY);
+    let note = || {
+        let (lease, _sockets) = Lease::take(&world.socket(), &filtered(0, &[OURS], &[100])).expect("allowed");
+        lease.facts().note
+    };
+    assert!(note().contains("ethtool -K nic0 rxvlan off"), "{}", note());
+    world
+        .veth
+        .near
+        .run("ethtool", &["-K", VethPair::NIC, "rxvlan", "off"]);
+    let quiet = wait::until(wait::SOON, || !note().contains("rxvlan"));
+    assert!(quiet, "{}", note());
 }
 
 #[test]

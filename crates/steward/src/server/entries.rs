@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use steer::{Filter, Program, QueueError};
 
+use crate::hardware::Ethtool;
 use crate::protocol::Steered;
 
 /// Why the NIC is not told.
@@ -20,7 +21,9 @@ pub(super) struct Entries {
     filter: Filter,
     pub(super) steered: Steered,
     /// Why the NIC does not bring the frames; may be empty.
-    pub(super) note: String,
+    nic: String,
+    /// The interface, if its driver takes tags off that are looked for.
+    blind: Option<String>,
 }
 
 impl Entries {
@@ -35,8 +38,25 @@ impl Entries {
             queues,
             filter,
             steered,
-            note: note.to_owned(),
+            nic: note.to_owned(),
+            blind: None,
         }
+    }
+
+    /// Looks what of the frames the program will not see on this interface.
+    pub(super) fn look(&mut self, interface: &str) {
+        let blind = !self.filter.vlans.is_empty()
+            && Ethtool::open(interface).is_ok_and(|driver| driver.takes_tags_off());
+        self.blind = blind.then(|| interface.to_owned());
+    }
+
+    /// What the holder should know; may be empty.
+    pub(super) fn note(&self) -> String {
+        let blind = self.blind.as_ref().map(|interface| {
+            format!("VLAN tags that the driver takes off are not seen: `ethtool -K {interface} rxvlan off`")
+        });
+        let notes = [Some(self.nic.clone()).filter(|note| !note.is_empty()), blind];
+        notes.into_iter().flatten().collect::<Vec<_>>().join("; ")
     }
 
     /// Tells a program, before any queue of the lease is active in it.

@@ -198,7 +198,8 @@ impl Interface {
         }
         self.holders
             .extend(queues.clone().map(|queue| (queue, Holder::Lease(connection))));
-        let entries = Entries::new(queues.clone(), wanted.filter.clone(), named);
+        let mut entries = Entries::new(queues.clone(), wanted.filter.clone(), named);
+        entries.look(&self.link.name);
         let installed = entries.install(self.program()?);
         self.entries.insert(queues.start, entries);
         kernel(installed).inspect_err(|_| self.release(queues))
@@ -316,6 +317,9 @@ impl Interface {
             self.link = link;
             self.attach();
         }
+        for entries in self.entries.values_mut() {
+            entries.look(&self.link.name);
+        }
         before != (self.facts(), self.entries.clone())
     }
 
@@ -337,7 +341,8 @@ impl Interface {
         facts.steered = entries.steered;
         let impaired = self.impairment(queues);
         facts.impaired = impaired.is_some();
-        let notes = [impaired.as_ref(), Some(&facts.note), Some(&entries.note)];
+        let steering = entries.note();
+        let notes = [impaired.as_ref(), Some(&facts.note), Some(&steering)];
         let notes = notes.into_iter().flatten().filter(|note| !note.is_empty());
         facts.note = notes.map(String::as_str).collect::<Vec<_>>().join("; ");
         facts

@@ -1,0 +1,223 @@
+//! What a driver says, and is told, by the ethtool ioctl.
+//!
+//! Reading needs no privilege, telling CAP_NET_ADMIN (`dev_ethtool`, net/ethtool/ioctl.c). No NIC with rules was at hand: layouts are held against the
+//! kernel's header, refusals against a real veth; that a NIC does what it is told was not seen.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use super::abi::{self, Channels, RxFh, RxNfc, Value, command};
+use super::rule::{Known, Rule, Target};
+use super::{Nic, Table};
+
+/// Most rules that are read of one NIC.
+const RULES_MAX: u32 = 16_384;
+/// Highest number of an RSS context that is looked for; drivers number them from 1.
+const CONTEXTS_MAX: u32 = 64;
+/// Longest indirection table that is written.
+const INDIRECTION_MAX: u32 = 4096;
+
+/// An interface's driver.
+#[derive(Debug)]
+pub struct Ethtool {
+    socket: OwnedFd,
+    name: [u8; libc::IF_NAMESIZE],
+}
+
+impl Ethtool {
+    /// Of the interface of that name, in the network namespace of the calling thread.
+    ///
+    /// # Errors
+    /// The kernel's; an impossible name.
+    pub fn open(interface: &str) -> io::Result<Self> {
+        let mut name = [0; libc::IF_NAMESIZE];
+        // One byte less than the field: it stays terminated.
+        if interface.is_empty() || interface.len() >= name.len() {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        name[..interface.len()].copy_from_slice(interface.as_bytes());
+        let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+        Ok(Self { socket, name })
+    }
+
+    /// Receive queues in use, which `ethtool -L` changes.
+    ///
+    /// # Errors
+    /// The driver's; many do not tell.
+    pub fn receive_queues(&self) -> io::Result<u32> {
+        let mut channels = Channels {
+            cmd: command::GCHANNELS,
+            ..Channels::default()
+        };
+        self.ask(channels.as_mut_bytes())?;
+        Ok(channels.rx_count.saturating_add(channels.combined_count))
+    }
+
+    /// Whether the driver takes VLAN tags off before XDP sees the frame.
+    #[must_use]
+    pub fn takes_tags_off(&self) -> bool {
+        let mut flags = Value {
+            cmd: command::GFLAGS,
+            data: 0,
+        };
+        self.ask(flags.as_mut_bytes()).is_ok() && flags.data & abi::FLAG_RXVLAN != 0
+    }
+
+    /// The n-tuple rules that there are.
+    ///
+    /// # Errors
+    /// The driver's: EOPNOTSUPP if it has none.
+    pub fn rules(&self) -> io::Result<Vec<Known>> {
+        Ok(self.read_table()?.rules)
+    }
+
+    fn read_table(&self) -> io::Result<Table> {
+        let mut count = RxNfc::new(command::GRXCLSRLCNT);
+        self.ask(count.as_mut_bytes())?;
+        let special = count.data & u64::from(abi::LOCATION_SPECIAL) != 0;
+        // Not every driver tells the size here.
+        let size = u32::try_from(count.data & !u64::from(abi::LOCATION_SPECIAL)).unwrap_or(0);
+        // Rules may have been added meanwhile.
+        let room = count.rule_cnt.saturating_add(16).min(RULES_MAX);
+        let mut all = RxNfc::new(command::GRXCLSRLALL);
+        all.rule_cnt = room;
+        let mut bytes = all.as_bytes()[..abi::LOCATIONS_AT].to_vec();
+        bytes.resize(abi::LOCATIONS_AT + 4 * room as usize + 4, 0);
+        self.ask(&mut bytes)?;
+        let (head, _) = RxNfc::read_from_prefix(&bytes).map_err(|_| io::ErrorKind::InvalidData)?;
+        let size = u32::try_from(head.data)
+            .ok()
+            .filter(|&size| size != 0)
+            .unwrap_or(size);
+        let locations = bytes[abi::LOCATIONS_AT..].as_chunks::<4>().0.iter();
+        let locations = locations.map(|bytes| u32::from_ne_bytes(*bytes));
+        let mut rules = Vec::new();
+        for location in locations.take(head.rule_cnt.min(room) as usize) {
+            let mut one = RxNfc::new(command::GRXCLSRULE);
+            one.fs.location = location;
+            match self.ask(one.as_mut_bytes()) {
+                Ok(()) => rules.push(Known::of(&one.fs, location, one.rule_cnt)),
+                // It went meanwhile.
+                Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Table { size, special, rules })
+    }
+
+    fn indirection_size(&self, context: u32) -> io::Result<u32> {
+        let mut head = RxFh {
+            cmd: command::GRSSH,
+            rss_context: context,
+            ..RxFh::default()
+        };
+        self.ask(head.as_mut_bytes())?;
+        Ok(head.indir_size)
+    }
+
+    /// SIOCETHTOOL with a command and its structure, which the kernel may write to, too.
+    fn ask(&self, bytes: &mut [u8]) -> io::Result<()> {
+        // SAFETY: ifreq is plain data, for which all zeroes are valid.
+        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+        for (to, from) in request.ifr_name.iter_mut().zip(self.name) {
+            *to = from.cast_signed();
+        }
+        request.ifr_ifru.ifru_data = bytes.as_mut_ptr().cast();
+        // SAFETY: the request names a buffer of ours that lives as long as the call. How much the kernel writes there follows from the
+        // command and the counts in the buffer: each caller gives a buffer of the command's structure (asserted against the kernel's header)
+        // with room for the counts that it writes there. Any bytes are valid for these structures.
+        let result = unsafe { libc::ioctl(self.socket.as_raw_fd(), abi::SIOCETHTOOL as _, &raw mut request) };
+        match result {
+            -1 => Err(io::Error::last_os_error()),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Nic for Ethtool {
+    fn table(&self) -> io::Result<Table> {
+        self.read_table()
+    }
+
+    fn insert(&mut self, rule: &Rule, location: Option<u32>) -> io::Result<u32> {
+        let mut request = RxNfc::new(command::SRXCLSRLINS);
+        request.fs = rule.spec();
+        request.fs.location = location.unwrap_or(abi::LOCATION_ANY);
+        if let Target::Context(context) = rule.target {
+            request.rule_cnt = context;
+        }
+        self.ask(request.as_mut_bytes())?;
+        Ok(request.fs.location)
+    }
+
+    fn delete(&mut self, location: u32) -> io::Result<()> {
+        let mut request = RxNfc::new(command::SRXCLSRLDEL);
+        request.fs.location = location;
+        self.ask(request.as_mut_bytes())
+    }
+
+    fn contexts(&self) -> io::Result<Vec<u32>> {
+        // That there is a main table, hence that the driver knows of any.
+        self.indirection_size(0)?;
+        Ok((1..=CONTEXTS_MAX)
+            .filter(|&context| self.indirection_size(context).is_ok())
+            .collect())
+    }
+
+    fn spread(&self, context: u32) -> io::Result<Vec<u32>> {
+        let size = self.indirection_size(context)?.min(INDIRECTION_MAX);
+        let head = RxFh {
+            cmd: command::GRSSH,
+            rss_context: context,
+            indir_size: size,
+            ..RxFh::default()
+        };
+        let mut bytes = head.as_bytes().to_vec();
+        bytes.resize(size_of::<RxFh>() + 4 * size as usize, 0);
+        self.ask(&mut bytes)?;
+        let table = bytes[size_of::<RxFh>()..].as_chunks::<4>().0.iter();
+        let mut queues: Vec<u32> = table.map(|bytes| u32::from_ne_bytes(*bytes)).collect();
+        queues.sort_unstable();
+        queues.dedup();
+        Ok(queues)
+    }
+
+    fn create_context(&mut self, queues: &[u32]) -> io::Result<u32> {
+        let size = self.indirection_size(0)?;
+        if size == 0 || size > INDIRECTION_MAX || queues.is_empty() {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        let head = RxFh {
+            cmd: command::SRSSH,
+            rss_context: abi::CONTEXT_ALLOC,
+            indir_size: size,
+            ..RxFh::default()
+        };
+        let table = queues.iter().cycle().take(size as usize);
+        let mut bytes = head.as_bytes().to_vec();
+        bytes.extend(table.flat_map(|queue| queue.to_ne_bytes()));
+        self.ask(&mut bytes)?;
+        Ok(read::<RxFh>(&bytes)?.rss_context)
+    }
+
+    fn delete_context(&mut self, context: u32) -> io::Result<()> {
+        let mut head = RxFh {
+            cmd: command::SRSSH,
+            rss_context: context,
+            // A table of no entries: the context goes (`ethtool_set_rxfh`, net/ethtool/ioctl.c).
+            indir_size: 0,
+            ..RxFh::default()
+        };
+        self.ask(head.as_mut_bytes())
+    }
+}
+
+fn read<T: FromBytes + Immutable>(bytes: &[u8]) -> io::Result<T> {
+    T::read_from_prefix(bytes)
+        .map(|(value, _)| value)
+        .map_err(|_| io::ErrorKind::InvalidData.into())
+}

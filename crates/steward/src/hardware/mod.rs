@@ -1,0 +1,306 @@
+//! Steering by the NIC: n-tuple rules that bring the frames of a lease's addresses and VLANs to its queues, and an RSS context that spreads
+//! them over several.
+//!
+//! # Theory of operation
+//!
+//! The kernel forgets a socket when its holder dies; a NIC forgets no rule. So everything is noted before it is done ([`Plan`]), in a form by which
+//! it can be found again: a rule by what it says, a context by those that there were before it. Whoever goes on after a crash removes what was noted and
+//! is there, and nothing else. Rules that were there before are never touched: where one is for the same frames, ours are not made.
+//!
+//! The order is: note, context, note, rules, note; undone the other way round ([`Part`]). A driver that refuses any of it leaves the lease with the
+//! program alone, which looks at each frame in any case; what was done until then is undone.
+//!
+//! | what | where |
+//! |---|---|
+//! | structures of the kernel's header | `abi` |
+//! | one rule, as bytes and back | `rule` |
+//! | the ioctl | `ethtool` |
+//! | making and undoing | here, against [`Nic`], which tests play |
+
+#![cfg_attr(not(test), allow(dead_code, reason = "the steward does not make rules yet"))]
+
+mod abi;
+mod ethtool;
+mod rule;
+
+use std::io;
+
+pub use ethtool::Ethtool;
+pub use rule::{Known, Rule, Target};
+use steer::Filter;
+
+/// A NIC's rules and contexts.
+pub(crate) trait Nic {
+    /// The rules that there are.
+    fn table(&self) -> io::Result<Table>;
+    /// Adds a rule at a location, or where the driver likes; says where.
+    fn insert(&mut self, rule: &Rule, location: Option<u32>) -> io::Result<u32>;
+    /// Removes the rule at a location.
+    fn delete(&mut self, location: u32) -> io::Result<()>;
+    /// The RSS contexts that there are.
+    fn contexts(&self) -> io::Result<Vec<u32>>;
+    /// The queues that one spreads over, in order, each once.
+    fn spread(&self, context: u32) -> io::Result<Vec<u32>>;
+    /// Makes one that spreads over these queues; says its number.
+    fn create_context(&mut self, queues: &[u32]) -> io::Result<u32>;
+    /// Removes one.
+    fn delete_context(&mut self, context: u32) -> io::Result<()>;
+}
+
+/// The rules of a NIC.
+#[derive(Debug, Clone)]
+pub(crate) struct Table {
+    /// Locations that there are.
+    pub(crate) size: u32,
+    /// The driver chooses locations.
+    pub(crate) special: bool,
+    pub(crate) rules: Vec<Known>,
+}
+
+/// What is made for one lease, noted before it is made.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Plan {
+    /// Queues that a context is made for; none: no context.
+    pub(crate) spread: Vec<u32>,
+    /// Contexts that there were before it.
+    pub(crate) before: Vec<u32>,
+    /// Its number, once it is known.
+    pub(crate) context: Option<u32>,
+    /// Rules that are made.
+    pub(crate) rules: Vec<Rule>,
+}
+
+/// One thing to undo, in the order in which it has to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Part {
+    /// A rule.
+    Rule(Rule),
+    /// An RSS context.
+    Context(u32),
+}
+
+/// How frames come to a lease's queues.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Made {
+    /// By rules to the first queue.
+    Rules,
+    /// By rules to a context of all.
+    Context,
+}
+
+/// Why the NIC is not told.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NotMade {
+    /// It has no rules, or does not say.
+    #[error("no n-tuple rules: {0}")]
+    Rules(#[source] io::Error),
+    /// Somebody's rule is for the same frames.
+    #[error(
+        "n-tuple rule {location} is for {rule} already, and stays: remove it with `ethtool -N NAME delete {location}`"
+    )]
+    Taken { location: u32, rule: Rule },
+    /// No room.
+    #[error("no room for {0} more n-tuple rule(s)")]
+    Full(usize),
+    /// A filter that no rule can say.
+    #[error("no n-tuple rule says \"without a tag\"")]
+    Untagged,
+    /// The driver refused a rule.
+    #[error("n-tuple rule for {rule} refused: {source}")]
+    Refused {
+        rule: Rule,
+        #[source]
+        source: io::Error,
+    },
+    /// The driver made something else of it.
+    #[error("n-tuple rule for {0} reads back differently, and was removed")]
+    Other(Rule),
+    /// It cannot be noted, so it is not made.
+    #[error("it cannot be noted: {0}")]
+    Note(#[source] io::Error),
+}
+
+/// What is wanted of a NIC.
+pub(crate) struct Order<'a> {
+    pub(crate) filter: &'a Filter,
+    pub(crate) queues: &'a [u32],
+}
+
+impl Order<'_> {
+    /// Rules for all addresses in all VLANs, all to one place.
+    fn rules(&self, target: Target) -> Result<Vec<Rule>, NotMade> {
+        let Filter { macs, vlans } = self.filter;
+        let untagged = vlans.contains(&0);
+        if macs.is_empty() && untagged {
+            return Err(NotMade::Untagged);
+        }
+        // A rule cannot ask for frames without a tag; one that does not ask for a tag brings them along, and the program sorts them out.
+        let vlans: Vec<Option<u16>> = match vlans.is_empty() || untagged {
+            true => vec![None],
+            false => vlans.iter().copied().map(Some).collect(),
+        };
+        let macs: Vec<Option<[u8; 6]>> = match macs.is_empty() {
+            true => vec![None],
+            false => macs.iter().copied().map(Some).collect(),
+        };
+        let both = macs
+            .iter()
+            .flat_map(|&mac| vlans.iter().map(move |&vlan| Rule { mac, vlan, target }));
+        Ok(both.collect())
+    }
+}
+
+/// Tells the NIC. `note` is given what is about to be made, each time before more is made, and must keep it.
+///
+/// # Errors
+/// Why not. What [`Plan::parts`] of the note says may be left in the NIC if that also refused to take it back.
+pub(crate) fn make(
+    nic: &mut impl Nic,
+    order: &Order<'_>,
+    plan: &mut Plan,
+    note: &mut dyn FnMut(&Plan) -> io::Result<()>,
+) -> Result<(Made, Option<io::Error>), NotMade> {
+    let table = nic.table().map_err(NotMade::Rules)?;
+    let Some(&first) = order.queues.first() else {
+        return Err(NotMade::Full(0));
+    };
+    let wanted = order.rules(Target::Queue(first))?;
+    let locations = places(&table, &wanted)?;
+    let mut why_no_context = None;
+    if order.queues.len() > 1 {
+        why_no_context = make_context(nic, order.queues, plan, note)?.err();
+    }
+    let target = plan.context.map_or(Target::Queue(first), Target::Context);
+    plan.rules = order.rules(target)?;
+    note(plan).map_err(NotMade::Note)?;
+    for (rule, location) in plan.rules.iter().zip(locations) {
+        let refused = |source| NotMade::Refused { rule: *rule, source };
+        let location = nic.insert(rule, location).map_err(refused)?;
+        let read = nic.table().map_err(refused)?;
+        let there = read.rules.iter().find(|known| known.location == location);
+        // What could not be found again must not stay.
+        if there.is_none_or(|known| known.rule != Some(*rule)) {
+            nic.delete(location).map_err(refused)?;
+            return Err(NotMade::Other(*rule));
+        }
+    }
+    Ok(match plan.context {
+        Some(_) => (Made::Context, None),
+        None => (Made::Rules, why_no_context),
+    })
+}
+
+/// Locations for rules, if nobody else has rules for the same frames.
+fn places(table: &Table, wanted: &[Rule]) -> Result<Vec<Option<u32>>, NotMade> {
+    for known in &table.rules {
+        let same = known
+            .rule
+            .filter(|rule| wanted.iter().any(|wanted| wanted.is_for_the_same(rule)));
+        if let Some(rule) = same {
+            let location = known.location;
+            return Err(NotMade::Taken { location, rule });
+        }
+    }
+    if table.special {
+        return Ok(vec![None; wanted.len()]);
+    }
+    // From the end, where rules have the least precedence: those that are there stay before ours.
+    let free = |location: &u32| table.rules.iter().all(|known| known.location != *location);
+    let places: Vec<_> = (0..table.size)
+        .rev()
+        .filter(free)
+        .take(wanted.len())
+        .map(Some)
+        .collect();
+    match places.len() == wanted.len() {
+        true => Ok(places),
+        false => Err(NotMade::Full(wanted.len())),
+    }
+}
+
+/// The inner result: why there is none, which is no reason to do without rules.
+fn make_context(
+    nic: &mut impl Nic,
+    queues: &[u32],
+    plan: &mut Plan,
+    note: &mut dyn FnMut(&Plan) -> io::Result<()>,
+) -> Result<io::Result<()>, NotMade> {
+    let before = match nic.contexts() {
+        Ok(before) => before,
+        Err(error) => return Ok(Err(error)),
+    };
+    (plan.spread, plan.before) = (queues.to_vec(), before);
+    note(plan).map_err(NotMade::Note)?;
+    match nic.create_context(queues) {
+        Ok(context) => {
+            plan.context = Some(context);
+            note(plan).map_err(NotMade::Note)?;
+            Ok(Ok(()))
+        }
+        Err(error) => {
+            (plan.spread, plan.before) = (Vec::new(), Vec::new());
+            Ok(Err(error))
+        }
+    }
+}
+
+impl Plan {
+    /// What is to be undone: also of a plan that was noted and whose maker died. A context whose number was not noted any more is one that was not there
+    /// before and spreads over these queues, if it is the only one: of several nobody knows which are whose, and they stay.
+    pub(crate) fn parts(&self, nic: &impl Nic) -> Vec<Part> {
+        let mut parts: Vec<Part> = self.rules.iter().copied().map(Part::Rule).collect();
+        let context = self.context.or_else(|| {
+            if self.spread.is_empty() {
+                return None;
+            }
+            let is_ours = |id: &u32| {
+                !self.before.contains(id) && nic.spread(*id).is_ok_and(|spread| spread == self.spread)
+            };
+            let new: Vec<u32> = nic.contexts().ok()?.into_iter().filter(is_ours).collect();
+            match new.as_slice() {
+                [one] => Some(*one),
+                _ => None,
+            }
+        });
+        parts.extend(context.map(Part::Context));
+        parts
+    }
+}
+
+/// Undoes one part, and looks whether it is undone. What is not there is.
+///
+/// # Errors
+/// The driver's; or that it said it was done and it is not.
+pub(crate) fn undo(nic: &mut impl Nic, part: &Part) -> io::Result<()> {
+    let stays = || io::Error::other("the driver says that it is removed, and it is there");
+    match *part {
+        Part::Rule(rule) => {
+            let places = |nic: &dyn Fn() -> io::Result<Table>| -> io::Result<Vec<u32>> {
+                let table = nic()?;
+                let same = table.rules.into_iter().filter(|known| known.rule == Some(rule));
+                Ok(same.map(|known| known.location).collect())
+            };
+            for location in places(&|| nic.table())? {
+                nic.delete(location)?;
+            }
+            match places(&|| nic.table())?.is_empty() {
+                true => Ok(()),
+                false => Err(stays()),
+            }
+        }
+        Part::Context(context) => {
+            if !nic.contexts()?.contains(&context) {
+                return Ok(());
+            }
+            nic.delete_context(context)?;
+            match nic.contexts()?.contains(&context) {
+                true => Err(stays()),
+                false => Ok(()),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;

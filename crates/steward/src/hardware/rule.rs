@@ -1,0 +1,226 @@
+//! One n-tuple rule: frames of a station or a VLAN, and where they are to go.
+
+use std::fmt;
+
+use super::abi::{self, FlowSpec};
+
+/// Where a rule sends frames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Target {
+    /// To a queue.
+    Queue(u32),
+    /// To the queues of an RSS context.
+    Context(u32),
+}
+
+/// A rule of ours: frames of one station, of one VLAN, or both; never of neither.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Rule {
+    /// To this station; `None`: to any.
+    pub mac: Option<[u8; 6]>,
+    /// Of this VLAN, 1 to 4094; `None`: of any.
+    pub vlan: Option<u16>,
+    /// Where they go.
+    pub target: Target,
+}
+
+/// A rule that is in a NIC, whoever's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Known {
+    /// Its place in the table; where it says something, lower ones come first.
+    pub location: u32,
+    /// What it would be, were it ours; `None`: ours are not like that.
+    pub rule: Option<Rule>,
+    /// Where frames go; `None`: they are dropped, or go to another function of the NIC.
+    pub target: Option<Target>,
+    /// Which frames, in words.
+    pub text: String,
+}
+
+impl Rule {
+    /// As a driver is told, apart from location and context.
+    pub(super) fn spec(&self) -> FlowSpec {
+        let mut spec = FlowSpec::zero();
+        spec.flow_type = abi::ETHER_FLOW;
+        if let Some(mac) = self.mac {
+            spec.h_u.h_dest = mac;
+            spec.m_u.h_dest = [0xff; 6];
+        }
+        if let Some(vlan) = self.vlan {
+            spec.flow_type |= abi::FLOW_EXT;
+            spec.h_ext.vlan_tci = vlan.to_be_bytes();
+            spec.m_ext.vlan_tci = abi::VLAN_MASK.to_be_bytes();
+        }
+        match self.target {
+            Target::Queue(queue) => spec.ring_cookie = queue.into(),
+            Target::Context(_) => spec.flow_type |= abi::FLOW_RSS,
+        }
+        spec
+    }
+
+    /// What a rule in a NIC says, if it is of the form of ours.
+    fn of(spec: &FlowSpec, context: u32) -> Option<Self> {
+        let kind = spec.flow_type & !(abi::FLOW_EXT | abi::FLOW_RSS);
+        let (m, ext) = (&spec.m_u, &spec.m_ext);
+        let others_are_any = m.h_source == [0; 6] && m.h_proto == [0; 2];
+        if kind != abi::ETHER_FLOW || !others_are_any {
+            return None;
+        }
+        let mac = match m.h_dest {
+            [0xff, 0xff, 0xff, 0xff, 0xff, 0xff] => Some(spec.h_u.h_dest),
+            [0, 0, 0, 0, 0, 0] => None,
+            _ => return None,
+        };
+        let vlan = match spec.flow_type & abi::FLOW_EXT {
+            0 => None,
+            _ if ext.data != [[0; 4]; 2] => return None,
+            _ => match u16::from_be_bytes(ext.vlan_tci) {
+                0 => None,
+                // Some drivers widen what they were told.
+                mask if mask & abi::VLAN_MASK == abi::VLAN_MASK => {
+                    Some(u16::from_be_bytes(spec.h_ext.vlan_tci) & abi::VLAN_MASK)
+                }
+                _ => return None,
+            },
+        };
+        let target = target_of(spec, context)?;
+        (mac.is_some() || vlan.is_some()).then_some(Self { mac, vlan, target })
+    }
+
+    /// Whether both are for the same frames.
+    #[must_use]
+    pub fn is_for_the_same(&self, other: &Self) -> bool {
+        (self.mac, self.vlan) == (other.mac, other.vlan)
+    }
+}
+
+/// `ring_cookie`: a queue in the lower 32 bits, a virtual function above (include/uapi/linux/ethtool.h, `ethtool_get_flow_spec_ring`).
+fn target_of(spec: &FlowSpec, context: u32) -> Option<Target> {
+    match u32::try_from(spec.ring_cookie) {
+        Ok(0) if spec.flow_type & abi::FLOW_RSS != 0 => Some(Target::Context(context)),
+        Ok(queue) if spec.flow_type & abi::FLOW_RSS == 0 => Some(Target::Queue(queue)),
+        _ => None,
+    }
+}
+
+impl Known {
+    pub(super) fn of(spec: &FlowSpec, location: u32, context: u32) -> Self {
+        let rule = Rule::of(spec, context);
+        Self {
+            location,
+            rule,
+            target: target_of(spec, context),
+            text: rule.map_or_else(|| words(spec), |rule| rule.to_string()),
+        }
+    }
+}
+
+/// Which frames a rule is for that is not like ours.
+fn words(spec: &FlowSpec) -> String {
+    let kind = match spec.flow_type & 0x1fff_ffff {
+        1 => "TCP over IPv4",
+        2 => "UDP over IPv4",
+        3 => "SCTP over IPv4",
+        5 => "TCP over IPv6",
+        6 => "UDP over IPv6",
+        7 => "SCTP over IPv6",
+        0x0d => "IPv4",
+        0x0e => "IPv6",
+        abi::ETHER_FLOW => "Ethernet",
+        _ => "other",
+    };
+    let dropped = if spec.ring_cookie == abi::COOKIE_DROP {
+        ", dropped"
+    } else {
+        ""
+    };
+    format!("{kind}{dropped}")
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut space = "";
+        if let Some(mac) = self.mac {
+            write!(f, "MAC {}", mac.map(|byte| format!("{byte:02x}")).join(":"))?;
+            space = " ";
+        }
+        match self.vlan {
+            Some(vlan) => write!(f, "{space}VLAN {vlan}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Queue(queue) => write!(f, "queue {queue}"),
+            Self::Context(context) => write!(f, "RSS context {context}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zerocopy::IntoBytes;
+
+    use super::*;
+
+    const MAC: [u8; 6] = [0x52, 0x54, 0, 0, 0, 1];
+
+    fn rule(mac: Option<[u8; 6]>, vlan: Option<u16>, target: Target) -> Rule {
+        Rule { mac, vlan, target }
+    }
+
+    #[test]
+    fn rule_is_told_in_the_bytes_that_ethtool_h_says() {
+        let spec = rule(Some(MAC), Some(100), Target::Queue(3)).spec();
+        let bytes = spec.as_bytes();
+        assert_eq!(bytes[..4], (abi::ETHER_FLOW | abi::FLOW_EXT).to_ne_bytes());
+        assert_eq!((&bytes[4..10], &bytes[76..82]), (&MAC[..], &[0xff; 6][..]));
+        // Offsets of vlan_tci in h_ext and m_ext; big-endian.
+        assert_eq!(
+            (&bytes[66..68], &bytes[138..140]),
+            (&[0, 100][..], &[0x0f, 0xff][..])
+        );
+        assert_eq!(bytes[152..160], 3u64.to_ne_bytes());
+        let told: usize = bytes.iter().filter(|&&byte| byte != 0).count();
+        // Type 2 bytes, address 3, mask 6, VLAN 1, mask 2, queue 1: nothing else.
+        assert_eq!(told, 15, "{bytes:?}");
+    }
+
+    #[test]
+    fn what_was_told_is_read_back_and_what_is_not_like_it_is_nobodys() {
+        for rule in [
+            rule(Some(MAC), None, Target::Queue(0)),
+            rule(None, Some(4094), Target::Context(2)),
+            rule(Some(MAC), Some(1), Target::Context(1)),
+        ] {
+            let context = match rule.target {
+                Target::Context(context) => context,
+                Target::Queue(_) => 0,
+            };
+            let known = Known::of(&rule.spec(), 7, context);
+            assert_eq!((known.rule, known.target), (Some(rule), Some(rule.target)));
+        }
+        let ours = rule(Some(MAC), Some(1), Target::Queue(2));
+        let changed = |change: fn(&mut FlowSpec)| {
+            let mut spec = ours.spec();
+            change(&mut spec);
+            Known::of(&spec, 7, 0).rule
+        };
+        for change in [
+            (|spec| spec.flow_type = 1) as fn(&mut FlowSpec),
+            |spec| spec.m_u.h_dest[5] = 0,
+            |spec| spec.m_u.h_source = [0xff; 6],
+            |spec| spec.m_u.h_proto = [0xff; 2],
+            |spec| spec.m_ext.vlan_tci = [0, 0xff],
+            |spec| spec.m_ext.data[0] = [1; 4],
+            |spec| spec.ring_cookie = abi::COOKIE_DROP,
+            |spec| spec.ring_cookie |= 1 << 32,
+            |spec| spec.flow_type |= abi::FLOW_MAC_EXT,
+        ] {
+            assert_eq!(changed(change), None);
+        }
+    }
+}

@@ -1,0 +1,399 @@
+//! A NIC that is played: what is asked of it, in which order, and what becomes of it when it refuses or the steward dies.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::panic::AssertUnwindSafe;
+
+use super::*;
+
+const MACS: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
+
+/// Does what drivers do, and refuses what it is told to refuse.
+#[derive(Debug, Clone, Default)]
+struct Played {
+    size: u32,
+    special: bool,
+    rules: BTreeMap<u32, Rule>,
+    contexts: BTreeMap<u32, Vec<u32>>,
+    has_contexts: bool,
+    /// Calls so far that change something, and the one that fails.
+    calls: u32,
+    fails_at: Option<u32>,
+    said: Vec<String>,
+    /// Says that it removes, and does not.
+    lies: bool,
+    /// Changes what it is told.
+    widens: bool,
+}
+
+/// A context that was there before.
+fn theirs() -> BTreeMap<u32, Vec<u32>> {
+    [(1, vec![0, 1])].into()
+}
+
+impl Played {
+    fn new() -> Self {
+        Self {
+            size: 8,
+            has_contexts: true,
+            contexts: theirs(),
+            ..Self::default()
+        }
+    }
+
+    fn call(&mut self, what: String) -> io::Result<()> {
+        self.calls += 1;
+        if self.fails_at == Some(self.calls) {
+            return Err(io::Error::from_raw_os_error(libc::EBUSY));
+        }
+        self.said.push(what);
+        Ok(())
+    }
+}
+
+impl Nic for Played {
+    fn table(&self) -> io::Result<Table> {
+        if self.size == 0 {
+            return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
+        }
+        let known = |(&location, rule): (&u32, &Rule)| Known {
+            location,
+            rule: Some(*rule),
+            target: Some(rule.target),
+            text: rule.to_string(),
+        };
+        Ok(Table {
+            size: self.size,
+            special: self.special,
+            rules: self.rules.iter().map(known).collect(),
+        })
+    }
+
+    fn insert(&mut self, rule: &Rule, location: Option<u32>) -> io::Result<u32> {
+        assert_eq!(location.is_none(), self.special);
+        let location = location.unwrap_or(self.rules.len() as u32 + 1000);
+        self.call(format!("insert {rule} to {} at {location}", rule.target))?;
+        let mut rule = *rule;
+        if self.widens {
+            rule.vlan = None;
+        }
+        let before = self.rules.insert(location, rule);
+        assert_eq!(before, None, "a rule was overwritten");
+        Ok(location)
+    }
+
+    fn delete(&mut self, location: u32) -> io::Result<()> {
+        self.call(format!("delete {location}"))?;
+        if !self.lies {
+            assert!(self.rules.remove(&location).is_some(), "nothing is there");
+        }
+        Ok(())
+    }
+
+    fn contexts(&self) -> io::Result<Vec<u32>> {
+        match self.has_contexts {
+            true => Ok(self.contexts.keys().copied().collect()),
+            false => Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)),
+        }
+    }
+
+    fn spread(&self, context: u32) -> io::Result<Vec<u32>> {
+        Ok(self.contexts[&context].clone())
+    }
+
+    fn create_context(&mut self, queues: &[u32]) -> io::Result<u32> {
+        self.call(format!("context of {queues:?}"))?;
+        let context = self.contexts.keys().max().unwrap_or(&0) + 1;
+        self.contexts.insert(context, queues.to_vec());
+        Ok(context)
+    }
+
+    fn delete_context(&mut self, context: u32) -> io::Result<()> {
+        self.call(format!("delete context {context}"))?;
+        let used = self
+            .rules
+            .values()
+            .any(|rule| rule.target == Target::Context(context));
+        assert!(!used, "a rule points at it");
+        self.contexts.remove(&context);
+        Ok(())
+    }
+}
+
+fn filter(macs: usize, vlans: &[u16]) -> Filter {
+    Filter {
+        macs: MACS[..macs].to_vec(),
+        vlans: vlans.to_vec(),
+    }
+}
+
+/// Makes it, noting everything; the plan as it was noted last.
+fn run(nic: &mut Played, filter: &Filter, queues: &[u32]) -> (Plan, Result<Made, String>) {
+    let (mut plan, mut noted) = (Plan::default(), Plan::default());
+    let order = Order { filter, queues };
+    let made = make(nic, &order, &mut plan, &mut |plan| {
+        noted = plan.clone();
+        Ok(())
+    });
+    (
+        noted,
+        made.map(|(made, _)| made).map_err(|error| error.to_string()),
+    )
+}
+
+fn undo_all(nic: &mut Played, plan: &Plan) {
+    for part in plan.parts(nic) {
+        undo(nic, &part).expect("it refuses nothing");
+    }
+}
+
+#[test]
+fn one_queue_gets_a_rule_for_each_address_in_each_vlan() {
+    let mut nic = Played::new();
+    nic.rules.insert(
+        7,
+        Rule {
+            mac: Some([9; 6]),
+            vlan: None,
+            target: Target::Queue(0),
+        },
+    );
+    let before = nic.rules.clone();
+    let (plan, made) = run(&mut nic, &filter(2, &[100, 200]), &[3]);
+    assert_eq!(made, Ok(Made::Rules));
+    assert_eq!(
+        nic.said,
+        [
+            "insert MAC 02:00:00:00:00:01 VLAN 100 to queue 3 at 6",
+            "insert MAC 02:00:00:00:00:01 VLAN 200 to queue 3 at 5",
+            "insert MAC 02:00:00:00:00:02 VLAN 100 to queue 3 at 4",
+            "insert MAC 02:00:00:00:00:02 VLAN 200 to queue 3 at 3",
+        ]
+    );
+    undo_all(&mut nic, &plan);
+    assert_eq!(nic.rules, before);
+    // Again is nothing.
+    let calls = nic.calls;
+    undo_all(&mut nic, &plan);
+    assert_eq!(nic.calls, calls);
+}
+
+#[test]
+fn several_queues_get_a_context_first_and_lose_it_last() {
+    let mut nic = Played::new();
+    nic.special = true;
+    let (plan, made) = run(&mut nic, &filter(1, &[]), &[4, 5]);
+    assert_eq!(made, Ok(Made::Context));
+    undo_all(&mut nic, &plan);
+    assert_eq!(
+        nic.said,
+        [
+            "context of [4, 5]",
+            "insert MAC 02:00:00:00:00:01 to RSS context 2 at 1000",
+            "delete 1000",
+            "delete context 2",
+        ]
+    );
+    assert_eq!((nic.contexts, nic.rules.len()), (theirs(), 0));
+}
+
+#[test]
+fn several_queues_without_contexts_get_rules_to_the_first() {
+    let mut nic = Played::new();
+    nic.has_contexts = false;
+    let (_, made) = run(&mut nic, &filter(0, &[7]), &[4, 5]);
+    assert_eq!(made, Ok(Made::Rules));
+    assert_eq!(nic.said, ["insert VLAN 7 to queue 4 at 7"]);
+}
+
+#[test]
+fn nic_that_cannot_is_left_alone() {
+    let refused = |nic: &mut Played, filter: &Filter, words: &str| {
+        let (rules, contexts) = (nic.rules.clone(), nic.contexts.clone());
+        let (plan, made) = run(nic, filter, &[2]);
+        let said = made.expect_err("it cannot");
+        assert!(said.contains(words), "{said}");
+        undo_all(nic, &plan);
+        assert_eq!((&nic.rules, &nic.contexts), (&rules, &contexts));
+    };
+    refused(&mut Played::default(), &filter(1, &[]), "no n-tuple rules");
+    refused(&mut Played::new(), &filter(0, &[0]), "without a tag");
+    let mut small = Played::new();
+    small.size = 1;
+    refused(&mut small, &filter(2, &[]), "no room for 2");
+    let mut taken = Played::new();
+    let theirs = Rule {
+        mac: Some(MACS[0]),
+        vlan: None,
+        target: Target::Queue(6),
+    };
+    taken.rules.insert(2, theirs);
+    refused(
+        &mut taken,
+        &filter(2, &[]),
+        "rule 2 is for MAC 02:00:00:00:00:01 already",
+    );
+    let mut widens = Played::new();
+    widens.widens = true;
+    refused(&mut widens, &filter(1, &[5]), "reads back differently");
+}
+
+#[test]
+fn untagged_among_vlans_means_a_rule_for_the_address_alone() {
+    let mut nic = Played::new();
+    let (_, made) = run(&mut nic, &filter(1, &[0, 5]), &[2]);
+    assert_eq!((made, nic.said.len()), (Ok(Made::Rules), 1));
+}
+
+#[test]
+fn driver_that_refuses_any_step_is_left_as_it_was() {
+    for fails_at in 1..=5 {
+        let mut nic = Played::new();
+        nic.fails_at = Some(fails_at);
+        let (plan, made) = run(&mut nic, &filter(2, &[5, 6]), &[0, 1]);
+        // Without a context rules do; without one of the rules there are none.
+        assert_eq!(made == Ok(Made::Rules), fails_at == 1, "{made:?}");
+        nic.fails_at = None;
+        undo_all(&mut nic, &plan);
+        assert_eq!((nic.contexts, nic.rules.len()), (theirs(), 0), "{fails_at}");
+    }
+}
+
+#[test]
+fn steward_that_dies_at_any_step_leaves_nothing_that_its_note_does_not_find() {
+    let (filter, queues) = (filter(2, &[5, 6]), [0, 1]);
+    let mut ended = false;
+    for dies_at in 0..40 {
+        let mut nic = Played::new();
+        let others = Rule {
+            mac: Some([9; 6]),
+            vlan: None,
+            target: Target::Context(1),
+        };
+        nic.rules.insert(0, others);
+        let before = (nic.rules.clone(), nic.contexts.clone());
+        let life = Life::new(dies_at);
+        let mut noted = Plan::default();
+        let died = {
+            let mut dying = Dying {
+                nic: &mut nic,
+                life: &life,
+            };
+            let order = Order {
+                filter: &filter,
+                queues: &queues,
+            };
+            let mut plan = Plan::default();
+            let mut note = |plan: &Plan| {
+                life.step();
+                noted = plan.clone();
+                life.step();
+                Ok(())
+            };
+            let making = AssertUnwindSafe(|| make(&mut dying, &order, &mut plan, &mut note).is_ok());
+            std::panic::catch_unwind(making).is_err()
+        };
+        ended |= !died;
+        for part in noted.parts(&nic) {
+            undo(&mut nic, &part).expect("it refuses nothing");
+        }
+        assert_eq!((nic.rules, nic.contexts), before, "dies at {dies_at}");
+    }
+    assert!(ended, "it was never tried to the end");
+}
+
+/// So many steps, and then death: nothing of what would come after happens.
+struct Life(Cell<u32>);
+
+impl Life {
+    fn new(steps: u32) -> Self {
+        Self(Cell::new(steps))
+    }
+
+    fn step(&self) {
+        match self.0.get() {
+            0 => std::panic::resume_unwind(Box::new("dead")),
+            left => self.0.set(left - 1),
+        }
+    }
+}
+
+/// A NIC whose user may die before and after each call.
+struct Dying<'a> {
+    nic: &'a mut Played,
+    life: &'a Life,
+}
+
+impl Dying<'_> {
+    fn change<T>(&mut self, act: impl FnOnce(&mut Played) -> T) -> T {
+        self.life.step();
+        let done = act(self.nic);
+        self.life.step();
+        done
+    }
+}
+
+impl Nic for Dying<'_> {
+    fn table(&self) -> io::Result<Table> {
+        self.nic.table()
+    }
+    fn insert(&mut self, rule: &Rule, location: Option<u32>) -> io::Result<u32> {
+        self.change(|nic| nic.insert(rule, location))
+    }
+    fn delete(&mut self, location: u32) -> io::Result<()> {
+        self.change(|nic| nic.delete(location))
+    }
+    fn contexts(&self) -> io::Result<Vec<u32>> {
+        self.nic.contexts()
+    }
+    fn spread(&self, context: u32) -> io::Result<Vec<u32>> {
+        self.nic.spread(context)
+    }
+    fn create_context(&mut self, queues: &[u32]) -> io::Result<u32> {
+        self.change(|nic| nic.create_context(queues))
+    }
+    fn delete_context(&mut self, context: u32) -> io::Result<()> {
+        self.change(|nic| nic.delete_context(context))
+    }
+}
+
+#[test]
+fn nothing_is_made_that_cannot_be_noted() {
+    let mut nic = Played::new();
+    let order = Order {
+        filter: &filter(1, &[]),
+        queues: &[0],
+    };
+    let full = &mut |_: &Plan| Err(io::ErrorKind::StorageFull.into());
+    let made = make(&mut nic, &order, &mut Plan::default(), full);
+    assert!(matches!(made, Err(NotMade::Note(_))), "{made:?}");
+    assert_eq!((nic.calls, nic.rules.len()), (0, 0));
+}
+
+#[test]
+fn driver_that_says_done_and_keeps_the_rule_is_asked_again() {
+    let mut nic = Played::new();
+    let (plan, _) = run(&mut nic, &filter(1, &[]), &[0]);
+    nic.lies = true;
+    let part = plan.parts(&nic)[0];
+    assert!(undo(&mut nic, &part).is_err());
+    nic.lies = false;
+    undo(&mut nic, &part).expect("removed now");
+    assert!(nic.rules.is_empty());
+}
+
+#[test]
+fn contexts_that_cannot_be_told_apart_stay() {
+    let mut nic = Played::new();
+    let plan = Plan {
+        spread: vec![0, 1],
+        before: vec![1],
+        ..Plan::default()
+    };
+    assert_eq!(plan.parts(&nic), []);
+    nic.contexts.insert(2, vec![0, 1]);
+    nic.contexts.insert(3, vec![0, 1, 2]);
+    assert_eq!(plan.parts(&nic), [Part::Context(2)]);
+    nic.contexts.insert(4, vec![0, 1]);
+    assert_eq!(plan.parts(&nic), []);
+}

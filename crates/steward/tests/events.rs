@@ -1,0 +1,163 @@
+//! What happens to an interface under a lease: the holder is told, and why, and goes on when it is over.
+
+mod common;
+
+use std::os::fd::AsFd;
+use std::time::Instant;
+
+use common::{World, refusal};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use steer::Filter;
+use steward::client::Lease;
+use steward::protocol::{Facts, Reason, Steered};
+use testkit::{VethPair, require, wait};
+
+/// Waits until the steward tells of a state like this.
+#[track_caller]
+fn await_facts(lease: &Lease, what: &str, holds: impl Fn(&Facts) -> bool) -> Facts {
+    let deadline = Instant::now() + wait::SOON;
+    let second = Timespec {
+        tv_sec: 1,
+        tv_nsec: 0,
+    };
+    while Instant::now() < deadline {
+        let _ = poll(
+            &mut [PollFd::from_borrowed_fd(lease.as_fd(), PollFlags::IN)],
+            Some(&second),
+        );
+        if let Some(facts) = lease.take_changes().expect("the lease goes on")
+            && holds(&facts)
+        {
+            return facts;
+        }
+    }
+    panic!("never told: {what}; last: {:?}", lease.facts());
+}
+
+fn channels(world: &World, near: &str, far: &str) {
+    // A veth with a program refuses fewer queues than its far end sends to.
+    if near < far {
+        world.veth.far.run("ethtool", &["-L", VethPair::WIRE, "tx", near]);
+    }
+    world.veth.near.run("ethtool", &["-L", VethPair::NIC, "rx", near]);
+    world.veth.far.run("ethtool", &["-L", VethPair::WIRE, "tx", near]);
+}
+
+#[test]
+fn queue_that_channels_take_away_impairs_its_lease_until_it_is_back() {
+    require!(Root);
+    let world = World::new();
+    let (first, _sockets) = world.lease(0, 1).expect("allowed");
+    let (second, _more) = world.lease(1, 1).expect("allowed");
+    let before = second.facts();
+    assert_eq!((before.rx_queues, before.impaired), (2, false));
+    channels(&world, "1", "2");
+    let fewer = await_facts(&second, "impaired", |facts| facts.impaired);
+    assert_eq!(fewer.rx_queues, 1);
+    for words in ["nic0 has 1 receive queue(s) now, queue 1", "ethtool -L"] {
+        assert!(fewer.note.contains(words), "{words} in: {}", fewer.note);
+    }
+    assert_eq!(fewer.generation, before.generation, "the program stays");
+    // The other lease is told of the number, and not impaired.
+    let other = await_facts(&first, "fewer", |facts| facts.rx_queues == 1);
+    assert!(!other.impaired && other.note.is_empty(), "{other:?}");
+    // It is not to be had anew, and not lost.
+    assert_eq!(refusal(world.lease(1, 1)).reason, Reason::NoInterface);
+    channels(&world, "2", "1");
+    let after = await_facts(&second, "as it was", |facts| !facts.impaired);
+    assert_eq!(after, before);
+    assert_eq!(refusal(world.lease(1, 1)).reason, Reason::Taken);
+}
+
+#[test]
+fn interface_that_is_down_impairs_the_lease_and_says_so() {
+    require!(Root);
+    let world = World::of_one_queue();
+    let (lease, _sockets) = world.lease(0, 1).expect("allowed");
+    let before = lease.facts();
+    world.veth.near.ip(&["link", "set", VethPair::NIC, "down"]);
+    let down = await_facts(&lease, "down", |facts| !facts.up);
+    assert!(down.impaired && down.note.contains("nic0 is down"), "{down:?}");
+    world.veth.near.ip(&["link", "set", VethPair::NIC, "up"]);
+    assert_eq!(await_facts(&lease, "up", |facts| facts.up), before);
+}
+
+#[test]
+fn interface_that_is_renamed_is_the_same_under_its_new_name() {
+    require!(Root);
+    let world = World::of_one_queue();
+    let (lease, _sockets) = world.lease(0, 1).expect("allowed");
+    let before = lease.facts();
+    world
+        .veth
+        .near
+        .ip(&["link", "set", VethPair::NIC, "name", "other0"]);
+    let renamed = await_facts(&lease, "renamed", |facts| facts.name == "other0");
+    assert_eq!(
+        renamed,
+        Facts {
+            name: "other0".to_owned(),
+            ..before.clone()
+        }
+    );
+    lease.socket(0).expect("it goes on");
+    // Another interface that gets the name is not taken for it, and may be leased beside it.
+    world.veth.join_as((VethPair::NIC, "wire1"), 1, 1500);
+    let (new, _more) = world.lease(0, 1).expect("another interface");
+    assert_ne!(new.facts().ifindex, before.ifindex);
+    world.veth.near.ip(&["link", "delete", VethPair::NIC]);
+    await_facts(&new, "gone", |facts| {
+        facts.impaired && facts.note.contains("gone")
+    });
+    assert!(!lease.facts().impaired);
+    lease.socket(0).expect("it goes on");
+}
+
+/// What the lease takes is told to the program that is attached anew, before the holder can use it.
+#[test]
+fn interface_that_is_made_again_or_moves_away_and_back_takes_the_same_frames() {
+    require!(Root);
+    let world = World::of_one_queue();
+    let ours = [2, 0, 0, 0, 0, 0xaa];
+    let wanted = steward::protocol::Wanted {
+        filter: Filter {
+            macs: vec![ours],
+            vlans: Vec::new(),
+        },
+        ..common::wanted(0, 1)
+    };
+    let (lease, _sockets) = Lease::take(&world.socket(), &wanted).expect("allowed");
+    let takes_what_is_ours = || {
+        let conf = steer::QueueConf {
+            virtio_header: None,
+            frame_limit: 1518,
+        };
+        lease.activate(0, conf).expect("ours");
+        let wire = testkit::PacketPort::open(&world.veth.far, VethPair::WIRE);
+        let mut frame = testkit::frame::plain(100, 1);
+        wire.send(&frame);
+        let counters = || lease.counters(0).expect("ours");
+        assert!(wait::until(wait::SOON, || counters().not_ours == 1));
+        frame[..6].copy_from_slice(&ours);
+        wire.send(&frame);
+        // No socket is bound; that the program would have given it one is what counts.
+        assert!(wait::until(wait::SOON, || counters().redirected
+            + counters().no_socket
+            == 1));
+    };
+    takes_what_is_ours();
+    world.veth.near.ip(&["link", "delete", VethPair::NIC]);
+    await_facts(&lease, "gone", |facts| facts.impaired);
+    world.veth.join(1, 1500);
+    await_facts(&lease, "made again", |facts| !facts.impaired);
+    takes_what_is_ours();
+    let (near, far) = (&world.veth.near, &world.veth.far);
+    near.ip(&["link", "set", VethPair::NIC, "netns", far.name()]);
+    let gone = await_facts(&lease, "moved", |facts| facts.impaired);
+    assert_eq!((gone.ifindex, gone.mode), (0, None));
+    far.ip(&["link", "set", VethPair::NIC, "netns", near.name()]);
+    near.ip(&["link", "set", VethPair::NIC, "up"]);
+    let back = await_facts(&lease, "moved back", |facts| !facts.impaired && facts.up);
+    assert_eq!(back.steered, Steered::ByProgram);
+    takes_what_is_ours();
+}
