@@ -35,7 +35,7 @@ const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
 pub struct Foreign {
     /// Its socket map.
     pub map: OwnedFd,
-    _program: OwnedFd,
+    program: OwnedFd,
     _link: OwnedFd,
 }
 
@@ -51,26 +51,21 @@ impl Foreign {
     pub fn attach(netns: &NetNs, interface: &str, mode: Mode, first: u32) -> Self {
         let map = make_map(BPF_MAP_TYPE_XSKMAP, Self::PLACES);
         let program = load(&map, first);
-        let link = netns.enter(|| {
-            let name = CString::new(interface).expect("no zero byte");
-            // SAFETY: the name is a live string.
-            let target_ifindex = unsafe { libc::if_nametoindex(name.as_ptr()) };
-            let create = LinkCreate {
-                program: number(&program),
-                target_ifindex,
-                attach_type: BPF_ATTACH_XDP,
-                flags: match mode {
-                    Mode::Native => XDP_FLAGS_DRV_MODE,
-                    Mode::Skb => XDP_FLAGS_SKB_MODE,
-                },
-            };
-            descriptor(bpf(BPF_LINK_CREATE, &create).expect("the program can be attached"))
-        });
+        let link = link(&program, netns, interface, mode);
         Self {
             map,
-            _program: program,
+            program,
             _link: link,
         }
+    }
+
+    /// Attaches it to an interface that was made again, for as long as the result lives.
+    ///
+    /// # Panics
+    /// If that fails.
+    #[must_use]
+    pub fn attach_again(&self, netns: &NetNs, interface: &str, mode: Mode) -> OwnedFd {
+        link(&self.program, netns, interface, mode)
     }
 
     /// Puts a socket into a place.
@@ -236,6 +231,24 @@ fn make_map(map_type: u32, max_entries: u32) -> OwnedFd {
         max_entries,
     };
     descriptor(bpf(BPF_MAP_CREATE, &create).expect("we are root"))
+}
+
+fn link(program: &OwnedFd, netns: &NetNs, interface: &str, mode: Mode) -> OwnedFd {
+    netns.enter(|| {
+        let name = CString::new(interface).expect("no zero byte");
+        // SAFETY: the name is a live string.
+        let target_ifindex = unsafe { libc::if_nametoindex(name.as_ptr()) };
+        let create = LinkCreate {
+            program: number(program),
+            target_ifindex,
+            attach_type: BPF_ATTACH_XDP,
+            flags: match mode {
+                Mode::Native => XDP_FLAGS_DRV_MODE,
+                Mode::Skb => XDP_FLAGS_SKB_MODE,
+            },
+        };
+        descriptor(bpf(BPF_LINK_CREATE, &create).expect("the program can be attached"))
+    })
 }
 
 /// `return bpf_redirect_map(&map, ctx->rx_queue_index + first, XDP_PASS);`

@@ -180,6 +180,76 @@ fn map_of_another_gets_the_sockets_from_its_first_index_on(#[case] by_path: bool
 }
 
 #[test]
+fn interface_that_goes_down_or_changes_its_mtu_is_followed_as_far_as_a_chunk_reaches() {
+    require!(Root);
+    let veth = VethPair::new();
+    let program = Foreign::attach(&veth.near, VethPair::NIC, Mode::Native, 0);
+    let serve = inhibited().with("--map-fd", list(&[&program.map]));
+    let mut daemon = inherited(&[&program.map], || Daemon::spawn(&veth.near, &serve));
+    daemon.await_sockets(&[daemon.socket(), daemon.path("control")]);
+    let driver = Driver::connect(&daemon.socket(), &DriverConfig::default()).expect("accepted");
+    let wire = PacketPort::open(&veth.far, VethPair::WIRE);
+    let mut rig = Rig {
+        driver,
+        daemon,
+        wire,
+        veth,
+    };
+    rig.post(64, &[BUFFER]);
+    rig.veth.near.ip(&["link", "set", VethPair::NIC, "down"]);
+    wait::settle();
+    rig.veth.near.ip(&["link", "set", VethPair::NIC, "up"]);
+    rig.await_passes_both_ways();
+    let set_mtu = |rig: &Rig, mtu: u32| {
+        let mtu = mtu.to_string();
+        rig.veth.near.ip(&["link", "set", VethPair::NIC, "mtu", &mtu]);
+    };
+    for mtu in [1000, 1700] {
+        set_mtu(&rig, mtu);
+        rig.daemon.await_port(0, "the MTU", |port| port["mtu"] == mtu);
+        rig.await_passes_both_ways();
+    }
+    set_mtu(&rig, 3000);
+    rig.daemon.await_port(0, "impaired", |port| {
+        port["impaired"]
+            .as_str()
+            .is_some_and(|why| why.contains("start the daemon anew"))
+    });
+    set_mtu(&rig, 1500);
+    rig.daemon
+        .await_port(0, "recovered", |port| port["impaired"].is_null());
+    rig.await_passes_both_ways();
+}
+
+#[test]
+fn interface_that_was_made_again_gets_new_sockets_in_the_map() {
+    require!(Root);
+    let veth = VethPair::new();
+    let program = Foreign::attach(&veth.near, VethPair::NIC, Mode::Native, 0);
+    let bpffs = BpfFs::mount();
+    let pinned = bpffs.pin(&program.map, "xsks");
+    let serve = inhibited().with("--map-path", pinned);
+    let mut daemon = Daemon::spawn(&veth.near, &serve);
+    daemon.await_sockets(&[daemon.socket(), daemon.path("control")]);
+    let driver = Driver::connect(&daemon.socket(), &DriverConfig::default()).expect("accepted");
+    veth.near.ip(&["link", "delete", VethPair::NIC]);
+    daemon.await_port(0, "gone", |port| !port["impaired"].is_null());
+    veth.join(1, 1500);
+    daemon.await_port(0, "back", |port| port["impaired"].is_null());
+    // Their program went with the old one.
+    let _link = program.attach_again(&veth.near, VethPair::NIC, Mode::Native);
+    let wire = PacketPort::open(&veth.far, VethPair::WIRE);
+    let mut rig = Rig {
+        driver,
+        daemon,
+        wire,
+        veth,
+    };
+    rig.post(64, &[BUFFER]);
+    rig.await_passes_both_ways();
+}
+
+#[test]
 fn interface_that_was_made_again_is_gone_for_sockets_that_were_passed_in_and_that_is_said() {
     require!(Root);
     let veth = VethPair::new();
@@ -366,14 +436,15 @@ fn accepted<'a>() -> Vec<Step<'a>> {
 
 const MAP_REQUEST: &str = "/xsk_map_fd,nic0";
 
-#[test]
-fn map_of_the_kubernetes_plugin_is_asked_for_and_used() {
+#[rstest]
+fn map_of_the_kubernetes_plugin_is_asked_for_and_used(#[values("/fin_ack", "/nak", "")] last_answer: &str) {
     require!(Root);
     let veth = VethPair::new();
     let program = Foreign::attach(&veth.near, VethPair::NIC, Mode::Native, 0);
     let mut steps = accepted();
     steps.push(step(MAP_REQUEST, "/fd_ack", &[&program.map]));
-    steps.push(step("/fin", "/fin_ack", &[]));
+    // What was given is ours, whatever comes then.
+    steps.push(step("/fin", last_answer, &[]));
     let mut kept = None;
     with_plugin(&veth, &steps, |mut daemon| {
         daemon.await_sockets(&[daemon.socket()]);
