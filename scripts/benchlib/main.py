@@ -28,7 +28,7 @@ class Run:
         self.seconds = options.seconds
         self.warmup_s = min(1.0, options.seconds)
         self.idle_s = options.idle_seconds
-        self.binary = options.binary
+        self.binary, self.steward = options.binary, options.steward
         self.generator = options.generator
         self.pause_us = options.generator_pause_us
         self.guest_cpu, self.backend_cpu = options.guest_cpu, options.backend_cpu
@@ -70,6 +70,7 @@ def parse(arguments):
     parser.add_argument("--guest-cpu", type=int, default=0, help="CPU of the guest and of the generator (default 0)")
     parser.add_argument("--backend-cpu", type=int, default=1, help="CPU of the back end (default 1)")
     parser.add_argument("--binary", required=True, help=argparse.SUPPRESS)
+    parser.add_argument("--steward", help=argparse.SUPPRESS)
     parser.add_argument("--list", action="store_true", help="list the cases and end")
     options = parser.parse_args(arguments)
     for name in ("reps", "seconds", "idle_seconds"):
@@ -126,6 +127,7 @@ def print_conditions(about, run, options):
     """What the tables cannot say."""
     print(f"{about['cpu']}, {about['cpus']} CPUs, TSC {about['tsc_hz'] / 1e9:.3f} GHz, Linux {about['kernel']}")
     print(f"vhost-af-xdp {about['commit']} ({about['vhost_af_xdp']}, {about['rustc']}), DPDK {about['dpdk']}")
+    print("daemons on an interface: " + ("as nobody, queues leased from a steward" if options.steward else "by root"))
     print(f"guest and generator on CPU {options.guest_cpu}, back end on CPU {options.backend_cpu}, load before {about['load_before']}")
     print(f"{options.reps} repetitions of {options.seconds} s; ÷: median of the ratios within a repetition; ±: half of max - min\n")
     print("Command lines (of the last repetition):")

@@ -20,6 +20,20 @@ def ip(*words):
     return done.stdout
 
 
+class Namespace:
+    """One more, with nothing in it."""
+
+    def __init__(self, label):
+        self.name = f"vax-bench-{label}{os.getpid()}-{next(SERIAL)}"
+
+    def __enter__(self):
+        ip("netns", "add", self.name)
+        return self
+
+    def __exit__(self, *_):
+        subprocess.run(["ip", "netns", "delete", self.name], check=False)
+
+
 class Veth:
     """`nic` in the namespace `near`, `wire` in the namespace `far`, both up."""
 

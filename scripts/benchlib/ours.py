@@ -3,6 +3,7 @@
 import json
 import os
 
+from .lease import LeasedDaemon
 from .machine import output
 from .process import Failed, Process
 
@@ -15,7 +16,14 @@ def daemon(run, cpu, socket_path, placement, interface=None, netns=None, queues=
         argv += ["--frame-size", str(size)]
     argv += ["--spin-us", str(spin_us)] if spin_us else []
     argv += ["--queues", str(queues), "--cpus", str(cpu), "--control", control_path(run)]
-    return Process("daemon", argv, run.log_dir, netns)
+    return start(run, argv, run.log_dir, netns, interface)
+
+
+def start(run, argv, log_dir, netns=None, interface=None):
+    """The daemon, with leased queues if there is a steward to be had, else by root."""
+    if interface and run.steward:
+        return LeasedDaemon(run.steward, argv, log_dir, netns, interface)
+    return Process("daemon", argv, log_dir, netns)
 
 
 def socket_bench(run, name, verb, cpu, interface, netns, size, seconds, pause_us=0):

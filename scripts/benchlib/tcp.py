@@ -27,9 +27,10 @@ import tempfile
 import time
 from contextlib import ExitStack
 
+from . import ours
 from .guest import Guest, netcheck
 from .net import Veth, ip
-from .process import Failed, NotHere, Process, threads_ns
+from .process import Failed, NotHere, threads_ns
 
 PEER_IP, GUEST_IP = "10.78.0.1", "10.78.0.2"
 IPERF_PORT, RR_PORT = 5201, 5202
@@ -108,7 +109,8 @@ class World:
         if variant == "none":
             # Nobody would finish the checksums that local senders on a veth leave.
             self.veth.ethtool(self.veth.far, self.veth.wire, tx="off")
-        self.daemon = self.stack.enter_context(Process("daemon", argv, state, self.veth.near))
+        daemon = ours.start(self.run, argv, state, self.veth.near, self.veth.nic)
+        self.daemon = self.stack.enter_context(daemon)
         self.run.remember(self.daemon)
         self.daemon.until("its socket", lambda: os.path.exists(path))
         return path

@@ -1,0 +1,72 @@
+"""The daemon without privileges: as nobody, in an empty network namespace, its queues leased from a steward of its own.
+
+Where root may not raise limits here (a container without CAP_SYS_RESOURCE) it keeps CAP_IPC_LOCK, which lets a process pin memory and nothing
+else. Nobody must be able to reach its program and to make its sockets: both are in a directory that `hand_over` gives to it.
+"""
+
+import os
+import resource
+import shutil
+from contextlib import ExitStack
+
+from .net import Namespace
+from .process import Process
+
+NOBODY = 65534
+
+
+def hand_over(directory):
+    """Makes a directory the daemon's; root goes on using it."""
+    os.chown(directory, NOBODY, NOBODY)
+
+
+def capabilities():
+    """What the daemon keeps, as setpriv(1) has it."""
+    limits = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    try:
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    except (OSError, ValueError):
+        return "-all,+ipc_lock"
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, limits)
+    return "-all"
+
+
+class LeasedDaemon(Process):
+    """`vhost-af-xdp serve` on `interface` of the namespace `netns`; `argv` begins with its program. Files go to `directory`."""
+
+    def __init__(self, steward, argv, directory, netns, interface):
+        self.steward, self.netns, self.interface = steward, netns, interface
+        self.directory = directory
+        self.lessor = os.path.join(directory, "steward.sock")
+        super().__init__("daemon", [*argv, "--steward", self.lessor], directory)
+        self.stack = ExitStack()
+
+    def __enter__(self):
+        try:
+            self._start_steward()
+            empty = self.stack.enter_context(Namespace("e"))
+            program = os.path.join(self.directory, "vhost-af-xdp")
+            shutil.copy(self.argv[0], program)
+            keeps = capabilities()
+            deprived = ["setpriv", "--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups", "--no-new-privs"]
+            deprived += ["--inh-caps", keeps, "--ambient-caps", keeps, "--bounding-set", keeps]
+            self.command = ["ip", "netns", "exec", empty.name, *deprived, program, *self.argv[1:]]
+            return super().__enter__()
+        except BaseException:
+            self.stack.close()
+            raise
+
+    def __exit__(self, *what):
+        super().__exit__(*what)
+        self.stack.close()
+
+    def _start_steward(self):
+        hand_over(self.directory)
+        policy = os.path.join(self.directory, "policy.toml")
+        with open(policy, "w", encoding="ascii") as file:
+            file.write(
+                f'[[allow]]\nuser = {NOBODY}\ninterface = "{self.interface}"\nqueues = "all"\nmemlock = "unlimited"\n'
+            )
+        argv = [self.steward, "--policy", policy, "--socket", self.lessor]
+        steward = self.stack.enter_context(Process("steward", argv, self.directory, self.netns))
+        steward.until("its socket", lambda: os.path.exists(self.lessor))
