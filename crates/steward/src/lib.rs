@@ -22,6 +22,7 @@
 //! | [`protocol`] | messages, byte by byte | both |
 //! | [`client`] | a lease, seen by its holder | the holder |
 //! | [`links`] | interfaces as rtnetlink tells of them | both |
+//! | [`listing`] | who has which lease | both |
 //! | [`hardware`] | what a NIC says and is told: queues in use, n-tuple rules, RSS contexts | the steward; reading: anybody |
 //! | `policy`, `server` (feature `server`) | who may lease what; the steward | `vhost-af-xdp-steward` |
 //!
@@ -35,6 +36,7 @@
 pub mod client;
 pub mod hardware;
 pub mod links;
+pub mod listing;
 pub mod protocol;
 mod sys;
 

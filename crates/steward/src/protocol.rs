@@ -20,14 +20,16 @@
 //! | 5 `Memlock` | 8 | locked memory that the holder's process may have in all, bytes |
 //! | 6 `Counters` | 4 | queue |
 //! | 7 `Facts` | 0 | |
+//! | 16 `Leases` | 8 | the first lease whose number is higher, of those that the asker may know of; needs no lease |
 //!
 //! | kind | body, bytes | from the steward |
 //! |---|---|---|
-//! | 64 `Done` | 0 | to `Socket` (with a descriptor), `Activate`, `Deactivate`, `Memlock` |
+//! | 64 `Done` | 0 | to `Leases`, `Socket` (with a descriptor), `Activate`, `Deactivate`, `Memlock` |
 //! | 65 `Facts` | 304 | to `Lease` (with descriptors) and `Facts` |
 //! | 66 `Counters` | 48 | to `Counters` |
 //! | 67 `Refused` | 488 | to anything: code (4), zero (4), text (480) |
 //! | 68 `Changed` | 304 | by itself |
+//! | 80 `Lease` | 192 | to `Leases`; after the last one `Done` (see `listing`) |
 //!
 //! A holder that does not read its answers gets no further ones: the steward keeps one answer for each connection and reads no further request
 //! before that is sent. Changes are not queued: the last state is told.
@@ -38,6 +40,7 @@ use steer::{Filter, LAST_VLAN, Mode, ModeRequest, QueueConf, QueueCounters, Virt
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::links::DriverSends;
+use crate::listing::Listed;
 
 /// Of this protocol; a message of another one is refused.
 pub const VERSION: u16 = 1;
@@ -147,6 +150,11 @@ pub enum Request {
     },
     /// What is known of the interface.
     Facts,
+    /// The first lease of a higher number, whoever's; by whom a lease is not needed.
+    Leases {
+        /// Of the last lease that is known; 0 at first.
+        after: u64,
+    },
 }
 
 /// The lease that a holder wants.
@@ -312,6 +320,8 @@ pub enum Answer {
     Refused(Refusal),
     /// The interface of the lease is now like this; never an answer to a request.
     Changed(Facts),
+    /// A lease, whoever's.
+    Lease(Listed),
 }
 
 mod kind {
@@ -323,11 +333,14 @@ mod kind {
     pub(super) const COUNTERS: u16 = 6;
     pub(super) const FACTS: u16 = 7;
 
+    pub(super) const LEASES: u16 = 16;
+
     pub(super) const DONE: u16 = 64;
     pub(super) const THESE_FACTS: u16 = 65;
     pub(super) const THESE_COUNTERS: u16 = 66;
     pub(super) const REFUSED: u16 = 67;
     pub(super) const CHANGED: u16 = 68;
+    pub(super) const LISTED: u16 = 80;
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -428,6 +441,7 @@ impl Request {
             Self::Memlock { bytes } => message(kind::MEMLOCK, serial, bytes),
             Self::Counters { queue } => message(kind::COUNTERS, serial, queue),
             Self::Facts => message(kind::FACTS, serial, &[0u8; 0]),
+            Self::Leases { after } => message(kind::LEASES, serial, after),
         }
     }
 
@@ -457,6 +471,9 @@ impl Request {
                 queue: read(kind, body)?,
             },
             kind::FACTS => read::<[u8; 0]>(kind, body).map(|_| Self::Facts)?,
+            kind::LEASES => Self::Leases {
+                after: read(kind, body)?,
+            },
             other => return Err(Malformed::Kind(other)),
         };
         Ok((head.serial, request))
@@ -498,14 +515,18 @@ fn filter(body: &LeaseBody) -> Result<Filter, Malformed> {
 }
 
 /// A list in a field of fixed length; what is too long is cut, and its number tells.
-fn padded<T: Copy + Default, const N: usize>(list: &[T]) -> [T; N] {
+pub(crate) fn padded<T: Copy + Default, const N: usize>(list: &[T]) -> [T; N] {
     let mut all = [T::default(); N];
     all.iter_mut().zip(list).for_each(|(to, &from)| *to = from);
     all
 }
 
 /// The list in a field of fixed length, after which there are only zeros, and in which nothing is there twice.
-fn listed<T: Copy + Default + Ord>(all: &[T], count: u32, name: &'static str) -> Result<Vec<T>, Malformed> {
+pub(crate) fn listed<T: Copy + Default + Ord>(
+    all: &[T],
+    count: u32,
+    name: &'static str,
+) -> Result<Vec<T>, Malformed> {
     let count = usize::try_from(count).ok().filter(|&count| count <= all.len());
     let (list, rest) = all.split_at(count.ok_or(Malformed::List(name))?);
     let mut sorted = list.to_vec();
@@ -557,6 +578,7 @@ impl Answer {
                 },
             ),
             Self::Changed(facts) => message(kind::CHANGED, serial, &facts.body()),
+            Self::Lease(listed) => message(kind::LISTED, serial, &listed.body()),
         }
     }
 
@@ -573,6 +595,7 @@ impl Answer {
             kind::THESE_COUNTERS => Self::Counters(counters(read(kind, body)?)),
             kind::REFUSED => Self::Refused(refusal(&read(kind, body)?)?),
             kind::CHANGED => Self::Changed(Facts::read(&read(kind, body)?)?),
+            kind::LISTED => Self::Lease(Listed::read(&read(kind, body)?)?),
             other => return Err(Malformed::Kind(other)),
         };
         Ok((head.serial, answer))
@@ -609,15 +632,12 @@ impl Facts {
                 Some(Mode::Native) => 1,
                 Some(Mode::Skb) => 2,
             },
-            flags: [
+            flags: flags_of([
                 (self.up, FLAG_UP),
                 (self.sends.checksum, FLAG_CHECKSUM),
                 (self.partial_checksums, FLAG_PARTIAL),
                 (self.impaired, FLAG_IMPAIRED),
-            ]
-            .into_iter()
-            .filter_map(|(holds, flag)| holds.then_some(flag))
-            .sum(),
+            ]),
             most_pieces: u32::try_from(self.sends.most_pieces).unwrap_or(u32::MAX),
             name: field(&self.name),
             mac: self.mac,
@@ -652,14 +672,24 @@ impl Facts {
             },
             program: body.program,
             generation: body.generation,
-            steered: Steered::ALL
-                .into_iter()
-                .find(|&steered| steered as u32 == body.steered)
-                .ok_or_else(|| value("way of steering", body.steered))?,
+            steered: steered(body.steered)?,
             impaired: body.flags & FLAG_IMPAIRED != 0,
             note: text("note", &body.note)?,
         })
     }
+}
+
+pub(crate) fn steered(number: u32) -> Result<Steered, Malformed> {
+    let known = Steered::ALL.into_iter().find(|&steered| steered as u32 == number);
+    known.ok_or_else(|| value("way of steering", number))
+}
+
+/// The flags that hold.
+pub(crate) fn flags_of<const N: usize>(flags: [(bool, u32); N]) -> u32 {
+    flags
+        .into_iter()
+        .filter_map(|(holds, flag)| holds.then_some(flag))
+        .sum()
 }
 
 fn message(kind: u16, serial: u32, body: &(impl IntoBytes + Immutable)) -> Vec<u8> {
@@ -684,14 +714,14 @@ fn read<T: FromBytes>(kind: u16, body: &[u8]) -> Result<T, Malformed> {
     T::read_from_bytes(body).map_err(|_| Malformed::Length { kind, got })
 }
 
-fn value(field: &'static str, value: u32) -> Malformed {
+pub(crate) fn value(field: &'static str, value: u32) -> Malformed {
     Malformed::Value {
         field,
         value: value.into(),
     }
 }
 
-fn zero(value: u64) -> Result<(), Malformed> {
+pub(crate) fn zero(value: u64) -> Result<(), Malformed> {
     match value {
         0 => Ok(()),
         value => Err(Malformed::Value {
@@ -702,7 +732,7 @@ fn zero(value: u64) -> Result<(), Malformed> {
 }
 
 /// Text in a field of fixed length, cut where a character ends if it is too long.
-fn field<const N: usize>(text: &str) -> [u8; N] {
+pub(crate) fn field<const N: usize>(text: &str) -> [u8; N] {
     let mut bytes = [0; N];
     let len = (0..=text.len().min(N))
         .rev()
@@ -727,7 +757,7 @@ fn text(name: &'static str, field: &[u8]) -> Result<String, Malformed> {
 }
 
 /// A name that an interface can have (`dev_valid_name`, net/core/dev.c).
-fn interface_name(field: &[u8; NAME_BYTES]) -> Result<String, Malformed> {
+pub(crate) fn interface_name(field: &[u8; NAME_BYTES]) -> Result<String, Malformed> {
     let name = text("name of an interface", field)?;
     let possible = (1..NAME_BYTES).contains(&name.len())
         && !matches!(name.as_str(), "." | "..")

@@ -57,6 +57,7 @@ fn requests() -> Vec<Request> {
         Request::Memlock { bytes: u64::MAX },
         Request::Counters { queue: 0 },
         Request::Facts,
+        Request::Leases { after: u64::MAX },
     ]
 }
 
@@ -73,6 +74,19 @@ fn answers() -> Vec<Answer> {
         Answer::Counters(counters([1, 2, 3, 4, 5, 6])),
         Answer::Refused(Refusal::new(Reason::Taken, "queue 2 is taken")),
         Answer::Changed(facts()),
+        Answer::Lease(Listed {
+            number: 1 << 40,
+            namespace: 4_026_531_840,
+            pid: 7,
+            uid: 65_534,
+            interface: "eth1".to_owned(),
+            start_queue: 2,
+            queues: 3,
+            filter: wanted().filter,
+            steered: Steered::ByContext,
+            impaired: false,
+            orphaned: true,
+        }),
     ]
 }
 

@@ -18,7 +18,7 @@ const NOT_NAMED: &str =
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Entries {
     pub(super) queues: Range<u32>,
-    filter: Filter,
+    pub(super) filter: Filter,
     pub(super) steered: Steered,
     /// Why the NIC does not bring the frames; may be empty.
     nic: String,

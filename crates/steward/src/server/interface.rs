@@ -17,8 +17,9 @@ use steer::{Filter, Mode, ModeRequest, Program, QueueConf, QueueCounters};
 
 use super::entries::Entries;
 use crate::links::{DriverSends, Link};
+use crate::listing::Listed;
 use crate::protocol::{Facts, Reason, Refusal, Steered, Wanted};
-use crate::sys;
+use crate::sys::{self, Credentials};
 
 use super::teardown::{Step, Teardown, Undo};
 
@@ -346,6 +347,25 @@ impl Interface {
         let notes = notes.into_iter().flatten().filter(|note| !note.is_empty());
         facts.note = notes.map(String::as_str).collect::<Vec<_>>().join("; ");
         facts
+    }
+
+    /// The lease of these queues, for whoever asks.
+    pub(super) fn listed(&self, queues: &Range<u32>, peer: &Credentials) -> Listed {
+        let facts = self.facts_for(queues);
+        let entries = self.entries.get(&queues.start);
+        Listed {
+            number: 0,
+            namespace: 0,
+            pid: peer.pid.try_into().unwrap_or(0),
+            uid: peer.uid,
+            interface: facts.name,
+            start_queue: queues.start,
+            queues: queues.end - queues.start,
+            filter: entries.map(|entries| entries.filter.clone()).unwrap_or_default(),
+            steered: facts.steered,
+            impaired: facts.impaired,
+            orphaned: false,
+        }
     }
 
     /// Why no frames come to these queues, apart from what the interface's own note says.

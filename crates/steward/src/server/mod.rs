@@ -27,6 +27,7 @@ use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 
 use crate::links::{Changes, Link};
+use crate::listing::{self, Listed};
 use crate::policy::Policy;
 use crate::protocol::{Answer, Malformed, Reason, Refusal, Request, Wanted};
 use connection::{Connection, Held, Incoming};
@@ -45,6 +46,8 @@ pub struct Server {
     policy: Policy,
     listener: OwnedFd,
     changes: Changes,
+    /// Inode of the network namespace.
+    namespace: u64,
     interfaces: BTreeMap<u64, Interface>,
     connections: BTreeMap<u64, Connection>,
     /// Number of the next connection or interface; never used twice.
@@ -76,6 +79,7 @@ impl Server {
             policy,
             listener,
             changes: Changes::subscribe()?,
+            namespace: listing::namespace(),
             interfaces: BTreeMap::new(),
             connections: BTreeMap::new(),
             next: 1,
@@ -193,7 +197,8 @@ impl Server {
 
     fn admit(&self, new: &Connection) -> Result<(), Refusal> {
         let uid = new.peer.uid;
-        if !self.policy.knows(&new.peer) {
+        // Root may ask who has what, if nothing else.
+        if uid != 0 && !self.policy.knows(&new.peer) {
             let text = format!("user {uid} may not lease anything: the policy has no rule for it");
             return Err(Refusal::new(Reason::NotAllowed, text));
         }
@@ -258,8 +263,10 @@ impl Server {
 
     /// Does what a holder asks for.
     fn act(&mut self, number: u64, request: &Request) -> Result<(Answer, Vec<OwnedFd>), Refusal> {
-        if let Request::Lease(wanted) = request {
-            return self.lease(number, wanted);
+        match request {
+            Request::Lease(wanted) => return self.lease(number, wanted),
+            Request::Leases { after } => return Ok((self.next_lease(number, *after), Vec::new())),
+            _ => {}
         }
         let no_lease = || Refusal::new(Reason::Lease, "this connection has no lease: ask for one first");
         let connection = self.connections.get(&number).ok_or_else(no_lease)?;
@@ -274,7 +281,7 @@ impl Server {
             }
         };
         Ok(match *request {
-            Request::Lease(_) | Request::Facts => {
+            Request::Lease(_) | Request::Leases { .. } | Request::Facts => {
                 (Answer::Facts(interface.facts_for(&held.queues)), Vec::new())
             }
             Request::Socket { queue } => (Answer::Done, vec![interface.socket(own(queue)?)?]),
@@ -333,6 +340,29 @@ impl Server {
                 Err(refusal)
             }
         }
+    }
+
+    /// The first lease of a higher number, of those that the asker may know of.
+    fn next_lease(&self, number: u64, after: u64) -> Answer {
+        let asker = self
+            .connections
+            .get(&number)
+            .map_or(u32::MAX, |asker| asker.peer.uid);
+        let next = self
+            .connections
+            .range(after.saturating_add(1)..)
+            .find_map(|(&number, connection)| {
+                let held = connection.held.as_ref()?;
+                let interface = self.interfaces.get(&held.interface)?;
+                let may_know = asker == 0 || asker == connection.peer.uid;
+                may_know.then(|| Listed {
+                    number,
+                    namespace: self.namespace,
+                    orphaned: false,
+                    ..interface.listed(&held.queues, &connection.peer)
+                })
+            });
+        next.map_or(Answer::Done, Answer::Lease)
     }
 
     /// Reserves queues and makes their sockets; all or nothing.

@@ -1,0 +1,176 @@
+//! Who has which lease: what a steward tells whoever asks, one lease an answer.
+//!
+//! Root is told of all leases, others of those of their own user. Nothing of it changes anything.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, send,
+    socket_with,
+};
+use steer::Filter;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::client::LeaseError;
+use crate::protocol::{Answer, ENTRIES_MAX, MESSAGE_MAX, Malformed, Request, Steered};
+use crate::protocol::{field, flags_of, interface_name, listed, padded, steered, value, zero};
+
+/// How long a steward may take for an answer.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Most leases that are asked for: more than there can be.
+const LEASES_MAX: usize = 4096;
+
+/// One lease.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listed {
+    /// Increases from one to the next; 0 is before the first.
+    pub number: u64,
+    /// Inode of the network namespace that the interface is in; see [`namespace`].
+    pub namespace: u64,
+    /// Its holder's process, as the steward's PID namespace has it; 0: not there.
+    pub pid: u32,
+    /// Its holder's user.
+    pub uid: u32,
+    /// The interface, by its name now.
+    pub interface: String,
+    /// First queue.
+    pub start_queue: u32,
+    /// How many.
+    pub queues: u32,
+    /// Which frames it takes.
+    pub filter: Filter,
+    /// How they come.
+    pub steered: Steered,
+    /// They do not, although they should.
+    pub impaired: bool,
+    /// The holder has not come back since the steward was started again.
+    pub orphaned: bool,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct ListedBody {
+    number: u64,
+    namespace: u64,
+    pid: u32,
+    uid: u32,
+    start_queue: u32,
+    queues: u32,
+    steered: u32,
+    flags: u32,
+    mac_count: u32,
+    vlan_count: u32,
+    interface: [u8; 16],
+    macs: [[u8; 6]; ENTRIES_MAX],
+    vlans: [u16; ENTRIES_MAX],
+}
+
+const FLAG_IMPAIRED: u32 = 1;
+const FLAG_ORPHANED: u32 = 2;
+
+const _: () = assert!(size_of::<ListedBody>() == 192);
+
+impl Listed {
+    pub(crate) fn body(&self) -> ListedBody {
+        ListedBody {
+            number: self.number,
+            namespace: self.namespace,
+            pid: self.pid,
+            uid: self.uid,
+            start_queue: self.start_queue,
+            queues: self.queues,
+            steered: self.steered as u32,
+            flags: flags_of([(self.impaired, FLAG_IMPAIRED), (self.orphaned, FLAG_ORPHANED)]),
+            mac_count: self.filter.macs.len().try_into().unwrap_or(u32::MAX),
+            vlan_count: self.filter.vlans.len().try_into().unwrap_or(u32::MAX),
+            interface: field(&self.interface),
+            macs: padded(&self.filter.macs),
+            vlans: padded(&self.filter.vlans),
+        }
+    }
+
+    pub(crate) fn read(body: &ListedBody) -> Result<Self, Malformed> {
+        zero(u64::from(body.flags & !(FLAG_IMPAIRED | FLAG_ORPHANED)))?;
+        if body.start_queue.checked_add(body.queues).is_none() {
+            return Err(value("first queue", body.start_queue));
+        }
+        Ok(Self {
+            number: body.number,
+            namespace: body.namespace,
+            pid: body.pid,
+            uid: body.uid,
+            interface: interface_name(&body.interface)?,
+            start_queue: body.start_queue,
+            queues: body.queues,
+            filter: Filter {
+                macs: listed(&body.macs, body.mac_count, "number of addresses")?,
+                vlans: listed(&body.vlans, body.vlan_count, "number of VLANs")?,
+            },
+            steered: steered(body.steered)?,
+            impaired: body.flags & FLAG_IMPAIRED != 0,
+            orphaned: body.flags & FLAG_ORPHANED != 0,
+        })
+    }
+}
+
+/// Inode of the network namespace of the calling thread; 0 if that cannot be told.
+#[must_use]
+pub fn namespace() -> u64 {
+    std::fs::metadata("/proc/thread-self/ns/net").map_or(0, |metadata| metadata.ino())
+}
+
+/// Asks the steward at `path` for all leases that this user may know of.
+///
+/// # Errors
+/// [`LeaseError`].
+pub fn leases(path: &Path) -> Result<Vec<Listed>, LeaseError> {
+    let failed = |errno: Errno| LeaseError::Connect {
+        path: path.to_owned(),
+        source: errno.into(),
+    };
+    let flags = SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map_err(failed)?;
+    connect(&socket, &SocketAddrUnix::new(path).map_err(failed)?).map_err(failed)?;
+    let patience = Timespec::try_from(PATIENCE).map_err(|_| LeaseError::Silent)?;
+    let mut all: Vec<Listed> = Vec::new();
+    while all.len() < LEASES_MAX {
+        let after = all.last().map_or(0, |lease| lease.number);
+        // That it hung up is seen when its last word is read.
+        let _ = send(&socket, &Request::Leases { after }.encode(1), SendFlags::NOSIGNAL);
+        if poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&patience)) == Ok(0) {
+            return Err(LeaseError::Silent);
+        }
+        let mut bytes = [MaybeUninit::uninit(); MESSAGE_MAX];
+        // One that closes with our request unread leaves an error behind, and what it said before: asking again gives that (see `client`).
+        let (message, len) = match receive(&socket, &mut bytes) {
+            Err(Errno::CONNRESET) => receive(&socket, &mut bytes),
+            result => result,
+        }
+        .map_err(io::Error::from)?;
+        match len {
+            0 => return Err(LeaseError::Gone),
+            len if len > MESSAGE_MAX => return Err(Malformed::Long.into()),
+            _ => {}
+        }
+        match Answer::decode(&message)?.1 {
+            Answer::Lease(lease) if lease.number > after => all.push(lease),
+            Answer::Done => break,
+            Answer::Refused(refusal) => return Err(LeaseError::Refused(refusal)),
+            _ => return Err(LeaseError::Mismatch),
+        }
+    }
+    Ok(all)
+}
+
+/// The next message, and how long it is in all.
+fn receive(socket: &OwnedFd, bytes: &mut [MaybeUninit<u8>]) -> rustix::io::Result<(Vec<u8>, usize)> {
+    let ((message, _), len) = recv(socket, bytes, RecvFlags::TRUNC | RecvFlags::DONTWAIT)?;
+    Ok((message.to_vec(), len))
+}

@@ -1,0 +1,94 @@
+//! Who is told of which lease.
+
+mod common;
+
+use common::{HOLDER_UID, World, holder, wanted};
+use steer::Filter;
+use steward::client::{Lease, LeaseError};
+use steward::listing::{self, Listed};
+use steward::protocol::{Reason, Steered, Wanted};
+use testkit::{VethPair, require, wait};
+
+#[test]
+fn root_is_told_of_all_leases_and_others_of_their_own() {
+    require!(Root);
+    let world = World::with(4, common::POLICY);
+    assert_eq!(listing::leases(&world.socket()).expect("it answers"), []);
+    let wanted = Wanted {
+        filter: Filter {
+            macs: vec![[2, 0, 0, 0, 0, 1]],
+            vlans: vec![0, 7],
+        },
+        ..wanted(2, 2)
+    };
+    let (_lease, _sockets) = Lease::take(&world.socket(), &wanted).expect("allowed");
+    let mut holder = holder::start(&world, "child_leases_and_lists", 1);
+    let all = listing::leases(&world.socket()).expect("it answers");
+    let namespace = world.veth.near.enter(listing::namespace);
+    let ours = Listed {
+        number: all[0].number,
+        namespace,
+        pid: std::process::id(),
+        uid: 0,
+        interface: VethPair::NIC.to_owned(),
+        start_queue: 2,
+        queues: 2,
+        filter: wanted.filter,
+        steered: Steered::ByProgram,
+        impaired: false,
+        orphaned: false,
+    };
+    let theirs = Listed {
+        number: all[1].number,
+        pid: holder.pid(),
+        uid: HOLDER_UID,
+        start_queue: 1,
+        queues: 1,
+        filter: Filter::default(),
+        steered: Steered::ByQueue,
+        ..ours.clone()
+    };
+    assert_eq!(all, [ours, theirs]);
+    world.veth.near.ip(&["link", "set", VethPair::NIC, "down"]);
+    let impaired =
+        || listing::leases(&world.socket()).is_ok_and(|all| all.iter().all(|lease| lease.impaired));
+    assert!(wait::until(wait::SOON, impaired));
+    holder.signal(rustix::process::Signal::KILL);
+    holder.wait(wait::SOON);
+    assert!(wait::until(wait::SOON, || listing::leases(&world.socket())
+        .is_ok_and(|all| all.len() == 1)));
+}
+
+#[test]
+#[ignore = "run in a process of its own"]
+fn child_leases_and_lists() {
+    holder::give_up_privileges();
+    let (_lease, _sockets) = Lease::take(&holder::socket(), &wanted(holder::queue(), 1)).expect("allowed");
+    let known = listing::leases(&holder::socket()).expect("it answers");
+    assert_eq!(known.len(), 1);
+    assert_eq!((known[0].pid, known[0].start_queue), (std::process::id(), 1));
+    println!("echoing");
+    std::thread::sleep(wait::SOON);
+}
+
+#[test]
+fn users_that_the_policy_does_not_know_are_told_nothing_but_root_is() {
+    require!(Root);
+    let world = World::with(1, "[[allow]]\nuser = 7\ninterface = \"nic0\"\nqueues = \"all\"\n");
+    let mut child = holder::spawn(&world, "child_is_refused", 0);
+    assert!(child.wait(wait::SOON).success(), "{child}");
+    assert_eq!(listing::leases(&world.socket()).expect("root may ask"), []);
+    let refused = common::refusal(world.lease(0, 1));
+    assert_eq!(refused.reason, Reason::NotAllowed);
+    let nowhere = listing::leases(&world.dir.path().join("none"));
+    assert!(matches!(nowhere, Err(LeaseError::Connect { .. })));
+}
+
+#[test]
+#[ignore = "run in a process of its own"]
+fn child_is_refused() {
+    holder::give_up_privileges();
+    let refused = common::refusal(listing::leases(&holder::socket()));
+    assert_eq!(refused.reason, Reason::NotAllowed);
+    assert!(refused.text.contains("user 65534"), "{refused}");
+}
