@@ -64,3 +64,40 @@ fn kick_that_comes_while_the_worker_falls_asleep_is_heard(
         rig.pair().await_sent();
     }
 }
+
+#[rstest]
+fn kicks_for_nothing_wake_the_worker_at_a_limited_rate(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+) {
+    require!(Root);
+    let mut rig = Rig::new(placement, Mode::Native);
+    let sleeps = |rig: &Rig| {
+        rig.daemon.status()["workers"][0]["sleeps"]
+            .as_u64()
+            .expect("a number")
+    };
+    let (before, begun) = (sleeps(&rig), Instant::now());
+    let mut kicks = 0u64;
+    while begun.elapsed() < Duration::from_millis(500) {
+        rig.pair().from_guest.kick();
+        kicks += 1;
+    }
+    let woken = sleeps(&rig) - before;
+    // Once a millisecond, and some before it is noticed.
+    let limit = begun.elapsed().as_millis() as u64 * 2 + 100;
+    assert!(woken < limit, "{kicks} kicks woke the worker {woken} times");
+    assert!(kicks > 10 * limit, "{kicks} kicks are no storm");
+    // It has not stopped working: frames pass while it listens no more, and afterwards a single kick is heard.
+    rig.post(64, &[2048]);
+    rig.assert_passes_both_ways();
+    std::thread::sleep(Duration::from_millis(50));
+    rig.assert_passes_both_ways();
+    // And it sleeps again.
+    let quiet = sleeps(&rig);
+    std::thread::sleep(Duration::from_millis(300));
+    let awake = sleeps(&rig) - quiet;
+    assert!(
+        awake < 50,
+        "the worker of a guest that does nothing woke {awake} times in 300 ms"
+    );
+}

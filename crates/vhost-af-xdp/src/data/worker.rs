@@ -8,6 +8,9 @@
 //! waiter on an AF_XDP socket makes the kernel go through a wake-up for every frame that is sent
 //! (`sock_wfree` calls `sk_write_space`, net/core/sock.c), a tenth of the cost of sending.
 //!
+//! A guest may kick as often as it likes. One whose kicks bring nothing ([`FUTILE_WAKES`] of them without a frame between) is not listened to for a while
+//! ([`DEAF`]): its lane is looked at once a millisecond then, as by the clock, and the worker's time is the other lanes'.
+//!
 //! Control reaches a worker through its mailbox only ([`Command`]); a lane that is to go is handed
 //! back whole, so that closing sockets (which waits for the kernel) happens elsewhere.
 //!
@@ -32,6 +35,10 @@ use super::lane::{Lane, Rest};
 
 /// How long to sleep when frames are with the NIC that nothing will announce.
 const SOON: Duration = Duration::from_millis(1);
+/// So many times may a lane wake the worker without moving a frame; chance alone, a frame that was found just before its kick came, does not do that.
+const FUTILE_WAKES: u32 = 32;
+/// How long kicks of a lane beyond that are not listened to.
+const DEAF: Duration = Duration::from_millis(10);
 /// Idle rounds between two looks at the clock.
 const ROUNDS_PER_LOOK: u32 = 16;
 
@@ -155,6 +162,10 @@ struct Slot {
     on_fault: Option<OnFault>,
     /// Its NIC is watched: only while the worker sleeps.
     watched: bool,
+    /// Times that it woke the worker since it moved a frame.
+    futile: u32,
+    /// Its eventfds are not watched until then.
+    deaf: Option<Instant>,
 }
 
 struct Worker {
@@ -200,7 +211,11 @@ impl Worker {
         let mut moved = 0;
         for slot in self.lanes.iter_mut().filter(|slot| slot.on_fault.is_some()) {
             match slot.lane.breathe() {
-                Ok(frames) => moved += frames,
+                Ok(0) => {}
+                Ok(frames) => {
+                    moved += frames;
+                    slot.futile = 0;
+                }
                 Err(fault) => slot.report(fault),
             }
         }
@@ -209,7 +224,7 @@ impl Worker {
 
     /// Arms all lanes and sleeps until something happens.
     fn rest(&mut self) {
-        let mut rest = Rest::Idle;
+        let mut rest = self.listen_again();
         for slot in self.lanes.iter_mut().filter(|slot| slot.on_fault.is_some()) {
             match slot.lane.arm() {
                 Ok(lane) => rest = rest.max(lane),
@@ -222,10 +237,48 @@ impl Worker {
             self.watch_nics();
             let mut events = [MaybeUninit::<Event>::uninit(); 16];
             // EINTR and every event mean the same: look again.
-            let _ = epoll::wait(&self.epoll, &mut events, soon.as_ref());
+            if let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, soon.as_ref()) {
+                self.note_wakes(events);
+            }
             self.unwatch_nics();
         }
         self.lanes.iter_mut().for_each(|slot| slot.lane.disarm());
+    }
+
+    /// Counts who woke the worker, and listens no more to a lane that does so for nothing.
+    fn note_wakes(&mut self, events: &[Event]) {
+        for event in events {
+            let id = LaneId(event.data.u64());
+            let Some(slot) = self.lanes.iter_mut().find(|slot| slot.id == id) else {
+                continue;
+            };
+            slot.futile += 1;
+            if slot.futile > FUTILE_WAKES && slot.deaf.is_none() {
+                slot.unlisten(&self.epoll);
+                slot.deaf = Some(Instant::now() + DEAF);
+            }
+        }
+    }
+
+    /// Listens again to lanes whose time is up; how long to sleep because of those that are not listened to.
+    fn listen_again(&mut self) -> Rest {
+        if self.lanes.iter().all(|slot| slot.deaf.is_none()) {
+            return Rest::Idle;
+        }
+        let now = Instant::now();
+        for slot in &mut self.lanes {
+            if slot.deaf.is_some_and(|until| until <= now) {
+                slot.listen(&self.epoll);
+                slot.deaf = None;
+            }
+        }
+        // An eventfd that was written meanwhile is reported at once. Whatever these events tell is seen when the lanes are armed.
+        let mut events = [MaybeUninit::<Event>::uninit(); 16];
+        let _ = epoll::wait(&self.epoll, &mut events, Some(&Timespec::default()));
+        match self.lanes.iter().any(|slot| slot.deaf.is_some()) {
+            true => Rest::Soon,
+            false => Rest::Idle,
+        }
     }
 
     fn watch_nics(&mut self) {
@@ -256,17 +309,12 @@ impl Worker {
             match self.inbox.try_recv() {
                 Ok(Command::Add(id, lane, on_fault)) => self.add(id, lane, on_fault),
                 Ok(Command::Remove(id, answer)) => {
-                    let lane = self
-                        .lanes
-                        .iter()
-                        .position(|slot| slot.id == id)
-                        .map(|at| self.lanes.remove(at).lane);
-                    if let Some(lane) = &lane {
-                        for fd in lane.wakers() {
-                            let _ = epoll::delete(&self.epoll, fd);
-                        }
-                    }
-                    let _ = answer.send(lane);
+                    let at = self.lanes.iter().position(|slot| slot.id == id);
+                    let slot = at.map(|at| self.lanes.remove(at));
+                    let _ = answer.send(slot.map(|slot| {
+                        slot.unlisten(&self.epoll);
+                        slot.lane
+                    }));
                 }
                 Ok(Command::Change(id, change, done)) => {
                     if let Some(lane) = self.lane(id) {
@@ -288,22 +336,36 @@ impl Worker {
     }
 
     fn add(&mut self, id: LaneId, mut lane: Box<dyn Lane>, on_fault: OnFault) {
-        for fd in lane.wakers() {
-            let flags = EventFlags::IN | EventFlags::ET;
-            // A descriptor that cannot be watched (a regular file as kick fd) is only polled.
-            let _ = epoll::add(&self.epoll, fd.as_fd(), EventData::new_u64(id.0), flags);
-        }
         lane.disarm();
-        self.lanes.push(Slot {
+        let slot = Slot {
             id,
             lane,
             on_fault: Some(on_fault),
             watched: false,
-        });
+            futile: 0,
+            deaf: None,
+        };
+        slot.listen(&self.epoll);
+        self.lanes.push(slot);
     }
 }
 
 impl Slot {
+    /// Lets its eventfds wake the worker.
+    fn listen(&self, epoll: &OwnedFd) {
+        for fd in self.lane.wakers() {
+            let flags = EventFlags::IN | EventFlags::ET;
+            // A descriptor that cannot be watched (a regular file as kick fd) is only polled.
+            let _ = epoll::add(epoll, fd.as_fd(), EventData::new_u64(self.id.0), flags);
+        }
+    }
+
+    fn unlisten(&self, epoll: &OwnedFd) {
+        for fd in self.lane.wakers() {
+            let _ = epoll::delete(epoll, fd);
+        }
+    }
+
     fn report(&mut self, fault: Fault) {
         if let Some(on_fault) = self.on_fault.take() {
             on_fault(fault);
