@@ -85,10 +85,12 @@ impl Lessor {
         as_nobody(&self.home, &self.program, self.capabilities)
     }
 
-    /// As a daemon that has no steward: its program, to be run in a namespace with as little privilege, and its files in `dir`.
+    /// As a daemon that has no steward: its program, to be run in a namespace with as little privilege but for `further` capabilities (as
+    /// setpriv(1) has them, such as `+net_raw`), and its files in `dir`.
     #[must_use]
-    pub fn nobody(netns: &NetNs, dir: &TempDir) -> Command {
-        as_nobody(netns, &hand_over(dir), capabilities())
+    pub fn nobody(netns: &NetNs, dir: &TempDir, further: &[&str]) -> Command {
+        let all = [&[capabilities()], further].concat().join(",");
+        as_nobody(netns, &hand_over(dir), &all)
     }
 }
 

@@ -85,7 +85,7 @@ fn sockets_passed_in_serve_guest_after_guest_without_a_capability(
     let socket = foreign::socket(&veth.near);
     program.place(0, &socket);
     let dir = private_dir();
-    let command = Lessor::nobody(&veth.near, &dir);
+    let command = Lessor::nobody(&veth.near, &dir, &[]);
     let serve = inhibited().with("--sock-fds", list(&[&socket]));
     let mut daemon = inherited(&[&socket], || Daemon::spawn_by(command, dir, &serve));
     drop(socket);
@@ -93,6 +93,23 @@ fn sockets_passed_in_serve_guest_after_guest_without_a_capability(
     assert_eq!(daemon.port(0)["attached"], mode.name());
     assert_serves_guests(veth, daemon, 6);
     drop(program);
+}
+
+#[test]
+fn map_needs_no_capability_but_the_one_to_open_a_socket() {
+    require!(Root);
+    let veth = VethPair::new();
+    let program = Foreign::attach(&veth.near, VethPair::NIC, Mode::Native, 0);
+    let serve = inhibited().with("--map-fd", list(&[&program.map]));
+    let spawn = |further: &[&str]| {
+        let dir = private_dir();
+        let command = Lessor::nobody(&veth.near, &dir, further);
+        inherited(&[&program.map], || Daemon::spawn_by(command, dir, &serve))
+    };
+    let said = complaint(spawn(&[]).process());
+    assert!(said.contains("CAP_NET_RAW"), "{said}");
+    let daemon = spawn(&["+net_raw"]);
+    assert_serves_guests(veth, daemon, 2);
 }
 
 #[test]
