@@ -202,6 +202,19 @@ impl World {
         }
     }
 
+    /// With a super-frame of 20 segments, of which some were sent.
+    fn halfway(setup: Setup) -> Self {
+        let mut world = Self::new(Setup {
+            ring: 8,
+            each_kick: 4,
+            ..setup
+        });
+        world.send(20_000, 1000, 1);
+        world.breathe();
+        assert!(world.wire().sent.len() < 20);
+        world
+    }
+
     fn wire(&self) -> MutexGuard<'_, Wire> {
         self.wire.lock().expect("no panic")
     }
@@ -473,13 +486,7 @@ fn what_cannot_be_sent_when_the_lane_is_stopped_is_counted_once() {
 #[test]
 fn interface_that_is_gone_takes_the_rest_with_it() {
     for setup in Setup::all() {
-        let mut world = World::new(Setup {
-            ring: 8,
-            each_kick: 4,
-            ..setup
-        });
-        world.send(20_000, 1000, 1);
-        world.breathe();
+        let mut world = World::halfway(setup);
         world.wire().link = Link::Gone;
         for _ in 0..10 {
             world.breathe();
@@ -498,13 +505,7 @@ fn interface_that_is_gone_takes_the_rest_with_it() {
 #[test]
 fn interface_that_comes_up_again_sends_the_rest() {
     for setup in Setup::all() {
-        let mut world = World::new(Setup {
-            ring: 8,
-            each_kick: 4,
-            ..setup
-        });
-        world.send(20_000, 1000, 1);
-        world.breathe();
+        let mut world = World::halfway(setup);
         world.wire().link = Link::Down;
         for _ in 0..10 {
             world.breathe();
@@ -541,14 +542,8 @@ fn rest_goes_out_of_a_queue_that_is_switched_off() {
 
 #[test]
 fn copy_lane_goes_on_with_other_memory() {
-    let setup = Setup {
-        ring: 8,
-        each_kick: 4,
-        ..Setup::new(false, Sends::PLAIN)
-    };
-    let mut world = World::new(setup);
-    world.send(20_000, 1000, 1);
-    world.breathe();
+    let setup = Setup::new(false, Sends::PLAIN);
+    let mut world = World::halfway(setup);
     let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), 1 << 20)]).expect("memory"));
     let memory = Arc::new(MemoryMap::new(ram.regions().expect("descriptors"), 0).expect("mapped"));
     world.lane.replace_guest(guest(&ram, &memory, setup).0);

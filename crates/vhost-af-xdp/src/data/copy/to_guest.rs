@@ -60,19 +60,8 @@ impl<N: Nic> CopyLane<N> {
 
     /// Delivers what is left of the last batch, and takes the next one; with a look at every frame.
     fn receive_batch(&mut self, chains: &mut Chains, incoming: &mut Incoming) -> Result<usize, Fault> {
-        let mut delivery = Receiving {
-            guest: &mut self.guest,
-            umem: &self.umem,
-            counters: &self.counters,
-            empty: &mut self.scratch.empty,
-            ranges: &mut self.scratch.ranges,
-            chains,
-            next: 0,
-            room: 0,
-            bytes: 0,
-            frames: 0,
-        };
-        delivery.fetch()?;
+        let scratch = (&mut self.scratch.empty, &mut self.scratch.ranges, chains);
+        let mut delivery = Receiving::begin(&mut self.guest, (&self.umem, &self.counters), scratch)?;
         let mut waits = delivery.deliver_batch(incoming)?;
         if !waits {
             incoming.give_back(delivery.empty, &mut self.pool);
@@ -101,19 +90,8 @@ impl<N: Nic> CopyLane<N> {
     }
 
     fn receive(&mut self, chains: &mut Chains) -> Result<usize, Fault> {
-        let mut delivery = Receiving {
-            guest: &mut self.guest,
-            umem: &self.umem,
-            counters: &self.counters,
-            empty: &mut self.scratch.empty,
-            ranges: &mut self.scratch.ranges,
-            chains,
-            next: 0,
-            room: 0,
-            bytes: 0,
-            frames: 0,
-        };
-        delivery.fetch()?;
+        let scratch = (&mut self.scratch.empty, &mut self.scratch.ranges, chains);
+        let mut delivery = Receiving::begin(&mut self.guest, (&self.umem, &self.counters), scratch)?;
         // A frame whose pieces are all in hand but which found no buffer the last time.
         let mut waiting = false;
         if self.held.last().is_some_and(|piece| !piece.more) {
@@ -220,7 +198,29 @@ struct Receiving<'a> {
     frames: u64,
 }
 
-impl Receiving<'_> {
+impl<'a> Receiving<'a> {
+    /// Begins a batch with the guest's next buffers. What it works with: chunks that became empty, ranges, and chains.
+    fn begin(
+        guest: &'a mut GuestSide,
+        (umem, counters): (&'a Umem, &'a LaneCounters),
+        (empty, ranges, chains): (&'a mut Vec<Frame>, &'a mut Vec<Range>, &'a mut Chains),
+    ) -> Result<Self, Fault> {
+        let mut receiving = Self {
+            guest,
+            umem,
+            counters,
+            empty,
+            ranges,
+            chains,
+            next: 0,
+            room: 0,
+            bytes: 0,
+            frames: 0,
+        };
+        receiving.fetch()?;
+        Ok(receiving)
+    }
+
     /// Takes a batch of buffers from the guest; those left from the last batch go back first.
     fn fetch(&mut self) -> Result<(), Fault> {
         self.guest.to_guest.queue.unpop(self.chains.slots(self.next));
