@@ -12,8 +12,11 @@ use rustix::net::{
 };
 use testkit::daemon::{Mode, private_dir};
 use testkit::foreign::{self, BpfFs, Foreign, complaint, inherited, list};
+use testkit::guest::Guest;
+use testkit::world::{GUEST, HOST, give_address};
 use testkit::{
-    Daemon, Driver, DriverConfig, Layout, Lessor, PacketPort, Rig, Serve, VethPair, frame, require, wait,
+    Daemon, Driver, DriverConfig, Layout, Lessor, PacketPort, Rig, Running, Serve, VethPair, frame, require,
+    wait,
 };
 
 const BUFFER: u32 = 2048;
@@ -93,6 +96,37 @@ fn sockets_passed_in_serve_guest_after_guest_without_a_capability(
     assert_eq!(daemon.port(0)["attached"], mode.name());
     assert_serves_guests(veth, daemon, 6);
     drop(program);
+}
+
+/// It resets its device while it boots, leaves checksums to us, and sends and takes super-frames.
+#[test]
+fn linux_guests_boot_and_talk_over_sockets_passed_in() {
+    require!(Root, Qemu);
+    let veth = VethPair::new();
+    give_address(&veth);
+    let program = Foreign::attach(&veth.near, VethPair::NIC, Mode::Native, 0);
+    let socket = foreign::socket(&veth.near);
+    program.place(0, &socket);
+    let serve = inhibited().with("--sock-fds", list(&[&socket]));
+    let mut daemon = inherited(&[&socket], || Daemon::spawn(&veth.near, &serve));
+    daemon.await_sockets(&[daemon.socket(), daemon.path("control")]);
+    let mut command = veth.far.command("iperf3");
+    command.args(["-s", "-p", "5201", "--forceflush"]);
+    let mut server = Running::start(command);
+    server.await_text("listening");
+    for _ in 0..2 {
+        let guest = Guest::boot(("--socket", &daemon.socket()), GUEST, &["--mem", "256"]);
+        let _ = guest.run(&format!("ping -c 3 -i 0.2 -W 2 {HOST}"));
+        for direction in ["", "-R"] {
+            let _ = guest.run(&format!("iperf3 -c {HOST} -p 5201 -n 20M {direction}"));
+        }
+        guest.kill();
+    }
+    assert!(
+        daemon.port(0)["sessions"].as_u64() >= Some(2),
+        "{:#}",
+        daemon.port(0)
+    );
 }
 
 #[test]
@@ -400,6 +434,11 @@ fn step<'a>(request: &str, answer: &str, descriptors: &[&'a OwnedFd]) -> Step<'a
 
 /// A plugin in a thread of this process, at a path that a daemon is told; it plays its steps to one connection, and waits for its end.
 fn with_plugin(veth: &VethPair, steps: &[Step<'_>], check: impl FnOnce(Daemon)) {
+    with_plugin_for(steps, |serve| check(Daemon::spawn(&veth.near, serve)));
+}
+
+/// As [`with_plugin`], with a daemon of the caller's.
+fn with_plugin_for(steps: &[Step<'_>], run: impl FnOnce(&Serve)) {
     let dir = private_dir();
     let path = dir.path().join("plugin.sock");
     let flags = SocketFlags::CLOEXEC;
@@ -411,7 +450,7 @@ fn with_plugin(veth: &VethPair, steps: &[Step<'_>], check: impl FnOnce(Daemon)) 
         .with("--afxdp-plugin", path.to_str().expect("ASCII"));
     std::thread::scope(|scope| {
         scope.spawn(|| play(&listener, steps));
-        check(Daemon::spawn(&veth.near, &serve));
+        run(&serve);
     });
 }
 
@@ -468,6 +507,35 @@ fn map_of_the_kubernetes_plugin_is_asked_for_and_used(#[values("/fin_ack", "/nak
         kept = Some(daemon);
     });
     assert_serves_guests(veth, kept.expect("it runs"), 2);
+}
+
+#[test]
+fn ports_share_one_conversation_with_the_kubernetes_plugin() {
+    require!(Root);
+    let veth = VethPair::with(2, 1500);
+    let program = Foreign::attach(&veth.near, VethPair::NIC, Mode::Native, 0);
+    let mut steps = accepted();
+    steps.push(step(MAP_REQUEST, "/fd_ack", &[&program.map]));
+    steps.push(step(MAP_REQUEST, "/fd_ack", &[&program.map]));
+    steps.push(step("/fin", "/fin_ack", &[]));
+    with_plugin_for(&steps, |serve| {
+        let daemon = Daemon::start_ports(&veth.near, serve, &["start-queue=0", "start-queue=1"]);
+        let wire = PacketPort::open(&veth.far, VethPair::WIRE);
+        let guest = |name| Driver::connect(&daemon.path(name), &DriverConfig::default()).expect("accepted");
+        let mut guests = [guest("port0.sock"), guest("port1.sock")];
+        for guest in &mut guests {
+            guest.pairs[0].post(64, &[BUFFER]);
+        }
+        // The kernel chooses a queue, and so the guest, by a hash of the flow.
+        (0..64).for_each(|flow| wire.send(&frame::udp(flow, 200)));
+        for guest in &mut guests {
+            assert!(
+                guest.pairs[0].receive(wait::SOON).is_some(),
+                "{:#}",
+                daemon.status()
+            );
+        }
+    });
 }
 
 /// What the plugin answers instead of the last step that it accepts.
