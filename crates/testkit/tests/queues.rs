@@ -19,6 +19,15 @@ fn queues(netns: &NetNs, daemon: &Daemon) -> Value {
     serde_json::from_slice(&output.stdout).expect("JSON")
 }
 
+/// The same, and what the steward says; asked in a namespace of the caller's choice.
+fn queues_and_leases(netns: &NetNs, daemon: &Daemon, args: &[&str]) -> std::process::Output {
+    let mut command = netns.command(daemon::binary());
+    command.arg("queues").args(args);
+    command.arg("--control").arg(daemon.path("control"));
+    command.arg("--steward").arg(daemon.path("steward.sock"));
+    command.output().expect("it runs")
+}
+
 fn await_free(netns: &NetNs, daemon: &Daemon) {
     let free = wait::until(wait::SOON, || {
         let queue = &queues(netns, daemon)[0];
@@ -68,4 +77,104 @@ fn interface_that_is_not_there_is_said() {
     let (status, said) = daemon::run_to_end(&netns, &["queues", "nope"]);
     assert_eq!(status.code(), Some(1));
     assert!(said.contains("no interface \"nope\""), "{said}");
+}
+
+#[test]
+fn leases_and_what_brings_frames_to_them_are_shown_here_and_from_elsewhere() {
+    require!(Root);
+    let veth = VethPair::with(3, 1500);
+    let serve = Serve::interface(VethPair::NIC)
+        .leased()
+        .with("--queues", "2")
+        .with("--start-queue", "1")
+        .with("--mac", "02:00:00:00:be:ef")
+        .with("--vlan", "100");
+    let mut daemon = Daemon::start(&veth.near, &serve);
+    let pid = daemon.process().pid();
+    let json = |netns: &NetNs, daemon: &Daemon| -> Value {
+        let output = queues_and_leases(netns, daemon, &["--json"]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{said}");
+        serde_json::from_slice(&output.stdout).expect("JSON")
+    };
+    let here = json(&veth.near, &daemon);
+    let of_nic: Vec<&Value> = here
+        .as_array()
+        .expect("a list")
+        .iter()
+        .filter(|queue| queue["interface"] == VethPair::NIC)
+        .collect();
+    assert_eq!(of_nic.len(), 3, "{here:#}");
+    assert_eq!(
+        (&of_nic[0]["lease"], &of_nic[0]["rules"]),
+        (&Value::Null, &serde_json::json!([]))
+    );
+    for queue in &of_nic[1..] {
+        let lease = &queue["lease"];
+        assert_eq!(
+            (
+                &lease["pid"],
+                &lease["uid"],
+                &lease["start_queue"],
+                &lease["queues"]
+            ),
+            (&pid.into(), &65_534.into(), &1.into(), &2.into()),
+            "{lease:#}"
+        );
+        assert_eq!(
+            (&lease["steered"], &lease["impaired"]),
+            (&"program".into(), &false.into())
+        );
+        assert!(
+            lease["command"].as_str().expect("text").contains("serve"),
+            "{lease:#}"
+        );
+        assert_eq!(queue["elsewhere"], false);
+        let rule = &queue["rules"][0];
+        assert_eq!(
+            (&rule["by"], &rule["location"]),
+            (&"program".into(), &Value::Null)
+        );
+        let what = rule["what"].as_str().expect("text");
+        assert!(
+            what.contains("02:00:00:00:be:ef") && what.contains("VLAN 100"),
+            "{what}"
+        );
+    }
+    // Where the interface is not, its lease is known all the same.
+    let there = json(&veth.far, &daemon);
+    let elsewhere: Vec<_> = there
+        .as_array()
+        .expect("a list")
+        .iter()
+        .filter(|queue| queue["elsewhere"] == true)
+        .collect();
+    assert_eq!(elsewhere.len(), 2, "{there:#}");
+    assert_eq!(elsewhere[0]["lease"]["pid"], pid);
+    let table = queues_and_leases(&veth.near, &daemon, &[VethPair::NIC]).stdout;
+    let table = String::from_utf8(table).expect("text");
+    for words in [
+        format!("lease of 2 queue(s) from 1 of nic0: process {pid} of user 65534, steered by program: "),
+        "nic0 queue 1: the program takes frames to 02:00:00:00:be:ef and to groups of VLAN 100".to_owned(),
+    ] {
+        assert!(table.contains(&words), "{words} is not in\n{table}");
+    }
+    daemon.kill();
+    let gone = wait::until(wait::SOON, || {
+        json(&veth.near, &daemon)
+            .to_string()
+            .matches("start_queue")
+            .count()
+            == 0
+    });
+    assert!(gone, "{:#}", json(&veth.near, &daemon));
+}
+
+#[test]
+fn steward_that_was_named_and_is_not_there_is_said() {
+    require!(Root);
+    let netns = NetNs::new("queues");
+    let (status, said) = daemon::run_to_end(&netns, &["queues", "--steward", "/nowhere/s.sock"]);
+    assert_eq!(status.code(), Some(1));
+    assert!(said.contains("no steward at /nowhere/s.sock"), "{said}");
 }

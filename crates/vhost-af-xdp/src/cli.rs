@@ -54,7 +54,7 @@ pub(crate) enum Command {
     Serve(Box<ServeArgs>),
     /// Show what running daemons do: modes, queues, counters, drops by reason
     Status(StatusArgs),
-    /// Show who holds which NIC queue of this host: NAPI, interrupt, sockets, daemons
+    /// Show who holds which NIC queue of this host: NAPI, interrupt, sockets, leases, rules, daemons
     #[command(after_help = QUEUES_EXAMPLES)]
     Queues(QueuesArgs),
     /// Measure raw AF_XDP sockets on an interface
@@ -86,6 +86,9 @@ pub(crate) struct QueuesArgs {
     /// Control socket of the one daemon to ask [default: all that are found]
     #[arg(long, value_name = "PATH")]
     pub(crate) control: Option<PathBuf>,
+    /// Socket of the steward to ask for leases [default: /run/vhost-af-xdp/steward.sock, if one is there]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) steward: Option<PathBuf>,
     /// Print JSON
     #[arg(long, conflicts_with = "watch")]
     pub(crate) json: bool,

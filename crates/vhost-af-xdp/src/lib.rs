@@ -93,7 +93,8 @@ fn show_queues(args: &QueuesArgs) -> anyhow::Result<()> {
     // Looked for anew each time: daemons come and go.
     let read = || {
         let named = args.control.as_ref().map(|path| vec![path.clone()]);
-        queues::read(interface, &named.unwrap_or_else(control_socket::find_all))
+        let controls = named.unwrap_or_else(control_socket::find_all);
+        queues::read(interface, &controls, args.steward.as_deref())
     };
     let mut now = read()?;
     if args.json {

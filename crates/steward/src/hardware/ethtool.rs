@@ -75,6 +75,14 @@ impl Ethtool {
         Ok(self.read_table()?.rules)
     }
 
+    /// The queues that an RSS context spreads over, each once.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn context_queues(&self, context: u32) -> io::Result<Vec<u32>> {
+        self.spread(context)
+    }
+
     fn read_table(&self) -> io::Result<Table> {
         let mut count = RxNfc::new(command::GRXCLSRLCNT);
         self.ask(count.as_mut_bytes())?;

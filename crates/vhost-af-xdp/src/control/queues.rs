@@ -1,16 +1,17 @@
 //! `vhost-af-xdp queues`: who holds which NIC queue of this host.
 //!
-//! Three sources, each of which may be silent: the kernel's netdev family (Documentation/netlink/specs/netdev.yaml: queues, NAPI
-//! instances, who has memory bound to a queue), /proc/irq (which CPU an interrupt goes to), and the running daemons' status (whose port a
-//! queue is of). The kernel never says which process holds a socket; so a holder that is none of our daemons has no name here.
+//! Five sources, each of which may be silent: the kernel's netdev family (Documentation/netlink/specs/netdev.yaml: queues, NAPI
+//! instances, who has memory bound to a queue), /proc/irq (which CPU an interrupt goes to), the running daemons' status (whose port a
+//! queue is of), the steward (who leased it), and the NIC's rules. The kernel never says which process holds a socket; so a holder that is none of our daemons and
+//! has no lease has no name here.
+
+mod rules;
+mod view;
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::io;
-use std::path::PathBuf;
-use std::time::Duration;
+use std::path::{Path, PathBuf};
 
-use comfy_table::{CellAlignment, Table, presets};
 use netlink_bindings::netdev::{self, QueueType};
 use netlink_bindings::rt_link::{self, Ifinfomsg};
 use netlink_socket2::NetlinkSocket;
@@ -18,6 +19,9 @@ use serde::Serialize;
 
 use super::control_socket;
 use super::status::{LaneStatus, PortStatus, Status};
+use rules::{Leased, Rule, Told};
+
+pub(crate) use view::render;
 
 /// One queue of an interface, both directions.
 #[derive(Debug, Clone, Default, Serialize)]
@@ -38,6 +42,12 @@ pub(crate) struct Queue {
     pub(crate) napi_thread: Option<u32>,
     /// What is bound to the queue: `xsk`, `io_uring`, `dma-buf N`, `lease`.
     pub(crate) bound: Vec<String>,
+    /// It is not in this network namespace, or not there any more: only its lease is known.
+    pub(crate) elsewhere: bool,
+    /// The lease that it is of.
+    pub(crate) lease: Option<Leased>,
+    /// What brings frames to it, or lets them through.
+    pub(crate) rules: Vec<Rule>,
     /// Our daemon whose port has it.
     pub(crate) holder: Option<Holder>,
 }
@@ -59,6 +69,10 @@ pub(crate) struct Holder {
     pub(crate) mode: Option<String>,
     /// Why no frames move although they should.
     pub(crate) impaired: Option<String>,
+    /// Addresses of stations whose frames its guest gets; empty: all.
+    pub(crate) macs: Vec<String>,
+    /// VLANs whose frames its guest gets; empty: all.
+    pub(crate) vlans: Vec<u16>,
     /// Frames of the guest sent so far.
     pub(crate) from_guest_frames: u64,
     /// Frames delivered to the guest so far.
@@ -74,17 +88,19 @@ struct Napi {
     thread: Option<u32>,
 }
 
-/// All queues of this network namespace, or of one interface; daemons are asked at `controls`.
+/// All queues of this network namespace, and those that are leased elsewhere, or of one interface; daemons are asked at `controls`, a steward at `steward` or
+/// where one is by default.
 ///
 /// # Errors
-/// The kernel does not answer, or there is no such interface.
-pub(crate) fn read(only: Option<&str>, controls: &[PathBuf]) -> anyhow::Result<Vec<Queue>> {
+/// The kernel does not answer, or a steward that was named, or there is no such interface.
+pub(crate) fn read(
+    only: Option<&str>,
+    controls: &[PathBuf],
+    steward: Option<&Path>,
+) -> anyhow::Result<Vec<Queue>> {
     let names = interfaces()?;
-    if let Some(name) = only
-        && !names.values().any(|known| known == name)
-    {
-        anyhow::bail!("no interface {name:?} in this network namespace: `ip link` lists them");
-    }
+    let told = Told::ask(steward, names.values())?;
+    let is_wanted = |name: &str| only.is_none_or(|only| only == name);
     let napis = napis()?;
     let statuses: Vec<Status> = controls
         .iter()
@@ -93,16 +109,34 @@ pub(crate) fn read(only: Option<&str>, controls: &[PathBuf]) -> anyhow::Result<V
     let mut queues: BTreeMap<(String, u32), Queue> = BTreeMap::new();
     for_each_queue(|index, kind, attributes| {
         let Some(name) = names.get(&index) else { return };
-        if only.is_some_and(|only| only != name) {
+        if !is_wanted(name) {
             return;
         }
         let Ok(number) = attributes.get_id() else { return };
         let queue = queues
             .entry((name.clone(), number))
-            .or_insert_with(|| Queue::new(name, number, &statuses));
+            .or_insert_with(|| Queue::new(name, number, &statuses).with(&told));
         queue.add(kind, &attributes, &napis);
     })?;
-    Ok(queues.into_values().collect())
+    let elsewhere = told.elsewhere(|name, queue| queues.contains_key(&(name.to_owned(), queue)));
+    let mut queues: Vec<Queue> = queues.into_values().collect();
+    for (name, number, lease, rules) in elsewhere {
+        if is_wanted(&name) {
+            queues.push(Queue {
+                elsewhere: true,
+                lease: Some(lease),
+                rules,
+                ..Queue::new(&name, number, &statuses)
+            });
+        }
+    }
+    if let Some(name) = only
+        && queues.is_empty()
+        && !names.values().any(|known| known == name)
+    {
+        anyhow::bail!("no interface {name:?} in this network namespace: `ip link` lists them");
+    }
+    Ok(queues)
 }
 
 impl Queue {
@@ -115,6 +149,17 @@ impl Queue {
                 .find_map(|status| Holder::find(status, interface, queue)),
             ..Self::default()
         }
+    }
+
+    /// With what stewards and drivers said.
+    fn with(mut self, told: &Told) -> Self {
+        (self.lease, self.rules) = told.of(&self.interface, self.queue);
+        // A daemon that has no lease has told a program of its own.
+        if let (None, Some(holder)) = (&self.lease, &self.holder) {
+            self.rules
+                .extend(rules::program_rule(&holder.macs, &holder.vlans));
+        }
+        self
     }
 
     fn add(&mut self, kind: QueueType, attributes: &netdev::IterableQueue<'_>, napis: &BTreeMap<u32, Napi>) {
@@ -170,6 +215,8 @@ impl Holder {
             vmm: port.peer.filter(|_| port.connected),
             mode: lane.mode.clone(),
             impaired: port.impaired.clone(),
+            macs: port.macs.clone(),
+            vlans: port.vlans.clone(),
             from_guest_frames: lane.counter("from_guest_frames"),
             to_guest_frames: lane.counter("to_guest_frames"),
             drops: drops.map(|counter| counter.value).sum(),
@@ -236,153 +283,23 @@ fn command_of(pid: u32) -> String {
     let bytes = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let words = bytes.split(|&byte| byte == 0).filter(|word| !word.is_empty());
     let words: Vec<_> = words.map(String::from_utf8_lossy).collect();
-    words.join(" ")
-}
-
-/// As a person reads it. `before`: what was read so long ago, for rates.
-pub(crate) fn render(queues: &[Queue], before: Option<(&[Queue], Duration)>) -> String {
-    if queues.is_empty() {
-        return "no queues: the interface has none that are up, or the kernel does not tell (Linux 6.8 does)\n"
-            .to_owned();
-    }
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
-    let mut header = vec![
-        "interface",
-        "queue",
-        "",
-        "napi",
-        "irq",
-        "cpu",
-        "bound",
-        "daemon",
-        "port",
-    ];
-    header.extend(["pair", "mode", "from guest", "to guest", "drops"]);
-    table.set_header(header);
-    for queue in queues {
-        table.add_row(row(queue, before));
-    }
-    for column in [1, 3, 4, 9, 11, 12, 13] {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    let mut text = format!("{table}\n");
-    let mut told = Vec::new();
-    for holder in queues.iter().filter_map(|queue| queue.holder.as_ref()) {
-        if !told.contains(&holder.pid) {
-            told.push(holder.pid);
-            // Writing to a String cannot fail.
-            let _ = writeln!(text, "process {}: {}", holder.pid, holder.command);
-        }
-        if let Some(reason) = &holder.impaired {
-            let _ = writeln!(text, "port {} is impaired: {reason}", holder.port);
-        }
-    }
-    text
-}
-
-fn row(queue: &Queue, before: Option<(&[Queue], Duration)>) -> Vec<String> {
-    let number = |value: Option<u32>| value.map_or("-".to_owned(), |value| value.to_string());
-    let mut row = vec![
-        queue.interface.clone(),
-        queue.queue.to_string(),
-        queue.directions.join("/"),
-        number(queue.napi),
-        number(queue.irq),
-        queue.cpus.clone().unwrap_or_else(|| "-".to_owned()),
-        match queue.bound.as_slice() {
-            [] => "-".to_owned(),
-            bound => bound.join(", "),
-        },
-    ];
-    let Some(holder) = &queue.holder else {
-        row.resize(14, "-".to_owned());
-        return row;
-    };
-    row.extend([
-        holder.pid.to_string(),
-        holder.port.clone(),
-        holder.pair.to_string(),
-        holder.mode.clone().unwrap_or_else(|| "stopped".to_owned()),
-    ]);
-    let earlier = before.and_then(|(queues, passed)| {
-        let same = |other: &&Queue| (&other.interface, other.queue) == (&queue.interface, queue.queue);
-        let holder = queues.iter().find(same)?.holder.as_ref()?;
-        Some((holder, passed))
-    });
-    let figure = |of: fn(&Holder) -> u64| match earlier {
-        None => of(holder).to_string(),
-        Some((earlier, passed)) => {
-            let more = of(holder).saturating_sub(of(earlier));
-            // Counts of a second are exact as doubles.
-            format!("{:.0}/s", more as f64 / passed.as_secs_f64())
-        }
-    };
-    row.extend([
-        figure(|holder| holder.from_guest_frames),
-        figure(|holder| holder.to_guest_frames),
-        figure(|holder| holder.drops),
-    ]);
-    row
+    // A process chooses its words; a terminal must not obey them.
+    words
+        .join(" ")
+        .chars()
+        .map(|c| if c.is_control() { '?' } else { c })
+        .take(512)
+        .collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn held(frames: u64) -> Vec<Queue> {
-        vec![
-            Queue {
-                interface: "eth1".to_owned(),
-                queue: 3,
-                directions: vec!["rx", "tx"],
-                bound: vec!["xsk".to_owned()],
-                holder: Some(Holder {
-                    pid: 7,
-                    command: "vhost-af-xdp serve".to_owned(),
-                    port: "/run/a.sock".to_owned(),
-                    pair: 0,
-                    vmm: None,
-                    mode: None,
-                    impaired: Some("interface eth1 is down".to_owned()),
-                    from_guest_frames: frames,
-                    to_guest_frames: 0,
-                    drops: 0,
-                }),
-                ..Queue::default()
-            },
-            Queue {
-                interface: "eth2".to_owned(),
-                ..Queue::default()
-            },
-        ]
-    }
-
     #[test]
-    fn holder_and_what_ails_it_are_shown() {
-        let text = render(&held(5), None);
-        for part in [
-            "eth1",
-            "xsk",
-            "/run/a.sock",
-            "process 7: vhost-af-xdp serve",
-            "is down",
-            "eth2",
-        ] {
-            assert!(text.contains(part), "{part} is not in\n{text}");
-        }
-    }
-
-    #[test]
-    fn watching_shows_rates() {
-        let text = render(&held(2500), Some((&held(500), Duration::from_secs(2))));
-        assert!(text.contains("1000/s"), "{text}");
-    }
-
-    #[test]
-    fn nothing_to_show_says_why() {
-        assert!(render(&[], None).contains("no queues"));
+    fn command_of_a_process_is_one_line() {
+        let own = command_of(std::process::id());
+        assert!(!own.is_empty() && !own.contains(char::is_control), "{own}");
+        assert_eq!(command_of(u32::MAX), "");
     }
 }

@@ -49,7 +49,8 @@ fn render_port(text: &mut String, port: &PortStatus) {
         list(&port.offload_offered)
     );
     if let Some(steered) = &port.steered {
-        let _ = writeln!(text, "  frames {} by {steered}", takes(&port.macs, &port.vlans));
+        let takes = takes(&port.macs, &port.vlans);
+        let _ = writeln!(text, "  frames {takes}, steered by {steered}");
     }
     if let Some(note) = &port.steering_note {
         let _ = writeln!(text, "  {note}");
@@ -85,7 +86,7 @@ fn render_port(text: &mut String, port: &PortStatus) {
 pub(crate) fn takes(macs: &[String], vlans: &[u16]) -> String {
     let vlans: Vec<String> = vlans.iter().map(u16::to_string).collect();
     match (macs, vlans.as_slice()) {
-        ([], []) => "of the queues, all,".to_owned(),
+        ([], []) => "of all stations and VLANs".to_owned(),
         (macs, []) => format!("to {} and to groups", macs.join(", ")),
         ([], vlans) => format!("of VLAN {}", vlans.join(", ")),
         (macs, vlans) => format!(

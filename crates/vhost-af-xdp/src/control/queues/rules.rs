@@ -1,0 +1,234 @@
+//! Whose frames come to a queue, and by whose word: leases of a steward, rules in the NIC, entries of the steering program.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::Serialize;
+use steward::hardware::{Ethtool, Target};
+use steward::listing::{self, Listed};
+use steward::protocol::DEFAULT_SOCKET;
+
+use super::super::status_view::takes;
+use super::command_of;
+
+/// A lease that a queue is of.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Leased {
+    /// Process of its holder; 0: one that the steward does not see.
+    pub(crate) pid: u32,
+    /// That one's command line, as far as this process may read it.
+    pub(crate) command: String,
+    /// Its user.
+    pub(crate) uid: u32,
+    /// Its first queue.
+    pub(crate) start_queue: u32,
+    /// How many.
+    pub(crate) queues: u32,
+    /// How frames come, as in `status`.
+    pub(crate) steered: &'static str,
+    /// They do not, although they should.
+    pub(crate) impaired: bool,
+    /// The steward was started again, and the holder has not come back to it.
+    pub(crate) orphaned: bool,
+}
+
+/// What sends frames to a queue, or lets them through to its socket.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Rule {
+    /// `n-tuple` (in the NIC) or `program` (of what the NIC puts into the queue).
+    pub(crate) by: &'static str,
+    /// Of an n-tuple rule.
+    pub(crate) location: Option<u32>,
+    /// Which frames.
+    pub(crate) what: String,
+    /// Of an n-tuple rule: the queue, or the RSS context that the queue is of.
+    pub(crate) to: Option<String>,
+}
+
+/// What stewards and drivers said.
+#[derive(Default)]
+pub(super) struct Told {
+    leases: Vec<Listed>,
+    /// By interface, then by queue.
+    rules: BTreeMap<String, BTreeMap<u32, Vec<Rule>>>,
+    namespace: u64,
+}
+
+impl Told {
+    /// Asks the steward at `path`, or where one is by default, and the drivers of these interfaces.
+    ///
+    /// # Errors
+    /// A steward that was named does not answer.
+    pub(super) fn ask<'a>(
+        steward: Option<&Path>,
+        interfaces: impl Iterator<Item = &'a String>,
+    ) -> anyhow::Result<Self> {
+        let leases = match steward {
+            Some(path) => listing::leases(path).map_err(anyhow::Error::from)?,
+            // There may be none, or it does not know this user.
+            None => listing::leases(Path::new(DEFAULT_SOCKET)).unwrap_or_default(),
+        };
+        Ok(Self {
+            leases,
+            rules: interfaces.map(|name| (name.clone(), rules_of(name))).collect(),
+            namespace: listing::namespace(),
+        })
+    }
+
+    /// The lease of a queue of this namespace, and what brings frames to it.
+    pub(super) fn of(&self, interface: &str, queue: u32) -> (Option<Leased>, Vec<Rule>) {
+        let lease = self.leases.iter().find(|lease| {
+            let queues = lease.start_queue..lease.start_queue.saturating_add(lease.queues);
+            (lease.namespace, lease.interface.as_str()) == (self.namespace, interface)
+                && queues.contains(&queue)
+        });
+        let in_nic = self.rules.get(interface).and_then(|rules| rules.get(&queue));
+        let mut rules = in_nic.cloned().unwrap_or_default();
+        rules.extend(lease.and_then(entries));
+        (lease.map(Leased::from), rules)
+    }
+
+    /// Queues of leases in other namespaces, or of interfaces that are gone: interface, queue, lease, what the program lets through.
+    pub(super) fn elsewhere(
+        &self,
+        is_known: impl Fn(&str, u32) -> bool,
+    ) -> Vec<(String, u32, Leased, Vec<Rule>)> {
+        let mut all = Vec::new();
+        for lease in &self.leases {
+            let here = lease.namespace == self.namespace;
+            for queue in lease.start_queue..lease.start_queue.saturating_add(lease.queues) {
+                if !(here && is_known(&lease.interface, queue)) {
+                    let rules = entries(lease).into_iter().collect();
+                    all.push((lease.interface.clone(), queue, Leased::from(lease), rules));
+                }
+            }
+        }
+        all
+    }
+}
+
+/// What the program lets through of a leased queue's frames, if not all.
+fn entries(lease: &Listed) -> Option<Rule> {
+    let macs: Vec<String> = lease.filter.macs.iter().map(|&mac| mac_text(mac)).collect();
+    program_rule(&macs, &lease.filter.vlans)
+}
+
+/// What a program lets through, if not all.
+pub(super) fn program_rule(macs: &[String], vlans: &[u16]) -> Option<Rule> {
+    let is_some = !macs.is_empty() || !vlans.is_empty();
+    is_some.then(|| Rule {
+        by: "program",
+        location: None,
+        what: takes(macs, vlans),
+        to: None,
+    })
+}
+
+fn mac_text(mac: [u8; 6]) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
+}
+
+/// The NIC's rules, by the queue that they point at; none, if it has none or does not say.
+fn rules_of(interface: &str) -> BTreeMap<u32, Vec<Rule>> {
+    let mut by_queue: BTreeMap<u32, Vec<Rule>> = BTreeMap::new();
+    let Ok(driver) = Ethtool::open(interface) else {
+        return by_queue;
+    };
+    for known in driver.rules().unwrap_or_default() {
+        let queues = match known.target {
+            Some(Target::Queue(queue)) => vec![queue],
+            Some(Target::Context(context)) => driver.context_queues(context).unwrap_or_default(),
+            None => Vec::new(),
+        };
+        for queue in queues {
+            by_queue.entry(queue).or_default().push(Rule {
+                by: "n-tuple",
+                location: Some(known.location),
+                what: known.text.clone(),
+                to: known.target.map(|target| target.to_string()),
+            });
+        }
+    }
+    by_queue
+}
+
+impl From<&Listed> for Leased {
+    fn from(lease: &Listed) -> Self {
+        Self {
+            pid: lease.pid,
+            command: command_of(lease.pid),
+            uid: lease.uid,
+            start_queue: lease.start_queue,
+            queues: lease.queues,
+            steered: lease.steered.name(),
+            impaired: lease.impaired,
+            orphaned: lease.orphaned,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use steer::Filter;
+    use steward::protocol::Steered;
+
+    use super::*;
+
+    fn told() -> Told {
+        let lease = |namespace, interface: &str, start_queue| Listed {
+            number: 1,
+            namespace,
+            pid: 0,
+            uid: 7,
+            interface: interface.to_owned(),
+            start_queue,
+            queues: 2,
+            filter: Filter {
+                macs: vec![[2, 0, 0, 0, 0, 1]],
+                vlans: vec![5],
+            },
+            steered: Steered::ByRules,
+            impaired: false,
+            orphaned: false,
+        };
+        let rule = Rule {
+            by: "n-tuple",
+            location: Some(3),
+            what: "MAC 02:00:00:00:00:01 VLAN 5".to_owned(),
+            to: Some("queue 4".to_owned()),
+        };
+        Told {
+            leases: vec![lease(1, "eth1", 4), lease(2, "eth1", 0), lease(1, "gone", 0)],
+            rules: [("eth1".to_owned(), [(4, vec![rule])].into())].into(),
+            namespace: 1,
+        }
+    }
+
+    #[test]
+    fn queue_has_its_lease_and_all_that_brings_frames_to_it() {
+        let (lease, rules) = told().of("eth1", 4);
+        assert_eq!(lease.map(|lease| lease.start_queue), Some(4));
+        assert_eq!(
+            rules.iter().map(|rule| rule.by).collect::<Vec<_>>(),
+            ["n-tuple", "program"]
+        );
+        assert!(rules[1].what.contains("02:00:00:00:00:01"), "{rules:?}");
+        let (lease, rules) = told().of("eth1", 5);
+        assert!(lease.is_some() && rules.len() == 1);
+        let (lease, rules) = told().of("eth1", 0);
+        assert!(
+            lease.is_none() && rules.is_empty(),
+            "that one is of another namespace"
+        );
+    }
+
+    #[test]
+    fn leases_of_what_is_not_here_are_told_of_too() {
+        let all = told().elsewhere(|interface, _| interface == "eth1");
+        let places: Vec<_> = all
+            .iter()
+            .map(|(name, queue, ..)| (name.as_str(), *queue))
+            .collect();
+        assert_eq!(places, [("eth1", 0), ("eth1", 1), ("gone", 0), ("gone", 1)]);
+    }
+}

@@ -1,0 +1,251 @@
+//! Queues as a person reads them.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use comfy_table::{CellAlignment, Table, presets};
+
+use super::{Holder, Queue};
+
+const COLUMNS: usize = 16;
+
+/// As a person reads it. `before`: what was read so long ago, for rates.
+pub(crate) fn render(queues: &[Queue], before: Option<(&[Queue], Duration)>) -> String {
+    if queues.is_empty() {
+        return "no queues: the interface has none that are up, or the kernel does not tell (Linux 6.8 does)\n"
+            .to_owned();
+    }
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
+    let mut header = vec![
+        "interface",
+        "queue",
+        "",
+        "napi",
+        "irq",
+        "cpu",
+        "bound",
+        "lease",
+        "rules",
+        "daemon",
+        "port",
+    ];
+    header.extend(["pair", "mode", "from guest", "to guest", "drops"]);
+    debug_assert_eq!(header.len(), COLUMNS);
+    table.set_header(header);
+    for queue in queues {
+        table.add_row(row(queue, before));
+    }
+    for column in [1, 3, 4, 7, 8, 11, 13, 14, 15] {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    let mut text = format!("{table}\n");
+    for line in leases(queues).into_iter().chain(rules(queues)) {
+        text.push_str(&line);
+    }
+    let mut told = Vec::new();
+    for holder in queues.iter().filter_map(|queue| queue.holder.as_ref()) {
+        if !told.contains(&holder.pid) {
+            told.push(holder.pid);
+            // Writing to a String cannot fail.
+            let _ = writeln!(text, "process {}: {}", holder.pid, holder.command);
+        }
+        if let Some(reason) = &holder.impaired {
+            let _ = writeln!(text, "port {} is impaired: {reason}", holder.port);
+        }
+    }
+    text
+}
+
+fn row(queue: &Queue, before: Option<(&[Queue], Duration)>) -> Vec<String> {
+    let number = |value: Option<u32>| value.map_or("-".to_owned(), |value| value.to_string());
+    let mut row = vec![
+        match queue.elsewhere {
+            false => queue.interface.clone(),
+            true => format!("{} (elsewhere)", queue.interface),
+        },
+        queue.queue.to_string(),
+        queue.directions.join("/"),
+        number(queue.napi),
+        number(queue.irq),
+        queue.cpus.clone().unwrap_or_else(|| "-".to_owned()),
+        match queue.bound.as_slice() {
+            [] => "-".to_owned(),
+            bound => bound.join(", "),
+        },
+        queue
+            .lease
+            .as_ref()
+            .map_or("-".to_owned(), |lease| lease.pid.to_string()),
+        match queue.rules.len() {
+            0 => "-".to_owned(),
+            count => count.to_string(),
+        },
+    ];
+    let Some(holder) = &queue.holder else {
+        row.resize(COLUMNS, "-".to_owned());
+        return row;
+    };
+    row.extend([
+        holder.pid.to_string(),
+        holder.port.clone(),
+        holder.pair.to_string(),
+        holder.mode.clone().unwrap_or_else(|| "stopped".to_owned()),
+    ]);
+    let earlier = before.and_then(|(queues, passed)| {
+        let same = |other: &&Queue| (&other.interface, other.queue) == (&queue.interface, queue.queue);
+        let holder = queues.iter().find(same)?.holder.as_ref()?;
+        Some((holder, passed))
+    });
+    let figure = |of: fn(&Holder) -> u64| match earlier {
+        None => of(holder).to_string(),
+        Some((earlier, passed)) => {
+            let more = of(holder).saturating_sub(of(earlier));
+            // Counts of a second are exact as doubles.
+            format!("{:.0}/s", more as f64 / passed.as_secs_f64())
+        }
+    };
+    row.extend([
+        figure(|holder| holder.from_guest_frames),
+        figure(|holder| holder.to_guest_frames),
+        figure(|holder| holder.drops),
+    ]);
+    row
+}
+
+/// Each lease once, in words.
+fn leases(queues: &[Queue]) -> Vec<String> {
+    let mut lines = Vec::new();
+    for queue in queues {
+        let Some(lease) = &queue.lease else { continue };
+        let state = match (lease.orphaned, lease.impaired) {
+            (true, _) => ", its holder has not come back to the steward",
+            (false, true) => ", impaired",
+            (false, false) => "",
+        };
+        let line = format!(
+            "lease of {} queue(s) from {} of {}: process {} of user {}, steered by {}{state}: {}\n",
+            lease.queues,
+            lease.start_queue,
+            queue.interface,
+            lease.pid,
+            lease.uid,
+            lease.steered,
+            lease.command
+        );
+        if !lines.contains(&line) {
+            lines.push(line);
+        }
+    }
+    lines
+}
+
+/// What brings frames to each queue, in words.
+fn rules(queues: &[Queue]) -> Vec<String> {
+    let all = queues
+        .iter()
+        .flat_map(|queue| queue.rules.iter().map(move |rule| (queue, rule)));
+    all.map(|(queue, rule)| {
+        let (name, number) = (&queue.interface, queue.queue);
+        match (rule.location, &rule.to) {
+            (Some(location), Some(to)) => {
+                format!(
+                    "{name} queue {number}: n-tuple rule {location}, {} to {to}\n",
+                    rule.what
+                )
+            }
+            _ => format!(
+                "{name} queue {number}: the {} takes frames {}\n",
+                rule.by, rule.what
+            ),
+        }
+    })
+    .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::rules::{self, Leased, Rule};
+    use super::*;
+
+    fn held(frames: u64) -> Vec<Queue> {
+        vec![
+            Queue {
+                interface: "eth1".to_owned(),
+                queue: 3,
+                directions: vec!["rx", "tx"],
+                bound: vec!["xsk".to_owned()],
+                holder: Some(Holder {
+                    pid: 7,
+                    command: "vhost-af-xdp serve".to_owned(),
+                    port: "/run/a.sock".to_owned(),
+                    pair: 0,
+                    vmm: None,
+                    mode: None,
+                    impaired: Some("interface eth1 is down".to_owned()),
+                    macs: Vec::new(),
+                    vlans: Vec::new(),
+                    from_guest_frames: frames,
+                    to_guest_frames: 0,
+                    drops: 0,
+                }),
+                lease: Some(Leased {
+                    pid: 7,
+                    command: "vhost-af-xdp serve".to_owned(),
+                    uid: 65_534,
+                    start_queue: 3,
+                    queues: 1,
+                    steered: "n-tuple rules",
+                    impaired: true,
+                    orphaned: false,
+                }),
+                rules: vec![
+                    Rule {
+                        by: "n-tuple",
+                        location: Some(9),
+                        what: "MAC 02:00:00:00:00:01".to_owned(),
+                        to: Some("queue 3".to_owned()),
+                    },
+                    rules::program_rule(&["02:00:00:00:00:01".to_owned()], &[7]).expect("some"),
+                ],
+                ..Queue::default()
+            },
+            Queue {
+                interface: "eth2".to_owned(),
+                elsewhere: true,
+                ..Queue::default()
+            },
+        ]
+    }
+
+    #[test]
+    fn holder_and_what_ails_it_are_shown() {
+        let text = render(&held(5), None);
+        for part in [
+            "eth1",
+            "xsk",
+            "/run/a.sock",
+            "process 7: vhost-af-xdp serve",
+            "is down",
+            "eth2 (elsewhere)",
+            "lease of 1 queue(s) from 3 of eth1: process 7 of user 65534, steered by n-tuple rules, impaired: vhost-af-xdp serve",
+            "eth1 queue 3: n-tuple rule 9, MAC 02:00:00:00:00:01 to queue 3",
+            "eth1 queue 3: the program takes frames to 02:00:00:00:00:01 and to groups of VLAN 7",
+        ] {
+            assert!(text.contains(part), "{part} is not in\n{text}");
+        }
+    }
+
+    #[test]
+    fn watching_shows_rates() {
+        let text = render(&held(2500), Some((&held(500), Duration::from_secs(2))));
+        assert!(text.contains("1000/s"), "{text}");
+    }
+
+    #[test]
+    fn nothing_to_show_says_why() {
+        assert!(render(&[], None).contains("no queues"));
+    }
+}
