@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::time::Duration;
 
 use rustix::io::FdFlags;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
@@ -15,7 +16,10 @@ use tempfile::TempDir;
 
 use crate::daemon::{Mode, private_dir};
 use crate::process::run;
-use crate::{NetNs, Running};
+use crate::{Daemon, Driver, DriverConfig, Layout, NetNs, PacketPort, Rig, VethPair, frame, wait};
+
+/// Length of a guest's buffers, bytes.
+const BUFFER: u32 = 2048;
 
 // enum bpf_cmd, bpf_map_type, bpf_prog_type and bpf_attach_type, include/uapi/linux/bpf.h.
 const BPF_MAP_CREATE: u32 = 0;
@@ -305,15 +309,61 @@ fn number(fd: &OwnedFd) -> u32 {
     fd.as_raw_fd().cast_unsigned()
 }
 
-/// What a child said until it ended, which it must do soon, and without success.
+/// A daemon that cannot start says why in one line that contains all of `words`, and ends.
 ///
 /// # Panics
 /// If it does not.
-#[must_use]
 #[track_caller]
-pub fn complaint(running: &mut Running) -> String {
-    let status = running.wait(crate::wait::SOON);
-    let said = running.said();
+pub fn assert_complains(mut daemon: Daemon, words: &[&str]) {
+    let status = daemon.process().wait(wait::SOON);
+    let said = daemon.said();
     assert!(!status.success(), "it should have failed: {said}");
-    said.trim_end().to_owned()
+    assert_eq!(said.trim_end().lines().count(), 1, "one line, and not: {said}");
+    for word in words {
+        assert!(said.contains(word), "{word:?} is missing in: {said}");
+    }
+    assert!(!daemon.socket().exists(), "a socket stayed behind");
+}
+
+/// Guests come and go on a daemon that listens; frames pass for each, and what came between them does not reach the next.
+///
+/// # Panics
+/// If that is not so.
+pub fn assert_serves_guests(veth: VethPair, mut daemon: Daemon, count: u8) {
+    daemon.await_sockets(&[daemon.socket(), daemon.path("control")]);
+    let wire = PacketPort::open(&veth.far, VethPair::WIRE);
+    let connect = |daemon: &Daemon| {
+        Driver::connect(&daemon.socket(), &DriverConfig::default())
+            .unwrap_or_else(|refused| panic!("{refused}: {}", daemon.said()))
+    };
+    let driver = connect(&daemon);
+    let mut rig = Rig {
+        driver,
+        daemon,
+        wire,
+        veth,
+    };
+    for seed in 0..count {
+        rig.post(64, &[BUFFER]);
+        for at in 0..20 {
+            let size = 60 + usize::from(at) * 70;
+            rig.assert_from_guest(&frame::plain(size, seed ^ at), Layout::Whole);
+            rig.assert_to_guest(&frame::plain(size, seed ^ at));
+        }
+        // It goes with frames under way, and more come than the socket has room for.
+        for at in 0..64 {
+            rig.pair().send(&frame::plain(200, at), Layout::Whole);
+            rig.wire.send(&frame::plain(200, at));
+        }
+        drop(rig.driver);
+        rig.daemon
+            .await_port(0, "the end of the guest", |port| port["connected"] == false);
+        for _ in 0..3000 {
+            let _ = rig.wire.try_send(&frame::plain(60, 0x77));
+        }
+        wait::settle();
+        while rig.wire.receive(Duration::from_millis(50)).is_some() {}
+        rig.driver = connect(&rig.daemon);
+    }
+    assert!(rig.daemon.counter("to_guest_queue_stopped") > 0);
 }
