@@ -189,6 +189,26 @@ impl Policy {
         })
     }
 
+    /// A policy without a file, for a steward that serves one daemon: these queues (interface, first, how many) to this user, and as much
+    /// locked memory as it asks for.
+    #[must_use]
+    pub fn for_one(user: u32, queues: Vec<(String, u32, u32)>) -> Self {
+        let rule = |(interface, first, count): (String, u32, u32)| Rule {
+            user: Some(user),
+            group: None,
+            interface,
+            queues: (first..first.saturating_add(count)).collect(),
+            at_most: MAX_QUEUES,
+            memlock: Some(u64::MAX),
+            macs: Vec::new(),
+            vlans: BTreeSet::new(),
+        };
+        Self {
+            connections: u32::MAX,
+            rules: queues.into_iter().map(rule).collect(),
+        }
+    }
+
     /// Whether any rule is for this user.
     pub(crate) fn knows(&self, peer: &Credentials) -> bool {
         self.rules.iter().any(|rule| rule.is_for(peer))

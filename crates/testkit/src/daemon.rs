@@ -1,7 +1,9 @@
 //! The daemon as a guard: the real binary in a process of its own, in a namespace.
 
+use std::io::Read;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::net::UnixListener;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::sync::OnceLock;
@@ -197,7 +199,29 @@ impl Daemon {
     pub fn start(netns: &NetNs, serve: &Serve) -> Self {
         let mut daemon = Self::spawn(netns, serve);
         daemon.await_sockets(&[daemon.socket(), daemon.path("control")]);
+        daemon.await_ready();
         daemon
+    }
+
+    /// Waits until it has set up what it listens for, which it does afterwards: then it answers.
+    ///
+    /// # Panics
+    /// If it ends, or does not answer.
+    pub fn await_ready(&mut self) {
+        let control = self.path("control");
+        let answers = || {
+            let mut stream = UnixStream::connect(&control).ok()?;
+            stream.set_read_timeout(Some(wait::SOON)).ok()?;
+            stream
+                .read_to_end(&mut Vec::new())
+                .ok()
+                .filter(|&bytes| bytes > 0)
+        };
+        let ready = wait::until(wait::SOON, || {
+            answers().is_some() || self.running.ended().is_some()
+        });
+        self.running.check();
+        assert!(ready, "no answer at {}: {}", control.display(), self.running);
     }
 
     /// Waits until these sockets are there.
@@ -272,6 +296,7 @@ impl Daemon {
             dir,
         };
         daemon.await_sockets(&sockets);
+        daemon.await_ready();
         daemon
     }
 
@@ -324,9 +349,8 @@ impl Daemon {
     #[must_use]
     pub fn listen(&self) -> UnixListener {
         let listener = UnixListener::bind(self.socket()).expect("a free path");
-        if self.lessor.is_some() {
-            Lessor::admit(&self.socket());
-        }
+        std::fs::set_permissions(self.dir.path(), std::fs::Permissions::from_mode(0o755)).expect("ours");
+        Lessor::admit(&self.socket());
         listener
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Theory of operation. The guest is the testkit's own driver, with numbered frames every 10 ms both ways ([`Traffic`]). Before each kill it sends a burst, so that the
 //! daemon dies with frames in its hands; then the new daemon is started, the driver connects again as QEMU does, and the outage is the
-//! time from the moment when the new daemon accepted until the first frame arrives, the longer of both directions. No number may arrive twice.
+//! time from the moment when the new daemon was ready and accepted until the first frame arrives, the longer of both directions. No number may arrive twice.
 //! What a restart costs with a real QEMU, whose own timer is the longest part of it, is measured with a Linux guest.
 
 use std::collections::HashSet;
@@ -130,7 +130,11 @@ impl Scene {
         self.daemon.kill();
         self.daemon.restart(&self.veth.near, &self.serve);
         let socket = match &self.listener {
-            None => driver::connect(&self.daemon.socket()),
+            // It listens before it is ready.
+            None => {
+                self.daemon.await_ready();
+                driver::connect(&self.daemon.socket())
+            }
             Some(listener) => driver::accept(listener),
         };
         let accepted = Instant::now();

@@ -14,7 +14,9 @@ use self::bring::BringArgs;
 use crate::bench::BenchArgs;
 use crate::control::config::{Endpoint, NicConfig, Placement, PortConfig, Segments, ServeConfig};
 use crate::control::control_socket;
+use crate::control::keeper::KeeperArgs;
 use crate::data::offloads::Offloads;
+use crate::sandbox::{Layers, User};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -59,6 +61,9 @@ pub(crate) enum Command {
     Queues(QueuesArgs),
     /// Measure raw AF_XDP sockets on an interface
     Bench(BenchArgs),
+    /// What `serve` starts for what its sandbox keeps from it
+    #[command(hide = true)]
+    Keeper(KeeperArgs),
 }
 
 #[derive(Debug, Args)]
@@ -204,6 +209,16 @@ pub(crate) struct ServeArgs {
     /// Where `status` finds this daemon [default: PID.sock in /run/vhost-af-xdp]; `none` for nowhere
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
+    /// User to become, a name or UID[:GID] in numbers, once sockets are bound [default: nobody, if started by root]
+    #[arg(long, value_name = "USER")]
+    user: Option<String>,
+    /// What confines this process: all, off, or a list of user, network, capabilities, files, calls; a `-` before one
+    /// takes it away
+    #[arg(long, value_name = "LIST", default_value = "all")]
+    sandbox: String,
+    /// Try something forbidden from within the sandbox, say what came of it, and end
+    #[arg(long, hide = true)]
+    sandbox_attempt: Option<String>,
 }
 
 /// VLANs by number.
@@ -253,6 +268,9 @@ impl ServeArgs {
             spin: Duration::from_micros(self.spin_us),
             steward: self.steward,
             control,
+            layers: Layers::parse(&self.sandbox)?,
+            user: self.user.as_deref().map(User::parse).transpose()?,
+            attempt: self.sandbox_attempt,
         })
     }
 }

@@ -13,6 +13,7 @@ mod data;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
+mod sandbox;
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -22,7 +23,7 @@ use clap::{CommandFactory, Parser};
 use tracing_subscriber::EnvFilter;
 
 use cli::{Cli, Command, QueuesArgs, StatusArgs};
-use control::{control_socket, queues, serve, status_view};
+use control::{control_socket, keeper, queues, serve, status_view};
 
 /// The program: reads the command line, does what it asks for.
 #[must_use]
@@ -39,8 +40,12 @@ pub fn run() -> ExitCode {
         let _ = Cli::command().print_help();
         return ExitCode::from(2);
     };
-    // Level: RUST_LOG, else info.
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    // Level: RUST_LOG, else info. What the keeper does the daemon tells.
+    let level = match command {
+        Command::Keeper(_) => "error",
+        _ => "info",
+    };
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
@@ -49,6 +54,7 @@ pub fn run() -> ExitCode {
         .init();
     let done = match command {
         Command::Serve(args) => args.into_config().and_then(|config| serve::run(&config)),
+        Command::Keeper(args) => keeper::run(args),
         Command::Status(args) => status(&args),
         Command::Queues(args) => show_queues(&args),
         Command::Bench(args) => bench::run(args),

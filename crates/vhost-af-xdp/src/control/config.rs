@@ -8,6 +8,7 @@ use steer::{Filter, ModeRequest};
 use steward::protocol::{ENTRIES_MAX, Wanted};
 
 use crate::data::offloads::Offloads;
+use crate::sandbox::{Layers, User};
 
 /// Where a VMM and a port meet.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -177,10 +178,16 @@ pub(crate) struct ServeConfig {
     pub(crate) cpus: Vec<usize>,
     /// How long a worker polls without work before it sleeps.
     pub(crate) spin: Duration,
-    /// Where the steward listens that queues are leased from; `None`: programs and sockets are our own.
+    /// Where the steward listens that queues are leased from; `None`: from a private one ([`keeper`](super::keeper)).
     pub(crate) steward: Option<PathBuf>,
     /// Where `status` finds us; `None`: nowhere.
     pub(crate) control: Option<PathBuf>,
+    /// What the process is confined by.
+    pub(crate) layers: Layers,
+    /// Whom it becomes; `None`: it stays who it is, or becomes nobody if that is root.
+    pub(crate) user: Option<User>,
+    /// Tries one of the [attempts](crate::sandbox::attempts) from within the sandbox, and ends.
+    pub(crate) attempt: Option<String>,
 }
 
 /// Most queue pairs of a port: what the steering program has room for.
@@ -251,6 +258,18 @@ pub(crate) enum ConfigError {
 }
 
 impl ServeConfig {
+    /// What is to be leased, port by port.
+    pub(crate) fn queues(&self) -> Vec<(String, u32, u32)> {
+        let queues = |port: &PortConfig| match &port.nic {
+            NicConfig::Interface {
+                name, start_queue, ..
+            } => Some((name.clone(), *start_queue, port.queues.into())),
+            _ => None,
+        };
+        let leased = self.ports.iter().filter(|port| !port.brings());
+        leased.filter_map(queues).collect()
+    }
+
     /// Checks what can be checked without the kernel.
     ///
     /// # Errors
@@ -339,6 +358,16 @@ impl PortConfig {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Whether it comes with sockets or a map of somebody else's.
+    pub(crate) fn brings(&self) -> bool {
+        self.bring != Bring::Nothing
+    }
+
+    /// Whether its AF_XDP sockets are made by this process.
+    pub(crate) fn opens_sockets(&self) -> bool {
+        self.brings() && !matches!(self.bring, Bring::Sockets(_))
     }
 
     fn check_bring(&self) -> Result<(), ConfigError> {
@@ -435,6 +464,9 @@ mod tests {
             spin: Duration::ZERO,
             steward: None,
             control: None,
+            layers: Layers::NONE,
+            user: None,
+            attempt: None,
         }
     }
 

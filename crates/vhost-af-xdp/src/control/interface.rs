@@ -5,17 +5,16 @@
 //! reverse by dropping: socket (with its place in the map), entry ([`QueueGuard`]), program with its
 //! last user.
 
-use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, Weak};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
-use steer::{AttachError, Mode, ModeRequest, QueueConf, QueueCounters, QueueError, VirtioHeader};
+use steer::{Mode, QueueConf, QueueCounters, VirtioHeader};
 use steward::client::LeaseError;
 use steward::links::{DriverSends, Link, LinkError};
-use steward::protocol::{Steered, Wanted};
+use steward::protocol::{Reason, Refusal, Steered, Wanted};
 use xsk::{AttachMode, BindRequest, OpenError, QueueId, RingSize, Socket, SocketConfig, Umem, Unbound};
 
 use super::external::{Brought, ExternalError};
@@ -32,6 +31,8 @@ pub(crate) const SEND_RING: u32 = 1024;
 /// A queue stays busy after its last owner went until all CPUs have seen it: 20 ms here, more on a
 /// loaded machine.
 const BIND_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long the program of a daemon that was killed may stay: its keeper takes it off, some 30 ms later.
+const PREDECESSOR: Duration = Duration::from_millis(1000);
 
 /// Why an interface or one of its queues cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -39,13 +40,12 @@ pub(crate) enum InterfaceError {
     #[error(transparent)]
     Link(#[from] LinkError),
     #[error(transparent)]
-    Attach(#[from] AttachError),
-    #[error(transparent)]
     Open(#[from] OpenError),
     #[error(transparent)]
-    Queue(#[from] QueueError),
-    #[error(transparent)]
     Lease(#[from] LeaseError),
+    /// What the daemon's own steward says.
+    #[error("{0}")]
+    Refused(Refusal),
     #[error(transparent)]
     External(#[from] ExternalError),
     /// More queues asked for than there are.
@@ -88,13 +88,6 @@ impl Drop for QueueGuard {
 }
 
 impl Interface {
-    /// Attaches the steering program to the interface of that name.
-    fn open(name: &str, mode: ModeRequest) -> Result<Self, InterfaceError> {
-        let link = Link::by_name(name)?;
-        let steering = Steering::attach(&link, mode)?;
-        Ok(Self::new(link, steering))
-    }
-
     fn new(link: Link, steering: Steering) -> Self {
         Self {
             mtu: AtomicU32::new(link.mtu),
@@ -119,8 +112,8 @@ impl Interface {
     }
 
     /// How frames come to the queues, and why not in a better way.
-    pub(crate) fn steered(&self, is_filtered: bool) -> (Steered, String) {
-        self.steering.steered(is_filtered)
+    pub(crate) fn steered(&self) -> (Steered, String) {
+        self.steering.steered()
     }
 
     /// What the driver does for sockets in zero-copy mode.
@@ -192,6 +185,11 @@ impl Interface {
         Ok(socket)
     }
 
+    /// Whether the sockets of these queues stay here when guests go.
+    fn is_home_of(&self, wanted: &Wanted) -> bool {
+        self.link.name == wanted.interface && wanted.range().all(|queue| self.home(queue).is_some())
+    }
+
     /// Where a queue's socket is while no guest has it, if it stays when guests go.
     pub(crate) fn home(&self, queue: u32) -> Option<&Home> {
         self.steering.home(queue)
@@ -255,63 +253,82 @@ impl Interface {
     }
 }
 
-/// The interfaces in use in this process; a program is attached once an interface.
+/// Where interfaces come from.
 #[derive(Default)]
 pub(crate) struct Interfaces {
-    known: Mutex<HashMap<String, Weak<Interface>>>,
-    /// Where a steward listens, if queues are leased.
-    steward: Option<PathBuf>,
+    /// Where a steward listens.
+    steward: PathBuf,
+    /// It is this daemon's own.
+    private: bool,
     /// What somebody else made for ports.
     brought: Brought,
+    /// Those of them that are open and not taken yet.
+    ready: Mutex<Vec<Arc<Interface>>>,
 }
 
 impl Interfaces {
-    /// Of this process, or leased from the steward at that path; but what was brought is used.
-    pub(crate) fn new(steward: Option<PathBuf>, brought: Brought) -> Self {
+    /// Brought by somebody else, as far as that was.
+    pub(crate) fn new(brought: Brought) -> Self {
         Self {
-            known: Mutex::default(),
-            steward,
             brought,
+            ..Self::default()
         }
     }
 
-    /// Whether queues are leased.
-    pub(crate) fn are_leased(&self) -> bool {
-        self.steward.is_some()
+    /// All others are leased from the steward at that path, which is this daemon's own or not.
+    pub(crate) fn leased_from(self, steward: PathBuf, private: bool) -> Self {
+        Self {
+            steward,
+            private,
+            ..self
+        }
     }
 
-    /// The interface for a port's queues, attached if it is not yet (or if it is not the same any more). A port's
-    /// leased queues are a lease of their own.
+    /// The interface for a port's queues: one with a program of somebody else's, or a lease of its own.
     ///
     /// # Errors
     /// [`InterfaceError`].
     pub(crate) fn open(&self, wanted: &Wanted) -> Result<Arc<Interface>, InterfaceError> {
-        let queues = wanted.range();
-        if let Some((external, link)) = self.brought.open(&wanted.interface, wanted.mode, &queues)? {
-            return Ok(Arc::new(Interface::new(link, Steering::External(external))));
+        let mut ready = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
+        let ours = |interface: &Arc<Interface>| interface.is_home_of(wanted);
+        if let Some(at) = ready.iter().position(ours) {
+            return Ok(ready.swap_remove(at));
         }
-        if let Some(path) = &self.steward {
-            let (steering, link) = Steering::lease(path, wanted)?;
-            return Ok(Arc::new(Interface::new(link, steering)));
+        drop(ready);
+        if let Some(interface) = self.open_brought(wanted)? {
+            return Ok(interface);
         }
-        let interface = self.open_own(&wanted.interface, wanted.mode)?;
-        interface.steering.take(wanted)?;
-        Ok(interface)
-    }
-
-    fn open_own(&self, name: &str, mode: ModeRequest) -> Result<Arc<Interface>, InterfaceError> {
-        let mut known = self
-            .known
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
-        if let Some(interface) = known.get(name).and_then(Weak::upgrade) {
-            let same = Link::by_name(name).is_ok_and(|link| link.index == interface.link.index);
-            if same {
-                return Ok(interface);
+        let deadline = Instant::now() + PREDECESSOR;
+        loop {
+            match Steering::lease(&self.steward, wanted, self.private) {
+                // The keeper of a daemon that was killed just now may not be done yet.
+                Err(InterfaceError::Refused(refusal))
+                    if refusal.reason == Reason::Program && Instant::now() < deadline =>
+                {
+                    std::thread::sleep(PREDECESSOR / 50);
+                }
+                leased => {
+                    let (steering, link) = leased?;
+                    return Ok(Arc::new(Interface::new(link, steering)));
+                }
             }
         }
-        let interface = Arc::new(Interface::open(name, mode)?);
-        known.insert(name.to_owned(), Arc::downgrade(&interface));
-        Ok(interface)
+    }
+
+    /// The interface, if it has a program of somebody else's.
+    ///
+    /// # Errors
+    /// [`InterfaceError`].
+    pub(crate) fn open_brought(&self, wanted: &Wanted) -> Result<Option<Arc<Interface>>, InterfaceError> {
+        let brought = self
+            .brought
+            .open(&wanted.interface, wanted.mode, &wanted.range())?;
+        Ok(brought.map(|(external, link)| Arc::new(Interface::new(link, Steering::External(external)))))
+    }
+
+    /// Keeps one that was opened ahead for the port that will ask for it.
+    pub(crate) fn keep(&self, interface: Arc<Interface>) {
+        let mut ready = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
+        ready.push(interface);
     }
 }

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use super::config::{NicConfig, PortConfig};
 use super::external::ExternalError;
-use super::interface::{Interface, InterfaceError, QueueRequest};
+use super::interface::{Interface, InterfaceError, Interfaces, QueueRequest};
 use super::lanes::{Checksums, CopyMemory, FarSide, LaneError, LaneFacts, LaneParts};
 use super::registration::prepare;
 use crate::data::copy::CopyLane;
@@ -11,6 +12,29 @@ use crate::data::direct::LONGEST_FRAME;
 use crate::data::lane::Lane;
 use crate::data::resident::{self, Home, Resident, Share};
 use crate::data::xdp::{QueueLease, XdpNic};
+
+/// Opens the sockets of a port's queues, if they are such.
+///
+/// # Errors
+/// [`LaneError`].
+pub(crate) fn settle_all(port: &PortConfig, interfaces: &Interfaces) -> Result<(), LaneError> {
+    let (Some(wanted), NicConfig::Interface { force_copy, .. }) = (port.wanted(), &port.nic) else {
+        return Ok(());
+    };
+    let Some(interface) = interfaces.open_brought(&wanted)? else {
+        return Ok(());
+    };
+    for queue in wanted.range() {
+        interface.check_queue(queue)?;
+        settle(&FarSide::Queue {
+            interface: Arc::clone(&interface),
+            queue,
+            force_copy: *force_copy,
+        })?;
+    }
+    interfaces.keep(interface);
+    Ok(())
+}
 
 /// Opens the socket of such a queue, if that is not done yet. False if it is another queue.
 ///

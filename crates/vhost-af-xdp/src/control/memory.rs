@@ -6,16 +6,17 @@
 //!
 //! Memory that is not shared is the commonest mistake in setting up vhost-user: the VMM maps the
 //! file privately, the guest writes to its own copies and we would watch rings that never move.
-//! The peer's /proc/PID/maps tells, where we may read it ([`check_shared`]).
+//! The peer's /proc/PID/maps tells, where it may be read ([`MemoryTable::check_shared`]).
 
 use std::fs::File;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use vhost::vhost_user::message::VhostUserMemoryRegion;
 use virtqueue::{GuestAddr, MapError, MemoryMap, Region};
 
+use super::keeper;
 use super::sigbus::{self, Watch};
 
 /// Most regions that we accept: QEMU's own limit for memory slots here is 32 and more, the map's 64.
@@ -144,6 +145,16 @@ impl MemoryTable {
             .collect()
     }
 
+    /// Looks up how the VMM itself maps its memory, or lets the keeper do it. Says nothing where neither may.
+    fn check_shared(&self, pid: i32, addresses: &[u64]) -> Result<(), MemoryError> {
+        let private = match (maps_of(pid), self.watch.connection()) {
+            (Some(maps), _) => first_private(&maps, addresses),
+            (None, Some(connection)) => keeper::private_address(connection.as_fd(), addresses),
+            (None, None) => None,
+        };
+        private.map_or(Ok(()), |user_addr| Err(MemoryError::NotShared { user_addr, pid }))
+    }
+
     fn rebuild(
         &mut self,
         regions: Vec<Region>,
@@ -151,7 +162,8 @@ impl MemoryTable {
         peer: Option<i32>,
     ) -> Result<(), MemoryError> {
         if let Some(pid) = peer {
-            check_shared(pid, regions.iter().map(|region| region.user_addr))?;
+            let addresses: Vec<u64> = regions.iter().map(|region| region.user_addr).collect();
+            self.check_shared(pid, &addresses)?;
         }
         let map = MemoryMap::new(regions, private_bytes)?;
         let guarded = self.guard(map.base(), map.guest_len())?;
@@ -170,17 +182,17 @@ fn describe(region: &VhostUserMemoryRegion, file: OwnedFd) -> Region {
     }
 }
 
-/// Looks up how the VMM itself maps its memory. Says nothing where /proc may not be read.
-fn check_shared(pid: i32, addresses: impl Iterator<Item = u64>) -> Result<(), MemoryError> {
-    let Ok(maps) = std::fs::read_to_string(format!("/proc/{pid}/maps")) else {
-        return Ok(());
-    };
-    for user_addr in addresses {
-        if is_private(&maps, user_addr) {
-            return Err(MemoryError::NotShared { user_addr, pid });
-        }
-    }
-    Ok(())
+/// How a process maps its memory, where that may be read.
+pub(super) fn maps_of(pid: i32) -> Option<String> {
+    std::fs::read_to_string(format!("/proc/{pid}/maps")).ok()
+}
+
+/// The first of these addresses that is in a private mapping.
+pub(super) fn first_private(maps: &str, addresses: &[u64]) -> Option<u64> {
+    addresses
+        .iter()
+        .copied()
+        .find(|&address| is_private(maps, address))
 }
 
 /// Whether the mapping that holds `address` is a private one (proc_pid_maps(5)).

@@ -17,6 +17,7 @@ pub(crate) mod features;
 pub(crate) mod front;
 pub(crate) mod handler;
 pub(crate) mod interface;
+pub(crate) mod keeper;
 pub(crate) mod kept;
 pub(crate) mod lanes;
 pub(crate) mod memory;

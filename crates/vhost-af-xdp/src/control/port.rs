@@ -21,7 +21,7 @@ use crate::data::counters::LaneCounters;
 use crate::data::direct::LONGEST_FRAME;
 use crate::data::worker::Workers;
 use steward::client::LeaseError;
-use steward::links::Link;
+use steward::links::{Link, LinkError};
 use steward::protocol::Reason;
 
 /// Smallest MTU that IPv4 works with, and that VirtIO allows (1.3, 5.1.4.1).
@@ -48,6 +48,8 @@ pub(crate) struct PortState {
     pub(crate) last_closed: Option<Closed>,
     pub(crate) sessions: u64,
     pub(crate) link_down: bool,
+    /// The daemon ends; nothing is set up any more.
+    over: bool,
     /// MTU that the queues were set up for.
     mtu: Option<u32>,
     /// What the VMM was told last when it was refused.
@@ -277,6 +279,9 @@ impl Port {
         };
         let mut guard = self.lock();
         let state = &mut *guard;
+        if state.over {
+            return false;
+        }
         let told = state.config_space();
         match state
             .interface
@@ -301,8 +306,8 @@ impl Port {
         {
             session.config_changed();
         }
-        // rtnetlink tells when an interface of ours is back, and nobody when a leased one is.
-        state.impaired.is_some() && (state.interface.is_some() || self.interfaces.are_leased())
+        // Nobody tells when a leased interface is back.
+        state.impaired.is_some()
     }
 
     /// The interface, if there is more to watch of it than rtnetlink tells.
@@ -313,9 +318,6 @@ impl Port {
 
     /// The interface was gone; goes on if one of its name is there again.
     fn take_up(&self, state: &mut PortState, name: &str) {
-        if !self.interfaces.are_leased() && Link::by_name(name).is_err() {
-            return;
-        }
         match self.open_interface() {
             Ok(interface) => {
                 tracing::info!(interface = name, port = %self.config.endpoint, "interface is back");
@@ -327,8 +329,9 @@ impl Port {
                 self.restart_lanes(state);
             }
             // Known already, and better.
-            Err(InterfaceError::Lease(LeaseError::Refused(refusal)))
+            Err(InterfaceError::Lease(LeaseError::Refused(refusal)) | InterfaceError::Refused(refusal))
                 if refusal.reason == Reason::NoInterface && state.impaired.is_some() => {}
+            Err(InterfaceError::Link(LinkError::Unknown(_))) if state.impaired.is_some() => {}
             Err(error) => state.impaired = Some(with_sources(&error)),
         }
     }
@@ -394,7 +397,9 @@ impl Port {
 
     /// Stops everything, leaving rings that another backend can go on with.
     pub(crate) fn shut_down(&self) {
-        if let Some(session) = &mut self.lock().session {
+        let mut state = self.lock();
+        state.over = true;
+        if let Some(session) = &mut state.session {
             session.stop_all(&self.workers);
         }
     }

@@ -1,7 +1,7 @@
 //! `vhost-af-xdp serve`: starts ports, workers and watchers, and ends them.
 //!
 //! Threads: the main one waits for signals; one a port speaks vhost-user; one watches interfaces;
-//! one answers `status`; the workers move frames. All but the workers sleep nearly always.
+//! one answers `status`; one sees that the keeper lives; the workers move frames. All but the workers sleep nearly always.
 
 use std::collections::HashMap;
 use std::fs;
@@ -10,24 +10,29 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use rustix::thread::CapabilitySet;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
-use signal_hook::iterator::Signals;
+use signal_hook::iterator::{Handle, Signals};
 use vhost::vhost_user::{BackendReqHandler, Error};
 
-use super::config::{Endpoint, ServeConfig};
+use super::config::{Endpoint, PortConfig, ServeConfig};
 use super::control_socket;
 use super::external::Brought;
 use super::front;
 use super::interface::Interfaces;
+use super::keeper::Keeper;
+use super::kept;
 use super::port::{Port, with_sources};
 use super::sigbus;
 use super::status::Status;
 use super::status_view;
 use crate::data::cable::{PortEnd, Wire};
 use crate::data::worker::Workers;
+use crate::sandbox::{self, Extra, Plan, User, attempts};
 use steward::links::Changes;
 
 /// Pause between attempts to connect to a VMM that is not there: short, because the guest's outage lasts as
@@ -49,6 +54,8 @@ enum Meeting {
 
 /// Runs until a signal ends it, or the one connection that was passed in is over.
 ///
+/// What needs a privilege, or the file system, comes first; then the [sandbox]; then all that has to do with guests.
+///
 /// # Errors
 /// What prevents the start; nothing stays behind then.
 pub(crate) fn run(config: &ServeConfig) -> anyhow::Result<()> {
@@ -57,30 +64,41 @@ pub(crate) fn run(config: &ServeConfig) -> anyhow::Result<()> {
     let brought = Brought::take(config).map_err(|error| anyhow::anyhow!(with_sources(&error)))?;
     sigbus::install().context("cannot handle SIGBUS")?;
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGUSR1]).context("cannot handle signals")?;
+    let changes = Changes::subscribe().context("cannot watch interfaces")?;
+    let mut leftovers = Leftovers::default();
+    let mut meetings = Vec::new();
+    for port in &config.ports {
+        meetings.push(meet(&port.endpoint, &mut leftovers)?);
+    }
+    let control = config
+        .control
+        .as_deref()
+        .and_then(|path| listen_for_status(path, &mut leftovers));
+    let interfaces = open_brought(config, brought)?;
+    let (keeper, in_force) = leave_privileges(config, &mut leftovers)?;
+    if let Some(attempt) = &config.attempt {
+        return attempts::run(attempt);
+    }
+
     let workers =
         Workers::start(config.workers, &config.cpus, config.spin).context("cannot start workers")?;
     let workers = Arc::new(workers);
-    let interfaces = Arc::new(Interfaces::new(config.steward.clone(), brought));
-    let changes = Changes::subscribe().context("cannot watch interfaces")?;
-    let mut ports = Vec::new();
-    let mut cables = cables(config).context("cannot make a cable")?;
-    for port in &config.ports {
-        let cable = port.nic.cable().and_then(|name| cables.get_mut(name)?.pop());
-        let opened = Port::open(port.clone(), Arc::clone(&interfaces), Arc::clone(&workers), cable);
-        let port =
-            opened.map_err(|error| anyhow::anyhow!("port {}: {}", port.endpoint, with_sources(&error)))?;
-        ports.push(Arc::new(port));
-    }
-    let mut leftovers = Leftovers::default();
-    let mut meetings = Vec::new();
-    for port in &ports {
-        meetings.push(meet(&port.config.endpoint, &mut leftovers)?);
-    }
-    if let Some(path) = &config.control {
-        answer_status(path, &mut leftovers, &ports, &workers);
+    let steward = config.steward.clone().or_else(|| keeper.steward());
+    let interfaces = interfaces.leased_from(steward.unwrap_or_default(), config.steward.is_none());
+    let ports = open_ports(config, interfaces, &workers)?;
+    tracing::info!("sandbox: {in_force}");
+    let read = {
+        let (ports, workers) = (ports.clone(), Arc::clone(&workers));
+        move || Status::read(&ports, &workers, &in_force)
+    };
+    if let Some(listener) = control {
+        let read = read.clone();
+        let body = move || control_socket::serve(&listener, read);
+        let _ = std::thread::Builder::new().name("status".to_owned()).spawn(body);
     }
     watch_links(changes, ports.clone())?;
     let handle = signals.handle();
+    let lost = watch_keeper(&keeper, handle.clone())?;
     for (port, meeting) in ports.iter().zip(meetings) {
         let (port, handle) = (Arc::clone(port), handle.clone());
         tracing::info!(port = %port.config.endpoint, "ready");
@@ -97,12 +115,105 @@ pub(crate) fn run(config: &ServeConfig) -> anyhow::Result<()> {
     }
     for signal in signals.forever() {
         match signal {
-            SIGUSR1 => eprint!("{}", status_view::render(&Status::read(&ports, &workers))),
+            SIGUSR1 => eprint!("{}", status_view::render(&read())),
             _ => break,
         }
     }
     ports.iter().for_each(|port| port.shut_down());
+    if lost.load(Ordering::Relaxed) {
+        bail!("the keeper of this daemon has ended, and the XDP program with it: start the daemon again");
+    }
     Ok(())
+}
+
+/// Opens the sockets that are kept as long as the daemon runs: what is allowed to open them is given up.
+fn open_brought(config: &ServeConfig, brought: Brought) -> anyhow::Result<Interfaces> {
+    let interfaces = Interfaces::new(brought);
+    for port in &config.ports {
+        kept::settle_all(port, &interfaces)
+            .map_err(|error| anyhow::anyhow!("port {}: {}", port.endpoint, with_sources(&error)))?;
+    }
+    Ok(interfaces)
+}
+
+/// Starts the keeper and enters the sandbox. From here on the keeper removes what is left over.
+fn leave_privileges(
+    config: &ServeConfig,
+    leftovers: &mut Leftovers,
+) -> anyhow::Result<(Keeper, sandbox::InForce)> {
+    let root = rustix::process::geteuid().is_root();
+    let user = match &config.user {
+        None if root => Some(User::nobody()),
+        user => user.clone(),
+    };
+    let user = user.filter(|_| config.layers.user);
+    let owner = user.as_ref().map_or_else(
+        || {
+            (
+                rustix::process::geteuid().as_raw(),
+                rustix::process::getegid().as_raw(),
+            )
+        },
+        User::owner,
+    );
+    let leases = match &config.steward {
+        Some(_) => Vec::new(),
+        None => config.queues(),
+    };
+    // Their sockets and maps are open; the interface is looked at from here.
+    let brings = config.ports.iter().any(PortConfig::brings);
+    let keeper = Keeper::start(&leases, owner, &leftovers.0)?;
+    leftovers.0.clear();
+    let plan = Plan {
+        layers: config.layers,
+        user,
+        no_interface: !brings,
+        keeps: match config.ports.iter().any(PortConfig::opens_sockets) {
+            true => CapabilitySet::NET_RAW,
+            false => CapabilitySet::empty(),
+        },
+        extra: Extra {
+            bpf_map: brings,
+            interfaces: brings,
+        },
+    };
+    let in_force = sandbox::enter(&plan)?;
+    Ok((keeper, in_force))
+}
+
+/// Opens what the ports' frames go to.
+fn open_ports(
+    config: &ServeConfig,
+    interfaces: Interfaces,
+    workers: &Arc<Workers>,
+) -> anyhow::Result<Vec<Arc<Port>>> {
+    let interfaces = Arc::new(interfaces);
+    let mut cables = cables(config).context("cannot make a cable")?;
+    let mut ports = Vec::new();
+    for port in &config.ports {
+        let cable = port.nic.cable().and_then(|name| cables.get_mut(name)?.pop());
+        let opened = Port::open(port.clone(), Arc::clone(&interfaces), Arc::clone(workers), cable);
+        let port =
+            opened.map_err(|error| anyhow::anyhow!("port {}: {}", port.endpoint, with_sources(&error)))?;
+        ports.push(Arc::new(port));
+    }
+    Ok(ports)
+}
+
+/// Ends the daemon when its keeper ends and the leases with it; true in what is returned then.
+fn watch_keeper(keeper: &Keeper, signals: Handle) -> anyhow::Result<Arc<AtomicBool>> {
+    let (lost, private) = (Arc::new(AtomicBool::new(false)), keeper.steward().is_some());
+    let tell = Arc::clone(&lost);
+    let gone = move || {
+        tracing::error!("the keeper of this daemon has ended; socket files will not be removed");
+        if private {
+            // Read after the signals' iterator has ended, which synchronizes.
+            tell.store(true, Ordering::Relaxed);
+            signals.close();
+        }
+    };
+    keeper.watch(gone).context("cannot watch the keeper")?;
+    Ok(lost)
 }
 
 /// The cables by name, each with its two ends.
@@ -122,7 +233,7 @@ fn cables(config: &ServeConfig) -> io::Result<HashMap<String, Vec<PortEnd>>> {
     pairs.into_iter().map(ends).collect()
 }
 
-/// Socket files of ours, removed at the end however it comes.
+/// Socket files of ours, removed if the start fails before the keeper takes over.
 #[derive(Default)]
 struct Leftovers(Vec<PathBuf>);
 
@@ -172,17 +283,16 @@ fn inherited(fd: i32) -> anyhow::Result<Meeting> {
     Ok(Meeting::Once(socket.into()))
 }
 
-/// Starts the thread behind `status`. Not having it is no reason not to serve.
-fn answer_status(path: &Path, leftovers: &mut Leftovers, ports: &[Arc<Port>], workers: &Arc<Workers>) {
+/// Listens for `status`. Not having that is no reason not to serve.
+fn listen_for_status(path: &Path, leftovers: &mut Leftovers) -> Option<UnixListener> {
     match control_socket::listen(path) {
         Ok(listener) => {
             leftovers.0.push(path.to_owned());
-            let (ports, workers) = (ports.to_vec(), Arc::clone(workers));
-            let body = move || control_socket::serve(&listener, || Status::read(&ports, &workers));
-            let _ = std::thread::Builder::new().name("status".to_owned()).spawn(body);
+            Some(listener)
         }
         Err(error) => {
             tracing::warn!(path = %path.display(), %error, "no control socket: `status` will not find this daemon (choose another place with --control PATH)");
+            None
         }
     }
 }
@@ -239,6 +349,10 @@ fn attend(port: &Arc<Port>, meeting: Meeting) {
                             continue;
                         }
                         pause = FIRST_PAUSE;
+                    }
+                    Err(error) if !said && error.kind() == io::ErrorKind::PermissionDenied => {
+                        tracing::warn!(path = %path.display(), "the VMM's socket may not be connected to by this user ({}): let it, or choose another with --user; trying again", rustix::process::geteuid().as_raw());
+                        said = true;
                     }
                     Err(error) if !said => {
                         tracing::info!(path = %path.display(), %error, "no VMM there yet, trying again");

@@ -69,6 +69,11 @@ impl Watch {
         })
     }
 
+    /// The session's connection.
+    pub(crate) fn connection(&self) -> Option<&UnixStream> {
+        self.connection.as_ref()
+    }
+
     /// Whether memory vanished.
     pub(crate) fn is_hit(&self) -> bool {
         // Observes the handler's store; the control thread comes here after the connection's end, which the

@@ -11,6 +11,7 @@ use super::port::Port;
 use super::session::ActiveLane;
 use crate::data::offloads::Offloads;
 use crate::data::worker::Workers;
+use crate::sandbox::InForce;
 
 /// A number with its name.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -116,6 +117,8 @@ pub(crate) struct Status {
     pub(crate) version: String,
     /// CPU time used so far, all threads, microseconds.
     pub(crate) cpu_us: u64,
+    /// What confines the process.
+    pub(crate) sandbox: InForce,
     /// The workers.
     pub(crate) workers: Vec<WorkerStatus>,
     /// The ports.
@@ -124,11 +127,12 @@ pub(crate) struct Status {
 
 impl Status {
     /// Takes a look.
-    pub(crate) fn read(ports: &[Arc<Port>], workers: &Workers) -> Self {
+    pub(crate) fn read(ports: &[Arc<Port>], workers: &Workers, sandbox: &InForce) -> Self {
         Self {
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             cpu_us: cpu_us(),
+            sandbox: sandbox.clone(),
             workers: workers
                 .counters()
                 .map(|counters| WorkerStatus {
@@ -160,10 +164,7 @@ impl PortStatus {
             .wanted()
             .map(|wanted| wanted.filter)
             .unwrap_or_default();
-        let steered = state
-            .interface
-            .as_ref()
-            .map(|interface| interface.steered(!filter.is_empty()));
+        let steered = state.interface.as_ref().map(|interface| interface.steered());
         let (steered, note) = steered.unzip();
         let lanes = (0..port.counters.len())
             .map(|pair| {

@@ -17,6 +17,8 @@ pub(crate) fn render(status: &Status) -> String {
         // Microseconds fit a double's mantissa for 285 years of CPU time.
         status.cpu_us as f64 / 1e6,
     );
+    // Writing to a String cannot fail.
+    let _ = writeln!(text, "sandbox: {}", status.sandbox);
     for port in &status.ports {
         render_port(&mut text, port);
     }

@@ -1,4 +1,4 @@
-//! Where an interface's program and sockets come from: made by this process, which needs privileges, leased from a steward, or brought by
+//! Where an interface's program and sockets come from: leased from a steward, one for many or [one of our own](super::keeper), or brought by
 //! somebody else (`external.rs`).
 //!
 //! A lease's interface may be in another network namespace: what is known of it, and what happens to it, the steward tells.
@@ -10,29 +10,24 @@ use std::sync::{Mutex, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use steer::{MAX_QUEUES, Mode, ModeRequest, Program, QueueConf, QueueCounters};
-use steward::client::Lease;
+use steer::{Mode, QueueConf, QueueCounters};
+use steward::client::{Lease, LeaseError};
 use steward::links::{DriverSends, Link};
 use steward::protocol::{Facts, Steered, Wanted};
 use xsk::{OpenError, SocketConfig, Umem, Unbound};
 
 use super::external::External;
-use super::interface::{InterfaceError, L2_BYTES};
+use super::interface::InterfaceError;
 use super::port::with_sources;
 use crate::data::resident::Home;
 
-/// Longest frame for which a program without multi-buffer support can be attached, bytes: a page
-/// less headroom and the kernel's own tail (veth and most drivers).
-const LONGEST_WITHOUT_FRAGS: u32 = 3000;
 /// How long memory of a socket that was closed may still count as locked: the kernel lets go of it some 20 ms later.
 const UNLOCK_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// See the module's head.
 pub(crate) enum Steering {
-    /// The program is ours, and sockets are made here.
-    Own(Program),
-    /// Both are the steward's.
-    Leased(Leased),
+    /// Program and sockets are a steward's.
+    Leased(Box<Leased>),
     /// The program is somebody else's, and so may the sockets be.
     External(External),
 }
@@ -44,34 +39,36 @@ pub(crate) struct Leased {
     facts: Facts,
     /// Sockets that came with the lease and were not used yet, by queue.
     fresh: Mutex<HashMap<u32, OwnedFd>>,
+    /// The steward is this daemon's own.
+    private: bool,
 }
 
 impl Steering {
-    /// Attaches the program.
-    ///
-    /// # Errors
-    /// [`InterfaceError`].
-    pub(crate) fn attach(link: &Link, mode: ModeRequest) -> Result<Self, InterfaceError> {
-        let frags = link.mtu + L2_BYTES > LONGEST_WITHOUT_FRAGS;
-        Ok(Self::Own(Program::attach(link.index, mode, frags)?))
-    }
-
-    /// Leases queues of an interface from the steward at `path`.
+    /// Leases queues of an interface from the steward at `path`, this daemon's own or not.
     ///
     /// # Errors
     /// [`InterfaceError::Lease`].
-    pub(crate) fn lease(path: &Path, wanted: &Wanted) -> Result<(Self, Link), InterfaceError> {
-        let (lease, sockets) = Lease::take(path, wanted)?;
+    pub(crate) fn lease(path: &Path, wanted: &Wanted, private: bool) -> Result<(Self, Link), InterfaceError> {
+        let (lease, sockets) = Lease::take(path, wanted).map_err(|error| match error {
+            // That there is a steward is nothing that the user has to know.
+            LeaseError::Refused(refusal) if private => InterfaceError::Refused(refusal),
+            error => error.into(),
+        })?;
         let facts = lease.facts();
         let link = link_of(&facts);
         let fresh = Mutex::new(wanted.range().zip(sockets).collect());
-        Ok((Self::Leased(Leased { lease, facts, fresh }), link))
+        let leased = Leased {
+            lease,
+            facts,
+            fresh,
+            private,
+        };
+        Ok((Self::Leased(Box::new(leased)), link))
     }
 
     /// How the program is attached.
     pub(crate) fn mode(&self) -> Mode {
         match self {
-            Self::Own(program) => program.mode(),
             Self::External(external) => external.mode(),
             Self::Leased(leased) => leased.facts.mode.unwrap_or(Mode::Skb),
         }
@@ -80,32 +77,14 @@ impl Steering {
     /// Why it is not attached natively, if that was tried.
     pub(crate) fn fallback(&self) -> Option<&str> {
         match self {
-            Self::Own(program) => program.fallback(),
             Self::External(_) => None,
             Self::Leased(leased) => Some(leased.facts.note.as_str()).filter(|note| !note.is_empty()),
         }
     }
 
-    /// Tells a program of ours which frames the queues take; a lease is for them already.
-    ///
-    /// # Errors
-    /// [`InterfaceError::Queue`].
-    pub(crate) fn take(&self, wanted: &Wanted) -> Result<(), InterfaceError> {
-        match self {
-            // What is beyond the interface's queues is refused later, with a better word.
-            Self::Own(program) => Ok(wanted
-                .range()
-                .take_while(|&queue| queue < MAX_QUEUES)
-                .try_for_each(|queue| program.set_filter(queue, &wanted.filter))?),
-            Self::Leased(_) | Self::External(_) => Ok(()),
-        }
-    }
-
     /// How frames come to the queues, and why not in a better way.
-    pub(crate) fn steered(&self, is_filtered: bool) -> (Steered, String) {
+    pub(crate) fn steered(&self) -> (Steered, String) {
         match self {
-            Self::Own(_) if is_filtered => (Steered::ByProgram, String::new()),
-            Self::Own(_) => (Steered::ByQueue, String::new()),
             Self::External(_) => (Steered::ByQueue, "the XDP program is not ours".to_owned()),
             Self::Leased(leased) => {
                 let facts = leased.lease.facts();
@@ -117,7 +96,6 @@ impl Steering {
     /// What the program did with a queue's frames, if it can be told.
     pub(crate) fn counters(&self, queue: u32) -> Option<QueueCounters> {
         match self {
-            Self::Own(program) => program.counters(queue).ok(),
             Self::External(_) => None,
             Self::Leased(leased) => leased.lease.counters(queue).ok(),
         }
@@ -126,7 +104,7 @@ impl Steering {
     /// What the driver does for sockets in zero-copy mode.
     pub(crate) fn driver_sends(&self, link: &Link) -> DriverSends {
         match self {
-            Self::Own(_) | Self::External(_) => DriverSends::by_index(link.index),
+            Self::External(_) => DriverSends::by_index(link.index),
             Self::Leased(leased) => leased.facts.sends,
         }
     }
@@ -142,7 +120,6 @@ impl Steering {
         link: &Link,
     ) -> Result<Unbound, InterfaceError> {
         match self {
-            Self::Own(_) => Ok(Unbound::open(umem, config)?),
             Self::External(external) => external.prepare(umem, config, &link.name),
             Self::Leased(leased) => leased.prepare(umem, config),
         }
@@ -152,7 +129,7 @@ impl Steering {
     pub(crate) fn home(&self, queue: u32) -> Option<&Home> {
         match self {
             Self::External(external) => external.home(queue),
-            Self::Own(_) | Self::Leased(_) => None,
+            Self::Leased(_) => None,
         }
     }
 
@@ -167,7 +144,6 @@ impl Steering {
         conf: QueueConf,
     ) -> Result<(), InterfaceError> {
         match self {
-            Self::Own(program) => Ok(program.enable_queue(queue, socket, conf)?),
             Self::External(external) => external.enable(queue, socket),
             Self::Leased(leased) => Ok(leased.lease.activate(queue, conf)?),
         }
@@ -177,7 +153,6 @@ impl Steering {
     pub(crate) fn disable(&self, queue: u32) {
         // Fails only when the interface or the steward is gone, and the program with it.
         let _ = match self {
-            Self::Own(program) => program.disable_queue(queue).map_err(InterfaceError::from),
             // The kernel takes a closed socket out of the map.
             Self::External(_) => Ok(()),
             Self::Leased(leased) => leased.lease.deactivate(queue).map_err(InterfaceError::from),
@@ -187,7 +162,7 @@ impl Steering {
     /// The interface as it is now, or why it cannot be used any more.
     pub(crate) fn look(&self, opened: &Link) -> Result<Link, String> {
         match self {
-            Self::Own(_) | Self::External(_) => {
+            Self::External(_) => {
                 Link::by_index(opened.index).ok_or_else(|| format!("interface {} is gone", opened.name))
             }
             Self::Leased(leased) => leased.look(),
@@ -197,7 +172,7 @@ impl Steering {
     /// Readable when there is something to [`look`](Self::look) at that rtnetlink does not tell.
     pub(crate) fn watch(&self) -> Option<BorrowedFd<'_>> {
         match self {
-            Self::Own(_) | Self::External(_) => None,
+            Self::External(_) => None,
             Self::Leased(leased) => Some(leased.lease.as_fd()),
         }
     }
@@ -207,17 +182,22 @@ impl Leased {
     fn prepare(&self, umem: &Umem, config: &SocketConfig) -> Result<Unbound, InterfaceError> {
         let deadline = Instant::now() + UNLOCK_TIMEOUT;
         loop {
-            let refused = match Unbound::from_fd(self.socket(config.queue.0)?, umem, config) {
-                // A socket whose memory was refused is of no more use.
-                Err(OpenError::MemoryLock {
-                    needed_bytes,
-                    limit_bytes: Some(limit),
-                }) => self.lease.raise_memlock(limit.saturating_add(needed_bytes)),
-                result => return Ok(result?),
+            // A socket whose memory was refused is of no more use.
+            let opened = Unbound::from_fd(self.socket(config.queue.0)?, umem, config);
+            let Err(OpenError::MemoryLock {
+                needed_bytes,
+                limit_bytes: Some(limit),
+            }) = opened
+            else {
+                return Ok(opened?);
             };
-            if let Err(error) = refused {
+            if let Err(refused) = self.lease.raise_memlock(limit.saturating_add(needed_bytes)) {
                 if Instant::now() >= deadline {
-                    return Err(error.into());
+                    // Our own steward may what root may; then the limit is what has to be said.
+                    return match self.private {
+                        true => Ok(opened?),
+                        false => Err(refused.into()),
+                    };
                 }
                 sleep(Duration::from_millis(10));
             }

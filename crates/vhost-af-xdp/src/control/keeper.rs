@@ -1,0 +1,455 @@
+//! The keeper: a process of its own that does for a daemon what the daemon, in its sandbox, cannot do any more.
+//!
+//! # Theory of operation
+//!
+//! `serve` starts it (this program, with a hidden subcommand) after its sockets are bound and before it enters the sandbox. It never sees a guest's memory or a byte of
+//! what a VMM sends. It
+//!  1. is the steward of this one daemon, if none was named: it attaches the XDP program, makes the sockets and leases them by the same protocol, by a policy
+//!     made of the command line: these interfaces and these queues, to the user that the daemon becomes, and nothing else. Its listening socket has no name in the file system:
+//!     the daemon reaches it through a descriptor ([`Private::path`]);
+//!  2. removes the daemon's socket files when the daemon ends, however it ends, if they are still those that it bound;
+//!  3. looks whether a VMM shares its guest's memory (/proc/PID/maps), which landlock keeps from the daemon. It is passed the VMM's connection, and
+//!     looks at the process at its other end only.
+//!
+//! Both hold an end of a socket pair, and each notices by it that the other is gone. The keeper then ends after its work is done; a daemon whose keeper
+//! dies ends with an error if its queues were leased from it, because the program went along.
+//!
+//! It runs as the daemon was started; root's is limited to the capabilities that it needs ([`CAPABILITIES`]).
+
+#![allow(unsafe_code)]
+
+use std::fs;
+use std::io::{self, IoSlice, IoSliceMut, Read};
+use std::mem::MaybeUninit;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use anyhow::Context;
+use rustix::fs::OFlags;
+use rustix::io::{FdFlags, fcntl_getfd, fcntl_setfd};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind, listen, recvmsg, sendmsg,
+    socket_with, socketpair,
+};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::thread::CapabilitySet;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use steward::policy::Policy;
+use steward::server::Server;
+
+use super::memory;
+use super::peer;
+use crate::sandbox;
+
+/// What the keeper of a daemon that root started may do: what a steward needs, files in directories of others, and a look at a VMM's memory map.
+const CAPABILITIES: CapabilitySet = CapabilitySet::NET_ADMIN
+    .union(CapabilitySet::NET_RAW)
+    .union(CapabilitySet::BPF)
+    .union(CapabilitySet::SYS_RESOURCE)
+    .union(CapabilitySet::DAC_OVERRIDE)
+    .union(CapabilitySet::SYS_PTRACE);
+
+/// Most addresses in a question: regions of a memory table.
+const ADDRESSES_MAX: usize = virtqueue::MAX_REGIONS;
+/// How long the keeper may take to end after the daemon said so.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Queues of an interface: name, first queue, how many.
+pub(crate) type Queues = (String, u32, u32);
+
+/// The socket of a private steward.
+struct Private {
+    listener: OwnedFd,
+    /// Its file, which has no name any more.
+    file: OwnedFd,
+}
+
+/// The daemon's side. Dropping it ends the keeper, and waits until its work is done.
+pub(crate) struct Keeper {
+    end: UnixStream,
+    /// Keeps the way to the private steward open.
+    steward: Option<OwnedFd>,
+    ending: Arc<AtomicBool>,
+}
+
+/// Where questions go; one keeper a process.
+static QUESTIONS: OnceLock<Mutex<OwnedFd>> = OnceLock::new();
+
+impl Keeper {
+    /// Starts it. `leases`: what its steward gives to the user `uid`, if there are any. `files`: sockets to remove in the end.
+    ///
+    /// # Errors
+    /// What the system refuses.
+    pub(crate) fn start(leases: &[Queues], owner: (u32, u32), files: &[PathBuf]) -> anyhow::Result<Self> {
+        let (end, theirs) = UnixStream::pair().context("no socket pair")?;
+        let (questions, answers) = socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )?;
+        let private = match leases {
+            [] => None,
+            _ => Some(Private::listen(owner).context("no private socket for the leases")?),
+        };
+        close_all_on_exec()?;
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0("vhost-af-xdp");
+        command.arg("keeper").stdin(Stdio::null()).stdout(Stdio::null());
+        let mut passed = vec![theirs.as_fd(), answers.as_fd()];
+        command.args(["--end", &theirs.as_raw_fd().to_string()]);
+        command.args(["--questions", &answers.as_raw_fd().to_string()]);
+        if let Some(private) = &private {
+            command.args(["--listener", &private.listener.as_raw_fd().to_string()]);
+            command.args(["--user", &owner.0.to_string()]);
+            passed.push(private.listener.as_fd());
+        }
+        for (name, first, count) in leases {
+            command.arg("--lease").arg(format!("{first}+{count}@{name}"));
+        }
+        for file in files {
+            command.arg("--remove").arg(file);
+        }
+        for fd in &passed {
+            fcntl_setfd(fd, FdFlags::empty())?;
+        }
+        // It outlives us on purpose; its end is seen by the socket pair.
+        #[allow(clippy::zombie_processes)]
+        command
+            .spawn()
+            .context("cannot start the keeper (/proc/self/exe)")?;
+        let _ = QUESTIONS.set(Mutex::new(questions));
+        Ok(Self {
+            end,
+            steward: private.map(|private| private.file),
+            ending: Arc::default(),
+        })
+    }
+
+    /// Where its steward is reached, if it is one.
+    pub(crate) fn steward(&self) -> Option<PathBuf> {
+        let file = self.steward.as_ref()?;
+        Some(PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd())))
+    }
+
+    /// Calls `gone` in a thread of its own when the keeper ends before it was told to.
+    ///
+    /// # Errors
+    /// No thread, no descriptor.
+    pub(crate) fn watch(&self, gone: impl FnOnce() + Send + 'static) -> io::Result<()> {
+        let (mut end, ending) = (self.end.try_clone()?, Arc::clone(&self.ending));
+        let body = move || {
+            let _ = end.read(&mut [0]);
+            // Set before what makes the keeper end; see drop.
+            if !ending.load(Ordering::Acquire) {
+                gone();
+            }
+        };
+        std::thread::Builder::new()
+            .name("keeper".to_owned())
+            .spawn(body)
+            .map(|_| ())
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        // Published to the thread of `watch`, before it can see the end.
+        self.ending.store(true, Ordering::Release);
+        let _ = self.end.set_read_timeout(Some(PATIENCE));
+        let _ = self.end.shutdown(Shutdown::Write);
+        let _ = self.end.read(&mut [0]);
+    }
+}
+
+impl Private {
+    /// Listens for this user, in a place that nobody else finds.
+    fn listen(owner: (u32, u32)) -> io::Result<Self> {
+        let directory = make_directory()?;
+        let path = directory.join("steward");
+        let listened = Self::listen_at(&path, owner);
+        let _ = fs::remove_file(&path);
+        let _ = fs::remove_dir(&directory);
+        listened
+    }
+
+    fn listen_at(path: &Path, owner: (u32, u32)) -> io::Result<Self> {
+        let listener = socket_with(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )?;
+        bind(&listener, &SocketAddrUnix::new(path)?)?;
+        fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+        let ours = fs::metadata(path)?;
+        if (ours.uid(), ours.gid()) != owner {
+            chown(path, Some(owner.0), Some(owner.1))?;
+        }
+        listen(&listener, 16)?;
+        // connect(2) follows /proc/self/fd/N to the file itself, which is found by inode (unix_find_bsd, net/unix/af_unix.c).
+        let file = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, rustix::fs::Mode::empty())?;
+        Ok(Self { listener, file })
+    }
+}
+
+/// A new directory that only this user can look into.
+fn make_directory() -> io::Result<PathBuf> {
+    use std::os::unix::fs::DirBuilderExt;
+    let own = std::process::id();
+    for attempt in 0..100 {
+        let path = std::env::temp_dir().join(format!("vhost-af-xdp-{own}-{attempt}"));
+        match fs::DirBuilder::new().mode(0o700).create(&path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            made => return made.map(|()| path),
+        }
+    }
+    Err(io::ErrorKind::AlreadyExists.into())
+}
+
+/// Lets none of the descriptors that this process was started with reach the keeper.
+fn close_all_on_exec() -> io::Result<()> {
+    for entry in fs::read_dir("/proc/self/fd")? {
+        let number = entry?
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse::<RawFd>().ok());
+        let Some(number) = number.filter(|&number| number > 2) else {
+            continue;
+        };
+        // SAFETY: borrowed for two system calls, which at worst answer EBADF: the directory's own descriptor is among those listed.
+        let fd = unsafe { BorrowedFd::borrow_raw(number) };
+        if let Ok(flags) = fcntl_getfd(fd) {
+            fcntl_setfd(fd, flags | FdFlags::CLOEXEC)?;
+        }
+    }
+    Ok(())
+}
+
+/// Asks the keeper which of these addresses the VMM at the other end of `connection` maps privately; none if there is no keeper or no answer.
+pub(crate) fn private_address(connection: BorrowedFd<'_>, addresses: &[u64]) -> Option<u64> {
+    let questions = QUESTIONS.get()?.lock().unwrap_or_else(PoisonError::into_inner);
+    let bytes: Vec<u8> = addresses
+        .iter()
+        .take(ADDRESSES_MAX)
+        .flat_map(|address| address.to_ne_bytes())
+        .collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let rights = [connection];
+    if bytes.is_empty() || !control.push(SendAncillaryMessage::ScmRights(&rights)) {
+        return None;
+    }
+    sendmsg(
+        &*questions,
+        &[IoSlice::new(&bytes)],
+        &mut control,
+        SendFlags::NOSIGNAL,
+    )
+    .ok()?;
+    let mut answer = [0; 8];
+    let (got, _) = rustix::net::recv(&*questions, &mut answer[..], RecvFlags::empty()).ok()?;
+    // No mapping is at address 0 (vm.mmap_min_addr), so it means none.
+    Some(u64::from_ne_bytes(answer)).filter(|&address| got == answer.len() && address != 0)
+}
+
+/// Options of the hidden subcommand; see [`Keeper::start`].
+#[derive(Debug, clap::Args)]
+pub(crate) struct KeeperArgs {
+    #[arg(long)]
+    end: RawFd,
+    #[arg(long)]
+    questions: RawFd,
+    #[arg(long)]
+    listener: Option<RawFd>,
+    #[arg(long, default_value_t = 0)]
+    user: u32,
+    #[arg(long, value_parser = parse_lease)]
+    lease: Vec<Queues>,
+    #[arg(long)]
+    remove: Vec<PathBuf>,
+}
+
+/// `FIRST+COUNT@NAME`.
+fn parse_lease(text: &str) -> Result<Queues, String> {
+    let wrong = || format!("{text:?} is no lease");
+    let (numbers, name) = text.split_once('@').ok_or_else(wrong)?;
+    let (first, count) = numbers.split_once('+').ok_or_else(wrong)?;
+    let number = |text: &str| text.parse().map_err(|_| wrong());
+    Ok((name.to_owned(), number(first)?, number(count)?))
+}
+
+/// The keeper's life.
+///
+/// # Errors
+/// What prevents it.
+pub(crate) fn run(args: KeeperArgs) -> anyhow::Result<()> {
+    let (end, questions) = (taken(args.end)?, taken(args.questions)?);
+    // The daemon ends in order, then we do; a signal for the whole group is the daemon's.
+    let ignored = Arc::new(AtomicBool::new(false));
+    for signal in [SIGTERM, SIGINT, SIGHUP, SIGQUIT] {
+        signal_hook::flag::register(signal, Arc::clone(&ignored)).context("cannot handle signals")?;
+    }
+    let _ = rustix::thread::set_name(c"keeper");
+    let files = Files::of(args.remove);
+    if rustix::process::geteuid().is_root() {
+        sandbox::limit_capabilities(CAPABILITIES)?;
+    }
+    std::thread::Builder::new()
+        .name("questions".to_owned())
+        .spawn(move || while answer(&questions).is_some() {})
+        .context("no thread")?;
+    let served = match args.listener {
+        Some(listener) => {
+            let limit = getrlimit(Resource::Nofile);
+            let raised = Rlimit {
+                current: limit.maximum,
+                ..limit
+            };
+            let _ = setrlimit(Resource::Nofile, raised);
+            let policy = Policy::for_one(args.user, args.lease);
+            // The program goes with the server.
+            Server::new(policy, taken(listener)?).and_then(|mut server| server.run(end.as_fd()))
+        }
+        None => wait_for(end.as_fd()),
+    };
+    drop(files);
+    served.context("the keeper cannot wait for requests")
+}
+
+/// A descriptor that the daemon left us.
+fn taken(number: RawFd) -> anyhow::Result<OwnedFd> {
+    if number < 3 || fs::read_link(format!("/proc/self/fd/{number}")).is_err() {
+        anyhow::bail!("keeper: descriptor {number} is not there; `serve` starts this");
+    }
+    // SAFETY: it is open, as was just seen, and by the meaning of the option it is ours alone.
+    let fd = unsafe { OwnedFd::from_raw_fd(number) };
+    fcntl_setfd(&fd, FdFlags::CLOEXEC)?;
+    Ok(fd)
+}
+
+fn wait_for(end: BorrowedFd<'_>) -> io::Result<()> {
+    use rustix::event::{PollFd, PollFlags, poll};
+    loop {
+        match poll(&mut [PollFd::from_borrowed_fd(end, PollFlags::IN)], None) {
+            Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+            Ok(_) => return Ok(()),
+        }
+    }
+}
+
+/// Answers one question; `None`: there will be no more.
+fn answer(questions: &OwnedFd) -> Option<()> {
+    let mut bytes = [0; 8 * ADDRESSES_MAX];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = match recvmsg(
+        questions,
+        &mut [IoSliceMut::new(&mut bytes)],
+        &mut control,
+        RecvFlags::CMSG_CLOEXEC,
+    ) {
+        Err(rustix::io::Errno::INTR) => return Some(()),
+        received => received.ok()?.bytes,
+    };
+    if received == 0 {
+        return None;
+    }
+    let connection = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut files) => files.next(),
+        _ => None,
+    });
+    let (addresses, _) = bytes[..received].as_chunks::<8>();
+    let addresses: Vec<u64> = addresses.iter().map(|bytes| u64::from_ne_bytes(*bytes)).collect();
+    let private = connection
+        .and_then(|connection| peer::process(connection.as_fd()))
+        .and_then(memory::maps_of)
+        .and_then(|maps| memory::first_private(&maps, &addresses));
+    let answer = private.unwrap_or(0).to_ne_bytes();
+    rustix::net::send(questions, &answer, SendFlags::NOSIGNAL).ok()?;
+    Some(())
+}
+
+/// Socket files, removed in the end if they are still the same.
+struct Files(Vec<(PathBuf, Identity)>);
+
+/// What tells a file from one that took its name: device, inode number, and, since those are used again, when it was made, where
+/// the file system knows that.
+type Identity = (u64, u64, Option<SystemTime>);
+
+fn identity(path: &Path) -> io::Result<Identity> {
+    let metadata = fs::symlink_metadata(path)?;
+    Ok((metadata.dev(), metadata.ino(), metadata.created().ok()))
+}
+
+impl Files {
+    fn of(paths: Vec<PathBuf>) -> Self {
+        let known = |path: PathBuf| identity(&path).ok().map(|is| (path, is));
+        Self(paths.into_iter().filter_map(known).collect())
+    }
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        for (path, was) in &self.0 {
+            if identity(path).is_ok_and(|is| is == *was) {
+                let _ = fs::remove_file(path);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn leases_are_read_as_they_are_written() {
+        let lease = parse_lease("3+2@e@th+0").expect("valid");
+        assert_eq!(lease, ("e@th+0".to_owned(), 3, 2));
+        assert!(parse_lease("eth0").is_err() && parse_lease("a+1@eth0").is_err());
+    }
+
+    #[test]
+    fn file_that_was_replaced_is_left_alone() {
+        let directory = make_directory().expect("a place");
+        let (ours, other) = (directory.join("ours"), directory.join("other"));
+        fs::write(&ours, "").expect("written");
+        fs::write(&other, "").expect("written");
+        let files = Files::of(vec![ours.clone(), other.clone()]);
+        let again = directory.join("again");
+        fs::write(&again, "").expect("written");
+        fs::rename(&again, &other).expect("replaced");
+        drop(files);
+        assert!(!ours.exists() && other.exists());
+        fs::remove_dir_all(directory).expect("ours");
+    }
+
+    #[test]
+    fn socket_without_a_name_is_reached_through_its_descriptor() {
+        let own = (
+            rustix::process::geteuid().as_raw(),
+            rustix::process::getegid().as_raw(),
+        );
+        let private = Private::listen(own).expect("listens");
+        let path = format!("/proc/self/fd/{}", private.file.as_raw_fd());
+        let client = socket_with(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        );
+        let address = SocketAddrUnix::new(path.as_str()).expect("short");
+        rustix::net::connect(client.expect("a socket"), &address).expect("somebody listens");
+    }
+}

@@ -1,0 +1,116 @@
+//! What a process that was taken over would try: for tests, from within the sandbox (`serve --sandbox-attempt NAME`, hidden).
+//!
+//! An attempt runs on a thread that began in the sandbox. It does what whoever starts the program could do without us, so that it gives nobody anything.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_long};
+use std::io;
+
+use anyhow::{Context, bail};
+
+/// Tries one by name.
+///
+/// # Errors
+/// What the kernel answered, or that there is no such attempt; none if it succeeded, which is a hole.
+pub(crate) fn run(name: &str) -> anyhow::Result<()> {
+    let name = name.to_owned();
+    let tried = std::thread::spawn(move || attempt(&name)).join();
+    tried.unwrap_or_else(|_| bail!("the attempt panicked"))
+}
+
+fn attempt(name: &str) -> anyhow::Result<()> {
+    let (kind, of) = name.split_once(':').unwrap_or((name, ""));
+    let number = || {
+        of.parse::<c_long>()
+            .with_context(|| format!("{name}: a number is missing"))
+    };
+    let path = || std::ffi::CString::new(of);
+    let done = match kind {
+        // Layers `files` and `user`.
+        "read" => open(&path()?, libc::O_RDONLY),
+        "create" => open(&path()?, libc::O_WRONLY | libc::O_CREAT),
+        "remove" => path_call(libc::SYS_unlinkat, &[libc::AT_FDCWD.into()], &path()?, &[0]),
+        "chmod" => path_call(libc::SYS_fchmodat, &[libc::AT_FDCWD.into()], &path()?, &[0o777]),
+        "chown" => path_call(libc::SYS_fchownat, &[libc::AT_FDCWD.into()], &path()?, &[0, 0, 0]),
+        "mkdir" => path_call(libc::SYS_mkdirat, &[libc::AT_FDCWD.into()], &path()?, &[0o777]),
+        "chroot" => path_call(libc::SYS_chroot, &[], &path()?, &[]),
+        "execute" => path_call(libc::SYS_execve, &[], &path()?, &[0, 0]),
+        // Layers `network` and `capabilities`.
+        "socket" => call(libc::SYS_socket, &[number()?, libc::SOCK_RAW.into(), 0]),
+        "tcp" => call(
+            libc::SYS_socket,
+            &[libc::AF_INET.into(), libc::SOCK_STREAM.into(), 0],
+        ),
+        "netlink" => call(
+            libc::SYS_socket,
+            &[libc::AF_NETLINK.into(), libc::SOCK_RAW.into(), 0],
+        ),
+        "root" => call(libc::SYS_setresuid, &[0, 0, 0]),
+        "mount" => call(libc::SYS_umount2, &[c"/proc".as_ptr() as c_long, 0]),
+        "namespace" => call(libc::SYS_unshare, &[libc::CLONE_NEWNET.into()]),
+        "enter-namespace" => call(libc::SYS_setns, &[0, 0]),
+        "bpf" => call(libc::SYS_bpf, &[0, 0, 0]),
+        "bpf-map" => call(libc::SYS_bpf, &[1, 0, 0]),
+        "trace" => call(libc::SYS_ptrace, &[libc::PTRACE_ATTACH.into(), number()?, 0, 0]),
+        "memory-of" => call(libc::SYS_process_vm_readv, &[number()?, 0, 0, 0, 0, 0]),
+        "kill" => call(libc::SYS_kill, &[number()?, 0]),
+        "signal-thread-of" => call(libc::SYS_tgkill, &[number()?, number()?, 0]),
+        "limit" => call(libc::SYS_prlimit64, &[number()?, libc::RLIMIT_CORE.into(), 0, 0]),
+        // Layer `calls`.
+        "process" => call(libc::SYS_clone, &[libc::SIGCHLD.into(), 0, 0, 0, 0]),
+        "new-clone" => call(libc::SYS_clone3, &[0, 0]),
+        "executable-memory" => executable_memory(),
+        "own-handler" => call(libc::SYS_rt_sigaction, &[libc::SIGSYS.into(), 0, 0, 8]),
+        "dumpable" => call(libc::SYS_prctl, &[libc::PR_SET_DUMPABLE.into(), 1, 0, 0, 0]),
+        "ioctl" => call(
+            libc::SYS_ioctl,
+            &[2, libc::TIOCSTI as c_long, c"x".as_ptr() as c_long],
+        ),
+        "owner" => call(libc::SYS_fcntl, &[2, libc::F_SETOWN.into(), number()?]),
+        "io-uring" => call(libc::SYS_io_uring_setup, &[1, 0]),
+        "nothing" => Ok(()),
+        _ => bail!("no attempt is named {name}"),
+    };
+    done.with_context(|| format!("attempt {name}"))
+}
+
+fn call(number: c_long, arguments: &[c_long]) -> io::Result<()> {
+    let argument = |at: usize| arguments.get(at).copied().unwrap_or(0);
+    // SAFETY: pointers among the arguments lead to constant, terminated strings or are null, which the kernel answers with an error; none of these calls
+    // writes to our memory.
+    let result = unsafe {
+        libc::syscall(
+            number,
+            argument(0),
+            argument(1),
+            argument(2),
+            argument(3),
+            argument(4),
+            argument(5),
+        )
+    };
+    match result {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
+}
+
+fn path_call(number: c_long, before: &[c_long], path: &CStr, after: &[c_long]) -> io::Result<()> {
+    let path = [path.as_ptr() as c_long];
+    call(number, &[before, &path[..], after].concat())
+}
+
+fn open(path: &CStr, flags: libc::c_int) -> io::Result<()> {
+    path_call(
+        libc::SYS_openat,
+        &[libc::AT_FDCWD.into()],
+        path,
+        &[flags.into(), 0o600],
+    )
+}
+
+fn executable_memory() -> io::Result<()> {
+    let protection = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    call(libc::SYS_mmap, &[0, 4096, protection.into(), flags.into(), -1, 0])
+}

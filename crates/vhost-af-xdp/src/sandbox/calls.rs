@@ -1,0 +1,276 @@
+//! The system calls of a worker, each with its reason. What is not here ends the process.
+//!
+//! Arguments are looked at where they decide what a call can do: families of sockets, what is asked of ioctl, fcntl and prctl, whether memory becomes
+//! executable, whom a signal is for. What an argument points to cannot be looked at, such as the address of a bind or connect; there the
+//! other layers count.
+//!
+//! docs/sandbox.md shows this table; a test compares them.
+
+use libc::{
+    AF_NETLINK, AF_UNIX, AF_XDP, CLONE_SIGHAND, CLONE_THREAD, CLONE_VM, F_ADD_SEALS, F_DUPFD_CLOEXEC,
+    F_GET_SEALS, F_GETFD, F_GETFL, F_SETFD, F_SETFL, O_ACCMODE, O_CREAT, O_TRUNC, PR_SET_NAME, PROT_EXEC,
+    RLIMIT_MEMLOCK, SIGSYS, SOL_SOCKET, SOL_XDP, c_long,
+};
+
+/// `PR_SET_VMA`, include/uapi/linux/prctl.h.
+const PR_SET_VMA: u64 = 0x5356_4d41;
+/// `PR_GET_AUXV`, same place (Linux 6.4).
+const PR_GET_AUXV: u64 = 0x4155_5856;
+/// Flags of clone(2) that make namespaces, and the one that traces.
+const NEW_NAMESPACE: u64 = (libc::CLONE_NEWNS
+    | libc::CLONE_NEWCGROUP
+    | libc::CLONE_NEWUTS
+    | libc::CLONE_NEWIPC
+    | libc::CLONE_NEWUSER
+    | libc::CLONE_NEWPID
+    | libc::CLONE_NEWNET
+    | libc::CLONE_PTRACE) as u64;
+/// What makes a new thread and not a new process.
+const THREAD: u64 = (CLONE_VM | CLONE_THREAD | CLONE_SIGHAND) as u64;
+/// Flags of open(2) for anything but reading what is there.
+const CHANGES: u64 = (O_ACCMODE | O_CREAT | O_TRUNC) as u64;
+/// Commands of bpf(2) on a map that is open: look up, update, delete an element.
+const MAP_ELEMENTS: [u64; 3] = [1, 2, 3];
+
+/// A condition on an argument.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum If {
+    /// Argument, value.
+    Is(u8, u64),
+    /// Argument, value that it must not have.
+    IsNot(u8, u64),
+    /// Argument, mask, value of the masked bits.
+    Bits(u8, u64, u64),
+    /// Argument: this process's number.
+    Own(u8),
+}
+
+/// A system call that is allowed: always if there are no cases, else if all conditions of one of them hold.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Call {
+    pub(super) number: c_long,
+    pub(super) name: &'static str,
+    pub(super) cases: &'static [&'static [If]],
+    /// For the document.
+    #[cfg_attr(not(test), expect(dead_code))]
+    pub(super) why: &'static str,
+}
+
+const ALWAYS: &[&[If]] = &[];
+
+macro_rules! table {
+    ($($(#[$cfg:meta])* $name:ident: $cases:expr, $why:literal;)*) => {
+        &[$($(#[$cfg])* Call {
+            number: libc::$name,
+            // Without SYS_.
+            name: tail(stringify!($name)),
+            cases: $cases,
+            why: $why,
+        },)*]
+    };
+}
+
+const fn tail(name: &'static str) -> &'static str {
+    name.split_at(4).1
+}
+
+/// See the module's head.
+#[rustfmt::skip]
+pub(super) const CALLS: &[Call] = table! {
+    // Frames.
+    SYS_sendto: ALWAYS, "wakes the kernel for frames to send (AF_XDP rings)";
+    SYS_recvfrom: ALWAYS, "lets the kernel poll the NIC; looks ahead at messages of a VMM";
+    SYS_epoll_wait: ALWAYS, "a worker sleeps";
+    SYS_epoll_pwait: ALWAYS, "a worker sleeps";
+    SYS_epoll_pwait2: ALWAYS, "a worker sleeps";
+    SYS_epoll_create1: ALWAYS, "what a worker sleeps on";
+    SYS_epoll_ctl: ALWAYS, "lanes come and go";
+    SYS_eventfd2: ALWAYS, "a worker's mailbox, a cable's bell";
+    SYS_read: ALWAYS, "kicks, messages, signals";
+    SYS_readv: ALWAYS, "messages";
+    SYS_write: ALWAYS, "interrupts of the guest, the log, answers";
+    SYS_writev: ALWAYS, "the log";
+    SYS_poll: ALWAYS, "control threads wait";
+    SYS_ppoll: ALWAYS, "control threads wait";
+    // Sockets.
+    SYS_socket: &[&[If::Is(0, AF_UNIX as u64)]], "to a VMM that listens, to the steward: Unix sockets, no others";
+    SYS_connect: ALWAYS, "to a VMM that listens, to the steward";
+    SYS_accept4: ALWAYS, "VMMs, and those who ask for the status";
+    SYS_bind: ALWAYS, "leased AF_XDP sockets, which are confined to their interface";
+    SYS_recvmsg: ALWAYS, "messages with descriptors: guest memory, eventfds, leased sockets";
+    SYS_sendmsg: ALWAYS, "messages with descriptors: the inflight area";
+    SYS_getsockopt: &[&[If::Is(1, SOL_XDP as u64)], &[If::Is(1, SOL_SOCKET as u64)]], "ring offsets and statistics; who the VMM is";
+    SYS_setsockopt: &[&[If::Is(1, SOL_XDP as u64)], &[If::Is(1, SOL_SOCKET as u64)]], "packet memory and rings; busy polling, timeouts";
+    SYS_getsockname: ALWAYS, "kind of a socket";
+    SYS_getpeername: ALWAYS, "kind of a socket";
+    SYS_shutdown: ALWAYS, "the end of a VMM's connection";
+    // Memory.
+    SYS_mmap: &[&[If::Bits(2, PROT_EXEC as u64, 0)]], "guest memory, rings, stacks: never executable";
+    SYS_mprotect: &[&[If::Bits(2, PROT_EXEC as u64, 0)]], "guard pages: never executable";
+    SYS_munmap: ALWAYS, "the same";
+    SYS_mremap: ALWAYS, "memory of the allocator";
+    SYS_madvise: ALWAYS, "huge pages, core dumps without guest memory, pages entered ahead";
+    SYS_brk: ALWAYS, "memory of the allocator";
+    SYS_memfd_create: ALWAYS, "the inflight area, memory behind the guest's in direct placement";
+    SYS_ftruncate: ALWAYS, "the same: its size";
+    // Files that are open.
+    SYS_close: ALWAYS, "what is not needed any more";
+    SYS_fcntl: &[
+        &[If::Is(1, F_DUPFD_CLOEXEC as u64)], &[If::Is(1, F_GETFD as u64)], &[If::Is(1, F_SETFD as u64)],
+        &[If::Is(1, F_GETFL as u64)], &[If::Is(1, F_SETFL as u64)],
+        &[If::Is(1, F_GET_SEALS as u64)], &[If::Is(1, F_ADD_SEALS as u64)],
+    ], "copies of descriptors, eventfds that do not block, seals: no owner, no signal, no lease";
+    SYS_ioctl: &[&[If::Is(1, libc::FIONBIO)]], "sockets that do not block";
+    SYS_fstat: ALWAYS, "size and kind of what a VMM passed";
+    SYS_fstatfs: ALWAYS, "page size of guest memory";
+    SYS_newfstatat: ALWAYS, "as fstat; backtraces";
+    SYS_statx: ALWAYS, "as fstat; backtraces";
+    SYS_lseek: ALWAYS, "reading of files";
+    // Files that are not.
+    SYS_openat: &[&[If::Bits(2, CHANGES, 0)]], "/proc/self/smaps, a panic's backtrace: reading only, and what landlock lets";
+    SYS_readlinkat: ALWAYS, "kind of a descriptor (/proc/self/fd): eventfds are told from others";
+    #[cfg(target_arch = "x86_64")]
+    SYS_readlink: ALWAYS, "the same";
+    SYS_getcwd: ALWAYS, "a panic's backtrace";
+    // Threads.
+    SYS_clone: &[&[If::Bits(0, THREAD | NEW_NAMESPACE, THREAD)]], "threads of this process: no process, no namespace";
+    SYS_set_robust_list: ALWAYS, "a thread begins";
+    SYS_rseq: ALWAYS, "a thread begins";
+    SYS_sigaltstack: ALWAYS, "a thread begins and ends";
+    SYS_prctl: &[&[If::Is(0, PR_SET_NAME as u64)], &[If::Is(0, PR_SET_VMA)], &[If::Is(0, PR_GET_AUXV)]], "a thread's name, names of memory, the page size";
+    SYS_sched_getaffinity: ALWAYS, "how many CPUs there are";
+    SYS_sched_setaffinity: &[&[If::Is(0, 0)]], "--cpus: a thread for itself";
+    SYS_sched_yield: ALWAYS, "a lock that is held";
+    SYS_futex: ALWAYS, "locks";
+    SYS_gettid: ALWAYS, "locks, abort";
+    SYS_getpid: ALWAYS, "status, abort";
+    SYS_geteuid: ALWAYS, "the log: who may not connect to a VMM";
+    SYS_exit: ALWAYS, "a thread ends";
+    SYS_exit_group: ALWAYS, "the end";
+    // Signals.
+    SYS_rt_sigaction: &[&[If::IsNot(0, SIGSYS as u64)]], "SIGBUS gets its default action back; not SIGSYS, which is this sandbox's";
+    SYS_rt_sigprocmask: ALWAYS, "threads begin, abort";
+    SYS_rt_sigreturn: ALWAYS, "handlers return";
+    SYS_restart_syscall: ALWAYS, "what was stopped goes on";
+    SYS_tgkill: &[&[If::Own(0)]], "abort, SIGBUS that is ours: signals to this process only";
+    // The rest.
+    SYS_clock_gettime: ALWAYS, "time, where the vDSO cannot tell it";
+    SYS_clock_getres: ALWAYS, "the same";
+    SYS_gettimeofday: ALWAYS, "the same";
+    SYS_clock_nanosleep: ALWAYS, "pauses";
+    SYS_nanosleep: ALWAYS, "pauses";
+    SYS_getrandom: ALWAYS, "hash tables";
+    SYS_prlimit64: &[&[If::Is(0, 0), If::Bits(2, u64::MAX, 0)], &[If::Is(0, 0), If::Is(1, RLIMIT_MEMLOCK as u64)]],
+        "limits of this process are read, and that of locked memory raised as far as it may be";
+};
+
+/// Calls of QEMU's ways, where this process brings its own sockets and map.
+#[rustfmt::skip]
+pub(super) const BPF_MAP: &[Call] = table! {
+    SYS_bpf: &[&[If::Is(0, MAP_ELEMENTS[0])], &[If::Is(0, MAP_ELEMENTS[1])], &[If::Is(0, MAP_ELEMENTS[2])]],
+        "--inhibit with a map: sockets are put into it and taken out";
+};
+
+/// Calls of a process that looks for interfaces and makes AF_XDP sockets itself.
+#[rustfmt::skip]
+pub(super) const INTERFACES: &[Call] = table! {
+    SYS_socket: &[&[If::Is(0, AF_XDP as u64)], &[If::Is(0, AF_NETLINK as u64)], &[If::Is(0, libc::AF_INET as u64), If::Bits(1, 0xf, libc::SOCK_DGRAM as u64)]],
+        "--inhibit: AF_XDP sockets are made here, interfaces are asked for by netlink and ioctl";
+    SYS_setsockopt: &[&[If::Is(1, libc::SOL_NETLINK as u64)]], "--inhibit: options of netlink sockets";
+    SYS_getsockopt: &[&[If::Is(1, libc::SOL_NETLINK as u64)]], "the same";
+    SYS_ioctl: &[&[If::Is(1, 0x8946)]], "--inhibit: what a driver can do (SIOCETHTOOL)";
+};
+
+/// What libraries try and do without: they are told that it does not exist.
+#[rustfmt::skip]
+pub(super) const ABSENT: &[Call] = table! {
+    SYS_clone3: ALWAYS, "its flags are in memory, where they cannot be looked at: the C library uses clone then";
+    SYS_sysinfo: ALWAYS, "the C library asks how much memory there is before it sorts";
+    SYS_uname: ALWAYS, "version checks of libraries";
+    SYS_membarrier: ALWAYS, "the C library tries it";
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_call_is_in_the_document_with_its_reason() {
+        let document = include_str!("../../../../docs/sandbox.md");
+        let tables = [CALLS, BPF_MAP, INTERFACES, ABSENT];
+        for call in tables.into_iter().flatten() {
+            let line = format!("| {} | {} |", call.name, call.why);
+            assert!(
+                document.contains(&line),
+                "docs/sandbox.md lacks this line:\n{line}"
+            );
+        }
+        let documented = document
+            .lines()
+            .filter(|line| line.starts_with("| ") && line.ends_with(" |"));
+        let calls = tables.iter().map(|table| table.len()).sum::<usize>();
+        assert!(documented.count() >= calls);
+    }
+
+    #[test]
+    fn what_takes_over_machines_is_not_in_the_table() {
+        let never = [
+            "execve",
+            "execveat",
+            "ptrace",
+            "process_vm_readv",
+            "process_vm_writev",
+            "mount",
+            "umount2",
+            "pivot_root",
+            "chroot",
+            "setns",
+            "unshare",
+            "bpf",
+            "perf_event_open",
+            "kexec_load",
+            "init_module",
+            "finit_module",
+            "keyctl",
+            "add_key",
+            "request_key",
+            "userfaultfd",
+            "io_uring_setup",
+            "open_by_handle_at",
+            "chmod",
+            "fchmod",
+            "fchmodat",
+            "chown",
+            "fchown",
+            "unlink",
+            "unlinkat",
+            "rename",
+            "renameat2",
+            "link",
+            "symlink",
+            "mknod",
+            "mknodat",
+            "mkdir",
+            "kill",
+            "tkill",
+            "setuid",
+            "setgid",
+            "setresuid",
+            "setresgid",
+            "setgroups",
+            "capset",
+            "seccomp",
+            "fork",
+            "vfork",
+            "personality",
+            "pidfd_open",
+            "pidfd_getfd",
+            "pidfd_send_signal",
+            "socketpair",
+            "listen",
+        ];
+        for call in CALLS {
+            assert!(!never.contains(&call.name), "{}", call.name);
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! Capability sets (capabilities(7)): emptied, all five of them, and no program gains any (no_new_privs).
+//!
+//! Two may stay. CAP_NET_RAW where AF_XDP sockets are made here, for a map of somebody else's (`--map-path` and its like): an interface that comes back needs
+//! new ones. And CAP_IPC_LOCK. Packet memory is locked memory; a process that was started with CAP_IPC_LOCK had as much of it as it wanted. It gets that by its
+//! limit, RLIMIT_MEMLOCK, where it may raise that itself. Where the system does not let even root (no CAP_SYS_RESOURCE in this container), CAP_IPC_LOCK
+//! stays: it lets a process pin memory, and nothing else.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, capabilities, clear_ambient_capability_set,
+    remove_capability_from_bounding_set, set_capabilities, set_no_new_privs,
+};
+
+use super::SandboxError;
+
+/// What has to stay of CAP_IPC_LOCK: nothing, if a process that has it gets a limit that lets it lock memory without.
+pub(super) fn locked_memory() -> CapabilitySet {
+    let may = permitted() & CapabilitySet::IPC_LOCK;
+    let unlimited = Rlimit {
+        current: None,
+        maximum: None,
+    };
+    if may.is_empty()
+        || getrlimit(Resource::Memlock).current.is_none()
+        || setrlimit(Resource::Memlock, unlimited).is_ok()
+    {
+        return CapabilitySet::empty();
+    }
+    may
+}
+
+/// What this process may have in effect.
+pub(super) fn permitted() -> CapabilitySet {
+    capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.permitted)
+}
+
+/// Removes what may be removed from the bounding set. That needs CAP_SETPCAP; who does not have it has no way to the others either, by no_new_privs.
+pub(super) fn empty_bounding_set(stays: CapabilitySet) {
+    without(stays);
+}
+
+fn without(stays: CapabilitySet) {
+    for capability in CapabilitySet::all().difference(stays).iter() {
+        // Fails, too, for capabilities that this kernel does not have.
+        let _ = remove_capability_from_bounding_set(capability);
+    }
+    let _ = clear_ambient_capability_set();
+}
+
+/// Empties the other sets, and closes the way back; says what is left.
+///
+/// # Errors
+/// [`SandboxError::Step`].
+pub(super) fn drop_all(stays: CapabilitySet) -> Result<String, SandboxError> {
+    set(stays)?;
+    set_no_new_privs(true).map_err(SandboxError::at("no_new_privs"))?;
+    let mut left = Vec::new();
+    if stays.contains(CapabilitySet::IPC_LOCK) {
+        left.push("CAP_IPC_LOCK (RLIMIT_MEMLOCK cannot be raised here: that needs CAP_SYS_RESOURCE)");
+    }
+    if stays.contains(CapabilitySet::NET_RAW) {
+        left.push("CAP_NET_RAW (to open AF_XDP sockets for a map of somebody else's)");
+    }
+    Ok(match left.as_slice() {
+        [] => "none".to_owned(),
+        left => left.join(", "),
+    })
+}
+
+fn set(stays: CapabilitySet) -> Result<(), SandboxError> {
+    let sets = CapabilitySets {
+        effective: stays,
+        permitted: stays,
+        inheritable: CapabilitySet::empty(),
+    };
+    set_capabilities(None, sets).map_err(SandboxError::at("capabilities"))
+}
+
+/// Keeps at most these capabilities, for good.
+///
+/// # Errors
+/// [`SandboxError::Step`].
+pub(crate) fn limit_to(wanted: CapabilitySet) -> Result<(), SandboxError> {
+    without(wanted);
+    set(permitted() & wanted)?;
+    set_no_new_privs(true).map_err(SandboxError::at("no_new_privs"))
+}

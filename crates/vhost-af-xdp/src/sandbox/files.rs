@@ -1,0 +1,53 @@
+//! The file system, closed by landlock (landlock(7)).
+//!
+//! All access is denied but reading two things: this process's directory in /proc (which pages the kernel gave us, and where a panic happened) and its
+//! own program (for the names in a panic's backtrace). What a worker needs beyond that it has open already: its listening sockets; and connecting to a
+//! socket by its path is no access in landlock's sense. Removing socket files is left to the [keeper](crate::control::keeper).
+//!
+//! Denied too, where the kernel can: TCP, connecting to abstract sockets, signals to processes outside. And always with landlock: looking into other processes
+//! (ptrace(2), /proc/PID/maps).
+
+use landlock::{
+    ABI, Access, AccessFs, AccessNet, BitFlags, LandlockStatus, PathBeneath, PathFd, Ruleset, RulesetAttr,
+    RulesetCreatedAttr, RulesetStatus, Scope,
+};
+
+use super::SandboxError;
+
+/// What is asked for; an older kernel gives what it has.
+const ABI_WANTED: ABI = ABI::V6;
+
+/// Confines the calling thread and those that it starts; says how far.
+///
+/// # Errors
+/// [`SandboxError::Refused`].
+pub(super) fn confine() -> Result<String, SandboxError> {
+    let refused = |error: landlock::RulesetError| SandboxError::Refused(format!("landlock: {error}"));
+    let mut rules = Ruleset::default()
+        .handle_access(AccessFs::from_all(ABI_WANTED))
+        .and_then(|rules| rules.handle_access(AccessNet::from_all(ABI_WANTED)))
+        .and_then(|rules| rules.scope(Scope::from_all(ABI_WANTED)))
+        .and_then(Ruleset::create)
+        .map_err(refused)?;
+    for path in ["/proc/self", "/proc/self/exe"] {
+        // Without them a few words are missing in status and backtraces.
+        let Ok(place) = PathFd::new(path) else { continue };
+        let read: BitFlags<AccessFs> = AccessFs::ReadFile.into();
+        rules = rules.add_rule(PathBeneath::new(&place, read)).map_err(refused)?;
+        if path == "/proc/self" {
+            // A rule is for an inode, and /proc makes new ones at need: it stays open, so that this one stays.
+            std::mem::forget(place);
+        }
+    }
+    let status = rules.restrict_self().map_err(refused)?;
+    Ok(match (status.ruleset, status.landlock) {
+        (RulesetStatus::NotEnforced, LandlockStatus::NotEnabled) => {
+            "not confined (landlock is not enabled: add it to the kernel's lsm= parameter)".to_owned()
+        }
+        (RulesetStatus::NotEnforced, _) => "not confined (this kernel has no landlock)".to_owned(),
+        (RulesetStatus::FullyEnforced, _) => "denied".to_owned(),
+        (RulesetStatus::PartiallyEnforced, _) => {
+            "denied (an older landlock: no limit to truncation, TCP or signals)".to_owned()
+        }
+    })
+}

@@ -1,0 +1,246 @@
+//! The sandbox of a worker: what is left to a process that reads what guests and VMMs wrote, should one of them take it over.
+//!
+//! # Theory of operation
+//!
+//! [`enter`] is called once, on the only thread that there is, after everything that needs a privilege is done (sockets are bound, the
+//! [keeper](super::control::keeper) runs) and before anything of a guest is read. Threads that begin later inherit all of it; none of it can be undone.
+//! Five layers, each strong without the others, so that a hole in one is not the end:
+//!
+//! | layer | what is gone |
+//! |---|---|
+//! | `user` | root's files and processes: another user, without supplementary groups that were not asked for |
+//! | `network` | interfaces, abstract sockets: an empty network namespace, where leased sockets keep working |
+//! | `capabilities` | all five sets are empty, and no program that is executed gains anything (no_new_privs) |
+//! | `files` | the file system, by landlock: nothing can be opened but this process's own /proc directory and program |
+//! | `calls` | system calls that are not in [the table](calls), by seccomp: the process ends |
+//!
+//! The order matters: the network needs CAP_SYS_ADMIN, emptying the bounding set CAP_SETPCAP, another user CAP_SETUID; landlock and seccomp need
+//! no_new_privs, and seccomp would forbid all that comes before it.
+//!
+//! A layer that this kernel does not have, or that this user may not set up, is left out and said, in the log and by `status`. What was asked
+//! for by name (`--user`) is an error if it cannot be had.
+
+pub(crate) mod attempts;
+mod calls;
+mod capabilities;
+mod files;
+mod filter;
+mod user;
+
+use std::fmt;
+use std::io;
+
+use rustix::thread::CapabilitySet;
+use serde::{Deserialize, Serialize};
+
+pub(crate) use capabilities::limit_to as limit_capabilities;
+pub(crate) use filter::Extra;
+pub(crate) use user::User;
+
+/// Why there is no sandbox.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SandboxError {
+    /// No such user or group.
+    #[error("--user {0}: there is no such user or group: a name, or UID:GID in numbers")]
+    UnknownUser(String),
+    /// Only root may become somebody else.
+    #[error(
+        "--user {0}: this needs CAP_SETUID and CAP_SETGID: start as root, or as that user and without --user"
+    )]
+    MayNotBecome(User),
+    /// A word that is no layer.
+    #[error("--sandbox {0}: all, off, or a list of {NAMES}; a `-` before one takes it away")]
+    UnknownLayer(String),
+    /// A step that should not fail did.
+    #[error("cannot enter the sandbox: {step} (`--sandbox off` goes without)")]
+    Step {
+        /// What was tried.
+        step: &'static str,
+        /// The kernel's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// A filter or rule set was not accepted.
+    #[error("cannot enter the sandbox: {0} (`--sandbox off` goes without)")]
+    Refused(String),
+}
+
+impl SandboxError {
+    fn at<E: Into<io::Error>>(step: &'static str) -> impl FnOnce(E) -> Self {
+        move |error| Self::Step {
+            step,
+            source: error.into(),
+        }
+    }
+}
+
+const NAMES: &str = "user, network, capabilities, files, calls";
+
+/// Which layers are wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Layers {
+    pub(crate) user: bool,
+    pub(crate) network: bool,
+    pub(crate) capabilities: bool,
+    pub(crate) files: bool,
+    pub(crate) calls: bool,
+}
+
+impl Layers {
+    pub(crate) const ALL: Self = Self::each(true);
+    pub(crate) const NONE: Self = Self::each(false);
+
+    const fn each(on: bool) -> Self {
+        Self {
+            user: on,
+            network: on,
+            capabilities: on,
+            files: on,
+            calls: on,
+        }
+    }
+
+    /// Reads `all`, `off`, or a list such as `all,-calls`.
+    ///
+    /// # Errors
+    /// [`SandboxError::UnknownLayer`].
+    pub(crate) fn parse(text: &str) -> Result<Self, SandboxError> {
+        let mut layers = Self::NONE;
+        for word in text.split(',') {
+            let (name, on) = word.strip_prefix('-').map_or((word, true), |name| (name, false));
+            let layer = match name {
+                "all" if on => {
+                    layers = Self::ALL;
+                    continue;
+                }
+                "off" if on => {
+                    layers = Self::NONE;
+                    continue;
+                }
+                "user" => &mut layers.user,
+                "network" => &mut layers.network,
+                "capabilities" => &mut layers.capabilities,
+                "files" => &mut layers.files,
+                "calls" => &mut layers.calls,
+                _ => return Err(SandboxError::UnknownLayer(text.to_owned())),
+            };
+            *layer = on;
+        }
+        Ok(layers)
+    }
+}
+
+/// What is to be set up.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    pub(crate) layers: Layers,
+    /// Whom to become; `None`: stay.
+    pub(crate) user: Option<User>,
+    /// Nothing in this process uses an interface of its network namespace.
+    pub(crate) no_interface: bool,
+    /// Capabilities that are needed later on, if there are any.
+    pub(crate) keeps: CapabilitySet,
+    /// What is needed beyond the table.
+    pub(crate) extra: Extra,
+}
+
+/// What is in force, in words, for `status` and the log.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct InForce {
+    /// Who this process is.
+    pub(crate) user: String,
+    /// `empty`, or why it is not.
+    pub(crate) network: String,
+    /// `none`, or those that are left.
+    pub(crate) capabilities: String,
+    /// What landlock does.
+    pub(crate) files: String,
+    /// What seccomp does.
+    pub(crate) calls: String,
+}
+
+impl fmt::Display for InForce {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "user {}, network {}, capabilities {}, files {}, system calls {}",
+            self.user, self.network, self.capabilities, self.files, self.calls
+        )
+    }
+}
+
+const OFF: &str = "not confined";
+
+/// Enters the sandbox; see the module's head. The calling thread must be the only one.
+///
+/// # Errors
+/// [`SandboxError`]; the process is half in the sandbox then, and should end.
+pub(crate) fn enter(plan: &Plan) -> Result<InForce, SandboxError> {
+    let network = match plan.layers.network {
+        false => OFF.to_owned(),
+        true if !plan.no_interface => "that of the interfaces, which are used here".to_owned(),
+        true => leave_network(),
+    };
+    let stays = capabilities::locked_memory() | (capabilities::permitted() & plan.keeps);
+    if plan.layers.capabilities {
+        capabilities::empty_bounding_set(stays);
+    }
+    let become_whom = plan.user.as_ref().filter(|_| plan.layers.user);
+    if let Some(user) = become_whom {
+        // Whoever drops capabilities by another way than by becoming somebody keeps them over this step.
+        user.enter(!stays.is_empty() || !plan.layers.capabilities)?;
+    }
+    let capabilities = match plan.layers.capabilities {
+        true => capabilities::drop_all(stays)?,
+        false => OFF.to_owned(),
+    };
+    let files = match plan.layers.files {
+        true => files::confine()?,
+        false => OFF.to_owned(),
+    };
+    let user = user::current();
+    let calls = match plan.layers.calls {
+        true => filter::install(plan.extra)?,
+        false => OFF.to_owned(),
+    };
+    Ok(InForce {
+        user,
+        network,
+        capabilities,
+        files,
+        calls,
+    })
+}
+
+fn leave_network() -> String {
+    #[allow(deprecated)] // its replacement is unsafe for the sake of CLONE_FILES, which is not asked for
+    let left = rustix::thread::unshare(rustix::thread::UnshareFlags::NEWNET);
+    match left {
+        Ok(()) => "empty".to_owned(),
+        Err(errno) => format!(
+            "{OFF} ({})",
+            match errno {
+                rustix::io::Errno::PERM => "an empty one needs CAP_SYS_ADMIN".to_owned(),
+                errno => errno.to_string(),
+            }
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_are_read_as_a_list() {
+        assert_eq!(Layers::parse("all").expect("valid"), Layers::ALL);
+        assert_eq!(Layers::parse("off").expect("valid"), Layers::NONE);
+        let without = Layers::parse("all,-calls").expect("valid");
+        assert!(!without.calls && without.files && without.user);
+        let one = Layers::parse("files").expect("valid");
+        assert!(one.files && !one.calls);
+        assert!(Layers::parse("seccomp").is_err());
+        assert!(Layers::parse("-all").is_err());
+        assert!(Layers::parse("").is_err());
+    }
+}

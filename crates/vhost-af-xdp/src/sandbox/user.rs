@@ -1,0 +1,193 @@
+//! Whom the worker runs as.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, CString};
+use std::fmt;
+use std::ptr;
+
+use rustix::process::{Gid, Uid, getegid, geteuid};
+
+use super::SandboxError;
+
+/// The user that nobody is (`DEFAULT_OVERFLOWUID`, include/linux/highuid.h).
+const NOBODY: u32 = 65_534;
+
+/// A user with its groups.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct User {
+    name: Option<String>,
+    uid: u32,
+    gid: u32,
+    /// Supplementary groups.
+    groups: Vec<u32>,
+}
+
+impl User {
+    /// What `--user` says: a name, or numbers as UID or UID:GID. A name comes with its groups; numbers come with no more than they say.
+    ///
+    /// # Errors
+    /// [`SandboxError::UnknownUser`].
+    pub(crate) fn parse(text: &str) -> Result<Self, SandboxError> {
+        let unknown = || SandboxError::UnknownUser(text.to_owned());
+        let (user, group) = match text.split_once(':') {
+            Some((user, group)) => (user, Some(group)),
+            None => (text, None),
+        };
+        let gid = match group {
+            Some(group) => Some(number_or(group, group_number).ok_or_else(unknown)?),
+            None => None,
+        };
+        // -1 means "leave it as it is" to the kernel.
+        if gid == Some(u32::MAX) {
+            return Err(unknown());
+        }
+        if let Ok(uid) = user.parse() {
+            if uid == u32::MAX {
+                return Err(unknown());
+            }
+            return Ok(Self {
+                name: None,
+                uid,
+                gid: gid.unwrap_or(uid),
+                groups: Vec::new(),
+            });
+        }
+        let name = CString::new(user).map_err(|_| unknown())?;
+        let (uid, own) = user_numbers(&name).ok_or_else(unknown)?;
+        let gid = gid.unwrap_or(own);
+        Ok(Self {
+            name: Some(user.to_owned()),
+            uid,
+            gid,
+            groups: groups_of(&name, gid),
+        })
+    }
+
+    /// Whom root becomes that did not say.
+    pub(crate) fn nobody() -> Self {
+        Self {
+            name: Some("nobody".to_owned()),
+            uid: NOBODY,
+            gid: NOBODY,
+            groups: Vec::new(),
+        }
+    }
+
+    /// Numbers of user and group, as chown(2) takes them.
+    pub(crate) fn owner(&self) -> (u32, u32) {
+        (self.uid, self.gid)
+    }
+
+    /// Becomes this user for good. With `keeping`, permitted capabilities stay.
+    pub(super) fn enter(&self, keeping: bool) -> Result<(), SandboxError> {
+        let step = |errno: rustix::io::Errno| match errno {
+            rustix::io::Errno::PERM => SandboxError::MayNotBecome(self.clone()),
+            errno => SandboxError::at("another user")(errno),
+        };
+        let gid = |number| Gid::from_raw(number);
+        let groups: Vec<Gid> = self.groups.iter().copied().map(gid).collect();
+        rustix::thread::set_keep_capabilities(keeping).map_err(SandboxError::at("another user"))?;
+        rustix::thread::set_thread_groups(&groups).map_err(step)?;
+        rustix::thread::set_thread_res_gid(gid(self.gid), gid(self.gid), gid(self.gid)).map_err(step)?;
+        let uid = Uid::from_raw(self.uid);
+        rustix::thread::set_thread_res_uid(uid, uid, uid).map_err(step)
+    }
+}
+
+impl fmt::Display for User {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.name {
+            Some(name) => f.write_str(name),
+            None => write!(f, "{}:{}", self.uid, self.gid),
+        }
+    }
+}
+
+/// Who this process is, in numbers.
+pub(super) fn current() -> String {
+    format!("{}:{}", geteuid().as_raw(), getegid().as_raw())
+}
+
+fn number_or(text: &str, find: impl Fn(&CStr) -> Option<u32>) -> Option<u32> {
+    match text.parse() {
+        Ok(number) => Some(number),
+        Err(_) => find(&CString::new(text).ok()?),
+    }
+}
+
+/// User and group of a name.
+fn user_numbers(name: &CStr) -> Option<(u32, u32)> {
+    let mut buffer = vec![0; 16_384];
+    // SAFETY: all-zero is a valid passwd, which is only read after the call has filled it.
+    let mut entry: libc::passwd = unsafe { std::mem::zeroed() };
+    let mut found = ptr::null_mut();
+    // SAFETY: all pointers lead to live values of ours, and the length is the buffer's.
+    let result = unsafe {
+        libc::getpwnam_r(
+            name.as_ptr(),
+            &raw mut entry,
+            buffer.as_mut_ptr(),
+            buffer.len(),
+            &raw mut found,
+        )
+    };
+    (result == 0 && !found.is_null()).then_some((entry.pw_uid, entry.pw_gid))
+}
+
+fn group_number(name: &CStr) -> Option<u32> {
+    // The entry has the names of all members.
+    let mut buffer = vec![0; 1 << 20];
+    // SAFETY: all-zero is a valid group, which is only read after the call has filled it.
+    let mut entry: libc::group = unsafe { std::mem::zeroed() };
+    let mut found = ptr::null_mut();
+    // SAFETY: all pointers lead to live values of ours, and the length is the buffer's.
+    let result = unsafe {
+        libc::getgrnam_r(
+            name.as_ptr(),
+            &raw mut entry,
+            buffer.as_mut_ptr(),
+            buffer.len(),
+            &raw mut found,
+        )
+    };
+    (result == 0 && !found.is_null()).then_some(entry.gr_gid)
+}
+
+/// The groups of a user, its own one among them.
+fn groups_of(name: &CStr, gid: u32) -> Vec<u32> {
+    let mut groups = vec![0; 1024];
+    let mut count = libc::c_int::try_from(groups.len()).unwrap_or(0);
+    // SAFETY: `groups` has room for `count` numbers, and the name ends in 0.
+    let result = unsafe { libc::getgrouplist(name.as_ptr(), gid, groups.as_mut_ptr(), &raw mut count) };
+    match usize::try_from(count) {
+        Ok(count) if result >= 0 => groups.truncate(count),
+        // More than that: none is safer than some.
+        _ => groups.clear(),
+    }
+    groups
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_are_names_or_numbers() {
+        let root = User::parse("root").expect("everywhere");
+        assert_eq!((root.uid, root.gid), (0, 0));
+        let numbers = User::parse("1234").expect("numbers");
+        assert_eq!((numbers.owner(), numbers.groups.len()), ((1234, 1234), 0));
+        assert_eq!(User::parse("12:34").expect("numbers").owner(), (12, 34));
+        assert_eq!(User::parse("12:root").expect("numbers").owner(), (12, 0));
+        for wrong in [
+            "no such user",
+            "",
+            "1:no such group",
+            "4294967295",
+            "1:4294967295",
+            "-1",
+        ] {
+            assert!(User::parse(wrong).is_err(), "{wrong:?}");
+        }
+    }
+}
