@@ -5,6 +5,11 @@
 //!
 //! Changes of the interface come unasked. Whoever waits for them polls the lease's descriptor ([`AsFd`]) and calls [`Lease::take_changes`], which does not
 //! wait; what another thread's request found on its way is not lost.
+//!
+//! A steward may go away and come back (a restart, an upgrade, a crash). Sockets are not concerned, frames go on. The lease connects again, less and less
+//! often, and shows the token that it had given ([`Request::Resume`]); nothing waits for that: [`Lease::take_changes`] goes on with it whenever it is called, and the
+//! descriptor becomes readable when it should be. Meanwhile requests fail with [`LeaseError::Away`]. A steward that does not know the
+//! lease any more ends it, with [`LeaseError::Refused`].
 
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -13,17 +18,23 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags,
     SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg, send, socket_with,
 };
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
+};
 use steer::{QueueConf, QueueCounters};
 
 use crate::links::DriverSends;
-use crate::protocol::{Answer, Facts, MESSAGE_MAX, Malformed, QUEUES_MAX, Refusal, Request, Steered, Wanted};
+use crate::protocol::{
+    Answer, Facts, MESSAGE_MAX, Malformed, QUEUES_MAX, Reason, Refusal, Request, Steered, Token, Wanted,
+};
+use crate::sys;
 
 /// How long a steward may take for an answer; attaching a program takes the longest, some 100 ms.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -43,6 +54,12 @@ pub enum LeaseError {
     /// The steward said no, and why.
     #[error("the steward refuses: {0}")]
     Refused(Refusal),
+    /// The steward is away; what is set up goes on.
+    #[error("no steward at {} at the moment: queues in use go on, changes wait until vhost-af-xdp-steward is started again", .path.display())]
+    Away {
+        /// Where it was.
+        path: PathBuf,
+    },
     /// The steward is gone, and the lease with it.
     #[error("the steward has ended the connection; the lease is over")]
     Gone,
@@ -62,15 +79,25 @@ pub enum LeaseError {
     Io(#[from] io::Error),
 }
 
+/// Pauses between attempts to reach a steward that is away: the first, and the longest, to which they double.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(320));
+
 /// A lease of queues.
 #[derive(Debug)]
 pub struct Lease {
-    socket: OwnedFd,
+    path: PathBuf,
+    token: Token,
+    /// Readable when the connection is, or when `timer` is.
+    waker: OwnedFd,
+    /// Readable when it is time to go on with coming back.
+    timer: OwnedFd,
     state: Mutex<State>,
 }
 
 #[derive(Debug)]
 struct State {
+    socket: Option<OwnedFd>,
+    phase: Phase,
     serial: u32,
     facts: Facts,
     /// Facts came that nobody has taken.
@@ -78,8 +105,35 @@ struct State {
     over: bool,
 }
 
+/// How it stands with the connection.
+#[derive(Debug, Clone, Copy)]
+enum Phase {
+    /// No lease yet that could be come back to.
+    New,
+    Here,
+    /// There is none; the next attempt is due then, after this pause.
+    Away {
+        next: Instant,
+        pause: Duration,
+    },
+    /// There is one, and the steward was asked for the lease.
+    Asked {
+        serial: u32,
+        until: Instant,
+        pause: Duration,
+    },
+}
+
 /// A message with the descriptors that came with it.
 type Received = (Vec<u8>, Vec<OwnedFd>);
+
+/// What a look at the connection found.
+enum Incoming {
+    Nothing,
+    Message(Received),
+    /// The connection is over.
+    End,
+}
 
 impl Lease {
     /// Asks the steward at `path` for a lease. With it come the AF_XDP sockets of its queues, in order, unbound.
@@ -87,28 +141,32 @@ impl Lease {
     /// # Errors
     /// [`LeaseError`].
     pub fn take(path: &Path, wanted: &Wanted) -> Result<(Self, Vec<OwnedFd>), LeaseError> {
-        let source = |source: io::Error| LeaseError::Connect {
-            path: path.to_owned(),
-            source,
-        };
-        let socket = socket_with(
-            AddressFamily::UNIX,
-            SocketType::SEQPACKET,
-            SocketFlags::CLOEXEC,
-            None,
-        )
-        .map_err(|errno| source(errno.into()))?;
-        let address = SocketAddrUnix::new(path).map_err(|errno| source(errno.into()))?;
-        connect(&socket, &address).map_err(|errno| source(errno.into()))?;
+        let waker = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io::Error::from)?;
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        let timer = timerfd_create(TimerfdClockId::Monotonic, flags).map_err(io::Error::from)?;
+        let data = epoll::EventData::new_u64(0);
+        epoll::add(&waker, &timer, data, epoll::EventFlags::IN).map_err(io::Error::from)?;
         let lease = Self {
-            socket,
+            path: path.to_owned(),
+            token: sys::random()?,
+            waker,
+            timer,
             state: Mutex::new(State {
+                socket: None,
+                phase: Phase::New,
                 serial: 0,
                 facts: Facts::nothing(wanted),
                 changed: false,
                 over: false,
             }),
         };
+        let socket = lease
+            .connect(SocketFlags::empty())
+            .map_err(|errno| LeaseError::Connect {
+                path: path.to_owned(),
+                source: errno.into(),
+            })?;
+        lease.state().socket = Some(socket);
         let (answer, sockets) = lease.ask(&Request::Lease(wanted.clone()))?;
         let Answer::Facts(facts) = answer else {
             return Err(LeaseError::Mismatch);
@@ -117,7 +175,24 @@ impl Lease {
             return Err(LeaseError::Mismatch);
         }
         lease.state().facts = facts;
+        lease.do_it(&Request::Keep { token: lease.token })?;
+        lease.state().phase = Phase::Here;
         Ok((lease, sockets))
+    }
+
+    fn connect(&self, flags: SocketFlags) -> rustix::io::Result<OwnedFd> {
+        let flags = flags | SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        connect(&socket, &SocketAddrUnix::new(&self.path)?)?;
+        let data = epoll::EventData::new_u64(1);
+        epoll::add(&self.waker, &socket, data, epoll::EventFlags::IN)?;
+        Ok(socket)
+    }
+
+    /// Whether the steward is away, and the lease not over for all that is known.
+    #[must_use]
+    pub fn is_away(&self) -> bool {
+        matches!(self.state().phase, Phase::Away { .. } | Phase::Asked { .. })
     }
 
     /// The interface as it is, as far as the steward told.
@@ -188,15 +263,24 @@ impl Lease {
         }
     }
 
-    /// What changed since it was asked last: the interface as it is now, or nothing.
+    /// What changed since it was asked last: the interface as it is now, or nothing. Goes on with coming back to a steward that is away.
     ///
     /// # Errors
-    /// [`LeaseError::Gone`] when the lease is over.
+    /// [`LeaseError::Gone`], or [`LeaseError::Refused`], when the lease is over.
     pub fn take_changes(&self) -> Result<Option<Facts>, LeaseError> {
         let mut state = self.state();
-        while let Some((bytes, _)) = self.receive(&mut state)? {
-            let (_, answer) = Answer::decode(&bytes)?;
-            state.note(answer)?;
+        if state.over {
+            return Err(LeaseError::Gone);
+        }
+        while self.come_back(&mut state)? {
+            match receive(&state)? {
+                Incoming::Nothing => break,
+                Incoming::Message((bytes, _)) => {
+                    let (_, answer) = Answer::decode(&bytes)?;
+                    state.note(answer)?;
+                }
+                Incoming::End => self.lose(&mut state)?,
+            }
         }
         Ok(std::mem::take(&mut state.changed).then(|| state.facts.clone()))
     }
@@ -212,101 +296,232 @@ impl Lease {
         }
     }
 
-    /// Asks, and waits for the answer.
+    /// Asks, and waits for the answer. All requests can be repeated: the second does what the first would have done.
     fn ask(&self, request: &Request) -> Result<(Answer, Vec<OwnedFd>), LeaseError> {
         let mut state = self.state();
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            self.reach(&mut state, deadline)?;
+            if let Some(answered) = ask_once(&mut state, request, deadline)? {
+                return Ok(answered);
+            }
+            self.lose(&mut state)?;
+        }
+    }
+
+    /// Sees to it that there is a connection with the lease.
+    fn reach(&self, state: &mut State, deadline: Instant) -> Result<(), LeaseError> {
         if state.over {
             return Err(LeaseError::Gone);
         }
-        // Serial number 0 is the steward's.
-        state.serial = state.serial.checked_add(1).unwrap_or(1);
-        let (asked, deadline) = (state.serial, Instant::now() + PATIENCE);
-        match send(&self.socket, &request.encode(asked), SendFlags::NOSIGNAL) {
-            // What it said before it went is worth reading.
-            Ok(_) | Err(Errno::PIPE | Errno::CONNRESET) => {}
-            Err(errno) => return Err(io::Error::from(errno).into()),
+        while !self.come_back(state)? {
+            if matches!(state.phase, Phase::Away { .. }) {
+                let path = self.path.clone();
+                return Err(LeaseError::Away { path });
+            }
+            wait(state, deadline)?;
         }
-        loop {
-            let Some((bytes, descriptors)) = self.receive(&mut state)? else {
-                self.wait(deadline)?;
-                continue;
-            };
-            match Answer::decode(&bytes)? {
-                (serial, Answer::Refused(refusal)) if serial == asked => {
-                    return Err(LeaseError::Refused(refusal));
+        Ok(())
+    }
+
+    /// The connection is over; there will be another one, if there was a lease.
+    fn lose(&self, state: &mut State) -> Result<(), LeaseError> {
+        if matches!(state.phase, Phase::New) {
+            state.over = true;
+            return Err(LeaseError::Gone);
+        }
+        let now = Instant::now();
+        let (next, pause) = match state.phase {
+            Phase::Away { pause, .. } | Phase::Asked { pause, .. } => {
+                (now + pause, (pause * 2).min(PAUSES.1))
+            }
+            // At once.
+            Phase::New | Phase::Here => (now, PAUSES.0),
+        };
+        state.socket = None;
+        state.phase = Phase::Away { next, pause };
+        self.wake_at(next)
+    }
+
+    /// Goes on with coming back, without waiting; true if there is a connection with the lease.
+    fn come_back(&self, state: &mut State) -> Result<bool, LeaseError> {
+        match state.phase {
+            Phase::New | Phase::Here => return Ok(true),
+            Phase::Away { next, .. } if Instant::now() < next => return Ok(false),
+            Phase::Away { .. } => self.resume(state)?,
+            Phase::Asked { .. } => {}
+        }
+        let Phase::Asked {
+            serial: asked, until, ..
+        } = state.phase
+        else {
+            return Ok(false);
+        };
+        match receive(state)? {
+            Incoming::Nothing if Instant::now() < until => return Ok(false),
+            Incoming::Nothing | Incoming::End => self.lose(state)?,
+            Incoming::Message((bytes, _)) => match Answer::decode(&bytes)? {
+                (serial, Answer::Facts(facts)) if serial == asked => {
+                    state.changed |= state.facts != facts;
+                    (state.facts, state.phase) = (facts, Phase::Here);
+                    self.sleep()?;
+                    return Ok(true);
                 }
-                (serial, answer) if serial == asked => return Ok((answer, descriptors)),
-                // Left over from a request that timed out.
-                (serial, _) if serial != 0 => {}
-                (_, answer) => state.note(answer)?,
-            }
+                // Others have taken all connections; it may go better the next time.
+                (_, Answer::Refused(refusal)) if refusal.reason == Reason::Limit => self.lose(state)?,
+                (_, answer @ Answer::Refused(_)) => state.note(answer)?,
+                _ => return Err(LeaseError::Mismatch),
+            },
         }
+        Ok(false)
     }
 
-    /// The next message, if there is one.
-    fn receive(&self, state: &mut State) -> Result<Option<Received>, LeaseError> {
-        let mut bytes = vec![0; MESSAGE_MAX];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(QUEUES_MAX as usize))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        let mut read = || {
-            recvmsg(
-                &self.socket,
-                &mut [IoSliceMut::new(&mut bytes)],
-                &mut control,
-                flags,
-            )
+    /// Connects, and asks for the lease.
+    fn resume(&self, state: &mut State) -> Result<(), LeaseError> {
+        let pause = match state.phase {
+            Phase::Away { pause, .. } => pause,
+            _ => PAUSES.0,
         };
-        // A peer that closes with our request unread leaves this error behind, and what it said before (unix_release_sock,
-        // net/unix/af_unix.c): asking again gives that.
-        let received = match read().or_else(|errno| {
-            if errno == Errno::CONNRESET {
-                read()
-            } else {
-                Err(errno)
-            }
-        }) {
-            Ok(received) => received,
-            Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
-            Err(Errno::CONNRESET) => return state.end(),
-            Err(errno) => return Err(io::Error::from(errno).into()),
+        let serial = state.next_serial();
+        let request = Request::Resume { token: self.token }.encode(serial);
+        let asked = self.connect(SocketFlags::NONBLOCK).and_then(|socket| {
+            send(&socket, &request, SendFlags::NOSIGNAL)?;
+            Ok(socket)
+        });
+        let Ok(socket) = asked else {
+            return self.lose(state);
         };
-        if received.bytes == 0 {
-            return state.end();
-        }
-        if received.flags.contains(ReturnFlags::TRUNC) {
-            return Err(Malformed::Long.into());
-        }
-        // Descriptors that found no room in our table; the others are closed by dropping them.
-        let lost = received.flags.contains(ReturnFlags::CTRUNC);
-        let mut descriptors = Vec::new();
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(rights) = message {
-                descriptors.extend(rights);
-            }
-        }
-        if lost {
-            descriptors.clear();
-        }
-        bytes.truncate(received.bytes);
-        Ok(Some((bytes, descriptors)))
+        let until = Instant::now() + PATIENCE;
+        state.socket = Some(socket);
+        state.phase = Phase::Asked { serial, until, pause };
+        self.wake_at(until)
     }
 
-    fn wait(&self, deadline: Instant) -> Result<(), LeaseError> {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let left = Timespec::try_from(left).map_err(|_| LeaseError::Silent)?;
-        match poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&left)) {
-            Ok(0) => Err(LeaseError::Silent),
-            Ok(_) | Err(Errno::INTR) => Ok(()),
-            Err(errno) => Err(io::Error::from(errno).into()),
+    /// The descriptor becomes readable then.
+    fn wake_at(&self, at: Instant) -> Result<(), LeaseError> {
+        // No time at all would mean never.
+        let after = at
+            .saturating_duration_since(Instant::now())
+            .max(Duration::from_nanos(1));
+        self.set_timer(after)
+    }
+
+    /// The descriptor becomes readable only when there is a message.
+    fn sleep(&self) -> Result<(), LeaseError> {
+        self.set_timer(Duration::ZERO)
+    }
+
+    fn set_timer(&self, after: Duration) -> Result<(), LeaseError> {
+        let spec = |duration| Timespec::try_from(duration).map_err(|_| LeaseError::Silent);
+        let timer = Itimerspec {
+            it_interval: spec(Duration::ZERO)?,
+            it_value: spec(after)?,
+        };
+        timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &timer).map_err(io::Error::from)?;
+        Ok(())
+    }
+}
+
+/// Asks, and waits for the answer; none if the connection is over.
+fn ask_once(
+    state: &mut State,
+    request: &Request,
+    deadline: Instant,
+) -> Result<Option<(Answer, Vec<OwnedFd>)>, LeaseError> {
+    let asked = state.next_serial();
+    let Some(socket) = &state.socket else {
+        return Ok(None);
+    };
+    match send(socket, &request.encode(asked), SendFlags::NOSIGNAL) {
+        // What it said before it went is worth reading.
+        Ok(_) | Err(Errno::PIPE | Errno::CONNRESET) => {}
+        Err(Errno::AGAIN) => return Err(LeaseError::Silent),
+        Err(errno) => return Err(io::Error::from(errno).into()),
+    }
+    loop {
+        let (bytes, descriptors) = match receive(state)? {
+            Incoming::Message(message) => message,
+            Incoming::End => return Ok(None),
+            Incoming::Nothing => {
+                wait(state, deadline)?;
+                continue;
+            }
+        };
+        match Answer::decode(&bytes)? {
+            (serial, Answer::Refused(refusal)) if serial == asked => {
+                return Err(LeaseError::Refused(refusal));
+            }
+            (serial, answer) if serial == asked => return Ok(Some((answer, descriptors))),
+            // Left over from a request that timed out.
+            (serial, _) if serial != 0 => {}
+            (_, answer) => state.note(answer)?,
         }
     }
 }
 
+/// The next message, if there is one.
+fn receive(state: &State) -> Result<Incoming, LeaseError> {
+    let Some(socket) = &state.socket else {
+        return Ok(Incoming::End);
+    };
+    let mut bytes = vec![0; MESSAGE_MAX];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(QUEUES_MAX as usize))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let mut read = || recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags);
+    // A peer that closes with our request unread leaves this error behind, and what it said before (unix_release_sock,
+    // net/unix/af_unix.c): asking again gives that.
+    let received = match read().or_else(|errno| {
+        if errno == Errno::CONNRESET {
+            read()
+        } else {
+            Err(errno)
+        }
+    }) {
+        Ok(received) => received,
+        Err(Errno::AGAIN | Errno::INTR) => return Ok(Incoming::Nothing),
+        Err(Errno::CONNRESET) => return Ok(Incoming::End),
+        Err(errno) => return Err(io::Error::from(errno).into()),
+    };
+    if received.bytes == 0 {
+        return Ok(Incoming::End);
+    }
+    if received.flags.contains(ReturnFlags::TRUNC) {
+        return Err(Malformed::Long.into());
+    }
+    // Descriptors that found no room in our table; the others are closed by dropping them.
+    let lost = received.flags.contains(ReturnFlags::CTRUNC);
+    let mut descriptors = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            descriptors.extend(rights);
+        }
+    }
+    if lost {
+        descriptors.clear();
+    }
+    bytes.truncate(received.bytes);
+    Ok(Incoming::Message((bytes, descriptors)))
+}
+
+/// Waits for a message.
+fn wait(state: &State, deadline: Instant) -> Result<(), LeaseError> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    let left = Timespec::try_from(left).map_err(|_| LeaseError::Silent)?;
+    let Some(socket) = &state.socket else {
+        return Ok(());
+    };
+    match poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&left)) {
+        Ok(0) => Err(LeaseError::Silent),
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(errno) => Err(io::Error::from(errno).into()),
+    }
+}
+
 impl AsFd for Lease {
-    /// Readable when there may be changes: then call [`Lease::take_changes`].
+    /// Readable when there may be changes, or when it is time to look for the steward: then call [`Lease::take_changes`].
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        self.waker.as_fd()
     }
 }
 
@@ -326,9 +541,10 @@ impl State {
         }
     }
 
-    fn end<T>(&mut self) -> Result<T, LeaseError> {
-        self.over = true;
-        Err(LeaseError::Gone)
+    /// Serial number 0 is the steward's.
+    fn next_serial(&mut self) -> u32 {
+        self.serial = self.serial.checked_add(1).unwrap_or(1);
+        self.serial
     }
 }
 

@@ -4,7 +4,8 @@
 //! unprivileged) connects to its Unix socket and asks for a lease of queues of an interface. If the policy allows it, the
 //! holder gets an AF_XDP socket for each queue, and nothing else: a socket that is confined to the interface and is in its queue's
 //! place in the program's map. Memory is registered and the socket bound by the holder, which needs no capability for it. A lease
-//! ends with its connection, however that ends.
+//! ends with its connection, however that ends - unless it is the steward that ended: then frames go on, and the holder comes back to its
+//! lease when a steward is there again.
 //!
 //! ```text
 //!    steward (CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF, CAP_SYS_RESOURCE)              holder (no capability)
@@ -15,6 +16,8 @@
 //!    configuration word of queue 2: active                  ◀── Activate ─────── Lease::activate: frames come
 //!    interface down, up, renamed, gone, other MTU           ──  Changed ───────▶ Lease::take_changes
 //!    queue inactive, slot empty; program with the last      ◀── connection ends
+//!
+//!    restarted: programs from their pins, leases recorded   ◀── Resume ───────── by itself, with the token of Keep
 //! ```
 //!
 //! | module | what | who uses it |

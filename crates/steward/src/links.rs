@@ -80,6 +80,20 @@ impl Link {
         })
     }
 
+    /// An interface of that name that is not there: its index is 0.
+    #[must_use]
+    pub fn gone(name: &str) -> Self {
+        Self {
+            index: 0,
+            name: name.to_owned(),
+            mtu: 0,
+            mac: [0; 6],
+            up: false,
+            rx_queues: 0,
+            partial_checksums: false,
+        }
+    }
+
     /// Asks for an interface by index; `None` when it is gone, or the kernel does not answer.
     #[must_use]
     pub fn by_index(index: u32) -> Option<Self> {

@@ -1,23 +1,28 @@
 //! `vhost-af-xdp-steward`: the privileged side, see the library.
 
 use std::fs::{self, Permissions};
-use std::io::{self, IsTerminal};
+use std::io::{self, IoSlice, IsTerminal};
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use clap::Parser;
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with, sockopt,
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags,
+    SocketType, bind, connect, listen, sendmsg, socket_with, sockopt,
 };
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sd_notify::NotifyState;
 use steward::policy::Policy;
 use steward::protocol::DEFAULT_SOCKET;
-use steward::server::Server;
+use steward::server::{Server, Store, StoreError};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -33,7 +38,11 @@ Examples:
     memlock = \"1 GiB\"
   Then, as user vhost, without any capability:
     vhost-af-xdp serve --steward /run/vhost-af-xdp/steward.sock --socket-path /tmp/vm1.sock --ifname eth1
+  Take back all that a steward has left behind, and exit:
+    vhost-af-xdp-steward --take-back
 
+SIGTERM and even SIGKILL leave programs and leases as they are: frames go on, and the next steward goes on
+with them. SIGINT takes everything back before it exits.
 It needs CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF and CAP_SYS_RESOURCE.";
 
 /// Leases NIC queues to processes without privileges, by a policy.
@@ -49,6 +58,28 @@ struct Cli {
     /// Print the policy as it is understood, and exit
     #[arg(long)]
     check: bool,
+    /// Where leases are recorded, so that a restart does not end them; for this user alone [default: $RUNTIME_DIRECTORY, else
+    /// /run/vhost-af-xdp-steward]
+    #[arg(long, value_name = "PATH")]
+    state: Option<PathBuf>,
+    /// Where programs are pinned, so that a restart does not end them; on a bpffs [default: /sys/fs/bpf/vhost-af-xdp]
+    #[arg(long, value_name = "PATH")]
+    pins: Option<PathBuf>,
+    /// How long after a restart queues are kept for holders that have not come back, seconds
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
+    grace: Duration,
+    /// Take back everything that a steward has left behind, and exit
+    #[arg(long)]
+    take_back: bool,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("{text:?} is not a number of seconds from 0 to 86400");
+    let seconds: f64 = text.parse().map_err(|_| wrong())?;
+    (0.0..=86_400.0)
+        .contains(&seconds)
+        .then(|| Duration::from_secs_f64(seconds))
+        .ok_or_else(wrong)
 }
 
 fn main() -> ExitCode {
@@ -63,10 +94,7 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: &Cli) -> Result<(), String> {
-    let policy = Policy::read(&cli.policy).map_err(|error| match std::error::Error::source(&error) {
-        Some(source) => format!("{error}: {source}"),
-        None => error.to_string(),
-    })?;
+    let policy = Policy::read(&cli.policy).map_err(|error| in_full(&error))?;
     if cli.check {
         print!("{policy}");
         return Ok(());
@@ -76,7 +104,13 @@ fn run(cli: &Cli) -> Result<(), String> {
         .with_ansi(io::stderr().is_terminal())
         .with_target(false)
         .init();
+    if cli.take_back {
+        return take_back(cli, policy);
+    }
     let end = end_signal().map_err(|error| format!("cannot handle signals: {error}"))?;
+    let for_good = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register(signal_hook::consts::SIGINT, Arc::clone(&for_good))
+        .map_err(|error| format!("cannot handle signals: {error}"))?;
     let limit = getrlimit(Resource::Nofile);
     let _ = setrlimit(
         Resource::Nofile,
@@ -93,14 +127,94 @@ fn run(cli: &Cli) -> Result<(), String> {
             (listener, Some(SocketFile(cli.socket.clone())))
         }
     };
+    // Where the service manager keeps it, who connects during a restart waits instead of being refused.
+    let stored = socket.is_some() && store_listener(&listener);
     let mut server = Server::new(policy, listener).map_err(|error| format!("cannot start: {error}"))?;
+    match store(cli) {
+        Ok(store) => server = server.with_store(store),
+        Err(StoreError::NoBpfFs { path }) if cli.pins.is_none() => {
+            let path = path.display();
+            tracing::warn!(
+                "leases end with this process: {path} is not on a bpffs (`mount -t bpf bpf /sys/fs/bpf`, or --pins PATH)"
+            );
+        }
+        Err(error) => return Err(format!("no place to keep leases: {}", in_full(&error))),
+    }
     tracing::info!(policy = %cli.policy.display(), "ready");
     let _ = sd_notify::notify(&[NotifyState::Ready]);
     let served = server.run(end.as_fd());
     let _ = sd_notify::notify(&[NotifyState::Stopping]);
+    let for_good = for_good.load(Ordering::Relaxed);
+    if for_good {
+        server.end_all();
+    }
     drop(server);
-    drop(socket);
+    match socket {
+        // Whoever has it next listens on.
+        Some(socket) if stored && !for_good => std::mem::forget(socket),
+        _ => {}
+    }
     served.map_err(|error| format!("cannot wait for requests: {error}"))
+}
+
+fn store(cli: &Cli) -> Result<Store, StoreError> {
+    let runtime = || {
+        let list = std::env::var_os("RUNTIME_DIRECTORY")?;
+        std::env::split_paths(&list).next()
+    };
+    let state = cli.state.clone().or_else(runtime);
+    Store::open(
+        &state.unwrap_or_else(|| PathBuf::from("/run/vhost-af-xdp-steward")),
+        cli.pins
+            .as_deref()
+            .unwrap_or(Path::new("/sys/fs/bpf/vhost-af-xdp")),
+        cli.grace,
+    )
+}
+
+/// Does what a steward does at its start and at its end, and nothing between.
+fn take_back(cli: &Cli, policy: Policy) -> Result<(), String> {
+    let nobody = socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+    .map_err(|error| format!("no socket: {error}"))?;
+    let store = store(cli).map_err(|error| in_full(&error))?;
+    let server = Server::new(policy, nobody).map_err(|error| format!("cannot start: {error}"))?;
+    server.with_store(store).end_all();
+    Ok(())
+}
+
+/// An error and its source, in one line.
+fn in_full(error: &dyn std::error::Error) -> String {
+    match error.source() {
+        Some(source) => format!("{error}: {source}"),
+        None => error.to_string(),
+    }
+}
+
+/// Gives the listener to the service manager, for our successor (sd_notify(3), FDSTORE). Whether it keeps it (FileDescriptorStoreMax) it does not say.
+fn store_listener(listener: &OwnedFd) -> bool {
+    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else {
+        return false;
+    };
+    let send = || {
+        let address = match path.as_encoded_bytes().strip_prefix(b"@") {
+            Some(name) => SocketAddrUnix::new_abstract_name(name)?,
+            None => SocketAddrUnix::new(Path::new(&path))?,
+        };
+        let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+        connect(&socket, &address)?;
+        let descriptors = [listener.as_fd()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        control.push(SendAncillaryMessage::ScmRights(&descriptors));
+        let text = b"FDSTORE=1\nFDNAME=listener\n";
+        sendmsg(&socket, &[IoSlice::new(text)], &mut control, SendFlags::NOSIGNAL)
+    };
+    send().is_ok()
 }
 
 /// The socket file, removed at the end.

@@ -20,12 +20,14 @@
 //! | 5 `Memlock` | 8 | locked memory that the holder's process may have in all, bytes |
 //! | 6 `Counters` | 4 | queue |
 //! | 7 `Facts` | 0 | |
+//! | 8 `Keep` | 16 | a token of the holder's choice, by which it comes back to this lease if the steward is restarted |
+//! | 9 `Resume` | 16 | the token: this connection takes over the lease; instead of `Lease` |
 //! | 16 `Leases` | 8 | the first lease whose number is higher, of those that the asker may know of; needs no lease |
 //!
 //! | kind | body, bytes | from the steward |
 //! |---|---|---|
-//! | 64 `Done` | 0 | to `Leases`, `Socket` (with a descriptor), `Activate`, `Deactivate`, `Memlock` |
-//! | 65 `Facts` | 304 | to `Lease` (with descriptors) and `Facts` |
+//! | 64 `Done` | 0 | to `Leases`, `Socket` (with a descriptor), `Activate`, `Deactivate`, `Memlock`, `Keep` |
+//! | 65 `Facts` | 304 | to `Lease` (with descriptors), `Resume` and `Facts` |
 //! | 66 `Counters` | 48 | to `Counters` |
 //! | 67 `Refused` | 488 | to anything: code (4), zero (4), text (480) |
 //! | 68 `Changed` | 304 | by itself |
@@ -54,6 +56,9 @@ pub const FRAME_LIMITS: RangeInclusive<u32> = 14..=65_553;
 pub const ENTRIES_MAX: usize = 16;
 /// Where a steward listens if it is not told otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/vhost-af-xdp/steward.sock";
+
+/// What a holder proves with that it is the same: random bytes, known to it and the steward alone.
+pub type Token = [u8; 16];
 
 const NAME_BYTES: usize = 16;
 const NOTE_BYTES: usize = 240;
@@ -150,6 +155,16 @@ pub enum Request {
     },
     /// What is known of the interface.
     Facts,
+    /// The lease is to outlive the steward's process.
+    Keep {
+        /// By which the holder comes back.
+        token: Token,
+    },
+    /// The lease that was kept, for a connection that has none. Its queues go on meanwhile; the sockets are those that the holder has.
+    Resume {
+        /// As given with [`Request::Keep`].
+        token: Token,
+    },
     /// The first lease of a higher number, whoever's; by whom a lease is not needed.
     Leases {
         /// Of the last lease that is known; 0 at first.
@@ -332,6 +347,8 @@ mod kind {
     pub(super) const MEMLOCK: u16 = 5;
     pub(super) const COUNTERS: u16 = 6;
     pub(super) const FACTS: u16 = 7;
+    pub(super) const KEEP: u16 = 8;
+    pub(super) const RESUME: u16 = 9;
 
     pub(super) const LEASES: u16 = 16;
 
@@ -442,6 +459,8 @@ impl Request {
             Self::Counters { queue } => message(kind::COUNTERS, serial, queue),
             Self::Facts => message(kind::FACTS, serial, &[0u8; 0]),
             Self::Leases { after } => message(kind::LEASES, serial, after),
+            Self::Keep { token } => message(kind::KEEP, serial, token),
+            Self::Resume { token } => message(kind::RESUME, serial, token),
         }
     }
 
@@ -471,6 +490,12 @@ impl Request {
                 queue: read(kind, body)?,
             },
             kind::FACTS => read::<[u8; 0]>(kind, body).map(|_| Self::Facts)?,
+            kind::KEEP => Self::Keep {
+                token: read(kind, body)?,
+            },
+            kind::RESUME => Self::Resume {
+                token: read(kind, body)?,
+            },
             kind::LEASES => Self::Leases {
                 after: read(kind, body)?,
             },

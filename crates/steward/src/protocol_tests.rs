@@ -58,6 +58,8 @@ fn requests() -> Vec<Request> {
         Request::Counters { queue: 0 },
         Request::Facts,
         Request::Leases { after: u64::MAX },
+        Request::Keep { token: [0xa5; 16] },
+        Request::Resume { token: [0; 16] },
     ]
 }
 

@@ -166,6 +166,21 @@ pub(crate) fn raise_memlock(pid: i32, bytes: u64) -> io::Result<()> {
     }
 }
 
+/// Random bytes that nobody can guess.
+///
+/// # Errors
+/// The kernel's.
+pub(crate) fn random<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    // SAFETY: the kernel writes at most N bytes to a live array of N. Up to 256 come whole (getrandom(2)).
+    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), N, 0) };
+    if usize::try_from(got) == Ok(N) {
+        Ok(bytes)
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
 /// The number of a user, by name.
 pub(crate) fn user_number(name: &str) -> Option<u32> {
     let name = CString::new(name).ok()?;

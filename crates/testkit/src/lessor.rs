@@ -12,7 +12,7 @@ use std::process::Command;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tempfile::TempDir;
 
-use crate::{NetNs, Running, daemon};
+use crate::{BpfFs, NetNs, Running, daemon};
 
 /// Number of the user and of the group that the daemon runs as: nobody.
 pub const ID: u32 = 65_534;
@@ -23,6 +23,8 @@ pub struct Lessor {
     pub steward: Running,
     /// Where the daemon lives; there is no interface in it.
     home: NetNs,
+    /// Where programs are pinned, so that leases outlive the steward.
+    pub bpffs: BpfFs,
     /// The daemon's program, where nobody may run it.
     program: PathBuf,
     capabilities: &'static str,
@@ -43,9 +45,11 @@ impl Lessor {
         };
         let policy: String = interfaces.iter().map(rule).collect();
         fs::write(dir.path().join("policy.toml"), policy).expect("writable");
+        let bpffs = BpfFs::new();
         let mut lessor = Self {
-            steward: start(netns, dir),
+            steward: start(netns, dir, &bpffs),
             home: NetNs::new("empty"),
+            bpffs,
             program: hand_over(dir),
             capabilities: capabilities(),
         };
@@ -60,7 +64,7 @@ impl Lessor {
 
     /// Starts the steward again after its end.
     pub fn restart(&mut self, netns: &NetNs, dir: &TempDir) {
-        self.steward = start(netns, dir);
+        self.steward = start(netns, dir, &self.bpffs);
         self.steward.await_text("ready");
     }
 
@@ -68,6 +72,12 @@ impl Lessor {
     #[must_use]
     pub fn socket(dir: &TempDir) -> PathBuf {
         dir.path().join("steward.sock")
+    }
+
+    /// Where the steward keeps its records.
+    #[must_use]
+    pub fn state(dir: &TempDir) -> PathBuf {
+        dir.path().join("state")
     }
 
     /// Lets the daemon connect to a socket of root's: for that one must be allowed to write to it (unix(7)).
@@ -134,10 +144,13 @@ fn may_raise_limits() -> bool {
     setrlimit(Resource::Memlock, none).is_ok()
 }
 
-fn start(netns: &NetNs, dir: &TempDir) -> Running {
+fn start(netns: &NetNs, dir: &TempDir, bpffs: &BpfFs) -> Running {
     let mut command = netns.command(binary());
     command.arg("--policy").arg(dir.path().join("policy.toml"));
     command.arg("--socket").arg(Lessor::socket(dir));
+    command.arg("--state").arg(Lessor::state(dir));
+    command.arg("--pins").arg(bpffs.pins());
+    command.args(["--grace", "1"]);
     Running::start(command)
 }
 

@@ -17,6 +17,7 @@
 //! Without the privilege that it needs a test prints `SKIPPED: reason` and passes; with `REQUIRE_PRIV=1` it fails.
 
 pub mod bad_wire;
+pub mod bpffs;
 pub mod daemon;
 pub mod driver;
 pub mod foreign;
@@ -40,6 +41,7 @@ pub mod wait;
 pub mod world;
 
 pub use bad_wire::BadWire;
+pub use bpffs::BpfFs;
 pub use daemon::{Daemon, Serve};
 pub use driver::{Driver, DriverConfig};
 pub use lessor::Lessor;

@@ -137,21 +137,71 @@ fn interface_that_changes_or_goes_is_followed(
     rig.await_passes_both_ways();
 }
 
-#[test]
-fn daemon_goes_on_with_a_steward_that_was_restarted() {
+#[rstest]
+fn frames_go_on_while_the_steward_is_restarted(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+) {
     require!(Root);
-    let mut rig = rig(&leased(Placement::Copy));
+    let mut rig = rig(&leased(placement));
     for signal in [Signal::TERM, Signal::KILL] {
-        let lessor = rig.daemon.lessor.as_mut().expect("leased");
-        lessor.steward.signal(signal);
-        lessor.steward.wait(wait::SOON);
-        rig.daemon
-            .await_port(0, "impaired", |port| !port["impaired"].is_null());
+        end_steward(&mut rig, signal);
+        rig.daemon.await_port(0, "away", |port| {
+            port["steering_note"]
+                .as_str()
+                .is_some_and(|note| note.contains("the steward is away"))
+        });
+        for _ in 0..10 {
+            rig.assert_passes_both_ways();
+        }
+        assert!(rig.daemon.port(0)["impaired"].is_null());
         rig.daemon.restart_lessor(&rig.veth.near);
         rig.daemon
-            .await_port(0, "recovered", |port| port["impaired"].is_null());
-        rig.await_passes_both_ways();
+            .await_port(0, "back", |port| port["steering_note"].is_null());
+        rig.assert_passes_both_ways();
     }
+    // The lease is one like before: it hears of changes, and guests come and go.
+    rig.veth.near.ip(&["link", "set", VethPair::NIC, "mtu", "1400"]);
+    rig.daemon
+        .await_port(0, "the MTU", |port| port["mtu"].as_u64() == Some(1400));
+    rig.await_passes_both_ways();
+    assert_eq!(rig.daemon.port(0)["sessions"].as_u64(), Some(1));
+}
+
+#[test]
+fn guest_that_comes_while_the_steward_is_away_is_served_when_it_is_back() {
+    require!(Root);
+    let mut rig = rig(&leased(Placement::Copy));
+    end_steward(&mut rig, Signal::KILL);
+    drop(rig.driver);
+    rig.driver = Driver::connect(&rig.daemon.socket(), &DriverConfig::default())
+        .unwrap_or_else(|refused| panic!("{refused}: {}", rig.daemon.said()));
+    rig.daemon.await_port(0, "impaired", |port| {
+        port["impaired"]
+            .as_str()
+            .is_some_and(|reason| reason.contains("changes wait"))
+    });
+    rig.daemon.restart_lessor(&rig.veth.near);
+    rig.post(64, &[BUFFER]);
+    rig.daemon
+        .await_port(0, "recovered", |port| port["impaired"].is_null());
+    rig.await_passes_both_ways();
+}
+
+#[test]
+fn daemon_leases_anew_from_a_steward_that_knows_nothing_of_it() {
+    require!(Root);
+    let mut rig = rig(&leased(Placement::Copy));
+    // It takes everything back at its end.
+    end_steward(&mut rig, Signal::INT);
+    rig.daemon.restart_lessor(&rig.veth.near);
+    rig.await_passes_both_ways();
+    assert!(rig.daemon.port(0)["impaired"].is_null());
+}
+
+fn end_steward(rig: &mut Rig, signal: Signal) {
+    let lessor = rig.daemon.lessor.as_mut().expect("leased");
+    lessor.steward.signal(signal);
+    lessor.steward.wait(wait::SOON);
 }
 
 #[test]

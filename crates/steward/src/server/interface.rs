@@ -8,12 +8,16 @@
 //! An interface that is deleted or moved away takes the program along. Leases stay, impaired, and are told so; when one of its name
 //! is there again, the program is attached anew, under another generation.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, DirBuilder};
+use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
-use steer::{Filter, Mode, ModeRequest, Program, QueueConf, QueueCounters};
+use steer::{Filter, MAX_QUEUES, Mode, ModeRequest, Program, QueueConf, QueueCounters};
 
 use super::entries::Entries;
 use crate::links::{DriverSends, Link};
@@ -21,6 +25,7 @@ use crate::listing::Listed;
 use crate::protocol::{Facts, Reason, Refusal, Steered, Wanted};
 use crate::sys::{self, Credentials};
 
+use super::state::{InterfaceRecord, may_crash};
 use super::teardown::{Step, Teardown, Undo};
 
 /// Ethernet header and one VLAN tag, bytes: what a frame may be longer than the MTU.
@@ -56,19 +61,70 @@ pub(super) struct Interface {
     leaving: Vec<Leaving>,
     /// What leases take, by their first queue.
     entries: BTreeMap<u32, Entries>,
+    /// Leases that were taken back, all of them.
+    ended: Vec<u64>,
+    /// Where the program is pinned, an empty directory without one; none: the program goes with this process.
+    pins: Option<PathBuf>,
 }
 
 /// A lease that is being taken back.
 #[derive(Debug)]
 struct Leaving {
+    lease: u64,
     queues: Range<u32>,
     teardown: Teardown,
 }
 
 impl Interface {
-    /// Attaches the program.
-    pub(super) fn open(link: Link, mode: ModeRequest) -> Result<Self, Refusal> {
-        let mut interface = Self {
+    /// Attaches the program, and pins it into `pins`.
+    pub(super) fn open(link: Link, mode: ModeRequest, pins: Option<PathBuf>) -> Result<Self, Refusal> {
+        let mut interface = Self::without_program(link, mode, pins);
+        interface.attach();
+        match interface.program {
+            Some(_) => Ok(interface),
+            None => Err(Refusal::new(Reason::Program, interface.note.clone())),
+        }
+    }
+
+    /// Goes on with what another steward left. Whatever cannot be used of it is taken off; then it is as if the program had been lost.
+    pub(super) fn adopt(record: &InterfaceRecord, pins: PathBuf) -> Self {
+        let link = match Link::find(record.ifindex) {
+            Ok(Some(link)) => link,
+            _ => Link::gone(&record.name),
+        };
+        let mut interface = Self::without_program(link, record.mode(), Some(pins));
+        interface.name.clone_from(&record.name);
+        interface.generation = record.generation;
+        let opened = interface
+            .pins
+            .as_deref()
+            .map(|pins| Program::open_pinned(interface.link.index, pins));
+        match opened {
+            Some(Ok(program)) => {
+                // Attached again and not recorded yet: holders do not know of it.
+                if program.id() != record.program {
+                    interface.generation = interface.generation.wrapping_add(1);
+                }
+                interface.note.clone_from(&record.note);
+                interface.sends = DriverSends::by_index(interface.link.index);
+                interface.program = Some(program);
+            }
+            Some(Err(error)) => {
+                interface.note = super::with_sources(&error);
+                tracing::warn!(
+                    interface = record.name,
+                    "program not taken over: {}",
+                    interface.note
+                );
+                interface.unpin();
+            }
+            None => {}
+        }
+        interface
+    }
+
+    fn without_program(link: Link, mode: ModeRequest, pins: Option<PathBuf>) -> Self {
+        Self {
             name: link.name.clone(),
             link,
             mode,
@@ -79,17 +135,38 @@ impl Interface {
             holders: BTreeMap::new(),
             leaving: Vec::new(),
             entries: BTreeMap::new(),
-        };
-        interface.attach();
-        match interface.program {
-            Some(_) => Ok(interface),
-            None => Err(Refusal::new(Reason::Program, interface.note.clone())),
+            ended: Vec::new(),
+            pins,
+        }
+    }
+
+    /// What a successor must know of it.
+    pub(super) fn record(&self, number: u64) -> InterfaceRecord {
+        InterfaceRecord {
+            ifindex: self.link.index,
+            program: self.program.as_ref().map_or(0, Program::id),
+            generation: self.generation,
+            note: self.note.clone(),
+            ..InterfaceRecord::new(number, &self.name, self.mode)
+        }
+    }
+
+    /// Empties the queues that nobody has: what a steward that died has left in them.
+    pub(super) fn sweep(&mut self) {
+        let free = (0..MAX_QUEUES).filter(|queue| !self.holders.contains_key(queue));
+        let steps: BTreeSet<Step> = free.flat_map(Step::of_queue).collect();
+        for step in &steps {
+            if let Err(why) = self.undo(step) {
+                tracing::warn!(interface = self.link.name, "{step:?}: {why}");
+            }
         }
     }
 
     fn attach(&mut self) {
+        self.unpin();
         let frags = self.link.mtu.saturating_add(L2_BYTES) > LONGEST_WITHOUT_FRAGS;
         let attached = Program::attach(self.link.index, self.mode, frags);
+        may_crash("attached");
         // A program that does not know what leases take must not be used by them: it is off again at once.
         let known = attached
             .map_err(|error| super::with_sources(&error))
@@ -100,20 +177,55 @@ impl Interface {
                 Ok(program)
             });
         match known {
-            Ok(program) => {
+            Ok(mut program) => {
                 self.note = program.fallback().unwrap_or_default().to_owned();
                 self.sends = DriverSends::by_index(self.link.index);
                 self.generation = self.generation.wrapping_add(1);
                 tracing::info!(interface = self.link.name, mode = %program.mode(), program = program.id(), "program attached");
+                self.pin(&mut program);
                 self.program = Some(program);
             }
             Err(note) => self.note = note,
         }
     }
 
+    /// Pins the program. If that cannot be it goes with this process.
+    fn pin(&mut self, program: &mut Program) {
+        let Some(pins) = &self.pins else {
+            return;
+        };
+        let pinned = DirBuilder::new()
+            .mode(0o700)
+            .create(pins)
+            .map_err(|error| error.to_string())
+            .and_then(|()| {
+                may_crash("pins-made");
+                program.pin(pins).map_err(|error| super::with_sources(&error))
+            });
+        may_crash("pinned");
+        if let Err(why) = pinned {
+            tracing::warn!(
+                interface = self.link.name,
+                "the program will not outlive this process: {}: {why}",
+                pins.display()
+            );
+            self.unpin();
+        }
+    }
+
+    /// Removes the pins, and a program that only they hold.
+    fn unpin(&mut self) {
+        if let Some(pins) = &self.pins
+            && let Err(why) = remove_pins(pins)
+        {
+            tracing::error!(interface = self.link.name, "{}: {why}", pins.display());
+        }
+    }
+
     /// Takes the program off, and looks whether it is. True: there is none of ours any more.
     pub(super) fn detach(&mut self) -> bool {
         let Some(program) = &self.program else {
+            self.unpin();
             return true;
         };
         let id = program.id();
@@ -132,8 +244,11 @@ impl Interface {
             );
             return false;
         }
+        may_crash("detached");
         tracing::info!(interface = self.link.name, program = id, "program detached");
         self.program = None;
+        self.unpin();
+        may_crash("unpinned");
         true
     }
 
@@ -189,7 +304,8 @@ impl Interface {
             let text = match self.holders.get(&queue) {
                 None => continue,
                 Some(Holder::Lease(_)) => format!(
-                    "queue {queue} of {name} is leased to another connection: choose another queue, or end its holder"
+                    "queue {queue} of {name} is leased to another connection: choose another queue, or end its holder (after a restart of the \
+                     steward: wait, it keeps queues a while for holders that come back)"
                 ),
                 Some(Holder::Leaving) => {
                     format!("queue {queue} of {name} is being taken back from its last holder: try again")
@@ -203,7 +319,7 @@ impl Interface {
         entries.look(&self.link.name);
         let installed = entries.install(self.program()?);
         self.entries.insert(queues.start, entries);
-        kernel(installed).inspect_err(|_| self.release(queues))
+        kernel(installed).inspect_err(|_| self.release(connection, queues))
     }
 
     /// A new socket, confined to the interface and placed beside the one that the queue may have, for `activate`.
@@ -264,26 +380,73 @@ impl Interface {
         })
     }
 
+    /// Gives queues to a lease as another steward had done; false if that cannot be.
+    pub(super) fn hold(&mut self, wanted: &Wanted, lease: u64, named: bool) -> bool {
+        let queues = wanted.range();
+        if queues.end > MAX_QUEUES || queues.clone().any(|queue| self.holders.contains_key(&queue)) {
+            return false;
+        }
+        let entries = Entries::new(queues.clone(), wanted.filter.clone(), named);
+        let program = self.program.as_ref();
+        if program.is_some_and(|program| entries.install(program).is_err()) {
+            return false;
+        }
+        self.entries.insert(queues.start, entries);
+        self.holders
+            .extend(queues.map(|queue| (queue, Holder::Lease(lease))));
+        true
+    }
+
+    /// Whether something of this lease is still there.
+    pub(super) fn has(&self, lease: u64) -> bool {
+        self.leaving.iter().any(|leaving| leaving.lease == lease)
+            || self
+                .holders
+                .values()
+                .any(|&holder| holder == Holder::Lease(lease))
+    }
+
+    /// The lease has another number from now on.
+    pub(super) fn hand_over(&mut self, from: u64, to: u64) {
+        let theirs = self
+            .holders
+            .values_mut()
+            .filter(|holder| **holder == Holder::Lease(from));
+        theirs.for_each(|holder| *holder = Holder::Lease(to));
+    }
+
     /// Takes a lease back: its frames go to the host at once, the rest as soon as it can be.
-    pub(super) fn release(&mut self, queues: Range<u32>) {
+    pub(super) fn release(&mut self, lease: u64, queues: Range<u32>) {
         for queue in queues.clone() {
             // One store, which is not refused.
             let _ = self.deactivate(queue);
             self.holders.insert(queue, Holder::Leaving);
         }
         self.entries.remove(&queues.start);
-        let entries = queues.clone().map(|queue| Step::Entries { queue });
-        let sockets = queues.clone().map(|queue| Step::Sockets { queue });
-        let teardown = Teardown::new(entries.chain(sockets));
-        self.leaving.push(Leaving { queues, teardown });
+        may_crash("deactivated");
+        let teardown = Teardown::new(queues.clone().flat_map(Step::of_queue));
+        self.leaving.push(Leaving {
+            lease,
+            queues,
+            teardown,
+        });
         self.take_back();
+    }
+
+    /// Leases that were taken back since this was asked last.
+    pub(super) fn take_ended(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.ended)
     }
 
     /// Goes on with what is being taken back.
     fn take_back(&mut self) {
         for mut leaving in std::mem::take(&mut self.leaving) {
             match leaving.teardown.go_on(self) {
-                Ok(()) => self.holders.retain(|queue, _| !leaving.queues.contains(queue)),
+                Ok(()) => {
+                    may_crash("taken-back");
+                    self.holders.retain(|queue, _| !leaving.queues.contains(queue));
+                    self.ended.push(leaving.lease);
+                }
                 Err(stuck) => {
                     // Once, and then less and less often.
                     if stuck.tries.is_power_of_two() {
@@ -402,6 +565,15 @@ impl Interface {
             note: self.note.clone(),
         }
     }
+}
+
+/// Takes off what is pinned in a directory, and removes it; nothing happens if there is none.
+pub(super) fn remove_pins(pins: &Path) -> io::Result<()> {
+    if !pins.is_dir() {
+        return Ok(());
+    }
+    steer::detach_pinned(pins)?;
+    fs::remove_dir_all(pins)
 }
 
 impl Undo for Interface {

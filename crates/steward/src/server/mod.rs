@@ -10,11 +10,14 @@
 //! holder's sockets, if the holder died. One that closes its connection and keeps its sockets gets no frame any more, but can go on sending from its queue,
 //! and the queue's next holder cannot bind: end that process.
 //!
-//! The steward's own death takes everything with it that it made: links of programs are descriptors of its own.
+//! The steward's own death takes everything with it that it made, links of programs being descriptors of its own, unless it has a [`Store`]: then programs
+//! are pinned, leases are recorded, and the next steward goes on with them (`restore`).
 
 mod connection;
 mod entries;
 mod interface;
+mod restore;
+mod state;
 mod teardown;
 
 use std::collections::BTreeMap;
@@ -32,6 +35,10 @@ use crate::policy::Policy;
 use crate::protocol::{Answer, Malformed, Reason, Refusal, Request, Wanted};
 use connection::{Connection, Held, Incoming};
 use interface::Interface;
+use restore::{ORPHANS_LOOK, Orphan};
+use state::{LeaseRecord, may_crash};
+
+pub use state::{Store, StoreError};
 
 /// Most connections at a time, of all users; each is one descriptor.
 const CONNECTIONS_MAX: usize = 900;
@@ -50,12 +57,19 @@ pub struct Server {
     namespace: u64,
     interfaces: BTreeMap<u64, Interface>,
     connections: BTreeMap<u64, Connection>,
+    /// Leases of another steward's whose holders have not come back yet.
+    orphans: BTreeMap<u64, Orphan>,
+    /// Where leases outlive this process.
+    store: Option<Store>,
     /// Number of the next connection or interface; never used twice.
     next: u64,
     /// No connection is accepted before.
     pause: Option<Instant>,
     quiet: Quiet,
 }
+
+/// An answer, with the descriptors that go along.
+type Answered = Result<(Answer, Vec<OwnedFd>), Refusal>;
 
 /// What a round found ready.
 #[derive(Default)]
@@ -82,13 +96,15 @@ impl Server {
             namespace: listing::namespace(),
             interfaces: BTreeMap::new(),
             connections: BTreeMap::new(),
+            orphans: BTreeMap::new(),
+            store: None,
             next: 1,
             pause: None,
             quiet: Quiet::default(),
         })
     }
 
-    /// Serves until `end` becomes readable. Leases and programs go when the value is dropped.
+    /// Serves until `end` becomes readable. Leases and programs go when the value is dropped, unless there is a [`Store`].
     ///
     /// # Errors
     /// The kernel's, if it does not let us wait.
@@ -113,6 +129,8 @@ impl Server {
                 look_at = None;
                 self.look();
             }
+            self.end_orphans(now);
+            self.record_ends();
             self.tell();
             let unfinished = self.interfaces.values().any(Interface::is_unfinished);
             look_at = unfinished.then(|| look_at.unwrap_or(now + RETRY));
@@ -122,7 +140,8 @@ impl Server {
     fn wait(&mut self, end: BorrowedFd<'_>, look_at: Option<Instant>) -> io::Result<Ready> {
         let now = Instant::now();
         let accepts = self.pause.is_none_or(|until| until <= now);
-        let mut wake = [look_at, self.pause.filter(|_| !accepts)]
+        let orphans = (!self.orphans.is_empty()).then(|| now + ORPHANS_LOOK);
+        let mut wake = [look_at, self.pause.filter(|_| !accepts), orphans]
             .into_iter()
             .flatten()
             .min();
@@ -262,9 +281,10 @@ impl Server {
     }
 
     /// Does what a holder asks for.
-    fn act(&mut self, number: u64, request: &Request) -> Result<(Answer, Vec<OwnedFd>), Refusal> {
+    fn act(&mut self, number: u64, request: &Request) -> Answered {
         match request {
             Request::Lease(wanted) => return self.lease(number, wanted),
+            Request::Resume { token } => return self.resume(number, token),
             Request::Leases { after } => return Ok((self.next_lease(number, *after), Vec::new())),
             _ => {}
         }
@@ -281,7 +301,11 @@ impl Server {
             }
         };
         Ok(match *request {
-            Request::Lease(_) | Request::Leases { .. } | Request::Facts => {
+            Request::Keep { token } => {
+                self.keep(number, &token);
+                (Answer::Done, Vec::new())
+            }
+            Request::Lease(_) | Request::Resume { .. } | Request::Leases { .. } | Request::Facts => {
                 (Answer::Facts(interface.facts_for(&held.queues)), Vec::new())
             }
             Request::Socket { queue } => (Answer::Done, vec![interface.socket(own(queue)?)?]),
@@ -301,8 +325,9 @@ impl Server {
         })
     }
 
-    fn lease(&mut self, number: u64, wanted: &Wanted) -> Result<(Answer, Vec<OwnedFd>), Refusal> {
+    fn lease(&mut self, number: u64, wanted: &Wanted) -> Answered {
         let gone = || Refusal::new(Reason::Lease, "this connection is over");
+        self.end_orphans(Instant::now());
         let connection = self.connections.get(&number).ok_or_else(gone)?;
         if connection.held.is_some() {
             let text = "this connection has a lease: connect once more for another";
@@ -319,10 +344,13 @@ impl Server {
             None => {
                 let at = self.next;
                 self.next += 1;
-                self.interfaces.insert(at, Interface::open(link, wanted.mode)?);
+                let pins = self.store.as_ref().map(|store| store.pins_of(at));
+                self.interfaces
+                    .insert(at, Interface::open(link, wanted.mode, pins)?);
                 at
             }
         };
+        self.record_interface(at);
         match self.give(at, number, wanted, rule) {
             Ok(sockets) => {
                 let held = Held {
@@ -330,7 +358,8 @@ impl Server {
                     queues: wanted.range(),
                     rule,
                 };
-                self.note_lease(number, held);
+                may_crash("leased");
+                self.note_lease(number, held, "leased");
                 let interface = self.interfaces.get(&at).ok_or_else(gone)?;
                 let facts = interface.facts_for(&wanted.range());
                 Ok((Answer::Facts(facts), sockets))
@@ -348,18 +377,23 @@ impl Server {
             .connections
             .get(&number)
             .map_or(u32::MAX, |asker| asker.peer.uid);
-        let next = self
-            .connections
-            .range(after.saturating_add(1)..)
-            .find_map(|(&number, connection)| {
-                let held = connection.held.as_ref()?;
-                let interface = self.interfaces.get(&held.interface)?;
-                let may_know = asker == 0 || asker == connection.peer.uid;
-                may_know.then(|| Listed {
+        let held = self.connections.iter().filter_map(|(&number, connection)| {
+            Some((number, connection.held.as_ref()?, &connection.peer, false))
+        });
+        let orphaned = self
+            .orphans
+            .iter()
+            .map(|(&number, orphan)| (number, &orphan.held, &orphan.peer, true));
+        let next = held
+            .chain(orphaned)
+            .filter(|&(number, _, peer, _)| number > after && (asker == 0 || asker == peer.uid))
+            .min_by_key(|&(number, ..)| number)
+            .and_then(|(number, held, peer, orphaned)| {
+                Some(Listed {
                     number,
                     namespace: self.namespace,
-                    orphaned: false,
-                    ..interface.listed(&held.queues, &connection.peer)
+                    orphaned,
+                    ..self.interfaces.get(&held.interface)?.listed(&held.queues, peer)
                 })
             });
         next.map_or(Answer::Done, Answer::Lease)
@@ -368,23 +402,31 @@ impl Server {
     /// Reserves queues and makes their sockets; all or nothing.
     fn give(&mut self, at: u64, number: u64, wanted: &Wanted, rule: usize) -> Result<Vec<OwnedFd>, Refusal> {
         let gone = || Refusal::new(Reason::NoInterface, "the interface is gone");
-        let interface = self.interfaces.get_mut(&at).ok_or_else(gone)?;
+        let peer = &self.connections.get(&number).ok_or_else(gone)?.peer;
+        let record = LeaseRecord::new(number, at, peer, wanted);
         let named = self
             .policy
             .rules
             .get(rule)
             .is_some_and(|rule| rule.names(&wanted.filter));
-        interface.reserve(wanted, number, named)?;
-        let queues = wanted.start_queue..wanted.start_queue.saturating_add(wanted.queues);
+        self.record(|records| records.put_lease(record));
+        may_crash("recorded");
+        let interface = self.interfaces.get_mut(&at).ok_or_else(gone)?;
+        if let Err(refusal) = interface.reserve(wanted, number, named) {
+            if !interface.has(number) {
+                self.record(|records| records.leases.retain(|record| record.number != number));
+            }
+            return Err(refusal);
+        }
         let sockets: Result<Vec<OwnedFd>, Refusal> =
-            queues.clone().map(|queue| interface.socket(queue)).collect();
+            wanted.range().map(|queue| interface.socket(queue)).collect();
         if sockets.is_err() {
-            interface.release(queues);
+            interface.release(number, wanted.range());
         }
         sockets
     }
 
-    fn note_lease(&mut self, number: u64, held: Held) {
+    fn note_lease(&mut self, number: u64, held: Held, what: &str) {
         let Some(connection) = self.connections.get_mut(&number) else {
             return;
         };
@@ -394,7 +436,7 @@ impl Server {
             .map(|interface| interface.facts().name);
         let (pid, uid, rule) = (connection.peer.pid, connection.peer.uid, held.rule + 1);
         if self.quiet.may_say() {
-            tracing::info!(pid, uid, interface = name, queues = ?held.queues, rule, "leased");
+            tracing::info!(pid, uid, interface = name, queues = ?held.queues, rule, "{what}");
         }
         connection.held = Some(held);
     }
@@ -405,7 +447,9 @@ impl Server {
             .connections
             .values()
             .filter_map(|connection| connection.held.as_ref());
-        held.filter(|held| held.rule == rule)
+        let waiting = self.orphans.values().map(|orphan| &orphan.held);
+        held.chain(waiting)
+            .filter(|held| held.rule == rule)
             .map(|held| held.queues.end - held.queues.start)
             .sum()
     }
@@ -436,13 +480,12 @@ impl Server {
         };
         let pid = connection.peer.pid;
         if let Some(held) = &connection.held
-            && let Some(interface) = self.interfaces.get_mut(&held.interface)
+            && let Some(interface) = self.interfaces.get(&held.interface)
         {
-            interface.release(held.queues.clone());
             if self.quiet.may_say() {
                 tracing::info!(pid, interface = interface.facts().name, queues = ?held.queues, "lease ended");
             }
-            self.forget_if_idle(held.interface);
+            self.release(number, held);
         }
         if let Some(malformed) = broken {
             if self.quiet.may_say() {
@@ -452,20 +495,37 @@ impl Server {
         }
     }
 
+    /// Takes a lease back.
+    fn release(&mut self, number: u64, held: &Held) {
+        if let Some(interface) = self.interfaces.get_mut(&held.interface) {
+            interface.release(number, held.queues.clone());
+        }
+        self.forget_if_idle(held.interface);
+    }
+
     fn forget_if_idle(&mut self, at: u64) {
         if let Some(interface) = self.interfaces.get_mut(&at)
             && interface.is_idle()
             && interface.detach()
         {
+            let ended = interface.take_ended();
             self.interfaces.remove(&at);
+            self.record(|records| {
+                records.leases.retain(|record| !ended.contains(&record.number));
+                records.interfaces.retain(|record| record.number != at);
+            });
+            may_crash("forgotten");
         }
     }
 
     /// Looks at all interfaces again.
     fn look(&mut self) {
-        let mut idle = Vec::new();
+        let (mut idle, mut other) = (Vec::new(), Vec::new());
         for (&at, interface) in &mut self.interfaces {
             let changed = interface.look();
+            if changed {
+                other.push(at);
+            }
             if interface.is_idle() {
                 idle.push(at);
             }
@@ -475,6 +535,8 @@ impl Server {
                 .filter(|connection| connection.held.as_ref().is_some_and(|held| held.interface == at));
             holders.for_each(|connection| connection.dirty |= changed);
         }
+        // Before holders are told.
+        other.into_iter().for_each(|at| self.record_interface(at));
         idle.into_iter().for_each(|at| self.forget_if_idle(at));
     }
 

@@ -27,6 +27,13 @@ pub(super) enum Step {
     },
 }
 
+impl Step {
+    /// What there is to undo of a queue, whatever its lease asked for.
+    pub(super) fn of_queue(queue: u32) -> [Self; 2] {
+        [Self::Entries { queue }, Self::Sockets { queue }]
+    }
+}
+
 /// What the steps are undone on.
 pub(super) trait Undo {
     /// Undoes one step, and looks whether it is undone. What is not there any more is.

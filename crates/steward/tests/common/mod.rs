@@ -10,11 +10,12 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
+use rustix::process::Signal;
 use steer::{Filter, ModeRequest};
 use steward::client::{Lease, LeaseError};
 use steward::protocol::{Refusal, Wanted};
 use tempfile::TempDir;
-use testkit::{NetNs, PacketPort, Running, VethPair, wait};
+use testkit::{BpfFs, NetNs, PacketPort, Running, VethPair, wait};
 
 /// Who holders are: nobody.
 pub(crate) const HOLDER_UID: u32 = 65_534;
@@ -38,6 +39,8 @@ pub(crate) struct World {
     pub(crate) wire: PacketPort,
     pub(crate) veth: VethPair,
     pub(crate) dir: TempDir,
+    /// Where the steward keeps leases over its own end, if it does.
+    pub(crate) bpffs: Option<BpfFs>,
 }
 
 impl World {
@@ -52,6 +55,15 @@ impl World {
     }
 
     pub(crate) fn with(queues: u32, policy: &str) -> Self {
+        Self::start(queues, policy, None)
+    }
+
+    /// On an interface of one queue, with a steward whose leases outlive it; holders have half a second to come back.
+    pub(crate) fn kept() -> Self {
+        Self::start(1, POLICY, Some(BpfFs::new()))
+    }
+
+    fn start(queues: u32, policy: &str, bpffs: Option<BpfFs>) -> Self {
         let veth = VethPair::with(queues, 1500);
         let dir = testkit::daemon::private_dir();
         // Holders are of another user.
@@ -62,10 +74,11 @@ impl World {
             .expect("chmod(1)");
         fs::write(dir.path().join("policy.toml"), policy).expect("writable");
         let mut world = Self {
-            steward: start(&veth.near, &dir),
+            steward: start(&veth.near, &dir, bpffs.as_ref()),
             wire: PacketPort::open(&veth.far, VethPair::WIRE),
             veth,
             dir,
+            bpffs,
         };
         world.steward.await_text("ready");
         world
@@ -86,13 +99,49 @@ impl World {
             "--no-new-privs",
         ]);
         command.arg(env!("CARGO_BIN_EXE_vhost-af-xdp-steward"));
-        self.steward = start_as(command, &self.dir);
+        self.steward = start_as(command, &self.dir, self.bpffs.as_ref());
         self.steward.await_text("ready");
+    }
+
+    /// Starts the steward again after its end, to die at a point.
+    pub(crate) fn restart_to_crash(&mut self, point: &str) {
+        let mut command = self.veth.near.command(env!("CARGO_BIN_EXE_vhost-af-xdp-steward"));
+        command.env("STEWARD_CRASH_AT", point);
+        self.steward = start_as(command, &self.dir, self.bpffs.as_ref());
+    }
+
+    /// Ends the steward.
+    pub(crate) fn end_steward(&mut self, signal: Signal) {
+        self.steward.signal(signal);
+        self.steward.wait(wait::SOON);
+    }
+
+    /// Takes back what is left, by a command of its own; what that complains of.
+    pub(crate) fn take_back(&self) -> String {
+        let command = self.veth.near.command(env!("CARGO_BIN_EXE_vhost-af-xdp-steward"));
+        let mut command = with_places(command, &self.dir, self.bpffs.as_ref());
+        let output = command.arg("--take-back").env("RUST_LOG", "off").output();
+        let output = output.expect("it runs");
+        String::from_utf8(output.stderr).expect("text")
+    }
+
+    /// Waits until nothing is pinned, recorded or attached.
+    #[track_caller]
+    pub(crate) fn await_nothing(&self) {
+        self.await_no_program();
+        let left = || {
+            let pinned = self.bpffs.as_ref().map(BpfFs::pinned).unwrap_or_default();
+            let state = fs::read_dir(self.dir.path().join("state"));
+            let files = state.into_iter().flatten().flatten().map(|entry| entry.path());
+            files.chain(pinned).collect::<Vec<_>>()
+        };
+        let gone = wait::until(wait::SOON, || left().is_empty());
+        assert!(gone, "{:?} stay: {}", left(), self.steward);
     }
 
     /// Starts the steward again after its end.
     pub(crate) fn restart(&mut self) {
-        self.steward = start(&self.veth.near, &self.dir);
+        self.steward = start(&self.veth.near, &self.dir, self.bpffs.as_ref());
         self.steward.await_text("ready");
     }
 
@@ -183,12 +232,22 @@ pub(crate) fn refusal<T>(result: Result<T, LeaseError>) -> Refusal {
     }
 }
 
-fn start(netns: &NetNs, dir: &TempDir) -> Running {
-    start_as(netns.command(env!("CARGO_BIN_EXE_vhost-af-xdp-steward")), dir)
+fn start(netns: &NetNs, dir: &TempDir, bpffs: Option<&BpfFs>) -> Running {
+    let command = netns.command(env!("CARGO_BIN_EXE_vhost-af-xdp-steward"));
+    start_as(command, dir, bpffs)
 }
 
-fn start_as(mut command: Command, dir: &TempDir) -> Running {
+fn start_as(command: Command, dir: &TempDir, bpffs: Option<&BpfFs>) -> Running {
+    Running::start(with_places(command, dir, bpffs))
+}
+
+fn with_places(mut command: Command, dir: &TempDir, bpffs: Option<&BpfFs>) -> Command {
     command.arg("--policy").arg(dir.path().join("policy.toml"));
     command.arg("--socket").arg(dir.path().join("steward.sock"));
-    Running::start(command)
+    if let Some(bpffs) = bpffs {
+        command.arg("--state").arg(dir.path().join("state"));
+        command.arg("--pins").arg(bpffs.pins());
+        command.args(["--grace", "0.5"]);
+    }
+    command
 }

@@ -106,6 +106,11 @@ impl Interface {
         self.steering.fallback()
     }
 
+    /// Whether no queue can be opened at the moment because the steward is away; those that are go on.
+    pub(crate) fn is_away(&self) -> bool {
+        self.steering.is_away()
+    }
+
     /// What the program did with a queue's frames, if it can be told.
     pub(crate) fn counters(&self, queue: u32) -> Option<QueueCounters> {
         self.steering.counters(queue)

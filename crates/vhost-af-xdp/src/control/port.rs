@@ -16,6 +16,7 @@ use super::kept;
 use super::lanes::{CopyMemory, FarSide, LaneError, NULL_MTU};
 use super::session::{FaultCell, Ground, Session, SessionError};
 use super::sigbus;
+use super::steering::AWAY;
 use crate::data::cable::PortEnd;
 use crate::data::counters::LaneCounters;
 use crate::data::direct::LONGEST_FRAME;
@@ -189,10 +190,18 @@ impl Port {
         act: impl FnOnce(&mut Session, &Ground<'_>) -> Result<R, SessionError>,
     ) -> Result<R, SessionError> {
         let mut state = self.lock();
-        let far = self.far_sides(state.interface.as_ref());
+        // What cannot be opened while the steward is away is opened when it is back; see `check_link`.
+        let away = state
+            .interface
+            .as_ref()
+            .is_some_and(|interface| interface.is_away());
+        let far = self.far_sides(state.interface.as_ref().filter(|_| !away));
         let ground = self.ground(&far);
         let session = state.session.as_mut().ok_or(SessionError::Closed)?;
         let result = act(session, &ground);
+        if away && session.lacks_lanes() {
+            state.impaired.get_or_insert_with(|| AWAY.to_owned());
+        }
         if let Err(error) = &result {
             state.refusal = Some(with_sources(error));
         }
@@ -338,6 +347,16 @@ impl Port {
 
     /// The interface is there; takes note of what changed on it.
     fn adapt(&self, state: &mut PortState, interface: &Interface, link: &Link) {
+        if interface.is_away() {
+            return;
+        }
+        let far = self.far_sides(state.interface.as_ref());
+        // Memory that was registered while the steward was away.
+        if let Some(session) = &mut state.session
+            && session.go_direct_all(&self.ground(&far)).is_err()
+        {
+            session.hang_up();
+        }
         let went_down = !link.up && !state.link_down;
         if link.up == state.link_down {
             state.link_down = !link.up;

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -24,6 +25,10 @@ use crate::data::resident::Home;
 /// How long memory of a socket that was closed may still count as locked: the kernel lets go of it some 20 ms later.
 const UNLOCK_TIMEOUT: Duration = Duration::from_millis(500);
 
+/// What is said of a steward that was there and is not.
+pub(crate) const AWAY: &str =
+    "the steward is away: queues in use go on, changes wait until vhost-af-xdp-steward is started again";
+
 /// See the module's head.
 pub(crate) enum Steering {
     /// Program and sockets are a steward's.
@@ -37,6 +42,8 @@ pub(crate) struct Leased {
     lease: Lease,
     /// As the lease began.
     facts: Facts,
+    /// The steward was away when it was looked last.
+    away: AtomicBool,
     /// Sockets that came with the lease and were not used yet, by queue.
     fresh: Mutex<HashMap<u32, OwnedFd>>,
     /// The steward is this daemon's own.
@@ -60,6 +67,7 @@ impl Steering {
         let leased = Leased {
             lease,
             facts,
+            away: AtomicBool::new(false),
             fresh,
             private,
         };
@@ -88,8 +96,19 @@ impl Steering {
             Self::External(_) => (Steered::ByQueue, "the XDP program is not ours".to_owned()),
             Self::Leased(leased) => {
                 let facts = leased.lease.facts();
-                (facts.steered, facts.note)
+                match self.is_away() {
+                    true => (facts.steered, AWAY.to_owned()),
+                    false => (facts.steered, facts.note),
+                }
             }
+        }
+    }
+
+    /// Whether no queue can be opened at the moment because the steward is away; those that are go on.
+    pub(crate) fn is_away(&self) -> bool {
+        match self {
+            Self::External(_) => false,
+            Self::Leased(leased) => leased.lease.is_away(),
         }
     }
 
@@ -214,7 +233,15 @@ impl Leased {
 
     fn look(&self) -> Result<Link, String> {
         self.lease.take_changes().map_err(|error| with_sources(&error))?;
-        let facts = self.lease.facts();
+        let (facts, away) = (self.lease.facts(), self.lease.is_away());
+        if self.away.swap(away, Relaxed) != away {
+            let said = if away {
+                AWAY
+            } else {
+                "the steward is back, and the lease goes on"
+            };
+            tracing::info!(interface = facts.name, "{said}");
+        }
         // Down is no reason to give the queues up; without a program, or without a queue, there is nothing to use.
         if facts.mode.is_none() || (facts.impaired && facts.up) {
             return Err(facts.note);

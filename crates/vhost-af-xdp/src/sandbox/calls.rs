@@ -83,7 +83,7 @@ pub(super) const CALLS: &[Call] = table! {
     SYS_epoll_wait: ALWAYS, "a worker sleeps";
     SYS_epoll_pwait: ALWAYS, "a worker sleeps";
     SYS_epoll_pwait2: ALWAYS, "a worker sleeps";
-    SYS_epoll_create1: ALWAYS, "what a worker sleeps on";
+    SYS_epoll_create1: ALWAYS, "what a worker sleeps on, what tells of a lease";
     SYS_epoll_ctl: ALWAYS, "lanes come and go";
     SYS_eventfd2: ALWAYS, "a worker's mailbox, a cable's bell";
     SYS_read: ALWAYS, "kicks, messages, signals";
@@ -159,7 +159,9 @@ pub(super) const CALLS: &[Call] = table! {
     SYS_gettimeofday: ALWAYS, "the same";
     SYS_clock_nanosleep: ALWAYS, "pauses";
     SYS_nanosleep: ALWAYS, "pauses";
-    SYS_getrandom: ALWAYS, "hash tables";
+    SYS_timerfd_create: ALWAYS, "when to look for a steward that is away";
+    SYS_timerfd_settime: ALWAYS, "the same";
+    SYS_getrandom: ALWAYS, "hash tables, the token of a lease";
     SYS_prlimit64: &[&[If::Is(0, 0), If::Bits(2, u64::MAX, 0)], &[If::Is(0, 0), If::Is(1, RLIMIT_MEMLOCK as u64)]],
         "limits of this process are read, and that of locked memory raised as far as it may be";
 };

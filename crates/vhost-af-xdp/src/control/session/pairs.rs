@@ -156,6 +156,17 @@ impl Session {
         (0..self.lanes.len()).for_each(|pair| self.stop_pair(pair, workers));
     }
 
+    /// As [`Self::go_direct`] for every pair whose memory is registered by now.
+    pub(crate) fn go_direct_all(&mut self, ground: &Ground<'_>) -> Result<(), SessionError> {
+        (0..self.lanes.len()).try_for_each(|pair| self.go_direct(pair, ground))
+    }
+
+    /// Whether a pair has no lane that should have one.
+    pub(crate) fn lacks_lanes(&self) -> bool {
+        let mut pairs = self.vrings.chunks(2).zip(&self.lanes);
+        pairs.any(|(vrings, lane)| lane.is_none() && vrings.iter().all(|vring| vring.started))
+    }
+
     pub(super) fn start_pair(&mut self, pair: usize, ground: &Ground<'_>) -> Result<(), SessionError> {
         let started = self.vrings[pair * 2..pair * 2 + 2]
             .iter()
@@ -200,7 +211,8 @@ impl Session {
     /// wanted any more.
     pub(crate) fn go_direct(&mut self, pair: usize, ground: &Ground<'_>) -> Result<(), SessionError> {
         let done = self.registering[pair].as_ref().and_then(UnderWay::result);
-        let Some(registered) = done else {
+        // Without a far side it goes on by copying, and is tried again when that is back.
+        let Some(registered) = done.filter(|_| ground.far.get(pair).is_some()) else {
             return Ok(());
         };
         self.registering[pair] = None;

@@ -1,0 +1,257 @@
+//! Going on with what another steward left, and leaving it to the next.
+//!
+//! At the start, what is pinned and recorded (see `state`) becomes interfaces and [`Orphan`]s: leases without a connection. Frames go on
+//! all the while. A holder that noticed the end of its connection comes back with its token and has its lease again, if the policy still
+//! allows it; nobody else gets the queues until the grace period is over, or the holder's process is seen to be gone. Whatever else is found is taken back: pins without
+//! a record, queues without a lease, leases that nobody can come back to.
+
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
+
+use super::connection::Held;
+use super::interface::{Interface, remove_pins};
+use super::state::{LeaseRecord, Records, Store, may_crash};
+use super::{Answered, Server, with_sources};
+use crate::protocol::{Answer, Reason, Refusal, Token, Wanted};
+use crate::sys::Credentials;
+
+/// How often it is looked whether orphans' holders live.
+pub(super) const ORPHANS_LOOK: Duration = Duration::from_millis(100);
+/// How long an end tries to take everything back.
+const LAST_TRIES: Duration = Duration::from_secs(2);
+
+/// A lease whose holder has not come back yet.
+#[derive(Debug)]
+pub(super) struct Orphan {
+    pub(super) held: Held,
+    pub(super) peer: Credentials,
+    wanted: Wanted,
+    token: Token,
+    until: Instant,
+}
+
+impl Orphan {
+    /// Whether nobody will come back to it.
+    fn is_over(&self, now: Instant) -> bool {
+        let gone = Pid::from_raw(self.peer.pid)
+            .is_some_and(|pid| self.peer.pid > 0 && test_kill_process(pid) == Err(Errno::SRCH));
+        gone || self.until <= now
+    }
+}
+
+impl Server {
+    /// Goes on with what is in `store`, and keeps leases there from now on.
+    #[must_use]
+    pub fn with_store(mut self, store: Store) -> Self {
+        let records = store.records.clone();
+        let numbers = records.interfaces.iter().map(|record| record.number);
+        let last = numbers
+            .chain(records.leases.iter().map(|record| record.number))
+            .max();
+        self.next = last.map_or(self.next, |last| self.next.max(last.saturating_add(1)));
+        for pins in store.pinned() {
+            let known = records
+                .interfaces
+                .iter()
+                .any(|record| store.pins_of(record.number) == pins);
+            if !known && let Err(error) = remove_pins(&pins) {
+                tracing::error!("cannot remove {}: {error}", pins.display());
+            }
+        }
+        for record in &records.interfaces {
+            let pins = store.pins_of(record.number);
+            self.interfaces
+                .insert(record.number, Interface::adopt(record, pins));
+        }
+        self.store = Some(store);
+        may_crash("adopted");
+        for record in &records.leases {
+            if let Some(orphan) = self.orphan(record) {
+                self.orphans.insert(record.number, orphan);
+            }
+        }
+        self.interfaces.values_mut().for_each(Interface::sweep);
+        let kept: Vec<u64> = self.orphans.keys().copied().collect();
+        self.record(|records| records.leases.retain(|record| kept.contains(&record.number)));
+        let interfaces: Vec<u64> = self.interfaces.keys().copied().collect();
+        interfaces.into_iter().for_each(|at| self.forget_if_idle(at));
+        if !kept.is_empty() {
+            tracing::info!(
+                leases = kept.len(),
+                "waiting for the holders of leases that go on"
+            );
+        }
+        self
+    }
+
+    /// The lease of a record, if somebody may come back to it.
+    fn orphan(&mut self, record: &LeaseRecord) -> Option<Orphan> {
+        let (token, wanted, peer) = (record.token()?, record.wanted()?, record.peer());
+        let rule = self
+            .policy
+            .find(&peer, &wanted, |rule| self.leased(rule))
+            .inspect_err(|refusal| tracing::warn!(pid = peer.pid, "lease ended: {refusal}"))
+            .ok()?;
+        let grace = self.store.as_ref().map_or(Duration::ZERO, |store| store.grace);
+        let interface = self.interfaces.get_mut(&record.interface)?;
+        let named = self
+            .policy
+            .rules
+            .get(rule)
+            .is_some_and(|rule| rule.names(&wanted.filter));
+        if !interface.hold(&wanted, record.number, named) {
+            return None;
+        }
+        let held = Held {
+            interface: record.interface,
+            queues: wanted.range(),
+            rule,
+        };
+        Some(Orphan {
+            held,
+            peer,
+            wanted,
+            token,
+            until: Instant::now() + grace,
+        })
+    }
+
+    /// Ends the leases that nobody comes back to.
+    pub(super) fn end_orphans(&mut self, now: Instant) {
+        let over = |(&number, orphan): (&u64, &Orphan)| orphan.is_over(now).then_some(number);
+        let over: Vec<u64> = self.orphans.iter().filter_map(over).collect();
+        over.into_iter().for_each(|number| self.end_orphan(number));
+    }
+
+    fn end_orphan(&mut self, number: u64) {
+        if let Some(orphan) = self.orphans.remove(&number) {
+            let queues = &orphan.held.queues;
+            tracing::info!(
+                pid = orphan.peer.pid,
+                ?queues,
+                "lease ended: its holder has not come back"
+            );
+            self.release(number, &orphan.held);
+        }
+    }
+
+    /// A holder names its token.
+    pub(super) fn keep(&mut self, number: u64, token: &Token) {
+        self.record(|records| {
+            let own = records.leases.iter_mut().find(|record| record.number == number);
+            if let Some(record) = own {
+                record.set_token(token);
+            }
+        });
+        may_crash("kept");
+    }
+
+    /// A holder comes back.
+    pub(super) fn resume(&mut self, number: u64, token: &Token) -> Answered {
+        let refused = |text: &str| Err(Refusal::new(Reason::Lease, text));
+        let Some(connection) = self.connections.get(&number) else {
+            return refused("this connection is over");
+        };
+        if connection.held.is_some() {
+            return refused("this connection has a lease: connect once more for another");
+        }
+        let peer = connection.peer.clone();
+        let theirs = |orphan: &Orphan| orphan.peer.uid == peer.uid && is_same(&orphan.token, token);
+        let found = self.orphans.iter().find(|(_, orphan)| theirs(orphan));
+        let Some((&lease, _)) = found else {
+            return refused(
+                "no lease waits for this holder: it has been taken back, or was never kept; ask for a new one",
+            );
+        };
+        let Some(mut orphan) = self.orphans.remove(&lease) else {
+            return refused("this lease is over");
+        };
+        match self.policy.find(&peer, &orphan.wanted, |rule| self.leased(rule)) {
+            Ok(rule) => orphan.held.rule = rule,
+            Err(refusal) => {
+                self.release(lease, &orphan.held);
+                return Err(refusal);
+            }
+        }
+        let Some(interface) = self.interfaces.get_mut(&orphan.held.interface) else {
+            return refused("the interface is gone");
+        };
+        interface.hand_over(lease, number);
+        let facts = interface.facts_for(&orphan.held.queues);
+        let mut record = LeaseRecord::new(number, orphan.held.interface, &peer, &orphan.wanted);
+        record.set_token(token);
+        self.record(|records| {
+            records.leases.retain(|record| record.number != lease);
+            records.put_lease(record);
+        });
+        may_crash("resumed");
+        self.note_lease(number, orphan.held, "resumed");
+        Ok((Answer::Facts(facts), Vec::new()))
+    }
+
+    /// Writes what changed of an interface.
+    pub(super) fn record_interface(&mut self, at: u64) {
+        if let Some(record) = self.interfaces.get(&at).map(|interface| interface.record(at)) {
+            self.record(|records| records.put_interface(record));
+        }
+    }
+
+    /// Writes what has ended.
+    pub(super) fn record_ends(&mut self) {
+        let interfaces = self.interfaces.values_mut();
+        let ended: Vec<u64> = interfaces.flat_map(Interface::take_ended).collect();
+        if !ended.is_empty() {
+            self.record(|records| records.leases.retain(|record| !ended.contains(&record.number)));
+        }
+    }
+
+    /// Changes the records, if any are kept.
+    pub(super) fn record(&mut self, change: impl FnOnce(&mut Records)) {
+        if let Some(store) = &mut self.store
+            && let Err(error) = store.change(change)
+        {
+            tracing::error!("leases may not outlive this process: {}", with_sources(&error));
+        }
+    }
+
+    /// Takes back everything, so that nothing is left for a successor.
+    pub fn end_all(&mut self) {
+        let orphans: Vec<u64> = self.orphans.keys().copied().collect();
+        orphans.into_iter().for_each(|number| self.end_orphan(number));
+        let connections: Vec<u64> = self.connections.keys().copied().collect();
+        connections.into_iter().for_each(|number| self.end(number, None));
+        let deadline = Instant::now() + LAST_TRIES;
+        while !self.interfaces.is_empty() && Instant::now() < deadline {
+            self.look();
+            self.record_ends();
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        self.record_ends();
+        if !self.interfaces.is_empty() {
+            tracing::error!("not all could be taken back; the next steward tries again");
+        }
+    }
+}
+
+/// Compares without telling by the time it takes where two tokens differ.
+fn is_same(one: &Token, other: &Token) -> bool {
+    one.iter().zip(other).fold(0, |differ, (a, b)| differ | (a ^ b)) == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_are_the_same_or_not() {
+        let token = [7; 16];
+        assert!(is_same(&token, &token));
+        for at in 0..16 {
+            let mut other = token;
+            other[at] ^= 0x80;
+            assert!(!is_same(&token, &other), "{at}");
+        }
+    }
+}

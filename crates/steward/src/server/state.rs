@@ -1,0 +1,459 @@
+//! What a steward leaves for its successor: records in a directory of its own, and programs pinned on a bpffs.
+//!
+//! Programs, maps and configuration words live in the kernel, held by their pins, so frames go on whether there is a steward or not. The records say whose they
+//! are: one for each interface (which program, which generation), one for each lease (who, what was wanted, and the token by which the holder
+//! proves that it is the same). They are one small file, replaced by rename(2): a reader sees the old or the new one. There is no fsync(2): what
+//! the file describes does not outlive the machine either, and records of an earlier boot are not read.
+//!
+//! The order is such that whatever step a steward dies at, the next one finds out what is to be undone:
+//!  - a program is pinned, link last, and then recorded: pins without a record are nobody's, and go;
+//!  - a lease is recorded before anything of it is put into the kernel, and forgotten after all of it was taken back: a record without a token, or whose
+//!    holder does not come back, is taken back like a lease that ends;
+//!  - queues of a program that no record names are emptied.
+//!
+//! Only what is under the two directories is looked at: they are made for root alone, and a lock keeps a second steward out.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::{FlockOperation, flock, statfs};
+use serde::{Deserialize, Serialize};
+use steer::ModeRequest;
+
+use crate::protocol::{Request, Token, Wanted};
+use crate::sys::Credentials;
+
+/// `BPF_FS_MAGIC`, include/uapi/linux/magic.h.
+const BPF_FS_MAGIC: u32 = 0xcafe_4a11;
+/// What becomes `state.toml` when it is complete.
+const NEW_FILE: &str = "state.toml.new";
+/// Of the form of the records.
+const VERSION: u32 = 1;
+
+/// Why nothing can be kept.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// A file or directory of it.
+    #[error("cannot use {}", .path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// The kernel's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// Others could change it.
+    #[error("{} can be changed by others (owner {owner}, mode {mode:04o}): it must be owned by the steward's user and be writable by nobody else", .path.display())]
+    Unsafe {
+        /// The directory.
+        path: PathBuf,
+        /// Number of its owner.
+        owner: u32,
+        /// Its mode.
+        mode: u32,
+    },
+    /// Another steward uses it.
+    #[error("another steward keeps its state in {}: end it, or name other places with --state and --pins", .path.display())]
+    Locked {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// Not where BPF objects can be pinned.
+    #[error("{} is not on a bpffs: `mount -t bpf bpf /sys/fs/bpf`, or name another place with --pins", .path.display())]
+    NoBpfFs {
+        /// As given.
+        path: PathBuf,
+    },
+}
+
+/// An interface with our program.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct InterfaceRecord {
+    pub(super) number: u64,
+    /// As it was leased first.
+    pub(super) name: String,
+    pub(super) ifindex: u32,
+    /// The kernel's id of the program, 0 if there was none.
+    pub(super) program: u32,
+    pub(super) generation: u32,
+    /// As in the protocol.
+    pub(super) mode: u32,
+    pub(super) note: String,
+}
+
+/// A lease.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct LeaseRecord {
+    pub(super) number: u64,
+    pub(super) interface: u64,
+    pid: i32,
+    uid: u32,
+    gid: u32,
+    groups: Vec<u32>,
+    /// The request for it, as it was sent, in hexadecimal digits: so all that can be wanted is kept.
+    wanted: String,
+    /// None: the holder cannot come back to it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    token: Option<String>,
+}
+
+/// All records.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Records {
+    version: u32,
+    /// Of the boot that they are of.
+    boot: String,
+    #[serde(default, rename = "interface")]
+    pub(super) interfaces: Vec<InterfaceRecord>,
+    #[serde(default, rename = "lease")]
+    pub(super) leases: Vec<LeaseRecord>,
+}
+
+/// See the module's head.
+#[derive(Debug)]
+pub struct Store {
+    dir: PathBuf,
+    pins: PathBuf,
+    /// How long queues are kept for a holder that has not come back.
+    pub(super) grace: Duration,
+    pub(super) records: Records,
+    /// Records changed that could not be written.
+    unwritten: bool,
+    _locks: [File; 2],
+}
+
+impl InterfaceRecord {
+    pub(super) fn new(number: u64, name: &str, mode: ModeRequest) -> Self {
+        Self {
+            number,
+            name: name.to_owned(),
+            ifindex: 0,
+            program: 0,
+            generation: 0,
+            mode: match mode {
+                ModeRequest::Auto => 0,
+                ModeRequest::Native => 1,
+                ModeRequest::Skb => 2,
+            },
+            note: String::new(),
+        }
+    }
+
+    pub(super) fn mode(&self) -> ModeRequest {
+        match self.mode {
+            1 => ModeRequest::Native,
+            2 => ModeRequest::Skb,
+            _ => ModeRequest::Auto,
+        }
+    }
+}
+
+impl LeaseRecord {
+    pub(super) fn new(number: u64, interface: u64, peer: &Credentials, wanted: &Wanted) -> Self {
+        Self {
+            number,
+            interface,
+            pid: peer.pid,
+            uid: peer.uid,
+            gid: peer.gid,
+            groups: peer.groups.clone(),
+            wanted: hex(&Request::Lease(wanted.clone()).encode(1)),
+            token: None,
+        }
+    }
+
+    pub(super) fn set_token(&mut self, token: &Token) {
+        self.token = Some(hex(token));
+    }
+
+    pub(super) fn token(&self) -> Option<Token> {
+        unhex(self.token.as_ref()?)?.try_into().ok()
+    }
+
+    /// What was wanted, if this version can read it.
+    pub(super) fn wanted(&self) -> Option<Wanted> {
+        match Request::decode(&unhex(&self.wanted)?).ok()? {
+            (_, Request::Lease(wanted)) => Some(wanted),
+            _ => None,
+        }
+    }
+
+    pub(super) fn peer(&self) -> Credentials {
+        Credentials {
+            pid: self.pid,
+            uid: self.uid,
+            gid: self.gid,
+            groups: self.groups.clone(),
+        }
+    }
+}
+
+impl Records {
+    fn empty() -> Self {
+        Self {
+            version: VERSION,
+            boot: fs::read_to_string("/proc/sys/kernel/random/boot_id")
+                .unwrap_or_default()
+                .trim()
+                .to_owned(),
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn put_interface(&mut self, record: InterfaceRecord) {
+        let known = self
+            .interfaces
+            .iter_mut()
+            .find(|other| other.number == record.number);
+        match known {
+            Some(known) => *known = record,
+            None => self.interfaces.push(record),
+        }
+    }
+
+    pub(super) fn put_lease(&mut self, record: LeaseRecord) {
+        let known = self.leases.iter_mut().find(|other| other.number == record.number);
+        match known {
+            Some(known) => *known = record,
+            None => self.leases.push(record),
+        }
+    }
+}
+
+impl Store {
+    /// Records in `dir`, programs in `pins` on a bpffs; both directories are made if they are not there. A holder that does not come back within `grace`
+    /// loses its queues.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn open(dir: &Path, pins: &Path, grace: Duration) -> Result<Self, StoreError> {
+        let above = pins.ancestors().find(|path| path.exists());
+        let is_bpffs = |path: &Path| {
+            statfs(path).is_ok_and(|fs| u32::try_from(fs.f_type & 0xffff_ffff) == Ok(BPF_FS_MAGIC))
+        };
+        if !above.is_some_and(is_bpffs) {
+            let path = pins.to_owned();
+            return Err(StoreError::NoBpfFs { path });
+        }
+        make_private(dir)?;
+        make_private(pins)?;
+        let locks = [lock(dir)?, lock(pins)?];
+        let mut store = Self {
+            dir: dir.to_owned(),
+            pins: pins.to_owned(),
+            grace,
+            records: Records::empty(),
+            unwritten: false,
+            _locks: locks,
+        };
+        store.read()?;
+        Ok(store)
+    }
+
+    fn read(&mut self) -> Result<(), StoreError> {
+        let path = self.path();
+        // Of a steward that died while it wrote.
+        let _ = fs::remove_file(self.dir.join(NEW_FILE));
+        let text = match fs::read_to_string(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            result => result.map_err(file_error(&path))?,
+        };
+        match toml::from_str::<Records>(&text) {
+            Ok(records) if records.version != VERSION || records.boot != self.records.boot => {
+                tracing::info!(path = %path.display(), "records of another version or boot: not read");
+            }
+            Ok(records) => self.records = records,
+            // Programs and queues without a record are taken back, which is what is left to do.
+            Err(error) => {
+                tracing::error!(path = %path.display(), "not records of a steward: {}", error.message());
+            }
+        }
+        Ok(())
+    }
+
+    /// Where an interface's program is pinned.
+    pub(super) fn pins_of(&self, interface: u64) -> PathBuf {
+        self.pins.join(interface.to_string())
+    }
+
+    /// Everything that is pinned.
+    pub(super) fn pinned(&self) -> Vec<PathBuf> {
+        let entries = fs::read_dir(&self.pins).into_iter().flatten();
+        entries.filter_map(|entry| Some(entry.ok()?.path())).collect()
+    }
+
+    /// Changes the records, and writes them if they are other ones now.
+    ///
+    /// # Errors
+    /// [`StoreError::File`]; what is written is as before then, and the change is tried again with the next one.
+    pub(super) fn change(&mut self, change: impl FnOnce(&mut Records)) -> Result<(), StoreError> {
+        let before = self.records.clone();
+        change(&mut self.records);
+        if before == self.records && !self.unwritten {
+            return Ok(());
+        }
+        self.unwritten = true;
+        self.write()?;
+        self.unwritten = false;
+        Ok(())
+    }
+
+    fn write(&self) -> Result<(), StoreError> {
+        let path = self.path();
+        if self.records.interfaces.is_empty() && self.records.leases.is_empty() {
+            return match fs::remove_file(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(file_error(&path)(error)),
+                _ => Ok(()),
+            };
+        }
+        let text =
+            toml::to_string(&self.records).map_err(|error| file_error(&path)(io::Error::other(error)))?;
+        let new = self.dir.join(NEW_FILE);
+        let write = || {
+            let mut file = OpenOptions::new()
+                .write(true)
+                .create(true)
+                .truncate(true)
+                .mode(0o600)
+                .open(&new)?;
+            file.write_all(text.as_bytes())?;
+            drop(file);
+            may_crash("records-written");
+            fs::rename(&new, &path)
+        };
+        write().map_err(file_error(&path))
+    }
+
+    fn path(&self) -> PathBuf {
+        self.dir.join("state.toml")
+    }
+}
+
+fn file_error(path: &Path) -> impl FnOnce(io::Error) -> StoreError {
+    let path = path.to_owned();
+    move |source| StoreError::File { path, source }
+}
+
+/// Locks a directory for as long as it is open.
+fn lock(path: &Path) -> Result<File, StoreError> {
+    let file = File::open(path).map_err(file_error(path))?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(_) => Err(StoreError::Locked {
+            path: path.to_owned(),
+        }),
+    }
+}
+
+/// Makes a directory for us alone, or sees to it that the one which is there is.
+fn make_private(path: &Path) -> Result<(), StoreError> {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .map_err(file_error(path))?;
+    let metadata = fs::symlink_metadata(path).map_err(file_error(path))?;
+    let (owner, mode) = (metadata.uid(), metadata.mode() & 0o7777);
+    let own = metadata.is_dir() && (owner == 0 || owner == rustix::process::geteuid().as_raw());
+    if !own || mode & 0o022 != 0 {
+        return Err(StoreError::Unsafe {
+            path: path.to_owned(),
+            owner,
+            mode,
+        });
+    }
+    Ok(())
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn unhex(text: &str) -> Option<Vec<u8>> {
+    let digit = |c: char| Some(u8::try_from(c.to_digit(16)?).unwrap_or(0));
+    let digits: Vec<u8> = text.chars().map(digit).collect::<Option<_>>()?;
+    let (pairs, rest) = digits.as_chunks::<2>();
+    rest.is_empty()
+        .then(|| pairs.iter().map(|[high, low]| high << 4 | low).collect())
+}
+
+/// Ends the process without a word if a test asked for it at this point. In a release build there is no such thing.
+pub(super) fn may_crash(point: &str) {
+    if cfg!(debug_assertions) && std::env::var("STEWARD_CRASH_AT").as_deref() == Ok(point) {
+        let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use steer::Filter;
+
+    use super::*;
+
+    fn lease(number: u64) -> LeaseRecord {
+        let peer = Credentials {
+            pid: 7,
+            uid: 8,
+            gid: 9,
+            groups: vec![10, 11],
+        };
+        let wanted = Wanted {
+            interface: "eth1".to_owned(),
+            start_queue: 2,
+            queues: 3,
+            mode: ModeRequest::Native,
+            filter: Filter {
+                macs: vec![[2, 0, 0, 0, 0, 1]],
+                vlans: vec![100],
+            },
+        };
+        let mut lease = LeaseRecord::new(number, 1, &peer, &wanted);
+        lease.set_token(&[0xa5; 16]);
+        lease
+    }
+
+    #[test]
+    fn records_are_read_as_they_were_written() {
+        let mut records = Records::empty();
+        let mut interface = InterfaceRecord::new(1, "eth1", ModeRequest::Skb);
+        (interface.generation, interface.note) = (3, "native: \"no\"\n".to_owned());
+        records.put_interface(interface.clone());
+        records.put_lease(lease(2));
+        records.put_lease(lease(3));
+        records.put_lease(lease(2));
+        assert_eq!(records.leases.len(), 2);
+        let text = toml::to_string(&records).expect("plain values");
+        let read: Records = toml::from_str(&text).expect("what was written");
+        assert_eq!(read, records);
+        assert_eq!(read.interfaces[0].mode(), ModeRequest::Skb);
+        let lease = &read.leases[0];
+        assert_eq!(lease.token(), Some([0xa5; 16]));
+        assert_eq!(lease.peer().groups, [10, 11]);
+        let wanted = lease.wanted().expect("readable");
+        assert_eq!((wanted.range(), wanted.mode), (2..5, ModeRequest::Native));
+        assert_eq!(wanted.filter.vlans, [100]);
+    }
+
+    #[test]
+    fn damaged_records_are_no_leases() {
+        for token in ["", "a5", "zz", "ä5ä5ä5ä5ä5ä5ä5ä5ä5ä5"] {
+            let mut lease = lease(1);
+            lease.token = Some(token.to_owned());
+            assert_eq!(lease.token(), None, "{token}");
+        }
+        let mut lease = lease(1);
+        lease.wanted.pop();
+        assert_eq!(lease.wanted(), None);
+    }
+
+    #[test]
+    fn directory_that_is_no_bpffs_keeps_nothing() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let refused = Store::open(&dir.path().join("s"), &dir.path().join("p"), Duration::ZERO);
+        assert!(matches!(refused, Err(StoreError::NoBpfFs { .. })));
+        assert_eq!(fs::read_dir(dir.path()).expect("ours").count(), 0);
+    }
+}

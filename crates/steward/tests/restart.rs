@@ -1,0 +1,414 @@
+//! Stewards that end, die and come back while holders go on.
+
+mod common;
+
+use std::fs;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use common::{World, holder, raw::Raw};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::Signal;
+use steward::client::{Lease, LeaseError};
+use steward::protocol::{Answer, Reason, Request};
+use testkit::{frame, require, wait};
+
+/// Goes on with a lease whenever its descriptor says so, until it has what is waited for.
+#[track_caller]
+fn await_lease(lease: &Lease, what: &str, holds: impl Fn(&Lease) -> bool) {
+    let deadline = Instant::now() + wait::SOON;
+    while Instant::now() < deadline {
+        lease
+            .take_changes()
+            .unwrap_or_else(|error| panic!("{what}: {error}"));
+        if holds(lease) {
+            return;
+        }
+        let _ = poll(
+            &mut [PollFd::from_borrowed_fd(lease.as_fd(), PollFlags::IN)],
+            Some(&Timespec {
+                tv_sec: 1,
+                tv_nsec: 0,
+            }),
+        );
+    }
+    panic!("never: {what}");
+}
+
+/// Every frame comes back, for that long.
+#[track_caller]
+fn assert_echoes_for(world: &World, time: Duration) {
+    let until = Instant::now() + time;
+    let mut seed = 0u8;
+    while Instant::now() < until {
+        seed = seed.wrapping_add(1);
+        assert!(
+            world.echo(&frame::plain(100, seed), wait::SOON),
+            "no echo: {}",
+            world.steward
+        );
+    }
+}
+
+#[test]
+fn frames_go_on_without_a_steward_and_all_requests_work_with_the_next() {
+    require!(Root);
+    let mut world = World::kept();
+    let mut running = holder::start(&world, "child_echoes_and_asks", 0);
+    world.await_echo();
+    let program = world.program();
+    for signal in [Signal::TERM, Signal::KILL, Signal::TERM, Signal::KILL] {
+        world.end_steward(signal);
+        assert_echoes_for(&world, Duration::from_millis(150));
+        assert_eq!(world.program(), program);
+        let said = running.said().matches("all requests work").count();
+        world.restart();
+        assert!(
+            wait::until(wait::SOON, || running.said().matches("all requests work").count()
+                > said + 1),
+            "{running}: {}",
+            world.steward
+        );
+        assert_echoes_for(&world, Duration::from_millis(50));
+        assert_eq!(world.program(), program);
+    }
+    // Past the grace period it is a lease like any other, and ends like one.
+    std::thread::sleep(Duration::from_millis(700));
+    assert_echoes_for(&world, Duration::from_millis(50));
+    running.signal(Signal::KILL);
+    running.wait(wait::SOON);
+    world.await_nothing();
+}
+
+/// Uses its lease as far as that goes without a second socket: that would end the one in use.
+#[test]
+#[ignore = "run in a process of its own"]
+fn child_echoes_and_asks() {
+    holder::give_up_privileges();
+    let (lease, mut sockets) = holder::lease();
+    let mut echo = holder::Echo::open(&lease, sockets.pop().expect("one"), holder::queue());
+    let conf = steer::QueueConf {
+        virtio_header: None,
+        frame_limit: 1518,
+    };
+    println!("echoing");
+    let mut asked = Instant::now();
+    loop {
+        echo.run(Duration::from_millis(5));
+        if let Err(error) = lease.take_changes() {
+            println!("lease over: {error}");
+            return;
+        }
+        if asked.elapsed() < Duration::from_millis(10) {
+            continue;
+        }
+        asked = Instant::now();
+        let counted = lease.counters(0).map(|counters| counters.redirected > 0);
+        match (
+            lease.activate(0, conf),
+            counted,
+            lease.raise_memlock(holder::UMEM_BYTES),
+        ) {
+            (Ok(()), Ok(true), Ok(())) => println!("all requests work"),
+            (Err(LeaseError::Away { .. }), ..) | (_, Err(LeaseError::Away { .. }), _) => {}
+            other => println!("wrong: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn queue_is_handed_to_a_successor_over_a_restart() {
+    require!(Root);
+    let mut world = World::kept();
+    let (lease, mut sockets) = world.lease(0, 1).expect("allowed");
+    let first = holder::Echo::open(&lease, sockets.pop().expect("one"), 0);
+    // Asked for with one steward, activated with the next.
+    let second = lease.socket(0).expect("a successor");
+    world.end_steward(Signal::KILL);
+    assert!(matches!(lease.socket(0), Err(LeaseError::Away { .. })));
+    assert!(lease.is_away());
+    world.restart();
+    await_lease(&lease, "back", |lease| !lease.is_away());
+    drop(first);
+    let mut second = holder::Echo::open(&lease, second, 0);
+    world.wire.try_send(&frame::plain(100, 3)).expect("sent");
+    second.run(Duration::from_secs(1));
+    let echo = world.wire.receive(wait::SOON).expect("an echo");
+    assert_eq!(echo, frame::plain(100, 3));
+}
+
+#[test]
+fn nobody_else_gets_the_queues_while_their_holder_may_come_back() {
+    require!(Root);
+    let mut world = World::kept();
+    let (lease, _sockets) = world.lease(0, 1).expect("allowed");
+    world.end_steward(Signal::KILL);
+    world.restart();
+    let other = common::refusal(world.lease(0, 1));
+    assert_eq!(other.reason, Reason::Taken, "{other}");
+    await_lease(&lease, "back", |lease| !lease.is_away());
+    assert_eq!(common::refusal(world.lease(0, 1)).reason, Reason::Taken);
+    drop(lease);
+    world.await_nothing();
+}
+
+#[test]
+fn queues_of_a_holder_that_does_not_come_back_are_taken_back() {
+    require!(Root);
+    let mut world = World::kept();
+    // It lives, but does not look after its lease.
+    let (lease, _sockets) = world.lease(0, 1).expect("allowed");
+    world.end_steward(Signal::KILL);
+    world.restart();
+    world.await_nothing();
+    assert!(
+        world.steward.said().contains("has not come back"),
+        "{}",
+        world.steward
+    );
+    let over = (0..100).find_map(|_| {
+        std::thread::sleep(Duration::from_millis(10));
+        lease.take_changes().err()
+    });
+    let over = over.expect("its lease is over").to_string();
+    assert!(over.contains("no lease waits for this holder"), "{over}");
+    world.lease(0, 1).expect("free");
+}
+
+#[test]
+fn queues_of_a_holder_that_died_meanwhile_are_free_at_once() {
+    require!(Root);
+    let mut world = World::kept();
+    let mut running = holder::start(&world, "child_echoes_and_asks", 0);
+    world.end_steward(Signal::KILL);
+    running.signal(Signal::KILL);
+    running.wait(wait::SOON);
+    world.restart();
+    world.lease(0, 1).expect("nobody can come back to it");
+    world.await_nothing();
+}
+
+#[test]
+fn policy_is_asked_again_when_a_holder_comes_back() {
+    require!(Root);
+    let mut world = World::kept();
+    let mut running = holder::start(&world, "child_echoes_and_asks", 0);
+    world.end_steward(Signal::KILL);
+    let policy = common::POLICY.replace("\"0-1\"", "\"1\"");
+    fs::write(world.dir.path().join("policy.toml"), policy).expect("writable");
+    world.restart();
+    running.await_text("lease over");
+    running.wait(wait::SOON);
+    assert!(
+        world.steward.said().contains("may not lease queue 0"),
+        "{}",
+        world.steward
+    );
+    world.await_nothing();
+}
+
+#[test]
+fn token_of_another_is_of_no_use() {
+    require!(Root);
+    let mut world = World::kept();
+    let mut raw = Raw::connect(&world.socket());
+    let token = [7; 16];
+    let Answer::Facts(facts) = raw.ask(&Request::Lease(common::wanted(0, 1))) else {
+        panic!("leased")
+    };
+    assert_eq!(raw.ask(&Request::Keep { token }), Answer::Done);
+    let refused =
+        |answer: Answer| matches!(answer, Answer::Refused(refusal) if refusal.reason == Reason::Lease);
+    // While its holder is connected a token opens nothing, nor is there a second lease for the holder.
+    assert!(refused(
+        Raw::connect(&world.socket()).ask(&Request::Resume { token })
+    ));
+    assert!(refused(raw.ask(&Request::Resume { token })));
+    world.end_steward(Signal::KILL);
+    world.restart();
+    let mut other = Raw::connect(&world.socket());
+    assert!(refused(other.ask(&Request::Resume { token: [8; 16] })));
+    assert!(refused(other.ask(&Request::Facts)));
+    // Another user who has learned it.
+    let mut running = holder::spawn(&world, "child_tries_a_token", 0);
+    running.await_text("refused");
+    assert_eq!(other.ask(&Request::Resume { token }), Answer::Facts(facts));
+    // Once.
+    assert!(refused(
+        Raw::connect(&world.socket()).ask(&Request::Resume { token })
+    ));
+}
+
+#[test]
+#[ignore = "run in a process of its own"]
+fn child_tries_a_token() {
+    holder::give_up_privileges();
+    let answer = Raw::connect(&holder::socket()).ask(&Request::Resume { token: [7; 16] });
+    println!(
+        "{}",
+        if matches!(answer, Answer::Refused(_)) {
+            "refused"
+        } else {
+            "given"
+        }
+    );
+}
+
+#[test]
+fn interface_that_went_while_the_steward_was_away_is_found_gone_and_leased_again() {
+    require!(Root);
+    let mut world = World::kept();
+    let (lease, _sockets) = world.lease(0, 1).expect("allowed");
+    let before = lease.facts();
+    world.end_steward(Signal::KILL);
+    world.veth.near.ip(&["link", "delete", testkit::VethPair::NIC]);
+    world.restart();
+    await_lease(&lease, "gone", |lease| {
+        lease.facts().mode.is_none() && !lease.is_away()
+    });
+    world.veth.join(1, 1500);
+    await_lease(&lease, "there", |lease| lease.facts().mode.is_some());
+    assert_ne!(lease.facts().generation, before.generation);
+    // And gone and back again, all while it is away.
+    let before = lease.facts();
+    world.end_steward(Signal::TERM);
+    world.veth.near.ip(&["link", "delete", testkit::VethPair::NIC]);
+    world.veth.join(1, 1500);
+    world.restart();
+    await_lease(&lease, "there again", |lease| {
+        lease.facts().mode.is_some() && lease.facts().generation != before.generation
+    });
+    drop(lease);
+    world.await_nothing();
+}
+
+#[test]
+fn interrupted_steward_takes_everything_back() {
+    require!(Root);
+    let mut world = World::kept();
+    let (lease, _sockets) = world.lease(0, 1).expect("allowed");
+    world.end_steward(Signal::INT);
+    world.await_nothing();
+    world.restart();
+    let over = (0..100).find_map(|_| {
+        std::thread::sleep(Duration::from_millis(10));
+        lease.take_changes().err()
+    });
+    assert!(over.is_some());
+}
+
+#[test]
+fn what_is_left_behind_can_be_taken_back_without_a_steward_that_serves() {
+    require!(Root);
+    let mut world = World::kept();
+    let (_lease, _sockets) = world.lease(0, 1).expect("allowed");
+    // Not under a steward that runs.
+    let refused = world.take_back();
+    assert!(
+        refused.contains("another steward keeps its state in"),
+        "{refused}"
+    );
+    world.end_steward(Signal::KILL);
+    assert!(world.program().is_some());
+    let said = world.take_back();
+    assert!(
+        said.contains("program detached") && !said.contains("ERROR"),
+        "{said}"
+    );
+    world.await_nothing();
+}
+
+#[test]
+fn leases_outlive_a_steward_with_no_more_capabilities_than_its_unit_gives_it() {
+    require!(Root);
+    let mut world = World::kept();
+    for _ in 0..2 {
+        world.end_steward(Signal::TERM);
+        world.restart_with("-all,+net_admin,+net_raw,+bpf");
+        let (lease, _sockets) = world.lease(0, 1).expect("allowed");
+        world.end_steward(Signal::KILL);
+        world.restart_with("-all,+net_admin,+net_raw,+bpf");
+        await_lease(&lease, "back", |lease| !lease.is_away());
+        drop(lease);
+        world.await_nothing();
+        assert!(!world.steward.said().contains("WARN"), "{}", world.steward);
+    }
+}
+
+/// Points of a steward's life, in their order.
+const POINTS: [&str; 14] = [
+    "attached",
+    "pins-made",
+    "pinned",
+    "records-written",
+    "recorded",
+    "leased",
+    "kept",
+    "deactivated",
+    "taken-back",
+    "detached",
+    "unpinned",
+    "forgotten",
+    "adopted",
+    "resumed",
+];
+
+#[test]
+fn steward_that_dies_at_any_step_leaves_nothing_that_the_next_does_not_clean_up() {
+    require!(Root);
+    let mut world = World::kept();
+    for point in POINTS {
+        world.end_steward(Signal::KILL);
+        // Something to take over, for the points that are about that.
+        let before = matches!(point, "adopted" | "resumed").then(|| {
+            world.restart();
+            let lease = world.lease(0, 1).expect("allowed");
+            world.end_steward(Signal::KILL);
+            lease
+        });
+        world.restart_to_crash(point);
+        let die = wait::until(wait::SOON, || {
+            if world.steward.ended().is_none()
+                && let Some((lease, _)) = &before
+            {
+                let _ = lease.take_changes();
+            } else if world.steward.ended().is_none() {
+                drop(world.lease(0, 1));
+            }
+            world.steward.ended().is_some()
+        });
+        assert!(die, "it never came to {point}: {}", world.steward);
+        world.restart();
+        if let Some((lease, _)) = &before {
+            await_lease(lease, point, |lease| !lease.is_away());
+        }
+        drop(before);
+        world.await_nothing();
+        let (lease, _sockets) = world
+            .lease(0, 1)
+            .unwrap_or_else(|error| panic!("{point}: {error}"));
+        drop(lease);
+        world.await_nothing();
+    }
+}
+
+#[test]
+fn program_of_somebody_else_that_came_meanwhile_is_not_touched() {
+    require!(Root);
+    let mut world = World::kept();
+    let (lease, _sockets) = world.lease(0, 1).expect("allowed");
+    let index = lease.facts().ifindex;
+    drop(lease);
+    world.await_nothing();
+    world.end_steward(Signal::KILL);
+    let foreign = world
+        .veth
+        .near
+        .enter(|| steer::Program::attach(index, steer::ModeRequest::Auto, false).expect("free"));
+    world.restart();
+    let refusal = common::refusal(world.lease(0, 1));
+    assert_eq!(refusal.reason, Reason::Program, "{refusal}");
+    assert_eq!(world.program(), Some(foreign.id()));
+    world.end_steward(Signal::INT);
+    assert_eq!(world.program(), Some(foreign.id()));
+}
