@@ -14,6 +14,8 @@ const SO_PEERGROUPS: c_int = 59;
 const SO_BINDTOIFINDEX: c_int = 62;
 /// `SO_PEERPIDFD`, same place (Linux 6.5).
 const SO_PEERPIDFD: c_int = 77;
+/// `PACKET_MR_UNICAST`, include/uapi/linux/if_packet.h.
+const PACKET_MR_UNICAST: libc::c_ushort = 3;
 /// Most supplementary groups of a process (`NGROUPS_MAX`, include/uapi/linux/limits.h).
 const GROUPS_MAX: usize = 65_536;
 
@@ -88,6 +90,41 @@ fn get_option(
     } else {
         Err(io::Error::last_os_error())
     }
+}
+
+/// Lets an interface accept frames to these stations, too, as long as the socket that comes back is open (packet(7), PACKET_MR_UNICAST); it receives nothing.
+///
+/// # Errors
+/// The kernel's.
+pub(crate) fn accept_stations(ifindex: u32, macs: &[[u8; 6]]) -> io::Result<OwnedFd> {
+    let flags = rustix::net::SocketFlags::CLOEXEC;
+    let (family, kind) = (rustix::net::AddressFamily::PACKET, rustix::net::SocketType::RAW);
+    let socket = rustix::net::socket_with(family, kind, flags, None)?;
+    for mac in macs {
+        let mut address = [0; 8];
+        address[..mac.len()].copy_from_slice(mac);
+        let request = libc::packet_mreq {
+            mr_ifindex: c_int::try_from(ifindex).map_err(|_| io::ErrorKind::InvalidInput)?,
+            mr_type: PACKET_MR_UNICAST,
+            mr_alen: 6,
+            mr_address: address,
+        };
+        let len = size_of::<libc::packet_mreq>() as libc::socklen_t;
+        // SAFETY: the kernel reads `len` bytes from the address of a live packet_mreq.
+        let result = unsafe {
+            libc::setsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_PACKET,
+                libc::PACKET_ADD_MEMBERSHIP,
+                (&raw const request).cast(),
+                len,
+            )
+        };
+        if result != 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(socket)
 }
 
 /// Lets a netlink socket be told what a multicast group is told (netlink(7), NETLINK_ADD_MEMBERSHIP).

@@ -1,11 +1,14 @@
 //! Leases for certain addresses and VLANs: what comes to the holder, what goes to the host, what the policy says to it.
+//!
+//! No interface here has n-tuple rules; that a NIC without them is told of, and the program used, is tested for real. What is done to one that has them
+//! is tested beside `crates/steward/src/hardware`, with a NIC that is played.
 
 mod common;
 
 use common::{World, holder, refusal, wanted};
 use steer::Filter;
 use steward::client::{Lease, LeaseError};
-use steward::protocol::{Reason, Steered, Wanted};
+use steward::protocol::{Facts, Reason, Steered, Wanted};
 use testkit::{VethPair, frame, require, wait};
 
 const POLICY: &str = r#"
@@ -68,6 +71,48 @@ fn child_echoes_for_one_address() {
     loop {
         echo.run(std::time::Duration::from_millis(100));
     }
+}
+
+#[test]
+fn nic_without_rules_is_told_of_and_the_program_used() {
+    require!(Root);
+    let world = World::with(2, POLICY);
+    let (lease, _sockets) =
+        Lease::take(&world.socket(), &filtered(0, &[OURS], &[100, 101])).expect("allowed");
+    let Facts { steered, note, .. } = lease.facts();
+    assert_eq!(steered, Steered::ByProgram);
+    assert!(note.contains("n-tuple"), "{note}");
+    assert!(!lease.facts().impaired);
+    // Where the policy's rule names nothing the NIC is not even asked.
+    drop(lease);
+    let open = World::with(1, &common::POLICY.replace("65534", "1"));
+    let (lease, _sockets) = Lease::take(&open.socket(), &filtered(0, &[OURS], &[])).expect("allowed");
+    assert!(
+        lease.facts().note.contains("a policy that names them"),
+        "{}",
+        lease.facts().note
+    );
+}
+
+#[test]
+fn interface_accepts_frames_to_the_stations_of_a_lease_for_as_long_as_it_lasts() {
+    require!(Root);
+    let world = World::with(1, POLICY);
+    let accepts = || {
+        let said = world
+            .veth
+            .near
+            .output_of("bridge", &["fdb", "show", "dev", VethPair::NIC]);
+        said.contains("02:00:00:00:00:aa")
+    };
+    assert!(!accepts());
+    let (lease, _sockets) = Lease::take(&world.socket(), &filtered(0, &[OURS], &[100])).expect("allowed");
+    assert!(accepts(), "{}", lease.facts().note);
+    world.veth.near.ip(&["link", "delete", VethPair::NIC]);
+    world.veth.join(1, 1500);
+    assert!(wait::until(wait::SOON, accepts), "made anew");
+    drop(lease);
+    assert!(wait::until(wait::SOON, || !accepts()));
 }
 
 #[test]

@@ -17,7 +17,10 @@
 //! | the ioctl | `ethtool` |
 //! | making and undoing | here, against [`Nic`], which tests play |
 
-#![cfg_attr(not(test), allow(dead_code, reason = "the steward does not make rules yet"))]
+#![cfg_attr(
+    not(feature = "server"),
+    allow(dead_code, reason = "rules are made by the server only")
+)]
 
 mod abi;
 mod ethtool;
@@ -59,6 +62,7 @@ pub(crate) struct Table {
 
 /// What is made for one lease, noted before it is made.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "server", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct Plan {
     /// Queues that a context is made for; none: no context.
     pub(crate) spread: Vec<u32>,
@@ -248,11 +252,9 @@ impl Plan {
     /// What is to be undone: also of a plan that was noted and whose maker died. A context whose number was not noted any more is one that was not there
     /// before and spreads over these queues, if it is the only one: of several nobody knows which are whose, and they stay.
     pub(crate) fn parts(&self, nic: &impl Nic) -> Vec<Part> {
-        let mut parts: Vec<Part> = self.rules.iter().copied().map(Part::Rule).collect();
-        let context = self.context.or_else(|| {
-            if self.spread.is_empty() {
-                return None;
-            }
+        let mut parts = self.known_parts();
+        let unknown = (!self.spread.is_empty() && self.context.is_none()).then_some(());
+        let context = unknown.and_then(|()| {
             let is_ours = |id: &u32| {
                 !self.before.contains(id) && nic.spread(*id).is_ok_and(|spread| spread == self.spread)
             };
@@ -264,6 +266,12 @@ impl Plan {
         });
         parts.extend(context.map(Part::Context));
         parts
+    }
+
+    /// The same without a look at the NIC, hence without a context whose number was not noted.
+    pub(crate) fn known_parts(&self) -> Vec<Part> {
+        let rules = self.rules.iter().copied().map(Part::Rule);
+        rules.chain(self.context.map(Part::Context)).collect()
     }
 }
 
@@ -303,4 +311,4 @@ pub(crate) fn undo(nic: &mut impl Nic, part: &Part) -> io::Result<()> {
 
 #[cfg(test)]
 #[path = "tests.rs"]
-mod tests;
+pub(crate) mod tests;

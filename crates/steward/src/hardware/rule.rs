@@ -6,6 +6,7 @@ use super::abi::{self, FlowSpec};
 
 /// Where a rule sends frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[cfg_attr(feature = "server", derive(serde::Serialize, serde::Deserialize))]
 pub enum Target {
     /// To a queue.
     Queue(u32),
@@ -15,6 +16,7 @@ pub enum Target {
 
 /// A rule of ours: frames of one station, of one VLAN, or both; never of neither.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[cfg_attr(feature = "server", derive(serde::Serialize, serde::Deserialize))]
 pub struct Rule {
     /// To this station; `None`: to any.
     pub mac: Option<[u8; 6]>,
@@ -63,7 +65,8 @@ impl Rule {
         let kind = spec.flow_type & !(abi::FLOW_EXT | abi::FLOW_RSS);
         let (m, ext) = (&spec.m_u, &spec.m_ext);
         let others_are_any = m.h_source == [0; 6] && m.h_proto == [0; 2];
-        if kind != abi::ETHER_FLOW || !others_are_any {
+        let is_plain = kind == abi::ETHER_FLOW && spec.flow_type & abi::FLOW_MAC_EXT == 0;
+        if !is_plain || !others_are_any {
             return None;
         }
         let mac = match m.h_dest {

@@ -6,19 +6,20 @@ use std::panic::AssertUnwindSafe;
 
 use super::*;
 
-const MACS: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
+pub(crate) const MACS: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
 
 /// Does what drivers do, and refuses what it is told to refuse.
 #[derive(Debug, Clone, Default)]
-struct Played {
+pub(crate) struct Played {
     size: u32,
     special: bool,
-    rules: BTreeMap<u32, Rule>,
-    contexts: BTreeMap<u32, Vec<u32>>,
+    pub(crate) rules: BTreeMap<u32, Rule>,
+    pub(crate) contexts: BTreeMap<u32, Vec<u32>>,
     has_contexts: bool,
     /// Calls so far that change something, and the one that fails.
     calls: u32,
-    fails_at: Option<u32>,
+    pub(crate) fails_at: Option<u32>,
+    pub(crate) fails_from_then_on: bool,
     said: Vec<String>,
     /// Says that it removes, and does not.
     lies: bool,
@@ -27,12 +28,12 @@ struct Played {
 }
 
 /// A context that was there before.
-fn theirs() -> BTreeMap<u32, Vec<u32>> {
+pub(crate) fn theirs() -> BTreeMap<u32, Vec<u32>> {
     [(1, vec![0, 1])].into()
 }
 
 impl Played {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             size: 8,
             has_contexts: true,
@@ -43,7 +44,8 @@ impl Played {
 
     fn call(&mut self, what: String) -> io::Result<()> {
         self.calls += 1;
-        if self.fails_at == Some(self.calls) {
+        let fails = |at: u32| at == self.calls || (self.fails_from_then_on && at < self.calls);
+        if self.fails_at.is_some_and(fails) {
             return Err(io::Error::from_raw_os_error(libc::EBUSY));
         }
         self.said.push(what);

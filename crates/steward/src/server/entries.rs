@@ -7,18 +7,21 @@ use std::ops::Range;
 
 use steer::{Filter, Program, QueueError};
 
+use super::ledger::{Ledger, Told};
 use crate::hardware::Ethtool;
+use crate::links::Link;
 use crate::protocol::Steered;
 
 /// Why the NIC is not told.
-const NOT_NAMED: &str =
-    "the NIC is not told whose frames these are: the policy's rule does not name them (`macs`, `vlans`)";
+const NOT_NAMED: &str = "the NIC is not told whose frames these are: that takes a steward with a policy that names them (`macs`, `vlans`)";
 
 /// What one lease takes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Entries {
     pub(super) queues: Range<u32>,
     pub(super) filter: Filter,
+    /// The NIC may be told.
+    named: bool,
     pub(super) steered: Steered,
     /// Why the NIC does not bring the frames; may be empty.
     nic: String,
@@ -37,6 +40,7 @@ impl Entries {
         Self {
             queues,
             filter,
+            named,
             steered,
             nic: note.to_owned(),
             blind: None,
@@ -57,6 +61,58 @@ impl Entries {
         });
         let notes = [Some(self.nic.clone()).filter(|note| !note.is_empty()), blind];
         notes.into_iter().flatten().collect::<Vec<_>>().join("; ")
+    }
+
+    /// Tells the NIC, if it may be told.
+    pub(super) fn tell(&mut self, link: &Link, ledger: &mut Ledger) {
+        if !self.named {
+            return;
+        }
+        ledger.set_interface(&link.name);
+        let told = match Ethtool::open(&link.name) {
+            Ok(mut nic) => ledger.tell(&mut nic, &self.queues, &self.filter),
+            Err(error) => Told::by_program(&error),
+        };
+        (self.steered, self.nic) = (told.steered, told.note);
+        self.accept(link, ledger);
+        tracing::info!(interface = link.name, queues = ?self.queues, steered = self.steered.name(), "{}", self.nic);
+    }
+
+    /// Goes on with what the NIC was told by a predecessor; tells it anew if it is not all there.
+    pub(super) fn adopt(&mut self, link: &Link, ledger: &mut Ledger) {
+        let mut nic = Ethtool::open(&link.name).ok();
+        if !self.named {
+            // The policy named it before. What is not undone now is undone with the lease.
+            let undone = nic.as_mut().map(|nic| ledger.undo_all(nic, self.queues.start));
+            if let Some(Err(error)) = undone {
+                tracing::warn!(
+                    interface = link.name,
+                    "rules of a lease that may have none: {error}"
+                );
+            }
+            return;
+        }
+        match nic.and_then(|nic| ledger.is_told(&nic, self.queues.start)) {
+            Some(steered) => {
+                self.steered = steered;
+                self.accept(link, ledger);
+            }
+            None => self.tell(link, ledger),
+        }
+    }
+
+    fn accept(&mut self, link: &Link, ledger: &mut Ledger) {
+        let (first, macs) = (self.queues.start, &self.filter.macs);
+        if macs.is_empty() {
+            return;
+        }
+        if let Err(error) = ledger.accept(link.index, first, macs) {
+            let separator = if self.nic.is_empty() { "" } else { "; " };
+            self.nic = format!(
+                "{}{separator}the NIC may not accept frames to these stations: {error}",
+                self.nic
+            );
+        }
     }
 
     /// Tells a program, before any queue of the lease is active in it.

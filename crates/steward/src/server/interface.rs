@@ -20,6 +20,8 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use steer::{Filter, MAX_QUEUES, Mode, ModeRequest, Program, QueueConf, QueueCounters};
 
 use super::entries::Entries;
+use super::ledger::Ledger;
+use crate::hardware::{self, Ethtool};
 use crate::links::{DriverSends, Link};
 use crate::listing::Listed;
 use crate::protocol::{Facts, Reason, Refusal, Steered, Wanted};
@@ -65,6 +67,8 @@ pub(super) struct Interface {
     ended: Vec<u64>,
     /// Where the program is pinned, an empty directory without one; none: the program goes with this process.
     pins: Option<PathBuf>,
+    /// What the NIC was told of that.
+    ledger: Ledger,
 }
 
 /// A lease that is being taken back.
@@ -76,9 +80,13 @@ struct Leaving {
 }
 
 impl Interface {
-    /// Attaches the program, and pins it into `pins`.
-    pub(super) fn open(link: Link, mode: ModeRequest, pins: Option<PathBuf>) -> Result<Self, Refusal> {
-        let mut interface = Self::without_program(link, mode, pins);
+    /// Attaches the program. `places`: where it is pinned, and the file for what the NIC is told.
+    pub(super) fn open(
+        link: Link,
+        mode: ModeRequest,
+        places: Option<(PathBuf, PathBuf)>,
+    ) -> Result<Self, Refusal> {
+        let mut interface = Self::without_program(link, mode, places);
         interface.attach();
         match interface.program {
             Some(_) => Ok(interface),
@@ -87,12 +95,12 @@ impl Interface {
     }
 
     /// Goes on with what another steward left. Whatever cannot be used of it is taken off; then it is as if the program had been lost.
-    pub(super) fn adopt(record: &InterfaceRecord, pins: PathBuf) -> Self {
+    pub(super) fn adopt(record: &InterfaceRecord, pins: PathBuf, notes: PathBuf) -> Self {
         let link = match Link::find(record.ifindex) {
             Ok(Some(link)) => link,
             _ => Link::gone(&record.name),
         };
-        let mut interface = Self::without_program(link, record.mode(), Some(pins));
+        let mut interface = Self::without_program(link, record.mode(), Some((pins, notes)));
         interface.name.clone_from(&record.name);
         interface.generation = record.generation;
         let opened = interface
@@ -123,7 +131,8 @@ impl Interface {
         interface
     }
 
-    fn without_program(link: Link, mode: ModeRequest, pins: Option<PathBuf>) -> Self {
+    fn without_program(link: Link, mode: ModeRequest, places: Option<(PathBuf, PathBuf)>) -> Self {
+        let (pins, notes) = places.unzip();
         Self {
             name: link.name.clone(),
             link,
@@ -137,6 +146,7 @@ impl Interface {
             entries: BTreeMap::new(),
             ended: Vec::new(),
             pins,
+            ledger: Ledger::open(notes),
         }
     }
 
@@ -160,6 +170,25 @@ impl Interface {
                 tracing::warn!(interface = self.link.name, "{step:?}: {why}");
             }
         }
+        // What the NIC was told for leases that nobody has any more.
+        for first in self.ledger.noted() {
+            if self.entries.contains_key(&first) {
+                continue;
+            }
+            let nic = Ethtool::open(&self.link.name);
+            let parts = self.ledger.parts(nic.as_ref().ok(), first);
+            // Until it is undone nobody is to have the queue, if nobody has it by another lease.
+            let free = !self.holders.contains_key(&first);
+            self.leaving.push(Leaving {
+                lease: 0,
+                queues: first..first.saturating_add(free.into()),
+                teardown: Teardown::new(parts.into_iter().map(Step::Nic)),
+            });
+            if free {
+                self.holders.insert(first, Holder::Leaving);
+            }
+        }
+        self.take_back();
     }
 
     fn attach(&mut self) {
@@ -184,6 +213,9 @@ impl Interface {
                 tracing::info!(interface = self.link.name, mode = %program.mode(), program = program.id(), "program attached");
                 self.pin(&mut program);
                 self.program = Some(program);
+                // An interface that was made anew has no rules; one that came back may have them still.
+                let entries = self.entries.values_mut();
+                entries.for_each(|entries| entries.tell(&self.link, &mut self.ledger));
             }
             Err(note) => self.note = note,
         }
@@ -318,6 +350,9 @@ impl Interface {
         let mut entries = Entries::new(queues.clone(), wanted.filter.clone(), named);
         entries.look(&self.link.name);
         let installed = entries.install(self.program()?);
+        if installed.is_ok() {
+            entries.tell(&self.link, &mut self.ledger);
+        }
         self.entries.insert(queues.start, entries);
         kernel(installed).inspect_err(|_| self.release(connection, queues))
     }
@@ -386,10 +421,13 @@ impl Interface {
         if queues.end > MAX_QUEUES || queues.clone().any(|queue| self.holders.contains_key(&queue)) {
             return false;
         }
-        let entries = Entries::new(queues.clone(), wanted.filter.clone(), named);
-        let program = self.program.as_ref();
-        if program.is_some_and(|program| entries.install(program).is_err()) {
-            return false;
+        let mut entries = Entries::new(queues.clone(), wanted.filter.clone(), named);
+        entries.look(&self.link.name);
+        if let Some(program) = &self.program {
+            if entries.install(program).is_err() {
+                return false;
+            }
+            entries.adopt(&self.link, &mut self.ledger);
         }
         self.entries.insert(queues.start, entries);
         self.holders
@@ -424,7 +462,10 @@ impl Interface {
         }
         self.entries.remove(&queues.start);
         may_crash("deactivated");
-        let teardown = Teardown::new(queues.clone().flat_map(Step::of_queue));
+        let nic = Ethtool::open(&self.link.name);
+        let parts = self.ledger.parts(nic.as_ref().ok(), queues.start);
+        let steps = queues.clone().flat_map(Step::of_queue);
+        let teardown = Teardown::new(parts.into_iter().map(Step::Nic).chain(steps));
         self.leaving.push(Leaving {
             lease,
             queues,
@@ -444,6 +485,7 @@ impl Interface {
             match leaving.teardown.go_on(self) {
                 Ok(()) => {
                     may_crash("taken-back");
+                    self.ledger.forget(leaving.queues.start);
                     self.holders.retain(|queue, _| !leaving.queues.contains(queue));
                     self.ended.push(leaving.lease);
                 }
@@ -578,11 +620,21 @@ pub(super) fn remove_pins(pins: &Path) -> io::Result<()> {
 
 impl Undo for Interface {
     fn undo(&mut self, step: &Step) -> Result<(), String> {
+        if let Step::Nic(part) = step {
+            // The rules of an interface that is gone went with it, or away with it.
+            return match self.link.index {
+                0 => Ok(()),
+                _ => Ethtool::open(&self.link.name)
+                    .and_then(|mut nic| hardware::undo(&mut nic, part))
+                    .map_err(|error| error.to_string()),
+            };
+        }
         // Without the program there is nothing to take it back from.
         let Some(program) = &self.program else {
             return Ok(());
         };
         let undone = match *step {
+            Step::Nic(_) => return Ok(()),
             Step::Entries { queue } => program.set_filter(queue, &Filter::default()),
             Step::Sockets { queue } => program.disable_queue(queue),
         };

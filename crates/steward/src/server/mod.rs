@@ -16,6 +16,7 @@
 mod connection;
 mod entries;
 mod interface;
+mod ledger;
 mod restore;
 mod state;
 mod teardown;
@@ -344,9 +345,12 @@ impl Server {
             None => {
                 let at = self.next;
                 self.next += 1;
-                let pins = self.store.as_ref().map(|store| store.pins_of(at));
+                let places = self
+                    .store
+                    .as_ref()
+                    .map(|store| (store.pins_of(at), store.notes_of(at)));
                 self.interfaces
-                    .insert(at, Interface::open(link, wanted.mode, pins)?);
+                    .insert(at, Interface::open(link, wanted.mode, places)?);
                 at
             }
         };

@@ -61,10 +61,11 @@ impl Server {
             }
         }
         for record in &records.interfaces {
-            let pins = store.pins_of(record.number);
+            let (pins, notes) = (store.pins_of(record.number), store.notes_of(record.number));
             self.interfaces
-                .insert(record.number, Interface::adopt(record, pins));
+                .insert(record.number, Interface::adopt(record, pins, notes));
         }
+        store.clear_stray_notes();
         self.store = Some(store);
         may_crash("adopted");
         for record in &records.leases {

@@ -23,6 +23,7 @@ use rustix::fs::{FlockOperation, flock, statfs};
 use serde::{Deserialize, Serialize};
 use steer::ModeRequest;
 
+use super::ledger::{self, Ledger};
 use crate::protocol::{Request, Token, Wanted};
 use crate::sys::Credentials;
 
@@ -272,6 +273,20 @@ impl Store {
             }
         }
         Ok(())
+    }
+
+    /// Where it is noted what an interface's NIC was told.
+    pub(super) fn notes_of(&self, interface: u64) -> PathBuf {
+        ledger::path_of(&self.dir, interface)
+    }
+
+    /// Undoes what notes say that are of no interface in the records.
+    pub(super) fn clear_stray_notes(&self) {
+        let known = |path: &Path| {
+            let mut records = self.records.interfaces.iter();
+            records.any(|record| self.notes_of(record.number) == path)
+        };
+        Ledger::clear_strays(&self.dir, known);
     }
 
     /// Where an interface's program is pinned.

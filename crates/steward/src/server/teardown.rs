@@ -11,10 +11,14 @@
 use std::collections::BTreeSet;
 use std::mem::discriminant;
 
+use crate::hardware::Part;
+
 /// One thing to undo, in the order in which it has to be. A new kind goes where it belongs in that order: rules of the NIC before the contexts that they
 /// point at, these before steering entries of the program, these before sockets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Step {
+    /// A rule of the NIC, or a context that rules pointed at; in this order, too.
+    Nic(Part),
     /// The addresses and VLANs of a queue in the program.
     Entries {
         /// Of the interface.
@@ -31,6 +35,15 @@ impl Step {
     /// What there is to undo of a queue, whatever its lease asked for.
     pub(super) fn of_queue(queue: u32) -> [Self; 2] {
         [Self::Entries { queue }, Self::Sockets { queue }]
+    }
+
+    /// Steps of one kind do not wait for each other.
+    fn kind(&self) -> impl PartialEq + use<> {
+        let part = match self {
+            Self::Nic(part) => Some(discriminant(part)),
+            _ => None,
+        };
+        (discriminant(self), part)
     }
 }
 
@@ -78,7 +91,7 @@ impl Teardown {
         for step in self.left.clone() {
             let waits = stuck
                 .as_ref()
-                .is_some_and(|stuck| discriminant(&stuck.step) != discriminant(&step));
+                .is_some_and(|stuck| stuck.step.kind() != step.kind());
             if waits {
                 break;
             }
@@ -99,6 +112,7 @@ impl Teardown {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hardware::{Rule, Target};
 
     /// Refuses some steps, and notes what it undid.
     #[derive(Default)]
@@ -146,6 +160,35 @@ mod tests {
         let mut teardown = Teardown::new(sockets([5, 1, 3]));
         assert_eq!(teardown.go_on(&mut driver), Ok(()));
         assert_eq!(driver.undone, sockets([1, 3, 5]));
+    }
+
+    #[test]
+    fn rule_that_stays_holds_back_its_context_and_what_comes_after() {
+        let rule = Step::Nic(Part::Rule(Rule {
+            mac: Some([2, 0, 0, 0, 0, 1]),
+            vlan: None,
+            target: Target::Context(3),
+        }));
+        let other = Step::Nic(Part::Rule(Rule {
+            mac: None,
+            vlan: Some(5),
+            target: Target::Context(3),
+        }));
+        let context = Step::Nic(Part::Context(3));
+        let entries = Step::Entries { queue: 0 };
+        let mut driver = Driver {
+            refuses: [rule].into(),
+            undone: Vec::new(),
+        };
+        let mut teardown = Teardown::new([sockets([0])[0], entries, context, rule, other]);
+        assert!(teardown.go_on(&mut driver).is_err());
+        assert_eq!(driver.undone, [other]);
+        driver.refuses = [context].into();
+        assert!(teardown.go_on(&mut driver).is_err());
+        assert_eq!(driver.undone, [other, rule]);
+        driver.refuses.clear();
+        assert_eq!(teardown.go_on(&mut driver), Ok(()));
+        assert_eq!(driver.undone[2..], [context, entries, sockets([0])[0]]);
     }
 
     #[test]

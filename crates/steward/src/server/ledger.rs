@@ -1,0 +1,375 @@
+//! What the NIC of an interface was told for its leases, noted in a file.
+//!
+//! Rules and contexts outlive whoever made them, so the note is written before they are made and forgotten after they are undone: a steward that
+//! dies in between leaves a note by which its successor finds them (see [`crate::hardware`]). Without a place for notes the NIC is told nothing.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, Write};
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use steer::Filter;
+
+use crate::hardware::{Ethtool, Made, Nic, NotMade, Order, Part, Plan, make, undo};
+use crate::protocol::Steered;
+use crate::sys;
+
+/// Names of the files begin so.
+const PREFIX: &str = "nic-";
+
+/// The file of an interface, by its number, in a directory.
+pub(super) fn path_of(dir: &Path, interface: u64) -> PathBuf {
+    dir.join(format!("{PREFIX}{interface}.toml"))
+}
+
+/// See the module's head.
+#[derive(Debug, Default)]
+pub(super) struct Ledger {
+    path: Option<PathBuf>,
+    interface: String,
+    /// By the lease's first queue.
+    plans: BTreeMap<u32, Plan>,
+    /// Stations that the NIC accepts frames to, by the lease's first queue: the kernel forgets them when these are closed, so they need no note.
+    accepted: BTreeMap<u32, OwnedFd>,
+}
+
+/// The file.
+#[derive(Default, Serialize, Deserialize)]
+struct File {
+    /// As it was called when the last note was written.
+    #[serde(default)]
+    interface: String,
+    #[serde(default)]
+    lease: Vec<Noted>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Noted {
+    first_queue: u32,
+    plan: Plan,
+}
+
+/// What became of it: how frames come, and why not better.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Told {
+    pub(super) steered: Steered,
+    pub(super) note: String,
+}
+
+impl Told {
+    pub(super) fn by_program(why: &impl std::fmt::Display) -> Self {
+        Self {
+            steered: Steered::ByProgram,
+            note: format!("the NIC does not bring the frames: {why}"),
+        }
+    }
+}
+
+impl Ledger {
+    /// With what a predecessor noted.
+    pub(super) fn open(path: Option<PathBuf>) -> Self {
+        let text = path.as_ref().and_then(|path| fs::read_to_string(path).ok());
+        let file: File = match text.as_deref().map(toml::from_str) {
+            Some(Ok(file)) => file,
+            Some(Err(error)) => {
+                tracing::error!(?path, "rules of the NIC may be left over: {}", error.message());
+                File::default()
+            }
+            None => File::default(),
+        };
+        let plans = file
+            .lease
+            .into_iter()
+            .map(|noted| (noted.first_queue, noted.plan));
+        Self {
+            path,
+            interface: file.interface,
+            plans: plans.collect(),
+            accepted: BTreeMap::new(),
+        }
+    }
+
+    /// The interface is called so now.
+    pub(super) fn set_interface(&mut self, name: &str) {
+        name.clone_into(&mut self.interface);
+    }
+
+    /// Lets the NIC accept frames to a lease's stations, until [`forget`](Self::forget).
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(super) fn accept(&mut self, ifindex: u32, first: u32, macs: &[[u8; 6]]) -> io::Result<()> {
+        let socket = sys::accept_stations(ifindex, macs)?;
+        self.accepted.insert(first, socket);
+        Ok(())
+    }
+
+    /// Undoes what the notes in a directory say that are of no interface any more, as far as that goes.
+    pub(super) fn clear_strays(dir: &Path, is_known: impl Fn(&Path) -> bool) {
+        let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+        let is_ours = |path: &PathBuf| {
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or("");
+            name.starts_with(PREFIX) && name.ends_with(".toml")
+        };
+        for path in entries.map(|entry| entry.path()).filter(is_ours) {
+            if is_known(&path) {
+                continue;
+            }
+            let mut ledger = Self::open(Some(path.clone()));
+            let undone = Ethtool::open(&ledger.interface).and_then(|mut nic| {
+                let firsts = ledger.noted();
+                firsts
+                    .into_iter()
+                    .try_for_each(|first| ledger.undo_all(&mut nic, first))
+            });
+            if let Err(error) = undone {
+                tracing::warn!("rules that {} names may be left over: {error}", path.display());
+            }
+            let _ = fs::remove_file(&path);
+        }
+    }
+
+    /// First queues of leases for which something may be in the NIC.
+    pub(super) fn noted(&self) -> Vec<u32> {
+        self.plans.keys().copied().collect()
+    }
+
+    /// Tells the NIC what a lease is for. What it was told for it before is undone first.
+    pub(super) fn tell(&mut self, nic: &mut impl Nic, queues: &Range<u32>, filter: &Filter) -> Told {
+        let first = queues.start;
+        if let Err(error) = self.undo_all(nic, first) {
+            return Told::by_program(&format!("what it was told before cannot be undone: {error}"));
+        }
+        let queues: Vec<u32> = queues.clone().collect();
+        let order = Order {
+            filter,
+            queues: &queues,
+        };
+        let mut plan = Plan::default();
+        let made = make(nic, &order, &mut plan, &mut |plan| self.note(first, plan));
+        match made {
+            Ok((Made::Context, _)) => Told {
+                steered: Steered::ByContext,
+                note: String::new(),
+            },
+            Ok((Made::Rules, None)) => Told {
+                steered: Steered::ByRules,
+                note: String::new(),
+            },
+            Ok((Made::Rules, Some(why))) => Told {
+                steered: Steered::ByRules,
+                note: format!("the NIC brings all frames to queue {first}: no RSS context: {why}"),
+            },
+            Err(error) => self.take_back(nic, first, &plan, &error),
+        }
+    }
+
+    /// Undoes what was made before the NIC refused; what it does not take back now stays noted, and is taken back with the lease.
+    fn take_back(&mut self, nic: &mut impl Nic, first: u32, plan: &Plan, error: &NotMade) -> Told {
+        let undone = plan.parts(nic).iter().try_for_each(|part| undo(nic, part));
+        match undone {
+            Ok(()) => self.forget_plan(first),
+            Err(why) => tracing::warn!("what the NIC was told is not undone yet: {why}"),
+        }
+        Told::by_program(error)
+    }
+
+    /// Undoes what the NIC was told for a lease.
+    ///
+    /// # Errors
+    /// The driver's; it stays noted then.
+    pub(super) fn undo_all(&mut self, nic: &mut impl Nic, first: u32) -> io::Result<()> {
+        for part in self.parts(Some(&*nic), first) {
+            undo(nic, &part)?;
+        }
+        self.forget_plan(first);
+        Ok(())
+    }
+
+    /// What is to be undone for a lease; as far as it is known without a look, if the NIC cannot be asked.
+    pub(super) fn parts(&self, nic: Option<&impl Nic>, first: u32) -> Vec<Part> {
+        let plan = self.plans.get(&first);
+        plan.map_or_else(Vec::new, |plan| {
+            nic.map_or_else(|| plan.known_parts(), |nic| plan.parts(nic))
+        })
+    }
+
+    /// Whether all that was noted for a lease is in the NIC, and how frames come then.
+    pub(super) fn is_told(&self, nic: &impl Nic, first: u32) -> Option<Steered> {
+        let plan = self.plans.get(&first)?;
+        let there = nic.table().ok()?;
+        let all = plan
+            .rules
+            .iter()
+            .all(|rule| there.rules.iter().any(|known| known.rule == Some(*rule)));
+        let steered = match plan.context {
+            Some(_) => Steered::ByContext,
+            None => Steered::ByRules,
+        };
+        (all && !plan.rules.is_empty()).then_some(steered)
+    }
+
+    /// Everything of a lease is undone.
+    pub(super) fn forget(&mut self, first: u32) {
+        self.accepted.remove(&first);
+        self.forget_plan(first);
+    }
+
+    fn forget_plan(&mut self, first: u32) {
+        if self.plans.remove(&first).is_some()
+            && let Err(error) = self.write()
+        {
+            // The next steward finds nothing of it in the NIC, and forgets it, too.
+            tracing::warn!("cannot forget what the NIC was told: {error}");
+        }
+    }
+
+    fn note(&mut self, first: u32, plan: &Plan) -> io::Result<()> {
+        self.plans.insert(first, plan.clone());
+        self.write().inspect_err(|_| {
+            self.plans.remove(&first);
+        })
+    }
+
+    fn write(&self) -> io::Result<()> {
+        let Some(path) = &self.path else {
+            return Err(io::Error::other("the steward keeps no state"));
+        };
+        if self.plans.is_empty() {
+            return fs::remove_file(path);
+        }
+        let lease = self.plans.iter().map(|(&first_queue, plan)| Noted {
+            first_queue,
+            plan: plan.clone(),
+        });
+        let file = File {
+            interface: self.interface.clone(),
+            lease: lease.collect(),
+        };
+        let text = toml::to_string(&file).map_err(io::Error::other)?;
+        // Replaced as one: a reader sees the old or the new one.
+        let new = path.with_extension("new");
+        let mut to = fs::OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&new)?;
+        to.write_all(text.as_bytes())?;
+        fs::rename(&new, path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hardware::tests::{MACS, Played, theirs};
+
+    fn filter() -> Filter {
+        Filter {
+            macs: vec![MACS[0]],
+            vlans: vec![7],
+        }
+    }
+
+    #[test]
+    fn successor_finds_what_was_told_and_undoes_it() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("nic-1.toml");
+        let mut nic = Played::new();
+        let mut ledger = Ledger::open(Some(path.clone()));
+        let told = ledger.tell(&mut nic, &(2..4), &filter());
+        assert_eq!((told.steered, told.note.as_str()), (Steered::ByContext, ""));
+        drop(ledger);
+        let mut successor = Ledger::open(Some(path.clone()));
+        assert_eq!(successor.noted(), [2]);
+        assert_eq!(successor.is_told(&nic, 2), Some(Steered::ByContext));
+        assert_eq!(
+            successor.is_told(&Played::new(), 2),
+            None,
+            "another NIC, or it was reset"
+        );
+        successor.undo_all(&mut nic, 2).expect("it refuses nothing");
+        assert_eq!((nic.rules.len(), nic.contexts), (0, theirs()));
+        assert!(!path.exists() && Ledger::open(Some(path)).noted().is_empty());
+    }
+
+    #[test]
+    fn lease_that_is_told_again_leaves_nothing_of_the_first_time() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut nic = Played::new();
+        let mut ledger = Ledger::open(Some(dir.path().join("nic-1.toml")));
+        for _ in 0..3 {
+            assert_eq!(
+                ledger.tell(&mut nic, &(2..3), &filter()).steered,
+                Steered::ByRules
+            );
+            assert_eq!(nic.rules.len(), 1);
+        }
+        // A NIC that was reset meanwhile.
+        nic = Played::new();
+        assert_eq!(
+            ledger.tell(&mut nic, &(2..3), &filter()).steered,
+            Steered::ByRules
+        );
+        assert_eq!(nic.rules.len(), 1);
+    }
+
+    #[test]
+    fn without_a_place_for_notes_the_nic_is_told_nothing() {
+        let mut nic = Played::new();
+        let told = Ledger::open(None).tell(&mut nic, &(0..1), &filter());
+        assert_eq!((told.steered, nic.rules.len()), (Steered::ByProgram, 0));
+        assert!(told.note.contains("keeps no state"), "{}", told.note);
+    }
+
+    #[test]
+    fn refusal_leaves_nothing_and_no_note_unless_undoing_is_refused_too() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("nic-1.toml");
+        let mut nic = Played::new();
+        nic.fails_at = Some(2);
+        let mut ledger = Ledger::open(Some(path.clone()));
+        let told = ledger.tell(&mut nic, &(0..2), &filter());
+        assert_eq!(told.steered, Steered::ByProgram);
+        assert!(told.note.contains("n-tuple rule for MAC"), "{}", told.note);
+        assert_eq!((nic.contexts.clone(), path.exists()), (theirs(), false));
+        // Now the context cannot be taken back either.
+        let mut nic = Played::new();
+        (nic.fails_at, nic.fails_from_then_on) = (Some(2), true);
+        ledger.tell(&mut nic, &(0..2), &filter());
+        assert_eq!((nic.contexts.len(), path.exists()), (2, true));
+        (nic.fails_at, nic.fails_from_then_on) = (None, false);
+        let parts = ledger.parts(Some(&nic), 0);
+        assert!(parts.contains(&Part::Context(2)), "{parts:?}");
+        parts
+            .iter()
+            .for_each(|part| undo(&mut nic, part).expect("it refuses nothing"));
+        ledger.forget(0);
+        assert_eq!((nic.contexts, path.exists()), (theirs(), false));
+    }
+
+    #[test]
+    fn notes_of_no_interface_are_cleared_and_others_stay() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let of = |number| path_of(dir.path(), number);
+        for number in [1, 2] {
+            fs::write(of(number), "interface = \"nowhere9\"\n").expect("writable");
+        }
+        fs::write(dir.path().join("state.toml"), "").expect("writable");
+        Ledger::clear_strays(dir.path(), |path| path == of(2));
+        assert!(!of(1).exists() && of(2).exists() && dir.path().join("state.toml").exists());
+    }
+
+    #[test]
+    fn file_that_is_none_of_ours_is_said_and_nothing_is_touched() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("nic-1.toml");
+        fs::write(&path, "lease = 7").expect("writable");
+        assert!(Ledger::open(Some(path)).noted().is_empty());
+    }
+}

@@ -1,0 +1,109 @@
+//! What happens to the interface under a daemon whose queues are leased: it is told, says why, and goes on when it can.
+
+use rstest::rstest;
+use testkit::daemon::Placement;
+use testkit::{Daemon, Driver, DriverConfig, NetNs, PacketPort, Rig, Serve, VethPair, require, wait};
+
+const BUFFER: u32 = 2048;
+
+fn impaired_by(daemon: &Daemon, words: &str) {
+    daemon.await_port(0, words, |port| {
+        port["impaired"]
+            .as_str()
+            .is_some_and(|reason| reason.contains(words))
+    });
+}
+
+fn recovered(daemon: &Daemon) {
+    daemon.await_port(0, "recovered", |port| port["impaired"].is_null());
+}
+
+#[rstest]
+fn interface_that_moves_to_another_namespace_and_back_is_leased_again(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+) {
+    require!(Root);
+    let serve = Serve::interface(VethPair::NIC).placement(placement).leased();
+    let mut rig = Rig::with(VethPair::new(), &serve, &DriverConfig::default());
+    rig.post(64, &[BUFFER]);
+    rig.assert_passes_both_ways();
+    let away = NetNs::new("away");
+    for _ in 0..2 {
+        rig.veth
+            .near
+            .ip(&["link", "set", VethPair::NIC, "netns", away.name()]);
+        impaired_by(&rig.daemon, "gone");
+        assert!(!rig.driver.await_close(wait::QUIET), "the guest stays connected");
+        away.ip(&["link", "set", VethPair::NIC, "netns", rig.veth.near.name()]);
+        rig.veth.near.ip(&["link", "set", VethPair::NIC, "up"]);
+        recovered(&rig.daemon);
+        rig.await_passes_both_ways();
+    }
+}
+
+#[test]
+fn interface_that_is_renamed_goes_on_under_the_same_lease() {
+    require!(Root);
+    let serve = Serve::interface(VethPair::NIC).leased();
+    let mut rig = Rig::with(VethPair::new(), &serve, &DriverConfig::default());
+    rig.post(64, &[BUFFER]);
+    rig.assert_passes_both_ways();
+    rig.veth
+        .near
+        .ip(&["link", "set", VethPair::NIC, "name", "other0"]);
+    rig.assert_passes_both_ways();
+    wait::settle();
+    assert!(rig.daemon.port(0)["impaired"].is_null());
+    rig.assert_passes_both_ways();
+}
+
+#[test]
+fn queue_that_channels_take_away_impairs_the_port_and_is_used_again_when_it_is_back() {
+    require!(Root);
+    let veth = VethPair::with(2, 1500);
+    let serve = Serve::interface(VethPair::NIC).with("--queues", "2").leased();
+    let daemon = Daemon::start(&veth.near, &serve);
+    // The daemon has tried its queues at its start; a bound one is not given up by the kernel.
+    let shrink = || {
+        let mut command = veth.near.command("ethtool");
+        command.args(["-L", VethPair::NIC, "rx", "1"]);
+        command.output().expect("ethtool(8)").status.success()
+    };
+    veth.far.run("ethtool", &["-L", VethPair::WIRE, "tx", "1"]);
+    assert!(wait::until(wait::SOON, shrink), "the queue stays bound");
+    impaired_by(&daemon, "queue 1");
+    impaired_by(&daemon, "ethtool -L");
+    veth.near.run("ethtool", &["-L", VethPair::NIC, "rx", "2"]);
+    recovered(&daemon);
+    let wire = PacketPort::open(&veth.far, VethPair::WIRE);
+    let driver = Driver::connect(&daemon.socket(), &DriverConfig::default()).expect("accepted");
+    let mut rig = Rig {
+        driver,
+        daemon,
+        wire,
+        veth,
+    };
+    rig.post(64, &[BUFFER]);
+    rig.assert_passes_both_ways();
+}
+
+#[test]
+fn queue_that_a_guest_uses_is_not_taken_away() {
+    require!(Root);
+    let config = DriverConfig {
+        pairs: 2,
+        ..DriverConfig::default()
+    };
+    let serve = Serve::interface(VethPair::NIC).with("--queues", "2").leased();
+    let mut rig = Rig::with(VethPair::with(2, 1500), &serve, &config);
+    rig.veth.far.run("ethtool", &["-L", VethPair::WIRE, "tx", "1"]);
+    rig.post(64, &[BUFFER]);
+    let mut command = rig.veth.near.command("ethtool");
+    command.args(["-L", VethPair::NIC, "rx", "1"]);
+    assert!(
+        !command.output().expect("ethtool(8)").status.success(),
+        "the kernel refuses"
+    );
+    rig.assert_passes_both_ways();
+    assert!(rig.daemon.port(0)["impaired"].is_null());
+}
