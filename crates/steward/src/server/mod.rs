@@ -334,9 +334,9 @@ impl Server {
             let text = "this connection has a lease: connect once more for another";
             return Err(Refusal::new(Reason::Lease, text));
         }
-        let rule = self
-            .policy
-            .find(&connection.peer, wanted, |rule| self.leased(rule))?;
+        let peer = connection.peer.clone();
+        self.end_given_up(&peer, wanted);
+        let rule = self.policy.find(&peer, wanted, |rule| self.leased(rule))?;
         let link = Link::by_name(&wanted.interface)
             .map_err(|error| Refusal::new(Reason::NoInterface, with_sources(&error)))?;
         let known = self.interfaces.iter().find(|(_, interface)| interface.is(&link));

@@ -126,6 +126,23 @@ impl Server {
         over.into_iter().for_each(|number| self.end_orphan(number));
     }
 
+    /// A process that asks for queues anew which it had has given that lease up, or never learned that it had it.
+    pub(super) fn end_given_up(&mut self, peer: &Credentials, wanted: &Wanted) {
+        let given_up = |orphan: &Orphan| {
+            (orphan.peer.pid, orphan.peer.uid) == (peer.pid, peer.uid)
+                && peer.pid > 0
+                && orphan.wanted.interface == wanted.interface
+                && orphan
+                    .held
+                    .queues
+                    .clone()
+                    .any(|queue| wanted.range().contains(&queue))
+        };
+        let theirs = |(&number, orphan): (&u64, &Orphan)| given_up(orphan).then_some(number);
+        let theirs: Vec<u64> = self.orphans.iter().filter_map(theirs).collect();
+        theirs.into_iter().for_each(|number| self.end_orphan(number));
+    }
+
     fn end_orphan(&mut self, number: u64) {
         if let Some(orphan) = self.orphans.remove(&number) {
             let queues = &orphan.held.queues;

@@ -34,6 +34,16 @@ pub(crate) fn spawn(world: &World, role: &str, queue: u32) -> Running {
     Running::start(command)
 }
 
+/// As [`spawn`], for the first queue of an interface.
+pub(crate) fn spawn_on(world: &World, role: &str, interface: &str) -> Running {
+    let mut command = Command::new(std::env::current_exe().expect("a test is a program"));
+    command.args(["--ignored", "--exact", role, "--nocapture", "--test-threads=1"]);
+    command
+        .env("STEWARD_SOCKET", world.socket())
+        .env("STEWARD_INTERFACE", interface);
+    Running::start(command)
+}
+
 /// As [`spawn`], and waits until it says `text`.
 pub(crate) fn start(world: &World, role: &str, queue: u32) -> Running {
     let mut running = spawn(world, role, queue);
@@ -44,6 +54,11 @@ pub(crate) fn start(world: &World, role: &str, queue: u32) -> Running {
 /// Where the steward is, in a child.
 pub(crate) fn socket() -> PathBuf {
     std::env::var_os("STEWARD_SOCKET").expect("run by a test").into()
+}
+
+/// Of which interface to lease, in a child.
+pub(crate) fn interface() -> String {
+    std::env::var("STEWARD_INTERFACE").expect("run by a test")
 }
 
 /// Which queue to lease, in a child.
@@ -139,20 +154,23 @@ pub(crate) struct Echo {
 impl Echo {
     /// Registers memory, binds, and lets frames come.
     pub(crate) fn open(lease: &Lease, fd: OwnedFd, queue: u32) -> Self {
+        Self::try_open(lease, fd, queue).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// The same, where it may fail: the steward may be away.
+    pub(crate) fn try_open(lease: &Lease, fd: OwnedFd, queue: u32) -> Result<Self, String> {
         let umem = umem();
         let pool = umem.all_frames().expect("fresh").collect();
-        let socket = Socket::from_fd(fd, &umem, &config(&lease.facts(), queue))
-            .unwrap_or_else(|error| panic!("{error}"));
+        let socket =
+            Socket::from_fd(fd, &umem, &config(&lease.facts(), queue)).map_err(|error| error.to_string())?;
         let conf = QueueConf {
             virtio_header: None,
             frame_limit: 1518,
         };
-        lease
-            .activate(queue, conf)
-            .unwrap_or_else(|error| panic!("{error}"));
+        lease.activate(queue, conf).map_err(|error| error.to_string())?;
         let mut echo = Self { socket, pool };
         echo.socket.fill.refill(&mut echo.pool, 512);
-        echo
+        Ok(echo)
     }
 
     /// Sends back what came, for about so long; false when the interface does not send.

@@ -15,8 +15,10 @@ use steer::{Filter, ModeRequest};
 use steward::client::{Lease, LeaseError};
 use steward::protocol::{Refusal, Wanted};
 use tempfile::TempDir;
-use testkit::{BpfFs, NetNs, PacketPort, Running, VethPair, wait};
+use testkit::{BpfFs, PacketPort, Running, VethPair, wait};
 
+/// The steward's program.
+const STEWARD: &str = env!("CARGO_BIN_EXE_vhost-af-xdp-steward");
 /// Who holders are: nobody.
 pub(crate) const HOLDER_UID: u32 = 65_534;
 
@@ -41,6 +43,8 @@ pub(crate) struct World {
     pub(crate) dir: TempDir,
     /// Where the steward keeps leases over its own end, if it does.
     pub(crate) bpffs: Option<BpfFs>,
+    /// For how long it waits for holders then, seconds.
+    grace: &'static str,
 }
 
 impl World {
@@ -55,15 +59,20 @@ impl World {
     }
 
     pub(crate) fn with(queues: u32, policy: &str) -> Self {
-        Self::start(queues, policy, None)
+        Self::start(queues, policy, None, "0")
     }
 
     /// On an interface of one queue, with a steward whose leases outlive it; holders have half a second to come back.
     pub(crate) fn kept() -> Self {
-        Self::start(1, POLICY, Some(BpfFs::new()))
+        Self::start(1, POLICY, Some(BpfFs::new()), "0.5")
     }
 
-    fn start(queues: u32, policy: &str, bpffs: Option<BpfFs>) -> Self {
+    /// The same with another policy, and so many seconds.
+    pub(crate) fn kept_for(policy: &str, grace: &'static str) -> Self {
+        Self::start(1, policy, Some(BpfFs::new()), grace)
+    }
+
+    fn start(queues: u32, policy: &str, bpffs: Option<BpfFs>, grace: &'static str) -> Self {
         let veth = VethPair::with(queues, 1500);
         let dir = testkit::daemon::private_dir();
         // Holders are of another user.
@@ -74,11 +83,16 @@ impl World {
             .expect("chmod(1)");
         fs::write(dir.path().join("policy.toml"), policy).expect("writable");
         let mut world = Self {
-            steward: start(&veth.near, &dir, bpffs.as_ref()),
+            steward: Running::start(with_places(
+                veth.near.command(STEWARD),
+                &dir,
+                bpffs.as_ref().map(|bpffs| (bpffs, grace)),
+            )),
             wire: PacketPort::open(&veth.far, VethPair::WIRE),
             veth,
             dir,
             bpffs,
+            grace,
         };
         world.steward.await_text("ready");
         world
@@ -98,16 +112,16 @@ impl World {
             capabilities,
             "--no-new-privs",
         ]);
-        command.arg(env!("CARGO_BIN_EXE_vhost-af-xdp-steward"));
-        self.steward = start_as(command, &self.dir, self.bpffs.as_ref());
+        command.arg(STEWARD);
+        self.steward = Running::start(self.with_places(command));
         self.steward.await_text("ready");
     }
 
     /// Starts the steward again after its end, to die at a point.
     pub(crate) fn restart_to_crash(&mut self, point: &str) {
-        let mut command = self.veth.near.command(env!("CARGO_BIN_EXE_vhost-af-xdp-steward"));
+        let mut command = self.veth.near.command(STEWARD);
         command.env("STEWARD_CRASH_AT", point);
-        self.steward = start_as(command, &self.dir, self.bpffs.as_ref());
+        self.steward = Running::start(self.with_places(command));
     }
 
     /// Ends the steward.
@@ -118,8 +132,7 @@ impl World {
 
     /// Takes back what is left, by a command of its own; what that complains of.
     pub(crate) fn take_back(&self) -> String {
-        let command = self.veth.near.command(env!("CARGO_BIN_EXE_vhost-af-xdp-steward"));
-        let mut command = with_places(command, &self.dir, self.bpffs.as_ref());
+        let mut command = self.with_places(self.veth.near.command(STEWARD));
         let output = command.arg("--take-back").env("RUST_LOG", "off").output();
         let output = output.expect("it runs");
         String::from_utf8(output.stderr).expect("text")
@@ -141,8 +154,24 @@ impl World {
 
     /// Starts the steward again after its end.
     pub(crate) fn restart(&mut self) {
-        self.steward = start(&self.veth.near, &self.dir, self.bpffs.as_ref());
+        self.start_again();
         self.steward.await_text("ready");
+    }
+
+    /// Ends the steward and starts it again.
+    pub(crate) fn restart_after(&mut self, signal: Signal) {
+        self.end_steward(signal);
+        self.restart();
+    }
+
+    /// Starts the steward again after its end, and does not wait for it.
+    pub(crate) fn start_again(&mut self) {
+        self.steward = Running::start(self.with_places(self.veth.near.command(STEWARD)));
+    }
+
+    fn with_places(&self, command: Command) -> Command {
+        let kept = self.bpffs.as_ref().map(|bpffs| (bpffs, self.grace));
+        with_places(command, &self.dir, kept)
     }
 
     /// A lease of this process, which is root's.
@@ -212,6 +241,14 @@ impl World {
     }
 }
 
+/// A lease of queues of an interface.
+pub(crate) fn wanted_of(interface: &str, start_queue: u32, queues: u32) -> Wanted {
+    Wanted {
+        interface: interface.to_owned(),
+        ..wanted(start_queue, queues)
+    }
+}
+
 pub(crate) fn wanted(start_queue: u32, queues: u32) -> Wanted {
     Wanted {
         interface: VethPair::NIC.to_owned(),
@@ -232,22 +269,13 @@ pub(crate) fn refusal<T>(result: Result<T, LeaseError>) -> Refusal {
     }
 }
 
-fn start(netns: &NetNs, dir: &TempDir, bpffs: Option<&BpfFs>) -> Running {
-    let command = netns.command(env!("CARGO_BIN_EXE_vhost-af-xdp-steward"));
-    start_as(command, dir, bpffs)
-}
-
-fn start_as(command: Command, dir: &TempDir, bpffs: Option<&BpfFs>) -> Running {
-    Running::start(with_places(command, dir, bpffs))
-}
-
-fn with_places(mut command: Command, dir: &TempDir, bpffs: Option<&BpfFs>) -> Command {
+fn with_places(mut command: Command, dir: &TempDir, kept: Option<(&BpfFs, &str)>) -> Command {
     command.arg("--policy").arg(dir.path().join("policy.toml"));
     command.arg("--socket").arg(dir.path().join("steward.sock"));
-    if let Some(bpffs) = bpffs {
+    if let Some((bpffs, grace)) = kept {
         command.arg("--state").arg(dir.path().join("state"));
         command.arg("--pins").arg(bpffs.pins());
-        command.args(["--grace", "0.5"]);
+        command.args(["--grace", grace]);
     }
     command
 }

@@ -1,0 +1,300 @@
+//! Stewards and holders killed at random under traffic, 500 times: frames go on whenever only the steward is away, and nothing is
+//! left behind in the end. `STEWARD_KILLS` and `STEWARD_SEED` make it other ones.
+
+mod common;
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use common::{World, holder};
+use rustix::process::Signal;
+use steward::client::Lease;
+use testkit::{PacketPort, Running, VethPair, frame, require, wait};
+
+/// The interfaces, of one queue each and with one holder each, and their other ends.
+const PAIRS: [(&str, &str); 2] = [(VethPair::NIC, VethPair::WIRE), ("nic1", "wire1")];
+
+const POLICY: &str = r#"
+[[allow]]
+user = 65534
+interface = "nic0"
+queues = "0"
+memlock = "64 MiB"
+[[allow]]
+user = 65534
+interface = "nic1"
+queues = "0"
+memlock = "64 MiB"
+"#;
+
+/// Kills, how many echoes were asked for while there was no steward, and how often all was found well.
+#[derive(Debug, Default)]
+struct Tally {
+    stewards: u32,
+    holders: u32,
+    echoes_without: u32,
+    settled: u32,
+}
+
+/// Everything that is killed.
+struct Victims {
+    world: World,
+    holders: Vec<Running>,
+    wires: Vec<PacketPort>,
+    /// Of the next frame that is looked for.
+    serial: u8,
+    tally: Tally,
+}
+
+impl Victims {
+    fn new() -> Self {
+        // Long enough for a holder that is not scheduled for a while; who is dead is not waited for.
+        let world = World::kept_for(POLICY, "10");
+        world.veth.join_as(PAIRS[1], 1, 1500);
+        let wires = PAIRS
+            .map(|(_, wire)| PacketPort::open(&world.veth.far, wire))
+            .into();
+        let mut victims = Self {
+            holders: (0..PAIRS.len()).map(|at| start_holder(&world, at)).collect(),
+            world,
+            wires,
+            serial: 0,
+            tally: Tally::default(),
+        };
+        victims.settle();
+        victims
+    }
+
+    /// Whether a frame comes back on that wire.
+    fn echoes(&mut self, at: usize, patience: Duration) -> bool {
+        self.serial = self.serial.wrapping_add(1);
+        // Of a length that the traffic has not.
+        let sent = frame::plain(200, self.serial);
+        let wire = &self.wires[at];
+        let until = Instant::now() + patience;
+        if wire.try_send(&sent).is_err() {
+            return false;
+        }
+        while Instant::now() < until {
+            if wire
+                .receive(until.saturating_duration_since(Instant::now()))
+                .as_ref()
+                == Some(&sent)
+            {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Kills the steward; who had frames before has them still.
+    fn kill_steward(&mut self) {
+        let had: Vec<usize> = (0..PAIRS.len())
+            .filter(|&at| self.echoes(at, Duration::from_millis(3)))
+            .collect();
+        self.world.end_steward(Signal::KILL);
+        self.tally.stewards += 1;
+        for at in had {
+            let goes_on = self.echoes(at, wait::SOON);
+            assert!(
+                goes_on,
+                "no echo on {at}: {} {}",
+                self.world.steward, self.holders[at]
+            );
+            self.tally.echoes_without += 1;
+        }
+    }
+
+    fn kill_holder(&mut self, at: usize) {
+        self.holders[at].signal(Signal::KILL);
+        self.holders[at].wait(wait::SOON);
+        self.tally.holders += 1;
+    }
+
+    /// One or two kills, in any order, of what may be in the midst of anything.
+    fn round(&mut self, random: &mut Random) {
+        std::thread::sleep(Duration::from_micros(random.below(25_000)));
+        let holder = random.index(PAIRS.len());
+        let (steward_dies, holder_dies, steward_first) = match random.below(10) {
+            0..4 => (true, false, true),
+            4..7 => (false, true, true),
+            7 => (true, true, true),
+            _ => (true, true, false),
+        };
+        if holder_dies && !steward_first {
+            self.kill_holder(holder);
+        }
+        if steward_dies {
+            self.kill_steward();
+        }
+        if holder_dies && steward_first {
+            self.kill_holder(holder);
+        }
+        let holder_before = random.below(2) == 0;
+        if holder_dies && holder_before {
+            self.holders[holder] = start_holder(&self.world, holder);
+        }
+        if steward_dies {
+            self.world.start_again();
+        }
+        if holder_dies && !holder_before {
+            self.holders[holder] = start_holder(&self.world, holder);
+        }
+    }
+
+    /// Waits until all is well: frames come back everywhere, and there is what belongs to two leases, and no more.
+    fn settle(&mut self) {
+        for at in 0..PAIRS.len() {
+            let until = Instant::now() + wait::SOON;
+            while !self.echoes(at, Duration::from_millis(50)) {
+                assert!(
+                    Instant::now() < until,
+                    "no echo on {at}: {} {}",
+                    self.world.steward,
+                    self.holders[at]
+                );
+            }
+        }
+        let whole = wait::until(wait::SOON, || self.records() == 2 && self.pins().len() == 2);
+        assert!(
+            whole,
+            "{} records, pins {:?}: {}",
+            self.records(),
+            self.pins(),
+            self.world.steward
+        );
+        self.tally.settled += 1;
+    }
+
+    /// Leases that are recorded with a token.
+    fn records(&self) -> usize {
+        let path = self.world.dir.path().join("state/state.toml");
+        std::fs::read_to_string(path)
+            .unwrap_or_default()
+            .matches("token = ")
+            .count()
+    }
+
+    /// Links that are pinned.
+    fn pins(&self) -> Vec<PathBuf> {
+        let pinned = self.world.bpffs.as_ref().expect("kept").pinned();
+        pinned.into_iter().filter(|path| path.ends_with("link")).collect()
+    }
+}
+
+fn start_holder(world: &World, at: usize) -> Running {
+    holder::spawn_on(world, "child_holds_on", PAIRS[at].0)
+}
+
+/// Has its queue and sends back what comes, whatever happens to the steward and the lease.
+#[test]
+#[ignore = "run in a process of its own"]
+fn child_holds_on() {
+    holder::give_up_privileges();
+    let interface = holder::interface();
+    let mut said = String::new();
+    loop {
+        let over = hold(&interface).expect_err("it ends only by an error");
+        if over != said {
+            println!("{over}");
+            said = over;
+        }
+        std::thread::sleep(Duration::from_millis(3));
+    }
+}
+
+fn hold(interface: &str) -> Result<(), String> {
+    let wanted = common::wanted_of(interface, 0, 1);
+    let (lease, mut sockets) = Lease::take(&holder::socket(), &wanted).map_err(|error| error.to_string())?;
+    lease
+        .raise_memlock(3 * holder::UMEM_BYTES)
+        .map_err(|error| error.to_string())?;
+    let socket = sockets.pop().ok_or("no socket")?;
+    let mut echo = holder::Echo::try_open(&lease, socket, 0)?;
+    loop {
+        echo.run(Duration::from_millis(5));
+        let generation = lease.facts().generation;
+        let changed = lease.take_changes().map_err(|error| error.to_string())?;
+        if changed.is_some_and(|facts| facts.generation != generation || facts.mode.is_none()) {
+            return Err("another program".to_owned());
+        }
+    }
+}
+
+/// Numbers that are the same each time (xorshift64*).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % end
+    }
+
+    fn index(&mut self, end: usize) -> usize {
+        usize::try_from(self.below(end as u64)).expect("small")
+    }
+}
+
+#[test]
+fn stewards_and_holders_killed_500_times_under_traffic_leave_nothing_and_frames_go_on() {
+    require!(Root);
+    let number = |name: &str, else_: u64| {
+        let said = std::env::var(name).ok();
+        said.map_or(else_, |text| text.parse().expect("a number"))
+    };
+    let (kills, seed) = (number("STEWARD_KILLS", 500), number("STEWARD_SEED", 0x5eed_cafe));
+    let (mut victims, mut random) = (Victims::new(), Random(seed));
+    let (over, began) = (AtomicBool::new(false), Instant::now());
+    let traffic = PAIRS.map(|(_, wire)| PacketPort::open(&victims.world.veth.far, wire));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                for wire in &traffic {
+                    let _ = wire.try_send(&frame::plain(100, 1));
+                }
+                std::thread::sleep(Duration::from_micros(500));
+            }
+        });
+        // Also when it panics.
+        let _end = End(&over);
+        let mut rounds = 0;
+        while u64::from(victims.tally.stewards + victims.tally.holders) < kills {
+            victims.round(&mut random);
+            rounds += 1;
+            if rounds % 20 == 0 {
+                victims.settle();
+            }
+        }
+        victims.settle();
+    });
+    println!("{:?} in {:?}", victims.tally, began.elapsed());
+    assert!(
+        victims.tally.echoes_without > victims.tally.stewards / 4,
+        "{:?}",
+        victims.tally
+    );
+    // All but the steward go, which then has nothing left.
+    for at in 0..PAIRS.len() {
+        victims.kill_holder(at);
+    }
+    let world = &mut victims.world;
+    world.await_nothing();
+    wait::settle();
+    let before = world.descriptors();
+    world.restart_after(Signal::KILL);
+    world.await_descriptors(before);
+    world.await_nothing();
+    world.end_steward(Signal::TERM);
+    assert!(!world.socket().exists());
+}
+
+struct End<'a>(&'a AtomicBool);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
