@@ -93,11 +93,32 @@ impl Mode {
     }
 }
 
+/// What a daemon may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// Nothing; a steward leases queues to it.
+    Leased,
+    /// Nothing, and it has no queues.
+    Nobody,
+    /// Everything.
+    Root,
+}
+
+impl Way {
+    /// This one, unless `TESTKIT_STEWARD=0` says root.
+    fn or_root(self) -> Self {
+        match std::env::var("TESTKIT_STEWARD").as_deref() {
+            Ok("0") => Self::Root,
+            _ => self,
+        }
+    }
+}
+
 /// Options of `serve`, without the socket.
 #[derive(Clone, Debug)]
 pub struct Serve {
     args: Vec<String>,
-    leased: bool,
+    way: Way,
 }
 
 impl Serve {
@@ -106,39 +127,39 @@ impl Serve {
     pub fn interface(name: &str) -> Self {
         Self {
             args: vec!["--ifname".to_owned(), name.to_owned()],
-            leased: std::env::var("TESTKIT_STEWARD").as_deref() != Ok("0"),
+            way: Way::Leased.or_root(),
         }
     }
 
-    /// With the null NIC.
+    /// With the null NIC, without privileges.
     #[must_use]
     pub fn null() -> Self {
         Self {
             args: vec!["--null".to_owned()],
-            leased: false,
+            way: Way::Nobody.or_root(),
         }
     }
 
     /// Queues are leased from a steward, whatever `TESTKIT_STEWARD` says.
     #[must_use]
     pub fn leased(mut self) -> Self {
-        self.leased = true;
+        self.way = Way::Leased;
         self
     }
 
     /// Started by root, without a steward, whatever `TESTKIT_STEWARD` says.
     #[must_use]
     pub fn by_root(mut self) -> Self {
-        self.leased = false;
+        self.way = Way::Root;
         self
     }
 
-    /// With a cable between two ports.
+    /// With a cable between two ports, without privileges.
     #[must_use]
     pub fn cable(name: &str) -> Self {
         Self {
             args: vec!["--cable".to_owned(), name.to_owned()],
-            leased: false,
+            way: Way::Nobody.or_root(),
         }
     }
 
@@ -283,7 +304,7 @@ impl Daemon {
         let named = ports.iter().flat_map(|port| port.split(','));
         let further: Vec<_> = named.filter_map(|pair| pair.strip_prefix("ifname=")).collect();
         let lessor = lessor_of(netns, &dir, (serve, &further));
-        let mut command = serving(netns, &dir, lessor.as_ref());
+        let mut command = serving(netns, (&dir, lessor.as_ref()), serve);
         command.args(serve.args());
         for (socket, port) in sockets.iter().zip(ports) {
             command
@@ -308,7 +329,7 @@ impl Daemon {
     pub fn spawn_on_fd(netns: &NetNs, fd: &OwnedFd, serve: &Serve) -> Self {
         let dir = private_dir();
         let lessor = lessor(netns, &dir, serve);
-        let mut command = serving(netns, &dir, lessor.as_ref());
+        let mut command = serving(netns, (&dir, lessor.as_ref()), serve);
         command
             .args(["--fd", &fd.as_raw_fd().to_string()])
             .args(serve.args());
@@ -470,7 +491,7 @@ pub fn run_to_end(netns: &NetNs, args: &[&str]) -> (ExitStatus, String) {
 }
 
 fn spawn(netns: &NetNs, (dir, lessor): (&TempDir, Option<&Lessor>), socket: &Path, serve: &Serve) -> Running {
-    let mut command = serving(netns, dir, lessor);
+    let mut command = serving(netns, (dir, lessor), serve);
     command.arg("--socket-path").arg(socket).args(serve.args());
     Running::start(command)
 }
@@ -488,12 +509,16 @@ fn lessor_of(netns: &NetNs, dir: &TempDir, (serve, further): (&Serve, &[&str])) 
         .chain(further.iter().copied())
         .collect();
     names.dedup();
-    serve.leased.then(|| Lessor::start(netns, dir, &names))
+    (serve.way == Way::Leased).then(|| Lessor::start(netns, dir, &names))
 }
 
 /// `serve` with what all have in common.
-fn serving(netns: &NetNs, dir: &TempDir, lessor: Option<&Lessor>) -> Command {
-    let mut command = lessor.map_or_else(|| netns.command(binary()), Lessor::command);
+fn serving(netns: &NetNs, (dir, lessor): (&TempDir, Option<&Lessor>), serve: &Serve) -> Command {
+    let mut command = match (lessor, serve.way) {
+        (Some(lessor), _) => lessor.command(),
+        (None, Way::Nobody) => Lessor::nobody(netns, dir, &[]),
+        (None, _) => netns.command(binary()),
+    };
     command
         .arg("serve")
         .arg("--control")

@@ -350,7 +350,7 @@ fn options_that_do_not_go_together_are_refused() {
     refused(direct, &["memory=copy", "virtio-net header"]);
     let steward = inhibited().with("--map-path", "/x").with("--steward", "/y");
     refused(steward, &["--steward", "exclude"]);
-    let null = Serve::null().flag("--inhibit").with("--map-path", "/x");
+    let null = Serve::null().by_root().flag("--inhibit").with("--map-path", "/x");
     refused(null, &["--ifname"]);
 
     let program = Foreign::attach(&veth.near, VethPair::NIC, Mode::Skb, 0);

@@ -5,10 +5,11 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::ExitStatusExt;
-use std::process::ExitStatus;
+use std::process::{Command, ExitStatus};
 
 use rstest::rstest;
 use rustix::process::Signal;
+use tempfile::TempDir;
 use testkit::daemon::{Mode, Placement, binary, private_dir};
 use testkit::{Daemon, DriverConfig, Rig, Running, Serve, VethPair, require, wait};
 
@@ -24,13 +25,18 @@ fn by_root() -> Serve {
 /// Tries something in the sandbox of a daemon with these layers; how it ended, and what it said.
 fn attempt(name: &str, options: &[&str]) -> (ExitStatus, String) {
     let directory = private_dir();
-    let mut command = std::process::Command::new(binary());
-    command.args(["serve", "--null", "--control", "none", "--sandbox-attempt", name]);
-    command.arg("--socket-path").arg(directory.path().join("vm.sock"));
+    let mut command = serve_attempting(name, &directory);
     command.args(options);
     let mut running = Running::start(command);
     let status = running.wait(wait::SOON);
     (status, running.said())
+}
+
+fn serve_attempting(name: &str, directory: &TempDir) -> Command {
+    let mut command = Command::new(binary());
+    command.args(["serve", "--null", "--control", "none", "--sandbox-attempt", name]);
+    command.arg("--socket-path").arg(directory.path().join("vm.sock"));
+    command
 }
 
 #[track_caller]
@@ -121,6 +127,34 @@ fn call_that_is_not_in_the_table_ends_the_process(
     assert_killed(name, &[]);
     // By itself, too.
     assert_killed(name, &["--sandbox", "calls"]);
+}
+
+#[test]
+fn panic_and_abort_are_told_as_ever() {
+    require!(Root);
+    let directory = private_dir();
+    let mut command = serve_attempting("panic", &directory);
+    command.env("RUST_BACKTRACE", "1");
+    let mut running = Running::start(command);
+    let (status, said) = (running.wait(wait::SOON), running.said());
+    assert_ne!(status.signal(), Some(SIGSYS), "{said}");
+    assert!(
+        said.contains("panicked at") && said.contains("as was asked for"),
+        "{said}"
+    );
+    assert!(said.contains("attempts::"), "no names in the backtrace: {said}");
+    let (status, said) = attempt("abort", &[]);
+    assert_eq!(status.signal(), Some(6), "SIGABRT: {said}");
+}
+
+#[test]
+fn status_comes_by_signal_too() {
+    require!(Root);
+    let veth = VethPair::new();
+    let mut daemon = Daemon::start(&veth.near, &by_root());
+    daemon.process().signal(Signal::USR1);
+    daemon.process().await_text("waiting for a VMM");
+    daemon.process().check();
 }
 
 #[test]

@@ -19,8 +19,12 @@ const BUFFER: u32 = 2048;
 const MIB: u64 = 1 << 20;
 
 fn daemon_on_null() -> (NetNs, Daemon) {
+    daemon_on(&Serve::null())
+}
+
+fn daemon_on(serve: &Serve) -> (NetNs, Daemon) {
     let netns = NetNs::new("null");
-    let daemon = Daemon::start(&netns, &Serve::null());
+    let daemon = Daemon::start(&netns, serve);
     (netns, daemon)
 }
 
@@ -79,7 +83,8 @@ fn private_mapping(file: &std::os::fd::OwnedFd, len: usize) -> u64 {
 #[test]
 fn memory_that_the_vmm_does_not_share_is_refused_with_the_remedy() {
     require!(Root);
-    let (_netns, mut daemon) = daemon_on_null();
+    // By root, whose keeper looks for it: only root and the VMM's own user may see how it maps its memory (ptrace(2), PTRACE_MODE_READ).
+    let (_netns, mut daemon) = daemon_on(&Serve::null().by_root());
     let ram = GuestRam::new(&[(GuestAddr(0), MIB)]).expect("memory");
     let regions = ram.regions().expect("regions");
     let mut info = region_info(&regions[0]);
@@ -425,7 +430,7 @@ fn socket_of_a_daemon_that_was_killed_is_taken_over_and_that_of_a_living_one_is_
     let gone = wait::until(wait::SOON, || !daemon.socket().exists());
     assert!(gone, "its keeper removes it");
     // One that nobody removed, since the machine went down.
-    drop(UnixListener::bind(daemon.socket()).expect("a free path"));
+    drop(daemon.listen());
     assert!(daemon.socket().exists());
     daemon.restart(&netns, &Serve::null());
     Driver::connect(&daemon.socket(), &DriverConfig::default()).expect("accepted");

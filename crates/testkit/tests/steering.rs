@@ -25,9 +25,7 @@ fn guest_gets_frames_of_its_address_and_vlan_and_the_host_the_others(
         .with("--mac", MAC)
         .with("--vlan", "100-101,0")
         .with("--memory", memory);
-    if leased {
-        serve = serve.leased();
-    }
+    serve = if leased { serve.leased() } else { serve.by_root() };
     let mut rig = Rig::with(VethPair::new(), &serve, &DriverConfig::default());
     let host = PacketPort::open(&rig.veth.near, VethPair::NIC);
     rig.pair().post(64, &[2048]);

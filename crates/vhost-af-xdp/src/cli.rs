@@ -259,6 +259,13 @@ impl ServeArgs {
             Some(path) if path.as_os_str() == "none" => None,
             Some(path) => Some(path),
         };
+        let layers = Layers::parse(&self.sandbox)?;
+        if let Some(user) = self.user.as_deref().filter(|_| !layers.user) {
+            bail!(
+                "--user {user} with --sandbox {}, which leaves the user as it is: add `user` there",
+                self.sandbox
+            );
+        }
         let cpus = self.cpus.map_or_else(Vec::new, |list| list.0);
         check_cpus(&cpus)?;
         Ok(ServeConfig {
@@ -268,7 +275,7 @@ impl ServeArgs {
             spin: Duration::from_micros(self.spin_us),
             steward: self.steward,
             control,
-            layers: Layers::parse(&self.sandbox)?,
+            layers,
             user: self.user.as_deref().map(User::parse).transpose()?,
             attempt: self.sandbox_attempt,
         })

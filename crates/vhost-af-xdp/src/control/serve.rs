@@ -100,18 +100,7 @@ pub(crate) fn run(config: &ServeConfig) -> anyhow::Result<()> {
     let handle = signals.handle();
     let lost = watch_keeper(&keeper, handle.clone())?;
     for (port, meeting) in ports.iter().zip(meetings) {
-        let (port, handle) = (Arc::clone(port), handle.clone());
-        tracing::info!(port = %port.config.endpoint, "ready");
-        let name = format!("port {}", port.config.endpoint);
-        let body = move || {
-            attend(&port, meeting);
-            // Only a connection that was passed in ends by itself, and the daemon with it.
-            handle.close();
-        };
-        std::thread::Builder::new()
-            .name(name.chars().take(15).collect())
-            .spawn(body)
-            .context("no thread")?;
+        start_attending(port, meeting, handle.clone())?;
     }
     for signal in signals.forever() {
         match signal {
@@ -123,6 +112,22 @@ pub(crate) fn run(config: &ServeConfig) -> anyhow::Result<()> {
     if lost.load(Ordering::Relaxed) {
         bail!("the keeper of this daemon has ended, and the XDP program with it: start the daemon again");
     }
+    Ok(())
+}
+
+fn start_attending(port: &Arc<Port>, meeting: Meeting, signals: Handle) -> anyhow::Result<()> {
+    tracing::info!(port = %port.config.endpoint, "ready");
+    let name = format!("port {}", port.config.endpoint);
+    let port = Arc::clone(port);
+    let body = move || {
+        attend(&port, meeting);
+        // Only a connection that was passed in ends by itself, and the daemon with it.
+        signals.close();
+    };
+    std::thread::Builder::new()
+        .name(name.chars().take(15).collect())
+        .spawn(body)
+        .context("no thread")?;
     Ok(())
 }
 
@@ -143,7 +148,7 @@ fn leave_privileges(
 ) -> anyhow::Result<(Keeper, sandbox::InForce)> {
     let root = rustix::process::geteuid().is_root();
     let user = match &config.user {
-        None if root => Some(User::nobody()),
+        None if root => User::nobody(),
         user => user.clone(),
     };
     let user = user.filter(|_| config.layers.user);

@@ -6,6 +6,7 @@ use std::fmt;
 use std::ptr;
 
 use rustix::process::{Gid, Uid, getegid, geteuid};
+use rustix::thread::CapabilitySet;
 
 use super::SandboxError;
 
@@ -63,14 +64,21 @@ impl User {
         })
     }
 
-    /// Whom root becomes that did not say.
-    pub(crate) fn nobody() -> Self {
-        Self {
+    /// Whom root becomes that did not say: nobody, if there is such a user here. In a user namespace there may not be.
+    pub(crate) fn nobody() -> Option<Self> {
+        let capabilities = CapabilitySet::SETUID | CapabilitySet::SETGID;
+        let may = super::capabilities::permitted().contains(capabilities);
+        let read = |file| std::fs::read_to_string(format!("/proc/self/{file}")).unwrap_or_default();
+        let mapped = ["uid_map", "gid_map"]
+            .map(read)
+            .iter()
+            .all(|map| has_number(map, NOBODY));
+        (may && mapped && read("setgroups").trim() != "deny").then(|| Self {
             name: Some("nobody".to_owned()),
             uid: NOBODY,
             gid: NOBODY,
             groups: Vec::new(),
-        }
+        })
     }
 
     /// Numbers of user and group, as chown(2) takes them.
@@ -101,6 +109,19 @@ impl fmt::Display for User {
             None => write!(f, "{}:{}", self.uid, self.gid),
         }
     }
+}
+
+/// Whether a map of a user namespace has that number inside (user_namespaces(7)).
+fn has_number(map: &str, number: u32) -> bool {
+    map.lines().any(|line| {
+        let mut fields = line.split_ascii_whitespace().map(str::parse::<u32>);
+        match (fields.next(), fields.next(), fields.next()) {
+            (Some(Ok(first)), Some(_), Some(Ok(count))) => {
+                number.checked_sub(first).is_some_and(|offset| offset < count)
+            }
+            _ => false,
+        }
+    })
 }
 
 /// Who this process is, in numbers.
@@ -170,6 +191,14 @@ fn groups_of(name: &CStr, gid: u32) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn user_namespace_without_nobody_is_seen() {
+        assert!(has_number("         0          0 4294967295\n", NOBODY));
+        assert!(!has_number("         0       1000          1\n", NOBODY));
+        assert!(has_number("0 1000 1\n1 100000 65536\n", NOBODY));
+        assert!(!has_number("", 0));
+    }
 
     #[test]
     fn users_are_names_or_numbers() {
