@@ -298,6 +298,91 @@ fn interface_that_went_while_the_steward_was_away_is_found_gone_and_leased_again
 }
 
 #[test]
+fn program_that_cannot_be_taken_over_is_replaced_and_the_holder_is_told() {
+    require!(Root);
+    let mut world = World::kept();
+    let (lease, _sockets) = world.lease(0, 1).expect("allowed");
+    let before = lease.facts();
+    world.end_steward(Signal::KILL);
+    // As one of a version with other maps.
+    let pinned = world.bpffs.as_ref().expect("kept").pinned();
+    let counts = pinned
+        .iter()
+        .find(|path| path.ends_with("counts"))
+        .expect("pinned");
+    let sockets = pinned
+        .iter()
+        .find(|path| path.ends_with("sockets"))
+        .expect("pinned");
+    fs::remove_file(counts).expect("ours");
+    fs::rename(sockets, counts).expect("one file system");
+    world.restart();
+    await_lease(&lease, "another program", |lease| {
+        !lease.is_away() && lease.facts().generation != before.generation
+    });
+    let facts = lease.facts();
+    assert_ne!(facts.program, before.program);
+    assert_eq!(world.program(), Some(facts.program));
+    let socket = lease.socket(0).expect("a new one");
+    let _echo = holder::Echo::open(&lease, socket, 0);
+    drop(lease);
+    world.await_nothing();
+}
+
+#[test]
+fn records_that_are_damaged_or_of_another_boot_are_not_used_and_everything_is_taken_back() {
+    require!(Root);
+    let mut world = World::kept();
+    let path = world.dir.path().join("state/state.toml");
+    let other_boot = |text: String| {
+        let lines = text.lines().map(|line| match line.starts_with("boot = ") {
+            true => "boot = \"another\"\n".to_owned(),
+            false => format!("{line}\n"),
+        });
+        lines.collect()
+    };
+    let damages: [&dyn Fn(String) -> String; 4] = [
+        &|text| text.replace('=', "-"),
+        &|text| text[..text.len() / 2].to_owned(),
+        &|text| text.replace("wanted = \"", "wanted = \"zz"),
+        &other_boot,
+    ];
+    for damage in damages {
+        let (lease, _sockets) = world.lease(0, 1).expect("allowed");
+        world.end_steward(Signal::KILL);
+        let text = fs::read_to_string(&path).expect("records");
+        fs::write(&path, damage(text)).expect("ours");
+        world.restart();
+        world.await_no_program();
+        drop(lease);
+        let (lease, _sockets) = world.lease(0, 1).expect("free");
+        drop(lease);
+        world.await_nothing();
+    }
+}
+
+#[test]
+fn listener_is_given_to_the_service_manager_and_taken_from_it() {
+    require!(Root);
+    let mut world = World::kept();
+    world.end_steward(Signal::TERM);
+    let notify = world.dir.path().join("notify");
+    let manager = std::os::unix::net::UnixDatagram::bind(&notify).expect("a socket");
+    let mut command = world.command();
+    command.env("NOTIFY_SOCKET", notify);
+    world.start_as(command);
+    let listener = common::raw::receive_stored(&manager, "FDSTORE=1\nFDNAME=listener\n");
+    world.steward.await_text("ready");
+    let (lease, _sockets) = world.lease(0, 1).expect("allowed");
+    world.end_steward(Signal::TERM);
+    // Nobody is refused meanwhile: who connects waits.
+    assert!(world.socket().exists());
+    lease.take_changes().expect("it waits");
+    world.start_as(world.command_with_listener(&listener));
+    await_lease(&lease, "back", |lease| !lease.is_away());
+}
+
+#[test]
 fn interrupted_steward_takes_everything_back() {
     require!(Root);
     let mut world = World::kept();

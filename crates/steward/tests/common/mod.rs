@@ -6,6 +6,7 @@ pub(crate) mod holder;
 pub(crate) mod raw;
 
 use std::fs;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
@@ -167,6 +168,28 @@ impl World {
     /// Starts the steward again after its end, and does not wait for it.
     pub(crate) fn start_again(&mut self) {
         self.steward = Running::start(self.with_places(self.veth.near.command(STEWARD)));
+    }
+
+    /// The steward's command line, so far.
+    pub(crate) fn command(&self) -> Command {
+        self.veth.near.command(STEWARD)
+    }
+
+    /// The same with a listener as a service manager passes it (sd_listen_fds(3)).
+    pub(crate) fn command_with_listener(&self, listener: &OwnedFd) -> Command {
+        rustix::io::fcntl_setfd(listener, rustix::io::FdFlags::empty()).expect("open");
+        let mut command = self.veth.near.command("sh");
+        let script = format!(
+            "LISTEN_PID=$$ LISTEN_FDS=1 exec \"$@\" 3<&{}",
+            listener.as_raw_fd()
+        );
+        command.args(["-c", &script, "sh", STEWARD]);
+        command
+    }
+
+    /// Starts the steward again after its end by such a command, and does not wait for it.
+    pub(crate) fn start_as(&mut self, command: Command) {
+        self.steward = Running::start(self.with_places(command));
     }
 
     fn with_places(&self, command: Command) -> Command {

@@ -1,15 +1,17 @@
 //! A connection to the steward without the client: bytes as they are, also wrong ones.
 
-use std::io::IoSlice;
+use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
-    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
-    SocketFlags, SocketType, connect, recv, send, sendmsg, socket_with,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, recvmsg, send,
+    sendmsg, socket_with,
 };
 use steward::protocol::{Answer, MESSAGE_MAX, Request};
 
@@ -80,4 +82,19 @@ impl Raw {
         let mut fds = [PollFd::new(&self.socket, PollFlags::RDHUP)];
         poll(&mut fds, Some(&wait)) == Ok(1)
     }
+}
+
+/// The descriptor that comes with a message of this text.
+pub(crate) fn receive_stored(manager: &UnixDatagram, text: &str) -> OwnedFd {
+    let mut bytes = [0; 200];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut into = [IoSliceMut::new(&mut bytes)];
+    let received = recvmsg(manager, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC).expect("a message");
+    assert_eq!(std::str::from_utf8(&bytes[..received.bytes]), Ok(text));
+    let mut descriptors = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut rights) => rights.next(),
+        _ => None,
+    });
+    descriptors.next().expect("a descriptor")
 }
