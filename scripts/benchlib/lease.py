@@ -7,6 +7,7 @@ else. Nobody must be able to reach its program and to make its sockets: both are
 import os
 import resource
 import shutil
+import subprocess
 from contextlib import ExitStack
 
 from .net import Namespace
@@ -67,6 +68,12 @@ class LeasedDaemon(Process):
             file.write(
                 f'[[allow]]\nuser = {NOBODY}\ninterface = "{self.interface}"\nqueues = "all"\nmemlock = "unlimited"\n'
             )
+        # Of its own: another steward of this machine keeps its leases in the usual places.
+        bpffs = os.path.join(self.directory, "bpf")
+        os.makedirs(bpffs, exist_ok=True)
+        subprocess.run(["mount", "-t", "bpf", "bpf", bpffs], check=True)
+        self.stack.callback(subprocess.run, ["umount", bpffs], check=False)
         argv = [self.steward, "--policy", policy, "--socket", self.lessor]
+        argv += ["--state", os.path.join(self.directory, "leases"), "--pins", os.path.join(bpffs, "pins")]
         steward = self.stack.enter_context(Process("steward", argv, self.directory, self.netns))
         steward.until("its socket", lambda: os.path.exists(self.lessor))

@@ -32,9 +32,13 @@ interface = "$2"
 queues = "all"
 memlock = "unlimited"
 END
+    # Of its own: another steward of this machine keeps its leases in the usual places.
+    mkdir "$TEMP_DIR/bpf"
+    mount -t bpf bpf "$TEMP_DIR/bpf" || fail "cannot mount a bpffs (see above)"
+    on_exit umount "$TEMP_DIR/bpf"
     make_namespace "$WORKER_NS"
     ip netns exec "$1" "$BUILT/vhost-af-xdp-steward" --policy "$TEMP_DIR/policy.toml" --socket "$TEMP_DIR/steward.sock" \
-        </dev/null >"$TEMP_DIR/steward.log" 2>&1 &
+        --state "$TEMP_DIR/leases" --pins "$TEMP_DIR/bpf/pins" </dev/null >"$TEMP_DIR/steward.log" 2>&1 &
     pid=$!
     disown "$pid"
     on_exit end_process "$(process_identity "$pid")"

@@ -7,16 +7,13 @@ use std::ffi::{CString, c_long};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 use std::time::Duration;
 
 use rustix::io::FdFlags;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
-use tempfile::TempDir;
 
-use crate::daemon::{Mode, private_dir};
-use crate::process::run;
-use crate::{Daemon, Driver, DriverConfig, Layout, NetNs, PacketPort, Rig, VethPair, frame, wait};
+use crate::daemon::Mode;
+use crate::{BpfFs, Daemon, Driver, DriverConfig, Layout, NetNs, PacketPort, Rig, VethPair, frame, wait};
 
 /// Length of a guest's buffers, bytes.
 const BUFFER: u32 = 2048;
@@ -104,52 +101,22 @@ pub fn map_of_numbers() -> OwnedFd {
     make_map(BPF_MAP_TYPE_ARRAY, Foreign::PLACES)
 }
 
-/// A bpffs. Unmounted on drop.
-pub struct BpfFs(TempDir);
-
-impl BpfFs {
-    /// Mounts one.
-    ///
-    /// # Panics
-    /// If that fails.
-    #[must_use]
-    pub fn mount() -> Self {
-        let dir = private_dir();
-        run(
-            "mount",
-            &["-t", "bpf", "bpf", dir.path().to_str().expect("ASCII")],
-        );
-        Self(dir)
-    }
-
-    /// Pins a map under a name; where that is.
-    ///
-    /// # Panics
-    /// If that fails.
-    #[must_use]
-    pub fn pin(&self, map: &OwnedFd, name: &str) -> String {
-        let path = self.0.path().join(name);
-        let text = CString::new(path.as_os_str().as_bytes()).expect("no zero byte");
-        let pin = Pin {
-            path: text.as_ptr() as u64,
-            object: number(map),
-            flags: 0,
-        };
-        bpf(BPF_OBJ_PIN, &pin).expect("it can be pinned");
-        path.to_str().expect("ASCII").to_owned()
-    }
-
-    /// Where it is.
-    #[must_use]
-    pub fn path(&self) -> &Path {
-        self.0.path()
-    }
-}
-
-impl Drop for BpfFs {
-    fn drop(&mut self) {
-        run("umount", &[self.0.path().to_str().expect("ASCII")]);
-    }
+/// Pins a map under a name in a directory of pins; where that is.
+///
+/// # Panics
+/// If that fails.
+#[must_use]
+pub fn pin(bpffs: &BpfFs, map: &OwnedFd, name: &str) -> String {
+    std::fs::create_dir_all(bpffs.pins()).expect("we are root");
+    let path = bpffs.pins().join(name);
+    let text = CString::new(path.as_os_str().as_bytes()).expect("no zero byte");
+    let pin = Pin {
+        path: text.as_ptr() as u64,
+        object: number(map),
+        flags: 0,
+    };
+    bpf(BPF_OBJ_PIN, &pin).expect("it can be pinned");
+    path.to_str().expect("ASCII").to_owned()
 }
 
 /// Starts something that inherits these descriptors.

@@ -6,12 +6,12 @@ use std::os::unix::net::UnixStream;
 
 use rstest::rstest;
 use testkit::daemon::{Mode, private_dir};
-use testkit::foreign::{self, BpfFs, Foreign, assert_complains, assert_serves_guests, inherited, list};
+use testkit::foreign::{self, Foreign, assert_complains, assert_serves_guests, inherited, list};
 use testkit::guest::Guest;
 use testkit::world::{GUEST, HOST, give_address};
 use testkit::{
-    Daemon, Driver, DriverConfig, Layout, Lessor, PacketPort, Rig, Running, Serve, VethPair, frame, require,
-    wait,
+    BpfFs, Daemon, Driver, DriverConfig, Layout, Lessor, PacketPort, Rig, Running, Serve, VethPair, frame,
+    require, wait,
 };
 
 const BUFFER: u32 = 2048;
@@ -166,10 +166,10 @@ fn map_of_another_gets_the_sockets_from_its_first_index_on(#[case] by_path: bool
     require!(Root);
     let veth = VethPair::new();
     let program = Foreign::attach(&veth.near, VethPair::NIC, Mode::Native, 3);
-    let bpffs = BpfFs::mount();
+    let bpffs = BpfFs::new();
     let serve = inhibited().with("--map-start-index", "3");
     let daemon = if by_path {
-        let serve = serve.with("--map-path", bpffs.pin(&program.map, "xsks"));
+        let serve = serve.with("--map-path", foreign::pin(&bpffs, &program.map, "xsks"));
         Daemon::spawn(&veth.near, &serve)
     } else {
         let serve = serve.with("--map-fd", list(&[&program.map]));
@@ -225,8 +225,8 @@ fn interface_that_was_made_again_gets_new_sockets_in_the_map() {
     require!(Root);
     let veth = VethPair::new();
     let program = Foreign::attach(&veth.near, VethPair::NIC, Mode::Native, 0);
-    let bpffs = BpfFs::mount();
-    let pinned = bpffs.pin(&program.map, "xsks");
+    let bpffs = BpfFs::new();
+    let pinned = foreign::pin(&bpffs, &program.map, "xsks");
     let serve = inhibited().with("--map-path", pinned);
     let mut daemon = Daemon::spawn(&veth.near, &serve);
     daemon.await_sockets(&[daemon.socket(), daemon.path("control")]);
@@ -305,12 +305,12 @@ fn wrong_maps_are_refused_by_what_is_wrong() {
     require!(Root);
     let veth = VethPair::new();
     let program = Foreign::attach(&veth.near, VethPair::NIC, Mode::Native, 0);
-    let bpffs = BpfFs::mount();
-    let pinned = bpffs.pin(&program.map, "xsks");
+    let bpffs = BpfFs::new();
+    let pinned = foreign::pin(&bpffs, &program.map, "xsks");
     let by_path = |path: &str| inhibited().with("--map-path", path);
     let refused = |serve: &Serve, words: &[&str]| assert_refused(&veth, &[], serve, words);
     let numbers = foreign::map_of_numbers();
-    let pinned_numbers = bpffs.pin(&numbers, "numbers");
+    let pinned_numbers = foreign::pin(&bpffs, &numbers, "numbers");
     refused(
         &by_path(&pinned_numbers),
         &["--map-path", "type 2", "not an XSKMAP"],
