@@ -27,7 +27,7 @@
 //! | [`links`] | interfaces as rtnetlink tells of them | both |
 //! | [`listing`] | who has which lease | both |
 //! | [`hardware`] | what a NIC says and is told: queues in use, n-tuple rules, RSS contexts | the steward; reading: anybody |
-//! | `policy`, `server` (feature `server`) | who may lease what; the steward | `vhost-af-xdp-steward` |
+//! | `policy`, `capabilities`, `server` (feature `server`) | who may lease what; the steward | `vhost-af-xdp-steward` |
 //!
 //! # Dependencies
 //!
@@ -43,6 +43,8 @@ pub mod listing;
 pub mod protocol;
 mod sys;
 
+#[cfg(feature = "server")]
+pub mod capabilities;
 #[cfg(feature = "server")]
 pub mod policy;
 #[cfg(feature = "server")]

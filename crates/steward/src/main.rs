@@ -20,6 +20,7 @@ use rustix::net::{
 };
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sd_notify::NotifyState;
+use steward::capabilities;
 use steward::policy::Policy;
 use steward::protocol::DEFAULT_SOCKET;
 use steward::server::{Server, Store, StoreError};
@@ -140,6 +141,9 @@ fn run(cli: &Cli) -> Result<(), String> {
         }
         Err(error) => return Err(format!("no place to keep leases: {}", in_full(&error))),
     }
+    // Files are open or made; what remains of root is this.
+    capabilities::limit_to(capabilities::NEEDED)
+        .map_err(|error| format!("cannot give up capabilities: {error}"))?;
     tracing::info!(policy = %cli.policy.display(), "ready");
     let _ = sd_notify::notify(&[NotifyState::Ready]);
     let served = server.run(end.as_fd());

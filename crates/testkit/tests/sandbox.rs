@@ -281,6 +281,41 @@ fn daemon_of_root_ends_up_as_nobody_with_nothing() {
     assert_eq!(status["sandbox"]["files"].as_str(), Some("denied"));
 }
 
+/// A set of capabilities of a process, all threads having the same.
+fn capabilities(pid: u32, set: &str) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+    let line = text.lines().find_map(|line| line.strip_prefix(set));
+    u64::from_str_radix(line.expect("a line").trim(), 16).expect("hexadecimal")
+}
+
+#[test]
+fn privileged_processes_keep_only_what_they_need() {
+    require!(Root);
+    let veth = VethPair::new();
+    // linux/capability.h: NET_ADMIN 12, NET_RAW 13, SYS_RESOURCE 24, BPF 39; DAC_OVERRIDE 1, SYS_PTRACE 19.
+    let steward = (1 << 12) | (1 << 13) | (1 << 24) | (1 << 39);
+    let keeper = steward | (1 << 1) | (1 << 19);
+    let leased = Daemon::start(&veth.near, &Serve::interface(VethPair::NIC).leased());
+    let lessor = leased.lessor.as_ref().expect("leased").steward.pid();
+    assert_keeps_at_most(lessor, steward);
+    drop(leased);
+    let veth = VethPair::new();
+    let mut daemon = Daemon::start(&veth.near, &by_root());
+    let pid = daemon.process().pid();
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).expect("it runs");
+    assert_keeps_at_most(children.trim().parse().expect("one child"), keeper);
+}
+
+/// No set has more than these, and what is needed is there.
+#[track_caller]
+fn assert_keeps_at_most(pid: u32, most: u64) {
+    for set in ["CapInh:", "CapPrm:", "CapEff:", "CapBnd:", "CapAmb:"] {
+        assert_eq!(capabilities(pid, set) & !most, 0, "{set}");
+    }
+    assert_ne!(capabilities(pid, "CapEff:"), 0);
+    assert_eq!(capabilities(pid, "NoNewPrivs:"), 1);
+}
+
 #[test]
 fn user_of_choice_is_taken_with_its_groups() {
     require!(Root);

@@ -258,6 +258,15 @@ pub(crate) enum ConfigError {
 }
 
 impl ServeConfig {
+    /// Where VMMs are met, as far as that has a path.
+    pub(crate) fn paths(&self) -> Vec<PathBuf> {
+        let path = |port: &PortConfig| match &port.endpoint {
+            Endpoint::Server(path) | Endpoint::Client(path) => Some(path.clone()),
+            Endpoint::Fd(_) => None,
+        };
+        self.ports.iter().filter_map(path).collect()
+    }
+
     /// What is to be leased, port by port.
     pub(crate) fn queues(&self) -> Vec<(String, u32, u32)> {
         let queues = |port: &PortConfig| match &port.nic {

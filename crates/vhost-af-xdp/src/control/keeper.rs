@@ -9,7 +9,8 @@
 //!     the daemon reaches it through a descriptor ([`Private::path`]);
 //!  2. removes the daemon's socket files when the daemon ends, however it ends, if they are still those that it bound;
 //!  3. looks whether a VMM shares its guest's memory (/proc/PID/maps), which landlock keeps from the daemon. It is passed the VMM's connection, and
-//!     looks at the process at its other end only.
+//!     looks at the process at its other end, and only if the connection is one of the daemon's vhost-user sockets: whoever took the daemon over
+//!     must not learn where others have their memory.
 //!
 //! Both hold an end of a socket pair, and each notices by it that the other is gone. The keeper then ends after its work is done; a daemon whose keeper
 //! dies ends with an error if its queues were leased from it, because the program went along.
@@ -43,18 +44,15 @@ use rustix::net::{
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::CapabilitySet;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use steward::capabilities;
 use steward::policy::Policy;
 use steward::server::Server;
 
 use super::memory;
 use super::peer;
-use crate::sandbox;
 
 /// What the keeper of a daemon that root started may do: what a steward needs, files in directories of others, and a look at a VMM's memory map.
-const CAPABILITIES: CapabilitySet = CapabilitySet::NET_ADMIN
-    .union(CapabilitySet::NET_RAW)
-    .union(CapabilitySet::BPF)
-    .union(CapabilitySet::SYS_RESOURCE)
+const CAPABILITIES: CapabilitySet = capabilities::NEEDED
     .union(CapabilitySet::DAC_OVERRIDE)
     .union(CapabilitySet::SYS_PTRACE);
 
@@ -65,6 +63,19 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Queues of an interface: name, first queue, how many.
 pub(crate) type Queues = (String, u32, u32);
+
+/// What it is to do.
+#[derive(Debug)]
+pub(crate) struct Orders<'a> {
+    /// What its steward gives, if there is anything.
+    pub(crate) leases: &'a [Queues],
+    /// To that user, with that group.
+    pub(crate) owner: (u32, u32),
+    /// Sockets to remove in the end.
+    pub(crate) files: &'a [PathBuf],
+    /// Paths of sockets where the daemon meets VMMs.
+    pub(crate) meets: &'a [PathBuf],
+}
 
 /// The socket of a private steward.
 struct Private {
@@ -85,11 +96,17 @@ pub(crate) struct Keeper {
 static QUESTIONS: OnceLock<Mutex<OwnedFd>> = OnceLock::new();
 
 impl Keeper {
-    /// Starts it. `leases`: what its steward gives to the user `uid`, if there are any. `files`: sockets to remove in the end.
+    /// Starts it.
     ///
     /// # Errors
     /// What the system refuses.
-    pub(crate) fn start(leases: &[Queues], owner: (u32, u32), files: &[PathBuf]) -> anyhow::Result<Self> {
+    pub(crate) fn start(orders: &Orders<'_>) -> anyhow::Result<Self> {
+        let Orders {
+            leases,
+            owner,
+            files,
+            meets,
+        } = *orders;
         let (end, theirs) = UnixStream::pair().context("no socket pair")?;
         let (questions, answers) = socketpair(
             AddressFamily::UNIX,
@@ -118,6 +135,9 @@ impl Keeper {
         }
         for file in files {
             command.arg("--remove").arg(file);
+        }
+        for path in meets {
+            command.arg("--meets").arg(path);
         }
         for fd in &passed {
             fcntl_setfd(fd, FdFlags::empty())?;
@@ -277,6 +297,8 @@ pub(crate) struct KeeperArgs {
     lease: Vec<Queues>,
     #[arg(long)]
     remove: Vec<PathBuf>,
+    #[arg(long)]
+    meets: Vec<PathBuf>,
 }
 
 /// `FIRST+COUNT@NAME`.
@@ -302,11 +324,11 @@ pub(crate) fn run(args: KeeperArgs) -> anyhow::Result<()> {
     let _ = rustix::thread::set_name(c"keeper");
     let files = Files::of(args.remove);
     if rustix::process::geteuid().is_root() {
-        sandbox::limit_capabilities(CAPABILITIES)?;
+        capabilities::limit_to(CAPABILITIES).context("cannot give up capabilities")?;
     }
     std::thread::Builder::new()
         .name("questions".to_owned())
-        .spawn(move || while answer(&questions).is_some() {})
+        .spawn(move || while answer(&questions, &args.meets).is_some() {})
         .context("no thread")?;
     let served = match args.listener {
         Some(listener) => {
@@ -349,7 +371,7 @@ fn wait_for(end: BorrowedFd<'_>) -> io::Result<()> {
 }
 
 /// Answers one question; `None`: there will be no more.
-fn answer(questions: &OwnedFd) -> Option<()> {
+fn answer(questions: &OwnedFd, meets: &[PathBuf]) -> Option<()> {
     let mut bytes = [0; 8 * ADDRESSES_MAX];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -372,12 +394,28 @@ fn answer(questions: &OwnedFd) -> Option<()> {
     let (addresses, _) = bytes[..received].as_chunks::<8>();
     let addresses: Vec<u64> = addresses.iter().map(|bytes| u64::from_ne_bytes(*bytes)).collect();
     let private = connection
+        .filter(|connection| is_met_at(connection.as_fd(), meets))
         .and_then(|connection| peer::process(connection.as_fd()))
         .and_then(memory::maps_of)
         .and_then(|maps| memory::first_private(&maps, &addresses));
     let answer = private.unwrap_or(0).to_ne_bytes();
     rustix::net::send(questions, &answer, SendFlags::NOSIGNAL).ok()?;
     Some(())
+}
+
+/// Whether a connection was made to a socket at one of these paths, by either side: the kernel keeps the name that it was bound to.
+fn is_met_at(connection: BorrowedFd<'_>, paths: &[PathBuf]) -> bool {
+    let Ok(stream) = connection.try_clone_to_owned().map(UnixStream::from) else {
+        return false;
+    };
+    [stream.local_addr(), stream.peer_addr()]
+        .into_iter()
+        .flatten()
+        .any(|address| {
+            address
+                .as_pathname()
+                .is_some_and(|name| paths.iter().any(|path| path == name))
+        })
 }
 
 /// Socket files, removed in the end if they are still the same.
@@ -432,6 +470,22 @@ mod tests {
         fs::rename(&again, &other).expect("replaced");
         drop(files);
         assert!(!ours.exists() && other.exists());
+        fs::remove_dir_all(directory).expect("ours");
+    }
+
+    #[test]
+    fn only_connections_of_its_own_sockets_are_looked_at() {
+        use std::os::unix::net::UnixListener;
+        let directory = make_directory().expect("a place");
+        let (ours, other) = (directory.join("ours"), directory.join("other"));
+        let met = UnixListener::bind(&ours).expect("listens");
+        let connected = UnixStream::connect(&ours).expect("somebody listens");
+        let (accepted, _) = met.accept().expect("connected");
+        let paths = [ours.clone()];
+        assert!(is_met_at(accepted.as_fd(), &paths) && is_met_at(connected.as_fd(), &paths));
+        assert!(!is_met_at(accepted.as_fd(), &[other]));
+        let (one, _two) = UnixStream::pair().expect("sockets");
+        assert!(!is_met_at(one.as_fd(), &paths));
         fs::remove_dir_all(directory).expect("ours");
     }
 

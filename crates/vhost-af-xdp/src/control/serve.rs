@@ -24,7 +24,7 @@ use super::control_socket;
 use super::external::Brought;
 use super::front;
 use super::interface::Interfaces;
-use super::keeper::Keeper;
+use super::keeper::{Keeper, Orders};
 use super::kept;
 use super::port::{Port, with_sources};
 use super::sigbus;
@@ -167,7 +167,12 @@ fn leave_privileges(
     };
     // Their sockets and maps are open; the interface is looked at from here.
     let brings = config.ports.iter().any(PortConfig::brings);
-    let keeper = Keeper::start(&leases, owner, &leftovers.0)?;
+    let keeper = Keeper::start(&Orders {
+        leases: &leases,
+        owner,
+        files: &leftovers.0,
+        meets: &config.paths(),
+    })?;
     leftovers.0.clear();
     let plan = Plan {
         layers: config.layers,

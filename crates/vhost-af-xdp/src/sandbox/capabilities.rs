@@ -75,13 +75,3 @@ fn set(stays: CapabilitySet) -> Result<(), SandboxError> {
     };
     set_capabilities(None, sets).map_err(SandboxError::at("capabilities"))
 }
-
-/// Keeps at most these capabilities, for good.
-///
-/// # Errors
-/// [`SandboxError::Step`].
-pub(crate) fn limit_to(wanted: CapabilitySet) -> Result<(), SandboxError> {
-    without(wanted);
-    set(permitted() & wanted)?;
-    set_no_new_privs(true).map_err(SandboxError::at("no_new_privs"))
-}

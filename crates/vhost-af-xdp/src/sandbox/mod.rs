@@ -33,7 +33,6 @@ use std::io;
 use rustix::thread::CapabilitySet;
 use serde::{Deserialize, Serialize};
 
-pub(crate) use capabilities::limit_to as limit_capabilities;
 pub(crate) use filter::Extra;
 pub(crate) use user::User;
 

@@ -1,0 +1,34 @@
+//! Capability sets of a privileged process (capabilities(7)): what it does not need it does not keep.
+
+use std::io;
+
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, capabilities, clear_ambient_capability_set,
+    remove_capability_from_bounding_set, set_capabilities, set_no_new_privs,
+};
+
+/// What a steward needs: interfaces and programs, sockets, BPF, and the locked-memory limit of those who lease.
+pub const NEEDED: CapabilitySet = CapabilitySet::NET_ADMIN
+    .union(CapabilitySet::NET_RAW)
+    .union(CapabilitySet::BPF)
+    .union(CapabilitySet::SYS_RESOURCE);
+
+/// Keeps at most these capabilities in all sets, for good and for the calling thread; threads that it starts have no others.
+///
+/// # Errors
+/// The kernel's.
+pub fn limit_to(wanted: CapabilitySet) -> io::Result<()> {
+    for capability in CapabilitySet::all().difference(wanted).iter() {
+        // That needs CAP_SETPCAP, and fails for capabilities that this kernel does not have. Who cannot has no way to them either, by no_new_privs.
+        let _ = remove_capability_from_bounding_set(capability);
+    }
+    let _ = clear_ambient_capability_set();
+    let stays = capabilities(None)?.permitted & wanted;
+    let sets = CapabilitySets {
+        effective: stays,
+        permitted: stays,
+        inheritable: CapabilitySet::empty(),
+    };
+    set_capabilities(None, sets)?;
+    Ok(set_no_new_privs(true)?)
+}
