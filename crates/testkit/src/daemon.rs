@@ -350,6 +350,13 @@ impl Daemon {
         self.running = spawn(netns, place, &self.socket(), serve);
     }
 
+    /// Starts its steward again, after that ended, and does not wait for it.
+    pub fn start_lessor_again(&mut self, netns: &NetNs) {
+        if let Some(lessor) = &mut self.lessor {
+            lessor.start_again(netns, &self.dir);
+        }
+    }
+
     /// Starts its steward again, after that ended.
     pub fn restart_lessor(&mut self, netns: &NetNs) {
         if let Some(lessor) = &mut self.lessor {

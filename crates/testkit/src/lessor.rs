@@ -64,8 +64,13 @@ impl Lessor {
 
     /// Starts the steward again after its end.
     pub fn restart(&mut self, netns: &NetNs, dir: &TempDir) {
-        self.steward = start(netns, dir, &self.bpffs);
+        self.start_again(netns, dir);
         self.steward.await_text("ready");
+    }
+
+    /// The same, and does not wait for it.
+    pub fn start_again(&mut self, netns: &NetNs, dir: &TempDir) {
+        self.steward = start(netns, dir, &self.bpffs);
     }
 
     /// Where the steward listens.

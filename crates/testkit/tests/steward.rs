@@ -167,6 +167,60 @@ fn frames_go_on_while_the_steward_is_restarted(
     assert_eq!(rig.daemon.port(0)["sessions"].as_u64(), Some(1));
 }
 
+#[rstest]
+fn steward_that_is_killed_again_and_again_costs_no_frame(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+) {
+    require!(Root);
+    let mut rig = rig(&leased(placement));
+    let program = |rig: &Rig| {
+        rig.veth
+            .near
+            .output_of("ip", &["-d", "link", "show", VethPair::NIC])
+    };
+    let id = |text: &str| text.split("prog/xdp id ").nth(1).map(|rest| rest[..6].to_owned());
+    let before = id(&program(&rig));
+    assert!(before.is_some());
+    for round in 0..40u8 {
+        end_steward(&mut rig, Signal::KILL);
+        rig.assert_passes_both_ways();
+        rig.daemon.start_lessor_again(&rig.veth.near);
+        // While it starts, takes over, is asked for the lease; and after that, or in the midst of it, it is killed again.
+        for seed in 0..round % 7 {
+            rig.assert_from_guest(&frame::plain(60 + usize::from(round) * 8, seed), Layout::Whole);
+            rig.assert_to_guest(&frame::plain(60 + usize::from(round) * 8, seed));
+            std::thread::sleep(std::time::Duration::from_millis(u64::from(round % 5) * 2));
+        }
+    }
+    let stood = rig.daemon.port(0);
+    assert!(
+        stood["impaired"].is_null() && stood["sessions"].as_u64() == Some(1),
+        "{stood:#}"
+    );
+    rig.daemon
+        .await_port(0, "back", |port| port["steering_note"].is_null());
+    assert_eq!(id(&program(&rig)), before, "the same program all the while");
+}
+
+#[test]
+fn daemon_that_dies_while_the_steward_is_away_has_its_queues_again_at_once() {
+    require!(Root);
+    let mut rig = rig(&leased(Placement::Copy));
+    for _ in 0..3 {
+        end_steward(&mut rig, Signal::KILL);
+        rig.daemon.kill();
+        rig.daemon.restart_lessor(&rig.veth.near);
+        rig.daemon.restart(&rig.veth.near, &leased(Placement::Copy));
+        rig.daemon
+            .await_sockets(&[rig.daemon.socket(), rig.daemon.path("control")]);
+        drop(rig.driver);
+        rig.driver = Driver::connect(&rig.daemon.socket(), &DriverConfig::default())
+            .unwrap_or_else(|refused| panic!("{refused}: {}", rig.daemon.said()));
+        rig.post(64, &[BUFFER]);
+        rig.assert_passes_both_ways();
+    }
+}
+
 #[test]
 fn guest_that_comes_while_the_steward_is_away_is_served_when_it_is_back() {
     require!(Root);
