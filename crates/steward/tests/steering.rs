@@ -182,3 +182,45 @@ fn lease_that_ends_leaves_the_queue_to_a_successor_without_its_entries() {
     };
     assert!(wait::until(wait::SOON, || counted() == 1));
 }
+
+#[test]
+fn lease_for_an_address_takes_the_same_frames_over_a_restart_of_the_steward() {
+    require!(Root);
+    let mut world = World::kept_for(POLICY, "5");
+    let accepts = |world: &World| {
+        let said = world
+            .veth
+            .near
+            .output_of("bridge", &["fdb", "show", "dev", VethPair::NIC]);
+        said.contains("02:00:00:00:00:aa")
+    };
+    let (lease, _sockets) = Lease::take(&world.socket(), &filtered(0, &[OURS], &[0])).expect("allowed");
+    let before = lease.facts();
+    let conf = steer::QueueConf {
+        virtio_header: None,
+        frame_limit: 1518,
+    };
+    lease.activate(0, conf).expect("ours");
+    for (round, signal) in (1..).zip([rustix::process::Signal::KILL, rustix::process::Signal::TERM]) {
+        world.end_steward(signal);
+        // Nobody is there, and it is looked at each frame all the same.
+        world.wire.send(&to(THEIRS, 1));
+        world.wire.send(&to(OURS, 1));
+        world.restart();
+        let counters = || lease.counters(0).ok();
+        let counted = wait::until(wait::SOON, || {
+            let _ = lease.take_changes();
+            counters().is_some_and(|counters| counters.not_ours == round)
+        });
+        assert!(counted, "{:?}: {}", counters(), world.steward);
+        let counters = counters().expect("ours");
+        assert_eq!(counters.redirected + counters.no_socket, round);
+        assert!(accepts(&world), "{}", world.steward);
+        // As before, but for who says it.
+        assert_eq!(lease.facts().steered, before.steered);
+        assert_eq!(lease.facts().note, before.note);
+    }
+    drop(lease);
+    assert!(wait::until(wait::SOON, || !accepts(&world)));
+    world.await_nothing();
+}
