@@ -4,7 +4,8 @@
 //! Our program is not loaded, and theirs is not touched. Two things follow. It does not write the virtio-net header, so frames lie in
 //! memory of ours (copy placement). And a socket that was passed in can register memory once and be bound once, while guests come and go: so
 //! each queue's socket is opened, registered, bound and placed when the daemon starts, and is kept, with its memory, over all of them
-//! (data/resident.rs). That also means that nothing here needs a privilege later on.
+//! (data/resident.rs). That also means that nothing here needs a privilege later on, but to open sockets again on an interface that was
+//! deleted and is back.
 //!
 //! Descriptors are taken over first of all, before this process opens others under numbers that were meant to be inherited.
 
