@@ -59,8 +59,10 @@ pub(crate) enum SandboxError {
         #[source]
         source: io::Error,
     },
-    /// A filter or rule set was not accepted.
-    #[error("cannot enter the sandbox: {0} (`--sandbox off` goes without)")]
+    /// A filter was not accepted.
+    #[error(
+        "cannot enter the sandbox: {0} (`--sandbox all,-calls` goes without; under a service manager's filter, that one must allow seccomp)"
+    )]
     Refused(String),
 }
 
@@ -194,7 +196,7 @@ pub(crate) fn enter(plan: &Plan) -> Result<InForce, SandboxError> {
         false => OFF.to_owned(),
     };
     let files = match plan.layers.files {
-        true => files::confine()?,
+        true => files::confine(),
         false => OFF.to_owned(),
     };
     let user = user::current();
