@@ -566,6 +566,7 @@ impl Facts {
             steered: Steered::ByQueue,
             impaired: false,
             note: String::new(),
+            steering: String::new(),
         }
     }
 }

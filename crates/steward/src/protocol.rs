@@ -27,10 +27,10 @@
 //! | kind | body, bytes | from the steward |
 //! |---|---|---|
 //! | 64 `Done` | 0 | to `Leases`, `Socket` (with a descriptor), `Activate`, `Deactivate`, `Memlock`, `Keep` |
-//! | 65 `Facts` | 304 | to `Lease` (with descriptors), `Resume` and `Facts` |
+//! | 65 `Facts` | 488 | to `Lease` (with descriptors), `Resume` and `Facts` |
 //! | 66 `Counters` | 48 | to `Counters` |
 //! | 67 `Refused` | 488 | to anything: code (4), zero (4), text (480) |
-//! | 68 `Changed` | 304 | by itself |
+//! | 68 `Changed` | 488 | by itself |
 //! | 80 `Lease` | 192 | to `Leases`; after the last one `Done` (see `listing`) |
 //!
 //! A holder that does not read its answers gets no further ones: the steward keeps one answer for each connection and reads no further request
@@ -62,6 +62,7 @@ pub type Token = [u8; 16];
 
 const NAME_BYTES: usize = 16;
 const NOTE_BYTES: usize = 240;
+const STEERING_BYTES: usize = 184;
 const REFUSAL_BYTES: usize = 480;
 
 /// What each message begins with.
@@ -225,8 +226,10 @@ pub struct Facts {
     pub steered: Steered,
     /// Frames do not come although they should: the interface is gone or down, or lacks a queue of the lease. It goes on by itself when that is over.
     pub impaired: bool,
-    /// Why the lease is impaired, or why something is done in a slower way than the best; else empty. Cut to 240 bytes.
+    /// Why the lease is impaired, or why the program is not attached natively; else empty. Cut to 240 bytes.
     pub note: String,
+    /// Why frames do not come in a better way, or what of them is not seen; else empty. Cut to 184 bytes.
+    pub steering: String,
 }
 
 /// How frames come to the queues of a lease.
@@ -397,6 +400,7 @@ struct FactsBody {
     zero: [u8; 6],
     steered: u32,
     note: [u8; NOTE_BYTES],
+    steering: [u8; STEERING_BYTES],
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -418,7 +422,7 @@ const FLAG_IMPAIRED: u32 = 8;
 
 const _: () =
     assert!(size_of::<Head>() == 8 && size_of::<LeaseBody>() == 164 && size_of::<ActivateBody>() == 12);
-const _: () = assert!(size_of::<FactsBody>() == 304 && size_of::<RefusedBody>() == 488);
+const _: () = assert!(size_of::<FactsBody>() == 488 && size_of::<RefusedBody>() == 488);
 const _: () = assert!(size_of::<Head>() + size_of::<RefusedBody>() == MESSAGE_MAX);
 
 impl Request {
@@ -669,6 +673,7 @@ impl Facts {
             zero: [0; 6],
             steered: self.steered as u32,
             note: field(&self.note),
+            steering: field(&self.steering),
         }
     }
 
@@ -700,6 +705,7 @@ impl Facts {
             steered: steered(body.steered)?,
             impaired: body.flags & FLAG_IMPAIRED != 0,
             note: text("note", &body.note)?,
+            steering: text("note on steering", &body.steering)?,
         })
     }
 }

@@ -21,6 +21,7 @@ fn facts() -> Facts {
         steered: Steered::ByRules,
         impaired: true,
         note: "native mode: no".to_owned(),
+        steering: "no rules".to_owned(),
     }
 }
 

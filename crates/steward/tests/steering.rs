@@ -79,18 +79,20 @@ fn nic_without_rules_is_told_of_and_the_program_used() {
     let world = World::with(2, POLICY);
     let (lease, _sockets) =
         Lease::take(&world.socket(), &filtered(0, &[OURS], &[100, 101])).expect("allowed");
-    let Facts { steered, note, .. } = lease.facts();
+    let Facts {
+        steered, steering, ..
+    } = lease.facts();
     assert_eq!(steered, Steered::ByProgram);
-    assert!(note.contains("n-tuple"), "{note}");
+    assert!(steering.contains("n-tuple"), "{steering}");
     assert!(!lease.facts().impaired);
     // Where the policy's rule names nothing the NIC is not even asked.
     drop(lease);
     let open = World::with(1, &common::POLICY.replace("65534", "1"));
     let (lease, _sockets) = Lease::take(&open.socket(), &filtered(0, &[OURS], &[])).expect("allowed");
     assert!(
-        lease.facts().note.contains("a policy that names them"),
+        lease.facts().steering.contains("a policy that names them"),
         "{}",
-        lease.facts().note
+        lease.facts().steering
     );
 }
 
@@ -107,7 +109,7 @@ fn interface_accepts_frames_to_the_stations_of_a_lease_for_as_long_as_it_lasts()
     };
     assert!(!accepts());
     let (lease, _sockets) = Lease::take(&world.socket(), &filtered(0, &[OURS], &[100])).expect("allowed");
-    assert!(accepts(), "{}", lease.facts().note);
+    assert!(accepts(), "{}", lease.facts().steering);
     world.veth.near.ip(&["link", "delete", VethPair::NIC]);
     world.veth.join(1, 1500);
     assert!(wait::until(wait::SOON, accepts), "made anew");
@@ -121,7 +123,7 @@ fn tags_that_the_driver_takes_off_are_told_of() {
     let world = World::with(1, POLICY);
     let note = || {
         let (lease, _sockets) = Lease::take(&world.socket(), &filtered(0, &[OURS], &[100])).expect("allowed");
-        lease.facts().note
+        lease.facts().steering
     };
     assert!(note().contains("ethtool -K nic0 rxvlan off"), "{}", note());
     world
@@ -218,7 +220,7 @@ fn lease_for_an_address_takes_the_same_frames_over_a_restart_of_the_steward() {
         assert!(accepts(&world), "{}", world.steward);
         // As before, but for who says it.
         assert_eq!(lease.facts().steered, before.steered);
-        assert_eq!(lease.facts().note, before.note);
+        assert_eq!(lease.facts().steering, before.steering);
     }
     drop(lease);
     assert!(wait::until(wait::SOON, || !accepts(&world)));

@@ -66,6 +66,13 @@ fn guest_gets_frames_of_its_address_and_vlan_and_the_host_the_others(
         (&port["steered"], &port["macs"]),
         (&"program".into(), &serde_json::json!([MAC]))
     );
+    let note = port["steering_note"].as_str().expect("nobody names them");
+    assert!(note.contains("the NIC is not told"), "{note}");
+    let attached = port["lanes"][0]["fallbacks"].to_string();
+    assert!(
+        !attached.contains("the NIC is not told"),
+        "that is no reason for a mode: {attached}"
+    );
     assert_eq!(port["vlans"], serde_json::json!([0, 100, 101]));
     assert_eq!(rig.daemon.counter("not_ours"), 3);
 }

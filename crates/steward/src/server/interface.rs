@@ -547,10 +547,10 @@ impl Interface {
         facts.steered = entries.steered;
         let impaired = self.impairment(queues);
         facts.impaired = impaired.is_some();
-        let steering = entries.note();
-        let notes = [impaired.as_ref(), Some(&facts.note), Some(&steering)];
-        let notes = notes.into_iter().flatten().filter(|note| !note.is_empty());
-        facts.note = notes.map(String::as_str).collect::<Vec<_>>().join("; ");
+        facts.steering = entries.note();
+        let notes = impaired.filter(|note| !note.is_empty()).into_iter();
+        let notes = notes.chain(Some(facts.note).filter(|note| !note.is_empty()));
+        facts.note = notes.collect::<Vec<_>>().join("; ");
         facts
     }
 
@@ -605,6 +605,7 @@ impl Interface {
             steered: Steered::ByQueue,
             impaired: self.program.is_none(),
             note: self.note.clone(),
+            steering: String::new(),
         }
     }
 }

@@ -86,7 +86,10 @@ impl Steering {
     pub(crate) fn fallback(&self) -> Option<&str> {
         match self {
             Self::External(_) => None,
-            Self::Leased(leased) => Some(leased.facts.note.as_str()).filter(|note| !note.is_empty()),
+            Self::Leased(leased) => {
+                let note = Some(leased.facts.note.as_str()).filter(|note| !note.is_empty());
+                note.filter(|_| !leased.facts.impaired)
+            }
         }
     }
 
@@ -98,7 +101,7 @@ impl Steering {
                 let facts = leased.lease.facts();
                 match self.is_away() {
                     true => (facts.steered, AWAY.to_owned()),
-                    false => (facts.steered, facts.note),
+                    false => (facts.steered, facts.steering),
                 }
             }
         }
