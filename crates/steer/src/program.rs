@@ -413,7 +413,8 @@ pub fn detach_pinned(dir: &Path) -> io::Result<()> {
 /// Name of the pinned link.
 const LINK: &str = "link";
 
-/// A map: the name under which it is pinned, and what this version expects of it.
+/// A map: the name under which it is pinned, and what this version expects of it. A version that gives the same shape another meaning gives it another name: a
+/// pinned program of an older version with all of these is gone on with until its last lease ends.
 #[derive(Clone, Copy)]
 struct Shape {
     name: &'static str,

@@ -133,11 +133,11 @@ fn run(cli: &Cli) -> Result<(), String> {
     let mut server = Server::new(policy, listener).map_err(|error| format!("cannot start: {error}"))?;
     match store(cli) {
         Ok(store) => server = server.with_store(store),
-        Err(StoreError::NoBpfFs { path }) if cli.pins.is_none() => {
-            let path = path.display();
-            tracing::warn!(
-                "leases end with this process: {path} is not on a bpffs (`mount -t bpf bpf /sys/fs/bpf`, or --pins PATH)"
-            );
+        // Nobody asked for it, and it is of use without.
+        Err(error)
+            if !matches!(error, StoreError::Locked { .. }) && cli.state.is_none() && cli.pins.is_none() =>
+        {
+            tracing::warn!("leases end with this process: {}", in_full(&error));
         }
         Err(error) => return Err(format!("no place to keep leases: {}", in_full(&error))),
     }

@@ -235,6 +235,7 @@ fn token_of_another_is_of_no_use() {
     assert_eq!(raw.ask(&Request::Keep { token }), Answer::Done);
     let refused =
         |answer: Answer| matches!(answer, Answer::Refused(refusal) if refusal.reason == Reason::Lease);
+    assert!(refused(raw.ask(&Request::Keep { token: [8; 16] })), "once");
     // While its holder is connected a token opens nothing, nor is there a second lease for the holder.
     assert!(refused(
         Raw::connect(&world.socket()).ask(&Request::Resume { token })

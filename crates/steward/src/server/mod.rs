@@ -302,10 +302,7 @@ impl Server {
             }
         };
         Ok(match *request {
-            Request::Keep { token } => {
-                self.keep(number, &token);
-                (Answer::Done, Vec::new())
-            }
+            Request::Keep { token } => return self.keep(number, &token),
             Request::Lease(_) | Request::Resume { .. } | Request::Leases { .. } | Request::Facts => {
                 (Answer::Facts(interface.facts_for(&held.queues)), Vec::new())
             }

@@ -155,15 +155,23 @@ impl Server {
         }
     }
 
-    /// A holder names its token.
-    pub(super) fn keep(&mut self, number: u64, token: &Token) {
+    /// A holder names its token. Once: each is written to a file, and nobody needs a second.
+    pub(super) fn keep(&mut self, number: u64, token: &Token) -> Answered {
+        let mut twice = false;
         self.record(|records| {
             let own = records.leases.iter_mut().find(|record| record.number == number);
             if let Some(record) = own {
-                record.set_token(token);
+                twice = record.token().is_some();
+                if !twice {
+                    record.set_token(token);
+                }
             }
         });
         may_crash("kept");
+        match twice {
+            true => Err(Refusal::new(Reason::Lease, "this lease has a token already")),
+            false => Ok((Answer::Done, Vec::new())),
+        }
     }
 
     /// A holder comes back.
