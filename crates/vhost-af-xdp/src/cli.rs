@@ -209,7 +209,7 @@ pub(crate) struct ServeArgs {
     /// Where `status` finds this daemon [default: PID.sock in /run/vhost-af-xdp]; `none` for nowhere
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
-    /// User to become, a name or UID[:GID] in numbers, once sockets are bound [default: nobody, if started by root]
+    /// User to become, a name, or UID or UID:GID in numbers, once sockets are bound [default: nobody, if started by root]
     #[arg(long, value_name = "USER")]
     user: Option<String>,
     /// What confines this process: all, off, or a list of user, network, capabilities, files, calls; a `-` before one

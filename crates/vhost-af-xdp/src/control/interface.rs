@@ -259,8 +259,9 @@ impl Interface {
 }
 
 /// Where interfaces come from.
-#[derive(Default)]
 pub(crate) struct Interfaces {
+    /// The daemon's start.
+    began: Instant,
     /// Where a steward listens.
     steward: PathBuf,
     /// It is this daemon's own.
@@ -269,6 +270,18 @@ pub(crate) struct Interfaces {
     brought: Brought,
     /// Those of them that are open and not taken yet.
     ready: Mutex<Vec<Arc<Interface>>>,
+}
+
+impl Default for Interfaces {
+    fn default() -> Self {
+        Self {
+            began: Instant::now(),
+            steward: PathBuf::new(),
+            private: false,
+            brought: Brought::default(),
+            ready: Mutex::default(),
+        }
+    }
 }
 
 impl Interfaces {
@@ -303,12 +316,11 @@ impl Interfaces {
         if let Some(interface) = self.open_brought(wanted)? {
             return Ok(interface);
         }
-        let deadline = Instant::now() + PREDECESSOR;
         loop {
             match Steering::lease(&self.steward, wanted, self.private) {
                 // The keeper of a daemon that was killed just now may not be done yet.
                 Err(InterfaceError::Refused(refusal))
-                    if refusal.reason == Reason::Program && Instant::now() < deadline =>
+                    if refusal.reason == Reason::Program && self.began.elapsed() < PREDECESSOR =>
                 {
                     std::thread::sleep(PREDECESSOR / 50);
                 }

@@ -6,7 +6,7 @@
 //! what a VMM sends. It
 //!  1. is the steward of this one daemon, if none was named: it attaches the XDP program, makes the sockets and leases them by the same protocol, by a policy
 //!     made of the command line: these interfaces and these queues, to the user that the daemon becomes, and nothing else. Its listening socket has no name in the file system:
-//!     the daemon reaches it through a descriptor ([`Private::path`]);
+//!     the daemon reaches it through a descriptor ([`Keeper::steward`]);
 //!  2. removes the daemon's socket files when the daemon ends, however it ends, if they are still those that it bound;
 //!  3. looks whether a VMM shares its guest's memory (/proc/PID/maps), which landlock keeps from the daemon. It is passed the VMM's connection, and
 //!     looks at the process at its other end, and only if the connection is one of the daemon's vhost-user sockets: whoever took the daemon over
