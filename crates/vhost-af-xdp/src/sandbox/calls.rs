@@ -80,6 +80,7 @@ pub(super) const CALLS: &[Call] = table! {
     // Frames.
     SYS_sendto: ALWAYS, "wakes the kernel for frames to send (AF_XDP rings)";
     SYS_recvfrom: ALWAYS, "lets the kernel poll the NIC; looks ahead at messages of a VMM";
+    #[cfg(target_arch = "x86_64")]
     SYS_epoll_wait: ALWAYS, "a worker sleeps";
     SYS_epoll_pwait: ALWAYS, "a worker sleeps";
     SYS_epoll_pwait2: ALWAYS, "a worker sleeps";
@@ -90,6 +91,7 @@ pub(super) const CALLS: &[Call] = table! {
     SYS_readv: ALWAYS, "messages";
     SYS_write: ALWAYS, "interrupts of the guest, the log, answers";
     SYS_writev: ALWAYS, "the log";
+    #[cfg(target_arch = "x86_64")]
     SYS_poll: ALWAYS, "control threads wait";
     SYS_ppoll: ALWAYS, "control threads wait";
     // Sockets.
