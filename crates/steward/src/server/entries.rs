@@ -101,6 +101,15 @@ impl Entries {
         }
     }
 
+    /// Tells the NIC again what it has forgotten, as it does when rules are switched off and on.
+    pub(super) fn keep(&mut self, link: &Link, ledger: &mut Ledger) {
+        let told = matches!(self.steered, Steered::ByRules | Steered::ByContext);
+        if told && Ethtool::open(&link.name).is_ok_and(|nic| ledger.is_lost(&nic, self.queues.start)) {
+            tracing::warn!(interface = link.name, queues = ?self.queues, "rules of the NIC are gone, and made again");
+            self.tell(link, ledger);
+        }
+    }
+
     fn accept(&mut self, link: &Link, ledger: &mut Ledger) {
         let (first, macs) = (self.queues.start, &self.filter.macs);
         if macs.is_empty() {

@@ -175,8 +175,8 @@ impl Interface {
             if self.entries.contains_key(&first) {
                 continue;
             }
-            let nic = Ethtool::open(&self.link.name);
-            let parts = self.ledger.parts(nic.as_ref().ok(), first);
+            let nic = self.driver().ok().flatten();
+            let parts = self.ledger.parts(nic.as_ref(), first);
             // Until it is undone nobody is to have the queue, if nobody has it by another lease.
             let free = !self.holders.contains_key(&first);
             self.leaving.push(Leaving {
@@ -462,8 +462,8 @@ impl Interface {
         }
         self.entries.remove(&queues.start);
         may_crash("deactivated");
-        let nic = Ethtool::open(&self.link.name);
-        let parts = self.ledger.parts(nic.as_ref().ok(), queues.start);
+        let nic = self.driver().ok().flatten();
+        let parts = self.ledger.parts(nic.as_ref(), queues.start);
         let steps = queues.clone().flat_map(Step::of_queue);
         let teardown = Teardown::new(parts.into_iter().map(Step::Nic).chain(steps));
         self.leaving.push(Leaving {
@@ -472,6 +472,14 @@ impl Interface {
             teardown,
         });
         self.take_back();
+    }
+
+    /// Its driver, by the name that it has now; `None` when it is gone.
+    fn driver(&self) -> io::Result<Option<Ethtool>> {
+        match Link::find(self.link.index).map_err(io::Error::other)? {
+            Some(link) => Ethtool::open(&link.name).map(Some),
+            None => Ok(None),
+        }
     }
 
     /// Leases that were taken back since this was asked last.
@@ -525,6 +533,7 @@ impl Interface {
         }
         for entries in self.entries.values_mut() {
             entries.look(&self.link.name);
+            entries.keep(&self.link, &mut self.ledger);
         }
         before != (self.facts(), self.entries.clone())
     }
@@ -623,12 +632,12 @@ impl Undo for Interface {
     fn undo(&mut self, step: &Step) -> Result<(), String> {
         if let Step::Nic(part) = step {
             // The rules of an interface that is gone went with it, or away with it.
-            return match self.link.index {
-                0 => Ok(()),
-                _ => Ethtool::open(&self.link.name)
-                    .and_then(|mut nic| hardware::undo(&mut nic, part))
-                    .map_err(|error| error.to_string()),
-            };
+            return match self.driver() {
+                Ok(None) => Ok(()),
+                Ok(Some(mut nic)) => hardware::undo(&mut nic, part),
+                Err(error) => Err(error),
+            }
+            .map_err(|error| error.to_string());
         }
         // Without the program there is nothing to take it back from.
         let Some(program) = &self.program else {

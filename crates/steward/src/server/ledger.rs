@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use steer::Filter;
 
-use crate::hardware::{Ethtool, Made, Nic, NotMade, Order, Part, Plan, make, undo};
+use crate::hardware::{Ethtool, Made, Nic, NotMade, Order, Part, Plan, Table, make, undo};
 use crate::protocol::Steered;
 use crate::sys;
 
@@ -213,6 +213,16 @@ impl Ledger {
         (all && !plan.rules.is_empty()).then_some(steered)
     }
 
+    /// Whether the NIC says that a rule which was noted for a lease is not there.
+    pub(super) fn is_lost(&self, nic: &impl Nic, first: u32) -> bool {
+        let noted = self.plans.get(&first).map_or(&[][..], |plan| &plan.rules);
+        let is_missing = |table: &Table| {
+            let there = |rule| table.rules.iter().any(|known| known.rule == Some(rule));
+            noted.iter().any(|&rule| !there(rule))
+        };
+        nic.table().is_ok_and(|table| is_missing(&table))
+    }
+
     /// Everything of a lease is undone.
     pub(super) fn forget(&mut self, first: u32) {
         self.accepted.remove(&first);
@@ -310,8 +320,10 @@ mod tests {
             );
             assert_eq!(nic.rules.len(), 1);
         }
-        // A NIC that was reset meanwhile.
+        // A NIC that was reset meanwhile, or does not answer.
+        assert!(!ledger.is_lost(&nic, 2) && !ledger.is_lost(&Played::default(), 2));
         nic = Played::new();
+        assert!(ledger.is_lost(&nic, 2));
         assert_eq!(
             ledger.tell(&mut nic, &(2..3), &filter()).steered,
             Steered::ByRules
