@@ -53,7 +53,7 @@ fn assert_echoes_for(world: &World, time: Duration) {
 #[test]
 fn frames_go_on_without_a_steward_and_all_requests_work_with_the_next() {
     require!(Root);
-    let mut world = World::kept();
+    let mut world = World::kept_for(common::POLICY, "2");
     let mut running = holder::start(&world, "child_echoes_and_asks", 0);
     world.await_echo();
     let program = world.program();
@@ -73,7 +73,7 @@ fn frames_go_on_without_a_steward_and_all_requests_work_with_the_next() {
         assert_eq!(world.program(), program);
     }
     // Past the grace period it is a lease like any other, and ends like one.
-    std::thread::sleep(Duration::from_millis(700));
+    std::thread::sleep(Duration::from_millis(2300));
     assert_echoes_for(&world, Duration::from_millis(50));
     running.signal(Signal::KILL);
     running.wait(wait::SOON);
@@ -161,7 +161,7 @@ fn child_asks_for_a_lease() {
 #[test]
 fn queues_of_a_holder_that_does_not_come_back_are_taken_back() {
     require!(Root);
-    let mut world = World::kept();
+    let mut world = World::kept_for(common::POLICY, "0.5");
     // It lives, but does not look after its lease.
     let (lease, _sockets) = world.lease(0, 1).expect("allowed");
     world.restart_after(Signal::KILL);
@@ -457,7 +457,7 @@ const POINTS: [&str; 14] = [
 #[test]
 fn steward_that_dies_at_any_step_leaves_nothing_that_the_next_does_not_clean_up() {
     require!(Root);
-    let mut world = World::kept();
+    let mut world = World::kept_for(common::POLICY, "1");
     for point in POINTS {
         world.end_steward(Signal::KILL);
         // Something to take over, for the points that are about that.

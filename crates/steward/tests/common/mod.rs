@@ -63,9 +63,9 @@ impl World {
         Self::start(queues, policy, None, "0")
     }
 
-    /// On an interface of one queue, with a steward whose leases outlive it; holders have half a second to come back.
+    /// On an interface of one queue, with a steward whose leases outlive it; holders have long enough to come back, however busy the machine is.
     pub(crate) fn kept() -> Self {
-        Self::start(1, POLICY, Some(BpfFs::new()), "0.5")
+        Self::kept_for(POLICY, "10")
     }
 
     /// The same with another policy, and so many seconds.
