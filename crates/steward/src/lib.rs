@@ -46,6 +46,8 @@ mod sys;
 #[cfg(feature = "server")]
 pub mod capabilities;
 #[cfg(feature = "server")]
+pub mod fd_store;
+#[cfg(feature = "server")]
 pub mod policy;
 #[cfg(feature = "server")]
 pub mod server;

@@ -1,9 +1,8 @@
 //! `vhost-af-xdp-steward`: the privileged side, see the library.
 
 use std::fs::{self, Permissions};
-use std::io::{self, IoSlice, IsTerminal};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::io::{self, IsTerminal};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -15,12 +14,12 @@ use std::time::Duration;
 use clap::Parser;
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags,
-    SocketType, bind, connect, listen, sendmsg, socket_with, sockopt,
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sd_notify::NotifyState;
 use steward::capabilities;
+use steward::fd_store::{self, Passed};
 use steward::policy::Policy;
 use steward::protocol::DEFAULT_SOCKET;
 use steward::server::{Server, Store, StoreError};
@@ -120,7 +119,8 @@ fn run(cli: &Cli) -> Result<(), String> {
             ..limit
         },
     );
-    let (listener, socket) = match passed() {
+    let mut passed = Passed::take();
+    let (listener, socket) = match passed.listener.take() {
         Some(listener) => (listener, None),
         None => {
             let listener = listen_at(&cli.socket)
@@ -129,7 +129,7 @@ fn run(cli: &Cli) -> Result<(), String> {
         }
     };
     // Where the service manager keeps it, who connects during a restart waits instead of being refused.
-    let stored = socket.is_some() && store_listener(&listener);
+    let stored = socket.is_some() && fd_store::keep(listener.as_fd(), "listener");
     let mut server = Server::new(policy, listener).map_err(|error| format!("cannot start: {error}"))?;
     match store(cli) {
         Ok(store) => server = server.with_store(store),
@@ -141,6 +141,8 @@ fn run(cli: &Cli) -> Result<(), String> {
         }
         Err(error) => return Err(format!("no place to keep leases: {}", in_full(&error))),
     }
+    // Leases that were taken up again have sockets of their own for that.
+    passed.forget_stations();
     // Files are open or made; what remains of root is this.
     capabilities::limit_to(capabilities::NEEDED)
         .map_err(|error| format!("cannot give up capabilities: {error}"))?;
@@ -199,28 +201,6 @@ fn in_full(error: &dyn std::error::Error) -> String {
     }
 }
 
-/// Gives the listener to the service manager, for our successor (sd_notify(3), FDSTORE). Whether it keeps it (FileDescriptorStoreMax) it does not say.
-fn store_listener(listener: &OwnedFd) -> bool {
-    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else {
-        return false;
-    };
-    let send = || {
-        let address = match path.as_encoded_bytes().strip_prefix(b"@") {
-            Some(name) => SocketAddrUnix::new_abstract_name(name)?,
-            None => SocketAddrUnix::new(Path::new(&path))?,
-        };
-        let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-        connect(&socket, &address)?;
-        let descriptors = [listener.as_fd()];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        control.push(SendAncillaryMessage::ScmRights(&descriptors));
-        let text = b"FDSTORE=1\nFDNAME=listener\n";
-        sendmsg(&socket, &[IoSlice::new(text)], &mut control, SendFlags::NOSIGNAL)
-    };
-    send().is_ok()
-}
-
 /// The socket file, removed at the end.
 struct SocketFile(PathBuf);
 
@@ -237,17 +217,6 @@ fn end_signal() -> io::Result<UnixStream> {
         signal_hook::low_level::pipe::register(signal, writer.try_clone()?)?;
     }
     Ok(reader)
-}
-
-/// The listening socket that systemd passed (sd_listen_fds(3)), if it did and it is one.
-#[allow(unsafe_code)]
-fn passed() -> Option<OwnedFd> {
-    let number = sd_notify::listen_fds().ok()?.next()?;
-    // SAFETY: by that protocol the descriptor is ours, open since before we began, and nobody else in this process has it.
-    let socket = unsafe { OwnedFd::from_raw_fd(number) };
-    let listens = sockopt::socket_acceptconn(&socket).unwrap_or(false);
-    let kind = sockopt::socket_type(&socket).ok();
-    (listens && kind == Some(SocketType::SEQPACKET)).then_some(socket)
 }
 
 /// Listens at `path`, in the place of a socket that nobody listens on any more.

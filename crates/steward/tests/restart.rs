@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use common::{World, holder, raw::Raw};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
+use steer::Filter;
 use steward::client::{Lease, LeaseError};
-use steward::protocol::{Answer, Reason, Request};
+use steward::protocol::{Answer, Reason, Request, Wanted};
 use testkit::{frame, require, wait};
 
 /// Goes on with a lease whenever its descriptor says so, until it has what is waited for.
@@ -372,7 +373,8 @@ fn listener_is_given_to_the_service_manager_and_taken_from_it() {
     let mut command = world.command();
     command.env("NOTIFY_SOCKET", notify);
     world.start_as(command);
-    let listener = common::raw::receive_stored(&manager, "FDSTORE=1\nFDNAME=listener\n");
+    let (name, listener) = common::raw::receive_any_stored(&manager);
+    assert_eq!(name, "listener");
     world.steward.await_text("ready");
     let (lease, _sockets) = world.lease(0, 1).expect("allowed");
     world.end_steward(Signal::TERM);
@@ -381,6 +383,51 @@ fn listener_is_given_to_the_service_manager_and_taken_from_it() {
     lease.take_changes().expect("it waits");
     world.start_as(world.command_with_listener(&listener));
     await_lease(&lease, "back", |lease| !lease.is_away());
+}
+
+#[test]
+fn stations_stay_accepted_while_the_service_manager_waits_for_the_next_steward() {
+    require!(Root);
+    const OURS: &str = "02:00:00:00:00:aa";
+    let mut world = World::kept();
+    world.end_steward(Signal::TERM);
+    let policy =
+        format!("[[allow]]\nuser = 0\ninterface = \"nic0\"\nqueues = \"all\"\nmacs = [\"{OURS}\"]\n");
+    fs::write(world.dir.path().join("policy.toml"), policy).expect("ours");
+    let notify = world.dir.path().join("notify");
+    let manager = std::os::unix::net::UnixDatagram::bind(&notify).expect("a socket");
+    let mut command = world.command();
+    command.env("NOTIFY_SOCKET", &notify);
+    world.start_as(command);
+    let (_name, listener) = common::raw::receive_any_stored(&manager);
+    drop(listener);
+    world.steward.await_text("ready");
+    let accepts = |world: &World| {
+        let said = world
+            .veth
+            .near
+            .output_of("bridge", &["fdb", "show", "dev", "nic0"]);
+        said.contains(OURS)
+    };
+    let wanted = Wanted {
+        filter: Filter {
+            macs: vec![[2, 0, 0, 0, 0, 0xaa]],
+            vlans: Vec::new(),
+        },
+        ..common::wanted(0, 1)
+    };
+    let (lease, _sockets) = Lease::take(&world.socket(), &wanted).expect("allowed");
+    let (name, stations) = common::raw::receive_any_stored(&manager);
+    assert!(name.starts_with("stations-"), "{name}");
+    world.end_steward(Signal::KILL);
+    assert!(accepts(&world), "the manager has the socket");
+    // What it passes to the next one is replaced by what that one makes, and then nobody has it.
+    world.start_as(world.command_with("stations-1-1-0", &stations));
+    await_lease(&lease, "back", |lease| !lease.is_away());
+    drop(stations);
+    assert!(accepts(&world));
+    drop(lease);
+    assert!(wait::until(wait::SOON, || !accepts(&world)));
 }
 
 #[test]

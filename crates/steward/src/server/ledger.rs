@@ -7,13 +7,14 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Write};
 use std::ops::Range;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use steer::Filter;
 
+use crate::fd_store::{self, STATIONS};
 use crate::hardware::{Ethtool, Made, Nic, NotMade, Order, Part, Plan, Table, make, undo};
 use crate::protocol::Steered;
 use crate::sys;
@@ -33,8 +34,9 @@ pub(super) struct Ledger {
     interface: String,
     /// By the lease's first queue.
     plans: BTreeMap<u32, Plan>,
-    /// Stations that the NIC accepts frames to, by the lease's first queue: the kernel forgets them when these are closed, so they need no note.
-    accepted: BTreeMap<u32, OwnedFd>,
+    /// Stations that the NIC accepts frames to, by the lease's first queue: the kernel forgets them when these are closed, so they need no note. With the name
+    /// under which the service manager keeps the socket while no steward runs.
+    accepted: BTreeMap<u32, (OwnedFd, String)>,
 }
 
 /// The file.
@@ -104,8 +106,22 @@ impl Ledger {
     /// The kernel's.
     pub(super) fn accept(&mut self, ifindex: u32, first: u32, macs: &[[u8; 6]]) -> io::Result<()> {
         let socket = sys::accept_stations(ifindex, macs)?;
-        self.accepted.insert(first, socket);
+        let name = format!("{STATIONS}{}-{ifindex}-{first}", std::process::id());
+        self.refuse(first);
+        if self.path.is_some() {
+            fd_store::keep(socket.as_fd(), &name);
+        }
+        self.accepted.insert(first, (socket, name));
         Ok(())
+    }
+
+    /// The NIC need not accept frames to a lease's stations any more.
+    fn refuse(&mut self, first: u32) {
+        if let Some((_socket, name)) = self.accepted.remove(&first)
+            && self.path.is_some()
+        {
+            fd_store::forget(&name);
+        }
     }
 
     /// Undoes what the notes in a directory say that are of no interface any more, as far as that goes.
@@ -225,7 +241,7 @@ impl Ledger {
 
     /// Everything of a lease is undone.
     pub(super) fn forget(&mut self, first: u32) {
-        self.accepted.remove(&first);
+        self.refuse(first);
         self.forget_plan(first);
     }
 

@@ -177,13 +177,17 @@ impl World {
 
     /// The same with a listener as a service manager passes it (sd_listen_fds(3)).
     pub(crate) fn command_with_listener(&self, listener: &OwnedFd) -> Command {
+        self.command_with("listener", listener)
+    }
+
+    /// With a descriptor that the service manager passes under that name.
+    pub(crate) fn command_with(&self, name: &str, listener: &OwnedFd) -> Command {
         rustix::io::fcntl_setfd(listener, rustix::io::FdFlags::empty()).expect("open");
-        let mut command = self.veth.near.command("sh");
-        let script = format!(
-            "LISTEN_PID=$$ LISTEN_FDS=1 exec \"$@\" 3<&{}",
-            listener.as_raw_fd()
-        );
-        command.args(["-c", &script, "sh", STEWARD]);
+        let mut command = self.veth.near.command("bash");
+        let number = listener.as_raw_fd();
+        let script =
+            format!("LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES={name} exec \"$@\" 3<&{number} {number}<&-");
+        command.args(["-c", &script, "bash", STEWARD]);
         command
     }
 

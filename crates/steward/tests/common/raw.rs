@@ -84,17 +84,30 @@ impl Raw {
     }
 }
 
-/// The descriptor that comes with a message of this text.
-pub(crate) fn receive_stored(manager: &UnixDatagram, text: &str) -> OwnedFd {
+/// The next descriptor that is to be kept, and under which name.
+pub(crate) fn receive_any_stored(manager: &UnixDatagram) -> (String, OwnedFd) {
+    loop {
+        let (text, descriptor) = receive_from(manager);
+        let name = text.lines().find_map(|line| line.strip_prefix("FDNAME="));
+        if let (Some(name), Some(descriptor)) = (name, descriptor) {
+            return (name.to_owned(), descriptor);
+        }
+    }
+}
+
+/// A message's text, and the descriptor that comes with it.
+fn receive_from(manager: &UnixDatagram) -> (String, Option<OwnedFd>) {
     let mut bytes = [0; 200];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut into = [IoSliceMut::new(&mut bytes)];
     let received = recvmsg(manager, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC).expect("a message");
-    assert_eq!(std::str::from_utf8(&bytes[..received.bytes]), Ok(text));
     let mut descriptors = control.drain().filter_map(|message| match message {
         RecvAncillaryMessage::ScmRights(mut rights) => rights.next(),
         _ => None,
     });
-    descriptors.next().expect("a descriptor")
+    let descriptor = descriptors.next();
+    drop(descriptors);
+    let text = std::str::from_utf8(&bytes[..received.bytes]).expect("text");
+    (text.to_owned(), descriptor)
 }
