@@ -51,3 +51,5 @@ pub mod fd_store;
 pub mod policy;
 #[cfg(feature = "server")]
 pub mod server;
+#[cfg(feature = "server")]
+pub mod users;

@@ -32,7 +32,8 @@ use serde::Deserialize;
 use steer::{Filter, LAST_VLAN, MAX_QUEUES};
 
 use crate::protocol::{Reason, Refusal, Wanted};
-use crate::sys::{self, Credentials};
+use crate::sys::Credentials;
+use crate::users;
 
 /// Connections of one user at a time, if the policy does not say.
 const CONNECTIONS: u32 = 64;
@@ -342,11 +343,11 @@ impl Allow {
         Ok(Rule {
             user: self
                 .user
-                .map(|user| user.number("user", sys::user_number))
+                .map(|user| user.number("user", |name| Some(users::user_numbers(name)?.0)))
                 .transpose()?,
             group: self
                 .group
-                .map(|group| group.number("group", sys::group_number))
+                .map(|group| group.number("group", users::group_number))
                 .transpose()?,
             interface: self.interface,
             at_most: self.at_most.unwrap_or(MAX_QUEUES),

@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 #![cfg_attr(not(feature = "server"), allow(dead_code))]
 
-use std::ffi::{CString, c_int};
+use std::ffi::c_int;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
@@ -218,47 +218,6 @@ pub(crate) fn random<const N: usize>() -> io::Result<[u8; N]> {
     }
 }
 
-/// The number of a user, by name.
-pub(crate) fn user_number(name: &str) -> Option<u32> {
-    let name = CString::new(name).ok()?;
-    let mut buffer = vec![0; 16_384];
-    // SAFETY: all-zero is a valid passwd, which is only read after the call has filled it.
-    let mut entry: libc::passwd = unsafe { std::mem::zeroed() };
-    let mut found = ptr::null_mut();
-    // SAFETY: all pointers lead to live values of ours, and the length is the buffer's.
-    let result = unsafe {
-        libc::getpwnam_r(
-            name.as_ptr(),
-            &raw mut entry,
-            buffer.as_mut_ptr(),
-            buffer.len(),
-            &raw mut found,
-        )
-    };
-    (result == 0 && !found.is_null()).then_some(entry.pw_uid)
-}
-
-/// The number of a group, by name.
-pub(crate) fn group_number(name: &str) -> Option<u32> {
-    let name = CString::new(name).ok()?;
-    // The entry has the names of all members.
-    let mut buffer = vec![0; 1 << 20];
-    // SAFETY: all-zero is a valid group, which is only read after the call has filled it.
-    let mut entry: libc::group = unsafe { std::mem::zeroed() };
-    let mut found = ptr::null_mut();
-    // SAFETY: all pointers lead to live values of ours, and the length is the buffer's.
-    let result = unsafe {
-        libc::getgrnam_r(
-            name.as_ptr(),
-            &raw mut entry,
-            buffer.as_mut_ptr(),
-            buffer.len(),
-            &raw mut found,
-        )
-    };
-    (result == 0 && !found.is_null()).then_some(entry.gr_gid)
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsFd;
@@ -279,15 +238,6 @@ mod tests {
             own.into_iter()
                 .map(rustix::process::Gid::as_raw)
                 .collect::<Vec<_>>()
-        );
-    }
-
-    #[test]
-    fn root_has_number_0_and_nobody_has_an_impossible_name() {
-        assert_eq!((user_number("root"), group_number("root")), (Some(0), Some(0)));
-        assert_eq!(
-            (user_number("no such user"), group_number("no\0such")),
-            (None, None)
         );
     }
 

@@ -36,10 +36,6 @@ pub(super) fn permitted() -> CapabilitySet {
 
 /// Removes what may be removed from the bounding set. That needs CAP_SETPCAP; who does not have it has no way to the others either, by no_new_privs.
 pub(super) fn empty_bounding_set(stays: CapabilitySet) {
-    without(stays);
-}
-
-fn without(stays: CapabilitySet) {
     for capability in CapabilitySet::all().difference(stays).iter() {
         // Fails, too, for capabilities that this kernel does not have.
         let _ = remove_capability_from_bounding_set(capability);

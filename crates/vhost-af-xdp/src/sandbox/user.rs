@@ -3,10 +3,10 @@
 
 use std::ffi::{CStr, CString};
 use std::fmt;
-use std::ptr;
 
 use rustix::process::{Gid, Uid, getegid, geteuid};
 use rustix::thread::CapabilitySet;
+use steward::users::{group_number, user_numbers};
 
 use super::SandboxError;
 
@@ -53,8 +53,8 @@ impl User {
                 groups: Vec::new(),
             });
         }
+        let (uid, own) = user_numbers(user).ok_or_else(unknown)?;
         let name = CString::new(user).map_err(|_| unknown())?;
-        let (uid, own) = user_numbers(&name).ok_or_else(unknown)?;
         let gid = gid.unwrap_or(own);
         Ok(Self {
             name: Some(user.to_owned()),
@@ -129,49 +129,11 @@ pub(super) fn current() -> String {
     format!("{}:{}", geteuid().as_raw(), getegid().as_raw())
 }
 
-fn number_or(text: &str, find: impl Fn(&CStr) -> Option<u32>) -> Option<u32> {
+fn number_or(text: &str, find: impl Fn(&str) -> Option<u32>) -> Option<u32> {
     match text.parse() {
         Ok(number) => Some(number),
-        Err(_) => find(&CString::new(text).ok()?),
+        Err(_) => find(text),
     }
-}
-
-/// User and group of a name.
-fn user_numbers(name: &CStr) -> Option<(u32, u32)> {
-    let mut buffer = vec![0; 16_384];
-    // SAFETY: all-zero is a valid passwd, which is only read after the call has filled it.
-    let mut entry: libc::passwd = unsafe { std::mem::zeroed() };
-    let mut found = ptr::null_mut();
-    // SAFETY: all pointers lead to live values of ours, and the length is the buffer's.
-    let result = unsafe {
-        libc::getpwnam_r(
-            name.as_ptr(),
-            &raw mut entry,
-            buffer.as_mut_ptr(),
-            buffer.len(),
-            &raw mut found,
-        )
-    };
-    (result == 0 && !found.is_null()).then_some((entry.pw_uid, entry.pw_gid))
-}
-
-fn group_number(name: &CStr) -> Option<u32> {
-    // The entry has the names of all members.
-    let mut buffer = vec![0; 1 << 20];
-    // SAFETY: all-zero is a valid group, which is only read after the call has filled it.
-    let mut entry: libc::group = unsafe { std::mem::zeroed() };
-    let mut found = ptr::null_mut();
-    // SAFETY: all pointers lead to live values of ours, and the length is the buffer's.
-    let result = unsafe {
-        libc::getgrnam_r(
-            name.as_ptr(),
-            &raw mut entry,
-            buffer.as_mut_ptr(),
-            buffer.len(),
-            &raw mut found,
-        )
-    };
-    (result == 0 && !found.is_null()).then_some(entry.gr_gid)
 }
 
 /// The groups of a user, its own one among them.
