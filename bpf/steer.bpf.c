@@ -17,9 +17,9 @@
  *             (net/xdp/xsk.c), so both land in the guest's buffer, header first, and nobody has to write it.
  *             num_buffers is 1: a frame that we let through fits one buffer, which is what the limit is for.
  *
- * A queue that takes certain addresses takes all frames to groups of stations (multicast and broadcast), too: XDP cannot give one
- * frame to two receivers, and a guest without them has no ARP. A frame's VLAN is that of its outermost tag, as far as it is in the frame: a tag
- * that the driver took off (rx-vlan-offload) is not seen here.
+ * A queue that takes certain addresses takes all frames to groups of stations (multicast and broadcast), too: XDP
+ * cannot give one frame to two receivers, and a guest without them has no ARP. A frame's VLAN is that of its
+ * outermost tag, as far as it is in the frame: a tag that the driver took off (rx-vlan-offload) is not seen here.
  *
  * Invariants:
  *  - A frame that is passed leaves as it came: metadata that was added is taken away again.

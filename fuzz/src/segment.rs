@@ -1,8 +1,9 @@
 //! Segmentation: any virtio-net header over any super-frame.
 //!
-//! Invariants: a plan covers the payload once and in order, with no more segments than bytes; each segment has the layers of the super-frame, lengths
-//! that are its own, a good IPv4 header checksum, a partial checksum that differs from the super-frame's by the difference of lengths; the headers
-//! of all but the first, or the last, differ from the super-frame's only where the rules say so.
+//! Invariants: a plan covers the payload once and in order, with no more segments than bytes; each segment has the
+//! layers of the super-frame, lengths that are its own, a good IPv4 header checksum, a partial checksum that differs
+//! from the super-frame's by the difference of lengths; the headers of all but the first, or the last, differ from
+//! the super-frame's only where the rules say so.
 
 use offload::checksum::{Sum, complete};
 use offload::packet::{HEADERS_MAX, Ip, Layers, Transport, parse};

@@ -371,7 +371,8 @@ const NUMBERS: [u32; 8] = [2, 16, 7, 19, 20, 39, 42, 22];
 const STATES: [u32; 5] = [8, 10, 11, 18, 23];
 /// SET_VRING_KICK, SET_VRING_CALL, SET_VRING_ERR, VRING_KICK.
 const EVENTS: [u32; 4] = [12, 13, 14, 35];
-/// Features that a driver may choose among: merged buffers, indirect, event index, version 1, in order, packed, multiqueue, log, status, protocol features.
+/// Features that a driver may choose among: merged buffers, indirect, event index, version 1, in order, packed,
+/// multiqueue, log, status, protocol features.
 const FEATURES: [u32; 10] = [15, 28, 29, 32, 35, 34, 22, 26, 16, 30];
 
 fn features_of(choice: u16) -> u64 {

@@ -1,6 +1,6 @@
-//! What network cards do for a TCP/IP stack, in software: the internet checksum, cutting a super-frame into
-//! frames that fit the wire, and making frames of the wire into super-frames. Pure functions on bytes; no I/O, no allocation, no dependency on virtio beyond the ten
-//! bytes of its header.
+//! What network cards do for a TCP/IP stack, in software: the internet checksum, cutting a super-frame into frames
+//! that fit the wire, and making frames of the wire into super-frames. Pure functions on bytes; no I/O, no
+//! allocation, no dependency on virtio beyond the ten bytes of its header.
 //!
 //! # Layers
 //! 1. [`checksum`]: full, partial and incremental.

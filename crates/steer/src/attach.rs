@@ -310,7 +310,8 @@ impl Attached {
         };
         let (info, _) = messages_of(|| LinkInfo::from_fd(link.as_fd()));
         let info = info.map_err(|_| gone())?;
-        // The link of an interface that is gone, or that has moved to another namespace, has none (bpf_xdp_link_fill_link_info, net/core/dev.c).
+        // The link of an interface that is gone, or that has moved to another namespace, has none
+        // (bpf_xdp_link_fill_link_info, net/core/dev.c).
         let is_there = matches!(&info.info, LinkTypeInfo::Xdp(xdp) if xdp.ifindex == ifindex);
         let on = foreign_program(ifindex).filter(|on| is_there && on.id == info.prog_id);
         Ok(Self {

@@ -8,9 +8,9 @@
 //! | passed on | the host's stack gets them, as without a program | [`Program::attach`], [`Program::disable_queue`] |
 //! | ours | the AF_XDP socket of the queue gets them, with a virtio-net header if asked for | [`Program::enable_queue`], or [`Program::place_socket`] and [`Program::activate_queue`] |
 //!
-//! The program hangs on a BPF link whose only holder is the [`Program`]: when that is dropped, or the process dies
-//! in whatever way, the interface is as it was before. Unless it was pinned ([`Program::pin`]): then it goes on, and a later process takes it over
-//! ([`Program::open_pinned`]) or takes it off ([`detach_pinned`]).
+//! The program hangs on a BPF link whose only holder is the [`Program`]: when that is dropped, or the process dies in
+//! whatever way, the interface is as it was before. Unless it was pinned ([`Program::pin`]): then it goes on, and a
+//! later process takes it over ([`Program::open_pinned`]) or takes it off ([`detach_pinned`]).
 //!
 //! # Limits
 //! - Queues 0 to [`MAX_QUEUES`]` - 1`.

@@ -1,8 +1,8 @@
 //! The steering program on one interface.
 //!
 //! A [`Program`] owns one BPF link, whose closing detaches the program, and the program's four maps: the
-//! configuration of each queue (mapped, see `config.rs`), the sockets, the addresses and VLANs that queues take, the counters. A queue changes hands in an
-//! order that leaves no moment in which frames are lost uncounted:
+//! configuration of each queue (mapped, see `config.rs`), the sockets, the addresses and VLANs that queues take, the
+//! counters. A queue changes hands in an order that leaves no moment in which frames are lost uncounted:
 //!
 //! - enable: the socket into the place that is not in use, then active there;
 //! - disable: inactive, then both places emptied.
@@ -92,7 +92,8 @@ pub enum QueueError {
     },
 }
 
-/// The steering program, attached to one interface for as long as this value lives, or until it is taken off if it was [pinned](Program::pin).
+/// The steering program, attached to one interface for as long as this value lives, or until it is taken off if it
+/// was [pinned](Program::pin).
 ///
 /// `Send` and `Sync`; the methods take `&self`, so the users of an interface's queues can share it. Two callers must
 /// not change the same queue at the same time.
@@ -217,11 +218,13 @@ impl Program {
         }
     }
 
-    /// From now on the queue takes the frames that `filter` describes, and the others are passed on to the host, whether it is enabled now or
-    /// later. A fresh program has no filters. While a filter is changed the queue takes what either of both describes.
+    /// From now on the queue takes the frames that `filter` describes, and the others are passed on to the host,
+    /// whether it is enabled now or later. A fresh program has no filters. While a filter is changed the queue takes
+    /// what either of both describes.
     ///
     /// # Errors
-    /// [`QueueError::OutOfRange`], [`QueueError::Vlan`], or [`QueueError::Filter`]; the queue takes no more than what either of both describes.
+    /// [`QueueError::OutOfRange`], [`QueueError::Vlan`], or [`QueueError::Filter`]; the queue takes no more than what
+    /// either of both describes.
     pub fn set_filter(&self, queue: u32, filter: &Filter) -> Result<(), QueueError> {
         let word = self.word(queue)?;
         if let Some(&vlan) = filter.vlans.iter().find(|&&vlan| vlan > LAST_VLAN) {
@@ -265,7 +268,8 @@ impl Program {
         entries.filter(move |entry| u32::from(entry.queue) == queue)
     }
 
-    /// From now on the frames of `queue` are passed on to the host, and it has no socket. Nothing happens if that is so already. Its filter stays.
+    /// From now on the frames of `queue` are passed on to the host, and it has no socket. Nothing happens if that is
+    /// so already. Its filter stays.
     ///
     /// # Errors
     /// [`QueueError::OutOfRange`], or [`QueueError::Remove`] if the kernel keeps a socket in its place; frames are
@@ -342,8 +346,9 @@ impl Program {
 
 /// Pinning: a program that outlives the process which attached it, and its next owner.
 impl Program {
-    /// Pins link and maps into `dir`, which is empty and on a bpffs. From then on the program outlives this value and the process: who wants it off
-    /// calls [`Program::detach`] or [`detach_pinned`]. The link is pinned last: where it is, all is.
+    /// Pins link and maps into `dir`, which is empty and on a bpffs. From then on the program outlives this value and
+    /// the process: who wants it off calls [`Program::detach`] or [`detach_pinned`]. The link is pinned last: where
+    /// it is, all is.
     ///
     /// # Errors
     /// [`PinError::Pin`]; the program goes with this value then, and what was pinned is to be removed.
@@ -367,7 +372,8 @@ impl Program {
             .map_err(|source| failed(LINK, source))
     }
 
-    /// Takes over the program that was pinned into `dir`, and is on the interface with this index. Queues, sockets and counters are as they were left.
+    /// Takes over the program that was pinned into `dir`, and is on the interface with this index. Queues, sockets
+    /// and counters are as they were left.
     ///
     /// # Errors
     /// [`PinError`]: what is pinned cannot be used, and is as it was.
@@ -413,8 +419,9 @@ pub fn detach_pinned(dir: &Path) -> io::Result<()> {
 /// Name of the pinned link.
 const LINK: &str = "link";
 
-/// A map: the name under which it is pinned, and what this version expects of it. A version that gives the same shape another meaning gives it another name: a
-/// pinned program of an older version with all of these is gone on with until its last lease ends.
+/// A map: the name under which it is pinned, and what this version expects of it. A version that gives the same shape
+/// another meaning gives it another name: a pinned program of an older version with all of these is gone on with
+/// until its last lease ends.
 #[derive(Clone, Copy)]
 struct Shape {
     name: &'static str,

@@ -1,8 +1,9 @@
-//! An XSKMAP that somebody else made, for a program of theirs that redirects into it: sockets are put into its free places, and nothing else
-//! is done to it.
+//! An XSKMAP that somebody else made, for a program of theirs that redirects into it: sockets are put into its free
+//! places, and nothing else is done to it.
 //!
-//! The kernel takes a socket out of every map when it is closed (`xsk_delete_from_maps`, net/xdp/xsk.c), so nothing has to be undone here, and no
-//! place that somebody has taken since is emptied by mistake. For the same reason a place that is taken is left alone (`BPF_NOEXIST`).
+//! The kernel takes a socket out of every map when it is closed (`xsk_delete_from_maps`, net/xdp/xsk.c), so nothing
+//! has to be undone here, and no place that somebody has taken since is emptied by mistake. For the same reason a
+//! place that is taken is left alone (`BPF_NOEXIST`).
 #![allow(unsafe_code)]
 
 use std::ffi::CString;

@@ -9,7 +9,7 @@ use common::{Pair, frame, no_socket, test_run, unbound_xsk};
 use steer::{MAX_QUEUES, ModeRequest, Program, QueueConf, QueueCounters, QueueError, VirtioHeader};
 
 /// Longer than a frame takes on a loaded machine.
-const SOON: Duration = Duration::from_secs(2);
+const SOON: Duration = Duration::from_secs(10);
 /// Long enough to believe that nothing comes.
 const NOTHING: Duration = Duration::from_millis(100);
 

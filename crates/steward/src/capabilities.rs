@@ -19,7 +19,8 @@ pub const NEEDED: CapabilitySet = CapabilitySet::NET_ADMIN
 /// The kernel's.
 pub fn limit_to(wanted: CapabilitySet) -> io::Result<()> {
     for capability in CapabilitySet::all().difference(wanted).iter() {
-        // That needs CAP_SETPCAP, and fails for capabilities that this kernel does not have. Who cannot has no way to them either, by no_new_privs.
+        // That needs CAP_SETPCAP, and fails for capabilities that this kernel does not have. Who cannot has no way to
+        // them either, by no_new_privs.
         let _ = remove_capability_from_bounding_set(capability);
     }
     let _ = clear_ambient_capability_set();

@@ -3,13 +3,14 @@
 //! One connection is one lease: dropping the [`Lease`] ends it, as does the end of the process. All methods take `&self`; threads may share
 //! it, one request at a time goes out.
 //!
-//! Changes of the interface come unasked. Whoever waits for them polls the lease's descriptor ([`AsFd`]) and calls [`Lease::take_changes`], which does not
-//! wait; what another thread's request found on its way is not lost.
+//! Changes of the interface come unasked. Whoever waits for them polls the lease's descriptor ([`AsFd`]) and calls
+//! [`Lease::take_changes`], which does not wait; what another thread's request found on its way is not lost.
 //!
-//! A steward may go away and come back (a restart, an upgrade, a crash). Sockets are not concerned, frames go on. The lease connects again, less and less
-//! often, and shows the token that it had given ([`Request::Resume`]); nothing waits for that: [`Lease::take_changes`] goes on with it whenever it is called, and the
-//! descriptor becomes readable when it should be. Meanwhile requests fail with [`LeaseError::Away`]. A steward that does not know the
-//! lease any more ends it, with [`LeaseError::Refused`].
+//! A steward may go away and come back (a restart, an upgrade, a crash). Sockets are not concerned, frames go on. The
+//! lease connects again, less and less often, and shows the token that it had given ([`Request::Resume`]); nothing
+//! waits for that: [`Lease::take_changes`] goes on with it whenever it is called, and the descriptor becomes readable
+//! when it should be. Meanwhile requests fail with [`LeaseError::Away`]. A steward that does not know the lease any
+//! more ends it, with [`LeaseError::Refused`].
 
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -229,11 +230,11 @@ impl Lease {
         self.do_it(&Request::Deactivate { queue })
     }
 
-    /// Sees to it that this process's locked-memory limit is so many bytes at least; the steward is asked where the process may not raise it
-    /// itself.
+    /// Sees to it that this process's locked-memory limit is so many bytes at least; the steward is asked where the
+    /// process may not raise it itself.
     ///
-    /// The kernel counts locked memory for each user, over all of its processes, against the limit of the process that locks more: a user of its own
-    /// for each holder keeps their sums apart.
+    /// The kernel counts locked memory for each user, over all of its processes, against the limit of the process
+    /// that locks more: a user of its own for each holder keeps their sums apart.
     ///
     /// # Errors
     /// [`LeaseError`]; refused beyond what the policy allows.

@@ -1,5 +1,6 @@
-//! What the service manager keeps open while no steward runs (sd_notify(3), FDSTORE): the listener, so that who connects waits instead of being
-//! refused, and the sockets for whose sake NICs accept frames to stations of leases ([`STATIONS`]).
+//! What the service manager keeps open while no steward runs (sd_notify(3), FDSTORE): the listener, so that who
+//! connects waits instead of being refused, and the sockets for whose sake NICs accept frames to stations of leases
+//! ([`STATIONS`]).
 //!
 //! Whether it keeps anything (FileDescriptorStoreMax) it does not say; without one nothing is kept.
 #![allow(unsafe_code)]

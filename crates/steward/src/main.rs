@@ -111,14 +111,7 @@ fn run(cli: &Cli) -> Result<(), String> {
     let for_good = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register(signal_hook::consts::SIGINT, Arc::clone(&for_good))
         .map_err(|error| format!("cannot handle signals: {error}"))?;
-    let limit = getrlimit(Resource::Nofile);
-    let _ = setrlimit(
-        Resource::Nofile,
-        Rlimit {
-            current: limit.maximum,
-            ..limit
-        },
-    );
+    raise_descriptor_limit();
     let mut passed = Passed::take();
     let (listener, socket) = match passed.listener.take() {
         Some(listener) => (listener, None),
@@ -130,17 +123,7 @@ fn run(cli: &Cli) -> Result<(), String> {
     };
     // Where the service manager keeps it, who connects during a restart waits instead of being refused.
     let stored = socket.is_some() && fd_store::keep(listener.as_fd(), "listener");
-    let mut server = Server::new(policy, listener).map_err(|error| format!("cannot start: {error}"))?;
-    match store(cli) {
-        Ok(store) => server = server.with_store(store),
-        // Nobody asked for it, and it is of use without.
-        Err(error)
-            if !matches!(error, StoreError::Locked { .. }) && cli.state.is_none() && cli.pins.is_none() =>
-        {
-            tracing::warn!("leases end with this process: {}", in_full(&error));
-        }
-        Err(error) => return Err(format!("no place to keep leases: {}", in_full(&error))),
-    }
+    let mut server = server(cli, policy, listener)?;
     // Leases that were taken up again have sockets of their own for that.
     passed.forget_stations();
     // Files are open or made; what remains of root is this.
@@ -217,6 +200,31 @@ fn end_signal() -> io::Result<UnixStream> {
         signal_hook::low_level::pipe::register(signal, writer.try_clone()?)?;
     }
     Ok(reader)
+}
+
+fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    let _ = setrlimit(Resource::Nofile, raised);
+}
+
+/// A server that keeps its leases over a restart, if there is a place for them.
+fn server(cli: &Cli, policy: Policy, listener: OwnedFd) -> Result<Server, String> {
+    let server = Server::new(policy, listener).map_err(|error| format!("cannot start: {error}"))?;
+    match store(cli) {
+        Ok(store) => Ok(server.with_store(store)),
+        // Nobody asked for it, and it is of use without.
+        Err(error)
+            if !matches!(error, StoreError::Locked { .. }) && cli.state.is_none() && cli.pins.is_none() =>
+        {
+            tracing::warn!("leases end with this process: {}", in_full(&error));
+            Ok(server)
+        }
+        Err(error) => Err(format!("no place to keep leases: {}", in_full(&error))),
+    }
 }
 
 /// Listens at `path`, in the place of a socket that nobody listens on any more.

@@ -15,8 +15,8 @@
 //! vlans = ["100", "200-299"]    # the same for VLANs; 0: frames without one
 //! ```
 //!
-//! The NIC itself is told to bring frames to leased queues, away from others', only for leases whose addresses or VLANs the rule names: otherwise a
-//! holder could take the host's own frames by asking for the host's address.
+//! The NIC itself is told to bring frames to leased queues, away from others', only for leases whose addresses or
+//! VLANs the rule names: otherwise a holder could take the host's own frames by asking for the host's address.
 //!
 //! The first rule that allows the whole request counts, and the lease is charged to it. What no rule allows is refused; keys that are not
 //! known are an error, so that a misspelt limit is not taken for none.

@@ -1,6 +1,11 @@
 use proptest::prelude::*;
+use steer::{Filter, Mode, ModeRequest, QueueConf, VirtioHeader};
 
+use super::answer::counters;
+use super::request::ActivateBody;
 use super::*;
+use crate::links::DriverSends;
+use crate::listing::Listed;
 
 fn facts() -> Facts {
     Facts {

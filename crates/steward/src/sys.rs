@@ -92,7 +92,8 @@ fn get_option(
     }
 }
 
-/// Lets an interface accept frames to these stations, too, as long as the socket that comes back is open (packet(7), PACKET_MR_UNICAST); it receives nothing.
+/// Lets an interface accept frames to these stations, too, as long as the socket that comes back is open (packet(7),
+/// PACKET_MR_UNICAST); it receives nothing.
 ///
 /// # Errors
 /// The kernel's.

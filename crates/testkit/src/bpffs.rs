@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use tempfile::TempDir;
 
+use crate::daemon::private_dir;
+
 /// A bpffs of the test's own. Unmounted on drop, and all that is pinned there gone with it.
 #[derive(Debug)]
 pub struct BpfFs {
@@ -18,7 +20,7 @@ impl BpfFs {
     /// If that is not allowed.
     #[must_use]
     pub fn new() -> Self {
-        let dir = tempfile::tempdir().expect("a directory");
+        let dir = private_dir();
         mount("bpf", dir.path(), "bpf", MountFlags::empty(), c"mode=0700").expect("we are root");
         Self { dir }
     }

@@ -15,7 +15,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::process::output_of;
-use crate::{Lessor, NetNs, Running, wait};
+use crate::{Lessor, NetNs, Running, sweep, wait};
 
 /// The binary: `$VHOST_AF_XDP_BIN`, or what `cargo build` makes of this tree, once a test process.
 ///
@@ -219,7 +219,7 @@ impl Daemon {
     #[must_use]
     pub fn start(netns: &NetNs, serve: &Serve) -> Self {
         let mut daemon = Self::spawn(netns, serve);
-        daemon.await_sockets(&[daemon.socket(), daemon.path("control")]);
+        daemon.await_listening();
         daemon.await_ready();
         daemon
     }
@@ -243,6 +243,14 @@ impl Daemon {
         });
         self.running.check();
         assert!(ready, "no answer at {}: {}", control.display(), self.running);
+    }
+
+    /// Waits until it has made its socket and its control socket.
+    ///
+    /// # Panics
+    /// If it ends, or does not make them.
+    pub fn await_listening(&mut self) {
+        self.await_sockets(&[self.socket(), self.path("control")]);
     }
 
     /// Waits until these sockets are there.
@@ -441,6 +449,35 @@ impl Daemon {
         );
     }
 
+    /// Waits until a port says that it is impaired, and why, in text that contains `words`.
+    ///
+    /// # Panics
+    /// If it never does.
+    pub fn await_impaired(&self, port: usize, words: &str) {
+        let is_why = |why: &str| why.contains(words);
+        self.await_port(port, words, |port| port["impaired"].as_str().is_some_and(is_why));
+    }
+
+    /// Waits until a port is not impaired any more.
+    ///
+    /// # Panics
+    /// If it stays so.
+    pub fn await_recovered(&self, port: usize) {
+        self.await_port(port, "recovered", |port| port["impaired"].is_null());
+    }
+
+    /// It cannot start: it ends with one line that contains all of `words`, and leaves no socket.
+    ///
+    /// # Panics
+    /// If that is not so.
+    #[track_caller]
+    pub fn assert_complains(mut self, words: &[&str]) {
+        let status = self.running.wait(wait::SOON);
+        assert_complaint((status, &self.running.said()), words);
+        let stays = self.socket().exists() || self.path("control").exists();
+        assert!(!stays, "sockets stayed behind");
+    }
+
     /// Sum, over all ports and lanes, of a counter with that name in `status`.
     #[must_use]
     pub fn counter(&self, name: &str) -> u64 {
@@ -478,9 +515,10 @@ impl Daemon {
 /// If it cannot be made.
 #[must_use]
 pub fn private_dir() -> TempDir {
+    sweep::once();
     tempfile::Builder::new()
-        .prefix("vax-")
-        .tempdir_in("/tmp")
+        .prefix(&sweep::prefix())
+        .tempdir_in(sweep::DIRECTORIES)
         .expect("/tmp is writable")
 }
 
@@ -495,6 +533,19 @@ pub fn run_to_end(netns: &NetNs, args: &[&str]) -> (ExitStatus, String) {
     let mut running = Running::start(command);
     let status = running.wait(wait::SOON);
     (status, running.said())
+}
+
+/// What ended like this, and said that, failed with one line that contains all of `words`.
+///
+/// # Panics
+/// If that is not so.
+#[track_caller]
+pub fn assert_complaint((status, said): (ExitStatus, &str), words: &[&str]) {
+    assert!(!status.success(), "it should have failed: {said}");
+    assert_eq!(said.trim_end().lines().count(), 1, "one line, and not: {said}");
+    for word in words {
+        assert!(said.contains(word), "{word:?} is missing in: {said}");
+    }
 }
 
 fn spawn(netns: &NetNs, (dir, lessor): (&TempDir, Option<&Lessor>), socket: &Path, serve: &Serve) -> Running {

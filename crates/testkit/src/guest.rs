@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use crate::daemon::private_dir;
 use crate::process::{output_of, run};
-use crate::{Qmp, lessor, wait};
+use crate::{NetNs, Qmp, lessor, wait};
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/guest");
 
@@ -52,6 +52,30 @@ pub fn netcheck() -> String {
     output_of(SCRIPT, &["netcheck"]).trim().to_owned()
 }
 
+/// Program of the QEMU under which guests run: Debian's, or the one that `GUEST_QEMU` names.
+#[must_use]
+pub fn qemu() -> String {
+    std::env::var("GUEST_QEMU").unwrap_or_else(|_| "qemu-system-x86_64".to_owned())
+}
+
+/// `true` if that QEMU has an AF_XDP back end of its own: it is of 8.2 or later and was built with libxdp. Otherwise says what is not run.
+///
+/// # Panics
+/// If it does not run.
+#[must_use]
+pub fn qemu_has_af_xdp() -> bool {
+    let has = output_of(&qemu(), &["-machine", "none", "-netdev", "help"])
+        .lines()
+        .any(|line| line.trim() == "af-xdp");
+    if !has {
+        println!(
+            "SKIPPED: QEMU's own part: {} has no -netdev af-xdp; GUEST_QEMU may name one that has",
+            qemu()
+        );
+    }
+    has
+}
+
 /// A guest that has booted. Ended on drop.
 pub struct Guest {
     state: TempDir,
@@ -67,17 +91,34 @@ impl Guest {
     /// If it does not come up.
     #[must_use]
     pub fn boot(backend: (&str, &Path), address: &str, options: &[&str]) -> Self {
+        let group = lessor::ID.to_string();
+        Self::boot_by(Command::new(SCRIPT), |command| {
+            command
+                .arg(backend.0)
+                .arg(backend.1)
+                .args(["--ip", address, "--group", &group])
+                .args(options);
+        })
+    }
+
+    /// Boots one whose QEMU is in a namespace and has a network of its own making there: `netdev` is what follows `-netdev`.
+    ///
+    /// # Panics
+    /// If it does not come up.
+    #[must_use]
+    pub fn boot_in(netns: &NetNs, netdev: &str, address: &str, options: &[&str]) -> Self {
+        Self::boot_by(netns.command(SCRIPT), |command| {
+            command.args(["--netdev", netdev, "--ip", address]).args(options);
+        })
+    }
+
+    fn boot_by(mut command: Command, add: impl FnOnce(&mut Command)) -> Self {
         let guest = Self {
             state: private_dir(),
             elsewhere: false,
         };
-        let mut command = guest.script("boot");
-        command
-            .arg(backend.0)
-            .arg(backend.1)
-            .args(["--ip", address])
-            .args(["--group", &lessor::ID.to_string()])
-            .args(options);
+        command.arg("boot").arg("--dir").arg(guest.state.path());
+        add(&mut command);
         let output = command.output().expect("scripts/guest runs");
         assert!(
             output.status.success(),
@@ -87,8 +128,8 @@ impl Guest {
         guest
     }
 
-    /// The state directory for a guest whose QEMU somebody else will start and end: with the pipes `shell.in` and `shell.out` for its second
-    /// serial line; its first goes to `console.log`.
+    /// The state directory for a guest whose QEMU somebody else will start and end: with the pipes `shell.in` and
+    /// `shell.out` for its second serial line; its first goes to `console.log`.
     ///
     /// # Panics
     /// If the pipes cannot be made.

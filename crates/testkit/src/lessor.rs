@@ -157,7 +157,8 @@ fn start(netns: &NetNs, dir: &TempDir, bpffs: &BpfFs) -> Running {
     command.arg("--socket").arg(Lessor::socket(dir));
     command.arg("--state").arg(Lessor::state(dir));
     command.arg("--pins").arg(bpffs.pins());
-    command.args(["--grace", "1"]);
+    // Long enough for a daemon to come back, however busy the machine is; who is dead is not waited for.
+    command.args(["--grace", "10"]);
     Running::start(command)
 }
 

@@ -9,7 +9,7 @@
 //!
 //! Everything made is a guard: namespaces, interfaces, processes, files go when the guard is dropped, which is also when
 //! a test panics; processes also go when the test process is killed (PR_SET_PDEATHSIG). Names carry the process
-//! number and a serial, so tests run beside each other.
+//! number and a serial, so tests run beside each other, and what a test leaves that was killed is removed by the next one ([`sweep`]).
 //!
 //! Misuse and broken surroundings panic with what happened: this is test support. Only what a test may want to see
 //! fail returns a `Result`.
@@ -34,6 +34,7 @@ pub mod process;
 pub mod qmp;
 pub mod rig;
 pub mod super_frame;
+pub mod sweep;
 pub mod testpmd;
 pub mod traffic;
 pub mod two_guests;

@@ -1,10 +1,11 @@
 //! A libvirt of the test's own: libvirtd in the foreground, with everything that it keeps in a private place.
 //!
-//! Theory of operation. libvirtd runs in a mount namespace where /run, /var/lib, /var/cache, /var/log and /etc/libvirt are empty, so that
-//! it neither finds nor leaves anything on the host, and in a PID namespace, so that its QEMUs end with it, however it ends. Only its socket
-//! lies where `virsh` outside can reach it. The user that Debian's package libvirt-daemon-system would make exists in there
-//! alone. QEMU's group is the daemon's, which may then connect to a socket that QEMU makes (libvirt sets a umask of 002). There is no
-//! systemd, no virtlogd and no cgroup.
+//! Theory of operation. libvirtd runs in a mount namespace where /run, /var/lib, /var/cache, /var/log and
+//! /etc/libvirt are empty, so that it neither finds nor leaves anything on the host, and in a PID namespace, so that
+//! its QEMUs end with it, however it ends. Only its socket lies where `virsh` outside can reach it. The user that
+//! Debian's package libvirt-daemon-system would make exists in there alone. QEMU's group is the daemon's, which may
+//! then connect to a socket that QEMU makes (libvirt sets a umask of 002). There is no systemd, no virtlogd and no
+//! cgroup.
 
 use std::path::PathBuf;
 use std::process::{Command, Output};

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::process::{output_of, run};
+use crate::sweep;
 
 /// A network namespace of the test's own. Removed on drop, with the interfaces in it.
 #[derive(Debug)]
@@ -23,9 +24,10 @@ impl NetNs {
     #[must_use]
     pub fn new(label: &str) -> Self {
         static SERIAL: AtomicU32 = AtomicU32::new(0);
+        sweep::once();
         let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
         let ns = Self {
-            name: format!("vax-{}-{serial}-{label}", std::process::id()),
+            name: format!("{}{serial}-{label}", sweep::prefix()),
         };
         run("ip", &["netns", "add", &ns.name]);
         ns.run(

@@ -109,12 +109,13 @@ impl Ring {
                 continue;
             }
             if !wait::readable(&self.call, deadline.saturating_duration_since(Instant::now())) {
-                let late = self.driver.take_used();
+                // One may have come back just now; its call follows, but not before the device has a CPU again.
+                let late = self.driver.take_used()?;
                 assert!(
-                    late.is_none(),
+                    wait::readable(&self.call, wait::SOON),
                     "a lost call: the device used a chain and did not say so"
                 );
-                return None;
+                return Some(late);
             }
             let _ = self.call.read();
         }
@@ -306,8 +307,8 @@ impl Pair {
         self.receive_by(|ring| ring.await_used(patience.take().unwrap_or_default()))
     }
 
-    /// The next frame if one is there now, else `None`. Looks at the ring and waits for no call, as there may be nobody to make one. Its chains are
-    /// posted again.
+    /// The next frame if one is there now, else `None`. Looks at the ring and waits for no call, as there may be
+    /// nobody to make one. Its chains are posted again.
     ///
     /// # Panics
     /// As [`receive`](Self::receive).

@@ -3,6 +3,8 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use crate::guest::qemu;
+
 /// What a test needs that not every machine has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
@@ -10,7 +12,7 @@ pub enum Need {
     Root,
     /// DPDK's testpmd, and huge pages that it can have.
     Dpdk,
-    /// What `scripts/guest` boots: QEMU and a kernel.
+    /// What `scripts/guest` boots: QEMU (Debian's, or what `GUEST_QEMU` names) and a kernel.
     Qemu,
     /// libvirtd with its QEMU driver, and virsh.
     Libvirt,
@@ -39,7 +41,7 @@ fn missing(need: Need) -> Option<String> {
             (!rustix::process::geteuid().is_root()).then(|| "this needs root: namespaces and XDP".to_owned())
         }
         Need::Dpdk => missing_program("dpdk-testpmd").or_else(missing_hugepages),
-        Need::Qemu => missing_program("qemu-system-x86_64"),
+        Need::Qemu => missing_program(&qemu()),
         Need::Libvirt => missing_program("virsh").or_else(|| missing_program("libvirtd")),
     }
 }

@@ -35,15 +35,57 @@ impl Rig {
     #[must_use]
     pub fn with(veth: VethPair, serve: &Serve, config: &DriverConfig) -> Self {
         let daemon = Daemon::start(&veth.near, serve);
-        let wire = PacketPort::open(&veth.far, VethPair::WIRE);
-        let driver = Driver::connect(&daemon.socket(), config)
-            .unwrap_or_else(|refused| panic!("{refused}; the daemon said:\n{}", daemon.said()));
+        Self::around(veth, daemon, config)
+    }
+
+    /// Around a daemon that listens: a guest connects to it.
+    ///
+    /// # Panics
+    /// If the daemon refuses the guest.
+    #[must_use]
+    pub fn around(veth: VethPair, daemon: Daemon, config: &DriverConfig) -> Self {
+        let driver = connect(&daemon, config);
+        Self::of(veth, daemon, driver)
+    }
+
+    /// Of a daemon and its guest.
+    #[must_use]
+    pub fn of(veth: VethPair, daemon: Daemon, driver: Driver) -> Self {
         Self {
+            driver,
+            daemon,
+            wire: PacketPort::open(&veth.far, VethPair::WIRE),
+            veth,
+        }
+    }
+
+    /// What `exchange` makes of the guest takes its place; the rest stays.
+    #[must_use]
+    pub fn exchange(self, exchange: impl FnOnce(Driver, &Daemon) -> Driver) -> Self {
+        let Self {
             driver,
             daemon,
             wire,
             veth,
+        } = self;
+        Self {
+            driver: exchange(driver, &daemon),
+            daemon,
+            wire,
+            veth,
         }
+    }
+
+    /// The guest goes as one does whose VMM was killed: the connection ends, nothing was stopped before. Another comes.
+    ///
+    /// # Panics
+    /// If the daemon refuses it.
+    #[must_use]
+    pub fn next_guest(self) -> Self {
+        self.exchange(|driver, daemon| {
+            drop(driver);
+            connect(daemon, &DriverConfig::default())
+        })
     }
 
     /// Its first queue pair.
@@ -59,16 +101,23 @@ impl Rig {
     #[track_caller]
     pub fn post(&mut self, count: usize, lengths: &[u32]) {
         self.pair().post(count, lengths);
-        self.await_to_guest(&frame::plain(60, 0xee));
+        self.await_to_guest();
     }
 
-    /// Sends a frame again and again until it arrives in the guest; then waits until no other does.
-    fn await_to_guest(&mut self, probe: &[u8]) {
+    /// Sends frames, numbered, until the one sent last arrives in the guest: then none is under way any more.
+    ///
+    /// # Panics
+    /// If that never happens.
+    #[track_caller]
+    pub fn await_to_guest(&mut self) {
+        let mut seed = 0xee;
         let arrives = wait::until(wait::SOON, || {
-            let _ = self.wire.try_send(probe);
-            self.driver.pairs[0]
-                .receive(Duration::from_millis(200))
-                .is_some_and(|got| got.frame == probe)
+            seed = u8::wrapping_add(seed, 1);
+            let probe = frame::plain(60, seed);
+            let _ = self.wire.try_send(&probe);
+            let pair = &mut self.driver.pairs[0];
+            let arrivals = std::iter::from_fn(|| pair.receive(Duration::from_millis(200)));
+            arrivals.into_iter().any(|got| got.frame == probe)
         });
         assert!(
             arrives,
@@ -76,7 +125,6 @@ impl Rig {
             self.daemon.status(),
             self.daemon.said()
         );
-        while self.driver.pairs[0].receive(Duration::from_millis(100)).is_some() {}
     }
 
     /// Sends frames while the daemon is held up, so that it finds them together: up to 64 are a batch.
@@ -161,7 +209,12 @@ impl Rig {
             self.wire.receive(patience).is_some_and(|got| got == out)
         });
         assert!(outwards, "frames of the guest do not arrive again");
-        self.await_to_guest(&frame::plain(101, 0x6a));
+        self.await_to_guest();
         while self.wire.receive(wait::QUIET).is_some() {}
     }
+}
+
+pub(crate) fn connect(daemon: &Daemon, config: &DriverConfig) -> Driver {
+    Driver::connect(&daemon.socket(), config)
+        .unwrap_or_else(|refused| panic!("{refused}; the daemon said:\n{}", daemon.said()))
 }

@@ -1,8 +1,9 @@
 //! Numbered frames at a steady pace both ways, whatever happens to the daemon meanwhile, and what became of them.
 //!
-//! Theory of operation. Three threads. One sends into the wire, one reads what comes out of it; the third is the guest: it adds frames to
-//! its transmit ring when they are due, also while no daemon is there, as a guest does that knows nothing of a daemon, and takes what was
-//! received. The guest is behind a lock, so that the test can put it on another connection meanwhile. Nobody waits for calls: who makes them may be dead.
+//! Theory of operation. Three threads. One sends into the wire, one reads what comes out of it; the third is the
+//! guest: it adds frames to its transmit ring when they are due, also while no daemon is there, as a guest does that
+//! knows nothing of a daemon, and takes what was received. The guest is behind a lock, so that the test can put it on
+//! another connection meanwhile. Nobody waits for calls: who makes them may be dead.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -38,6 +39,15 @@ impl Flow {
     pub fn lost(&self) -> usize {
         let arrived: HashSet<_> = self.arrived.iter().map(|&(number, _)| number).collect();
         self.sent.len() - arrived.len()
+    }
+
+    /// Of those that were sent between `from` and `to`, how many never arrived.
+    #[must_use]
+    pub fn lost_of(&self, from: Instant, to: Instant) -> usize {
+        let arrived: HashSet<_> = self.arrived.iter().map(|&(number, _)| number).collect();
+        let sent = (0..).zip(&self.sent);
+        sent.filter(|(number, at)| (from..to).contains(*at) && !arrived.contains(number))
+            .count()
     }
 
     /// How long after `since` the first one arrived.
@@ -121,7 +131,8 @@ impl Traffic {
                 let now = Instant::now();
                 work(&flows, now >= due);
                 if now >= due {
-                    due += pace;
+                    // Who was held up does not make up for it: a burst of all that would fill the ring of a daemon that is gone.
+                    due = now.max(due + pace);
                 }
                 std::thread::sleep(REST);
             }

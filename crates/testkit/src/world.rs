@@ -96,19 +96,42 @@ impl World {
     /// If one is.
     #[track_caller]
     pub fn assert_pings(&self) {
+        self.await_placement();
         let said = self.guest.run(&format!("{PING} {HOST}"));
         assert!(said.contains(" 0% packet loss"), "{said}\n{}", self.daemon.said());
+    }
+
+    /// Waits until the lanes are what they will be: one that copies until the guest's memory is registered gives way to a
+    /// direct one, and frames to the guest are lost meanwhile.
+    ///
+    /// # Panics
+    /// If a lane never becomes direct.
+    #[track_caller]
+    pub fn await_placement(&self) {
+        self.daemon.await_port(0, "the placement", |port| {
+            let lanes = port["lanes"].as_array().expect("a list");
+            !lanes.is_empty()
+                && lanes
+                    .iter()
+                    .all(|lane| !lane["fallbacks"].to_string().contains("not direct yet"))
+        });
     }
 
     /// An iperf3 that listens on the far end.
     #[must_use]
     pub fn iperf_server(&self) -> Running {
-        let mut command = self.veth.far.command("iperf3");
-        command.args(["-s", "-p", "5201", "--forceflush"]);
-        let mut server = Running::start(command);
-        server.await_text("listening");
-        server
+        iperf_server(&self.veth)
     }
+}
+
+/// An iperf3 that listens on the far end.
+#[must_use]
+pub fn iperf_server(veth: &VethPair) -> Running {
+    let mut command = veth.far.command("iperf3");
+    command.args(["-s", "-p", "5201", "--forceflush"]);
+    let mut server = Running::start(command);
+    server.await_text("listening");
+    server
 }
 
 /// Makes the far end one that a stack talks on.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rstest::rstest;
 use rustix::process::Signal;
-use testkit::daemon::{binary, run_to_end};
+use testkit::daemon::{assert_complaint, binary, run_to_end};
 use testkit::{PacketPort, Running, VethPair, frame, require, wait};
 
 const MODES: [&str; 2] = ["native", "skb"];
@@ -144,9 +144,7 @@ fn bad_value_is_one_line_that_names_it(#[case] args: &[&str], #[case] named: &st
         .chain(args.iter().copied())
         .collect();
     let (status, said) = run_to_end(&pair.near, &all);
-    assert!(!status.success());
-    assert_eq!(said.trim_end().lines().count(), 1, "{said}");
-    assert!(said.contains(named), "{said}");
+    assert_complaint((status, &said), &[named]);
     assert_nothing_attached(&pair);
 }
 

@@ -2,21 +2,9 @@
 
 use rstest::rstest;
 use testkit::daemon::Placement;
-use testkit::{Daemon, Driver, DriverConfig, NetNs, PacketPort, Rig, Serve, VethPair, require, wait};
+use testkit::{Daemon, DriverConfig, NetNs, Rig, Serve, VethPair, require, wait};
 
 const BUFFER: u32 = 2048;
-
-fn impaired_by(daemon: &Daemon, words: &str) {
-    daemon.await_port(0, words, |port| {
-        port["impaired"]
-            .as_str()
-            .is_some_and(|reason| reason.contains(words))
-    });
-}
-
-fn recovered(daemon: &Daemon) {
-    daemon.await_port(0, "recovered", |port| port["impaired"].is_null());
-}
 
 #[rstest]
 fn interface_that_moves_to_another_namespace_and_back_is_leased_again(
@@ -32,11 +20,11 @@ fn interface_that_moves_to_another_namespace_and_back_is_leased_again(
         rig.veth
             .near
             .ip(&["link", "set", VethPair::NIC, "netns", away.name()]);
-        impaired_by(&rig.daemon, "gone");
+        rig.daemon.await_impaired(0, "gone");
         assert!(!rig.driver.await_close(wait::QUIET), "the guest stays connected");
         away.ip(&["link", "set", VethPair::NIC, "netns", rig.veth.near.name()]);
         rig.veth.near.ip(&["link", "set", VethPair::NIC, "up"]);
-        recovered(&rig.daemon);
+        rig.daemon.await_recovered(0);
         rig.await_passes_both_ways();
     }
 }
@@ -71,18 +59,11 @@ fn queue_that_channels_take_away_impairs_the_port_and_is_used_again_when_it_is_b
     };
     veth.far.run("ethtool", &["-L", VethPair::WIRE, "tx", "1"]);
     assert!(wait::until(wait::SOON, shrink), "the queue stays bound");
-    impaired_by(&daemon, "queue 1");
-    impaired_by(&daemon, "ethtool -L");
+    daemon.await_impaired(0, "queue 1");
+    daemon.await_impaired(0, "ethtool -L");
     veth.near.run("ethtool", &["-L", VethPair::NIC, "rx", "2"]);
-    recovered(&daemon);
-    let wire = PacketPort::open(&veth.far, VethPair::WIRE);
-    let driver = Driver::connect(&daemon.socket(), &DriverConfig::default()).expect("accepted");
-    let mut rig = Rig {
-        driver,
-        daemon,
-        wire,
-        veth,
-    };
+    daemon.await_recovered(0);
+    let mut rig = Rig::around(veth, daemon, &DriverConfig::default());
     rig.post(64, &[BUFFER]);
     rig.assert_passes_both_ways();
 }

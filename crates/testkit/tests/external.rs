@@ -1,17 +1,19 @@
-//! The ways of those who bring their own XDP program: sockets passed in, a map by path or by descriptor. No steward: it would have a program of its
-//! own. A map may also come from a plugin: `afxdp_plugin.rs`.
+//! The ways of those who bring their own XDP program: sockets passed in, a map by path or by descriptor. No steward:
+//! it would have a program of its own. A map may also come from a plugin: `afxdp_plugin.rs`.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
 use rstest::rstest;
 use testkit::daemon::{Mode, private_dir};
-use testkit::foreign::{self, Foreign, assert_complains, assert_serves_guests, inherited, list};
-use testkit::guest::Guest;
-use testkit::world::{GUEST, HOST, give_address};
+use testkit::driver::{F_HOST_ALL, HEADER};
+use testkit::foreign::{self, Foreign, assert_serves_guests, inherited, list};
+use testkit::guest::{Guest, qemu_has_af_xdp};
+use testkit::super_frame::{Ip, SuperFrame};
+use testkit::world::{GUEST, HOST, give_address, iperf_server};
 use testkit::{
-    BpfFs, Daemon, Driver, DriverConfig, Layout, Lessor, PacketPort, Rig, Running, Serve, VethPair, frame,
-    require, wait,
+    BpfFs, Daemon, Driver, DriverConfig, Layout, Lessor, PacketPort, Rig, Serve, VethPair, frame, require,
+    wait,
 };
 
 const BUFFER: u32 = 2048;
@@ -24,7 +26,14 @@ fn inhibited() -> Serve {
 /// A daemon that inherits these descriptors cannot start, and says why.
 #[track_caller]
 fn assert_refused(veth: &VethPair, descriptors: &[&OwnedFd], serve: &Serve, words: &[&str]) {
-    assert_complains(inherited(descriptors, || Daemon::spawn(&veth.near, serve)), words);
+    inherited(descriptors, || Daemon::spawn(&veth.near, serve)).assert_complains(words);
+}
+
+/// A daemon that inherits these descriptors, and listens.
+fn listening(veth: &VethPair, descriptors: &[&OwnedFd], serve: &Serve) -> Daemon {
+    let mut daemon = inherited(descriptors, || Daemon::spawn(&veth.near, serve));
+    daemon.await_listening();
+    daemon
 }
 
 #[rstest]
@@ -41,7 +50,7 @@ fn sockets_passed_in_serve_guest_after_guest_without_a_capability(
     let serve = inhibited().with("--sock-fds", list(&[&socket]));
     let mut daemon = inherited(&[&socket], || Daemon::spawn_by(command, dir, &serve));
     drop(socket);
-    daemon.await_sockets(&[daemon.socket(), daemon.path("control")]);
+    daemon.await_listening();
     assert_eq!(daemon.port(0)["attached"], mode.name());
     assert_serves_guests(veth, daemon, 6);
     drop(program);
@@ -57,12 +66,8 @@ fn linux_guests_boot_and_talk_over_sockets_passed_in() {
     let socket = foreign::socket(&veth.near);
     program.place(0, &socket);
     let serve = inhibited().with("--sock-fds", list(&[&socket]));
-    let mut daemon = inherited(&[&socket], || Daemon::spawn(&veth.near, &serve));
-    daemon.await_sockets(&[daemon.socket(), daemon.path("control")]);
-    let mut command = veth.far.command("iperf3");
-    command.args(["-s", "-p", "5201", "--forceflush"]);
-    let mut server = Running::start(command);
-    server.await_text("listening");
+    let daemon = listening(&veth, &[&socket], &serve);
+    let _server = iperf_server(&veth);
     for _ in 0..2 {
         let guest = Guest::boot(("--socket", &daemon.socket()), GUEST, &["--mem", "256"]);
         let _ = guest.run(&format!("ping -c 3 -i 0.2 -W 2 {HOST}"));
@@ -78,6 +83,64 @@ fn linux_guests_boot_and_talk_over_sockets_passed_in() {
     );
 }
 
+/// A guest of QEMU's own AF_XDP and one of the daemon, one after the other, with the options of both word by word the same.
+fn assert_either_serves(veth: &VethPair, options: impl Fn() -> (Vec<OwnedFd>, Vec<(&'static str, String)>)) {
+    give_address(veth);
+    let check = |guest: &Guest| {
+        let said = guest.run(&format!("ping -c 3 -i 0.2 -W 2 {HOST}"));
+        assert!(said.contains(" 0% packet loss"), "{said}");
+    };
+    if qemu_has_af_xdp() {
+        let (sockets, options) = options();
+        let words: String = options
+            .iter()
+            .map(|(name, value)| format!(",{name}={value}"))
+            .collect();
+        let netdev = format!("af-xdp,ifname={},inhibit=on{words}", VethPair::NIC);
+        let boot = || Guest::boot_in(&veth.near, &netdev, GUEST, &["--mem", "256"]);
+        check(&inherited(&sockets.iter().collect::<Vec<_>>(), boot));
+    }
+    let (sockets, options) = options();
+    let serve = options.iter().fold(inhibited(), |serve, (name, value)| {
+        serve.with(&format!("--{name}"), value)
+    });
+    let spawn = || Daemon::spawn(&veth.near, &serve);
+    let mut daemon = inherited(&sockets.iter().collect::<Vec<_>>(), spawn);
+    drop(sockets);
+    daemon.await_sockets(&[daemon.socket(), daemon.path("control")]);
+    check(&Guest::boot(
+        ("--socket", &daemon.socket()),
+        GUEST,
+        &["--mem", "256"],
+    ));
+}
+
+#[test]
+fn sockets_that_are_laid_out_for_qemu_serve_the_daemon() {
+    require!(Root, Qemu);
+    let veth = VethPair::new();
+    let program = Foreign::attach(&veth.near, VethPair::NIC, Mode::Native, 0);
+    assert_either_serves(&veth, || {
+        let socket = foreign::socket(&veth.near);
+        program.place(0, &socket);
+        let options = vec![("mode", "native".to_owned()), ("sock-fds", list(&[&socket]))];
+        (vec![socket], options)
+    });
+}
+
+#[test]
+fn map_that_is_pinned_for_qemu_serves_the_daemon_from_the_same_index_on() {
+    require!(Root, Qemu);
+    let veth = VethPair::new();
+    let program = Foreign::attach(&veth.near, VethPair::NIC, Mode::Native, 3);
+    let bpffs = BpfFs::new();
+    let pinned = foreign::pin(&bpffs, &program.map, "xsks");
+    assert_either_serves(&veth, || {
+        let index = ("map-start-index", "3".to_owned());
+        (vec![], vec![("map-path", pinned.clone()), index])
+    });
+}
+
 #[test]
 fn map_needs_no_capability_but_the_one_to_open_a_socket() {
     require!(Root);
@@ -89,7 +152,7 @@ fn map_needs_no_capability_but_the_one_to_open_a_socket() {
         let command = Lessor::nobody(&veth.near, &dir, further);
         inherited(&[&program.map], || Daemon::spawn_by(command, dir, &serve))
     };
-    assert_complains(spawn(&[]), &["CAP_NET_RAW"]);
+    spawn(&[]).assert_complains(&["CAP_NET_RAW"]);
     let daemon = spawn(&["+net_raw"]);
     assert_serves_guests(veth, daemon, 2);
 }
@@ -100,8 +163,7 @@ fn no_chunk_is_lost_however_many_guests_go_with_frames_under_way() {
     let veth = VethPair::new();
     let program = Foreign::attach(&veth.near, VethPair::NIC, Mode::Native, 0);
     let serve = inhibited().with("--map-fd", list(&[&program.map]));
-    let mut daemon = inherited(&[&program.map], || Daemon::spawn(&veth.near, &serve));
-    daemon.await_sockets(&[daemon.socket(), daemon.path("control")]);
+    let daemon = listening(&veth, &[&program.map], &serve);
     let wire = PacketPort::open(&veth.far, VethPair::WIRE);
     // Of some 3000 chunks, were those of each guest lost.
     for guest in 1..=40 {
@@ -113,6 +175,40 @@ fn no_chunk_is_lost_however_many_guests_go_with_frames_under_way() {
         }
         // Most of them wait for buffers.
         daemon.await_counter("to_guest_frames", 8 * guest);
+        drop(driver);
+    }
+    assert_serves_guests(veth, daemon, 1);
+}
+
+/// Several descriptors of each super-frame refer to one chunk, and the socket outlives the guest.
+#[rstest]
+fn no_chunk_is_lost_however_many_guests_go_with_super_frames_under_way(
+    #[values(Mode::Native, Mode::Skb)] mode: Mode,
+) {
+    require!(Root);
+    let veth = VethPair::new();
+    let program = Foreign::attach(&veth.near, VethPair::NIC, mode, 0);
+    let serve = inhibited()
+        .offload("csum,tso4,uso")
+        .with("--segments", "by-reference")
+        .with("--map-fd", list(&[&program.map]));
+    let mut daemon = inherited(&[&program.map], || Daemon::spawn(&veth.near, &serve));
+    daemon.await_sockets(&[daemon.socket(), daemon.path("control")]);
+    let config = DriverConfig::default();
+    let config = DriverConfig {
+        features: config.features | F_HOST_ALL,
+        ..config
+    };
+    let super_frame = SuperFrame::udp(Ip::V4(0), 40_000);
+    let bytes = super_frame.bytes();
+    // Of some 3000 chunks: each guest's super-frames take 130, or, in thousands of segments, hundreds.
+    for guest in 0..60 {
+        let mut driver = Driver::connect(&daemon.socket(), &config).expect("accepted");
+        let mut header = [0; HEADER];
+        header[..10].copy_from_slice(&super_frame.request([10, 1400, 700][guest % 3]));
+        let before = daemon.counter("from_guest_referred_segments");
+        driver.pairs[0].send_asking(&[(header, &bytes[..]); 6], Layout::Pieces(5000));
+        daemon.await_counter("from_guest_referred_segments", before + 1);
         drop(driver);
     }
     assert_serves_guests(veth, daemon, 1);
@@ -135,16 +231,8 @@ fn sockets_passed_in_are_one_a_queue_in_order() {
         pairs: 2,
         ..DriverConfig::default()
     };
-    let mut daemon = inherited(&both, || Daemon::spawn(&veth.near, &serve));
-    daemon.await_sockets(&[daemon.socket(), daemon.path("control")]);
-    let wire = PacketPort::open(&veth.far, VethPair::WIRE);
-    let driver = Driver::connect(&daemon.socket(), &config).expect("accepted");
-    let mut rig = Rig {
-        driver,
-        daemon,
-        wire,
-        veth,
-    };
+    let daemon = listening(&veth, &both, &serve);
+    let mut rig = Rig::around(veth, daemon, &config);
     for pair in &mut rig.driver.pairs {
         pair.post(32, &[BUFFER]);
         let sent = frame::plain(100, 1);
@@ -184,16 +272,8 @@ fn interface_that_goes_down_or_changes_its_mtu_is_followed_as_far_as_a_chunk_rea
     let veth = VethPair::new();
     let program = Foreign::attach(&veth.near, VethPair::NIC, Mode::Native, 0);
     let serve = inhibited().with("--map-fd", list(&[&program.map]));
-    let mut daemon = inherited(&[&program.map], || Daemon::spawn(&veth.near, &serve));
-    daemon.await_sockets(&[daemon.socket(), daemon.path("control")]);
-    let driver = Driver::connect(&daemon.socket(), &DriverConfig::default()).expect("accepted");
-    let wire = PacketPort::open(&veth.far, VethPair::WIRE);
-    let mut rig = Rig {
-        driver,
-        daemon,
-        wire,
-        veth,
-    };
+    let daemon = listening(&veth, &[&program.map], &serve);
+    let mut rig = Rig::around(veth, daemon, &DriverConfig::default());
     rig.post(64, &[BUFFER]);
     rig.veth.near.ip(&["link", "set", VethPair::NIC, "down"]);
     wait::settle();
@@ -209,14 +289,9 @@ fn interface_that_goes_down_or_changes_its_mtu_is_followed_as_far_as_a_chunk_rea
         rig.await_passes_both_ways();
     }
     set_mtu(&rig, 3000);
-    rig.daemon.await_port(0, "impaired", |port| {
-        port["impaired"]
-            .as_str()
-            .is_some_and(|why| why.contains("start the daemon anew"))
-    });
+    rig.daemon.await_impaired(0, "start the daemon anew");
     set_mtu(&rig, 1500);
-    rig.daemon
-        .await_port(0, "recovered", |port| port["impaired"].is_null());
+    rig.daemon.await_recovered(0);
     rig.await_passes_both_ways();
 }
 
@@ -228,22 +303,15 @@ fn interface_that_was_made_again_gets_new_sockets_in_the_map() {
     let bpffs = BpfFs::new();
     let pinned = foreign::pin(&bpffs, &program.map, "xsks");
     let serve = inhibited().with("--map-path", pinned);
-    let mut daemon = Daemon::spawn(&veth.near, &serve);
-    daemon.await_sockets(&[daemon.socket(), daemon.path("control")]);
+    let daemon = listening(&veth, &[], &serve);
     let driver = Driver::connect(&daemon.socket(), &DriverConfig::default()).expect("accepted");
     veth.near.ip(&["link", "delete", VethPair::NIC]);
-    daemon.await_port(0, "gone", |port| !port["impaired"].is_null());
+    daemon.await_impaired(0, "");
     veth.join(1, 1500);
-    daemon.await_port(0, "back", |port| port["impaired"].is_null());
+    daemon.await_recovered(0);
     // Their program went with the old one.
     let _link = program.attach_again(&veth.near, VethPair::NIC, Mode::Native);
-    let wire = PacketPort::open(&veth.far, VethPair::WIRE);
-    let mut rig = Rig {
-        driver,
-        daemon,
-        wire,
-        veth,
-    };
+    let mut rig = Rig::of(veth, daemon, driver);
     rig.post(64, &[BUFFER]);
     rig.await_passes_both_ways();
 }
@@ -256,16 +324,11 @@ fn interface_that_was_made_again_is_gone_for_sockets_that_were_passed_in_and_tha
     let socket = foreign::socket(&veth.near);
     program.place(0, &socket);
     let serve = inhibited().with("--sock-fds", list(&[&socket]));
-    let mut daemon = inherited(&[&socket], || Daemon::spawn(&veth.near, &serve));
-    daemon.await_sockets(&[daemon.socket(), daemon.path("control")]);
+    let mut daemon = listening(&veth, &[&socket], &serve);
     let _driver = Driver::connect(&daemon.socket(), &DriverConfig::default()).expect("accepted");
     veth.near.ip(&["link", "delete", VethPair::NIC]);
     veth.join(1, 1500);
-    daemon.await_port(0, "said", |port| {
-        port["impaired"]
-            .as_str()
-            .is_some_and(|why| why.contains("start the daemon with new ones"))
-    });
+    daemon.await_impaired(0, "start the daemon with new ones");
     daemon.process().check();
 }
 
@@ -295,8 +358,7 @@ fn wrong_sockets_are_refused_by_what_is_wrong() {
     assert_refused(&veth, &[&first], &twice, &["twice"]);
 
     let serve = inhibited().with("--sock-fds", number);
-    let mut daemon = inherited(&[&first], || Daemon::spawn(&veth.near, &serve));
-    daemon.await_sockets(&[daemon.socket()]);
+    let _daemon = listening(&veth, &[&first], &serve);
     refused(&[&first], &["has memory or a queue already"]);
 }
 

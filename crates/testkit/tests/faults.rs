@@ -77,6 +77,15 @@ fn is_refused(driver: &Driver, request: FrontendReq, payload: &[u8], file: Optio
     socket.read_exact(&mut answer).is_err() || answer[12..] != [0; 8]
 }
 
+/// A guest that says this is refused, and the next one is served.
+fn assert_is_refused(request: FrontendReq, payload: &[u8]) {
+    let (_netns, mut daemon) = daemon_on_null();
+    let guest = Driver::connect(&daemon.socket(), &DriverConfig::default()).expect("accepted");
+    assert!(is_refused(&guest, request, payload, None));
+    drop(guest);
+    assert_serves(&mut daemon);
+}
+
 fn words<const N: usize>(words: [u32; N]) -> Vec<u8> {
     words.into_iter().flat_map(u32::to_ne_bytes).collect()
 }
@@ -184,7 +193,7 @@ fn cve_2019_14818_truncated_message_with_descriptors_leaks_none(
         message::send_saying(guest.socket(), request, payload, lacks, Some(file.as_fd()));
     }
     assert!(
-        wait::until(wait::SOON, || settled(&mut daemon) == before),
+        wait::until(wait::SOON, || settled(&mut daemon) <= before),
         "{before} descriptors before, {} after",
         descriptors(&mut daemon)
     );
@@ -226,11 +235,7 @@ fn cve_2020_10722_offset_plus_size_that_overflows_is_refused(
 #[case::kick_of_vring_255(FrontendReq::SET_VRING_KICK, longs([0x1ff]))]
 fn cve_2020_10723_vring_index_is_not_cut_off(#[case] request: FrontendReq, #[case] payload: Vec<u8>) {
     require!(Root);
-    let (_netns, mut daemon) = daemon_on_null();
-    let guest = Driver::connect(&daemon.socket(), &DriverConfig::default()).expect("accepted");
-    assert!(is_refused(&guest, request, &payload, None));
-    drop(guest);
-    assert_serves(&mut daemon);
+    assert_is_refused(request, &payload);
 }
 
 #[rstest]
@@ -240,11 +245,7 @@ fn cve_2020_10723_vring_index_is_not_cut_off(#[case] request: FrontendReq, #[cas
 #[case::base_out_of_range(FrontendReq::SET_VRING_BASE, words([0, 0x1_0000]))]
 fn ring_size_and_base_out_of_range_are_refused(#[case] request: FrontendReq, #[case] payload: Vec<u8>) {
     require!(Root);
-    let (_netns, mut daemon) = daemon_on_null();
-    let guest = Driver::connect(&daemon.socket(), &DriverConfig::default()).expect("accepted");
-    assert!(is_refused(&guest, request, &payload, None));
-    drop(guest);
-    assert_serves(&mut daemon);
+    assert_is_refused(request, &payload);
 }
 
 fn inflight(bytes: u64, offset: u64, queues: u16, size: u16) -> Vec<u8> {
@@ -325,7 +326,7 @@ fn cve_2022_0669_stray_descriptors_with_inflight_messages_leak_none() {
         }
     }
     assert!(
-        wait::until(wait::SOON, || settled(&mut daemon) == before),
+        wait::until(wait::SOON, || settled(&mut daemon) <= before),
         "{before} descriptors before, {} after",
         descriptors(&mut daemon)
     );
@@ -473,9 +474,8 @@ fn starved_fill_ring_recovers(#[values(Placement::Copy, Placement::Direct)] plac
         wait::settle();
     }
     rig.daemon.process().check();
-    rig.pair().post(64, &[BUFFER]);
     // What waited comes first.
-    while rig.pair().receive(wait::QUIET).is_some() {}
+    rig.post(64, &[BUFFER]);
     for _ in 0..200 {
         rig.assert_to_guest(&frame::plain(300, 7));
     }

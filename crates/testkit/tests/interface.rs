@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use rstest::rstest;
-use testkit::daemon::{Mode, Placement, binary, private_dir};
+use testkit::daemon::{Mode, Placement, assert_complaint, binary, private_dir};
 use testkit::{Daemon, DriverConfig, Layout, NetNs, Rig, Running, Serve, VethPair, frame, require, wait};
 
 const BUFFER: u32 = 2048;
@@ -20,19 +20,10 @@ fn both_ways(name: &str) -> [Serve; 2] {
     [Serve::interface(name).leased(), Serve::interface(name).by_root()]
 }
 
-/// Starts a daemon that cannot start: it must fail with one line that contains all of `words`, and leave nothing behind.
+/// A daemon that cannot start says so, by `words`, and leaves nothing behind.
 #[track_caller]
 fn assert_refused(netns: &NetNs, serve: &Serve, words: &[&str]) {
-    let mut daemon = Daemon::spawn(netns, serve);
-    let status = daemon.process().wait(wait::SOON);
-    let said = daemon.said();
-    assert!(!status.success(), "it should have failed: {said}");
-    assert_eq!(said.trim_end().lines().count(), 1, "one line, and not: {said}");
-    words
-        .iter()
-        .for_each(|word| assert!(said.contains(word), "{word:?} is missing in: {said}"));
-    let stays = daemon.socket().exists() || daemon.path("control").exists();
-    assert!(!stays, "sockets stayed behind");
+    Daemon::spawn(netns, serve).assert_complains(words);
 }
 
 #[rstest]
@@ -67,15 +58,12 @@ fn interface_that_is_deleted_leaves_the_guest_connected_and_is_picked_up_when_it
     rig.post(64, &[BUFFER]);
     rig.assert_passes_both_ways();
     rig.veth.near.ip(&["link", "delete", VethPair::NIC]);
-    rig.daemon.await_port(0, "impaired", |port| {
-        port["impaired"].as_str().is_some_and(|why| why.contains("gone"))
-    });
+    rig.daemon.await_impaired(0, "gone");
     assert!(!rig.driver.await_close(wait::QUIET), "the guest stays connected");
     rig.pair().send(&frame::plain(100, 1), Layout::Whole);
     rig.veth.join(1, 1500);
     rig.wire = testkit::PacketPort::open(&rig.veth.far, VethPair::WIRE);
-    rig.daemon
-        .await_port(0, "not impaired any more", |port| port["impaired"].is_null());
+    rig.daemon.await_recovered(0);
     rig.await_passes_both_ways();
 }
 
@@ -224,9 +212,7 @@ fn memlock_too_small_is_refused_with_the_remedy(#[values("copy", "direct")] plac
     let mut running = Running::start(command);
     let status = running.wait(wait::SOON);
     let said = running.said();
-    assert!(!status.success(), "{said}");
-    assert_eq!(said.trim_end().lines().count(), 1, "one line, and not: {said}");
-    assert!(said.to_lowercase().contains("memlock"), "{said}");
+    assert_complaint((status, &said.to_lowercase()), &["memlock"]);
     assert_eq!(
         program_on(&veth.near, VethPair::NIC),
         None,

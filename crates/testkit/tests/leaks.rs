@@ -10,7 +10,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use testkit::daemon::Placement;
 use testkit::{
@@ -153,13 +153,18 @@ fn assert_nothing_is_left(daemon: &mut Daemon, rounds: impl Fn(&Daemon)) {
             .any(connected)
     };
     assert!(wait::until(wait::SOON, || idle(daemon)));
-    let (before, kib_before) = (holdings(pid), resident_kib(pid));
+    // The thread of the status socket may still be closing ours.
+    let steady = wait::until_some(wait::SOON, || {
+        let held = holdings(pid);
+        std::thread::sleep(wait::QUIET);
+        (holdings(pid) == held).then_some(held)
+    });
+    let (before, kib_before) = (steady.expect("it does nothing"), resident_kib(pid));
     let begun = Instant::now();
     rounds(daemon);
     assert!(wait::until(wait::SOON, || idle(daemon)));
     daemon.process().check();
-    // The thread of the status socket may still be closing ours.
-    let same = wait::until(Duration::from_secs(2), || holdings(pid) == before);
+    let same = wait::until(wait::SOON, || holdings(pid) == before);
     println!(
         "{:.1} s; before {before:?}, {kib_before} KiB; after {:?}, {} KiB",
         begun.elapsed().as_secs_f64(),

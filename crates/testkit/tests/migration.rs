@@ -7,10 +7,11 @@
 //!                  └ wire1 ═══════════════ nic1 ── port 1 ── destination QEMU
 //! ```
 //!
-//! The bridge stands for the switch: it learns from the guest's announcement where the guest is now. Three streams cross the migration: iperf3; a
-//! file that the guest sends; and bytes that pile up in the guest's receive buffers, where only the daemon (in direct placement, the kernel)
-//! has written them, and which the guest reads only after it has moved. Before it goes on at its destination both memories are compared byte
-//! for byte: a page that the dirty log missed shows there.
+//! The bridge stands for the switch: it learns from the guest's announcement where the guest is now. Three streams
+//! cross the migration: iperf3; a file that the guest sends; and bytes that pile up in the guest's receive buffers,
+//! where only the daemon (in direct placement, the kernel) has written them, and which the guest reads only after it
+//! has moved. Before it goes on at its destination both memories are compared byte for byte: a page that the dirty
+//! log missed shows there.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};

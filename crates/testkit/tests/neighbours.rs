@@ -1,9 +1,9 @@
 //! Two guests in one process, on one worker, one of them hostile: the other loses no frame.
 //!
-//! What it loses of its throughput is measured by the test at the end, which is left out unless asked for, because a shared
-//! machine makes times of it that mean nothing. It compares, interleaved, with the guest alone, and with the guest beside a thread that only
-//! burns CPU time: the hostile guest is a thread of this process and takes time of the honest one's where there are few CPUs, which is not the
-//! daemon's doing. With a release build of the daemon:
+//! What it loses of its throughput is measured by the test at the end, which is left out unless asked for, because a
+//! shared machine makes times of it that mean nothing. It compares, interleaved, with the guest alone, and with the
+//! guest beside a thread that only burns CPU time: the hostile guest is a thread of this process and takes time of
+//! the honest one's where there are few CPUs, which is not the daemon's doing. With a release build of the daemon:
 //!
 //! ```sh
 //! VHOST_AF_XDP_BIN=target/release/vhost-af-xdp cargo test --release -p testkit --test neighbours -- --ignored --nocapture

@@ -424,15 +424,10 @@ fn make_stack(rig: &Rig) {
     );
     far.ip(&["link", "set", VethPair::WIRE, "arp", "on"]);
     for (address, neighbour) in [("10.77.0.1/24", "10.77.0.2"), ("fd77::1/64", "fd77::2")] {
-        far.ip(&["address", "add", address, "dev", VethPair::WIRE]);
+        far.ip(&["address", "add", address, "dev", VethPair::WIRE, "nodad"]);
         let lladdr = "02:00:00:00:00:0b";
         far.ip(&["neigh", "add", neighbour, "lladdr", lladdr, "dev", VethPair::WIRE]);
     }
-    // IPv6 looks for another user of its address first.
-    wait::until(wait::SOON, || {
-        let addresses = far.output_of("ip", &["-6", "address", "show", "tentative"]);
-        addresses.trim().is_empty()
-    });
 }
 
 /// The next frame with these ports; others are the stack's own affairs.

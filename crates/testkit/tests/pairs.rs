@@ -1,6 +1,7 @@
 //! Queue pairs that the guest switches off and on, as `ethtool -L` does, while frames come in at all queues of the NIC.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use rstest::rstest;
 use testkit::daemon::Placement;
@@ -30,26 +31,36 @@ fn switch(driver: &mut Driver, pair: usize, on: bool) {
 
 /// Sends a frame of each flow; what arrives in each pair, by flow.
 fn flows(rig: &mut Rig) -> Vec<BTreeSet<u16>> {
-    for flow in 0..FLOWS {
-        rig.wire.send(&frame::udp(flow, 200));
-    }
-    let mut arrived = vec![BTreeSet::new(); rig.driver.pairs.len()];
-    let all = wait::until(wait::SOON, || {
-        for (pair, arrived) in rig.driver.pairs.iter_mut().zip(&mut arrived) {
-            while let Some(got) = pair.receive(std::time::Duration::ZERO) {
-                let flow = u16::from_be_bytes([got.frame[34], got.frame[35]]);
-                frame::assert_same(&got.frame, &frame::udp(flow, 200));
-                assert!(arrived.insert(flow), "flow {flow} arrived twice");
-            }
-        }
-        arrived.iter().map(BTreeSet::len).sum::<usize>() == usize::from(FLOWS)
-    });
+    (0..FLOWS).for_each(|flow| rig.wire.send(&frame::udp(flow, 200)));
+    let arrived = arrivals(rig, 200, wait::SOON);
     assert!(
-        all,
+        are_all(&arrived),
         "not all flows arrived: {arrived:?}\n{:#}",
         rig.daemon.port(0)
     );
     arrived
+}
+
+/// What arrives in each pair of frames with that length, one a flow, until all have.
+fn arrivals(rig: &mut Rig, len: usize, patience: Duration) -> Vec<BTreeSet<u16>> {
+    let mut arrived = vec![BTreeSet::new(); rig.driver.pairs.len()];
+    wait::until(patience, || {
+        for (pair, arrived) in rig.driver.pairs.iter_mut().zip(&mut arrived) {
+            while let Some(got) = pair.receive(Duration::ZERO) {
+                if got.frame.len() == len {
+                    let flow = u16::from_be_bytes([got.frame[34], got.frame[35]]);
+                    frame::assert_same(&got.frame, &frame::udp(flow, len));
+                    assert!(arrived.insert(flow), "flow {flow} arrived twice");
+                }
+            }
+        }
+        are_all(&arrived)
+    });
+    arrived
+}
+
+fn are_all(arrived: &[BTreeSet<u16>]) -> bool {
+    arrived.iter().map(BTreeSet::len).sum::<usize>() == usize::from(FLOWS)
 }
 
 #[rstest]
@@ -92,20 +103,17 @@ fn frames_of_all_queues_reach_the_guest_however_many_pairs_it_uses(
     }
 }
 
-/// Waits until frames reach each of the first pairs: after the switch sockets may have been opened anew.
+/// Waits until a frame of each flow arrives, and some in each of the first pairs: after the switch sockets may have been opened anew,
+/// and what came meanwhile was lost. Each try has a length of its own, by which what is late of an earlier one is known.
 fn settle(rig: &mut Rig, on: usize) {
-    let mut seen = BTreeSet::new();
+    let mut len = 100;
     let settled = wait::until(wait::SOON, || {
+        len += 1;
         for flow in 0..FLOWS {
-            let _ = rig.wire.try_send(&frame::udp(flow, 100));
+            let _ = rig.wire.try_send(&frame::udp(flow, len));
         }
-        wait::settle();
-        for (at, pair) in rig.driver.pairs.iter_mut().enumerate() {
-            while pair.receive(std::time::Duration::ZERO).is_some() {
-                seen.insert(at);
-            }
-        }
-        (0..on).all(|pair| seen.contains(&pair))
+        let arrived = arrivals(rig, len, wait::QUIET);
+        are_all(&arrived) && arrived[..on].iter().all(|flows| !flows.is_empty())
     });
-    assert!(settled, "frames reach only {seen:?}");
+    assert!(settled, "not all flows arrive: {:#}", rig.daemon.port(0));
 }

@@ -1,10 +1,11 @@
 //! The daemon's sandbox: what must fail is tried, from within, and what must work is seen to work.
 //!
-//! `serve --sandbox-attempt NAME` (hidden) sets everything up as always, and then tries one thing on a thread of its own. How it ended tells which layer
-//! stopped it: by SIGSYS (`calls`), or with an error of the kernel's.
+//! `serve --sandbox-attempt NAME` (hidden) sets everything up as always, and then tries one thing on a thread of its
+//! own. How it ended tells which layer stopped it: by SIGSYS (`calls`), or with an error of the kernel's.
 
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::process::{Command, ExitStatus};
 
 use rstest::rstest;
@@ -391,14 +392,8 @@ fn frames_pass_without_a_steward_of_the_hosts(
     );
 }
 
-#[test]
-fn vmm_that_nobody_may_connect_to_is_named_with_the_remedy() {
-    require!(Root);
-    let veth = VethPair::new();
-    // A directory of root's: mode 0700.
-    let directory = private_dir();
-    let path = directory.path().join("vm.sock");
-    let _vmm = std::os::unix::net::UnixListener::bind(&path).expect("listens");
+/// A daemon that connects to a VMM which listens there.
+fn client_of(path: &Path, veth: &VethPair, further: &[&str]) -> Running {
     let mut command = veth.near.command(binary());
     command.args([
         "serve",
@@ -407,10 +402,20 @@ fn vmm_that_nobody_may_connect_to_is_named_with_the_remedy() {
         "--ifname",
         VethPair::NIC,
         "--client",
-        "--socket-path",
     ]);
-    command.arg(&path);
-    let mut running = Running::start(command);
+    command.args(further).arg("--socket-path").arg(path);
+    Running::start(command)
+}
+
+#[test]
+fn vmm_that_nobody_may_connect_to_is_named_with_the_remedy() {
+    require!(Root);
+    let veth = VethPair::new();
+    // A directory of root's: mode 0700.
+    let directory = private_dir();
+    let path = directory.path().join("vm.sock");
+    let _vmm = std::os::unix::net::UnixListener::bind(&path).expect("listens");
+    let mut running = client_of(&path, &veth, &[]);
     running.await_text("--user");
     assert!(
         running
@@ -428,20 +433,7 @@ fn root_without_capabilities_reaches_a_vmm_of_roots() {
     let path = directory.path().join("vm.sock");
     let vmm = std::os::unix::net::UnixListener::bind(&path).expect("listens");
     vmm.set_nonblocking(true).expect("a socket");
-    let mut command = veth.near.command(binary());
-    command.args([
-        "serve",
-        "--control",
-        "none",
-        "--ifname",
-        VethPair::NIC,
-        "--client",
-        "--user",
-        "root",
-        "--socket-path",
-    ]);
-    command.arg(&path);
-    let running = Running::start(command);
+    let running = client_of(&path, &veth, &["--user", "root"]);
     let connected = wait::until_some(wait::SOON, || vmm.accept().ok());
     assert!(connected.is_some(), "{running}");
 }

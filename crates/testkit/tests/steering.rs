@@ -29,13 +29,15 @@ fn guest_gets_frames_of_its_address_and_vlan_and_the_host_the_others(
     let mut rig = Rig::with(VethPair::new(), &serve, &DriverConfig::default());
     let host = PacketPort::open(&rig.veth.near, VethPair::NIC);
     rig.pair().post(64, &[2048]);
-    let probe = to(OURS, None, 0xee);
+    let mut seed = 0x80;
     let arrives = wait::until(wait::SOON, || {
+        seed += 1;
+        let probe = to(OURS, None, seed);
         let _ = rig.wire.try_send(&probe);
-        rig.pair().receive(wait::QUIET).is_some()
+        let arrivals = std::iter::from_fn(|| rig.pair().receive(wait::QUIET));
+        arrivals.into_iter().any(|got| got.frame == probe)
     });
     assert!(arrives, "{}", rig.daemon.said());
-    while rig.pair().receive(wait::QUIET).is_some() {}
     while host.receive(wait::QUIET).is_some() {}
     for (mac, vlan, is_ours) in [
         (OURS, None, true),

@@ -5,9 +5,7 @@
 use rstest::rstest;
 use rustix::process::Signal;
 use testkit::daemon::{Mode, Placement, private_dir};
-use testkit::{
-    Daemon, Driver, DriverConfig, Layout, Lessor, PacketPort, Rig, Serve, VethPair, frame, require, wait,
-};
+use testkit::{Daemon, DriverConfig, Layout, Lessor, PacketPort, Rig, Serve, VethPair, frame, require, wait};
 
 const BUFFER: u32 = 2048;
 
@@ -48,15 +46,7 @@ fn daemon_without_any_capability_in_an_empty_namespace_carries_frames() {
     let interfaces =
         std::fs::read_to_string(format!("/proc/{}/net/dev", daemon.process().pid())).expect("it runs");
     assert!(!interfaces.contains(VethPair::NIC), "{interfaces}");
-    let wire = PacketPort::open(&veth.far, VethPair::WIRE);
-    let driver = Driver::connect(&daemon.socket(), &DriverConfig::default());
-    let driver = driver.unwrap_or_else(|refused| panic!("{refused}: {}", daemon.said()));
-    let mut rig = Rig {
-        driver,
-        daemon,
-        wire,
-        veth,
-    };
+    let mut rig = Rig::around(veth, daemon, &DriverConfig::default());
     rig.post(64, &[BUFFER]);
     for seed in 0..20 {
         rig.assert_from_guest(&frame::plain(60 + usize::from(seed) * 70, seed), Layout::Whole);
@@ -102,9 +92,7 @@ fn guests_come_and_go_under_one_lease(#[values(Placement::Copy, Placement::Direc
     require!(Root);
     let mut rig = rig(&leased(placement));
     for _ in 0..4 {
-        drop(rig.driver);
-        rig.driver = Driver::connect(&rig.daemon.socket(), &DriverConfig::default())
-            .unwrap_or_else(|refused| panic!("{refused}: {}", rig.daemon.said()));
+        rig = rig.next_guest();
         rig.post(64, &[BUFFER]);
         rig.assert_passes_both_ways();
     }
@@ -125,15 +113,10 @@ fn interface_that_changes_or_goes_is_followed(
         .await_port(0, "the MTU", |port| port["mtu"].as_u64() == Some(1400));
     rig.await_passes_both_ways();
     rig.veth.near.ip(&["link", "delete", VethPair::NIC]);
-    rig.daemon.await_port(0, "impaired", |port| {
-        port["impaired"]
-            .as_str()
-            .is_some_and(|reason| reason.contains("nic0"))
-    });
+    rig.daemon.await_impaired(0, "nic0");
     rig.veth.join(1, 1500);
     rig.wire = PacketPort::open(&rig.veth.far, VethPair::WIRE);
-    rig.daemon
-        .await_port(0, "recovered", |port| port["impaired"].is_null());
+    rig.daemon.await_recovered(0);
     rig.await_passes_both_ways();
 }
 
@@ -211,11 +194,8 @@ fn daemon_that_dies_while_the_steward_is_away_has_its_queues_again_at_once() {
         rig.daemon.kill();
         rig.daemon.restart_lessor(&rig.veth.near);
         rig.daemon.restart(&rig.veth.near, &leased(Placement::Copy));
-        rig.daemon
-            .await_sockets(&[rig.daemon.socket(), rig.daemon.path("control")]);
-        drop(rig.driver);
-        rig.driver = Driver::connect(&rig.daemon.socket(), &DriverConfig::default())
-            .unwrap_or_else(|refused| panic!("{refused}: {}", rig.daemon.said()));
+        rig.daemon.await_listening();
+        rig = rig.next_guest();
         rig.post(64, &[BUFFER]);
         rig.assert_passes_both_ways();
     }
@@ -226,18 +206,11 @@ fn guest_that_comes_while_the_steward_is_away_is_served_when_it_is_back() {
     require!(Root);
     let mut rig = rig(&leased(Placement::Copy));
     end_steward(&mut rig, Signal::KILL);
-    drop(rig.driver);
-    rig.driver = Driver::connect(&rig.daemon.socket(), &DriverConfig::default())
-        .unwrap_or_else(|refused| panic!("{refused}: {}", rig.daemon.said()));
-    rig.daemon.await_port(0, "impaired", |port| {
-        port["impaired"]
-            .as_str()
-            .is_some_and(|reason| reason.contains("changes wait"))
-    });
+    rig = rig.next_guest();
+    rig.daemon.await_impaired(0, "changes wait");
     rig.daemon.restart_lessor(&rig.veth.near);
     rig.post(64, &[BUFFER]);
-    rig.daemon
-        .await_port(0, "recovered", |port| port["impaired"].is_null());
+    rig.daemon.await_recovered(0);
     rig.await_passes_both_ways();
 }
 
@@ -273,11 +246,9 @@ fn daemon_that_is_killed_gives_its_lease_back() {
         rig.daemon.kill();
         assert!(wait::until(wait::SOON, || !program(&rig)), "the program stays");
         rig.daemon.restart(&rig.veth.near, &leased(Placement::Copy));
-        rig.daemon
-            .await_sockets(&[rig.daemon.socket(), rig.daemon.path("control")]);
+        rig.daemon.await_listening();
         assert!(wait::until(wait::SOON, || program(&rig)));
-        rig.driver = Driver::connect(&rig.daemon.socket(), &DriverConfig::default())
-            .unwrap_or_else(|refused| panic!("{refused}: {}", rig.daemon.said()));
+        rig = rig.next_guest();
         rig.post(64, &[BUFFER]);
         rig.assert_passes_both_ways();
     }
@@ -290,14 +261,7 @@ fn what_the_policy_does_not_allow_is_said_in_one_line() {
     let refused = |serve: &Serve, words: &[&str]| {
         let dir = private_dir();
         let lessor = Lessor::start(&veth.near, &dir, &[VethPair::NIC]);
-        let mut daemon = Daemon::spawn_with(&veth.near, dir, Some(lessor), serve);
-        let status = daemon.process().wait(wait::SOON);
-        let said = daemon.said();
-        assert!(!status.success(), "{said}");
-        assert_eq!(said.trim_end().lines().count(), 1, "{said}");
-        words
-            .iter()
-            .for_each(|word| assert!(said.contains(word), "{word} in: {said}"));
+        Daemon::spawn_with(&veth.near, dir, Some(lessor), serve).assert_complains(words);
     };
     let nic9 = Serve::interface("nic9").leased();
     refused(&nic9, &["steward refuses", "user 65534", "nic9", "no rule"]);

@@ -152,7 +152,7 @@ pub(crate) struct ServeArgs {
     /// No interface: frames are made and dropped in this process (to measure the virtqueue path)
     #[arg(long, conflicts_with_all = ["ifname", "cable"])]
     null: bool,
-    /// Length of the frames that --null makes
+    /// Length of the frames that --null makes; 0: none
     #[arg(long, value_name = "BYTES", default_value_t = 64)]
     frame_size: u32,
     /// Queue pairs, each on a queue of the interface
@@ -173,7 +173,7 @@ pub(crate) struct ServeArgs {
     /// ballooning, no overcommit, no postcopy)
     #[arg(long, value_enum, default_value = "copy")]
     memory: Placement,
-    /// With --memory direct: how segments of the guest's super-frames leave
+    /// How segments of the guest's super-frames leave
     #[arg(long, value_enum, default_value = "auto")]
     segments: Segments,
     /// MAC address told to the guest, which then gets frames to this station and to groups only; others go to the host

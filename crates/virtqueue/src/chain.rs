@@ -34,6 +34,21 @@ impl Segment {
     }
 }
 
+#[cfg(test)]
+impl Segment {
+    /// What every segment promises, by another way than that which made it.
+    pub(crate) fn is_inside(&self, memory: &MemoryMap) -> bool {
+        let region = memory.regions().iter().find(|region| {
+            self.offset >= region.map_offset() && self.offset < region.map_offset() + region.len()
+        });
+        region.is_some_and(|region| {
+            self.len > 0
+                && self.offset + u64::from(self.len) <= region.map_offset() + region.len()
+                && u64::from(self.room_before) == self.offset - region.map_offset()
+        })
+    }
+}
+
 /// Names a chain on its way back to the driver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChainId {

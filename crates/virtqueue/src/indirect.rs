@@ -100,14 +100,26 @@ fn prefetch_to_write(address: *const u8) {
     let _ = address;
 }
 
-/// Asks for the first two cache lines of a buffer, if it has two: drivers put the header at the end of one, and the
-/// frame begins on the next.
+/// What is fetched ahead when a chain is taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Prefetch {
+    /// The cache line with the virtio-net header, if one buffer holds header and frame. Right where this CPU does not touch
+    /// the frame (a NIC reads it by DMA): a line fetched in vain is one that the driver's CPU must get back before it can write
+    /// its next frame there.
+    Header,
+    /// That and the line behind it: drivers put the header at the end of one line, and the frame begins on the next. Of
+    /// several buffers the first line of each.
+    #[default]
+    Frame,
+}
+
+/// Asks for the first cache lines of a buffer.
 #[inline(always)]
-pub(crate) fn prefetch_frame(base: NonNull<u8>, buffer: &Segment, writable: bool) {
+pub(crate) fn prefetch_frame(base: NonNull<u8>, buffer: &Segment, writable: bool, what: Prefetch) {
     const LINE: usize = 64;
     let first = base.as_ptr().wrapping_add(buffer.offset as usize);
     let second = first.wrapping_add(LINE);
-    let two = buffer.len as usize > LINE;
+    let two = what == Prefetch::Frame && buffer.len as usize > LINE;
     // Spelled out: a choice between the two functions becomes a call by pointer.
     if writable {
         prefetch_to_write(first);

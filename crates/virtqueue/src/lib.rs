@@ -70,10 +70,10 @@
 //! over chains from an inflight region allocates once for each.) What is
 //! *inside* the map is the guest's own affair: a driver that names a buffer twice gets what it asked for.
 //!
-//! One thing is out of reach here: a VMM may truncate the file behind the memory (or the log, or the inflight
-//! region) after it was mapped, and the next access is then SIGBUS. [`MemoryMap::new`] checks the file's size, and [`MappedRegion::sealed`] tells
-//! whether the file is sealed against shrinking (`F_SEAL_SHRINK`; QEMU's `memory-backend-memfd` seals by
-//! default). The guest itself cannot do this, only its VMM.
+//! One thing is out of reach here: a VMM may truncate the file behind the memory (or the log, or the inflight region)
+//! after it was mapped, and the next access is then SIGBUS. [`MemoryMap::new`] checks the file's size, and
+//! [`MappedRegion::sealed`] tells whether the file is sealed against shrinking (`F_SEAL_SHRINK`; QEMU's
+//! `memory-backend-memfd` seals by default). The guest itself cannot do this, only its VMM.
 
 pub mod layout;
 
@@ -105,6 +105,7 @@ mod split;
 pub use addr::{GuestAddr, MAX_QUEUE_SIZE, QueueSize, QueueSizeError};
 pub use chain::{Chain, ChainId, Chains, Segment};
 pub use fault::{GuestFault, IndirectRule};
+pub use indirect::Prefetch;
 pub use inflight::{InflightError, InflightQueue, InflightRegion};
 pub use log::{DirtyLog, LOG_PAGE_BYTES, LogError};
 pub use memory::{MemoryMap, RegionHint};

@@ -64,6 +64,10 @@ pub(crate) struct Words<'a, W> {
     pub(crate) event_idx: bool,
 }
 
+/// Added to an index in `avail_event`, it asks for no kick: the driver would have to make 32,768 entries available before
+/// it comes to that one, and no queue has more.
+pub(crate) const NO_KICK: u16 = 0x8000;
+
 /// Whether entries `[old, new)` contain the one at `event`: then its publication wakes (2.7.7.2 and 2.7.10;
 /// vring_need_event in Linux, include/uapi/linux/virtio_ring.h). `old == new` contains nothing.
 #[inline(always)]
@@ -89,12 +93,13 @@ impl<W: Word> Words<'_, W> {
         }
     }
 
-    /// Device: asks for a kick when the entry at `next` becomes available. Returns whether it is already
-    /// there: then there may be no kick, and the device must not sleep.
+    /// Device: asks for a kick when the entry at `event` becomes available. Returns whether the entry at `next` is
+    /// there already: then there may be no kick, and the device must not sleep. The two differ only where entries from
+    /// `next` on are known to be there.
     #[inline]
-    pub(crate) fn enable_kicks(&self, next: u16) -> bool {
+    pub(crate) fn enable_kicks(&self, event: u16, next: u16) -> bool {
         if self.event_idx {
-            self.avail_event.store(next, Ordering::Relaxed);
+            self.avail_event.store(event, Ordering::Relaxed);
         } else {
             self.used_flags.store(0, Ordering::Relaxed);
         }
@@ -107,10 +112,10 @@ impl<W: Word> Words<'_, W> {
 
     /// Device: wants no kick. Only a hint: one may still come.
     #[inline]
-    pub(crate) fn disable_kicks(&self, next: u16) {
+    pub(crate) fn disable_kicks(&self, event: u16) {
         if self.event_idx {
-            // The index that was passed last is the furthest from being crossed again: 65535 entries.
-            self.avail_event.store(next.wrapping_sub(1), Ordering::Relaxed);
+            self.avail_event
+                .store(event.wrapping_add(NO_KICK), Ordering::Relaxed);
         } else {
             self.used_flags.store(USED_NO_NOTIFY, Ordering::Relaxed);
         }

@@ -9,7 +9,7 @@ use loom::sync::atomic::{AtomicU16 as LoomU16, Ordering, fence};
 use loom::sync::{Arc, Notify};
 use loom::thread;
 
-use super::{Word, Words};
+use super::{NO_KICK, Word, Words};
 
 impl Word for LoomU16 {
     fn load(&self, order: Ordering) -> u16 {
@@ -37,12 +37,12 @@ struct Ring {
 impl Ring {
     fn new(start: u16, event_idx: bool) -> Arc<Self> {
         let (zero, at) = (|| LoomU16::new(0), || LoomU16::new(start));
-        // Events lie behind the indices, as after `disable_*`.
-        let off = || LoomU16::new(if event_idx { start.wrapping_sub(1) } else { 1 });
+        // Events lie where `disable_*` puts them.
+        let off = |past: u16| LoomU16::new(if event_idx { start.wrapping_add(past) } else { 1 });
         let words = if event_idx {
-            [zero(), at(), off(), zero(), at(), off()]
+            [zero(), at(), off(u16::MAX), zero(), at(), off(NO_KICK)]
         } else {
-            [off(), at(), zero(), off(), at(), zero()]
+            [off(0), at(), zero(), off(0), at(), zero()]
         };
         Arc::new(Self {
             words,
@@ -110,7 +110,7 @@ fn device_takes(ring: &Ring, start: u16, mut taken: impl FnMut(u16)) {
             next = next.wrapping_add(1);
             taken(next);
         }
-        if next != end && !ring.words().enable_kicks(next) {
+        if next != end && !ring.words().enable_kicks(next, next) {
             ring.kick.wait();
         }
         ring.words().disable_kicks(next);
@@ -205,7 +205,7 @@ fn a_round_trip_wakes_both_sides() {
                 let ring = Arc::clone(&ring);
                 move || {
                     while ring.words().avail_idx.load(Ordering::Acquire) == 65535 {
-                        if !ring.words().enable_kicks(65535) {
+                        if !ring.words().enable_kicks(65535, 65535) {
                             ring.kick.wait();
                         }
                     }

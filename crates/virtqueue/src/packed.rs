@@ -32,7 +32,7 @@ use std::sync::atomic::Ordering;
 use self::journal::Notes;
 use crate::chain::{ChainBuilder, ChainId, Chains, Kind, Stop};
 use crate::crash;
-use crate::indirect::{Table, prefetch, prefetch_frame};
+use crate::indirect::{Prefetch, Table, prefetch, prefetch_frame};
 use crate::layout::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, PACKED_AVAIL, PACKED_USED, PackedDescriptor};
 use crate::log::DirtyLog;
 use crate::memory::RegionHint;
@@ -72,6 +72,7 @@ pub struct PackedQueue {
     log: Option<Arc<DirtyLog>>,
     notes: Notes,
     taken_before: usize,
+    prefetch: Prefetch,
 }
 
 impl PackedQueue {
@@ -106,6 +107,7 @@ impl PackedQueue {
             call_once: true,
             log: start.log,
             notes,
+            prefetch: Prefetch::default(),
         };
         if let Some(log) = &queue.log {
             // `resume` may have written anywhere.
@@ -198,7 +200,7 @@ impl PackedQueue {
             let desc = PackedRing::load(slot, high);
             let segment = Segment::at(hint.find(desc.addr, desc.len.into())?, desc.len);
             prefetch(slot.as_ptr().wrapping_add(SLOTS_AHEAD * slot.len()).cast());
-            prefetch_frame(base, &segment, writable);
+            prefetch_frame(base, &segment, writable, self.prefetch);
             let id = ChainId {
                 head: desc.id,
                 slots: 1,
@@ -423,6 +425,11 @@ impl PackedQueue {
         self.taken_before
     }
 
+    /// What is asked for of a buffer when its chain is taken; [`Prefetch::Frame`] unless it is said.
+    pub fn set_prefetch(&mut self, what: Prefetch) {
+        self.prefetch = what;
+    }
+
     /// Notes writes to guest memory from now on in `log`, or no more.
     pub fn set_log(&mut self, log: Option<Arc<DirtyLog>>) {
         self.log = log;
@@ -455,7 +462,9 @@ impl PackedQueue {
 
     #[inline(always)]
     fn prefetch_buffer(&self, offset: u64) {
-        prefetch(self.ring.memory.base().as_ptr().wrapping_add(offset as usize));
+        if self.prefetch == Prefetch::Frame {
+            prefetch(self.ring.memory.base().as_ptr().wrapping_add(offset as usize));
+        }
     }
 }
 

@@ -1,5 +1,5 @@
 //! What no driver of a packed ring can do, by the book or not. What it does by the book is in
-//! `queue_properties.rs`, for both rings.
+//! `queue_tests.rs`, for both rings.
 
 use std::sync::atomic::AtomicBool;
 use std::thread;
@@ -27,17 +27,6 @@ fn lies() -> impl Strategy<Value = PackedDescriptor> {
         len,
         id,
         flags: flags & !(AVAIL | PACKED_USED) | turn,
-    })
-}
-
-fn inside_memory(memory: &MemoryMap, segment: &Segment) -> bool {
-    let region = memory.regions().iter().find(|region| {
-        segment.offset >= region.map_offset() && segment.offset < region.map_offset() + region.len()
-    });
-    region.is_some_and(|region| {
-        segment.len > 0
-            && segment.offset + u64::from(segment.len) <= region.map_offset() + region.len()
-            && u64::from(segment.room_before) == segment.offset - region.map_offset()
     })
 }
 
@@ -72,7 +61,7 @@ proptest! {
                     for chain in &pair.chains {
                         let segments = pair.chains.segments(chain);
                         prop_assert!(!segments.is_empty() && segments.len() <= 13);
-                        prop_assert!(segments.iter().all(|segment| inside_memory(pair.queue.memory(), segment)));
+                        prop_assert!(segments.iter().all(|segment| segment.is_inside(pair.queue.memory())));
                         let sum = |part: &[Segment]| part.iter().map(|segment| u64::from(segment.len)).sum::<u64>();
                         prop_assert_eq!(u64::from(chain.readable_bytes), sum(pair.chains.readable(chain)));
                         prop_assert_eq!(u64::from(chain.writable_bytes), sum(pair.chains.writable(chain)));
@@ -138,7 +127,7 @@ fn descriptors_that_change_meanwhile_never_lead_outside() {
                 Err(_) => faults += 1,
             }
             let memory = queue.memory();
-            assert!(chains.segs.iter().all(|segment| inside_memory(memory, segment)));
+            assert!(chains.segs.iter().all(|segment| segment.is_inside(memory)));
             queue.unpop(chains.slots(0));
         }
         done.store(true, Ordering::Relaxed);

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use crate::chain::{ChainId, Chains};
+use crate::indirect::Prefetch;
 use crate::inflight::InflightQueue;
 use crate::log::DirtyLog;
 use crate::{GuestFault, MemoryMap, PackedQueue, QueueSize, RingError, RingFormat, RingLayout, SplitQueue};
@@ -54,9 +55,8 @@ pub enum Journal {
     #[default]
     None,
     /// In the ring itself, where only the device writes, so that a successor knows which chains it must not do
-    /// again. A split ring, for which the base must be used.idx, has a mark behind the used elements of all
-    /// chains that are out, so at least one entry never is. A packed ring has the flag `1 << 8`, which is
-    /// reserved, in the first descriptor of each.
+    /// again. In a split ring, for which the base must be used.idx, `avail_event` says up to where chains were taken,
+    /// one store a batch. A packed ring has the flag `1 << 8`, which is reserved, in the first descriptor of each chain.
     Ring,
     /// In memory that the VMM keeps (vhost-user, "Inflight I/O tracking"). The base is not looked at.
     Inflight(InflightQueue),
@@ -159,6 +159,11 @@ impl Queue {
     #[must_use]
     pub fn taken_before(&self) -> usize {
         of_either!(self, ring => ring.taken_before())
+    }
+
+    /// What is asked for of a buffer when its chain is taken.
+    pub fn set_prefetch(&mut self, what: Prefetch) {
+        of_either!(self, ring => ring.set_prefetch(what));
     }
 
     /// Notes writes to guest memory from now on in `log`, or no more.

@@ -312,8 +312,31 @@ fn split_device_may_die_at_every_step() {
 }
 
 #[test]
-fn split_device_that_marks_its_ring_may_die_at_every_step() {
+fn split_device_that_notes_in_its_ring_may_die_at_every_step() {
     dies_at_every_step(false, Notes::Ring);
+}
+
+/// What the first one had taken must not be done by the third one either.
+#[test]
+fn devices_that_note_in_the_ring_may_die_one_after_the_other_at_every_step() {
+    let habits = Habits {
+        batch: 3,
+        unpop: 1,
+        publish_each: 0,
+    };
+    let plans: Vec<_> = some_plans().into_iter().take(6).collect();
+    for packed in [false, true] {
+        let world = || World::new(4, features(packed), Notes::Ring);
+        let mut pairs = 0;
+        for first in 0.. {
+            if !lives(world(), &plans, habits, &[first]) {
+                break;
+            }
+            let die = |&second: &u32| lives(world(), &plans, habits, &[first, second]);
+            pairs += (0..).take_while(die).count();
+        }
+        assert!(pairs > 100, "only {pairs} pairs of deaths, packed: {packed}");
+    }
 }
 
 #[test]
@@ -323,7 +346,7 @@ fn split_device_with_an_inflight_region_may_die_at_every_step() {
 
 /// All descriptors are out, some of them used already and not yet read.
 #[test]
-fn marks_overwrite_no_element_that_the_driver_has_not_read() {
+fn notes_overwrite_no_element_that_the_driver_has_not_read() {
     let habits = Habits {
         batch: 2,
         unpop: 0,
@@ -350,7 +373,7 @@ fn packed_device_may_die_at_every_step() {
 }
 
 #[test]
-fn packed_device_that_marks_its_ring_may_die_at_every_step() {
+fn packed_device_that_notes_in_its_ring_may_die_at_every_step() {
     dies_at_every_step(true, Notes::Ring);
 }
 
@@ -402,7 +425,7 @@ fn chains_given_back_were_not_taken_before() {
     }
 }
 
-/// Chains given back take the mark that says that those before were taken.
+/// Chains given back take nothing of the note that says that those before were taken.
 #[test]
 fn chains_used_before_some_are_given_back_are_not_done_again() {
     let plan = || Plan {

@@ -35,7 +35,7 @@ use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use self::journal::Notes;
 use crate::chain::{ChainBuilder, ChainId, Chains, Kind, Stop};
 use crate::crash;
-use crate::indirect::{Table, prefetch, prefetch_frame};
+use crate::indirect::{Prefetch, Table, prefetch, prefetch_frame};
 use crate::layout::{self, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Descriptor};
 use crate::log::DirtyLog;
 use crate::memory::RegionHint;
@@ -77,9 +77,9 @@ pub struct SplitQueue {
     skew: u16,
     /// The first publication calls whatever the driver says: see `new`.
     call_once: bool,
-    /// [`unpop`](Self::unpop) had to publish, and the driver wants to be called for it.
-    call_owed: bool,
-    /// avail_event while kicks are suppressed by event idx.
+    /// The driver is asked for kicks.
+    kicks: bool,
+    /// Where avail_event was written last while it asks for none.
     suppressed_at: Option<u16>,
     log: Option<Arc<DirtyLog>>,
     notes: Notes,
@@ -87,6 +87,7 @@ pub struct SplitQueue {
     replay: Vec<u16>,
     replay_start: u16,
     taken_before: usize,
+    prefetch: Prefetch,
     offsets: RingAddresses,
 }
 
@@ -132,13 +133,14 @@ impl SplitQueue {
             used_published: 0,
             skew: 0,
             call_once: true,
-            call_owed: false,
+            kicks: true,
             suppressed_at: None,
             log: None,
             notes: Notes::None,
             replay: Vec::new(),
             replay_start: 0,
             taken_before: 0,
+            prefetch: Prefetch::default(),
             offsets,
             memory: Arc::clone(memory),
         };
@@ -258,7 +260,7 @@ impl SplitQueue {
                 return None;
             }
             let segment = Segment::at(hint.find(desc.addr, desc.len.into())?, desc.len);
-            prefetch_frame(self.base, &segment, writable);
+            prefetch_frame(self.base, &segment, writable, self.prefetch);
             Some((ChainId::split(head), segment))
         })
     }
@@ -358,10 +360,6 @@ impl SplitQueue {
     #[inline]
     pub fn unpop(&mut self, slots: u16) {
         debug_assert!(slots <= self.size.get(), "more given back than the queue holds");
-        if matches!(self.notes, Notes::Ring(_)) {
-            // The mark goes with these chains; what was used before them must not be left without one.
-            self.call_owed |= self.publish();
-        }
         self.next_avail = self.next_avail.wrapping_sub(slots);
         if !matches!(self.notes, Notes::None) {
             self.note_returned(slots);
@@ -374,9 +372,7 @@ impl SplitQueue {
     /// Each chain is pushed once; with IN_ORDER, in the order of [`pop`](Self::pop).
     #[inline]
     pub fn push_used(&mut self, id: ChainId, len: u32) {
-        if matches!(self.notes, Notes::None) || !self.keep_last(id.head, len) {
-            self.write_used(self.used_idx, id.head.into(), len);
-        }
+        self.write_used(self.used_idx, id.head.into(), len);
         self.used_idx = self.used_idx.wrapping_add(1);
     }
 
@@ -399,38 +395,36 @@ impl SplitQueue {
     /// Makes all used elements visible that were written since the last time, with one store. Returns whether
     /// the driver wants a call.
     ///
-    /// `false` and no access at all, if there are none (unless [`unpop`](Self::unpop) has published some).
+    /// `false` and no access at all, if there are none.
     #[inline]
     pub fn publish(&mut self) -> bool {
-        let owed = std::mem::take(&mut self.call_owed);
         if self.used_idx == self.used_published {
-            return owed;
+            return false;
         }
         if let Notes::Inflight(journal) = &mut self.notes {
             journal.before_publish(self.used_idx.wrapping_sub(self.used_published));
         }
         crash::point();
-        if let Notes::Ring(last) = &mut self.notes {
-            let last = last.take();
-            self.write_last(last);
-        }
         let wanted = self.words().publish_used(self.used_published, self.used_idx);
-        if let Notes::Inflight(_) = self.notes {
+        if !matches!(self.notes, Notes::None) {
             self.note_published();
         }
         if self.log.is_some() {
             self.log_used(self.used_published, self.used_idx);
         }
         self.used_published = self.used_idx;
-        std::mem::take(&mut self.call_once) | wanted | owed
+        std::mem::take(&mut self.call_once) | wanted
     }
 
     /// Tells the driver that no kicks are needed while the device polls. A hint: one may still come.
     #[inline]
     pub fn disable_kicks(&mut self) {
-        self.words().disable_kicks(self.next_avail);
+        let event = self.taken_end();
+        self.kicks = false;
+        self.words().disable_kicks(event);
+        self.note_taken_end();
         self.log_events();
-        self.suppressed_at = self.features.event_idx.then_some(self.next_avail);
+        self.suppressed_at = self.features.event_idx.then_some(event);
     }
 
     /// Asks the driver for a kick with the next chain. `true`: there is one already (or the index is
@@ -439,7 +433,9 @@ impl SplitQueue {
     #[must_use = "sleeping on true loses a kick"]
     pub fn enable_kicks(&mut self) -> bool {
         self.suppressed_at = None;
-        let more = self.words().enable_kicks(self.next_avail);
+        self.kicks = true;
+        let more = self.words().enable_kicks(self.taken_end(), self.next_avail);
+        self.note_taken_end();
         self.log_events();
         more
     }
@@ -455,6 +451,11 @@ impl SplitQueue {
     #[must_use]
     pub fn taken_before(&self) -> usize {
         self.taken_before
+    }
+
+    /// What is asked for of a buffer when its chain is taken; [`Prefetch::Frame`] unless it is said.
+    pub fn set_prefetch(&mut self, what: Prefetch) {
+        self.prefetch = what;
     }
 
     /// Notes writes to guest memory from now on in `log`, or no more.
@@ -597,7 +598,9 @@ impl SplitQueue {
 
     #[inline(always)]
     fn prefetch_buffer(&self, offset: u64) {
-        prefetch(self.base.as_ptr().wrapping_add(offset as usize));
+        if self.prefetch == Prefetch::Frame {
+            prefetch(self.base.as_ptr().wrapping_add(offset as usize));
+        }
     }
 }
 

@@ -4,27 +4,24 @@ use std::sync::atomic::Ordering;
 
 use super::SplitQueue;
 use crate::chain::Chains;
+use crate::crash;
 use crate::inflight_split::SplitJournal;
-use crate::layout;
-use crate::notify::Word;
+use crate::notify::{NO_KICK, Word};
 use crate::{Journal, RingError};
 
-/// Upper half of the length of a used element that is a mark: its chain and all before it were taken. No driver
-/// reads it: it is behind used.idx, and what stood in its place a lap ago has been read, or the driver could not have
-/// made the chain of that place available. (In the place behind the last chain an element may stand that the driver has
-/// not read yet.) The last used element takes the mark's place, so it is written when it is published: a device that dies
-/// between these two stores leaves no mark, and its batch is done again.
-const MARK: u32 = 0xa5a5_0000;
-/// Its id: no chain has that one.
-const MARK_ID: u32 = u32::MAX;
-
 /// Where notes are made.
+///
+/// In the ring, `avail_event` is the note. It belongs to the device, and where it asks for a kick it says already what a
+/// successor must know: the index of the next chain to take. So it is written with each batch that is taken, before
+/// anything is done with the batch, plus [`NO_KICK`] where no kick is wanted. Chains are done by the store of `used.idx`
+/// and by that alone, so at no instant do the two words not tell what is out: `[used.idx, avail_event)`. A driver without
+/// VIRTIO_F_EVENT_IDX ignores the word (2.7.10.1), which is part of the ring all the same (table in 2.7).
 #[derive(Debug)]
 pub(super) enum Notes {
     /// Nowhere.
     None,
-    /// As marks in the used ring. The last chain's used element, head and length, as long as the mark has its place.
-    Ring(Option<(u16, u32)>),
+    /// In the ring. The end of what a predecessor had taken, until that is used.
+    Ring(Option<u16>),
     /// In the inflight region.
     Inflight(Box<SplitJournal>),
 }
@@ -38,14 +35,12 @@ impl SplitQueue {
         let available = if available > self.size.get() { 0 } else { available };
         match journal {
             Journal::None => {}
-            // Marks are where used elements will be: that needs both rings to stand at the same index.
+            // The note counts from used.idx.
             Journal::Ring if self.next_avail != self.used_idx => {}
             Journal::Ring => {
-                // Older marks are nearer: chains behind them have been taken since.
-                let mut steps = (0..available).rev();
-                let last = steps.find(|&step| self.is_marked(self.used_idx.wrapping_add(step)));
-                self.taken_before = last.map_or(0, |step| step + 1).into();
-                self.notes = Notes::Ring(None);
+                let taken = self.noted_as_taken(available);
+                self.taken_before = taken.into();
+                self.notes = Notes::Ring((taken > 0).then(|| self.used_idx.wrapping_add(taken)));
             }
             Journal::Inflight(queue) => {
                 let queue = queue.check(self.size, false)?;
@@ -60,18 +55,37 @@ impl SplitQueue {
         Ok(())
     }
 
-    fn is_marked(&self, index: u16) -> bool {
-        let slot = u64::from(index & self.size.mask());
-        let at = self.offsets.used + layout::RING_ENTRIES + layout::USED_ELEM_BYTES * slot;
-        let element: Option<[u32; 2]> = self.memory.read_obj(at);
-        element.is_some_and(|[id, len]| {
-            u32::from_le(id) == MARK_ID && u32::from_le(len) == MARK | u32::from(index)
-        })
+    /// How many of the `available` chains from used.idx on a predecessor had taken, by its note. It may have asked for
+    /// kicks or not; what makes no sense as either is no note. In a queue of 32,768 entries, all of them available, a word
+    /// may make sense as both: then the chains are not done again.
+    fn noted_as_taken(&self, available: u16) -> u16 {
+        let event = Word::load(self.words().avail_event, Ordering::Relaxed);
+        [0, NO_KICK]
+            .map(|kick| event.wrapping_sub(kick).wrapping_sub(self.used_idx))
+            .into_iter()
+            .filter(|&taken| taken <= available)
+            .max()
+            .unwrap_or(0)
     }
 
-    fn mark(&self, index: u16) {
-        self.write_used(index, MARK_ID, MARK | u32::from(index));
-        self.log_used(index, index.wrapping_add(1));
+    /// The end of the chains that were taken, by this device or the one before.
+    #[inline]
+    pub(super) fn taken_end(&self) -> u16 {
+        match self.notes {
+            Notes::Ring(Some(end)) if end.wrapping_sub(self.next_avail) <= self.size.get() => end,
+            _ => self.next_avail,
+        }
+    }
+
+    /// Notes [`taken_end`](Self::taken_end) in the ring, if notes are made there.
+    #[inline]
+    pub(super) fn note_taken_end(&self) {
+        if let Notes::Ring(_) = self.notes {
+            crash::point();
+            let kick = if self.kicks { 0 } else { NO_KICK };
+            let event = self.taken_end().wrapping_add(kick);
+            Word::store(self.words().avail_event, event, Ordering::Relaxed);
+        }
     }
 
     /// Notes that `chains` were taken just now.
@@ -79,10 +93,9 @@ impl SplitQueue {
         match &mut self.notes {
             Notes::None => {}
             Notes::Ring(_) if chains.is_empty() => {}
-            Notes::Ring(last) => {
-                let last = last.take();
-                self.mark(self.next_avail.wrapping_sub(1));
-                self.write_last(last);
+            Notes::Ring(_) => {
+                self.note_taken_end();
+                self.log_events();
             }
             Notes::Inflight(journal) => journal.take(chains.iter().map(|chain| chain.id.head)),
         }
@@ -92,41 +105,26 @@ impl SplitQueue {
     pub(super) fn note_returned(&mut self, slots: u16) {
         match &mut self.notes {
             Notes::Ring(_) if slots > 0 => {
-                if self.next_avail != self.used_idx {
-                    self.mark(self.next_avail.wrapping_sub(1));
-                }
-                self.write_used(self.next_avail.wrapping_add(slots).wrapping_sub(1), 0, 0);
+                self.note_taken_end();
+                self.log_events();
             }
             Notes::None | Notes::Ring(_) => {}
             Notes::Inflight(journal) => journal.untake(slots),
         }
     }
 
-    /// Keeps the used element of the last chain, whose place the mark has; `false`: it is not that one.
-    #[inline]
-    pub(super) fn keep_last(&mut self, head: u16, len: u32) -> bool {
-        match &mut self.notes {
-            Notes::Ring(last) if self.used_idx.wrapping_add(1) == self.next_avail => {
-                *last = Some((head, len));
-                true
-            }
-            _ => false,
-        }
-    }
-
-    /// Writes what [`keep_last`](Self::keep_last) kept: the element before `used_idx`.
-    pub(super) fn write_last(&self, last: Option<(u16, u32)>) {
-        if let Some((head, len)) = last {
-            self.write_used(self.used_idx.wrapping_sub(1), head.into(), len);
-        }
-    }
-
     /// Notes that used elements from `used_published` on were published just now.
     pub(super) fn note_published(&mut self) {
-        crate::crash::point();
-        let count = self.used_idx.wrapping_sub(self.used_published);
-        if let Notes::Inflight(journal) = &mut self.notes {
-            journal.after_publish(count, self.used_idx);
+        crash::point();
+        let (used, published) = (self.used_idx, self.used_published);
+        match &mut self.notes {
+            Notes::Ring(taken)
+                if taken.is_some_and(|end| end.wrapping_sub(published) <= used.wrapping_sub(published)) =>
+            {
+                *taken = None;
+            }
+            Notes::None | Notes::Ring(_) => {}
+            Notes::Inflight(journal) => journal.after_publish(used.wrapping_sub(published), used),
         }
         if self.used_idx.wrapping_sub(self.replay_start) >= self.replay.len() as u16 {
             self.replay.clear();

@@ -136,17 +136,6 @@ fn lies() -> impl Strategy<Value = Descriptor> {
     })
 }
 
-fn inside_memory(memory: &MemoryMap, segment: &Segment) -> bool {
-    let region = memory.regions().iter().find(|region| {
-        segment.offset >= region.map_offset() && segment.offset < region.map_offset() + region.len()
-    });
-    region.is_some_and(|region| {
-        segment.len > 0
-            && segment.offset + u64::from(segment.len) <= region.map_offset() + region.len()
-            && u64::from(segment.room_before) == segment.offset - region.map_offset()
-    })
-}
-
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
@@ -182,7 +171,7 @@ proptest! {
                     for chain in &pair.chains {
                         let segments = pair.chains.segments(chain);
                         prop_assert!(!segments.is_empty() && segments.len() <= 16);
-                        prop_assert!(segments.iter().all(|segment| inside_memory(pair.queue.memory(), segment)));
+                        prop_assert!(segments.iter().all(|segment| segment.is_inside(pair.queue.memory())));
                         let sum = |part: &[Segment]| part.iter().map(|segment| u64::from(segment.len)).sum::<u64>();
                         prop_assert_eq!(u64::from(chain.readable_bytes), sum(pair.chains.readable(chain)));
                         prop_assert_eq!(u64::from(chain.writable_bytes), sum(pair.chains.writable(chain)));
@@ -239,7 +228,7 @@ fn descriptors_that_change_meanwhile_never_lead_outside() {
                 chains
                     .segs
                     .iter()
-                    .all(|segment| inside_memory(queue.memory(), segment))
+                    .all(|segment| segment.is_inside(queue.memory()))
             );
         }
         done.store(true, Ordering::Relaxed);

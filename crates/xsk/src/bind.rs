@@ -27,6 +27,9 @@ use crate::sys;
 /// The kernel-internal ENOTSUPP, which some drivers let out.
 const ENOTSUPP: i32 = 524;
 
+/// Between two attempts on a queue that is busy.
+const PAUSE: Duration = Duration::from_millis(2);
+
 /// One way to bind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Attempt {
@@ -151,10 +154,20 @@ fn bind_patiently(fd: BorrowedFd<'_>, config: &SocketConfig, flags: Flags) -> Re
     let deadline = Instant::now() + config.bind_timeout;
     loop {
         match bind(fd, &address) {
-            Err(Errno::BUSY) if Instant::now() < deadline => sleep(Duration::from_millis(2)),
+            Err(Errno::BUSY) if Instant::now() < deadline => sleep(PAUSE),
             result => return result,
         }
     }
+}
+
+/// Waits until the queue is free, as long as for a bind, without taking it: by asking for zero-copy with multi-buffer,
+/// which is refused after the look at who has the queue (`xp_assign_dev`, `net/xdp/xsk_buff_pool.c`). False if that
+/// told nothing: the queue was free, the kernel refuses for another reason, or the driver has that mode.
+pub(crate) fn await_free(fd: BorrowedFd<'_>, config: &SocketConfig) -> bool {
+    let flags = Flags::XDP_ZEROCOPY | Flags::XDP_USE_SG;
+    let begun = Instant::now();
+    let refused = bind_patiently(fd, config, flags) == Err(Errno::OPNOTSUPP);
+    refused && begun.elapsed() >= PAUSE
 }
 
 /// The error that no other attempt can mend.

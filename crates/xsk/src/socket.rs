@@ -18,7 +18,7 @@ use rustix::net::xdp::{
 };
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, recv, send, sockopt};
 
-use crate::bind::bind_queue;
+use crate::bind::{await_free, bind_queue};
 use crate::completion::CompletionRing;
 use crate::config::{AttachMode, Fallback, Mode, SocketConfig};
 use crate::desc::Descriptor;
@@ -222,6 +222,28 @@ impl Unbound {
             multi_buffer: bound.multi_buffer,
             fallbacks: bound.fallbacks,
         })
+    }
+}
+
+/// Tells when a queue is free whose last socket was closed: a socket with next to no memory, which asks for the queue
+/// and never gets it.
+///
+/// The kernel gives a queue back a grace period after the socket was closed, some 20 ms, more on a busy machine. A bind
+/// before that is refused, but only after the kernel has made its tables for all chunks of the memory: with a large one
+/// that takes longer than the grace period does. For drivers without zero-copy, or without multi-buffer in it.
+#[derive(Debug)]
+pub struct Probe(Unbound);
+
+impl Probe {
+    /// Makes one of a socket over memory of few chunks, for the queue that its [`SocketConfig`] names.
+    pub fn new(socket: Unbound) -> Self {
+        Self(socket)
+    }
+
+    /// Waits until the queue is free, [`bind_timeout`](SocketConfig::bind_timeout) at most. False if it was not seen to become free:
+    /// it was so before, or the kernel answers something else.
+    pub fn await_free(self) -> bool {
+        await_free(self.0.fd.as_fd(), &self.0.config)
     }
 }
 

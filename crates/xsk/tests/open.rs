@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 
 use support::packet::Packet;
 use support::redirect::Redirect;
-use support::rig::{Rig, SECOND, config, refused};
+use support::rig::{Rig, SOON, config, refused};
 use support::{own_umem, test_frame, with_veth};
 use xsk::{
-    BindRequest, BusyPoll, FramePool, Kick, Mode, OpenError, QueueId, Socket, SocketConfig, TxDesc, Umem,
+    BindRequest, BusyPoll, FramePool, Kick, Mode, OpenError, Probe, QueueId, Socket, SocketConfig, TxDesc,
+    Umem, Unbound,
 };
 
 #[test]
@@ -97,7 +98,7 @@ fn second_socket_on_a_queue_is_told_that_it_is_busy() {
         Socket::open(
             &umem,
             &SocketConfig {
-                bind_timeout: SECOND,
+                bind_timeout: SOON,
                 ..config(veth)
             },
         )
@@ -109,13 +110,39 @@ fn second_socket_on_a_queue_is_told_that_it_is_busy() {
 fn dropped_socket_frees_its_queue() {
     with_veth(1, 1500, |veth| {
         for _ in 0..10 {
-            let start = Instant::now();
             drop(Rig::open(&SocketConfig {
-                bind_timeout: SECOND,
+                bind_timeout: SOON,
                 ..config(veth)
             }));
-            assert!(start.elapsed() < SECOND);
         }
+    });
+}
+
+#[test]
+fn probe_waits_until_the_queue_can_be_bound_at_once() {
+    with_veth(1, 1500, |veth| {
+        let (umem, _) = own_umem(64);
+        let patient = SocketConfig {
+            bind_timeout: SOON,
+            ..config(veth)
+        };
+        let at_once = SocketConfig {
+            bind_timeout: Duration::ZERO,
+            ..config(veth)
+        };
+        let mut socket = Socket::open(&umem, &patient).unwrap();
+        let mut seen = 0;
+        for _ in 0..10 {
+            let probe = Probe::new(Unbound::open(&umem, &patient).unwrap());
+            let next = Unbound::open(&umem, &at_once).unwrap();
+            drop(socket);
+            // On a busy machine it may be free already.
+            seen += u32::from(probe.await_free());
+            socket = next.bind().unwrap();
+        }
+        assert!(seen > 0, "it never saw a queue become free");
+        let probe = Probe::new(Unbound::open(&umem, &config(veth)).unwrap());
+        assert!(!probe.await_free(), "the queue is taken");
     });
 }
 
@@ -210,7 +237,7 @@ fn tx_budget_is_taken_and_a_wrong_one_is_named() {
         let (umem, _) = own_umem(64);
         let wrong = SocketConfig {
             max_tx_skb_budget: Some(1 << 20),
-            bind_timeout: SECOND,
+            bind_timeout: SOON,
             ..config(veth)
         };
         if let Err(error) = Socket::open(&umem, &wrong) {
@@ -249,7 +276,7 @@ fn busy_poll_options_are_taken() {
 fn passed_descriptor_serves_once_and_others_are_refused() {
     with_veth(1, 1500, |veth| {
         use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
-        let peer = Packet::on(veth.far, SECOND);
+        let peer = Packet::on(veth.far, SOON);
         let fd = socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None).unwrap();
         let spare = fd.try_clone().unwrap();
         let (umem, pool) = own_umem(64);

@@ -1,7 +1,8 @@
 //! What a driver says, and is told, by the ethtool ioctl.
 //!
-//! Reading needs no privilege, telling CAP_NET_ADMIN (`dev_ethtool`, net/ethtool/ioctl.c). No NIC with rules was at hand: layouts are held against the
-//! kernel's header, refusals against a real veth; that a NIC does what it is told was not seen.
+//! Reading needs no privilege, telling CAP_NET_ADMIN (`dev_ethtool`, net/ethtool/ioctl.c). No NIC with rules was at
+//! hand: layouts are held against the kernel's header, refusals against a real veth; that a NIC does what it is told
+//! was not seen.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -135,9 +136,10 @@ impl Ethtool {
             *to = from.cast_signed();
         }
         request.ifr_ifru.ifru_data = bytes.as_mut_ptr().cast();
-        // SAFETY: the request names a buffer of ours that lives as long as the call. How much the kernel writes there follows from the
-        // command and the counts in the buffer: each caller gives a buffer of the command's structure (asserted against the kernel's header)
-        // with room for the counts that it writes there. Any bytes are valid for these structures.
+        // SAFETY: the request names a buffer of ours that lives as long as the call. How much the kernel writes there
+        // follows from the command and the counts in the buffer: each caller gives a buffer of the command's
+        // structure (asserted against the kernel's header) with room for the counts that it writes there. Any bytes
+        // are valid for these structures.
         let result = unsafe { libc::ioctl(self.socket.as_raw_fd(), abi::SIOCETHTOOL as _, &raw mut request) };
         match result {
             -1 => Err(io::Error::last_os_error()),

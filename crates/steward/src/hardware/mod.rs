@@ -1,21 +1,23 @@
-//! Steering by the NIC: n-tuple rules that bring the frames of a lease's addresses and VLANs to its queues, and an RSS context that spreads
-//! them over several.
+//! Steering by the NIC: n-tuple rules that bring the frames of a lease's addresses and VLANs to its queues, and an RSS
+//! context that spreads them over several.
 //!
 //! # Theory of operation
 //!
-//! The kernel forgets a socket when its holder dies; a NIC forgets no rule. So everything is noted before it is done ([`Plan`]), in a form by which
-//! it can be found again: a rule by what it says, a context by those that there were before it. Whoever goes on after a crash removes what was noted and
-//! is there, and nothing else. Rules that were there before are never touched: where one is for the same frames, ours are not made.
+//! The kernel forgets a socket when its holder dies; a NIC forgets no rule. So everything is noted before it is done
+//! (`Plan`), in a form by which it can be found again: a rule by what it says, a context by those that there were
+//! before it. Whoever goes on after a crash removes what was noted and is there, and nothing else. Rules that were
+//! there before are never touched: where one is for the same frames, ours are not made.
 //!
-//! The order is: note, context, note, rules, note; undone the other way round ([`Part`]). A driver that refuses any of it leaves the lease with the
-//! program alone, which looks at each frame in any case; what was done until then is undone.
+//! The order is: note, context, note, rules, note; undone the other way round (`Part`). A driver that refuses any
+//! of it leaves the lease with the program alone, which looks at each frame in any case; what was done until then is
+//! undone.
 //!
 //! | what | where |
 //! |---|---|
 //! | structures of the kernel's header | `abi` |
 //! | one rule, as bytes and back | `rule` |
 //! | the ioctl | `ethtool` |
-//! | making and undoing | here, against [`Nic`], which tests play |
+//! | making and undoing | here, against `Nic`, which tests play |
 
 #![cfg_attr(
     not(feature = "server"),
@@ -249,8 +251,9 @@ fn make_context(
 }
 
 impl Plan {
-    /// What is to be undone: also of a plan that was noted and whose maker died. A context whose number was not noted any more is one that was not there
-    /// before and spreads over these queues, if it is the only one: of several nobody knows which are whose, and they stay.
+    /// What is to be undone: also of a plan that was noted and whose maker died. A context whose number was not noted
+    /// any more is one that was not there before and spreads over these queues, if it is the only one: of several
+    /// nobody knows which are whose, and they stay.
     pub(crate) fn parts(&self, nic: &impl Nic) -> Vec<Part> {
         let mut parts = self.known_parts();
         let unknown = (!self.spread.is_empty() && self.context.is_none()).then_some(());

@@ -1,9 +1,10 @@
 //! One holder's connection: bytes in, bytes out, nothing that waits.
 //!
 //! A holder is not trusted. It can send anything at any rate, not read, or die at any moment. So:
-//!  - a message is read whole into a buffer that is longer than any; one that is cut, empty or carries descriptors ends the connection (no room
-//!    is given for descriptors, so that the kernel closes them by itself);
-//!  - at most one answer is kept; until it is sent no further request is read. The send buffer is small, so that few sockets are on their way;
+//!  - a message is read whole into a buffer that is longer than any; one that is cut, empty or carries descriptors
+//!    ends the connection (no room is given for descriptors, so that the kernel closes them by itself);
+//!  - at most one answer is kept; until it is sent no further request is read. The send buffer is small, so that few
+//!    sockets are on their way;
 //!  - requests are read at a limited rate, one a round, so that all holders get their turn;
 //!  - a change of the interface is a flag, not a queue: what is told is the state at the time of sending.
 

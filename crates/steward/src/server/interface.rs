@@ -1,9 +1,10 @@
 //! An interface of which queues are leased, with our program on it.
 //!
-//! The program comes with the first lease and goes with the last. A lease is taken back in dependency order (see `teardown`): first of all its
-//! queues' configuration words (no frame is redirected any more, and nothing can refuse that), then step after step, then, with the last lease,
-//! the program; until all is done its queues are `Leaving`, not to be leased again. Nothing that was on the interface before us is touched:
-//! a program of somebody else's is an error.
+//! The program comes with the first lease and goes with the last. A lease is taken back in dependency order (see
+//! `teardown`): first of all its queues' configuration words (no frame is redirected any more, and nothing can refuse
+//! that), then step after step, then, with the last lease, the program; until all is done its queues are `Leaving`,
+//! not to be leased again. Nothing that was on the interface before us is touched: a program of somebody else's is an
+//! error.
 //!
 //! An interface that is deleted or moved away takes the program along. Leases stay, impaired, and are told so; when one of its name
 //! is there again, the program is attached anew, under another generation.

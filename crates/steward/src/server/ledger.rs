@@ -1,7 +1,8 @@
 //! What the NIC of an interface was told for its leases, noted in a file.
 //!
-//! Rules and contexts outlive whoever made them, so the note is written before they are made and forgotten after they are undone: a steward that
-//! dies in between leaves a note by which its successor finds them (see [`crate::hardware`]). Without a place for notes the NIC is told nothing.
+//! Rules and contexts outlive whoever made them, so the note is written before they are made and forgotten after they
+//! are undone: a steward that dies in between leaves a note by which its successor finds them (see
+//! [`crate::hardware`]). Without a place for notes the NIC is told nothing.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -34,8 +35,9 @@ pub(super) struct Ledger {
     interface: String,
     /// By the lease's first queue.
     plans: BTreeMap<u32, Plan>,
-    /// Stations that the NIC accepts frames to, by the lease's first queue: the kernel forgets them when these are closed, so they need no note. With the name
-    /// under which the service manager keeps the socket while no steward runs.
+    /// Stations that the NIC accepts frames to, by the lease's first queue: the kernel forgets them when these are
+    /// closed, so they need no note. With the name under which the service manager keeps the socket while no steward
+    /// runs.
     accepted: BTreeMap<u32, (OwnedFd, String)>,
 }
 

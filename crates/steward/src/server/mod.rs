@@ -2,16 +2,19 @@
 //!
 //! # Theory of operation
 //!
-//! A round waits (poll) for: the end, connections, requests, room to answer, rtnetlink. Each connection gets at most one request done in a round.
-//! Nothing in here waits for a holder; what the kernel takes its time for (attaching a program) holds up the others' requests, not their frames.
+//! A round waits (poll) for: the end, connections, requests, room to answer, rtnetlink. Each connection gets at most
+//! one request done in a round. Nothing in here waits for a holder; what the kernel takes its time for (attaching a
+//! program) holds up the others' requests, not their frames.
 //!
-//! State is in two tables: [`Interface`]s with their programs, and [`Connection`]s, each with at most one lease. A queue belongs to one connection
-//! or to none. When a connection ends, by whatever cause, its queues are taken back in the same round ([`Server::end`]); the kernel has by then closed the
-//! holder's sockets, if the holder died. One that closes its connection and keeps its sockets gets no frame any more, but can go on sending from its queue,
-//! and the queue's next holder cannot bind: end that process.
+//! State is in two tables: `Interface`s with their programs, and `Connection`s, each with at most one lease. A
+//! queue belongs to one connection or to none. When a connection ends, by whatever cause, its queues are taken back
+//! in the same round (`Server::end`); the kernel has by then closed the holder's sockets, if the holder died. One
+//! that closes its connection and keeps its sockets gets no frame any more, but can go on sending from its queue, and
+//! the queue's next holder cannot bind: end that process.
 //!
-//! The steward's own death takes everything with it that it made, links of programs being descriptors of its own, unless it has a [`Store`]: then programs
-//! are pinned, leases are recorded, and the next steward goes on with them (`restore`).
+//! The steward's own death takes everything with it that it made, links of programs being descriptors of its own,
+//! unless it has a [`Store`]: then programs are pinned, leases are recorded, and the next steward goes on with them
+//! (`restore`).
 
 mod connection;
 mod entries;

@@ -1,9 +1,10 @@
 //! Going on with what another steward left, and leaving it to the next.
 //!
-//! At the start, what is pinned and recorded (see `state`) becomes interfaces and [`Orphan`]s: leases without a connection. Frames go on
-//! all the while. A holder that noticed the end of its connection comes back with its token and has its lease again, if the policy still
-//! allows it; nobody else gets the queues until the grace period is over, or the holder's process is seen to be gone. Whatever else is found is taken back: pins without
-//! a record, queues without a lease, leases that nobody can come back to.
+//! At the start, what is pinned and recorded (see `state`) becomes interfaces and [`Orphan`]s: leases without a
+//! connection. Frames go on all the while. A holder that noticed the end of its connection comes back with its token
+//! and has its lease again, if the policy still allows it; nobody else gets the queues until the grace period is
+//! over, or the holder's process is seen to be gone. Whatever else is found is taken back: pins without a record,
+//! queues without a lease, leases that nobody can come back to.
 
 use std::time::{Duration, Instant};
 

@@ -1,14 +1,15 @@
 //! What a steward leaves for its successor: records in a directory of its own, and programs pinned on a bpffs.
 //!
-//! Programs, maps and configuration words live in the kernel, held by their pins, so frames go on whether there is a steward or not. The records say whose they
-//! are: one for each interface (which program, which generation), one for each lease (who, what was wanted, and the token by which the holder
-//! proves that it is the same). They are one small file, replaced by rename(2): a reader sees the old or the new one. There is no fsync(2): what
-//! the file describes does not outlive the machine either, and records of an earlier boot are not read.
+//! Programs, maps and configuration words live in the kernel, held by their pins, so frames go on whether there is a
+//! steward or not. The records say whose they are: one for each interface (which program, which generation), one for
+//! each lease (who, what was wanted, and the token by which the holder proves that it is the same). They are one
+//! small file, replaced by rename(2): a reader sees the old or the new one. There is no fsync(2): what the file
+//! describes does not outlive the machine either, and records of an earlier boot are not read.
 //!
 //! The order is such that whatever step a steward dies at, the next one finds out what is to be undone:
 //!  - a program is pinned, link last, and then recorded: pins without a record are nobody's, and go;
-//!  - a lease is recorded before anything of it is put into the kernel, and forgotten after all of it was taken back: a record without a token, or whose
-//!    holder does not come back, is taken back like a lease that ends;
+//!  - a lease is recorded before anything of it is put into the kernel, and forgotten after all of it was taken back:
+//!    a record without a token, or whose holder does not come back, is taken back like a lease that ends;
 //!  - queues of a program that no record names are emptied.
 //!
 //! Only what is under the two directories is looked at: they are made for root alone, and a lock keeps a second steward out.
@@ -225,8 +226,8 @@ impl Records {
 }
 
 impl Store {
-    /// Records in `dir`, programs in `pins` on a bpffs; both directories are made if they are not there. A holder that does not come back within `grace`
-    /// loses its queues.
+    /// Records in `dir`, programs in `pins` on a bpffs; both directories are made if they are not there. A holder
+    /// that does not come back within `grace` loses its queues.
     ///
     /// # Errors
     /// [`StoreError`].

@@ -1,8 +1,9 @@
 //! Taking a lease back, step by step.
 //!
-//! What a lease put into the kernel hangs together: a rule of the NIC sends frames to a context or a queue, a steering entry of the program lets
-//! them through, a place in the socket map has the socket that gets them. It is undone from the outside inwards, so that nothing
-//! ever points at what is gone already. The order is that of the variants of [`Step`]; the program itself goes after the last lease's last step.
+//! What a lease put into the kernel hangs together: a rule of the NIC sends frames to a context or a queue, a
+//! steering entry of the program lets them through, a place in the socket map has the socket that gets them. It is
+//! undone from the outside inwards, so that nothing ever points at what is gone already. The order is that of the
+//! variants of [`Step`]; the program itself goes after the last lease's last step.
 //!
 //! Each step says whether it is done. One that is refused (a busy driver) holds back the later kinds, not its
 //! siblings, and is tried again until it is done. Until then the queues are nobody's, see `Holder::Leaving`. What is gone without us (the
@@ -13,8 +14,9 @@ use std::mem::discriminant;
 
 use crate::hardware::Part;
 
-/// One thing to undo, in the order in which it has to be. A new kind goes where it belongs in that order: rules of the NIC before the contexts that they
-/// point at, these before steering entries of the program, these before sockets.
+/// One thing to undo, in the order in which it has to be. A new kind goes where it belongs in that order: rules of
+/// the NIC before the contexts that they point at, these before steering entries of the program, these before
+/// sockets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Step {
     /// A rule of the NIC, or a context that rules pointed at; in this order, too.

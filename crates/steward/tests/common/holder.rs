@@ -69,8 +69,8 @@ pub(crate) fn queue() -> u32 {
         .expect("a number")
 }
 
-/// An empty network namespace, nobody's user, no capability and no way to one, 64 KiB of locked memory (which it may raise to what this machine
-/// lets it).
+/// An empty network namespace, nobody's user, no capability and no way to one, 64 KiB of locked memory (which it may
+/// raise to what this machine lets it).
 pub(crate) fn give_up_privileges() {
     limit_memory();
     // SAFETY: system calls without memory of ours. The C library's calls are those that apply to all threads of the process.
@@ -136,7 +136,7 @@ pub(crate) fn config(facts: &Facts, queue: u32) -> SocketConfig {
         Some(Mode::Skb) => AttachMode::Skb,
         _ => AttachMode::Native,
     };
-    config.bind_timeout = Duration::from_secs(2);
+    config.bind_timeout = Duration::from_secs(5);
     config
 }
 

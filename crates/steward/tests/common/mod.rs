@@ -63,7 +63,8 @@ impl World {
         Self::start(queues, policy, None, "0")
     }
 
-    /// On an interface of one queue, with a steward whose leases outlive it; holders have long enough to come back, however busy the machine is.
+    /// On an interface of one queue, with a steward whose leases outlive it; holders have long enough to come back,
+    /// however busy the machine is.
     pub(crate) fn kept() -> Self {
         Self::kept_for(POLICY, "10")
     }

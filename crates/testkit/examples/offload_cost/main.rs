@@ -1,4 +1,5 @@
-//! What segmentation, coalescing and checksums cost, without a guest and beside the kernel's own: scripts/bench runs it, a contender at a time.
+//! What segmentation, coalescing and checksums cost, without a guest and beside the kernel's own: scripts/bench runs
+//! it, a contender at a time.
 //!
 //! `cargo run --release -p testkit --example offload_cost -- CASE CONTENDER [SIZE [SECONDS]]`
 //!
@@ -15,18 +16,21 @@
 //! | | kernel-hop | the veth pair alone, without GRO, each segment dropped by the IP layer |
 //! | checksum | simd, portable | [`Sum`] of SIZE bytes |
 //!
-//! SIZE is the payload of a segment (default 1448); TCP over IPv4 with timestamps, super-frames of 65,160 bytes or the next less that SIZE divides.
-//! Prints JSON: `ns` a segment (or a sum), `gbytes_per_second` of payload, and what was done.
+//! SIZE is the payload of a segment (default 1448); TCP over IPv4 with timestamps, super-frames of 65,160 bytes or
+//! the next less that SIZE divides. Prints JSON: `ns` a segment (or a sum), `gbytes_per_second` of payload, and what
+//! was done.
 //!
 //! # The kernel's share
-//! A super-frame is sent by a packet socket with its virtio-net header, out of an interface that drops everything (ifb). Out of one that takes
-//! super-frames this costs the system call and the copy; out of one that does not, the segmentation too. Both are done by turns and the
-//! difference counts: segmentation, and the way of each segment from there to the driver. For GRO the segments go through a
-//! veth pair whose receiving end gathers them again and whose IP layer then drops them (the address is nobody's); the same cut and dropped without the
-//! veth pair is taken off. So what a veth pair costs is in it, which `kernel-hop` gives an idea of.
+//! A super-frame is sent by a packet socket with its virtio-net header, out of an interface that drops everything
+//! (ifb). Out of one that takes super-frames this costs the system call and the copy; out of one that does not, the
+//! segmentation too. Both are done by turns and the difference counts: segmentation, and the way of each segment from
+//! there to the driver. For GRO the segments go through a veth pair whose receiving end gathers them again and whose
+//! IP layer then drops them (the address is nobody's); the same cut and dropped without the veth pair is taken off.
+//! So what a veth pair costs is in it, which `kernel-hop` gives an idea of.
 //!
-//! Times are CPU time of the one thread, so that others on the machine count less. The kernel does its part in this thread, too: the veth pair's
-//! NAPI runs when the system call ends. Each figure is the median of rounds of a few milliseconds.
+//! Times are CPU time of the one thread, so that others on the machine count less. The kernel does its part in this
+//! thread, too: the veth pair's NAPI runs when the system call ends. Each figure is the median of rounds of a few
+//! milliseconds.
 
 mod kernel;
 mod ours;

@@ -57,10 +57,10 @@ fn malformed() -> Vec<(&'static str, [u8; 10], &'static str)> {
 fn malformed_requests_are_dropped_and_counted(
     #[values(Placement::Copy, Placement::Direct)] placement: Placement,
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
-    #[values(SPLIT, F_RING_PACKED)] ring: u64,
+    #[values(IN_SPLIT, IN_PACKED, BY_REFERENCE)] (ring, rig): (u64, MakeRig),
 ) {
     require!(Root);
-    let mut rig = rig(placement, mode, ring);
+    let mut rig = rig(VethPair::new(), (placement, mode), ring | F_HOST_ALL);
     let bytes = SuperFrame {
         transport: Transport::Tcp(ACK, 0),
         ..SuperFrame::tcp(Ip::V4(0), 3000)
@@ -160,9 +160,10 @@ fn offloads_that_were_not_accepted_are_dropped_and_counted(
 #[rstest]
 fn header_that_changes_while_it_is_read_hurts_nobody(
     #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(rig_of, rig_by_reference)] rig: MakeRig,
 ) {
     require!(Root);
-    let mut rig = rig(placement, Mode::Native, SPLIT);
+    let mut rig = rig(VethPair::new(), (placement, Mode::Native), F_HOST_ALL);
     let frame = SuperFrame::tcp(Ip::V4(0), 20_000);
     let bytes = frame.bytes();
     let ram = std::sync::Arc::clone(rig.pair().ram());

@@ -1,8 +1,9 @@
 //! What a guest leaves to the device when it sends: checksums and segmentation, on their way to the NIC.
 //!
-//! The guest is a driver in this process, the NIC one end of a veth pair. On the other end is a packet socket, which sees each segment, or the
-//! kernel's own UDP and TCP. A checksum that the kernel was asked to complete (XDP TX metadata) stays partial on a veth,
-//! and the receiver is told so; what a packet socket shows is then completed here before it is compared.
+//! The guest is a driver in this process, the NIC one end of a veth pair. On the other end is a packet socket, which
+//! sees each segment, or the kernel's own UDP and TCP. A checksum that the kernel was asked to complete (XDP TX
+//! metadata) stays partial on a veth, and the receiver is told so; what a packet socket shows is then completed here
+//! before it is compared.
 
 mod hostile;
 
@@ -31,9 +32,23 @@ fn rig(placement: Placement, mode: Mode, ring: u64) -> Rig {
     rig_of(VethPair::new(), (placement, mode), ring | F_HOST_ALL)
 }
 
+/// One of the two that follow.
+type MakeRig = fn(VethPair, (Placement, Mode), u64) -> Rig;
+/// Ways to have super-frames cut.
+const IN_SPLIT: (u64, MakeRig) = (SPLIT, rig_of);
+const IN_PACKED: (u64, MakeRig) = (F_RING_PACKED, rig_of);
+const BY_REFERENCE: (u64, MakeRig) = (F_RING_PACKED, rig_by_reference);
+
 fn rig_of(veth: VethPair, (placement, mode): (Placement, Mode), features: u64) -> Rig {
     let serve = Serve::interface(VethPair::NIC).placement(placement).mode(mode);
     rig_serving(veth, &serve.offload(ALL), features)
+}
+
+/// The kernel copies on a veth, so that segments refer to their payload only where that is asked for.
+fn rig_by_reference(veth: VethPair, (placement, mode): (Placement, Mode), features: u64) -> Rig {
+    let serve = Serve::interface(VethPair::NIC).placement(placement).mode(mode);
+    let serve = serve.offload(ALL).with("--segments", "by-reference");
+    rig_serving(veth, &serve, features)
 }
 
 fn rig_serving(veth: VethPair, serve: &Serve, features: u64) -> Rig {
@@ -142,19 +157,14 @@ fn super_frames_arrive_as_their_segments(
     assert_super_frames_arrive(&mut rig(placement, mode, ring));
 }
 
-/// The kernel copies on a veth, so that has to be asked for.
 #[rstest]
 fn super_frames_arrive_as_their_segments_by_reference(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
     #[values(SPLIT, F_RING_PACKED)] ring: u64,
 ) {
     require!(Root);
-    let serve = Serve::interface(VethPair::NIC)
-        .placement(Placement::Direct)
-        .mode(mode)
-        .offload(ALL)
-        .with("--segments", "by-reference");
-    let mut rig = rig_serving(VethPair::new(), &serve, ring | F_HOST_ALL);
+    let mut rig = rig_by_reference(VethPair::new(), (placement, mode), ring | F_HOST_ALL);
     assert_super_frames_arrive(&mut rig);
     let segments = rig.daemon.counter("from_guest_referred_segments");
     let gathered = rig.daemon.counter("from_guest_frames") - segments;
@@ -204,9 +214,16 @@ fn assert_super_frames_arrive(rig: &mut Rig) {
 }
 
 #[rstest]
-fn segments_of_jumbo_frames_take_several_descriptors(#[values(Mode::Native, Mode::Skb)] mode: Mode) {
+fn segments_of_jumbo_frames_take_several_descriptors(
+    #[values(Mode::Native, Mode::Skb)] mode: Mode,
+    #[values("whole", "by-reference")] segments: &str,
+) {
     require!(Root);
-    let mut rig = rig_of(VethPair::with(1, 9000), (Placement::Copy, mode), F_HOST_ALL);
+    let serve = Serve::interface(VethPair::NIC)
+        .placement(Placement::Copy)
+        .mode(mode);
+    let serve = serve.offload(ALL).with("--segments", segments);
+    let mut rig = rig_serving(VethPair::with(1, 9000), &serve, F_HOST_ALL);
     for kind in kinds() {
         let super_frame = SuperFrame {
             payload_len: 60_000,
@@ -263,7 +280,8 @@ fn checksums_are_completed(
 /// A macvlan in front of the veth: a device of which nobody can say that the kernel does not forget the metadata.
 #[rstest]
 fn daemon_sums_where_nobody_else_is_known_to(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values((Placement::Copy, "whole"), (Placement::Copy, "by-reference"), (Placement::Direct, "auto"))]
+    (placement, way): (Placement, &str),
     #[values(SPLIT, F_RING_PACKED)] ring: u64,
 ) {
     require!(Root);
@@ -285,13 +303,9 @@ fn daemon_sums_where_nobody_else_is_known_to(
     let serve = Serve::interface(NIC)
         .placement(placement)
         .mode(Mode::Skb)
-        .offload(ALL);
-    let config = DriverConfig::default();
-    let config = DriverConfig {
-        features: config.features | F_HOST_ALL | ring,
-        ..config
-    };
-    let mut rig = Rig::with(veth, &serve, &config);
+        .offload(ALL)
+        .with("--segments", way);
+    let mut rig = rig_serving(veth, &serve, F_HOST_ALL | ring);
     assert_eq!(rig.daemon.port(0)["lanes"][0]["checksums"], "daemon");
     let mut sent = 0;
     for kind in kinds() {
@@ -314,6 +328,9 @@ fn daemon_sums_where_nobody_else_is_known_to(
         }
     }
     assert_eq!(rig.daemon.counter("from_guest_checksums"), sent);
+    let referred = rig.daemon.counter("from_guest_referred_segments");
+    let segments = sent - kinds().len() as u64;
+    assert_eq!(referred, if way == "by-reference" { segments } else { 0 });
 }
 
 #[rstest]
@@ -441,9 +458,10 @@ fn kernels_udp_takes_datagrams_whose_checksum_was_left_to_us(
 fn kernels_tcp_takes_segments_whose_checksum_was_left_to_us(
     #[values(Placement::Copy, Placement::Direct)] placement: Placement,
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
+    #[values(rig_of, rig_by_reference)] rig: MakeRig,
 ) {
     require!(Root);
-    let mut rig = rig_of(VethPair::new(), (placement, mode), F_HOST_ALL);
+    let mut rig = rig(VethPair::new(), (placement, mode), F_HOST_ALL);
     give_the_wire_a_stack(&rig.veth.far);
     rig.post(64, &[2048]);
     let listener = rig
@@ -489,10 +507,10 @@ fn kernels_tcp_takes_segments_whose_checksum_was_left_to_us(
 fn super_frames_of_more_segments_than_the_rings_hold_go_out_in_order(
     #[values(Placement::Copy, Placement::Direct)] placement: Placement,
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
-    #[values(SPLIT, F_RING_PACKED)] ring: u64,
+    #[values(IN_SPLIT, IN_PACKED, BY_REFERENCE)] (ring, rig): (u64, MakeRig),
 ) {
     require!(Root);
-    let mut rig = rig(placement, mode, ring);
+    let mut rig = rig(VethPair::new(), (placement, mode), ring | F_HOST_ALL);
     let frame = |flow: u16| SuperFrame {
         flow,
         ..SuperFrame::udp(Ip::V4(0), 40_000)
@@ -519,11 +537,11 @@ fn super_frames_of_more_segments_than_the_rings_hold_go_out_in_order(
 #[rstest]
 fn stopping_the_queues_loses_no_segment_and_sends_none_twice(
     #[values(Placement::Copy, Placement::Direct)] placement: Placement,
-    #[values(SPLIT, F_RING_PACKED)] ring: u64,
+    #[values(IN_SPLIT, IN_PACKED, BY_REFERENCE)] (ring, rig): (u64, MakeRig),
     #[values(20, 1400)] size: u16,
 ) {
     require!(Root);
-    let mut rig = rig(placement, Mode::Native, ring);
+    let mut rig = rig(VethPair::new(), (placement, Mode::Native), ring | F_HOST_ALL);
     for round in 0..10u16 {
         let frames: Vec<_> = (0..8)
             .map(|at| SuperFrame {

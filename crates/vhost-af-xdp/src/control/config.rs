@@ -41,15 +41,27 @@ pub(crate) enum Placement {
     Direct,
 }
 
-/// How the segments of a super-frame leave in direct placement.
+/// How the segments of a guest's super-frame leave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Segments {
     /// By reference where the NIC reads frames itself (zero-copy), built whole where the kernel copies them
     Auto,
-    /// Headers in memory of ours and payload in the guest's, where socket and driver take frames in several pieces and complete checksums
+    /// Headers apart from the payload, which lies in the guest's memory (direct) or in one copy of the super-frame's (copy),
+    /// where socket and driver take frames in several pieces
     ByReference,
-    /// Gathered in memory of ours
+    /// Each in one piece in memory of ours
     Whole,
+}
+
+impl Segments {
+    /// Whether they refer to their payload, on a socket that is zero-copy or not.
+    pub(crate) fn refer(self, zero_copy: bool) -> bool {
+        match self {
+            Self::Auto => zero_copy,
+            Self::ByReference => true,
+            Self::Whole => false,
+        }
+    }
 }
 
 impl Placement {
@@ -157,7 +169,7 @@ pub(crate) struct PortConfig {
     pub(crate) bring: Bring,
     /// `--memory`.
     pub(crate) placement: Placement,
-    /// How segments leave in direct placement.
+    /// How segments leave.
     pub(crate) segments: Segments,
     /// MAC address told to the guest; `None`: made from the endpoint and the interface.
     pub(crate) mac: Option<[u8; 6]>,
@@ -253,7 +265,7 @@ pub(crate) enum ConfigError {
     #[error("descriptor {0} is named twice: each socket or map needs one of its own")]
     SharedDescriptor(i32),
     /// A frame that no ring can carry.
-    #[error("frame-size {0}: the null NIC makes frames of 14 to 1514 bytes")]
+    #[error("frame-size {0}: the null NIC makes frames of 14 to 1514 bytes, or with 0 none")]
     FrameBytes(u32),
 }
 
@@ -357,6 +369,7 @@ impl PortConfig {
         }
         self.check_bring()?;
         if let NicConfig::Null { frame_bytes } = self.nic
+            && frame_bytes != 0
             && !(14..=1514).contains(&frame_bytes)
         {
             return Err(ConfigError::FrameBytes(frame_bytes));

@@ -12,8 +12,10 @@ use std::time::Duration;
 
 use super::status::Status;
 
-/// How long a peer may take.
+/// How long a peer may take to read its answer.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a daemon may take to answer: a port whose queue is still busy (`BIND_TIMEOUT`) answers when it has it, or has it not.
+const ANSWER: Duration = Duration::from_secs(10);
 
 /// Directory of the control sockets: one file a daemon, named after its process. `None` where
 /// there is none that only this user can write to.
@@ -93,7 +95,7 @@ fn answer(mut stream: UnixStream, status: &Status) -> io::Result<()> {
 /// Nobody listens there, or it does not answer with a status.
 pub(crate) fn ask(path: &Path) -> io::Result<Status> {
     let mut stream = UnixStream::connect(path)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(ANSWER))?;
     let mut text = String::new();
     stream.read_to_string(&mut text)?;
     Ok(serde_json::from_str(&text)?)

@@ -1,11 +1,11 @@
-//! Sockets and socket maps that somebody else made, with a program of theirs: the ways of QEMU's `-netdev af-xdp` with `inhibit=on` (QEMU 10.1,
-//! qapi/net.json and net/af-xdp.c), and the AF_XDP device plugin's.
+//! Sockets and socket maps that somebody else made, with a program of theirs: the ways of QEMU's `-netdev af-xdp`
+//! with `inhibit=on` (QEMU 10.1, qapi/net.json and net/af-xdp.c), and the AF_XDP device plugin's.
 //!
-//! Our program is not loaded, and theirs is not touched. Two things follow. It does not write the virtio-net header, so frames lie in
-//! memory of ours (copy placement). And a socket that was passed in can register memory once and be bound once, while guests come and go: so
-//! each queue's socket is opened, registered, bound and placed when the daemon starts, and is kept, with its memory, over all of them
-//! (data/resident.rs). That also means that nothing here needs a privilege later on, but to open sockets again on an interface that was
-//! deleted and is back.
+//! Our program is not loaded, and theirs is not touched. Two things follow. It does not write the virtio-net header,
+//! so frames lie in memory of ours (copy placement). And a socket that was passed in can register memory once and be
+//! bound once, while guests come and go: so each queue's socket is opened, registered, bound and placed when the
+//! daemon starts, and is kept, with its memory, over all of them (data/resident.rs). That also means that nothing
+//! here needs a privilege later on, but to open sockets again on an interface that was deleted and is back.
 //!
 //! Descriptors are taken over first of all, before this process opens others under numbers that were meant to be inherited.
 
@@ -304,8 +304,8 @@ fn duplicate(option: &'static str, fd: RawFd) -> Result<OwnedFd, ExternalError> 
     if fd < 3 || std::fs::read_link(format!("/proc/self/fd/{fd}")).is_err() {
         return Err(ExternalError::NotInherited { option, fd });
     }
-    // SAFETY: the descriptor is open, as was just seen. By the meaning of the option it is ours alone, it is named once (config.rs), and this
-    // runs before anything in this process opens a descriptor that it keeps.
+    // SAFETY: the descriptor is open, as was just seen. By the meaning of the option it is ours alone, it is named
+    // once (config.rs), and this runs before anything in this process opens a descriptor that it keeps.
     let inherited = unsafe { OwnedFd::from_raw_fd(fd) };
     rustix::io::fcntl_dupfd_cloexec(&inherited, 3).map_err(|errno| ExternalError::Take {
         fd,

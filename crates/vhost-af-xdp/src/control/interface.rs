@@ -15,7 +15,10 @@ use steer::{Mode, QueueConf, QueueCounters, VirtioHeader};
 use steward::client::LeaseError;
 use steward::links::{DriverSends, Link, LinkError};
 use steward::protocol::{Reason, Refusal, Steered, Wanted};
-use xsk::{AttachMode, BindRequest, OpenError, QueueId, RingSize, Socket, SocketConfig, Umem, Unbound};
+use xsk::{
+    AttachMode, BindRequest, OpenError, OwnMemory, Probe, QueueId, RingSize, Socket, SocketConfig, Umem,
+    Unbound,
+};
 
 use super::external::{Brought, ExternalError};
 use super::steering::Steering;
@@ -28,9 +31,10 @@ pub(crate) const L2_BYTES: u32 = 18;
 pub(crate) const RECEIVE_RING: u32 = 2048;
 /// Entries of TX and completion ring.
 pub(crate) const SEND_RING: u32 = 1024;
-/// A queue stays busy after its last owner went until all CPUs have seen it: 20 ms here, more on a
-/// loaded machine.
-const BIND_TIMEOUT: Duration = Duration::from_secs(2);
+/// A queue stays busy after its last owner went until all CPUs have seen it: 20 ms here, more than two seconds with six processes a CPU.
+const BIND_TIMEOUT: Duration = Duration::from_secs(5);
+/// Memory of a socket that only asks whether a queue is free: one chunk.
+const PROBE_BYTES: u32 = 4096;
 /// How long the program of a daemon that was killed may stay: its keeper takes it off, some 30 ms later.
 const PREDECESSOR: Duration = Duration::from_millis(1000);
 
@@ -239,6 +243,16 @@ impl Interface {
         config.max_tx_skb_budget = Some(SEND_RING);
         config.bind_timeout = BIND_TIMEOUT;
         self.steering.prepare(umem, &config, &self.link)
+    }
+
+    /// What tells when a queue is free, where the driver allows.
+    pub(crate) fn probe(&self, request: &QueueRequest) -> Option<Probe> {
+        if self.driver_sends().most_pieces > 1 {
+            return None;
+        }
+        let memory = OwnMemory::new(PROBE_BYTES as usize).ok()?;
+        let umem = Umem::aligned(Arc::new(memory), PROBE_BYTES, 0).ok()?;
+        self.prepare(&umem, request).ok().map(Probe::new)
     }
 
     /// Whether the interface has that queue.

@@ -2,18 +2,20 @@
 //!
 //! # Theory of operation
 //!
-//! `serve` starts it (this program, with a hidden subcommand) after its sockets are bound and before it enters the sandbox. It never sees a guest's memory or a byte of
-//! what a VMM sends. It
-//!  1. is the steward of this one daemon, if none was named: it attaches the XDP program, makes the sockets and leases them by the same protocol, by a policy
-//!     made of the command line: these interfaces and these queues, to the user that the daemon becomes, and nothing else. Its listening socket has no name in the file system:
-//!     the daemon reaches it through a descriptor ([`Keeper::steward`]);
+//! `serve` starts it (this program, with a hidden subcommand) after its sockets are bound and before it enters the
+//! sandbox. It never sees a guest's memory or a byte of what a VMM sends. It
+//!  1. is the steward of this one daemon, if none was named: it attaches the XDP program, makes the sockets and
+//!     leases them by the same protocol, by a policy made of the command line: these interfaces and these queues, to
+//!     the user that the daemon becomes, and nothing else. Its listening socket has no name in the file system: the
+//!     daemon reaches it through a descriptor ([`Keeper::steward`]);
 //!  2. removes the daemon's socket files when the daemon ends, however it ends, if they are still those that it bound;
-//!  3. looks whether a VMM shares its guest's memory (/proc/PID/maps), which landlock keeps from the daemon. It is passed the VMM's connection, and
-//!     looks at the process at its other end, and only if the connection is one of the daemon's vhost-user sockets: whoever took the daemon over
-//!     must not learn where others have their memory.
+//!  3. looks whether a VMM shares its guest's memory (/proc/PID/maps), which landlock keeps from the daemon. It is
+//!     passed the VMM's connection, and looks at the process at its other end, and only if the connection is one of
+//!     the daemon's vhost-user sockets: whoever took the daemon over must not learn where others have their memory.
 //!
-//! Both hold an end of a socket pair, and each notices by it that the other is gone. The keeper then ends after its work is done; a daemon whose keeper
-//! dies ends with an error if its queues were leased from it, because the program went along.
+//! Both hold an end of a socket pair, and each notices by it that the other is gone. The keeper then ends after its
+//! work is done; a daemon whose keeper dies ends with an error if its queues were leased from it, because the program
+//! went along.
 //!
 //! It runs as the daemon was started; root's is limited to the capabilities that it needs ([`CAPABILITIES`]).
 
@@ -51,7 +53,8 @@ use steward::server::Server;
 use super::memory;
 use super::peer;
 
-/// What the keeper of a daemon that root started may do: what a steward needs, files in directories of others, and a look at a VMM's memory map.
+/// What the keeper of a daemon that root started may do: what a steward needs, files in directories of others, and a
+/// look at a VMM's memory map.
 const CAPABILITIES: CapabilitySet = capabilities::NEEDED
     .union(CapabilitySet::DAC_OVERRIDE)
     .union(CapabilitySet::SYS_PTRACE);
@@ -255,7 +258,8 @@ fn close_all_on_exec() -> io::Result<()> {
     Ok(())
 }
 
-/// Asks the keeper which of these addresses the VMM at the other end of `connection` maps privately; none if there is no keeper or no answer.
+/// Asks the keeper which of these addresses the VMM at the other end of `connection` maps privately; none if there is
+/// no keeper or no answer.
 pub(crate) fn private_address(connection: BorrowedFd<'_>, addresses: &[u64]) -> Option<u64> {
     let questions = QUESTIONS.get()?.lock().unwrap_or_else(PoisonError::into_inner);
     let bytes: Vec<u8> = addresses

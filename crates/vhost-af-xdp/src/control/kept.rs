@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use super::config::{NicConfig, PortConfig};
+use super::config::{NicConfig, PortConfig, Segments};
 use super::external::ExternalError;
 use super::interface::{Interface, InterfaceError, Interfaces, QueueRequest};
-use super::lanes::{Checksums, CopyMemory, FarSide, LaneError, LaneFacts, LaneParts};
+use super::lanes::{Checksums, CopyMemory, FarSide, LaneError, LaneFacts, LaneParts, wants_pieces};
 use super::registration::prepare;
-use crate::data::copy::CopyLane;
-use crate::data::direct::LONGEST_FRAME;
+use crate::data::copy::{CopyLane, References};
 use crate::data::lane::Lane;
+use crate::data::nic::Sends;
 use crate::data::resident::{self, Home, Resident, Share};
 use crate::data::xdp::{QueueLease, XdpNic};
 
@@ -26,11 +26,12 @@ pub(crate) fn settle_all(port: &PortConfig, interfaces: &Interfaces) -> Result<(
     };
     for queue in wanted.range() {
         interface.check_queue(queue)?;
-        settle(&FarSide::Queue {
+        let far = FarSide::Queue {
             interface: Arc::clone(&interface),
             queue,
             force_copy: *force_copy,
-        })?;
+        };
+        settle(&far, port.segments)?;
     }
     interfaces.keep(interface);
     Ok(())
@@ -40,7 +41,7 @@ pub(crate) fn settle_all(port: &PortConfig, interfaces: &Interfaces) -> Result<(
 ///
 /// # Errors
 /// [`LaneError`].
-pub(crate) fn settle(far: &FarSide) -> Result<bool, LaneError> {
+pub(crate) fn settle(far: &FarSide, segments: Segments) -> Result<bool, LaneError> {
     let FarSide::Queue {
         interface,
         queue,
@@ -60,14 +61,15 @@ pub(crate) fn settle(far: &FarSide) -> Result<bool, LaneError> {
         queue: *queue,
         force_copy: *force_copy,
         header_bytes: 0,
-        multi_buffer: interface.frame_limit() > LONGEST_FRAME,
+        // What guests will want is not known yet: room for metadata, too.
+        multi_buffer: wants_pieces(interface, (segments, true)),
     };
     let memory = CopyMemory::new(interface.frame_limit())?;
-    // Room for metadata: what guests will want is not known yet.
     let (umem, socket) = prepare(interface, memory.umem, (&request, true))?;
     let socket = interface.bind_queue(socket, &request)?;
     *there = Some(Resident {
         nic: XdpNic::new(socket, QueueLease::new(())),
+        references: References::new(&umem),
         umem,
         share: Share {
             backing: memory.backing,
@@ -89,7 +91,7 @@ pub(super) fn build(
     home: &Home,
 ) -> Result<(Box<dyn Lane>, LaneFacts), LaneError> {
     let guest = parts.guest_side()?;
-    settle(&parts.far)?;
+    settle(&parts.far, parts.segments)?;
     let mut there = resident::look(home);
     let resident = there.as_mut().ok_or(LaneError::Away)?;
     let chunk = resident.umem.chunk_size() - xsk::XDP_PACKET_HEADROOM;
@@ -105,6 +107,8 @@ pub(super) fn build(
     let mut facts = LaneFacts::new(umem, umem.len(), resident.share.backing.clone());
     facts.checksums = parts.negotiated.offloads.csum.then_some(Checksums::Daemon);
     let sends = facts.describe(interface, &resident.nic, &resident.umem)?;
+    let refers = parts.segments.refer(sends.zero_copy);
+    let sends = Sends { refers, ..sends };
     // They came while there was nobody to have them.
     parts.counters.to_guest_queue_stopped.add(resident.drain());
     let resident = there.take().ok_or(LaneError::Away)?;

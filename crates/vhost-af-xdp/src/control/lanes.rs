@@ -162,7 +162,7 @@ pub(crate) struct LaneParts<'a> {
     pub(crate) pair: u16,
     /// The port's: a lane may copy in a port that is direct otherwise, and a predecessor of it was.
     pub(crate) placement: Placement,
-    /// How segments leave in direct placement.
+    /// How segments leave.
     pub(crate) segments: Segments,
     pub(crate) map: &'a Arc<MemoryMap>,
     /// Receive vring (even index), transmit vring (odd index).
@@ -208,10 +208,11 @@ impl LaneParts<'_> {
     /// # Errors
     /// [`LaneError`].
     pub(crate) fn guest_side(&self) -> Result<GuestSide, LaneError> {
-        // Only frames that are sent from where the guest has them can be sent twice.
+        // Only frames that are sent from where the guest has them can be sent twice. The note of a split ring, one store a
+        // batch, is kept in either placement, so that none is out of date when the placement changes.
         let marks = match self.placement {
-            Placement::Copy => Journal::None,
-            Placement::Direct => Journal::Ring,
+            Placement::Copy if self.negotiated.ring.packed => Journal::None,
+            Placement::Copy | Placement::Direct => Journal::Ring,
         };
         let index = u32::from(self.pair) * 2;
         let from_guest = self.vring(index + 1, self.vrings[1], marks)?;
@@ -286,16 +287,17 @@ impl LaneParts<'_> {
                 queue,
                 force_copy,
             } => {
-                let multi_buffer = self.far.frame_limit() > LONGEST_FRAME;
+                let csum = self.negotiated.offloads.csum;
                 let request = QueueRequest {
                     queue: *queue,
                     force_copy: *force_copy,
                     header_bytes: 0,
-                    multi_buffer,
+                    multi_buffer: wants_pieces(interface, (self.segments, csum)),
                 };
-                let csum = self.negotiated.offloads.csum;
                 let (umem, socket) = registration::prepare(interface, umem, (&request, csum))?;
                 let (nic, sends) = facts.open(interface, socket, (&umem, &request))?;
+                let refers = self.segments.refer(sends.zero_copy);
+                let sends = Sends { refers, ..sends };
                 let memory = (umem, pool, to_receive);
                 Box::new(CopyLane::new(guest, nic, memory, sends, self.counters))
             }
@@ -369,11 +371,7 @@ impl LaneParts<'_> {
                     );
                 }
                 let (nic, sends) = facts.open(interface, socket, (&registered.umem, &request))?;
-                let refers = match self.segments {
-                    Segments::Auto => sends.zero_copy,
-                    Segments::ByReference => true,
-                    Segments::Whole => false,
-                };
+                let refers = self.segments.refer(sends.zero_copy);
                 let sends = Sends { refers, ..sends };
                 memory.dma_page_bytes = nic
                     .is_zero_copy()
@@ -387,7 +385,11 @@ impl LaneParts<'_> {
                     header_bytes: self.negotiated.header_bytes,
                 };
                 let nic = NullNic::new(registered.umem, config, NULL_RING);
-                Box::new(DirectLane::new(guest, nic, memory, Sends::PLAIN, self.counters))
+                let sends = Sends {
+                    zero_copy: true,
+                    ..Sends::PLAIN
+                };
+                Box::new(DirectLane::new(guest, nic, memory, sends, self.counters))
             }
         };
         Ok((lane, facts))
@@ -495,6 +497,15 @@ fn sends(interface: &Interface, nic: &XdpNic, (multi_buffer, metadata): (bool, b
         zero_copy,
         refers: false,
     }
+}
+
+/// Whether a queue of copy placement is to take frames in several pieces: for frames that are longer than a chunk, or,
+/// where guests ask for segmentation (`cuts`), for segments that refer to their payload. A driver that takes none in
+/// zero-copy mode is not asked.
+pub(super) fn wants_pieces(interface: &Interface, (segments, cuts): (Segments, bool)) -> bool {
+    let takes_pieces = interface.driver_sends().most_pieces > 1;
+    let refer = segments == Segments::ByReference || segments.refer(takes_pieces);
+    interface.frame_limit() > LONGEST_FRAME || (cuts && refer)
 }
 
 /// What a bind costs the kernel: `xp_create_and_assign_umem` (net/xdp/xsk_buff_pool.c) keeps a

@@ -139,7 +139,7 @@ impl Port {
             };
             let (queue, force_copy) = (*queue, *force_copy);
             interface.check_queue(queue)?;
-            if kept::settle(&far)? {
+            if kept::settle(&far, self.config.segments)? {
                 continue;
             }
             let memory = CopyMemory::new(interface.frame_limit())?;

@@ -1,9 +1,9 @@
 //! `vhost-af-xdp queues`: who holds which NIC queue of this host.
 //!
-//! Five sources, each of which may be silent: the kernel's netdev family (Documentation/netlink/specs/netdev.yaml: queues, NAPI
-//! instances, who has memory bound to a queue), /proc/irq (which CPU an interrupt goes to), the running daemons' status (whose port a
-//! queue is of), the steward (who leased it), and the NIC's rules. The kernel never says which process holds a socket; so a holder that is none of our daemons and
-//! has no lease has no name here.
+//! Five sources, each of which may be silent: the kernel's netdev family (Documentation/netlink/specs/netdev.yaml:
+//! queues, NAPI instances, who has memory bound to a queue), /proc/irq (which CPU an interrupt goes to), the running
+//! daemons' status (whose port a queue is of), the steward (who leased it), and the NIC's rules. The kernel never
+//! says which process holds a socket; so a holder that is none of our daemons and has no lease has no name here.
 
 mod rules;
 mod view;
@@ -88,8 +88,8 @@ struct Napi {
     thread: Option<u32>,
 }
 
-/// All queues of this network namespace, and those that are leased elsewhere, or of one interface; daemons are asked at `controls`, a steward at `steward` or
-/// where one is by default.
+/// All queues of this network namespace, and those that are leased elsewhere, or of one interface; daemons are asked
+/// at `controls`, a steward at `steward` or where one is by default.
 ///
 /// # Errors
 /// The kernel does not answer, or a steward that was named, or there is no such interface.

@@ -1,15 +1,16 @@
 //! Guest RAM registered with a socket: the part of building a direct lane that takes long, and that can be done while another lane has the
 //! queue.
 //!
-//! The kernel pins each page, 40 ms for every GiB of 4 KiB pages once they are in our page table, which takes as long again. So that no guest waits
-//! for that when its daemon is back, a lane that copies serves it in the meantime ([`Registration::takes_long`]; session/pairs.rs).
+//! The kernel pins each page, 40 ms for every GiB of 4 KiB pages once they are in our page table, which takes as long
+//! again. So that no guest waits for that when its daemon is back, a lane that copies serves it in the meantime
+//! ([`Registration::takes_long`]; session/pairs.rs).
 
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 
 use virtqueue::{MappedRegion, MemoryMap};
-use xsk::{OpenError, Umem, Unbound};
+use xsk::{OpenError, Probe, Umem, Unbound};
 
 use super::features::Negotiated;
 use super::interface::{Interface, InterfaceError, QueueRequest};
@@ -33,6 +34,8 @@ pub(crate) struct Registration {
 pub(crate) struct Registered {
     pub(crate) umem: Umem,
     pub(crate) queue: Option<(Unbound, QueueRequest)>,
+    /// For a large guest: tells when the queue can be bound.
+    pub(crate) probe: Option<Probe>,
 }
 
 /// A registration on a thread of its own.
@@ -62,7 +65,11 @@ impl Registration {
             force_copy,
         } = &self.far
         else {
-            return Ok(Registered { umem, queue: None });
+            return Ok(Registered {
+                umem,
+                queue: None,
+                probe: None,
+            });
         };
         let request = QueueRequest {
             queue: *queue,
@@ -70,11 +77,14 @@ impl Registration {
             header_bytes: self.negotiated.header_bytes,
             multi_buffer: true,
         };
+        // First, because frames go to the socket that was made last.
+        let probe = self.takes_long().then(|| interface.probe(&request)).flatten();
         let csum = self.negotiated.offloads.csum;
         let (umem, socket) = prepare(interface, umem, (&request, csum))?;
         Ok(Registered {
             umem,
             queue: Some((socket, request)),
+            probe,
         })
     }
 

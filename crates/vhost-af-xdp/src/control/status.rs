@@ -62,8 +62,9 @@ pub(crate) struct PortStatus {
     pub(crate) nic: String,
     /// How the steering program is attached: `native` or `skb`; none without an interface.
     pub(crate) attached: Option<String>,
-    /// How frames come to its queues: `queue` (whatever the NIC puts there), `program` (of that, the frames of `macs` and `vlans`), `n-tuple rules`, `n-tuple
-    /// rules, RSS context` (the NIC brings these, too); none without an interface.
+    /// How frames come to its queues: `queue` (whatever the NIC puts there), `program` (of that, the frames of `macs`
+    /// and `vlans`), `n-tuple rules`, `n-tuple rules, RSS context` (the NIC brings these, too); none without an
+    /// interface.
     pub(crate) steered: Option<String>,
     /// Why not in a better way, or why impaired; as the steward says.
     pub(crate) steering_note: Option<String>,

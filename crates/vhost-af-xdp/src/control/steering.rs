@@ -1,5 +1,5 @@
-//! Where an interface's program and sockets come from: leased from a steward, one for many or [one of our own](super::keeper), or brought by
-//! somebody else (`external.rs`).
+//! Where an interface's program and sockets come from: leased from a steward, one for many or
+//! [one of our own](super::keeper), or brought by somebody else (`external.rs`).
 //!
 //! A lease's interface may be in another network namespace: what is known of it, and what happens to it, the steward tells.
 
@@ -23,7 +23,8 @@ use super::port::with_sources;
 use crate::data::resident::Home;
 
 /// How long memory of a socket that was closed may still count as locked: the kernel lets go of it some 20 ms later.
-const UNLOCK_TIMEOUT: Duration = Duration::from_millis(500);
+/// Where many wait for a CPU it is more, as with queues ([`super::interface`]).
+const UNLOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What is said of a steward that was there and is not.
 pub(crate) const AWAY: &str =

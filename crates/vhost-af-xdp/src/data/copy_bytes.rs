@@ -84,7 +84,8 @@ pub(crate) fn own_bytes<'a>(
     let start = umem.ptr(desc.offset, desc.len as usize)?;
     // SAFETY: the range is inside the mapping, as was just checked, which the UMEM keeps alive. Nobody else reads or writes it: no guest
     // address leads there (`own_from`), the kernel has given the chunk up, which the descriptor's frame stands for, and that is borrowed
-    // for as long as the slice is. Any bytes are valid.
+    // for as long as the slice is. Descriptors that share a chunk refer to no byte in common, and the kernel gets the
+    // first of them after the last was made (copy/cutter.rs). Any bytes are valid.
     Some(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), desc.len as usize) })
 }
 

@@ -66,7 +66,8 @@ lane_counters! {
     Work from_guest_bytes,
     /// Super-frames of the guest that were cut; each segment is counted in `from_guest_frames`.
     Work from_guest_super_frames,
-    /// Segments among them whose payload was sent from where the guest has it (direct placement).
+    /// Segments among them that refer to their payload: where the guest has it (direct placement), or in one copy of the
+    /// super-frame's (copy).
     Work from_guest_referred_segments,
     /// Frames of the guest, segments included, whose checksum was completed by us.
     Work from_guest_checksums,
@@ -142,5 +143,18 @@ mod tests {
             .find(|r| r.name == "from_guest_runt")
             .expect("declared");
         assert_eq!((runt.kind, runt.value), (Kind::Drop, 3));
+    }
+    #[test]
+    fn documents_tell_of_each_counter() {
+        let document = include_str!("../../../../docs/cli.md");
+        for reading in LaneCounters::default().read() {
+            let kind = if reading.kind == Kind::Drop {
+                "drop"
+            } else {
+                "work"
+            };
+            let row = format!("| {} | {kind} |", reading.name);
+            assert!(document.contains(&row), "docs/cli.md has no row {row}");
+        }
     }
 }

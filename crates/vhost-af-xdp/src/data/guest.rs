@@ -141,8 +141,8 @@ pub(crate) struct Sending {
     pub(crate) start: (usize, u32),
     /// Length of the frame, bytes.
     pub(crate) len: u32,
-    /// What is to be done with it. A checksum lies in the frame, and who asks for segmentation asks for a checksum, too; nothing else has been
-    /// checked of the bytes of a super-frame.
+    /// What is to be done with it. A checksum lies in the frame, and who asks for segmentation asks for a checksum,
+    /// too; nothing else has been checked of the bytes of a super-frame.
     pub(crate) request: Request,
 }
 

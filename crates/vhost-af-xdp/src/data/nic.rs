@@ -32,9 +32,10 @@ pub(crate) struct Sends {
     pub(crate) most_pieces: usize,
     /// Checksums, asked for by metadata before the frame; then the UMEM has room for it.
     pub(crate) checksum: bool,
-    /// It reads frames by DMA and copies nothing.
+    /// No CPU copies frames when they are sent: it reads them by DMA, or, a null NIC, not at all.
     pub(crate) zero_copy: bool,
-    /// Payload of segments is sent from where the guest has it, where the other conditions for that hold.
+    /// Segments refer to their payload, where the other conditions for that hold: where the guest has it, or where it
+    /// was copied to.
     pub(crate) refers: bool,
 }
 

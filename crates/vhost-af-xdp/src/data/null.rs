@@ -17,7 +17,7 @@ use super::nic::{Link, Nic};
 /// How a null NIC receives.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct NullConfig {
-    /// Length of the frames it makes, bytes.
+    /// Length of the frames it makes, bytes; 0: it makes none.
     pub(crate) frame_bytes: u32,
     /// Virtio-net header to write in front of each, as the steering program does; 0 for none.
     pub(crate) header_bytes: u32,
@@ -91,6 +91,7 @@ impl Nic for NullNic {
 
     fn from_nic(&mut self, max: usize) -> impl Iterator<Item = RxDesc> + '_ {
         let (umem, config, empty) = (&self.umem, self.config, &mut self.empty);
+        let max = if config.frame_bytes == 0 { 0 } else { max };
         std::iter::from_fn(move || empty.pop_front())
             .take(max)
             .map(move |frame| {
@@ -110,7 +111,7 @@ impl Nic for NullNic {
     }
 
     fn has_frames(&mut self) -> bool {
-        !self.empty.is_empty()
+        self.config.frame_bytes > 0 && !self.empty.is_empty()
     }
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {

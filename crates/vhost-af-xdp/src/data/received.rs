@@ -7,9 +7,10 @@
 //! | no | partial | has its checksum completed here |
 //! | | wrong, missing, of another protocol, of a fragment | is passed as it is, unmarked |
 //!
-//! In direct placement frames lie in the guest's memory. There a right checksum is not confirmed: it would have to be added up from a private copy of
-//! the whole frame, which costs the worker as much as it saves the guest . Partial ones are handled, with a
-//! private copy of the headers, or of the frame where it is to be completed. What the guest changes meanwhile is its own loss.
+//! In direct placement frames lie in the guest's memory. There a right checksum is not confirmed: it would have to be
+//! added up from a private copy of the whole frame, which costs the worker as much as it saves the guest . Partial
+//! ones are handled, with a private copy of the headers, or of the frame where it is to be completed. What the guest
+//! changes meanwhile is its own loss.
 //!
 //! Partial checksums come from interfaces whose other end is a stack on the same machine ([`Looks::partial`]: veth); see
 //! [`offload::verify`] for how one is told from a right one. Without GUEST_CSUM and on another interface nobody looks.

@@ -1,14 +1,16 @@
 //! A queue whose socket and memory stay when a guest goes, for sockets that can be had only once.
 //!
-//! Between guests the [`Resident`] waits in its [`Home`]; a lane of copy placement takes it from there and puts it back when it is
-//! stopped. Chunks that the kernel has meanwhile stay where they are: those to receive into in the fill ring, those sent in the TX
-//! or completion ring. All others are in the pool again, whatever the lane had in hand. So what the next lane gives the NIC to receive into is what
-//! is missing there: of all chunks those that are neither in the pool nor being sent.
+//! Between guests the [`Resident`] waits in its [`Home`]; a lane of copy placement takes it from there and puts it
+//! back when it is stopped. Chunks that the kernel has meanwhile stay where they are: those to receive into in the
+//! fill ring, those sent in the TX or completion ring. All others are in the pool again, whatever the lane had in
+//! hand. So what the next lane gives the NIC to receive into is what is missing there: of all chunks those that are
+//! neither in the pool nor being sent.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use xsk::{FramePool, Umem};
 
+use super::copy::References;
 use super::nic::Nic;
 use super::xdp::XdpNic;
 
@@ -18,6 +20,8 @@ pub(crate) struct Resident<N> {
     pub(crate) umem: Umem,
     /// The chunks that the kernel does not have.
     pub(crate) pool: FramePool,
+    /// Of descriptors that are still being sent.
+    pub(crate) references: References,
     pub(crate) share: Share,
 }
 
@@ -44,7 +48,8 @@ impl<N: Nic> Resident<N> {
     /// Chunks that are still to be given to the NIC to receive into.
     pub(crate) fn missing(&self) -> usize {
         let with_nic = self.share.all.saturating_sub(self.pool.len());
-        let to_receive = with_nic.saturating_sub(self.nic.unsent());
+        let being_sent = self.nic.unsent().saturating_sub(self.references.total());
+        let to_receive = with_nic.saturating_sub(being_sent);
         self.share.to_receive.saturating_sub(to_receive)
     }
 
@@ -88,10 +93,12 @@ mod tests {
         let sending: Vec<_> = (0..2).filter_map(|_| pool.take()).map(sent).collect();
         nic.to_nic(sending.into_iter());
         let mut with_nic: Vec<_> = (0..7).filter_map(|_| pool.take()).collect();
+        let references = References::new(&umem);
         let mut resident = Resident {
             nic,
             umem,
             pool,
+            references,
             share,
         };
         assert_eq!(resident.missing(), 3);

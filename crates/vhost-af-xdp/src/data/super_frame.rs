@@ -174,10 +174,7 @@ impl Builder<'_> {
         let header_len = plan.header_len() as u32;
         let len = header_len + (payload.end - payload.start);
         self.chunks(len, header_len, source);
-        if let Some(bytes) = self.bytes(first) {
-            plan.write_header(index, bytes);
-        }
-        self.checksum(first, plan.checksum_at());
+        self.finish(plan, index, first);
         len
     }
 
@@ -186,13 +183,20 @@ impl Builder<'_> {
         let first = self.outgoing.len();
         let header_len = plan.header_len() as u32;
         self.chunks(header_len, header_len, &mut &[][..]);
+        self.finish(plan, index, first);
+        if let Some(desc) = self.outgoing.get_mut(first) {
+            desc.more = true;
+        }
+    }
+
+    /// Writes the headers of a segment whose descriptors, from `first` on, are otherwise done, and lets its checksum be
+    /// completed.
+    #[inline]
+    pub(crate) fn finish(&mut self, plan: &Plan, index: u32, first: usize) {
         if let Some(bytes) = self.bytes(first) {
             plan.write_header(index, bytes);
         }
         self.checksum(first, plan.checksum_at());
-        if let Some(desc) = self.outgoing.get_mut(first) {
-            desc.more = true;
-        }
     }
 
     /// Builds a frame of `len` bytes as they are in `source`, and completes its checksum.
@@ -276,7 +280,7 @@ impl Builder<'_> {
     }
 
     /// The same for a frame of several descriptors.
-    #[cold]
+    #[inline(never)]
     fn complete_across(&mut self, first: usize, (start, offset): (u16, u16)) {
         let begin = usize::from(start);
         let (mut sum, mut at) = (Sum::default(), 0);

@@ -10,14 +10,18 @@ use virtqueue::{
 use xsk::{FramePool, OwnMemory};
 
 use super::*;
-use crate::data::copy::CopyLane;
+use crate::data::copy::{CopyLane, References};
 use crate::data::copy_bytes::GuestRam as Ram;
 use crate::data::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
 use crate::data::guest::Vring;
 use crate::data::lane::{Lane, Rest};
 use crate::data::nic::{Link, MOST_PIECES};
 use crate::data::offloads::Offloads;
+use crate::data::resident::{Home, Resident, Share};
 use crate::data::test_nic::{TestNic, Wire};
+
+#[path = "copy/cutter_lane_tests.rs"]
+mod cutter_lane;
 
 #[derive(Clone, Copy, Debug)]
 struct Setup {
@@ -41,6 +45,10 @@ const BY_REFERENCE: Sends = Sends {
     refers: true,
     ..WITH_METADATA
 };
+const BY_REFERENCE_SUMMED: Sends = Sends {
+    checksum: false,
+    ..BY_REFERENCE
+};
 
 impl Setup {
     fn new(direct: bool, sends: Sends) -> Self {
@@ -56,7 +64,8 @@ impl Setup {
 
     /// All that there are to be tested with the same expectations.
     fn all() -> Vec<Self> {
-        let copy = [Sends::PLAIN, WITH_METADATA].map(|sends| Self::new(false, sends));
+        let copy = [Sends::PLAIN, WITH_METADATA, BY_REFERENCE, BY_REFERENCE_SUMMED]
+            .map(|sends| Self::new(false, sends));
         let direct = [Sends::PLAIN, WITH_METADATA, BY_REFERENCE].map(|sends| Self::new(true, sends));
         let split: Vec<_> = copy.into_iter().chain(direct).collect();
         let packed = split.iter().map(|&setup| Self {
@@ -67,7 +76,9 @@ impl Setup {
     }
 }
 
+/// World of a lane, and where its NIC and memory are once it was stopped (copy placement).
 struct World {
+    home: Home<TestNic>,
     ram: Arc<GuestRam>,
     driver: QueueDriver,
     lane: Box<dyn Lane>,
@@ -162,6 +173,7 @@ impl World {
         let wire = Arc::new(Mutex::new(wire));
         let nic = TestNic(Arc::clone(&wire));
         let counters = Arc::new(LaneCounters::default());
+        let home = Home::default();
         let lane: Box<dyn Lane> = if setup.direct {
             let pool: FramePool = umem.frames(own..own + private as u64).expect("inside").collect();
             let memory = DirectMemory {
@@ -183,16 +195,22 @@ impl World {
             while pool.len() > setup.chunks {
                 let _ = pool.take();
             }
-            let memory = (umem, pool, 0);
-            Box::new(CopyLane::new(
-                guest,
+            let resident = Resident {
                 nic,
-                memory,
-                setup.sends,
-                Arc::clone(&counters),
-            ))
+                references: References::new(&umem),
+                umem,
+                share: Share {
+                    backing: String::new(),
+                    all: pool.len(),
+                    to_receive: 0,
+                },
+                pool,
+            };
+            let counted = (setup.sends, Arc::clone(&counters));
+            Box::new(CopyLane::visiting(guest, resident, &home, counted))
         };
         Self {
+            home,
             ram,
             driver,
             lane,

@@ -46,6 +46,14 @@ impl Wire {
 
     fn send(&mut self, desc: TxDesc) {
         assert!((1..=self.umem.max_sent_bytes()).contains(&desc.len));
+        if !self.umem.is_unaligned() {
+            // All in one chunk, and room for metadata before it: xp_aligned_validate_desc, net/xdp/xsk_queue.h.
+            let chunk = u64::from(self.umem.chunk_size());
+            let begin = desc.offset.get() - u64::from(self.umem.tx_metadata_len());
+            let end = desc.offset.get() + u64::from(desc.len);
+            assert_eq!(begin / chunk, (end - 1) / chunk, "across chunks");
+            assert_eq!(desc.frame.offset().get(), begin / chunk * chunk, "another chunk");
+        }
         let read = |at, len| {
             let mut bytes = vec![0; len];
             self.umem.read(at, &mut bytes).expect("inside");

@@ -8,8 +8,9 @@
 //! waiter on an AF_XDP socket makes the kernel go through a wake-up for every frame that is sent
 //! (`sock_wfree` calls `sk_write_space`, net/core/sock.c), a tenth of the cost of sending.
 //!
-//! A guest may kick as often as it likes. One whose kicks bring nothing ([`FUTILE_WAKES`] of them without a frame between) is not listened to for a while
-//! ([`DEAF`]): its lane is looked at once a millisecond then, as by the clock, and the worker's time is the other lanes'.
+//! A guest may kick as often as it likes. One whose kicks bring nothing ([`FUTILE_WAKES`] of them without a frame
+//! between) is not listened to for a while ([`DEAF`]): its lane is looked at once a millisecond then, as by the
+//! clock, and the worker's time is the other lanes'.
 //!
 //! Control reaches a worker through its mailbox only ([`Command`]); a lane that is to go is handed
 //! back whole, so that closing sockets (which waits for the kernel) happens elsewhere.
@@ -35,7 +36,8 @@ use super::lane::{Lane, Rest};
 
 /// How long to sleep when frames are with the NIC that nothing will announce.
 const SOON: Duration = Duration::from_millis(1);
-/// So many times may a lane wake the worker without moving a frame; chance alone, a frame that was found just before its kick came, does not do that.
+/// So many times may a lane wake the worker without moving a frame; chance alone, a frame that was found just before
+/// its kick came, does not do that.
 const FUTILE_WAKES: u32 = 32;
 /// How long kicks of a lane beyond that are not listened to.
 const DEAF: Duration = Duration::from_millis(10);

@@ -1,6 +1,7 @@
 //! What a process that was taken over would try: for tests, from within the sandbox (`serve --sandbox-attempt NAME`, hidden).
 //!
-//! An attempt runs on a thread that began in the sandbox. It does what whoever starts the program could do without us, so that it gives nobody anything.
+//! An attempt runs on a thread that began in the sandbox. It does what whoever starts the program could do without
+//! us, so that it gives nobody anything.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_long};
@@ -79,8 +80,8 @@ fn attempt(name: &str) -> anyhow::Result<()> {
 
 fn call(number: c_long, arguments: &[c_long]) -> io::Result<()> {
     let argument = |at: usize| arguments.get(at).copied().unwrap_or(0);
-    // SAFETY: pointers among the arguments lead to constant, terminated strings or are null, which the kernel answers with an error; none of these calls
-    // writes to our memory.
+    // SAFETY: pointers among the arguments lead to constant, terminated strings or are null, which the kernel answers
+    // with an error; none of these calls writes to our memory.
     let result = unsafe {
         libc::syscall(
             number,

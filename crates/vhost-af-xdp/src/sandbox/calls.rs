@@ -1,8 +1,8 @@
 //! The system calls of a worker, each with its reason. What is not here ends the process.
 //!
-//! Arguments are looked at where they decide what a call can do: families of sockets, what is asked of ioctl, fcntl and prctl, whether memory becomes
-//! executable, whom a signal is for. What an argument points to cannot be looked at, such as the address of a bind or connect; there the
-//! other layers count.
+//! Arguments are looked at where they decide what a call can do: families of sockets, what is asked of ioctl, fcntl
+//! and prctl, whether memory becomes executable, whom a signal is for. What an argument points to cannot be looked
+//! at, such as the address of a bind or connect; there the other layers count.
 //!
 //! docs/sandbox.md shows this table; a test compares them.
 

@@ -1,9 +1,10 @@
 //! Capability sets (capabilities(7)): emptied, all five of them, and no program gains any (no_new_privs).
 //!
-//! Two may stay. CAP_NET_RAW where AF_XDP sockets are made here, for a map of somebody else's (`--map-path` and its like): an interface that comes back needs
-//! new ones. And CAP_IPC_LOCK. Packet memory is locked memory; a process that was started with CAP_IPC_LOCK had as much of it as it wanted. It gets that by its
-//! limit, RLIMIT_MEMLOCK, where it may raise that itself. Where the system does not let even root (no CAP_SYS_RESOURCE in this container), CAP_IPC_LOCK
-//! stays: it lets a process pin memory, and nothing else.
+//! Two may stay. CAP_NET_RAW where AF_XDP sockets are made here, for a map of somebody else's (`--map-path` and its
+//! like): an interface that comes back needs new ones. And CAP_IPC_LOCK. Packet memory is locked memory; a process
+//! that was started with CAP_IPC_LOCK had as much of it as it wanted. It gets that by its limit, RLIMIT_MEMLOCK,
+//! where it may raise that itself. Where the system does not let even root (no CAP_SYS_RESOURCE in this container),
+//! CAP_IPC_LOCK stays: it lets a process pin memory, and nothing else.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{
@@ -34,7 +35,8 @@ pub(super) fn permitted() -> CapabilitySet {
     capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.permitted)
 }
 
-/// Removes what may be removed from the bounding set. That needs CAP_SETPCAP; who does not have it has no way to the others either, by no_new_privs.
+/// Removes what may be removed from the bounding set. That needs CAP_SETPCAP; who does not have it has no way to the
+/// others either, by no_new_privs.
 pub(super) fn empty_bounding_set(stays: CapabilitySet) {
     for capability in CapabilitySet::all().difference(stays).iter() {
         // Fails, too, for capabilities that this kernel does not have.

@@ -1,11 +1,12 @@
 //! The file system, closed by landlock (landlock(7)).
 //!
-//! All access is denied but reading two things: this process's directory in /proc (which pages the kernel gave us, and where a panic happened) and its
-//! own program (for the names in a panic's backtrace). What a worker needs beyond that it has open already: its listening sockets; and connecting to a
-//! socket by its path is no access in landlock's sense. Removing socket files is left to the [keeper](crate::control::keeper).
+//! All access is denied but reading two things: this process's directory in /proc (which pages the kernel gave us,
+//! and where a panic happened) and its own program (for the names in a panic's backtrace). What a worker needs beyond
+//! that it has open already: its listening sockets; and connecting to a socket by its path is no access in landlock's
+//! sense. Removing socket files is left to the [keeper](crate::control::keeper).
 //!
-//! Denied too, where the kernel can: TCP, connecting to abstract sockets, signals to processes outside. And always with landlock: looking into other processes
-//! (ptrace(2), /proc/PID/maps).
+//! Denied too, where the kernel can: TCP, connecting to abstract sockets, signals to processes outside. And always
+//! with landlock: looking into other processes (ptrace(2), /proc/PID/maps).
 
 use landlock::{
     ABI, Access, AccessFs, AccessNet, BitFlags, LandlockStatus, PathBeneath, PathFd, RestrictionStatus,

@@ -1,8 +1,9 @@
 //! The system call filter (seccomp(2)), made of [the table](super::calls).
 //!
-//! A call that is not allowed does not happen. The kernel raises SIGSYS instead (SECCOMP_RET_TRAP); our handler says which call it was, in one line, and
-//! ends the process by the same signal. The filter does not let the handler be replaced, and a SIGSYS that is blocked ends the process
-//! without a word (`force_sig_info`, kernel/signal.c). So nothing goes on after a violation, as with SECCOMP_RET_KILL_PROCESS, and the journal says why.
+//! A call that is not allowed does not happen. The kernel raises SIGSYS instead (SECCOMP_RET_TRAP); our handler says
+//! which call it was, in one line, and ends the process by the same signal. The filter does not let the handler be
+//! replaced, and a SIGSYS that is blocked ends the process without a word (`force_sig_info`, kernel/signal.c). So
+//! nothing goes on after a violation, as with SECCOMP_RET_KILL_PROCESS, and the journal says why.
 //!
 //! A second filter on top answers ENOSYS to what libraries try and do without; of two verdicts the stricter one counts.
 #![allow(unsafe_code)]
@@ -99,8 +100,8 @@ fn compile(rules: Rules, otherwise: SeccompAction, then: SeccompAction) -> Resul
 
 fn handle_sigsys() -> std::io::Result<()> {
     let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) = on_sigsys;
-    // SAFETY: sigaction is plain data, for which zeros are a value; the handler has the signature that SA_SIGINFO asks for, and does only what
-    // signal-safety(7) allows.
+    // SAFETY: sigaction is plain data, for which zeros are a value; the handler has the signature that SA_SIGINFO
+    // asks for, and does only what signal-safety(7) allows.
     let result = unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = handler as usize;

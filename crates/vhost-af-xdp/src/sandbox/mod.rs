@@ -2,9 +2,10 @@
 //!
 //! # Theory of operation
 //!
-//! [`enter`] is called once, on the only thread that there is, after everything that needs a privilege is done (sockets are bound, the
-//! [keeper](super::control::keeper) runs) and before anything of a guest is read. Threads that begin later inherit all of it; none of it can be undone.
-//! Five layers, each strong without the others, so that a hole in one is not the end:
+//! [`enter`] is called once, on the only thread that there is, after everything that needs a privilege is done
+//! (sockets are bound, the [keeper](super::control::keeper) runs) and before anything of a guest is read. Threads
+//! that begin later inherit all of it; none of it can be undone. Five layers, each strong without the others, so that
+//! a hole in one is not the end:
 //!
 //! | layer | what is gone |
 //! |---|---|
@@ -14,11 +15,11 @@
 //! | `files` | the file system, by landlock: nothing can be opened but this process's own /proc directory and program |
 //! | `calls` | system calls that are not in [the table](calls), by seccomp: the process ends |
 //!
-//! The order matters: the network needs CAP_SYS_ADMIN, emptying the bounding set CAP_SETPCAP, another user CAP_SETUID; landlock and seccomp need
-//! no_new_privs, and seccomp would forbid all that comes before it.
+//! The order matters: the network needs CAP_SYS_ADMIN, emptying the bounding set CAP_SETPCAP, another user
+//! CAP_SETUID; landlock and seccomp need no_new_privs, and seccomp would forbid all that comes before it.
 //!
-//! A layer that this kernel does not have, or that this user may not set up, is left out and said, in the log and by `status`. What was asked
-//! for by name (`--user`) is an error if it cannot be had.
+//! A layer that this kernel does not have, or that this user may not set up, is left out and said, in the log and by
+//! `status`. What was asked for by name (`--user`) is an error if it cannot be had.
 
 pub(crate) mod attempts;
 mod calls;

@@ -6,7 +6,8 @@ use xsk::{Frame, FramePool, Kick, OpenError, QueueId, Socket, SocketConfig, TxDe
 
 use super::{Veth, own_umem};
 
-pub(crate) const SECOND: Duration = Duration::from_secs(1);
+/// Longer than anything takes on a loaded machine: also the kernel, to let go of a queue.
+pub(crate) const SOON: Duration = Duration::from_secs(10);
 
 /// A socket on the near end with a UMEM of its own.
 pub(crate) struct Rig {
@@ -56,7 +57,7 @@ impl Rig {
 
     /// Waits for `wanted` completions.
     pub(crate) fn complete(&mut self, wanted: usize) -> Vec<Frame> {
-        let deadline = Instant::now() + SECOND;
+        let deadline = Instant::now() + SOON;
         let mut frames = Vec::new();
         while frames.len() < wanted && Instant::now() < deadline {
             frames.extend(self.socket.completion.peek(64));
@@ -66,7 +67,7 @@ impl Rig {
 
     /// Waits for a frame, of one or more pieces; says its bytes and how many pieces it had.
     pub(crate) fn receive(&mut self) -> Option<(Vec<u8>, usize)> {
-        let deadline = Instant::now() + SECOND;
+        let deadline = Instant::now() + SOON;
         let (mut bytes, mut pieces) = (Vec::new(), 0);
         while Instant::now() < deadline {
             let Some(desc) = self.socket.rx.peek(1).next() else {

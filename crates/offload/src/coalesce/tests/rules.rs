@@ -11,6 +11,20 @@ fn train(first: &Spec, count: usize) -> Vec<Spec> {
     train
 }
 
+/// Trains of so many segments each, of so many flows by turns.
+fn mixed(flows: u16, count: usize) -> Vec<Spec> {
+    let train = |port| {
+        let first = Spec {
+            ports: (port, 9),
+            ..Spec::default()
+        };
+        train(&first, count)
+    };
+    let trains: Vec<_> = (0..flows).map(train).collect();
+    let by_turns = (0..count).flat_map(|at| trains.iter().map(move |train| train[at].clone()));
+    by_turns.collect()
+}
+
 #[test]
 fn segments_in_sequence_become_one_super_frame() {
     for (v6, udp, vlan, partial) in [
@@ -340,35 +354,13 @@ fn padded_frame_and_wrong_checksum_are_passed_as_they_are_and_in_order() {
 
 #[test]
 fn flows_are_merged_beside_each_other_and_delivered_by_their_first() {
-    let flows: Vec<_> = (0..3)
-        .map(|port| {
-            train(
-                &Spec {
-                    ports: (port, 9),
-                    ..Spec::default()
-                },
-                4,
-            )
-        })
-        .collect();
-    let mixed: Vec<_> = (0..12).map(|at| flows[at % 3][at / 3].clone()).collect();
+    let mixed = mixed(3, 4);
     assert_eq!(units(&mixed), [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11]]);
 }
 
 #[test]
 fn ninth_flow_ends_the_first() {
-    let flows: Vec<_> = (0..9)
-        .map(|port| {
-            train(
-                &Spec {
-                    ports: (port, 9),
-                    ..Spec::default()
-                },
-                2,
-            )
-        })
-        .collect();
-    let mixed: Vec<_> = (0..18).map(|at| flows[at % 9][at / 9].clone()).collect();
+    let mixed = mixed(9, 2);
     let got = units(&mixed);
     // The ninth ends the first, whose next one ends the second, and so on.
     assert_eq!(got.concat().len(), 18);

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use vhost::vhost_user::message::VhostUserMemoryRegion;
+use xsk::Probe;
 
 use super::{ActiveLane, FaultCell, Ground, Session, SessionError};
 use crate::control::config::Placement;
@@ -18,8 +19,9 @@ use crate::data::guest::Fault;
 use crate::data::lane::{Bases, Lane};
 use crate::data::worker::Workers;
 
-/// A queue is free an RCU grace period after its socket was closed (`SOCK_RCU_FREE`, net/xdp/xsk.c), 14 to 23 ms here. An attempt to bind before that
-/// fails, but not before the kernel has made its tables for all chunks: that takes longer than to wait, for some 100 MiB and more.
+/// A queue is free an RCU grace period after its socket was closed (`SOCK_RCU_FREE`, net/xdp/xsk.c), 14 to 23 ms
+/// here, several times that on a busy machine. An attempt to bind before that fails, but not before the kernel has made its tables
+/// for all chunks: that takes longer than to wait, for some 100 MiB and more. So where nothing tells when it is free, this is waited.
 const RELEASE: Duration = Duration::from_millis(20);
 
 impl Session {
@@ -116,11 +118,13 @@ impl Session {
     fn replace_by_direct(
         &mut self,
         pair: usize,
-        registered: Registered,
+        mut registered: Registered,
         ground: &Ground<'_>,
     ) -> Result<(), SessionError> {
         self.stop_pair(pair, ground.workers);
-        std::thread::sleep(RELEASE);
+        if !registered.probe.take().is_some_and(Probe::await_free) {
+            std::thread::sleep(RELEASE);
+        }
         let (lane, facts) = self.parts(pair, ground)?.build_direct(registered)?;
         self.lanes[pair] = Some(self.run(pair, lane, facts, ground)?);
         Ok(())

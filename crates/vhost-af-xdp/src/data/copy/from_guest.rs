@@ -27,14 +27,15 @@ impl<N: Nic> CopyLane<N> {
             }
             return Ok(0);
         }
-        let room = self.nic.room_to_nic().min(self.pool.len());
-        if room == 0 {
+        let room = self.nic.room_to_nic();
+        let most = BATCH.min(room).min(self.pool.len());
+        if most == 0 {
             self.counters.from_guest_waits.add(1);
             self.kick();
             return Ok(0);
         }
         let mut chains = std::mem::take(&mut self.scratch.from_guest);
-        let taken = self.guest.from_guest.queue.pop(&mut chains, room.min(BATCH));
+        let taken = self.guest.from_guest.queue.pop(&mut chains, most);
         let moved = taken.map_err(Fault::from).and_then(|_| self.send(&chains, room));
         self.scratch.from_guest = chains;
         moved
@@ -44,9 +45,9 @@ impl<N: Nic> CopyLane<N> {
     #[inline]
     fn reclaim(&mut self) {
         if self.nic.unsent() > 0 {
-            for frame in self.nic.sent(SEGMENTS * 2) {
-                self.pool.put(frame);
-            }
+            let references = &mut self.references;
+            let free = |frame| references.give_back(frame);
+            self.pool.extend(self.nic.sent(SEGMENTS * 2).filter_map(free));
         }
     }
 
@@ -81,6 +82,9 @@ impl<N: Nic> CopyLane<N> {
                 break;
             }
         }
+        // Counted before they are given back: who sees a chain again finds it counted.
+        self.counters.from_guest_frames.add(tally.frames);
+        self.counters.from_guest_bytes.add(tally.bytes);
         if !chains.is_empty() {
             // Given back before they are sent: should we die in between, they are lost; the other way
             // round a successor would send them once more.
@@ -89,8 +93,6 @@ impl<N: Nic> CopyLane<N> {
         } else if self.nic.unsent() > 0 {
             self.kick();
         }
-        self.counters.from_guest_frames.add(tally.frames);
-        self.counters.from_guest_bytes.add(tally.bytes);
         Ok(done)
     }
 
@@ -203,7 +205,7 @@ impl<N: Nic> CopyLane<N> {
                 if chunks > room.min(self.pool.len()) {
                     return None;
                 }
-                let (mut builder, memory) = self.builder();
+                let (mut builder, _, memory) = self.builder();
                 let mut source = FromChain {
                     memory,
                     segments,
@@ -231,11 +233,12 @@ impl<N: Nic> CopyLane<N> {
         let Some(mut frame) = frame else {
             return Some(());
         };
-        let Some(chunks) = self.chunks(frame.plan.segment_bytes_max()) else {
+        let most_queued = self.scratch.outgoing.len() + room;
+        let Some((mut cutter, memory)) = self.cutter(&frame.plan, most_queued) else {
+            self.counters.from_guest_too_many_pieces.add(1);
             return Some(());
         };
-        let room = room.min(self.pool.len());
-        if chunks * frame.left() as usize > room {
+        if !cutter.has_room(&frame.plan, 0..frame.plan.segments()) {
             if self.nic.unsent() > 0 || !self.scratch.outgoing.is_empty() {
                 return None;
             }
@@ -244,16 +247,15 @@ impl<N: Nic> CopyLane<N> {
             self.build_rest(room, tally);
             return Some(());
         }
-        self.counters.from_guest_super_frames.add(1);
-        let (mut builder, memory) = self.builder();
         let mut source = FromChain {
             memory,
             segments,
             at: &mut frame.payload,
         };
         for index in 0..frame.plan.segments() {
-            tally.add(builder.segment(&frame.plan, index, &mut source));
+            tally.add(cutter.segment(&frame.plan, index, &mut source));
         }
+        self.counters.from_guest_super_frames.add(1);
         Some(())
     }
 
@@ -280,16 +282,15 @@ impl<N: Nic> CopyLane<N> {
         let Some(plan) = self.rest.plan.take() else {
             return;
         };
-        let chunks = plan.segment_bytes_max().div_ceil(self.chunk_bytes) as usize;
         let first = plan.payload(self.rest.next).start as usize - plan.header_len();
         let payload = std::mem::take(&mut self.rest.payload);
-        let (mut source, mut room) = (&payload[first..], room.min(self.pool.len()));
-        let mut next = self.rest.next;
-        let (mut builder, _) = self.builder();
-        while room >= chunks && next < plan.segments() {
-            tally.add(builder.segment(&plan, next, &mut source));
-            next += 1;
-            room -= chunks;
+        let (mut source, mut next) = (&payload[first..], self.rest.next);
+        let most_queued = self.scratch.outgoing.len() + room;
+        if let Some((mut cutter, _)) = self.cutter(&plan, most_queued) {
+            while next < plan.segments() && cutter.has_room(&plan, next..next + 1) {
+                tally.add(cutter.segment(&plan, next, &mut source));
+                next += 1;
+            }
         }
         self.rest.next = next;
         self.rest.payload = payload;

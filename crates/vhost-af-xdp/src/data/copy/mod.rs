@@ -5,11 +5,13 @@
 //! guest has no buffer for stays in the RX ring: back-pressure reaches the kernel, which counts
 //! what it then drops (`rx_ring_full`, `rx_fill_ring_empty_descs`).
 //!
-//! A super-frame of the guest is cut while it is copied, each segment into a chunk of its own, all of them in one go:
-//! it waits in the guest's queue until there is room for all. One with more segments than there can ever be room for
-//! is copied away whole, and goes out in portions ([`Rest`]). So a chain is used, here too, before anything of it is with the NIC: a
-//! daemon that comes after one that died sends nothing twice.
+//! A super-frame of the guest is cut while it is copied (`cutter.rs`), each segment into a chunk of its own or, where the
+//! NIC reads by DMA, into descriptors that refer to one copy of the payload. All segments are built in one go: it waits in
+//! the guest's queue until there is room for all. One with more segments than there can ever be room for is copied away
+//! whole, and goes out in portions ([`Rest`]). So a chain is used, here too, before anything of it is with the NIC: a daemon
+//! that comes after one that died sends nothing twice.
 
+mod cutter;
 mod from_guest;
 mod incoming;
 mod to_guest;
@@ -28,8 +30,10 @@ use super::nic::{Link, MOST_PIECES, Nic, Sends};
 use super::resident::{self, Home, Resident, Share};
 use super::super_frame::Builder;
 
+pub(crate) use cutter::References;
 pub(super) use to_guest::{NO_OFFLOAD, with_buffers, write_header};
 
+use cutter::Cutter;
 use incoming::{Incoming, Range};
 
 /// See the module's head.
@@ -45,6 +49,8 @@ pub(crate) struct CopyLane<N> {
     /// The guest's next frame waits until frames that were sent come back.
     waits_for_room: bool,
     pool: FramePool,
+    /// Of descriptors that are with the NIC, to chunks that are not in the pool.
+    references: References,
     counters: Arc<LaneCounters>,
     link: Link,
     scratch: Scratch,
@@ -96,6 +102,7 @@ impl<N: Nic> CopyLane<N> {
         let mut empty: Vec<Frame> = std::iter::from_fn(|| pool.take()).take(count).collect();
         nic.give(&mut empty);
         let chunk_bytes = umem.max_sent_bytes();
+        let references = References::new(&umem);
         let scratch = Scratch {
             from_guest: Chains::default(),
             to_guest: Chains::default(),
@@ -114,6 +121,7 @@ impl<N: Nic> CopyLane<N> {
             rest: Rest::default(),
             waits_for_room: false,
             pool,
+            references,
             counters,
             link: Link::Up,
             scratch,
@@ -137,9 +145,11 @@ impl<N: Nic> CopyLane<N> {
             nic,
             umem,
             pool,
+            references,
             share,
         } = resident;
         let mut lane = Self::new(guest, nic, (umem, pool, missing), sends, counters);
+        lane.references = references;
         lane.home = Some((Arc::clone(home), share));
         lane
     }
@@ -147,7 +157,11 @@ impl<N: Nic> CopyLane<N> {
     /// Puts queue and memory back, with every chunk that the kernel does not have in the pool.
     fn go_home(self, (home, share): (Home<N>, Share)) {
         let Self {
-            nic, umem, mut pool, ..
+            nic,
+            umem,
+            mut pool,
+            mut references,
+            ..
         } = self;
         pool.extend(self.held.into_iter().map(|piece| piece.frame));
         pool.extend(
@@ -155,19 +169,21 @@ impl<N: Nic> CopyLane<N> {
                 .into_iter()
                 .flat_map(|incoming| incoming.into_chunks()),
         );
-        pool.extend(self.scratch.outgoing.into_iter().map(|desc| desc.frame));
+        let unsent = self.scratch.outgoing.into_iter();
+        pool.extend(unsent.filter_map(|desc| references.give_back(desc.frame)));
         pool.extend(self.scratch.empty);
         let resident = Resident {
             nic,
             umem,
             pool,
+            references,
             share,
         };
         *resident::look(&home) = Some(resident);
     }
 
-    /// What builds frames that ask for more than being sent, and where their bytes come from.
-    fn builder(&mut self) -> (Builder<'_>, &MemoryMap) {
+    /// What builds frames that ask for more than being sent, who counts what they share, and where their bytes come from.
+    fn builder(&mut self) -> (Builder<'_>, &mut References, &MemoryMap) {
         let builder = Builder {
             umem: &self.umem,
             own_from: UmemOffset::new(0),
@@ -176,7 +192,13 @@ impl<N: Nic> CopyLane<N> {
             sends: self.sends,
             counters: &self.counters,
         };
-        (builder, &self.guest.memory)
+        (builder, &mut self.references, &self.guest.memory)
+    }
+
+    /// What builds segments of a super-frame, and where their payload comes from; see [`Cutter::new`].
+    fn cutter(&mut self, plan: &Plan, most_queued: usize) -> Option<(Cutter<'_>, &MemoryMap)> {
+        let (builder, references, memory) = self.builder();
+        Some((Cutter::new(builder, references, plan, most_queued)?, memory))
     }
 
     /// Guest → NIC.
@@ -266,6 +288,7 @@ impl<N: Nic> Lane for CopyLane<N> {
 
     fn stop(mut self: Box<Self>) -> Bases {
         self.send_at_last();
+        self.deliver_at_last();
         // Frames without buffers: whole ones in the ring, and perhaps one in hand.
         let mut rest = 0;
         for piece in self.nic.from_nic(usize::MAX) {
@@ -286,3 +309,7 @@ impl<N: Nic> Lane for CopyLane<N> {
         bases
     }
 }
+
+#[cfg(test)]
+#[path = "stop_tests.rs"]
+mod stop_tests;

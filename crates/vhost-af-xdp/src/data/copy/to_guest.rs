@@ -17,6 +17,9 @@ use crate::data::nic::{MOST_PIECES, Nic};
 /// The virtio-net header, but for the number of buffers, of a frame about which nothing is said.
 pub(in crate::data) const NO_OFFLOAD: [u8; 10] = [0; 10];
 
+/// Batches delivered when a lane is stopped: what a receive ring holds, and not more although it may fill all the time.
+const LAST_BATCHES: usize = 32;
+
 /// What became of the frame in hand.
 enum Delivery {
     Done,
@@ -50,6 +53,16 @@ impl<N: Nic> CopyLane<N> {
             self.guest.to_guest.publish(&self.counters);
         }
         Ok(moved)
+    }
+
+    /// Delivers what has come since the last breath, as far as the guest has buffers: between that and [`stop`](crate::data::lane::Lane::stop)
+    /// the control thread may have waited for a CPU. What is wrong with the guest now is nobody's business any more.
+    pub(super) fn deliver_at_last(&mut self) {
+        for _ in 0..LAST_BATCHES {
+            if !matches!(self.to_guest(), Ok(1..)) {
+                break;
+            }
+        }
     }
 
     /// Whether a frame waits that was taken from the NIC.
@@ -271,8 +284,8 @@ impl<'a> Receiving<'a> {
         true
     }
 
-    /// Delivers what a batch holds, in super-frames as long as the buffers in hand allow; true if something is left, for which the guest has to post
-    /// buffers first.
+    /// Delivers what a batch holds, in super-frames as long as the buffers in hand allow; true if something is left,
+    /// for which the guest has to post buffers first.
     fn deliver_batch(&mut self, incoming: &mut Incoming) -> Result<bool, Fault> {
         let mut fetched = false;
         while let Some(run) = incoming.run(self.room_for_frame()) {

@@ -32,7 +32,7 @@ use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use virtqueue::{ChainId, Chains, Segment};
+use virtqueue::{ChainId, Chains, Prefetch, Segment};
 use xsk::{Frame, FramePool, TxDesc, Umem, UmemOffset};
 
 use super::copy::copied;
@@ -151,7 +151,11 @@ impl<N: Nic> DirectLane<N> {
         sends: Sends,
         counters: Arc<LaneCounters>,
     ) -> Self {
-        let mut nic = nic;
+        let (mut guest, mut nic) = (guest, nic);
+        if sends.zero_copy && !guest.offloads.csum {
+            // Else frames, or some of them, are read by this CPU: by the kernel that copies them, or by us, to sum or to cut them.
+            guest.from_guest.queue.set_prefetch(Prefetch::Header);
+        }
         // An interface that is down is known before the first frame waits in its ring.
         let link = nic.kick();
         let glass = Glass::of(&guest);
@@ -189,7 +193,8 @@ impl<N: Nic> DirectLane<N> {
 
 impl<N: Nic> Lane for DirectLane<N> {
     fn breathe(&mut self) -> Result<usize, Fault> {
-        Ok(self.from_guest()? + self.to_guest()?)
+        // Buffers first: what a guest sends that had to wait for this lane may be answered at once.
+        Ok(self.to_guest()? + self.from_guest()?)
     }
 
     fn arm(&mut self) -> Result<Rest, Fault> {

@@ -1,0 +1,330 @@
+//! What a steward says: as a value, and as a message.
+
+use steer::{Mode, QueueCounters};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::field::{NAME_BYTES, field, flags_of, interface_name, text, value, zero};
+use super::{Head, MESSAGE_MAX, Malformed, kind, message, read, split};
+use crate::links::DriverSends;
+use crate::listing::Listed;
+
+const NOTE_BYTES: usize = 240;
+const STEERING_BYTES: usize = 184;
+const REFUSAL_BYTES: usize = 480;
+
+/// What a steward says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    /// Done.
+    Done,
+    /// The interface of the lease.
+    Facts(Facts),
+    /// Counters of a queue.
+    Counters(QueueCounters),
+    /// Not done.
+    Refused(Refusal),
+    /// The interface of the lease is now like this; never an answer to a request.
+    Changed(Facts),
+    /// A lease, whoever's.
+    Lease(Listed),
+}
+
+/// What a holder must know of the interface, and cannot ask the kernel if it lives in another network namespace.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Facts {
+    /// Index in the steward's network namespace; 0: the interface is gone.
+    pub ifindex: u32,
+    /// Its name now.
+    pub name: String,
+    /// Bytes.
+    pub mtu: u32,
+    /// Its address.
+    pub mac: [u8; 6],
+    /// Receive queues.
+    pub rx_queues: u32,
+    /// Administratively up.
+    pub up: bool,
+    /// Its local senders leave partial checksums, as those of a veth do.
+    pub partial_checksums: bool,
+    /// How the program is attached; `None`: it is not, the lease is impaired, and [`note`](Self::note) says why.
+    pub mode: Option<Mode>,
+    /// The kernel's id of the program; 0 if there is none.
+    pub program: u32,
+    /// What the driver does for sockets in zero-copy mode.
+    pub sends: DriverSends,
+    /// Changes whenever the program was attached anew, and all sockets are to be asked for again.
+    pub generation: u32,
+    /// How frames come to the queues of the lease.
+    pub steered: Steered,
+    /// Frames do not come although they should: the interface is gone or down, or lacks a queue of the lease. It goes
+    /// on by itself when that is over.
+    pub impaired: bool,
+    /// Why the lease is impaired, or why the program is not attached natively; else empty. Cut to 240 bytes.
+    pub note: String,
+    /// Why frames do not come in a better way, or what of them is not seen; else empty. Cut to 184 bytes.
+    pub steering: String,
+}
+
+/// How frames come to the queues of a lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Steered {
+    /// All that the NIC puts into the queues, by whatever rules it has.
+    ByQueue,
+    /// Of what the NIC puts into the queues, the frames of the lease's addresses and VLANs; the program looks.
+    ByProgram,
+    /// The NIC brings the frames of these addresses and VLANs to the lease's first queue (n-tuple rules); the program looks, too.
+    ByRules,
+    /// The NIC spreads the frames of these addresses and VLANs over the lease's queues (n-tuple rules and an RSS
+    /// context); the program looks, too.
+    ByContext,
+}
+
+impl Steered {
+    const ALL: [Self; 4] = [Self::ByQueue, Self::ByProgram, Self::ByRules, Self::ByContext];
+
+    /// For status and JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::ByQueue => "queue",
+            Self::ByProgram => "program",
+            Self::ByRules => "n-tuple rules",
+            Self::ByContext => "n-tuple rules, RSS context",
+        }
+    }
+}
+
+/// Why a request was refused, for programs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reason {
+    /// The message broke the rules; the connection is over.
+    Malformed = 1,
+    /// The policy has no rule for it.
+    NotAllowed = 2,
+    /// Another lease has a queue of it.
+    Taken = 3,
+    /// No such interface, or no such queue.
+    NoInterface = 4,
+    /// The XDP program cannot be attached.
+    Program = 5,
+    /// Too many connections.
+    Limit = 6,
+    /// More locked memory than the policy allows.
+    Memlock = 7,
+    /// The connection has no lease, or one already, or not of this queue.
+    Lease = 8,
+    /// The kernel refused something.
+    Kernel = 9,
+    /// The interface is gone, or its program; it may come back.
+    Impaired = 10,
+}
+
+impl Reason {
+    const ALL: [Self; 10] = [
+        Self::Malformed,
+        Self::NotAllowed,
+        Self::Taken,
+        Self::NoInterface,
+        Self::Program,
+        Self::Limit,
+        Self::Memlock,
+        Self::Lease,
+        Self::Kernel,
+        Self::Impaired,
+    ];
+
+    fn from_code(code: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|&reason| reason as u32 == code)
+    }
+}
+
+/// A refusal, with the sentence for people.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{text}")]
+pub struct Refusal {
+    /// For programs.
+    pub reason: Reason,
+    /// Names the value and the remedy. Cut to 480 bytes.
+    pub text: String,
+}
+
+impl Refusal {
+    /// A refusal for this reason.
+    #[must_use]
+    pub fn new(reason: Reason, text: impl Into<String>) -> Self {
+        Self {
+            reason,
+            text: text.into(),
+        }
+    }
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct FactsBody {
+    ifindex: u32,
+    mtu: u32,
+    rx_queues: u32,
+    program: u32,
+    generation: u32,
+    mode: u32,
+    flags: u32,
+    most_pieces: u32,
+    name: [u8; NAME_BYTES],
+    mac: [u8; 6],
+    zero: [u8; 6],
+    steered: u32,
+    note: [u8; NOTE_BYTES],
+    steering: [u8; STEERING_BYTES],
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct RefusedBody {
+    reason: u32,
+    zero: u32,
+    text: [u8; REFUSAL_BYTES],
+}
+
+/// The interface is up.
+const FLAG_UP: u32 = 1;
+/// The driver completes checksums in zero-copy mode.
+const FLAG_CHECKSUM: u32 = 2;
+/// Local senders leave partial checksums.
+const FLAG_PARTIAL: u32 = 4;
+/// Frames do not come although they should.
+const FLAG_IMPAIRED: u32 = 8;
+
+const _: () = assert!(size_of::<FactsBody>() == 488 && size_of::<RefusedBody>() == 488);
+const _: () = assert!(size_of::<Head>() + size_of::<RefusedBody>() == MESSAGE_MAX);
+
+impl Answer {
+    /// The message, with the serial number of the request, or 0.
+    #[must_use]
+    pub fn encode(&self, serial: u32) -> Vec<u8> {
+        match self {
+            Self::Done => message(kind::DONE, serial, &[0u8; 0]),
+            Self::Facts(facts) => message(kind::THESE_FACTS, serial, &facts.body()),
+            Self::Counters(counters) => {
+                let values = counters.named().map(|(_, value)| value);
+                message(kind::THESE_COUNTERS, serial, &values)
+            }
+            Self::Refused(refusal) => message(
+                kind::REFUSED,
+                serial,
+                &RefusedBody {
+                    reason: refusal.reason as u32,
+                    zero: 0,
+                    text: field(&refusal.text),
+                },
+            ),
+            Self::Changed(facts) => message(kind::CHANGED, serial, &facts.body()),
+            Self::Lease(listed) => message(kind::LISTED, serial, &listed.body()),
+        }
+    }
+
+    /// Reads a message of a steward: the serial number of the request, or 0, and the answer.
+    ///
+    /// # Errors
+    /// [`Malformed`], for anything that [`Answer::encode`] does not make.
+    pub fn decode(bytes: &[u8]) -> Result<(u32, Self), Malformed> {
+        let (head, body) = split(bytes)?;
+        let kind = head.kind;
+        let answer = match kind {
+            kind::DONE => read::<[u8; 0]>(kind, body).map(|_| Self::Done)?,
+            kind::THESE_FACTS => Self::Facts(Facts::read(&read(kind, body)?)?),
+            kind::THESE_COUNTERS => Self::Counters(counters(read(kind, body)?)),
+            kind::REFUSED => Self::Refused(refusal(&read(kind, body)?)?),
+            kind::CHANGED => Self::Changed(Facts::read(&read(kind, body)?)?),
+            kind::LISTED => Self::Lease(Listed::read(&read(kind, body)?)?),
+            other => return Err(Malformed::Kind(other)),
+        };
+        Ok((head.serial, answer))
+    }
+}
+
+pub(super) fn counters(
+    [redirected, passed, too_long, no_header_room, no_socket, not_ours]: [u64; 6],
+) -> QueueCounters {
+    let mut counters = QueueCounters::default();
+    counters.redirected = redirected;
+    counters.passed = passed;
+    counters.too_long = too_long;
+    counters.no_header_room = no_header_room;
+    counters.no_socket = no_socket;
+    counters.not_ours = not_ours;
+    counters
+}
+
+fn refusal(body: &RefusedBody) -> Result<Refusal, Malformed> {
+    zero(u64::from(body.zero))?;
+    let reason = Reason::from_code(body.reason).ok_or_else(|| value("reason of a refusal", body.reason))?;
+    Ok(Refusal::new(reason, text("refusal", &body.text)?))
+}
+
+impl Facts {
+    fn body(&self) -> FactsBody {
+        FactsBody {
+            ifindex: self.ifindex,
+            mtu: self.mtu,
+            rx_queues: self.rx_queues,
+            program: self.program,
+            generation: self.generation,
+            mode: match self.mode {
+                None => 0,
+                Some(Mode::Native) => 1,
+                Some(Mode::Skb) => 2,
+            },
+            flags: flags_of([
+                (self.up, FLAG_UP),
+                (self.sends.checksum, FLAG_CHECKSUM),
+                (self.partial_checksums, FLAG_PARTIAL),
+                (self.impaired, FLAG_IMPAIRED),
+            ]),
+            most_pieces: u32::try_from(self.sends.most_pieces).unwrap_or(u32::MAX),
+            name: field(&self.name),
+            mac: self.mac,
+            zero: [0; 6],
+            steered: self.steered as u32,
+            note: field(&self.note),
+            steering: field(&self.steering),
+        }
+    }
+
+    fn read(body: &FactsBody) -> Result<Self, Malformed> {
+        body.zero.iter().try_for_each(|&byte| zero(byte.into()))?;
+        if body.flags & !(FLAG_UP | FLAG_CHECKSUM | FLAG_PARTIAL | FLAG_IMPAIRED) != 0 {
+            return Err(value("flags of an interface", body.flags));
+        }
+        Ok(Self {
+            ifindex: body.ifindex,
+            name: interface_name(&body.name)?,
+            mtu: body.mtu,
+            mac: body.mac,
+            rx_queues: body.rx_queues,
+            up: body.flags & FLAG_UP != 0,
+            partial_checksums: body.flags & FLAG_PARTIAL != 0,
+            sends: DriverSends {
+                checksum: body.flags & FLAG_CHECKSUM != 0,
+                most_pieces: body.most_pieces as usize,
+            },
+            mode: match body.mode {
+                0 => None,
+                1 => Some(Mode::Native),
+                2 => Some(Mode::Skb),
+                other => return Err(value("mode", other)),
+            },
+            program: body.program,
+            generation: body.generation,
+            steered: steered(body.steered)?,
+            impaired: body.flags & FLAG_IMPAIRED != 0,
+            note: text("note", &body.note)?,
+            steering: text("note on steering", &body.steering)?,
+        })
+    }
+}
+
+pub(crate) fn steered(number: u32) -> Result<Steered, Malformed> {
+    let known = Steered::ALL.into_iter().find(|&steered| steered as u32 == number);
+    known.ok_or_else(|| value("way of steering", number))
+}

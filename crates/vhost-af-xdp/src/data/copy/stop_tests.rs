@@ -1,0 +1,117 @@
+//! What a lane that is stopped still delivers: a null NIC has frames, and the lane has not breathed.
+
+use virtqueue::driver::{Buffer, DriverFeatures, GuestRam, QueueDriver};
+use virtqueue::{GuestAddr, Journal, Queue, QueueFeatures, QueueSize, QueueStart, RingFormat, RingLayout};
+use xsk::OwnMemory;
+
+use super::*;
+use crate::data::guest::Vring;
+use crate::data::null::{NullConfig, NullNic};
+use crate::data::offloads::Offloads;
+
+const FRAME_BYTES: u32 = 60;
+/// Frames that the NIC has.
+const ARRIVED: usize = 40;
+
+/// A guest with so many receive buffers, and the driver of that queue.
+fn guest(packed: bool, offloads: Offloads, buffers: usize) -> (GuestSide, QueueDriver) {
+    let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), 1 << 20)]).expect("memory"));
+    let memory = Arc::new(MemoryMap::new(ram.regions().expect("descriptors"), 0).expect("mapped"));
+    let shape = (
+        RingFormat::of(packed),
+        QueueSize::new(64).expect("a power of two"),
+    );
+    let vring = || {
+        let driver = QueueDriver::new(&ram, shape, DriverFeatures::default()).expect("room");
+        let rings = RingLayout::from_user(&memory, shape, driver.ring_user_addresses()).expect("inside");
+        let features = QueueFeatures {
+            packed,
+            ..QueueFeatures::default()
+        };
+        let start = QueueStart {
+            base: driver.base(),
+            journal: Journal::None,
+            log: None,
+        };
+        let vring = Vring {
+            queue: Queue::new(&memory, rings, features, start).expect("a good ring"),
+            kick: None,
+            call: None,
+            enabled: true,
+        };
+        (vring, driver)
+    };
+    let ((to_guest, mut driver), (from_guest, _)) = (vring(), vring());
+    for _ in 0..buffers {
+        let addr = ram.alloc(2048, 64).expect("memory is left");
+        driver
+            .add(&[Buffer::writable(addr, 2048)])
+            .expect("room in the ring");
+    }
+    driver.publish();
+    let side = GuestSide {
+        sent_before: 0,
+        memory,
+        from_guest,
+        to_guest,
+        header_bytes: 12,
+        mergeable: true,
+        frame_limit: 1518,
+        offloads,
+        partial_checksums: false,
+        log: None,
+        spill: None,
+    };
+    (side, driver)
+}
+
+/// Stops a lane that has frames for a guest with so many buffers; frames that were delivered, and those counted as lost.
+fn delivered_and_lost(packed: bool, offloads: Offloads, buffers: usize) -> (usize, u64) {
+    let (side, mut driver) = guest(packed, offloads, buffers);
+    let umem = Umem::aligned(
+        Arc::new(OwnMemory::new(2 * ARRIVED * 2048).expect("memory")),
+        2048,
+        0,
+    );
+    let umem = umem.expect("good");
+    let pool: FramePool = umem.all_frames().expect("ours").collect();
+    let config = NullConfig {
+        frame_bytes: FRAME_BYTES,
+        header_bytes: 0,
+    };
+    let nic = NullNic::new(umem.clone(), config, ARRIVED);
+    let counters = Arc::new(LaneCounters::default());
+    let lane = CopyLane::new(
+        side,
+        nic,
+        (umem, pool, ARRIVED),
+        Sends::PLAIN,
+        Arc::clone(&counters),
+    );
+    let bases = Box::new(lane).stop();
+    let used: Vec<_> = std::iter::from_fn(|| driver.take_used()).collect();
+    assert!(used.iter().all(|used| used.len == 12 + FRAME_BYTES));
+    let slots = u32::try_from(used.len()).expect("few");
+    assert_eq!(bases.to_guest & 0x7fff, slots, "the base is behind them");
+    (used.len(), counters.to_guest_queue_stopped.get())
+}
+
+#[test]
+fn what_has_come_is_delivered_when_a_lane_is_stopped_and_the_rest_is_counted() {
+    let coalesced = Offloads {
+        guest_csum: true,
+        guest_tso4: true,
+        ..Offloads::NONE
+    };
+    for packed in [false, true] {
+        for offloads in [Offloads::NONE, coalesced] {
+            for buffers in [0, 3, 60] {
+                let (delivered, lost) = delivered_and_lost(packed, offloads, buffers);
+                let what = format!("packed {packed}, {offloads:?}, {buffers} buffers");
+                assert_eq!(delivered, buffers, "{what}");
+                // A null NIC makes new frames of chunks that it gets back.
+                assert!(lost as usize + buffers >= ARRIVED, "{lost}: {what}");
+            }
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Bare bpf(2) calls, for tests that need an XDP program and no BPF toolchain: a map, the least program there is, a
+//! link.
+//!
+//! testkit uses this file, too (by its path, in `foreign.rs`): so the tests of this crate need no other crate, and what
+//! the kernel is told stands in one place.
+#![allow(unsafe_code, dead_code, reason = "each of its users needs a part")]
+
+use std::ffi::{CStr, c_long};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+
+use rustix::io::FdFlags;
+
+// enum bpf_cmd, bpf_map_type, bpf_prog_type and bpf_attach_type, include/uapi/linux/bpf.h.
+const BPF_MAP_CREATE: u32 = 0;
+const BPF_MAP_UPDATE_ELEM: u32 = 2;
+const BPF_PROG_LOAD: u32 = 5;
+const BPF_OBJ_PIN: u32 = 6;
+const BPF_LINK_CREATE: u32 = 28;
+pub(crate) const BPF_MAP_TYPE_ARRAY: u32 = 2;
+pub(crate) const BPF_MAP_TYPE_XSKMAP: u32 = 17;
+const BPF_PROG_TYPE_XDP: u32 = 6;
+const BPF_ATTACH_XDP: u32 = 37;
+const BPF_F_XDP_HAS_FRAGS: u32 = 1 << 5;
+// include/uapi/linux/if_link.h.
+const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
+const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
+
+// The members of union bpf_attr, as far as they are used here.
+
+#[repr(C)]
+struct MapCreate {
+    map_type: u32,
+    key_size: u32,
+    value_size: u32,
+    max_entries: u32,
+}
+
+#[repr(C)]
+struct MapUpdate {
+    map: u32,
+    padding: u32,
+    key: u64,
+    value: u64,
+    flags: u64,
+}
+
+#[derive(Default)]
+#[repr(C)]
+struct ProgLoad {
+    prog_type: u32,
+    insn_count: u32,
+    insns: u64,
+    license: u64,
+    log_level: u32,
+    log_size: u32,
+    log_buffer: u64,
+    kern_version: u32,
+    prog_flags: u32,
+    name: [u8; 16],
+    ifindex: u32,
+    expected_attach_type: u32,
+}
+
+#[repr(C)]
+struct LinkCreate {
+    program: u32,
+    target_ifindex: u32,
+    attach_type: u32,
+    flags: u32,
+}
+
+#[repr(C)]
+struct ObjPin {
+    path: u64,
+    object: u32,
+    flags: u32,
+}
+
+/// A map of this type from numbers below `places` to values of four bytes.
+pub(crate) fn make_map(map_type: u32, places: u32) -> io::Result<OwnedFd> {
+    let create = MapCreate {
+        map_type,
+        key_size: 4,
+        value_size: 4,
+        max_entries: places,
+    };
+    bpf(BPF_MAP_CREATE, &create).map(descriptor)
+}
+
+/// Puts a socket into a place of an XSKMAP.
+pub(crate) fn put(map: &OwnedFd, place: u32, socket: impl AsFd) -> io::Result<()> {
+    let value = socket.as_fd().as_raw_fd();
+    let update = MapUpdate {
+        map: number(map),
+        padding: 0,
+        key: &raw const place as u64,
+        value: &raw const value as u64,
+        flags: 0,
+    };
+    bpf(BPF_MAP_UPDATE_ELEM, &update).map(drop)
+}
+
+/// Pins an object under a path on a bpffs.
+pub(crate) fn pin(object: &OwnedFd, path: &CStr) -> io::Result<()> {
+    let pin = ObjPin {
+        path: path.as_ptr() as u64,
+        object: number(object),
+        flags: 0,
+    };
+    bpf(BPF_OBJ_PIN, &pin).map(drop)
+}
+
+/// `return bpf_redirect_map(&map, ctx->rx_queue_index + first, XDP_PASS);`, with or without support for frames in
+/// several buffers.
+pub(crate) fn load_redirect(map: &OwnedFd, first: u32, frags: bool) -> io::Result<OwnedFd> {
+    let program: [u64; 7] = [
+        instruction(0x61, 2, 1, 16, 0), // r2 = *(u32 *)(r1 + 16)    xdp_md.rx_queue_index
+        instruction(0x07, 2, 0, 0, first), // r2 += first
+        instruction(0x18, 1, 1, 0, number(map)), // r1 = map (BPF_LD_IMM64, BPF_PSEUDO_MAP_FD)
+        0,                              //      its upper half
+        instruction(0xb7, 3, 0, 0, 2),  // r3 = XDP_PASS
+        instruction(0x85, 0, 0, 0, 51), // call bpf_redirect_map
+        instruction(0x95, 0, 0, 0, 0),  // exit
+    ];
+    let load = ProgLoad {
+        prog_type: BPF_PROG_TYPE_XDP,
+        insn_count: 7,
+        insns: program.as_ptr() as u64,
+        license: c"Apache-2.0".as_ptr() as u64,
+        prog_flags: if frags { BPF_F_XDP_HAS_FRAGS } else { 0 },
+        expected_attach_type: BPF_ATTACH_XDP,
+        ..ProgLoad::default()
+    };
+    bpf(BPF_PROG_LOAD, &load).map(descriptor)
+}
+
+/// Attaches a program to an interface, natively or in skb mode, for as long as the link is open.
+pub(crate) fn attach(program: &OwnedFd, ifindex: u32, native: bool) -> io::Result<OwnedFd> {
+    let create = LinkCreate {
+        program: number(program),
+        target_ifindex: ifindex,
+        attach_type: BPF_ATTACH_XDP,
+        flags: if native {
+            XDP_FLAGS_DRV_MODE
+        } else {
+            XDP_FLAGS_SKB_MODE
+        },
+    };
+    bpf(BPF_LINK_CREATE, &create).map(descriptor)
+}
+
+/// `struct bpf_insn`, little-endian.
+fn instruction(opcode: u8, to: u8, from: u8, offset: i16, immediate: u32) -> u64 {
+    u64::from(opcode)
+        | u64::from(to) << 8
+        | u64::from(from) << 12
+        | u64::from(offset.cast_unsigned()) << 16
+        | u64::from(immediate) << 32
+}
+
+fn bpf<T>(command: u32, attributes: &T) -> io::Result<c_long> {
+    // SAFETY: the kernel reads size_of::<T> bytes of a live union member, and the objects that its pointers lead to
+    // live in the callers' frames.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, command, attributes as *const T, size_of::<T>()) };
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(result)
+    }
+}
+
+/// What bpf(2) has just returned for a new object; not inherited by programs that are started.
+fn descriptor(number: c_long) -> OwnedFd {
+    let number = i32::try_from(number).expect("a descriptor");
+    // SAFETY: bpf(2) has just returned it, nobody else owns it.
+    let descriptor = unsafe { OwnedFd::from_raw_fd(number) };
+    rustix::io::fcntl_setfd(descriptor.as_fd(), FdFlags::CLOEXEC).expect("it is open");
+    descriptor
+}
+
+fn number(fd: &OwnedFd) -> u32 {
+    fd.as_raw_fd().cast_unsigned()
+}
