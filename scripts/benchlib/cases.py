@@ -72,6 +72,13 @@ def traffic(kind, direction, size):
     return Case(f"{kind}/{direction}/{size}", contenders, "mpps", take)
 
 
+def light(size, packed):
+    """A case of a guest that costs little; see measure.py."""
+    take = lambda run, who: measure.light(run, who, size, packed)  # noqa: E731
+    name = "light-packed" if packed else "light"
+    return Case(f"{name}/from-guest/{size}", ["copy", "direct", "dpdk"], "mpps", take)
+
+
 def tcp_throughput(direction, streams, message):
     """A case of iperf3: `streams` connections, writes of `message` bytes."""
     take = lambda run, who: tcp.throughput(run, who, direction, streams, message)  # noqa: E731
@@ -89,6 +96,7 @@ def tcp_cases():
 def all_cases():
     """Every case, in the order of a whole run."""
     cases = [traffic(kind, direction, size) for kind in ("nic", "null", "packed") for direction in DIRECTIONS for size in SIZES]
+    cases += [light(64, packed) for packed in (False, True)]
     cases.append(Case("idle", ["copy", "direct", "dpdk"], "cpu_percent", measure.idle))
     cases.append(Case("memory", ["copy", "direct"], "process_bytes", measure.memory))
     cases += [OffloadCase(what, size) for what, sizes in offload.SIZES.items() for size in sizes]

@@ -10,6 +10,8 @@ import re
 import subprocess
 import tempfile
 
+# As scripts/guest takes it.
+QEMU = os.environ.get("GUEST_QEMU", "qemu-system-x86_64")
 HUGEPAGES_FILE = "/proc/sys/vm/nr_hugepages"
 # Guest 256 MiB, back end 256 MiB, generator 256 MiB, and 64 MiB for a UMEM of the daemon's: 2 MiB pages.
 HUGEPAGES_NEEDED = 3 * 128 + 32
@@ -65,6 +67,8 @@ def describe(binary):
         "commit": output(["git", "-C", here, "describe", "--always", "--dirty"]),
         "rustc": output(["rustc", "--version"]),
         "dpdk": output(["dpkg-query", "-W", "-f", "${Version}", "dpdk-dev"]),
+        "qemu": output([QEMU, "--version"]).partition("\n")[0].removeprefix("QEMU emulator version "),
+        "guest_kernel": os.environ.get("GUEST_KERNEL_DEB", "Debian's"),
         "load_before": read("/proc/loadavg").split(" ")[0],
     }
 

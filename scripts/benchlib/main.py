@@ -17,7 +17,7 @@ import tempfile
 import time
 from contextlib import ExitStack
 
-from . import cases, machine, report, tcp
+from . import cases, cpu_state, machine, report, tcp
 from .process import Failed, NotHere
 
 
@@ -38,7 +38,7 @@ class Run:
         self.commands = {}
         self.worlds = None
         self.netcheck = None
-        self.offload_cost = None
+        self.cpu_state = None
         self._label = ""
 
     def label(self, case, contender):
@@ -127,6 +127,7 @@ def print_conditions(about, run, options):
     """What the tables cannot say."""
     print(f"{about['cpu']}, {about['cpus']} CPUs, TSC {about['tsc_hz'] / 1e9:.3f} GHz, Linux {about['kernel']}")
     print(f"vhost-af-xdp {about['commit']} ({about['vhost_af_xdp']}, {about['rustc']}), DPDK {about['dpdk']}")
+    print(f"QEMU {about['qemu']}, guest kernel: {os.path.basename(about['guest_kernel'])}")
     print("daemons on an interface: " + ("as nobody, queues leased from a steward" if options.steward else "by root"))
     print(f"guest and generator on CPU {options.guest_cpu}, back end on CPU {options.backend_cpu}, load before {about['load_before']}")
     print(f"{options.reps} repetitions of {options.seconds} s; ÷: median of the ratios within a repetition; ±: half of max - min\n")
@@ -151,6 +152,8 @@ def main(arguments):
         huge_dir = stack.enter_context(machine.Hugepages()) if any(case.needs_huge_pages for case in what) else None
         run = Run(options, log_dir, huge_dir)
         run.worlds = stack.enter_context(tcp.Worlds())
+        if any(case.unit == "mpps" for case in what):
+            run.cpu_state = stack.enter_context(cpu_state.CpuState(run))
         results, failed = run_all(run, options, what)
         print_conditions(about, run, options)
     if options.json:

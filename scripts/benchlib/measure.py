@@ -11,7 +11,7 @@ import os
 import time
 from contextlib import ExitStack
 
-from . import ours, testpmd
+from . import cpu_state, ours, testpmd
 from .machine import meminfo
 from .net import Veth
 from .process import Failed, Process, cpu_ticks
@@ -29,22 +29,30 @@ def socket_path(run):
 
 
 def rate(run, count, backend):
-    """Frames a second of `count()` once they flow, with the CPU time of `backend` beside it."""
+    """Frames a second of `count()` once they flow, with the CPU time of `backend` beside it. `windows` are the rates of short parts of
+    that time, each with what the CPUs were like before and behind it."""
     first = count()
     backend.until("the first frame", lambda: count() != first, FIRST_FRAME_S)
     time.sleep(run.warmup_s)
     rounds = ours.rounds(run) if backend.name == "daemon" else None
-    start, frames, cpu = time.monotonic(), count(), backend.cpu_ns()
-    time.sleep(run.seconds)
-    frames = count() - frames
-    elapsed, cpu = time.monotonic() - start, backend.cpu_ns() - cpu
+    windows = cpu_state.measure(run, lambda seconds: window(count, backend, seconds))
+    frames, elapsed, cpu = (sum(each[i] for each, *_ in windows) for i in range(3))
     backend.check()
     if frames <= 0:
         raise Failed(f"{backend.name}: frames stopped: {backend.log_tail()}")
     result = sample(run, frames / elapsed, cpu / frames, cpu / elapsed / 1e7)
+    result["windows"] = [(each[0] / each[1] / 1e6, *states) for each, *states in windows]
     if rounds:
         result.update(ours.rounds_since(run, rounds, frames))
     return result
+
+
+def window(count, backend, seconds):
+    """(frames, seconds, nanoseconds of the back end's CPU) of so long a time."""
+    start, frames, cpu = time.monotonic(), count(), backend.cpu_ns()
+    time.sleep(seconds)
+    frames = count() - frames
+    return frames, time.monotonic() - start, backend.cpu_ns() - cpu
 
 
 def sample(run, per_second, ns, cpu_percent):
@@ -72,6 +80,21 @@ def backend_on_null(run, contender, path, direction, size):
         makes_frames = contender == "dpdk-duplex" or direction == "to-guest"
         return testpmd.peer_on_null(run, run.backend_cpu, path, size, makes_frames)
     return ours.daemon(run, run.backend_cpu, path, contender, size=size)
+
+
+def light(run, contender, size, packed=False):
+    """A guest that costs little and takes no frame, and a null NIC that makes none."""
+    path = socket_path(run)
+    with ExitStack() as stack:
+        if contender == "dpdk":
+            backend = testpmd.peer_on_null(run, run.backend_cpu, path, size, makes_frames=False)
+        else:
+            backend = ours.daemon(run, run.backend_cpu, path, contender, size=0)
+        start_backend(run, stack, backend, path)
+        guest = stack.enter_context(testpmd.light_guest(run, run.guest_cpu, path, size, packed))
+        run.remember(guest)
+        guest.ready()
+        return rate(run, lambda: guest.stats()["opackets"], backend)
 
 
 def start_backend(run, stack, backend, path):

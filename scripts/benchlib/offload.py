@@ -3,13 +3,10 @@ each is measured. A sample: `ns` a segment (or a sum), `gbytes_per_s` of payload
 """
 
 import json
-import os
-import shutil
-import subprocess
 
-from .process import Failed, NotHere, Process
+from . import example
+from .process import Failed, Process
 
-REPO = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 CONTENDERS = {
     "segment": ["copy", "reference", "kernel-copy", "kernel-reference"],
     "coalesce": ["verify", "partial", "kernel-verify", "kernel-partial", "kernel-hop"],
@@ -20,27 +17,9 @@ SIZES = {"segment": (1448, 8948), "coalesce": (1448, 8948), "checksum": (64, 144
 REFERENCES = ("kernel-copy", "kernel-reference", "kernel-verify", "kernel-partial", "portable")
 
 
-def program(run):
-    """Path of the example: OFFLOAD_COST_BIN, or built now."""
-    if not run.offload_cost:
-        run.offload_cost = os.environ.get("OFFLOAD_COST_BIN") or build()
-    return run.offload_cost
-
-
-def build():
-    """Builds it."""
-    cargo = shutil.which("cargo")
-    if not cargo:
-        raise NotHere("no cargo, and no OFFLOAD_COST_BIN")
-    argv = [cargo, "build", "--quiet", "--release", "-p", "testkit", "--example", "offload_cost"]
-    subprocess.run(argv, cwd=REPO, check=True)
-    target = os.environ.get("CARGO_TARGET_DIR") or os.path.join(REPO, "target")
-    return os.path.join(target, "release", "examples", "offload_cost")
-
-
 def cost(run, contender, what, size):
     """One contender, on the back end's CPU."""
-    argv = [program(run), what, contender, str(size), str(run.seconds)]
+    argv = [example.program("offload_cost"), what, contender, str(size), str(run.seconds)]
     with Process(contender, argv, run.log_dir, cpu=run.backend_cpu) as process:
         run.remember(process)
         process.wait(run.seconds + 30)

@@ -12,7 +12,7 @@ def daemon(run, cpu, socket_path, placement, interface=None, netns=None, queues=
     """`vhost-af-xdp serve` with its worker on `cpu`; without an interface, over the null NIC."""
     argv = [run.binary, "serve", "--socket-path", socket_path, "--memory", placement]
     argv += ["--ifname", interface] if interface else ["--null"]
-    if not interface and size:
+    if not interface and size is not None:
         argv += ["--frame-size", str(size)]
     argv += ["--spin-us", str(spin_us)] if spin_us else []
     argv += ["--queues", str(queues), "--cpus", str(cpu), "--control", control_path(run)]

@@ -2,6 +2,8 @@
 
 import statistics
 
+from . import cpu_state
+
 
 def median(samples, key):
     """The median of one figure, or None without samples."""
@@ -120,7 +122,16 @@ def table(case, rows):
         missing = [row.get("not_here", "failed")] + [""] * (len(heads) - 1)
         cells = [cell(row) for _, cell in heads] if row["repetitions"] else missing
         lines.append([contender] + cells + [str(row["repetitions"])])
+    text = aligned(lines)
+    samples = {name: [sample for sample in row.get("samples", []) if sample] for name, row in rows.items()}
+    groups = cpu_state.table(case, samples)
+    text += ["", *aligned(groups)] if groups else []
+    return "\n".join(text)
+
+
+def aligned(lines):
+    """Lines of cells, the first one the head, as lines of a Markdown table."""
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     text = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths)) + " |" for line in lines]
     text.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
-    return "\n".join(text)
+    return text

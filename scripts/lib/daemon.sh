@@ -1,11 +1,13 @@
 # shellcheck shell=bash
 # Builds, starts and questions the daemon and the steward that leases it its NIC queues.
 #
-# Theory of operation. The steward runs as root in the NIC's namespace, with a policy for one user; the daemon as that user (nobody), without
-# capabilities, without a way to any, and in a namespace with no interface at all. Where this machine does not let root raise limits (a container
-# without CAP_SYS_RESOURCE) it keeps CAP_IPC_LOCK, which lets a process pin memory and nothing else. One daemon at a time, ended by its
-# process number. What both say goes to logs that are shown when they fail. The daemon's figures come from `vhost-af-xdp status --json` and are picked
-# by name wherever in the report they stand: counters are objects with name, drop (true or false) and value, summed over all queues.
+# Theory of operation. The steward runs as root in the NIC's namespace, with a policy for one user; the daemon as that
+# user (nobody), without capabilities, without a way to any, and in a namespace with no interface at all. Where this
+# machine does not let root raise limits (a container without CAP_SYS_RESOURCE) it keeps CAP_IPC_LOCK, which lets a
+# process pin memory and nothing else. One daemon at a time, ended by its process number. What both say goes to logs
+# that are shown when they fail. The daemon's figures come from `vhost-af-xdp status --json` and are picked by name
+# wherever in the report they stand: counters are objects with name, drop (true or false) and value, summed over all
+# queues.
 # Needs common.sh, install.sh, net.sh and a TEMP_DIR; jq for the figures.
 
 readonly BUILT="${CARGO_TARGET_DIR:-$REPO/target}/release"
@@ -45,8 +47,8 @@ END
     wait_until 10 grep -q ready "$TEMP_DIR/steward.log" || fail "the steward does not start: $(tail -n 1 "$TEMP_DIR/steward.log")"
 }
 
-# start_daemon SOCKET LOG ARG...: `serve` with leased queues; returns when its socket, which is in WORKER_DIR, is there. Sets DAEMON_IDENTITY
-# and DAEMON_CONTROL.
+# start_daemon SOCKET LOG ARG...: `serve` with leased queues; returns when its socket, which is in WORKER_DIR, is
+# there. Sets DAEMON_IDENTITY and DAEMON_CONTROL.
 start_daemon() {
     local socket="$1" log="$2" pid keeps=-all
     shift 2

@@ -1,9 +1,10 @@
 # shellcheck shell=bash
 # A real Linux guest under QEMU, small and quick to boot, driven from the host by commands.
 #
-# Theory of operation. The kernel is Debian's cloud kernel, taken out of its package without installing it; the initramfs is a
-# static busybox, iperf3 and ethtool with their libraries, netcheck (netcheck.c), modules for virtio and VLANs, and guest-init. Both are built once and kept in
-# $CACHE, under names made from what they were built of. A guest lives in a state directory:
+# Theory of operation. The kernel is Debian's cloud kernel, taken out of its package without installing it; the
+# initramfs is a static busybox, iperf3 and ethtool with their libraries, netcheck (netcheck.c), modules for virtio
+# and VLANs, and guest-init. Both are built once and kept in $CACHE, under names made from what they were built of. A
+# guest lives in a state directory:
 #     pid          number and start time of its QEMU        accel       kvm or tcg
 #     console.log  what the kernel said (ttyS0)              qemu.log    what QEMU said
 #     shell.in, shell.out   pipes to guest-init's command shell (ttyS1); `lock` lets one command at a time through
@@ -11,10 +12,13 @@
 # KVM is used if a guest really comes up under it: /dev/kvm may be there and ordinary kernels may still not run (PVM, some
 # nested clouds). So a guest without a NIC is booted once, given up after 8 seconds of silence on its console, and
 # the outcome is remembered until the host boots again. Otherwise QEMU interprets (TCG): slower, and just as right.
+# Another QEMU than Debian's is taken if GUEST_QEMU names its program, another kernel if GUEST_KERNEL_DEB names a file
+# that is a Debian package of one; where a fault of QEMU 7.2 is gone, it is not worked around.
 # Needs common.sh and install.sh.
 
 readonly GUEST_SILENCE_S=8
 readonly GUEST_BOOT_S=60
+readonly GUEST_QEMU="${GUEST_QEMU:-qemu-system-x86_64}"
 # Mitigations defend the guest's kernel from its programs, of which there are none, at a price under TCG.
 readonly GUEST_CMDLINE="console=ttyS0 panic=-1 mitigations=off nokaslr net.ifnames=0"
 # In the order in which they must be loaded.
@@ -35,6 +39,12 @@ guest_kernel_package() {
 guest_kernel() {
     local package version directory
     [[ "$(uname -m)" == x86_64 ]] || fail "the guest needs an x86_64 host, not $(uname -m)"
+    if [[ -n ${GUEST_KERNEL_DEB-} ]]; then
+        [[ -r $GUEST_KERNEL_DEB ]] || fail "GUEST_KERNEL_DEB: '$GUEST_KERNEL_DEB' cannot be read; it is a linux-image package's path"
+        GUEST_KERNEL="$CACHE/given-kernel-$(dpkg-deb -f "$GUEST_KERNEL_DEB" Version)"
+        [[ -e $GUEST_KERNEL ]] || guest_unpack_kernel "$GUEST_KERNEL_DEB"
+        return 0
+    fi
     package="$(guest_kernel_package)"
     if [[ -z $package ]]; then
         # A fresh system may have no package lists, and a cache filled earlier may do without them.
@@ -52,10 +62,23 @@ guest_kernel() {
     directory="$(mktemp -d "$CACHE/fetch.XXXXXX")"
     on_exit rm -rf "$directory"
     guest_download "$package" "$directory"
-    dpkg-deb -x "$directory"/*.deb "$directory/tree"
+    guest_unpack_kernel "$directory"/*.deb
+    rm -rf "$directory"
+}
+
+# Makes the directory GUEST_KERNEL of a package: guest_unpack_kernel FILE
+guest_unpack_kernel() {
+    local directory modules
+    directory="$(mktemp -d "$CACHE/unpack.XXXXXX")"
+    on_exit rm -rf "$directory"
+    dpkg-deb -x "$1" "$directory/tree"
     mkdir "$directory/kernel"
     cp "$directory"/tree/boot/vmlinuz-* "$directory/kernel/vmlinuz"
-    mv "$directory"/tree/lib/modules/*/kernel "$directory/kernel/modules"
+    # In /lib or, newer ones, in /usr/lib.
+    modules="$(find "$directory/tree" -path '*/lib/modules/*/kernel' -prune)"
+    [[ -n $modules ]] || fail "$1 has no kernel modules; it has to be a linux-image package"
+    mv "$modules" "$directory/kernel/modules"
+    cp "${modules%kernel}modules.builtin" "$directory/kernel/"
     # A rename, so that a half-made directory never passes for a kernel; whoever loses a race uses the winner's.
     mv -T "$directory/kernel" "$GUEST_KERNEL" 2>/dev/null || [[ -e $GUEST_KERNEL/vmlinuz ]]
     rm -rf "$directory"
@@ -87,6 +110,20 @@ guest_netcheck() {
     mv "$NETCHECK.$$" "$NETCHECK"
 }
 
+# Adds a module of the kernel, unless that has it built in: guest_add_module PATH DIRECTORY
+guest_add_module() {
+    local file="$GUEST_KERNEL/modules/$1.ko" name="${1##*/}.ko"
+    if [[ -e $file ]]; then
+        cp "$file" "$2/$name"
+    elif [[ -e $file.xz ]]; then
+        xz -dc "$file.xz" >"$2/$name"
+    else
+        grep -q "/$1.ko\$" "$GUEST_KERNEL/modules.builtin" || fail "the guest's kernel has no module $1 ($GUEST_KERNEL)"
+        return 0
+    fi
+    echo "$name" >>"$2/order"
+}
+
 # Sets GUEST_INITRAMFS, building it if what goes into it has changed.
 guest_initramfs() {
     local init="$REPO/scripts/lib/guest-init" key root module
@@ -110,8 +147,7 @@ guest_initramfs() {
     copy_program /usr/sbin/ethtool "$root"
     install -D "$NETCHECK" "$root/usr/bin/netcheck"
     for module in "${GUEST_MODULES[@]}"; do
-        cp "$GUEST_KERNEL/modules/$module.ko" "$root/lib/modules/"
-        echo "$(basename "$module").ko" >>"$root/lib/modules/order"
+        guest_add_module "$module" "$root/lib/modules"
     done
     install -m 755 "$init" "$root/init"
     # Not compressed: an interpreted guest is slower at inflating than QEMU is at copying.
@@ -130,11 +166,19 @@ guest_prepare() {
 
 # ---- QEMU --------------------------------------------------------------------------------------------------------
 
+# Whether QEMU is of that version or a later one: guest_qemu_is_since MAJOR.MINOR
+guest_qemu_is_since() {
+    local version
+    version="$("$GUEST_QEMU" --version | sed -n 's/^QEMU emulator version \([0-9.]*\).*/\1/p')"
+    [[ -n $version ]] || fail "'$GUEST_QEMU' is no QEMU; GUEST_QEMU names the program"
+    [[ "$(printf '%s\n' "$1" "$version" | sort -V | head -n 1)" == "$1" ]]
+}
+
 # guest_start STATE ACCEL CMDLINE QEMU_ARG...: starts QEMU in the background and returns at once.
 guest_start() {
     # TCG interprets `rep movsb`, which the kernel prefers for copying where there is ERMS, a byte at a time: without it a guest moves
-    # twice as much TCP.
-    local state="$1" accel="$2" cmdline="$3" cpu=max,-erms
+    # twice as much TCP. Linux 6.1 does not come up on a CPU with FSRM and without ERMS, as QEMU 10's would be.
+    local state="$1" accel="$2" cmdline="$3" cpu=max,-erms,-fsrm
     shift 3
     mkdir -p "$state"
     rm -f "$state"/{pid,accel,console.log,qemu.log,qmp,shell.in,shell.out}
@@ -142,7 +186,7 @@ guest_start() {
     : >"$state/console.log"
     [[ $accel != kvm ]] || cpu=host
     [[ $accel != tcg ]] || accel=tcg,thread=multi
-    qemu-system-x86_64 -nodefaults -no-user-config -display none -no-reboot \
+    "$GUEST_QEMU" -nodefaults -no-user-config -display none -no-reboot \
         -machine q35,memory-backend=ram -accel "$accel" -cpu "$cpu" \
         -kernel "$GUEST_KERNEL/vmlinuz" -initrd "$GUEST_INITRAMFS" \
         -append "$GUEST_CMDLINE $cmdline" \
@@ -230,17 +274,18 @@ guest_choose_accel() {
     printf '%s\n%s\n' "$boot_id" "$GUEST_ACCEL" >"$remembered"
 }
 
-# guest_boot STATE NETDEV [mac=M] [ip=A/P] [mtu=N] [queues=N] [ring=N] [packed=1] [mem=MIB] [hotplug=MIB] [cpus=N] [hugepages=1]
-# [intx=1] [migratable=1] [incoming=1] [group=G]: boots a guest and waits until it answers; or, with incoming=1, makes a QEMU that waits for a guest from
-# elsewhere, which it will not run before it is told `cont`, and returns when it takes orders. NETDEV is what follows -netdev, without its id, or `vhost-user:PATH` for a socket where a back
-# end listens (QEMU connects again when that is restarted), or `vhost-user-server:PATH` for one where QEMU listens, to which processes of
-# the group G may connect.
+# guest_boot STATE NETDEV [mac=M] [ip=A/P] [mtu=N] [queues=N] [ring=N] [packed=1] [mem=MIB] [hotplug=MIB] [cpus=N]
+# [hugepages=1] [intx=1] [migratable=1] [incoming=1] [group=G] [reconnect=MS]: boots a guest and waits until it answers;
+# or, with incoming=1, makes a QEMU that waits for a guest from elsewhere, which it will not run before it is told `cont`, and
+# returns when it takes orders. NETDEV is what follows -netdev, without its id, or `vhost-user:PATH` for a socket
+# where a back end listens (QEMU connects again when that is restarted), or `vhost-user-server:PATH` for one where
+# QEMU listens, to which processes of the group G may connect.
 guest_boot() {
     local state="$1" netdev="$2" mac=52:54:00:12:34:56 ip='' mtu='' queues=1 ring=1024 packed='' mem=512
-    local hotplug='' cpus='' hugepages='' intx='' migratable='' incoming='' group='' socket='' setting
+    local hotplug='' cpus='' hugepages='' intx='' migratable='' incoming='' group='' reconnect=1000 socket='' setting
     for setting in "${@:3}"; do
         case "$setting" in
-            mac=* | ip=* | mtu=* | queues=* | ring=* | packed=* | mem=* | hotplug=* | cpus=* | hugepages=* | intx=* | migratable=* | incoming=* | group=*) local "$setting" ;;
+            mac=* | ip=* | mtu=* | queues=* | ring=* | packed=* | mem=* | hotplug=* | cpus=* | hugepages=* | intx=* | migratable=* | incoming=* | group=* | reconnect=*) local "$setting" ;;
             *) fail "guest_boot: unknown setting '$setting'" ;;
         esac
     done
@@ -251,12 +296,17 @@ guest_boot() {
     local kib=$((mem * 1024))
     # QEMU 7.2 loses pages that an interpreted guest writes while it migrates, where memory is a multiple of 256 KiB: it clears
     # their dirty bits 64 at a time and leaves the vCPU's TLB as it was (cpu_physical_memory_sync_dirty_bitmap in include/exec/ram_addr.h).
-    [[ -z $migratable$incoming || $GUEST_ACCEL != tcg ]] || kib=$((kib + 8))
+    # 10.2.2 does not lose any.
+    [[ -z $migratable$incoming || $GUEST_ACCEL != tcg ]] || guest_qemu_is_since 10.2 || kib=$((kib + 8))
     local memory="memory-backend-memfd,id=ram,size=${kib}K,share=on"
     [[ -z $hugepages ]] || memory+=",hugetlb=on,hugetlbsize=2M"
     local args=(-object "$memory" -m "${kib}K${hotplug:+,slots=8,maxmem=$((mem + hotplug))M}" -smp "${cpus:-$queues}")
     case "$netdev" in
-        vhost-user:*) args+=(-chardev "socket,id=backend,path=${netdev#*:},reconnect=1") ;;
+        vhost-user:*)
+            local again="reconnect-ms=$reconnect"
+            guest_qemu_is_since 9.2 || again="reconnect=$(((reconnect + 999) / 1000))"
+            args+=(-chardev "socket,id=backend,path=${netdev#*:},$again")
+            ;;
         vhost-user-server:*)
             socket="${netdev#*:}"
             rm -f "$socket"
@@ -271,9 +321,9 @@ guest_boot() {
     [[ $netdev != vhost-user* ]] || device+=",tx_queue_size=$ring"
     ((queues == 1)) || device+=",mq=on"
     [[ -z $packed ]] || device+=",packed=on"
-    if [[ -n $intx || ($GUEST_ACCEL == tcg && $netdev == vhost-user*) ]]; then
+    if [[ -n $intx ]] || { [[ $GUEST_ACCEL == tcg && $netdev == vhost-user* ]] && ! guest_qemu_is_since 10.2; }; then
         # Debian 12's QEMU (7.2.22) crashes when a vhost-user device masks an MSI-X vector without KVM: it releases an irqfd
-        # that was never made (kvm_virtio_pci_irqfd_release in hw/virtio/virtio-pci.c). So the guest gets a plain PCI interrupt.
+        # that was never made (kvm_virtio_pci_irqfd_release in hw/virtio/virtio-pci.c); 10.2.2 does not. So the guest gets a plain PCI interrupt.
         device+=",vectors=0"
     elif ((queues > 1)); then
         device+=",vectors=$((2 * queues + 2))"

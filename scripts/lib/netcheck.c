@@ -5,6 +5,7 @@
 //   netcheck rr connect ADDRESS PORT SECONDS [BYTES]
 //   netcheck udp listen ADDRESS PORT
 //   netcheck udp connect ADDRESS PORT COUNT MAXIMUM_BYTES
+//   netcheck udp burst ADDRESS PORT BYTES PIECE_BYTES
 //
 // ADDRESS is IPv4 or IPv6: where to listen, or whom to connect to.
 //
@@ -19,6 +20,10 @@
 // udp: datagrams of sizes 16 to MAXIMUM_BYTES, each sent back by the listener. Prints `SENT RETURNED WRONG TWICE`; a lost one is
 // given up after 20 ms. Status 1 if any was wrong.
 //
+// burst: BYTES that one system call sends in datagrams of PIECE_BYTES (UDP_SEGMENT), from port PORT as well; a listener sends each back. Prints
+// `SENT RETURNED WRONG`; done when none has come for 500 ms. Two bursts with the same arguments are the same frames: a socket that is
+// not connected and whose packets must not be fragmented has an IPv4 identification of 0 (ip_select_ident_segs in include/net/ip.h). Status 1 if any was wrong.
+//
 // Theory of operation. The words of a stream are those of a counter-based generator (splitmix64), so that the place of an error can be
 // told; the hash is a chain of invertible steps a word (xor, multiply by an odd number, rotate), so that two streams that differ in one
 // word never have the same one, and others with a chance of 2^-64. It is cheap, because the guest may be an interpreted one. It is no
@@ -28,6 +33,7 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <netinet/udp.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -39,6 +45,9 @@
 
 #define PIECE_MAX (256 << 10)
 #define UDP_HEADER 16
+#ifndef UDP_SEGMENT
+#define UDP_SEGMENT 103
+#endif
 
 static void fail(const char *what)
 {
@@ -331,12 +340,50 @@ static int udp_connect(const char *address, const char *port, uint64_t count, si
 	return wrong != 0;
 }
 
+static int udp_burst(const char *address, const char *port, size_t bytes, int piece)
+{
+	static unsigned char sent[65536], got[65536];
+	struct timeval patience = {.tv_usec = 500000};
+	struct sockaddr_storage to, from;
+	socklen_t length = parse_address(address, port, &to);
+	int fd = socket(to.ss_family, SOCK_DGRAM, 0), whole = IP_PMTUDISC_DO;
+	size_t pieces, returned = 0, wrong = 0;
+	ssize_t came;
+
+	bytes = bytes > 65000 ? 65000 : bytes;
+	piece = piece < 8 ? 8 : piece;
+	pieces = (bytes + piece - 1) / piece;
+	// The number of each piece is in its first byte.
+	for (size_t i = 0; i < bytes; i++)
+		sent[i] = i % piece == 0 ? i / piece : word_at(77, i) >> 32;
+	parse_address(to.ss_family == AF_INET ? "0.0.0.0" : "::", port, &from);
+	if (fd < 0 || bind(fd, (void *)&from, length) < 0)
+		fail("bind");
+	setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+	setsockopt(fd, IPPROTO_IP, IP_MTU_DISCOVER, &whole, sizeof(whole));
+	if (setsockopt(fd, IPPROTO_UDP, UDP_SEGMENT, &piece, sizeof(piece)) < 0)
+		fail("UDP_SEGMENT");
+	if (sendto(fd, sent, bytes, 0, (void *)&to, length) < 0)
+		fail("sendto");
+	while ((came = recv(fd, got, sizeof(got), 0)) > 0) {
+		size_t start = (size_t)got[0] * piece, want = start >= bytes ? 0 : bytes - start < (size_t)piece ? bytes - start : (size_t)piece;
+
+		if ((size_t)came == want && memcmp(got, sent + start, want) == 0)
+			returned++;
+		else
+			wrong++;
+	}
+	printf("%zu %zu %zu\n", pieces, returned, wrong);
+	return wrong != 0;
+}
+
 static void usage(void)
 {
 	fprintf(stderr, "usage: netcheck stream listen|connect send|receive ADDRESS PORT MIB SEED\n"
 			"       netcheck rr|udp listen ADDRESS PORT\n"
 			"       netcheck rr connect ADDRESS PORT SECONDS [BYTES]\n"
-			"       netcheck udp connect ADDRESS PORT COUNT MAXIMUM_BYTES\n");
+			"       netcheck udp connect ADDRESS PORT COUNT MAXIMUM_BYTES\n"
+			"       netcheck udp burst ADDRESS PORT BYTES PIECE_BYTES\n");
 	exit(2);
 }
 
@@ -358,6 +405,8 @@ int main(int count, char **words)
 		rr_connect(words[3], words[4], atof(words[5]), count > 6 ? strtoul(words[6], NULL, 0) : 1);
 	} else if (count == 5 && listening && strcmp(words[1], "udp") == 0) {
 		udp_listen(words[3], words[4]);
+	} else if (count == 7 && strcmp(words[1], "udp") == 0 && strcmp(words[2], "burst") == 0) {
+		return udp_burst(words[3], words[4], strtoul(words[5], NULL, 0), atoi(words[6]));
 	} else if (count == 7 && !listening && strcmp(words[1], "udp") == 0) {
 		return udp_connect(words[3], words[4], strtoull(words[5], NULL, 0), strtoul(words[6], NULL, 0));
 	} else {
