@@ -38,13 +38,12 @@ impl TwoGuests {
         }
     }
 
-    /// Sends frames until each queue of the NIC will have got one: the kernel chooses by a hash of, among others, the
-    /// VLAN, whose key is made at boot.
+    /// Sends frames until each queue of the NIC will have got one: the kernel chooses by a hash of the flow, whose key is made at boot.
     ///
     /// # Panics
     /// If the interface does not take them.
     pub fn send_to_every_queue(&self) {
-        (1..=24).for_each(|vlan| self.wire.send(&frame::tagged(100, vlan, 1)));
+        (0..64).for_each(|flow| self.wire.send(&frame::udp(flow, 100)));
     }
 
     /// The honest guest's frames arrive on the wire.
