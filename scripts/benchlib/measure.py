@@ -49,10 +49,11 @@ def rate(run, count, backend):
 
 def window(count, backend, seconds):
     """(frames, seconds, nanoseconds of the back end's CPU) of so long a time."""
-    start, frames, cpu = time.monotonic(), count(), backend.cpu_ns()
+    # The clock is read behind each count, which may take milliseconds.
+    frames, start, cpu = count(), time.monotonic(), backend.cpu_ns()
     time.sleep(seconds)
-    frames = count() - frames
-    return frames, time.monotonic() - start, backend.cpu_ns() - cpu
+    frames, elapsed = count() - frames, time.monotonic() - start
+    return frames, elapsed, backend.cpu_ns() - cpu
 
 
 def sample(run, per_second, ns, cpu_percent):

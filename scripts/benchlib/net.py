@@ -46,6 +46,7 @@ class Veth:
         self.near = f"vax-bench-n{serial}"
         self.far = f"vax-bench-f{serial}"
         self.made = []
+        self.reader = None
 
     def __enter__(self):
         try:
@@ -64,13 +65,23 @@ class Veth:
         return self
 
     def __exit__(self, *_):
+        if self.reader:
+            self.reader.stdin.close()
+            self.reader.wait()
         for netns in self.made:
             subprocess.run(["ip", "netns", "delete", netns], check=False)
 
     def arrived(self):
-        """Frames that reached the far end of the wire."""
-        path = f"/sys/class/net/{self.wire}/statistics/rx_packets"
-        return int(self._run(self.far, "cat", path))
+        """Frames that reached the far end of the wire. Read by a shell that stays, as a rate is made of many short windows."""
+        if not self.reader:
+            path = f"/sys/class/net/{self.wire}/statistics/rx_packets"
+            script = f'while read -r _; do read -r count <{path} && echo "$count"; done'
+            self.reader = subprocess.Popen(  # pylint: disable=consider-using-with
+                ["ip", "netns", "exec", self.far, "sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+        self.reader.stdin.write("\n")
+        self.reader.stdin.flush()
+        return int(self.reader.stdout.readline())
 
     def ethtool(self, netns, interface, **features):
         """Switches offloads of an end: `ethtool -K`."""

@@ -7,7 +7,7 @@
 # undone in reverse order when the script ends, by itself, by an error, by Ctrl-C or by SIGTERM. Processes are ended by the
 # number they were started with and never by name, and only if the number still belongs to that process.
 
-REPO="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
+REPO="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd -P)"
 readonly REPO
 # Downloads and built images that survive a run; safe to delete.
 # shellcheck disable=SC2034 # for the scripts that source this file
@@ -15,6 +15,15 @@ readonly CACHE="${VHOST_AF_XDP_CACHE:-$REPO/.cache}"
 
 COMMON_STARTED_US="${EPOCHREALTIME//[.,]/}"
 readonly COMMON_STARTED_US
+
+# absolute_paths VARIABLE...: makes relative paths in these environment variables absolute, for programs that run elsewhere. What has no slash
+# is a name.
+absolute_paths() {
+    local name
+    for name in "$@"; do
+        [[ ${!name-} != */* ]] || export "$name=$(realpath "${!name}")"
+    done
+}
 
 # Microseconds since the script began.
 elapsed_us() { echo $((${EPOCHREALTIME//[.,]/} - COMMON_STARTED_US)); }

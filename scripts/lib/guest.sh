@@ -18,6 +18,7 @@
 
 readonly GUEST_SILENCE_S=8
 readonly GUEST_BOOT_S=60
+absolute_paths GUEST_QEMU GUEST_KERNEL_DEB
 readonly GUEST_QEMU="${GUEST_QEMU:-qemu-system-x86_64}"
 # Mitigations defend the guest's kernel from its programs, of which there are none, at a price under TCG.
 readonly GUEST_CMDLINE="console=ttyS0 panic=-1 mitigations=off nokaslr net.ifnames=0"
@@ -41,7 +42,8 @@ guest_kernel() {
     [[ "$(uname -m)" == x86_64 ]] || fail "the guest needs an x86_64 host, not $(uname -m)"
     if [[ -n ${GUEST_KERNEL_DEB-} ]]; then
         [[ -r $GUEST_KERNEL_DEB ]] || fail "GUEST_KERNEL_DEB: '$GUEST_KERNEL_DEB' cannot be read; it is a linux-image package's path"
-        GUEST_KERNEL="$CACHE/given-kernel-$(dpkg-deb -f "$GUEST_KERNEL_DEB" Version)"
+        # Their names differ, also where their versions do not (amd64, cloud-amd64).
+        GUEST_KERNEL="$CACHE/given-$(dpkg-deb -f "$GUEST_KERNEL_DEB" Package)_$(dpkg-deb -f "$GUEST_KERNEL_DEB" Version)"
         [[ -e $GUEST_KERNEL ]] || guest_unpack_kernel "$GUEST_KERNEL_DEB"
         return 0
     fi

@@ -2,10 +2,14 @@
 //!
 //! The tests of all other files run this way, too, unless they say otherwise; here is what only a lease has.
 
+use std::time::Duration;
+
 use rstest::rstest;
 use rustix::process::Signal;
+use serde_json::Value;
 use testkit::daemon::{Mode, Placement, private_dir};
 use testkit::{Daemon, DriverConfig, Layout, Lessor, PacketPort, Rig, Serve, VethPair, frame, require, wait};
+use virtqueue::GuestAddr;
 
 const BUFFER: u32 = 2048;
 
@@ -212,6 +216,29 @@ fn guest_that_comes_while_the_steward_is_away_is_served_when_it_is_back() {
     rig.post(64, &[BUFFER]);
     rig.daemon.await_recovered(0);
     rig.await_passes_both_ways();
+}
+
+/// Registering takes some 40 ms here, and begins with asking the steward for sockets.
+#[test]
+fn memory_that_is_registered_while_the_steward_is_away_is_used_when_it_is_back() {
+    require!(Root);
+    let config = DriverConfig {
+        regions: vec![(GuestAddr(0), 64 << 20), (GuestAddr(4 << 30), 256 << 20)],
+        ..DriverConfig::default()
+    };
+    for round in 0..4 {
+        let mut rig = Rig::with(VethPair::new(), &leased(Placement::Direct), &config);
+        std::thread::sleep(Duration::from_millis(15 * round));
+        end_steward(&mut rig, Signal::KILL);
+        // The registration ends meanwhile.
+        std::thread::sleep(Duration::from_millis(300));
+        rig.daemon.restart_lessor(&rig.veth.near);
+        let of_guest = |port: &Value| port["lanes"][0]["backing"] == "guest memory";
+        rig.daemon.await_port(0, "direct", of_guest);
+        rig.post(64, &[BUFFER]);
+        rig.await_passes_both_ways();
+        assert_eq!(rig.daemon.port(0)["sessions"].as_u64(), Some(1));
+    }
 }
 
 #[test]

@@ -53,7 +53,7 @@ fn what_a_dead_process_left_is_removed_and_what_a_living_one_has_is_not() {
     let mut child = Command::new("true").spawn().expect("a program");
     let dead = child.id();
     child.wait().expect("it is our child");
-    let (dead, living) = (Left::of(dead), Left::of(1));
+    let (dead, living) = (Left::of(dead), Left::of(std::process::id()));
     let (own, bpffs) = (NetNs::new("own"), BpfFs::new());
     sweep::sweep();
     assert_eq!(dead.is_there(), [false; 3]);

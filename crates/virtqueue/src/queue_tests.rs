@@ -232,7 +232,20 @@ fn turn(queue: &mut Queue, world: &RefCell<World>, skip: &mut usize, habits: Hab
 fn live(world: &RefCell<World>, plans: &[Plan], habits: Habits) {
     let mut queue = world.borrow().device();
     let mut skip = queue.taken_before();
-    while world.borrow().back < plans.len() {
+    assert!(
+        skip <= habits.batch,
+        "{skip} were out, of batches of {}",
+        habits.batch
+    );
+    for kicks in [false, true].into_iter().cycle() {
+        if world.borrow().back >= plans.len() {
+            break;
+        }
+        // One that polls wants no kicks, one that sleeps does.
+        match kicks {
+            true => _ = queue.enable_kicks(),
+            false => queue.disable_kicks(),
+        }
         world.borrow_mut().send(plans, 5);
         turn(&mut queue, world, &mut skip, habits);
         world.borrow_mut().collect();
@@ -414,13 +427,19 @@ fn chains_given_back_were_not_taken_before() {
     let plans = [plan(1), plan(3), plan(2)];
     for (packed, notes) in [(false, Notes::Ring), (true, Notes::Ring), (true, Notes::Inflight)] {
         for kept in 0..3 {
-            let mut world = World::new(16, features(packed), notes);
-            world.send(&plans, 3);
-            let mut queue = world.device();
-            let mut chains = Chains::for_queue(queue.size(), 8);
-            assert_eq!(queue.pop(&mut chains, 8), Ok(3));
-            queue.unpop(chains.slots(kept));
-            assert_eq!(world.device().taken_before(), kept, "packed: {packed}, {notes:?}");
+            for kicks in [true, false] {
+                let mut world = World::new(16, features(packed), notes);
+                world.send(&plans, 3);
+                let mut queue = world.device();
+                if !kicks {
+                    queue.disable_kicks();
+                }
+                let mut chains = Chains::for_queue(queue.size(), 8);
+                assert_eq!(queue.pop(&mut chains, 8), Ok(3));
+                queue.unpop(chains.slots(kept));
+                let taken = world.device().taken_before();
+                assert_eq!(taken, kept, "packed: {packed}, {notes:?}, kicks: {kicks}");
+            }
         }
     }
 }

@@ -661,13 +661,18 @@ fn notes_for_a_successor_leave_unread_used_elements_alone() {
         let memory = Arc::clone(pair.queue.memory());
         let shape = (RingFormat::Split, pair.queue.size());
         let rings = RingLayout::from_user(&memory, shape, pair.driver.ring_user_addresses()).unwrap();
-        let start = QueueStart {
-            base: 4,
-            journal: crate::Journal::Ring,
-            log: None,
-        };
-        let successor = SplitQueue::new(&memory, rings, pair.queue.features(), start).unwrap();
-        assert_eq!(successor.taken_before(), 2, "two were out");
+        for kicks in [true, false] {
+            if !kicks {
+                pair.queue.disable_kicks();
+            }
+            let start = QueueStart {
+                base: 4,
+                journal: crate::Journal::Ring,
+                log: None,
+            };
+            let successor = SplitQueue::new(&memory, rings, pair.queue.features(), start).unwrap();
+            assert_eq!(successor.taken_before(), 2, "two were out, kicks: {kicks}");
+        }
     }
 }
 

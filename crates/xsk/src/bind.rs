@@ -163,27 +163,29 @@ fn bind_patiently(fd: BorrowedFd<'_>, config: &SocketConfig, flags: Flags) -> Re
 /// Waits until the queue is free, as long as for a bind, without taking it: by asking for zero-copy with multi-buffer,
 /// which is refused after the look at who has the queue (`xp_assign_dev`, `net/xdp/xsk_buff_pool.c`). False if that
 /// told nothing: the queue was free, the kernel refuses for another reason, or the driver has that mode.
-pub(crate) fn await_free(fd: BorrowedFd<'_>, config: &SocketConfig) -> bool {
+pub(crate) fn await_free(fd: BorrowedFd<'_>, config: &SocketConfig) -> Result<bool, OpenError> {
     let flags = Flags::XDP_ZEROCOPY | Flags::XDP_USE_SG;
     let begun = Instant::now();
-    let refused = bind_patiently(fd, config, flags) == Err(Errno::OPNOTSUPP);
-    refused && begun.elapsed() >= PAUSE
+    match bind_patiently(fd, config, flags) {
+        Err(Errno::OPNOTSUPP) => Ok(begun.elapsed() >= PAUSE),
+        Err(Errno::BUSY) => Err(busy(config)),
+        _ => Ok(false),
+    }
+}
+
+fn busy(config: &SocketConfig) -> OpenError {
+    OpenError::Busy {
+        ifindex: config.ifindex,
+        queue: config.queue,
+        waited: config.bind_timeout,
+    }
 }
 
 /// The error that no other attempt can mend.
 fn final_error(config: &SocketConfig, errno: Errno) -> Option<OpenError> {
-    let SocketConfig {
-        ifindex,
-        queue,
-        bind_timeout: waited,
-        ..
-    } = *config;
+    let SocketConfig { ifindex, queue, .. } = *config;
     match errno {
-        Errno::BUSY => Some(OpenError::Busy {
-            ifindex,
-            queue,
-            waited,
-        }),
+        Errno::BUSY => Some(busy(config)),
         Errno::NODEV => Some(OpenError::NoInterface { ifindex }),
         Errno::NETDOWN => Some(OpenError::InterfaceDown { ifindex }),
         Errno::INVAL => match sys::queue_count(ifindex) {

@@ -240,9 +240,11 @@ impl Probe {
         Self(socket)
     }
 
-    /// Waits until the queue is free, [`bind_timeout`](SocketConfig::bind_timeout) at most. False if it was not seen to become free:
-    /// it was so before, or the kernel answers something else.
-    pub fn await_free(self) -> bool {
+    /// Waits until the queue is free. False if it was not seen to become free: it was so before, or the kernel answers something else.
+    ///
+    /// # Errors
+    /// [`OpenError::Busy`], if it is not free within [`bind_timeout`](SocketConfig::bind_timeout).
+    pub fn await_free(self) -> Result<bool, OpenError> {
         await_free(self.0.fd.as_fd(), &self.0.config)
     }
 }

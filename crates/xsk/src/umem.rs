@@ -261,7 +261,8 @@ impl Umem {
     /// Makes a frame at an offset that the caller tracks, for memory whose free chunks somebody else decides about.
     ///
     /// The caller promises that no other [`Frame`] is out, or in a ring, whose bytes overlap this one's, except
-    /// where he accepts garbled frames (a guest that posts one buffer twice garbles only its own).
+    /// where he accepts garbled frames (a guest that posts one buffer twice garbles only its own). Several frames of a chunk
+    /// may be out to be sent if he counts them, and their descriptors have no byte in common.
     ///
     /// # Errors
     /// [`UmemError::Outside`] if the chunk is not wholly inside; [`UmemError::Misaligned`] in aligned mode.

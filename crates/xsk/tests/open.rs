@@ -137,12 +137,22 @@ fn probe_waits_until_the_queue_can_be_bound_at_once() {
             let next = Unbound::open(&umem, &at_once).unwrap();
             drop(socket);
             // On a busy machine it may be free already.
-            seen += u32::from(probe.await_free());
+            seen += u32::from(probe.await_free().unwrap());
             socket = next.bind().unwrap();
         }
         assert!(seen > 0, "it never saw a queue become free");
         let probe = Probe::new(Unbound::open(&umem, &config(veth)).unwrap());
-        assert!(!probe.await_free(), "the queue is taken");
+        let told = probe.await_free();
+        assert!(
+            matches!(
+                told,
+                Err(OpenError::Busy {
+                    queue: QueueId(0),
+                    ..
+                })
+            ),
+            "the queue is taken: {told:?}"
+        );
     });
 }
 

@@ -7,7 +7,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -33,6 +33,8 @@ pub(crate) const RECEIVE_RING: u32 = 2048;
 pub(crate) const SEND_RING: u32 = 1024;
 /// A queue stays busy after its last owner went until all CPUs have seen it: 20 ms here, more than two seconds with six processes a CPU.
 const BIND_TIMEOUT: Duration = Duration::from_secs(5);
+/// The same for a queue that was not free the last time: that is tried again and again, and other ports wait meanwhile.
+const BIND_AGAIN_TIMEOUT: Duration = Duration::from_millis(200);
 /// Memory of a socket that only asks whether a queue is free: one chunk.
 const PROBE_BYTES: u32 = 4096;
 /// How long the program of a daemon that was killed may stay: its keeper takes it off, some 30 ms later.
@@ -67,6 +69,8 @@ pub(crate) struct Interface {
     /// As it was when the program was attached; for the MTU see [`Self::mtu`].
     pub(crate) link: Link,
     mtu: AtomicU32,
+    /// The last queue that was asked for was somebody else's.
+    was_busy: AtomicBool,
     steering: Steering,
 }
 
@@ -95,6 +99,7 @@ impl Interface {
     fn new(link: Link, steering: Steering) -> Self {
         Self {
             mtu: AtomicU32::new(link.mtu),
+            was_busy: AtomicBool::new(false),
             link,
             steering,
         }
@@ -181,7 +186,10 @@ impl Interface {
         socket: Unbound,
         request: &QueueRequest,
     ) -> Result<Socket, InterfaceError> {
-        let socket = socket.bind()?;
+        let bound = socket.bind();
+        let busy = matches!(bound, Err(OpenError::Busy { .. }));
+        self.was_busy.store(busy, Relaxed);
+        let socket = bound?;
         let virtio_header = match request.header_bytes {
             0 => None,
             _ => Some(VirtioHeader::Basic),
@@ -241,7 +249,10 @@ impl Interface {
         config.completion = RingSize::at_least(SEND_RING);
         config.multi_buffer = request.multi_buffer;
         config.max_tx_skb_budget = Some(SEND_RING);
-        config.bind_timeout = BIND_TIMEOUT;
+        config.bind_timeout = match self.was_busy.load(Relaxed) {
+            true => BIND_AGAIN_TIMEOUT,
+            false => BIND_TIMEOUT,
+        };
         self.steering.prepare(umem, &config, &self.link)
     }
 

@@ -7,6 +7,7 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use steward::client::LeaseError;
 use virtqueue::{DirtyLog, InflightRegion, Journal, MemoryMap, Queue, QueueStart};
 use xsk::{FramePool, MemoryError, OwnMemory, Umem, UmemError, UmemOffset, Unbound};
 
@@ -65,6 +66,16 @@ pub(crate) enum LaneError {
     Away,
     #[error("vrings were started before any memory was shared")]
     NoMemory,
+}
+
+impl LaneError {
+    /// Whether it will be otherwise when the steward is back.
+    pub(crate) fn is_away(&self) -> bool {
+        matches!(
+            self,
+            Self::Interface(InterfaceError::Lease(LeaseError::Away { .. }))
+        )
+    }
 }
 
 /// A queue of the far side.
@@ -500,11 +511,10 @@ fn sends(interface: &Interface, nic: &XdpNic, (multi_buffer, metadata): (bool, b
 }
 
 /// Whether a queue of copy placement is to take frames in several pieces: for frames that are longer than a chunk, or,
-/// where guests ask for segmentation (`cuts`), for segments that refer to their payload. A driver that takes none in
-/// zero-copy mode is not asked.
+/// where guests ask for segmentation (`cuts`), for segments that refer to their payload: by default only where the driver
+/// takes several pieces in zero-copy mode.
 pub(super) fn wants_pieces(interface: &Interface, (segments, cuts): (Segments, bool)) -> bool {
-    let takes_pieces = interface.driver_sends().most_pieces > 1;
-    let refer = segments == Segments::ByReference || segments.refer(takes_pieces);
+    let refer = segments.refer(interface.driver_sends().most_pieces > 1);
     interface.frame_limit() > LONGEST_FRAME || (cuts && refer)
 }
 

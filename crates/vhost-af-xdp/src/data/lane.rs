@@ -23,7 +23,7 @@ use super::guest::{Fault, GuestSide};
 /// descriptors in the first-level cache.
 pub(crate) const BATCH: usize = 64;
 
-/// Segments of super-frames after which a breath takes no further one: enough to spread the cost of a kick, and
+/// Descriptors of segments after which a breath takes no further super-frame: enough to spread the cost of a kick, and
 /// few enough that the other direction, with the guest's acknowledgements, waits for some 200 µs at most.
 pub(crate) const SEGMENTS: usize = 256;
 

@@ -68,6 +68,13 @@ impl Spill {
         frame
     }
 
+    /// Drops what waits: nobody is left to deliver it. How many there were.
+    pub(crate) fn clear(&self) -> usize {
+        let mut frames = self.frames.lock().unwrap_or_else(PoisonError::into_inner);
+        self.count.store(0, Ordering::Release);
+        frames.drain(..).count()
+    }
+
     /// Whether nothing waits.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
@@ -95,6 +102,9 @@ mod tests {
         for number in 0..MOST {
             assert_eq!(spill.pop(), Some(vec![number as u8]));
         }
+        assert!(spill.is_empty() && spill.pop().is_none());
+        assert!(spill.push(vec![1]));
+        assert_eq!((spill.clear(), spill.clear()), (1, 0));
         assert!(spill.is_empty() && spill.pop().is_none());
     }
 }

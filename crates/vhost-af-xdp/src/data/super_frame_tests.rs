@@ -102,7 +102,7 @@ fn guest(ram: &Arc<GuestRam>, memory: &Arc<MemoryMap>, setup: Setup) -> (GuestSi
             RingLayout::from_user(memory, (format, size), driver.ring_user_addresses()).expect("inside");
         let start = QueueStart {
             base: driver.base(),
-            journal: if setup.direct {
+            journal: if setup.direct || !setup.packed {
                 Journal::Ring
             } else {
                 Journal::None

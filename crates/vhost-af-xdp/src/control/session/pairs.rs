@@ -12,6 +12,7 @@ use xsk::Probe;
 
 use super::{ActiveLane, FaultCell, Ground, Session, SessionError};
 use crate::control::config::Placement;
+use crate::control::interface::InterfaceError;
 use crate::control::lanes::{LaneError, LaneFacts, LaneParts, private_bytes};
 use crate::control::memory::{MemoryError, MemoryTable};
 use crate::control::registration::{Registered, Registration, UnderWay};
@@ -122,7 +123,8 @@ impl Session {
         ground: &Ground<'_>,
     ) -> Result<(), SessionError> {
         self.stop_pair(pair, ground.workers);
-        if !registered.probe.take().is_some_and(Probe::await_free) {
+        let told = registered.probe.take().map(Probe::await_free).transpose();
+        if told.map_err(InterfaceError::from).map_err(LaneError::from)? != Some(true) {
             std::thread::sleep(RELEASE);
         }
         let (lane, facts) = self.parts(pair, ground)?.build_direct(registered)?;
@@ -204,24 +206,40 @@ impl Session {
         facts
             .fallbacks
             .push("not direct yet: guest memory is being registered with the kernel".to_owned());
+        self.begin_registration(pair, registration)?;
+        self.lanes[pair] = Some(self.run(pair, lane, facts, ground)?);
+        Ok(())
+    }
+
+    /// Lets a registration run beside the pair's lane; [`Self::go_direct`] is called when it is done.
+    fn begin_registration(&mut self, pair: usize, registration: Registration) -> Result<(), SessionError> {
         let registered = Arc::clone(&self.registered);
         let under_way = registration.begin(move || registered(pair));
         self.registering[pair] = Some(under_way.map_err(LaneError::Thread)?);
-        self.lanes[pair] = Some(self.run(pair, lane, facts, ground)?);
         Ok(())
     }
 
     /// Memory of a pair is registered: its direct lane takes over from the one that copies. Nothing, if that registration is not
     /// wanted any more.
     pub(crate) fn go_direct(&mut self, pair: usize, ground: &Ground<'_>) -> Result<(), SessionError> {
-        let done = self.registering[pair].as_ref().and_then(UnderWay::result);
-        // Without a far side it goes on by copying, and is tried again when that is back.
-        let Some(registered) = done.filter(|_| ground.far.get(pair).is_some()) else {
+        // Without a far side it goes on by copying, and what came of the registration is looked at when that is back.
+        if ground.far.get(pair).is_none() {
+            return Ok(());
+        }
+        let Some(done) = self.registering[pair].as_ref().and_then(UnderWay::result) else {
             return Ok(());
         };
         self.registering[pair] = None;
-        // A failure ends the session, as it does where the guest waits for the registration.
-        self.replace_by_direct(pair, registered?, ground)
+        match done {
+            Ok(registered) => self.replace_by_direct(pair, registered, ground),
+            // It needed a socket while the steward was away.
+            Err(error) if error.is_away() => {
+                let registration = self.parts(pair, ground)?.registration();
+                self.begin_registration(pair, registration)
+            }
+            // Ends the session, as it does where the guest waits for the registration.
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Waits for the end of a registration that is of no more use: a socket that it asks for must not come between those of its successor.

@@ -62,6 +62,8 @@ pub(crate) struct CopyLane<N> {
     short: bool,
     /// See [`Lane::awaits_nic`].
     awaits_nic: bool,
+    /// The guest did wrong: its queues are not used any more.
+    faulted: bool,
     /// Where the NIC's queue and the memory go when the lane is stopped, if they stay.
     home: Option<(Home<N>, Share)>,
 }
@@ -129,6 +131,7 @@ impl<N: Nic> CopyLane<N> {
             incoming,
             short: false,
             awaits_nic: true,
+            faulted: false,
             home: None,
         }
     }
@@ -232,7 +235,9 @@ pub(super) fn copied(chunk: Frame, frame: &[u8], umem: &Umem) -> TxDesc {
 
 impl<N: Nic> Lane for CopyLane<N> {
     fn breathe(&mut self) -> Result<usize, Fault> {
-        Ok(self.from_guest()? + self.to_guest()?)
+        let moved = self.from_guest().and_then(|sent| Ok(sent + self.to_guest()?));
+        self.faulted |= moved.is_err();
+        moved
     }
 
     fn arm(&mut self) -> Result<Resting, Fault> {
@@ -299,9 +304,11 @@ impl<N: Nic> Lane for CopyLane<N> {
             .incoming
             .as_ref()
             .map_or(0, |incoming| incoming.waiting() as u64);
+        // Of pairs that are off.
+        let spilled = self.guest.spilled().map_or(0, |spill| spill.clear() as u64);
         self.counters
             .to_guest_queue_stopped
-            .add(rest + waiting + u64::from(!self.held.is_empty()));
+            .add(rest + waiting + spilled + u64::from(!self.held.is_empty()));
         let bases = self.guest.bases();
         if let Some(home) = self.home.take() {
             self.go_home(home);

@@ -57,7 +57,13 @@ impl<N: Nic> CopyLane<N> {
 
     /// Delivers what has come since the last breath, as far as the guest has buffers: between that and [`stop`](crate::data::lane::Lane::stop)
     /// the control thread may have waited for a CPU. What is wrong with the guest now is nobody's business any more.
+    ///
+    /// Not for a guest that did wrong, whose VMM takes the queue's place from the ring already; nor of a pair that is off: the first
+    /// pair's lane may be gone.
     pub(super) fn deliver_at_last(&mut self) {
+        if self.faulted || !self.guest.to_guest.enabled {
+            return;
+        }
         for _ in 0..LAST_BATCHES {
             if !matches!(self.to_guest(), Ok(1..)) {
                 break;
