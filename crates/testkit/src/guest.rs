@@ -284,9 +284,20 @@ impl Guest {
     }
 
     fn script(&self, verb: &str) -> Command {
-        let mut command = Command::new(SCRIPT);
-        command.arg(verb).arg("--dir").arg(self.state.path());
-        command
+        script(verb, self.state.path())
+    }
+}
+
+fn script(verb: &str, state: &Path) -> Command {
+    let mut command = Command::new(SCRIPT);
+    command.arg(verb).arg("--dir").arg(state);
+    command
+}
+
+/// Ends the guest that has its state in this directory, if one runs there.
+pub(crate) fn stop_in(state: &Path) {
+    if state.join("pid").exists() {
+        let _ = script("stop", state).output();
     }
 }
 

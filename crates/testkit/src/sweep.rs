@@ -1,4 +1,4 @@
-//! What a test process leaves behind when it is killed by force, and nobody drops its guards: namespaces, mounts, directories.
+//! What a test process leaves behind when it is killed by force, and nobody drops its guards: namespaces, mounts, directories, guests.
 //!
 //! Their names begin with [`prefix`], which has the number of the process. The first guard that a test process makes removes those of
 //! processes that are no more; a number that is in use, whoever has it now, keeps its things.
@@ -9,6 +9,8 @@ use std::process::Command;
 use std::sync::Once;
 
 use rustix::mount::{UnmountFlags, unmount};
+
+use crate::guest;
 
 /// Where directories of tests are. Short, because of the sockets in them.
 pub const DIRECTORIES: &str = "/tmp";
@@ -42,6 +44,7 @@ pub fn sweep() {
         }
     }
     for directory in directories {
+        guest::stop_in(&directory);
         let _ = fs::remove_dir_all(directory);
     }
 }

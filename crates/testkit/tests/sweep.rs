@@ -1,10 +1,12 @@
 //! What a test that was killed by force has left is removed by the next one.
 
 use std::fs;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use testkit::daemon::private_dir;
 use testkit::process::{output_of, run};
 use testkit::{BpfFs, NetNs, require, sweep};
 
@@ -45,6 +47,34 @@ impl Drop for Left {
         let _ = unmount(&self.directory, UnmountFlags::DETACH);
         let _ = fs::remove_dir(&self.directory);
     }
+}
+
+/// A process as `scripts/guest` notes it: its number, and when it was started (proc_pid_stat(5)).
+fn identity(pid: u32) -> String {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
+    let after_name = stat.rsplit(')').next().expect("a name");
+    let started = after_name.split_whitespace().nth(19).expect("its field 22");
+    format!("{pid} {started}")
+}
+
+#[test]
+fn guest_of_a_dead_process_is_ended() {
+    require!(Root);
+    let mut child = Command::new("true").spawn().expect("a program");
+    child.wait().expect("it is our child");
+    let state = Path::new(sweep::DIRECTORIES).join(format!("vax-{}-998-guest", child.id()));
+    let mut qemu = Command::new("sleep").arg("60").spawn().expect("a program");
+    // As a whole: the other test sweeps, too.
+    let made = private_dir().keep();
+    fs::write(made.join("pid"), identity(qemu.id())).expect("writable");
+    fs::rename(made, &state).expect("nobody else has it");
+    sweep::sweep();
+    assert!(!state.exists());
+    let ended = qemu.try_wait().expect("it is our child");
+    assert!(
+        ended.is_some_and(|status| status.signal() == Some(15)),
+        "{ended:?}"
+    );
 }
 
 #[test]
