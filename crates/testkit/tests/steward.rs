@@ -2,6 +2,7 @@
 //!
 //! The tests of all other files run this way, too, unless they say otherwise; here is what only a lease has.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use rstest::rstest;
@@ -10,6 +11,7 @@ use serde_json::Value;
 use testkit::daemon::{Mode, Placement, private_dir};
 use testkit::{Daemon, DriverConfig, Layout, Lessor, PacketPort, Rig, Serve, VethPair, frame, require, wait};
 use virtqueue::GuestAddr;
+use xsk::{OwnMemory, QueueId, Socket, SocketConfig, Umem};
 
 const BUFFER: u32 = 2048;
 
@@ -216,6 +218,40 @@ fn guest_that_comes_while_the_steward_is_away_is_served_when_it_is_back() {
     rig.post(64, &[BUFFER]);
     rig.daemon.await_recovered(0);
     rig.await_passes_both_ways();
+}
+
+#[test]
+fn queue_that_another_process_has_is_tried_again_until_it_is_free() {
+    require!(Root);
+    let mut rig = rig(&leased(Placement::Copy));
+    // The old guest goes, and the new one is not served before the steward is back.
+    end_steward(&mut rig, Signal::KILL);
+    rig = rig.next_guest();
+    rig.daemon.await_impaired(0, "changes wait");
+    let index = rig
+        .veth
+        .near
+        .output_of("cat", &[&format!("/sys/class/net/{}/ifindex", VethPair::NIC)]);
+    let memory = OwnMemory::new(64 * 2048).expect("memory");
+    let umem = Umem::aligned(Arc::new(memory), 2048, 0).expect("good");
+    let config = SocketConfig {
+        bind_timeout: wait::SOON,
+        ..SocketConfig::new(index.trim().parse().expect("a number"), QueueId(0))
+    };
+    let other = rig
+        .veth
+        .near
+        .enter(|| Socket::open(&umem, &config))
+        .expect("it is free");
+    rig.daemon.restart_lessor(&rig.veth.near);
+    rig.daemon.await_impaired(0, "held by another AF_XDP socket");
+    // Others wait less for it than the first time.
+    rig.daemon.await_impaired(0, "after 200 ms");
+    drop(other);
+    rig.daemon.await_recovered(0);
+    rig.post(64, &[BUFFER]);
+    rig.await_passes_both_ways();
+    assert_eq!(rig.daemon.port(0)["sessions"].as_u64(), Some(2));
 }
 
 /// Registering takes some 40 ms here, and begins with asking the steward for sockets.
