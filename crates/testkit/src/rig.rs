@@ -82,9 +82,18 @@ impl Rig {
     /// If the daemon refuses it.
     #[must_use]
     pub fn next_guest(self) -> Self {
+        self.next_guest_with(&DriverConfig::default())
+    }
+
+    /// The same with a guest of that form.
+    ///
+    /// # Panics
+    /// If the daemon refuses it.
+    #[must_use]
+    pub fn next_guest_with(self, config: &DriverConfig) -> Self {
         self.exchange(|driver, daemon| {
             drop(driver);
-            connect(daemon, &DriverConfig::default())
+            connect(daemon, config)
         })
     }
 

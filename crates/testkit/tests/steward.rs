@@ -223,10 +223,15 @@ fn guest_that_comes_while_the_steward_is_away_is_served_when_it_is_back() {
 #[test]
 fn queue_that_another_process_has_is_tried_again_until_it_is_free() {
     require!(Root);
-    let mut rig = rig(&leased(Placement::Copy));
+    let guest = DriverConfig {
+        pairs: 2,
+        ..DriverConfig::default()
+    };
+    let serve = leased(Placement::Copy).with("--queues", "2");
+    let mut rig = Rig::with(VethPair::with(2, 1500), &serve, &guest);
     // The old guest goes, and the new one is not served before the steward is back.
     end_steward(&mut rig, Signal::KILL);
-    rig = rig.next_guest();
+    rig = rig.next_guest_with(&guest);
     rig.daemon.await_impaired(0, "changes wait");
     let index = rig
         .veth
@@ -236,7 +241,7 @@ fn queue_that_another_process_has_is_tried_again_until_it_is_free() {
     let umem = Umem::aligned(Arc::new(memory), 2048, 0).expect("good");
     let config = SocketConfig {
         bind_timeout: wait::SOON,
-        ..SocketConfig::new(index.trim().parse().expect("a number"), QueueId(0))
+        ..SocketConfig::new(index.trim().parse().expect("a number"), QueueId(1))
     };
     let other = rig
         .veth
@@ -244,13 +249,18 @@ fn queue_that_another_process_has_is_tried_again_until_it_is_free() {
         .enter(|| Socket::open(&umem, &config))
         .expect("it is free");
     rig.daemon.restart_lessor(&rig.veth.near);
+    rig.daemon
+        .await_port(0, "back", |port| port["steering_note"].is_null());
     rig.daemon.await_impaired(0, "held by another AF_XDP socket");
     // Others wait less for it than the first time.
     rig.daemon.await_impaired(0, "after 200 ms");
     drop(other);
     rig.daemon.await_recovered(0);
-    rig.post(64, &[BUFFER]);
-    rig.await_passes_both_ways();
+    for pair in &mut rig.driver.pairs {
+        let sent = frame::plain(100, 1);
+        pair.send(&sent, Layout::Whole);
+        frame::assert_same(&rig.wire.receive(wait::SOON).expect("it arrives"), &sent);
+    }
     assert_eq!(rig.daemon.port(0)["sessions"].as_u64(), Some(2));
 }
 

@@ -5,10 +5,11 @@
 //! reverse by dropping: socket (with its place in the map), entry ([`QueueGuard`]), program with its
 //! last user.
 
+use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use steer::{Mode, QueueConf, QueueCounters, VirtioHeader};
@@ -69,8 +70,8 @@ pub(crate) struct Interface {
     /// As it was when the program was attached; for the MTU see [`Self::mtu`].
     pub(crate) link: Link,
     mtu: AtomicU32,
-    /// The last queue that was asked for was somebody else's.
-    was_busy: AtomicBool,
+    /// Queues that were somebody else's when they were to be bound last.
+    busy: Mutex<HashSet<u32>>,
     steering: Steering,
 }
 
@@ -99,7 +100,7 @@ impl Interface {
     fn new(link: Link, steering: Steering) -> Self {
         Self {
             mtu: AtomicU32::new(link.mtu),
-            was_busy: AtomicBool::new(false),
+            busy: Mutex::default(),
             link,
             steering,
         }
@@ -187,8 +188,10 @@ impl Interface {
         request: &QueueRequest,
     ) -> Result<Socket, InterfaceError> {
         let bound = socket.bind();
-        let busy = matches!(bound, Err(OpenError::Busy { .. }));
-        self.was_busy.store(busy, Relaxed);
+        match &bound {
+            Err(OpenError::Busy { .. }) => self.busy().insert(request.queue),
+            _ => self.busy().remove(&request.queue),
+        };
         let socket = bound?;
         let virtio_header = match request.header_bytes {
             0 => None,
@@ -200,6 +203,10 @@ impl Interface {
         };
         self.steering.enable(request.queue, socket.as_fd(), conf)?;
         Ok(socket)
+    }
+
+    fn busy(&self) -> MutexGuard<'_, HashSet<u32>> {
+        self.busy.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether the sockets of these queues stay here when guests go.
@@ -249,7 +256,7 @@ impl Interface {
         config.completion = RingSize::at_least(SEND_RING);
         config.multi_buffer = request.multi_buffer;
         config.max_tx_skb_budget = Some(SEND_RING);
-        config.bind_timeout = match self.was_busy.load(Relaxed) {
+        config.bind_timeout = match self.busy().contains(&request.queue) {
             true => BIND_AGAIN_TIMEOUT,
             false => BIND_TIMEOUT,
         };
