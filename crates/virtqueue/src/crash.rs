@@ -1,11 +1,13 @@
-//! Death between any two steps, for tests: each store that a successor could see is one step.
+//! What may happen between any two steps, for tests: this device dies (each store that a successor could see is a step), or
+//! the VMM writes to the inflight region (each load from that is one).
 
 #[cfg(test)]
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 
 #[cfg(test)]
 thread_local! {
     static STEPS_LEFT: Cell<Option<u32>> = const { Cell::new(None) };
+    static WRITER: RefCell<Option<Box<dyn FnMut()>>> = const { RefCell::new(None) };
 }
 
 /// What a device that dies here panics with.
@@ -37,4 +39,20 @@ pub(crate) fn after<R>(steps: u32, life: impl FnOnce() -> R) -> Option<R> {
         Err(panic) if panic.is::<Died>() => None,
         Err(panic) => std::panic::resume_unwind(panic),
     }
+}
+
+/// Called before each load from the inflight region. Nothing outside tests.
+#[inline(always)]
+pub(crate) fn before_load() {
+    #[cfg(test)]
+    WRITER.with_borrow_mut(|writer| writer.iter_mut().for_each(|write| write()));
+}
+
+/// Runs `life` while `write` is called before each load of it from the inflight region.
+#[cfg(test)]
+pub(crate) fn with_writer<R>(write: impl FnMut() + 'static, life: impl FnOnce() -> R) -> R {
+    WRITER.set(Some(Box::new(write)));
+    let result = life();
+    WRITER.set(None);
+    result
 }

@@ -8,7 +8,7 @@
 //! The layouts are those of the specification, with the padding that a C compiler gives them; regions start on
 //! multiples of 64 bytes, as those of libvhost-user and DPDK do. All numbers are in the machine's own order.
 //!
-//! The VMM could write anything there. So each value is loaded by itself and checked before it is used as an
+//! The VMM could write anything there, at any time. So each value is loaded by itself, once, and checked before it is used as an
 //! index, and what a running device needs to know it does not ask the region, which is only written then.
 #![allow(unsafe_code)]
 
@@ -160,6 +160,7 @@ impl InflightRegion {
     }
 
     fn examine(&self, index: u16) -> Result<(), InflightError> {
+        crash::before_load();
         let at = |field| self.start(index) + field;
         let (version, features) = (self.u16(at(VERSION_AT)), self.u64(at(FEATURES)));
         let (version, entries) = (load16(version), load16(self.u16(at(DESC_NUM))));
@@ -309,10 +310,12 @@ impl InflightQueue {
     }
 
     pub(crate) fn header_u8(&self, field: u64) -> u8 {
+        crash::before_load();
         self.region.u8(self.start + field).load(Ordering::Relaxed)
     }
 
     pub(crate) fn header_u16(&self, field: u64) -> u16 {
+        crash::before_load();
         load16(self.region.u16(self.start + field))
     }
 
@@ -327,18 +330,22 @@ impl InflightQueue {
     }
 
     pub(crate) fn u8(&self, index: u16, field: u64) -> u8 {
+        crash::before_load();
         self.region.u8(self.state(index, field)).load(Ordering::Relaxed)
     }
 
     pub(crate) fn u16(&self, index: u16, field: u64) -> u16 {
+        crash::before_load();
         load16(self.region.u16(self.state(index, field)))
     }
 
     pub(crate) fn u32(&self, index: u16, field: u64) -> u32 {
+        crash::before_load();
         self.region.u32(self.state(index, field)).load(Ordering::Relaxed)
     }
 
     pub(crate) fn u64(&self, index: u16, field: u64) -> u64 {
+        crash::before_load();
         self.region.u64(self.state(index, field)).load(Ordering::Relaxed)
     }
 

@@ -47,6 +47,15 @@ struct Out {
     left: bool,
 }
 
+/// A chain that a predecessor left: a copy, so that what was checked is what is served.
+#[derive(Debug)]
+struct LeftChain {
+    /// Its states, in the order of the list.
+    states: Vec<u16>,
+    /// The descriptor of each.
+    descs: Vec<PackedDescriptor>,
+}
+
 /// Notes of one packed queue.
 #[derive(Debug)]
 pub(crate) struct PackedJournal {
@@ -58,8 +67,8 @@ pub(crate) struct PackedJournal {
     /// Chains that are out, the oldest first, and their states, one after the other.
     out: VecDeque<Out>,
     states: VecDeque<u16>,
-    /// Chains that a predecessor left: their states, and how many of them were taken again.
-    left: Vec<Vec<u16>>,
+    /// Chains that a predecessor left, and how many of them were taken again.
+    left: Vec<LeftChain>,
     next_left: usize,
 }
 
@@ -85,8 +94,7 @@ impl PackedJournal {
             .filter(|at| search.is_none_or(|found| found == *at));
         let left = stands.and_then(|_| journal.chains());
         let stands = stands.filter(|_| left.is_some());
-        journal.left = left.unwrap_or_default();
-        journal.number();
+        (journal.left, journal.counter) = left.unwrap_or_default();
         journal.link_free();
         (journal, stands)
     }
@@ -133,37 +141,36 @@ impl PackedJournal {
         None
     }
 
-    /// The states of the chains in flight, in the order of their numbers.
-    fn chains(&self) -> Option<Vec<Vec<u16>>> {
+    /// The chains in flight, in the order of their numbers, and the number of the next one. Each field of the region
+    /// is read once.
+    fn chains(&self) -> Option<(Vec<LeftChain>, u64)> {
         let entries = self.queue.entries();
-        let mut heads: Vec<u16> = (0..entries)
-            .filter(|&head| self.queue.u8(head, INFLIGHT) == 1)
-            .collect();
-        heads.sort_by_key(|&head| self.queue.u64(head, COUNTER));
+        let marked = (0..entries).filter(|&head| self.queue.u8(head, INFLIGHT) == 1);
+        // Copied before they are compared: a sort whose keys change under it panics.
+        let mut heads: Vec<(u64, u16)> = marked.map(|head| (self.queue.u64(head, COUNTER), head)).collect();
+        heads.sort_unstable();
+        let counter = heads.last().map_or(0, |(number, _)| number.wrapping_add(1));
         let mut seen = vec![false; entries.into()];
-        let mut chain = |head: u16| {
-            let mut states = Vec::new();
-            let mut at = head;
-            for _ in 0..self.queue.u16(head, NUM) {
-                // Each state is in one chain at most, so this ends.
-                let first_time = seen.get_mut(usize::from(at)).filter(|seen| !**seen)?;
-                *first_time = true;
-                states.push(at);
-                at = self.queue.u16(at, NEXT);
-            }
-            let last = states.last().copied()?;
-            (last == self.queue.u16(head, LAST)).then_some(states)
-        };
-        heads.into_iter().map(&mut chain).collect()
+        let chains = heads.iter().map(|&(_, head)| self.chain(head, &mut seen));
+        Some((chains.collect::<Option<_>>()?, counter))
     }
 
-    fn number(&mut self) {
-        let last = self
-            .left
-            .iter()
-            .map(|states| self.queue.u64(states[0], COUNTER))
-            .max();
-        self.counter = last.map_or(0, |number| number.wrapping_add(1));
+    /// The chain that begins at `head`, of states that were not `seen` before.
+    fn chain(&self, head: u16, seen: &mut [bool]) -> Option<LeftChain> {
+        let mut states = Vec::new();
+        let mut at = head;
+        for _ in 0..self.queue.u16(head, NUM) {
+            // Each state is in one chain at most, so this ends.
+            let first_time = seen.get_mut(usize::from(at)).filter(|seen| !**seen)?;
+            *first_time = true;
+            states.push(at);
+            at = self.queue.u16(at, NEXT);
+        }
+        if states.last() != Some(&self.queue.u16(head, LAST)) {
+            return None;
+        }
+        let descs = states.iter().map(|&state| self.desc(state)).collect();
+        Some(LeftChain { states, descs })
     }
 
     /// Links all states that no chain has into the free list. Marks first, so that at any moment no marked state is in
@@ -171,7 +178,7 @@ impl PackedJournal {
     fn link_free(&mut self) {
         let entries = self.queue.entries();
         let mut used = vec![false; entries.into()];
-        for &state in self.left.iter().flatten() {
+        for &state in self.left.iter().flat_map(|chain| &chain.states) {
             used[usize::from(state)] = true;
         }
         let mut next = entries;
@@ -211,19 +218,15 @@ impl PackedJournal {
         self.left.len() - self.next_left
     }
 
-    /// Descriptors of the next of these, in the order of the list.
-    pub(crate) fn next_left(&self) -> Vec<PackedDescriptor> {
-        let states = self.left.get(self.next_left).into_iter().flatten();
-        states.map(|&state| self.desc(state)).collect()
+    /// Descriptors of the next of these, in the order of the list; none, if there is none.
+    pub(crate) fn next_left(&self) -> &[PackedDescriptor] {
+        self.left.get(self.next_left).map_or(&[], |chain| &chain.descs)
     }
 
     /// Descriptors of all of them.
     pub(crate) fn all_left(&self) -> Vec<PackedDescriptor> {
-        self.left
-            .iter()
-            .flatten()
-            .map(|&state| self.desc(state))
-            .collect()
+        let descs = self.left.iter().flat_map(|chain| &chain.descs);
+        descs.copied().collect()
     }
 
     fn desc(&self, state: u16) -> PackedDescriptor {
@@ -237,7 +240,7 @@ impl PackedJournal {
 
     /// It was taken again.
     pub(crate) fn take_left(&mut self) {
-        let states = &self.left[self.next_left];
+        let states = &self.left[self.next_left].states;
         self.states.extend(states);
         self.out.push_back(Out {
             slots: states.len() as u16,

@@ -61,7 +61,7 @@ impl SplitJournal {
             queue,
         };
         let left = match journal.settle_batch(used_idx).then(|| journal.marked()) {
-            Some(heads) if heads.len() <= usize::from(available) => journal.left(heads, used_idx, entry),
+            Some(chains) if chains.len() <= usize::from(available) => journal.left(&chains, used_idx, entry),
             _ => {
                 journal.clear();
                 Left::default()
@@ -88,18 +88,18 @@ impl SplitJournal {
         true
     }
 
-    /// Heads that are marked, in the order of their numbers.
-    fn marked(&self) -> Vec<u16> {
-        let mut heads: Vec<u16> = (0..self.queue.entries())
-            .filter(|&head| self.queue.u8(head, INFLIGHT) == 1)
-            .collect();
-        heads.sort_by_key(|&head| self.queue.u64(head, COUNTER));
-        heads
+    /// Chains that are marked, as (number, head), in the order of their numbers.
+    fn marked(&self) -> Vec<(u64, u16)> {
+        let marked = (0..self.queue.entries()).filter(|&head| self.queue.u8(head, INFLIGHT) == 1);
+        // Each number is read once: a sort whose keys change under it panics.
+        let mut chains: Vec<(u64, u16)> = marked.map(|head| (self.queue.u64(head, COUNTER), head)).collect();
+        chains.sort_unstable();
+        chains
     }
 
-    fn left(&mut self, heads: Vec<u16>, used_idx: u16, entry: impl Fn(u16) -> u16) -> Left {
-        let last = heads.last().map(|&head| self.queue.u64(head, COUNTER));
-        self.counter = last.map_or(0, |number| number.wrapping_add(1));
+    fn left(&mut self, chains: &[(u64, u16)], used_idx: u16, entry: impl Fn(u16) -> u16) -> Left {
+        self.counter = chains.last().map_or(0, |(number, _)| number.wrapping_add(1));
+        let heads: Vec<u16> = chains.iter().map(|(_, head)| *head).collect();
         let taken = heads.len() as u16;
         self.left = taken;
         let in_ring = (0..taken)

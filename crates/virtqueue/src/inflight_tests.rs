@@ -34,8 +34,12 @@ impl File {
     }
 
     fn open(&self, packed: bool) -> Result<InflightRegion, InflightError> {
-        let bytes = InflightRegion::bytes_for(1, QUEUE, packed).unwrap();
-        InflightRegion::open(self.0.as_fd(), bytes, 0, (1, QUEUE, packed))
+        self.open_sized(packed, QUEUE)
+    }
+
+    fn open_sized(&self, packed: bool, queue: u16) -> Result<InflightRegion, InflightError> {
+        let bytes = InflightRegion::bytes_for(1, queue, packed).unwrap();
+        InflightRegion::open(self.0.as_fd(), bytes, 0, (1, queue, packed))
     }
 }
 
@@ -49,13 +53,17 @@ struct World {
 
 impl World {
     fn new(packed: bool) -> Self {
+        Self::sized(packed, QUEUE)
+    }
+
+    fn sized(packed: bool, queue: u16) -> Self {
         let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), 1 << 20)]).unwrap());
-        let shape = (RingFormat::of(packed), QueueSize::packed(QUEUE.into()).unwrap());
+        let shape = (RingFormat::of(packed), QueueSize::packed(queue.into()).unwrap());
         Self {
             driver: QueueDriver::new(&ram, shape, DriverFeatures::default()).unwrap(),
             memory: Arc::new(MemoryMap::new(ram.regions().unwrap(), 0).unwrap()),
             ram,
-            file: File(InflightRegion::create(1, QUEUE, packed).unwrap().0),
+            file: File(InflightRegion::create(1, queue, packed).unwrap().0),
         }
     }
 
@@ -64,7 +72,8 @@ impl World {
     }
 
     fn device(&self) -> Queue {
-        let region = Arc::new(self.file.open(self.packed()).unwrap());
+        let region = self.file.open_sized(self.packed(), self.driver.size().get());
+        let region = Arc::new(region.unwrap());
         self.device_with(&region).unwrap()
     }
 
@@ -419,4 +428,86 @@ fn chains_that_a_packed_predecessor_used_out_of_order_are_not_done_again() {
     assert_eq!((queue.taken_before(), queue.base()), (4, 0x8002_8002));
     let left = [&[ids[0], ids[2], ids[4], ids[5]], &new[..]].concat();
     assert_is_done_by_two(&mut world, queue, (&left, 4));
+}
+
+// What a VMM can do while it is read.
+
+/// Numbers by xorshift, the same in each run.
+fn random(seed: u64) -> impl FnMut() -> u64 {
+    let mut state = seed | 1;
+    move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    }
+}
+
+/// A predecessor took chains of one descriptor each, all that the driver made available, and died.
+fn taken_and_left(packed: bool, queue: u16) -> World {
+    let mut world = World::sized(packed, queue);
+    world.send(queue.into());
+    pop(&mut world.device());
+    world
+}
+
+#[test]
+fn numbers_that_change_at_each_read_only_change_the_order() {
+    const QUEUE: u16 = 64;
+    for (packed, seed) in [false, true]
+        .into_iter()
+        .flat_map(|packed| (1..20).map(move |seed| (packed, seed)))
+    {
+        let world = taken_and_left(packed, QUEUE);
+        let (header, state) = if packed { PACKED } else { SPLIT };
+        let (file, mut next) = (File(world.file.0.try_clone().unwrap()), random(seed));
+        let scribble = move || {
+            for index in 0..u64::from(QUEUE) {
+                file.put64(header + state * index + 8, next());
+            }
+        };
+        let mut queue = crash::with_writer(scribble, || world.device());
+        assert_eq!(queue.taken_before(), QUEUE.into());
+        let mut taken = heads(&pop(&mut queue));
+        taken.sort_unstable();
+        assert_eq!(taken, (0..QUEUE).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn region_of_which_anything_changes_at_each_read_ends_no_device() {
+    const QUEUE: u16 = 32;
+    for (packed, seed) in [false, true]
+        .into_iter()
+        .flat_map(|packed| (1..200).map(move |seed| (packed, seed)))
+    {
+        let world = taken_and_left(packed, QUEUE);
+        let bytes = InflightRegion::bytes_for(1, QUEUE, packed).unwrap();
+        let (file, mut next) = (File(world.file.0.try_clone().unwrap()), random(seed));
+        // Not the header, of which a version that changes is only refused; small numbers, which look like indices.
+        let scribble = move || {
+            let at = 12 + next() % (bytes - 12);
+            file.put(
+                at / 2 * 2,
+                &((next() % u64::from(QUEUE + 2)) as u16).to_ne_bytes(),
+            );
+        };
+        crash::with_writer(scribble, || {
+            let mut queue = world.device();
+            let mut chains = Chains::for_queue(queue.size(), 16);
+            // Or until the guest is at fault: what the region names may be anywhere.
+            for _ in 0..2 * QUEUE {
+                if !queue.pop(&mut chains, 16).is_ok_and(|taken| taken > 0) {
+                    break;
+                }
+                let some = chains.len() / 2;
+                queue.unpop(chains.slots(some));
+                chains
+                    .iter()
+                    .take(some)
+                    .for_each(|chain| queue.push_used(chain.id, 0));
+                queue.publish();
+            }
+        });
+    }
 }

@@ -140,7 +140,7 @@ impl PackedQueue {
             let Notes::Inflight(journal) = &self.notes else {
                 break;
             };
-            match self.take_left(chains, &journal.next_left()) {
+            match self.take_left(chains, journal.next_left()) {
                 Ok(slots) => {
                     self.next = self.next.forward(slots, self.size);
                     self.out += slots;
