@@ -15,8 +15,9 @@
 //! vlans = ["100", "200-299"]    # the same for VLANs; 0: frames without one
 //! ```
 //!
-//! The NIC itself is told to bring frames to leased queues, away from others', only for leases whose addresses or
-//! VLANs the rule names: otherwise a holder could take the host's own frames by asking for the host's address.
+//! The NIC itself is told to bring frames to leased queues, away from others', only by rules for an address that the policy's
+//! rule names, or for a VLAN that it names and that is not 0: otherwise a holder could take the host's own frames by asking for
+//! the host's address (with VLAN 0 the NIC would bring it all of the host's frames, whatever VLANs are named beside).
 //!
 //! The first rule that allows the whole request counts, and the lease is charged to it. What no rule allows is refused; keys that are not
 //! known are an error, so that a misspelt limit is not taken for none.
@@ -31,6 +32,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use steer::{Filter, LAST_VLAN, MAX_QUEUES};
 
+use crate::hardware::Names;
 use crate::protocol::{Reason, Refusal, Wanted};
 use crate::sys::Credentials;
 use crate::users;
@@ -167,7 +169,7 @@ impl Policy {
         Self::parse(path, &text)
     }
 
-    fn parse(path: &Path, text: &str) -> Result<Self, PolicyError> {
+    pub(crate) fn parse(path: &Path, text: &str) -> Result<Self, PolicyError> {
         let file: File = toml::from_str(text).map_err(|error| PolicyError::Syntax {
             path: path.to_owned(),
             line: error
@@ -213,6 +215,15 @@ impl Policy {
     /// Whether any rule is for this user.
     pub(crate) fn knows(&self, peer: &Credentials) -> bool {
         self.rules.iter().any(|rule| rule.is_for(peer))
+    }
+
+    /// What a rule names, of which the NIC may be told.
+    pub(crate) fn names(&self, rule: usize) -> Names {
+        let names = |rule: &Rule| Names {
+            macs: rule.macs.clone(),
+            vlans: rule.vlans.clone(),
+        };
+        self.rules.get(rule).map(names).unwrap_or_default()
     }
 
     /// The first rule that allows all that is wanted; `leased` says how many queues are leased under a rule.
@@ -265,12 +276,6 @@ impl Rule {
     fn is_for(&self, peer: &Credentials) -> bool {
         let in_group = |group| peer.gid == group || peer.groups.contains(&group);
         self.user.is_none_or(|user| user == peer.uid) && self.group.is_none_or(in_group)
-    }
-
-    /// Whether it names what the filter is for, so that the NIC may be told.
-    pub(crate) fn names(&self, filter: &Filter) -> bool {
-        (!self.macs.is_empty() && !filter.macs.is_empty())
-            || (!self.vlans.is_empty() && !filter.vlans.is_empty())
     }
 
     /// Why not these addresses.

@@ -28,6 +28,7 @@ mod abi;
 mod ethtool;
 mod rule;
 
+use std::collections::BTreeSet;
 use std::io;
 
 pub use ethtool::Ethtool;
@@ -111,6 +112,11 @@ pub(crate) enum NotMade {
     /// A filter that no rule can say.
     #[error("no n-tuple rule says \"without a tag\"")]
     Untagged,
+    /// It would take frames that may be others'.
+    #[error(
+        "a rule for {0} would take frames whose address and VLAN the policy does not name (`macs`, `vlans`; VLAN 0 is no name: any frame may have it)"
+    )]
+    NotNamed(Rule),
     /// The driver refused a rule.
     #[error("n-tuple rule for {rule} refused: {source}")]
     Refused {
@@ -126,14 +132,42 @@ pub(crate) enum NotMade {
     Note(#[source] io::Error),
 }
 
+/// The addresses and VLANs that the policy names for a lease. Only what they cover may be taken away from others' queues.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Names {
+    pub(crate) macs: Vec<[u8; 6]>,
+    pub(crate) vlans: BTreeSet<u32>,
+}
+
+impl Names {
+    /// Whether all frames of a rule are of a named address, or all of a named VLAN. VLAN 0 is none: no rule says "without
+    /// a tag", so that one for it would be for all VLANs.
+    pub(crate) fn cover(&self, rule: &Rule) -> bool {
+        rule.mac.is_some_and(|mac| self.macs.contains(&mac))
+            || rule
+                .vlan
+                .is_some_and(|vlan| vlan != 0 && self.vlans.contains(&vlan.into()))
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.macs.is_empty() && self.vlans.is_empty()
+    }
+}
+
 /// What is wanted of a NIC.
 pub(crate) struct Order<'a> {
     pub(crate) filter: &'a Filter,
     pub(crate) queues: &'a [u32],
+    pub(crate) names: &'a Names,
 }
 
 impl Order<'_> {
-    /// Rules for all addresses in all VLANs, all to one place.
+    /// Why the NIC may not be told.
+    pub(crate) fn check(&self) -> Result<(), NotMade> {
+        self.rules(Target::Queue(0)).map(drop)
+    }
+
+    /// Rules for all addresses in all VLANs, all to one place; each is judged, as each is what the NIC will do.
     fn rules(&self, target: Target) -> Result<Vec<Rule>, NotMade> {
         let Filter { macs, vlans } = self.filter;
         let untagged = vlans.contains(&0);
@@ -152,7 +186,11 @@ impl Order<'_> {
         let both = macs
             .iter()
             .flat_map(|&mac| vlans.iter().map(move |&vlan| Rule { mac, vlan, target }));
-        Ok(both.collect())
+        both.map(|rule| match self.names.cover(&rule) {
+            true => Ok(rule),
+            false => Err(NotMade::NotNamed(rule)),
+        })
+        .collect()
     }
 }
 

@@ -42,6 +42,14 @@ impl Played {
         }
     }
 
+    pub(crate) fn of_size(size: u32, special: bool) -> Self {
+        Self {
+            size,
+            special,
+            ..Self::new()
+        }
+    }
+
     fn call(&mut self, what: String) -> io::Result<()> {
         self.calls += 1;
         let fails = |at: u32| at == self.calls || (self.fails_from_then_on && at < self.calls);
@@ -129,10 +137,22 @@ fn filter(macs: usize, vlans: &[u16]) -> Filter {
     }
 }
 
+/// A policy that names whatever these tests ask for.
+fn all_names() -> Names {
+    Names {
+        macs: MACS.to_vec(),
+        vlans: (0..4095).collect(),
+    }
+}
+
 /// Makes it, noting everything; the plan as it was noted last.
 fn run(nic: &mut Played, filter: &Filter, queues: &[u32]) -> (Plan, Result<Made, String>) {
     let (mut plan, mut noted) = (Plan::default(), Plan::default());
-    let order = Order { filter, queues };
+    let order = Order {
+        filter,
+        queues,
+        names: &all_names(),
+    };
     let made = make(nic, &order, &mut plan, &mut |plan| {
         noted = plan.clone();
         Ok(())
@@ -284,6 +304,7 @@ fn steward_that_dies_at_any_step_leaves_nothing_that_its_note_does_not_find() {
             let order = Order {
                 filter: &filter,
                 queues: &queues,
+                names: &all_names(),
             };
             let mut plan = Plan::default();
             let mut note = |plan: &Plan| {
@@ -365,6 +386,7 @@ fn nothing_is_made_that_cannot_be_noted() {
     let order = Order {
         filter: &filter(1, &[]),
         queues: &[0],
+        names: &all_names(),
     };
     let full = &mut |_: &Plan| Err(io::ErrorKind::StorageFull.into());
     let made = make(&mut nic, &order, &mut Plan::default(), full);
@@ -398,4 +420,36 @@ fn contexts_that_cannot_be_told_apart_stay() {
     assert_eq!(plan.parts(&nic), [Part::Context(2)]);
     nic.contexts.insert(4, vec![0, 1]);
     assert_eq!(plan.parts(&nic), []);
+}
+
+#[test]
+fn only_what_is_named_and_more_than_untagged_covers_a_rule() {
+    let names = |macs: usize, vlans: &[u32]| Names {
+        macs: MACS[..macs].to_vec(),
+        vlans: vlans.iter().copied().collect(),
+    };
+    let made = |names: &Names, filter: &Filter| {
+        let mut nic = Played::new();
+        let order = Order {
+            filter,
+            queues: &[1],
+            names,
+        };
+        let made = make(&mut nic, &order, &mut Plan::default(), &mut |_| Ok(()));
+        assert_eq!(made.is_ok(), !nic.rules.is_empty());
+        !matches!(made, Err(NotMade::NotNamed(_)))
+    };
+    // The address is named: in any VLAN.
+    for vlans in [&[][..], &[0], &[7], &[0, 7]] {
+        assert!(made(&names(1, &[]), &filter(1, vlans)), "{vlans:?}");
+        assert!(!made(&names(1, &[]), &filter(2, vlans)), "{vlans:?}");
+    }
+    // A VLAN is named: any address in it, and no frames of others.
+    assert!(made(&names(0, &[7]), &filter(1, &[7])));
+    assert!(made(&names(0, &[7]), &filter(0, &[7])));
+    assert!(!made(&names(0, &[7]), &filter(1, &[8])));
+    // VLAN 0 is everybody's: "this address, any VLAN" would be the host's.
+    assert!(!made(&names(0, &[0]), &filter(1, &[0])));
+    assert!(!made(&names(0, &[0, 7]), &filter(1, &[0, 7])));
+    assert!(!made(&names(0, &[]), &filter(1, &[])));
 }

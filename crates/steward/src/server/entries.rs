@@ -8,11 +8,11 @@ use std::ops::Range;
 use steer::{Filter, Program, QueueError};
 
 use super::ledger::{Ledger, Told};
-use crate::hardware::Ethtool;
+use crate::hardware::{Ethtool, Names, Nic, NotMade, Order};
 use crate::links::Link;
 use crate::protocol::Steered;
 
-/// Why the NIC is not told.
+/// Why the NIC is not told, where the policy's rule names nothing at all.
 const NOT_NAMED: &str = "the NIC is not told whose frames these are: that takes a steward with a policy that names them (`macs`, `vlans`)";
 
 /// What one lease takes.
@@ -20,8 +20,8 @@ const NOT_NAMED: &str = "the NIC is not told whose frames these are: that takes 
 pub(super) struct Entries {
     pub(super) queues: Range<u32>,
     pub(super) filter: Filter,
-    /// The NIC may be told.
-    named: bool,
+    /// What the policy's rule names: the NIC may be told of that.
+    names: Names,
     pub(super) steered: Steered,
     /// Why the NIC does not bring the frames; may be empty.
     nic: String,
@@ -30,20 +30,42 @@ pub(super) struct Entries {
 }
 
 impl Entries {
-    /// `named`: the policy's rule names them, so that the NIC may be told.
-    pub(super) fn new(queues: Range<u32>, filter: Filter, named: bool) -> Self {
-        let (steered, note) = match (filter.is_empty(), named) {
-            (true, _) => (Steered::ByQueue, ""),
-            (false, true) => (Steered::ByProgram, ""),
-            (false, false) => (Steered::ByProgram, NOT_NAMED),
-        };
-        Self {
+    /// `names`: what the policy's rule names.
+    pub(super) fn new(queues: Range<u32>, filter: Filter, names: Names) -> Self {
+        let mut entries = Self {
             queues,
             filter,
-            named,
-            steered,
-            nic: note.to_owned(),
+            names,
+            steered: Steered::ByQueue,
+            nic: String::new(),
             blind: None,
+        };
+        if !entries.filter.is_empty() {
+            entries.steered = Steered::ByProgram;
+            entries.nic = match entries.check() {
+                Ok(()) => String::new(),
+                Err(_) if entries.names.is_empty() => NOT_NAMED.to_owned(),
+                Err(why) => Told::by_program(&why).note,
+            };
+        }
+        entries
+    }
+
+    /// Whether the NIC may be told.
+    fn may_tell(&self) -> bool {
+        !self.filter.is_empty() && self.check().is_ok()
+    }
+
+    /// Why the NIC may not be told. What its rules cannot say comes out when it is tried.
+    fn check(&self) -> Result<(), NotMade> {
+        let order = Order {
+            filter: &self.filter,
+            queues: &[],
+            names: &self.names,
+        };
+        match order.check() {
+            Err(why @ NotMade::NotNamed(_)) => Err(why),
+            _ => Ok(()),
         }
     }
 
@@ -65,23 +87,29 @@ impl Entries {
 
     /// Tells the NIC, if it may be told.
     pub(super) fn tell(&mut self, link: &Link, ledger: &mut Ledger) {
-        if !self.named {
+        if !self.may_tell() {
             return;
         }
         ledger.set_interface(&link.name);
-        let told = match Ethtool::open(&link.name) {
-            Ok(mut nic) => ledger.tell(&mut nic, &self.queues, &self.filter),
-            Err(error) => Told::by_program(&error),
-        };
-        (self.steered, self.nic) = (told.steered, told.note);
+        match Ethtool::open(&link.name) {
+            Ok(mut nic) => self.tell_nic(&mut nic, ledger),
+            Err(error) => (self.steered, self.nic) = Told::by_program(&error).parts(),
+        }
         self.accept(link, ledger);
         tracing::info!(interface = link.name, queues = ?self.queues, steered = self.steered.name(), "{}", self.nic);
+    }
+
+    pub(super) fn tell_nic(&mut self, nic: &mut impl Nic, ledger: &mut Ledger) {
+        if self.may_tell() {
+            let told = ledger.tell(nic, &self.queues, (&self.filter, &self.names));
+            (self.steered, self.nic) = told.parts();
+        }
     }
 
     /// Goes on with what the NIC was told by a predecessor; tells it anew if it is not all there.
     pub(super) fn adopt(&mut self, link: &Link, ledger: &mut Ledger) {
         let mut nic = Ethtool::open(&link.name).ok();
-        if !self.named {
+        if !self.may_tell() {
             // The policy named it before. What is not undone now is undone with the lease.
             let undone = nic.as_mut().map(|nic| ledger.undo_all(nic, self.queues.start));
             if let Some(Err(error)) = undone {

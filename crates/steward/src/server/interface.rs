@@ -22,7 +22,7 @@ use steer::{Filter, MAX_QUEUES, Mode, ModeRequest, Program, QueueConf, QueueCoun
 
 use super::entries::Entries;
 use super::ledger::Ledger;
-use crate::hardware::{self, Ethtool};
+use crate::hardware::{self, Ethtool, Names};
 use crate::links::{DriverSends, Link};
 use crate::listing::Listed;
 use crate::protocol::{Facts, Reason, Refusal, Steered, Wanted};
@@ -303,8 +303,8 @@ impl Interface {
         self.program.is_none() || !self.leaving.is_empty() || self.is_idle()
     }
 
-    /// Reserves queues for a connection. `named`: the policy names what they are for.
-    pub(super) fn reserve(&mut self, wanted: &Wanted, connection: u64, named: bool) -> Result<(), Refusal> {
+    /// Reserves queues for a connection. `names`: what the policy names of what they are for.
+    pub(super) fn reserve(&mut self, wanted: &Wanted, connection: u64, names: Names) -> Result<(), Refusal> {
         let queues = wanted.range();
         let (name, have) = (&self.link.name, self.link.rx_queues);
         let program = self.program()?;
@@ -348,7 +348,7 @@ impl Interface {
         }
         self.holders
             .extend(queues.clone().map(|queue| (queue, Holder::Lease(connection))));
-        let mut entries = Entries::new(queues.clone(), wanted.filter.clone(), named);
+        let mut entries = Entries::new(queues.clone(), wanted.filter.clone(), names);
         entries.look(&self.link.name);
         let installed = entries.install(self.program()?);
         if installed.is_ok() {
@@ -417,12 +417,12 @@ impl Interface {
     }
 
     /// Gives queues to a lease as another steward had done; false if that cannot be.
-    pub(super) fn hold(&mut self, wanted: &Wanted, lease: u64, named: bool) -> bool {
+    pub(super) fn hold(&mut self, wanted: &Wanted, lease: u64, names: Names) -> bool {
         let queues = wanted.range();
         if queues.end > MAX_QUEUES || queues.clone().any(|queue| self.holders.contains_key(&queue)) {
             return false;
         }
-        let mut entries = Entries::new(queues.clone(), wanted.filter.clone(), named);
+        let mut entries = Entries::new(queues.clone(), wanted.filter.clone(), names);
         entries.look(&self.link.name);
         if let Some(program) = &self.program {
             if entries.install(program).is_err() {

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use steer::Filter;
 
 use crate::fd_store::{self, STATIONS};
-use crate::hardware::{Ethtool, Made, Nic, NotMade, Order, Part, Plan, Table, make, undo};
+use crate::hardware::{Ethtool, Made, Names, Nic, NotMade, Order, Part, Plan, Table, make, undo};
 use crate::protocol::Steered;
 use crate::sys;
 
@@ -70,6 +70,12 @@ impl Told {
             steered: Steered::ByProgram,
             note: format!("the NIC does not bring the frames: {why}"),
         }
+    }
+}
+
+impl Told {
+    pub(super) fn parts(self) -> (Steered, String) {
+        (self.steered, self.note)
     }
 }
 
@@ -157,7 +163,12 @@ impl Ledger {
     }
 
     /// Tells the NIC what a lease is for. What it was told for it before is undone first.
-    pub(super) fn tell(&mut self, nic: &mut impl Nic, queues: &Range<u32>, filter: &Filter) -> Told {
+    pub(super) fn tell(
+        &mut self,
+        nic: &mut impl Nic,
+        queues: &Range<u32>,
+        (filter, names): (&Filter, &Names),
+    ) -> Told {
         let first = queues.start;
         if let Err(error) = self.undo_all(nic, first) {
             return Told::by_program(&format!("what it was told before cannot be undone: {error}"));
@@ -166,6 +177,7 @@ impl Ledger {
         let order = Order {
             filter,
             queues: &queues,
+            names,
         };
         let mut plan = Plan::default();
         let made = make(nic, &order, &mut plan, &mut |plan| self.note(first, plan));
@@ -304,13 +316,20 @@ mod tests {
         }
     }
 
+    fn names() -> Names {
+        Names {
+            macs: vec![MACS[0]],
+            ..Names::default()
+        }
+    }
+
     #[test]
     fn successor_finds_what_was_told_and_undoes_it() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("nic-1.toml");
         let mut nic = Played::new();
         let mut ledger = Ledger::open(Some(path.clone()));
-        let told = ledger.tell(&mut nic, &(2..4), &filter());
+        let told = ledger.tell(&mut nic, &(2..4), (&filter(), &names()));
         assert_eq!((told.steered, told.note.as_str()), (Steered::ByContext, ""));
         drop(ledger);
         let mut successor = Ledger::open(Some(path.clone()));
@@ -333,7 +352,7 @@ mod tests {
         let mut ledger = Ledger::open(Some(dir.path().join("nic-1.toml")));
         for _ in 0..3 {
             assert_eq!(
-                ledger.tell(&mut nic, &(2..3), &filter()).steered,
+                ledger.tell(&mut nic, &(2..3), (&filter(), &names())).steered,
                 Steered::ByRules
             );
             assert_eq!(nic.rules.len(), 1);
@@ -343,7 +362,7 @@ mod tests {
         nic = Played::new();
         assert!(ledger.is_lost(&nic, 2));
         assert_eq!(
-            ledger.tell(&mut nic, &(2..3), &filter()).steered,
+            ledger.tell(&mut nic, &(2..3), (&filter(), &names())).steered,
             Steered::ByRules
         );
         assert_eq!(nic.rules.len(), 1);
@@ -352,7 +371,7 @@ mod tests {
     #[test]
     fn without_a_place_for_notes_the_nic_is_told_nothing() {
         let mut nic = Played::new();
-        let told = Ledger::open(None).tell(&mut nic, &(0..1), &filter());
+        let told = Ledger::open(None).tell(&mut nic, &(0..1), (&filter(), &names()));
         assert_eq!((told.steered, nic.rules.len()), (Steered::ByProgram, 0));
         assert!(told.note.contains("keeps no state"), "{}", told.note);
     }
@@ -364,14 +383,14 @@ mod tests {
         let mut nic = Played::new();
         nic.fails_at = Some(2);
         let mut ledger = Ledger::open(Some(path.clone()));
-        let told = ledger.tell(&mut nic, &(0..2), &filter());
+        let told = ledger.tell(&mut nic, &(0..2), (&filter(), &names()));
         assert_eq!(told.steered, Steered::ByProgram);
         assert!(told.note.contains("n-tuple rule for MAC"), "{}", told.note);
         assert_eq!((nic.contexts.clone(), path.exists()), (theirs(), false));
         // Now the context cannot be taken back either.
         let mut nic = Played::new();
         (nic.fails_at, nic.fails_from_then_on) = (Some(2), true);
-        ledger.tell(&mut nic, &(0..2), &filter());
+        ledger.tell(&mut nic, &(0..2), (&filter(), &names()));
         assert_eq!((nic.contexts.len(), path.exists()), (2, true));
         (nic.fails_at, nic.fails_from_then_on) = (None, false);
         let parts = ledger.parts(Some(&nic), 0);

@@ -20,6 +20,8 @@ mod connection;
 mod entries;
 mod interface;
 mod ledger;
+#[cfg(test)]
+mod named_tests;
 mod restore;
 mod state;
 mod teardown;
@@ -408,15 +410,11 @@ impl Server {
         let gone = || Refusal::new(Reason::NoInterface, "the interface is gone");
         let peer = &self.connections.get(&number).ok_or_else(gone)?.peer;
         let record = LeaseRecord::new(number, at, peer, wanted);
-        let named = self
-            .policy
-            .rules
-            .get(rule)
-            .is_some_and(|rule| rule.names(&wanted.filter));
+        let names = self.policy.names(rule);
         self.record(|records| records.put_lease(record));
         may_crash("recorded");
         let interface = self.interfaces.get_mut(&at).ok_or_else(gone)?;
-        if let Err(refusal) = interface.reserve(wanted, number, named) {
+        if let Err(refusal) = interface.reserve(wanted, number, names) {
             if !interface.has(number) {
                 self.record(|records| records.leases.retain(|record| record.number != number));
             }

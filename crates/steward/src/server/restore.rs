@@ -98,12 +98,8 @@ impl Server {
             .ok()?;
         let grace = self.store.as_ref().map_or(Duration::ZERO, |store| store.grace);
         let interface = self.interfaces.get_mut(&record.interface)?;
-        let named = self
-            .policy
-            .rules
-            .get(rule)
-            .is_some_and(|rule| rule.names(&wanted.filter));
-        if !interface.hold(&wanted, record.number, named) {
+        let names = self.policy.names(rule);
+        if !interface.hold(&wanted, record.number, names) {
             return None;
         }
         let held = Held {

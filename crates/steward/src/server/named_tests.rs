@@ -1,0 +1,96 @@
+//! Policies and requests of any kind against a NIC that is played: no rule takes what the policy does not name.
+
+use std::path::Path;
+
+use proptest::prelude::*;
+use steer::{Filter, ModeRequest};
+
+use super::entries::Entries;
+use super::ledger::Ledger;
+use crate::hardware::Rule;
+use crate::hardware::tests::Played;
+use crate::policy::Policy;
+use crate::protocol::Wanted;
+use crate::sys::Credentials;
+
+/// The first is the host's own.
+const MACS: [[u8; 6]; 4] = [
+    [2, 0, 0, 0, 0, 0xff],
+    [2, 0, 0, 0, 0, 1],
+    [2, 0, 0, 0, 0, 2],
+    [2, 0, 0, 0, 0, 3],
+];
+const VLANS: [u16; 5] = [0, 1, 5, 100, 4094];
+
+/// What a rule of the policy names.
+#[derive(Debug, Clone)]
+struct Named {
+    macs: Vec<[u8; 6]>,
+    vlans: Vec<u16>,
+    queues: u32,
+}
+
+fn some<T: Clone + std::fmt::Debug + 'static>(of: &'static [T]) -> impl Strategy<Value = Vec<T>> {
+    prop::sample::subsequence(of, 0..=of.len())
+}
+
+fn named() -> impl Strategy<Value = Named> {
+    (some(&MACS), some(&VLANS), 1u32..4).prop_map(|(macs, vlans, queues)| Named { macs, vlans, queues })
+}
+
+fn policy_of(rules: &[Named]) -> Policy {
+    let mut text = String::new();
+    for rule in rules {
+        let macs: Vec<String> = rule
+            .macs
+            .iter()
+            .map(|&mac| crate::policy::mac_text(mac))
+            .collect();
+        let vlans: Vec<String> = rule.vlans.iter().map(u16::to_string).collect();
+        text += &format!(
+            "[[allow]]\nuser = 7\ninterface = \"eth1\"\nqueues = \"0-{}\"\nmacs = {macs:?}\nvlans = {vlans:?}\n",
+            rule.queues
+        );
+    }
+    Policy::parse(Path::new("p.toml"), &text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+fn is_named(rule: &Rule, by: &Named) -> bool {
+    rule.mac.is_some_and(|mac| by.macs.contains(&mac))
+        || rule
+            .vlan
+            .is_some_and(|vlan| vlan != 0 && by.vlans.contains(&vlan))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_rule_of_the_nic_takes_what_the_policy_does_not_name(
+        rules in prop::collection::vec(named(), 1..4),
+        (macs, vlans) in (some(&MACS), some(&VLANS)),
+        (start_queue, queues) in (0u32..3, 1u32..3),
+        special in any::<bool>(),
+    ) {
+        let policy = policy_of(&rules);
+        let peer = Credentials { pid: 1, uid: 7, gid: 7, groups: Vec::new() };
+        let filter = Filter { macs, vlans };
+        let wanted = Wanted { interface: "eth1".to_owned(), start_queue, queues, mode: ModeRequest::Auto, filter };
+        let Ok(by) = policy.find(&peer, &wanted, |_| 0) else {
+            return Ok(());
+        };
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut nic = Played::of_size(64, special);
+        let mut ledger = Ledger::open(Some(dir.path().join("nic-1.toml")));
+        let mut entries = Entries::new(wanted.range(), wanted.filter.clone(), policy.names(by));
+        entries.tell_nic(&mut nic, &mut ledger);
+        for rule in nic.rules.values() {
+            prop_assert!(is_named(rule, &rules[by]), "{rule} by {:?} for {:?}", rules[by], wanted.filter);
+        }
+        // And what is named is told: a fence that lets nothing through proves nothing.
+        let (macs, vlans) = (&wanted.filter.macs, &wanted.filter.vlans);
+        let all_named = !macs.is_empty() && macs.iter().all(|mac| rules[by].macs.contains(mac));
+        let tagged = !vlans.is_empty() && !vlans.contains(&0) && !rules[by].vlans.is_empty();
+        prop_assert_eq!(!nic.rules.is_empty(), all_named || tagged);
+    }
+}
