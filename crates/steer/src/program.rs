@@ -42,7 +42,7 @@ pub enum QueueError {
         /// As given.
         queue: u32,
     },
-    /// The kernel refused the socket; most often it is no AF_XDP socket.
+    /// The kernel refused the socket: it is no AF_XDP socket, or has no RX ring (ENOBUFS).
     #[error("cannot give queue {queue} its AF_XDP socket")]
     Socket {
         /// As given.
@@ -177,6 +177,7 @@ impl Program {
 
     /// The first half of [`Program::enable_queue`]: puts `xsk`, which need not be bound yet, beside the socket that
     /// the queue may have. Frames go on as before until [`Program::activate_queue`]. Of several that are placed the last counts.
+    /// It must have its RX ring: from Linux 7.1 on the kernel refuses it otherwise (ENOBUFS).
     ///
     /// # Errors
     /// As [`Program::enable_queue`].

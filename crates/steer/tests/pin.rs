@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use common::{Pair, program_on};
-use rustix::net::{AddressFamily, SocketType, socket};
 use steer::{ModeRequest, PinError, Program, QueueConf};
 
 /// A bpffs of the test's own, unmounted on drop, and all that is pinned there with it.
@@ -65,7 +64,7 @@ fn pinned_program_outlives_its_owner_and_goes_on_with_the_next_as_it_was_left() 
         let dir = bpffs.dir();
         let mut program = attach(&pair, mode);
         program.pin(&dir).expect("a bpffs");
-        let xsk = socket(AddressFamily::XDP, SocketType::RAW, None).expect("we are root");
+        let xsk = common::unbound_xsk();
         program.place_socket(0, xsk.as_fd()).expect("an AF_XDP socket");
         let (id, mode) = (program.id(), program.mode());
         drop(program);

@@ -137,7 +137,8 @@ enum Incoming {
 }
 
 impl Lease {
-    /// Asks the steward at `path` for a lease. With it come the AF_XDP sockets of its queues, in order, unbound.
+    /// Asks the steward at `path` for a lease. With it come the AF_XDP sockets of its queues, in order: unbound, each with an RX ring of
+    /// [`RECEIVE_RING`](crate::protocol::RECEIVE_RING) entries.
     ///
     /// # Errors
     /// [`LeaseError`].
@@ -202,7 +203,7 @@ impl Lease {
         self.state().facts.clone()
     }
 
-    /// A new socket for a queue of the lease; frames go on as before until [`Lease::activate`]. So a successor can be prepared while the
+    /// A new socket for a queue of the lease, like those that came with it; frames go on as before until [`Lease::activate`]. So a successor can be prepared while the
     /// queue's socket is in use; it can be bound once that is closed.
     ///
     /// # Errors

@@ -9,7 +9,8 @@
 //!
 //! The holder sends requests ([`Request`]) with a serial number of its choice, not 0. Each has exactly one answer
 //! ([`Answer`]) with the same serial number, in order. Descriptors travel only from the steward to the holder, and
-//! only with the answers to `Lease` (one for each queue, in order) and `Socket` (one). Serial number 0 is the
+//! only with the answers to `Lease` (one for each queue, in order) and `Socket` (one). Each is an AF_XDP socket that is
+//! in the program's map, has an RX ring of [`RECEIVE_RING`] entries, which the holder maps, and nothing else. Serial number 0 is the
 //! steward's own: [`Answer::Changed`], when the interface of the lease changed, and [`Answer::Refused`], before it
 //! closes a connection whose holder broke the rules.
 //!
@@ -55,11 +56,14 @@ pub(crate) use answer::steered;
 pub(crate) use field::{field, flags_of, interface_name, listed, padded, value, zero};
 
 /// Of this protocol; a message of another one is refused.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// Longest message in bytes, either way.
 pub const MESSAGE_MAX: usize = 496;
 /// Most queues of one lease, hence most descriptors of one message (the kernel carries 253, SCM_MAX_FD).
 pub const QUEUES_MAX: u32 = 128;
+/// Entries of the RX ring of each socket that a steward hands out. It makes the ring itself, since from Linux 7.1 on an
+/// XSKMAP takes no socket without one, and no ring can be made twice (`xsk_init_queue`, net/xdp/xsk.c).
+pub const RECEIVE_RING: u32 = 2048;
 /// Shortest and longest frame limit, bytes: an Ethernet header; the longest MTU there is, with header and VLAN tag.
 pub const FRAME_LIMITS: RangeInclusive<u32> = 14..=65_553;
 /// Most addresses, and most VLANs, of one lease.

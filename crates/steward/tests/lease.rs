@@ -11,7 +11,7 @@ use common::{World, refusal, wanted};
 use rustix::process::{Resource, getrlimit};
 use steer::{Mode, ModeRequest};
 use steward::client::{Lease, LeaseError};
-use steward::protocol::{Answer, Reason, Request, Wanted};
+use steward::protocol::{Answer, RECEIVE_RING, Reason, Request, Wanted};
 use testkit::{VethPair, require, wait};
 use xsk::{OpenError, Socket};
 
@@ -119,6 +119,31 @@ fn child_binds_elsewhere() {
     let _socket =
         Socket::from_fd(socket, &holder::umem(), &holder::config(&lease.facts(), 0)).expect("the leased one");
     println!("confined");
+}
+
+/// An XSKMAP takes no other from Linux 7.1 on (ENOBUFS).
+#[test]
+fn sockets_have_their_rx_rings_before_they_are_placed() {
+    require!(Root);
+    let world = World::new();
+    let mut running = holder::spawn(&world, "child_looks_for_rx_rings", 0);
+    assert!(running.wait(wait::SOON).success(), "{running}");
+    assert!(running.said().contains("all have rings"), "{running}");
+}
+
+#[test]
+#[ignore = "run in a process of its own"]
+fn child_looks_for_rx_rings() {
+    holder::give_up_privileges();
+    let (lease, mut sockets) = Lease::take(&holder::socket(), &wanted(0, 1)).expect("allowed");
+    sockets.push(lease.socket(0).expect("ours"));
+    for socket in sockets {
+        let ring = xsk::made_rx_ring(socket.as_fd()).expect("an AF_XDP socket");
+        assert_eq!(ring.map(xsk::RingSize::get), Some(RECEIVE_RING));
+        let second = rustix::net::sockopt::set_xdp_rx_ring_size(&socket, 64);
+        assert_eq!(second, Err(rustix::io::Errno::INVAL));
+    }
+    println!("all have rings");
 }
 
 /// The error of SO_BINDTOIFINDEX.

@@ -6,6 +6,7 @@
 mod bpf;
 
 use std::ffi::CString;
+use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
@@ -61,8 +62,35 @@ impl Foreign {
     /// # Panics
     /// If it is none.
     pub fn place(&self, index: u32, socket: &OwnedFd) {
-        bpf::put(&self.map, index, socket).expect("it is a socket");
+        self.try_place(index, socket).expect("it is a socket with a ring");
     }
+
+    /// The same, for one that the kernel may refuse.
+    ///
+    /// # Errors
+    /// Its answer.
+    pub fn try_place(&self, index: u32, socket: &OwnedFd) -> io::Result<()> {
+        bpf::put(&self.map, index, socket)
+    }
+}
+
+/// An AF_XDP socket of a namespace with an RX ring, without which a map takes none (Linux 7.1), and nothing more.
+///
+/// # Panics
+/// If there is none.
+#[must_use]
+pub fn socket(netns: &NetNs) -> OwnedFd {
+    with_ring(bare_socket(netns), 1024)
+}
+
+/// The socket, with an RX ring of so many entries.
+///
+/// # Panics
+/// If it has one.
+#[must_use]
+pub fn with_ring(socket: OwnedFd, entries: u32) -> OwnedFd {
+    rustix::net::sockopt::set_xdp_rx_ring_size(&socket, entries).expect("a fresh AF_XDP socket");
+    socket
 }
 
 /// An AF_XDP socket of a namespace, and nothing more.
@@ -70,7 +98,7 @@ impl Foreign {
 /// # Panics
 /// If there is none.
 #[must_use]
-pub fn socket(netns: &NetNs) -> OwnedFd {
+pub fn bare_socket(netns: &NetNs) -> OwnedFd {
     let open = || socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None);
     netns.enter(open).expect("we are root")
 }

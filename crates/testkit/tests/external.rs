@@ -56,6 +56,29 @@ fn sockets_passed_in_serve_guest_after_guest_without_a_capability(
     drop(program);
 }
 
+/// What kernels before 7.1 take into a map, and what QEMU asks for; and rings smaller and larger than ours.
+#[rstest]
+fn sockets_passed_in_may_have_an_rx_ring_of_any_size_or_none(
+    #[values(None, Some(256), Some(4096))] entries: Option<u32>,
+) {
+    require!(Root);
+    let veth = VethPair::new();
+    let program = Foreign::attach(&veth.near, VethPair::NIC, Mode::Native, 0);
+    let mut socket = foreign::bare_socket(&veth.near);
+    if let Some(entries) = entries {
+        socket = foreign::with_ring(socket, entries);
+    }
+    if let Err(error) = program.try_place(0, &socket) {
+        assert_eq!((entries, error.raw_os_error()), (None, Some(libc::ENOBUFS)));
+        println!("SKIPPED: this kernel's maps take no socket without an RX ring");
+        return;
+    }
+    let serve = inhibited().with("--sock-fds", list(&[&socket]));
+    let daemon = listening(&veth, &[&socket], &serve);
+    drop(socket);
+    assert_serves_guests(veth, daemon, 2);
+}
+
 /// It resets its device while it boots, leaves checksums to us, and sends and takes super-frames.
 #[test]
 fn linux_guests_boot_and_talk_over_sockets_passed_in() {
@@ -356,6 +379,9 @@ fn wrong_sockets_are_refused_by_what_is_wrong() {
         .with("--queues", "2")
         .with("--sock-fds", format!("{number}:{number}"));
     assert_refused(&veth, &[&first], &twice, &["twice"]);
+
+    let small = foreign::with_ring(foreign::bare_socket(&veth.near), 16);
+    refused(&[&small], &["--sock-fds", "fewer than 256 entries"]);
 
     let serve = inhibited().with("--sock-fds", number);
     let _daemon = listening(&veth, &[&first], &serve);

@@ -75,6 +75,9 @@ pub struct SocketConfig {
     pub bind: BindRequest,
     /// Entries of the rx ring; `None` for a socket that only sends.
     pub rx: Option<RingSize>,
+    /// The rx ring is there already, with that many entries: who opened the socket made it, because an XSKMAP takes no
+    /// socket without one (Linux 7.1), and none can be made twice. See [`made_rx_ring`](crate::made_rx_ring).
+    pub rx_is_made: bool,
     /// Entries of the tx ring; `None` for a socket that only receives.
     pub tx: Option<RingSize>,
     /// Entries of the fill ring.
@@ -104,6 +107,7 @@ impl SocketConfig {
             attach: AttachMode::default(),
             bind: BindRequest::default(),
             rx: Some(RingSize::DEFAULT),
+            rx_is_made: false,
             tx: Some(RingSize::DEFAULT),
             fill: RingSize::DEFAULT,
             completion: RingSize::DEFAULT,

@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use crate::units::QueueId;
+use crate::units::{QueueId, RingSize};
 
 /// Why a socket did not open.
 #[derive(Debug, thiserror::Error)]
@@ -87,6 +87,24 @@ pub enum OpenError {
         entries: u32,
         /// The kernel's answer.
         source: io::Error,
+    },
+    /// The rx ring that should be there already is not, or is smaller.
+    #[error(
+        "the AF_XDP socket passed in has no rx ring of {entries} entries: who opens it makes the ring (XDP_RX_RING) before \
+         the socket is put into a map"
+    )]
+    RxRingNotMade {
+        /// How many it should have.
+        entries: u32,
+    },
+    /// A ring of somebody else's is so small that its size cannot be told.
+    #[error(
+        "the AF_XDP socket passed in has an rx ring of fewer than {least_entries} entries: make it with {least_entries} or more \
+         (XDP_RX_RING)"
+    )]
+    RxRingTooSmall {
+        /// The smallest that serves.
+        least_entries: RingSize,
     },
     /// EACCES for `XDP_MAX_TX_SKB_BUDGET`.
     #[error(

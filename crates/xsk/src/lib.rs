@@ -101,7 +101,7 @@ pub use frame::{Frame, FramePool};
 pub use memory::{Backing, MemoryError, OwnMemory, UmemMemory};
 pub use rx::{RxBatch, RxDesc, RxRing};
 #[cfg(not(loom))]
-pub use socket::{Kick, Probe, Socket, Unbound, WakeError};
+pub use socket::{Kick, Probe, Socket, Unbound, WakeError, made_rx_ring};
 #[cfg(not(loom))]
 pub use statistics::Statistics;
 pub use tx::{TxBatch, TxDesc, TxRing};

@@ -91,7 +91,8 @@ impl Socket {
         Unbound::open(umem, config)?.bind()
     }
 
-    /// Binds a socket that somebody with more privilege has opened. It must be as `socket(AF_XDP, SOCK_RAW, 0)` made it.
+    /// Binds a socket that somebody with more privilege has opened. It must be as `socket(AF_XDP, SOCK_RAW, 0)` made it,
+    /// but for an rx ring where [`rx_is_made`](SocketConfig::rx_is_made) says so.
     ///
     /// # Errors
     /// As [`Socket::open`], and [`OpenError::NotXdp`] or [`OpenError::InUse`] for a descriptor that does not serve.
@@ -336,7 +337,9 @@ fn size_rings(fd: BorrowedFd<'_>, config: &SocketConfig) -> Result<(), OpenError
     sockopt::set_xdp_umem_fill_ring_size(fd, fill.get()).map_err(refused("fill", fill))?;
     sockopt::set_xdp_umem_completion_ring_size(fd, completion.get())
         .map_err(refused("completion", completion))?;
-    if let Some(rx) = config.rx {
+    if let Some(rx) = config.rx
+        && !config.rx_is_made
+    {
         sockopt::set_xdp_rx_ring_size(fd, rx.get()).map_err(refused("rx", rx))?;
     }
     if let Some(tx) = config.tx {
@@ -397,6 +400,12 @@ fn map_rings(
     let codec = umem.codec();
     let map = |ring, offset: &XdpRingOffset, place, entries: RingSize, entry_bytes| {
         map_ring(fd, offset, place, u64::from(entries.get()) * entry_bytes).map_err(|source| match source {
+            // EINVAL: there is no such ring, or a smaller one (`xsk_mmap`, net/xdp/xsk.c). We made all but this one.
+            Some(source) if ring == "rx" && config.rx_is_made && is_invalid(&source) => {
+                OpenError::RxRingNotMade {
+                    entries: entries.get(),
+                }
+            }
             Some(source) => OpenError::Ring {
                 ring,
                 entries: entries.get(),
@@ -437,6 +446,45 @@ fn map_rings(
         }
     };
     Ok((fill, completion, rx, tx))
+}
+
+fn is_invalid(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::EINVAL)
+}
+
+/// Entries of the rx ring that somebody else has made for a socket; `None` without one.
+///
+/// The kernel does not say how many there are, but refuses to map more pages than they take: asked for ever fewer, it
+/// answers at the ring's own size. That is exact for rings of more than a page.
+///
+/// # Errors
+/// [`OpenError::NotXdp`]; [`OpenError::RxRingTooSmall`] for a ring that might be smaller than its page;
+/// [`OpenError::Query`].
+pub fn made_rx_ring(fd: BorrowedFd<'_>) -> Result<Option<RingSize>, OpenError> {
+    check_family(fd)?;
+    let offsets = sockopt::xdp_mmap_offsets(fd).map_err(|error| query("XDP_MMAP_OFFSETS", error))?;
+    let slots_bytes = |size: RingSize| u64::from(size.get()) * size_of::<Descriptor>() as u64;
+    let page_bytes = rustix::param::page_size() as u64;
+    for size in RingSize::descending() {
+        match map_ring(fd, &offsets.rx, XDP_PGOFF_RX_RING, slots_bytes(size)) {
+            // A ring of half the entries would take as many pages.
+            Ok(_) if slots_bytes(size) < page_bytes => {
+                return Err(OpenError::RxRingTooSmall {
+                    least_entries: RingSize::at_least(
+                        u32::try_from(page_bytes / size_of::<Descriptor>() as u64).unwrap_or(RingSize::MAX),
+                    ),
+                });
+            }
+            Ok(_) => return Ok(Some(size)),
+            Err(Some(error)) if is_invalid(&error) => {}
+            Err(Some(source)) => {
+                let what = "the rx ring";
+                return Err(OpenError::Query { what, source });
+            }
+            Err(None) => return Err(OpenError::KernelTooOld),
+        }
+    }
+    Ok(None)
 }
 
 /// Maps one ring; `Err(None)` if the kernel has no flags word in it.

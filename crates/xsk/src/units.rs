@@ -58,6 +58,11 @@ impl RingSize {
         self.0
     }
 
+    /// All sizes, the largest first.
+    pub(crate) fn descending() -> impl Iterator<Item = Self> {
+        (0..=Self::MAX.ilog2()).rev().map(|exponent| Self(1 << exponent))
+    }
+
     /// The smallest ring size that holds `entries`; the largest there is where none does.
     pub fn at_least(entries: u32) -> Self {
         Self(entries.clamp(1, Self::MAX).next_power_of_two())

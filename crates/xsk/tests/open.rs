@@ -5,15 +5,17 @@
 mod support;
 
 use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
 use support::packet::Packet;
 use support::redirect::Redirect;
 use support::rig::{Rig, SOON, config, refused};
 use support::{own_umem, test_frame, with_veth};
 use xsk::{
-    BindRequest, BusyPoll, FramePool, Kick, Mode, OpenError, Probe, QueueId, Socket, SocketConfig, TxDesc,
-    Umem, Unbound,
+    BindRequest, BusyPoll, FramePool, Kick, Mode, OpenError, Probe, QueueId, RingSize, Socket, SocketConfig,
+    TxDesc, Umem, Unbound, made_rx_ring,
 };
 
 #[test]
@@ -285,7 +287,6 @@ fn busy_poll_options_are_taken() {
 #[test]
 fn passed_descriptor_serves_once_and_others_are_refused() {
     with_veth(1, 1500, |veth| {
-        use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
         let peer = Packet::on(veth.far, SOON);
         let fd = socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None).unwrap();
         let spare = fd.try_clone().unwrap();
@@ -307,6 +308,76 @@ fn passed_descriptor_serves_once_and_others_are_refused() {
         let file =
             Socket::from_fd(File::open("/dev/null").unwrap().into(), &umem, &config(veth)).unwrap_err();
         assert!(matches!(file, OpenError::NotXdp { domain: 0 }), "{file}");
+    });
+}
+
+/// As somebody with more privilege hands it over, with an rx ring of so many entries, or without one.
+fn handed_over(entries: Option<u32>) -> OwnedFd {
+    let socket = socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None).unwrap();
+    if let Some(entries) = entries {
+        sockopt::set_xdp_rx_ring_size(&socket, entries).unwrap();
+    }
+    socket
+}
+
+#[test]
+fn rx_ring_of_somebody_else_is_used_and_placed_before_there_is_memory() {
+    with_veth(1, 1500, |veth| {
+        let peer = Packet::on(veth.far, SOON);
+        let fd = handed_over(Some(512));
+        let program = Redirect::attach(veth.near, true).unwrap();
+        program.steer(0, &fd).unwrap();
+        let config = SocketConfig {
+            rx: Some(RingSize::at_least(512)),
+            rx_is_made: true,
+            ..config(veth)
+        };
+        let (umem, pool) = own_umem(1024);
+        let socket = Socket::from_fd(fd, &umem, &config).unwrap();
+        let mut rig = Rig { umem, pool, socket };
+        rig.socket.fill.refill(&mut rig.pool, 1024);
+        // More than twice around, and no frame twice.
+        for at in 0..1200_u32 {
+            let frame = test_frame(60 + at as usize % 1000, at as u8);
+            peer.send(&frame);
+            let (received, pieces) = rig.receive().expect("it arrives");
+            assert_eq!((received, pieces), (frame, 1), "frame {at}");
+            rig.socket.fill.refill(&mut rig.pool, 1);
+        }
+    });
+}
+
+#[test]
+fn size_of_an_rx_ring_of_somebody_else_is_found_out_or_refused() {
+    with_veth(1, 1500, |_| {
+        assert_eq!(made_rx_ring(handed_over(None).as_fd()).unwrap(), None);
+        for entries in [512, 1024, 2048, 4096, 1 << 16] {
+            if entries as usize * 16 < rustix::param::page_size() {
+                continue;
+            }
+            let found = made_rx_ring(handed_over(Some(entries)).as_fd()).unwrap();
+            assert_eq!(found.map(RingSize::get), Some(entries));
+        }
+        let error = made_rx_ring(handed_over(Some(2)).as_fd()).unwrap_err();
+        assert!(matches!(error, OpenError::RxRingTooSmall { .. }), "{error}");
+    });
+}
+
+#[test]
+fn rx_ring_that_is_not_there_or_smaller_is_named() {
+    with_veth(1, 1500, |veth| {
+        let expecting = SocketConfig {
+            rx_is_made: true,
+            ..config(veth)
+        };
+        for made in [None, Some(512)] {
+            let (umem, _) = own_umem(64);
+            let error = Socket::from_fd(handed_over(made), &umem, &expecting).unwrap_err();
+            assert!(
+                matches!(error, OpenError::RxRingNotMade { entries: 2048 }),
+                "{error}"
+            );
+        }
     });
 }
 

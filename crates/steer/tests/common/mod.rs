@@ -299,13 +299,15 @@ impl Drop for ForeignProgram {
     }
 }
 
-/// An AF_XDP socket that is bound to nothing: good enough for a slot of the map.
+/// An AF_XDP socket that is bound to nothing, with an RX ring: good enough for a slot of the map.
 pub(crate) fn unbound_xsk() -> OwnedFd {
     // SAFETY: no memory is passed.
     let fd = unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
     assert!(fd >= 0, "AF_XDP socket: {}", io::Error::last_os_error());
     // SAFETY: the call just returned this descriptor, and nobody else has it.
-    unsafe { OwnedFd::from_raw_fd(fd) }
+    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    rustix::net::sockopt::set_xdp_rx_ring_size(&socket, 64).expect("a fresh socket");
+    socket
 }
 
 /// Any descriptor that is no socket.

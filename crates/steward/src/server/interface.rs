@@ -17,7 +17,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
 use steer::{Filter, MAX_QUEUES, Mode, ModeRequest, Program, QueueConf, QueueCounters};
 
 use super::entries::Entries;
@@ -25,7 +25,7 @@ use super::ledger::Ledger;
 use crate::hardware::{self, Ethtool, Names};
 use crate::links::{DriverSends, Link};
 use crate::listing::Listed;
-use crate::protocol::{Facts, Reason, Refusal, Steered, Wanted};
+use crate::protocol::{Facts, RECEIVE_RING, Reason, Refusal, Steered, Wanted};
 use crate::sys::{self, Credentials};
 
 use super::state::{InterfaceRecord, may_crash};
@@ -358,7 +358,7 @@ impl Interface {
         kernel(installed).inspect_err(|_| self.release(connection, queues))
     }
 
-    /// A new socket, confined to the interface and placed beside the one that the queue may have, for `activate`.
+    /// A new socket with an RX ring, confined to the interface and placed beside the one that the queue may have, for `activate`.
     pub(super) fn socket(&self, queue: u32) -> Result<OwnedFd, Refusal> {
         let program = self.program()?;
         let failed = |what: &str, error: &dyn std::error::Error| {
@@ -379,6 +379,9 @@ impl Interface {
         )?;
         sys::confine(socket.as_fd(), self.link.index)
             .map_err(|error| failed("cannot confine the socket", &error))?;
+        // Before it is placed: see there.
+        sockopt::set_xdp_rx_ring_size(&socket, RECEIVE_RING)
+            .map_err(|error| failed("cannot make the socket's RX ring", &error))?;
         program
             .place_socket(queue, socket.as_fd())
             .map_err(|error| failed("cannot place the socket", &error))?;

@@ -13,9 +13,9 @@ use rustix::process::{Resource, Rlimit};
 use rustix::thread::CapabilitySet;
 use steer::{Mode, QueueConf};
 use steward::client::Lease;
-use steward::protocol::Facts;
+use steward::protocol::{Facts, RECEIVE_RING};
 use testkit::Running;
-use xsk::{AttachMode, FramePool, Kick, OwnMemory, QueueId, Socket, SocketConfig, TxDesc, Umem};
+use xsk::{AttachMode, FramePool, Kick, OwnMemory, QueueId, RingSize, Socket, SocketConfig, TxDesc, Umem};
 
 use super::{HOLDER_UID, World, wanted};
 
@@ -136,6 +136,8 @@ pub(crate) fn config(facts: &Facts, queue: u32) -> SocketConfig {
         Some(Mode::Skb) => AttachMode::Skb,
         _ => AttachMode::Native,
     };
+    config.rx = Some(RingSize::at_least(RECEIVE_RING));
+    config.rx_is_made = true;
     config.bind_timeout = Duration::from_secs(5);
     config
 }

@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
 use steer::{ForeignProgram, Mode, ModeRequest, SocketMap, SocketMapError};
 use steward::links::Link;
-use xsk::{OpenError, SocketConfig, Umem, Unbound};
+use xsk::{OpenError, RingSize, SocketConfig, Umem, Unbound};
 
 use super::afxdp_plugin::{Plugin, PluginError};
 use super::config::{Bring, NicConfig, ServeConfig};
@@ -35,12 +35,18 @@ pub(crate) enum ExternalError {
         "--sock-fds {fd}: no AF_XDP socket: open one with socket(AF_XDP, SOCK_RAW, 0), and do not bind it"
     )]
     NotXdp { fd: RawFd },
+    #[error("--sock-fds {fd}")]
+    ReceiveRing {
+        fd: RawFd,
+        #[source]
+        source: OpenError,
+    },
     #[error(
         "--sock-fds {fd}: the socket was opened in another network namespace, where interfaces have other numbers: start the daemon in that one"
     )]
     OtherNamespace { fd: RawFd },
     #[error(
-        "--sock-fds {fd}: the socket has memory or a queue already: pass one that was opened and put into the map, and nothing else"
+        "--sock-fds {fd}: the socket has memory or a queue already: pass one that was opened, given an RX ring and put into the map, and nothing else"
     )]
     InUse { fd: RawFd },
     #[error(
@@ -77,14 +83,23 @@ pub(crate) struct Brought(HashMap<(String, u32), Arc<Source>>);
 
 /// Where the sockets of a port's queues come from.
 enum Source {
-    /// They were passed in; each is taken once. With its number.
-    Sockets(Mutex<HashMap<u32, (RawFd, OwnedFd)>>),
+    /// They were passed in; each is taken once.
+    Sockets(Mutex<HashMap<u32, Passed>>),
     /// They are made here, and put into that map from that place on. With what to call it.
     Map {
         map: SocketMap,
         first: u32,
         option: String,
     },
+}
+
+/// A socket that was passed in.
+struct Passed {
+    /// As it was named.
+    fd: RawFd,
+    socket: OwnedFd,
+    /// The RX ring that was made for it, as it must be before a map takes it (Linux 7.1); none before that.
+    rx: Option<RingSize>,
 }
 
 impl Brought {
@@ -246,14 +261,19 @@ impl External {
             return Ok(Unbound::open(umem, config)?);
         };
         let mut sockets = sockets.lock().unwrap_or_else(PoisonError::into_inner);
-        let (fd, socket) = sockets
+        let Passed { fd, socket, rx } = sockets
             .get(&config.queue.0)
             .ok_or_else(|| ExternalError::Spent(name.to_owned()))?;
         let fd = *fd;
+        let config = SocketConfig {
+            rx: rx.or(config.rx),
+            rx_is_made: rx.is_some(),
+            ..config.clone()
+        };
         let duplicate = socket
             .try_clone()
             .map_err(|source| ExternalError::Take { fd, source })?;
-        match Unbound::from_fd(duplicate, umem, config) {
+        match Unbound::from_fd(duplicate, umem, &config) {
             Ok(unbound) => {
                 sockets.remove(&config.queue.0);
                 Ok(unbound)
@@ -293,7 +313,9 @@ fn take_sockets(numbers: &[RawFd], start_queue: u32) -> Result<Source, ExternalE
         if is_of_another_namespace(socket.as_fd()) {
             return Err(ExternalError::OtherNamespace { fd });
         }
-        sockets.insert(queue, (fd, socket));
+        let rx = xsk::made_rx_ring(socket.as_fd());
+        let rx = rx.map_err(|source| ExternalError::ReceiveRing { fd, source })?;
+        sockets.insert(queue, Passed { fd, socket, rx });
     }
     Ok(Source::Sockets(Mutex::new(sockets)))
 }

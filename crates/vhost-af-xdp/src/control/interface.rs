@@ -28,8 +28,8 @@ use crate::data::xdp::QueueLease;
 
 /// Ethernet header and one VLAN tag, bytes: what a frame may be longer than the MTU.
 pub(crate) const L2_BYTES: u32 = 18;
-/// Entries of a socket's rings.
-pub(crate) const RECEIVE_RING: u32 = 2048;
+/// Entries of RX and fill ring; a steward's sockets come with the former.
+pub(crate) const RECEIVE_RING: u32 = steward::protocol::RECEIVE_RING;
 /// Entries of TX and completion ring.
 pub(crate) const SEND_RING: u32 = 1024;
 /// A queue stays busy after its last owner went until all CPUs have seen it: 20 ms here, more than two seconds with six processes a CPU.

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use steer::{Mode, QueueConf, QueueCounters};
 use steward::client::{Lease, LeaseError};
 use steward::links::{DriverSends, Link};
-use steward::protocol::{Facts, Steered, Wanted};
-use xsk::{OpenError, SocketConfig, Umem, Unbound};
+use steward::protocol::{Facts, RECEIVE_RING, Steered, Wanted};
+use xsk::{OpenError, RingSize, SocketConfig, Umem, Unbound};
 
 use super::external::External;
 use super::interface::InterfaceError;
@@ -204,9 +204,14 @@ impl Steering {
 impl Leased {
     fn prepare(&self, umem: &Umem, config: &SocketConfig) -> Result<Unbound, InterfaceError> {
         let deadline = Instant::now() + UNLOCK_TIMEOUT;
+        let config = SocketConfig {
+            rx: Some(RingSize::at_least(RECEIVE_RING)),
+            rx_is_made: true,
+            ..config.clone()
+        };
         loop {
             // A socket whose memory was refused is of no more use.
-            let opened = Unbound::from_fd(self.socket(config.queue.0)?, umem, config);
+            let opened = Unbound::from_fd(self.socket(config.queue.0)?, umem, &config);
             let Err(OpenError::MemoryLock {
                 needed_bytes,
                 limit_bytes: Some(limit),
