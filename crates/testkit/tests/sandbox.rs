@@ -131,6 +131,36 @@ fn call_that_is_not_in_the_table_ends_the_process(
 }
 
 #[test]
+fn layer_taken_away_leaves_the_others_on() {
+    require!(Root);
+    for options in [
+        ["--sandbox=-files"].as_slice(),
+        &["--sandbox", "-files"],
+        &["--sandbox", "all,-files"],
+    ] {
+        for name in ["socket:17", "execute:/bin/true", "root"] {
+            assert_killed(name, options);
+        }
+    }
+    let veth = VethPair::new();
+    let daemon = Daemon::start(&veth.near, &by_root().flag("--sandbox=-files"));
+    let sandbox = daemon.status()["sandbox"].clone();
+    assert_eq!(sandbox["files"].as_str(), Some("not confined"));
+    assert_eq!(sandbox["user"].as_str(), Some("65534:65534"));
+    assert_eq!(sandbox["network"].as_str(), Some("empty"));
+    assert!(
+        sandbox["calls"]
+            .as_str()
+            .is_some_and(|calls| calls.ends_with("allowed"))
+    );
+    assert!(
+        daemon.said().contains("sandbox: files off by --sandbox"),
+        "{}",
+        daemon.said()
+    );
+}
+
+#[test]
 fn panic_and_abort_are_told_as_ever() {
     require!(Root);
     let directory = private_dir();

@@ -33,7 +33,7 @@ Examples:
   Without privileges, by a lease of vhost-af-xdp-steward:
     vhost-af-xdp serve --socket-path /tmp/vm1.sock --ifname eth1 --steward /run/vhost-af-xdp/steward.sock
   No UDP segmentation:
-    vhost-af-xdp serve --socket-path /run/vm1.sock --ifname eth1 --offload all,-uso
+    vhost-af-xdp serve --socket-path /run/vm1.sock --ifname eth1 --offload -uso
 
 The VMM must share its memory: QEMU with -object memory-backend-memfd,id=m,size=SIZE,share=on
 -machine memory-backend=m; libvirt with <memoryBacking><access mode='shared'/></memoryBacking>.";
@@ -183,10 +183,10 @@ pub(crate) struct ServeArgs {
     /// VLANs whose frames the guest gets, for instance 100,200-203; 0: untagged ones [default: all]
     #[arg(long, value_name = "LIST", value_parser = parse_vlans)]
     vlan: Option<VlanList>,
-    /// Work that the guest may leave to us, and we to it: all that --memory can do, none, or a list of csum,
-    /// tso4, tso6, ecn, uso, guest-csum, guest-tso4, guest-tso6, guest-ecn, guest-uso4, guest-uso6; a `-` before
-    /// one takes it away
-    #[arg(long, value_name = "LIST", default_value = "all")]
+    /// Work that the guest may leave to us, and we to it: all that --memory can do, none, only some of csum,
+    /// tso4, tso6, ecn, uso, guest-csum, guest-tso4, guest-tso6, guest-ecn, guest-uso4, guest-uso6, or all but
+    /// some: a `-` before each
+    #[arg(long, value_name = "LIST", default_value = "all", allow_hyphen_values = true)]
     offload: String,
     /// A further guest: KEY=VALUE pairs of socket-path, fd, client, ifname, cable, queues, start-queue, memory,
     /// mac, vlan, offload (lists joined by `+` here), and of --inhibit and its companions; what is missing comes from the options
@@ -212,9 +212,9 @@ pub(crate) struct ServeArgs {
     /// User to become, a name, or UID or UID:GID in numbers, once sockets are bound [default: nobody, if started by root]
     #[arg(long, value_name = "USER")]
     user: Option<String>,
-    /// What confines this process: all, off, or a list of user, network, capabilities, files, calls; a `-` before one
-    /// takes it away
-    #[arg(long, value_name = "LIST", default_value = "all")]
+    /// What confines this process: all, off, only some of user, network, capabilities, files, calls, or all but some: a
+    /// `-` before each
+    #[arg(long, value_name = "LIST", default_value = "all", allow_hyphen_values = true)]
     sandbox: String,
     /// Try something forbidden from within the sandbox, say what came of it, and end
     #[arg(long, hide = true)]
@@ -384,14 +384,10 @@ impl PortOptions {
                 bail!("no interface: name one with --ifname NAME, or give --cable NAME or --null for none")
             }
         };
-        let offload = Offloads::parse(&self.offload)
+        // What is named must be possible (config.rs), `all` means what is.
+        let offload = Offloads::parse(&self.offload, self.memory.offloads())
             .map_err(anyhow::Error::msg)
             .with_context(|| format!("--offload {}", self.offload))?;
-        // What was named must be possible, `all` means what is.
-        let offload = match self.offload.split([',', '+']).any(|word| word == "all") {
-            true => offload.and(self.memory.offloads()),
-            false => offload,
-        };
         Ok(PortConfig {
             endpoint,
             queues: self.queues,
@@ -535,6 +531,24 @@ mod tests {
         assert!(names(0).contains(&"guest-tso4") && !names(0).contains(&"uso"));
         assert_eq!(names(1), ["csum", "tso4", "guest-csum"]);
         assert!(names(2).contains(&"tso4") && !names(2).contains(&"guest-tso4"));
+    }
+
+    #[test]
+    fn what_a_minus_takes_away_is_off_and_nothing_else() {
+        let config = serve(&[
+            "--ifname=eth1",
+            "--sandbox",
+            "-files",
+            "--offload=-uso",
+            "--port=socket-path=/a",
+            "--port=socket-path=/b,start-queue=1,memory=direct,offload=-ecn+-csum",
+        ])
+        .expect("valid");
+        config.check().expect("within");
+        assert_eq!(config.layers.off(), ["files"]);
+        let off = |port: usize| config.ports[port].offloads_off();
+        assert_eq!(off(0), ["uso"]);
+        assert_eq!(off(1), ["csum", "tso4", "tso6", "ecn", "uso"]);
     }
 
     #[test]

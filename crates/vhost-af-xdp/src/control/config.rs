@@ -350,6 +350,11 @@ impl PortConfig {
         })
     }
 
+    /// Offloads that are possible and not offered, by name.
+    pub(crate) fn offloads_off(&self) -> Vec<&'static str> {
+        self.placement.offloads().without(self.offload).names()
+    }
+
     fn check(&self) -> Result<(), ConfigError> {
         if !(1..=MOST_QUEUES).contains(&self.queues) {
             return Err(ConfigError::Queues(self.queues));

@@ -87,6 +87,7 @@ pub(crate) fn run(config: &ServeConfig) -> anyhow::Result<()> {
     let interfaces = interfaces.leased_from(steward.unwrap_or_default(), config.steward.is_none());
     let ports = open_ports(config, interfaces, &workers)?;
     tracing::info!("sandbox: {in_force}");
+    tell_what_is_off(config);
     let read = {
         let (ports, workers) = (ports.clone(), Arc::clone(&workers));
         move || Status::read(&ports, &workers, &in_force)
@@ -113,6 +114,20 @@ pub(crate) fn run(config: &ServeConfig) -> anyhow::Result<()> {
         bail!("the keeper of this daemon has ended, and the XDP program with it: start the daemon again");
     }
     Ok(())
+}
+
+/// What was taken away from the sandbox and from what guests are offered, a line each.
+fn tell_what_is_off(config: &ServeConfig) {
+    let layers = config.layers.off();
+    if !layers.is_empty() {
+        tracing::warn!("sandbox: {} off by --sandbox", layers.join(", "));
+    }
+    for port in &config.ports {
+        let offloads = port.offloads_off();
+        if !offloads.is_empty() {
+            tracing::warn!(port = %port.endpoint, "{} off by --offload", offloads.join(", "));
+        }
+    }
 }
 
 fn start_attending(port: &Arc<Port>, meeting: Meeting, signals: Handle) -> anyhow::Result<()> {

@@ -9,6 +9,8 @@ use std::fmt;
 
 use virtio_bindings::bindings::virtio_net as net;
 
+use crate::choice::Choice;
+
 /// A set of offloads; see the module's head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Offloads {
@@ -119,11 +121,6 @@ impl Offloads {
         chosen.map(|(name, ..)| name).collect()
     }
 
-    /// Those of this set that are in the other, too.
-    pub(crate) fn and(self, other: Self) -> Self {
-        Self::from_features(self.features() & other.features())
-    }
-
     /// Those of this set that are not in the other.
     pub(crate) fn without(self, other: Self) -> Self {
         Self::from_features(self.features() & !other.features())
@@ -160,32 +157,29 @@ impl Offloads {
         self.guest_tso4 || self.guest_tso6 || self.guest_uso4 || self.guest_uso6
     }
 
-    /// From a list: names, `all` or `none`, joined by `,` or `+`; a `-` before one takes it away. What
-    /// names rest on is added.
+    /// From a list: `all` (that are possible), `none`, names (only these), or names with a `-` before each (all that
+    /// are possible but these), joined by `,` or `+`. What names rest on is added; with one that is taken away goes
+    /// what rests on it.
     ///
     /// # Errors
     /// One sentence, naming the word.
-    pub(crate) fn parse(list: &str) -> Result<Self, String> {
-        let mut set = Self::NONE;
-        for word in list.split([',', '+']) {
-            let (name, add) = word.strip_prefix('-').map_or((word, true), |name| (name, false));
-            let named = match name {
-                "all" => Self::all(),
-                "none" => Self::NONE,
-                _ => ENTRIES
-                    .iter()
-                    .find(|(known, ..)| *known == name)
-                    .map(|(_, bit, _)| Self::from_features(1 << bit))
-                    .ok_or_else(|| format!("{word:?} is not an offload: {}", Self::words()))?,
-            };
-            set = if add {
-                Self::from_features(set.features() | named.features()).closed()
-            } else {
-                // What rests on it goes with it.
-                set.without(named).sound()
-            };
+    pub(crate) fn parse(list: &str, possible: Self) -> Result<Self, String> {
+        let choice = Choice::read(list, &[',', '+'], "none").map_err(|error| error.to_string())?;
+        Ok(match choice {
+            Choice::Only(words) => Self::named(&words)?.closed(),
+            Choice::AllBut(words) => possible.without(Self::named(&words)?).sound(),
+        })
+    }
+
+    fn named(words: &[&str]) -> Result<Self, String> {
+        let mut features = 0;
+        for word in words {
+            let known = ENTRIES.iter().find(|(name, ..)| name == word);
+            let (_, bit, _) =
+                known.ok_or_else(|| format!("{word:?} is not an offload: {}", Self::words()))?;
+            features |= 1 << bit;
         }
-        Ok(set)
+        Ok(Self::from_features(features))
     }
 
     fn words() -> String {
@@ -221,29 +215,48 @@ mod tests {
         assert_eq!(Offloads::NONE.features(), 0);
     }
 
+    fn parse(list: &str) -> Result<Offloads, String> {
+        Offloads::parse(list, Offloads::all())
+    }
+
     #[test]
     fn what_a_name_rests_on_is_added() {
-        let set = Offloads::parse("ecn,guest-uso4").expect("names");
+        let set = parse("ecn,guest-uso4").expect("names");
         assert_eq!(set.names(), ["csum", "tso4", "ecn", "guest-csum", "guest-uso4"]);
         assert_eq!(set.sound(), set);
     }
 
     #[test]
     fn one_taken_away_takes_with_it_what_rests_on_it() {
-        let set = Offloads::parse("all,-guest-csum,-uso").expect("names");
-        assert_eq!(set.names(), ["csum", "tso4", "tso6", "ecn"]);
+        for list in ["all,-guest-csum,-uso", "-guest-csum+-uso"] {
+            let set = parse(list).expect("names");
+            assert_eq!(set.names(), ["csum", "tso4", "tso6", "ecn"], "{list}");
+        }
+    }
+
+    #[test]
+    fn one_taken_away_leaves_all_others_that_are_possible() {
+        let set = Offloads::parse("-uso", Offloads::all().without(Offloads::coalescing()));
+        assert_eq!(
+            set.expect("a name").names(),
+            ["csum", "tso4", "tso6", "ecn", "guest-csum"]
+        );
     }
 
     #[test]
     fn none_and_words_that_are_not_known() {
-        assert_eq!(Offloads::parse("none"), Ok(Offloads::NONE));
-        assert_eq!(Offloads::parse("all"), Ok(Offloads::all()));
-        let error = Offloads::parse("csum+ufo").expect_err("not offered");
-        assert!(
-            error.contains("\"ufo\"") && error.contains("guest-uso6"),
-            "{error}"
-        );
-        assert!(Offloads::parse("").is_err());
+        assert_eq!(parse("none"), Ok(Offloads::NONE));
+        assert_eq!(parse("all"), Ok(Offloads::all()));
+        for list in ["csum+ufo", "-ufo"] {
+            let error = parse(list).expect_err("not offered");
+            assert!(
+                error.contains("\"ufo\"") && error.contains("guest-uso6"),
+                "{error}"
+            );
+        }
+        for list in ["", "none,-uso", "-all", "tso4,-ecn"] {
+            assert!(parse(list).is_err(), "{list:?}");
+        }
     }
 
     #[test]

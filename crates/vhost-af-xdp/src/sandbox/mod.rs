@@ -34,6 +34,8 @@ use std::io;
 use rustix::thread::CapabilitySet;
 use serde::{Deserialize, Serialize};
 
+use crate::choice::{Choice, ChoiceError};
+
 pub(crate) use filter::Extra;
 pub(crate) use user::User;
 
@@ -49,8 +51,15 @@ pub(crate) enum SandboxError {
     )]
     MayNotBecome(User),
     /// A word that is no layer.
-    #[error("--sandbox {0}: all, off, or a list of {NAMES}; a `-` before one takes it away")]
-    UnknownLayer(String),
+    #[error("--sandbox {list}: {word:?} is no layer: all, off, or some of {NAMES}")]
+    UnknownLayer { list: String, word: String },
+    /// A list that is none.
+    #[error("--sandbox {list}")]
+    List {
+        list: String,
+        #[source]
+        source: ChoiceError,
+    },
     /// A step that should not fail did.
     #[error("cannot enter the sandbox: {step} (`--sandbox off` goes without)")]
     Step {
@@ -62,7 +71,7 @@ pub(crate) enum SandboxError {
     },
     /// A filter was not accepted.
     #[error(
-        "cannot enter the sandbox: {0} (`--sandbox all,-calls` goes without; under a service manager's filter, that one must allow seccomp)"
+        "cannot enter the sandbox: {0} (`--sandbox=-calls` goes without; under a service manager's filter, that one must allow seccomp)"
     )]
     Refused(String),
 }
@@ -89,7 +98,9 @@ pub(crate) struct Layers {
 }
 
 impl Layers {
+    #[cfg(test)]
     pub(crate) const ALL: Self = Self::each(true);
+    #[cfg(test)]
     pub(crate) const NONE: Self = Self::each(false);
 
     const fn each(on: bool) -> Self {
@@ -102,33 +113,45 @@ impl Layers {
         }
     }
 
-    /// Reads `all`, `off`, or a list such as `all,-calls`.
+    /// Reads `all`, `off`, names (only these), or names with a `-` before each (all but these).
     ///
     /// # Errors
-    /// [`SandboxError::UnknownLayer`].
-    pub(crate) fn parse(text: &str) -> Result<Self, SandboxError> {
-        let mut layers = Self::NONE;
-        for word in text.split(',') {
-            let (name, on) = word.strip_prefix('-').map_or((word, true), |name| (name, false));
-            let layer = match name {
-                "all" if on => {
-                    layers = Self::ALL;
-                    continue;
-                }
-                "off" if on => {
-                    layers = Self::NONE;
-                    continue;
-                }
-                "user" => &mut layers.user,
-                "network" => &mut layers.network,
-                "capabilities" => &mut layers.capabilities,
-                "files" => &mut layers.files,
-                "calls" => &mut layers.calls,
-                _ => return Err(SandboxError::UnknownLayer(text.to_owned())),
-            };
+    /// [`SandboxError::List`], [`SandboxError::UnknownLayer`].
+    pub(crate) fn parse(list: &str) -> Result<Self, SandboxError> {
+        let choice = Choice::read(list, &[','], "off").map_err(|source| SandboxError::List {
+            list: list.to_owned(),
+            source,
+        })?;
+        let (named, on) = match choice {
+            Choice::Only(names) => (names, true),
+            Choice::AllBut(names) => (names, false),
+        };
+        let mut layers = Self::each(!on);
+        for word in named {
+            let found = layers.places().into_iter().find(|(name, _)| *name == word);
+            let (_, layer) = found.ok_or_else(|| SandboxError::UnknownLayer {
+                list: list.to_owned(),
+                word: word.to_owned(),
+            })?;
             *layer = on;
         }
         Ok(layers)
+    }
+
+    /// The names of those that are off.
+    pub(crate) fn off(mut self) -> Vec<&'static str> {
+        let places = self.places().into_iter();
+        places.filter(|(_, on)| !**on).map(|(name, _)| name).collect()
+    }
+
+    fn places(&mut self) -> [(&'static str, &mut bool); 5] {
+        [
+            ("user", &mut self.user),
+            ("network", &mut self.network),
+            ("capabilities", &mut self.capabilities),
+            ("files", &mut self.files),
+            ("calls", &mut self.calls),
+        ]
     }
 }
 
@@ -235,14 +258,36 @@ mod tests {
 
     #[test]
     fn layers_are_read_as_a_list() {
-        assert_eq!(Layers::parse("all").expect("valid"), Layers::ALL);
-        assert_eq!(Layers::parse("off").expect("valid"), Layers::NONE);
-        let without = Layers::parse("all,-calls").expect("valid");
-        assert!(!without.calls && without.files && without.user);
-        let one = Layers::parse("files").expect("valid");
+        let layers = |list: &str| Layers::parse(list).expect(list);
+        assert_eq!(layers("all"), Layers::ALL);
+        assert_eq!(layers("off"), Layers::NONE);
+        let one = layers("files");
         assert!(one.files && !one.calls);
-        assert!(Layers::parse("seccomp").is_err());
-        assert!(Layers::parse("-all").is_err());
-        assert!(Layers::parse("").is_err());
+        assert!(layers("all").off().is_empty());
+        assert_eq!(layers("user,calls").off(), ["network", "capabilities", "files"]);
+    }
+
+    #[test]
+    fn layer_taken_away_leaves_all_others_on() {
+        for list in ["-files", "all,-files"] {
+            let layers = Layers::parse(list).expect(list);
+            assert_eq!(layers.off(), ["files"], "{list}");
+        }
+    }
+
+    #[test]
+    fn list_that_is_none_names_the_word() {
+        for (list, word) in [
+            ("seccomp", "\"seccomp\""),
+            ("-seccomp", "\"seccomp\""),
+            ("none", "\"none\""),
+        ] {
+            let error = Layers::parse(list).expect_err(list).to_string();
+            assert!(error.contains(word) && error.contains(NAMES), "{error}");
+        }
+        for list in ["-all", "", "off,-files", "off,user", "user,-files"] {
+            let error = Layers::parse(list).expect_err(list);
+            assert!(matches!(error, SandboxError::List { .. }), "{list}: {error}");
+        }
     }
 }
