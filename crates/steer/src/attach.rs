@@ -18,9 +18,10 @@ use std::path::{Path, PathBuf};
 use std::ptr;
 
 use libbpf_rs::libbpf_sys;
-use libbpf_rs::query::{LinkInfo, LinkInfoIter, LinkTypeInfo};
+use libbpf_rs::query::{LinkInfo, LinkTypeInfo};
 
 use crate::capture::{kernel_message, messages_of};
+use crate::foreign::{ForeignProgram, foreign_program};
 
 /// Which attachment is asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -81,46 +82,6 @@ impl fmt::Display for KernelRefusal {
 
 impl std::error::Error for KernelRefusal {}
 
-/// A program that sits where ours would go.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ForeignProgram {
-    /// The kernel's id of the program, as in `bpftool prog show id`.
-    pub id: u32,
-    /// Its name, if we may read it and it has one.
-    pub name: Option<String>,
-    /// `native`, `skb`, `hardware` or `several`.
-    pub mode: &'static str,
-    /// The BPF link that holds it; `None` if it is held by none, or if we may not look.
-    pub link_id: Option<u32>,
-}
-
-impl ForeignProgram {
-    fn remedy(&self, interface: &str) -> String {
-        match self.link_id {
-            Some(link) => format!("end its holder, or `bpftool link detach id {link}`"),
-            None => {
-                let kind = match self.mode {
-                    "native" => "xdpdrv",
-                    "skb" => "xdpgeneric",
-                    "hardware" => "xdpoffload",
-                    _ => "xdp",
-                };
-                format!("end its holder, or `ip link set dev {interface} {kind} off`")
-            }
-        }
-    }
-}
-
-impl fmt::Display for ForeignProgram {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "id {}", self.id)?;
-        if let Some(name) = &self.name {
-            write!(f, ", name {name:?}")?;
-        }
-        write!(f, ", {} mode", self.mode)
-    }
-}
-
 /// Why a program is not attached. The interface is as it was.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
@@ -151,7 +112,10 @@ pub enum AttachError {
     /// Frames of this MTU do not fit the buffers of an XDP program of this kind.
     #[error("the MTU of {interface} ({mtu}) or of its peer is too large for XDP in {mode} mode{}: lower it{}",
         if *.frags { "" } else { " without multi-buffer frames" },
-        if *.frags { ", or use skb mode" } else { ", or ask for multi-buffer frames" })]
+        match .mode {
+            Mode::Native => ", or use skb mode",
+            Mode::Skb => "",
+        })]
     MtuTooLarge {
         /// Name of the interface.
         interface: String,
@@ -495,7 +459,7 @@ fn create_link(program: BorrowedFd<'_>, ifindex: u32, mode: Mode) -> io::Result<
 /// Asks by netlink for what `BPF_LINK_CREATE` just refused, for the kernel's words.
 ///
 /// Should it succeed, because what was in the way went meanwhile, it is undone at once.
-fn ask_for_message(program: BorrowedFd<'_>, ifindex: u32, mode: Mode) -> Option<String> {
+pub(crate) fn ask_for_message(program: BorrowedFd<'_>, ifindex: u32, mode: Mode) -> Option<String> {
     let target = as_int(ifindex).ok()?;
     let flags = mode.flag() | libbpf_sys::XDP_FLAGS_UPDATE_IF_NOEXIST;
     let (result, said) = messages_of(|| {
@@ -514,80 +478,6 @@ fn ask_for_message(program: BorrowedFd<'_>, ifindex: u32, mode: Mode) -> Option<
         return None;
     }
     kernel_message(&said)
-}
-
-/// The XDP program of an interface, whoever's it is; `None` also if it cannot be asked for: attaching will tell.
-#[must_use]
-pub fn program_on(ifindex: u32) -> Option<ForeignProgram> {
-    foreign_program(ifindex)
-}
-
-fn foreign_program(ifindex: u32) -> Option<ForeignProgram> {
-    let mut opts = libbpf_sys::bpf_xdp_query_opts {
-        sz: size_of::<libbpf_sys::bpf_xdp_query_opts>() as libbpf_sys::size_t,
-        ..Default::default()
-    };
-    let target = as_int(ifindex).ok()?;
-    let (result, _) = messages_of(|| {
-        // SAFETY: opts is valid for the call and says its own size.
-        unsafe { libbpf_sys::bpf_xdp_query(target, 0, &raw mut opts) }
-    });
-    if result != 0 {
-        return None;
-    }
-    let (id, mode) = match u32::from(opts.attach_mode) {
-        libbpf_sys::XDP_ATTACHED_NONE => return None,
-        libbpf_sys::XDP_ATTACHED_DRV => (opts.drv_prog_id.max(opts.prog_id), "native"),
-        libbpf_sys::XDP_ATTACHED_SKB => (opts.skb_prog_id.max(opts.prog_id), "skb"),
-        libbpf_sys::XDP_ATTACHED_HW => (opts.hw_prog_id.max(opts.prog_id), "hardware"),
-        _ => {
-            let ids = [opts.drv_prog_id, opts.skb_prog_id, opts.hw_prog_id];
-            (
-                ids.into_iter().find(|id| *id != 0).unwrap_or(opts.prog_id),
-                "several",
-            )
-        }
-    };
-    Some(ForeignProgram {
-        id,
-        name: program_name(id),
-        mode,
-        link_id: link_of(id, ifindex),
-    })
-}
-
-fn program_name(id: u32) -> Option<String> {
-    // SAFETY: no pointers; returns a new descriptor or an error.
-    let (fd, _) = messages_of(|| unsafe { libbpf_sys::bpf_prog_get_fd_by_id(id) });
-    if fd < 0 {
-        return None;
-    }
-    // SAFETY: the call just returned this descriptor, and nobody else has it.
-    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    let mut info = libbpf_sys::bpf_prog_info::default();
-    let mut len = size_of::<libbpf_sys::bpf_prog_info>() as u32;
-    // SAFETY: info is zeroed, so it names no buffers to fill, and len is its size.
-    let result = unsafe { libbpf_sys::bpf_prog_get_info_by_fd(fd.as_raw_fd(), &raw mut info, &raw mut len) };
-    if result != 0 {
-        return None;
-    }
-    let bytes: Vec<u8> = info.name.iter().map(|c| c.cast_unsigned()).collect();
-    let name = CStr::from_bytes_until_nul(&bytes)
-        .ok()?
-        .to_string_lossy()
-        .into_owned();
-    (!name.is_empty()).then_some(name)
-}
-
-/// The link that holds program `id` on the interface; needs `CAP_SYS_ADMIN` to look, else `None`.
-fn link_of(id: u32, ifindex: u32) -> Option<u32> {
-    let (found, _) = messages_of(|| {
-        LinkInfoIter::default().find(|link| match &link.info {
-            LinkTypeInfo::Xdp(xdp) => link.prog_id == id && xdp.ifindex == ifindex,
-            _ => false,
-        })
-    });
-    found.map(|link| link.id)
 }
 
 fn interface_name(ifindex: u32) -> Option<String> {
@@ -632,6 +522,6 @@ fn interface_mtu(interface: &str) -> Option<u32> {
     u32::try_from(unsafe { request.ifr_ifru.ifru_mtu }).ok()
 }
 
-fn as_int(ifindex: u32) -> io::Result<i32> {
+pub(crate) fn as_int(ifindex: u32) -> io::Result<i32> {
     i32::try_from(ifindex).map_err(|_| io::Error::from_raw_os_error(libc::ENODEV))
 }

@@ -39,11 +39,13 @@
 mod attach;
 mod capture;
 mod config;
+mod foreign;
 mod layout;
 mod program;
 mod socket_map;
 
-pub use attach::{AttachError, ForeignProgram, KernelRefusal, Mode, ModeRequest, PinError, program_on};
+pub use attach::{AttachError, KernelRefusal, Mode, ModeRequest, PinError};
+pub use foreign::{ForeignProgram, Held, program_on};
 pub use layout::{Filter, LAST_VLAN, MAX_QUEUES, QueueConf, QueueCounters, VirtioHeader};
 pub use program::{Program, QueueError, detach_pinned};
 pub use socket_map::{SocketMap, SocketMapError};

@@ -19,7 +19,7 @@ use libbpf_rs::libbpf_sys;
 #[derive(Debug, thiserror::Error)]
 pub enum SocketMapError {
     /// Nothing there, or no permission.
-    #[error("cannot open the BPF map pinned at {}: it must be in a bpffs, and readable and writable for this user", .path.display())]
+    #[error("cannot open the BPF map pinned at {}: it must be in a bpffs (`ip netns exec` hides the host's: use `nsenter --net=/run/netns/NAME`), and readable and writable for this user", .path.display())]
     Open {
         /// As given.
         path: PathBuf,

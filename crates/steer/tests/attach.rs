@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use common::{ForeignProgram, NEAR, Pair, gone_within, index_of, program_on, read_all, read_line};
-use steer::{AttachError, Mode, ModeRequest, Program};
+use steer::{AttachError, Held, Mode, ModeRequest, Program};
 
 /// Set for a test that this binary runs in a process of its own; the value is the interface's index.
 const CHILD: &str = "STEER_TEST_CHILD_IFINDEX";
@@ -110,7 +110,8 @@ fn large_mtu_is_named_in_native_mode_and_frags_or_skb_take_it() {
     );
     let text = in_full(&error);
     assert!(
-        text.contains("near0 (9000)") && text.contains("ask for multi-buffer frames"),
+        text.contains("near0 (9000)")
+            && text.contains("without multi-buffer frames: lower it, or use skb mode"),
         "{text}"
     );
 
@@ -149,7 +150,7 @@ fn program_of_another_is_named_and_stays() {
             assert_eq!(program.id, foreign.id);
             assert_eq!(program.name.as_deref(), Some(ForeignProgram::NAME));
             assert_eq!(program.mode, if native { "native" } else { "skb" });
-            assert_eq!(program.link_id, None);
+            assert_eq!(program.held, Held::Interface);
             let kind = if native { "xdpdrv" } else { "xdpgeneric" };
             let text = error.to_string();
             assert!(
@@ -172,7 +173,9 @@ fn program_on_a_link_is_named_with_its_link() {
     };
     assert_eq!(program.id, first.id());
     assert_eq!(program.mode, "skb");
-    let link = program.link_id.expect("root may look");
+    let Held::Link(link) = program.held else {
+        panic!("root may look: {error:?}")
+    };
     assert!(
         error
             .to_string()

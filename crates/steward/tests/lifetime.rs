@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use common::{World, holder};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
+use steer::Held;
 use steward::client::{Lease, LeaseError};
 use steward::protocol::Facts;
 use testkit::{VethPair, require, wait};
@@ -136,11 +137,11 @@ fn program_that_somebody_detaches_is_attached_again_and_the_holder_is_told() {
     let (lease, _sockets) = world.lease(0, 1).expect("allowed");
     let before = lease.facts();
     let index = before.ifindex;
-    let link = world
-        .veth
-        .near
-        .enter(|| steer::program_on(index).and_then(|program| program.link_id));
-    detach_link(link.expect("a link of the steward's"));
+    let program = world.veth.near.enter(|| steer::program_on(index));
+    let Some(Held::Link(link)) = program.map(|program| program.held) else {
+        panic!("no link of the steward's");
+    };
+    detach_link(link);
     // The kernel says nothing of it by rtnetlink; the next change makes the steward look.
     world.veth.near.ip(&["link", "set", VethPair::NIC, "mtu", "1400"]);
     let after = await_facts(&lease, "attached again", |facts| {

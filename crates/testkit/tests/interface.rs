@@ -163,14 +163,18 @@ fn program_of_another_is_not_replaced(#[values("xdpdrv", "xdpgeneric")] how: &st
         "xdp",
     ]);
     let id = program_on(&veth.near, VethPair::NIC).expect("just attached");
+    let remedy = ["link", "set", "dev", VethPair::NIC, how, "off"];
     for serve in both_ways(VethPair::NIC) {
-        assert_refused(&veth.near, &serve, &[VethPair::NIC, &id.to_string()]);
+        let command = format!("`ip {}`", remedy.join(" "));
+        assert_refused(&veth.near, &serve, &[VethPair::NIC, &id.to_string(), &command]);
         assert_eq!(
             program_on(&veth.near, VethPair::NIC),
             Some(id),
             "it is still there"
         );
     }
+    veth.near.ip(&remedy);
+    let _served = Daemon::start(&veth.near, &Serve::interface(VethPair::NIC).by_root());
 }
 
 #[test]
@@ -181,9 +185,15 @@ fn second_daemon_on_the_same_interface_is_refused_and_the_first_goes_on() {
     let id = program_on(&rig.veth.near, VethPair::NIC)
         .expect("the first one's")
         .to_string();
-    // One by root, and one of another steward's.
+    // One by root, and one of another steward's. A program on a link is not taken off by `ip link`.
+    let words = [
+        VethPair::NIC,
+        &id,
+        "end its holder (daemons share an interface by vhost-af-xdp-steward",
+        "--port",
+    ];
     for serve in both_ways(VethPair::NIC) {
-        assert_refused(&rig.veth.near, &serve, &[VethPair::NIC, &id]);
+        assert_refused(&rig.veth.near, &serve, &words);
     }
     rig.assert_passes_both_ways();
 }

@@ -64,7 +64,7 @@ pub enum StoreError {
         path: PathBuf,
     },
     /// Not where BPF objects can be pinned.
-    #[error("{} is not on a bpffs: `mount -t bpf bpf /sys/fs/bpf`, or name another place with --pins", .path.display())]
+    #[error("{} is not on a bpffs: `mount -t bpf bpf /sys/fs/bpf`, or name another place with --pins (`ip netns exec` hides the host's: use `nsenter --net=/run/netns/NAME`)", .path.display())]
     NoBpfFs {
         /// As given.
         path: PathBuf,

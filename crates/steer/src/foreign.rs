@@ -1,0 +1,191 @@
+//! A program that is on an interface already, and how it can be taken off.
+//!
+//! A program on a BPF link goes with its link and cannot be taken off by `ip link set … off`; one without goes so, and by
+//! nothing else. Which link it is takes CAP_SYS_ADMIN to learn. Whether there is one takes only what attaching takes: the
+//! kernel says so when it refuses another program in its place (`dev_xdp_attach`, net/core/dev.c).
+#![allow(unsafe_code)]
+
+use std::ffi::CStr;
+use std::fmt;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::ptr;
+
+use libbpf_rs::libbpf_sys;
+use libbpf_rs::query::{LinkInfoIter, LinkTypeInfo};
+
+use crate::attach::{Mode, as_int, ask_for_message};
+use crate::capture::messages_of;
+
+/// What keeps a program on its interface.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Held {
+    /// The BPF link of this number.
+    Link(u32),
+    /// A BPF link whose number only CAP_SYS_ADMIN may learn.
+    SomeLink,
+    /// The interface itself.
+    Interface,
+    /// This process may not ask.
+    Unknown,
+}
+
+/// A program that sits where ours would go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ForeignProgram {
+    /// The kernel's id of the program, as in `bpftool prog show id`.
+    pub id: u32,
+    /// Its name, if we may read it and it has one.
+    pub name: Option<String>,
+    /// `native`, `skb`, `hardware` or `several`.
+    pub mode: &'static str,
+    /// What keeps it there.
+    pub held: Held,
+}
+
+impl ForeignProgram {
+    /// How it goes, in words that follow "which is not replaced:".
+    pub(crate) fn remedy(&self, interface: &str) -> String {
+        let kind = match self.mode {
+            "native" => "xdpdrv",
+            "skb" => "xdpgeneric",
+            "hardware" => "xdpoffload",
+            _ => "xdp",
+        };
+        // Our own programs are on links.
+        let shared =
+            "(daemons share an interface by vhost-af-xdp-steward, guests by several --port of one daemon)";
+        match self.held {
+            Held::Link(link) => format!("end its holder {shared}, or `bpftool link detach id {link}`"),
+            Held::SomeLink => format!("end its holder {shared}"),
+            Held::Interface => format!("`ip link set dev {interface} {kind} off` takes it off"),
+            Held::Unknown => "end its holder".to_owned(),
+        }
+    }
+}
+
+impl fmt::Display for ForeignProgram {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "id {}", self.id)?;
+        if let Some(name) = &self.name {
+            write!(f, ", name {name:?}")?;
+        }
+        write!(f, ", {} mode", self.mode)
+    }
+}
+
+/// The XDP program of an interface, whoever's it is; `None` also if it cannot be asked for: attaching will tell.
+#[must_use]
+pub fn program_on(ifindex: u32) -> Option<ForeignProgram> {
+    foreign_program(ifindex)
+}
+
+pub(crate) fn foreign_program(ifindex: u32) -> Option<ForeignProgram> {
+    let mut opts = libbpf_sys::bpf_xdp_query_opts {
+        sz: size_of::<libbpf_sys::bpf_xdp_query_opts>() as libbpf_sys::size_t,
+        ..Default::default()
+    };
+    let target = as_int(ifindex).ok()?;
+    let (result, _) = messages_of(|| {
+        // SAFETY: opts is valid for the call and says its own size.
+        unsafe { libbpf_sys::bpf_xdp_query(target, 0, &raw mut opts) }
+    });
+    if result != 0 {
+        return None;
+    }
+    let (id, mode) = match u32::from(opts.attach_mode) {
+        libbpf_sys::XDP_ATTACHED_NONE => return None,
+        libbpf_sys::XDP_ATTACHED_DRV => (opts.drv_prog_id.max(opts.prog_id), "native"),
+        libbpf_sys::XDP_ATTACHED_SKB => (opts.skb_prog_id.max(opts.prog_id), "skb"),
+        libbpf_sys::XDP_ATTACHED_HW => (opts.hw_prog_id.max(opts.prog_id), "hardware"),
+        _ => {
+            let ids = [opts.drv_prog_id, opts.skb_prog_id, opts.hw_prog_id];
+            (
+                ids.into_iter().find(|id| *id != 0).unwrap_or(opts.prog_id),
+                "several",
+            )
+        }
+    };
+    Some(ForeignProgram {
+        id,
+        name: program_name(id),
+        mode,
+        held: held(id, ifindex, mode),
+    })
+}
+
+fn program_name(id: u32) -> Option<String> {
+    // SAFETY: no pointers; returns a new descriptor or an error.
+    let (fd, _) = messages_of(|| unsafe { libbpf_sys::bpf_prog_get_fd_by_id(id) });
+    if fd < 0 {
+        return None;
+    }
+    // SAFETY: the call just returned this descriptor, and nobody else has it.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    let mut info = libbpf_sys::bpf_prog_info::default();
+    let mut len = size_of::<libbpf_sys::bpf_prog_info>() as u32;
+    // SAFETY: info is zeroed, so it names no buffers to fill, and len is its size.
+    let result = unsafe { libbpf_sys::bpf_prog_get_info_by_fd(fd.as_raw_fd(), &raw mut info, &raw mut len) };
+    if result != 0 {
+        return None;
+    }
+    let bytes: Vec<u8> = info.name.iter().map(|c| c.cast_unsigned()).collect();
+    let name = CStr::from_bytes_until_nul(&bytes)
+        .ok()?
+        .to_string_lossy()
+        .into_owned();
+    (!name.is_empty()).then_some(name)
+}
+
+fn held(id: u32, ifindex: u32, mode: &str) -> Held {
+    if let Some(link) = link_of(id, ifindex) {
+        return Held::Link(link);
+    }
+    let mode = match mode {
+        "native" => Mode::Native,
+        "skb" => Mode::Skb,
+        _ => return Held::Unknown,
+    };
+    let said = pass_all().and_then(|program| ask_for_message(program.as_fd(), ifindex, mode));
+    match said.as_deref() {
+        Some(said) if said.contains("BPF XDP link") => Held::SomeLink,
+        Some(said) if said.contains("already attached") => Held::Interface,
+        _ => Held::Unknown,
+    }
+}
+
+/// The link that holds program `id` on the interface; needs `CAP_SYS_ADMIN` to look, else `None`.
+fn link_of(id: u32, ifindex: u32) -> Option<u32> {
+    let (found, _) = messages_of(|| {
+        LinkInfoIter::default().find(|link| match &link.info {
+            LinkTypeInfo::Xdp(xdp) => link.prog_id == id && xdp.ifindex == ifindex,
+            _ => false,
+        })
+    });
+    found.map(|link| link.id)
+}
+
+/// A program that lets everything pass: `r0 = XDP_PASS; exit`. It is offered, and refused.
+fn pass_all() -> Option<OwnedFd> {
+    // struct bpf_insn, include/uapi/linux/bpf.h: code, registers, offset (16 bits), immediate (32 bits).
+    let [a, b, c, d] = libbpf_sys::XDP_PASS.to_ne_bytes();
+    let code: [[u8; 8]; 2] = [[0xb7, 0, 0, 0, a, b, c, d], [0x95, 0, 0, 0, 0, 0, 0, 0]];
+    let (fd, _) = messages_of(|| {
+        // SAFETY: two instructions of 8 bytes each, which the kernel reads, whatever their alignment; both names are
+        // terminated; null options are allowed.
+        unsafe {
+            libbpf_sys::bpf_prog_load(
+                libbpf_sys::BPF_PROG_TYPE_XDP,
+                c"pass".as_ptr(),
+                c"GPL".as_ptr(),
+                code.as_ptr().cast(),
+                code.len() as libbpf_sys::size_t,
+                ptr::null_mut(),
+            )
+        }
+    });
+    if fd < 0 {
+        return None;
+    }
+    // SAFETY: the call just returned this descriptor, and nobody else has it.
+    Some(unsafe { OwnedFd::from_raw_fd(fd) })
+}
