@@ -94,13 +94,15 @@ guest_download() {
         fail "could not download $1; check the network"
 }
 
-# Copies a program and the libraries it needs to where it will find them: copy_program PROGRAM ROOT
-copy_program() {
-    local file
-    for file in "$1" $(ldd "$1" | grep -o '/[^ ]*'); do
-        mkdir -p "$2$(dirname "$file")"
-        cp -L "$file" "$2$file"
+# The programs of Debian's that the guest has, beside busybox, and their libraries, a line each. glibc loads libgcc_s by itself, when a
+# thread is cancelled, and aborts where there is none; iperf3 has had threads since 3.16.
+guest_programs() {
+    local program
+    for program in /usr/bin/iperf3 /usr/sbin/ethtool; do
+        echo "$program"
+        ldd "$program" | grep -o '/[^ ]*'
     done
+    realpath "$(gcc -print-file-name=libgcc_s.so.1)"
 }
 
 # Sets NETCHECK to the program of netcheck.c, which runs on the host and in the guest, building it if its source has changed.
@@ -128,13 +130,12 @@ guest_add_module() {
 
 # Sets GUEST_INITRAMFS, building it if what goes into it has changed.
 guest_initramfs() {
-    local init="$REPO/scripts/lib/guest-init" key root module
+    local init="$REPO/scripts/lib/guest-init" key root file module
     guest_netcheck
     key="$({
         basename "$GUEST_KERNEL"
         printf '%s\n' "${GUEST_MODULES[@]}"
-        dpkg-query -W busybox-static ethtool iperf3 libc6 libiperf0 libmnl0 libssl3
-        cat "$init"
+        guest_programs | sort -u | xargs cat /bin/busybox "$init"
         basename "$NETCHECK"
     } | sha256sum | cut -c 1-16)"
     GUEST_INITRAMFS="$CACHE/initramfs-$key"
@@ -145,8 +146,9 @@ guest_initramfs() {
     on_exit rm -rf "$root" "$root.cpio"
     mkdir -p "$root/bin" "$root/lib/modules"
     cp /bin/busybox "$root/bin/busybox"
-    copy_program /usr/bin/iperf3 "$root"
-    copy_program /usr/sbin/ethtool "$root"
+    while read -r file; do
+        install -D "$file" "$root$file"
+    done < <(guest_programs)
     install -D "$NETCHECK" "$root/usr/bin/netcheck"
     for module in "${GUEST_MODULES[@]}"; do
         guest_add_module "$module" "$root/lib/modules"

@@ -1,9 +1,9 @@
 # shellcheck shell=bash
-# Installs what the scripts need on a Debian 12: apt packages and a Rust that is new enough.
+# Installs what the scripts need on a Debian 12 or 13: apt packages and a Rust that is new enough.
 #
 # Theory of operation. Every script names the groups of packages it needs (install_packages "${PACKAGES_BUILD[@]}" …).
 # What dpkg already has is not asked for again, so a second run costs a few milliseconds and no network; package lists are
-# refreshed only when something is really missing. Rust comes from rustup, because Debian 12's own (1.63) is older than
+# refreshed only when something is really missing. Rust comes from rustup, because Debian's own (1.63, 1.85) is older than
 # rust-version in Cargo.toml. Nothing here touches a Rust that is new enough, however it came.
 # Needs common.sh.
 
@@ -15,8 +15,8 @@
     # Not libvirt-daemon-system, which would start a libvirtd for good.
     PACKAGES_LIBVIRT=(libvirt-clients libvirt-daemon libvirt-daemon-driver-qemu)
     PACKAGES_RESULTS=(jq)
-    # testpmd is in dpdk-dev; each driver is a package of its own.
-    PACKAGES_DPDK=(dpdk-dev librte-mempool-ring23 librte-net-af-xdp23 librte-net-null23 librte-net-vhost23 librte-net-virtio23)
+    # testpmd is in dpdk-dev; each driver is a package of its own, whose name install_dpdk completes.
+    DPDK_DRIVERS=(mempool-ring net-af-xdp net-null net-vhost net-virtio)
 }
 
 readonly CARGO_DENY_VERSION=0.20.2
@@ -63,6 +63,25 @@ install_packages() {
     say "apt-get install ${missing[*]}"
     apt_quietly install --no-install-recommends "${missing[@]}" ||
         fail "apt-get install failed (see above); by hand: apt-get install ${missing[*]}"
+}
+
+# The number of the DPDK ABI that apt has packages of, which their names end with: 23 in Debian 12, 25 in Debian 13.
+dpdk_abi() {
+    apt-cache pkgnames librte-net-vhost | sed -n 's/^librte-net-vhost\([0-9][0-9]*\)$/\1/p' | sort -n | tail -n 1
+}
+
+# DPDK with the drivers that tests and measurements use.
+install_dpdk() {
+    local abi packages
+    abi="$(dpdk_abi)"
+    if [[ -z $abi ]]; then
+        # A fresh system may have no package lists.
+        update_package_lists
+        abi="$(dpdk_abi)"
+        [[ -n $abi ]] || fail "apt knows no librte-net-vhost…, which is DPDK's; add Debian's main archive to its sources"
+    fi
+    packages=("${DPDK_DRIVERS[@]/#/librte-}")
+    install_packages dpdk-dev "${packages[@]/%/$abi}"
 }
 
 # The oldest Rust that the workspace is written for.
