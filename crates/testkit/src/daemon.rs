@@ -493,19 +493,41 @@ impl Daemon {
         assert!(reached, "{name} is below {value}: {:#}", self.status());
     }
 
+    /// Does something that wakes a worker, a kick say, and returns when it has been awake for it and all sleep again.
+    ///
+    /// # Panics
+    /// If that never comes about.
+    pub fn await_rest_after(&self, act: impl FnOnce()) {
+        let before = self.sleeps_at_rest();
+        act();
+        let woken = wait::until(wait::SOON, || self.sleeps_at_rest() > before);
+        assert!(woken, "nobody woke: {:#}", self.status());
+    }
+
+    /// How often workers have fallen asleep, as soon as that stays the same for a while.
+    fn sleeps_at_rest(&self) -> u64 {
+        let sleeps = || sum_named(&self.status()["workers"], "sleeps");
+        let steady = wait::until_some(wait::SOON, || {
+            let seen = sleeps();
+            std::thread::sleep(Duration::from_millis(30));
+            (sleeps() == seen).then_some(seen)
+        });
+        steady.unwrap_or_else(|| panic!("workers do not come to rest: {:#}", self.status()))
+    }
+
     /// SIGTERM, and its status; it must end at once.
     ///
     /// # Panics
     /// If it does not.
     pub fn terminate(&mut self) -> ExitStatus {
         self.running.signal(Signal::TERM);
-        self.running.wait(Duration::from_secs(3))
+        self.running.wait(wait::SOON)
     }
 
     /// SIGKILL.
     pub fn kill(&mut self) {
         self.running.signal(Signal::KILL);
-        self.running.wait(Duration::from_secs(3));
+        self.running.wait(wait::SOON);
     }
 }
 

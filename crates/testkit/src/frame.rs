@@ -1,5 +1,7 @@
 //! Frames to test with. All bytes are determined by length and seed, so two that should differ do.
 
+use std::sync::atomic::{AtomicU32, Ordering};
+
 /// Destination of all test frames: nobody's, so no stack answers.
 pub const TO: [u8; 6] = [0x02, 0, 0, 0, 0, 0x0b];
 /// Source of all test frames.
@@ -33,6 +35,14 @@ pub fn numbered(number: u32) -> Vec<u8> {
     let mut frame = plain(NUMBERED, 0x33);
     frame[HEADER..HEADER + 4].copy_from_slice(&number.to_be_bytes());
     frame
+}
+
+/// A frame like no other: the last one of what a test sends, behind which nothing is under way.
+#[must_use]
+pub fn last() -> Vec<u8> {
+    static SERIAL: AtomicU32 = AtomicU32::new(u32::MAX);
+    // Only a number; nothing is published with it.
+    numbered(SERIAL.fetch_sub(1, Ordering::Relaxed))
 }
 
 /// The number of a frame; `None` if it is no [`numbered`] one.

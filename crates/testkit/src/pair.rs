@@ -248,6 +248,13 @@ impl Pair {
         true
     }
 
+    /// Whether less than half of the transmit ring is under way.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        let ring = &self.from_guest.driver;
+        2 * ring.in_flight() < ring.size().get().into()
+    }
+
     /// Takes back what the device has given back of what was sent, as Linux does before it sends. Looks at the ring and waits for no call.
     pub fn reap_sent(&mut self) {
         while let Some(used) = self.from_guest.driver.take_used() {

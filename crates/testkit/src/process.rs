@@ -108,7 +108,7 @@ impl Running {
         let status = wait::until_some(patience, || self.ended());
         let status = status.unwrap_or_else(|| panic!("{self} did not end within {patience:?}"));
         // The readers end with the pipes; each holds a clone of `said` until then.
-        wait::until(Duration::from_secs(1), || Arc::strong_count(&self.said) == 1);
+        wait::until(Duration::from_secs(10), || Arc::strong_count(&self.said) == 1);
         status
     }
 

@@ -6,7 +6,6 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
 use tempfile::TempDir;
 
@@ -126,7 +125,7 @@ impl Drop for Testpmd {
     fn drop(&mut self) {
         if self.running.ended().is_none() {
             self.running.type_in("\n");
-            wait::until(Duration::from_secs(5), || self.running.ended().is_some());
+            wait::until(wait::SOON, || self.running.ended().is_some());
         }
         let _ = std::fs::remove_dir_all(&self.runtime);
     }

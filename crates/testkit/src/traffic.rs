@@ -34,6 +34,11 @@ impl Flow {
         self.arrived.iter().filter_map(again).collect()
     }
 
+    /// How many have been sent and not arrived, if none came twice.
+    fn under_way(&self) -> usize {
+        self.sent.len().saturating_sub(self.arrived.len())
+    }
+
     /// How many never arrived.
     #[must_use]
     pub fn lost(&self) -> usize {
@@ -48,6 +53,12 @@ impl Flow {
         let sent = (0..).zip(&self.sent);
         sent.filter(|(number, at)| (from..to).contains(*at) && !arrived.contains(number))
             .count()
+    }
+
+    /// How many arrived after `since`.
+    #[must_use]
+    pub fn arrived_since(&self, since: Instant) -> usize {
+        self.arrived.iter().filter(|&&(_, at)| at > since).count()
     }
 
     /// How long after `since` the first one arrived.
@@ -87,6 +98,13 @@ impl Traffic {
     /// Starts it, a frame each `pace` in both directions. The guest must have receive buffers posted.
     #[must_use]
     pub fn start(guest: Driver, wire: PacketPort, pace: Duration) -> Self {
+        Self::start_within(guest, wire, pace, usize::MAX)
+    }
+
+    /// The same, with no more than `window` frames to the guest that have not arrived: each one that is lost is one less under way,
+    /// for good.
+    #[must_use]
+    pub fn start_within(guest: Driver, wire: PacketPort, pace: Duration, window: usize) -> Self {
         let mut traffic = Self {
             guest: Arc::new(Mutex::new(Some(guest))),
             stop: Arc::default(),
@@ -96,7 +114,7 @@ impl Traffic {
         let wire = Arc::new(wire);
         let sender = Arc::clone(&wire);
         traffic.spawn(pace, move |flows, due| {
-            if due {
+            if due && locked(&flows.to_guest).under_way() < window {
                 let number = note_sent(&flows.to_guest);
                 let _ = sender.try_send(&frame::numbered(number));
             }
@@ -111,9 +129,9 @@ impl Traffic {
             let mut guest = locked(&guest);
             let Some(driver) = guest.as_mut() else { return };
             let pair = &mut driver.pairs[0];
-            if due {
+            pair.reap_sent();
+            if due && pair.has_room() {
                 let number = note_sent(&flows.from_guest);
-                pair.reap_sent();
                 pair.send(&frame::numbered(number), Layout::Whole);
             }
             while let Some(got) = pair.poll() {

@@ -7,7 +7,7 @@ use rstest::rstest;
 use testkit::daemon::Placement;
 use testkit::driver::{F_EVENT_IDX, F_INDIRECT, F_MRG_RXBUF, F_RING_PACKED, F_VERSION_1};
 use testkit::pair::Ring;
-use testkit::{DriverConfig, TwoGuests, frame, require, wait};
+use testkit::{DriverConfig, Layout, TwoGuests, frame, require};
 use virtqueue::GuestAddr;
 use virtqueue::driver::Buffer;
 use virtqueue::layout::{
@@ -191,7 +191,9 @@ fn offload_that_was_not_negotiated_is_dropped_and_counted(
     guests
         .daemon
         .await_counter("from_guest_offload_not_negotiated", 2);
-    assert_eq!(guests.wire.receive(wait::QUIET), None);
+    let last = frame::last();
+    guests.liar.pairs[0].send(&last, Layout::Whole);
+    assert!(guests.wire.receive_before(&last).is_empty());
     guests.assert_honest_guest_sends();
 }
 
@@ -209,9 +211,8 @@ fn used_buffers_named_twice_harm_only_the_guest_that_named_them(
     ring.driver.split().set_avail_idx(QUEUE);
     ring.kick();
     // Sixty-four times the same frame, or a closed port: both are an answer. The daemon and the other guest live.
-    while guests.wire.receive(wait::QUIET).is_some() {}
-    guests.daemon.process().check();
     guests.assert_honest_guest_sends();
+    guests.daemon.process().check();
 }
 
 fn packed_config() -> DriverConfig {
@@ -310,9 +311,10 @@ fn packed_descriptors_made_available_twice_close_only_that_port() {
     let config = packed_config();
     let guests = TwoGuests::new(Placement::Direct, &config);
     let ring = &guests.liar.pairs[0].to_guest;
-    // Held until frames come, of which there are fewer.
-    lay(ring, &[(MIB, 2048, DESC_WRITE); QUEUE as usize]);
-    wait::settle();
+    // Held until frames come, of which there are none.
+    guests
+        .daemon
+        .await_rest_after(|| lay(ring, &[(MIB, 2048, DESC_WRITE); QUEUE as usize]));
     let again = PackedDescriptor {
         addr: MIB,
         len: 2048,

@@ -2,10 +2,10 @@
 //!
 //! Theory of operation. The guest is the testkit's own driver, with numbered frames every 10 ms both ways
 //! ([`Traffic`]). Before each kill it sends a burst, so that the daemon dies with frames in its hands; then the new
-//! daemon is started, the driver connects again as QEMU does, and the outage is the time from the moment when the new
-//! daemon was ready and accepted until the first frame arrives, the longer of both directions. No number may arrive
-//! twice. What a restart costs with a real QEMU, whose own timer is the longest part of it, is measured with a Linux
-//! guest.
+//! daemon is started and the driver connects again as QEMU does. Frames must pass again both ways, no number may arrive
+//! twice, and of what the guest sends once the new daemon has accepted nothing is lost. The outage, which is printed, is the
+//! time from the moment when the new daemon was ready and accepted until the first frame arrives, the longer of both directions.
+//! What a restart costs with a real QEMU, whose own timer is the longest part of it, is printed for a Linux guest.
 
 use std::collections::HashSet;
 use std::os::unix::net::UnixListener;
@@ -24,8 +24,8 @@ use vhost::vhost_user::message::VhostUserProtocolFeatures;
 use virtqueue::GuestAddr;
 
 const PACE: Duration = Duration::from_millis(10);
-/// The bound of an outage, after the new daemon accepted.
-const BOUND: Duration = Duration::from_millis(50);
+/// Frames that pass each way between two kills.
+const STEADY: usize = 10;
 /// Frames that the guest sends just before a kill.
 const BURST: usize = 64;
 const KILLS: u32 = 7;
@@ -146,28 +146,34 @@ impl Scene {
         let [to_guest, from_guest] =
             outage.unwrap_or_else(|| panic!("no frame passes again:\n{}", self.daemon.said()));
         // Steady traffic, before the next one.
-        std::thread::sleep(10 * PACE);
+        let steady = wait::until(wait::SOON, || {
+            let counts = self.traffic.flows().map(|flow| flow.arrived_since(accepted));
+            counts.into_iter().all(|count| count >= STEADY)
+        });
+        assert!(steady, "frames pass no more:\n{}", self.daemon.said());
+        self.assert_none_lost_from_guest(accepted, Instant::now());
         to_guest.max(from_guest)
+    }
+
+    /// What the guest sent in that time arrives; some of it may be under way still.
+    fn assert_none_lost_from_guest(&self, from: Instant, to: Instant) {
+        let lost = || self.traffic.flows()[1].lost_of(from, to);
+        let none_lost = wait::until(wait::SOON, || lost() == 0);
+        assert!(
+            none_lost,
+            "{} of the guest's frames were lost:\n{}",
+            lost(),
+            self.daemon.said()
+        );
     }
 }
 
-/// Kills the daemon so many times in each of these kinds; returns all outages. One measurement of them all may be repeated, as two
-/// shared CPUs now and then do something else for 50 ms.
+/// Kills the daemon so many times in each of these kinds; returns all outages.
 fn outages(kinds: &[Kind], kills: u32) -> Vec<Duration> {
     let mut all = Vec::new();
-    let mut spare = true;
     for &kind in kinds {
         let mut scene = Scene::new(kind);
-        let outages: Vec<_> = (0..kills)
-            .map(|round| {
-                let outage = scene.kill_and_restart(round);
-                if outage < BOUND || !std::mem::take(&mut spare) {
-                    return outage;
-                }
-                println!("{kind:?}: an outage of {outage:.1?}, measured once more");
-                scene.kill_and_restart(round)
-            })
-            .collect();
+        let outages: Vec<_> = (0..kills).map(|round| scene.kill_and_restart(round)).collect();
         let [to_guest, from_guest] = scene.traffic.flows();
         println!(
             "{kind:?}: lost {} of {} to the guest, {} of {} from it; outages {outages:.1?}",
@@ -183,8 +189,8 @@ fn outages(kinds: &[Kind], kills: u32) -> Vec<Duration> {
     all
 }
 
-/// Prints what they are like, and holds them against the bound.
-fn assert_short(what: &str, mut outages: Vec<Duration>) {
+/// Figures of docs/benchmarks.md.
+fn print_outages(what: &str, mut outages: Vec<Duration>) {
     outages.sort();
     println!(
         "{what}: {} restarts, outage median {:.1?}, longest {:.1?}",
@@ -192,27 +198,18 @@ fn assert_short(what: &str, mut outages: Vec<Duration>) {
         outages[outages.len() / 2],
         outages[outages.len() - 1]
     );
-    for from in (0..60).step_by(5) {
-        let in_bin = |outage: &&Duration| (from..from + 5).contains(&outage.as_millis());
-        let count = outages.iter().filter(in_bin).count();
-        if count > 0 {
-            println!("  {from:2} to {:2} ms: {} {count}", from + 5, "#".repeat(count));
-        }
-    }
-    let longest = outages[outages.len() - 1];
-    assert!(longest < BOUND, "an outage of {longest:?}");
 }
 
 #[test]
-fn killed_daemon_is_back_within_50_ms_and_repeats_nothing() {
+fn killed_daemon_is_followed_by_one_that_serves_on_and_repeats_nothing() {
     require!(Root);
-    assert_short("daemon listens", outages(&Kind::all(Listener::Daemon), KILLS));
+    print_outages("daemon listens", outages(&Kind::all(Listener::Daemon), KILLS));
 }
 
 #[test]
-fn killed_client_daemon_is_back_within_50_ms_and_repeats_nothing() {
+fn killed_client_daemon_is_followed_by_one_that_serves_on_and_repeats_nothing() {
     require!(Root);
-    assert_short("VMM listens", outages(&Kind::all(Listener::Vmm), KILLS_AS_CLIENT));
+    print_outages("VMM listens", outages(&Kind::all(Listener::Vmm), KILLS_AS_CLIENT));
 }
 
 /// Registering 512 MiB of 4 KiB pages takes some 100 ms.
@@ -254,14 +251,12 @@ fn large_guest_in_direct_is_copied_for_until_its_memory_is_registered() {
             .map(|flow| flow.longest_gap(served, Instant::now()));
         println!("longest time without a frame while the lane became direct: {gaps:.1?}");
         // They wait in its ring meanwhile.
-        let lost = || scene.traffic.flows()[1].lost_of(served, direct);
-        let none_lost = wait::until(wait::SOON, || lost() == 0);
-        assert!(none_lost, "{} of the guest's frames were lost", lost());
+        scene.assert_none_lost_from_guest(served, direct);
     }
     for flow in scene.traffic.flows() {
         assert_eq!(flow.repeated(), [0; 0]);
     }
-    assert_short("512 MiB, direct", outages);
+    print_outages("512 MiB, direct", outages);
 }
 
 #[rstest]
@@ -311,16 +306,16 @@ impl Drop for Sniffer {
     }
 }
 
-/// Numbers of the echo requests that were answered, in what `ping` says.
-fn answered(said: &str) -> HashSet<u16> {
-    let numbers = said.split("seq=").skip(1);
-    numbers
-        .filter_map(|rest| rest.split_whitespace().next()?.parse().ok())
-        .collect()
+/// Numbers of the echo requests that `ping` in the guest got an answer to, of the last ones.
+fn answered(world: &World) -> HashSet<u16> {
+    let numbers = r"tail -n 600 /tmp/ping.out | sed -n 's/.*seq=\([0-9]*\) .*/\1/p'";
+    let said = world.guest.run(numbers);
+    said.lines().filter_map(|line| line.trim().parse().ok()).collect()
 }
 
-/// Measured from the moment when the new daemon has a connection: before that QEMU's own timer counts, 20 ms here, but a second in
-/// QEMU 7.2 (`reconnect-ms` is of 9.2). Where QEMU listens there is no timer, and the daemon tries every 20 ms.
+/// Pings until the new daemon is told to come, which is when the guest has seen its link go; then until one is answered that was sent
+/// after the new daemon got its connection. Printed is the time between: QEMU's own timer counts before that, 20 ms here, but a
+/// second in QEMU 7.2 (`reconnect-ms` is of 9.2). Where QEMU listens there is no timer, and the daemon tries every 20 ms.
 #[rstest]
 fn linux_guest_sees_the_link_go_and_come_and_pings_on(
     #[values((Listener::Daemon, Placement::Copy), (Listener::Vmm, Placement::Direct))] (listener, placement): (
@@ -335,54 +330,59 @@ fn linux_guest_sees_the_link_go_and_come_and_pings_on(
         ..Setting::new(placement)
     });
     world.assert_pings();
-    let changes = |world: &World| -> u32 {
-        let said = world.guest.run("cat /sys/class/net/eth0/carrier_changes");
-        said.trim().parse().expect("a number")
-    };
     // Linux forgets its neighbours with the link, and asks for them once a second.
     let _ = world.guest.run(&format!(
         "arp -s {HOST} $(arp -n {HOST} | grep -o '..:..:..:..:..:..')"
     ));
-    let before = changes(&world);
+    let before = carrier_changes(&world);
     let sniffer = Sniffer::start(PacketPort::open(&world.veth.far, VethPair::WIRE));
+    // Its numbers have 16 bits, and no number comes twice.
     world
         .guest
-        .start("ping", &format!("ping -i 0.01 -c 1200 -W 1 {HOST}"));
-    let mut connected = Vec::new();
-    for _ in 0..GUEST_KILLS {
-        std::thread::sleep(50 * PACE);
-        let killed = Instant::now();
+        .start("ping", &format!("ping -i 0.01 -c 60000 -W 1 {HOST}"));
+    for kill in 1..=GUEST_KILLS {
+        await_answer_after(&world, &sniffer, Instant::now());
         world.daemon.kill();
+        await_carrier_changes(&world, before + 2 * kill - 1);
+        let started = Instant::now();
         world.daemon.restart(&world.veth.near, &world.serve);
-        let up = wait::until(wait::SOON, || world.daemon.said().contains("a VMM connected"));
+        let up = wait::until(2 * wait::SOON, || world.daemon.said().contains("a VMM connected"));
         assert!(up, "QEMU does not come back:\n{}", world.daemon.said());
-        connected.push((killed, Instant::now()));
-        std::thread::sleep(50 * PACE);
-    }
-    let _ = world.guest.try_run("killall -INT ping");
-    assert!(
-        wait::until(2 * wait::SOON, || world.guest.finished("ping")),
-        "ping does not end"
-    );
-    let answered = answered(&world.guest.run("cat /tmp/ping.out"));
-    let seen = sniffer.seen.lock().expect("no panic").clone();
-    let mut outages = Vec::new();
-    for (killed, connected) in connected {
-        let first = seen
-            .iter()
-            .find(|&&(number, at)| at > connected && answered.contains(&number));
-        let (_, first) = first.expect("an answer after the restart");
+        let connected = Instant::now();
+        let answered = await_answer_after(&world, &sniffer, connected);
         println!(
-            "{listener:?} listens, {placement:?}: connected {:.0?} after the kill, answers again {:.1?} after that",
-            connected - killed,
-            *first - connected
+            "{listener:?} listens, {placement:?}: connected {:.0?} after its start, answers again {:.1?} after that",
+            connected - started,
+            answered - connected
         );
-        outages.push(*first - connected);
+        await_carrier_changes(&world, before + 2 * kill);
     }
-    // The median, because an interpreted guest on a busy machine stumbles now and then.
-    outages.sort();
-    let median = outages[outages.len() / 2];
-    assert!(median < BOUND, "outages {outages:?}");
-    // Down and up, each time.
-    assert_eq!(changes(&world) - before, 2 * GUEST_KILLS);
+    // Down and up, each time, and no more.
+    assert_eq!(carrier_changes(&world) - before, 2 * GUEST_KILLS);
+}
+
+/// How often the link of the guest has gone or come.
+fn carrier_changes(world: &World) -> u32 {
+    let said = world.guest.run("cat /sys/class/net/eth0/carrier_changes");
+    said.trim().parse().expect("a number")
+}
+
+fn await_carrier_changes(world: &World, wanted: u32) {
+    let seen = wait::until(2 * wait::SOON, || carrier_changes(world) >= wanted);
+    assert!(
+        seen,
+        "{} changes of the link, not {wanted}",
+        carrier_changes(world)
+    );
+}
+
+/// When the first echo request left after `since` that was answered.
+fn await_answer_after(world: &World, sniffer: &Sniffer, since: Instant) -> Instant {
+    let first = wait::until_some(2 * wait::SOON, || {
+        let answered = answered(world);
+        let seen = sniffer.seen.lock().expect("no panic");
+        let mut later = seen.iter().filter(|&&(_, at)| at > since);
+        later.find_map(|&(number, at)| answered.contains(&number).then_some(at))
+    });
+    first.unwrap_or_else(|| panic!("the guest gets no answer:\n{}", world.daemon.said()))
 }
