@@ -68,6 +68,10 @@ struct Cli {
     /// How long after a restart queues are kept for holders that have not come back, seconds
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
     grace: Duration,
+    /// How long the program stays on an interface without leases, seconds: a NIC may lose its link for a moment each time a program
+    /// comes or goes
+    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
+    linger: Duration,
     /// Take back everything that a steward has left behind, and exit
     #[arg(long)]
     take_back: bool,
@@ -134,8 +138,9 @@ fn run(cli: &Cli) -> Result<(), String> {
     let served = server.run(end.as_fd());
     let _ = sd_notify::notify(&[NotifyState::Stopping]);
     let for_good = for_good.load(Ordering::Relaxed);
-    if for_good {
-        server.end_all();
+    match for_good {
+        true => server.end_all(),
+        false => server.end_lingering(),
     }
     drop(server);
     match socket {
@@ -213,7 +218,9 @@ fn raise_descriptor_limit() {
 
 /// A server that keeps its leases over a restart, if there is a place for them.
 fn server(cli: &Cli, policy: Policy, listener: OwnedFd) -> Result<Server, String> {
-    let server = Server::new(policy, listener).map_err(|error| format!("cannot start: {error}"))?;
+    let server = Server::new(policy, listener)
+        .map_err(|error| format!("cannot start: {error}"))?
+        .with_linger(cli.linger);
     match store(cli) {
         Ok(store) => Ok(server.with_store(store)),
         // Nobody asked for it, and it is of use without.

@@ -40,6 +40,9 @@ use crate::users;
 /// Connections of one user at a time, if the policy does not say.
 const CONNECTIONS: u32 = 64;
 
+/// Connections of a rule beside those that have its queues.
+const ASKING: usize = 16;
+
 /// Why there is no policy.
 #[derive(Debug, thiserror::Error)]
 pub enum PolicyError {
@@ -212,9 +215,19 @@ impl Policy {
         }
     }
 
-    /// Whether any rule is for this user.
-    pub(crate) fn knows(&self, peer: &Credentials) -> bool {
-        self.rules.iter().any(|rule| rule.is_for(peer))
+    /// The rules that are for this user.
+    pub(crate) fn rules_for(&self, peer: &Credentials) -> impl Iterator<Item = usize> {
+        let rules = self.rules.iter().enumerate();
+        rules
+            .filter(|(_, rule)| rule.is_for(peer))
+            .map(|(index, _)| index)
+    }
+
+    /// Connections that a rule has room for: one for each queue that can be leased under it at a time, and some for those who
+    /// only ask.
+    pub(crate) fn places(&self, rule: usize) -> usize {
+        let queues = |rule: &Rule| rule.queues.len().min(rule.at_most as usize);
+        self.rules.get(rule).map_or(0, queues) + ASKING
     }
 
     /// What a rule names, of which the NIC may be told.

@@ -5,7 +5,7 @@
 //!    ends the connection (no room is given for descriptors, so that the kernel closes them by itself);
 //!  - at most one answer is kept; until it is sent no further request is read. The send buffer is small, so that few
 //!    sockets are on their way;
-//!  - requests are read at a limited rate, one a round, so that all holders get their turn;
+//!  - requests are read at a limited rate, one of each user a round, so that all users get their turn;
 //!  - a change of the interface is a flag, not a queue: what is told is the state at the time of sending.
 
 use std::io::{self, IoSlice, IoSliceMut};
@@ -21,7 +21,7 @@ use rustix::net::{
     recvmsg, sendmsg, sockopt,
 };
 
-use crate::protocol::{Answer, MESSAGE_MAX, Malformed, QUEUES_MAX, Refusal};
+use crate::protocol::{Answer, MESSAGE_MAX, Malformed, QUEUES_MAX, Refusal, Wanted};
 use crate::sys::{self, Credentials};
 
 /// Send buffer, bytes as SO_SNDBUF counts them: some twenty answers.
@@ -36,6 +36,8 @@ pub(super) struct Held {
     /// Number of the interface in the server's table.
     pub(super) interface: u64,
     pub(super) queues: Range<u32>,
+    /// What was asked for.
+    pub(super) wanted: Wanted,
     /// The policy's rule that it is charged to.
     pub(super) rule: usize,
 }
@@ -55,6 +57,10 @@ pub(super) struct Connection {
     socket: OwnedFd,
     pub(super) peer: Credentials,
     pub(super) held: Option<Held>,
+    /// The policy's rule that it counts for; none: the rules do not know its user, who is root.
+    pub(super) rule: Option<usize>,
+    /// Since when it has no lease.
+    pub(super) since: Instant,
     /// Facts changed, and the holder has not been told.
     pub(super) dirty: bool,
     /// An answer that did not fit into the send buffer.
@@ -70,6 +76,8 @@ impl Connection {
             peer: sys::credentials(socket.as_fd())?,
             socket,
             held: None,
+            rule: None,
+            since: Instant::now(),
             dirty: false,
             kept: None,
             pace: Pace {

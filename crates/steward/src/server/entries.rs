@@ -96,7 +96,6 @@ impl Entries {
             Err(error) => (self.steered, self.nic) = Told::by_program(&error).parts(),
         }
         self.accept(link, ledger);
-        tracing::info!(interface = link.name, queues = ?self.queues, steered = self.steered.name(), "{}", self.nic);
     }
 
     pub(super) fn tell_nic(&mut self, nic: &mut impl Nic, ledger: &mut Ledger) {

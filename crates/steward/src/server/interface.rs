@@ -1,6 +1,6 @@
 //! An interface of which queues are leased, with our program on it.
 //!
-//! The program comes with the first lease and goes with the last. A lease is taken back in dependency order (see
+//! The program comes with the first lease and goes a while after the last. A lease is taken back in dependency order (see
 //! `teardown`): first of all its queues' configuration words (no frame is redirected any more, and nothing can refuse
 //! that), then step after step, then, with the last lease, the program; until all is done its queues are `Leaving`,
 //! not to be leased again. Nothing that was on the interface before us is touched: a program of somebody else's is an
@@ -16,6 +16,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
 use steer::{Filter, MAX_QUEUES, Mode, ModeRequest, Program, QueueConf, QueueCounters};
@@ -66,6 +67,8 @@ pub(super) struct Interface {
     entries: BTreeMap<u32, Entries>,
     /// Leases that were taken back, all of them.
     ended: Vec<u64>,
+    /// Since when it has no lease.
+    idle_since: Option<Instant>,
     /// Where the program is pinned, an empty directory without one; none: the program goes with this process.
     pins: Option<PathBuf>,
     /// What the NIC was told of that.
@@ -146,6 +149,7 @@ impl Interface {
             leaving: Vec::new(),
             entries: BTreeMap::new(),
             ended: Vec::new(),
+            idle_since: None,
             pins,
             ledger: Ledger::open(notes),
         }
@@ -298,23 +302,44 @@ impl Interface {
         self.holders.is_empty()
     }
 
+    /// Since when, as far as that was noticed.
+    pub(super) fn idle_since(&self) -> Option<Instant> {
+        self.idle_since
+    }
+
+    /// Whether nobody has needed it for so long; without a program there is nothing to wait with.
+    pub(super) fn is_over(&mut self, now: Instant, linger: Duration) -> bool {
+        if !self.is_idle() {
+            self.idle_since = None;
+            return false;
+        }
+        let since = *self.idle_since.get_or_insert(now);
+        self.program.is_none() || since + linger <= now
+    }
+
+    /// Whether a lease of this mode can have the program as it is attached.
+    pub(super) fn suits(&self, mode: ModeRequest) -> bool {
+        let program = self.program.as_ref();
+        program.is_some_and(|program| match (mode, program.mode()) {
+            (ModeRequest::Native, Mode::Skb) | (ModeRequest::Skb, Mode::Native) => false,
+            (ModeRequest::Auto, _) | (ModeRequest::Native, Mode::Native) | (ModeRequest::Skb, Mode::Skb) => {
+                true
+            }
+        })
+    }
+
     /// Whether something is to be tried again soon.
-    pub(super) fn is_unfinished(&self) -> bool {
-        self.program.is_none() || !self.leaving.is_empty() || self.is_idle()
+    pub(super) fn is_unfinished(&self, now: Instant, linger: Duration) -> bool {
+        let lingers = self.idle_since.is_some_and(|since| now < since + linger);
+        self.program.is_none() || !self.leaving.is_empty() || (self.is_idle() && !lingers)
     }
 
     /// Reserves queues for a connection. `names`: what the policy names of what they are for.
     pub(super) fn reserve(&mut self, wanted: &Wanted, connection: u64, names: Names) -> Result<(), Refusal> {
         let queues = wanted.range();
-        let (name, have) = (&self.link.name, self.link.rx_queues);
+        let name = &self.link.name;
         let program = self.program()?;
-        let other = match (wanted.mode, program.mode()) {
-            (ModeRequest::Native, Mode::Skb) | (ModeRequest::Skb, Mode::Native) => true,
-            (ModeRequest::Auto, _) | (ModeRequest::Native, Mode::Native) | (ModeRequest::Skb, Mode::Skb) => {
-                false
-            }
-        };
-        if other {
+        if !self.suits(wanted.mode) {
             return Err(Refusal::new(
                 Reason::Program,
                 format!(
@@ -323,16 +348,7 @@ impl Interface {
                 ),
             ));
         }
-        if queues.end > have {
-            return Err(Refusal::new(
-                Reason::NoInterface,
-                format!(
-                    "{name} has {have} receive queue(s), queue {} was asked for: use a lower start-queue or fewer queues, or add channels \
-                     with `ethtool -L`",
-                    queues.end - 1
-                ),
-            ));
-        }
+        check(&self.link, wanted)?;
         for queue in queues.clone() {
             let text = match self.holders.get(&queue) {
                 None => continue,
@@ -348,6 +364,7 @@ impl Interface {
         }
         self.holders
             .extend(queues.clone().map(|queue| (queue, Holder::Lease(connection))));
+        self.idle_since = None;
         let mut entries = Entries::new(queues.clone(), wanted.filter.clone(), names);
         entries.look(&self.link.name);
         let installed = entries.install(self.program()?);
@@ -621,6 +638,19 @@ impl Interface {
             steering: String::new(),
         }
     }
+}
+
+/// Whether an interface can have such a lease at all, as far as that is known without the program.
+pub(super) fn check(link: &Link, wanted: &Wanted) -> Result<(), Refusal> {
+    let (name, have, last) = (&link.name, link.rx_queues, wanted.range().end - 1);
+    if last >= have.min(MAX_QUEUES) {
+        let text = format!(
+            "{name} has {have} receive queue(s), queue {last} was asked for: use a lower start-queue or fewer queues, or add channels \
+             with `ethtool -L`"
+        );
+        return Err(Refusal::new(Reason::NoInterface, text));
+    }
+    Ok(())
 }
 
 /// Takes off what is pinned in a directory, and removes it; nothing happens if there is none.

@@ -2,9 +2,12 @@
 //!
 //! # Theory of operation
 //!
-//! A round waits (poll) for: the end, connections, requests, room to answer, rtnetlink. Each connection gets at most
-//! one request done in a round. Nothing in here waits for a holder; what the kernel takes its time for (attaching a
-//! program) holds up the others' requests, not their frames.
+//! A round waits (poll) for: the end, connections, requests, room to answer, rtnetlink. Each user gets at most one
+//! request done in a round, however many connections it has (`limits`). Nothing in here waits for a holder; what the kernel takes
+//! its time for (attaching a program) holds up the others' requests, not their frames.
+//!
+//! A request is judged as a whole before anything is done for it. The program is attached for the first lease of an interface,
+//! and stays for a while after the last one; how often a user may cause that is limited.
 //!
 //! State is in two tables: `Interface`s with their programs, and `Connection`s, each with at most one lease. A
 //! queue belongs to one connection or to none. When a connection ends, by whatever cause, its queues are taken back
@@ -16,10 +19,12 @@
 //! unless it has a [`Store`]: then programs are pinned, leases are recorded, and the next steward goes on with them
 //! (`restore`).
 
+mod admission;
 mod connection;
 mod entries;
 mod interface;
 mod ledger;
+mod limits;
 #[cfg(test)]
 mod named_tests;
 mod restore;
@@ -33,14 +38,15 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{SocketFlags, accept_with};
 
 use crate::links::{Changes, Link};
 use crate::listing::{self, Listed};
 use crate::policy::Policy;
 use crate::protocol::{Answer, Malformed, Reason, Refusal, Request, Wanted};
+use crate::sys::Credentials;
 use connection::{Connection, Held, Incoming};
 use interface::Interface;
+use limits::{Attaches, Quiet, Turns};
 use restore::{ORPHANS_LOOK, Orphan};
 use state::{LeaseRecord, may_crash};
 
@@ -50,6 +56,9 @@ pub use state::{Store, StoreError};
 const CONNECTIONS_MAX: usize = 900;
 /// Pause before what the kernel refused is tried again.
 const RETRY: Duration = Duration::from_secs(1);
+/// How long the program stays on an interface without a lease: the next one comes often soon, and a NIC may lose its link and its
+/// frames for a moment each time a program comes or goes.
+pub const LINGER: Duration = Duration::from_secs(5);
 /// Pause before a connection is accepted when there was no descriptor for it.
 const NO_DESCRIPTOR: Duration = Duration::from_millis(100);
 
@@ -71,7 +80,14 @@ pub struct Server {
     next: u64,
     /// No connection is accepted before.
     pause: Option<Instant>,
-    quiet: Quiet,
+    /// Attaching for leases, by user.
+    attaches: Attaches,
+    turns: Turns,
+    /// How long the program stays without a lease.
+    linger: Duration,
+    /// What may be logged: leases that come and go, and what is refused.
+    leases: Quiet,
+    refusals: Quiet,
 }
 
 /// An answer, with the descriptors that go along.
@@ -106,7 +122,11 @@ impl Server {
             store: None,
             next: 1,
             pause: None,
-            quiet: Quiet::default(),
+            attaches: Attaches::new(LINGER),
+            turns: Turns::default(),
+            linger: LINGER,
+            leases: Quiet::new(64),
+            refusals: Quiet::new(10),
         })
     }
 
@@ -122,9 +142,7 @@ impl Server {
                 return Ok(());
             }
             let now = Instant::now();
-            for (number, events) in ready.connections {
-                self.attend(number, events);
-            }
+            self.attend_to(&ready.connections);
             if ready.accept {
                 self.accept(now);
             }
@@ -136,9 +154,12 @@ impl Server {
                 self.look();
             }
             self.end_orphans(now);
+            self.end_idle(now);
+            self.forget_idle();
             self.record_ends();
             self.tell();
-            let unfinished = self.interfaces.values().any(Interface::is_unfinished);
+            let is_unfinished = |interface: &Interface| interface.is_unfinished(now, self.linger);
+            let unfinished = self.interfaces.values().any(is_unfinished);
             look_at = unfinished.then(|| look_at.unwrap_or(now + RETRY));
         }
     }
@@ -147,7 +168,13 @@ impl Server {
         let now = Instant::now();
         let accepts = self.pause.is_none_or(|until| until <= now);
         let orphans = (!self.orphans.is_empty()).then(|| now + ORPHANS_LOOK);
-        let mut wake = [look_at, self.pause.filter(|_| !accepts), orphans]
+        let lingering = self.interfaces.values().filter_map(Interface::idle_since);
+        let lingering = lingering
+            .map(|since| since + self.linger)
+            .filter(|&at| at > now)
+            .min();
+        let pause = self.pause.filter(|_| !accepts);
+        let mut wake = [look_at, pause, orphans, lingering, self.next_idle()]
             .into_iter()
             .flatten()
             .min();
@@ -189,71 +216,30 @@ impl Server {
         })
     }
 
-    fn accept(&mut self, now: Instant) {
-        self.pause = None;
-        let socket = match accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-            Ok(socket) => socket,
-            // It went before it was taken.
-            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return,
-            Err(errno) => {
-                self.pause = Some(now + NO_DESCRIPTOR);
-                if self.quiet.may_say() {
-                    tracing::warn!("cannot accept a connection: {errno}: raise LimitNOFILE");
-                }
-                return;
-            }
-        };
-        let Ok(connection) = Connection::new(socket) else {
-            return;
-        };
-        match self.admit(&connection) {
-            Ok(()) => {
-                self.connections.insert(self.next, connection);
-                self.next += 1;
-            }
-            Err(refusal) => {
-                if self.quiet.may_say() {
-                    tracing::warn!(pid = connection.peer.pid, "connection refused: {refusal}");
-                }
-                connection.refuse(refusal);
+    /// What holders did: ends first, as they make room; then a request of each user.
+    fn attend_to(&mut self, ready: &[(u64, PollFlags)]) {
+        let mut waiting = Vec::new();
+        for &(number, events) in ready {
+            let Some(connection) = self.connections.get_mut(&number) else {
+                continue;
+            };
+            // Requests that it left behind are of no use to anybody.
+            if events.intersects(PollFlags::HUP | PollFlags::ERR) || !connection.flush() {
+                self.end(number, None);
+            } else if !connection.is_kept() && events.contains(PollFlags::IN) {
+                waiting.push((number, connection.peer.uid));
             }
         }
-    }
-
-    fn admit(&self, new: &Connection) -> Result<(), Refusal> {
-        let uid = new.peer.uid;
-        // Root may ask who has what, if nothing else.
-        if uid != 0 && !self.policy.knows(&new.peer) {
-            let text = format!("user {uid} may not lease anything: the policy has no rule for it");
-            return Err(Refusal::new(Reason::NotAllowed, text));
+        for number in self.turns.next(&waiting) {
+            self.attend(number);
         }
-        let has = self
-            .connections
-            .values()
-            .filter(|connection| connection.peer.uid == uid)
-            .count();
-        if has >= self.policy.connections as usize || self.connections.len() >= CONNECTIONS_MAX {
-            let text = format!(
-                "user {uid} has {has} connections, of {} in all: close some, or raise `connections` under [limits] ({CONNECTIONS_MAX} at most)",
-                self.connections.len()
-            );
-            return Err(Refusal::new(Reason::Limit, text));
-        }
-        Ok(())
     }
 
     /// One connection's turn.
-    fn attend(&mut self, number: u64, events: PollFlags) {
+    fn attend(&mut self, number: u64) {
         let Some(connection) = self.connections.get_mut(&number) else {
             return;
         };
-        // Requests that it left behind are of no use to anybody.
-        if events.intersects(PollFlags::HUP | PollFlags::ERR) || !connection.flush() {
-            return self.end(number, None);
-        }
-        if connection.is_kept() || !events.contains(PollFlags::IN) {
-            return;
-        }
         match connection.receive() {
             Incoming::Nothing => {}
             Incoming::End => self.end(number, None),
@@ -269,8 +255,8 @@ impl Server {
         let (answer, descriptors) = match self.act(number, request) {
             Ok(done) => done,
             Err(refusal) => {
-                if self.quiet.may_say()
-                    && let Some(connection) = self.connections.get(&number)
+                if let Some(connection) = self.connections.get(&number)
+                    && self.refusals.may_say(connection.peer.uid)
                 {
                     tracing::warn!(pid = connection.peer.pid, "refused: {refusal}");
                 }
@@ -341,27 +327,14 @@ impl Server {
         let rule = self.policy.find(&peer, wanted, |rule| self.leased(rule))?;
         let link = Link::by_name(&wanted.interface)
             .map_err(|error| Refusal::new(Reason::NoInterface, with_sources(&error)))?;
-        let known = self.interfaces.iter().find(|(_, interface)| interface.is(&link));
-        let at = match known {
-            Some((&at, _)) => at,
-            None => {
-                let at = self.next;
-                self.next += 1;
-                let places = self
-                    .store
-                    .as_ref()
-                    .map(|store| (store.pins_of(at), store.notes_of(at)));
-                self.interfaces
-                    .insert(at, Interface::open(link, wanted.mode, places)?);
-                at
-            }
-        };
+        let at = self.interface_for(link, wanted, &peer)?;
         self.record_interface(at);
         match self.give(at, number, wanted, rule) {
             Ok(sockets) => {
                 let held = Held {
                     interface: at,
                     queues: wanted.range(),
+                    wanted: wanted.clone(),
                     rule,
                 };
                 may_crash("leased");
@@ -375,6 +348,37 @@ impl Server {
                 Err(refusal)
             }
         }
+    }
+
+    /// The interface with the program, which is attached if the request can be granted otherwise and the user has not
+    /// caused that too often.
+    fn interface_for(&mut self, link: Link, wanted: &Wanted, peer: &Credentials) -> Result<u64, Refusal> {
+        interface::check(&link, wanted)?;
+        let known = self.interfaces.iter().find(|(_, interface)| interface.is(&link));
+        let known = known.map(|(&at, interface)| (at, interface.is_idle() && !interface.suits(wanted.mode)));
+        if let Some((at, false)) = known {
+            return Ok(at);
+        }
+        let (now, name) = (Instant::now(), link.name.clone());
+        let may = self.attaches.check(&name, peer.uid, now);
+        may.map_err(|text| Refusal::new(Reason::Limit, text))?;
+        // Attached otherwise, for leases that have ended.
+        if let Some((at, _)) = known
+            && !self.forget(at)
+        {
+            let text = format!("the program of other leases cannot be taken off {name} yet: try again");
+            return Err(Refusal::new(Reason::Program, text));
+        }
+        let at = self.next;
+        self.next += 1;
+        let places = self
+            .store
+            .as_ref()
+            .map(|store| (store.pins_of(at), store.notes_of(at)));
+        let opened = Interface::open(link, wanted.mode, places)?;
+        self.attaches.note(&name, peer.uid, now);
+        self.interfaces.insert(at, opened);
+        Ok(at)
     }
 
     /// The first lease of a higher number, of those that the asker may know of.
@@ -432,14 +436,18 @@ impl Server {
         let Some(connection) = self.connections.get_mut(&number) else {
             return;
         };
-        let name = self
+        let facts = self
             .interfaces
             .get(&held.interface)
-            .map(|interface| interface.facts().name);
+            .map(|interface| interface.facts_for(&held.queues));
+        let (name, steered, why) = facts
+            .map(|facts| (facts.name, facts.steered.name(), facts.steering))
+            .unwrap_or_default();
         let (pid, uid, rule) = (connection.peer.pid, connection.peer.uid, held.rule + 1);
-        if self.quiet.may_say() {
-            tracing::info!(pid, uid, interface = name, queues = ?held.queues, rule, "{what}");
+        if self.leases.may_say(uid) {
+            tracing::info!(pid, uid, interface = name, queues = ?held.queues, rule, steered, why, "{what}");
         }
+        connection.rule = Some(held.rule);
         connection.held = Some(held);
     }
 
@@ -484,13 +492,13 @@ impl Server {
         if let Some(held) = &connection.held
             && let Some(interface) = self.interfaces.get(&held.interface)
         {
-            if self.quiet.may_say() {
+            if self.leases.may_say(connection.peer.uid) {
                 tracing::info!(pid, interface = interface.facts().name, queues = ?held.queues, "lease ended");
             }
             self.release(number, held);
         }
         if let Some(malformed) = broken {
-            if self.quiet.may_say() {
+            if self.refusals.may_say(connection.peer.uid) {
                 tracing::warn!(pid, "connection closed: {malformed}");
             }
             connection.refuse(Refusal::new(Reason::Malformed, malformed.to_string()));
@@ -505,31 +513,64 @@ impl Server {
         self.forget_if_idle(held.interface);
     }
 
+    /// The program of an interface without leases goes when it has been without for a while.
     fn forget_if_idle(&mut self, at: u64) {
+        let now = Instant::now();
         if let Some(interface) = self.interfaces.get_mut(&at)
-            && interface.is_idle()
-            && interface.detach()
+            && interface.is_over(now, self.linger)
         {
-            let ended = interface.take_ended();
-            self.interfaces.remove(&at);
-            self.record(|records| {
-                records.leases.retain(|record| !ended.contains(&record.number));
-                records.interfaces.retain(|record| record.number != at);
-            });
-            may_crash("forgotten");
+            self.forget(at);
         }
+    }
+
+    /// Takes the program off an interface without leases; whether it is off.
+    fn forget(&mut self, at: u64) -> bool {
+        let Some(interface) = self.interfaces.get_mut(&at) else {
+            return true;
+        };
+        if !interface.detach() {
+            return false;
+        }
+        let ended = interface.take_ended();
+        self.interfaces.remove(&at);
+        self.record(|records| {
+            records.leases.retain(|record| !ended.contains(&record.number));
+            records.interfaces.retain(|record| record.number != at);
+        });
+        may_crash("forgotten");
+        true
+    }
+
+    fn forget_idle(&mut self) {
+        let idle = self
+            .interfaces
+            .iter()
+            .filter(|(_, interface)| interface.is_idle());
+        let idle: Vec<u64> = idle.map(|(&at, _)| at).collect();
+        idle.into_iter().for_each(|at| self.forget_if_idle(at));
+    }
+
+    /// How long a program stays on an interface after its last lease, and in which time a user may cause one more to be attached;
+    /// [`LINGER`] if this is not called.
+    #[must_use]
+    pub fn with_linger(mut self, linger: Duration) -> Self {
+        (self.linger, self.attaches) = (linger, Attaches::new(linger));
+        self
+    }
+
+    /// To be called when nothing is served any more: programs without leases do not wait for the next steward.
+    pub fn end_lingering(&mut self) {
+        self.linger = Duration::ZERO;
+        self.forget_idle();
     }
 
     /// Looks at all interfaces again.
     fn look(&mut self) {
-        let (mut idle, mut other) = (Vec::new(), Vec::new());
+        let mut other = Vec::new();
         for (&at, interface) in &mut self.interfaces {
             let changed = interface.look();
             if changed {
                 other.push(at);
-            }
-            if interface.is_idle() {
-                idle.push(at);
             }
             let holders = self
                 .connections
@@ -539,7 +580,7 @@ impl Server {
         }
         // Before holders are told.
         other.into_iter().for_each(|at| self.record_interface(at));
-        idle.into_iter().for_each(|at| self.forget_if_idle(at));
+        self.forget_idle();
     }
 
     /// Tells holders what changed, those who read.
@@ -575,30 +616,4 @@ fn with_sources(error: &dyn std::error::Error) -> String {
         source = cause.source();
     }
     text
-}
-
-/// Lets at most fifty lines a second be logged of what holders can cause, and counts the others.
-#[derive(Debug, Default)]
-struct Quiet {
-    second: Option<Instant>,
-    said: u32,
-}
-
-impl Quiet {
-    const LINES: u32 = 50;
-
-    fn may_say(&mut self) -> bool {
-        let now = Instant::now();
-        let same = self
-            .second
-            .is_some_and(|second| now.duration_since(second) < Duration::from_secs(1));
-        if !same {
-            if self.said > Self::LINES {
-                tracing::warn!("{} lines were left out", self.said - Self::LINES);
-            }
-            (self.second, self.said) = (Some(now), 0);
-        }
-        self.said += 1;
-        self.said <= Self::LINES
-    }
 }

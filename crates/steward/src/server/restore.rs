@@ -28,7 +28,6 @@ const LAST_TRIES: Duration = Duration::from_secs(2);
 pub(super) struct Orphan {
     pub(super) held: Held,
     pub(super) peer: Credentials,
-    wanted: Wanted,
     token: Token,
     until: Instant,
 }
@@ -105,12 +104,12 @@ impl Server {
         let held = Held {
             interface: record.interface,
             queues: wanted.range(),
+            wanted,
             rule,
         };
         Some(Orphan {
             held,
             peer,
-            wanted,
             token,
             until: Instant::now() + grace,
         })
@@ -128,7 +127,7 @@ impl Server {
         let given_up = |orphan: &Orphan| {
             (orphan.peer.pid, orphan.peer.uid) == (peer.pid, peer.uid)
                 && peer.pid > 0
-                && orphan.wanted.interface == wanted.interface
+                && orphan.held.wanted.interface == wanted.interface
                 && orphan
                     .held
                     .queues
@@ -191,7 +190,10 @@ impl Server {
         let Some(mut orphan) = self.orphans.remove(&lease) else {
             return refused("this lease is over");
         };
-        match self.policy.find(&peer, &orphan.wanted, |rule| self.leased(rule)) {
+        match self
+            .policy
+            .find(&peer, &orphan.held.wanted, |rule| self.leased(rule))
+        {
             Ok(rule) => orphan.held.rule = rule,
             Err(refusal) => {
                 self.release(lease, &orphan.held);
@@ -203,7 +205,7 @@ impl Server {
         };
         interface.hand_over(lease, number);
         let facts = interface.facts_for(&orphan.held.queues);
-        let mut record = LeaseRecord::new(number, orphan.held.interface, &peer, &orphan.wanted);
+        let mut record = LeaseRecord::new(number, orphan.held.interface, &peer, &orphan.held.wanted);
         record.set_token(token);
         self.record(|records| {
             records.leases.retain(|record| record.number != lease);
@@ -234,6 +236,7 @@ impl Server {
     pub(super) fn record(&mut self, change: impl FnOnce(&mut Records)) {
         if let Some(store) = &mut self.store
             && let Err(error) = store.change(change)
+            && self.refusals.may_say(u32::MAX)
         {
             tracing::error!("leases may not outlive this process: {}", with_sources(&error));
         }
@@ -241,6 +244,7 @@ impl Server {
 
     /// Takes back everything, so that nothing is left for a successor.
     pub fn end_all(&mut self) {
+        self.linger = Duration::ZERO;
         let orphans: Vec<u64> = self.orphans.keys().copied().collect();
         orphans.into_iter().for_each(|number| self.end_orphan(number));
         let connections: Vec<u64> = self.connections.keys().copied().collect();

@@ -36,6 +36,9 @@ interface = "nic0"
 queues = "all"
 "#;
 
+/// For tests to which the program without a lease is of no interest: it goes at once.
+const BRIEFLY: &str = "0";
+
 /// All of it. Fields are dropped in this order.
 pub(crate) struct World {
     pub(crate) steward: Running,
@@ -46,6 +49,8 @@ pub(crate) struct World {
     pub(crate) bpffs: Option<BpfFs>,
     /// For how long it waits for holders then, seconds.
     grace: &'static str,
+    /// For how long the program stays without a lease, seconds.
+    linger: &'static str,
 }
 
 impl World {
@@ -60,7 +65,7 @@ impl World {
     }
 
     pub(crate) fn with(queues: u32, policy: &str) -> Self {
-        Self::start(queues, policy, None, "0")
+        Self::start(queues, policy, None, ["0", BRIEFLY])
     }
 
     /// On an interface of one queue, with a steward whose leases outlive it; holders have long enough to come back,
@@ -71,10 +76,20 @@ impl World {
 
     /// The same with another policy, and so many seconds.
     pub(crate) fn kept_for(policy: &str, grace: &'static str) -> Self {
-        Self::start(1, policy, Some(BpfFs::new()), grace)
+        Self::start(1, policy, Some(BpfFs::new()), [grace, BRIEFLY])
     }
 
-    fn start(queues: u32, policy: &str, bpffs: Option<BpfFs>, grace: &'static str) -> Self {
+    /// A steward whose program stays so many seconds after its last lease, two queues.
+    pub(crate) fn lingering(policy: &str, linger: &'static str) -> Self {
+        Self::start(2, policy, None, ["0", linger])
+    }
+
+    /// The same, and its leases outlive it.
+    pub(crate) fn kept_lingering(policy: &str, linger: &'static str) -> Self {
+        Self::start(2, policy, Some(BpfFs::new()), ["10", linger])
+    }
+
+    fn start(queues: u32, policy: &str, bpffs: Option<BpfFs>, [grace, linger]: [&'static str; 2]) -> Self {
         let veth = VethPair::with(queues, 1500);
         let dir = testkit::daemon::private_dir();
         // Holders are of another user.
@@ -89,12 +104,14 @@ impl World {
                 veth.near.command(STEWARD),
                 &dir,
                 bpffs.as_ref().map(|bpffs| (bpffs, grace)),
+                linger,
             )),
             wire: PacketPort::open(&veth.far, VethPair::WIRE),
             veth,
             dir,
             bpffs,
             grace,
+            linger,
         };
         world.steward.await_text("ready");
         world
@@ -199,7 +216,7 @@ impl World {
 
     fn with_places(&self, command: Command) -> Command {
         let kept = self.bpffs.as_ref().map(|bpffs| (bpffs, self.grace));
-        with_places(command, &self.dir, kept)
+        with_places(command, &self.dir, kept, self.linger)
     }
 
     /// A lease of this process, which is root's.
@@ -217,6 +234,11 @@ impl World {
             let link = steward::links::Link::by_name(VethPair::NIC).ok()?;
             steer::program_on(link.index).map(|program| program.id)
         })
+    }
+
+    /// How often the steward has attached its program, as it says: it says each.
+    pub(crate) fn attached(&self) -> usize {
+        self.steward.said().matches("program attached").count()
     }
 
     /// Waits until there is no program on the interface.
@@ -297,7 +319,8 @@ pub(crate) fn refusal<T>(result: Result<T, LeaseError>) -> Refusal {
     }
 }
 
-fn with_places(mut command: Command, dir: &TempDir, kept: Option<(&BpfFs, &str)>) -> Command {
+fn with_places(mut command: Command, dir: &TempDir, kept: Option<(&BpfFs, &str)>, linger: &str) -> Command {
+    command.args(["--linger", linger]);
     command.arg("--policy").arg(dir.path().join("policy.toml"));
     command.arg("--socket").arg(dir.path().join("steward.sock"));
     if let Some((bpffs, grace)) = kept {

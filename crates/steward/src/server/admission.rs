@@ -1,0 +1,131 @@
+//! Who may connect, and for how long without a lease.
+//!
+//! A connection counts for its user, and for a rule of the policy: each rule has a place for each queue that can be
+//! leased under it and some for those who ask, so that a group whose members have many numbers (subordinate ones, say) gets
+//! no more for it. A holder whose steward was started again comes back to its lease: for each such lease (`Orphan`) a place is kept, for
+//! the process that held it, whatever the limits are and whoever else has connected. Connections that ask for no lease end
+//! soon.
+
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::{SocketFlags, accept_with};
+
+use super::connection::Connection;
+use super::{CONNECTIONS_MAX, NO_DESCRIPTOR, Server};
+use crate::protocol::{Reason, Refusal};
+use crate::sys::Credentials;
+
+/// How long a connection may be without a lease: whoever wants one asks at once.
+const WITHOUT_LEASE: Duration = Duration::from_secs(10);
+/// Most connections that are accepted in a round.
+const ACCEPTED_MAX: usize = 32;
+
+impl Server {
+    pub(super) fn accept(&mut self, now: Instant) {
+        self.pause = None;
+        for _ in 0..ACCEPTED_MAX {
+            match accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok(socket) => {
+                    if let Ok(connection) = Connection::new(socket) {
+                        self.take_in(connection);
+                    }
+                }
+                // It went before it was taken.
+                Err(Errno::INTR | Errno::CONNABORTED) => {}
+                Err(Errno::AGAIN) => return,
+                Err(errno) => {
+                    self.pause = Some(now + NO_DESCRIPTOR);
+                    if self.refusals.may_say(u32::MAX) {
+                        tracing::warn!("cannot accept a connection: {errno}: raise LimitNOFILE");
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    fn take_in(&mut self, mut connection: Connection) {
+        match self.admit(&connection.peer) {
+            Ok(rule) => {
+                connection.rule = rule;
+                self.connections.insert(self.next, connection);
+                self.next += 1;
+            }
+            Err(refusal) => {
+                if self.refusals.may_say(connection.peer.uid) {
+                    tracing::warn!(pid = connection.peer.pid, "connection refused: {refusal}");
+                }
+                connection.refuse(refusal);
+            }
+        }
+    }
+
+    /// The rule that a new connection counts for.
+    fn admit(&self, peer: &Credentials) -> Result<Option<usize>, Refusal> {
+        let uid = peer.uid;
+        let rules: Vec<usize> = self.policy.rules_for(peer).collect();
+        // Root may ask who has what, if nothing else.
+        if uid != 0 && rules.is_empty() {
+            let text = format!("user {uid} may not lease anything: the policy has no rule for it");
+            return Err(Refusal::new(Reason::NotAllowed, text));
+        }
+        if self.may_come_back(peer) {
+            return Ok(rules.first().copied());
+        }
+        let limit = |text: String| Err(Refusal::new(Reason::Limit, text));
+        let all = self.connections.values();
+        let has = all.clone().filter(|other| other.peer.uid == uid).count();
+        // Places of those who may come back are nobody else's.
+        let taken = self.connections.len() + self.orphans.len();
+        if has >= self.policy.connections as usize || taken >= CONNECTIONS_MAX {
+            return limit(format!(
+                "user {uid} has {has} connections, of {taken} in all: close some, or raise `connections` under [limits] ({CONNECTIONS_MAX} at most)",
+            ));
+        }
+        let room = |rule: &usize| {
+            let of_rule = all.clone().filter(|other| other.rule == Some(*rule)).count();
+            of_rule < self.policy.places(*rule)
+        };
+        match rules.iter().find(|rule| room(rule)) {
+            Some(&rule) => Ok(Some(rule)),
+            None if rules.is_empty() => Ok(None),
+            None => limit(format!(
+                "no room for user {uid}: each rule of the policy for it has as many connections as queues, and some more: close some"
+            )),
+        }
+    }
+
+    /// Whether this process has a lease to come back to, and no other connection that could be meant for it.
+    fn may_come_back(&self, peer: &Credentials) -> bool {
+        let is_theirs = |other: &Credentials| (other.uid, other.pid) == (peer.uid, peer.pid);
+        let leases = self.orphans.values().filter(|orphan| is_theirs(&orphan.peer));
+        let without = self.connections.values().filter(|other| other.held.is_none());
+        leases.count() > without.filter(|other| is_theirs(&other.peer)).count()
+    }
+
+    /// When the next connection has been without a lease for too long.
+    pub(super) fn next_idle(&self) -> Option<Instant> {
+        let without = self.connections.values().filter(|other| other.held.is_none());
+        without.map(|other| other.since + WITHOUT_LEASE).min()
+    }
+
+    /// Ends connections that have been without a lease for too long.
+    pub(super) fn end_idle(&mut self, now: Instant) {
+        let is_idle = |other: &Connection| other.held.is_none() && other.since + WITHOUT_LEASE <= now;
+        let idle: Vec<u64> = self
+            .connections
+            .iter()
+            .filter_map(|(&number, other)| is_idle(other).then_some(number))
+            .collect();
+        for number in idle {
+            if let Some(connection) = self.connections.remove(&number) {
+                let text = format!(
+                    "no lease was asked for in {} s: connect again when you need one",
+                    WITHOUT_LEASE.as_secs()
+                );
+                connection.refuse(Refusal::new(Reason::Limit, text));
+            }
+        }
+    }
+}

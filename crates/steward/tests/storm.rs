@@ -1,0 +1,217 @@
+//! One user that asks too much: the interface, the log and the places of others are left alone.
+#![allow(unsafe_code)]
+
+mod common;
+
+use std::io;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use common::{POLICY, World, holder, raw::Raw, refusal, wanted};
+use rustix::process::Signal;
+use steer::ModeRequest;
+use steward::client::Lease;
+use steward::protocol::{Answer, Reason, Refusal, Request, Wanted};
+use testkit::{require, wait};
+
+fn in_mode(mode: ModeRequest) -> Wanted {
+    Wanted { mode, ..wanted(0, 1) }
+}
+
+fn said(answer: Answer) -> Refusal {
+    match answer {
+        Answer::Refused(refusal) => refusal,
+        other => panic!("it should have been refused: {other:?}"),
+    }
+}
+
+/// A connection by a thread of another user. Threads have numbers of their own (the C library's calls would change those of the whole process).
+fn connect_as(path: &Path, uid: u32, gid: u32) -> Raw {
+    std::thread::scope(|scope| {
+        let connect = || {
+            let set = |call, number: u32| {
+                // SAFETY: numbers only, no memory; it applies to this thread, which ends after it has connected.
+                let done = unsafe { libc::syscall(call, number, number, number) };
+                assert_eq!(done, 0, "{}", io::Error::last_os_error());
+            };
+            set(libc::SYS_setresgid, gid);
+            set(libc::SYS_setresuid, uid);
+            Raw::connect(path)
+        };
+        scope.spawn(connect).join().expect("connected")
+    })
+}
+
+#[test]
+fn refused_leases_in_a_storm_never_touch_the_interface_and_an_honest_lease_goes_on() {
+    require!(Root);
+    let policy = format!("{POLICY}[[allow]]\nuser = 4321\ninterface = \"nic0\"\nqueues = \"all\"\n");
+    let world = World::lingering(&policy, "60");
+    let mut storm: Vec<Raw> = (0..16).map(|_| connect_as(&world.socket(), 4321, 4321)).collect();
+    // A queue that does not exist; one that the policy has not; an interface that is not there.
+    let bad = [wanted(7, 1), wanted(255, 1), common::wanted_of("nowhere0", 0, 1)];
+    let round = |storm: &mut Vec<Raw>| {
+        for (connection, wanted) in storm.iter_mut().zip(bad.iter().cycle()) {
+            said(connection.ask(&Request::Lease(wanted.clone())));
+        }
+    };
+    (0..10).for_each(|_| round(&mut storm));
+    assert_eq!(
+        (world.attached(), world.program()),
+        (0, None),
+        "{}",
+        world.steward
+    );
+    let begun = Instant::now();
+    let (lease, _sockets) = world.lease(0, 1).expect("allowed");
+    println!("an honest lease beside 16 connections: {:?}", begun.elapsed());
+    let program = world.program();
+    (0..10).for_each(|_| round(&mut storm));
+    let in_use = said(storm[0].ask(&Request::Lease(wanted(0, 1))));
+    assert_eq!(in_use.reason, Reason::Taken);
+    assert_eq!(
+        (world.attached(), world.program()),
+        (1, program),
+        "{}",
+        world.steward
+    );
+    lease.counters(0).expect("ours");
+    // What one user may cause to be logged: some lines, and a few more while time passes.
+    let lines = world.steward.said().matches("refused: ").count();
+    assert!((1..30).contains(&lines), "{lines} lines: {}", world.steward);
+}
+
+#[test]
+fn program_stays_for_the_next_lease_and_goes_when_there_is_none_for_a_while() {
+    require!(Root);
+    let world = World::lingering(POLICY, "4");
+    drop(world.lease(0, 2).expect("allowed"));
+    let program = world.program();
+    assert!(program.is_some());
+    let again = || world.lease(0, 2).ok();
+    // The queues are taken back at once.
+    let again = wait::until_some(wait::SOON, again).expect("free");
+    assert_eq!(
+        (world.program(), world.attached()),
+        (program, 1),
+        "{}",
+        world.steward
+    );
+    drop(again);
+    world.await_no_program();
+}
+
+#[test]
+fn program_in_another_mode_is_attached_for_a_lease_and_not_again_and_again() {
+    require!(Root);
+    let world = World::lingering(POLICY, "60");
+    let mut modes = [ModeRequest::Skb, ModeRequest::Native].into_iter().cycle();
+    let mut attached = 0;
+    let refused = loop {
+        let wanted = in_mode(modes.next().expect("endless"));
+        match Lease::take(&world.socket(), &wanted) {
+            Ok(_) => attached += 1,
+            Err(steward::client::LeaseError::Refused(refusal)) if refusal.reason == Reason::Taken => {
+                std::thread::sleep(Duration::from_millis(10));
+                modes.next();
+            }
+            Err(error) => break refusal::<()>(Err(error)),
+        }
+        assert!(attached < 40, "no end: {}", world.steward);
+    };
+    assert_eq!(refused.reason, Reason::Limit);
+    assert!(
+        refused.text.contains("user 0 had the program attached to nic0"),
+        "{refused}"
+    );
+    assert!(refused.text.contains("try again in "), "{refused}");
+    assert!((4..8).contains(&world.attached()), "{}", world.steward);
+}
+
+#[test]
+fn program_without_leases_outlives_a_crash_for_the_next_lease_and_no_orderly_end() {
+    require!(Root);
+    let mut world = World::kept_lingering(POLICY, "60");
+    drop(world.lease(0, 1).expect("allowed"));
+    let program = world.program();
+    world.restart_after(Signal::KILL);
+    let lease = wait::until_some(wait::SOON, || world.lease(0, 1).ok()).expect("free");
+    assert_eq!(
+        (world.program(), world.attached()),
+        (program, 0),
+        "{}",
+        world.steward
+    );
+    drop(lease);
+    wait::settle();
+    world.end_steward(Signal::TERM);
+    world.await_nothing();
+}
+
+#[test]
+fn numbers_of_one_group_share_the_places_of_its_rule() {
+    require!(Root);
+    let world = World::with(
+        2,
+        &format!("{POLICY}[[allow]]\ngroup = 4242\ninterface = \"nic0\"\nqueues = \"0-1\"\n"),
+    );
+    // As many as queues, and sixteen who only ask.
+    let _those: Vec<Raw> = (0..18)
+        .map(|uid| connect_as(&world.socket(), 100_000 + uid, 4242))
+        .collect();
+    wait::settle();
+    let one_more = connect_as(&world.socket(), 200_000, 4242);
+    let Some((0, Answer::Refused(refusal))) = one_more.receive(wait::SOON) else {
+        panic!("it should have been refused")
+    };
+    assert_eq!(refusal.reason, Reason::Limit, "{refusal}");
+    assert!(refusal.text.contains("no room for user 200000"), "{refusal}");
+    // Who comes by another rule has its own.
+    world.lease(0, 1).expect("allowed");
+}
+
+#[test]
+fn connection_that_asks_for_no_lease_ends_and_one_with_a_lease_stays() {
+    require!(Root);
+    let world = World::new();
+    let (lease, _sockets) = world.lease(0, 1).expect("allowed");
+    let idle = Raw::connect(&world.socket());
+    let said = idle.receive(3 * wait::SOON);
+    let Some((0, Answer::Refused(refusal))) = said else {
+        panic!("{said:?}")
+    };
+    assert_eq!(refusal.reason, Reason::Limit, "{refusal}");
+    assert!(idle.is_over(wait::SOON));
+    lease.counters(0).expect("ours");
+}
+
+#[test]
+fn holder_comes_back_though_others_of_its_user_have_taken_all_connections() {
+    require!(Root);
+    let policy = format!("[limits]\nconnections = 5\n{POLICY}");
+    let mut world = World::kept_for(&policy, "10");
+    let (lease, _sockets) = world.lease(0, 1).expect("allowed");
+    world.restart_after(Signal::KILL);
+    let mut flood = holder::spawn(&world, "child_takes_all_connections", 0);
+    flood.await_text("all taken");
+    let back = wait::until(Duration::from_secs(7), || {
+        lease.take_changes().expect("it goes on");
+        !lease.is_away()
+    });
+    assert!(back, "{}: {flood}", world.steward);
+    lease.counters(0).expect("ours");
+}
+
+/// As root, which the other holder is, too: no privilege is given up.
+#[test]
+#[ignore = "run in a process of its own"]
+fn child_takes_all_connections() {
+    let mut taken: Vec<Raw> = (0..5).map(|_| Raw::connect(&holder::socket())).collect();
+    println!("all taken");
+    // Each that ends is replaced at once.
+    loop {
+        taken.retain(|connection| !connection.is_over(Duration::ZERO));
+        taken.resize_with(5, || Raw::connect(&holder::socket()));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
