@@ -10,6 +10,7 @@ use vhost_af_xdp::fuzzing::{Headers, Verdict};
 use virtqueue::driver::{Buffer, DriverFeatures, GuestRam, SplitDriver};
 use virtqueue::{
     Chains, GuestAddr, MemoryMap, Queue, QueueFeatures, QueueSize, QueueStart, RingFormat, RingLayout,
+    TrustedFiles,
 };
 
 #[derive(arbitrary::Arbitrary, Debug)]
@@ -46,7 +47,8 @@ pub fn run(data: &[u8]) {
     let size = QueueSize::new(u32::from(SIZE)).expect("a power of two");
     let driver = || SplitDriver::new(&ram, size, DriverFeatures::default()).expect("room");
     let (mut driver, unused) = (driver(), driver());
-    let memory = Arc::new(MemoryMap::new(ram.regions().expect("descriptors"), 0).expect("mapped"));
+    let memory =
+        Arc::new(MemoryMap::new(ram.regions().expect("descriptors"), 0, &TrustedFiles).expect("mapped"));
     let queue = |driver: &SplitDriver| {
         let rings = RingLayout::from_user(&memory, (RingFormat::Split, size), driver.ring_user_addresses())
             .expect("inside");

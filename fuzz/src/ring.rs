@@ -9,7 +9,7 @@ use virtqueue::driver::{Buffer, DriverFeatures, GuestRam, PackedDriver, QueueDri
 use virtqueue::layout::{Descriptor, PackedDescriptor};
 use virtqueue::{
     Chain, ChainId, Chains, GuestAddr, InflightRegion, Journal, MemoryMap, Queue, QueueFeatures, QueueSize,
-    QueueStart, RingFormat, RingLayout,
+    QueueStart, RingFormat, RingLayout, TrustedFiles,
 };
 
 #[derive(Arbitrary, Debug)]
@@ -208,13 +208,16 @@ impl Scene {
                 driver.start_at((input.start >> 1) % size.get(), input.start & 1 != 0)
             }
         }
-        let memory = Arc::new(MemoryMap::new(ram.regions().expect("descriptors"), 4096).expect("mapped"));
+        let memory = Arc::new(
+            MemoryMap::new(ram.regions().expect("descriptors"), 4096, &TrustedFiles).expect("mapped"),
+        );
         let rings =
             RingLayout::from_user(&memory, (format, size), driver.ring_user_addresses()).expect("inside");
         let inflight = (input.notes == Notes::Inflight).then(|| {
             let (file, bytes) = InflightRegion::create(1, size.get(), features.packed).expect("memory");
             let shape = (1, size.get(), features.packed);
-            let region = InflightRegion::open(file.as_fd(), bytes, 0, shape).expect("made for it");
+            let region =
+                InflightRegion::open(file.as_fd(), (bytes, 0), shape, &TrustedFiles).expect("made for it");
             (file, Arc::new(region))
         });
         let start = QueueStart {

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use virtqueue::driver::{Buffer, DriverFeatures, GuestRam, QueueDriver};
 use virtqueue::{
     Chains, GuestAddr, MemoryMap, Queue, QueueFeatures, QueueSize, QueueStart, RingFormat, RingLayout,
+    TrustedFiles,
 };
 
 /// Short and many: on a busy machine some of them are undisturbed, and the least figure is that of the code.
@@ -64,7 +65,8 @@ impl Bench {
             in_order: true,
         };
         let driver = QueueDriver::new(&ram, shape, features).expect("a ring");
-        let map = Arc::new(MemoryMap::new(ram.regions().expect("descriptors"), 0).expect("a map"));
+        let map =
+            Arc::new(MemoryMap::new(ram.regions().expect("descriptors"), 0, &TrustedFiles).expect("a map"));
         let rings = RingLayout::from_user(&map, shape, driver.ring_user_addresses()).expect("a sound ring");
         let features = QueueFeatures {
             event_idx,

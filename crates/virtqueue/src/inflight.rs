@@ -14,7 +14,7 @@
 
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use rustix::fs::{MemfdFlags, SealFlags};
 
 use crate::crash;
-use crate::mapping::{FileMapping, MappingError};
+use crate::mapping::{FileMapping, ForeignFiles, MappingError};
 use crate::{MAX_QUEUE_SIZE, QueueSize, RingError};
 
 /// Version of the layout.
@@ -56,6 +56,9 @@ pub enum InflightError {
     /// fstat or mmap failed.
     #[error("cannot map the inflight region")]
     Map(#[source] io::Error),
+    /// See [`ForeignFiles::guard`].
+    #[error("cannot guard the inflight region against truncation")]
+    Guard(#[source] io::Error),
     /// No region has that many queues, or queues of that size.
     #[error("inflight region for {queues} queues of {queue_size} entries")]
     Shape {
@@ -103,7 +106,8 @@ impl InflightRegion {
         good.then(|| u64::from(queues) * queue_bytes(queue_size, packed))
     }
 
-    /// Makes a file (VHOST_USER_GET_INFLIGHT_FD): sealed, with nothing in flight. Returns it with its length.
+    /// Makes a file (VHOST_USER_GET_INFLIGHT_FD): sealed, and of zeros, which means that no region was used yet. Returns it
+    /// with its length.
     ///
     /// # Errors
     /// No memory, no descriptor, or a shape for which [`bytes_for`](Self::bytes_for) has no answer.
@@ -113,8 +117,6 @@ impl InflightRegion {
         let fd = rustix::fs::memfd_create("vhost-inflight", flags)?;
         rustix::fs::ftruncate(&fd, bytes)?;
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW)?;
-        // Opened once, which initialises it.
-        Self::open(fd.as_fd(), bytes, 0, (queues, queue_size, packed)).map_err(io::Error::other)?;
         Ok((fd, bytes))
     }
 
@@ -125,9 +127,9 @@ impl InflightRegion {
     /// [`InflightError`].
     pub fn open(
         fd: BorrowedFd<'_>,
-        mmap_size: u64,
-        mmap_offset: u64,
+        (mmap_size, mmap_offset): (u64, u64),
         (queues, queue_size, packed): (u16, u16, bool),
+        files: &dyn ForeignFiles,
     ) -> Result<Self, InflightError> {
         let needed =
             Self::bytes_for(queues, queue_size, packed).ok_or(InflightError::Shape { queues, queue_size })?;
@@ -144,10 +146,11 @@ impl InflightRegion {
         if !mmap_offset.is_multiple_of(ALIGN) {
             return Err(range);
         }
-        let file = FileMapping::open(fd, mmap_size, mmap_offset).map_err(|error| match error {
+        let file = FileMapping::open(fd, (mmap_size, mmap_offset), files).map_err(|error| match error {
             MappingError::NotAFile => InflightError::NotAFile,
             MappingError::Range { .. } => range,
             MappingError::System(error) => InflightError::Map(error),
+            MappingError::Guard(error) => InflightError::Guard(error),
         })?;
         let region = Self {
             file,
@@ -178,20 +181,6 @@ impl InflightRegion {
             });
         }
         Ok(())
-    }
-
-    /// Where the pages of the file are mapped, and their length in bytes: the VMM may truncate the file, and
-    /// the next access is SIGBUS then.
-    #[must_use]
-    pub fn mapping(&self) -> (NonNull<u8>, usize) {
-        self.file.range()
-    }
-
-    /// As [`MemoryMap::accompanied_by`](crate::MemoryMap::accompanied_by), for this mapping.
-    #[must_use]
-    pub fn accompanied_by(mut self, companion: impl Send + Sync + 'static) -> Self {
-        self.file.accompany(companion);
-        self
     }
 
     /// Entries of each queue.

@@ -1,8 +1,10 @@
+use std::os::fd::AsFd;
+
 use super::*;
 use crate::driver::{Buffer, DriverFeatures, GuestRam, QueueDriver};
 use crate::{
     ChainId, Chains, GuestAddr, Journal, MemoryMap, Queue, QueueFeatures, QueueStart, RingError, RingFormat,
-    RingLayout,
+    RingLayout, TrustedFiles,
 };
 
 const QUEUE: u16 = 8;
@@ -39,7 +41,7 @@ impl File {
 
     fn open_sized(&self, packed: bool, queue: u16) -> Result<InflightRegion, InflightError> {
         let bytes = InflightRegion::bytes_for(1, queue, packed).unwrap();
-        InflightRegion::open(self.0.as_fd(), bytes, 0, (1, queue, packed))
+        InflightRegion::open(self.0.as_fd(), (bytes, 0), (1, queue, packed), &TrustedFiles)
     }
 }
 
@@ -61,7 +63,7 @@ impl World {
         let shape = (RingFormat::of(packed), QueueSize::packed(queue.into()).unwrap());
         Self {
             driver: QueueDriver::new(&ram, shape, DriverFeatures::default()).unwrap(),
-            memory: Arc::new(MemoryMap::new(ram.regions().unwrap(), 0).unwrap()),
+            memory: Arc::new(MemoryMap::new(ram.regions().unwrap(), 0, &TrustedFiles).unwrap()),
             ram,
             file: File(InflightRegion::create(1, queue, packed).unwrap().0),
         }
@@ -232,7 +234,7 @@ fn packed_states_lie_where_the_specification_says() {
 fn region_that_does_not_fit_its_file_is_refused() {
     let (fd, bytes) = InflightRegion::create(2, QUEUE, false).unwrap();
     let open = |bytes, offset, queues| {
-        InflightRegion::open(fd.as_fd(), bytes, offset, (queues, QUEUE, false)).unwrap_err()
+        InflightRegion::open(fd.as_fd(), (bytes, offset), (queues, QUEUE, false), &TrustedFiles).unwrap_err()
     };
     assert!(matches!(open(bytes, 0, 3), InflightError::TooShort { .. }));
     assert!(matches!(open(bytes - 1, 0, 2), InflightError::TooShort { .. }));
@@ -241,7 +243,7 @@ fn region_that_does_not_fit_its_file_is_refused() {
     assert!(matches!(open(u64::MAX, 64, 2), InflightError::Range { .. }));
     assert!(matches!(open(bytes, 0, 0), InflightError::Shape { .. }));
     let (reader, _writer) = io::pipe().unwrap();
-    let refused = InflightRegion::open(reader.as_fd(), bytes, 0, (2, QUEUE, false));
+    let refused = InflightRegion::open(reader.as_fd(), (bytes, 0), (2, QUEUE, false), &TrustedFiles);
     assert!(matches!(refused, Err(InflightError::NotAFile)));
 }
 
@@ -249,6 +251,7 @@ fn region_that_does_not_fit_its_file_is_refused() {
 fn region_of_another_layout_is_refused() {
     for (at, value) in [(8, 2), (10, QUEUE + 1), (10, 0), (0, 1)] {
         let world = World::new(false);
+        assert!(world.file.open(false).is_ok()); // fills it in
         world.file.put16(at, value);
         assert!(matches!(
             world.file.open(false),
@@ -267,7 +270,7 @@ fn region_for_another_queue_is_refused() {
     let world = World::new(false);
     for (size, packed) in [(QUEUE * 2, false), (QUEUE, true)] {
         let (fd, bytes) = InflightRegion::create(1, size, packed).unwrap();
-        let region = InflightRegion::open(fd.as_fd(), bytes, 0, (1, size, packed)).unwrap();
+        let region = InflightRegion::open(fd.as_fd(), (bytes, 0), (1, size, packed), &TrustedFiles).unwrap();
         let refused = world.device_with(&Arc::new(region)).unwrap_err();
         assert_eq!(
             refused,

@@ -23,7 +23,7 @@
 //! # #[cfg(feature = "driver")] {
 //! use std::sync::Arc;
 //! use virtqueue::driver::{Buffer, DriverFeatures, GuestRam, SplitDriver};
-//! use virtqueue::{Chains, GuestAddr, MemoryMap, Queue, QueueFeatures, QueueSize, QueueStart, RingFormat, RingLayout};
+//! use virtqueue::{Chains, GuestAddr, MemoryMap, Queue, QueueFeatures, QueueSize, QueueStart, RingFormat, RingLayout, TrustedFiles};
 //!
 //! // The guest: memory, a ring in it, one buffer to be sent.
 //! let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), 1 << 20)])?);
@@ -34,7 +34,7 @@
 //! driver.publish();
 //!
 //! // The device: maps the memory, takes what is there, gives it back.
-//! let memory = Arc::new(MemoryMap::new(ram.regions()?, 0)?);
+//! let memory = Arc::new(MemoryMap::new(ram.regions()?, 0, &TrustedFiles)?);
 //! let rings = RingLayout::from_user(&memory, (RingFormat::Split, driver.size()), driver.ring_user_addresses())?;
 //! let mut queue = Queue::new(&memory, rings, QueueFeatures::default(), QueueStart::default())?;
 //! let mut chains = Chains::for_queue(driver.size(), 32);
@@ -71,9 +71,10 @@
 //! *inside* the map is the guest's own affair: a driver that names a buffer twice gets what it asked for.
 //!
 //! One thing is out of reach here: a VMM may truncate the file behind the memory (or the log, or the inflight region)
-//! after it was mapped, and the next access is then SIGBUS. [`MemoryMap::new`] checks the file's size, and
-//! [`MappedRegion::sealed`] tells whether the file is sealed against shrinking (`F_SEAL_SHRINK`; QEMU's
-//! `memory-backend-memfd` seals by default). The guest itself cannot do this, only its VMM.
+//! after it was mapped, or give one for which there is no memory, and the next access is then SIGBUS. So whatever maps such
+//! a file asks for a [`ForeignFiles`], which hears of the mapping before its first byte is touched; a process that means to
+//! live without says so ([`TrustedFiles`]). [`MappedRegion::sealed`] tells whether a file is sealed against shrinking
+//! (`F_SEAL_SHRINK`; QEMU's `memory-backend-memfd` seals by default). The guest itself cannot do this, only its VMM.
 
 pub mod layout;
 
@@ -108,6 +109,7 @@ pub use fault::{GuestFault, IndirectRule};
 pub use indirect::Prefetch;
 pub use inflight::{InflightError, InflightQueue, InflightRegion};
 pub use log::{DirtyLog, LOG_PAGE_BYTES, LogError};
+pub use mapping::{ForeignFiles, Guard, TrustedFiles};
 pub use memory::{MemoryMap, RegionHint};
 pub use packed::PackedQueue;
 pub use queue::{Journal, Queue, QueueFeatures, QueueStart};

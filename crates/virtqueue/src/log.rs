@@ -12,10 +12,9 @@
 use std::fmt;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use crate::mapping::{FileMapping, MappingError};
+use crate::mapping::{FileMapping, ForeignFiles, MappingError};
 use crate::{GuestAddr, MemoryMap};
 
 /// Bytes of guest memory for each bit (vhost-user, `VHOST_LOG_PAGE`; not the system's page size).
@@ -45,6 +44,9 @@ pub enum LogError {
     /// fstat or mmap failed.
     #[error("cannot map the dirty log")]
     Map(#[source] io::Error),
+    /// See [`ForeignFiles::guard`].
+    #[error("cannot guard the dirty log against truncation")]
+    Guard(#[source] io::Error),
 }
 
 impl DirtyLog {
@@ -52,8 +54,13 @@ impl DirtyLog {
     ///
     /// # Errors
     /// [`LogError`].
-    pub fn open(fd: BorrowedFd<'_>, mmap_size: u64, mmap_offset: u64) -> Result<Self, LogError> {
-        let bitmap = FileMapping::open(fd, mmap_size, mmap_offset).map_err(|error| match error {
+    pub fn open(
+        fd: BorrowedFd<'_>,
+        (mmap_size, mmap_offset): (u64, u64),
+        files: &dyn ForeignFiles,
+    ) -> Result<Self, LogError> {
+        let range = (mmap_size, mmap_offset);
+        let bitmap = FileMapping::open(fd, range, files).map_err(|error| match error {
             MappingError::NotAFile => LogError::NotAFile,
             MappingError::Range { size } => LogError::Range {
                 offset: mmap_offset,
@@ -61,22 +68,9 @@ impl DirtyLog {
                 size,
             },
             MappingError::System(error) => LogError::Map(error),
+            MappingError::Guard(error) => LogError::Guard(error),
         })?;
         Ok(Self { bitmap })
-    }
-
-    /// Where the pages of the bitmap's file are mapped, and their length in bytes: the VMM may truncate the
-    /// file, and the next note is SIGBUS then.
-    #[must_use]
-    pub fn mapping(&self) -> (NonNull<u8>, usize) {
-        self.bitmap.range()
-    }
-
-    /// As [`MemoryMap::accompanied_by`], for the mapping of the bitmap.
-    #[must_use]
-    pub fn accompanied_by(mut self, companion: impl Send + Sync + 'static) -> Self {
-        self.bitmap.accompany(companion);
-        self
     }
 
     /// Notes that `len` bytes at guest address `addr` were written. After the write.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use rustix::fs::MemfdFlags;
 
 use super::*;
-use crate::Region;
 use crate::driver::GuestRam;
+use crate::{Region, TrustedFiles};
 
 fn file(bytes: u64) -> OwnedFd {
     let file = rustix::fs::memfd_create("log", MemfdFlags::CLOEXEC).unwrap();
@@ -26,7 +26,7 @@ fn pages(file: &OwnedFd, offset: u64, bytes: usize) -> Vec<u64> {
 #[test]
 fn every_page_that_a_range_touches_is_noted() {
     let file = file(4096);
-    let log = DirtyLog::open(file.as_fd(), 4096, 0).unwrap();
+    let log = DirtyLog::open(file.as_fd(), (4096, 0), &TrustedFiles).unwrap();
     log.note(GuestAddr(4095), 1);
     log.note(GuestAddr(2 * 4096 + 4095), 2);
     log.note(GuestAddr(8 * 4096), 4096);
@@ -37,7 +37,7 @@ fn every_page_that_a_range_touches_is_noted() {
 #[test]
 fn pages_past_the_log_are_left_out() {
     let file = file(4096);
-    let log = DirtyLog::open(file.as_fd(), 2, 100).unwrap();
+    let log = DirtyLog::open(file.as_fd(), (2, 100), &TrustedFiles).unwrap();
     log.note(GuestAddr(15 * 4096), 3 * 4096);
     log.note(GuestAddr(16 * 4096), 1);
     log.note(GuestAddr(u64::MAX), u64::MAX);
@@ -50,13 +50,13 @@ fn log_that_does_not_fit_its_file_is_refused() {
     let file = file(4096);
     for (bytes, offset) in [(0, 0), (4097, 0), (1, 4096), (u64::MAX, 1), (4096, u64::MAX)] {
         assert!(matches!(
-            DirtyLog::open(file.as_fd(), bytes, offset),
+            DirtyLog::open(file.as_fd(), (bytes, offset), &TrustedFiles),
             Err(LogError::Range { .. })
         ));
     }
     let (reader, _writer) = std::io::pipe().unwrap();
     assert!(matches!(
-        DirtyLog::open(reader.as_fd(), 1, 0),
+        DirtyLog::open(reader.as_fd(), (1, 0), &TrustedFiles),
         Err(LogError::NotAFile)
     ));
 }
@@ -71,9 +71,9 @@ fn map_offsets_are_noted_as_guest_addresses() {
         file_offset: 0,
     };
     let ram = GuestRam::from_regions(vec![region(0x10_0000, 0x4000), region(0x40_0000, 0x4000)]).unwrap();
-    let memory = Arc::new(MemoryMap::new(ram.regions().unwrap(), 4096).unwrap());
+    let memory = Arc::new(MemoryMap::new(ram.regions().unwrap(), 4096, &TrustedFiles).unwrap());
     let file = file(4096);
-    let log = DirtyLog::open(file.as_fd(), 4096, 0).unwrap();
+    let log = DirtyLog::open(file.as_fd(), (4096, 0), &TrustedFiles).unwrap();
     memory.log(&log, 0x3fff, 1);
     memory.log(&log, 0x4001, 0x1000);
     memory.log(&log, memory.private_offset(), 4096);

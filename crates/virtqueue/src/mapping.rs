@@ -1,8 +1,8 @@
 //! A file of the VMM's that is not guest memory, mapped: the dirty log, the inflight region.
 //!
 //! Whole pages of the file are mapped, huge ones for hugetlbfs, so that the range can be replaced and unmapped as it
-//! is. The file may be truncated under us as guest memory may; who handles that is told the range
-//! ([`FileMapping::range`]) and tied to the mapping's life ([`FileMapping::accompany`]).
+//! is. The file may be truncated under us, as guest memory may: [`ForeignFiles`] is told of each mapping before its
+//! first byte is touched.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -14,10 +14,37 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::region;
 
+/// What a process does about files that are not its own when it maps them.
+///
+/// Whoever gave such a file can truncate it (unless it is sealed against that), or its file system runs full, and an
+/// access to the mapping is then SIGBUS, which ends the process if nobody handles it. So nothing here maps a file
+/// without one of these, which hears of the mapping before its first byte is touched.
+pub trait ForeignFiles {
+    /// Takes note that `[start, start + bytes)` is a mapping of such a file, in whole pages of the file's. The guard that it
+    /// returns lives as long as anybody may touch the range, and is dropped just before the range is unmapped.
+    ///
+    /// # Errors
+    /// The range cannot be guarded: it is unmapped, untouched.
+    fn guard(&self, start: NonNull<u8>, bytes: usize) -> io::Result<Guard>;
+}
+
+/// Keeps a mapping guarded until it is dropped.
+pub type Guard = Box<dyn Send + Sync>;
+
+/// Files of one's own, or of somebody who may end this process: a SIGBUS is not expected.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TrustedFiles;
+
+impl ForeignFiles for TrustedFiles {
+    fn guard(&self, _start: NonNull<u8>, _bytes: usize) -> io::Result<Guard> {
+        Ok(Box::new(()))
+    }
+}
+
 /// A range of a file, mapped shared and writable until drop.
 pub(crate) struct FileMapping {
     /// First, so that it is dropped before the memory is unmapped.
-    companion: Option<Box<dyn Send + Sync>>,
+    _guard: Guard,
     pages: Pages,
     /// Where the range begins in the pages, and its length, bytes.
     lead: usize,
@@ -39,6 +66,8 @@ pub(crate) enum MappingError {
     Range { size: u64 },
     /// fstat, fstatfs or mmap.
     System(io::Error),
+    /// [`ForeignFiles::guard`].
+    Guard(io::Error),
 }
 
 // SAFETY: the pages are owned by this value, users of `at` reach them by atomics, and no thread is tied to them.
@@ -48,7 +77,11 @@ unsafe impl Sync for Pages {}
 
 impl FileMapping {
     /// Maps `len` bytes at `offset` of `fd`.
-    pub(crate) fn open(fd: BorrowedFd<'_>, len: u64, offset: u64) -> Result<Self, MappingError> {
+    pub(crate) fn open(
+        fd: BorrowedFd<'_>,
+        (len, offset): (u64, u64),
+        files: &dyn ForeignFiles,
+    ) -> Result<Self, MappingError> {
         let system = |errno: rustix::io::Errno| MappingError::System(errno.into());
         let stat = rustix::fs::fstat(fd).map_err(system)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
@@ -80,9 +113,14 @@ impl FileMapping {
         .map_err(system)?;
         let start = NonNull::new(start.cast())
             .ok_or_else(|| MappingError::System(io::ErrorKind::OutOfMemory.into()))?;
+        let pages = Pages { start, bytes };
+        // Before anybody has a way to the bytes.
+        let guard = files
+            .guard(pages.start, pages.bytes)
+            .map_err(MappingError::Guard)?;
         Ok(Self {
-            companion: None,
-            pages: Pages { start, bytes },
+            _guard: guard,
+            pages,
             lead: lead as usize,
             len,
         })
@@ -102,16 +140,6 @@ impl FileMapping {
         debug_assert!(at < self.len, "the caller stays inside the range");
         // SAFETY: the range is inside the pages (open), and `at` inside the range.
         unsafe { self.pages.start.add(self.lead + at as usize) }
-    }
-
-    /// The pages: start, and length in bytes.
-    pub(crate) fn range(&self) -> (NonNull<u8>, usize) {
-        (self.pages.start, self.pages.bytes)
-    }
-
-    /// Ties something to the mapping's life: it is dropped just before the pages are unmapped.
-    pub(crate) fn accompany(&mut self, companion: impl Send + Sync + 'static) {
-        self.companion = Some(Box::new(companion));
     }
 }
 

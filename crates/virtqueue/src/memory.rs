@@ -27,7 +27,8 @@ use std::ptr::{self, NonNull};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-use crate::region::{self, FileFacts, Placement};
+use crate::mapping::{ForeignFiles, Guard, TrustedFiles};
+use crate::region::{self, Placement};
 use crate::{GuestAddr, MapError, MappedRegion, Region};
 
 /// Reservations start on at least this: what transparent huge pages need on most machines.
@@ -36,7 +37,7 @@ const MIN_ALIGN: u64 = 2 << 20;
 /// All memory of one guest, mapped. See the file's head for the picture.
 pub struct MemoryMap {
     /// Before the reservation, so that it is dropped first.
-    companion: Option<Box<dyn Send + Sync>>,
+    _guard: Guard,
     reservation: Reservation,
     guest_len: u64,
     regions: Vec<MappedRegion>,
@@ -88,12 +89,16 @@ impl RegionHint {
 
 impl MemoryMap {
     /// Maps `regions` back to back, and `private_bytes` (rounded up to pages) of zeroed memory after them,
-    /// which no guest address reaches. Nothing is touched: pages come when they are used.
+    /// which no guest address reaches. Nothing is touched: pages come when they are used. `files` hears of the guest's part.
     ///
     /// # Errors
     /// No or too many regions; an empty, wrapping or overlapping one; a file that is too short, not regular,
-    /// or cannot be mapped shared and writable; no address space.
-    pub fn new(regions: Vec<Region>, private_bytes: usize) -> Result<Self, MapError> {
+    /// or cannot be mapped shared and writable; no address space; what `files` refuses.
+    pub fn new(
+        regions: Vec<Region>,
+        private_bytes: usize,
+        files: &dyn ForeignFiles,
+    ) -> Result<Self, MapError> {
         region::check(&regions)?;
         let system_page = rustix::param::page_size() as u64;
         let facts = regions
@@ -124,7 +129,16 @@ impl MemoryMap {
         if private_len > 0 {
             reservation.map_private(guest_len, private_len)?;
         }
-        Ok(Self::assemble(reservation, guest_len, regions, &facts, &places))
+        // Before anybody has a way to the bytes.
+        let guard = files
+            .guard(reservation.base, guest_len as usize)
+            .map_err(MapError::Guard)?;
+        let regions = regions
+            .into_iter()
+            .zip(facts.into_iter().zip(places))
+            .map(|(region, (facts, place))| MappedRegion { region, facts, place })
+            .collect();
+        Ok(Self::assemble((guard, reservation), guest_len, regions))
     }
 
     /// A map of one fresh region of `len` bytes at guest address 0, sealed against shrinking: for tests, and
@@ -150,21 +164,15 @@ impl MemoryMap {
                 file_offset: 0,
             }],
             0,
+            &TrustedFiles,
         )
     }
 
     fn assemble(
-        reservation: Reservation,
+        (guard, reservation): (Guard, Reservation),
         guest_len: u64,
-        regions: Vec<Region>,
-        facts: &[FileFacts],
-        places: &[Placement],
+        regions: Vec<MappedRegion>,
     ) -> Self {
-        let regions: Vec<MappedRegion> = regions
-            .into_iter()
-            .zip(facts.iter().zip(places))
-            .map(|(region, (&facts, &place))| MappedRegion { region, facts, place })
-            .collect();
         let lookups = |start: fn(&MappedRegion) -> u64| {
             let lookup = |region: &MappedRegion| Lookup {
                 start: start(region),
@@ -176,21 +184,13 @@ impl MemoryMap {
         let by_guest = lookups(|region| region.guest_addr().get());
         let by_user = lookups(MappedRegion::user_addr);
         Self {
-            companion: None,
+            _guard: guard,
             reservation,
             guest_len,
             regions,
             by_guest,
             by_user,
         }
-    }
-
-    /// Ties something to the map's life: it is dropped with the map, just before the memory is unmapped. For
-    /// whoever has to know that these addresses are guest memory (a handler of SIGBUS).
-    #[must_use]
-    pub fn accompanied_by(mut self, companion: impl Send + Sync + 'static) -> Self {
-        self.companion = Some(Box::new(companion));
-        self
     }
 
     /// Lets the kernel enter all pages of guest memory into our page table, by reading faults: those enter 16 pages each

@@ -27,7 +27,7 @@ fn two_regions() -> MemoryMap {
         region(0x10_0000, 0x7f00_0000, 0x4000),
         region(0x1_0000_0000, 0x7e00_0000, 0x2000),
     ];
-    MemoryMap::new(regions, 5000).unwrap()
+    MemoryMap::new(regions, 5000, &TrustedFiles).unwrap()
 }
 
 #[test]
@@ -124,7 +124,7 @@ fn file_offset_inside_a_page_leaves_exact_addresses() {
         file,
         file_offset: 0x1234,
     };
-    let map = MemoryMap::new(vec![odd], 0).unwrap();
+    let map = MemoryMap::new(vec![odd], 0, &TrustedFiles).unwrap();
     let offset = map.translate(GuestAddr(0x8000), 4).unwrap();
     assert_eq!(map.read_obj::<[u8; 4]>(offset), Some(*b"mark"));
     assert_eq!(
@@ -149,6 +149,7 @@ fn memory_is_shared_with_the_file() {
             file_offset: 0,
         }],
         0,
+        &TrustedFiles,
     )
     .unwrap();
     assert!(map.copy_to_guest(100, b"out"));
@@ -181,10 +182,15 @@ fn dropping_a_map_leaves_neither_mappings_nor_descriptors() {
             file_offset: 0,
         }
     };
-    let map = MemoryMap::new(vec![leaky(0, 0x1000), leaky(0x1000, 0x1000)], 0x1000).unwrap();
+    let map = MemoryMap::new(
+        vec![leaky(0, 0x1000), leaky(0x1000, 0x1000)],
+        0x1000,
+        &TrustedFiles,
+    )
+    .unwrap();
     assert_eq!((mappings(), descriptors()), (2, 2));
     drop(map);
-    assert!(MemoryMap::new(vec![leaky(0, 0x1000), leaky(0x1000, 0x2000)], 0).is_err());
+    assert!(MemoryMap::new(vec![leaky(0, 0x1000), leaky(0x1000, 0x2000)], 0, &TrustedFiles).is_err());
     assert_eq!(
         (mappings(), descriptors()),
         (0, 0),
@@ -211,7 +217,7 @@ fn huge_pages_are_mapped_whole() {
         },
         Err(error) => return skip(&format!("no huge page memfd: {error}")),
     };
-    let map = match MemoryMap::new(vec![region(0, 0, 0x1000), huge], 0x1000) {
+    let map = match MemoryMap::new(vec![region(0, 0, 0x1000), huge], 0x1000, &TrustedFiles) {
         Ok(map) => map,
         Err(error) => return skip(&format!("no huge pages (sysctl vm.nr_hugepages): {error}")),
     };

@@ -1,7 +1,7 @@
 use super::*;
 use crate::driver::{Buffer, DriverFeatures, GuestRam, PackedDriver};
 use crate::layout::{PACKED_AVAIL, PACKED_USED};
-use crate::{GuestAddr, IndirectRule, RingFormat, Segment};
+use crate::{GuestAddr, IndirectRule, RingFormat, Segment, TrustedFiles};
 
 /// A driver and a device on one ring. Memory is two regions with a gap between; the ring is in the first.
 struct Pair {
@@ -45,7 +45,7 @@ impl Pair {
         if start != (0, true) {
             driver.start_at(start.0, start.1);
         }
-        let memory = Arc::new(MemoryMap::new(ram.regions().unwrap(), 4096).unwrap());
+        let memory = Arc::new(MemoryMap::new(ram.regions().unwrap(), 4096, &TrustedFiles).unwrap());
         let shape = (RingFormat::Packed, size);
         let rings = RingLayout::from_user(&memory, shape, driver.ring_user_addresses()).unwrap();
         let queue = PackedQueue::new(&memory, rings, features, QueueStart::at(driver.base())).unwrap();

@@ -12,7 +12,7 @@ use super::*;
 use crate::crash;
 use crate::driver::{Buffer, DriverFeatures, GuestRam, QueueDriver};
 use crate::inflight::InflightRegion;
-use crate::{GuestAddr, LOG_PAGE_BYTES};
+use crate::{GuestAddr, LOG_PAGE_BYTES, TrustedFiles};
 
 const LOW: u64 = 0x10_0000;
 const LOW_LEN: u64 = 0x8_0000;
@@ -93,7 +93,7 @@ impl World {
             in_order: features.in_order,
         };
         let driver = QueueDriver::new(&ram, (format, size), driver_features).unwrap();
-        let memory = Arc::new(MemoryMap::new(ram.regions().unwrap(), 0).unwrap());
+        let memory = Arc::new(MemoryMap::new(ram.regions().unwrap(), 0, &TrustedFiles).unwrap());
         let region = InflightRegion::create(2, size.get(), features.packed).unwrap();
         Self {
             ram,
@@ -125,7 +125,9 @@ impl World {
             Notes::Ring => Journal::Ring,
             Notes::Inflight => {
                 let shape = (2, self.driver.size().get(), self.features.packed);
-                let region = InflightRegion::open(self.region.0.as_fd(), self.region.1, 0, shape).unwrap();
+                let region =
+                    InflightRegion::open(self.region.0.as_fd(), (self.region.1, 0), shape, &TrustedFiles)
+                        .unwrap();
                 Journal::Inflight(Arc::new(region).queue(1).unwrap())
             }
         };
@@ -518,7 +520,7 @@ fn logged(file: &OwnedFd) -> BTreeSet<u64> {
 fn every_page_that_changes_is_logged(packed: bool, notes: Notes, size: u32) {
     let file = rustix::fs::memfd_create("log", MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&file, 4096).unwrap();
-    let log = Arc::new(DirtyLog::open(file.as_fd(), 4096, 0).unwrap());
+    let log = Arc::new(DirtyLog::open(file.as_fd(), (4096, 0), &TrustedFiles).unwrap());
     let mut world = World::new(size, features(packed), notes);
     let plans: Vec<Plan> = some_plans().into_iter().cycle().take(600).collect();
     let mut queue = world.device();

@@ -153,6 +153,9 @@ pub enum MapError {
         #[source]
         source: io::Error,
     },
+    /// See [`ForeignFiles::guard`](crate::ForeignFiles::guard).
+    #[error("cannot guard guest memory against truncation")]
+    Guard(#[source] io::Error),
 }
 
 impl MappedRegion {

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use rustix::fs::{MemfdFlags, SealFlags};
 
 use super::*;
-use crate::MemoryMap;
+use crate::{MemoryMap, TrustedFiles};
 
 fn memfd(len: u64) -> OwnedFd {
     let file = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
@@ -23,7 +23,7 @@ fn region(guest: u64, user: u64, len: u64) -> Region {
 }
 
 fn refused(regions: Vec<Region>) -> MapError {
-    MemoryMap::new(regions, 0).expect_err("must be refused")
+    MemoryMap::new(regions, 0, &TrustedFiles).expect_err("must be refused")
 }
 
 #[test]
@@ -80,7 +80,14 @@ fn overlapping_regions_are_refused() {
 
 #[test]
 fn touching_regions_are_accepted() {
-    assert!(MemoryMap::new(vec![region(0x1000, 0x1000, 4096), region(0, 0, 4096)], 0).is_ok());
+    assert!(
+        MemoryMap::new(
+            vec![region(0x1000, 0x1000, 4096), region(0, 0, 4096)],
+            0,
+            &TrustedFiles
+        )
+        .is_ok()
+    );
 }
 
 #[test]
@@ -132,7 +139,7 @@ fn seal_against_shrinking_is_reported() {
     let open = region(0, 0, 4096);
     let sealed = region(0x10000, 0x10000, 4096);
     rustix::fs::fcntl_add_seals(&sealed.file, SealFlags::SHRINK).unwrap();
-    let map = MemoryMap::new(vec![open, sealed], 0).unwrap();
+    let map = MemoryMap::new(vec![open, sealed], 0, &TrustedFiles).unwrap();
     let seals: Vec<_> = map.regions().iter().map(MappedRegion::sealed).collect();
     assert_eq!(seals, [false, true]);
     assert!(

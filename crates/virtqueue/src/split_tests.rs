@@ -1,8 +1,8 @@
 use super::*;
-use crate::Segment;
 use crate::driver::{Buffer, DriverFeatures, GuestRam, SplitDriver};
 use crate::layout::{AVAIL_NO_INTERRUPT, USED_NO_NOTIFY};
 use crate::{GuestAddr, IndirectRule};
+use crate::{Segment, TrustedFiles};
 
 /// A driver and a device on one ring. Memory is two regions with a gap between; the ring is in the first.
 struct Pair {
@@ -38,7 +38,7 @@ impl Pair {
         };
         let mut driver = SplitDriver::new(&ram, size, driver_features).unwrap();
         driver.start_at(start);
-        let memory = Arc::new(MemoryMap::new(ram.regions().unwrap(), 4096).unwrap());
+        let memory = Arc::new(MemoryMap::new(ram.regions().unwrap(), 4096, &TrustedFiles).unwrap());
         let rings =
             RingLayout::from_user(&memory, (RingFormat::Split, size), driver.ring_user_addresses()).unwrap();
         let queue = SplitQueue::new(&memory, rings, features, QueueStart::at(start.into())).unwrap();
@@ -604,7 +604,7 @@ fn chain_of_four_gigabytes_is_a_fault() {
     let size = QueueSize::try_from(4u16).unwrap();
     let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), 3 << 30)]).unwrap()); // not touched, so not there
     let driver = SplitDriver::new(&ram, size, DriverFeatures::default()).unwrap();
-    let memory = Arc::new(MemoryMap::new(ram.regions().unwrap(), 0).unwrap());
+    let memory = Arc::new(MemoryMap::new(ram.regions().unwrap(), 0, &TrustedFiles).unwrap());
     let rings =
         RingLayout::from_user(&memory, (RingFormat::Split, size), driver.ring_user_addresses()).unwrap();
     let mut queue = SplitQueue::new(&memory, rings, FULL, QueueStart::default()).unwrap();

@@ -10,14 +10,13 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
-use std::ptr::NonNull;
 use std::sync::Arc;
 
 use vhost::vhost_user::message::VhostUserMemoryRegion;
-use virtqueue::{GuestAddr, MapError, MemoryMap, Region};
+use virtqueue::{ForeignFiles, GuestAddr, MapError, MemoryMap, Region};
 
 use super::keeper;
-use super::sigbus::{self, Watch};
+use super::sigbus::{Watch, Watched};
 
 /// Most regions that we accept: QEMU's own limit for memory slots here is 32 and more, the map's 64.
 pub(crate) const MOST_SLOTS: u64 = virtqueue::MAX_REGIONS as u64;
@@ -35,35 +34,32 @@ pub(crate) enum MemoryError {
     /// A descriptor could not be duplicated.
     #[error("cannot duplicate a memory descriptor")]
     Duplicate(#[source] std::io::Error),
-    /// More maps than one process watches.
-    #[error(transparent)]
-    Unwatched(#[from] sigbus::TooMany),
 }
 
 /// See the module's head.
 pub(crate) struct MemoryTable {
     map: Option<Arc<MemoryMap>>,
-    /// Told when memory of this table vanishes under us.
-    watch: Arc<Watch>,
+    /// Its watch is told when memory of this table vanishes under us.
+    files: Watched,
 }
 
 impl MemoryTable {
     /// No memory yet.
     pub(crate) fn new(watch: Arc<Watch>) -> Self {
-        Self { map: None, watch }
+        Self {
+            map: None,
+            files: Watched(watch),
+        }
     }
 
-    /// Enters another mapping of a file of the VMM's beside guest memory; see [`sigbus::guard`].
-    ///
-    /// # Errors
-    /// [`MemoryError::Unwatched`].
-    pub(crate) fn guard(&self, start: NonNull<u8>, len: u64) -> Result<sigbus::Guard, MemoryError> {
-        Ok(sigbus::guard(start, len, &self.watch)?)
+    /// How other files of the VMM's than guest memory are mapped.
+    pub(crate) fn files(&self) -> &dyn ForeignFiles {
+        &self.files
     }
 
     /// Whether memory of this table, or of one that it replaced, vanished under us.
     pub(crate) fn is_truncated(&self) -> bool {
-        self.watch.is_hit()
+        self.files.0.is_hit()
     }
 
     /// The map, once there is memory.
@@ -147,7 +143,7 @@ impl MemoryTable {
 
     /// Looks up how the VMM itself maps its memory, or lets the keeper do it. Says nothing where neither may.
     fn check_shared(&self, pid: i32, addresses: &[u64]) -> Result<(), MemoryError> {
-        let private = match (maps_of(pid), self.watch.connection()) {
+        let private = match (maps_of(pid), self.files.0.connection()) {
             (Some(maps), _) => first_private(&maps, addresses),
             (None, Some(connection)) => keeper::private_address(connection.as_fd(), addresses),
             (None, None) => None,
@@ -165,9 +161,8 @@ impl MemoryTable {
             let addresses: Vec<u64> = regions.iter().map(|region| region.user_addr).collect();
             self.check_shared(pid, &addresses)?;
         }
-        let map = MemoryMap::new(regions, private_bytes)?;
-        let guarded = self.guard(map.base(), map.guest_len())?;
-        self.map = Some(Arc::new(map.accompanied_by(guarded)));
+        let map = MemoryMap::new(regions, private_bytes, self.files())?;
+        self.map = Some(Arc::new(map));
         Ok(())
     }
 }

@@ -4,9 +4,9 @@
 //! sealed it), huge pages can run out, memory can fail; the next access to such a page is SIGBUS, whose default
 //! action ends the process with all its ports. So:
 //!
-//!  1. Each guest map is entered in a static table ([`guard`]) as long as it lives; the entry goes with the map
-//!     (`MemoryMap::accompanied_by`), before the memory is unmapped.
-//!  2. The handler looks the fault's address up there. If it is guest memory, the guest's whole part of that map is
+//!  1. Each mapping of a file of the VMM's (guest memory, dirty log, inflight region) is entered in a static table, before its
+//!     first byte is touched and until it is unmapped: nothing maps one without a [`ForeignFiles`], which [`Watched`] is.
+//!  2. The handler looks the fault's address up there. If it is in one, the whole mapping (the guest's part of a map) is
 //!     replaced by zero pages of our own (one mmap with MAP_FIXED; mappings lie back to back, so the range begins and
 //!     ends on the page size of whatever lies there), the session is flagged and its connection shut down, and the
 //!     access that faulted is done again, now on zeros.
@@ -28,12 +28,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
 use rustix::mm::{MapFlags, ProtFlags};
+use virtqueue::{ForeignFiles, Guard};
 
 /// What is said when a port closes for it.
 pub(crate) const TRUNCATED: &str =
     "guest memory vanished: the VMM truncated the file behind it, or there was no (huge) page left for it";
 
-/// Most guest maps at a time, of all ports: two a port while its memory table changes.
+/// Most mappings at a time, of all ports: guest memory, log and inflight region, each twice while it changes.
 const MOST: usize = 4096;
 
 /// An entry: a range of guest memory and whom to tell. Free while `len` is 0 and `claimed` is not set.
@@ -97,43 +98,44 @@ impl Watch {
 #[error(
     "more than {MOST} memory maps of guests at once in one process: spread the ports over more processes"
 )]
-pub(crate) struct TooMany;
+struct TooMany;
 
 /// Keeps a range entered. Holds what the handler follows.
-pub(crate) struct Guard {
+struct Entered {
     entry: &'static Entry,
     _watch: Arc<Watch>,
 }
 
-/// Enters `[base, base + len)`, whole mappings of files that others can truncate. The guard must be dropped before
-/// the range is unmapped.
-///
-/// # Errors
-/// [`TooMany`].
-pub(crate) fn guard(base: NonNull<u8>, len: u64, watch: &Arc<Watch>) -> Result<Guard, TooMany> {
-    // Acquire pairs with the release in Guard::drop: what the entry's last owner wrote is done.
-    let claim = |entry: &&Entry| {
+/// Files of a session's VMM: a fault in a mapping of one ends that session.
+pub(crate) struct Watched(pub(crate) Arc<Watch>);
+
+impl ForeignFiles for Watched {
+    fn guard(&self, start: NonNull<u8>, bytes: usize) -> io::Result<Guard> {
+        // Acquire pairs with the release in Entered::drop: what the entry's last owner wrote is done.
+        let claim = |entry: &&Entry| {
+            entry
+                .claimed
+                .compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed)
+                .is_ok()
+        };
+        let entry = ENTRIES
+            .iter()
+            .find(claim)
+            .ok_or_else(|| io::Error::other(TooMany))?;
+        entry.start.store(start.addr().get(), Ordering::Relaxed);
         entry
-            .claimed
-            .compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed)
-            .is_ok()
-    };
-    let entry = ENTRIES.iter().find(claim).ok_or(TooMany)?;
-    entry.start.store(base.addr().get(), Ordering::Relaxed);
-    entry
-        .watch
-        .store(Arc::as_ptr(watch).cast_mut(), Ordering::Relaxed);
-    // Publishes start and watch to the handler (`Entry::holds`); without it, it could take the last owner's.
-    entry
-        .len
-        .store(usize::try_from(len).unwrap_or(0), Ordering::Release);
-    Ok(Guard {
-        entry,
-        _watch: Arc::clone(watch),
-    })
+            .watch
+            .store(Arc::as_ptr(&self.0).cast_mut(), Ordering::Relaxed);
+        // Publishes start and watch to the handler (`Entry::holds`); without it, it could take the last owner's.
+        entry.len.store(bytes, Ordering::Release);
+        Ok(Box::new(Entered {
+            entry,
+            _watch: Arc::clone(&self.0),
+        }))
+    }
 }
 
-impl Drop for Guard {
+impl Drop for Entered {
     fn drop(&mut self) {
         self.entry.len.store(0, Ordering::Relaxed);
         // Publishes the withdrawal to the next claimant.
@@ -211,16 +213,17 @@ fn replace(addr: usize) -> bool {
 #[cfg(test)]
 mod tests {
     use std::io::Read;
+    use std::os::fd::{AsFd, OwnedFd};
 
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-    use virtqueue::{GuestAddr, MemoryMap, Region};
+    use virtqueue::{DirtyLog, GuestAddr, InflightRegion, MemoryMap, Region, TrustedFiles};
 
     use super::*;
 
     const LEN: u64 = 64 << 10;
 
     /// A map of an unsealed file, watched; the other end of the connection; the file.
-    fn watched() -> (MemoryMap, Arc<Watch>, UnixStream, std::os::fd::OwnedFd) {
+    fn watched() -> (MemoryMap, Arc<Watch>, UnixStream, OwnedFd) {
         let file = memfd_create("ram", MemfdFlags::CLOEXEC).expect("memfd");
         ftruncate(&file, LEN).expect("room");
         let region = Region {
@@ -232,9 +235,8 @@ mod tests {
         };
         let (ours, theirs) = UnixStream::pair().expect("sockets");
         let watch = Watch::new(Some(ours));
-        let map = MemoryMap::new(vec![region], 4096).expect("mapped");
-        let guarded = guard(map.base(), map.guest_len(), &watch).expect("room");
-        (map.accompanied_by(guarded), watch, theirs, file)
+        let map = MemoryMap::new(vec![region], 4096, &Watched(Arc::clone(&watch))).expect("mapped");
+        (map, watch, theirs, file)
     }
 
     #[test]
@@ -262,12 +264,61 @@ mod tests {
         assert_eq!((other.read_obj::<u64>(0), other_watch.is_hit()), (Some(7), false));
     }
 
+    /// A VMM that truncates the file when its size was checked and its first byte was not yet read.
+    struct Truncating<'a>(&'a Arc<Watch>, &'a OwnedFd);
+
+    impl ForeignFiles for Truncating<'_> {
+        fn guard(&self, start: NonNull<u8>, bytes: usize) -> io::Result<Guard> {
+            ftruncate(self.1, 0)?;
+            Watched(Arc::clone(self.0)).guard(start, bytes)
+        }
+    }
+
+    #[test]
+    fn file_that_is_gone_before_its_first_byte_is_read_ends_only_its_connection() {
+        install().expect("installed");
+        let file = |bytes| {
+            let file = memfd_create("file", MemfdFlags::CLOEXEC).expect("memfd");
+            ftruncate(&file, bytes).expect("room");
+            file
+        };
+        let shape = (1, 256, false);
+        let bytes = InflightRegion::bytes_for(1, 256, false).expect("a shape");
+        let (inflight, watch) = (file(bytes), Watch::new(None));
+        let region = InflightRegion::open(
+            inflight.as_fd(),
+            (bytes, 0),
+            shape,
+            &Truncating(&watch, &inflight),
+        );
+        assert!(
+            region.is_ok() && watch.is_hit(),
+            "its zeros are a region never used"
+        );
+
+        let (bitmap, watch) = (file(4096), Watch::new(None));
+        let log = DirtyLog::open(bitmap.as_fd(), (4096, 0), &Truncating(&watch, &bitmap)).expect("mapped");
+        log.note(GuestAddr(0), 1);
+        assert!(watch.is_hit());
+
+        let (ram, watch) = (file(LEN), Watch::new(None));
+        let region = Region {
+            guest_addr: GuestAddr(0),
+            user_addr: 0,
+            len: LEN,
+            file: ram.try_clone().expect("a descriptor"),
+            file_offset: 0,
+        };
+        let map = MemoryMap::new(vec![region], 0, &Truncating(&watch, &ram)).expect("mapped");
+        assert_eq!((map.read_obj::<u64>(0), watch.is_hit()), (Some(0), true));
+    }
+
     #[test]
     fn entry_goes_with_its_guard() {
         // Where nothing is ever mapped (vm.mmap_min_addr), so that no other test's map can be there.
         let base = NonNull::new(ptr::without_provenance_mut(4096)).expect("not null");
         let entered = |addr| ENTRIES.iter().any(|entry| entry.holds(addr).is_some());
-        let guarded = guard(base, 4096, &Watch::new(None)).expect("room");
+        let guarded = Watched(Watch::new(None)).guard(base, 4096).expect("room");
         assert_eq!([4095, 4096, 8191, 8192].map(entered), [false, true, true, false]);
         drop(guarded);
         assert!(!entered(4096));
@@ -289,7 +340,7 @@ mod tests {
                 file: file.try_clone().expect("a descriptor"),
                 file_offset: 0,
             };
-            let unknown = MemoryMap::new(vec![region], 0).expect("mapped");
+            let unknown = MemoryMap::new(vec![region], 0, &TrustedFiles).expect("mapped");
             ftruncate(&file, 0).expect("not sealed");
             assert_eq!(map.read_obj::<u64>(0), Some(0));
             let _ = unknown.read_obj::<u64>(0);

@@ -6,6 +6,7 @@ use offload::segment::Request;
 use virtqueue::driver::{Buffer, DriverFeatures, GuestRam, QueueDriver};
 use virtqueue::{
     GuestAddr, Journal, MemoryMap, Queue, QueueFeatures, QueueSize, QueueStart, RingFormat, RingLayout,
+    TrustedFiles,
 };
 use xsk::{FramePool, OwnMemory};
 
@@ -152,7 +153,9 @@ impl World {
         } else {
             0
         };
-        let memory = Arc::new(MemoryMap::new(ram.regions().expect("descriptors"), private).expect("mapped"));
+        let memory = Arc::new(
+            MemoryMap::new(ram.regions().expect("descriptors"), private, &TrustedFiles).expect("mapped"),
+        );
         let (guest, driver) = guest(&ram, &memory, setup);
         let metadata = if setup.sends.checksum {
             TX_METADATA_BYTES
@@ -563,7 +566,8 @@ fn copy_lane_goes_on_with_other_memory() {
     let setup = Setup::new(false, Sends::PLAIN);
     let mut world = World::halfway(setup);
     let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), 1 << 20)]).expect("memory"));
-    let memory = Arc::new(MemoryMap::new(ram.regions().expect("descriptors"), 0).expect("mapped"));
+    let memory =
+        Arc::new(MemoryMap::new(ram.regions().expect("descriptors"), 0, &TrustedFiles).expect("mapped"));
     world.lane.replace_guest(guest(&ram, &memory, setup).0);
     for _ in 0..20 {
         world.breathe();

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use rustix::fs::{MemfdFlags, SealFlags};
 
-use crate::{GuestAddr, MapError, MappedRegion, MemoryMap, Region};
+use crate::{GuestAddr, MapError, MappedRegion, MemoryMap, Region, TrustedFiles};
 
 /// Shared memory of a guest that exists only in a test. Zeroed at first.
 #[derive(Debug)]
@@ -67,7 +67,7 @@ impl GuestRam {
         }
         let used = Mutex::new(vec![0; regions.len()]);
         Ok(Self {
-            map: MemoryMap::new(regions, 0)?,
+            map: MemoryMap::new(regions, 0, &TrustedFiles)?,
             used,
         })
     }

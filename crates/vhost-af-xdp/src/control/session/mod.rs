@@ -199,14 +199,12 @@ impl Session {
     /// SET_LOG_BASE: where writes to guest memory are to be noted, once VHOST_F_LOG_ALL is set.
     pub(crate) fn set_log(
         &mut self,
-        (bytes, offset): (u64, u64),
+        range: (u64, u64),
         file: &File,
         ground: &Ground<'_>,
     ) -> Result<(), SessionError> {
-        let log = DirtyLog::open(file.as_fd(), bytes, offset)?;
-        let (start, len) = log.mapping();
-        let guarded = self.memory.guard(start, len as u64)?;
-        self.log = Some(Arc::new(log.accompanied_by(guarded)));
+        let log = DirtyLog::open(file.as_fd(), range, self.memory.files())?;
+        self.log = Some(Arc::new(log));
         self.apply_log(ground.workers);
         Ok(())
     }
@@ -226,17 +224,15 @@ impl Session {
     /// noted.
     pub(crate) fn set_inflight(
         &mut self,
-        (bytes, offset): (u64, u64),
+        range: (u64, u64),
         (queues, size): (u16, u16),
         file: &File,
         ground: &Ground<'_>,
     ) -> Result<(), SessionError> {
         let shape = (queues, size, self.has_packed_rings());
-        let region = InflightRegion::open(file.as_fd(), bytes, offset, shape)?;
-        let (start, len) = region.mapping();
-        let guarded = self.memory.guard(start, len as u64)?;
+        let region = InflightRegion::open(file.as_fd(), range, shape, self.memory.files())?;
         self.stop_all(ground.workers);
-        self.inflight = Some(Arc::new(region.accompanied_by(guarded)));
+        self.inflight = Some(Arc::new(region));
         self.start_all(ground)
     }
 

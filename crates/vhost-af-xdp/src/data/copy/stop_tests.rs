@@ -1,7 +1,9 @@
 //! What a lane that is stopped still delivers: a null NIC has frames, and the lane has not breathed.
 
 use virtqueue::driver::{Buffer, DriverFeatures, GuestRam, QueueDriver};
-use virtqueue::{GuestAddr, Journal, Queue, QueueFeatures, QueueSize, QueueStart, RingFormat, RingLayout};
+use virtqueue::{
+    GuestAddr, Journal, Queue, QueueFeatures, QueueSize, QueueStart, RingFormat, RingLayout, TrustedFiles,
+};
 use xsk::OwnMemory;
 
 use super::*;
@@ -22,7 +24,8 @@ const COALESCED: Offloads = Offloads {
 /// A guest with so many receive buffers, and the driver of that queue.
 fn guest(packed: bool, offloads: Offloads, buffers: usize) -> (GuestSide, QueueDriver) {
     let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), 1 << 20)]).expect("memory"));
-    let memory = Arc::new(MemoryMap::new(ram.regions().expect("descriptors"), 0).expect("mapped"));
+    let memory =
+        Arc::new(MemoryMap::new(ram.regions().expect("descriptors"), 0, &TrustedFiles).expect("mapped"));
     let shape = (
         RingFormat::of(packed),
         QueueSize::new(64).expect("a power of two"),
