@@ -107,6 +107,8 @@ fn run(cli: &Cli) -> Result<(), String> {
         .with_writer(io::stderr)
         .with_ansi(io::stderr().is_terminal())
         .with_target(false)
+        // Else a line that nobody reads any more (EPIPE, EIO) ends the process, by eprintln's panic.
+        .log_internal_errors(false)
         .init();
     if cli.take_back {
         return take_back(cli, policy);

@@ -98,7 +98,7 @@ pub(crate) struct QueuesArgs {
     #[arg(long, conflicts_with = "watch")]
     pub(crate) json: bool,
     /// Show them again and again, with rates instead of counts
-    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1")]
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1", value_parser = parse_pause)]
     pub(crate) watch: Option<u64>,
 }
 
@@ -206,7 +206,8 @@ pub(crate) struct ServeArgs {
     /// no privilege is needed then. Packet memory counts as locked memory
     #[arg(long, value_name = "PATH")]
     steward: Option<PathBuf>,
-    /// Where `status` finds this daemon [default: PID.sock in /run/vhost-af-xdp]; `none` for nowhere
+    /// Where `status` finds this daemon; `none` for nowhere [default: PID.sock in /run/vhost-af-xdp, for other users
+    /// than root in $XDG_RUNTIME_DIR/vhost-af-xdp, /run/user/UID/vhost-af-xdp or /tmp/vhost-af-xdp-UID]
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
     /// User to become, a name, or UID or UID:GID in numbers, once sockets are bound [default: nobody, if started by root]
@@ -402,6 +403,11 @@ impl PortOptions {
     }
 }
 
+fn parse_pause(text: &str) -> Result<u64, String> {
+    let seconds = text.parse().ok().filter(|seconds| (1..=86_400).contains(seconds));
+    seconds.ok_or_else(|| "1 to 86400 seconds between tables".to_owned())
+}
+
 fn on_off(value: &str) -> Option<bool> {
     match value {
         "on" | "true" | "1" => Some(true),
@@ -562,6 +568,19 @@ mod tests {
         let error = config.expect("words").check().expect_err("not in direct");
         assert!(error.to_string().contains("guest-tso4"), "{error}");
         assert!(serve(&["--ifname=eth1", "--offload=ufo", "--socket-path=/a"]).is_err());
+    }
+
+    #[test]
+    fn tables_without_a_pause_are_refused() {
+        for (argument, accepted) in [
+            ("--watch=0", false),
+            ("--watch=86401", false),
+            ("--watch", true),
+            ("--watch=5", true),
+        ] {
+            let read = Cli::try_parse_from(["vhost-af-xdp", "queues", argument]);
+            assert_eq!(read.is_ok(), accepted, "{argument}");
+        }
     }
 
     #[test]

@@ -52,6 +52,8 @@ pub fn run() -> ExitCode {
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
+        // Else a line that nobody reads any more (EPIPE, EIO) ends the process, by eprintln's panic.
+        .log_internal_errors(false)
         .init();
     let done = match command {
         Command::Serve(args) => args.into_config().and_then(|config| serve::run(&config)),
@@ -63,26 +65,37 @@ pub fn run() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("vhost-af-xdp: {error:#}");
+            let text = format!("{error:#}");
+            // Nobody may read any more.
+            let _ = writeln!(std::io::stderr(), "vhost-af-xdp: {text}{}", shortage(&text));
             ExitCode::FAILURE
         }
     }
 }
 
-fn status(args: &StatusArgs) -> anyhow::Result<()> {
-    let paths = args
-        .control
-        .clone()
-        .map_or_else(control_socket::find_all, |path| vec![path]);
-    let mut found = Vec::new();
-    for path in &paths {
-        match control_socket::ask(path) {
-            Ok(status) => found.push(status),
-            // A socket that a killed daemon left behind is not worth a word unless it was named.
-            Err(_) if args.control.is_none() => {}
-            Err(error) => anyhow::bail!("no daemon answers at {}: {error}", path.display()),
+/// What to do about the shortage that an error's text ends with, wherever it came from.
+fn shortage(text: &str) -> &'static str {
+    match text {
+        // EMFILE, as std and rustix write it.
+        _ if text.contains("(os error 24)") => {
+            ": raise the limit of open files (`ulimit -n`, systemd: LimitNOFILE=)"
         }
+        // ENFILE.
+        _ if text.contains("(os error 23)") => {
+            ": raise the machine's limit of open files (`sysctl fs.file-max`)"
+        }
+        _ => "",
     }
+}
+
+fn status(args: &StatusArgs) -> anyhow::Result<()> {
+    let found = match &args.control {
+        Some(path) => match control_socket::ask(path) {
+            Ok(status) => vec![status],
+            Err(error) => anyhow::bail!("no daemon answers at {}: {error}", path.display()),
+        },
+        None => control_socket::ask_all(&control_socket::find_all()),
+    };
     let text = if args.json {
         serde_json::to_string_pretty(&found)? + "\n"
     } else if found.is_empty() {
@@ -110,7 +123,7 @@ fn show_queues(args: &QueuesArgs) -> anyhow::Result<()> {
     let Some(seconds) = args.watch else {
         return print(&queues::render(&now, None)).map(|_| ());
     };
-    let pause = Duration::from_secs(seconds.max(1));
+    let pause = Duration::from_secs(seconds);
     loop {
         let begun = Instant::now();
         std::thread::sleep(pause);
@@ -133,5 +146,19 @@ fn print(text: &str) -> anyhow::Result<bool> {
     match std::io::stdout().lock().write_all(text.as_bytes()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
         written => Ok(written.is_ok()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shortage_of_descriptors_is_told_with_its_remedy() {
+        let text = std::io::Error::from(rustix::io::Errno::MFILE).to_string();
+        assert!(shortage(&text).contains("ulimit -n"));
+        let text = format!("x: {}", rustix::io::Errno::NFILE);
+        assert!(shortage(&text).contains("fs.file-max"));
+        assert_eq!(shortage("no such file"), "");
     }
 }

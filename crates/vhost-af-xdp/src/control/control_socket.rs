@@ -1,77 +1,102 @@
 //! Where `vhost-af-xdp status` finds a running daemon.
 //!
 //! A connection gets one JSON document, the [`Status`], and is closed. There are no requests, so
-//! nothing that connects can change or block anything; the socket is readable for its owner only.
+//! nothing that connects can change or block anything; the socket is for its owner only (and root).
+//!
+//! Root asks the daemons of all users. What is in a directory of somebody else's may be anything: it is asked for a
+//! limited time and length, beside the others, and what it says goes to the terminal without control characters.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, Read, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use serde_json::Value;
+
+use super::listener::{Access, ListenError, listen_at, remove_stale};
 use super::status::Status;
 
 /// How long a peer may take to read its answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How long a daemon may take to answer: a port whose queue is still busy (`BIND_TIMEOUT`) answers when it has it, or has it not.
 const ANSWER: Duration = Duration::from_secs(10);
+/// Longest answer that is read: 256 ports of 128 pairs with all their counters have less.
+const LONGEST: u64 = 256 << 20;
+/// Most daemons of one directory of another user's that are asked.
+const MOST_OF_OTHERS: usize = 64;
 
-/// Directory of the control sockets: one file a daemon, named after its process. `None` where
-/// there is none that only this user can write to.
-fn directory() -> Option<PathBuf> {
-    if rustix::process::geteuid().is_root() {
-        return Some(PathBuf::from("/run/vhost-af-xdp"));
+/// Name of the directory, where it has no number of a user.
+const NAME: &str = "vhost-af-xdp";
+
+/// Directories of the control sockets of this user's daemons, one file a daemon, named after its process. A daemon listens in
+/// the first; one that was started without the variable of a later session may be in another.
+fn own_directories() -> Vec<PathBuf> {
+    let user = rustix::process::geteuid().as_raw();
+    if user == 0 {
+        return vec![Path::new("/run").join(NAME)];
     }
-    std::env::var_os("XDG_RUNTIME_DIR").map(|path| PathBuf::from(path).join("vhost-af-xdp"))
+    let said = std::env::var_os("XDG_RUNTIME_DIR").filter(|path| !path.is_empty());
+    let usual = PathBuf::from(format!("/run/user/{user}"));
+    let is_ours = |path: &PathBuf| owner_of(path) == Some(user);
+    let mut directories: Vec<PathBuf> = said.into_iter().map(PathBuf::from).collect();
+    directories.extend(Some(usual).filter(is_ours));
+    directories.dedup();
+    let directories = directories.into_iter().map(|path| path.join(NAME));
+    directories.chain([of_no_session(user)]).collect()
+}
+
+/// Where there is no directory that a login session brings.
+fn of_no_session(user: u32) -> PathBuf {
+    PathBuf::from(format!("/tmp/{NAME}-{user}"))
+}
+
+/// The user that a directory belongs to.
+fn owner_of(path: &Path) -> Option<u32> {
+    let metadata = fs::symlink_metadata(path).ok()?;
+    metadata.is_dir().then(|| metadata.uid())
 }
 
 /// The default path of this process's control socket. Sockets of daemons that were killed are
 /// removed on the way.
 pub(crate) fn default_path() -> Option<PathBuf> {
-    for path in find_all() {
+    let directories = own_directories();
+    for path in directories.iter().flat_map(|directory| sockets_in(directory)) {
         let _ = remove_stale(&path);
     }
-    directory().map(|directory| directory.join(format!("{}.sock", std::process::id())))
+    let directory = directories.into_iter().next();
+    directory.map(|directory| directory.join(format!("{}.sock", std::process::id())))
 }
 
 /// Listens at `path`, replacing a socket that nobody listens on any more.
 ///
 /// # Errors
 /// The directory or socket cannot be made, or somebody listens there.
-pub(crate) fn listen(path: &Path) -> io::Result<UnixListener> {
-    if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-        fs::create_dir_all(parent)?;
+pub(crate) fn listen(path: &Path) -> Result<UnixListener, ListenError> {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let user = rustix::process::geteuid().as_raw();
+    match parent {
+        // Everybody may make files beside it.
+        Some(parent) if parent == of_no_session(user) => make_private(parent, user)?,
+        Some(parent) => fs::create_dir_all(parent)?,
+        None => {}
     }
-    remove_stale(path)?;
-    let listener = UnixListener::bind(path)?;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
-    Ok(listener)
+    listen_at(path, &Access::OWN)
 }
 
-/// Removes a socket file that nobody listens on.
-///
-/// # Errors
-/// [`io::ErrorKind::AddrInUse`] if somebody does, [`io::ErrorKind::AlreadyExists`] if it is
-/// another kind of file.
-pub(crate) fn remove_stale(path: &Path) -> io::Result<()> {
-    use std::os::unix::fs::FileTypeExt;
-    let Ok(metadata) = fs::symlink_metadata(path) else {
-        return Ok(());
-    };
-    if !metadata.file_type().is_socket() {
-        return Err(io::Error::new(
-            io::ErrorKind::AlreadyExists,
-            "the file exists and is not a socket",
-        ));
+fn make_private(directory: &Path, user: u32) -> Result<(), ListenError> {
+    match fs::DirBuilder::new().mode(0o700).create(directory) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error.into()),
+        _ => {}
     }
-    match UnixStream::connect(path) {
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path),
-        Ok(_) => Err(io::Error::new(
-            io::ErrorKind::AddrInUse,
-            "another process listens there",
-        )),
-        Err(error) => Err(error),
+    let metadata = fs::symlink_metadata(directory)?;
+    match metadata.is_dir() && metadata.uid() == user && metadata.mode() & 0o022 == 0 {
+        true => Ok(()),
+        false => Err(ListenError::MayNot(directory.to_owned())),
     }
 }
 
@@ -89,29 +114,204 @@ fn answer(mut stream: UnixStream, status: &Status) -> io::Result<()> {
     stream.write_all(&text)
 }
 
+/// Asks all these daemons at once; those that answer, in this order.
+pub(crate) fn ask_all(paths: &[PathBuf]) -> Vec<Status> {
+    let ask_one = |path: &PathBuf| match ask(path) {
+        Ok(status) => Some(status),
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+            tracing::warn!(path = %path.display(), "no answer within {} s", ANSWER.as_secs());
+            None
+        }
+        // A socket that a killed daemon left behind is not worth a word.
+        Err(_) => None,
+    };
+    std::thread::scope(|scope| {
+        let asked: Vec<_> = paths
+            .iter()
+            .map(|path| std::thread::Builder::new().spawn_scoped(scope, move || ask_one(path)))
+            .collect();
+        let answers = asked.into_iter().filter_map(|thread| thread.ok()?.join().ok()?);
+        answers.collect()
+    })
+}
+
 /// Asks the daemon at `path`.
 ///
 /// # Errors
-/// Nobody listens there, or it does not answer with a status.
+/// Nobody listens there, or it does not answer with a status in time.
 pub(crate) fn ask(path: &Path) -> io::Result<Status> {
-    let mut stream = UnixStream::connect(path)?;
-    stream.set_read_timeout(Some(ANSWER))?;
-    let mut text = String::new();
-    stream.read_to_string(&mut text)?;
-    Ok(serde_json::from_str(&text)?)
+    let until = Instant::now() + ANSWER;
+    let socket = socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    // Connecting waits for room among those that wait to be accepted, for as long as sending may.
+    set_socket_timeout(&socket, Timeout::Send, Some(ANSWER))?;
+    connect(&socket, &SocketAddrUnix::new(path)?).map_err(in_words)?;
+    let pid = socket_peercred(&socket)?.pid.as_raw_pid();
+    let mut stream = UnixStream::from(socket).take(LONGEST);
+    let mut text = Vec::new();
+    let mut part = [0; 65536];
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        stream.get_ref().set_read_timeout(Some(left))?;
+        match stream.read(&mut part) {
+            Ok(0) => break,
+            Ok(count) => text.extend_from_slice(&part[..count]),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let mut value: Value = serde_json::from_slice(&text)?;
+    without_control_characters(&mut value);
+    let mut status: Status = serde_json::from_value(value)?;
+    // The kernel knows better; 0: of another process namespace.
+    if let Some(pid) = u32::try_from(pid).ok().filter(|&pid| pid != 0) {
+        status.pid = pid;
+    }
+    Ok(status)
+}
+
+fn in_words(errno: rustix::io::Errno) -> io::Error {
+    match errno {
+        rustix::io::Errno::AGAIN => io::ErrorKind::TimedOut.into(),
+        errno => errno.into(),
+    }
+}
+
+/// A terminal must not obey what a daemon says.
+fn without_control_characters(value: &mut Value) {
+    match value {
+        Value::String(text) if text.contains(char::is_control) => {
+            *text = text.replace(char::is_control, "?");
+        }
+        Value::Array(values) => values.iter_mut().for_each(without_control_characters),
+        Value::Object(fields) => fields.values_mut().for_each(without_control_characters),
+        _ => {}
+    }
 }
 
 /// The control sockets of all daemons that this user may ask.
 pub(crate) fn find_all() -> Vec<PathBuf> {
-    let entries = directory()
-        .and_then(|path| fs::read_dir(path).ok())
-        .into_iter()
-        .flatten()
-        .flatten();
-    let mut paths: Vec<PathBuf> = entries
-        .map(|entry| entry.path())
-        .filter(|path| path.extension().is_some_and(|e| e == "sock"))
-        .collect();
+    let own = own_directories();
+    let mut paths: Vec<PathBuf> = own.iter().flat_map(|directory| sockets_in(directory)).collect();
+    if rustix::process::geteuid().is_root() {
+        let others = directories_of_others();
+        paths.extend(
+            others
+                .iter()
+                .flat_map(|directory| sockets_in(directory).into_iter().take(MOST_OF_OTHERS)),
+        );
+        // Where docs/deploy/vhost-af-xdp@.service puts it.
+        let units = entries_of(Path::new("/run")).into_iter();
+        let units = units.filter(|path| has_name(path, |name| name.starts_with("vhost-af-xdp-")));
+        let sockets = units.map(|directory| directory.join("control.sock"));
+        paths.extend(sockets.filter(|path| is_socket(path)));
+    }
+    paths
+}
+
+/// Directories of users that are not root.
+fn directories_of_others() -> Vec<PathBuf> {
+    let sessions = entries_of(Path::new("/run/user")).into_iter();
+    let sessions = sessions.map(|path| path.join(NAME));
+    let others = entries_of(Path::new("/tmp")).into_iter();
+    let others = others.filter(|path| owner_of(path).is_some_and(|user| *path == of_no_session(user)));
+    sessions
+        .chain(others)
+        .filter(|path| owner_of(path).is_some())
+        .collect()
+}
+
+/// The control sockets in a directory: `PID.sock`.
+fn sockets_in(directory: &Path) -> Vec<PathBuf> {
+    let is_ours = |name: &str| {
+        let pid = name.strip_suffix(".sock");
+        pid.is_some_and(|pid| pid.parse::<u32>().is_ok())
+    };
+    let entries = entries_of(directory).into_iter();
+    entries
+        .filter(|path| has_name(path, is_ours) && is_socket(path))
+        .collect()
+}
+
+fn entries_of(directory: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
     paths.sort();
     paths
+}
+
+fn has_name(path: &Path, is: impl Fn(&str) -> bool) -> bool {
+    path.file_name().and_then(OsStr::to_str).is_some_and(is)
+}
+
+fn is_socket(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::keeper::make_directory;
+
+    #[test]
+    fn only_sockets_named_after_a_process_are_asked() {
+        let directory = make_directory().expect("a place");
+        for name in ["12.sock", "steward.sock", "13.txt"] {
+            let _ = UnixListener::bind(directory.join(name)).expect("a socket");
+        }
+        fs::write(directory.join("14.sock"), "").expect("a file");
+        std::os::unix::fs::symlink("12.sock", directory.join("15.sock")).expect("a link");
+        assert_eq!(sockets_in(&directory), [directory.join("12.sock")]);
+        fs::remove_dir_all(directory).expect("ours");
+    }
+
+    #[test]
+    fn directory_that_others_may_write_to_is_refused() {
+        let directory = make_directory().expect("a place");
+        let user = rustix::process::geteuid().as_raw();
+        make_private(&directory, user).expect("ours alone");
+        assert!(
+            make_private(&directory, user.wrapping_add(1)).is_err(),
+            "another's"
+        );
+        let open = std::os::unix::fs::PermissionsExt::from_mode(0o770);
+        fs::set_permissions(&directory, open).expect("ours");
+        assert!(make_private(&directory, user).is_err());
+        let link = directory.join("link");
+        std::os::unix::fs::symlink("/", &link).expect("a link");
+        assert!(make_private(&link, 0).is_err(), "a link of whoever");
+        fs::remove_dir_all(directory).expect("ours");
+    }
+
+    #[test]
+    fn what_is_said_has_no_control_characters() {
+        let mut value = serde_json::json!({"a": ["\u{1b}[2Jx", {"b": "line\nline"}], "c": 1});
+        without_control_characters(&mut value);
+        assert_eq!(
+            value,
+            serde_json::json!({"a": ["?[2Jx", {"b": "line?line"}], "c": 1})
+        );
+    }
+
+    #[test]
+    fn daemon_that_answers_with_something_else_is_left_out() {
+        let directory = make_directory().expect("a place");
+        let path = directory.join("1.sock");
+        let listener = UnixListener::bind(&path).expect("listens");
+        let liar =
+            std::thread::spawn(move || listener.accept().map(|(mut stream, _)| stream.write_all(b"{}")));
+        assert!(ask_all(&[path]).is_empty());
+        let _ = liar.join();
+        fs::remove_dir_all(directory).expect("ours");
+    }
 }

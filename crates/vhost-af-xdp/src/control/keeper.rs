@@ -226,7 +226,7 @@ impl Private {
 }
 
 /// A new directory that only this user can look into.
-fn make_directory() -> io::Result<PathBuf> {
+pub(crate) fn make_directory() -> io::Result<PathBuf> {
     use std::os::unix::fs::DirBuilderExt;
     let own = std::process::id();
     for attempt in 0..100 {

@@ -20,6 +20,7 @@ pub(crate) mod interface;
 pub(crate) mod keeper;
 pub(crate) mod kept;
 pub(crate) mod lanes;
+pub(crate) mod listener;
 pub(crate) mod memory;
 pub(crate) mod peer;
 pub(crate) mod port;

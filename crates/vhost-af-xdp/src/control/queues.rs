@@ -102,10 +102,7 @@ pub(crate) fn read(
     let told = Told::ask(steward, names.values())?;
     let is_wanted = |name: &str| only.is_none_or(|only| only == name);
     let napis = napis()?;
-    let statuses: Vec<Status> = controls
-        .iter()
-        .filter_map(|path| control_socket::ask(path).ok())
-        .collect();
+    let statuses = control_socket::ask_all(controls);
     let mut queues: BTreeMap<(String, u32), Queue> = BTreeMap::new();
     for_each_queue(|index, kind, attributes| {
         let Some(name) = names.get(&index) else { return };

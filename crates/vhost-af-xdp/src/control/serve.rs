@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -14,8 +14,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use rustix::net::{SocketType, sockopt};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::CapabilitySet;
-use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::{Handle, Signals};
 use vhost::vhost_user::{BackendReqHandler, Error};
 
@@ -26,6 +28,7 @@ use super::front;
 use super::interface::Interfaces;
 use super::keeper::{Keeper, Orders};
 use super::kept;
+use super::listener::{self, Access};
 use super::port::{Port, with_sources};
 use super::sigbus;
 use super::status::Status;
@@ -60,10 +63,11 @@ enum Meeting {
 /// What prevents the start; nothing stays behind then.
 pub(crate) fn run(config: &ServeConfig) -> anyhow::Result<()> {
     config.check()?;
+    allow_descriptors();
     // First of all: what is opened from here on must not get a number that was to be inherited.
     let brought = Brought::take(config).map_err(|error| anyhow::anyhow!(with_sources(&error)))?;
     sigbus::install().context("cannot handle SIGBUS")?;
-    let mut signals = Signals::new([SIGTERM, SIGINT, SIGUSR1]).context("cannot handle signals")?;
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1]).context("cannot handle signals")?;
     let changes = Changes::subscribe().context("cannot watch interfaces")?;
     let mut leftovers = Leftovers::default();
     let mut meetings = Vec::new();
@@ -105,7 +109,9 @@ pub(crate) fn run(config: &ServeConfig) -> anyhow::Result<()> {
     }
     for signal in signals.forever() {
         match signal {
-            SIGUSR1 => eprint!("{}", status_view::render(&read())),
+            // Whether anybody reads is no matter to the guests.
+            SIGUSR1 => drop(write!(io::stderr(), "{}", status_view::render(&read()))),
+            SIGHUP => tracing::info!("SIGHUP is ignored: there is nothing to read again"),
             _ => break,
         }
     }
@@ -128,6 +134,16 @@ fn tell_what_is_off(config: &ServeConfig) {
             tracing::warn!(port = %port.endpoint, "{} off by --offload", offloads.join(", "));
         }
     }
+}
+
+/// As many descriptors as this process may have: a guest's memory and rings have some tens.
+fn allow_descriptors() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    let _ = setrlimit(Resource::Nofile, raised);
 }
 
 fn start_attending(port: &Arc<Port>, meeting: Meeting, signals: Handle) -> anyhow::Result<()> {
@@ -167,6 +183,7 @@ fn leave_privileges(
         user => user.clone(),
     };
     let user = user.filter(|_| config.layers.user);
+    user.as_ref().map_or(Ok(()), User::check)?;
     let owner = user.as_ref().map_or_else(
         || {
             (
@@ -273,18 +290,14 @@ impl Drop for Leftovers {
 fn meet(endpoint: &Endpoint, leftovers: &mut Leftovers) -> anyhow::Result<Meeting> {
     Ok(match endpoint {
         Endpoint::Server(path) => {
-            let listener = listen(path).with_context(|| format!("cannot listen at {}", path.display()))?;
+            let listened = listener::listen_at(path, &Access::OWN);
+            let listener = listened.with_context(|| format!("cannot listen at {}", path.display()))?;
             leftovers.0.push(path.clone());
             Meeting::Listen(listener)
         }
         Endpoint::Client(path) => Meeting::Connect(path.clone()),
         Endpoint::Fd(fd) => inherited(*fd)?,
     })
-}
-
-fn listen(path: &Path) -> io::Result<UnixListener> {
-    control_socket::remove_stale(path)?;
-    UnixListener::bind(path)
 }
 
 /// A descriptor that the parent left us: SO_ACCEPTCONN tells which kind it is.
@@ -296,14 +309,17 @@ fn inherited(fd: i32) -> anyhow::Result<Meeting> {
     // SAFETY: the descriptor is open, as was just seen, and by the meaning of --fd it is ours
     // alone; nothing in this process has opened descriptors under a number that the parent chose.
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-    let domain = rustix::net::sockopt::socket_domain(&socket)
+    let domain = sockopt::socket_domain(&socket)
         .map_err(|_| anyhow::anyhow!("--fd {fd}: not a socket: pass a Unix stream socket"))?;
-    if domain != rustix::net::AddressFamily::UNIX {
-        bail!("--fd {fd}: not a Unix socket");
+    if domain != rustix::net::AddressFamily::UNIX || sockopt::socket_type(&socket)? != SocketType::STREAM {
+        bail!("--fd {fd}: not a Unix stream socket, which vhost-user needs: pass one");
     }
     let _ = rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC);
-    if rustix::net::sockopt::socket_acceptconn(&socket)? {
+    if sockopt::socket_acceptconn(&socket)? {
         return Ok(Meeting::Listen(socket.into()));
+    }
+    if rustix::net::getpeername(&socket).is_err() {
+        bail!("--fd {fd}: a socket that neither listens nor is connected: pass one that does");
     }
     Ok(Meeting::Once(socket.into()))
 }
@@ -348,21 +364,28 @@ fn attend(port: &Arc<Port>, meeting: Meeting) {
         Meeting::Once(stream) => {
             serve_connection(port, stream);
         }
-        Meeting::Listen(listener) => loop {
-            match listener.accept() {
-                Ok((stream, _)) => {
-                    if serve_connection(port, stream) {
+        Meeting::Listen(listener) => {
+            let mut said = false;
+            loop {
+                match listener.accept() {
+                    Ok((stream, _)) => {
+                        said = false;
+                        if serve_connection(port, stream) {
+                            rest(&mut pause);
+                        } else {
+                            pause = FIRST_PAUSE;
+                        }
+                    }
+                    Err(error) => {
+                        if !said {
+                            tracing::warn!(port = %port.config.endpoint, "cannot accept a connection, trying again: {error}{}", crate::shortage(&error.to_string()));
+                            said = true;
+                        }
                         rest(&mut pause);
-                    } else {
-                        pause = FIRST_PAUSE;
                     }
                 }
-                Err(error) => {
-                    tracing::warn!(port = %port.config.endpoint, %error, "cannot accept a connection");
-                    rest(&mut pause);
-                }
             }
-        },
+        }
         Meeting::Connect(path) => {
             let mut said = false;
             loop {
@@ -399,7 +422,7 @@ fn rest(pause: &mut Duration) {
 /// Speaks vhost-user until the connection ends; true if the VMM or its guest did wrong.
 pub(crate) fn serve_connection(port: &Arc<Port>, stream: UnixStream) -> bool {
     let (Ok(connection), Ok(ahead)) = (stream.try_clone(), stream.try_clone()) else {
-        tracing::warn!(port = %port.config.endpoint, "no descriptors left, the connection is dropped: raise LimitNOFILE");
+        tracing::warn!(port = %port.config.endpoint, "no descriptors left, the connection is dropped: raise the limit of open files (`ulimit -n`, systemd: LimitNOFILE=)");
         return true;
     };
     port.begin_session(connection);

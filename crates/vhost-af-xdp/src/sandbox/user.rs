@@ -86,6 +86,18 @@ impl User {
         (self.uid, self.gid)
     }
 
+    /// Whether this process may become that user.
+    ///
+    /// # Errors
+    /// [`SandboxError::MayNotBecome`].
+    pub(crate) fn check(&self) -> Result<(), SandboxError> {
+        let needed = CapabilitySet::SETUID | CapabilitySet::SETGID;
+        match super::capabilities::permitted().contains(needed) {
+            true => Ok(()),
+            false => Err(SandboxError::MayNotBecome(self.clone())),
+        }
+    }
+
     /// Becomes this user for good. With `keeping`, permitted capabilities stay.
     pub(super) fn enter(&self, keeping: bool) -> Result<(), SandboxError> {
         let step = |errno: rustix::io::Errno| match errno {

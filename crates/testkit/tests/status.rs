@@ -1,0 +1,236 @@
+//! Where daemons are found and asked, and what signals do to them.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tempfile::TempDir;
+use testkit::daemon::{binary, private_dir, run_to_end};
+use testkit::process::output_of;
+use testkit::{Daemon, NetNs, Running, Serve, require, wait};
+
+/// A user that nobody else is, with a directory and a copy of the program in it.
+struct Somebody {
+    uid: u32,
+    dir: TempDir,
+}
+
+impl Somebody {
+    fn new() -> Self {
+        let uid = 2_000_000_000 + std::process::id();
+        let dir = private_dir();
+        chown(dir.path(), Some(uid), Some(uid)).expect("we are root");
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).expect("we are root");
+        std::fs::copy(binary(), dir.path().join("vhost-af-xdp")).expect("a program");
+        Self { uid, dir }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// The program, run as this user, who has no session.
+    fn command(&self) -> Command {
+        let mut command = Command::new("setpriv");
+        let id = self.uid.to_string();
+        command.args(["--reuid", &id, "--regid", &id, "--clear-groups"]);
+        command.args(["--inh-caps", "-all", "--bounding-set", "-all"]);
+        command
+            .arg(self.path("vhost-af-xdp"))
+            .env_remove("XDG_RUNTIME_DIR");
+        command
+    }
+
+    /// Where its daemons are asked.
+    fn control(&self) -> PathBuf {
+        PathBuf::from(format!("/tmp/vhost-af-xdp-{}", self.uid))
+    }
+}
+
+impl Drop for Somebody {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(self.control());
+    }
+}
+
+fn status_by_root() -> Vec<Value> {
+    let text = output_of(binary().to_str().expect("UTF-8"), &["status", "--json"]);
+    match serde_json::from_str(&text).expect("JSON") {
+        Value::Array(daemons) => daemons,
+        other => panic!("no array: {other}"),
+    }
+}
+
+#[test]
+fn daemon_of_a_user_without_a_session_is_found_by_that_user_and_by_root() {
+    require!(Root);
+    let user = Somebody::new();
+    let mut command = user.command();
+    command
+        .args(["serve", "--null", "--socket-path"])
+        .arg(user.path("vm.sock"));
+    let mut running = Running::start(command);
+    running.await_text("ready");
+    let control = user.control().join(format!("{}.sock", running.pid()));
+    assert!(wait::until(wait::SOON, || control.exists()), "{running}");
+    let (directory, socket) = (std::fs::metadata(user.control()), std::fs::metadata(&control));
+    assert_eq!(directory.expect("made").mode() & 0o7777, 0o700);
+    assert_eq!(socket.expect("made").mode() & 0o7777, 0o600);
+
+    let is_it = |daemon: &Value| daemon["pid"] == running.pid();
+    assert!(
+        wait::until(wait::SOON, || status_by_root().iter().any(is_it)),
+        "{running}"
+    );
+    let mut asked = user.command();
+    let output = asked.args(["status", "--json"]).output().expect("it runs");
+    let daemons: Vec<Value> = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert!(daemons.len() == 1 && is_it(&daemons[0]), "{daemons:?}");
+}
+
+#[test]
+fn status_of_root_does_not_wait_for_a_user_who_never_answers() {
+    require!(Root);
+    let user = Somebody::new();
+    std::fs::create_dir(user.control()).expect("made");
+    chown(user.control(), Some(user.uid), Some(user.uid)).expect("we are root");
+    // Sixteen that let everybody connect and say nothing.
+    let silent: Vec<_> = (1..=16)
+        .map(|pid| {
+            std::os::unix::net::UnixListener::bind(user.control().join(format!("{pid}.sock")))
+                .expect("listens")
+        })
+        .collect();
+    let daemon = Daemon::start(&NetNs::new("status"), &Serve::null().by_root());
+    let begun = std::time::Instant::now();
+    let mut command = Command::new(binary());
+    command.arg("status");
+    let mut running = Running::start(command);
+    // Ten seconds for all of them together; one after the other they would take 160.
+    let _ = running.wait(std::time::Duration::from_secs(60));
+    assert!(
+        running.said().contains("no answer within"),
+        "{running}, {:?}",
+        begun.elapsed()
+    );
+    drop((daemon, silent));
+}
+
+#[test]
+fn hang_up_is_ignored_and_status_by_signal_needs_no_reader() {
+    require!(Root);
+    let directory = private_dir();
+    let mut command = Command::new(binary());
+    command
+        .args(["serve", "--null", "--socket-path"])
+        .arg(directory.path().join("vm.sock"));
+    command.arg("--control").arg(directory.path().join("control"));
+    let mut child = command.stderr(Stdio::piped()).spawn().expect("it runs");
+    let control = directory.path().join("control");
+    let status = |path: &Path| {
+        let text = output_of(
+            binary().to_str().expect("UTF-8"),
+            &["status", "--json", "--control", path.to_str().expect("UTF-8")],
+        );
+        !text.is_empty()
+    };
+    assert!(wait::until(wait::SOON, || control.exists()));
+    assert!(status(&control));
+    // Nobody reads what it says from here on: each write fails.
+    drop(child.stderr.take());
+    let pid = Pid::from_child(&child);
+    for signal in [Signal::HUP, Signal::USR1, Signal::HUP] {
+        kill_process(pid, signal).expect("it runs");
+        assert!(status(&control), "{signal:?}");
+        // The signal was dealt with: the next one is, too.
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        assert!(child.try_wait().expect("ours").is_none(), "{signal:?}");
+    }
+    kill_process(pid, Signal::TERM).expect("it runs");
+    let ended = wait::until_some(wait::SOON, || child.try_wait().expect("ours"));
+    assert!(ended.is_some_and(|status| status.success()), "{ended:?}");
+}
+
+#[test]
+fn descriptor_that_is_no_stream_is_refused() {
+    require!(Root);
+    let netns = NetNs::new("fd");
+    let (datagram, _other) = UnixDatagram::pair().expect("sockets");
+    let datagram = OwnedFd::from(datagram);
+    Daemon::spawn_on_fd(&netns, &datagram, &Serve::null().by_root()).assert_complains(&["--fd", "stream"]);
+    let lonely = rustix::net::socket(
+        rustix::net::AddressFamily::UNIX,
+        rustix::net::SocketType::STREAM,
+        None,
+    );
+    let lonely = lonely.expect("a socket");
+    assert!(lonely.as_raw_fd() > 2);
+    Daemon::spawn_on_fd(&netns, &lonely, &Serve::null().by_root())
+        .assert_complains(&["neither listens nor is connected"]);
+}
+
+#[test]
+fn start_that_is_not_possible_names_the_remedy() {
+    require!(Root);
+    let netns = NetNs::new("start");
+    let directory = private_dir();
+    let path = directory.path().join("no/vm.sock");
+    let path = path.to_str().expect("UTF-8");
+    let serve = ["serve", "--null", "--control", "none", "--socket-path", path];
+    let (status, said) = run_to_end(&netns, &serve);
+    assert!(!status.success() && said.contains("mkdir -p"), "{said}");
+
+    let mut command = Command::new("prlimit");
+    command.arg("--nofile=12:12").arg(binary()).args([
+        "serve",
+        "--null",
+        "--control",
+        "none",
+        "--socket-path",
+    ]);
+    command.arg(directory.path().join("vm.sock"));
+    let mut running = Running::start(command);
+    let status = running.wait(wait::SOON);
+    assert!(
+        !status.success() && running.said().contains("LimitNOFILE="),
+        "{running}"
+    );
+
+    let user = Somebody::new();
+    let mut command = user.command();
+    command.args([
+        "serve",
+        "--null",
+        "--control",
+        "none",
+        "--user",
+        "root",
+        "--socket-path",
+    ]);
+    command.arg(user.path("vm.sock"));
+    let mut running = Running::start(command);
+    let status = running.wait(wait::SOON);
+    assert!(
+        !status.success() && running.said().contains("start as root"),
+        "{running}"
+    );
+}
+
+#[test]
+fn soft_limit_of_open_files_is_raised() {
+    require!(Root);
+    let directory = private_dir();
+    let mut command = Command::new("prlimit");
+    command
+        .arg("--nofile=16:1024")
+        .arg(binary())
+        .args(["serve", "--null", "--socket-path"]);
+    command
+        .arg(directory.path().join("vm.sock"))
+        .args(["--control", "none"]);
+    Running::start(command).await_text("ready");
+}
