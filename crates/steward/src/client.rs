@@ -16,11 +16,12 @@ use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags,
     SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg, send, socket_with,
@@ -39,6 +40,9 @@ use crate::sys;
 
 /// How long a steward may take for an answer; attaching a program takes the longest, some 100 ms.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Between two looks at a lock that another thread has.
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// Why there is no lease, or no answer.
 #[derive(Debug, thiserror::Error)]
@@ -65,7 +69,7 @@ pub enum LeaseError {
     #[error("the steward has ended the connection; the lease is over")]
     Gone,
     /// The steward does not answer.
-    #[error("the steward has not answered for {} s", PATIENCE.as_secs())]
+    #[error("the steward runs, but has not answered for {} s: if that goes on, start it again", PATIENCE.as_secs())]
     Silent,
     /// The steward does not keep to the protocol.
     #[error("the steward does not keep to the protocol: {0}")]
@@ -185,6 +189,8 @@ impl Lease {
     fn connect(&self, flags: SocketFlags) -> rustix::io::Result<OwnedFd> {
         let flags = flags | SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        // Connecting waits while the queue of a steward that does not accept is full.
+        set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))?;
         connect(&socket, &SocketAddrUnix::new(&self.path)?)?;
         let data = epoll::EventData::new_u64(1);
         epoll::add(&self.waker, &socket, data, epoll::EventFlags::IN)?;
@@ -259,7 +265,16 @@ impl Lease {
     /// # Errors
     /// [`LeaseError`].
     pub fn counters(&self, queue: u32) -> Result<QueueCounters, LeaseError> {
-        match self.ask(&Request::Counters { queue })?.0 {
+        self.counters_by(queue, Instant::now() + PATIENCE)
+    }
+
+    /// As [`Lease::counters`]; waits until `deadline` at most, also for another thread that is asking something.
+    ///
+    /// # Errors
+    /// [`LeaseError`].
+    pub fn counters_by(&self, queue: u32, deadline: Instant) -> Result<QueueCounters, LeaseError> {
+        let mut state = self.state_by(deadline).ok_or(LeaseError::Silent)?;
+        match self.ask_by(&mut state, &Request::Counters { queue }, deadline)?.0 {
             Answer::Counters(counters) => Ok(counters),
             _ => Err(LeaseError::Mismatch),
         }
@@ -278,8 +293,10 @@ impl Lease {
             match receive(&state)? {
                 Incoming::Nothing => break,
                 Incoming::Message((bytes, _)) => {
-                    let (_, answer) = Answer::decode(&bytes)?;
-                    state.note(answer)?;
+                    // Others answer requests that are not waited for any longer.
+                    if let (0, answer) = Answer::decode(&bytes)? {
+                        state.note(answer)?;
+                    }
                 }
                 Incoming::End => self.lose(&mut state)?,
             }
@@ -291,6 +308,19 @@ impl Lease {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The state, if it can be had until then.
+    fn state_by(&self, deadline: Instant) -> Option<MutexGuard<'_, State>> {
+        loop {
+            match self.state.try_lock() {
+                Ok(state) => return Some(state),
+                Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
+                Err(TryLockError::WouldBlock) if Instant::now() >= deadline => return None,
+                // Seldom: another thread is asking something.
+                Err(TryLockError::WouldBlock) => std::thread::sleep(PAUSE),
+            }
+        }
+    }
+
     fn do_it(&self, request: &Request) -> Result<(), LeaseError> {
         match self.ask(request)?.0 {
             Answer::Done => Ok(()),
@@ -300,14 +330,21 @@ impl Lease {
 
     /// Asks, and waits for the answer. All requests can be repeated: the second does what the first would have done.
     fn ask(&self, request: &Request) -> Result<(Answer, Vec<OwnedFd>), LeaseError> {
-        let mut state = self.state();
-        let deadline = Instant::now() + PATIENCE;
+        self.ask_by(&mut self.state(), request, Instant::now() + PATIENCE)
+    }
+
+    fn ask_by(
+        &self,
+        state: &mut State,
+        request: &Request,
+        deadline: Instant,
+    ) -> Result<(Answer, Vec<OwnedFd>), LeaseError> {
         loop {
-            self.reach(&mut state, deadline)?;
-            if let Some(answered) = ask_once(&mut state, request, deadline)? {
+            self.reach(state, deadline)?;
+            if let Some(answered) = ask_once(state, request, deadline)? {
                 return Ok(answered);
             }
-            self.lose(&mut state)?;
+            self.lose(state)?;
         }
     }
 
@@ -434,7 +471,12 @@ fn ask_once(
     let Some(socket) = &state.socket else {
         return Ok(None);
     };
-    match send(socket, &request.encode(asked), SendFlags::NOSIGNAL) {
+    // It may be stopped, and its queue full: that must not hold us up beyond the deadline.
+    match send(
+        socket,
+        &request.encode(asked),
+        SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
+    ) {
         // What it said before it went is worth reading.
         Ok(_) | Err(Errno::PIPE | Errno::CONNRESET) => {}
         Err(Errno::AGAIN) => return Err(LeaseError::Silent),

@@ -13,7 +13,7 @@ use virtqueue::{Chain, MemoryMap, Queue, Segment};
 use crate::control::config::{Bring, Endpoint, NicConfig, Placement, PortConfig, Segments};
 use crate::control::interface::Interfaces;
 use crate::control::port::Port;
-use crate::control::{serve, sigbus};
+use crate::control::{attend, sigbus};
 use crate::data::counters::LaneCounters;
 use crate::data::guest::{GuestSide, Sending, Vring, pieces};
 use crate::data::nic::Link;
@@ -54,13 +54,13 @@ impl NullPort {
 
     /// The conversation over one connection, to its end.
     pub fn serve(&self, connection: UnixStream) {
-        serve::serve_connection(&self.0, connection);
+        attend::serve_connection(&self.0, connection);
     }
 
     /// Whether no session is left.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.0.lock().session.is_none()
+        self.0.lock("a look").session.is_none()
     }
 
     /// GET_CONFIG; `None` if it is refused.

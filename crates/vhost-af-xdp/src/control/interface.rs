@@ -121,9 +121,9 @@ impl Interface {
         self.steering.is_away()
     }
 
-    /// What the program did with a queue's frames, if it can be told.
-    pub(crate) fn counters(&self, queue: u32) -> Option<QueueCounters> {
-        self.steering.counters(queue)
+    /// What the program did with a queue's frames, if it can be told; what was told last, if it is not until `deadline`.
+    pub(crate) fn counters(&self, queue: u32, deadline: Instant) -> Option<QueueCounters> {
+        self.steering.counters(queue, deadline)
     }
 
     /// How frames come to the queues, and why not in a better way.

@@ -3,7 +3,7 @@
 //! # Theory of operation
 //!
 //! `serve` starts it (this program, with a hidden subcommand) after its sockets are bound and before it enters the
-//! sandbox. It never sees a guest's memory or a byte of what a VMM sends. It
+//! sandbox. It never maps a guest's memory and sees no byte of what a VMM sends. It
 //!  1. is the steward of this one daemon, if none was named: it attaches the XDP program, makes the sockets and
 //!     leases them by the same protocol, by a policy made of the command line: these interfaces and these queues, to
 //!     the user that the daemon becomes, and nothing else. Its listening socket has no name in the file system: the
@@ -11,7 +11,11 @@
 //!  2. removes the daemon's socket files when the daemon ends, however it ends, if they are still those that it bound;
 //!  3. looks whether a VMM shares its guest's memory (/proc/PID/maps), which landlock keeps from the daemon. It is
 //!     passed the VMM's connection, and looks at the process at its other end, and only if the connection is one of
-//!     the daemon's vhost-user sockets: whoever took the daemon over must not learn where others have their memory.
+//!     the daemon's vhost-user sockets. With each address comes the file that the VMM passed for it, and the answer is
+//!     about private mappings of that file only: whoever took the daemon over, and it has no other files, must not
+//!     learn where a VMM has its program, its libraries or its heap. A VMM whose memory map cannot be read because it
+//!     has locked it delays its own answer: each question is answered by a thread of its own ([`ANSWERS_MAX`]), and
+//!     the daemon waits for none longer than [`ANSWER`].
 //!
 //! Both hold an end of a socket pair, and each notices by it that the other is gone. The keeper then ends after its
 //! work is done; a daemon whose keeper dies ends with an error if its queues were leased from it, because the program
@@ -33,15 +37,16 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Context;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 use rustix::io::{FdFlags, fcntl_getfd, fcntl_setfd};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind, listen, recvmsg, sendmsg,
-    socket_with, socketpair,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind, listen, recv, recvmsg,
+    send, sendmsg, socket_with, socketpair,
 };
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::CapabilitySet;
@@ -61,6 +66,10 @@ const CAPABILITIES: CapabilitySet = capabilities::NEEDED
 
 /// Most addresses in a question: regions of a memory table.
 const ADDRESSES_MAX: usize = virtqueue::MAX_REGIONS;
+/// Questions that are being answered at a time; what is beyond is answered with "none".
+const ANSWERS_MAX: usize = 16;
+/// How long the keeper may take for an answer; then the memory is not judged.
+const ANSWER: Duration = Duration::from_secs(2);
 /// How long the keeper may take to end after the daemon said so.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -96,7 +105,13 @@ pub(crate) struct Keeper {
 }
 
 /// Where questions go; one keeper a process.
-static QUESTIONS: OnceLock<Mutex<OwnedFd>> = OnceLock::new();
+static QUESTIONS: OnceLock<Mutex<Questions>> = OnceLock::new();
+
+struct Questions {
+    socket: OwnedFd,
+    /// Number of the last one.
+    asked: u64,
+}
 
 impl Keeper {
     /// Starts it.
@@ -150,7 +165,10 @@ impl Keeper {
         command
             .spawn()
             .context("cannot start the keeper (/proc/self/exe)")?;
-        let _ = QUESTIONS.set(Mutex::new(questions));
+        let _ = QUESTIONS.set(Mutex::new(Questions {
+            socket: questions,
+            asked: 0,
+        }));
         Ok(Self {
             end,
             steward: private.map(|private| private.file),
@@ -258,32 +276,56 @@ fn close_all_on_exec() -> io::Result<()> {
     Ok(())
 }
 
-/// Asks the keeper which of these addresses the VMM at the other end of `connection` maps privately; none if there is
-/// no keeper or no answer.
-pub(crate) fn private_address(connection: BorrowedFd<'_>, addresses: &[u64]) -> Option<u64> {
-    let questions = QUESTIONS.get()?.lock().unwrap_or_else(PoisonError::into_inner);
-    let bytes: Vec<u8> = addresses
-        .iter()
-        .take(ADDRESSES_MAX)
-        .flat_map(|address| address.to_ne_bytes())
-        .collect();
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let rights = [connection];
-    if bytes.is_empty() || !control.push(SendAncillaryMessage::ScmRights(&rights)) {
-        return None;
+/// Asks the keeper for an address at which the VMM at the other end of `connection` maps the file beside it privately;
+/// none if there is no keeper, or no answer in time.
+pub(crate) fn private_address(connection: BorrowedFd<'_>, files: &[(u64, BorrowedFd<'_>)]) -> Option<u64> {
+    let mut questions = QUESTIONS.get()?.lock().unwrap_or_else(PoisonError::into_inner);
+    questions.ask(connection, files.get(..ADDRESSES_MAX).unwrap_or(files))
+}
+
+impl Questions {
+    fn ask(&mut self, connection: BorrowedFd<'_>, files: &[(u64, BorrowedFd<'_>)]) -> Option<u64> {
+        self.asked += 1;
+        let words = [self.asked]
+            .into_iter()
+            .chain(files.iter().map(|&(address, _)| address));
+        let bytes: Vec<u8> = words.flat_map(u64::to_ne_bytes).collect();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1 + ADDRESSES_MAX))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let rights: Vec<_> = [connection]
+            .into_iter()
+            .chain(files.iter().map(|&(_, file)| file))
+            .collect();
+        if files.is_empty() || !control.push(SendAncillaryMessage::ScmRights(&rights)) {
+            return None;
+        }
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        sendmsg(&self.socket, &[IoSlice::new(&bytes)], &mut control, flags).ok()?;
+        let deadline = Instant::now() + ANSWER;
+        loop {
+            let left = Timespec::try_from(deadline.saturating_duration_since(Instant::now())).ok()?;
+            match poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&left)) {
+                Err(rustix::io::Errno::INTR) => continue,
+                Ok(ready) if ready > 0 => {}
+                _ => return None,
+            }
+            let mut answer = [0; 16];
+            let (got, _) = recv(&self.socket, &mut answer[..], RecvFlags::DONTWAIT).ok()?;
+            let ([serial, address], true) = (words_of(&answer), got == answer.len()) else {
+                return None;
+            };
+            // Those before it came too late.
+            if serial == self.asked {
+                // No mapping is at address 0 (vm.mmap_min_addr), so it means none.
+                return Some(address).filter(|&address| address != 0);
+            }
+        }
     }
-    sendmsg(
-        &*questions,
-        &[IoSlice::new(&bytes)],
-        &mut control,
-        SendFlags::NOSIGNAL,
-    )
-    .ok()?;
-    let mut answer = [0; 8];
-    let (got, _) = rustix::net::recv(&*questions, &mut answer[..], RecvFlags::empty()).ok()?;
-    // No mapping is at address 0 (vm.mmap_min_addr), so it means none.
-    Some(u64::from_ne_bytes(answer)).filter(|&address| got == answer.len() && address != 0)
+}
+
+fn words_of(bytes: &[u8; 16]) -> [u64; 2] {
+    let (words, _) = bytes.as_chunks::<8>();
+    [u64::from_ne_bytes(words[0]), u64::from_ne_bytes(words[1])]
 }
 
 /// Options of the hidden subcommand; see [`Keeper::start`].
@@ -332,7 +374,7 @@ pub(crate) fn run(args: KeeperArgs) -> anyhow::Result<()> {
     }
     std::thread::Builder::new()
         .name("questions".to_owned())
-        .spawn(move || while answer(&questions, &args.meets).is_some() {})
+        .spawn(move || answer_all(&Arc::new(questions), &Arc::new(args.meets)))
         .context("no thread")?;
     let served = match args.listener {
         Some(listener) => {
@@ -364,7 +406,6 @@ fn taken(number: RawFd) -> anyhow::Result<OwnedFd> {
 }
 
 fn wait_for(end: BorrowedFd<'_>) -> io::Result<()> {
-    use rustix::event::{PollFd, PollFlags, poll};
     loop {
         match poll(&mut [PollFd::from_borrowed_fd(end, PollFlags::IN)], None) {
             Err(rustix::io::Errno::INTR) => {}
@@ -374,10 +415,68 @@ fn wait_for(end: BorrowedFd<'_>) -> io::Result<()> {
     }
 }
 
-/// Answers one question; `None`: there will be no more.
-fn answer(questions: &OwnedFd, meets: &[PathBuf]) -> Option<()> {
-    let mut bytes = [0; 8 * ADDRESSES_MAX];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+/// A question of the daemon's.
+struct Question {
+    serial: u64,
+    /// Of the VMM.
+    connection: OwnedFd,
+    /// Addresses, and what is to be mapped there.
+    files: Vec<(u64, OwnedFd)>,
+}
+
+/// Answers questions, until there will be no more.
+fn answer_all(questions: &Arc<OwnedFd>, meets: &Arc<Vec<PathBuf>>) {
+    let busy = Arc::new(());
+    loop {
+        let question = match read_question(questions) {
+            Ok(Some(question)) => question,
+            Ok(None) => continue,
+            Err(_) => return,
+        };
+        let serial = question.serial;
+        let (socket, meets, one) = (Arc::clone(questions), Arc::clone(meets), Arc::clone(&busy));
+        let body = move || {
+            tell(&socket, serial, private_of(&question, &meets));
+            drop(one);
+        };
+        // One is ours, one this question's.
+        let room = Arc::strong_count(&busy) <= ANSWERS_MAX + 1;
+        if !room
+            || std::thread::Builder::new()
+                .name("answer".to_owned())
+                .spawn(body)
+                .is_err()
+        {
+            tell(questions, serial, None);
+        }
+    }
+}
+
+fn tell(questions: &OwnedFd, serial: u64, private: Option<u64>) {
+    let answer = [serial, private.unwrap_or(0)].map(u64::to_ne_bytes).concat();
+    // A daemon that takes no answers wants none.
+    let _ = send(questions, &answer, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+}
+
+fn private_of(question: &Question, meets: &[PathBuf]) -> Option<u64> {
+    if !is_met_at(question.connection.as_fd(), meets) {
+        return None;
+    }
+    let maps = memory::maps_of(peer::process(question.connection.as_fd())?)?;
+    let files = question
+        .files
+        .iter()
+        .map(|(address, file)| (*address, file.as_fd()));
+    memory::first_private(&maps, files)
+}
+
+/// Waits for a question; none, if what came is not one.
+///
+/// # Errors
+/// There will be no more.
+fn read_question(questions: &OwnedFd) -> io::Result<Option<Question>> {
+    let mut bytes = [0; 8 * (1 + ADDRESSES_MAX)];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1 + ADDRESSES_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = match recvmsg(
         questions,
@@ -385,26 +484,29 @@ fn answer(questions: &OwnedFd, meets: &[PathBuf]) -> Option<()> {
         &mut control,
         RecvFlags::CMSG_CLOEXEC,
     ) {
-        Err(rustix::io::Errno::INTR) => return Some(()),
-        received => received.ok()?.bytes,
+        Err(rustix::io::Errno::INTR) => return Ok(None),
+        received => received?.bytes,
     };
     if received == 0 {
-        return None;
+        return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    let connection = control.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut files) => files.next(),
-        _ => None,
-    });
-    let (addresses, _) = bytes[..received].as_chunks::<8>();
-    let addresses: Vec<u64> = addresses.iter().map(|bytes| u64::from_ne_bytes(*bytes)).collect();
-    let private = connection
-        .filter(|connection| is_met_at(connection.as_fd(), meets))
-        .and_then(|connection| peer::process(connection.as_fd()))
-        .and_then(memory::maps_of)
-        .and_then(|maps| memory::first_private(&maps, &addresses));
-    let answer = private.unwrap_or(0).to_ne_bytes();
-    rustix::net::send(questions, &answer, SendFlags::NOSIGNAL).ok()?;
-    Some(())
+    let mut descriptors = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            descriptors.extend(rights);
+        }
+    }
+    let (words, _) = bytes[..received].as_chunks::<8>();
+    let mut words = words.iter().map(|word| u64::from_ne_bytes(*word));
+    let mut descriptors = descriptors.into_iter();
+    let (Some(serial), Some(connection)) = (words.next(), descriptors.next()) else {
+        return Ok(None);
+    };
+    Ok(Some(Question {
+        serial,
+        connection,
+        files: words.zip(descriptors).collect(),
+    }))
 }
 
 /// Whether a connection was made to a socket at one of these paths, by either side: the kernel keeps the name that it was bound to.
@@ -452,62 +554,5 @@ impl Drop for Files {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn leases_are_read_as_they_are_written() {
-        let lease = parse_lease("3+2@e@th+0").expect("valid");
-        assert_eq!(lease, ("e@th+0".to_owned(), 3, 2));
-        assert!(parse_lease("eth0").is_err() && parse_lease("a+1@eth0").is_err());
-    }
-
-    #[test]
-    fn file_that_was_replaced_is_left_alone() {
-        let directory = make_directory().expect("a place");
-        let (ours, other) = (directory.join("ours"), directory.join("other"));
-        fs::write(&ours, "").expect("written");
-        fs::write(&other, "").expect("written");
-        let files = Files::of(vec![ours.clone(), other.clone()]);
-        let again = directory.join("again");
-        fs::write(&again, "").expect("written");
-        fs::rename(&again, &other).expect("replaced");
-        drop(files);
-        assert!(!ours.exists() && other.exists());
-        fs::remove_dir_all(directory).expect("ours");
-    }
-
-    #[test]
-    fn only_connections_of_its_own_sockets_are_looked_at() {
-        use std::os::unix::net::UnixListener;
-        let directory = make_directory().expect("a place");
-        let (ours, other) = (directory.join("ours"), directory.join("other"));
-        let met = UnixListener::bind(&ours).expect("listens");
-        let connected = UnixStream::connect(&ours).expect("somebody listens");
-        let (accepted, _) = met.accept().expect("connected");
-        let paths = [ours.clone()];
-        assert!(is_met_at(accepted.as_fd(), &paths) && is_met_at(connected.as_fd(), &paths));
-        assert!(!is_met_at(accepted.as_fd(), &[other]));
-        let (one, _two) = UnixStream::pair().expect("sockets");
-        assert!(!is_met_at(one.as_fd(), &paths));
-        fs::remove_dir_all(directory).expect("ours");
-    }
-
-    #[test]
-    fn socket_without_a_name_is_reached_through_its_descriptor() {
-        let own = (
-            rustix::process::geteuid().as_raw(),
-            rustix::process::getegid().as_raw(),
-        );
-        let private = Private::listen(own).expect("listens");
-        let path = format!("/proc/self/fd/{}", private.file.as_raw_fd());
-        let client = socket_with(
-            AddressFamily::UNIX,
-            SocketType::SEQPACKET,
-            SocketFlags::CLOEXEC,
-            None,
-        );
-        let address = SocketAddrUnix::new(path.as_str()).expect("short");
-        rustix::net::connect(client.expect("a socket"), &address).expect("somebody listens");
-    }
-}
+#[path = "keeper_tests.rs"]
+mod tests;

@@ -5,11 +5,12 @@
 //! the VMM negotiates into lanes ([`lanes`]) and gives them to workers. [`serve`] starts all of
 //! it, [`steering`] says where programs and sockets come from, [`steward::links`] tells of the interfaces, [`status`] shows it.
 //!
-//! All state of a port sits behind one lock that only control threads take. Nothing in here runs
-//! per frame.
+//! All state of a port sits behind one lock that only this port's control threads take; [`shown`] is what is seen of it
+//! without. Nothing in here runs per frame.
 
 pub(crate) mod afxdp_plugin;
 pub(crate) mod announce;
+pub(crate) mod attend;
 pub(crate) mod config;
 pub(crate) mod control_socket;
 pub(crate) mod external;
@@ -26,10 +27,13 @@ pub(crate) mod peer;
 pub(crate) mod port;
 pub(crate) mod queues;
 pub(crate) mod registration;
+pub(crate) mod seldom;
 pub(crate) mod serve;
 pub(crate) mod session;
+pub(crate) mod shown;
 pub(crate) mod sigbus;
 pub(crate) mod status;
 pub(crate) mod status_view;
 pub(crate) mod steering;
 pub(crate) mod vring;
+pub(crate) mod watchdog;

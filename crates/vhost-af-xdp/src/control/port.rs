@@ -2,10 +2,11 @@
 //!
 //! The port outlives connections ([`Session`]) and interfaces: counters go on, and an interface
 //! that vanishes and comes back is picked up again. One lock guards what control threads share;
-//! workers never take it.
+//! workers never take it, nor does `status`, which looks through a [`Window`]. Whoever holds it may wait for the
+//! kernel and for the steward: all that waits for it is this port's.
 
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
 use vhost::vhost_user::message::VhostUserProtocolFeatures as Protocol;
@@ -15,6 +16,7 @@ use super::interface::{Interface, InterfaceError, Interfaces};
 use super::kept;
 use super::lanes::{CopyMemory, FarSide, LaneError, NULL_MTU};
 use super::session::{FaultCell, Ground, Session, SessionError};
+use super::shown::{Held, Window};
 use super::sigbus;
 use super::steering::AWAY;
 use crate::data::cable::PortEnd;
@@ -77,7 +79,11 @@ pub(crate) struct Port {
     /// The cable, and which of its ends this is.
     cable: Option<PortEnd>,
     workers: Arc<Workers>,
+    /// As the log and `status` have it.
+    name: Arc<str>,
     state: Mutex<PortState>,
+    /// What is seen of the state without its lock.
+    pub(crate) window: Window,
 }
 
 impl Port {
@@ -94,24 +100,26 @@ impl Port {
     ) -> Result<Self, LaneError> {
         let counters = (0..config.queues).map(|_| Arc::default()).collect();
         let port = Self {
+            name: config.endpoint.to_string().into(),
             config,
             counters,
             interfaces,
             cable,
             workers,
             state: Mutex::default(),
+            window: Window::default(),
         };
         let interface = port.open_interface()?;
         if let Some(interface) = &interface {
             port.try_queues(interface)?;
         }
-        port.lock().interface = interface;
+        port.lock("its start").interface = interface;
         Ok(port)
     }
 
-    /// The state, locked.
-    pub(crate) fn lock(&self) -> MutexGuard<'_, PortState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The state, locked for something that `status` names if it takes long.
+    pub(crate) fn lock(&self, what: &'static str) -> Held<'_> {
+        Held::new(&self.state, &self.window, what)
     }
 
     fn open_interface(&self) -> Result<Option<Arc<Interface>>, InterfaceError> {
@@ -189,7 +197,8 @@ impl Port {
         &self,
         act: impl FnOnce(&mut Session, &Ground<'_>) -> Result<R, SessionError>,
     ) -> Result<R, SessionError> {
-        let mut state = self.lock();
+        let mut held = self.lock("a request of its VMM");
+        let state = &mut *held;
         // What cannot be opened while the steward is away is opened when it is back; see `check_link`.
         let away = state
             .interface
@@ -214,6 +223,7 @@ impl Port {
             segments: self.config.segments,
             offload: self.config.offload,
             workers: &self.workers,
+            name: &self.name,
             counters: &self.counters,
             far,
         }
@@ -227,7 +237,8 @@ impl Port {
                 port.go_direct(pair);
             }
         };
-        let mut state = self.lock();
+        let mut held = self.lock("a VMM that connected");
+        let state = &mut *held;
         state.fault = FaultCell::default();
         state.refusal = None;
         state.sessions += 1;
@@ -243,7 +254,7 @@ impl Port {
     fn go_direct(&self, pair: usize) {
         let done = self.with_session(|session, ground| session.go_direct(pair, ground));
         if done.is_err()
-            && let Some(session) = &self.lock().session
+            && let Some(session) = &self.lock("the end of its session").session
         {
             session.hang_up();
         }
@@ -252,7 +263,8 @@ impl Port {
     /// The connection is over, for the reason that a guest's fault, a refusal or `detail` tell.
     /// True if it was the VMM or its guest that did wrong.
     pub(crate) fn end_session(&self, disconnected: bool, detail: String) -> bool {
-        let mut state = self.lock();
+        let mut held = self.lock("the end of its session");
+        let state = &mut *held;
         let mut lost_memory = false;
         if let Some(mut session) = state.session.take() {
             session.stop_all(&self.workers);
@@ -286,8 +298,8 @@ impl Port {
         let NicConfig::Interface { name, .. } = &self.config.nic else {
             return false;
         };
-        let mut guard = self.lock();
-        let state = &mut *guard;
+        let mut held = self.lock("a look at its interface");
+        let state = &mut *held;
         if state.over {
             return false;
         }
@@ -321,7 +333,7 @@ impl Port {
 
     /// The interface, if there is more to watch of it than rtnetlink tells.
     pub(crate) fn watched(&self) -> Option<Arc<Interface>> {
-        let interface = self.lock().interface.clone();
+        let interface = self.lock("a look at its interface").interface.clone();
         interface.filter(|interface| interface.watch().is_some())
     }
 
@@ -416,7 +428,7 @@ impl Port {
 
     /// Stops everything, leaving rings that another backend can go on with.
     pub(crate) fn shut_down(&self) {
-        let mut state = self.lock();
+        let mut state = self.lock("its end");
         state.over = true;
         if let Some(session) = &mut state.session {
             session.stop_all(&self.workers);
@@ -430,7 +442,7 @@ impl Port {
 
     /// Protocol features of the connection; none without one.
     pub(crate) fn protocol(&self) -> Protocol {
-        let state = self.lock();
+        let state = self.lock("a request of its VMM");
         state
             .session
             .as_ref()
@@ -439,7 +451,8 @@ impl Port {
 
     /// Whether frames have somewhere to go: the link state told to the guest.
     pub(crate) fn link_up(&self) -> bool {
-        !matches!(self.config.nic, NicConfig::Interface { .. }) || self.lock().config_space().0
+        !matches!(self.config.nic, NicConfig::Interface { .. })
+            || self.lock("a request of its VMM").config_space().0
     }
 
     /// NET_SET_MTU: whether the guest may be told an MTU of so many bytes.
@@ -457,7 +470,7 @@ impl Port {
     /// MTU told to the guest, bytes.
     pub(crate) fn mtu(&self) -> u16 {
         let mtu = self
-            .lock()
+            .lock("a request of its VMM")
             .interface
             .as_ref()
             .map_or(NULL_MTU, |interface| interface.mtu());

@@ -1,17 +1,19 @@
 //! `vhost-af-xdp serve`: starts ports, workers and watchers, and ends them.
 //!
-//! Threads: the main one waits for signals; one a port speaks vhost-user; one watches interfaces;
-//! one answers `status`; one sees that the keeper lives; the workers move frames. All but the workers sleep nearly always.
+//! Threads: the main one waits for signals; of each port one speaks vhost-user and one watches its interface; one
+//! answers `status`; one sees that the keeper lives; the workers move frames. All but the workers sleep nearly always.
+//! A thread of a port may wait, for the kernel, the steward or its VMM; no other port waits with it.
 
 use std::collections::HashMap;
 use std::fs;
 use std::io::{self, Write};
 use std::os::fd::{FromRawFd, OwnedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use rustix::net::{SocketType, sockopt};
@@ -19,12 +21,11 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::CapabilitySet;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::{Handle, Signals};
-use vhost::vhost_user::{BackendReqHandler, Error};
 
-use super::config::{Endpoint, PortConfig, ServeConfig};
+use super::attend::{Meeting, attend};
+use super::config::{Endpoint, NicConfig, PortConfig, ServeConfig};
 use super::control_socket;
 use super::external::Brought;
-use super::front;
 use super::interface::Interfaces;
 use super::keeper::{Keeper, Orders};
 use super::kept;
@@ -33,27 +34,17 @@ use super::port::{Port, with_sources};
 use super::sigbus;
 use super::status::Status;
 use super::status_view;
+use super::watchdog::Watchdog;
 use crate::data::cable::{PortEnd, Wire};
 use crate::data::worker::Workers;
 use crate::sandbox::{self, Extra, Plan, User, attempts};
 use steward::links::Changes;
 
-/// Pause between attempts to connect to a VMM that is not there: short, because the guest's outage lasts as
-/// long, and cheap.
-const CONNECT_PAUSE: Duration = Duration::from_millis(20);
-/// Pause before a VMM that did wrong is met again: doubles up to the longest.
-const FIRST_PAUSE: Duration = Duration::from_millis(20);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-
 /// Pause before a port whose queues could not be set up tries again.
 const RETRY: Duration = Duration::from_secs(1);
-
-/// What a port's thread meets VMMs with.
-enum Meeting {
-    Listen(UnixListener),
-    Connect(PathBuf),
-    Once(UnixStream),
-}
+/// How long ports may take to stop before the daemon ends without them: longer than a bind, and than a steward is
+/// waited for.
+const STOPPING: Duration = Duration::from_secs(12);
 
 /// Runs until a signal ends it, or the one connection that was passed in is over.
 ///
@@ -68,7 +59,7 @@ pub(crate) fn run(config: &ServeConfig) -> anyhow::Result<()> {
     let brought = Brought::take(config).map_err(|error| anyhow::anyhow!(with_sources(&error)))?;
     sigbus::install().context("cannot handle SIGBUS")?;
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1]).context("cannot handle signals")?;
-    let changes = Changes::subscribe().context("cannot watch interfaces")?;
+    let changes = subscribe(config).context("cannot watch interfaces")?;
     let mut leftovers = Leftovers::default();
     let mut meetings = Vec::new();
     for port in &config.ports {
@@ -87,6 +78,7 @@ pub(crate) fn run(config: &ServeConfig) -> anyhow::Result<()> {
     let workers =
         Workers::start(config.workers, &config.cpus, config.spin).context("cannot start workers")?;
     let workers = Arc::new(workers);
+    let watchdog = Watchdog::start(Arc::clone(&workers)).context("cannot start a thread")?;
     let steward = config.steward.clone().or_else(|| keeper.steward());
     let interfaces = interfaces.leased_from(steward.unwrap_or_default(), config.steward.is_none());
     let ports = open_ports(config, interfaces, &workers)?;
@@ -94,14 +86,16 @@ pub(crate) fn run(config: &ServeConfig) -> anyhow::Result<()> {
     tell_what_is_off(config);
     let read = {
         let (ports, workers) = (ports.clone(), Arc::clone(&workers));
-        move || Status::read(&ports, &workers, &in_force)
+        move || Status::read(&ports, (&workers, &watchdog), &in_force)
     };
     if let Some(listener) = control {
         let read = read.clone();
         let body = move || control_socket::serve(&listener, read);
         let _ = std::thread::Builder::new().name("status".to_owned()).spawn(body);
     }
-    watch_links(changes, ports.clone())?;
+    for (port, changes) in ports.iter().zip(changes) {
+        watch_link(changes, port)?;
+    }
     let handle = signals.handle();
     let lost = watch_keeper(&keeper, handle.clone())?;
     for (port, meeting) in ports.iter().zip(meetings) {
@@ -115,7 +109,9 @@ pub(crate) fn run(config: &ServeConfig) -> anyhow::Result<()> {
             _ => break,
         }
     }
-    ports.iter().for_each(|port| port.shut_down());
+    stop(&ports);
+    // Waiting for a worker that hangs would be for ever; the end of the process ends all.
+    std::mem::forget(workers);
     if lost.load(Ordering::Relaxed) {
         bail!("the keeper of this daemon has ended, and the XDP program with it: start the daemon again");
     }
@@ -338,108 +334,58 @@ fn listen_for_status(path: &Path, leftovers: &mut Leftovers) -> Option<UnixListe
     }
 }
 
-fn watch_links(mut changes: Changes, ports: Vec<Arc<Port>>) -> anyhow::Result<()> {
+/// For each port what tells of changes of its interface, if it has one.
+fn subscribe(config: &ServeConfig) -> io::Result<Vec<Option<Changes>>> {
+    let of = |port: &PortConfig| match port.nic {
+        NicConfig::Interface { .. } => Changes::subscribe().map(Some),
+        NicConfig::Null { .. } | NicConfig::Cable { .. } => Ok(None),
+    };
+    config.ports.iter().map(of).collect()
+}
+
+fn watch_link(changes: Option<Changes>, port: &Arc<Port>) -> anyhow::Result<()> {
+    let Some(mut changes) = changes else {
+        return Ok(());
+    };
+    let port = Arc::clone(port);
     let body = move || {
         loop {
-            // All are asked, whatever the first says.
-            let again = ports.iter().filter(|port| port.check_link()).count() > 0;
-            let leased: Vec<_> = ports.iter().filter_map(|port| port.watched()).collect();
-            let also: Vec<_> = leased.iter().filter_map(|interface| interface.watch()).collect();
+            let again = port.check_link();
+            let leased = port.watched();
+            let also = leased.as_ref().and_then(|interface| interface.watch());
             // What a steward tells while another thread waits for its answer, that thread reads.
-            let longest = (again || !also.is_empty()).then_some(RETRY);
-            changes.wait(&also, longest);
+            let longest = (again || also.is_some()).then_some(RETRY);
+            changes.wait(also.as_slice(), longest);
         }
     };
     std::thread::Builder::new()
-        .name("links".to_owned())
+        .name("link".to_owned())
         .spawn(body)
         .context("cannot start a thread")?;
     Ok(())
 }
 
-/// Meets VMMs, one after the other.
-fn attend(port: &Arc<Port>, meeting: Meeting) {
-    let mut pause = FIRST_PAUSE;
-    match meeting {
-        Meeting::Once(stream) => {
-            serve_connection(port, stream);
-        }
-        Meeting::Listen(listener) => {
-            let mut said = false;
-            loop {
-                match listener.accept() {
-                    Ok((stream, _)) => {
-                        said = false;
-                        if serve_connection(port, stream) {
-                            rest(&mut pause);
-                        } else {
-                            pause = FIRST_PAUSE;
-                        }
-                    }
-                    Err(error) => {
-                        if !said {
-                            tracing::warn!(port = %port.config.endpoint, "cannot accept a connection, trying again: {error}{}", crate::shortage(&error.to_string()));
-                            said = true;
-                        }
-                        rest(&mut pause);
-                    }
-                }
-            }
-        }
-        Meeting::Connect(path) => {
-            let mut said = false;
-            loop {
-                match UnixStream::connect(&path) {
-                    Ok(stream) => {
-                        said = false;
-                        if serve_connection(port, stream) {
-                            rest(&mut pause);
-                            continue;
-                        }
-                        pause = FIRST_PAUSE;
-                    }
-                    Err(error) if !said && error.kind() == io::ErrorKind::PermissionDenied => {
-                        tracing::warn!(path = %path.display(), "the VMM's socket may not be connected to by this user ({}): let it, or choose another with --user; trying again", rustix::process::geteuid().as_raw());
-                        said = true;
-                    }
-                    Err(error) if !said => {
-                        tracing::info!(path = %path.display(), %error, "no VMM there yet, trying again");
-                        said = true;
-                    }
-                    Err(_) => {}
-                }
-                std::thread::sleep(CONNECT_PAUSE);
-            }
+/// Stops all ports, and waits for them, but not for ever: one may hang, with a worker in memory that never answers, or
+/// with a steward that is stopped.
+fn stop(ports: &[Arc<Port>]) {
+    let deadline = Instant::now() + STOPPING;
+    let (stopped, told) = mpsc::channel();
+    for (index, port) in ports.iter().enumerate() {
+        let (port, stopped) = (Arc::clone(port), stopped.clone());
+        let body = move || {
+            port.shut_down();
+            let _ = stopped.send(index);
+        };
+        if let Err(error) = std::thread::Builder::new().name("stop".to_owned()).spawn(body) {
+            tracing::warn!(port = %ports[index].config.endpoint, %error, "no thread to stop it with: it ends as if killed");
         }
     }
-}
-
-fn rest(pause: &mut Duration) {
-    std::thread::sleep(*pause);
-    *pause = (*pause * 2).min(LONGEST_PAUSE);
-}
-
-/// Speaks vhost-user until the connection ends; true if the VMM or its guest did wrong.
-pub(crate) fn serve_connection(port: &Arc<Port>, stream: UnixStream) -> bool {
-    let (Ok(connection), Ok(ahead)) = (stream.try_clone(), stream.try_clone()) else {
-        tracing::warn!(port = %port.config.endpoint, "no descriptors left, the connection is dropped: raise the limit of open files (`ulimit -n`, systemd: LimitNOFILE=)");
-        return true;
-    };
-    port.begin_session(connection);
-    tracing::info!(port = %port.config.endpoint, "a VMM connected");
-    let mut requests = BackendReqHandler::from_stream(stream, Arc::clone(port));
-    loop {
-        match front::take(&ahead, port) {
-            Ok(true) => continue,
-            Ok(false) => {}
-            Err(error) => return port.end_session(false, format!("vhost-user: {error}")),
-        }
-        match requests.handle_request() {
-            Ok(()) | Err(Error::SocketRetry(_)) => {}
-            Err(error @ (Error::Disconnected | Error::SocketBroken(_))) => {
-                return port.end_session(true, error.to_string());
-            }
-            Err(error) => return port.end_session(false, format!("vhost-user: {error}")),
-        }
+    drop(stopped);
+    let mut left: Vec<usize> = (0..ports.len()).collect();
+    while let Ok(index) = told.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+        left.retain(|&other| other != index);
+    }
+    for index in left {
+        tracing::warn!(port = %ports[index].config.endpoint, "does not stop in {} s: it ends as if killed", STOPPING.as_secs());
     }
 }

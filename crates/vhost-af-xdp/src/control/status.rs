@@ -1,17 +1,26 @@
 //! What the daemon is doing, as data: the one source for `status`, its JSON and SIGUSR1.
+//!
+//! Reading it takes no port's lock ([`super::shown`]) and waits for nobody for longer than [`PATIENCE`].
 
 use std::os::fd::AsFd;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
 use super::config::NicConfig;
 use super::features::Negotiated;
+use super::interface::Interface;
+use super::lanes::LaneFacts;
 use super::port::Port;
-use super::session::ActiveLane;
+use super::shown::Shown;
+use super::watchdog::{Hang, Watchdog};
 use crate::data::offloads::Offloads;
 use crate::data::worker::Workers;
 use crate::sandbox::InForce;
+
+/// How long stewards are waited for in all, who tell what the program counted; what they told last is shown then.
+const PATIENCE: Duration = Duration::from_millis(500);
 
 /// A number with its name.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -92,6 +101,8 @@ pub(crate) struct PortStatus {
     pub(crate) sessions: u64,
     /// Why no frames move although they should.
     pub(crate) impaired: Option<String>,
+    /// What is being done for it, and for how long, if that is long; all but the counters is as it was before.
+    pub(crate) busy: Option<String>,
     /// How the last session ended: reason and sentence.
     pub(crate) last_closed: Option<(String, String)>,
     /// Its queue pairs.
@@ -107,6 +118,8 @@ pub(crate) struct WorkerStatus {
     pub(crate) idle_rounds: u64,
     /// Times it slept.
     pub(crate) sleeps: u64,
+    /// That it hangs, for how long, and in which port.
+    pub(crate) hangs: Option<String>,
 }
 
 /// The whole daemon.
@@ -128,7 +141,12 @@ pub(crate) struct Status {
 
 impl Status {
     /// Takes a look.
-    pub(crate) fn read(ports: &[Arc<Port>], workers: &Workers, sandbox: &InForce) -> Self {
+    pub(crate) fn read(
+        ports: &[Arc<Port>],
+        (workers, watchdog): (&Workers, &Watchdog),
+        sandbox: &InForce,
+    ) -> Self {
+        let deadline = Instant::now() + PATIENCE;
         Self {
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -136,13 +154,18 @@ impl Status {
             sandbox: sandbox.clone(),
             workers: workers
                 .counters()
-                .map(|counters| WorkerStatus {
+                .zip(watchdog.hangs().iter())
+                .map(|(counters, hang)| WorkerStatus {
                     busy_rounds: counters.busy_rounds.get(),
                     idle_rounds: counters.idle_rounds.get(),
                     sleeps: counters.sleeps.get(),
+                    hangs: hang.as_ref().map(Hang::words),
                 })
                 .collect(),
-            ports: ports.iter().map(|port| PortStatus::read(port)).collect(),
+            ports: ports
+                .iter()
+                .map(|port| PortStatus::read(port, deadline))
+                .collect(),
         }
     }
 }
@@ -153,56 +176,77 @@ fn cpu_us() -> u64 {
 }
 
 impl PortStatus {
-    fn read(port: &Port) -> Self {
-        let mtu = port.mtu();
-        let state = port.lock();
-        let session = state.session.as_ref();
-        let features = session.map_or(0, |session| session.features);
+    /// Of what the port shows, and of its counters; stewards are asked for theirs until `deadline`.
+    fn read(port: &Port, deadline: Instant) -> Self {
+        let (shown, busy) = port.window.look();
         let nic = port.config.nic.to_string();
-        let mac = mac_text(port.mac());
         let filter = port
             .config
             .wanted()
             .map(|wanted| wanted.filter)
             .unwrap_or_default();
-        let steered = state.interface.as_ref().map(|interface| interface.steered());
-        let (steered, note) = steered.unzip();
-        let lanes = (0..port.counters.len())
-            .map(|pair| {
-                let active = session.and_then(|session| session.lanes.get(pair)?.as_ref());
-                LaneStatus::read(port, pair, active, state.interface.as_deref())
-            })
-            .collect();
-        Self {
+        let mut status = Self {
             endpoint: port.config.endpoint.to_string(),
-            attached: state
-                .interface
-                .as_ref()
-                .map(|interface| interface.mode().to_string()),
-            steered: steered.map(|steered| steered.name().to_owned()),
-            steering_note: note.filter(|note| !note.is_empty()),
+            attached: None,
+            steered: None,
+            steering_note: None,
             macs: filter.macs.into_iter().map(mac_text).collect(),
             vlans: filter.vlans,
             memory: port.config.placement.to_string(),
-            mac,
-            mtu,
-            connected: session.is_some(),
-            peer: session.and_then(super::session::Session::peer),
-            features: format!("{features:#x}"),
+            mac: mac_text(port.mac()),
+            mtu: 0,
+            connected: false,
+            peer: None,
+            features: "0x0".to_owned(),
             offload_offered: names(port.config.offload),
-            offload: names(Negotiated::from(features).offloads),
-            sessions: state.sessions,
-            impaired: state
-                .impaired
-                .clone()
-                .or_else(|| state.link_down.then(|| format!("interface {nic} is down"))),
-            last_closed: state
-                .last_closed
-                .as_ref()
-                .map(|closed| (closed.reason.to_owned(), closed.detail.clone())),
-            lanes,
+            offload: Vec::new(),
+            sessions: 0,
+            impaired: None,
+            busy,
+            last_closed: None,
+            lanes: Vec::new(),
             nic,
+        };
+        if let Some(shown) = shown {
+            status.note(&shown, port, deadline);
         }
+        status
+    }
+
+    fn note(&mut self, shown: &Shown, port: &Port, deadline: Instant) {
+        if let Some(session) = &shown.session {
+            self.connected = true;
+            self.peer = session.peer;
+            self.features = format!("{:#x}", session.features);
+            self.offload = names(Negotiated::from(session.features).offloads);
+        }
+        if let Some(interface) = &shown.interface {
+            let (steered, note) = &interface.steered;
+            self.attached = Some(interface.mode.to_string());
+            self.steered = Some(steered.name().to_owned());
+            self.steering_note = Some(note.clone()).filter(|note| !note.is_empty());
+        }
+        self.mtu = u16::try_from(shown.mtu).unwrap_or(u16::MAX);
+        self.sessions = shown.sessions;
+        self.impaired = shown.impaired.clone().or_else(|| {
+            let nic = &self.nic;
+            shown.link_down.then(|| format!("interface {nic} is down"))
+        });
+        self.last_closed = shown
+            .last_closed
+            .as_ref()
+            .map(|closed| (closed.reason.to_owned(), closed.detail.clone()));
+        let session = shown.session.as_ref();
+        let interface = shown
+            .interface
+            .as_ref()
+            .and_then(|interface| interface.itself.upgrade());
+        self.lanes = (0..port.counters.len())
+            .map(|pair| {
+                let facts = session.and_then(|session| session.lanes.get(pair).and_then(Weak::upgrade));
+                LaneStatus::read(port, pair, facts.as_deref(), (interface.as_deref(), deadline))
+            })
+            .collect();
     }
 }
 
@@ -218,8 +262,8 @@ impl LaneStatus {
     fn read(
         port: &Port,
         pair: usize,
-        active: Option<&ActiveLane>,
-        interface: Option<&super::interface::Interface>,
+        facts: Option<&LaneFacts>,
+        (interface, deadline): (Option<&Interface>, Instant),
     ) -> Self {
         let queue = match &port.config.nic {
             NicConfig::Null { .. } | NicConfig::Cable { .. } => None,
@@ -237,14 +281,16 @@ impl LaneStatus {
                 value: reading.value,
             })
             .collect();
-        let facts = active.map(|lane| &lane.facts);
         if let Some(statistics) = facts
             .and_then(|facts| facts.socket.as_ref())
             .and_then(|socket| xsk::Statistics::read(socket.as_fd()).ok())
         {
             counters.extend(socket_counters(&statistics));
         }
-        if let Some(steered) = interface.zip(queue).and_then(|(at, queue)| at.counters(queue)) {
+        if let Some(steered) = interface
+            .zip(queue)
+            .and_then(|(at, queue)| at.counters(queue, deadline))
+        {
             counters.extend(steered.named().into_iter().map(|(name, value)| Named {
                 name: name.to_owned(),
                 source: "program".to_owned(),
@@ -255,7 +301,7 @@ impl LaneStatus {
         Self {
             pair,
             queue,
-            running: active.is_some(),
+            running: facts.is_some(),
             mode: facts.map(|facts| facts.mode.clone()),
             fallbacks: facts.map_or_else(Vec::new, |facts| facts.fallbacks.clone()),
             multi_buffer: facts.is_some_and(|facts| facts.multi_buffer),

@@ -19,6 +19,11 @@ pub(crate) fn render(status: &Status) -> String {
     );
     // Writing to a String cannot fail.
     let _ = writeln!(text, "sandbox: {}", status.sandbox);
+    for (index, worker) in status.workers.iter().enumerate() {
+        if let Some(hangs) = &worker.hangs {
+            let _ = writeln!(text, "worker-{index} {hangs}");
+        }
+    }
     for port in &status.ports {
         render_port(&mut text, port);
     }
@@ -35,6 +40,12 @@ fn render_port(text: &mut String, port: &PortStatus) {
     };
     // Writing to a String cannot fail.
     let _ = writeln!(text, "\nport {}: {state}", port.endpoint);
+    if let Some(busy) = &port.busy {
+        let _ = writeln!(
+            text,
+            "  busy: {busy}; but for the counters, this is as it was before"
+        );
+    }
     let attached = port
         .attached
         .as_ref()

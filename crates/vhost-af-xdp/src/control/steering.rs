@@ -47,6 +47,8 @@ pub(crate) struct Leased {
     away: AtomicBool,
     /// Sockets that came with the lease and were not used yet, by queue.
     fresh: Mutex<HashMap<u32, OwnedFd>>,
+    /// What the program had done with a queue's frames when the steward answered last.
+    counted: Mutex<HashMap<u32, QueueCounters>>,
     /// The steward is this daemon's own.
     private: bool,
 }
@@ -70,6 +72,7 @@ impl Steering {
             facts,
             away: AtomicBool::new(false),
             fresh,
+            counted: Mutex::default(),
             private,
         };
         Ok((Self::Leased(Box::new(leased)), link))
@@ -116,11 +119,11 @@ impl Steering {
         }
     }
 
-    /// What the program did with a queue's frames, if it can be told.
-    pub(crate) fn counters(&self, queue: u32) -> Option<QueueCounters> {
+    /// What the program did with a queue's frames, if it can be told; what was told last, if it is not until `deadline`.
+    pub(crate) fn counters(&self, queue: u32, deadline: Instant) -> Option<QueueCounters> {
         match self {
             Self::External(_) => None,
-            Self::Leased(leased) => leased.lease.counters(queue).ok(),
+            Self::Leased(leased) => leased.counters(queue, deadline),
         }
     }
 
@@ -238,6 +241,15 @@ impl Leased {
             Some(socket) => Ok(socket),
             None => Ok(self.lease.socket(queue)?),
         }
+    }
+
+    fn counters(&self, queue: u32, deadline: Instant) -> Option<QueueCounters> {
+        let told = self.lease.counters_by(queue, deadline);
+        let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Ok(told) = told {
+            counted.insert(queue, told);
+        }
+        counted.get(&queue).copied()
     }
 
     fn look(&self) -> Result<Link, String> {

@@ -20,6 +20,7 @@ pub(crate) mod lane;
 pub(crate) mod nic;
 pub(crate) mod null;
 pub(crate) mod offloads;
+pub(crate) mod progress;
 pub(crate) mod received;
 pub(crate) mod resident;
 pub(crate) mod spill;

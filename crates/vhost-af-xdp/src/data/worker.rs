@@ -15,15 +15,19 @@
 //! Control reaches a worker through its mailbox only ([`Command`]); a lane that is to go is handed
 //! back whole, so that closing sockets (which waits for the kernel) happens elsewhere.
 //!
+//! A worker that hangs, in a guest's memory that never answers, cannot say so: it shows where it is ([`super::progress`]),
+//! and somebody else looks.
+//!
 //! A guest's fault takes that lane out of the rounds and is reported once through the lane's
 //! `on_fault`; the other lanes never notice.
 
+use std::collections::HashMap;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -33,6 +37,7 @@ use rustix::event::{EventfdFlags, Timespec, eventfd};
 use super::counters::Counter;
 use super::guest::Fault;
 use super::lane::{Lane, Rest};
+use super::progress::{Place, Progress, Watcher};
 
 /// How long to sleep when frames are with the NIC that nothing will announce.
 const SOON: Duration = Duration::from_millis(1);
@@ -83,6 +88,10 @@ pub(crate) struct WorkerHandle {
     mailbox: Arc<OwnedFd>,
     /// See [`WorkerCounters`].
     pub(crate) counters: Arc<WorkerCounters>,
+    progress: Arc<Progress>,
+    /// Whether it hangs, as far as somebody has noticed: new lanes go to others. Set and read by control threads; nothing
+    /// is published through it.
+    hangs: AtomicBool,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -91,7 +100,7 @@ impl WorkerHandle {
     ///
     /// # Errors
     /// The kernel's, where a descriptor or the thread cannot be made.
-    pub(crate) fn start(index: usize, cpu: Option<usize>, spin: Duration) -> io::Result<Self> {
+    fn start(index: usize, cpu: Option<usize>, spin: Duration, watcher: &Arc<Watcher>) -> io::Result<Self> {
         let mailbox = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         epoll::add(
@@ -102,11 +111,13 @@ impl WorkerHandle {
         )?;
         let (commands, inbox) = mpsc::channel();
         let counters = Arc::new(WorkerCounters::default());
+        let progress = Arc::new(Progress::new(Arc::clone(watcher)));
         let worker = Worker {
             inbox,
             epoll,
             spin,
             counters: Arc::clone(&counters),
+            progress: Arc::clone(&progress),
             lanes: Vec::new(),
         };
         let thread = std::thread::Builder::new()
@@ -121,6 +132,8 @@ impl WorkerHandle {
             commands,
             mailbox,
             counters,
+            progress,
+            hangs: AtomicBool::new(false),
             thread: Some(thread),
         })
     }
@@ -175,6 +188,7 @@ struct Worker {
     epoll: OwnedFd,
     spin: Duration,
     counters: Arc<WorkerCounters>,
+    progress: Arc<Progress>,
     lanes: Vec<Slot>,
 }
 
@@ -212,6 +226,7 @@ impl Worker {
     fn breathe(&mut self) -> bool {
         let mut moved = 0;
         for slot in self.lanes.iter_mut().filter(|slot| slot.on_fault.is_some()) {
+            self.progress.take_up(slot.id);
             match slot.lane.breathe() {
                 Ok(0) => {}
                 Ok(frames) => {
@@ -228,6 +243,7 @@ impl Worker {
     fn rest(&mut self) {
         let mut rest = self.listen_again();
         for slot in self.lanes.iter_mut().filter(|slot| slot.on_fault.is_some()) {
+            self.progress.take_up(slot.id);
             match slot.lane.arm() {
                 Ok(lane) => rest = rest.max(lane),
                 Err(fault) => slot.report(fault),
@@ -238,13 +254,19 @@ impl Worker {
             let soon = Timespec::try_from(SOON).ok().filter(|_| rest == Rest::Soon);
             self.watch_nics();
             let mut events = [MaybeUninit::<Event>::uninit(); 16];
+            self.progress.sleep();
+            let woken = epoll::wait(&self.epoll, &mut events, soon.as_ref());
+            self.progress.wake();
             // EINTR and every event mean the same: look again.
-            if let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, soon.as_ref()) {
+            if let Ok((events, _)) = woken {
                 self.note_wakes(events);
             }
             self.unwatch_nics();
         }
-        self.lanes.iter_mut().for_each(|slot| slot.lane.disarm());
+        for slot in &mut self.lanes {
+            self.progress.take_up(slot.id);
+            slot.lane.disarm();
+        }
     }
 
     /// Counts who woke the worker, and listens no more to a lane that does so for nothing.
@@ -319,6 +341,7 @@ impl Worker {
                     }));
                 }
                 Ok(Command::Change(id, change, done)) => {
+                    self.progress.take_up(id);
                     if let Some(lane) = self.lane(id) {
                         change(&mut **lane);
                     }
@@ -338,6 +361,7 @@ impl Worker {
     }
 
     fn add(&mut self, id: LaneId, mut lane: Box<dyn Lane>, on_fault: OnFault) {
+        self.progress.take_up(id);
         lane.disarm();
         let slot = Slot {
             id,
@@ -410,34 +434,59 @@ impl Polling {
 /// All workers of the process; spreads lanes over them.
 pub(crate) struct Workers {
     handles: Vec<WorkerHandle>,
-    /// Lanes that each has.
-    loads: Mutex<Vec<usize>>,
+    roster: Mutex<Roster>,
     next_id: AtomicU64,
+    /// Whoever looks whether they hang.
+    pub(crate) watcher: Arc<Watcher>,
+}
+
+/// Who has which lanes.
+struct Roster {
+    /// Lanes that each worker has.
+    loads: Vec<usize>,
+    /// Whose a lane is.
+    owners: HashMap<LaneId, Arc<str>>,
+}
+
+/// What can be seen of a worker from outside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Sight {
+    /// Rounds, and times that it slept.
+    pub(crate) rounds: u64,
+    pub(crate) place: Place,
 }
 
 impl Workers {
     /// Starts `count` workers (at least one), pinned round robin to `cpus` if there are any.
     ///
     /// # Errors
-    /// As [`WorkerHandle::start`].
+    /// The kernel's, where a descriptor or a thread cannot be made.
     pub(crate) fn start(count: usize, cpus: &[usize], spin: Duration) -> io::Result<Self> {
         let cpu = |index: usize| cpus.get(index % cpus.len().max(1)).copied();
+        let watcher = Arc::default();
         let handles: Vec<_> = (0..count.max(1))
-            .map(|index| WorkerHandle::start(index, cpu(index), spin))
+            .map(|index| WorkerHandle::start(index, cpu(index), spin, &watcher))
             .collect::<io::Result<_>>()?;
         Ok(Self {
-            loads: Mutex::new(vec![0; handles.len()]),
+            roster: Mutex::new(Roster {
+                loads: vec![0; handles.len()],
+                owners: HashMap::new(),
+            }),
             handles,
             next_id: AtomicU64::new(1),
+            watcher,
         })
     }
 
-    /// Gives a lane to the worker that has the fewest; which one, and the lane's name.
-    pub(crate) fn add(&self, lane: Box<dyn Lane>, on_fault: OnFault) -> (usize, LaneId) {
+    /// Gives a lane of `owner` to the worker that has the fewest, of those that do not hang; which one, and the lane's
+    /// name.
+    pub(crate) fn add(&self, lane: Box<dyn Lane>, owner: &Arc<str>, on_fault: OnFault) -> (usize, LaneId) {
         let id = LaneId(self.next_id.fetch_add(1, Relaxed));
-        let mut loads = self.loads.lock().unwrap_or_else(PoisonError::into_inner);
-        let worker = (0..loads.len()).min_by_key(|&worker| loads[worker]).unwrap_or(0);
-        loads[worker] += 1;
+        let mut roster = self.roster();
+        let by_load = |&worker: &usize| (self.handles[worker].hangs.load(Relaxed), roster.loads[worker]);
+        let worker = (0..self.handles.len()).min_by_key(by_load).unwrap_or(0);
+        roster.loads[worker] += 1;
+        roster.owners.insert(id, Arc::clone(owner));
         self.handles[worker].send(Command::Add(id, lane, on_fault));
         (worker, id)
     }
@@ -445,9 +494,38 @@ impl Workers {
     /// Takes a lane back from its worker.
     pub(crate) fn remove(&self, worker: usize, id: LaneId) -> Option<Box<dyn Lane>> {
         let lane = self.handles[worker].remove(id);
-        let mut loads = self.loads.lock().unwrap_or_else(PoisonError::into_inner);
-        loads[worker] = loads[worker].saturating_sub(1);
+        let mut roster = self.roster();
+        roster.loads[worker] = roster.loads[worker].saturating_sub(1);
+        roster.owners.remove(&id);
         lane
+    }
+
+    fn roster(&self) -> MutexGuard<'_, Roster> {
+        self.roster.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whose a lane is.
+    pub(crate) fn owner(&self, id: LaneId) -> Option<Arc<str>> {
+        self.roster().owners.get(&id).cloned()
+    }
+
+    /// Each worker as it is seen now.
+    pub(crate) fn sights(&self) -> impl Iterator<Item = Sight> {
+        self.handles.iter().map(|handle| {
+            let counters = &handle.counters;
+            let rounds = [&counters.busy_rounds, &counters.idle_rounds, &counters.sleeps];
+            Sight {
+                rounds: rounds
+                    .iter()
+                    .fold(0, |sum, counter| sum.wrapping_add(counter.get())),
+                place: handle.progress.place(),
+            }
+        })
+    }
+
+    /// Notes that a worker hangs, or does not any more.
+    pub(crate) fn note_hang(&self, worker: usize, hangs: bool) {
+        self.handles[worker].hangs.store(hangs, Relaxed);
     }
 
     /// Changes a running lane; the change is in effect when this returns.

@@ -90,6 +90,8 @@ pub(crate) struct Ground<'a> {
     pub(crate) segments: Segments,
     pub(crate) offload: Offloads,
     pub(crate) workers: &'a Workers,
+    /// The port's name.
+    pub(crate) name: &'a Arc<str>,
     pub(crate) counters: &'a [Arc<LaneCounters>],
     /// The far side of each pair; empty while the interface is gone.
     pub(crate) far: &'a [FarSide],
@@ -105,7 +107,8 @@ pub(crate) type FaultCell = Arc<Mutex<Option<Fault>>>;
 pub(crate) struct ActiveLane {
     id: LaneId,
     worker: usize,
-    pub(crate) facts: LaneFacts,
+    /// Others only refer to them weakly: the socket in them keeps the queue bound.
+    pub(crate) facts: Arc<LaneFacts>,
 }
 
 /// See the module's head.

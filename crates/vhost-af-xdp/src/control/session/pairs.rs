@@ -111,7 +111,7 @@ impl Session {
             return Ok(());
         }
         let (lane, facts) = self.parts(pair, ground)?.build(Placement::Direct)?;
-        self.lanes[pair] = Some(self.run(pair, lane, facts, ground)?);
+        self.lanes[pair] = Some(self.run(pair, lane, facts.into(), ground)?);
         Ok(())
     }
 
@@ -128,7 +128,7 @@ impl Session {
             std::thread::sleep(RELEASE);
         }
         let (lane, facts) = self.parts(pair, ground)?.build_direct(registered)?;
-        self.lanes[pair] = Some(self.run(pair, lane, facts, ground)?);
+        self.lanes[pair] = Some(self.run(pair, lane, facts.into(), ground)?);
         Ok(())
     }
 
@@ -191,7 +191,7 @@ impl Session {
                 "direct not used: the guest has switched queue pairs off, so frames of all queues go to the first".to_owned(),
             );
         }
-        self.lanes[pair] = Some(self.run(pair, lane, facts, ground)?);
+        self.lanes[pair] = Some(self.run(pair, lane, facts.into(), ground)?);
         Ok(())
     }
 
@@ -207,7 +207,7 @@ impl Session {
             .fallbacks
             .push("not direct yet: guest memory is being registered with the kernel".to_owned());
         self.begin_registration(pair, registration)?;
-        self.lanes[pair] = Some(self.run(pair, lane, facts, ground)?);
+        self.lanes[pair] = Some(self.run(pair, lane, facts.into(), ground)?);
         Ok(())
     }
 
@@ -279,7 +279,7 @@ impl Session {
         &self,
         pair: usize,
         lane: Box<dyn Lane>,
-        facts: LaneFacts,
+        facts: Arc<LaneFacts>,
         ground: &Ground<'_>,
     ) -> Result<ActiveLane, SessionError> {
         let connection = self.connection.try_clone().map_err(LaneError::Duplicate)?;
@@ -293,6 +293,7 @@ impl Session {
         let cell = Arc::clone(&self.fault);
         let (worker, id) = ground.workers.add(
             lane,
+            ground.name,
             Box::new(move |fault| report(&cell, fault, &connection, err)),
         );
         tracing::debug!(pair, worker, mode = facts.mode, "lane runs");

@@ -1,0 +1,130 @@
+//! Tests of the keeper.
+
+use super::*;
+
+#[test]
+fn leases_are_read_as_they_are_written() {
+    let lease = parse_lease("3+2@e@th+0").expect("valid");
+    assert_eq!(lease, ("e@th+0".to_owned(), 3, 2));
+    assert!(parse_lease("eth0").is_err() && parse_lease("a+1@eth0").is_err());
+}
+
+#[test]
+fn file_that_was_replaced_is_left_alone() {
+    let directory = make_directory().expect("a place");
+    let (ours, other) = (directory.join("ours"), directory.join("other"));
+    fs::write(&ours, "").expect("written");
+    fs::write(&other, "").expect("written");
+    let files = Files::of(vec![ours.clone(), other.clone()]);
+    let again = directory.join("again");
+    fs::write(&again, "").expect("written");
+    fs::rename(&again, &other).expect("replaced");
+    drop(files);
+    assert!(!ours.exists() && other.exists());
+    fs::remove_dir_all(directory).expect("ours");
+}
+
+#[test]
+fn only_connections_of_its_own_sockets_are_looked_at() {
+    use std::os::unix::net::UnixListener;
+    let directory = make_directory().expect("a place");
+    let (ours, other) = (directory.join("ours"), directory.join("other"));
+    let met = UnixListener::bind(&ours).expect("listens");
+    let connected = UnixStream::connect(&ours).expect("somebody listens");
+    let (accepted, _) = met.accept().expect("connected");
+    let paths = [ours.clone()];
+    assert!(is_met_at(accepted.as_fd(), &paths) && is_met_at(connected.as_fd(), &paths));
+    assert!(!is_met_at(accepted.as_fd(), &[other]));
+    let (one, _two) = UnixStream::pair().expect("sockets");
+    assert!(!is_met_at(one.as_fd(), &paths));
+    fs::remove_dir_all(directory).expect("ours");
+}
+
+type Asked = (Questions, OwnedFd, [UnixStream; 2], (PathBuf, Arc<Vec<PathBuf>>));
+
+/// Both ends of the way that questions go, and of a connection at a path that is in the list.
+fn asked() -> Asked {
+    use std::os::unix::net::UnixListener;
+    let directory = make_directory().expect("a place");
+    let path = directory.join("vm.sock");
+    let met = UnixListener::bind(&path).expect("listens");
+    let ours = UnixStream::connect(&path).expect("somebody listens");
+    let (theirs, _) = met.accept().expect("connected");
+    let (socket, answers) = socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+    .expect("sockets");
+    let questions = Questions { socket, asked: 0 };
+    (
+        questions,
+        answers,
+        [ours, theirs],
+        (directory, Arc::new(vec![path])),
+    )
+}
+
+/// Memory of this process, mapped privately; its address.
+fn map_privately(file: &OwnedFd) -> u64 {
+    use rustix::mm::{MapFlags, ProtFlags, mmap};
+    rustix::fs::ftruncate(file, 4096).expect("ours");
+    let flags = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+    // SAFETY: a new mapping at a place of the kernel's choice, which nothing refers to.
+    let mapped = unsafe { mmap(std::ptr::null_mut(), 4096, flags.0, flags.1, file, 0) };
+    mapped.expect("mapped") as u64
+}
+
+#[test]
+fn keeper_tells_of_private_mappings_of_the_file_in_question_and_of_no_others() {
+    use rustix::fs::{MemfdFlags, memfd_create};
+    let (mut questions, answers, [_ours, theirs], (directory, meets)) = asked();
+    let keeper = std::thread::spawn(move || answer_all(&Arc::new(answers), &meets));
+    let [file, other] = ["ram", "other"].map(|name| memfd_create(name, MemfdFlags::CLOEXEC).expect("a file"));
+    let [at, elsewhere] = [&file, &other].map(map_privately);
+    let mut ask = |address, file: &OwnedFd| questions.ask(theirs.as_fd(), &[(address, file.as_fd())]);
+    assert_eq!(ask(at, &file), Some(at));
+    // Whoever may ask anything would find each private mapping of the process by asking often enough.
+    assert_eq!(ask(elsewhere, &file), None);
+    let code =
+        keeper_tells_of_private_mappings_of_the_file_in_question_and_of_no_others as fn() as usize as u64;
+    assert_eq!(ask(code, &file), None);
+    assert_eq!(ask(elsewhere, &other), Some(elsewhere));
+    drop(questions);
+    keeper.join().expect("it ends with its daemon");
+    fs::remove_dir_all(directory).expect("ours");
+}
+
+#[test]
+fn keeper_that_does_not_answer_is_not_waited_for_and_its_late_answer_not_believed() {
+    let (mut questions, answers, [_ours, theirs], (directory, _)) = asked();
+    let file = OwnedFd::from(theirs.try_clone().expect("a descriptor"));
+    let files = [(0x1000, file.as_fd())];
+    assert_eq!(questions.ask(theirs.as_fd(), &files), None);
+    // The answer to the first question comes before that to the second.
+    tell(&answers, 1, Some(0x1000));
+    tell(&answers, 2, None);
+    assert_eq!(questions.ask(theirs.as_fd(), &files), None);
+    tell(&answers, 3, Some(0x1000));
+    assert_eq!(questions.ask(theirs.as_fd(), &files), Some(0x1000));
+    fs::remove_dir_all(directory).expect("ours");
+}
+
+#[test]
+fn socket_without_a_name_is_reached_through_its_descriptor() {
+    let own = (
+        rustix::process::geteuid().as_raw(),
+        rustix::process::getegid().as_raw(),
+    );
+    let private = Private::listen(own).expect("listens");
+    let path = format!("/proc/self/fd/{}", private.file.as_raw_fd());
+    let client = socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    );
+    let address = SocketAddrUnix::new(path.as_str()).expect("short");
+    rustix::net::connect(client.expect("a socket"), &address).expect("somebody listens");
+}

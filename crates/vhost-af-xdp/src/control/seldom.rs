@@ -1,0 +1,83 @@
+//! Limits what others can make us log.
+//!
+//! A line that a guest, a VMM or a neighbour causes is said at once, and so are the next few. After that one is said
+//! now and then, with how many were left out.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+/// Lines that are said without a pause.
+const BURST: u32 = 20;
+/// Pause after which one more is said.
+const PAUSE: Duration = Duration::from_secs(30);
+
+/// Lines of one kind.
+#[derive(Debug, Default)]
+pub(crate) struct Seldom {
+    /// Said of the burst.
+    said: u32,
+    /// When the last one was said, or made room for another.
+    since: Option<Instant>,
+    left_out: u64,
+}
+
+/// How many lines were left out before one that is said; to be put behind its words.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct LeftOut(u64);
+
+impl Seldom {
+    /// Whether a line may be said now.
+    pub(crate) fn may(&mut self) -> Option<LeftOut> {
+        self.may_at(Instant::now())
+    }
+
+    fn may_at(&mut self, now: Instant) -> Option<LeftOut> {
+        let since = *self.since.get_or_insert(now);
+        let pauses = now.duration_since(since).as_nanos() / PAUSE.as_nanos();
+        let pauses = u32::try_from(pauses).unwrap_or(u32::MAX);
+        if pauses > 0 {
+            self.said = self.said.saturating_sub(pauses);
+            self.since = Some(now);
+        }
+        if self.said >= BURST {
+            self.left_out += 1;
+            return None;
+        }
+        self.said += 1;
+        Some(LeftOut(std::mem::take(&mut self.left_out)))
+    }
+}
+
+impl fmt::Display for LeftOut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            0 => Ok(()),
+            lines => write!(f, " ({lines} lines like this were left out before)"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thousand_lines_in_a_minute_become_twenty_two() {
+        let (mut lines, begun) = (Seldom::default(), Instant::now());
+        let said: Vec<_> = (0..1000)
+            .filter_map(|line| lines.may_at(begun + Duration::from_millis(61) * line))
+            .collect();
+        assert_eq!(said.len(), 22);
+        let left_out: u64 = said.iter().map(|left_out| left_out.0).sum();
+        assert_eq!(left_out + lines.left_out, 1000 - 22);
+    }
+
+    #[test]
+    fn line_after_a_long_silence_is_said_at_once() {
+        let (mut lines, begun) = (Seldom::default(), Instant::now());
+        while lines.may_at(begun).is_some() {}
+        let later = begun + PAUSE * 100;
+        assert_eq!(lines.may_at(later), Some(LeftOut(1)));
+        assert_eq!(lines.may_at(later), Some(LeftOut(0)));
+    }
+}

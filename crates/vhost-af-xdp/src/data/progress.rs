@@ -1,0 +1,110 @@
+//! What a worker lets be seen of where it is, so that somebody notices when it stays there.
+//!
+//! A worker may hang in memory that never answers (a file of a file system that has stopped), and with it all its lanes.
+//! It cannot tell; so it leaves the lane in hand here, a relaxed store each, and counts its rounds anyway
+//! ([`super::worker::WorkerCounters`]). A watcher looks twice a second, and only while a worker is awake: when all sleep
+//! it parks, and the first worker that wakes wakes it.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst, fence};
+use std::sync::{Arc, OnceLock};
+use std::thread::Thread;
+
+use super::worker::LaneId;
+
+/// No lane has this number.
+const NOWHERE: u64 = 0;
+/// Nor this one: the worker sleeps.
+const ASLEEP: u64 = u64::MAX;
+
+/// Where a worker is. Written by it alone.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    /// The lane that it took up last, [`NOWHERE`] or [`ASLEEP`]. Relaxed where nothing is published through it; see
+    /// [`Self::wake`] for the one order that matters.
+    at: AtomicU64,
+    watcher: Arc<Watcher>,
+}
+
+/// Where a worker was when somebody looked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// Between lanes.
+    Nowhere,
+    /// In this lane, or just out of it.
+    In(LaneId),
+    /// Waiting for something to do.
+    Asleep,
+}
+
+impl Progress {
+    pub(crate) fn new(watcher: Arc<Watcher>) -> Self {
+        Self {
+            at: AtomicU64::new(NOWHERE),
+            watcher,
+        }
+    }
+
+    /// The worker takes up a lane.
+    #[inline]
+    pub(crate) fn take_up(&self, lane: LaneId) {
+        self.at.store(lane.0, Relaxed);
+    }
+
+    /// The worker is about to wait.
+    pub(crate) fn sleep(&self) {
+        self.at.store(ASLEEP, Relaxed);
+    }
+
+    /// The worker goes on. Either it sees that the watcher has parked, or the watcher that this worker is awake: the
+    /// fence pairs with that of [`Watcher::park_unless`]. Without them each could read what was before the other's store
+    /// (store buffering), and a hang from here on would not be noticed.
+    pub(crate) fn wake(&self) {
+        self.at.store(NOWHERE, Relaxed);
+        fence(SeqCst);
+        if self.watcher.parked.load(Relaxed) {
+            self.watcher.unpark();
+        }
+    }
+
+    /// Where the worker is.
+    pub(crate) fn place(&self) -> Place {
+        match self.at.load(Relaxed) {
+            NOWHERE => Place::Nowhere,
+            ASLEEP => Place::Asleep,
+            lane => Place::In(LaneId(lane)),
+        }
+    }
+}
+
+/// Somebody who looks at workers, and rests while all sleep.
+#[derive(Debug, Default)]
+pub(crate) struct Watcher {
+    parked: AtomicBool,
+    thread: OnceLock<Thread>,
+}
+
+impl Watcher {
+    /// Rests, on the watcher's thread, until a worker wakes; not at all if one is `awake`.
+    pub(crate) fn park_unless(&self, awake: impl Fn() -> bool) {
+        self.thread.get_or_init(std::thread::current);
+        self.parked.store(true, Relaxed);
+        // See Progress::wake.
+        fence(SeqCst);
+        if awake() {
+            self.parked.store(false, Relaxed);
+            return;
+        }
+        while self.parked.load(Relaxed) {
+            std::thread::park();
+        }
+    }
+
+    fn unpark(&self) {
+        // Of several workers one does it.
+        if self.parked.swap(false, Relaxed)
+            && let Some(thread) = self.thread.get()
+        {
+            thread.unpark();
+        }
+    }
+}
