@@ -119,31 +119,53 @@ static __always_inline int vlan_of(const __u8 *frame, const void *end)
 	return (frame[14] & 0x0f) << 8 | frame[15];
 }
 
+/* Shift of a field of so many bytes at a place of a word. */
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#define SHIFT(at, bytes) (8 * (at))
+#else
+#define SHIFT(at, bytes) (64 - 8 * ((at) + (bytes)))
+#endif
+#define BYTE(bytes, i, at) ((__u64)(bytes)[i] << SHIFT(at, 1))
+
+/*
+ * Whether an entry is in the set; `mac` may be absent.
+ *
+ * The key is a steer_entry, put together in registers and written in whole words: kernels like 6.1.176 take each write of a
+ * bounded value for a spilled register, and refuse a later one to a part of the same word, unless the loader has CAP_PERFMON
+ * ("attempt to corrupt spilled pointer on stack", kernel/bpf/verifier.c check_stack_write_fixed_off).
+ */
+static __always_inline int has_entry(__u32 queue, __u32 vlan, const __u8 *mac)
+{
+	volatile __u64 key[2];
+	__u64 first = (__u64)(__u16)queue << SHIFT(0, 2) | (__u64)(__u16)vlan << SHIFT(2, 2);
+	__u64 second = 0;
+
+	if (mac) {
+		first |= BYTE(mac, 0, 4) | BYTE(mac, 1, 5) | BYTE(mac, 2, 6) | BYTE(mac, 3, 7);
+		second = BYTE(mac, 4, 0) | BYTE(mac, 5, 1);
+	}
+	key[0] = first;
+	key[1] = second;
+	return !!bpf_map_lookup_elem(&steer_entries, (const void *)key);
+}
+
 /* Whether the frame is one of those that the queue takes. */
 static __always_inline int is_ours(struct xdp_md *ctx, __u32 queue, __u32 flags)
 {
 	const __u8 *frame = (void *)(long)ctx->data;
 	const void *end = (void *)(long)ctx->data_end;
-	struct steer_entry entry = { .queue = queue };
 	int vlan;
 
 	if ((const void *)(frame + 14) > end)
 		return 0;
 	if (flags & STEER_QUEUE_VLANS) {
 		vlan = vlan_of(frame, end);
-		if (vlan < 0)
-			return 0;
-		entry.vlan = vlan;
-		if (!bpf_map_lookup_elem(&steer_entries, &entry))
+		if (vlan < 0 || !has_entry(queue, vlan, 0))
 			return 0;
 	}
 	/* Bit 0 of the first byte: a group of stations (IEEE 802). */
-	if ((flags & STEER_QUEUE_MACS) && !(frame[0] & 1)) {
-		entry.vlan = STEER_ENTRY_MAC;
-		__builtin_memcpy(entry.mac, frame, sizeof(entry.mac));
-		if (!bpf_map_lookup_elem(&steer_entries, &entry))
-			return 0;
-	}
+	if ((flags & STEER_QUEUE_MACS) && !(frame[0] & 1))
+		return has_entry(queue, STEER_ENTRY_MAC, frame);
 	return 1;
 }
 
@@ -151,7 +173,7 @@ static __always_inline int steer_frame(struct xdp_md *ctx)
 {
 	__u32 queue = ctx->rx_queue_index;
 	struct steer_counters *counters;
-	__u32 header_len, flags;
+	__u32 header_len, flags, socket;
 	volatile __u64 *slot;
 	__u64 config;
 	int verdict;
@@ -184,9 +206,10 @@ static __always_inline int steer_frame(struct xdp_md *ctx)
 	}
 
 	/* The lower bits of the flags are the verdict for an empty slot. */
+	socket = queue;
 	if (flags & STEER_QUEUE_SECOND)
-		queue += STEER_MAX_QUEUES;
-	verdict = bpf_redirect_map(&steer_sockets, queue, XDP_PASS);
+		socket += STEER_MAX_QUEUES;
+	verdict = bpf_redirect_map(&steer_sockets, socket, XDP_PASS);
 	if (verdict == XDP_REDIRECT) {
 		counters->redirected++;
 		return verdict;
