@@ -201,6 +201,8 @@ const OFF: &str = "not confined";
 /// # Errors
 /// [`SandboxError`]; the process is half in the sandbox then, and should end.
 pub(crate) fn enter(plan: &Plan) -> Result<InForce, SandboxError> {
+    // Page size and vDSO are looked up once, and kernels before 6.4 (PR_GET_AUXV) tell them by a file only, which cannot be opened later.
+    let _ = rustix::param::page_size();
     let network = match plan.layers.network {
         false => OFF.to_owned(),
         true if !plan.no_interface => "that of the interfaces, which are used here".to_owned(),
