@@ -66,8 +66,13 @@ pub(crate) struct Bound {
     pub(crate) fallbacks: Vec<Fallback>,
 }
 
-/// Binds by the first attempt that works.
-pub(crate) fn bind_queue(fd: BorrowedFd<'_>, config: &SocketConfig) -> Result<Bound, OpenError> {
+/// Binds by the first attempt that works. `may_ask`: this process may ask the driver why it refused, which takes a socket and the
+/// interface: one whose AF_XDP socket was opened by somebody else may have neither, and may be ended for trying.
+pub(crate) fn bind_queue(
+    fd: BorrowedFd<'_>,
+    config: &SocketConfig,
+    may_ask: bool,
+) -> Result<Bound, OpenError> {
     let (attempts, mut fallbacks) = plan(config)?;
     let mut last = None;
     for attempt in attempts {
@@ -81,7 +86,7 @@ pub(crate) fn bind_queue(fd: BorrowedFd<'_>, config: &SocketConfig) -> Result<Bo
                     fallbacks,
                 });
             }
-            Err(errno) => match final_error(config, errno) {
+            Err(errno) => match final_error(config, errno, may_ask) {
                 Some(error) => return Err(error),
                 None => last = Some((attempt, errno)),
             },
@@ -182,13 +187,13 @@ fn busy(config: &SocketConfig) -> OpenError {
 }
 
 /// The error that no other attempt can mend.
-fn final_error(config: &SocketConfig, errno: Errno) -> Option<OpenError> {
+fn final_error(config: &SocketConfig, errno: Errno, may_ask: bool) -> Option<OpenError> {
     let SocketConfig { ifindex, queue, .. } = *config;
     match errno {
         Errno::BUSY => Some(busy(config)),
         Errno::NODEV => Some(OpenError::NoInterface { ifindex }),
         Errno::NETDOWN => Some(OpenError::InterfaceDown { ifindex }),
-        Errno::INVAL => match sys::queue_count(ifindex) {
+        Errno::INVAL if may_ask => match sys::queue_count(ifindex) {
             Some(queues) if queue.0 >= queues => Some(OpenError::NoQueue {
                 ifindex,
                 queue,

@@ -165,6 +165,8 @@ pub struct Unbound {
     fd: OwnedFd,
     umem: Umem,
     config: SocketConfig,
+    /// Opened here, and not by somebody with more privilege.
+    ours: bool,
 }
 
 impl Unbound {
@@ -174,7 +176,10 @@ impl Unbound {
     /// As [`Socket::open`].
     pub fn open(umem: &Umem, config: &SocketConfig) -> Result<Self, OpenError> {
         let fd = sys::open_socket().map_err(|source| OpenError::Create { source })?;
-        Self::from_fd(fd, umem, config)
+        Ok(Self {
+            ours: true,
+            ..Self::from_fd(fd, umem, config)?
+        })
     }
 
     /// As [`Unbound::open`], with a socket that somebody else has opened.
@@ -196,6 +201,7 @@ impl Unbound {
             fd,
             umem: umem.clone(),
             config: config.clone(),
+            ours: false,
         })
     }
 
@@ -204,7 +210,7 @@ impl Unbound {
     /// # Errors
     /// As [`Socket::open`].
     pub fn bind(self) -> Result<Socket, OpenError> {
-        let bound = bind_queue(self.fd.as_fd(), &self.config)?;
+        let bound = bind_queue(self.fd.as_fd(), &self.config, self.ours)?;
         let options = sockopt::xdp_options(&self.fd).map_err(|error| query("XDP_OPTIONS", error))?;
         let mode = match self.config.attach {
             _ if options.contains(XdpOptionsFlags::XDP_OPTIONS_ZEROCOPY) => Mode::ZeroCopy,

@@ -183,6 +183,30 @@ fn queue_beyond_the_channels_is_named_with_their_number() {
     });
 }
 
+/// Who was given its socket may not be allowed to make another one, to ask with: a sandbox ends it for that.
+#[test]
+fn passed_descriptor_is_refused_without_asking_the_driver() {
+    with_veth(2, 1500, |veth| {
+        let fd = socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None).unwrap();
+        let (umem, _) = own_umem(64);
+        let beyond = SocketConfig {
+            queue: QueueId(7),
+            ..config(veth)
+        };
+        let error = Socket::from_fd(fd, &umem, &beyond).unwrap_err();
+        assert!(
+            matches!(
+                error,
+                OpenError::Bind {
+                    queue: QueueId(7),
+                    ..
+                }
+            ),
+            "{error}"
+        );
+    });
+}
+
 #[test]
 fn missing_interface_is_named() {
     with_veth(1, 1500, |veth| {
