@@ -19,10 +19,11 @@
 readonly GUEST_SILENCE_S=8
 readonly GUEST_BOOT_S=60
 absolute_paths GUEST_QEMU GUEST_KERNEL_DEB
-readonly GUEST_QEMU="${GUEST_QEMU:-qemu-system-x86_64}"
+GUEST_QEMU="${GUEST_QEMU:-qemu-system-x86_64}"
 # Mitigations defend the guest's kernel from its programs, of which there are none, at a price under TCG.
 readonly GUEST_CMDLINE="console=ttyS0 panic=-1 mitigations=off nokaslr net.ifnames=0"
 # In the order in which they must be loaded.
+# shellcheck disable=SC2034 # by name
 readonly GUEST_MODULES=(
     drivers/virtio/virtio_ring drivers/virtio/virtio drivers/virtio/virtio_pci_legacy_dev
     drivers/virtio/virtio_pci_modern_dev drivers/virtio/virtio_pci net/core/failover drivers/net/net_failover
@@ -68,19 +69,23 @@ guest_kernel() {
     rm -rf "$directory"
 }
 
-# Makes the directory GUEST_KERNEL of a package: guest_unpack_kernel FILE
+# Makes the directory GUEST_KERNEL of the packages that a kernel is divided into: guest_unpack_kernel FILE...
 guest_unpack_kernel() {
-    local directory modules
+    local directory file
     directory="$(mktemp -d "$CACHE/unpack.XXXXXX")"
     on_exit rm -rf "$directory"
-    dpkg-deb -x "$1" "$directory/tree"
-    mkdir "$directory/kernel"
-    cp "$directory"/tree/boot/vmlinuz-* "$directory/kernel/vmlinuz"
-    # In /lib or, newer ones, in /usr/lib.
-    modules="$(find "$directory/tree" -path '*/lib/modules/*/kernel' -prune)"
-    [[ -n $modules ]] || fail "$1 has no kernel modules; it has to be a linux-image package"
-    mv "$modules" "$directory/kernel/modules"
-    cp "${modules%kernel}modules.builtin" "$directory/kernel/"
+    mkdir "$directory/tree" "$directory/kernel"
+    for file in "$@"; do
+        # What is needed of a few hundred MB; no package has all of it, so that tar complains.
+        dpkg-deb --fsys-tarfile "$file" | tar -x -C "$directory/tree" --wildcards '*/vmlinuz*' '*/modules.builtin' \
+            '*/kernel/net' '*/kernel/drivers/net' '*/kernel/drivers/virtio' '*/kernel/drivers/dca' '*/kernel/drivers/i2c' 2>/dev/null || true
+    done
+    # In /boot, /lib and /usr/lib, according to their ages.
+    find "$directory/tree" -name 'vmlinuz*' -type f -exec mv {} "$directory/kernel/vmlinuz" \;
+    find "$directory/tree" -name modules.builtin -exec mv {} "$directory/kernel/" \;
+    find "$directory/tree" -path '*/lib/modules/*/kernel' -prune -exec mv {} "$directory/kernel/modules" \;
+    [[ -e $directory/kernel/vmlinuz && -e $directory/kernel/modules ]] ||
+        fail "$* has no kernel with modules; it has to be a linux-image package"
     # A rename, so that a half-made directory never passes for a kernel; whoever loses a race uses the winner's.
     mv -T "$directory/kernel" "$GUEST_KERNEL" 2>/dev/null || [[ -e $GUEST_KERNEL/vmlinuz ]]
     rm -rf "$directory"
@@ -97,8 +102,9 @@ guest_download() {
 # The programs of Debian's that the guest has, beside busybox, and their libraries, a line each. glibc loads libgcc_s by itself, when a
 # thread is cancelled, and aborts where there is none; iperf3 has had threads since 3.16.
 guest_programs() {
-    local program
-    for program in /usr/bin/iperf3 /usr/sbin/ethtool; do
+    local name program
+    for name in "$@"; do
+        program="$(command -v "$name")" || fail "there is no program $name here"
         echo "$program"
         ldd "$program" | grep -o '/[^ ]*'
     done
@@ -128,14 +134,16 @@ guest_add_module() {
     echo "$name" >>"$2/order"
 }
 
-# Sets GUEST_INITRAMFS, building it if what goes into it has changed.
+# Sets GUEST_INITRAMFS, building it if what goes into it has changed: guest_initramfs MODULES PROGRAM..., the name of an array like GUEST_MODULES, and
+# programs of the host's that are needed beside busybox's.
 guest_initramfs() {
+    local -n modules="$1"
     local init="$REPO/scripts/lib/guest-init" key root file module
     guest_netcheck
     key="$({
         basename "$GUEST_KERNEL"
-        printf '%s\n' "${GUEST_MODULES[@]}"
-        guest_programs | sort -u | xargs cat /bin/busybox "$init"
+        printf '%s\n' "${modules[@]}"
+        guest_programs "${@:2}" | sort -u | xargs cat /bin/busybox "$init"
         basename "$NETCHECK"
     } | sha256sum | cut -c 1-16)"
     GUEST_INITRAMFS="$CACHE/initramfs-$key"
@@ -148,9 +156,9 @@ guest_initramfs() {
     cp /bin/busybox "$root/bin/busybox"
     while read -r file; do
         install -D "$file" "$root$file"
-    done < <(guest_programs)
+    done < <(guest_programs "${@:2}" | sort -u)
     install -D "$NETCHECK" "$root/usr/bin/netcheck"
-    for module in "${GUEST_MODULES[@]}"; do
+    for module in "${modules[@]}"; do
         guest_add_module "$module" "$root/lib/modules"
     done
     install -m 755 "$init" "$root/init"
@@ -165,7 +173,7 @@ guest_prepare() {
     install_packages "${PACKAGES_GUEST[@]}"
     mkdir -p "$CACHE"
     guest_kernel
-    guest_initramfs
+    guest_initramfs GUEST_MODULES iperf3 ethtool
 }
 
 # ---- QEMU --------------------------------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ pub mod testpmd;
 pub mod traffic;
 pub mod two_guests;
 pub mod wait;
+pub mod wire;
 pub mod world;
 
 pub use bad_wire::BadWire;
@@ -57,4 +58,5 @@ pub use rig::Rig;
 pub use super_frame::SuperFrame;
 pub use traffic::Traffic;
 pub use two_guests::TwoGuests;
+pub use wire::Wire;
 pub use world::World;

@@ -1,0 +1,209 @@
+//! What is tried on each wire: a daemon is started for each setting, and goes through all that holds for every one of them.
+//!
+//! Receive buffers are as long as the longest frame with its header, each with a guard behind it that nobody may write to.
+
+use testkit::rig::Rig;
+use testkit::{DriverConfig, Layout, VethPair, Wire, frame, wait};
+use virtqueue::GuestAddr;
+use virtqueue::driver::Buffer;
+
+use crate::setting::Setting;
+
+/// Lengths of frames without a tag: the shortest, around what NICs and drivers cut at, the longest.
+const PLAIN: [usize; 6] = [60, 64, 65, 1024, 1025, 1514];
+/// Lengths of frames with a tag: 1518 is 1522 with the check sequence.
+const TAGGED: [usize; 4] = [64, 1024, 1025, 1518];
+/// Lengths of frames that are too long for the NIC's MTU: without a tag what has place for one; more than a buffer; more than a page's half.
+const TOO_LONG: [usize; 4] = [1519, 1522, 1600, 2500];
+/// MTU of the wire's far end while it sends them.
+const LONG_MTU: &str = "3000";
+
+/// Memory of the guest, bytes.
+const RAM: u64 = 8 << 20;
+/// Receive buffers, and how long each is.
+const BUFFERS: usize = 64;
+const BUFFER: u32 = 1518 + testkit::driver::HEADER as u32;
+/// What is behind a buffer, bytes, and its value.
+const GUARD: usize = 2500;
+const UNTOUCHED: u8 = 0x5a;
+
+/// Another station than the guest.
+const ELSEWHERE: [u8; 6] = [0x02, 0, 0, 0, 0, 0x0c];
+/// What a frame to it carries, which is sought in the guest's memory.
+const CANARY: [u8; 2] = [0xca, 0xfe];
+
+/// One thing to try.
+pub(crate) struct Case {
+    /// What it is about.
+    pub(crate) name: String,
+    /// How the daemon is asked to use its NIC.
+    setting: Setting,
+}
+
+/// What `status` said meanwhile.
+pub(crate) struct Seen {
+    /// The mode in use.
+    pub(crate) mode: String,
+    /// Why no better one.
+    pub(crate) note: String,
+}
+
+/// All of them.
+pub(crate) fn all(short: bool) -> Vec<Case> {
+    let settings = if short { Setting::few() } else { Setting::all() };
+    let case = |setting: Setting| Case {
+        name: setting.name(),
+        setting,
+    };
+    settings.into_iter().map(case).collect()
+}
+
+impl Case {
+    /// Does it; panics if it does not go well.
+    pub(crate) fn run(&self, wire: &Wire) -> Seen {
+        let config = DriverConfig {
+            regions: vec![(GuestAddr(0), RAM)],
+            ..DriverConfig::default()
+        };
+        let mut rig = Rig::with(wire.lay(), &self.setting.serve(), &config);
+        let guards = post(&mut rig);
+        rig.await_passes_both_ways();
+        let seen = Seen::of(&rig);
+        let expected = self.setting.expected(wire.driver());
+        assert!(
+            seen.mode == expected,
+            "in use is {}, not {expected}: {}",
+            seen.mode,
+            seen.note
+        );
+        frames_pass_byte_exact(&mut rig);
+        frames_that_are_too_long_leave_nothing(&mut rig, &guards);
+        if self.setting.filtered {
+            frames_to_others_leave_nothing(&mut rig);
+        }
+        frames_keep_coming_in_order(&mut rig);
+        seen
+    }
+}
+
+impl Seen {
+    fn of(rig: &Rig) -> Self {
+        let port = rig.daemon.port(0);
+        let lane = &port["lanes"][0];
+        let fallbacks = lane["fallbacks"].as_array().into_iter().flatten();
+        let fallbacks: Vec<_> = fallbacks.filter_map(|reason| reason.as_str()).collect();
+        Self {
+            mode: lane["mode"].as_str().unwrap_or("none").to_owned(),
+            note: fallbacks.join("; "),
+        }
+    }
+}
+
+/// Posts receive buffers; where their guards are.
+fn post(rig: &mut Rig) -> Vec<GuestAddr> {
+    let pair = rig.pair();
+    let guards = (0..BUFFERS).map(|_| {
+        let addr = pair
+            .ram()
+            .alloc(u64::from(BUFFER) + GUARD as u64, 64)
+            .expect("memory is left");
+        let guard = addr.checked_add(u64::from(BUFFER)).expect("inside memory");
+        pair.ram().write(guard, &[UNTOUCHED; GUARD]);
+        pair.post_buffers(vec![Buffer::writable(addr, BUFFER)]);
+        guard
+    });
+    let guards = guards.collect();
+    rig.pair().to_guest.publish();
+    guards
+}
+
+fn frames_pass_byte_exact(rig: &mut Rig) {
+    for (seed, length) in (0..).zip(PLAIN) {
+        rig.assert_from_guest(&frame::plain(length, seed), Layout::Whole);
+        rig.assert_from_guest(&frame::plain(length, seed), Layout::Pieces(100));
+        rig.assert_to_guest(&frame::plain(length, seed));
+    }
+    for (seed, length) in (0..).zip(TAGGED) {
+        rig.assert_from_guest(&frame::tagged(length, 42, seed), Layout::Whole);
+        rig.assert_to_guest(&frame::tagged(length, 42, seed));
+    }
+    rig.pair().await_sent();
+}
+
+/// Neither in the guest's rings nor behind its buffers.
+fn frames_that_are_too_long_leave_nothing(rig: &mut Rig, guards: &[GuestAddr]) {
+    let set_mtu = |rig: &Rig, mtu| rig.veth.far.ip(&["link", "set", VethPair::WIRE, "mtu", mtu]);
+    set_mtu(rig, LONG_MTU);
+    // Some NICs lose their link by that.
+    rig.await_to_guest();
+    for (seed, length) in (0..).zip(TOO_LONG) {
+        for _ in 0..10 {
+            // Some wires refuse it themselves.
+            let _ = rig.wire.try_send(&frame::plain(length, seed));
+        }
+        // It is the next one to arrive.
+        rig.assert_to_guest(&frame::plain(1514, seed));
+    }
+    for guard in guards {
+        let found = rig.pair().ram().read_vec(*guard, GUARD);
+        let written = found.iter().position(|&byte| byte != UNTOUCHED);
+        assert_eq!(
+            written, None,
+            "guest memory behind a receive buffer was written to"
+        );
+    }
+    set_mtu(rig, "1500");
+    rig.await_to_guest();
+}
+
+/// Not one byte of a frame to another station gets into the guest's memory, and no part of one passes for a frame to the guest.
+fn frames_to_others_leave_nothing(rig: &mut Rig) {
+    let (mut foreign, own) = (foreign(), frame::plain(200, 1));
+    for seed in 0..50 {
+        foreign[frame::HEADER] = seed;
+        rig.wire.send(&foreign);
+    }
+    rig.assert_to_guest(&own);
+    assert_eq!(rig.pair().receive(wait::QUIET), None, "nothing else arrives");
+    let (even, odd) = ([CANARY; 8].concat(), [[CANARY[1], CANARY[0]]; 8].concat());
+    let memory = rig.pair().ram().read_vec(GuestAddr(0), RAM as usize);
+    let places = memory
+        .chunks_exact(16)
+        .filter(|bytes| *bytes == even || *bytes == odd);
+    assert_eq!(
+        places.count(),
+        0,
+        "places of guest memory with bytes of frames to others"
+    );
+}
+
+/// A long frame to another station which looks, wherever a NIC may cut it, like the beginning of one to the guest.
+fn foreign() -> Vec<u8> {
+    let mut bytes = [&ELSEWHERE[..], &frame::FROM, &frame::EXPERIMENTAL.to_be_bytes()].concat();
+    bytes.resize(64, CANARY[0]);
+    let unit = [&frame::plain(frame::HEADER, 0)[..], &[CANARY; 25].concat()].concat();
+    while bytes.len() + unit.len() < 1514 {
+        bytes.extend(&unit);
+    }
+    bytes.resize(1514, 0);
+    bytes
+}
+
+/// All of them, after what else was sent.
+fn frames_keep_coming_in_order(rig: &mut Rig) {
+    for round in 0..5 {
+        let numbers = 20 * round..20 * (round + 1);
+        numbers
+            .clone()
+            .for_each(|number| rig.wire.send(&frame::numbered(number)));
+        for number in numbers {
+            let got = rig.pair().receive(wait::SOON);
+            let got = got.unwrap_or_else(|| panic!("frame {number} of 100 does not arrive"));
+            assert_eq!(
+                frame::number_of(&got.frame),
+                Some(number),
+                "the next of 100 frames"
+            );
+        }
+    }
+}

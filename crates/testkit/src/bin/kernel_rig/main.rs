@@ -1,0 +1,98 @@
+//! What `scripts/kernels` runs inside a guest with the kernel in question: the daemon on each of its drivers, a driver that plays the VM, and a packet
+//! socket at the other end of the wire.
+//!
+//! ```text
+//! kernel_rig [--short] [--only WORDS] WIRE...     WIRE: veth, or DRIVER=ADDRESS,ADDRESS of the daemon's NIC and of its peer
+//! ```
+//!
+//! Theory of operation. A case ([`cases`]) lays the wire anew, starts the daemon (and its steward), and panics if something is not as it has to be;
+//! that ends this case only. It tells which mode was in use, in the words of `status`. Each case is a line on the standard output, fields
+//! divided by tabs: `RESULT`, the driver, the case, the mode, `ok` or `FAILED` with why, and why the mode was no better one. What the host's script reads is these lines; a last one,
+//! `END` and the number of cases, says that none is missing. Everything else that is printed is for people who look for the cause of a failure.
+
+mod cases;
+mod setting;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use testkit::Wire;
+
+use crate::cases::Case;
+
+/// What the last panic said, in one line.
+static WHY: Mutex<String> = Mutex::new(String::new());
+
+struct Options {
+    short: bool,
+    only: Option<String>,
+    wires: Vec<Wire>,
+}
+
+fn main() -> ExitCode {
+    let Some(options) = parse(std::env::args().skip(1)) else {
+        eprintln!("kernel_rig [--short] [--only WORDS] WIRE...; scripts/kernels is what calls it");
+        return ExitCode::from(2);
+    };
+    std::panic::set_hook(Box::new(|panic| {
+        eprintln!("{panic}");
+        // Panics of further threads are consequences.
+        let mut why = why();
+        if why.is_empty() {
+            let text = panic.payload().downcast_ref::<String>().map(String::as_str);
+            let text = text.or_else(|| panic.payload().downcast_ref::<&str>().copied());
+            let text = text.unwrap_or("a panic without words");
+            *why = text.lines().next().unwrap_or_default().replace('\t', " ");
+        }
+    }));
+    let mut count = 0;
+    let mut failed = 0;
+    for wire in &options.wires {
+        for case in cases::all(options.short) {
+            let name = format!("{} {}", wire.driver(), case.name);
+            if options.only.as_ref().is_none_or(|words| name.contains(words)) {
+                count += 1;
+                failed += usize::from(!run(wire, &case));
+            }
+        }
+    }
+    println!("END\t{count}");
+    ExitCode::from(u8::from(failed > 0))
+}
+
+fn parse(mut args: impl Iterator<Item = String>) -> Option<Options> {
+    let mut options = Options {
+        short: false,
+        only: None,
+        wires: Vec::new(),
+    };
+    while let Some(arg) = args.next() {
+        match arg.as_str() {
+            "--short" => options.short = true,
+            "--only" => options.only = Some(args.next()?),
+            wire => options.wires.push(Wire::parse(wire)?),
+        }
+    }
+    (!options.wires.is_empty()).then_some(options)
+}
+
+fn why() -> MutexGuard<'static, String> {
+    WHY.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs a case and prints its line; whether it went well.
+fn run(wire: &Wire, case: &Case) -> bool {
+    why().clear();
+    let outcome = catch_unwind(AssertUnwindSafe(|| case.run(wire)));
+    let (mode, note, verdict) = match &outcome {
+        Ok(seen) => (seen.mode.as_str(), seen.note.as_str(), "ok".to_owned()),
+        Err(_) => ("", "", format!("FAILED {}", why())),
+    };
+    println!(
+        "RESULT\t{}\t{}\t{mode}\t{verdict}\t{note}",
+        wire.driver(),
+        case.name
+    );
+    outcome.is_ok()
+}

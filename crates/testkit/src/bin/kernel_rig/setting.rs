@@ -1,0 +1,136 @@
+//! Options of the daemon that the cases go through, and what they come to on a driver.
+
+use testkit::daemon::{Mode, Placement};
+use testkit::{Serve, VethPair};
+
+/// The guest's address: where [`testkit::frame`] sends all frames.
+const GUEST: &str = "02:00:00:00:00:0b";
+
+/// How the daemon is asked to use its NIC.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Setting {
+    /// `--memory`.
+    pub(crate) placement: Placement,
+    /// `--mode`; none: auto.
+    pub(crate) mode: Option<Mode>,
+    /// `--force-copy`.
+    pub(crate) force_copy: bool,
+    /// Queues come from a steward of root's, and the daemon is nobody; else the daemon is started by root.
+    pub(crate) leased: bool,
+    /// `--mac`: frames to other stations are the host's.
+    pub(crate) filtered: bool,
+}
+
+impl Setting {
+    /// What nobody asks otherwise: copied, in the best mode.
+    pub(crate) const DEFAULT: Self = Self {
+        placement: Placement::Copy,
+        mode: None,
+        force_copy: false,
+        leased: true,
+        filtered: true,
+    };
+
+    /// Those that most people have.
+    pub(crate) fn few() -> Vec<Self> {
+        let direct = Self {
+            placement: Placement::Direct,
+            leased: false,
+            ..Self::DEFAULT
+        };
+        vec![Self::DEFAULT, direct]
+    }
+
+    /// All that differ in what kernel and driver do.
+    pub(crate) fn all() -> Vec<Self> {
+        let copy = Self::DEFAULT;
+        let mode = |mode| Self {
+            mode: Some(mode),
+            ..copy
+        };
+        let direct = |setting| Self {
+            placement: Placement::Direct,
+            ..setting
+        };
+        vec![
+            copy,
+            Self {
+                filtered: false,
+                ..copy
+            },
+            Self {
+                leased: false,
+                ..copy
+            },
+            mode(Mode::Native),
+            mode(Mode::Skb),
+            Self {
+                force_copy: true,
+                ..copy
+            },
+            direct(copy),
+            direct(mode(Mode::Skb)),
+        ]
+    }
+
+    /// The daemon's options.
+    pub(crate) fn serve(self) -> Serve {
+        let mut serve = Serve::interface(VethPair::NIC).placement(self.placement);
+        if let Some(mode) = self.mode {
+            serve = serve.mode(mode);
+        }
+        if self.force_copy {
+            serve = serve.flag("--force-copy");
+        }
+        if self.filtered {
+            serve = serve.with("--mac", GUEST);
+        }
+        if self.leased {
+            serve.leased()
+        } else {
+            serve.by_root()
+        }
+    }
+
+    /// The mode that a driver of this kernel is to be used in, as `status` has it.
+    pub(crate) fn expected(self, driver: &str) -> &'static str {
+        match (self.mode, self.placement) {
+            (Some(Mode::Skb), _) => "copy (skb)",
+            (_, Placement::Copy) if has_zero_copy(driver) && !self.force_copy => "zero-copy",
+            _ => "copy (native)",
+        }
+    }
+
+    /// In words.
+    pub(crate) fn name(self) -> String {
+        let mut words = vec![format!("--memory {}", self.placement.name())];
+        words.extend(self.mode.map(|mode| format!("--mode {}", mode.name())));
+        words.extend(self.force_copy.then(|| "--force-copy".to_owned()));
+        words.extend(self.filtered.then(|| "--mac".to_owned()));
+        words.push(if self.leased { "leased" } else { "by root" }.to_owned());
+        words.join(" ")
+    }
+}
+
+/// Since which kernel drivers have zero-copy, of those that a virtual machine can have (`drivers/net/ethernet/intel/igb/igb_xsk.c`, and
+/// `virtnet_xsk_pool_enable` in `drivers/net/virtio_net.c`).
+const ZERO_COPY_SINCE: [(&str, (u32, u32)); 2] = [("igb", (6, 14)), ("virtio_net", (6, 14))];
+
+fn has_zero_copy(driver: &str) -> bool {
+    let since = ZERO_COPY_SINCE.iter().find(|(name, _)| *name == driver);
+    since.is_some_and(|&(_, since)| kernel() >= since)
+}
+
+/// Version of this kernel.
+///
+/// # Panics
+/// If it does not begin with two numbers.
+pub(crate) fn kernel() -> (u32, u32) {
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let mut numbers = release.split(['.', '-']).map_while(|word| word.parse().ok());
+    let numbers = (numbers.next(), numbers.next());
+    let (Some(major), Some(minor)) = numbers else {
+        panic!("release {release}");
+    };
+    (major, minor)
+}

@@ -1,0 +1,131 @@
+//! A wire between two interfaces: the daemon's NIC and the world. Two ends of veth, or two NICs of this machine that its maker joined.
+//!
+//! NICs are named by their addresses, as nothing else of them is sure in a small guest. Each of the two is moved to a namespace of its own, and comes
+//! back by itself when that is removed.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use crate::process::run;
+use crate::{NetNs, VethPair, wait};
+
+/// Interfaces of this machine, as the namespace in which this process runs sees them.
+const INTERFACES: &str = "/sys/class/net";
+/// How long a NIC may take to come back from a namespace that was removed, and to have its link.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What a wire is made of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wire {
+    /// A veth pair.
+    Veth,
+    /// Two NICs.
+    Nics {
+        /// Driver of the daemon's one.
+        driver: String,
+        /// Address of the daemon's one, as in `52:54:00:00:00:01`.
+        nic: String,
+        /// Address of the other one.
+        peer: String,
+    },
+}
+
+impl Wire {
+    /// Of `veth`, or `DRIVER=ADDRESS,ADDRESS`.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        if text == "veth" {
+            return Some(Self::Veth);
+        }
+        let (driver, addresses) = text.split_once('=')?;
+        let (nic, peer) = addresses.split_once(',')?;
+        Some(Self::Nics {
+            driver: driver.to_owned(),
+            nic: nic.to_owned(),
+            peer: peer.to_owned(),
+        })
+    }
+
+    /// Driver of the daemon's NIC.
+    #[must_use]
+    pub fn driver(&self) -> &str {
+        match self {
+            Self::Veth => "veth",
+            Self::Nics { driver, .. } => driver,
+        }
+    }
+
+    /// Lays it: both ends are up, with one queue and an MTU of 1500 bytes, and take frames to every station.
+    ///
+    /// # Panics
+    /// If an interface is missing, or is another driver's.
+    #[must_use]
+    pub fn lay(&self) -> VethPair {
+        match self {
+            Self::Veth => VethPair::new(),
+            Self::Nics { driver, nic, peer } => lay_nics(driver, nic, peer),
+        }
+    }
+}
+
+fn lay_nics(driver: &str, nic: &str, peer: &str) -> VethPair {
+    let pair = VethPair {
+        near: NetNs::new("near"),
+        far: NetNs::new("far"),
+    };
+    for (address, namespace, name) in [
+        (nic, &pair.near, VethPair::NIC),
+        (peer, &pair.far, VethPair::WIRE),
+    ] {
+        let found = wait::until_some(PATIENCE, || interface_of(address));
+        let found = found.unwrap_or_else(|| panic!("no interface has the address {address}"));
+        if address == nic {
+            assert_eq!(driver_of(&found), driver, "driver of {found}");
+        }
+        run("ip", &["link", "set", &found, "down"]);
+        run(
+            "ip",
+            &["link", "set", &found, "netns", namespace.name(), "name", name],
+        );
+        namespace.ip(&[
+            "link", "set", name, "mtu", "1500", "arp", "off", "promisc", "on", "up",
+        ]);
+    }
+    if driver == "igb" {
+        // The others have one queue only, and no tags that they take off.
+        pair.near.run("ethtool", &["-L", VethPair::NIC, "combined", "1"]);
+        pair.near.run("ethtool", &["-K", VethPair::NIC, "rxvlan", "off"]);
+    }
+    await_link(&pair.near, VethPair::NIC);
+    await_link(&pair.far, VethPair::WIRE);
+    pair
+}
+
+/// Waits until an interface has its link.
+fn await_link(namespace: &NetNs, name: &str) {
+    let up = || {
+        let said = namespace.output_of("ip", &["link", "show", name]);
+        said.contains("LOWER_UP")
+    };
+    assert!(wait::until(PATIENCE, up), "{name} gets no link");
+}
+
+/// Name of the interface that has an address, in the namespace of this process.
+fn interface_of(address: &str) -> Option<String> {
+    let entries = fs::read_dir(INTERFACES).ok()?;
+    let mut names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    names.find(|name| {
+        fs::read_to_string(Path::new(INTERFACES).join(name).join("address"))
+            .is_ok_and(|found| found.trim() == address)
+    })
+}
+
+/// Driver of an interface; empty if it has none.
+fn driver_of(name: &str) -> String {
+    let link = fs::read_link(Path::new(INTERFACES).join(name).join("device/driver"));
+    let link = link.unwrap_or_default();
+    link.file_name()
+        .map(|name| name.to_string_lossy().into_owned())
+        .unwrap_or_default()
+}
