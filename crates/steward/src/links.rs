@@ -158,16 +158,21 @@ pub struct DriverSends {
     pub checksum: bool,
     /// Most descriptors of a frame.
     pub most_pieces: usize,
+    /// It may grant zero-copy; false where it is known not to.
+    pub zero_copy: bool,
 }
 
 impl DriverSends {
-    /// Nothing beyond whole frames.
+    /// Nothing beyond whole frames, for all that is known.
     pub const NOTHING: Self = Self {
         checksum: false,
         most_pieces: 1,
+        zero_copy: true,
     };
 
-    /// Asks for it (`xsk-features` and `xdp-zc-max-segs`, Documentation/netlink/specs/netdev.yaml); nothing, if the kernel does not say.
+    /// Asks for it (`xdp-features`, `xsk-features` and `xdp-zc-max-segs`, Documentation/netlink/specs/netdev.yaml; from Linux 6.3 on
+    /// the kernel grants zero-copy only where the first has it, `xp_assign_dev`, net/xdp/xsk_buff_pool.c). What kernels before do not
+    /// say is [`Self::NOTHING`].
     #[must_use]
     pub fn by_index(index: u32) -> Self {
         let ask = || {
@@ -177,9 +182,11 @@ impl DriverSends {
             let mut replies = socket.request(&request).ok()?;
             let attributes = replies.recv_one().ok()?;
             let features = attributes.get_xsk_features().unwrap_or(0);
+            let xdp = attributes.get_xdp_features();
             Some(Self {
                 checksum: features & netdev::XskFlags::TxChecksum as u64 != 0,
                 most_pieces: attributes.get_xdp_zc_max_segs().unwrap_or(1) as usize,
+                zero_copy: xdp.is_ok_and(|xdp| xdp & netdev::XdpAct::XskZerocopy as u64 != 0),
             })
         };
         ask().unwrap_or(Self::NOTHING)

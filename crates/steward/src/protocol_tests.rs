@@ -21,6 +21,7 @@ fn facts() -> Facts {
         sends: DriverSends {
             checksum: true,
             most_pieces: 17,
+            zero_copy: true,
         },
         generation: 1,
         steered: Steered::ByRules,

@@ -5,6 +5,8 @@ use std::process::Command;
 use rstest::rstest;
 use testkit::daemon::{Mode, Placement, assert_complaint, binary, private_dir};
 use testkit::{Daemon, DriverConfig, Layout, NetNs, Rig, Running, Serve, VethPair, frame, require, wait};
+use vhost::VhostBackend;
+use virtqueue::GuestAddr;
 
 const BUFFER: u32 = 2048;
 
@@ -276,4 +278,62 @@ fn mode_in_use_is_told(#[case] mode: Mode) {
             .is_some_and(|text| text.contains(mode.name())),
         "{port:#}"
     );
+}
+
+/// By root, whose limit nobody raises; without CAP_IPC_LOCK it counts.
+#[test]
+fn guest_whose_memory_cannot_be_registered_goes_on_by_copying_and_says_so() {
+    require!(Root);
+    let veth = VethPair::new();
+    let dir = private_dir();
+    let mut command = veth.near.command("setpriv");
+    command
+        .args(["--bounding-set", "-ipc_lock", "prlimit", "--memlock=8388608"])
+        .arg(binary());
+    let serve = Serve::interface(VethPair::NIC).placement(Placement::Direct);
+    let mut daemon = Daemon::spawn_by(command, dir, &serve);
+    daemon.await_listening();
+    let config = DriverConfig {
+        regions: vec![(GuestAddr(0), 128 << 20)],
+        ..DriverConfig::default()
+    };
+    let mut rig = Rig::around(veth, daemon, &config);
+    rig.post(64, &[2048]);
+    rig.daemon.await_port(0, "why it copies", |port| {
+        let fallbacks = port["lanes"][0]["fallbacks"].to_string();
+        fallbacks.contains("direct not used") && fallbacks.contains("RLIMIT_MEMLOCK")
+    });
+    rig.assert_passes_both_ways();
+    assert_eq!(rig.daemon.port(0)["sessions"].as_u64(), Some(1));
+}
+
+#[test]
+fn direct_lane_is_not_started_while_frames_are_longer_than_its_chunks() {
+    require!(Root);
+    // Natively the driver does not let the MTU grow that far beside a program without multi-buffer support.
+    let serve = Serve::interface(VethPair::NIC)
+        .placement(Placement::Direct)
+        .mode(Mode::Skb);
+    let veth = VethPair::new();
+    let mut command = veth.near.command(binary());
+    command.env("RUST_LOG", "debug");
+    let mut daemon = Daemon::spawn_by(command, private_dir(), &serve);
+    daemon.await_listening();
+    let mut rig = Rig::around(veth, daemon, &DriverConfig::default());
+    rig.post(64, &[BUFFER]);
+    rig.await_passes_both_ways();
+    rig.veth.near.ip(&["link", "set", VethPair::NIC, "mtu", "4000"]);
+    rig.daemon.await_impaired(0, "lower the MTU");
+    let started = |rig: &Rig| rig.daemon.said().matches("lane runs").count();
+    let before = started(&rig);
+    assert!(before > 0, "{}", rig.daemon.said());
+    rig.driver.stop_pair(0).expect("stopped");
+    rig.driver.start_pair(0).expect("started");
+    // It is done when what comes after it is answered.
+    rig.driver.frontend().get_features().expect("answered");
+    assert_eq!(started(&rig), before);
+    rig.veth.near.ip(&["link", "set", VethPair::NIC, "mtu", "1500"]);
+    rig.daemon.await_recovered(0);
+    rig.await_passes_both_ways();
+    assert_eq!(rig.daemon.port(0)["sessions"].as_u64(), Some(1));
 }

@@ -9,8 +9,11 @@ use rstest::rstest;
 use rustix::process::Signal;
 use serde_json::Value;
 use testkit::daemon::{Mode, Placement, private_dir};
+use testkit::driver::region_info;
 use testkit::{Daemon, DriverConfig, Layout, Lessor, PacketPort, Rig, Serve, VethPair, frame, require, wait};
+use vhost::vhost_user::VhostUserFrontend;
 use virtqueue::GuestAddr;
+use virtqueue::driver::GuestRam;
 use xsk::{OwnMemory, QueueId, Socket, SocketConfig, Umem};
 
 const BUFFER: u32 = 2048;
@@ -262,6 +265,28 @@ fn queue_that_another_process_has_is_tried_again_until_it_is_free() {
         frame::assert_same(&rig.wire.receive(wait::SOON).expect("it arrives"), &sent);
     }
     assert_eq!(rig.daemon.port(0)["sessions"].as_u64(), Some(2));
+}
+
+#[rstest]
+fn memory_that_is_plugged_in_while_the_steward_is_away_ends_nothing(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+) {
+    require!(Root);
+    let mut rig = rig(&leased(placement));
+    let more = GuestRam::new(&[(GuestAddr(16 << 30), 16 << 20)]).expect("memory");
+    let regions = more.regions().expect("regions");
+    let info = region_info(&regions[0]);
+    end_steward(&mut rig, Signal::KILL);
+    rig.driver.frontend().add_mem_region(&info).expect("added");
+    match placement {
+        Placement::Copy => rig.assert_passes_both_ways(),
+        // Other memory needs another socket.
+        Placement::Direct => rig.daemon.await_impaired(0, "changes wait"),
+    }
+    rig.daemon.restart_lessor(&rig.veth.near);
+    rig.daemon.await_recovered(0);
+    rig.await_passes_both_ways();
+    assert_eq!(rig.daemon.port(0)["sessions"].as_u64(), Some(1));
 }
 
 /// Registering takes some 40 ms here, and begins with asking the steward for sockets.

@@ -7,6 +7,7 @@
 //! interface for others. The program is `main.rs`, one line.
 
 mod bench;
+mod binding;
 mod choice;
 mod cli;
 mod control;

@@ -194,6 +194,9 @@ const FLAG_CHECKSUM: u32 = 2;
 const FLAG_PARTIAL: u32 = 4;
 /// Frames do not come although they should.
 const FLAG_IMPAIRED: u32 = 8;
+/// The driver may grant zero-copy.
+const FLAG_ZERO_COPY: u32 = 16;
+const FLAGS: u32 = FLAG_UP | FLAG_CHECKSUM | FLAG_PARTIAL | FLAG_IMPAIRED | FLAG_ZERO_COPY;
 
 const _: () = assert!(size_of::<FactsBody>() == 488 && size_of::<RefusedBody>() == 488);
 const _: () = assert!(size_of::<Head>() + size_of::<RefusedBody>() == MESSAGE_MAX);
@@ -280,6 +283,7 @@ impl Facts {
                 (self.sends.checksum, FLAG_CHECKSUM),
                 (self.partial_checksums, FLAG_PARTIAL),
                 (self.impaired, FLAG_IMPAIRED),
+                (self.sends.zero_copy, FLAG_ZERO_COPY),
             ]),
             most_pieces: u32::try_from(self.sends.most_pieces).unwrap_or(u32::MAX),
             name: field(&self.name),
@@ -293,7 +297,7 @@ impl Facts {
 
     fn read(body: &FactsBody) -> Result<Self, Malformed> {
         body.zero.iter().try_for_each(|&byte| zero(byte.into()))?;
-        if body.flags & !(FLAG_UP | FLAG_CHECKSUM | FLAG_PARTIAL | FLAG_IMPAIRED) != 0 {
+        if body.flags & !FLAGS != 0 {
             return Err(value("flags of an interface", body.flags));
         }
         Ok(Self {
@@ -306,6 +310,7 @@ impl Facts {
             partial_checksums: body.flags & FLAG_PARTIAL != 0,
             sends: DriverSends {
                 checksum: body.flags & FLAG_CHECKSUM != 0,
+                zero_copy: body.flags & FLAG_ZERO_COPY != 0,
                 most_pieces: body.most_pieces as usize,
             },
             mode: match body.mode {

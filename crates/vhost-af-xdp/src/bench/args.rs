@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
 use clap::{Args, ValueEnum};
-use steer::ModeRequest;
+use steer::{Mode, ModeRequest};
+use steward::links::{DriverSends, Link};
 
 use super::frame::Mac;
-use steward::links::Link;
+use crate::binding::{self, Binding, L2_BYTES, LARGE_CHUNK, SMALL_CHUNK, Wish};
 
 /// Entries of the rx and the tx ring.
 pub(super) const RING: u32 = 2048;
@@ -15,8 +16,6 @@ pub(super) const RING: u32 = 2048;
 const SHORTEST_FRAME: u32 = 60;
 /// Longest frame that `txonly` makes: one chunk, and the largest chunk is a page.
 const LONGEST_FRAME: u32 = 4096;
-/// Ethernet header and one VLAN tag.
-const L2_HEADER: u32 = 18;
 
 /// What to do with the frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -170,7 +169,7 @@ impl TryFrom<BenchArgs> for Plan {
             link.name,
             link.rx_queues
         );
-        let longest = LONGEST_FRAME.min(link.mtu.saturating_add(L2_HEADER));
+        let longest = LONGEST_FRAME.min(link.mtu.saturating_add(L2_BYTES));
         ensure!(
             (SHORTEST_FRAME..=longest).contains(&args.size),
             "--size {}: choose {SHORTEST_FRAME} to {longest} bytes (MTU of {}: {})",
@@ -205,7 +204,32 @@ impl TryFrom<BenchArgs> for Plan {
 impl Plan {
     /// Longest frame that the interface can receive, in bytes.
     pub(super) fn longest_received(&self) -> u32 {
-        self.link.mtu.saturating_add(L2_HEADER)
+        self.link.mtu.saturating_add(L2_BYTES)
+    }
+
+    /// How the socket is bound beside a program that is attached like that, and the size of its chunks.
+    pub(super) fn binding(&self, mode: Mode) -> Binding {
+        let receives = self.benchmark.receives();
+        let wish = Wish {
+            force_copy: self.force_copy,
+            direct: false,
+            native: mode == Mode::Native,
+            driver: binding::driver(&self.link, DriverSends::by_index(self.link.index)),
+            frame_limit: if receives { self.longest_received() } else { 0 },
+        };
+        let binding = wish.binding();
+        if receives {
+            return binding;
+        }
+        // Nothing is received into them, and no headroom is left.
+        let chunk_bytes = match self.size <= SMALL_CHUNK {
+            true => SMALL_CHUNK,
+            false => LARGE_CHUNK,
+        };
+        Binding {
+            chunk_bytes,
+            ..binding
+        }
     }
 }
 

@@ -93,13 +93,14 @@ impl Report {
         let cpu = spent.user.as_secs_f64() + spent.system.as_secs_f64();
         let a_frame = |seconds: f64| (tally.frames > 0).then(|| seconds * 1e9 / tally.frames as f64);
         let attach = rig.program.fallback().map(str::to_owned);
+        let note = rig.note.map(|note| format!("zero-copy not used: {note}"));
         let socket = rig.socket.fallbacks().iter().map(ToString::to_string);
         Self {
             benchmark: plan.benchmark.name(),
             interface: plan.link.name.clone(),
             queue: plan.queue,
             mode: rig.socket.mode().to_string(),
-            fallbacks: attach.into_iter().chain(socket).collect(),
+            fallbacks: attach.into_iter().chain(note).chain(socket).collect(),
             size: (!plan.benchmark.receives()).then_some(plan.size),
             batch: plan.batch,
             umem: Memory {

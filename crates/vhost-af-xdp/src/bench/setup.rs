@@ -10,16 +10,15 @@ use rustix::thread::CpuSet;
 use steer::{Mode, Program, QueueConf, QueueCounters};
 use xsk::{
     AttachMode, Backing, BindRequest, FramePool, OwnMemory, QueueId, RingSize, Socket, SocketConfig,
-    Statistics, Umem, WakeError, XDP_PACKET_HEADROOM,
+    Statistics, Umem, WakeError,
 };
 
 use super::args::{Plan, RING};
+use crate::binding::Binding;
 
 /// Frames of a benchmark that receives, and the size of its fill ring, which therefore always has room for a frame.
 /// Twice the rx ring, because a zero-copy driver takes a ring of its own full of them.
 const FRAMES: u32 = 2 * RING;
-const SMALL_CHUNK: u32 = 2048;
-const LARGE_CHUNK: u32 = 4096;
 /// Longest frame that drivers receive into one buffer, in bytes: a page less headroom and the tail they need (veth).
 const LONGEST_IN_ONE_BUFFER: u32 = 3500;
 const BIND_TIMEOUT: Duration = Duration::from_millis(200);
@@ -41,6 +40,8 @@ pub(super) struct Rig {
     /// Frames that are in no ring.
     pub(super) pool: FramePool,
     pub(super) backing: Backing,
+    /// Why zero-copy was not asked for.
+    pub(super) note: Option<&'static str>,
 }
 
 /// The kernel's counters.
@@ -56,8 +57,9 @@ impl Rig {
     pub(super) fn set_up(plan: &Plan) -> anyhow::Result<Self> {
         let multi_buffer = plan.benchmark.receives() && plan.longest_received() > LONGEST_IN_ONE_BUFFER;
         let program = Program::attach(plan.link.index, plan.request, multi_buffer)?;
-        let (umem, backing) = memory(plan)?;
-        let socket = Socket::open(&umem, &config(plan, program.mode(), multi_buffer))
+        let binding = plan.binding(program.mode());
+        let (umem, backing) = memory(plan, binding.chunk_bytes)?;
+        let socket = Socket::open(&umem, &config(plan, program.mode(), (binding, multi_buffer)))
             .with_context(|| format!("queue {} of {}", plan.queue, plan.link.name))?;
         let mut rig = Self {
             program,
@@ -65,6 +67,7 @@ impl Rig {
             socket,
             umem,
             backing,
+            note: binding.note,
         };
         if plan.benchmark.receives() {
             rig.socket.fill.refill(&mut rig.pool, FRAMES);
@@ -111,17 +114,7 @@ pub(super) fn pin(cpu: Option<usize>) -> anyhow::Result<CpuSet> {
     Ok(before)
 }
 
-fn memory(plan: &Plan) -> anyhow::Result<(Umem, Backing)> {
-    let longest = if plan.benchmark.receives() {
-        plan.longest_received().saturating_add(XDP_PACKET_HEADROOM)
-    } else {
-        plan.size
-    };
-    let chunk = if longest <= SMALL_CHUNK {
-        SMALL_CHUNK
-    } else {
-        LARGE_CHUNK
-    };
+fn memory(plan: &Plan, chunk: u32) -> anyhow::Result<(Umem, Backing)> {
     let frames = if plan.benchmark.receives() { FRAMES } else { RING };
     let memory = OwnMemory::new(frames as usize * chunk as usize)?;
     let backing = memory.backing();
@@ -134,19 +127,25 @@ fn memory(plan: &Plan) -> anyhow::Result<(Umem, Backing)> {
     Ok((umem, backing))
 }
 
-fn config(plan: &Plan, mode: Mode, multi_buffer: bool) -> SocketConfig {
+fn config(plan: &Plan, mode: Mode, (binding, multi_buffer): (Binding, bool)) -> SocketConfig {
     let ring = RingSize::at_least(RING);
     let mut config = SocketConfig::new(plan.link.index, QueueId(plan.queue));
     config.attach = match mode {
         Mode::Native => AttachMode::Native,
         Mode::Skb => AttachMode::Skb,
     };
-    config.bind = if plan.force_copy {
+    config.bind = if binding.force_copy {
         BindRequest::ForceCopy
     } else {
         BindRequest::Auto
     };
-    config.rx = plan.benchmark.receives().then_some(ring);
+    // With room for whatever there is to receive into: of a frame in several pieces all are in the ring, or none.
+    let received = if multi_buffer {
+        RingSize::at_least(FRAMES)
+    } else {
+        ring
+    };
+    config.rx = plan.benchmark.receives().then_some(received);
     config.tx = plan.benchmark.sends().then_some(ring);
     config.fill = RingSize::at_least(FRAMES);
     config.completion = ring;

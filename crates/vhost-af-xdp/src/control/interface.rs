@@ -21,13 +21,14 @@ use xsk::{
     Unbound,
 };
 
+use super::config::Placement;
 use super::external::{Brought, ExternalError};
 use super::steering::Steering;
+use crate::binding::{self, Binding, L2_BYTES, Wish};
+use crate::data::direct::LONGEST_FRAME;
 use crate::data::resident::Home;
 use crate::data::xdp::QueueLease;
 
-/// Ethernet header and one VLAN tag, bytes: what a frame may be longer than the MTU.
-pub(crate) const L2_BYTES: u32 = 18;
 /// Entries of RX and fill ring; a steward's sockets come with the former.
 pub(crate) const RECEIVE_RING: u32 = steward::protocol::RECEIVE_RING;
 /// Entries of TX and completion ring.
@@ -161,7 +162,34 @@ impl Interface {
         self.mtu().saturating_add(L2_BYTES)
     }
 
-    /// Binds a socket to its queue and directs the queue's frames to it.
+    /// Whether frames of so many bytes fit into one chunk of guest memory.
+    ///
+    /// # Errors
+    /// [`InterfaceError::MtuTooLargeForDirect`].
+    pub(crate) fn check_direct(&self, frame_limit: u32) -> Result<(), InterfaceError> {
+        if frame_limit <= LONGEST_FRAME {
+            return Ok(());
+        }
+        Err(InterfaceError::MtuTooLargeForDirect {
+            name: self.link.name.clone(),
+            mtu: frame_limit - L2_BYTES,
+            limit: LONGEST_FRAME,
+        })
+    }
+
+    /// How a queue of a port of that placement is bound for frames of so many bytes, and what memory it gets.
+    pub(crate) fn binding(&self, placement: Placement, force_copy: bool, frame_limit: u32) -> Binding {
+        let wish = Wish {
+            force_copy,
+            direct: placement == Placement::Direct,
+            native: self.mode() == Mode::Native,
+            driver: binding::driver(&self.link, self.driver_sends()),
+            frame_limit,
+        };
+        wish.binding()
+    }
+
+    /// Binds a socket to its queue and directs the queue's frames of up to `frame_limit` bytes to it.
     ///
     /// # Errors
     /// [`InterfaceError`], naming interface, queue and remedy.
@@ -169,8 +197,9 @@ impl Interface {
         self: &Arc<Self>,
         socket: Unbound,
         request: &QueueRequest,
+        frame_limit: u32,
     ) -> Result<(Socket, QueueLease), InterfaceError> {
-        let socket = self.bind_queue(socket, request)?;
+        let socket = self.bind_queue(socket, request, frame_limit)?;
         let guard = QueueGuard {
             interface: Arc::clone(self),
             queue: request.queue,
@@ -186,6 +215,7 @@ impl Interface {
         &self,
         socket: Unbound,
         request: &QueueRequest,
+        frame_limit: u32,
     ) -> Result<Socket, InterfaceError> {
         let bound = socket.bind();
         match &bound {
@@ -199,7 +229,7 @@ impl Interface {
         };
         let conf = QueueConf {
             virtio_header,
-            frame_limit: self.frame_limit(),
+            frame_limit,
         };
         self.steering.enable(request.queue, socket.as_fd(), conf)?;
         Ok(socket)

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use super::config::{NicConfig, PortConfig, Segments};
+use super::config::{NicConfig, Placement, PortConfig, Segments};
 use super::external::ExternalError;
 use super::interface::{Interface, InterfaceError, Interfaces, QueueRequest};
 use super::lanes::{Checksums, CopyMemory, FarSide, LaneError, LaneFacts, LaneParts, wants_pieces};
 use super::registration::prepare;
+use crate::binding::LONGEST_ZERO_COPY;
 use crate::data::copy::{CopyLane, References};
 use crate::data::lane::Lane;
 use crate::data::nic::Sends;
@@ -57,16 +58,20 @@ pub(crate) fn settle(far: &FarSide, segments: Segments) -> Result<bool, LaneErro
     if there.is_some() {
         return Ok(true);
     }
+    let frame_limit = interface.frame_limit();
+    let binding = interface.binding(Placement::Copy, *force_copy, frame_limit);
     let request = QueueRequest {
         queue: *queue,
-        force_copy: *force_copy,
+        force_copy: binding.force_copy,
         header_bytes: 0,
         // What guests will want is not known yet: room for metadata, too.
         multi_buffer: wants_pieces(interface, (segments, true)),
     };
-    let memory = CopyMemory::new(interface.frame_limit())?;
+    let memory = CopyMemory::new(binding.chunk_bytes)?;
     let (umem, socket) = prepare(interface, memory.umem, (&request, true))?;
-    let socket = interface.bind_queue(socket, &request)?;
+    let socket = interface.bind_queue(socket, &request, frame_limit)?;
+    // The ring has room for whatever the kernel receives: of a frame in several pieces all are in it, or none.
+    let to_receive = memory.to_receive.min(socket.rx.size() as usize);
     *there = Some(Resident {
         nic: XdpNic::new(socket, QueueLease::new(())),
         references: References::new(&umem),
@@ -74,7 +79,7 @@ pub(crate) fn settle(far: &FarSide, segments: Segments) -> Result<bool, LaneErro
         share: Share {
             backing: memory.backing,
             all: memory.pool.len(),
-            to_receive: memory.to_receive,
+            to_receive,
         },
         pool: memory.pool,
     });
@@ -94,7 +99,10 @@ pub(super) fn build(
     settle(&parts.far, parts.segments)?;
     let mut there = resident::look(home);
     let resident = there.as_mut().ok_or(LaneError::Away)?;
-    let chunk = resident.umem.chunk_size() - xsk::XDP_PACKET_HEADROOM;
+    let chunk = match resident.nic.is_zero_copy() {
+        true => LONGEST_ZERO_COPY,
+        false => resident.umem.max_frame_bytes(),
+    };
     if parts.far.frame_limit() > chunk && !resident.nic.socket().multi_buffer() {
         let error = ExternalError::Mtu {
             name: interface.link.name.clone(),
@@ -106,6 +114,7 @@ pub(super) fn build(
     let umem = &resident.umem;
     let mut facts = LaneFacts::new(umem, umem.len(), resident.share.backing.clone());
     facts.checksums = parts.negotiated.offloads.csum.then_some(Checksums::Daemon);
+    facts.note(interface.binding(Placement::Copy, is_forced(&parts.far), guest.frame_limit));
     let sends = facts.describe(interface, &resident.nic, &resident.umem)?;
     let refers = parts.segments.refer(sends.zero_copy);
     let sends = Sends { refers, ..sends };
@@ -117,4 +126,8 @@ pub(super) fn build(
         Box::new(CopyLane::visiting(guest, resident, home, counted)),
         facts,
     ))
+}
+
+fn is_forced(far: &FarSide) -> bool {
+    matches!(far, FarSide::Queue { force_copy: true, .. })
 }

@@ -5,7 +5,7 @@
 
 use std::fmt;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use steward::client::LeaseError;
 use virtqueue::{DirtyLog, InflightRegion, Journal, MemoryMap, Queue, QueueStart};
@@ -13,9 +13,10 @@ use xsk::{FramePool, MemoryError, OwnMemory, Umem, UmemError, UmemOffset, Unboun
 
 use super::config::{Placement, Segments};
 use super::features::Negotiated;
-use super::interface::{Interface, InterfaceError, L2_BYTES, QueueRequest, RECEIVE_RING, SEND_RING};
+use super::interface::{Interface, InterfaceError, QueueRequest, RECEIVE_RING, SEND_RING};
 use super::registration::{self, Registered, Registration};
 use super::vring::{VringError, VringState};
+use crate::binding::{Binding, L2_BYTES, SMALL_CHUNK};
 use crate::data::cable::{CableEnd, CableLane, Wire};
 use crate::data::copy::CopyLane;
 use crate::data::counters::LaneCounters;
@@ -31,9 +32,6 @@ use crate::data::xdp::XdpNic;
 /// keep resident per queue.
 const BOUNCE_CHUNKS: usize = 192;
 const BOUNCE_BYTES: u64 = BOUNCE_CHUNKS as u64 * CHUNK_BYTES as u64;
-/// Chunk of copy placement for frames up to 1,792 bytes, and for longer ones.
-const SMALL_CHUNK: u32 = 2048;
-const LARGE_CHUNK: u32 = 4096;
 /// Packet memory of a queue pair in copy placement, bytes; two fifths of it wait to be sent.
 const COPY_BYTES: u32 = 6 << 20;
 /// Entries of a null NIC's rings: nothing happens between two looks at it, so a few batches do, and
@@ -119,12 +117,17 @@ impl FarSide {
     }
 }
 
+/// What a pair says that copies until it is direct.
+pub(crate) const NOT_YET: &str = "not direct yet: guest memory is being registered with the kernel";
+
 /// What status shows of a lane, beside its counters.
 pub(crate) struct LaneFacts {
     /// The data path really in use, in words.
     pub(crate) mode: String,
     /// Why not a better one.
     pub(crate) fallbacks: Vec<String>,
+    /// Why it goes on by copying although it was to become direct.
+    pub(crate) copies_on: OnceLock<String>,
     /// Frames may span several descriptors.
     pub(crate) multi_buffer: bool,
     /// Who completes checksums that the guest leaves to us; `None`: it leaves none.
@@ -283,7 +286,15 @@ impl LaneParts<'_> {
             return super::kept::build(&self, interface, home);
         }
         let guest = self.guest_side()?;
-        let memory = CopyMemory::new(self.far.frame_limit())?;
+        let binding = match &self.far {
+            FarSide::Queue {
+                interface,
+                force_copy,
+                ..
+            } => Some(interface.binding(self.placement, *force_copy, guest.frame_limit)),
+            FarSide::Cable { .. } | FarSide::Null { .. } => None,
+        };
+        let memory = CopyMemory::new(binding.map_or(SMALL_CHUNK, |binding| binding.chunk_bytes))?;
         let CopyMemory {
             umem,
             pool,
@@ -292,21 +303,18 @@ impl LaneParts<'_> {
         } = memory;
         let mut facts = LaneFacts::new(&umem, umem.len(), memory.backing);
         facts.checksums = self.negotiated.offloads.csum.then_some(Checksums::Daemon);
-        let lane: Box<dyn Lane> = match &self.far {
-            FarSide::Queue {
-                interface,
-                queue,
-                force_copy,
-            } => {
+        let lane: Box<dyn Lane> = match (&self.far, binding) {
+            (FarSide::Queue { interface, queue, .. }, Some(binding)) => {
+                facts.note(binding);
                 let csum = self.negotiated.offloads.csum;
                 let request = QueueRequest {
                     queue: *queue,
-                    force_copy: *force_copy,
+                    force_copy: binding.force_copy,
                     header_bytes: 0,
                     multi_buffer: wants_pieces(interface, (self.segments, csum)),
                 };
                 let (umem, socket) = registration::prepare(interface, umem, (&request, csum))?;
-                let (nic, sends) = facts.open(interface, socket, (&umem, &request))?;
+                let (nic, sends) = facts.open(interface, (socket, guest.frame_limit), (&umem, &request))?;
                 let refers = self.segments.refer(sends.zero_copy);
                 let sends = Sends { refers, ..sends };
                 let memory = (umem, pool, to_receive);
@@ -349,7 +357,6 @@ impl LaneParts<'_> {
             pool,
             in_flight,
             own_from: UmemOffset::new(start),
-            dma_page_bytes: None,
         })
     }
 
@@ -362,7 +369,7 @@ impl LaneParts<'_> {
         registered: Registered,
     ) -> Result<(Box<dyn Lane>, LaneFacts), LaneError> {
         let guest = self.guest_side()?;
-        let mut memory = self.direct_memory(registered.umem.clone())?;
+        let memory = self.direct_memory(registered.umem.clone())?;
         let mut facts = LaneFacts::new(&registered.umem, BOUNCE_BYTES, "guest memory".to_owned());
         facts.checksums = self.negotiated.offloads.csum.then_some(Checksums::Daemon);
         let lane: Box<dyn Lane> = match (&self.far, registered.queue) {
@@ -374,20 +381,12 @@ impl LaneParts<'_> {
                 },
                 Some((socket, request)),
             ) => {
-                if request.force_copy && !force_copy {
-                    facts.fallbacks.push(
-                        "zero-copy not tried: guest memory is not of huge pages, a chunk would cross pages \
-                         that are not contiguous for the NIC"
-                            .to_owned(),
-                    );
-                }
-                let (nic, sends) = facts.open(interface, socket, (&registered.umem, &request))?;
+                interface.check_direct(guest.frame_limit)?;
+                facts.note(interface.binding(Placement::Direct, *force_copy, guest.frame_limit));
+                let made = (socket, guest.frame_limit);
+                let (nic, sends) = facts.open(interface, made, (&registered.umem, &request))?;
                 let refers = self.segments.refer(sends.zero_copy);
                 let sends = Sends { refers, ..sends };
-                memory.dma_page_bytes = nic
-                    .is_zero_copy()
-                    .then(|| registration::page_bytes(self.map))
-                    .flatten();
                 Box::new(DirectLane::new(guest, nic, memory, sends, self.counters))
             }
             _ => {
@@ -412,6 +411,7 @@ impl LaneFacts {
         Self {
             mode: "cable".to_owned(),
             fallbacks: Vec::new(),
+            copies_on: OnceLock::new(),
             multi_buffer: false,
             checksums: None,
             packet_bytes: 0,
@@ -425,6 +425,7 @@ impl LaneFacts {
         Self {
             mode: "null".to_owned(),
             fallbacks: Vec::new(),
+            copies_on: OnceLock::new(),
             multi_buffer: false,
             checksums: None,
             packet_bytes,
@@ -434,14 +435,28 @@ impl LaneFacts {
         }
     }
 
-    /// Opens the queue and notes what became of it, also what it does for frames that are sent.
+    /// Why it is not in a better mode, as far as is known by now.
+    pub(super) fn fallbacks(&self) -> Vec<String> {
+        let copies_on = self.copies_on.get();
+        let said = self.fallbacks.iter();
+        let still = said.filter(|said| copies_on.is_none() || *said != NOT_YET);
+        still.chain(copies_on).cloned().collect()
+    }
+
+    /// Notes why zero-copy is not asked for, if it is not.
+    pub(super) fn note(&mut self, binding: Binding) {
+        let note = binding.note.map(|note| format!("zero-copy not used: {note}"));
+        self.fallbacks.extend(note);
+    }
+
+    /// Opens the queue for frames of so many bytes and notes what became of it, also what it does for frames that are sent.
     fn open(
         &mut self,
         interface: &Arc<Interface>,
-        socket: Unbound,
+        (socket, frame_limit): (Unbound, u32),
         (umem, request): (&Umem, &QueueRequest),
     ) -> Result<(XdpNic, Sends), LaneError> {
-        let (socket, lease) = interface.open_queue(socket, request)?;
+        let (socket, lease) = interface.open_queue(socket, request, frame_limit)?;
         let nic = XdpNic::new(socket, lease);
         let sends = self.describe(interface, &nic, umem)?;
         Ok((nic, sends))
@@ -535,13 +550,11 @@ pub(crate) struct CopyMemory {
 }
 
 impl CopyMemory {
-    /// Memory for frames of up to `frame_limit` bytes in one chunk where that is possible.
+    /// Memory of chunks of that size.
     ///
     /// # Errors
     /// [`LaneError::Memory`].
-    pub(crate) fn new(frame_limit: u32) -> Result<Self, LaneError> {
-        let small = frame_limit + xsk::XDP_PACKET_HEADROOM <= SMALL_CHUNK;
-        let chunk = if small { SMALL_CHUNK } else { LARGE_CHUNK };
+    pub(crate) fn new(chunk: u32) -> Result<Self, LaneError> {
         let chunks = COPY_BYTES / chunk;
         let memory = OwnMemory::new(COPY_BYTES as usize)?;
         let backing = memory.backing().to_string();

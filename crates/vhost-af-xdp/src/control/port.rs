@@ -21,7 +21,6 @@ use super::sigbus;
 use super::steering::AWAY;
 use crate::data::cable::PortEnd;
 use crate::data::counters::LaneCounters;
-use crate::data::direct::LONGEST_FRAME;
 use crate::data::worker::Workers;
 use steward::client::LeaseError;
 use steward::links::{Link, LinkError};
@@ -128,7 +127,7 @@ impl Port {
         };
         let interface = self.interfaces.open(&wanted)?;
         if self.config.placement == Placement::Direct {
-            fits_direct(&interface)?;
+            interface.check_direct(interface.frame_limit())?;
         }
         Ok(Some(interface))
     }
@@ -150,8 +149,9 @@ impl Port {
             if kept::settle(&far, self.config.segments)? {
                 continue;
             }
-            let memory = CopyMemory::new(interface.frame_limit())?;
-            interface.try_queue(&memory.umem, queue, force_copy)?;
+            let binding = interface.binding(self.config.placement, force_copy, interface.frame_limit());
+            let memory = CopyMemory::new(binding.chunk_bytes)?;
+            interface.try_queue(&memory.umem, queue, binding.force_copy)?;
         }
         Ok(())
     }
@@ -204,12 +204,20 @@ impl Port {
             .interface
             .as_ref()
             .is_some_and(|interface| interface.is_away());
-        let far = self.far_sides(state.interface.as_ref().filter(|_| !away));
-        let ground = self.ground(&far);
+        // Nor what the interface's MTU does not let be opened; see `restart_lanes`.
+        let unfit = self.check_mtu(state).err();
+        let far = self.far_sides(state.interface.as_ref());
+        let ground = Ground {
+            opens: !away && unfit.is_none(),
+            ..self.ground(&far)
+        };
         let session = state.session.as_mut().ok_or(SessionError::Closed)?;
         let result = act(session, &ground);
-        if away && session.lacks_lanes() {
-            state.impaired.get_or_insert_with(|| AWAY.to_owned());
+        if session.lacks_lanes() {
+            let unfit = unfit.map(|error| with_sources(&error));
+            if let Some(why) = away.then(|| AWAY.to_owned()).or(unfit) {
+                state.impaired.get_or_insert(why);
+            }
         }
         if let Err(error) = &result {
             state.refusal = Some(with_sources(error));
@@ -226,6 +234,7 @@ impl Port {
             name: &self.name,
             counters: &self.counters,
             far,
+            opens: true,
         }
     }
 
@@ -421,7 +430,9 @@ impl Port {
     /// Whether frames of the interface's MTU fit the placement.
     fn check_mtu(&self, state: &PortState) -> Result<(), InterfaceError> {
         match &state.interface {
-            Some(interface) if self.config.placement == Placement::Direct => fits_direct(interface),
+            Some(interface) if self.config.placement == Placement::Direct => {
+                interface.check_direct(interface.frame_limit())
+            }
             _ => Ok(()),
         }
     }
@@ -476,19 +487,6 @@ impl Port {
             .map_or(NULL_MTU, |interface| interface.mtu());
         u16::try_from(mtu).unwrap_or(u16::MAX)
     }
-}
-
-/// Whether a frame of the interface's MTU fits into one chunk of guest memory.
-fn fits_direct(interface: &Interface) -> Result<(), InterfaceError> {
-    let (mtu, limit) = (interface.mtu(), LONGEST_FRAME);
-    if interface.frame_limit() <= limit {
-        return Ok(());
-    }
-    Err(InterfaceError::MtuTooLargeForDirect {
-        name: interface.link.name.clone(),
-        mtu,
-        limit,
-    })
 }
 
 /// An error and what caused it, in one line.

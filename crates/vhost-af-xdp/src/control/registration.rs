@@ -59,12 +59,7 @@ impl Registration {
             self.map.populate();
         }
         let umem = Umem::unaligned(Arc::new(GuestRam(Arc::clone(&self.map))), CHUNK_BYTES, 0)?;
-        let FarSide::Queue {
-            interface,
-            queue,
-            force_copy,
-        } = &self.far
-        else {
+        let FarSide::Queue { interface, queue, .. } = &self.far else {
             return Ok(Registered {
                 umem,
                 queue: None,
@@ -73,7 +68,8 @@ impl Registration {
         };
         let request = QueueRequest {
             queue: *queue,
-            force_copy: *force_copy || self.is_scattered(),
+            // In zero-copy the NIC would write into guest memory before the program judges the frame.
+            force_copy: true,
             header_bytes: self.negotiated.header_bytes,
             multi_buffer: true,
         };
@@ -105,11 +101,6 @@ impl Registration {
             .spawn(body)?;
         Ok(UnderWay(receiver))
     }
-
-    /// Whether a chunk may cross pages that are not contiguous for a NIC's DMA.
-    fn is_scattered(&self) -> bool {
-        page_bytes(&self.map).is_some_and(|bytes| bytes <= u64::from(CHUNK_BYTES))
-    }
 }
 
 impl UnderWay {
@@ -122,11 +113,6 @@ impl UnderWay {
     pub(crate) fn wait(self) {
         drop(self.0.recv());
     }
-}
-
-/// Bytes of the smallest pages of guest RAM.
-pub(crate) fn page_bytes(map: &MemoryMap) -> Option<u64> {
-    map.regions().iter().map(MappedRegion::page_size).min()
 }
 
 /// Registers memory with a socket, with room for TX metadata if the guest leaves checksums to us (`csum`) and the kernel knows

@@ -20,6 +20,8 @@ pub(crate) mod lane;
 pub(crate) mod nic;
 pub(crate) mod null;
 pub(crate) mod offloads;
+#[cfg(test)]
+mod pieces_tests;
 pub(crate) mod progress;
 pub(crate) mod received;
 pub(crate) mod resident;

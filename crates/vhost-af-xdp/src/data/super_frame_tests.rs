@@ -184,7 +184,6 @@ impl World {
                 pool,
                 in_flight: 128,
                 own_from: UmemOffset::new(own),
-                dma_page_bytes: None,
             };
             Box::new(DirectLane::new(
                 guest,

@@ -26,6 +26,12 @@ pub(crate) struct Wire {
     pub(crate) sent: Vec<Sent>,
     /// The frame that goes on.
     pub(crate) unfinished: Option<Sent>,
+    /// Entries of the fill ring.
+    pub(crate) fill: usize,
+    /// What it has to receive into.
+    pub(crate) given: VecDeque<Frame>,
+    /// What was received.
+    pub(crate) received: VecDeque<RxDesc>,
 }
 
 impl Wire {
@@ -41,7 +47,22 @@ impl Wire {
             done: VecDeque::new(),
             sent: Vec::new(),
             unfinished: None,
+            fill: 0,
+            given: VecDeque::new(),
+            received: VecDeque::new(),
         }
+    }
+
+    /// Receives a frame of so many bytes, or a piece of one that goes on.
+    pub(crate) fn receive(&mut self, len: u32, more: bool) {
+        let frame = self.given.pop_front().expect("the lane gave some");
+        let data = UmemOffset::new(frame.offset().get() + u64::from(xsk::XDP_PACKET_HEADROOM));
+        self.received.push_back(RxDesc {
+            frame,
+            data,
+            len,
+            more,
+        });
     }
 
     fn send(&mut self, desc: TxDesc) {
@@ -130,17 +151,21 @@ impl Nic for TestNic {
     }
 
     fn room_to_give(&mut self) -> usize {
-        0
+        let wire = self.wire();
+        wire.fill - wire.given.len()
     }
 
-    fn give(&mut self, _: &mut Vec<Frame>) {}
+    fn give(&mut self, frames: &mut Vec<Frame>) {
+        let room = self.room_to_give().min(frames.len());
+        self.wire().given.extend(frames.drain(..room));
+    }
 
-    fn from_nic(&mut self, _: usize) -> impl Iterator<Item = RxDesc> + '_ {
-        std::iter::empty()
+    fn from_nic(&mut self, max: usize) -> impl Iterator<Item = RxDesc> + '_ {
+        (0..max).map_while(|_| self.wire().received.pop_front())
     }
 
     fn has_frames(&mut self) -> bool {
-        false
+        !self.wire().received.is_empty()
     }
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {

@@ -95,6 +95,8 @@ pub(crate) struct Ground<'a> {
     pub(crate) counters: &'a [Arc<LaneCounters>],
     /// The far side of each pair; empty while the interface is gone.
     pub(crate) far: &'a [FarSide],
+    /// Queues can be opened now; those that are open go on in any case.
+    pub(crate) opens: bool,
 }
 
 /// Called, without the port's lock, when memory of that pair is registered: then [`Session::go_direct`] is worth a try.

@@ -13,8 +13,9 @@ use xsk::Probe;
 use super::{ActiveLane, FaultCell, Ground, Session, SessionError};
 use crate::control::config::Placement;
 use crate::control::interface::InterfaceError;
-use crate::control::lanes::{LaneError, LaneFacts, LaneParts, private_bytes};
+use crate::control::lanes::{LaneError, LaneFacts, LaneParts, NOT_YET, private_bytes};
 use crate::control::memory::{MemoryError, MemoryTable};
+use crate::control::port::with_sources;
 use crate::control::registration::{Registered, Registration, UnderWay};
 use crate::data::guest::Fault;
 use crate::data::lane::{Bases, Lane};
@@ -99,19 +100,49 @@ impl Session {
         }
         // Of the table before.
         self.end_registration(pair);
-        let registered = match self.memory.map() {
-            Some(_) => self.parts(pair, ground)?.registration().run().ok(),
-            None => None,
-        };
-        if let Some(registered) = registered {
-            return self.replace_by_direct(pair, registered, ground);
-        }
-        self.stop_pair(pair, ground.workers);
-        if self.memory.map().is_none() {
+        if self.memory.map().is_none() || !ground.opens {
+            self.stop_pair(pair, ground.workers);
             return Ok(());
         }
-        let (lane, facts) = self.parts(pair, ground)?.build(Placement::Direct)?;
+        let moved = match self.parts(pair, ground)?.registration().run() {
+            Ok(registered) => self.replace_by_direct(pair, registered, ground),
+            Err(_) => {
+                self.stop_pair(pair, ground.workers);
+                self.build_pair(pair, Placement::Direct, ground)
+            }
+        };
+        moved.or_else(|error| self.copy_instead(pair, &error, ground))
+    }
+
+    /// Starts a pair in a placement.
+    fn build_pair(
+        &mut self,
+        pair: usize,
+        placement: Placement,
+        ground: &Ground<'_>,
+    ) -> Result<(), SessionError> {
+        let (lane, facts) = self.parts(pair, ground)?.build(placement)?;
         self.lanes[pair] = Some(self.run(pair, lane, facts.into(), ground)?);
+        Ok(())
+    }
+
+    /// A pair that ran could not be made direct: it goes on by copying, and says why. Direct placement is tried again when
+    /// its queues are set up anew.
+    fn copy_instead(
+        &mut self,
+        pair: usize,
+        error: &SessionError,
+        ground: &Ground<'_>,
+    ) -> Result<(), SessionError> {
+        let why = format!("direct not used: {}", with_sources(error));
+        tracing::warn!(pair, "{why}");
+        if self.lanes[pair].is_none() {
+            self.build_pair(pair, Placement::Copy, ground)?;
+        }
+        if let Some(lane) = &self.lanes[pair] {
+            // Said once: each lane becomes direct at most once.
+            let _ = lane.facts.copies_on.set(why);
+        }
         Ok(())
     }
 
@@ -177,7 +208,7 @@ impl Session {
         let started = self.vrings[pair * 2..pair * 2 + 2]
             .iter()
             .all(|vring| vring.started);
-        if self.lanes[pair].is_some() || !started || ground.far.get(pair).is_none() {
+        if self.lanes[pair].is_some() || !started || !ground.opens || ground.far.get(pair).is_none() {
             return Ok(());
         }
         let placement = self.placement(ground);
@@ -203,9 +234,7 @@ impl Session {
         ground: &Ground<'_>,
     ) -> Result<(), SessionError> {
         let (lane, mut facts) = self.parts(pair, ground)?.build(Placement::Copy)?;
-        facts
-            .fallbacks
-            .push("not direct yet: guest memory is being registered with the kernel".to_owned());
+        facts.fallbacks.push(NOT_YET.to_owned());
         self.begin_registration(pair, registration)?;
         self.lanes[pair] = Some(self.run(pair, lane, facts.into(), ground)?);
         Ok(())
@@ -223,23 +252,24 @@ impl Session {
     /// wanted any more.
     pub(crate) fn go_direct(&mut self, pair: usize, ground: &Ground<'_>) -> Result<(), SessionError> {
         // Without a far side it goes on by copying, and what came of the registration is looked at when that is back.
-        if ground.far.get(pair).is_none() {
+        if !ground.opens || ground.far.get(pair).is_none() {
             return Ok(());
         }
         let Some(done) = self.registering[pair].as_ref().and_then(UnderWay::result) else {
             return Ok(());
         };
         self.registering[pair] = None;
-        match done {
+        let became = match done {
             Ok(registered) => self.replace_by_direct(pair, registered, ground),
             // It needed a socket while the steward was away.
             Err(error) if error.is_away() => {
                 let registration = self.parts(pair, ground)?.registration();
-                self.begin_registration(pair, registration)
+                return self.begin_registration(pair, registration);
             }
-            // Ends the session, as it does where the guest waits for the registration.
             Err(error) => Err(error.into()),
-        }
+        };
+        // The guest is served already: nothing of this ends its session.
+        became.or_else(|error| self.copy_instead(pair, &error, ground))
     }
 
     /// Waits for the end of a registration that is of no more use: a socket that it asks for must not come between those of its successor.

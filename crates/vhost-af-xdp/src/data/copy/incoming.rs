@@ -9,6 +9,7 @@ use offload::verify::Verdict;
 use xsk::{Frame, FramePool, RxDesc, Umem, UmemOffset};
 
 use super::copied;
+use super::to_guest::is_glued;
 use crate::data::copy_bytes::received_bytes_mut;
 use crate::data::counters::LaneCounters;
 use crate::data::guest::GuestSide;
@@ -29,6 +30,8 @@ struct Place {
 /// See the module's head.
 pub(super) struct Incoming {
     looks: Looks,
+    /// Longest frame there is, bytes.
+    frame_limit: u32,
     batch: Batch,
     position: Position,
     places: [Place; MOST_FRAMES],
@@ -46,6 +49,7 @@ impl Incoming {
         let looks = Looks::of(guest)?;
         Some(Box::new(Self {
             looks,
+            frame_limit: guest.frame_limit,
             batch: Batch::new(rules(&guest.offloads)),
             position: Position::default(),
             places: [Place::default(); MOST_FRAMES],
@@ -117,6 +121,12 @@ impl Incoming {
             return;
         };
         let pieces = &mut self.pieces[self.whole..];
+        if is_glued(pieces, self.frame_limit) {
+            // Its chunks go back with those of the batch.
+            counters.to_guest_in_pieces.add(1);
+            self.whole += pieces.len();
+            return;
+        }
         // Pieces of a batch are few.
         #[allow(clippy::cast_possible_truncation)]
         let at = Place {

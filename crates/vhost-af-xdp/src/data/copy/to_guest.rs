@@ -126,7 +126,12 @@ impl<N: Nic> CopyLane<N> {
                 }
                 let whole = !piece.more;
                 self.held.push(piece);
-                if whole && matches!(delivery.deliver(&mut self.held)?, Delivery::Wait) {
+                if whole && is_glued(&self.held, delivery.guest.frame_limit) {
+                    self.counters.to_guest_in_pieces.add(1);
+                    delivery
+                        .empty
+                        .extend(self.held.drain(..).map(|piece| piece.frame));
+                } else if whole && matches!(delivery.deliver(&mut self.held)?, Delivery::Wait) {
                     break;
                 }
             }
@@ -186,6 +191,12 @@ impl<N: Nic> CopyLane<N> {
         spill.wake();
         frames
     }
+}
+
+/// Whether pieces of several frames were taken for one: one that is longer than any there is.
+#[inline]
+pub(super) fn is_glued(pieces: &[RxDesc], frame_limit: u32) -> bool {
+    pieces.len() > 1 && pieces.iter().map(|piece| piece.len).sum::<u32>() > frame_limit
 }
 
 /// The bytes of a received frame.

@@ -172,12 +172,7 @@ impl<N: Nic> DirectLane<N> {
     #[inline]
     fn can_refer(&self, piece: Piece) -> bool {
         // The kernel wants room for metadata before each descriptor's bytes, used or not.
-        let room_before = piece.offset >= u64::from(self.umem.tx_metadata_len());
-        room_before
-            && match self.dma_page_bytes {
-                Some(page) => piece.offset % page + u64::from(piece.len) <= page,
-                None => true,
-            }
+        piece.offset >= u64::from(self.umem.tx_metadata_len())
     }
 
     /// Queues a descriptor that refers to guest memory.

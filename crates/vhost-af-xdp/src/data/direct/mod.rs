@@ -94,8 +94,6 @@ pub(crate) struct DirectLane<N> {
     sends: Sends,
     /// Where the bounce area begins.
     own_from: UmemOffset,
-    /// Pages that a chunk must not cross: set where the NIC's DMA sees pages (zero-copy).
-    dma_page_bytes: Option<u64>,
     pool: FramePool,
     counters: Arc<LaneCounters>,
     link: Link,
@@ -115,6 +113,8 @@ pub(crate) struct DirectLane<N> {
     /// A buffer smaller than the longest frame was seen: all later ones are parked, too, because
     /// frames may now need several, and the order of use must stay that of posting.
     park_all: bool,
+    /// The last piece that was received said that its frame goes on.
+    inside: bool,
     /// Looks at received frames, where they may have partial checksums.
     glass: Option<Glass>,
     scratch: Scratch,
@@ -138,8 +138,6 @@ pub(crate) struct DirectMemory {
     pub(crate) in_flight: usize,
     /// Where the bounce area begins, behind guest RAM.
     pub(crate) own_from: UmemOffset,
-    /// See [`DirectLane::dma_page_bytes`].
-    pub(crate) dma_page_bytes: Option<u64>,
 }
 
 impl<N: Nic> DirectLane<N> {
@@ -165,7 +163,6 @@ impl<N: Nic> DirectLane<N> {
             umem: memory.umem,
             sends,
             own_from: memory.own_from,
-            dma_page_bytes: memory.dma_page_bytes,
             pool: memory.pool,
             counters,
             link,
@@ -179,6 +176,7 @@ impl<N: Nic> DirectLane<N> {
             bounces_posted: 0,
             bounces_out: false,
             park_all: false,
+            inside: false,
             glass,
             scratch: Scratch {
                 chains: Chains::default(),

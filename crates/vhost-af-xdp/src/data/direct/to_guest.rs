@@ -3,7 +3,7 @@
 use virtqueue::{Chain, Chains, Segment};
 use xsk::{Frame, UmemOffset};
 
-use super::{CHUNK_BYTES, DirectLane, MOST_BOUNCES_POSTED, Parked, Posted, XDP_HEADROOM};
+use super::{DirectLane, MOST_BOUNCES_POSTED, Parked, Posted, XDP_HEADROOM};
 use crate::data::copy::{NO_OFFLOAD, with_buffers, write_header};
 use crate::data::copy_bytes::umem_to_guest;
 use crate::data::guest::{Fault, pieces, skip};
@@ -26,6 +26,15 @@ impl<N: Nic> DirectLane<N> {
     /// Takes what the NIC received and gives it to the guest, in the order of posting.
     pub(super) fn collect(&mut self) -> usize {
         for piece in self.nic.from_nic(BATCH) {
+            let inside = std::mem::replace(&mut self.inside, piece.more);
+            if inside || piece.more {
+                // No frame is longer than a chunk. Should one be, a piece of it is no frame.
+                self.counters.to_guest_in_pieces.add(u64::from(!piece.more));
+                if let Some(Posted::Bounce { .. }) = self.posted.complete(piece.frame.offset().get()) {
+                    self.pool.put(piece.frame);
+                }
+                continue;
+            }
             match self.posted.complete(piece.frame.offset().get()) {
                 Some(Posted::Guest { len, .. }) => {
                     *len = piece.len;
@@ -49,6 +58,10 @@ impl<N: Nic> DirectLane<N> {
         let (mut frames, mut bytes) = (0, 0u64);
         while let Some(posted) = self.posted.pop_done() {
             match posted {
+                Posted::Guest { chain, len: 0 } => {
+                    // A piece was in it. Its buffer goes back in its turn, with nothing in it.
+                    self.guest.to_guest.queue.push_used(chain, 0);
+                }
                 Posted::Guest { chain, len } => {
                     self.guest
                         .to_guest
@@ -180,11 +193,7 @@ impl<N: Nic> DirectLane<N> {
         {
             return None;
         }
-        let fill = buffer.offset - before;
-        match self.dma_page_bytes {
-            Some(page) if fill % page + u64::from(CHUNK_BYTES) > page => None,
-            _ => Some(fill),
-        }
+        Some(buffer.offset - before)
     }
 
     /// Posts as many bounce chunks as the parked buffers can take frames of.
