@@ -188,6 +188,13 @@ fn headers_that_lie_are_dropped_and_the_next_frame_passes() {
             .try_into()
             .expect("ten"),
     );
+    // A frame for each byte.
+    lies.push(
+        [&good[..4], &[1, 0], &good[6..]]
+            .concat()
+            .try_into()
+            .expect("ten"),
+    );
     for lie in &lies {
         send(&mut cable.a.pairs[0], *lie, &bytes);
     }
@@ -196,6 +203,7 @@ fn headers_that_lie_are_dropped_and_the_next_frame_passes() {
         "from_guest_offload_malformed",
         "from_guest_offload_not_negotiated",
         "from_guest_too_long",
+        "from_guest_too_many_segments",
     ]
     .map(|name| cable.daemon.counter(name));
     assert_eq!(dropped.iter().sum::<u64>(), lies.len() as u64, "{dropped:?}");

@@ -39,6 +39,11 @@ fn malformed() -> Vec<(&'static str, [u8; 10], &'static str)> {
             with(4, &[0xff, 0xff]),
             "from_guest_segment_too_long",
         ),
+        (
+            "more segments than a super-frame may have",
+            with(4, &[1, 0]),
+            "from_guest_too_many_segments",
+        ),
         ("checksum behind the end", checksum_request(3053, 0), MALFORMED),
         (
             "checksum further behind the end",

@@ -106,6 +106,8 @@ lane_counters! {
     Drop from_guest_offload_malformed,
     /// Super-frame whose segments would be longer than the interface's MTU plus Ethernet and VLAN header.
     Drop from_guest_segment_too_long,
+    /// Super-frame that would become more than 2,048 frames.
+    Drop from_guest_too_many_segments,
     /// Frame in more pieces than a multi-buffer frame may have and too long for the bounce area.
     Drop from_guest_too_many_pieces,
     /// An earlier daemon had given it to the NIC and died before it learned what became of it (direct

@@ -17,15 +17,42 @@ use std::os::fd::BorrowedFd;
 
 use super::guest::{Fault, GuestSide};
 
-/// Most chains or frames one breath moves in each direction.
+/// Most chains or frames one breath moves in each direction: a lane's turn. Segments count as the frames that they are.
 ///
 /// The kernel's copy-mode transmit path costs the same per frame from 32 on; 64 keeps the batch's
 /// descriptors in the first-level cache.
 pub(crate) const BATCH: usize = 64;
 
-/// Descriptors of segments after which a breath takes no further super-frame: enough to spread the cost of a kick, and
-/// few enough that the other direction, with the guest's acknowledgements, waits for some 200 µs at most.
+/// Most segments of a super-frame that leave in one go, where it is built in one go; what they are more than a turn the
+/// lane owes ([`Turns`]). Few enough that the other direction, with the guest's acknowledgements, waits for some 200 µs at
+/// most.
 pub(crate) const SEGMENTS: usize = 256;
+
+/// What a lane sends for its guest, turn by turn: a guest whose frames become many has no more turns than its neighbours.
+#[derive(Debug, Default)]
+pub(crate) struct Turns {
+    /// Frames that this turn has left.
+    left: usize,
+    /// Frames that were sent beyond the turns so far.
+    owed: usize,
+}
+
+impl Turns {
+    /// A turn begins; how many frames it has.
+    #[inline]
+    pub(crate) fn begin(&mut self) -> usize {
+        self.left = BATCH.saturating_sub(self.owed);
+        self.owed = self.owed.saturating_sub(BATCH);
+        self.left
+    }
+
+    /// So many frames were sent, which may be more than there were left.
+    #[inline]
+    pub(crate) fn spend(&mut self, frames: usize) {
+        self.owed += frames.saturating_sub(self.left);
+        self.left = self.left.saturating_sub(frames);
+    }
+}
 
 /// What is left to do when a lane is asked to rest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

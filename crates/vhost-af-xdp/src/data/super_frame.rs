@@ -39,6 +39,11 @@ pub(crate) const LAST_WAIT: Duration = Duration::from_millis(1);
 /// How often it then asks the kernel to send what is queued.
 pub(crate) const LAST_KICKS: usize = 4;
 
+/// Most frames that one super-frame may become: more than 64 KiB are at the smallest MSS that Linux sends with, 48 bytes
+/// less 12 of timestamps (net.ipv4.tcp_min_snd_mss). The kernel has no limit for TCP from a tap, and 128 for UDP
+/// (`virtio_net_hdr_to_skb`, include/linux/virtio_net.h).
+pub(crate) const MOST_SEGMENTS: u32 = 2048;
+
 /// Frames handed over by one batch, and their bytes.
 #[derive(Default)]
 pub(crate) struct Tally {
@@ -85,6 +90,10 @@ impl SuperFrame {
         };
         if plan.segment_bytes_max() > guest.frame_limit {
             counters.from_guest_segment_too_long.add(1);
+            return None;
+        }
+        if plan.segments() > MOST_SEGMENTS {
+            counters.from_guest_too_many_segments.add(1);
             return None;
         }
         let mut payload = Cursor::at(start);

@@ -15,7 +15,7 @@ use crate::data::copy::{CopyLane, References};
 use crate::data::copy_bytes::GuestRam as Ram;
 use crate::data::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
 use crate::data::guest::Vring;
-use crate::data::lane::{Lane, Rest};
+use crate::data::lane::{BATCH, Lane, Rest, SEGMENTS};
 use crate::data::nic::{Link, MOST_PIECES};
 use crate::data::offloads::Offloads;
 use crate::data::resident::{Home, Resident, Share};
@@ -582,5 +582,68 @@ fn payload_in_small_pieces_is_sent() {
         world.send(1460 * 2, 1460, 60);
         world.finish();
         world.assert_sent(true);
+    }
+}
+
+/// As many frames as a guest's queue holds, again and again; what it sent in so many breaths.
+fn neighbour(setup: Setup, breaths: usize) -> usize {
+    let mut world = World::new(setup);
+    for _ in 0..breaths {
+        while world.driver.free_descriptors() > 0 {
+            world.send_plain(60);
+        }
+        world.breathe();
+        while world.driver.take_used().is_some() {}
+    }
+    world.wire().sent.len()
+}
+
+#[test]
+fn guest_of_many_segments_has_no_more_turns_than_its_neighbour() {
+    const BREATHS: usize = 24;
+    for setup in Setup::all() {
+        let setup = Setup {
+            ring: 4096,
+            chunks: 1200,
+            ..setup
+        };
+        let fair = neighbour(setup, BREATHS);
+        // One that becomes 2,000 frames, and many that become 200 each.
+        for (payload, count) in [(2000, 1), (200, 20)] {
+            let mut world = World::new(setup);
+            for _ in 0..count {
+                world.send(payload, 1, 1);
+            }
+            for breath in 0..BREATHS {
+                let before = world.wire().sent.len();
+                world.breathe();
+                let sent = world.wire().sent.len() - before;
+                assert!(sent <= BATCH + SEGMENTS, "{setup:?}: {sent} in breath {breath}");
+            }
+            let sent = world.wire().sent.len();
+            assert!(
+                sent <= fair + SEGMENTS,
+                "{setup:?}: {sent}, and its neighbour {fair}"
+            );
+            assert!(
+                sent >= BATCH * (BREATHS - 1),
+                "{setup:?}: its own turns, but {sent}"
+            );
+            world.finish();
+            world.assert_sent(true);
+        }
+    }
+}
+
+#[test]
+fn super_frame_of_too_many_segments_is_dropped_and_the_next_one_is_sent() {
+    for setup in Setup::all() {
+        let mut world = World::new(setup);
+        let (header, frame) = super_frame(MOST_SEGMENTS as usize + 1, 1, 0);
+        world.add(&[&header[..], &[0, 0], &frame].concat(), 1);
+        world.send(3000, 1000, 1);
+        world.finish();
+        world.assert_sent(true);
+        assert_eq!(world.counters.from_guest_too_many_segments.get(), 1);
     }
 }

@@ -25,10 +25,7 @@ use super::counters::LaneCounters;
 use super::guest::{Fault, GuestSide, HEADER_BYTES, LONGEST_SUPER_FRAME, Sending, pieces};
 use super::lane::{BATCH, Bases, Lane, Rest};
 use super::nic::Link;
-
-/// Most frames that one super-frame is cut into here: what 64 KiB are at the smallest segment that Linux makes (TCP's
-/// smallest MSS is 88 bytes, net.ipv4.tcp_min_snd_mss less options).
-const MOST_SEGMENTS: u32 = 1024;
+use super::super_frame::MOST_SEGMENTS;
 
 /// One end of a cable, as a port has it: the wire, and which of its ends.
 pub(crate) type PortEnd = (Arc<Wire>, usize);
@@ -155,6 +152,11 @@ impl CableLane {
                     self.counters.from_guest_too_long.add(1);
                     return None;
                 }
+                // The other guest may not take it whole.
+                Some(plan) if plan.segments() > MOST_SEGMENTS => {
+                    self.counters.from_guest_too_many_segments.add(1);
+                    return None;
+                }
                 Some(plan) if request.csum == Some(plan.checksum_at()) => {
                     // A header's length is at most HEADERS_MAX.
                     #[allow(clippy::cast_possible_truncation)]
@@ -214,7 +216,9 @@ impl CableLane {
         let mut frames = 0;
         let mut next = 0;
         self.guest.pop_buffers(chains, BATCH)?;
-        while let Some(parcel) = self.held.pop_front() {
+        while frames < BATCH as u64
+            && let Some(parcel) = self.held.pop_front()
+        {
             let Some(parcel) = self.adapt(parcel) else {
                 continue;
             };
@@ -275,8 +279,8 @@ impl CableLane {
 
     /// Puts the segments of a super-frame in front of what is held.
     fn cut(&mut self, parcel: &Parcel, gso: Gso) {
-        let Some(plan) = plan(&parcel.bytes, gso).filter(|plan| plan.segments() <= MOST_SEGMENTS) else {
-            self.counters.to_guest_buffer_too_small.add(1);
+        // It was planned when it was packed.
+        let Some(plan) = plan(&parcel.bytes, gso) else {
             return;
         };
         for index in (0..plan.segments()).rev() {

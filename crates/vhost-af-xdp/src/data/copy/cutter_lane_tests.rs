@@ -160,10 +160,10 @@ fn segments_of_one_byte_are_sent_by_reference() {
             ..setup
         };
         let mut world = World::new(setup);
-        world.send(5000, 1, 2);
+        world.send(2000, 1, 2);
         world.finish();
         world.assert_sent(true);
-        assert_eq!(world.counters.from_guest_referred_segments.get(), 5000);
+        assert_eq!(world.counters.from_guest_referred_segments.get(), 2000);
         assert_eq!(world.stop(setup), 0);
     }
 }

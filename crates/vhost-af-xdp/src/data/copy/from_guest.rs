@@ -7,7 +7,7 @@ use xsk::{TxDesc, UmemOffset};
 use super::CopyLane;
 use crate::data::copy_bytes::guest_to_umem;
 use crate::data::guest::{Cursor, Fault, Piece, Sending, pieces};
-use crate::data::lane::{BATCH, SEGMENTS};
+use crate::data::lane::SEGMENTS;
 use crate::data::nic::{Link, Nic};
 use crate::data::super_frame::{FromChain, LAST_KICKS, LAST_WAIT, LAST_WAITS, SuperFrame, Tally, read};
 
@@ -15,8 +15,15 @@ impl<N: Nic> CopyLane<N> {
     /// Guest → NIC.
     pub(super) fn from_guest(&mut self) -> Result<usize, Fault> {
         self.reclaim();
+        let turn = self.turns.begin();
+        if turn == 0 {
+            if self.nic.unsent() > 0 {
+                self.kick();
+            }
+            return Ok(0);
+        }
         if self.rest.plan.is_some() {
-            let sent = self.send_rest();
+            let sent = self.send_rest(turn);
             if sent > 0 || self.rest.plan.is_some() {
                 return Ok(sent);
             }
@@ -28,7 +35,7 @@ impl<N: Nic> CopyLane<N> {
             return Ok(0);
         }
         let room = self.nic.room_to_nic();
-        let most = BATCH.min(room).min(self.pool.len());
+        let most = turn.min(room).min(self.pool.len());
         if most == 0 {
             self.counters.from_guest_waits.add(1);
             self.kick();
@@ -36,7 +43,9 @@ impl<N: Nic> CopyLane<N> {
         }
         let mut chains = std::mem::take(&mut self.scratch.from_guest);
         let taken = self.guest.from_guest.queue.pop(&mut chains, most);
-        let moved = taken.map_err(Fault::from).and_then(|_| self.send(&chains, room));
+        let moved = taken
+            .map_err(Fault::from)
+            .and_then(|_| self.send(&chains, (room, turn)));
         self.scratch.from_guest = chains;
         moved
     }
@@ -51,10 +60,15 @@ impl<N: Nic> CopyLane<N> {
         }
     }
 
-    /// Copies a batch of the guest's chains into chunks and hands them to the NIC, which has so much room.
-    fn send(&mut self, chains: &Chains, room: usize) -> Result<usize, Fault> {
+    /// Copies a batch of the guest's chains into chunks and hands them to the NIC, which has so much room; no further one when
+    /// the turn's frames are used up.
+    fn send(&mut self, chains: &Chains, (room, turn): (usize, usize)) -> Result<usize, Fault> {
         let (mut tally, mut done) = (Tally::default(), 0);
         for (at, chain) in chains.iter().enumerate() {
+            if tally.frames >= turn as u64 {
+                self.guest.from_guest.queue.unpop(chains.slots(at));
+                break;
+            }
             let segments = chains.segments(chain);
             let judged = self.guest.judge(chain, segments, self.link, &self.counters)?;
             let left = room - self.scratch.outgoing.len();
@@ -65,7 +79,7 @@ impl<N: Nic> CopyLane<N> {
                     len,
                     request: Request { csum: None, .. },
                 }) => self.copy_out(pieces(segments, from, skip), len, (left, &mut tally)),
-                Some(asking) => self.copy_out_asking(segments, &asking, (left, &mut tally)),
+                Some(asking) => self.copy_out_asking(segments, &asking, (left, turn, &mut tally)),
             };
             self.waits_for_room = sent.is_none();
             if self.waits_for_room {
@@ -82,6 +96,7 @@ impl<N: Nic> CopyLane<N> {
                 break;
             }
         }
+        self.spend(&tally);
         // Counted before they are given back: who sees a chain again finds it counted.
         self.counters.from_guest_frames.add(tally.frames);
         self.counters.from_guest_bytes.add(tally.bytes);
@@ -94,6 +109,11 @@ impl<N: Nic> CopyLane<N> {
             self.kick();
         }
         Ok(done)
+    }
+
+    fn spend(&mut self, tally: &Tally) {
+        self.turns
+            .spend(usize::try_from(tally.frames).unwrap_or(usize::MAX));
     }
 
     /// Copies one frame into one chunk, or several; `None` when there is no room for it now.
@@ -190,14 +210,14 @@ impl<N: Nic> CopyLane<N> {
         &mut self,
         segments: &[Segment],
         asking: &Sending,
-        (room, tally): (usize, &mut Tally),
+        (room, turn, tally): (usize, usize, &mut Tally),
     ) -> Option<()> {
         let &Sending { start, len, request } = asking;
         match request {
             Request {
                 gso: Some(gso),
                 csum: Some(checksum),
-            } => self.cut((segments, start, len), (gso, checksum), (room, tally)),
+            } => self.cut((segments, start, len), (gso, checksum), (room, turn, tally)),
             Request { csum: Some(at), .. } => {
                 let Some(chunks) = self.chunks(len) else {
                     return Some(());
@@ -219,16 +239,13 @@ impl<N: Nic> CopyLane<N> {
         }
     }
 
-    /// Cuts a super-frame, all of it in one go; `None` when there is no room for that now.
+    /// Cuts a super-frame, all of it in one go unless it has very many segments; `None` when there is no room for that now.
     fn cut(
         &mut self,
         (segments, start, len): (&[Segment], (usize, u32), u32),
         asked: (Gso, (u16, u16)),
-        (room, tally): (usize, &mut Tally),
+        (room, turn, tally): (usize, usize, &mut Tally),
     ) -> Option<()> {
-        if self.scratch.outgoing.len() >= SEGMENTS {
-            return None;
-        }
         let frame = SuperFrame::open(&self.guest, (segments, start), len, asked, &self.counters);
         let Some(mut frame) = frame else {
             return Some(());
@@ -238,13 +255,15 @@ impl<N: Nic> CopyLane<N> {
             self.counters.from_guest_too_many_pieces.add(1);
             return Some(());
         };
-        if !cutter.has_room(&frame.plan, 0..frame.plan.segments()) {
-            if self.nic.unsent() > 0 || !self.scratch.outgoing.is_empty() {
+        let many = frame.plan.segments() as usize > SEGMENTS;
+        if many || !cutter.has_room(&frame.plan, 0..frame.plan.segments()) {
+            if !many && (self.nic.unsent() > 0 || !self.scratch.outgoing.is_empty()) {
                 return None;
             }
-            // Everything that can come back is back: there will never be more room than now.
+            // It would take more than a few turns, or everything that can come back is back, and there will never be more
+            // room than now.
             self.keep(&frame, segments, len);
-            self.build_rest(room, tally);
+            self.build_rest((room, turn), tally);
             return Some(());
         }
         let mut source = FromChain {
@@ -276,9 +295,9 @@ impl<N: Nic> CopyLane<N> {
         self.rest.plan = Some(frame.plan.clone());
     }
 
-    /// Builds as many segments of the super-frame in hand as there is room for.
+    /// Builds as many segments of the super-frame in hand as there is room for, and as the turn has left.
     #[cold]
-    fn build_rest(&mut self, room: usize, tally: &mut Tally) {
+    fn build_rest(&mut self, (room, turn): (usize, usize), tally: &mut Tally) {
         let Some(plan) = self.rest.plan.take() else {
             return;
         };
@@ -287,7 +306,10 @@ impl<N: Nic> CopyLane<N> {
         let (mut source, mut next) = (&payload[first..], self.rest.next);
         let most_queued = self.scratch.outgoing.len() + room;
         if let Some((mut cutter, _)) = self.cutter(&plan, most_queued) {
-            while next < plan.segments() && cutter.has_room(&plan, next..next + 1) {
+            while next < plan.segments()
+                && tally.frames < turn as u64
+                && cutter.has_room(&plan, next..next + 1)
+            {
                 tally.add(cutter.segment(&plan, next, &mut source));
                 next += 1;
             }
@@ -299,9 +321,9 @@ impl<N: Nic> CopyLane<N> {
         }
     }
 
-    /// Goes on with the super-frame in hand; the segments that were sent.
+    /// Goes on with the super-frame in hand for a turn of so many frames; the segments that were sent.
     #[cold]
-    fn send_rest(&mut self) -> usize {
+    fn send_rest(&mut self, turn: usize) -> usize {
         if self.link == Link::Gone {
             self.rest.plan = None;
             self.counters.from_guest_rest_of_super_frame.add(1);
@@ -309,7 +331,8 @@ impl<N: Nic> CopyLane<N> {
         }
         let mut tally = Tally::default();
         let room = self.nic.room_to_nic();
-        self.build_rest(room, &mut tally);
+        self.build_rest((room, turn), &mut tally);
+        self.spend(&tally);
         if tally.frames == 0 {
             self.counters.from_guest_waits.add(1);
         }
@@ -324,7 +347,7 @@ impl<N: Nic> CopyLane<N> {
         let mut waits = 0;
         while self.rest.plan.is_some() && self.link == Link::Up && waits < LAST_WAITS {
             self.reclaim();
-            if self.send_rest() == 0 {
+            if self.send_rest(usize::MAX) == 0 {
                 std::thread::sleep(LAST_WAIT);
                 waits += 1;
             }

@@ -7,8 +7,8 @@
 //!
 //! A super-frame of the guest is cut while it is copied (`cutter.rs`), each segment into a chunk of its own or, where the
 //! NIC reads by DMA, into descriptors that refer to one copy of the payload. All segments are built in one go: it waits in
-//! the guest's queue until there is room for all. One with more segments than there can ever be room for is copied away
-//! whole, and goes out in portions ([`Rest`]). So a chain is used, here too, before anything of it is with the NIC: a daemon
+//! the guest's queue until there is room for all. One with more segments than that ([`SEGMENTS`]), or than there can ever be
+//! room for, is copied away whole, and goes out in portions ([`Rest`]). So a chain is used, here too, before anything of it is with the NIC: a daemon
 //! that comes after one that died sends nothing twice.
 
 mod cutter;
@@ -25,7 +25,7 @@ use xsk::{Frame, FramePool, RxDesc, TxDesc, Umem, UmemOffset};
 
 use super::counters::LaneCounters;
 use super::guest::{Fault, GuestSide};
-use super::lane::{BATCH, Bases, Lane, Rest as Resting, SEGMENTS};
+use super::lane::{BATCH, Bases, Lane, Rest as Resting, SEGMENTS, Turns};
 use super::nic::{Link, MOST_PIECES, Nic, Sends};
 use super::resident::{self, Home, Resident, Share};
 use super::super_frame::Builder;
@@ -44,8 +44,9 @@ pub(crate) struct CopyLane<N> {
     /// Bytes of a chunk that hold a sent frame's data.
     chunk_bytes: u32,
     sends: Sends,
-    /// What is left of a super-frame with more segments than there is room for at once.
+    /// What is left of a super-frame with more segments than leave at once.
     rest: Rest,
+    turns: Turns,
     /// The guest's next frame waits until frames that were sent come back.
     waits_for_room: bool,
     pool: FramePool,
@@ -121,6 +122,7 @@ impl<N: Nic> CopyLane<N> {
             chunk_bytes,
             sends,
             rest: Rest::default(),
+            turns: Turns::default(),
             waits_for_room: false,
             pool,
             references,

@@ -14,18 +14,22 @@ use crate::data::super_frame::{Builder, FromChain, LAST_WAIT, LAST_WAITS, SuperF
 impl<N: Nic> DirectLane<N> {
     pub(super) fn from_guest(&mut self) -> Result<usize, Fault> {
         let mut moved = self.reap();
+        let mut turn = BATCH;
         if self.cutting.is_some() {
-            moved += self.go_on_cutting();
+            let sent = self.go_on_cutting(turn);
+            (moved, turn) = (moved + sent, turn.saturating_sub(sent));
         }
-        if self.guest.from_guest.enabled && self.cutting.is_none() {
+        if self.guest.from_guest.enabled && self.cutting.is_none() && turn > 0 {
             let room = self.nic.room_to_nic();
-            let most = BATCH.min(room).min(self.sending.room());
+            let most = turn.min(room).min(self.sending.room());
             if most == 0 {
                 self.counters.from_guest_waits.add(1);
             } else {
                 let mut chains = std::mem::take(&mut self.scratch.chains);
                 let taken = self.guest.from_guest.queue.pop(&mut chains, most);
-                let sent = taken.map_err(Fault::from).and_then(|_| self.send(&chains, room));
+                let sent = taken
+                    .map_err(Fault::from)
+                    .and_then(|_| self.send(&chains, (room, turn)));
                 self.scratch.chains = chains;
                 moved += sent?;
             }
@@ -69,17 +73,18 @@ impl<N: Nic> DirectLane<N> {
         count
     }
 
-    /// Queues a batch of the guest's chains and hands them to the NIC, which has so much room.
-    fn send(&mut self, chains: &Chains, room: usize) -> Result<usize, Fault> {
+    /// Queues a batch of the guest's chains and hands them to the NIC, which has so much room; of segments no more than the turn
+    /// has frames.
+    fn send(&mut self, chains: &Chains, (room, turn): (usize, usize)) -> Result<usize, Fault> {
         let (mut tally, mut done) = (Tally::default(), 0);
         for (at, chain) in chains.iter().enumerate() {
             let segments = chains.segments(chain);
             let left = room - self.scratch.outgoing.len();
-            let queued = if left.min(self.sending.room()) == 0 {
+            let queued = if left.min(self.sending.room()) == 0 || tally.frames >= turn as u64 {
                 None
             } else {
                 let judged = self.guest.judge(chain, segments, self.link, &self.counters)?;
-                self.queue(chain.id, segments, judged, (left, &mut tally))
+                self.queue(chain.id, segments, judged, (left, turn, &mut tally))
             };
             if queued.is_none() {
                 self.guest.from_guest.queue.unpop(chains.slots(at));
@@ -117,7 +122,7 @@ impl<N: Nic> DirectLane<N> {
         chain: ChainId,
         segments: &[Segment],
         judged: Option<Sending>,
-        (room, tally): (usize, &mut Tally),
+        (room, turn, tally): (usize, usize, &mut Tally),
     ) -> Option<()> {
         let Some(Sending { start, len, request }) = judged else {
             self.give_back(chain);
@@ -142,7 +147,12 @@ impl<N: Nic> DirectLane<N> {
             Request {
                 csum: Some(checksum),
                 gso: Some(gso),
-            } => self.cut(chain, (segments, start, len), (gso, checksum), (room, tally)),
+            } => self.cut(
+                chain,
+                (segments, start, len),
+                (gso, checksum),
+                (room, turn, tally),
+            ),
         }
     }
 
@@ -316,18 +326,15 @@ impl<N: Nic> DirectLane<N> {
         (builder, &self.guest.memory)
     }
 
-    /// Begins to cut a super-frame; `None` if the next breath is to do that.
+    /// Begins to cut a super-frame.
     #[inline(never)]
     fn cut(
         &mut self,
         chain: ChainId,
         (segments, start, len): (&[Segment], (usize, u32), u32),
         asked: (Gso, (u16, u16)),
-        (room, tally): (usize, &mut Tally),
+        (room, turn, tally): (usize, usize, &mut Tally),
     ) -> Option<()> {
-        if self.scratch.outgoing.len() >= SEGMENTS {
-            return None;
-        }
         let frame = SuperFrame::open(&self.guest, (segments, start), len, asked, &self.counters);
         let Some(frame) = frame else {
             self.give_back(chain);
@@ -342,18 +349,18 @@ impl<N: Nic> DirectLane<N> {
         self.cut_segments.clear();
         self.cut_segments.extend_from_slice(segments);
         self.cutting = Some(Cutting { frame, chain });
-        self.queue_segments(room, tally);
+        self.queue_segments((room, turn), tally);
         Some(())
     }
 
-    /// Queues as many segments of the super-frame in hand as there is room for.
-    fn queue_segments(&mut self, room: usize, tally: &mut Tally) {
+    /// Queues as many segments of the super-frame in hand as there is room for, and as the turn has left.
+    fn queue_segments(&mut self, (room, turn): (usize, usize), tally: &mut Tally) {
         let Some(mut cutting) = self.cutting.take() else {
             return;
         };
         let end = self.scratch.outgoing.len() + room;
         let segments = std::mem::take(&mut self.cut_segments);
-        while cutting.frame.left() > 0 {
+        while cutting.frame.left() > 0 && tally.frames < turn as u64 {
             let left = (end - self.scratch.outgoing.len()).min(self.sending.room());
             let Some(bytes) = self.queue_segment(&mut cutting, &segments, left) else {
                 break;
@@ -422,9 +429,9 @@ impl<N: Nic> DirectLane<N> {
         left == 0 && bytes > 0 && self.sends.checksum
     }
 
-    /// Goes on with the super-frame in hand; the segments that were queued.
+    /// Goes on with the super-frame in hand for a turn of so many frames; the segments that were queued.
     #[cold]
-    fn go_on_cutting(&mut self) -> usize {
+    fn go_on_cutting(&mut self, turn: usize) -> usize {
         let room = self.nic.room_to_nic();
         if self.link == Link::Gone
             && self.sending.room() > 0
@@ -435,7 +442,7 @@ impl<N: Nic> DirectLane<N> {
             return 1;
         }
         let mut tally = Tally::default();
-        self.queue_segments(room, &mut tally);
+        self.queue_segments((room, turn), &mut tally);
         if tally.frames == 0 {
             self.counters.from_guest_waits.add(1);
         }
@@ -448,7 +455,7 @@ impl<N: Nic> DirectLane<N> {
     pub(super) fn cut_at_last(&mut self) -> Option<ChainId> {
         let mut waits = 0;
         while self.cutting.is_some() && self.link == Link::Up && waits < LAST_WAITS {
-            let sent = self.go_on_cutting();
+            let sent = self.go_on_cutting(usize::MAX);
             self.kick();
             if sent + self.reap() == 0 {
                 std::thread::sleep(LAST_WAIT);
