@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use common::{Pair, unbound_xsk};
 use steer::{Filter, ModeRequest, Program, QueueConf, QueueError};
 
-const SOON: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_secs(30);
 const OURS: [u8; 6] = [2, 0, 0, 0, 0, 0x11];
 const THEIRS: [u8; 6] = [2, 0, 0, 0, 0, 0x12];
 const EVERYBODY: [u8; 6] = [0xff; 6];

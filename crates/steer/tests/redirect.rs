@@ -30,7 +30,7 @@ impl Receiver {
         let umem = Umem::aligned(Arc::new(memory), CHUNK, 0).expect("valid chunks");
         let mut config = SocketConfig::new(pair.ifindex(), QueueId(0));
         config.tx = None;
-        config.bind_timeout = Duration::from_secs(10);
+        config.bind_timeout = Duration::from_secs(30);
         config.attach = match program.mode() {
             Mode::Native => AttachMode::Native,
             Mode::Skb => AttachMode::Skb,
@@ -56,7 +56,7 @@ impl Receiver {
     }
 
     fn next(&mut self) -> RxDesc {
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(30);
         loop {
             if let Some(desc) = self.socket.rx.peek(1).next() {
                 return desc;
@@ -152,7 +152,7 @@ fn dropped_program_gives_the_interface_back_to_the_host() {
     receiver.pool.put(desc.frame);
     drop(program);
     pair.far_socket.send(&frame(78));
-    assert_eq!(pair.near_socket.receive(Duration::from_secs(10)), Some(frame(78)));
+    assert_eq!(pair.near_socket.receive(Duration::from_secs(30)), Some(frame(78)));
 }
 
 #[test]
@@ -182,7 +182,7 @@ fn socket_that_waits_takes_no_frame_before_it_takes_over() {
         // The successor's place was emptied with it, and its predecessor's is not looked at.
         program.activate_queue(0, conf).expect("in range");
         pair.far_socket.send(&frame(100));
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(30);
         while program.counters(0).expect("counters").no_socket == before.no_socket {
             assert!(Instant::now() < deadline, "the frame is not counted");
         }

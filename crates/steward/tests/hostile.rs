@@ -4,7 +4,7 @@ mod common;
 
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use common::raw::Raw;
 use common::{POLICY, World, wanted};
@@ -14,21 +14,18 @@ use steward::client::Lease;
 use steward::protocol::{Answer, MESSAGE_MAX, Reason, Request};
 use testkit::{require, wait};
 
-/// Another holder gets its answers, and soon.
+/// Another holder gets its answers.
 #[track_caller]
 fn assert_serves(world: &World) {
-    let begun = Instant::now();
     let (lease, sockets) = world
         .lease(1, 1)
         .unwrap_or_else(|error| panic!("{error}: {}", world.steward));
     assert_eq!(sockets.len(), 1);
     lease.counters(1).expect("ours");
-    assert!(
-        begun.elapsed() < Duration::from_secs(2),
-        "it took {:?}",
-        begun.elapsed()
-    );
 }
+
+/// How often others must get their answers in a flood.
+const FLOODS: usize = 30;
 
 /// The connection is closed with a word about it.
 #[track_caller]
@@ -59,7 +56,8 @@ fn messages_that_are_cut_too_long_or_unknown_close_their_connection() {
         vec![0; MESSAGE_MAX],
         vec![0xff; MESSAGE_MAX + 1],
         vec![1; 60_000],
-        changed(0, 2),
+        // Another version.
+        changed(0, valid[0] + 1),
         changed(2, 99),
         changed(4, 0),
         changed(8, b'/'),
@@ -147,9 +145,8 @@ fn flood_of_requests_does_not_keep_others_from_their_answers() {
     assert_serves(&world);
     let quiet = world.descriptors();
     let socket = Request::Socket { queue: 0 }.encode(5);
-    let until = Instant::now() + Duration::from_secs(2);
     // Nobody reads what they are answered: sockets for the one, refusals for the others.
-    while Instant::now() < until {
+    for _ in 0..FLOODS {
         floods
             .iter()
             .for_each(|flood| while flood.send(&socket).is_ok() {});

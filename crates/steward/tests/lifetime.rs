@@ -187,7 +187,6 @@ fn holders_killed_at_random_under_traffic_leave_nothing() {
         world.await_no_program();
         world.await_descriptors(descriptors);
     }
-    while world.wire.receive(wait::QUIET).is_some() {}
     // And the queue is as good as new.
     let _running = holder::start(&world, "child_echoes_until_killed", 0);
     world.await_echo();

@@ -314,6 +314,22 @@ impl Pair {
         self.receive_by(|ring| ring.await_used(patience.take().unwrap_or_default()))
     }
 
+    /// What comes in before `last`, a frame like no other that was sent behind everything else on the same way.
+    ///
+    /// # Panics
+    /// If it never comes; as [`receive`](Self::receive).
+    #[track_caller]
+    pub fn receive_before(&mut self, last: &[u8]) -> Vec<Received> {
+        let mut before = Vec::new();
+        loop {
+            match self.receive(wait::SOON) {
+                Some(got) if got.frame == last => return before,
+                Some(got) => before.push(got),
+                None => panic!("the last frame does not come; {} came before", before.len()),
+            }
+        }
+    }
+
     /// The next frame if one is there now, else `None`. Looks at the ring and waits for no call, as there may be
     /// nobody to make one. Its chains are posted again.
     ///

@@ -155,13 +155,27 @@ impl Rig {
         self.daemon.process().signal(Signal::CONT);
     }
 
-    /// What arrives in the guest until nothing does for a while.
-    pub fn drain(&mut self) -> Vec<Received> {
-        let mut all: Vec<_> = self.pair().receive(wait::SOON).into_iter().collect();
-        while let Some(next) = self.pair().receive(wait::QUIET) {
-            all.push(next);
-        }
-        all
+    /// What comes out of the wire before a frame that the guest's first pair sends now: all that was under way there.
+    ///
+    /// # Panics
+    /// If that never comes.
+    #[track_caller]
+    pub fn flush_from_guest(&mut self) -> Vec<Vec<u8>> {
+        let last = frame::last();
+        self.pair().send(&last, Layout::Whole);
+        self.wire.receive_before(&last)
+    }
+
+    /// What arrives in the guest's first pair before a frame that is sent into the wire now: all that was under way there. Buffers must be
+    /// posted.
+    ///
+    /// # Panics
+    /// If that never comes.
+    #[track_caller]
+    pub fn flush_to_guest(&mut self) -> Vec<Received> {
+        let last = frame::last();
+        self.wire.send(&last);
+        self.pair().receive_before(&last)
     }
 
     /// A frame from the guest must arrive on the wire as it is.
@@ -219,7 +233,7 @@ impl Rig {
         });
         assert!(outwards, "frames of the guest do not arrive again");
         self.await_to_guest();
-        while self.wire.receive(wait::QUIET).is_some() {}
+        let _ = self.flush_from_guest();
     }
 }
 

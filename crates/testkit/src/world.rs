@@ -141,17 +141,17 @@ pub fn give_address(veth: &VethPair) {
         .ip(&["address", "add", &format!("{HOST}/24"), "dev", VethPair::WIRE]);
 }
 
-/// Bits a second that arrived, of a report of `iperf3 -J`: one of the sums at its end.
+/// Bytes that arrived, of a report of `iperf3 -J`: one of the sums at its end.
 ///
 /// # Panics
 /// If it is none.
 #[must_use]
-pub fn received_bits(report: &str, sum: &str) -> f64 {
+pub fn received_bytes(report: &str, sum: &str) -> u64 {
     let json: serde_json::Value =
         serde_json::from_str(report).unwrap_or_else(|_| panic!("no JSON: {report}"));
-    json["end"][sum]["bits_per_second"]
-        .as_f64()
-        .unwrap_or_else(|| panic!("no rate: {report}"))
+    json["end"][sum]["bytes"]
+        .as_u64()
+        .unwrap_or_else(|| panic!("no sum: {report}"))
 }
 
 /// The virtio features in what `status` tells of a port.

@@ -6,7 +6,7 @@ use rstest::rstest;
 use serde_json::json;
 use testkit::daemon::{Mode, Placement};
 use testkit::driver::region_info;
-use testkit::world::{HOST, Setting, received_bits};
+use testkit::world::{HOST, Setting, received_bytes};
 use testkit::{Daemon, Rig, Traffic, World, require, wait};
 use vhost::vhost_user::VhostUserFrontend;
 use virtqueue::GuestAddr;
@@ -136,7 +136,7 @@ fn linux_guest_gets_memory_while_it_sends(
     let _server = world.iperf_server();
     let report = world.guest.run(&format!("iperf3 -c {HOST} -t 2 --bidir -J"));
     for sum in ["sum_received", "sum_received_bidir_reverse"] {
-        assert!(received_bits(&report, sum) > 1e6, "{sum}: {report}");
+        assert!(received_bytes(&report, sum) > MIB / 8, "{sum}: {report}");
     }
     let said = world.guest.finish("ping", 2 * wait::SOON);
     assert!(said.contains(" 0% packet loss"), "{said}");

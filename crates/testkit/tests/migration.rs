@@ -8,14 +8,16 @@
 //! ```
 //!
 //! The bridge stands for the switch: it learns from the guest's announcement where the guest is now. Three streams
-//! cross the migration: iperf3; a file that the guest sends; and bytes that pile up in the guest's receive buffers,
-//! where only the daemon (in direct placement, the kernel) has written them, and which the guest reads only after it
-//! has moved. Before it goes on at its destination both memories are compared byte for byte: a page that the dirty
+//! cross the migration: iperf3; a file that the guest sends, whose second half is read only after the guest has moved; and bytes
+//! that pile up in the guest's receive buffers, where only the daemon (in direct placement, the kernel) has written them, and
+//! which the guest reads only after it has moved. However long the migration takes, it does not outlast them. Before it goes on at its destination both memories are compared byte for byte: a page that the dirty
 //! log missed shows there.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -25,7 +27,7 @@ use testkit::daemon::{Placement, private_dir};
 use testkit::driver::F_RING_PACKED;
 use testkit::guest::Guest;
 use testkit::process::output_of;
-use testkit::world::{GUEST, HOST, features, received_bits};
+use testkit::world::{GUEST, HOST, features, received_bytes};
 use testkit::{Daemon, Qmp, Running, Serve, VethPair, require, wait};
 
 const MIB: usize = 1 << 20;
@@ -37,9 +39,11 @@ const DOWNLOAD: u16 = 7002;
 const UPLOADED: usize = 16 * MIB;
 const DOWNLOADED: usize = 5 * MIB;
 const CHUNK: usize = 64 << 10;
-/// Between two chunks, so that the streams last longer than the migration.
+/// Between two chunks, so that there is traffic all the while that memory is copied.
 const PAUSE: Duration = Duration::from_millis(20);
 const DOWNLOAD_PAUSE: Duration = Duration::from_millis(60);
+/// A file in the guest: it reads what has come.
+const GO_ON: &str = "/tmp/go-on";
 /// Bytes a second that the migration may use at first, so that frames are received while memory is copied.
 const SLOW: usize = 16 * MIB;
 const FAST: usize = 1024 * MIB;
@@ -98,6 +102,9 @@ impl Bridged {
     }
 }
 
+/// Whether the guest has moved.
+type Over = Arc<AtomicBool>;
+
 /// A server's end of a stream: what the hash is of, and the longest time without progress.
 struct Moved {
     bytes: Vec<u8>,
@@ -113,11 +120,14 @@ fn serve(listener: TcpListener, work: impl FnOnce(TcpStream) -> Moved + Send + '
     })
 }
 
-/// Reads slowly.
-fn receive(mut stream: TcpStream) -> Moved {
+/// Reads slowly, and no more than a half before the guest has moved.
+fn receive(mut stream: TcpStream, over: &Over) -> Moved {
     let (mut bytes, mut chunk) = (Vec::with_capacity(UPLOADED), vec![0; CHUNK]);
     let mut longest_pause = Duration::ZERO;
     loop {
+        while bytes.len() >= UPLOADED / 2 && !over.load(Ordering::Relaxed) {
+            std::thread::sleep(PAUSE);
+        }
         let begun = Instant::now();
         let count = stream.read(&mut chunk).expect("the stream survives");
         longest_pause = longest_pause.max(begun.elapsed());
@@ -221,7 +231,7 @@ fn start_streams(guest: &Guest) -> String {
     guest.start("upload", &format!("nc {HOST} {UPLOAD} </tmp/file"));
     guest.start(
         "download",
-        &format!("nc {HOST} {DOWNLOAD} | (sleep 6; sha256sum)"),
+        &format!("nc {HOST} {DOWNLOAD} | (until [ -e {GO_ON} ]; do sleep 0.2; done; sha256sum)"),
     );
     guest.start("iperf", &format!("iperf3 -c {HOST} -b 20M -t 8 -J"));
     hash
@@ -243,7 +253,11 @@ fn streams_survive_migration_and_their_bytes_are_intact(
     command.args(["-s", "-1", "--forceflush"]);
     let mut server = Running::start(command);
     server.await_text("listening");
-    let upload = serve(bridged.listen(UPLOAD), receive);
+    let over = Over::default();
+    let upload = {
+        let over = Arc::clone(&over);
+        serve(bridged.listen(UPLOAD), move |stream| receive(stream, &over))
+    };
     let download = serve(bridged.listen(DOWNLOAD), send);
     let uploaded = start_streams(&source);
     assert!(
@@ -270,6 +284,9 @@ fn streams_survive_migration_and_their_bytes_are_intact(
         wait::until(2 * wait::SOON, || destination.answers()),
         "the guest is dead"
     );
+    assert!(!upload.is_finished() && !destination.finished("download"));
+    over.store(true, Ordering::Relaxed);
+    let _ = destination.run(&format!("touch {GO_ON}"));
 
     let downloaded = destination.finish("download", 4 * wait::SOON);
     let report = destination.finish("iperf", 2 * wait::SOON);
@@ -281,7 +298,7 @@ fn streams_survive_migration_and_their_bytes_are_intact(
     );
     assert_eq!(hash(&upload.bytes), uploaded, "the upload");
     assert_eq!(hash_in(&downloaded), hash(&download.bytes), "the download");
-    assert!(received_bits(&report, "sum_received") > 1e5, "{report}");
+    assert!(received_bytes(&report, "sum_received") > 100_000, "{report}");
     assert!(
         bridged.whereabouts().contains("wire1"),
         "{}",

@@ -20,7 +20,7 @@ const LENGTHS: [usize; 4] = [2896, 10_000, 40_001, 65_000];
 const MOST: usize = 900;
 /// Most segments of UDP that the kernel makes (UDP_MAX_SEGMENTS, `linux/udp.h`).
 const MOST_UDP: usize = 128;
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = testkit::wait::SOON;
 
 struct Kernel {
     _pair: VethPair,

@@ -135,7 +135,7 @@ fn segments_arrive_as_one_super_frame(
         let before = rig.daemon.counter("to_guest_coalesced_frames");
         let frames = segments(&whole, size, partial);
         rig.burst_to_guest(&frames);
-        let got = rig.drain();
+        let got = rig.flush_to_guest();
         assert_eq!(
             got.len(),
             1,
@@ -165,7 +165,7 @@ fn flows_between_each_other_are_coalesced_each(#[values(Mode::Native, Mode::Skb)
         .collect();
     let mixed: Vec<_> = (0..45).map(|at| cut[at % 3][at / 3].clone()).collect();
     rig.burst_to_guest(&mixed);
-    let got = rig.drain();
+    let got = rig.flush_to_guest();
     assert_eq!(got.len(), 3);
     for (got, whole) in got.iter().zip(&flows) {
         assert_is(got, whole, MSS);
@@ -179,7 +179,7 @@ fn wrong_checksum_is_neither_marked_nor_merged(#[values(Mode::Native, Mode::Skb)
     let mut frames = segments(&tcp4(6 * 1448), MSS, false);
     frames[2][200] ^= 0x40;
     rig.burst_to_guest(&frames);
-    let got = rig.drain();
+    let got = rig.flush_to_guest();
     assert_eq!(got.len(), 3);
     assert_eq!(got[0].frame.len(), frames[0].len() + 1448);
     assert_eq!(got[1].header, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0]);
@@ -202,7 +202,7 @@ fn what_was_not_accepted_is_not_used(
     for (partial, flag) in [(false, flags[0]), (true, flags[1])] {
         let frames = segments(&tcp4(5 * 1448), MSS, partial);
         rig.burst_to_guest(&frames);
-        let got = rig.drain();
+        let got = rig.flush_to_guest();
         assert_eq!(got.len(), 5);
         for (got, sent) in got.iter().zip(&frames) {
             assert_eq!((got.header[0], got.header[1]), (flag, 0));
@@ -232,7 +232,7 @@ fn offload_none_offers_nothing(#[values(Placement::Copy, Placement::Direct)] pla
     rig.post(BUFFERS, &[BUFFER]);
     let frames = segments(&tcp4(3 * 1448), MSS, true);
     rig.burst_to_guest(&frames);
-    let got = rig.drain();
+    let got = rig.flush_to_guest();
     assert_eq!(got.len(), 3);
     for (got, sent) in got.iter().zip(&frames) {
         assert_eq!(got.header[..10], [0; 10]);
@@ -252,7 +252,7 @@ fn guest_with_few_or_small_buffers_gets_what_fits(
     let whole = tcp4(40 * 1448);
     let frames = segments(&whole, MSS, false);
     rig.burst_to_guest(&frames);
-    let got = rig.drain();
+    let got = rig.flush_to_guest();
     // Whatever the pieces are: the stream is all there, in order, and each says the truth of itself.
     let header = whole.header_len();
     let mut stream = Vec::new();
@@ -298,7 +298,7 @@ fn one_big_buffer_takes_a_super_frame_without_mergeable_buffers(
     for payload in [1448, 2 * 1448, 44 * 1448 + 1] {
         let whole = tcp4(payload);
         rig.burst_to_guest(&segments(&whole, MSS, false));
-        let got = rig.drain();
+        let got = rig.flush_to_guest();
         assert_eq!((got.len(), got[0].chains), (1, 1));
         if payload > 1448 {
             frame::assert_same(&got[0].frame, &whole.bytes());
@@ -320,7 +320,7 @@ fn small_buffers_without_merging_get_frames_as_they_are(#[values(SPLIT, F_RING_P
     let mut frames = segments(&tcp4(4 * 900), 900, false);
     frames.insert(2, frame::plain(1200, 5));
     rig.burst_to_guest(&frames);
-    let got = rig.drain();
+    let got = rig.flush_to_guest();
     frames.remove(2);
     assert_eq!(got.len(), 4);
     for (got, sent) in got.iter().zip(&frames) {
@@ -342,14 +342,14 @@ fn jumbo_segments_in_several_chunks_are_coalesced(
     for (payload, size) in [(7 * 8948, 8948), (40_001, 3801), (30_000, 8947)] {
         let whole = tcp4(payload);
         rig.burst_to_guest(&segments(&whole, size, partial));
-        let got = rig.drain();
+        let got = rig.flush_to_guest();
         let lengths: Vec<_> = got.iter().map(|got| (got.frame.len(), got.header)).collect();
         assert_eq!(got.len(), 1, "{size}: {lengths:?}");
         assert_is(&got[0], &whole, size);
     }
     // Alone, and completed where nobody takes partial ones.
     rig.burst_to_guest(&segments(&tcp4(8948), 8948, partial));
-    let got = rig.drain();
+    let got = rig.flush_to_guest();
     assert_eq!(got[0].header[0], if partial { NEEDS_CSUM } else { DATA_VALID });
 }
 
@@ -362,7 +362,7 @@ fn jumbo_partial_checksums_are_completed_for_a_guest_that_takes_none() {
     for size in [8948, 8947, 3786, 3787, 100] {
         let frames = segments(&tcp4(usize::from(size)), size, true);
         rig.burst_to_guest(&frames);
-        let got = rig.drain();
+        let got = rig.flush_to_guest();
         frame::assert_same(&got[0].frame, &completed(&frames[0]));
     }
     assert_eq!(rig.daemon.counter("to_guest_checksums_completed"), 5);
@@ -400,10 +400,7 @@ fn hostile_frames_arrive_unchanged(
             })
             .collect();
         rig.burst_to_guest(&frames);
-        let got: Vec<_> = frames
-            .iter()
-            .map_while(|_| rig.pair().receive(wait::QUIET))
-            .collect();
+        let got = rig.flush_to_guest();
         let got_bytes: usize = got.iter().map(|got| got.frame.len()).sum();
         assert!(got.len() <= 40 && got_bytes > 0);
         for got in &got {

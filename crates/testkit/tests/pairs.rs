@@ -112,7 +112,7 @@ fn settle(rig: &mut Rig, on: usize) {
         for flow in 0..FLOWS {
             let _ = rig.wire.try_send(&frame::udp(flow, len));
         }
-        let arrived = arrivals(rig, len, wait::QUIET);
+        let arrived = arrivals(rig, len, Duration::from_secs(2));
         are_all(&arrived) && arrived[..on].iter().all(|flows| !flows.is_empty())
     });
     assert!(settled, "not all flows arrive: {:#}", rig.daemon.port(0));

@@ -138,7 +138,7 @@ pub(crate) fn config(facts: &Facts, queue: u32) -> SocketConfig {
     };
     config.rx = Some(RingSize::at_least(RECEIVE_RING));
     config.rx_is_made = true;
-    config.bind_timeout = Duration::from_secs(5);
+    config.bind_timeout = testkit::wait::SOON;
     config
 }
 

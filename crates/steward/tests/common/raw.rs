@@ -39,7 +39,7 @@ impl Raw {
         self.serial += 1;
         self.send(&request.encode(self.serial))
             .expect("the connection is open");
-        let (serial, answer) = self.receive(Duration::from_secs(5)).expect("an answer");
+        let (serial, answer) = self.receive(testkit::wait::SOON).expect("an answer");
         assert_eq!(serial, self.serial);
         answer
     }

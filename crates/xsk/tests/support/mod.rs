@@ -92,7 +92,7 @@ fn index(name: &str) -> u32 {
 }
 
 fn wait_for_carrier() {
-    let deadline = Instant::now() + Duration::from_secs(2);
+    let deadline = Instant::now() + Duration::from_secs(30);
     loop {
         let output = Command::new("ip")
             .args(["-o", "link", "show", NEAR])

@@ -7,7 +7,7 @@ use xsk::{Frame, FramePool, Kick, OpenError, QueueId, Socket, SocketConfig, TxDe
 use super::{Veth, own_umem};
 
 /// Longer than anything takes on a loaded machine: also the kernel, to let go of a queue.
-pub(crate) const SOON: Duration = Duration::from_secs(10);
+pub(crate) const SOON: Duration = Duration::from_secs(30);
 
 /// A socket on the near end with a UMEM of its own.
 pub(crate) struct Rig {
