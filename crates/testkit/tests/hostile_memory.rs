@@ -1,18 +1,19 @@
 //! Files that a VMM gives as guest memory, dirty log or inflight region, and that a daemon must not be hurt by: each closes or
 //! refuses its own port, and a neighbour in the same process goes on.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
+use rstest::rstest;
 use rustix::fs::{Mode, OFlags, ftruncate, openat};
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount, fsopen,
 };
 use testkit::driver::{self, F_PROTOCOL_FEATURES};
-use testkit::{Daemon, Driver, DriverConfig, Layout, NetNs, Serve, frame, message, require, wait};
+use testkit::{Daemon, Driver, DriverConfig, Layout, NetNs, Serve, frame, require, wait};
 use vhost::vhost_user::VhostUserFrontend;
-use vhost::vhost_user::message::{FrontendReq, VhostUserInflight, VhostUserProtocolFeatures};
-use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
+use vhost::vhost_user::message::{VhostUserInflight, VhostUserProtocolFeatures};
+use vhost::{VhostBackend, VhostUserDirtyLogRegion, VhostUserMemoryRegionInfo, VringConfigData};
 use virtqueue::GuestAddr;
 use virtqueue::driver::GuestRam;
 
@@ -115,10 +116,6 @@ fn file_without_memory(bytes: u64) -> OwnedFd {
     file
 }
 
-fn longs<const N: usize>(longs: [u64; N]) -> Vec<u8> {
-    longs.into_iter().flat_map(u64::to_ne_bytes).collect()
-}
-
 /// SET_INFLIGHT_FD for two queues of 256 entries.
 fn set_inflight(driver: &mut Driver, file: &OwnedFd, bytes: u64) {
     let region = VhostUserInflight::new(bytes, 0, 2, 256);
@@ -127,13 +124,13 @@ fn set_inflight(driver: &mut Driver, file: &OwnedFd, bytes: u64) {
 }
 
 /// SET_LOG_BASE.
-fn set_log(driver: &Driver, file: BorrowedFd<'_>, bytes: u64) {
-    message::send(
-        driver.socket(),
-        FrontendReq::SET_LOG_BASE,
-        &longs([bytes, 0]),
-        Some(file),
-    );
+fn set_log(driver: &mut Driver, file: &OwnedFd, bytes: u64) -> bool {
+    let region = VhostUserDirtyLogRegion {
+        mmap_size: bytes,
+        mmap_offset: 0,
+        mmap_handle: file.as_raw_fd(),
+    };
+    driver.frontend().set_log_base(0, Some(region)).is_ok()
 }
 
 fn region(file: &OwnedFd, (guest, user, bytes, offset): (u64, u64, u64, u64)) -> VhostUserMemoryRegionInfo {
@@ -189,8 +186,7 @@ fn dirty_log_on_a_full_tmpfs_closes_only_its_port() {
     require!(Root);
     let mut neighbours = Neighbours::new();
     let mut hostile = neighbours.running();
-    set_log(&hostile, file_without_memory(4096).as_fd(), 4096);
-    let _ = message::receive(hostile.socket());
+    assert!(set_log(&mut hostile, &file_without_memory(4096), 4096));
     let features = hostile.features() | F_LOG_ALL;
     // What the lane writes is noted in the log at once: the connection may be over before the answer.
     let _ = hostile.frontend().set_features(features);
@@ -212,4 +208,181 @@ fn guest_memory_on_a_full_tmpfs_closes_only_its_port() {
         .expect("a table like others");
     start_vrings(&mut hostile, user);
     neighbours.assert_only_one_is_closed(&hostile, "memory-truncated", &[]);
+}
+
+// ---- files that may never answer -------------------------------------------------------------------------------
+
+/// A file on whatever the programs were built on, which is no memory; `None` where that is one.
+fn file_on_disk(bytes: u64) -> Option<OwnedFd> {
+    let directory = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let file: OwnedFd = tempfile::tempfile_in(directory).expect("a file").into();
+    ftruncate(&file, bytes).expect("any length");
+    let is_memory = rustix::fs::fcntl_get_seals(&file).is_ok();
+    if is_memory {
+        println!("SKIPPED: the sources are on a tmpfs");
+    }
+    (!is_memory).then_some(file)
+}
+
+/// What is given as memory in each of its three ways.
+type Give = fn(&mut Driver, &OwnedFd);
+
+fn as_ram(driver: &mut Driver, file: &OwnedFd) {
+    let table = [region(file, (0, 0x7000_0000_0000, MIB, 0))];
+    let _ = driver.frontend().set_mem_table(&table);
+}
+
+fn as_slot(driver: &mut Driver, file: &OwnedFd) {
+    let _ = driver
+        .frontend()
+        .add_mem_region(&region(file, (0, 0x7000_0000_0000, MIB, 0)));
+}
+
+fn as_log(driver: &mut Driver, file: &OwnedFd) {
+    set_log(driver, file, 4096);
+}
+
+fn as_inflight(driver: &mut Driver, file: &OwnedFd) {
+    set_inflight(driver, file, MIB);
+}
+
+#[rstest]
+#[case::guest_memory(as_ram)]
+#[case::memory_slot(as_slot)]
+#[case::dirty_log(as_log)]
+#[case::inflight_region(as_inflight)]
+fn file_of_a_disk_is_refused_by_name_with_the_remedy(#[case] give: Give) {
+    require!(Root);
+    let Some(file) = file_on_disk(MIB) else { return };
+    let mut neighbours = Neighbours::new();
+    let mut hostile = neighbours.hostile();
+    give(&mut hostile, &file);
+    let words = [
+        "not a shared memory file",
+        "--memory-files any",
+        "crates/testkit/",
+        "(deleted)",
+    ];
+    neighbours.assert_only_one_is_closed(&hostile, "refused", &words);
+}
+
+#[rstest]
+#[case::guest_memory(as_ram)]
+#[case::dirty_log(as_log)]
+#[case::inflight_region(as_inflight)]
+fn file_of_a_disk_is_accepted_where_any_is(#[case] give: Give) {
+    require!(Root);
+    let Some(file) = file_on_disk(MIB) else { return };
+    let neighbours = Neighbours::with(&Serve::null().with("--memory-files", "any"));
+    let mut hostile = neighbours.hostile();
+    give(&mut hostile, &file);
+    assert!(!hostile.await_close(wait::QUIET), "{}", neighbours.daemon.said());
+    hostile.frontend().get_features().expect("the port answers");
+}
+
+// ---- more than there is ----------------------------------------------------------------------------------------
+
+/// A file of any length, which costs nothing.
+fn sparse(bytes: u64) -> OwnedFd {
+    let file = rustix::fs::memfd_create("sparse", rustix::fs::MemfdFlags::CLOEXEC).expect("memfd");
+    ftruncate(&file, bytes).expect("any length");
+    file
+}
+
+const TIB: u64 = 1 << 40;
+
+#[test]
+fn guest_of_86_tib_is_refused_beside_one_of_32_gib() {
+    require!(Root);
+    let mut neighbours = Neighbours::with(&Serve::null().with("--max-memory", "32G"));
+    // In as many regions as a message has.
+    let file = sparse(86 * TIB);
+    let piece = 86 * TIB / 8;
+    let table: Vec<_> = (0..8)
+        .map(|at| region(&file, (at * piece, at * piece, piece, at * piece)))
+        .collect();
+    let mut hostile = neighbours.hostile();
+    let _ = hostile.frontend().set_mem_table(&table);
+    neighbours.assert_only_one_is_closed(&hostile, "refused", &["94557999988736", "--max-memory"]);
+    let large = DriverConfig {
+        regions: vec![(GuestAddr(0), 2 << 30), (GuestAddr(4 << 30), 30 << 30)],
+        ..DriverConfig::default()
+    };
+    let large = Driver::connect(&neighbours.daemon.path("port0.sock"), &large);
+    large.expect("as much as is allowed");
+}
+
+#[test]
+fn memory_of_the_machine_is_the_limit_where_none_is_said() {
+    require!(Root);
+    let mut neighbours = Neighbours::new();
+    let mut hostile = neighbours.hostile();
+    let file = sparse(86 * TIB);
+    let _ = hostile
+        .frontend()
+        .set_mem_table(&[region(&file, (0, 0, 86 * TIB, 0))]);
+    neighbours.assert_only_one_is_closed(&hostile, "refused", &["94557999988736", "--max-memory"]);
+}
+
+#[test]
+fn slots_count_together() {
+    require!(Root);
+    let mut neighbours = Neighbours::with(&Serve::null().with("--max-memory", "128M"));
+    let mut hostile = neighbours.hostile();
+    for at in 0..3u64 {
+        let file = sparse(64 * MIB);
+        let slot = region(&file, (at * 64 * MIB, at * 64 * MIB, 64 * MIB, 0));
+        let added = hostile.frontend().add_mem_region(&slot);
+        assert_eq!(added.is_ok(), at < 2, "slot {at}");
+    }
+    neighbours.assert_only_one_is_closed(&hostile, "refused", &["201326592", "134217728", "--max-memory"]);
+}
+
+#[test]
+fn regions_that_are_one_piece_of_a_file_are_refused() {
+    require!(Root);
+    let mut neighbours = Neighbours::new();
+    let mut hostile = neighbours.hostile();
+    let file = sparse(2 * MIB);
+    let halves: Vec<_> = (0..2)
+        .map(|at| region(&file, (at * MIB, at * MIB, MIB, at * MIB)))
+        .collect();
+    hostile
+        .frontend()
+        .set_mem_table(&halves)
+        .expect("two pieces of one file");
+    let aliases: Vec<_> = (0..8)
+        .map(|at| region(&file, (at * MIB, at * MIB, MIB, at % 2 * MIB)))
+        .collect();
+    let _ = hostile.frontend().set_mem_table(&aliases);
+    neighbours.assert_only_one_is_closed(&hostile, "refused", &["overlap in their file"]);
+}
+
+#[test]
+fn dirty_log_of_42_tib_is_refused_and_that_of_a_large_guest_is_not() {
+    require!(Root);
+    let mut neighbours = Neighbours::with(&Serve::null().with("--max-memory", "4G"));
+    let mut hostile = neighbours.hostile();
+    // RAM from 1 TiB on, as on AMD machines.
+    let long = (TIB + (4 << 30)) / 4096 / 8;
+    assert!(set_log(&mut hostile, &sparse(long), long));
+    assert!(!set_log(&mut hostile, &sparse(42 * TIB), 42 * TIB));
+    neighbours.assert_only_one_is_closed(&hostile, "refused", &["46179488366592", "--max-memory"]);
+}
+
+#[test]
+fn inflight_region_is_mapped_as_far_as_it_is_needed() {
+    require!(Root);
+    let mut neighbours = Neighbours::new();
+    let mut hostile = neighbours.hostile();
+    set_inflight(&mut hostile, &sparse(42 * TIB), 42 * TIB);
+    hostile.frontend().get_features().expect("the port answers");
+    let pid = neighbours.daemon.process().pid();
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it lives");
+    let size = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmSize:"))
+        .expect("a size");
+    let kib: u64 = size.trim().trim_end_matches(" kB").parse().expect("a number");
+    assert!(kib < TIB >> 10, "{kib} KiB of address space");
 }

@@ -1,6 +1,7 @@
 //! The command line. Options that QEMU's `-netdev af-xdp` has carry its names.
 
 mod bring;
+mod memory;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -11,6 +12,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use steer::{LAST_VLAN, ModeRequest};
 
 use self::bring::BringArgs;
+use self::memory::MemoryArgs;
 use crate::bench::BenchArgs;
 use crate::control::config::{Endpoint, NicConfig, Placement, PortConfig, Segments, ServeConfig};
 use crate::control::control_socket;
@@ -173,6 +175,8 @@ pub(crate) struct ServeArgs {
     /// ballooning, no overcommit, no postcopy)
     #[arg(long, value_enum, default_value = "copy")]
     memory: Placement,
+    #[command(flatten)]
+    memory_rules: MemoryArgs,
     /// How segments of the guest's super-frames leave
     #[arg(long, value_enum, default_value = "auto")]
     segments: Segments,
@@ -189,7 +193,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "LIST", default_value = "all", allow_hyphen_values = true)]
     offload: String,
     /// A further guest: KEY=VALUE pairs of socket-path, fd, client, ifname, cable, queues, start-queue, memory,
-    /// mac, vlan, offload (lists joined by `+` here), and of --inhibit and its companions; what is missing comes from the options
+    /// max-memory, memory-files, mac, vlan, offload (lists joined by `+` here), and of --inhibit and its companions; what is missing comes from the options
     /// above. May be repeated
     #[arg(long, value_name = "KEY=VALUE,...")]
     port: Vec<String>,
@@ -237,14 +241,16 @@ impl ServeArgs {
     /// One line, naming the option.
     pub(crate) fn into_config(self) -> anyhow::Result<ServeConfig> {
         let mut ports = Vec::new();
-        if self.socket_path.is_some() || self.fd.is_some() {
-            ports.push(PortOptions::from(&self).build()?);
+        let of_its_own = self.socket_path.is_some() || self.fd.is_some();
+        let count = self.port.len() + usize::from(of_its_own);
+        if of_its_own {
+            ports.push(PortOptions::from(&self).build(count)?);
         }
         for text in &self.port {
             let mut options = PortOptions::from(&self);
             (options.socket_path, options.fd) = (None, None);
             options.apply(text).with_context(|| format!("--port {text}"))?;
-            ports.push(options.build().with_context(|| format!("--port {text}"))?);
+            ports.push(options.build(count).with_context(|| format!("--port {text}"))?);
         }
         if ports.is_empty() {
             bail!("no socket: name one with --socket-path PATH, --fd FDNUM or --port socket-path=PATH");
@@ -297,6 +303,7 @@ struct PortOptions {
     mode: ModeRequest,
     force_copy: bool,
     memory: Placement,
+    memory_rules: MemoryArgs,
     segments: Segments,
     mac: Option<[u8; 6]>,
     vlans: VlanList,
@@ -323,6 +330,7 @@ impl From<&ServeArgs> for PortOptions {
             },
             force_copy: args.force_copy,
             memory: args.memory,
+            memory_rules: args.memory_rules.clone(),
             segments: args.segments,
             mac: args.mac,
             vlans: args.vlan.clone().unwrap_or_default(),
@@ -351,9 +359,10 @@ impl PortOptions {
                 "mac" => self.mac = Some(parse_mac(value).map_err(anyhow::Error::msg)?),
                 "vlan" => self.vlans = parse_vlans(&value.replace('+', ",")).map_err(anyhow::Error::msg)?,
                 "offload" => value.clone_into(&mut self.offload),
-                _ if self.bring.apply(key, value)? => {}
+                _ if self.memory_rules.apply(key, value)? || self.bring.apply(key, value)? => {}
                 _ => bail!(
-                    "unknown key {key:?}: one of socket-path, fd, client, ifname, cable, queues, start-queue, memory, mac, vlan, offload, {}",
+                    "unknown key {key:?}: one of socket-path, fd, client, ifname, cable, queues, start-queue, memory, mac, vlan, offload, {}, {}",
+                    MemoryArgs::KEYS,
                     BringArgs::KEYS
                 ),
             }
@@ -361,7 +370,8 @@ impl PortOptions {
         Ok(())
     }
 
-    fn build(self) -> anyhow::Result<PortConfig> {
+    /// For one of so many ports.
+    fn build(self, ports: usize) -> anyhow::Result<PortConfig> {
         let endpoint = match (self.socket_path, self.fd) {
             (Some(path), None) if self.client => Endpoint::Client(path),
             (Some(path), None) => Endpoint::Server(path),
@@ -395,6 +405,7 @@ impl PortOptions {
             nic,
             bring: self.bring.build()?,
             placement: self.memory,
+            memory: self.memory_rules.build(ports),
             segments: self.segments,
             mac: self.mac,
             vlans: self.vlans.0,

@@ -12,6 +12,7 @@ use virtqueue::{Chain, MemoryMap, Queue, Segment};
 
 use crate::control::config::{Bring, Endpoint, NicConfig, Placement, PortConfig, Segments};
 use crate::control::interface::Interfaces;
+use crate::control::memory::{FileKinds, MemoryRules};
 use crate::control::port::Port;
 use crate::control::{attend, sigbus};
 use crate::data::counters::LaneCounters;
@@ -37,6 +38,10 @@ impl NullPort {
             endpoint: Endpoint::Server(PathBuf::from("fuzz")),
             queues,
             nic: NicConfig::Null { frame_bytes: 64 },
+            memory: MemoryRules {
+                most_bytes: 1 << 40,
+                files: FileKinds::Shared,
+            },
             segments: Segments::Auto,
             bring: Bring::Nothing,
             placement: if direct {

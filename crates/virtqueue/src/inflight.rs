@@ -120,8 +120,8 @@ impl InflightRegion {
         Ok((fd, bytes))
     }
 
-    /// Maps a file (VHOST_USER_SET_INFLIGHT_FD) for (queues, entries of each, packed). Regions that were never
-    /// used are initialised.
+    /// Maps a file (VHOST_USER_SET_INFLIGHT_FD) for (queues, entries of each, packed), and no more of it than these need. Regions
+    /// that were never used are initialised.
     ///
     /// # Errors
     /// [`InflightError`].
@@ -146,12 +146,13 @@ impl InflightRegion {
         if !mmap_offset.is_multiple_of(ALIGN) {
             return Err(range);
         }
-        let file = FileMapping::open(fd, (mmap_size, mmap_offset), files).map_err(|error| match error {
-            MappingError::NotAFile => InflightError::NotAFile,
-            MappingError::Range { .. } => range,
-            MappingError::System(error) => InflightError::Map(error),
-            MappingError::Guard(error) => InflightError::Guard(error),
-        })?;
+        let file =
+            FileMapping::open(fd, (mmap_size, mmap_offset), needed, files).map_err(|error| match error {
+                MappingError::NotAFile => InflightError::NotAFile,
+                MappingError::Range { .. } => range,
+                MappingError::System(error) => InflightError::Map(error),
+                MappingError::Guard(error) => InflightError::Guard(error),
+            })?;
         let region = Self {
             file,
             queues,

@@ -60,7 +60,7 @@ impl DirtyLog {
         files: &dyn ForeignFiles,
     ) -> Result<Self, LogError> {
         let range = (mmap_size, mmap_offset);
-        let bitmap = FileMapping::open(fd, range, files).map_err(|error| match error {
+        let bitmap = FileMapping::open(fd, range, mmap_size, files).map_err(|error| match error {
             MappingError::NotAFile => LogError::NotAFile,
             MappingError::Range { size } => LogError::Range {
                 offset: mmap_offset,

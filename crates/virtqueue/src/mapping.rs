@@ -26,6 +26,9 @@ pub trait ForeignFiles {
     /// # Errors
     /// The range cannot be guarded: it is unmapped, untouched.
     fn guard(&self, start: NonNull<u8>, bytes: usize) -> io::Result<Guard>;
+
+    /// Bytes of guest memory that are mapped at most: a [`MemoryMap`](crate::MemoryMap) of more is refused.
+    fn most_guest_bytes(&self) -> u64;
 }
 
 /// Keeps a mapping guarded until it is dropped.
@@ -38,6 +41,10 @@ pub struct TrustedFiles;
 impl ForeignFiles for TrustedFiles {
     fn guard(&self, _start: NonNull<u8>, _bytes: usize) -> io::Result<Guard> {
         Ok(Box::new(()))
+    }
+
+    fn most_guest_bytes(&self) -> u64 {
+        u64::MAX
     }
 }
 
@@ -76,10 +83,11 @@ unsafe impl Send for Pages {}
 unsafe impl Sync for Pages {}
 
 impl FileMapping {
-    /// Maps `len` bytes at `offset` of `fd`.
+    /// Maps the first `len` bytes of the `size_said` bytes at `offset` of `fd`, which must be there.
     pub(crate) fn open(
         fd: BorrowedFd<'_>,
-        (len, offset): (u64, u64),
+        (size_said, offset): (u64, u64),
+        len: u64,
         files: &dyn ForeignFiles,
     ) -> Result<Self, MappingError> {
         let system = |errno: rustix::io::Errno| MappingError::System(errno.into());
@@ -88,8 +96,8 @@ impl FileMapping {
             return Err(MappingError::NotAFile);
         }
         let size = u64::try_from(stat.st_size).unwrap_or(0);
-        let inside = offset.checked_add(len).is_some_and(|end| end <= size);
-        if len == 0 || !inside {
+        let inside = offset.checked_add(size_said).is_some_and(|end| end <= size);
+        if len == 0 || len > size_said || !inside {
             return Err(MappingError::Range { size });
         }
         let (page, _) =

@@ -93,7 +93,8 @@ impl MemoryMap {
     ///
     /// # Errors
     /// No or too many regions; an empty, wrapping or overlapping one; a file that is too short, not regular,
-    /// or cannot be mapped shared and writable; no address space; what `files` refuses.
+    /// or cannot be mapped shared and writable; regions that share pages of a file; more than `files` allows, or what it
+    /// cannot guard; no address space.
     pub fn new(
         regions: Vec<Region>,
         private_bytes: usize,
@@ -105,12 +106,20 @@ impl MemoryMap {
             .iter()
             .map(|region| region::examine(region, system_page))
             .collect::<Result<Vec<_>, _>>()?;
+        region::refuse_aliases(&regions, &facts)?;
         let shapes: Vec<_> = regions
             .iter()
             .zip(&facts)
             .map(|(region, facts)| (region.file_offset, region.len, facts.page_size))
             .collect();
         let (places, guest_len) = region::place(&shapes)?;
+        let most = files.most_guest_bytes();
+        if guest_len > most {
+            return Err(MapError::TooMuch {
+                bytes: guest_len,
+                most,
+            });
+        }
         let private_len = (private_bytes as u64)
             .checked_next_multiple_of(system_page)
             .ok_or(MapError::TooLarge)?;
@@ -197,7 +206,10 @@ impl MemoryMap {
     /// that are there already (`do_fault_around`, mm/memory.c), where pinning the memory for a UMEM takes a fault a page. On several
     /// CPUs at a time; 256 MiB of touched 4 KiB pages: 48 ms to register alone, 30 ms with this before on one CPU (Linux 6.18).
     ///
-    /// Best effort: on a kernel before 5.14, or over a file that was truncated, nothing is entered.
+    /// Pages that are not there yet are made by it, and charged to this process's cgroup, as pinning them would.
+    ///
+    /// Best effort: on a kernel before 5.14, or over a file that was truncated, nothing is entered; without further threads
+    /// this one does it all.
     pub fn populate(&self) {
         const SHARE_BYTES: u64 = 64 << 20;
         let page = self
@@ -210,14 +222,17 @@ impl MemoryMap {
         let threads = (self.guest_len / SHARE_BYTES).clamp(1, most);
         let share = self.guest_len.div_ceil(threads).next_multiple_of(page);
         std::thread::scope(|scope| {
-            for start in (share..self.guest_len).step_by(share as usize) {
-                scope.spawn(move || {
-                    let len = share.min(self.guest_len - start);
-                    self.reservation.populate(start, len);
-                });
-            }
+            let populate = move |start| {
+                self.reservation
+                    .populate(start, share.min(self.guest_len - start));
+            };
             // The first share is this thread's: small guests need no other.
-            self.reservation.populate(0, share.min(self.guest_len));
+            for start in (share..self.guest_len).step_by(share as usize).chain([0]) {
+                let body = move || populate(start);
+                if start == 0 || std::thread::Builder::new().spawn_scoped(scope, body).is_err() {
+                    populate(start);
+                }
+            }
         });
     }
 

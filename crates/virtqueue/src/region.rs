@@ -7,7 +7,8 @@
 //!    bytes of its file in with it on either side. No guest address leads to them.
 //!  - Mappings lie back to back. With the largest pages first, each starts on a multiple of its page size by
 //!    itself, and no hole is needed for alignment (AF_XDP refuses a UMEM with a hole).
-//!  - Regions overlap neither in guest addresses nor in the VMM's: one address means one byte.
+//!  - Regions overlap neither in guest addresses nor in the VMM's nor in a file, whole pages taken: one address means one byte,
+//!    and one byte has one address. Memory that a file does not have cannot be made of it by mapping it often.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -51,6 +52,8 @@ pub(crate) struct FileFacts {
     pub(crate) page_size: u64,
     pub(crate) hugetlb: bool,
     pub(crate) sealed: bool,
+    /// Which file it is: device and inode.
+    pub(crate) identity: (u64, u64),
 }
 
 /// Where a region goes. All in bytes.
@@ -104,6 +107,23 @@ pub enum MapError {
         second: GuestAddr,
         /// Which space: "guest" or "user".
         space: &'static str,
+    },
+    /// Two regions are the same bytes of one file, or of pages that they share.
+    #[error("memory regions at {first} and {second} overlap in their file")]
+    Aliased {
+        /// Guest address of the one.
+        first: GuestAddr,
+        /// Guest address of the other.
+        second: GuestAddr,
+    },
+    /// All regions together, whole pages taken, are more than is allowed
+    /// ([`ForeignFiles::most_guest_bytes`](crate::ForeignFiles::most_guest_bytes)).
+    #[error("{bytes} bytes of guest memory, at most {most} are allowed")]
+    TooMuch {
+        /// Bytes that would be mapped.
+        bytes: u64,
+        /// Bytes that may be.
+        most: u64,
     },
     /// The descriptor is no regular file (memfd and hugetlbfs files are).
     #[error("memory region at {guest_addr}: its descriptor is not a shared memory file")]
@@ -296,6 +316,31 @@ fn refuse_overlaps(
     Ok(())
 }
 
+/// Refuses regions that share a page of a file.
+pub(crate) fn refuse_aliases(regions: &[Region], facts: &[FileFacts]) -> Result<(), MapError> {
+    let mut ranges: Vec<_> = regions
+        .iter()
+        .zip(facts)
+        .map(|(region, facts)| {
+            // No overflow: check_numbers.
+            let last = (region.file_offset + region.len - 1) / facts.page_size;
+            let first = region.file_offset / facts.page_size;
+            (facts.identity, first, last, region.guest_addr)
+        })
+        .collect();
+    ranges.sort_unstable();
+    for pair in ranges.windows(2) {
+        let ((file, _, last, one), (other_file, first, _, other)) = (pair[0], pair[1]);
+        if file == other_file && first <= last {
+            return Err(MapError::Aliased {
+                first: one.min(other),
+                second: one.max(other),
+            });
+        }
+    }
+    Ok(())
+}
+
 /// Bytes of the pages that a mapping of the file consists of: more than the system's only for hugetlbfs.
 /// Beside it, whether it is of those.
 pub(crate) fn page_size(file: BorrowedFd<'_>, system_page: u64) -> io::Result<(u64, bool)> {
@@ -334,10 +379,13 @@ pub(crate) fn examine(region: &Region, system_page: u64) -> Result<FileFacts, Ma
     // Files that know no seals answer EINVAL: not sealed.
     let sealed =
         rustix::fs::fcntl_get_seals(region.file.as_fd()).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
+    #[allow(clippy::unnecessary_cast)] // other types on other machines
+    let identity = (stat.st_dev as u64, stat.st_ino as u64);
     Ok(FileFacts {
         page_size,
         hugetlb,
         sealed,
+        identity,
     })
 }
 

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use rustix::fs::{MemfdFlags, SealFlags};
 
 use super::*;
-use crate::{MemoryMap, TrustedFiles};
+use crate::{ForeignFiles, MemoryMap, TrustedFiles};
 
 fn memfd(len: u64) -> OwnedFd {
     let file = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
@@ -61,6 +61,64 @@ fn wrapping_region_is_refused_in_each_space() {
     let mut bad = region(0, 0, 4096);
     bad.file_offset = i64::MAX as u64; // no file is that long
     assert_eq!(space(refused(vec![bad])), "file offset");
+}
+
+/// Regions of one file of 16 pages, back to back in the guest: file offset and length of each.
+fn of_one_file(pieces: &[(u64, u64)]) -> Vec<Region> {
+    let file = memfd(16 << 12);
+    let piece = |(at, &(file_offset, len)): (u64, &(u64, u64))| Region {
+        file: file.try_clone().unwrap(),
+        file_offset,
+        ..region(at << 20, at << 20, len)
+    };
+    (0..).zip(pieces).map(piece).collect()
+}
+
+#[test]
+fn aliasing_regions_are_refused() {
+    for pieces in [
+        &[(0, 0x1000), (0, 0x1000)][..],
+        &[(0x1000, 0x2000), (0, 0x1001)],
+        &[(0, 0x8000), (0x2000, 0x1000), (0x9000, 0x1000)],
+        // Bytes of their own, in one page.
+        &[(0, 1), (1, 1)],
+    ] {
+        let error = refused(of_one_file(pieces));
+        assert!(matches!(error, MapError::Aliased { .. }), "{pieces:?}: {error}");
+    }
+    let beside = of_one_file(&[(0x8000, 0x8000), (0, 0x1000), (0x1000, 0x7000)]);
+    assert!(MemoryMap::new(beside, 0, &TrustedFiles).is_ok());
+}
+
+/// Allows so many bytes.
+struct AtMost(u64);
+
+impl ForeignFiles for AtMost {
+    fn guard(&self, start: std::ptr::NonNull<u8>, bytes: usize) -> io::Result<crate::Guard> {
+        TrustedFiles.guard(start, bytes)
+    }
+
+    fn most_guest_bytes(&self) -> u64 {
+        self.0
+    }
+}
+
+#[test]
+fn more_memory_than_is_allowed_is_refused_in_whole_pages() {
+    // A byte of a page costs the page.
+    let regions = || of_one_file(&[(0, 1), (0x3fff, 2)]);
+    let error = MemoryMap::new(regions(), 0x1000, &AtMost(0x2fff)).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            MapError::TooMuch {
+                bytes: 0x3000,
+                most: 0x2fff
+            }
+        ),
+        "{error}"
+    );
+    assert!(MemoryMap::new(regions(), 0x1000, &AtMost(0x3000)).is_ok());
 }
 
 #[test]

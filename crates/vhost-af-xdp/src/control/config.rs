@@ -7,6 +7,7 @@ use std::time::Duration;
 use steer::{Filter, ModeRequest};
 use steward::protocol::{ENTRIES_MAX, Wanted};
 
+use super::memory::{MOST_BYTES, MemoryRules};
 use crate::data::offloads::Offloads;
 use crate::sandbox::{Layers, User};
 
@@ -169,6 +170,8 @@ pub(crate) struct PortConfig {
     pub(crate) bring: Bring,
     /// `--memory`.
     pub(crate) placement: Placement,
+    /// What memory is taken of a VMM.
+    pub(crate) memory: MemoryRules,
     /// How segments leave.
     pub(crate) segments: Segments,
     /// MAC address told to the guest; `None`: made from the endpoint and the interface.
@@ -226,6 +229,11 @@ pub(crate) enum ConfigError {
     /// Direct placement cannot do it.
     #[error("--offload {0}: memory=direct receives each frame where it stays, use memory=copy for these")]
     Offload(Offloads),
+    /// More than a process can address.
+    #[error(
+        "--max-memory: the ports may have {bytes} bytes together, a process has room for {MOST_BYTES}: say less, or use more processes"
+    )]
+    MaxMemory { bytes: u64 },
     /// A cable has two ends.
     #[error("cable {name}: {ends} port(s) name it, a cable joins two: give --port ...,cable={name} twice")]
     Cable { name: String, ends: usize },
@@ -296,6 +304,11 @@ impl ServeConfig {
     /// # Errors
     /// The first contradiction, naming its values.
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        let most = self.ports.iter().map(|port| port.memory.most_bytes);
+        let bytes = most.fold(0, u64::saturating_add);
+        if bytes > MOST_BYTES {
+            return Err(ConfigError::MaxMemory { bytes });
+        }
         let mut descriptors = HashSet::new();
         for (at, port) in self.ports.iter().enumerate() {
             port.check()?;
@@ -463,6 +476,7 @@ impl PortConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::control::memory::FileKinds;
 
     fn port(path: &str, start_queue: u32, queues: u16) -> PortConfig {
         PortConfig {
@@ -476,6 +490,10 @@ mod tests {
             },
             bring: Bring::Nothing,
             placement: Placement::Copy,
+            memory: MemoryRules {
+                most_bytes: 1 << 30,
+                files: FileKinds::Shared,
+            },
             segments: Segments::Auto,
             mac: None,
             vlans: Vec::new(),

@@ -166,10 +166,23 @@ fn act(message: &Message, port: &Port) -> Result<Option<u64>, SessionError> {
             needs(Protocol::BACKEND_REQ, "SET_BACKEND_REQ_FD")?;
             let file = message.file.as_ref().map(OwnedFd::try_clone).transpose();
             let file = file.ok().flatten().ok_or(SessionError::NoChannel)?;
-            port.with_session(|session, _| session.set_channel(file))?;
+            // Judged, and closed if it is none, before the port's lock is taken: see files.rs.
+            let channel = channel(file);
+            port.with_session(|session, _| {
+                session.set_channel(channel?);
+                Ok(())
+            })?;
         }
     }
     Ok(None)
+}
+
+/// A descriptor that requests of ours go to.
+fn channel(file: OwnedFd) -> Result<UnixStream, SessionError> {
+    use rustix::net::{AddressFamily, SocketType, sockopt};
+    let stream = sockopt::socket_domain(&file) == Ok(AddressFamily::UNIX)
+        && sockopt::socket_type(&file) == Ok(SocketType::STREAM);
+    stream.then(|| file.into()).ok_or(SessionError::NoChannel)
 }
 
 fn reply(stream: &UnixStream, request: FrontendReq, value: u64) -> io::Result<()> {

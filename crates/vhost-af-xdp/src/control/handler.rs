@@ -16,9 +16,11 @@ use virtio_bindings::bindings::virtio_net::{VIRTIO_NET_S_LINK_UP, virtio_net_con
 use virtqueue::RingAddresses;
 
 use super::features;
-use super::memory::MOST_SLOTS;
+use super::files;
+use super::memory::{FileKinds, MOST_SLOTS};
 use super::port::Port;
 use super::session::{Ground, Session, SessionError};
+use super::vring;
 
 type MemoryBase = vhost::VhostUserMemoryRegionBase;
 
@@ -29,6 +31,18 @@ impl Port {
     ) -> Result<R> {
         self.with_session(act)
             .map_err(|error| Error::ReqHandlerError(io::Error::other(error.to_string())))
+    }
+
+    /// Judges files that the VMM gives as memory. Before the port's lock is taken: those that are refused are closed without
+    /// it (`files.rs`).
+    fn judge<'a>(&self, files: impl IntoIterator<Item = &'a File>) -> Result<()> {
+        if self.config.memory.files == FileKinds::Any {
+            return Ok(());
+        }
+        match files.into_iter().try_for_each(files::check) {
+            Ok(()) => Ok(()),
+            Err(refused) => self.handle(|_, _| Err(refused.into())),
+        }
     }
 
     fn unsupported<R>(&self, message: &'static str) -> Result<R> {
@@ -92,6 +106,7 @@ impl VhostUserBackendReqHandler for Port {
         files: Vec<File>,
         _postcopy: Option<bool>,
     ) -> Result<Option<Vec<MemoryBase>>> {
+        self.judge(&files)?;
         self.handle(|session, ground| session.set_memory(regions, files, ground))
             .map(|()| None)
     }
@@ -106,6 +121,7 @@ impl VhostUserBackendReqHandler for Port {
         file: File,
         _postcopy: Option<bool>,
     ) -> Result<Option<MemoryBase>> {
+        self.judge([&file])?;
         self.handle(|session, ground| session.add_memory(region, file, ground))
             .map(|()| None)
     }
@@ -145,15 +161,18 @@ impl VhostUserBackendReqHandler for Port {
     }
 
     fn set_vring_kick(&self, index: u8, file: Option<File>) -> Result<()> {
-        self.handle(|session, ground| session.set_vring_kick(index.into(), file, ground))
+        let kick = vring::eventfd(index.into(), "kick", file);
+        self.handle(|session, ground| session.set_vring_kick(index.into(), kick?, ground))
     }
 
     fn set_vring_call(&self, index: u8, file: Option<File>) -> Result<()> {
-        self.handle(|session, ground| session.set_vring_call(index.into(), file, ground))
+        let call = vring::eventfd(index.into(), "call", file);
+        self.handle(|session, ground| session.set_vring_call(index.into(), call?, ground))
     }
 
     fn set_vring_err(&self, index: u8, file: Option<File>) -> Result<()> {
-        self.handle(|session, _| session.set_vring_err(index.into(), file))
+        let err = vring::eventfd(index.into(), "error", file);
+        self.handle(|session, _| session.set_vring_err(index.into(), err?))
     }
 
     fn set_vring_enable(&self, index: u32, enable: bool) -> Result<()> {
@@ -201,6 +220,7 @@ impl VhostUserBackendReqHandler for Port {
     }
 
     fn set_inflight_fd(&self, region: &VhostUserInflight, file: File) -> Result<()> {
+        self.judge([&file])?;
         let (range, shape) = (
             (region.mmap_size, region.mmap_offset),
             (region.num_queues, region.queue_size),
@@ -230,6 +250,7 @@ impl VhostUserBackendReqHandler for Port {
     }
 
     fn set_log_base(&self, log: &VhostUserLog, file: File) -> Result<()> {
+        self.judge([&file])?;
         let range = (log.mmap_size, log.mmap_offset);
         self.handle(|session, ground| session.set_log(range, &file, ground))
     }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use rustix::fs::{fstat, major, minor};
 use vhost::vhost_user::message::VhostUserMemoryRegion;
-use virtqueue::{ForeignFiles, GuestAddr, MapError, MemoryMap, Region};
+use virtqueue::{ForeignFiles, GuestAddr, LOG_PAGE_BYTES, MapError, MemoryMap, Region};
 
 use super::keeper;
 use super::sigbus::{Watch, Watched};
@@ -22,11 +22,46 @@ use super::sigbus::{Watch, Watched};
 /// Most regions that we accept: QEMU's own limit for memory slots here is 32 and more, the map's 64.
 pub(crate) const MOST_SLOTS: u64 = virtqueue::MAX_REGIONS as u64;
 
+/// Most bytes of guest memory of all ports together: each may be mapped twice while its table changes, and a process has
+/// 128 TiB of address space (x86-64 and arm64 with tables of four levels).
+pub(crate) const MOST_BYTES: u64 = 48 << 40;
+
+/// Guest addresses that are not memory, bytes at most: a log covers these, too. Where RAM begins behind a hole, as at 1 TiB on
+/// AMD machines (`pc_max_used_gpa`, hw/i386/pc.c in QEMU), and where a platform puts devices.
+const HOLES_BYTES: u64 = 16 << 40;
+
+/// Which files are taken as memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum FileKinds {
+    /// Of memfd, tmpfs and hugetlbfs
+    Shared,
+    /// Of any file system
+    Any,
+}
+
+/// What memory a port takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct MemoryRules {
+    /// Most of a guest's, bytes.
+    pub(crate) most_bytes: u64,
+    pub(crate) files: FileKinds,
+}
+
 /// A table that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MemoryError {
     #[error(transparent)]
-    Map(#[from] MapError),
+    Map(MapError),
+    /// More than `--max-memory`.
+    #[error(
+        "the guest has {bytes} bytes of memory, {most} are allowed: start the daemon with a larger --max-memory"
+    )]
+    TooMuch { bytes: u64, most: u64 },
+    /// A bitmap that no such guest needs.
+    #[error(
+        "SET_LOG_BASE: a dirty log of {bytes} bytes, {most} are enough for this port: start the daemon with a larger --max-memory"
+    )]
+    LongLog { bytes: u64, most: u64 },
     /// See the module's head.
     #[error(
         "guest memory at {user_addr:#x} of process {pid} is mapped privately, not shared: start the VMM with shared memory (QEMU: memory-backend-memfd,share=on; libvirt: <access mode='shared'/>)"
@@ -44,13 +79,35 @@ pub(crate) struct MemoryTable {
     files: Watched,
 }
 
+impl From<MapError> for MemoryError {
+    fn from(error: MapError) -> Self {
+        match error {
+            MapError::TooMuch { bytes, most } => Self::TooMuch { bytes, most },
+            error => Self::Map(error),
+        }
+    }
+}
+
 impl MemoryTable {
-    /// No memory yet.
-    pub(crate) fn new(watch: Arc<Watch>) -> Self {
+    /// No memory yet, of at most so many bytes.
+    pub(crate) fn new(watch: Arc<Watch>, most_bytes: u64) -> Self {
         Self {
             map: None,
-            files: Watched(watch),
+            files: Watched { watch, most_bytes },
         }
+    }
+
+    /// Refuses a dirty log that is longer than that of any guest of this size: a bit for each 4 KiB up to its highest address.
+    /// Not by the table of the moment: QEMU makes the log longer before it adds memory (`vhost_commit`, hw/virtio/vhost.c).
+    ///
+    /// # Errors
+    /// [`MemoryError::LongLog`].
+    pub(crate) fn check_log(&self, bytes: u64) -> Result<(), MemoryError> {
+        let most = (self.files.most_bytes.saturating_add(HOLES_BYTES) / LOG_PAGE_BYTES).div_ceil(8);
+        if bytes > most {
+            return Err(MemoryError::LongLog { bytes, most });
+        }
+        Ok(())
     }
 
     /// How other files of the VMM's than guest memory are mapped.
@@ -60,7 +117,7 @@ impl MemoryTable {
 
     /// Whether memory of this table, or of one that it replaced, vanished under us.
     pub(crate) fn is_truncated(&self) -> bool {
-        self.files.0.is_hit()
+        self.files.watch.is_hit()
     }
 
     /// The map, once there is memory.
@@ -148,7 +205,7 @@ impl MemoryTable {
             .iter()
             .map(|region| (region.user_addr, region.file.as_fd()))
             .collect();
-        let private = match (maps_of(pid), self.files.0.connection()) {
+        let private = match (maps_of(pid), self.files.watch.connection()) {
             (Some(maps), _) => first_private(&maps, files),
             (None, Some(connection)) => keeper::private_address(connection.as_fd(), &files),
             (None, None) => None,

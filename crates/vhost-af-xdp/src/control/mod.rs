@@ -15,6 +15,7 @@ pub(crate) mod config;
 pub(crate) mod control_socket;
 pub(crate) mod external;
 pub(crate) mod features;
+pub(crate) mod files;
 pub(crate) mod front;
 pub(crate) mod handler;
 pub(crate) mod interface;

@@ -253,7 +253,7 @@ impl Port {
         state.sessions += 1;
         state.session = Some(Session::new(
             connection,
-            self.config.queues,
+            &self.config,
             Arc::clone(&state.fault),
             Arc::new(registered),
         ));

@@ -54,8 +54,8 @@ impl Registration {
     /// # Errors
     /// [`LaneError`].
     pub(crate) fn run(&self) -> Result<Registered, LaneError> {
-        if self.pair == 0 {
-            // Pages that one pair's registration entered are there for the others'.
+        if self.pair == 0 && matches!(self.far, FarSide::Queue { .. }) {
+            // Pages that one pair's registration entered are there for the others'. A null NIC pins none.
             self.map.populate();
         }
         let umem = Umem::unaligned(Arc::new(GuestRam(Arc::clone(&self.map))), CHUNK_BYTES, 0)?;

@@ -107,7 +107,11 @@ struct Entered {
 }
 
 /// Files of a session's VMM: a fault in a mapping of one ends that session.
-pub(crate) struct Watched(pub(crate) Arc<Watch>);
+pub(crate) struct Watched {
+    pub(crate) watch: Arc<Watch>,
+    /// Most guest memory, bytes.
+    pub(crate) most_bytes: u64,
+}
 
 impl ForeignFiles for Watched {
     fn guard(&self, start: NonNull<u8>, bytes: usize) -> io::Result<Guard> {
@@ -125,13 +129,17 @@ impl ForeignFiles for Watched {
         entry.start.store(start.addr().get(), Ordering::Relaxed);
         entry
             .watch
-            .store(Arc::as_ptr(&self.0).cast_mut(), Ordering::Relaxed);
+            .store(Arc::as_ptr(&self.watch).cast_mut(), Ordering::Relaxed);
         // Publishes start and watch to the handler (`Entry::holds`); without it, it could take the last owner's.
         entry.len.store(bytes, Ordering::Release);
         Ok(Box::new(Entered {
             entry,
-            _watch: Arc::clone(&self.0),
+            _watch: Arc::clone(&self.watch),
         }))
+    }
+
+    fn most_guest_bytes(&self) -> u64 {
+        self.most_bytes
     }
 }
 
@@ -222,6 +230,13 @@ mod tests {
 
     const LEN: u64 = 64 << 10;
 
+    fn files(watch: &Arc<Watch>) -> Watched {
+        Watched {
+            watch: Arc::clone(watch),
+            most_bytes: LEN,
+        }
+    }
+
     /// A map of an unsealed file, watched; the other end of the connection; the file.
     fn watched() -> (MemoryMap, Arc<Watch>, UnixStream, OwnedFd) {
         let file = memfd_create("ram", MemfdFlags::CLOEXEC).expect("memfd");
@@ -235,7 +250,7 @@ mod tests {
         };
         let (ours, theirs) = UnixStream::pair().expect("sockets");
         let watch = Watch::new(Some(ours));
-        let map = MemoryMap::new(vec![region], 4096, &Watched(Arc::clone(&watch))).expect("mapped");
+        let map = MemoryMap::new(vec![region], 4096, &files(&watch)).expect("mapped");
         (map, watch, theirs, file)
     }
 
@@ -270,7 +285,11 @@ mod tests {
     impl ForeignFiles for Truncating<'_> {
         fn guard(&self, start: NonNull<u8>, bytes: usize) -> io::Result<Guard> {
             ftruncate(self.1, 0)?;
-            Watched(Arc::clone(self.0)).guard(start, bytes)
+            files(self.0).guard(start, bytes)
+        }
+
+        fn most_guest_bytes(&self) -> u64 {
+            LEN
         }
     }
 
@@ -318,7 +337,7 @@ mod tests {
         // Where nothing is ever mapped (vm.mmap_min_addr), so that no other test's map can be there.
         let base = NonNull::new(ptr::without_provenance_mut(4096)).expect("not null");
         let entered = |addr| ENTRIES.iter().any(|entry| entry.holds(addr).is_some());
-        let guarded = Watched(Watch::new(None)).guard(base, 4096).expect("room");
+        let guarded = files(&Watch::new(None)).guard(base, 4096).expect("room");
         assert_eq!([4095, 4096, 8191, 8192].map(entered), [false, true, true, false]);
         drop(guarded);
         assert!(!entered(4096));

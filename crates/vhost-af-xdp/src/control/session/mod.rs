@@ -24,15 +24,16 @@ use vhost::vhost_user::message::VhostUserProtocolFeatures as Protocol;
 use virtqueue::{DirtyLog, InflightError, InflightRegion, LogError, QueueSize, RingAddresses};
 
 use crate::control::announce;
-use crate::control::config::{Placement, Segments};
+use crate::control::config::{Placement, PortConfig, Segments};
 use crate::control::features::{self, F_LOG_ALL, F_PROTOCOL_FEATURES, F_RING_PACKED, F_VERSION_1};
+use crate::control::files::NotMemory;
 use crate::control::front;
 use crate::control::lanes::{FarSide, LaneError, LaneFacts};
 use crate::control::memory::{MemoryError, MemoryTable};
 use crate::control::peer;
 use crate::control::registration::UnderWay;
 use crate::control::sigbus::Watch;
-use crate::control::vring::{self, VringError, VringState};
+use crate::control::vring::{VringError, VringState};
 use crate::data::counters::LaneCounters;
 use crate::data::guest::Fault;
 use crate::data::lane::{Direction, Lane};
@@ -49,6 +50,8 @@ pub(crate) enum SessionError {
     Vring(#[from] VringError),
     #[error(transparent)]
     Lane(#[from] LaneError),
+    #[error(transparent)]
+    File(#[from] NotMemory),
     #[error("SET_LOG_BASE: {0}")]
     Log(#[from] LogError),
     #[error("SET_INFLIGHT_FD: {0}")]
@@ -138,13 +141,14 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// A fresh session over `connection` for a port of so many queue pairs.
+    /// A fresh session over `connection` for a port.
     pub(crate) fn new(
         connection: UnixStream,
-        pairs: u16,
+        config: &PortConfig,
         fault: FaultCell,
         registered: OnRegistered,
     ) -> Self {
+        let (pairs, most_bytes) = (config.queues, config.memory.most_bytes);
         let peer = peer::process(connection.as_fd());
         Self {
             features: 0,
@@ -154,7 +158,7 @@ impl Session {
             log: None,
             inflight: None,
             spill: (pairs > 1).then(|| Spill::new().ok().map(Arc::new)).flatten(),
-            memory: MemoryTable::new(Watch::new(connection.try_clone().ok())),
+            memory: MemoryTable::new(Watch::new(connection.try_clone().ok()), most_bytes),
             vrings: (0..pairs * 2).map(|_| VringState::default()).collect(),
             lanes: (0..pairs).map(|_| None).collect(),
             registering: (0..pairs).map(|_| None).collect(),
@@ -208,6 +212,7 @@ impl Session {
         file: &File,
         ground: &Ground<'_>,
     ) -> Result<(), SessionError> {
+        self.memory.check_log(range.0)?;
         let log = DirtyLog::open(file.as_fd(), range, self.memory.files())?;
         self.log = Some(Arc::new(log));
         self.apply_log(ground.workers);
@@ -234,7 +239,9 @@ impl Session {
         file: &File,
         ground: &Ground<'_>,
     ) -> Result<(), SessionError> {
-        let shape = (queues, size, self.has_packed_rings());
+        // Those of queues that are not ours are the VMM's affair.
+        let ours = queues.min(u16::try_from(self.vrings.len()).unwrap_or(u16::MAX));
+        let shape = (ours, size, self.has_packed_rings());
         let region = InflightRegion::open(file.as_fd(), range, shape, self.memory.files())?;
         self.stop_all(ground.workers);
         self.inflight = Some(Arc::new(region));
@@ -289,15 +296,8 @@ impl Session {
     }
 
     /// SET_BACKEND_REQ_FD.
-    pub(crate) fn set_channel(&mut self, file: OwnedFd) -> Result<(), SessionError> {
-        use rustix::net::{AddressFamily, SocketType, sockopt};
-        let stream = sockopt::socket_domain(&file) == Ok(AddressFamily::UNIX)
-            && sockopt::socket_type(&file) == Ok(SocketType::STREAM);
-        if !stream {
-            return Err(SessionError::NoChannel);
-        }
-        self.channel = Some(file.into());
-        Ok(())
+    pub(crate) fn set_channel(&mut self, channel: UnixStream) {
+        self.channel = Some(channel);
     }
 
     /// Tells the VMM that the config space changed (link, MTU), if it wants to know.
@@ -395,10 +395,9 @@ impl Session {
     pub(crate) fn set_vring_kick(
         &mut self,
         index: u32,
-        file: Option<File>,
+        kick: Option<OwnedFd>,
         ground: &Ground<'_>,
     ) -> Result<(), SessionError> {
-        let kick = vring::eventfd(index, "kick", file)?;
         let enabled_from_start = self.features & F_PROTOCOL_FEATURES == 0;
         let vring = self.idle_vring(index, ground)?;
         vring.kick = kick;
@@ -411,10 +410,9 @@ impl Session {
     pub(crate) fn set_vring_call(
         &mut self,
         index: u32,
-        file: Option<File>,
+        call: Option<OwnedFd>,
         ground: &Ground<'_>,
     ) -> Result<(), SessionError> {
-        let call = vring::eventfd(index, "call", file)?;
         let duplicate = call
             .as_ref()
             .map(OwnedFd::try_clone)
@@ -430,8 +428,7 @@ impl Session {
     }
 
     /// SET_VRING_ERR.
-    pub(crate) fn set_vring_err(&mut self, index: u32, file: Option<File>) -> Result<(), SessionError> {
-        let err = vring::eventfd(index, "error", file)?;
+    pub(crate) fn set_vring_err(&mut self, index: u32, err: Option<OwnedFd>) -> Result<(), SessionError> {
         self.vring(index)?.err = err;
         Ok(())
     }
