@@ -37,6 +37,18 @@ fn filtered(start_queue: u32, macs: &[[u8; 6]], vlans: &[u16]) -> Wanted {
     }
 }
 
+/// On an interface that leaves tags in frames.
+fn world(queues: u32, policy: &str) -> World {
+    let world = World::with(queues, policy);
+    set_rxvlan(&world, "off");
+    world
+}
+
+fn set_rxvlan(world: &World, how: &str) {
+    let near = &world.veth.near;
+    near.run("ethtool", &["-K", VethPair::NIC, "rxvlan", how]);
+}
+
 fn to(mac: [u8; 6], seed: u8) -> Vec<u8> {
     let mut frame = frame::plain(200, seed);
     frame[..6].copy_from_slice(&mac);
@@ -46,7 +58,7 @@ fn to(mac: [u8; 6], seed: u8) -> Vec<u8> {
 #[test]
 fn holder_gets_frames_of_its_address_and_the_host_the_others() {
     require!(Root);
-    let world = World::with(1, POLICY);
+    let world = world(1, POLICY);
     let _running = holder::start(&world, "child_echoes_for_one_address", 0);
     let comes = || world.echo(&to(OURS, 1), std::time::Duration::from_millis(100));
     assert!(wait::until(wait::SOON, comes), "no echo: {}", world.steward);
@@ -81,7 +93,7 @@ fn child_echoes_for_one_address() {
 #[test]
 fn nic_without_rules_is_told_of_and_the_program_used() {
     require!(Root);
-    let world = World::with(2, POLICY);
+    let world = world(2, POLICY);
     let (lease, _sockets) =
         Lease::take(&world.socket(), &filtered(0, &[OURS], &[100, 101])).expect("allowed");
     let Facts {
@@ -104,7 +116,7 @@ fn nic_without_rules_is_told_of_and_the_program_used() {
 #[test]
 fn interface_accepts_frames_to_the_stations_of_a_lease_for_as_long_as_it_lasts() {
     require!(Root);
-    let world = World::with(1, POLICY);
+    let world = world(1, POLICY);
     let accepts = || {
         let said = world
             .veth
@@ -123,26 +135,108 @@ fn interface_accepts_frames_to_the_stations_of_a_lease_for_as_long_as_it_lasts()
 }
 
 #[test]
-fn tags_that_the_driver_takes_off_are_told_of() {
+fn lease_for_vlans_is_refused_where_their_tags_are_taken_off() {
     require!(Root);
-    let world = World::with(1, POLICY);
-    let note = || {
-        let (lease, _sockets) = Lease::take(&world.socket(), &filtered(0, &[OURS], &[100])).expect("allowed");
-        lease.facts().steering
+    let world = World::with(1, &format!("{POLICY}{}", common::POLICY.replace("nic0", "mv0")));
+    let near = &world.veth.near;
+    for vlans in [&[0][..], &[100], &[0, 100]] {
+        let refusal = refusal(Lease::take(&world.socket(), &filtered(0, &[OURS], vlans)));
+        assert_eq!(refusal.reason, Reason::NoInterface);
+        assert!(refusal.text.contains("`ethtool -K nic0 rxvlan off`"), "{refusal}");
+    }
+    assert_eq!(
+        (world.program(), world.attached()),
+        (None, 0),
+        "{}",
+        world.steward
+    );
+    set_rxvlan(&world, "off");
+    let (lease, _sockets) = Lease::take(&world.socket(), &filtered(0, &[OURS], &[0])).expect("allowed");
+    // What the far end of a veth does cannot be seen from here.
+    let Facts { steering, .. } = lease.facts();
+    assert!(steering.contains("txvlan off"), "{steering}");
+    // A macvlan's frames have lost their tags already; it has no say in it. All of its frames are no question of tags.
+    near.ip(&[
+        "link",
+        "add",
+        "link",
+        VethPair::NIC,
+        "name",
+        "mv0",
+        "type",
+        "macvlan",
+    ]);
+    let on_macvlan = |vlans: &[u16]| Wanted {
+        interface: "mv0".to_owned(),
+        ..filtered(0, &[], vlans)
     };
-    assert!(note().contains("ethtool -K nic0 rxvlan off"), "{}", note());
-    world
-        .veth
-        .near
-        .run("ethtool", &["-K", VethPair::NIC, "rxvlan", "off"]);
-    let quiet = wait::until(wait::SOON, || !note().contains("rxvlan"));
-    assert!(quiet, "{}", note());
+    let refusal = refusal(Lease::take(&world.socket(), &on_macvlan(&[0])));
+    assert!(refusal.text.contains("the interface below it"), "{refusal}");
+    Lease::take(&world.socket(), &on_macvlan(&[])).expect("allowed");
+}
+
+#[test]
+fn lease_for_vlans_gets_nothing_from_when_tags_are_taken_off_until_they_are_not() {
+    require!(Root);
+    let mut world = World::kept_for(POLICY, "10");
+    set_rxvlan(&world, "off");
+    let (lease, _sockets) = Lease::take(&world.socket(), &filtered(0, &[OURS], &[0])).expect("allowed");
+    let conf = steer::QueueConf {
+        virtio_header: None,
+        frame_limit: 1518,
+    };
+    let before = lease.facts();
+    lease.activate(0, conf).expect("ours");
+    let taken = || {
+        let counters = lease.counters(0).expect("ours");
+        counters.redirected + counters.no_socket
+    };
+    let arrives = |count| {
+        world.wire.send(&to(OURS, 1));
+        wait::until(wait::SOON, || taken() == count)
+    };
+    assert!(arrives(1), "{}", world.steward);
+    set_rxvlan(&world, "on");
+    let impaired = |lease: &Lease| {
+        lease
+            .take_changes()
+            .expect("it goes on")
+            .map(|facts| facts.impaired)
+    };
+    assert!(
+        wait::until(wait::SOON, || impaired(&lease) == Some(true)),
+        "{}",
+        world.steward
+    );
+    let Facts { note, .. } = lease.facts();
+    assert!(note.contains("`ethtool -K nic0 rxvlan off`"), "{note}");
+    let refused = refusal(lease.activate(0, conf));
+    assert_eq!(refused.reason, Reason::Impaired, "{refused}");
+    world.wire.send(&to(OURS, 1));
+    std::thread::sleep(wait::QUIET);
+    assert_eq!(taken(), 1, "its frames go to the host");
+    // The same with the next steward.
+    world.restart_after(rustix::process::Signal::KILL);
+    assert!(wait::until(wait::SOON, || lease.take_changes().is_ok() && !lease.is_away()));
+    assert!(lease.facts().impaired);
+    let before = lease.facts().generation.max(before.generation);
+    set_rxvlan(&world, "off");
+    assert!(
+        wait::until(wait::SOON, || impaired(&lease) == Some(false)),
+        "{}",
+        world.steward
+    );
+    // Holders set up their queues anew.
+    assert_ne!(lease.facts().generation, before);
+    lease.activate(0, conf).expect("ours");
+    world.wire.send(&to(OURS, 1));
+    assert!(wait::until(wait::SOON, || taken() == 2), "{}", world.steward);
 }
 
 #[test]
 fn what_a_lease_is_for_is_held_against_the_policy() {
     require!(Root);
-    let world = World::with(2, POLICY);
+    let world = world(2, POLICY);
     let take = |wanted: &Wanted| Lease::take(&world.socket(), wanted);
     let refused = |wanted: &Wanted, words: &str| {
         let refusal = refusal(take(wanted));
@@ -160,7 +254,7 @@ fn what_a_lease_is_for_is_held_against_the_policy() {
 #[test]
 fn lease_that_ends_leaves_the_queue_to_a_successor_without_its_entries() {
     require!(Root);
-    let world = World::with(2, &common::POLICY.replace("0-1", "0"));
+    let world = world(2, &common::POLICY.replace("0-1", "0"));
     let keep = world.lease(1, 1).expect("the program stays");
     let take = |wanted: &Wanted| -> Result<_, LeaseError> { Lease::take(&world.socket(), wanted) };
     drop(take(&filtered(0, &[OURS], &[7])).expect("allowed"));
@@ -194,6 +288,7 @@ fn lease_that_ends_leaves_the_queue_to_a_successor_without_its_entries() {
 fn lease_for_an_address_takes_the_same_frames_over_a_restart_of_the_steward() {
     require!(Root);
     let mut world = World::kept_for(POLICY, "5");
+    set_rxvlan(&world, "off");
     let accepts = |world: &World| {
         let said = world
             .veth

@@ -83,6 +83,7 @@ fn interface_that_is_not_there_is_said() {
 fn leases_and_what_brings_frames_to_them_are_shown_here_and_from_elsewhere() {
     require!(Root);
     let veth = VethPair::with(3, 1500);
+    veth.near.run("ethtool", &["-K", VethPair::NIC, "rxvlan", "off"]);
     let serve = Serve::interface(VethPair::NIC)
         .leased()
         .with("--queues", "2")

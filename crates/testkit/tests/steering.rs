@@ -26,7 +26,9 @@ fn guest_gets_frames_of_its_address_and_vlan_and_the_host_the_others(
         .with("--vlan", "100-101,0")
         .with("--memory", memory);
     serve = if leased { serve.leased() } else { serve.by_root() };
-    let mut rig = Rig::with(VethPair::new(), &serve, &DriverConfig::default());
+    let veth = VethPair::new();
+    veth.near.run("ethtool", &["-K", VethPair::NIC, "rxvlan", "off"]);
+    let mut rig = Rig::with(veth, &serve, &DriverConfig::default());
     let host = PacketPort::open(&rig.veth.near, VethPair::NIC);
     rig.pair().post(64, &[2048]);
     let mut seed = 0x80;

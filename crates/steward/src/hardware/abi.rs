@@ -8,6 +8,7 @@ pub(super) const SIOCETHTOOL: u64 = 0x8946;
 
 /// Commands, `ETHTOOL_…`.
 pub(super) mod command {
+    pub(in super::super) const GDRVINFO: u32 = 0x03;
     pub(in super::super) const GFLAGS: u32 = 0x25;
     pub(in super::super) const GRXCLSRLCNT: u32 = 0x2e;
     pub(in super::super) const GRXCLSRULE: u32 = 0x2f;
@@ -47,6 +48,17 @@ pub(super) struct Value {
     pub(super) cmd: u32,
     pub(super) data: u32,
 }
+
+/// `struct ethtool_drvinfo`
+#[derive(Debug, Clone, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(super) struct DriverInfo {
+    pub(super) cmd: u32,
+    pub(super) driver: [u8; 32],
+    pub(super) others: [u8; 160],
+}
+
+const _: () = assert!(size_of::<DriverInfo>() == 196);
 
 /// `struct ethtool_channels`
 #[derive(Debug, Default, Clone, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -194,6 +206,7 @@ mod tests {
             ("rxnfc", "rule_cnt", offset_of!(RxNfc, rule_cnt)),
             ("rxnfc", "rss_context", offset_of!(RxNfc, rule_cnt)),
             ("rxnfc", "rule_locs", LOCATIONS_AT),
+            ("drvinfo", "driver", offset_of!(DriverInfo, driver)),
             ("rxfh", "rss_context", offset_of!(RxFh, rss_context)),
             ("rxfh", "indir_size", offset_of!(RxFh, indir_size)),
             ("rxfh", "hfunc", offset_of!(RxFh, hfunc)),
@@ -202,6 +215,7 @@ mod tests {
             same(&format!("offsetof(struct ethtool_{name}, {field})"), at);
         }
         for (name, value) in [
+            ("ETHTOOL_GDRVINFO", command::GDRVINFO),
             ("ETHTOOL_GFLAGS", command::GFLAGS),
             ("ETHTOOL_GRXCLSRLCNT", command::GRXCLSRLCNT),
             ("ETHTOOL_GRXCLSRULE", command::GRXCLSRULE),

@@ -9,9 +9,9 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
-use zerocopy::{FromBytes, Immutable, IntoBytes};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
-use super::abi::{self, Channels, RxFh, RxNfc, Value, command};
+use super::abi::{self, Channels, DriverInfo, RxFh, RxNfc, Value, command};
 use super::rule::{Known, Rule, Target};
 use super::{Nic, Table};
 
@@ -21,6 +21,19 @@ const RULES_MAX: u32 = 16_384;
 const CONTEXTS_MAX: u32 = 64;
 /// Longest indirection table that is written.
 const INDIRECTION_MAX: u32 = 4096;
+
+/// Where the VLAN tags of received frames are when XDP sees them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Tags {
+    /// In the frame.
+    There,
+    /// Where the far end of a veth has put them.
+    AsSent,
+    /// Beside the frame, by the driver: a tagged frame looks like one without a tag, one with two like one with the inner one.
+    TakenOff,
+    /// The same, by the kernel, whatever the driver is told.
+    Lost,
+}
 
 /// An interface's driver.
 #[derive(Debug)]
@@ -58,9 +71,35 @@ impl Ethtool {
         Ok(channels.rx_count.saturating_add(channels.combined_count))
     }
 
-    /// Whether the driver takes VLAN tags off before XDP sees the frame.
+    /// Where VLAN tags are when XDP sees a frame.
     #[must_use]
-    pub fn takes_tags_off(&self) -> bool {
+    pub(crate) fn tags(&self) -> Tags {
+        let driver = self.driver().unwrap_or_default();
+        match driver.as_str() {
+            // Their frames come from another interface, whose tags the kernel has taken off (skb_vlan_untag in
+            // __netif_receive_skb_core, net/core/dev.c) before generic XDP runs for them.
+            "macvlan" | "ipvlan" | "bridge" | "team" => Tags::Lost,
+            _ if self.takes_tags_off() => Tags::TakenOff,
+            // As the far end leaves them (drivers/net/veth.c): beside the frame if it is to put them in by "hardware".
+            "veth" => Tags::AsSent,
+            _ => Tags::There,
+        }
+    }
+
+    /// Name of the driver.
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn driver(&self) -> io::Result<String> {
+        let mut info = DriverInfo::new_zeroed();
+        info.cmd = command::GDRVINFO;
+        self.ask(info.as_mut_bytes())?;
+        let name = info.driver.split(|&byte| byte == 0).next().unwrap_or_default();
+        Ok(String::from_utf8_lossy(name).into_owned())
+    }
+
+    /// Whether the driver takes VLAN tags off before XDP sees the frame.
+    fn takes_tags_off(&self) -> bool {
         let mut flags = Value {
             cmd: command::GFLAGS,
             data: 0,

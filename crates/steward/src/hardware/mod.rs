@@ -32,6 +32,7 @@ use std::collections::BTreeSet;
 use std::io;
 
 pub use ethtool::Ethtool;
+pub(crate) use ethtool::Tags;
 pub use rule::{Known, Rule, Target};
 use steer::Filter;
 

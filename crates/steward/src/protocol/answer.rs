@@ -103,7 +103,7 @@ pub enum Reason {
     NotAllowed = 2,
     /// Another lease has a queue of it.
     Taken = 3,
-    /// No such interface, or no such queue.
+    /// No such interface, no such queue, or none that could have the lease.
     NoInterface = 4,
     /// The XDP program cannot be attached.
     Program = 5,

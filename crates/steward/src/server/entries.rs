@@ -8,12 +8,45 @@ use std::ops::Range;
 use steer::{Filter, Program, QueueError};
 
 use super::ledger::{Ledger, Told};
-use crate::hardware::{Ethtool, Names, Nic, NotMade, Order};
+use crate::hardware::{Ethtool, Names, Nic, NotMade, Order, Tags};
 use crate::links::Link;
 use crate::protocol::Steered;
 
 /// Why the NIC is not told, where the policy's rule names nothing at all.
 const NOT_NAMED: &str = "the NIC is not told whose frames these are: that takes a steward with a policy that names them (`macs`, `vlans`)";
+
+/// What cannot be seen from here.
+const AS_SENT: &str = "tags that a veth's far end sends beside frames are not seen: `txvlan off` there";
+
+/// What is known of tags on an interface, if a filter looks for any. With tags taken off it would take frames of all VLANs
+/// for those of VLAN 0, and the inner tag of two for the only one.
+fn tags_of(interface: &str, filter: &Filter) -> Option<Tags> {
+    let looks = !filter.vlans.is_empty();
+    let driver = || Ethtool::open(interface).map_or(Tags::There, |driver| driver.tags());
+    looks.then(driver)
+}
+
+/// Whether the program can tell VLANs on this interface, if a filter is for any.
+///
+/// # Errors
+/// Why not, and what to do.
+pub(super) fn check_tags(interface: &str, filter: &Filter) -> Result<(), String> {
+    match tags_of(interface, filter) {
+        Some(Tags::TakenOff) => Err(blind(interface)),
+        Some(Tags::Lost) => Err(format!(
+            "the kernel takes VLAN tags off before XDP sees frames of {interface}, so that its VLANs cannot be told: lease queues of the \
+             interface below it"
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Why nothing may come where tags are taken off.
+pub(super) fn blind(interface: &str) -> String {
+    format!(
+        "the driver of {interface} takes VLAN tags off before XDP sees frames, so that VLANs cannot be told: `ethtool -K {interface} rxvlan off`"
+    )
+}
 
 /// What one lease takes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,8 +58,10 @@ pub(super) struct Entries {
     pub(super) steered: Steered,
     /// Why the NIC does not bring the frames; may be empty.
     nic: String,
-    /// The interface, if its driver takes tags off that are looked for.
-    blind: Option<String>,
+    /// What is known of tags on its interface, if tags are looked for.
+    tags: Option<Tags>,
+    /// How often tags have come to be seen again: holders set up their queues anew then.
+    pub(super) renewed: u32,
 }
 
 impl Entries {
@@ -38,7 +73,8 @@ impl Entries {
             names,
             steered: Steered::ByQueue,
             nic: String::new(),
-            blind: None,
+            tags: None,
+            renewed: 0,
         };
         if !entries.filter.is_empty() {
             entries.steered = Steered::ByProgram;
@@ -71,17 +107,20 @@ impl Entries {
 
     /// Looks what of the frames the program will not see on this interface.
     pub(super) fn look(&mut self, interface: &str) {
-        let blind = !self.filter.vlans.is_empty()
-            && Ethtool::open(interface).is_ok_and(|driver| driver.takes_tags_off());
-        self.blind = blind.then(|| interface.to_owned());
+        let was_blind = self.is_blind();
+        self.tags = tags_of(interface, &self.filter);
+        self.renewed += u32::from(was_blind && !self.is_blind());
+    }
+
+    /// Whether the program cannot tell frames of its VLANs from others: then none may come.
+    pub(super) fn is_blind(&self) -> bool {
+        matches!(self.tags, Some(Tags::TakenOff | Tags::Lost))
     }
 
     /// What the holder should know; may be empty.
     pub(super) fn note(&self) -> String {
-        let blind = self.blind.as_ref().map(|interface| {
-            format!("VLAN tags that the driver takes off are not seen: `ethtool -K {interface} rxvlan off`")
-        });
-        let notes = [Some(self.nic.clone()).filter(|note| !note.is_empty()), blind];
+        let far_end = (self.tags == Some(Tags::AsSent)).then(|| AS_SENT.to_owned());
+        let notes = [far_end, Some(self.nic.clone()).filter(|note| !note.is_empty())];
         notes.into_iter().flatten().collect::<Vec<_>>().join("; ")
     }
 

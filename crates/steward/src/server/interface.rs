@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
 use steer::{Filter, MAX_QUEUES, Mode, ModeRequest, Program, QueueConf, QueueCounters};
 
-use super::entries::Entries;
+use super::entries::{self, Entries};
 use super::ledger::Ledger;
 use crate::hardware::{self, Ethtool, Names};
 use crate::links::{DriverSends, Link};
@@ -407,7 +407,19 @@ impl Interface {
 
     /// Frames go to the queue's socket.
     pub(super) fn activate(&self, queue: u32, conf: QueueConf) -> Result<(), Refusal> {
+        if self.is_blind(queue) {
+            return Err(Refusal::new(Reason::Impaired, entries::blind(&self.link.name)));
+        }
         kernel(self.program()?.activate_queue(queue, conf))
+    }
+
+    /// Whether the lease of a queue is for VLANs that cannot be told now.
+    fn is_blind(&self, queue: u32) -> bool {
+        let of_queue = |entries: &&Entries| entries.queues.contains(&queue);
+        self.entries
+            .values()
+            .find(of_queue)
+            .is_some_and(Entries::is_blind)
     }
 
     /// Frames go to the host.
@@ -445,7 +457,8 @@ impl Interface {
         let mut entries = Entries::new(queues.clone(), wanted.filter.clone(), names);
         entries.look(&self.link.name);
         if let Some(program) = &self.program {
-            if entries.install(program).is_err() {
+            let stopped = |queue| !entries.is_blind() || program.deactivate_queue(queue).is_ok();
+            if entries.install(program).is_err() || !queues.clone().all(stopped) {
                 return false;
             }
             entries.adopt(&self.link, &mut self.ledger);
@@ -554,6 +567,12 @@ impl Interface {
         }
         for entries in self.entries.values_mut() {
             entries.look(&self.link.name);
+            // Rather no frames than those of others.
+            if let Some(program) = self.program.as_ref().filter(|_| entries.is_blind()) {
+                for queue in entries.queues.clone() {
+                    let _ = program.deactivate_queue(queue);
+                }
+            }
             entries.keep(&self.link, &mut self.ledger);
         }
         before != (self.facts(), self.entries.clone())
@@ -574,6 +593,7 @@ impl Interface {
         let Some(entries) = self.entries.get(&queues.start) else {
             return facts;
         };
+        facts.generation = facts.generation.wrapping_add(entries.renewed);
         facts.steered = entries.steered;
         let impaired = self.impairment(queues);
         facts.impaired = impaired.is_some();
@@ -615,6 +635,9 @@ impl Interface {
                 queues.end - 1
             ));
         }
+        if self.is_blind(queues.start) {
+            return Some(entries::blind(name));
+        }
         (!self.link.up).then(|| format!("{name} is down"))
     }
 
@@ -650,7 +673,7 @@ pub(super) fn check(link: &Link, wanted: &Wanted) -> Result<(), Refusal> {
         );
         return Err(Refusal::new(Reason::NoInterface, text));
     }
-    Ok(())
+    entries::check_tags(name, &wanted.filter).map_err(|text| Refusal::new(Reason::NoInterface, text))
 }
 
 /// Takes off what is pinned in a directory, and removes it; nothing happens if there is none.
