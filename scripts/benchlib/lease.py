@@ -8,6 +8,7 @@ import os
 import resource
 import shutil
 import subprocess
+import tempfile
 from contextlib import ExitStack
 
 from .net import Namespace
@@ -63,7 +64,9 @@ class LeasedDaemon(Process):
 
     def _start_steward(self):
         hand_over(self.directory)
-        policy = os.path.join(self.directory, "policy.toml")
+        # Where the daemon's user cannot put another one in its place.
+        own = self.stack.enter_context(tempfile.TemporaryDirectory(prefix="vhost-af-xdp-policy-"))
+        policy = os.path.join(own, "policy.toml")
         with open(policy, "w", encoding="ascii") as file:
             file.write(
                 f'[[allow]]\nuser = {NOBODY}\ninterface = "{self.interface}"\nqueues = "all"\nmemlock = "unlimited"\n'

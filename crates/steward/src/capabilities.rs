@@ -13,6 +13,33 @@ pub const NEEDED: CapabilitySet = CapabilitySet::NET_ADMIN
     .union(CapabilitySet::BPF)
     .union(CapabilitySet::SYS_RESOURCE);
 
+/// What it cannot do anything without.
+const INDISPENSABLE: [(CapabilitySet, &str); 3] = [
+    (CapabilitySet::NET_ADMIN, "CAP_NET_ADMIN"),
+    (CapabilitySet::NET_RAW, "CAP_NET_RAW"),
+    (CapabilitySet::BPF, "CAP_BPF"),
+];
+
+/// Those of them that this thread lacks.
+///
+/// # Errors
+/// The kernel's.
+pub fn lacking() -> io::Result<Vec<&'static str>> {
+    let effective = capabilities(None)?.effective;
+    let lacks = |&(set, name)| (!effective.contains(set)).then_some(name);
+    Ok(INDISPENSABLE.iter().filter_map(lacks).collect())
+}
+
+/// Whether limits of other processes may be raised.
+///
+/// # Errors
+/// The kernel's.
+pub fn may_raise_limits() -> io::Result<bool> {
+    Ok(capabilities(None)?
+        .effective
+        .contains(CapabilitySet::SYS_RESOURCE))
+}
+
 /// Keeps at most these capabilities in all sets, for good and for the calling thread; threads that it starts have no others.
 ///
 /// # Errors

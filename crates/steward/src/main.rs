@@ -42,7 +42,7 @@ Examples:
     vhost-af-xdp-steward --take-back
 
 SIGTERM and even SIGKILL leave programs and leases as they are: frames go on, and the next steward goes on
-with them. SIGINT takes everything back before it exits.
+with them. SIGINT takes everything back before it exits. SIGHUP reads the policy again.
 It needs CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF and CAP_SYS_RESOURCE.";
 
 /// Leases NIC queues to processes without privileges, by a policy.
@@ -87,7 +87,10 @@ fn seconds(text: &str) -> Result<Duration, String> {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return complain(&error),
+    };
     match run(&cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -95,6 +98,41 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Help and version as they are; of a mistake one line.
+fn complain(error: &clap::Error) -> ExitCode {
+    if !error.use_stderr() {
+        let _ = error.print();
+        return ExitCode::SUCCESS;
+    }
+    let text = error.render().to_string();
+    let what = text.lines().next().unwrap_or_default();
+    let what = what.strip_prefix("error: ").unwrap_or(what);
+    eprintln!("vhost-af-xdp-steward: {what}: `vhost-af-xdp-steward --help` lists the options");
+    ExitCode::from(2)
+}
+
+/// What must be so before anything is begun.
+fn check_ground(policy: &Policy) -> Result<(), String> {
+    let lacking = capabilities::lacking().map_err(|error| format!("cannot see capabilities: {error}"))?;
+    if !lacking.is_empty() {
+        return Err(format!(
+            "it lacks {}: start it as root, or with these capabilities (docs/deploy has a unit)",
+            lacking.join(", ")
+        ));
+    }
+    if policy.raises_memlock() && !capabilities::may_raise_limits().unwrap_or(false) {
+        tracing::warn!(
+            "no CAP_SYS_RESOURCE: locked-memory limits of holders cannot be raised, whatever `memlock` says"
+        );
+    }
+    if !steward::server::confined() && !policy.accepts_unconfined() {
+        return Err("this kernel does not confine AF_XDP sockets to their interface, so that a holder could reach every other one: use Linux 6.5 \
+                    or later, or accept it by `unconfined-sockets = true` under [limits] of the policy"
+            .to_owned());
+    }
+    Ok(())
 }
 
 fn run(cli: &Cli) -> Result<(), String> {
@@ -113,6 +151,9 @@ fn run(cli: &Cli) -> Result<(), String> {
     if cli.take_back {
         return take_back(cli, policy);
     }
+    check_ground(&policy)?;
+    let reload =
+        signals(&[signal_hook::consts::SIGHUP]).map_err(|error| format!("cannot handle signals: {error}"))?;
     let end = end_signal().map_err(|error| format!("cannot handle signals: {error}"))?;
     let for_good = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register(signal_hook::consts::SIGINT, Arc::clone(&for_good))
@@ -129,7 +170,9 @@ fn run(cli: &Cli) -> Result<(), String> {
     };
     // Where the service manager keeps it, who connects during a restart waits instead of being refused.
     let stored = socket.is_some() && fd_store::keep(listener.as_fd(), "listener");
-    let mut server = server(cli, policy, listener)?;
+    let mut server = server(cli, policy, listener)?
+        .with_reload(reload, cli.policy.clone())
+        .map_err(|error| format!("cannot handle signals: {error}"))?;
     // Leases that were taken up again have sockets of their own for that.
     passed.forget_stations();
     // Files are open or made; what remains of root is this.
@@ -202,8 +245,13 @@ impl Drop for SocketFile {
 
 /// Readable after SIGTERM or SIGINT.
 fn end_signal() -> io::Result<UnixStream> {
+    signals(&[signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT])
+}
+
+/// Readable after any of these signals.
+fn signals(which: &[i32]) -> io::Result<UnixStream> {
     let (reader, writer) = UnixStream::pair()?;
-    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
+    for &signal in which {
         signal_hook::low_level::pipe::register(signal, writer.try_clone()?)?;
     }
     Ok(reader)

@@ -3,6 +3,7 @@
 //! ```toml
 //! [limits]
 //! connections = 64              # of one user at a time; 64 if not said
+//! unconfined-sockets = false    # true: give leases also on a kernel that does not confine AF_XDP sockets to their interface
 //!
 //! [[allow]]
 //! user = "vhost"                # name or number; or group, or both, then both must fit
@@ -25,7 +26,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -47,7 +48,7 @@ const ASKING: usize = 16;
 #[derive(Debug, thiserror::Error)]
 pub enum PolicyError {
     /// Not readable.
-    #[error("cannot read the policy {}", .path.display())]
+    #[error("cannot read the policy {}{}", .path.display(), read_remedy(.source))]
     Read {
         /// As given.
         path: PathBuf,
@@ -63,6 +64,21 @@ pub enum PolicyError {
     Unsafe {
         /// As given.
         path: PathBuf,
+        /// Number of its owner.
+        owner: u32,
+        /// Its mode.
+        mode: u32,
+    },
+    /// Others could put another one in its place.
+    #[error(
+        "the policy {} could be replaced by others, who may write to {} (owner {owner}, mode {mode:04o}): move it, or `chown root PATH; chmod go-w PATH` \
+         for that directory", .path.display(), .dir.display()
+    )]
+    UnsafePlace {
+        /// As given.
+        path: PathBuf,
+        /// The directory.
+        dir: PathBuf,
         /// Number of its owner.
         owner: u32,
         /// Its mode.
@@ -90,11 +106,27 @@ pub enum PolicyError {
     },
 }
 
+/// What to do about a policy that cannot be read.
+fn read_remedy(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::NotFound => {
+            " (write one, `vhost-af-xdp-steward --help` shows how, or name another with --policy)"
+        }
+        io::ErrorKind::PermissionDenied => {
+            " (start the steward as root or as its owner, or name another with --policy)"
+        }
+        io::ErrorKind::InvalidData => " (TOML in UTF-8 is meant)",
+        _ => " (name another with --policy)",
+    }
+}
+
 /// Who may lease what.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
     /// Connections of one user at a time.
     pub(crate) connections: u32,
+    /// Leases are given also where the kernel does not confine sockets to their interface.
+    pub(crate) unconfined: bool,
     pub(crate) rules: Vec<Rule>,
 }
 
@@ -125,6 +157,8 @@ struct File {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct Limits {
     connections: Option<u32>,
+    #[serde(default)]
+    unconfined_sockets: bool,
 }
 
 #[derive(Deserialize)]
@@ -132,8 +166,8 @@ struct Limits {
 struct Allow {
     user: Option<NameOrNumber>,
     group: Option<NameOrNumber>,
-    interface: String,
-    queues: String,
+    interface: Option<String>,
+    queues: Option<String>,
     at_most: Option<u32>,
     memlock: Option<String>,
     #[serde(default)]
@@ -159,17 +193,32 @@ impl Policy {
             path: path.to_owned(),
             source,
         };
-        let text = fs::read_to_string(path).map_err(read)?;
-        let metadata = fs::metadata(path).map_err(read)?;
+        let mut file = fs::File::open(path).map_err(read)?;
+        let metadata = file.metadata().map_err(read)?;
+        let mut text = String::new();
+        file.read_to_string(&mut text).map_err(read)?;
         let (owner, mode) = (metadata.uid(), metadata.mode() & 0o7777);
-        if (owner != 0 && owner != rustix::process::geteuid().as_raw()) || mode & 0o022 != 0 {
+        if !is_trusted(owner) || mode & 0o022 != 0 {
             return Err(PolicyError::Unsafe {
                 path: path.to_owned(),
                 owner,
                 mode,
             });
         }
+        check_place(path)?;
         Self::parse(path, &text)
+    }
+
+    /// Whether leases are given also where the kernel does not confine sockets to their interface.
+    #[must_use]
+    pub fn accepts_unconfined(&self) -> bool {
+        self.unconfined
+    }
+
+    /// Whether a rule lets locked-memory limits be raised.
+    #[must_use]
+    pub fn raises_memlock(&self) -> bool {
+        self.rules.iter().any(|rule| rule.memlock.is_some())
     }
 
     pub(crate) fn parse(path: &Path, text: &str) -> Result<Self, PolicyError> {
@@ -189,8 +238,16 @@ impl Policy {
             })?;
             rules.push(checked);
         }
+        if file.limits.connections == Some(0) {
+            return Err(PolicyError::Syntax {
+                path: path.to_owned(),
+                line: None,
+                what: "connections = 0: nobody could connect: give 1 or more, or leave it out".to_owned(),
+            });
+        }
         Ok(Self {
             connections: file.limits.connections.unwrap_or(CONNECTIONS),
+            unconfined: file.limits.unconfined_sockets,
             rules,
         })
     }
@@ -211,6 +268,7 @@ impl Policy {
         };
         Self {
             connections: u32::MAX,
+            unconfined: true,
             rules: queues.into_iter().map(rule).collect(),
         }
     }
@@ -344,11 +402,23 @@ impl Allow {
                 "it says neither user nor group, and a rule for everybody is not meant to be".to_owned(),
             );
         }
-        let possible = (1..16).contains(&self.interface.len()) && !self.interface.contains(['/', ' ', ':']);
-        if !possible {
-            return Err(format!("interface {:?} is not a name of one", self.interface));
+        let missing = |what: &str, example: &str| format!("it says no {what}: add `{what} = {example}`");
+        let interface = self.interface.ok_or_else(|| missing("interface", "\"eth1\""))?;
+        let queues = self
+            .queues
+            .ok_or_else(|| missing("queues", "\"0-3\"` or `queues = \"all\""))?;
+        if self.at_most == Some(0) {
+            return Err(
+                "at-most = 0: nothing could be leased: give 1 or more, or leave the rule out".to_owned(),
+            );
         }
-        let queues = match self.queues.as_str() {
+        let possible = (1..16).contains(&interface.len()) && !interface.contains(['/', ' ', ':']);
+        if !possible {
+            return Err(format!(
+                "interface {interface:?} is not a name of one: `ip link` lists them"
+            ));
+        }
+        let queues = match queues.as_str() {
             "all" => (0..MAX_QUEUES).collect(),
             list => ranges(list, MAX_QUEUES - 1).map_err(|what| format!("queues = {list:?}: {what}"))?,
         };
@@ -367,7 +437,7 @@ impl Allow {
                 .group
                 .map(|group| group.number("group", users::group_number))
                 .transpose()?,
-            interface: self.interface,
+            interface,
             at_most: self.at_most.unwrap_or(MAX_QUEUES),
             queues,
             memlock: self.memlock.map(|text| size(&text)).transpose()?,
@@ -381,9 +451,47 @@ impl NameOrNumber {
     fn number(self, what: &str, find: impl Fn(&str) -> Option<u32>) -> Result<u32, String> {
         match self {
             Self::Number(number) => Ok(number),
-            Self::Name(name) => find(&name).ok_or_else(|| format!("there is no {what} {name:?}")),
+            // As chown(1) has it: a name first, then a number.
+            Self::Name(name) => find(&name)
+                .or_else(|| name.parse().ok())
+                .ok_or_else(|| format!("there is no {what} {name:?}: make it, or give its number")),
         }
     }
+}
+
+/// Whether files of this user may say what a steward does.
+fn is_trusted(owner: u32) -> bool {
+    owner == 0 || owner == rustix::process::geteuid().as_raw()
+}
+
+/// Whether nobody else can put another file in the place of this one: its directory must be writable for its owner only,
+/// those above at least sticky.
+fn check_place(path: &Path) -> Result<(), PolicyError> {
+    let read = |source| PolicyError::Read {
+        path: path.to_owned(),
+        source,
+    };
+    // Both the name that was given and what it leads to.
+    let given = std::path::absolute(path).map_err(read)?;
+    let real = fs::canonicalize(path).map_err(read)?;
+    let above = |path: &Path| {
+        let dirs = path.ancestors().skip(1).map(Path::to_owned);
+        dirs.collect::<Vec<_>>().into_iter().enumerate()
+    };
+    for (steps, dir) in above(&given).chain(above(&real)) {
+        let metadata = fs::metadata(&dir).map_err(read)?;
+        let (owner, mode) = (metadata.uid(), metadata.mode() & 0o7777);
+        let sticky = steps > 0 && mode & 0o1000 != 0;
+        if !is_trusted(owner) || (mode & 0o022 != 0 && !sticky) {
+            return Err(PolicyError::UnsafePlace {
+                path: path.to_owned(),
+                dir,
+                owner,
+                mode,
+            });
+        }
+    }
+    Ok(())
 }
 
 /// Numbers and ranges such as `0-3,6`.
@@ -460,6 +568,12 @@ impl fmt::Display for Policy {
     /// One line a rule, as it was understood.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{} connection(s) of one user at a time", self.connections)?;
+        if self.unconfined {
+            writeln!(
+                f,
+                "sockets that the kernel does not confine to their interface are given away, too"
+            )?;
+        }
         for (number, rule) in (1..).zip(&self.rules) {
             writeln!(f, "rule {number}: {rule}")?;
         }

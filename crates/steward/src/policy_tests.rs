@@ -147,7 +147,15 @@ fn queues_are_counted_for_each_rule() {
 fn mistakes_are_named_with_their_place() {
     let rule = |text: &str| parse(&format!("[[allow]]\n{text}")).expect_err("a mistake");
     for (text, words) in [
-        ("user = 1\nqueues = \"0\"", "interface"),
+        ("user = 1\nqueues = \"0\"", "add `interface = \"eth1\"`"),
+        (
+            "user = 1\ninterface = \"e\"",
+            "add `queues = \"0-3\"` or `queues = \"all\"`",
+        ),
+        (
+            "user = 1\ninterface = \"e\"\nqueues = \"0\"\nat-most = 0",
+            "at-most = 0",
+        ),
         ("interface = \"e\"\nqueues = \"0\"", "neither user nor group"),
         ("user = 1\ninterface = \"e\"\nqueues = \"3-1\"", "0-3,6"),
         ("user = 1\ninterface = \"e\"\nqueues = \"0-256\"", "0 to 255"),
@@ -210,4 +218,64 @@ fn file_that_others_can_write_is_refused() {
         Policy::read(&dir.path().join("none")),
         Err(PolicyError::Read { .. })
     ));
+}
+
+#[test]
+fn number_in_quotes_is_a_number_unless_it_is_a_name() {
+    let rule = |user: &str| {
+        parse(&format!(
+            "[[allow]]\nuser = {user}\ninterface = \"e\"\nqueues = \"0\""
+        ))
+    };
+    assert_eq!(rule("\"20001\""), rule("20001"));
+    assert_eq!(rule("\"root\""), rule("0"));
+    assert!(rule("\"-1\"").is_err() && rule("\"4294967296\"").is_err());
+}
+
+#[test]
+fn limit_that_lets_nobody_in_is_a_mistake() {
+    let said = parse("[limits]\nconnections = 0").expect_err("nobody");
+    assert!(said.contains("connections = 0"), "{said}");
+    assert!(!parse("").expect("valid").accepts_unconfined());
+    let policy = parse("[limits]\nunconfined-sockets = true").expect("valid");
+    assert!(policy.accepts_unconfined() && policy.to_string().contains("not confine"));
+}
+
+#[test]
+fn file_that_others_can_replace_is_refused() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (inner, mode) = (dir.path().join("etc"), |path: &Path, mode| {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("ours");
+    });
+    fs::create_dir(&inner).expect("ours");
+    let path = inner.join("steward.toml");
+    fs::write(&path, FULL).expect("writable");
+    let link = dir.path().join("link.toml");
+    std::os::unix::fs::symlink(&path, &link).expect("ours");
+    mode(&path, 0o644);
+    mode(&inner, 0o755);
+    assert!(Policy::read(&path).is_ok() && Policy::read(&link).is_ok());
+    for (of, others) in [
+        (&inner, 0o777),
+        (&inner, 0o1777),
+        (&inner, 0o775),
+        (&dir.path().to_owned(), 0o777),
+    ] {
+        mode(of, others);
+        for path in [&path, &link] {
+            let error = Policy::read(path).expect_err("replaceable").to_string();
+            assert!(
+                error.contains("chmod go-w") && error.contains(&of.display().to_string()),
+                "{error}"
+            );
+        }
+        mode(of, 0o755);
+    }
+    // Sticky above is as good as not writable: names there are their owners'.
+    mode(dir.path(), 0o1777);
+    assert!(Policy::read(&path).is_ok());
+    let none = Policy::read(&inner.join("none.toml"))
+        .expect_err("not there")
+        .to_string();
+    assert!(none.contains("--policy"), "{none}");
 }

@@ -5,8 +5,10 @@
 
 use std::ffi::c_int;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
+
+use rustix::net::xdp::{SocketAddrXdp, SocketAddrXdpFlags};
 
 /// `SO_PEERGROUPS`, include/uapi/asm-generic/socket.h.
 const SO_PEERGROUPS: c_int = 59;
@@ -176,6 +178,30 @@ pub(crate) fn confine(socket: BorrowedFd<'_>, ifindex: u32) -> io::Result<()> {
     }
 }
 
+/// Whether the kernel keeps an AF_XDP socket to the interface that it is confined to. Linux 6.5 does (f7306acec9aa), and so do
+/// many stable kernels before it, so it is tried: a socket that is confined to an interface is bound to one that does not exist, which
+/// is refused for the one reason or for the other.
+///
+/// # Errors
+/// No such socket can be made here.
+pub(crate) fn sockets_are_confined() -> io::Result<bool> {
+    // In a debug build tests may play an old kernel.
+    if cfg!(debug_assertions) && std::env::var_os("STEWARD_UNCONFINED").is_some() {
+        return Ok(false);
+    }
+    let (family, kind) = (rustix::net::AddressFamily::XDP, rustix::net::SocketType::RAW);
+    let socket = rustix::net::socket_with(family, kind, rustix::net::SocketFlags::CLOEXEC, None)?;
+    // LOOPBACK_IFINDEX, include/net/flow.h: in each network namespace.
+    confine(socket.as_fd(), 1)?;
+    let nowhere = SocketAddrXdp::new(SocketAddrXdpFlags::empty(), i32::MAX.cast_unsigned(), 0);
+    match rustix::net::bind(&socket, &nowhere) {
+        Err(rustix::io::Errno::INVAL) => Ok(true),
+        Err(rustix::io::Errno::NODEV) => Ok(false),
+        Err(errno) => Err(errno.into()),
+        Ok(()) => Err(io::Error::other("bound to an interface that cannot be")),
+    }
+}
+
 /// Raises the locked-memory limit of a process, soft and hard, to `bytes` where it is lower.
 ///
 /// # Errors
@@ -221,7 +247,6 @@ pub(crate) fn random<const N: usize>() -> io::Result<[u8; N]> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
 
     use super::*;
@@ -240,6 +265,13 @@ mod tests {
                 .map(rustix::process::Gid::as_raw)
                 .collect::<Vec<_>>()
         );
+    }
+
+    #[test]
+    fn this_kernel_says_whether_it_confines_sockets() {
+        testkit::require!(Root);
+        // Those of today do.
+        assert!(sockets_are_confined().expect("root may have one"));
     }
 
     #[test]

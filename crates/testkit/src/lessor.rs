@@ -28,6 +28,8 @@ pub struct Lessor {
     /// The daemon's program, where nobody may run it.
     program: PathBuf,
     capabilities: &'static str,
+    /// The policy, where the daemon cannot change it.
+    policy: TempDir,
 }
 
 impl Lessor {
@@ -44,14 +46,16 @@ impl Lessor {
             )
         };
         let policy: String = interfaces.iter().map(rule).collect();
-        fs::write(dir.path().join("policy.toml"), policy).expect("writable");
+        let own = daemon::private_dir();
+        fs::write(own.path().join("policy.toml"), policy).expect("writable");
         let bpffs = BpfFs::new();
         let mut lessor = Self {
-            steward: start(netns, dir, &bpffs),
+            steward: start(netns, dir, &bpffs, &own),
             home: NetNs::new("empty"),
             bpffs,
             program: hand_over(dir),
             capabilities: capabilities(),
+            policy: own,
         };
         lessor.steward.await_text("ready");
         lessor
@@ -70,7 +74,7 @@ impl Lessor {
 
     /// The same, and does not wait for it.
     pub fn start_again(&mut self, netns: &NetNs, dir: &TempDir) {
-        self.steward = start(netns, dir, &self.bpffs);
+        self.steward = start(netns, dir, &self.bpffs, &self.policy);
     }
 
     /// Where the steward listens.
@@ -151,9 +155,9 @@ fn may_raise_limits() -> bool {
     setrlimit(Resource::Memlock, none).is_ok()
 }
 
-fn start(netns: &NetNs, dir: &TempDir, bpffs: &BpfFs) -> Running {
+fn start(netns: &NetNs, dir: &TempDir, bpffs: &BpfFs, policy: &TempDir) -> Running {
     let mut command = netns.command(binary());
-    command.arg("--policy").arg(dir.path().join("policy.toml"));
+    command.arg("--policy").arg(policy.path().join("policy.toml"));
     command.arg("--socket").arg(Lessor::socket(dir));
     command.arg("--state").arg(Lessor::state(dir));
     command.arg("--pins").arg(bpffs.pins());

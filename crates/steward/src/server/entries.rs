@@ -18,6 +18,9 @@ const NOT_NAMED: &str = "the NIC is not told whose frames these are: that takes 
 /// What cannot be seen from here.
 const AS_SENT: &str = "tags that a veth's far end sends beside frames are not seen: `txvlan off` there";
 
+/// What a holder's sockets can do where the kernel does not confine them.
+const UNCONFINED: &str = "this kernel lets leased sockets reach any interface (Linux 6.5 does not)";
+
 /// What is known of tags on an interface, if a filter looks for any. With tags taken off it would take frames of all VLANs
 /// for those of VLAN 0, and the inner tag of two for the only one.
 fn tags_of(interface: &str, filter: &Filter) -> Option<Tags> {
@@ -76,15 +79,38 @@ impl Entries {
             tags: None,
             renewed: 0,
         };
-        if !entries.filter.is_empty() {
-            entries.steered = Steered::ByProgram;
-            entries.nic = match entries.check() {
+        entries.begin();
+        entries
+    }
+
+    /// What is so before the NIC is told.
+    fn begin(&mut self) {
+        if !self.filter.is_empty() {
+            self.steered = Steered::ByProgram;
+            self.nic = match self.check() {
                 Ok(()) => String::new(),
-                Err(_) if entries.names.is_empty() => NOT_NAMED.to_owned(),
+                Err(_) if self.names.is_empty() => NOT_NAMED.to_owned(),
                 Err(why) => Told::by_program(&why).note,
             };
         }
-        entries
+    }
+
+    /// The policy names other addresses and VLANs from now on.
+    pub(super) fn rename(&mut self, names: Names, link: &Link, ledger: &mut Ledger) {
+        if self.names == names {
+            return;
+        }
+        let might = self.may_tell();
+        self.names = names;
+        match (might, self.may_tell()) {
+            (true, true) | (false, false) => {}
+            (false, true) => self.tell(link, ledger),
+            (true, false) => {
+                ledger.refuse(self.queues.start);
+                self.adopt(link, ledger);
+                self.begin();
+            }
+        }
     }
 
     /// Whether the NIC may be told.
@@ -120,7 +146,12 @@ impl Entries {
     /// What the holder should know; may be empty.
     pub(super) fn note(&self) -> String {
         let far_end = (self.tags == Some(Tags::AsSent)).then(|| AS_SENT.to_owned());
-        let notes = [far_end, Some(self.nic.clone()).filter(|note| !note.is_empty())];
+        let unconfined = (!super::confined()).then(|| UNCONFINED.to_owned());
+        let notes = [
+            unconfined,
+            far_end,
+            Some(self.nic.clone()).filter(|note| !note.is_empty()),
+        ];
         notes.into_iter().flatten().collect::<Vec<_>>().join("; ")
     }
 

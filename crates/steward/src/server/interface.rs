@@ -413,6 +413,14 @@ impl Interface {
         kernel(self.program()?.activate_queue(queue, conf))
     }
 
+    /// The policy names other addresses and VLANs for the lease of these queues: what the NIC was told that it may not be any more
+    /// is undone, and what it may be is told.
+    pub(super) fn rename_entries(&mut self, queues: &Range<u32>, names: Names) {
+        if let Some(entries) = self.entries.get_mut(&queues.start) {
+            entries.rename(names, &self.link, &mut self.ledger);
+        }
+    }
+
     /// Whether the lease of a queue is for VLANs that cannot be told now.
     fn is_blind(&self, queue: u32) -> bool {
         let of_queue = |entries: &&Entries| entries.queues.contains(&queue);

@@ -124,7 +124,7 @@ impl Ledger {
     }
 
     /// The NIC need not accept frames to a lease's stations any more.
-    fn refuse(&mut self, first: u32) {
+    pub(super) fn refuse(&mut self, first: u32) {
         if let Some((_socket, name)) = self.accepted.remove(&first)
             && self.path.is_some()
         {

@@ -27,6 +27,7 @@ mod ledger;
 mod limits;
 #[cfg(test)]
 mod named_tests;
+mod reload;
 mod restore;
 mod state;
 mod teardown;
@@ -34,6 +35,7 @@ mod teardown;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -43,13 +45,14 @@ use crate::links::{Changes, Link};
 use crate::listing::{self, Listed};
 use crate::policy::Policy;
 use crate::protocol::{Answer, Malformed, Reason, Refusal, Request, Wanted};
-use crate::sys::Credentials;
+use crate::sys::{self, Credentials};
 use connection::{Connection, Held, Incoming};
 use interface::Interface;
 use limits::{Attaches, Quiet, Turns};
 use restore::{ORPHANS_LOOK, Orphan};
 use state::{LeaseRecord, may_crash};
 
+pub use reload::Reload;
 pub use state::{Store, StoreError};
 
 /// Most connections at a time, of all users; each is one descriptor.
@@ -83,6 +86,7 @@ pub struct Server {
     /// Attaching for leases, by user.
     attaches: Attaches,
     turns: Turns,
+    reload: Option<Reload>,
     /// How long the program stays without a lease.
     linger: Duration,
     /// What may be logged: leases that come and go, and what is refused.
@@ -99,6 +103,7 @@ struct Ready {
     end: bool,
     accept: bool,
     changes: bool,
+    reload: bool,
     /// Connections by number: something to do, or gone.
     connections: Vec<(u64, PollFlags)>,
 }
@@ -124,6 +129,7 @@ impl Server {
             pause: None,
             attaches: Attaches::new(LINGER),
             turns: Turns::default(),
+            reload: None,
             linger: LINGER,
             leases: Quiet::new(64),
             refusals: Quiet::new(10),
@@ -145,6 +151,9 @@ impl Server {
             self.attend_to(&ready.connections);
             if ready.accept {
                 self.accept(now);
+            }
+            if ready.reload {
+                self.reload();
             }
             if ready.changes {
                 self.changes.drain();
@@ -193,6 +202,10 @@ impl Server {
             PollFd::from_borrowed_fd(end, PollFlags::IN),
             PollFd::new(&self.listener, accepting),
             PollFd::new(&self.changes, PollFlags::IN),
+            match &self.reload {
+                Some(reload) => PollFd::new(reload, PollFlags::IN),
+                None => PollFd::from_borrowed_fd(end, PollFlags::IN),
+            },
         ];
         let connections = self.connections.values().zip(interests);
         fds.extend(connections.map(|(connection, interest)| PollFd::new(connection, interest)));
@@ -204,11 +217,12 @@ impl Server {
         }
         let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
         let numbers = self.connections.keys().copied();
-        let events = fds[3..].iter().map(PollFd::revents);
+        let events = fds[4..].iter().map(PollFd::revents);
         Ok(Ready {
             end: is_ready(&fds[0]),
             accept: is_ready(&fds[1]),
             changes: is_ready(&fds[2]),
+            reload: self.reload.is_some() && is_ready(&fds[3]),
             connections: numbers
                 .zip(events)
                 .filter(|(_, events)| !events.is_empty())
@@ -505,6 +519,16 @@ impl Server {
         }
     }
 
+    /// Ends a connection whose lease is not allowed any more, and says so.
+    fn revoke(&mut self, number: u64, refusal: Refusal) {
+        if let Some(mut connection) = self.connections.remove(&number) {
+            if let Some(held) = connection.held.take() {
+                self.release(number, &held);
+            }
+            connection.refuse(refusal);
+        }
+    }
+
     /// Takes a lease back.
     fn release(&mut self, number: u64, held: &Held) {
         if let Some(interface) = self.interfaces.get_mut(&held.interface) {
@@ -602,6 +626,13 @@ impl Server {
         }
         over.into_iter().for_each(|number| self.end(number, None));
     }
+}
+
+/// Whether the kernel confines sockets to their interface; looked at once. Who cannot make any gives none away either.
+#[must_use]
+pub fn confined() -> bool {
+    static CONFINED: OnceLock<bool> = OnceLock::new();
+    *CONFINED.get_or_init(|| sys::sockets_are_confined().unwrap_or(true))
 }
 
 /// An error and what caused it, in one line.

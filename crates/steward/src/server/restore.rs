@@ -139,7 +139,7 @@ impl Server {
         theirs.into_iter().for_each(|number| self.end_orphan(number));
     }
 
-    fn end_orphan(&mut self, number: u64) {
+    pub(super) fn end_orphan(&mut self, number: u64) {
         if let Some(orphan) = self.orphans.remove(&number) {
             let queues = &orphan.held.queues;
             tracing::info!(
@@ -258,6 +258,8 @@ impl Server {
         self.record_ends();
         if !self.interfaces.is_empty() {
             tracing::error!("not all could be taken back; the next steward tries again");
+        } else if let Some(store) = &self.store {
+            store.remove_empty();
         }
     }
 }

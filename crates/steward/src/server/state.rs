@@ -295,6 +295,12 @@ impl Store {
         self.pins.join(interface.to_string())
     }
 
+    /// Removes the place for programs, if there is none in it.
+    pub(super) fn remove_empty(&self) {
+        // It stays if it is not empty, or not ours to remove.
+        let _ = fs::remove_dir(&self.pins);
+    }
+
     /// Everything that is pinned.
     pub(super) fn pinned(&self) -> Vec<PathBuf> {
         let entries = fs::read_dir(&self.pins).into_iter().flatten();

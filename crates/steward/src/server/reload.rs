@@ -1,0 +1,126 @@
+//! Another policy, without a restart.
+//!
+//! A policy that cannot be read or understood changes nothing. A new one counts for everything from then on: each lease is held
+//! against it as a steward that starts does, in the order in which they were given. One that it does not allow any more ends: its
+//! frames go to the host, its holder is told why and is free to ask for another. What it keeps are its sockets, by which it can send
+//! until its process ends, as after any lease.
+
+use std::io::Read;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+
+use super::{Server, confined, with_sources};
+use crate::policy::Policy;
+
+/// When to read which policy again.
+#[derive(Debug)]
+pub struct Reload {
+    /// Readable when it is time to; does not block.
+    asked: UnixStream,
+    path: PathBuf,
+}
+
+impl AsFd for Reload {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.asked.as_fd()
+    }
+}
+
+impl Server {
+    /// Reads its policy again from `path` whenever `asked` is readable.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn with_reload(mut self, asked: UnixStream, path: PathBuf) -> std::io::Result<Self> {
+        asked.set_nonblocking(true)?;
+        self.reload = Some(Reload { asked, path });
+        Ok(self)
+    }
+
+    /// Reads the policy again.
+    pub(super) fn reload(&mut self) {
+        let Some(reload) = &mut self.reload else {
+            return;
+        };
+        while reload.asked.read(&mut [0; 64]).is_ok_and(|read| read > 0) {}
+        let path = reload.path.display().to_string();
+        match Policy::read(&reload.path) {
+            Ok(policy) if !confined() && !policy.accepts_unconfined() => {
+                tracing::error!(
+                    "the policy stays as it was: the new one of {path} does not say `unconfined-sockets = true`"
+                );
+            }
+            Ok(policy) => {
+                self.apply(policy);
+                tracing::info!(policy = path, "the policy was read again");
+            }
+            Err(error) => tracing::error!("the policy stays as it was: {}", with_sources(&error)),
+        }
+    }
+
+    fn apply(&mut self, policy: Policy) {
+        self.policy = policy;
+        for connection in self.connections.values_mut() {
+            connection.rule = self.policy.rules_for(&connection.peer).next();
+        }
+        // Until they are judged, leases count for no rule: those of the old policy are others.
+        let held = self.connections.iter_mut();
+        let held = held.filter_map(|(&number, connection)| Some((number, connection.held.as_mut()?)));
+        let orphaned = self
+            .orphans
+            .iter_mut()
+            .map(|(&number, orphan)| (number, &mut orphan.held));
+        let mut numbers = Vec::new();
+        for (number, held) in held.chain(orphaned) {
+            held.rule = usize::MAX;
+            numbers.push(number);
+        }
+        numbers.sort_unstable();
+        numbers.into_iter().for_each(|number| self.judge(number));
+    }
+
+    /// Holds a lease against the policy, and ends it if it is not allowed.
+    fn judge(&mut self, number: u64) {
+        let connection = self.connections.get(&number);
+        let of_connection =
+            connection.and_then(|connection| Some((&connection.peer, connection.held.as_ref()?)));
+        let of_orphan = || {
+            self.orphans
+                .get(&number)
+                .map(|orphan| (&orphan.peer, &orphan.held))
+        };
+        let Some((peer, held)) = of_connection.or_else(of_orphan) else {
+            return;
+        };
+        match self.policy.find(peer, &held.wanted, |rule| self.leased(rule)) {
+            Ok(rule) => self.charge(number, rule),
+            Err(refusal) => {
+                tracing::warn!(pid = peer.pid, queues = ?held.queues, "lease ended by the new policy: {refusal}");
+                if self.orphans.contains_key(&number) {
+                    self.end_orphan(number);
+                } else {
+                    self.revoke(number, refusal);
+                }
+            }
+        }
+    }
+
+    fn charge(&mut self, number: u64, rule: usize) {
+        let held = match self.connections.get_mut(&number) {
+            Some(connection) => {
+                connection.rule = Some(rule);
+                connection.held.as_mut()
+            }
+            None => self.orphans.get_mut(&number).map(|orphan| &mut orphan.held),
+        };
+        let Some(held) = held else {
+            return;
+        };
+        held.rule = rule;
+        let (at, queues) = (held.interface, held.queues.clone());
+        if let Some(interface) = self.interfaces.get_mut(&at) {
+            interface.rename_entries(&queues, self.policy.names(rule));
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! The policy and the ground under a steward: what is read again, and what it does not begin on.
+
+mod common;
+
+use std::fs;
+use std::process::{Command, Stdio};
+
+use common::{POLICY, World, refusal};
+use rustix::process::Signal;
+use steward::client::{Lease, LeaseError};
+use steward::protocol::Reason;
+use testkit::{Running, require, wait};
+
+const STEWARD: &str = env!("CARGO_BIN_EXE_vhost-af-xdp-steward");
+
+fn write_policy(world: &World, text: &str) {
+    fs::write(world.dir.path().join("policy.toml"), text).expect("writable");
+}
+
+/// Lets the steward read its policy again.
+#[track_caller]
+fn reread(world: &mut World, text: &str, words: &str) {
+    let said = |world: &World| world.steward.said().matches(words).count();
+    let before = said(world);
+    write_policy(world, text);
+    world.steward.signal(Signal::HUP);
+    let read = wait::until(wait::SOON, || said(world) > before);
+    assert!(read, "never said {words}: {}", world.steward);
+}
+
+#[track_caller]
+fn await_end(lease: &Lease) -> LeaseError {
+    wait::until_some(wait::SOON, || lease.take_changes().err()).expect("it ends")
+}
+
+#[test]
+fn policy_is_read_again_and_leases_that_it_does_not_allow_any_more_end() {
+    require!(Root);
+    let mut world = World::with(2, POLICY);
+    let (first, _sockets) = world.lease(0, 1).expect("allowed");
+    let (second, _more) = world.lease(1, 1).expect("allowed");
+    reread(
+        &mut world,
+        "[[allow]]\nuser = 0\ninterface = \"nic0\"\n",
+        "the policy stays as it was",
+    );
+    assert!(
+        world.steward.said().contains("add `queues ="),
+        "{}",
+        world.steward
+    );
+    for lease in [&first, &second] {
+        lease.take_changes().expect("it goes on");
+    }
+    first.counters(0).expect("ours");
+    // As its second rule, where it was the first that fits.
+    let narrower = "[[allow]]\nuser = 0\ninterface = \"nic1\"\nqueues = \"all\"\n\
+                    [[allow]]\nuser = 0\ninterface = \"nic0\"\nqueues = \"1\"\nat-most = 1\n";
+    reread(&mut world, narrower, "the policy was read again");
+    let LeaseError::Refused(why) = await_end(&first) else {
+        panic!("it should have been said why")
+    };
+    assert_eq!(why.reason, Reason::NotAllowed);
+    assert!(why.text.contains("queue 0 of nic0"), "{why}");
+    second.take_changes().expect("it goes on");
+    second.counters(1).expect("ours");
+    assert_eq!(refusal(world.lease(0, 1)).reason, Reason::NotAllowed);
+    assert!(refusal(world.lease(1, 1)).text.contains("1 are leased"));
+    reread(&mut world, "", "the policy was read again");
+    assert!(matches!(await_end(&second), LeaseError::Refused(_)));
+    world.await_no_program();
+}
+
+#[test]
+fn kept_leases_are_held_against_a_policy_that_is_read_before_their_holders_are_back() {
+    require!(Root);
+    let mut world = World::kept();
+    let (lease, _sockets) = world.lease(0, 1).expect("allowed");
+    world.restart_after(Signal::KILL);
+    reread(&mut world, "", "the policy was read again");
+    world.await_nothing();
+    drop(lease);
+}
+
+#[test]
+fn mistake_on_the_command_line_takes_one_line() {
+    for arguments in [&["--nonsense"][..], &["--grace", "x"], &["--policy"], &["extra"]] {
+        let output = Command::new(STEWARD).args(arguments).output().expect("it runs");
+        let said = String::from_utf8(output.stderr).expect("text");
+        assert_eq!(
+            (output.status.code(), said.lines().count()),
+            (Some(2), 1),
+            "{said}"
+        );
+        assert!(said.contains("--help") && said.contains(arguments[0]), "{said}");
+    }
+    let output = Command::new(STEWARD).arg("--help").output().expect("it runs");
+    assert!(output.status.success() && output.stderr.is_empty());
+}
+
+/// Starts a steward that must refuse to; what it says last.
+#[track_caller]
+fn complaint(world: &World, mut command: Command) -> String {
+    command.arg("--policy").arg(world.dir.path().join("policy.toml"));
+    command.arg("--socket").arg(world.dir.path().join("other.sock"));
+    command.stdin(Stdio::null());
+    let mut running = Running::start(command);
+    assert!(!running.wait(wait::SOON).success(), "{running}");
+    let said = running.said();
+    assert!(!said.contains("ready"), "{said}");
+    said.lines().last().unwrap_or_default().to_owned()
+}
+
+#[test]
+fn steward_without_capabilities_says_which_it_lacks_and_not_that_it_is_ready() {
+    require!(Root);
+    let world = World::new();
+    for (keeps, lacks) in [
+        ("-all", "CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF"),
+        ("-all,+net_admin,+net_raw", "it lacks CAP_BPF:"),
+    ] {
+        let mut command = world.veth.near.command("setpriv");
+        command.args([
+            "--inh-caps",
+            "-all",
+            "--bounding-set",
+            keeps,
+            "--no-new-privs",
+            STEWARD,
+        ]);
+        let said = complaint(&world, command);
+        assert!(
+            said.contains(lacks) && said.contains("start it as root"),
+            "{said}"
+        );
+    }
+}
+
+#[test]
+fn kernel_that_does_not_confine_sockets_is_served_only_if_the_policy_says_so() {
+    require!(Root);
+    let mut world = World::new();
+    let command = || {
+        let mut command = world.veth.near.command(STEWARD);
+        command.env("STEWARD_UNCONFINED", "1");
+        command
+    };
+    let said = complaint(&world, command());
+    assert!(
+        said.contains("`unconfined-sockets = true`") && said.contains("6.5"),
+        "{said}"
+    );
+    let command = command();
+    world.end_steward(Signal::TERM);
+    write_policy(&world, &format!("[limits]\nunconfined-sockets = true\n{POLICY}"));
+    world.start_as(command);
+    world.steward.await_text("ready");
+    let (lease, _sockets) = world.lease(0, 1).expect("allowed");
+    let steering = lease.facts().steering;
+    assert!(steering.contains("reach any interface"), "{steering}");
+    reread(&mut world, POLICY, "does not say `unconfined-sockets");
+    lease.counters(0).expect("ours");
+}
+
+#[test]
+fn end_for_good_leaves_no_place_for_programs_behind() {
+    require!(Root);
+    let mut world = World::kept();
+    let (lease, _sockets) = world.lease(0, 1).expect("allowed");
+    let pins = world.bpffs.as_ref().expect("kept").pins();
+    assert!(pins.exists());
+    world.end_steward(Signal::INT);
+    assert!(!pins.exists(), "{}", world.steward);
+    drop(lease);
+    // The next one makes it again.
+    world.restart();
+    world.lease(0, 1).expect("allowed");
+}
