@@ -2,10 +2,14 @@
 //!
 //! Receive buffers are as long as the longest frame with its header, each with a guard behind it that nobody may write to.
 
-use testkit::rig::Rig;
-use testkit::{DriverConfig, Layout, VethPair, Wire, frame, wait};
-use virtqueue::GuestAddr;
-use virtqueue::driver::Buffer;
+use std::fs::read_to_string;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use testkit::{Daemon, Driver, DriverConfig, Layout, Rig, VethPair, Wire, frame, wait};
+use virtqueue::driver::{Buffer, GuestRam};
+use virtqueue::{GuestAddr, Region};
 
 use crate::setting::Setting;
 
@@ -61,11 +65,7 @@ pub(crate) fn all(short: bool) -> Vec<Case> {
 impl Case {
     /// Does it; panics if it does not go well.
     pub(crate) fn run(&self, wire: &Wire) -> Seen {
-        let config = DriverConfig {
-            regions: vec![(GuestAddr(0), RAM)],
-            ..DriverConfig::default()
-        };
-        let mut rig = Rig::with(wire.lay(), &self.setting.serve(), &config);
+        let mut rig = start(wire, self.setting);
         let guards = post(&mut rig);
         rig.await_passes_both_ways();
         let seen = Seen::of(&rig);
@@ -97,6 +97,35 @@ impl Seen {
             note: fallbacks.join("; "),
         }
     }
+}
+
+fn start(wire: &Wire, setting: Setting) -> Rig {
+    let veth = wire.lay();
+    let daemon = Daemon::start(&veth.near, &setting.serve());
+    let socket = UnixStream::connect(daemon.socket()).expect("it listens");
+    let driver = Driver::start_with(socket, &DriverConfig::default(), memory());
+    let driver = driver.unwrap_or_else(|refused| panic!("{refused}; the daemon said:\n{}", daemon.said()));
+    Rig::of(veth, daemon, driver)
+}
+
+/// The guest's, in huge pages where there are enough: what a NIC may write to by itself is not divided into pages there.
+fn memory() -> Arc<GuestRam> {
+    let free = read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages");
+    let free: u64 = free.map_or(0, |text| text.trim().parse().unwrap_or(0));
+    let huge = match free >= RAM >> 21 {
+        true => MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB,
+        false => MemfdFlags::empty(),
+    };
+    let file = memfd_create("guest", MemfdFlags::CLOEXEC | huge).expect("a descriptor is left");
+    ftruncate(&file, RAM).expect("memory is left");
+    let region = Region {
+        guest_addr: GuestAddr(0),
+        user_addr: 0,
+        len: RAM,
+        file,
+        file_offset: 0,
+    };
+    Arc::new(GuestRam::from_regions(vec![region]).expect("memory is left"))
 }
 
 /// Posts receive buffers; where their guards are.
