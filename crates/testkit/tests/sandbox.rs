@@ -3,7 +3,7 @@
 //! `serve --sandbox-attempt NAME` (hidden) sets everything up as always, and then tries one thing on a thread of its
 //! own. How it ended tells which layer stopped it: by SIGSYS (`calls`), or with an error of the kernel's.
 
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, ExitStatus};
@@ -12,7 +12,7 @@ use rstest::rstest;
 use rustix::process::Signal;
 use tempfile::TempDir;
 use testkit::daemon::{Mode, Placement, binary, private_dir};
-use testkit::{Daemon, DriverConfig, Rig, Running, Serve, VethPair, require, wait};
+use testkit::{Daemon, DriverConfig, Lessor, Rig, Running, Serve, VethPair, require, wait};
 
 /// SIGSYS, on all machines that Linux runs on but MIPS and Alpha.
 const SIGSYS: i32 = 31;
@@ -120,7 +120,14 @@ fn call_that_is_not_in_the_table_ends_the_process(
         "dumpable",
         "ioctl",
         "owner:1",
-        "io-uring"
+        "io-uring",
+        // SO_ATTACH_FILTER, SO_ATTACH_BPF, SO_ATTACH_REUSEPORT_EBPF, SO_BINDTODEVICE, SO_PREFER_BUSY_POLL; SO_PEERPIDFD.
+        "set-option:26",
+        "set-option:50",
+        "set-option:52",
+        "set-option:25",
+        "set-option:69",
+        "get-option:77"
     )]
     name: &str,
 ) {
@@ -231,7 +238,9 @@ fn landlock_by_itself_closes_the_file_system() {
 #[test]
 fn landlock_lets_no_file_be_read_that_everybody_may_read() {
     require!(Root);
-    assert_refused("read:/etc/passwd", &[], "Permission denied");
+    assert_refused("read:/etc/passwd", &["--sandbox=-mounts"], "Permission denied");
+    // And where it stays out, the empty root is another reason.
+    assert_refused("read:/etc/passwd", &["--sandbox=-files"], "No such file");
 }
 
 #[test]
@@ -268,6 +277,119 @@ fn another_user_cannot_touch_roots_files_or_come_back() {
     assert_refused("chown:/etc/passwd", &options, "Operation not permitted");
     assert_refused("create:/etc/vhost-af-xdp-attempt", &options, "Permission denied");
     assert_refused("kill:1", &options, "Operation not permitted");
+}
+
+/// A socket that everybody may connect to, at a path that everybody may look at.
+fn open_to_everybody() -> (TempDir, std::os::unix::net::UnixListener, String) {
+    let directory = private_dir();
+    let path = directory.path().join("everybody.sock");
+    let listener = std::os::unix::net::UnixListener::bind(&path).expect("listens");
+    for (path, mode) in [(directory.path(), 0o755), (&*path, 0o777)] {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).expect("ours");
+    }
+    let path = path.to_str().expect("UTF-8").to_owned();
+    (directory, listener, path)
+}
+
+#[test]
+fn no_socket_outside_can_be_connected_to_by_its_path() {
+    require!(Root);
+    let (_directory, _listener, path) = open_to_everybody();
+    for way in ["connect", "connect-from-descriptors"] {
+        let (status, said) = attempt(&format!("{way}:{path}"), &["--sandbox=-mounts"]);
+        assert!(status.success(), "else the rest proves nothing: {way}, {said}");
+    }
+    for options in [[].as_slice(), &["--sandbox", "mounts"]] {
+        for way in [
+            format!("connect:{path}"),
+            format!("connect-from-descriptors:{path}"),
+            format!("connect:/proc/self/root{path}"),
+            format!("connect:/proc/self/cwd{path}"),
+            format!("connect:/proc/{}/root{path}", std::process::id()),
+            format!("connect:/proc/1/root{path}"),
+        ] {
+            assert_refused(&way, options, "o such file or directory");
+        }
+    }
+}
+
+#[test]
+fn mounts_of_the_host_are_let_go_of() {
+    require!(Root);
+    let veth = VethPair::new();
+    let daemon = Daemon::start(&veth.near, &by_root());
+    let status = daemon.status();
+    assert_eq!(status["sandbox"]["mounts"].as_str(), Some("empty"));
+    let pid = status["pid"].as_u64().expect("a number");
+    let mounts = std::fs::read_to_string(format!("/proc/{pid}/mounts")).expect("it runs");
+    let mut places: Vec<&str> = mounts.lines().filter_map(|line| line.split(' ').nth(1)).collect();
+    places.sort_unstable();
+    let program = binary().canonicalize().expect("built");
+    assert_eq!(
+        places,
+        ["/", &format!("/proc/{pid}"), program.to_str().expect("UTF-8")],
+        "{mounts}"
+    );
+    let is_read_only = |line: &str| {
+        line.split(' ')
+            .nth(3)
+            .is_some_and(|flags| flags.starts_with("ro,nosuid,nodev,noexec"))
+    };
+    assert!(mounts.lines().all(is_read_only), "{mounts}");
+}
+
+#[test]
+fn steward_that_is_started_again_is_found_among_the_mounts_that_are_left() {
+    require!(Root);
+    let veth = VethPair::new();
+    let dir = private_dir();
+    let lessor = Lessor::start(&veth.near, &dir, &[VethPair::NIC]);
+    let steward = Lessor::socket(&dir);
+    let (_other, _listener, path) = open_to_everybody();
+    let serve = by_root().with("--steward", steward.to_str().expect("UTF-8"));
+    let mut daemon = Daemon::spawn_by(veth.far.command(binary()), dir, &serve);
+    daemon.lessor = Some(lessor);
+    daemon.await_listening();
+    daemon.await_ready();
+    let directory = steward.parent().expect("a directory").display().to_string();
+    assert_eq!(
+        daemon.status()["sandbox"]["mounts"].as_str(),
+        Some(format!("only {directory}").as_str())
+    );
+    let away = |port: &serde_json::Value| {
+        port["steering_note"]
+            .as_str()
+            .is_some_and(|note| note.contains("the steward is away"))
+    };
+    let lessor = daemon.lessor.as_mut().expect("leased");
+    lessor.steward.signal(Signal::TERM);
+    lessor.steward.wait(wait::SOON);
+    daemon.await_port(0, "without a steward", away);
+    daemon.restart_lessor(&veth.near);
+    daemon.await_port(0, "with a steward", |port| !away(port));
+
+    let mut command = veth.far.command(binary());
+    command.args(["serve", "--null", "--control", "none", "--sandbox-attempt"]);
+    command
+        .arg(format!("connect:{path}"))
+        .arg("--steward")
+        .arg(&steward);
+    command.arg("--socket-path").arg(daemon.path("other.sock"));
+    let mut running = Running::start(command);
+    assert!(
+        !running.wait(wait::SOON).success() && running.said().contains("o such file"),
+        "{running}"
+    );
+}
+
+#[test]
+fn daemon_that_connects_to_vmms_keeps_its_paths_and_says_so() {
+    require!(Root);
+    let veth = VethPair::new();
+    let directory = private_dir();
+    let path = directory.path().join("vm.sock");
+    let mut running = client_of(&path, &veth, &[]);
+    running.await_text("mounts not confined (--client connects");
 }
 
 #[test]
@@ -420,6 +542,77 @@ fn frames_pass_without_a_steward_of_the_hosts(
         rig.daemon.status()["sandbox"]["user"].as_str(),
         Some("65534:65534")
     );
+}
+
+#[test]
+fn each_port_has_a_socket_of_its_own_owner_group_and_mode() {
+    require!(Root);
+    let directory = private_dir();
+    let path = |name: &str| directory.path().join(name);
+    let mut command = Command::new(binary());
+    command.args(["serve", "--null", "--control", "none"]);
+    let port = |name: &str, access: &str| format!("--port=socket-path={}{access}", path(name).display());
+    command.arg(port("own", ""));
+    command.arg(port("group", ",socket-group=5678"));
+    command.arg(port(
+        "all",
+        ",socket-owner=1234,socket-group=5678,socket-mode=620",
+    ));
+    let mut running = Running::start(command);
+    running.await_text("ready");
+    for (name, is) in [
+        ("own", (0, 0, 0o600)),
+        ("group", (0, 5678, 0o660)),
+        ("all", (1234, 5678, 0o620)),
+    ] {
+        let socket = std::fs::metadata(path(name)).expect("it listens");
+        assert_eq!((socket.uid(), socket.gid(), socket.mode() & 0o7777), is, "{name}");
+    }
+    std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o777)).expect("ours");
+    for (name, gid, connects) in [
+        ("own", "5678", false),
+        ("group", "5678", true),
+        ("group", "9999", false),
+        ("all", "5678", true),
+    ] {
+        // What connect(2) asks for.
+        let mut client = Command::new("setpriv");
+        client
+            .args(["--reuid", "4321", "--regid", gid, "--clear-groups", "test", "-w"])
+            .arg(path(name));
+        let output = client.output().expect("it runs");
+        assert_eq!(
+            output.status.success(),
+            connects,
+            "{name} by group {gid}: {output:?}"
+        );
+    }
+    // Who is not root gives a socket to nobody, and leaves none behind.
+    let other = private_dir();
+    std::fs::set_permissions(other.path(), std::fs::Permissions::from_mode(0o777)).expect("ours");
+    let program = other.path().join("vhost-af-xdp");
+    std::fs::copy(binary(), &program).expect("a program");
+    let mut command = Command::new("setpriv");
+    command
+        .args(["--reuid", "4321", "--regid", "4321", "--clear-groups"])
+        .arg(program);
+    command.args([
+        "serve",
+        "--null",
+        "--control",
+        "none",
+        "--socket-group",
+        "5678",
+        "--socket-path",
+    ]);
+    command.arg(other.path().join("vm.sock"));
+    let mut running = Running::start(command);
+    let status = running.wait(wait::SOON);
+    assert!(
+        !status.success() && running.said().contains("may not be given to group 5678"),
+        "{running}"
+    );
+    assert!(!other.path().join("vm.sock").exists());
 }
 
 /// A daemon that connects to a VMM which listens there.

@@ -1,5 +1,6 @@
 //! The command line. Options that QEMU's `-netdev af-xdp` has carry its names.
 
+mod access;
 mod bring;
 mod memory;
 
@@ -11,6 +12,7 @@ use anyhow::{Context, anyhow, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use steer::{LAST_VLAN, ModeRequest};
 
+use self::access::AccessArgs;
 use self::bring::BringArgs;
 use self::memory::MemoryArgs;
 use crate::bench::BenchArgs;
@@ -142,6 +144,8 @@ pub(crate) struct ServeArgs {
     /// Inherited descriptor instead of a path: a listening socket, or a connected one
     #[arg(long, value_name = "FDNUM", conflicts_with = "socket_path")]
     fd: Option<i32>,
+    #[command(flatten)]
+    access: AccessArgs,
     /// Connect to the VMM, which listens, and again after a disconnect
     #[arg(long)]
     client: bool,
@@ -252,6 +256,10 @@ impl ServeArgs {
             options.apply(text).with_context(|| format!("--port {text}"))?;
             ports.push(options.build(count).with_context(|| format!("--port {text}"))?);
         }
+        let makes_one = |port: &PortConfig| matches!(port.endpoint, Endpoint::Server(_));
+        if let Some(option) = self.access.given().filter(|_| !ports.iter().any(makes_one)) {
+            bail!("--{option}: the socket is not made here: leave it out with --client and --fd");
+        }
         if ports.is_empty() {
             bail!("no socket: name one with --socket-path PATH, --fd FDNUM or --port socket-path=PATH");
         }
@@ -293,6 +301,7 @@ impl ServeArgs {
 struct PortOptions {
     socket_path: Option<PathBuf>,
     fd: Option<i32>,
+    access: AccessArgs,
     client: bool,
     ifname: Option<String>,
     cable: Option<String>,
@@ -316,6 +325,7 @@ impl From<&ServeArgs> for PortOptions {
         Self {
             socket_path: args.socket_path.clone(),
             fd: args.fd,
+            access: args.access.clone(),
             client: args.client,
             ifname: args.ifname.clone(),
             cable: args.cable.clone(),
@@ -342,6 +352,7 @@ impl From<&ServeArgs> for PortOptions {
 
 impl PortOptions {
     fn apply(&mut self, text: &str) -> anyhow::Result<()> {
+        let mut own_access = None;
         for pair in text.split(',') {
             let (key, value) = pair.split_once('=').unwrap_or((pair, "on"));
             let number = |what| anyhow!("{key}={value}: {what}");
@@ -359,13 +370,18 @@ impl PortOptions {
                 "mac" => self.mac = Some(parse_mac(value).map_err(anyhow::Error::msg)?),
                 "vlan" => self.vlans = parse_vlans(&value.replace('+', ",")).map_err(anyhow::Error::msg)?,
                 "offload" => value.clone_into(&mut self.offload),
+                _ if self.access.apply(key, value) => own_access = Some(key),
                 _ if self.memory_rules.apply(key, value)? || self.bring.apply(key, value)? => {}
                 _ => bail!(
-                    "unknown key {key:?}: one of socket-path, fd, client, ifname, cable, queues, start-queue, memory, mac, vlan, offload, {}, {}",
+                    "unknown key {key:?}: one of socket-path, fd, client, ifname, cable, queues, start-queue, memory, mac, vlan, offload, {}, {}, {}",
+                    AccessArgs::KEYS,
                     MemoryArgs::KEYS,
                     BringArgs::KEYS
                 ),
             }
+        }
+        if let Some(key) = own_access.filter(|_| self.client || self.fd.is_some()) {
+            bail!("{key}: the socket is not made here: leave it out with client and fd");
         }
         Ok(())
     }
@@ -400,6 +416,7 @@ impl PortOptions {
             .map_err(anyhow::Error::msg)
             .with_context(|| format!("--offload {}", self.offload))?;
         Ok(PortConfig {
+            access: self.access.build()?,
             endpoint,
             queues: self.queues,
             nic,
@@ -591,6 +608,35 @@ mod tests {
         ] {
             let read = Cli::try_parse_from(["vhost-af-xdp", "queues", argument]);
             assert_eq!(read.is_ok(), accepted, "{argument}");
+        }
+    }
+
+    #[test]
+    fn access_is_for_sockets_that_are_made_here() {
+        let config = serve(&[
+            "--null",
+            "--socket-group=root",
+            "--port=socket-path=/a",
+            "--port=socket-path=/b,socket-mode=600,socket-owner=7",
+            "--port=socket-path=/c,client",
+        ])
+        .expect("valid");
+        let access = |port: usize| config.ports[port].access;
+        assert_eq!(
+            (access(0).group, access(0).mode, access(0).owner),
+            (Some(0), 0o660, None)
+        );
+        assert_eq!(
+            (access(1).group, access(1).mode, access(1).owner),
+            (Some(0), 0o600, Some(7))
+        );
+        for arguments in [
+            ["--null", "--socket-mode=660", "--socket-path=/a", "--client"].as_slice(),
+            &["--null", "--socket-mode=660", "--fd=7"],
+            &["--null", "--port=socket-path=/a,client,socket-group=root"],
+        ] {
+            let error = serve(arguments).expect_err("nothing to give");
+            assert!(format!("{error:#}").contains("not made here"), "{error:#}");
         }
     }
 

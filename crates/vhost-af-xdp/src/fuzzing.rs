@@ -35,6 +35,7 @@ impl NullPort {
         sigbus::install().expect("a handler");
         let workers = Workers::start(1, &[], Duration::ZERO).expect("a thread");
         let config = PortConfig {
+            access: crate::control::listener::Access::OWN,
             endpoint: Endpoint::Server(PathBuf::from("fuzz")),
             queues,
             nic: NicConfig::Null { frame_bytes: 64 },

@@ -7,6 +7,7 @@ use std::time::Duration;
 use steer::{Filter, ModeRequest};
 use steward::protocol::{ENTRIES_MAX, Wanted};
 
+use super::listener::Access;
 use super::memory::{MOST_BYTES, MemoryRules};
 use crate::data::offloads::Offloads;
 use crate::sandbox::{Layers, User};
@@ -160,6 +161,8 @@ impl Bring {
 /// One port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PortConfig {
+    /// Who may connect to its socket, if that is made here.
+    pub(crate) access: Access,
     /// Where the VMM is.
     pub(crate) endpoint: Endpoint,
     /// Queue pairs offered.
@@ -480,6 +483,7 @@ mod tests {
 
     fn port(path: &str, start_queue: u32, queues: u16) -> PortConfig {
         PortConfig {
+            access: Access::OWN,
             endpoint: Endpoint::Server(path.into()),
             queues,
             nic: NicConfig::Interface {

@@ -29,7 +29,7 @@ use super::external::Brought;
 use super::interface::Interfaces;
 use super::keeper::{Keeper, Orders};
 use super::kept;
-use super::listener::{self, Access};
+use super::listener;
 use super::port::{Port, with_sources};
 use super::sigbus;
 use super::status::Status;
@@ -37,7 +37,7 @@ use super::status_view;
 use super::watchdog::Watchdog;
 use crate::data::cable::{PortEnd, Wire};
 use crate::data::worker::Workers;
-use crate::sandbox::{self, Extra, Plan, User, attempts};
+use crate::sandbox::{self, Extra, Plan, Reach, User, attempts};
 use steward::links::Changes;
 
 /// Pause before a port whose queues could not be set up tries again.
@@ -63,14 +63,16 @@ pub(crate) fn run(config: &ServeConfig) -> anyhow::Result<()> {
     let mut leftovers = Leftovers::default();
     let mut meetings = Vec::new();
     for port in &config.ports {
-        meetings.push(meet(&port.endpoint, &mut leftovers)?);
+        meetings.push(meet(port, &mut leftovers)?);
     }
     let control = config
         .control
         .as_deref()
         .and_then(|path| listen_for_status(path, &mut leftovers));
     let interfaces = open_brought(config, brought)?;
-    let (keeper, in_force) = leave_privileges(config, &mut leftovers)?;
+    let steward = steward_of(config)?;
+    let reach = reach(config, steward.as_deref());
+    let (keeper, in_force) = leave_privileges(config, &mut leftovers, reach)?;
     if let Some(attempt) = &config.attempt {
         return attempts::run(attempt);
     }
@@ -79,7 +81,7 @@ pub(crate) fn run(config: &ServeConfig) -> anyhow::Result<()> {
         Workers::start(config.workers, &config.cpus, config.spin).context("cannot start workers")?;
     let workers = Arc::new(workers);
     let watchdog = Watchdog::start(Arc::clone(&workers)).context("cannot start a thread")?;
-    let steward = config.steward.clone().or_else(|| keeper.steward());
+    let steward = steward.or_else(|| keeper.steward());
     let interfaces = interfaces.leased_from(steward.unwrap_or_default(), config.steward.is_none());
     let ports = open_ports(config, interfaces, &workers)?;
     tracing::info!("sandbox: {in_force}");
@@ -168,10 +170,33 @@ fn open_brought(config: &ServeConfig, brought: Brought) -> anyhow::Result<Interf
     Ok(interfaces)
 }
 
+/// Where the steward that was named listens: without links, which lead out of the sandbox's mounts.
+fn steward_of(config: &ServeConfig) -> anyhow::Result<Option<PathBuf>> {
+    let Some(path) = &config.steward else {
+        return Ok(None);
+    };
+    let missing = || {
+        let path = path.display();
+        format!("no steward at {path}: start vhost-af-xdp-steward, or name its socket with --steward")
+    };
+    sandbox::without_links(path).with_context(missing).map(Some)
+}
+
+/// Which paths the daemon connects to later on.
+fn reach(config: &ServeConfig, steward: Option<&Path>) -> Reach {
+    let connects = |port: &PortConfig| matches!(port.endpoint, Endpoint::Client(_));
+    if config.ports.iter().any(connects) {
+        return Reach::Any("--client connects to sockets of VMMs, whose directories come and go");
+    }
+    let directories = steward.and_then(Path::parent).map(Path::to_owned);
+    Reach::Only(directories.into_iter().collect())
+}
+
 /// Starts the keeper and enters the sandbox. From here on the keeper removes what is left over.
 fn leave_privileges(
     config: &ServeConfig,
     leftovers: &mut Leftovers,
+    reach: Reach,
 ) -> anyhow::Result<(Keeper, sandbox::InForce)> {
     let root = rustix::process::geteuid().is_root();
     let user = match &config.user {
@@ -205,6 +230,7 @@ fn leave_privileges(
     let plan = Plan {
         layers: config.layers,
         user,
+        reach,
         no_interface: !brings,
         keeps: match config.ports.iter().any(PortConfig::opens_sockets) {
             true => CapabilitySet::NET_RAW,
@@ -283,10 +309,10 @@ impl Drop for Leftovers {
     }
 }
 
-fn meet(endpoint: &Endpoint, leftovers: &mut Leftovers) -> anyhow::Result<Meeting> {
-    Ok(match endpoint {
+fn meet(port: &PortConfig, leftovers: &mut Leftovers) -> anyhow::Result<Meeting> {
+    Ok(match &port.endpoint {
         Endpoint::Server(path) => {
-            let listened = listener::listen_at(path, &Access::OWN);
+            let listened = listener::listen_at(path, &port.access);
             let listener = listened.with_context(|| format!("cannot listen at {}", path.display()))?;
             leftovers.0.push(path.clone());
             Meeting::Listen(listener)

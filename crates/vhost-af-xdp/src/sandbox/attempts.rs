@@ -6,6 +6,7 @@
 
 use std::ffi::{CStr, c_long};
 use std::io;
+use std::os::unix::net::UnixStream;
 
 use anyhow::{Context, bail};
 
@@ -46,6 +47,23 @@ fn attempt(name: &str) -> anyhow::Result<()> {
             libc::SYS_socket,
             &[libc::AF_NETLINK.into(), libc::SOCK_RAW.into(), 0],
         ),
+        // Options of a socket; whether there is one comes later.
+        "set-option" => call(
+            libc::SYS_setsockopt,
+            &[-1, libc::SOL_SOCKET.into(), number()?, 0, 0],
+        ),
+        "get-option" => call(
+            libc::SYS_getsockopt,
+            &[-1, libc::SOL_SOCKET.into(), number()?, 0, 0],
+        ),
+        // Layer `mounts`.
+        "connect" => UnixStream::connect(of).map(drop),
+        // Up from whatever directory is open.
+        "connect-from-descriptors" => (0..256)
+            .map(|fd| UnixStream::connect(format!("/proc/self/fd/{fd}/../../../../../..{of}")))
+            .find_map(Result::ok)
+            .map(drop)
+            .ok_or_else(|| io::Error::from_raw_os_error(libc::ENOENT)),
         "root" => call(libc::SYS_setresuid, &[0, 0, 0]),
         "mount" => call(libc::SYS_umount2, &[c"/proc".as_ptr() as c_long, 0]),
         "namespace" => call(libc::SYS_unshare, &[libc::CLONE_NEWNET.into()]),

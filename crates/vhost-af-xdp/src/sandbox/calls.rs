@@ -32,6 +32,13 @@ const CHANGES: u64 = (O_ACCMODE | O_CREAT | O_TRUNC) as u64;
 /// Commands of bpf(2) on a map that is open: look up, update, delete an element.
 const MAP_ELEMENTS: [u64; 3] = [1, 2, 3];
 
+/// `XDP_MAX_TX_SKB_BUDGET`, include/uapi/linux/if_xdp.h (Linux 6.18).
+const XDP_MAX_TX_SKB_BUDGET: u64 = 9;
+/// `SO_RCVTIMEO_NEW`, include/uapi/asm-generic/socket.h.
+const SO_RCVTIMEO_NEW: u64 = 66;
+/// `SO_SNDTIMEO_NEW`, same place.
+const SO_SNDTIMEO_NEW: u64 = 67;
+
 /// A condition on an argument.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum If {
@@ -70,6 +77,23 @@ macro_rules! table {
     };
 }
 
+/// An option of a socket by its level: a case.
+macro_rules! xdp {
+    ($option:expr) => {
+        &[If::Is(1, SOL_XDP as u64), If::Is(2, $option as u64)]
+    };
+}
+macro_rules! socket {
+    ($option:expr) => {
+        &[If::Is(1, SOL_SOCKET as u64), If::Is(2, $option as u64)]
+    };
+}
+macro_rules! netlink {
+    ($option:expr) => {
+        &[If::Is(1, libc::SOL_NETLINK as u64), If::Is(2, $option as u64)]
+    };
+}
+
 const fn tail(name: &'static str) -> &'static str {
     name.split_at(4).1
 }
@@ -101,8 +125,15 @@ pub(super) const CALLS: &[Call] = table! {
     SYS_bind: ALWAYS, "leased AF_XDP sockets, which are confined to their interface";
     SYS_recvmsg: ALWAYS, "messages with descriptors: guest memory, eventfds, leased sockets";
     SYS_sendmsg: ALWAYS, "messages with descriptors: the inflight area";
-    SYS_getsockopt: &[&[If::Is(1, SOL_XDP as u64)], &[If::Is(1, SOL_SOCKET as u64)]], "ring offsets and statistics; who the VMM is";
-    SYS_setsockopt: &[&[If::Is(1, SOL_XDP as u64)], &[If::Is(1, SOL_SOCKET as u64)]], "packet memory and rings; busy polling, timeouts";
+    SYS_getsockopt: &[
+        xdp!(libc::XDP_MMAP_OFFSETS), xdp!(libc::XDP_STATISTICS), xdp!(libc::XDP_OPTIONS),
+        socket!(libc::SO_DOMAIN), socket!(libc::SO_TYPE), socket!(libc::SO_ERROR), socket!(libc::SO_ACCEPTCONN), socket!(libc::SO_PEERCRED),
+    ], "ring offsets and statistics; who the VMM is";
+    SYS_setsockopt: &[
+        xdp!(libc::XDP_UMEM_REG), xdp!(libc::XDP_UMEM_FILL_RING), xdp!(libc::XDP_UMEM_COMPLETION_RING),
+        xdp!(libc::XDP_RX_RING), xdp!(libc::XDP_TX_RING), xdp!(XDP_MAX_TX_SKB_BUDGET),
+        socket!(libc::SO_RCVTIMEO), socket!(libc::SO_SNDTIMEO), socket!(SO_RCVTIMEO_NEW), socket!(SO_SNDTIMEO_NEW),
+    ], "packet memory and rings; timeouts: no filter or program for a socket, no other device";
     SYS_getsockname: ALWAYS, "kind of a socket";
     SYS_getpeername: ALWAYS, "kind of a socket";
     SYS_shutdown: ALWAYS, "the end of a VMM's connection";
@@ -180,8 +211,7 @@ pub(super) const BPF_MAP: &[Call] = table! {
 pub(super) const INTERFACES: &[Call] = table! {
     SYS_socket: &[&[If::Is(0, AF_XDP as u64)], &[If::Is(0, AF_NETLINK as u64)], &[If::Is(0, libc::AF_INET as u64), If::Bits(1, 0xf, libc::SOCK_DGRAM as u64)]],
         "--inhibit: AF_XDP sockets are made here, interfaces are asked for by netlink and ioctl";
-    SYS_setsockopt: &[&[If::Is(1, libc::SOL_NETLINK as u64)]], "--inhibit: options of netlink sockets";
-    SYS_getsockopt: &[&[If::Is(1, libc::SOL_NETLINK as u64)]], "the same";
+    SYS_setsockopt: &[netlink!(libc::NETLINK_PKTINFO), netlink!(libc::NETLINK_EXT_ACK)], "--inhibit: options of netlink sockets";
     SYS_ioctl: &[&[If::Is(1, 0x8946)]], "--inhibit: what a driver can do (SIOCETHTOOL)";
 };
 

@@ -4,18 +4,19 @@
 //!
 //! [`enter`] is called once, on the only thread that there is, after everything that needs a privilege is done
 //! (sockets are bound, the [keeper](super::control::keeper) runs) and before anything of a guest is read. Threads
-//! that begin later inherit all of it; none of it can be undone. Five layers, each strong without the others, so that
+//! that begin later inherit all of it; none of it can be undone. Six layers, each strong without the others, so that
 //! a hole in one is not the end:
 //!
 //! | layer | what is gone |
 //! |---|---|
 //! | `user` | root's files and processes: another user, without supplementary groups that were not asked for |
+//! | `mounts` | paths: an empty root directory, in which no socket of others can be connected to |
 //! | `network` | interfaces, abstract sockets: an empty network namespace, where leased sockets keep working |
 //! | `capabilities` | all five sets are empty, and no program that is executed gains anything (no_new_privs) |
 //! | `files` | the file system, by landlock: nothing can be opened but this process's own /proc directory and program |
 //! | `calls` | system calls that are not in [the table](calls), by seccomp: the process ends |
 //!
-//! The order matters: the network needs CAP_SYS_ADMIN, emptying the bounding set CAP_SETPCAP, another user
+//! The order matters: mounts and network need CAP_SYS_ADMIN, emptying the bounding set CAP_SETPCAP, another user
 //! CAP_SETUID; landlock and seccomp need no_new_privs, and seccomp would forbid all that comes before it.
 //!
 //! A layer that this kernel does not have, or that this user may not set up, is left out and said, in the log and by
@@ -26,6 +27,7 @@ mod calls;
 mod capabilities;
 mod files;
 mod filter;
+mod mounts;
 mod user;
 
 use std::fmt;
@@ -37,6 +39,7 @@ use serde::{Deserialize, Serialize};
 use crate::choice::{Choice, ChoiceError};
 
 pub(crate) use filter::Extra;
+pub(crate) use mounts::{Reach, without_links};
 pub(crate) use user::User;
 
 /// Why there is no sandbox.
@@ -85,12 +88,13 @@ impl SandboxError {
     }
 }
 
-const NAMES: &str = "user, network, capabilities, files, calls";
+const NAMES: &str = "user, mounts, network, capabilities, files, calls";
 
 /// Which layers are wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Layers {
     pub(crate) user: bool,
+    pub(crate) mounts: bool,
     pub(crate) network: bool,
     pub(crate) capabilities: bool,
     pub(crate) files: bool,
@@ -106,6 +110,7 @@ impl Layers {
     const fn each(on: bool) -> Self {
         Self {
             user: on,
+            mounts: on,
             network: on,
             capabilities: on,
             files: on,
@@ -144,9 +149,10 @@ impl Layers {
         places.filter(|(_, on)| !**on).map(|(name, _)| name).collect()
     }
 
-    fn places(&mut self) -> [(&'static str, &mut bool); 5] {
+    fn places(&mut self) -> [(&'static str, &mut bool); 6] {
         [
             ("user", &mut self.user),
+            ("mounts", &mut self.mounts),
             ("network", &mut self.network),
             ("capabilities", &mut self.capabilities),
             ("files", &mut self.files),
@@ -161,6 +167,8 @@ pub(crate) struct Plan {
     pub(crate) layers: Layers,
     /// Whom to become; `None`: stay.
     pub(crate) user: Option<User>,
+    /// Paths that are needed later on.
+    pub(crate) reach: Reach,
     /// Nothing in this process uses an interface of its network namespace.
     pub(crate) no_interface: bool,
     /// Capabilities that are needed later on, if there are any.
@@ -174,6 +182,8 @@ pub(crate) struct Plan {
 pub(crate) struct InForce {
     /// Who this process is.
     pub(crate) user: String,
+    /// `empty`, or which directories there are, or why all are.
+    pub(crate) mounts: String,
     /// `empty`, or why it is not.
     pub(crate) network: String,
     /// `none`, or those that are left.
@@ -188,8 +198,8 @@ impl fmt::Display for InForce {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "user {}, network {}, capabilities {}, files {}, system calls {}",
-            self.user, self.network, self.capabilities, self.files, self.calls
+            "user {}, mounts {}, network {}, capabilities {}, files {}, system calls {}",
+            self.user, self.mounts, self.network, self.capabilities, self.files, self.calls
         )
     }
 }
@@ -207,6 +217,10 @@ pub(crate) fn enter(plan: &Plan) -> Result<InForce, SandboxError> {
         false => OFF.to_owned(),
         true if !plan.no_interface => "that of the interfaces, which are used here".to_owned(),
         true => leave_network(),
+    };
+    let mounts = match plan.layers.mounts {
+        true => mounts::leave(&plan.reach),
+        false => OFF.to_owned(),
     };
     let stays = capabilities::locked_memory() | (capabilities::permitted() & plan.keeps);
     if plan.layers.capabilities {
@@ -232,6 +246,7 @@ pub(crate) fn enter(plan: &Plan) -> Result<InForce, SandboxError> {
     };
     Ok(InForce {
         user,
+        mounts,
         network,
         capabilities,
         files,
@@ -266,7 +281,10 @@ mod tests {
         let one = layers("files");
         assert!(one.files && !one.calls);
         assert!(layers("all").off().is_empty());
-        assert_eq!(layers("user,calls").off(), ["network", "capabilities", "files"]);
+        assert_eq!(
+            layers("user,calls").off(),
+            ["mounts", "network", "capabilities", "files"]
+        );
     }
 
     #[test]
