@@ -1,6 +1,6 @@
 //! Single vhost-user messages, for what the `vhost` crate's front end cannot say.
 
-use std::io::{IoSlice, Read};
+use std::io::{self, IoSlice, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
@@ -8,10 +8,14 @@ use std::os::unix::net::UnixStream;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use vhost::vhost_user::message::FrontendReq;
 
-/// Version 1, an answer wanted (vhost-user, "Header").
-const FLAGS: u32 = 1 | 1 << 3;
+/// An answer is wanted (vhost-user, "Header").
+const NEED_REPLY: u32 = 1 << 3;
+/// Version 1, an answer wanted.
+const FLAGS: u32 = 1 | NEED_REPLY;
 /// Request, flags, size of the payload.
 const HEADER: usize = 12;
+/// Most descriptors that the kernel takes with one message (SCM_MAX_FD, include/net/scm.h).
+pub const MOST_FILES: usize = 253;
 
 /// Sends a message, with a descriptor if there is one.
 ///
@@ -32,33 +36,54 @@ pub fn send_saying(
     more: i32,
     file: Option<BorrowedFd<'_>>,
 ) {
-    send_bytes(socket, request, payload, more, file.as_slice());
+    send_bytes(socket, (request, FLAGS), payload, more, file.as_slice()).expect("a message fits");
 }
 
-/// As [`send`], with any number of descriptors up to eight.
+/// As [`send`], with any number of descriptors up to [`MOST_FILES`].
 ///
 /// # Panics
 /// If the socket does not take it.
 pub fn send_files(socket: &UnixStream, request: FrontendReq, payload: &[u8], files: &[BorrowedFd<'_>]) {
-    send_bytes(socket, request, payload, 0, files);
+    try_send(socket, request, payload, files).expect("a message fits");
+}
+
+/// As [`send_files`], to somebody who may have gone.
+///
+/// # Errors
+/// The socket's.
+pub fn try_send(
+    socket: &UnixStream,
+    request: FrontendReq,
+    payload: &[u8],
+    files: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    send_bytes(socket, (request, FLAGS), payload, 0, files)
+}
+
+/// As [`try_send`], with no answer asked for.
+///
+/// # Errors
+/// The socket's.
+pub fn try_tell(socket: &UnixStream, request: FrontendReq, payload: &[u8]) -> io::Result<()> {
+    send_bytes(socket, (request, FLAGS & !NEED_REPLY), payload, 0, &[])
 }
 
 fn send_bytes(
     socket: &UnixStream,
-    request: FrontendReq,
+    (request, flags): (FrontendReq, u32),
     payload: &[u8],
     more: i32,
     files: &[BorrowedFd<'_>],
-) {
+) -> io::Result<()> {
     let mut bytes = Vec::with_capacity(HEADER + payload.len());
     let size = u32::try_from(payload.len())
         .expect("short")
         .wrapping_add_signed(more);
-    for word in [request as u32, FLAGS, size] {
+    for word in [request as u32, flags, size] {
         bytes.extend(word.to_ne_bytes());
     }
     bytes.extend(payload);
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FILES))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     if !files.is_empty() {
         assert!(ancillary.push(SendAncillaryMessage::ScmRights(files)));
@@ -68,8 +93,21 @@ fn send_bytes(
         &[IoSlice::new(&bytes)],
         &mut ancillary,
         SendFlags::NOSIGNAL,
-    )
-    .expect("a message fits");
+    )?;
+    Ok(())
+}
+
+/// Receives an answer, whatever it is: its payload.
+///
+/// # Errors
+/// The socket's, or that it is at its end.
+pub fn try_receive(mut socket: &UnixStream) -> io::Result<Vec<u8>> {
+    let mut header = [0; HEADER];
+    socket.read_exact(&mut header)?;
+    let [.., a, b, c, d] = header;
+    let mut payload = vec![0; u32::from_ne_bytes([a, b, c, d]) as usize];
+    socket.read_exact(&mut payload)?;
+    Ok(payload)
 }
 
 /// Receives an answer of one 64-bit value.

@@ -5,7 +5,6 @@
 //! hundred sessions. CVE-2019-14818 and CVE-2020-10726 (descriptors and memory lost by messages that come twice) are
 //! among the ways.
 
-use std::fs;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -13,6 +12,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use testkit::daemon::Placement;
+use testkit::holdings::{self, resident_kib};
 use testkit::{
     Daemon, Driver, DriverConfig, Layout, NetNs, Serve, VethPair, driver, frame, message, require, wait,
 };
@@ -23,41 +23,6 @@ use virtqueue::driver::GuestRam;
 
 const MIB: u64 = 1 << 20;
 const PORTS: usize = 4;
-
-/// What the kernel tells of a process.
-#[derive(Debug, PartialEq, Eq)]
-struct Holdings {
-    descriptors: usize,
-    mappings: usize,
-    threads: usize,
-}
-
-fn holdings(pid: u32) -> Holdings {
-    let count = |what: &str| {
-        fs::read_dir(format!("/proc/{pid}/{what}"))
-            .expect("it lives")
-            .count()
-    };
-    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("it lives");
-    Holdings {
-        descriptors: count("fd"),
-        mappings: maps.lines().count(),
-        threads: count("task"),
-    }
-}
-
-fn resident_kib(pid: u32) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it lives");
-    let line = status
-        .lines()
-        .find(|line| line.starts_with("VmRSS:"))
-        .expect("a line for it");
-    line.split_ascii_whitespace()
-        .nth(1)
-        .expect("a number")
-        .parse()
-        .expect("a number")
-}
 
 fn config() -> DriverConfig {
     DriverConfig {
@@ -154,24 +119,19 @@ fn assert_nothing_is_left(daemon: &mut Daemon, rounds: impl Fn(&Daemon)) {
     };
     assert!(wait::until(wait::SOON, || idle(daemon)));
     // The thread of the status socket may still be closing ours.
-    let steady = wait::until_some(wait::SOON, || {
-        let held = holdings(pid);
-        std::thread::sleep(wait::QUIET);
-        (holdings(pid) == held).then_some(held)
-    });
-    let (before, kib_before) = (steady.expect("it does nothing"), resident_kib(pid));
+    let (before, kib_before) = (holdings::steady(pid, wait::QUIET), resident_kib(pid));
     let begun = Instant::now();
     rounds(daemon);
     assert!(wait::until(wait::SOON, || idle(daemon)));
     daemon.process().check();
-    let same = wait::until(wait::SOON, || holdings(pid) == before);
+    let same = wait::until(wait::SOON, || holdings::of(pid) == before);
     println!(
         "{:.1} s; before {before:?}, {kib_before} KiB; after {:?}, {} KiB",
         begun.elapsed().as_secs_f64(),
-        holdings(pid),
+        holdings::of(pid),
         resident_kib(pid)
     );
-    assert!(same, "before {before:?}, after {:?}", holdings(pid));
+    assert!(same, "before {before:?}, after {:?}", holdings::of(pid));
     let grown = resident_kib(pid).saturating_sub(kib_before);
     assert!(grown < 4096, "resident memory has grown by {grown} KiB");
 }

@@ -1,0 +1,34 @@
+//! What a hostile VMM or guest may try against the whole daemon, beside an honest guest on the same worker: that one loses no frame, the
+//! daemon lives and tells its status, holds afterwards what it held before, and serves an honest guest where the hostile one was.
+//!
+//! The number of sessions is multiplied by `ATTACKS` in the environment: `ATTACKS=20 scripts/test hostile_vmm` is a long run.
+
+mod descriptors;
+mod eventfds;
+mod floods;
+mod scribbled;
+mod segments;
+mod sparse;
+mod truncated;
+
+/// So many, or `ATTACKS` times as many.
+fn count(usual: usize) -> usize {
+    let factor = std::env::var("ATTACKS").map_or(1, |text| text.parse().expect("ATTACKS is a number"));
+    usual * factor
+}
+
+/// Numbers without an order, the same for the same seed (xorshift64).
+struct Noise(u64);
+
+impl Noise {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit
+    }
+}

@@ -1,0 +1,49 @@
+//! Packets that are to be cut into very many frames.
+
+use rstest::rstest;
+use testkit::daemon::Placement;
+use testkit::driver::{F_HOST_ALL, HEADER};
+use testkit::super_frame::Ip;
+use testkit::{Bystander, Driver, DriverConfig, Layout, SuperFrame, require, wait};
+
+use crate::count;
+
+fn header(request: [u8; 10]) -> [u8; HEADER] {
+    let mut header = [0; HEADER];
+    header[..10].copy_from_slice(&request);
+    header
+}
+
+#[rstest]
+#[case::of_tcp(SuperFrame::tcp(Ip::V4(0), 65_000))]
+#[case::of_tcp_over_ipv6(SuperFrame::tcp(Ip::V6(vec![]), 65_000))]
+#[case::of_udp(SuperFrame::udp(Ip::V4(0), 65_000))]
+fn packets_of_64_kib_in_segments_of_one_byte_hold_up_nobody_else(#[case] packet: SuperFrame) {
+    require!(Root);
+    let scene = Bystander::with(Placement::Copy, 1, |serve| serve.offload("all"));
+    let defaults = DriverConfig::default();
+    let config = DriverConfig {
+        features: defaults.features | F_HOST_ALL,
+        ..defaults
+    };
+    let mut guest = Driver::connect(&scene.socket(1), &config).expect("accepted");
+    let (header, bytes) = (header(packet.request(1)), packet.bytes());
+    let pair = &mut guest.pairs[0];
+    for _ in 0..count(2) {
+        pair.send_asking(&[(header, &bytes[..]); 8], Layout::Whole);
+        pair.reap_sent();
+    }
+    scene.await_frames(100);
+    // They come to an end, one way or the other.
+    let done = wait::until(6 * wait::SOON, || {
+        pair.reap_sent();
+        pair.from_guest.driver.in_flight() == 0
+    });
+    assert!(
+        done,
+        "{} packets are still with the daemon",
+        pair.from_guest.driver.in_flight()
+    );
+    drop(guest);
+    scene.assert_unharmed();
+}
