@@ -21,7 +21,7 @@
 // given up after 20 ms. Status 1 if any was wrong.
 //
 // burst: BYTES that one system call sends in datagrams of PIECE_BYTES (UDP_SEGMENT), from port PORT as well; a listener sends each back. Prints
-// `SENT RETURNED WRONG`; done when none has come for 500 ms. Two bursts with the same arguments are the same frames: a socket that is
+// `SENT RETURNED WRONG`; done when all have come and no more for 500 ms, or none for 10 s. Two bursts with the same arguments are the same frames: a socket that is
 // not connected and whose packets must not be fragmented has an IPv4 identification of 0 (ip_select_ident_segs in include/net/ip.h). Status 1 if any was wrong.
 //
 // Theory of operation. The words of a stream are those of a counter-based generator (splitmix64), so that the place of an error can be
@@ -343,7 +343,7 @@ static int udp_connect(const char *address, const char *port, uint64_t count, si
 static int udp_burst(const char *address, const char *port, size_t bytes, int piece)
 {
 	static unsigned char sent[65536], got[65536];
-	struct timeval patience = {.tv_usec = 500000};
+	struct timeval patience = {.tv_sec = 10}, more = {.tv_usec = 500000};
 	struct sockaddr_storage to, from;
 	socklen_t length = parse_address(address, port, &to);
 	int fd = socket(to.ss_family, SOCK_DGRAM, 0), whole = IP_PMTUDISC_DO;
@@ -372,6 +372,8 @@ static int udp_burst(const char *address, const char *port, size_t bytes, int pi
 			returned++;
 		else
 			wrong++;
+		if (returned + wrong == pieces)
+			setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &more, sizeof(more));
 	}
 	printf("%zu %zu %zu\n", pieces, returned, wrong);
 	return wrong != 0;
