@@ -27,7 +27,7 @@ const INDIRECTION_MAX: u32 = 4096;
 pub(crate) enum Tags {
     /// In the frame.
     There,
-    /// Where the far end of a veth has put them.
+    /// Where the far end of a veth or netkit has put them.
     AsSent,
     /// Beside the frame, by the driver: a tagged frame looks like one without a tag, one with two like one with the inner one.
     TakenOff,
@@ -77,11 +77,12 @@ impl Ethtool {
         let driver = self.driver().unwrap_or_default();
         match driver.as_str() {
             // Their frames come from another interface, whose tags the kernel has taken off (skb_vlan_untag in
-            // __netif_receive_skb_core, net/core/dev.c) before generic XDP runs for them.
-            "macvlan" | "ipvlan" | "bridge" | "team" => Tags::Lost,
+            // __netif_receive_skb_core, net/core/dev.c) before generic XDP runs for them. (A bond can run XDP natively, but not for
+            // AF_XDP: its sockets are of the bond, its frames of the interface below, see xsk_rcv_check.)
+            "macvlan" | "ipvlan" | "bridge" | "team" | "bonding" => Tags::Lost,
             _ if self.takes_tags_off() => Tags::TakenOff,
             // As the far end leaves them (drivers/net/veth.c): beside the frame if it is to put them in by "hardware".
-            "veth" => Tags::AsSent,
+            "veth" | "netkit" => Tags::AsSent,
             _ => Tags::There,
         }
     }
