@@ -4,19 +4,28 @@ use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::mpsc::{self, SyncSender, TrySendError};
+use std::time::{Duration, Instant};
 
 use vhost::vhost_user::{BackendReqHandler, Error};
 
 use super::front;
 use super::port::Port;
+use super::seldom::Seldom;
+use super::visit::Ended;
 
 /// Pause between attempts to connect to a VMM that is not there: short, because the guest's outage lasts as
 /// long, and cheap.
 const CONNECT_PAUSE: Duration = Duration::from_millis(20);
-/// Pause before a VMM that did wrong is met again: doubles up to the longest.
+/// Pause before a VMM that did wrong, or comes for nothing, is met again: doubles up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// Sessions in a row in which nothing runs, without a pause.
+const IDLE_MAX: u32 = 8;
+/// How long a VMM waits for the end of another's session, which may wait for a bind or for an answer of the steward.
+const GRACE: Duration = Duration::from_secs(10);
+/// Between two attempts to hand it over.
+const KNOCK: Duration = Duration::from_millis(5);
 
 /// What a port's thread meets VMMs with.
 pub(crate) enum Meeting {
@@ -27,31 +36,19 @@ pub(crate) enum Meeting {
 
 /// Meets VMMs, one after the other.
 pub(crate) fn attend(port: &Arc<Port>, meeting: Meeting) {
-    let mut pause = FIRST_PAUSE;
+    let mut pace = Pace::default();
     match meeting {
         Meeting::Once(stream) => {
             serve_connection(port, stream);
         }
         Meeting::Listen(listener) => {
-            let mut said = false;
-            loop {
-                match listener.accept() {
-                    Ok((stream, _)) => {
-                        said = false;
-                        if serve_connection(port, stream) {
-                            rest(&mut pause);
-                        } else {
-                            pause = FIRST_PAUSE;
-                        }
-                    }
-                    Err(error) => {
-                        if !said {
-                            tracing::warn!(port = %port.config.endpoint, "cannot accept a connection, trying again: {error}{}", crate::shortage(&error.to_string()));
-                            said = true;
-                        }
-                        rest(&mut pause);
-                    }
-                }
+            // Of no length: what is handed over is met at once.
+            let (door, guests) = mpsc::sync_channel(0);
+            if let Err(error) = open_door(port, listener, door) {
+                tracing::error!(port = %port.config.endpoint, %error, "no thread that accepts connections");
+            }
+            while let Ok(stream) = guests.recv() {
+                pace.note(serve_connection(port, stream));
             }
         }
         Meeting::Connect(path) => {
@@ -60,11 +57,7 @@ pub(crate) fn attend(port: &Arc<Port>, meeting: Meeting) {
                 match UnixStream::connect(&path) {
                     Ok(stream) => {
                         said = false;
-                        if serve_connection(port, stream) {
-                            rest(&mut pause);
-                            continue;
-                        }
-                        pause = FIRST_PAUSE;
+                        pace.note(serve_connection(port, stream));
                     }
                     Err(error) if !said && error.kind() == io::ErrorKind::PermissionDenied => {
                         tracing::warn!(path = %path.display(), "the VMM's socket may not be connected to by this user ({}): let it, or choose another with --user; trying again", rustix::process::geteuid().as_raw());
@@ -82,19 +75,96 @@ pub(crate) fn attend(port: &Arc<Port>, meeting: Meeting) {
     }
 }
 
-fn rest(pause: &mut Duration) {
-    std::thread::sleep(*pause);
-    *pause = (*pause * 2).min(LONGEST_PAUSE);
+/// Accepts connections on a thread of its own, and hands them over one at a time. One that comes while another is
+/// served waits for a while: a VMM that is started again may be there before the end of the first is seen. Then it is
+/// refused, so that it does not wait for what may never come.
+fn open_door(port: &Arc<Port>, listener: UnixListener, door: SyncSender<UnixStream>) -> io::Result<()> {
+    let port = Arc::clone(port);
+    let body = move || {
+        let (mut lines, mut pace) = (Seldom::default(), Pace::default());
+        loop {
+            match listener.accept() {
+                Ok((stream, _)) => match offer(&door, stream) {
+                    Ok(()) => pace = Pace::default(),
+                    Err(Some(second)) => port.turn_away(&second, GRACE, &mut lines),
+                    Err(None) => return,
+                },
+                Err(error) => {
+                    if let Some(left_out) = lines.may() {
+                        tracing::warn!(port = %port.config.endpoint, "cannot accept a connection, trying again: {error}{}{left_out}", crate::shortage(&error.to_string()));
+                    }
+                    pace.rest();
+                }
+            }
+        }
+    };
+    std::thread::Builder::new().name("door".to_owned()).spawn(body)?;
+    Ok(())
 }
 
-/// Speaks vhost-user until the connection ends; true if the VMM or its guest did wrong.
-pub(crate) fn serve_connection(port: &Arc<Port>, stream: UnixStream) -> bool {
+/// Hands a connection over.
+///
+/// # Errors
+/// The connection, if nobody took it in time; nothing, if nobody ever will.
+fn offer(door: &SyncSender<UnixStream>, mut stream: UnixStream) -> Result<(), Option<UnixStream>> {
+    let deadline = Instant::now() + GRACE;
+    loop {
+        match door.try_send(stream) {
+            Ok(()) => return Ok(()),
+            Err(TrySendError::Disconnected(_)) => return Err(None),
+            Err(TrySendError::Full(back)) if Instant::now() >= deadline => return Err(Some(back)),
+            Err(TrySendError::Full(back)) => stream = back,
+        }
+        std::thread::sleep(KNOCK);
+    }
+}
+
+/// How fast VMMs are met.
+struct Pace {
+    pause: Duration,
+    /// Sessions in a row in which nothing ran.
+    idle: u32,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self {
+            pause: FIRST_PAUSE,
+            idle: 0,
+        }
+    }
+}
+
+impl Pace {
+    /// Pauses after a session like this.
+    fn note(&mut self, ended: Ended) {
+        match ended {
+            Ended::Served => *self = Self::default(),
+            Ended::Wrong => self.rest(),
+            Ended::Idle => {
+                self.idle = self.idle.saturating_add(1);
+                if self.idle > IDLE_MAX {
+                    self.rest();
+                } else {
+                    self.pause = FIRST_PAUSE;
+                }
+            }
+        }
+    }
+
+    fn rest(&mut self) {
+        std::thread::sleep(self.pause);
+        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+/// Speaks vhost-user until the connection ends.
+pub(crate) fn serve_connection(port: &Arc<Port>, stream: UnixStream) -> Ended {
     let (Ok(connection), Ok(ahead)) = (stream.try_clone(), stream.try_clone()) else {
         tracing::warn!(port = %port.config.endpoint, "no descriptors left, the connection is dropped: raise the limit of open files (`ulimit -n`, systemd: LimitNOFILE=)");
-        return true;
+        return Ended::Wrong;
     };
     port.begin_session(connection);
-    tracing::info!(port = %port.config.endpoint, "a VMM connected");
     let mut requests = BackendReqHandler::from_stream(stream, Arc::clone(port));
     loop {
         match front::take(&ahead, port) {

@@ -77,6 +77,10 @@ impl VhostUserBackendReqHandler for Port {
     }
 
     fn get_features(&self) -> Result<u64> {
+        self.handle(|session, _| {
+            session.note_asked();
+            Ok(())
+        })?;
         Ok(features::offered(self.config.queues, self.config.offload))
     }
 

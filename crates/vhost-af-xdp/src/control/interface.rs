@@ -22,7 +22,9 @@ use xsk::{
 };
 
 use super::config::Placement;
+use super::demand::Demand;
 use super::external::{Brought, ExternalError};
+use super::lanes::COPY_BYTES;
 use super::steering::Steering;
 use crate::binding::{self, Binding, L2_BYTES, Wish};
 use crate::data::direct::LONGEST_FRAME;
@@ -56,6 +58,17 @@ pub(crate) enum InterfaceError {
     Refused(Refusal),
     #[error(transparent)]
     External(#[from] ExternalError),
+    /// The limit of locked memory.
+    #[error(
+        "this daemon locks {all_bytes} bytes of memory in all, and RLIMIT_MEMLOCK is {limit_bytes}, for all processes of the user \
+         together: raise it (`ulimit -l {}`, systemd: LimitMEMLOCK={target_bytes}), or use fewer queues",
+        target_bytes.div_ceil(1024)
+    )]
+    MemoryLock {
+        all_bytes: u64,
+        limit_bytes: u64,
+        target_bytes: u64,
+    },
     /// More queues asked for than there are.
     #[error(
         "{name} has {have} receive queue(s), queue {queue} was asked for: use a lower start-queue or fewer queues, or add channels with `ethtool -L`"
@@ -74,6 +87,7 @@ pub(crate) struct Interface {
     /// Queues that were somebody else's when they were to be bound last.
     busy: Mutex<HashSet<u32>>,
     steering: Steering,
+    demand: Demand,
 }
 
 /// How a queue is to be opened.
@@ -98,12 +112,13 @@ impl Drop for QueueGuard {
 }
 
 impl Interface {
-    fn new(link: Link, steering: Steering) -> Self {
+    fn new(link: Link, steering: Steering, demand: Demand) -> Self {
         Self {
             mtu: AtomicU32::new(link.mtu),
             busy: Mutex::default(),
             link,
             steering,
+            demand,
         }
     }
 
@@ -249,19 +264,23 @@ impl Interface {
         self.steering.home(queue)
     }
 
-    /// Opens a socket on a queue and closes it again, no frame reaching it.
+    /// Opens a socket on a queue that no frame reaches.
     ///
     /// # Errors
     /// As [`Self::open_queue`].
-    pub(crate) fn try_queue(&self, umem: &Umem, queue: u32, force_copy: bool) -> Result<(), InterfaceError> {
+    pub(crate) fn try_queue(
+        &self,
+        umem: &Umem,
+        queue: u32,
+        force_copy: bool,
+    ) -> Result<Socket, InterfaceError> {
         let request = QueueRequest {
             queue,
             force_copy,
             header_bytes: 0,
             multi_buffer: false,
         };
-        self.prepare(umem, &request)?.bind()?;
-        Ok(())
+        Ok(self.prepare(umem, &request)?.bind()?)
     }
 
     /// Opens a socket for a queue, and registers `umem` with it. The queue is not touched.
@@ -290,7 +309,18 @@ impl Interface {
             true => BIND_AGAIN_TIMEOUT,
             false => BIND_TIMEOUT,
         };
-        self.steering.prepare(umem, &config, &self.link)
+        let prepared = self.steering.prepare((umem, self.demand), &config, &self.link);
+        prepared.map_err(|error| match error {
+            InterfaceError::Open(OpenError::MemoryLock {
+                needed_bytes,
+                limit_bytes: Some(limit),
+            }) => InterfaceError::MemoryLock {
+                all_bytes: self.demand.in_all(needed_bytes),
+                limit_bytes: limit,
+                target_bytes: self.demand.target(needed_bytes, limit),
+            },
+            error => error,
+        })
     }
 
     /// What tells when a queue is free, where the driver allows.
@@ -330,6 +360,8 @@ pub(crate) struct Interfaces {
     private: bool,
     /// What somebody else made for ports.
     brought: Brought,
+    /// Bytes that all ports lock while they copy.
+    copy_bytes: u64,
     /// Those of them that are open and not taken yet.
     ready: Mutex<Vec<Arc<Interface>>>,
 }
@@ -341,16 +373,18 @@ impl Default for Interfaces {
             steward: PathBuf::new(),
             private: false,
             brought: Brought::default(),
+            copy_bytes: 0,
             ready: Mutex::default(),
         }
     }
 }
 
 impl Interfaces {
-    /// Brought by somebody else, as far as that was.
-    pub(crate) fn new(brought: Brought) -> Self {
+    /// For so many queue pairs in all. Brought by somebody else, as far as that was.
+    pub(crate) fn new(brought: Brought, pairs: u64) -> Self {
         Self {
             brought,
+            copy_bytes: pairs * u64::from(COPY_BYTES),
             ..Self::default()
         }
     }
@@ -388,7 +422,7 @@ impl Interfaces {
                 }
                 leased => {
                     let (steering, link) = leased?;
-                    return Ok(Arc::new(Interface::new(link, steering)));
+                    return Ok(Arc::new(Interface::new(link, steering, self.demand(wanted))));
                 }
             }
         }
@@ -402,7 +436,17 @@ impl Interfaces {
         let brought = self
             .brought
             .open(&wanted.interface, wanted.mode, &wanted.range())?;
-        Ok(brought.map(|(external, link)| Arc::new(Interface::new(link, Steering::External(external)))))
+        Ok(brought.map(|(external, link)| {
+            let steering = Steering::External(external);
+            Arc::new(Interface::new(link, steering, self.demand(wanted)))
+        }))
+    }
+
+    fn demand(&self, wanted: &Wanted) -> Demand {
+        Demand {
+            copy_bytes: self.copy_bytes,
+            pairs: wanted.queues,
+        }
     }
 
     /// Keeps one that was opened ahead for the port that will ask for it.

@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 
 use steward::client::LeaseError;
 use virtqueue::{DirtyLog, InflightRegion, Journal, MemoryMap, Queue, QueueStart};
-use xsk::{FramePool, MemoryError, OwnMemory, Umem, UmemError, UmemOffset, Unbound};
+use xsk::{FramePool, MemoryError, OpenError, OwnMemory, Umem, UmemError, UmemOffset, Unbound};
 
 use super::config::{Placement, Segments};
 use super::features::Negotiated;
@@ -33,7 +33,7 @@ use crate::data::xdp::XdpNic;
 const BOUNCE_CHUNKS: usize = 192;
 const BOUNCE_BYTES: u64 = BOUNCE_CHUNKS as u64 * CHUNK_BYTES as u64;
 /// Packet memory of a queue pair in copy placement, bytes; two fifths of it wait to be sent.
-const COPY_BYTES: u32 = 6 << 20;
+pub(crate) const COPY_BYTES: u32 = 6 << 20;
 /// Entries of a null NIC's rings: nothing happens between two looks at it, so a few batches do, and
 /// their frames stay in the cache.
 const NULL_RING: usize = 256;
@@ -67,6 +67,20 @@ pub(crate) enum LaneError {
 }
 
 impl LaneError {
+    /// Whether this host is short of something, which may be mended while the VMM stays; nothing that the VMM or its
+    /// guest did.
+    pub(crate) fn is_of_host(&self) -> bool {
+        match self {
+            Self::Interface(InterfaceError::Open(error)) => !matches!(
+                error,
+                // Of memory that is the guest's, in direct placement.
+                OpenError::MemoryHole { .. } | OpenError::MemoryKind { .. } | OpenError::Umem { .. }
+            ),
+            Self::Interface(_) | Self::Memory(_) | Self::Duplicate(_) | Self::Thread(_) | Self::Away => true,
+            Self::Vring(_) | Self::Umem(_) | Self::Ring { .. } | Self::NoMemory => false,
+        }
+    }
+
     /// Whether it will be otherwise when the steward is back.
     pub(crate) fn is_away(&self) -> bool {
         matches!(

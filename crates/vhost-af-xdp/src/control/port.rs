@@ -5,20 +5,26 @@
 //! workers never take it, nor does `status`, which looks through a [`Window`]. Whoever holds it may wait for the
 //! kernel and for the steward: all that waits for it is this port's.
 
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
+use rustix::event::{EventfdFlags, eventfd};
 use vhost::vhost_user::message::VhostUserProtocolFeatures as Protocol;
 
 use super::config::{NicConfig, Placement, PortConfig};
 use super::interface::{Interface, InterfaceError, Interfaces};
 use super::kept;
 use super::lanes::{CopyMemory, FarSide, LaneError, NULL_MTU};
-use super::session::{FaultCell, Ground, Session, SessionError};
+use super::peer;
+use super::seldom::Seldom;
+use super::session::{Course, FaultCell, Ground, Session, SessionError};
 use super::shown::{Held, Window};
 use super::sigbus;
 use super::steering::AWAY;
+use super::visit::Ended;
 use crate::data::cable::PortEnd;
 use crate::data::counters::LaneCounters;
 use crate::data::worker::Workers;
@@ -28,6 +34,9 @@ use steward::protocol::Reason;
 
 /// Smallest MTU that IPv4 works with, and that VirtIO allows (1.3, 5.1.4.1).
 const SMALLEST_MTU: u64 = 68;
+
+/// A queue that could be bound, until dropped.
+pub(crate) type Tried = xsk::Socket;
 
 /// How a session ended, or why one was refused.
 #[derive(Debug, Clone, serde::Serialize)]
@@ -50,6 +59,14 @@ pub(crate) struct PortState {
     pub(crate) last_closed: Option<Closed>,
     pub(crate) sessions: u64,
     pub(crate) link_down: bool,
+    /// Why VMMs come and leave again, as far as that can be told.
+    pub(crate) declined: Option<String>,
+    /// Sessions in a row that ended where the VMM was told what is offered.
+    pub(super) declines: u32,
+    /// When the session began.
+    pub(super) began: Option<Instant>,
+    /// What VMMs can make the port say.
+    lines: Seldom,
     /// The daemon ends; nothing is set up any more.
     over: bool,
     /// MTU that the queues were set up for.
@@ -83,11 +100,14 @@ pub(crate) struct Port {
     state: Mutex<PortState>,
     /// What is seen of the state without its lock.
     pub(crate) window: Window,
+    /// The VMM's process, 0 without one; told to others, so nothing is published through it.
+    pub(super) met: AtomicI32,
+    /// Rung when queues could not be set up: they are tried again.
+    bell: OwnedFd,
 }
 
 impl Port {
-    /// Opens the interface, and tries that its queues can be bound with the memory they will need. `cable`: the port's, and
-    /// which end of it the port is.
+    /// Opens the interface. `cable`: the port's, and which end of it the port is.
     ///
     /// # Errors
     /// What will not work later either, naming the remedy.
@@ -107,11 +127,11 @@ impl Port {
             workers,
             state: Mutex::default(),
             window: Window::default(),
+            met: AtomicI32::new(0),
+            bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+                .map_err(|errno| LaneError::Duplicate(errno.into()))?,
         };
         let interface = port.open_interface()?;
-        if let Some(interface) = &interface {
-            port.try_queues(interface)?;
-        }
         port.lock("its start").interface = interface;
         Ok(port)
     }
@@ -132,10 +152,16 @@ impl Port {
         Ok(Some(interface))
     }
 
-    /// Opens and closes every queue once: a queue that is missing or taken, or a memory limit that
-    /// is too low, is said at the start and not when the guest boots.
-    fn try_queues(&self, interface: &Arc<Interface>) -> Result<(), LaneError> {
-        for far in self.far_sides(Some(interface)) {
+    /// Opens every queue once, with the memory that it will need: a queue that is missing or taken, or a limit of memory
+    /// that is too low, is said at the start and not when the guest boots. Limits are of the process and of the user, so
+    /// what is returned is to be kept until all ports have tried.
+    ///
+    /// # Errors
+    /// What will not work later either, naming the remedy.
+    pub(crate) fn try_queues(&self) -> Result<Vec<Tried>, LaneError> {
+        let interface = self.lock("its start").interface.clone();
+        let mut tried = Vec::new();
+        for far in self.far_sides(interface.as_ref()) {
             let FarSide::Queue {
                 interface,
                 queue,
@@ -151,9 +177,9 @@ impl Port {
             }
             let binding = interface.binding(self.config.placement, force_copy, interface.frame_limit());
             let memory = CopyMemory::new(binding.chunk_bytes)?;
-            interface.try_queue(&memory.umem, queue, binding.force_copy)?;
+            tried.push(interface.try_queue(&memory.umem, queue, binding.force_copy)?);
         }
-        Ok(())
+        Ok(tried)
     }
 
     fn far_sides(&self, interface: Option<&Arc<Interface>>) -> Vec<FarSide> {
@@ -219,10 +245,29 @@ impl Port {
                 state.impaired.get_or_insert(why);
             }
         }
+        if let Some(shortage) = session.take_shortage() {
+            self.impair(state, shortage);
+            let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+        }
         if let Err(error) = &result {
             state.refusal = Some(with_sources(error));
         }
         result
+    }
+
+    /// Queues cannot be set up; said when the reason is another than before.
+    fn impair(&self, state: &mut PortState, reason: String) {
+        if state.impaired.as_ref() != Some(&reason)
+            && let Some(left_out) = state.lines.may()
+        {
+            tracing::warn!(port = %self.config.endpoint, "queues cannot be set up: {reason}{left_out}");
+        }
+        state.impaired = Some(reason);
+    }
+
+    /// Readable when [`Self::check_link`] is due.
+    pub(crate) fn bell(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
     }
 
     fn ground<'a>(&'a self, far: &'a [FarSide]) -> Ground<'a> {
@@ -251,6 +296,13 @@ impl Port {
         state.fault = FaultCell::default();
         state.refusal = None;
         state.sessions += 1;
+        state.began = Some(Instant::now());
+        if let Some(left_out) = state.lines.may() {
+            tracing::info!(port = %self.config.endpoint, "a VMM connected{left_out}");
+        }
+        self.met
+            .store(peer::process(connection.as_fd()).unwrap_or(0), Relaxed);
+        self.window.note_turned_away(None);
         state.session = Some(Session::new(
             connection,
             &self.config,
@@ -270,15 +322,15 @@ impl Port {
     }
 
     /// The connection is over, for the reason that a guest's fault, a refusal or `detail` tell.
-    /// True if it was the VMM or its guest that did wrong.
-    pub(crate) fn end_session(&self, disconnected: bool, detail: String) -> bool {
+    pub(crate) fn end_session(&self, disconnected: bool, detail: String) -> Ended {
         let mut held = self.lock("the end of its session");
         let state = &mut *held;
-        let mut lost_memory = false;
+        let (mut lost_memory, mut course) = (false, Course::default());
         if let Some(mut session) = state.session.take() {
             session.stop_all(&self.workers);
-            lost_memory = session.lost_memory();
+            (lost_memory, course) = (session.lost_memory(), session.course());
         }
+        self.met.store(0, Relaxed);
         let fault = state.fault.lock().unwrap_or_else(PoisonError::into_inner).take();
         let (reason, detail) = match (fault, state.refusal.take()) {
             // What a worker read afterwards were zeros, and whatever it said of them is not the cause.
@@ -292,13 +344,20 @@ impl Port {
             .duration_since(SystemTime::UNIX_EPOCH)
             .map_or(0, |now| now.as_secs());
         let wrong = reason != "disconnected";
-        if wrong {
-            tracing::warn!(port = %self.config.endpoint, reason, "port closed: {detail}");
-        } else {
-            tracing::info!(port = %self.config.endpoint, "the VMM disconnected");
+        match state.lines.may() {
+            Some(left_out) if wrong => {
+                tracing::warn!(port = %self.config.endpoint, reason, "port closed: {detail}{left_out}");
+            }
+            Some(left_out) => tracing::info!(port = %self.config.endpoint, "the VMM disconnected{left_out}"),
+            None => {}
         }
         state.last_closed = Some(Closed { reason, detail, at });
-        wrong
+        self.note_declined(state, course, wrong);
+        match (wrong, course.ran) {
+            (true, _) => Ended::Wrong,
+            (false, false) => Ended::Idle,
+            (false, true) => Ended::Served,
+        }
     }
 
     /// Looks at the interface again: it may be gone, back, down, or have another MTU. True if the
@@ -399,31 +458,34 @@ impl Port {
         // In direct placement the guest's own buffers wait in the socket of an interface that is
         // down; only closing it gives them back.
         let direct = self.config.placement == Placement::Direct;
-        if other_mtu || (went_down && direct) || state.impaired.is_some() {
+        if other_mtu || (went_down && direct) {
             self.restart_lanes(state);
+        } else if state.impaired.is_some() {
+            self.start_lanes(state);
         }
     }
 
     /// Stops the port's lanes and starts them on what the interface is now.
     fn restart_lanes(&self, state: &mut PortState) {
-        let far = self.far_sides(state.interface.as_ref());
-        let before = state.impaired.take();
-        state.impaired = self.check_mtu(state).err().map(|error| with_sources(&error));
         if let Some(session) = &mut state.session {
             session.stop_all(&self.workers);
-            if state.impaired.is_none() {
-                state.impaired = session
-                    .start_all(&self.ground(&far))
-                    .err()
-                    .map(|error| with_sources(&error));
-            }
         }
-        if let Some(reason) = state
-            .impaired
-            .as_ref()
-            .filter(|reason| before.as_ref() != Some(reason))
-        {
-            tracing::warn!(port = %self.config.endpoint, "queues cannot be set up: {reason}");
+        self.start_lanes(state);
+    }
+
+    /// Starts lanes that do not run and should.
+    fn start_lanes(&self, state: &mut PortState) {
+        let far = self.far_sides(state.interface.as_ref());
+        let mut reason = self.check_mtu(state).err().map(|error| with_sources(&error));
+        if let (None, Some(session)) = (&reason, &mut state.session) {
+            let started = session.start_all(&self.ground(&far));
+            reason = session
+                .take_shortage()
+                .or_else(|| started.err().map(|error| with_sources(&error)));
+        }
+        match reason {
+            Some(reason) => self.impair(state, reason),
+            None => state.impaired = None,
         }
     }
 

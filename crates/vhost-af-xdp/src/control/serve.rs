@@ -40,8 +40,9 @@ use crate::data::worker::Workers;
 use crate::sandbox::{self, Extra, Plan, Reach, User, attempts};
 use steward::links::Changes;
 
-/// Pause before a port whose queues could not be set up tries again.
+/// Pause before a port whose queues could not be set up tries again: doubles up to the longest.
 const RETRY: Duration = Duration::from_secs(1);
+const LONGEST_RETRY: Duration = Duration::from_secs(5);
 /// How long ports may take to stop before the daemon ends without them: longer than a bind, and than a steward is
 /// waited for.
 const STOPPING: Duration = Duration::from_secs(12);
@@ -162,7 +163,9 @@ fn start_attending(port: &Arc<Port>, meeting: Meeting, signals: Handle) -> anyho
 
 /// Opens the sockets that are kept as long as the daemon runs: what is allowed to open them is given up.
 fn open_brought(config: &ServeConfig, brought: Brought) -> anyhow::Result<Interfaces> {
-    let interfaces = Interfaces::new(brought);
+    let on_queues = config.ports.iter().filter(|port| port.wanted().is_some());
+    let pairs = on_queues.map(|port| u64::from(port.queues)).sum();
+    let interfaces = Interfaces::new(brought, pairs);
     for port in &config.ports {
         kept::settle_all(port, &interfaces)
             .map_err(|error| anyhow::anyhow!("port {}: {}", port.endpoint, with_sources(&error)))?;
@@ -245,7 +248,7 @@ fn leave_privileges(
     Ok((keeper, in_force))
 }
 
-/// Opens what the ports' frames go to.
+/// Opens what the ports' frames go to, and tries that all queues can be had, together.
 fn open_ports(
     config: &ServeConfig,
     interfaces: Interfaces,
@@ -260,6 +263,15 @@ fn open_ports(
         let port =
             opened.map_err(|error| anyhow::anyhow!("port {}: {}", port.endpoint, with_sources(&error)))?;
         ports.push(Arc::new(port));
+    }
+    let mut tried = Vec::new();
+    for port in &ports {
+        let queues = port.try_queues();
+        tried.push(
+            queues.map_err(|error| {
+                anyhow::anyhow!("port {}: {}", port.config.endpoint, with_sources(&error))
+            })?,
+        );
     }
     Ok(ports)
 }
@@ -375,13 +387,24 @@ fn watch_link(changes: Option<Changes>, port: &Arc<Port>) -> anyhow::Result<()> 
     };
     let port = Arc::clone(port);
     let body = move || {
+        let mut pause = RETRY;
         loop {
             let again = port.check_link();
             let leased = port.watched();
-            let also = leased.as_ref().and_then(|interface| interface.watch());
-            // What a steward tells while another thread waits for its answer, that thread reads.
-            let longest = (again || also.is_some()).then_some(RETRY);
-            changes.wait(also.as_slice(), longest);
+            let lease = leased.as_ref().and_then(|interface| interface.watch());
+            let also: Vec<_> = lease.into_iter().chain([port.bell()]).collect();
+            let longest = match again {
+                true => Some(pause),
+                // What a steward tells while another thread waits for its answer, that thread reads.
+                false => lease.map(|_| RETRY),
+            };
+            pause = if again {
+                (pause * 2).min(LONGEST_RETRY)
+            } else {
+                RETRY
+            };
+            changes.wait(&also, longest);
+            let _ = rustix::io::read(port.bell(), &mut [0; 8]);
         }
     };
     std::thread::Builder::new()

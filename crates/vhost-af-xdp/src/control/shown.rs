@@ -31,6 +31,7 @@ pub(crate) struct Shown {
     pub(crate) mtu: u32,
     pub(crate) impaired: Option<String>,
     pub(crate) link_down: bool,
+    pub(crate) declined: Option<String>,
     pub(crate) last_closed: Option<Closed>,
     pub(crate) sessions: u64,
 }
@@ -77,6 +78,7 @@ impl Shown {
             mtu: interface.map_or(NULL_MTU, |interface| interface.mtu()),
             impaired: state.impaired.clone(),
             link_down: state.link_down,
+            declined: state.declined.clone(),
             last_closed: state.last_closed.clone(),
             sessions: state.sessions,
         }
@@ -92,6 +94,8 @@ struct Behind {
     shown: Option<Arc<Shown>>,
     /// For what the port's lock is held now, and since when.
     busy: Option<(&'static str, Instant)>,
+    /// What was said to a VMM that came while another was there.
+    turned_away: Option<String>,
 }
 
 impl Window {
@@ -103,6 +107,16 @@ impl Window {
         let long = busy.filter(|&(_, held)| held >= LONG);
         let words = long.map(|(what, held)| format!("{what}, for {} s", held.as_secs()));
         (behind.shown.clone(), words)
+    }
+
+    /// What was said last to a VMM that came while the present one was there.
+    pub(crate) fn turned_away(&self) -> Option<String> {
+        self.behind().turned_away.clone()
+    }
+
+    /// A VMM was turned away, or the one is there that this would be of.
+    pub(crate) fn note_turned_away(&self, reason: Option<String>) {
+        self.behind().turned_away = reason;
     }
 
     fn behind(&self) -> MutexGuard<'_, Behind> {
@@ -129,10 +143,8 @@ impl Drop for Held<'_> {
     fn drop(&mut self) {
         // Made before the window is taken: asking the lease for its facts may wait.
         let shown = Arc::new(Shown::of(&self.state));
-        *self.window.behind() = Behind {
-            shown: Some(shown),
-            busy: None,
-        };
+        let mut behind = self.window.behind();
+        (behind.shown, behind.busy) = (Some(shown), None);
     }
 }
 

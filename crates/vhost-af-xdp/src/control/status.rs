@@ -103,6 +103,8 @@ pub(crate) struct PortStatus {
     pub(crate) impaired: Option<String>,
     /// What is being done for it, and for how long, if that is long; all but the counters is as it was before.
     pub(crate) busy: Option<String>,
+    /// A VMM that came while another was there, and was refused.
+    pub(crate) turned_away: Option<String>,
     /// How the last session ended: reason and sentence.
     pub(crate) last_closed: Option<(String, String)>,
     /// Its queue pairs.
@@ -203,6 +205,7 @@ impl PortStatus {
             sessions: 0,
             impaired: None,
             busy,
+            turned_away: port.window.turned_away(),
             last_closed: None,
             lanes: Vec::new(),
             nic,
@@ -230,7 +233,8 @@ impl PortStatus {
         self.sessions = shown.sessions;
         self.impaired = shown.impaired.clone().or_else(|| {
             let nic = &self.nic;
-            shown.link_down.then(|| format!("interface {nic} is down"))
+            let down = shown.link_down.then(|| format!("interface {nic} is down"));
+            down.or_else(|| shown.declined.clone())
         });
         self.last_closed = shown
             .last_closed

@@ -68,6 +68,9 @@ fn render_port(text: &mut String, port: &PortStatus) {
     if let Some(note) = &port.steering_note {
         let _ = writeln!(text, "  {note}");
     }
+    if let Some(reason) = &port.turned_away {
+        let _ = writeln!(text, "  {reason}");
+    }
     if let Some((reason, detail)) = &port.last_closed {
         let _ = writeln!(text, "  last session ended: {reason}: {detail}");
     }

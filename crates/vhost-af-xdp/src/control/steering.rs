@@ -17,6 +17,7 @@ use steward::links::{DriverSends, Link};
 use steward::protocol::{Facts, RECEIVE_RING, Steered, Wanted};
 use xsk::{OpenError, RingSize, SocketConfig, Umem, Unbound};
 
+use super::demand::Demand;
 use super::external::External;
 use super::interface::InterfaceError;
 use super::port::with_sources;
@@ -25,6 +26,8 @@ use crate::data::resident::Home;
 /// How long memory of a socket that was closed may still count as locked: the kernel lets go of it some 20 ms later.
 /// Where many wait for a CPU it is more, as with queues ([`super::interface`]).
 const UNLOCK_TIMEOUT: Duration = Duration::from_secs(2);
+/// Pause before it is tried again; doubles.
+const UNLOCK_PAUSE: Duration = Duration::from_millis(10);
 
 /// What is said of a steward that was there and is not.
 pub(crate) const AWAY: &str =
@@ -49,6 +52,8 @@ pub(crate) struct Leased {
     fresh: Mutex<HashMap<u32, OwnedFd>>,
     /// What the program had done with a queue's frames when the steward answered last.
     counted: Mutex<HashMap<u32, QueueCounters>>,
+    /// Locked memory did not do the last time.
+    short: AtomicBool,
     /// The steward is this daemon's own.
     private: bool,
 }
@@ -73,6 +78,7 @@ impl Steering {
             away: AtomicBool::new(false),
             fresh,
             counted: Mutex::default(),
+            short: AtomicBool::new(false),
             private,
         };
         Ok((Self::Leased(Box::new(leased)), link))
@@ -141,13 +147,13 @@ impl Steering {
     /// [`InterfaceError`].
     pub(crate) fn prepare(
         &self,
-        umem: &Umem,
+        (umem, demand): (&Umem, Demand),
         config: &SocketConfig,
         link: &Link,
     ) -> Result<Unbound, InterfaceError> {
         match self {
             Self::External(external) => external.prepare(umem, config, &link.name),
-            Self::Leased(leased) => leased.prepare(umem, config),
+            Self::Leased(leased) => leased.prepare((umem, demand), config),
         }
     }
 
@@ -205,13 +211,20 @@ impl Steering {
 }
 
 impl Leased {
-    fn prepare(&self, umem: &Umem, config: &SocketConfig) -> Result<Unbound, InterfaceError> {
+    fn prepare(
+        &self,
+        (umem, demand): (&Umem, Demand),
+        config: &SocketConfig,
+    ) -> Result<Unbound, InterfaceError> {
         let deadline = Instant::now() + UNLOCK_TIMEOUT;
         let config = SocketConfig {
             rx: Some(RingSize::at_least(RECEIVE_RING)),
             rx_is_made: true,
             ..config.clone()
         };
+        // A shortage that was there the last time does not pass by itself.
+        let patient = !self.short.load(Relaxed);
+        let (mut refused, mut pause) = (None, UNLOCK_PAUSE);
         loop {
             // A socket whose memory was refused is of no more use.
             let opened = Unbound::from_fd(self.socket(config.queue.0)?, umem, &config);
@@ -220,18 +233,26 @@ impl Leased {
                 limit_bytes: Some(limit),
             }) = opened
             else {
+                self.short.store(false, Relaxed);
                 return Ok(opened?);
             };
-            if let Err(refused) = self.lease.raise_memlock(limit.saturating_add(needed_bytes)) {
-                if Instant::now() >= deadline {
-                    // Our own steward may what root may; then the limit is what has to be said.
-                    return match self.private {
-                        true => Ok(opened?),
-                        false => Err(refused.into()),
-                    };
+            if refused.is_none() {
+                match self.lease.raise_memlock(demand.target(needed_bytes, limit)) {
+                    Ok(()) => continue,
+                    // It stands; memory may still be let go of.
+                    Err(error) => refused = Some(error),
                 }
-                sleep(Duration::from_millis(10));
             }
+            if !patient || Instant::now() >= deadline {
+                self.short.store(true, Relaxed);
+                // Our own steward may what root may; then the limit is what has to be said.
+                return match refused {
+                    Some(refused) if !self.private => Err(refused.into()),
+                    _ => Ok(opened?),
+                };
+            }
+            sleep(pause);
+            pause *= 2;
         }
     }
 

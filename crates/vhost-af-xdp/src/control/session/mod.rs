@@ -116,6 +116,17 @@ pub(crate) struct ActiveLane {
     pub(crate) facts: Arc<LaneFacts>,
 }
 
+/// How far a session came.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Course {
+    /// The VMM asked what is offered.
+    pub(crate) asked: bool,
+    /// It took of that.
+    pub(crate) took: bool,
+    /// A lane ran.
+    pub(crate) ran: bool,
+}
+
 /// See the module's head.
 pub(crate) struct Session {
     pub(crate) features: u64,
@@ -135,6 +146,10 @@ pub(crate) struct Session {
     /// Memory that is being registered for pairs whose lanes copy until then.
     registering: Vec<Option<UnderWay>>,
     registered: OnRegistered,
+    /// Why a pair has no lane that should have one, as far as nobody has taken note of it.
+    shortage: Option<String>,
+    /// What became of it.
+    course: Course,
     peer: Option<i32>,
     connection: UnixStream,
     fault: FaultCell,
@@ -163,6 +178,8 @@ impl Session {
             lanes: (0..pairs).map(|_| None).collect(),
             registering: (0..pairs).map(|_| None).collect(),
             registered,
+            shortage: None,
+            course: Course::default(),
             peer,
             connection,
             fault,
@@ -172,6 +189,21 @@ impl Session {
     /// Process that connected, if the kernel tells.
     pub(crate) fn peer(&self) -> Option<i32> {
         self.peer
+    }
+
+    /// How far it came.
+    pub(crate) fn course(&self) -> Course {
+        self.course
+    }
+
+    /// Why a pair has no lane that should have one, if that was found since this was asked last.
+    pub(crate) fn take_shortage(&mut self) -> Option<String> {
+        self.shortage.take()
+    }
+
+    /// GET_FEATURES.
+    pub(crate) fn note_asked(&mut self) {
+        self.course.asked = true;
     }
 
     /// Ends the connection, and so the session.
@@ -194,6 +226,7 @@ impl Session {
         if ground.placement == Placement::Direct && features & F_VERSION_1 == 0 {
             return Err(SessionError::LegacyDirect);
         }
+        self.course.took = true;
         let changed = self.features ^ features;
         self.features = features;
         if changed & !F_LOG_ALL != 0 {

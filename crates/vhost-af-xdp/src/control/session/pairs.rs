@@ -204,7 +204,23 @@ impl Session {
         pairs.any(|(vrings, lane)| lane.is_none() && vrings.iter().all(|vring| vring.started))
     }
 
+    /// Starts a pair, if it can run. Where this host is short of something the VMM stays, and the pair is tried again
+    /// later ([`super::super::port::Port::check_link`]): ending the connection would make it come back at once, and
+    /// QEMU's guest stands still while it connects.
+    ///
+    /// # Errors
+    /// What the VMM or its guest did wrong.
     pub(super) fn start_pair(&mut self, pair: usize, ground: &Ground<'_>) -> Result<(), SessionError> {
+        match self.try_start_pair(pair, ground) {
+            Err(SessionError::Lane(error)) if error.is_of_host() => {
+                self.shortage = Some(with_sources(&error));
+                Ok(())
+            }
+            result => result,
+        }
+    }
+
+    fn try_start_pair(&mut self, pair: usize, ground: &Ground<'_>) -> Result<(), SessionError> {
         let started = self.vrings[pair * 2..pair * 2 + 2]
             .iter()
             .all(|vring| vring.started);
@@ -306,7 +322,7 @@ impl Session {
 
     /// Gives a lane to a worker.
     fn run(
-        &self,
+        &mut self,
         pair: usize,
         lane: Box<dyn Lane>,
         facts: Arc<LaneFacts>,
@@ -326,6 +342,7 @@ impl Session {
             ground.name,
             Box::new(move |fault| report(&cell, fault, &connection, err)),
         );
+        self.course.ran = true;
         tracing::debug!(pair, worker, mode = facts.mode, "lane runs");
         Ok(ActiveLane { id, worker, facts })
     }

@@ -1,0 +1,123 @@
+//! Locked memory that does not do: said at the start, with the sum that does, or borne while a guest is there.
+//!
+//! Daemons of a user of this test's own, as the kernel counts by user, with the limit that Debian gives ordinary users.
+
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::process::Command;
+
+use rustix::process::Signal;
+use testkit::daemon::{binary, private_dir};
+use testkit::{
+    Daemon, Driver, DriverConfig, Layout, Lessor, PacketPort, Serve, VethPair, frame, require, wait,
+};
+use virtqueue::GuestAddr;
+
+/// Nobody else's.
+const USER: u32 = 64_917;
+/// Debian's default, bytes.
+const LIMIT: u64 = 8 << 20;
+
+/// A steward that gives this user queues and no memory, and the directory of its socket.
+fn lease_without_memory(veth: &VethPair) -> (Lessor, tempfile::TempDir) {
+    let dir = private_dir();
+    let mut lessor = Lessor::start(&veth.near, &dir, &[VethPair::NIC]);
+    let policy = format!(
+        "[[allow]]\nuser = {USER}\ninterface = \"{}\"\nqueues = \"all\"\n",
+        VethPair::NIC
+    );
+    std::fs::write(dir.path().join("policy.toml"), policy).expect("writable");
+    lessor.steward.signal(Signal::INT);
+    lessor.steward.wait(wait::SOON);
+    lessor.restart(&veth.near, &dir);
+    (lessor, dir)
+}
+
+/// A daemon of that user.
+fn daemon(veth: &VethPair, steward: &tempfile::TempDir, serve: Serve) -> Daemon {
+    let dir = private_dir();
+    chown(dir.path(), Some(USER), Some(USER)).expect("we are root");
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).expect("we are root");
+    let program = dir.path().join("vhost-af-xdp");
+    std::fs::copy(binary(), &program).expect("a program");
+    let mut command: Command = veth.near.command("prlimit");
+    let user = USER.to_string();
+    command
+        .arg(format!("--memlock={LIMIT}:{LIMIT}"))
+        .args(["setpriv", "--reuid", &user, "--regid", &user, "--clear-groups"])
+        .args([
+            "--inh-caps",
+            "-all",
+            "--ambient-caps",
+            "-all",
+            "--bounding-set",
+            "-all",
+        ])
+        .args(["--no-new-privs", "--pdeathsig", "KILL"])
+        .arg(program);
+    let path = Lessor::socket(steward);
+    Daemon::spawn_by(
+        command,
+        dir,
+        &serve.with("--steward", path.to_str().expect("ASCII")),
+    )
+}
+
+fn config() -> DriverConfig {
+    DriverConfig {
+        regions: vec![(GuestAddr(0), 4 << 20)],
+        queue_size: 64,
+        ..DriverConfig::default()
+    }
+}
+
+/// Two queues need 12 MiB together, and each alone less than 8.
+#[test]
+fn limit_that_does_for_one_queue_and_not_for_all_is_said_at_the_start() {
+    require!(Root);
+    let veth = VethPair::with(2, 1500);
+    let (_lessor, steward) = lease_without_memory(&veth);
+    let serve = Serve::interface(VethPair::NIC).with("--queues", "2");
+    daemon(&veth, &steward, serve).assert_complains(&["12288 KiB", "`memlock`"]);
+    let daemon = daemon(&veth, &steward, Serve::interface(VethPair::NIC));
+    let mut daemon = daemon;
+    daemon.await_listening();
+    daemon.await_ready();
+}
+
+#[test]
+fn vmm_stays_while_another_daemon_has_the_memory_and_is_served_when_that_is_gone() {
+    require!(Root);
+    let veth = VethPair::with(2, 1500);
+    let (lessor, steward) = lease_without_memory(&veth);
+    let serve = |queue: &str| Serve::interface(VethPair::NIC).with("--start-queue", queue);
+    let [mut one, mut two] = ["0", "1"].map(|queue| daemon(&veth, &steward, serve(queue)));
+    for daemon in [&mut one, &mut two] {
+        daemon.await_listening();
+        daemon.await_ready();
+    }
+    let first = Driver::connect(&one.socket(), &config()).expect("accepted");
+    one.await_port(0, "runs", |port| port["lanes"][0]["running"] == true);
+    // QEMU would come back at once, and its guest stand still meanwhile.
+    let mut second =
+        Driver::connect(&two.socket(), &config()).expect("accepted, although there is no memory for it");
+    two.await_impaired(0, "`memlock`");
+    assert_eq!(two.port(0)["connected"], true);
+    // Retries become rare: what the steward says of them, too.
+    std::thread::sleep(wait::SOON);
+    let refused = lessor
+        .steward
+        .said()
+        .lines()
+        .filter(|line| line.contains("memlock"))
+        .count();
+    assert!(refused < 20, "{refused} lines:\n{}", lessor.steward.said());
+    drop(first);
+    two.await_port(0, "runs", |port| {
+        port["lanes"][0]["running"] == true && port["impaired"].is_null()
+    });
+    let wire = PacketPort::open(&veth.far, VethPair::WIRE);
+    let sent = frame::plain(100, 1);
+    second.pairs[0].send(&sent, Layout::Whole);
+    frame::assert_same(&wire.receive(wait::SOON).expect("it arrives"), &sent);
+    assert_eq!(two.port(0)["sessions"], 1);
+}

@@ -1,0 +1,122 @@
+//! VMMs that come again and again, and two at a time.
+
+use std::io::Read;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use testkit::driver::F_PROTOCOL_FEATURES;
+use testkit::{Daemon, Driver, DriverConfig, NetNs, Serve, driver, require, wait};
+use vhost::VhostBackend;
+use virtqueue::GuestAddr;
+use virtqueue::driver::GuestRam;
+
+/// How long a second VMM waits for the first to go, and more.
+const REFUSAL: Duration = Duration::from_secs(40);
+
+fn config() -> DriverConfig {
+    DriverConfig {
+        regions: vec![(GuestAddr(0), 4 << 20)],
+        queue_size: 64,
+        ..DriverConfig::default()
+    }
+}
+
+/// A VMM that learns what is offered and leaves, as QEMU does when its guest uses something else already.
+fn decline(daemon: &Daemon) {
+    let ram = GuestRam::new(&config().regions).expect("memory").into();
+    let greeted = Driver::greet(driver::connect(&daemon.socket()), &config(), ram).expect("greeted");
+    assert!(greeted.features() & F_PROTOCOL_FEATURES != 0);
+}
+
+fn lines(daemon: &Daemon, words: &str) -> usize {
+    daemon.said().lines().filter(|line| line.contains(words)).count()
+}
+
+#[test]
+fn vmm_that_leaves_for_what_is_offered_is_told_apart_and_said_once() {
+    require!(Root);
+    let netns = NetNs::new("near");
+    let daemon = Daemon::start(&netns, &Serve::null().offload("none"));
+    let is_why = |port: &serde_json::Value| {
+        let impaired = port["impaired"].as_str();
+        impaired.is_some_and(|why| why.contains("uses features that an earlier daemon offered"))
+    };
+    decline(&daemon);
+    daemon.await_port(0, "gone", |port| {
+        port["connected"] == false && port["sessions"] == 1
+    });
+    assert!(!is_why(&daemon.port(0)), "a VMM may look once");
+    for _ in 0..6 {
+        decline(&daemon);
+    }
+    daemon.await_port(0, "declined", is_why);
+    assert_eq!(lines(&daemon, "earlier daemon"), 1, "{}", daemon.said());
+    // One that takes what there is shows that it is over.
+    let guest = Driver::connect(&daemon.socket(), &config()).expect("accepted");
+    drop(guest);
+    daemon.await_port(0, "served", |port| port["impaired"].is_null());
+}
+
+#[test]
+fn vmm_that_comes_and_goes_a_thousand_times_is_not_in_the_log_a_thousand_times() {
+    require!(Root);
+    let netns = NetNs::new("near");
+    let daemon = Daemon::start(&netns, &Serve::null());
+    for _ in 0..1000 {
+        drop(Driver::connect(&daemon.socket(), &config()).expect("accepted"));
+    }
+    daemon.await_port(0, "counted", |port| port["sessions"].as_u64() >= Some(1000));
+    // 20 at once, and one each 30 seconds: as many as this takes on the slowest of machines.
+    let said = lines(&daemon, "connected");
+    assert!((20..100).contains(&said), "{said} lines:\n{}", daemon.said());
+}
+
+/// True when the connection is over; false after `patience`.
+fn is_closed(mut stream: &UnixStream, patience: Duration) -> bool {
+    stream.set_read_timeout(Some(patience)).expect("not zero");
+    matches!(stream.read(&mut [0]), Ok(0))
+}
+
+#[test]
+fn second_vmm_at_a_port_is_refused_and_both_are_named() {
+    require!(Root);
+    let netns = NetNs::new("near");
+    let daemon = Daemon::start(&netns, &Serve::null());
+    let mut first = Driver::connect(&daemon.socket(), &config()).expect("accepted");
+    let second = driver::connect(&daemon.socket());
+    assert!(is_closed(&second, REFUSAL), "it waits for ever");
+    // Both are this process.
+    let own = std::process::id();
+    let words = format!("process {own} connected while process {own} has this port, and is refused");
+    assert!(
+        wait::until(wait::SOON, || lines(&daemon, &words) == 1),
+        "{}",
+        daemon.said()
+    );
+    let port = daemon.port(0);
+    assert!(
+        port["turned_away"]
+            .as_str()
+            .is_some_and(|text| text.contains(&words)),
+        "{port:#}"
+    );
+    // Nothing happened to the first.
+    assert_eq!((&port["connected"], &port["sessions"]), (&true.into(), &1.into()));
+    first.set_memory().expect("accepted");
+}
+
+#[test]
+fn vmm_that_connects_before_the_first_is_gone_is_served_when_it_is() {
+    require!(Root);
+    let netns = NetNs::new("near");
+    let daemon = Daemon::start(&netns, &Serve::null());
+    for _ in 0..3 {
+        let first = Driver::connect(&daemon.socket(), &config()).expect("accepted");
+        let second = driver::connect(&daemon.socket());
+        std::thread::sleep(wait::QUIET);
+        drop(first);
+        let mut second = Driver::start(second, &config()).expect("accepted");
+        second.frontend().get_features().expect("it answers");
+    }
+    assert_eq!(lines(&daemon, "is refused"), 0, "{}", daemon.said());
+}
