@@ -4,8 +4,11 @@ use std::io::Read;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use rustix::process::Signal;
+use testkit::daemon::Placement;
 use testkit::driver::F_PROTOCOL_FEATURES;
-use testkit::{Daemon, Driver, DriverConfig, NetNs, Serve, driver, require, wait};
+use testkit::world::Setting;
+use testkit::{Daemon, Driver, DriverConfig, NetNs, Serve, World, driver, require, wait};
 use vhost::VhostBackend;
 use virtqueue::GuestAddr;
 use virtqueue::driver::GuestRam;
@@ -55,6 +58,34 @@ fn vmm_that_leaves_for_what_is_offered_is_told_apart_and_said_once() {
     let guest = Driver::connect(&daemon.socket(), &config()).expect("accepted");
     drop(guest);
     daemon.await_port(0, "served", |port| port["impaired"].is_null());
+}
+
+/// QEMU, whose running guest uses offloads that the next daemon does not have, until one is there that has.
+#[test]
+fn linux_guest_that_uses_more_than_is_offered_is_told_of_and_online_again_with_the_old_options() {
+    require!(Root, Qemu);
+    let mut world = World::new(Setting {
+        options: &["--reconnect", "20"],
+        ..Setting::new(Placement::Copy)
+    });
+    world.assert_pings();
+    let with = world.serve.clone();
+    for serve in [with.clone().offload("none"), with] {
+        world.daemon.process().signal(Signal::TERM);
+        world.daemon.process().wait(wait::SOON);
+        let less = serve.args().contains(&"none".to_owned());
+        world.daemon.restart(&world.veth.near, &serve);
+        world.daemon.await_ready();
+        match less {
+            true => world
+                .daemon
+                .await_impaired(0, "uses features that an earlier daemon offered"),
+            false => world
+                .daemon
+                .await_port(0, "connected", |port| port["lanes"][0]["running"] == true),
+        }
+    }
+    world.assert_pings();
 }
 
 #[test]

@@ -23,7 +23,9 @@ use super::status::Status;
 
 /// How long a peer may take to read its answer.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long a daemon may take to answer: a port whose queue is still busy (`BIND_TIMEOUT`) answers when it has it, or has it not.
+/// Pause after a connection that could not be accepted.
+const PAUSE: Duration = Duration::from_millis(100);
+/// How long a daemon may take to answer: it waits for nothing but a CPU, and half a second for stewards.
 const ANSWER: Duration = Duration::from_secs(10);
 /// Longest answer that is read: 256 ports of 128 pairs with all their counters have less.
 const LONGEST: u64 = 256 << 20;
@@ -102,8 +104,12 @@ fn make_private(directory: &Path, user: u32) -> Result<(), ListenError> {
 
 /// Answers everybody who connects, for ever.
 pub(crate) fn serve(listener: &UnixListener, read: impl Fn() -> Status) {
-    for stream in listener.incoming().flatten() {
-        let _ = answer(stream, &read());
+    for stream in listener.incoming() {
+        match stream {
+            Ok(stream) => drop(answer(stream, &read())),
+            // No descriptor is left, and the next attempt would fail at once, too.
+            Err(_) => std::thread::sleep(PAUSE),
+        }
     }
 }
 
