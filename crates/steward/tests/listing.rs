@@ -13,6 +13,8 @@ use testkit::{VethPair, require, wait};
 fn root_is_told_of_all_leases_and_others_of_their_own() {
     require!(Root);
     let world = World::with(4, common::POLICY);
+    let keep_tags = ["-K", testkit::VethPair::NIC, "rxvlan", "off"];
+    world.veth.near.run("ethtool", &keep_tags);
     assert_eq!(listing::leases(&world.socket()).expect("it answers"), []);
     let wanted = Wanted {
         filter: Filter {
