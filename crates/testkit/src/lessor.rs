@@ -66,6 +66,14 @@ impl Lessor {
         self.capabilities = "-all";
     }
 
+    /// Another policy, for the next steward.
+    ///
+    /// # Panics
+    /// If it cannot be written.
+    pub fn change_policy(&self, policy: &str) {
+        fs::write(self.policy.path().join("policy.toml"), policy).expect("writable");
+    }
+
     /// Starts the steward again after its end.
     pub fn restart(&mut self, netns: &NetNs, dir: &TempDir) {
         self.start_again(netns, dir);

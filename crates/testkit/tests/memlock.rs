@@ -25,7 +25,7 @@ fn lease_without_memory(veth: &VethPair) -> (Lessor, tempfile::TempDir) {
         "[[allow]]\nuser = {USER}\ninterface = \"{}\"\nqueues = \"all\"\n",
         VethPair::NIC
     );
-    std::fs::write(dir.path().join("policy.toml"), policy).expect("writable");
+    lessor.change_policy(&policy);
     lessor.steward.signal(Signal::INT);
     lessor.steward.wait(wait::SOON);
     lessor.restart(&veth.near, &dir);
