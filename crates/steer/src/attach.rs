@@ -21,7 +21,7 @@ use libbpf_rs::libbpf_sys;
 use libbpf_rs::query::{LinkInfo, LinkTypeInfo};
 
 use crate::capture::{kernel_message, messages_of};
-use crate::foreign::{ForeignProgram, foreign_program};
+use crate::foreign::{ForeignProgram, Held, program_on};
 
 /// Which attachment is asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -102,12 +102,14 @@ pub enum AttachError {
     },
     /// A program that is not this one is attached, and stays so.
     #[error("{interface} already has an XDP program ({program}), which is not replaced: {}",
-        .program.remedy(.interface))]
+        .program.remedy(*.held, .interface))]
     Foreign {
         /// Name of the interface.
         interface: String,
         /// What is there.
         program: ForeignProgram,
+        /// What keeps it there.
+        held: Held,
     },
     /// Frames of this MTU do not fit the buffers of an XDP program of this kind.
     #[error("the MTU of {interface} ({mtu}) or of its peer is too large for XDP in {mode} mode{}: lower it{}",
@@ -277,7 +279,7 @@ impl Attached {
         // The link of an interface that is gone, or that has moved to another namespace, has none
         // (bpf_xdp_link_fill_link_info, net/core/dev.c).
         let is_there = matches!(&info.info, LinkTypeInfo::Xdp(xdp) if xdp.ifindex == ifindex);
-        let on = foreign_program(ifindex).filter(|on| is_there && on.id == info.prog_id);
+        let on = program_on(ifindex).filter(|on| is_there && on.id == info.prog_id);
         Ok(Self {
             link,
             program: info.prog_id,
@@ -344,9 +346,10 @@ impl Target {
             interface,
             frags,
         };
-        match foreign_program(ifindex) {
+        match program_on(ifindex) {
             Some(program) => Err(AttachError::Foreign {
                 interface: target.interface,
+                held: program.held(ifindex),
                 program,
             }),
             None => Ok(target),
@@ -406,8 +409,13 @@ impl Target {
             }
             // Somebody was faster than us.
             libc::EBUSY | libc::EEXIST => {
-                if let Some(program) = foreign_program(self.ifindex) {
-                    return AttachError::Foreign { interface, program };
+                if let Some(program) = program_on(self.ifindex) {
+                    let held = program.held(self.ifindex);
+                    return AttachError::Foreign {
+                        interface,
+                        program,
+                        held,
+                    };
                 }
             }
             _ => {}

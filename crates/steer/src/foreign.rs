@@ -38,13 +38,31 @@ pub struct ForeignProgram {
     pub name: Option<String>,
     /// `native`, `skb`, `hardware` or `several`.
     pub mode: &'static str,
-    /// What keeps it there.
-    pub held: Held,
 }
 
 impl ForeignProgram {
+    /// What keeps it on its interface. Not for a look that is repeated: where links may not be listed, this loads a program and offers
+    /// it in the place of this one.
+    #[must_use]
+    pub fn held(&self, ifindex: u32) -> Held {
+        if let Some(link) = link_of(self.id, ifindex) {
+            return Held::Link(link);
+        }
+        let mode = match self.mode {
+            "native" => Mode::Native,
+            "skb" => Mode::Skb,
+            _ => return Held::Unknown,
+        };
+        let said = pass_all().and_then(|program| ask_for_message(program.as_fd(), ifindex, mode));
+        match said.as_deref() {
+            Some(said) if said.contains("BPF XDP link") => Held::SomeLink,
+            Some(said) if said.contains("already attached") => Held::Interface,
+            _ => Held::Unknown,
+        }
+    }
+
     /// How it goes, in words that follow "which is not replaced:".
-    pub(crate) fn remedy(&self, interface: &str) -> String {
+    pub(crate) fn remedy(&self, held: Held, interface: &str) -> String {
         let kind = match self.mode {
             "native" => "xdpdrv",
             "skb" => "xdpgeneric",
@@ -54,7 +72,7 @@ impl ForeignProgram {
         // Our own programs are on links.
         let shared =
             "(daemons share an interface by vhost-af-xdp-steward, guests by several --port of one daemon)";
-        match self.held {
+        match held {
             Held::Link(link) => format!("end its holder {shared}, or `bpftool link detach id {link}`"),
             Held::SomeLink => format!("end its holder {shared}"),
             Held::Interface => format!("`ip link set dev {interface} {kind} off` takes it off"),
@@ -73,13 +91,10 @@ impl fmt::Display for ForeignProgram {
     }
 }
 
-/// The XDP program of an interface, whoever's it is; `None` also if it cannot be asked for: attaching will tell.
+/// The XDP program of an interface, whoever's it is; `None` also if it cannot be asked for: attaching will tell. It is only asked
+/// for: nothing is tried.
 #[must_use]
 pub fn program_on(ifindex: u32) -> Option<ForeignProgram> {
-    foreign_program(ifindex)
-}
-
-pub(crate) fn foreign_program(ifindex: u32) -> Option<ForeignProgram> {
     let mut opts = libbpf_sys::bpf_xdp_query_opts {
         sz: size_of::<libbpf_sys::bpf_xdp_query_opts>() as libbpf_sys::size_t,
         ..Default::default()
@@ -109,7 +124,6 @@ pub(crate) fn foreign_program(ifindex: u32) -> Option<ForeignProgram> {
         id,
         name: program_name(id),
         mode,
-        held: held(id, ifindex, mode),
     })
 }
 
@@ -134,23 +148,6 @@ fn program_name(id: u32) -> Option<String> {
         .to_string_lossy()
         .into_owned();
     (!name.is_empty()).then_some(name)
-}
-
-fn held(id: u32, ifindex: u32, mode: &str) -> Held {
-    if let Some(link) = link_of(id, ifindex) {
-        return Held::Link(link);
-    }
-    let mode = match mode {
-        "native" => Mode::Native,
-        "skb" => Mode::Skb,
-        _ => return Held::Unknown,
-    };
-    let said = pass_all().and_then(|program| ask_for_message(program.as_fd(), ifindex, mode));
-    match said.as_deref() {
-        Some(said) if said.contains("BPF XDP link") => Held::SomeLink,
-        Some(said) if said.contains("already attached") => Held::Interface,
-        _ => Held::Unknown,
-    }
 }
 
 /// The link that holds program `id` on the interface; needs `CAP_SYS_ADMIN` to look, else `None`.

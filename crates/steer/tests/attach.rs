@@ -143,14 +143,19 @@ fn program_of_another_is_named_and_stays() {
         let foreign = ForeignProgram::attach(pair.ifindex(), native);
         for request in [ModeRequest::Auto, ModeRequest::Native, ModeRequest::Skb] {
             let error = Program::attach(pair.ifindex(), request, false).expect_err("the place is taken");
-            let AttachError::Foreign { interface, program } = &error else {
+            let AttachError::Foreign {
+                interface,
+                program,
+                held,
+            } = &error
+            else {
                 panic!("{error:?}")
             };
             assert_eq!(interface, NEAR);
             assert_eq!(program.id, foreign.id);
             assert_eq!(program.name.as_deref(), Some(ForeignProgram::NAME));
             assert_eq!(program.mode, if native { "native" } else { "skb" });
-            assert_eq!(program.held, Held::Interface);
+            assert_eq!(*held, Held::Interface);
             let kind = if native { "xdpdrv" } else { "xdpgeneric" };
             let text = error.to_string();
             assert!(
@@ -163,17 +168,37 @@ fn program_of_another_is_named_and_stays() {
     }
 }
 
+/// Numbers of programs go up by one with each that is loaded, by whomever.
+#[test]
+fn look_at_a_program_loads_none_and_tries_none_in_its_place() {
+    let Some(pair) = Pair::new(1500) else { return };
+    const LOOKS: u32 = 200;
+    let loaded_meanwhile = || {
+        let first = ForeignProgram::attach(pair.ifindex(), true).id;
+        let foreign = ForeignProgram::attach(pair.ifindex(), true);
+        for _ in 0..LOOKS {
+            let on = steer::program_on(pair.ifindex()).expect("it is there");
+            assert_eq!(on.id, foreign.id);
+        }
+        drop(foreign);
+        let last = ForeignProgram::attach(pair.ifindex(), true).id;
+        last.wrapping_sub(first)
+    };
+    // Other tests load some, too.
+    assert!((0..20).any(|_| loaded_meanwhile() < LOOKS));
+}
+
 #[test]
 fn program_on_a_link_is_named_with_its_link() {
     let Some(pair) = Pair::new(1500) else { return };
     let first = Program::attach(pair.ifindex(), ModeRequest::Skb, false).expect("free");
     let error = Program::attach(pair.ifindex(), ModeRequest::Auto, false).expect_err("the place is taken");
-    let AttachError::Foreign { program, .. } = &error else {
+    let AttachError::Foreign { program, held, .. } = &error else {
         panic!("{error:?}")
     };
     assert_eq!(program.id, first.id());
     assert_eq!(program.mode, "skb");
-    let Held::Link(link) = program.held else {
+    let Held::Link(link) = held else {
         panic!("root may look: {error:?}")
     };
     assert!(

@@ -137,8 +137,8 @@ fn program_that_somebody_detaches_is_attached_again_and_the_holder_is_told() {
     let (lease, _sockets) = world.lease(0, 1).expect("allowed");
     let before = lease.facts();
     let index = before.ifindex;
-    let program = world.veth.near.enter(|| steer::program_on(index));
-    let Some(Held::Link(link)) = program.map(|program| program.held) else {
+    let held = || steer::program_on(index).map(|program| program.held(index));
+    let Some(Held::Link(link)) = world.veth.near.enter(held) else {
         panic!("no link of the steward's");
     };
     detach_link(link);
