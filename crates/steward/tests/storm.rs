@@ -1,10 +1,7 @@
 //! One user that asks too much: the interface, the log and the places of others are left alone.
-#![allow(unsafe_code)]
 
 mod common;
 
-use std::io;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use common::{POLICY, World, holder, raw::Raw, refusal, wanted};
@@ -25,29 +22,14 @@ fn said(answer: Answer) -> Refusal {
     }
 }
 
-/// A connection by a thread of another user. Threads have numbers of their own (the C library's calls would change those of the whole process).
-fn connect_as(path: &Path, uid: u32, gid: u32) -> Raw {
-    std::thread::scope(|scope| {
-        let connect = || {
-            let set = |call, number: u32| {
-                // SAFETY: numbers only, no memory; it applies to this thread, which ends after it has connected.
-                let done = unsafe { libc::syscall(call, number, number, number) };
-                assert_eq!(done, 0, "{}", io::Error::last_os_error());
-            };
-            set(libc::SYS_setresgid, gid);
-            set(libc::SYS_setresuid, uid);
-            Raw::connect(path)
-        };
-        scope.spawn(connect).join().expect("connected")
-    })
-}
-
 #[test]
 fn refused_leases_in_a_storm_never_touch_the_interface_and_an_honest_lease_goes_on() {
     require!(Root);
     let policy = format!("{POLICY}[[allow]]\nuser = 4321\ninterface = \"nic0\"\nqueues = \"all\"\n");
     let world = World::lingering(&policy, "60");
-    let mut storm: Vec<Raw> = (0..16).map(|_| connect_as(&world.socket(), 4321, 4321)).collect();
+    let mut storm: Vec<Raw> = (0..16)
+        .map(|_| Raw::connect_as(&world.socket(), 4321, 4321))
+        .collect();
     // A queue that does not exist; one that the policy has not; an interface that is not there.
     let bad = [wanted(7, 1), wanted(255, 1), common::wanted_of("nowhere0", 0, 1)];
     let round = |storm: &mut Vec<Raw>| {
@@ -129,6 +111,38 @@ fn program_in_another_mode_is_attached_for_a_lease_and_not_again_and_again() {
 }
 
 #[test]
+fn mode_that_an_interface_refuses_is_not_tried_again_and_again() {
+    require!(Root);
+    // A macvlan has no native mode.
+    let policy =
+        POLICY.replace("nic0", "mv0") + "[[allow]]\nuser = 4321\ninterface = \"mv0\"\nqueues = \"all\"\n";
+    let world = World::lingering(&policy, "60");
+    let macvlan = [
+        "link",
+        "add",
+        "link",
+        testkit::VethPair::NIC,
+        "name",
+        "mv0",
+        "type",
+        "macvlan",
+    ];
+    world.veth.near.ip(&macvlan);
+    let wanted = Wanted {
+        mode: ModeRequest::Native,
+        ..common::wanted_of("mv0", 0, 1)
+    };
+    let reasons: Vec<Reason> = (0..8)
+        .map(|_| refusal(Lease::take(&world.socket(), &wanted)).reason)
+        .collect();
+    let expected = [[Reason::Program; 4], [Reason::Limit; 4]].concat();
+    assert_eq!(reasons, expected, "{}", world.steward);
+    // Another user is told the reason itself.
+    let mut other = Raw::connect_as(&world.socket(), 4321, 4321);
+    assert_eq!(said(other.ask(&Request::Lease(wanted))).reason, Reason::Program);
+}
+
+#[test]
 fn program_without_leases_outlives_a_crash_for_the_next_lease_and_no_orderly_end() {
     require!(Root);
     let mut world = World::kept_lingering(POLICY, "60");
@@ -157,10 +171,10 @@ fn numbers_of_one_group_share_the_places_of_its_rule() {
     );
     // As many as queues, and sixteen who only ask.
     let _those: Vec<Raw> = (0..18)
-        .map(|uid| connect_as(&world.socket(), 100_000 + uid, 4242))
+        .map(|uid| Raw::connect_as(&world.socket(), 100_000 + uid, 4242))
         .collect();
     wait::settle();
-    let one_more = connect_as(&world.socket(), 200_000, 4242);
+    let one_more = Raw::connect_as(&world.socket(), 200_000, 4242);
     let Some((0, Answer::Refused(refusal))) = one_more.receive(wait::SOON) else {
         panic!("it should have been refused")
     };

@@ -13,7 +13,7 @@ pub(super) struct Rate {
     pub(super) each: Duration,
 }
 
-/// How often one user may have the program attached to one interface at once. A NIC's rings may start anew each time.
+/// How often one user may have the program attached to one interface at once, or try to. A NIC's rings may start anew each time.
 const ATTACHES: u32 = 4;
 /// The same for all users together.
 const ATTACHES_OF_ALL: u32 = 16;
@@ -121,13 +121,18 @@ impl Attaches {
         };
         let seconds = wait.as_secs() + 1;
         Err(format!(
-            "{who} had the program attached to {interface} too often: try again in {seconds} s, or keep a lease (the program stays with it)"
+            "{who} had the program attached to {interface}, or tried to, too often: try again in {seconds} s, or keep a lease (the program stays with it)"
         ))
     }
 
     pub(super) fn note(&mut self, interface: &str, uid: u32, now: Instant) {
-        self.by_user.take(&(interface.to_owned(), uid), now);
+        self.note_in_vain(interface, uid, now);
         self.by_all.take(&interface.to_owned(), now);
+    }
+
+    /// It could not be attached. That costs time, and no frames: others are not refused for it.
+    pub(super) fn note_in_vain(&mut self, interface: &str, uid: u32, now: Instant) {
+        self.by_user.take(&(interface.to_owned(), uid), now);
     }
 }
 
@@ -257,6 +262,14 @@ mod tests {
         assert!(why.contains("all users"), "{why}");
         assert!(attaches.check("eth1", 7, start + each / 2).is_err());
         assert_eq!(attaches.check("eth1", 7, start + each), Ok(()));
+    }
+
+    #[test]
+    fn attaching_in_vain_is_limited_for_each_user_and_at_nobody_elses_cost() {
+        let (mut attaches, start) = (Attaches::new(Duration::from_secs(5)), Instant::now());
+        (0..10 * ATTACHES_OF_ALL).for_each(|_| attaches.note_in_vain("eth1", 7, start));
+        assert!(attaches.check("eth1", 7, start).is_err());
+        assert_eq!(attaches.check("eth1", 8, start), Ok(()));
     }
 
     #[test]

@@ -389,7 +389,8 @@ impl Server {
             .store
             .as_ref()
             .map(|store| (store.pins_of(at), store.notes_of(at)));
-        let opened = Interface::open(link, wanted.mode, places)?;
+        let opened = Interface::open(link, wanted.mode, places)
+            .inspect_err(|_| self.attaches.note_in_vain(&name, peer.uid, now))?;
         self.attaches.note(&name, peer.uid, now);
         self.interfaces.insert(at, opened);
         Ok(at)

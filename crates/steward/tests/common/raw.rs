@@ -1,6 +1,7 @@
 //! A connection to the steward without the client: bytes as they are, also wrong ones.
+#![allow(unsafe_code)]
 
-use std::io::{IoSlice, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
@@ -32,6 +33,24 @@ impl Raw {
         .expect("a socket");
         connect(&socket, &SocketAddrUnix::new(path).expect("short")).expect("the steward listens");
         Self { socket, serial: 0 }
+    }
+
+    /// A connection by a thread of another user. Threads have numbers of their own (the C library's calls would change those of the
+    /// whole process).
+    pub(crate) fn connect_as(path: &Path, uid: u32, gid: u32) -> Self {
+        std::thread::scope(|scope| {
+            let connect = || {
+                let set = |call, number: u32| {
+                    // SAFETY: numbers only, no memory; it applies to this thread, which ends after it has connected.
+                    let done = unsafe { libc::syscall(call, number, number, number) };
+                    assert_eq!(done, 0, "{}", io::Error::last_os_error());
+                };
+                set(libc::SYS_setresgid, gid);
+                set(libc::SYS_setresuid, uid);
+                Self::connect(path)
+            };
+            scope.spawn(connect).join().expect("connected")
+        })
     }
 
     /// Sends a request and reads its answer; descriptors are lost.
