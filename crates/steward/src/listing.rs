@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, send,
     socket_with,
@@ -137,6 +138,8 @@ pub fn leases(path: &Path) -> Result<Vec<Listed>, LeaseError> {
     };
     let flags = SocketFlags::CLOEXEC;
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map_err(failed)?;
+    // Connecting waits while the queue of a steward that does not accept is full.
+    set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE)).map_err(failed)?;
     connect(&socket, &SocketAddrUnix::new(path).map_err(failed)?).map_err(failed)?;
     let patience = Timespec::try_from(PATIENCE).map_err(|_| LeaseError::Silent)?;
     let mut all: Vec<Listed> = Vec::new();

@@ -3,6 +3,9 @@
 mod common;
 
 use common::{HOLDER_UID, World, holder, wanted};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
+};
 use steer::Filter;
 use steward::client::{Lease, LeaseError};
 use steward::listing::{self, Listed};
@@ -93,4 +96,24 @@ fn child_is_refused() {
     let refused = common::refusal(listing::leases(&holder::socket()));
     assert_eq!(refused.reason, Reason::NotAllowed);
     assert!(refused.text.contains("user 65534"), "{refused}");
+}
+
+#[test]
+fn steward_that_does_not_accept_is_not_waited_for_without_end() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("steward.sock");
+    let address = SocketAddrUnix::new(&path).expect("short");
+    let socket =
+        |flags| socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("a socket");
+    let listener = socket(SocketFlags::CLOEXEC);
+    bind(&listener, &address).expect("free");
+    listen(&listener, 0).expect("bound");
+    let next = || {
+        let socket = socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
+        connect(&socket, &address).is_ok().then_some(socket)
+    };
+    let _queue: Vec<_> = std::iter::from_fn(next).collect();
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || tell.send(listing::leases(&path).is_err()));
+    assert_eq!(told.recv_timeout(2 * wait::SOON), Ok(true));
 }
