@@ -5,10 +5,10 @@ mod common;
 use std::fs;
 use std::process::{Command, Stdio};
 
-use common::{POLICY, World, refusal};
+use common::{POLICY, World, raw::Raw, refusal, wanted};
 use rustix::process::Signal;
 use steward::client::{Lease, LeaseError};
-use steward::protocol::Reason;
+use steward::protocol::{Answer, Reason, Request, Wanted};
 use testkit::{Running, require, wait};
 
 const STEWARD: &str = env!("CARGO_BIN_EXE_vhost-af-xdp-steward");
@@ -80,6 +80,61 @@ fn kept_leases_are_held_against_a_policy_that_is_read_before_their_holders_are_b
     reread(&mut world, "", "the policy was read again");
     world.await_nothing();
     drop(lease);
+}
+
+const STATION: [u8; 6] = [2, 0, 0, 0, 0, 7];
+const NAMED: &str = "macs = [\"02:00:00:00:00:07\"]\n";
+/// Why the NIC is not told of addresses that the policy does not name.
+const NOT_NAMED: &str = "that takes a steward with a policy that names them";
+
+fn for_station() -> Wanted {
+    let filter = steer::Filter {
+        macs: vec![STATION],
+        vlans: Vec::new(),
+    };
+    Wanted {
+        filter,
+        ..wanted(0, 1)
+    }
+}
+
+#[test]
+fn holder_is_told_what_a_policy_that_was_read_again_names_for_it() {
+    require!(Root);
+    let rule = "[[allow]]\nuser = 0\ninterface = \"nic0\"\nqueues = \"all\"\n";
+    let mut world = World::with(1, rule);
+    let (lease, _sockets) = Lease::take(&world.socket(), &for_station()).expect("allowed");
+    let steering = lease.facts().steering;
+    assert!(steering.contains(NOT_NAMED), "{steering}");
+    for (policy, is_named) in [(format!("{rule}{NAMED}"), true), (rule.to_owned(), false)] {
+        reread(&mut world, &policy, "the policy was read again");
+        let told = wait::until_some(wait::SOON, || lease.take_changes().expect("it goes on"));
+        let steering = told.expect("it is told").steering;
+        assert_eq!(!steering.contains(NOT_NAMED), is_named, "{steering}");
+    }
+}
+
+#[test]
+fn holder_that_comes_back_by_another_rule_has_what_that_one_names() {
+    require!(Root);
+    let rule = |who: &str| format!("[[allow]]\n{who}\ninterface = \"nic0\"\nqueues = \"all\"\n");
+    let policy = rule("group = 4242") + NAMED + &rule("user = 4321");
+    let mut world = World::kept_for(&policy, "10");
+    let token = [7; 16];
+    let mut first = Raw::connect_as(&world.socket(), 4321, 4242);
+    let named = |answer: Answer| match answer {
+        Answer::Facts(facts) => !facts.steering.contains(NOT_NAMED),
+        other => panic!("{other:?}"),
+    };
+    assert!(named(first.ask(&Request::Lease(for_station()))));
+    assert_eq!(first.ask(&Request::Keep { token }), Answer::Done);
+    world.restart_after(Signal::KILL);
+    let mut second = Raw::connect_as(&world.socket(), 4321, 4321);
+    assert!(
+        !named(second.ask(&Request::Resume { token })),
+        "{}",
+        world.steward
+    );
 }
 
 #[test]

@@ -103,7 +103,8 @@ impl Entries {
         let might = self.may_tell();
         self.names = names;
         match (might, self.may_tell()) {
-            (true, true) | (false, false) => {}
+            (true, true) => {}
+            (false, false) => self.begin(),
             (false, true) => self.tell(link, ledger),
             (true, false) => {
                 ledger.refuse(self.queues.start);

@@ -106,7 +106,8 @@ impl Server {
         }
     }
 
-    fn charge(&mut self, number: u64, rule: usize) {
+    /// Charges a lease to a rule, whose names count for it from now on.
+    pub(super) fn charge(&mut self, number: u64, rule: usize) {
         let held = match self.connections.get_mut(&number) {
             Some(connection) => {
                 connection.rule = Some(rule);
@@ -120,7 +121,12 @@ impl Server {
         held.rule = rule;
         let (at, queues) = (held.interface, held.queues.clone());
         if let Some(interface) = self.interfaces.get_mut(&at) {
+            let before = interface.facts_for(&queues);
             interface.rename_entries(&queues, self.policy.names(rule));
+            let changed = before != interface.facts_for(&queues);
+            if let Some(connection) = self.connections.get_mut(&number) {
+                connection.dirty |= changed;
+            }
         }
     }
 }

@@ -190,22 +190,17 @@ impl Server {
         let Some(mut orphan) = self.orphans.remove(&lease) else {
             return refused("this lease is over");
         };
-        match self
+        let found = self
             .policy
-            .find(&peer, &orphan.held.wanted, |rule| self.leased(rule))
-        {
-            Ok(rule) => orphan.held.rule = rule,
-            Err(refusal) => {
-                self.release(lease, &orphan.held);
-                return Err(refusal);
-            }
-        }
-        let Some(interface) = self.interfaces.get_mut(&orphan.held.interface) else {
+            .find(&peer, &orphan.held.wanted, |rule| self.leased(rule));
+        let rule = found.inspect_err(|_| self.release(lease, &orphan.held))?;
+        orphan.held.rule = rule;
+        let (at, queues) = (orphan.held.interface, orphan.held.queues.clone());
+        let Some(interface) = self.interfaces.get_mut(&at) else {
             return refused("the interface is gone");
         };
         interface.hand_over(lease, number);
-        let facts = interface.facts_for(&orphan.held.queues);
-        let mut record = LeaseRecord::new(number, orphan.held.interface, &peer, &orphan.held.wanted);
+        let mut record = LeaseRecord::new(number, at, &peer, &orphan.held.wanted);
         record.set_token(token);
         self.record(|records| {
             records.leases.retain(|record| record.number != lease);
@@ -213,7 +208,16 @@ impl Server {
         });
         may_crash("resumed");
         self.note_lease(number, orphan.held, "resumed");
-        Ok((Answer::Facts(facts), Vec::new()))
+        // The process may be of other groups than it was, and the rule another.
+        self.charge(number, rule);
+        let facts = self
+            .interfaces
+            .get(&at)
+            .map(|interface| interface.facts_for(&queues));
+        facts.map_or_else(
+            || refused("the interface is gone"),
+            |facts| Ok((Answer::Facts(facts), Vec::new())),
+        )
     }
 
     /// Writes what changed of an interface.
