@@ -6,12 +6,14 @@
 //! Root asks the daemons of all users. What is in a directory of somebody else's may be anything: it is asked for a
 //! limited time and length, beside the others, and what it says goes to the terminal without control characters.
 
+use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
@@ -27,8 +29,10 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(100);
 /// How long a daemon may take to answer: it waits for nothing but a CPU, and half a second for stewards.
 const ANSWER: Duration = Duration::from_secs(10);
-/// Longest answer that is read: 256 ports of 128 pairs with all their counters have less.
+/// Most bytes that the daemons of a directory may answer: 256 ports of 128 pairs with all their counters have less.
 const LONGEST: u64 = 256 << 20;
+/// The same for a directory of another user's, who may fill our memory with what is no status: 4,000 queue pairs.
+const LONGEST_OF_OTHERS: u64 = 16 << 20;
 /// Most daemons of one directory of another user's that are asked.
 const MOST_OF_OTHERS: usize = 64;
 
@@ -122,7 +126,12 @@ fn answer(mut stream: UnixStream, status: &Status) -> io::Result<()> {
 
 /// Asks all these daemons at once; those that answer, in this order.
 pub(crate) fn ask_all(paths: &[PathBuf]) -> Vec<Status> {
-    let ask_one = |path: &PathBuf| match ask(path) {
+    let mut allowances: HashMap<Option<&Path>, Allowance> = HashMap::new();
+    for path in paths {
+        let directory = allowances.entry(path.parent());
+        directory.or_insert_with(|| Allowance::for_daemons_in(path.parent()));
+    }
+    let ask_one = |path: &PathBuf| match ask_within(path, &allowances[&path.parent()]) {
         Ok(status) => Some(status),
         Err(error) if error.kind() == io::ErrorKind::TimedOut => {
             tracing::warn!(path = %path.display(), "no answer within {} s", ANSWER.as_secs());
@@ -141,11 +150,48 @@ pub(crate) fn ask_all(paths: &[PathBuf]) -> Vec<Status> {
     })
 }
 
+/// Bytes that may still be read.
+struct Allowance(AtomicU64);
+
+impl Allowance {
+    fn of(bytes: u64) -> Self {
+        Self(bytes.into())
+    }
+
+    /// For all daemons of a directory together: users are kept apart by it, too.
+    fn for_daemons_in(directory: Option<&Path>) -> Self {
+        let user = rustix::process::geteuid().as_raw();
+        let owner = directory.and_then(owner_of);
+        Self::of(match owner {
+            Some(owner) if owner != user => LONGEST_OF_OTHERS,
+            _ => LONGEST,
+        })
+    }
+
+    /// Takes so many of them.
+    ///
+    /// # Errors
+    /// There are not as many.
+    fn take(&self, bytes: usize) -> io::Result<()> {
+        // A number only; nothing is published with it.
+        let taken = self
+            .0
+            .fetch_update(Relaxed, Relaxed, |left| left.checked_sub(bytes as u64));
+        taken
+            .map(drop)
+            .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "the answer is longer than any status"))
+    }
+}
+
 /// Asks the daemon at `path`.
 ///
 /// # Errors
 /// Nobody listens there, or it does not answer with a status in time.
 pub(crate) fn ask(path: &Path) -> io::Result<Status> {
+    ask_within(path, &Allowance::of(LONGEST))
+}
+
+fn ask_within(path: &Path, allowance: &Allowance) -> io::Result<Status> {
     let until = Instant::now() + ANSWER;
     let socket = socket_with(
         AddressFamily::UNIX,
@@ -157,7 +203,7 @@ pub(crate) fn ask(path: &Path) -> io::Result<Status> {
     set_socket_timeout(&socket, Timeout::Send, Some(ANSWER))?;
     connect(&socket, &SocketAddrUnix::new(path)?).map_err(in_words)?;
     let pid = socket_peercred(&socket)?.pid.as_raw_pid();
-    let mut stream = UnixStream::from(socket).take(LONGEST);
+    let mut stream = UnixStream::from(socket);
     let mut text = Vec::new();
     let mut part = [0; 65536];
     loop {
@@ -165,10 +211,13 @@ pub(crate) fn ask(path: &Path) -> io::Result<Status> {
         if left.is_zero() {
             return Err(io::ErrorKind::TimedOut.into());
         }
-        stream.get_ref().set_read_timeout(Some(left))?;
+        stream.set_read_timeout(Some(left))?;
         match stream.read(&mut part) {
             Ok(0) => break,
-            Ok(count) => text.extend_from_slice(&part[..count]),
+            Ok(count) => {
+                allowance.take(count)?;
+                text.extend_from_slice(&part[..count]);
+            }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 return Err(io::ErrorKind::TimedOut.into());
             }
@@ -307,6 +356,25 @@ mod tests {
             value,
             serde_json::json!({"a": ["?[2Jx", {"b": "line?line"}], "c": 1})
         );
+    }
+
+    #[test]
+    fn daemons_of_a_directory_may_not_answer_without_end() {
+        let directory = make_directory().expect("a place");
+        let path = directory.join("1.sock");
+        let listener = UnixListener::bind(&path).expect("listens");
+        let liar = std::thread::spawn(move || {
+            for _ in 0..2 {
+                let (mut stream, _) = listener.accept().expect("somebody asks");
+                stream.write_all(b"{}").expect("little");
+            }
+        });
+        let allowance = Allowance::of(3);
+        let said = || ask_within(&path, &allowance).expect_err("no status").to_string();
+        assert!(!said().contains("longer than"), "two bytes of three");
+        assert!(said().contains("longer than"), "of all together");
+        liar.join().expect("asked twice");
+        fs::remove_dir_all(directory).expect("ours");
     }
 
     #[test]

@@ -25,6 +25,7 @@
 
 #![allow(unsafe_code)]
 
+use std::collections::HashMap;
 use std::fs;
 use std::io::{self, IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
@@ -36,7 +37,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Context;
@@ -70,6 +71,8 @@ const ADDRESSES_MAX: usize = virtqueue::MAX_REGIONS;
 const ANSWERS_MAX: usize = 16;
 /// How long the keeper may take for an answer; then the memory is not judged.
 const ANSWER: Duration = Duration::from_secs(2);
+/// Who waits for one looks so often whether somebody else who waits has taken it in.
+const LOOK: Duration = Duration::from_millis(10);
 /// How long the keeper may take to end after the daemon said so.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -105,12 +108,23 @@ pub(crate) struct Keeper {
 }
 
 /// Where questions go; one keeper a process.
-static QUESTIONS: OnceLock<Mutex<Questions>> = OnceLock::new();
+static QUESTIONS: OnceLock<Questions> = OnceLock::new();
 
+/// Ports ask at the same time, and no VMM's answer, which may be late, is in the way of another's: the lock is never
+/// held while something is waited for.
 struct Questions {
     socket: OwnedFd,
+    patience: Duration,
+    desk: Mutex<Desk>,
+}
+
+/// Questions that wait for an answer.
+#[derive(Default)]
+struct Desk {
     /// Number of the last one.
     asked: u64,
+    /// By number, what was answered, if something was.
+    open: HashMap<u64, Option<u64>>,
 }
 
 impl Keeper {
@@ -165,10 +179,7 @@ impl Keeper {
         command
             .spawn()
             .context("cannot start the keeper (/proc/self/exe)")?;
-        let _ = QUESTIONS.set(Mutex::new(Questions {
-            socket: questions,
-            asked: 0,
-        }));
+        let _ = QUESTIONS.set(Questions::new(questions, ANSWER));
         Ok(Self {
             end,
             steward: private.map(|private| private.file),
@@ -279,14 +290,40 @@ fn close_all_on_exec() -> io::Result<()> {
 /// Asks the keeper for an address at which the VMM at the other end of `connection` maps the file beside it privately;
 /// none if there is no keeper, or no answer in time.
 pub(crate) fn private_address(connection: BorrowedFd<'_>, files: &[(u64, BorrowedFd<'_>)]) -> Option<u64> {
-    let mut questions = QUESTIONS.get()?.lock().unwrap_or_else(PoisonError::into_inner);
+    let questions = QUESTIONS.get()?;
     questions.ask(connection, files.get(..ADDRESSES_MAX).unwrap_or(files))
 }
 
 impl Questions {
-    fn ask(&mut self, connection: BorrowedFd<'_>, files: &[(u64, BorrowedFd<'_>)]) -> Option<u64> {
-        self.asked += 1;
-        let words = [self.asked]
+    fn new(socket: OwnedFd, patience: Duration) -> Self {
+        Self {
+            socket,
+            patience,
+            desk: Mutex::default(),
+        }
+    }
+
+    fn ask(&self, connection: BorrowedFd<'_>, files: &[(u64, BorrowedFd<'_>)]) -> Option<u64> {
+        let serial = {
+            let mut desk = self.desk();
+            desk.asked += 1;
+            let serial = desk.asked;
+            desk.open.insert(serial, None);
+            serial
+        };
+        let asked = self.send(serial, connection, files);
+        let address = asked.and_then(|()| self.wait_for(serial));
+        self.desk().open.remove(&serial);
+        // No mapping is at address 0 (vm.mmap_min_addr), so it means none.
+        address.filter(|&address| address != 0)
+    }
+
+    fn desk(&self) -> MutexGuard<'_, Desk> {
+        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn send(&self, serial: u64, connection: BorrowedFd<'_>, files: &[(u64, BorrowedFd<'_>)]) -> Option<()> {
+        let words = [serial]
             .into_iter()
             .chain(files.iter().map(|&(address, _)| address));
         let bytes: Vec<u8> = words.flat_map(u64::to_ne_bytes).collect();
@@ -301,23 +338,44 @@ impl Questions {
         }
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         sendmsg(&self.socket, &[IoSlice::new(&bytes)], &mut control, flags).ok()?;
-        let deadline = Instant::now() + ANSWER;
+        Some(())
+    }
+
+    fn wait_for(&self, serial: u64) -> Option<u64> {
+        let deadline = Instant::now() + self.patience;
         loop {
-            let left = Timespec::try_from(deadline.saturating_duration_since(Instant::now())).ok()?;
-            match poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&left)) {
-                Err(rustix::io::Errno::INTR) => continue,
-                Ok(ready) if ready > 0 => {}
-                _ => return None,
+            self.take_in()?;
+            if let Some(address) = self.desk().open.get(&serial).copied().flatten() {
+                return Some(address);
             }
-            let mut answer = [0; 16];
-            let (got, _) = recv(&self.socket, &mut answer[..], RecvFlags::DONTWAIT).ok()?;
-            let ([serial, address], true) = (words_of(&answer), got == answer.len()) else {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
                 return None;
-            };
-            // Those before it came too late.
-            if serial == self.asked {
-                // No mapping is at address 0 (vm.mmap_min_addr), so it means none.
-                return Some(address).filter(|&address| address != 0);
+            }
+            let pause = Timespec::try_from(left.min(LOOK)).ok()?;
+            match poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&pause)) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(_) => return None,
+            }
+        }
+    }
+
+    /// Puts answers that have come where they are waited for; those that nobody waits for came too late. `None`: there
+    /// will be no more.
+    fn take_in(&self) -> Option<()> {
+        let mut desk = self.desk();
+        loop {
+            let mut answer = [0; 16];
+            match recv(&self.socket, &mut answer[..], RecvFlags::DONTWAIT) {
+                Ok((got, _)) if got == answer.len() => {
+                    let [serial, address] = words_of(&answer);
+                    if let Some(place) = desk.open.get_mut(&serial) {
+                        *place = Some(address);
+                    }
+                }
+                Err(rustix::io::Errno::AGAIN) => return Some(()),
+                Err(rustix::io::Errno::INTR) => {}
+                Ok(_) | Err(_) => return None,
             }
         }
     }

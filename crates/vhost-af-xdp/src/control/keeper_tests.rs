@@ -40,10 +40,13 @@ fn only_connections_of_its_own_sockets_are_looked_at() {
     fs::remove_dir_all(directory).expect("ours");
 }
 
+/// Only ends what hangs.
+const LONG: Duration = Duration::from_secs(30);
+
 type Asked = (Questions, OwnedFd, [UnixStream; 2], (PathBuf, Arc<Vec<PathBuf>>));
 
 /// Both ends of the way that questions go, and of a connection at a path that is in the list.
-fn asked() -> Asked {
+fn asked(patience: Duration) -> Asked {
     use std::os::unix::net::UnixListener;
     let directory = make_directory().expect("a place");
     let path = directory.join("vm.sock");
@@ -57,9 +60,8 @@ fn asked() -> Asked {
         None,
     )
     .expect("sockets");
-    let questions = Questions { socket, asked: 0 };
     (
-        questions,
+        Questions::new(socket, patience),
         answers,
         [ours, theirs],
         (directory, Arc::new(vec![path])),
@@ -79,11 +81,11 @@ fn map_privately(file: &OwnedFd) -> u64 {
 #[test]
 fn keeper_tells_of_private_mappings_of_the_file_in_question_and_of_no_others() {
     use rustix::fs::{MemfdFlags, memfd_create};
-    let (mut questions, answers, [_ours, theirs], (directory, meets)) = asked();
+    let (questions, answers, [_ours, theirs], (directory, meets)) = asked(LONG);
     let keeper = std::thread::spawn(move || answer_all(&Arc::new(answers), &meets));
     let [file, other] = ["ram", "other"].map(|name| memfd_create(name, MemfdFlags::CLOEXEC).expect("a file"));
     let [at, elsewhere] = [&file, &other].map(map_privately);
-    let mut ask = |address, file: &OwnedFd| questions.ask(theirs.as_fd(), &[(address, file.as_fd())]);
+    let ask = |address, file: &OwnedFd| questions.ask(theirs.as_fd(), &[(address, file.as_fd())]);
     assert_eq!(ask(at, &file), Some(at));
     // Whoever may ask anything would find each private mapping of the process by asking often enough.
     assert_eq!(ask(elsewhere, &file), None);
@@ -98,7 +100,7 @@ fn keeper_tells_of_private_mappings_of_the_file_in_question_and_of_no_others() {
 
 #[test]
 fn keeper_that_does_not_answer_is_not_waited_for_and_its_late_answer_not_believed() {
-    let (mut questions, answers, [_ours, theirs], (directory, _)) = asked();
+    let (questions, answers, [_ours, theirs], (directory, _)) = asked(Duration::from_millis(20));
     let file = OwnedFd::from(theirs.try_clone().expect("a descriptor"));
     let files = [(0x1000, file.as_fd())];
     assert_eq!(questions.ask(theirs.as_fd(), &files), None);
@@ -108,6 +110,24 @@ fn keeper_that_does_not_answer_is_not_waited_for_and_its_late_answer_not_believe
     assert_eq!(questions.ask(theirs.as_fd(), &files), None);
     tell(&answers, 3, Some(0x1000));
     assert_eq!(questions.ask(theirs.as_fd(), &files), Some(0x1000));
+    fs::remove_dir_all(directory).expect("ours");
+}
+
+#[test]
+fn question_of_one_port_is_not_behind_that_of_another() {
+    let (questions, answers, [_ours, theirs], (directory, _)) = asked(LONG);
+    let file = OwnedFd::from(theirs.try_clone().expect("a descriptor"));
+    let ask = || questions.ask(theirs.as_fd(), &[(0x1000, file.as_fd())]);
+    std::thread::scope(|scope| {
+        let first = scope.spawn(ask);
+        let of_first = read_question(&answers).expect("a socket").expect("a question");
+        let second = scope.spawn(ask);
+        let of_second = read_question(&answers).expect("a socket").expect("a question");
+        tell(&answers, of_second.serial, Some(0x2000));
+        assert_eq!(second.join().expect("answered"), Some(0x2000));
+        tell(&answers, of_first.serial, Some(0x1000));
+        assert_eq!(first.join().expect("answered"), Some(0x1000));
+    });
     fs::remove_dir_all(directory).expect("ours");
 }
 
