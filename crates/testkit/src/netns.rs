@@ -170,6 +170,20 @@ impl VethPair {
         self.far.ip(&["link", "set", wire, "arp", "off", "up"]);
         self.near.ip(&["link", "set", nic, "arp", "off", "up"]);
     }
+
+    /// Frames that the near end's queues have taken up so far.
+    ///
+    /// # Panics
+    /// If there is no near end.
+    #[must_use]
+    pub fn received_by_nic(&self) -> u64 {
+        let said = output_of(
+            "ip",
+            &["-n", self.near.name(), "-s", "-j", "link", "show", Self::NIC],
+        );
+        let links: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+        links[0]["stats64"]["rx"]["packets"].as_u64().expect("a number")
+    }
 }
 
 impl Default for VethPair {

@@ -149,8 +149,13 @@ impl Rig {
         };
         let stopped = || std::fs::read_dir(&tasks).is_ok_and(|mut tasks| tasks.all(is_stopped));
         assert!(wait::until(wait::SOON, stopped), "it was told to stop");
+        let before = self.veth.received_by_nic();
         frames.iter().for_each(|frame| self.wire.send(frame));
-        // The far end's queue is run by a softirq, which may be late.
+        // The NIC's queue is run by a softirq, which may be late.
+        let count = u64::try_from(frames.len()).expect("few");
+        let received = || self.veth.received_by_nic() >= before + count;
+        assert!(wait::until(wait::SOON, received), "the NIC takes what is sent");
+        // It counts before it puts the last ones into the daemon's ring; in skb mode before that.
         wait::settle();
         self.daemon.process().signal(Signal::CONT);
     }

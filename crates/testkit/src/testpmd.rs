@@ -10,66 +10,45 @@ use std::process::Command;
 use tempfile::TempDir;
 
 use crate::process::run;
-use crate::{Running, wait};
+use crate::{HugePages, Running, wait};
 
-const HUGEPAGES: &str = "/proc/sys/vm/nr_hugepages";
 /// 128 MiB of memory for the guest, in pages of 2 MiB.
 const NEEDED: u64 = 64;
+/// More than that: until it has taken its pages, daemons of tests that run beside it may take some for their packet memory.
+const FOR_OTHERS: u64 = 64;
 
 /// Huge pages and a file system with them. Given back on drop.
-struct Hugepages {
+struct Memory {
     dir: TempDir,
-    /// (found, set): the number to go back to, if it is still the one that was set.
-    raised: Option<(u64, u64)>,
+    /// Dropped when nothing is mounted any more.
+    _pages: HugePages,
 }
 
-impl Hugepages {
+impl Memory {
     fn new() -> Self {
-        let free: u64 = meminfo("HugePages_Free").unwrap_or(0);
-        let raised = (free < NEEDED).then(|| {
-            let found = pages();
-            std::fs::write(HUGEPAGES, (found + NEEDED - free).to_string()).expect("we are root");
-            (found, pages())
-        });
+        let pages = HugePages::more(NEEDED + FOR_OTHERS).or_else(|| HugePages::more(NEEDED));
+        let pages = pages.unwrap_or_else(|| panic!("this machine cannot have {NEEDED} huge pages more"));
         let dir = crate::daemon::private_dir();
         let path = dir.path().to_str().expect("made of ASCII");
         run(
             "mount",
             &["-t", "hugetlbfs", "-o", "pagesize=2M", "vax-test", path],
         );
-        Self { dir, raised }
+        Self { dir, _pages: pages }
     }
 }
 
-impl Drop for Hugepages {
+impl Drop for Memory {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg(self.dir.path()).output();
-        if let Some((found, set)) = self.raised
-            && pages() == set
-        {
-            let _ = std::fs::write(HUGEPAGES, found.to_string());
-        }
     }
-}
-
-fn pages() -> u64 {
-    std::fs::read_to_string(HUGEPAGES)
-        .ok()
-        .and_then(|text| text.trim().parse().ok())
-        .unwrap_or(0)
-}
-
-fn meminfo(name: &str) -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find(|line| line.starts_with(name))?;
-    line.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
 /// A running testpmd. Asked to end on drop, and killed if it does not.
 pub struct Testpmd {
     running: Running,
     runtime: PathBuf,
-    _memory: Hugepages,
+    _memory: Memory,
 }
 
 impl Testpmd {
@@ -80,7 +59,7 @@ impl Testpmd {
     /// If it does not come up.
     #[must_use]
     pub fn echo(socket: &Path, options: &str) -> Self {
-        let memory = Hugepages::new();
+        let memory = Memory::new();
         let prefix = format!("vax-test-{}", std::process::id());
         // Its output is a pipe, and so in blocks unless told otherwise.
         let mut command = Command::new("stdbuf");

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use testkit::bystander::come_in_peace;
 use testkit::daemon::{Placement, private_dir};
 use testkit::vmm::{LOG, RAM, Shared, Vmm, inflight_bytes, memory};
-use testkit::{Bystander, require};
+use testkit::{Bystander, HugePages, require};
 
 /// A tmpfs with no page left. Unmounted on drop.
 struct FullTmpfs(TempDir);
@@ -85,29 +85,6 @@ fn sparse_file_on_a_full_tmpfs_harms_nobody_else(
         come_in_peace(&socket);
     }
     scene.assert_unharmed();
-}
-
-/// The number of huge pages, as it was before. Restored on drop.
-struct HugePages(String);
-
-const POOL: &str = "/proc/sys/vm/nr_hugepages";
-
-impl HugePages {
-    /// So many more, or none at all if there are not as many.
-    fn more(count: usize) -> Option<Self> {
-        let before = std::fs::read_to_string(POOL).ok()?;
-        let wanted = before.trim().parse::<usize>().ok()? + count;
-        let pool = Self(before);
-        std::fs::write(POOL, wanted.to_string()).ok()?;
-        let now = std::fs::read_to_string(POOL).ok()?.trim().parse::<usize>().ok()?;
-        (now >= wanted).then_some(pool)
-    }
-}
-
-impl Drop for HugePages {
-    fn drop(&mut self) {
-        let _ = std::fs::write(POOL, &self.0);
-    }
 }
 
 /// A file of 2 MiB pages, sparse.
