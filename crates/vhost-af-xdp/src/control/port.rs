@@ -66,7 +66,7 @@ pub(crate) struct PortState {
     /// When the session began.
     pub(super) began: Option<Instant>,
     /// What VMMs can make the port say.
-    lines: Seldom,
+    pub(super) lines: Seldom,
     /// The daemon ends; nothing is set up any more.
     over: bool,
     /// MTU that the queues were set up for.

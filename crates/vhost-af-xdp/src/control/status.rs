@@ -149,6 +149,12 @@ impl Status {
         sandbox: &InForce,
     ) -> Self {
         let deadline = Instant::now() + PATIENCE;
+        // The watchdog's lock is not held while stewards are waited for.
+        let hangs: Vec<_> = watchdog
+            .hangs()
+            .iter()
+            .map(|hang| hang.as_ref().map(Hang::words))
+            .collect();
         Self {
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -156,12 +162,12 @@ impl Status {
             sandbox: sandbox.clone(),
             workers: workers
                 .counters()
-                .zip(watchdog.hangs().iter())
-                .map(|(counters, hang)| WorkerStatus {
+                .zip(hangs)
+                .map(|(counters, hangs)| WorkerStatus {
                     busy_rounds: counters.busy_rounds.get(),
                     idle_rounds: counters.idle_rounds.get(),
                     sleeps: counters.sleeps.get(),
-                    hangs: hang.as_ref().map(Hang::words),
+                    hangs,
                 })
                 .collect(),
             ports: ports
@@ -248,9 +254,15 @@ impl PortStatus {
         self.lanes = (0..port.counters.len())
             .map(|pair| {
                 let facts = session.and_then(|session| session.lanes.get(pair).and_then(Weak::upgrade));
-                LaneStatus::read(port, pair, facts.as_deref(), (interface.as_deref(), deadline))
+                LaneStatus::read(port, pair, facts.as_deref())
             })
             .collect();
+        // Facts are let go of by now: they keep a queue bound, and a steward may take its time.
+        if let Some(interface) = &interface {
+            self.lanes
+                .iter_mut()
+                .for_each(|lane| lane.note_program(interface, deadline));
+        }
     }
 }
 
@@ -263,12 +275,7 @@ fn names(offloads: Offloads) -> Vec<String> {
 }
 
 impl LaneStatus {
-    fn read(
-        port: &Port,
-        pair: usize,
-        facts: Option<&LaneFacts>,
-        (interface, deadline): (Option<&Interface>, Instant),
-    ) -> Self {
+    fn read(port: &Port, pair: usize, facts: Option<&LaneFacts>) -> Self {
         let queue = match &port.config.nic {
             NicConfig::Null { .. } | NicConfig::Cable { .. } => None,
             NicConfig::Interface { start_queue, .. } => {
@@ -291,17 +298,6 @@ impl LaneStatus {
         {
             counters.extend(socket_counters(&statistics));
         }
-        if let Some(steered) = interface
-            .zip(queue)
-            .and_then(|(at, queue)| at.counters(queue, deadline))
-        {
-            counters.extend(steered.named().into_iter().map(|(name, value)| Named {
-                name: name.to_owned(),
-                source: "program".to_owned(),
-                drop: matches!(name, "too_long" | "no_header_room"),
-                value,
-            }));
-        }
         Self {
             pair,
             queue,
@@ -315,6 +311,18 @@ impl LaneStatus {
             backing: facts.map(|facts| facts.backing.clone()),
             counters,
         }
+    }
+
+    /// Adds what the program counted, if that is told in time.
+    fn note_program(&mut self, interface: &Interface, deadline: Instant) {
+        let counted = self.queue.and_then(|queue| interface.counters(queue, deadline));
+        let named = counted.into_iter().flat_map(|counted| counted.named());
+        self.counters.extend(named.map(|(name, value)| Named {
+            name: name.to_owned(),
+            source: "program".to_owned(),
+            drop: matches!(name, "too_long" | "no_header_room"),
+            value,
+        }));
     }
 
     /// A counter by name, 0 if it is not there.

@@ -15,6 +15,7 @@ use super::session::Course;
 const HASTY: Duration = Duration::from_secs(5);
 /// So many of them in a row are told.
 const DECLINES: u32 = 3;
+
 /// What a session was like that is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ended {
@@ -47,7 +48,9 @@ impl Port {
              daemon offered and this one does not. Start it with the options that the earlier one had (--memory, --offload, --queues), or \
              start the VMs anew"
         );
-        tracing::warn!(port = %self.config.endpoint, "{reason}");
+        if let Some(left_out) = state.lines.may() {
+            tracing::warn!(port = %self.config.endpoint, "{reason}{left_out}");
+        }
         state.declined = Some(reason);
     }
 

@@ -148,7 +148,7 @@ fn tell(worker: usize, hang: Option<&Hang>, news: &News, lines: &mut Seldom) {
     let Some(left_out) = lines.may() else { return };
     match (news, hang) {
         (News::Hangs(_), Some(hang)) => tracing::error!(
-            "worker-{worker} {}: the guests of its ports wait. If it goes on, see to the file system that the memory of              that port's guest is on, or end its VMM{left_out}",
+            "worker-{worker} {}: the guests of its ports wait. If it goes on, see to the file system that the memory of that port's guest is on, or end its VMM{left_out}",
             hang.words()
         ),
         (News::GoesOn(hung), _) => {

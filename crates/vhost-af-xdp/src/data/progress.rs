@@ -16,8 +16,10 @@ const NOWHERE: u64 = 0;
 /// Nor this one: the worker sleeps.
 const ASLEEP: u64 = u64::MAX;
 
-/// Where a worker is. Written by it alone.
+/// Where a worker is. Written by it alone, for each lane of each round: on cache lines of its own (they are fetched in
+/// twos), or workers would take them from each other.
 #[derive(Debug)]
+#[repr(align(128))]
 pub(crate) struct Progress {
     /// The lane that it took up last, [`NOWHERE`] or [`ASLEEP`]. Relaxed where nothing is published through it; see
     /// [`Self::wake`] for the one order that matters.
