@@ -98,6 +98,8 @@ pub(crate) struct Port {
     /// As the log and `status` have it.
     name: Arc<str>,
     state: Mutex<PortState>,
+    /// See [`Ground::lines`].
+    direct_lines: Mutex<Seldom>,
     /// What is seen of the state without its lock.
     pub(crate) window: Window,
     /// The VMM's process, 0 without one; told to others, so nothing is published through it.
@@ -126,6 +128,7 @@ impl Port {
             cable,
             workers,
             state: Mutex::default(),
+            direct_lines: Mutex::default(),
             window: Window::default(),
             met: AtomicI32::new(0),
             bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
@@ -277,6 +280,7 @@ impl Port {
             offload: self.config.offload,
             workers: &self.workers,
             name: &self.name,
+            lines: &self.direct_lines,
             counters: &self.counters,
             far,
             opens: true,

@@ -104,14 +104,7 @@ pub(crate) fn run(config: &ServeConfig) -> anyhow::Result<()> {
     for (port, meeting) in ports.iter().zip(meetings) {
         start_attending(port, meeting, handle.clone())?;
     }
-    for signal in signals.forever() {
-        match signal {
-            // Whether anybody reads is no matter to the guests.
-            SIGUSR1 => drop(write!(io::stderr(), "{}", status_view::render(&read()))),
-            SIGHUP => tracing::info!("SIGHUP is ignored: there is nothing to read again"),
-            _ => break,
-        }
-    }
+    wait_for_the_end(&mut signals, read);
     stop(&ports);
     // Waiting for a worker that hangs would be for ever; the end of the process ends all.
     std::mem::forget(workers);
@@ -119,6 +112,18 @@ pub(crate) fn run(config: &ServeConfig) -> anyhow::Result<()> {
         bail!("the keeper of this daemon has ended, and the XDP program with it: start the daemon again");
     }
     Ok(())
+}
+
+/// Until a signal ends the daemon, or somebody who closes what they come by.
+fn wait_for_the_end(signals: &mut Signals, read: impl Fn() -> Status) {
+    for signal in signals.forever() {
+        match signal {
+            // Whether anybody reads is no matter to the guests.
+            SIGUSR1 => drop(write!(io::stderr(), "{}", status_view::render(&read()))),
+            SIGHUP => tracing::info!("SIGHUP is ignored: there is nothing to read again"),
+            _ => return,
+        }
+    }
 }
 
 /// What was taken away from the sandbox and from what guests are offered, a line each.

@@ -61,6 +61,15 @@ fn render_port(text: &mut String, port: &PortStatus) {
         list(&port.offload),
         list(&port.offload_offered)
     );
+    render_notes(text, port);
+    let _ = writeln!(text, "{}", lanes(&port.lanes));
+    if let Some(table) = counters(&port.lanes) {
+        let _ = writeln!(text, "{table}");
+    }
+}
+
+/// A line for each thing that is not always to be said.
+fn render_notes(text: &mut String, port: &PortStatus) {
     if let Some(steered) = &port.steered {
         let takes = takes(&port.macs, &port.vlans);
         let _ = writeln!(text, "  frames {takes}, steered by {steered}");
@@ -91,10 +100,6 @@ fn render_port(text: &mut String, port: &PortStatus) {
     fallbacks.dedup();
     for fallback in fallbacks {
         let _ = writeln!(text, "  {fallback}");
-    }
-    let _ = writeln!(text, "{}", lanes(&port.lanes));
-    if let Some(table) = counters(&port.lanes) {
-        let _ = writeln!(text, "{table}");
     }
 }
 

@@ -32,6 +32,7 @@ use crate::control::lanes::{FarSide, LaneError, LaneFacts};
 use crate::control::memory::{MemoryError, MemoryTable};
 use crate::control::peer;
 use crate::control::registration::UnderWay;
+use crate::control::seldom::Seldom;
 use crate::control::sigbus::Watch;
 use crate::control::vring::{VringError, VringState};
 use crate::data::counters::LaneCounters;
@@ -95,6 +96,8 @@ pub(crate) struct Ground<'a> {
     pub(crate) workers: &'a Workers,
     /// The port's name.
     pub(crate) name: &'a Arc<str>,
+    /// What is said of lanes because of what the VMM does with its memory.
+    pub(crate) lines: &'a Mutex<Seldom>,
     pub(crate) counters: &'a [Arc<LaneCounters>],
     /// The far side of each pair; empty while the interface is gone.
     pub(crate) far: &'a [FarSide],

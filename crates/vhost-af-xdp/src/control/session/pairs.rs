@@ -4,7 +4,7 @@ use std::fs::File;
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use vhost::vhost_user::message::VhostUserMemoryRegion;
@@ -135,7 +135,11 @@ impl Session {
         ground: &Ground<'_>,
     ) -> Result<(), SessionError> {
         let why = format!("direct not used: {}", with_sources(error));
-        tracing::warn!(pair, "{why}");
+        let mut lines = ground.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(left_out) = lines.may() {
+            tracing::warn!(port = %ground.name, pair, "{why}{left_out}");
+        }
+        drop(lines);
         if self.lanes[pair].is_none() {
             self.build_pair(pair, Placement::Copy, ground)?;
         }

@@ -25,6 +25,13 @@ impl<N: Nic> DirectLane<N> {
 
     /// Takes what the NIC received and gives it to the guest, in the order of posting.
     pub(super) fn collect(&mut self) -> usize {
+        self.take_received();
+        self.give_in_order()
+    }
+
+    /// Notes for each buffer that the NIC gave back what came in it.
+    #[inline]
+    fn take_received(&mut self) {
         for piece in self.nic.from_nic(BATCH) {
             let inside = std::mem::replace(&mut self.inside, piece.more);
             if inside || piece.more {
@@ -55,6 +62,11 @@ impl<N: Nic> DirectLane<N> {
                 None => {}
             }
         }
+    }
+
+    /// Gives the guest its buffers, as far as all before them are back; the frames in them.
+    #[inline]
+    fn give_in_order(&mut self) -> usize {
         let (mut frames, mut bytes) = (0, 0u64);
         while let Some(posted) = self.posted.pop_done() {
             match posted {
