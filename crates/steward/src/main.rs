@@ -123,7 +123,7 @@ fn check_ground(policy: &Policy) -> Result<(), String> {
         ));
     }
     if policy.raises_memlock() && !capabilities::may_raise_limits().unwrap_or(false) {
-        tracing::warn!(
+        tracing::info!(
             "no CAP_SYS_RESOURCE: locked-memory limits of holders cannot be raised, whatever `memlock` says"
         );
     }
