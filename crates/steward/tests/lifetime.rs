@@ -187,6 +187,8 @@ fn holders_killed_at_random_under_traffic_leave_nothing() {
         world.await_no_program();
         world.await_descriptors(descriptors);
     }
+    // Echoes of those that were killed, which would be taken for answers.
+    while world.wire.receive(wait::QUIET).is_some() {}
     // And the queue is as good as new.
     let _running = holder::start(&world, "child_echoes_until_killed", 0);
     world.await_echo();

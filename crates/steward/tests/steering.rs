@@ -145,7 +145,7 @@ fn lease_for_vlans_is_refused_where_their_tags_are_taken_off() {
         assert!(refusal.text.contains("`ethtool -K nic0 rxvlan off`"), "{refusal}");
     }
     assert_eq!(
-        (world.program(), world.attached()),
+        (world.program(), world.attached(0)),
         (None, 0),
         "{}",
         world.steward

@@ -39,7 +39,7 @@ fn refused_leases_in_a_storm_never_touch_the_interface_and_an_honest_lease_goes_
     };
     (0..10).for_each(|_| round(&mut storm));
     assert_eq!(
-        (world.attached(), world.program()),
+        (world.attached(0), world.program()),
         (0, None),
         "{}",
         world.steward
@@ -52,7 +52,7 @@ fn refused_leases_in_a_storm_never_touch_the_interface_and_an_honest_lease_goes_
     let in_use = said(storm[0].ask(&Request::Lease(wanted(0, 1))));
     assert_eq!(in_use.reason, Reason::Taken);
     assert_eq!(
-        (world.attached(), world.program()),
+        (world.attached(1), world.program()),
         (1, program),
         "{}",
         world.steward
@@ -74,7 +74,7 @@ fn program_stays_for_the_next_lease_and_goes_when_there_is_none_for_a_while() {
     // The queues are taken back at once.
     let again = wait::until_some(wait::SOON, again).expect("free");
     assert_eq!(
-        (world.program(), world.attached()),
+        (world.program(), world.attached(1)),
         (program, 1),
         "{}",
         world.steward
@@ -107,7 +107,7 @@ fn program_in_another_mode_is_attached_for_a_lease_and_not_again_and_again() {
         "{refused}"
     );
     assert!(refused.text.contains("try again in "), "{refused}");
-    assert!((4..8).contains(&world.attached()), "{}", world.steward);
+    assert!((4..8).contains(&world.attached(4)), "{}", world.steward);
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn program_without_leases_outlives_a_crash_for_the_next_lease_and_no_orderly_end
     world.restart_after(Signal::KILL);
     let lease = wait::until_some(wait::SOON, || world.lease(0, 1).ok()).expect("free");
     assert_eq!(
-        (world.program(), world.attached()),
+        (world.program(), world.attached(0)),
         (program, 0),
         "{}",
         world.steward

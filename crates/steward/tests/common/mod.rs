@@ -236,9 +236,12 @@ impl World {
         })
     }
 
-    /// How often the steward has attached its program, as it says: it says each.
-    pub(crate) fn attached(&self) -> usize {
-        self.steward.said().matches("program attached").count()
+    /// How often the steward has attached its program, as it says: it says each. What it says comes here a little later, so
+    /// this waits until it has done so as often as it must have.
+    pub(crate) fn attached(&self, at_least: usize) -> usize {
+        let count = || self.steward.said().matches("program attached").count();
+        wait::until(wait::SOON, || count() >= at_least);
+        count()
     }
 
     /// Waits until there is no program on the interface.
