@@ -10,15 +10,20 @@ use common::raw::Raw;
 use common::{POLICY, World, wanted};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use steward::client::Lease;
+use steward::client::{Lease, LeaseError};
 use steward::protocol::{Answer, MESSAGE_MAX, Reason, Request};
 use testkit::{require, wait};
 
 /// Another holder gets its answers.
 #[track_caller]
 fn assert_serves(world: &World) {
-    let (lease, sockets) = world
-        .lease(1, 1)
+    // A lease that was dropped lasts while a process that another test starts has its connection, from fork to exec.
+    let free = || match world.lease(1, 1) {
+        Err(LeaseError::Refused(refusal)) if refusal.reason == Reason::Taken => None,
+        leased => Some(leased),
+    };
+    let (lease, sockets) = wait::until_some(wait::SOON, free)
+        .expect("free")
         .unwrap_or_else(|error| panic!("{error}: {}", world.steward));
     assert_eq!(sockets.len(), 1);
     lease.counters(1).expect("ours");
