@@ -52,7 +52,7 @@ mod request;
 pub use answer::{Answer, Facts, Reason, Refusal, Steered};
 pub use request::{Request, Wanted};
 
-pub(crate) use answer::steered;
+pub(crate) use answer::{STEERING_BYTES, steered};
 pub(crate) use field::{field, flags_of, interface_name, listed, padded, value, zero};
 
 /// Of this protocol; a message of another one is refused.

@@ -85,7 +85,7 @@ fn kept_leases_are_held_against_a_policy_that_is_read_before_their_holders_are_b
 const STATION: [u8; 6] = [2, 0, 0, 0, 0, 7];
 const NAMED: &str = "macs = [\"02:00:00:00:00:07\"]\n";
 /// Why the NIC is not told of addresses that the policy does not name.
-const NOT_NAMED: &str = "that takes a steward with a policy that names them";
+const NOT_NAMED: &str = "that takes a steward whose policy names them (`macs`, `vlans`)";
 
 fn for_station() -> Wanted {
     let filter = steer::Filter {

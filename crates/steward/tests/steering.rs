@@ -107,7 +107,10 @@ fn nic_without_rules_is_told_of_and_the_program_used() {
     let open = World::with(1, &common::POLICY.replace("65534", "1"));
     let (lease, _sockets) = Lease::take(&open.socket(), &filtered(0, &[OURS], &[])).expect("allowed");
     assert!(
-        lease.facts().steering.contains("a policy that names them"),
+        lease
+            .facts()
+            .steering
+            .contains("a steward whose policy names them"),
         "{}",
         lease.facts().steering
     );

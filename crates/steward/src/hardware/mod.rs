@@ -115,7 +115,7 @@ pub(crate) enum NotMade {
     Untagged,
     /// It would take frames that may be others'.
     #[error(
-        "a rule for {0} would take frames whose address and VLAN the policy does not name (`macs`, `vlans`; VLAN 0 is no name: any frame may have it)"
+        "a rule for {0} would take frames that the policy does not name (`macs`, `vlans`; VLAN 0 names none)"
     )]
     NotNamed(Rule),
     /// The driver refused a rule.

@@ -9,7 +9,8 @@ use crate::links::DriverSends;
 use crate::listing::Listed;
 
 const NOTE_BYTES: usize = 240;
-const STEERING_BYTES: usize = 184;
+/// Longest text on how frames come, bytes; more is cut.
+pub(crate) const STEERING_BYTES: usize = 184;
 const REFUSAL_BYTES: usize = 480;
 
 /// What a steward says.

@@ -10,16 +10,21 @@ use steer::{Filter, Program, QueueError};
 use super::ledger::{Ledger, Told};
 use crate::hardware::{Ethtool, Names, Nic, NotMade, Order, Tags};
 use crate::links::Link;
-use crate::protocol::Steered;
+use crate::protocol::{STEERING_BYTES, Steered};
 
 /// Why the NIC is not told, where the policy's rule names nothing at all.
-const NOT_NAMED: &str = "the NIC is not told whose frames these are: that takes a steward with a policy that names them (`macs`, `vlans`)";
+const NOT_NAMED: &str =
+    "the NIC is not told of these frames: that takes a steward whose policy names them (`macs`, `vlans`)";
 
 /// What cannot be seen from here.
-const AS_SENT: &str = "tags that a veth's far end sends beside frames are not seen: `txvlan off` there";
+const AS_SENT: &str = "tags that a veth sends beside frames are not seen: `txvlan off` at its far end";
 
 /// What a holder's sockets can do where the kernel does not confine them.
-const UNCONFINED: &str = "this kernel lets leased sockets reach any interface (Linux 6.5 does not)";
+const UNCONFINED: &str = "leased sockets reach any interface (on Linux 6.5 they do not)";
+
+// What is longer is cut on its way to the holder.
+const _: () = assert!(NOT_NAMED.len() + 2 + AS_SENT.len() <= STEERING_BYTES);
+const _: () = assert!(UNCONFINED.len() + 2 + NOT_NAMED.len() <= STEERING_BYTES);
 
 /// What is known of tags on an interface, if a filter looks for any. With tags taken off it would take frames of all VLANs
 /// for those of VLAN 0, and the inner tag of two for the only one.

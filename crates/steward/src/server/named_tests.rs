@@ -7,10 +7,10 @@ use steer::{Filter, ModeRequest};
 
 use super::entries::Entries;
 use super::ledger::Ledger;
-use crate::hardware::Rule;
 use crate::hardware::tests::Played;
+use crate::hardware::{Names, Rule};
 use crate::policy::Policy;
-use crate::protocol::Wanted;
+use crate::protocol::{STEERING_BYTES, Wanted};
 use crate::sys::Credentials;
 
 /// The first is the host's own.
@@ -60,6 +60,21 @@ fn is_named(rule: &Rule, by: &Named) -> bool {
         || rule
             .vlan
             .is_some_and(|vlan| vlan != 0 && by.vlans.contains(&vlan))
+}
+
+#[test]
+fn why_the_nic_is_not_told_is_not_cut() {
+    let filter = Filter {
+        macs: vec![MACS[3]],
+        vlans: vec![VLANS[4]],
+    };
+    let names = Names {
+        macs: vec![MACS[1]],
+        ..Names::default()
+    };
+    let why = Entries::new(0..1, filter, names).note();
+    assert!(why.contains("the policy does not name (`macs`"), "{why}");
+    assert!(why.len() <= STEERING_BYTES, "{} bytes: {why}", why.len());
 }
 
 proptest! {
