@@ -27,7 +27,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::fs;
 use std::io::{self, Read};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -43,6 +43,9 @@ const CONNECTIONS: u32 = 64;
 
 /// Connections of a rule beside those that have its queues.
 const ASKING: usize = 16;
+
+/// Longest file that is read, bytes: thousands of rules.
+const LONGEST: u64 = 1 << 20;
 
 /// Why there is no policy.
 #[derive(Debug, thiserror::Error)]
@@ -193,10 +196,14 @@ impl Policy {
             path: path.to_owned(),
             source,
         };
-        let mut file = fs::File::open(path).map_err(read)?;
+        // A FIFO would keep us waiting for somebody who writes to it, and with us all holders.
+        let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+        let opened = fs::OpenOptions::new().read(true).custom_flags(flags).open(path);
+        let file = opened.map_err(read)?;
         let metadata = file.metadata().map_err(read)?;
-        let mut text = String::new();
-        file.read_to_string(&mut text).map_err(read)?;
+        if !metadata.is_file() {
+            return Err(read(io::Error::other("it is not a regular file")));
+        }
         let (owner, mode) = (metadata.uid(), metadata.mode() & 0o7777);
         if !is_trusted(owner) || mode & 0o022 != 0 {
             return Err(PolicyError::Unsafe {
@@ -206,6 +213,14 @@ impl Policy {
             });
         }
         check_place(path)?;
+        let mut text = String::new();
+        file.take(LONGEST + 1).read_to_string(&mut text).map_err(read)?;
+        if text.len() as u64 > LONGEST {
+            return Err(read(io::Error::other(format!(
+                "it is longer than {} KiB",
+                LONGEST / 1024
+            ))));
+        }
         Self::parse(path, &text)
     }
 

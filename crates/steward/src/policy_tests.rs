@@ -279,3 +279,42 @@ fn file_that_others_can_replace_is_refused() {
         .to_string();
     assert!(none.contains("--policy"), "{none}");
 }
+
+/// All of these are read in the thread that serves: none may keep it, or fill its memory.
+#[test]
+fn what_is_no_file_or_has_no_end_is_refused_at_once() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| dir.path().join(name);
+    let mode = rustix::fs::Mode::from_raw_mode(0o600);
+    let fifo = rustix::fs::FileType::Fifo;
+    rustix::fs::mknodat(rustix::fs::CWD, path("fifo"), fifo, mode, 0).expect("a FIFO");
+    fs::create_dir(path("directory")).expect("a directory");
+    std::os::unix::fs::symlink("/dev/zero", path("zero")).expect("a link");
+    std::os::unix::fs::symlink("circle", path("circle")).expect("a link");
+    let long = fs::File::create(path("long")).expect("a file");
+    long.set_len(1 << 40).expect("sparse");
+    let comments = format!("{FULL}{}", "#\n".repeat(1 << 19));
+    fs::write(path("comments"), comments).expect("writable");
+    for (name, why) in [
+        ("fifo", "not a regular file"),
+        ("directory", "not a regular file"),
+        ("zero", "not a regular file"),
+        ("circle", "symbolic links"),
+        ("long", "longer than 1024 KiB"),
+        ("comments", "longer than 1024 KiB"),
+    ] {
+        let (answer, read) = std::sync::mpsc::channel();
+        let path = path(name);
+        std::thread::spawn(move || answer.send(Policy::read(&path)));
+        let error = read
+            .recv_timeout(testkit::wait::SOON)
+            .unwrap_or_else(|_| panic!("{name} keeps its reader"))
+            .expect_err(name);
+        let source = std::error::Error::source(&error).map(ToString::to_string);
+        assert!(
+            source.as_ref().is_some_and(|source| source.contains(why)),
+            "{name}: {error}: {source:?}"
+        );
+        assert!(error.to_string().contains("--policy"), "{error}");
+    }
+}
