@@ -5,7 +5,7 @@ mod common;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use common::{World, holder};
+use common::{POLICY, World, holder};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 use steer::Held;
@@ -149,6 +149,47 @@ fn program_that_somebody_detaches_is_attached_again_and_the_holder_is_told() {
     });
     assert_eq!(world.program(), Some(after.program));
     assert_ne!(after.program, before.program);
+}
+
+/// Its name may be another interface's by then, which is nothing to the lease.
+#[test]
+fn program_that_somebody_detaches_comes_back_to_the_interface_whatever_its_name_is_now() {
+    require!(Root);
+    let world = World::with(2, POLICY);
+    let (lease, _sockets) = world.lease(0, 1).expect("allowed");
+    let (near, before) = (&world.veth.near, lease.facts());
+    let attached = || steer::program_on(before.ifindex);
+    near.ip(&["link", "set", VethPair::NIC, "name", "other0"]);
+    await_facts(&lease, "renamed", |facts| facts.name == "other0");
+    let mut others = Vec::new();
+    for mtu in ["1400", "1401"] {
+        let id = lease.facts().program;
+        let held = || attached().map(|program| program.held(before.ifindex));
+        let Some(Held::Link(link)) = near.enter(held) else {
+            panic!("no link of the steward's");
+        };
+        detach_link(link);
+        near.ip(&["link", "set", "other0", "mtu", mtu]);
+        let after = await_facts(&lease, "attached again", |facts| {
+            facts.mode.is_some() && facts.program != id
+        });
+        assert_eq!(after.ifindex, before.ifindex, "{}", world.steward);
+        assert_eq!(
+            near.enter(attached).map(|program| program.id),
+            Some(after.program)
+        );
+        if others.is_empty() {
+            world.veth.join_as((VethPair::NIC, "wire1"), 2, 1500);
+            others.push(world.lease(0, 1).expect("another interface"));
+        }
+    }
+    // Gone, it does not become the other one either, which is leased already.
+    near.ip(&["link", "delete", "other0"]);
+    await_facts(&lease, "gone", |facts| facts.impaired && facts.ifindex == 0);
+    near.ip(&["link", "set", VethPair::NIC, "mtu", "1402"]);
+    await_facts(&others[0].0, "looked at", |facts| facts.mtu == 1402);
+    others.push(world.lease(1, 1).expect("beside the first"));
+    assert_eq!(lease.facts().ifindex, 0);
 }
 
 /// `bpftool link detach id N`.

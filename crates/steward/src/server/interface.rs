@@ -289,12 +289,14 @@ impl Interface {
         true
     }
 
-    /// The interface with this index, or, if it is gone, of this name.
-    pub(super) fn is(&self, link: &Link) -> bool {
-        match self.link.index {
-            0 => self.name == link.name,
-            index => index == link.index,
-        }
+    /// Whether it is gone, and had this name.
+    pub(super) fn was(&self, name: &str) -> bool {
+        self.link.index == 0 && self.name == name
+    }
+
+    /// Its index; 0 when it is gone.
+    pub(super) fn index(&self) -> u32 {
+        self.link.index
     }
 
     /// Whether nobody needs it any more.
@@ -551,7 +553,8 @@ impl Interface {
     }
 
     /// Tries again what was not done, and attaches the program again if it is missing. True if the facts changed.
-    pub(super) fn look(&mut self) -> bool {
+    /// `taken`: indexes of interfaces that are leased, which it cannot come back as.
+    pub(super) fn look(&mut self, taken: &[u32]) -> bool {
         let before = (self.facts(), self.entries.clone());
         self.take_back();
         match Link::find(self.link.index) {
@@ -566,11 +569,7 @@ impl Interface {
             self.program = None;
         }
         // Nobody waits for it when it has no holder.
-        if self.program.is_none()
-            && !self.is_idle()
-            && let Ok(link) = Link::by_name(&self.name)
-        {
-            self.link = link;
+        if self.program.is_none() && !self.is_idle() && self.find_again(taken) {
             self.attach();
         }
         for entries in self.entries.values_mut() {
@@ -584,6 +583,18 @@ impl Interface {
             entries.keep(&self.link, &mut self.ledger);
         }
         before != (self.facts(), self.entries.clone())
+    }
+
+    /// Whether there is something to attach to: the interface, whatever its name is now, or, if it is gone, one that has
+    /// the name that it had and is nobody else's.
+    fn find_again(&mut self, taken: &[u32]) -> bool {
+        if self.link.index == 0
+            && let Ok(link) = Link::by_name(&self.name)
+            && !taken.contains(&link.index)
+        {
+            self.link = link;
+        }
+        self.link.index != 0
     }
 
     fn vanished(&mut self) {

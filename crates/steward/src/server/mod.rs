@@ -368,7 +368,10 @@ impl Server {
     /// caused that too often.
     fn interface_for(&mut self, link: Link, wanted: &Wanted, peer: &Credentials) -> Result<u64, Refusal> {
         interface::check(&link, wanted)?;
-        let known = self.interfaces.iter().find(|(_, interface)| interface.is(&link));
+        let find =
+            |is: &dyn Fn(&Interface) -> bool| self.interfaces.iter().find(|(_, interface)| is(interface));
+        let known = find(&|interface| interface.index() == link.index)
+            .or_else(|| find(&|interface| interface.was(&link.name)));
         let known = known.map(|(&at, interface)| (at, interface.is_idle() && !interface.suits(wanted.mode)));
         if let Some((at, false)) = known {
             return Ok(at);
@@ -592,8 +595,9 @@ impl Server {
     /// Looks at all interfaces again.
     fn look(&mut self) {
         let mut other = Vec::new();
+        let taken: Vec<u32> = self.interfaces.values().map(Interface::index).collect();
         for (&at, interface) in &mut self.interfaces {
-            let changed = interface.look();
+            let changed = interface.look(&taken);
             if changed {
                 other.push(at);
             }
