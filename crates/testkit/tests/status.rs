@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
-use std::os::unix::net::UnixDatagram;
+use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -138,7 +138,8 @@ fn hang_up_is_ignored_and_status_by_signal_needs_no_reader() {
         );
         !text.is_empty()
     };
-    assert!(wait::until(wait::SOON, || control.exists()));
+    // Its file is there before anybody listens.
+    assert!(wait::until(wait::SOON, || UnixStream::connect(&control).is_ok()));
     assert!(status(&control));
     // Nobody reads what it says from here on: each write fails.
     drop(child.stderr.take());

@@ -221,8 +221,8 @@ pub(crate) struct ServeArgs {
     /// User to become, a name, or UID or UID:GID in numbers, once sockets are bound [default: nobody, if started by root]
     #[arg(long, value_name = "USER")]
     user: Option<String>,
-    /// What confines this process: all, off, only some of user, network, capabilities, files, calls, or all but some: a
-    /// `-` before each
+    /// What confines this process: all, off, only some of user, mounts, network, capabilities, files, calls, or all but
+    /// some: a `-` before each
     #[arg(long, value_name = "LIST", default_value = "all", allow_hyphen_values = true)]
     sandbox: String,
     /// Try something forbidden from within the sandbox, say what came of it, and end
