@@ -18,8 +18,9 @@ const SO_BINDTOIFINDEX: c_int = 62;
 const SO_PEERPIDFD: c_int = 77;
 /// `PACKET_MR_UNICAST`, include/uapi/linux/if_packet.h.
 const PACKET_MR_UNICAST: libc::c_ushort = 3;
-/// Most supplementary groups of a process (`NGROUPS_MAX`, include/uapi/linux/limits.h).
-const GROUPS_MAX: usize = 65_536;
+/// Most supplementary groups that are looked at. A process may have 65,536 (`NGROUPS_MAX`, include/uapi/linux/limits.h), and whoever
+/// has subordinate ones can: reading, comparing and recording so many for each connection would hold up all others.
+const GROUPS_MAX: usize = 4096;
 
 /// Who connected, at the time of connect(2) (unix(7), SO_PEERCRED).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,7 +29,7 @@ pub(crate) struct Credentials {
     pub(crate) pid: i32,
     pub(crate) uid: u32,
     pub(crate) gid: u32,
-    /// Supplementary groups.
+    /// Supplementary groups; none where there are more than [`GROUPS_MAX`].
     pub(crate) groups: Vec<u32>,
 }
 
@@ -49,12 +50,16 @@ pub(crate) fn credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
         size_of::<libc::ucred>(),
     )?;
     let mut groups = vec![u32::MAX; GROUPS_MAX];
-    let bytes = get_option(
+    let bytes = match get_option(
         socket,
         SO_PEERGROUPS,
         groups.as_mut_ptr().cast(),
         size_of_val(groups.as_slice()),
-    )?;
+    ) {
+        // There are more, and none were copied.
+        Err(error) if error.raw_os_error() == Some(libc::ERANGE) => 0,
+        result => result?,
+    };
     groups.truncate(bytes / size_of::<u32>());
     groups.shrink_to_fit();
     Ok(Credentials {
@@ -265,6 +270,24 @@ mod tests {
                 .map(rustix::process::Gid::as_raw)
                 .collect::<Vec<_>>()
         );
+    }
+
+    #[test]
+    fn who_has_more_groups_than_are_looked_at_has_none() {
+        testkit::require!(Root);
+        let groups_with = |count: usize| {
+            let body = move || {
+                let groups: Vec<libc::gid_t> = (0..).map(|number| 100_000 + number).take(count).collect();
+                // SAFETY: the kernel reads `count` numbers from a live vector. By the bare call only this thread has them.
+                let set = unsafe { libc::syscall(libc::SYS_setgroups, count, groups.as_ptr()) };
+                assert_eq!(set, 0, "{}", io::Error::last_os_error());
+                let (one, _other) = UnixStream::pair().expect("sockets");
+                credentials(one.as_fd()).expect("known").groups.len()
+            };
+            std::thread::spawn(body).join().expect("no panic")
+        };
+        assert_eq!(groups_with(GROUPS_MAX), GROUPS_MAX);
+        assert_eq!((groups_with(GROUPS_MAX + 1), groups_with(65_536)), (0, 0));
     }
 
     #[test]
