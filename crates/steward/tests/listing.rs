@@ -95,7 +95,7 @@ fn child_is_refused() {
     holder::give_up_privileges();
     let refused = common::refusal(listing::leases(&holder::socket()));
     assert_eq!(refused.reason, Reason::NotAllowed);
-    assert!(refused.text.contains("user 65534"), "{refused}");
+    assert!(refused.text.contains("user 59534"), "{refused}");
 }
 
 #[test]
