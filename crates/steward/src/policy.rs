@@ -41,6 +41,9 @@ use crate::users;
 /// Connections of one user at a time, if the policy does not say.
 const CONNECTIONS: u32 = 64;
 
+/// The number that chown(2) takes for none.
+const NOBODY_AT_ALL: u32 = u32::MAX;
+
 /// Connections of a rule beside those that have its queues.
 const ASKING: usize = 16;
 
@@ -173,14 +176,15 @@ struct Allow {
     queues: Option<String>,
     at_most: Option<u32>,
     memlock: Option<String>,
-    #[serde(default)]
-    macs: Vec<String>,
-    #[serde(default)]
-    vlans: Vec<String>,
+    macs: Option<Vec<String>>,
+    vlans: Option<Vec<String>>,
 }
 
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(
+    untagged,
+    expecting = "a user or group is meant: a name in quotes, or a number of 0 to 4294967294"
+)]
 enum NameOrNumber {
     Number(u32),
     Name(String),
@@ -437,8 +441,9 @@ impl Allow {
             "all" => (0..MAX_QUEUES).collect(),
             list => ranges(list, MAX_QUEUES - 1).map_err(|what| format!("queues = {list:?}: {what}"))?,
         };
+        let macs = named("macs", self.macs)?;
         let mut vlans = BTreeSet::new();
-        for list in &self.vlans {
+        for list in &named("vlans", self.vlans)? {
             let numbers =
                 ranges(list, LAST_VLAN.into()).map_err(|what| format!("vlans: {list:?}: {what}"))?;
             vlans.extend(numbers);
@@ -456,7 +461,7 @@ impl Allow {
             at_most: self.at_most.unwrap_or(MAX_QUEUES),
             queues,
             memlock: self.memlock.map(|text| size(&text)).transpose()?,
-            macs: self.macs.iter().map(|text| mac(text)).collect::<Result<_, _>>()?,
+            macs: macs.iter().map(|text| mac(text)).collect::<Result<_, _>>()?,
             vlans,
         })
     }
@@ -465,10 +470,13 @@ impl Allow {
 impl NameOrNumber {
     fn number(self, what: &str, find: impl Fn(&str) -> Option<u32>) -> Result<u32, String> {
         match self {
+            Self::Number(NOBODY_AT_ALL) => {
+                Err(format!("{what} {NOBODY_AT_ALL}: nobody can have this number"))
+            }
             Self::Number(number) => Ok(number),
             // As chown(1) has it: a name first, then a number.
             Self::Name(name) => find(&name)
-                .or_else(|| name.parse().ok())
+                .or_else(|| name.parse().ok().filter(|&number| number != NOBODY_AT_ALL))
                 .ok_or_else(|| format!("there is no {what} {name:?}: make it, or give its number")),
         }
     }
@@ -507,6 +515,16 @@ fn check_place(path: &Path) -> Result<(), PolicyError> {
         }
     }
     Ok(())
+}
+
+/// What a list names; one that names nothing looks like "none", and without the list all are meant.
+fn named(key: &str, list: Option<Vec<String>>) -> Result<Vec<String>, String> {
+    match list {
+        Some(list) if list.is_empty() => Err(format!(
+            "{key} = []: nothing could be leased: name some, or leave `{key}` out, which allows all"
+        )),
+        list => Ok(list.unwrap_or_default()),
+    }
 }
 
 /// Numbers and ranges such as `0-3,6`.

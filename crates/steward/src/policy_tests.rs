@@ -156,6 +156,26 @@ fn mistakes_are_named_with_their_place() {
             "user = 1\ninterface = \"e\"\nqueues = \"0\"\nat-most = 0",
             "at-most = 0",
         ),
+        (
+            "user = 1\ninterface = \"e\"\nqueues = \"0\"\nmacs = []",
+            "macs = []: nothing could be leased",
+        ),
+        (
+            "user = 1\ninterface = \"e\"\nqueues = \"0\"\nvlans = []",
+            "vlans = []: nothing could be leased",
+        ),
+        (
+            "user = 4294967295\ninterface = \"e\"\nqueues = \"0\"",
+            "user 4294967295",
+        ),
+        (
+            "group = \"4294967295\"\ninterface = \"e\"\nqueues = \"0\"",
+            "group \"4294967295\"",
+        ),
+        (
+            "user = -1\ninterface = \"e\"\nqueues = \"0\"",
+            "a name in quotes, or a number",
+        ),
         ("interface = \"e\"\nqueues = \"0\"", "neither user nor group"),
         ("user = 1\ninterface = \"e\"\nqueues = \"3-1\"", "0-3,6"),
         ("user = 1\ninterface = \"e\"\nqueues = \"0-256\"", "0 to 255"),

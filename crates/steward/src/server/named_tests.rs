@@ -48,9 +48,15 @@ fn policy_of(rules: &[Named]) -> Policy {
             .collect();
         let vlans: Vec<String> = rule.vlans.iter().map(u16::to_string).collect();
         text += &format!(
-            "[[allow]]\nuser = 7\ninterface = \"eth1\"\nqueues = \"0-{}\"\nmacs = {macs:?}\nvlans = {vlans:?}\n",
+            "[[allow]]\nuser = 7\ninterface = \"eth1\"\nqueues = \"0-{}\"\n",
             rule.queues
         );
+        // An empty list is refused.
+        for (key, list) in [("macs", macs), ("vlans", vlans)] {
+            if !list.is_empty() {
+                text += &format!("{key} = {list:?}\n");
+            }
+        }
     }
     Policy::parse(Path::new("p.toml"), &text).unwrap_or_else(|error| panic!("{error}: {text}"))
 }
