@@ -407,6 +407,11 @@ fn socket_of_a_daemon_that_was_killed_is_taken_over_and_that_of_a_living_one_is_
 #[case::interface_and_null(&["serve", "--socket-path", SOCKET, "--null", "--ifname", "lo"], &["--null", "--ifname"])]
 #[case::path_and_fd(&["serve", "--socket-path", SOCKET, "--null", "--fd", "3"], &["--fd", "--socket-path"])]
 #[case::fd_that_is_not_there(&["serve", "--fd", "77", "--null"], &["--fd", "77"])]
+// The first numbers that the daemon itself gets.
+#[case::fd_3(&["serve", "--fd", "3", "--null"], &["--fd 3", "no such descriptor"])]
+#[case::fd_4(&["serve", "--fd", "4", "--null"], &["--fd 4", "no such descriptor"])]
+#[case::fd_5(&["serve", "--fd", "5", "--null"], &["--fd 5", "no such descriptor"])]
+#[case::sock_fds_3(&["serve", "--socket-path", SOCKET, "--ifname", "lo", "--inhibit", "--sock-fds", "3"], &["--sock-fds 3", "no such descriptor"])]
 #[case::cpu_list(&["serve", "--socket-path", SOCKET, "--null", "--cpus", "3-1"], &["--cpus", "3-1"])]
 #[case::cpu_that_is_not_there(&["serve", "--socket-path", SOCKET, "--null", "--cpus", "1000"], &["1000"])]
 #[case::multicast_mac(&["serve", "--socket-path", SOCKET, "--null", "--mac", "01:00:00:00:00:00"], &["--mac", "01:00:00:00:00:00"])]

@@ -59,11 +59,13 @@ pub(crate) enum Command {
     #[command(after_help = EXAMPLES)]
     Serve(Box<ServeArgs>),
     /// Show what running daemons do: modes, queues, counters, drops by reason
+    #[command(after_help = STATUS_EXAMPLES)]
     Status(StatusArgs),
     /// Show who holds which NIC queue of this host: NAPI, interrupt, sockets, leases, rules, daemons
     #[command(after_help = QUEUES_EXAMPLES)]
     Queues(QueuesArgs),
     /// Measure raw AF_XDP sockets on an interface
+    #[command(after_help = BENCH_EXAMPLES)]
     Bench(BenchArgs),
     /// What `serve` starts for what its sandbox keeps from it
     #[command(hide = true)]
@@ -79,6 +81,20 @@ pub(crate) struct StatusArgs {
     #[arg(long)]
     pub(crate) json: bool,
 }
+
+const STATUS_EXAMPLES: &str = "\
+Examples:
+  Every daemon (of this user; for root, of all users):
+    vhost-af-xdp status
+  Ports where no frames move although they should, with the reason:
+    vhost-af-xdp status --json | jq '.[].ports[] | select(.impaired) | .endpoint, .impaired'";
+
+const BENCH_EXAMPLES: &str = "\
+Examples:
+  What comes in at queue 0 of eth1:
+    vhost-af-xdp bench rxdrop --ifname eth1 --duration 5
+  What can be sent:
+    vhost-af-xdp bench txonly --ifname eth1 --size 1514 --mode skb --json";
 
 const QUEUES_EXAMPLES: &str = "\
 Examples:

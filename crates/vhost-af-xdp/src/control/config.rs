@@ -148,12 +148,12 @@ pub(crate) enum Bring {
 }
 
 impl Bring {
-    /// The descriptors that are to be inherited.
-    fn descriptors(&self) -> &[i32] {
+    /// The option that names descriptors, and these.
+    fn descriptors(&self) -> (&'static str, &[i32]) {
         match self {
-            Self::Sockets(numbers) => numbers,
-            Self::Map { fd, .. } => std::slice::from_ref(fd),
-            Self::Nothing | Self::PinnedMap { .. } | Self::Plugin(_) => &[],
+            Self::Sockets(numbers) => ("--sock-fds", numbers),
+            Self::Map { fd, .. } => ("--map-fd", std::slice::from_ref(fd)),
+            Self::Nothing | Self::PinnedMap { .. } | Self::Plugin(_) => ("", &[]),
         }
     }
 }
@@ -318,13 +318,9 @@ impl ServeConfig {
             if port.bring != Bring::Nothing && self.steward.is_some() {
                 return Err(ConfigError::BringAndSteward);
             }
-            let connection = match &port.endpoint {
-                Endpoint::Fd(fd) => std::slice::from_ref(fd),
-                _ => &[],
-            };
-            for fd in port.bring.descriptors().iter().chain(connection) {
-                if !descriptors.insert(*fd) {
-                    return Err(ConfigError::SharedDescriptor(*fd));
+            for (_, fd) in port.descriptors() {
+                if !descriptors.insert(fd) {
+                    return Err(ConfigError::SharedDescriptor(fd));
                 }
             }
             for other in &self.ports[..at] {
@@ -343,6 +339,16 @@ impl ServeConfig {
 }
 
 impl PortConfig {
+    /// The descriptors that are to be inherited for this port, each with the option that names it.
+    pub(crate) fn descriptors(&self) -> impl Iterator<Item = (&'static str, i32)> {
+        let connection = match self.endpoint {
+            Endpoint::Fd(fd) => Some(("--fd", fd)),
+            Endpoint::Server(_) | Endpoint::Client(_) => None,
+        };
+        let (option, brought) = self.bring.descriptors();
+        brought.iter().map(move |&fd| (option, fd)).chain(connection)
+    }
+
     /// What is to be leased, and which frames of it; `None` without an interface.
     pub(crate) fn wanted(&self) -> Option<Wanted> {
         let NicConfig::Interface {

@@ -7,7 +7,7 @@
 //! daemon starts, and is kept, with its memory, over all of them (data/resident.rs). That also means that nothing
 //! here needs a privilege later on, but to open sockets again on an interface that was deleted and is back.
 //!
-//! Descriptors are taken over first of all, before this process opens others under numbers that were meant to be inherited.
+//! That descriptors were inherited is seen first of all, before this process opens others under their numbers.
 
 use std::collections::HashMap;
 use std::io;
@@ -22,7 +22,7 @@ use steward::links::Link;
 use xsk::{OpenError, RingSize, SocketConfig, Umem, Unbound};
 
 use super::afxdp_plugin::{Plugin, PluginError};
-use super::config::{Bring, NicConfig, ServeConfig};
+use super::config::{Bring, NicConfig, PortConfig, ServeConfig};
 use super::interface::InterfaceError;
 use crate::data::resident::Home;
 
@@ -77,6 +77,20 @@ pub(crate) enum ExternalError {
     Host,
 }
 
+/// Whether all descriptors that the ports name were inherited. To be asked before this process opens any: later a number
+/// that was not inherited may be one of its own.
+///
+/// # Errors
+/// [`ExternalError::NotInherited`], for the first that was not.
+pub(crate) fn check_inherited(config: &ServeConfig) -> Result<(), ExternalError> {
+    let is_open = |fd: RawFd| std::fs::read_link(format!("/proc/self/fd/{fd}")).is_ok();
+    let mut named = config.ports.iter().flat_map(PortConfig::descriptors);
+    match named.find(|&(_, fd)| fd < 3 || !is_open(fd)) {
+        Some((option, fd)) => Err(ExternalError::NotInherited { option, fd }),
+        None => Ok(()),
+    }
+}
+
 /// What was brought for the ports of this process: by interface and first queue.
 #[derive(Default)]
 pub(crate) struct Brought(HashMap<(String, u32), Arc<Source>>);
@@ -122,7 +136,7 @@ impl Brought {
                 Bring::Sockets(numbers) => take_sockets(numbers, *start_queue)?,
                 Bring::Map { fd, first } => {
                     let option = format!("--map-fd {fd}");
-                    let map = duplicate("--map-fd", *fd)?;
+                    let map = duplicate(*fd)?;
                     Source::map(SocketMap::from_fd(map), *first, option)?
                 }
                 Bring::PinnedMap { path, first } => {
@@ -306,7 +320,7 @@ impl External {
 fn take_sockets(numbers: &[RawFd], start_queue: u32) -> Result<Source, ExternalError> {
     let mut sockets = HashMap::new();
     for (queue, &fd) in (start_queue..).zip(numbers) {
-        let socket = duplicate("--sock-fds", fd)?;
+        let socket = duplicate(fd)?;
         if sockopt::socket_domain(&socket) != Ok(AddressFamily::XDP) {
             return Err(ExternalError::NotXdp { fd });
         }
@@ -322,12 +336,9 @@ fn take_sockets(numbers: &[RawFd], start_queue: u32) -> Result<Source, ExternalE
 
 /// Takes an inherited descriptor over: the number that was inherited is closed, so that the queue is free when our own is.
 #[allow(unsafe_code)]
-fn duplicate(option: &'static str, fd: RawFd) -> Result<OwnedFd, ExternalError> {
-    if fd < 3 || std::fs::read_link(format!("/proc/self/fd/{fd}")).is_err() {
-        return Err(ExternalError::NotInherited { option, fd });
-    }
-    // SAFETY: the descriptor is open, as was just seen. By the meaning of the option it is ours alone, it is named
-    // once (config.rs), and this runs before anything in this process opens a descriptor that it keeps.
+fn duplicate(fd: RawFd) -> Result<OwnedFd, ExternalError> {
+    // SAFETY: the descriptor was inherited (`check_inherited`). By the meaning of the option it is ours alone, and it is
+    // named once (config.rs).
     let inherited = unsafe { OwnedFd::from_raw_fd(fd) };
     rustix::io::fcntl_dupfd_cloexec(&inherited, 3).map_err(|errno| ExternalError::Take {
         fd,

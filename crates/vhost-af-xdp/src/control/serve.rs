@@ -25,7 +25,7 @@ use signal_hook::iterator::{Handle, Signals};
 use super::attend::{Meeting, attend};
 use super::config::{Endpoint, NicConfig, PortConfig, ServeConfig};
 use super::control_socket;
-use super::external::Brought;
+use super::external::{self, Brought};
 use super::interface::Interfaces;
 use super::keeper::{Keeper, Orders};
 use super::kept;
@@ -55,8 +55,9 @@ const STOPPING: Duration = Duration::from_secs(12);
 /// What prevents the start; nothing stays behind then.
 pub(crate) fn run(config: &ServeConfig) -> anyhow::Result<()> {
     config.check()?;
+    // First of all: what is opened from here on must not be taken for what was to be inherited.
+    external::check_inherited(config)?;
     allow_descriptors();
-    // First of all: what is opened from here on must not get a number that was to be inherited.
     let brought = Brought::take(config).map_err(|error| anyhow::anyhow!(with_sources(&error)))?;
     sigbus::install().context("cannot handle SIGBUS")?;
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1]).context("cannot handle signals")?;
@@ -342,11 +343,8 @@ fn meet(port: &PortConfig, leftovers: &mut Leftovers) -> anyhow::Result<Meeting>
 /// A descriptor that the parent left us: SO_ACCEPTCONN tells which kind it is.
 #[allow(unsafe_code)]
 fn inherited(fd: i32) -> anyhow::Result<Meeting> {
-    if fd < 3 || fs::read_link(format!("/proc/self/fd/{fd}")).is_err() {
-        bail!("--fd {fd}: no such descriptor was inherited (0 to 2 are not accepted)");
-    }
-    // SAFETY: the descriptor is open, as was just seen, and by the meaning of --fd it is ours
-    // alone; nothing in this process has opened descriptors under a number that the parent chose.
+    // SAFETY: the descriptor was inherited (`external::check_inherited`), by the meaning of --fd it is ours alone, and it is
+    // named once (config.rs).
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
     let domain = sockopt::socket_domain(&socket)
         .map_err(|_| anyhow::anyhow!("--fd {fd}: not a socket: pass a Unix stream socket"))?;
