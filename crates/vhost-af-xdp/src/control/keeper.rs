@@ -443,8 +443,10 @@ pub(crate) fn run(args: KeeperArgs) -> anyhow::Result<()> {
             };
             let _ = setrlimit(Resource::Nofile, raised);
             let policy = Policy::for_one(args.user, args.lease);
-            // The program goes with the server.
-            Server::new(policy, taken(listener)?).and_then(|mut server| server.run(end.as_fd()))
+            // The program goes with the server, and with the last lease: nobody else could ask for more.
+            Server::new(policy, taken(listener)?)
+                .map(|server| server.with_linger(Duration::ZERO))
+                .and_then(|mut server| server.run(end.as_fd()))
         }
         None => wait_for(end.as_fd()),
     };
