@@ -54,6 +54,37 @@ impl Turns {
     }
 }
 
+/// How many chains a lane takes from its guest at once. A guest whose frames become many fills a turn with a few chains, and
+/// those behind them would be read in vain each time.
+#[derive(Debug)]
+pub(crate) struct Takes {
+    most: usize,
+}
+
+impl Default for Takes {
+    fn default() -> Self {
+        Self { most: BATCH }
+    }
+}
+
+impl Takes {
+    /// Most chains to take now.
+    #[inline]
+    pub(crate) fn most(&self) -> usize {
+        self.most
+    }
+
+    /// Of `taken` chains `used` were sent, the others were put back.
+    #[inline]
+    pub(crate) fn note(&mut self, taken: usize, used: usize) {
+        if used < taken {
+            self.most = (used * 2).clamp(2, BATCH);
+        } else if used == self.most {
+            self.most = (used * 2).min(BATCH);
+        }
+    }
+}
+
 /// What is left to do when a lane is asked to rest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Rest {
@@ -124,5 +155,27 @@ pub(crate) trait Lane: Send {
         let guest = self.guest_mut();
         guest.from_guest.queue.disable_kicks();
         guest.to_guest.queue.disable_kicks();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chains_that_do_not_fit_a_turn_are_not_taken_again_and_again() {
+        let mut takes = Takes::default();
+        assert_eq!(takes.most(), BATCH);
+        takes.note(BATCH, 2);
+        assert_eq!(takes.most(), 4);
+        // All that were taken were sent: there may be more. That there were few says nothing.
+        takes.note(4, 4);
+        takes.note(3, 3);
+        assert_eq!(takes.most(), 8);
+        (0..8).for_each(|_| takes.note(takes.most(), takes.most()));
+        assert_eq!(takes.most(), BATCH);
+        // Nothing could be sent.
+        takes.note(BATCH, 0);
+        assert_eq!(takes.most(), 2);
     }
 }

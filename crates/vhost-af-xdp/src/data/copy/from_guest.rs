@@ -35,7 +35,7 @@ impl<N: Nic> CopyLane<N> {
             return Ok(0);
         }
         let room = self.nic.room_to_nic();
-        let most = turn.min(room).min(self.pool.len());
+        let most = turn.min(self.takes.most()).min(room).min(self.pool.len());
         if most == 0 {
             self.counters.from_guest_waits.add(1);
             self.kick();
@@ -96,6 +96,7 @@ impl<N: Nic> CopyLane<N> {
                 break;
             }
         }
+        self.takes.note(chains.len(), done);
         self.spend(&tally);
         // Counted before they are given back: who sees a chain again finds it counted.
         self.counters.from_guest_frames.add(tally.frames);

@@ -25,7 +25,7 @@ use xsk::{Frame, FramePool, RxDesc, TxDesc, Umem, UmemOffset};
 
 use super::counters::LaneCounters;
 use super::guest::{Fault, GuestSide};
-use super::lane::{BATCH, Bases, Lane, Rest as Resting, SEGMENTS, Turns};
+use super::lane::{BATCH, Bases, Lane, Rest as Resting, SEGMENTS, Takes, Turns};
 use super::nic::{Link, MOST_PIECES, Nic, Sends};
 use super::resident::{self, Home, Resident, Share};
 use super::super_frame::Builder;
@@ -47,6 +47,7 @@ pub(crate) struct CopyLane<N> {
     /// What is left of a super-frame with more segments than leave at once.
     rest: Rest,
     turns: Turns,
+    takes: Takes,
     /// The guest's next frame waits until frames that were sent come back.
     waits_for_room: bool,
     pool: FramePool,
@@ -123,6 +124,7 @@ impl<N: Nic> CopyLane<N> {
             sends,
             rest: Rest::default(),
             turns: Turns::default(),
+            takes: Takes::default(),
             waits_for_room: false,
             pool,
             references,

@@ -21,7 +21,7 @@ impl<N: Nic> DirectLane<N> {
         }
         if self.guest.from_guest.enabled && self.cutting.is_none() && turn > 0 {
             let room = self.nic.room_to_nic();
-            let most = turn.min(room).min(self.sending.room());
+            let most = turn.min(self.takes.most()).min(room).min(self.sending.room());
             if most == 0 {
                 self.counters.from_guest_waits.add(1);
             } else {
@@ -97,6 +97,7 @@ impl<N: Nic> DirectLane<N> {
                 break;
             }
         }
+        self.takes.note(chains.len(), done);
         self.hand_over(&tally);
         Ok(done)
     }
