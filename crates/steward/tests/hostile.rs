@@ -254,7 +254,7 @@ fn user_without_a_rule_is_turned_away_at_the_door() {
     require!(Root);
     let world = World::with(
         1,
-        "[[allow]]\nuser = 59534\ninterface = \"nic0\"\nqueues = \"all\"\n",
+        "[[allow]]\nuser = HOLDER\ninterface = \"nic0\"\nqueues = \"all\"\n",
     );
     let refusal = common::refusal(Lease::take(&world.socket(), &wanted(0, 1)));
     assert_eq!(refusal.reason, Reason::NotAllowed);

@@ -17,12 +17,12 @@ const PAIRS: [(&str, &str); 2] = [(VethPair::NIC, VethPair::WIRE), ("nic1", "wir
 
 const POLICY: &str = r#"
 [[allow]]
-user = 59534
+user = HOLDER
 interface = "nic0"
 queues = "0"
 memlock = "64 MiB"
 [[allow]]
-user = 59534
+user = HOLDER
 interface = "nic1"
 queues = "0"
 memlock = "64 MiB"

@@ -2,7 +2,6 @@
 
 mod common;
 
-use std::fs;
 use std::process::{Command, Stdio};
 
 use common::{POLICY, World, raw::Raw, refusal, wanted};
@@ -14,7 +13,7 @@ use testkit::{Running, require, wait};
 const STEWARD: &str = env!("CARGO_BIN_EXE_vhost-af-xdp-steward");
 
 fn write_policy(world: &World, text: &str) {
-    fs::write(world.dir.path().join("policy.toml"), text).expect("writable");
+    common::write_policy(&world.dir, text);
 }
 
 /// Lets the steward read its policy again.

@@ -211,7 +211,7 @@ fn policy_is_asked_again_when_a_holder_comes_back() {
     let mut running = holder::start(&world, "child_echoes_and_asks", 0);
     world.end_steward(Signal::KILL);
     let policy = common::POLICY.replace("\"0-1\"", "\"1\"");
-    fs::write(world.dir.path().join("policy.toml"), policy).expect("writable");
+    common::write_policy(&world.dir, &policy);
     world.restart();
     running.await_text("lease over");
     running.wait(wait::SOON);
@@ -392,7 +392,7 @@ fn stations_stay_accepted_while_the_service_manager_waits_for_the_next_steward()
     world.end_steward(Signal::TERM);
     let policy =
         format!("[[allow]]\nuser = 0\ninterface = \"nic0\"\nqueues = \"all\"\nmacs = [\"{OURS}\"]\n");
-    fs::write(world.dir.path().join("policy.toml"), policy).expect("ours");
+    common::write_policy(&world.dir, &policy);
     let notify = world.dir.path().join("notify");
     let manager = std::os::unix::net::UnixDatagram::bind(&notify).expect("a socket");
     let mut command = world.command();

@@ -13,7 +13,7 @@ use testkit::{VethPair, frame, require, wait};
 
 const POLICY: &str = r#"
 [[allow]]
-user = 59534
+user = HOLDER
 interface = "nic0"
 queues = "0"
 memlock = "64 MiB"
@@ -104,7 +104,7 @@ fn nic_without_rules_is_told_of_and_the_program_used() {
     assert!(!lease.facts().impaired);
     // Where the policy's rule names nothing the NIC is not even asked.
     drop(lease);
-    let open = World::with(1, &common::POLICY.replace("59534", "1"));
+    let open = World::with(1, &common::POLICY.replace("HOLDER", "1"));
     let (lease, _sockets) = Lease::take(&open.socket(), &filtered(0, &[OURS], &[])).expect("allowed");
     assert!(
         lease

@@ -228,7 +228,7 @@ fn no_chunk_is_lost_however_many_guests_go_with_super_frames_under_way(
     for guest in 0..60 {
         let mut driver = Driver::connect(&daemon.socket(), &config).expect("accepted");
         let mut header = [0; HEADER];
-        header[..10].copy_from_slice(&super_frame.request([10, 1400, 700][guest % 3]));
+        header[..10].copy_from_slice(&super_frame.request([20, 1400, 700][guest % 3]));
         let before = daemon.counter("from_guest_referred_segments");
         driver.pairs[0].send_asking(&[(header, &bytes[..]); 6], Layout::Pieces(5000));
         daemon.await_counter("from_guest_referred_segments", before + 1);

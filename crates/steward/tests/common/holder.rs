@@ -17,7 +17,7 @@ use steward::protocol::{Facts, RECEIVE_RING};
 use testkit::Running;
 use xsk::{AttachMode, FramePool, Kick, OwnMemory, QueueId, RingSize, Socket, SocketConfig, TxDesc, Umem};
 
-use super::{HOLDER_UID, World, wanted};
+use super::{HOLDER, World, holder_uid, wanted};
 
 const CHUNK: u32 = 2048;
 const CHUNKS: usize = 1024;
@@ -29,6 +29,7 @@ pub(crate) fn spawn(world: &World, role: &str, queue: u32) -> Running {
     let mut command = Command::new(std::env::current_exe().expect("a test is a program"));
     command.args(["--ignored", "--exact", role, "--nocapture", "--test-threads=1"]);
     command
+        .env(HOLDER, holder_uid().to_string())
         .env("STEWARD_SOCKET", world.socket())
         .env("STEWARD_QUEUE", queue.to_string());
     Running::start(command)
@@ -39,6 +40,7 @@ pub(crate) fn spawn_on(world: &World, role: &str, interface: &str) -> Running {
     let mut command = Command::new(std::env::current_exe().expect("a test is a program"));
     command.args(["--ignored", "--exact", role, "--nocapture", "--test-threads=1"]);
     command
+        .env(HOLDER, holder_uid().to_string())
         .env("STEWARD_SOCKET", world.socket())
         .env("STEWARD_INTERFACE", interface);
     Running::start(command)
@@ -69,10 +71,11 @@ pub(crate) fn queue() -> u32 {
         .expect("a number")
 }
 
-/// An empty network namespace, nobody's user, no capability and no way to one, 64 KiB of locked memory (which it may
+/// An empty network namespace, the holders' user, no capability and no way to one, 64 KiB of locked memory (which it may
 /// raise to what this machine lets it).
 pub(crate) fn give_up_privileges() {
     limit_memory();
+    let uid = holder_uid();
     // SAFETY: system calls without memory of ours. The C library's calls are those that apply to all threads of the process.
     unsafe {
         assert_eq!(
@@ -82,8 +85,8 @@ pub(crate) fn give_up_privileges() {
             io::Error::last_os_error()
         );
         assert_eq!(libc::setgroups(0, std::ptr::null()), 0);
-        assert_eq!(libc::setresgid(HOLDER_UID, HOLDER_UID, HOLDER_UID), 0);
-        assert_eq!(libc::setresuid(HOLDER_UID, HOLDER_UID, HOLDER_UID), 0);
+        assert_eq!(libc::setresgid(uid, uid, uid), 0);
+        assert_eq!(libc::setresuid(uid, uid, uid), 0);
         assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
     }
     let status = std::fs::read_to_string("/proc/thread-self/status").expect("proc");

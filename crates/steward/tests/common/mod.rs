@@ -20,14 +20,27 @@ use testkit::{BpfFs, PacketPort, Running, VethPair, wait};
 
 /// The steward's program.
 const STEWARD: &str = env!("CARGO_BIN_EXE_vhost-af-xdp-steward");
-/// Who holders are: nobody else. The kernel counts locked memory for a user, over all of its processes, and daemons of other tests,
-/// which run at the same time, are nobody's (65534).
-pub(crate) const HOLDER_UID: u32 = 59_534;
+/// In a child: who it is to be.
+const HOLDER: &str = "STEWARD_HOLDER";
+
+/// Who holders of this test's program are, and nobody else, since the kernel counts locked memory by user.
+pub(crate) fn holder_uid() -> u32 {
+    std::env::var(HOLDER).map_or_else(
+        |_| 100_000 + std::process::id(),
+        |number| number.parse().expect("a number"),
+    )
+}
+
+/// A policy, in which HOLDER stands for [`holder_uid`], where stewards find it.
+pub(crate) fn write_policy(dir: &TempDir, policy: &str) {
+    let policy = policy.replace("HOLDER", &holder_uid().to_string());
+    fs::write(dir.path().join("policy.toml"), policy).expect("writable");
+}
 
 /// What holders and root may lease, unless a test says otherwise.
 pub(crate) const POLICY: &str = r#"
 [[allow]]
-user = 59534
+user = HOLDER
 interface = "nic0"
 queues = "0-1"
 memlock = "64 MiB"
@@ -99,7 +112,7 @@ impl World {
             .arg(dir.path())
             .status()
             .expect("chmod(1)");
-        fs::write(dir.path().join("policy.toml"), policy).expect("writable");
+        write_policy(&dir, policy);
         let mut world = Self {
             steward: Running::start(with_places(
                 veth.near.command(STEWARD),

@@ -121,8 +121,8 @@ fn scribbling_over_every_shared_byte_harms_nobody_else(
         scope.spawn(|| {
             let mut flow = 0;
             while !stop.load(Ordering::Relaxed) {
-                flow += 1;
-                let _ = wire.try_send(&frame::udp(flow % 64, 100));
+                flow = (flow + 1) % 64;
+                let _ = wire.try_send(&frame::udp(flow, 100));
                 std::thread::sleep(Duration::from_micros(500));
             }
         });
