@@ -115,12 +115,20 @@ impl Bystander {
     /// # Panics
     /// If any of that is not so.
     #[track_caller]
-    pub fn assert_unharmed(mut self) {
+    pub fn assert_unharmed(self) {
+        self.assert_others_unharmed(&[]);
+    }
+
+    /// As [`assert_unharmed`](Self::assert_unharmed), where these ports have lost the right to be used.
+    ///
+    /// # Panics
+    /// If that is not so.
+    #[track_caller]
+    pub fn assert_others_unharmed(mut self, barred: &[usize]) {
         self.daemon.process().check();
-        let mut hostile = self.daemon.status()["ports"].as_array().expect("ports").len();
-        while hostile > 1 {
-            hostile -= 1;
-            let socket = self.daemon.path(&format!("port{hostile}.sock"));
+        let ports = self.daemon.status()["ports"].as_array().expect("ports").len();
+        for port in (1..ports).filter(|port| !barred.contains(port)) {
+            let socket = self.daemon.path(&format!("port{port}.sock"));
             Driver::connect(&socket, &DriverConfig::default()).expect("an honest guest is served afterwards");
         }
         self.await_frames(50);

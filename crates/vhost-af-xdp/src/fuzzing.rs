@@ -111,6 +111,7 @@ impl Headers {
             kick: None,
             call: None,
             enabled: true,
+            call_blocked: false,
         });
         Self {
             side: GuestSide {

@@ -1,9 +1,12 @@
 //! Eventfds of a VMM that does with them what no VMM does.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use rstest::rstest;
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{OFlags, fcntl_setfl};
 use testkit::daemon::Placement;
 use testkit::vmm::{Shared, Vmm, event};
 use testkit::{Bystander, require};
@@ -55,4 +58,42 @@ fn shared_crossed_counting_and_exhausted_eventfds_harm_nobody_else(
     full.events.iter().for_each(fill);
     whole_session(&scene, 2, &full);
     scene.assert_unharmed();
+}
+
+/// The flag belongs to the open file, which the VMM has, too.
+#[rstest]
+fn call_eventfd_that_is_made_to_block_costs_its_port_and_nobody_else(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+) {
+    require!(Root);
+    let scene = Bystander::new(placement, 2);
+    let shared = Shared::new(false);
+    let stop = AtomicBool::new(false);
+    let calls = &shared.events[2..];
+    calls.iter().for_each(fill);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                for call in calls {
+                    // Set by the daemon when it gets them.
+                    fcntl_setfl(call.as_fd(), OFlags::RDWR).expect("it is ours");
+                }
+                std::thread::sleep(Duration::from_micros(50));
+            }
+        });
+        let vmm = Vmm::connect(&scene.socket(1));
+        let mut acts = shared.session();
+        // It stays, and its guest goes on to send.
+        acts.truncate(acts.len() - 2);
+        let _ = vmm.perform(&shared, &acts);
+        scene
+            .daemon
+            .await_port(1, "closed", |port| port["last_closed"][0] == "call-blocks");
+        scene.await_frames(100);
+        stop.store(true, Ordering::Relaxed);
+    });
+    // The next one is met, and not taken.
+    let again = Vmm::connect(&scene.socket(1));
+    assert_eq!(again.perform(&shared, &shared.session()).expect("closed"), 0);
+    scene.assert_others_unharmed(&[1]);
 }

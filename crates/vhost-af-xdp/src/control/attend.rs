@@ -164,6 +164,9 @@ pub(crate) fn serve_connection(port: &Arc<Port>, stream: UnixStream) -> Ended {
         tracing::warn!(port = %port.config.endpoint, "no descriptors left, the connection is dropped: raise the limit of open files (`ulimit -n`, systemd: LimitNOFILE=)");
         return Ended::Wrong;
     };
+    if port.is_barred() {
+        return Ended::Wrong;
+    }
     port.begin_session(connection);
     let mut requests = BackendReqHandler::from_stream(stream, Arc::clone(port));
     loop {

@@ -290,6 +290,7 @@ impl LaneParts<'_> {
             kick: duplicate(&state.kick)?,
             call: duplicate(&state.call)?,
             enabled: state.enabled,
+            call_blocked: false,
         })
     }
 

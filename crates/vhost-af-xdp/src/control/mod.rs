@@ -25,6 +25,7 @@ pub(crate) mod kept;
 pub(crate) mod lanes;
 pub(crate) mod listener;
 pub(crate) mod memory;
+pub(crate) mod nudge;
 pub(crate) mod peer;
 pub(crate) mod port;
 pub(crate) mod queues;

@@ -27,6 +27,7 @@ use super::steering::AWAY;
 use super::visit::Ended;
 use crate::data::cable::PortEnd;
 use crate::data::counters::LaneCounters;
+use crate::data::guest::Fault;
 use crate::data::worker::Workers;
 use steward::client::LeaseError;
 use steward::links::{Link, LinkError};
@@ -74,6 +75,8 @@ pub(crate) struct PortState {
     /// What the VMM was told last when it was refused.
     refusal: Option<String>,
     fault: FaultCell,
+    /// A VMM made its call eventfd block: none is taken any more.
+    barred: bool,
 }
 
 impl PortState {
@@ -287,6 +290,11 @@ impl Port {
         }
     }
 
+    /// Whether no VMM is taken any more, because one made its call eventfd block.
+    pub(crate) fn is_barred(&self) -> bool {
+        self.lock("a VMM that connected").barred
+    }
+
     /// A VMM connected.
     pub(crate) fn begin_session(self: &Arc<Self>, connection: UnixStream) {
         let port = Arc::downgrade(self);
@@ -329,13 +337,18 @@ impl Port {
     pub(crate) fn end_session(&self, disconnected: bool, detail: String) -> Ended {
         let mut held = self.lock("the end of its session");
         let state = &mut *held;
-        let (mut lost_memory, mut course) = (false, Course::default());
+        let (mut lost_memory, mut course, mut errors) = (false, Course::default(), Vec::new());
         if let Some(mut session) = state.session.take() {
             session.stop_all(&self.workers);
             (lost_memory, course) = (session.lost_memory(), session.course());
+            errors = session.take_errors();
         }
         self.met.store(0, Relaxed);
         let fault = state.fault.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if fault.is_none() {
+            errors.clear();
+        }
+        state.barred |= matches!(fault, Some(Fault::CallBlocks));
         let (reason, detail) = match (fault, state.refusal.take()) {
             // What a worker read afterwards were zeros, and whatever it said of them is not the cause.
             _ if lost_memory => ("memory-truncated", sigbus::TRUNCATED.to_owned()),
@@ -357,6 +370,11 @@ impl Port {
         }
         state.last_closed = Some(Closed { reason, detail, at });
         self.note_declined(state, course, wrong);
+        drop(held);
+        // Without the lock, and not by a worker: it may block, whatever flag we set (see Fault::CallBlocks).
+        for error in errors {
+            let _ = rustix::io::write(&error, &1u64.to_ne_bytes());
+        }
         match (wrong, course.ran) {
             (true, _) => Ended::Wrong,
             (false, false) => Ended::Idle,

@@ -30,6 +30,7 @@ use super::interface::Interfaces;
 use super::keeper::{Keeper, Orders};
 use super::kept;
 use super::listener;
+use super::nudge;
 use super::port::{Port, with_sources};
 use super::sigbus;
 use super::status::Status;
@@ -60,6 +61,7 @@ pub(crate) fn run(config: &ServeConfig) -> anyhow::Result<()> {
     allow_descriptors();
     let brought = Brought::take(config).map_err(|error| anyhow::anyhow!(with_sources(&error)))?;
     sigbus::install().context("cannot handle SIGBUS")?;
+    nudge::install().context("cannot handle SIGURG")?;
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1]).context("cannot handle signals")?;
     let changes = subscribe(config).context("cannot watch interfaces")?;
     let mut leftovers = Leftovers::default();

@@ -12,12 +12,15 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::nudge;
 use super::seldom::Seldom;
 use crate::data::progress::Place;
 use crate::data::worker::{Sight, Workers};
 
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(500);
+/// Between two looks whether a worker waits in a call of its guest: see [`nudge`].
+const NUDGE: Duration = Duration::from_millis(20);
 /// Looks that find a worker where it was, after which it hangs.
 const LOOKS: u32 = 2;
 
@@ -129,7 +132,7 @@ impl Watchdog {
                     tell(worker, self.hangs()[worker].as_ref(), &news, &mut lines);
                 }
             }
-            std::thread::sleep(LOOK);
+            nudge_for(LOOK, workers);
         }
     }
 
@@ -141,6 +144,22 @@ impl Watchdog {
         };
         workers.note_hang(worker, hang.is_some());
         self.hangs()[worker] = hang.map(|(since, port)| Hang { since, port });
+    }
+}
+
+/// For so long, ends waits of workers that are awake and have finished no round between two looks. In memory that never answers
+/// this does nothing.
+fn nudge_for(time: Duration, workers: &Workers) {
+    let mut before: Vec<_> = workers.sights().collect();
+    for _ in 0..time.as_millis() / NUDGE.as_millis() {
+        std::thread::sleep(NUDGE);
+        let now: Vec<_> = workers.sights().collect();
+        for ((before, now), thread) in before.iter().zip(&now).zip(workers.threads()) {
+            if now.place != Place::Asleep && now.rounds == before.rounds {
+                nudge::nudge(thread);
+            }
+        }
+        before = now;
     }
 }
 

@@ -54,6 +54,11 @@ pub(crate) enum Fault {
         /// First descriptor of the chain.
         head: u16,
     },
+    /// Writing to a call eventfd made the worker wait.
+    #[error(
+        "the VMM made its call eventfd block, which held up a worker: this port takes no VMM any more until the daemon is started again"
+    )]
+    CallBlocks,
     /// A readable descriptor where the guest receives.
     #[error("the receive queue holds a chain with a device-readable descriptor (head {head})")]
     ReadableInReceive {
@@ -68,6 +73,7 @@ impl Fault {
         match self {
             Self::Ring(fault) => fault.name(),
             Self::ChainShorterThanHeader { .. } => "chain-shorter-than-header",
+            Self::CallBlocks => "call-blocks",
             Self::WritableInTransmit { .. } => "writable-in-transmit",
             Self::ReadableInReceive { .. } => "readable-in-receive",
         }
@@ -84,6 +90,8 @@ pub(crate) struct Vring {
     pub(crate) call: Option<OwnedFd>,
     /// SET_VRING_ENABLE: a disabled ring is left alone.
     pub(crate) enabled: bool,
+    /// The call eventfd made whoever wrote to it wait.
+    pub(crate) call_blocked: bool,
 }
 
 impl Vring {
@@ -92,9 +100,11 @@ impl Vring {
     pub(crate) fn publish(&mut self, counters: &LaneCounters) {
         if self.queue.publish()
             && let Some(call) = &self.call
+            && !self.call_blocked
         {
-            // A full counter (EAGAIN) means that the driver has a call pending already.
-            let _ = rustix::io::write(call, &1u64.to_ne_bytes());
+            // A full counter (EAGAIN) means that the driver has a call pending already. EINTR: the VMM took O_NONBLOCK off, and the
+            // watchdog's signal ended the wait; a write that need not wait is never interrupted (eventfd_write, fs/eventfd.c).
+            self.call_blocked |= rustix::io::write(call, &1u64.to_ne_bytes()) == Err(rustix::io::Errno::INTR);
             counters.calls.add(1);
         }
     }
@@ -147,6 +157,11 @@ pub(crate) struct Sending {
 }
 
 impl GuestSide {
+    /// Whether a call eventfd of the VMM's held up whoever wrote to it.
+    pub(crate) fn call_blocked(&self) -> bool {
+        self.from_guest.call_blocked || self.to_guest.call_blocked
+    }
+
     /// The vring of a direction.
     pub(crate) fn vring(&mut self, direction: Direction) -> &mut Vring {
         match direction {

@@ -37,6 +37,7 @@ fn guest(memory: &Arc<MemoryMap>, ram: &Arc<GuestRam>, offloads: Offloads) -> (G
             kick: None,
             call: None,
             enabled: true,
+            call_blocked: false,
         };
         (vring, driver)
     };

@@ -119,6 +119,7 @@ fn guest(ram: &Arc<GuestRam>, memory: &Arc<MemoryMap>, setup: Setup) -> (GuestSi
             ),
             call: None,
             enabled,
+            call_blocked: false,
         };
         (vring(true), driver)
     };

@@ -232,6 +232,7 @@ impl Worker {
                 Ok(frames) => {
                     moved += frames;
                     slot.futile = 0;
+                    slot.check_calls();
                 }
                 Err(fault) => slot.report(fault),
             }
@@ -244,6 +245,7 @@ impl Worker {
         let mut rest = self.listen_again();
         for slot in self.lanes.iter_mut().filter(|slot| slot.on_fault.is_some()) {
             self.progress.take_up(slot.id);
+            slot.check_calls();
             match slot.lane.arm() {
                 Ok(lane) => rest = rest.max(lane),
                 Err(fault) => slot.report(fault),
@@ -335,7 +337,8 @@ impl Worker {
                 Ok(Command::Remove(id, answer)) => {
                     let at = self.lanes.iter().position(|slot| slot.id == id);
                     let slot = at.map(|at| self.lanes.remove(at));
-                    let _ = answer.send(slot.map(|slot| {
+                    let _ = answer.send(slot.map(|mut slot| {
+                        slot.check_calls();
                         slot.unlisten(&self.epoll);
                         slot.lane
                     }));
@@ -389,6 +392,13 @@ impl Slot {
     fn unlisten(&self, epoll: &OwnedFd) {
         for fd in self.lane.wakers() {
             let _ = epoll::delete(epoll, fd);
+        }
+    }
+
+    /// A lane whose calls hold up the worker has to go; it calls no more, so it does that once.
+    fn check_calls(&mut self) {
+        if self.lane.guest().call_blocked() {
+            self.report(Fault::CallBlocks);
         }
     }
 
@@ -507,6 +517,11 @@ impl Workers {
     /// Whose a lane is.
     pub(crate) fn owner(&self, id: LaneId) -> Option<Arc<str>> {
         self.roster().owners.get(&id).cloned()
+    }
+
+    /// The threads of the workers.
+    pub(crate) fn threads(&self) -> impl Iterator<Item = &JoinHandle<()>> {
+        self.handles.iter().filter_map(|handle| handle.thread.as_ref())
     }
 
     /// Each worker as it is seen now.

@@ -214,6 +214,14 @@ impl Session {
         let _ = self.connection.shutdown(Shutdown::Both);
     }
 
+    /// Takes out the error eventfds of all vrings.
+    pub(crate) fn take_errors(&mut self) -> Vec<OwnedFd> {
+        self.vrings
+            .iter_mut()
+            .filter_map(|vring| vring.err.take())
+            .collect()
+    }
+
     /// Whether the VMM took memory away that it had shared.
     pub(crate) fn lost_memory(&self) -> bool {
         self.memory.is_truncated()

@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::net::Shutdown;
-use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -333,18 +332,11 @@ impl Session {
         ground: &Ground<'_>,
     ) -> Result<ActiveLane, SessionError> {
         let connection = self.connection.try_clone().map_err(LaneError::Duplicate)?;
-        let err = self.vrings[pair * 2..pair * 2 + 2]
-            .iter()
-            .rev()
-            .find_map(|vring| vring.err.as_ref())
-            .map(OwnedFd::try_clone)
-            .transpose()
-            .map_err(LaneError::Duplicate)?;
         let cell = Arc::clone(&self.fault);
         let (worker, id) = ground.workers.add(
             lane,
             ground.name,
-            Box::new(move |fault| report(&cell, fault, &connection, err)),
+            Box::new(move |fault| report(&cell, fault, &connection)),
         );
         self.course.ran = true;
         tracing::debug!(pair, worker, mode = facts.mode, "lane runs");
@@ -369,14 +361,10 @@ impl Session {
     }
 }
 
-/// On the worker's thread: notes the fault, tells the VMM, and wakes the control thread by closing
-/// the connection. Nothing here waits.
-fn report(cell: &FaultCell, fault: Fault, connection: &UnixStream, err: Option<OwnedFd>) {
+/// On the worker's thread: notes the fault, and wakes the control thread by closing the connection. Nothing here waits.
+fn report(cell: &FaultCell, fault: Fault, connection: &UnixStream) {
     cell.lock()
         .unwrap_or_else(std::sync::PoisonError::into_inner)
         .get_or_insert(fault);
-    if let Some(err) = err {
-        let _ = rustix::io::write(&err, &1u64.to_ne_bytes());
-    }
     let _ = connection.shutdown(Shutdown::Both);
 }

@@ -47,6 +47,7 @@ fn guest(packed: bool, offloads: Offloads, buffers: usize) -> (GuestSide, QueueD
             kick: None,
             call: None,
             enabled: true,
+            call_blocked: false,
         };
         (vring, driver)
     };
