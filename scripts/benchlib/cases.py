@@ -2,7 +2,7 @@
 
 import fnmatch
 
-from . import measure, offload, tcp
+from . import lease_wait, measure, offload, tcp
 
 SIZES = (64, 1514)
 DIRECTIONS = ("from-guest", "to-guest")
@@ -54,6 +54,16 @@ class OffloadCase(Case):
         super().__init__(f"offload/{what}/{size}", list(offload.CONTENDERS[what]), "ns", take)
 
 
+class LeaseCase(Case):
+    """How long a lease takes, alone and beside another user's refused requests; see lease_wait.py."""
+
+    references = ("quiet",)
+    needs_huge_pages = False
+
+    def __init__(self):
+        super().__init__("lease", list(lease_wait.CONNECTIONS), "us", lease_wait.wait)
+
+
 def traffic(kind, direction, size):
     """A case of moving frames; `kind` is nic, null, or packed: null with packed rings."""
     contenders = ["copy", "direct", "dpdk"]
@@ -99,6 +109,7 @@ def all_cases():
     cases += [light(64, packed) for packed in (False, True)]
     cases.append(Case("idle", ["copy", "direct", "dpdk"], "cpu_percent", measure.idle))
     cases.append(Case("memory", ["copy", "direct"], "process_bytes", measure.memory))
+    cases.append(LeaseCase())
     cases += [OffloadCase(what, size) for what, sizes in offload.SIZES.items() for size in sizes]
     return cases + tcp_cases()
 

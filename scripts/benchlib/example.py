@@ -1,4 +1,4 @@
-"""Examples of testkit that benchmarks run: built when they are first asked for, or named by the environment (OFFLOAD_COST_BIN)."""
+"""Examples of the crates that benchmarks run: built when they are first asked for, or named by the environment (OFFLOAD_COST_BIN)."""
 
 import os
 import shutil
@@ -9,20 +9,20 @@ from .process import NotHere
 REPO = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
-def program(name):
-    """Path of an example."""
+def program(name, package="testkit"):
+    """Path of an example of a crate."""
     variable = f"{name.upper()}_BIN"
     if variable not in os.environ:
-        os.environ[variable] = build(name, variable)
+        os.environ[variable] = build(name, package, variable)
     return os.environ[variable]
 
 
-def build(name, variable):
+def build(name, package, variable):
     """Builds it."""
     cargo = shutil.which("cargo")
     if not cargo:
         raise NotHere(f"no cargo, and no {variable}")
-    argv = [cargo, "build", "--quiet", "--release", "-p", "testkit", "--example", name]
+    argv = [cargo, "build", "--quiet", "--release", "-p", package, "--example", name]
     subprocess.run(argv, cwd=REPO, check=True)
     target = os.environ.get("CARGO_TARGET_DIR") or os.path.join(REPO, "target")
     return os.path.join(target, "release", "examples", name)
