@@ -48,7 +48,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 #[derive(Debug, thiserror::Error)]
 pub enum LeaseError {
     /// Nobody listens.
-    #[error("no steward at {}: start vhost-af-xdp-steward, or name its socket", .path.display())]
+    #[error("no steward at {}: start vhost-af-xdp-steward, or name its socket with --steward", .path.display())]
     Connect {
         /// As given.
         path: PathBuf,

@@ -56,7 +56,7 @@ struct Cli {
     #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
     socket: PathBuf,
     /// Print the policy as it is understood, and exit
-    #[arg(long)]
+    #[arg(long, conflicts_with = "take_back")]
     check: bool,
     /// Where leases are recorded, so that a restart does not end them; for this user alone [default: $RUNTIME_DIRECTORY, else
     /// /run/vhost-af-xdp-steward]
@@ -163,8 +163,12 @@ fn run(cli: &Cli) -> Result<(), String> {
     let (listener, socket) = match passed.listener.take() {
         Some(listener) => (listener, None),
         None => {
-            let listener = listen_at(&cli.socket)
-                .map_err(|error| format!("cannot listen at {}: {error}", cli.socket.display()))?;
+            let listener = listen_at(&cli.socket).map_err(|error| {
+                format!(
+                    "cannot listen at {}: {error} (--socket PATH)",
+                    cli.socket.display()
+                )
+            })?;
             (listener, Some(SocketFile(cli.socket.clone())))
         }
     };
@@ -286,8 +290,20 @@ fn server(cli: &Cli, policy: Policy, listener: OwnedFd) -> Result<Server, String
 
 /// Listens at `path`, in the place of a socket that nobody listens on any more.
 fn listen_at(path: &Path) -> io::Result<OwnedFd> {
-    if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-        fs::create_dir_all(parent)?;
+    let other = |kind, text: String| io::Error::new(kind, text);
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    if let Some(parent) = parent.filter(|parent| !parent.exists()) {
+        // Its own place; whoever names another one knows of its directory.
+        match path == Path::new(DEFAULT_SOCKET) {
+            true => fs::create_dir_all(parent)?,
+            false => {
+                let text = format!(
+                    "its directory is not there: `mkdir -p {}`, or choose another path",
+                    parent.display()
+                );
+                return Err(other(io::ErrorKind::NotFound, text));
+            }
+        }
     }
     let address = SocketAddrUnix::new(path)?;
     let socket = || {
@@ -298,14 +314,16 @@ fn listen_at(path: &Path) -> io::Result<OwnedFd> {
             None,
         )
     };
-    if fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket()) {
+    if let Ok(metadata) = fs::symlink_metadata(path) {
+        if !metadata.file_type().is_socket() {
+            let text = "the file exists and is not a socket: remove it, or choose another path";
+            return Err(other(io::ErrorKind::AlreadyExists, text.to_owned()));
+        }
         match connect(socket()?, &address) {
             Err(Errno::CONNREFUSED) => fs::remove_file(path)?,
             _ => {
-                return Err(io::Error::new(
-                    io::ErrorKind::AddrInUse,
-                    "another process listens there",
-                ));
+                let text = "another process listens there: end it, or choose another path";
+                return Err(other(io::ErrorKind::AddrInUse, text.to_owned()));
             }
         }
     }

@@ -23,108 +23,28 @@
 //! The first rule that allows the whole request counts, and the lease is charged to it. What no rule allows is refused; keys that are not
 //! known are an error, so that a misspelt limit is not taken for none.
 
+mod file;
+mod syntax;
+
 use std::collections::BTreeSet;
 use std::fmt;
-use std::fs;
-use std::io::{self, Read};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
-use steer::{Filter, LAST_VLAN, MAX_QUEUES};
+use steer::{Filter, MAX_QUEUES};
 
 use crate::hardware::Names;
 use crate::protocol::{Reason, Refusal, Wanted};
 use crate::sys::Credentials;
-use crate::users;
+
+pub use file::PolicyError;
+
+/// Most connections of a steward at a time, of all users; each is one descriptor.
+pub(crate) const CONNECTIONS_MAX: u32 = 900;
 
 /// Connections of one user at a time, if the policy does not say.
 const CONNECTIONS: u32 = 64;
 
-/// The number that chown(2) takes for none.
-const NOBODY_AT_ALL: u32 = u32::MAX;
-
 /// Connections of a rule beside those that have its queues.
 const ASKING: usize = 16;
-
-/// Longest file that is read, bytes: thousands of rules.
-const LONGEST: u64 = 1 << 20;
-
-/// Why there is no policy.
-#[derive(Debug, thiserror::Error)]
-pub enum PolicyError {
-    /// Not readable.
-    #[error("cannot read the policy {}{}", .path.display(), read_remedy(.source))]
-    Read {
-        /// As given.
-        path: PathBuf,
-        /// The kernel's answer.
-        #[source]
-        source: io::Error,
-    },
-    /// Others could change it.
-    #[error(
-        "the policy {} can be changed by others (owner {owner}, mode {mode:04o}): it must be owned by root or by the steward's user and be writable by \
-         its owner only (`chown root PATH; chmod go-w PATH`)", .path.display()
-    )]
-    Unsafe {
-        /// As given.
-        path: PathBuf,
-        /// Number of its owner.
-        owner: u32,
-        /// Its mode.
-        mode: u32,
-    },
-    /// Others could put another one in its place.
-    #[error(
-        "the policy {} could be replaced by others, who may write to {} (owner {owner}, mode {mode:04o}): move it, or `chown root PATH; chmod go-w PATH` \
-         for that directory", .path.display(), .dir.display()
-    )]
-    UnsafePlace {
-        /// As given.
-        path: PathBuf,
-        /// The directory.
-        dir: PathBuf,
-        /// Number of its owner.
-        owner: u32,
-        /// Its mode.
-        mode: u32,
-    },
-    /// Not TOML, or not of this form.
-    #[error("{}{}: {what}", .path.display(), .line.map_or_else(String::new, |line| format!(" line {line}")))]
-    Syntax {
-        /// As given.
-        path: PathBuf,
-        /// Counted from 1.
-        line: Option<usize>,
-        /// What is wrong.
-        what: String,
-    },
-    /// A rule that cannot be.
-    #[error("{}: rule {rule}: {what}", .path.display())]
-    Rule {
-        /// As given.
-        path: PathBuf,
-        /// Counted from 1.
-        rule: usize,
-        /// What is wrong.
-        what: String,
-    },
-}
-
-/// What to do about a policy that cannot be read.
-fn read_remedy(error: &io::Error) -> &'static str {
-    match error.kind() {
-        io::ErrorKind::NotFound => {
-            " (write one, `vhost-af-xdp-steward --help` shows how, or name another with --policy)"
-        }
-        io::ErrorKind::PermissionDenied => {
-            " (start the steward as root or as its owner, or name another with --policy)"
-        }
-        io::ErrorKind::InvalidData => " (TOML in UTF-8 is meant)",
-        _ => " (name another with --policy)",
-    }
-}
 
 /// Who may lease what.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -150,84 +70,7 @@ pub(crate) struct Rule {
     vlans: BTreeSet<u32>,
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct File {
-    #[serde(default)]
-    limits: Limits,
-    #[serde(default)]
-    allow: Vec<Allow>,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct Limits {
-    connections: Option<u32>,
-    #[serde(default)]
-    unconfined_sockets: bool,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct Allow {
-    user: Option<NameOrNumber>,
-    group: Option<NameOrNumber>,
-    interface: Option<String>,
-    queues: Option<String>,
-    at_most: Option<u32>,
-    memlock: Option<String>,
-    macs: Option<Vec<String>>,
-    vlans: Option<Vec<String>>,
-}
-
-#[derive(Deserialize)]
-#[serde(
-    untagged,
-    expecting = "a user or group is meant: a name in quotes, or a number of 0 to 4294967294"
-)]
-enum NameOrNumber {
-    Number(u32),
-    Name(String),
-}
-
 impl Policy {
-    /// Reads and checks the file.
-    ///
-    /// # Errors
-    /// [`PolicyError`], naming the place.
-    pub fn read(path: &Path) -> Result<Self, PolicyError> {
-        let read = |source| PolicyError::Read {
-            path: path.to_owned(),
-            source,
-        };
-        // A FIFO would keep us waiting for somebody who writes to it, and with us all holders.
-        let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
-        let opened = fs::OpenOptions::new().read(true).custom_flags(flags).open(path);
-        let file = opened.map_err(read)?;
-        let metadata = file.metadata().map_err(read)?;
-        if !metadata.is_file() {
-            return Err(read(io::Error::other("it is not a regular file")));
-        }
-        let (owner, mode) = (metadata.uid(), metadata.mode() & 0o7777);
-        if !is_trusted(owner) || mode & 0o022 != 0 {
-            return Err(PolicyError::Unsafe {
-                path: path.to_owned(),
-                owner,
-                mode,
-            });
-        }
-        check_place(path)?;
-        let mut text = String::new();
-        file.take(LONGEST + 1).read_to_string(&mut text).map_err(read)?;
-        if text.len() as u64 > LONGEST {
-            return Err(read(io::Error::other(format!(
-                "it is longer than {} KiB",
-                LONGEST / 1024
-            ))));
-        }
-        Self::parse(path, &text)
-    }
-
     /// Whether leases are given also where the kernel does not confine sockets to their interface.
     #[must_use]
     pub fn accepts_unconfined(&self) -> bool {
@@ -238,37 +81,6 @@ impl Policy {
     #[must_use]
     pub fn raises_memlock(&self) -> bool {
         self.rules.iter().any(|rule| rule.memlock.is_some())
-    }
-
-    pub(crate) fn parse(path: &Path, text: &str) -> Result<Self, PolicyError> {
-        let file: File = toml::from_str(text).map_err(|error| PolicyError::Syntax {
-            path: path.to_owned(),
-            line: error
-                .span()
-                .map(|span| 1 + text[..span.start].matches('\n').count()),
-            what: error.message().replace('\n', " "),
-        })?;
-        let mut rules = Vec::new();
-        for (rule, allow) in (1..).zip(file.allow) {
-            let checked = allow.check().map_err(|what| PolicyError::Rule {
-                path: path.to_owned(),
-                rule,
-                what,
-            })?;
-            rules.push(checked);
-        }
-        if file.limits.connections == Some(0) {
-            return Err(PolicyError::Syntax {
-                path: path.to_owned(),
-                line: None,
-                what: "connections = 0: nobody could connect: give 1 or more, or leave it out".to_owned(),
-            });
-        }
-        Ok(Self {
-            connections: file.limits.connections.unwrap_or(CONNECTIONS),
-            unconfined: file.limits.unconfined_sockets,
-            rules,
-        })
     }
 
     /// A policy without a file, for a steward that serves one daemon: these queues (interface, first, how many) to this user, and as much
@@ -326,11 +138,12 @@ impl Policy {
         wanted: &Wanted,
         leased: impl Fn(usize) -> u32,
     ) -> Result<usize, Refusal> {
+        let (uid, interface) = (peer.uid, &wanted.interface);
         let mut refusal = Refusal::new(
             Reason::NotAllowed,
             format!(
-                "user {} may not lease queues of {}: the policy has no rule for that",
-                peer.uid, wanted.interface
+                "user {uid} may not lease queues of {interface}: the policy has no rule for that: add one that says `user = {uid}` and \
+                 `interface = {interface:?}`, or start the daemon as a user that has one (--user)"
             ),
         );
         let filter = &wanted.filter;
@@ -341,16 +154,16 @@ impl Policy {
             let (leased, may) = (leased(index), Ranges(&rule.queues));
             if let Some(queue) = wanted.range().find(|queue| !rule.queues.contains(queue)) {
                 refusal.text = format!(
-                    "user {} may not lease queue {queue} of {}: the policy allows it {may}",
-                    peer.uid, wanted.interface
+                    "user {uid} may not lease queue {queue} of {interface}: the policy allows it {may}: ask for these (--start-queue, \
+                     --queues), or widen `queues` of rule {}",
+                    index + 1
                 );
             } else if let Some(why) = rule.check_macs(filter).or_else(|| rule.check_vlans(filter)) {
-                refusal.text = format!("user {} on {}: {why}", peer.uid, wanted.interface);
+                refusal.text = format!("user {uid} on {interface}: {why}");
             } else if leased.saturating_add(wanted.queues) > rule.at_most {
                 refusal.text = format!(
-                    "the policy allows {} queue(s) of {} at a time, {leased} are leased, {} more were asked for: raise `at-most` of rule {}",
+                    "the policy allows {} queue(s) of {interface} at a time, {leased} are leased, {} more were asked for: raise `at-most` of rule {}",
                     rule.at_most,
-                    wanted.interface,
                     wanted.queues,
                     index + 1
                 );
@@ -382,7 +195,7 @@ impl Rule {
         };
         match filter.macs.iter().find(|mac| !self.macs.contains(mac)) {
             Some(&mac) => Some(format!(
-                "the policy does not allow MAC {}, it allows {}",
+                "the policy does not allow MAC {}, it allows {}: ask for one of these (--mac)",
                 mac_text(mac),
                 may()
             )),
@@ -405,169 +218,15 @@ impl Rule {
             .iter()
             .find(|&&vlan| !self.vlans.contains(&vlan.into()))
         {
-            Some(vlan) => Some(format!("the policy does not allow VLAN {vlan}, it allows {may}")),
+            Some(vlan) => Some(format!(
+                "the policy does not allow VLAN {vlan}, it allows {may}: ask for some of these (--vlan)"
+            )),
             None if filter.vlans.is_empty() => Some(format!(
                 "the policy allows frames of certain VLANs only: ask for one of {may} (--vlan)"
             )),
             None => None,
         }
     }
-}
-
-impl Allow {
-    fn check(self) -> Result<Rule, String> {
-        if self.user.is_none() && self.group.is_none() {
-            return Err(
-                "it says neither user nor group, and a rule for everybody is not meant to be".to_owned(),
-            );
-        }
-        let missing = |what: &str, example: &str| format!("it says no {what}: add `{what} = {example}`");
-        let interface = self.interface.ok_or_else(|| missing("interface", "\"eth1\""))?;
-        let queues = self
-            .queues
-            .ok_or_else(|| missing("queues", "\"0-3\"` or `queues = \"all\""))?;
-        if self.at_most == Some(0) {
-            return Err(
-                "at-most = 0: nothing could be leased: give 1 or more, or leave the rule out".to_owned(),
-            );
-        }
-        let possible = (1..16).contains(&interface.len()) && !interface.contains(['/', ' ', ':']);
-        if !possible {
-            return Err(format!(
-                "interface {interface:?} is not a name of one: `ip link` lists them"
-            ));
-        }
-        let queues = match queues.as_str() {
-            "all" => (0..MAX_QUEUES).collect(),
-            list => ranges(list, MAX_QUEUES - 1).map_err(|what| format!("queues = {list:?}: {what}"))?,
-        };
-        let macs = named("macs", self.macs)?;
-        let mut vlans = BTreeSet::new();
-        for list in &named("vlans", self.vlans)? {
-            let numbers =
-                ranges(list, LAST_VLAN.into()).map_err(|what| format!("vlans: {list:?}: {what}"))?;
-            vlans.extend(numbers);
-        }
-        Ok(Rule {
-            user: self
-                .user
-                .map(|user| user.number("user", |name| Some(users::user_numbers(name)?.0)))
-                .transpose()?,
-            group: self
-                .group
-                .map(|group| group.number("group", users::group_number))
-                .transpose()?,
-            interface,
-            at_most: self.at_most.unwrap_or(MAX_QUEUES),
-            queues,
-            memlock: self.memlock.map(|text| size(&text)).transpose()?,
-            macs: macs.iter().map(|text| mac(text)).collect::<Result<_, _>>()?,
-            vlans,
-        })
-    }
-}
-
-impl NameOrNumber {
-    fn number(self, what: &str, find: impl Fn(&str) -> Option<u32>) -> Result<u32, String> {
-        match self {
-            Self::Number(NOBODY_AT_ALL) => {
-                Err(format!("{what} {NOBODY_AT_ALL}: nobody can have this number"))
-            }
-            Self::Number(number) => Ok(number),
-            // As chown(1) has it: a name first, then a number.
-            Self::Name(name) => find(&name)
-                .or_else(|| name.parse().ok().filter(|&number| number != NOBODY_AT_ALL))
-                .ok_or_else(|| format!("there is no {what} {name:?}: make it, or give its number")),
-        }
-    }
-}
-
-/// Whether files of this user may say what a steward does.
-fn is_trusted(owner: u32) -> bool {
-    owner == 0 || owner == rustix::process::geteuid().as_raw()
-}
-
-/// Whether nobody else can put another file in the place of this one: its directory must be writable for its owner only,
-/// those above at least sticky.
-fn check_place(path: &Path) -> Result<(), PolicyError> {
-    let read = |source| PolicyError::Read {
-        path: path.to_owned(),
-        source,
-    };
-    // Both the name that was given and what it leads to.
-    let given = std::path::absolute(path).map_err(read)?;
-    let real = fs::canonicalize(path).map_err(read)?;
-    let above = |path: &Path| {
-        let dirs = path.ancestors().skip(1).map(Path::to_owned);
-        dirs.collect::<Vec<_>>().into_iter().enumerate()
-    };
-    for (steps, dir) in above(&given).chain(above(&real)) {
-        let metadata = fs::metadata(&dir).map_err(read)?;
-        let (owner, mode) = (metadata.uid(), metadata.mode() & 0o7777);
-        let sticky = steps > 0 && mode & 0o1000 != 0;
-        if !is_trusted(owner) || (mode & 0o022 != 0 && !sticky) {
-            return Err(PolicyError::UnsafePlace {
-                path: path.to_owned(),
-                dir,
-                owner,
-                mode,
-            });
-        }
-    }
-    Ok(())
-}
-
-/// What a list names; one that names nothing looks like "none", and without the list all are meant.
-fn named(key: &str, list: Option<Vec<String>>) -> Result<Vec<String>, String> {
-    match list {
-        Some(list) if list.is_empty() => Err(format!(
-            "{key} = []: nothing could be leased: name some, or leave `{key}` out, which allows all"
-        )),
-        list => Ok(list.unwrap_or_default()),
-    }
-}
-
-/// Numbers and ranges such as `0-3,6`.
-fn ranges(text: &str, last: u32) -> Result<BTreeSet<u32>, String> {
-    let wrong = || format!("numbers and ranges such as 0-3,6 are meant, of 0 to {last}");
-    let mut numbers = BTreeSet::new();
-    for part in text.split(',') {
-        let (from, to) = part.split_once('-').unwrap_or((part, part));
-        let from: u32 = from.trim().parse().map_err(|_| wrong())?;
-        let to: u32 = to.trim().parse().map_err(|_| wrong())?;
-        if from > to || to > last {
-            return Err(wrong());
-        }
-        numbers.extend(from..=to);
-    }
-    Ok(numbers)
-}
-
-/// Bytes, such as `64 MiB`.
-fn size(text: &str) -> Result<u64, String> {
-    let wrong =
-        || format!("memlock = {text:?}: a size such as \"64 MiB\" (KiB, MiB, GiB) or \"unlimited\" is meant");
-    if text == "unlimited" {
-        return Ok(u64::MAX);
-    }
-    let (number, unit) = text.trim().split_once(' ').ok_or_else(wrong)?;
-    let shift = match unit.trim() {
-        "KiB" => 10,
-        "MiB" => 20,
-        "GiB" => 30,
-        _ => return Err(wrong()),
-    };
-    let number: u64 = number.parse().map_err(|_| wrong())?;
-    number.checked_mul(1 << shift).ok_or_else(wrong)
-}
-
-fn mac(text: &str) -> Result<[u8; 6], String> {
-    let digits = |part: &str| u8::from_str_radix(part, 16).ok().filter(|_| part.len() == 2);
-    let bytes: Option<Vec<u8>> = text.split(':').map(digits).collect();
-    let mac = bytes.and_then(|bytes| <[u8; 6]>::try_from(bytes).ok());
-    // Bit 0 of the first byte: a group of stations (IEEE 802).
-    mac.filter(|mac| mac[0] & 1 == 0)
-        .ok_or_else(|| format!("macs: {text:?} is not the address of one station, such as 52:54:00:00:00:01"))
 }
 
 /// An address as people write it.

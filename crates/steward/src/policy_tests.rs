@@ -1,4 +1,6 @@
+use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
 use steer::ModeRequest;
 
@@ -91,6 +93,11 @@ fn users_get_what_a_rule_allows_and_nothing_else() {
     assert!(refused(&alice, &wanted("eth1", 3, 2)).contains("queue 4 of eth1: the policy allows it 0-3,6"));
     assert!(refused(&alice, &steered(0, 3, 1, 100)).contains("2 queue(s) of eth1 at a time"));
     assert!(refused(&alice, &wanted("eth2", 0, 1)).contains("user 1000 may not lease queues of eth2"));
+    let remedy = refused(&alice, &wanted("eth2", 0, 1));
+    assert!(
+        remedy.contains("`user = 1000` and `interface = \"eth2\"`") && remedy.contains("(--user)"),
+        "{remedy}"
+    );
     assert!(refused(&peer(1001, 1001, &[]), &wanted("eth1", 0, 1)).contains("user 1001"));
     assert_eq!(policy.rules_for(&peer(1001, 1001, &[])).count(), 0);
     // A rule with user and group is for those who are both.
@@ -174,7 +181,7 @@ fn mistakes_are_named_with_their_place() {
         ),
         (
             "user = -1\ninterface = \"e\"\nqueues = \"0\"",
-            "a name in quotes, or a number",
+            "user = -1: a name in quotes, or a number of 0 to 4294967294 is meant",
         ),
         ("interface = \"e\"\nqueues = \"0\"", "neither user nor group"),
         ("user = 1\ninterface = \"e\"\nqueues = \"3-1\"", "0-3,6"),
@@ -200,7 +207,27 @@ fn mistakes_are_named_with_their_place() {
         ),
         (
             "user = 1\ninterface = \"e\"\nqueues = \"0\"\nmacs = [\"01:00:5e:00:00:01\"]",
-            "01:00:5e:00:00:01",
+            "macs: \"01:00:5e:00:00:01\": it is the address of a group of stations, not of one",
+        ),
+        (
+            "user = 1\ninterface = \"e\"\nqueues = \"0\"\nmacs = [\"00:00:00:00:00:00\"]",
+            "macs: \"00:00:00:00:00:00\": no station can have it: name one such as",
+        ),
+        (
+            "user = 1\ninterface = \"e\"\nqueues = \"0\"\nmacs = [\"52-54-00-00-00-01\"]",
+            "it is not an address: name one such as 52:54:00:00:00:01",
+        ),
+        (
+            "user = 1\ninterface = \"e\"\nqueues = \"0\"\nmemlock = \"0 MiB\"",
+            "memlock = \"0 MiB\": nothing could be locked: a queue pair takes 6 MiB",
+        ),
+        (
+            "user = 1\ninterface = \"sixteen-letters-\"\nqueues = \"0\"",
+            "interface = \"sixteen-letters-\"",
+        ),
+        (
+            "user = 1\ninterface = \"..\"\nqueues = \"0\"",
+            "`ip link` lists them",
         ),
         (
             "user = 1\ninterface = \"e\"\nqueues = \"0\"\nvlans = [\"4095\"]",
@@ -211,6 +238,87 @@ fn mistakes_are_named_with_their_place() {
         assert!(said.contains(words) && said.starts_with("p.toml"), "{said}");
         assert_eq!(said.lines().count(), 1, "{said}");
     }
+}
+
+/// The parser says "invalid type: integer `0`, expected a string", and no key.
+#[test]
+fn value_of_another_kind_is_named_with_its_key_its_line_and_what_belongs_there() {
+    for (line, words) in [
+        (
+            "queues = 0",
+            "queues = 0: numbers and ranges in quotes such as \"0-3,6\", or \"all\" is meant",
+        ),
+        ("queues = [0, 1]", "queues = [0, 1]: numbers"),
+        ("interface = 7", "interface = 7: a name in quotes"),
+        ("user = true", "user = true: a name in quotes, or a number"),
+        (
+            "group = 4294967296",
+            "group = 4294967296: a name in quotes, or a number of 0 to 4294967294",
+        ),
+        (
+            "at-most = \"4\"",
+            "at-most = \"4\": a number of queues such as 4 is meant",
+        ),
+        ("at-most = -1", "at-most = -1: a number"),
+        (
+            "memlock = 64",
+            "memlock = 64: a size in quotes such as \"64 MiB\"",
+        ),
+        (
+            "macs = \"52:54:00:00:00:01\"",
+            "macs = \"52:54:00:00:00:01\": a list of addresses in quotes such as [",
+        ),
+        (
+            "vlans = [100]",
+            "vlans: 100: a list of numbers and ranges in quotes such as [\"100\"",
+        ),
+        ("vlans = [\"1\",\n 100]", "vlans: 100: a list"),
+        ("vlans = \"100\"", "vlans = \"100\": a list"),
+    ] {
+        let said = parse(&format!("[[allow]]\n# a comment\n{line}\n")).expect_err(line);
+        let place = format!("p.toml line {}: ", 2 + line.lines().count());
+        assert!(said.starts_with(&format!("{place}{words}")), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+    }
+    for (text, words) in [
+        (
+            "[limits]\nconnections = \"9\"",
+            "line 2: connections = \"9\": a number of 1 to 900 is meant",
+        ),
+        ("[limits]\nconnections = -1", "line 2: connections = -1: a number"),
+        (
+            "[limits]\nunconfined-sockets = 1",
+            "line 2: unconfined-sockets = 1: true or false is meant",
+        ),
+        (
+            "limits = 5",
+            "line 1: limits = 5: keys and values below a line `[limits]` is meant",
+        ),
+        (
+            "[allow]\nuser = 1",
+            "line 1: [allow]: a rule begins with `[[allow]]`",
+        ),
+    ] {
+        let said = parse(text).expect_err(text);
+        assert!(said.contains(words), "{said}");
+    }
+    // Its own words do where they name the key.
+    let said = parse("[[allow]]\nuser = 1\nmemlok = 1").expect_err("unknown");
+    assert!(
+        said.starts_with("p.toml line 3: unknown field `memlok`"),
+        "{said}"
+    );
+}
+
+#[test]
+fn rule_that_cannot_be_is_named_with_its_line() {
+    let said =
+        parse("# all\n[[allow]]\nuser = 1\ninterface = \"e\"\nqueues = \"0\"\n\n[[allow]]\nuser = 2\n");
+    let said = said.expect_err("no interface");
+    assert!(
+        said.starts_with("p.toml line 7: rule 2: it says no interface"),
+        "{said}"
+    );
 }
 
 #[test]
@@ -255,7 +363,18 @@ fn number_in_quotes_is_a_number_unless_it_is_a_name() {
 #[test]
 fn limit_that_lets_nobody_in_is_a_mistake() {
     let said = parse("[limits]\nconnections = 0").expect_err("nobody");
-    assert!(said.contains("connections = 0"), "{said}");
+    assert!(said.contains("line 2: connections = 0"), "{said}");
+    for more in [901, 1_000_000] {
+        let said = parse(&format!("[limits]\nconnections = {more}")).expect_err("more than there are");
+        assert!(
+            said.contains(&format!("line 2: connections = {more}: a steward has 900 in all")),
+            "{said}"
+        );
+    }
+    assert_eq!(
+        parse("[limits]\nconnections = 900").map(|policy| policy.connections),
+        Ok(900)
+    );
     assert!(!parse("").expect("valid").accepts_unconfined());
     let policy = parse("[limits]\nunconfined-sockets = true").expect("valid");
     assert!(policy.accepts_unconfined() && policy.to_string().contains("not confine"));

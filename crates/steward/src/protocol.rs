@@ -50,6 +50,7 @@ mod field;
 mod request;
 
 pub use answer::{Answer, Facts, Reason, Refusal, Steered};
+pub use field::is_interface_name;
 pub use request::{Request, Wanted};
 
 pub(crate) use answer::{STEERING_BYTES, steered};
@@ -126,6 +127,11 @@ pub enum Malformed {
     /// A list that is too long, names something twice, or goes on after its end.
     #[error("{0}: a list of at most {ENTRIES_MAX} different ones is meant")]
     List(&'static str),
+    /// A name that no interface can have.
+    #[error(
+        "{0:?} is not a name of an interface, which has 1 to 15 bytes, no `/`, `:` or blank: `ip link` lists them"
+    )]
+    Interface(String),
     /// Text that is none.
     #[error("{0} is not text")]
     Text(&'static str),

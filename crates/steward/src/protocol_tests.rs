@@ -212,13 +212,22 @@ fn lists_that_are_too_long_double_or_go_on_are_malformed() {
 fn names_that_no_interface_has_are_malformed() {
     let named = |name: &[u8; 16]| changed(|bytes| bytes[8..24].copy_from_slice(name));
     assert!(named(b"fifteen-bytes..\0").is_ok());
+    for (name, shown) in [
+        (b"sixteen-bytes-xx", "\"sixteen-bytes-xx\""),
+        (b"\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0", "\"\""),
+        (b"../eth1\0\0\0\0\0\0\0\0\0", "\"../eth1\""),
+        (b"..\0\0\0\0\0\0\0\0\0\0\0\0\0\0", "\"..\""),
+        (b"eth 1\0\0\0\0\0\0\0\0\0\0\0", "\"eth 1\""),
+    ] {
+        let said = named(name).expect_err(shown).to_string();
+        assert!(
+            said.starts_with(&format!("{shown} is not a name of an interface")),
+            "{said}"
+        );
+        assert!(said.contains("`ip link` lists them"), "{said}");
+    }
     for name in [
-        b"sixteen-bytes-xx",
-        b"\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0",
         b"eth1\0x\0\0\0\0\0\0\0\0\0\0",
-        b"../eth1\0\0\0\0\0\0\0\0\0",
-        b"..\0\0\0\0\0\0\0\0\0\0\0\0\0\0",
-        b"eth 1\0\0\0\0\0\0\0\0\0\0\0",
         b"eth\n1\0\0\0\0\0\0\0\0\0\0\0",
         b"eth\xff\0\0\0\0\0\0\0\0\0\0\0\0",
     ] {

@@ -228,8 +228,6 @@ fn holders_killed_at_random_under_traffic_leave_nothing() {
         world.await_no_program();
         world.await_descriptors(descriptors);
     }
-    // Echoes of those that were killed, which would be taken for answers.
-    while world.wire.receive(wait::QUIET).is_some() {}
     // And the queue is as good as new.
     let _running = holder::start(&world, "child_echoes_until_killed", 0);
     world.await_echo();
@@ -307,6 +305,31 @@ fn second_steward_at_the_same_socket_is_refused() {
     );
     let over = world.lease(0, 1).map(drop);
     assert!(!matches!(over, Err(LeaseError::Connect { .. })));
+}
+
+#[test]
+fn socket_that_cannot_be_is_refused_with_a_remedy() {
+    require!(Root);
+    let world = World::new();
+    let said = |name: &str| {
+        let mut command = world
+            .veth
+            .near
+            .command(env!("CARGO_BIN_EXE_vhost-af-xdp-steward"));
+        command.arg("--policy").arg(world.dir.path().join("policy.toml"));
+        command.arg("--socket").arg(world.dir.path().join(name));
+        let mut second = testkit::Running::start(command);
+        assert!(!second.wait(wait::SOON).success(), "{second}");
+        second.said()
+    };
+    let missing = said("no/steward.sock");
+    assert!(
+        missing.contains("`mkdir -p ") && missing.contains("--socket"),
+        "{missing}"
+    );
+    assert!(!world.dir.path().join("no").exists());
+    let file = said("policy.toml");
+    assert!(file.contains("not a socket: remove it"), "{file}");
 }
 
 #[test]

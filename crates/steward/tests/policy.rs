@@ -137,6 +137,26 @@ fn holder_that_comes_back_by_another_rule_has_what_that_one_names() {
 }
 
 #[test]
+fn user_whom_no_rule_is_for_is_told_what_the_policy_lacks() {
+    require!(Root);
+    let world = World::new();
+    let stranger = Raw::connect_as(&world.socket(), 4321, 4321);
+    let Some((0, Answer::Refused(refusal))) = stranger.receive(wait::SOON) else {
+        panic!("it should have been refused")
+    };
+    assert_eq!(refusal.reason, Reason::NotAllowed);
+    for words in [
+        "user 4321",
+        "`user = 4321`",
+        "`interface`",
+        "`queues`",
+        "(--user)",
+    ] {
+        assert!(refusal.text.contains(words), "{refusal}");
+    }
+}
+
+#[test]
 fn mistake_on_the_command_line_takes_one_line() {
     for arguments in [&["--nonsense"][..], &["--grace", "x"], &["--policy"], &["extra"]] {
         let output = Command::new(STEWARD).args(arguments).output().expect("it runs");
@@ -148,6 +168,13 @@ fn mistake_on_the_command_line_takes_one_line() {
         );
         assert!(said.contains("--help") && said.contains(arguments[0]), "{said}");
     }
+    let both = Command::new(STEWARD).args(["--check", "--take-back"]).output();
+    let both = both.expect("it runs");
+    let said = String::from_utf8(both.stderr).expect("text");
+    assert!(
+        !both.status.success() && said.contains("'--check' cannot be used with '--take-back'"),
+        "{said}"
+    );
     let output = Command::new(STEWARD).arg("--help").output().expect("it runs");
     assert!(output.status.success() && output.stderr.is_empty());
 }

@@ -208,7 +208,7 @@ fn holder_comes_back_though_others_of_its_user_have_taken_all_connections() {
     world.restart_after(Signal::KILL);
     let mut flood = holder::spawn(&world, "child_takes_all_connections", 0);
     flood.await_text("all taken");
-    let back = wait::until(Duration::from_secs(7), || {
+    let back = wait::until(wait::SOON, || {
         lease.take_changes().expect("it goes on");
         !lease.is_away()
     });

@@ -82,14 +82,19 @@ pub(super) fn text(name: &'static str, field: &[u8]) -> Result<String, Malformed
     }
 }
 
-/// A name that an interface can have (`dev_valid_name`, net/core/dev.c).
+/// Whether an interface can have that name (`dev_valid_name`, net/core/dev.c).
+#[must_use]
+pub fn is_interface_name(name: &str) -> bool {
+    (1..NAME_BYTES).contains(&name.len())
+        && !matches!(name, "." | "..")
+        && !name.contains(|c: char| matches!(c, '/' | ':') || c.is_whitespace() || c.is_control())
+}
+
+/// The name of an interface.
 pub(crate) fn interface_name(field: &[u8; NAME_BYTES]) -> Result<String, Malformed> {
     let name = text("name of an interface", field)?;
-    let possible = (1..NAME_BYTES).contains(&name.len())
-        && !matches!(name.as_str(), "." | "..")
-        && !name.contains(|c: char| matches!(c, '/' | ':') || c.is_whitespace());
-    match possible {
+    match is_interface_name(&name) {
         true => Ok(name),
-        false => Err(Malformed::Text("name of an interface")),
+        false => Err(Malformed::Interface(name)),
     }
 }

@@ -12,7 +12,8 @@ use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 
 use super::connection::Connection;
-use super::{CONNECTIONS_MAX, NO_DESCRIPTOR, Server};
+use super::{NO_DESCRIPTOR, Server};
+use crate::policy::CONNECTIONS_MAX;
 use crate::protocol::{Reason, Refusal};
 use crate::sys::Credentials;
 
@@ -67,7 +68,10 @@ impl Server {
         let rules: Vec<usize> = self.policy.rules_for(peer).collect();
         // Root may ask who has what, if nothing else.
         if uid != 0 && rules.is_empty() {
-            let text = format!("user {uid} may not lease anything: the policy has no rule for it");
+            let text = format!(
+                "user {uid} may not lease anything: no rule of the policy is for it: add one that says `user = {uid}`, `interface` and `queues`, \
+                 or start the daemon as a user that has one (--user)"
+            );
             return Err(Refusal::new(Reason::NotAllowed, text));
         }
         if self.may_come_back(peer) {
@@ -78,7 +82,7 @@ impl Server {
         let has = all.clone().filter(|other| other.peer.uid == uid).count();
         // Places of those who may come back are nobody else's.
         let taken = self.connections.len() + self.orphans.len();
-        if has >= self.policy.connections as usize || taken >= CONNECTIONS_MAX {
+        if has >= self.policy.connections as usize || taken >= CONNECTIONS_MAX as usize {
             return limit(format!(
                 "user {uid} has {has} connections, of {taken} in all: close some, or raise `connections` under [limits] ({CONNECTIONS_MAX} at most)",
             ));

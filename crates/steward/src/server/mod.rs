@@ -55,8 +55,6 @@ use state::{LeaseRecord, may_crash};
 pub use reload::Reload;
 pub use state::{Store, StoreError};
 
-/// Most connections at a time, of all users; each is one descriptor.
-const CONNECTIONS_MAX: usize = 900;
 /// Pause before what the kernel refused is tried again.
 const RETRY: Duration = Duration::from_secs(1);
 /// How long the program stays on an interface without a lease: the next one comes often soon, and a NIC may lose its link and its

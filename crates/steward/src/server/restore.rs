@@ -252,7 +252,11 @@ impl Server {
         let orphans: Vec<u64> = self.orphans.keys().copied().collect();
         orphans.into_iter().for_each(|number| self.end_orphan(number));
         let connections: Vec<u64> = self.connections.keys().copied().collect();
-        connections.into_iter().for_each(|number| self.end(number, None));
+        for number in connections {
+            // Who only saw the connection end would take us for away, and wait.
+            let text = "it takes all leases back and ends: start vhost-af-xdp-steward again";
+            self.revoke(number, Refusal::new(Reason::Lease, text));
+        }
         let deadline = Instant::now() + LAST_TRIES;
         while !self.interfaces.is_empty() && Instant::now() < deadline {
             self.look();

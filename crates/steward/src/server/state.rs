@@ -39,7 +39,7 @@ const VERSION: u32 = 1;
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// A file or directory of it.
-    #[error("cannot use {}", .path.display())]
+    #[error("cannot use {} (name other places with --state and --pins)", .path.display())]
     File {
         /// Which.
         path: PathBuf,

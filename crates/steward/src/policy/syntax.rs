@@ -1,0 +1,295 @@
+//! What a policy's text says: TOML, and rules that can be.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use serde::Deserialize;
+use steer::{LAST_VLAN, MAX_QUEUES};
+use toml::Spanned;
+
+use super::{CONNECTIONS, CONNECTIONS_MAX, Policy, PolicyError, Rule};
+use crate::protocol::is_interface_name;
+use crate::users;
+
+/// The number that chown(2) takes for none.
+const NOBODY_AT_ALL: u32 = u32::MAX;
+
+/// What belongs to each key, told to who wrote something else.
+const MEANT: [(&str, &str); 11] = [
+    ("user", "a name in quotes, or a number of 0 to 4294967294"),
+    ("group", "a name in quotes, or a number of 0 to 4294967294"),
+    ("interface", "a name in quotes such as \"eth1\""),
+    (
+        "queues",
+        "numbers and ranges in quotes such as \"0-3,6\", or \"all\"",
+    ),
+    ("at-most", "a number of queues such as 4"),
+    ("memlock", "a size in quotes such as \"64 MiB\", or \"unlimited\""),
+    (
+        "macs",
+        "a list of addresses in quotes such as [\"52:54:00:00:00:01\"]",
+    ),
+    (
+        "vlans",
+        "a list of numbers and ranges in quotes such as [\"100\", \"200-299\"]",
+    ),
+    ("connections", "a number of 1 to 900"),
+    ("unconfined-sockets", "true or false"),
+    ("limits", "keys and values below a line `[limits]`"),
+];
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct File {
+    #[serde(default)]
+    limits: Limits,
+    #[serde(default)]
+    allow: Vec<Spanned<Allow>>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Limits {
+    connections: Option<Spanned<u32>>,
+    #[serde(default)]
+    unconfined_sockets: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Allow {
+    user: Option<NameOrNumber>,
+    group: Option<NameOrNumber>,
+    interface: Option<String>,
+    queues: Option<String>,
+    at_most: Option<u32>,
+    memlock: Option<String>,
+    macs: Option<Vec<String>>,
+    vlans: Option<Vec<String>>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum NameOrNumber {
+    Number(u32),
+    Name(String),
+}
+
+impl Policy {
+    /// Reads and checks a policy's text; `path` is for errors.
+    ///
+    /// # Errors
+    /// [`PolicyError`], naming the place.
+    pub(crate) fn parse(path: &Path, text: &str) -> Result<Self, PolicyError> {
+        let file: File = toml::from_str(text).map_err(|error| PolicyError::Syntax {
+            path: path.to_owned(),
+            line: error.span().map(|span| line_of(text, span.start)),
+            what: in_words(text, &error),
+        })?;
+        let mut rules = Vec::new();
+        for (rule, allow) in (1..).zip(file.allow) {
+            let line = line_of(text, allow.span().start);
+            let checked = allow.into_inner().check().map_err(|what| PolicyError::Rule {
+                path: path.to_owned(),
+                line,
+                rule,
+                what,
+            })?;
+            rules.push(checked);
+        }
+        Ok(Self {
+            connections: match file.limits.connections {
+                Some(said) => connections(&said).map_err(|what| PolicyError::Syntax {
+                    path: path.to_owned(),
+                    line: Some(line_of(text, said.span().start)),
+                    what,
+                })?,
+                None => CONNECTIONS,
+            },
+            unconfined: file.limits.unconfined_sockets,
+            rules,
+        })
+    }
+}
+
+/// Counted from 1.
+fn line_of(text: &str, at: usize) -> usize {
+    1 + text[..at].matches('\n').count()
+}
+
+/// What is wrong with the text. Of a value of another kind the parser names neither its key nor what belongs there.
+fn in_words(text: &str, error: &toml::de::Error) -> String {
+    let said = error.message().replace('\n', " ");
+    let of_a_value = ["invalid type", "invalid value", "data did not match"];
+    let Some(span) = error
+        .span()
+        .filter(|_| of_a_value.iter().any(|kind| said.starts_with(kind)))
+    else {
+        return said;
+    };
+    let (before, value) = (&text[..span.start], &text[span.clone()]);
+    if value.starts_with("[allow]") {
+        return "[allow]: a rule begins with `[[allow]]`, as there may be several".to_owned();
+    }
+    let word = |until: usize| {
+        let until = before[..until].trim_end();
+        let from = until.rfind(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, '-' | '_')));
+        &until[from.map_or(0, |from| from + 1)..]
+    };
+    let key = before
+        .rmatch_indices('=')
+        .find_map(|(at, _)| MEANT.iter().find(|(key, _)| *key == word(at)));
+    let Some((key, meant)) = key else {
+        return said;
+    };
+    let value = value.lines().next().unwrap_or_default();
+    let joint = if before.trim_end().ends_with('=') {
+        " ="
+    } else {
+        ":"
+    };
+    format!("{key}{joint} {value}: {meant} is meant")
+}
+
+fn connections(said: &Spanned<u32>) -> Result<u32, String> {
+    match *said.get_ref() {
+        0 => Err("connections = 0: nobody could connect: give 1 or more, or leave it out".to_owned()),
+        number @ 1..=CONNECTIONS_MAX => Ok(number),
+        more => Err(format!(
+            "connections = {more}: a steward has {CONNECTIONS_MAX} in all: give {CONNECTIONS_MAX} or less, or leave it out"
+        )),
+    }
+}
+
+impl Allow {
+    fn check(self) -> Result<Rule, String> {
+        if self.user.is_none() && self.group.is_none() {
+            return Err(
+                "it says neither user nor group, and a rule for everybody is not meant to be".to_owned(),
+            );
+        }
+        let missing = |what: &str, example: &str| format!("it says no {what}: add `{what} = {example}`");
+        let interface = self.interface.ok_or_else(|| missing("interface", "\"eth1\""))?;
+        let queues = self
+            .queues
+            .ok_or_else(|| missing("queues", "\"0-3\"` or `queues = \"all\""))?;
+        if self.at_most == Some(0) {
+            return Err(
+                "at-most = 0: nothing could be leased: give 1 or more, or leave the rule out".to_owned(),
+            );
+        }
+        if !is_interface_name(&interface) {
+            return Err(format!(
+                "interface = {interface:?}: it is not a name of one: `ip link` lists them"
+            ));
+        }
+        let queues = match queues.as_str() {
+            "all" => (0..MAX_QUEUES).collect(),
+            list => ranges(list, MAX_QUEUES - 1).map_err(|what| format!("queues = {list:?}: {what}"))?,
+        };
+        let macs = named("macs", self.macs)?;
+        let mut vlans = BTreeSet::new();
+        for list in &named("vlans", self.vlans)? {
+            let numbers =
+                ranges(list, LAST_VLAN.into()).map_err(|what| format!("vlans: {list:?}: {what}"))?;
+            vlans.extend(numbers);
+        }
+        Ok(Rule {
+            user: self
+                .user
+                .map(|user| user.number("user", |name| Some(users::user_numbers(name)?.0)))
+                .transpose()?,
+            group: self
+                .group
+                .map(|group| group.number("group", users::group_number))
+                .transpose()?,
+            interface,
+            at_most: self.at_most.unwrap_or(MAX_QUEUES),
+            queues,
+            memlock: self.memlock.map(|text| size(&text)).transpose()?,
+            macs: macs.iter().map(|text| mac(text)).collect::<Result<_, _>>()?,
+            vlans,
+        })
+    }
+}
+
+impl NameOrNumber {
+    fn number(self, what: &str, find: impl Fn(&str) -> Option<u32>) -> Result<u32, String> {
+        match self {
+            Self::Number(NOBODY_AT_ALL) => {
+                Err(format!("{what} {NOBODY_AT_ALL}: nobody can have this number"))
+            }
+            Self::Number(number) => Ok(number),
+            // As chown(1) has it: a name first, then a number.
+            Self::Name(name) => find(&name)
+                .or_else(|| name.parse().ok().filter(|&number| number != NOBODY_AT_ALL))
+                .ok_or_else(|| format!("there is no {what} {name:?}: make it, or give its number")),
+        }
+    }
+}
+
+/// What a list names; one that names nothing looks like "none", and without the list all are meant.
+fn named(key: &str, list: Option<Vec<String>>) -> Result<Vec<String>, String> {
+    match list {
+        Some(list) if list.is_empty() => Err(format!(
+            "{key} = []: nothing could be leased: name some, or leave `{key}` out, which allows all"
+        )),
+        list => Ok(list.unwrap_or_default()),
+    }
+}
+
+/// Numbers and ranges such as `0-3,6`.
+fn ranges(text: &str, last: u32) -> Result<BTreeSet<u32>, String> {
+    let wrong = || format!("numbers and ranges such as 0-3,6 are meant, of 0 to {last}");
+    let mut numbers = BTreeSet::new();
+    for part in text.split(',') {
+        let (from, to) = part.split_once('-').unwrap_or((part, part));
+        let from: u32 = from.trim().parse().map_err(|_| wrong())?;
+        let to: u32 = to.trim().parse().map_err(|_| wrong())?;
+        if from > to || to > last {
+            return Err(wrong());
+        }
+        numbers.extend(from..=to);
+    }
+    Ok(numbers)
+}
+
+/// Bytes, such as `64 MiB`.
+fn size(text: &str) -> Result<u64, String> {
+    let wrong =
+        || format!("memlock = {text:?}: a size such as \"64 MiB\" (KiB, MiB, GiB) or \"unlimited\" is meant");
+    if text == "unlimited" {
+        return Ok(u64::MAX);
+    }
+    let (number, unit) = text.trim().split_once(' ').ok_or_else(wrong)?;
+    let shift = match unit.trim() {
+        "KiB" => 10,
+        "MiB" => 20,
+        "GiB" => 30,
+        _ => return Err(wrong()),
+    };
+    let number: u64 = number.parse().map_err(|_| wrong())?;
+    if number == 0 {
+        return Err(format!(
+            "memlock = {text:?}: nothing could be locked: a queue pair takes 6 MiB (with memory=direct all guest RAM); without `memlock` limits \
+             stay as they are"
+        ));
+    }
+    number.checked_mul(1 << shift).ok_or_else(wrong)
+}
+
+fn mac(text: &str) -> Result<[u8; 6], String> {
+    let digits = |part: &str| u8::from_str_radix(part, 16).ok().filter(|_| part.len() == 2);
+    let bytes: Option<Vec<u8>> = text.split(':').map(digits).collect();
+    let mac = bytes.and_then(|bytes| <[u8; 6]>::try_from(bytes).ok());
+    let why = match mac {
+        None => "it is not an address",
+        // Bit 0 of the first byte (IEEE 802).
+        Some([first, ..]) if first & 1 != 0 => "it is the address of a group of stations, not of one",
+        Some([0, 0, 0, 0, 0, 0]) => "no station can have it",
+        Some(mac) => return Ok(mac),
+    };
+    Err(format!(
+        "macs: {text:?}: {why}: name one such as 52:54:00:00:00:01"
+    ))
+}
