@@ -21,7 +21,10 @@ struct Somebody {
 
 impl Somebody {
     fn new() -> Self {
-        let uid = 2_000_000_000 + std::process::id();
+        Self::numbered(2_000_000_000 + std::process::id())
+    }
+
+    fn numbered(uid: u32) -> Self {
         let dir = private_dir();
         chown(dir.path(), Some(uid), Some(uid)).expect("we are root");
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).expect("we are root");
@@ -45,6 +48,16 @@ impl Somebody {
         command
     }
 
+    /// Daemons that it finds.
+    fn status(&self) -> Vec<Value> {
+        let output = self
+            .command()
+            .args(["status", "--json"])
+            .output()
+            .expect("it runs");
+        serde_json::from_slice(&output.stdout).expect("JSON")
+    }
+
     /// Where its daemons are asked.
     fn control(&self) -> PathBuf {
         PathBuf::from(format!("/tmp/vhost-af-xdp-{}", self.uid))
@@ -54,6 +67,8 @@ impl Somebody {
 impl Drop for Somebody {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(self.control());
+        // A link is removed as a file.
+        let _ = std::fs::remove_file(self.control());
     }
 }
 
@@ -86,10 +101,65 @@ fn daemon_of_a_user_without_a_session_is_found_by_that_user_and_by_root() {
         wait::until(wait::SOON, || status_by_root().iter().any(is_it)),
         "{running}"
     );
-    let mut asked = user.command();
-    let output = asked.args(["status", "--json"]).output().expect("it runs");
-    let daemons: Vec<Value> = serde_json::from_slice(&output.stdout).expect("JSON");
+    let daemons = user.status();
     assert!(daemons.len() == 1 && is_it(&daemons[0]), "{daemons:?}");
+}
+
+#[test]
+fn daemon_of_an_impostor_is_not_taken_for_one_of_the_user_that_its_directory_is_named_after() {
+    require!(Root);
+    let (user, stranger) = (
+        Somebody::new(),
+        Somebody::numbered(2_100_000_000 + std::process::id()),
+    );
+    let make = |directory: &Path, owner: &Somebody, mode| {
+        std::fs::create_dir(directory).expect("made");
+        chown(directory, Some(owner.uid), Some(owner.uid)).expect("we are root");
+        std::fs::set_permissions(directory, std::fs::Permissions::from_mode(mode)).expect("we are root");
+    };
+    // A daemon of the stranger's that everybody may ask.
+    let begin = |control: &Path| {
+        let mut command = stranger.command();
+        command
+            .args(["serve", "--null", "--socket-path"])
+            .arg(stranger.path("vm.sock"));
+        command.arg("--control").arg(control);
+        let mut running = Running::start(command);
+        running.await_text("ready");
+        std::fs::set_permissions(control, std::fs::Permissions::from_mode(0o666)).expect("we are root");
+        running
+    };
+    let is_seen = |running: &Running| {
+        let is_it = |daemon: &Value| daemon["pid"] == running.pid();
+        (
+            user.status().iter().any(is_it),
+            status_by_root().iter().any(is_it),
+        )
+    };
+
+    // It is the stranger's, under the user's name.
+    make(&user.control(), &stranger, 0o755);
+    let running = begin(&user.control().join("7.sock"));
+    assert_eq!(is_seen(&running), (false, false), "another's directory");
+    drop(running);
+    std::fs::remove_dir_all(user.control()).expect("we are root");
+
+    // A link.
+    make(&stranger.path("sockets"), &stranger, 0o755);
+    std::os::unix::fs::symlink(stranger.path("sockets"), user.control()).expect("made");
+    let running = begin(&stranger.path("sockets").join("7.sock"));
+    assert_eq!(is_seen(&running), (false, false), "a link");
+    drop(running);
+    std::fs::remove_file(user.control()).expect("we are root");
+
+    // The user's own, to which the stranger may write.
+    make(&user.control(), &user, 0o777);
+    let running = begin(&user.control().join("7.sock"));
+    assert_eq!(is_seen(&running), (false, false), "open to all");
+    // What is seen otherwise: this is what all of the above would have been.
+    let closed = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(user.control(), closed).expect("we are root");
+    assert_eq!(is_seen(&running), (true, true), "{running}");
 }
 
 #[test]
@@ -185,6 +255,24 @@ fn start_that_is_not_possible_names_the_remedy() {
     let (status, said) = run_to_end(&netns, &serve);
     assert!(!status.success() && said.contains("mkdir -p"), "{said}");
 
+    // A place for `status` that was asked for, and cannot be.
+    let vm = directory.path().join("vm.sock");
+    let serve = [
+        "serve",
+        "--null",
+        "--control",
+        path,
+        "--socket-path",
+        vm.to_str().expect("UTF-8"),
+    ];
+    let (status, said) = run_to_end(&netns, &serve);
+    assert!(!status.success(), "{said}");
+    assert!(
+        said.contains(&format!("--control {path}")) && said.contains("mkdir -p"),
+        "{said}"
+    );
+    assert!(!directory.path().join("no").exists() && !vm.exists(), "{said}");
+
     let mut command = Command::new("prlimit");
     command.arg("--nofile=12:12").arg(binary()).args([
         "serve",
@@ -202,6 +290,20 @@ fn start_that_is_not_possible_names_the_remedy() {
     );
 
     let user = Somebody::new();
+    let mut command = user.command();
+    command.args(["serve", "--ifname", "lo", "--control", "none", "--socket-path"]);
+    command.arg(user.path("vm.sock"));
+    let mut running = Running::start(command);
+    let status = running.wait(wait::SOON);
+    for words in [
+        "--ifname lo",
+        "CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF",
+        "--steward /run/vhost-af-xdp/steward.sock",
+    ] {
+        assert!(!status.success() && running.said().contains(words), "{running}");
+    }
+    assert!(!user.path("vm.sock").exists(), "{running}");
+
     let mut command = user.command();
     command.args([
         "serve",

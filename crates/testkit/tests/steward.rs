@@ -122,7 +122,8 @@ fn interface_that_changes_or_goes_is_followed(
         .await_port(0, "the MTU", |port| port["mtu"].as_u64() == Some(1400));
     rig.await_passes_both_ways();
     rig.veth.near.ip(&["link", "delete", VethPair::NIC]);
-    rig.daemon.await_impaired(0, "nic0");
+    rig.daemon
+        .await_impaired(0, "interface nic0 is gone, waiting for one of that name");
     rig.veth.join(1, 1500);
     rig.wire = PacketPort::open(&rig.veth.far, VethPair::WIRE);
     rig.daemon.await_recovered(0);
@@ -318,6 +319,12 @@ fn daemon_leases_anew_from_a_steward_that_knows_nothing_of_it() {
     let mut rig = rig(&leased(Placement::Copy));
     // It takes everything back at its end.
     end_steward(&mut rig, Signal::INT);
+    rig.daemon.await_impaired(0, "no steward at");
+    let said = rig.daemon.process().said();
+    assert!(said.contains("takes all leases back and ends"), "{said}");
+    for other in ["the steward is away", "waiting for one of that name"] {
+        assert!(!said.contains(other), "{said}");
+    }
     rig.daemon.restart_lessor(&rig.veth.near);
     rig.await_passes_both_ways();
     assert!(rig.daemon.port(0)["impaired"].is_null());
@@ -362,7 +369,16 @@ fn what_the_policy_does_not_allow_is_said_in_one_line() {
         Daemon::spawn_with(&veth.near, dir, Some(lessor), serve).assert_complains(words);
     };
     let nic9 = Serve::interface("nic9").leased();
-    refused(&nic9, &["steward refuses", "user 65534", "nic9", "no rule"]);
+    refused(
+        &nic9,
+        &[
+            "steward refuses",
+            "user 65534",
+            "`interface = \"nic9\"`",
+            "no rule",
+            "(--user)",
+        ],
+    );
     let many = leased(Placement::Copy).with("--queues", "9");
     refused(&many, &["nic0 has 1 receive queue(s)", "ethtool -L"]);
 }

@@ -93,7 +93,10 @@ fn status(args: &StatusArgs) -> anyhow::Result<()> {
     let found = match &args.control {
         Some(path) => match control_socket::ask(path) {
             Ok(status) => vec![status],
-            Err(error) => anyhow::bail!("no daemon answers at {}: {error}", path.display()),
+            Err(error) => anyhow::bail!(
+                "no daemon answers at {}: {error} (without --control all that are found are asked)",
+                path.display()
+            ),
         },
         None => control_socket::ask_all(&control_socket::find_all()),
     };

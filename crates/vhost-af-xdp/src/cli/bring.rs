@@ -44,7 +44,7 @@ impl BringArgs {
     pub(super) fn apply(&mut self, key: &str, value: &str) -> anyhow::Result<bool> {
         let wrong = |what| anyhow!("{key}={value}: {what}");
         match key {
-            "inhibit" => self.inhibit = super::on_off(value).ok_or_else(|| wrong("on or off"))?,
+            "inhibit" => self.inhibit = super::values::on_off(value).ok_or_else(|| wrong("on or off"))?,
             "sock-fds" => self.sock_fds = Some(value.to_owned()),
             "map-path" => self.map_path = Some(value.into()),
             "map-fd" => self.map_fd = Some(value.parse().map_err(|_| wrong("a descriptor number"))?),

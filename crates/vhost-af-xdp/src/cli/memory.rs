@@ -5,10 +5,13 @@ use clap::{Args, ValueEnum};
 
 use crate::control::memory::{FileKinds, MOST_BYTES, MemoryRules};
 
+/// Fewest bytes that are taken for the memory of a guest: what is less was meant in another unit.
+const LEAST_BYTES: u64 = 1 << 20;
+
 /// As a port has them.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct MemoryArgs {
-    /// Most memory that a guest may have, for instance 32G [default: what the machine has, with swap]
+    /// Most memory that a guest may have, for instance 32GiB [default: what the machine has, with swap]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     max_memory: Option<u64>,
     /// Files that are accepted as memory of a VMM's. `any` lets a VMM whose file system does not answer (FUSE, NFS)
@@ -58,19 +61,25 @@ fn machine(ports: usize) -> u64 {
 }
 
 fn parse_size(text: &str) -> Result<u64, String> {
-    let wrong = || format!("{text:?} is not a size: bytes, or a number with K, M, G or T such as 32G");
-    let (digits, shift) = match text.char_indices().last() {
-        Some((at, 'K' | 'k')) => (&text[..at], 10),
-        Some((at, 'M' | 'm')) => (&text[..at], 20),
-        Some((at, 'G' | 'g')) => (&text[..at], 30),
-        Some((at, 'T' | 't')) => (&text[..at], 40),
-        _ => (text, 0),
+    let wrong =
+        || format!("{text:?} is not a size: a number with KiB, MiB, GiB or TiB such as 32GiB, or of bytes");
+    let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
+    let shift = match text[digits.len()..].trim_start() {
+        "" => 0,
+        "K" | "k" | "KiB" => 10,
+        "M" | "m" | "MiB" => 20,
+        "G" | "g" | "GiB" => 30,
+        "T" | "t" | "TiB" => 40,
+        _ => return Err(wrong()),
     };
     let number: u64 = digits.parse().map_err(|_| wrong())?;
-    number
-        .checked_mul(1 << shift)
-        .filter(|bytes| *bytes > 0)
-        .ok_or_else(wrong)
+    let bytes = number.checked_mul(1 << shift).ok_or_else(wrong)?;
+    match bytes {
+        0..LEAST_BYTES => Err(format!(
+            "{text:?} is {bytes} byte(s), less than any guest has: name the unit, such as 32GiB"
+        )),
+        bytes => Ok(bytes),
+    }
 }
 
 #[cfg(test)]
@@ -79,11 +88,28 @@ mod tests {
 
     #[test]
     fn sizes_are_read_with_their_units() {
-        assert_eq!(parse_size("4096"), Ok(4096));
-        assert_eq!(parse_size("32G"), Ok(32 << 30));
-        assert_eq!(parse_size("2T"), Ok(2 << 40));
-        for wrong in ["", "G", "0", "-1", "1.5G", "32GiB", "99999999T"] {
-            assert!(parse_size(wrong).is_err(), "{wrong}");
+        for (text, bytes) in [
+            ("1048576", 1 << 20),
+            ("1024K", 1 << 20),
+            ("1MiB", 1 << 20),
+            ("32G", 32 << 30),
+            ("32GiB", 32 << 30),
+            ("32 GiB", 32 << 30),
+            ("2T", 2 << 40),
+        ] {
+            assert_eq!(parse_size(text), Ok(bytes), "{text}");
+        }
+        for wrong in ["", "G", "-1", "1.5G", "32GB", "32 G x", "99999999T", "32Gi"] {
+            let said = parse_size(wrong).expect_err(wrong);
+            assert!(
+                said.contains(&format!("{wrong:?} is not a size")) && said.contains("32GiB"),
+                "{said}"
+            );
+        }
+        for less in ["0", "32", "4096", "1023K"] {
+            let said = parse_size(less).expect_err(less);
+            assert!(said.contains(&format!("{less:?} is ")), "{said}");
+            assert!(said.contains("name the unit, such as 32GiB"), "{said}");
         }
     }
 

@@ -185,6 +185,17 @@ pub(crate) struct PortConfig {
     pub(crate) offload: Offloads,
 }
 
+/// Where `status` finds a daemon.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Control {
+    /// Nowhere.
+    Nowhere,
+    /// Where it looks for daemons by itself.
+    Usual,
+    /// Where `--control` says.
+    At(PathBuf),
+}
+
 /// Everything `serve` runs.
 #[derive(Debug, Clone)]
 pub(crate) struct ServeConfig {
@@ -198,8 +209,8 @@ pub(crate) struct ServeConfig {
     pub(crate) spin: Duration,
     /// Where the steward listens that queues are leased from; `None`: from a private one ([`keeper`](super::keeper)).
     pub(crate) steward: Option<PathBuf>,
-    /// Where `status` finds us; `None`: nowhere.
-    pub(crate) control: Option<PathBuf>,
+    /// Where `status` finds us.
+    pub(crate) control: Control,
     /// What the process is confined by.
     pub(crate) layers: Layers,
     /// Whom it becomes; `None`: it stays who it is, or becomes nobody if that is root.
@@ -227,7 +238,7 @@ pub(crate) enum ConfigError {
     #[error("interface {0} is asked for with different modes: a program is attached once, choose one mode")]
     TwoModes(String),
     /// The path does not fit into a socket address.
-    #[error("socket path {0:?} is {len} bytes long: a Unix socket path has at most 107", len = .0.as_os_str().len())]
+    #[error("socket path {0:?} is {len} bytes long: a Unix socket path has at most 107: choose a shorter one", len = .0.as_os_str().len())]
     LongPath(PathBuf),
     /// Direct placement cannot do it.
     #[error("--offload {0}: memory=direct receives each frame where it stays, use memory=copy for these")]
@@ -518,7 +529,7 @@ mod tests {
             cpus: Vec::new(),
             spin: Duration::ZERO,
             steward: None,
-            control: None,
+            control: Control::Nowhere,
             layers: Layers::NONE,
             user: None,
             attempt: None,

@@ -3,6 +3,9 @@
 //! A connection gets one JSON document, the [`Status`], and is closed. There are no requests, so
 //! nothing that connects can change or block anything; the socket is for its owner only (and root).
 //!
+//! Daemons are looked for only in directories that nobody but their user can have made or filled: in /tmp anybody may make
+//! one that is named after another user, and say there what he likes.
+//!
 //! Root asks the daemons of all users. What is in a directory of somebody else's may be anything: it is asked for a
 //! limited time and length, beside the others, and what it says goes to the terminal without control characters.
 
@@ -61,48 +64,56 @@ fn of_no_session(user: u32) -> PathBuf {
     PathBuf::from(format!("/tmp/{NAME}-{user}"))
 }
 
-/// The user that a directory belongs to.
+/// The user that a directory belongs to; no link to one.
 fn owner_of(path: &Path) -> Option<u32> {
     let metadata = fs::symlink_metadata(path).ok()?;
     metadata.is_dir().then(|| metadata.uid())
 }
 
-/// The default path of this process's control socket. Sockets of daemons that were killed are
-/// removed on the way.
-pub(crate) fn default_path() -> Option<PathBuf> {
-    let directories = own_directories();
-    for path in directories.iter().flat_map(|directory| sockets_in(directory)) {
+/// Whether all that is in a directory is there by this user's will, or root's.
+fn is_of(directory: &Path, user: u32) -> bool {
+    let metadata = fs::symlink_metadata(directory);
+    metadata.is_ok_and(|it| it.is_dir() && [0, user].contains(&it.uid()) && it.mode() & 0o022 == 0)
+}
+
+/// The default path of this process's control socket, with its directory. Sockets of daemons that were killed are removed on the way.
+///
+/// # Errors
+/// The directory cannot be made, or others can put something into it.
+pub(crate) fn default_path() -> Result<PathBuf, ListenError> {
+    let user = rustix::process::geteuid().as_raw();
+    for path in sockets_of(&own_directories(), user) {
         let _ = remove_stale(&path);
     }
-    let directory = directories.into_iter().next();
-    directory.map(|directory| directory.join(format!("{}.sock", std::process::id())))
+    let directory = own_directories().swap_remove(0);
+    make_own(&directory, user)?;
+    Ok(directory.join(format!("{}.sock", std::process::id())))
 }
 
 /// Listens at `path`, replacing a socket that nobody listens on any more.
 ///
 /// # Errors
-/// The directory or socket cannot be made, or somebody listens there.
+/// The socket cannot be made, its directory is not there, or somebody listens there.
 pub(crate) fn listen(path: &Path) -> Result<UnixListener, ListenError> {
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    let user = rustix::process::geteuid().as_raw();
-    match parent {
-        // Everybody may make files beside it.
-        Some(parent) if parent == of_no_session(user) => make_private(parent, user)?,
-        Some(parent) => fs::create_dir_all(parent)?,
-        None => {}
-    }
     listen_at(path, &Access::OWN)
 }
 
-fn make_private(directory: &Path, user: u32) -> Result<(), ListenError> {
-    match fs::DirBuilder::new().mode(0o700).create(directory) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error.into()),
-        _ => {}
+/// Makes a directory for sockets of this user's daemons, if it is not there, in one that is.
+fn make_own(directory: &Path, user: u32) -> Result<(), ListenError> {
+    // A steward's socket, to which everybody may connect, is beside root's.
+    let mode = if user == 0 { 0o755 } else { 0o700 };
+    let parent = || directory.parent().unwrap_or(directory).to_owned();
+    if let Err(error) = fs::DirBuilder::new().mode(mode).create(directory) {
+        match error.kind() {
+            io::ErrorKind::AlreadyExists => {}
+            io::ErrorKind::NotFound => return Err(ListenError::NoDirectory(parent())),
+            io::ErrorKind::PermissionDenied => return Err(ListenError::MayNot(parent())),
+            _ => return Err(error.into()),
+        }
     }
-    let metadata = fs::symlink_metadata(directory)?;
-    match metadata.is_dir() && metadata.uid() == user && metadata.mode() & 0o022 == 0 {
+    match is_of(directory, user) {
         true => Ok(()),
-        false => Err(ListenError::MayNot(directory.to_owned())),
+        false => Err(ListenError::OfOthers(directory.to_owned())),
     }
 }
 
@@ -256,9 +267,9 @@ fn without_control_characters(value: &mut Value) {
 
 /// The control sockets of all daemons that this user may ask.
 pub(crate) fn find_all() -> Vec<PathBuf> {
-    let own = own_directories();
-    let mut paths: Vec<PathBuf> = own.iter().flat_map(|directory| sockets_in(directory)).collect();
-    if rustix::process::geteuid().is_root() {
+    let user = rustix::process::geteuid().as_raw();
+    let mut paths = sockets_of(&own_directories(), user);
+    if user == 0 {
         let others = directories_of_others();
         paths.extend(
             others
@@ -274,16 +285,29 @@ pub(crate) fn find_all() -> Vec<PathBuf> {
     paths
 }
 
-/// Directories of users that are not root.
+/// Directories of users that are not root, each of the user that it is named after.
 fn directories_of_others() -> Vec<PathBuf> {
     let sessions = entries_of(Path::new("/run/user")).into_iter();
-    let sessions = sessions.map(|path| path.join(NAME));
+    let sessions = sessions.filter_map(|path| Some((user_in(&path, "")?, path.join(NAME))));
     let others = entries_of(Path::new("/tmp")).into_iter();
-    let others = others.filter(|path| owner_of(path).is_some_and(|user| *path == of_no_session(user)));
+    let others = others.filter_map(|path| Some((user_in(&path, &format!("{NAME}-"))?, path)));
     sessions
         .chain(others)
-        .filter(|path| owner_of(path).is_some())
+        .filter(|(user, path)| is_of(path, *user))
+        .map(|(_, path)| path)
         .collect()
+}
+
+/// The user whose number follows these words in the last part of a path.
+fn user_in(path: &Path, words: &str) -> Option<u32> {
+    let name = path.file_name().and_then(OsStr::to_str)?;
+    name.strip_prefix(words)?.parse().ok()
+}
+
+/// The control sockets in those of these directories that are this user's.
+fn sockets_of(directories: &[PathBuf], user: u32) -> Vec<PathBuf> {
+    let theirs = directories.iter().filter(|directory| is_of(directory, user));
+    theirs.flat_map(|directory| sockets_in(directory)).collect()
 }
 
 /// The control sockets in a directory: `PID.sock`.
@@ -331,21 +355,62 @@ mod tests {
     }
 
     #[test]
-    fn directory_that_others_may_write_to_is_refused() {
-        let directory = make_directory().expect("a place");
-        let user = rustix::process::geteuid().as_raw();
-        make_private(&directory, user).expect("ours alone");
+    fn directories_of_others_links_and_open_ones_are_not_this_users() {
+        let place = make_directory().expect("a place");
+        let (directory, user) = (place.join("sockets"), rustix::process::geteuid().as_raw());
+        let stranger = user.wrapping_add(1);
+        make_own(&directory, user).expect("made, ours alone");
+        make_own(&directory, user).expect("still there");
+        let _ = UnixListener::bind(directory.join("1.sock")).expect("a socket");
+        let sockets = |directory: &PathBuf, user| sockets_of(std::slice::from_ref(directory), user);
+        assert_eq!(sockets(&directory, user), [directory.join("1.sock")]);
+        // Root's directories are believed; who tests may be root.
+        if user != 0 {
+            assert!(sockets(&directory, stranger).is_empty(), "another's");
+        }
+        let link = place.join("link");
+        std::os::unix::fs::symlink(&directory, &link).expect("a link");
+        for mode in [0o770, 0o702] {
+            let open = std::os::unix::fs::PermissionsExt::from_mode(mode);
+            fs::set_permissions(&directory, open).expect("ours");
+            assert!(sockets(&directory, user).is_empty(), "{mode:o}");
+            let refused = make_own(&directory, user).expect_err("open").to_string();
+            assert!(
+                refused.contains(&format!("remove {}", directory.display())),
+                "{refused}"
+            );
+        }
+        fs::set_permissions(&directory, std::os::unix::fs::PermissionsExt::from_mode(0o700)).expect("ours");
+        assert!(sockets(&link, user).is_empty(), "a link of whoever");
+        assert!(make_own(&link, user).is_err(), "a link of whoever");
+        fs::remove_dir_all(place).expect("ours");
+    }
+
+    #[test]
+    fn directory_is_made_in_one_that_is_there() {
+        let place = make_directory().expect("a place");
+        let said = make_own(&place.join("no/sockets"), 0)
+            .expect_err("missing")
+            .to_string();
         assert!(
-            make_private(&directory, user.wrapping_add(1)).is_err(),
-            "another's"
+            said.contains(&format!("`mkdir -p {}/no`", place.display())),
+            "{said}"
         );
-        let open = std::os::unix::fs::PermissionsExt::from_mode(0o770);
-        fs::set_permissions(&directory, open).expect("ours");
-        assert!(make_private(&directory, user).is_err());
-        let link = directory.join("link");
-        std::os::unix::fs::symlink("/", &link).expect("a link");
-        assert!(make_private(&link, 0).is_err(), "a link of whoever");
-        fs::remove_dir_all(directory).expect("ours");
+        fs::remove_dir_all(place).expect("ours");
+    }
+
+    #[test]
+    fn users_are_read_from_names() {
+        for (path, words, user) in [
+            ("/tmp/vhost-af-xdp-7", "vhost-af-xdp-", Some(7)),
+            ("/run/user/1000", "", Some(1000)),
+            ("/tmp/vhost-af-xdp-7-0", "vhost-af-xdp-", None),
+            ("/tmp/vhost-af-xdp--1", "vhost-af-xdp-", None),
+            ("/tmp/other-7", "vhost-af-xdp-", None),
+            ("/", "", None),
+        ] {
+            assert_eq!(user_in(Path::new(path), words), user, "{path}");
+        }
     }
 
     #[test]

@@ -47,6 +47,10 @@ pub(crate) enum ListenError {
     NoDirectory(PathBuf),
     #[error("this user may not make files in {}: choose another path", .0.display())]
     MayNot(PathBuf),
+    #[error(
+        "others may put files into {}, or it is theirs: remove {}, or choose another path", .0.display(), .0.display()
+    )]
+    OfOthers(PathBuf),
     #[error("the file exists and is not a socket: remove it, or choose another path")]
     NotASocket,
     #[error("another process listens there: end it, or choose another path")]

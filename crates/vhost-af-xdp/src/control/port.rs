@@ -401,7 +401,7 @@ impl Port {
         {
             Some((Ok(link), interface)) => self.adapt(state, &interface, &link),
             Some((Err(reason), interface)) => {
-                tracing::warn!(interface = name, port = %self.config.endpoint, "{reason}, waiting for one of that name");
+                tracing::warn!(interface = name, port = %self.config.endpoint, "{reason}");
                 if let Some(session) = &mut state.session {
                     session.stop_all(&self.workers);
                 }

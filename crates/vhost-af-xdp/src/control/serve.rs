@@ -23,7 +23,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::{Handle, Signals};
 
 use super::attend::{Meeting, attend};
-use super::config::{Endpoint, NicConfig, PortConfig, ServeConfig};
+use super::config::{Control, Endpoint, NicConfig, PortConfig, ServeConfig};
 use super::control_socket;
 use super::external::{self, Brought};
 use super::interface::Interfaces;
@@ -39,7 +39,9 @@ use super::watchdog::Watchdog;
 use crate::data::cable::{PortEnd, Wire};
 use crate::data::worker::Workers;
 use crate::sandbox::{self, Extra, Plan, Reach, User, attempts};
+use steward::capabilities;
 use steward::links::Changes;
+use steward::protocol::DEFAULT_SOCKET;
 
 /// Pause before a port whose queues could not be set up tries again: doubles up to the longest.
 const RETRY: Duration = Duration::from_secs(1);
@@ -56,6 +58,7 @@ const STOPPING: Duration = Duration::from_secs(12);
 /// What prevents the start; nothing stays behind then.
 pub(crate) fn run(config: &ServeConfig) -> anyhow::Result<()> {
     config.check()?;
+    check_privileges(config)?;
     // First of all: what is opened from here on must not be taken for what was to be inherited.
     external::check_inherited(config)?;
     allow_descriptors();
@@ -69,10 +72,7 @@ pub(crate) fn run(config: &ServeConfig) -> anyhow::Result<()> {
     for port in &config.ports {
         meetings.push(meet(port, &mut leftovers)?);
     }
-    let control = config
-        .control
-        .as_deref()
-        .and_then(|path| listen_for_status(path, &mut leftovers));
+    let control = listen_for_status(&config.control, &mut leftovers)?;
     let interfaces = open_brought(config, brought)?;
     let steward = steward_of(config)?;
     let reach = reach(config, steward.as_deref());
@@ -84,7 +84,8 @@ pub(crate) fn run(config: &ServeConfig) -> anyhow::Result<()> {
     let workers =
         Workers::start(config.workers, &config.cpus, config.spin).context("cannot start workers")?;
     let workers = Arc::new(workers);
-    let watchdog = Watchdog::start(Arc::clone(&workers)).context("cannot start a thread")?;
+    let watchdog = Watchdog::start(Arc::clone(&workers))
+        .context("cannot start a thread (ulimit -u, systemd: TasksMax=)")?;
     let steward = steward.or_else(|| keeper.steward());
     let interfaces = interfaces.leased_from(steward.unwrap_or_default(), config.steward.is_none());
     let ports = open_ports(config, interfaces, &workers)?;
@@ -129,6 +130,23 @@ fn wait_for_the_end(signals: &mut Signals, read: impl Fn() -> Status) {
     }
 }
 
+/// Who has no steward leases queues of its own keeper, which has the privileges of who starts it.
+fn check_privileges(config: &ServeConfig) -> anyhow::Result<()> {
+    let queues = config.queues();
+    let Some((name, ..)) = queues.first().filter(|_| config.steward.is_none()) else {
+        return Ok(());
+    };
+    let lacking = capabilities::lacking().context("cannot see capabilities")?;
+    if lacking.is_empty() {
+        return Ok(());
+    }
+    bail!(
+        "--ifname {name}: an XDP program and AF_XDP sockets take {}, which this process lacks: start it as root or with these, or lease \
+         queues from a steward (--steward {DEFAULT_SOCKET})",
+        lacking.join(", ")
+    )
+}
+
 /// What was taken away from the sandbox and from what guests are offered, a line each.
 fn tell_what_is_off(config: &ServeConfig) {
     let layers = config.layers.off();
@@ -165,7 +183,7 @@ fn start_attending(port: &Arc<Port>, meeting: Meeting, signals: Handle) -> anyho
     std::thread::Builder::new()
         .name(name.chars().take(15).collect())
         .spawn(body)
-        .context("no thread")?;
+        .context("cannot start a thread (ulimit -u, systemd: TasksMax=)")?;
     Ok(())
 }
 
@@ -364,17 +382,30 @@ fn inherited(fd: i32) -> anyhow::Result<Meeting> {
 }
 
 /// Listens for `status`. Not having that is no reason not to serve.
-fn listen_for_status(path: &Path, leftovers: &mut Leftovers) -> Option<UnixListener> {
-    match control_socket::listen(path) {
-        Ok(listener) => {
-            leftovers.0.push(path.to_owned());
-            Some(listener)
+fn listen_for_status(control: &Control, leftovers: &mut Leftovers) -> anyhow::Result<Option<UnixListener>> {
+    let (path, listened) = match control {
+        Control::Nowhere => return Ok(None),
+        Control::At(path) => {
+            let listened = control_socket::listen(path);
+            let listened = listened.with_context(|| format!("--control {}", path.display()))?;
+            (path.clone(), listened)
         }
-        Err(error) => {
-            tracing::warn!(path = %path.display(), %error, "no control socket: `status` will not find this daemon (choose another place with --control PATH)");
-            None
+        // Nobody asked for it, and guests can do without.
+        Control::Usual => {
+            let usual = control_socket::default_path();
+            match usual.and_then(|path| Ok((path.clone(), control_socket::listen(&path)?))) {
+                Ok(usual) => usual,
+                Err(error) => {
+                    tracing::warn!(
+                        "no control socket, `status` will not find this daemon: {error} (--control PATH)"
+                    );
+                    return Ok(None);
+                }
+            }
         }
-    }
+    };
+    leftovers.0.push(path);
+    Ok(Some(listened))
 }
 
 /// For each port what tells of changes of its interface, if it has one.
@@ -415,7 +446,7 @@ fn watch_link(changes: Option<Changes>, port: &Arc<Port>) -> anyhow::Result<()> 
     std::thread::Builder::new()
         .name("link".to_owned())
         .spawn(body)
-        .context("cannot start a thread")?;
+        .context("cannot start a thread (ulimit -u, systemd: TasksMax=)")?;
     Ok(())
 }
 

@@ -194,9 +194,8 @@ impl Steering {
     /// The interface as it is now, or why it cannot be used any more.
     pub(crate) fn look(&self, opened: &Link) -> Result<Link, String> {
         match self {
-            Self::External(_) => {
-                Link::by_index(opened.index).ok_or_else(|| format!("interface {} is gone", opened.name))
-            }
+            Self::External(_) => Link::by_index(opened.index)
+                .ok_or_else(|| awaited(&format!("interface {} is gone", opened.name))),
             Self::Leased(leased) => leased.look(),
         }
     }
@@ -286,7 +285,10 @@ impl Leased {
         }
         // Down is no reason to give the queues up; without a program, or without a queue, there is nothing to use.
         if facts.mode.is_none() || (facts.impaired && facts.up) {
-            return Err(facts.note);
+            return Err(match facts.ifindex {
+                0 => awaited(&facts.note),
+                _ => facts.note,
+            });
         }
         if facts.generation != self.facts.generation {
             return Err(format!(
@@ -296,6 +298,11 @@ impl Leased {
         }
         Ok(link_of(&facts))
     }
+}
+
+/// What is said of an interface that is gone.
+fn awaited(why: &str) -> String {
+    format!("{why}, waiting for one of that name")
 }
 
 /// What rtnetlink would say.

@@ -1,0 +1,233 @@
+use anyhow::bail;
+use clap::Parser;
+
+use super::values::{parse_cpus, parse_mac};
+use super::{Cli, Command};
+use crate::control::config::{Control, NicConfig, Placement, ServeConfig};
+
+fn serve(arguments: &[&str]) -> anyhow::Result<ServeConfig> {
+    let arguments = ["vhost-af-xdp", "serve"].iter().chain(arguments);
+    match Cli::try_parse_from(arguments)?.command {
+        Some(Command::Serve(args)) => args.into_config(),
+        _ => bail!("not serve"),
+    }
+}
+
+#[test]
+fn ports_inherit_what_they_do_not_say() {
+    let config = serve(&[
+        "--ifname=eth1",
+        "--memory=direct",
+        "--port=socket-path=/a",
+        "--port=socket-path=/b,start-queue=1,memory=copy",
+    ])
+    .expect("valid");
+    assert_eq!(config.ports.len(), 2);
+    assert_eq!(config.ports[0].placement, Placement::Direct);
+    assert_eq!(config.ports[1].placement, Placement::Copy);
+    assert!(
+        matches!(&config.ports[1].nic, NicConfig::Interface { name, start_queue: 1, .. } if name == "eth1")
+    );
+}
+
+#[test]
+fn missing_interface_names_the_remedy() {
+    let error = serve(&["--socket-path=/a"]).expect_err("no interface");
+    assert!(error.to_string().contains("--ifname NAME"), "{error}");
+}
+
+#[test]
+fn offloads_are_chosen_a_port_within_what_its_memory_can_do() {
+    let config = serve(&[
+        "--ifname=eth1",
+        "--offload=all,-uso",
+        "--port=socket-path=/a",
+        "--port=socket-path=/b,start-queue=1,offload=tso4+guest-csum",
+        "--port=socket-path=/c,start-queue=2,memory=direct",
+    ])
+    .expect("valid");
+    config.check().expect("within");
+    let names = |port: usize| config.ports[port].offload.names();
+    assert!(names(0).contains(&"guest-tso4") && !names(0).contains(&"uso"));
+    assert_eq!(names(1), ["csum", "tso4", "guest-csum"]);
+    assert!(names(2).contains(&"tso4") && !names(2).contains(&"guest-tso4"));
+}
+
+#[test]
+fn what_a_minus_takes_away_is_off_and_nothing_else() {
+    let config = serve(&[
+        "--ifname=eth1",
+        "--sandbox",
+        "-files",
+        "--offload=-uso",
+        "--port=socket-path=/a",
+        "--port=socket-path=/b,start-queue=1,memory=direct,offload=-ecn+-csum",
+    ])
+    .expect("valid");
+    config.check().expect("within");
+    assert_eq!(config.layers.off(), ["files"]);
+    let off = |port: usize| config.ports[port].offloads_off();
+    assert_eq!(off(0), ["uso"]);
+    assert_eq!(off(1), ["csum", "tso4", "tso6", "ecn", "uso"]);
+}
+
+#[test]
+fn offload_that_direct_memory_cannot_do_is_refused_by_name() {
+    let config = serve(&[
+        "--ifname=eth1",
+        "--memory=direct",
+        "--offload=guest-tso4",
+        "--socket-path=/a",
+    ]);
+    let error = config.expect("words").check().expect_err("not in direct");
+    assert!(error.to_string().contains("guest-tso4"), "{error}");
+    assert!(serve(&["--ifname=eth1", "--offload=ufo", "--socket-path=/a"]).is_err());
+}
+
+#[test]
+fn tables_without_a_pause_are_refused() {
+    for (argument, accepted) in [
+        ("--watch=0", false),
+        ("--watch=86401", false),
+        ("--watch", true),
+        ("--watch=5", true),
+    ] {
+        let read = Cli::try_parse_from(["vhost-af-xdp", "queues", argument]);
+        assert_eq!(read.is_ok(), accepted, "{argument}");
+    }
+}
+
+#[test]
+fn access_is_for_sockets_that_are_made_here() {
+    let config = serve(&[
+        "--null",
+        "--socket-group=root",
+        "--port=socket-path=/a",
+        "--port=socket-path=/b,socket-mode=600,socket-owner=7",
+        "--port=socket-path=/c,client",
+    ])
+    .expect("valid");
+    let access = |port: usize| config.ports[port].access;
+    assert_eq!(
+        (access(0).group, access(0).mode, access(0).owner),
+        (Some(0), 0o660, None)
+    );
+    assert_eq!(
+        (access(1).group, access(1).mode, access(1).owner),
+        (Some(0), 0o600, Some(7))
+    );
+    for arguments in [
+        ["--null", "--socket-mode=660", "--socket-path=/a", "--client"].as_slice(),
+        &["--null", "--socket-mode=660", "--fd=7"],
+        &["--null", "--port=socket-path=/a,client,socket-group=root"],
+    ] {
+        let error = serve(arguments).expect_err("nothing to give");
+        assert!(format!("{error:#}").contains("not made here"), "{error:#}");
+    }
+}
+
+#[test]
+fn cable_has_two_ends() {
+    let ends = |ports: &[&str]| serve(&[&["--cable=x"], ports].concat()).expect("words").check();
+    ends(&["--port=socket-path=/a", "--port=socket-path=/b"]).expect("two");
+    let error = ends(&["--port=socket-path=/a", "--port=socket-path=/b,ifname=eth1"]).expect_err("one");
+    assert!(error.to_string().contains("cable x: 1 port(s)"), "{error}");
+}
+
+#[test]
+fn unknown_port_key_is_refused() {
+    let error = serve(&["--null", "--port=socket-path=/a,colour=red"]).expect_err("unknown key");
+    assert!(format!("{error:#}").contains("colour"), "{error:#}");
+}
+
+#[test]
+fn cpu_lists_are_read_as_ranges() {
+    assert_eq!(parse_cpus("0,2-4").expect("valid").0, [0, 2, 3, 4]);
+    assert!(parse_cpus("4-2").is_err());
+    assert!(parse_cpus("x").is_err());
+}
+
+#[test]
+fn mac_and_vlans_say_which_frames_a_port_takes() {
+    let config = serve(&[
+        "--ifname=eth1",
+        "--vlan=7",
+        "--port=socket-path=/a,mac=02:00:00:00:00:0a,vlan=0+200-202+201",
+        "--port=socket-path=/b,start-queue=1",
+    ])
+    .expect("valid");
+    config.check().expect("an interface");
+    let filter = |port: usize| config.ports[port].wanted().expect("an interface").filter;
+    assert_eq!(filter(0).macs, [[2, 0, 0, 0, 0, 10]]);
+    assert_eq!(filter(0).vlans, [0, 200, 201, 202]);
+    assert!(filter(1).macs.is_empty() && filter(1).vlans == [7]);
+    for (list, words) in [
+        ("4095", "0 (untagged) to 4094"),
+        ("3-1", "ranges"),
+        ("x", "ranges"),
+    ] {
+        let error = serve(&["--ifname=eth1", "--socket-path=/a", "--vlan", list]).expect_err(list);
+        assert!(error.to_string().contains(words), "{error}");
+    }
+    let check = |args: &[&str]| {
+        serve(args)
+            .expect("words")
+            .check()
+            .expect_err("refused")
+            .to_string()
+    };
+    assert!(check(&["--null", "--socket-path=/a", "--vlan=1"]).contains("--ifname"));
+    assert!(check(&["--ifname=eth1", "--socket-path=/a", "--vlan=1-17"]).contains("17 VLANs"));
+}
+
+#[test]
+fn address_that_is_no_stations_is_refused() {
+    for (text, words) in [
+        (
+            "01:00:00:00:00:00",
+            "a multicast address: the first byte must be even",
+        ),
+        ("ff:ff:ff:ff:ff:ff", "a multicast address"),
+        ("00:00:00:00:00:00", "no station's address: name one such as"),
+        ("02:00:00:00:00", "six hex bytes such as"),
+        ("", "six hex bytes such as"),
+    ] {
+        let said = parse_mac(text).expect_err(text);
+        assert!(said.contains(words) && said.contains(text), "{said}");
+    }
+    assert_eq!(parse_mac("02:00:00:00:00:0a").expect("valid")[5], 10);
+}
+
+#[test]
+fn name_that_no_interface_can_have_is_refused() {
+    for name in ["", "sixteen-letters-", "a/b", "eth 1", "..", "eth1:0"] {
+        for arguments in [
+            [format!("--ifname={name}"), "--socket-path=/a".to_owned()].as_slice(),
+            &[
+                "--null".to_owned(),
+                format!("--port=socket-path=/a,ifname={name}"),
+            ],
+        ] {
+            let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+            let error = format!("{:#}", serve(&arguments).expect_err(name));
+            assert!(
+                error.contains(&format!("--ifname {name:?}: no interface can have")),
+                "{error}"
+            );
+            assert!(error.contains("`ip link` lists them"), "{error}");
+        }
+    }
+    serve(&["--ifname=fifteen-letters", "--socket-path=/a"]).expect("possible");
+}
+
+#[test]
+fn place_for_status_is_named_none_or_the_usual_one() {
+    for (arguments, control) in [
+        (&[][..], Control::Usual),
+        (&["--control=none"], Control::Nowhere),
+        (&["--control=/x"], Control::At("/x".into())),
+    ] {
+        let config = serve(&[&["--null", "--socket-path=/a"], arguments].concat()).expect("valid");
+        assert_eq!(config.control, control);
+    }
+}
