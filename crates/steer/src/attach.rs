@@ -115,7 +115,7 @@ pub enum AttachError {
     #[error("the MTU of {interface} ({mtu}) or of its peer is too large for XDP in {mode} mode{}: lower it{}",
         if *.frags { "" } else { " without multi-buffer frames" },
         match .mode {
-            Mode::Native => ", or use skb mode",
+            Mode::Native => ", or use skb mode (--mode skb)",
             Mode::Skb => "",
         })]
     MtuTooLarge {
@@ -142,7 +142,7 @@ pub enum AttachError {
     },
     /// The kernel or the driver refused for another reason.
     #[error("{interface} refuses an XDP program in {mode} mode{}", match .mode {
-        Mode::Native => "; the driver may lack XDP: try skb mode",
+        Mode::Native => "; the driver may lack XDP: try skb mode (--mode skb)",
         Mode::Skb => "",
     })]
     Refused {

@@ -111,7 +111,7 @@ fn large_mtu_is_named_in_native_mode_and_frags_or_skb_take_it() {
     let text = in_full(&error);
     assert!(
         text.contains("near0 (9000)")
-            && text.contains("without multi-buffer frames: lower it, or use skb mode"),
+            && text.contains("without multi-buffer frames: lower it, or use skb mode (--mode skb)"),
         "{text}"
     );
 

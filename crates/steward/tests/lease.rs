@@ -285,7 +285,7 @@ fn refusals_name_value_and_remedy() {
     check(
         refusal(Lease::take(&world.socket(), &skb)),
         Reason::Program,
-        &["native mode for other leases"],
+        &["native mode for other leases: ask for that mode", "(--mode)"],
     );
     check(refusal(lease.socket(1)), Reason::Lease, &["queue 1", "0 to 0"]);
     check(refusal(lease.deactivate(7)), Reason::Lease, &["queue 7"]);

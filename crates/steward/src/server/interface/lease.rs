@@ -1,0 +1,187 @@
+//! Queues of an interface that are leased: who has them, and what the holder may have done with them.
+
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
+use steer::{MAX_QUEUES, QueueConf, QueueCounters};
+
+use super::{Holder, Interface};
+use crate::hardware::Names;
+use crate::links::Link;
+use crate::protocol::{RECEIVE_RING, Reason, Refusal, Wanted};
+use crate::server::entries::{self, Entries};
+use crate::server::with_sources;
+use crate::sys;
+
+impl Interface {
+    /// Reserves queues for a connection. `names`: what the policy names of what they are for.
+    pub(in crate::server) fn reserve(
+        &mut self,
+        wanted: &Wanted,
+        connection: u64,
+        names: Names,
+    ) -> Result<(), Refusal> {
+        let queues = wanted.range();
+        let name = &self.link.name;
+        let program = self.program()?;
+        if !self.suits(wanted.mode) {
+            return Err(Refusal::new(
+                Reason::Program,
+                format!(
+                    "the program on {name} is attached in {} mode for other leases: ask for that mode, or for none (--mode)",
+                    program.mode()
+                ),
+            ));
+        }
+        check(&self.link, wanted)?;
+        for queue in queues.clone() {
+            let text = match self.holders.get(&queue) {
+                None => continue,
+                Some(Holder::Lease(_)) => format!(
+                    "queue {queue} of {name} is leased to another connection: choose another queue, or end its holder (after a restart of the \
+                     steward: wait, it keeps queues a while for holders that come back)"
+                ),
+                Some(Holder::Leaving) => {
+                    format!("queue {queue} of {name} is being taken back from its last holder: try again")
+                }
+            };
+            return Err(Refusal::new(Reason::Taken, text));
+        }
+        self.holders
+            .extend(queues.clone().map(|queue| (queue, Holder::Lease(connection))));
+        self.idle_since = None;
+        let mut entries = Entries::new(queues.clone(), wanted.filter.clone(), names);
+        entries.look(&self.link.name);
+        let installed = entries.install(self.program()?);
+        if installed.is_ok() {
+            entries.tell(&self.link, &mut self.ledger);
+        }
+        self.entries.insert(queues.start, entries);
+        kernel(installed).inspect_err(|_| self.release(connection, queues))
+    }
+
+    /// A new socket with an RX ring, confined to the interface and placed beside the one that the queue may have, for `activate`.
+    pub(in crate::server) fn socket(&self, queue: u32) -> Result<OwnedFd, Refusal> {
+        let program = self.program()?;
+        let failed = |what: &str, error: &dyn std::error::Error| {
+            let text = format!(
+                "{what} for queue {queue} of {}: {}",
+                self.link.name,
+                with_sources(error)
+            );
+            Refusal::new(Reason::Kernel, text)
+        };
+        let socket = socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None).map_err(
+            |error| {
+                failed(
+                    "no AF_XDP socket (the steward needs CAP_NET_RAW and descriptors)",
+                    &error,
+                )
+            },
+        )?;
+        sys::confine(socket.as_fd(), self.link.index)
+            .map_err(|error| failed("cannot confine the socket", &error))?;
+        // Before it is placed: see there.
+        sockopt::set_xdp_rx_ring_size(&socket, RECEIVE_RING)
+            .map_err(|error| failed("cannot make the socket's RX ring", &error))?;
+        program
+            .place_socket(queue, socket.as_fd())
+            .map_err(|error| failed("cannot place the socket", &error))?;
+        Ok(socket)
+    }
+
+    /// Frames go to the queue's socket.
+    pub(in crate::server) fn activate(&self, queue: u32, conf: QueueConf) -> Result<(), Refusal> {
+        if self.is_blind(queue) {
+            return Err(Refusal::new(Reason::Impaired, entries::blind(&self.link.name)));
+        }
+        kernel(self.program()?.activate_queue(queue, conf))
+    }
+
+    /// The policy names other addresses and VLANs for the lease of these queues: what the NIC was told that it may not be any more
+    /// is undone, and what it may be is told.
+    pub(in crate::server) fn rename_entries(&mut self, queues: &Range<u32>, names: Names) {
+        if let Some(entries) = self.entries.get_mut(&queues.start) {
+            entries.rename(names, &self.link, &mut self.ledger);
+        }
+    }
+
+    /// Whether the lease of a queue is for VLANs that cannot be told now.
+    pub(super) fn is_blind(&self, queue: u32) -> bool {
+        let of_queue = |entries: &&Entries| entries.queues.contains(&queue);
+        self.entries
+            .values()
+            .find(of_queue)
+            .is_some_and(Entries::is_blind)
+    }
+
+    /// Frames go to the host.
+    pub(in crate::server) fn deactivate(&self, queue: u32) -> Result<(), Refusal> {
+        match &self.program {
+            Some(program) => kernel(program.deactivate_queue(queue)),
+            None => Ok(()),
+        }
+    }
+
+    /// What the program counted.
+    pub(in crate::server) fn counters(&self, queue: u32) -> Result<QueueCounters, Refusal> {
+        kernel(self.program()?.counters(queue))
+    }
+
+    /// Gives queues to a lease as another steward had done; false if that cannot be.
+    pub(in crate::server) fn hold(&mut self, wanted: &Wanted, lease: u64, names: Names) -> bool {
+        let queues = wanted.range();
+        if queues.end > MAX_QUEUES || queues.clone().any(|queue| self.holders.contains_key(&queue)) {
+            return false;
+        }
+        let mut entries = Entries::new(queues.clone(), wanted.filter.clone(), names);
+        entries.look(&self.link.name);
+        if let Some(program) = &self.program {
+            let stopped = |queue| !entries.is_blind() || program.deactivate_queue(queue).is_ok();
+            if entries.install(program).is_err() || !queues.clone().all(stopped) {
+                return false;
+            }
+            entries.adopt(&self.link, &mut self.ledger);
+        }
+        self.entries.insert(queues.start, entries);
+        self.holders
+            .extend(queues.map(|queue| (queue, Holder::Lease(lease))));
+        true
+    }
+
+    /// Whether something of this lease is still there.
+    pub(in crate::server) fn has(&self, lease: u64) -> bool {
+        self.leaving.iter().any(|leaving| leaving.lease == lease)
+            || self
+                .holders
+                .values()
+                .any(|&holder| holder == Holder::Lease(lease))
+    }
+
+    /// The lease has another number from now on.
+    pub(in crate::server) fn hand_over(&mut self, from: u64, to: u64) {
+        let theirs = self
+            .holders
+            .values_mut()
+            .filter(|holder| **holder == Holder::Lease(from));
+        theirs.for_each(|holder| *holder = Holder::Lease(to));
+    }
+}
+
+/// Whether an interface can have such a lease at all, as far as that is known without the program.
+pub(in crate::server) fn check(link: &Link, wanted: &Wanted) -> Result<(), Refusal> {
+    let (name, have, last) = (&link.name, link.rx_queues, wanted.range().end - 1);
+    if last >= have.min(MAX_QUEUES) {
+        let text = format!(
+            "{name} has {have} receive queue(s), queue {last} was asked for: use a lower start-queue or fewer queues, or add channels \
+             with `ethtool -L`"
+        );
+        return Err(Refusal::new(Reason::NoInterface, text));
+    }
+    entries::check_tags(name, &wanted.filter).map_err(|text| Refusal::new(Reason::NoInterface, text))
+}
+
+fn kernel<T>(result: Result<T, steer::QueueError>) -> Result<T, Refusal> {
+    result.map_err(|error| Refusal::new(Reason::Kernel, with_sources(&error)))
+}

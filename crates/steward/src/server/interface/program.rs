@@ -1,0 +1,137 @@
+//! The program on an interface: attached, pinned so that it outlives the steward, and taken off.
+
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
+
+use steer::Program;
+
+use super::Interface;
+use crate::links::DriverSends;
+use crate::protocol::{Reason, Refusal};
+use crate::server::state::may_crash;
+use crate::server::with_sources;
+
+/// Ethernet header and one VLAN tag, bytes: what a frame may be longer than the MTU.
+const L2_BYTES: u32 = 18;
+/// Longest frame for which a program without multi-buffer support can be attached, bytes: a page less headroom and the kernel's
+/// own tail (veth and most drivers).
+const LONGEST_WITHOUT_FRAGS: u32 = 3000;
+
+impl Interface {
+    pub(super) fn attach(&mut self) {
+        self.unpin();
+        let frags = self.link.mtu.saturating_add(L2_BYTES) > LONGEST_WITHOUT_FRAGS;
+        let attached = Program::attach(self.link.index, self.mode, frags);
+        may_crash("attached");
+        // A program that does not know what leases take must not be used by them: it is off again at once.
+        let known = attached
+            .map_err(|error| with_sources(&error))
+            .and_then(|program| {
+                let mut entries = self.entries.values();
+                let installed = entries.try_for_each(|entries| entries.install(&program));
+                installed.map_err(|error| with_sources(&error))?;
+                Ok(program)
+            });
+        match known {
+            Ok(mut program) => {
+                self.note = program.fallback().unwrap_or_default().to_owned();
+                self.sends = DriverSends::by_index(self.link.index);
+                self.generation = self.generation.wrapping_add(1);
+                tracing::info!(interface = self.link.name, mode = %program.mode(), program = program.id(), "program attached");
+                self.pin(&mut program);
+                self.program = Some(program);
+                // An interface that was made anew has no rules; one that came back may have them still.
+                let entries = self.entries.values_mut();
+                entries.for_each(|entries| entries.tell(&self.link, &mut self.ledger));
+            }
+            Err(note) => self.note = note,
+        }
+    }
+
+    /// Pins the program. If that cannot be it goes with this process.
+    fn pin(&mut self, program: &mut Program) {
+        let Some(pins) = &self.pins else {
+            return;
+        };
+        let pinned = DirBuilder::new()
+            .mode(0o700)
+            .create(pins)
+            .map_err(|error| error.to_string())
+            .and_then(|()| {
+                may_crash("pins-made");
+                program.pin(pins).map_err(|error| with_sources(&error))
+            });
+        may_crash("pinned");
+        if let Err(why) = pinned {
+            tracing::warn!(
+                interface = self.link.name,
+                "the program will not outlive this process: {}: {why}",
+                pins.display()
+            );
+            self.unpin();
+        }
+    }
+
+    /// Removes the pins, and a program that only they hold.
+    pub(super) fn unpin(&mut self) {
+        if let Some(pins) = &self.pins
+            && let Err(why) = remove_pins(pins)
+        {
+            tracing::error!(interface = self.link.name, "{}: {why}", pins.display());
+        }
+    }
+
+    /// Takes the program off, and looks whether it is. True: there is none of ours any more.
+    pub(in crate::server) fn detach(&mut self) -> bool {
+        let Some(program) = &self.program else {
+            self.unpin();
+            return true;
+        };
+        let id = program.id();
+        if let Err(error) = program.detach() {
+            tracing::error!(
+                interface = self.link.name,
+                program = id,
+                "cannot detach the program: {error}"
+            );
+        }
+        if steer::program_on(self.link.index).is_some_and(|left| left.id == id) {
+            tracing::error!(
+                interface = self.link.name,
+                program = id,
+                "the kernel keeps the program attached"
+            );
+            return false;
+        }
+        may_crash("detached");
+        tracing::info!(interface = self.link.name, program = id, "program detached");
+        self.program = None;
+        self.unpin();
+        may_crash("unpinned");
+        true
+    }
+
+    pub(super) fn program(&self) -> Result<&Program, Refusal> {
+        self.program.as_ref().ok_or_else(|| {
+            let text = match self.link.index {
+                0 => format!(
+                    "interface {} is gone; the lease goes on when an interface of that name is there",
+                    self.name
+                ),
+                _ => self.note.clone(),
+            };
+            Refusal::new(Reason::Impaired, text)
+        })
+    }
+}
+
+/// Takes off what is pinned in a directory, and removes it; nothing happens if there is none.
+pub(in crate::server) fn remove_pins(pins: &Path) -> io::Result<()> {
+    if !pins.is_dir() {
+        return Ok(());
+    }
+    steer::detach_pinned(pins)?;
+    fs::remove_dir_all(pins)
+}

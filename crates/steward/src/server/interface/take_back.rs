@@ -1,0 +1,134 @@
+//! Taking leases back: what they took, undone step by step (see [`teardown`](crate::server::teardown)), and what a steward that
+//! died has left.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::ops::Range;
+
+use steer::{Filter, MAX_QUEUES};
+
+use super::{Holder, Interface};
+use crate::hardware::{self, Ethtool};
+use crate::links::Link;
+use crate::server::state::may_crash;
+use crate::server::teardown::{Step, Teardown, Undo};
+use crate::server::with_sources;
+
+/// A lease that is being taken back.
+#[derive(Debug)]
+pub(super) struct Leaving {
+    pub(super) lease: u64,
+    queues: Range<u32>,
+    teardown: Teardown,
+}
+
+impl Interface {
+    /// Empties the queues that nobody has: what a steward that died has left in them.
+    pub(in crate::server) fn sweep(&mut self) {
+        let free = (0..MAX_QUEUES).filter(|queue| !self.holders.contains_key(queue));
+        let steps: BTreeSet<Step> = free.flat_map(Step::of_queue).collect();
+        for step in &steps {
+            if let Err(why) = self.undo(step) {
+                tracing::warn!(interface = self.link.name, "{step:?}: {why}");
+            }
+        }
+        // What the NIC was told for leases that nobody has any more.
+        for first in self.ledger.noted() {
+            if self.entries.contains_key(&first) {
+                continue;
+            }
+            let nic = self.driver().ok().flatten();
+            let parts = self.ledger.parts(nic.as_ref(), first);
+            // Until it is undone nobody is to have the queue, if nobody has it by another lease.
+            let free = !self.holders.contains_key(&first);
+            self.leaving.push(Leaving {
+                lease: 0,
+                queues: first..first.saturating_add(free.into()),
+                teardown: Teardown::new(parts.into_iter().map(Step::Nic)),
+            });
+            if free {
+                self.holders.insert(first, Holder::Leaving);
+            }
+        }
+        self.take_back();
+    }
+
+    /// Takes a lease back: its frames go to the host at once, the rest as soon as it can be.
+    pub(in crate::server) fn release(&mut self, lease: u64, queues: Range<u32>) {
+        for queue in queues.clone() {
+            // One store, which is not refused.
+            let _ = self.deactivate(queue);
+            self.holders.insert(queue, Holder::Leaving);
+        }
+        self.entries.remove(&queues.start);
+        may_crash("deactivated");
+        let nic = self.driver().ok().flatten();
+        let parts = self.ledger.parts(nic.as_ref(), queues.start);
+        let steps = queues.clone().flat_map(Step::of_queue);
+        let teardown = Teardown::new(parts.into_iter().map(Step::Nic).chain(steps));
+        self.leaving.push(Leaving {
+            lease,
+            queues,
+            teardown,
+        });
+        self.take_back();
+    }
+
+    /// Its driver, by the name that it has now; `None` when it is gone.
+    fn driver(&self) -> io::Result<Option<Ethtool>> {
+        match Link::find(self.link.index).map_err(io::Error::other)? {
+            Some(link) => Ethtool::open(&link.name).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Leases that were taken back since this was asked last.
+    pub(in crate::server) fn take_ended(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.ended)
+    }
+
+    /// Goes on with what is being taken back.
+    pub(super) fn take_back(&mut self) {
+        for mut leaving in std::mem::take(&mut self.leaving) {
+            match leaving.teardown.go_on(self) {
+                Ok(()) => {
+                    may_crash("taken-back");
+                    self.ledger.forget(leaving.queues.start);
+                    self.holders.retain(|queue, _| !leaving.queues.contains(queue));
+                    self.ended.push(leaving.lease);
+                }
+                Err(stuck) => {
+                    // Once, and then less and less often.
+                    if stuck.tries.is_power_of_two() {
+                        tracing::warn!(interface = self.link.name, "{stuck}");
+                    }
+                    self.leaving.push(leaving);
+                }
+            }
+        }
+    }
+}
+
+impl Undo for Interface {
+    fn undo(&mut self, step: &Step) -> Result<(), String> {
+        if let Step::Nic(part) = step {
+            // The rules of an interface that is gone went with it, or away with it.
+            return match self.driver() {
+                Ok(None) => Ok(()),
+                Ok(Some(mut nic)) => hardware::undo(&mut nic, part),
+                Err(error) => Err(error),
+            }
+            .map_err(|error| error.to_string());
+        }
+        // Without the program there is nothing to take it back from.
+        let Some(program) = &self.program else {
+            return Ok(());
+        };
+        let undone = match *step {
+            Step::Nic(_) => return Ok(()),
+            Step::Entries { queue } => program.set_filter(queue, &Filter::default()),
+            Step::Sockets { queue } => program.disable_queue(queue),
+        };
+        undone.map_err(|error| with_sources(&error))
+    }
+}
