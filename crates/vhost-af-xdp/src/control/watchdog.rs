@@ -4,7 +4,8 @@
 //! kernel, with all lanes that it has, and nothing that it could do would help. What can be done is to say it, to give
 //! new lanes to other workers, and to end in time when the daemon is told to (serve.rs).
 //!
-//! One thread looks at what workers show ([`crate::data::progress`]), [`LOOK`] apart, and not at all while all sleep.
+//! One thread looks at what workers show ([`crate::data::progress`]), [`LOOK`] apart, and not at all while all sleep. One
+//! that went to sleep right after it had hung is looked at once more: else it would be said to hang until somebody wakes.
 //! A worker that is awake and has finished no round between three looks hangs: three, because after the whole process
 //! was stopped the watchdog may be the first to go on.
 
@@ -77,6 +78,11 @@ impl Watched {
         }
     }
 
+    /// Whether it did at the last look.
+    fn hangs(&self) -> bool {
+        self.same >= LOOKS
+    }
+
     fn look(&mut self, sight: Sight, now: Instant) -> News {
         if sight.place != Place::Asleep
             && sight.rounds == self.sight.rounds
@@ -89,7 +95,7 @@ impl Watched {
                 _ => News::Nothing,
             };
         }
-        let hung = (self.same >= LOOKS).then(|| now.duration_since(self.since));
+        let hung = self.hangs().then(|| now.duration_since(self.since));
         *self = Self {
             sight,
             since: now,
@@ -123,8 +129,9 @@ impl Watchdog {
         let mut lines = Seldom::default();
         let mut watched: Vec<_> = workers.sights().map(|_| Watched::new(Instant::now())).collect();
         loop {
+            let hangs = watched.iter().any(Watched::hangs);
             let is_awake = || workers.sights().any(|sight| sight.place != Place::Asleep);
-            workers.watcher.park_unless(is_awake);
+            workers.watcher.park_unless(|| hangs || is_awake());
             for (worker, sight) in workers.sights().enumerate() {
                 let news = watched[worker].look(sight, Instant::now());
                 if news != News::Nothing {

@@ -1,0 +1,110 @@
+//! A hostile VMM whose file never answers, beside its file system's server: both are processes of their own (`src/bin/stalled`).
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::Running;
+use crate::vmm::{LOG, RAM, inflight_bytes};
+
+/// What the file is given as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// All of guest memory.
+    Ram,
+    /// The part of guest memory that holds frames; rings are elsewhere.
+    Buffers,
+    /// The dirty log.
+    Log,
+    /// The inflight region.
+    Inflight,
+}
+
+impl Role {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Ram => "ram",
+            Self::Buffers => "buffers",
+            Self::Log => "log",
+            Self::Inflight => "inflight",
+        }
+    }
+
+    fn bytes(self) -> u64 {
+        match self {
+            Self::Ram | Self::Buffers => RAM,
+            Self::Log => LOG,
+            Self::Inflight => inflight_bytes(false),
+        }
+    }
+}
+
+/// See the module's head. On drop the server goes first: whoever waits for it waits no longer.
+pub struct Stalled {
+    server: Running,
+    vmm: Running,
+}
+
+impl Stalled {
+    /// Starts both; `program` is the binary `stalled`. The VMM has the file open, and has said nothing yet to the back end at `socket`.
+    ///
+    /// # Panics
+    /// If one does not start.
+    #[must_use]
+    pub fn new(program: &str, role: Role, socket: &Path) -> Self {
+        let mut command = Command::new(program);
+        command.args(["serve", &role.bytes().to_string()]);
+        let mut server = Running::start(command);
+        server.await_text("/file\n");
+        let said = server.said();
+        let file = said.lines().find_map(|line| line.strip_prefix("file "));
+        let mut command = Command::new(program);
+        command
+            .args(["give", role.name(), file.expect("it was awaited")])
+            .arg(socket);
+        let mut stalled = Self {
+            server,
+            vmm: Running::start(command),
+        };
+        stalled.vmm.await_text("open\n");
+        stalled
+    }
+
+    /// From now on the server answers nothing.
+    ///
+    /// # Panics
+    /// If it has ended.
+    pub fn mute(&mut self) {
+        self.server.type_in("mute\n");
+        self.server.await_text("mute\n");
+    }
+
+    /// Lets the VMM have its session; whether it was `accepted`, `refused`, or there was `no answer`.
+    ///
+    /// # Panics
+    /// If it has ended.
+    pub fn go(&mut self) -> &'static str {
+        self.vmm.type_in("go\n");
+        let outcomes = ["accepted", "refused", "no answer"];
+        let outcome = crate::wait::until_some(crate::wait::SOON, || {
+            self.vmm.check();
+            let said = self.vmm.said();
+            outcomes.into_iter().find(|outcome| said.contains(outcome))
+        });
+        outcome.unwrap_or_else(|| panic!("{} has no end of its session", self.vmm))
+    }
+
+    /// What the server was asked, by others than the VMM.
+    ///
+    /// # Panics
+    /// If a line of it is not understood.
+    #[must_use]
+    pub fn asked_by_others(&self) -> Vec<String> {
+        let said = self.server.said();
+        let asked = said.lines().filter_map(|line| line.strip_prefix("asked "));
+        let asked = asked.map(|asked| asked.rsplit_once(" by ").expect("as it is printed"));
+        let vmm = self.vmm.pid().to_string();
+        // The kernel itself has number 0.
+        let others = asked.filter(|&(_, thread)| thread != "0" && thread != vmm);
+        others.map(|(name, _)| name.to_owned()).collect()
+    }
+}
