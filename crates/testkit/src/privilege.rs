@@ -1,5 +1,6 @@
 //! Whether a test can run here.
 
+use std::fs::File;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -16,6 +17,8 @@ pub enum Need {
     Qemu,
     /// libvirtd with its QEMU driver, and virsh.
     Libvirt,
+    /// File systems that a process serves.
+    Fuse,
 }
 
 /// `true` if all is there. Otherwise says `SKIPPED: reason`.
@@ -43,6 +46,7 @@ fn missing(need: Need) -> Option<String> {
         Need::Dpdk => missing_program("dpdk-testpmd").or_else(missing_hugepages),
         Need::Qemu => missing_program(&qemu()),
         Need::Libvirt => missing_program("virsh").or_else(|| missing_program("libvirtd")),
+        Need::Fuse => missing_device("/dev/fuse"),
     }
 }
 
@@ -53,6 +57,14 @@ fn missing_program(name: &str) -> Option<String> {
         .status()
         .is_ok_and(|status| status.success());
     (!found).then(|| format!("{name} is not installed"))
+}
+
+/// Opened, so that its module is loaded.
+fn missing_device(path: &str) -> Option<String> {
+    let opened = File::options().read(true).write(true).open(path);
+    opened
+        .err()
+        .map(|error| format!("{path} cannot be opened: {error}"))
 }
 
 fn missing_hugepages() -> Option<String> {

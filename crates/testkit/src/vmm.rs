@@ -148,26 +148,34 @@ impl Shared {
 
     /// Receive buffers, shown; frames to be sent, not shown yet.
     fn lay_out(&self) {
+        self.move_buffers(0);
+        for slot in 0..POSTED {
+            for index in 0..2 {
+                let at = rings(index)[1] + 4 + 2 * u64::from(slot);
+                self.write(at, &slot.to_le_bytes());
+            }
+            let addr = buffers(1) + u64::from(slot) * u64::from(BUFFER);
+            self.write(addr + 12, &frame::plain(frame::NUMBERED, 0x77));
+        }
+        if !self.packed {
+            self.write(rings(0)[1] + 2, &POSTED.to_le_bytes());
+        }
+    }
+
+    /// Lets all descriptors refer to addresses that are `by` bytes further than where the buffers are.
+    pub fn move_buffers(&self, by: u64) {
         for index in 0..2 {
-            let [table, driver, _] = rings(index);
+            let table = rings(index)[0];
             for slot in 0..POSTED {
-                let addr = buffers(index) + u64::from(slot) * u64::from(BUFFER);
+                let addr = buffers(index) + u64::from(slot) * u64::from(BUFFER) + by;
                 let (len, flags) = match index {
                     0 => (BUFFER, DESC_WRITE),
                     _ => (12 + frame::NUMBERED as u32, 0),
                 };
-                self.write(
-                    table + 16 * u64::from(slot),
-                    &descriptor((addr, len, flags), slot, self.packed && index == 0),
-                );
-                self.write(driver + 4 + 2 * u64::from(slot), &slot.to_le_bytes());
-                if index == 1 {
-                    self.write(addr + 12, &frame::plain(frame::NUMBERED, 0x77));
-                }
+                let shown = self.packed && index == 0;
+                let descriptor = descriptor((addr, len, flags), slot, shown);
+                self.write(table + 16 * u64::from(slot), &descriptor);
             }
-        }
-        if !self.packed {
-            self.write(rings(0)[1] + 2, &POSTED.to_le_bytes());
         }
     }
 

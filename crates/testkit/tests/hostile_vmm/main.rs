@@ -9,6 +9,7 @@ mod floods;
 mod scribbled;
 mod segments;
 mod sparse;
+mod stalled;
 mod truncated;
 
 /// So many, or `ATTACKS` times as many.
