@@ -66,7 +66,7 @@ pub enum LeaseError {
         path: PathBuf,
     },
     /// The steward is gone, and the lease with it.
-    #[error("the steward has ended the connection; the lease is over")]
+    #[error("the steward has ended the connection; the lease is over: its log says why")]
     Gone,
     /// The steward does not answer.
     #[error("the steward runs, but has not answered for {} s: if that goes on, start it again", PATIENCE.as_secs())]

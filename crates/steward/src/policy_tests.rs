@@ -181,7 +181,7 @@ fn mistakes_are_named_with_their_place() {
         ),
         (
             "user = -1\ninterface = \"e\"\nqueues = \"0\"",
-            "user = -1: a name in quotes, or a number of 0 to 4294967294 is meant",
+            "user = -1: give a name in quotes, or a number of 0 to 4294967294",
         ),
         ("interface = \"e\"\nqueues = \"0\"", "neither user nor group"),
         ("user = 1\ninterface = \"e\"\nqueues = \"3-1\"", "0-3,6"),
@@ -246,34 +246,34 @@ fn value_of_another_kind_is_named_with_its_key_its_line_and_what_belongs_there()
     for (line, words) in [
         (
             "queues = 0",
-            "queues = 0: numbers and ranges in quotes such as \"0-3,6\", or \"all\" is meant",
+            "queues = 0: give numbers and ranges in quotes such as \"0-3,6\", or \"all\"",
         ),
-        ("queues = [0, 1]", "queues = [0, 1]: numbers"),
-        ("interface = 7", "interface = 7: a name in quotes"),
-        ("user = true", "user = true: a name in quotes, or a number"),
+        ("queues = [0, 1]", "queues = [0, 1]: give numbers"),
+        ("interface = 7", "interface = 7: give a name in quotes"),
+        ("user = true", "user = true: give a name in quotes, or a number"),
         (
             "group = 4294967296",
-            "group = 4294967296: a name in quotes, or a number of 0 to 4294967294",
+            "group = 4294967296: give a name in quotes, or a number of 0 to 4294967294",
         ),
         (
             "at-most = \"4\"",
-            "at-most = \"4\": a number of queues such as 4 is meant",
+            "at-most = \"4\": give a number of queues such as 4",
         ),
-        ("at-most = -1", "at-most = -1: a number"),
+        ("at-most = -1", "at-most = -1: give a number"),
         (
             "memlock = 64",
-            "memlock = 64: a size in quotes such as \"64 MiB\"",
+            "memlock = 64: give a size in quotes such as \"64 MiB\"",
         ),
         (
             "macs = \"52:54:00:00:00:01\"",
-            "macs = \"52:54:00:00:00:01\": a list of addresses in quotes such as [",
+            "macs = \"52:54:00:00:00:01\": give a list of addresses in quotes such as [",
         ),
         (
             "vlans = [100]",
-            "vlans: 100: a list of numbers and ranges in quotes such as [\"100\"",
+            "vlans: 100: give a list of numbers and ranges in quotes such as [\"100\"",
         ),
-        ("vlans = [\"1\",\n 100]", "vlans: 100: a list"),
-        ("vlans = \"100\"", "vlans = \"100\": a list"),
+        ("vlans = [\"1\",\n 100]", "vlans: 100: give a list"),
+        ("vlans = \"100\"", "vlans = \"100\": give a list"),
     ] {
         let said = parse(&format!("[[allow]]\n# a comment\n{line}\n")).expect_err(line);
         let place = format!("p.toml line {}: ", 2 + line.lines().count());
@@ -282,17 +282,28 @@ fn value_of_another_kind_is_named_with_its_key_its_line_and_what_belongs_there()
     }
     for (text, words) in [
         (
-            "[limits]\nconnections = \"9\"",
-            "line 2: connections = \"9\": a number of 1 to 900 is meant",
+            "allow = 5",
+            "line 1: allow = 5: give a rule below each line `[[allow]]`",
         ),
-        ("[limits]\nconnections = -1", "line 2: connections = -1: a number"),
+        (
+            "[[limits]]\nconnections = 1",
+            "line 1: [[limits]]: limits begin with `[limits]`",
+        ),
+        (
+            "[limits]\nconnections = \"9\"",
+            "line 2: connections = \"9\": give a number of 1 to 900",
+        ),
+        (
+            "[limits]\nconnections = -1",
+            "line 2: connections = -1: give a number",
+        ),
         (
             "[limits]\nunconfined-sockets = 1",
-            "line 2: unconfined-sockets = 1: true or false is meant",
+            "line 2: unconfined-sockets = 1: give true or false",
         ),
         (
             "limits = 5",
-            "line 1: limits = 5: keys and values below a line `[limits]` is meant",
+            "line 1: limits = 5: give keys and values below a line `[limits]`",
         ),
         (
             "[allow]\nuser = 1",
@@ -302,10 +313,25 @@ fn value_of_another_kind_is_named_with_its_key_its_line_and_what_belongs_there()
         let said = parse(text).expect_err(text);
         assert!(said.contains(words), "{said}");
     }
-    // Its own words do where they name the key.
-    let said = parse("[[allow]]\nuser = 1\nmemlok = 1").expect_err("unknown");
+}
+
+#[test]
+fn text_that_is_no_policy_is_shown_with_its_line() {
+    for (line, words) in [
+        ("memlok = 1", "`memlok = 1`: unknown field `memlok`"),
+        ("interface = \"eth1", "`interface = \"eth1`: invalid basic string"),
+        ("queues = 0-3", "`queues = 0-3`: "),
+        ("queues", "`queues`: "),
+        ("user = 2", "`user = 2`: duplicate key"),
+    ] {
+        let said = parse(&format!("[[allow]]\nuser = 1\n{line}\n")).expect_err(line);
+        assert!(said.starts_with(&format!("p.toml line 3: {words}")), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+    }
+    let long = format!("[[allow]]\nuser = [\"{}ä\"]", "ä".repeat(90));
+    let said = parse(&long).expect_err("a list");
     assert!(
-        said.starts_with("p.toml line 3: unknown field `memlok`"),
+        said.contains("ä…: give a name in quotes") && said.len() < 300,
         "{said}"
     );
 }

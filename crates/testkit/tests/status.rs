@@ -106,6 +106,20 @@ fn daemon_of_a_user_without_a_session_is_found_by_that_user_and_by_root() {
 }
 
 #[test]
+fn directory_of_the_default_is_made_for_another_name_in_it_too() {
+    require!(Root);
+    let user = Somebody::new();
+    let mut command = user.command();
+    command
+        .args(["serve", "--null", "--socket-path"])
+        .arg(user.path("vm.sock"));
+    command.arg("--control").arg(user.control().join("mine"));
+    Running::start(command).await_text("ready");
+    let directory = std::fs::metadata(user.control()).expect("made");
+    assert_eq!(directory.mode() & 0o7777, 0o700);
+}
+
+#[test]
 fn daemon_of_an_impostor_is_not_taken_for_one_of_the_user_that_its_directory_is_named_after() {
     require!(Root);
     let (user, stranger) = (

@@ -15,7 +15,7 @@ use crate::users;
 const NOBODY_AT_ALL: u32 = u32::MAX;
 
 /// What belongs to each key, told to who wrote something else.
-const MEANT: [(&str, &str); 11] = [
+const MEANT: [(&str, &str); 12] = [
     ("user", "a name in quotes, or a number of 0 to 4294967294"),
     ("group", "a name in quotes, or a number of 0 to 4294967294"),
     ("interface", "a name in quotes such as \"eth1\""),
@@ -35,6 +35,7 @@ const MEANT: [(&str, &str); 11] = [
     ),
     ("connections", "a number of 1 to 900"),
     ("unconfined-sockets", "true or false"),
+    ("allow", "a rule below each line `[[allow]]`"),
     ("limits", "keys and values below a line `[limits]`"),
 ];
 
@@ -117,38 +118,59 @@ fn line_of(text: &str, at: usize) -> usize {
     1 + text[..at].matches('\n').count()
 }
 
-/// What is wrong with the text. Of a value of another kind the parser names neither its key nor what belongs there.
+/// What is wrong with the text, with what is written there. Of a value of another kind the parser names neither its key nor
+/// what belongs there.
 fn in_words(text: &str, error: &toml::de::Error) -> String {
     let said = error.message().replace('\n', " ");
-    let of_a_value = ["invalid type", "invalid value", "data did not match"];
-    let Some(span) = error
-        .span()
-        .filter(|_| of_a_value.iter().any(|kind| said.starts_with(kind)))
-    else {
+    let Some(span) = error.span() else {
         return said;
     };
-    let (before, value) = (&text[..span.start], &text[span.clone()]);
-    if value.starts_with("[allow]") {
-        return "[allow]: a rule begins with `[[allow]]`, as there may be several".to_owned();
+    let of_a_value = ["invalid type", "invalid value", "data did not match"];
+    if of_a_value.iter().any(|kind| said.starts_with(kind))
+        && let Some(words) = of_value(&text[..span.start], &text[span.clone()])
+    {
+        return words;
+    }
+    let from = text[..span.start].rfind('\n').map_or(0, |at| at + 1);
+    match text[from..].lines().next().map(str::trim) {
+        Some(line) if !line.is_empty() => format!("`{}`: {said}", cut(line)),
+        _ => said,
+    }
+}
+
+/// What belongs in the place of a value, by what is written before it.
+fn of_value(before: &str, value: &str) -> Option<String> {
+    let value = value.lines().next().unwrap_or_default().trim_end();
+    match value {
+        "[allow]" => {
+            return Some("[allow]: a rule begins with `[[allow]]`, as there may be several".to_owned());
+        }
+        "[[limits]]" => {
+            return Some("[[limits]]: limits begin with `[limits]`, as they are for all".to_owned());
+        }
+        _ => {}
     }
     let word = |until: usize| {
         let until = before[..until].trim_end();
         let from = until.rfind(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, '-' | '_')));
         &until[from.map_or(0, |from| from + 1)..]
     };
-    let key = before
-        .rmatch_indices('=')
-        .find_map(|(at, _)| MEANT.iter().find(|(key, _)| *key == word(at)));
-    let Some((key, meant)) = key else {
-        return said;
-    };
-    let value = value.lines().next().unwrap_or_default();
+    let key = |(at, _): (usize, &str)| MEANT.iter().find(|(key, _)| *key == word(at));
+    let (key, meant) = before.rmatch_indices('=').find_map(key)?;
     let joint = if before.trim_end().ends_with('=') {
         " ="
     } else {
         ":"
     };
-    format!("{key}{joint} {value}: {meant} is meant")
+    Some(format!("{key}{joint} {}: give {meant}", cut(value)))
+}
+
+/// The beginning of what is too long to be repeated.
+fn cut(text: &str) -> String {
+    match text.char_indices().nth(80) {
+        Some((at, _)) => format!("{}…", &text[..at]),
+        None => text.to_owned(),
+    }
 }
 
 fn connections(said: &Spanned<u32>) -> Result<u32, String> {

@@ -76,25 +76,27 @@ fn is_of(directory: &Path, user: u32) -> bool {
     metadata.is_ok_and(|it| it.is_dir() && [0, user].contains(&it.uid()) && it.mode() & 0o022 == 0)
 }
 
-/// The default path of this process's control socket, with its directory. Sockets of daemons that were killed are removed on the way.
-///
-/// # Errors
-/// The directory cannot be made, or others can put something into it.
-pub(crate) fn default_path() -> Result<PathBuf, ListenError> {
+/// The default path of this process's control socket. Sockets of daemons that were killed are removed on the way.
+pub(crate) fn default_path() -> PathBuf {
     let user = rustix::process::geteuid().as_raw();
-    for path in sockets_of(&own_directories(), user) {
+    let mut directories = own_directories();
+    for path in sockets_of(&directories, user) {
         let _ = remove_stale(&path);
     }
-    let directory = own_directories().swap_remove(0);
-    make_own(&directory, user)?;
-    Ok(directory.join(format!("{}.sock", std::process::id())))
+    let directory = directories.swap_remove(0);
+    directory.join(format!("{}.sock", std::process::id()))
 }
 
 /// Listens at `path`, replacing a socket that nobody listens on any more.
 ///
 /// # Errors
-/// The socket cannot be made, its directory is not there, or somebody listens there.
+/// The socket cannot be made, or somebody listens there. Its directory is not there, and not one of those that `status` looks into; or
+/// it is, and others can put something into it.
 pub(crate) fn listen(path: &Path) -> Result<UnixListener, ListenError> {
+    let is_parent = |directory: &&PathBuf| path.parent() == Some(directory.as_path());
+    if let Some(directory) = own_directories().iter().find(is_parent) {
+        make_own(directory, rustix::process::geteuid().as_raw())?;
+    }
     listen_at(path, &Access::OWN)
 }
 

@@ -393,8 +393,8 @@ fn listen_for_status(control: &Control, leftovers: &mut Leftovers) -> anyhow::Re
         // Nobody asked for it, and guests can do without.
         Control::Usual => {
             let usual = control_socket::default_path();
-            match usual.and_then(|path| Ok((path.clone(), control_socket::listen(&path)?))) {
-                Ok(usual) => usual,
+            match control_socket::listen(&usual) {
+                Ok(listened) => (usual, listened),
                 Err(error) => {
                     tracing::warn!(
                         "no control socket, `status` will not find this daemon: {error} (--control PATH)"
