@@ -15,6 +15,8 @@
     # Not libvirt-daemon-system, which would start a libvirtd for good.
     PACKAGES_LIBVIRT=(libvirt-clients libvirt-daemon libvirt-daemon-driver-qemu)
     PACKAGES_RESULTS=(jq)
+    # Its program, for the tests of the units: a system that runs none gets none to run.
+    PACKAGES_SYSTEMD=(systemd)
     # testpmd is in dpdk-dev; each driver is a package of its own, whose name install_dpdk completes.
     DPDK_DRIVERS=(mempool-ring net-af-xdp net-null net-vhost net-virtio)
 }

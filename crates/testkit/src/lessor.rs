@@ -174,7 +174,8 @@ fn start(netns: &NetNs, dir: &TempDir, bpffs: &BpfFs, policy: &TempDir) -> Runni
     Running::start(command)
 }
 
-fn binary() -> &'static Path {
+/// The steward's: `$VHOST_AF_XDP_STEWARD_BIN`, or what `cargo build` makes of this tree.
+pub(crate) fn binary() -> &'static Path {
     static BINARY: std::sync::OnceLock<PathBuf> = std::sync::OnceLock::new();
     BINARY.get_or_init(|| {
         std::env::var_os("VHOST_AF_XDP_STEWARD_BIN").map_or_else(

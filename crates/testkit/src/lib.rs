@@ -41,6 +41,7 @@ pub mod stalled;
 pub mod super_frame;
 pub mod sweep;
 pub mod sys;
+pub mod systemd;
 pub mod testpmd;
 pub mod traffic;
 pub mod two_guests;

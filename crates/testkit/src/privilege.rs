@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use crate::guest::qemu;
+use crate::systemd;
 
 /// What a test needs that not every machine has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +20,8 @@ pub enum Need {
     Libvirt,
     /// File systems that a process serves.
     Fuse,
+    /// systemd's program, and control groups of version 2 for it.
+    Systemd,
 }
 
 /// `true` if all is there. Otherwise says `SKIPPED: reason`.
@@ -47,6 +50,10 @@ fn missing(need: Need) -> Option<String> {
         Need::Qemu => missing_program(&qemu()),
         Need::Libvirt => missing_program("virsh").or_else(|| missing_program("libvirtd")),
         Need::Fuse => missing_device("/dev/fuse"),
+        Need::Systemd => missing_program(systemd::PROGRAM).or_else(|| {
+            let none = systemd::cgroups().is_none();
+            none.then(|| "there are no control groups (cgroup2) that can be changed".to_owned())
+        }),
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::Once;
 
 use rustix::mount::{UnmountFlags, unmount};
 
-use crate::guest;
+use crate::{guest, systemd};
 
 /// Where directories of tests are. Short, because of the sockets in them.
 pub const DIRECTORIES: &str = "/tmp";
@@ -41,6 +41,11 @@ pub fn sweep() {
     for place in mounts().iter().rev() {
         if directories.iter().any(|directory| place.starts_with(directory)) {
             let _ = unmount(place, UnmountFlags::DETACH);
+        }
+    }
+    if let Some(groups) = systemd::cgroups() {
+        for name in groups.to_str().into_iter().flat_map(names_in) {
+            systemd::remove_group(&groups.join(name));
         }
     }
     for directory in directories {

@@ -1,0 +1,90 @@
+//! The units of docs/deploy, under a systemd.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
+use testkit::systemd::Systemd;
+use testkit::{VethPair, require};
+
+const STEWARD: &str = "vhost-af-xdp-steward";
+const POLICY: &str = "/etc/vhost-af-xdp/steward.toml";
+
+/// What docs/deploy/README.md says for two guests on queues 0 and 1, but for the policy.
+fn installed(systemd: &Systemd) {
+    systemd.run(&["groupadd", "--system", "vhost-af-xdp"]);
+    systemd.run(&["install", "-d", "/etc/vhost-af-xdp"]);
+    for (queue, guest) in ["vm1", "vm2"].iter().enumerate() {
+        systemd.run(&["groupadd", "--system", &format!("vhost-af-xdp-{guest}")]);
+        let options = format!("OPTIONS=--ifname {} --start-queue {queue}\n", VethPair::NIC);
+        fs::write(systemd.path(&format!("/etc/vhost-af-xdp/{guest}.conf")), options).expect("writable");
+    }
+    systemd.run(&["systemctl", "start", "vhost-af-xdp-steward.socket"]);
+}
+
+fn allow(systemd: &Systemd) {
+    let rule = format!(
+        "[[allow]]\ngroup = \"vhost-af-xdp\"\ninterface = \"{}\"\nqueues = \"all\"\nmemlock = \"64 MiB\"\n",
+        VethPair::NIC
+    );
+    fs::write(systemd.path(POLICY), rule).expect("writable");
+}
+
+#[test]
+fn guests_have_users_of_their_own_and_their_leases_outlive_the_steward() {
+    require!(Root, Systemd);
+    let veth = VethPair::with(2, 1500);
+    let systemd = Systemd::start(&veth.near);
+    installed(&systemd);
+    allow(&systemd);
+    systemd.run(&["systemctl", "start", "vhost-af-xdp@vm1", "vhost-af-xdp@vm2"]);
+    systemd.await_log("ready port=", 2);
+    let sockets = ["vm1", "vm2"].map(|guest| {
+        let path = systemd.path(&format!("/run/vhost-af-xdp-{guest}/net.sock"));
+        fs::metadata(path).expect("it listens")
+    });
+    assert_ne!(
+        sockets[0].uid(),
+        sockets[1].uid(),
+        "each guest has a user of its own"
+    );
+    assert_ne!(
+        sockets[0].gid(),
+        sockets[1].gid(),
+        "each guest's VMM has a group of its own"
+    );
+    assert!(sockets.iter().all(|socket| socket.uid() != 0), "none is root");
+
+    systemd.run(&["systemctl", "restart", STEWARD]);
+    systemd.await_log("the lease goes on", 2);
+    systemd.run(&["systemctl", "kill", "--signal=KILL", STEWARD]);
+    systemd.await_log("the lease goes on", 4);
+    assert!(
+        !systemd.log().contains("leases end with this process"),
+        "{}",
+        systemd.log()
+    );
+    assert!(!systemd.log().contains("refused"), "{}", systemd.log());
+
+    systemd.run(&["systemctl", "reload", STEWARD]);
+    systemd.await_log("the policy was read again", 1);
+    systemd.await_state("vhost-af-xdp@vm2", "active");
+}
+
+#[test]
+fn what_is_missing_at_first_may_come_later() {
+    require!(Root, Systemd);
+    let veth = VethPair::with(2, 1500);
+    let systemd = Systemd::start(&veth.near);
+    installed(&systemd);
+    systemd.run(&["systemctl", "start", "vhost-af-xdp@vm1"]);
+    // More often than systemd starts a unit in ten seconds if nothing else is said (DefaultStartLimitBurst=).
+    systemd.await_log("cannot read the policy", 7);
+    allow(&systemd);
+    systemd.await_log("ready port=", 1);
+    // An interface that comes later.
+    veth.near.ip(&["link", "set", VethPair::NIC, "name", "later0"]);
+    systemd.run(&["systemctl", "start", "--no-block", "vhost-af-xdp@vm2"]);
+    systemd.await_log("vhost-af-xdp: port /run/vhost-af-xdp-vm2/net.sock", 7);
+    veth.near.ip(&["link", "set", "later0", "name", VethPair::NIC]);
+    systemd.await_log("ready port=/run/vhost-af-xdp-vm2/net.sock", 1);
+}
