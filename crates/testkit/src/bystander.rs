@@ -46,9 +46,10 @@ impl Bystander {
     pub fn with(placement: Placement, hostile: u32, options: impl FnOnce(Serve) -> Serve) -> Self {
         let veth = VethPair::new();
         veth.join_as(HOSTILE, hostile, 1500);
-        let serve = Serve::interface(VethPair::NIC)
-            .placement(placement)
-            .with("--workers", "1");
+        let mut serve = options(Serve::interface(VethPair::NIC).placement(placement));
+        if !serve.args().iter().any(|arg| arg == "--workers") {
+            serve = serve.with("--workers", "1");
+        }
         let hostile: Vec<_> = (0..hostile)
             .map(|queue| format!("ifname={},start-queue={queue}", HOSTILE.0))
             .collect();
@@ -56,7 +57,7 @@ impl Bystander {
             .into_iter()
             .chain(hostile.iter().map(String::as_str))
             .collect();
-        let mut daemon = Daemon::start_ports(&veth.near, &options(serve), &ports);
+        let mut daemon = Daemon::start_ports(&veth.near, &serve, &ports);
         let wire = PacketPort::open(&veth.far, VethPair::WIRE);
         let guest = Driver::connect(&daemon.path("port0.sock"), &DriverConfig::default()).expect("accepted");
         // What is made once and kept: arenas of the allocator, the log's buffers.

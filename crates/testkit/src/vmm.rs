@@ -36,8 +36,9 @@ const fn rings(index: u64) -> [u64; 3] {
 const fn buffers(index: u64) -> u64 {
     (1 + index) << 18
 }
-/// Frames that are posted and sent, and those of them that are sent at a time.
-const POSTED: u16 = 32;
+/// Receive buffers that are posted, and frames.
+pub const POSTED: u16 = 32;
+/// Frames that are sent at a time.
 const SENT: u16 = 8;
 const BUFFER: u32 = 2048;
 
@@ -177,6 +178,29 @@ impl Shared {
                 self.write(table + 16 * u64::from(slot), &descriptor);
             }
         }
+    }
+
+    /// Shows the receive buffers of a split ring once more, for the second time, to the device, which is not kicked.
+    pub fn repost(&self) {
+        let [_, driver, _] = rings(0);
+        for slot in 0..POSTED {
+            self.write(driver + 4 + 2 * u64::from(POSTED + slot), &slot.to_le_bytes());
+        }
+        self.write(driver + 2, &(2 * POSTED).to_le_bytes());
+    }
+
+    /// How many receive buffers of a split ring the device has used.
+    #[must_use]
+    pub fn received(&self) -> u16 {
+        let mut bytes = [0; 2];
+        let _ = rustix::io::pread(&self.ram, &mut bytes, rings(0)[2] + 2);
+        u16::from_le_bytes(bytes)
+    }
+
+    /// Shows more frames than a split ring has, which is wrong.
+    pub fn jump(&self) {
+        self.write(rings(1)[1] + 2, &u16::MAX.to_le_bytes());
+        let _ = rustix::io::write(&self.events[1], &1u64.to_ne_bytes());
     }
 
     /// Shows frames up to that number to the device.

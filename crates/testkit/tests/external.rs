@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 
 use rstest::rstest;
 use testkit::daemon::{Mode, private_dir};
-use testkit::driver::{F_HOST_ALL, HEADER};
+use testkit::driver::{F_HOST_ALL, HEADER, region_info};
 use testkit::foreign::{self, Foreign, assert_serves_guests, inherited, list};
 use testkit::guest::{Guest, qemu_has_af_xdp};
 use testkit::super_frame::{Ip, SuperFrame};
@@ -15,6 +15,11 @@ use testkit::{
     BpfFs, Daemon, Driver, DriverConfig, Layout, Lessor, PacketPort, Rig, Serve, VethPair, frame, require,
     wait,
 };
+
+use vhost::VhostBackend;
+use vhost::vhost_user::VhostUserFrontend;
+use virtqueue::GuestAddr;
+use virtqueue::driver::GuestRam;
 
 const BUFFER: u32 = 2048;
 
@@ -76,6 +81,36 @@ fn sockets_passed_in_may_have_an_rx_ring_of_any_size_or_none(
     let serve = inhibited().with("--sock-fds", list(&[&socket]));
     let daemon = listening(&veth, &[&socket], &serve);
     drop(socket);
+    assert_serves_guests(veth, daemon, 2);
+}
+
+/// There is no other one for the next guest.
+#[rstest]
+fn socket_passed_in_stays_when_a_vmm_takes_the_memory_of_its_rings_away(#[values(true, false)] all: bool) {
+    require!(Root);
+    let veth = VethPair::new();
+    let program = Foreign::attach(&veth.near, VethPair::NIC, Mode::Native, 0);
+    let socket = foreign::socket(&veth.near);
+    program.place(0, &socket);
+    let serve = inhibited().with("--sock-fds", list(&[&socket]));
+    let daemon = listening(&veth, &[&socket], &serve);
+    drop(socket);
+    let config = DriverConfig {
+        regions: vec![(GuestAddr(0), 16 << 20)],
+        ..DriverConfig::default()
+    };
+    let mut driver = Driver::connect(&daemon.socket(), &config).expect("accepted");
+    if all {
+        let region = region_info(&driver.ram().regions().expect("regions")[0]);
+        let removed = driver.frontend().remove_mem_region(&region);
+        removed.expect("a VMM may do that");
+    } else {
+        let other = GuestRam::new(&[(GuestAddr(1 << 40), 4 << 20)]).expect("memory");
+        let region = region_info(&other.regions().expect("regions")[0]);
+        let said = driver.frontend().set_mem_table(&[region]);
+        said.expect_err("the rings are in none of it");
+    }
+    drop(driver);
     assert_serves_guests(veth, daemon, 2);
 }
 

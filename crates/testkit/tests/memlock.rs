@@ -6,11 +6,14 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::process::Command;
 
 use rustix::process::Signal;
-use testkit::daemon::{binary, private_dir};
+use testkit::daemon::{Placement, binary, private_dir};
+use testkit::driver::region_info;
 use testkit::{
     Daemon, Driver, DriverConfig, Layout, Lessor, PacketPort, Serve, VethPair, frame, require, wait,
 };
+use vhost::vhost_user::VhostUserFrontend;
 use virtqueue::GuestAddr;
+use virtqueue::driver::GuestRam;
 
 /// Nobody else's.
 const USER: u32 = 64_917;
@@ -120,4 +123,44 @@ fn vmm_stays_while_another_daemon_has_the_memory_and_is_served_when_that_is_gone
     second.pairs[0].send(&sent, Layout::Whole);
     frame::assert_same(&wire.receive(wait::SOON).expect("it arrives"), &sent);
     assert_eq!(two.port(0)["sessions"], 1);
+}
+
+/// Its memory can be locked no more, nor what copying takes: the pair waits.
+#[test]
+fn guest_that_is_given_memory_stays_while_another_daemon_has_what_may_be_locked() {
+    require!(Root);
+    let veth = VethPair::with(2, 1500);
+    let (_lessor, steward) = lease_without_memory(&veth);
+    let serve = |queue: &str| Serve::interface(VethPair::NIC).with("--start-queue", queue);
+    let mut direct = daemon(&veth, &steward, serve("0").placement(Placement::Direct));
+    let mut other = daemon(&veth, &steward, serve("1"));
+    for daemon in [&mut direct, &mut other] {
+        daemon.await_listening();
+        daemon.await_ready();
+    }
+    // With what is behind it 1.75 MiB, beside the other's 6.
+    let small = DriverConfig {
+        regions: vec![(GuestAddr(0), 1 << 20)],
+        ..config()
+    };
+    let mut guest = Driver::connect(&direct.socket(), &small).expect("accepted");
+    let neighbour = Driver::connect(&other.socket(), &config()).expect("accepted");
+    for daemon in [&direct, &other] {
+        daemon.await_port(0, "runs", |port| port["lanes"][0]["running"] == true);
+    }
+    let more = GuestRam::new(&[(GuestAddr(1 << 30), 4 << 20)]).expect("memory");
+    let regions = more.regions().expect("regions");
+    let added = guest.frontend().add_mem_region(&region_info(&regions[0]));
+    added.expect("that there is no memory to lock is not the VMM's fault");
+    direct.await_impaired(0, "`memlock`");
+    assert_eq!(direct.port(0)["connected"], true);
+    drop(neighbour);
+    direct.await_port(0, "runs", |port| {
+        port["lanes"][0]["running"] == true && port["impaired"].is_null()
+    });
+    let wire = PacketPort::open(&veth.far, VethPair::WIRE);
+    let sent = frame::plain(100, 1);
+    guest.pairs[0].send(&sent, Layout::Whole);
+    frame::assert_same(&wire.receive(wait::SOON).expect("it arrives"), &sent);
+    assert_eq!(direct.port(0)["sessions"], 1);
 }

@@ -15,6 +15,7 @@ use crate::control::interface::Interfaces;
 use crate::control::memory::{FileKinds, MemoryRules};
 use crate::control::port::Port;
 use crate::control::{attend, sigbus};
+use crate::data::call::{Blocks, Call};
 use crate::data::counters::LaneCounters;
 use crate::data::guest::{GuestSide, Sending, Vring, pieces};
 use crate::data::nic::Link;
@@ -109,9 +110,8 @@ impl Headers {
         let [to_guest, from_guest] = queues.map(|queue| Vring {
             queue,
             kick: None,
-            call: None,
+            call: Call::new(None, Blocks::default()),
             enabled: true,
-            call_blocked: false,
         });
         Self {
             side: GuestSide {

@@ -7,14 +7,19 @@ use std::time::Duration;
 use rstest::rstest;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{OFlags, fcntl_setfl};
+use rustix::process::Signal;
+use testkit::bystander::come_in_peace;
 use testkit::daemon::Placement;
-use testkit::vmm::{Shared, Vmm, event};
-use testkit::{Bystander, require};
+use testkit::vmm::{POSTED, Shared, Vmm, event, longs, words};
+use testkit::{Bystander, Serve, frame, message, require, wait};
+use vhost::vhost_user::message::FrontendReq;
 
 /// The value at which nothing more fits.
 const FULL: u64 = u64::MAX - 1;
 
 fn fill(event: &OwnedFd) {
+    // What was counted so far; nothing, if it does not block.
+    let _ = rustix::io::read(event, &mut [0; 8]);
     let _ = rustix::io::write(event, &FULL.to_ne_bytes());
 }
 
@@ -96,4 +101,99 @@ fn call_eventfd_that_is_made_to_block_costs_its_port_and_nobody_else(
     let again = Vmm::connect(&scene.socket(1));
     assert_eq!(again.perform(&shared, &shared.session()).expect("closed"), 0);
     scene.assert_others_unharmed(&[1]);
+}
+
+/// Whoever writes to it waits from now on.
+fn block(event: &OwnedFd) {
+    fill(event);
+    fcntl_setfl(event.as_fd(), OFlags::RDWR).expect("it is ours");
+}
+
+/// A session with frames for which it has no buffers until just before its lane is stopped: those are delivered by whoever stops
+/// it, and the call for them blocks.
+fn session_that_ends_badly(scene: &Bystander, shared: &Shared) -> Vmm {
+    let vmm = Vmm::connect(&scene.socket(1));
+    let mut acts = shared.session();
+    acts.truncate(acts.len() - 2);
+    let done = vmm.perform(shared, &acts).expect("answered");
+    assert_eq!(done, acts.len(), "{}", scene.daemon.said());
+    let wire = scene.hostile_wire();
+    for seed in 0..2 * POSTED {
+        wire.send(&frame::plain(60, seed as u8));
+    }
+    assert!(wait::until(wait::SOON, || shared.received() == POSTED));
+    // The lane waits for buffers, and is not told that they come; it has a worker of its own, who sleeps.
+    wait::settle();
+    shared.events[2..].iter().for_each(block);
+    shared.repost();
+    vmm
+}
+
+/// How a lane is stopped.
+#[derive(Clone, Copy, Debug)]
+enum End {
+    Base,
+    Features,
+    Size,
+    Disconnect,
+}
+
+/// With a worker for each of the two, so that nobody comes by.
+fn two_workers(serve: Serve) -> Serve {
+    serve.with("--workers", "2")
+}
+
+/// It is written to by the port's own thread, which has the port's lock then.
+#[rstest]
+fn call_eventfd_that_blocks_when_its_lane_is_stopped_costs_its_port_and_nobody_else(
+    #[values(End::Base, End::Features, End::Size, End::Disconnect)] end: End,
+) {
+    require!(Root);
+    let scene = Bystander::with(Placement::Copy, 1, two_workers);
+    let shared = Shared::new(false);
+    let vmm = session_that_ends_badly(&scene, &shared);
+    let say = |request, payload| message::try_send(vmm.socket(), request, payload, &[]).expect("it listens");
+    match end {
+        End::Base => say(FrontendReq::GET_VRING_BASE, &words([1, 0])),
+        End::Features => say(FrontendReq::SET_FEATURES, &longs([1 << 32])),
+        End::Size => say(FrontendReq::SET_VRING_NUM, &words([1, 32])),
+        End::Disconnect => drop(vmm),
+    }
+    scene
+        .daemon
+        .await_port(1, "closed", |port| port["last_closed"][0] == "call-blocks");
+    assert_eq!(shared.received(), 2 * POSTED);
+    scene.assert_others_unharmed(&[1]);
+}
+
+#[test]
+fn daemon_ends_in_time_although_a_call_eventfd_blocks() {
+    require!(Root);
+    let mut scene = Bystander::with(Placement::Copy, 1, two_workers);
+    let shared = Shared::new(false);
+    let _vmm = session_that_ends_badly(&scene, &shared);
+    scene.daemon.process().signal(Signal::TERM);
+    scene.daemon.process().wait(wait::SOON);
+    let said = scene.daemon.said();
+    assert!(!said.contains("does not stop"), "{said}");
+}
+
+/// Written to when the guest has done wrong; the port is there for another then.
+#[test]
+fn error_eventfd_that_blocks_holds_up_nobody() {
+    require!(Root);
+    let scene = Bystander::new(Placement::Copy, 1);
+    let (shared, error) = (Shared::new(false), event());
+    let vmm = Vmm::connect(&scene.socket(1));
+    let mut acts = shared.session();
+    acts.truncate(acts.len() - 2);
+    assert_eq!(vmm.perform(&shared, &acts).expect("answered"), acts.len());
+    assert!(vmm.says(FrontendReq::SET_VRING_ERR, &longs([1]), &[error.as_fd()]));
+    block(&error);
+    shared.jump();
+    scene
+        .daemon
+        .await_port(1, "closed", |port| port["last_closed"][0] == "avail-index-jump");
+    come_in_peace(&scene.socket(1));
+    scene.assert_unharmed();
 }

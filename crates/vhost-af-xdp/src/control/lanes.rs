@@ -18,6 +18,7 @@ use super::registration::{self, Registered, Registration};
 use super::vring::{VringError, VringState};
 use crate::binding::{Binding, L2_BYTES, SMALL_CHUNK};
 use crate::data::cable::{CableEnd, CableLane, Wire};
+use crate::data::call::{Blocks, Call};
 use crate::data::copy::CopyLane;
 use crate::data::counters::LaneCounters;
 use crate::data::direct::{CHUNK_BYTES, DirectLane, DirectMemory, LONGEST_FRAME};
@@ -202,6 +203,8 @@ pub(crate) struct LaneParts<'a> {
     pub(crate) inflight: Option<&'a Arc<InflightRegion>>,
     /// The port's, if it has several pairs.
     pub(crate) spill: Option<&'a Arc<Spill>>,
+    /// The session's.
+    pub(crate) blocks: &'a Blocks,
 }
 
 impl LaneParts<'_> {
@@ -288,9 +291,8 @@ impl LaneParts<'_> {
         Ok(Vring {
             queue,
             kick: duplicate(&state.kick)?,
-            call: duplicate(&state.call)?,
+            call: Call::new(duplicate(&state.call)?, Arc::clone(self.blocks)),
             enabled: state.enabled,
-            call_blocked: false,
         })
     }
 

@@ -18,6 +18,7 @@ use super::config::{NicConfig, Placement, PortConfig};
 use super::interface::{Interface, InterfaceError, Interfaces};
 use super::kept;
 use super::lanes::{CopyMemory, FarSide, LaneError, NULL_MTU};
+use super::nudge;
 use super::peer;
 use super::seldom::Seldom;
 use super::session::{Course, FaultCell, Ground, Session, SessionError};
@@ -371,9 +372,9 @@ impl Port {
         state.last_closed = Some(Closed { reason, detail, at });
         self.note_declined(state, course, wrong);
         drop(held);
-        // Without the lock, and not by a worker: it may block, whatever flag we set (see Fault::CallBlocks).
+        // Without the lock, and not by a worker: each may take a while, whatever flag we set.
         for error in errors {
-            let _ = rustix::io::write(&error, &1u64.to_ne_bytes());
+            let _ = nudge::write(&error, &self.workers.watcher);
         }
         match (wrong, course.ran) {
             (true, _) => Ended::Wrong,
@@ -454,10 +455,15 @@ impl Port {
         }
         let far = self.far_sides(state.interface.as_ref());
         // Memory that was registered while the steward was away.
-        if let Some(session) = &mut state.session
-            && session.go_direct_all(&self.ground(&far)).is_err()
-        {
-            session.hang_up();
+        let mut shortage = None;
+        if let Some(session) = &mut state.session {
+            if session.go_direct_all(&self.ground(&far)).is_err() {
+                session.hang_up();
+            }
+            shortage = session.take_shortage();
+        }
+        if let Some(shortage) = shortage {
+            self.impair(state, shortage);
         }
         let went_down = !link.up && !state.link_down;
         if link.up == state.link_down {

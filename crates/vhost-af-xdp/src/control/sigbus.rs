@@ -30,6 +30,8 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use rustix::mm::{MapFlags, ProtFlags};
 use virtqueue::{ForeignFiles, Guard};
 
+use super::nudge;
+
 /// What is said when a port closes for it.
 pub(crate) const TRUNCATED: &str =
     "guest memory vanished: the VMM truncated the file behind it, or there was no (huge) page left for it";
@@ -174,7 +176,9 @@ pub(crate) fn install() -> io::Result<()> {
         action.sa_sigaction = handler as usize;
         // On the alternate stack where the thread has one (std gives one to each).
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+        // Not on top of this one: an alternate stack has room for one frame with all registers.
         libc::sigemptyset(&raw mut action.sa_mask);
+        libc::sigaddset(&raw mut action.sa_mask, nudge::SIGNAL);
         libc::sigaction(libc::SIGBUS, &raw const action, ptr::null_mut())
     };
     if result == 0 {
@@ -330,6 +334,19 @@ mod tests {
         };
         let map = MemoryMap::new(vec![region], 0, &Truncating(&watch, &ram)).expect("mapped");
         assert_eq!((map.read_obj::<u64>(0), watch.is_hit()), (Some(0), true));
+    }
+
+    /// The watchdog sends it to workers at any time.
+    #[test]
+    fn signal_of_the_watchdog_waits_for_the_handler() {
+        install().expect("installed");
+        // SAFETY: sigaction is plain data, for which zeros are a value, and is only read out.
+        let blocked = unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            libc::sigaction(libc::SIGBUS, ptr::null(), &raw mut action);
+            libc::sigismember(&raw const action.sa_mask, nudge::SIGNAL)
+        };
+        assert_eq!(blocked, 1);
     }
 
     #[test]

@@ -4,8 +4,9 @@
 //! kernel, with all lanes that it has, and nothing that it could do would help. What can be done is to say it, to give
 //! new lanes to other workers, and to end in time when the daemon is told to (serve.rs).
 //!
-//! One thread looks at what workers show ([`crate::data::progress`]), [`LOOK`] apart, and not at all while all sleep. One
-//! that went to sleep right after it had hung is looked at once more: else it would be said to hang until somebody wakes.
+//! One thread looks at what workers show ([`crate::data::progress`]), [`LOOK`] apart, and not at all while all sleep and
+//! nobody else writes to a VMM (nudge.rs). One that went to sleep right after it had hung is looked at once more: else it
+//! would be said to hang until somebody wakes.
 //! A worker that is awake and has finished no round between three looks hangs: three, because after the whole process
 //! was stopped the watchdog may be the first to go on.
 
@@ -13,15 +14,13 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::nudge;
+use super::nudge::{self, NUDGE};
 use super::seldom::Seldom;
 use crate::data::progress::Place;
 use crate::data::worker::{Sight, Workers};
 
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(500);
-/// Between two looks whether a worker waits in a call of its guest: see [`nudge`].
-const NUDGE: Duration = Duration::from_millis(20);
 /// Looks that find a worker where it was, after which it hangs.
 const LOOKS: u32 = 2;
 
@@ -131,7 +130,9 @@ impl Watchdog {
         loop {
             let hangs = watched.iter().any(Watched::hangs);
             let is_awake = || workers.sights().any(|sight| sight.place != Place::Asleep);
-            workers.watcher.park_unless(|| hangs || is_awake());
+            workers
+                .watcher
+                .park_unless(|| hangs || nudge::is_written() || is_awake());
             for (worker, sight) in workers.sights().enumerate() {
                 let news = watched[worker].look(sight, Instant::now());
                 if news != News::Nothing {
@@ -154,8 +155,8 @@ impl Watchdog {
     }
 }
 
-/// For so long, ends waits of workers that are awake and have finished no round between two looks. In memory that never answers
-/// this does nothing.
+/// For so long, ends waits of workers that are awake and have finished no round between two looks, and of control threads ([`nudge`]).
+/// In memory that never answers this does nothing.
 fn nudge_for(time: Duration, workers: &Workers) {
     let mut before: Vec<_> = workers.sights().collect();
     for _ in 0..time.as_millis() / NUDGE.as_millis() {
@@ -167,6 +168,7 @@ fn nudge_for(time: Duration, workers: &Workers) {
             }
         }
         before = now;
+        nudge::nudge_writers();
     }
 }
 

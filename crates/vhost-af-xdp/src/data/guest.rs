@@ -13,8 +13,9 @@ use std::sync::Arc;
 use offload::segment::{GsoKind, Request};
 use virtqueue::{Chain, Chains, DirtyLog, GuestFault, MemoryMap, Queue, Segment};
 
+use super::call::Call;
 use super::counters::LaneCounters;
-use super::lane::{Bases, Direction};
+use super::lane::{Bases, Direction, Stopped};
 use super::nic::Link;
 use super::offloads::Offloads;
 use super::spill::Spill;
@@ -54,9 +55,9 @@ pub(crate) enum Fault {
         /// First descriptor of the chain.
         head: u16,
     },
-    /// Writing to a call eventfd made the worker wait.
+    /// Writing to a call eventfd made a worker, or whoever stopped a lane, wait.
     #[error(
-        "the VMM made its call eventfd block, which held up a worker: this port takes no VMM any more until the daemon is started again"
+        "the VMM made its call eventfd block, which holds up a worker: this port takes no VMM any more until the daemon is started again"
     )]
     CallBlocks,
     /// A readable descriptor where the guest receives.
@@ -86,26 +87,18 @@ pub(crate) struct Vring {
     pub(crate) queue: Queue,
     /// Kick eventfd; `None`: the driver does not kick, the ring is polled.
     pub(crate) kick: Option<OwnedFd>,
-    /// Call eventfd; `None`: the driver polls.
-    pub(crate) call: Option<OwnedFd>,
+    /// How the driver is notified.
+    pub(crate) call: Call,
     /// SET_VRING_ENABLE: a disabled ring is left alone.
     pub(crate) enabled: bool,
-    /// The call eventfd made whoever wrote to it wait.
-    pub(crate) call_blocked: bool,
 }
 
 impl Vring {
     /// Makes what was used visible to the driver and notifies it when it wants that.
     #[inline]
     pub(crate) fn publish(&mut self, counters: &LaneCounters) {
-        if self.queue.publish()
-            && let Some(call) = &self.call
-            && !self.call_blocked
-        {
-            // A full counter (EAGAIN) means that the driver has a call pending already. EINTR: the VMM took O_NONBLOCK off, and the
-            // watchdog's signal ended the wait; a write that need not wait is never interrupted (eventfd_write, fs/eventfd.c).
-            self.call_blocked |= rustix::io::write(call, &1u64.to_ne_bytes()) == Err(rustix::io::Errno::INTR);
-            counters.calls.add(1);
+        if self.queue.publish() {
+            self.call.make(counters);
         }
     }
 }
@@ -157,9 +150,25 @@ pub(crate) struct Sending {
 }
 
 impl GuestSide {
-    /// Whether a call eventfd of the VMM's held up whoever wrote to it.
-    pub(crate) fn call_blocked(&self) -> bool {
-        self.from_guest.call_blocked || self.to_guest.call_blocked
+    /// Whether a call eventfd of this VMM's held up whoever wrote to it.
+    pub(crate) fn call_blocks(&self) -> bool {
+        self.from_guest.call.blocks()
+    }
+
+    /// The lane leaves its worker: calls are left to whoever stops it.
+    pub(crate) fn leave_calls(&mut self) {
+        self.from_guest.call.leave();
+        self.to_guest.call.leave();
+    }
+
+    /// What is left of it when its lane stops.
+    pub(crate) fn stopped(&mut self) -> Stopped {
+        let vrings = [&mut self.to_guest, &mut self.from_guest];
+        let calls = vrings.into_iter().filter_map(|vring| vring.call.take_due());
+        Stopped {
+            calls: calls.collect(),
+            bases: self.bases(),
+        }
     }
 
     /// The vring of a direction.

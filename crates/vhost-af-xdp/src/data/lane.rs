@@ -10,10 +10,10 @@
 //!     polling ──arm() = Idle──▶ armed ──wake──▶ disarm() ─▶ polling
 //!     polling ──arm() = Busy──▶ polling        (work came while arming: no kick will tell of it)
 //!     polling ──breathe() = Err──▶ faulted     (left alone until control takes it away)
-//!     any ──taken by control──▶ stop()         (consumed; the vring bases remain)
+//!     any ──taken by control──▶ stop()         (consumed; the vring bases remain, and calls to be made)
 //! ```
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use super::guest::{Fault, GuestSide};
 
@@ -115,6 +115,13 @@ pub(crate) struct Bases {
     pub(crate) to_guest: u32,
 }
 
+/// What a stopped lane leaves behind.
+pub(crate) struct Stopped {
+    pub(crate) bases: Bases,
+    /// Call eventfds that are to be written to, and that may make whoever does it wait (`call.rs`).
+    pub(crate) calls: Vec<OwnedFd>,
+}
+
 /// See the module's head. Implementations: [`super::copy::CopyLane`], [`super::direct::DirectLane`],
 /// [`super::cable::CableLane`].
 pub(crate) trait Lane: Send {
@@ -147,8 +154,8 @@ pub(crate) trait Lane: Send {
     /// Sends a frame of ours by the NIC, if there is room for it now: it is an announcement, and the
     /// network may lose those.
     fn inject(&mut self, frame: &[u8]);
-    /// Takes back what the kernel holds, publishes what is done, closes the NIC's queue.
-    fn stop(self: Box<Self>) -> Bases;
+    /// Takes back what the kernel holds, publishes what is done, closes the NIC's queue. On a control thread, so it calls nobody.
+    fn stop(self: Box<Self>) -> Stopped;
 
     /// Tells the driver that no kicks are needed while the lane is polled.
     fn disarm(&mut self) {

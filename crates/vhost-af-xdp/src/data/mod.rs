@@ -10,6 +10,7 @@
 //! lock while frames move; each loss has a counter of its own in [`counters`].
 
 pub(crate) mod cable;
+pub(crate) mod call;
 pub(crate) mod copy;
 pub(crate) mod copy_bytes;
 pub(crate) mod counters;

@@ -9,6 +9,7 @@ use virtqueue::{
 };
 use xsk::{FramePool, OwnMemory, Umem, UmemOffset};
 
+use super::call::{Blocks, Call};
 use super::copy::CopyLane;
 use super::copy_bytes::GuestRam as Ram;
 use super::counters::LaneCounters;
@@ -35,9 +36,8 @@ fn guest(memory: &Arc<MemoryMap>, ram: &Arc<GuestRam>, offloads: Offloads) -> (G
         let vring = Vring {
             queue: Queue::new(memory, rings, QueueFeatures::default(), start).expect("a good ring"),
             kick: None,
-            call: None,
+            call: Call::new(None, Blocks::default()),
             enabled: true,
-            call_blocked: false,
         };
         (vring, driver)
     };

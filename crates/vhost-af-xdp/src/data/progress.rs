@@ -22,7 +22,7 @@ const ASLEEP: u64 = u64::MAX;
 #[repr(align(128))]
 pub(crate) struct Progress {
     /// The lane that it took up last, [`NOWHERE`] or [`ASLEEP`]. Relaxed where nothing is published through it; see
-    /// [`Self::wake`] for the one order that matters.
+    /// [`Watcher::rouse`] for the one order that matters.
     at: AtomicU64,
     watcher: Arc<Watcher>,
 }
@@ -57,15 +57,10 @@ impl Progress {
         self.at.store(ASLEEP, Relaxed);
     }
 
-    /// The worker goes on. Either it sees that the watcher has parked, or the watcher that this worker is awake: the
-    /// fence pairs with that of [`Watcher::park_unless`]. Without them each could read what was before the other's store
-    /// (store buffering), and a hang from here on would not be noticed.
+    /// The worker goes on; it is noticed if it hangs from here on.
     pub(crate) fn wake(&self) {
         self.at.store(NOWHERE, Relaxed);
-        fence(SeqCst);
-        if self.watcher.parked.load(Relaxed) {
-            self.watcher.unpark();
-        }
+        self.watcher.rouse();
     }
 
     /// Where the worker is.
@@ -86,11 +81,11 @@ pub(crate) struct Watcher {
 }
 
 impl Watcher {
-    /// Rests, on the watcher's thread, until a worker wakes; not at all if one is `awake`.
+    /// Rests, on the watcher's thread, until it is roused; not at all if somebody is `awake`.
     pub(crate) fn park_unless(&self, awake: impl Fn() -> bool) {
         self.thread.get_or_init(std::thread::current);
         self.parked.store(true, Relaxed);
-        // See Progress::wake.
+        // See rouse.
         fence(SeqCst);
         if awake() {
             self.parked.store(false, Relaxed);
@@ -101,8 +96,18 @@ impl Watcher {
         }
     }
 
+    /// There is somebody to look at, who has shown that before. Either they see that the watcher has parked, or the watcher sees them:
+    /// the fence pairs with that of [`Self::park_unless`]. Without them each could read what was before the other's store (store
+    /// buffering), and a hang from here on would not be noticed.
+    pub(crate) fn rouse(&self) {
+        fence(SeqCst);
+        if self.parked.load(Relaxed) {
+            self.unpark();
+        }
+    }
+
     fn unpark(&self) {
-        // Of several workers one does it.
+        // Of several one does it.
         if self.parked.swap(false, Relaxed)
             && let Some(thread) = self.thread.get()
         {

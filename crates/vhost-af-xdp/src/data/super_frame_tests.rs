@@ -11,6 +11,7 @@ use virtqueue::{
 use xsk::{FramePool, OwnMemory};
 
 use super::*;
+use crate::data::call::{Blocks, Call};
 use crate::data::copy::{CopyLane, References};
 use crate::data::copy_bytes::GuestRam as Ram;
 use crate::data::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
@@ -117,9 +118,8 @@ fn guest(ram: &Arc<GuestRam>, memory: &Arc<MemoryMap>, setup: Setup) -> (GuestSi
             kick: Some(
                 rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).expect("a descriptor"),
             ),
-            call: None,
+            call: Call::new(None, Blocks::default()),
             enabled,
-            call_blocked: false,
         };
         (vring(true), driver)
     };
@@ -469,7 +469,7 @@ fn stopped_lane_sends_the_rest_and_its_base_is_behind_it() {
         world.send(20_000, 1000, 1);
         world.send_plain(60);
         world.breathe();
-        let bases = world.lane.stop();
+        let bases = world.lane.stop().bases;
         world.lane = World::new(setup).lane;
         assert_eq!(bases.from_guest & 0x7fff, 1, "{setup:?}");
         assert_eq!(
@@ -495,7 +495,7 @@ fn what_cannot_be_sent_when_the_lane_is_stopped_is_counted_once() {
             world.send(20_000, 1000, 1);
             world.breathe();
             world.wire().link = link;
-            let bases = world.lane.stop();
+            let bases = world.lane.stop().bases;
             world.lane = World::new(setup).lane;
             assert_eq!(bases.from_guest & 0x7fff, 1, "{setup:?}");
             assert!(world.driver.take_used().is_some());

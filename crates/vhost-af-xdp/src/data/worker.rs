@@ -397,7 +397,7 @@ impl Slot {
 
     /// A lane whose calls hold up the worker has to go; it calls no more, so it does that once.
     fn check_calls(&mut self) {
-        if self.lane.guest().call_blocked() {
+        if self.lane.guest().call_blocks() {
             self.report(Fault::CallBlocks);
         }
     }

@@ -35,6 +35,7 @@ use crate::control::registration::UnderWay;
 use crate::control::seldom::Seldom;
 use crate::control::sigbus::Watch;
 use crate::control::vring::{VringError, VringState};
+use crate::data::call::Blocks;
 use crate::data::counters::LaneCounters;
 use crate::data::guest::Fault;
 use crate::data::lane::{Direction, Lane};
@@ -156,6 +157,8 @@ pub(crate) struct Session {
     peer: Option<i32>,
     connection: UnixStream,
     fault: FaultCell,
+    /// A call made somebody wait.
+    blocks: Blocks,
 }
 
 impl Session {
@@ -186,6 +189,7 @@ impl Session {
             peer,
             connection,
             fault,
+            blocks: Blocks::default(),
         }
     }
 
@@ -465,7 +469,7 @@ impl Session {
         self.vring(index)?.call = call;
         if let Some(lane) = &self.lanes[index as usize / 2] {
             lane.change(ground.workers, move |lane| {
-                lane.guest_mut().vring(direction(index)).call = duplicate;
+                lane.guest_mut().vring(direction(index)).call.replace(duplicate);
             });
         }
         Ok(())

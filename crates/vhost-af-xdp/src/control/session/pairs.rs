@@ -2,7 +2,9 @@
 
 use std::fs::File;
 use std::net::Shutdown;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -14,11 +16,12 @@ use crate::control::config::Placement;
 use crate::control::interface::InterfaceError;
 use crate::control::lanes::{LaneError, LaneFacts, LaneParts, NOT_YET, private_bytes};
 use crate::control::memory::{MemoryError, MemoryTable};
+use crate::control::nudge;
 use crate::control::port::with_sources;
 use crate::control::registration::{Registered, Registration, UnderWay};
-use crate::data::guest::Fault;
+use crate::data::guest::{Fault, GuestSide};
 use crate::data::lane::{Bases, Lane};
-use crate::data::worker::Workers;
+use crate::data::worker::{OnFault, Workers};
 
 /// A queue is free an RCU grace period after its socket was closed (`SOCK_RCU_FREE`, net/xdp/xsk.c), 14 to 23 ms
 /// here, several times that on a busy machine. An attempt to bind before that fails, but not before the kernel has made its tables
@@ -120,13 +123,14 @@ impl Session {
         placement: Placement,
         ground: &Ground<'_>,
     ) -> Result<(), SessionError> {
+        let on_fault = self.on_fault()?;
         let (lane, facts) = self.parts(pair, ground)?.build(placement)?;
-        self.lanes[pair] = Some(self.run(pair, lane, facts.into(), ground)?);
+        self.run(pair, (lane, facts.into()), on_fault, ground);
         Ok(())
     }
 
-    /// A pair that ran could not be made direct: it goes on by copying, and says why. Direct placement is tried again when
-    /// its queues are set up anew.
+    /// A pair that ran could not be made direct: it goes on by copying, and says why; where this host is short of what that takes,
+    /// too, it waits as one that cannot be started. Direct placement is tried again when its queues are set up anew.
     fn copy_instead(
         &mut self,
         pair: usize,
@@ -140,7 +144,8 @@ impl Session {
         }
         drop(lines);
         if self.lanes[pair].is_none() {
-            self.build_pair(pair, Placement::Copy, ground)?;
+            let copies = self.build_pair(pair, Placement::Copy, ground);
+            self.or_wait(copies)?;
         }
         if let Some(lane) = &self.lanes[pair] {
             // Said once: each lane becomes direct at most once.
@@ -156,17 +161,19 @@ impl Session {
         mut registered: Registered,
         ground: &Ground<'_>,
     ) -> Result<(), SessionError> {
+        let on_fault = self.on_fault()?;
         self.stop_pair(pair, ground.workers);
         let told = registered.probe.take().map(Probe::await_free).transpose();
         if told.map_err(InterfaceError::from).map_err(LaneError::from)? != Some(true) {
             std::thread::sleep(RELEASE);
         }
         let (lane, facts) = self.parts(pair, ground)?.build_direct(registered)?;
-        self.lanes[pair] = Some(self.run(pair, lane, facts.into(), ground)?);
+        self.run(pair, (lane, facts.into()), on_fault, ground);
         Ok(())
     }
 
-    /// Lets a running lane go on with the memory table as it is now, without closing its socket.
+    /// Lets a running lane go on with the memory table as it is now, without closing its socket. It is stopped where that is not
+    /// possible: a lane that left its worker must not just be dropped, as its queue may be one that stays (`data/resident.rs`).
     fn move_pair(&mut self, pair: usize, ground: &Ground<'_>) -> Result<(), SessionError> {
         let Some(active) = self.lanes[pair].take() else {
             return Ok(());
@@ -175,12 +182,26 @@ impl Session {
             return Ok(());
         };
         self.keep_bases(pair, lane.guest().bases());
-        if self.memory.map().is_none() {
-            return Ok(());
+        match self.other_side(pair, ground) {
+            Ok((guest, on_fault)) => {
+                lane.replace_guest(guest);
+                self.run(pair, (lane, active.facts), on_fault, ground);
+                Ok(())
+            }
+            Err(error) => {
+                drop(active.facts);
+                self.stop_lane(pair, lane, ground.workers);
+                match self.memory.map() {
+                    Some(_) => self.or_wait(Err(error)),
+                    None => Ok(()),
+                }
+            }
         }
-        lane.replace_guest(self.parts(pair, ground)?.guest_side()?);
-        self.lanes[pair] = Some(self.run(pair, lane, active.facts, ground)?);
-        Ok(())
+    }
+
+    /// What a lane needs to go on with the memory table as it is now.
+    fn other_side(&self, pair: usize, ground: &Ground<'_>) -> Result<(GuestSide, OnFault), SessionError> {
+        Ok((self.parts(pair, ground)?.guest_side()?, self.on_fault()?))
     }
 
     /// Starts every pair that can run.
@@ -214,7 +235,16 @@ impl Session {
     /// # Errors
     /// What the VMM or its guest did wrong.
     pub(super) fn start_pair(&mut self, pair: usize, ground: &Ground<'_>) -> Result<(), SessionError> {
-        match self.try_start_pair(pair, ground) {
+        let started = self.try_start_pair(pair, ground);
+        self.or_wait(started)
+    }
+
+    /// Takes note of a shortage of this host's, for [`Self::take_shortage`]: the pair waits until it is over.
+    ///
+    /// # Errors
+    /// All else.
+    fn or_wait(&mut self, result: Result<(), SessionError>) -> Result<(), SessionError> {
+        match result {
             Err(SessionError::Lane(error)) if error.is_of_host() => {
                 self.shortage = Some(with_sources(&error));
                 Ok(())
@@ -235,13 +265,14 @@ impl Session {
         if placement == Placement::Direct && registration.takes_long() {
             return self.start_by_copying(pair, registration, ground);
         }
+        let on_fault = self.on_fault()?;
         let (lane, mut facts) = self.parts(pair, ground)?.build(placement)?;
         if placement != ground.placement {
             facts.fallbacks.push(
                 "direct not used: the guest has switched queue pairs off, so frames of all queues go to the first".to_owned(),
             );
         }
-        self.lanes[pair] = Some(self.run(pair, lane, facts.into(), ground)?);
+        self.run(pair, (lane, facts.into()), on_fault, ground);
         Ok(())
     }
 
@@ -252,11 +283,12 @@ impl Session {
         registration: Registration,
         ground: &Ground<'_>,
     ) -> Result<(), SessionError> {
+        let on_fault = self.on_fault()?;
         let (lane, mut facts) = self.parts(pair, ground)?.build(Placement::Copy)?;
         facts.fallbacks.push(NOT_YET.to_owned());
-        self.begin_registration(pair, registration)?;
-        self.lanes[pair] = Some(self.run(pair, lane, facts.into(), ground)?);
-        Ok(())
+        self.run(pair, (lane, facts.into()), on_fault, ground);
+        self.begin_registration(pair, registration)
+            .or_else(|error| self.copy_instead(pair, &error, ground))
     }
 
     /// Lets a registration run beside the pair's lane; [`Self::go_direct`] is called when it is done.
@@ -283,7 +315,7 @@ impl Session {
             // It needed a socket while the steward was away.
             Err(error) if error.is_away() => {
                 let registration = self.parts(pair, ground)?.registration();
-                return self.begin_registration(pair, registration);
+                self.begin_registration(pair, registration)
             }
             Err(error) => Err(error.into()),
         };
@@ -320,27 +352,29 @@ impl Session {
             log: self.active_log(),
             inflight: self.inflight.as_ref(),
             spill: self.spill.as_ref(),
+            blocks: &self.blocks,
         })
+    }
+
+    /// What a worker does when a guest breaks the rules. Made before there is a lane: a lane without it could not run.
+    fn on_fault(&self) -> Result<OnFault, SessionError> {
+        let connection = self.connection.try_clone().map_err(LaneError::Duplicate)?;
+        let cell = Arc::clone(&self.fault);
+        Ok(Box::new(move |fault| report(&cell, fault, &connection)))
     }
 
     /// Gives a lane to a worker.
     fn run(
         &mut self,
         pair: usize,
-        lane: Box<dyn Lane>,
-        facts: Arc<LaneFacts>,
+        (lane, facts): (Box<dyn Lane>, Arc<LaneFacts>),
+        on_fault: OnFault,
         ground: &Ground<'_>,
-    ) -> Result<ActiveLane, SessionError> {
-        let connection = self.connection.try_clone().map_err(LaneError::Duplicate)?;
-        let cell = Arc::clone(&self.fault);
-        let (worker, id) = ground.workers.add(
-            lane,
-            ground.name,
-            Box::new(move |fault| report(&cell, fault, &connection)),
-        );
+    ) {
+        let (worker, id) = ground.workers.add(lane, ground.name, on_fault);
         self.course.ran = true;
         tracing::debug!(pair, worker, mode = facts.mode, "lane runs");
-        Ok(ActiveLane { id, worker, facts })
+        self.lanes[pair] = Some(ActiveLane { id, worker, facts });
     }
 
     pub(super) fn stop_pair(&mut self, pair: usize, workers: &Workers) {
@@ -351,7 +385,21 @@ impl Session {
         // Closed before the lane is: a second descriptor would keep the queue bound.
         drop(lane.facts);
         if let Some(stopping) = workers.remove(lane.worker, lane.id) {
-            self.keep_bases(pair, stopping.stop());
+            self.stop_lane(pair, stopping, workers);
+        }
+    }
+
+    fn stop_lane(&mut self, pair: usize, lane: Box<dyn Lane>, workers: &Workers) {
+        let stopped = lane.stop();
+        self.keep_bases(pair, stopped.bases);
+        stopped.calls.iter().for_each(|call| self.call(call, workers));
+    }
+
+    /// Makes a call that a stopped lane owes.
+    fn call(&self, event: &OwnedFd, workers: &Workers) {
+        if !self.blocks.load(Relaxed) && !nudge::write(event, &workers.watcher) {
+            self.blocks.store(true, Relaxed);
+            report(&self.fault, Fault::CallBlocks, &self.connection);
         }
     }
 
@@ -361,7 +409,8 @@ impl Session {
     }
 }
 
-/// On the worker's thread: notes the fault, and wakes the control thread by closing the connection. Nothing here waits.
+/// On the worker's thread, or that of who stopped the lane: notes the fault, and wakes the port's own thread by closing the
+/// connection. Nothing here waits.
 fn report(cell: &FaultCell, fault: Fault, connection: &UnixStream) {
     cell.lock()
         .unwrap_or_else(std::sync::PoisonError::into_inner)

@@ -23,7 +23,7 @@ use wire::{Inbox, Parcel};
 
 use super::counters::LaneCounters;
 use super::guest::{Fault, GuestSide, HEADER_BYTES, LONGEST_SUPER_FRAME, Sending, pieces};
-use super::lane::{BATCH, Bases, Lane, Rest};
+use super::lane::{BATCH, Lane, Rest, Stopped};
 use super::nic::Link;
 use super::super_frame::MOST_SEGMENTS;
 
@@ -401,10 +401,10 @@ impl Lane for CableLane {
         }
     }
 
-    fn stop(self: Box<Self>) -> Bases {
+    fn stop(mut self: Box<Self>) -> Stopped {
         let lost = self.end.inbox().close() + self.held.len();
         self.counters.to_guest_queue_stopped.add(lost as u64);
-        self.guest.bases()
+        self.guest.stopped()
     }
 }
 

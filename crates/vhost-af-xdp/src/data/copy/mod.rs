@@ -25,7 +25,7 @@ use xsk::{Frame, FramePool, RxDesc, TxDesc, Umem, UmemOffset};
 
 use super::counters::LaneCounters;
 use super::guest::{Fault, GuestSide};
-use super::lane::{BATCH, Bases, Lane, Rest as Resting, SEGMENTS, Takes, Turns};
+use super::lane::{BATCH, Lane, Rest as Resting, SEGMENTS, Stopped, Takes, Turns};
 use super::nic::{Link, MOST_PIECES, Nic, Sends};
 use super::resident::{self, Home, Resident, Share};
 use super::super_frame::Builder;
@@ -295,7 +295,8 @@ impl<N: Nic> Lane for CopyLane<N> {
         }
     }
 
-    fn stop(mut self: Box<Self>) -> Bases {
+    fn stop(mut self: Box<Self>) -> Stopped {
+        self.guest.leave_calls();
         self.send_at_last();
         self.deliver_at_last();
         // Frames without buffers: whole ones in the ring, and perhaps one in hand.
@@ -313,11 +314,11 @@ impl<N: Nic> Lane for CopyLane<N> {
         self.counters
             .to_guest_queue_stopped
             .add(rest + waiting + spilled + u64::from(!self.held.is_empty()));
-        let bases = self.guest.bases();
+        let stopped = self.guest.stopped();
         if let Some(home) = self.home.take() {
             self.go_home(home);
         }
-        bases
+        stopped
     }
 }
 

@@ -7,6 +7,7 @@ use virtqueue::{
 use xsk::OwnMemory;
 
 use super::*;
+use crate::data::call::{Blocks, Call};
 use crate::data::guest::{SpillEnd, Vring};
 use crate::data::null::{NullConfig, NullNic};
 use crate::data::offloads::Offloads;
@@ -45,9 +46,8 @@ fn guest(packed: bool, offloads: Offloads, buffers: usize) -> (GuestSide, QueueD
         let vring = Vring {
             queue: Queue::new(&memory, rings, features, start).expect("a good ring"),
             kick: None,
-            call: None,
+            call: Call::new(None, Blocks::default()),
             enabled: true,
-            call_blocked: false,
         };
         (vring, driver)
     };
@@ -95,7 +95,7 @@ fn lane(side: GuestSide) -> (Box<CopyLane<NullNic>>, Arc<LaneCounters>) {
 fn delivered_and_lost(packed: bool, offloads: Offloads, buffers: usize) -> (usize, u64) {
     let (side, mut driver) = guest(packed, offloads, buffers);
     let (lane, counters) = lane(side);
-    let bases = lane.stop();
+    let bases = lane.stop().bases;
     let used: Vec<_> = std::iter::from_fn(|| driver.take_used()).collect();
     assert!(used.iter().all(|used| used.len == 12 + FRAME_BYTES));
     let slots = u32::try_from(used.len()).expect("few");

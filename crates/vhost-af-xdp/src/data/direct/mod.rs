@@ -39,7 +39,7 @@ use super::copy::copied;
 use super::counters::LaneCounters;
 use super::guest::{Fault, GuestSide, Piece};
 use super::in_flight::InFlight;
-use super::lane::{BATCH, Bases, Lane, Rest, SEGMENTS, Takes};
+use super::lane::{BATCH, Lane, Rest, SEGMENTS, Stopped, Takes};
 use super::nic::{Link, MOST_PIECES, Nic, Sends};
 use super::received::Glass;
 use super::super_frame::{LAST_KICKS, SuperFrame};
@@ -252,8 +252,9 @@ impl<N: Nic> Lane for DirectLane<N> {
         }
     }
 
-    fn stop(self: Box<Self>) -> Bases {
+    fn stop(self: Box<Self>) -> Stopped {
         let mut lane = *self;
+        lane.guest.leave_calls();
         let half_sent = lane.cut_at_last();
         // What is queued is sent or given up now: repeating a frame would be worse than losing it.
         for _ in 0..LAST_KICKS {
@@ -295,6 +296,6 @@ impl<N: Nic> Lane for DirectLane<N> {
             }
         }
         lane.guest.to_guest.queue.unpop(held);
-        lane.guest.bases()
+        lane.guest.stopped()
     }
 }
