@@ -7,6 +7,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use testkit::daemon::Mode;
+use testkit::foreign::{self, Foreign, inherited, list};
 use testkit::{Daemon, Driver, DriverConfig, Layout, Rig, VethPair, Wire, frame, wait};
 use virtqueue::driver::{Buffer, GuestRam};
 use virtqueue::{GuestAddr, Region};
@@ -65,7 +67,7 @@ pub(crate) fn all(short: bool) -> Vec<Case> {
 impl Case {
     /// Does it; panics if it does not go well.
     pub(crate) fn run(&self, wire: &Wire) -> Seen {
-        let mut rig = start(wire, self.setting);
+        let (mut rig, _program) = start(wire, self.setting);
         let guards = post(&mut rig);
         rig.await_passes_both_ways();
         let seen = Seen::of(&rig);
@@ -99,13 +101,28 @@ impl Seen {
     }
 }
 
-fn start(wire: &Wire, setting: Setting) -> Rig {
+fn start(wire: &Wire, setting: Setting) -> (Rig, Option<Foreign>) {
     let veth = wire.lay();
-    let daemon = Daemon::start(&veth.near, &setting.serve());
+    let (daemon, program) = match setting.passed_in {
+        true => start_with_socket(&veth, setting),
+        false => (Daemon::start(&veth.near, &setting.serve()), None),
+    };
     let socket = UnixStream::connect(daemon.socket()).expect("it listens");
     let driver = Driver::start_with(socket, &DriverConfig::default(), memory());
     let driver = driver.unwrap_or_else(|refused| panic!("{refused}; the daemon said:\n{}", daemon.said()));
-    Rig::of(veth, daemon, driver)
+    (Rig::of(veth, daemon, driver), program)
+}
+
+/// As docs/cli.md has it: a program, and a socket with its RX ring in the program's map. Both are this process's.
+fn start_with_socket(veth: &VethPair, setting: Setting) -> (Daemon, Option<Foreign>) {
+    let mode = setting.mode.unwrap_or(Mode::Native);
+    let program = Foreign::attach(&veth.near, VethPair::NIC, mode, 0);
+    let socket = foreign::socket(&veth.near);
+    program.place(0, &socket);
+    let serve = setting.serve().with("--sock-fds", list(&[&socket]));
+    let mut daemon = inherited(&[&socket], || Daemon::spawn(&veth.near, &serve));
+    daemon.await_listening();
+    (daemon, Some(program))
 }
 
 /// The guest's, in huge pages where there are enough: what a NIC may write to by itself is not divided into pages there.

@@ -19,6 +19,8 @@ pub(crate) struct Setting {
     pub(crate) leased: bool,
     /// `--mac`: frames to other stations are the host's.
     pub(crate) filtered: bool,
+    /// `--sock-fds`: somebody else attached a program, and put a socket into its map.
+    pub(crate) passed_in: bool,
 }
 
 impl Setting {
@@ -29,6 +31,7 @@ impl Setting {
         force_copy: false,
         leased: true,
         filtered: true,
+        passed_in: false,
     };
 
     /// Those that most people have.
@@ -52,6 +55,12 @@ impl Setting {
             placement: Placement::Direct,
             ..setting
         };
+        let passed_in = |in_mode| Self {
+            leased: false,
+            filtered: false,
+            passed_in: true,
+            ..mode(in_mode)
+        };
         vec![
             copy,
             Self {
@@ -70,6 +79,8 @@ impl Setting {
             },
             direct(copy),
             direct(mode(Mode::Skb)),
+            passed_in(Mode::Native),
+            passed_in(Mode::Skb),
         ]
     }
 
@@ -84,6 +95,9 @@ impl Setting {
         }
         if self.filtered {
             serve = serve.with("--mac", GUEST);
+        }
+        if self.passed_in {
+            serve = serve.flag("--inhibit");
         }
         if self.leased {
             serve.leased()
@@ -107,6 +121,7 @@ impl Setting {
         words.extend(self.mode.map(|mode| format!("--mode {}", mode.name())));
         words.extend(self.force_copy.then(|| "--force-copy".to_owned()));
         words.extend(self.filtered.then(|| "--mac".to_owned()));
+        words.extend(self.passed_in.then(|| "--sock-fds".to_owned()));
         words.push(if self.leased { "leased" } else { "by root" }.to_owned());
         words.join(" ")
     }
