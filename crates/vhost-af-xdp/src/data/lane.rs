@@ -28,6 +28,10 @@ pub(crate) const BATCH: usize = 64;
 /// most.
 pub(crate) const SEGMENTS: usize = 256;
 
+/// A turn reads no further buffers for frames to the guest once it has read so many descriptors of them: one buffer may have as many
+/// as the queue has entries. Usual guests have far fewer in all buffers of a turn.
+pub(crate) const DESCRIPTORS: usize = 4096;
+
 /// What a lane sends for its guest, turn by turn: a guest whose frames become many has no more turns than its neighbours.
 #[derive(Debug, Default)]
 pub(crate) struct Turns {

@@ -18,6 +18,8 @@ pub(crate) mod direct;
 pub(crate) mod guest;
 pub(crate) mod in_flight;
 pub(crate) mod lane;
+#[cfg(test)]
+mod long_chains_tests;
 pub(crate) mod nic;
 pub(crate) mod null;
 pub(crate) mod offloads;

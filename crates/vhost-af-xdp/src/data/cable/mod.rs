@@ -18,12 +18,12 @@ use offload::packet::HEADERS_MAX;
 use offload::segment::{Gso, GsoKind, Plan, Request};
 use virtqueue::Chains;
 
-pub(crate) use wire::Wire;
-use wire::{Inbox, Parcel};
+use wire::Inbox;
+pub(crate) use wire::{Parcel, Wire};
 
 use super::counters::LaneCounters;
 use super::guest::{Fault, GuestSide, HEADER_BYTES, LONGEST_SUPER_FRAME, Sending, pieces};
-use super::lane::{BATCH, Lane, Rest, Stopped};
+use super::lane::{BATCH, DESCRIPTORS, Lane, Rest, Stopped};
 use super::nic::Link;
 use super::super_frame::MOST_SEGMENTS;
 
@@ -216,6 +216,7 @@ impl CableLane {
         let mut frames = 0;
         let mut next = 0;
         self.guest.pop_buffers(chains, BATCH)?;
+        let mut read = chains.segs.len();
         while frames < BATCH as u64
             && let Some(parcel) = self.held.pop_front()
         {
@@ -225,9 +226,14 @@ impl CableLane {
             let wanted = self.guest.header_bytes as usize + parcel.bytes.len();
             let mut count = self.buffers_for(chains, next, wanted);
             if count.is_none() && next > 0 {
+                if read >= DESCRIPTORS {
+                    self.held.push_front(parcel);
+                    break;
+                }
                 self.guest.to_guest.queue.unpop(chains.slots(next));
                 next = 0;
                 self.guest.pop_buffers(chains, BATCH)?;
+                read += chains.segs.len();
                 count = self.buffers_for(chains, next, wanted);
             }
             match count {

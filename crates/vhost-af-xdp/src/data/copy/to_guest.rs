@@ -11,7 +11,7 @@ use super::{CopyLane, copied};
 use crate::data::copy_bytes::{frame_to_guest, umem_to_guest};
 use crate::data::counters::LaneCounters;
 use crate::data::guest::{Fault, GuestSide, HEADER_BYTES, Piece, pieces, skip};
-use crate::data::lane::BATCH;
+use crate::data::lane::{BATCH, DESCRIPTORS};
 use crate::data::nic::{MOST_PIECES, Nic};
 
 /// The virtio-net header, but for the number of buffers, of a frame about which nothing is said.
@@ -224,6 +224,8 @@ struct Receiving<'a> {
     next: usize,
     /// Bytes that those hold which are not used yet.
     room: u64,
+    /// Descriptors that were read.
+    read: usize,
     bytes: u64,
     frames: u64,
 }
@@ -244,6 +246,7 @@ impl<'a> Receiving<'a> {
             chains,
             next: 0,
             room: 0,
+            read: 0,
             bytes: 0,
             frames: 0,
         };
@@ -256,13 +259,17 @@ impl<'a> Receiving<'a> {
         self.guest.to_guest.queue.unpop(self.chains.slots(self.next));
         self.next = 0;
         self.room = self.guest.pop_buffers(self.chains, BATCH)?;
+        self.read += self.chains.segs.len();
         Ok(())
     }
 
-    /// Whether the guest has a buffer for the next frame.
+    /// Whether the guest has a buffer for the next frame, in this turn.
     #[inline]
     fn has_buffer(&mut self) -> Result<bool, Fault> {
         if self.next == self.chains.len() {
+            if self.read >= DESCRIPTORS {
+                return Ok(false);
+            }
             self.fetch()?;
             if self.chains.is_empty() {
                 self.counters.to_guest_waits.add(1);
@@ -302,12 +309,15 @@ impl<'a> Receiving<'a> {
     }
 
     /// Delivers what a batch holds, in super-frames as long as the buffers in hand allow; true if something is left,
-    /// for which the guest has to post buffers first.
+    /// for which the guest has to post buffers first, or for which another turn has to read them.
     fn deliver_batch(&mut self, incoming: &mut Incoming) -> Result<bool, Fault> {
         let mut fetched = false;
         while let Some(run) = incoming.run(self.room_for_frame()) {
             let fits = run.bytes() <= self.room_for_frame();
             if (!fits || !run.is_whole()) && self.next > 0 && !fetched {
+                if self.read >= DESCRIPTORS {
+                    return Ok(true);
+                }
                 // With buffers that were posted meanwhile, and without those used up in front of them.
                 self.fetch()?;
                 fetched = true;

@@ -52,6 +52,7 @@ impl<N: Nic> DirectLane<N> {
                 .is_some_and(|outbound| outbound.bounce)
             {
                 self.pool.put(frame);
+                self.bounces_out = false;
             }
         }
         let mut count = 0;

@@ -54,6 +54,9 @@ pub(crate) const LONGEST_FRAME: u32 = CHUNK_BYTES - 256;
 /// Most bounce chunks that wait for frames at a time, of those that a lane has: the others are for
 /// frames of the guest, which parked buffers must not hold up.
 const MOST_BOUNCES_POSTED: usize = 128;
+/// Buffers are parked until they have so many segments in all: each has a byte at least, so that they hold a frame of any length.
+/// A guest chooses how many segments a buffer has, and we keep them.
+const MOST_PARKED_SEGMENTS: usize = 4096;
 
 /// A buffer that the NIC receives into.
 enum Posted {
@@ -108,7 +111,7 @@ pub(crate) struct DirectLane<N> {
     parked_bytes: u64,
     /// Bounce chunks among `posted` that are not filled yet.
     bounces_posted: usize,
-    /// A buffer waits to be parked until a posted bounce chunk comes back.
+    /// A buffer waits to be parked until a bounce chunk comes back, and with it, perhaps, a parked buffer goes.
     bounces_out: bool,
     /// A buffer smaller than the longest frame was seen: all later ones are parked, too, because
     /// frames may now need several, and the order of use must stay that of posting.

@@ -3,7 +3,7 @@
 use virtqueue::{Chain, Chains, Segment};
 use xsk::{Frame, UmemOffset};
 
-use super::{DirectLane, MOST_BOUNCES_POSTED, Parked, Posted, XDP_HEADROOM};
+use super::{DirectLane, MOST_BOUNCES_POSTED, MOST_PARKED_SEGMENTS, Parked, Posted, XDP_HEADROOM};
 use crate::data::copy::{NO_OFFLOAD, with_buffers, write_header};
 use crate::data::copy_bytes::umem_to_guest;
 use crate::data::guest::{Fault, pieces, skip};
@@ -85,14 +85,14 @@ impl<N: Nic> DirectLane<N> {
                 Posted::Bounce {
                     filled: Some((frame, data, len)),
                 } => {
-                    self.bounces_posted -= 1;
+                    self.bounce_is_back();
                     if self.deliver_bounced(data, len) {
                         bytes += u64::from(len);
                         frames += 1;
                     }
                     self.pool.put(frame);
                 }
-                Posted::Bounce { filled: None } => self.bounces_posted -= 1,
+                Posted::Bounce { filled: None } => self.bounce_is_back(),
             }
         }
         self.counters.to_guest_frames.add(frames);
@@ -103,7 +103,8 @@ impl<N: Nic> DirectLane<N> {
     /// Gives the NIC the buffers that the guest made available.
     fn post(&mut self) -> Result<(), Fault> {
         let room = BATCH.min(self.nic.room_to_give()).min(self.posted.room());
-        if room > 0 {
+        // What could not be parked is not read again before it may be: it may have very many segments.
+        if room > 0 && !self.bounces_out {
             let mut chains = std::mem::take(&mut self.scratch.chains);
             let popped = self.guest.to_guest.queue.pop(&mut chains, room);
             let posted = popped
@@ -121,7 +122,6 @@ impl<N: Nic> DirectLane<N> {
 
     fn post_chains(&mut self, chains: &Chains) -> Result<(), Fault> {
         let header = self.guest.header_bytes;
-        self.bounces_out = false;
         for (at, chain) in chains.iter().enumerate() {
             if chain.readable != 0 {
                 return Err(Fault::ReadableInReceive { head: chain.id.head });
@@ -154,8 +154,11 @@ impl<N: Nic> DirectLane<N> {
     }
 
     /// Parks a buffer that frames must reach through the bounce area, and posts the chunk that it
-    /// is paired with; false when there is no chunk now.
+    /// is paired with; false when there is no chunk now, or enough is parked.
     fn park(&mut self, chain: &Chain, segments: &[Segment]) -> bool {
+        if self.parked_segments.len() >= MOST_PARKED_SEGMENTS {
+            return false;
+        }
         self.park_all |= u64::from(chain.writable_bytes) < self.longest();
         if !self.park_all {
             let Some(frame) = self.bounce_to_post() else {
@@ -172,6 +175,11 @@ impl<N: Nic> DirectLane<N> {
         self.parked_segments.extend(segments.iter().copied());
         self.parked_bytes += bytes;
         true
+    }
+
+    fn bounce_is_back(&mut self) {
+        self.bounces_posted -= 1;
+        self.bounces_out = false;
     }
 
     fn bounce_to_post(&mut self) -> Option<Frame> {

@@ -1,0 +1,252 @@
+//! What a guest's driver may do with rings and frames that are valid, and made to cost as much as they can.
+
+use std::time::Duration;
+
+use rstest::rstest;
+use testkit::daemon::Placement;
+use testkit::driver::{F_EVENT_IDX, F_HOST_ALL, F_INDIRECT, F_MRG_RXBUF, F_RING_PACKED, F_VERSION_1};
+use testkit::pair::Ring;
+use testkit::super_frame::Ip;
+use testkit::{
+    Daemon, Driver, DriverConfig, Layout, PacketPort, Serve, SuperFrame, TwoGuests, VethPair, frame,
+    holdings, require, wait,
+};
+use virtqueue::GuestAddr;
+use virtqueue::layout::{DESC_INDIRECT, DESC_WRITE, Descriptor};
+
+const MIB: u64 = 1 << 20;
+/// The largest queue that there is.
+const LARGEST: u16 = 32_768;
+
+fn config(features: u64, queue_size: u16) -> DriverConfig {
+    DriverConfig {
+        features: F_VERSION_1 | features,
+        queue_size: queue_size.into(),
+        regions: vec![(GuestAddr(0), 16 * MIB)],
+        ..DriverConfig::default()
+    }
+}
+
+/// Makes all entries of the ring available, each a chain of as many buffers of one byte as a chain may have.
+fn fill_with_long_chains(ring: &Ring, count: u16) {
+    let (split, size) = (ring.driver.split(), ring.driver.size().get());
+    let table = GuestAddr(8 * MIB);
+    for at in 0..size {
+        let last = at + 1 == size;
+        let byte = Descriptor {
+            addr: 12 * MIB,
+            len: 1,
+            flags: DESC_WRITE | u16::from(!last),
+            next: at.wrapping_add(1),
+        };
+        split.write_table_entry(table, at, byte);
+    }
+    split.write_descriptor(
+        1,
+        Descriptor {
+            addr: table.get(),
+            len: 16 * u32::from(size),
+            flags: DESC_INDIRECT,
+            next: 0,
+        },
+    );
+    // A short one: in direct placement all that come behind it wait for frames in the daemon.
+    split.write_descriptor(
+        0,
+        Descriptor {
+            addr: 12 * MIB,
+            len: 100,
+            flags: DESC_WRITE,
+            next: 0,
+        },
+    );
+    for at in 0..count {
+        split.set_avail_entry(at, u16::from(at > 0));
+    }
+    split.set_avail_idx(count);
+    ring.kick();
+}
+
+#[rstest]
+fn buffers_in_very_many_pieces_cost_the_daemon_no_memory(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+) {
+    require!(Root);
+    // All pieces together are 256 MiB for whoever keeps them.
+    const CHAINS: u16 = 512;
+    let mut guests = TwoGuests::new(placement, &config(F_MRG_RXBUF | F_INDIRECT, LARGEST));
+    let pid = guests.daemon.process().pid();
+    let before = holdings::resident_kib(pid);
+    let grown = || holdings::resident_kib(pid).saturating_sub(before);
+    guests
+        .daemon
+        .await_rest_after(|| fill_with_long_chains(&guests.liar.pairs[0].to_guest, CHAINS));
+    assert!(grown() < 64 << 10, "by {} KiB", grown());
+    guests.send_to_every_queue();
+    guests.assert_honest_guest_sends();
+    assert!(grown() < 64 << 10, "by {} KiB", grown());
+}
+
+/// Numbers that are the same in each run.
+struct Noise(u64);
+
+impl Noise {
+    fn next(&mut self, below: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        usize::try_from(self.0 >> 16).expect("64 bits") % below
+    }
+
+    fn one<T: Copy>(&mut self, of: &[T]) -> T {
+        of[self.next(of.len())]
+    }
+}
+
+/// A frame of any kind: whole packets, spoiled ones, ones cut off, with more behind.
+fn any_frame(noise: &mut Noise) -> Vec<u8> {
+    let extensions = || {
+        [
+            0, 43, 60, 60, 0, 43, 44, 51, 0, 60, 0, 60, 0, 60, 0, 60, 0, 60, 0, 60, 0,
+        ]
+    };
+    let ip = match noise.next(5) {
+        0 => Ip::V4(noise.one(&[1, 10])),
+        1 => Ip::V6(vec![]),
+        2 => Ip::V6(extensions()[..noise.next(22)].to_vec()),
+        _ => Ip::V4(0),
+    };
+    let payload_len = noise.one(&[
+        0, 1, 2, 3, 5, 47, 100, 1000, 1400, 1446, 1460, 3000, 20_001, 65_400,
+    ]);
+    let mut frame = SuperFrame {
+        tags: noise.next(3),
+        ..match noise.next(3) {
+            0 => SuperFrame::udp(ip, payload_len),
+            _ => SuperFrame::tcp(ip, payload_len),
+        }
+    }
+    .bytes();
+    if noise.next(6) == 0 {
+        // Another type: ARP, VLAN without an end, MPLS, PPPoE, a length, something.
+        let kind: u16 = noise.one(&[0x0806, 0x8100, 0x88a8, 0x8847, 0x8864, 100, 0xffff]);
+        frame[12..14].copy_from_slice(&kind.to_be_bytes());
+    }
+    for _ in 0..noise.one(&[0, 0, 0, 1, 1, 3]) {
+        let (at, any) = (noise.next(frame.len().min(120)), noise.next(256) as u8);
+        frame[at] = noise.one(&[0, 1, 0x0f, 0x7f, 0x80, 0xff, any]);
+    }
+    match noise.next(5) {
+        0 => frame.truncate(noise.next(frame.len() + 1)),
+        1 => frame.truncate(noise.next(61)),
+        2 => frame.resize(frame.len() + noise.one(&[1, 6, 46, 1518]), 0xee),
+        _ => {}
+    }
+    frame
+}
+
+/// What the driver asks to be done with it: right, or nearly, or anything.
+fn any_header(noise: &mut Noise, frame: &[u8]) -> [u8; 12] {
+    let len = frame.len();
+    let mut header = [0; 12];
+    header[0] = noise.one(&[0, 1, 1, 1, 1, 2, 4, 0xff]);
+    header[1] = noise.one(&[0, 0, 1, 1, 4, 5, 0x81, 0x84, 0x85, 2, 3, 0x80, 0xff]);
+    let words = [
+        noise.one(&[0, 14, 54, 66, len, 0xffff]),
+        noise.one(&[0, 1, 8, 48, 536, 1000, 1446, 1460, 1461, 0x7fff, 0xffff]),
+        noise.one(&[
+            0,
+            13,
+            14,
+            34,
+            34,
+            38,
+            42,
+            54,
+            54,
+            len.wrapping_sub(2),
+            len.wrapping_sub(1),
+            len,
+            0xffff,
+        ]),
+        noise.one(&[0, 1, 6, 6, 16, 16, 16, len, 0xffff]),
+        noise.one(&[0, 1, 2, 0xffff]),
+    ];
+    for (place, word) in header[2..].chunks_exact_mut(2).zip(words) {
+        place.copy_from_slice(&(word as u16).to_le_bytes());
+    }
+    header
+}
+
+#[rstest]
+fn frames_of_any_kind_with_any_request_leave_a_queue_that_sends(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(0, F_RING_PACKED)] ring: u64,
+    #[values(0, F_HOST_ALL)] offloads: u64,
+) {
+    require!(Root);
+    const FRAMES: usize = 600;
+    let config = DriverConfig {
+        regions: vec![(GuestAddr(0), 16 * MIB), (GuestAddr(1 << 32), 16 * MIB)],
+        ..config(F_MRG_RXBUF | F_INDIRECT | F_EVENT_IDX | ring | offloads, 256)
+    };
+    let mut guests = TwoGuests::new(placement, &config);
+    let mut noise = Noise(0x9e37_79b9_7f4a_7c15);
+    for at in 0..FRAMES {
+        let frame = any_frame(&mut noise);
+        let header = any_header(&mut noise, &frame);
+        let layout = match noise.next(4) {
+            0 => Layout::HeaderApart,
+            1 => Layout::Indirect((frame.len() + 12).div_ceil(noise.one(&[2, 5, 17, 19, 200]))),
+            _ => Layout::Whole,
+        };
+        guests.liar.pairs[0].send_asking(&[(header, &frame)], layout);
+        if at % 32 == 0 {
+            guests.liar.pairs[0].await_sent();
+            while let Some(got) = guests.wire.receive(Duration::ZERO) {
+                assert!((14..=1518).contains(&got.len()), "{} bytes", got.len());
+            }
+        }
+    }
+    guests.liar.pairs[0].await_sent();
+    let last = frame::last();
+    guests.liar.pairs[0].send(&last, Layout::Whole);
+    for got in guests.wire.receive_before(&last) {
+        assert!((14..=1518).contains(&got.len()), "{} bytes", got.len());
+    }
+    guests.assert_honest_guest_sends();
+    assert_eq!(guests.daemon.port(0)["last_closed"], serde_json::Value::Null);
+}
+
+#[rstest]
+fn queues_of_one_entry_and_of_the_most_move_frames(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values((0, 1), (0, LARGEST), (F_RING_PACKED, 1), (F_RING_PACKED, 3), (F_RING_PACKED, LARGEST))]
+    (ring, entries): (u64, u16),
+) {
+    require!(Root);
+    let config = config(
+        F_MRG_RXBUF | F_INDIRECT | F_EVENT_IDX | F_HOST_ALL | ring,
+        entries,
+    );
+    let veth = VethPair::new();
+    let serve = Serve::interface(VethPair::NIC).placement(placement);
+    let daemon = Daemon::start(&veth.near, &serve);
+    let wire = PacketPort::open(&veth.far, VethPair::WIRE);
+    let mut guest = Driver::connect(&daemon.socket(), &config).expect("accepted");
+    let pair = &mut guest.pairs[0];
+    pair.post(usize::from(entries.min(64)), &[2048]);
+    let super_frame = SuperFrame::tcp(Ip::V4(0), 40_000);
+    for round in 0..5 {
+        let (there, back) = (frame::plain(60, round), frame::plain(1514, round));
+        pair.send(&there, Layout::Whole);
+        frame::assert_same(&wire.receive(wait::SOON).expect("sent"), &there);
+        wire.send(&back);
+        frame::assert_same(&pair.receive(wait::SOON).expect("received").frame, &back);
+        let header = [&super_frame.request(1000)[..], &[0; 2]].concat();
+        let asking = header.try_into().expect("twelve bytes");
+        pair.send_asking(&[(asking, &super_frame.bytes())], Layout::Indirect(60_000));
+        (0..40).for_each(|_| drop(wire.receive(wait::SOON).expect("a segment")));
+    }
+    pair.await_sent();
+}
