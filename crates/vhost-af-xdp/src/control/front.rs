@@ -7,10 +7,14 @@
 //!   SET_FEATURES on and fails the connection.
 //! - SEND_RARP, NET_SET_MTU, SET_STATUS and GET_STATUS, which it does not know.
 //! - SET_BACKEND_REQ_FD: what the crate makes of the descriptor cannot send a config change.
+//! - SET_VRING_KICK, SET_VRING_CALL and SET_VRING_ERR: if the kernel cannot give us a descriptor (EMFILE) the crate forgets
+//!   the header that it has read, and takes what follows for one. That is shorter here, so it would wait for more, the VMM
+//!   for its answer, and both for ever. (What follows the header of other messages with descriptors is no header.)
 //!
 //! Each message is looked at without being taken (MSG_PEEK); what is not in this list, or does not
 //! have the size that it must have, is left to the crate, which also refuses what is malformed.
 
+use std::fs::File;
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
@@ -21,6 +25,7 @@ use vhost::vhost_user::message::{BackendReq, FrontendReq, VhostUserProtocolFeatu
 
 use super::port::{Port, with_sources};
 use super::session::SessionError;
+use super::vring;
 
 /// vhost-user header: request, flags, size of the payload; each 32 bits in host order.
 const HEADER: usize = 12;
@@ -30,6 +35,8 @@ const LARGEST: usize = 8;
 const VERSION: u32 = 1;
 const REPLY: u32 = 1 << 2;
 const NEED_REPLY: u32 = 1 << 3;
+/// In the payload of a message about a vring's eventfd: there is none.
+const NO_DESCRIPTOR: u64 = 1 << 8;
 
 /// A message that was read.
 struct Message {
@@ -60,11 +67,11 @@ pub(crate) fn take(stream: &UnixStream, port: &Port) -> io::Result<bool> {
         return Ok(false);
     };
     let message = read(stream, request, payload)?;
-    let result = act(&message, port);
     let needs_ack = message.flags & NEED_REPLY != 0 && port.protocol().contains(Protocol::REPLY_ACK);
+    let result = act(message, port);
     match &result {
-        Ok(Some(value)) => reply(stream, message.request, *value)?,
-        _ if needs_ack => reply(stream, message.request, u64::from(result.is_err()))?,
+        Ok(Some(value)) => reply(stream, request, *value)?,
+        _ if needs_ack => reply(stream, request, u64::from(result.is_err()))?,
         _ => {}
     }
     match result {
@@ -83,6 +90,9 @@ fn ours(request: u32, size: u32) -> Option<(FrontendReq, usize)> {
     let request = FrontendReq::try_from(request).ok()?;
     let payload = match request {
         FrontendReq::SET_VRING_ENABLE
+        | FrontendReq::SET_VRING_KICK
+        | FrontendReq::SET_VRING_CALL
+        | FrontendReq::SET_VRING_ERR
         | FrontendReq::SEND_RARP
         | FrontendReq::NET_SET_MTU
         | FrontendReq::SET_STATUS => LARGEST,
@@ -100,21 +110,27 @@ fn word(bytes: &[u8], at: usize) -> u32 {
 fn read(stream: &UnixStream, request: FrontendReq, payload: usize) -> io::Result<Message> {
     let mut bytes = [0u8; HEADER + LARGEST];
     let wanted = HEADER + payload;
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let got = recvmsg(
-        stream,
-        &mut [IoSliceMut::new(&mut bytes[..wanted])],
-        &mut ancillary,
-        RecvFlags::WAITALL | RecvFlags::CMSG_CLOEXEC,
-    )?;
-    if got.bytes < wanted {
-        return Err(io::ErrorKind::UnexpectedEof.into());
+    let (mut done, mut file) = (0, None);
+    // In one piece, unless the VMM wrote it in several.
+    while done < wanted {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let got = recvmsg(
+            stream,
+            &mut [IoSliceMut::new(&mut bytes[done..wanted])],
+            &mut ancillary,
+            RecvFlags::WAITALL | RecvFlags::CMSG_CLOEXEC,
+        )?;
+        if got.bytes == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        done += got.bytes;
+        let came = ancillary.drain().find_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(mut files) => files.next(),
+            _ => None,
+        });
+        file = file.or(came);
     }
-    let file = ancillary.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut files) => files.next(),
-        _ => None,
-    });
     let mut message = Message {
         request,
         flags: word(&bytes, 4),
@@ -126,7 +142,7 @@ fn read(stream: &UnixStream, request: FrontendReq, payload: usize) -> io::Result
 }
 
 /// Does what the message says; a value, if the message is one that is answered with one.
-fn act(message: &Message, port: &Port) -> Result<Option<u64>, SessionError> {
+fn act(message: Message, port: &Port) -> Result<Option<u64>, SessionError> {
     let needs = |feature: Protocol, name| {
         port.protocol()
             .contains(feature)
@@ -140,6 +156,9 @@ fn act(message: &Message, port: &Port) -> Result<Option<u64>, SessionError> {
                 0 | 1 => session.set_vring_enable(index, state == 1, ground),
                 _ => Err(SessionError::EnableState(state)),
             })?;
+        }
+        FrontendReq::SET_VRING_KICK | FrontendReq::SET_VRING_CALL | FrontendReq::SET_VRING_ERR => {
+            take_event(message, port)?;
         }
         FrontendReq::SEND_RARP => {
             needs(Protocol::RARP, "SEND_RARP")?;
@@ -164,8 +183,7 @@ fn act(message: &Message, port: &Port) -> Result<Option<u64>, SessionError> {
         }
         _ => {
             needs(Protocol::BACKEND_REQ, "SET_BACKEND_REQ_FD")?;
-            let file = message.file.as_ref().map(OwnedFd::try_clone).transpose();
-            let file = file.ok().flatten().ok_or(SessionError::NoChannel)?;
+            let file = message.file.ok_or(SessionError::NoChannel)?;
             // Judged, and closed if it is none, before the port's lock is taken: see files.rs.
             let channel = channel(file);
             port.with_session(|session, _| {
@@ -175,6 +193,41 @@ fn act(message: &Message, port: &Port) -> Result<Option<u64>, SessionError> {
         }
     }
     Ok(None)
+}
+
+/// Takes the eventfd of a vring, which the low byte of the value names.
+fn take_event(message: Message, port: &Port) -> Result<(), SessionError> {
+    let value = message.value();
+    let index = u32::from(value as u8);
+    let said = value & NO_DESCRIPTOR == 0;
+    if said != message.file.is_some() {
+        return port.with_session(|_, _| Err(SessionError::Descriptor { index, said }));
+    }
+    set_event(message.request, index, message.file.map(File::from), port)
+}
+
+/// Sets an eventfd of a vring, by SET_VRING_KICK, SET_VRING_CALL or SET_VRING_ERR.
+pub(crate) fn set_event(
+    request: FrontendReq,
+    index: u32,
+    file: Option<File>,
+    port: &Port,
+) -> Result<(), SessionError> {
+    // Judged, and closed if it is none, before the port's lock is taken: see files.rs.
+    match request {
+        FrontendReq::SET_VRING_KICK => {
+            let kick = vring::eventfd(index, "kick", file);
+            port.with_session(|session, ground| session.set_vring_kick(index, kick?, ground))
+        }
+        FrontendReq::SET_VRING_CALL => {
+            let call = vring::eventfd(index, "call", file);
+            port.with_session(|session, ground| session.set_vring_call(index, call?, ground))
+        }
+        _ => {
+            let error = vring::eventfd(index, "error", file);
+            port.with_session(|session, _| session.set_vring_err(index, error?))
+        }
+    }
 }
 
 /// A descriptor that requests of ours go to.

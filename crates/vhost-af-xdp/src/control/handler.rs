@@ -7,9 +7,9 @@ use std::fs::File;
 use std::io;
 
 use vhost::vhost_user::message::{
-    VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
-    VhostUserLog, VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserShMemConfig, VhostUserSharedMsg,
-    VhostUserSingleMemoryRegion, VhostUserVringAddrFlags, VhostUserVringState,
+    FrontendReq, VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags,
+    VhostUserInflight, VhostUserLog, VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserShMemConfig,
+    VhostUserSharedMsg, VhostUserSingleMemoryRegion, VhostUserVringAddrFlags, VhostUserVringState,
 };
 use vhost::vhost_user::{Error, Result, VhostUserBackendReqHandler};
 use virtio_bindings::bindings::virtio_net::{VIRTIO_NET_S_LINK_UP, virtio_net_config};
@@ -17,10 +17,10 @@ use virtqueue::RingAddresses;
 
 use super::features;
 use super::files;
+use super::front;
 use super::memory::{FileKinds, MOST_SLOTS};
 use super::port::Port;
 use super::session::{Ground, Session, SessionError};
-use super::vring;
 
 type MemoryBase = vhost::VhostUserMemoryRegionBase;
 
@@ -29,8 +29,12 @@ impl Port {
         &self,
         act: impl FnOnce(&mut Session, &Ground<'_>) -> std::result::Result<R, SessionError>,
     ) -> Result<R> {
-        self.with_session(act)
-            .map_err(|error| Error::ReqHandlerError(io::Error::other(error.to_string())))
+        self.with_session(act).map_err(|error| answer(&error))
+    }
+
+    /// Of a message whose header came in pieces; others are taken in front of the crate.
+    fn set_event(&self, request: FrontendReq, index: u8, file: Option<File>) -> Result<()> {
+        front::set_event(request, index.into(), file, self).map_err(|error| answer(&error))
     }
 
     /// Judges files that the VMM gives as memory. Before the port's lock is taken: those that are refused are closed without
@@ -64,6 +68,10 @@ impl Port {
         space.extend(self.mtu().to_le_bytes());
         space
     }
+}
+
+fn answer(error: &SessionError) -> Error {
+    Error::ReqHandlerError(io::Error::other(error.to_string()))
 }
 
 impl VhostUserBackendReqHandler for Port {
@@ -165,18 +173,15 @@ impl VhostUserBackendReqHandler for Port {
     }
 
     fn set_vring_kick(&self, index: u8, file: Option<File>) -> Result<()> {
-        let kick = vring::eventfd(index.into(), "kick", file);
-        self.handle(|session, ground| session.set_vring_kick(index.into(), kick?, ground))
+        self.set_event(FrontendReq::SET_VRING_KICK, index, file)
     }
 
     fn set_vring_call(&self, index: u8, file: Option<File>) -> Result<()> {
-        let call = vring::eventfd(index.into(), "call", file);
-        self.handle(|session, ground| session.set_vring_call(index.into(), call?, ground))
+        self.set_event(FrontendReq::SET_VRING_CALL, index, file)
     }
 
     fn set_vring_err(&self, index: u8, file: Option<File>) -> Result<()> {
-        let err = vring::eventfd(index.into(), "error", file);
-        self.handle(|session, _| session.set_vring_err(index.into(), err?))
+        self.set_event(FrontendReq::SET_VRING_ERR, index, file)
     }
 
     fn set_vring_enable(&self, index: u32, enable: bool) -> Result<()> {

@@ -75,6 +75,8 @@ pub(crate) enum SessionError {
     Unsupported(&'static str),
     #[error("{0} was sent, but the protocol feature that it belongs to was not negotiated")]
     NotNegotiated(&'static str),
+    #[error("vring {index}: {}", descriptor(*.said))]
+    Descriptor { index: u32, said: bool },
     #[error("SET_BACKEND_REQ_FD came without a Unix stream socket")]
     NoChannel,
     #[error("device status {0:#x} has bits beyond the 8 that VirtIO defines")]
@@ -87,6 +89,16 @@ pub(crate) enum SessionError {
     Config { offset: u32, len: u32, size: usize },
     #[error("the connection is closed already")]
     Closed,
+}
+
+/// What is wrong where a vring's eventfd did not come although it was `said` to, or came although it was said not to.
+fn descriptor(said: bool) -> &'static str {
+    match said {
+        true => {
+            "its eventfd did not come with the message: if no more can be open here, raise the limit of open files (`ulimit -n`, systemd: LimitNOFILE=)"
+        }
+        false => "a descriptor came with a message that says that there is none",
+    }
 }
 
 /// What a session needs of its port.
