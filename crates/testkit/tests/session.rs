@@ -209,6 +209,10 @@ fn features_and_protocol_features_of_the_contract_are_offered() {
         driver.frontend().set_features(1 << 63).is_err(),
         "a feature that was not offered"
     );
+    daemon.await_port(0, "why", |port| {
+        let why = port["last_closed"][1].as_str().unwrap_or_default();
+        why.contains("0x8000000000000000") && why.contains("start the daemon with the options")
+    });
 }
 
 #[rstest]

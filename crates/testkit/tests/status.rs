@@ -197,7 +197,9 @@ fn status_of_root_does_not_wait_for_a_user_who_never_answers() {
     // Ten seconds for all of them together; one after the other they would take 160.
     let _ = running.wait(std::time::Duration::from_secs(60));
     assert!(
-        running.said().contains("no answer within"),
+        running
+            .said()
+            .contains("no answer within 10 s: is its process stopped"),
         "{running}, {:?}",
         begun.elapsed()
     );

@@ -23,6 +23,7 @@ mod admission;
 mod connection;
 mod entries;
 mod interface;
+mod lease;
 mod ledger;
 mod limits;
 #[cfg(test)]
@@ -41,16 +42,16 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use crate::links::{Changes, Link};
-use crate::listing::{self, Listed};
+use crate::links::Changes;
+use crate::listing;
 use crate::policy::Policy;
-use crate::protocol::{Answer, Malformed, Reason, Refusal, Request, Wanted};
-use crate::sys::{self, Credentials};
+use crate::protocol::{Answer, Malformed, Reason, Refusal, Request};
+use crate::sys;
 use connection::{Connection, Held, Incoming};
 use interface::Interface;
 use limits::{Attaches, Quiet, Turns};
 use restore::{ORPHANS_LOOK, Orphan};
-use state::{LeaseRecord, may_crash};
+use state::may_crash;
 
 pub use reload::Reload;
 pub use state::{Store, StoreError};
@@ -323,179 +324,6 @@ impl Server {
                 (Answer::Done, Vec::new())
             }
             Request::Counters { queue } => (Answer::Counters(interface.counters(own(queue)?)?), Vec::new()),
-        })
-    }
-
-    fn lease(&mut self, number: u64, wanted: &Wanted) -> Answered {
-        let gone = || Refusal::new(Reason::Lease, "this connection is over");
-        self.end_orphans(Instant::now());
-        let connection = self.connections.get(&number).ok_or_else(gone)?;
-        if connection.held.is_some() {
-            let text = "this connection has a lease: connect once more for another";
-            return Err(Refusal::new(Reason::Lease, text));
-        }
-        let peer = connection.peer.clone();
-        self.end_given_up(&peer, wanted);
-        let rule = self.policy.find(&peer, wanted, |rule| self.leased(rule))?;
-        let link = Link::by_name(&wanted.interface)
-            .map_err(|error| Refusal::new(Reason::NoInterface, with_sources(&error)))?;
-        let at = self.interface_for(link, wanted, &peer)?;
-        self.record_interface(at);
-        match self.give(at, number, wanted, rule) {
-            Ok(sockets) => {
-                let held = Held {
-                    interface: at,
-                    queues: wanted.range(),
-                    wanted: wanted.clone(),
-                    rule,
-                };
-                may_crash("leased");
-                self.note_lease(number, held, "leased");
-                let interface = self.interfaces.get(&at).ok_or_else(gone)?;
-                let facts = interface.facts_for(&wanted.range());
-                Ok((Answer::Facts(facts), sockets))
-            }
-            Err(refusal) => {
-                self.forget_if_idle(at);
-                Err(refusal)
-            }
-        }
-    }
-
-    /// The interface with the program, which is attached if the request can be granted otherwise and the user has not
-    /// caused that too often.
-    fn interface_for(&mut self, link: Link, wanted: &Wanted, peer: &Credentials) -> Result<u64, Refusal> {
-        interface::check(&link, wanted)?;
-        let find =
-            |is: &dyn Fn(&Interface) -> bool| self.interfaces.iter().find(|(_, interface)| is(interface));
-        let known = find(&|interface| interface.index() == link.index)
-            .or_else(|| find(&|interface| interface.was(&link.name)));
-        let known = known.map(|(&at, interface)| (at, interface.is_idle() && !interface.suits(wanted.mode)));
-        if let Some((at, false)) = known {
-            return Ok(at);
-        }
-        let (now, name) = (Instant::now(), link.name.clone());
-        let may = self.attaches.check(&name, peer.uid, now);
-        may.map_err(|text| Refusal::new(Reason::Limit, text))?;
-        // Attached otherwise, for leases that have ended.
-        if let Some((at, _)) = known
-            && !self.forget(at)
-        {
-            let text = format!("the program of other leases cannot be taken off {name} yet: try again");
-            return Err(Refusal::new(Reason::Program, text));
-        }
-        let at = self.next;
-        self.next += 1;
-        let places = self
-            .store
-            .as_ref()
-            .map(|store| (store.pins_of(at), store.notes_of(at)));
-        let opened = Interface::open(link, wanted.mode, places)
-            .inspect_err(|_| self.attaches.note_in_vain(&name, peer.uid, now))?;
-        self.attaches.note(&name, peer.uid, now);
-        self.interfaces.insert(at, opened);
-        Ok(at)
-    }
-
-    /// The first lease of a higher number, of those that the asker may know of.
-    fn next_lease(&self, number: u64, after: u64) -> Answer {
-        let asker = self
-            .connections
-            .get(&number)
-            .map_or(u32::MAX, |asker| asker.peer.uid);
-        let held = self.connections.iter().filter_map(|(&number, connection)| {
-            Some((number, connection.held.as_ref()?, &connection.peer, false))
-        });
-        let orphaned = self
-            .orphans
-            .iter()
-            .map(|(&number, orphan)| (number, &orphan.held, &orphan.peer, true));
-        let next = held
-            .chain(orphaned)
-            .filter(|&(number, _, peer, _)| number > after && (asker == 0 || asker == peer.uid))
-            .min_by_key(|&(number, ..)| number)
-            .and_then(|(number, held, peer, orphaned)| {
-                Some(Listed {
-                    number,
-                    namespace: self.namespace,
-                    orphaned,
-                    ..self.interfaces.get(&held.interface)?.listed(&held.queues, peer)
-                })
-            });
-        next.map_or(Answer::Done, Answer::Lease)
-    }
-
-    /// Reserves queues and makes their sockets; all or nothing.
-    fn give(&mut self, at: u64, number: u64, wanted: &Wanted, rule: usize) -> Result<Vec<OwnedFd>, Refusal> {
-        let gone = || Refusal::new(Reason::NoInterface, "the interface is gone");
-        let peer = &self.connections.get(&number).ok_or_else(gone)?.peer;
-        let record = LeaseRecord::new(number, at, peer, wanted);
-        let names = self.policy.names(rule);
-        self.record(|records| records.put_lease(record));
-        may_crash("recorded");
-        let interface = self.interfaces.get_mut(&at).ok_or_else(gone)?;
-        if let Err(refusal) = interface.reserve(wanted, number, names) {
-            if !interface.has(number) {
-                self.record(|records| records.leases.retain(|record| record.number != number));
-            }
-            return Err(refusal);
-        }
-        let sockets: Result<Vec<OwnedFd>, Refusal> =
-            wanted.range().map(|queue| interface.socket(queue)).collect();
-        if sockets.is_err() {
-            interface.release(number, wanted.range());
-        }
-        sockets
-    }
-
-    fn note_lease(&mut self, number: u64, held: Held, what: &str) {
-        let Some(connection) = self.connections.get_mut(&number) else {
-            return;
-        };
-        let facts = self
-            .interfaces
-            .get(&held.interface)
-            .map(|interface| interface.facts_for(&held.queues));
-        let (name, steered, why) = facts
-            .map(|facts| (facts.name, facts.steered.name(), facts.steering))
-            .unwrap_or_default();
-        let (pid, uid, rule) = (connection.peer.pid, connection.peer.uid, held.rule + 1);
-        if self.leases.may_say(uid) {
-            tracing::info!(pid, uid, interface = name, queues = ?held.queues, rule, steered, why, "{what}");
-        }
-        connection.rule = Some(held.rule);
-        connection.held = Some(held);
-    }
-
-    /// How many queues are leased under a rule.
-    fn leased(&self, rule: usize) -> u32 {
-        let held = self
-            .connections
-            .values()
-            .filter_map(|connection| connection.held.as_ref());
-        let waiting = self.orphans.values().map(|orphan| &orphan.held);
-        held.chain(waiting)
-            .filter(|held| held.rule == rule)
-            .map(|held| held.queues.end - held.queues.start)
-            .sum()
-    }
-
-    fn raise_memlock(&self, connection: &Connection, rule: usize, bytes: u64) -> Result<(), Refusal> {
-        let allowed = self.policy.rules.get(rule).and_then(|rule| rule.memlock);
-        let pid = connection.peer.pid;
-        if allowed.is_none_or(|allowed| bytes > allowed) {
-            let text = format!(
-                "process {pid} asks for {} KiB of locked memory, rule {} of the policy allows {}: raise its `memlock`, or ask for less \
-                 (fewer queues, memory=copy)",
-                bytes.div_ceil(1024),
-                rule + 1,
-                allowed.map_or_else(|| "none".to_owned(), |allowed| format!("{} KiB", allowed / 1024)),
-            );
-            return Err(Refusal::new(Reason::Memlock, text));
-        }
-        connection.raise_memlock(bytes).map_err(|error| {
-            let text = format!("cannot raise RLIMIT_MEMLOCK of process {pid} (this needs CAP_SYS_RESOURCE, and a process that we see): {error}");
-            Refusal::new(Reason::Kernel, text)
         })
     }
 

@@ -45,7 +45,7 @@ pub(crate) fn attend(port: &Arc<Port>, meeting: Meeting) {
             // Of no length: what is handed over is met at once.
             let (door, guests) = mpsc::sync_channel(0);
             if let Err(error) = open_door(port, listener, door) {
-                tracing::error!(port = %port.config.endpoint, %error, "no thread that accepts connections");
+                tracing::error!(port = %port.config.endpoint, %error, "no thread that accepts connections (ulimit -u, systemd: TasksMax=)");
             }
             while let Ok(stream) = guests.recv() {
                 pace.note(serve_connection(port, stream));

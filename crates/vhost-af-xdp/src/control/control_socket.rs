@@ -147,7 +147,7 @@ pub(crate) fn ask_all(paths: &[PathBuf]) -> Vec<Status> {
     let ask_one = |path: &PathBuf| match ask_within(path, &allowances[&path.parent()]) {
         Ok(status) => Some(status),
         Err(error) if error.kind() == io::ErrorKind::TimedOut => {
-            tracing::warn!(path = %path.display(), "no answer within {} s", ANSWER.as_secs());
+            tracing::warn!(path = %path.display(), "no answer within {} s: is its process stopped, or no daemon?", ANSWER.as_secs());
             None
         }
         // A socket that a killed daemon left behind is not worth a word.

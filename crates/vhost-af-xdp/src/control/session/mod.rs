@@ -65,7 +65,10 @@ pub(crate) enum SessionError {
         #[source]
         source: std::io::Error,
     },
-    #[error("features {0:#x} were acknowledged that were not offered")]
+    #[error(
+        "features {0:#x} were acknowledged that were not offered: a guest keeps what it negotiated: start the daemon with the options that it had then, \
+         or the guest anew"
+    )]
     Features(u64),
     #[error("memory=direct needs a VIRTIO 1.0 driver (VIRTIO_F_VERSION_1): use memory=copy for this guest")]
     LegacyDirect,
