@@ -8,6 +8,8 @@ use std::process::Command;
 use rustix::process::Signal;
 use testkit::daemon::{Placement, binary, private_dir};
 use testkit::driver::region_info;
+use testkit::guest::Guest;
+use testkit::world::{GUEST, HOST, give_address};
 use testkit::{
     Daemon, Driver, DriverConfig, Layout, Lessor, PacketPort, Serve, VethPair, frame, require, wait,
 };
@@ -163,4 +165,46 @@ fn guest_that_is_given_memory_stays_while_another_daemon_has_what_may_be_locked(
     guest.pairs[0].send(&sent, Layout::Whole);
     frame::assert_same(&wire.receive(wait::SOON).expect("it arrives"), &sent);
     assert_eq!(direct.port(0)["sessions"], 1);
+}
+
+/// A vCPU stands still while QEMU connects, so a daemon that turned QEMU away each time would stop the guest. It boots without a network,
+/// and gets one. (GUEST_QEMU may name another QEMU than this machine's.)
+#[test]
+fn linux_guest_boots_while_another_daemon_has_the_memory_and_has_a_network_when_that_is_gone() {
+    require!(Root, Qemu);
+    let veth = VethPair::with(2, 1500);
+    give_address(&veth);
+    // All frames come to the guest's queue.
+    veth.far.run("ethtool", &["-L", VethPair::WIRE, "tx", "1"]);
+    let (lessor, steward) = lease_without_memory(&veth);
+    let serve = |queue: &str| Serve::interface(VethPair::NIC).with("--start-queue", queue);
+    let [mut one, mut two] = ["1", "0"].map(|queue| daemon(&veth, &steward, serve(queue)));
+    for daemon in [&mut one, &mut two] {
+        daemon.await_listening();
+        daemon.await_ready();
+    }
+    let first = Driver::connect(&one.socket(), &config()).expect("accepted");
+    one.await_port(0, "runs", |port| port["lanes"][0]["running"] == true);
+    let guest = Guest::boot(("--socket", &two.socket()), GUEST, &["--mem", "256"]);
+    two.await_impaired(0, "`memlock`");
+    let sessions = two.port(0)["sessions"].clone();
+    assert_eq!(guest.run("echo $((6 * 7))").trim(), "42");
+    std::thread::sleep(wait::SOON / 2);
+    assert_eq!(
+        (&two.port(0)["sessions"], &two.port(0)["connected"]),
+        (&sessions, &true.into())
+    );
+    for said in [two.said(), lessor.steward.said()] {
+        assert!(said.lines().count() < 40, "{said}");
+    }
+    drop(first);
+    two.await_port(0, "runs", |port| {
+        port["lanes"][0]["running"] == true && port["impaired"].is_null()
+    });
+    let ping = format!("ping -c 1 -W 2 {HOST}");
+    assert!(
+        wait::until(wait::SOON, || guest.try_run(&ping).status.success()),
+        "{}",
+        two.said()
+    );
 }
