@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rstest::rstest;
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::process::Signal;
 use testkit::bystander::come_in_peace;
@@ -100,6 +100,49 @@ fn call_eventfd_that_is_made_to_block_costs_its_port_and_nobody_else(
     // The next one is met, and not taken.
     let again = Vmm::connect(&scene.socket(1));
     assert_eq!(again.perform(&shared, &shared.session()).expect("closed"), 0);
+    scene.assert_others_unharmed(&[1]);
+}
+
+/// 90,000 waiters for this eventfd, all of whom the kernel goes through at each write; there as long as the result is.
+fn wait_for(event: &OwnedFd) -> [Vec<OwnedFd>; 2] {
+    let waiter = || epoll::create(epoll::CreateFlags::CLOEXEC).expect("a descriptor is left");
+    // What an epoll tells apart is descriptors.
+    let again = || event.try_clone().expect("a descriptor is left");
+    let waiters: Vec<_> = (0..300).map(|_| waiter()).collect();
+    let events: Vec<_> = (0..300).map(|_| again()).collect();
+    let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+    for waiter in &waiters {
+        for event in &events {
+            let added = epoll::add(waiter, event, epoll::EventData::new_u64(0), flags);
+            added.expect("fewer than fs.epoll.max_user_watches");
+        }
+    }
+    [waiters, events]
+}
+
+/// They take some 10 ms a call; more take more.
+#[test]
+fn call_eventfd_with_many_waiters_costs_its_port_and_nobody_else() {
+    require!(Root);
+    let scene = Bystander::new(Placement::Copy, 1);
+    let shared = Shared::new(false);
+    let vmm = Vmm::connect(&scene.socket(1));
+    let mut acts = shared.session();
+    acts.truncate(acts.len() - 2);
+    assert_eq!(vmm.perform(&shared, &acts).expect("answered"), acts.len());
+    let _waiters = wait_for(&shared.events[2]);
+    let wire = scene.hostile_wire();
+    shared.repost();
+    for seed in 0..2 * POSTED {
+        wire.send(&frame::plain(60, seed as u8));
+        // A call for each, until there is nobody to make it.
+        if !wait::until(wait::QUIET, || shared.received() > seed) {
+            break;
+        }
+    }
+    scene
+        .daemon
+        .await_port(1, "closed", |port| port["last_closed"][0] == "call-blocks");
     scene.assert_others_unharmed(&[1]);
 }
 

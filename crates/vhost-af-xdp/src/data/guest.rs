@@ -55,9 +55,9 @@ pub(crate) enum Fault {
         /// First descriptor of the chain.
         head: u16,
     },
-    /// Writing to a call eventfd made a worker, or whoever stopped a lane, wait.
+    /// Writing to a call eventfd made a worker, or whoever stopped a lane, wait; or it took a worker very long.
     #[error(
-        "the VMM made its call eventfd block, which holds up a worker: this port takes no VMM any more until the daemon is started again"
+        "the VMM made its call eventfd block, or so many wait for it that writing to it takes very long, which holds up a worker: this port takes no VMM any more until the daemon is started again"
     )]
     CallBlocks,
     /// A readable descriptor where the guest receives.
