@@ -1,14 +1,14 @@
 //! What a guest's driver may do with rings and frames that are valid, and made to cost as much as they can.
 
-use std::time::Duration;
-
 use rstest::rstest;
-use testkit::daemon::Placement;
-use testkit::driver::{F_EVENT_IDX, F_HOST_ALL, F_INDIRECT, F_MRG_RXBUF, F_RING_PACKED, F_VERSION_1};
-use testkit::pair::Ring;
+use testkit::daemon::{Mode, Placement};
+use testkit::driver::{
+    F_EVENT_IDX, F_GUEST_ALL, F_HOST_ALL, F_INDIRECT, F_MRG_RXBUF, F_RING_PACKED, F_VERSION_1,
+};
+use testkit::pair::{Received, Ring};
 use testkit::super_frame::Ip;
 use testkit::{
-    Daemon, Driver, DriverConfig, Layout, PacketPort, Serve, SuperFrame, TwoGuests, VethPair, frame,
+    Daemon, Driver, DriverConfig, Layout, NetNs, PacketPort, Serve, SuperFrame, TwoGuests, VethPair, frame,
     holdings, require, wait,
 };
 use virtqueue::GuestAddr;
@@ -185,14 +185,48 @@ fn frames_of_any_kind_with_any_request_leave_a_queue_that_sends(
     #[values(0, F_HOST_ALL)] offloads: u64,
 ) {
     require!(Root);
-    const FRAMES: usize = 600;
     let config = DriverConfig {
         regions: vec![(GuestAddr(0), 16 * MIB), (GuestAddr(1 << 32), 16 * MIB)],
         ..config(F_MRG_RXBUF | F_INDIRECT | F_EVENT_IDX | ring | offloads, 256)
     };
     let mut guests = TwoGuests::new(placement, &config);
+    send_any_frames(&mut guests.liar, &guests.wire, 1500);
+    guests.assert_honest_guest_sends();
+    assert_eq!(guests.daemon.port(0)["last_closed"], serde_json::Value::Null);
+}
+
+#[rstest]
+#[case::skb(Mode::Skb, 1500, Placement::Copy)]
+#[case::skb(Mode::Skb, 1500, Placement::Direct)]
+#[case::in_pieces(Mode::Native, 9000, Placement::Copy)]
+#[case::in_pieces_in_skb_mode(Mode::Skb, 9000, Placement::Copy)]
+#[case::longest(Mode::Native, 65_535, Placement::Copy)]
+#[case::longest(Mode::Native, 3822, Placement::Direct)]
+fn frames_of_any_kind_leave_a_queue_that_sends_on_other_interfaces(
+    #[case] mode: Mode,
+    #[case] mtu: u32,
+    #[case] placement: Placement,
+) {
+    require!(Root);
+    let config = DriverConfig {
+        regions: vec![(GuestAddr(0), 16 * MIB), (GuestAddr(1 << 32), 16 * MIB)],
+        ..config(F_MRG_RXBUF | F_INDIRECT | F_EVENT_IDX | F_HOST_ALL, 256)
+    };
+    let veth = VethPair::with(1, mtu);
+    let serve = Serve::interface(VethPair::NIC).placement(placement).mode(mode);
+    let daemon = Daemon::start(&veth.near, &serve);
+    let wire = PacketPort::open(&veth.far, VethPair::WIRE);
+    let mut guest = Driver::connect(&daemon.socket(), &config).expect("accepted");
+    send_any_frames(&mut guest, &wire, mtu as usize);
+    assert_eq!(daemon.port(0)["last_closed"], serde_json::Value::Null);
+}
+
+/// Sends frames of any kind, behind which a usual one still arrives.
+fn send_any_frames(guest: &mut Driver, wire: &PacketPort, mtu: usize) {
+    const FRAMES: usize = 600;
     let mut noise = Noise(0x9e37_79b9_7f4a_7c15);
-    for at in 0..FRAMES {
+    let pair = &mut guest.pairs[0];
+    for at in 1..=FRAMES {
         let frame = any_frame(&mut noise);
         let header = any_header(&mut noise, &frame);
         let layout = match noise.next(4) {
@@ -200,22 +234,16 @@ fn frames_of_any_kind_with_any_request_leave_a_queue_that_sends(
             1 => Layout::Indirect((frame.len() + 12).div_ceil(noise.one(&[2, 5, 17, 19, 200]))),
             _ => Layout::Whole,
         };
-        guests.liar.pairs[0].send_asking(&[(header, &frame)], layout);
-        if at % 32 == 0 {
-            guests.liar.pairs[0].await_sent();
-            while let Some(got) = guests.wire.receive(Duration::ZERO) {
-                assert!((14..=1518).contains(&got.len()), "{} bytes", got.len());
+        pair.send_asking(&[(header, &frame)], layout);
+        if at % 30 == 0 {
+            pair.await_sent();
+            let last = frame::last();
+            pair.send(&last, Layout::Whole);
+            for got in wire.receive_before(&last) {
+                assert!((14..=mtu + 18).contains(&got.len()), "{} bytes", got.len());
             }
         }
     }
-    guests.liar.pairs[0].await_sent();
-    let last = frame::last();
-    guests.liar.pairs[0].send(&last, Layout::Whole);
-    for got in guests.wire.receive_before(&last) {
-        assert!((14..=1518).contains(&got.len()), "{} bytes", got.len());
-    }
-    guests.assert_honest_guest_sends();
-    assert_eq!(guests.daemon.port(0)["last_closed"], serde_json::Value::Null);
 }
 
 #[rstest]
@@ -249,4 +277,78 @@ fn queues_of_one_entry_and_of_the_most_move_frames(
         (0..40).for_each(|_| drop(wire.receive(wait::SOON).expect("a segment")));
     }
     pair.await_sent();
+}
+
+/// What a guest at the other end of a cable gets must be what the header before it says; `offloads`: those that it takes.
+fn assert_sane(got: &Received, offloads: u64) {
+    let word = |at: usize| usize::from(u16::from_le_bytes([got.header[at], got.header[at + 1]]));
+    let (len, gso) = (got.frame.len(), got.header[1]);
+    if offloads == 0 {
+        assert_eq!(got.header[..10], [0; 10]);
+    }
+    assert!(len >= 14 && got.header[0] <= 1, "{:?}", got.header);
+    assert!(
+        got.header[0] == 0 || word(6) + word(8) + 2 <= len,
+        "{:?} of {len}",
+        got.header
+    );
+    if gso == 0 {
+        assert!(len <= 1518, "{len} bytes");
+    } else {
+        let (headers, size) = (word(2), word(4));
+        assert!(
+            matches!(gso & 0x7f, 1 | 4 | 5) && got.header[0] == 1,
+            "{:?}",
+            got.header
+        );
+        assert!(
+            size > 0 && headers > word(6) && headers <= len && len <= 65_557,
+            "{:?} of {len}",
+            got.header
+        );
+        assert!(headers + size.min(len - headers) <= 1518 && (len - headers).div_ceil(size) <= 2048);
+    }
+}
+
+#[rstest]
+fn frames_of_any_kind_with_any_request_pass_a_cable_as_what_they_are_or_not_at_all(
+    #[values(0, F_GUEST_ALL)] offloads: u64,
+    #[values(true, false)] mergeable: bool,
+) {
+    require!(Root);
+    const FRAMES: usize = 600;
+    let netns = NetNs::new("cable");
+    let serve = Serve::cable("x").offload("all");
+    let mut daemon = Daemon::start_ports(&netns, &serve, &["queues=1", "queues=1"]);
+    let merges = if mergeable { F_MRG_RXBUF } else { 0 };
+    let guest = |name, features| {
+        let regions = vec![(GuestAddr(0), 64 * MIB)];
+        let config = DriverConfig {
+            regions,
+            ..config(F_INDIRECT | features, 256)
+        };
+        Driver::connect(&daemon.path(name), &config).expect("accepted")
+    };
+    let (mut liar, mut honest) = (
+        guest("port0.sock", F_HOST_ALL),
+        guest("port1.sock", offloads | merges),
+    );
+    let (count, bytes) = if mergeable { (200, 2048) } else { (200, 66 << 10) };
+    honest.pairs[0].post(count, &[bytes]);
+    let mut noise = Noise(0x2545_f491_4f6c_dd1d);
+    for at in 1..=FRAMES {
+        let frame = any_frame(&mut noise);
+        let header = any_header(&mut noise, &frame);
+        let layout = Layout::Indirect((frame.len() + 12).div_ceil(noise.one(&[1, 2, 19, 200])));
+        liar.pairs[0].send_asking(&[(header, &frame)], layout);
+        if at % 40 == 0 {
+            liar.pairs[0].await_sent();
+            let last = frame::last();
+            liar.pairs[0].send(&last, Layout::Whole);
+            let before = honest.pairs[0].receive_before(&last);
+            before.iter().for_each(|got| assert_sane(got, offloads));
+        }
+    }
+    daemon.process().check();
+    assert_eq!(daemon.port(0)["last_closed"], serde_json::Value::Null);
 }

@@ -6,14 +6,14 @@ use rstest::rstest;
 use testkit::bystander::come_in_peace;
 use testkit::daemon::Placement;
 use testkit::vmm::{Shared, Vmm};
-use testkit::{Bystander, holdings, lessor, process, require};
+use testkit::{Bystander, Driver, DriverConfig, Serve, holdings, lessor, process, require};
 
 /// More descriptors than a session needs.
 const ENOUGH: usize = 14;
 
-/// Sets a soft limit of a daemon, as its own user.
-fn limit(pid: u32, resource: &str, most: usize) {
-    let id = lessor::ID.to_string();
+/// Sets a soft limit of a process, as its own user.
+fn limit((pid, user): (u32, u32), resource: &str, most: usize) {
+    let id = user.to_string();
     let of = [
         "--reuid",
         &id,
@@ -46,9 +46,9 @@ fn session_without_descriptors_is_refused_at_each_step_and_harms_nobody_else(
     // With one more the connection is accepted, and with none it waits.
     let whole: Vec<_> = (1..=ENOUGH)
         .map(|more| {
-            limit(pid, "nofile", held + more);
+            limit((pid, lessor::ID), "nofile", held + more);
             let whole = whole_session(&socket, more % 2 == 0);
-            limit(pid, "nofile", held + 100);
+            limit((pid, lessor::ID), "nofile", held + 100);
             come_in_peace(&socket);
             whole
         })
@@ -64,8 +64,33 @@ fn daemon_that_may_start_no_thread_serves_as_ever(
 ) {
     require!(Root);
     let mut scene = Bystander::new(placement, 2);
-    limit(scene.daemon.process().pid(), "nproc", 1);
+    limit((scene.daemon.process().pid(), lessor::ID), "nproc", 1);
     assert!([1, 2].map(|port| whole_session(&scene.socket(port), port == 1)) == [true; 2]);
+    scene.await_frames(20);
+    scene.assert_unharmed();
+}
+
+#[rstest]
+fn steward_without_descriptors_refuses_who_asks_and_harms_nobody_else(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+) {
+    require!(Root);
+    let scene = Bystander::with(placement, 1, Serve::leased);
+    let steward = scene.daemon.lessor.as_ref().expect("leased").steward.pid();
+    let is_free = |number: &usize| !Path::new(&format!("/proc/{steward}/fd/{number}")).exists();
+    let free = (0..1000).find(is_free).expect("it has few");
+    for more in 0..3 {
+        limit((steward, 0), "nofile", free + more);
+        let vmm = Driver::connect(&scene.socket(1), &DriverConfig::default()).expect("accepted");
+        let impaired = &scene.daemon.port(1)["impaired"];
+        if more == 0 {
+            let why = impaired.as_str().expect("impaired");
+            assert!(why.contains("Too many open files"), "{why}");
+        }
+        limit((steward, 0), "nofile", 1000);
+        scene.daemon.await_recovered(1);
+        drop(vmm);
+    }
     scene.await_frames(20);
     scene.assert_unharmed();
 }

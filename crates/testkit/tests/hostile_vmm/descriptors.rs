@@ -163,3 +163,32 @@ fn memory_that_cannot_be_shared_is_refused() {
     }
     scene.assert_unharmed();
 }
+
+/// Whether any file is taken or not: memory that only the machine itself may touch is SIGBUS for everybody else.
+#[rstest]
+fn memory_of_kvm_is_refused_or_costs_its_port_alone(
+    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values("shared", "any")] taken: &str,
+) {
+    require!(Root);
+    // Not to be mapped, private to the machine, shared with whoever maps it (GUEST_MEMFD_FLAG_MMAP, …_INIT_SHARED).
+    let files: Vec<_> = [0, 1, 3]
+        .into_iter()
+        .filter_map(|flags| sys::kvm_memory(RAM, flags).ok())
+        .collect();
+    if files.is_empty() {
+        println!("SKIPPED: no KVM here that has guest_memfd");
+        return;
+    }
+    let scene = Bystander::with(placement, 1, |serve| serve.with("--memory-files", taken));
+    for file in files {
+        let shared = Shared::as_they_are([file, memory(LOG), memory(inflight_bytes(false))], false);
+        let acts = shared.session();
+        let done = Vmm::connect(&scene.socket(1)).perform(&shared, &acts);
+        let done = done.expect("answered or refused");
+        assert!(taken == "any" || done < acts.len(), "it was taken");
+        println!("{placement:?} {taken}: {done} of {}", acts.len());
+        come_in_peace(&scene.socket(1));
+    }
+    scene.assert_unharmed();
+}
