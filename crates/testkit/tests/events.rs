@@ -42,6 +42,18 @@ fn interface_that_is_renamed_goes_on_under_the_same_lease() {
     wait::settle();
     assert!(rig.daemon.port(0)["impaired"].is_null());
     rig.assert_passes_both_ways();
+    // When it is gone, one of the name that was asked for is waited for, and no other.
+    let away = NetNs::new("away");
+    rig.veth.near.ip(&["link", "set", "other0", "netns", away.name()]);
+    rig.daemon.await_impaired(
+        0,
+        &format!("interface other0 is gone, trying {} again", VethPair::NIC),
+    );
+    away.ip(&["link", "set", "other0", "name", VethPair::NIC]);
+    away.ip(&["link", "set", VethPair::NIC, "netns", rig.veth.near.name()]);
+    rig.veth.near.ip(&["link", "set", VethPair::NIC, "up"]);
+    rig.daemon.await_recovered(0);
+    rig.await_passes_both_ways();
 }
 
 #[test]

@@ -80,6 +80,8 @@ fn interface_that_is_renamed_goes_on(#[values(Placement::Copy, Placement::Direct
         .ip(&["link", "set", VethPair::NIC, "name", "other0"]);
     rig.assert_passes_both_ways();
     assert!(rig.daemon.port(0)["connected"].as_bool().expect("a flag"));
+    rig.daemon
+        .await_port(0, "the new name", |port| port["nic"] == "other0");
 }
 
 #[rstest]

@@ -4,10 +4,14 @@ use serde_json::Value;
 use testkit::{Daemon, Driver, DriverConfig, NetNs, Serve, VethPair, daemon, frame, require, wait};
 
 fn queues(netns: &NetNs, daemon: &Daemon) -> Value {
+    queues_of(VethPair::NIC, netns, daemon)
+}
+
+fn queues_of(interface: &str, netns: &NetNs, daemon: &Daemon) -> Value {
     let control = daemon.path("control");
     let output = netns
         .command(daemon::binary())
-        .args(["queues", VethPair::NIC, "--json", "--control"])
+        .args(["queues", interface, "--json", "--control"])
         .arg(control)
         .output()
         .expect("it runs");
@@ -34,6 +38,17 @@ fn await_free(netns: &NetNs, daemon: &Daemon) {
         queue["bound"] == serde_json::json!([]) && queue["holder"]["mode"].is_null()
     });
     assert!(free, "no guest, but a socket: {:#}", queues(netns, daemon));
+}
+
+#[test]
+fn queue_of_a_renamed_interface_is_shown_with_its_holder() {
+    require!(Root);
+    let veth = VethPair::new();
+    let mut daemon = Daemon::start(&veth.near, &Serve::interface(VethPair::NIC));
+    veth.near.ip(&["link", "set", VethPair::NIC, "name", "other0"]);
+    daemon.await_port(0, "the new name", |port| port["nic"] == "other0");
+    let now = queues_of("other0", &veth.near, &daemon);
+    assert_eq!(now[0]["holder"]["pid"], daemon.process().pid(), "{now:#}");
 }
 
 #[test]

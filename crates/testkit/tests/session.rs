@@ -152,6 +152,19 @@ fn rings_outside_memory_are_refused() {
 }
 
 #[test]
+fn mac_address_is_the_same_with_other_options() {
+    require!(Root);
+    let veth = VethPair::new();
+    let serve = Serve::interface(VethPair::NIC);
+    let mut daemon = Daemon::start(&veth.near, &serve);
+    let before = daemon.port(0)["mac"].clone();
+    daemon.kill();
+    daemon.restart(&veth.near, &serve.with("--mode", "skb").flag("--force-copy"));
+    daemon.await_ready();
+    assert_eq!(daemon.port(0)["mac"], before);
+}
+
+#[test]
 fn config_space_tells_mac_status_and_mtu() {
     require!(Root);
     let veth = VethPair::with(1, 1400);

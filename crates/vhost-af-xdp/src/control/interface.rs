@@ -84,6 +84,8 @@ pub(crate) struct Interface {
     /// As it was when the program was attached; for the MTU see [`Self::mtu`].
     pub(crate) link: Link,
     mtu: AtomicU32,
+    /// See [`Self::name`].
+    name: Mutex<String>,
     /// Queues that were somebody else's when they were to be bound last.
     busy: Mutex<HashSet<u32>>,
     steering: Steering,
@@ -115,6 +117,7 @@ impl Interface {
     fn new(link: Link, steering: Steering, demand: Demand) -> Self {
         Self {
             mtu: AtomicU32::new(link.mtu),
+            name: Mutex::new(link.name.clone()),
             busy: Mutex::default(),
             link,
             steering,
@@ -167,9 +170,18 @@ impl Interface {
         self.mtu.load(Relaxed)
     }
 
-    /// Takes note of a changed MTU; queues that are open keep their frame limit.
-    pub(crate) fn set_mtu(&self, mtu: u32) {
-        self.mtu.store(mtu, Relaxed);
+    /// Its name as it is now.
+    pub(crate) fn name(&self) -> String {
+        self.name.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Takes note of a changed name or MTU; queues that are open keep their frame limit.
+    pub(crate) fn take_note(&self, link: &Link) {
+        self.mtu.store(link.mtu, Relaxed);
+        self.name
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone_from(&link.name);
     }
 
     /// Longest frame that the interface carries, bytes.

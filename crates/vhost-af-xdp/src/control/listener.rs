@@ -59,7 +59,7 @@ pub(crate) enum ListenError {
         "the socket may not be given to {0}: only root gives to other users, others to groups that they are in"
     )]
     MayNotGive(String),
-    #[error("{0}")]
+    #[error(transparent)]
     Other(#[from] io::Error),
 }
 

@@ -471,7 +471,7 @@ impl Port {
             let now = if link.up { "up" } else { "down" };
             tracing::info!(interface = link.name, port = %self.config.endpoint, "interface is {now}");
         }
-        interface.set_mtu(link.mtu);
+        interface.take_note(link);
         let other_mtu = state
             .mtu
             .replace(link.mtu)
@@ -594,9 +594,14 @@ pub(crate) fn with_sources(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// A locally administered address that is the same at every start: FNV-1a of where the port is.
+/// A locally administered address that is the same at every start, whatever the other options are: FNV-1a of where the port is.
 fn stable_mac(config: &PortConfig) -> [u8; 6] {
-    let text = format!("{}|{:?}", config.endpoint, config.nic);
+    let text = match &config.nic {
+        NicConfig::Interface {
+            name, start_queue, ..
+        } => format!("{}|{name}|{start_queue}", config.endpoint),
+        other => format!("{}|{other}", config.endpoint),
+    };
     let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     });

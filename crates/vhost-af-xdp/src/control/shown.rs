@@ -48,6 +48,8 @@ pub(crate) struct ShownSession {
 /// An interface, as far as it is shown.
 #[derive(Clone)]
 pub(crate) struct ShownInterface {
+    /// As it is now.
+    pub(crate) name: String,
     pub(crate) mode: Mode,
     pub(crate) steered: (Steered, String),
     /// For what is counted there.
@@ -71,6 +73,7 @@ impl Shown {
                     .collect(),
             }),
             interface: interface.map(|interface| ShownInterface {
+                name: interface.name(),
                 mode: interface.mode(),
                 steered: interface.steered(),
                 itself: Arc::downgrade(interface),

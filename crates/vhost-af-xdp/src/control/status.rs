@@ -231,6 +231,7 @@ impl PortStatus {
         }
         if let Some(interface) = &shown.interface {
             let (steered, note) = &interface.steered;
+            self.nic.clone_from(&interface.name);
             self.attached = Some(interface.mode.to_string());
             self.steered = Some(steered.name().to_owned());
             self.steering_note = Some(note.clone()).filter(|note| !note.is_empty());

@@ -195,7 +195,7 @@ impl Steering {
     pub(crate) fn look(&self, opened: &Link) -> Result<Link, String> {
         match self {
             Self::External(_) => Link::by_index(opened.index)
-                .ok_or_else(|| awaited(&format!("interface {} is gone", opened.name))),
+                .ok_or_else(|| awaited(&format!("interface {} is gone", opened.name), &opened.name)),
             Self::Leased(leased) => leased.look(),
         }
     }
@@ -286,7 +286,7 @@ impl Leased {
         // Down is no reason to give the queues up; without a program, or without a queue, there is nothing to use.
         if facts.mode.is_none() || (facts.impaired && facts.up) {
             return Err(match facts.ifindex {
-                0 => awaited(&facts.note),
+                0 => awaited(&facts.note, &self.facts.name),
                 _ => facts.note,
             });
         }
@@ -300,9 +300,10 @@ impl Leased {
     }
 }
 
-/// What is said of an interface that is gone.
-fn awaited(why: &str) -> String {
-    format!("{why}, waiting for one of that name")
+/// What is said of an interface that cannot be had at the moment, and of the name by which it is asked for again: the one that
+/// the lease began with, which it need not have had last.
+fn awaited(why: &str, name: &str) -> String {
+    format!("{why}, trying {name} again")
 }
 
 /// What rtnetlink would say.
