@@ -249,6 +249,36 @@ fn steward_without_descriptors_serves_on_and_accepts_again_when_it_has_some() {
     assert_serves(&world);
 }
 
+/// Descriptors that a process has sent and nobody has taken count for its user, and no process of that user may send more while
+/// they are more than it may have open.
+#[test]
+fn descriptors_on_their_way_between_others_cost_a_request_and_not_the_lease() {
+    require!(Root);
+    let world = World::new();
+    let (lease, _sockets) = world.lease(0, 1).expect("allowed");
+    let (sender, receiver) = Raw::pair();
+    let file = std::fs::File::open("/dev/null").expect("there");
+    (0..3).for_each(|_| sender.send_with(&[0], &file, 253));
+    let pid = world.steward.pid().to_string();
+    let done = Command::new("prlimit")
+        .args(["--pid", &pid, "--nofile=500:"])
+        .status();
+    assert!(done.expect("prlimit(1)").success());
+    match lease.socket(0) {
+        // With CAP_SYS_RESOURCE the steward may.
+        Ok(_) => {}
+        Err(LeaseError::Refused(refusal)) => {
+            assert_eq!(refusal.reason, Reason::Kernel, "{refusal}");
+            assert!(refusal.text.contains("on their way"), "{refusal}");
+        }
+        Err(error) => panic!("the lease is lost: {error}"),
+    }
+    drop((sender, receiver));
+    let again = wait::until(wait::SOON, || lease.socket(0).is_ok());
+    assert!(again, "{}", world.steward);
+    assert_serves(&world);
+}
+
 #[test]
 fn user_without_a_rule_is_turned_away_at_the_door() {
     require!(Root);

@@ -21,7 +21,7 @@ use rustix::net::{
     recvmsg, sendmsg, sockopt,
 };
 
-use crate::protocol::{Answer, MESSAGE_MAX, Malformed, QUEUES_MAX, Refusal, Wanted};
+use crate::protocol::{Answer, MESSAGE_MAX, Malformed, QUEUES_MAX, Reason, Refusal, Wanted};
 use crate::sys::{self, Credentials};
 
 /// Send buffer, bytes as SO_SNDBUF counts them: some twenty answers.
@@ -29,6 +29,9 @@ const SEND_BUFFER: usize = 16 << 10;
 /// Requests that a holder may send at once, and a second: restarting the lanes of 128 queues takes 384.
 const BURST: u32 = 512;
 const RATE: u32 = 1000;
+
+/// Why a socket cannot be handed over.
+const TOO_MANY_ON_THEIR_WAY: &str = "more descriptors are on their way between processes of the steward's user than it may have open: raise LimitNOFILE of the steward";
 
 /// The queues that a connection has.
 #[derive(Debug, Clone)]
@@ -63,8 +66,8 @@ pub(super) struct Connection {
     pub(super) since: Instant,
     /// Facts changed, and the holder has not been told.
     pub(super) dirty: bool,
-    /// An answer that did not fit into the send buffer.
-    kept: Option<(Vec<u8>, Vec<OwnedFd>)>,
+    /// An answer that did not fit into the send buffer, with its serial number before it.
+    kept: Option<(u32, Vec<u8>, Vec<OwnedFd>)>,
     pace: Pace,
 }
 
@@ -129,13 +132,13 @@ impl Connection {
 
     /// Sends an answer, or keeps it until it can be sent; there is none kept. False: the connection is over.
     pub(super) fn answer(&mut self, serial: u32, answer: &Answer, descriptors: Vec<OwnedFd>) -> bool {
-        self.kept = Some((answer.encode(serial), descriptors));
+        self.kept = Some((serial, answer.encode(serial), descriptors));
         self.flush()
     }
 
     /// Sends what was kept, if it can be sent now. False: the connection is over.
     pub(super) fn flush(&mut self) -> bool {
-        let Some((bytes, descriptors)) = &self.kept else {
+        let Some((serial, bytes, descriptors)) = &self.kept else {
             return true;
         };
         let borrowed: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
@@ -147,6 +150,12 @@ impl Connection {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         match sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut control, flags) {
             Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS) => true,
+            // Of all processes of our user (too_many_unix_fds, net/core/scm.c): not this holder's doing, or not its alone.
+            Err(Errno::TOOMANYREFS) => {
+                let refusal = Refusal::new(Reason::Kernel, TOO_MANY_ON_THEIR_WAY);
+                let (serial, none) = (*serial, Vec::new());
+                self.answer(serial, &Answer::Refused(refusal), none)
+            }
             Err(_) => false,
             Ok(_) => {
                 self.kept = None;

@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, recvmsg, send,
-    sendmsg, socket_with,
+    sendmsg, socket_with, socketpair,
 };
 use steward::protocol::{Answer, MESSAGE_MAX, Request};
 
@@ -33,6 +33,13 @@ impl Raw {
         .expect("a socket");
         connect(&socket, &SocketAddrUnix::new(path).expect("short")).expect("the steward listens");
         Self { socket, serial: 0 }
+    }
+
+    /// A connection to nobody, with its other end.
+    pub(crate) fn pair() -> (Self, OwnedFd) {
+        let kind = (AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC);
+        let (socket, other) = socketpair(kind.0, kind.1, kind.2, None).expect("sockets");
+        (Self { socket, serial: 0 }, other)
     }
 
     /// A connection by a thread of another user. Threads have numbers of their own (the C library's calls would change those of the
