@@ -8,6 +8,7 @@ mod eventfds;
 mod floods;
 mod scribbled;
 mod segments;
+mod share;
 mod sparse;
 mod stalled;
 mod truncated;

@@ -23,6 +23,11 @@ use super::guest::{Fault, GuestSide};
 /// descriptors in the first-level cache.
 pub(crate) const BATCH: usize = 64;
 
+/// Descriptors that the guest gives frames in, as much work as a frame: a turn has so many for each of its frames. A chain of a
+/// Linux guest's has two, or some 18 for dozens of segments; one that is made to be work has thousands for a single frame, each
+/// with a copy of its own.
+pub(crate) const DESCRIPTORS_A_FRAME: u64 = 4;
+
 /// Most segments of a super-frame that leave in one go, where it is built in one go; what they are more than a turn the
 /// lane owes ([`Turns`]). Few enough that the other direction, with the guest's acknowledgements, waits for some 200 µs at
 /// most.

@@ -22,6 +22,7 @@ use xsk::{FramePool, TxDesc, Umem, UmemOffset};
 use super::copy_bytes::{guest_to_umem, own_bytes};
 use super::counters::LaneCounters;
 use super::guest::{Cursor, GuestSide};
+use super::lane::DESCRIPTORS_A_FRAME;
 use super::nic::Sends;
 
 /// Bytes of metadata before each frame sent, where there is any: `struct xsk_tx_metadata`
@@ -44,11 +45,12 @@ pub(crate) const LAST_KICKS: usize = 4;
 /// (`virtio_net_hdr_to_skb`, include/linux/virtio_net.h).
 pub(crate) const MOST_SEGMENTS: u32 = 2048;
 
-/// Frames handed over by one batch, and their bytes.
+/// Frames handed over by one batch, their bytes, and the descriptors of the chains that they were in.
 #[derive(Default)]
 pub(crate) struct Tally {
     pub(crate) frames: u64,
     pub(crate) bytes: u64,
+    descriptors: u64,
 }
 
 impl Tally {
@@ -56,6 +58,18 @@ impl Tally {
     pub(crate) fn add(&mut self, bytes: u32) {
         self.frames += 1;
         self.bytes += u64::from(bytes);
+    }
+
+    /// A chain of so many descriptors was used up.
+    #[inline]
+    pub(crate) fn use_chain(&mut self, descriptors: usize) {
+        self.descriptors += descriptors as u64;
+    }
+
+    /// What counts for a lane's turn, in frames.
+    #[inline]
+    pub(crate) fn work(&self) -> u64 {
+        self.frames.max(self.descriptors / DESCRIPTORS_A_FRAME)
     }
 }
 

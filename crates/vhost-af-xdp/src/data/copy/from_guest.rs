@@ -65,7 +65,7 @@ impl<N: Nic> CopyLane<N> {
     fn send(&mut self, chains: &Chains, (room, turn): (usize, usize)) -> Result<usize, Fault> {
         let (mut tally, mut done) = (Tally::default(), 0);
         for (at, chain) in chains.iter().enumerate() {
-            if tally.frames >= turn as u64 {
+            if tally.work() >= turn as u64 {
                 self.guest.from_guest.queue.unpop(chains.slots(at));
                 break;
             }
@@ -89,6 +89,7 @@ impl<N: Nic> CopyLane<N> {
                 break;
             }
             self.guest.from_guest.queue.push_used(chain.id, 0);
+            tally.use_chain(segments.len());
             done += 1;
             if self.rest.plan.is_some() {
                 // Nothing overtakes it.
@@ -114,7 +115,7 @@ impl<N: Nic> CopyLane<N> {
 
     fn spend(&mut self, tally: &Tally) {
         self.turns
-            .spend(usize::try_from(tally.frames).unwrap_or(usize::MAX));
+            .spend(usize::try_from(tally.work()).unwrap_or(usize::MAX));
     }
 
     /// Copies one frame into one chunk, or several; `None` when there is no room for it now.

@@ -7,15 +7,15 @@ use xsk::{TxDesc, UmemOffset};
 use super::{Cutting, DirectLane, Outbound};
 use crate::data::copy_bytes::guest_to_umem;
 use crate::data::guest::{Cursor, Fault, Piece, Sending, pieces};
-use crate::data::lane::{BATCH, SEGMENTS};
+use crate::data::lane::SEGMENTS;
 use crate::data::nic::{Link, Nic};
 use crate::data::super_frame::{Builder, FromChain, LAST_WAIT, LAST_WAITS, SuperFrame, Tally};
 
 impl<N: Nic> DirectLane<N> {
     pub(super) fn from_guest(&mut self) -> Result<usize, Fault> {
         let mut moved = self.reap();
-        let mut turn = BATCH;
-        if self.cutting.is_some() {
+        let mut turn = self.turns.begin();
+        if self.cutting.is_some() && turn > 0 {
             let sent = self.go_on_cutting(turn);
             (moved, turn) = (moved + sent, turn.saturating_sub(sent));
         }
@@ -81,7 +81,7 @@ impl<N: Nic> DirectLane<N> {
         for (at, chain) in chains.iter().enumerate() {
             let segments = chains.segments(chain);
             let left = room - self.scratch.outgoing.len();
-            let queued = if left.min(self.sending.room()) == 0 || tally.frames >= turn as u64 {
+            let queued = if left.min(self.sending.room()) == 0 || tally.work() >= turn as u64 {
                 None
             } else {
                 let judged = self.guest.judge(chain, segments, self.link, &self.counters)?;
@@ -91,6 +91,7 @@ impl<N: Nic> DirectLane<N> {
                 self.guest.from_guest.queue.unpop(chains.slots(at));
                 break;
             }
+            tally.use_chain(segments.len());
             done += 1;
             if self.cutting.is_some() {
                 // Nothing overtakes it.
@@ -104,6 +105,8 @@ impl<N: Nic> DirectLane<N> {
     }
 
     fn hand_over(&mut self, tally: &Tally) {
+        self.turns
+            .spend(usize::try_from(tally.work()).unwrap_or(usize::MAX));
         self.nic.to_nic(self.scratch.outgoing.drain(..));
         self.counters.from_guest_frames.add(tally.frames);
         self.counters.from_guest_bytes.add(tally.bytes);

@@ -39,7 +39,7 @@ use super::copy::copied;
 use super::counters::LaneCounters;
 use super::guest::{Fault, GuestSide, Piece};
 use super::in_flight::InFlight;
-use super::lane::{BATCH, Lane, Rest, SEGMENTS, Stopped, Takes};
+use super::lane::{BATCH, Lane, Rest, SEGMENTS, Stopped, Takes, Turns};
 use super::nic::{Link, MOST_PIECES, Nic, Sends};
 use super::received::Glass;
 use super::super_frame::{LAST_KICKS, SuperFrame};
@@ -116,6 +116,7 @@ pub(crate) struct DirectLane<N> {
     /// A buffer smaller than the longest frame was seen: all later ones are parked, too, because
     /// frames may now need several, and the order of use must stay that of posting.
     park_all: bool,
+    turns: Turns,
     takes: Takes,
     /// The last piece that was received said that its frame goes on.
     inside: bool,
@@ -180,6 +181,7 @@ impl<N: Nic> DirectLane<N> {
             bounces_posted: 0,
             bounces_out: false,
             park_all: false,
+            turns: Turns::default(),
             takes: Takes::default(),
             inside: false,
             glass,
