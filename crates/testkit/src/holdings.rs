@@ -10,7 +10,8 @@ use crate::wait;
 pub struct Holdings {
     /// Open descriptors.
     pub descriptors: usize,
-    /// Mappings.
+    /// Mappings, without what the C library keeps for threads, stacks and heaps: how much that is is a matter of how many threads ran at
+    /// the same time.
     pub mappings: usize,
     /// Threads.
     pub threads: usize,
@@ -30,9 +31,27 @@ pub fn of(pid: u32) -> Holdings {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("it lives");
     Holdings {
         descriptors: count("fd"),
-        mappings: maps.lines().count(),
+        mappings: mappings(&maps),
         threads: count("task"),
     }
+}
+
+/// Counts them in the text of proc_pid_maps(5). Left out is what is anonymous and either has no access, or lies behind such a guard, as
+/// stacks do, or begins at a multiple of 64 MiB, as the heaps of arenas do (`HEAP_MAX_SIZE`, malloc/arena.c in glibc).
+fn mappings(maps: &str) -> usize {
+    let mut guard_end = "";
+    let mut count = 0;
+    for line in maps.lines() {
+        let fields: Vec<_> = line.split_ascii_whitespace().collect();
+        let (start, end) = fields[0].split_once('-').expect("a range");
+        let is_heap = u64::from_str_radix(start, 16).is_ok_and(|start| start.is_multiple_of(64 << 20));
+        match fields[..] {
+            [_, "---p", _, _, "0"] => guard_end = end,
+            [_, "rw-p", _, _, "0"] if guard_end == start || is_heap => {}
+            _ => count += 1,
+        }
+    }
+    count
 }
 
 /// What it holds once that has been the same for so long.
@@ -55,14 +74,42 @@ pub fn steady(pid: u32, quiet: Duration) -> Holdings {
 /// If there is no such process.
 #[must_use]
 pub fn resident_kib(pid: u32) -> u64 {
+    kib(pid, "VmRSS:")
+}
+
+/// Address space of a process, KiB.
+///
+/// # Panics
+/// If there is no such process.
+#[must_use]
+pub fn address_space_kib(pid: u32) -> u64 {
+    kib(pid, "VmSize:")
+}
+
+fn kib(pid: u32, what: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it lives");
     let line = status
         .lines()
-        .find(|line| line.starts_with("VmRSS:"))
+        .find(|line| line.starts_with(what))
         .expect("a line for it");
     line.split_ascii_whitespace()
         .nth(1)
         .expect("a number")
         .parse()
         .expect("a number")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stacks_and_heaps_of_threads_are_not_counted() {
+        let heap = "7f0004000000-7f0004021000 rw-p 00000000 00:00 0 \n7f0004021000-7f0008000000 ---p 00000000 00:00 0 \n";
+        assert_eq!(mappings(heap), 0);
+        let stack = "7f0000021000-7f0000022000 ---p 00000000 00:00 0 \n7f0000022000-7f0000222000 rw-p 00000000 00:00 0 \n";
+        assert_eq!(mappings(stack), 0);
+        let others = "7f0000400000-7f0000a00000 rw-p 00000000 00:00 0 \n7f0004000000-7f0004021000 rw-s 00000000 00:01 12 /memfd:ram (deleted)\n";
+        assert_eq!(mappings(&[stack, others].concat()), 2);
+    }
 }

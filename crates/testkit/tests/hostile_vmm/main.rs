@@ -6,6 +6,7 @@
 mod descriptors;
 mod eventfds;
 mod floods;
+mod large;
 mod scribbled;
 mod segments;
 mod share;
