@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use vhost::vhost_user::{BackendReqHandler, Error};
 
+use super::alarm::Alarm;
 use super::front;
 use super::port::Port;
 use super::seldom::Seldom;
@@ -160,17 +161,19 @@ impl Pace {
 
 /// Speaks vhost-user until the connection ends.
 pub(crate) fn serve_connection(port: &Arc<Port>, stream: UnixStream) -> Ended {
-    let (Ok(connection), Ok(ahead)) = (stream.try_clone(), stream.try_clone()) else {
+    let (Ok(connection), Ok(ahead), Ok(alarm)) = (stream.try_clone(), stream.try_clone(), Alarm::new())
+    else {
         tracing::warn!(port = %port.config.endpoint, "no descriptors left, the connection is dropped: raise the limit of open files (`ulimit -n`, systemd: LimitNOFILE=)");
         return Ended::Wrong;
     };
     if port.is_barred() {
         return Ended::Wrong;
     }
-    port.begin_session(connection);
+    port.begin_session(connection, alarm.clone());
     let mut requests = BackendReqHandler::from_stream(stream, Arc::clone(port));
     loop {
-        match front::take(&ahead, port) {
+        let came = alarm.await_message(&ahead);
+        match came.and_then(|()| front::take(&ahead, port)) {
             Ok(true) => continue,
             Ok(false) => {}
             Err(error) => return port.end_session(false, format!("vhost-user: {error}")),

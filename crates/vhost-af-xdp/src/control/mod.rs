@@ -9,6 +9,7 @@
 //! without. Nothing in here runs per frame.
 
 pub(crate) mod afxdp_plugin;
+pub(crate) mod alarm;
 pub(crate) mod announce;
 pub(crate) mod attend;
 pub(crate) mod config;

@@ -14,6 +14,7 @@ use std::time::{Instant, SystemTime};
 use rustix::event::{EventfdFlags, eventfd};
 use vhost::vhost_user::message::VhostUserProtocolFeatures as Protocol;
 
+use super::alarm::Alarm;
 use super::config::{NicConfig, Placement, PortConfig};
 use super::interface::{Interface, InterfaceError, Interfaces};
 use super::kept;
@@ -297,7 +298,7 @@ impl Port {
     }
 
     /// A VMM connected.
-    pub(crate) fn begin_session(self: &Arc<Self>, connection: UnixStream) {
+    pub(crate) fn begin_session(self: &Arc<Self>, connection: UnixStream, alarm: Alarm) {
         let port = Arc::downgrade(self);
         let registered = move |pair| {
             if let Some(port) = port.upgrade() {
@@ -317,7 +318,7 @@ impl Port {
             .store(peer::process(connection.as_fd()).unwrap_or(0), Relaxed);
         self.window.note_turned_away(None);
         state.session = Some(Session::new(
-            connection,
+            (connection, alarm),
             &self.config,
             Arc::clone(&state.fault),
             Arc::new(registered),

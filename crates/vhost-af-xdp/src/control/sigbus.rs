@@ -8,9 +8,9 @@
 //!     first byte is touched and until it is unmapped: nothing maps one without a [`ForeignFiles`], which [`Watched`] is.
 //!  2. The handler looks the fault's address up there. If it is in one, the whole mapping (the guest's part of a map) is
 //!     replaced by zero pages of our own (one mmap with MAP_FIXED; mappings lie back to back, so the range begins and
-//!     ends on the page size of whatever lies there), the session is flagged and its connection shut down, and the
+//!     ends on the page size of whatever lies there), the session is flagged and its alarm raised, and the
 //!     access that faulted is done again, now on zeros.
-//!  3. The control thread wakes from the end of the connection as after any other, and finds the flag: the port
+//!  3. The control thread wakes by the alarm as after a guest's fault, and finds the flag: the port
 //!     closes as `memory-truncated`. Until then workers move zeros. Nothing looks at the flag per frame.
 //!  4. Any other address is a fault of ours: the default action, as if there were no handler.
 //!
@@ -30,6 +30,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use rustix::mm::{MapFlags, ProtFlags};
 use virtqueue::{ForeignFiles, Guard};
 
+use super::alarm::Alarm;
 use super::nudge;
 
 /// What is said when a port closes for it.
@@ -61,14 +62,16 @@ static ENTRIES: [Entry; MOST] = [const {
 pub(crate) struct Watch {
     hit: AtomicBool,
     connection: Option<UnixStream>,
+    alarm: Option<Alarm>,
 }
 
 impl Watch {
-    /// For a session over `connection`, which is shut down on a hit.
-    pub(crate) fn new(connection: Option<UnixStream>) -> Arc<Self> {
+    /// For a session over `connection`, whose alarm is raised on a hit.
+    pub(crate) fn new(connection: Option<UnixStream>, alarm: Option<Alarm>) -> Arc<Self> {
         Arc::new(Self {
             hit: AtomicBool::new(false),
             connection,
+            alarm,
         })
     }
 
@@ -79,18 +82,18 @@ impl Watch {
 
     /// Whether memory vanished.
     pub(crate) fn is_hit(&self) -> bool {
-        // Observes the handler's store; the control thread comes here after the connection's end, which the
-        // handler causes after its store.
+        // Observes the handler's store; the control thread comes here after the alarm, which the handler
+        // raises after its store.
         self.hit.load(Ordering::Acquire)
     }
 
     /// In the handler.
     fn tell(&self) {
-        // Published before the shutdown that makes somebody look; see is_hit.
+        // Published before the alarm that makes somebody look; see is_hit.
         self.hit.store(true, Ordering::Release);
-        if let Some(connection) = &self.connection {
-            // std would set errno, which belongs to the code that was interrupted; rustix does not use it.
-            let _ = rustix::net::shutdown(connection, rustix::net::Shutdown::Both);
+        if let Some(alarm) = &self.alarm {
+            // std would set errno, which belongs to the code that was interrupted; rustix, by which it is raised, does not use it.
+            alarm.raise();
         }
     }
 }
@@ -224,7 +227,6 @@ fn replace(addr: usize) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Read;
     use std::os::fd::{AsFd, OwnedFd};
 
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -242,7 +244,7 @@ mod tests {
     }
 
     /// A map of an unsealed file, watched; the other end of the connection; the file.
-    fn watched() -> (MemoryMap, Arc<Watch>, UnixStream, OwnedFd) {
+    fn watched() -> (MemoryMap, Arc<Watch>, Alarm, OwnedFd) {
         let file = memfd_create("ram", MemfdFlags::CLOEXEC).expect("memfd");
         ftruncate(&file, LEN).expect("room");
         let region = Region {
@@ -252,28 +254,24 @@ mod tests {
             file: file.try_clone().expect("a descriptor"),
             file_offset: 0,
         };
-        let (ours, theirs) = UnixStream::pair().expect("sockets");
-        let watch = Watch::new(Some(ours));
+        let alarm = Alarm::new().expect("an eventfd");
+        let watch = Watch::new(None, Some(alarm.clone()));
         let map = MemoryMap::new(vec![region], 4096, &files(&watch)).expect("mapped");
-        (map, watch, theirs, file)
+        (map, watch, alarm, file)
     }
 
     #[test]
-    fn truncated_memory_reads_as_zeros_and_ends_only_its_connection() {
+    fn truncated_memory_reads_as_zeros_and_ends_only_its_session() {
         install().expect("installed");
-        let (map, watch, mut theirs, file) = watched();
-        let (other, other_watch, _other_theirs, _other_file) = watched();
+        let (map, watch, alarm, file) = watched();
+        let (other, other_watch, other_alarm, _other_file) = watched();
         assert!(map.write_obj(LEN - 8, &u64::MAX) && map.write_obj(LEN, &7u64));
         assert!(other.write_obj(0, &7u64));
         ftruncate(&file, 0).expect("not sealed");
         assert!(!watch.is_hit());
         assert_eq!(map.read_obj::<u64>(LEN - 8), Some(0));
         assert!(watch.is_hit());
-        assert_eq!(
-            theirs.read(&mut [0]).expect("the end"),
-            0,
-            "the connection is shut down"
-        );
+        assert!(alarm.is_raised() && !other_alarm.is_raised());
         assert!(map.write_obj(8, &1u64), "all of it can be written");
         assert_eq!(
             map.read_obj::<u64>(LEN),
@@ -298,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn file_that_is_gone_before_its_first_byte_is_read_ends_only_its_connection() {
+    fn file_that_is_gone_before_its_first_byte_is_read_ends_only_its_session() {
         install().expect("installed");
         let file = |bytes| {
             let file = memfd_create("file", MemfdFlags::CLOEXEC).expect("memfd");
@@ -307,7 +305,7 @@ mod tests {
         };
         let shape = (1, 256, false);
         let bytes = InflightRegion::bytes_for(1, 256, false).expect("a shape");
-        let (inflight, watch) = (file(bytes), Watch::new(None));
+        let (inflight, watch) = (file(bytes), Watch::new(None, None));
         let region = InflightRegion::open(
             inflight.as_fd(),
             (bytes, 0),
@@ -319,12 +317,12 @@ mod tests {
             "its zeros are a region never used"
         );
 
-        let (bitmap, watch) = (file(4096), Watch::new(None));
+        let (bitmap, watch) = (file(4096), Watch::new(None, None));
         let log = DirtyLog::open(bitmap.as_fd(), (4096, 0), &Truncating(&watch, &bitmap)).expect("mapped");
         log.note(GuestAddr(0), 1);
         assert!(watch.is_hit());
 
-        let (ram, watch) = (file(LEN), Watch::new(None));
+        let (ram, watch) = (file(LEN), Watch::new(None, None));
         let region = Region {
             guest_addr: GuestAddr(0),
             user_addr: 0,
@@ -354,7 +352,7 @@ mod tests {
         // Where nothing is ever mapped (vm.mmap_min_addr), so that no other test's map can be there.
         let base = NonNull::new(ptr::without_provenance_mut(4096)).expect("not null");
         let entered = |addr| ENTRIES.iter().any(|entry| entry.holds(addr).is_some());
-        let guarded = files(&Watch::new(None)).guard(base, 4096).expect("room");
+        let guarded = files(&Watch::new(None, None)).guard(base, 4096).expect("room");
         assert_eq!([4095, 4096, 8191, 8192].map(entered), [false, true, true, false]);
         drop(guarded);
         assert!(!entered(4096));
@@ -367,7 +365,7 @@ mod tests {
         use std::os::unix::process::ExitStatusExt;
         if std::env::var_os(CHILD).is_some() {
             install().expect("installed");
-            let (map, _watch, _theirs, file) = watched();
+            let (map, _watch, _alarm, file) = watched();
             // The same file once more, mapped where the table does not know it.
             let region = Region {
                 guest_addr: GuestAddr(0),

@@ -72,9 +72,11 @@ impl Call {
         }
     }
 
-    /// The VMM gave another one.
-    pub(crate) fn replace(&mut self, event: Option<OwnedFd>) {
-        self.event = event;
+    /// The VMM gave another one; the one before, which is not to be closed by a worker: it may be all that is left of it, and whoever
+    /// closes it takes away those who wait for it, as many as there are.
+    #[must_use]
+    pub(crate) fn replace(&mut self, event: Option<OwnedFd>) -> Option<OwnedFd> {
+        std::mem::replace(&mut self.event, event)
     }
 
     /// Interrupts the guest.

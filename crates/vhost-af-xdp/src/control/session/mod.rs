@@ -18,11 +18,12 @@ use std::io;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 
 use vhost::vhost_user::message::VhostUserProtocolFeatures as Protocol;
 use virtqueue::{DirtyLog, InflightError, InflightRegion, LogError, QueueSize, RingAddresses};
 
+use crate::control::alarm::Alarm;
 use crate::control::announce;
 use crate::control::config::{Placement, PortConfig, Segments};
 use crate::control::features::{self, F_LOG_ALL, F_PROTOCOL_FEATURES, F_RING_PACKED, F_VERSION_1};
@@ -171,6 +172,7 @@ pub(crate) struct Session {
     course: Course,
     peer: Option<i32>,
     connection: UnixStream,
+    alarm: Alarm,
     fault: FaultCell,
     /// A call made somebody wait.
     blocks: Blocks,
@@ -179,7 +181,7 @@ pub(crate) struct Session {
 impl Session {
     /// A fresh session over `connection` for a port.
     pub(crate) fn new(
-        connection: UnixStream,
+        (connection, alarm): (UnixStream, Alarm),
         config: &PortConfig,
         fault: FaultCell,
         registered: OnRegistered,
@@ -194,7 +196,10 @@ impl Session {
             log: None,
             inflight: None,
             spill: (pairs > 1).then(|| Spill::new().ok().map(Arc::new)).flatten(),
-            memory: MemoryTable::new(Watch::new(connection.try_clone().ok()), most_bytes),
+            memory: MemoryTable::new(
+                Watch::new(connection.try_clone().ok(), Some(alarm.clone())),
+                most_bytes,
+            ),
             vrings: (0..pairs * 2).map(|_| VringState::default()).collect(),
             lanes: (0..pairs).map(|_| None).collect(),
             registering: (0..pairs).map(|_| None).collect(),
@@ -203,6 +208,7 @@ impl Session {
             course: Course::default(),
             peer,
             connection,
+            alarm,
             fault,
             blocks: Blocks::default(),
         }
@@ -483,8 +489,10 @@ impl Session {
             .map_err(LaneError::Duplicate)?;
         self.vring(index)?.call = call;
         if let Some(lane) = &self.lanes[index as usize / 2] {
+            // Closed here, when it came back.
+            let (back, _before) = mpsc::channel();
             lane.change(ground.workers, move |lane| {
-                lane.guest_mut().vring(direction(index)).call.replace(duplicate);
+                let _ = back.send(lane.guest_mut().vring(direction(index)).call.replace(duplicate));
             });
         }
         Ok(())

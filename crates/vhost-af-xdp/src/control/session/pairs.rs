@@ -1,9 +1,7 @@
 //! The lanes of a session's queue pairs: started, stopped, and moved to other memory.
 
 use std::fs::File;
-use std::net::Shutdown;
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -12,6 +10,7 @@ use vhost::vhost_user::message::VhostUserMemoryRegion;
 use xsk::Probe;
 
 use super::{ActiveLane, FaultCell, Ground, Session, SessionError};
+use crate::control::alarm::Alarm;
 use crate::control::config::Placement;
 use crate::control::interface::InterfaceError;
 use crate::control::lanes::{LaneError, LaneFacts, LaneParts, NOT_YET, private_bytes};
@@ -123,7 +122,7 @@ impl Session {
         placement: Placement,
         ground: &Ground<'_>,
     ) -> Result<(), SessionError> {
-        let on_fault = self.on_fault()?;
+        let on_fault = self.on_fault();
         let (lane, facts) = self.parts(pair, ground)?.build(placement)?;
         self.run(pair, (lane, facts.into()), on_fault, ground);
         Ok(())
@@ -161,7 +160,7 @@ impl Session {
         mut registered: Registered,
         ground: &Ground<'_>,
     ) -> Result<(), SessionError> {
-        let on_fault = self.on_fault()?;
+        let on_fault = self.on_fault();
         self.stop_pair(pair, ground.workers);
         let told = registered.probe.take().map(Probe::await_free).transpose();
         if told.map_err(InterfaceError::from).map_err(LaneError::from)? != Some(true) {
@@ -201,7 +200,7 @@ impl Session {
 
     /// What a lane needs to go on with the memory table as it is now.
     fn other_side(&self, pair: usize, ground: &Ground<'_>) -> Result<(GuestSide, OnFault), SessionError> {
-        Ok((self.parts(pair, ground)?.guest_side()?, self.on_fault()?))
+        Ok((self.parts(pair, ground)?.guest_side()?, self.on_fault()))
     }
 
     /// Starts every pair that can run.
@@ -265,7 +264,7 @@ impl Session {
         if placement == Placement::Direct && registration.takes_long() {
             return self.start_by_copying(pair, registration, ground);
         }
-        let on_fault = self.on_fault()?;
+        let on_fault = self.on_fault();
         let (lane, mut facts) = self.parts(pair, ground)?.build(placement)?;
         if placement != ground.placement {
             facts.fallbacks.push(
@@ -283,7 +282,7 @@ impl Session {
         registration: Registration,
         ground: &Ground<'_>,
     ) -> Result<(), SessionError> {
-        let on_fault = self.on_fault()?;
+        let on_fault = self.on_fault();
         let (lane, mut facts) = self.parts(pair, ground)?.build(Placement::Copy)?;
         facts.fallbacks.push(NOT_YET.to_owned());
         self.run(pair, (lane, facts.into()), on_fault, ground);
@@ -356,11 +355,10 @@ impl Session {
         })
     }
 
-    /// What a worker does when a guest breaks the rules. Made before there is a lane: a lane without it could not run.
-    fn on_fault(&self) -> Result<OnFault, SessionError> {
-        let connection = self.connection.try_clone().map_err(LaneError::Duplicate)?;
-        let cell = Arc::clone(&self.fault);
-        Ok(Box::new(move |fault| report(&cell, fault, &connection)))
+    /// What a worker does when a guest breaks the rules.
+    fn on_fault(&self) -> OnFault {
+        let (cell, alarm) = (Arc::clone(&self.fault), self.alarm.clone());
+        Box::new(move |fault| report(&cell, fault, &alarm))
     }
 
     /// Gives a lane to a worker.
@@ -399,7 +397,7 @@ impl Session {
     fn call(&self, event: &OwnedFd, workers: &Workers) {
         if !self.blocks.load(Relaxed) && !nudge::write(event, &workers.watcher) {
             self.blocks.store(true, Relaxed);
-            report(&self.fault, Fault::CallBlocks, &self.connection);
+            report(&self.fault, Fault::CallBlocks, &self.alarm);
         }
     }
 
@@ -409,11 +407,11 @@ impl Session {
     }
 }
 
-/// On the worker's thread, or that of who stopped the lane: notes the fault, and wakes the port's own thread by closing the
-/// connection. Nothing here waits.
-fn report(cell: &FaultCell, fault: Fault, connection: &UnixStream) {
+/// On the worker's thread, or that of who stopped the lane: notes the fault, and wakes the port's own thread. Nothing here
+/// waits.
+fn report(cell: &FaultCell, fault: Fault, alarm: &Alarm) {
     cell.lock()
         .unwrap_or_else(std::sync::PoisonError::into_inner)
         .get_or_insert(fault);
-    let _ = connection.shutdown(Shutdown::Both);
+    alarm.raise();
 }

@@ -1,0 +1,59 @@
+//! Lets a worker end a session.
+//!
+//! It must not end the connection itself: the kernel goes through all who wait for the VMM's end of it, with interrupts off, and a VMM
+//! may have a million of them (epoll; 200 ms were seen). So it writes to an eventfd of ours, for which the port's own thread waits
+//! beside the connection.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::io::Errno;
+
+/// See the module's head. One a session, for all who may end it.
+#[derive(Debug, Clone)]
+pub(crate) struct Alarm(Arc<OwnedFd>);
+
+impl Alarm {
+    /// One that nobody has raised.
+    ///
+    /// # Errors
+    /// No descriptor left.
+    pub(crate) fn new() -> io::Result<Self> {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self(Arc::new(event)))
+    }
+
+    /// Ends the session, soon. One system call, which does not wait: a signal handler may do it, too.
+    pub(crate) fn raise(&self) {
+        // Never full: nobody writes as often as that.
+        let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
+    }
+
+    /// Waits until the connection has something to be read, or its end.
+    ///
+    /// # Errors
+    /// It was raised.
+    pub(crate) fn await_message(&self, connection: &UnixStream) -> io::Result<()> {
+        let mut both = [
+            PollFd::new(connection, PollFlags::IN),
+            PollFd::new(&*self.0, PollFlags::IN),
+        ];
+        loop {
+            match poll(&mut both, None) {
+                Ok(_) if both[1].revents().is_empty() => return Ok(()),
+                Ok(_) => return Err(io::Error::other("the session was ended")),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+
+    /// Whether it was raised.
+    #[cfg(test)]
+    pub(crate) fn is_raised(&self) -> bool {
+        rustix::io::read(&*self.0, &mut [0; 8]).is_ok()
+    }
+}
