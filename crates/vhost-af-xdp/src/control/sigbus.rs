@@ -17,7 +17,8 @@
 //! The handler does system calls and atomics, nothing else (signal-safety(7)).
 //!
 //! Invariant: an entry that the handler finds stays valid while it runs. Who faults in a map holds the map, and with
-//! it the entry.
+//! it the entry. Others may change hands meanwhile, and are passed over then: with the start of one owner and the length
+//! of another the handler could take memory of a third for the range that faulted ([`Entry::holds`]).
 
 #![allow(unsafe_code)]
 
@@ -25,7 +26,7 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering, fence};
 
 use rustix::mm::{MapFlags, ProtFlags};
 use virtqueue::{ForeignFiles, Guard};
@@ -43,20 +44,15 @@ const MOST: usize = 4096;
 /// An entry: a range of guest memory and whom to tell. Free while `len` is 0 and `claimed` is not set.
 struct Entry {
     claimed: AtomicBool,
+    /// How many owners it has had; counted before any other field is the new one's.
+    owners: AtomicUsize,
     start: AtomicUsize,
     /// Bytes; published last and withdrawn first.
     len: AtomicUsize,
     watch: AtomicPtr<Watch>,
 }
 
-static ENTRIES: [Entry; MOST] = [const {
-    Entry {
-        claimed: AtomicBool::new(false),
-        start: AtomicUsize::new(0),
-        len: AtomicUsize::new(0),
-        watch: AtomicPtr::new(ptr::null_mut()),
-    }
-}; MOST];
+static ENTRIES: [Entry; MOST] = [const { Entry::free() }; MOST];
 
 /// Who is told when memory of a session vanishes.
 pub(crate) struct Watch {
@@ -131,12 +127,7 @@ impl ForeignFiles for Watched {
             .iter()
             .find(claim)
             .ok_or_else(|| io::Error::other(TooMany))?;
-        entry.start.store(start.addr().get(), Ordering::Relaxed);
-        entry
-            .watch
-            .store(Arc::as_ptr(&self.watch).cast_mut(), Ordering::Relaxed);
-        // Publishes start and watch to the handler (`Entry::holds`); without it, it could take the last owner's.
-        entry.len.store(bytes, Ordering::Release);
+        entry.enter(start.addr().get(), bytes, Arc::as_ptr(&self.watch).cast_mut());
         Ok(Box::new(Entered {
             entry,
             _watch: Arc::clone(&self.watch),
@@ -150,19 +141,50 @@ impl ForeignFiles for Watched {
 
 impl Drop for Entered {
     fn drop(&mut self) {
-        self.entry.len.store(0, Ordering::Relaxed);
+        self.entry.leave();
         // Publishes the withdrawal to the next claimant.
         self.entry.claimed.store(false, Ordering::Release);
     }
 }
 
 impl Entry {
+    const fn free() -> Self {
+        Self {
+            claimed: AtomicBool::new(false),
+            owners: AtomicUsize::new(0),
+            start: AtomicUsize::new(0),
+            len: AtomicUsize::new(0),
+            watch: AtomicPtr::new(ptr::null_mut()),
+        }
+    }
+
+    /// Fills it in; the caller has claimed it.
+    fn enter(&self, start: usize, len: usize, watch: *mut Watch) {
+        // Publishes that the last owner has withdrawn its length to `holds` that sees this count; the fence publishes the count
+        // to one that sees a field of ours. Without them `holds` could join fields of two owners.
+        self.owners.fetch_add(1, Ordering::Release);
+        fence(Ordering::Release);
+        self.watch.store(watch, Ordering::Relaxed);
+        self.start.store(start, Ordering::Relaxed);
+        // Publishes start and watch to the handler (`holds`); without it, it could take the last owner's.
+        self.len.store(len, Ordering::Release);
+    }
+
+    /// Withdraws it.
+    fn leave(&self) {
+        self.len.store(0, Ordering::Relaxed);
+    }
+
     /// The range, if `addr` is in it.
     fn holds(&self, addr: usize) -> Option<(usize, usize)> {
-        // Observes what `guard` published.
+        // This and the fence pair with the count and the fence in `enter`.
+        let owners = self.owners.load(Ordering::Acquire);
+        // Observes the start that `enter` published.
         let len = self.len.load(Ordering::Acquire);
         let start = self.start.load(Ordering::Relaxed);
-        (addr.wrapping_sub(start) < len).then_some((start, len))
+        fence(Ordering::Acquire);
+        let of_one = self.owners.load(Ordering::Relaxed) == owners;
+        (of_one && addr.wrapping_sub(start) < len).then_some((start, len))
     }
 }
 
@@ -345,6 +367,34 @@ mod tests {
             libc::sigismember(&raw const action.sa_mask, nudge::SIGNAL)
         };
         assert_eq!(blocked, 1);
+    }
+
+    /// A session's map goes and another's takes the entry while a handler looks through the table for a third address.
+    #[test]
+    fn entry_that_changes_hands_has_the_start_and_length_of_one_owner() {
+        // Below vm.mmap_min_addr, in the order of long and short: the short one's start with the long one's length would reach
+        // beyond both.
+        const LONG: (usize, usize) = (1024, 1024);
+        const SHORT: (usize, usize) = (2048, 64);
+        static ENTRY: Entry = Entry::free();
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..2_000_000 {
+                    for (start, len) in [LONG, SHORT] {
+                        ENTRY.enter(start, len, ptr::null_mut());
+                        ENTRY.leave();
+                    }
+                }
+                done.store(true, Ordering::Relaxed);
+            });
+            while !done.load(Ordering::Relaxed) {
+                if let Some(range) = ENTRY.holds(SHORT.0) {
+                    assert_eq!(range, SHORT);
+                }
+                assert_eq!(ENTRY.holds(SHORT.0 + SHORT.1), None, "nobody's");
+            }
+        });
     }
 
     #[test]
