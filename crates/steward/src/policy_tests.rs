@@ -483,3 +483,10 @@ fn what_is_no_file_or_has_no_end_is_refused_at_once() {
         assert!(error.to_string().contains("--policy"), "{error}");
     }
 }
+
+#[test]
+fn text_in_other_letters_is_shown_as_any() {
+    // Whatever is written before the value is looked through for its key.
+    let said = parse("# Größe = 1, für ß = ä\n[[allow]]\n[[allow.user]]\nx = 1\n").expect_err("no user");
+    assert!(said.starts_with("p.toml line 3: "), "{said}");
+}

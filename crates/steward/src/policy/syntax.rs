@@ -151,9 +151,12 @@ fn of_value(before: &str, value: &str) -> Option<String> {
         _ => {}
     }
     let word = |until: usize| {
-        let until = before[..until].trim_end();
-        let from = until.rfind(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, '-' | '_')));
-        &until[from.map_or(0, |from| from + 1)..]
+        let is_of_none = |c: char| !(c.is_ascii_alphanumeric() || matches!(c, '-' | '_'));
+        before[..until]
+            .trim_end()
+            .rsplit(is_of_none)
+            .next()
+            .unwrap_or_default()
     };
     let key = |(at, _): (usize, &str)| MEANT.iter().find(|(key, _)| *key == word(at));
     let (key, meant) = before.rmatch_indices('=').find_map(key)?;
