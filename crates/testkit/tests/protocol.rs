@@ -74,6 +74,21 @@ fn mtu_that_the_interface_does_not_carry_is_told_and_ends_nothing() {
     assert_says(&rig.daemon, &["1501", "ip link set mtu"]);
 }
 
+#[test]
+fn mtu_that_is_refused_without_end_is_said_twenty_times() {
+    require!(Root);
+    let mut rig = rig(Placement::Copy);
+    for mtu in 2000..2200u64 {
+        let said = rig.driver.say(FrontendReq::NET_SET_MTU, &mtu.to_ne_bytes(), None);
+        assert_eq!(said, 1, "MTU {mtu}");
+    }
+    // It logs after it answers; by now it has.
+    rig.post(64, &[BUFFER]);
+    rig.await_passes_both_ways();
+    assert_says(&rig.daemon, &["2000", "ip link set mtu"]);
+    assert!(rig.daemon.said().matches("ip link set mtu").count() <= 20);
+}
+
 #[rstest]
 fn status_is_kept_and_zero_resets_the_device(
     #[values(Placement::Copy, Placement::Direct)] placement: Placement,

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{self, SyncSender, TrySendError};
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use vhost::vhost_user::{BackendReqHandler, Error};
 use super::alarm::Alarm;
 use super::front;
 use super::port::Port;
-use super::seldom::Seldom;
+use super::seldom::{LeftOut, Seldom};
 use super::visit::Ended;
 
 /// Pause between attempts to connect to a VMM that is not there: short, because the guest's outage lasts as
@@ -53,26 +53,34 @@ pub(crate) fn attend(port: &Arc<Port>, meeting: Meeting) {
             }
         }
         Meeting::Connect(path) => {
-            let mut said = false;
+            let (mut said, mut lines) = (false, Seldom::default());
             loop {
                 match UnixStream::connect(&path) {
                     Ok(stream) => {
                         said = false;
                         pace.note(serve_connection(port, stream));
                     }
-                    Err(error) if !said && error.kind() == io::ErrorKind::PermissionDenied => {
-                        tracing::warn!(path = %path.display(), "the VMM's socket may not be connected to by this user ({}): let it, or choose another with --user; trying again", rustix::process::geteuid().as_raw());
+                    Err(error) => {
+                        if !said && let Some(left_out) = lines.may() {
+                            tell_absent(&path, &error, &left_out);
+                        }
                         said = true;
                     }
-                    Err(error) if !said => {
-                        tracing::info!(path = %path.display(), %error, "no VMM there yet, trying again");
-                        said = true;
-                    }
-                    Err(_) => {}
                 }
                 std::thread::sleep(CONNECT_PAUSE);
             }
         }
+    }
+}
+
+/// The VMM that is to be connected to cannot be.
+fn tell_absent(path: &Path, error: &io::Error, left_out: &LeftOut) {
+    let path = path.display();
+    if error.kind() == io::ErrorKind::PermissionDenied {
+        let user = rustix::process::geteuid().as_raw();
+        tracing::warn!(%path, "the VMM's socket may not be connected to by this user ({user}): let it, or choose another with --user; trying again{left_out}");
+    } else {
+        tracing::info!(%path, %error, "no VMM there yet, trying again{left_out}");
     }
 }
 
@@ -163,7 +171,7 @@ impl Pace {
 pub(crate) fn serve_connection(port: &Arc<Port>, stream: UnixStream) -> Ended {
     let (Ok(connection), Ok(ahead), Ok(alarm)) = (stream.try_clone(), stream.try_clone(), Alarm::new())
     else {
-        tracing::warn!(port = %port.config.endpoint, "no descriptors left, the connection is dropped: raise the limit of open files (`ulimit -n`, systemd: LimitNOFILE=)");
+        port.warn("no descriptors left, the connection is dropped: raise the limit of open files (`ulimit -n`, systemd: LimitNOFILE=)");
         return Ended::Wrong;
     };
     if port.is_barred() {

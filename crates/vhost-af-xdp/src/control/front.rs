@@ -78,7 +78,7 @@ pub(crate) fn take(stream: &UnixStream, port: &Port) -> io::Result<bool> {
         Ok(_) => Ok(true),
         // The VMM asks whether this MTU will do, and is told; it decides what follows.
         Err(error @ SessionError::Mtu { .. }) => {
-            tracing::warn!(port = %port.config.endpoint, "{error}");
+            port.warn(&error.to_string());
             Ok(true)
         }
         Err(error) => Err(io::Error::other(with_sources(&error))),

@@ -83,11 +83,11 @@ pub(crate) fn listen_at(path: &Path, access: &Access) -> Result<UnixListener, Li
     let bound = bind(&socket, &address);
     rustix::process::umask(umask);
     bound.map_err(|errno| explain(errno, path))?;
-    if let Err(error) = give(path, access) {
+    let listens = give(path, access).and_then(|()| Ok(listen(&socket, BACKLOG)?));
+    if let Err(error) = listens {
         let _ = fs::remove_file(path);
         return Err(error);
     }
-    listen(&socket, BACKLOG)?;
     Ok(socket.into())
 }
 

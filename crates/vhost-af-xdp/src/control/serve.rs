@@ -98,7 +98,8 @@ pub(crate) fn run(config: &ServeConfig) -> anyhow::Result<()> {
     if let Some(listener) = control {
         let read = read.clone();
         let body = move || control_socket::serve(&listener, read);
-        let _ = std::thread::Builder::new().name("status".to_owned()).spawn(body);
+        let started = std::thread::Builder::new().name("status".to_owned()).spawn(body);
+        started.context("cannot start a thread (ulimit -u, systemd: TasksMax=)")?;
     }
     for (port, changes) in ports.iter().zip(changes) {
         watch_link(changes, port)?;

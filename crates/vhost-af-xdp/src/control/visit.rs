@@ -54,6 +54,14 @@ impl Port {
         state.declined = Some(reason);
     }
 
+    /// Says what a VMM did, if it may be said now.
+    pub(super) fn warn(&self, what: &str) {
+        let left_out = self.lock("a request of its VMM").lines.may();
+        if let Some(left_out) = left_out {
+            tracing::warn!(port = %self.config.endpoint, "{what}{left_out}");
+        }
+    }
+
     /// A second VMM connected, and the first stays.
     pub(crate) fn turn_away(&self, second: &UnixStream, waited: Duration, lines: &mut Seldom) {
         let name = |pid: Option<i32>| pid.map_or("a process".to_owned(), |pid| format!("process {pid}"));

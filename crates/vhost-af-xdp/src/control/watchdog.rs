@@ -136,23 +136,26 @@ impl Watchdog {
             for (worker, sight) in workers.sights().enumerate() {
                 let news = watched[worker].look(sight, Instant::now());
                 if news != News::Nothing {
-                    self.note(worker, &news, (sight, workers));
-                    tell(worker, self.hangs()[worker].as_ref(), &news, &mut lines);
+                    let hang = hang(&news, sight.place, workers);
+                    workers.note_hang(worker, hang.is_some());
+                    self.hangs()[worker].clone_from(&hang);
+                    // Without the lock: `status` looks at it, and a log may be slow.
+                    tell(worker, hang.as_ref(), &news, &mut lines);
                 }
             }
             nudge_for(LOOK, workers);
         }
     }
+}
 
-    fn note(&self, worker: usize, news: &News, (sight, workers): (Sight, &Workers)) {
-        let hang = match (news, sight.place) {
-            (News::Hangs(since), Place::In(lane)) => Some((*since, workers.owner(lane))),
-            (News::Hangs(since), _) => Some((*since, None)),
-            _ => None,
-        };
-        workers.note_hang(worker, hang.is_some());
-        self.hangs()[worker] = hang.map(|(since, port)| Hang { since, port });
-    }
+/// What is known then of a worker that is there.
+fn hang(news: &News, place: Place, workers: &Workers) -> Option<Hang> {
+    let &News::Hangs(since) = news else { return None };
+    let port = match place {
+        Place::In(lane) => workers.owner(lane),
+        Place::Nowhere | Place::Asleep => None,
+    };
+    Some(Hang { since, port })
 }
 
 /// For so long, ends waits of workers that are awake and have finished no round between two looks, and of control threads ([`nudge`]).
