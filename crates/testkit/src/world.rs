@@ -110,10 +110,11 @@ impl World {
     pub fn await_placement(&self) {
         self.daemon.await_port(0, "the placement", |port| {
             let lanes = port["lanes"].as_array().expect("a list");
-            !lanes.is_empty()
-                && lanes
-                    .iter()
-                    .all(|lane| !lane["fallbacks"].to_string().contains("not direct yet"))
+            // Nor is one that is just being replaced what it will be: it does not run.
+            let stays = |lane: &serde_json::Value| {
+                lane["running"] == true && !lane["fallbacks"].to_string().contains("not direct yet")
+            };
+            !lanes.is_empty() && lanes.iter().all(stays)
         });
     }
 
