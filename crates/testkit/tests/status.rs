@@ -269,7 +269,12 @@ fn start_that_is_not_possible_names_the_remedy() {
     let path = path.to_str().expect("UTF-8");
     let serve = ["serve", "--null", "--control", "none", "--socket-path", path];
     let (status, said) = run_to_end(&netns, &serve);
-    assert!(!status.success() && said.contains("mkdir -p"), "{said}");
+    assert_eq!(status.code(), Some(1), "{said}");
+    assert!(said.contains("mkdir -p"), "{said}");
+    let unknown = [&serve[..], &["--sandbox", "nothing-of-it"]].concat();
+    let (status, said) = run_to_end(&netns, &unknown);
+    assert_eq!(status.code(), Some(2), "{said}");
+    assert!(said.contains("nothing-of-it"), "{said}");
 
     // A place for `status` that was asked for, and cannot be.
     let vm = directory.path().join("vm.sock");

@@ -57,21 +57,24 @@ pub fn run() -> ExitCode {
         .log_internal_errors(false)
         .init();
     let done = match command {
-        Command::Serve(args) => args.into_config().and_then(|config| serve::run(&config)),
+        Command::Serve(args) => match args.into_config() {
+            Ok(config) => serve::run(&config),
+            Err(error) => return explain(&error, ExitCode::from(2)),
+        },
         Command::Keeper(args) => keeper::run(args),
         Command::Status(args) => status(&args),
         Command::Queues(args) => show_queues(&args),
         Command::Bench(args) => bench::run(args),
     };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            let text = format!("{error:#}");
-            // Nobody may read any more.
-            let _ = writeln!(std::io::stderr(), "vhost-af-xdp: {text}{}", shortage(&text));
-            ExitCode::FAILURE
-        }
-    }
+    done.map_or_else(|error| explain(&error, ExitCode::FAILURE), |()| ExitCode::SUCCESS)
+}
+
+/// Says what was not possible, and how to end.
+fn explain(error: &anyhow::Error, code: ExitCode) -> ExitCode {
+    let text = format!("{error:#}");
+    // Nobody may read any more.
+    let _ = writeln!(std::io::stderr(), "vhost-af-xdp: {text}{}", shortage(&text));
+    code
 }
 
 /// What to do about the shortage that an error's text ends with, wherever it came from.

@@ -242,7 +242,10 @@ impl Server {
             && let Err(error) = store.change(change)
             && self.refusals.may_say(u32::MAX)
         {
-            tracing::error!("leases may not outlive this process: {}", with_sources(&error));
+            tracing::error!(
+                "leases may not outlive this process: {}: mend that (room on its file system, permissions), or name another directory with --state; the next lease tries again",
+                with_sources(&error)
+            );
         }
     }
 

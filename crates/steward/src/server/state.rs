@@ -270,7 +270,7 @@ impl Store {
             Ok(records) => self.records = records,
             // Programs and queues without a record are taken back, which is what is left to do.
             Err(error) => {
-                tracing::error!(path = %path.display(), "not records of a steward: {}", error.message());
+                tracing::error!(path = %path.display(), "not records of a steward, so no lease goes on, and the next one writes it anew: {}", error.message());
             }
         }
         Ok(())
