@@ -45,11 +45,19 @@ pub(crate) fn attend(port: &Arc<Port>, meeting: Meeting) {
         Meeting::Listen(listener) => {
             // Of no length: what is handed over is met at once.
             let (door, guests) = mpsc::sync_channel(0);
-            if let Err(error) = open_door(port, listener, door) {
-                tracing::error!(port = %port.config.endpoint, %error, "no thread that accepts connections (ulimit -u, systemd: TasksMax=)");
+            let listener = Arc::new(listener);
+            if let Err(error) = open_door(port, Arc::clone(&listener), door) {
+                tracing::error!(port = %port.config.endpoint, %error, "no thread that accepts connections (ulimit -u, systemd: TasksMax=): a VMM that comes while another is there waits until that one goes");
             }
             while let Ok(stream) = guests.recv() {
                 pace.note(serve_connection(port, stream));
+            }
+            // Only without that thread, which goes on for ever.
+            loop {
+                match listener.accept() {
+                    Ok((stream, _)) => pace.note(serve_connection(port, stream)),
+                    Err(_) => pace.rest(),
+                }
             }
         }
         Meeting::Connect(path) => {
@@ -87,7 +95,7 @@ fn tell_absent(path: &Path, error: &io::Error, left_out: &LeftOut) {
 /// Accepts connections on a thread of its own, and hands them over one at a time. One that comes while another is
 /// served waits for a while: a VMM that is started again may be there before the end of the first is seen. Then it is
 /// refused, so that it does not wait for what may never come.
-fn open_door(port: &Arc<Port>, listener: UnixListener, door: SyncSender<UnixStream>) -> io::Result<()> {
+fn open_door(port: &Arc<Port>, listener: Arc<UnixListener>, door: SyncSender<UnixStream>) -> io::Result<()> {
     let port = Arc::clone(port);
     let body = move || {
         let (mut lines, mut pace) = (Seldom::default(), Pace::default());

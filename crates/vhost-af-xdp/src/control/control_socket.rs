@@ -34,10 +34,14 @@ const PAUSE: Duration = Duration::from_millis(100);
 const ANSWER: Duration = Duration::from_secs(10);
 /// Most bytes that the daemons of a directory may answer: 256 ports of 128 pairs with all their counters have less.
 const LONGEST: u64 = 256 << 20;
-/// The same for a directory of another user's, who may fill our memory with what is no status: 4,000 queue pairs.
-const LONGEST_OF_OTHERS: u64 = 16 << 20;
+/// The same for a directory of another user's, who may fill our memory with what is no status: 1,000 queue pairs.
+const LONGEST_OF_OTHERS: u64 = 4 << 20;
 /// Most daemons of one directory of another user's that are asked.
 const MOST_OF_OTHERS: usize = 64;
+/// Most such directories, and most daemons in them together: one person may have 65,536 subordinate numbers (subuid(5)), and a
+/// directory for each.
+const MOST_DIRECTORIES: usize = 256;
+const MOST_OF_ALL_OTHERS: usize = 1024;
 
 /// Name of the directory, where it has no number of a user.
 const NAME: &str = "vhost-af-xdp";
@@ -272,12 +276,7 @@ pub(crate) fn find_all() -> Vec<PathBuf> {
     let user = rustix::process::geteuid().as_raw();
     let mut paths = sockets_of(&own_directories(), user);
     if user == 0 {
-        let others = directories_of_others();
-        paths.extend(
-            others
-                .iter()
-                .flat_map(|directory| sockets_in(directory).into_iter().take(MOST_OF_OTHERS)),
-        );
+        paths.extend(sockets_of_others(&directories_of_others()));
         // Where docs/deploy/vhost-af-xdp@.service puts it.
         let units = entries_of(Path::new("/run")).into_iter();
         let units = units.filter(|path| has_name(path, |name| name.starts_with("vhost-af-xdp-")));
@@ -287,7 +286,22 @@ pub(crate) fn find_all() -> Vec<PathBuf> {
     paths
 }
 
-/// Directories of users that are not root, each of the user that it is named after.
+/// The control sockets in these directories of others, as many as are worth to be asked.
+fn sockets_of_others(directories: &[PathBuf]) -> Vec<PathBuf> {
+    let asked = directories.iter().take(MOST_DIRECTORIES);
+    let of_each = asked.flat_map(|directory| sockets_in(directory).into_iter().take(MOST_OF_OTHERS));
+    let paths: Vec<PathBuf> = of_each.take(MOST_OF_ALL_OTHERS).collect();
+    if directories.len() > MOST_DIRECTORIES || paths.len() == MOST_OF_ALL_OTHERS {
+        tracing::warn!(
+            "{} directories of users' daemons: asked are {MOST_DIRECTORIES} of them and {MOST_OF_ALL_OTHERS} daemons at most; name another daemon with --control PATH",
+            directories.len()
+        );
+    }
+    paths
+}
+
+/// Directories of users that are not root, each of the user that it is named after; first those that come with a session, of which nobody
+/// can make more.
 fn directories_of_others() -> Vec<PathBuf> {
     let sessions = entries_of(Path::new("/run/user")).into_iter();
     let sessions = sessions.filter_map(|path| Some((user_in(&path, "")?, path.join(NAME))));
@@ -385,6 +399,28 @@ mod tests {
         fs::set_permissions(&directory, std::os::unix::fs::PermissionsExt::from_mode(0o700)).expect("ours");
         assert!(sockets(&link, user).is_empty(), "a link of whoever");
         assert!(make_own(&link, user).is_err(), "a link of whoever");
+        fs::remove_dir_all(place).expect("ours");
+    }
+
+    #[test]
+    fn one_person_with_many_numbers_makes_root_ask_no_more_than_so_many() {
+        let place = make_directory().expect("a place");
+        let directories: Vec<PathBuf> = (0..MOST_DIRECTORIES + 1)
+            .map(|number| place.join(number.to_string()))
+            .collect();
+        let socket = |directory: &Path, pid: usize| {
+            let _ = UnixListener::bind(directory.join(format!("{pid}.sock"))).expect("a socket");
+        };
+        for directory in &directories {
+            fs::create_dir(directory).expect("ours");
+            socket(directory, 1);
+        }
+        assert_eq!(sockets_of_others(&directories).len(), MOST_DIRECTORIES);
+        for directory in &directories[..20] {
+            (2..=MOST_OF_OTHERS + 1).for_each(|pid| socket(directory, pid));
+        }
+        assert_eq!(sockets_of_others(&directories[..1]).len(), MOST_OF_OTHERS);
+        assert_eq!(sockets_of_others(&directories).len(), MOST_OF_ALL_OTHERS);
         fs::remove_dir_all(place).expect("ours");
     }
 
