@@ -84,8 +84,13 @@ impl<N: Nic> DirectLane<N> {
             let queued = if left.min(self.sending.room()) == 0 || tally.work() >= turn as u64 {
                 None
             } else {
-                let judged = self.guest.judge(chain, segments, self.link, &self.counters)?;
-                self.queue(chain.id, segments, judged, (left, turn, &mut tally))
+                // By reference: to copy what was just written in other sizes waits for the stores.
+                match self.guest.judge(chain, segments, self.link, &self.counters) {
+                    Ok(ref judged) => {
+                        self.queue(chain.id, segments, judged.as_ref(), (left, turn, &mut tally))
+                    }
+                    Err(fault) => return Err(fault),
+                }
             };
             if queued.is_none() {
                 self.guest.from_guest.queue.unpop(chains.slots(at));
@@ -126,15 +131,20 @@ impl<N: Nic> DirectLane<N> {
         &mut self,
         chain: ChainId,
         segments: &[Segment],
-        judged: Option<Sending>,
+        judged: Option<&Sending>,
         (room, turn, tally): (usize, usize, &mut Tally),
     ) -> Option<()> {
-        let Some(Sending { start, len, request }) = judged else {
+        let Some(&Sending {
+            start,
+            len,
+            ref request,
+        }) = judged
+        else {
             self.give_back(chain);
             return Some(());
         };
         let (from, skip) = start;
-        match request {
+        match *request {
             Request { csum: None, .. } => {
                 if self.queue_frame(chain, (&segments[from..], skip), len, room)? {
                     tally.add(len);
