@@ -8,8 +8,8 @@ use testkit::driver::{
 use testkit::pair::{Received, Ring};
 use testkit::super_frame::Ip;
 use testkit::{
-    Daemon, Driver, DriverConfig, Layout, NetNs, PacketPort, Serve, SuperFrame, TwoGuests, VethPair, frame,
-    holdings, require, wait,
+    Daemon, Driver, DriverConfig, Layout, NetNs, Noise, PacketPort, Serve, SuperFrame, TwoGuests, VethPair,
+    frame, holdings, require, wait,
 };
 use virtqueue::GuestAddr;
 use virtqueue::layout::{DESC_INDIRECT, DESC_WRITE, Descriptor};
@@ -87,22 +87,6 @@ fn buffers_in_very_many_pieces_cost_the_daemon_no_memory(
     assert!(grown() < 64 << 10, "by {} KiB", grown());
 }
 
-/// Numbers that are the same in each run.
-struct Noise(u64);
-
-impl Noise {
-    fn next(&mut self, below: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        usize::try_from(self.0 >> 16).expect("64 bits") % below
-    }
-
-    fn one<T: Copy>(&mut self, of: &[T]) -> T {
-        of[self.next(of.len())]
-    }
-}
-
 /// A frame of any kind: whole packets, spoiled ones, ones cut off, with more behind.
 fn any_frame(noise: &mut Noise) -> Vec<u8> {
     let extensions = || {
@@ -110,35 +94,35 @@ fn any_frame(noise: &mut Noise) -> Vec<u8> {
             0, 43, 60, 60, 0, 43, 44, 51, 0, 60, 0, 60, 0, 60, 0, 60, 0, 60, 0, 60, 0,
         ]
     };
-    let ip = match noise.next(5) {
+    let ip = match noise.index(5) {
         0 => Ip::V4(noise.one(&[1, 10])),
         1 => Ip::V6(vec![]),
-        2 => Ip::V6(extensions()[..noise.next(22)].to_vec()),
+        2 => Ip::V6(extensions()[..noise.index(22)].to_vec()),
         _ => Ip::V4(0),
     };
     let payload_len = noise.one(&[
         0, 1, 2, 3, 5, 47, 100, 1000, 1400, 1446, 1460, 3000, 20_001, 65_400,
     ]);
     let mut frame = SuperFrame {
-        tags: noise.next(3),
-        ..match noise.next(3) {
+        tags: noise.index(3),
+        ..match noise.index(3) {
             0 => SuperFrame::udp(ip, payload_len),
             _ => SuperFrame::tcp(ip, payload_len),
         }
     }
     .bytes();
-    if noise.next(6) == 0 {
+    if noise.index(6) == 0 {
         // Another type: ARP, VLAN without an end, MPLS, PPPoE, a length, something.
         let kind: u16 = noise.one(&[0x0806, 0x8100, 0x88a8, 0x8847, 0x8864, 100, 0xffff]);
         frame[12..14].copy_from_slice(&kind.to_be_bytes());
     }
     for _ in 0..noise.one(&[0, 0, 0, 1, 1, 3]) {
-        let (at, any) = (noise.next(frame.len().min(120)), noise.next(256) as u8);
+        let (at, any) = (noise.index(frame.len().min(120)), noise.index(256) as u8);
         frame[at] = noise.one(&[0, 1, 0x0f, 0x7f, 0x80, 0xff, any]);
     }
-    match noise.next(5) {
-        0 => frame.truncate(noise.next(frame.len() + 1)),
-        1 => frame.truncate(noise.next(61)),
+    match noise.index(5) {
+        0 => frame.truncate(noise.index(frame.len() + 1)),
+        1 => frame.truncate(noise.index(61)),
         2 => frame.resize(frame.len() + noise.one(&[1, 6, 46, 1518]), 0xee),
         _ => {}
     }
@@ -224,12 +208,12 @@ fn frames_of_any_kind_leave_a_queue_that_sends_on_other_interfaces(
 /// Sends frames of any kind, behind which a usual one still arrives.
 fn send_any_frames(guest: &mut Driver, wire: &PacketPort, mtu: usize) {
     const FRAMES: usize = 600;
-    let mut noise = Noise(0x9e37_79b9_7f4a_7c15);
+    let mut noise = Noise::new(0x9e37_79b9_7f4a_7c15);
     let pair = &mut guest.pairs[0];
     for at in 1..=FRAMES {
         let frame = any_frame(&mut noise);
         let header = any_header(&mut noise, &frame);
-        let layout = match noise.next(4) {
+        let layout = match noise.index(4) {
             0 => Layout::HeaderApart,
             1 => Layout::Indirect((frame.len() + 12).div_ceil(noise.one(&[2, 5, 17, 19, 200]))),
             _ => Layout::Whole,
@@ -335,7 +319,7 @@ fn frames_of_any_kind_with_any_request_pass_a_cable_as_what_they_are_or_not_at_a
     );
     let (count, bytes) = if mergeable { (200, 2048) } else { (200, 66 << 10) };
     honest.pairs[0].post(count, &[bytes]);
-    let mut noise = Noise(0x2545_f491_4f6c_dd1d);
+    let mut noise = Noise::new(0x2545_f491_4f6c_dd1d);
     for at in 1..=FRAMES {
         let frame = any_frame(&mut noise);
         let header = any_header(&mut noise, &frame);

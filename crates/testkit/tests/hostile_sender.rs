@@ -13,29 +13,13 @@ use testkit::daemon::Placement;
 use testkit::driver::{F_EVENT_IDX, F_GUEST_ALL, F_MRG_RXBUF, F_VERSION_1};
 use testkit::pair::Received;
 use testkit::super_frame::{ACK, CWR, ECE, FIN, Ip, PSH, Transport};
-use testkit::{DriverConfig, SuperFrame, TwoGuests, require, wait};
+use testkit::{DriverConfig, Noise, SuperFrame, TwoGuests, require, wait};
 
 const BURST: usize = 64;
 const BURSTS: usize = 24;
 const SYN: u8 = 2;
 const RST: u8 = 4;
 const URG: u8 = 0x20;
-
-/// Numbers that are the same in each run.
-struct Noise(u64);
-
-impl Noise {
-    fn next(&mut self, below: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        usize::try_from(self.0 >> 16).expect("64 bits") % below
-    }
-
-    fn one<T: Copy>(&mut self, of: &[T]) -> T {
-        of[self.next(of.len())]
-    }
-}
 
 /// Where the layers of a frame are: IP, transport, payload.
 #[derive(Clone, Copy)]
@@ -91,14 +75,14 @@ impl Flows {
         // Two flows differ in their port only.
         let flow = noise.one(&[0, 0, 0, 0, 0, 0, 1, 1, 2, 2, 3, 4, 5]);
         let (tcp, v4) = (flow < 4, flow % 3 != 2);
-        let trap = noise.next(40);
+        let trap = noise.index(40);
         let options = if trap == 0 { 1 } else { 0 };
         let ip = match (v4, trap) {
             (true, _) => Ip::V4(options),
             (false, 1) => Ip::V6(noise.one(&[&[0, 60][..], &[43], &[60, 60, 60]]).to_vec()),
             (false, _) => Ip::V6(vec![]),
         };
-        let payload_len = if noise.next(8) == 0 {
+        let payload_len = if noise.index(8) == 0 {
             noise.one(&[8, 9, 99, 1001])
         } else {
             1000
@@ -112,7 +96,7 @@ impl Flows {
             _ => ACK,
         };
         let model = SuperFrame {
-            tags: if trap == 7 { noise.next(3) } else { 0 },
+            tags: if trap == 7 { noise.index(3) } else { 0 },
             flow: 5000 + flow as u16,
             transport: if tcp {
                 Transport::Tcp(flags, noise.one(&[3, 3, 3, 3, 3, 3, 3, 3, 0]))
@@ -199,7 +183,7 @@ fn spoil(bytes: &mut Vec<u8>, layers: Layers, trap: usize, noise: &mut Noise) ->
         // Timestamps, which go back.
         (14, _) if layers.tcp && layers.payload - layers.transport == 32 => bytes[layers.transport + 25] ^= 1,
         // Addresses of Ethernet.
-        (15, _) => bytes[noise.next(12)] ^= 2,
+        (15, _) => bytes[noise.index(12)] ^= 2,
         _ => {}
     }
     sum_ip(bytes, layers);
@@ -376,7 +360,7 @@ fn traps_for_who_joins_segments_catch_nobody(
     let _ = guests.wire.receive_before(&sent);
     guests.assert_honest_guest_sends();
     let mut flows = Flows {
-        noise: Noise(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15)),
+        noise: Noise::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15)),
         next: [(0xffff_0000, 0xfff0); 6],
     };
     let mut ledger = Ledger::default();

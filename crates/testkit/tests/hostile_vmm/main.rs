@@ -19,19 +19,3 @@ fn count(usual: usize) -> usize {
     let factor = std::env::var("ATTACKS").map_or(1, |text| text.parse().expect("ATTACKS is a number"));
     usual * factor
 }
-
-/// Numbers without an order, the same for the same seed (xorshift64).
-struct Noise(u64);
-
-impl Noise {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit
-    }
-}

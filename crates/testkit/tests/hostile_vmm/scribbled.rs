@@ -9,11 +9,11 @@ use testkit::bystander::come_in_peace;
 use testkit::daemon::Placement;
 use testkit::driver::{F_EVENT_IDX, F_GUEST_ALL, F_GUEST_CSUM, F_HOST_ALL, F_INDIRECT};
 use testkit::vmm::{LOG, RAM, Shared, Vmm, inflight_bytes};
-use testkit::{Bystander, driver, frame, require};
+use testkit::{Bystander, Noise, driver, frame, require};
 use virtqueue::driver::GuestRam;
 use virtqueue::{GuestAddr, Region};
 
-use crate::{Noise, count};
+use crate::count;
 
 /// Where the scribbler has the files.
 const FILES: [GuestAddr; 3] = [GuestAddr(0), GuestAddr(1 << 40), GuestAddr(2 << 40)];
@@ -95,15 +95,15 @@ fn session(socket: &Path, (placement, packed): (Placement, bool), number: usize)
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let mut noise = Noise(number as u64 + 1);
+            let mut noise = Noise::new(number as u64 + 1);
             while !stop.load(Ordering::Relaxed) {
                 for _ in 0..256 {
-                    let range = &what[noise.below(what.len() as u64) as usize];
+                    let range = &what[noise.index(what.len())];
                     let steps = (range.end - range.start - 8) / range.stride;
                     let at = FILES[range.file].get() + range.start + range.stride * noise.below(steps + 1);
                     // Small numbers, too: those that are nearly right come farthest.
-                    let value = noise.next() >> (noise.next() % 64);
-                    ram.write(GuestAddr(at), &value.to_le_bytes()[..1 + noise.below(8) as usize]);
+                    let value = noise.number() >> noise.below(64);
+                    ram.write(GuestAddr(at), &value.to_le_bytes()[..1 + noise.index(8)]);
                 }
                 // The worker must come to read: there may be few CPUs.
                 std::thread::sleep(Duration::from_micros(10));

@@ -20,7 +20,7 @@ use crate::control::port::with_sources;
 use crate::control::registration::{Registered, Registration, UnderWay};
 use crate::data::guest::{Fault, GuestSide};
 use crate::data::lane::{Bases, Lane};
-use crate::data::worker::{OnFault, Workers};
+use crate::data::worker::Workers;
 
 /// A queue is free an RCU grace period after its socket was closed (`SOCK_RCU_FREE`, net/xdp/xsk.c), 14 to 23 ms
 /// here, several times that on a busy machine. An attempt to bind before that fails, but not before the kernel has made its tables
@@ -122,9 +122,8 @@ impl Session {
         placement: Placement,
         ground: &Ground<'_>,
     ) -> Result<(), SessionError> {
-        let on_fault = self.on_fault();
         let (lane, facts) = self.parts(pair, ground)?.build(placement)?;
-        self.run(pair, (lane, facts.into()), on_fault, ground);
+        self.run(pair, lane, facts.into(), ground);
         Ok(())
     }
 
@@ -160,14 +159,13 @@ impl Session {
         mut registered: Registered,
         ground: &Ground<'_>,
     ) -> Result<(), SessionError> {
-        let on_fault = self.on_fault();
         self.stop_pair(pair, ground.workers);
         let told = registered.probe.take().map(Probe::await_free).transpose();
         if told.map_err(InterfaceError::from).map_err(LaneError::from)? != Some(true) {
             std::thread::sleep(RELEASE);
         }
         let (lane, facts) = self.parts(pair, ground)?.build_direct(registered)?;
-        self.run(pair, (lane, facts.into()), on_fault, ground);
+        self.run(pair, lane, facts.into(), ground);
         Ok(())
     }
 
@@ -181,10 +179,10 @@ impl Session {
             return Ok(());
         };
         self.keep_bases(pair, lane.guest().bases());
-        match self.other_side(pair, ground) {
-            Ok((guest, on_fault)) => {
+        match self.guest_side(pair, ground) {
+            Ok(guest) => {
                 lane.replace_guest(guest);
-                self.run(pair, (lane, active.facts), on_fault, ground);
+                self.run(pair, lane, active.facts, ground);
                 Ok(())
             }
             Err(error) => {
@@ -198,9 +196,9 @@ impl Session {
         }
     }
 
-    /// What a lane needs to go on with the memory table as it is now.
-    fn other_side(&self, pair: usize, ground: &Ground<'_>) -> Result<(GuestSide, OnFault), SessionError> {
-        Ok((self.parts(pair, ground)?.guest_side()?, self.on_fault()))
+    /// The guest's half of a lane, by the memory table as it is now.
+    fn guest_side(&self, pair: usize, ground: &Ground<'_>) -> Result<GuestSide, SessionError> {
+        Ok(self.parts(pair, ground)?.guest_side()?)
     }
 
     /// Starts every pair that can run.
@@ -264,14 +262,13 @@ impl Session {
         if placement == Placement::Direct && registration.takes_long() {
             return self.start_by_copying(pair, registration, ground);
         }
-        let on_fault = self.on_fault();
         let (lane, mut facts) = self.parts(pair, ground)?.build(placement)?;
         if placement != ground.placement {
             facts.fallbacks.push(
                 "direct not used: the guest has switched queue pairs off, so frames of all queues go to the first".to_owned(),
             );
         }
-        self.run(pair, (lane, facts.into()), on_fault, ground);
+        self.run(pair, lane, facts.into(), ground);
         Ok(())
     }
 
@@ -282,10 +279,9 @@ impl Session {
         registration: Registration,
         ground: &Ground<'_>,
     ) -> Result<(), SessionError> {
-        let on_fault = self.on_fault();
         let (lane, mut facts) = self.parts(pair, ground)?.build(Placement::Copy)?;
         facts.fallbacks.push(NOT_YET.to_owned());
-        self.run(pair, (lane, facts.into()), on_fault, ground);
+        self.run(pair, lane, facts.into(), ground);
         self.begin_registration(pair, registration)
             .or_else(|error| self.copy_instead(pair, &error, ground))
     }
@@ -355,20 +351,10 @@ impl Session {
         })
     }
 
-    /// What a worker does when a guest breaks the rules.
-    fn on_fault(&self) -> OnFault {
-        let (cell, alarm) = (Arc::clone(&self.fault), self.alarm.clone());
-        Box::new(move |fault| report(&cell, fault, &alarm))
-    }
-
     /// Gives a lane to a worker.
-    fn run(
-        &mut self,
-        pair: usize,
-        (lane, facts): (Box<dyn Lane>, Arc<LaneFacts>),
-        on_fault: OnFault,
-        ground: &Ground<'_>,
-    ) {
+    fn run(&mut self, pair: usize, lane: Box<dyn Lane>, facts: Arc<LaneFacts>, ground: &Ground<'_>) {
+        let (cell, alarm) = (Arc::clone(&self.fault), self.alarm.clone());
+        let on_fault = Box::new(move |fault| report(&cell, fault, &alarm));
         let (worker, id) = ground.workers.add(lane, ground.name, on_fault);
         self.course.ran = true;
         tracing::debug!(pair, worker, mode = facts.mode, "lane runs");
