@@ -31,6 +31,8 @@ pub(crate) mod resident;
 pub(crate) mod spill;
 pub(crate) mod super_frame;
 #[cfg(test)]
+mod test_guest;
+#[cfg(test)]
 pub(crate) mod test_nic;
 pub(crate) mod worker;
 pub(crate) mod xdp;

@@ -2,66 +2,33 @@
 
 use std::sync::{Arc, Mutex};
 
-use virtqueue::driver::{Buffer, DriverFeatures, GuestRam, QueueDriver};
-use virtqueue::{
-    GuestAddr, Journal, MemoryMap, Queue, QueueFeatures, QueueSize, QueueStart, RingFormat, RingLayout,
-    TrustedFiles,
-};
+use virtqueue::driver::{Buffer, QueueDriver};
+use virtqueue::{Journal, QueueFeatures};
 use xsk::{FramePool, OwnMemory, Umem, UmemOffset};
 
-use super::call::{Blocks, Call};
 use super::copy::CopyLane;
 use super::copy_bytes::GuestRam as Ram;
 use super::counters::LaneCounters;
 use super::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
-use super::guest::{GuestSide, Vring};
+use super::guest::GuestSide;
 use super::lane::Lane;
 use super::nic::Sends;
 use super::offloads::Offloads;
+use super::test_guest::{HEADER, Memory};
 use super::test_nic::{TestNic, Wire};
 
 const BUFFERS: usize = 16;
-const HEADER: u32 = 12;
 
-fn guest(memory: &Arc<MemoryMap>, ram: &Arc<GuestRam>, offloads: Offloads) -> (GuestSide, QueueDriver) {
-    let shape = (RingFormat::of(false), QueueSize::new(64).expect("a power of two"));
-    let vring = || {
-        let driver = QueueDriver::new(ram, shape, DriverFeatures::default()).expect("room");
-        let rings = RingLayout::from_user(memory, shape, driver.ring_user_addresses()).expect("inside");
-        let start = QueueStart {
-            base: driver.base(),
-            journal: Journal::None,
-            log: None,
-        };
-        let vring = Vring {
-            queue: Queue::new(memory, rings, QueueFeatures::default(), start).expect("a good ring"),
-            kick: None,
-            call: Call::new(None, Blocks::default()),
-            enabled: true,
-        };
-        (vring, driver)
-    };
+fn guest(memory: &Memory, offloads: Offloads) -> (GuestSide, QueueDriver) {
+    let vring = || memory.vring(64, QueueFeatures::default(), Journal::None);
     let ((to_guest, mut driver), (from_guest, _)) = (vring(), vring());
     for _ in 0..BUFFERS {
-        let addr = ram.alloc(4096, 4096).expect("memory is left");
+        let addr = memory.ram.alloc(4096, 4096).expect("memory is left");
         let buffer = Buffer::writable(addr, 2048);
         driver.add(&[buffer]).expect("room in the ring");
     }
     driver.publish();
-    let side = GuestSide {
-        sent_before: 0,
-        memory: Arc::clone(memory),
-        from_guest,
-        to_guest,
-        header_bytes: HEADER,
-        mergeable: true,
-        frame_limit: 1518,
-        offloads,
-        partial_checksums: false,
-        log: None,
-        spill: None,
-    };
-    (side, driver)
+    (memory.side(from_guest, to_guest, offloads), driver)
 }
 
 struct World {
@@ -73,16 +40,13 @@ struct World {
 
 impl World {
     fn new(direct: bool, offloads: Offloads) -> Self {
-        let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), 1 << 20)]).expect("memory"));
         let private = if direct { 8 * CHUNK_BYTES as usize } else { 0 };
-        let memory = Arc::new(
-            MemoryMap::new(ram.regions().expect("descriptors"), private, &TrustedFiles).expect("mapped"),
-        );
-        let (guest, driver) = guest(&memory, &ram, offloads);
+        let memory = Memory::new(1 << 20, private);
+        let (guest, driver) = guest(&memory, offloads);
         let counters = Arc::new(LaneCounters::default());
-        let own = memory.private_offset();
+        let own = memory.map.private_offset();
         let umem = if direct {
-            Umem::unaligned(Arc::new(Ram(Arc::clone(&memory))), CHUNK_BYTES, 0)
+            Umem::unaligned(Arc::new(Ram(memory.map)), CHUNK_BYTES, 0)
         } else {
             Umem::aligned(Arc::new(OwnMemory::new(64 * 2048).expect("memory")), 2048, 0)
         };

@@ -3,23 +3,19 @@
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use offload::segment::Request;
-use virtqueue::driver::{Buffer, DriverFeatures, GuestRam, QueueDriver};
-use virtqueue::{
-    GuestAddr, Journal, MemoryMap, Queue, QueueFeatures, QueueSize, QueueStart, RingFormat, RingLayout,
-    TrustedFiles,
-};
+use virtqueue::driver::{Buffer, QueueDriver};
+use virtqueue::{Journal, QueueFeatures};
 use xsk::{FramePool, OwnMemory};
 
 use super::*;
-use crate::data::call::{Blocks, Call};
 use crate::data::copy::{CopyLane, References};
 use crate::data::copy_bytes::GuestRam as Ram;
 use crate::data::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
-use crate::data::guest::Vring;
 use crate::data::lane::{BATCH, Lane, Rest, SEGMENTS};
 use crate::data::nic::{Link, MOST_PIECES};
 use crate::data::offloads::Offloads;
 use crate::data::resident::{Home, Resident, Share};
+use crate::data::test_guest::Memory;
 use crate::data::test_nic::{TestNic, Wire};
 
 #[path = "copy/cutter_lane_tests.rs"]
@@ -81,7 +77,7 @@ impl Setup {
 /// World of a lane, and where its NIC and memory are once it was stopped (copy placement).
 struct World {
     home: Home<TestNic>,
-    ram: Arc<GuestRam>,
+    memory: Memory,
     driver: QueueDriver,
     lane: Box<dyn Lane>,
     wire: Arc<Mutex<Wire>>,
@@ -90,82 +86,52 @@ struct World {
     wanted: Vec<Vec<u8>>,
 }
 
-fn guest(ram: &Arc<GuestRam>, memory: &Arc<MemoryMap>, setup: Setup) -> (GuestSide, QueueDriver) {
-    let format = RingFormat::of(setup.packed);
-    let size = QueueSize::new(64).expect("a power of two");
+fn guest(memory: &Memory, setup: Setup) -> (GuestSide, QueueDriver) {
     let features = QueueFeatures {
         packed: setup.packed,
         indirect: true,
         ..QueueFeatures::default()
     };
-    let queue = || {
-        let driver = QueueDriver::new(ram, (format, size), DriverFeatures::default()).expect("room");
-        let rings =
-            RingLayout::from_user(memory, (format, size), driver.ring_user_addresses()).expect("inside");
-        let start = QueueStart {
-            base: driver.base(),
-            journal: if setup.direct || !setup.packed {
-                Journal::Ring
-            } else {
-                Journal::None
-            },
-            log: None,
+    let vring = || {
+        let journal = if setup.direct || !setup.packed {
+            Journal::Ring
+        } else {
+            Journal::None
         };
-        let queue = Queue::new(memory, rings, features, start).expect("a good ring");
-        let vring = |enabled| Vring {
-            queue,
-            // Without one the queue is polled.
-            kick: Some(
-                rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).expect("a descriptor"),
-            ),
-            call: Call::new(None, Blocks::default()),
-            enabled,
-        };
-        (vring(true), driver)
+        let (mut vring, driver) = memory.vring(64, features, journal);
+        // Without one the queue is polled.
+        let kick = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC);
+        vring.kick = Some(kick.expect("a descriptor"));
+        (vring, driver)
     };
-    let (from_guest, driver) = queue();
-    let (mut to_guest, _) = queue();
+    let (from_guest, driver) = vring();
+    let (mut to_guest, _) = vring();
     to_guest.enabled = false;
-    let side = GuestSide {
-        sent_before: 0,
-        memory: Arc::clone(memory),
-        from_guest,
-        to_guest,
-        header_bytes: 12,
-        mergeable: true,
-        frame_limit: 1518,
-        offloads: Offloads {
-            csum: true,
-            tso4: true,
-            ..Offloads::NONE
-        },
-        partial_checksums: false,
-        log: None,
-        spill: None,
+    let offloads = Offloads {
+        csum: true,
+        tso4: true,
+        ..Offloads::NONE
     };
-    (side, driver)
+    (memory.side(from_guest, to_guest, offloads), driver)
 }
 
 impl World {
     fn new(setup: Setup) -> Self {
-        let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), 4 << 20)]).expect("memory"));
         let private = if setup.direct {
             setup.chunks * CHUNK_BYTES as usize
         } else {
             0
         };
-        let memory = Arc::new(
-            MemoryMap::new(ram.regions().expect("descriptors"), private, &TrustedFiles).expect("mapped"),
-        );
-        let (guest, driver) = guest(&ram, &memory, setup);
+        let memory = Memory::new(4 << 20, private);
+        let (guest, driver) = guest(&memory, setup);
         let metadata = if setup.sends.checksum {
             TX_METADATA_BYTES
         } else {
             0
         };
-        let own = memory.private_offset();
+        let own = memory.map.private_offset();
         let umem = if setup.direct {
-            Umem::unaligned(Arc::new(Ram(Arc::clone(&memory))), CHUNK_BYTES, 0)
+            Umem::unaligned(Arc::new(Ram(Arc::clone(&memory.map))), CHUNK_BYTES, 0)
         } else {
             let own = OwnMemory::new(setup.chunks * 2048).expect("memory");
             Umem::aligned(Arc::new(own), 2048, 0)
@@ -180,7 +146,7 @@ impl World {
         let home = Home::default();
         let lane: Box<dyn Lane> = if setup.direct {
             let pool: FramePool = umem.frames(own..own + private as u64).expect("inside").collect();
-            let memory = DirectMemory {
+            let chunks = DirectMemory {
                 umem,
                 pool,
                 in_flight: 128,
@@ -189,7 +155,7 @@ impl World {
             Box::new(DirectLane::new(
                 guest,
                 nic,
-                memory,
+                chunks,
                 setup.sends,
                 Arc::clone(&counters),
             ))
@@ -214,7 +180,7 @@ impl World {
         };
         Self {
             home,
-            ram,
+            memory,
             driver,
             lane,
             wire,
@@ -255,8 +221,12 @@ impl World {
     }
 
     fn add(&mut self, bytes: &[u8], cuts: usize) {
-        let addr = self.ram.alloc(bytes.len() as u64, 64).expect("memory is left");
-        self.ram.write(addr, bytes);
+        let addr = self
+            .memory
+            .ram
+            .alloc(bytes.len() as u64, 64)
+            .expect("memory is left");
+        self.memory.ram.write(addr, bytes);
         let step = bytes.len().div_ceil(cuts);
         let buffers: Vec<_> = (0..bytes.len())
             .step_by(step)
@@ -565,10 +535,7 @@ fn rest_goes_out_of_a_queue_that_is_switched_off() {
 fn copy_lane_goes_on_with_other_memory() {
     let setup = Setup::new(false, Sends::PLAIN);
     let mut world = World::halfway(setup);
-    let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), 1 << 20)]).expect("memory"));
-    let memory =
-        Arc::new(MemoryMap::new(ram.regions().expect("descriptors"), 0, &TrustedFiles).expect("mapped"));
-    world.lane.replace_guest(guest(&ram, &memory, setup).0);
+    world.lane.replace_guest(guest(&Memory::new(1 << 20, 0), setup).0);
     for _ in 0..20 {
         world.breathe();
     }

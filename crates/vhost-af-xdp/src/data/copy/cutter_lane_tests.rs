@@ -54,9 +54,8 @@ impl World {
     fn next_guest(&mut self, setup: Setup) {
         let resident = resident::look(&self.home).take().expect("it is at home");
         let next = World::new(setup);
-        let memory = Arc::clone(&next.lane.guest().memory);
-        (self.ram, self.counters) = (next.ram, next.counters);
-        let (guest, driver) = guest(&self.ram, &memory, setup);
+        (self.memory, self.counters) = (next.memory, next.counters);
+        let (guest, driver) = guest(&self.memory, setup);
         self.driver = driver;
         let counted = (setup.sends, Arc::clone(&self.counters));
         self.lane = Box::new(CopyLane::visiting(guest, resident, &self.home, counted));
@@ -141,7 +140,7 @@ fn guest_that_breaks_the_rules_behind_a_super_frame_takes_no_chunk_with_it() {
         let mut world = World::new(setup);
         let (header, frame) = super_frame(20_000, 1000, 0);
         world.add(&[&header[..], &[0, 0], &frame].concat(), 3);
-        let addr = world.ram.alloc(64, 64).expect("room");
+        let addr = world.memory.ram.alloc(64, 64).expect("room");
         world.driver.add(&[Buffer::writable(addr, 64)]).expect("room");
         world.driver.publish();
         assert!(world.lane.breathe().is_err(), "a buffer to write, from the guest");

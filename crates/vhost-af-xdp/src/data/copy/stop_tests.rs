@@ -1,17 +1,15 @@
 //! What a lane that is stopped still delivers: a null NIC has frames, and the lane has not breathed.
 
-use virtqueue::driver::{Buffer, DriverFeatures, GuestRam, QueueDriver};
-use virtqueue::{
-    GuestAddr, Journal, Queue, QueueFeatures, QueueSize, QueueStart, RingFormat, RingLayout, TrustedFiles,
-};
+use virtqueue::driver::{Buffer, QueueDriver};
+use virtqueue::{Journal, QueueFeatures};
 use xsk::OwnMemory;
 
 use super::*;
-use crate::data::call::{Blocks, Call};
-use crate::data::guest::{SpillEnd, Vring};
+use crate::data::guest::SpillEnd;
 use crate::data::null::{NullConfig, NullNic};
 use crate::data::offloads::Offloads;
 use crate::data::spill::Spill;
+use crate::data::test_guest::Memory;
 
 const FRAME_BYTES: u32 = 60;
 /// Frames that the NIC has.
@@ -24,55 +22,21 @@ const COALESCED: Offloads = Offloads {
 
 /// A guest with so many receive buffers, and the driver of that queue.
 fn guest(packed: bool, offloads: Offloads, buffers: usize) -> (GuestSide, QueueDriver) {
-    let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), 1 << 20)]).expect("memory"));
-    let memory =
-        Arc::new(MemoryMap::new(ram.regions().expect("descriptors"), 0, &TrustedFiles).expect("mapped"));
-    let shape = (
-        RingFormat::of(packed),
-        QueueSize::new(64).expect("a power of two"),
-    );
-    let vring = || {
-        let driver = QueueDriver::new(&ram, shape, DriverFeatures::default()).expect("room");
-        let rings = RingLayout::from_user(&memory, shape, driver.ring_user_addresses()).expect("inside");
-        let features = QueueFeatures {
-            packed,
-            ..QueueFeatures::default()
-        };
-        let start = QueueStart {
-            base: driver.base(),
-            journal: Journal::None,
-            log: None,
-        };
-        let vring = Vring {
-            queue: Queue::new(&memory, rings, features, start).expect("a good ring"),
-            kick: None,
-            call: Call::new(None, Blocks::default()),
-            enabled: true,
-        };
-        (vring, driver)
+    let memory = Memory::new(1 << 20, 0);
+    let features = QueueFeatures {
+        packed,
+        ..QueueFeatures::default()
     };
+    let vring = || memory.vring(64, features, Journal::None);
     let ((to_guest, mut driver), (from_guest, _)) = (vring(), vring());
     for _ in 0..buffers {
-        let addr = ram.alloc(2048, 64).expect("memory is left");
+        let addr = memory.ram.alloc(2048, 64).expect("memory is left");
         driver
             .add(&[Buffer::writable(addr, 2048)])
             .expect("room in the ring");
     }
     driver.publish();
-    let side = GuestSide {
-        sent_before: 0,
-        memory,
-        from_guest,
-        to_guest,
-        header_bytes: 12,
-        mergeable: true,
-        frame_limit: 1518,
-        offloads,
-        partial_checksums: false,
-        log: None,
-        spill: None,
-    };
-    (side, driver)
+    (memory.side(from_guest, to_guest, offloads), driver)
 }
 
 /// A lane of that guest's, over a null NIC that has frames.
