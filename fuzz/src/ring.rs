@@ -353,27 +353,26 @@ impl Scene {
             let (at, got) = (self.taken, chain.id);
             let shown = self.shown.get(at).expect("a chain out of nowhere");
             assert_eq!(got.head, shown.0, "out of order");
-            let lens = self.chains.segments(chain).iter().map(|segment| segment.len);
+            let lens = self.chains.buffers(chain).iter().map(|buffer| buffer.len);
             assert!(lens.eq(shown.1.iter().map(|buffer| buffer.len)));
             self.taken = at + 1;
         }
     }
 
     fn check(&self, chain: &Chain) {
-        let sum = |segments: &[virtqueue::Segment]| {
-            segments.iter().map(|segment| u64::from(segment.len)).sum::<u64>()
-        };
+        let sum =
+            |buffers: &[virtqueue::Buffer]| buffers.iter().map(|buffer| u64::from(buffer.len)).sum::<u64>();
         assert_eq!(sum(self.chains.readable(chain)), u64::from(chain.readable_bytes));
         assert_eq!(sum(self.chains.writable(chain)), u64::from(chain.writable_bytes));
-        let segments = self.chains.segments(chain);
-        assert!(!segments.is_empty());
-        for segment in segments {
-            let (start, end) = (segment.offset, segment.offset + u64::from(segment.len));
+        let buffers = self.chains.buffers(chain);
+        assert!(!buffers.is_empty());
+        for buffer in buffers {
+            let (start, end) = (buffer.offset, buffer.offset + u64::from(buffer.len));
             let inside = self.memory.regions().iter().any(|region| {
                 let from = region.map_offset();
-                from <= start && end <= from + region.len() && start - from >= segment.room_before.into()
+                from <= start && end <= from + region.len() && start - from >= buffer.room_before.into()
             });
-            assert!(segment.len > 0 && inside, "{segment:?} is in no region");
+            assert!(buffer.len > 0 && inside, "{buffer:?} is in no region");
         }
     }
 

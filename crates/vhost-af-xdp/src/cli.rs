@@ -2,7 +2,9 @@
 
 mod access;
 mod bring;
+pub(crate) mod choice;
 mod memory;
+mod offload;
 mod port;
 mod serve;
 mod values;
@@ -14,7 +16,7 @@ use clap::{Args, Parser, Subcommand};
 
 use self::values::parse_pause;
 use crate::bench::BenchArgs;
-use crate::control::keeper::KeeperArgs;
+use crate::guard::keeper::KeeperArgs;
 
 pub(crate) use self::serve::ServeArgs;
 

@@ -8,20 +8,20 @@ use std::time::Duration;
 use offload::segment::Request;
 use vhost::vhost_user::VhostUserBackendReqHandler;
 use vhost::vhost_user::message::VhostUserConfigFlags;
-use virtqueue::{Chain, MemoryMap, Queue, Segment};
+use virtqueue::{Buffer, Chain, MemoryMap, Queue};
 
-use crate::control::config::{Bring, Endpoint, NicConfig, Placement, PortConfig, Segments};
-use crate::control::interface::Interfaces;
-use crate::control::memory::{FileKinds, MemoryRules};
-use crate::control::port::Port;
-use crate::control::{attend, sigbus};
-use crate::data::call::{Blocks, Call};
-use crate::data::counters::LaneCounters;
-use crate::data::guest::{GuestSide, Sending, Vring, pieces};
-use crate::data::nic::Link;
-use crate::data::offloads::Offloads;
-use crate::data::super_frame::SuperFrame;
-use crate::data::worker::Workers;
+use crate::config::{Bring, Endpoint, NicConfig, Placement, PortConfig, Segments};
+use crate::guard::sigbus;
+use crate::nic::interface::Interfaces;
+use crate::port::Port;
+use crate::switch::super_frame::SuperFrame;
+use crate::switch::worker::Workers;
+use crate::vhost_user::attend;
+use crate::vhost_user::memory::{FileKinds, MemoryRules};
+use device::call::{Blocks, Call};
+use device::counters::PairCounters;
+use device::offloads::Offloads;
+use device::pair::{QueuePair, Sending, Vring, pieces};
 
 /// A port of the null NIC with a worker of its own.
 pub struct NullPort(Arc<Port>);
@@ -36,7 +36,7 @@ impl NullPort {
         sigbus::install().expect("a handler");
         let workers = Workers::start(1, &[], Duration::ZERO).expect("a thread");
         let config = PortConfig {
-            access: crate::control::listener::Access::OWN,
+            access: crate::vhost_user::listener::Access::OWN,
             endpoint: Endpoint::Server(PathBuf::from("fuzz")),
             queues,
             nic: NicConfig::Null { frame_bytes: 64 },
@@ -99,8 +99,8 @@ pub enum Verdict {
 
 /// What judges the chains of a guest's transmit queue.
 pub struct Headers {
-    side: GuestSide,
-    counters: LaneCounters,
+    side: QueuePair,
+    counters: PairCounters,
 }
 
 impl Headers {
@@ -114,7 +114,7 @@ impl Headers {
             enabled: true,
         });
         Self {
-            side: GuestSide {
+            side: QueuePair {
                 sent_before: 0,
                 memory: Arc::clone(memory),
                 from_guest,
@@ -125,9 +125,8 @@ impl Headers {
                 offloads: Offloads::NONE,
                 partial_checksums: false,
                 log: None,
-                spill: None,
             },
-            counters: LaneCounters::default(),
+            counters: PairCounters::default(),
         }
     }
 
@@ -146,8 +145,8 @@ impl Headers {
     /// # Panics
     /// If the frame's bytes are not in guest memory.
     #[must_use]
-    pub fn judge(&mut self, chain: &Chain, segments: &[Segment]) -> Verdict {
-        match self.side.judge(chain, segments, Link::Up, &self.counters) {
+    pub fn judge(&mut self, chain: &Chain, segments: &[Buffer]) -> Verdict {
+        match self.side.judge(chain, segments, None, &self.counters) {
             Err(fault) => Verdict::Fault(fault.name()),
             Ok(None) => Verdict::Drop,
             Ok(Some(Sending { start, len, request })) => {
@@ -175,7 +174,7 @@ impl Headers {
         }
     }
 
-    fn frame(&self, segments: &[Segment], (from, skip): (usize, u32), len: u32) -> Vec<u8> {
+    fn frame(&self, segments: &[Buffer], (from, skip): (usize, u32), len: u32) -> Vec<u8> {
         let mut frame = Vec::new();
         for piece in pieces(segments, from, skip) {
             let mut bytes = vec![0; piece.len as usize];

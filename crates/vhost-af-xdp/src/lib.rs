@@ -1,21 +1,29 @@
 //! vhost-af-xdp: virtio-net over vhost-user, moved through AF_XDP sockets.
 //!
-//! `serve` is the daemon (`control` decides, `data` moves frames), `status` asks running
-//! daemons, `bench` measures raw sockets. docs/theory-of-operation.md draws the whole.
+//! Rooms: [`serve`] starts and ends the daemon. A VMM's messages come in by [`vhost_user`] and act on a [`port`], which is
+//! one guest's network device. Queues of interfaces come from [`nic`]. Frames go through [`switch`], or, where guest RAM
+//! is the UMEM, through [`direct`]. An operator asks by [`api`]; [`guard`] and [`sandbox`] protect the process;
+//! [`bench`] measures raw sockets. docs/theory-of-operation.md draws the whole.
 //!
 //! A library only so that the program's parts can be fuzzed (feature `fuzzing`, `fuzz/`); it has no
 //! interface for others. The program is `main.rs`, one line.
 
+mod api;
 mod bench;
-mod binding;
-mod choice;
 mod cli;
-mod control;
-mod data;
+mod config;
+mod direct;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
+mod guard;
+mod nic;
+mod port;
 mod sandbox;
+mod seldom;
+mod serve;
+mod switch;
+mod vhost_user;
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -24,8 +32,9 @@ use std::time::{Duration, Instant};
 use clap::{CommandFactory, Parser};
 use tracing_subscriber::EnvFilter;
 
+use api::{control_socket, queues, status_view};
 use cli::{Cli, Command, QueuesArgs, StatusArgs};
-use control::{control_socket, keeper, queues, serve, status_view};
+use guard::keeper;
 
 /// The program: reads the command line, does what it asks for.
 #[must_use]

@@ -7,7 +7,7 @@
 //! looked at in the copy.
 //!
 //! All return `false` or `None` for a range that is not wholly inside the map, and have then done nothing.
-//! Offsets come from [`MemoryMap::translate`] or from a checked [`Segment`](crate::Segment); then this cannot
+//! Offsets come from [`MemoryMap::translate`] or from a checked [`Buffer`](crate::Buffer); then this cannot
 //! happen.
 #![allow(unsafe_code)]
 

@@ -5,7 +5,7 @@
 //! ends early when the array of buffers is full, so nothing is allocated while frames flow. A chain's buffers
 //! lie side by side, those that the device reads first, as 2.7.4.2 demands of drivers.
 //!
-//! What a [`Segment`] says was true of the map when it was made, and stays true: maps do not change.
+//! What a [`Buffer`] says was true of the map when it was made, and stays true: maps do not change.
 #![allow(unsafe_code)]
 
 use crate::layout::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Descriptor};
@@ -14,7 +14,7 @@ use crate::{GuestAddr, GuestFault, MemoryMap, QueueSize};
 
 /// One buffer: a range of the map, checked to be inside one region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Segment {
+pub struct Buffer {
     /// Where it starts in the [`MemoryMap`], in bytes.
     pub offset: u64,
     /// Its length in bytes, never 0.
@@ -23,7 +23,7 @@ pub struct Segment {
     pub room_before: u32,
 }
 
-impl Segment {
+impl Buffer {
     #[inline(always)]
     pub(crate) fn at(place: Place, len: u32) -> Self {
         Self {
@@ -35,8 +35,8 @@ impl Segment {
 }
 
 #[cfg(test)]
-impl Segment {
-    /// What every segment promises, by another way than that which made it.
+impl Buffer {
+    /// What every buffer promises, by another way than that which made it.
     pub(crate) fn is_inside(&self, memory: &MemoryMap) -> bool {
         let region = memory.regions().iter().find(|region| {
             self.offset >= region.map_offset() && self.offset < region.map_offset() + region.len()
@@ -74,7 +74,7 @@ pub struct Chain {
     pub readable: u16,
     /// Buffers that the device writes.
     pub writable: u16,
-    /// Index of the first buffer in [`Chains::segs`].
+    /// Index of the first buffer in [`Chains::buffers`].
     pub first: u32,
     /// Bytes that the device reads.
     pub readable_bytes: u32,
@@ -88,7 +88,7 @@ pub struct Chains {
     /// The chains, in the order in which the driver made them available.
     pub chains: Vec<Chain>,
     /// Their buffers.
-    pub segs: Vec<Segment>,
+    pub buffers: Vec<Buffer>,
 }
 
 impl Chains {
@@ -98,7 +98,7 @@ impl Chains {
         // One chain of the greatest length always fits; the rest is for usual ones: header and payload.
         Self {
             chains: Vec::with_capacity(batch),
-            segs: Vec::with_capacity(usize::from(size.get()) + 2 * batch),
+            buffers: Vec::with_capacity(usize::from(size.get()) + 2 * batch),
         }
     }
 
@@ -125,9 +125,9 @@ impl Chains {
     /// If `chain` is not of this batch.
     #[inline]
     #[must_use]
-    pub fn segments(&self, chain: &Chain) -> &[Segment] {
+    pub fn buffers(&self, chain: &Chain) -> &[Buffer] {
         let first = chain.first as usize;
-        &self.segs[first..first + usize::from(chain.readable) + usize::from(chain.writable)]
+        &self.buffers[first..first + usize::from(chain.readable) + usize::from(chain.writable)]
     }
 
     /// The buffers of `chain` that the device reads.
@@ -136,8 +136,8 @@ impl Chains {
     /// If `chain` is not of this batch.
     #[inline]
     #[must_use]
-    pub fn readable(&self, chain: &Chain) -> &[Segment] {
-        &self.segments(chain)[..usize::from(chain.readable)]
+    pub fn readable(&self, chain: &Chain) -> &[Buffer] {
+        &self.buffers(chain)[..usize::from(chain.readable)]
     }
 
     /// The buffers of `chain` that the device writes.
@@ -146,8 +146,8 @@ impl Chains {
     /// If `chain` is not of this batch.
     #[inline]
     #[must_use]
-    pub fn writable(&self, chain: &Chain) -> &[Segment] {
-        &self.segments(chain)[usize::from(chain.readable)..]
+    pub fn writable(&self, chain: &Chain) -> &[Buffer] {
+        &self.buffers(chain)[usize::from(chain.readable)..]
     }
 
     /// Ring entries of the chains from index `from` on: what [`Queue::unpop`](crate::Queue::unpop) wants to
@@ -162,14 +162,14 @@ impl Chains {
     /// Empties the batch.
     pub fn clear(&mut self) {
         self.chains.clear();
-        self.segs.clear();
+        self.buffers.clear();
     }
 
     /// Drops all chains but the first `len`: those go back by
     /// [`Queue::unpop`](crate::Queue::unpop).
     pub fn truncate(&mut self, len: usize) {
         if let Some(chain) = self.chains.get(len) {
-            self.segs.truncate(chain.first as usize);
+            self.buffers.truncate(chain.first as usize);
             self.chains.truncate(len);
         }
     }
@@ -179,7 +179,7 @@ impl Chains {
     pub(crate) fn prepare(&mut self, chains: usize, size: QueueSize) {
         self.clear();
         self.chains.reserve(chains);
-        self.segs.reserve(usize::from(size.get()));
+        self.buffers.reserve(usize::from(size.get()));
     }
 
     /// Adds a chain of one buffer for each of `items`, up to the first that `single` makes none of or that has no
@@ -189,16 +189,16 @@ impl Chains {
         &mut self,
         items: &[T],
         writable: bool,
-        single: impl Fn(&T) -> Option<(ChainId, Segment)>,
+        single: impl Fn(&T) -> Option<(ChainId, Buffer)>,
     ) -> usize {
         let (read, write) = if writable { (0, 1) } else { (1, 0) };
-        let first = self.segs.len();
+        let first = self.buffers.len();
         let room = self.chains.spare_capacity_mut().iter_mut();
-        let room = room.zip(self.segs.spare_capacity_mut());
+        let room = room.zip(self.buffers.spare_capacity_mut());
         let mut count = 0;
-        for (item, (chain, segment)) in items.iter().zip(room) {
+        for (item, (chain, place)) in items.iter().zip(room) {
             let Some((id, buffer)) = single(item) else { break };
-            segment.write(buffer);
+            place.write(buffer);
             chain.write(Chain {
                 id,
                 readable: read,
@@ -212,7 +212,7 @@ impl Chains {
         // SAFETY: the first `count` elements of the spare capacity of both were written just now.
         unsafe {
             self.chains.set_len(self.chains.len() + count);
-            self.segs.set_len(first + count);
+            self.buffers.set_len(first + count);
         }
         count
     }
@@ -220,7 +220,7 @@ impl Chains {
     /// Whether another buffer fits without allocating.
     #[inline(always)]
     pub(crate) fn has_room(&self) -> bool {
-        self.segs.len() < self.segs.capacity()
+        self.buffers.len() < self.buffers.capacity()
     }
 }
 
@@ -286,7 +286,7 @@ pub(crate) struct ChainBuilder<'a> {
 impl<'a> ChainBuilder<'a> {
     #[inline(always)]
     pub(crate) fn new(chains: &'a mut Chains, head: u16, size: QueueSize) -> Self {
-        let first = chains.segs.len() as u32;
+        let first = chains.buffers.len() as u32;
         Self {
             chains,
             chain: Chain {
@@ -314,7 +314,7 @@ impl<'a> ChainBuilder<'a> {
             }
             .into());
         }
-        let segment = translate(memory, hint, head, desc)?;
+        let buffer = translate(memory, hint, head, desc)?;
         let too_long = GuestFault::ChainTooLong { head };
         if desc.has(DESC_WRITE) {
             self.chain.writable += 1;
@@ -328,8 +328,8 @@ impl<'a> ChainBuilder<'a> {
         if !self.chains.has_room() {
             return Err(Stop::BatchFull);
         }
-        self.chains.segs.push(segment);
-        Ok(segment.offset)
+        self.chains.buffers.push(buffer);
+        Ok(buffer.offset)
     }
 
     /// The chain is whole.
@@ -340,7 +340,7 @@ impl<'a> ChainBuilder<'a> {
 
     /// The chain is not taken: its buffers go.
     pub(crate) fn abandon(self) {
-        self.chains.segs.truncate(self.chain.first as usize);
+        self.chains.buffers.truncate(self.chain.first as usize);
     }
 }
 
@@ -351,9 +351,9 @@ pub(crate) fn translate(
     hint: &mut RegionHint,
     head: u16,
     desc: Descriptor,
-) -> Result<Segment, GuestFault> {
+) -> Result<Buffer, GuestFault> {
     match memory.find(hint, desc.addr, u64::from(desc.len)) {
-        Some(place) => Ok(Segment::at(place, desc.len)),
+        Some(place) => Ok(Buffer::at(place, desc.len)),
         None => Err(bad_buffer(head, desc)),
     }
 }

@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use crate::layout::{self, DESC_NEXT, Descriptor};
-use crate::{GuestAddr, GuestFault, IndirectRule, MemoryMap, QueueSize, Segment, chain};
+use crate::{Buffer, GuestAddr, GuestFault, IndirectRule, MemoryMap, QueueSize, chain};
 
 /// A table, inside guest memory.
 #[derive(Clone, Copy, Debug)]
@@ -115,7 +115,7 @@ pub enum Prefetch {
 
 /// Asks for the first cache lines of a buffer.
 #[inline(always)]
-pub(crate) fn prefetch_frame(base: NonNull<u8>, buffer: &Segment, writable: bool, what: Prefetch) {
+pub(crate) fn prefetch_frame(base: NonNull<u8>, buffer: &Buffer, writable: bool, what: Prefetch) {
     const LINE: usize = 64;
     let first = base.as_ptr().wrapping_add(buffer.offset as usize);
     let second = first.wrapping_add(LINE);

@@ -104,7 +104,7 @@ mod rings;
 mod split;
 
 pub use addr::{GuestAddr, MAX_QUEUE_SIZE, QueueSize, QueueSizeError};
-pub use chain::{Chain, ChainId, Chains, Segment};
+pub use chain::{Buffer, Chain, ChainId, Chains};
 pub use fault::{GuestFault, IndirectRule};
 pub use indirect::Prefetch;
 pub use inflight::{InflightError, InflightQueue, InflightRegion};

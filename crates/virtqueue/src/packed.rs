@@ -40,7 +40,7 @@ use crate::packed_notify::{self as notify, Cell, Wish};
 use crate::packed_resume::stash;
 use crate::packed_ring::PackedRing;
 use crate::position::Position;
-use crate::{GuestFault, MemoryMap, QueueFeatures, QueueSize, QueueStart, RingError, RingLayout, Segment};
+use crate::{Buffer, GuestFault, MemoryMap, QueueFeatures, QueueSize, QueueStart, RingError, RingLayout};
 
 /// How far ahead of the descriptor that is read the ring is asked for, in slots: two cache lines.
 const SLOTS_AHEAD: usize = 8;
@@ -198,14 +198,14 @@ impl PackedQueue {
                 return None;
             }
             let desc = PackedRing::load(slot, high);
-            let segment = Segment::at(hint.find(desc.addr, desc.len.into())?, desc.len);
+            let buffer = Buffer::at(hint.find(desc.addr, desc.len.into())?, desc.len);
             prefetch(slot.as_ptr().wrapping_add(SLOTS_AHEAD * slot.len()).cast());
-            prefetch_frame(base, &segment, writable, self.prefetch);
+            prefetch_frame(base, &buffer, writable, self.prefetch);
             let id = ChainId {
                 head: desc.id,
                 slots: 1,
             };
-            Some((id, segment))
+            Some((id, buffer))
         });
         slots as u16
     }

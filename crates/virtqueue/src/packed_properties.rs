@@ -59,10 +59,10 @@ proptest! {
                     prop_assert!(taken <= max.min(13) && taken == pair.chains.len());
                     prop_assert!(pair.chains.slots(0) <= 13);
                     for chain in &pair.chains {
-                        let segments = pair.chains.segments(chain);
-                        prop_assert!(!segments.is_empty() && segments.len() <= 13);
-                        prop_assert!(segments.iter().all(|segment| segment.is_inside(pair.queue.memory())));
-                        let sum = |part: &[Segment]| part.iter().map(|segment| u64::from(segment.len)).sum::<u64>();
+                        let buffers = pair.chains.buffers(chain);
+                        prop_assert!(!buffers.is_empty() && buffers.len() <= 13);
+                        prop_assert!(buffers.iter().all(|buffer| buffer.is_inside(pair.queue.memory())));
+                        let sum = |part: &[crate::Buffer]| part.iter().map(|buffer| u64::from(buffer.len)).sum::<u64>();
                         prop_assert_eq!(u64::from(chain.readable_bytes), sum(pair.chains.readable(chain)));
                         prop_assert_eq!(u64::from(chain.writable_bytes), sum(pair.chains.writable(chain)));
                     }
@@ -127,7 +127,7 @@ fn descriptors_that_change_meanwhile_never_lead_outside() {
                 Err(_) => faults += 1,
             }
             let memory = queue.memory();
-            assert!(chains.segs.iter().all(|segment| segment.is_inside(memory)));
+            assert!(chains.buffers.iter().all(|buffer| buffer.is_inside(memory)));
             queue.unpop(chains.slots(0));
         }
         done.store(true, Ordering::Relaxed);

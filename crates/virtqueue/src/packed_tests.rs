@@ -1,7 +1,7 @@
 use super::*;
 use crate::driver::{Buffer, DriverFeatures, GuestRam, PackedDriver};
 use crate::layout::{PACKED_AVAIL, PACKED_USED};
-use crate::{GuestAddr, IndirectRule, RingFormat, Segment, TrustedFiles};
+use crate::{GuestAddr, IndirectRule, RingFormat, TrustedFiles};
 
 /// A driver and a device on one ring. Memory is two regions with a gap between; the ring is in the first.
 struct Pair {
@@ -104,7 +104,7 @@ impl Pair {
         self.post(descs);
         let fault = self.pop().expect_err("must be refused");
         assert!(
-            self.chains.is_empty() && self.chains.segs.is_empty(),
+            self.chains.is_empty() && self.chains.buffers.is_empty(),
             "a fault leaves nothing behind"
         );
         assert_eq!(self.queue.base(), 0x8000_8000, "a fault takes nothing");
@@ -114,9 +114,9 @@ impl Pair {
     fn gather(&self, index: usize) -> Vec<u8> {
         let chain = &self.chains.chains[index];
         let mut bytes = Vec::new();
-        for segment in self.chains.readable(chain) {
-            let mut part = vec![0; segment.len as usize];
-            assert!(self.queue.memory().copy_from_guest(segment.offset, &mut part));
+        for buffer in self.chains.readable(chain) {
+            let mut part = vec![0; buffer.len as usize];
+            assert!(self.queue.memory().copy_from_guest(buffer.offset, &mut part));
             bytes.extend(part);
         }
         bytes
@@ -155,7 +155,7 @@ fn a_list_arrives_with_its_bytes_and_goes_back() {
     assert_eq!(pair.gather(0), b"header+payload");
     assert_eq!(
         pair.chains.writable(&chain)[0],
-        Segment {
+        crate::Buffer {
             offset: LOW_LEN,
             len: 100,
             room_before: 0
@@ -240,7 +240,7 @@ fn unpopped_chains_come_again() {
     assert_eq!(pair.chains.slots(3), 0);
     pair.queue.unpop(pair.chains.slots(1));
     assert_eq!(pair.pop(), Ok(2));
-    assert_eq!(pair.chains.segs[0].offset, 0x4_0001);
+    assert_eq!(pair.chains.buffers[0].offset, 0x4_0001);
 }
 
 #[test]
@@ -252,7 +252,7 @@ fn a_batch_ends_when_its_buffers_are_full_and_allocates_nothing() {
     }
     pair.driver.publish();
     pair.chains = Chains::for_queue(pair.queue.size(), 4);
-    let room = (pair.chains.chains.capacity(), pair.chains.segs.capacity());
+    let room = (pair.chains.chains.capacity(), pair.chains.buffers.capacity());
     let mut batches = 0;
     let mut taken = 0;
     while taken < 4 {
@@ -261,7 +261,10 @@ fn a_batch_ends_when_its_buffers_are_full_and_allocates_nothing() {
         (taken, batches) = (taken + count, batches + 1);
     }
     assert!(batches > 1);
-    assert_eq!((pair.chains.chains.capacity(), pair.chains.segs.capacity()), room);
+    assert_eq!(
+        (pair.chains.chains.capacity(), pair.chains.buffers.capacity()),
+        room
+    );
     assert_eq!(pair.pop(), Ok(0));
 }
 

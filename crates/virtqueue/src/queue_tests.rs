@@ -206,9 +206,9 @@ fn turn(queue: &mut Queue, world: &RefCell<World>, skip: &mut usize, habits: Hab
             let world = &mut *world.borrow_mut();
             let sent = world.under_way.get_mut(&chain.id.head).expect("it is under way");
             let mut bytes = Vec::new();
-            for segment in chains.readable(chain) {
-                let mut part = vec![0; segment.len as usize];
-                assert!(world.memory.copy_from_guest(segment.offset, &mut part));
+            for buffer in chains.readable(chain) {
+                let mut part = vec![0; buffer.len as usize];
+                assert!(world.memory.copy_from_guest(buffer.offset, &mut part));
                 bytes.extend(part);
             }
             assert_eq!(bytes, sent.bytes, "plan {}", sent.plan);

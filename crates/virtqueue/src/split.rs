@@ -41,8 +41,8 @@ use crate::log::DirtyLog;
 use crate::memory::RegionHint;
 use crate::notify::{Word, Words};
 use crate::{
-    GuestFault, MemoryMap, QueueFeatures, QueueSize, QueueStart, RingAddresses, RingError, RingFormat,
-    RingLayout, Segment,
+    Buffer, GuestFault, MemoryMap, QueueFeatures, QueueSize, QueueStart, RingAddresses, RingError,
+    RingFormat, RingLayout,
 };
 
 /// Chains whose descriptors are fetched ahead.
@@ -259,9 +259,9 @@ impl SplitQueue {
             if desc.flags & (DESC_NEXT | DESC_INDIRECT | DESC_WRITE) != common {
                 return None;
             }
-            let segment = Segment::at(hint.find(desc.addr, desc.len.into())?, desc.len);
-            prefetch_frame(self.base, &segment, writable, self.prefetch);
-            Some((ChainId::split(head), segment))
+            let buffer = Buffer::at(hint.find(desc.addr, desc.len.into())?, desc.len);
+            prefetch_frame(self.base, &buffer, writable, self.prefetch);
+            Some((ChainId::split(head), buffer))
         })
     }
 

@@ -78,11 +78,11 @@ fn exchange(plans: &[Plan], features: QueueFeatures, start: u16, batch: usize, p
             assert_eq!(&pair.gather(index), bytes);
             assert_eq!(chain.readable_bytes as usize, bytes.len());
             assert_eq!(chain.writable_bytes, room.iter().map(|part| part.1).sum::<u32>());
-            for segment in pair.chains.writable(&chain) {
+            for buffer in pair.chains.writable(&chain) {
                 assert!(pair.queue.memory().fill(
-                    segment.offset,
+                    buffer.offset,
                     chain.id.head as u8 ^ 0x5a,
-                    segment.len as usize
+                    buffer.len as usize
                 ));
             }
             pair.queue.push_used(chain.id, chain.writable_bytes);
@@ -169,10 +169,10 @@ proptest! {
                 Ok(taken) => {
                     prop_assert!(taken <= max && taken == pair.chains.len());
                     for chain in &pair.chains {
-                        let segments = pair.chains.segments(chain);
-                        prop_assert!(!segments.is_empty() && segments.len() <= 16);
-                        prop_assert!(segments.iter().all(|segment| segment.is_inside(pair.queue.memory())));
-                        let sum = |part: &[Segment]| part.iter().map(|segment| u64::from(segment.len)).sum::<u64>();
+                        let buffers = pair.chains.buffers(chain);
+                        prop_assert!(!buffers.is_empty() && buffers.len() <= 16);
+                        prop_assert!(buffers.iter().all(|buffer| buffer.is_inside(pair.queue.memory())));
+                        let sum = |part: &[crate::Buffer]| part.iter().map(|buffer| u64::from(buffer.len)).sum::<u64>();
                         prop_assert_eq!(u64::from(chain.readable_bytes), sum(pair.chains.readable(chain)));
                         prop_assert_eq!(u64::from(chain.writable_bytes), sum(pair.chains.writable(chain)));
                         pair.queue.push_used(chain.id, u32::MAX);
@@ -226,9 +226,9 @@ fn descriptors_that_change_meanwhile_never_lead_outside() {
             }
             assert!(
                 chains
-                    .segs
+                    .buffers
                     .iter()
-                    .all(|segment| segment.is_inside(queue.memory()))
+                    .all(|buffer| buffer.is_inside(queue.memory()))
             );
         }
         done.store(true, Ordering::Relaxed);

@@ -1,8 +1,8 @@
 use super::*;
+use crate::TrustedFiles;
 use crate::driver::{Buffer, DriverFeatures, GuestRam, SplitDriver};
 use crate::layout::{AVAIL_NO_INTERRUPT, USED_NO_NOTIFY};
 use crate::{GuestAddr, IndirectRule};
-use crate::{Segment, TrustedFiles};
 
 /// A driver and a device on one ring. Memory is two regions with a gap between; the ring is in the first.
 struct Pair {
@@ -67,7 +67,7 @@ impl Pair {
         self.post(descs);
         let fault = self.pop().expect_err("must be refused");
         assert!(
-            self.chains.is_empty() && self.chains.segs.is_empty(),
+            self.chains.is_empty() && self.chains.buffers.is_empty(),
             "a fault leaves nothing behind"
         );
         assert_eq!(self.queue.next_avail(), 0, "a fault takes nothing");
@@ -77,9 +77,9 @@ impl Pair {
     fn gather(&self, index: usize) -> Vec<u8> {
         let chain = &self.chains.chains[index];
         let mut bytes = Vec::new();
-        for segment in self.chains.readable(chain) {
-            let mut part = vec![0; segment.len as usize];
-            assert!(self.queue.memory().copy_from_guest(segment.offset, &mut part));
+        for buffer in self.chains.readable(chain) {
+            let mut part = vec![0; buffer.len as usize];
+            assert!(self.queue.memory().copy_from_guest(buffer.offset, &mut part));
             bytes.extend(part);
         }
         bytes
@@ -118,7 +118,7 @@ fn a_chain_arrives_with_its_bytes_and_goes_back() {
     assert_eq!(pair.gather(0), b"header+payload");
     assert_eq!(
         pair.chains.writable(&chain)[0],
-        Segment {
+        crate::Buffer {
             offset: LOW_LEN,
             len: 100,
             room_before: 0
@@ -182,7 +182,7 @@ fn buffers_at_region_edges_are_taken_whole() {
         pair.post(&[desc(addr, len, DESC_WRITE, 0)]);
         assert_eq!(pair.pop(), Ok(1));
         assert_eq!(
-            (pair.chains.segs[0].offset, pair.chains.segs[0].len),
+            (pair.chains.buffers[0].offset, pair.chains.buffers[0].len),
             (offset, len)
         );
     }
@@ -200,10 +200,10 @@ fn unpopped_chains_come_again() {
     assert_eq!(pair.pop(), Ok(4));
     pair.queue.unpop(3);
     pair.chains.truncate(1);
-    assert_eq!((pair.chains.len(), pair.chains.segs.len()), (1, 1));
+    assert_eq!((pair.chains.len(), pair.chains.buffers.len()), (1, 1));
     assert_eq!(pair.queue.available(), Ok(3));
     assert_eq!(pair.pop(), Ok(3));
-    assert_eq!(pair.chains.segs[0].offset, 0x4_0001);
+    assert_eq!(pair.chains.buffers[0].offset, 0x4_0001);
 }
 
 #[test]
@@ -215,7 +215,7 @@ fn a_batch_ends_when_its_buffers_are_full_and_allocates_nothing() {
     }
     pair.driver.publish();
     pair.chains = Chains::for_queue(pair.queue.size(), 4);
-    let room = (pair.chains.chains.capacity(), pair.chains.segs.capacity());
+    let room = (pair.chains.chains.capacity(), pair.chains.buffers.capacity());
     let mut batches = 0;
     let mut taken = 0;
     while taken < 4 {
@@ -224,7 +224,10 @@ fn a_batch_ends_when_its_buffers_are_full_and_allocates_nothing() {
         (taken, batches) = (taken + count, batches + 1);
     }
     assert!(batches > 1);
-    assert_eq!((pair.chains.chains.capacity(), pair.chains.segs.capacity()), room);
+    assert_eq!(
+        (pair.chains.chains.capacity(), pair.chains.buffers.capacity()),
+        room
+    );
     assert_eq!(pair.pop(), Ok(0));
 }
 

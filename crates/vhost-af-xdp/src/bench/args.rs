@@ -8,7 +8,7 @@ use steer::{Mode, ModeRequest};
 use steward::links::{DriverSends, Link};
 
 use super::frame::Mac;
-use crate::binding::{self, Binding, L2_BYTES, LARGE_CHUNK, SMALL_CHUNK, Wish};
+use crate::nic::binding::{self, Binding, L2_BYTES, LARGE_CHUNK, SMALL_CHUNK, Wish};
 
 /// Entries of the rx and the tx ring.
 pub(super) const RING: u32 = 2048;

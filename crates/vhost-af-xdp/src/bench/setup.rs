@@ -14,7 +14,7 @@ use xsk::{
 };
 
 use super::args::{Plan, RING};
-use crate::binding::Binding;
+use crate::nic::binding::Binding;
 
 /// Frames of a benchmark that receives, and the size of its fill ring, which therefore always has room for a frame.
 /// Twice the rx ring, because a zero-copy driver takes a ring of its own full of them.

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::{anyhow, bail};
 use clap::Args;
 
-use crate::control::config::Bring;
+use crate::config::Bring;
 
 /// As a port has them.
 #[derive(Debug, Clone, Default, Args)]

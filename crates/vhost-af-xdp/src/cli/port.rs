@@ -10,10 +10,10 @@ use steward::protocol::is_interface_name;
 use super::access::AccessArgs;
 use super::bring::BringArgs;
 use super::memory::MemoryArgs;
+use super::offload;
 use super::serve::{ModeArg, ServeArgs};
 use super::values::{VlanList, on_off, parse_mac, parse_vlans};
-use crate::control::config::{Endpoint, NicConfig, Placement, PortConfig, Segments};
-use crate::data::offloads::Offloads;
+use crate::config::{Endpoint, NicConfig, Placement, PortConfig, Segments};
 
 /// See the module's head.
 pub(super) struct PortOptions {
@@ -140,7 +140,7 @@ impl PortOptions {
             }
         };
         // What is named must be possible (config.rs), `all` means what is.
-        let offload = Offloads::parse(&self.offload, self.memory.offloads())
+        let offload = offload::parse(&self.offload, self.memory.offloads())
             .map_err(anyhow::Error::msg)
             .with_context(|| format!("--offload {}", self.offload))?;
         Ok(PortConfig {

@@ -11,7 +11,7 @@ use super::bring::BringArgs;
 use super::memory::MemoryArgs;
 use super::port::PortOptions;
 use super::values::{CpuList, VlanList, check_cpus, parse_cpus, parse_mac, parse_vlans};
-use crate::control::config::{Control, Endpoint, Placement, PortConfig, Segments, ServeConfig};
+use crate::config::{Control, Endpoint, Placement, PortConfig, Segments, ServeConfig};
 use crate::sandbox::{Layers, User};
 
 /// How the steering program is attached.

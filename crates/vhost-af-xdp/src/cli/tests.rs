@@ -3,7 +3,7 @@ use clap::Parser;
 
 use super::values::{parse_cpus, parse_mac};
 use super::{Cli, Command};
-use crate::control::config::{Control, NicConfig, Placement, ServeConfig};
+use crate::config::{Control, NicConfig, Placement, ServeConfig};
 
 fn serve(arguments: &[&str]) -> anyhow::Result<ServeConfig> {
     let arguments = ["vhost-af-xdp", "serve"].iter().chain(arguments);

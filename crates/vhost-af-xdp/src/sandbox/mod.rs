@@ -3,7 +3,7 @@
 //! # Theory of operation
 //!
 //! [`enter`] is called once, on the only thread that there is, after everything that needs a privilege is done
-//! (sockets are bound, the [keeper](super::control::keeper) runs) and before anything of a guest is read. Threads
+//! (sockets are bound, the [keeper](crate::guard::keeper) runs) and before anything of a guest is read. Threads
 //! that begin later inherit all of it; none of it can be undone. Six layers, each strong without the others, so that
 //! a hole in one is not the end:
 //!
@@ -36,7 +36,7 @@ use std::io;
 use rustix::thread::CapabilitySet;
 use serde::{Deserialize, Serialize};
 
-use crate::choice::{Choice, ChoiceError};
+use crate::cli::choice::{Choice, ChoiceError};
 
 pub(crate) use filter::Extra;
 pub(crate) use mounts::{Reach, without_links};

@@ -1,0 +1,190 @@
+//! Calls: the interrupts of a guest, each a write to an eventfd that its VMM gave.
+//!
+//! The VMM has the same open file, and with it its flags: it can clear O_NONBLOCK whenever it likes and fill the counter up, and then
+//! whoever writes waits until the VMM reads. So nobody writes unless somebody else ends that wait:
+//!
+//!  - a worker is interrupted by the watchdog (guard/nudge.rs). It sees that by EINTR, and calls no more in that session, of which
+//!    it may have more lanes: a session holds up a worker once.
+//!  - a lane that has left its worker writes nothing ([`Call::leave`]). What it owes its guest is written by whoever stopped it, by
+//!    means of its own.
+//!
+//! Nor need a write be short that waits for nobody: the kernel goes through all who wait for the eventfd, with interrupts off
+//! (`__wake_up_common`, kernel/sched/wait.c), and a VMM may have as many of them as `fs.epoll.max_user_watches` says: a million took
+//! 150 ms a call here. So calls are timed ([`Pace`]), and what blocks and what lasts come to the same.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::time::{ClockId, clock_gettime};
+
+use super::counters::PairCounters;
+
+/// From here on a call is slow. One takes a microsecond or a few; tens where waking a thread means to leave a virtual machine.
+const SLOW: Duration = Duration::from_micros(250);
+/// What slow calls of a vring, none between them that was not, may take of a worker's time. Softirqs, whose time the kernel may count as
+/// the worker's, cannot do that: each run lasts a few ms, and that all of so many calls meet one does not happen.
+const TOO_MUCH: Duration = Duration::from_millis(100);
+
+/// A session's note that a call held up somebody. Set once; nothing is published through it.
+pub type Blocks = Arc<AtomicBool>;
+
+/// What becomes of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Course {
+    /// It is written, by the worker.
+    Written,
+    /// It is left to somebody else.
+    Left,
+    /// That was done, and somebody else has to write it.
+    Due,
+}
+
+/// A vring's call eventfd.
+pub struct Call {
+    /// `None`: the driver polls.
+    event: Option<OwnedFd>,
+    course: Course,
+    pace: Pace,
+    blocks: Blocks,
+}
+
+/// How long calls take. A worker that has lost its CPU meanwhile is slow, too; so after one that was slow by the clock on the wall,
+/// which is quick to read, the next is measured by what the thread itself has used.
+#[derive(Debug, Default)]
+struct Pace {
+    /// The last one was slow.
+    suspected: bool,
+    /// What slow ones took in a row.
+    spent: Duration,
+}
+
+impl Call {
+    /// Of a session with that note.
+    pub fn new(event: Option<OwnedFd>, blocks: Blocks) -> Self {
+        Self {
+            event,
+            course: Course::Written,
+            pace: Pace::default(),
+            blocks,
+        }
+    }
+
+    /// The VMM gave another one; the one before, which is not to be closed by a worker: it may be all that is left of it, and whoever
+    /// closes it takes away those who wait for it, as many as there are.
+    #[must_use]
+    pub fn replace(&mut self, event: Option<OwnedFd>) -> Option<OwnedFd> {
+        std::mem::replace(&mut self.event, event)
+    }
+
+    /// Interrupts the guest.
+    #[inline]
+    pub fn make(&mut self, counters: &PairCounters) {
+        let Some(event) = &self.event else { return };
+        if self.course != Course::Written {
+            self.course = Course::Due;
+        } else if !self.blocks.load(Relaxed) {
+            let used = self.pace.suspected.then(cpu_time);
+            let begun = Instant::now();
+            // A full counter (EAGAIN) means that the driver has a call pending already. EINTR: the wait was ended. A write that need
+            // not wait is never interrupted (eventfd_write, fs/eventfd.c).
+            let waited = rustix::io::write(event, &1u64.to_ne_bytes()) == Err(Errno::INTR);
+            let took = begun.elapsed();
+            if waited || ((took >= SLOW || used.is_some()) && self.pace.is_too_much(took, used)) {
+                self.blocks.store(true, Relaxed);
+            }
+        }
+        counters.calls.add(1);
+    }
+
+    /// Whether a call of this session held up somebody.
+    #[inline]
+    pub fn blocks(&self) -> bool {
+        self.blocks.load(Relaxed)
+    }
+
+    /// Nothing is written any more.
+    pub fn leave(&mut self) {
+        if self.course == Course::Written {
+            self.course = Course::Left;
+        }
+    }
+
+    /// What is still to be written to, if a call is due.
+    pub fn take_due(&mut self) -> Option<OwnedFd> {
+        let due = std::mem::replace(&mut self.course, Course::Left) == Course::Due;
+        self.event.take_if(|_| due)
+    }
+}
+
+impl Pace {
+    /// Whether calls are too slow, with one that took so long, and before which the thread had used so much of its CPU.
+    #[cold]
+    fn is_too_much(&mut self, took: Duration, used: Option<Duration>) -> bool {
+        self.note(took, used.map(|before| cpu_time().saturating_sub(before)))
+    }
+
+    fn note(&mut self, took: Duration, used: Option<Duration>) -> bool {
+        self.suspected = took >= SLOW;
+        match used {
+            Some(used) if used >= SLOW => self.spent += used,
+            _ => self.spent = Duration::ZERO,
+        }
+        self.spent >= TOO_MUCH
+    }
+}
+
+/// What this thread has used so far.
+fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::try_from(time).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use rustix::event::{EventfdFlags, eventfd};
+
+    use super::*;
+
+    #[test]
+    fn calls_that_last_are_too_much_and_a_worker_without_its_cpu_is_not() {
+        let ms = Duration::from_millis;
+        let mut pace = Pace::default();
+        // Slow by the clock on the wall alone, however often.
+        for _ in 0..1000 {
+            assert!(!pace.note(ms(30), Some(ms(0))) && pace.suspected);
+        }
+        // One that is not slow ends the row.
+        for _ in 0..1000 {
+            assert!(!pace.note(ms(60), Some(ms(60))));
+            assert!(!pace.note(ms(0), Some(ms(0))) && !pace.suspected);
+        }
+        assert!(!pace.note(ms(60), None));
+        assert!(!pace.note(ms(60), Some(ms(60))));
+        assert!(pace.note(ms(60), Some(ms(60))));
+    }
+
+    #[test]
+    fn lane_that_left_its_worker_writes_nothing_and_owes_what_it_called() {
+        let ours = eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd");
+        let count = || {
+            let mut bytes = [0; 8];
+            rustix::io::read(ours.as_fd(), &mut bytes).map(|_| u64::from_ne_bytes(bytes))
+        };
+        let counters = PairCounters::default();
+        let theirs = ours.try_clone().expect("a descriptor");
+        let mut call = Call::new(Some(theirs), Blocks::default());
+        call.make(&counters);
+        assert_eq!(count(), Ok(1));
+        call.leave();
+        assert!(call.take_due().is_none());
+        call.make(&counters);
+        call.leave();
+        assert_eq!(count(), Err(Errno::AGAIN));
+        assert!(call.take_due().is_some() && call.take_due().is_none());
+    }
+}

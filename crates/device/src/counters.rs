@@ -1,0 +1,164 @@
+//! Counters of a lane: what moved, what was lost and why.
+//!
+//! One writer (the worker that owns the lane), any number of readers (status). The writer adds
+//! with a plain load and store, both relaxed: there is no second writer that could be overwritten,
+//! and a reader needs no order between two counters. Nothing else is published through them.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// A number that one thread adds to and others read.
+#[derive(Debug, Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    /// Adds `n`; only the owning worker calls this.
+    #[inline]
+    pub fn add(&self, n: u64) {
+        self.0.store(self.0.load(Relaxed).wrapping_add(n), Relaxed);
+    }
+
+    /// The value now.
+    pub fn get(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+}
+
+/// Whether a counter tells of work or of loss.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Something was done.
+    Work,
+    /// A frame was lost for the reason that the counter's name gives.
+    Drop,
+}
+
+/// One counter as status shows it.
+#[derive(Debug, Clone)]
+pub struct Reading {
+    /// Name, the field's.
+    pub name: &'static str,
+    /// Work or drop.
+    pub kind: Kind,
+    /// Value.
+    pub value: u64,
+}
+
+macro_rules! lane_counters {
+    ($($(#[doc = $doc:literal])+ $kind:ident $name:ident,)+) => {
+        /// Everything that a lane counts.
+        #[derive(Debug, Default)]
+        pub struct PairCounters { $($(#[doc = $doc])+ pub $name: Counter,)+ }
+
+        impl PairCounters {
+            /// All values, in the order of their declaration.
+            pub fn read(&self) -> Vec<Reading> {
+                vec![$(Reading { name: stringify!($name), kind: Kind::$kind, value: self.$name.get() },)+]
+            }
+        }
+    };
+}
+
+lane_counters! {
+    /// Frames handed to the NIC for the guest.
+    Work from_guest_frames,
+    /// Bytes of these frames, without the virtio-net header.
+    Work from_guest_bytes,
+    /// Super-frames of the guest that were cut; each segment is counted in `from_guest_frames`.
+    Work from_guest_super_frames,
+    /// Segments among them that refer to their payload: where the guest has it (direct placement), or in one copy of the
+    /// super-frame's (copy).
+    Work from_guest_referred_segments,
+    /// Frames of the guest, segments included, whose checksum was completed by us.
+    Work from_guest_checksums,
+    /// Frames of the guest, segments included, whose checksum was left to the kernel or the NIC (XDP TX metadata).
+    Work from_guest_checksums_left,
+    /// Frames delivered into the guest's buffers.
+    Work to_guest_frames,
+    /// Bytes of these frames, without the virtio-net header.
+    Work to_guest_bytes,
+    /// Super-frames among them: several received frames of a flow, coalesced.
+    Work to_guest_super_frames,
+    /// Received frames that went to the guest as parts of super-frames.
+    Work to_guest_coalesced_frames,
+    /// Received frames with a partial checksum that was completed here, because the guest did not accept partial ones.
+    Work to_guest_checksums_completed,
+    /// Frames of direct placement that took the way through the bounce area, either direction.
+    Work bounced_frames,
+    /// Frames that came in at a queue whose pair the guest has switched off, and went by its first pair.
+    Work spilled_frames,
+    /// Times the driver was notified (call eventfd written).
+    Work calls,
+    /// Times the NIC's transmit side was kicked.
+    Work nic_kicks,
+    /// Times the guest had more to send than the NIC had room for; the frames waited.
+    Work from_guest_waits,
+    /// Times a frame waited because the guest had posted no buffer for it.
+    Work to_guest_waits,
+    /// Frame shorter than an Ethernet header (14 bytes).
+    Drop from_guest_runt,
+    /// Frame longer than the interface's MTU plus Ethernet and VLAN header.
+    Drop from_guest_too_long,
+    /// virtio-net header that asks for a checksum or segmentation that was not negotiated.
+    Drop from_guest_offload_not_negotiated,
+    /// virtio-net header that contradicts itself or its frame: segments of no bytes, an unknown kind, segmentation
+    /// without a checksum, a checksum that is not in the frame, headers of another protocol or length.
+    Drop from_guest_offload_malformed,
+    /// Super-frame whose segments would be longer than the interface's MTU plus Ethernet and VLAN header.
+    Drop from_guest_segment_too_long,
+    /// Super-frame that would become more than 2,048 frames.
+    Drop from_guest_too_many_segments,
+    /// Frame in more pieces than a multi-buffer frame may have and too long for the bounce area.
+    Drop from_guest_too_many_pieces,
+    /// An earlier daemon had given it to the NIC and died before it learned what became of it (direct
+    /// placement); not sent again.
+    Drop from_guest_fate_unknown,
+    /// The interface is down.
+    Drop from_guest_interface_down,
+    /// The interface is gone.
+    Drop from_guest_interface_gone,
+    /// The queue pair was stopped, or the interface went, while segments of a super-frame waited to be sent; counted once
+    /// a super-frame.
+    Drop from_guest_rest_of_super_frame,
+    /// The other end of the cable has no guest that receives.
+    Drop from_guest_no_peer,
+    /// Frame longer than the guest's buffer (or than all its buffers, where they may be merged).
+    Drop to_guest_buffer_too_small,
+    /// Frame in several pieces that is longer than the interface's frames are, so that a piece or an end of another is
+    /// missing (copy), or that should have been in one (direct).
+    Drop to_guest_in_pieces,
+    /// The guest has switched the queue pair off, and too many frames wait for its first one already.
+    Drop to_guest_pair_off,
+    /// The queue pair was stopped while the frame was in our hands.
+    Drop to_guest_queue_stopped,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reading_keeps_name_kind_and_value() {
+        let counters = PairCounters::default();
+        counters.from_guest_runt.add(2);
+        counters.from_guest_runt.add(1);
+        let readings = counters.read();
+        let runt = readings
+            .iter()
+            .find(|r| r.name == "from_guest_runt")
+            .expect("declared");
+        assert_eq!((runt.kind, runt.value), (Kind::Drop, 3));
+    }
+    #[test]
+    fn documents_tell_of_each_counter() {
+        let document = include_str!("../../../docs/cli.md");
+        for reading in PairCounters::default().read() {
+            let kind = if reading.kind == Kind::Drop {
+                "drop"
+            } else {
+                "work"
+            };
+            let row = format!("| {} | {kind} |", reading.name);
+            assert!(document.contains(&row), "docs/cli.md has no row {row}");
+        }
+    }
+}

@@ -1,0 +1,523 @@
+//! The guest's side of a lane: two vrings, the virtio-net header, and what is checked in it.
+//!
+//! A chain arrives here with every descriptor already copied out of guest memory and bounds-checked
+//! by the `virtqueue` crate. What remains is meaning: a chain from the guest is readable only, a
+//! chain to the guest is writable only, the virtio-net header (VirtIO 1.3, 5.1.6) may lie across
+//! descriptors, and it may not ask for what was not negotiated. The header is copied out once and
+//! judged on the copy (CVE-2024-11614: a guest may change it between two looks): its first two bytes, or
+//! the ten that speak of offloads when any were negotiated.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use offload::segment::{GsoKind, Request};
+use virtqueue::{Buffer, Chain, Chains, DirtyLog, GuestFault, MemoryMap, Queue};
+
+use super::call::Call;
+use super::counters::{Counter, PairCounters};
+use super::offloads::Offloads;
+
+/// Length of the virtio-net header with `num_buffers`, bytes (VirtIO 1.3, 5.1.6).
+pub const HEADER_BYTES: u32 = 12;
+/// Length of the legacy header without `num_buffers`, bytes.
+pub const LEGACY_HEADER_BYTES: u32 = 10;
+/// Shortest frame that has an Ethernet header, bytes.
+pub const SHORTEST_FRAME: u32 = 14;
+
+/// Longest super-frame, bytes: what an IP packet may have, Ethernet header and two VLAN tags.
+pub const LONGEST_SUPER_FRAME: u32 = 65_535 + 22;
+
+/// `VIRTIO_NET_HDR_F_NEEDS_CSUM`.
+const NEEDS_CSUM: u8 = 1;
+/// `VIRTIO_NET_HDR_GSO_NONE`.
+const GSO_NONE: u8 = 0;
+
+/// Why a port was closed: what its guest did.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum Fault {
+    /// The virtqueue itself is wrong.
+    #[error(transparent)]
+    Ring(#[from] GuestFault),
+    /// A frame without a whole virtio-net header.
+    #[error("a chain of {bytes} bytes is shorter than the virtio-net header of {header} bytes")]
+    ChainShorterThanHeader {
+        /// Bytes that the chain holds.
+        bytes: u32,
+        /// Bytes of the header.
+        header: u32,
+    },
+    /// A writable descriptor where the guest sends.
+    #[error("the transmit queue holds a chain with a device-writable descriptor (head {head})")]
+    WritableInTransmit {
+        /// First descriptor of the chain.
+        head: u16,
+    },
+    /// Writing to a call eventfd made a worker, or whoever stopped a lane, wait; or it took a worker very long.
+    #[error(
+        "the VMM made its call eventfd block, or so many wait for it that writing to it takes very long, which holds up a worker: this port takes no VMM any more until the daemon is started again"
+    )]
+    CallBlocks,
+    /// A readable descriptor where the guest receives.
+    #[error("the receive queue holds a chain with a device-readable descriptor (head {head})")]
+    ReadableInReceive {
+        /// First descriptor of the chain.
+        head: u16,
+    },
+}
+
+impl Fault {
+    /// The reason as a stable name, for status and logs.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Ring(fault) => fault.name(),
+            Self::ChainShorterThanHeader { .. } => "chain-shorter-than-header",
+            Self::CallBlocks => "call-blocks",
+            Self::WritableInTransmit { .. } => "writable-in-transmit",
+            Self::ReadableInReceive { .. } => "readable-in-receive",
+        }
+    }
+}
+
+/// Which vring of the pair, by the direction of its frames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// The guest's transmit queue.
+    FromGuest,
+    /// The guest's receive queue.
+    ToGuest,
+}
+
+/// Where the vrings of a stopped lane stand: the value for VHOST_USER_GET_VRING_BASE.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bases {
+    /// The transmit queue's.
+    pub from_guest: u32,
+    /// The receive queue's.
+    pub to_guest: u32,
+}
+
+/// What a stopped lane leaves behind.
+pub struct Stopped {
+    /// Where its vrings stand.
+    pub bases: Bases,
+    /// Call eventfds that are to be written to, and that may make whoever does it wait (`call.rs`).
+    pub calls: Vec<OwnedFd>,
+}
+
+/// One virtqueue with its call eventfd (the worker watches the kick eventfd).
+pub struct Vring {
+    /// The rings.
+    pub queue: Queue,
+    /// Kick eventfd; `None`: the driver does not kick, the ring is polled.
+    pub kick: Option<OwnedFd>,
+    /// How the driver is notified.
+    pub call: Call,
+    /// SET_VRING_ENABLE: a disabled ring is left alone.
+    pub enabled: bool,
+}
+
+impl Vring {
+    /// Makes what was used visible to the driver and notifies it when it wants that.
+    #[inline]
+    pub fn publish(&mut self, counters: &PairCounters) {
+        if self.queue.publish() {
+            self.call.make(counters);
+        }
+    }
+}
+
+/// The guest's half of a lane.
+pub struct QueuePair {
+    /// Guest memory; offsets of segments refer to it.
+    pub memory: Arc<MemoryMap>,
+    /// The guest's transmit queue.
+    pub from_guest: Vring,
+    /// The guest's receive queue.
+    pub to_guest: Vring,
+    /// Virtio-net header in front of each frame, bytes.
+    pub header_bytes: u32,
+    /// VIRTIO_NET_F_MRG_RXBUF: a frame may span several chains.
+    pub mergeable: bool,
+    /// Longest frame the interface carries: MTU, Ethernet header and a VLAN tag, bytes.
+    pub frame_limit: u32,
+    /// Offloads that the driver accepted.
+    pub offloads: Offloads,
+    /// Frames may come from a stack on the same machine, with partial checksums.
+    pub partial_checksums: bool,
+    /// Where writes to guest memory are noted while it is migrated.
+    pub log: Option<Arc<DirtyLog>>,
+    /// So many chains of the transmit queue to come were handed to the NIC by a predecessor that died.
+    pub sent_before: usize,
+}
+
+/// A chain of the transmit queue that is to be sent.
+#[derive(Debug, Clone, Copy)]
+pub struct Sending {
+    /// Where the frame begins: the index, within the chain's segments, of one, and bytes of it before the frame.
+    pub start: (usize, u32),
+    /// Length of the frame, bytes.
+    pub len: u32,
+    /// What is to be done with it. A checksum lies in the frame, and who asks for segmentation asks for a checksum,
+    /// too; nothing else has been checked of the bytes of a super-frame.
+    pub request: Request,
+}
+
+impl QueuePair {
+    /// Whether a call eventfd of this VMM's held up whoever wrote to it.
+    pub fn call_blocks(&self) -> bool {
+        self.from_guest.call.blocks()
+    }
+
+    /// The lane leaves its worker: calls are left to whoever stops it.
+    pub fn leave_calls(&mut self) {
+        self.from_guest.call.leave();
+        self.to_guest.call.leave();
+    }
+
+    /// What is left of it when its lane stops.
+    pub fn stopped(&mut self) -> Stopped {
+        let vrings = [&mut self.to_guest, &mut self.from_guest];
+        let calls = vrings.into_iter().filter_map(|vring| vring.call.take_due());
+        Stopped {
+            calls: calls.collect(),
+            bases: self.bases(),
+        }
+    }
+
+    /// The vring of a direction.
+    pub fn vring(&mut self, direction: Direction) -> &mut Vring {
+        match direction {
+            Direction::FromGuest => &mut self.from_guest,
+            Direction::ToGuest => &mut self.to_guest,
+        }
+    }
+
+    /// Notes writes in `log` from now on, or no more.
+    pub fn set_log(&mut self, log: Option<&Arc<DirtyLog>>) {
+        self.log = log.cloned();
+        self.from_guest.queue.set_log(log.cloned());
+        self.to_guest.queue.set_log(log.cloned());
+    }
+
+    /// Notes that `len` bytes at `offset` of the map were written, by us or by the kernel. After the
+    /// write, and before it is published.
+    #[inline]
+    pub fn wrote(&self, offset: u64, len: u32) {
+        if let Some(log) = &self.log {
+            self.memory.log(log, offset, len.into());
+        }
+    }
+
+    /// The eventfds that tell of work: kicks.
+    pub fn kicks(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let kicks = [&self.from_guest.kick, &self.to_guest.kick];
+        kicks.into_iter().flatten().map(AsFd::as_fd)
+    }
+
+    /// Whether an enabled vring has no kick descriptor: its driver wants to be polled.
+    pub fn is_polled(&self) -> bool {
+        [&self.from_guest, &self.to_guest]
+            .into_iter()
+            .any(|vring| vring.enabled && vring.kick.is_none())
+    }
+
+    /// Where both vrings stand.
+    pub fn bases(&self) -> Bases {
+        Bases {
+            from_guest: self.from_guest.queue.base(),
+            to_guest: self.to_guest.queue.base(),
+        }
+    }
+
+    /// Takes at most `most` chains of the receive queue, each checked to be a buffer; the bytes that they hold.
+    ///
+    /// # Errors
+    /// What the guest did wrong.
+    #[inline]
+    pub fn pop_buffers(&mut self, chains: &mut Chains, most: usize) -> Result<u64, Fault> {
+        // Cleared first: on a fault nothing of an earlier batch may be taken for popped.
+        chains.clear();
+        self.to_guest.queue.pop(chains, most)?;
+        let mut room = 0;
+        for chain in chains.iter() {
+            room += u64::from(chain.writable_bytes);
+            if chain.readable != 0 {
+                return Err(Fault::ReadableInReceive { head: chain.id.head });
+            }
+            if chain.writable_bytes < self.header_bytes {
+                return Err(Fault::ChainShorterThanHeader {
+                    bytes: chain.writable_bytes,
+                    header: self.header_bytes,
+                });
+            }
+        }
+        Ok(room)
+    }
+
+    /// Judges a chain of the transmit queue; `segments` are the chain's own. `None`: nothing that can be sent, and counted.
+    /// `unsendable`: nothing can be sent now, and that is where frames are counted for it.
+    #[inline]
+    pub fn judge(
+        &mut self,
+        chain: &Chain,
+        segments: &[Buffer],
+        unsendable: Option<&Counter>,
+        counters: &PairCounters,
+    ) -> Result<Option<Sending>, Fault> {
+        if self.sent_before > 0 {
+            // It was sent, or is lost; sending it once more would be worse.
+            self.sent_before -= 1;
+            counters.from_guest_fate_unknown.add(1);
+            return Ok(None);
+        }
+        if chain.writable != 0 {
+            return Err(Fault::WritableInTransmit { head: chain.id.head });
+        }
+        let bytes = chain.readable_bytes;
+        if bytes < self.header_bytes {
+            return Err(Fault::ChainShorterThanHeader {
+                bytes,
+                header: self.header_bytes,
+            });
+        }
+        let len = bytes - self.header_bytes;
+        let Some(request) = self.request(segments, len, counters) else {
+            return Ok(None);
+        };
+        if len < SHORTEST_FRAME {
+            counters.from_guest_runt.add(1);
+            return Ok(None);
+        }
+        let longest = match request.gso {
+            None => self.frame_limit,
+            Some(_) => LONGEST_SUPER_FRAME,
+        };
+        if len > longest {
+            counters.from_guest_too_long.add(1);
+            return Ok(None);
+        }
+        if let Some(counter) = unsendable {
+            counter.add(1);
+            return Ok(None);
+        }
+        let start = skip(segments, self.header_bytes);
+        Ok(Some(Sending { start, len, request }))
+    }
+
+    /// What the header of a frame of `len` bytes asks for; `None` if that cannot be had, which is counted.
+    #[inline]
+    fn request(&self, segments: &[Buffer], len: u32, counters: &PairCounters) -> Option<Request> {
+        // Every offload of frames from the guest rests on this one.
+        if !self.offloads.csum {
+            let [flags, gso_type] = self.header_start(segments);
+            if flags & NEEDS_CSUM != 0 || gso_type != GSO_NONE {
+                counters.from_guest_offload_not_negotiated.add(1);
+                return None;
+            }
+            return Some(Request::default());
+        }
+        let header: [u8; 10] = self.header_start(segments);
+        if header[0] & NEEDS_CSUM == 0 && header[1] == GSO_NONE {
+            return Some(Request::default());
+        }
+        self.work(&header, len, counters)
+    }
+
+    /// The same for a header that asks for something.
+    #[inline(never)]
+    fn work(&self, header: &[u8; 10], len: u32, counters: &PairCounters) -> Option<Request> {
+        let Ok(request) = Request::from_header(header) else {
+            counters.from_guest_offload_malformed.add(1);
+            return None;
+        };
+        let accepted = request.gso.is_none_or(|gso| {
+            let kind = match gso.kind {
+                GsoKind::Tcp4 => self.offloads.tso4,
+                GsoKind::Tcp6 => self.offloads.tso6,
+                GsoKind::Udp => self.offloads.uso,
+            };
+            kind && (self.offloads.ecn || !gso.ecn)
+        });
+        if !accepted {
+            counters.from_guest_offload_not_negotiated.add(1);
+            return None;
+        }
+        let inside = |(start, offset): (u16, u16)| u32::from(start) + u32::from(offset) + 2 <= len;
+        if !request.csum.is_none_or(inside) {
+            counters.from_guest_offload_malformed.add(1);
+            return None;
+        }
+        Some(request)
+    }
+
+    /// The first bytes of the header, copied out of guest memory, each once.
+    #[inline]
+    fn header_start<const N: usize>(&self, segments: &[Buffer]) -> [u8; N] {
+        let mut header = [0; N];
+        if segments[0].len as usize >= N {
+            let _ = self.memory.copy_from_guest(segments[0].offset, &mut header);
+            return header;
+        }
+        // One byte a descriptor is legal; `judge` saw that the chain holds a whole header.
+        let mut rest = &mut header[..];
+        for piece in pieces(segments, 0, 0) {
+            let (now, later) = rest.split_at_mut(rest.len().min(piece.len as usize));
+            let _ = self.memory.copy_from_guest(piece.offset, now);
+            rest = later;
+            if rest.is_empty() {
+                break;
+            }
+        }
+        header
+    }
+}
+
+/// Where the byte `count` of a chain lies: index of its segment and offset within. A position
+/// just past the end is (number of segments, 0).
+#[inline]
+pub fn skip(segments: &[Buffer], count: u32) -> (usize, u32) {
+    let mut left = count;
+    for (at, segment) in segments.iter().enumerate() {
+        if left < segment.len {
+            return (at, left);
+        }
+        left -= segment.len;
+    }
+    (segments.len(), 0)
+}
+
+/// A run of bytes in guest memory, checked when its descriptor was read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Piece {
+    /// Offset in the memory map, bytes.
+    pub offset: u64,
+    /// Length, bytes.
+    pub len: u32,
+}
+
+impl Piece {
+    /// The first `len` bytes and the rest; `len` is at most the piece's.
+    #[inline]
+    pub fn split(self, len: u32) -> (Self, Self) {
+        let rest = Self {
+            offset: self.offset + u64::from(len),
+            len: self.len - len,
+        };
+        (Self { len, ..self }, rest)
+    }
+}
+
+/// Reads through a chain, from front to back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cursor {
+    segment: usize,
+    /// Bytes of that segment already read.
+    within: u32,
+}
+
+impl Cursor {
+    /// At the byte that is `skip` bytes into segment `from`.
+    pub fn at((from, skip): (usize, u32)) -> Self {
+        Self {
+            segment: from,
+            within: skip,
+        }
+    }
+
+    /// Goes past the next `len` bytes.
+    pub fn pass(&mut self, segments: &[Buffer], len: u32) {
+        let mut left = len;
+        while left > 0
+            && let Some(piece) = self.next(segments, left)
+        {
+            left -= piece.len;
+        }
+    }
+
+    /// The next piece of at most `most` bytes (not 0); `None` at the end of the chain.
+    #[inline]
+    pub fn next(&mut self, segments: &[Buffer], most: u32) -> Option<Piece> {
+        loop {
+            let segment = segments.get(self.segment)?;
+            let len = (segment.len - self.within).min(most);
+            if len == 0 {
+                (self.segment, self.within) = (self.segment + 1, 0);
+                continue;
+            }
+            let offset = segment.offset + u64::from(self.within);
+            self.within += len;
+            return Some(Piece { offset, len });
+        }
+    }
+}
+
+/// The pieces of guest memory that hold a frame: what [`Sending`] points at.
+#[inline]
+pub fn pieces(segments: &[Buffer], from: usize, skip: u32) -> impl Iterator<Item = Piece> + '_ {
+    segments[from..].iter().enumerate().map(move |(at, segment)| {
+        let whole = Piece {
+            offset: segment.offset,
+            len: segment.len,
+        };
+        if at == 0 { whole.split(skip).1 } else { whole }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn segments(lens: &[u32]) -> Vec<Buffer> {
+        lens.iter()
+            .enumerate()
+            .map(|(at, &len)| Buffer {
+                offset: at as u64 * 4096,
+                len,
+                room_before: 0,
+            })
+            .collect()
+    }
+
+    #[test]
+    fn header_in_a_descriptor_of_its_own_is_skipped_whole() {
+        let segments = segments(&[12, 100]);
+        assert_eq!(skip(&segments, 12), (1, 0));
+        assert_eq!(
+            pieces(&segments, 1, 0)
+                .map(|s| (s.offset, s.len))
+                .collect::<Vec<_>>(),
+            [(4096, 100)]
+        );
+    }
+
+    #[test]
+    fn header_across_descriptors_is_skipped_whole() {
+        let segments = segments(&[5, 20, 100]);
+        assert_eq!(skip(&segments, 12), (1, 7));
+        let pieces: Vec<_> = pieces(&segments, 1, 7).map(|s| (s.offset, s.len)).collect();
+        assert_eq!(pieces, [(4096 + 7, 13), (8192, 100)]);
+    }
+
+    #[test]
+    fn cursor_reads_every_byte_once_across_descriptors_and_empty_ones() {
+        let segments = segments(&[12, 5, 0, 7]);
+        let mut cursor = Cursor::at(skip(&segments, 14));
+        let mut next = |most| {
+            cursor
+                .next(&segments, most)
+                .map(|piece| (piece.offset, piece.len))
+        };
+        assert_eq!(next(2), Some((4096 + 2, 2)));
+        assert_eq!(next(6), Some((4096 + 4, 1)));
+        assert_eq!(next(6), Some((3 * 4096, 6)));
+        assert_eq!(next(6), Some((3 * 4096 + 6, 1)));
+        assert_eq!(next(6), None);
+    }
+
+    #[test]
+    fn skipping_everything_leaves_nothing() {
+        let segments = segments(&[12]);
+        assert_eq!(skip(&segments, 12), (1, 0));
+        assert_eq!(pieces(&segments, 1, 0).count(), 0);
+    }
+}

@@ -1,0 +1,61 @@
+//! A vring as the VMM describes it, message by message, before and between lanes.
+
+use std::os::fd::OwnedFd;
+
+use virtqueue::{MemoryMap, QueueSize, QueueSizeError, RingAddresses, RingError, RingFormat, RingLayout};
+
+/// What is wrong with a vring.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // What the fields are the messages say.
+pub enum VringError {
+    /// SET_VRING_NUM with a size that no such ring has.
+    #[error("vring {index}: {source}")]
+    Size { index: u32, source: QueueSizeError },
+    /// SET_VRING_BASE beyond 16 bits.
+    #[error("vring {index}: base {base} does not fit into the 16-bit index of a split ring")]
+    Base { index: u32, base: u32 },
+    /// Kicked before SET_VRING_NUM or SET_VRING_ADDR.
+    #[error("vring {index} was started before its size and addresses were set")]
+    Incomplete { index: u32 },
+    /// The rings are misaligned or not in guest memory.
+    #[error("vring {index}: {source}")]
+    Layout { index: u32, source: RingError },
+    /// No such vring.
+    #[error("vring {index} does not exist: this port has {count} (2 per queue pair)")]
+    Unknown { index: u32, count: u32 },
+}
+
+/// State of one vring; all that a lane is made of.
+#[derive(Default)]
+pub struct VringState {
+    /// Its entries.
+    pub size: Option<QueueSize>,
+    /// In the VMM's address space (SET_VRING_ADDR).
+    pub addresses: Option<RingAddresses>,
+    /// The next chain to take, as the VMM says it or as the last lane left it.
+    pub base: u32,
+    /// By which the driver tells of buffers; `None`: it does not, and the ring is polled.
+    pub kick: Option<OwnedFd>,
+    /// By which the driver is interrupted; `None`: it polls.
+    pub call: Option<OwnedFd>,
+    /// By which its VMM is told of a fault.
+    pub err: Option<OwnedFd>,
+    /// SET_VRING_KICK came, GET_VRING_BASE did not yet.
+    pub started: bool,
+    /// Frames go through it.
+    pub enabled: bool,
+}
+
+impl VringState {
+    /// Where the rings lie in the map.
+    ///
+    /// # Errors
+    /// [`VringError`].
+    pub fn layout(&self, index: u32, map: &MemoryMap, packed: bool) -> Result<RingLayout, VringError> {
+        let (Some(size), Some(addresses)) = (self.size, self.addresses) else {
+            return Err(VringError::Incomplete { index });
+        };
+        RingLayout::from_user(map, (RingFormat::of(packed), size), addresses)
+            .map_err(|source| VringError::Layout { index, source })
+    }
+}

@@ -1,0 +1,494 @@
+//! Where `vhost-af-xdp status` finds a running daemon.
+//!
+//! A connection gets one JSON document, the [`Status`], and is closed. There are no requests, so
+//! nothing that connects can change or block anything; the socket is for its owner only (and root).
+//!
+//! Daemons are looked for only in directories that nobody but their user can have made or filled: in /tmp anybody may make
+//! one that is named after another user, and say there what he likes.
+//!
+//! Root asks the daemons of all users. What is in a directory of somebody else's may be anything: it is asked for a
+//! limited time and length, beside the others, and what it says goes to the terminal without control characters.
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use serde_json::Value;
+
+use super::status::Status;
+use crate::vhost_user::listener::{Access, ListenError, listen_at, remove_stale};
+
+/// How long a peer may take to read its answer.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Pause after a connection that could not be accepted.
+const PAUSE: Duration = Duration::from_millis(100);
+/// How long a daemon may take to answer: it waits for nothing but a CPU, and half a second for stewards.
+const ANSWER: Duration = Duration::from_secs(10);
+/// Most bytes that the daemons of a directory may answer: 256 ports of 128 pairs with all their counters have less.
+const LONGEST: u64 = 256 << 20;
+/// The same for a directory of another user's, who may fill our memory with what is no status: 1,000 queue pairs.
+const LONGEST_OF_OTHERS: u64 = 4 << 20;
+/// Most daemons of one directory of another user's that are asked.
+const MOST_OF_OTHERS: usize = 64;
+/// Most such directories, and most daemons in them together: one person may have 65,536 subordinate numbers (subuid(5)), and a
+/// directory for each.
+const MOST_DIRECTORIES: usize = 256;
+const MOST_OF_ALL_OTHERS: usize = 1024;
+
+/// Name of the directory, where it has no number of a user.
+const NAME: &str = "vhost-af-xdp";
+
+/// Directories of the control sockets of this user's daemons, one file a daemon, named after its process. A daemon listens in
+/// the first; one that was started without the variable of a later session may be in another.
+fn own_directories() -> Vec<PathBuf> {
+    let user = rustix::process::geteuid().as_raw();
+    if user == 0 {
+        return vec![Path::new("/run").join(NAME)];
+    }
+    let said = std::env::var_os("XDG_RUNTIME_DIR").filter(|path| !path.is_empty());
+    let usual = PathBuf::from(format!("/run/user/{user}"));
+    let is_ours = |path: &PathBuf| owner_of(path) == Some(user);
+    let mut directories: Vec<PathBuf> = said.into_iter().map(PathBuf::from).collect();
+    directories.extend(Some(usual).filter(is_ours));
+    directories.dedup();
+    let directories = directories.into_iter().map(|path| path.join(NAME));
+    directories.chain([of_no_session(user)]).collect()
+}
+
+/// Where there is no directory that a login session brings.
+fn of_no_session(user: u32) -> PathBuf {
+    PathBuf::from(format!("/tmp/{NAME}-{user}"))
+}
+
+/// The user that a directory belongs to; no link to one.
+fn owner_of(path: &Path) -> Option<u32> {
+    let metadata = fs::symlink_metadata(path).ok()?;
+    metadata.is_dir().then(|| metadata.uid())
+}
+
+/// Whether all that is in a directory is there by this user's will, or root's.
+fn is_of(directory: &Path, user: u32) -> bool {
+    let metadata = fs::symlink_metadata(directory);
+    metadata.is_ok_and(|it| it.is_dir() && [0, user].contains(&it.uid()) && it.mode() & 0o022 == 0)
+}
+
+/// The default path of this process's control socket. Sockets of daemons that were killed are removed on the way.
+pub(crate) fn default_path() -> PathBuf {
+    let user = rustix::process::geteuid().as_raw();
+    let mut directories = own_directories();
+    for path in sockets_of(&directories, user) {
+        let _ = remove_stale(&path);
+    }
+    let directory = directories.swap_remove(0);
+    directory.join(format!("{}.sock", std::process::id()))
+}
+
+/// Listens at `path`, replacing a socket that nobody listens on any more.
+///
+/// # Errors
+/// The socket cannot be made, or somebody listens there. Its directory is not there, and not one of those that `status` looks into; or
+/// it is, and others can put something into it.
+pub(crate) fn listen(path: &Path) -> Result<UnixListener, ListenError> {
+    let is_parent = |directory: &&PathBuf| path.parent() == Some(directory.as_path());
+    if let Some(directory) = own_directories().iter().find(is_parent) {
+        make_own(directory, rustix::process::geteuid().as_raw())?;
+    }
+    listen_at(path, &Access::OWN)
+}
+
+/// Makes a directory for sockets of this user's daemons, if it is not there, in one that is.
+fn make_own(directory: &Path, user: u32) -> Result<(), ListenError> {
+    // A steward's socket, to which everybody may connect, is beside root's.
+    let mode = if user == 0 { 0o755 } else { 0o700 };
+    let parent = || directory.parent().unwrap_or(directory).to_owned();
+    if let Err(error) = fs::DirBuilder::new().mode(mode).create(directory) {
+        match error.kind() {
+            io::ErrorKind::AlreadyExists => {}
+            io::ErrorKind::NotFound => return Err(ListenError::NoDirectory(parent())),
+            io::ErrorKind::PermissionDenied => return Err(ListenError::MayNot(parent())),
+            _ => return Err(error.into()),
+        }
+    }
+    match is_of(directory, user) {
+        true => Ok(()),
+        false => Err(ListenError::OfOthers(directory.to_owned())),
+    }
+}
+
+/// Answers everybody who connects, for ever.
+pub(crate) fn serve(listener: &UnixListener, read: impl Fn() -> Status) {
+    for stream in listener.incoming() {
+        match stream {
+            Ok(stream) => drop(answer(stream, &read())),
+            // No descriptor is left, and the next attempt would fail at once, too.
+            Err(_) => std::thread::sleep(PAUSE),
+        }
+    }
+}
+
+fn answer(mut stream: UnixStream, status: &Status) -> io::Result<()> {
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let mut text = serde_json::to_vec(status)?;
+    text.push(b'\n');
+    stream.write_all(&text)
+}
+
+/// Asks all these daemons at once; those that answer, in this order.
+pub(crate) fn ask_all(paths: &[PathBuf]) -> Vec<Status> {
+    let mut allowances: HashMap<Option<&Path>, Allowance> = HashMap::new();
+    for path in paths {
+        let directory = allowances.entry(path.parent());
+        directory.or_insert_with(|| Allowance::for_daemons_in(path.parent()));
+    }
+    let ask_one = |path: &PathBuf| match ask_within(path, &allowances[&path.parent()]) {
+        Ok(status) => Some(status),
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+            tracing::warn!(path = %path.display(), "no answer within {} s: is its process stopped, or no daemon?", ANSWER.as_secs());
+            None
+        }
+        // A socket that a killed daemon left behind is not worth a word.
+        Err(_) => None,
+    };
+    std::thread::scope(|scope| {
+        let asked: Vec<_> = paths
+            .iter()
+            .map(|path| std::thread::Builder::new().spawn_scoped(scope, move || ask_one(path)))
+            .collect();
+        let answers = asked.into_iter().filter_map(|thread| thread.ok()?.join().ok()?);
+        answers.collect()
+    })
+}
+
+/// Bytes that may still be read.
+struct Allowance(AtomicU64);
+
+impl Allowance {
+    fn of(bytes: u64) -> Self {
+        Self(bytes.into())
+    }
+
+    /// For all daemons of a directory together: users are kept apart by it, too.
+    fn for_daemons_in(directory: Option<&Path>) -> Self {
+        let user = rustix::process::geteuid().as_raw();
+        let owner = directory.and_then(owner_of);
+        Self::of(match owner {
+            Some(owner) if owner != user => LONGEST_OF_OTHERS,
+            _ => LONGEST,
+        })
+    }
+
+    /// Takes so many of them.
+    ///
+    /// # Errors
+    /// There are not as many.
+    fn take(&self, bytes: usize) -> io::Result<()> {
+        // A number only; nothing is published with it.
+        let taken = self
+            .0
+            .fetch_update(Relaxed, Relaxed, |left| left.checked_sub(bytes as u64));
+        taken
+            .map(drop)
+            .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "the answer is longer than any status"))
+    }
+}
+
+/// Asks the daemon at `path`.
+///
+/// # Errors
+/// Nobody listens there, or it does not answer with a status in time.
+pub(crate) fn ask(path: &Path) -> io::Result<Status> {
+    ask_within(path, &Allowance::of(LONGEST))
+}
+
+fn ask_within(path: &Path, allowance: &Allowance) -> io::Result<Status> {
+    let until = Instant::now() + ANSWER;
+    let socket = socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    // Connecting waits for room among those that wait to be accepted, for as long as sending may.
+    set_socket_timeout(&socket, Timeout::Send, Some(ANSWER))?;
+    connect(&socket, &SocketAddrUnix::new(path)?).map_err(in_words)?;
+    let pid = socket_peercred(&socket)?.pid.as_raw_pid();
+    let mut stream = UnixStream::from(socket);
+    let mut text = Vec::new();
+    let mut part = [0; 65536];
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        match stream.read(&mut part) {
+            Ok(0) => break,
+            Ok(count) => {
+                allowance.take(count)?;
+                text.extend_from_slice(&part[..count]);
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let mut value: Value = serde_json::from_slice(&text)?;
+    without_control_characters(&mut value);
+    let mut status: Status = serde_json::from_value(value)?;
+    // The kernel knows better; 0: of another process namespace.
+    if let Some(pid) = u32::try_from(pid).ok().filter(|&pid| pid != 0) {
+        status.pid = pid;
+    }
+    Ok(status)
+}
+
+fn in_words(errno: rustix::io::Errno) -> io::Error {
+    match errno {
+        rustix::io::Errno::AGAIN => io::ErrorKind::TimedOut.into(),
+        errno => errno.into(),
+    }
+}
+
+/// A terminal must not obey what a daemon says.
+fn without_control_characters(value: &mut Value) {
+    match value {
+        Value::String(text) if text.contains(char::is_control) => {
+            *text = text.replace(char::is_control, "?");
+        }
+        Value::Array(values) => values.iter_mut().for_each(without_control_characters),
+        Value::Object(fields) => fields.values_mut().for_each(without_control_characters),
+        _ => {}
+    }
+}
+
+/// The control sockets of all daemons that this user may ask.
+pub(crate) fn find_all() -> Vec<PathBuf> {
+    let user = rustix::process::geteuid().as_raw();
+    let mut paths = sockets_of(&own_directories(), user);
+    if user == 0 {
+        paths.extend(sockets_of_others(&directories_of_others()));
+        // Where docs/deploy/vhost-af-xdp@.service puts it.
+        let units = entries_of(Path::new("/run")).into_iter();
+        let units = units.filter(|path| has_name(path, |name| name.starts_with("vhost-af-xdp-")));
+        let sockets = units.map(|directory| directory.join("control.sock"));
+        paths.extend(sockets.filter(|path| is_socket(path)));
+    }
+    paths
+}
+
+/// The control sockets in these directories of others, as many as are worth to be asked.
+fn sockets_of_others(directories: &[PathBuf]) -> Vec<PathBuf> {
+    let asked = directories.iter().take(MOST_DIRECTORIES);
+    let of_each = asked.flat_map(|directory| sockets_in(directory).into_iter().take(MOST_OF_OTHERS));
+    let paths: Vec<PathBuf> = of_each.take(MOST_OF_ALL_OTHERS).collect();
+    if directories.len() > MOST_DIRECTORIES || paths.len() == MOST_OF_ALL_OTHERS {
+        tracing::warn!(
+            "{} directories of users' daemons: asked are {MOST_DIRECTORIES} of them and {MOST_OF_ALL_OTHERS} daemons at most; name another daemon with --control PATH",
+            directories.len()
+        );
+    }
+    paths
+}
+
+/// Directories of users that are not root, each of the user that it is named after; first those that come with a session, of which nobody
+/// can make more.
+fn directories_of_others() -> Vec<PathBuf> {
+    let sessions = entries_of(Path::new("/run/user")).into_iter();
+    let sessions = sessions.filter_map(|path| Some((user_in(&path, "")?, path.join(NAME))));
+    let others = entries_of(Path::new("/tmp")).into_iter();
+    let others = others.filter_map(|path| Some((user_in(&path, &format!("{NAME}-"))?, path)));
+    sessions
+        .chain(others)
+        .filter(|(user, path)| is_of(path, *user))
+        .map(|(_, path)| path)
+        .collect()
+}
+
+/// The user whose number follows these words in the last part of a path.
+fn user_in(path: &Path, words: &str) -> Option<u32> {
+    let name = path.file_name().and_then(OsStr::to_str)?;
+    name.strip_prefix(words)?.parse().ok()
+}
+
+/// The control sockets in those of these directories that are this user's.
+fn sockets_of(directories: &[PathBuf], user: u32) -> Vec<PathBuf> {
+    let theirs = directories.iter().filter(|directory| is_of(directory, user));
+    theirs.flat_map(|directory| sockets_in(directory)).collect()
+}
+
+/// The control sockets in a directory: `PID.sock`.
+fn sockets_in(directory: &Path) -> Vec<PathBuf> {
+    let is_ours = |name: &str| {
+        let pid = name.strip_suffix(".sock");
+        pid.is_some_and(|pid| pid.parse::<u32>().is_ok())
+    };
+    let entries = entries_of(directory).into_iter();
+    entries
+        .filter(|path| has_name(path, is_ours) && is_socket(path))
+        .collect()
+}
+
+fn entries_of(directory: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+    paths.sort();
+    paths
+}
+
+fn has_name(path: &Path, is: impl Fn(&str) -> bool) -> bool {
+    path.file_name().and_then(OsStr::to_str).is_some_and(is)
+}
+
+fn is_socket(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::guard::keeper::make_directory;
+
+    #[test]
+    fn only_sockets_named_after_a_process_are_asked() {
+        let directory = make_directory().expect("a place");
+        for name in ["12.sock", "steward.sock", "13.txt"] {
+            let _ = UnixListener::bind(directory.join(name)).expect("a socket");
+        }
+        fs::write(directory.join("14.sock"), "").expect("a file");
+        std::os::unix::fs::symlink("12.sock", directory.join("15.sock")).expect("a link");
+        assert_eq!(sockets_in(&directory), [directory.join("12.sock")]);
+        fs::remove_dir_all(directory).expect("ours");
+    }
+
+    #[test]
+    fn directories_of_others_links_and_open_ones_are_not_this_users() {
+        let place = make_directory().expect("a place");
+        let (directory, user) = (place.join("sockets"), rustix::process::geteuid().as_raw());
+        let stranger = user.wrapping_add(1);
+        make_own(&directory, user).expect("made, ours alone");
+        make_own(&directory, user).expect("still there");
+        let _ = UnixListener::bind(directory.join("1.sock")).expect("a socket");
+        let sockets = |directory: &PathBuf, user| sockets_of(std::slice::from_ref(directory), user);
+        assert_eq!(sockets(&directory, user), [directory.join("1.sock")]);
+        // Root's directories are believed; who tests may be root.
+        if user != 0 {
+            assert!(sockets(&directory, stranger).is_empty(), "another's");
+        }
+        let link = place.join("link");
+        std::os::unix::fs::symlink(&directory, &link).expect("a link");
+        for mode in [0o770, 0o702] {
+            let open = std::os::unix::fs::PermissionsExt::from_mode(mode);
+            fs::set_permissions(&directory, open).expect("ours");
+            assert!(sockets(&directory, user).is_empty(), "{mode:o}");
+            let refused = make_own(&directory, user).expect_err("open").to_string();
+            assert!(
+                refused.contains(&format!("remove {}", directory.display())),
+                "{refused}"
+            );
+        }
+        fs::set_permissions(&directory, std::os::unix::fs::PermissionsExt::from_mode(0o700)).expect("ours");
+        assert!(sockets(&link, user).is_empty(), "a link of whoever");
+        assert!(make_own(&link, user).is_err(), "a link of whoever");
+        fs::remove_dir_all(place).expect("ours");
+    }
+
+    #[test]
+    fn one_person_with_many_numbers_makes_root_ask_no_more_than_so_many() {
+        let place = make_directory().expect("a place");
+        let directories: Vec<PathBuf> = (0..MOST_DIRECTORIES + 1)
+            .map(|number| place.join(number.to_string()))
+            .collect();
+        let socket = |directory: &Path, pid: usize| {
+            let _ = UnixListener::bind(directory.join(format!("{pid}.sock"))).expect("a socket");
+        };
+        for directory in &directories {
+            fs::create_dir(directory).expect("ours");
+            socket(directory, 1);
+        }
+        assert_eq!(sockets_of_others(&directories).len(), MOST_DIRECTORIES);
+        for directory in &directories[..20] {
+            (2..=MOST_OF_OTHERS + 1).for_each(|pid| socket(directory, pid));
+        }
+        assert_eq!(sockets_of_others(&directories[..1]).len(), MOST_OF_OTHERS);
+        assert_eq!(sockets_of_others(&directories).len(), MOST_OF_ALL_OTHERS);
+        fs::remove_dir_all(place).expect("ours");
+    }
+
+    #[test]
+    fn directory_is_made_in_one_that_is_there() {
+        let place = make_directory().expect("a place");
+        let said = make_own(&place.join("no/sockets"), 0)
+            .expect_err("missing")
+            .to_string();
+        assert!(
+            said.contains(&format!("`mkdir -p {}/no`", place.display())),
+            "{said}"
+        );
+        fs::remove_dir_all(place).expect("ours");
+    }
+
+    #[test]
+    fn users_are_read_from_names() {
+        for (path, words, user) in [
+            ("/tmp/vhost-af-xdp-7", "vhost-af-xdp-", Some(7)),
+            ("/run/user/1000", "", Some(1000)),
+            ("/tmp/vhost-af-xdp-7-0", "vhost-af-xdp-", None),
+            ("/tmp/vhost-af-xdp--1", "vhost-af-xdp-", None),
+            ("/tmp/other-7", "vhost-af-xdp-", None),
+            ("/", "", None),
+        ] {
+            assert_eq!(user_in(Path::new(path), words), user, "{path}");
+        }
+    }
+
+    #[test]
+    fn what_is_said_has_no_control_characters() {
+        let mut value = serde_json::json!({"a": ["\u{1b}[2Jx", {"b": "line\nline"}], "c": 1});
+        without_control_characters(&mut value);
+        assert_eq!(
+            value,
+            serde_json::json!({"a": ["?[2Jx", {"b": "line?line"}], "c": 1})
+        );
+    }
+
+    #[test]
+    fn daemons_of_a_directory_may_not_answer_without_end() {
+        let directory = make_directory().expect("a place");
+        let path = directory.join("1.sock");
+        let listener = UnixListener::bind(&path).expect("listens");
+        let liar = std::thread::spawn(move || {
+            for _ in 0..2 {
+                let (mut stream, _) = listener.accept().expect("somebody asks");
+                stream.write_all(b"{}").expect("little");
+            }
+        });
+        let allowance = Allowance::of(3);
+        let said = || ask_within(&path, &allowance).expect_err("no status").to_string();
+        assert!(!said().contains("longer than"), "two bytes of three");
+        assert!(said().contains("longer than"), "of all together");
+        liar.join().expect("asked twice");
+        fs::remove_dir_all(directory).expect("ours");
+    }
+
+    #[test]
+    fn daemon_that_answers_with_something_else_is_left_out() {
+        let directory = make_directory().expect("a place");
+        let path = directory.join("1.sock");
+        let listener = UnixListener::bind(&path).expect("listens");
+        let liar =
+            std::thread::spawn(move || listener.accept().map(|(mut stream, _)| stream.write_all(b"{}")));
+        assert!(ask_all(&[path]).is_empty());
+        let _ = liar.join();
+        fs::remove_dir_all(directory).expect("ours");
+    }
+}

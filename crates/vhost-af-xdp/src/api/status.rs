@@ -1,0 +1,376 @@
+//! What the daemon is doing, as data: the one source for `status`, its JSON and SIGUSR1.
+//!
+//! Reading it takes no port's lock ([`crate::port::shown`]) and waits for nobody for longer than [`PATIENCE`].
+
+use std::os::fd::AsFd;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::NicConfig;
+use crate::guard::watchdog::{Hang, Watchdog};
+use crate::nic::interface::Interface;
+use crate::port::Port;
+use crate::port::lanes::LaneFacts;
+use crate::port::shown::Shown;
+use crate::sandbox::InForce;
+use crate::switch::worker::Workers;
+use device::features::Negotiated;
+use device::offloads::Offloads;
+
+/// How long stewards are waited for in all, who tell what the program counted; what they told last is shown then.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// A number with its name.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Named {
+    /// Counter, as the source names it.
+    pub(crate) name: String,
+    /// `lane` (this daemon), `socket` (XDP_STATISTICS), or `program` (steering program).
+    pub(crate) source: String,
+    /// A loss, and not work.
+    pub(crate) drop: bool,
+    /// Since the start of what counts it.
+    pub(crate) value: u64,
+}
+
+/// One queue pair.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct LaneStatus {
+    /// Queue pair, from 0.
+    pub(crate) pair: usize,
+    /// NIC queue; none without an interface.
+    pub(crate) queue: Option<u32>,
+    /// A guest uses it now.
+    pub(crate) running: bool,
+    /// The data path in use: `zero-copy`, `copy (native)`, `copy (skb)`, `cable`, `null`.
+    pub(crate) mode: Option<String>,
+    /// Why not a better one, in the order tried.
+    pub(crate) fallbacks: Vec<String>,
+    /// Frames may span several descriptors.
+    pub(crate) multi_buffer: bool,
+    /// Who completes checksums that the guest leaves to us: `daemon`, `kernel (TX metadata)`, `NIC (TX metadata)`.
+    pub(crate) checksums: Option<String>,
+    /// Packet memory in the daemon, bytes.
+    pub(crate) packet_bytes: u64,
+    /// What the kernel keeps for it, bytes (estimated).
+    pub(crate) kernel_bytes: u64,
+    /// `hugetlb`, `transparent huge pages`, `4 KiB pages`, or `guest memory`.
+    pub(crate) backing: Option<String>,
+    /// Everything counted.
+    pub(crate) counters: Vec<Named>,
+}
+
+/// One port.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct PortStatus {
+    /// Socket.
+    pub(crate) endpoint: String,
+    /// Interface, `cable NAME`, or `null`.
+    pub(crate) nic: String,
+    /// How the steering program is attached: `native` or `skb`; none without an interface.
+    pub(crate) attached: Option<String>,
+    /// How frames come to its queues: `queue` (whatever the NIC puts there), `program` (of that, the frames of `macs`
+    /// and `vlans`), `n-tuple rules`, `n-tuple rules, RSS context` (the NIC brings these, too); none without an
+    /// interface.
+    pub(crate) steered: Option<String>,
+    /// Why not in a better way, or why impaired; as the steward says.
+    pub(crate) steering_note: Option<String>,
+    /// Addresses of stations whose frames the guest gets; empty: all.
+    pub(crate) macs: Vec<String>,
+    /// VLANs whose frames the guest gets; empty: all.
+    pub(crate) vlans: Vec<u16>,
+    /// `copy` or `direct`.
+    pub(crate) memory: String,
+    /// Address told to the guest.
+    pub(crate) mac: String,
+    /// MTU told to the guest, bytes.
+    pub(crate) mtu: u16,
+    /// A VMM is connected.
+    pub(crate) connected: bool,
+    /// Its process.
+    pub(crate) peer: Option<i32>,
+    /// Virtio features that it acknowledged.
+    pub(crate) features: String,
+    /// Offloads that are offered, by name.
+    pub(crate) offload_offered: Vec<String>,
+    /// Those of them that the guest accepted.
+    pub(crate) offload: Vec<String>,
+    /// Connections so far.
+    pub(crate) sessions: u64,
+    /// Why no frames move although they should.
+    pub(crate) impaired: Option<String>,
+    /// What is being done for it, and for how long, if that is long; all but the counters is as it was before.
+    pub(crate) busy: Option<String>,
+    /// A VMM that came while another was there, and was refused.
+    pub(crate) turned_away: Option<String>,
+    /// How the last session ended: reason and sentence.
+    pub(crate) last_closed: Option<(String, String)>,
+    /// Its queue pairs.
+    pub(crate) lanes: Vec<LaneStatus>,
+}
+
+/// One worker.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct WorkerStatus {
+    /// Rounds that moved frames.
+    pub(crate) busy_rounds: u64,
+    /// Rounds that did not.
+    pub(crate) idle_rounds: u64,
+    /// Times it slept.
+    pub(crate) sleeps: u64,
+    /// That it hangs, for how long, and in which port.
+    pub(crate) hangs: Option<String>,
+}
+
+/// The whole daemon.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Status {
+    /// Process.
+    pub(crate) pid: u32,
+    /// Version of the daemon.
+    pub(crate) version: String,
+    /// CPU time used so far, all threads, microseconds.
+    pub(crate) cpu_us: u64,
+    /// What confines the process.
+    pub(crate) sandbox: InForce,
+    /// The workers.
+    pub(crate) workers: Vec<WorkerStatus>,
+    /// The ports.
+    pub(crate) ports: Vec<PortStatus>,
+}
+
+impl Status {
+    /// Takes a look.
+    pub(crate) fn read(
+        ports: &[Arc<Port>],
+        (workers, watchdog): (&Workers, &Watchdog),
+        sandbox: &InForce,
+    ) -> Self {
+        let deadline = Instant::now() + PATIENCE;
+        // The watchdog's lock is not held while stewards are waited for.
+        let hangs: Vec<_> = watchdog
+            .hangs()
+            .iter()
+            .map(|hang| hang.as_ref().map(Hang::words))
+            .collect();
+        Self {
+            pid: std::process::id(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            cpu_us: cpu_us(),
+            sandbox: sandbox.clone(),
+            workers: workers
+                .counters()
+                .zip(hangs)
+                .map(|(counters, hangs)| WorkerStatus {
+                    busy_rounds: counters.busy_rounds.get(),
+                    idle_rounds: counters.idle_rounds.get(),
+                    sleeps: counters.sleeps.get(),
+                    hangs,
+                })
+                .collect(),
+            ports: ports
+                .iter()
+                .map(|port| PortStatus::read(port, deadline))
+                .collect(),
+        }
+    }
+}
+
+fn cpu_us() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0) / 1_000
+}
+
+impl PortStatus {
+    /// Of what the port shows, and of its counters; stewards are asked for theirs until `deadline`.
+    fn read(port: &Port, deadline: Instant) -> Self {
+        let (shown, busy) = port.window.look();
+        let nic = port.config.nic.to_string();
+        let filter = port
+            .config
+            .wanted()
+            .map(|wanted| wanted.filter)
+            .unwrap_or_default();
+        let mut status = Self {
+            endpoint: port.config.endpoint.to_string(),
+            attached: None,
+            steered: None,
+            steering_note: None,
+            macs: filter.macs.into_iter().map(mac_text).collect(),
+            vlans: filter.vlans,
+            memory: port.config.placement.to_string(),
+            mac: mac_text(port.mac()),
+            mtu: 0,
+            connected: false,
+            peer: None,
+            features: "0x0".to_owned(),
+            offload_offered: names(port.config.offload),
+            offload: Vec::new(),
+            sessions: 0,
+            impaired: None,
+            busy,
+            turned_away: port.window.turned_away(),
+            last_closed: None,
+            lanes: Vec::new(),
+            nic,
+        };
+        if let Some(shown) = shown {
+            status.note(&shown, port, deadline);
+        }
+        status
+    }
+
+    fn note(&mut self, shown: &Shown, port: &Port, deadline: Instant) {
+        if let Some(session) = &shown.session {
+            self.connected = true;
+            self.peer = session.peer;
+            self.features = format!("{:#x}", session.features);
+            self.offload = names(Negotiated::from(session.features).offloads);
+        }
+        if let Some(interface) = &shown.interface {
+            let (steered, note) = &interface.steered;
+            self.nic.clone_from(&interface.name);
+            self.attached = Some(interface.mode.to_string());
+            self.steered = Some(steered.name().to_owned());
+            self.steering_note = Some(note.clone()).filter(|note| !note.is_empty());
+        }
+        self.mtu = u16::try_from(shown.mtu).unwrap_or(u16::MAX);
+        self.sessions = shown.sessions;
+        self.impaired = shown.impaired.clone().or_else(|| {
+            let nic = &self.nic;
+            let down = shown.link_down.then(|| format!("interface {nic} is down"));
+            down.or_else(|| shown.declined.clone())
+        });
+        self.last_closed = shown
+            .last_closed
+            .as_ref()
+            .map(|closed| (closed.reason.to_owned(), closed.detail.clone()));
+        let session = shown.session.as_ref();
+        let interface = shown
+            .interface
+            .as_ref()
+            .and_then(|interface| interface.itself.upgrade());
+        self.lanes = (0..port.counters.len())
+            .map(|pair| {
+                let facts = session.and_then(|session| session.lanes.get(pair).and_then(Weak::upgrade));
+                LaneStatus::read(port, pair, facts.as_deref())
+            })
+            .collect();
+        // Facts are let go of by now: they keep a queue bound, and a steward may take its time.
+        if let Some(interface) = &interface {
+            self.lanes
+                .iter_mut()
+                .for_each(|lane| lane.note_program(interface, deadline));
+        }
+    }
+}
+
+fn mac_text(mac: [u8; 6]) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
+}
+
+fn names(offloads: Offloads) -> Vec<String> {
+    offloads.names().into_iter().map(str::to_owned).collect()
+}
+
+impl LaneStatus {
+    fn read(port: &Port, pair: usize, facts: Option<&LaneFacts>) -> Self {
+        let queue = match &port.config.nic {
+            NicConfig::Null { .. } | NicConfig::Cable { .. } => None,
+            NicConfig::Interface { start_queue, .. } => {
+                u32::try_from(pair).ok().map(|pair| start_queue + pair)
+            }
+        };
+        let mut counters: Vec<Named> = port.counters[pair]
+            .read()
+            .into_iter()
+            .map(|reading| Named {
+                name: reading.name.to_owned(),
+                source: "lane".to_owned(),
+                drop: reading.kind == device::counters::Kind::Drop,
+                value: reading.value,
+            })
+            .collect();
+        if let Some(statistics) = facts
+            .and_then(|facts| facts.socket.as_ref())
+            .and_then(|socket| xsk::Statistics::read(socket.as_fd()).ok())
+        {
+            counters.extend(socket_counters(&statistics));
+        }
+        Self {
+            pair,
+            queue,
+            running: facts.is_some(),
+            mode: facts.map(|facts| facts.mode.clone()),
+            fallbacks: facts.map_or_else(Vec::new, LaneFacts::fallbacks),
+            multi_buffer: facts.is_some_and(|facts| facts.multi_buffer),
+            checksums: facts.and_then(|facts| Some(facts.checksums?.to_string())),
+            packet_bytes: facts.map_or(0, |facts| facts.packet_bytes),
+            kernel_bytes: facts.map_or(0, |facts| facts.kernel_bytes),
+            backing: facts.map(|facts| facts.backing.clone()),
+            counters,
+        }
+    }
+
+    /// Adds what the program counted, if that is told in time.
+    fn note_program(&mut self, interface: &Interface, deadline: Instant) {
+        let counted = self.queue.and_then(|queue| interface.counters(queue, deadline));
+        let named = counted.into_iter().flat_map(|counted| counted.named());
+        self.counters.extend(named.map(|(name, value)| Named {
+            name: name.to_owned(),
+            source: "program".to_owned(),
+            drop: matches!(name, "too_long" | "no_header_room"),
+            value,
+        }));
+    }
+
+    /// A counter by name, 0 if it is not there.
+    pub(crate) fn counter(&self, name: &str) -> u64 {
+        self.counters
+            .iter()
+            .filter(|counter| counter.name == name)
+            .map(|counter| counter.value)
+            .sum()
+    }
+}
+
+/// Where the kernel copies, a frame for which no chunk is free is counted in `rx_dropped`, too (`__xsk_rcv`, net/xdp/xsk.c); where
+/// the NIC writes, `rx_fill_ring_empty_descs` counts how often the driver asked for chunks. No loss is seen by it alone.
+fn socket_counters(statistics: &xsk::Statistics) -> [Named; 5] {
+    [
+        ("rx_dropped", statistics.rx_dropped),
+        ("rx_ring_full", statistics.rx_ring_full),
+        ("rx_fill_ring_empty_descs", statistics.rx_fill_ring_empty_descs),
+        ("rx_invalid_descs", statistics.rx_invalid_descs),
+        ("tx_invalid_descs", statistics.tx_invalid_descs),
+    ]
+    .map(|(name, value)| Named {
+        name: name.to_owned(),
+        source: "socket".to_owned(),
+        drop: name != "rx_fill_ring_empty_descs",
+        value,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::socket_counters;
+
+    #[test]
+    fn empty_fill_ring_is_no_loss_and_the_frame_that_found_it_empty_is_counted_once() {
+        let statistics = xsk::Statistics {
+            rx_dropped: 3,
+            rx_fill_ring_empty_descs: 96,
+            ..xsk::Statistics::default()
+        };
+        let counters = socket_counters(&statistics);
+        let lost: u64 = counters
+            .iter()
+            .filter(|counter| counter.drop)
+            .map(|counter| counter.value)
+            .sum();
+        assert_eq!(lost, 3);
+    }
+}

@@ -1,0 +1,564 @@
+//! What `serve` was asked for, checked: ports and workers.
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use steer::{Filter, ModeRequest};
+use steward::protocol::{ENTRIES_MAX, Wanted};
+
+use crate::sandbox::{Layers, User};
+use crate::vhost_user::listener::Access;
+use crate::vhost_user::memory::{MOST_BYTES, MemoryRules};
+use device::offloads::Offloads;
+
+/// Where a VMM and a port meet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Endpoint {
+    /// We listen at this path.
+    Server(PathBuf),
+    /// The VMM listens at this path; we connect, and again after a disconnect.
+    Client(PathBuf),
+    /// A descriptor that we inherited: a listener or a connected socket.
+    Fd(i32),
+}
+
+impl std::fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Server(path) => write!(f, "{}", path.display()),
+            Self::Client(path) => write!(f, "{} (client)", path.display()),
+            Self::Fd(fd) => write!(f, "fd {fd}"),
+        }
+    }
+}
+
+/// Where frames lie while they are with the NIC.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Placement {
+    /// In memory of the daemon; each frame is copied once
+    Copy,
+    /// In the guest's RAM, which is pinned; no copy in user space
+    Direct,
+}
+
+/// How the segments of a guest's super-frame leave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Segments {
+    /// By reference where the NIC reads frames itself (zero-copy), built whole where the kernel copies them
+    Auto,
+    /// Headers apart from the payload, which lies in the guest's memory (direct) or in one copy of the super-frame's (copy),
+    /// where socket and driver take frames in several pieces
+    ByReference,
+    /// Each in one piece in memory of ours
+    Whole,
+}
+
+impl Segments {
+    /// Whether they refer to their payload, on a socket that is zero-copy or not.
+    pub(crate) fn refer(self, zero_copy: bool) -> bool {
+        match self {
+            Self::Auto => zero_copy,
+            Self::ByReference => true,
+            Self::Whole => false,
+        }
+    }
+}
+
+impl Placement {
+    /// The offloads that it can do. Frames that lie in the guest's buffers already cannot be joined: all buffers
+    /// of a frame but the last must be filled to the end (VirtIO 1.3, 5.1.6.4.1).
+    pub(crate) fn offloads(self) -> Offloads {
+        match self {
+            Self::Copy => Offloads::all(),
+            Self::Direct => Offloads::all().without(Offloads::coalescing()),
+        }
+    }
+}
+
+impl std::fmt::Display for Placement {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Copy => "copy",
+            Self::Direct => "direct",
+        })
+    }
+}
+
+/// What a port's frames go to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum NicConfig {
+    /// Queues `start_queue..` of an interface.
+    Interface {
+        /// Its name.
+        name: String,
+        /// The first queue, for the first queue pair.
+        start_queue: u32,
+        /// How to attach the steering program.
+        mode: ModeRequest,
+        /// Never zero-copy.
+        force_copy: bool,
+    },
+    /// Another port of this process.
+    Cable {
+        /// What both call it.
+        name: String,
+    },
+    /// None: frames are made and dropped in this process.
+    Null {
+        /// Length of the frames made, bytes.
+        frame_bytes: u32,
+    },
+}
+
+impl NicConfig {
+    /// The cable's name, if it is one.
+    pub(crate) fn cable(&self) -> Option<&str> {
+        match self {
+            Self::Cable { name } => Some(name),
+            _ => None,
+        }
+    }
+}
+
+impl std::fmt::Display for NicConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Interface { name, .. } => f.write_str(name),
+            Self::Cable { name } => write!(f, "cable {name}"),
+            Self::Null { .. } => f.write_str("null"),
+        }
+    }
+}
+
+/// What somebody else made for a port's queues, who also has his own XDP program there: `--inhibit` and what belongs to it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Bring {
+    /// Nothing: program and sockets are ours, or the steward's.
+    Nothing,
+    /// AF_XDP sockets by descriptor, one a queue, in the order of the queues, each in its map.
+    Sockets(Vec<i32>),
+    /// A socket map by descriptor, and the place in it of the first queue's socket.
+    Map { fd: i32, first: u32 },
+    /// A socket map that is pinned in a bpffs.
+    PinnedMap { path: PathBuf, first: u32 },
+    /// The AF_XDP device plugin for Kubernetes, which listens there, gives the map.
+    Plugin(PathBuf),
+}
+
+impl Bring {
+    /// The option that names descriptors, and these.
+    fn descriptors(&self) -> (&'static str, &[i32]) {
+        match self {
+            Self::Sockets(numbers) => ("--sock-fds", numbers),
+            Self::Map { fd, .. } => ("--map-fd", std::slice::from_ref(fd)),
+            Self::Nothing | Self::PinnedMap { .. } | Self::Plugin(_) => ("", &[]),
+        }
+    }
+}
+
+/// One port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PortConfig {
+    /// Who may connect to its socket, if that is made here.
+    pub(crate) access: Access,
+    /// Where the VMM is.
+    pub(crate) endpoint: Endpoint,
+    /// Queue pairs offered.
+    pub(crate) queues: u16,
+    /// The other side.
+    pub(crate) nic: NicConfig,
+    /// What somebody else made for it.
+    pub(crate) bring: Bring,
+    /// `--memory`.
+    pub(crate) placement: Placement,
+    /// What memory is taken of a VMM.
+    pub(crate) memory: MemoryRules,
+    /// How segments leave.
+    pub(crate) segments: Segments,
+    /// MAC address told to the guest; `None`: made from the endpoint and the interface.
+    pub(crate) mac: Option<[u8; 6]>,
+    /// VLANs whose frames the guest gets; none: all.
+    pub(crate) vlans: Vec<u16>,
+    /// Offloads offered to the guest.
+    pub(crate) offload: Offloads,
+}
+
+/// Where `status` finds a daemon.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Control {
+    /// Nowhere.
+    Nowhere,
+    /// Where it looks for daemons by itself.
+    Usual,
+    /// Where `--control` says.
+    At(PathBuf),
+}
+
+/// Everything `serve` runs.
+#[derive(Debug, Clone)]
+pub(crate) struct ServeConfig {
+    /// The ports, at least one.
+    pub(crate) ports: Vec<PortConfig>,
+    /// Worker threads.
+    pub(crate) workers: usize,
+    /// CPUs to pin them to, round robin; empty: none.
+    pub(crate) cpus: Vec<usize>,
+    /// How long a worker polls without work before it sleeps.
+    pub(crate) spin: Duration,
+    /// Where the steward listens that queues are leased from; `None`: from a private one ([`keeper`](crate::guard::keeper)).
+    pub(crate) steward: Option<PathBuf>,
+    /// Where `status` finds us.
+    pub(crate) control: Control,
+    /// What the process is confined by.
+    pub(crate) layers: Layers,
+    /// Whom it becomes; `None`: it stays who it is, or becomes nobody if that is root.
+    pub(crate) user: Option<User>,
+    /// Tries one of the [attempts](crate::sandbox::attempts) from within the sandbox, and ends.
+    pub(crate) attempt: Option<String>,
+}
+
+/// Most queue pairs of a port: what the steering program has room for.
+pub(crate) const MOST_QUEUES: u16 = 128;
+
+/// Values that do not go together.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ConfigError {
+    /// Too many or no queue pairs.
+    #[error("--queues {0}: a port has 1 to {MOST_QUEUES} queue pairs")]
+    Queues(u16),
+    /// Two ports want one queue.
+    #[error("queue {queue} of {name} is asked for by two ports: give them disjoint ranges with start-queue")]
+    SharedQueue { name: String, queue: u32 },
+    /// Two ports meet their VMMs at one place.
+    #[error("{0} is asked for by two ports: each needs a socket of its own")]
+    SharedEndpoint(Endpoint),
+    /// One interface, two ways to attach.
+    #[error("interface {0} is asked for with different modes: a program is attached once, choose one mode")]
+    TwoModes(String),
+    /// The path does not fit into a socket address.
+    #[error("socket path {0:?} is {len} bytes long: a Unix socket path has at most 107: choose a shorter one", len = .0.as_os_str().len())]
+    LongPath(PathBuf),
+    /// Direct placement cannot do it.
+    #[error("--offload {0}: memory=direct receives each frame where it stays, use memory=copy for these")]
+    Offload(Offloads),
+    /// More than a process can address.
+    #[error(
+        "--max-memory: the ports may have {bytes} bytes together, a process has room for {MOST_BYTES}: say less, or use more processes"
+    )]
+    MaxMemory { bytes: u64 },
+    /// A cable has two ends.
+    #[error("cable {name}: {ends} port(s) name it, a cable joins two: give --port ...,cable={name} twice")]
+    Cable { name: String, ends: usize },
+    /// A cable has no memory of its own.
+    #[error("cable {0}: memory=direct is for interfaces, use memory=copy")]
+    CableDirect(String),
+    /// VLANs where none can be looked for.
+    #[error("--vlan: only frames of an interface are looked at, give --ifname NAME")]
+    Vlans,
+    /// More VLANs than a lease has room for.
+    #[error("--vlan: {0} VLANs, a port has {ENTRIES_MAX} at most: give fewer, or none for all")]
+    ManyVlans(usize),
+    /// There is nothing that sockets could be of.
+    #[error("--inhibit needs an interface: name it with --ifname")]
+    BringWithoutInterface,
+    /// Nobody writes the header.
+    #[error(
+        "--inhibit with memory=direct: there the XDP program writes the virtio-net header, which another's does not; use memory=copy"
+    )]
+    BringDirect,
+    /// Nobody looks.
+    #[error(
+        "--inhibit and --vlan exclude each other: which frames come is up to the XDP program that is there"
+    )]
+    BringVlans,
+    /// Two that would give sockets.
+    #[error(
+        "--inhibit and --steward exclude each other: the steward has a program of its own, leave one out"
+    )]
+    BringAndSteward,
+    /// Queues without a socket, or sockets without a queue.
+    #[error(
+        "--sock-fds names {fds} descriptor(s) for {queues} queue pair(s): one each, in the order of the queues"
+    )]
+    SocketCount { fds: usize, queues: u16 },
+    /// One number, two meanings.
+    #[error("descriptor {0} is named twice: each socket or map needs one of its own")]
+    SharedDescriptor(i32),
+    /// A frame that no ring can carry.
+    #[error("frame-size {0}: the null NIC makes frames of 14 to 1514 bytes, or with 0 none")]
+    FrameBytes(u32),
+}
+
+impl ServeConfig {
+    /// Where VMMs are met, as far as that has a path.
+    pub(crate) fn paths(&self) -> Vec<PathBuf> {
+        let path = |port: &PortConfig| match &port.endpoint {
+            Endpoint::Server(path) | Endpoint::Client(path) => Some(path.clone()),
+            Endpoint::Fd(_) => None,
+        };
+        self.ports.iter().filter_map(path).collect()
+    }
+
+    /// What is to be leased, port by port.
+    pub(crate) fn queues(&self) -> Vec<(String, u32, u32)> {
+        let queues = |port: &PortConfig| match &port.nic {
+            NicConfig::Interface {
+                name, start_queue, ..
+            } => Some((name.clone(), *start_queue, port.queues.into())),
+            _ => None,
+        };
+        let leased = self.ports.iter().filter(|port| !port.brings());
+        leased.filter_map(queues).collect()
+    }
+
+    /// Checks what can be checked without the kernel.
+    ///
+    /// # Errors
+    /// The first contradiction, naming its values.
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        let most = self.ports.iter().map(|port| port.memory.most_bytes);
+        let bytes = most.fold(0, u64::saturating_add);
+        if bytes > MOST_BYTES {
+            return Err(ConfigError::MaxMemory { bytes });
+        }
+        let mut descriptors = HashSet::new();
+        for (at, port) in self.ports.iter().enumerate() {
+            port.check()?;
+            if port.bring != Bring::Nothing && self.steward.is_some() {
+                return Err(ConfigError::BringAndSteward);
+            }
+            for (_, fd) in port.descriptors() {
+                if !descriptors.insert(fd) {
+                    return Err(ConfigError::SharedDescriptor(fd));
+                }
+            }
+            for other in &self.ports[..at] {
+                port.check_beside(other)?;
+            }
+            if let Some(name) = port.nic.cable() {
+                let ends = self.ports.iter().filter(|port| port.nic.cable() == Some(name));
+                let (name, ends) = (name.to_owned(), ends.count());
+                if ends != 2 {
+                    return Err(ConfigError::Cable { name, ends });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl PortConfig {
+    /// The descriptors that are to be inherited for this port, each with the option that names it.
+    pub(crate) fn descriptors(&self) -> impl Iterator<Item = (&'static str, i32)> {
+        let connection = match self.endpoint {
+            Endpoint::Fd(fd) => Some(("--fd", fd)),
+            Endpoint::Server(_) | Endpoint::Client(_) => None,
+        };
+        let (option, brought) = self.bring.descriptors();
+        brought.iter().map(move |&fd| (option, fd)).chain(connection)
+    }
+
+    /// What is to be leased, and which frames of it; `None` without an interface.
+    pub(crate) fn wanted(&self) -> Option<Wanted> {
+        let NicConfig::Interface {
+            name,
+            start_queue,
+            mode,
+            ..
+        } = &self.nic
+        else {
+            return None;
+        };
+        Some(Wanted {
+            interface: name.clone(),
+            start_queue: *start_queue,
+            queues: self.queues.into(),
+            mode: *mode,
+            filter: Filter {
+                macs: self.mac.into_iter().collect(),
+                vlans: self.vlans.clone(),
+            },
+        })
+    }
+
+    /// Offloads that are possible and not offered, by name.
+    pub(crate) fn offloads_off(&self) -> Vec<&'static str> {
+        self.placement.offloads().without(self.offload).names()
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        if !(1..=MOST_QUEUES).contains(&self.queues) {
+            return Err(ConfigError::Queues(self.queues));
+        }
+        let cannot = self.offload.without(self.placement.offloads());
+        if cannot != Offloads::NONE {
+            return Err(ConfigError::Offload(cannot));
+        }
+        if let (Placement::Direct, Some(name)) = (self.placement, self.nic.cable()) {
+            return Err(ConfigError::CableDirect(name.to_owned()));
+        }
+        if !self.vlans.is_empty() && !matches!(self.nic, NicConfig::Interface { .. }) {
+            return Err(ConfigError::Vlans);
+        }
+        if self.vlans.len() > ENTRIES_MAX {
+            return Err(ConfigError::ManyVlans(self.vlans.len()));
+        }
+        self.check_bring()?;
+        if let NicConfig::Null { frame_bytes } = self.nic
+            && frame_bytes != 0
+            && !(14..=1514).contains(&frame_bytes)
+        {
+            return Err(ConfigError::FrameBytes(frame_bytes));
+        }
+        match &self.endpoint {
+            Endpoint::Server(path) | Endpoint::Client(path) if path.as_os_str().len() > 107 => {
+                Err(ConfigError::LongPath(path.clone()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether it comes with sockets or a map of somebody else's.
+    pub(crate) fn brings(&self) -> bool {
+        self.bring != Bring::Nothing
+    }
+
+    /// Whether its AF_XDP sockets are made by this process.
+    pub(crate) fn opens_sockets(&self) -> bool {
+        self.brings() && !matches!(self.bring, Bring::Sockets(_))
+    }
+
+    fn check_bring(&self) -> Result<(), ConfigError> {
+        if self.bring == Bring::Nothing {
+            return Ok(());
+        }
+        if !matches!(self.nic, NicConfig::Interface { .. }) {
+            return Err(ConfigError::BringWithoutInterface);
+        }
+        if self.placement == Placement::Direct {
+            return Err(ConfigError::BringDirect);
+        }
+        if !self.vlans.is_empty() {
+            return Err(ConfigError::BringVlans);
+        }
+        match &self.bring {
+            Bring::Sockets(fds) if fds.len() != usize::from(self.queues) => Err(ConfigError::SocketCount {
+                fds: fds.len(),
+                queues: self.queues,
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_beside(&self, other: &Self) -> Result<(), ConfigError> {
+        if self.endpoint == other.endpoint {
+            return Err(ConfigError::SharedEndpoint(self.endpoint.clone()));
+        }
+        let NicConfig::Interface {
+            name,
+            start_queue,
+            mode,
+            ..
+        } = &self.nic
+        else {
+            return Ok(());
+        };
+        let NicConfig::Interface {
+            name: other_name,
+            start_queue: other_start,
+            mode: other_mode,
+            ..
+        } = &other.nic
+        else {
+            return Ok(());
+        };
+        if name != other_name {
+            return Ok(());
+        }
+        if mode != other_mode {
+            return Err(ConfigError::TwoModes(name.clone()));
+        }
+        let queue = *start_queue.max(other_start);
+        let end = start_queue.saturating_add(self.queues.into());
+        let other_end = other_start.saturating_add(other.queues.into());
+        if queue < end.min(other_end) {
+            return Err(ConfigError::SharedQueue {
+                name: name.clone(),
+                queue,
+            });
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vhost_user::memory::FileKinds;
+
+    fn port(path: &str, start_queue: u32, queues: u16) -> PortConfig {
+        PortConfig {
+            access: Access::OWN,
+            endpoint: Endpoint::Server(path.into()),
+            queues,
+            nic: NicConfig::Interface {
+                name: "eth0".into(),
+                start_queue,
+                mode: ModeRequest::Auto,
+                force_copy: false,
+            },
+            bring: Bring::Nothing,
+            placement: Placement::Copy,
+            memory: MemoryRules {
+                most_bytes: 1 << 30,
+                files: FileKinds::Shared,
+            },
+            segments: Segments::Auto,
+            mac: None,
+            vlans: Vec::new(),
+            offload: Offloads::NONE,
+        }
+    }
+
+    fn serve(ports: Vec<PortConfig>) -> ServeConfig {
+        ServeConfig {
+            ports,
+            workers: 1,
+            cpus: Vec::new(),
+            spin: Duration::ZERO,
+            steward: None,
+            control: Control::Nowhere,
+            layers: Layers::NONE,
+            user: None,
+            attempt: None,
+        }
+    }
+
+    #[test]
+    fn disjoint_queues_of_one_interface_are_accepted() {
+        serve(vec![port("/a", 0, 2), port("/b", 2, 1)])
+            .check()
+            .expect("disjoint");
+    }
+
+    #[test]
+    fn overlapping_queues_are_refused_by_name() {
+        let error = serve(vec![port("/a", 0, 3), port("/b", 2, 1)])
+            .check()
+            .expect_err("overlap");
+        assert!(error.to_string().contains("queue 2 of eth0"), "{error}");
+    }
+
+    #[test]
+    fn one_socket_for_two_ports_is_refused() {
+        assert!(serve(vec![port("/a", 0, 1), port("/a", 1, 1)]).check().is_err());
+    }
+
+    #[test]
+    fn path_of_108_bytes_is_refused() {
+        assert!(serve(vec![port(&"x".repeat(107), 0, 1)]).check().is_ok());
+        assert!(serve(vec![port(&"x".repeat(108), 0, 1)]).check().is_err());
+    }
+}

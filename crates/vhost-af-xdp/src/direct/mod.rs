@@ -1,0 +1,309 @@
+//! A lane with `--memory=direct`: guest RAM is the UMEM, nobody in userspace touches a frame.
+//!
+//! NIC → guest: an available receive buffer at offset B becomes the fill entry `B + header - 256`.
+//! The kernel puts a frame 256 bytes (XDP_PACKET_HEADROOM) after a fill address, and the steering
+//! program's metadata, which is the virtio-net header, just before the frame: so the header lands
+//! at B, the frame behind it, and all that is left for us is the used element.
+//!
+//! Guest → NIC: a frame that lies in one piece is sent from where it is. One in several pieces is
+//! gathered in a chunk of the bounce area when it fits, else sent as a multi-buffer frame whose
+//! descriptors refer to the pieces.
+//!
+//! A super-frame is cut: each segment's headers are built in a chunk of the bounce area. A socket that reads by DMA gets the
+//! payload by reference, as further descriptors; one that copies anyway gets the segment whole, because it needs more time
+//! for each further descriptor than for the bytes. Segments for which there is no room stay in hand, and the chains behind them in the
+//! guest's queue; the chain is given back when the last one was sent.
+//!
+//! The bounce area lies behind guest RAM in the same UMEM; no guest can see it. It also serves
+//! receive buffers that cannot take a frame directly: too small for the longest frame of the
+//! interface, made of several descriptors, or with less than 256 - header bytes of their region
+//! before them. Such a buffer is *parked*, a bounce chunk goes to the NIC in its place, and the
+//! frame is copied when it arrives. A buffer too small for the longest frame cannot be paired with
+//! one chunk; from the first of these on, all buffers are parked until the queue starts anew.
+//!
+//! Invariants: a chunk in the bounce area is in the pool or in one table, never both. Both tables
+//! give entries back in the order in which the guest made them available, so a queue can be
+//! stopped exactly: what the kernel still held is not used, and the base is rewound to it.
+
+mod from_guest;
+pub(crate) mod in_flight;
+pub(crate) mod registration;
+mod to_guest;
+
+use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use virtqueue::{Buffer, ChainId, Chains, Prefetch};
+use xsk::{Frame, FramePool, TxDesc, Umem, UmemOffset};
+
+use crate::direct::in_flight::InFlight;
+use crate::nic::queue::{Link, MOST_PIECES, Nic, Sends};
+use crate::switch::copy::copied;
+use crate::switch::lane::{BATCH, Lane, Rest, SEGMENTS, Takes, Turns};
+use crate::switch::received::Glass;
+use crate::switch::super_frame::{LAST_KICKS, SuperFrame};
+use device::counters::PairCounters;
+use device::pair::Stopped;
+use device::pair::{Fault, Piece, QueuePair};
+
+/// The kernel puts a received frame this many bytes after the fill address
+/// (`XDP_PACKET_HEADROOM`, include/uapi/linux/bpf.h).
+pub(crate) const XDP_HEADROOM: u64 = 256;
+/// Chunk of the UMEM, bytes: the largest, because each bind costs kernel memory per chunk.
+pub(crate) const CHUNK_BYTES: u32 = 4096;
+/// Longest frame that the kernel receives into one chunk, bytes.
+pub(crate) const LONGEST_FRAME: u32 = CHUNK_BYTES - 256;
+/// Most bounce chunks that wait for frames at a time, of those that a lane has: the others are for
+/// frames of the guest, which parked buffers must not hold up.
+const MOST_BOUNCES_POSTED: usize = 128;
+/// Buffers are parked until they have so many segments in all: each has a byte at least, so that they hold a frame of any length.
+/// A guest chooses how many segments a buffer has, and we keep them.
+const MOST_PARKED_SEGMENTS: usize = 4096;
+
+/// A buffer that the NIC receives into.
+enum Posted {
+    /// The guest's own; filled with `len` bytes of frame once done.
+    Guest { chain: ChainId, len: u32 },
+    /// A bounce chunk for a parked buffer; `filled` once done: where its frame lies.
+    Bounce {
+        filled: Option<(Frame, UmemOffset, u32)>,
+    },
+}
+
+/// A descriptor that the NIC sends from, or a chain that waits to be given back in its turn.
+struct Outbound {
+    /// The chain is the guest's again once this descriptor is done.
+    chain: Option<ChainId>,
+    /// It lies in the bounce area.
+    bounce: bool,
+}
+
+/// A super-frame in hand. Its chain is the guest's again once the last segment is sent.
+struct Cutting {
+    frame: SuperFrame,
+    chain: ChainId,
+}
+
+/// A receive buffer of the guest that frames reach through the bounce area.
+struct Parked {
+    chain: ChainId,
+    segments: usize,
+    bytes: u64,
+}
+
+/// See the module's head.
+pub(crate) struct DirectLane<N> {
+    guest: QueuePair,
+    nic: N,
+    umem: Umem,
+    sends: Sends,
+    /// Where the bounce area begins.
+    own_from: UmemOffset,
+    pool: FramePool,
+    counters: Arc<PairCounters>,
+    link: Link,
+    posted: InFlight<Posted>,
+    sending: InFlight<Outbound>,
+    /// A super-frame of which segments wait for room; the chains behind it wait, too.
+    cutting: Option<Cutting>,
+    /// The segments of its chain.
+    cut_segments: Vec<Buffer>,
+    parked: VecDeque<Parked>,
+    parked_segments: VecDeque<Buffer>,
+    parked_bytes: u64,
+    /// Bounce chunks among `posted` that are not filled yet.
+    bounces_posted: usize,
+    /// A buffer waits to be parked until a bounce chunk comes back, and with it, perhaps, a parked buffer goes.
+    bounces_out: bool,
+    /// A buffer smaller than the longest frame was seen: all later ones are parked, too, because
+    /// frames may now need several, and the order of use must stay that of posting.
+    park_all: bool,
+    turns: Turns,
+    takes: Takes,
+    /// The last piece that was received said that its frame goes on.
+    inside: bool,
+    /// Looks at received frames, where they may have partial checksums.
+    glass: Option<Glass>,
+    scratch: Scratch,
+}
+
+struct Scratch {
+    chains: Chains,
+    outgoing: Vec<TxDesc>,
+    empty: Vec<Frame>,
+    segments: Vec<Buffer>,
+    pieces: Vec<Piece>,
+}
+
+/// What the lane needs to know of its memory.
+pub(crate) struct DirectMemory {
+    /// Guest RAM and bounce area, registered.
+    pub(crate) umem: Umem,
+    /// The chunks of the bounce area that are this lane's.
+    pub(crate) pool: FramePool,
+    /// Entries that either table may hold: at least the size of the vrings and of the rings.
+    pub(crate) in_flight: usize,
+    /// Where the bounce area begins, behind guest RAM.
+    pub(crate) own_from: UmemOffset,
+}
+
+impl<N: Nic> DirectLane<N> {
+    /// Joins a guest with a NIC whose UMEM is the guest's memory.
+    pub(crate) fn new(
+        guest: QueuePair,
+        nic: N,
+        memory: DirectMemory,
+        sends: Sends,
+        counters: Arc<PairCounters>,
+    ) -> Self {
+        let (mut guest, mut nic) = (guest, nic);
+        if sends.zero_copy && !guest.offloads.csum {
+            // Else frames, or some of them, are read by this CPU: by the kernel that copies them, or by us, to sum or to cut them.
+            guest.from_guest.queue.set_prefetch(Prefetch::Header);
+        }
+        // An interface that is down is known before the first frame waits in its ring.
+        let link = nic.kick();
+        let glass = Glass::of(&guest);
+        Self {
+            guest,
+            nic,
+            umem: memory.umem,
+            sends,
+            own_from: memory.own_from,
+            pool: memory.pool,
+            counters,
+            link,
+            posted: InFlight::new(memory.in_flight),
+            sending: InFlight::new(memory.in_flight),
+            cutting: None,
+            cut_segments: Vec::new(),
+            parked: VecDeque::new(),
+            parked_segments: VecDeque::new(),
+            parked_bytes: 0,
+            bounces_posted: 0,
+            bounces_out: false,
+            park_all: false,
+            turns: Turns::default(),
+            takes: Takes::default(),
+            inside: false,
+            glass,
+            scratch: Scratch {
+                chains: Chains::default(),
+                outgoing: Vec::with_capacity(SEGMENTS * 2),
+                empty: Vec::with_capacity(BATCH),
+                segments: Vec::with_capacity(MOST_PIECES),
+                pieces: Vec::with_capacity(MOST_PIECES),
+            },
+        }
+    }
+}
+
+impl<N: Nic> Lane for DirectLane<N> {
+    fn breathe(&mut self) -> Result<usize, Fault> {
+        // Buffers first: what a guest sends that had to wait for this lane may be answered at once.
+        Ok(self.to_guest()? + self.from_guest()?)
+    }
+
+    fn arm(&mut self) -> Result<Rest, Fault> {
+        if self.guest.from_guest.enabled && self.guest.from_guest.queue.enable_kicks() {
+            let full = self.nic.room_to_nic() == 0 || self.sending.room() == 0 || self.pool.is_empty();
+            let stuck = full || self.cutting.is_some();
+            return Ok(if stuck { Rest::Soon } else { Rest::Busy });
+        }
+        if self.guest.to_guest.enabled {
+            if self.nic.has_frames() {
+                return Ok(Rest::Busy);
+            }
+            let room = self.nic.room_to_give() > 0 && self.posted.room() > 0 && !self.bounces_out;
+            if self.guest.to_guest.queue.enable_kicks() && room {
+                return Ok(Rest::Busy);
+            }
+        }
+        let soon = self.nic.unsent() > 0 || self.cutting.is_some() || self.guest.is_polled();
+        Ok(if soon { Rest::Soon } else { Rest::Idle })
+    }
+
+    fn guest(&self) -> &QueuePair {
+        &self.guest
+    }
+
+    fn guest_mut(&mut self) -> &mut QueuePair {
+        &mut self.guest
+    }
+
+    fn nic(&self) -> Option<BorrowedFd<'_>> {
+        self.nic.fd()
+    }
+
+    fn awaits_nic(&self) -> bool {
+        // Frames lie in the guest's buffers already; they never wait for others.
+        self.guest.to_guest.enabled
+    }
+
+    fn replace_guest(&mut self, _guest: QueuePair) {
+        unreachable!("a direct lane is bound to its guest's memory");
+    }
+
+    fn inject(&mut self, frame: &[u8]) {
+        if self.nic.room_to_nic() == 0 || self.sending.room() == 0 {
+            return;
+        }
+        if let Some(chunk) = self.pool.take() {
+            let outbound = Outbound {
+                chain: None,
+                bounce: true,
+            };
+            self.sending.push(chunk.offset().get(), outbound);
+            self.nic.to_nic(std::iter::once(copied(chunk, frame, &self.umem)));
+            self.kick();
+        }
+    }
+
+    fn stop(self: Box<Self>) -> Stopped {
+        let mut lane = *self;
+        lane.guest.leave_calls();
+        let half_sent = lane.cut_at_last();
+        // What is queued is sent or given up now: repeating a frame would be worse than losing it.
+        for _ in 0..LAST_KICKS {
+            if lane.nic.unsent() == 0 || lane.link != Link::Up {
+                break;
+            }
+            lane.kick();
+            lane.reap();
+        }
+        // Frames that arrived are the guest's; taken before the socket closes.
+        let mut received = 0;
+        loop {
+            match lane.collect() {
+                0 => break,
+                frames => received += frames,
+            }
+        }
+        lane.counters.to_guest_queue_stopped.add(lane.posted.len_done());
+        // Closing the socket ends the kernel's reads and writes: only then is the rest given back, and
+        // only then may the bases be answered.
+        drop(lane.nic);
+        while let Some(outbound) = lane.sending.pop_any() {
+            if let Some(chain) = outbound.chain {
+                lane.guest.from_guest.queue.push_used(chain, 0);
+            }
+        }
+        if let Some(chain) = half_sent {
+            lane.guest.from_guest.queue.push_used(chain, 0);
+        }
+        lane.guest.from_guest.publish(&lane.counters);
+        if received > 0 {
+            lane.guest.to_guest.publish(&lane.counters);
+        }
+        // Everything that the NIC or the parking place still holds was never used: rewind to it.
+        let mut held: u16 = lane.parked.iter().map(|parked| parked.chain.slots).sum();
+        while let Some(posted) = lane.posted.pop_any() {
+            if let Posted::Guest { chain, .. } = posted {
+                held += chain.slots;
+            }
+        }
+        lane.guest.to_guest.queue.unpop(held);
+        lane.guest.stopped()
+    }
+}

@@ -1,0 +1,286 @@
+//! Direct placement, NIC → guest: buffers posted, parked, and given back filled.
+
+use virtqueue::{Buffer, Chain, Chains};
+use xsk::{Frame, UmemOffset};
+
+use super::{DirectLane, MOST_BOUNCES_POSTED, MOST_PARKED_SEGMENTS, Parked, Posted, XDP_HEADROOM};
+use crate::nic::queue::Nic;
+use crate::switch::copy::{NO_OFFLOAD, with_buffers, write_header};
+use crate::switch::copy_bytes::umem_to_guest;
+use crate::switch::lane::BATCH;
+use device::pair::{Fault, pieces, skip};
+
+impl<N: Nic> DirectLane<N> {
+    pub(super) fn to_guest(&mut self) -> Result<usize, Fault> {
+        if !self.guest.to_guest.enabled {
+            return Ok(0);
+        }
+        let received = self.collect();
+        if received > 0 {
+            self.guest.to_guest.publish(&self.counters);
+        }
+        self.post()?;
+        Ok(received)
+    }
+
+    /// Takes what the NIC received and gives it to the guest, in the order of posting.
+    pub(super) fn collect(&mut self) -> usize {
+        self.take_received();
+        self.give_in_order()
+    }
+
+    /// Notes for each buffer that the NIC gave back what came in it.
+    #[inline]
+    fn take_received(&mut self) {
+        for piece in self.nic.from_nic(BATCH) {
+            let inside = std::mem::replace(&mut self.inside, piece.more);
+            if inside || piece.more {
+                // No frame is longer than a chunk. Should one be, a piece of it is no frame.
+                self.counters.to_guest_in_pieces.add(u64::from(!piece.more));
+                if let Some(Posted::Bounce { .. }) = self.posted.complete(piece.frame.offset().get()) {
+                    self.pool.put(piece.frame);
+                }
+                continue;
+            }
+            match self.posted.complete(piece.frame.offset().get()) {
+                Some(Posted::Guest { len, .. }) => {
+                    *len = piece.len;
+                    let header = self.guest.header_bytes;
+                    if let Some(glass) = &mut self.glass {
+                        let offload = glass.look(&self.umem, (piece.data, piece.len), &self.counters);
+                        let place = UmemOffset::new(piece.data.get() - u64::from(header));
+                        if offload != NO_OFFLOAD {
+                            // Over what the steering program wrote; the number of buffers stays.
+                            let _ = self.umem.write(place, &offload);
+                        }
+                    }
+                    // The header lies right before the frame: see the head of `direct`.
+                    self.guest
+                        .wrote(piece.data.get() - u64::from(header), header + piece.len);
+                }
+                Some(Posted::Bounce { filled }) => *filled = Some((piece.frame, piece.data, piece.len)),
+                None => {}
+            }
+        }
+    }
+
+    /// Gives the guest its buffers, as far as all before them are back; the frames in them.
+    #[inline]
+    fn give_in_order(&mut self) -> usize {
+        let (mut frames, mut bytes) = (0, 0u64);
+        while let Some(posted) = self.posted.pop_done() {
+            match posted {
+                Posted::Guest { chain, len: 0 } => {
+                    // A piece was in it. Its buffer goes back in its turn, with nothing in it.
+                    self.guest.to_guest.queue.push_used(chain, 0);
+                }
+                Posted::Guest { chain, len } => {
+                    self.guest
+                        .to_guest
+                        .queue
+                        .push_used(chain, self.guest.header_bytes + len);
+                    bytes += u64::from(len);
+                    frames += 1;
+                }
+                Posted::Bounce {
+                    filled: Some((frame, data, len)),
+                } => {
+                    self.bounce_is_back();
+                    if self.deliver_bounced(data, len) {
+                        bytes += u64::from(len);
+                        frames += 1;
+                    }
+                    self.pool.put(frame);
+                }
+                Posted::Bounce { filled: None } => self.bounce_is_back(),
+            }
+        }
+        self.counters.to_guest_frames.add(frames);
+        self.counters.to_guest_bytes.add(bytes);
+        usize::try_from(frames).unwrap_or(usize::MAX)
+    }
+
+    /// Gives the NIC the buffers that the guest made available.
+    fn post(&mut self) -> Result<(), Fault> {
+        let room = BATCH.min(self.nic.room_to_give()).min(self.posted.room());
+        // What could not be parked is not read again before it may be: it may have very many segments.
+        if room > 0 && !self.bounces_out {
+            let mut chains = std::mem::take(&mut self.scratch.chains);
+            let popped = self.guest.to_guest.queue.pop(&mut chains, room);
+            let posted = popped
+                .map_err(Fault::from)
+                .and_then(|_| self.post_chains(&chains));
+            self.scratch.chains = chains;
+            posted?;
+        }
+        if self.park_all {
+            self.post_bounces();
+        }
+        self.nic.give(&mut self.scratch.empty);
+        Ok(())
+    }
+
+    fn post_chains(&mut self, chains: &Chains) -> Result<(), Fault> {
+        let header = self.guest.header_bytes;
+        for (at, chain) in chains.iter().enumerate() {
+            if chain.readable != 0 {
+                return Err(Fault::ReadableInReceive { head: chain.id.head });
+            }
+            if chain.writable_bytes < header {
+                return Err(Fault::ChainShorterThanHeader {
+                    bytes: chain.writable_bytes,
+                    header,
+                });
+            }
+            let segments = chains.buffers(chain);
+            if let Some(fill) = self.fill_address(segments)
+                && let Ok(frame) = self.umem.adopt(UmemOffset::new(fill))
+            {
+                self.posted.push(
+                    fill,
+                    Posted::Guest {
+                        chain: chain.id,
+                        len: 0,
+                    },
+                );
+                self.scratch.empty.push(frame);
+            } else if !self.park(chain, segments) {
+                self.bounces_out = true;
+                self.guest.to_guest.queue.unpop(chains.slots(at));
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Parks a buffer that frames must reach through the bounce area, and posts the chunk that it
+    /// is paired with; false when there is no chunk now, or enough is parked.
+    fn park(&mut self, chain: &Chain, segments: &[Buffer]) -> bool {
+        if self.parked_segments.len() >= MOST_PARKED_SEGMENTS {
+            return false;
+        }
+        self.park_all |= u64::from(chain.writable_bytes) < self.longest();
+        if !self.park_all {
+            let Some(frame) = self.bounce_to_post() else {
+                return false;
+            };
+            self.post_bounce(frame);
+        }
+        let bytes = u64::from(chain.writable_bytes);
+        self.parked.push_back(Parked {
+            chain: chain.id,
+            segments: segments.len(),
+            bytes,
+        });
+        self.parked_segments.extend(segments.iter().copied());
+        self.parked_bytes += bytes;
+        true
+    }
+
+    fn bounce_is_back(&mut self) {
+        self.bounces_posted -= 1;
+        self.bounces_out = false;
+    }
+
+    fn bounce_to_post(&mut self) -> Option<Frame> {
+        (self.bounces_posted < MOST_BOUNCES_POSTED)
+            .then(|| self.pool.take())
+            .flatten()
+    }
+
+    fn post_bounce(&mut self, frame: Frame) {
+        self.posted
+            .push(frame.offset().get(), Posted::Bounce { filled: None });
+        self.bounces_posted += 1;
+        self.scratch.empty.push(frame);
+    }
+
+    /// Header and longest frame, bytes: what a buffer must hold to take any frame.
+    fn longest(&self) -> u64 {
+        u64::from(self.guest.header_bytes) + u64::from(self.guest.frame_limit)
+    }
+
+    /// The fill address that makes the kernel put header and frame at the start of a buffer;
+    /// `None` for a buffer that must be served through the bounce area.
+    #[inline]
+    fn fill_address(&self, segments: &[Buffer]) -> Option<u64> {
+        let [buffer] = segments else { return None };
+        let header = self.guest.header_bytes;
+        let before = XDP_HEADROOM - u64::from(header);
+        if self.park_all
+            || buffer.len < header + self.guest.frame_limit
+            || u64::from(buffer.room_before) < before
+        {
+            return None;
+        }
+        Some(buffer.offset - before)
+    }
+
+    /// Posts as many bounce chunks as the parked buffers can take frames of.
+    fn post_bounces(&mut self) {
+        let frames = if self.guest.mergeable {
+            usize::try_from(self.parked_bytes / self.longest()).unwrap_or(usize::MAX)
+        } else {
+            self.parked.len()
+        };
+        while self.bounces_posted < frames
+            && self.posted.room() > 0
+            && self.nic.room_to_give() > self.scratch.empty.len()
+        {
+            let Some(frame) = self.bounce_to_post() else {
+                return;
+            };
+            self.post_bounce(frame);
+        }
+    }
+
+    /// Copies a frame from a bounce chunk into parked buffers; false when they are too small.
+    fn deliver_bounced(&mut self, data: UmemOffset, len: u32) -> bool {
+        let mut wanted = u64::from(self.guest.header_bytes) + u64::from(len);
+        let mut count = 0;
+        for parked in &self.parked {
+            count += 1;
+            wanted = wanted.saturating_sub(parked.bytes);
+            if wanted == 0 || !self.guest.mergeable {
+                break;
+            }
+        }
+        if wanted > 0 {
+            self.counters.to_guest_buffer_too_small.add(1);
+            return false;
+        }
+        self.counters.bounced_frames.add(1);
+        let offload = match &mut self.glass {
+            Some(glass) => glass.look(&self.umem, (data, len), &self.counters),
+            None => NO_OFFLOAD,
+        };
+        let (mut from, mut left) = (data.get(), len);
+        for index in 0..count {
+            let Some(parked) = self.parked.pop_front() else {
+                return false;
+            };
+            self.parked_bytes -= parked.bytes;
+            self.scratch.segments.clear();
+            self.scratch
+                .segments
+                .extend(self.parked_segments.drain(..parked.segments));
+            let segments = &self.scratch.segments;
+            let (mut first, mut within, mut written) = (0, 0, 0);
+            if index == 0 {
+                write_header(&self.guest, segments, with_buffers(offload, count));
+                written = self.guest.header_bytes;
+                (first, within) = skip(segments, written);
+            }
+            for target in pieces(segments, first, within) {
+                let (part, _) = target.split(target.len.min(left));
+                let _ = umem_to_guest(&self.umem, UmemOffset::new(from), &self.guest.memory, part);
+                self.guest.wrote(part.offset, part.len);
+                from += u64::from(part.len);
+                left -= part.len;
+                written += part.len;
+            }
+            self.guest.to_guest.queue.push_used(parked.chain, written);
+        }
+        true
+    }
+}

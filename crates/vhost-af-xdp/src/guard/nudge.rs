@@ -1,0 +1,160 @@
+//! Ends a wait in write(2) on an eventfd of a VMM's.
+//!
+//! Call and error eventfds are the VMM's as well. We make them non-blocking, but that flag belongs to the open file: the VMM takes
+//! it off and fills the counter up, and who writes waits until the VMM reads, which may be never. Nothing that could be asked before
+//! the write would hold at the write, so the watchdog sends SIGURG to a thread that stays in one. Its handler does nothing; but a
+//! write that waits ends with EINTR (eventfd_write, fs/eventfd.c: interruptible, and no SA_RESTART here), and one that does not wait
+//! is never interrupted. A signal that comes before the write begins is lost; the next one, [`NUDGE`] later, is not.
+//!
+//! Who writes:
+//!  - workers, for each call (`device/src/call.rs`). The watchdog cannot know that they write, so it sends the signal to one that is awake
+//!    and has finished no round between two looks, whatever it does. All else that a worker does stands that: it waits in no other
+//!    system call but epoll_wait, whose EINTR means to look again, and a kick that is interrupted is done again ([`xsk`]'s `Kick`);
+//!  - control threads, with [`write`] alone: the calls of lanes that they stopped, and error eventfds. Only they get the signal, and
+//!    only while they are in there: their other system calls need not know of it.
+//!
+//! Threads that get the signal are there: workers live as long as the process, and a control thread leaves the list under the lock
+//! under which the signal is sent.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::thread::JoinHandleExt;
+use std::ptr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+
+use crate::switch::progress::Watcher;
+
+/// Between two looks whether somebody waits.
+pub(crate) const NUDGE: Duration = Duration::from_millis(20);
+
+/// Its default action is to do nothing, so one that comes from elsewhere does no harm either.
+pub(super) const SIGNAL: libc::c_int = libc::SIGURG;
+
+/// Control threads that are in [`write`], and since when.
+static WRITERS: Mutex<Vec<(libc::pthread_t, Instant)>> = Mutex::new(Vec::new());
+
+/// Installs the handler, for the process.
+///
+/// # Errors
+/// sigaction's.
+pub(crate) fn install() -> io::Result<()> {
+    let handler: extern "C" fn(libc::c_int) = nothing;
+    // SAFETY: sigaction is plain data, for which zeros are a value; the handler has the signature that no SA_SIGINFO asks for, and
+    // does nothing.
+    let result = unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = handler as usize;
+        action.sa_flags = libc::SA_ONSTACK;
+        libc::sigemptyset(&raw mut action.sa_mask);
+        libc::sigaction(SIGNAL, &raw const action, ptr::null_mut())
+    };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+extern "C" fn nothing(_signal: libc::c_int) {}
+
+/// Ends a wait of that thread, if it is in one.
+pub(crate) fn nudge(thread: &JoinHandle<()>) {
+    // SAFETY: a thread whose handle is there has not been joined, so its number is valid.
+    let _ = unsafe { libc::pthread_kill(thread.as_pthread_t(), SIGNAL) };
+}
+
+/// Writes to a call or error eventfd of a VMM's, on a control thread; `false` if that made us wait, which was ended then.
+#[must_use]
+pub(crate) fn write(event: &OwnedFd, watcher: &Watcher) -> bool {
+    let _writer = Writer::enter(watcher);
+    // A full counter (EAGAIN) means that the VMM has something to look at already.
+    rustix::io::write(event, &1u64.to_ne_bytes()) != Err(Errno::INTR)
+}
+
+/// Whether somebody is in [`write`].
+pub(crate) fn is_written() -> bool {
+    !writers().is_empty()
+}
+
+/// Ends waits of those that are in [`write`] for longer than they need.
+pub(crate) fn nudge_writers() {
+    for &(thread, since) in writers().iter() {
+        if since.elapsed() >= NUDGE {
+            // SAFETY: who is in the list cannot leave `write` before we let go of it, so the thread is there.
+            let _ = unsafe { libc::pthread_kill(thread, SIGNAL) };
+        }
+    }
+}
+
+fn writers() -> MutexGuard<'static, Vec<(libc::pthread_t, Instant)>> {
+    WRITERS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// This thread is in the list.
+struct Writer(libc::pthread_t);
+
+impl Writer {
+    fn enter(watcher: &Watcher) -> Self {
+        // SAFETY: it has no condition.
+        let this = unsafe { libc::pthread_self() };
+        writers().push((this, Instant::now()));
+        watcher.rouse();
+        Self(this)
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        writers().retain(|&(thread, _)| thread != self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{EventfdFlags, eventfd};
+
+    use super::*;
+
+    fn full() -> OwnedFd {
+        let full = eventfd(0, EventfdFlags::empty()).expect("an eventfd");
+        rustix::io::write(&full, &(u64::MAX - 1).to_ne_bytes()).expect("it is empty");
+        full
+    }
+
+    #[test]
+    fn write_to_a_full_eventfd_that_blocks_is_ended() {
+        install().expect("installed");
+        let full = full();
+        let writer = std::thread::spawn(move || {
+            let result = rustix::io::write(&full, &1u64.to_ne_bytes());
+            assert_eq!(result, Err(Errno::INTR));
+        });
+        while !writer.is_finished() {
+            nudge(&writer);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        writer.join().expect("it was interrupted");
+    }
+
+    #[test]
+    fn control_thread_that_writes_to_one_is_found_and_goes_on() {
+        install().expect("installed");
+        let full = full();
+        let event = eventfd(0, EventfdFlags::empty()).expect("an eventfd");
+        let writer = std::thread::spawn(move || {
+            let watcher = Watcher::default();
+            [write(&event, &watcher), write(&full, &watcher)]
+        });
+        while !writer.is_finished() {
+            nudge_writers();
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(writer.join().expect("it was interrupted"), [true, false]);
+        assert!(!is_written());
+    }
+}

@@ -1,0 +1,240 @@
+//! Notices a worker that hangs, and names the port whose lane it hangs in.
+//!
+//! Guest memory is a file of the VMM's, and a file system may stop to answer: the worker that touches it waits in the
+//! kernel, with all lanes that it has, and nothing that it could do would help. What can be done is to say it, to give
+//! new lanes to other workers, and to end in time when the daemon is told to (serve.rs).
+//!
+//! One thread looks at what workers show ([`crate::switch::progress`]), [`LOOK`] apart, and not at all while all sleep and
+//! nobody else writes to a VMM (nudge.rs). One that went to sleep right after it had hung is looked at once more: else it
+//! would be said to hang until somebody wakes.
+//! A worker that is awake and has finished no round between three looks hangs: three, because after the whole process
+//! was stopped the watchdog may be the first to go on.
+
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::nudge::{self, NUDGE};
+use crate::seldom::Seldom;
+use crate::switch::progress::Place;
+use crate::switch::worker::{Sight, Workers};
+
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(500);
+/// Looks that find a worker where it was, after which it hangs.
+const LOOKS: u32 = 2;
+
+/// What is known of workers that hang, in the order of the workers.
+#[derive(Clone, Default)]
+pub(crate) struct Watchdog(Arc<Mutex<Vec<Option<Hang>>>>);
+
+/// A worker that hangs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Hang {
+    /// When it was seen first where it is.
+    since: Instant,
+    /// The port whose lane it took up last.
+    port: Option<Arc<str>>,
+}
+
+impl Hang {
+    /// In words, without the worker's name.
+    pub(crate) fn words(&self) -> String {
+        let seconds = self.since.elapsed().as_secs().max(1);
+        let port = self.port.as_ref();
+        let place = port.map_or(String::new(), |port| format!(", in port {port}"));
+        format!("has not finished a round for {seconds} s{place}")
+    }
+}
+
+/// What was seen of a worker last.
+struct Watched {
+    sight: Sight,
+    since: Instant,
+    /// Looks since that found the same.
+    same: u32,
+}
+
+/// What a look finds out.
+#[derive(Debug, PartialEq, Eq)]
+enum News {
+    Nothing,
+    Hangs(Instant),
+    /// It did, for so long.
+    GoesOn(Duration),
+}
+
+impl Watched {
+    fn new(now: Instant) -> Self {
+        let sight = Sight {
+            rounds: 0,
+            place: Place::Asleep,
+        };
+        Self {
+            sight,
+            since: now,
+            same: 0,
+        }
+    }
+
+    /// Whether it did at the last look.
+    fn hangs(&self) -> bool {
+        self.same >= LOOKS
+    }
+
+    fn look(&mut self, sight: Sight, now: Instant) -> News {
+        if sight.place != Place::Asleep
+            && sight.rounds == self.sight.rounds
+            && self.sight.place != Place::Asleep
+        {
+            self.sight = sight;
+            self.same = self.same.saturating_add(1);
+            return match self.same {
+                LOOKS => News::Hangs(self.since),
+                _ => News::Nothing,
+            };
+        }
+        let hung = self.hangs().then(|| now.duration_since(self.since));
+        *self = Self {
+            sight,
+            since: now,
+            same: 0,
+        };
+        hung.map_or(News::Nothing, News::GoesOn)
+    }
+}
+
+impl Watchdog {
+    /// Watches from now on, on a thread of its own.
+    ///
+    /// # Errors
+    /// No thread.
+    pub(crate) fn start(workers: Arc<Workers>) -> io::Result<Self> {
+        let watchdog = Self::default();
+        watchdog.hangs().resize(workers.sights().count(), None);
+        let hangs = watchdog.clone();
+        std::thread::Builder::new()
+            .name("watchdog".to_owned())
+            .spawn(move || hangs.watch(&workers))?;
+        Ok(watchdog)
+    }
+
+    /// What hangs, by worker.
+    pub(crate) fn hangs(&self) -> MutexGuard<'_, Vec<Option<Hang>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn watch(&self, workers: &Workers) {
+        let mut lines = Seldom::default();
+        let mut watched: Vec<_> = workers.sights().map(|_| Watched::new(Instant::now())).collect();
+        loop {
+            let hangs = watched.iter().any(Watched::hangs);
+            let is_awake = || workers.sights().any(|sight| sight.place != Place::Asleep);
+            workers
+                .watcher
+                .park_unless(|| hangs || nudge::is_written() || is_awake());
+            for (worker, sight) in workers.sights().enumerate() {
+                let news = watched[worker].look(sight, Instant::now());
+                if news != News::Nothing {
+                    let hang = hang(&news, sight.place, workers);
+                    workers.note_hang(worker, hang.is_some());
+                    self.hangs()[worker].clone_from(&hang);
+                    // Without the lock: `status` looks at it, and a log may be slow.
+                    tell(worker, hang.as_ref(), &news, &mut lines);
+                }
+            }
+            nudge_for(LOOK, workers);
+        }
+    }
+}
+
+/// What is known then of a worker that is there.
+fn hang(news: &News, place: Place, workers: &Workers) -> Option<Hang> {
+    let &News::Hangs(since) = news else { return None };
+    let port = match place {
+        Place::In(lane) => workers.owner(lane),
+        Place::Nowhere | Place::Asleep => None,
+    };
+    Some(Hang { since, port })
+}
+
+/// For so long, ends waits of workers that are awake and have finished no round between two looks, and of control threads ([`nudge`]).
+/// In memory that never answers this does nothing.
+fn nudge_for(time: Duration, workers: &Workers) {
+    let mut before: Vec<_> = workers.sights().collect();
+    for _ in 0..time.as_millis() / NUDGE.as_millis() {
+        std::thread::sleep(NUDGE);
+        let now: Vec<_> = workers.sights().collect();
+        for ((before, now), thread) in before.iter().zip(&now).zip(workers.threads()) {
+            if now.place != Place::Asleep && now.rounds == before.rounds {
+                nudge::nudge(thread);
+            }
+        }
+        before = now;
+        nudge::nudge_writers();
+    }
+}
+
+fn tell(worker: usize, hang: Option<&Hang>, news: &News, lines: &mut Seldom) {
+    let Some(left_out) = lines.may() else { return };
+    match (news, hang) {
+        (News::Hangs(_), Some(hang)) => tracing::error!(
+            "worker-{worker} {}: the guests of its ports wait. If it goes on, see to the file system that the memory of that port's guest is on, or end its VMM{left_out}",
+            hang.words()
+        ),
+        (News::GoesOn(hung), _) => {
+            tracing::warn!(
+                "worker-{worker} goes on after {} s{left_out}",
+                hung.as_secs().max(1)
+            );
+        }
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::switch::worker::LaneId;
+
+    const HERE: Place = Place::In(LaneId(7));
+
+    /// What looks at these sights, half a second apart, find out; hangs without their time.
+    fn news(sights: &[(u64, Place)]) -> Vec<&'static str> {
+        let begun = Instant::now();
+        let mut watched = Watched::new(begun);
+        let looks = (0u32..).zip(sights).map(|(at, &(rounds, place))| {
+            match watched.look(Sight { rounds, place }, begun + LOOK * at) {
+                News::Nothing => "",
+                News::Hangs(_) => "hangs",
+                News::GoesOn(_) => "goes on",
+            }
+        });
+        looks.collect()
+    }
+
+    #[test]
+    fn worker_without_a_round_in_a_second_hangs_and_is_named_once() {
+        let sights = [(1, HERE), (1, HERE), (1, HERE), (1, HERE), (1, HERE), (2, HERE)];
+        assert_eq!(news(&sights), ["", "", "hangs", "", "", "goes on"]);
+    }
+
+    #[test]
+    fn sleeper_does_not_hang_however_long_it_sleeps() {
+        assert_eq!(news(&[(1, Place::Asleep); 8]), [""; 8]);
+        let woken = [
+            (1, Place::Asleep),
+            (1, Place::Asleep),
+            (1, HERE),
+            (1, HERE),
+            (2, HERE),
+        ];
+        assert_eq!(news(&woken), [""; 5]);
+    }
+
+    #[test]
+    fn worker_that_gets_on_slowly_does_not_hang() {
+        let sights = [(1, HERE), (1, HERE), (2, HERE), (2, Place::Nowhere), (3, HERE)];
+        assert_eq!(news(&sights), [""; 5]);
+    }
+}

@@ -1,0 +1,386 @@
+//! Sockets and socket maps that somebody else made, with a program of theirs: the ways of QEMU's `-netdev af-xdp`
+//! with `inhibit=on` (QEMU 10.1, qapi/net.json and net/af-xdp.c), and the AF_XDP device plugin's.
+//!
+//! Our program is not loaded, and theirs is not touched. Two things follow. It does not write the virtio-net header,
+//! so frames lie in memory of ours (copy placement). And a socket that was passed in can register memory once and be
+//! bound once, while guests come and go: so each queue's socket is opened, registered, bound and placed when the
+//! daemon starts, and is kept, with its memory, over all of them (nic/resident.rs). That also means that nothing
+//! here needs a privilege later on, but to open sockets again on an interface that was deleted and is back.
+//!
+//! That descriptors were inherited is seen first of all, before this process opens others under their numbers.
+
+use std::collections::HashMap;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
+use steer::{ForeignProgram, Mode, ModeRequest, SocketMap, SocketMapError};
+use steward::links::Link;
+use xsk::{OpenError, RingSize, SocketConfig, Umem, Unbound};
+
+use super::afxdp_plugin::{Plugin, PluginError};
+use super::interface::InterfaceError;
+use crate::config::{Bring, NicConfig, PortConfig, ServeConfig};
+use crate::nic::resident::Home;
+
+/// Why what was brought cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ExternalError {
+    #[error("{option} {fd}: no such descriptor was inherited (0 to 2 are not accepted)")]
+    NotInherited { option: &'static str, fd: RawFd },
+    #[error(
+        "--sock-fds {fd}: no AF_XDP socket: open one with socket(AF_XDP, SOCK_RAW, 0), and do not bind it"
+    )]
+    NotXdp { fd: RawFd },
+    #[error("--sock-fds {fd}")]
+    ReceiveRing {
+        fd: RawFd,
+        #[source]
+        source: OpenError,
+    },
+    #[error(
+        "--sock-fds {fd}: the socket was opened in another network namespace, where interfaces have other numbers: start the daemon in that one"
+    )]
+    OtherNamespace { fd: RawFd },
+    #[error(
+        "--sock-fds {fd}: the socket has memory or a queue already: pass one that was opened, given an RX ring and put into the map, and nothing else"
+    )]
+    InUse { fd: RawFd },
+    #[error(
+        "the sockets that were passed in were bound to a {0} that is gone, and cannot be bound again: start the daemon with new ones"
+    )]
+    Spent(String),
+    #[error("{option}")]
+    Map {
+        option: String,
+        #[source]
+        source: SocketMapError,
+    },
+    #[error(transparent)]
+    Plugin(#[from] PluginError),
+    #[error("the XDP program on {name} (id {id}) is attached in {mode} mode, and --mode says otherwise: leave --mode out", id = .program.id, mode = .program.mode)]
+    Mode { name: String, program: ForeignProgram },
+    #[error(
+        "frames of MTU {mtu} do not fit the {chunk} bytes of a chunk that was registered when {name} had a smaller one: start the daemon anew"
+    )]
+    Mtu { name: String, mtu: u32, chunk: u32 },
+    #[error("cannot take over descriptor {fd}")]
+    Take {
+        fd: RawFd,
+        #[source]
+        source: io::Error,
+    },
+    #[error("cannot learn this machine's name, which the AF_XDP device plugin asks for")]
+    Host,
+}
+
+/// Whether all descriptors that the ports name were inherited. To be asked before this process opens any: later a number
+/// that was not inherited may be one of its own.
+///
+/// # Errors
+/// [`ExternalError::NotInherited`], for the first that was not.
+pub(crate) fn check_inherited(config: &ServeConfig) -> Result<(), ExternalError> {
+    let is_open = |fd: RawFd| std::fs::read_link(format!("/proc/self/fd/{fd}")).is_ok();
+    let mut named = config.ports.iter().flat_map(PortConfig::descriptors);
+    match named.find(|&(_, fd)| fd < 3 || !is_open(fd)) {
+        Some((option, fd)) => Err(ExternalError::NotInherited { option, fd }),
+        None => Ok(()),
+    }
+}
+
+/// What was brought for the ports of this process: by interface and first queue.
+#[derive(Default)]
+pub(crate) struct Brought(HashMap<(String, u32), Arc<Source>>);
+
+/// Where the sockets of a port's queues come from.
+enum Source {
+    /// They were passed in; each is taken once.
+    Sockets(Mutex<HashMap<u32, Passed>>),
+    /// They are made here, and put into that map from that place on. With what to call it.
+    Map {
+        map: SocketMap,
+        first: u32,
+        option: String,
+    },
+}
+
+/// A socket that was passed in.
+struct Passed {
+    /// As it was named.
+    fd: RawFd,
+    socket: OwnedFd,
+    /// The RX ring that was made for it, as it must be before a map takes it (Linux 7.1); none before that.
+    rx: Option<RingSize>,
+}
+
+impl Brought {
+    /// Takes over what the ports name, and asks plugins: one connection for each.
+    ///
+    /// # Errors
+    /// [`ExternalError`], naming the option.
+    pub(crate) fn take(config: &ServeConfig) -> Result<Self, ExternalError> {
+        let mut brought = HashMap::new();
+        let mut plugins = HashMap::new();
+        for port in &config.ports {
+            let NicConfig::Interface {
+                name, start_queue, ..
+            } = &port.nic
+            else {
+                continue;
+            };
+            let source = match &port.bring {
+                Bring::Nothing => continue,
+                Bring::Sockets(numbers) => take_sockets(numbers, *start_queue)?,
+                Bring::Map { fd, first } => {
+                    let option = format!("--map-fd {fd}");
+                    let map = duplicate(*fd)?;
+                    Source::map(SocketMap::from_fd(map), *first, option)?
+                }
+                Bring::PinnedMap { path, first } => {
+                    let option = format!("--map-path {}", path.display());
+                    Source::map(SocketMap::open(path), *first, option)?
+                }
+                Bring::Plugin(path) => {
+                    let map = plugin(&mut plugins, path)?.map(name)?;
+                    let option = format!("--afxdp-plugin {}", path.display());
+                    // Its program looks a frame's queue up.
+                    Source::map(SocketMap::from_fd(map), *start_queue, option)?
+                }
+            };
+            source.check(port.queues)?;
+            brought.insert((name.clone(), *start_queue), Arc::new(source));
+        }
+        plugins.into_values().for_each(Plugin::finish);
+        Ok(Self(brought))
+    }
+
+    /// What was brought for a port's queues, if anything was.
+    ///
+    /// # Errors
+    /// [`InterfaceError`].
+    pub(crate) fn open(
+        &self,
+        name: &str,
+        mode: ModeRequest,
+        queues: &Range<u32>,
+    ) -> Result<Option<(External, Link)>, InterfaceError> {
+        let Some(source) = self.0.get(&(name.to_owned(), queues.start)) else {
+            return Ok(None);
+        };
+        let link = Link::by_name(name)?;
+        let external = External::new(Arc::clone(source), &link, mode, queues.clone())?;
+        Ok(Some((external, link)))
+    }
+}
+
+impl Source {
+    fn map(
+        map: Result<SocketMap, SocketMapError>,
+        first: u32,
+        option: String,
+    ) -> Result<Self, ExternalError> {
+        match map {
+            Ok(map) => Ok(Self::Map { map, first, option }),
+            Err(source) => Err(ExternalError::Map { option, source }),
+        }
+    }
+
+    fn check(&self, queues: u16) -> Result<(), ExternalError> {
+        let Self::Map { map, first, option } = self else {
+            return Ok(());
+        };
+        let first = u64::from(*first);
+        map.check(first..first + u64::from(queues))
+            .map_err(|source| ExternalError::Map {
+                option: option.clone(),
+                source,
+            })
+    }
+}
+
+/// A port's queues on an interface with somebody else's program.
+pub(crate) struct External {
+    source: Arc<Source>,
+    mode: Mode,
+    start_queue: u32,
+    /// Where each queue's socket is while no guest has it.
+    homes: Vec<Home>,
+}
+
+impl External {
+    fn new(
+        source: Arc<Source>,
+        link: &Link,
+        mode: ModeRequest,
+        queues: Range<u32>,
+    ) -> Result<Self, ExternalError> {
+        let program = steer::program_on(link.index);
+        let attached = program.as_ref().map(|program| match program.mode {
+            "native" | "hardware" => Mode::Native,
+            _ => Mode::Skb,
+        });
+        let wanted = match mode {
+            ModeRequest::Auto => None,
+            ModeRequest::Native => Some(Mode::Native),
+            ModeRequest::Skb => Some(Mode::Skb),
+        };
+        if let (Some(attached), Some(wanted), Some(program)) = (attached, wanted, program)
+            && attached != wanted
+        {
+            return Err(ExternalError::Mode {
+                name: link.name.clone(),
+                program,
+            });
+        }
+        if attached.is_none() {
+            tracing::warn!(
+                interface = link.name,
+                "no XDP program there: nothing is received before there is one that redirects to these sockets"
+            );
+        }
+        Ok(Self {
+            source,
+            // Without a program zero-copy is tried unless told not to.
+            mode: attached.or(wanted).unwrap_or(Mode::Native),
+            start_queue: queues.start,
+            homes: queues.map(|_| Home::default()).collect(),
+        })
+    }
+
+    /// How their program is attached.
+    pub(crate) fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// Where a queue's socket is while no guest has it.
+    pub(crate) fn home(&self, queue: u32) -> Option<&Home> {
+        self.homes.get(queue.checked_sub(self.start_queue)? as usize)
+    }
+
+    /// A socket with memory and without its queue. One that was passed in stays fit for another attempt, if it is refused before
+    /// memory is registered.
+    ///
+    /// # Errors
+    /// [`InterfaceError`].
+    pub(crate) fn prepare(
+        &self,
+        umem: &Umem,
+        config: &SocketConfig,
+        name: &str,
+    ) -> Result<Unbound, InterfaceError> {
+        let Source::Sockets(sockets) = &*self.source else {
+            return Ok(Unbound::open(umem, config)?);
+        };
+        let mut sockets = sockets.lock().unwrap_or_else(PoisonError::into_inner);
+        let Passed { fd, socket, rx } = sockets
+            .get(&config.queue.0)
+            .ok_or_else(|| ExternalError::Spent(name.to_owned()))?;
+        let fd = *fd;
+        let config = SocketConfig {
+            rx: rx.or(config.rx),
+            rx_is_made: rx.is_some(),
+            ..config.clone()
+        };
+        let duplicate = socket
+            .try_clone()
+            .map_err(|source| ExternalError::Take { fd, source })?;
+        match Unbound::from_fd(duplicate, umem, &config) {
+            Ok(unbound) => {
+                sockets.remove(&config.queue.0);
+                Ok(unbound)
+            }
+            Err(OpenError::InUse) => Err(ExternalError::InUse { fd }.into()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Frames of a queue are to go to the socket, which is bound. One that was passed in is where it belongs.
+    ///
+    /// # Errors
+    /// [`InterfaceError`].
+    pub(crate) fn enable(&self, queue: u32, socket: BorrowedFd<'_>) -> Result<(), InterfaceError> {
+        let Source::Map { map, first, option } = &*self.source else {
+            return Ok(());
+        };
+        // As checked at the start.
+        let index = first.saturating_add(queue - self.start_queue);
+        map.insert(index, socket).map_err(|source| {
+            ExternalError::Map {
+                option: option.clone(),
+                source,
+            }
+            .into()
+        })
+    }
+}
+
+fn take_sockets(numbers: &[RawFd], start_queue: u32) -> Result<Source, ExternalError> {
+    let mut sockets = HashMap::new();
+    for (queue, &fd) in (start_queue..).zip(numbers) {
+        let socket = duplicate(fd)?;
+        if sockopt::socket_domain(&socket) != Ok(AddressFamily::XDP) {
+            return Err(ExternalError::NotXdp { fd });
+        }
+        if is_of_another_namespace(socket.as_fd()) {
+            return Err(ExternalError::OtherNamespace { fd });
+        }
+        let rx = xsk::made_rx_ring(socket.as_fd());
+        let rx = rx.map_err(|source| ExternalError::ReceiveRing { fd, source })?;
+        sockets.insert(queue, Passed { fd, socket, rx });
+    }
+    Ok(Source::Sockets(Mutex::new(sockets)))
+}
+
+/// Takes an inherited descriptor over: the number that was inherited is closed, so that the queue is free when our own is.
+#[allow(unsafe_code)]
+fn duplicate(fd: RawFd) -> Result<OwnedFd, ExternalError> {
+    // SAFETY: the descriptor was inherited (`check_inherited`). By the meaning of the option it is ours alone, and it is
+    // named once (config.rs).
+    let inherited = unsafe { OwnedFd::from_raw_fd(fd) };
+    rustix::io::fcntl_dupfd_cloexec(&inherited, 3).map_err(|errno| ExternalError::Take {
+        fd,
+        source: errno.into(),
+    })
+}
+
+/// Whether a socket belongs to another network namespace than this process. Unknown, before Linux 5.14, is no.
+fn is_of_another_namespace(socket: BorrowedFd<'_>) -> bool {
+    let Ok(ours) = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None) else {
+        return false;
+    };
+    matches!((cookie(socket), cookie(ours.as_fd())), (Some(its), Some(ours)) if its != ours)
+}
+
+/// `SO_NETNS_COOKIE`, include/uapi/asm-generic/socket.h.
+#[allow(unsafe_code)]
+fn cookie(socket: BorrowedFd<'_>) -> Option<u64> {
+    let mut cookie = 0u64;
+    let mut len = libc::socklen_t::try_from(size_of::<u64>()).ok()?;
+    // SAFETY: the kernel writes `len` bytes at most to a live value.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_NETNS_COOKIE,
+            (&raw mut cookie).cast(),
+            &raw mut len,
+        )
+    };
+    (result == 0).then_some(cookie)
+}
+
+/// The connection to a plugin, made with its first use.
+fn plugin<'a>(
+    plugins: &'a mut HashMap<PathBuf, Plugin>,
+    path: &PathBuf,
+) -> Result<&'a Plugin, ExternalError> {
+    if !plugins.contains_key(path) {
+        let name = rustix::system::uname();
+        let host = name.nodename().to_str().map_err(|_| ExternalError::Host)?;
+        plugins.insert(path.clone(), Plugin::connect(path, host)?);
+    }
+    plugins.get(path).ok_or(ExternalError::Host)
+}

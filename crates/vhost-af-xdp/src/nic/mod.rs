@@ -1,0 +1,13 @@
+//! Queues of interfaces: where they come from, and how frames go through them.
+
+pub(crate) mod afxdp_plugin;
+pub(crate) mod binding;
+pub(crate) mod demand;
+pub(crate) mod external;
+pub(crate) mod interface;
+pub(crate) mod kept;
+pub(crate) mod null;
+pub(crate) mod queue;
+pub(crate) mod resident;
+pub(crate) mod steering;
+pub(crate) mod xdp;

@@ -1,0 +1,90 @@
+//! The far side of a lane: one queue of a NIC, or none.
+//!
+//! [`Nic`] is what a lane needs of it, in batches. Two implementations: [`super::xdp::XdpNic`], an
+//! AF_XDP socket, and [`super::null::NullNic`], which makes and drops frames in our process. Lanes
+//! are generic over it, so nothing is dispatched dynamically per frame.
+//!
+//! Ownership goes with the values: a [`Frame`] given with [`Nic::give`] or inside a [`TxDesc`] is
+//! the NIC's until it comes back from [`Nic::from_nic`] or [`Nic::sent`].
+
+use std::os::fd::BorrowedFd;
+
+use device::counters::{Counter, PairCounters};
+use xsk::{Frame, RxDesc, TxDesc};
+
+/// Most pieces of one multi-buffer frame (the kernel's limit where it copies, MAX_SKB_FRAGS + 1).
+pub(crate) const MOST_PIECES: usize = 18;
+
+/// What a transmit kick told about the interface.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Link {
+    /// Frames are being sent.
+    Up,
+    /// The interface is down; frames wait in the ring until it is up again.
+    Down,
+    /// The interface is gone; this NIC will never move a frame again.
+    Gone,
+}
+
+impl Link {
+    /// Where frames are counted that cannot be sent; `None`: they can.
+    #[inline]
+    pub(crate) fn loses(self, counters: &PairCounters) -> Option<&Counter> {
+        match self {
+            Self::Up => None,
+            Self::Down => Some(&counters.from_guest_interface_down),
+            Self::Gone => Some(&counters.from_guest_interface_gone),
+        }
+    }
+}
+
+/// What a queue does for frames that are sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Sends {
+    /// Most descriptors of a frame; one without multi-buffer.
+    pub(crate) most_pieces: usize,
+    /// Checksums, asked for by metadata before the frame; then the UMEM has room for it.
+    pub(crate) checksum: bool,
+    /// No CPU copies frames when they are sent: it reads them by DMA, or, a null NIC, not at all.
+    pub(crate) zero_copy: bool,
+    /// Segments refer to their payload, where the other conditions for that hold: where the guest has it, or where it
+    /// was copied to.
+    pub(crate) refers: bool,
+}
+
+impl Sends {
+    /// Frames as they are, in one piece.
+    pub(crate) const PLAIN: Self = Self {
+        most_pieces: 1,
+        checksum: false,
+        zero_copy: false,
+        refers: false,
+    };
+}
+
+/// One queue of a NIC.
+pub(crate) trait Nic: Send {
+    /// Descriptors that can be passed to [`Self::to_nic`] now.
+    fn room_to_nic(&mut self) -> usize;
+    /// Queues frames for sending, at most [`Self::room_to_nic`]; [`Self::kick`] sets them off.
+    fn to_nic(&mut self, frames: impl ExactSizeIterator<Item = TxDesc>);
+    /// Lets the kernel send what is queued. Cheap when nothing is, or when no kick is needed.
+    fn kick(&mut self) -> Link;
+    /// Queued frames that have not come back from [`Self::sent`].
+    fn unsent(&self) -> usize;
+    /// Frames that were sent and are the caller's again.
+    fn sent(&mut self, max: usize) -> impl Iterator<Item = Frame> + '_;
+    /// Frames that can be passed to [`Self::give`] now.
+    fn room_to_give(&mut self) -> usize;
+    /// Gives the NIC empty frames to receive into: as many, from the front, as it has room for now.
+    ///
+    /// A frame that was just received does not mean that there is room for one: the kernel shows a
+    /// received frame before it releases the fill ring's entry (`xsk_flush`, net/xdp/xsk.c).
+    fn give(&mut self, frames: &mut Vec<Frame>);
+    /// Received frames. What is not taken from the iterator stays with the NIC.
+    fn from_nic(&mut self, max: usize) -> impl Iterator<Item = RxDesc> + '_;
+    /// Whether [`Self::from_nic`] would yield something.
+    fn has_frames(&mut self) -> bool;
+    /// Becomes readable when frames arrive; `None` where nothing ever sleeps.
+    fn fd(&self) -> Option<BorrowedFd<'_>>;
+}

@@ -1,0 +1,320 @@
+//! Where an interface's program and sockets come from: leased from a steward, one for many or
+//! [one of our own](crate::guard::keeper), or brought by somebody else (`external.rs`).
+//!
+//! A lease's interface may be in another network namespace: what is known of it, and what happens to it, the steward tells.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use steer::{Mode, QueueConf, QueueCounters};
+use steward::client::{Lease, LeaseError};
+use steward::links::{DriverSends, Link};
+use steward::protocol::{Facts, RECEIVE_RING, Steered, Wanted};
+use xsk::{OpenError, RingSize, SocketConfig, Umem, Unbound};
+
+use super::demand::Demand;
+use super::external::External;
+use super::interface::InterfaceError;
+use crate::nic::resident::Home;
+use crate::port::with_sources;
+
+/// How long memory of a socket that was closed may still count as locked: the kernel lets go of it some 20 ms later.
+/// Where many wait for a CPU it is more, as with queues ([`super::interface`]).
+const UNLOCK_TIMEOUT: Duration = Duration::from_secs(2);
+/// Pause before it is tried again; doubles.
+const UNLOCK_PAUSE: Duration = Duration::from_millis(10);
+
+/// What is said of a steward that was there and is not.
+pub(crate) const AWAY: &str =
+    "the steward is away: queues in use go on, changes wait until vhost-af-xdp-steward is started again";
+
+/// See the module's head.
+pub(crate) enum Steering {
+    /// Program and sockets are a steward's.
+    Leased(Box<Leased>),
+    /// The program is somebody else's, and so may the sockets be.
+    External(External),
+}
+
+/// Queues leased from a steward.
+pub(crate) struct Leased {
+    lease: Lease,
+    /// As the lease began.
+    facts: Facts,
+    /// The steward was away when it was looked last.
+    away: AtomicBool,
+    /// Sockets that came with the lease and were not used yet, by queue.
+    fresh: Mutex<HashMap<u32, OwnedFd>>,
+    /// What the program had done with a queue's frames when the steward answered last.
+    counted: Mutex<HashMap<u32, QueueCounters>>,
+    /// Locked memory did not do the last time.
+    short: AtomicBool,
+    /// The steward is this daemon's own.
+    private: bool,
+}
+
+impl Steering {
+    /// Leases queues of an interface from the steward at `path`, this daemon's own or not.
+    ///
+    /// # Errors
+    /// [`InterfaceError::Lease`].
+    pub(crate) fn lease(path: &Path, wanted: &Wanted, private: bool) -> Result<(Self, Link), InterfaceError> {
+        let (lease, sockets) = Lease::take(path, wanted).map_err(|error| match error {
+            // That there is a steward is nothing that the user has to know.
+            LeaseError::Refused(refusal) if private => InterfaceError::Refused(refusal),
+            error => error.into(),
+        })?;
+        let facts = lease.facts();
+        let link = link_of(&facts);
+        let fresh = Mutex::new(wanted.range().zip(sockets).collect());
+        let leased = Leased {
+            lease,
+            facts,
+            away: AtomicBool::new(false),
+            fresh,
+            counted: Mutex::default(),
+            short: AtomicBool::new(false),
+            private,
+        };
+        Ok((Self::Leased(Box::new(leased)), link))
+    }
+
+    /// How the program is attached.
+    pub(crate) fn mode(&self) -> Mode {
+        match self {
+            Self::External(external) => external.mode(),
+            Self::Leased(leased) => leased.facts.mode.unwrap_or(Mode::Skb),
+        }
+    }
+
+    /// Why it is not attached natively, if that was tried.
+    pub(crate) fn fallback(&self) -> Option<&str> {
+        match self {
+            Self::External(_) => None,
+            Self::Leased(leased) => {
+                let note = Some(leased.facts.note.as_str()).filter(|note| !note.is_empty());
+                note.filter(|_| !leased.facts.impaired)
+            }
+        }
+    }
+
+    /// How frames come to the queues, and why not in a better way.
+    pub(crate) fn steered(&self) -> (Steered, String) {
+        match self {
+            Self::External(_) => (Steered::ByQueue, "the XDP program is not ours".to_owned()),
+            Self::Leased(leased) => {
+                let facts = leased.lease.facts();
+                match self.is_away() {
+                    true => (facts.steered, AWAY.to_owned()),
+                    false => (facts.steered, facts.steering),
+                }
+            }
+        }
+    }
+
+    /// Whether no queue can be opened at the moment because the steward is away; those that are go on.
+    pub(crate) fn is_away(&self) -> bool {
+        match self {
+            Self::External(_) => false,
+            Self::Leased(leased) => leased.lease.is_away(),
+        }
+    }
+
+    /// What the program did with a queue's frames, if it can be told; what was told last, if it is not until `deadline`.
+    pub(crate) fn counters(&self, queue: u32, deadline: Instant) -> Option<QueueCounters> {
+        match self {
+            Self::External(_) => None,
+            Self::Leased(leased) => leased.counters(queue, deadline),
+        }
+    }
+
+    /// What the driver does for sockets in zero-copy mode.
+    pub(crate) fn driver_sends(&self, link: &Link) -> DriverSends {
+        match self {
+            Self::External(_) => DriverSends::by_index(link.index),
+            Self::Leased(leased) => leased.facts.sends,
+        }
+    }
+
+    /// A socket for a queue, with memory and without the queue; the queue goes on as it does.
+    ///
+    /// # Errors
+    /// [`InterfaceError`].
+    pub(crate) fn prepare(
+        &self,
+        (umem, demand): (&Umem, Demand),
+        config: &SocketConfig,
+        link: &Link,
+    ) -> Result<Unbound, InterfaceError> {
+        match self {
+            Self::External(external) => external.prepare(umem, config, &link.name),
+            Self::Leased(leased) => leased.prepare((umem, demand), config),
+        }
+    }
+
+    /// Where a queue's socket is while no guest has it, if it stays when guests go.
+    pub(crate) fn home(&self, queue: u32) -> Option<&Home> {
+        match self {
+            Self::External(external) => external.home(queue),
+            Self::Leased(_) => None,
+        }
+    }
+
+    /// From now on a queue's frames go to the socket that was prepared last, which is bound.
+    ///
+    /// # Errors
+    /// [`InterfaceError`].
+    pub(crate) fn enable(
+        &self,
+        queue: u32,
+        socket: BorrowedFd<'_>,
+        conf: QueueConf,
+    ) -> Result<(), InterfaceError> {
+        match self {
+            Self::External(external) => external.enable(queue, socket),
+            Self::Leased(leased) => Ok(leased.lease.activate(queue, conf)?),
+        }
+    }
+
+    /// From now on a queue's frames go to the host.
+    pub(crate) fn disable(&self, queue: u32) {
+        // Fails only when the interface or the steward is gone, and the program with it.
+        let _ = match self {
+            // The kernel takes a closed socket out of the map.
+            Self::External(_) => Ok(()),
+            Self::Leased(leased) => leased.lease.deactivate(queue).map_err(InterfaceError::from),
+        };
+    }
+
+    /// The interface as it is now, or why it cannot be used any more.
+    pub(crate) fn look(&self, opened: &Link) -> Result<Link, String> {
+        match self {
+            Self::External(_) => Link::by_index(opened.index)
+                .ok_or_else(|| awaited(&format!("interface {} is gone", opened.name), &opened.name)),
+            Self::Leased(leased) => leased.look(),
+        }
+    }
+
+    /// Readable when there is something to [`look`](Self::look) at that rtnetlink does not tell.
+    pub(crate) fn watch(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Self::External(_) => None,
+            Self::Leased(leased) => Some(leased.lease.as_fd()),
+        }
+    }
+}
+
+impl Leased {
+    fn prepare(
+        &self,
+        (umem, demand): (&Umem, Demand),
+        config: &SocketConfig,
+    ) -> Result<Unbound, InterfaceError> {
+        let deadline = Instant::now() + UNLOCK_TIMEOUT;
+        let config = SocketConfig {
+            rx: Some(RingSize::at_least(RECEIVE_RING)),
+            rx_is_made: true,
+            ..config.clone()
+        };
+        // A shortage that was there the last time does not pass by itself.
+        let patient = !self.short.load(Relaxed);
+        let (mut refused, mut pause) = (None, UNLOCK_PAUSE);
+        loop {
+            // A socket whose memory was refused is of no more use.
+            let opened = Unbound::from_fd(self.socket(config.queue.0)?, umem, &config);
+            let Err(OpenError::MemoryLock {
+                needed_bytes,
+                limit_bytes: Some(limit),
+            }) = opened
+            else {
+                self.short.store(false, Relaxed);
+                return Ok(opened?);
+            };
+            if refused.is_none() {
+                match self.lease.raise_memlock(demand.target(needed_bytes, limit)) {
+                    Ok(()) => continue,
+                    // It stands; memory may still be let go of.
+                    Err(error) => refused = Some(error),
+                }
+            }
+            if !patient || Instant::now() >= deadline {
+                self.short.store(true, Relaxed);
+                // Our own steward may what root may; then the limit is what has to be said.
+                return match refused {
+                    Some(refused) if !self.private => Err(refused.into()),
+                    _ => Ok(opened?),
+                };
+            }
+            sleep(pause);
+            pause *= 2;
+        }
+    }
+
+    fn socket(&self, queue: u32) -> Result<OwnedFd, InterfaceError> {
+        let mut fresh = self.fresh.lock().unwrap_or_else(PoisonError::into_inner);
+        match fresh.remove(&queue) {
+            Some(socket) => Ok(socket),
+            None => Ok(self.lease.socket(queue)?),
+        }
+    }
+
+    fn counters(&self, queue: u32, deadline: Instant) -> Option<QueueCounters> {
+        let told = self.lease.counters_by(queue, deadline);
+        let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Ok(told) = told {
+            counted.insert(queue, told);
+        }
+        counted.get(&queue).copied()
+    }
+
+    fn look(&self) -> Result<Link, String> {
+        self.lease.take_changes().map_err(|error| with_sources(&error))?;
+        let (facts, away) = (self.lease.facts(), self.lease.is_away());
+        if self.away.swap(away, Relaxed) != away {
+            let said = if away {
+                AWAY
+            } else {
+                "the steward is back, and the lease goes on"
+            };
+            tracing::info!(interface = facts.name, "{said}");
+        }
+        // Down is no reason to give the queues up; without a program, or without a queue, there is nothing to use.
+        if facts.mode.is_none() || (facts.impaired && facts.up) {
+            return Err(match facts.ifindex {
+                0 => awaited(&facts.note, &self.facts.name),
+                _ => facts.note,
+            });
+        }
+        if facts.generation != self.facts.generation {
+            return Err(format!(
+                "the steward has attached its program on {} anew",
+                facts.name
+            ));
+        }
+        Ok(link_of(&facts))
+    }
+}
+
+/// What is said of an interface that cannot be had at the moment, and of the name by which it is asked for again: the one that
+/// the lease began with, which it need not have had last.
+fn awaited(why: &str, name: &str) -> String {
+    format!("{why}, trying {name} again")
+}
+
+/// What rtnetlink would say.
+fn link_of(facts: &Facts) -> Link {
+    Link {
+        index: facts.ifindex,
+        name: facts.name.clone(),
+        mtu: facts.mtu,
+        mac: facts.mac,
+        up: facts.up,
+        rx_queues: facts.rx_queues,
+        partial_checksums: facts.partial_checksums,
+    }
+}

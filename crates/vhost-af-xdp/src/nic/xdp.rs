@@ -1,0 +1,152 @@
+//! A NIC queue through an AF_XDP socket.
+//!
+//! Copy mode sends inside `sendto`: [`XdpNic::kick`] is where the kernel's cost of transmitting is
+//! paid. It is repeated while the kernel says that its budget ran out (EAGAIN), and by the lane as
+//! long as something is unsent, because a driver may stop half-way and wait to be asked again.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use xsk::{Frame, Kick, RxDesc, Socket, TxDesc, WakeError};
+
+use crate::nic::queue::{Link, Nic};
+
+/// Most `sendto` calls for one kick: a batch at the kernel's default budget of 32 frames a call
+/// (`TX_BATCH_SIZE`, net/xdp/xsk.c) and some that were left behind.
+const MOST_CALLS: usize = 8;
+
+/// See the module's head.
+pub(crate) struct XdpNic {
+    socket: Socket,
+    /// Descriptors in the TX ring or the completion ring.
+    unsent: usize,
+    link: Link,
+    /// What must be undone when the queue is given up; dropped after the socket, whose entry in the
+    /// program's map the kernel removes.
+    _lease: QueueLease,
+}
+
+/// Held while a queue is ours; dropping it tells the steering program to pass frames again.
+pub(crate) struct QueueLease {
+    _guard: Box<dyn Send>,
+}
+
+impl QueueLease {
+    /// A lease that ends by dropping `guard`.
+    pub(crate) fn new(guard: impl Send + 'static) -> Self {
+        Self {
+            _guard: Box::new(guard),
+        }
+    }
+}
+
+impl XdpNic {
+    /// Moves frames through `socket` for as long as `lease` is held.
+    pub(crate) fn new(socket: Socket, lease: QueueLease) -> Self {
+        Self {
+            socket,
+            unsent: 0,
+            link: Link::Up,
+            _lease: lease,
+        }
+    }
+
+    /// Whether the NIC moves frames by DMA from and to the UMEM.
+    pub(crate) fn is_zero_copy(&self) -> bool {
+        self.socket.mode() == xsk::Mode::ZeroCopy
+    }
+
+    /// The socket, to ask it what it is.
+    pub(crate) fn socket(&self) -> &Socket {
+        &self.socket
+    }
+
+    /// A second descriptor of the socket, for reading its statistics elsewhere.
+    pub(crate) fn duplicate(&self) -> std::io::Result<OwnedFd> {
+        self.socket.as_fd().try_clone_to_owned()
+    }
+}
+
+impl Nic for XdpNic {
+    #[inline]
+    fn room_to_nic(&mut self) -> usize {
+        self.socket.tx.free() as usize
+    }
+
+    #[inline]
+    fn to_nic(&mut self, frames: impl ExactSizeIterator<Item = TxDesc>) {
+        self.unsent += frames.len();
+        let mut batch = self.socket.tx.reserve(frames.len() as u32);
+        frames.for_each(|desc| batch.push(desc));
+        batch.submit();
+    }
+
+    fn kick(&mut self) -> Link {
+        if self.link == Link::Gone || (self.link == Link::Up && !self.socket.tx.needs_wakeup()) {
+            return self.link;
+        }
+        self.link = Link::Up;
+        for _ in 0..MOST_CALLS {
+            match self.socket.kick_tx() {
+                Ok(Kick::Done | Kick::Busy) => break,
+                Ok(Kick::Again) => {}
+                // An error that the kernel does not document ends nothing: the next kick tells.
+                Err(WakeError::InterfaceDown | WakeError::Other(_)) => {
+                    self.link = Link::Down;
+                    break;
+                }
+                Err(WakeError::InterfaceGone) => {
+                    self.link = Link::Gone;
+                    self.unsent = 0;
+                    break;
+                }
+            }
+        }
+        self.link
+    }
+
+    #[inline]
+    fn unsent(&self) -> usize {
+        self.unsent
+    }
+
+    #[inline]
+    fn sent(&mut self, max: usize) -> impl Iterator<Item = Frame> + '_ {
+        let unsent = &mut self.unsent;
+        self.socket
+            .completion
+            .peek(max as u32)
+            .inspect(|_| *unsent = unsent.saturating_sub(1))
+    }
+
+    #[inline]
+    fn room_to_give(&mut self) -> usize {
+        self.socket.fill.free() as usize
+    }
+
+    fn give(&mut self, frames: &mut Vec<Frame>) {
+        if !frames.is_empty() {
+            let mut batch = self.socket.fill.reserve(frames.len() as u32);
+            let room = batch.room() as usize;
+            frames.drain(..room).for_each(|frame| batch.push(frame));
+            batch.submit();
+        }
+        if self.socket.fill.needs_wakeup() {
+            // An interface that is down or gone shows at the next transmit kick, or not at all.
+            let _ = self.socket.wake_rx();
+        }
+    }
+
+    #[inline]
+    fn from_nic(&mut self, max: usize) -> impl Iterator<Item = RxDesc> + '_ {
+        self.socket.rx.peek(max as u32)
+    }
+
+    #[inline]
+    fn has_frames(&mut self) -> bool {
+        self.socket.rx.available() > 0
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.socket.as_fd())
+    }
+}

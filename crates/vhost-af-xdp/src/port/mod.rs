@@ -1,0 +1,617 @@
+//! A port: one guest's network device, for as long as the daemon runs.
+//!
+//! The port outlives connections ([`Session`]) and interfaces: counters go on, and an interface
+//! that vanishes and comes back is picked up again. One lock guards what control threads share;
+//! workers never take it, nor does `status`, which looks through a [`Window`]. Whoever holds it may wait for the
+//! kernel and for the steward: all that waits for it is this port's.
+
+pub(crate) mod lanes;
+pub(crate) mod session;
+pub(crate) mod shown;
+pub(crate) mod visit;
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Instant, SystemTime};
+
+use rustix::event::{EventfdFlags, eventfd};
+use vhost::vhost_user::message::VhostUserProtocolFeatures as Protocol;
+
+use super::config::{NicConfig, Placement, PortConfig};
+use super::seldom::Seldom;
+use crate::guard::nudge;
+use crate::guard::sigbus;
+use crate::nic::interface::{Interface, InterfaceError, Interfaces};
+use crate::nic::kept;
+use crate::nic::steering::AWAY;
+use crate::port::lanes::{CopyMemory, FarSide, LaneError, NULL_MTU};
+use crate::port::session::{Course, FaultCell, Ground, Session, SessionError};
+use crate::port::shown::{Held, Window};
+use crate::port::visit::Ended;
+use crate::switch::cable::PortEnd;
+use crate::switch::worker::Workers;
+use crate::vhost_user::alarm::Alarm;
+use crate::vhost_user::peer;
+use device::counters::PairCounters;
+use device::pair::Fault;
+use steward::client::LeaseError;
+use steward::links::{Link, LinkError};
+use steward::protocol::Reason;
+
+/// Smallest MTU that IPv4 works with, and that VirtIO allows (1.3, 5.1.4.1).
+const SMALLEST_MTU: u64 = 68;
+
+/// A queue that could be bound, until dropped.
+pub(crate) type Tried = xsk::Socket;
+
+/// How a session ended, or why one was refused.
+#[derive(Debug, Clone, serde::Serialize)]
+pub(crate) struct Closed {
+    /// Stable name: `disconnected`, `refused`, `protocol`, or a guest fault's.
+    pub(crate) reason: &'static str,
+    /// The sentence that was logged.
+    pub(crate) detail: String,
+    /// Seconds since 1970.
+    pub(crate) at: u64,
+}
+
+/// What control threads share; see the module's head.
+#[derive(Default)]
+pub(crate) struct PortState {
+    pub(crate) session: Option<Session>,
+    pub(crate) interface: Option<Arc<Interface>>,
+    /// Why the port's queues are not set up although they should be.
+    pub(crate) impaired: Option<String>,
+    pub(crate) last_closed: Option<Closed>,
+    pub(crate) sessions: u64,
+    pub(crate) link_down: bool,
+    /// Why VMMs come and leave again, as far as that can be told.
+    pub(crate) declined: Option<String>,
+    /// Sessions in a row that ended where the VMM was told what is offered.
+    pub(super) declines: u32,
+    /// When the session began.
+    pub(super) began: Option<Instant>,
+    /// What VMMs can make the port say.
+    pub(super) lines: Seldom,
+    /// The daemon ends; nothing is set up any more.
+    over: bool,
+    /// MTU that the queues were set up for.
+    mtu: Option<u32>,
+    /// What the VMM was told last when it was refused.
+    refusal: Option<String>,
+    fault: FaultCell,
+    /// A VMM made its call eventfd block: none is taken any more.
+    barred: bool,
+}
+
+impl PortState {
+    /// What of the config space may change: whether the link is up, and the MTU.
+    fn config_space(&self) -> (bool, Option<u32>) {
+        let interface = self.interface.as_ref();
+        (
+            interface.is_some() && !self.link_down,
+            interface.map(|interface| interface.mtu()),
+        )
+    }
+}
+
+/// See the module's head.
+pub(crate) struct Port {
+    pub(crate) config: PortConfig,
+    pub(crate) counters: Vec<Arc<PairCounters>>,
+    interfaces: Arc<Interfaces>,
+    /// The cable, and which of its ends this is.
+    cable: Option<PortEnd>,
+    workers: Arc<Workers>,
+    /// As the log and `status` have it.
+    name: Arc<str>,
+    state: Mutex<PortState>,
+    /// See [`Ground::lines`].
+    direct_lines: Mutex<Seldom>,
+    /// What is seen of the state without its lock.
+    pub(crate) window: Window,
+    /// The VMM's process, 0 without one; told to others, so nothing is published through it.
+    pub(super) met: AtomicI32,
+    /// Rung when queues could not be set up: they are tried again.
+    bell: OwnedFd,
+}
+
+impl Port {
+    /// Opens the interface. `cable`: the port's, and which end of it the port is.
+    ///
+    /// # Errors
+    /// What will not work later either, naming the remedy.
+    pub(crate) fn open(
+        config: PortConfig,
+        interfaces: Arc<Interfaces>,
+        workers: Arc<Workers>,
+        cable: Option<PortEnd>,
+    ) -> Result<Self, LaneError> {
+        let counters = (0..config.queues).map(|_| Arc::default()).collect();
+        let port = Self {
+            name: config.endpoint.to_string().into(),
+            config,
+            counters,
+            interfaces,
+            cable,
+            workers,
+            state: Mutex::default(),
+            direct_lines: Mutex::default(),
+            window: Window::default(),
+            met: AtomicI32::new(0),
+            bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+                .map_err(|errno| LaneError::Duplicate(errno.into()))?,
+        };
+        let interface = port.open_interface()?;
+        port.lock("its start").interface = interface;
+        Ok(port)
+    }
+
+    /// The state, locked for something that `status` names if it takes long.
+    pub(crate) fn lock(&self, what: &'static str) -> Held<'_> {
+        Held::new(&self.state, &self.window, what)
+    }
+
+    fn open_interface(&self) -> Result<Option<Arc<Interface>>, InterfaceError> {
+        let Some(wanted) = self.config.wanted() else {
+            return Ok(None);
+        };
+        let interface = self.interfaces.open(&wanted)?;
+        if self.config.placement == Placement::Direct {
+            interface.check_direct(interface.frame_limit())?;
+        }
+        Ok(Some(interface))
+    }
+
+    /// Opens every queue once, with the memory that it will need: a queue that is missing or taken, or a limit of memory
+    /// that is too low, is said at the start and not when the guest boots. Limits are of the process and of the user, so
+    /// what is returned is to be kept until all ports have tried.
+    ///
+    /// # Errors
+    /// What will not work later either, naming the remedy.
+    pub(crate) fn try_queues(&self) -> Result<Vec<Tried>, LaneError> {
+        let interface = self.lock("its start").interface.clone();
+        let mut tried = Vec::new();
+        for far in self.far_sides(interface.as_ref()) {
+            let FarSide::Queue {
+                interface,
+                queue,
+                force_copy,
+            } = &far
+            else {
+                continue;
+            };
+            let (queue, force_copy) = (*queue, *force_copy);
+            interface.check_queue(queue)?;
+            if kept::settle(&far, self.config.segments)? {
+                continue;
+            }
+            let binding = interface.binding(self.config.placement, force_copy, interface.frame_limit());
+            let memory = CopyMemory::new(binding.chunk_bytes)?;
+            tried.push(interface.try_queue(&memory.umem, queue, binding.force_copy)?);
+        }
+        Ok(tried)
+    }
+
+    fn far_sides(&self, interface: Option<&Arc<Interface>>) -> Vec<FarSide> {
+        let pairs = u32::from(self.config.queues);
+        if let Some((wire, end)) = &self.cable {
+            let far = |_| FarSide::Cable {
+                wire: Arc::clone(wire),
+                end: *end,
+            };
+            return (0..pairs).map(far).collect();
+        }
+        match &self.config.nic {
+            NicConfig::Cable { .. } => Vec::new(),
+            NicConfig::Null { frame_bytes } => (0..pairs)
+                .map(|_| FarSide::Null {
+                    frame_bytes: *frame_bytes,
+                })
+                .collect(),
+            NicConfig::Interface {
+                start_queue,
+                force_copy,
+                ..
+            } => interface
+                .map(|interface| {
+                    let queue = |pair| FarSide::Queue {
+                        interface: Arc::clone(interface),
+                        queue: start_queue + pair,
+                        force_copy: *force_copy,
+                    };
+                    (0..pairs).map(queue).collect()
+                })
+                .unwrap_or_default(),
+        }
+    }
+
+    /// Runs `act` on the session with what it needs of the port.
+    ///
+    /// # Errors
+    /// What `act` returns; kept for the closing message. [`SessionError::Closed`] without session.
+    pub(crate) fn with_session<R>(
+        &self,
+        act: impl FnOnce(&mut Session, &Ground<'_>) -> Result<R, SessionError>,
+    ) -> Result<R, SessionError> {
+        let mut held = self.lock("a request of its VMM");
+        let state = &mut *held;
+        // What cannot be opened while the steward is away is opened when it is back; see `check_link`.
+        let away = state
+            .interface
+            .as_ref()
+            .is_some_and(|interface| interface.is_away());
+        // Nor what the interface's MTU does not let be opened; see `restart_lanes`.
+        let unfit = self.check_mtu(state).err();
+        let far = self.far_sides(state.interface.as_ref());
+        let ground = Ground {
+            opens: !away && unfit.is_none(),
+            ..self.ground(&far)
+        };
+        let session = state.session.as_mut().ok_or(SessionError::Closed)?;
+        let result = act(session, &ground);
+        if session.lacks_lanes() {
+            let unfit = unfit.map(|error| with_sources(&error));
+            if let Some(why) = away.then(|| AWAY.to_owned()).or(unfit) {
+                state.impaired.get_or_insert(why);
+            }
+        }
+        if let Some(shortage) = session.take_shortage() {
+            self.impair(state, shortage);
+            let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+        }
+        if let Err(error) = &result {
+            state.refusal = Some(with_sources(error));
+        }
+        result
+    }
+
+    /// Queues cannot be set up; said when the reason is another than before.
+    fn impair(&self, state: &mut PortState, reason: String) {
+        if state.impaired.as_ref() != Some(&reason)
+            && let Some(left_out) = state.lines.may()
+        {
+            tracing::warn!(port = %self.config.endpoint, "queues cannot be set up: {reason}{left_out}");
+        }
+        state.impaired = Some(reason);
+    }
+
+    /// Readable when [`Self::check_link`] is due.
+    pub(crate) fn bell(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+
+    fn ground<'a>(&'a self, far: &'a [FarSide]) -> Ground<'a> {
+        Ground {
+            placement: self.config.placement,
+            segments: self.config.segments,
+            offload: self.config.offload,
+            workers: &self.workers,
+            name: &self.name,
+            lines: &self.direct_lines,
+            counters: &self.counters,
+            far,
+            opens: true,
+        }
+    }
+
+    /// Whether no VMM is taken any more, because one made its call eventfd block.
+    pub(crate) fn is_barred(&self) -> bool {
+        self.lock("a VMM that connected").barred
+    }
+
+    /// A VMM connected.
+    pub(crate) fn begin_session(self: &Arc<Self>, connection: UnixStream, alarm: Alarm) {
+        let port = Arc::downgrade(self);
+        let registered = move |pair| {
+            if let Some(port) = port.upgrade() {
+                port.go_direct(pair);
+            }
+        };
+        let mut held = self.lock("a VMM that connected");
+        let state = &mut *held;
+        state.fault = FaultCell::default();
+        state.refusal = None;
+        state.sessions += 1;
+        state.began = Some(Instant::now());
+        if let Some(left_out) = state.lines.may() {
+            tracing::info!(port = %self.config.endpoint, "a VMM connected{left_out}");
+        }
+        self.met
+            .store(peer::process(connection.as_fd()).unwrap_or(0), Relaxed);
+        self.window.note_turned_away(None);
+        state.session = Some(Session::new(
+            (connection, alarm),
+            &self.config,
+            Arc::clone(&state.fault),
+            Arc::new(registered),
+        ));
+    }
+
+    /// Memory of a pair is registered.
+    fn go_direct(&self, pair: usize) {
+        let done = self.with_session(|session, ground| session.go_direct(pair, ground));
+        if done.is_err()
+            && let Some(session) = &self.lock("the end of its session").session
+        {
+            session.hang_up();
+        }
+    }
+
+    /// The connection is over, for the reason that a guest's fault, a refusal or `detail` tell.
+    pub(crate) fn end_session(&self, disconnected: bool, detail: String) -> Ended {
+        let mut held = self.lock("the end of its session");
+        let state = &mut *held;
+        let (mut lost_memory, mut course, mut errors) = (false, Course::default(), Vec::new());
+        if let Some(mut session) = state.session.take() {
+            session.stop_all(&self.workers);
+            (lost_memory, course) = (session.lost_memory(), session.course());
+            errors = session.take_errors();
+        }
+        self.met.store(0, Relaxed);
+        let fault = state.fault.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if fault.is_none() {
+            errors.clear();
+        }
+        state.barred |= matches!(fault, Some(Fault::CallBlocks));
+        let (reason, detail) = match (fault, state.refusal.take()) {
+            // What a worker read afterwards were zeros, and whatever it said of them is not the cause.
+            _ if lost_memory => ("memory-truncated", sigbus::TRUNCATED.to_owned()),
+            (Some(fault), _) => (fault.name(), fault.to_string()),
+            (None, Some(refusal)) => ("refused", refusal),
+            (None, None) if disconnected => ("disconnected", "the VMM disconnected".to_owned()),
+            (None, None) => ("protocol", detail),
+        };
+        let at = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .map_or(0, |now| now.as_secs());
+        let wrong = reason != "disconnected";
+        match state.lines.may() {
+            Some(left_out) if wrong => {
+                tracing::warn!(port = %self.config.endpoint, reason, "port closed: {detail}{left_out}");
+            }
+            Some(left_out) => tracing::info!(port = %self.config.endpoint, "the VMM disconnected{left_out}"),
+            None => {}
+        }
+        state.last_closed = Some(Closed { reason, detail, at });
+        self.note_declined(state, course, wrong);
+        drop(held);
+        // Without the lock, and not by a worker: each may take a while, whatever flag we set.
+        for error in errors {
+            let _ = nudge::write(&error, &self.workers.watcher);
+        }
+        match (wrong, course.ran) {
+            (true, _) => Ended::Wrong,
+            (false, false) => Ended::Idle,
+            (false, true) => Ended::Served,
+        }
+    }
+
+    /// Looks at the interface again: it may be gone, back, down, or have another MTU. True if the
+    /// port's queues could not be set up, so that it is worth to look again soon.
+    pub(crate) fn check_link(&self) -> bool {
+        let NicConfig::Interface { name, .. } = &self.config.nic else {
+            return false;
+        };
+        let mut held = self.lock("a look at its interface");
+        let state = &mut *held;
+        if state.over {
+            return false;
+        }
+        let told = state.config_space();
+        match state
+            .interface
+            .clone()
+            .map(|interface| (interface.look(), interface))
+        {
+            Some((Ok(link), interface)) => self.adapt(state, &interface, &link),
+            Some((Err(reason), interface)) => {
+                tracing::warn!(interface = name, port = %self.config.endpoint, "{reason}");
+                if let Some(session) = &mut state.session {
+                    session.stop_all(&self.workers);
+                }
+                state.interface = None;
+                state.impaired = Some(reason);
+                drop(interface);
+                self.take_up(state, name);
+            }
+            None => self.take_up(state, name),
+        }
+        if state.config_space() != told
+            && let Some(session) = &state.session
+        {
+            session.config_changed();
+        }
+        // Nobody tells when a leased interface is back.
+        state.impaired.is_some()
+    }
+
+    /// The interface, if there is more to watch of it than rtnetlink tells.
+    pub(crate) fn watched(&self) -> Option<Arc<Interface>> {
+        let interface = self.lock("a look at its interface").interface.clone();
+        interface.filter(|interface| interface.watch().is_some())
+    }
+
+    /// The interface was gone; goes on if one of its name is there again.
+    fn take_up(&self, state: &mut PortState, name: &str) {
+        match self.open_interface() {
+            Ok(interface) => {
+                tracing::info!(interface = name, port = %self.config.endpoint, "interface is back");
+                if let Some(Ok(link)) = interface.as_ref().map(|interface| interface.look()) {
+                    state.link_down = !link.up;
+                    state.mtu = Some(link.mtu);
+                }
+                state.interface = interface;
+                self.restart_lanes(state);
+            }
+            // Known already, and better.
+            Err(InterfaceError::Lease(LeaseError::Refused(refusal)) | InterfaceError::Refused(refusal))
+                if refusal.reason == Reason::NoInterface && state.impaired.is_some() => {}
+            Err(InterfaceError::Link(LinkError::Unknown(_))) if state.impaired.is_some() => {}
+            Err(error) => state.impaired = Some(with_sources(&error)),
+        }
+    }
+
+    /// The interface is there; takes note of what changed on it.
+    fn adapt(&self, state: &mut PortState, interface: &Interface, link: &Link) {
+        if interface.is_away() {
+            return;
+        }
+        let far = self.far_sides(state.interface.as_ref());
+        // Memory that was registered while the steward was away.
+        let mut shortage = None;
+        if let Some(session) = &mut state.session {
+            if session.go_direct_all(&self.ground(&far)).is_err() {
+                session.hang_up();
+            }
+            shortage = session.take_shortage();
+        }
+        if let Some(shortage) = shortage {
+            self.impair(state, shortage);
+        }
+        let went_down = !link.up && !state.link_down;
+        if link.up == state.link_down {
+            state.link_down = !link.up;
+            let now = if link.up { "up" } else { "down" };
+            tracing::info!(interface = link.name, port = %self.config.endpoint, "interface is {now}");
+        }
+        interface.take_note(link);
+        let other_mtu = state
+            .mtu
+            .replace(link.mtu)
+            .is_some_and(|before| before != link.mtu);
+        if other_mtu {
+            tracing::info!(
+                interface = link.name,
+                mtu = link.mtu,
+                "MTU changed, queues are set up anew"
+            );
+        }
+        // In direct placement the guest's own buffers wait in the socket of an interface that is
+        // down; only closing it gives them back.
+        let direct = self.config.placement == Placement::Direct;
+        if other_mtu || (went_down && direct) {
+            self.restart_lanes(state);
+        } else if state.impaired.is_some() {
+            self.start_lanes(state);
+        }
+    }
+
+    /// Stops the port's lanes and starts them on what the interface is now.
+    fn restart_lanes(&self, state: &mut PortState) {
+        if let Some(session) = &mut state.session {
+            session.stop_all(&self.workers);
+        }
+        self.start_lanes(state);
+    }
+
+    /// Starts lanes that do not run and should.
+    fn start_lanes(&self, state: &mut PortState) {
+        let far = self.far_sides(state.interface.as_ref());
+        let mut reason = self.check_mtu(state).err().map(|error| with_sources(&error));
+        if let (None, Some(session)) = (&reason, &mut state.session) {
+            let started = session.start_all(&self.ground(&far));
+            reason = session
+                .take_shortage()
+                .or_else(|| started.err().map(|error| with_sources(&error)));
+        }
+        match reason {
+            Some(reason) => self.impair(state, reason),
+            None => state.impaired = None,
+        }
+    }
+
+    /// Whether frames of the interface's MTU fit the placement.
+    fn check_mtu(&self, state: &PortState) -> Result<(), InterfaceError> {
+        match &state.interface {
+            Some(interface) if self.config.placement == Placement::Direct => {
+                interface.check_direct(interface.frame_limit())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Stops everything, leaving rings that another backend can go on with.
+    pub(crate) fn shut_down(&self) {
+        let mut state = self.lock("its end");
+        state.over = true;
+        if let Some(session) = &mut state.session {
+            session.stop_all(&self.workers);
+        }
+    }
+
+    /// MAC address told to the guest.
+    pub(crate) fn mac(&self) -> [u8; 6] {
+        self.config.mac.unwrap_or_else(|| stable_mac(&self.config))
+    }
+
+    /// Protocol features of the connection; none without one.
+    pub(crate) fn protocol(&self) -> Protocol {
+        let state = self.lock("a request of its VMM");
+        state
+            .session
+            .as_ref()
+            .map_or(Protocol::empty(), |session| session.protocol)
+    }
+
+    /// Whether frames have somewhere to go: the link state told to the guest.
+    pub(crate) fn link_up(&self) -> bool {
+        !matches!(self.config.nic, NicConfig::Interface { .. })
+            || self.lock("a request of its VMM").config_space().0
+    }
+
+    /// NET_SET_MTU: whether the guest may be told an MTU of so many bytes.
+    ///
+    /// # Errors
+    /// [`SessionError::Mtu`].
+    pub(crate) fn check_guest_mtu(&self, mtu: u64) -> Result<(), SessionError> {
+        let limit = self.mtu();
+        if (SMALLEST_MTU..=limit.into()).contains(&mtu) {
+            return Ok(());
+        }
+        Err(SessionError::Mtu { mtu, limit })
+    }
+
+    /// MTU told to the guest, bytes.
+    pub(crate) fn mtu(&self) -> u16 {
+        let mtu = self
+            .lock("a request of its VMM")
+            .interface
+            .as_ref()
+            .map_or(NULL_MTU, |interface| interface.mtu());
+        u16::try_from(mtu).unwrap_or(u16::MAX)
+    }
+}
+
+/// An error and what caused it, in one line.
+pub(crate) fn with_sources(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.ends_with(&cause_text) {
+            text.push_str(": ");
+            text.push_str(&cause_text);
+        }
+        source = cause.source();
+    }
+    text
+}
+
+/// A locally administered address that is the same at every start, whatever the other options are: FNV-1a of where the port is.
+fn stable_mac(config: &PortConfig) -> [u8; 6] {
+    let text = match &config.nic {
+        NicConfig::Interface {
+            name, start_queue, ..
+        } => format!("{}|{name}|{start_queue}", config.endpoint),
+        other => format!("{}|{other}", config.endpoint),
+    };
+    let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    let [_, _, _, a, b, c, d, e] = hash.to_be_bytes();
+    // Bit 1 of the first byte: locally administered; bit 0 clear: one station (IEEE 802).
+    [0x02, a, b, c, d, e]
+}

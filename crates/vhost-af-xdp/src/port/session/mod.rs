@@ -1,0 +1,546 @@
+//! One connection of a VMM: what it negotiated, and the lanes that run because of it.
+//!
+//! A queue pair's lane runs while both its vrings are started (SET_VRING_KICK) and there is memory
+//! and an interface for it. Whatever would pull the ground from under a lane (an interface that goes, a ring
+//! that is described anew) stops the lane first, which yields the exact vring bases, and starts it again
+//! afterwards from there:
+//!
+//! ```text
+//!     vring started ∧ its partner started ─▶ start_pair ─▶ lane in a worker
+//!     GET_VRING_BASE, interface gone ──────▶ stop_pair  ─▶ bases kept in the vrings
+//!     memory table changes ────────────────▶ new map, lanes moved to it one by one (pairs.rs)
+//! ```
+
+mod pairs;
+
+use std::fs::File;
+use std::io;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, mpsc};
+
+use vhost::vhost_user::message::VhostUserProtocolFeatures as Protocol;
+use virtqueue::{DirtyLog, InflightError, InflightRegion, LogError, QueueSize, RingAddresses};
+
+use crate::config::{Placement, PortConfig, Segments};
+use crate::direct::registration::UnderWay;
+use crate::guard::sigbus::Watch;
+use crate::port::lanes::{FarSide, LaneError, LaneFacts};
+use crate::seldom::Seldom;
+use crate::switch::lane::Lane;
+use crate::switch::spill::Spill;
+use crate::switch::worker::{LaneId, Workers};
+use crate::vhost_user::alarm::Alarm;
+use crate::vhost_user::announce;
+use crate::vhost_user::eventfd::EventfdError;
+use crate::vhost_user::features::{self, F_LOG_ALL, F_PROTOCOL_FEATURES};
+use crate::vhost_user::files::NotMemory;
+use crate::vhost_user::front;
+use crate::vhost_user::memory::{MemoryError, MemoryTable};
+use crate::vhost_user::peer;
+use device::call::Blocks;
+use device::counters::PairCounters;
+use device::features::{F_RING_PACKED, F_VERSION_1};
+use device::offloads::Offloads;
+use device::pair::Direction;
+use device::pair::Fault;
+use device::vring::{VringError, VringState};
+
+/// Why a request of the VMM was refused.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SessionError {
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    #[error(transparent)]
+    Vring(#[from] VringError),
+    #[error(transparent)]
+    Eventfd(#[from] EventfdError),
+    #[error(transparent)]
+    Lane(#[from] LaneError),
+    #[error(transparent)]
+    File(#[from] NotMemory),
+    #[error("SET_LOG_BASE: {0}")]
+    Log(#[from] LogError),
+    #[error("SET_INFLIGHT_FD: {0}")]
+    Inflight(#[from] InflightError),
+    #[error("GET_INFLIGHT_FD: cannot make a region for {queues} queues of {size} entries")]
+    MakeInflight {
+        queues: u16,
+        size: u16,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error(
+        "features {0:#x} were acknowledged that were not offered: a guest keeps what it negotiated: start the daemon with the options that it had then, \
+         or the guest anew"
+    )]
+    Features(u64),
+    #[error("memory=direct needs a VIRTIO 1.0 driver (VIRTIO_F_VERSION_1): use memory=copy for this guest")]
+    LegacyDirect,
+    #[error("SET_VRING_ENABLE with state {0}: 0 and 1 are defined")]
+    EnableState(u32),
+    #[error("{0} is not supported")]
+    Unsupported(&'static str),
+    #[error("{0} was sent, but the protocol feature that it belongs to was not negotiated")]
+    NotNegotiated(&'static str),
+    #[error("vring {index}: {}", descriptor(*.said))]
+    Descriptor { index: u32, said: bool },
+    #[error("SET_BACKEND_REQ_FD came without a Unix stream socket")]
+    NoChannel,
+    #[error("device status {0:#x} has bits beyond the 8 that VirtIO defines")]
+    Status(u64),
+    #[error(
+        "the VMM tells the guest an MTU of {mtu} bytes, but the interface carries 68 to {limit}: raise the interface's MTU (ip link set mtu) or lower the device's (QEMU: host_mtu)"
+    )]
+    Mtu { mtu: u64, limit: u16 },
+    #[error("config space: {len} bytes at offset {offset} are not within its {size} bytes")]
+    Config { offset: u32, len: u32, size: usize },
+    #[error("the connection is closed already")]
+    Closed,
+}
+
+/// What is wrong where a vring's eventfd did not come although it was `said` to, or came although it was said not to.
+fn descriptor(said: bool) -> &'static str {
+    match said {
+        true => {
+            "its eventfd did not come with the message: if no more can be open here, raise the limit of open files (`ulimit -n`, systemd: LimitNOFILE=)"
+        }
+        false => "a descriptor came with a message that says that there is none",
+    }
+}
+
+/// What a session needs of its port.
+pub(crate) struct Ground<'a> {
+    pub(crate) placement: Placement,
+    pub(crate) segments: Segments,
+    pub(crate) offload: Offloads,
+    pub(crate) workers: &'a Workers,
+    /// The port's name.
+    pub(crate) name: &'a Arc<str>,
+    /// What is said of lanes because of what the VMM does with its memory.
+    pub(crate) lines: &'a Mutex<Seldom>,
+    pub(crate) counters: &'a [Arc<PairCounters>],
+    /// The far side of each pair; empty while the interface is gone.
+    pub(crate) far: &'a [FarSide],
+    /// Queues can be opened now; those that are open go on in any case.
+    pub(crate) opens: bool,
+}
+
+/// Called, without the port's lock, when memory of that pair is registered: then [`Session::go_direct`] is worth a try.
+pub(crate) type OnRegistered = Arc<dyn Fn(usize) + Send + Sync>;
+
+/// A fault that a worker reported, until the control thread takes note of it.
+pub(crate) type FaultCell = Arc<Mutex<Option<Fault>>>;
+
+/// A lane that is in a worker's hands.
+pub(crate) struct ActiveLane {
+    id: LaneId,
+    worker: usize,
+    /// Others only refer to them weakly: the socket in them keeps the queue bound.
+    pub(crate) facts: Arc<LaneFacts>,
+}
+
+/// How far a session came.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Course {
+    /// The VMM asked what is offered.
+    pub(crate) asked: bool,
+    /// It took of that.
+    pub(crate) took: bool,
+    /// A lane ran.
+    pub(crate) ran: bool,
+}
+
+/// See the module's head.
+pub(crate) struct Session {
+    pub(crate) features: u64,
+    pub(crate) protocol: Protocol,
+    /// Device status as the VMM set it (VirtIO 1.3, 2.1).
+    pub(crate) status: u8,
+    /// Where requests of ours go to (VHOST_USER_SET_BACKEND_REQ_FD).
+    channel: Option<UnixStream>,
+    log: Option<Arc<DirtyLog>>,
+    /// Where chains under way are noted for a successor, if the VMM keeps such a region.
+    inflight: Option<Arc<InflightRegion>>,
+    /// Frames of pairs that the guest has switched off, where there are several.
+    spill: Option<Arc<Spill>>,
+    memory: MemoryTable,
+    vrings: Vec<VringState>,
+    pub(crate) lanes: Vec<Option<ActiveLane>>,
+    /// Memory that is being registered for pairs whose lanes copy until then.
+    registering: Vec<Option<UnderWay>>,
+    registered: OnRegistered,
+    /// Why a pair has no lane that should have one, as far as nobody has taken note of it.
+    shortage: Option<String>,
+    /// What became of it.
+    course: Course,
+    peer: Option<i32>,
+    connection: UnixStream,
+    alarm: Alarm,
+    fault: FaultCell,
+    /// A call made somebody wait.
+    blocks: Blocks,
+}
+
+impl Session {
+    /// A fresh session over `connection` for a port.
+    pub(crate) fn new(
+        (connection, alarm): (UnixStream, Alarm),
+        config: &PortConfig,
+        fault: FaultCell,
+        registered: OnRegistered,
+    ) -> Self {
+        let (pairs, most_bytes) = (config.queues, config.memory.most_bytes);
+        let peer = peer::process(connection.as_fd());
+        Self {
+            features: 0,
+            protocol: Protocol::empty(),
+            status: 0,
+            channel: None,
+            log: None,
+            inflight: None,
+            spill: (pairs > 1).then(|| Spill::new().ok().map(Arc::new)).flatten(),
+            memory: MemoryTable::new(
+                Watch::new(connection.try_clone().ok(), Some(alarm.clone())),
+                most_bytes,
+            ),
+            vrings: (0..pairs * 2).map(|_| VringState::default()).collect(),
+            lanes: (0..pairs).map(|_| None).collect(),
+            registering: (0..pairs).map(|_| None).collect(),
+            registered,
+            shortage: None,
+            course: Course::default(),
+            peer,
+            connection,
+            alarm,
+            fault,
+            blocks: Blocks::default(),
+        }
+    }
+
+    /// Process that connected, if the kernel tells.
+    pub(crate) fn peer(&self) -> Option<i32> {
+        self.peer
+    }
+
+    /// How far it came.
+    pub(crate) fn course(&self) -> Course {
+        self.course
+    }
+
+    /// Why a pair has no lane that should have one, if that was found since this was asked last.
+    pub(crate) fn take_shortage(&mut self) -> Option<String> {
+        self.shortage.take()
+    }
+
+    /// GET_FEATURES.
+    pub(crate) fn note_asked(&mut self) {
+        self.course.asked = true;
+    }
+
+    /// Ends the connection, and so the session.
+    pub(crate) fn hang_up(&self) {
+        let _ = self.connection.shutdown(Shutdown::Both);
+    }
+
+    /// Takes out the error eventfds of all vrings.
+    pub(crate) fn take_errors(&mut self) -> Vec<OwnedFd> {
+        self.vrings
+            .iter_mut()
+            .filter_map(|vring| vring.err.take())
+            .collect()
+    }
+
+    /// Whether the VMM took memory away that it had shared.
+    pub(crate) fn lost_memory(&self) -> bool {
+        self.memory.is_truncated()
+    }
+
+    /// SET_FEATURES.
+    pub(crate) fn set_features(&mut self, features: u64, ground: &Ground<'_>) -> Result<(), SessionError> {
+        let pairs = u16::try_from(self.lanes.len()).unwrap_or(u16::MAX);
+        let offered = features::offered(pairs, ground.offload);
+        if features & !offered != 0 {
+            return Err(SessionError::Features(features & !offered));
+        }
+        if ground.placement == Placement::Direct && features & F_VERSION_1 == 0 {
+            return Err(SessionError::LegacyDirect);
+        }
+        self.course.took = true;
+        let changed = self.features ^ features;
+        self.features = features;
+        if changed & !F_LOG_ALL != 0 {
+            // What lanes were built with; drivers set features before rings, so there are none.
+            self.stop_all(ground.workers);
+            return self.start_all(ground);
+        }
+        self.apply_log(ground.workers);
+        Ok(())
+    }
+
+    /// SET_LOG_BASE: where writes to guest memory are to be noted, once VHOST_F_LOG_ALL is set.
+    pub(crate) fn set_log(
+        &mut self,
+        range: (u64, u64),
+        file: &File,
+        ground: &Ground<'_>,
+    ) -> Result<(), SessionError> {
+        self.memory.check_log(range.0)?;
+        let log = DirtyLog::open(file.as_fd(), range, self.memory.files())?;
+        self.log = Some(Arc::new(log));
+        self.apply_log(ground.workers);
+        Ok(())
+    }
+
+    /// GET_INFLIGHT_FD: a region for so many queues of so many entries, and its length in bytes.
+    pub(crate) fn make_inflight(&self, (queues, size): (u16, u16)) -> Result<(OwnedFd, u64), SessionError> {
+        // One more, for a control queue that is counted but not ours; beyond that it is only memory to waste.
+        if usize::from(queues) > self.vrings.len() + 1 {
+            let source = io::ErrorKind::InvalidInput.into();
+            return Err(SessionError::MakeInflight { queues, size, source });
+        }
+        InflightRegion::create(queues, size, self.has_packed_rings())
+            .map_err(|source| SessionError::MakeInflight { queues, size, source })
+    }
+
+    /// SET_INFLIGHT_FD: where rings that are started from now on note what is under way, and what a predecessor
+    /// noted.
+    pub(crate) fn set_inflight(
+        &mut self,
+        range: (u64, u64),
+        (queues, size): (u16, u16),
+        file: &File,
+        ground: &Ground<'_>,
+    ) -> Result<(), SessionError> {
+        // Those of queues that are not ours are the VMM's affair.
+        let ours = queues.min(u16::try_from(self.vrings.len()).unwrap_or(u16::MAX));
+        let shape = (ours, size, self.has_packed_rings());
+        let region = InflightRegion::open(file.as_fd(), range, shape, self.memory.files())?;
+        self.stop_all(ground.workers);
+        self.inflight = Some(Arc::new(region));
+        self.start_all(ground)
+    }
+
+    /// The dirty log, if it is in use.
+    fn active_log(&self) -> Option<&Arc<DirtyLog>> {
+        self.log.as_ref().filter(|_| self.features & F_LOG_ALL != 0)
+    }
+
+    /// Lets running lanes note their writes, or no more; in effect when it returns, because the VMM
+    /// begins to copy memory then.
+    fn apply_log(&self, workers: &Workers) {
+        let log = self.active_log();
+        for lane in self.lanes.iter().flatten() {
+            let log = log.cloned();
+            lane.change(workers, move |lane| lane.guest_mut().set_log(log.as_ref()));
+        }
+    }
+
+    /// SET_STATUS: 0 resets the device. Where the rings stopped is still known after that: QEMU before 8.1
+    /// sends this first and GET_VRING_BASE then.
+    pub(crate) fn set_status(&mut self, status: u64, ground: &Ground<'_>) -> Result<(), SessionError> {
+        let status = u8::try_from(status).map_err(|_| SessionError::Status(status))?;
+        if status == 0 {
+            self.stop_all(ground.workers);
+            let bases: Vec<_> = self.vrings.iter().map(|vring| vring.base).collect();
+            self.reset(ground.workers);
+            for (vring, base) in self.vrings.iter_mut().zip(bases) {
+                vring.base = base;
+            }
+        }
+        self.status = status;
+        Ok(())
+    }
+
+    /// RESET_DEVICE: stops and disables all rings and forgets what the driver said. Memory, and the
+    /// descriptors with which we tell the VMM something, stay.
+    pub(crate) fn reset(&mut self, workers: &Workers) {
+        self.stop_all(workers);
+        for vring in &mut self.vrings {
+            *vring = VringState {
+                call: vring.call.take(),
+                err: vring.err.take(),
+                ..VringState::default()
+            };
+        }
+        self.inflight = None;
+        self.features = 0;
+        self.status = 0;
+    }
+
+    /// SET_BACKEND_REQ_FD.
+    pub(crate) fn set_channel(&mut self, channel: UnixStream) {
+        self.channel = Some(channel);
+    }
+
+    /// Tells the VMM that the config space changed (link, MTU), if it wants to know.
+    pub(crate) fn config_changed(&self) {
+        if let Some(channel) = &self.channel {
+            front::tell_config_change(channel);
+        }
+    }
+
+    /// SEND_RARP: lets switches learn where `mac` is now.
+    pub(crate) fn announce(&self, mac: [u8; 6], ground: &Ground<'_>) {
+        let frame = announce::rarp(mac);
+        match self.lanes.iter().flatten().next() {
+            Some(lane) => lane.change(ground.workers, move |lane| lane.inject(&frame)),
+            None => tracing::debug!("SEND_RARP with no queue running: nothing to send it by"),
+        }
+    }
+
+    fn vring(&mut self, index: u32) -> Result<&mut VringState, SessionError> {
+        let count = u32::try_from(self.vrings.len()).unwrap_or(u32::MAX);
+        let at = usize::try_from(index).unwrap_or(usize::MAX);
+        Ok(self
+            .vrings
+            .get_mut(at)
+            .ok_or(VringError::Unknown { index, count })?)
+    }
+
+    /// A vring that may be changed: its lane is stopped if it runs.
+    fn idle_vring(&mut self, index: u32, ground: &Ground<'_>) -> Result<&mut VringState, SessionError> {
+        self.vring(index)?;
+        self.stop_pair(index as usize / 2, ground.workers);
+        self.vring(index)
+    }
+
+    fn has_packed_rings(&self) -> bool {
+        self.features & F_RING_PACKED != 0
+    }
+
+    /// SET_VRING_NUM.
+    pub(crate) fn set_vring_num(
+        &mut self,
+        index: u32,
+        num: u32,
+        ground: &Ground<'_>,
+    ) -> Result<(), SessionError> {
+        // Looked at again when the ring is laid out: features may yet change.
+        let size = if self.has_packed_rings() {
+            QueueSize::packed(num)
+        } else {
+            QueueSize::new(num)
+        };
+        let size = size.map_err(|source| VringError::Size { index, source })?;
+        self.idle_vring(index, ground)?.size = Some(size);
+        Ok(())
+    }
+
+    /// SET_VRING_ADDR.
+    pub(crate) fn set_vring_addr(
+        &mut self,
+        index: u32,
+        addresses: RingAddresses,
+        ground: &Ground<'_>,
+    ) -> Result<(), SessionError> {
+        // Said again of a running vring to turn dirty logging on or off, which SET_FEATURES has done.
+        if self.vring(index)?.addresses == Some(addresses) {
+            return Ok(());
+        }
+        self.idle_vring(index, ground)?.addresses = Some(addresses);
+        self.start_pair(index as usize / 2, ground)
+    }
+
+    /// SET_VRING_BASE.
+    pub(crate) fn set_vring_base(
+        &mut self,
+        index: u32,
+        base: u32,
+        ground: &Ground<'_>,
+    ) -> Result<(), SessionError> {
+        if base > u16::MAX.into() && !self.has_packed_rings() {
+            return Err(VringError::Base { index, base }.into());
+        }
+        self.idle_vring(index, ground)?.base = base;
+        Ok(())
+    }
+
+    /// GET_VRING_BASE: stops the vring, and with it the pair; returns where it stands.
+    pub(crate) fn stop_vring(&mut self, index: u32, ground: &Ground<'_>) -> Result<u32, SessionError> {
+        let vring = self.idle_vring(index, ground)?;
+        vring.started = false;
+        vring.kick = None;
+        Ok(vring.base)
+    }
+
+    /// SET_VRING_KICK: starts the vring, and the pair with its second one.
+    pub(crate) fn set_vring_kick(
+        &mut self,
+        index: u32,
+        kick: Option<OwnedFd>,
+        ground: &Ground<'_>,
+    ) -> Result<(), SessionError> {
+        let enabled_from_start = self.features & F_PROTOCOL_FEATURES == 0;
+        let vring = self.idle_vring(index, ground)?;
+        vring.kick = kick;
+        vring.started = true;
+        vring.enabled |= enabled_from_start;
+        self.start_pair(index as usize / 2, ground)
+    }
+
+    /// SET_VRING_CALL.
+    pub(crate) fn set_vring_call(
+        &mut self,
+        index: u32,
+        call: Option<OwnedFd>,
+        ground: &Ground<'_>,
+    ) -> Result<(), SessionError> {
+        let duplicate = call
+            .as_ref()
+            .map(OwnedFd::try_clone)
+            .transpose()
+            .map_err(LaneError::Duplicate)?;
+        self.vring(index)?.call = call;
+        if let Some(lane) = &self.lanes[index as usize / 2] {
+            // Closed here, when it came back.
+            let (back, _before) = mpsc::channel();
+            lane.change(ground.workers, move |lane| {
+                let _ = back.send(lane.guest_mut().vring(direction(index)).call.replace(duplicate));
+            });
+        }
+        Ok(())
+    }
+
+    /// SET_VRING_ERR.
+    pub(crate) fn set_vring_err(&mut self, index: u32, err: Option<OwnedFd>) -> Result<(), SessionError> {
+        self.vring(index)?.err = err;
+        Ok(())
+    }
+
+    /// SET_VRING_ENABLE.
+    pub(crate) fn set_vring_enable(
+        &mut self,
+        index: u32,
+        enabled: bool,
+        ground: &Ground<'_>,
+    ) -> Result<(), SessionError> {
+        let before = self.placement(ground);
+        self.vring(index)?.enabled = enabled;
+        if self.placement(ground) != before {
+            self.stop_all(ground.workers);
+            return self.start_all(ground);
+        }
+        if let Some(lane) = &self.lanes[index as usize / 2] {
+            lane.change(ground.workers, move |lane| {
+                lane.guest_mut().vring(direction(index)).enabled = enabled;
+            });
+        }
+        Ok(())
+    }
+}
+
+impl ActiveLane {
+    fn change(&self, workers: &Workers, change: impl FnOnce(&mut dyn Lane) + Send + 'static) {
+        workers.change(self.worker, self.id, change);
+    }
+}
+
+fn direction(index: u32) -> Direction {
+    if index.is_multiple_of(2) {
+        Direction::ToGuest
+    } else {
+        Direction::FromGuest
+    }
+}

@@ -1,0 +1,404 @@
+//! The lanes of a session's queue pairs: started, stopped, and moved to other memory.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use vhost::vhost_user::message::VhostUserMemoryRegion;
+use xsk::Probe;
+
+use super::{ActiveLane, FaultCell, Ground, Session, SessionError};
+use crate::config::Placement;
+use crate::direct::registration::{Registered, Registration, UnderWay};
+use crate::guard::nudge;
+use crate::nic::interface::InterfaceError;
+use crate::port::lanes::{LaneError, LaneFacts, LaneParts, NOT_YET, private_bytes};
+use crate::port::with_sources;
+use crate::switch::lane::Lane;
+use crate::switch::worker::Workers;
+use crate::vhost_user::alarm::Alarm;
+use crate::vhost_user::memory::{MemoryError, MemoryTable};
+use device::pair::Bases;
+use device::pair::{Fault, QueuePair};
+
+/// A queue is free an RCU grace period after its socket was closed (`SOCK_RCU_FREE`, net/xdp/xsk.c), 14 to 23 ms
+/// here, several times that on a busy machine. An attempt to bind before that fails, but not before the kernel has made its tables
+/// for all chunks: that takes longer than to wait, for some 100 MiB and more. So where nothing tells when it is free, this is waited.
+const RELEASE: Duration = Duration::from_millis(20);
+
+impl Session {
+    /// SET_MEM_TABLE.
+    pub(crate) fn set_memory(
+        &mut self,
+        regions: &[VhostUserMemoryRegion],
+        files: Vec<File>,
+        ground: &Ground<'_>,
+    ) -> Result<(), SessionError> {
+        let (private, peer) = (self.private_bytes(ground), self.peer);
+        self.around_lanes(ground, |memory| memory.replace(regions, files, private, peer))
+    }
+
+    /// ADD_MEM_REG.
+    pub(crate) fn add_memory(
+        &mut self,
+        region: &VhostUserMemoryRegion,
+        file: File,
+        ground: &Ground<'_>,
+    ) -> Result<(), SessionError> {
+        if self.memory.is_repeated(region, true) {
+            return Ok(());
+        }
+        let (private, peer) = (self.private_bytes(ground), self.peer);
+        self.around_lanes(ground, |memory| memory.add(region, file, private, peer))
+    }
+
+    /// REM_MEM_REG.
+    pub(crate) fn remove_memory(
+        &mut self,
+        region: &VhostUserMemoryRegion,
+        ground: &Ground<'_>,
+    ) -> Result<(), SessionError> {
+        if self.memory.is_repeated(region, false) {
+            return Ok(());
+        }
+        let private = self.private_bytes(ground);
+        self.around_lanes(ground, |memory| memory.remove(region, private))
+    }
+
+    fn private_bytes(&self, ground: &Ground<'_>) -> usize {
+        private_bytes(
+            ground.placement,
+            u16::try_from(self.lanes.len()).unwrap_or(u16::MAX),
+        )
+    }
+
+    /// Changes the memory table; on failure the old one stands. In copy placement lanes keep their sockets and
+    /// go on with the new map; in direct placement the map is the socket's memory, so both are made anew.
+    fn around_lanes(
+        &mut self,
+        ground: &Ground<'_>,
+        change: impl FnOnce(&mut MemoryTable) -> Result<(), MemoryError>,
+    ) -> Result<(), SessionError> {
+        // Lanes run on over the old map, which they hold, until they are moved.
+        change(&mut self.memory)?;
+        (0..self.lanes.len()).try_for_each(|pair| match self.placement(ground) {
+            Placement::Copy => self.move_pair(pair, ground),
+            Placement::Direct => self.move_direct_pair(pair, ground),
+        })?;
+        match self.memory.map() {
+            Some(_) => self.start_all(ground),
+            None => Ok(()),
+        }
+    }
+
+    /// Builds a running direct lane anew on the memory table as it is now. Memory is registered first, while
+    /// the old lane runs, because that takes long; should the limit on locked memory not allow
+    /// both at a time, the old one goes first.
+    fn move_direct_pair(&mut self, pair: usize, ground: &Ground<'_>) -> Result<(), SessionError> {
+        if self.lanes[pair].is_none() {
+            return Ok(());
+        }
+        // Of the table before.
+        self.end_registration(pair);
+        if self.memory.map().is_none() || !ground.opens {
+            self.stop_pair(pair, ground.workers);
+            return Ok(());
+        }
+        let moved = match self.parts(pair, ground)?.registration().run() {
+            Ok(registered) => self.replace_by_direct(pair, registered, ground),
+            Err(_) => {
+                self.stop_pair(pair, ground.workers);
+                self.build_pair(pair, Placement::Direct, ground)
+            }
+        };
+        moved.or_else(|error| self.copy_instead(pair, &error, ground))
+    }
+
+    /// Starts a pair in a placement.
+    fn build_pair(
+        &mut self,
+        pair: usize,
+        placement: Placement,
+        ground: &Ground<'_>,
+    ) -> Result<(), SessionError> {
+        let (lane, facts) = self.parts(pair, ground)?.build(placement)?;
+        self.run(pair, lane, facts.into(), ground);
+        Ok(())
+    }
+
+    /// A pair that ran could not be made direct: it goes on by copying, and says why; where this host is short of what that takes,
+    /// too, it waits as one that cannot be started. Direct placement is tried again when its queues are set up anew.
+    fn copy_instead(
+        &mut self,
+        pair: usize,
+        error: &SessionError,
+        ground: &Ground<'_>,
+    ) -> Result<(), SessionError> {
+        let why = format!("direct not used: {}", with_sources(error));
+        let mut lines = ground.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(left_out) = lines.may() {
+            tracing::warn!(port = %ground.name, pair, "{why}{left_out}");
+        }
+        drop(lines);
+        if self.lanes[pair].is_none() {
+            let copies = self.build_pair(pair, Placement::Copy, ground);
+            self.or_wait(copies)?;
+        }
+        if let Some(lane) = &self.lanes[pair] {
+            // Said once: each lane becomes direct at most once.
+            let _ = lane.facts.copies_on.set(why);
+        }
+        Ok(())
+    }
+
+    /// Lets a direct lane on memory that is registered take the place of the lane that runs.
+    fn replace_by_direct(
+        &mut self,
+        pair: usize,
+        mut registered: Registered,
+        ground: &Ground<'_>,
+    ) -> Result<(), SessionError> {
+        self.stop_pair(pair, ground.workers);
+        let told = registered.probe.take().map(Probe::await_free).transpose();
+        if told.map_err(InterfaceError::from).map_err(LaneError::from)? != Some(true) {
+            std::thread::sleep(RELEASE);
+        }
+        let (lane, facts) = self.parts(pair, ground)?.build_direct(registered)?;
+        self.run(pair, lane, facts.into(), ground);
+        Ok(())
+    }
+
+    /// Lets a running lane go on with the memory table as it is now, without closing its socket. It is stopped where that is not
+    /// possible: a lane that left its worker must not just be dropped, as its queue may be one that stays (`nic/resident.rs`).
+    fn move_pair(&mut self, pair: usize, ground: &Ground<'_>) -> Result<(), SessionError> {
+        let Some(active) = self.lanes[pair].take() else {
+            return Ok(());
+        };
+        let Some(mut lane) = ground.workers.remove(active.worker, active.id) else {
+            return Ok(());
+        };
+        self.keep_bases(pair, lane.guest().bases());
+        match self.guest_side(pair, ground) {
+            Ok(guest) => {
+                lane.replace_guest(guest);
+                self.run(pair, lane, active.facts, ground);
+                Ok(())
+            }
+            Err(error) => {
+                drop(active.facts);
+                self.stop_lane(pair, lane, ground.workers);
+                match self.memory.map() {
+                    Some(_) => self.or_wait(Err(error)),
+                    None => Ok(()),
+                }
+            }
+        }
+    }
+
+    /// The guest's half of a lane, by the memory table as it is now.
+    fn guest_side(&self, pair: usize, ground: &Ground<'_>) -> Result<QueuePair, SessionError> {
+        Ok(self.parts(pair, ground)?.guest_side()?)
+    }
+
+    /// Starts every pair that can run.
+    ///
+    /// # Errors
+    /// The first lane that cannot be built.
+    pub(crate) fn start_all(&mut self, ground: &Ground<'_>) -> Result<(), SessionError> {
+        (0..self.lanes.len()).try_for_each(|pair| self.start_pair(pair, ground))
+    }
+
+    /// Stops every pair; the vrings stay started.
+    pub(crate) fn stop_all(&mut self, workers: &Workers) {
+        (0..self.lanes.len()).for_each(|pair| self.stop_pair(pair, workers));
+    }
+
+    /// As [`Self::go_direct`] for every pair whose memory is registered by now.
+    pub(crate) fn go_direct_all(&mut self, ground: &Ground<'_>) -> Result<(), SessionError> {
+        (0..self.lanes.len()).try_for_each(|pair| self.go_direct(pair, ground))
+    }
+
+    /// Whether a pair has no lane that should have one.
+    pub(crate) fn lacks_lanes(&self) -> bool {
+        let mut pairs = self.vrings.chunks(2).zip(&self.lanes);
+        pairs.any(|(vrings, lane)| lane.is_none() && vrings.iter().all(|vring| vring.started))
+    }
+
+    /// Starts a pair, if it can run. Where this host is short of something the VMM stays, and the pair is tried again
+    /// later ([`crate::port::Port::check_link`]): ending the connection would make it come back at once, and
+    /// QEMU's guest stands still while it connects.
+    ///
+    /// # Errors
+    /// What the VMM or its guest did wrong.
+    pub(super) fn start_pair(&mut self, pair: usize, ground: &Ground<'_>) -> Result<(), SessionError> {
+        let started = self.try_start_pair(pair, ground);
+        self.or_wait(started)
+    }
+
+    /// Takes note of a shortage of this host's, for [`Self::take_shortage`]: the pair waits until it is over.
+    ///
+    /// # Errors
+    /// All else.
+    fn or_wait(&mut self, result: Result<(), SessionError>) -> Result<(), SessionError> {
+        match result {
+            Err(SessionError::Lane(error)) if error.is_of_host() => {
+                self.shortage = Some(with_sources(&error));
+                Ok(())
+            }
+            result => result,
+        }
+    }
+
+    fn try_start_pair(&mut self, pair: usize, ground: &Ground<'_>) -> Result<(), SessionError> {
+        let started = self.vrings[pair * 2..pair * 2 + 2]
+            .iter()
+            .all(|vring| vring.started);
+        if self.lanes[pair].is_some() || !started || !ground.opens || ground.far.get(pair).is_none() {
+            return Ok(());
+        }
+        let placement = self.placement(ground);
+        let registration = self.parts(pair, ground)?.registration();
+        if placement == Placement::Direct && registration.takes_long() {
+            return self.start_by_copying(pair, registration, ground);
+        }
+        let (lane, mut facts) = self.parts(pair, ground)?.build(placement)?;
+        if placement != ground.placement {
+            facts.fallbacks.push(
+                "direct not used: the guest has switched queue pairs off, so frames of all queues go to the first".to_owned(),
+            );
+        }
+        self.run(pair, lane, facts.into(), ground);
+        Ok(())
+    }
+
+    /// Starts a pair whose lane is to be direct with one that copies, so that the guest need not wait until its memory is registered.
+    fn start_by_copying(
+        &mut self,
+        pair: usize,
+        registration: Registration,
+        ground: &Ground<'_>,
+    ) -> Result<(), SessionError> {
+        let (lane, mut facts) = self.parts(pair, ground)?.build(Placement::Copy)?;
+        facts.fallbacks.push(NOT_YET.to_owned());
+        self.run(pair, lane, facts.into(), ground);
+        self.begin_registration(pair, registration)
+            .or_else(|error| self.copy_instead(pair, &error, ground))
+    }
+
+    /// Lets a registration run beside the pair's lane; [`Self::go_direct`] is called when it is done.
+    fn begin_registration(&mut self, pair: usize, registration: Registration) -> Result<(), SessionError> {
+        let registered = Arc::clone(&self.registered);
+        let under_way = registration.begin(move || registered(pair));
+        self.registering[pair] = Some(under_way.map_err(LaneError::Thread)?);
+        Ok(())
+    }
+
+    /// Memory of a pair is registered: its direct lane takes over from the one that copies. Nothing, if that registration is not
+    /// wanted any more.
+    pub(crate) fn go_direct(&mut self, pair: usize, ground: &Ground<'_>) -> Result<(), SessionError> {
+        // Without a far side it goes on by copying, and what came of the registration is looked at when that is back.
+        if !ground.opens || ground.far.get(pair).is_none() {
+            return Ok(());
+        }
+        let Some(done) = self.registering[pair].as_ref().and_then(UnderWay::result) else {
+            return Ok(());
+        };
+        self.registering[pair] = None;
+        let became = match done {
+            Ok(registered) => self.replace_by_direct(pair, registered, ground),
+            // It needed a socket while the steward was away.
+            Err(error) if error.is_away() => {
+                let registration = self.parts(pair, ground)?.registration();
+                self.begin_registration(pair, registration)
+            }
+            Err(error) => Err(error.into()),
+        };
+        // The guest is served already: nothing of this ends its session.
+        became.or_else(|error| self.copy_instead(pair, &error, ground))
+    }
+
+    /// Waits for the end of a registration that is of no more use: a socket that it asks for must not come between those of its successor.
+    fn end_registration(&mut self, pair: usize) {
+        if let Some(under_way) = self.registering[pair].take() {
+            under_way.wait();
+        }
+    }
+
+    /// Where the lanes' frames lie now. While a pair is off, its frames are the first pair's, which the kernel
+    /// cannot know: all are copied until it is on.
+    pub(super) fn placement(&self, ground: &Ground<'_>) -> Placement {
+        let mut others = self.vrings.iter().step_by(2).skip(1);
+        let all_on = others.all(|to_guest| to_guest.enabled);
+        if all_on { ground.placement } else { Placement::Copy }
+    }
+
+    /// What the lane of a pair, whose far side is there, is made of.
+    fn parts<'a>(&'a self, pair: usize, ground: &Ground<'_>) -> Result<LaneParts<'a>, SessionError> {
+        Ok(LaneParts {
+            pair: u16::try_from(pair).unwrap_or(u16::MAX),
+            placement: ground.placement,
+            segments: ground.segments,
+            map: self.memory.map().ok_or(LaneError::NoMemory)?,
+            vrings: [&self.vrings[pair * 2], &self.vrings[pair * 2 + 1]],
+            negotiated: self.features.into(),
+            far: ground.far[pair].clone(),
+            counters: Arc::clone(&ground.counters[pair]),
+            log: self.active_log(),
+            inflight: self.inflight.as_ref(),
+            spill: self.spill.as_ref(),
+            blocks: &self.blocks,
+        })
+    }
+
+    /// Gives a lane to a worker.
+    fn run(&mut self, pair: usize, lane: Box<dyn Lane>, facts: Arc<LaneFacts>, ground: &Ground<'_>) {
+        let (cell, alarm) = (Arc::clone(&self.fault), self.alarm.clone());
+        let on_fault = Box::new(move |fault| report(&cell, fault, &alarm));
+        let (worker, id) = ground.workers.add(lane, ground.name, on_fault);
+        self.course.ran = true;
+        tracing::debug!(pair, worker, mode = facts.mode, "lane runs");
+        self.lanes[pair] = Some(ActiveLane { id, worker, facts });
+    }
+
+    pub(super) fn stop_pair(&mut self, pair: usize, workers: &Workers) {
+        self.end_registration(pair);
+        let Some(lane) = self.lanes[pair].take() else {
+            return;
+        };
+        // Closed before the lane is: a second descriptor would keep the queue bound.
+        drop(lane.facts);
+        if let Some(stopping) = workers.remove(lane.worker, lane.id) {
+            self.stop_lane(pair, stopping, workers);
+        }
+    }
+
+    fn stop_lane(&mut self, pair: usize, lane: Box<dyn Lane>, workers: &Workers) {
+        let stopped = lane.stop();
+        self.keep_bases(pair, stopped.bases);
+        stopped.calls.iter().for_each(|call| self.call(call, workers));
+    }
+
+    /// Makes a call that a stopped lane owes.
+    fn call(&self, event: &OwnedFd, workers: &Workers) {
+        if !self.blocks.load(Relaxed) && !nudge::write(event, &workers.watcher) {
+            self.blocks.store(true, Relaxed);
+            report(&self.fault, Fault::CallBlocks, &self.alarm);
+        }
+    }
+
+    fn keep_bases(&mut self, pair: usize, bases: Bases) {
+        self.vrings[pair * 2].base = bases.to_guest;
+        self.vrings[pair * 2 + 1].base = bases.from_guest;
+    }
+}
+
+/// On the worker's thread, or that of who stopped the lane: notes the fault, and wakes the port's own thread. Nothing here
+/// waits.
+fn report(cell: &FaultCell, fault: Fault, alarm: &Alarm) {
+    cell.lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+        .get_or_insert(fault);
+    alarm.raise();
+}

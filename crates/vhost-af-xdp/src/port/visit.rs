@@ -1,0 +1,80 @@
+//! What is made of VMMs that come for nothing, and of those that come while another is there.
+
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use super::session::Course;
+use crate::port::{Port, PortState};
+use crate::seldom::Seldom;
+use crate::vhost_user::features;
+use crate::vhost_user::peer;
+
+/// Sessions so short, in which the VMM is told what is offered and leaves, are declined.
+const HASTY: Duration = Duration::from_secs(5);
+/// So many of them in a row are told.
+const DECLINES: u32 = 3;
+
+/// What a session was like that is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// The VMM or its guest did wrong.
+    Wrong,
+    /// Nothing ever ran.
+    Idle,
+    /// A queue pair ran.
+    Served,
+}
+
+impl Port {
+    /// A guest keeps what it negotiated while its back end is replaced, so its VMM leaves a back end that offers less
+    /// (QEMU: hw/net/vhost_net.c, `vhost_net_init`, "vhost lacks feature mask"), and comes back for the same.
+    pub(super) fn note_declined(&self, state: &mut PortState, course: Course, wrong: bool) {
+        if course.took || wrong {
+            (state.declines, state.declined) = (0, None);
+        }
+        let short = state.began.is_some_and(|began| began.elapsed() < HASTY);
+        if course.took || wrong || !course.asked || !short {
+            return;
+        }
+        state.declines += 1;
+        if state.declines < DECLINES || state.declined.is_some() {
+            return;
+        }
+        let offered = features::offered(self.config.queues, self.config.offload);
+        let reason = format!(
+            "VMMs connect, are told what is offered ({offered:#x}), and leave: most likely the guest uses features that an earlier \
+             daemon offered and this one does not. Start it with the options that the earlier one had (--memory, --offload, --queues), or \
+             start the VMs anew"
+        );
+        if let Some(left_out) = state.lines.may() {
+            tracing::warn!(port = %self.config.endpoint, "{reason}{left_out}");
+        }
+        state.declined = Some(reason);
+    }
+
+    /// Says what a VMM did, if it may be said now.
+    pub(crate) fn warn(&self, what: &str) {
+        let left_out = self.lock("a request of its VMM").lines.may();
+        if let Some(left_out) = left_out {
+            tracing::warn!(port = %self.config.endpoint, "{what}{left_out}");
+        }
+    }
+
+    /// A second VMM connected, and the first stays.
+    pub(crate) fn turn_away(&self, second: &UnixStream, waited: Duration, lines: &mut Seldom) {
+        let name = |pid: Option<i32>| pid.map_or("a process".to_owned(), |pid| format!("process {pid}"));
+        let first = Some(self.met.load(Relaxed)).filter(|&pid| pid > 0);
+        let reason = format!(
+            "{} connected while {} has this port, and is refused after {} s: end one of them, or give each a port of its own",
+            name(peer::process(second.as_fd())),
+            name(first),
+            waited.as_secs()
+        );
+        if let Some(left_out) = lines.may() {
+            tracing::warn!(port = %self.config.endpoint, "{reason}{left_out}");
+        }
+        self.window.note_turned_away(Some(reason));
+    }
+}

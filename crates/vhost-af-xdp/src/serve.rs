@@ -1,0 +1,477 @@
+//! `vhost-af-xdp serve`: starts ports, workers and watchers, and ends them.
+//!
+//! Threads: the main one waits for signals; of each port one speaks vhost-user and one watches its interface; one
+//! answers `status`; one sees that the keeper lives; the workers move frames. All but the workers sleep nearly always.
+//! A thread of a port may wait, for the kernel, the steward or its VMM; no other port waits with it.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::{self, Write};
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use rustix::net::{SocketType, sockopt};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::thread::CapabilitySet;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::iterator::{Handle, Signals};
+
+use super::config::{Control, Endpoint, NicConfig, PortConfig, ServeConfig};
+use super::port::{Port, with_sources};
+use crate::api::control_socket;
+use crate::api::status::Status;
+use crate::api::status_view;
+use crate::guard::keeper::{Keeper, Orders};
+use crate::guard::nudge;
+use crate::guard::sigbus;
+use crate::guard::watchdog::Watchdog;
+use crate::nic::external::{self, Brought};
+use crate::nic::interface::Interfaces;
+use crate::nic::kept;
+use crate::sandbox::{self, Extra, Plan, Reach, User, attempts};
+use crate::switch::cable::{PortEnd, Wire};
+use crate::switch::worker::Workers;
+use crate::vhost_user::attend::{Meeting, attend};
+use crate::vhost_user::listener;
+use steward::capabilities;
+use steward::links::Changes;
+use steward::protocol::DEFAULT_SOCKET;
+
+/// Pause before a port whose queues could not be set up tries again: doubles up to the longest.
+const RETRY: Duration = Duration::from_secs(1);
+const LONGEST_RETRY: Duration = Duration::from_secs(5);
+/// How long ports may take to stop before the daemon ends without them: longer than a bind, and than a steward is
+/// waited for.
+const STOPPING: Duration = Duration::from_secs(12);
+
+/// Runs until a signal ends it, or the one connection that was passed in is over.
+///
+/// What needs a privilege, or the file system, comes first; then the [sandbox]; then all that has to do with guests.
+///
+/// # Errors
+/// What prevents the start; nothing stays behind then.
+pub(crate) fn run(config: &ServeConfig) -> anyhow::Result<()> {
+    config.check()?;
+    check_privileges(config)?;
+    // First of all: what is opened from here on must not be taken for what was to be inherited.
+    external::check_inherited(config)?;
+    allow_descriptors();
+    let brought = Brought::take(config).map_err(|error| anyhow::anyhow!(with_sources(&error)))?;
+    sigbus::install().context("cannot handle SIGBUS")?;
+    nudge::install().context("cannot handle SIGURG")?;
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1]).context("cannot handle signals")?;
+    let changes = subscribe(config).context("cannot watch interfaces")?;
+    let mut leftovers = Leftovers::default();
+    let mut meetings = Vec::new();
+    for port in &config.ports {
+        meetings.push(meet(port, &mut leftovers)?);
+    }
+    let control = listen_for_status(&config.control, &mut leftovers)?;
+    let interfaces = open_brought(config, brought)?;
+    let steward = steward_of(config)?;
+    let reach = reach(config, steward.as_deref());
+    let (keeper, in_force) = leave_privileges(config, &mut leftovers, reach)?;
+    if let Some(attempt) = &config.attempt {
+        return attempts::run(attempt);
+    }
+
+    let workers =
+        Workers::start(config.workers, &config.cpus, config.spin).context("cannot start workers")?;
+    let workers = Arc::new(workers);
+    let watchdog = Watchdog::start(Arc::clone(&workers))
+        .context("cannot start a thread (ulimit -u, systemd: TasksMax=)")?;
+    let steward = steward.or_else(|| keeper.steward());
+    let interfaces = interfaces.leased_from(steward.unwrap_or_default(), config.steward.is_none());
+    let ports = open_ports(config, interfaces, &workers)?;
+    tracing::info!("sandbox: {in_force}");
+    tell_what_is_off(config);
+    let read = {
+        let (ports, workers) = (ports.clone(), Arc::clone(&workers));
+        move || Status::read(&ports, (&workers, &watchdog), &in_force)
+    };
+    if let Some(listener) = control {
+        let read = read.clone();
+        let body = move || control_socket::serve(&listener, read);
+        let started = std::thread::Builder::new().name("status".to_owned()).spawn(body);
+        started.context("cannot start a thread (ulimit -u, systemd: TasksMax=)")?;
+    }
+    for (port, changes) in ports.iter().zip(changes) {
+        watch_link(changes, port)?;
+    }
+    let handle = signals.handle();
+    let lost = watch_keeper(&keeper, handle.clone())?;
+    for (port, meeting) in ports.iter().zip(meetings) {
+        start_attending(port, meeting, handle.clone())?;
+    }
+    wait_for_the_end(&mut signals, read);
+    stop(&ports);
+    // Waiting for a worker that hangs would be for ever; the end of the process ends all.
+    std::mem::forget(workers);
+    if lost.load(Ordering::Relaxed) {
+        bail!("the keeper of this daemon has ended, and the XDP program with it: start the daemon again");
+    }
+    Ok(())
+}
+
+/// Until a signal ends the daemon, or somebody who closes what they come by.
+fn wait_for_the_end(signals: &mut Signals, read: impl Fn() -> Status) {
+    for signal in signals.forever() {
+        match signal {
+            // Whether anybody reads is no matter to the guests.
+            SIGUSR1 => drop(write!(io::stderr(), "{}", status_view::render(&read()))),
+            SIGHUP => tracing::info!("SIGHUP is ignored: there is nothing to read again"),
+            _ => return,
+        }
+    }
+}
+
+/// Who has no steward leases queues of its own keeper, which has the privileges of who starts it.
+fn check_privileges(config: &ServeConfig) -> anyhow::Result<()> {
+    let queues = config.queues();
+    let Some((name, ..)) = queues.first().filter(|_| config.steward.is_none()) else {
+        return Ok(());
+    };
+    let lacking = capabilities::lacking().context("cannot see capabilities")?;
+    if lacking.is_empty() {
+        return Ok(());
+    }
+    bail!(
+        "--ifname {name}: an XDP program and AF_XDP sockets take {}, which this process lacks: start it as root or with these, or lease \
+         queues from a steward (--steward {DEFAULT_SOCKET})",
+        lacking.join(", ")
+    )
+}
+
+/// What was taken away from the sandbox and from what guests are offered, a line each.
+fn tell_what_is_off(config: &ServeConfig) {
+    let layers = config.layers.off();
+    if !layers.is_empty() {
+        tracing::warn!("sandbox: {} off by --sandbox", layers.join(", "));
+    }
+    for port in &config.ports {
+        let offloads = port.offloads_off();
+        if !offloads.is_empty() {
+            tracing::warn!(port = %port.endpoint, "{} off by --offload", offloads.join(", "));
+        }
+    }
+}
+
+/// As many descriptors as this process may have: a guest's memory and rings have some tens.
+fn allow_descriptors() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    let _ = setrlimit(Resource::Nofile, raised);
+}
+
+fn start_attending(port: &Arc<Port>, meeting: Meeting, signals: Handle) -> anyhow::Result<()> {
+    tracing::info!(port = %port.config.endpoint, "ready");
+    let name = format!("port {}", port.config.endpoint);
+    let port = Arc::clone(port);
+    let body = move || {
+        attend(&port, meeting);
+        // Only a connection that was passed in ends by itself, and the daemon with it.
+        signals.close();
+    };
+    std::thread::Builder::new()
+        .name(name.chars().take(15).collect())
+        .spawn(body)
+        .context("cannot start a thread (ulimit -u, systemd: TasksMax=)")?;
+    Ok(())
+}
+
+/// Opens the sockets that are kept as long as the daemon runs: what is allowed to open them is given up.
+fn open_brought(config: &ServeConfig, brought: Brought) -> anyhow::Result<Interfaces> {
+    let on_queues = config.ports.iter().filter(|port| port.wanted().is_some());
+    let pairs = on_queues.map(|port| u64::from(port.queues)).sum();
+    let interfaces = Interfaces::new(brought, pairs);
+    for port in &config.ports {
+        kept::settle_all(port, &interfaces)
+            .map_err(|error| anyhow::anyhow!("port {}: {}", port.endpoint, with_sources(&error)))?;
+    }
+    Ok(interfaces)
+}
+
+/// Where the steward that was named listens: without links, which lead out of the sandbox's mounts.
+fn steward_of(config: &ServeConfig) -> anyhow::Result<Option<PathBuf>> {
+    let Some(path) = &config.steward else {
+        return Ok(None);
+    };
+    let missing = || {
+        let path = path.display();
+        format!("no steward at {path}: start vhost-af-xdp-steward, or name its socket with --steward")
+    };
+    sandbox::without_links(path).with_context(missing).map(Some)
+}
+
+/// Which paths the daemon connects to later on.
+fn reach(config: &ServeConfig, steward: Option<&Path>) -> Reach {
+    let connects = |port: &PortConfig| matches!(port.endpoint, Endpoint::Client(_));
+    if config.ports.iter().any(connects) {
+        return Reach::Any("--client connects to sockets of VMMs, whose directories come and go");
+    }
+    let directories = steward.and_then(Path::parent).map(Path::to_owned);
+    Reach::Only(directories.into_iter().collect())
+}
+
+/// Starts the keeper and enters the sandbox. From here on the keeper removes what is left over.
+fn leave_privileges(
+    config: &ServeConfig,
+    leftovers: &mut Leftovers,
+    reach: Reach,
+) -> anyhow::Result<(Keeper, sandbox::InForce)> {
+    let root = rustix::process::geteuid().is_root();
+    let user = match &config.user {
+        None if root => User::nobody(),
+        user => user.clone(),
+    };
+    let user = user.filter(|_| config.layers.user);
+    user.as_ref().map_or(Ok(()), User::check)?;
+    let owner = user.as_ref().map_or_else(
+        || {
+            (
+                rustix::process::geteuid().as_raw(),
+                rustix::process::getegid().as_raw(),
+            )
+        },
+        User::owner,
+    );
+    let leases = match &config.steward {
+        Some(_) => Vec::new(),
+        None => config.queues(),
+    };
+    // Their sockets and maps are open; the interface is looked at from here.
+    let brings = config.ports.iter().any(PortConfig::brings);
+    let keeper = Keeper::start(&Orders {
+        leases: &leases,
+        owner,
+        files: &leftovers.0,
+        meets: &config.paths(),
+    })?;
+    leftovers.0.clear();
+    let plan = Plan {
+        layers: config.layers,
+        user,
+        reach,
+        no_interface: !brings,
+        keeps: match config.ports.iter().any(PortConfig::opens_sockets) {
+            true => CapabilitySet::NET_RAW,
+            false => CapabilitySet::empty(),
+        },
+        extra: Extra {
+            bpf_map: brings,
+            interfaces: brings,
+        },
+    };
+    let in_force = sandbox::enter(&plan)?;
+    Ok((keeper, in_force))
+}
+
+/// Opens what the ports' frames go to, and tries that all queues can be had, together.
+fn open_ports(
+    config: &ServeConfig,
+    interfaces: Interfaces,
+    workers: &Arc<Workers>,
+) -> anyhow::Result<Vec<Arc<Port>>> {
+    let interfaces = Arc::new(interfaces);
+    let mut cables = cables(config).context("cannot make a cable")?;
+    let mut ports = Vec::new();
+    for port in &config.ports {
+        let cable = port.nic.cable().and_then(|name| cables.get_mut(name)?.pop());
+        let opened = Port::open(port.clone(), Arc::clone(&interfaces), Arc::clone(workers), cable);
+        let port =
+            opened.map_err(|error| anyhow::anyhow!("port {}: {}", port.endpoint, with_sources(&error)))?;
+        ports.push(Arc::new(port));
+    }
+    let mut tried = Vec::new();
+    for port in &ports {
+        let queues = port.try_queues();
+        tried.push(
+            queues.map_err(|error| {
+                anyhow::anyhow!("port {}: {}", port.config.endpoint, with_sources(&error))
+            })?,
+        );
+    }
+    Ok(ports)
+}
+
+/// Ends the daemon when its keeper ends and the leases with it; true in what is returned then.
+fn watch_keeper(keeper: &Keeper, signals: Handle) -> anyhow::Result<Arc<AtomicBool>> {
+    let (lost, private) = (Arc::new(AtomicBool::new(false)), keeper.steward().is_some());
+    let tell = Arc::clone(&lost);
+    let gone = move || {
+        tracing::error!("the keeper of this daemon has ended; socket files will not be removed");
+        if private {
+            // Read after the signals' iterator has ended, which synchronizes.
+            tell.store(true, Ordering::Relaxed);
+            signals.close();
+        }
+    };
+    keeper.watch(gone).context("cannot watch the keeper")?;
+    Ok(lost)
+}
+
+/// The cables by name, each with its two ends.
+fn cables(config: &ServeConfig) -> io::Result<HashMap<String, Vec<PortEnd>>> {
+    let mut pairs: HashMap<String, Vec<u16>> = HashMap::new();
+    for port in &config.ports {
+        if let Some(name) = port.nic.cable() {
+            // The ends are handed out from the back.
+            pairs.entry(name.to_owned()).or_default().insert(0, port.queues);
+        }
+    }
+    let ends = |(name, pairs): (String, Vec<u16>)| {
+        let [first, second] = <[u16; 2]>::try_from(pairs).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let wire = Arc::new(Wire::new([first, second])?);
+        Ok((name, vec![(Arc::clone(&wire), 0), (wire, 1)]))
+    };
+    pairs.into_iter().map(ends).collect()
+}
+
+/// Socket files of ours, removed if the start fails before the keeper takes over.
+#[derive(Default)]
+struct Leftovers(Vec<PathBuf>);
+
+impl Drop for Leftovers {
+    fn drop(&mut self) {
+        for path in &self.0 {
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+fn meet(port: &PortConfig, leftovers: &mut Leftovers) -> anyhow::Result<Meeting> {
+    Ok(match &port.endpoint {
+        Endpoint::Server(path) => {
+            let listened = listener::listen_at(path, &port.access);
+            let listener = listened.with_context(|| format!("cannot listen at {}", path.display()))?;
+            leftovers.0.push(path.clone());
+            Meeting::Listen(listener)
+        }
+        Endpoint::Client(path) => Meeting::Connect(path.clone()),
+        Endpoint::Fd(fd) => inherited(*fd)?,
+    })
+}
+
+/// A descriptor that the parent left us: SO_ACCEPTCONN tells which kind it is.
+#[allow(unsafe_code)]
+fn inherited(fd: i32) -> anyhow::Result<Meeting> {
+    // SAFETY: the descriptor was inherited (`external::check_inherited`), by the meaning of --fd it is ours alone, and it is
+    // named once (config.rs).
+    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    let domain = sockopt::socket_domain(&socket)
+        .map_err(|_| anyhow::anyhow!("--fd {fd}: not a socket: pass a Unix stream socket"))?;
+    if domain != rustix::net::AddressFamily::UNIX || sockopt::socket_type(&socket)? != SocketType::STREAM {
+        bail!("--fd {fd}: not a Unix stream socket, which vhost-user needs: pass one");
+    }
+    let _ = rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC);
+    if sockopt::socket_acceptconn(&socket)? {
+        return Ok(Meeting::Listen(socket.into()));
+    }
+    if rustix::net::getpeername(&socket).is_err() {
+        bail!("--fd {fd}: a socket that neither listens nor is connected: pass one that does");
+    }
+    Ok(Meeting::Once(socket.into()))
+}
+
+/// Listens for `status`. Not having that is no reason not to serve.
+fn listen_for_status(control: &Control, leftovers: &mut Leftovers) -> anyhow::Result<Option<UnixListener>> {
+    let (path, listened) = match control {
+        Control::Nowhere => return Ok(None),
+        Control::At(path) => {
+            let listened = control_socket::listen(path);
+            let listened = listened.with_context(|| format!("--control {}", path.display()))?;
+            (path.clone(), listened)
+        }
+        // Nobody asked for it, and guests can do without.
+        Control::Usual => {
+            let usual = control_socket::default_path();
+            match control_socket::listen(&usual) {
+                Ok(listened) => (usual, listened),
+                Err(error) => {
+                    tracing::warn!(
+                        "no control socket, `status` will not find this daemon: {error} (--control PATH)"
+                    );
+                    return Ok(None);
+                }
+            }
+        }
+    };
+    leftovers.0.push(path);
+    Ok(Some(listened))
+}
+
+/// For each port what tells of changes of its interface, if it has one.
+fn subscribe(config: &ServeConfig) -> io::Result<Vec<Option<Changes>>> {
+    let of = |port: &PortConfig| match port.nic {
+        NicConfig::Interface { .. } => Changes::subscribe().map(Some),
+        NicConfig::Null { .. } | NicConfig::Cable { .. } => Ok(None),
+    };
+    config.ports.iter().map(of).collect()
+}
+
+fn watch_link(changes: Option<Changes>, port: &Arc<Port>) -> anyhow::Result<()> {
+    let Some(mut changes) = changes else {
+        return Ok(());
+    };
+    let port = Arc::clone(port);
+    let body = move || {
+        let mut pause = RETRY;
+        loop {
+            let again = port.check_link();
+            let leased = port.watched();
+            let lease = leased.as_ref().and_then(|interface| interface.watch());
+            let also: Vec<_> = lease.into_iter().chain([port.bell()]).collect();
+            let longest = match again {
+                true => Some(pause),
+                // What a steward tells while another thread waits for its answer, that thread reads.
+                false => lease.map(|_| RETRY),
+            };
+            pause = if again {
+                (pause * 2).min(LONGEST_RETRY)
+            } else {
+                RETRY
+            };
+            changes.wait(&also, longest);
+            let _ = rustix::io::read(port.bell(), &mut [0; 8]);
+        }
+    };
+    std::thread::Builder::new()
+        .name("link".to_owned())
+        .spawn(body)
+        .context("cannot start a thread (ulimit -u, systemd: TasksMax=)")?;
+    Ok(())
+}
+
+/// Stops all ports, and waits for them, but not for ever: one may hang, with a worker in memory that never answers, or
+/// with a steward that is stopped.
+fn stop(ports: &[Arc<Port>]) {
+    let deadline = Instant::now() + STOPPING;
+    let (stopped, told) = mpsc::channel();
+    for (index, port) in ports.iter().enumerate() {
+        let (port, stopped) = (Arc::clone(port), stopped.clone());
+        let body = move || {
+            port.shut_down();
+            let _ = stopped.send(index);
+        };
+        if let Err(error) = std::thread::Builder::new().name("stop".to_owned()).spawn(body) {
+            tracing::warn!(port = %ports[index].config.endpoint, %error, "no thread to stop it with: it ends as if killed");
+        }
+    }
+    drop(stopped);
+    let mut left: Vec<usize> = (0..ports.len()).collect();
+    while let Ok(index) = told.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+        left.retain(|&other| other != index);
+    }
+    for index in left {
+        tracing::warn!(port = %ports[index].config.endpoint, "does not stop in {} s: it ends as if killed", STOPPING.as_secs());
+    }
+}

@@ -1,0 +1,125 @@
+//! What a lane that is stopped still delivers: a null NIC has frames, and the lane has not breathed.
+
+use virtqueue::driver::{Buffer, QueueDriver};
+use virtqueue::{Journal, QueueFeatures};
+use xsk::OwnMemory;
+
+use super::*;
+use crate::nic::null::{NullConfig, NullNic};
+use crate::switch::spill::Spill;
+use crate::switch::spill::SpillEnd;
+use crate::switch::test_guest::Memory;
+use device::offloads::Offloads;
+
+const FRAME_BYTES: u32 = 60;
+/// Frames that the NIC has.
+const ARRIVED: usize = 40;
+const COALESCED: Offloads = Offloads {
+    guest_csum: true,
+    guest_tso4: true,
+    ..Offloads::NONE
+};
+
+/// A guest with so many receive buffers, and the driver of that queue.
+fn guest(packed: bool, offloads: Offloads, buffers: usize) -> (QueuePair, QueueDriver) {
+    let memory = Memory::new(1 << 20, 0);
+    let features = QueueFeatures {
+        packed,
+        ..QueueFeatures::default()
+    };
+    let vring = || memory.vring(64, features, Journal::None);
+    let ((to_guest, mut driver), (from_guest, _)) = (vring(), vring());
+    for _ in 0..buffers {
+        let addr = memory.ram.alloc(2048, 64).expect("memory is left");
+        driver
+            .add(&[Buffer::writable(addr, 2048)])
+            .expect("room in the ring");
+    }
+    driver.publish();
+    (memory.side(from_guest, to_guest, offloads), driver)
+}
+
+/// A lane of that guest's, over a null NIC that has frames.
+fn lane(side: QueuePair) -> (Box<CopyLane<NullNic>>, Arc<PairCounters>) {
+    let memory = OwnMemory::new(2 * ARRIVED * 2048).expect("memory");
+    let umem = Umem::aligned(Arc::new(memory), 2048, 0).expect("good");
+    let pool: FramePool = umem.all_frames().expect("ours").collect();
+    let config = NullConfig {
+        frame_bytes: FRAME_BYTES,
+        header_bytes: 0,
+    };
+    let nic = NullNic::new(umem.clone(), config, ARRIVED);
+    let counters = Arc::new(PairCounters::default());
+    let memory = (umem, pool, ARRIVED);
+    let lane = CopyLane::new(side, nic, memory, Sends::PLAIN, Arc::clone(&counters));
+    (Box::new(lane), counters)
+}
+
+/// Stops a lane that has frames for a guest with so many buffers; frames that were delivered, and those counted as lost.
+fn delivered_and_lost(packed: bool, offloads: Offloads, buffers: usize) -> (usize, u64) {
+    let (side, mut driver) = guest(packed, offloads, buffers);
+    let (lane, counters) = lane(side);
+    let bases = lane.stop().bases;
+    let used: Vec<_> = std::iter::from_fn(|| driver.take_used()).collect();
+    assert!(used.iter().all(|used| used.len == 12 + FRAME_BYTES));
+    let slots = u32::try_from(used.len()).expect("few");
+    assert_eq!(bases.to_guest & 0x7fff, slots, "the base is behind them");
+    (used.len(), counters.to_guest_queue_stopped.get())
+}
+
+#[test]
+fn what_has_come_is_delivered_when_a_lane_is_stopped_and_the_rest_is_counted() {
+    for packed in [false, true] {
+        for offloads in [Offloads::NONE, COALESCED] {
+            for buffers in [0, 3, 60] {
+                let (delivered, lost) = delivered_and_lost(packed, offloads, buffers);
+                let what = format!("packed {packed}, {offloads:?}, {buffers} buffers");
+                assert_eq!(delivered, buffers, "{what}");
+                // A null NIC makes new frames of chunks that it gets back.
+                assert!(lost as usize + buffers >= ARRIVED, "{lost}: {what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn lane_of_a_guest_that_did_wrong_uses_no_further_buffer() {
+    for packed in [false, true] {
+        let (mut side, mut driver) = guest(packed, Offloads::NONE, 60);
+        // Its transmit queue is one for which nothing can be sent: a buffer to be written.
+        std::mem::swap(&mut side.to_guest, &mut side.from_guest);
+        let (mut lane, counters) = lane(side);
+        assert!(lane.breathe().is_err());
+        let before = std::iter::from_fn(|| driver.take_used()).count();
+        std::mem::swap(&mut lane.guest.to_guest, &mut lane.guest.from_guest);
+        lane.stop();
+        assert_eq!((before, driver.take_used()), (0, None), "packed {packed}");
+        assert!(counters.to_guest_queue_stopped.get() >= ARRIVED as u64);
+    }
+}
+
+#[test]
+fn frames_of_a_pair_that_is_off_are_counted_and_not_left_to_a_lane_that_may_be_gone() {
+    for offloads in [Offloads::NONE, COALESCED] {
+        let spill = Arc::new(Spill::new().expect("an eventfd"));
+        let (mut side, mut driver) = guest(false, offloads, 60);
+        side.to_guest.enabled = false;
+        let (mut lane, counters) = lane(side);
+        lane.spill = Some(SpillEnd::Gives(Arc::clone(&spill)));
+        lane.stop();
+        assert!(spill.is_empty() && driver.take_used().is_none());
+        assert!(counters.to_guest_queue_stopped.get() >= ARRIVED as u64);
+    }
+}
+
+#[test]
+fn frames_that_wait_for_the_first_pair_go_with_its_lane() {
+    let spill = Arc::new(Spill::new().expect("an eventfd"));
+    let (side, _driver) = guest(false, Offloads::NONE, 0);
+    let (mut lane, counters) = lane(side);
+    lane.spill = Some(SpillEnd::Delivers(Arc::clone(&spill)));
+    assert!(spill.push(vec![0; 60]) && spill.push(vec![0; 60]));
+    lane.stop();
+    assert!(spill.is_empty());
+    assert!(counters.to_guest_queue_stopped.get() >= 2 + ARRIVED as u64);
+}

@@ -1,0 +1,127 @@
+//! Copies between guest memory and UMEM.
+//!
+//! Purpose: the one place of the data path that dereferences pointers. Both sides are shared (the
+//! guest writes its RAM whenever it likes, the kernel writes frames that it holds), so bytes move
+//! by raw pointer and no reference to them is ever formed. The one exception is a chunk of our own, in private memory, while it
+//! is in our hands ([`own_bytes`], [`received_bytes`]).
+//!
+//! Invariant: every range is checked against its mapping here, whatever was checked before; two
+//! comparisons are cheaper than an argument.
+
+#![allow(unsafe_code)]
+
+use std::ptr::{self, NonNull};
+
+use virtqueue::MemoryMap;
+use xsk::{RxDesc, TxDesc, Umem, UmemMemory, UmemOffset};
+
+use device::pair::{HEADER_BYTES, Piece};
+
+/// Guest RAM with the bounce area behind it, as memory for a UMEM (direct placement).
+pub(crate) struct GuestRam(pub(crate) std::sync::Arc<MemoryMap>);
+
+// SAFETY: the mapping is `len` bytes from `base`, without a hole, and lives until the last `Arc`
+// of it goes; `MemoryMap` establishes that in its constructor and never moves or shrinks it.
+unsafe impl UmemMemory for GuestRam {
+    fn base(&self) -> NonNull<u8> {
+        self.0.base()
+    }
+
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// Copies a piece of guest memory into the UMEM. `None`: a range is outside its mapping, nothing
+/// was copied.
+#[inline]
+pub(crate) fn guest_to_umem(guest: &MemoryMap, from: Piece, umem: &Umem, to: UmemOffset) -> Option<()> {
+    let source = guest.ptr(from.offset, from.len as usize)?;
+    let target = umem.ptr(to, from.len as usize)?;
+    copy(source, target, from.len as usize);
+    Some(())
+}
+
+/// Copies a piece of the UMEM into guest memory; as [`guest_to_umem`].
+#[inline]
+pub(crate) fn umem_to_guest(umem: &Umem, from: UmemOffset, guest: &MemoryMap, to: Piece) -> Option<()> {
+    let source = umem.ptr(from, to.len as usize)?;
+    let target = guest.ptr(to.offset, to.len as usize)?;
+    copy(source, target, to.len as usize);
+    Some(())
+}
+
+/// Copies a whole frame of `len` bytes into guest memory, with its virtio-net header in front; as
+/// [`guest_to_umem`].
+#[inline]
+pub(crate) fn frame_to_guest(
+    umem: &Umem,
+    (from, len): (UmemOffset, u32),
+    guest: &MemoryMap,
+    to: u64,
+    header: [u8; HEADER_BYTES as usize],
+) -> Option<()> {
+    let source = umem.ptr(from, len as usize)?;
+    let target = guest.ptr(to, header.len() + len as usize)?;
+    copy(NonNull::from(&header).cast(), target, header.len());
+    // SAFETY: `target` has room for header and frame, as was just checked.
+    copy(source, unsafe { target.add(header.len()) }, len as usize);
+    Some(())
+}
+
+/// The bytes that a descriptor sends from a chunk of ours, which it still owns; `None` if they are not all at `own_from` or behind.
+///
+/// Whatever lies before `own_from` may be guest memory, of which no slice is ever made.
+#[inline]
+pub(crate) fn own_bytes<'a>(
+    umem: &'a Umem,
+    own_from: UmemOffset,
+    desc: &'a mut TxDesc,
+) -> Option<&'a mut [u8]> {
+    if desc.offset < own_from {
+        return None;
+    }
+    let start = umem.ptr(desc.offset, desc.len as usize)?;
+    // SAFETY: the range is inside the mapping, as was just checked, which the UMEM keeps alive. Nobody else reads or writes it: no guest
+    // address leads there (`own_from`), the kernel has given the chunk up, which the descriptor's frame stands for, and that is borrowed
+    // for as long as the slice is. Descriptors that share a chunk refer to no byte in common, and the kernel gets the
+    // first of them after the last was made (copy/cutter.rs). Any bytes are valid.
+    Some(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), desc.len as usize) })
+}
+
+/// The bytes of a received piece in copy placement, where chunks are memory of our own; `None` if they are not all in the piece's
+/// chunk, or in other placements.
+#[inline]
+pub(crate) fn received_bytes<'a>(umem: &'a Umem, piece: &'a RxDesc) -> Option<&'a [u8]> {
+    let start = received_start(umem, piece)?;
+    // SAFETY: as received_start says; the piece is borrowed for as long as the slice is, so its chunk stays in our hands.
+    Some(unsafe { std::slice::from_raw_parts(start.as_ptr(), piece.len as usize) })
+}
+
+/// As [`received_bytes`], to be changed.
+#[inline]
+pub(crate) fn received_bytes_mut<'a>(umem: &'a Umem, piece: &'a mut RxDesc) -> Option<&'a mut [u8]> {
+    let start = received_start(umem, piece)?;
+    // SAFETY: as received_start says; the piece is borrowed alone for as long as the slice is.
+    Some(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), piece.len as usize) })
+}
+
+/// Where a received piece lies. Its bytes are inside the mapping, which the UMEM keeps alive, and inside the chunk that the piece
+/// owns: the kernel gave it up with the descriptor, no other [`xsk::Frame`] stands for it, and aligned chunks do not overlap.
+/// An aligned UMEM is private memory of the daemon's, which no guest maps ([`GuestRam`] is registered unaligned).
+#[inline]
+fn received_start(umem: &Umem, piece: &RxDesc) -> Option<NonNull<u8>> {
+    let into = piece.data.get().checked_sub(piece.frame.offset().get())?;
+    let inside = into + u64::from(piece.len) <= u64::from(umem.chunk_size());
+    (inside && !umem.is_unaligned())
+        .then(|| umem.ptr(piece.data, piece.len as usize))
+        .flatten()
+}
+
+#[inline]
+fn copy(source: NonNull<u8>, target: NonNull<u8>, len: usize) {
+    // SAFETY: both ranges were just checked to lie within mappings that outlive this call. They
+    // may overlap only if the guest says so (direct placement, a chain that points at itself is
+    // still outside the bounce area), for which `copy` is defined.
+    unsafe { ptr::copy(source.as_ptr(), target.as_ptr(), len) }
+}

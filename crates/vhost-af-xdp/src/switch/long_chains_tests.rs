@@ -1,0 +1,149 @@
+//! Receive buffers in as many pieces as the queue has entries, through whole lanes: neither a turn nor the memory of a lane is
+//! as long as the guest wants it.
+
+use std::sync::{Arc, Mutex};
+
+use offload::segment::Request;
+use virtqueue::driver::{Buffer, QueueDriver};
+use virtqueue::{GuestAddr, Journal, QueueFeatures};
+use xsk::{FramePool, OwnMemory, Umem, UmemOffset};
+
+use super::cable::{CableEnd, CableLane, Parcel, Wire as Cable};
+use super::copy::CopyLane;
+use super::copy_bytes::GuestRam as Ram;
+use super::lane::{DESCRIPTORS, Lane};
+use super::test_guest::{HEADER, Memory};
+use super::test_nic::{TestNic, Wire};
+use crate::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
+use crate::nic::queue::Sends;
+use device::counters::PairCounters;
+use device::offloads::Offloads;
+use device::pair::QueuePair;
+
+/// Entries of the queue, and pieces of a buffer: more than a turn reads.
+const QUEUE: u32 = 2 * DESCRIPTORS as u32;
+const BUFFERS: usize = 8;
+const FRAME: u32 = 60;
+const RAM: u64 = 4 << 20;
+
+/// A guest with `first` and then buffers of [`QUEUE`] bytes, each a descriptor of its own.
+fn guest(memory: &Memory, first: &[Buffer]) -> (QueuePair, QueueDriver) {
+    let features = QueueFeatures {
+        indirect: true,
+        ..QueueFeatures::default()
+    };
+    let vring = || memory.vring(QUEUE, features, Journal::None);
+    let ((to_guest, mut driver), (from_guest, _)) = (vring(), vring());
+    if !first.is_empty() {
+        driver.add(first).expect("room in the ring");
+    }
+    for _ in 0..BUFFERS {
+        let begin = memory.ram.alloc(QUEUE.into(), 1).expect("memory is left").get();
+        let bytes: Vec<_> = (0..u64::from(QUEUE))
+            .map(|at| Buffer::writable(GuestAddr(begin + at), 1))
+            .collect();
+        driver.add_indirect(&bytes).expect("room in the ring");
+    }
+    driver.publish();
+    (memory.side(from_guest, to_guest, Offloads::NONE), driver)
+}
+
+/// Breathes until all buffers are used; how many were used by each breath.
+fn breaths(lane: &mut dyn Lane, driver: &mut QueueDriver) -> Vec<usize> {
+    let mut used = Vec::new();
+    while used.iter().sum::<usize>() < BUFFERS && used.len() < 2 * BUFFERS {
+        lane.breathe().expect("no fault");
+        let lens = std::iter::from_fn(|| driver.take_used()).map(|used| used.len);
+        used.push(lens.inspect(|&len| assert_eq!(len, HEADER + FRAME)).count());
+    }
+    used
+}
+
+#[test]
+fn turn_of_a_copy_lane_is_not_made_longer_by_the_pieces_of_buffers() {
+    let looked_at = Offloads {
+        guest_csum: true,
+        guest_tso4: true,
+        ..Offloads::NONE
+    };
+    for offloads in [Offloads::NONE, looked_at] {
+        let (guest, mut driver) = guest(&Memory::new(RAM, 0), &[]);
+        let guest = QueuePair { offloads, ..guest };
+        let umem =
+            Umem::aligned(Arc::new(OwnMemory::new(64 * 2048).expect("memory")), 2048, 0).expect("good");
+        let mut wire = Wire::new(umem.clone(), 64, 64);
+        wire.fill = 32;
+        let wire = Arc::new(Mutex::new(wire));
+        let pool: FramePool = umem.all_frames().expect("ours").collect();
+        let memory = (umem, pool, 32);
+        let nic = TestNic(Arc::clone(&wire));
+        let mut lane = CopyLane::new(guest, nic, memory, Sends::PLAIN, Arc::default());
+        for _ in 0..BUFFERS {
+            wire.lock().expect("no panic").receive(FRAME, false);
+        }
+        assert_eq!(breaths(&mut lane, &mut driver), [1; BUFFERS], "{offloads:?}");
+    }
+}
+
+#[test]
+fn turn_of_a_cable_is_not_made_longer_by_the_pieces_of_buffers() {
+    let (guest, mut driver) = guest(&Memory::new(RAM, 0), &[]);
+    let wire = Arc::new(Cable::new([1, 1]).expect("descriptors"));
+    let end = CableEnd {
+        wire: Arc::clone(&wire),
+        end: 0,
+        pair: 0,
+    };
+    let mut lane = CableLane::new(guest, end, Arc::default());
+    let parcel = || Parcel {
+        request: Request::default(),
+        header_len: 0,
+        bytes: vec![0; FRAME as usize],
+    };
+    let mut parcels: Vec<_> = (0..BUFFERS).map(|_| parcel()).collect();
+    assert_eq!(wire.inbox(0, 0).push(&mut parcels), 0);
+    assert_eq!(breaths(&mut lane, &mut driver), [1; BUFFERS]);
+}
+
+#[test]
+fn direct_lane_keeps_few_pieces_of_buffers_and_uses_them_all() {
+    let short = Buffer::writable(GuestAddr(64), 100);
+    // Buffers that wait each with a chunk of its own, and those behind one that is too small for that.
+    for first in [&[][..], &[short]] {
+        let private = 32 * CHUNK_BYTES as usize;
+        let memory = Memory::new(RAM, private);
+        let _first = memory.ram.alloc(4096, 64).expect("memory");
+        let (guest, mut driver) = guest(&memory, first);
+        let own = memory.map.private_offset();
+        let umem = Umem::unaligned(Arc::new(Ram(memory.map)), CHUNK_BYTES, 0).expect("good");
+        let mut wire = Wire::new(umem.clone(), 64, 64);
+        wire.fill = 32;
+        let wire = Arc::new(Mutex::new(wire));
+        let pool: FramePool = umem.frames(own..own + private as u64).expect("inside").collect();
+        let direct = DirectMemory {
+            umem,
+            pool,
+            in_flight: QUEUE as usize,
+            own_from: UmemOffset::new(own),
+        };
+        let counters = Arc::new(PairCounters::default());
+        let nic = TestNic(Arc::clone(&wire));
+        let mut lane = DirectLane::new(guest, nic, direct, Sends::PLAIN, Arc::clone(&counters));
+        for _ in 0..2 * BUFFERS {
+            lane.breathe().expect("no fault");
+        }
+        let taken = lane.guest().bases().to_guest as usize;
+        assert!((1..=2).contains(&taken), "{taken} buffers taken");
+        let mut used = 0;
+        for _ in 0..BUFFERS + first.len() {
+            // One frame needs the short buffer and the next one.
+            if used < BUFFERS + first.len() {
+                wire.lock().expect("no panic").receive(FRAME, false);
+            }
+            lane.breathe().expect("no fault");
+            used += std::iter::from_fn(|| driver.take_used()).count();
+        }
+        assert_eq!(used, BUFFERS + first.len());
+        assert_eq!(counters.bounced_frames.get(), used as u64);
+    }
+}

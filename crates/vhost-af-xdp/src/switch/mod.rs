@@ -1,0 +1,25 @@
+//! The data path: frames between guests and NIC queues.
+//!
+//! Everything that touches a frame. A [`lane::Lane`] joins one queue pair of a guest with one NIC queue and is owned
+//! outright by one [`worker`] thread; control reaches it by message.
+//!
+//! Invariants: nothing here imports what decides (`port`, `vhost_user`, `api`); nothing here blocks, logs or takes a
+//! lock while frames move; each loss has a counter of its own ([`device::counters`]).
+
+pub(crate) mod cable;
+pub(crate) mod copy;
+pub(crate) mod copy_bytes;
+pub(crate) mod lane;
+#[cfg(test)]
+mod long_chains_tests;
+#[cfg(test)]
+mod pieces_tests;
+pub(crate) mod progress;
+pub(crate) mod received;
+pub(crate) mod spill;
+pub(crate) mod super_frame;
+#[cfg(test)]
+pub(crate) mod test_guest;
+#[cfg(test)]
+pub(crate) mod test_nic;
+pub(crate) mod worker;

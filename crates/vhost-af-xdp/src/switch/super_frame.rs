@@ -1,0 +1,338 @@
+//! A guest's super-frame, and the frames that are built of it.
+//!
+//! Purpose: what both placements do alike when a frame from the guest asks for more than being sent. A
+//! [`SuperFrame`] is the plan by which it is cut, made of a private copy of its headers, and how far that has come. A
+//! [`Builder`] makes frames in chunks of ours: headers, payload from wherever it lies, and the checksum, which
+//! is left to the kernel or the NIC (XDP TX metadata, Documentation/networking/xsk-tx-metadata.rst) where
+//! the socket takes that, else completed in the chunk.
+//!
+//! Invariants: what a plan or the metadata says rests on bytes that no guest can change any more. The kernel stops a
+//! TX ring for good at metadata that it finds wrong (`xsk_build_skb`, net/xdp/xsk.c, leaves the descriptor in the
+//! ring), so it is only given what it cannot refuse: a checksum that lies in the frame's first descriptor. And only for TCP
+//! and UDP where they really are: what a NIC does with other places is nothing to try on behalf of a guest.
+
+use std::time::Duration;
+
+use offload::packet::{self, HEADERS_MAX};
+use offload::segment::{Gso, Plan};
+use offload::{checksum, checksum::Sum};
+use virtqueue::{Buffer, MemoryMap};
+use xsk::{FramePool, TxDesc, Umem, UmemOffset};
+
+use super::copy_bytes::{guest_to_umem, own_bytes};
+use super::lane::DESCRIPTORS_A_FRAME;
+use crate::nic::queue::Sends;
+use device::counters::PairCounters;
+use device::pair::{Cursor, QueuePair};
+
+/// Bytes of metadata before each frame sent, where there is any: `struct xsk_tx_metadata`
+/// (include/uapi/linux/if_xdp.h) has 16 or, from 6.14 on, 24; this many leave the frame on a cache line of its own.
+pub(crate) const TX_METADATA_BYTES: u32 = 64;
+/// `XDP_TXMD_FLAGS_CHECKSUM`.
+pub(crate) const TXMD_CHECKSUM: u64 = 1 << 1;
+/// Where UDP's checksum is in its header; there a zero means "none", and 0xffff is stored in its place.
+const UDP_CHECKSUM: u16 = 6;
+
+/// How often a lane that is stopped waits for room for what is left of a super-frame, and how long each time.
+pub(crate) const LAST_WAITS: usize = 20;
+pub(crate) const LAST_WAIT: Duration = Duration::from_millis(1);
+
+/// How often it then asks the kernel to send what is queued.
+pub(crate) const LAST_KICKS: usize = 4;
+
+/// Most frames that one super-frame may become: more than 64 KiB are at the smallest MSS that Linux sends with, 48 bytes
+/// less 12 of timestamps (net.ipv4.tcp_min_snd_mss). The kernel has no limit for TCP from a tap, and 128 for UDP
+/// (`virtio_net_hdr_to_skb`, include/linux/virtio_net.h).
+pub(crate) const MOST_SEGMENTS: u32 = 2048;
+
+/// Frames handed over by one batch, their bytes, and the descriptors of the chains that they were in.
+#[derive(Default)]
+pub(crate) struct Tally {
+    pub(crate) frames: u64,
+    pub(crate) bytes: u64,
+    descriptors: u64,
+}
+
+impl Tally {
+    #[inline]
+    pub(crate) fn add(&mut self, bytes: u32) {
+        self.frames += 1;
+        self.bytes += u64::from(bytes);
+    }
+
+    /// A chain of so many descriptors was used up.
+    #[inline]
+    pub(crate) fn use_chain(&mut self, descriptors: usize) {
+        self.descriptors += descriptors as u64;
+    }
+
+    /// What counts for a lane's turn, in frames.
+    #[inline]
+    pub(crate) fn work(&self) -> u64 {
+        self.frames.max(self.descriptors / DESCRIPTORS_A_FRAME)
+    }
+}
+
+/// A super-frame that is being cut.
+pub(crate) struct SuperFrame {
+    /// How.
+    pub(crate) plan: Plan,
+    /// First segment that has not been built.
+    pub(crate) next: u32,
+    /// Where the payload of that segment begins, in the chain.
+    pub(crate) payload: Cursor,
+}
+
+impl SuperFrame {
+    /// Plans how to cut the frame that begins at `start` of a chain; `None` if it must be dropped, which is counted.
+    pub(crate) fn open(
+        guest: &QueuePair,
+        (segments, start): (&[Buffer], (usize, u32)),
+        len: u32,
+        (gso, checksum): (Gso, (u16, u16)),
+        counters: &PairCounters,
+    ) -> Option<Self> {
+        let mut headers = [0; HEADERS_MAX];
+        let headers = &mut headers[..HEADERS_MAX.min(len as usize)];
+        read(&guest.memory, segments, Cursor::at(start), headers);
+        let plan = Plan::new(headers, len, gso)
+            .ok()
+            .filter(|plan| plan.checksum_at() == checksum);
+        let Some(plan) = plan else {
+            counters.from_guest_offload_malformed.add(1);
+            return None;
+        };
+        if plan.segment_bytes_max() > guest.frame_limit {
+            counters.from_guest_segment_too_long.add(1);
+            return None;
+        }
+        if plan.segments() > MOST_SEGMENTS {
+            counters.from_guest_too_many_segments.add(1);
+            return None;
+        }
+        let mut payload = Cursor::at(start);
+        payload.pass(segments, plan.header_len() as u32);
+        Some(Self {
+            plan,
+            next: 0,
+            payload,
+        })
+    }
+
+    /// Segments that have not been built.
+    #[inline]
+    pub(crate) fn left(&self) -> u32 {
+        self.plan.segments() - self.next
+    }
+}
+
+/// Copies the next bytes of a chain; what the chain does not have stays as it is.
+pub(crate) fn read(memory: &MemoryMap, segments: &[Buffer], from: Cursor, to: &mut [u8]) {
+    let (mut from, mut rest) = (from, to);
+    while let Some(piece) = from.next(segments, u32::try_from(rest.len()).unwrap_or(u32::MAX)) {
+        let (now, later) = rest.split_at_mut(piece.len as usize);
+        // Inside the map, as checked when the descriptor was read.
+        let _ = memory.copy_from_guest(piece.offset, now);
+        rest = later;
+        if rest.is_empty() {
+            return;
+        }
+    }
+}
+
+/// Where the bytes of a frame come from.
+pub(crate) trait Source {
+    /// Copies the next `len` bytes into the UMEM.
+    fn copy(&mut self, len: u32, umem: &Umem, to: UmemOffset);
+}
+
+/// From a chain of the guest's.
+pub(crate) struct FromChain<'a> {
+    pub(crate) memory: &'a MemoryMap,
+    pub(crate) segments: &'a [Buffer],
+    pub(crate) at: &'a mut Cursor,
+}
+
+impl Source for FromChain<'_> {
+    #[inline]
+    fn copy(&mut self, len: u32, umem: &Umem, to: UmemOffset) {
+        let mut done = 0;
+        while done < len
+            && let Some(piece) = self.at.next(self.segments, len - done)
+        {
+            let to = UmemOffset::new(to.get() + u64::from(done));
+            // Both were checked: the piece when its descriptor was read, the chunk when it was made.
+            let _ = guest_to_umem(self.memory, piece, umem, to);
+            done += piece.len;
+        }
+    }
+}
+
+/// From bytes of ours.
+impl Source for &[u8] {
+    fn copy(&mut self, len: u32, umem: &Umem, to: UmemOffset) {
+        let (now, later) = self.split_at((len as usize).min(self.len()));
+        let _ = umem.write(to, now);
+        *self = later;
+    }
+}
+
+/// Builds frames in chunks of ours; the caller saw that there are enough of them.
+pub(crate) struct Builder<'a> {
+    pub(crate) umem: &'a Umem,
+    /// From here on no guest reaches the UMEM; chunks of the pool lie there.
+    pub(crate) own_from: UmemOffset,
+    pub(crate) pool: &'a mut FramePool,
+    pub(crate) outgoing: &'a mut Vec<TxDesc>,
+    pub(crate) sends: Sends,
+    pub(crate) counters: &'a PairCounters,
+}
+
+impl Builder<'_> {
+    /// Builds the next segment, payload from `source`; its bytes.
+    #[inline]
+    pub(crate) fn segment(&mut self, plan: &Plan, index: u32, source: &mut impl Source) -> u32 {
+        let first = self.outgoing.len();
+        let payload = plan.payload(index);
+        let header_len = plan.header_len() as u32;
+        let len = header_len + (payload.end - payload.start);
+        self.chunks(len, header_len, source);
+        self.finish(plan, index, first);
+        len
+    }
+
+    /// Builds the headers of a segment whose payload follows in descriptors of its own.
+    pub(crate) fn headers(&mut self, plan: &Plan, index: u32) {
+        let first = self.outgoing.len();
+        let header_len = plan.header_len() as u32;
+        self.chunks(header_len, header_len, &mut &[][..]);
+        self.finish(plan, index, first);
+        if let Some(desc) = self.outgoing.get_mut(first) {
+            desc.more = true;
+        }
+    }
+
+    /// Writes the headers of a segment whose descriptors, from `first` on, are otherwise done, and lets its checksum be
+    /// completed.
+    #[inline]
+    pub(crate) fn finish(&mut self, plan: &Plan, index: u32, first: usize) {
+        if let Some(bytes) = self.bytes(first) {
+            plan.write_header(index, bytes);
+        }
+        self.checksum(first, plan.checksum_at());
+    }
+
+    /// Builds a frame of `len` bytes as they are in `source`, and completes its checksum.
+    pub(crate) fn frame(&mut self, len: u32, at: (u16, u16), source: &mut impl Source) {
+        let first = self.outgoing.len();
+        self.chunks(len, 0, source);
+        if self.is_transport(first, len, at) {
+            self.checksum(first, at);
+        } else {
+            self.complete(first, at);
+        }
+    }
+
+    /// Fills chunks with `len` bytes, of which the first `skip` are left for the caller to write.
+    #[inline]
+    fn chunks(&mut self, len: u32, skip: u32, source: &mut impl Source) {
+        let (mut left, mut skip) = (len, skip);
+        while left > 0
+            && let Some(frame) = self.pool.take()
+        {
+            let offset = self.umem.send_offset(&frame);
+            let fill = left.min(self.umem.max_sent_bytes());
+            let to = UmemOffset::new(offset.get() + u64::from(skip));
+            source.copy(fill - skip, self.umem, to);
+            (left, skip) = (left - fill, 0);
+            self.outgoing.push(TxDesc {
+                frame,
+                offset,
+                len: fill,
+                more: left > 0,
+                metadata: false,
+            });
+        }
+    }
+
+    /// Whether the checksum is TCP's or UDP's, where these are in the frame.
+    fn is_transport(&mut self, first: usize, len: u32, (start, offset): (u16, u16)) -> bool {
+        let layers = self.bytes(first).and_then(|bytes| packet::parse(bytes, len));
+        layers.is_some_and(|layers| {
+            (layers.transport, layers.transport_kind.checksum_offset()) == (start, offset)
+        })
+    }
+
+    /// Lets the checksum of the frame that begins with descriptor `first` be completed; it is in there, in the
+    /// headers of TCP or UDP.
+    #[inline]
+    fn checksum(&mut self, first: usize, (start, offset): (u16, u16)) {
+        if !self.sends.checksum {
+            return self.complete(first, (start, offset));
+        }
+        let Some(desc) = self.outgoing.get_mut(first) else {
+            return;
+        };
+        let mut metadata = [0; 16];
+        metadata[..8].copy_from_slice(&TXMD_CHECKSUM.to_ne_bytes());
+        metadata[8..10].copy_from_slice(&start.to_ne_bytes());
+        metadata[10..12].copy_from_slice(&offset.to_ne_bytes());
+        let before = UmemOffset::new(desc.offset.get() - u64::from(TX_METADATA_BYTES));
+        // Part of the same chunk: see `Umem::send_offset`.
+        let _ = self.umem.write(before, &metadata);
+        desc.metadata = true;
+        self.counters.from_guest_checksums_left.add(1);
+    }
+
+    /// Completes the checksum of the frame that begins with descriptor `first`.
+    fn complete(&mut self, first: usize, (start, offset): (u16, u16)) {
+        self.counters.from_guest_checksums.add(1);
+        if self.outgoing.len() - first > 1 {
+            return self.complete_across(first, (start, offset));
+        }
+        if let Some(bytes) = self.bytes(first) {
+            // It is inside, as was checked.
+            let _ = checksum::complete(bytes, start, offset);
+        }
+    }
+
+    /// The bytes of a descriptor that waits to be sent, in a chunk of ours.
+    #[inline]
+    fn bytes(&mut self, index: usize) -> Option<&mut [u8]> {
+        own_bytes(self.umem, self.own_from, self.outgoing.get_mut(index)?)
+    }
+
+    /// The same for a frame of several descriptors.
+    #[inline(never)]
+    fn complete_across(&mut self, first: usize, (start, offset): (u16, u16)) {
+        let begin = usize::from(start);
+        let (mut sum, mut at) = (Sum::default(), 0);
+        for index in first..self.outgoing.len() {
+            let Some(bytes) = self.bytes(index) else { return };
+            let from = begin.saturating_sub(at).min(bytes.len());
+            let piece = Sum::of(&bytes[from..]);
+            let odd = (at + from).abs_diff(begin) % 2 == 1;
+            sum = sum + if odd { piece.swapped() } else { piece };
+            at += bytes.len();
+        }
+        let checksum = match sum.complement() {
+            0 if offset == UDP_CHECKSUM => 0xffff,
+            sum => sum,
+        };
+        let field = begin + usize::from(offset);
+        for (mut at, byte) in (field..).zip(checksum.to_be_bytes()) {
+            for index in first..self.outgoing.len() {
+                let Some(bytes) = self.bytes(index) else { return };
+                if let Some(place) = bytes.get_mut(at) {
+                    *place = byte;
+                    break;
+                }
+                at -= bytes.len();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "super_frame_tests.rs"]
+mod tests;

@@ -1,0 +1,617 @@
+//! Super-frames through whole lanes, over a NIC whose ring, completions and link the test decides about.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use offload::segment::Request;
+use virtqueue::driver::{Buffer, QueueDriver};
+use virtqueue::{Journal, QueueFeatures};
+use xsk::{FramePool, OwnMemory};
+
+use super::*;
+use crate::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
+use crate::nic::queue::{Link, MOST_PIECES};
+use crate::nic::resident::{Home, Resident, Share};
+use crate::switch::copy::{CopyLane, References};
+use crate::switch::copy_bytes::GuestRam as Ram;
+use crate::switch::lane::{BATCH, Lane, Rest, SEGMENTS};
+use crate::switch::test_guest::Memory;
+use crate::switch::test_nic::{TestNic, Wire};
+use device::offloads::Offloads;
+
+#[path = "copy/cutter_lane_tests.rs"]
+mod cutter_lane;
+
+#[derive(Clone, Copy, Debug)]
+struct Setup {
+    direct: bool,
+    packed: bool,
+    sends: Sends,
+    /// Entries of the TX ring.
+    ring: usize,
+    /// Chunks to send from.
+    chunks: usize,
+    each_kick: usize,
+}
+
+const WITH_METADATA: Sends = Sends {
+    most_pieces: MOST_PIECES,
+    checksum: true,
+    zero_copy: false,
+    refers: false,
+};
+const BY_REFERENCE: Sends = Sends {
+    refers: true,
+    ..WITH_METADATA
+};
+const BY_REFERENCE_SUMMED: Sends = Sends {
+    checksum: false,
+    ..BY_REFERENCE
+};
+
+impl Setup {
+    fn new(direct: bool, sends: Sends) -> Self {
+        Self {
+            direct,
+            packed: false,
+            sends,
+            ring: 64,
+            chunks: 40,
+            each_kick: usize::MAX,
+        }
+    }
+
+    /// All that there are to be tested with the same expectations.
+    fn all() -> Vec<Self> {
+        let copy = [Sends::PLAIN, WITH_METADATA, BY_REFERENCE, BY_REFERENCE_SUMMED]
+            .map(|sends| Self::new(false, sends));
+        let direct = [Sends::PLAIN, WITH_METADATA, BY_REFERENCE].map(|sends| Self::new(true, sends));
+        let split: Vec<_> = copy.into_iter().chain(direct).collect();
+        let packed = split.iter().map(|&setup| Self {
+            packed: true,
+            ..setup
+        });
+        split.iter().copied().chain(packed).collect()
+    }
+}
+
+/// World of a lane, and where its NIC and memory are once it was stopped (copy placement).
+struct World {
+    home: Home<TestNic>,
+    memory: Memory,
+    driver: QueueDriver,
+    lane: Box<dyn Lane>,
+    wire: Arc<Mutex<Wire>>,
+    counters: Arc<PairCounters>,
+    /// What was sent must be this.
+    wanted: Vec<Vec<u8>>,
+}
+
+fn guest(memory: &Memory, setup: Setup) -> (QueuePair, QueueDriver) {
+    let features = QueueFeatures {
+        packed: setup.packed,
+        indirect: true,
+        ..QueueFeatures::default()
+    };
+    let vring = || {
+        let journal = if setup.direct || !setup.packed {
+            Journal::Ring
+        } else {
+            Journal::None
+        };
+        let (mut vring, driver) = memory.vring(64, features, journal);
+        // Without one the queue is polled.
+        let kick = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC);
+        vring.kick = Some(kick.expect("a descriptor"));
+        (vring, driver)
+    };
+    let (from_guest, driver) = vring();
+    let (mut to_guest, _) = vring();
+    to_guest.enabled = false;
+    let offloads = Offloads {
+        csum: true,
+        tso4: true,
+        ..Offloads::NONE
+    };
+    (memory.side(from_guest, to_guest, offloads), driver)
+}
+
+impl World {
+    fn new(setup: Setup) -> Self {
+        let private = if setup.direct {
+            setup.chunks * CHUNK_BYTES as usize
+        } else {
+            0
+        };
+        let memory = Memory::new(4 << 20, private);
+        let (guest, driver) = guest(&memory, setup);
+        let metadata = if setup.sends.checksum {
+            TX_METADATA_BYTES
+        } else {
+            0
+        };
+        let own = memory.map.private_offset();
+        let umem = if setup.direct {
+            Umem::unaligned(Arc::new(Ram(Arc::clone(&memory.map))), CHUNK_BYTES, 0)
+        } else {
+            let own = OwnMemory::new(setup.chunks * 2048).expect("memory");
+            Umem::aligned(Arc::new(own), 2048, 0)
+        };
+        let umem = umem
+            .and_then(|umem| umem.with_tx_metadata(metadata))
+            .expect("good");
+        let wire = Wire::new(umem.clone(), setup.ring, setup.each_kick);
+        let wire = Arc::new(Mutex::new(wire));
+        let nic = TestNic(Arc::clone(&wire));
+        let counters = Arc::new(PairCounters::default());
+        let home = Home::default();
+        let lane: Box<dyn Lane> = if setup.direct {
+            let pool: FramePool = umem.frames(own..own + private as u64).expect("inside").collect();
+            let chunks = DirectMemory {
+                umem,
+                pool,
+                in_flight: 128,
+                own_from: UmemOffset::new(own),
+            };
+            Box::new(DirectLane::new(
+                guest,
+                nic,
+                chunks,
+                setup.sends,
+                Arc::clone(&counters),
+            ))
+        } else {
+            let mut pool: FramePool = umem.all_frames().expect("ours").collect();
+            while pool.len() > setup.chunks {
+                let _ = pool.take();
+            }
+            let resident = Resident {
+                nic,
+                references: References::new(&umem),
+                umem,
+                share: Share {
+                    backing: String::new(),
+                    all: pool.len(),
+                    to_receive: 0,
+                },
+                pool,
+            };
+            let counted = (setup.sends, Arc::clone(&counters));
+            Box::new(CopyLane::visiting(guest, resident, &home, counted))
+        };
+        Self {
+            home,
+            memory,
+            driver,
+            lane,
+            wire,
+            counters,
+            wanted: Vec::new(),
+        }
+    }
+
+    /// With a super-frame of 20 segments, of which some were sent.
+    fn halfway(setup: Setup) -> Self {
+        let mut world = Self::new(Setup {
+            ring: 8,
+            each_kick: 4,
+            ..setup
+        });
+        world.send(20_000, 1000, 1);
+        world.breathe();
+        assert!(world.wire().sent.len() < 20);
+        world
+    }
+
+    fn wire(&self) -> MutexGuard<'_, Wire> {
+        self.wire.lock().expect("no panic")
+    }
+
+    /// Sends TCP over IPv4 with so much payload, in segments of `size` bytes, spread over `cuts` descriptors.
+    fn send(&mut self, payload_len: usize, size: u16, cuts: usize) {
+        let (header, frame) = super_frame(payload_len, size, self.wanted.len() as u32);
+        self.wanted.extend(segments(&frame, &header));
+        self.add(&[&header[..], &[0, 0], &frame].concat(), cuts);
+    }
+
+    /// Sends a frame that asks for nothing.
+    fn send_plain(&mut self, len: usize) {
+        let frame: Vec<u8> = (0..len).map(|at| at as u8 ^ self.wanted.len() as u8).collect();
+        self.add(&[&[0; 12][..], &frame].concat(), 1);
+        self.wanted.push(frame);
+    }
+
+    fn add(&mut self, bytes: &[u8], cuts: usize) {
+        let addr = self
+            .memory
+            .ram
+            .alloc(bytes.len() as u64, 64)
+            .expect("memory is left");
+        self.memory.ram.write(addr, bytes);
+        let step = bytes.len().div_ceil(cuts);
+        let buffers: Vec<_> = (0..bytes.len())
+            .step_by(step)
+            .map(|at| {
+                let addr = addr.checked_add(at as u64).expect("inside");
+                Buffer::readable(addr, step.min(bytes.len() - at) as u32)
+            })
+            .collect();
+        self.driver.add(&buffers).expect("room in the ring");
+        self.driver.publish();
+    }
+
+    fn breathe(&mut self) -> usize {
+        self.lane.breathe().expect("no fault")
+    }
+
+    /// Breathes until everything is given back.
+    fn finish(&mut self) {
+        for _ in 0..1000 {
+            self.breathe();
+            while self.driver.take_used().is_some() {}
+            if self.driver.in_flight() == 0 && self.wire().sent.len() >= self.wanted.len() {
+                return;
+            }
+        }
+        let (sent, wanted) = (self.wire().sent.len(), self.wanted.len());
+        panic!(
+            "{} chains never come back, {sent} of {wanted} frames were sent",
+            self.driver.in_flight()
+        );
+    }
+
+    /// What was sent is a beginning of what is wanted, or all of it.
+    fn assert_sent(&self, all: bool) {
+        let wire = self.wire();
+        for (at, (frame, checksum)) in wire.sent.iter().enumerate() {
+            let mut frame = frame.clone();
+            if let Some((start, offset)) = *checksum {
+                checksum::complete(&mut frame, start, offset).expect("inside");
+            }
+            assert!(frame == self.wanted[at], "frame {at} is another");
+        }
+        assert!(!all || wire.sent.len() == self.wanted.len());
+    }
+}
+
+/// The ten bytes of a virtio-net header, and a frame.
+fn super_frame(payload_len: usize, size: u16, number: u32) -> ([u8; 10], Vec<u8>) {
+    let mut frame = vec![0u8; 54 + payload_len];
+    frame[12..14].copy_from_slice(&[8, 0]);
+    frame[14] = 0x45;
+    frame[16..18].copy_from_slice(&((40 + payload_len) as u16).to_be_bytes());
+    (frame[22], frame[23]) = (64, 6);
+    frame[38..42].copy_from_slice(&number.to_be_bytes());
+    (frame[46], frame[47]) = (0x50, 0x18);
+    let partial = checksum::pseudo_v4([0; 4], [0; 4], 6, 20 + payload_len as u32).fold();
+    frame[50..52].copy_from_slice(&partial.to_be_bytes());
+    for (at, byte) in frame[54..].iter_mut().enumerate() {
+        *byte = (at * 31 + (at >> 8)) as u8 ^ number as u8;
+    }
+    let [low, high] = size.to_le_bytes();
+    ([1, 1, 54, 0, low, high, 34, 0, 16, 0], frame)
+}
+
+fn segments(frame: &[u8], request: &[u8; 10]) -> Vec<Vec<u8>> {
+    let gso = Request::from_header(request)
+        .expect("good")
+        .gso
+        .expect("asked for");
+    let plan = Plan::new(frame, frame.len() as u32, gso).expect("good");
+    let cut = |index| {
+        let payload = plan.payload(index);
+        let mut segment = vec![0; plan.header_len()];
+        plan.write_header(index, &mut segment);
+        segment.extend(&frame[payload.start as usize..payload.end as usize]);
+        checksum::complete(&mut segment, 34, 16).expect("inside");
+        segment
+    };
+    (0..plan.segments()).map(cut).collect()
+}
+
+#[test]
+fn segments_are_sent_in_order_whatever_the_room() {
+    for setup in Setup::all() {
+        for (ring, chunks, each_kick) in [(64, 40, 64), (5, 40, 64), (64, 3, 64), (7, 6, 2), (19, 19, 1)] {
+            let mut world = World::new(Setup {
+                ring,
+                chunks,
+                each_kick,
+                ..setup
+            });
+            for (payload_len, size, cuts) in
+                [(20_000, 1000, 7), (1, 1000, 1), (3000, 100, 20), (2900, 1448, 3)]
+            {
+                world.send_plain(60);
+                world.send(payload_len, size, cuts);
+                world.send_plain(100);
+            }
+            world.finish();
+            world.assert_sent(true);
+            assert_eq!(world.counters.from_guest_super_frames.get(), 4, "{setup:?}");
+            assert_eq!(world.counters.from_guest_frames.get(), world.wanted.len() as u64);
+        }
+    }
+}
+
+#[test]
+fn checksums_are_left_to_the_nic_where_it_takes_them_and_completed_by_us_elsewhere() {
+    for setup in Setup::all() {
+        let mut world = World::new(setup);
+        world.send(3000, 1000, 2);
+        world.finish();
+        let left = world.wire().sent.iter().filter(|sent| sent.1.is_some()).count();
+        assert_eq!(left, if setup.sends.checksum { 3 } else { 0 });
+        assert_eq!(world.counters.from_guest_checksums_left.get(), left as u64);
+        assert_eq!(world.counters.from_guest_checksums.get(), 3 - left as u64);
+    }
+}
+
+/// A chain is used before anything of it is sent, in copy placement also that of a super-frame that goes out in
+/// portions; in direct placement after everything was sent.
+#[test]
+fn chains_are_given_back_when_they_cannot_be_sent_twice() {
+    for setup in Setup::all() {
+        let mut world = World::new(Setup {
+            ring: 8,
+            each_kick: 4,
+            ..setup
+        });
+        world.send(20_000, 1000, 3);
+        world.send_plain(60);
+        world.breathe();
+        assert!(world.wire().sent.len() < 20);
+        assert_eq!(world.driver.take_used().is_some(), !setup.direct);
+        assert!(world.driver.take_used().is_none(), "the frame behind it waits");
+        world.finish();
+        world.assert_sent(true);
+    }
+}
+
+#[test]
+fn lane_with_a_super_frame_in_hand_neither_sleeps_nor_spins() {
+    for setup in Setup::all() {
+        let mut world = World::new(Setup {
+            ring: 8,
+            each_kick: 0,
+            ..setup
+        });
+        world.send(20_000, 1000, 3);
+        world.send(20_000, 1000, 3);
+        for _ in 0..3 {
+            world.breathe();
+            assert_eq!(world.lane.arm().expect("no fault"), Rest::Soon, "{setup:?}");
+            world.lane.disarm();
+        }
+        world.wire().each_kick = 64;
+        world.finish();
+        world.breathe();
+        assert_eq!(world.lane.arm().expect("no fault"), Rest::Idle);
+    }
+}
+
+/// Room for some segments but not for all: the super-frame waits, and does not make the worker spin.
+#[test]
+fn super_frame_that_waits_for_room_behind_others_does_not_spin() {
+    let mut world = World::new(Setup {
+        each_kick: 0,
+        ..Setup::new(false, WITH_METADATA)
+    });
+    world.send(30_000, 1000, 3);
+    world.send(30_000, 1000, 3);
+    world.breathe();
+    assert_eq!(world.breathe(), 0);
+    assert_eq!(world.lane.arm().expect("no fault"), Rest::Soon);
+    world.wire().each_kick = 64;
+    world.finish();
+    world.assert_sent(true);
+}
+
+/// A segment of several descriptors needs more room than there is, and yet the ring is not full.
+#[test]
+fn super_frame_in_hand_that_needs_several_descriptors_does_not_spin() {
+    let setup = Setup {
+        ring: 8,
+        each_kick: 0,
+        ..Setup::new(false, WITH_METADATA)
+    };
+    let mut world = World::new(setup);
+    world.lane.guest_mut().frame_limit = 9018;
+    for _ in 0..2 {
+        world.send(60_000, 5800, 1);
+    }
+    world.breathe();
+    assert_eq!(world.breathe(), 0);
+    assert!(world.wire().ring.len() < 8);
+    assert_eq!(world.lane.arm().expect("no fault"), Rest::Soon);
+    world.wire().each_kick = 64;
+    world.finish();
+    world.assert_sent(true);
+}
+
+#[test]
+fn stopped_lane_sends_the_rest_and_its_base_is_behind_it() {
+    for setup in Setup::all() {
+        let mut world = World::new(Setup {
+            ring: 8,
+            each_kick: 4,
+            ..setup
+        });
+        world.send(20_000, 1000, 1);
+        world.send_plain(60);
+        world.breathe();
+        let bases = world.lane.stop().bases;
+        world.lane = World::new(setup).lane;
+        assert_eq!(bases.from_guest & 0x7fff, 1, "{setup:?}");
+        assert_eq!(
+            world.wire().sent.len(),
+            20,
+            "all of it, and not the one behind it"
+        );
+        assert_eq!(world.counters.from_guest_rest_of_super_frame.get(), 0);
+        world.assert_sent(false);
+        assert!(world.driver.take_used().is_some() && world.driver.take_used().is_none());
+    }
+}
+
+#[test]
+fn what_cannot_be_sent_when_the_lane_is_stopped_is_counted_once() {
+    for setup in Setup::all() {
+        for link in [Link::Up, Link::Down, Link::Gone] {
+            let mut world = World::new(Setup {
+                ring: 8,
+                each_kick: 0,
+                ..setup
+            });
+            world.send(20_000, 1000, 1);
+            world.breathe();
+            world.wire().link = link;
+            let bases = world.lane.stop().bases;
+            world.lane = World::new(setup).lane;
+            assert_eq!(bases.from_guest & 0x7fff, 1, "{setup:?}");
+            assert!(world.driver.take_used().is_some());
+            assert_eq!(world.counters.from_guest_rest_of_super_frame.get(), 1);
+        }
+    }
+}
+
+#[test]
+fn interface_that_is_gone_takes_the_rest_with_it() {
+    for setup in Setup::all() {
+        let mut world = World::halfway(setup);
+        world.wire().link = Link::Gone;
+        for _ in 0..10 {
+            world.breathe();
+        }
+        assert_eq!(
+            world.counters.from_guest_rest_of_super_frame.get(),
+            1,
+            "{setup:?}"
+        );
+        assert!(world.driver.take_used().is_some());
+        assert_eq!(world.lane.arm().expect("no fault"), Rest::Idle);
+        world.assert_sent(false);
+    }
+}
+
+#[test]
+fn interface_that_comes_up_again_sends_the_rest() {
+    for setup in Setup::all() {
+        let mut world = World::halfway(setup);
+        world.wire().link = Link::Down;
+        for _ in 0..10 {
+            world.breathe();
+        }
+        assert!(world.wire().sent.len() < 20);
+        world.wire().link = Link::Up;
+        world.finish();
+        world.assert_sent(true);
+    }
+}
+
+/// The rest is ours: neither a queue that is switched off nor other memory stops it.
+#[test]
+fn rest_goes_out_of_a_queue_that_is_switched_off() {
+    for setup in Setup::all() {
+        let mut world = World::new(Setup {
+            ring: 8,
+            each_kick: 4,
+            ..setup
+        });
+        world.send(20_000, 1000, 1);
+        world.send_plain(60);
+        world.breathe();
+        world.lane.guest_mut().from_guest.enabled = false;
+        for _ in 0..20 {
+            world.breathe();
+        }
+        assert_eq!(world.wire().sent.len(), 20, "{setup:?}");
+        world.lane.guest_mut().from_guest.enabled = true;
+        world.finish();
+        world.assert_sent(true);
+    }
+}
+
+#[test]
+fn copy_lane_goes_on_with_other_memory() {
+    let setup = Setup::new(false, Sends::PLAIN);
+    let mut world = World::halfway(setup);
+    world.lane.replace_guest(guest(&Memory::new(1 << 20, 0), setup).0);
+    for _ in 0..20 {
+        world.breathe();
+    }
+    world.assert_sent(true);
+}
+
+/// Payload in more pieces than a frame may have descriptors is gathered.
+#[test]
+fn payload_in_small_pieces_is_sent() {
+    for setup in Setup::all() {
+        let mut world = World::new(setup);
+        world.send(1460 * 2, 1460, 60);
+        world.finish();
+        world.assert_sent(true);
+    }
+}
+
+/// As many frames as a guest's queue holds, again and again; what it sent in so many breaths.
+fn neighbour(setup: Setup, breaths: usize) -> usize {
+    let mut world = World::new(setup);
+    for _ in 0..breaths {
+        while world.driver.free_descriptors() > 0 {
+            world.send_plain(60);
+        }
+        world.breathe();
+        while world.driver.take_used().is_some() {}
+    }
+    world.wire().sent.len()
+}
+
+#[test]
+fn guest_of_many_segments_has_no_more_turns_than_its_neighbour() {
+    const BREATHS: usize = 24;
+    for setup in Setup::all() {
+        let setup = Setup {
+            ring: 4096,
+            chunks: 1200,
+            ..setup
+        };
+        let fair = neighbour(setup, BREATHS);
+        // One that becomes 2,000 frames, and many that become 200 each.
+        for (payload, count) in [(2000, 1), (200, 20)] {
+            let mut world = World::new(setup);
+            for _ in 0..count {
+                world.send(payload, 1, 1);
+            }
+            for breath in 0..BREATHS {
+                let before = world.wire().sent.len();
+                world.breathe();
+                let sent = world.wire().sent.len() - before;
+                assert!(sent <= BATCH + SEGMENTS, "{setup:?}: {sent} in breath {breath}");
+            }
+            let sent = world.wire().sent.len();
+            assert!(
+                sent <= fair + SEGMENTS,
+                "{setup:?}: {sent}, and its neighbour {fair}"
+            );
+            assert!(
+                sent >= BATCH * (BREATHS - 1),
+                "{setup:?}: its own turns, but {sent}"
+            );
+            world.finish();
+            world.assert_sent(true);
+        }
+    }
+}
+
+#[test]
+fn super_frame_of_too_many_segments_is_dropped_and_the_next_one_is_sent() {
+    for setup in Setup::all() {
+        let mut world = World::new(setup);
+        let (header, frame) = super_frame(MOST_SEGMENTS as usize + 1, 1, 0);
+        world.add(&[&header[..], &[0, 0], &frame].concat(), 1);
+        world.send(3000, 1000, 1);
+        world.finish();
+        world.assert_sent(true);
+        assert_eq!(world.counters.from_guest_too_many_segments.get(), 1);
+    }
+}

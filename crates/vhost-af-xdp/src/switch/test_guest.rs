@@ -1,0 +1,71 @@
+//! A guest for tests of lanes: its memory, and our half of its queues with the drivers of them.
+
+use std::sync::Arc;
+
+use virtqueue::driver::{DriverFeatures, GuestRam, QueueDriver};
+use virtqueue::{
+    GuestAddr, Journal, MemoryMap, Queue, QueueFeatures, QueueSize, QueueStart, RingFormat, RingLayout,
+    TrustedFiles,
+};
+
+use device::call::{Blocks, Call};
+use device::offloads::Offloads;
+use device::pair::{QueuePair, Vring};
+
+/// Bytes of the virtio-net header.
+pub(crate) const HEADER: u32 = 12;
+
+/// Memory of the guest, and our map of it.
+pub(crate) struct Memory {
+    pub(crate) ram: Arc<GuestRam>,
+    pub(crate) map: Arc<MemoryMap>,
+}
+
+impl Memory {
+    /// So many bytes; behind the map of them so many of our own.
+    pub(crate) fn new(bytes: u64, private: usize) -> Self {
+        let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), bytes)]).expect("memory"));
+        let regions = ram.regions().expect("descriptors");
+        let map = MemoryMap::new(regions, private, &TrustedFiles).expect("mapped");
+        Self {
+            ram,
+            map: Arc::new(map),
+        }
+    }
+
+    /// A queue of so many entries, polled, and its driver.
+    pub(crate) fn vring(&self, size: u32, features: QueueFeatures, journal: Journal) -> (Vring, QueueDriver) {
+        let size = QueueSize::new(size).expect("a power of two");
+        let shape = (RingFormat::of(features.packed), size);
+        let driver = QueueDriver::new(&self.ram, shape, DriverFeatures::default()).expect("room");
+        let rings = RingLayout::from_user(&self.map, shape, driver.ring_user_addresses()).expect("inside");
+        let start = QueueStart {
+            base: driver.base(),
+            journal,
+            log: None,
+        };
+        let vring = Vring {
+            queue: Queue::new(&self.map, rings, features, start).expect("a good ring"),
+            kick: None,
+            call: Call::new(None, Blocks::default()),
+            enabled: true,
+        };
+        (vring, driver)
+    }
+
+    /// Our half of a guest that has these queues, merges buffers and has an MTU of 1500.
+    pub(crate) fn side(&self, from_guest: Vring, to_guest: Vring, offloads: Offloads) -> QueuePair {
+        QueuePair {
+            sent_before: 0,
+            memory: Arc::clone(&self.map),
+            from_guest,
+            to_guest,
+            header_bytes: HEADER,
+            mergeable: true,
+            frame_limit: 1518,
+            offloads,
+            partial_checksums: false,
+            log: None,
+        }
+    }
+}

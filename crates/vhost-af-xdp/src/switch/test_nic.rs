@@ -1,0 +1,174 @@
+//! A NIC for tests of lanes: its ring, its completions and its link are what the test decides.
+
+use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use xsk::{Frame, RxDesc, TxDesc, Umem, UmemOffset};
+
+use super::super_frame::TXMD_CHECKSUM;
+use crate::nic::queue::{Link, Nic};
+
+/// A frame that was sent, and the checksum that its metadata asks for.
+pub(crate) type Sent = (Vec<u8>, Option<(u16, u16)>);
+
+/// What the test sees of it.
+pub(crate) struct Wire {
+    pub(crate) umem: Umem,
+    pub(crate) capacity: usize,
+    /// Descriptors that one kick sends.
+    pub(crate) each_kick: usize,
+    pub(crate) link: Link,
+    /// A kick said that it is gone.
+    pub(crate) seen_gone: bool,
+    pub(crate) ring: VecDeque<TxDesc>,
+    pub(crate) done: VecDeque<Frame>,
+    pub(crate) sent: Vec<Sent>,
+    /// The frame that goes on.
+    pub(crate) unfinished: Option<Sent>,
+    /// Entries of the fill ring.
+    pub(crate) fill: usize,
+    /// What it has to receive into.
+    pub(crate) given: VecDeque<Frame>,
+    /// What was received.
+    pub(crate) received: VecDeque<RxDesc>,
+}
+
+impl Wire {
+    /// With so many entries in its ring, of which a kick sends so many.
+    pub(crate) fn new(umem: Umem, capacity: usize, each_kick: usize) -> Self {
+        Self {
+            umem,
+            capacity,
+            each_kick,
+            link: Link::Up,
+            seen_gone: false,
+            ring: VecDeque::new(),
+            done: VecDeque::new(),
+            sent: Vec::new(),
+            unfinished: None,
+            fill: 0,
+            given: VecDeque::new(),
+            received: VecDeque::new(),
+        }
+    }
+
+    /// Receives a frame of so many bytes, or a piece of one that goes on.
+    pub(crate) fn receive(&mut self, len: u32, more: bool) {
+        let frame = self.given.pop_front().expect("the lane gave some");
+        let data = UmemOffset::new(frame.offset().get() + u64::from(xsk::XDP_PACKET_HEADROOM));
+        self.received.push_back(RxDesc {
+            frame,
+            data,
+            len,
+            more,
+        });
+    }
+
+    fn send(&mut self, desc: TxDesc) {
+        assert!((1..=self.umem.max_sent_bytes()).contains(&desc.len));
+        if !self.umem.is_unaligned() {
+            // All in one chunk, and room for metadata before it: xp_aligned_validate_desc, net/xdp/xsk_queue.h.
+            let chunk = u64::from(self.umem.chunk_size());
+            let begin = desc.offset.get() - u64::from(self.umem.tx_metadata_len());
+            let end = desc.offset.get() + u64::from(desc.len);
+            assert_eq!(begin / chunk, (end - 1) / chunk, "across chunks");
+            assert_eq!(desc.frame.offset().get(), begin / chunk * chunk, "another chunk");
+        }
+        let read = |at, len| {
+            let mut bytes = vec![0; len];
+            self.umem.read(at, &mut bytes).expect("inside");
+            bytes
+        };
+        let checksum = desc.metadata.then(|| {
+            let before = desc.offset.get() - u64::from(self.umem.tx_metadata_len());
+            let metadata = read(UmemOffset::new(before), 12);
+            assert_eq!(metadata[..8], TXMD_CHECKSUM.to_ne_bytes());
+            let word = |at: usize| u16::from_ne_bytes([metadata[at], metadata[at + 1]]);
+            assert!(u32::from(word(8)) + u32::from(word(10)) + 2 <= desc.len);
+            (word(8), word(10))
+        });
+        let bytes = read(desc.offset, desc.len as usize);
+        assert!(
+            self.unfinished.is_none() || checksum.is_none(),
+            "metadata in the middle"
+        );
+        let frame = self.unfinished.get_or_insert_with(|| (Vec::new(), checksum));
+        frame.0.extend(bytes);
+        if !desc.more {
+            self.sent.extend(self.unfinished.take());
+        }
+        self.done.push_back(desc.frame);
+    }
+}
+
+/// The lane's end.
+pub(crate) struct TestNic(pub(crate) Arc<Mutex<Wire>>);
+
+impl TestNic {
+    fn wire(&self) -> MutexGuard<'_, Wire> {
+        self.0.lock().expect("no panic")
+    }
+}
+
+impl Nic for TestNic {
+    fn room_to_nic(&mut self) -> usize {
+        let wire = self.wire();
+        wire.capacity - wire.ring.len()
+    }
+
+    fn to_nic(&mut self, frames: impl ExactSizeIterator<Item = TxDesc>) {
+        let mut wire = self.wire();
+        wire.ring.extend(frames);
+        assert!(wire.ring.len() <= wire.capacity, "more than there is room for");
+    }
+
+    fn kick(&mut self) -> Link {
+        let mut wire = self.wire();
+        wire.seen_gone = wire.link == Link::Gone;
+        if wire.link == Link::Up {
+            for _ in 0..wire.each_kick {
+                let Some(desc) = wire.ring.pop_front() else { break };
+                wire.send(desc);
+            }
+        }
+        wire.link
+    }
+
+    fn unsent(&self) -> usize {
+        let wire = self.wire();
+        if wire.seen_gone {
+            0
+        } else {
+            wire.ring.len() + wire.done.len()
+        }
+    }
+
+    fn sent(&mut self, max: usize) -> impl Iterator<Item = Frame> + '_ {
+        let mut wire = self.wire();
+        let count = max.min(wire.done.len());
+        wire.done.drain(..count).collect::<Vec<_>>().into_iter()
+    }
+
+    fn room_to_give(&mut self) -> usize {
+        let wire = self.wire();
+        wire.fill - wire.given.len()
+    }
+
+    fn give(&mut self, frames: &mut Vec<Frame>) {
+        let room = self.room_to_give().min(frames.len());
+        self.wire().given.extend(frames.drain(..room));
+    }
+
+    fn from_nic(&mut self, max: usize) -> impl Iterator<Item = RxDesc> + '_ {
+        (0..max).map_while(|_| self.wire().received.pop_front())
+    }
+
+    fn has_frames(&mut self) -> bool {
+        !self.wire().received.is_empty()
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}

@@ -1,0 +1,590 @@
+//! Worker threads: each owns lanes, polls them while there is work, and sleeps when there is none.
+//!
+//! Theory of operation. A worker breathes all its lanes in turn. When none has moved a frame for
+//! the spin time it arms them (drivers are asked for kicks, with the re-check that makes a lost
+//! kick impossible) and waits in `epoll_wait` on kick eventfds, AF_XDP sockets and its mailbox.
+//! Eventfds are watched edge-triggered: readiness is only a reason to look, never consumed by
+//! reading, so a stale counter does not make it spin. Sockets are watched only while it sleeps: a
+//! waiter on an AF_XDP socket makes the kernel go through a wake-up for every frame that is sent
+//! (`sock_wfree` calls `sk_write_space`, net/core/sock.c), a tenth of the cost of sending.
+//!
+//! A guest may kick as often as it likes. One whose kicks bring nothing ([`FUTILE_WAKES`] of them without a frame
+//! between) is not listened to for a while ([`DEAF`]): its lane is looked at once a millisecond then, as by the
+//! clock, and the worker's time is the other lanes'.
+//!
+//! Control reaches a worker through its mailbox only ([`Command`]); a lane that is to go is handed
+//! back whole, so that closing sockets (which waits for the kernel) happens elsewhere.
+//!
+//! A worker that hangs, in a guest's memory that never answers, cannot say so: it shows where it is ([`super::progress`]),
+//! and somebody else looks.
+//!
+//! A guest's fault takes that lane out of the rounds and is reported once through the lane's
+//! `on_fault`; the other lanes never notice.
+
+use std::collections::HashMap;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::event::{EventfdFlags, Timespec, eventfd};
+
+use super::lane::{Lane, Rest};
+use super::progress::{Place, Progress, Watcher};
+use device::counters::Counter;
+use device::pair::Fault;
+
+/// How long to sleep when frames are with the NIC that nothing will announce.
+const SOON: Duration = Duration::from_millis(1);
+/// So many times may a lane wake the worker without moving a frame; chance alone, a frame that was found just before
+/// its kick came, does not do that.
+const FUTILE_WAKES: u32 = 32;
+/// How long kicks of a lane beyond that are not listened to.
+const DEAF: Duration = Duration::from_millis(10);
+/// Idle rounds between two looks at the clock.
+const ROUNDS_PER_LOOK: u32 = 16;
+
+/// Names a lane within the process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct LaneId(pub(crate) u64);
+
+/// Called once, on the worker's thread, when a guest broke the rules.
+pub(crate) type OnFault = Box<dyn FnOnce(Fault) + Send>;
+
+/// Something that control does to a running lane, on its worker's thread.
+pub(crate) type Change = Box<dyn FnOnce(&mut dyn Lane) + Send>;
+
+/// What control asks of a worker.
+pub(crate) enum Command {
+    /// Take this lane into the rounds.
+    Add(LaneId, Box<dyn Lane>, OnFault),
+    /// Hand this lane back.
+    Remove(LaneId, Sender<Option<Box<dyn Lane>>>),
+    /// Change this lane, between two rounds.
+    Change(LaneId, Change, Sender<()>),
+    /// End the thread.
+    End,
+}
+
+/// What a worker does with its time.
+#[derive(Debug, Default)]
+pub(crate) struct WorkerCounters {
+    /// Rounds in which at least one frame moved.
+    pub(crate) busy_rounds: Counter,
+    /// Rounds in which none did.
+    pub(crate) idle_rounds: Counter,
+    /// Times it went to sleep.
+    pub(crate) sleeps: Counter,
+}
+
+/// Control's end of a worker.
+pub(crate) struct WorkerHandle {
+    commands: Sender<Command>,
+    mailbox: Arc<OwnedFd>,
+    /// See [`WorkerCounters`].
+    pub(crate) counters: Arc<WorkerCounters>,
+    progress: Arc<Progress>,
+    /// Whether it hangs, as far as somebody has noticed: new lanes go to others. Set and read by control threads; nothing
+    /// is published through it.
+    hangs: AtomicBool,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl WorkerHandle {
+    /// Starts a worker, pinned to `cpu` if one is named.
+    ///
+    /// # Errors
+    /// The kernel's, where a descriptor or the thread cannot be made.
+    fn start(index: usize, cpu: Option<usize>, spin: Duration, watcher: &Arc<Watcher>) -> io::Result<Self> {
+        let mailbox = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        epoll::add(
+            &epoll,
+            &*mailbox,
+            EventData::new_u64(0),
+            EventFlags::IN | EventFlags::ET,
+        )?;
+        let (commands, inbox) = mpsc::channel();
+        let counters = Arc::new(WorkerCounters::default());
+        let progress = Arc::new(Progress::new(Arc::clone(watcher)));
+        let worker = Worker {
+            inbox,
+            epoll,
+            spin,
+            counters: Arc::clone(&counters),
+            progress: Arc::clone(&progress),
+            lanes: Vec::new(),
+        };
+        let thread = std::thread::Builder::new()
+            .name(format!("worker-{index}"))
+            .spawn(move || {
+                if let Some(cpu) = cpu {
+                    pin(cpu);
+                }
+                worker.run();
+            })?;
+        Ok(Self {
+            commands,
+            mailbox,
+            counters,
+            progress,
+            hangs: AtomicBool::new(false),
+            thread: Some(thread),
+        })
+    }
+
+    /// Sends a command; the worker acts on it within a round.
+    pub(crate) fn send(&self, command: Command) {
+        // A worker ends only by Command::End, after which nobody sends.
+        let _ = self.commands.send(command);
+        let _ = rustix::io::write(&*self.mailbox, &1u64.to_ne_bytes());
+    }
+
+    /// Takes a lane back; `None` if the worker does not have it.
+    pub(crate) fn remove(&self, id: LaneId) -> Option<Box<dyn Lane>> {
+        let (answer, answered) = mpsc::channel();
+        self.send(Command::Remove(id, answer));
+        answered.recv().ok().flatten()
+    }
+}
+
+impl Drop for WorkerHandle {
+    fn drop(&mut self) {
+        self.send(Command::End);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn pin(cpu: usize) {
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(cpu);
+    if let Err(error) = rustix::thread::sched_setaffinity(None, &set) {
+        tracing::warn!(cpu, %error, "worker stays unpinned: check --cpus against the CPUs that exist");
+    }
+}
+
+struct Slot {
+    id: LaneId,
+    lane: Box<dyn Lane>,
+    /// Taken when it is called; a slot without it is out of the rounds.
+    on_fault: Option<OnFault>,
+    /// Its NIC is watched: only while the worker sleeps.
+    watched: bool,
+    /// Times that it woke the worker since it moved a frame.
+    futile: u32,
+    /// Its eventfds are not watched until then.
+    deaf: Option<Instant>,
+}
+
+struct Worker {
+    inbox: Receiver<Command>,
+    epoll: OwnedFd,
+    spin: Duration,
+    counters: Arc<WorkerCounters>,
+    progress: Arc<Progress>,
+    lanes: Vec<Slot>,
+}
+
+impl Worker {
+    fn run(mut self) {
+        let mut idle_since: Option<Instant> = None;
+        let mut rounds = 0u32;
+        let mut polling = Polling::new(self.spin);
+        loop {
+            if !self.read_mail() {
+                return;
+            }
+            if self.breathe() {
+                self.counters.busy_rounds.add(1);
+                idle_since = None;
+                continue;
+            }
+            self.counters.idle_rounds.add(1);
+            std::hint::spin_loop();
+            rounds = rounds.wrapping_add(1);
+            if !polling.now.is_zero() && !rounds.is_multiple_of(ROUNDS_PER_LOOK) {
+                continue;
+            }
+            let now = Instant::now();
+            let since = *idle_since.get_or_insert(now);
+            if now.duration_since(since) >= polling.now {
+                self.rest();
+                polling.adapt(since.elapsed());
+                idle_since = None;
+            }
+        }
+    }
+
+    /// One round over the lanes; whether a frame moved.
+    fn breathe(&mut self) -> bool {
+        let mut moved = 0;
+        for slot in self.lanes.iter_mut().filter(|slot| slot.on_fault.is_some()) {
+            self.progress.take_up(slot.id);
+            match slot.lane.breathe() {
+                Ok(0) => {}
+                Ok(frames) => {
+                    moved += frames;
+                    slot.futile = 0;
+                    slot.check_calls();
+                }
+                Err(fault) => slot.report(fault),
+            }
+        }
+        moved > 0
+    }
+
+    /// Arms all lanes and sleeps until something happens.
+    fn rest(&mut self) {
+        let mut rest = self.listen_again();
+        for slot in self.lanes.iter_mut().filter(|slot| slot.on_fault.is_some()) {
+            self.progress.take_up(slot.id);
+            slot.check_calls();
+            match slot.lane.arm() {
+                Ok(lane) => rest = rest.max(lane),
+                Err(fault) => slot.report(fault),
+            }
+        }
+        if rest != Rest::Busy {
+            self.counters.sleeps.add(1);
+            let soon = Timespec::try_from(SOON).ok().filter(|_| rest == Rest::Soon);
+            self.watch_nics();
+            let mut events = [MaybeUninit::<Event>::uninit(); 16];
+            self.progress.sleep();
+            let woken = epoll::wait(&self.epoll, &mut events, soon.as_ref());
+            self.progress.wake();
+            // EINTR and every event mean the same: look again.
+            if let Ok((events, _)) = woken {
+                self.note_wakes(events);
+            }
+            self.unwatch_nics();
+        }
+        for slot in &mut self.lanes {
+            self.progress.take_up(slot.id);
+            slot.lane.disarm();
+        }
+    }
+
+    /// Counts who woke the worker, and listens no more to a lane that does so for nothing.
+    fn note_wakes(&mut self, events: &[Event]) {
+        for event in events {
+            let id = LaneId(event.data.u64());
+            let Some(slot) = self.lanes.iter_mut().find(|slot| slot.id == id) else {
+                continue;
+            };
+            slot.futile += 1;
+            if slot.futile > FUTILE_WAKES && slot.deaf.is_none() {
+                slot.unlisten(&self.epoll);
+                slot.deaf = Some(Instant::now() + DEAF);
+            }
+        }
+    }
+
+    /// Listens again to lanes whose time is up; how long to sleep because of those that are not listened to.
+    fn listen_again(&mut self) -> Rest {
+        if self.lanes.iter().all(|slot| slot.deaf.is_none()) {
+            return Rest::Idle;
+        }
+        let now = Instant::now();
+        for slot in &mut self.lanes {
+            if slot.deaf.is_some_and(|until| until <= now) {
+                slot.listen(&self.epoll);
+                slot.deaf = None;
+            }
+        }
+        // An eventfd that was written meanwhile is reported at once. Whatever these events tell is seen when the lanes are armed.
+        let mut events = [MaybeUninit::<Event>::uninit(); 16];
+        let _ = epoll::wait(&self.epoll, &mut events, Some(&Timespec::default()));
+        match self.lanes.iter().any(|slot| slot.deaf.is_some()) {
+            true => Rest::Soon,
+            false => Rest::Idle,
+        }
+    }
+
+    fn watch_nics(&mut self) {
+        for slot in self.lanes.iter_mut().filter(|slot| slot.on_fault.is_some()) {
+            if slot.lane.awaits_nic()
+                && let Some(nic) = slot.lane.nic()
+            {
+                let flags = EventFlags::IN | EventFlags::ET;
+                // Readiness since the last look is reported at once. Without watching (no memory for
+                // it) frames wait for the next kick.
+                slot.watched = epoll::add(&self.epoll, nic, EventData::new_u64(slot.id.0), flags).is_ok();
+            }
+        }
+    }
+
+    fn unwatch_nics(&mut self) {
+        for slot in self.lanes.iter_mut().filter(|slot| slot.watched) {
+            if let Some(nic) = slot.lane.nic() {
+                let _ = epoll::delete(&self.epoll, nic);
+            }
+            slot.watched = false;
+        }
+    }
+
+    /// Acts on commands; false when the thread is to end.
+    fn read_mail(&mut self) -> bool {
+        loop {
+            match self.inbox.try_recv() {
+                Ok(Command::Add(id, lane, on_fault)) => self.add(id, lane, on_fault),
+                Ok(Command::Remove(id, answer)) => {
+                    let at = self.lanes.iter().position(|slot| slot.id == id);
+                    let slot = at.map(|at| self.lanes.remove(at));
+                    let _ = answer.send(slot.map(|mut slot| {
+                        slot.check_calls();
+                        slot.unlisten(&self.epoll);
+                        slot.lane
+                    }));
+                }
+                Ok(Command::Change(id, change, done)) => {
+                    self.progress.take_up(id);
+                    if let Some(lane) = self.lane(id) {
+                        change(&mut **lane);
+                    }
+                    let _ = done.send(());
+                }
+                Ok(Command::End) | Err(TryRecvError::Disconnected) => return false,
+                Err(TryRecvError::Empty) => return true,
+            }
+        }
+    }
+
+    fn lane(&mut self, id: LaneId) -> Option<&mut Box<dyn Lane>> {
+        self.lanes
+            .iter_mut()
+            .find(|slot| slot.id == id)
+            .map(|slot| &mut slot.lane)
+    }
+
+    fn add(&mut self, id: LaneId, mut lane: Box<dyn Lane>, on_fault: OnFault) {
+        self.progress.take_up(id);
+        lane.disarm();
+        let slot = Slot {
+            id,
+            lane,
+            on_fault: Some(on_fault),
+            watched: false,
+            futile: 0,
+            deaf: None,
+        };
+        slot.listen(&self.epoll);
+        self.lanes.push(slot);
+    }
+}
+
+impl Slot {
+    /// Lets its eventfds wake the worker.
+    fn listen(&self, epoll: &OwnedFd) {
+        for fd in self.lane.wakers() {
+            let flags = EventFlags::IN | EventFlags::ET;
+            // A descriptor that cannot be watched (a regular file as kick fd) is only polled.
+            let _ = epoll::add(epoll, fd.as_fd(), EventData::new_u64(self.id.0), flags);
+        }
+    }
+
+    fn unlisten(&self, epoll: &OwnedFd) {
+        for fd in self.lane.wakers() {
+            let _ = epoll::delete(epoll, fd);
+        }
+    }
+
+    /// A lane whose calls hold up the worker has to go; it calls no more, so it does that once.
+    fn check_calls(&mut self) {
+        if self.lane.guest().call_blocks() {
+            self.report(Fault::CallBlocks);
+        }
+    }
+
+    fn report(&mut self, fault: Fault) {
+        if let Some(on_fault) = self.on_fault.take() {
+            on_fault(fault);
+        }
+    }
+}
+
+/// How long a worker polls without work before it sleeps: between nothing and `--spin-us`, by what the last pauses were like.
+///
+/// Polling pays where work comes again within that time, and takes a CPU from guests and their peers where it does not:
+/// TCP by super-frames pauses for hundreds of microseconds. The rule is that of KVM for idle virtual CPUs (halt_poll_ns,
+/// virt/kvm/kvm_main.c): a pause longer than the limit halves the time, one that polling up to the limit would have met
+/// doubles it.
+struct Polling {
+    now: Duration,
+    most: Duration,
+}
+
+impl Polling {
+    /// Least time that is worth to poll.
+    const LEAST: Duration = Duration::from_micros(4);
+
+    fn new(most: Duration) -> Self {
+        Self { now: most, most }
+    }
+
+    /// A pause is over that polling did not meet: it lasted so long, sleep included.
+    fn adapt(&mut self, pause: Duration) {
+        self.now = if pause > self.most {
+            match self.now / 2 {
+                less if less < Self::LEAST => Duration::ZERO,
+                less => less,
+            }
+        } else {
+            (self.now * 2).max(Self::LEAST).min(self.most)
+        };
+    }
+}
+
+/// All workers of the process; spreads lanes over them.
+pub(crate) struct Workers {
+    handles: Vec<WorkerHandle>,
+    roster: Mutex<Roster>,
+    next_id: AtomicU64,
+    /// Whoever looks whether they hang.
+    pub(crate) watcher: Arc<Watcher>,
+}
+
+/// Who has which lanes.
+struct Roster {
+    /// Lanes that each worker has.
+    loads: Vec<usize>,
+    /// Whose a lane is.
+    owners: HashMap<LaneId, Arc<str>>,
+}
+
+/// What can be seen of a worker from outside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Sight {
+    /// Rounds, and times that it slept.
+    pub(crate) rounds: u64,
+    pub(crate) place: Place,
+}
+
+impl Workers {
+    /// Starts `count` workers (at least one), pinned round robin to `cpus` if there are any.
+    ///
+    /// # Errors
+    /// The kernel's, where a descriptor or a thread cannot be made.
+    pub(crate) fn start(count: usize, cpus: &[usize], spin: Duration) -> io::Result<Self> {
+        let cpu = |index: usize| cpus.get(index % cpus.len().max(1)).copied();
+        let watcher = Arc::default();
+        let handles: Vec<_> = (0..count.max(1))
+            .map(|index| WorkerHandle::start(index, cpu(index), spin, &watcher))
+            .collect::<io::Result<_>>()?;
+        Ok(Self {
+            roster: Mutex::new(Roster {
+                loads: vec![0; handles.len()],
+                owners: HashMap::new(),
+            }),
+            handles,
+            next_id: AtomicU64::new(1),
+            watcher,
+        })
+    }
+
+    /// Gives a lane of `owner` to the worker that has the fewest, of those that do not hang; which one, and the lane's
+    /// name.
+    pub(crate) fn add(&self, lane: Box<dyn Lane>, owner: &Arc<str>, on_fault: OnFault) -> (usize, LaneId) {
+        let id = LaneId(self.next_id.fetch_add(1, Relaxed));
+        let mut roster = self.roster();
+        let by_load = |&worker: &usize| (self.handles[worker].hangs.load(Relaxed), roster.loads[worker]);
+        let worker = (0..self.handles.len()).min_by_key(by_load).unwrap_or(0);
+        roster.loads[worker] += 1;
+        roster.owners.insert(id, Arc::clone(owner));
+        self.handles[worker].send(Command::Add(id, lane, on_fault));
+        (worker, id)
+    }
+
+    /// Takes a lane back from its worker.
+    pub(crate) fn remove(&self, worker: usize, id: LaneId) -> Option<Box<dyn Lane>> {
+        let lane = self.handles[worker].remove(id);
+        let mut roster = self.roster();
+        roster.loads[worker] = roster.loads[worker].saturating_sub(1);
+        roster.owners.remove(&id);
+        lane
+    }
+
+    fn roster(&self) -> MutexGuard<'_, Roster> {
+        self.roster.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whose a lane is.
+    pub(crate) fn owner(&self, id: LaneId) -> Option<Arc<str>> {
+        self.roster().owners.get(&id).cloned()
+    }
+
+    /// The threads of the workers.
+    pub(crate) fn threads(&self) -> impl Iterator<Item = &JoinHandle<()>> {
+        self.handles.iter().filter_map(|handle| handle.thread.as_ref())
+    }
+
+    /// Each worker as it is seen now.
+    pub(crate) fn sights(&self) -> impl Iterator<Item = Sight> {
+        self.handles.iter().map(|handle| {
+            let counters = &handle.counters;
+            let rounds = [&counters.busy_rounds, &counters.idle_rounds, &counters.sleeps];
+            Sight {
+                rounds: rounds
+                    .iter()
+                    .fold(0, |sum, counter| sum.wrapping_add(counter.get())),
+                place: handle.progress.place(),
+            }
+        })
+    }
+
+    /// Notes that a worker hangs, or does not any more.
+    pub(crate) fn note_hang(&self, worker: usize, hangs: bool) {
+        self.handles[worker].hangs.store(hangs, Relaxed);
+    }
+
+    /// Changes a running lane; the change is in effect when this returns.
+    pub(crate) fn change(
+        &self,
+        worker: usize,
+        id: LaneId,
+        change: impl FnOnce(&mut dyn Lane) + Send + 'static,
+    ) {
+        let (done, changed) = mpsc::channel();
+        self.handles[worker].send(Command::Change(id, Box::new(change), done));
+        let _ = changed.recv();
+    }
+
+    /// The counters of each worker.
+    pub(crate) fn counters(&self) -> impl Iterator<Item = &WorkerCounters> {
+        self.handles.iter().map(|handle| &*handle.counters)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn polling_stops_where_pauses_are_long_and_comes_back_where_they_are_short() {
+        let limit = Duration::from_micros(50);
+        let mut polling = Polling::new(limit);
+        for _ in 0..5 {
+            polling.adapt(Duration::from_millis(1));
+        }
+        assert_eq!(polling.now, Duration::ZERO);
+        polling.adapt(Duration::from_micros(20));
+        assert_eq!(polling.now, Polling::LEAST);
+        for _ in 0..5 {
+            polling.adapt(Duration::from_micros(20));
+        }
+        assert_eq!(polling.now, limit);
+    }
+
+    #[test]
+    fn worker_that_is_told_not_to_poll_never_does() {
+        let mut polling = Polling::new(Duration::ZERO);
+        polling.adapt(Duration::ZERO);
+        assert_eq!(polling.now, Duration::ZERO);
+    }
+}

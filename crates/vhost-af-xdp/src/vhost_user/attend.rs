@@ -1,0 +1,205 @@
+//! A port's thread: meets VMMs, one after the other, and speaks vhost-user with each.
+
+use std::io;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{self, SyncSender, TrySendError};
+use std::time::{Duration, Instant};
+
+use vhost::vhost_user::{BackendReqHandler, Error};
+
+use super::alarm::Alarm;
+use super::front;
+use crate::port::Port;
+use crate::port::visit::Ended;
+use crate::seldom::{LeftOut, Seldom};
+
+/// Pause between attempts to connect to a VMM that is not there: short, because the guest's outage lasts as
+/// long, and cheap.
+const CONNECT_PAUSE: Duration = Duration::from_millis(20);
+/// Pause before a VMM that did wrong, or comes for nothing, is met again: doubles up to the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// Sessions in a row in which nothing runs, without a pause.
+const IDLE_MAX: u32 = 8;
+/// How long a VMM waits for the end of another's session, which may wait for a bind or for an answer of the steward.
+const GRACE: Duration = Duration::from_secs(10);
+/// Between two attempts to hand it over.
+const KNOCK: Duration = Duration::from_millis(5);
+
+/// What a port's thread meets VMMs with.
+pub(crate) enum Meeting {
+    Listen(UnixListener),
+    Connect(PathBuf),
+    Once(UnixStream),
+}
+
+/// Meets VMMs, one after the other.
+pub(crate) fn attend(port: &Arc<Port>, meeting: Meeting) {
+    let mut pace = Pace::default();
+    match meeting {
+        Meeting::Once(stream) => {
+            serve_connection(port, stream);
+        }
+        Meeting::Listen(listener) => {
+            // Of no length: what is handed over is met at once.
+            let (door, guests) = mpsc::sync_channel(0);
+            let listener = Arc::new(listener);
+            if let Err(error) = open_door(port, Arc::clone(&listener), door) {
+                tracing::error!(port = %port.config.endpoint, %error, "no thread that accepts connections (ulimit -u, systemd: TasksMax=): a VMM that comes while another is there waits until that one goes");
+            }
+            while let Ok(stream) = guests.recv() {
+                pace.note(serve_connection(port, stream));
+            }
+            // Only without that thread, which goes on for ever.
+            loop {
+                match listener.accept() {
+                    Ok((stream, _)) => pace.note(serve_connection(port, stream)),
+                    Err(_) => pace.rest(),
+                }
+            }
+        }
+        Meeting::Connect(path) => {
+            let (mut said, mut lines) = (false, Seldom::default());
+            loop {
+                match UnixStream::connect(&path) {
+                    Ok(stream) => {
+                        said = false;
+                        pace.note(serve_connection(port, stream));
+                    }
+                    Err(error) => {
+                        if !said && let Some(left_out) = lines.may() {
+                            tell_absent(&path, &error, &left_out);
+                        }
+                        said = true;
+                    }
+                }
+                std::thread::sleep(CONNECT_PAUSE);
+            }
+        }
+    }
+}
+
+/// The VMM that is to be connected to cannot be.
+fn tell_absent(path: &Path, error: &io::Error, left_out: &LeftOut) {
+    let path = path.display();
+    if error.kind() == io::ErrorKind::PermissionDenied {
+        let user = rustix::process::geteuid().as_raw();
+        tracing::warn!(%path, "the VMM's socket may not be connected to by this user ({user}): let it, or choose another with --user; trying again{left_out}");
+    } else {
+        tracing::info!(%path, %error, "no VMM there yet, trying again{left_out}");
+    }
+}
+
+/// Accepts connections on a thread of its own, and hands them over one at a time. One that comes while another is
+/// served waits for a while: a VMM that is started again may be there before the end of the first is seen. Then it is
+/// refused, so that it does not wait for what may never come.
+fn open_door(port: &Arc<Port>, listener: Arc<UnixListener>, door: SyncSender<UnixStream>) -> io::Result<()> {
+    let port = Arc::clone(port);
+    let body = move || {
+        let (mut lines, mut pace) = (Seldom::default(), Pace::default());
+        loop {
+            match listener.accept() {
+                Ok((stream, _)) => match offer(&door, stream) {
+                    Ok(()) => pace = Pace::default(),
+                    Err(Some(second)) => port.turn_away(&second, GRACE, &mut lines),
+                    Err(None) => return,
+                },
+                Err(error) => {
+                    if let Some(left_out) = lines.may() {
+                        tracing::warn!(port = %port.config.endpoint, "cannot accept a connection, trying again: {error}{}{left_out}", crate::shortage(&error.to_string()));
+                    }
+                    pace.rest();
+                }
+            }
+        }
+    };
+    std::thread::Builder::new().name("door".to_owned()).spawn(body)?;
+    Ok(())
+}
+
+/// Hands a connection over.
+///
+/// # Errors
+/// The connection, if nobody took it in time; nothing, if nobody ever will.
+fn offer(door: &SyncSender<UnixStream>, mut stream: UnixStream) -> Result<(), Option<UnixStream>> {
+    let deadline = Instant::now() + GRACE;
+    loop {
+        match door.try_send(stream) {
+            Ok(()) => return Ok(()),
+            Err(TrySendError::Disconnected(_)) => return Err(None),
+            Err(TrySendError::Full(back)) if Instant::now() >= deadline => return Err(Some(back)),
+            Err(TrySendError::Full(back)) => stream = back,
+        }
+        std::thread::sleep(KNOCK);
+    }
+}
+
+/// How fast VMMs are met.
+struct Pace {
+    pause: Duration,
+    /// Sessions in a row in which nothing ran.
+    idle: u32,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self {
+            pause: FIRST_PAUSE,
+            idle: 0,
+        }
+    }
+}
+
+impl Pace {
+    /// Pauses after a session like this.
+    fn note(&mut self, ended: Ended) {
+        match ended {
+            Ended::Served => *self = Self::default(),
+            Ended::Wrong => self.rest(),
+            Ended::Idle => {
+                self.idle = self.idle.saturating_add(1);
+                if self.idle > IDLE_MAX {
+                    self.rest();
+                } else {
+                    self.pause = FIRST_PAUSE;
+                }
+            }
+        }
+    }
+
+    fn rest(&mut self) {
+        std::thread::sleep(self.pause);
+        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+/// Speaks vhost-user until the connection ends.
+pub(crate) fn serve_connection(port: &Arc<Port>, stream: UnixStream) -> Ended {
+    let (Ok(connection), Ok(ahead), Ok(alarm)) = (stream.try_clone(), stream.try_clone(), Alarm::new())
+    else {
+        port.warn("no descriptors left, the connection is dropped: raise the limit of open files (`ulimit -n`, systemd: LimitNOFILE=)");
+        return Ended::Wrong;
+    };
+    if port.is_barred() {
+        return Ended::Wrong;
+    }
+    port.begin_session(connection, alarm.clone());
+    let mut requests = BackendReqHandler::from_stream(stream, Arc::clone(port));
+    loop {
+        let came = alarm.await_message(&ahead);
+        match came.and_then(|()| front::take(&ahead, port)) {
+            Ok(true) => continue,
+            Ok(false) => {}
+            Err(error) => return port.end_session(false, format!("vhost-user: {error}")),
+        }
+        match requests.handle_request() {
+            Ok(()) | Err(Error::SocketRetry(_)) => {}
+            Err(error @ (Error::Disconnected | Error::SocketBroken(_))) => {
+                return port.end_session(true, error.to_string());
+            }
+            Err(error) => return port.end_session(false, format!("vhost-user: {error}")),
+        }
+    }
+}

@@ -1,0 +1,259 @@
+//! Messages that are taken in front of the `vhost` crate, because it does not dispatch them.
+//!
+//! - SET_VRING_ENABLE before SET_FEATURES. The specification ties the message to
+//!   VHOST_USER_F_PROTOCOL_FEATURES being negotiated. QEMU counts it as negotiated when the backend
+//!   offers it, and enables the rings of a net device when that is plugged, before any driver
+//!   acknowledged anything (hw/net/virtio-net.c, `peer_attach`); the crate counts it only from
+//!   SET_FEATURES on and fails the connection.
+//! - SEND_RARP, NET_SET_MTU, SET_STATUS and GET_STATUS, which it does not know.
+//! - SET_BACKEND_REQ_FD: what the crate makes of the descriptor cannot send a config change.
+//! - SET_VRING_KICK, SET_VRING_CALL and SET_VRING_ERR: if the kernel cannot give us a descriptor (EMFILE) the crate forgets
+//!   the header that it has read, and takes what follows for one. That is shorter here, so it would wait for more, the VMM
+//!   for its answer, and both for ever. (What follows the header of other messages with descriptors is no header.)
+//!
+//! Each message is looked at without being taken (MSG_PEEK); what is not in this list, or does not
+//! have the size that it must have, is left to the crate, which also refuses what is malformed.
+
+use std::fs::File;
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recv, recvmsg, send};
+use vhost::vhost_user::message::{BackendReq, FrontendReq, VhostUserProtocolFeatures as Protocol};
+
+use super::eventfd;
+use crate::port::session::SessionError;
+use crate::port::{Port, with_sources};
+
+/// vhost-user header: request, flags, size of the payload; each 32 bits in host order.
+const HEADER: usize = 12;
+/// The largest payload of the messages here.
+const LARGEST: usize = 8;
+/// Version of the protocol, in the flags.
+const VERSION: u32 = 1;
+const REPLY: u32 = 1 << 2;
+const NEED_REPLY: u32 = 1 << 3;
+/// In the payload of a message about a vring's eventfd: there is none.
+const NO_DESCRIPTOR: u64 = 1 << 8;
+
+/// A message that was read.
+struct Message {
+    request: FrontendReq,
+    flags: u32,
+    payload: [u8; LARGEST],
+    file: Option<OwnedFd>,
+}
+
+impl Message {
+    fn value(&self) -> u64 {
+        u64::from_ne_bytes(self.payload)
+    }
+}
+
+/// Waits for a message; takes it, and answers it, if it is one of those above.
+///
+/// # Errors
+/// The socket's, or that of the message.
+pub(crate) fn take(stream: &UnixStream, port: &Port) -> io::Result<bool> {
+    let mut header = [0u8; HEADER];
+    let (got, _) = recv(stream, &mut header[..], RecvFlags::PEEK)?;
+    // A header in pieces, or the end of the stream: the crate's business.
+    if got < HEADER {
+        return Ok(false);
+    }
+    let Some((request, payload)) = ours(word(&header, 0), word(&header, 8)) else {
+        return Ok(false);
+    };
+    let message = read(stream, request, payload)?;
+    let needs_ack = message.flags & NEED_REPLY != 0 && port.protocol().contains(Protocol::REPLY_ACK);
+    let result = act(message, port);
+    match &result {
+        Ok(Some(value)) => reply(stream, request, *value)?,
+        _ if needs_ack => reply(stream, request, u64::from(result.is_err()))?,
+        _ => {}
+    }
+    match result {
+        Ok(_) => Ok(true),
+        // The VMM asks whether this MTU will do, and is told; it decides what follows.
+        Err(error @ SessionError::Mtu { .. }) => {
+            port.warn(&error.to_string());
+            Ok(true)
+        }
+        Err(error) => Err(io::Error::other(with_sources(&error))),
+    }
+}
+
+/// The request, if it is one for this file, and the length of its payload.
+fn ours(request: u32, size: u32) -> Option<(FrontendReq, usize)> {
+    let request = FrontendReq::try_from(request).ok()?;
+    let payload = match request {
+        FrontendReq::SET_VRING_ENABLE
+        | FrontendReq::SET_VRING_KICK
+        | FrontendReq::SET_VRING_CALL
+        | FrontendReq::SET_VRING_ERR
+        | FrontendReq::SEND_RARP
+        | FrontendReq::NET_SET_MTU
+        | FrontendReq::SET_STATUS => LARGEST,
+        FrontendReq::GET_STATUS | FrontendReq::SET_BACKEND_REQ_FD => 0,
+        _ => return None,
+    };
+    (size as usize == payload).then_some((request, payload))
+}
+
+fn word(bytes: &[u8], at: usize) -> u32 {
+    u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+/// Reads a message with at most one descriptor; the kernel closes those beyond.
+fn read(stream: &UnixStream, request: FrontendReq, payload: usize) -> io::Result<Message> {
+    let mut bytes = [0u8; HEADER + LARGEST];
+    let wanted = HEADER + payload;
+    let (mut done, mut file) = (0, None);
+    // In one piece, unless the VMM wrote it in several.
+    while done < wanted {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let got = recvmsg(
+            stream,
+            &mut [IoSliceMut::new(&mut bytes[done..wanted])],
+            &mut ancillary,
+            RecvFlags::WAITALL | RecvFlags::CMSG_CLOEXEC,
+        )?;
+        if got.bytes == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        done += got.bytes;
+        let came = ancillary.drain().find_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(mut files) => files.next(),
+            _ => None,
+        });
+        file = file.or(came);
+    }
+    let mut message = Message {
+        request,
+        flags: word(&bytes, 4),
+        payload: [0; LARGEST],
+        file,
+    };
+    message.payload[..payload].copy_from_slice(&bytes[HEADER..wanted]);
+    Ok(message)
+}
+
+/// Does what the message says; a value, if the message is one that is answered with one.
+fn act(message: Message, port: &Port) -> Result<Option<u64>, SessionError> {
+    let needs = |feature: Protocol, name| {
+        port.protocol()
+            .contains(feature)
+            .then_some(())
+            .ok_or(SessionError::NotNegotiated(name))
+    };
+    match message.request {
+        FrontendReq::SET_VRING_ENABLE => {
+            let (index, state) = (word(&message.payload, 0), word(&message.payload, 4));
+            port.with_session(|session, ground| match state {
+                0 | 1 => session.set_vring_enable(index, state == 1, ground),
+                _ => Err(SessionError::EnableState(state)),
+            })?;
+        }
+        FrontendReq::SET_VRING_KICK | FrontendReq::SET_VRING_CALL | FrontendReq::SET_VRING_ERR => {
+            take_event(message, port)?;
+        }
+        FrontendReq::SEND_RARP => {
+            needs(Protocol::RARP, "SEND_RARP")?;
+            let [mac @ .., _, _] = message.payload;
+            port.with_session(|session, ground| {
+                session.announce(mac, ground);
+                Ok(())
+            })?;
+        }
+        FrontendReq::NET_SET_MTU => {
+            needs(Protocol::MTU, "NET_SET_MTU")?;
+            port.check_guest_mtu(message.value())?;
+        }
+        FrontendReq::SET_STATUS => {
+            needs(Protocol::STATUS, "SET_STATUS")?;
+            port.with_session(|session, ground| session.set_status(message.value(), ground))?;
+        }
+        FrontendReq::GET_STATUS => {
+            needs(Protocol::STATUS, "GET_STATUS")?;
+            let status = port.with_session(|session, _| Ok(session.status))?;
+            return Ok(Some(status.into()));
+        }
+        _ => {
+            needs(Protocol::BACKEND_REQ, "SET_BACKEND_REQ_FD")?;
+            let file = message.file.ok_or(SessionError::NoChannel)?;
+            // Judged, and closed if it is none, before the port's lock is taken: see files.rs.
+            let channel = channel(file);
+            port.with_session(|session, _| {
+                session.set_channel(channel?);
+                Ok(())
+            })?;
+        }
+    }
+    Ok(None)
+}
+
+/// Takes the eventfd of a vring, which the low byte of the value names.
+fn take_event(message: Message, port: &Port) -> Result<(), SessionError> {
+    let value = message.value();
+    let index = u32::from(value as u8);
+    let said = value & NO_DESCRIPTOR == 0;
+    if said != message.file.is_some() {
+        return port.with_session(|_, _| Err(SessionError::Descriptor { index, said }));
+    }
+    set_event(message.request, index, message.file.map(File::from), port)
+}
+
+/// Sets an eventfd of a vring, by SET_VRING_KICK, SET_VRING_CALL or SET_VRING_ERR.
+pub(crate) fn set_event(
+    request: FrontendReq,
+    index: u32,
+    file: Option<File>,
+    port: &Port,
+) -> Result<(), SessionError> {
+    // Judged, and closed if it is none, before the port's lock is taken: see files.rs.
+    match request {
+        FrontendReq::SET_VRING_KICK => {
+            let kick = eventfd::take(index, "kick", file);
+            port.with_session(|session, ground| session.set_vring_kick(index, kick?, ground))
+        }
+        FrontendReq::SET_VRING_CALL => {
+            let call = eventfd::take(index, "call", file);
+            port.with_session(|session, ground| session.set_vring_call(index, call?, ground))
+        }
+        _ => {
+            let error = eventfd::take(index, "error", file);
+            port.with_session(|session, _| session.set_vring_err(index, error?))
+        }
+    }
+}
+
+/// A descriptor that requests of ours go to.
+fn channel(file: OwnedFd) -> Result<UnixStream, SessionError> {
+    use rustix::net::{AddressFamily, SocketType, sockopt};
+    let stream = sockopt::socket_domain(&file) == Ok(AddressFamily::UNIX)
+        && sockopt::socket_type(&file) == Ok(SocketType::STREAM);
+    stream.then(|| file.into()).ok_or(SessionError::NoChannel)
+}
+
+fn reply(stream: &UnixStream, request: FrontendReq, value: u64) -> io::Result<()> {
+    let mut message = Vec::with_capacity(HEADER + LARGEST);
+    for word in [request as u32, VERSION | REPLY, 8] {
+        message.extend(word.to_ne_bytes());
+    }
+    message.extend(value.to_ne_bytes());
+    send(stream, &message, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// VHOST_USER_BACKEND_CONFIG_CHANGE_MSG: the VMM is to read the config space again. It is not waited
+/// for; a VMM that does not read what we send misses it.
+pub(crate) fn tell_config_change(channel: &UnixStream) {
+    let mut message = Vec::with_capacity(HEADER);
+    for word in [BackendReq::CONFIG_CHANGE_MSG as u32, VERSION, 0] {
+        message.extend(word.to_ne_bytes());
+    }
+    let _ = send(channel, &message, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+}

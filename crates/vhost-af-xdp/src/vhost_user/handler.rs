@@ -1,0 +1,266 @@
+//! The vhost-user messages, as the `vhost` crate dispatches them.
+//!
+//! One line each: the message is turned into the call of [`Session`] that means it. Messages that
+//! belong to protocol features which are not offered are refused here by name.
+
+use std::fs::File;
+use std::io;
+
+use vhost::vhost_user::message::{
+    FrontendReq, VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags,
+    VhostUserInflight, VhostUserLog, VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserShMemConfig,
+    VhostUserSharedMsg, VhostUserSingleMemoryRegion, VhostUserVringAddrFlags, VhostUserVringState,
+};
+use vhost::vhost_user::{Error, Result, VhostUserBackendReqHandler};
+use virtio_bindings::bindings::virtio_net::{VIRTIO_NET_S_LINK_UP, virtio_net_config};
+use virtqueue::RingAddresses;
+
+use super::features;
+use super::files;
+use super::front;
+use super::memory::{FileKinds, MOST_SLOTS};
+use crate::port::Port;
+use crate::port::session::{Ground, Session, SessionError};
+
+type MemoryBase = vhost::VhostUserMemoryRegionBase;
+
+impl Port {
+    fn handle<R>(
+        &self,
+        act: impl FnOnce(&mut Session, &Ground<'_>) -> std::result::Result<R, SessionError>,
+    ) -> Result<R> {
+        self.with_session(act).map_err(|error| answer(&error))
+    }
+
+    /// Of a message whose header came in pieces; others are taken in front of the crate.
+    fn set_event(&self, request: FrontendReq, index: u8, file: Option<File>) -> Result<()> {
+        front::set_event(request, index.into(), file, self).map_err(|error| answer(&error))
+    }
+
+    /// Judges files that the VMM gives as memory. Before the port's lock is taken: those that are refused are closed without
+    /// it (`files.rs`).
+    fn judge<'a>(&self, files: impl IntoIterator<Item = &'a File>) -> Result<()> {
+        if self.config.memory.files == FileKinds::Any {
+            return Ok(());
+        }
+        match files.into_iter().try_for_each(files::check) {
+            Ok(()) => Ok(()),
+            Err(refused) => self.handle(|_, _| Err(refused.into())),
+        }
+    }
+
+    fn unsupported<R>(&self, message: &'static str) -> Result<R> {
+        self.handle(|_, _| Err(SessionError::Unsupported(message)))
+    }
+
+    /// `struct virtio_net_config` up to the MTU (VirtIO 1.3, 5.1.4), little-endian.
+    fn config_space(&self) -> Vec<u8> {
+        let mut space = Vec::with_capacity(size_of::<virtio_net_config>());
+        space.extend(self.mac());
+        // The status field is 16 bits wide and LINK_UP its bit 0.
+        let status = if self.link_up() {
+            VIRTIO_NET_S_LINK_UP as u16
+        } else {
+            0
+        };
+        space.extend(status.to_le_bytes());
+        space.extend(self.config.queues.to_le_bytes());
+        space.extend(self.mtu().to_le_bytes());
+        space
+    }
+}
+
+fn answer(error: &SessionError) -> Error {
+    Error::ReqHandlerError(io::Error::other(error.to_string()))
+}
+
+impl VhostUserBackendReqHandler for Port {
+    fn set_owner(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn reset_owner(&self) -> Result<()> {
+        // Deprecated; the specification asks for nothing.
+        Ok(())
+    }
+
+    fn get_features(&self) -> Result<u64> {
+        self.handle(|session, _| {
+            session.note_asked();
+            Ok(())
+        })?;
+        Ok(features::offered(self.config.queues, self.config.offload))
+    }
+
+    fn set_features(&self, features: u64) -> Result<()> {
+        self.handle(|session, ground| session.set_features(features, ground))
+    }
+
+    fn get_protocol_features(&self) -> Result<VhostUserProtocolFeatures> {
+        Ok(features::offered_protocol())
+    }
+
+    fn set_protocol_features(&self, features: u64) -> Result<()> {
+        self.handle(|session, _| {
+            session.protocol = VhostUserProtocolFeatures::from_bits_truncate(features);
+            Ok(())
+        })
+    }
+
+    fn get_queue_num(&self) -> Result<u64> {
+        // For a net device: queue pairs (vhost-user, "Multiple queue support").
+        Ok(self.config.queues.into())
+    }
+
+    fn set_mem_table(
+        &self,
+        regions: &[VhostUserMemoryRegion],
+        files: Vec<File>,
+        _postcopy: Option<bool>,
+    ) -> Result<Option<Vec<MemoryBase>>> {
+        self.judge(&files)?;
+        self.handle(|session, ground| session.set_memory(regions, files, ground))
+            .map(|()| None)
+    }
+
+    fn get_max_mem_slots(&self) -> Result<u64> {
+        Ok(MOST_SLOTS)
+    }
+
+    fn add_mem_region(
+        &self,
+        region: &VhostUserSingleMemoryRegion,
+        file: File,
+        _postcopy: Option<bool>,
+    ) -> Result<Option<MemoryBase>> {
+        self.judge([&file])?;
+        self.handle(|session, ground| session.add_memory(region, file, ground))
+            .map(|()| None)
+    }
+
+    fn remove_mem_region(&self, region: &VhostUserSingleMemoryRegion) -> Result<()> {
+        self.handle(|session, ground| session.remove_memory(region, ground))
+    }
+
+    fn set_vring_num(&self, index: u32, num: u32) -> Result<()> {
+        self.handle(|session, ground| session.set_vring_num(index, num, ground))
+    }
+
+    fn set_vring_addr(
+        &self,
+        index: u32,
+        _flags: VhostUserVringAddrFlags,
+        descriptor: u64,
+        used: u64,
+        available: u64,
+        _log: u64,
+    ) -> Result<()> {
+        let addresses = RingAddresses {
+            desc: descriptor,
+            avail: available,
+            used,
+        };
+        self.handle(|session, ground| session.set_vring_addr(index, addresses, ground))
+    }
+
+    fn set_vring_base(&self, index: u32, base: u32) -> Result<()> {
+        self.handle(|session, ground| session.set_vring_base(index, base, ground))
+    }
+
+    fn get_vring_base(&self, index: u32) -> Result<VhostUserVringState> {
+        let base = self.handle(|session, ground| session.stop_vring(index, ground))?;
+        Ok(VhostUserVringState::new(index, base))
+    }
+
+    fn set_vring_kick(&self, index: u8, file: Option<File>) -> Result<()> {
+        self.set_event(FrontendReq::SET_VRING_KICK, index, file)
+    }
+
+    fn set_vring_call(&self, index: u8, file: Option<File>) -> Result<()> {
+        self.set_event(FrontendReq::SET_VRING_CALL, index, file)
+    }
+
+    fn set_vring_err(&self, index: u8, file: Option<File>) -> Result<()> {
+        self.set_event(FrontendReq::SET_VRING_ERR, index, file)
+    }
+
+    fn set_vring_enable(&self, index: u32, enable: bool) -> Result<()> {
+        self.handle(|session, ground| session.set_vring_enable(index, enable, ground))
+    }
+
+    fn get_config(&self, offset: u32, len: u32, _flags: VhostUserConfigFlags) -> Result<Vec<u8>> {
+        let space = self.config_space();
+        let range = offset as usize..(offset as usize).saturating_add(len as usize);
+        let size = space.len();
+        match space.get(range) {
+            Some(bytes) => Ok(bytes.to_vec()),
+            // A frontend may ask for the whole structure; what it asks beyond our fields is zero.
+            None if offset == 0 && len <= 256 => {
+                let mut bytes = space;
+                bytes.resize(len as usize, 0);
+                Ok(bytes)
+            }
+            None => self.handle(|_, _| Err(SessionError::Config { offset, len, size })),
+        }
+    }
+
+    fn set_config(&self, _offset: u32, _bytes: &[u8], _flags: VhostUserConfigFlags) -> Result<()> {
+        // Every field is read-only for a driver of VIRTIO 1.0; a legacy one may write its MAC
+        // address, which means nothing to a port that does not filter.
+        Ok(())
+    }
+
+    fn reset_device(&self) -> Result<()> {
+        self.handle(|session, ground| {
+            session.reset(ground.workers);
+            Ok(())
+        })
+    }
+
+    fn get_shared_object(&self, _uuid: VhostUserSharedMsg) -> Result<File> {
+        self.unsupported("GET_SHARED_OBJECT")
+    }
+
+    fn get_inflight_fd(&self, wanted: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
+        let shape = (wanted.num_queues, wanted.queue_size);
+        let (file, bytes) = self.handle(|session, _| session.make_inflight(shape))?;
+        let made = VhostUserInflight::new(bytes, 0, wanted.num_queues, wanted.queue_size);
+        Ok((made, file.into()))
+    }
+
+    fn set_inflight_fd(&self, region: &VhostUserInflight, file: File) -> Result<()> {
+        self.judge([&file])?;
+        let (range, shape) = (
+            (region.mmap_size, region.mmap_offset),
+            (region.num_queues, region.queue_size),
+        );
+        self.handle(|session, ground| session.set_inflight(range, shape, &file, ground))
+    }
+
+    fn set_gpu_socket(&self, _gpu: vhost::vhost_user::GpuBackend) -> Result<()> {
+        self.unsupported("GPU_SET_SOCKET")
+    }
+
+    fn set_device_state_fd(
+        &self,
+        _direction: VhostTransferStateDirection,
+        _phase: VhostTransferStatePhase,
+        _fd: File,
+    ) -> Result<Option<File>> {
+        self.unsupported("SET_DEVICE_STATE_FD")
+    }
+
+    fn check_device_state(&self) -> Result<()> {
+        self.unsupported("CHECK_DEVICE_STATE")
+    }
+
+    fn get_shmem_config(&self) -> Result<VhostUserShMemConfig> {
+        self.unsupported("GET_SHMEM_CONFIG")
+    }
+
+    fn set_log_base(&self, log: &VhostUserLog, file: File) -> Result<()> {
+        self.judge([&file])?;
+        let range = (log.mmap_size, log.mmap_offset);
+        self.handle(|session, ground| session.set_log(range, &file, ground))
+    }
+}

@@ -1,0 +1,221 @@
+//! Listening sockets with a name in the file system, which have their owner, group and mode before anybody can connect.
+//!
+//! Who may connect to a Unix socket is who may write to its file (unix(7)). Its mode is that of the socket when it is
+//! bound (`unix_bind_bsd`, net/unix/af_unix.c), so it is set before; owner and group are set between bind and listen,
+//! while every connect is refused. The file is given away by a descriptor that was seen to be the socket just bound:
+//! in a directory that others may write to its name may lead to a file of theirs, or of root's, a moment later.
+
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid, chownat, fchmod, fstat, open};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
+};
+
+/// Connections that may wait to be accepted.
+const BACKLOG: i32 = 128;
+
+/// Who may connect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Access {
+    /// Number of the user that the file belongs to; `None`: who we are.
+    pub(crate) owner: Option<u32>,
+    /// Number of the group that it belongs to; `None`: that of who we are.
+    pub(crate) group: Option<u32>,
+    /// Permission bits.
+    pub(crate) mode: u32,
+}
+
+impl Access {
+    /// For this user alone.
+    pub(crate) const OWN: Self = Self {
+        owner: None,
+        group: None,
+        mode: 0o600,
+    };
+}
+
+/// Why nobody listens.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ListenError {
+    #[error("its directory is not there: `mkdir -p {}`, or choose another path", .0.display())]
+    NoDirectory(PathBuf),
+    #[error("this user may not make files in {}: choose another path", .0.display())]
+    MayNot(PathBuf),
+    #[error(
+        "others may put files into {}, or it is theirs: remove {}, or choose another path", .0.display(), .0.display()
+    )]
+    OfOthers(PathBuf),
+    #[error("the file exists and is not a socket: remove it, or choose another path")]
+    NotASocket,
+    #[error("another process listens there: end it, or choose another path")]
+    InUse,
+    #[error(
+        "the socket may not be given to {0}: only root gives to other users, others to groups that they are in"
+    )]
+    MayNotGive(String),
+    #[error(transparent)]
+    Other(#[from] io::Error),
+}
+
+impl From<rustix::io::Errno> for ListenError {
+    fn from(errno: rustix::io::Errno) -> Self {
+        Self::Other(errno.into())
+    }
+}
+
+/// Listens at `path`, replacing a socket that nobody listens on any more. The calling thread should be the only one:
+/// the umask is the process's.
+///
+/// # Errors
+/// [`ListenError`]; no file is left behind.
+pub(crate) fn listen_at(path: &Path, access: &Access) -> Result<UnixListener, ListenError> {
+    remove_stale(path)?;
+    let socket = stream(SocketFlags::empty())?;
+    fchmod(&socket, Mode::from_raw_mode(access.mode))?;
+    let address = SocketAddrUnix::new(path)?;
+    let umask = rustix::process::umask(Mode::empty());
+    let bound = bind(&socket, &address);
+    rustix::process::umask(umask);
+    bound.map_err(|errno| explain(errno, path))?;
+    let listens = give(path, access).and_then(|()| Ok(listen(&socket, BACKLOG)?));
+    if let Err(error) = listens {
+        let _ = fs::remove_file(path);
+        return Err(error);
+    }
+    Ok(socket.into())
+}
+
+/// Removes a socket file that nobody listens on.
+///
+/// # Errors
+/// [`ListenError::InUse`], [`ListenError::NotASocket`], or that it cannot be removed.
+pub(crate) fn remove_stale(path: &Path) -> Result<(), ListenError> {
+    let Ok(metadata) = fs::symlink_metadata(path) else {
+        return Ok(());
+    };
+    if !metadata.file_type().is_socket() {
+        return Err(ListenError::NotASocket);
+    }
+    // Not waiting for one that accepts nothing.
+    match connect(stream(SocketFlags::NONBLOCK)?, &SocketAddrUnix::new(path)?) {
+        Err(rustix::io::Errno::CONNREFUSED) => Ok(fs::remove_file(path)?),
+        Ok(()) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::PROTOTYPE) => Err(ListenError::InUse),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+fn stream(flags: SocketFlags) -> io::Result<OwnedFd> {
+    let flags = flags | SocketFlags::CLOEXEC;
+    Ok(socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?)
+}
+
+fn explain(errno: rustix::io::Errno, path: &Path) -> ListenError {
+    let directory = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+        _ => PathBuf::from("."),
+    };
+    match errno {
+        rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR => ListenError::NoDirectory(directory),
+        rustix::io::Errno::ACCESS | rustix::io::Errno::PERM | rustix::io::Errno::ROFS => {
+            ListenError::MayNot(directory)
+        }
+        // Made between our look and the bind.
+        rustix::io::Errno::ADDRINUSE => ListenError::InUse,
+        errno => errno.into(),
+    }
+}
+
+/// Gives the socket that was just bound at `path` to its owner and group.
+fn give(path: &Path, access: &Access) -> Result<(), ListenError> {
+    if (access.owner, access.group) == (None, None) {
+        return Ok(());
+    }
+    let file = open(
+        path,
+        OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?;
+    let is = fstat(&file)?;
+    let is_ours = FileType::from_raw_mode(is.st_mode) == FileType::Socket
+        && is.st_uid == rustix::process::geteuid().as_raw()
+        && is.st_nlink == 1;
+    if !is_ours {
+        return Err(ListenError::InUse);
+    }
+    let (owner, group) = (access.owner.map(Uid::from_raw), access.group.map(Gid::from_raw));
+    chownat(&file, "", owner, group, AtFlags::EMPTY_PATH).map_err(|errno| match errno {
+        rustix::io::Errno::PERM => {
+            let to = |what, number: Option<u32>| number.map(|number| format!("{what} {number}"));
+            let to = [to("user", access.owner), to("group", access.group)];
+            ListenError::MayNotGive(to.into_iter().flatten().collect::<Vec<_>>().join(" and "))
+        }
+        errno => errno.into(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+    use crate::guard::keeper::make_directory;
+
+    #[test]
+    fn socket_has_the_mode_that_was_asked_for_whatever_the_umask() {
+        let directory = make_directory().expect("a place");
+        let path = directory.join("a.sock");
+        for mode in [0o600, 0o660, 0o666, 0o770] {
+            let listener = listen_at(&path, &Access { mode, ..Access::OWN }).expect("listens");
+            assert_eq!(fs::metadata(&path).expect("made").mode() & 0o7777, mode);
+            UnixStream::connect(&path).expect("somebody listens");
+            drop(listener);
+        }
+        fs::remove_dir_all(directory).expect("ours");
+    }
+
+    #[test]
+    fn what_is_in_the_way_is_told_with_a_remedy() {
+        let directory = make_directory().expect("a place");
+        let at = |name: &str| {
+            let error = listen_at(&directory.join(name), &Access::OWN).expect_err(name);
+            error.to_string()
+        };
+        assert!(at("no/a.sock").contains(&format!("`mkdir -p {}/no`", directory.display())));
+        fs::write(directory.join("file"), "").expect("written");
+        assert!(at("file").contains("not a socket: remove it"));
+        let _taken = listen_at(&directory.join("taken"), &Access::OWN).expect("listens");
+        assert!(at("taken").contains("another process listens there"));
+        fs::remove_dir_all(directory).expect("ours");
+    }
+
+    #[test]
+    fn socket_that_nobody_listens_on_is_replaced() {
+        let directory = make_directory().expect("a place");
+        let path = directory.join("a.sock");
+        drop(listen_at(&path, &Access::OWN).expect("listens"));
+        listen_at(&path, &Access::OWN).expect("replaced");
+        fs::remove_dir_all(directory).expect("ours");
+    }
+
+    #[test]
+    fn name_that_leads_elsewhere_is_given_to_nobody() {
+        let directory = make_directory().expect("a place");
+        let (path, file) = (directory.join("a.sock"), directory.join("file"));
+        fs::write(&file, "").expect("written");
+        std::os::unix::fs::symlink(&file, &path).expect("made");
+        let access = Access {
+            group: Some(rustix::process::getegid().as_raw()),
+            ..Access::OWN
+        };
+        assert!(matches!(give(&path, &access), Err(ListenError::InUse)));
+        assert!(matches!(give(&file, &access), Err(ListenError::InUse)));
+        fs::remove_dir_all(directory).expect("ours");
+    }
+}

@@ -1,0 +1,314 @@
+//! A session's memory table: what the VMM shared, as a map.
+//!
+//! The table changes as a whole (SET_MEM_TABLE) or by slots (ADD_MEM_REG, REM_MEM_REG). Either way
+//! a new [`MemoryMap`] is made and the old one lives until the last lane on it is gone; lanes are
+//! stopped around a change by the session.
+//!
+//! Memory that is not shared is the commonest mistake in setting up vhost-user: the VMM maps the
+//! file privately, the guest writes to its own copies and we would watch rings that never move.
+//! The peer's /proc/PID/maps tells, where it may be read ([`MemoryTable::check_shared`]).
+
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::fs::{fstat, major, minor};
+use vhost::vhost_user::message::VhostUserMemoryRegion;
+use virtqueue::{ForeignFiles, GuestAddr, LOG_PAGE_BYTES, MapError, MemoryMap, Region};
+
+use crate::guard::keeper;
+use crate::guard::sigbus::{Watch, Watched};
+
+/// Most regions that we accept: QEMU's own limit for memory slots here is 32 and more, the map's 64.
+pub(crate) const MOST_SLOTS: u64 = virtqueue::MAX_REGIONS as u64;
+
+/// Most bytes of guest memory of all ports together: each may be mapped twice while its table changes, and a process has
+/// 128 TiB of address space (x86-64 and arm64 with tables of four levels).
+pub(crate) const MOST_BYTES: u64 = 48 << 40;
+
+/// Guest addresses that are not memory, bytes at most: a log covers these, too. Where RAM begins behind a hole, as at 1 TiB on
+/// AMD machines (`pc_max_used_gpa`, hw/i386/pc.c in QEMU), and where a platform puts devices.
+const HOLES_BYTES: u64 = 16 << 40;
+
+/// Which files are taken as memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum FileKinds {
+    /// Of memfd, tmpfs and hugetlbfs
+    Shared,
+    /// Of any file system
+    Any,
+}
+
+/// What memory a port takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct MemoryRules {
+    /// Most of a guest's, bytes.
+    pub(crate) most_bytes: u64,
+    pub(crate) files: FileKinds,
+}
+
+/// A table that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum MemoryError {
+    #[error(transparent)]
+    Map(MapError),
+    /// More than `--max-memory`.
+    #[error(
+        "the guest has {bytes} bytes of memory, {most} are allowed: start the daemon with a larger --max-memory"
+    )]
+    TooMuch { bytes: u64, most: u64 },
+    /// A bitmap that no such guest needs.
+    #[error(
+        "SET_LOG_BASE: a dirty log of {bytes} bytes, {most} are enough for this port: start the daemon with a larger --max-memory"
+    )]
+    LongLog { bytes: u64, most: u64 },
+    /// See the module's head.
+    #[error(
+        "guest memory at {user_addr:#x} of process {pid} is mapped privately, not shared: start the VMM with shared memory (QEMU: memory-backend-memfd,share=on; libvirt: <access mode='shared'/>)"
+    )]
+    NotShared { user_addr: u64, pid: i32 },
+    /// A descriptor could not be duplicated.
+    #[error("cannot duplicate a memory descriptor")]
+    Duplicate(#[source] std::io::Error),
+}
+
+/// See the module's head.
+pub(crate) struct MemoryTable {
+    map: Option<Arc<MemoryMap>>,
+    /// Its watch is told when memory of this table vanishes under us.
+    files: Watched,
+}
+
+impl From<MapError> for MemoryError {
+    fn from(error: MapError) -> Self {
+        match error {
+            MapError::TooMuch { bytes, most } => Self::TooMuch { bytes, most },
+            error => Self::Map(error),
+        }
+    }
+}
+
+impl MemoryTable {
+    /// No memory yet, of at most so many bytes.
+    pub(crate) fn new(watch: Arc<Watch>, most_bytes: u64) -> Self {
+        Self {
+            map: None,
+            files: Watched { watch, most_bytes },
+        }
+    }
+
+    /// Refuses a dirty log that is longer than that of any guest of this size: a bit for each 4 KiB up to its highest address.
+    /// Not by the table of the moment: QEMU makes the log longer before it adds memory (`vhost_commit`, hw/virtio/vhost.c).
+    ///
+    /// # Errors
+    /// [`MemoryError::LongLog`].
+    pub(crate) fn check_log(&self, bytes: u64) -> Result<(), MemoryError> {
+        let most = (self.files.most_bytes.saturating_add(HOLES_BYTES) / LOG_PAGE_BYTES).div_ceil(8);
+        if bytes > most {
+            return Err(MemoryError::LongLog { bytes, most });
+        }
+        Ok(())
+    }
+
+    /// How other files of the VMM's than guest memory are mapped.
+    pub(crate) fn files(&self) -> &dyn ForeignFiles {
+        &self.files
+    }
+
+    /// Whether memory of this table, or of one that it replaced, vanished under us.
+    pub(crate) fn is_truncated(&self) -> bool {
+        self.files.watch.is_hit()
+    }
+
+    /// The map, once there is memory.
+    pub(crate) fn map(&self) -> Option<&Arc<MemoryMap>> {
+        self.map.as_ref()
+    }
+
+    /// SET_MEM_TABLE: replaces everything. `private_bytes` are appended for the bounce area.
+    ///
+    /// # Errors
+    /// [`MemoryError`]; the old table stays.
+    pub(crate) fn replace(
+        &mut self,
+        regions: &[VhostUserMemoryRegion],
+        files: Vec<File>,
+        private_bytes: usize,
+        peer: Option<i32>,
+    ) -> Result<(), MemoryError> {
+        let regions: Vec<Region> = regions
+            .iter()
+            .zip(files)
+            .map(|(region, file)| describe(region, file.into()))
+            .collect();
+        self.rebuild(regions, private_bytes, peer)
+    }
+
+    /// Whether adding or removing `region` changes nothing: QEMU 7.2 sends both once for each
+    /// queue pair, though all share one table.
+    pub(crate) fn is_repeated(&self, region: &VhostUserMemoryRegion, added: bool) -> bool {
+        let known = self.map.iter().flat_map(|map| map.regions()).any(|known| {
+            known.guest_addr().get() == region.guest_phys_addr
+                && known.user_addr() == region.user_addr
+                && known.len() == region.memory_size
+        });
+        known == added
+    }
+
+    /// ADD_MEM_REG.
+    ///
+    /// # Errors
+    /// [`MemoryError`]; the old table stays.
+    pub(crate) fn add(
+        &mut self,
+        region: &VhostUserMemoryRegion,
+        file: File,
+        private_bytes: usize,
+        peer: Option<i32>,
+    ) -> Result<(), MemoryError> {
+        let mut regions = self.regions(|_| true)?;
+        regions.push(describe(region, file.into()));
+        self.rebuild(regions, private_bytes, peer)
+    }
+
+    /// REM_MEM_REG.
+    ///
+    /// # Errors
+    /// [`MemoryError`]; the old table stays.
+    pub(crate) fn remove(
+        &mut self,
+        region: &VhostUserMemoryRegion,
+        private_bytes: usize,
+    ) -> Result<(), MemoryError> {
+        let regions = self.regions(|addr| addr != region.guest_phys_addr)?;
+        if regions.is_empty() {
+            self.map = None;
+            return Ok(());
+        }
+        self.rebuild(regions, private_bytes, None)
+    }
+
+    fn regions(&self, keep: impl Fn(u64) -> bool) -> Result<Vec<Region>, MemoryError> {
+        let Some(map) = &self.map else {
+            return Ok(Vec::new());
+        };
+        map.regions()
+            .iter()
+            .filter(|region| keep(region.guest_addr().get()))
+            .map(|region| region.try_clone().map_err(MemoryError::Duplicate))
+            .collect()
+    }
+
+    /// Looks up how the VMM itself maps its memory, or lets the keeper do it. Says nothing where neither may.
+    fn check_shared(&self, pid: i32, regions: &[Region]) -> Result<(), MemoryError> {
+        let files: Vec<_> = regions
+            .iter()
+            .map(|region| (region.user_addr, region.file.as_fd()))
+            .collect();
+        let private = match (maps_of(pid), self.files.watch.connection()) {
+            (Some(maps), _) => first_private(&maps, files),
+            (None, Some(connection)) => keeper::private_address(connection.as_fd(), &files),
+            (None, None) => None,
+        };
+        private.map_or(Ok(()), |user_addr| Err(MemoryError::NotShared { user_addr, pid }))
+    }
+
+    fn rebuild(
+        &mut self,
+        regions: Vec<Region>,
+        private_bytes: usize,
+        peer: Option<i32>,
+    ) -> Result<(), MemoryError> {
+        if let Some(pid) = peer {
+            self.check_shared(pid, &regions)?;
+        }
+        let map = MemoryMap::new(regions, private_bytes, self.files())?;
+        self.map = Some(Arc::new(map));
+        Ok(())
+    }
+}
+
+fn describe(region: &VhostUserMemoryRegion, file: OwnedFd) -> Region {
+    Region {
+        guest_addr: GuestAddr(region.guest_phys_addr),
+        user_addr: region.user_addr,
+        len: region.memory_size,
+        file,
+        file_offset: region.mmap_offset,
+    }
+}
+
+/// How a process maps its memory, where that may be read.
+pub(crate) fn maps_of(pid: i32) -> Option<String> {
+    std::fs::read_to_string(format!("/proc/{pid}/maps")).ok()
+}
+
+/// The first of these addresses that is in a private mapping of the file beside it.
+pub(crate) fn first_private<'a>(
+    maps: &str,
+    files: impl IntoIterator<Item = (u64, BorrowedFd<'a>)>,
+) -> Option<u64> {
+    files
+        .into_iter()
+        .find(|&(address, file)| {
+            let identity = fstat(file).map(|stat| {
+                let device = stat.st_dev;
+                (major(device), minor(device), stat.st_ino)
+            });
+            identity.is_ok_and(|identity| is_private(maps, address, identity))
+        })
+        .map(|(address, _)| address)
+}
+
+/// Whether the mapping that holds `address` is a private one of a file with that device, major and minor, and inode
+/// (proc_pid_maps(5)).
+fn is_private(maps: &str, address: u64, (major, minor, inode): (u32, u32, u64)) -> bool {
+    maps.lines().any(|line| {
+        let mut fields = line.split_ascii_whitespace();
+        let Some((start, end)) = fields.next().and_then(|range| range.split_once('-')) else {
+            return false;
+        };
+        let (Ok(start), Ok(end)) = (u64::from_str_radix(start, 16), u64::from_str_radix(end, 16)) else {
+            return false;
+        };
+        let Some((of_major, of_minor)) = fields.clone().nth(2).and_then(|device| device.split_once(':'))
+        else {
+            return false;
+        };
+        let device = (
+            u32::from_str_radix(of_major, 16),
+            u32::from_str_radix(of_minor, 16),
+        );
+        (start..end).contains(&address)
+            && fields.clone().next().is_some_and(|modes| modes.ends_with('p'))
+            && device == (Ok(major), Ok(minor))
+            && fields.nth(3).is_some_and(|text| text.parse() == Ok(inode))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAPS: &str = "7f0000000000-7f0000200000 rw-s 00000000 00:01 12 /memfd:ram (deleted)\n\
+                        7f0000200000-7f0000400000 rw-p 00000000 00:01 13 /memfd:ram (deleted)\n\
+                        7f0000600000-7f0000800000 rw-p 00000000 00:00 0 \n";
+
+    #[test]
+    fn private_mapping_is_told_from_shared_one() {
+        assert!(!is_private(MAPS, 0x7f00_0000_0000, (0, 1, 12)));
+        assert!(is_private(MAPS, 0x7f00_0020_0000, (0, 1, 13)));
+        assert!(
+            !is_private(MAPS, 0x7f00_0040_0000, (0, 1, 13)),
+            "an address of no mapping is not judged"
+        );
+    }
+
+    #[test]
+    fn private_mapping_of_another_file_is_not_judged() {
+        for other in [(0, 1, 12), (1, 1, 13), (0, 2, 13)] {
+            assert!(!is_private(MAPS, 0x7f00_0020_0000, other), "{other:?}");
+        }
+        assert!(!is_private(MAPS, 0x7f00_0060_0000, (0, 1, 13)), "the heap");
+    }
+}
