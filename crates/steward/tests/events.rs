@@ -102,7 +102,7 @@ fn interface_that_is_renamed_is_the_same_under_its_new_name() {
     );
     lease.socket(0).expect("it goes on");
     // Another interface that gets the name is not taken for it, and may be leased beside it.
-    world.veth.join_as((VethPair::NIC, "wire1"), 1, 1500);
+    world.veth.join_as(VethPair::NIC, "wire1", 1, 1500);
     let (new, _more) = world.lease(0, 1).expect("another interface");
     assert_ne!(new.facts().ifindex, before.ifindex);
     world.veth.near.ip(&["link", "delete", VethPair::NIC]);

@@ -51,7 +51,7 @@ impl Victims {
     fn new() -> Self {
         // Long enough for a holder that is not scheduled for a while; who is dead is not waited for.
         let world = World::kept_for(POLICY, "10");
-        world.veth.join_as(PAIRS[1], 1, 1500);
+        world.veth.join_as(PAIRS[1].0, PAIRS[1].1, 1, 1500);
         let wires = PAIRS
             .map(|(_, wire)| PacketPort::open(&world.veth.far, wire))
             .into();

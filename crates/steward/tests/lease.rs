@@ -90,7 +90,7 @@ fn child_reopens() {
 fn socket_is_confined_to_its_interface() {
     require!(Root);
     let world = World::new();
-    world.veth.join_as(("nic1", "wire1"), 1, 1500);
+    world.veth.join_as("nic1", "wire1", 1, 1500);
     let other = world
         .veth
         .near

@@ -179,7 +179,7 @@ fn program_that_somebody_detaches_comes_back_to_the_interface_whatever_its_name_
             Some(after.program)
         );
         if others.is_empty() {
-            world.veth.join_as((VethPair::NIC, "wire1"), 2, 1500);
+            world.veth.join_as(VethPair::NIC, "wire1", 2, 1500);
             others.push(world.lease(0, 1).expect("another interface"));
         }
     }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use tempfile::TempDir;
 
-use crate::daemon::private_dir;
+use crate::directory::private_dir;
 
 /// A bpffs of the test's own. Unmounted on drop, and all that is pinned there gone with it.
 #[derive(Debug)]

@@ -16,7 +16,8 @@ const PACE: Duration = Duration::from_millis(2);
 const BUFFERS: usize = 250;
 const WINDOW: usize = 128;
 /// The hostile ports' NIC, and its other end, where nobody listens.
-const HOSTILE: (&str, &str) = ("nic1", "wire1");
+const HOSTILE_NIC: &str = "nic1";
+const HOSTILE_WIRE: &str = "wire1";
 
 /// A daemon of one worker with an honest guest on one interface, whose numbered frames pass all the time, and ports on another.
 pub struct Bystander {
@@ -45,13 +46,13 @@ impl Bystander {
     #[must_use]
     pub fn with(placement: Placement, hostile: u32, options: impl FnOnce(Serve) -> Serve) -> Self {
         let veth = VethPair::new();
-        veth.join_as(HOSTILE, hostile, 1500);
+        veth.join_as(HOSTILE_NIC, HOSTILE_WIRE, hostile, 1500);
         let mut serve = options(Serve::interface(VethPair::NIC).placement(placement));
         if !serve.args().iter().any(|arg| arg == "--workers") {
             serve = serve.with("--workers", "1");
         }
         let hostile: Vec<_> = (0..hostile)
-            .map(|queue| format!("ifname={},start-queue={queue}", HOSTILE.0))
+            .map(|queue| format!("ifname={HOSTILE_NIC},start-queue={queue}"))
             .collect();
         let ports: Vec<_> = ["start-queue=0"]
             .into_iter()
@@ -107,7 +108,7 @@ impl Bystander {
     /// The other end of the hostile ports' interface.
     #[must_use]
     pub fn hostile_wire(&self) -> PacketPort {
-        PacketPort::open(&self.veth.far, HOSTILE.1)
+        PacketPort::open(&self.veth.far, HOSTILE_WIRE)
     }
 
     /// All frames of the honest guest and for it have arrived, once; its connection is the first one. The daemon lives, tells its

@@ -7,11 +7,9 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
-use crate::daemon::private_dir;
+use crate::directory::private_dir;
 use crate::process::{output_of, run};
-use crate::{NetNs, Qmp, lessor, wait};
-
-const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/guest");
+use crate::{NetNs, Qmp, lessor, program, wait};
 
 /// What a guest is made of.
 #[derive(Clone, Debug)]
@@ -31,7 +29,7 @@ impl Images {
     /// If that fails.
     #[must_use]
     pub fn get() -> Self {
-        let said = output_of(SCRIPT, &["images"]);
+        let said = output_of(program::GUEST, &["images"]);
         let [kernel, initramfs, cmdline] = said.lines().collect::<Vec<_>>()[..] else {
             panic!("scripts/guest images: {said}");
         };
@@ -49,7 +47,7 @@ impl Images {
 /// If it cannot be built.
 #[must_use]
 pub fn netcheck() -> String {
-    output_of(SCRIPT, &["netcheck"]).trim().to_owned()
+    output_of(program::GUEST, &["netcheck"]).trim().to_owned()
 }
 
 /// Program of the QEMU under which guests run: Debian's, or the one that `GUEST_QEMU` names.
@@ -76,6 +74,15 @@ pub fn qemu_has_af_xdp() -> bool {
     has
 }
 
+/// Who listens on the vhost-user socket, and where.
+#[derive(Clone, Copy, Debug)]
+pub enum Backend<'a> {
+    /// A back end.
+    Daemon(&'a Path),
+    /// QEMU; a daemon without privileges may connect.
+    Qemu(&'a Path),
+}
+
 /// A guest that has booted. Ended on drop.
 pub struct Guest {
     state: TempDir,
@@ -84,20 +91,19 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Boots one. `backend` is `--socket PATH` (a back end listens there) or `--listen PATH` (QEMU does, and a daemon without privileges
-    /// may connect); `address` is its eth0's, with a prefix length.
+    /// Boots one. `address` is its eth0's, with a prefix length.
     ///
     /// # Panics
     /// If it does not come up.
     #[must_use]
-    pub fn boot(backend: (&str, &Path), address: &str, options: &[&str]) -> Self {
+    pub fn boot(backend: Backend<'_>, address: &str, options: &[&str]) -> Self {
         let group = lessor::ID.to_string();
-        Self::boot_by(Command::new(SCRIPT), |command| {
-            command
-                .arg(backend.0)
-                .arg(backend.1)
-                .args(["--ip", address, "--group", &group])
-                .args(options);
+        Self::boot_by(Command::new(program::GUEST), |command| {
+            match backend {
+                Backend::Daemon(socket) => command.arg("--socket").arg(socket),
+                Backend::Qemu(socket) => command.arg("--listen").arg(socket),
+            };
+            command.args(["--ip", address, "--group", &group]).args(options);
         })
     }
 
@@ -107,7 +113,7 @@ impl Guest {
     /// If it does not come up.
     #[must_use]
     pub fn boot_in(netns: &NetNs, netdev: &str, address: &str, options: &[&str]) -> Self {
-        Self::boot_by(netns.command(SCRIPT), |command| {
+        Self::boot_by(netns.command(program::GUEST), |command| {
             command.args(["--netdev", netdev, "--ip", address]).args(options);
         })
     }
@@ -284,20 +290,7 @@ impl Guest {
     }
 
     fn script(&self, verb: &str) -> Command {
-        script(verb, self.state.path())
-    }
-}
-
-fn script(verb: &str, state: &Path) -> Command {
-    let mut command = Command::new(SCRIPT);
-    command.arg(verb).arg("--dir").arg(state);
-    command
-}
-
-/// Ends the guest that has its state in this directory, if one runs there.
-pub(crate) fn stop_in(state: &Path) {
-    if state.join("pid").exists() {
-        let _ = script("stop", state).output();
+        program::guest(verb, self.state.path())
     }
 }
 

@@ -12,7 +12,8 @@ use std::process::Command;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tempfile::TempDir;
 
-use crate::{BpfFs, NetNs, Running, daemon};
+use crate::directory::private_dir;
+use crate::{BpfFs, NetNs, Running, program};
 
 /// Number of the user and of the group that the daemon runs as: nobody.
 pub const ID: u32 = 65_534;
@@ -46,7 +47,7 @@ impl Lessor {
             )
         };
         let policy: String = interfaces.iter().map(rule).collect();
-        let own = daemon::private_dir();
+        let own = private_dir();
         fs::write(own.path().join("policy.toml"), policy).expect("writable");
         let bpffs = BpfFs::new();
         let mut lessor = Self {
@@ -127,7 +128,7 @@ fn hand_over(dir: &TempDir) -> PathBuf {
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).expect("we are root");
     let program = dir.path().join("vhost-af-xdp");
     if !program.exists() {
-        fs::copy(daemon::binary(), &program).expect("a program");
+        fs::copy(program::daemon(), &program).expect("a program");
     }
     program
 }
@@ -164,7 +165,7 @@ fn may_raise_limits() -> bool {
 }
 
 fn start(netns: &NetNs, dir: &TempDir, bpffs: &BpfFs, policy: &TempDir) -> Running {
-    let mut command = netns.command(binary());
+    let mut command = netns.command(program::steward());
     command.arg("--policy").arg(policy.path().join("policy.toml"));
     command.arg("--socket").arg(Lessor::socket(dir));
     command.arg("--state").arg(Lessor::state(dir));
@@ -172,15 +173,4 @@ fn start(netns: &NetNs, dir: &TempDir, bpffs: &BpfFs, policy: &TempDir) -> Runni
     // Long enough for a daemon to come back, however busy the machine is; who is dead is not waited for.
     command.args(["--grace", "10"]);
     Running::start(command)
-}
-
-/// The steward's: `$VHOST_AF_XDP_STEWARD_BIN`, or what `cargo build` makes of this tree.
-pub(crate) fn binary() -> &'static Path {
-    static BINARY: std::sync::OnceLock<PathBuf> = std::sync::OnceLock::new();
-    BINARY.get_or_init(|| {
-        std::env::var_os("VHOST_AF_XDP_STEWARD_BIN").map_or_else(
-            || daemon::build(concat!(env!("CARGO_MANIFEST_DIR"), "/../steward/Cargo.toml")),
-            PathBuf::from,
-        )
-    })
 }

@@ -19,7 +19,9 @@
 pub mod bad_wire;
 pub mod bpffs;
 pub mod bystander;
+mod cgroup;
 pub mod daemon;
+pub mod directory;
 pub mod driver;
 pub mod foreign;
 pub mod frame;
@@ -36,6 +38,7 @@ pub mod packet;
 pub mod pair;
 pub mod privilege;
 pub mod process;
+pub mod program;
 pub mod qmp;
 pub mod rig;
 pub mod stalled;

@@ -12,7 +12,7 @@ use std::process::{Command, Output};
 
 use tempfile::TempDir;
 
-use crate::daemon::private_dir;
+use crate::directory::private_dir;
 use crate::{Running, wait};
 
 const START: &str = r#"set -e

@@ -36,7 +36,8 @@ pub fn send_saying(
     more: i32,
     file: Option<BorrowedFd<'_>>,
 ) {
-    send_bytes(socket, (request, FLAGS), payload, more, file.as_slice()).expect("a message fits");
+    let header = header(request, FLAGS, payload.len(), more);
+    send_bytes(socket, header, payload, file.as_slice()).expect("a message fits");
 }
 
 /// As [`send`], with any number of descriptors up to [`MOST_FILES`].
@@ -57,7 +58,7 @@ pub fn try_send(
     payload: &[u8],
     files: &[BorrowedFd<'_>],
 ) -> io::Result<()> {
-    send_bytes(socket, (request, FLAGS), payload, 0, files)
+    send_bytes(socket, header(request, FLAGS, payload.len(), 0), payload, files)
 }
 
 /// As [`try_send`], with no answer asked for.
@@ -65,24 +66,26 @@ pub fn try_send(
 /// # Errors
 /// The socket's.
 pub fn try_tell(socket: &UnixStream, request: FrontendReq, payload: &[u8]) -> io::Result<()> {
-    send_bytes(socket, (request, FLAGS & !NEED_REPLY), payload, 0, &[])
+    let header = header(request, FLAGS & !NEED_REPLY, payload.len(), 0);
+    send_bytes(socket, header, payload, &[])
+}
+
+/// The header of a message that says `more` bytes of payload than its `len`.
+fn header(request: FrontendReq, flags: u32, len: usize, more: i32) -> [u8; HEADER] {
+    let size = u32::try_from(len).expect("short").wrapping_add_signed(more);
+    let mut header = [0; HEADER];
+    for (field, word) in header.chunks_exact_mut(4).zip([request as u32, flags, size]) {
+        field.copy_from_slice(&word.to_ne_bytes());
+    }
+    header
 }
 
 fn send_bytes(
     socket: &UnixStream,
-    (request, flags): (FrontendReq, u32),
+    header: [u8; HEADER],
     payload: &[u8],
-    more: i32,
     files: &[BorrowedFd<'_>],
 ) -> io::Result<()> {
-    let mut bytes = Vec::with_capacity(HEADER + payload.len());
-    let size = u32::try_from(payload.len())
-        .expect("short")
-        .wrapping_add_signed(more);
-    for word in [request as u32, flags, size] {
-        bytes.extend(word.to_ne_bytes());
-    }
-    bytes.extend(payload);
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FILES))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     if !files.is_empty() {
@@ -90,7 +93,7 @@ fn send_bytes(
     }
     sendmsg(
         socket,
-        &[IoSlice::new(&bytes)],
+        &[IoSlice::new(&header), IoSlice::new(payload)],
         &mut ancillary,
         SendFlags::NOSIGNAL,
     )?;

@@ -151,14 +151,14 @@ impl VethPair {
     /// # Panics
     /// If it is there.
     pub fn join(&self, queues: u32, mtu: u32) {
-        self.join_as((Self::NIC, Self::WIRE), queues, mtu);
+        self.join_as(Self::NIC, Self::WIRE, queues, mtu);
     }
 
     /// Makes a further pair, with other names: of the near end and of the far end.
     ///
     /// # Panics
     /// If it is there.
-    pub fn join_as(&self, (nic, wire): (&str, &str), queues: u32, mtu: u32) {
+    pub fn join_as(&self, nic: &str, wire: &str, queues: u32, mtu: u32) {
         let (queues, mtu) = (queues.to_string(), mtu.to_string());
         let end = ["mtu", &mtu, "numrxqueues", &queues, "numtxqueues", &queues];
         let mut args = vec!["link", "add", nic, "netns", self.near.name()];

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use crate::guest::qemu;
-use crate::systemd;
+use crate::{cgroup, systemd};
 
 /// What a test needs that not every machine has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,7 +51,7 @@ fn missing(need: Need) -> Option<String> {
         Need::Libvirt => missing_program("virsh").or_else(|| missing_program("libvirtd")),
         Need::Fuse => missing_device("/dev/fuse"),
         Need::Systemd => missing_program(systemd::PROGRAM).or_else(|| {
-            let none = systemd::cgroups().is_none();
+            let none = cgroup::mounted().is_none();
             none.then(|| "there are no control groups (cgroup2) that can be changed".to_owned())
         }),
     }

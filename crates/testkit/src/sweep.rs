@@ -10,7 +10,7 @@ use std::sync::Once;
 
 use rustix::mount::{UnmountFlags, unmount};
 
-use crate::{guest, systemd};
+use crate::{cgroup, program};
 
 /// Where directories of tests are. Short, because of the sockets in them.
 pub const DIRECTORIES: &str = "/tmp";
@@ -43,14 +43,21 @@ pub fn sweep() {
             let _ = unmount(place, UnmountFlags::DETACH);
         }
     }
-    if let Some(groups) = systemd::cgroups() {
+    if let Some(groups) = cgroup::mounted() {
         for name in groups.to_str().into_iter().flat_map(names_in) {
-            systemd::remove_group(&groups.join(name));
+            cgroup::remove(&groups.join(name));
         }
     }
     for directory in directories {
-        guest::stop_in(&directory);
+        stop_guest(&directory);
         let _ = fs::remove_dir_all(directory);
+    }
+}
+
+/// Ends the guest that has its state in this directory, if one runs there.
+fn stop_guest(state: &Path) {
+    if state.join("pid").exists() {
+        let _ = program::guest("stop", state).output();
     }
 }
 

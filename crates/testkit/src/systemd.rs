@@ -7,14 +7,14 @@
 //! There is no journal: one drop-in for all services has them write to a file.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use tempfile::TempDir;
 
-use crate::daemon::{self, private_dir};
-use crate::{NetNs, Running, lessor, sweep, wait};
+use crate::directory::private_dir;
+use crate::{NetNs, Running, cgroup, program, sweep, wait};
 
 /// Where Debian has it.
 pub(crate) const PROGRAM: &str = "/lib/systemd/systemd";
@@ -76,12 +76,12 @@ impl Systemd {
             sweep::prefix(),
             SERIAL.fetch_add(1, Ordering::Relaxed)
         );
-        let cgroup = cgroups().expect("there are control groups").join(name);
+        let cgroup = cgroup::mounted().expect("there are control groups").join(name);
         fs::create_dir(&cgroup).expect("we are root");
         let mut command = Command::new("sh");
         command.args(["-c", START, "sh"]).arg(&cgroup).arg(netns.name());
         command.args(["sh", "-c", INSIDE, "sh"]).arg(units.path());
-        command.args([daemon::binary(), lessor::binary()]);
+        command.args([program::daemon(), program::steward()]);
         let mut systemd = Self {
             running: Running::start(command),
             cgroup,
@@ -181,31 +181,10 @@ impl Drop for Systemd {
             .output();
         // A group can be removed when its processes have ended.
         wait::until(wait::SOON, || {
-            remove_group(&self.cgroup);
+            cgroup::remove(&self.cgroup);
             !self.cgroup.exists()
         });
     }
-}
-
-/// Where control groups of version 2 are, if they can be made there.
-pub(crate) fn cgroups() -> Option<PathBuf> {
-    let table = fs::read_to_string("/proc/self/mounts").ok()?;
-    let mut mounts = table.lines().map(|line| line.split(' ').collect::<Vec<_>>());
-    let mount = mounts.find(|fields| fields.get(2) == Some(&"cgroup2"))?;
-    mount[3]
-        .split(',')
-        .any(|option| option == "rw")
-        .then(|| PathBuf::from(mount[1]))
-}
-
-/// Removes a control group and those in it, as far as nobody is in them.
-pub(crate) fn remove_group(group: &Path) {
-    for entry in fs::read_dir(group).into_iter().flatten().flatten() {
-        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            remove_group(&entry.path());
-        }
-    }
-    let _ = fs::remove_dir(group);
 }
 
 /// The units: those of docs/deploy, and what stands for the rest of a system.

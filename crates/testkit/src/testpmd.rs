@@ -28,7 +28,7 @@ impl Memory {
     fn new() -> Self {
         let pages = HugePages::more(NEEDED + FOR_OTHERS).or_else(|| HugePages::more(NEEDED));
         let pages = pages.unwrap_or_else(|| panic!("this machine cannot have {NEEDED} huge pages more"));
-        let dir = crate::daemon::private_dir();
+        let dir = crate::directory::private_dir();
         let path = dir.path().to_str().expect("made of ASCII");
         run(
             "mount",

@@ -13,7 +13,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use vhost::vhost_user::message::{FrontendReq, VhostUserProtocolFeatures as Protocol};
 use virtqueue::InflightRegion;
-use virtqueue::layout::{DESC_WRITE, Descriptor, PACKED_AVAIL};
+use virtqueue::layout::{DESC_WRITE, Descriptor, PACKED_AVAIL, PackedDescriptor};
 
 use crate::driver::{self, F_MRG_RXBUF, F_PROTOCOL_FEATURES, F_RING_PACKED, F_VERSION_1};
 use crate::{frame, message, wait};
@@ -173,9 +173,20 @@ impl Shared {
                     0 => (BUFFER, DESC_WRITE),
                     _ => (12 + frame::NUMBERED as u32, 0),
                 };
-                let shown = self.packed && index == 0;
-                let descriptor = descriptor((addr, len, flags), slot, shown);
-                self.write(table + 16 * u64::from(slot), &descriptor);
+                let (low, high) = if self.packed && index == 0 {
+                    let (id, flags) = (slot, flags | PACKED_AVAIL);
+                    PackedDescriptor { addr, len, id, flags }.to_words()
+                } else {
+                    let next = 0;
+                    Descriptor {
+                        addr,
+                        len,
+                        flags,
+                        next,
+                    }
+                    .to_words()
+                };
+                self.write(table + 16 * u64::from(slot), &longs([low, high]));
             }
         }
     }
@@ -344,30 +355,6 @@ pub fn table(regions: &[(u64, u64, u64)]) -> Vec<u8> {
     let entry =
         |&(guest, len, offset): &(u64, u64, u64)| longs([guest, len, USER.wrapping_add(guest), offset]);
     [words([count, 0]), regions.iter().flat_map(entry).collect()].concat()
-}
-
-fn descriptor((addr, len, flags): (u64, u32, u16), slot: u16, shown: bool) -> [u8; 16] {
-    let desc = match shown {
-        // A packed one: its number where a split one has the next.
-        true => [
-            addr,
-            u64::from(len) | u64::from(slot) << 32 | u64::from(flags | PACKED_AVAIL) << 48,
-        ],
-        false => {
-            let (low, high) = Descriptor {
-                addr,
-                len,
-                flags,
-                next: 0,
-            }
-            .to_words();
-            [low, high]
-        }
-    };
-    let mut bytes = [0; 16];
-    bytes[..8].copy_from_slice(&desc[0].to_le_bytes());
-    bytes[8..].copy_from_slice(&desc[1].to_le_bytes());
-    bytes
 }
 
 /// A connection.

@@ -2,7 +2,7 @@
 //! guest under QEMU.
 
 use crate::daemon::Placement;
-use crate::guest::Guest;
+use crate::guest::{Backend, Guest};
 use crate::{Daemon, Running, Serve, VethPair};
 
 /// The guest's address, with its prefix length.
@@ -74,14 +74,19 @@ impl World {
             .with("--queues", &queues);
         let mut options = vec!["--mem", "256", "--queues", &queues];
         options.extend(setting.options);
-        let (daemon, role) = match setting.listener {
-            Listener::Daemon => (Daemon::start(&veth.near, &serve), "--socket"),
+        let daemon = match setting.listener {
+            Listener::Daemon => Daemon::start(&veth.near, &serve),
             Listener::Vmm => {
                 serve = serve.flag("--client");
-                (Daemon::spawn(&veth.near, &serve), "--listen")
+                Daemon::spawn(&veth.near, &serve)
             }
         };
-        let guest = Guest::boot((role, &daemon.socket()), GUEST, &options);
+        let socket = daemon.socket();
+        let backend = match setting.listener {
+            Listener::Daemon => Backend::Daemon(&socket),
+            Listener::Vmm => Backend::Qemu(&socket),
+        };
+        let guest = Guest::boot(backend, GUEST, &options);
         Self {
             guest,
             daemon,

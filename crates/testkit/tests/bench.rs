@@ -143,7 +143,7 @@ fn bad_value_is_one_line_that_names_it(#[case] args: &[&str], #[case] named: &st
         .chain(args.iter().copied())
         .collect();
     let (status, said) = run_to_end(&pair.near, &all);
-    assert_complaint((status, &said), &[named]);
+    assert_complaint(status, &said, &[named]);
     assert_nothing_attached(&pair);
 }
 

@@ -8,7 +8,7 @@ use rstest::rstest;
 use testkit::daemon::{Mode, private_dir};
 use testkit::driver::{F_HOST_ALL, HEADER, region_info};
 use testkit::foreign::{self, Foreign, assert_serves_guests, inherited, list};
-use testkit::guest::{Guest, qemu_has_af_xdp};
+use testkit::guest::{Backend, Guest, qemu_has_af_xdp};
 use testkit::super_frame::{Ip, SuperFrame};
 use testkit::world::{GUEST, HOST, give_address, iperf_server};
 use testkit::{
@@ -127,7 +127,7 @@ fn linux_guests_boot_and_talk_over_sockets_passed_in() {
     let daemon = listening(&veth, &[&socket], &serve);
     let _server = iperf_server(&veth);
     for _ in 0..2 {
-        let guest = Guest::boot(("--socket", &daemon.socket()), GUEST, &["--mem", "256"]);
+        let guest = Guest::boot(Backend::Daemon(&daemon.socket()), GUEST, &["--mem", "256"]);
         let _ = guest.run(&format!("ping -c 3 -i 0.2 -W 2 {HOST}"));
         for direction in ["", "-R"] {
             let _ = guest.run(&format!("iperf3 -c {HOST} -p 5201 -n 20M {direction}"));
@@ -167,7 +167,7 @@ fn assert_either_serves(veth: &VethPair, options: impl Fn() -> (Vec<OwnedFd>, Ve
     drop(sockets);
     daemon.await_sockets(&[daemon.socket(), daemon.path("control")]);
     check(&Guest::boot(
-        ("--socket", &daemon.socket()),
+        Backend::Daemon(&daemon.socket()),
         GUEST,
         &["--mem", "256"],
     ));

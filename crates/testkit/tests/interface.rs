@@ -225,7 +225,7 @@ fn memlock_too_small_is_refused_with_the_remedy(#[values("copy", "direct")] plac
     let mut running = Running::start(command);
     let status = running.wait(wait::SOON);
     let said = running.said();
-    assert_complaint((status, &said.to_lowercase()), &["memlock"]);
+    assert_complaint(status, &said.to_lowercase(), &["memlock"]);
     assert_eq!(
         program_on(&veth.near, VethPair::NIC),
         None,

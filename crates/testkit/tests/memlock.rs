@@ -8,7 +8,7 @@ use std::process::Command;
 use rustix::process::Signal;
 use testkit::daemon::{Placement, binary, private_dir};
 use testkit::driver::region_info;
-use testkit::guest::Guest;
+use testkit::guest::{Backend, Guest};
 use testkit::world::{GUEST, HOST, give_address};
 use testkit::{
     Daemon, Driver, DriverConfig, Layout, Lessor, PacketPort, Serve, VethPair, frame, require, wait,
@@ -185,7 +185,7 @@ fn linux_guest_boots_while_another_daemon_has_the_memory_and_has_a_network_when_
     }
     let first = Driver::connect(&one.socket(), &config()).expect("accepted");
     one.await_port(0, "runs", |port| port["lanes"][0]["running"] == true);
-    let guest = Guest::boot(("--socket", &two.socket()), GUEST, &["--mem", "256"]);
+    let guest = Guest::boot(Backend::Daemon(&two.socket()), GUEST, &["--mem", "256"]);
     two.await_impaired(0, "`memlock`");
     let sessions = two.port(0)["sessions"].clone();
     assert_eq!(guest.run("echo $((6 * 7))").trim(), "42");

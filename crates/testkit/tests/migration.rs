@@ -25,7 +25,7 @@ use rstest::rstest;
 use serde_json::{Value, json};
 use testkit::daemon::{Placement, private_dir};
 use testkit::driver::F_RING_PACKED;
-use testkit::guest::Guest;
+use testkit::guest::{Backend, Guest};
 use testkit::process::output_of;
 use testkit::world::{GUEST, HOST, features, received_bytes};
 use testkit::{Daemon, Qmp, Running, Serve, VethPair, require, wait};
@@ -57,7 +57,7 @@ struct Bridged {
 impl Bridged {
     fn new(placement: Placement) -> Self {
         let veth = VethPair::new();
-        veth.join_as(("nic1", "wire1"), 1, 1500);
+        veth.join_as("nic1", "wire1", 1, 1500);
         let far = &veth.far;
         far.ip(&[
             "link",
@@ -83,7 +83,7 @@ impl Bridged {
     fn guest(&self, port: usize, options: &[&str]) -> Guest {
         let socket = self.daemon.path(&format!("port{port}.sock"));
         let options = [&["--mem", "256", "--mac", MAC, "--migratable"][..], options].concat();
-        Guest::boot(("--socket", &socket), GUEST, &options)
+        Guest::boot(Backend::Daemon(&socket), GUEST, &options)
     }
 
     fn listen(&self, port: u16) -> TcpListener {

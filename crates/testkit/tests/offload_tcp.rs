@@ -10,7 +10,7 @@ use serde_json::Value;
 use testkit::bad_wire::{Faults, Tally, VLAN};
 use testkit::daemon::{Mode, Placement};
 use testkit::driver::F_HOST_USO;
-use testkit::guest::{Guest, netcheck};
+use testkit::guest::{Backend, Guest, netcheck};
 use testkit::world::{GUEST, HOST, features};
 use testkit::{BadWire, Daemon, PacketPort, Running, Serve, VethPair, frame, require, wait};
 
@@ -67,7 +67,7 @@ impl Bench {
         address_peer(&wire);
         let daemon = Daemon::start(&wire.veth.near, &serve.with("--offload", "all"));
         let options = [&["--mem", "256"], options].concat();
-        let guest = Guest::boot(("--socket", &daemon.socket()), GUEST, &options);
+        let guest = Guest::boot(Backend::Daemon(&daemon.socket()), GUEST, &options);
         let address = format!(
             "echo 0 >/proc/sys/net/ipv6/conf/eth0/accept_dad && ip -6 addr add fd77::2/64 dev eth0 &&
              ip link add link eth0 name eth0.{VLAN} type vlan id {VLAN} && ip addr add 10.79.0.2/24 dev eth0.{VLAN} &&

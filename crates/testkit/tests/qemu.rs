@@ -6,7 +6,7 @@ use std::net::TcpListener;
 use rstest::rstest;
 use testkit::daemon::Placement;
 use testkit::driver::F_RING_PACKED;
-use testkit::guest::Guest;
+use testkit::guest::{Backend, Guest};
 use testkit::world::{GUEST, HOST, Listener, Setting, features, received_bytes};
 use testkit::{World, require, wait};
 
@@ -128,11 +128,12 @@ fn guest_that_is_killed_is_followed_by_another(
     });
     world.assert_pings();
     world.guest.kill();
-    let role = match listener {
-        Listener::Daemon => "--socket",
-        Listener::Vmm => "--listen",
+    let socket = world.daemon.socket();
+    let backend = match listener {
+        Listener::Daemon => Backend::Daemon(&socket),
+        Listener::Vmm => Backend::Qemu(&socket),
     };
-    world.guest = Guest::boot((role, &world.daemon.socket()), GUEST, &["--mem", "256"]);
+    world.guest = Guest::boot(backend, GUEST, &["--mem", "256"]);
     world.assert_pings();
     world.daemon.process().check();
 }

@@ -451,7 +451,7 @@ fn bad_options_get_one_line_with_value_and_remedy(#[case] args: &[&str], #[case]
     }
     let args: Vec<_> = args.iter().map(String::as_str).collect();
     let (status, said) = run_to_end(&netns, &args);
-    assert_complaint((status, &said), words);
+    assert_complaint(status, &said, words);
     assert!(!socket.exists(), "a socket stayed behind");
 }
 

@@ -1,0 +1,150 @@
+//! Options of `vhost-af-xdp serve`.
+
+/// Where frames lie while they are with the NIC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// `--memory copy`.
+    Copy,
+    /// `--memory direct`.
+    Direct,
+}
+
+impl Placement {
+    /// As the option has it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Copy => "copy",
+            Self::Direct => "direct",
+        }
+    }
+}
+
+/// How the steering program is attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// `--mode native`.
+    Native,
+    /// `--mode skb`.
+    Skb,
+}
+
+impl Mode {
+    /// As the option has it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Native => "native",
+            Self::Skb => "skb",
+        }
+    }
+}
+
+/// What a daemon may do, and where its queues come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Privilege {
+    /// Nothing; a steward leases queues to it.
+    Leased,
+    /// Nothing, and it has no queues.
+    Nobody,
+    /// Everything.
+    Root,
+}
+
+impl Privilege {
+    /// This one, unless `TESTKIT_STEWARD=0` says root.
+    fn or_root(self) -> Self {
+        match std::env::var("TESTKIT_STEWARD").as_deref() {
+            Ok("0") => Self::Root,
+            _ => self,
+        }
+    }
+}
+
+/// Options of `serve`, without the socket.
+#[derive(Clone, Debug)]
+pub struct Serve {
+    args: Vec<String>,
+    pub(super) privilege: Privilege,
+}
+
+impl Serve {
+    /// With an interface, without privileges: its queues are leased from a steward. `TESTKIT_STEWARD=0`: as root, without one.
+    #[must_use]
+    pub fn interface(name: &str) -> Self {
+        Self {
+            args: vec!["--ifname".to_owned(), name.to_owned()],
+            privilege: Privilege::Leased.or_root(),
+        }
+    }
+
+    /// With the null NIC, without privileges.
+    #[must_use]
+    pub fn null() -> Self {
+        Self {
+            args: vec!["--null".to_owned()],
+            privilege: Privilege::Nobody.or_root(),
+        }
+    }
+
+    /// Queues are leased from a steward, whatever `TESTKIT_STEWARD` says.
+    #[must_use]
+    pub fn leased(mut self) -> Self {
+        self.privilege = Privilege::Leased;
+        self
+    }
+
+    /// Started by root, without a steward, whatever `TESTKIT_STEWARD` says.
+    #[must_use]
+    pub fn by_root(mut self) -> Self {
+        self.privilege = Privilege::Root;
+        self
+    }
+
+    /// With a cable between two ports, without privileges.
+    #[must_use]
+    pub fn cable(name: &str) -> Self {
+        Self {
+            args: vec!["--cable".to_owned(), name.to_owned()],
+            privilege: Privilege::Nobody.or_root(),
+        }
+    }
+
+    /// One more option, with its value.
+    #[must_use]
+    pub fn with(mut self, option: &str, value: impl Into<String>) -> Self {
+        self.args.extend([option.to_owned(), value.into()]);
+        self
+    }
+
+    /// One more option that has no value.
+    #[must_use]
+    pub fn flag(mut self, option: &str) -> Self {
+        self.args.push(option.to_owned());
+        self
+    }
+
+    /// `--memory`.
+    #[must_use]
+    pub fn placement(self, placement: Placement) -> Self {
+        self.with("--memory", placement.name())
+    }
+
+    /// `--mode`.
+    #[must_use]
+    pub fn mode(self, mode: Mode) -> Self {
+        self.with("--mode", mode.name())
+    }
+
+    /// `--offload`: `all`, `none`, or names joined by commas.
+    #[must_use]
+    pub fn offload(self, list: &str) -> Self {
+        self.with("--offload", list)
+    }
+
+    /// The options, as they go on the command line.
+    #[must_use]
+    pub fn args(&self) -> &[String] {
+        &self.args
+    }
+}

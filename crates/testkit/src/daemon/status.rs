@@ -1,0 +1,135 @@
+//! What a daemon tells of itself by `vhost-af-xdp status`.
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::Daemon;
+use crate::process::output_of;
+use crate::{program, wait};
+
+impl Daemon {
+    /// What `vhost-af-xdp status --json` tells of it.
+    ///
+    /// # Panics
+    /// If that fails.
+    #[must_use]
+    pub fn status(&self) -> Value {
+        let control = self.dir.path().join("control");
+        let control = control.to_str().expect("made of ASCII");
+        let text = output_of(
+            program::daemon().to_str().expect("a path in UTF-8"),
+            &["status", "--json", "--control", control],
+        );
+        let status: Value = serde_json::from_str(&text)
+            .unwrap_or_else(|error| panic!("status is not JSON ({error}): {text}"));
+        // One document for all daemons; this is the only one that was asked.
+        if let Value::Array(mut daemons) = status {
+            daemons.remove(0)
+        } else {
+            status
+        }
+    }
+
+    /// What `status` tells of a port.
+    #[must_use]
+    pub fn port(&self, port: usize) -> Value {
+        self.status()["ports"][port].clone()
+    }
+
+    /// Waits until `condition` holds for what `status` tells of a port.
+    ///
+    /// # Panics
+    /// If it never does.
+    pub fn await_port(&self, port: usize, what: &str, condition: impl Fn(&Value) -> bool) {
+        let became = wait::until(wait::SOON, || condition(&self.port(port)));
+        assert!(
+            became,
+            "{what} did not come true: {:#}\nThe daemon said:\n{}",
+            self.port(port),
+            self.said()
+        );
+    }
+
+    /// Waits until a port says that it is impaired, and why, in text that contains `words`.
+    ///
+    /// # Panics
+    /// If it never does.
+    pub fn await_impaired(&self, port: usize, words: &str) {
+        let is_why = |why: &str| why.contains(words);
+        self.await_port(port, words, |port| port["impaired"].as_str().is_some_and(is_why));
+    }
+
+    /// Waits until a port is not impaired any more.
+    ///
+    /// # Panics
+    /// If it stays so.
+    pub fn await_recovered(&self, port: usize) {
+        self.await_port(port, "recovered", |port| port["impaired"].is_null());
+    }
+
+    /// Sum, over all ports and lanes, of a counter with that name in `status`.
+    #[must_use]
+    pub fn counter(&self, name: &str) -> u64 {
+        sum_named(&self.status(), name)
+    }
+
+    /// Waits until a counter has that value at least.
+    ///
+    /// # Panics
+    /// If it does not.
+    pub fn await_counter(&self, name: &str, value: u64) {
+        let reached = wait::until(wait::SOON, || self.counter(name) >= value);
+        assert!(reached, "{name} is below {value}: {:#}", self.status());
+    }
+
+    /// Does something that wakes a worker, a kick say, and returns when it has been awake for it and all sleep again.
+    ///
+    /// # Panics
+    /// If that never comes about.
+    pub fn await_rest_after(&self, act: impl FnOnce()) {
+        let before = self.sleeps_at_rest();
+        act();
+        let woken = wait::until(wait::SOON, || self.sleeps_at_rest() > before);
+        assert!(woken, "nobody woke: {:#}", self.status());
+    }
+
+    /// How often workers have fallen asleep, as soon as that stays the same for a while.
+    fn sleeps_at_rest(&self) -> u64 {
+        let sleeps = || sum_named(&self.status()["workers"], "sleeps");
+        let steady = wait::until_some(wait::SOON, || {
+            let seen = sleeps();
+            std::thread::sleep(Duration::from_millis(30));
+            (sleeps() == seen).then_some(seen)
+        });
+        steady.unwrap_or_else(|| panic!("workers do not come to rest: {:#}", self.status()))
+    }
+}
+
+/// Counters appear as `"name": number` or as an object with `"name"` and `"value"`.
+fn sum_named(value: &Value, name: &str) -> u64 {
+    match value {
+        Value::Object(map) if map.get("name").and_then(Value::as_str) == Some(name) => {
+            map.get("value").and_then(Value::as_u64).unwrap_or(0)
+        }
+        Value::Object(map) => {
+            let own = map.get(name).and_then(Value::as_u64).unwrap_or(0);
+            own + map.values().map(|inner| sum_named(inner, name)).sum::<u64>()
+        }
+        Value::Array(items) => items.iter().map(|inner| sum_named(inner, name)).sum(),
+        _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_are_summed_wherever_they_are() {
+        let status = serde_json::json!({
+            "ports": [{"drops": {"runt": 2}}, {"lanes": [{"counters": [{"name": "runt", "value": 3}]}]}]
+        });
+        assert_eq!((sum_named(&status, "runt"), sum_named(&status, "other")), (5, 0));
+    }
+}

@@ -1,0 +1,70 @@
+//! The programs under test.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use serde_json::Value;
+
+use crate::process::output_of;
+
+/// The daemon: `$VHOST_AF_XDP_BIN`, or what `cargo build` makes of this tree, once a test process.
+///
+/// # Panics
+/// If it does not build.
+#[must_use]
+pub fn daemon() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../vhost-af-xdp/Cargo.toml");
+    PROGRAM.get_or_init(|| named_or_built("VHOST_AF_XDP_BIN", manifest))
+}
+
+/// The steward: `$VHOST_AF_XDP_STEWARD_BIN`, or what `cargo build` makes of this tree, once a test process.
+///
+/// # Panics
+/// If it does not build.
+#[must_use]
+pub fn steward() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../steward/Cargo.toml");
+    PROGRAM.get_or_init(|| named_or_built("VHOST_AF_XDP_STEWARD_BIN", manifest))
+}
+
+/// The script that boots guests and ends them.
+pub(crate) const GUEST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/guest");
+
+/// A command to that script for the guest that has its state in this directory.
+pub(crate) fn guest(verb: &str, state: &Path) -> Command {
+    let mut command = Command::new(GUEST);
+    command.arg(verb).arg("--dir").arg(state);
+    command
+}
+
+fn named_or_built(variable: &str, manifest: &str) -> PathBuf {
+    std::env::var_os(variable).map_or_else(|| build(manifest), PathBuf::from)
+}
+
+/// Builds the program of a crate; where it is.
+fn build(manifest: &str) -> PathBuf {
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
+    let messages = output_of(
+        &cargo,
+        &[
+            "build",
+            "--quiet",
+            "--message-format=json",
+            "--manifest-path",
+            manifest,
+        ],
+    );
+    let executable = |line: &str| {
+        serde_json::from_str::<Value>(line).ok()?["executable"]
+            .as_str()
+            .map(PathBuf::from)
+    };
+    messages
+        .lines()
+        .filter_map(executable)
+        .next_back()
+        .expect("the crate has a binary")
+}
