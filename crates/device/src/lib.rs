@@ -1,13 +1,85 @@
 //! The virtio-net device as a guest sees it (VirtIO 1.3, 5.1), and nothing else.
 //!
-//! Features and what rests on them ([`features`], [`offloads`]), vrings ([`vring`]) and the queue pairs that are made of
-//! them ([`pair`]), which judge each frame of the guest. Who speaks with a VMM, and where frames go, is not known here.
+//! Features and what rests on them ([`features`], [`offloads`]), the config space ([`config_space`]), vrings ([`vring`]), the
+//! state that they make up ([`net_device`]), and the queue pairs that are made of it ([`pair`]), which judge each frame of
+//! the guest. Who speaks with a VMM, and where frames go, is not known here: a front calls [`net_device::NetDevice`], and
+//! whoever moves frames takes its [`pair::QueuePair`]s. vhost-user is one front, in the daemon.
+//!
+//! Another front is a program that is VMM, driver and network in one process:
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use device::counters::PairCounters;
+//! use device::features::F_VERSION_1;
+//! use device::net_device::{NetDevice, Path};
+//! use device::offloads::Offloads;
+//! use device::pair::pieces;
+//! use virtqueue::driver::{Buffer, DriverFeatures, GuestRam, QueueDriver};
+//! use virtqueue::{Chains, GuestAddr, MemoryMap, QueueSize, RingFormat, TrustedFiles};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! // The VMM: memory, shared by descriptor, and a device with one queue pair.
+//! let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), 1 << 20)])?);
+//! let mut device = NetDevice::new(1, Offloads::NONE);
+//! device.set_memory(Some(Arc::new(MemoryMap::new(ram.regions()?, 0, &TrustedFiles)?)));
+//!
+//! // The guest's driver: features, then a receive and a transmit vring.
+//! device.acknowledge(F_VERSION_1)?;
+//! let size = QueueSize::new(256)?;
+//! let mut drivers = Vec::new();
+//! for index in 0..2 {
+//!     let driver = QueueDriver::new(&ram, (RingFormat::Split, size), DriverFeatures::default())?;
+//!     device.set_size(index, size.get().into())?;
+//!     device.set_addresses(index, driver.ring_user_addresses())?;
+//!     device.start(index, None)?; // no kick eventfd: the ring is polled
+//!     device.set_enabled(index, true)?;
+//!     drivers.push(driver);
+//! }
+//! assert!(device.is_started(0));
+//!
+//! // It sends a frame: a virtio-net header of 12 bytes without a wish, and the frame.
+//! let frame = [&[0xff; 6][..], &[2, 0, 0, 0, 0, 1], &[0x88, 0xb5], b"hello, network"].concat();
+//! let buffer = ram.alloc(2048, 64)?;
+//! ram.write(buffer, &[&[0; 12][..], &frame].concat());
+//! drivers[1].add(&[Buffer::readable(buffer, 12 + frame.len() as u32)]);
+//! drivers[1].publish();
+//!
+//! // The network: takes what the guest sent, judges it, copies it out, gives the buffer back.
+//! let path = Path { frame_limit: 1518, partial_checksums: false, in_place: false };
+//! let mut pair = device.queue_pair(0, path)?;
+//! let (mut chains, counters, mut sink) = (Chains::default(), PairCounters::default(), Vec::new());
+//! pair.from_guest.queue.pop(&mut chains, 64)?;
+//! for chain in chains.iter() {
+//!     let buffers = chains.buffers(chain);
+//!     if let Some(sending) = pair.judge(chain, buffers, None, &counters)? {
+//!         let (first, skip) = sending.start;
+//!         for piece in pieces(buffers, first, skip) {
+//!             let at = sink.len();
+//!             sink.resize(at + piece.len as usize, 0);
+//!             pair.memory.copy_from_guest(piece.offset, &mut sink[at..]);
+//!         }
+//!     }
+//!     pair.from_guest.queue.push_used(chain.id, 0);
+//! }
+//! pair.from_guest.publish(&counters);
+//! assert_eq!(sink, frame);
+//! assert!(drivers[1].take_used().is_some());
+//!
+//! // The VMM stops the vrings: where they stand is where the next queue pair goes on.
+//! device.keep_bases(0, pair.bases());
+//! assert_eq!((device.stop(0)?, device.stop(1)?), (0, 1));
+//! # Ok(())
+//! # }
+//! ```
 
 #![forbid(unsafe_code)]
 
 pub mod call;
+pub mod config_space;
 pub mod counters;
 pub mod features;
+pub mod net_device;
 pub mod offloads;
 pub mod pair;
 pub mod vring;

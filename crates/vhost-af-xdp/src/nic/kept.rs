@@ -113,7 +113,7 @@ pub(crate) fn build(
     }
     let umem = &resident.umem;
     let mut facts = LaneFacts::new(umem, umem.len(), resident.share.backing.clone());
-    facts.checksums = parts.negotiated.offloads.csum.then_some(Checksums::Daemon);
+    facts.checksums = parts.csum().then_some(Checksums::Daemon);
     facts.note(interface.binding(Placement::Copy, is_forced(&parts.far), guest.frame_limit));
     let sends = facts.describe(interface, &resident.nic, &resident.umem)?;
     let refers = parts.segments.refer(sends.zero_copy);

@@ -8,7 +8,6 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 
 use steward::client::LeaseError;
-use virtqueue::{DirtyLog, InflightRegion, Journal, MemoryMap, Queue, QueueStart};
 use xsk::{FramePool, MemoryError, OpenError, OwnMemory, Umem, UmemError, UmemOffset, Unbound};
 
 use crate::config::{Placement, Segments};
@@ -24,11 +23,9 @@ use crate::switch::copy::CopyLane;
 use crate::switch::lane::Lane;
 use crate::switch::spill::Spill;
 use crate::switch::spill::SpillEnd;
-use device::call::{Blocks, Call};
 use device::counters::PairCounters;
-use device::features::Negotiated;
-use device::pair::{QueuePair, Vring};
-use device::vring::{VringError, VringState};
+use device::net_device::{NetDevice, PairError, Path};
+use device::pair::QueuePair;
 
 /// Chunks of the bounce area for each queue pair: 768 KiB of the 1 MiB that direct placement may
 /// keep resident per queue.
@@ -46,26 +43,19 @@ pub(crate) const NULL_MTU: u32 = 1500;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LaneError {
     #[error(transparent)]
-    Vring(#[from] VringError),
+    Pair(#[from] PairError),
     #[error(transparent)]
     Interface(#[from] InterfaceError),
     #[error(transparent)]
     Memory(#[from] MemoryError),
     #[error(transparent)]
     Umem(#[from] UmemError),
-    #[error("vring {index}: {source}")]
-    Ring {
-        index: u32,
-        source: virtqueue::RingError,
-    },
     #[error("cannot duplicate a descriptor")]
     Duplicate(#[source] std::io::Error),
     #[error("cannot start a thread")]
     Thread(#[source] std::io::Error),
     #[error("the queue's socket is in use")]
     Away,
-    #[error("vrings were started before any memory was shared")]
-    NoMemory,
 }
 
 impl LaneError {
@@ -78,8 +68,13 @@ impl LaneError {
                 // Of memory that is the guest's, in direct placement.
                 OpenError::MemoryHole { .. } | OpenError::MemoryKind { .. } | OpenError::Umem { .. }
             ),
-            Self::Interface(_) | Self::Memory(_) | Self::Duplicate(_) | Self::Thread(_) | Self::Away => true,
-            Self::Vring(_) | Self::Umem(_) | Self::Ring { .. } | Self::NoMemory => false,
+            Self::Interface(_)
+            | Self::Memory(_)
+            | Self::Duplicate(_)
+            | Self::Thread(_)
+            | Self::Away
+            | Self::Pair(PairError::Duplicate(_)) => true,
+            Self::Pair(_) | Self::Umem(_) => false,
         }
     }
 
@@ -194,18 +189,11 @@ pub(crate) struct LaneParts<'a> {
     pub(crate) placement: Placement,
     /// How segments leave.
     pub(crate) segments: Segments,
-    pub(crate) map: &'a Arc<MemoryMap>,
-    /// Receive vring (even index), transmit vring (odd index).
-    pub(crate) vrings: [&'a VringState; 2],
-    pub(crate) negotiated: Negotiated,
+    pub(crate) device: &'a NetDevice,
     pub(crate) far: FarSide,
     pub(crate) counters: Arc<PairCounters>,
-    pub(crate) log: Option<&'a Arc<DirtyLog>>,
-    pub(crate) inflight: Option<&'a Arc<InflightRegion>>,
     /// The port's, if it has several pairs.
     pub(crate) spill: Option<&'a Arc<Spill>>,
-    /// The session's.
-    pub(crate) blocks: &'a Blocks,
 }
 
 impl LaneParts<'_> {
@@ -229,7 +217,7 @@ impl LaneParts<'_> {
         match placement {
             Placement::Copy => self.build_copy(),
             Placement::Direct => {
-                let registered = self.registration().run()?;
+                let registered = self.registration()?.run()?;
                 self.build_direct(registered)
             }
         }
@@ -240,30 +228,17 @@ impl LaneParts<'_> {
     /// # Errors
     /// [`LaneError`].
     pub(crate) fn guest_side(&self) -> Result<QueuePair, LaneError> {
-        // Only frames that are sent from where the guest has them can be sent twice. The note of a split ring, one store a
-        // batch, is kept in either placement, so that none is out of date when the placement changes.
-        let marks = match self.placement {
-            Placement::Copy if self.negotiated.ring.packed => Journal::None,
-            Placement::Copy | Placement::Direct => Journal::Ring,
-        };
-        let index = u32::from(self.pair) * 2;
-        let from_guest = self.vring(index + 1, self.vrings[1], marks)?;
-        let sent_before = match self.placement {
-            Placement::Copy => 0,
-            Placement::Direct => from_guest.queue.taken_before(),
-        };
-        Ok(QueuePair {
-            memory: Arc::clone(self.map),
-            to_guest: self.vring(index, self.vrings[0], Journal::None)?,
-            from_guest,
-            sent_before,
-            header_bytes: self.negotiated.header_bytes,
-            mergeable: self.negotiated.mergeable,
+        let path = Path {
             frame_limit: self.far.frame_limit(),
-            offloads: self.negotiated.offloads,
             partial_checksums: self.far.partial_checksums(),
-            log: self.log.cloned(),
-        })
+            in_place: self.placement == Placement::Direct,
+        };
+        Ok(self.device.queue_pair(self.pair, path)?)
+    }
+
+    /// Whether the guest leaves checksums to us.
+    pub(crate) fn csum(&self) -> bool {
+        self.device.negotiated().offloads.csum
     }
 
     /// This pair's end of the port's spill.
@@ -271,33 +246,6 @@ impl LaneParts<'_> {
         self.spill.map(|spill| match self.pair {
             0 => SpillEnd::Delivers(Arc::clone(spill)),
             _ => SpillEnd::Gives(Arc::clone(spill)),
-        })
-    }
-
-    /// One vring; chains under way are noted in the inflight region, or in `marks` where there is none.
-    fn vring(&self, index: u32, state: &VringState, marks: Journal) -> Result<Vring, LaneError> {
-        let layout = state.layout(index, self.map, self.negotiated.ring.packed)?;
-        let duplicate = |fd: &Option<OwnedFd>| {
-            fd.as_ref()
-                .map(OwnedFd::try_clone)
-                .transpose()
-                .map_err(LaneError::Duplicate)
-        };
-        let region = u16::try_from(index).ok().zip(self.inflight);
-        let start = QueueStart {
-            base: state.base,
-            journal: region
-                .and_then(|(index, region)| region.queue(index))
-                .map_or(marks, Journal::Inflight),
-            log: self.log.cloned(),
-        };
-        let queue = Queue::new(self.map, layout, self.negotiated.ring, start)
-            .map_err(|source| LaneError::Ring { index, source })?;
-        Ok(Vring {
-            queue,
-            kick: duplicate(&state.kick)?,
-            call: Call::new(duplicate(&state.call)?, Arc::clone(self.blocks)),
-            enabled: state.enabled,
         })
     }
 
@@ -324,11 +272,11 @@ impl LaneParts<'_> {
             ..
         } = memory;
         let mut facts = LaneFacts::new(&umem, umem.len(), memory.backing);
-        facts.checksums = self.negotiated.offloads.csum.then_some(Checksums::Daemon);
+        facts.checksums = self.csum().then_some(Checksums::Daemon);
         let lane: Box<dyn Lane> = match (&self.far, binding) {
             (FarSide::Queue { interface, queue, .. }, Some(binding)) => {
                 facts.note(binding);
-                let csum = self.negotiated.offloads.csum;
+                let csum = self.csum();
                 let request = QueueRequest {
                     queue: *queue,
                     force_copy: binding.force_copy,
@@ -362,24 +310,25 @@ impl LaneParts<'_> {
     }
 
     /// What has to be registered for a direct lane.
-    pub(crate) fn registration(&self) -> Registration {
-        Registration {
+    ///
+    /// # Errors
+    /// There is no memory.
+    pub(crate) fn registration(&self) -> Result<Registration, LaneError> {
+        let map = self.device.memory().ok_or(PairError::NoMemory)?;
+        Ok(Registration {
             pair: self.pair,
-            map: Arc::clone(self.map),
+            map: Arc::clone(map),
             far: self.far.clone(),
-            negotiated: self.negotiated,
-        }
+            negotiated: self.device.negotiated(),
+        })
     }
 
     /// This pair's share of the bounce area, over guest RAM as UMEM.
     fn direct_memory(&self, umem: Umem) -> Result<DirectMemory, LaneError> {
-        let start = self.map.private_offset() + u64::from(self.pair) * BOUNCE_BYTES;
+        let map = self.device.memory().ok_or(PairError::NoMemory)?;
+        let start = map.private_offset() + u64::from(self.pair) * BOUNCE_BYTES;
         let pool: FramePool = umem.frames(start..start + BOUNCE_BYTES)?.collect();
-        let sizes = self
-            .vrings
-            .iter()
-            .filter_map(|vring| vring.size.map(|size| u32::from(size.get())));
-        let in_flight = sizes.max().unwrap_or(0).max(RECEIVE_RING) as usize;
+        let in_flight = self.device.longest_vring(self.pair).max(RECEIVE_RING) as usize;
         Ok(DirectMemory {
             umem,
             pool,
@@ -399,7 +348,7 @@ impl LaneParts<'_> {
         let guest = self.guest_side()?;
         let memory = self.direct_memory(registered.umem.clone())?;
         let mut facts = LaneFacts::new(&registered.umem, BOUNCE_BYTES, "guest memory".to_owned());
-        facts.checksums = self.negotiated.offloads.csum.then_some(Checksums::Daemon);
+        facts.checksums = self.csum().then_some(Checksums::Daemon);
         let lane: Box<dyn Lane> = match (&self.far, registered.queue) {
             (
                 FarSide::Queue {
@@ -420,7 +369,7 @@ impl LaneParts<'_> {
             _ => {
                 let config = NullConfig {
                     frame_bytes: self.far.frame_bytes(),
-                    header_bytes: self.negotiated.header_bytes,
+                    header_bytes: self.device.negotiated().header_bytes,
                 };
                 let nic = NullNic::new(registered.umem, config, NULL_RING);
                 let sends = Sends {

@@ -34,6 +34,7 @@ use crate::switch::cable::PortEnd;
 use crate::switch::worker::Workers;
 use crate::vhost_user::alarm::Alarm;
 use crate::vhost_user::peer;
+use device::config_space::ConfigSpace;
 use device::counters::PairCounters;
 use device::pair::Fault;
 use steward::client::LeaseError;
@@ -287,7 +288,6 @@ impl Port {
         Ground {
             placement: self.config.placement,
             segments: self.config.segments,
-            offload: self.config.offload,
             workers: &self.workers,
             name: &self.name,
             lines: &self.direct_lines,
@@ -547,6 +547,16 @@ impl Port {
         self.config.mac.unwrap_or_else(|| stable_mac(&self.config))
     }
 
+    /// What a driver may read.
+    pub(crate) fn config_space(&self) -> ConfigSpace {
+        ConfigSpace {
+            mac: self.mac(),
+            link_up: self.link_up(),
+            max_pairs: self.config.queues,
+            mtu: self.mtu(),
+        }
+    }
+
     /// Protocol features of the connection; none without one.
     pub(crate) fn protocol(&self) -> Protocol {
         let state = self.lock("a request of its VMM");
@@ -557,7 +567,7 @@ impl Port {
     }
 
     /// Whether frames have somewhere to go: the link state told to the guest.
-    pub(crate) fn link_up(&self) -> bool {
+    fn link_up(&self) -> bool {
         !matches!(self.config.nic, NicConfig::Interface { .. })
             || self.lock("a request of its VMM").config_space().0
     }
@@ -575,7 +585,7 @@ impl Port {
     }
 
     /// MTU told to the guest, bytes.
-    pub(crate) fn mtu(&self) -> u16 {
+    fn mtu(&self) -> u16 {
         let mtu = self
             .lock("a request of its VMM")
             .interface

@@ -8,9 +8,12 @@ pub(crate) const F_LOG_ALL: u64 = 1 << 26;
 /// VHOST_USER_F_PROTOCOL_FEATURES.
 pub(crate) const F_PROTOCOL_FEATURES: u64 = 1 << 30;
 
+/// Features that are between VMM and back end alone.
+pub(crate) const TRANSPORT: u64 = F_LOG_ALL | F_PROTOCOL_FEATURES;
+
 /// The features that a port with so many queue pairs and such offloads offers: the device's, and those of vhost-user.
 pub(crate) fn offered(pairs: u16, offload: Offloads) -> u64 {
-    device::features::offered(pairs, offload) | F_LOG_ALL | F_PROTOCOL_FEATURES
+    device::features::offered(pairs, offload) | TRANSPORT
 }
 
 /// The protocol features that every port offers. REPLY_ACK is added by the `vhost` crate, which

@@ -178,7 +178,7 @@ fn act(message: Message, port: &Port) -> Result<Option<u64>, SessionError> {
         }
         FrontendReq::GET_STATUS => {
             needs(Protocol::STATUS, "GET_STATUS")?;
-            let status = port.with_session(|session, _| Ok(session.status))?;
+            let status = port.with_session(|session, _| Ok(session.device.status()))?;
             return Ok(Some(status.into()));
         }
         _ => {

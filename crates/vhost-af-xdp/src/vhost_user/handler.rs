@@ -12,7 +12,6 @@ use vhost::vhost_user::message::{
     VhostUserSharedMsg, VhostUserSingleMemoryRegion, VhostUserVringAddrFlags, VhostUserVringState,
 };
 use vhost::vhost_user::{Error, Result, VhostUserBackendReqHandler};
-use virtio_bindings::bindings::virtio_net::{VIRTIO_NET_S_LINK_UP, virtio_net_config};
 use virtqueue::RingAddresses;
 
 use super::features;
@@ -51,22 +50,6 @@ impl Port {
 
     fn unsupported<R>(&self, message: &'static str) -> Result<R> {
         self.handle(|_, _| Err(SessionError::Unsupported(message)))
-    }
-
-    /// `struct virtio_net_config` up to the MTU (VirtIO 1.3, 5.1.4), little-endian.
-    fn config_space(&self) -> Vec<u8> {
-        let mut space = Vec::with_capacity(size_of::<virtio_net_config>());
-        space.extend(self.mac());
-        // The status field is 16 bits wide and LINK_UP its bit 0.
-        let status = if self.link_up() {
-            VIRTIO_NET_S_LINK_UP as u16
-        } else {
-            0
-        };
-        space.extend(status.to_le_bytes());
-        space.extend(self.config.queues.to_le_bytes());
-        space.extend(self.mtu().to_le_bytes());
-        space
     }
 }
 
@@ -189,18 +172,9 @@ impl VhostUserBackendReqHandler for Port {
     }
 
     fn get_config(&self, offset: u32, len: u32, _flags: VhostUserConfigFlags) -> Result<Vec<u8>> {
-        let space = self.config_space();
-        let range = offset as usize..(offset as usize).saturating_add(len as usize);
-        let size = space.len();
-        match space.get(range) {
-            Some(bytes) => Ok(bytes.to_vec()),
-            // A frontend may ask for the whole structure; what it asks beyond our fields is zero.
-            None if offset == 0 && len <= 256 => {
-                let mut bytes = space;
-                bytes.resize(len as usize, 0);
-                Ok(bytes)
-            }
-            None => self.handle(|_, _| Err(SessionError::Config { offset, len, size })),
+        match self.config_space().read(offset, len) {
+            Ok(bytes) => Ok(bytes),
+            Err(error) => self.handle(|_, _| Err(error.into())),
         }
     }
 

@@ -21,7 +21,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, mpsc};
 
 use vhost::vhost_user::message::VhostUserProtocolFeatures as Protocol;
-use virtqueue::{DirtyLog, InflightError, InflightRegion, LogError, QueueSize, RingAddresses};
+use virtqueue::{DirtyLog, InflightError, InflightRegion, LogError, RingAddresses};
 
 use crate::config::{Placement, PortConfig, Segments};
 use crate::direct::registration::UnderWay;
@@ -39,13 +39,12 @@ use crate::vhost_user::files::NotMemory;
 use crate::vhost_user::front;
 use crate::vhost_user::memory::{MemoryError, MemoryTable};
 use crate::vhost_user::peer;
-use device::call::Blocks;
+use device::config_space::ConfigError;
 use device::counters::PairCounters;
-use device::features::{F_RING_PACKED, F_VERSION_1};
-use device::offloads::Offloads;
-use device::pair::Direction;
-use device::pair::Fault;
-use device::vring::{VringError, VringState};
+use device::features::F_VERSION_1;
+use device::net_device::{DeviceError, NetDevice};
+use device::pair::{Direction, Fault};
+use device::vring::VringError;
 
 /// Why a request of the VMM was refused.
 #[derive(Debug, thiserror::Error)]
@@ -54,6 +53,10 @@ pub(crate) enum SessionError {
     Memory(#[from] MemoryError),
     #[error(transparent)]
     Vring(#[from] VringError),
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    #[error(transparent)]
+    Config(#[from] ConfigError),
     #[error(transparent)]
     Eventfd(#[from] EventfdError),
     #[error(transparent)]
@@ -88,14 +91,10 @@ pub(crate) enum SessionError {
     Descriptor { index: u32, said: bool },
     #[error("SET_BACKEND_REQ_FD came without a Unix stream socket")]
     NoChannel,
-    #[error("device status {0:#x} has bits beyond the 8 that VirtIO defines")]
-    Status(u64),
     #[error(
         "the VMM tells the guest an MTU of {mtu} bytes, but the interface carries 68 to {limit}: raise the interface's MTU (ip link set mtu) or lower the device's (QEMU: host_mtu)"
     )]
     Mtu { mtu: u64, limit: u16 },
-    #[error("config space: {len} bytes at offset {offset} are not within its {size} bytes")]
-    Config { offset: u32, len: u32, size: usize },
     #[error("the connection is closed already")]
     Closed,
 }
@@ -114,7 +113,6 @@ fn descriptor(said: bool) -> &'static str {
 pub(crate) struct Ground<'a> {
     pub(crate) placement: Placement,
     pub(crate) segments: Segments,
-    pub(crate) offload: Offloads,
     pub(crate) workers: &'a Workers,
     /// The port's name.
     pub(crate) name: &'a Arc<str>,
@@ -154,19 +152,17 @@ pub(crate) struct Course {
 
 /// See the module's head.
 pub(crate) struct Session {
+    /// What was acknowledged, with the features of vhost-user.
     pub(crate) features: u64,
     pub(crate) protocol: Protocol,
-    /// Device status as the VMM set it (VirtIO 1.3, 2.1).
-    pub(crate) status: u8,
+    pub(crate) device: NetDevice,
     /// Where requests of ours go to (VHOST_USER_SET_BACKEND_REQ_FD).
     channel: Option<UnixStream>,
+    /// In use while VHOST_F_LOG_ALL is set.
     log: Option<Arc<DirtyLog>>,
-    /// Where chains under way are noted for a successor, if the VMM keeps such a region.
-    inflight: Option<Arc<InflightRegion>>,
     /// Frames of pairs that the guest has switched off, where there are several.
     spill: Option<Arc<Spill>>,
     memory: MemoryTable,
-    vrings: Vec<VringState>,
     pub(crate) lanes: Vec<Option<ActiveLane>>,
     /// Memory that is being registered for pairs whose lanes copy until then.
     registering: Vec<Option<UnderWay>>,
@@ -179,8 +175,6 @@ pub(crate) struct Session {
     connection: UnixStream,
     alarm: Alarm,
     fault: FaultCell,
-    /// A call made somebody wait.
-    blocks: Blocks,
 }
 
 impl Session {
@@ -196,16 +190,14 @@ impl Session {
         Self {
             features: 0,
             protocol: Protocol::empty(),
-            status: 0,
+            device: NetDevice::new(pairs, config.offload),
             channel: None,
             log: None,
-            inflight: None,
             spill: (pairs > 1).then(|| Spill::new().ok().map(Arc::new)).flatten(),
             memory: MemoryTable::new(
                 Watch::new(connection.try_clone().ok(), Some(alarm.clone())),
                 most_bytes,
             ),
-            vrings: (0..pairs * 2).map(|_| VringState::default()).collect(),
             lanes: (0..pairs).map(|_| None).collect(),
             registering: (0..pairs).map(|_| None).collect(),
             registered,
@@ -215,7 +207,6 @@ impl Session {
             connection,
             alarm,
             fault,
-            blocks: Blocks::default(),
         }
     }
 
@@ -246,10 +237,7 @@ impl Session {
 
     /// Takes out the error eventfds of all vrings.
     pub(crate) fn take_errors(&mut self) -> Vec<OwnedFd> {
-        self.vrings
-            .iter_mut()
-            .filter_map(|vring| vring.err.take())
-            .collect()
+        self.device.take_errors()
     }
 
     /// Whether the VMM took memory away that it had shared.
@@ -259,10 +247,9 @@ impl Session {
 
     /// SET_FEATURES.
     pub(crate) fn set_features(&mut self, features: u64, ground: &Ground<'_>) -> Result<(), SessionError> {
-        let pairs = u16::try_from(self.lanes.len()).unwrap_or(u16::MAX);
-        let offered = features::offered(pairs, ground.offload);
-        if features & !offered != 0 {
-            return Err(SessionError::Features(features & !offered));
+        let unknown = features & !(self.device.offered() | features::TRANSPORT);
+        if unknown != 0 {
+            return Err(SessionError::Features(unknown));
         }
         if ground.placement == Placement::Direct && features & F_VERSION_1 == 0 {
             return Err(SessionError::LegacyDirect);
@@ -270,6 +257,8 @@ impl Session {
         self.course.took = true;
         let changed = self.features ^ features;
         self.features = features;
+        self.device.acknowledge(features & !features::TRANSPORT)?;
+        self.device.set_log(self.active_log().cloned());
         if changed & !F_LOG_ALL != 0 {
             // What lanes were built with; drivers set features before rings, so there are none.
             self.stop_all(ground.workers);
@@ -289,6 +278,7 @@ impl Session {
         self.memory.check_log(range.0)?;
         let log = DirtyLog::open(file.as_fd(), range, self.memory.files())?;
         self.log = Some(Arc::new(log));
+        self.device.set_log(self.active_log().cloned());
         self.apply_log(ground.workers);
         Ok(())
     }
@@ -296,11 +286,11 @@ impl Session {
     /// GET_INFLIGHT_FD: a region for so many queues of so many entries, and its length in bytes.
     pub(crate) fn make_inflight(&self, (queues, size): (u16, u16)) -> Result<(OwnedFd, u64), SessionError> {
         // One more, for a control queue that is counted but not ours; beyond that it is only memory to waste.
-        if usize::from(queues) > self.vrings.len() + 1 {
+        if usize::from(queues) > 2 * self.device.pairs() + 1 {
             let source = io::ErrorKind::InvalidInput.into();
             return Err(SessionError::MakeInflight { queues, size, source });
         }
-        InflightRegion::create(queues, size, self.has_packed_rings())
+        InflightRegion::create(queues, size, self.device.has_packed_rings())
             .map_err(|source| SessionError::MakeInflight { queues, size, source })
     }
 
@@ -314,11 +304,11 @@ impl Session {
         ground: &Ground<'_>,
     ) -> Result<(), SessionError> {
         // Those of queues that are not ours are the VMM's affair.
-        let ours = queues.min(u16::try_from(self.vrings.len()).unwrap_or(u16::MAX));
-        let shape = (ours, size, self.has_packed_rings());
+        let ours = queues.min(u16::try_from(2 * self.device.pairs()).unwrap_or(u16::MAX));
+        let shape = (ours, size, self.device.has_packed_rings());
         let region = InflightRegion::open(file.as_fd(), range, shape, self.memory.files())?;
         self.stop_all(ground.workers);
-        self.inflight = Some(Arc::new(region));
+        self.device.set_inflight(Arc::new(region));
         self.start_all(ground)
     }
 
@@ -330,43 +320,27 @@ impl Session {
     /// Lets running lanes note their writes, or no more; in effect when it returns, because the VMM
     /// begins to copy memory then.
     fn apply_log(&self, workers: &Workers) {
-        let log = self.active_log();
+        let log = self.device.log();
         for lane in self.lanes.iter().flatten() {
             let log = log.cloned();
             lane.change(workers, move |lane| lane.guest_mut().set_log(log.as_ref()));
         }
     }
 
-    /// SET_STATUS: 0 resets the device. Where the rings stopped is still known after that: QEMU before 8.1
-    /// sends this first and GET_VRING_BASE then.
+    /// SET_STATUS: 0 resets the device. QEMU before 8.1 sends this first and GET_VRING_BASE then.
     pub(crate) fn set_status(&mut self, status: u64, ground: &Ground<'_>) -> Result<(), SessionError> {
-        let status = u8::try_from(status).map_err(|_| SessionError::Status(status))?;
         if status == 0 {
             self.stop_all(ground.workers);
-            let bases: Vec<_> = self.vrings.iter().map(|vring| vring.base).collect();
-            self.reset(ground.workers);
-            for (vring, base) in self.vrings.iter_mut().zip(bases) {
-                vring.base = base;
-            }
+            self.features = 0;
         }
-        self.status = status;
-        Ok(())
+        Ok(self.device.set_status(status)?)
     }
 
-    /// RESET_DEVICE: stops and disables all rings and forgets what the driver said. Memory, and the
-    /// descriptors with which we tell the VMM something, stay.
+    /// RESET_DEVICE.
     pub(crate) fn reset(&mut self, workers: &Workers) {
         self.stop_all(workers);
-        for vring in &mut self.vrings {
-            *vring = VringState {
-                call: vring.call.take(),
-                err: vring.err.take(),
-                ..VringState::default()
-            };
-        }
-        self.inflight = None;
         self.features = 0;
-        self.status = 0;
+        self.device.reset();
     }
 
     /// SET_BACKEND_REQ_FD.
@@ -390,24 +364,11 @@ impl Session {
         }
     }
 
-    fn vring(&mut self, index: u32) -> Result<&mut VringState, SessionError> {
-        let count = u32::try_from(self.vrings.len()).unwrap_or(u32::MAX);
-        let at = usize::try_from(index).unwrap_or(usize::MAX);
-        Ok(self
-            .vrings
-            .get_mut(at)
-            .ok_or(VringError::Unknown { index, count })?)
-    }
-
-    /// A vring that may be changed: its lane is stopped if it runs.
-    fn idle_vring(&mut self, index: u32, ground: &Ground<'_>) -> Result<&mut VringState, SessionError> {
-        self.vring(index)?;
+    /// The device, for a change of a vring: its lane is stopped if it runs.
+    fn idle_vring(&mut self, index: u32, ground: &Ground<'_>) -> Result<&mut NetDevice, SessionError> {
+        self.device.vring(index)?;
         self.stop_pair(index as usize / 2, ground.workers);
-        self.vring(index)
-    }
-
-    fn has_packed_rings(&self) -> bool {
-        self.features & F_RING_PACKED != 0
+        Ok(&mut self.device)
     }
 
     /// SET_VRING_NUM.
@@ -417,15 +378,7 @@ impl Session {
         num: u32,
         ground: &Ground<'_>,
     ) -> Result<(), SessionError> {
-        // Looked at again when the ring is laid out: features may yet change.
-        let size = if self.has_packed_rings() {
-            QueueSize::packed(num)
-        } else {
-            QueueSize::new(num)
-        };
-        let size = size.map_err(|source| VringError::Size { index, source })?;
-        self.idle_vring(index, ground)?.size = Some(size);
-        Ok(())
+        Ok(self.idle_vring(index, ground)?.set_size(index, num)?)
     }
 
     /// SET_VRING_ADDR.
@@ -436,10 +389,10 @@ impl Session {
         ground: &Ground<'_>,
     ) -> Result<(), SessionError> {
         // Said again of a running vring to turn dirty logging on or off, which SET_FEATURES has done.
-        if self.vring(index)?.addresses == Some(addresses) {
+        if self.device.vring(index)?.addresses == Some(addresses) {
             return Ok(());
         }
-        self.idle_vring(index, ground)?.addresses = Some(addresses);
+        self.idle_vring(index, ground)?.set_addresses(index, addresses)?;
         self.start_pair(index as usize / 2, ground)
     }
 
@@ -450,19 +403,12 @@ impl Session {
         base: u32,
         ground: &Ground<'_>,
     ) -> Result<(), SessionError> {
-        if base > u16::MAX.into() && !self.has_packed_rings() {
-            return Err(VringError::Base { index, base }.into());
-        }
-        self.idle_vring(index, ground)?.base = base;
-        Ok(())
+        Ok(self.idle_vring(index, ground)?.set_base(index, base)?)
     }
 
     /// GET_VRING_BASE: stops the vring, and with it the pair; returns where it stands.
     pub(crate) fn stop_vring(&mut self, index: u32, ground: &Ground<'_>) -> Result<u32, SessionError> {
-        let vring = self.idle_vring(index, ground)?;
-        vring.started = false;
-        vring.kick = None;
-        Ok(vring.base)
+        Ok(self.idle_vring(index, ground)?.stop(index)?)
     }
 
     /// SET_VRING_KICK: starts the vring, and the pair with its second one.
@@ -473,10 +419,11 @@ impl Session {
         ground: &Ground<'_>,
     ) -> Result<(), SessionError> {
         let enabled_from_start = self.features & F_PROTOCOL_FEATURES == 0;
-        let vring = self.idle_vring(index, ground)?;
-        vring.kick = kick;
-        vring.started = true;
-        vring.enabled |= enabled_from_start;
+        let device = self.idle_vring(index, ground)?;
+        device.start(index, kick)?;
+        if enabled_from_start {
+            device.set_enabled(index, true)?;
+        }
         self.start_pair(index as usize / 2, ground)
     }
 
@@ -492,7 +439,7 @@ impl Session {
             .map(OwnedFd::try_clone)
             .transpose()
             .map_err(LaneError::Duplicate)?;
-        self.vring(index)?.call = call;
+        self.device.set_call(index, call)?;
         if let Some(lane) = &self.lanes[index as usize / 2] {
             // Closed here, when it came back.
             let (back, _before) = mpsc::channel();
@@ -505,8 +452,7 @@ impl Session {
 
     /// SET_VRING_ERR.
     pub(crate) fn set_vring_err(&mut self, index: u32, err: Option<OwnedFd>) -> Result<(), SessionError> {
-        self.vring(index)?.err = err;
-        Ok(())
+        Ok(self.device.set_err(index, err)?)
     }
 
     /// SET_VRING_ENABLE.
@@ -517,7 +463,7 @@ impl Session {
         ground: &Ground<'_>,
     ) -> Result<(), SessionError> {
         let before = self.placement(ground);
-        self.vring(index)?.enabled = enabled;
+        self.device.set_enabled(index, enabled)?;
         if self.placement(ground) != before {
             self.stop_all(ground.workers);
             return self.start_all(ground);

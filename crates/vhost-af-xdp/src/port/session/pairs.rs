@@ -20,7 +20,6 @@ use crate::switch::lane::Lane;
 use crate::switch::worker::Workers;
 use crate::vhost_user::alarm::Alarm;
 use crate::vhost_user::memory::{MemoryError, MemoryTable};
-use device::pair::Bases;
 use device::pair::{Fault, QueuePair};
 
 /// A queue is free an RCU grace period after its socket was closed (`SOCK_RCU_FREE`, net/xdp/xsk.c), 14 to 23 ms
@@ -70,7 +69,7 @@ impl Session {
     fn private_bytes(&self, ground: &Ground<'_>) -> usize {
         private_bytes(
             ground.placement,
-            u16::try_from(self.lanes.len()).unwrap_or(u16::MAX),
+            u16::try_from(self.device.pairs()).unwrap_or(u16::MAX),
         )
     }
 
@@ -83,11 +82,12 @@ impl Session {
     ) -> Result<(), SessionError> {
         // Lanes run on over the old map, which they hold, until they are moved.
         change(&mut self.memory)?;
+        self.device.set_memory(self.memory.map().cloned());
         (0..self.lanes.len()).try_for_each(|pair| match self.placement(ground) {
             Placement::Copy => self.move_pair(pair, ground),
             Placement::Direct => self.move_direct_pair(pair, ground),
         })?;
-        match self.memory.map() {
+        match self.device.memory() {
             Some(_) => self.start_all(ground),
             None => Ok(()),
         }
@@ -102,11 +102,11 @@ impl Session {
         }
         // Of the table before.
         self.end_registration(pair);
-        if self.memory.map().is_none() || !ground.opens {
+        if self.device.memory().is_none() || !ground.opens {
             self.stop_pair(pair, ground.workers);
             return Ok(());
         }
-        let moved = match self.parts(pair, ground)?.registration().run() {
+        let moved = match self.parts(pair, ground).registration()?.run() {
             Ok(registered) => self.replace_by_direct(pair, registered, ground),
             Err(_) => {
                 self.stop_pair(pair, ground.workers);
@@ -123,7 +123,7 @@ impl Session {
         placement: Placement,
         ground: &Ground<'_>,
     ) -> Result<(), SessionError> {
-        let (lane, facts) = self.parts(pair, ground)?.build(placement)?;
+        let (lane, facts) = self.parts(pair, ground).build(placement)?;
         self.run(pair, lane, facts.into(), ground);
         Ok(())
     }
@@ -165,7 +165,7 @@ impl Session {
         if told.map_err(InterfaceError::from).map_err(LaneError::from)? != Some(true) {
             std::thread::sleep(RELEASE);
         }
-        let (lane, facts) = self.parts(pair, ground)?.build_direct(registered)?;
+        let (lane, facts) = self.parts(pair, ground).build_direct(registered)?;
         self.run(pair, lane, facts.into(), ground);
         Ok(())
     }
@@ -179,7 +179,7 @@ impl Session {
         let Some(mut lane) = ground.workers.remove(active.worker, active.id) else {
             return Ok(());
         };
-        self.keep_bases(pair, lane.guest().bases());
+        self.device.keep_bases(pair, lane.guest().bases());
         match self.guest_side(pair, ground) {
             Ok(guest) => {
                 lane.replace_guest(guest);
@@ -189,7 +189,7 @@ impl Session {
             Err(error) => {
                 drop(active.facts);
                 self.stop_lane(pair, lane, ground.workers);
-                match self.memory.map() {
+                match self.device.memory() {
                     Some(_) => self.or_wait(Err(error)),
                     None => Ok(()),
                 }
@@ -199,7 +199,7 @@ impl Session {
 
     /// The guest's half of a lane, by the memory table as it is now.
     fn guest_side(&self, pair: usize, ground: &Ground<'_>) -> Result<QueuePair, SessionError> {
-        Ok(self.parts(pair, ground)?.guest_side()?)
+        Ok(self.parts(pair, ground).guest_side()?)
     }
 
     /// Starts every pair that can run.
@@ -222,8 +222,8 @@ impl Session {
 
     /// Whether a pair has no lane that should have one.
     pub(crate) fn lacks_lanes(&self) -> bool {
-        let mut pairs = self.vrings.chunks(2).zip(&self.lanes);
-        pairs.any(|(vrings, lane)| lane.is_none() && vrings.iter().all(|vring| vring.started))
+        let mut pairs = (0..).zip(&self.lanes);
+        pairs.any(|(pair, lane)| lane.is_none() && self.device.is_started(pair))
     }
 
     /// Starts a pair, if it can run. Where this host is short of something the VMM stays, and the pair is tried again
@@ -252,18 +252,16 @@ impl Session {
     }
 
     fn try_start_pair(&mut self, pair: usize, ground: &Ground<'_>) -> Result<(), SessionError> {
-        let started = self.vrings[pair * 2..pair * 2 + 2]
-            .iter()
-            .all(|vring| vring.started);
+        let started = self.device.is_started(pair);
         if self.lanes[pair].is_some() || !started || !ground.opens || ground.far.get(pair).is_none() {
             return Ok(());
         }
         let placement = self.placement(ground);
-        let registration = self.parts(pair, ground)?.registration();
+        let registration = self.parts(pair, ground).registration()?;
         if placement == Placement::Direct && registration.takes_long() {
             return self.start_by_copying(pair, registration, ground);
         }
-        let (lane, mut facts) = self.parts(pair, ground)?.build(placement)?;
+        let (lane, mut facts) = self.parts(pair, ground).build(placement)?;
         if placement != ground.placement {
             facts.fallbacks.push(
                 "direct not used: the guest has switched queue pairs off, so frames of all queues go to the first".to_owned(),
@@ -280,7 +278,7 @@ impl Session {
         registration: Registration,
         ground: &Ground<'_>,
     ) -> Result<(), SessionError> {
-        let (lane, mut facts) = self.parts(pair, ground)?.build(Placement::Copy)?;
+        let (lane, mut facts) = self.parts(pair, ground).build(Placement::Copy)?;
         facts.fallbacks.push(NOT_YET.to_owned());
         self.run(pair, lane, facts.into(), ground);
         self.begin_registration(pair, registration)
@@ -310,7 +308,7 @@ impl Session {
             Ok(registered) => self.replace_by_direct(pair, registered, ground),
             // It needed a socket while the steward was away.
             Err(error) if error.is_away() => {
-                let registration = self.parts(pair, ground)?.registration();
+                let registration = self.parts(pair, ground).registration()?;
                 self.begin_registration(pair, registration)
             }
             Err(error) => Err(error.into()),
@@ -329,27 +327,23 @@ impl Session {
     /// Where the lanes' frames lie now. While a pair is off, its frames are the first pair's, which the kernel
     /// cannot know: all are copied until it is on.
     pub(super) fn placement(&self, ground: &Ground<'_>) -> Placement {
-        let mut others = self.vrings.iter().step_by(2).skip(1);
-        let all_on = others.all(|to_guest| to_guest.enabled);
-        if all_on { ground.placement } else { Placement::Copy }
+        match self.device.all_pairs_on() {
+            true => ground.placement,
+            false => Placement::Copy,
+        }
     }
 
     /// What the lane of a pair, whose far side is there, is made of.
-    fn parts<'a>(&'a self, pair: usize, ground: &Ground<'_>) -> Result<LaneParts<'a>, SessionError> {
-        Ok(LaneParts {
+    fn parts<'a>(&'a self, pair: usize, ground: &Ground<'_>) -> LaneParts<'a> {
+        LaneParts {
             pair: u16::try_from(pair).unwrap_or(u16::MAX),
             placement: ground.placement,
             segments: ground.segments,
-            map: self.memory.map().ok_or(LaneError::NoMemory)?,
-            vrings: [&self.vrings[pair * 2], &self.vrings[pair * 2 + 1]],
-            negotiated: self.features.into(),
+            device: &self.device,
             far: ground.far[pair].clone(),
             counters: Arc::clone(&ground.counters[pair]),
-            log: self.active_log(),
-            inflight: self.inflight.as_ref(),
             spill: self.spill.as_ref(),
-            blocks: &self.blocks,
-        })
+        }
     }
 
     /// Gives a lane to a worker.
@@ -376,21 +370,17 @@ impl Session {
 
     fn stop_lane(&mut self, pair: usize, lane: Box<dyn Lane>, workers: &Workers) {
         let stopped = lane.stop();
-        self.keep_bases(pair, stopped.bases);
+        self.device.keep_bases(pair, stopped.bases);
         stopped.calls.iter().for_each(|call| self.call(call, workers));
     }
 
     /// Makes a call that a stopped lane owes.
     fn call(&self, event: &OwnedFd, workers: &Workers) {
-        if !self.blocks.load(Relaxed) && !nudge::write(event, &workers.watcher) {
-            self.blocks.store(true, Relaxed);
+        let blocks = self.device.blocks();
+        if !blocks.load(Relaxed) && !nudge::write(event, &workers.watcher) {
+            blocks.store(true, Relaxed);
             report(&self.fault, Fault::CallBlocks, &self.alarm);
         }
-    }
-
-    fn keep_bases(&mut self, pair: usize, bases: Bases) {
-        self.vrings[pair * 2].base = bases.to_guest;
-        self.vrings[pair * 2 + 1].base = bases.from_guest;
     }
 }
 

@@ -1,0 +1,513 @@
+//! The device's state, as its VMM sets it up message by message: features, status, memory, vrings.
+//!
+//! A front turns what a VMM says into calls of [`NetDevice`]. When both vrings of a pair are started and there is memory,
+//! [`NetDevice::queue_pair`] makes the pair's [`QueuePair`] of them, by which somebody moves frames. The device does not
+//! reach into a queue pair that runs. So whoever calls something here that changes a vring stops its queue pair before,
+//! and says where the vrings stand with [`NetDevice::keep_bases`]; the next queue pair goes on from there.
+//!
+//! ```text
+//!     set_size, set_addresses, set_base, set_call, start (kick) ─▶ is_started ─▶ queue_pair ─▶ frames move
+//!                                    stop, reset, other memory ◀─ keep_bases ◀─ bases ◀──────────┘
+//! ```
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use virtqueue::{
+    DirtyLog, InflightRegion, Journal, MemoryMap, Queue, QueueSize, QueueStart, RingAddresses, RingError,
+};
+
+use crate::call::{Blocks, Call};
+use crate::features::{self, F_RING_PACKED, Negotiated};
+use crate::offloads::Offloads;
+use crate::pair::{Bases, QueuePair, Vring};
+use crate::vring::{VringError, VringState};
+
+/// What a VMM may not say.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// Of a vring.
+    #[error(transparent)]
+    Vring(#[from] VringError),
+    /// These were not offered.
+    #[error("features {0:#x} were acknowledged that were not offered")]
+    Features(u64),
+    /// The device status has 8 bits (VirtIO 1.3, 2.1).
+    #[error("device status {0:#x} has bits beyond the 8 that VirtIO defines")]
+    Status(u64),
+}
+
+/// Why there is no queue pair.
+#[derive(Debug, thiserror::Error)]
+pub enum PairError {
+    /// Of a vring.
+    #[error(transparent)]
+    Vring(#[from] VringError),
+    /// The ring cannot be entered as it stands.
+    #[error("vring {index}: {source}")]
+    Ring {
+        /// Of the vring.
+        index: u32,
+        /// What is wrong.
+        source: RingError,
+    },
+    /// A kick or call eventfd; the process is short of descriptors.
+    #[error("cannot duplicate a descriptor")]
+    Duplicate(#[source] std::io::Error),
+    /// There are rings, but nothing that they could lie in.
+    #[error("vrings were started before any memory was shared")]
+    NoMemory,
+}
+
+/// What a queue pair has to know of where its frames go.
+#[derive(Debug, Clone, Copy)]
+pub struct Path {
+    /// Longest frame that is carried, bytes.
+    pub frame_limit: u32,
+    /// Frames may come from a stack on the same machine, with partial checksums.
+    pub partial_checksums: bool,
+    /// Frames are sent from where the guest has them, or were by a predecessor that died: those that it had taken are not
+    /// sent twice.
+    pub in_place: bool,
+}
+
+/// See the module's head.
+pub struct NetDevice {
+    offered: u64,
+    features: u64,
+    status: u8,
+    memory: Option<Arc<MemoryMap>>,
+    log: Option<Arc<DirtyLog>>,
+    /// Where chains under way are noted for a successor, if the VMM keeps such a region.
+    inflight: Option<Arc<InflightRegion>>,
+    vrings: Vec<VringState>,
+    /// A call made somebody wait.
+    blocks: Blocks,
+}
+
+impl NetDevice {
+    /// With so many queue pairs, and these offloads to offer.
+    #[must_use]
+    pub fn new(pairs: u16, offload: Offloads) -> Self {
+        Self {
+            offered: features::offered(pairs, offload),
+            features: 0,
+            status: 0,
+            memory: None,
+            log: None,
+            inflight: None,
+            vrings: (0..pairs * 2).map(|_| VringState::default()).collect(),
+            blocks: Blocks::default(),
+        }
+    }
+
+    /// Queue pairs.
+    #[must_use]
+    pub fn pairs(&self) -> usize {
+        self.vrings.len() / 2
+    }
+
+    /// Features that may be acknowledged.
+    #[must_use]
+    pub fn offered(&self) -> u64 {
+        self.offered
+    }
+
+    /// Features that were acknowledged.
+    #[must_use]
+    pub fn features(&self) -> u64 {
+        self.features
+    }
+
+    /// What follows from these.
+    #[must_use]
+    pub fn negotiated(&self) -> Negotiated {
+        self.features.into()
+    }
+
+    /// The driver acknowledges features. All queue pairs that run are to be made anew if these are others than before.
+    ///
+    /// # Errors
+    /// [`DeviceError::Features`].
+    pub fn acknowledge(&mut self, features: u64) -> Result<(), DeviceError> {
+        match features & !self.offered {
+            0 => self.features = features,
+            unknown => return Err(DeviceError::Features(unknown)),
+        }
+        Ok(())
+    }
+
+    /// Device status as the driver set it.
+    #[must_use]
+    pub fn status(&self) -> u8 {
+        self.status
+    }
+
+    /// Sets the device status; 0 resets the device. Where the rings stopped is still known then, as a VMM may ask for it
+    /// afterwards.
+    ///
+    /// # Errors
+    /// [`DeviceError::Status`].
+    pub fn set_status(&mut self, status: u64) -> Result<(), DeviceError> {
+        let status = u8::try_from(status).map_err(|_| DeviceError::Status(status))?;
+        if status == 0 {
+            let bases: Vec<_> = self.vrings.iter().map(|vring| vring.base).collect();
+            self.reset();
+            for (vring, base) in self.vrings.iter_mut().zip(bases) {
+                vring.base = base;
+            }
+        }
+        self.status = status;
+        Ok(())
+    }
+
+    /// Stops and disables all vrings and forgets what the driver said. Memory, and the eventfds with which the VMM is told
+    /// something, stay.
+    pub fn reset(&mut self) {
+        for vring in &mut self.vrings {
+            *vring = VringState {
+                call: vring.call.take(),
+                err: vring.err.take(),
+                ..VringState::default()
+            };
+        }
+        (self.log, self.inflight) = (None, None);
+        (self.features, self.status) = (0, 0);
+    }
+
+    /// Guest memory, once there is some.
+    #[must_use]
+    pub fn memory(&self) -> Option<&Arc<MemoryMap>> {
+        self.memory.as_ref()
+    }
+
+    /// Queue pairs that are made from now on lie in that memory.
+    pub fn set_memory(&mut self, memory: Option<Arc<MemoryMap>>) {
+        self.memory = memory;
+    }
+
+    /// Where writes to guest memory are noted while it is migrated.
+    #[must_use]
+    pub fn log(&self) -> Option<&Arc<DirtyLog>> {
+        self.log.as_ref()
+    }
+
+    /// Queue pairs that are made from now on note writes there; those that run are told by [`QueuePair::set_log`].
+    pub fn set_log(&mut self, log: Option<Arc<DirtyLog>>) {
+        self.log = log;
+    }
+
+    /// Queue pairs that are made from now on note there what is under way, and begin with what a predecessor noted.
+    pub fn set_inflight(&mut self, inflight: Arc<InflightRegion>) {
+        self.inflight = Some(inflight);
+    }
+
+    /// Whether rings are packed.
+    #[must_use]
+    pub fn has_packed_rings(&self) -> bool {
+        self.features & F_RING_PACKED != 0
+    }
+
+    /// A vring; the receive vring of pair N is 2 N, the transmit vring 2 N + 1.
+    ///
+    /// # Errors
+    /// [`VringError::Unknown`].
+    pub fn vring(&self, index: u32) -> Result<&VringState, VringError> {
+        let count = u32::try_from(self.vrings.len()).unwrap_or(u32::MAX);
+        let vring = usize::try_from(index).ok().and_then(|at| self.vrings.get(at));
+        vring.ok_or(VringError::Unknown { index, count })
+    }
+
+    fn vring_mut(&mut self, index: u32) -> Result<&mut VringState, VringError> {
+        self.vring(index)?;
+        Ok(&mut self.vrings[index as usize])
+    }
+
+    /// Says how many entries it has. Looked at again when the ring is entered: features may yet change.
+    ///
+    /// # Errors
+    /// [`VringError`].
+    pub fn set_size(&mut self, index: u32, entries: u32) -> Result<(), VringError> {
+        let size = match self.has_packed_rings() {
+            true => QueueSize::packed(entries),
+            false => QueueSize::new(entries),
+        };
+        let size = size.map_err(|source| VringError::Size { index, source })?;
+        self.vring_mut(index)?.size = Some(size);
+        Ok(())
+    }
+
+    /// Says where its parts are, in the VMM's address space.
+    ///
+    /// # Errors
+    /// [`VringError`].
+    pub fn set_addresses(&mut self, index: u32, addresses: RingAddresses) -> Result<(), VringError> {
+        self.vring_mut(index)?.addresses = Some(addresses);
+        Ok(())
+    }
+
+    /// Says which chain is the next one.
+    ///
+    /// # Errors
+    /// [`VringError`].
+    pub fn set_base(&mut self, index: u32, base: u32) -> Result<(), VringError> {
+        if base > u16::MAX.into() && !self.has_packed_rings() {
+            return Err(VringError::Base { index, base });
+        }
+        self.vring_mut(index)?.base = base;
+        Ok(())
+    }
+
+    /// Starts it. `kick`: by which the driver tells of buffers; without one the ring is polled.
+    ///
+    /// # Errors
+    /// [`VringError`].
+    pub fn start(&mut self, index: u32, kick: Option<OwnedFd>) -> Result<(), VringError> {
+        let vring = self.vring_mut(index)?;
+        vring.kick = kick;
+        vring.started = true;
+        Ok(())
+    }
+
+    /// Stops it; where it stands.
+    ///
+    /// # Errors
+    /// [`VringError`].
+    pub fn stop(&mut self, index: u32) -> Result<u32, VringError> {
+        let vring = self.vring_mut(index)?;
+        vring.started = false;
+        vring.kick = None;
+        Ok(vring.base)
+    }
+
+    /// By what the driver is interrupted; without it, it polls.
+    ///
+    /// # Errors
+    /// [`VringError`].
+    pub fn set_call(&mut self, index: u32, call: Option<OwnedFd>) -> Result<(), VringError> {
+        self.vring_mut(index)?.call = call;
+        Ok(())
+    }
+
+    /// By what the VMM is told of a fault.
+    ///
+    /// # Errors
+    /// [`VringError`].
+    pub fn set_err(&mut self, index: u32, err: Option<OwnedFd>) -> Result<(), VringError> {
+        self.vring_mut(index)?.err = err;
+        Ok(())
+    }
+
+    /// Lets frames go through it, or no more; a queue pair that runs is told by its [`Vring::enabled`].
+    ///
+    /// # Errors
+    /// [`VringError`].
+    pub fn set_enabled(&mut self, index: u32, enabled: bool) -> Result<(), VringError> {
+        self.vring_mut(index)?.enabled = enabled;
+        Ok(())
+    }
+
+    /// Takes out the error eventfds of all vrings.
+    #[must_use]
+    pub fn take_errors(&mut self) -> Vec<OwnedFd> {
+        let errors = self.vrings.iter_mut().filter_map(|vring| vring.err.take());
+        errors.collect()
+    }
+
+    /// Whether both vrings of a pair are started.
+    #[must_use]
+    pub fn is_started(&self, pair: usize) -> bool {
+        let vrings = self.vrings.get(pair * 2..pair * 2 + 2);
+        vrings.is_some_and(|vrings| vrings.iter().all(|vring| vring.started))
+    }
+
+    /// Whether the guest receives on all pairs but the first, which it cannot switch off.
+    #[must_use]
+    pub fn all_pairs_on(&self) -> bool {
+        let mut others = self.vrings.iter().step_by(2).skip(1);
+        others.all(|to_guest| to_guest.enabled)
+    }
+
+    /// Entries of the longer vring of a pair; 0 while none is known.
+    #[must_use]
+    pub fn longest_vring(&self, pair: u16) -> u32 {
+        let first = usize::from(pair) * 2;
+        let vrings = self.vrings.iter().skip(first).take(2);
+        let sizes = vrings.filter_map(|vring| vring.size.map(|size| u32::from(size.get())));
+        sizes.max().unwrap_or(0)
+    }
+
+    /// A call of this device held up whoever made it.
+    #[must_use]
+    pub fn blocks(&self) -> &Blocks {
+        &self.blocks
+    }
+
+    /// Makes the queue pair of two started vrings; kicks and calls are duplicated for it.
+    ///
+    /// # Errors
+    /// [`PairError`].
+    pub fn queue_pair(&self, pair: u16, path: Path) -> Result<QueuePair, PairError> {
+        let memory = self.memory.as_ref().ok_or(PairError::NoMemory)?;
+        let negotiated = self.negotiated();
+        // Only frames that are sent from where the guest has them can be sent twice. The note of a split ring, one store
+        // a batch, is kept in any case, so that none is out of date when that changes.
+        let marks = match path.in_place || !negotiated.ring.packed {
+            true => Journal::Ring,
+            false => Journal::None,
+        };
+        let index = u32::from(pair) * 2;
+        let from_guest = self.enter(index + 1, memory, marks)?;
+        Ok(QueuePair {
+            memory: Arc::clone(memory),
+            sent_before: match path.in_place {
+                true => from_guest.queue.taken_before(),
+                false => 0,
+            },
+            from_guest,
+            to_guest: self.enter(index, memory, Journal::None)?,
+            header_bytes: negotiated.header_bytes,
+            mergeable: negotiated.mergeable,
+            frame_limit: path.frame_limit,
+            offloads: negotiated.offloads,
+            partial_checksums: path.partial_checksums,
+            log: self.log.clone(),
+        })
+    }
+
+    /// Enters a ring; chains under way are noted in the inflight region, or in `marks` where there is none.
+    fn enter(&self, index: u32, memory: &Arc<MemoryMap>, marks: Journal) -> Result<Vring, PairError> {
+        let (state, ring) = (self.vring(index)?, self.negotiated().ring);
+        let layout = state.layout(index, memory, ring.packed)?;
+        let region = u16::try_from(index).ok().zip(self.inflight.as_ref());
+        let start = QueueStart {
+            base: state.base,
+            journal: region
+                .and_then(|(index, region)| region.queue(index))
+                .map_or(marks, Journal::Inflight),
+            log: self.log.clone(),
+        };
+        let queue =
+            Queue::new(memory, layout, ring, start).map_err(|source| PairError::Ring { index, source })?;
+        let duplicate = |fd: &Option<OwnedFd>| {
+            let copy = fd.as_ref().map(OwnedFd::try_clone);
+            copy.transpose().map_err(PairError::Duplicate)
+        };
+        Ok(Vring {
+            queue,
+            kick: duplicate(&state.kick)?,
+            call: Call::new(duplicate(&state.call)?, Arc::clone(&self.blocks)),
+            enabled: state.enabled,
+        })
+    }
+
+    /// A queue pair was stopped there; the next one goes on from there.
+    ///
+    /// # Panics
+    /// If there is no such pair.
+    pub fn keep_bases(&mut self, pair: usize, bases: Bases) {
+        self.vrings[pair * 2].base = bases.to_guest;
+        self.vrings[pair * 2 + 1].base = bases.from_guest;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::features::F_VERSION_1;
+
+    fn device() -> NetDevice {
+        NetDevice::new(2, Offloads::NONE)
+    }
+
+    #[test]
+    fn feature_that_was_not_offered_is_refused_and_nothing_changes() {
+        let mut device = device();
+        device.acknowledge(F_VERSION_1).expect("offered");
+        let csum = Offloads::named("csum").expect("one").features();
+        let refused = device.acknowledge(F_VERSION_1 | csum);
+        assert!(matches!(refused, Err(DeviceError::Features(bits)) if bits == csum));
+        assert_eq!(device.features(), F_VERSION_1);
+    }
+
+    #[test]
+    fn vring_that_does_not_exist_is_refused_by_every_message() {
+        let mut device = device();
+        let addresses = RingAddresses {
+            desc: 0,
+            avail: 0,
+            used: 0,
+        };
+        for index in [4, u32::MAX] {
+            let refused = [
+                device.set_size(index, 256),
+                device.set_addresses(index, addresses),
+                device.set_base(index, 0),
+                device.start(index, None),
+                device.stop(index).map(drop),
+                device.set_call(index, None),
+                device.set_err(index, None),
+                device.set_enabled(index, true),
+            ];
+            for result in refused {
+                assert!(matches!(result, Err(VringError::Unknown { count: 4, .. })));
+            }
+        }
+    }
+
+    #[test]
+    fn pair_is_started_with_its_second_vring_and_has_no_data_path_without_memory() {
+        let mut device = device();
+        device.start(2, None).expect("there");
+        assert!(!device.is_started(1));
+        device.start(3, None).expect("there");
+        assert!(device.is_started(1) && !device.is_started(0) && !device.is_started(usize::MAX / 4));
+        let path = Path {
+            frame_limit: 1514,
+            partial_checksums: false,
+            in_place: false,
+        };
+        assert!(matches!(device.queue_pair(1, path), Err(PairError::NoMemory)));
+        device.stop(2).expect("there");
+        assert!(!device.is_started(1));
+    }
+
+    #[test]
+    fn reset_by_status_forgets_all_but_where_rings_stopped_and_reset_that_too() {
+        let mut device = device();
+        device.acknowledge(F_VERSION_1).expect("offered");
+        device.start(0, None).expect("there");
+        device.set_enabled(2, true).expect("there");
+        device.keep_bases(
+            0,
+            Bases {
+                from_guest: 7,
+                to_guest: 9,
+            },
+        );
+        assert!(matches!(
+            device.set_status(0x100),
+            Err(DeviceError::Status(0x100))
+        ));
+        device.set_status(15).expect("valid");
+        assert!(device.all_pairs_on());
+        device.set_status(0).expect("valid");
+        assert_eq!((device.features(), device.status()), (0, 0));
+        assert!(!device.all_pairs_on());
+        assert_eq!(device.stop(0).expect("there"), 9);
+        device.reset();
+        assert_eq!(device.stop(1).expect("there"), 0);
+    }
+
+    #[test]
+    fn base_beyond_16_bits_is_for_packed_rings_only() {
+        let mut device = device();
+        assert!(matches!(
+            device.set_base(0, 1 << 16),
+            Err(VringError::Base { .. })
+        ));
+        device.acknowledge(F_VERSION_1 | F_RING_PACKED).expect("offered");
+        device.set_base(0, 1 << 16).expect("packed");
+        assert!(matches!(device.set_size(0, 0), Err(VringError::Size { .. })));
+    }
+}
