@@ -3,7 +3,7 @@
 //! Rooms: [`serve`] starts and ends the daemon. A VMM's messages come in by [`vhost_user`] and act on a [`port`], which is
 //! one guest's network device. Queues of interfaces come from [`nic`]. Frames go through [`switch`], or, where guest RAM
 //! is the UMEM, through [`direct`]. An operator asks by [`api`]; [`guard`] and [`sandbox`] protect the process;
-//! [`bench`] measures raw sockets. docs/theory-of-operation.md draws the whole.
+//! [`bench`] measures raw sockets. docs/architecture.md draws the whole.
 //!
 //! A library only so that the program's parts can be fuzzed (feature `fuzzing`, `fuzz/`); it has no
 //! interface for others. The program is `main.rs`, one line.

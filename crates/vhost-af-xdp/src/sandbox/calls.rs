@@ -160,7 +160,7 @@ pub(super) const CALLS: &[Call] = table! {
     SYS_statx: ALWAYS, "as fstat; backtraces";
     SYS_lseek: ALWAYS, "reading of files";
     // Files that are not.
-    SYS_openat: &[&[If::Bits(2, CHANGES, 0)]], "/proc/self/smaps, the mount of a file that is refused, a panic's backtrace: reading only, and what landlock lets";
+    SYS_openat: &[&[If::Bits(2, CHANGES, 0)]], "/proc/self/smaps, the mount of a refused file, a panic's backtrace: reading only, and what landlock lets";
     SYS_readlinkat: ALWAYS, "kind of a descriptor (/proc/self/fd): eventfds are told from others";
     #[cfg(target_arch = "x86_64")]
     SYS_readlink: ALWAYS, "the same";
