@@ -7,19 +7,19 @@
  * One program sits on the interface and sees every frame of every receive queue. It looks up the
  * configuration of the frame's queue and does one of three things:
  *
- *   pass      the queue is not ours, or nobody holds its socket, or the queue takes certain addresses and VLANs only, and the
- *             frame is of others: the host's stack gets the frame, untouched.
- *             So the host keeps its connectivity on the other queues, and loses nothing but performance
+ *   pass      the queue is not ours, or nobody holds its socket, or the queue takes certain addresses and VLANs
+ *             only, and the frame is of others. The host's stack gets the frame, untouched.
+ *             So the host keeps its connectivity on the other queues. It loses nothing but performance
  *             between the moments when the program is attached and a queue is enabled.
  *   drop      the frame cannot be delivered whole: longer than the limit, or no room for the header. Counted.
  *   redirect  into the XSKMAP slot of the queue. If the queue asks for a virtio header, a zeroed one is first
- *             put directly before the frame as XDP metadata: the kernel copies metadata and frame together
- *             (net/xdp/xsk.c), so both land in the guest's buffer, header first, and nobody has to write it.
- *             num_buffers is 1: a frame that we let through fits one buffer, which is what the limit is for.
+ *             put directly before the frame as XDP metadata. The kernel copies metadata and frame together
+ *             (net/xdp/xsk.c). So both land in the guest's buffer, header first, and nobody has to write it.
+ *             num_buffers is 1: a frame that we let through fits one buffer. The limit is for that.
  *
- * A queue that takes certain addresses takes all frames to groups of stations (multicast and broadcast), too: XDP
- * cannot give one frame to two receivers, and a guest without them has no ARP. A frame's VLAN is that of its
- * outermost tag, as far as it is in the frame: a tag that the driver took off (rx-vlan-offload) is not seen here.
+ * A queue that takes certain addresses takes all multicast and broadcast frames, too: XDP cannot give one frame to
+ * two receivers, and a guest without them has no ARP. A frame's VLAN is that of its outermost tag, as far as it is in
+ * the frame: a tag that the driver took off (rx-vlan-offload) is not seen here.
  *
  * Invariants:
  *  - A frame that is passed leaves as it came: metadata that was added is taken away again.
@@ -107,7 +107,7 @@ static __always_inline int write_header(struct xdp_md *ctx, __u32 header_len)
 	}
 }
 
-/* Number of the VLAN that the frame's outermost tag names (IEEE 802.1Q, 802.1ad), 0 without one; -1: the tag is cut off. */
+/* Number of the VLAN of the frame's outermost tag (IEEE 802.1Q, 802.1ad); 0: no tag; -1: the tag is cut off. */
 static __always_inline int vlan_of(const __u8 *frame, const void *end)
 {
 	__u16 type = frame[12] << 8 | frame[13];
@@ -130,9 +130,10 @@ static __always_inline int vlan_of(const __u8 *frame, const void *end)
 /*
  * Whether an entry is in the set; `mac` may be absent.
  *
- * The key is a steer_entry, put together in registers and written in whole words: kernels like 6.1.176 take each write of a
- * bounded value for a spilled register, and refuse a later one to a part of the same word, unless the loader has CAP_PERFMON
- * ("attempt to corrupt spilled pointer on stack", kernel/bpf/verifier.c check_stack_write_fixed_off).
+ * The key is a steer_entry. It is put together in registers and written in whole words: kernels like 6.1.176 take
+ * each write of a bounded value for a spilled register, and refuse a later one to a part of the same word, unless the
+ * loader has CAP_PERFMON ("attempt to corrupt spilled pointer on stack", kernel/bpf/verifier.c,
+ * check_stack_write_fixed_off).
  */
 static __always_inline int has_entry(__u32 queue, __u32 vlan, const __u8 *mac)
 {
@@ -163,7 +164,7 @@ static __always_inline int is_ours(struct xdp_md *ctx, __u32 queue, __u32 flags)
 		if (vlan < 0 || !has_entry(queue, vlan, 0))
 			return 0;
 	}
-	/* Bit 0 of the first byte: a group of stations (IEEE 802). */
+	/* Bit 0 of the first byte: multicast or broadcast (IEEE 802). */
 	if ((flags & STEER_QUEUE_MACS) && !(frame[0] & 1))
 		return has_entry(queue, STEER_ENTRY_MAC, frame);
 	return 1;

@@ -23,8 +23,8 @@
  *   bits 32..47   header_len: bytes of virtio-net header to write before the frame: 0, 12 or 20
  *   bits 48..63   flags: STEER_QUEUE_*
  *
- * A queue has two places for a socket, of which the configuration names one: its successor is put into the other one
- * while frames go to the first, and takes over with one store.
+ * A queue has two places for a socket. The configuration names one of them. The next socket is put into the other
+ * place while frames go to the first, and takes over with one store.
  */
 #define STEER_HEADER_LEN_SHIFT 32
 #define STEER_FLAGS_SHIFT 48
@@ -33,9 +33,9 @@
 #define STEER_QUEUE_ACTIVE 0x1
 /* The socket is in the second place, at key queue + STEER_MAX_QUEUES. */
 #define STEER_QUEUE_SECOND 0x2
-/* A socket waits in the other place: the loader's own note, here so that it outlives the loader. The program ignores it. */
+/* A socket waits in the other place. The loader's own note: it must outlive the loader. The program ignores it. */
 #define STEER_QUEUE_SUCCESSOR 0x4
-/* Of frames to one station only those are ours whose address is among the queue's entries. */
+/* Of unicast frames only those are ours whose destination is among the queue's entries. */
 #define STEER_QUEUE_MACS 0x8
 /* Only frames of VLANs that are among the queue's entries are ours. */
 #define STEER_QUEUE_VLANS 0x10
@@ -51,7 +51,7 @@
 /* In the place of a VLAN: the entry is one of an address. */
 #define STEER_ENTRY_MAC 0xffff
 
-/* What a queue takes; the key of a set. An entry is either an address, or a VLAN with an address of zeros. */
+/* What a queue takes: the key of a set. An entry is either an address, or a VLAN with an address of zeros. */
 struct steer_entry {
 	__u16 queue;
 	/* 0: untagged, or tagged with a priority only; else 1 to 4094; STEER_ENTRY_MAC */
