@@ -23,6 +23,8 @@
 
 readonly CARGO_DENY_VERSION=0.20.2
 readonly CARGO_FUZZ_VERSION=0.13.2
+# The last one that the oldest Rust of the workspace can build.
+readonly CARGO_NEXTEST_VERSION=0.9.114
 # For fuzzing only, and only where there is no nightly yet.
 readonly NIGHTLY_VERSION=nightly-2026-05-20
 
@@ -133,15 +135,29 @@ install_rust_components() {
     done
 }
 
-# Puts cargo-deny on the PATH: the one that is there, or one built once into the cache, without optimization, which takes a minute or two.
-install_cargo_deny() {
+# install_cargo_tool NAME VERSION [CARGO_ARG...]: puts cargo-NAME on the PATH: the one that is there, or one built once
+# into the cache, without optimization, which takes a minute or two.
+install_cargo_tool() {
+    local name="$1" version="$2"
     PATH="$CACHE/tools/bin:$PATH"
-    ! cargo deny --version >/dev/null 2>&1 || return 0
-    say "cargo install cargo-deny $CARGO_DENY_VERSION into $CACHE/tools"
-    cargo install --quiet --locked --debug --no-default-features --root "$CACHE/tools" \
-        --target-dir "$CACHE/tools/target" "cargo-deny@$CARGO_DENY_VERSION" >&2 ||
-        fail "cargo-deny could not be built (see above); check the network"
-    rm -rf "$CACHE/tools/target"
+    ! cargo "$name" --version >/dev/null 2>&1 || return 0
+    say "cargo install cargo-$name $version into $CACHE/tools"
+    cargo install --quiet --locked --debug --root "$CACHE/tools" --target-dir "$CACHE/tools/target-$name" "${@:3}" \
+        "cargo-$name@$version" >&2 || fail "cargo-$name could not be built (see above); check the network"
+    rm -rf "$CACHE/tools/target-$name"
+}
+
+install_cargo_deny() {
+    install_cargo_tool deny "$CARGO_DENY_VERSION" --no-default-features
+}
+
+install_cargo_fuzz() {
+    install_cargo_tool fuzz "$CARGO_FUZZ_VERSION"
+}
+
+# Without what looks for newer versions of itself.
+install_cargo_nextest() {
+    install_cargo_tool nextest "$CARGO_NEXTEST_VERSION" --no-default-features --features default-no-update
 }
 
 # Sets NIGHTLY to a nightly toolchain that rustup has: the sanitizer and libFuzzer's counters are not in stable Rust.
@@ -155,14 +171,4 @@ install_nightly() {
     say "rustup: installing $NIGHTLY_VERSION"
     rustup -q toolchain install "$NIGHTLY_VERSION" --profile minimal >&2 ||
         fail "rustup could not install $NIGHTLY_VERSION; check the network"
-}
-
-# Puts cargo-fuzz on the PATH, as install_cargo_deny does.
-install_cargo_fuzz() {
-    PATH="$CACHE/tools/bin:$PATH"
-    ! cargo fuzz --version >/dev/null 2>&1 || return 0
-    say "cargo install cargo-fuzz $CARGO_FUZZ_VERSION into $CACHE/tools"
-    cargo install --quiet --locked --debug --root "$CACHE/tools" --target-dir "$CACHE/tools/target" \
-        "cargo-fuzz@$CARGO_FUZZ_VERSION" >&2 || fail "cargo-fuzz could not be built (see above); check the network"
-    rm -rf "$CACHE/tools/target"
 }

@@ -1,5 +1,5 @@
-//! Stewards and holders killed at random under traffic, 500 times: frames go on whenever only the steward is away, and nothing is
-//! left behind in the end. `STEWARD_KILLS` and `STEWARD_SEED` make it other ones.
+//! Stewards and holders killed at random under traffic, 500 times in a soak: frames go on whenever only the steward is
+//! away, and nothing is left behind in the end.
 
 mod common;
 
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use common::{World, holder};
 use rustix::process::Signal;
 use steward::client::Lease;
-use testkit::{PacketPort, Running, VethPair, frame, require, wait};
+use testkit::{PacketPort, Running, VethPair, frame, require, soak, wait};
 
 /// The interfaces, of one queue each and with one holder each, and their other ends.
 const PAIRS: [(&str, &str); 2] = [(VethPair::NIC, VethPair::WIRE), ("nic1", "wire1")];
@@ -239,14 +239,10 @@ impl Random {
 }
 
 #[test]
-fn stewards_and_holders_killed_500_times_under_traffic_leave_nothing_and_frames_go_on() {
+fn stewards_and_holders_killed_under_traffic_leave_nothing_and_frames_go_on() {
     require!(Root);
-    let number = |name: &str, else_: u64| {
-        let said = std::env::var(name).ok();
-        said.map_or(else_, |text| text.parse().expect("a number"))
-    };
-    let (kills, seed) = (number("STEWARD_KILLS", 500), number("STEWARD_SEED", 0x5eed_cafe));
-    let (mut victims, mut random) = (Victims::new(), Random(seed));
+    let kills = soak::count(100, 500) as u64;
+    let (mut victims, mut random) = (Victims::new(), Random(0x5eed_cafe));
     let (over, began) = (AtomicBool::new(false), Instant::now());
     let traffic = PAIRS.map(|(_, wire)| PacketPort::open(&victims.world.veth.far, wire));
     std::thread::scope(|scope| {

@@ -11,7 +11,7 @@ use rustix::process::Signal;
 use steer::Held;
 use steward::client::{Lease, LeaseError};
 use steward::protocol::Facts;
-use testkit::{VethPair, require, wait};
+use testkit::{VethPair, require, soak, wait};
 
 /// Waits until the steward tells of a state like this.
 #[track_caller]
@@ -210,14 +210,10 @@ fn holders_killed_at_random_under_traffic_leave_nothing() {
     require!(Root);
     let world = World::of_one_queue();
     let descriptors = world.descriptors();
-    let rounds = std::env::var("STEWARD_KILLS")
-        .ok()
-        .and_then(|text| text.parse().ok())
-        .unwrap_or(40);
-    for round in 0..rounds {
+    for round in 0..soak::count(20, 400) {
         let mut running = holder::spawn(&world, "child_echoes_until_killed", 0);
         // From before it connects to long after frames flow, by a sequence that is the same each time.
-        let life = Duration::from_micros(u64::from(round * 7919u32 % 97) * 1500);
+        let life = Duration::from_micros((round * 7919 % 97) as u64 * 1500);
         let until = Instant::now() + life;
         while Instant::now() < until {
             let _ = world.wire.try_send(&testkit::frame::plain(100, 1));

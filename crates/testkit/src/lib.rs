@@ -41,6 +41,7 @@ pub mod process;
 pub mod program;
 pub mod qmp;
 pub mod rig;
+pub mod soak;
 pub mod stalled;
 pub mod super_frame;
 pub mod sweep;

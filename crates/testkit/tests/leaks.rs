@@ -1,8 +1,7 @@
-//! Ten thousand guests come and go, and the daemon is what it was: as many descriptors, mappings and threads, and as
-//! much memory.
+//! Guests come and go, ten thousand in a soak, and the daemon is what it was: as many descriptors,
+//! mappings and threads, and as much memory.
 //!
-//! Half of them come as a good VMM does and leave at any point of the set-up; the ways are taken in turn, so that each ends some
-//! hundred sessions. CVE-2019-14818 and CVE-2020-10726 (descriptors and memory lost by messages that come twice) are
+//! Half of them come as a good VMM does and leave at any point of the set-up; the ways are taken in turn. CVE-2019-14818 and CVE-2020-10726 (descriptors and memory lost by messages that come twice) are
 //! among the ways.
 
 use std::os::fd::AsFd;
@@ -14,7 +13,7 @@ use std::time::Instant;
 use testkit::daemon::Placement;
 use testkit::holdings::{self, resident_kib};
 use testkit::{
-    Daemon, Driver, DriverConfig, Layout, NetNs, Serve, VethPair, driver, frame, message, require, wait,
+    Daemon, Driver, DriverConfig, Layout, NetNs, Serve, VethPair, driver, frame, message, require, soak, wait,
 };
 use vhost::VhostBackend;
 use vhost::vhost_user::message::FrontendReq;
@@ -137,11 +136,14 @@ fn assert_nothing_is_left(daemon: &mut Daemon, rounds: impl Fn(&Daemon)) {
 }
 
 #[test]
-fn ten_thousand_guests_on_the_null_nic_leave_nothing_behind() {
+fn guests_on_the_null_nic_leave_nothing_behind() {
     require!(Root);
     let netns = NetNs::new("leaks");
     // In copy placement each that starts costs the kernel 6 MiB of fresh memory.
-    for (placement, count) in [(Placement::Copy, 2000), (Placement::Direct, 8000)] {
+    for (placement, count) in [
+        (Placement::Copy, soak::count(200, 2000)),
+        (Placement::Direct, soak::count(800, 8000)),
+    ] {
         let serve = Serve::null().placement(placement);
         let mut daemon = Daemon::start_ports(&netns, &serve, &["queues=1"; PORTS]);
         // What is made once and kept: arenas of the allocator, the log's buffers.
@@ -153,7 +155,7 @@ fn ten_thousand_guests_on_the_null_nic_leave_nothing_behind() {
 }
 
 #[test]
-fn hundreds_of_guests_on_an_interface_leave_nothing_behind() {
+fn guests_on_an_interface_leave_nothing_behind() {
     require!(Root);
     for placement in [Placement::Copy, Placement::Direct] {
         let veth = VethPair::with(2, 1500);
@@ -162,7 +164,7 @@ fn hundreds_of_guests_on_an_interface_leave_nothing_behind() {
         // Of those that get as far as a socket.
         let ways = |number: usize| 3 + number % 3;
         many(&daemon, 2, 6, &ways);
-        assert_nothing_is_left(&mut daemon, |daemon| many(daemon, 2, 75, &ways));
+        assert_nothing_is_left(&mut daemon, |daemon| many(daemon, 2, soak::count(15, 75), &ways));
         // And it still does what it is for.
         let wire = testkit::PacketPort::open(&veth.far, VethPair::WIRE);
         let mut guest = Driver::connect(&daemon.path("port0.sock"), &config()).expect("accepted");

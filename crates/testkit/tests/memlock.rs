@@ -17,8 +17,11 @@ use vhost::vhost_user::VhostUserFrontend;
 use virtqueue::GuestAddr;
 use virtqueue::driver::GuestRam;
 
-/// Nobody else's.
-const USER: u32 = 64_917;
+/// Nobody else's, and no other test's that runs beside this one.
+fn user() -> u32 {
+    1_000_000 + std::process::id()
+}
+
 /// Debian's default, bytes.
 const LIMIT: u64 = 8 << 20;
 
@@ -27,7 +30,8 @@ fn lease_without_memory(veth: &VethPair) -> (Lessor, tempfile::TempDir) {
     let dir = private_dir();
     let mut lessor = Lessor::start(&veth.near, &dir, &[VethPair::NIC]);
     let policy = format!(
-        "[[allow]]\nuser = {USER}\ninterface = \"{}\"\nqueues = \"all\"\n",
+        "[[allow]]\nuser = {}\ninterface = \"{}\"\nqueues = \"all\"\n",
+        user(),
         VethPair::NIC
     );
     lessor.change_policy(&policy);
@@ -40,12 +44,12 @@ fn lease_without_memory(veth: &VethPair) -> (Lessor, tempfile::TempDir) {
 /// A daemon of that user.
 fn daemon(veth: &VethPair, steward: &tempfile::TempDir, serve: Serve) -> Daemon {
     let dir = private_dir();
-    chown(dir.path(), Some(USER), Some(USER)).expect("we are root");
+    chown(dir.path(), Some(user()), Some(user())).expect("we are root");
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).expect("we are root");
     let program = dir.path().join("vhost-af-xdp");
     std::fs::copy(binary(), &program).expect("a program");
     let mut command: Command = veth.near.command("prlimit");
-    let user = USER.to_string();
+    let user = user().to_string();
     command
         .arg(format!("--memlock={LIMIT}:{LIMIT}"))
         .args(["setpriv", "--reuid", &user, "--regid", &user, "--clear-groups"])

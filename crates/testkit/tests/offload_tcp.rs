@@ -1,7 +1,7 @@
 //! TCP and UDP of a real guest with offloads, over a wire that loses, doubles and reorders frames, while the guest's offloads are switched.
 //!
 //! Streams of pseudo-random bytes, in pieces of all sizes, run both ways at once, over IPv4, IPv6 and a VLAN; sender and receiver hash them
-//! (`scripts/lib/netcheck.c`). `TRANSFER_MIB` says how much goes each way in each test, 24 MiB if it does not.
+//! (`scripts/lib/netcheck.c`). 24 MiB go each way in each test, in a soak 2 GiB.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use testkit::daemon::{Mode, Placement};
 use testkit::driver::F_HOST_USO;
 use testkit::guest::{Backend, Guest, netcheck};
 use testkit::world::{GUEST, HOST, features};
-use testkit::{BadWire, Daemon, PacketPort, Running, Serve, VethPair, frame, require, wait};
+use testkit::{BadWire, Daemon, PacketPort, Running, Serve, VethPair, frame, require, soak, wait};
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -213,10 +213,7 @@ fn bad_checksums(said: &str) -> u64 {
 
 /// MiB each way in each test.
 fn transfer_mib() -> u64 {
-    let asked = std::env::var("TRANSFER_MIB")
-        .ok()
-        .map(|text| text.parse().expect("TRANSFER_MIB is a number"));
-    asked.unwrap_or(24)
+    soak::count(24, 2048) as u64
 }
 
 /// Long enough for as much as that over a wire with losses, in a guest that is interpreted.

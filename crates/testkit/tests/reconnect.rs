@@ -18,7 +18,8 @@ use testkit::daemon::Placement;
 use testkit::driver::F_RING_PACKED;
 use testkit::world::{HOST, Listener, Setting};
 use testkit::{
-    Daemon, Driver, DriverConfig, PacketPort, Rig, Serve, Traffic, VethPair, World, driver, require, wait,
+    Daemon, Driver, DriverConfig, PacketPort, Rig, Serve, Traffic, VethPair, World, driver, require, soak,
+    wait,
 };
 use vhost::vhost_user::message::VhostUserProtocolFeatures;
 use virtqueue::GuestAddr;
@@ -28,9 +29,7 @@ const PACE: Duration = Duration::from_millis(10);
 const STEADY: usize = 10;
 /// Frames that the guest sends just before a kill.
 const BURST: usize = 64;
-const KILLS: u32 = 7;
-const KILLS_AS_CLIENT: u32 = 2;
-const GUEST_KILLS: u32 = 3;
+const GUEST_KILLS: u32 = 2;
 
 /// One combination of what a restart may depend on.
 #[derive(Clone, Copy, Debug)]
@@ -125,10 +124,10 @@ impl Scene {
     }
 
     /// Kills the daemon in the middle of a burst, starts it again, and returns the outage.
-    fn kill_and_restart(&mut self, round: u32) -> Duration {
+    fn kill_and_restart(&mut self, round: usize) -> Duration {
         self.traffic.burst(BURST);
         // Somewhere in the burst, another place each time.
-        std::thread::sleep(Duration::from_micros(u64::from(round * 37 % 200)));
+        std::thread::sleep(Duration::from_micros((round * 37 % 200) as u64));
         self.daemon.kill();
         self.daemon.restart(&self.veth.near, &self.serve);
         let socket = match &self.listener {
@@ -169,7 +168,7 @@ impl Scene {
 }
 
 /// Kills the daemon so many times in each of these kinds; returns all outages.
-fn outages(kinds: &[Kind], kills: u32) -> Vec<Duration> {
+fn outages(kinds: &[Kind], kills: usize) -> Vec<Duration> {
     let mut all = Vec::new();
     for &kind in kinds {
         let mut scene = Scene::new(kind);
@@ -203,13 +202,19 @@ fn print_outages(what: &str, mut outages: Vec<Duration>) {
 #[test]
 fn killed_daemon_is_followed_by_one_that_serves_on_and_repeats_nothing() {
     require!(Root);
-    print_outages("daemon listens", outages(&Kind::all(Listener::Daemon), KILLS));
+    print_outages(
+        "daemon listens",
+        outages(&Kind::all(Listener::Daemon), soak::count(2, 50)),
+    );
 }
 
 #[test]
 fn killed_client_daemon_is_followed_by_one_that_serves_on_and_repeats_nothing() {
     require!(Root);
-    print_outages("VMM listens", outages(&Kind::all(Listener::Vmm), KILLS_AS_CLIENT));
+    print_outages(
+        "VMM listens",
+        outages(&Kind::all(Listener::Vmm), soak::count(2, 50)),
+    );
 }
 
 /// Registering 512 MiB of 4 KiB pages takes some 100 ms.

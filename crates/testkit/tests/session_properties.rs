@@ -14,7 +14,7 @@ use rstest::rstest;
 use serde_json::Value;
 use testkit::daemon::Placement;
 use testkit::driver::{F_RING_PACKED, region_info};
-use testkit::{DriverConfig, Layout, Rig, Serve, VethPair, frame, require, wait};
+use testkit::{DriverConfig, Layout, Rig, Serve, VethPair, frame, require, soak, wait};
 use vhost::VhostBackend;
 use vhost::vhost_user::VhostUserFrontend;
 use virtqueue::GuestAddr;
@@ -289,7 +289,7 @@ fn every_frame_is_accounted_for_in_any_order_of_requests(
 ) {
     require!(Root);
     let config = Config {
-        cases: 12,
+        cases: soak::count(6, 200) as u32,
         max_shrink_iters: 40,
         failure_persistence: None,
         ..Config::default()

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use rstest::rstest;
 use testkit::daemon::{Mode, Placement};
-use testkit::{DriverConfig, Layout, Rig, Serve, VethPair, frame, require, wait};
+use testkit::{DriverConfig, Layout, Rig, Serve, VethPair, frame, require, soak, wait};
 
 /// A rig whose worker sleeps as soon as it finds nothing to do.
 fn sleepy(placement: Placement) -> Rig {
@@ -31,7 +31,7 @@ fn frame_that_arrives_while_the_worker_falls_asleep_is_delivered(
     let mut rig = sleepy(placement);
     rig.post(128, &[2048]);
     let sent = frame::plain(60, 0x77);
-    for round in 0..8_000u64 {
+    for round in 0..soak::count(4_000, 80_000) as u64 {
         // Two frames: the second comes at every moment of the worker's going to sleep after the first.
         rig.wire.send(&sent);
         pause(round % 400 * 100);
@@ -50,7 +50,7 @@ fn kick_that_comes_while_the_worker_falls_asleep_is_heard(
     require!(Root);
     let mut rig = sleepy(placement);
     let sent = frame::plain(60, 0x78);
-    for round in 0..4_000u64 {
+    for round in 0..soak::count(2_000, 40_000) as u64 {
         rig.pair().send(&sent, Layout::Whole);
         pause(round % 400 * 100);
         rig.pair().send(&sent, Layout::Whole);

@@ -10,7 +10,9 @@ use rustix::process::Signal;
 use serde_json::Value;
 use testkit::daemon::{Mode, Placement, private_dir};
 use testkit::driver::region_info;
-use testkit::{Daemon, DriverConfig, Layout, Lessor, PacketPort, Rig, Serve, VethPair, frame, require, wait};
+use testkit::{
+    Daemon, DriverConfig, Layout, Lessor, PacketPort, Rig, Serve, VethPair, frame, require, soak, wait,
+};
 use vhost::vhost_user::VhostUserFrontend;
 use virtqueue::GuestAddr;
 use virtqueue::driver::GuestRam;
@@ -174,7 +176,7 @@ fn steward_that_is_killed_again_and_again_costs_no_frame(
     let id = |text: &str| text.split("prog/xdp id ").nth(1).map(|rest| rest[..6].to_owned());
     let before = id(&program(&rig));
     assert!(before.is_some());
-    for round in 0..40u8 {
+    for round in (0..40u8).cycle().take(soak::count(14, 200)) {
         end_steward(&mut rig, Signal::KILL);
         rig.assert_passes_both_ways();
         rig.daemon.start_lessor_again(&rig.veth.near);

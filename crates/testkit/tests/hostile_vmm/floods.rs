@@ -11,10 +11,8 @@ use testkit::bystander::come_in_peace;
 use testkit::daemon::Placement;
 use testkit::message::{self, MOST_FILES};
 use testkit::vmm::{Act, LOG, QUEUE, RAM, Shared, Vmm, event, inflight, inflight_bytes, longs, table, words};
-use testkit::{Bystander, require, wait};
+use testkit::{Bystander, require, soak, wait};
 use vhost::vhost_user::message::FrontendReq;
-
-use crate::count;
 
 /// VHOST_F_LOG_ALL.
 const F_LOG_ALL: u64 = 1 << 26;
@@ -104,7 +102,7 @@ fn valid_requests_without_end_hold_up_nobody_else(
     std::thread::scope(|scope| {
         for reads in [false, true] {
             let socket = scene.socket(1 + u32::from(reads));
-            scope.spawn(move || (0..kinds).for_each(|kind| flood(&socket, kind, count(15), reads)));
+            scope.spawn(move || (0..kinds).for_each(|kind| flood(&socket, kind, soak::count(3, 300), reads)));
         }
     });
     scene.assert_unharmed();

@@ -9,11 +9,9 @@ use testkit::bystander::come_in_peace;
 use testkit::daemon::Placement;
 use testkit::driver::{F_EVENT_IDX, F_GUEST_ALL, F_GUEST_CSUM, F_HOST_ALL, F_INDIRECT};
 use testkit::vmm::{LOG, RAM, Shared, Vmm, inflight_bytes};
-use testkit::{Bystander, Noise, driver, frame, require};
+use testkit::{Bystander, Noise, driver, frame, require, soak};
 use virtqueue::driver::GuestRam;
 use virtqueue::{GuestAddr, Region};
-
-use crate::count;
 
 /// Where the scribbler has the files.
 const FILES: [GuestAddr; 3] = [GuestAddr(0), GuestAddr(1 << 40), GuestAddr(2 << 40)];
@@ -22,10 +20,10 @@ const FILES: [GuestAddr; 3] = [GuestAddr(0), GuestAddr(1 << 40), GuestAddr(2 << 
 const MARKED: u64 = 32;
 const STATE: u64 = 16;
 
-/// Hostile VMMs at a time, every second one with packed rings, and sessions of each. A session mostly waits: for the grace period of the
+/// Hostile VMMs at a time, every second one with packed rings, and sessions of each outside a soak. A session mostly waits: for the grace period of the
 /// kernel between a socket and the next one on its queue, and for the pause after one that did wrong.
 const PORTS: u32 = 4;
-const SESSIONS: usize = 125;
+const SESSIONS: usize = 14;
 /// After so many sessions an honest guest is served in the place of the hostile ones.
 const PEACE: usize = 8;
 
@@ -144,7 +142,7 @@ fn scribbling_over_every_shared_byte_harms_nobody_else(
             .map(|port| {
                 let socket = scene.socket(1 + port);
                 scope.spawn(move || {
-                    let sessions = 0..count(SESSIONS);
+                    let sessions = 0..soak::count(SESSIONS, 1000);
                     let whole = sessions.filter(|&number| {
                         let whole = session(&socket, (placement, port % 2 == 1), number);
                         match number % PEACE {

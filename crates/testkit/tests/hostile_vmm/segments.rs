@@ -4,9 +4,7 @@ use rstest::rstest;
 use testkit::daemon::Placement;
 use testkit::driver::{F_HOST_ALL, HEADER};
 use testkit::super_frame::Ip;
-use testkit::{Bystander, Driver, DriverConfig, Layout, SuperFrame, require, wait};
-
-use crate::count;
+use testkit::{Bystander, Driver, DriverConfig, Layout, SuperFrame, require, soak, wait};
 
 fn header(request: [u8; 10]) -> [u8; HEADER] {
     let mut header = [0; HEADER];
@@ -29,7 +27,7 @@ fn packets_of_64_kib_in_segments_of_one_byte_hold_up_nobody_else(#[case] packet:
     let mut guest = Driver::connect(&scene.socket(1), &config).expect("accepted");
     let (header, bytes) = (header(packet.request(1)), packet.bytes());
     let pair = &mut guest.pairs[0];
-    for _ in 0..count(2) {
+    for _ in 0..soak::count(2, 40) {
         pair.send_asking(&[(header, &bytes[..]); 8], Layout::Whole);
         pair.reap_sent();
     }

@@ -10,9 +10,7 @@ use rustix::fs::{SealFlags, fcntl_add_seals, ftruncate};
 use testkit::bystander::come_in_peace;
 use testkit::daemon::Placement;
 use testkit::vmm::{Shared, Vmm};
-use testkit::{Bystander, require};
-
-use crate::count;
+use testkit::{Bystander, require, soak};
 
 /// Guest memory, log, inflight.
 const FILES: [usize; 3] = [0, 1, 2];
@@ -78,7 +76,7 @@ fn files_that_shrink_and_grow_all_the_time_harm_nobody_else(
         for packed in [false, true] {
             let socket = scene.socket(1 + u32::from(packed));
             scope.spawn(move || {
-                for _ in 0..count(40) {
+                for _ in 0..soak::count(10, 800) {
                     shrinks_and_grows(&socket, packed);
                     come_in_peace(&socket);
                 }

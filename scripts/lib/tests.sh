@@ -1,0 +1,75 @@
+# shellcheck shell=bash
+# Runs the tests of the workspace by cargo-nextest: what scripts/test and scripts/soak share.
+#
+# Theory of operation. Each test is a process of its own, and several run at a time, as .config/nextest.toml says. The
+# programs under test are built once, before. Huge pages are given back, and namespaces of tests that were killed are
+# removed, when the script ends.
+# Needs common.sh, install.sh and guest.sh.
+
+readonly TARGET="${CARGO_TARGET_DIR:-$REPO/target}"
+# What tests and scripts/kernels run.
+export VHOST_AF_XDP_BIN="$TARGET/debug/vhost-af-xdp" VHOST_AF_XDP_STEWARD_BIN="$TARGET/debug/vhost-af-xdp-steward"
+export KERNEL_RIG_BIN="$TARGET/debug/kernel_rig"
+# Where install_cargo_tool puts what it builds.
+PATH="$CACHE/tools/bin:$PATH"
+readonly HUGE_PAGES=/proc/sys/vm/nr_hugepages
+
+# All that system tests need.
+install_for_system_tests() {
+    install_packages "${PACKAGES_BUILD[@]}" "${PACKAGES_NET[@]}" "${PACKAGES_RESULTS[@]}" "${PACKAGES_LIBVIRT[@]}" "${PACKAGES_SYSTEMD[@]}"
+    install_rust
+    install_dpdk
+    guest_prepare
+    guest_choose_accel
+    on_exit set_huge_pages "$(<"$HUGE_PAGES")"
+    on_exit remove_namespaces
+}
+
+set_huge_pages() {
+    echo "$1" >"$HUGE_PAGES"
+}
+
+# add_huge_pages COUNT: as tests that need some do (testkit's huge_pages.rs), under the same lock.
+add_huge_pages() {
+    {
+        flock 7
+        set_huge_pages $(($(<"$HUGE_PAGES") + $1))
+    } 7<"$HUGE_PAGES"
+}
+
+# Removes namespaces of tests that were ended before they could do so.
+remove_namespaces() {
+    local name number
+    while read -r name _; do
+        number="${name#*-}" number="${number%%-*}"
+        if [[ $name == @(vax|steer)-* && $number == +([0-9]) && ! -e /proc/$number ]]; then
+            ip netns delete "$name" || true
+        fi
+    done < <(ip netns list)
+}
+
+# Everything that run_tests runs, by one choice of targets: each has features of its own, and with them dependencies to
+# be built again.
+build_tests() {
+    mkdir -p "$TARGET/nextest"
+    cargo build --workspace --lib --bins --tests
+    cargo metadata --format-version 1 >"$TARGET/nextest/workspace.json"
+    cargo nextest list --workspace --lib --bins --tests --list-type binaries-only --message-format json >"$TARGET/nextest/binaries.json"
+}
+
+# run_tests PROFILE SET [FILTER]: the tests of a set (nextest's filter expressions), by a profile of
+# .config/nextest.toml; only those whose path or file contains FILTER. Then which took longest, and what was skipped.
+# Twice as many run at a time as there are CPUs, as they sleep more than they work. It builds nothing: another build may
+# have cargo's lock.
+run_tests() {
+    local report="$TARGET/nextest/$1/junit.xml" set="$2" result=0
+    [[ -z ${3-} ]] || set="($2) & (test(~$3) + binary(~$3))"
+    rm -f "$report"
+    cargo nextest run --profile "$1" --test-threads $((2 * $(nproc))) -E "$set" ${3:+--no-tests pass} \
+        --cargo-metadata "$TARGET/nextest/workspace.json" --binaries-metadata "$TARGET/nextest/binaries.json" || result=$?
+    [[ -e $report ]] || return "$result"
+    echo "the longest:"
+    sed -n 's/.*<testcase name="\([^"]*\)" classname="\([^"]*\)".* time="\([0-9.]*\)".*/\3 s  \2 \1/p' "$report" | sort -rn | head -n 10
+    grep -o '\(^\|>\)SKIPPED: .*' "$report" | sed 's/^>//' || true
+    return "$result"
+}
