@@ -10,11 +10,12 @@ use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
 
-use libbpf_rs::libbpf_sys;
 use libbpf_rs::query::{LinkInfoIter, LinkTypeInfo};
+use libbpf_rs::{Program, libbpf_sys};
 
-use crate::attach::{Mode, as_int, ask_for_message};
 use crate::capture::messages_of;
+use crate::mode::Mode;
+use crate::netlink::{as_int, refusal_of};
 
 /// What keeps a program on its interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,7 +54,7 @@ impl ForeignProgram {
             "skb" => Mode::Skb,
             _ => return Held::Unknown,
         };
-        let said = pass_all().and_then(|program| ask_for_message(program.as_fd(), ifindex, mode));
+        let said = pass_all().and_then(|program| refusal_of(program.as_fd(), ifindex, mode));
         match said.as_deref() {
             Some(said) if said.contains("BPF XDP link") => Held::SomeLink,
             Some(said) if said.contains("already attached") => Held::Interface,
@@ -128,13 +129,8 @@ pub fn program_on(ifindex: u32) -> Option<ForeignProgram> {
 }
 
 fn program_name(id: u32) -> Option<String> {
-    // SAFETY: no pointers; returns a new descriptor or an error.
-    let (fd, _) = messages_of(|| unsafe { libbpf_sys::bpf_prog_get_fd_by_id(id) });
-    if fd < 0 {
-        return None;
-    }
-    // SAFETY: the call just returned this descriptor, and nobody else has it.
-    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    let (fd, _) = messages_of(|| Program::fd_from_id(id));
+    let fd = fd.ok()?;
     let mut info = libbpf_sys::bpf_prog_info::default();
     let mut len = size_of::<libbpf_sys::bpf_prog_info>() as u32;
     // SAFETY: info is zeroed, so it names no buffers to fill, and len is its size.

@@ -39,14 +39,19 @@
 mod attach;
 mod capture;
 mod config;
+mod error;
 mod foreign;
 mod layout;
+mod link;
+mod mode;
+mod netlink;
 mod program;
 mod socket_map;
 
-pub use attach::{AttachError, KernelRefusal, Mode, ModeRequest, PinError};
+pub use error::{AttachError, KernelRefusal, PinError, with_sources};
 pub use foreign::{ForeignProgram, Held, program_on};
 pub use layout::{Filter, LAST_VLAN, MAX_QUEUES, QueueConf, QueueCounters, VirtioHeader};
+pub use mode::{Mode, ModeRequest};
 pub use program::{Program, QueueError, detach_pinned};
 pub use socket_map::{SocketMap, SocketMapError};
 

@@ -18,13 +18,16 @@ use std::path::Path;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType};
 
-use crate::attach::{AttachError, Attached, Mode, ModeRequest, PinError, Target};
+use crate::attach::Target;
 use crate::capture::messages_of;
 use crate::config::QueueWords;
+use crate::error::{AttachError, PinError};
 use crate::layout::{
     Entry, Filter, LAST_VLAN, MAX_ENTRIES, MAX_QUEUES, Place, QueueConf, QueueCounters, filter_bits,
     word_has_successor, word_is_active, word_with_limit, word_with_successor,
 };
+use crate::link::{self, Attached};
+use crate::mode::{Mode, ModeRequest};
 use crate::skel::SteerSkelBuilder;
 
 /// Why a queue could not be configured or read.
@@ -414,7 +417,7 @@ impl Program {
 /// # Errors
 /// The kernel's.
 pub fn detach_pinned(dir: &Path) -> io::Result<()> {
-    crate::attach::detach_pinned(&dir.join(LINK))
+    link::detach_pinned(&dir.join(LINK))
 }
 
 /// Name of the pinned link.

@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use libbpf_rs::libbpf_sys;
+use libbpf_rs::{MapInfo, libbpf_sys};
 
 /// Why a map cannot be used, or a socket not be put into it.
 #[derive(Debug, thiserror::Error)]
@@ -115,7 +115,9 @@ impl SocketMap {
         if !what.contains("bpf-map") {
             return Err(SocketMapError::NotAMap(what));
         }
-        let info = info(map.as_fd()).map_err(SocketMapError::Info)?;
+        let info =
+            MapInfo::new(map.as_fd()).map_err(|error| SocketMapError::Info(io::Error::other(error)))?;
+        let info = info.info;
         let shape = (info.type_, info.key_size, info.value_size);
         if shape != (libbpf_sys::BPF_MAP_TYPE_XSKMAP, 4, 4) {
             return Err(SocketMapError::WrongType {
@@ -169,17 +171,5 @@ impl SocketMap {
                 source: io::Error::from_raw_os_error(errno),
             }),
         }
-    }
-}
-
-fn info(map: BorrowedFd<'_>) -> io::Result<libbpf_sys::bpf_map_info> {
-    let mut info = libbpf_sys::bpf_map_info::default();
-    let mut len = u32::try_from(size_of_val(&info)).unwrap_or(0);
-    // SAFETY: the kernel writes `len` bytes at most to a live structure of plain values.
-    let result =
-        unsafe { libbpf_sys::bpf_obj_get_info_by_fd(map.as_raw_fd(), (&raw mut info).cast(), &raw mut len) };
-    match -result {
-        0 => Ok(info),
-        errno => Err(io::Error::from_raw_os_error(errno)),
     }
 }

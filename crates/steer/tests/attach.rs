@@ -5,8 +5,9 @@ mod common;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use common::{ForeignProgram, NEAR, Pair, gone_within, index_of, program_on, read_all, read_line};
-use steer::{AttachError, Held, Mode, ModeRequest, Program};
+use common::{ForeignProgram, Pair, gone_within, program_on, read_all, read_line};
+use steer::{AttachError, Held, Mode, ModeRequest, Program, with_sources};
+use testkit::VethPair;
 
 /// Set for a test that this binary runs in a process of its own; the value is the interface's index.
 const CHILD: &str = "STEER_TEST_CHILD_IFINDEX";
@@ -25,17 +26,6 @@ fn child_ifindex() -> u32 {
         .expect("run by another test")
         .parse()
         .expect("an index")
-}
-
-/// The error and its sources, as a command line shows it.
-fn in_full(error: &AttachError) -> String {
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(error) = source {
-        text = format!("{text}: {error}");
-        source = error.source();
-    }
-    text
 }
 
 #[test]
@@ -64,8 +54,8 @@ fn each_mode_and_variant_attaches_as_asked() {
 
 #[test]
 fn auto_falls_back_to_skb_and_keeps_the_reason() {
-    let Some(_pair) = Pair::new(1500) else { return };
-    let program = Program::attach(index_of("lo"), ModeRequest::Auto, false).expect("skb works everywhere");
+    let Some(pair) = Pair::new(1500) else { return };
+    let program = Program::attach(pair.loopback(), ModeRequest::Auto, false).expect("skb works everywhere");
     assert_eq!(program.mode(), Mode::Skb);
     let reason = program.fallback().expect("lo has no native XDP");
     assert!(reason.contains("native mode"), "{reason}");
@@ -74,9 +64,9 @@ fn auto_falls_back_to_skb_and_keeps_the_reason() {
 
 #[test]
 fn native_that_the_driver_lacks_is_refused_in_the_kernels_words() {
-    let Some(_pair) = Pair::new(1500) else { return };
+    let Some(pair) = Pair::new(1500) else { return };
     let error =
-        Program::attach(index_of("lo"), ModeRequest::Native, false).expect_err("lo has no native XDP");
+        Program::attach(pair.loopback(), ModeRequest::Native, false).expect_err("lo has no native XDP");
     assert!(
         matches!(
             error,
@@ -87,10 +77,10 @@ fn native_that_the_driver_lacks_is_refused_in_the_kernels_words() {
         ),
         "{error:?}"
     );
-    let text = in_full(&error);
+    let text = with_sources(&error);
     assert!(text.contains("lo refuses"), "{text}");
     assert!(text.contains("Underlying driver does not support XDP"), "{text}");
-    assert_eq!(program_on(index_of("lo")), None);
+    assert_eq!(program_on(pair.loopback()), None);
 }
 
 #[test]
@@ -108,9 +98,9 @@ fn large_mtu_is_named_in_native_mode_and_frags_or_skb_take_it() {
         ),
         "{error:?}"
     );
-    let text = in_full(&error);
+    let text = with_sources(&error);
     assert!(
-        text.contains("near0 (9000)")
+        text.contains("nic0 (9000)")
             && text.contains("without multi-buffer frames: lower it, or use skb mode (--mode skb)"),
         "{text}"
     );
@@ -151,15 +141,15 @@ fn program_of_another_is_named_and_stays() {
             else {
                 panic!("{error:?}")
             };
-            assert_eq!(interface, NEAR);
+            assert_eq!(interface, VethPair::NIC);
             assert_eq!(program.id, foreign.id);
-            assert_eq!(program.name.as_deref(), Some(ForeignProgram::NAME));
+            assert_eq!(program.name.as_deref(), ForeignProgram::NAME.to_str().ok());
             assert_eq!(program.mode, if native { "native" } else { "skb" });
             assert_eq!(*held, Held::Interface);
             let kind = if native { "xdpdrv" } else { "xdpgeneric" };
             let text = error.to_string();
             assert!(
-                text.contains(&format!("`ip link set dev near0 {kind} off`")),
+                text.contains(&format!("`ip link set dev nic0 {kind} off`")),
                 "{text}"
             );
             assert!(text.contains(&format!("id {}", foreign.id)), "{text}");
@@ -244,8 +234,8 @@ fn child_attaches_and_waits() {
 
 #[test]
 fn libbpf_prints_nothing_when_refused() {
-    let Some(_pair) = Pair::new(1500) else { return };
-    let mut process = child("child_is_refused", index_of("lo"))
+    let Some(pair) = Pair::new(1500) else { return };
+    let mut process = child("child_is_refused", pair.loopback())
         .spawn()
         .expect("this binary runs");
     let said = read_all(&mut process.stderr.take().expect("piped"));

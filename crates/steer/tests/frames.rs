@@ -3,13 +3,10 @@
 mod common;
 
 use std::os::fd::AsFd;
-use std::time::Duration;
 
-use common::{Pair, frame, no_socket, test_run, unbound_xsk};
+use common::{Pair, frame, no_socket, test_run};
 use steer::{MAX_QUEUES, ModeRequest, Program, QueueConf, QueueCounters, QueueError, VirtioHeader};
-
-/// Longer than a frame takes on a loaded machine.
-const SOON: Duration = Duration::from_secs(30);
+use testkit::wait;
 
 const REQUESTS: [ModeRequest; 2] = [ModeRequest::Native, ModeRequest::Skb];
 const XDP_DROP: u32 = 1;
@@ -28,14 +25,12 @@ fn bare(frame_limit: u32) -> QueueConf {
 
 /// Reads the counters until they are as expected: the frame was sent, but on a loaded machine it may take a moment.
 fn counted(program: &Program, queue: u32, expected: impl Fn(&QueueCounters) -> bool) -> QueueCounters {
-    let deadline = std::time::Instant::now() + SOON;
-    loop {
-        let counters = program.counters(queue).expect("counters");
-        if expected(&counters) || std::time::Instant::now() > deadline {
-            return counters;
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    let mut counters = QueueCounters::default();
+    wait::until(wait::SOON, || {
+        counters = program.counters(queue).expect("counters");
+        expected(&counters)
+    });
+    counters
 }
 
 #[test]
@@ -45,7 +40,11 @@ fn frames_of_a_queue_not_enabled_reach_the_host_unchanged() {
         let program = attach(&pair, request);
         for len in [60, 64, 1513, 1514] {
             pair.far_socket.send(&frame(len));
-            assert_eq!(pair.near_socket.receive(SOON), Some(frame(len)), "{request:?}");
+            assert_eq!(
+                pair.near_socket.receive(wait::SOON),
+                Some(frame(len)),
+                "{request:?}"
+            );
         }
         let counters = counted(&program, 0, |c| c.passed == 4);
         assert_eq!(
@@ -65,7 +64,7 @@ fn frames_of_a_queue_not_enabled_reach_the_host_unchanged() {
 #[test]
 fn frame_longer_than_the_limit_is_dropped_and_counted() {
     let Some(pair) = Pair::new(1500) else { return };
-    let xsk = unbound_xsk();
+    let xsk = pair.unbound_xsk();
     for request in REQUESTS {
         let program = attach(&pair, request);
         program
@@ -87,7 +86,7 @@ fn frame_longer_than_the_limit_is_dropped_and_counted() {
         program.disable_queue(0).expect("was enabled");
         pair.far_socket.send(&frame(900));
         assert_eq!(
-            pair.near_socket.receive(SOON),
+            pair.near_socket.receive(wait::SOON),
             Some(frame(900)),
             "the host got none of the others"
         );
@@ -97,7 +96,7 @@ fn frame_longer_than_the_limit_is_dropped_and_counted() {
 #[test]
 fn limit_measures_a_frame_in_several_buffers_whole() {
     let Some(pair) = Pair::new(9000) else { return };
-    let xsk = unbound_xsk();
+    let xsk = pair.unbound_xsk();
     for request in REQUESTS {
         let program = Program::attach(pair.ifindex(), request, true).expect("frags takes this MTU");
         program
@@ -125,7 +124,7 @@ fn closed_socket_gives_its_frames_back_to_the_host_unchanged() {
         let program = attach(&pair, request);
         for virtio_header in [None, Some(VirtioHeader::Basic), Some(VirtioHeader::HashReport)] {
             let before = program.counters(0).expect("counters").no_socket;
-            let xsk = unbound_xsk();
+            let xsk = pair.unbound_xsk();
             let conf = QueueConf {
                 virtio_header,
                 frame_limit: 1514,
@@ -136,7 +135,7 @@ fn closed_socket_gives_its_frames_back_to_the_host_unchanged() {
             drop(xsk);
             pair.far_socket.send(&frame(333));
             assert_eq!(
-                pair.near_socket.receive(SOON),
+                pair.near_socket.receive(wait::SOON),
                 Some(frame(333)),
                 "{request:?} {virtio_header:?}"
             );
@@ -149,7 +148,7 @@ fn closed_socket_gives_its_frames_back_to_the_host_unchanged() {
 #[test]
 fn disabled_queue_passes_again() {
     let Some(pair) = Pair::new(1500) else { return };
-    let xsk = unbound_xsk();
+    let xsk = pair.unbound_xsk();
     let program = attach(&pair, ModeRequest::Native);
     program
         .enable_queue(0, xsk.as_fd(), bare(1514))
@@ -159,7 +158,7 @@ fn disabled_queue_passes_again() {
     program.disable_queue(0).expect("was enabled");
     program.disable_queue(0).expect("twice is no error");
     pair.far_socket.send(&frame(61));
-    assert_eq!(pair.near_socket.receive(SOON), Some(frame(61)));
+    assert_eq!(pair.near_socket.receive(wait::SOON), Some(frame(61)));
     assert!(matches!(
         program.set_frame_limit(0, 60),
         Err(QueueError::NotEnabled { queue: 0 })
@@ -169,7 +168,7 @@ fn disabled_queue_passes_again() {
 #[test]
 fn no_room_for_the_header_drops_and_counts() {
     let Some(pair) = Pair::new(1500) else { return };
-    let xsk = unbound_xsk();
+    let xsk = pair.unbound_xsk();
     let program = attach(&pair, ModeRequest::Native);
     let conf = QueueConf {
         virtio_header: Some(VirtioHeader::Basic),
@@ -192,7 +191,7 @@ fn no_room_for_the_header_drops_and_counts() {
 #[test]
 fn queue_beyond_the_map_is_refused_by_number() {
     let Some(pair) = Pair::new(1500) else { return };
-    let xsk = unbound_xsk();
+    let xsk = pair.unbound_xsk();
     let program = attach(&pair, ModeRequest::Native);
     program
         .enable_queue(MAX_QUEUES - 1, xsk.as_fd(), bare(1514))
@@ -222,5 +221,5 @@ fn what_is_no_xdp_socket_is_refused_and_the_queue_passes() {
         .expect_err("/dev/null");
     assert!(matches!(error, QueueError::Socket { queue: 0, .. }), "{error:?}");
     pair.far_socket.send(&frame(99));
-    assert_eq!(pair.near_socket.receive(SOON), Some(frame(99)));
+    assert_eq!(pair.near_socket.receive(wait::SOON), Some(frame(99)));
 }

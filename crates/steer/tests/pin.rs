@@ -5,38 +5,15 @@ mod common;
 use std::fs;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use common::{Pair, program_on};
 use steer::{ModeRequest, PinError, Program, QueueConf};
+use testkit::BpfFs;
 
-/// A bpffs of the test's own, unmounted on drop, and all that is pinned there with it.
-struct BpfFs(PathBuf);
-
-impl BpfFs {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("steer-{}-{name}", std::process::id()));
-        fs::create_dir(&path).expect("new");
-        let mounted = Command::new("mount")
-            .args(["-t", "bpf", "bpf"])
-            .arg(&path)
-            .status();
-        assert!(mounted.expect("mount(8)").success());
-        Self(path)
-    }
-
-    fn dir(&self) -> PathBuf {
-        let dir = self.0.join("dir");
-        fs::create_dir(&dir).expect("new");
-        dir
-    }
-}
-
-impl Drop for BpfFs {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
-        let _ = fs::remove_dir(&self.0);
-    }
+fn new_dir(bpffs: &BpfFs) -> PathBuf {
+    let dir = bpffs.pins();
+    fs::create_dir(&dir).expect("new");
+    dir
 }
 
 fn attach(pair: &Pair, mode: ModeRequest) -> Program {
@@ -59,12 +36,12 @@ fn refused(ifindex: u32, dir: &Path) -> PinError {
 #[test]
 fn pinned_program_outlives_its_owner_and_goes_on_with_the_next_as_it_was_left() {
     let Some(pair) = Pair::new(1500) else { return };
-    let bpffs = BpfFs::new("outlives");
+    let bpffs = BpfFs::new();
     for mode in [ModeRequest::Native, ModeRequest::Skb] {
-        let dir = bpffs.dir();
+        let dir = new_dir(&bpffs);
         let mut program = attach(&pair, mode);
         program.pin(&dir).expect("a bpffs");
-        let xsk = common::unbound_xsk();
+        let xsk = pair.unbound_xsk();
         program.place_socket(0, xsk.as_fd()).expect("an AF_XDP socket");
         let (id, mode) = (program.id(), program.mode());
         drop(program);
@@ -91,8 +68,8 @@ fn pinned_program_outlives_its_owner_and_goes_on_with_the_next_as_it_was_left() 
 #[test]
 fn owner_takes_a_pinned_program_off_when_it_says_so() {
     let Some(pair) = Pair::new(1500) else { return };
-    let bpffs = BpfFs::new("takes-off");
-    let dir = bpffs.dir();
+    let bpffs = BpfFs::new();
+    let dir = new_dir(&bpffs);
     let mut program = attach(&pair, ModeRequest::Auto);
     program.pin(&dir).expect("a bpffs");
     program.detach().expect("ours");
@@ -103,8 +80,8 @@ fn owner_takes_a_pinned_program_off_when_it_says_so() {
 #[test]
 fn what_is_not_whole_or_not_of_the_interface_is_not_taken_over() {
     let Some(pair) = Pair::new(1500) else { return };
-    let bpffs = BpfFs::new("not-whole");
-    let dir = bpffs.dir();
+    let bpffs = BpfFs::new();
+    let dir = new_dir(&bpffs);
     assert!(matches!(refused(pair.ifindex(), &dir), PinError::Pin { .. }));
     steer::detach_pinned(&dir).expect("nothing to do");
     let mut program = attach(&pair, ModeRequest::Auto);

@@ -4,10 +4,10 @@ mod common;
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use common::{Pair, frame};
 use steer::{Mode, ModeRequest, Program, QueueConf, VirtioHeader};
+use testkit::wait;
 use xsk::{AttachMode, FramePool, OwnMemory, QueueId, RxDesc, Socket, SocketConfig, Umem, UmemOffset};
 
 const CHUNK: u32 = 2048;
@@ -30,7 +30,7 @@ impl Receiver {
         let umem = Umem::aligned(Arc::new(memory), CHUNK, 0).expect("valid chunks");
         let mut config = SocketConfig::new(pair.ifindex(), QueueId(0));
         config.tx = None;
-        config.bind_timeout = Duration::from_secs(30);
+        config.bind_timeout = wait::SOON;
         config.attach = match program.mode() {
             Mode::Native => AttachMode::Native,
             Mode::Skb => AttachMode::Skb,
@@ -56,18 +56,8 @@ impl Receiver {
     }
 
     fn next(&mut self) -> RxDesc {
-        let deadline = Instant::now() + Duration::from_secs(30);
-        loop {
-            if let Some(desc) = self.socket.rx.peek(1).next() {
-                return desc;
-            }
-            assert!(
-                Instant::now() < deadline,
-                "no frame came: {:?}",
-                self.socket.statistics()
-            );
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        wait::until_some(wait::SOON, || self.socket.rx.peek(1).next())
+            .unwrap_or_else(|| panic!("no frame came: {:?}", self.socket.statistics()))
     }
 
     fn bytes(&self, at: u64, len: usize) -> Vec<u8> {
@@ -152,7 +142,7 @@ fn dropped_program_gives_the_interface_back_to_the_host() {
     receiver.pool.put(desc.frame);
     drop(program);
     pair.far_socket.send(&frame(78));
-    assert_eq!(pair.near_socket.receive(Duration::from_secs(30)), Some(frame(78)));
+    assert_eq!(pair.near_socket.receive(wait::SOON), Some(frame(78)));
 }
 
 #[test]
@@ -169,7 +159,7 @@ fn socket_that_waits_takes_no_frame_before_it_takes_over() {
             .enable_queue(0, receiver.socket.as_fd(), conf)
             .expect("bound");
         // Two that are prepared, and not bound: the queue has one at a time.
-        let waiting: Vec<_> = (0..2).map(|_| common::unbound_xsk()).collect();
+        let waiting: Vec<_> = (0..2).map(|_| pair.unbound_xsk()).collect();
         for socket in &waiting {
             program.place_socket(0, socket.as_fd()).expect("an AF_XDP socket");
         }
@@ -182,9 +172,7 @@ fn socket_that_waits_takes_no_frame_before_it_takes_over() {
         // The successor's place was emptied with it, and its predecessor's is not looked at.
         program.activate_queue(0, conf).expect("in range");
         pair.far_socket.send(&frame(100));
-        let deadline = Instant::now() + Duration::from_secs(30);
-        while program.counters(0).expect("counters").no_socket == before.no_socket {
-            assert!(Instant::now() < deadline, "the frame is not counted");
-        }
+        let counted = || program.counters(0).expect("counters").no_socket > before.no_socket;
+        assert!(wait::until(wait::SOON, counted), "the frame is not counted");
     }
 }

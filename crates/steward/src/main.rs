@@ -18,6 +18,7 @@ use rustix::net::{
 };
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sd_notify::NotifyState;
+use steer::with_sources;
 use steward::capabilities;
 use steward::fd_store::{self, Passed};
 use steward::policy::Policy;
@@ -136,7 +137,7 @@ fn check_ground(policy: &Policy) -> Result<(), String> {
 }
 
 fn run(cli: &Cli) -> Result<(), String> {
-    let policy = Policy::read(&cli.policy).map_err(|error| in_full(&error))?;
+    let policy = Policy::read(&cli.policy).map_err(|error| with_sources(&error))?;
     if cli.check {
         print!("{policy}");
         return Ok(());
@@ -224,18 +225,10 @@ fn take_back(cli: &Cli, policy: Policy) -> Result<(), String> {
         None,
     )
     .map_err(|error| format!("no socket: {error}"))?;
-    let store = store(cli).map_err(|error| in_full(&error))?;
+    let store = store(cli).map_err(|error| with_sources(&error))?;
     let server = Server::new(policy, nobody).map_err(|error| format!("cannot start: {error}"))?;
     server.with_store(store).end_all();
     Ok(())
-}
-
-/// An error and its source, in one line.
-fn in_full(error: &dyn std::error::Error) -> String {
-    match error.source() {
-        Some(source) => format!("{error}: {source}"),
-        None => error.to_string(),
-    }
 }
 
 /// The socket file, removed at the end.
@@ -281,10 +274,10 @@ fn server(cli: &Cli, policy: Policy, listener: OwnedFd) -> Result<Server, String
         Err(error)
             if !matches!(error, StoreError::Locked { .. }) && cli.state.is_none() && cli.pins.is_none() =>
         {
-            tracing::warn!("leases end with this process: {}", in_full(&error));
+            tracing::warn!("leases end with this process: {}", with_sources(&error));
             Ok(server)
         }
-        Err(error) => Err(format!("no place to keep leases: {}", in_full(&error))),
+        Err(error) => Err(format!("no place to keep leases: {}", with_sources(&error))),
     }
 }
 

@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 
 use rustix::net::xdp::{SocketAddrXdp, SocketAddrXdpFlags};
+use rustix::rand::{GetRandomFlags, getrandom};
 
 /// `SO_PEERGROUPS`, include/uapi/asm-generic/socket.h.
 const SO_PEERGROUPS: c_int = 59;
@@ -241,12 +242,11 @@ pub(crate) fn raise_memlock(pid: i32, bytes: u64) -> io::Result<()> {
 /// The kernel's.
 pub(crate) fn random<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
-    // SAFETY: the kernel writes at most N bytes to a live array of N. Up to 256 come whole (getrandom(2)).
-    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), N, 0) };
-    if usize::try_from(got) == Ok(N) {
+    // Up to 256 come whole (getrandom(2)).
+    if getrandom(&mut bytes, GetRandomFlags::empty())? == N {
         Ok(bytes)
     } else {
-        Err(io::Error::last_os_error())
+        Err(io::ErrorKind::UnexpectedEof.into())
     }
 }
 

@@ -2,9 +2,6 @@
 //!
 //! The program sends each frame to the socket in the place of its queue, counted from a first place on, and passes on what finds none.
 
-#[path = "../../xsk/tests/support/bpf.rs"]
-mod bpf;
-
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -12,10 +9,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
 use rustix::io::FdFlags;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, netdevice, socket_with};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 use crate::daemon::Mode;
-use crate::{BpfFs, Daemon, DriverConfig, Layout, NetNs, Rig, VethPair, frame, rig, wait};
+use crate::{BpfFs, Daemon, DriverConfig, Layout, NetNs, Rig, VethPair, bpf, frame, rig, wait};
 
 /// Length of a guest's buffers, bytes.
 const BUFFER: u32 = 2048;
@@ -151,11 +148,7 @@ fn make_map(map_type: u32) -> OwnedFd {
 }
 
 fn link(program: &OwnedFd, netns: &NetNs, interface: &str, mode: Mode) -> OwnedFd {
-    let link = netns.enter(|| {
-        let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-        let ifindex = netdevice::name_to_index(&socket, interface)?;
-        bpf::attach(program, ifindex, mode == Mode::Native)
-    });
+    let link = bpf::attach(program, netns.index_of(interface), mode == Mode::Native);
     link.expect("the program can be attached")
 }
 

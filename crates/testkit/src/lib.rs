@@ -17,6 +17,7 @@
 //! Without the privilege that it needs a test prints `SKIPPED: reason` and passes; with `REQUIRE_PRIV=1` it fails.
 
 pub mod bad_wire;
+mod bpf;
 pub mod bpffs;
 pub mod bystander;
 mod cgroup;
@@ -40,6 +41,7 @@ pub mod privilege;
 pub mod process;
 pub mod program;
 pub mod qmp;
+pub mod redirect;
 pub mod rig;
 pub mod soak;
 pub mod stalled;
@@ -69,6 +71,7 @@ pub use packet::PacketPort;
 pub use pair::{Layout, Pair};
 pub use process::Running;
 pub use qmp::Qmp;
+pub use redirect::Redirect;
 pub use rig::Rig;
 pub use stalled::Stalled;
 pub use super_frame::SuperFrame;

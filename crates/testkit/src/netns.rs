@@ -5,6 +5,7 @@ use std::os::fd::AsFd;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use rustix::net::{AddressFamily, SocketFlags, SocketType, netdevice, socket_with};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::process::{output_of, run};
@@ -85,16 +86,36 @@ impl NetNs {
         run("ip", &all);
     }
 
+    /// The number of an interface in it.
+    ///
+    /// # Panics
+    /// If there is none of that name.
+    #[must_use]
+    pub fn index_of(&self, interface: &str) -> u32 {
+        self.enter(|| {
+            let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+            netdevice::name_to_index(socket, interface)
+        })
+        .unwrap_or_else(|error| panic!("{interface}: {error}"))
+    }
+
+    /// Moves the calling thread into it, for as long as the thread lives.
+    ///
+    /// # Panics
+    /// If that is not allowed.
+    pub fn move_here(&self) {
+        let file = File::open(format!("/run/netns/{}", self.name)).expect("it has not been removed");
+        move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network)).expect("we are root");
+    }
+
     /// Runs a closure in it, on a thread made for it: a socket belongs to the namespace in which it was opened.
     ///
     /// # Panics
     /// If the closure does, or if the namespace cannot be entered.
     pub fn enter<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        let file = File::open(format!("/run/netns/{}", self.name)).expect("it has not been removed");
         std::thread::scope(|scope| {
             let inside = scope.spawn(|| {
-                move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))
-                    .expect("we are root");
+                self.move_here();
                 work()
             });
             inside
@@ -167,8 +188,9 @@ impl VethPair {
         args.extend(end);
         run("ip", &args);
         self.far.run("ethtool", &["-K", wire, "tx", "off"]);
-        self.far.ip(&["link", "set", wire, "arp", "off", "up"]);
         self.near.ip(&["link", "set", nic, "arp", "off", "up"]);
+        // The second end can send at once; the first one when the kernel has seen that its peer is there (linkwatch).
+        self.far.ip(&["link", "set", wire, "arp", "off", "up"]);
     }
 
     /// Frames that the near end's queues have taken up so far.

@@ -6,10 +6,11 @@
 
 use std::io;
 use std::mem::{size_of, zeroed};
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, netdevice, send, socket_with};
 
 use crate::{NetNs, wait};
 
@@ -82,13 +83,9 @@ impl PacketPort {
     /// # Errors
     /// What send(2) says: EMSGSIZE, ENETDOWN and so on.
     pub fn try_send(&self, frame: &[u8]) -> io::Result<()> {
-        // SAFETY: the pointer and the length are the slice's.
-        let sent = unsafe { libc::send(self.fd.as_raw_fd(), frame.as_ptr().cast(), frame.len(), 0) };
-        if sent == frame.len().cast_signed() {
-            Ok(())
-        } else {
-            Err(io::Error::last_os_error())
-        }
+        // A packet socket sends a frame whole or not at all.
+        send(&self.fd, frame, SendFlags::empty())?;
+        Ok(())
     }
 
     /// The next frame that came in, or `None` if none does in time.
@@ -231,22 +228,11 @@ fn vlan_tag(aux: &libc::tpacket_auxdata) -> Option<[u8; 4]> {
 
 fn open_socket(interface: &str, protocol: libc::c_int) -> io::Result<OwnedFd> {
     let protocol = (protocol as u16).to_be();
-    let name = std::ffi::CString::new(interface).expect("no NUL in a name");
-    // SAFETY: no memory is passed.
-    let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: just opened, and nobody else has it.
-    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    let fd = socket_with(AddressFamily::PACKET, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
     set(&fd, libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, 1)?;
     set(&fd, libc::SOL_PACKET, libc::PACKET_AUXDATA, 1)?;
     set(&fd, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, WAITING_BYTES)?;
-    // SAFETY: name is a C string that outlives the call.
-    let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
-    if index == 0 {
-        return Err(io::Error::last_os_error());
-    }
+    let index = netdevice::name_to_index(&fd, interface)?;
     // SAFETY: sockaddr_ll is plain data, for which zeros are a value.
     let mut address: libc::sockaddr_ll = unsafe { zeroed() };
     address.sll_family = libc::AF_PACKET as u16;

@@ -3,15 +3,13 @@
 //!
 //! `rxdump IFNAME [QUEUE] [FRAMES]`; needs CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF.
 
-#[path = "../tests/support/redirect.rs"]
-mod redirect;
-
 use std::error::Error;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{AddressFamily, SocketType, netdevice, socket};
+use testkit::Redirect;
 use xsk::{AttachMode, FramePool, OwnMemory, QueueId, Socket, SocketConfig, Umem};
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -21,11 +19,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut wanted: u32 = arguments.next().as_deref().unwrap_or("10").parse()?;
     let ifindex = netdevice::name_to_index(socket(AddressFamily::INET, SocketType::DGRAM, None)?, &name)?;
 
-    let (program, attach) = match redirect::Redirect::attach(ifindex, true) {
+    let (program, attach) = match Redirect::attach(ifindex, true) {
         Ok(program) => (program, AttachMode::Native),
         Err(error) => {
             println!("no native program on {name}: {error}; trying skb mode");
-            (redirect::Redirect::attach(ifindex, false)?, AttachMode::Skb)
+            (Redirect::attach(ifindex, false)?, AttachMode::Skb)
         }
     };
     let umem = Umem::aligned(Arc::new(OwnMemory::new(4096 * 2048)?), 2048, 0)?;

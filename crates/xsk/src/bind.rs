@@ -22,7 +22,7 @@ use rustix::net::xdp::{SocketAddrXdp, SocketAddrXdpFlags as Flags};
 
 use crate::config::{AttachMode, BindRequest, Fallback, SocketConfig};
 use crate::error::OpenError;
-use crate::sys;
+use crate::netdevice::Netdevice;
 
 /// The kernel-internal ENOTSUPP, which some drivers let out.
 const ENOTSUPP: i32 = 524;
@@ -193,8 +193,8 @@ fn final_error(config: &SocketConfig, errno: Errno, may_ask: bool) -> Option<Ope
         Errno::BUSY => Some(busy(config)),
         Errno::NODEV => Some(OpenError::NoInterface { ifindex }),
         Errno::NETDOWN => Some(OpenError::InterfaceDown { ifindex }),
-        Errno::INVAL if may_ask => match sys::queue_count(ifindex) {
-            Some(queues) if queue.0 >= queues => Some(OpenError::NoQueue {
+        Errno::INVAL if may_ask => match Netdevice::by_index(ifindex).and_then(|it| it.queue_count()) {
+            Ok(queues) if queue.0 >= queues => Some(OpenError::NoQueue {
                 ifindex,
                 queue,
                 queues,

@@ -79,6 +79,7 @@ mod error;
 mod fill;
 mod frame;
 mod memory;
+mod netdevice;
 mod ring;
 mod rx;
 #[cfg(not(loom))]
@@ -99,6 +100,7 @@ pub use error::OpenError;
 pub use fill::{FillBatch, FillRing};
 pub use frame::{Frame, FramePool};
 pub use memory::{Backing, MemoryError, OwnMemory, UmemMemory};
+pub use netdevice::Netdevice;
 pub use rx::{RxBatch, RxDesc, RxRing};
 #[cfg(not(loom))]
 pub use socket::{Kick, Probe, Socket, Unbound, WakeError, made_rx_ring};

@@ -1,4 +1,4 @@
-//! The system calls that rustix has no safe form for: ring mappings, bare socket options, and one ethtool question.
+//! The system calls that rustix has no safe form for: ring mappings and bare socket options.
 //!
 //! # Theory of operation
 //!
@@ -11,11 +11,11 @@
 
 use std::ffi::{c_int, c_void};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, netdevice, socket_with};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 /// `XDP_MAX_TX_SKB_BUDGET`, `include/uapi/linux/if_xdp.h` (Linux 6.18).
 pub(crate) const XDP_MAX_TX_SKB_BUDGET: c_int = 9;
@@ -25,11 +25,6 @@ pub(crate) const SO_BUSY_POLL: c_int = 46;
 pub(crate) const SO_PREFER_BUSY_POLL: c_int = 69;
 /// `SO_BUSY_POLL_BUDGET` (Linux 5.11).
 pub(crate) const SO_BUSY_POLL_BUDGET: c_int = 70;
-
-/// `SIOCETHTOOL`, `include/uapi/linux/sockios.h`.
-const SIOCETHTOOL: libc::Ioctl = 0x8946;
-/// `ETHTOOL_GCHANNELS`, `include/uapi/linux/ethtool.h`.
-const ETHTOOL_GCHANNELS: u32 = 0x3c;
 
 /// Where the parts of a ring lie in its mapping, in bytes (`struct xdp_ring_offset`).
 #[derive(Clone, Copy, Debug)]
@@ -104,44 +99,4 @@ pub(crate) fn set_option(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: u
     } else {
         Err(io::Error::last_os_error())
     }
-}
-
-/// The number of queues that AF_XDP can bind to, if the driver tells (`ETHTOOL_GCHANNELS`).
-pub(crate) fn queue_count(ifindex: u32) -> Option<u32> {
-    let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None).ok()?;
-    let name = netdevice::index_to_name(&socket, ifindex).ok()?;
-    let mut channels = EthtoolChannels {
-        cmd: ETHTOOL_GCHANNELS,
-        ..EthtoolChannels::default()
-    };
-    // SAFETY: all-zero is a valid ifreq.
-    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    for (to, from) in request
-        .ifr_name
-        .iter_mut()
-        .take(libc::IFNAMSIZ - 1)
-        .zip(name.bytes())
-    {
-        *to = from.cast_signed();
-    }
-    request.ifr_ifru.ifru_data = (&raw mut channels).cast();
-    // SAFETY: SIOCETHTOOL with ETHTOOL_GCHANNELS reads the ifreq and writes one struct ethtool_channels to ifru_data;
-    // both live past the call.
-    let result = unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), SIOCETHTOOL, &raw mut request) };
-    (result == 0).then(|| channels.combined_count + channels.rx_count.max(channels.tx_count))
-}
-
-/// `struct ethtool_channels`, `include/uapi/linux/ethtool.h`.
-#[derive(Default)]
-#[repr(C)]
-struct EthtoolChannels {
-    cmd: u32,
-    max_rx: u32,
-    max_tx: u32,
-    max_other: u32,
-    max_combined: u32,
-    rx_count: u32,
-    tx_count: u32,
-    other_count: u32,
-    combined_count: u32,
 }

@@ -7,10 +7,11 @@ mod support;
 use std::fs::File;
 use std::time::Instant;
 
-use support::packet::Packet;
-use support::redirect::Redirect;
-use support::rig::{Rig, SOON, config, refused};
-use support::{ip, own_umem, test_frame, with_veth};
+use support::rig::{Rig, config, refused};
+use support::{own_umem, with_veth};
+use testkit::frame::plain;
+use testkit::wait::{self, SOON};
+use testkit::{Redirect, VethPair};
 use xsk::{
     AttachMode, Frame, FramePool, Kick, Mode, OpenError, RingSize, SocketConfig, TxDesc, Umem, UmemOffset,
     WakeError,
@@ -20,15 +21,15 @@ use xsk::{
 fn frames_sent_in_copy_mode_arrive_byte_exact() {
     for attach in [AttachMode::Native, AttachMode::Skb] {
         with_veth(1, 1500, move |veth| {
-            let peer = Packet::on(veth.far, SOON);
+            let peer = veth.peer();
             let mut rig = Rig::open(&SocketConfig {
                 attach,
                 ..config(veth)
             });
             for (seed, len) in (1..).zip([14, 60, 64, 65, 1513, 1514]) {
-                let frame = test_frame(len, seed);
+                let frame = plain(len, seed);
                 rig.send(&[&frame]);
-                assert_eq!(peer.receive().as_deref(), Some(&frame[..]), "{len} bytes");
+                assert_eq!(peer.receive(SOON).as_deref(), Some(&frame[..]), "{len} bytes");
             }
             assert_eq!(rig.complete(6).len(), 6);
         });
@@ -44,7 +45,7 @@ fn completions_bring_back_the_frames_that_were_pushed() {
         for seed in 0..100 {
             let frame = rig.pool.take().unwrap();
             let start = UmemOffset::new(frame.offset().get() + 100);
-            rig.umem.write(start, &test_frame(60, seed)).unwrap();
+            rig.umem.write(start, &plain(60, seed)).unwrap();
             pushed.push(frame.offset());
             batch.push(TxDesc {
                 offset: start,
@@ -68,7 +69,7 @@ fn frames_received_arrive_byte_exact_and_the_fill_ring_goes_round() {
     ] {
         with_veth(1, 1500, move |veth| {
             let program = Redirect::attach(veth.near, native).unwrap();
-            let peer = Packet::on(veth.far, SOON);
+            let peer = veth.peer();
             let small = RingSize::try_from(8).unwrap();
             let mut rig = Rig::open(&SocketConfig {
                 attach,
@@ -79,7 +80,7 @@ fn frames_received_arrive_byte_exact_and_the_fill_ring_goes_round() {
             program.steer(0, &rig.socket).unwrap();
             for seed in 0..40 {
                 rig.socket.fill.refill(&mut rig.pool, 64);
-                let frame = test_frame(60 + usize::from(seed) * 37, seed);
+                let frame = plain(60 + usize::from(seed) * 37, seed);
                 peer.send(&frame);
                 assert_eq!(rig.receive(), Some((frame, 1)), "frame {seed}");
             }
@@ -95,15 +96,15 @@ fn frames_received_arrive_byte_exact_and_the_fill_ring_goes_round() {
 fn interface_down_and_deleted_are_told_apart_when_kicked() {
     with_veth(1, 1500, |veth| {
         let mut rig = Rig::open(&config(veth));
-        ip("link set near down");
+        veth.near_namespace().ip(&["link", "set", VethPair::NIC, "down"]);
         rig.socket
             .tx
             .reserve(1)
             .push(TxDesc::whole(rig.pool.take().unwrap(), 60));
         assert!(matches!(rig.socket.kick_tx(), Err(WakeError::InterfaceDown)));
-        ip("link set near up");
+        veth.near_namespace().ip(&["link", "set", VethPair::NIC, "up"]);
         assert!(rig.socket.kick_tx().is_ok());
-        ip("link del near");
+        veth.near_namespace().ip(&["link", "delete", VethPair::NIC]);
         let outcome = (0..100)
             .map(|_| rig.socket.kick_tx())
             .find(|kick| matches!(kick, Err(WakeError::InterfaceGone)));
@@ -116,7 +117,7 @@ fn unaligned_umem_over_a_memfd_carries_frames_both_ways() {
     for (native, attach) in [(true, AttachMode::Native), (false, AttachMode::Skb)] {
         with_veth(1, 1500, move |veth| {
             let program = Redirect::attach(veth.near, native).unwrap();
-            let peer = Packet::on(veth.far, SOON);
+            let peer = veth.peer();
             let (memory, guest) = support::map::memfd(1 << 20);
             let umem = Umem::unaligned(memory, 4096, 0).unwrap();
             let mut rig = Rig::over(
@@ -131,7 +132,7 @@ fn unaligned_umem_over_a_memfd_carries_frames_both_ways() {
 
             let base = UmemOffset::new(0x12345);
             rig.socket.fill.reserve(1).push(rig.umem.adopt(base).unwrap());
-            let frame = test_frame(777, 9);
+            let frame = plain(777, 9);
             peer.send(&frame);
             let deadline = Instant::now() + SOON;
             let desc = loop {
@@ -152,7 +153,7 @@ fn unaligned_umem_over_a_memfd_carries_frames_both_ways() {
                 ..TxDesc::whole(desc.frame, desc.len)
             });
             rig.kick();
-            assert_eq!(peer.receive(), Some(frame));
+            assert_eq!(peer.receive(SOON), Some(frame));
             assert_eq!(rig.complete(1), [rig.umem.adopt(base).unwrap()]);
         });
     }
@@ -168,15 +169,15 @@ fn read_at(file: &File, offset: u64, len: usize) -> Vec<u8> {
 #[test]
 fn frame_of_5000_bytes_is_sent_from_three_chunks() {
     with_veth(1, 9000, |veth| {
-        let peer = Packet::on(veth.far, SOON);
+        let peer = veth.peer();
         let mut rig = Rig::open(&SocketConfig {
             multi_buffer: true,
             ..config(veth)
         });
         assert!(rig.socket.multi_buffer());
-        let frame = test_frame(5000, 3);
+        let frame = plain(5000, 3);
         rig.send(&frame.chunks(2048).collect::<Vec<_>>());
-        assert_eq!(peer.receive(), Some(frame));
+        assert_eq!(peer.receive(SOON), Some(frame));
         assert_eq!(rig.complete(3).len(), 3);
     });
 }
@@ -186,7 +187,7 @@ fn frame_of_5000_bytes_is_received_in_three_chunks() {
     for (native, attach) in [(true, AttachMode::Native), (false, AttachMode::Skb)] {
         with_veth(1, 9000, move |veth| {
             let program = Redirect::attach(veth.near, native).unwrap();
-            let peer = Packet::on(veth.far, SOON);
+            let peer = veth.peer();
             let mut rig = Rig::open(&SocketConfig {
                 attach,
                 multi_buffer: true,
@@ -194,7 +195,7 @@ fn frame_of_5000_bytes_is_received_in_three_chunks() {
             });
             program.steer(0, &rig.socket).unwrap();
             rig.socket.fill.refill(&mut rig.pool, 16);
-            let frame = test_frame(5000, 5);
+            let frame = plain(5000, 5);
             peer.send(&frame);
             assert_eq!(rig.receive(), Some((frame, 3)));
         });
@@ -205,20 +206,20 @@ fn frame_of_5000_bytes_is_received_in_three_chunks() {
 fn statistics_count_what_was_lost_and_why() {
     with_veth(1, 1500, |veth| {
         let program = Redirect::attach(veth.near, true).unwrap();
-        let peer = Packet::on(veth.far, SOON);
+        let peer = veth.peer();
         let mut rig = Rig::open(&SocketConfig {
             rx: RingSize::try_from(2).ok(),
             ..config(veth)
         });
         program.steer(0, &rig.socket).unwrap();
         assert_eq!(rig.socket.statistics().unwrap(), xsk::Statistics::default());
-        peer.send(&test_frame(60, 1));
-        wait_until(|| rig.socket.statistics().unwrap().rx_fill_ring_empty_descs == 1);
+        peer.send(&plain(60, 1));
+        await_true(|| rig.socket.statistics().unwrap().rx_fill_ring_empty_descs == 1);
         rig.socket.fill.refill(&mut rig.pool, 8);
         for seed in 0..4 {
-            peer.send(&test_frame(60, seed));
+            peer.send(&plain(60, seed));
         }
-        wait_until(|| rig.socket.statistics().unwrap().rx_ring_full == 2);
+        await_true(|| rig.socket.statistics().unwrap().rx_ring_full == 2);
         let frame = rig.pool.take().unwrap();
         let invalid = frame.offset();
         rig.socket.tx.reserve(1).push(TxDesc::whole(frame, 4000));
@@ -235,11 +236,8 @@ fn statistics_count_what_was_lost_and_why() {
     });
 }
 
-fn wait_until(mut done: impl FnMut() -> bool) {
-    let deadline = Instant::now() + SOON;
-    while !done() {
-        assert!(Instant::now() < deadline, "did not come about");
-    }
+fn await_true(done: impl FnMut() -> bool) {
+    assert!(wait::until(SOON, done), "did not come about");
 }
 
 #[test]
@@ -250,7 +248,7 @@ fn socket_that_only_sends_has_an_empty_rx_ring() {
             ..config(veth)
         });
         assert_eq!((rig.socket.rx.size(), rig.socket.rx.peek(8).len()), (0, 0));
-        rig.send(&[&test_frame(60, 1)]);
+        rig.send(&[&plain(60, 1)]);
         assert_eq!(rig.complete(1).len(), 1);
         let (umem, _) = own_umem(64);
         assert!(matches!(

@@ -9,10 +9,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
-use support::packet::Packet;
-use support::redirect::Redirect;
-use support::rig::{Rig, SOON, config, refused};
-use support::{own_umem, test_frame, with_veth};
+use support::rig::{Rig, config, refused};
+use support::{own_umem, with_veth};
+use testkit::Redirect;
+use testkit::frame::plain;
+use testkit::wait::SOON;
 use xsk::{
     BindRequest, BusyPoll, FramePool, Kick, Mode, OpenError, Probe, QueueId, RingSize, Socket, SocketConfig,
     TxDesc, Umem, Unbound, made_rx_ring,
@@ -311,7 +312,7 @@ fn busy_poll_options_are_taken() {
 #[test]
 fn passed_descriptor_serves_once_and_others_are_refused() {
     with_veth(1, 1500, |veth| {
-        let peer = Packet::on(veth.far, SOON);
+        let peer = veth.peer();
         let fd = socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None).unwrap();
         let spare = fd.try_clone().unwrap();
         let (umem, pool) = own_umem(64);
@@ -321,9 +322,9 @@ fn passed_descriptor_serves_once_and_others_are_refused() {
             pool,
             socket,
         };
-        let frame = test_frame(99, 4);
+        let frame = plain(99, 4);
         rig.send(&[&frame]);
-        assert_eq!(peer.receive(), Some(frame));
+        assert_eq!(peer.receive(SOON), Some(frame));
         let again = Socket::from_fd(spare, &umem, &config(veth)).unwrap_err();
         assert!(matches!(again, OpenError::InUse), "{again}");
         let udp = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None).unwrap();
@@ -347,7 +348,7 @@ fn handed_over(entries: Option<u32>) -> OwnedFd {
 #[test]
 fn rx_ring_of_somebody_else_is_used_and_placed_before_there_is_memory() {
     with_veth(1, 1500, |veth| {
-        let peer = Packet::on(veth.far, SOON);
+        let peer = veth.peer();
         let fd = handed_over(Some(512));
         let program = Redirect::attach(veth.near, true).unwrap();
         program.steer(0, &fd).unwrap();
@@ -362,7 +363,7 @@ fn rx_ring_of_somebody_else_is_used_and_placed_before_there_is_memory() {
         rig.socket.fill.refill(&mut rig.pool, 1024);
         // More than twice around, and no frame twice.
         for at in 0..1200_u32 {
-            let frame = test_frame(60 + at as usize % 1000, at as u8);
+            let frame = plain(60 + at as usize % 1000, at as u8);
             peer.send(&frame);
             let (received, pieces) = rig.receive().expect("it arrives");
             assert_eq!((received, pieces), (frame, 1), "frame {at}");

@@ -1,226 +1,60 @@
 //! What the tests of this crate stand on: two network namespaces joined by a veth pair, frames by packet socket, and
 //! a look at the interface that does not go through the crate under test.
 //!
-//! Guards remove what they made, also when a test panics. The near end is where the program goes; the calling
-//! thread is moved into its namespace. The far end sends.
+//! The near end is where the program goes; the calling thread is moved into its namespace. The far end sends.
 #![allow(unsafe_code, dead_code)]
 
+use std::ffi::CStr;
 use std::fs::File;
 use std::io;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::process::Command;
 use std::ptr;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use libbpf_rs::libbpf_sys;
-
-/// Interface names of the two ends, each in a namespace of its own.
-pub(crate) const NEAR: &str = "near0";
-pub(crate) const FAR: &str = "far0";
-
-/// Says why a test cannot run here, or fails it where skipping is not allowed.
-fn skip(reason: &str) {
-    assert!(
-        std::env::var("REQUIRE_PRIV").as_deref() != Ok("1"),
-        "REQUIRE_PRIV=1, but {reason}"
-    );
-    println!("SKIPPED: {reason}");
-}
-
-fn run(program: &str, args: &[&str]) {
-    let output = Command::new(program)
-        .args(args)
-        .output()
-        .unwrap_or_else(|e| panic!("{program}: {e}"));
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{program} {args:?}: {said}");
-}
-
-pub(crate) fn ip(args: &[&str]) {
-    run("ip", args);
-}
-
-/// A namespace with a name, removed with everything in it on drop.
-pub(crate) struct NetNs {
-    pub(crate) name: String,
-}
-
-impl NetNs {
-    fn new(name: String) -> Self {
-        ip(&["netns", "add", &name]);
-        let ns = Self { name };
-        // No neighbour discovery: tests count frames.
-        ns.exec("echo 1 > /proc/sys/net/ipv6/conf/default/disable_ipv6");
-        ns.exec("echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6");
-        ns
-    }
-
-    pub(crate) fn exec(&self, script: &str) {
-        ip(&["netns", "exec", &self.name, "sh", "-c", script]);
-    }
-
-    pub(crate) fn enter(&self) {
-        let file = File::open(format!("/run/netns/{}", self.name)).expect("namespace is there");
-        // SAFETY: no memory is passed; the descriptor is open.
-        let result = unsafe { libc::setns(file.as_raw_fd(), libc::CLONE_NEWNET) };
-        assert_eq!(result, 0, "setns: {}", io::Error::last_os_error());
-    }
-}
-
-impl Drop for NetNs {
-    fn drop(&mut self) {
-        let _ = Command::new("ip").args(["netns", "del", &self.name]).output();
-    }
-}
+use testkit::privilege::{Need, have};
+use testkit::{PacketPort, VethPair, foreign, frame, wait};
 
 /// Two namespaces joined by a veth pair; this thread is in the near one.
 pub(crate) struct Pair {
-    pub(crate) near: NetNs,
-    pub(crate) far: NetNs,
-    pub(crate) near_socket: PacketSocket,
-    pub(crate) far_socket: PacketSocket,
+    pub(crate) near_socket: PacketPort,
+    pub(crate) far_socket: PacketPort,
+    pub(crate) veth: VethPair,
 }
 
 impl Pair {
     /// `None` after saying `SKIPPED` where namespaces cannot be made.
     pub(crate) fn new(mtu: u32) -> Option<Self> {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        // SAFETY: no arguments, cannot fail.
-        if unsafe { libc::geteuid() } != 0 {
-            skip("network namespaces and XDP need root");
+        if !have(&[Need::Root]) {
             return None;
         }
-        let prefix = format!(
-            "steer-{}-{}",
-            std::process::id(),
-            COUNT.fetch_add(1, Ordering::Relaxed)
-        );
-        let near = NetNs::new(format!("{prefix}-near"));
-        let far = NetNs::new(format!("{prefix}-far"));
-        let mtu = mtu.to_string();
-        ip(&[
-            "link", "add", NEAR, "mtu", &mtu, "netns", &near.name, "type", "veth", "peer", "name", FAR,
-            "mtu", &mtu, "netns", &far.name,
-        ]);
-        far.exec(&format!("ip link set dev {FAR} up arp off"));
-        near.exec(&format!(
-            "ip link set dev {NEAR} up arp off && ip link set dev lo up"
-        ));
-        far.enter();
-        let far_socket = PacketSocket::open(FAR);
-        near.enter();
-        let near_socket = PacketSocket::open(NEAR);
+        let veth = VethPair::with(1, mtu);
+        veth.near.move_here();
         Some(Self {
-            near,
-            far,
-            near_socket,
-            far_socket,
+            near_socket: PacketPort::open(&veth.near, VethPair::NIC),
+            far_socket: PacketPort::open(&veth.far, VethPair::WIRE),
+            veth,
         })
     }
 
     pub(crate) fn ifindex(&self) -> u32 {
-        index_of(NEAR)
+        self.veth.near.index_of(VethPair::NIC)
+    }
+
+    /// The loopback interface of the near namespace, whose driver has no XDP.
+    pub(crate) fn loopback(&self) -> u32 {
+        self.veth.near.index_of("lo")
+    }
+
+    /// An AF_XDP socket that is bound to nothing, with an RX ring: good enough for a slot of the map.
+    pub(crate) fn unbound_xsk(&self) -> OwnedFd {
+        foreign::socket(&self.veth.near)
     }
 }
 
-pub(crate) fn index_of(interface: &str) -> u32 {
-    let name = std::ffi::CString::new(interface).expect("no NUL in a name");
-    // SAFETY: name is a C string that outlives the call.
-    let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
-    assert_ne!(index, 0, "{interface}: {}", io::Error::last_os_error());
-    index
-}
-
-/// An `AF_PACKET` socket on one interface: what it reads has reached the host's stack.
-pub(crate) struct PacketSocket {
-    fd: OwnedFd,
-}
-
-impl PacketSocket {
-    fn open(interface: &str) -> Self {
-        let protocol = (libc::ETH_P_ALL as u16).to_be();
-        // SAFETY: no memory is passed.
-        let fd = unsafe {
-            libc::socket(
-                libc::AF_PACKET,
-                libc::SOCK_RAW | libc::SOCK_CLOEXEC,
-                i32::from(protocol),
-            )
-        };
-        assert!(fd >= 0, "packet socket: {}", io::Error::last_os_error());
-        // SAFETY: the call just returned this descriptor, and nobody else has it.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        // SAFETY: sockaddr_ll is plain data, for which all zeroes are valid.
-        let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
-        address.sll_family = libc::AF_PACKET as u16;
-        address.sll_protocol = protocol;
-        address.sll_ifindex = index_of(interface) as i32;
-        // SAFETY: address is a sockaddr_ll, of the length given, that outlives the call.
-        let result = unsafe {
-            libc::bind(
-                fd.as_raw_fd(),
-                (&raw const address).cast(),
-                size_of::<libc::sockaddr_ll>() as u32,
-            )
-        };
-        assert_eq!(result, 0, "bind to {interface}: {}", io::Error::last_os_error());
-        Self { fd }
-    }
-
-    pub(crate) fn send(&self, frame: &[u8]) {
-        // SAFETY: the buffer is valid for its length during the call.
-        let sent = unsafe { libc::send(self.fd.as_raw_fd(), frame.as_ptr().cast(), frame.len(), 0) };
-        assert_eq!(sent, frame.len() as isize, "send: {}", io::Error::last_os_error());
-    }
-
-    /// The next frame that came in (not one that went out), or `None` if none comes within `timeout`.
-    pub(crate) fn receive(&self, timeout: Duration) -> Option<Vec<u8>> {
-        let deadline = Instant::now() + timeout;
-        loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let mut poll = libc::pollfd {
-                fd: self.fd.as_raw_fd(),
-                events: libc::POLLIN,
-                revents: 0,
-            };
-            // SAFETY: one pollfd, valid for the call.
-            let ready = unsafe { libc::poll(&raw mut poll, 1, left.as_millis() as i32) };
-            if ready <= 0 {
-                return None;
-            }
-            let mut frame = vec![0u8; 65_536];
-            let mut from = MaybeUninit::<libc::sockaddr_ll>::zeroed();
-            let mut from_len = size_of::<libc::sockaddr_ll>() as u32;
-            // SAFETY: buffer and address are valid for their lengths during the call.
-            let len = unsafe {
-                libc::recvfrom(
-                    self.fd.as_raw_fd(),
-                    frame.as_mut_ptr().cast(),
-                    frame.len(),
-                    0,
-                    from.as_mut_ptr().cast(),
-                    &raw mut from_len,
-                )
-            };
-            assert!(len >= 0, "recvfrom: {}", io::Error::last_os_error());
-            // SAFETY: zeroed at first and written by the kernel since; plain data either way.
-            let from = unsafe { from.assume_init() };
-            if from.sll_pkttype != libc::PACKET_OUTGOING {
-                frame.truncate(len as usize);
-                return Some(frame);
-            }
-        }
-    }
-}
-
-/// A broadcast frame of `len` bytes with a local experimental Ethertype and bytes that can be told apart.
+/// A frame of `len` bytes.
 pub(crate) fn frame(len: usize) -> Vec<u8> {
-    let mut bytes = vec![0xff; 6];
-    bytes.extend([0x02, 0, 0, 0, 0, 0x01, 0x88, 0xb5]);
-    bytes.extend((bytes.len()..len).map(|at| (at % 251) as u8));
-    bytes
+    frame::plain(len, 1)
 }
 
 /// Id of the XDP program of an interface in this namespace, asked of the kernel directly.
@@ -234,14 +68,7 @@ pub(crate) fn program_on(ifindex: u32) -> Option<u32> {
 
 /// Waits until the interface has no program.
 pub(crate) fn gone_within(ifindex: u32, timeout: Duration) -> bool {
-    let deadline = Instant::now() + timeout;
-    while program_on(ifindex).is_some() {
-        if Instant::now() > deadline {
-            return false;
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    true
+    wait::until(timeout, || program_on(ifindex).is_none())
 }
 
 /// A program that passes everything, attached the old way (netlink, no link): it stays until somebody removes it.
@@ -253,17 +80,16 @@ pub(crate) struct ForeignProgram {
 }
 
 impl ForeignProgram {
-    pub(crate) const NAME: &str = "not_ours";
+    pub(crate) const NAME: &CStr = c"not_ours";
 
     pub(crate) fn attach(ifindex: u32, native: bool) -> Self {
         // r0 = XDP_PASS; exit
         let instructions: [u64; 2] = [0x0000_0002_0000_00b7, 0x0000_0000_0000_0095];
-        let name = std::ffi::CString::new(Self::NAME).expect("no NUL in the name");
         // SAFETY: two instructions of eight bytes, a C string each for name and licence; null options are allowed.
         let fd = unsafe {
             libbpf_sys::bpf_prog_load(
                 libbpf_sys::BPF_PROG_TYPE_XDP,
-                name.as_ptr(),
+                Self::NAME.as_ptr(),
                 c"GPL".as_ptr(),
                 instructions.as_ptr().cast(),
                 2,
@@ -297,17 +123,6 @@ impl Drop for ForeignProgram {
         // SAFETY: null options are allowed.
         unsafe { libbpf_sys::bpf_xdp_detach(self.ifindex as i32, self.flags, ptr::null()) };
     }
-}
-
-/// An AF_XDP socket that is bound to nothing, with an RX ring: good enough for a slot of the map.
-pub(crate) fn unbound_xsk() -> OwnedFd {
-    // SAFETY: no memory is passed.
-    let fd = unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
-    assert!(fd >= 0, "AF_XDP socket: {}", io::Error::last_os_error());
-    // SAFETY: the call just returned this descriptor, and nobody else has it.
-    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-    rustix::net::sockopt::set_xdp_rx_ring_size(&socket, 64).expect("a fresh socket");
-    socket
 }
 
 /// Any descriptor that is no socket.

@@ -4,8 +4,6 @@
 
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
-pub(super) const SIOCETHTOOL: u64 = 0x8946;
-
 /// Commands, `ETHTOOL_…`.
 pub(super) mod command {
     pub(in super::super) const GDRVINFO: u32 = 0x03;
@@ -237,7 +235,6 @@ mod tests {
             same(&format!("(unsigned long){name}"), value as usize);
         }
         same("RX_CLS_FLOW_DISC", COOKIE_DROP as usize);
-        same("SIOCETHTOOL", SIOCETHTOOL as usize);
         let mut compiler = Command::new(std::env::var_os("CLANG").unwrap_or_else(|| "clang".into()))
             .args(["-x", "c", "-fsyntax-only", "-"])
             .stdin(Stdio::piped())

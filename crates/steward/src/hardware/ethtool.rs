@@ -6,9 +6,8 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use xsk::Netdevice;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 use super::abi::{self, Channels, DriverInfo, RxFh, RxNfc, Value, command};
@@ -38,8 +37,7 @@ pub(crate) enum Tags {
 /// An interface's driver.
 #[derive(Debug)]
 pub struct Ethtool {
-    socket: OwnedFd,
-    name: [u8; libc::IF_NAMESIZE],
+    device: Netdevice,
 }
 
 impl Ethtool {
@@ -48,14 +46,8 @@ impl Ethtool {
     /// # Errors
     /// The kernel's; an impossible name.
     pub fn open(interface: &str) -> io::Result<Self> {
-        let mut name = [0; libc::IF_NAMESIZE];
-        // One byte less than the field: it stays terminated.
-        if interface.is_empty() || interface.len() >= name.len() {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
-        name[..interface.len()].copy_from_slice(interface.as_bytes());
-        let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-        Ok(Self { socket, name })
+        let device = Netdevice::by_name(interface)?;
+        Ok(Self { device })
     }
 
     /// Receive queues in use, which `ethtool -L` changes.
@@ -168,23 +160,12 @@ impl Ethtool {
         Ok(head.indir_size)
     }
 
-    /// SIOCETHTOOL with a command and its structure, which the kernel may write to, too.
+    /// A command and its structure, which the kernel may write to, too.
     fn ask(&self, bytes: &mut [u8]) -> io::Result<()> {
-        // SAFETY: ifreq is plain data, for which all zeroes are valid.
-        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-        for (to, from) in request.ifr_name.iter_mut().zip(self.name) {
-            *to = from.cast_signed();
-        }
-        request.ifr_ifru.ifru_data = bytes.as_mut_ptr().cast();
-        // SAFETY: the request names a buffer of ours that lives as long as the call. How much the kernel writes there
-        // follows from the command and the counts in the buffer: each caller gives a buffer of the command's
-        // structure (asserted against the kernel's header) with room for the counts that it writes there. Any bytes
-        // are valid for these structures.
-        let result = unsafe { libc::ioctl(self.socket.as_raw_fd(), abi::SIOCETHTOOL as _, &raw mut request) };
-        match result {
-            -1 => Err(io::Error::last_os_error()),
-            _ => Ok(()),
-        }
+        // SAFETY: how much the kernel writes follows from the command and the counts in the buffer: each caller gives a
+        // buffer of the command's structure (asserted against the kernel's header) with room for the counts that it
+        // writes there. Any bytes are valid for these structures.
+        unsafe { self.device.ethtool(bytes.as_mut_ptr().cast()) }
     }
 }
 

@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use steer::{Mode, ModeRequest, Program};
+use steer::{Mode, ModeRequest, Program, with_sources};
 
 use self::take_back::Leaving;
 use super::entries::Entries;
@@ -106,7 +106,7 @@ impl Interface {
                 interface.program = Some(program);
             }
             Some(Err(error)) => {
-                interface.note = super::with_sources(&error);
+                interface.note = with_sources(&error);
                 tracing::warn!(
                     interface = record.name,
                     "program not taken over: {}",
@@ -206,7 +206,7 @@ impl Interface {
             Ok(Some(link)) => self.link = link,
             Ok(None) => self.vanished(),
             // No answer is no reason to take anything down.
-            Err(error) => tracing::warn!("{}", super::with_sources(&error)),
+            Err(error) => tracing::warn!("{}", with_sources(&error)),
         }
         let id = self.program.as_ref().map(Program::id);
         if id.is_some() && steer::program_on(self.link.index).map(|program| program.id) != id {

@@ -7,7 +7,9 @@ use std::time::Instant;
 use super::connection::{Connection, Held};
 use super::interface::{self, Interface};
 use super::state::{LeaseRecord, may_crash};
-use super::{Answered, Server, with_sources};
+use super::{Answered, Server};
+use steer::with_sources;
+
 use crate::links::Link;
 use crate::listing::Listed;
 use crate::protocol::{Answer, Reason, Refusal, Wanted};

@@ -465,17 +465,3 @@ pub fn confined() -> bool {
     static CONFINED: OnceLock<bool> = OnceLock::new();
     *CONFINED.get_or_init(|| sys::sockets_are_confined().unwrap_or(true))
 }
-
-/// An error and what caused it, in one line.
-fn with_sources(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let said = cause.to_string();
-        if !text.ends_with(&said) {
-            text = format!("{text}: {said}");
-        }
-        source = cause.source();
-    }
-    text
-}

@@ -10,7 +10,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
-use super::{Server, confined, with_sources};
+use super::{Server, confined};
+use steer::with_sources;
+
 use crate::policy::Policy;
 
 /// When to read which policy again.

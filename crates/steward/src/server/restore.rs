@@ -14,7 +14,9 @@ use rustix::process::{Pid, test_kill_process};
 use super::connection::Held;
 use super::interface::{Interface, remove_pins};
 use super::state::{LeaseRecord, Records, Store, may_crash};
-use super::{Answered, Server, with_sources};
+use super::{Answered, Server};
+use steer::with_sources;
+
 use crate::protocol::{Answer, Reason, Refusal, Token, Wanted};
 use crate::sys::Credentials;
 

@@ -1,13 +1,11 @@
 //! A socket with its UMEM and free frames, and what tests do with one.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use testkit::wait::SOON;
 use xsk::{Frame, FramePool, Kick, OpenError, QueueId, Socket, SocketConfig, TxDesc, Umem};
 
 use super::{Veth, own_umem};
-
-/// Longer than anything takes on a loaded machine: also the kernel, to let go of a queue.
-pub(crate) const SOON: Duration = Duration::from_secs(30);
 
 /// A socket on the near end with a UMEM of its own.
 pub(crate) struct Rig {

@@ -4,14 +4,13 @@ use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
-use steer::{MAX_QUEUES, QueueConf, QueueCounters};
+use steer::{MAX_QUEUES, QueueConf, QueueCounters, with_sources};
 
 use super::{Holder, Interface};
 use crate::hardware::Names;
 use crate::links::Link;
 use crate::protocol::{RECEIVE_RING, Reason, Refusal, Wanted};
 use crate::server::entries::{self, Entries};
-use crate::server::with_sources;
 use crate::sys;
 
 impl Interface {

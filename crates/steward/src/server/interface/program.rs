@@ -5,13 +5,12 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
-use steer::Program;
+use steer::{Program, with_sources};
 
 use super::Interface;
 use crate::links::DriverSends;
 use crate::protocol::{Reason, Refusal};
 use crate::server::state::may_crash;
-use crate::server::with_sources;
 
 /// Ethernet header and one VLAN tag, bytes: what a frame may be longer than the MTU.
 const L2_BYTES: u32 = 18;

@@ -5,14 +5,13 @@ use std::collections::BTreeSet;
 use std::io;
 use std::ops::Range;
 
-use steer::{Filter, MAX_QUEUES};
+use steer::{Filter, MAX_QUEUES, with_sources};
 
 use super::{Holder, Interface};
 use crate::hardware::{self, Ethtool};
 use crate::links::Link;
 use crate::server::state::may_crash;
 use crate::server::teardown::{Step, Teardown, Undo};
-use crate::server::with_sources;
 
 /// A lease that is being taken back.
 #[derive(Debug)]

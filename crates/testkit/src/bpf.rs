@@ -1,9 +1,6 @@
 //! Bare bpf(2) calls, for tests that need an XDP program and no BPF toolchain: a map, the least program there is, a
 //! link.
-//!
-//! testkit uses this file, too (by its path, in `foreign.rs`): so the tests of this crate need no other crate, and what
-//! the kernel is told stands in one place.
-#![allow(unsafe_code, dead_code, reason = "each of its users needs a part")]
+#![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_long};
 use std::io;

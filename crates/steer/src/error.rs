@@ -1,0 +1,178 @@
+//! Why a program is not attached, not pinned or not taken over.
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::{fmt, io};
+
+use crate::foreign::{ForeignProgram, Held};
+use crate::mode::Mode;
+
+/// The kernel's answer to a refused attachment.
+#[derive(Debug)]
+pub struct KernelRefusal {
+    /// The errno of `BPF_LINK_CREATE`.
+    pub errno: io::Error,
+    /// The kernel's own words, where it had any.
+    pub message: Option<String>,
+}
+
+impl fmt::Display for KernelRefusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.message {
+            Some(message) => write!(f, "{message}: {}", self.errno),
+            None => self.errno.fmt(f),
+        }
+    }
+}
+
+impl Error for KernelRefusal {}
+
+/// Why a program is not attached. The interface is as it was.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    /// The index names no interface in this network namespace.
+    #[error("no interface has index {ifindex}; `ip link` lists them")]
+    NoSuchInterface {
+        /// As given.
+        ifindex: u32,
+    },
+    /// The kernel refused the program or its maps.
+    #[error("cannot load the XDP program{}", hint_of(.source, .detail))]
+    Load {
+        /// libbpf's messages, the verifier's log among them; may be empty.
+        detail: String,
+        /// What libbpf returned.
+        #[source]
+        source: libbpf_rs::Error,
+    },
+    /// A program that is not this one is attached, and stays so.
+    #[error("{interface} already has an XDP program ({program}), which is not replaced: {}",
+        .program.remedy(*.held, .interface))]
+    Foreign {
+        /// Name of the interface.
+        interface: String,
+        /// What is there.
+        program: ForeignProgram,
+        /// What keeps it there.
+        held: Held,
+    },
+    /// Frames of this MTU do not fit the buffers of an XDP program of this kind.
+    #[error("the MTU of {interface} ({mtu}) or of its peer is too large for XDP in {mode} mode{}: lower it{}",
+        if *.frags { "" } else { " without multi-buffer frames" },
+        match .mode {
+            Mode::Native => ", or use skb mode (--mode skb)",
+            Mode::Skb => "",
+        })]
+    MtuTooLarge {
+        /// Name of the interface.
+        interface: String,
+        /// Its MTU in bytes.
+        mtu: u32,
+        /// The mode that was tried.
+        mode: Mode,
+        /// Whether the program takes frames in several buffers.
+        frags: bool,
+        /// The kernel's answer.
+        #[source]
+        source: KernelRefusal,
+    },
+    /// Attaching needs privileges that this process lacks.
+    #[error("may not attach an XDP program to {interface}: run as root, or with CAP_BPF and CAP_NET_ADMIN")]
+    NotPermitted {
+        /// Name of the interface.
+        interface: String,
+        /// The kernel's answer.
+        #[source]
+        source: KernelRefusal,
+    },
+    /// The kernel or the driver refused for another reason.
+    #[error("{interface} refuses an XDP program in {mode} mode{}", match .mode {
+        Mode::Native => "; the driver may lack XDP: try skb mode (--mode skb)",
+        Mode::Skb => "",
+    })]
+    Refused {
+        /// Name of the interface.
+        interface: String,
+        /// The mode that was tried.
+        mode: Mode,
+        /// The kernel's answer.
+        #[source]
+        source: KernelRefusal,
+    },
+    /// Neither mode was possible.
+    #[error("neither mode is possible: native: {native}; skb")]
+    Neither {
+        /// Why native was refused, in full.
+        native: String,
+        /// Why skb was refused.
+        #[source]
+        skb: Box<AttachError>,
+    },
+    /// A map of the loaded program could not be prepared.
+    #[error("cannot map the program's configuration")]
+    Config(#[source] io::Error),
+}
+
+fn hint_of(source: &libbpf_rs::Error, detail: &str) -> String {
+    if source.kind() == libbpf_rs::ErrorKind::PermissionDenied && !detail.contains("PROG LOAD LOG") {
+        return ": run as root, or with CAP_BPF and CAP_NET_ADMIN".to_owned();
+    }
+    // The verifier's complaint stands before its summary.
+    let lines: Vec<&str> = detail.lines().filter(|line| !line.trim().is_empty()).collect();
+    let summary = lines.iter().position(|line| line.starts_with("processed "));
+    match lines[..summary.unwrap_or(lines.len())].last() {
+        Some(last) => format!(" (libbpf: {})", last.trim().trim_start_matches("libbpf: ")),
+        None => String::new(),
+    }
+}
+
+impl AttachError {
+    /// Whether the other mode might work where this one did not.
+    pub(crate) fn is_worth_a_fallback(&self) -> bool {
+        matches!(self, Self::MtuTooLarge { .. } | Self::Refused { .. })
+    }
+}
+
+/// Why a program that was pinned cannot be taken over, or could not be pinned.
+#[derive(Debug, thiserror::Error)]
+pub enum PinError {
+    /// The kernel refused.
+    #[error("cannot pin or open {}", .path.display())]
+    Pin {
+        /// The pin.
+        path: PathBuf,
+        /// The kernel's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// The link is no longer, or never was, one of an XDP program on that interface.
+    #[error("{} is not the link of the XDP program on interface {ifindex} (any more)", .path.display())]
+    Gone {
+        /// The pin.
+        path: PathBuf,
+        /// As given.
+        ifindex: u32,
+    },
+    /// A map of another shape: of another version of the program.
+    #[error("{} is not a map of this version of the XDP program", .path.display())]
+    Other {
+        /// The pin.
+        path: PathBuf,
+    },
+}
+
+/// An error and what caused it, in one line.
+#[must_use]
+pub fn with_sources(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let said = cause.to_string();
+        // Some errors repeat their source.
+        if !text.ends_with(&said) {
+            text = format!("{text}: {said}");
+        }
+        source = cause.source();
+    }
+    text
+}

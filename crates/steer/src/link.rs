@@ -1,0 +1,129 @@
+//! The BPF link by which a program is on an interface.
+//!
+//! libbpf's `bpf_program__attach_xdp` cannot choose the mode, so this makes the link with `bpf_link_create` and the
+//! `XDP_FLAGS_*_MODE` of `<linux/if_link.h>`. The kernel attaches a link only where no program is
+//! (`dev_xdp_attach` in net/core/dev.c): one of somebody else's is safe even against a race.
+#![allow(unsafe_code)]
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use libbpf_rs::query::{LinkInfo, LinkTypeInfo};
+use libbpf_rs::{Link, libbpf_sys};
+
+use crate::capture::messages_of;
+use crate::error::PinError;
+use crate::foreign::program_on;
+use crate::mode::Mode;
+use crate::netlink::as_int;
+
+/// An attached program, detached on drop, and by the kernel when the process dies, unless it was pinned.
+#[derive(Debug)]
+pub(crate) struct Attached {
+    pub(crate) link: OwnedFd,
+    /// The kernel's id of the program.
+    pub(crate) program: u32,
+    /// Its link is pinned: it outlives this value.
+    pub(crate) stays: bool,
+    pub(crate) mode: Mode,
+    pub(crate) fallback: Option<String>,
+}
+
+impl Attached {
+    /// Takes the program off the interface; nothing happens if it is off already.
+    pub(crate) fn detach(&self) -> io::Result<()> {
+        // SAFETY: no memory is passed; the descriptor is open.
+        let (result, _) = messages_of(|| unsafe { libbpf_sys::bpf_link_detach(self.link.as_raw_fd()) });
+        match result {
+            0 => Ok(()),
+            code => Err(io::Error::from_raw_os_error(-code)),
+        }
+    }
+
+    /// Pins the link; from then on the program stays.
+    pub(crate) fn pin(&mut self, path: &Path) -> io::Result<()> {
+        let c_path = CString::new(path.as_os_str().as_bytes())?;
+        // SAFETY: the path is terminated and lives as long as the call; the descriptor is open.
+        let (result, _) =
+            messages_of(|| unsafe { libbpf_sys::bpf_obj_pin(self.link.as_raw_fd(), c_path.as_ptr()) });
+        if result != 0 {
+            return Err(io::Error::from_raw_os_error(-result));
+        }
+        self.stays = true;
+        Ok(())
+    }
+
+    /// Opens a link that was pinned, of a program that is on the interface now.
+    pub(crate) fn open_pinned(ifindex: u32, path: &Path) -> Result<Self, PinError> {
+        let (link, _) = messages_of(|| Ok(Link::open(path)?.as_fd().try_clone_to_owned()?));
+        let link = link.map_err(|error: libbpf_rs::Error| PinError::Pin {
+            path: path.to_owned(),
+            source: io::Error::other(error),
+        })?;
+        let gone = || PinError::Gone {
+            path: path.to_owned(),
+            ifindex,
+        };
+        let (info, _) = messages_of(|| LinkInfo::from_fd(link.as_fd()));
+        let info = info.map_err(|_| gone())?;
+        // The link of an interface that is gone, or that has moved to another namespace, has none
+        // (bpf_xdp_link_fill_link_info, net/core/dev.c).
+        let is_there = matches!(&info.info, LinkTypeInfo::Xdp(xdp) if xdp.ifindex == ifindex);
+        let on = program_on(ifindex).filter(|on| is_there && on.id == info.prog_id);
+        Ok(Self {
+            link,
+            program: info.prog_id,
+            stays: true,
+            mode: match on.ok_or_else(gone)?.mode {
+                "skb" => Mode::Skb,
+                _ => Mode::Native,
+            },
+            fallback: None,
+        })
+    }
+}
+
+/// Detaches the link that is pinned at `path`, if there is one.
+pub(crate) fn detach_pinned(path: &Path) -> io::Result<()> {
+    let (result, _) = messages_of(|| Link::open(path)?.detach());
+    match result {
+        Err(error) if error.kind() == libbpf_rs::ErrorKind::NotFound => Ok(()),
+        result => result.map_err(io::Error::other),
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        if self.stays {
+            return;
+        }
+        // Closing the descriptor would do, but only once no copy is left, and a thread that forks holds copies of
+        // all descriptors for a moment. A failure is no matter: closing follows.
+        let _ = self.detach();
+    }
+}
+
+/// Makes a link from an interface to the program.
+pub(crate) fn create(program: BorrowedFd<'_>, ifindex: u32, mode: Mode) -> io::Result<OwnedFd> {
+    let opts = libbpf_sys::bpf_link_create_opts {
+        sz: size_of::<libbpf_sys::bpf_link_create_opts>() as libbpf_sys::size_t,
+        flags: mode.flag(),
+        ..Default::default()
+    };
+    let target = as_int(ifindex)?;
+    let (fd, _) = messages_of(|| {
+        // SAFETY: opts is valid for the call and says its own size; the program's descriptor is borrowed, hence
+        // open; for BPF_XDP the "target descriptor" is an interface index.
+        unsafe {
+            libbpf_sys::bpf_link_create(program.as_raw_fd(), target, libbpf_sys::BPF_XDP, &raw const opts)
+        }
+    });
+    if fd < 0 {
+        return Err(io::Error::from_raw_os_error(-fd));
+    }
+    // SAFETY: the call just returned this descriptor, and nobody else has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}

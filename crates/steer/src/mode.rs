@@ -1,0 +1,45 @@
+//! In which mode a program is attached.
+
+use std::fmt;
+
+use libbpf_rs::libbpf_sys;
+
+/// Which attachment is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ModeRequest {
+    /// Native, and skb where the driver refuses native; the reason is kept.
+    #[default]
+    Auto,
+    /// In the driver, or not at all.
+    Native,
+    /// In the host's stack after the driver (generic XDP): works with every driver, slower.
+    Skb,
+}
+
+/// Which attachment is in use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// In the driver.
+    Native,
+    /// Generic XDP, after the driver.
+    Skb,
+}
+
+impl Mode {
+    /// As `<linux/if_link.h>` has it.
+    pub(crate) fn flag(self) -> u32 {
+        match self {
+            Self::Native => libbpf_sys::XDP_FLAGS_DRV_MODE,
+            Self::Skb => libbpf_sys::XDP_FLAGS_SKB_MODE,
+        }
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Native => "native",
+            Self::Skb => "skb",
+        })
+    }
+}

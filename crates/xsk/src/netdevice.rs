@@ -1,0 +1,136 @@
+//! Questions to an interface by ioctl (netdevice(7)) that rustix has no call for.
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, netdevice, socket_with};
+
+/// `SIOCETHTOOL`, `include/uapi/linux/sockios.h`.
+const SIOCETHTOOL: libc::Ioctl = 0x8946;
+/// `ETHTOOL_GCHANNELS`, `include/uapi/linux/ethtool.h`.
+const ETHTOOL_GCHANNELS: u32 = 0x3c;
+
+/// An interface, in the network namespace of the thread that opens it.
+#[derive(Debug)]
+pub struct Netdevice {
+    socket: OwnedFd,
+    name: String,
+}
+
+impl Netdevice {
+    /// The one of this name; whether it is there is not asked.
+    ///
+    /// # Errors
+    /// The kernel's; `InvalidInput` for a name that no interface can have.
+    pub fn by_name(name: &str) -> io::Result<Self> {
+        // One byte less than the field of the request, which has to be terminated.
+        if name.is_empty() || name.len() >= libc::IF_NAMESIZE || name.contains('\0') {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        Ok(Self {
+            socket: socket()?,
+            name: name.to_owned(),
+        })
+    }
+
+    /// The one with this index.
+    ///
+    /// # Errors
+    /// The kernel's; ENODEV if there is none.
+    pub fn by_index(ifindex: u32) -> io::Result<Self> {
+        let socket = socket()?;
+        let name = netdevice::index_to_name(&socket, ifindex)?;
+        Ok(Self { socket, name })
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its MTU, bytes.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn mtu(&self) -> io::Result<u32> {
+        let mut request = self.request();
+        // SAFETY: SIOCGIFMTU reads the name and writes ifru_mtu, both in the request, which outlives the call.
+        let result = unsafe { libc::ioctl(self.socket.as_raw_fd(), libc::SIOCGIFMTU, &raw mut request) };
+        if result < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the call succeeded, so ifru_mtu is the member that was written.
+        let mtu = unsafe { request.ifr_ifru.ifru_mtu };
+        u32::try_from(mtu).map_err(|_| io::ErrorKind::InvalidData.into())
+    }
+
+    /// The number of queues that AF_XDP can bind to.
+    ///
+    /// # Errors
+    /// The driver's; many do not tell.
+    pub(crate) fn queue_count(&self) -> io::Result<u32> {
+        let mut channels = EthtoolChannels {
+            cmd: ETHTOOL_GCHANNELS,
+            ..EthtoolChannels::default()
+        };
+        // SAFETY: the command writes one struct ethtool_channels.
+        unsafe { self.ethtool((&raw mut channels).cast()) }?;
+        Ok(channels.combined_count + channels.rx_count.max(channels.tx_count))
+    }
+
+    /// A command of the ethtool ioctl (`dev_ethtool`, net/ethtool/ioctl.c), which may read and write what `command` points to.
+    ///
+    /// # Errors
+    /// The driver's; EOPNOTSUPP if it does not know the command.
+    ///
+    /// # Safety
+    /// At `command` lies the command's structure, with room for all that the counts in it let the kernel write. It is
+    /// used by nobody else during the call, and may have any bytes afterwards.
+    pub unsafe fn ethtool(&self, command: *mut c_void) -> io::Result<()> {
+        let mut request = self.request();
+        request.ifr_ifru.ifru_data = command.cast();
+        // SAFETY: the request outlives the call; for what it points to the caller vouches.
+        match unsafe { libc::ioctl(self.socket.as_raw_fd(), SIOCETHTOOL, &raw mut request) } {
+            -1 => Err(io::Error::last_os_error()),
+            _ => Ok(()),
+        }
+    }
+
+    fn request(&self) -> libc::ifreq {
+        // SAFETY: ifreq is plain data, for which all zeroes are valid.
+        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+        // The name is shorter than the field: it stays terminated.
+        for (to, from) in request.ifr_name.iter_mut().zip(self.name.bytes()) {
+            *to = from.cast_signed();
+        }
+        request
+    }
+}
+
+/// Any socket will do to ask by.
+fn socket() -> io::Result<OwnedFd> {
+    Ok(socket_with(
+        AddressFamily::INET,
+        SocketType::DGRAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )?)
+}
+
+/// `struct ethtool_channels`, `include/uapi/linux/ethtool.h`.
+#[derive(Default)]
+#[repr(C)]
+struct EthtoolChannels {
+    cmd: u32,
+    max_rx: u32,
+    max_tx: u32,
+    max_other: u32,
+    max_combined: u32,
+    rx_count: u32,
+    tx_count: u32,
+    other_count: u32,
+    combined_count: u32,
+}
