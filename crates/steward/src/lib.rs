@@ -25,6 +25,7 @@
 //! | [`protocol`] | messages, byte by byte | both |
 //! | [`client`] | a lease, seen by its holder | the holder |
 //! | [`links`] | interfaces as rtnetlink tells of them | both |
+//! | [`peer`] | who is at the other end of a Unix socket | both |
 //! | [`listing`] | who has which lease | both |
 //! | [`hardware`] | what a NIC says and is told: queues in use, n-tuple rules, RSS contexts | the steward; reading: anybody |
 //! | `policy`, `capabilities`, `server` (feature `server`) | who may lease what; the steward | `vhost-af-xdp-steward` |
@@ -41,6 +42,7 @@ pub mod client;
 pub mod hardware;
 pub mod links;
 pub mod listing;
+pub mod peer;
 pub mod protocol;
 mod sys;
 

@@ -32,8 +32,8 @@ use std::fmt;
 use steer::{Filter, MAX_QUEUES};
 
 use crate::hardware::Names;
+use crate::peer::Credentials;
 use crate::protocol::{Reason, Refusal, Wanted};
-use crate::sys::Credentials;
 
 pub use file::PolicyError;
 

@@ -13,9 +13,9 @@ use rustix::net::{SocketFlags, accept_with};
 
 use super::connection::Connection;
 use super::{NO_DESCRIPTOR, Server};
+use crate::peer::Credentials;
 use crate::policy::CONNECTIONS_MAX;
 use crate::protocol::{Reason, Refusal};
-use crate::sys::Credentials;
 
 /// How long a connection may be without a lease: whoever wants one asks at once.
 const WITHOUT_LEASE: Duration = Duration::from_secs(10);

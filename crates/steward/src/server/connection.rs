@@ -21,8 +21,9 @@ use rustix::net::{
     recvmsg, sendmsg, sockopt,
 };
 
+use crate::peer::{self, Credentials};
 use crate::protocol::{Answer, MESSAGE_MAX, Malformed, QUEUES_MAX, Reason, Refusal, Wanted};
-use crate::sys::{self, Credentials};
+use crate::sys;
 
 /// Send buffer, bytes as SO_SNDBUF counts them: some twenty answers.
 const SEND_BUFFER: usize = 16 << 10;
@@ -76,7 +77,7 @@ impl Connection {
     pub(super) fn new(socket: OwnedFd) -> io::Result<Self> {
         sockopt::set_socket_send_buffer_size(&socket, SEND_BUFFER)?;
         Ok(Self {
-            peer: sys::credentials(socket.as_fd())?,
+            peer: peer::credentials(socket.as_fd())?,
             socket,
             held: None,
             rule: None,
@@ -180,7 +181,7 @@ impl Connection {
     pub(super) fn raise_memlock(&self, bytes: u64) -> io::Result<()> {
         let gone = || io::Error::from_raw_os_error(libc::ESRCH);
         // Before Linux 6.5 there is no such descriptor; then its number has to do.
-        let process = match sys::peer_process(self.socket.as_fd()) {
+        let process = match peer::process_descriptor(self.socket.as_fd()) {
             Ok(process) => Some(process),
             Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => None,
             Err(error) => return Err(error),

@@ -12,8 +12,8 @@ use steer::with_sources;
 
 use crate::links::Link;
 use crate::listing::Listed;
+use crate::peer::Credentials;
 use crate::protocol::{Answer, Reason, Refusal, Wanted};
-use crate::sys::Credentials;
 
 impl Server {
     /// What a connection without a lease asks for.

@@ -9,9 +9,9 @@ use super::entries::Entries;
 use super::ledger::Ledger;
 use crate::hardware::tests::Played;
 use crate::hardware::{Names, Rule};
+use crate::peer::Credentials;
 use crate::policy::Policy;
 use crate::protocol::{STEERING_BYTES, Wanted};
-use crate::sys::Credentials;
 
 /// The first is the host's own.
 const MACS: [[u8; 6]; 4] = [

@@ -17,8 +17,8 @@ use super::state::{LeaseRecord, Records, Store, may_crash};
 use super::{Answered, Server};
 use steer::with_sources;
 
+use crate::peer::Credentials;
 use crate::protocol::{Answer, Reason, Refusal, Token, Wanted};
-use crate::sys::Credentials;
 
 /// How often it is looked whether orphans' holders live.
 pub(super) const ORPHANS_LOOK: Duration = Duration::from_millis(100);

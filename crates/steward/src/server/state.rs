@@ -25,8 +25,8 @@ use serde::{Deserialize, Serialize};
 use steer::ModeRequest;
 
 use super::ledger::{self, Ledger};
+use crate::peer::Credentials;
 use crate::protocol::{Request, Token, Wanted};
-use crate::sys::Credentials;
 
 /// `BPF_FS_MAGIC`, include/uapi/linux/magic.h.
 const BPF_FS_MAGIC: u32 = 0xcafe_4a11;

@@ -6,9 +6,9 @@ use steer::Program;
 
 use super::Interface;
 use crate::listing::Listed;
+use crate::peer::Credentials;
 use crate::protocol::{Facts, Steered};
 use crate::server::entries;
-use crate::sys::Credentials;
 
 impl Interface {
     /// What the holder of the lease of these queues is told.

@@ -1,0 +1,144 @@
+//! Who is at the other end of a Unix socket.
+#![allow(unsafe_code)]
+#![cfg_attr(not(feature = "server"), allow(dead_code))]
+
+use std::ffi::c_int;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// `SO_PEERGROUPS`, include/uapi/asm-generic/socket.h.
+const SO_PEERGROUPS: c_int = 59;
+/// `SO_PEERPIDFD`, same place (Linux 6.5).
+const SO_PEERPIDFD: c_int = 77;
+/// Most supplementary groups that are looked at. A process may have 65,536 (`NGROUPS_MAX`, include/uapi/linux/limits.h), and whoever
+/// has subordinate ones can: reading, comparing and recording so many for each connection would hold up all others.
+const GROUPS_MAX: usize = 4096;
+
+/// Who connected, at the time of connect(2) (unix(7), SO_PEERCRED).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Credentials {
+    /// 0: a process that this PID namespace does not show.
+    pub(crate) pid: i32,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    /// Supplementary groups; none where there are more than [`GROUPS_MAX`].
+    pub(crate) groups: Vec<u32>,
+}
+
+/// Who is at the other end of a Unix socket.
+///
+/// # Errors
+/// The kernel's.
+pub(crate) fn credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
+    let ucred = ucred(socket)?;
+    let mut groups = vec![u32::MAX; GROUPS_MAX];
+    let bytes = match get_option(
+        socket,
+        SO_PEERGROUPS,
+        groups.as_mut_ptr().cast(),
+        size_of_val(groups.as_slice()),
+    ) {
+        // There are more, and none were copied.
+        Err(error) if error.raw_os_error() == Some(libc::ERANGE) => 0,
+        result => result?,
+    };
+    groups.truncate(bytes / size_of::<u32>());
+    groups.shrink_to_fit();
+    Ok(Credentials {
+        pid: ucred.pid,
+        uid: ucred.uid,
+        gid: ucred.gid,
+        groups,
+    })
+}
+
+/// The process at the other end of a Unix socket; `None` for one that this PID namespace does not show.
+///
+/// Not rustix's `socket_peercred`: the type that it returns cannot hold a process number of 0.
+#[must_use]
+pub fn process(socket: BorrowedFd<'_>) -> Option<i32> {
+    ucred(socket).ok().map(|ucred| ucred.pid).filter(|&pid| pid > 0)
+}
+
+/// A descriptor of the process at the other end of a Unix socket, by which its number can be held against reuse.
+///
+/// # Errors
+/// The kernel's; ENOPROTOOPT before Linux 6.5.
+pub(crate) fn process_descriptor(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let mut fd: c_int = -1;
+    get_option(socket, SO_PEERPIDFD, (&raw mut fd).cast(), size_of::<c_int>())?;
+    // SAFETY: the kernel has just made this descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn ucred(socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {
+    let mut ucred = libc::ucred {
+        pid: 0,
+        uid: u32::MAX,
+        gid: u32::MAX,
+    };
+    let len = size_of::<libc::ucred>();
+    get_option(socket, libc::SO_PEERCRED, (&raw mut ucred).cast(), len)?;
+    Ok(ucred)
+}
+
+/// getsockopt(2) at SOL_SOCKET into `len` bytes at `value`; says how many were written.
+fn get_option(
+    socket: BorrowedFd<'_>,
+    name: c_int,
+    value: *mut libc::c_void,
+    len: usize,
+) -> io::Result<usize> {
+    let mut len = libc::socklen_t::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // SAFETY: the callers pass the address and size of a live value of theirs, for which any bytes are valid; the kernel
+    // writes at most `len` bytes there.
+    let result = unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, name, value, &raw mut len) };
+    if result == 0 {
+        Ok(len as usize)
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn own_process_is_its_own_peer() {
+        let (one, _other) = UnixStream::pair().expect("sockets");
+        assert_eq!(process(one.as_fd()), i32::try_from(std::process::id()).ok());
+        let peer = credentials(one.as_fd()).expect("known");
+        assert_eq!(Ok(peer.pid), i32::try_from(std::process::id()));
+        assert_eq!(peer.uid, rustix::process::getuid().as_raw());
+        assert_eq!(peer.gid, rustix::process::getgid().as_raw());
+        let own = rustix::process::getgroups().expect("groups");
+        assert_eq!(
+            peer.groups,
+            own.into_iter()
+                .map(rustix::process::Gid::as_raw)
+                .collect::<Vec<_>>()
+        );
+    }
+
+    #[test]
+    fn who_has_more_groups_than_are_looked_at_has_none() {
+        testkit::require!(Root);
+        let groups_with = |count: usize| {
+            let body = move || {
+                let groups: Vec<libc::gid_t> = (0..).map(|number| 100_000 + number).take(count).collect();
+                // SAFETY: the kernel reads `count` numbers from a live vector. By the bare call only this thread has them.
+                let set = unsafe { libc::syscall(libc::SYS_setgroups, count, groups.as_ptr()) };
+                assert_eq!(set, 0, "{}", io::Error::last_os_error());
+                let (one, _other) = UnixStream::pair().expect("sockets");
+                credentials(one.as_fd()).expect("known").groups.len()
+            };
+            std::thread::spawn(body).join().expect("no panic")
+        };
+        assert_eq!(groups_with(GROUPS_MAX), GROUPS_MAX);
+        assert_eq!((groups_with(GROUPS_MAX + 1), groups_with(65_536)), (0, 0));
+    }
+}
