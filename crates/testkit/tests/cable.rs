@@ -204,7 +204,7 @@ fn headers_that_lie_are_dropped_and_the_next_frame_passes() {
     let dropped = [
         "from_guest_offload_malformed",
         "from_guest_offload_not_negotiated",
-        "from_guest_too_long",
+        "from_guest_segment_too_long",
         "from_guest_too_many_segments",
     ]
     .map(|name| cable.daemon.counter(name));

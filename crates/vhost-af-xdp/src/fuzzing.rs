@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use offload::packet::HEADERS_MAX;
 use offload::segment::Request;
 use vhost::vhost_user::VhostUserBackendReqHandler;
 use vhost::vhost_user::message::VhostUserConfigFlags;
@@ -14,7 +15,8 @@ use crate::config::{Bring, Endpoint, NicConfig, Placement, PortConfig, Segments}
 use crate::guard::sigbus;
 use crate::nic::interface::Interfaces;
 use crate::port::Port;
-use crate::switch::super_frame::SuperFrame;
+use crate::switch::from_guest::GuestFrame;
+use crate::switch::gso::GsoPacket;
 use crate::switch::worker::Workers;
 use crate::vhost_user::attend;
 use crate::vhost_user::memory::{FileKinds, MemoryRules};
@@ -145,24 +147,26 @@ impl Headers {
     /// # Panics
     /// If the frame's bytes are not in guest memory.
     #[must_use]
-    pub fn judge(&mut self, chain: &Chain, segments: &[Buffer]) -> Verdict {
-        match self.side.judge(chain, segments, None, &self.counters) {
+    pub fn judge(&mut self, chain: &Chain, buffers: &[Buffer]) -> Verdict {
+        match self.side.judge(chain, buffers, None, &self.counters) {
             Err(fault) => Verdict::Fault(fault.name()),
             Ok(None) => Verdict::Drop,
-            Ok(Some(Sending { start, len, request })) => {
-                let frame = self.frame(segments, start, len);
+            Ok(Some(ref sending @ Sending { start, len, request })) => {
+                let frame = self.frame(buffers, start, len);
                 match request {
                     Request { csum: None, .. } => Verdict::Frame(frame),
                     Request {
                         csum: Some(at),
                         gso: None,
                     } => Verdict::Checksum(frame, at),
-                    Request {
-                        csum: Some(at),
-                        gso: Some(gso),
-                    } => {
-                        let asked = (gso, at);
-                        let cut = SuperFrame::open(&self.side, (segments, start), len, asked, &self.counters);
+                    Request { gso: Some(gso), .. } => {
+                        let frame_of = GuestFrame {
+                            pair: &self.side,
+                            buffers,
+                            sending,
+                        };
+                        let headers = &mut [0; HEADERS_MAX];
+                        let cut = GsoPacket::open(frame_of, gso, &self.counters, headers);
                         if let Some(cut) = cut {
                             assert!(cut.plan.segment_bytes_max() <= self.side.frame_limit);
                             assert_eq!(cut.plan.payload(cut.plan.segments() - 1).end, len);
@@ -174,9 +178,9 @@ impl Headers {
         }
     }
 
-    fn frame(&self, segments: &[Buffer], (from, skip): (usize, u32), len: u32) -> Vec<u8> {
+    fn frame(&self, buffers: &[Buffer], (from, skip): (usize, u32), len: u32) -> Vec<u8> {
         let mut frame = Vec::new();
-        for piece in pieces(segments, from, skip) {
+        for piece in pieces(buffers, from, skip) {
             let mut bytes = vec![0; piece.len as usize];
             assert!(
                 self.side.memory.copy_from_guest(piece.offset, &mut bytes),

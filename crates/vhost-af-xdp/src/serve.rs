@@ -34,8 +34,8 @@ use crate::guard::watchdog::Watchdog;
 use crate::nic::external::{self, Brought};
 use crate::nic::interface::Interfaces;
 use crate::nic::kept;
+use crate::port::lanes::CableEnd;
 use crate::sandbox::{self, Extra, Plan, Reach, User, attempts};
-use crate::switch::cable::{PortEnd, Wire};
 use crate::switch::worker::Workers;
 use crate::vhost_user::attend::{Meeting, attend};
 use crate::vhost_user::listener;
@@ -282,10 +282,18 @@ fn open_ports(
     workers: &Arc<Workers>,
 ) -> anyhow::Result<Vec<Arc<Port>>> {
     let interfaces = Arc::new(interfaces);
-    let mut cables = cables(config).context("cannot make a cable")?;
+    let mut cables: HashMap<&str, usize> = HashMap::new();
     let mut ports = Vec::new();
     for port in &config.ports {
-        let cable = port.nic.cable().and_then(|name| cables.get_mut(name)?.pop());
+        // Of a cable's two ports each is an end (config.rs).
+        let cable = port.nic.cable().map(|name| {
+            let ends = cables.entry(name).or_default();
+            *ends += 1;
+            CableEnd {
+                cable: format!("cable {name}").into(),
+                end: *ends - 1,
+            }
+        });
         let opened = Port::open(port.clone(), Arc::clone(&interfaces), Arc::clone(workers), cable);
         let port =
             opened.map_err(|error| anyhow::anyhow!("port {}: {}", port.endpoint, with_sources(&error)))?;
@@ -317,23 +325,6 @@ fn watch_keeper(keeper: &Keeper, signals: Handle) -> anyhow::Result<Arc<AtomicBo
     };
     keeper.watch(gone).context("cannot watch the keeper")?;
     Ok(lost)
-}
-
-/// The cables by name, each with its two ends.
-fn cables(config: &ServeConfig) -> io::Result<HashMap<String, Vec<PortEnd>>> {
-    let mut pairs: HashMap<String, Vec<u16>> = HashMap::new();
-    for port in &config.ports {
-        if let Some(name) = port.nic.cable() {
-            // The ends are handed out from the back.
-            pairs.entry(name.to_owned()).or_default().insert(0, port.queues);
-        }
-    }
-    let ends = |(name, pairs): (String, Vec<u16>)| {
-        let [first, second] = <[u16; 2]>::try_from(pairs).map_err(|_| io::ErrorKind::InvalidInput)?;
-        let wire = Arc::new(Wire::new([first, second])?);
-        Ok((name, vec![(Arc::clone(&wire), 0), (wire, 1)]))
-    };
-    pairs.into_iter().map(ends).collect()
 }
 
 /// Socket files of ours, removed if the start fails before the keeper takes over.

@@ -39,13 +39,13 @@ use xsk::{Frame, FramePool, TxDesc, Umem, UmemOffset};
 
 use crate::direct::in_flight::InFlight;
 use crate::nic::queue::{Link, MOST_PIECES, Nic, Sends};
-use crate::switch::copy::copied;
-use crate::switch::lane::{BATCH, Lane, Rest, SEGMENTS, Takes, Turns};
-use crate::switch::received::Glass;
-use crate::switch::super_frame::{LAST_KICKS, SuperFrame};
+use crate::switch::checksums::PrivateLook;
+use crate::switch::from_guest::Sender;
+use crate::switch::gso::GsoPacket;
+use crate::switch::lane::{BATCH, Blame, Lane, Peer, SEGMENTS, Stopped, Work};
+use crate::switch::to_nic::{LAST_KICKS, copied};
 use device::counters::PairCounters;
-use device::pair::Stopped;
-use device::pair::{Fault, Piece, QueuePair};
+use device::pair::{Piece, QueuePair};
 
 /// The kernel puts a received frame this many bytes after the fill address
 /// (`XDP_PACKET_HEADROOM`, include/uapi/linux/bpf.h).
@@ -59,7 +59,7 @@ pub(crate) const LONGEST_FRAME: u32 = CHUNK_BYTES - 256;
 const MOST_BOUNCES_POSTED: usize = 128;
 /// Buffers are parked until they have so many segments in all: each has a byte at least, so that they hold a frame of any length.
 /// A guest chooses how many segments a buffer has, and we keep them.
-const MOST_PARKED_SEGMENTS: usize = 4096;
+const MOST_PARKED_BUFFERS: usize = 4096;
 
 /// A buffer that the NIC receives into.
 enum Posted {
@@ -79,22 +79,47 @@ struct Outbound {
     bounce: bool,
 }
 
-/// A super-frame in hand. Its chain is the guest's again once the last segment is sent.
+/// A GSO packet in hand. Its chain is the guest's again once the last segment is sent.
 struct Cutting {
-    frame: SuperFrame,
+    packet: GsoPacket,
     chain: ChainId,
 }
 
 /// A receive buffer of the guest that frames reach through the bounce area.
 struct Parked {
     chain: ChainId,
-    segments: usize,
+    /// How many it has.
+    buffers: usize,
     bytes: u64,
 }
 
 /// See the module's head.
 pub(crate) struct DirectLane<N> {
-    guest: QueuePair,
+    pair: QueuePair,
+    end: DirectEnd<N>,
+    counters: Arc<PairCounters>,
+    sender: Sender,
+    posted: InFlight<Posted>,
+    parked: VecDeque<Parked>,
+    parked_buffers: VecDeque<Buffer>,
+    parked_bytes: u64,
+    /// Bounce chunks among `posted` that are not filled yet.
+    bounces_posted: usize,
+    /// A buffer smaller than the longest frame was seen: all later ones are parked, too, because
+    /// frames may now need several, and the order of use must stay that of posting.
+    park_all: bool,
+    /// The last piece that was received said that its frame goes on.
+    inside: bool,
+    /// Looks at received frames, where they may have partial checksums.
+    look: Option<PrivateLook>,
+    chains: Chains,
+    empty: Vec<Frame>,
+    /// Those of a parked buffer that is written.
+    buffers: Vec<Buffer>,
+}
+
+/// A NIC queue coupled with a guest: its UMEM is the guest's memory, with the bounce area behind it.
+struct DirectEnd<N> {
     nic: N,
     umem: Umem,
     sends: Sends,
@@ -103,36 +128,16 @@ pub(crate) struct DirectLane<N> {
     pool: FramePool,
     counters: Arc<PairCounters>,
     link: Link,
-    posted: InFlight<Posted>,
     sending: InFlight<Outbound>,
-    /// A super-frame of which segments wait for room; the chains behind it wait, too.
+    /// A GSO packet of which segments wait for room; the chains behind it wait, too.
     cutting: Option<Cutting>,
-    /// The segments of its chain.
-    cut_segments: Vec<Buffer>,
-    parked: VecDeque<Parked>,
-    parked_segments: VecDeque<Buffer>,
-    parked_bytes: u64,
-    /// Bounce chunks among `posted` that are not filled yet.
-    bounces_posted: usize,
+    /// The buffers of its chain.
+    cut_buffers: Vec<Buffer>,
     /// A buffer waits to be parked until a bounce chunk comes back, and with it, perhaps, a parked buffer goes.
     bounces_out: bool,
-    /// A buffer smaller than the longest frame was seen: all later ones are parked, too, because
-    /// frames may now need several, and the order of use must stay that of posting.
-    park_all: bool,
-    turns: Turns,
-    takes: Takes,
-    /// The last piece that was received said that its frame goes on.
-    inside: bool,
-    /// Looks at received frames, where they may have partial checksums.
-    glass: Option<Glass>,
-    scratch: Scratch,
-}
-
-struct Scratch {
-    chains: Chains,
+    /// Descriptors that the ring had room for when the burst began.
+    ring: usize,
     outgoing: Vec<TxDesc>,
-    empty: Vec<Frame>,
-    segments: Vec<Buffer>,
     pieces: Vec<Piece>,
 }
 
@@ -151,126 +156,133 @@ pub(crate) struct DirectMemory {
 impl<N: Nic> DirectLane<N> {
     /// Joins a guest with a NIC whose UMEM is the guest's memory.
     pub(crate) fn new(
-        guest: QueuePair,
+        pair: QueuePair,
         nic: N,
         memory: DirectMemory,
         sends: Sends,
         counters: Arc<PairCounters>,
     ) -> Self {
-        let (mut guest, mut nic) = (guest, nic);
-        if sends.zero_copy && !guest.offloads.csum {
+        let (mut pair, mut nic) = (pair, nic);
+        if sends.zero_copy && !pair.offloads.csum {
             // Else frames, or some of them, are read by this CPU: by the kernel that copies them, or by us, to sum or to cut them.
-            guest.from_guest.queue.set_prefetch(Prefetch::Header);
+            pair.from_guest.queue.set_prefetch(Prefetch::Header);
         }
         // An interface that is down is known before the first frame waits in its ring.
         let link = nic.kick();
-        let glass = Glass::of(&guest);
-        Self {
-            guest,
+        let look = PrivateLook::of(&pair);
+        let end = DirectEnd {
             nic,
             umem: memory.umem,
             sends,
             own_from: memory.own_from,
             pool: memory.pool,
-            counters,
+            counters: Arc::clone(&counters),
             link,
-            posted: InFlight::new(memory.in_flight),
             sending: InFlight::new(memory.in_flight),
             cutting: None,
-            cut_segments: Vec::new(),
+            cut_buffers: Vec::new(),
+            bounces_out: false,
+            ring: 0,
+            outgoing: Vec::with_capacity(SEGMENTS * 2),
+            pieces: Vec::with_capacity(MOST_PIECES),
+        };
+        Self {
+            pair,
+            end,
+            counters,
+            sender: Sender::default(),
+            posted: InFlight::new(memory.in_flight),
             parked: VecDeque::new(),
-            parked_segments: VecDeque::new(),
+            parked_buffers: VecDeque::new(),
             parked_bytes: 0,
             bounces_posted: 0,
-            bounces_out: false,
             park_all: false,
-            turns: Turns::default(),
-            takes: Takes::default(),
             inside: false,
-            glass,
-            scratch: Scratch {
-                chains: Chains::default(),
-                outgoing: Vec::with_capacity(SEGMENTS * 2),
-                empty: Vec::with_capacity(BATCH),
-                segments: Vec::with_capacity(MOST_PIECES),
-                pieces: Vec::with_capacity(MOST_PIECES),
-            },
+            look,
+            chains: Chains::default(),
+            empty: Vec::with_capacity(BATCH),
+            buffers: Vec::with_capacity(MOST_PIECES),
         }
     }
 }
 
 impl<N: Nic> Lane for DirectLane<N> {
-    fn breathe(&mut self) -> Result<usize, Fault> {
+    fn breathe(&mut self, _peer: Option<Peer<'_>>) -> Result<usize, Blame> {
         // Buffers first: what a guest sends that had to wait for this lane may be answered at once.
-        Ok(self.to_guest()? + self.from_guest()?)
+        let moved = self
+            .to_guest()
+            .and_then(|received| Ok(received + self.from_guest()?));
+        moved.map_err(Blame::Own)
     }
 
-    fn arm(&mut self) -> Result<Rest, Fault> {
-        if self.guest.from_guest.enabled && self.guest.from_guest.queue.enable_kicks() {
-            let full = self.nic.room_to_nic() == 0 || self.sending.room() == 0 || self.pool.is_empty();
-            let stuck = full || self.cutting.is_some();
-            return Ok(if stuck { Rest::Soon } else { Rest::Busy });
+    fn arm(&mut self, _peer: Option<Peer<'_>>) -> Work {
+        if self.pair.from_guest.enabled && self.pair.from_guest.queue.enable_kicks() {
+            let full =
+                self.end.nic.room_to_nic() == 0 || self.end.sending.room() == 0 || self.end.pool.is_empty();
+            let stuck = full || self.end.cutting.is_some();
+            return if stuck { Work::Soon } else { Work::Now };
         }
-        if self.guest.to_guest.enabled {
-            if self.nic.has_frames() {
-                return Ok(Rest::Busy);
+        if self.pair.to_guest.enabled {
+            if self.end.nic.has_frames() {
+                return Work::Now;
             }
-            let room = self.nic.room_to_give() > 0 && self.posted.room() > 0 && !self.bounces_out;
-            if self.guest.to_guest.queue.enable_kicks() && room {
-                return Ok(Rest::Busy);
+            let room = self.end.nic.room_to_give() > 0 && self.posted.room() > 0 && !self.end.bounces_out;
+            if self.pair.to_guest.queue.enable_kicks() && room {
+                return Work::Now;
             }
         }
-        let soon = self.nic.unsent() > 0 || self.cutting.is_some() || self.guest.is_polled();
-        Ok(if soon { Rest::Soon } else { Rest::Idle })
+        let soon = self.end.nic.unsent() > 0 || self.end.cutting.is_some() || self.pair.is_polled();
+        if soon { Work::Soon } else { Work::None }
     }
 
-    fn guest(&self) -> &QueuePair {
-        &self.guest
+    fn pair(&self) -> &QueuePair {
+        &self.pair
     }
 
-    fn guest_mut(&mut self) -> &mut QueuePair {
-        &mut self.guest
+    fn pair_mut(&mut self) -> &mut QueuePair {
+        &mut self.pair
+    }
+
+    fn peer(&mut self) -> Option<Peer<'_>> {
+        None
     }
 
     fn nic(&self) -> Option<BorrowedFd<'_>> {
-        self.nic.fd()
+        self.end.nic.fd()
     }
 
     fn awaits_nic(&self) -> bool {
         // Frames lie in the guest's buffers already; they never wait for others.
-        self.guest.to_guest.enabled
+        self.pair.to_guest.enabled
     }
 
-    fn replace_guest(&mut self, _guest: QueuePair) {
-        unreachable!("a direct lane is bound to its guest's memory");
-    }
-
-    fn inject(&mut self, frame: &[u8]) {
-        if self.nic.room_to_nic() == 0 || self.sending.room() == 0 {
+    fn inject(&mut self, frame: &[u8], _peer: Option<Peer<'_>>) {
+        if self.end.nic.room_to_nic() == 0 || self.end.sending.room() == 0 {
             return;
         }
-        if let Some(chunk) = self.pool.take() {
+        if let Some(chunk) = self.end.pool.take() {
             let outbound = Outbound {
                 chain: None,
                 bounce: true,
             };
-            self.sending.push(chunk.offset().get(), outbound);
-            self.nic.to_nic(std::iter::once(copied(chunk, frame, &self.umem)));
-            self.kick();
+            self.end.sending.push(chunk.offset().get(), outbound);
+            let desc = copied(chunk, frame, &self.end.umem);
+            self.end.nic.to_nic(std::iter::once(desc));
+            self.end.kick();
         }
     }
 
     fn stop(self: Box<Self>) -> Stopped {
         let mut lane = *self;
-        lane.guest.leave_calls();
-        let half_sent = lane.cut_at_last();
+        lane.pair.leave_calls();
+        let half_sent = lane.end.cut_at_last(&mut lane.pair);
         // What is queued is sent or given up now: repeating a frame would be worse than losing it.
         for _ in 0..LAST_KICKS {
-            if lane.nic.unsent() == 0 || lane.link != Link::Up {
+            if lane.end.nic.unsent() == 0 || lane.end.link != Link::Up {
                 break;
             }
-            lane.kick();
-            lane.reap();
+            lane.end.kick();
+            lane.end.reap(&mut lane.pair);
         }
         // Frames that arrived are the guest's; taken before the socket closes.
         let mut received = 0;
@@ -283,18 +295,18 @@ impl<N: Nic> Lane for DirectLane<N> {
         lane.counters.to_guest_queue_stopped.add(lane.posted.len_done());
         // Closing the socket ends the kernel's reads and writes: only then is the rest given back, and
         // only then may the bases be answered.
-        drop(lane.nic);
-        while let Some(outbound) = lane.sending.pop_any() {
+        drop(lane.end.nic);
+        while let Some(outbound) = lane.end.sending.pop_any() {
             if let Some(chain) = outbound.chain {
-                lane.guest.from_guest.queue.push_used(chain, 0);
+                lane.pair.from_guest.queue.push_used(chain, 0);
             }
         }
         if let Some(chain) = half_sent {
-            lane.guest.from_guest.queue.push_used(chain, 0);
+            lane.pair.from_guest.queue.push_used(chain, 0);
         }
-        lane.guest.from_guest.publish(&lane.counters);
+        lane.pair.from_guest.publish(&lane.counters);
         if received > 0 {
-            lane.guest.to_guest.publish(&lane.counters);
+            lane.pair.to_guest.publish(&lane.counters);
         }
         // Everything that the NIC or the parking place still holds was never used: rewind to it.
         let mut held: u16 = lane.parked.iter().map(|parked| parked.chain.slots).sum();
@@ -303,7 +315,10 @@ impl<N: Nic> Lane for DirectLane<N> {
                 held += chain.slots;
             }
         }
-        lane.guest.to_guest.queue.unpop(held);
-        lane.guest.stopped()
+        lane.pair.to_guest.queue.unpop(held);
+        Stopped {
+            pair: lane.pair.stopped(),
+            queue: None,
+        }
     }
 }

@@ -15,8 +15,8 @@ use xsk::{OpenError, Probe, Umem, Unbound};
 use crate::direct::CHUNK_BYTES;
 use crate::nic::interface::{Interface, InterfaceError, QueueRequest};
 use crate::port::lanes::{FarSide, LaneError};
-use crate::switch::copy_bytes::GuestRam;
-use crate::switch::super_frame::TX_METADATA_BYTES;
+use crate::switch::bytes::GuestRam;
+use crate::switch::gso::TX_METADATA_BYTES;
 use device::features::Negotiated;
 
 /// Pages beyond which registering takes more than some 10 ms.

@@ -3,21 +3,20 @@
 use virtqueue::{Buffer, Chain, Chains};
 use xsk::{Frame, UmemOffset};
 
-use super::{DirectLane, MOST_BOUNCES_POSTED, MOST_PARKED_SEGMENTS, Parked, Posted, XDP_HEADROOM};
+use super::{DirectLane, MOST_BOUNCES_POSTED, MOST_PARKED_BUFFERS, Parked, Posted, XDP_HEADROOM};
 use crate::nic::queue::Nic;
-use crate::switch::copy::{NO_OFFLOAD, with_buffers, write_header};
-use crate::switch::copy_bytes::umem_to_guest;
 use crate::switch::lane::BATCH;
-use device::pair::{Fault, pieces, skip};
+use crate::switch::to_guest::{NO_OFFLOAD, UmemBytes, with_buffers, write};
+use device::pair::Fault;
 
 impl<N: Nic> DirectLane<N> {
     pub(super) fn to_guest(&mut self) -> Result<usize, Fault> {
-        if !self.guest.to_guest.enabled {
+        if !self.pair.to_guest.enabled {
             return Ok(0);
         }
         let received = self.collect();
         if received > 0 {
-            self.guest.to_guest.publish(&self.counters);
+            self.pair.to_guest.publish(&self.counters);
         }
         self.post()?;
         Ok(received)
@@ -32,30 +31,30 @@ impl<N: Nic> DirectLane<N> {
     /// Notes for each buffer that the NIC gave back what came in it.
     #[inline]
     fn take_received(&mut self) {
-        for piece in self.nic.from_nic(BATCH) {
+        for piece in self.end.nic.from_nic(BATCH) {
             let inside = std::mem::replace(&mut self.inside, piece.more);
             if inside || piece.more {
                 // No frame is longer than a chunk. Should one be, a piece of it is no frame.
                 self.counters.to_guest_in_pieces.add(u64::from(!piece.more));
                 if let Some(Posted::Bounce { .. }) = self.posted.complete(piece.frame.offset().get()) {
-                    self.pool.put(piece.frame);
+                    self.end.pool.put(piece.frame);
                 }
                 continue;
             }
             match self.posted.complete(piece.frame.offset().get()) {
                 Some(Posted::Guest { len, .. }) => {
                     *len = piece.len;
-                    let header = self.guest.header_bytes;
-                    if let Some(glass) = &mut self.glass {
-                        let offload = glass.look(&self.umem, (piece.data, piece.len), &self.counters);
+                    let header = self.pair.header_bytes;
+                    if let Some(look) = &mut self.look {
+                        let offload = look.look(&self.end.umem, (piece.data, piece.len), &self.counters);
                         let place = UmemOffset::new(piece.data.get() - u64::from(header));
                         if offload != NO_OFFLOAD {
                             // Over what the steering program wrote; the number of buffers stays.
-                            let _ = self.umem.write(place, &offload);
+                            let _ = self.end.umem.write(place, &offload);
                         }
                     }
                     // The header lies right before the frame: see the head of `direct`.
-                    self.guest
+                    self.pair
                         .wrote(piece.data.get() - u64::from(header), header + piece.len);
                 }
                 Some(Posted::Bounce { filled }) => *filled = Some((piece.frame, piece.data, piece.len)),
@@ -72,13 +71,13 @@ impl<N: Nic> DirectLane<N> {
             match posted {
                 Posted::Guest { chain, len: 0 } => {
                     // A piece was in it. Its buffer goes back in its turn, with nothing in it.
-                    self.guest.to_guest.queue.push_used(chain, 0);
+                    self.pair.to_guest.queue.push_used(chain, 0);
                 }
                 Posted::Guest { chain, len } => {
-                    self.guest
+                    self.pair
                         .to_guest
                         .queue
-                        .push_used(chain, self.guest.header_bytes + len);
+                        .push_used(chain, self.pair.header_bytes + len);
                     bytes += u64::from(len);
                     frames += 1;
                 }
@@ -90,7 +89,7 @@ impl<N: Nic> DirectLane<N> {
                         bytes += u64::from(len);
                         frames += 1;
                     }
-                    self.pool.put(frame);
+                    self.end.pool.put(frame);
                 }
                 Posted::Bounce { filled: None } => self.bounce_is_back(),
             }
@@ -102,26 +101,26 @@ impl<N: Nic> DirectLane<N> {
 
     /// Gives the NIC the buffers that the guest made available.
     fn post(&mut self) -> Result<(), Fault> {
-        let room = BATCH.min(self.nic.room_to_give()).min(self.posted.room());
+        let room = BATCH.min(self.end.nic.room_to_give()).min(self.posted.room());
         // What could not be parked is not read again before it may be: it may have very many segments.
-        if room > 0 && !self.bounces_out {
-            let mut chains = std::mem::take(&mut self.scratch.chains);
-            let popped = self.guest.to_guest.queue.pop(&mut chains, room);
+        if room > 0 && !self.end.bounces_out {
+            let mut chains = std::mem::take(&mut self.chains);
+            let popped = self.pair.to_guest.queue.pop(&mut chains, room);
             let posted = popped
                 .map_err(Fault::from)
                 .and_then(|_| self.post_chains(&chains));
-            self.scratch.chains = chains;
+            self.chains = chains;
             posted?;
         }
         if self.park_all {
             self.post_bounces();
         }
-        self.nic.give(&mut self.scratch.empty);
+        self.end.nic.give(&mut self.empty);
         Ok(())
     }
 
     fn post_chains(&mut self, chains: &Chains) -> Result<(), Fault> {
-        let header = self.guest.header_bytes;
+        let header = self.pair.header_bytes;
         for (at, chain) in chains.iter().enumerate() {
             if chain.readable != 0 {
                 return Err(Fault::ReadableInReceive { head: chain.id.head });
@@ -132,9 +131,9 @@ impl<N: Nic> DirectLane<N> {
                     header,
                 });
             }
-            let segments = chains.buffers(chain);
-            if let Some(fill) = self.fill_address(segments)
-                && let Ok(frame) = self.umem.adopt(UmemOffset::new(fill))
+            let buffers = chains.buffers(chain);
+            if let Some(fill) = self.fill_address(buffers)
+                && let Ok(frame) = self.end.umem.adopt(UmemOffset::new(fill))
             {
                 self.posted.push(
                     fill,
@@ -143,10 +142,10 @@ impl<N: Nic> DirectLane<N> {
                         len: 0,
                     },
                 );
-                self.scratch.empty.push(frame);
-            } else if !self.park(chain, segments) {
-                self.bounces_out = true;
-                self.guest.to_guest.queue.unpop(chains.slots(at));
+                self.empty.push(frame);
+            } else if !self.park(chain, buffers) {
+                self.end.bounces_out = true;
+                self.pair.to_guest.queue.unpop(chains.slots(at));
                 break;
             }
         }
@@ -155,8 +154,8 @@ impl<N: Nic> DirectLane<N> {
 
     /// Parks a buffer that frames must reach through the bounce area, and posts the chunk that it
     /// is paired with; false when there is no chunk now, or enough is parked.
-    fn park(&mut self, chain: &Chain, segments: &[Buffer]) -> bool {
-        if self.parked_segments.len() >= MOST_PARKED_SEGMENTS {
+    fn park(&mut self, chain: &Chain, buffers: &[Buffer]) -> bool {
+        if self.parked_buffers.len() >= MOST_PARKED_BUFFERS {
             return false;
         }
         self.park_all |= u64::from(chain.writable_bytes) < self.longest();
@@ -169,22 +168,22 @@ impl<N: Nic> DirectLane<N> {
         let bytes = u64::from(chain.writable_bytes);
         self.parked.push_back(Parked {
             chain: chain.id,
-            segments: segments.len(),
+            buffers: buffers.len(),
             bytes,
         });
-        self.parked_segments.extend(segments.iter().copied());
+        self.parked_buffers.extend(buffers.iter().copied());
         self.parked_bytes += bytes;
         true
     }
 
     fn bounce_is_back(&mut self) {
         self.bounces_posted -= 1;
-        self.bounces_out = false;
+        self.end.bounces_out = false;
     }
 
     fn bounce_to_post(&mut self) -> Option<Frame> {
         (self.bounces_posted < MOST_BOUNCES_POSTED)
-            .then(|| self.pool.take())
+            .then(|| self.end.pool.take())
             .flatten()
     }
 
@@ -192,23 +191,23 @@ impl<N: Nic> DirectLane<N> {
         self.posted
             .push(frame.offset().get(), Posted::Bounce { filled: None });
         self.bounces_posted += 1;
-        self.scratch.empty.push(frame);
+        self.empty.push(frame);
     }
 
     /// Header and longest frame, bytes: what a buffer must hold to take any frame.
     fn longest(&self) -> u64 {
-        u64::from(self.guest.header_bytes) + u64::from(self.guest.frame_limit)
+        u64::from(self.pair.header_bytes) + u64::from(self.pair.frame_limit)
     }
 
     /// The fill address that makes the kernel put header and frame at the start of a buffer;
     /// `None` for a buffer that must be served through the bounce area.
     #[inline]
-    fn fill_address(&self, segments: &[Buffer]) -> Option<u64> {
-        let [buffer] = segments else { return None };
-        let header = self.guest.header_bytes;
+    fn fill_address(&self, buffers: &[Buffer]) -> Option<u64> {
+        let [buffer] = buffers else { return None };
+        let header = self.pair.header_bytes;
         let before = XDP_HEADROOM - u64::from(header);
         if self.park_all
-            || buffer.len < header + self.guest.frame_limit
+            || buffer.len < header + self.pair.frame_limit
             || u64::from(buffer.room_before) < before
         {
             return None;
@@ -218,14 +217,14 @@ impl<N: Nic> DirectLane<N> {
 
     /// Posts as many bounce chunks as the parked buffers can take frames of.
     fn post_bounces(&mut self) {
-        let frames = if self.guest.mergeable {
+        let frames = if self.pair.mergeable {
             usize::try_from(self.parked_bytes / self.longest()).unwrap_or(usize::MAX)
         } else {
             self.parked.len()
         };
         while self.bounces_posted < frames
             && self.posted.room() > 0
-            && self.nic.room_to_give() > self.scratch.empty.len()
+            && self.end.nic.room_to_give() > self.empty.len()
         {
             let Some(frame) = self.bounce_to_post() else {
                 return;
@@ -236,12 +235,12 @@ impl<N: Nic> DirectLane<N> {
 
     /// Copies a frame from a bounce chunk into parked buffers; false when they are too small.
     fn deliver_bounced(&mut self, data: UmemOffset, len: u32) -> bool {
-        let mut wanted = u64::from(self.guest.header_bytes) + u64::from(len);
+        let mut wanted = u64::from(self.pair.header_bytes) + u64::from(len);
         let mut count = 0;
         for parked in &self.parked {
             count += 1;
             wanted = wanted.saturating_sub(parked.bytes);
-            if wanted == 0 || !self.guest.mergeable {
+            if wanted == 0 || !self.pair.mergeable {
                 break;
             }
         }
@@ -250,36 +249,23 @@ impl<N: Nic> DirectLane<N> {
             return false;
         }
         self.counters.bounced_frames.add(1);
-        let offload = match &mut self.glass {
-            Some(glass) => glass.look(&self.umem, (data, len), &self.counters),
+        let offload = match &mut self.look {
+            Some(look) => look.look(&self.end.umem, (data, len), &self.counters),
             None => NO_OFFLOAD,
         };
-        let (mut from, mut left) = (data.get(), len);
-        for index in 0..count {
+        let ranges = [(data, len)];
+        let mut bytes = UmemBytes::new(&self.end.umem, &ranges);
+        let mut header = Some(with_buffers(offload, count));
+        let mut left = len;
+        for _ in 0..count {
             let Some(parked) = self.parked.pop_front() else {
                 return false;
             };
             self.parked_bytes -= parked.bytes;
-            self.scratch.segments.clear();
-            self.scratch
-                .segments
-                .extend(self.parked_segments.drain(..parked.segments));
-            let segments = &self.scratch.segments;
-            let (mut first, mut within, mut written) = (0, 0, 0);
-            if index == 0 {
-                write_header(&self.guest, segments, with_buffers(offload, count));
-                written = self.guest.header_bytes;
-                (first, within) = skip(segments, written);
-            }
-            for target in pieces(segments, first, within) {
-                let (part, _) = target.split(target.len.min(left));
-                let _ = umem_to_guest(&self.umem, UmemOffset::new(from), &self.guest.memory, part);
-                self.guest.wrote(part.offset, part.len);
-                from += u64::from(part.len);
-                left -= part.len;
-                written += part.len;
-            }
-            self.guest.to_guest.queue.push_used(parked.chain, written);
+            self.buffers.clear();
+            self.buffers.extend(self.parked_buffers.drain(..parked.buffers));
+            let written = write(&self.pair, &self.buffers, header.take(), &mut left, &mut bytes);
+            self.pair.to_guest.queue.push_used(parked.chain, written);
         }
         true
     }

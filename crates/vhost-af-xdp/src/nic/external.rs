@@ -4,7 +4,7 @@
 //! Our program is not loaded, and theirs is not touched. Two things follow. It does not write the virtio-net header,
 //! so frames lie in memory of ours (copy placement). And a socket that was passed in can register memory once and be
 //! bound once, while guests come and go: so each queue's socket is opened, registered, bound and placed when the
-//! daemon starts, and is kept, with its memory, over all of them (nic/resident.rs). That also means that nothing
+//! daemon starts, and is kept, with its memory, over all of them (nic/endpoint.rs). That also means that nothing
 //! here needs a privilege later on, but to open sockets again on an interface that was deleted and is back.
 //!
 //! That descriptors were inherited is seen first of all, before this process opens others under their numbers.
@@ -24,7 +24,7 @@ use xsk::{OpenError, RingSize, SocketConfig, Umem, Unbound};
 use super::afxdp_plugin::{Plugin, PluginError};
 use super::interface::InterfaceError;
 use crate::config::{Bring, NicConfig, PortConfig, ServeConfig};
-use crate::nic::resident::Home;
+use crate::nic::kept::Home;
 
 /// Why what was brought cannot be used.
 #[derive(Debug, thiserror::Error)]

@@ -27,9 +27,9 @@ use super::steering::Steering;
 use crate::config::Placement;
 use crate::direct::LONGEST_FRAME;
 use crate::nic::binding::{self, Binding, L2_BYTES, Wish};
-use crate::nic::resident::Home;
+use crate::nic::endpoint::COPY_BYTES;
+use crate::nic::kept::Home;
 use crate::nic::xdp::QueueLease;
-use crate::port::lanes::COPY_BYTES;
 
 /// Entries of RX and fill ring; a steward's sockets come with the former.
 pub(crate) const RECEIVE_RING: u32 = steward::protocol::RECEIVE_RING;

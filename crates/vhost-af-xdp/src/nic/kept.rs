@@ -1,18 +1,27 @@
-//! Lanes on queues whose sockets stay when guests go (`nic/resident.rs`): opened once, visited by guest after guest.
+//! Lanes on queues whose sockets stay when guests go (`nic/endpoint.rs`): opened once, visited by guest after guest.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::external::ExternalError;
 use super::interface::{Interface, InterfaceError, Interfaces, QueueRequest};
 use crate::config::{NicConfig, Placement, PortConfig, Segments};
 use crate::direct::registration::prepare;
 use crate::nic::binding::LONGEST_ZERO_COPY;
+use crate::nic::endpoint::{Chunks, NicQueue};
+use crate::nic::interface::SEND_RING;
 use crate::nic::queue::Sends;
-use crate::nic::resident::{self, Home, Resident, Share};
 use crate::nic::xdp::{QueueLease, XdpNic};
-use crate::port::lanes::{Checksums, CopyMemory, FarSide, LaneError, LaneFacts, LaneParts, wants_pieces};
-use crate::switch::copy::{CopyLane, References};
+use crate::port::lanes::{Checksums, FarSide, LaneError, LaneFacts, LaneParts, wants_pieces};
+use crate::switch::joined::CopyLane;
 use crate::switch::lane::Lane;
+
+/// Where such a queue is while no lane has it.
+pub(crate) type Home = Arc<Mutex<Option<NicQueue<XdpNic>>>>;
+
+/// What is in a home.
+pub(crate) fn look(home: &Home) -> MutexGuard<'_, Option<NicQueue<XdpNic>>> {
+    home.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Opens the sockets of a port's queues, if they are such.
 ///
@@ -54,7 +63,7 @@ pub(crate) fn settle(far: &FarSide, segments: Segments) -> Result<bool, LaneErro
     let Some(home) = interface.home(*queue) else {
         return Ok(false);
     };
-    let mut there = resident::look(home);
+    let mut there = look(home);
     if there.is_some() {
         return Ok(true);
     }
@@ -67,22 +76,14 @@ pub(crate) fn settle(far: &FarSide, segments: Segments) -> Result<bool, LaneErro
         // What guests will want is not known yet: room for metadata, too.
         multi_buffer: wants_pieces(interface, (segments, true)),
     };
-    let memory = CopyMemory::new(binding.chunk_bytes)?;
-    let (umem, socket) = prepare(interface, memory.umem, (&request, true))?;
+    let mut chunks = Chunks::new(binding.chunk_bytes, SEND_RING)?;
+    let (umem, socket) = prepare(interface, chunks.umem, (&request, true))?;
     let socket = interface.bind_queue(socket, &request, frame_limit)?;
     // The ring has room for whatever the kernel receives: of a frame in several pieces all are in it, or none.
-    let to_receive = memory.to_receive.min(socket.rx.size() as usize);
-    *there = Some(Resident {
-        nic: XdpNic::new(socket, QueueLease::new(())),
-        references: References::new(&umem),
-        umem,
-        share: Share {
-            backing: memory.backing,
-            all: memory.pool.len(),
-            to_receive,
-        },
-        pool: memory.pool,
-    });
+    chunks.to_receive = chunks.to_receive.min(socket.rx.size() as usize);
+    chunks.umem = umem;
+    let nic = XdpNic::new(socket, QueueLease::new(()));
+    *there = Some(NicQueue::new(nic, chunks, Sends::PLAIN));
     Ok(true)
 }
 
@@ -97,13 +98,13 @@ pub(crate) fn build(
 ) -> Result<(Box<dyn Lane>, LaneFacts), LaneError> {
     let guest = parts.guest_side()?;
     settle(&parts.far, parts.segments)?;
-    let mut there = resident::look(home);
-    let resident = there.as_mut().ok_or(LaneError::Away)?;
-    let chunk = match resident.nic.is_zero_copy() {
+    let mut there = look(home);
+    let kept = there.as_mut().ok_or(LaneError::Away)?;
+    let chunk = match kept.nic.is_zero_copy() {
         true => LONGEST_ZERO_COPY,
-        false => resident.umem.max_frame_bytes(),
+        false => kept.umem.max_frame_bytes(),
     };
-    if parts.far.frame_limit() > chunk && !resident.nic.socket().multi_buffer() {
+    if parts.far.frame_limit() > chunk && !kept.nic.socket().multi_buffer() {
         let error = ExternalError::Mtu {
             name: interface.link.name.clone(),
             mtu: interface.mtu(),
@@ -111,21 +112,19 @@ pub(crate) fn build(
         };
         return Err(InterfaceError::from(error).into());
     }
-    let umem = &resident.umem;
-    let mut facts = LaneFacts::new(umem, umem.len(), resident.share.backing.clone());
+    let umem = &kept.umem;
+    let mut facts = LaneFacts::new(umem, umem.len(), kept.backing.clone());
     facts.checksums = parts.csum().then_some(Checksums::Daemon);
     facts.note(interface.binding(Placement::Copy, is_forced(&parts.far), guest.frame_limit));
-    let sends = facts.describe(interface, &resident.nic, &resident.umem)?;
+    let sends = facts.describe(interface, &kept.nic, &kept.umem)?;
     let refers = parts.segments.refer(sends.zero_copy);
     let sends = Sends { refers, ..sends };
     // They came while there was nobody to have them.
-    parts.counters.to_guest_queue_stopped.add(resident.drain());
-    let resident = there.take().ok_or(LaneError::Away)?;
-    let counted = (sends, Arc::clone(&parts.counters));
-    Ok((
-        Box::new(CopyLane::visiting(guest, resident, home, counted).with_spill(parts.spill_end())),
-        facts,
-    ))
+    parts.counters.to_guest_queue_stopped.add(kept.discard());
+    let mut queue = there.take().ok_or(LaneError::Away)?;
+    queue.sends = sends;
+    let counters = Arc::clone(&parts.counters);
+    Ok((Box::new(CopyLane::new(guest, queue, counters)), facts))
 }
 
 fn is_forced(far: &FarSide) -> bool {

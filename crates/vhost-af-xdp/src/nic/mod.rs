@@ -3,11 +3,12 @@
 pub(crate) mod afxdp_plugin;
 pub(crate) mod binding;
 pub(crate) mod demand;
+pub(crate) mod endpoint;
 pub(crate) mod external;
 pub(crate) mod interface;
 pub(crate) mod kept;
+pub(crate) mod lent;
 pub(crate) mod null;
 pub(crate) mod queue;
-pub(crate) mod resident;
 pub(crate) mod steering;
 pub(crate) mod xdp;

@@ -62,7 +62,7 @@ impl Sends {
     };
 }
 
-/// One queue of a NIC.
+/// The rings of one queue of a NIC.
 pub(crate) trait Nic: Send {
     /// Descriptors that can be passed to [`Self::to_nic`] now.
     fn room_to_nic(&mut self) -> usize;

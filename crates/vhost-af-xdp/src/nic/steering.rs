@@ -20,7 +20,7 @@ use xsk::{OpenError, RingSize, SocketConfig, Umem, Unbound};
 use super::demand::Demand;
 use super::external::External;
 use super::interface::InterfaceError;
-use crate::nic::resident::Home;
+use crate::nic::kept::Home;
 use crate::port::with_sources;
 
 /// How long memory of a socket that was closed may still count as locked: the kernel lets go of it some 20 ms later.

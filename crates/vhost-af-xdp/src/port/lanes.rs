@@ -8,21 +8,20 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 
 use steward::client::LeaseError;
-use xsk::{FramePool, MemoryError, OpenError, OwnMemory, Umem, UmemError, UmemOffset, Unbound};
+use xsk::{FramePool, OpenError, Umem, UmemError, UmemOffset, Unbound};
 
 use crate::config::{Placement, Segments};
 use crate::direct::registration::{self, Registered, Registration};
 use crate::direct::{CHUNK_BYTES, DirectLane, DirectMemory, LONGEST_FRAME};
 use crate::nic::binding::{Binding, L2_BYTES, SMALL_CHUNK};
+use crate::nic::endpoint::{Chunks, ChunksError, NicQueue};
 use crate::nic::interface::{Interface, InterfaceError, QueueRequest, RECEIVE_RING, SEND_RING};
 use crate::nic::null::{NullConfig, NullNic};
 use crate::nic::queue::{MOST_PIECES, Sends};
 use crate::nic::xdp::XdpNic;
-use crate::switch::cable::{CableEnd, CableLane, Wire};
-use crate::switch::copy::CopyLane;
+use crate::switch::guests::GuestLane;
+use crate::switch::joined::CopyLane;
 use crate::switch::lane::Lane;
-use crate::switch::spill::Spill;
-use crate::switch::spill::SpillEnd;
 use device::counters::PairCounters;
 use device::net_device::{NetDevice, PairError, Path};
 use device::pair::QueuePair;
@@ -31,8 +30,6 @@ use device::pair::QueuePair;
 /// keep resident per queue.
 const BOUNCE_CHUNKS: usize = 192;
 const BOUNCE_BYTES: u64 = BOUNCE_CHUNKS as u64 * CHUNK_BYTES as u64;
-/// Packet memory of a queue pair in copy placement, bytes; two fifths of it wait to be sent.
-pub(crate) const COPY_BYTES: u32 = 6 << 20;
 /// Entries of a null NIC's rings: nothing happens between two looks at it, so a few batches do, and
 /// their frames stay in the cache.
 const NULL_RING: usize = 256;
@@ -47,7 +44,7 @@ pub(crate) enum LaneError {
     #[error(transparent)]
     Interface(#[from] InterfaceError),
     #[error(transparent)]
-    Memory(#[from] MemoryError),
+    Chunks(#[from] ChunksError),
     #[error(transparent)]
     Umem(#[from] UmemError),
     #[error("cannot duplicate a descriptor")]
@@ -69,12 +66,12 @@ impl LaneError {
                 OpenError::MemoryHole { .. } | OpenError::MemoryKind { .. } | OpenError::Umem { .. }
             ),
             Self::Interface(_)
-            | Self::Memory(_)
+            | Self::Chunks(ChunksError::Memory(_))
             | Self::Duplicate(_)
             | Self::Thread(_)
             | Self::Away
             | Self::Pair(PairError::Duplicate(_)) => true,
-            Self::Pair(_) | Self::Umem(_) => false,
+            Self::Chunks(ChunksError::Umem(_)) | Self::Pair(_) | Self::Umem(_) => false,
         }
     }
 
@@ -87,6 +84,15 @@ impl LaneError {
     }
 }
 
+/// One end of a cable between two ports, as a port has it.
+#[derive(Debug, Clone)]
+pub(crate) struct CableEnd {
+    /// Its name.
+    pub(crate) cable: Arc<str>,
+    /// Which end: 0 or 1.
+    pub(crate) end: usize,
+}
+
 /// A queue of the far side.
 #[derive(Clone)]
 pub(crate) enum FarSide {
@@ -97,7 +103,7 @@ pub(crate) enum FarSide {
         force_copy: bool,
     },
     /// An end of a cable to another port.
-    Cable { wire: Arc<Wire>, end: usize },
+    Cable,
     /// A null NIC that makes frames of so many bytes.
     Null { frame_bytes: u32 },
 }
@@ -106,7 +112,7 @@ impl FarSide {
     /// Length of the frames that a null NIC makes, bytes.
     fn frame_bytes(&self) -> u32 {
         match self {
-            Self::Queue { .. } | Self::Cable { .. } => 0,
+            Self::Queue { .. } | Self::Cable => 0,
             Self::Null { frame_bytes } => *frame_bytes,
         }
     }
@@ -115,7 +121,7 @@ impl FarSide {
     pub(crate) fn partial_checksums(&self) -> bool {
         match self {
             Self::Queue { interface, .. } => interface.link.partial_checksums,
-            Self::Null { .. } | Self::Cable { .. } => false,
+            Self::Null { .. } | Self::Cable => false,
         }
     }
 
@@ -123,7 +129,7 @@ impl FarSide {
     pub(crate) fn frame_limit(&self) -> u32 {
         match self {
             Self::Queue { interface, .. } => interface.frame_limit(),
-            Self::Cable { .. } | Self::Null { .. } => NULL_MTU + L2_BYTES,
+            Self::Cable | Self::Null { .. } => NULL_MTU + L2_BYTES,
         }
     }
 }
@@ -192,8 +198,6 @@ pub(crate) struct LaneParts<'a> {
     pub(crate) device: &'a NetDevice,
     pub(crate) far: FarSide,
     pub(crate) counters: Arc<PairCounters>,
-    /// The port's, if it has several pairs.
-    pub(crate) spill: Option<&'a Arc<Spill>>,
 }
 
 impl LaneParts<'_> {
@@ -202,17 +206,9 @@ impl LaneParts<'_> {
     /// # Errors
     /// [`LaneError`]; nothing stays behind.
     pub(crate) fn build(self, placement: Placement) -> Result<(Box<dyn Lane>, LaneFacts), LaneError> {
-        if let FarSide::Cable { wire, end } = &self.far {
-            let end = CableEnd {
-                wire: Arc::clone(wire),
-                end: *end,
-                pair: self.pair,
-            };
-            let guest = self.guest_side()?;
-            return Ok((
-                Box::new(CableLane::new(guest, end, self.counters)),
-                LaneFacts::cable(),
-            ));
+        if let FarSide::Cable = &self.far {
+            let lane = GuestLane::new(self.guest_side()?, self.counters);
+            return Ok((Box::new(lane), LaneFacts::cable()));
         }
         match placement {
             Placement::Copy => self.build_copy(),
@@ -241,14 +237,6 @@ impl LaneParts<'_> {
         self.device.negotiated().offloads.csum
     }
 
-    /// This pair's end of the port's spill.
-    pub(crate) fn spill_end(&self) -> Option<SpillEnd> {
-        self.spill.map(|spill| match self.pair {
-            0 => SpillEnd::Delivers(Arc::clone(spill)),
-            _ => SpillEnd::Gives(Arc::clone(spill)),
-        })
-    }
-
     fn build_copy(self) -> Result<(Box<dyn Lane>, LaneFacts), LaneError> {
         if let FarSide::Queue { interface, queue, .. } = &self.far
             && let Some(home) = interface.home(*queue)
@@ -262,16 +250,13 @@ impl LaneParts<'_> {
                 force_copy,
                 ..
             } => Some(interface.binding(self.placement, *force_copy, guest.frame_limit)),
-            FarSide::Cable { .. } | FarSide::Null { .. } => None,
+            FarSide::Cable | FarSide::Null { .. } => None,
         };
-        let memory = CopyMemory::new(binding.map_or(SMALL_CHUNK, |binding| binding.chunk_bytes))?;
-        let CopyMemory {
-            umem,
-            pool,
-            to_receive,
-            ..
-        } = memory;
-        let mut facts = LaneFacts::new(&umem, umem.len(), memory.backing);
+        let mut chunks = Chunks::new(
+            binding.map_or(SMALL_CHUNK, |binding| binding.chunk_bytes),
+            SEND_RING,
+        )?;
+        let mut facts = LaneFacts::new(&chunks.umem, chunks.umem.len(), chunks.backing.clone());
         facts.checksums = self.csum().then_some(Checksums::Daemon);
         let lane: Box<dyn Lane> = match (&self.far, binding) {
             (FarSide::Queue { interface, queue, .. }, Some(binding)) => {
@@ -283,27 +268,22 @@ impl LaneParts<'_> {
                     header_bytes: 0,
                     multi_buffer: wants_pieces(interface, (self.segments, csum)),
                 };
-                let (umem, socket) = registration::prepare(interface, umem, (&request, csum))?;
+                let (umem, socket) = registration::prepare(interface, chunks.umem, (&request, csum))?;
                 let (nic, sends) = facts.open(interface, (socket, guest.frame_limit), (&umem, &request))?;
+                chunks.umem = umem;
                 let refers = self.segments.refer(sends.zero_copy);
                 let sends = Sends { refers, ..sends };
-                let memory = (umem, pool, to_receive);
-                Box::new(
-                    CopyLane::new(guest, nic, memory, sends, Arc::clone(&self.counters))
-                        .with_spill(self.spill_end()),
-                )
+                let queue = NicQueue::new(nic, chunks, sends);
+                Box::new(CopyLane::new(guest, queue, self.counters))
             }
             _ => {
                 let config = NullConfig {
                     frame_bytes: self.far.frame_bytes(),
                     header_bytes: 0,
                 };
-                let nic = NullNic::new(umem.clone(), config, NULL_RING);
-                let memory = (umem, pool, to_receive);
-                Box::new(
-                    CopyLane::new(guest, nic, memory, Sends::PLAIN, Arc::clone(&self.counters))
-                        .with_spill(self.spill_end()),
-                )
+                let nic = NullNic::new(chunks.umem.clone(), config, NULL_RING);
+                let queue = NicQueue::new(nic, chunks, Sends::PLAIN);
+                Box::new(CopyLane::new(guest, queue, self.counters))
             }
         };
         Ok((lane, facts))
@@ -515,34 +495,4 @@ pub(crate) fn wants_pieces(interface: &Interface, (segments, cuts): (Segments, b
 /// and 70 MiB per GiB of 2 KiB chunks on 6.18.
 fn pool_bytes(umem: &Umem) -> u64 {
     umem.chunks() * 136
-}
-
-/// The UMEM of a queue pair in copy placement.
-pub(crate) struct CopyMemory {
-    pub(crate) umem: Umem,
-    pub(crate) pool: FramePool,
-    /// Chunks to receive into; the others are for sending.
-    pub(crate) to_receive: usize,
-    pub(crate) backing: String,
-}
-
-impl CopyMemory {
-    /// Memory of chunks of that size.
-    ///
-    /// # Errors
-    /// [`LaneError::Memory`].
-    pub(crate) fn new(chunk: u32) -> Result<Self, LaneError> {
-        let chunks = COPY_BYTES / chunk;
-        let memory = OwnMemory::new(COPY_BYTES as usize)?;
-        let backing = memory.backing().to_string();
-        let umem = Umem::aligned(Arc::new(memory), chunk, 0)?;
-        let pool: FramePool = umem.all_frames()?.collect();
-        let to_send = SEND_RING.min(chunks * 2 / 5);
-        Ok(Self {
-            umem,
-            pool,
-            to_receive: (chunks - to_send) as usize,
-            backing,
-        })
-    }
 }

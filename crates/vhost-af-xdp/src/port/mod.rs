@@ -23,14 +23,15 @@ use super::config::{NicConfig, Placement, PortConfig};
 use super::seldom::Seldom;
 use crate::guard::nudge;
 use crate::guard::sigbus;
+use crate::nic::endpoint::Chunks;
+use crate::nic::interface::SEND_RING;
 use crate::nic::interface::{Interface, InterfaceError, Interfaces};
 use crate::nic::kept;
 use crate::nic::steering::AWAY;
-use crate::port::lanes::{CopyMemory, FarSide, LaneError, NULL_MTU};
+use crate::port::lanes::{CableEnd, FarSide, LaneError, NULL_MTU};
 use crate::port::session::{Course, FaultCell, Ground, Session, SessionError};
 use crate::port::shown::{Held, Window};
 use crate::port::visit::Ended;
-use crate::switch::cable::PortEnd;
 use crate::switch::worker::Workers;
 use crate::vhost_user::alarm::Alarm;
 use crate::vhost_user::peer;
@@ -104,7 +105,7 @@ pub(crate) struct Port {
     pub(crate) counters: Vec<Arc<PairCounters>>,
     interfaces: Arc<Interfaces>,
     /// The cable, and which of its ends this is.
-    cable: Option<PortEnd>,
+    cable: Option<CableEnd>,
     workers: Arc<Workers>,
     /// As the log and `status` have it.
     name: Arc<str>,
@@ -128,7 +129,7 @@ impl Port {
         config: PortConfig,
         interfaces: Arc<Interfaces>,
         workers: Arc<Workers>,
-        cable: Option<PortEnd>,
+        cable: Option<CableEnd>,
     ) -> Result<Self, LaneError> {
         let counters = (0..config.queues).map(|_| Arc::default()).collect();
         let port = Self {
@@ -190,7 +191,7 @@ impl Port {
                 continue;
             }
             let binding = interface.binding(self.config.placement, force_copy, interface.frame_limit());
-            let memory = CopyMemory::new(binding.chunk_bytes)?;
+            let memory = Chunks::new(binding.chunk_bytes, SEND_RING)?;
             tried.push(interface.try_queue(&memory.umem, queue, binding.force_copy)?);
         }
         Ok(tried)
@@ -198,15 +199,8 @@ impl Port {
 
     fn far_sides(&self, interface: Option<&Arc<Interface>>) -> Vec<FarSide> {
         let pairs = u32::from(self.config.queues);
-        if let Some((wire, end)) = &self.cable {
-            let far = |_| FarSide::Cable {
-                wire: Arc::clone(wire),
-                end: *end,
-            };
-            return (0..pairs).map(far).collect();
-        }
         match &self.config.nic {
-            NicConfig::Cable { .. } => Vec::new(),
+            NicConfig::Cable { .. } => (0..pairs).map(|_| FarSide::Cable).collect(),
             NicConfig::Null { frame_bytes } => (0..pairs)
                 .map(|_| FarSide::Null {
                     frame_bytes: *frame_bytes,
@@ -294,6 +288,7 @@ impl Port {
             counters: &self.counters,
             far,
             opens: true,
+            cable: self.cable.as_ref(),
         }
     }
 

@@ -3,18 +3,18 @@
 
 use std::sync::{Arc, Mutex};
 
-use offload::segment::Request;
 use virtqueue::driver::{Buffer, QueueDriver};
 use virtqueue::{GuestAddr, Journal, QueueFeatures};
 use xsk::{FramePool, OwnMemory, Umem, UmemOffset};
 
-use super::cable::{CableEnd, CableLane, Parcel, Wire as Cable};
-use super::copy::CopyLane;
-use super::copy_bytes::GuestRam as Ram;
+use super::bytes::GuestRam as Ram;
+use super::guests::GuestLane;
+use super::joined::CopyLane;
 use super::lane::{DESCRIPTORS, Lane};
 use super::test_guest::{HEADER, Memory};
 use super::test_nic::{TestNic, Wire};
 use crate::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
+use crate::nic::endpoint::{Chunks, NicQueue};
 use crate::nic::queue::Sends;
 use device::counters::PairCounters;
 use device::offloads::Offloads;
@@ -49,10 +49,10 @@ fn guest(memory: &Memory, first: &[Buffer]) -> (QueuePair, QueueDriver) {
 }
 
 /// Breathes until all buffers are used; how many were used by each breath.
-fn breaths(lane: &mut dyn Lane, driver: &mut QueueDriver) -> Vec<usize> {
+fn breaths(mut breathe: impl FnMut(), driver: &mut QueueDriver) -> Vec<usize> {
     let mut used = Vec::new();
     while used.iter().sum::<usize>() < BUFFERS && used.len() < 2 * BUFFERS {
-        lane.breathe().expect("no fault");
+        breathe();
         let lens = std::iter::from_fn(|| driver.take_used()).map(|used| used.len);
         used.push(lens.inspect(|&len| assert_eq!(len, HEADER + FRAME)).count());
     }
@@ -75,34 +75,45 @@ fn turn_of_a_copy_lane_is_not_made_longer_by_the_pieces_of_buffers() {
         wire.fill = 32;
         let wire = Arc::new(Mutex::new(wire));
         let pool: FramePool = umem.all_frames().expect("ours").collect();
-        let memory = (umem, pool, 32);
-        let nic = TestNic(Arc::clone(&wire));
-        let mut lane = CopyLane::new(guest, nic, memory, Sends::PLAIN, Arc::default());
+        let chunks = Chunks {
+            umem,
+            pool,
+            to_receive: 32,
+            backing: String::new(),
+        };
+        let queue = NicQueue::new(TestNic(Arc::clone(&wire)), chunks, Sends::PLAIN);
+        let mut lane = CopyLane::new(guest, queue, Arc::default());
         for _ in 0..BUFFERS {
             wire.lock().expect("no panic").receive(FRAME, false);
         }
-        assert_eq!(breaths(&mut lane, &mut driver), [1; BUFFERS], "{offloads:?}");
+        let breathe = || {
+            lane.breathe(None).expect("no fault");
+        };
+        assert_eq!(breaths(breathe, &mut driver), [1; BUFFERS], "{offloads:?}");
     }
 }
 
 #[test]
 fn turn_of_a_cable_is_not_made_longer_by_the_pieces_of_buffers() {
     let (guest, mut driver) = guest(&Memory::new(RAM, 0), &[]);
-    let wire = Arc::new(Cable::new([1, 1]).expect("descriptors"));
-    let end = CableEnd {
-        wire: Arc::clone(&wire),
-        end: 0,
-        pair: 0,
+    let mut receiver = GuestLane::new(guest, Arc::default());
+    let memory = Memory::new(RAM, 0);
+    let vring = || memory.vring(64, QueueFeatures::default(), Journal::None);
+    let ((to_guest, _), (from_guest, mut sending)) = (vring(), vring());
+    for _ in 0..BUFFERS {
+        let addr = memory
+            .ram
+            .alloc((HEADER + FRAME).into(), 64)
+            .expect("memory is left");
+        let frame = Buffer::readable(addr, HEADER + FRAME);
+        sending.add(&[frame]).expect("room in the ring");
+    }
+    sending.publish();
+    let mut sender = GuestLane::new(memory.side(from_guest, to_guest, Offloads::NONE), Arc::default());
+    let breathe = || {
+        sender.breathe(receiver.peer()).expect("no fault");
     };
-    let mut lane = CableLane::new(guest, end, Arc::default());
-    let parcel = || Parcel {
-        request: Request::default(),
-        header_len: 0,
-        bytes: vec![0; FRAME as usize],
-    };
-    let mut parcels: Vec<_> = (0..BUFFERS).map(|_| parcel()).collect();
-    assert_eq!(wire.inbox(0, 0).push(&mut parcels), 0);
-    assert_eq!(breaths(&mut lane, &mut driver), [1; BUFFERS]);
+    assert_eq!(breaths(breathe, &mut driver), [1; BUFFERS]);
 }
 
 #[test]
@@ -130,9 +141,9 @@ fn direct_lane_keeps_few_pieces_of_buffers_and_uses_them_all() {
         let nic = TestNic(Arc::clone(&wire));
         let mut lane = DirectLane::new(guest, nic, direct, Sends::PLAIN, Arc::clone(&counters));
         for _ in 0..2 * BUFFERS {
-            lane.breathe().expect("no fault");
+            lane.breathe(None).expect("no fault");
         }
-        let taken = lane.guest().bases().to_guest as usize;
+        let taken = lane.pair().bases().to_guest as usize;
         assert!((1..=2).contains(&taken), "{taken} buffers taken");
         let mut used = 0;
         for _ in 0..BUFFERS + first.len() {
@@ -140,7 +151,7 @@ fn direct_lane_keeps_few_pieces_of_buffers_and_uses_them_all() {
             if used < BUFFERS + first.len() {
                 wire.lock().expect("no panic").receive(FRAME, false);
             }
-            lane.breathe().expect("no fault");
+            lane.breathe(None).expect("no fault");
             used += std::iter::from_fn(|| driver.take_used()).count();
         }
         assert_eq!(used, BUFFERS + first.len());

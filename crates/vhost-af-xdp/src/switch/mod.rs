@@ -6,20 +6,26 @@
 //! Invariants: nothing here imports what decides (`port`, `vhost_user`, `api`); nothing here blocks, logs or takes a
 //! lock while frames move; each loss has a counter of its own ([`device::counters`]).
 
-pub(crate) mod cable;
-pub(crate) mod copy;
-pub(crate) mod copy_bytes;
+pub(crate) mod arrivals;
+pub(crate) mod bytes;
+pub(crate) mod checksums;
+mod cutter;
+pub(crate) mod from_guest;
+pub(crate) mod gso;
+pub(crate) mod guests;
+pub(crate) mod joined;
 pub(crate) mod lane;
 #[cfg(test)]
 mod long_chains_tests;
+pub(crate) mod pending;
 #[cfg(test)]
 mod pieces_tests;
 pub(crate) mod progress;
-pub(crate) mod received;
-pub(crate) mod spill;
-pub(crate) mod super_frame;
+pub(crate) mod role;
 #[cfg(test)]
 pub(crate) mod test_guest;
 #[cfg(test)]
 pub(crate) mod test_nic;
+pub(crate) mod to_guest;
+pub(crate) mod to_nic;
 pub(crate) mod worker;

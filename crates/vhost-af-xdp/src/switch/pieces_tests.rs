@@ -6,12 +6,13 @@ use virtqueue::driver::{Buffer, QueueDriver};
 use virtqueue::{Journal, QueueFeatures};
 use xsk::{FramePool, OwnMemory, Umem, UmemOffset};
 
-use super::copy::CopyLane;
-use super::copy_bytes::GuestRam as Ram;
+use super::bytes::GuestRam as Ram;
+use super::joined::CopyLane;
 use super::lane::Lane;
 use super::test_guest::{HEADER, Memory};
 use super::test_nic::{TestNic, Wire};
 use crate::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
+use crate::nic::endpoint::{Chunks, NicQueue};
 use crate::nic::queue::Sends;
 use device::counters::PairCounters;
 use device::offloads::Offloads;
@@ -67,7 +68,14 @@ impl World {
             Box::new(DirectLane::new(guest, nic, memory, Sends::PLAIN, counted))
         } else {
             let pool: FramePool = umem.all_frames().expect("ours").collect();
-            Box::new(CopyLane::new(guest, nic, (umem, pool, 32), Sends::PLAIN, counted))
+            let chunks = Chunks {
+                umem,
+                pool,
+                to_receive: 32,
+                backing: String::new(),
+            };
+            let queue = NicQueue::new(nic, chunks, Sends::PLAIN);
+            Box::new(CopyLane::new(guest, queue, counted))
         };
         Self {
             lane,
@@ -88,7 +96,7 @@ impl World {
     /// Bytes of the frames that the guest got, without their headers; `None`: a buffer with nothing in it.
     fn delivered(&mut self) -> Vec<Option<u32>> {
         for _ in 0..4 {
-            self.lane.breathe().expect("no fault");
+            self.lane.breathe(None).expect("no fault");
         }
         let used = std::iter::from_fn(|| self.driver.take_used());
         used.map(|used| used.len.checked_sub(HEADER)).collect()

@@ -6,8 +6,12 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use xsk::{Frame, RxDesc, TxDesc, Umem, UmemOffset};
 
-use super::super_frame::TXMD_CHECKSUM;
+use super::gso::TXMD_CHECKSUM;
+use crate::nic::endpoint::NicQueue;
+use crate::nic::lent::Lent;
 use crate::nic::queue::{Link, Nic};
+use crate::nic::xdp::XdpNic;
+use device::counters::PairCounters;
 
 /// A frame that was sent, and the checksum that its metadata asks for.
 pub(crate) type Sent = (Vec<u8>, Option<(u16, u16)>);
@@ -32,6 +36,8 @@ pub(crate) struct Wire {
     pub(crate) given: VecDeque<Frame>,
     /// What was received.
     pub(crate) received: VecDeque<RxDesc>,
+    /// The queue, when its lane was stopped.
+    pub(crate) home: Option<NicQueue<TestNic>>,
 }
 
 impl Wire {
@@ -50,6 +56,7 @@ impl Wire {
             fill: 0,
             given: VecDeque::new(),
             received: VecDeque::new(),
+            home: None,
         }
     }
 
@@ -108,6 +115,14 @@ pub(crate) struct TestNic(pub(crate) Arc<Mutex<Wire>>);
 impl TestNic {
     fn wire(&self) -> MutexGuard<'_, Wire> {
         self.0.lock().expect("no panic")
+    }
+}
+
+impl Lent for TestNic {
+    fn give_back(queue: NicQueue<Self>, _counters: &PairCounters) -> Option<NicQueue<XdpNic>> {
+        let wire = Arc::clone(&queue.nic.0);
+        wire.lock().expect("no panic").home = Some(queue);
+        None
     }
 }
 

@@ -34,8 +34,9 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 
-use super::lane::{Lane, Rest};
+use super::lane::{Blame, Lane, Peer, Work};
 use super::progress::{Place, Progress, Watcher};
+use super::role::Role;
 use device::counters::Counter;
 use device::pair::Fault;
 
@@ -57,12 +58,19 @@ pub(crate) struct LaneId(pub(crate) u64);
 pub(crate) type OnFault = Box<dyn FnOnce(Fault) + Send>;
 
 /// Something that control does to a running lane, on its worker's thread.
-pub(crate) type Change = Box<dyn FnOnce(&mut dyn Lane) + Send>;
+pub(crate) type Change = Box<dyn FnOnce(&mut dyn Lane, Option<Peer<'_>>) + Send>;
+
+/// A lane on its way to a worker.
+pub(crate) struct NewLane {
+    pub(crate) lane: Box<dyn Lane>,
+    pub(crate) role: Role,
+    pub(crate) on_fault: OnFault,
+}
 
 /// What control asks of a worker.
 pub(crate) enum Command {
     /// Take this lane into the rounds.
-    Add(LaneId, Box<dyn Lane>, OnFault),
+    Add(LaneId, NewLane),
     /// Hand this lane back.
     Remove(LaneId, Sender<Option<Box<dyn Lane>>>),
     /// Change this lane, between two rounds.
@@ -173,6 +181,9 @@ fn pin(cpu: usize) {
 struct Slot {
     id: LaneId,
     lane: Box<dyn Lane>,
+    role: Role,
+    /// Which slot takes frames that this one has for others.
+    peer: Option<usize>,
     /// Taken when it is called; a slot without it is out of the rounds.
     on_fault: Option<OnFault>,
     /// Its NIC is watched: only while the worker sleeps.
@@ -225,35 +236,70 @@ impl Worker {
     /// One round over the lanes; whether a frame moved.
     fn breathe(&mut self) -> bool {
         let mut moved = 0;
-        for slot in self.lanes.iter_mut().filter(|slot| slot.on_fault.is_some()) {
+        for at in 0..self.lanes.len() {
+            let Some((slot, other)) = in_rounds(&mut self.lanes, at) else {
+                continue;
+            };
             self.progress.take_up(slot.id);
-            match slot.lane.breathe() {
+            let Some(other) = other else {
+                match slot.lane.breathe(None) {
+                    Ok(0) => {}
+                    Ok(frames) => {
+                        moved += frames;
+                        slot.futile = 0;
+                        slot.check_calls();
+                    }
+                    Err(Blame::Own(fault) | Blame::Peer(fault)) => slot.report(fault),
+                }
+                continue;
+            };
+            match slot.lane.breathe(other.lane.peer()) {
                 Ok(0) => {}
                 Ok(frames) => {
                     moved += frames;
-                    slot.futile = 0;
+                    (slot.futile, other.futile) = (0, 0);
                     slot.check_calls();
+                    other.check_calls();
                 }
-                Err(fault) => slot.report(fault),
+                Err(Blame::Own(fault)) => slot.report(fault),
+                Err(Blame::Peer(fault)) => other.report(fault),
+            }
+            if slot.on_fault.is_none() || other.on_fault.is_none() {
+                self.find_peers();
             }
         }
         moved > 0
     }
 
+    /// Who gives frames to whom. The place for a table that decides by a frame's address.
+    fn find_peers(&mut self) {
+        for at in 0..self.lanes.len() {
+            let slot = &self.lanes[at];
+            let wanted = slot.role.peers(slot.lane.pair().to_guest.enabled);
+            let receives = |role: &Role| {
+                let is = |slot: &Slot| {
+                    slot.role == *role && slot.on_fault.is_some() && slot.lane.pair().to_guest.enabled
+                };
+                self.lanes.iter().position(is)
+            };
+            self.lanes[at].peer = wanted.iter().flatten().find_map(receives);
+        }
+    }
+
     /// Arms all lanes and sleeps until something happens.
     fn rest(&mut self) {
-        let mut rest = self.listen_again();
-        for slot in self.lanes.iter_mut().filter(|slot| slot.on_fault.is_some()) {
-            self.progress.take_up(slot.id);
-            slot.check_calls();
-            match slot.lane.arm() {
-                Ok(lane) => rest = rest.max(lane),
-                Err(fault) => slot.report(fault),
+        let mut work = self.listen_again();
+        for at in 0..self.lanes.len() {
+            if let Some((slot, other)) = in_rounds(&mut self.lanes, at) {
+                self.progress.take_up(slot.id);
+                slot.check_calls();
+                let peer = other.and_then(|other| other.lane.peer());
+                work = work.max(slot.lane.arm(peer));
             }
         }
-        if rest != Rest::Busy {
+        if work != Work::Now {
             self.counters.sleeps.add(1);
-            let soon = Timespec::try_from(SOON).ok().filter(|_| rest == Rest::Soon);
+            let soon = Timespec::try_from(SOON).ok().filter(|_| work == Work::Soon);
             self.watch_nics();
             let mut events = [MaybeUninit::<Event>::uninit(); 16];
             self.progress.sleep();
@@ -287,9 +333,9 @@ impl Worker {
     }
 
     /// Listens again to lanes whose time is up; how long to sleep because of those that are not listened to.
-    fn listen_again(&mut self) -> Rest {
+    fn listen_again(&mut self) -> Work {
         if self.lanes.iter().all(|slot| slot.deaf.is_none()) {
-            return Rest::Idle;
+            return Work::None;
         }
         let now = Instant::now();
         for slot in &mut self.lanes {
@@ -302,8 +348,8 @@ impl Worker {
         let mut events = [MaybeUninit::<Event>::uninit(); 16];
         let _ = epoll::wait(&self.epoll, &mut events, Some(&Timespec::default()));
         match self.lanes.iter().any(|slot| slot.deaf.is_some()) {
-            true => Rest::Soon,
-            false => Rest::Idle,
+            true => Work::Soon,
+            false => Work::None,
         }
     }
 
@@ -333,10 +379,11 @@ impl Worker {
     fn read_mail(&mut self) -> bool {
         loop {
             match self.inbox.try_recv() {
-                Ok(Command::Add(id, lane, on_fault)) => self.add(id, lane, on_fault),
+                Ok(Command::Add(id, lane)) => self.add(id, lane),
                 Ok(Command::Remove(id, answer)) => {
                     let at = self.lanes.iter().position(|slot| slot.id == id);
                     let slot = at.map(|at| self.lanes.remove(at));
+                    self.find_peers();
                     let _ = answer.send(slot.map(|mut slot| {
                         slot.check_calls();
                         slot.unlisten(&self.epoll);
@@ -345,8 +392,10 @@ impl Worker {
                 }
                 Ok(Command::Change(id, change, done)) => {
                     self.progress.take_up(id);
-                    if let Some(lane) = self.lane(id) {
-                        change(&mut **lane);
+                    if let Some(at) = self.lanes.iter().position(|slot| slot.id == id) {
+                        let (slot, other) = pair_of(&mut self.lanes, at);
+                        change(&mut *slot.lane, other.and_then(|other| other.lane.peer()));
+                        self.find_peers();
                     }
                     let _ = done.send(());
                 }
@@ -356,19 +405,19 @@ impl Worker {
         }
     }
 
-    fn lane(&mut self, id: LaneId) -> Option<&mut Box<dyn Lane>> {
-        self.lanes
-            .iter_mut()
-            .find(|slot| slot.id == id)
-            .map(|slot| &mut slot.lane)
-    }
-
-    fn add(&mut self, id: LaneId, mut lane: Box<dyn Lane>, on_fault: OnFault) {
+    fn add(&mut self, id: LaneId, new: NewLane) {
+        let NewLane {
+            mut lane,
+            role,
+            on_fault,
+        } = new;
         self.progress.take_up(id);
         lane.disarm();
         let slot = Slot {
             id,
             lane,
+            role,
+            peer: None,
             on_fault: Some(on_fault),
             watched: false,
             futile: 0,
@@ -376,13 +425,33 @@ impl Worker {
         };
         slot.listen(&self.epoll);
         self.lanes.push(slot);
+        self.find_peers();
+    }
+}
+
+/// A slot that is in the rounds, and the one of its peer.
+fn in_rounds(slots: &mut [Slot], at: usize) -> Option<(&mut Slot, Option<&mut Slot>)> {
+    slots[at].on_fault.is_some().then(|| pair_of(slots, at))
+}
+
+fn pair_of(slots: &mut [Slot], at: usize) -> (&mut Slot, Option<&mut Slot>) {
+    match slots[at].peer {
+        Some(other) if other > at => {
+            let (front, back) = slots.split_at_mut(other);
+            (&mut front[at], back.first_mut())
+        }
+        Some(other) if other < at => {
+            let (front, back) = slots.split_at_mut(at);
+            (&mut back[0], front.get_mut(other))
+        }
+        _ => (&mut slots[at], None),
     }
 }
 
 impl Slot {
     /// Lets its eventfds wake the worker.
     fn listen(&self, epoll: &OwnedFd) {
-        for fd in self.lane.wakers() {
+        for fd in self.lane.pair().kicks() {
             let flags = EventFlags::IN | EventFlags::ET;
             // A descriptor that cannot be watched (a regular file as kick fd) is only polled.
             let _ = epoll::add(epoll, fd.as_fd(), EventData::new_u64(self.id.0), flags);
@@ -390,14 +459,14 @@ impl Slot {
     }
 
     fn unlisten(&self, epoll: &OwnedFd) {
-        for fd in self.lane.wakers() {
+        for fd in self.lane.pair().kicks() {
             let _ = epoll::delete(epoll, fd);
         }
     }
 
     /// A lane whose calls hold up the worker has to go; it calls no more, so it does that once.
     fn check_calls(&mut self) {
-        if self.lane.guest().call_blocks() {
+        if self.lane.pair().call_blocks() {
             self.report(Fault::CallBlocks);
         }
     }
@@ -454,8 +523,26 @@ pub(crate) struct Workers {
 struct Roster {
     /// Lanes that each worker has.
     loads: Vec<usize>,
-    /// Whose a lane is.
-    owners: HashMap<LaneId, Arc<str>>,
+    /// What is known of each lane.
+    lanes: HashMap<LaneId, Entry>,
+}
+
+/// A lane that a worker has.
+struct Entry {
+    owner: Arc<str>,
+    worker: usize,
+    /// See [`Role::group`].
+    group: Option<Arc<str>>,
+}
+
+impl Roster {
+    /// The worker of a group, if a lane of it is there.
+    fn worker_of(&self, group: &Arc<str>) -> Option<usize> {
+        let mut lanes = self.lanes.values();
+        lanes
+            .find(|lane| lane.group.as_ref() == Some(group))
+            .map(|lane| lane.worker)
+    }
 }
 
 /// What can be seen of a worker from outside.
@@ -480,7 +567,7 @@ impl Workers {
         Ok(Self {
             roster: Mutex::new(Roster {
                 loads: vec![0; handles.len()],
-                owners: HashMap::new(),
+                lanes: HashMap::new(),
             }),
             handles,
             next_id: AtomicU64::new(1),
@@ -488,16 +575,26 @@ impl Workers {
         })
     }
 
-    /// Gives a lane of `owner` to the worker that has the fewest, of those that do not hang; which one, and the lane's
-    /// name.
-    pub(crate) fn add(&self, lane: Box<dyn Lane>, owner: &Arc<str>, on_fault: OnFault) -> (usize, LaneId) {
+    /// Gives a lane of `owner` to the worker of its group, or to the one that has the fewest of those that do not hang;
+    /// which one, and the lane's name.
+    pub(crate) fn add(&self, lane: NewLane, owner: &Arc<str>) -> (usize, LaneId) {
         let id = LaneId(self.next_id.fetch_add(1, Relaxed));
+        let group = lane.role.group(lane.lane.pair().to_guest.enabled).cloned();
         let mut roster = self.roster();
         let by_load = |&worker: &usize| (self.handles[worker].hangs.load(Relaxed), roster.loads[worker]);
-        let worker = (0..self.handles.len()).min_by_key(by_load).unwrap_or(0);
+        let worker = group
+            .as_ref()
+            .and_then(|group| roster.worker_of(group))
+            .or_else(|| (0..self.handles.len()).min_by_key(by_load))
+            .unwrap_or(0);
         roster.loads[worker] += 1;
-        roster.owners.insert(id, Arc::clone(owner));
-        self.handles[worker].send(Command::Add(id, lane, on_fault));
+        let entry = Entry {
+            owner: Arc::clone(owner),
+            worker,
+            group,
+        };
+        roster.lanes.insert(id, entry);
+        self.handles[worker].send(Command::Add(id, lane));
         (worker, id)
     }
 
@@ -506,7 +603,7 @@ impl Workers {
         let lane = self.handles[worker].remove(id);
         let mut roster = self.roster();
         roster.loads[worker] = roster.loads[worker].saturating_sub(1);
-        roster.owners.remove(&id);
+        roster.lanes.remove(&id);
         lane
     }
 
@@ -516,7 +613,7 @@ impl Workers {
 
     /// Whose a lane is.
     pub(crate) fn owner(&self, id: LaneId) -> Option<Arc<str>> {
-        self.roster().owners.get(&id).cloned()
+        self.roster().lanes.get(&id).map(|lane| Arc::clone(&lane.owner))
     }
 
     /// The threads of the workers.
@@ -548,7 +645,7 @@ impl Workers {
         &self,
         worker: usize,
         id: LaneId,
-        change: impl FnOnce(&mut dyn Lane) + Send + 'static,
+        change: impl FnOnce(&mut dyn Lane, Option<Peer<'_>>) + Send + 'static,
     ) {
         let (done, changed) = mpsc::channel();
         self.handles[worker].send(Command::Change(id, Box::new(change), done));

@@ -26,10 +26,10 @@ use virtqueue::{DirtyLog, InflightError, InflightRegion, LogError, RingAddresses
 use crate::config::{Placement, PortConfig, Segments};
 use crate::direct::registration::UnderWay;
 use crate::guard::sigbus::Watch;
-use crate::port::lanes::{FarSide, LaneError, LaneFacts};
+use crate::nic::kept::Home;
+use crate::port::lanes::{CableEnd, FarSide, LaneError, LaneFacts};
 use crate::seldom::Seldom;
-use crate::switch::lane::Lane;
-use crate::switch::spill::Spill;
+use crate::switch::lane::{Lane, Peer};
 use crate::switch::worker::{LaneId, Workers};
 use crate::vhost_user::alarm::Alarm;
 use crate::vhost_user::announce;
@@ -123,6 +123,8 @@ pub(crate) struct Ground<'a> {
     pub(crate) far: &'a [FarSide],
     /// Queues can be opened now; those that are open go on in any case.
     pub(crate) opens: bool,
+    /// The cable, and which of its ends the port is.
+    pub(crate) cable: Option<&'a CableEnd>,
 }
 
 /// Called, without the port's lock, when memory of that pair is registered: then [`Session::go_direct`] is worth a try.
@@ -137,6 +139,8 @@ pub(crate) struct ActiveLane {
     worker: usize,
     /// Others only refer to them weakly: the socket in them keeps the queue bound.
     pub(crate) facts: Arc<LaneFacts>,
+    /// Where its NIC queue goes when it is stopped, if that stays.
+    home: Option<Home>,
 }
 
 /// How far a session came.
@@ -160,8 +164,6 @@ pub(crate) struct Session {
     channel: Option<UnixStream>,
     /// In use while VHOST_F_LOG_ALL is set.
     log: Option<Arc<DirtyLog>>,
-    /// Frames of pairs that the guest has switched off, where there are several.
-    spill: Option<Arc<Spill>>,
     memory: MemoryTable,
     pub(crate) lanes: Vec<Option<ActiveLane>>,
     /// Memory that is being registered for pairs whose lanes copy until then.
@@ -193,7 +195,6 @@ impl Session {
             device: NetDevice::new(pairs, config.offload),
             channel: None,
             log: None,
-            spill: (pairs > 1).then(|| Spill::new().ok().map(Arc::new)).flatten(),
             memory: MemoryTable::new(
                 Watch::new(connection.try_clone().ok(), Some(alarm.clone())),
                 most_bytes,
@@ -323,7 +324,7 @@ impl Session {
         let log = self.device.log();
         for lane in self.lanes.iter().flatten() {
             let log = log.cloned();
-            lane.change(workers, move |lane| lane.guest_mut().set_log(log.as_ref()));
+            lane.change(workers, move |lane, _| lane.pair_mut().set_log(log.as_ref()));
         }
     }
 
@@ -359,7 +360,7 @@ impl Session {
     pub(crate) fn announce(&self, mac: [u8; 6], ground: &Ground<'_>) {
         let frame = announce::rarp(mac);
         match self.lanes.iter().flatten().next() {
-            Some(lane) => lane.change(ground.workers, move |lane| lane.inject(&frame)),
+            Some(lane) => lane.change(ground.workers, move |lane, peer| lane.inject(&frame, peer)),
             None => tracing::debug!("SEND_RARP with no queue running: nothing to send it by"),
         }
     }
@@ -443,8 +444,8 @@ impl Session {
         if let Some(lane) = &self.lanes[index as usize / 2] {
             // Closed here, when it came back.
             let (back, _before) = mpsc::channel();
-            lane.change(ground.workers, move |lane| {
-                let _ = back.send(lane.guest_mut().vring(direction(index)).call.replace(duplicate));
+            lane.change(ground.workers, move |lane, _| {
+                let _ = back.send(lane.pair_mut().vring(direction(index)).call.replace(duplicate));
             });
         }
         Ok(())
@@ -469,16 +470,23 @@ impl Session {
             return self.start_all(ground);
         }
         if let Some(lane) = &self.lanes[index as usize / 2] {
-            lane.change(ground.workers, move |lane| {
-                lane.guest_mut().vring(direction(index)).enabled = enabled;
+            lane.change(ground.workers, move |lane, _| {
+                lane.pair_mut().vring(direction(index)).enabled = enabled;
             });
+            if direction(index) == Direction::ToGuest && index > 0 {
+                self.change_worker(index as usize / 2, ground);
+            }
         }
         Ok(())
     }
 }
 
 impl ActiveLane {
-    fn change(&self, workers: &Workers, change: impl FnOnce(&mut dyn Lane) + Send + 'static) {
+    fn change(
+        &self,
+        workers: &Workers,
+        change: impl FnOnce(&mut dyn Lane, Option<Peer<'_>>) + Send + 'static,
+    ) {
         workers.change(self.worker, self.id, change);
     }
 }

@@ -13,14 +13,19 @@ use super::{ActiveLane, FaultCell, Ground, Session, SessionError};
 use crate::config::Placement;
 use crate::direct::registration::{Registered, Registration, UnderWay};
 use crate::guard::nudge;
+use crate::nic::endpoint::NicQueue;
 use crate::nic::interface::InterfaceError;
-use crate::port::lanes::{LaneError, LaneFacts, LaneParts, NOT_YET, private_bytes};
+use crate::nic::kept::{self, Home};
+use crate::nic::xdp::XdpNic;
+use crate::port::lanes::{CableEnd, FarSide, LaneError, LaneFacts, LaneParts, NOT_YET, private_bytes};
 use crate::port::with_sources;
+use crate::switch::joined::CopyLane;
 use crate::switch::lane::Lane;
-use crate::switch::worker::Workers;
+use crate::switch::role::Role;
+use crate::switch::worker::{NewLane, Workers};
 use crate::vhost_user::alarm::Alarm;
 use crate::vhost_user::memory::{MemoryError, MemoryTable};
-use device::pair::{Fault, QueuePair};
+use device::pair::Fault;
 
 /// A queue is free an RCU grace period after its socket was closed (`SOCK_RCU_FREE`, net/xdp/xsk.c), 14 to 23 ms
 /// here, several times that on a busy machine. An attempt to bind before that fails, but not before the kernel has made its tables
@@ -170,36 +175,39 @@ impl Session {
         Ok(())
     }
 
-    /// Lets a running lane go on with the memory table as it is now, without closing its socket. It is stopped where that is not
-    /// possible: a lane that left its worker must not just be dropped, as its queue may be one that stays (`nic/resident.rs`).
+    /// Builds a running lane anew over the memory table as it is now, without closing its socket.
     fn move_pair(&mut self, pair: usize, ground: &Ground<'_>) -> Result<(), SessionError> {
         let Some(active) = self.lanes[pair].take() else {
             return Ok(());
         };
-        let Some(mut lane) = ground.workers.remove(active.worker, active.id) else {
-            return Ok(());
+        let (queue, facts, home) = (
+            self.stop_lane(pair, &active, ground.workers),
+            active.facts,
+            active.home,
+        );
+        let Some(queue) = queue else {
+            return match self.device.memory() {
+                Some(_) => self.start_pair(pair, ground),
+                None => Ok(()),
+            };
         };
-        self.device.keep_bases(pair, lane.guest().bases());
-        match self.guest_side(pair, ground) {
+        let guest = self.parts(pair, ground).guest_side();
+        match guest {
             Ok(guest) => {
-                lane.replace_guest(guest);
-                self.run(pair, lane, active.facts, ground);
+                let counters = Arc::clone(&ground.counters[pair]);
+                let lane = Box::new(CopyLane::new(guest, queue, counters));
+                self.run(pair, lane, facts, ground);
                 Ok(())
             }
             Err(error) => {
-                drop(active.facts);
-                self.stop_lane(pair, lane, ground.workers);
+                drop(facts);
+                put_back(home.as_ref(), Some(queue));
                 match self.device.memory() {
-                    Some(_) => self.or_wait(Err(error)),
+                    Some(_) => self.or_wait(Err(error.into())),
                     None => Ok(()),
                 }
             }
         }
-    }
-
-    /// The guest's half of a lane, by the memory table as it is now.
-    fn guest_side(&self, pair: usize, ground: &Ground<'_>) -> Result<QueuePair, SessionError> {
-        Ok(self.parts(pair, ground).guest_side()?)
     }
 
     /// Starts every pair that can run.
@@ -342,7 +350,6 @@ impl Session {
             device: &self.device,
             far: ground.far[pair].clone(),
             counters: Arc::clone(&ground.counters[pair]),
-            spill: self.spill.as_ref(),
         }
     }
 
@@ -350,28 +357,60 @@ impl Session {
     fn run(&mut self, pair: usize, lane: Box<dyn Lane>, facts: Arc<LaneFacts>, ground: &Ground<'_>) {
         let (cell, alarm) = (Arc::clone(&self.fault), self.alarm.clone());
         let on_fault = Box::new(move |fault| report(&cell, fault, &alarm));
-        let (worker, id) = ground.workers.add(lane, ground.name, on_fault);
+        let pair_number = u16::try_from(pair).unwrap_or(u16::MAX);
+        let role = match ground.cable {
+            Some(CableEnd { cable, end }) => Role::CableEnd {
+                cable: Arc::clone(cable),
+                end: *end,
+                pair: pair_number,
+            },
+            None => Role::Pair {
+                port: Arc::clone(ground.name),
+                pair: pair_number,
+            },
+        };
+        let lane = NewLane { lane, role, on_fault };
+        let (worker, id) = ground.workers.add(lane, ground.name);
         self.course.ran = true;
         tracing::debug!(pair, worker, mode = facts.mode, "lane runs");
-        self.lanes[pair] = Some(ActiveLane { id, worker, facts });
+        let home = match ground.far.get(pair) {
+            Some(FarSide::Queue { interface, queue, .. }) => interface.home(*queue).cloned(),
+            _ => None,
+        };
+        self.lanes[pair] = Some(ActiveLane {
+            id,
+            worker,
+            facts,
+            home,
+        });
+    }
+
+    /// Lets a running lane change to the worker that it belongs to, now that its pair is on or off.
+    pub(super) fn change_worker(&mut self, pair: usize, ground: &Ground<'_>) {
+        if let Some(active) = self.lanes[pair].take()
+            && let Some(lane) = ground.workers.remove(active.worker, active.id)
+        {
+            self.run(pair, lane, active.facts, ground);
+        }
     }
 
     pub(super) fn stop_pair(&mut self, pair: usize, workers: &Workers) {
         self.end_registration(pair);
-        let Some(lane) = self.lanes[pair].take() else {
-            return;
-        };
-        // Closed before the lane is: a second descriptor would keep the queue bound.
-        drop(lane.facts);
-        if let Some(stopping) = workers.remove(lane.worker, lane.id) {
-            self.stop_lane(pair, stopping, workers);
+        if let Some(active) = self.lanes[pair].take() {
+            let queue = self.stop_lane(pair, &active, workers);
+            // Closed before the queue is: a second descriptor would keep it bound.
+            drop(active.facts);
+            put_back(active.home.as_ref(), queue);
         }
     }
 
-    fn stop_lane(&mut self, pair: usize, lane: Box<dyn Lane>, workers: &Workers) {
-        let stopped = lane.stop();
-        self.device.keep_bases(pair, stopped.bases);
-        stopped.calls.iter().for_each(|call| self.call(call, workers));
+    /// Stops a lane; the NIC queue that it was lent.
+    fn stop_lane(&mut self, pair: usize, lane: &ActiveLane, workers: &Workers) -> Option<NicQueue<XdpNic>> {
+        let stopped = workers.remove(lane.worker, lane.id)?.stop();
+        self.device.keep_bases(pair, stopped.pair.bases);
+        let calls = stopped.pair.calls.iter();
+        calls.for_each(|call| self.call(call, workers));
+        stopped.queue
     }
 
     /// Makes a call that a stopped lane owes.
@@ -381,6 +420,13 @@ impl Session {
             blocks.store(true, Relaxed);
             report(&self.fault, Fault::CallBlocks, &self.alarm);
         }
+    }
+}
+
+/// Puts a queue back that stays when guests go; another is closed.
+fn put_back(home: Option<&Home>, queue: Option<NicQueue<XdpNic>>) {
+    if let (Some(home), Some(queue)) = (home, queue) {
+        *kept::look(home) = Some(queue);
     }
 }
 

@@ -24,7 +24,7 @@ use offload::packet::{self, HEADERS_MAX, Layers};
 use offload::verify::{self, Verdict};
 use xsk::{RxDesc, Umem, UmemOffset};
 
-use super::copy_bytes::{received_bytes, received_bytes_mut};
+use super::bytes::{received_bytes, received_bytes_mut};
 use device::counters::PairCounters;
 use device::pair::QueuePair;
 
@@ -64,14 +64,14 @@ impl Looks {
 }
 
 /// Looks at frames that lie in memory which others may write, by private copies.
-pub(crate) struct Glass {
+pub(crate) struct PrivateLook {
     looks: Looks,
     copy: Box<[u8; LONGEST_COPY]>,
     /// End of the IP packet in the frame last looked at.
     end: u32,
 }
 
-impl Glass {
+impl PrivateLook {
     /// For a guest; `None`: no partial checksums occur.
     pub(crate) fn of(guest: &QueuePair) -> Option<Self> {
         let looks = Looks::of(guest)?;

@@ -9,16 +9,17 @@ use xsk::{FramePool, OwnMemory};
 
 use super::*;
 use crate::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
+use crate::nic::endpoint::{Chunks, NicQueue};
 use crate::nic::queue::{Link, MOST_PIECES};
-use crate::nic::resident::{Home, Resident, Share};
-use crate::switch::copy::{CopyLane, References};
-use crate::switch::copy_bytes::GuestRam as Ram;
-use crate::switch::lane::{BATCH, Lane, Rest, SEGMENTS};
+use crate::switch::bytes::GuestRam as Ram;
+use crate::switch::joined::CopyLane;
+use crate::switch::lane::{BATCH, Lane, SEGMENTS, Work};
 use crate::switch::test_guest::Memory;
 use crate::switch::test_nic::{TestNic, Wire};
 use device::offloads::Offloads;
+use device::pair::QueuePair;
 
-#[path = "copy/cutter_lane_tests.rs"]
+#[path = "cutter_lane_tests.rs"]
 mod cutter_lane;
 
 #[derive(Clone, Copy, Debug)]
@@ -76,7 +77,6 @@ impl Setup {
 
 /// World of a lane, and where its NIC and memory are once it was stopped (copy placement).
 struct World {
-    home: Home<TestNic>,
     memory: Memory,
     driver: QueueDriver,
     lane: Box<dyn Lane>,
@@ -143,7 +143,6 @@ impl World {
         let wire = Arc::new(Mutex::new(wire));
         let nic = TestNic(Arc::clone(&wire));
         let counters = Arc::new(PairCounters::default());
-        let home = Home::default();
         let lane: Box<dyn Lane> = if setup.direct {
             let pool: FramePool = umem.frames(own..own + private as u64).expect("inside").collect();
             let chunks = DirectMemory {
@@ -164,22 +163,16 @@ impl World {
             while pool.len() > setup.chunks {
                 let _ = pool.take();
             }
-            let resident = Resident {
-                nic,
-                references: References::new(&umem),
+            let chunks = Chunks {
                 umem,
-                share: Share {
-                    backing: String::new(),
-                    all: pool.len(),
-                    to_receive: 0,
-                },
                 pool,
+                to_receive: 0,
+                backing: String::new(),
             };
-            let counted = (setup.sends, Arc::clone(&counters));
-            Box::new(CopyLane::visiting(guest, resident, &home, counted))
+            let queue = NicQueue::new(nic, chunks, setup.sends);
+            Box::new(CopyLane::new(guest, queue, Arc::clone(&counters)))
         };
         Self {
-            home,
             memory,
             driver,
             lane,
@@ -240,7 +233,7 @@ impl World {
     }
 
     fn breathe(&mut self) -> usize {
-        self.lane.breathe().expect("no fault")
+        self.lane.breathe(None).expect("no fault")
     }
 
     /// Breathes until everything is given back.
@@ -379,13 +372,13 @@ fn lane_with_a_super_frame_in_hand_neither_sleeps_nor_spins() {
         world.send(20_000, 1000, 3);
         for _ in 0..3 {
             world.breathe();
-            assert_eq!(world.lane.arm().expect("no fault"), Rest::Soon, "{setup:?}");
+            assert_eq!(world.lane.arm(None), Work::Soon, "{setup:?}");
             world.lane.disarm();
         }
         world.wire().each_kick = 64;
         world.finish();
         world.breathe();
-        assert_eq!(world.lane.arm().expect("no fault"), Rest::Idle);
+        assert_eq!(world.lane.arm(None), Work::None);
     }
 }
 
@@ -400,7 +393,7 @@ fn super_frame_that_waits_for_room_behind_others_does_not_spin() {
     world.send(30_000, 1000, 3);
     world.breathe();
     assert_eq!(world.breathe(), 0);
-    assert_eq!(world.lane.arm().expect("no fault"), Rest::Soon);
+    assert_eq!(world.lane.arm(None), Work::Soon);
     world.wire().each_kick = 64;
     world.finish();
     world.assert_sent(true);
@@ -415,14 +408,14 @@ fn super_frame_in_hand_that_needs_several_descriptors_does_not_spin() {
         ..Setup::new(false, WITH_METADATA)
     };
     let mut world = World::new(setup);
-    world.lane.guest_mut().frame_limit = 9018;
+    world.lane.pair_mut().frame_limit = 9018;
     for _ in 0..2 {
         world.send(60_000, 5800, 1);
     }
     world.breathe();
     assert_eq!(world.breathe(), 0);
     assert!(world.wire().ring.len() < 8);
-    assert_eq!(world.lane.arm().expect("no fault"), Rest::Soon);
+    assert_eq!(world.lane.arm(None), Work::Soon);
     world.wire().each_kick = 64;
     world.finish();
     world.assert_sent(true);
@@ -439,7 +432,7 @@ fn stopped_lane_sends_the_rest_and_its_base_is_behind_it() {
         world.send(20_000, 1000, 1);
         world.send_plain(60);
         world.breathe();
-        let bases = world.lane.stop().bases;
+        let bases = world.lane.stop().pair.bases;
         world.lane = World::new(setup).lane;
         assert_eq!(bases.from_guest & 0x7fff, 1, "{setup:?}");
         assert_eq!(
@@ -465,7 +458,7 @@ fn what_cannot_be_sent_when_the_lane_is_stopped_is_counted_once() {
             world.send(20_000, 1000, 1);
             world.breathe();
             world.wire().link = link;
-            let bases = world.lane.stop().bases;
+            let bases = world.lane.stop().pair.bases;
             world.lane = World::new(setup).lane;
             assert_eq!(bases.from_guest & 0x7fff, 1, "{setup:?}");
             assert!(world.driver.take_used().is_some());
@@ -488,7 +481,7 @@ fn interface_that_is_gone_takes_the_rest_with_it() {
             "{setup:?}"
         );
         assert!(world.driver.take_used().is_some());
-        assert_eq!(world.lane.arm().expect("no fault"), Rest::Idle);
+        assert_eq!(world.lane.arm(None), Work::None);
         world.assert_sent(false);
     }
 }
@@ -520,25 +513,24 @@ fn rest_goes_out_of_a_queue_that_is_switched_off() {
         world.send(20_000, 1000, 1);
         world.send_plain(60);
         world.breathe();
-        world.lane.guest_mut().from_guest.enabled = false;
+        world.lane.pair_mut().from_guest.enabled = false;
         for _ in 0..20 {
             world.breathe();
         }
         assert_eq!(world.wire().sent.len(), 20, "{setup:?}");
-        world.lane.guest_mut().from_guest.enabled = true;
+        world.lane.pair_mut().from_guest.enabled = true;
         world.finish();
         world.assert_sent(true);
     }
 }
 
+/// As when the guest's memory changes: the next lane is made over other memory, with the same queue.
 #[test]
-fn copy_lane_goes_on_with_other_memory() {
+fn packet_in_hand_goes_out_before_its_lane_is_stopped() {
     let setup = Setup::new(false, Sends::PLAIN);
     let mut world = World::halfway(setup);
-    world.lane.replace_guest(guest(&Memory::new(1 << 20, 0), setup).0);
-    for _ in 0..20 {
-        world.breathe();
-    }
+    let next = World::new(setup).lane;
+    std::mem::replace(&mut world.lane, next).stop();
     world.assert_sent(true);
 }
 

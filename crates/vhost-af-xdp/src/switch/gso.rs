@@ -1,7 +1,7 @@
 //! A guest's super-frame, and the frames that are built of it.
 //!
 //! Purpose: what both placements do alike when a frame from the guest asks for more than being sent. A
-//! [`SuperFrame`] is the plan by which it is cut, made of a private copy of its headers, and how far that has come. A
+//! [`GsoPacket`] is the plan by which it is cut, made of a private copy of its headers, and how far that has come. A
 //! [`Builder`] makes frames in chunks of ours: headers, payload from wherever it lies, and the checksum, which
 //! is left to the kernel or the NIC (XDP TX metadata, Documentation/networking/xsk-tx-metadata.rst) where
 //! the socket takes that, else completed in the chunk.
@@ -11,19 +11,17 @@
 //! ring), so it is only given what it cannot refuse: a checksum that lies in the frame's first descriptor. And only for TCP
 //! and UDP where they really are: what a NIC does with other places is nothing to try on behalf of a guest.
 
-use std::time::Duration;
-
 use offload::packet::{self, HEADERS_MAX};
 use offload::segment::{Gso, Plan};
 use offload::{checksum, checksum::Sum};
 use virtqueue::{Buffer, MemoryMap};
 use xsk::{FramePool, TxDesc, Umem, UmemOffset};
 
-use super::copy_bytes::{guest_to_umem, own_bytes};
-use super::lane::DESCRIPTORS_A_FRAME;
+use super::bytes::{guest_to_umem, own_bytes};
+use super::from_guest::GuestFrame;
 use crate::nic::queue::Sends;
 use device::counters::PairCounters;
-use device::pair::{Cursor, QueuePair};
+use device::pair::Cursor;
 
 /// Bytes of metadata before each frame sent, where there is any: `struct xsk_tx_metadata`
 /// (include/uapi/linux/if_xdp.h) has 16 or, from 6.14 on, 24; this many leave the frame on a cache line of its own.
@@ -33,48 +31,13 @@ pub(crate) const TXMD_CHECKSUM: u64 = 1 << 1;
 /// Where UDP's checksum is in its header; there a zero means "none", and 0xffff is stored in its place.
 const UDP_CHECKSUM: u16 = 6;
 
-/// How often a lane that is stopped waits for room for what is left of a super-frame, and how long each time.
-pub(crate) const LAST_WAITS: usize = 20;
-pub(crate) const LAST_WAIT: Duration = Duration::from_millis(1);
-
-/// How often it then asks the kernel to send what is queued.
-pub(crate) const LAST_KICKS: usize = 4;
-
 /// Most frames that one super-frame may become: more than 64 KiB are at the smallest MSS that Linux sends with, 48 bytes
 /// less 12 of timestamps (net.ipv4.tcp_min_snd_mss). The kernel has no limit for TCP from a tap, and 128 for UDP
 /// (`virtio_net_hdr_to_skb`, include/linux/virtio_net.h).
 pub(crate) const MOST_SEGMENTS: u32 = 2048;
 
-/// Frames handed over by one batch, their bytes, and the descriptors of the chains that they were in.
-#[derive(Default)]
-pub(crate) struct Tally {
-    pub(crate) frames: u64,
-    pub(crate) bytes: u64,
-    descriptors: u64,
-}
-
-impl Tally {
-    #[inline]
-    pub(crate) fn add(&mut self, bytes: u32) {
-        self.frames += 1;
-        self.bytes += u64::from(bytes);
-    }
-
-    /// A chain of so many descriptors was used up.
-    #[inline]
-    pub(crate) fn use_chain(&mut self, descriptors: usize) {
-        self.descriptors += descriptors as u64;
-    }
-
-    /// What counts for a lane's turn, in frames.
-    #[inline]
-    pub(crate) fn work(&self) -> u64 {
-        self.frames.max(self.descriptors / DESCRIPTORS_A_FRAME)
-    }
-}
-
 /// A super-frame that is being cut.
-pub(crate) struct SuperFrame {
+pub(crate) struct GsoPacket {
     /// How.
     pub(crate) plan: Plan,
     /// First segment that has not been built.
@@ -83,26 +46,20 @@ pub(crate) struct SuperFrame {
     pub(crate) payload: Cursor,
 }
 
-impl SuperFrame {
-    /// Plans how to cut the frame that begins at `start` of a chain; `None` if it must be dropped, which is counted.
+impl GsoPacket {
+    /// Plans how to cut a frame, by a private copy of its headers, which is left in `headers`; `None` if it must be
+    /// dropped, which is counted.
     pub(crate) fn open(
-        guest: &QueuePair,
-        (segments, start): (&[Buffer], (usize, u32)),
-        len: u32,
-        (gso, checksum): (Gso, (u16, u16)),
+        frame: GuestFrame<'_>,
+        gso: Gso,
         counters: &PairCounters,
+        headers: &mut [u8; HEADERS_MAX],
     ) -> Option<Self> {
-        let mut headers = [0; HEADERS_MAX];
-        let headers = &mut headers[..HEADERS_MAX.min(len as usize)];
-        read(&guest.memory, segments, Cursor::at(start), headers);
-        let plan = Plan::new(headers, len, gso)
-            .ok()
-            .filter(|plan| plan.checksum_at() == checksum);
-        let Some(plan) = plan else {
+        let Some(plan) = frame.plan(gso, headers) else {
             counters.from_guest_offload_malformed.add(1);
             return None;
         };
-        if plan.segment_bytes_max() > guest.frame_limit {
+        if plan.segment_bytes_max() > frame.pair.frame_limit {
             counters.from_guest_segment_too_long.add(1);
             return None;
         }
@@ -110,8 +67,8 @@ impl SuperFrame {
             counters.from_guest_too_many_segments.add(1);
             return None;
         }
-        let mut payload = Cursor::at(start);
-        payload.pass(segments, plan.header_len() as u32);
+        let mut payload = Cursor::at(frame.sending.start);
+        payload.pass(frame.buffers, plan.header_len() as u32);
         Some(Self {
             plan,
             next: 0,
@@ -126,17 +83,57 @@ impl SuperFrame {
     }
 }
 
-/// Copies the next bytes of a chain; what the chain does not have stays as it is.
-pub(crate) fn read(memory: &MemoryMap, segments: &[Buffer], from: Cursor, to: &mut [u8]) {
-    let (mut from, mut rest) = (from, to);
-    while let Some(piece) = from.next(segments, u32::try_from(rest.len()).unwrap_or(u32::MAX)) {
-        let (now, later) = rest.split_at_mut(piece.len as usize);
-        // Inside the map, as checked when the descriptor was read.
-        let _ = memory.copy_from_guest(piece.offset, now);
-        rest = later;
-        if rest.is_empty() {
-            return;
+impl GuestFrame<'_> {
+    /// How a GSO packet is cut, by a private copy of its headers, which is left in `headers`; `None` if they are not what
+    /// the guest asks for.
+    pub(crate) fn plan(&self, gso: Gso, headers: &mut [u8; HEADERS_MAX]) -> Option<Plan> {
+        let len = self.sending.len;
+        let headers = &mut headers[..HEADERS_MAX.min(len as usize)];
+        self.read(Cursor::at(self.sending.start), headers);
+        let plan = Plan::new(headers, len, gso).ok()?;
+        (self.sending.request.csum == Some(plan.checksum_at())).then_some(plan)
+    }
+
+    /// Copies the bytes of the chain from a place on; what the chain does not have stays as it is.
+    pub(crate) fn read(&self, from: Cursor, to: &mut [u8]) {
+        let (mut from, mut rest) = (from, to);
+        while let Some(piece) = from.next(self.buffers, u32::try_from(rest.len()).unwrap_or(u32::MAX)) {
+            let (now, later) = rest.split_at_mut(piece.len as usize);
+            // Inside the map, as checked when the descriptor was read.
+            let _ = self.pair.memory.copy_from_guest(piece.offset, now);
+            rest = later;
+            if rest.is_empty() {
+                return;
+            }
         }
+    }
+}
+
+/// A GSO packet that was taken from the guest whole, payload and all, and goes out in portions.
+#[derive(Default)]
+pub(crate) struct Remainder {
+    /// How it is cut; `None`: there is none.
+    pub(crate) plan: Option<Plan>,
+    /// Its first segment that has not been built.
+    pub(crate) next: u32,
+    /// Its payload; kept for the next one.
+    pub(crate) payload: Vec<u8>,
+}
+
+impl Remainder {
+    /// Whether there is something left.
+    #[inline]
+    pub(crate) fn is_some(&self) -> bool {
+        self.plan.is_some()
+    }
+
+    /// Copies a GSO packet away.
+    pub(crate) fn keep(&mut self, frame: GuestFrame<'_>, packet: &GsoPacket) {
+        let bytes = frame.sending.len as usize - packet.plan.header_len();
+        self.payload.resize(bytes, 0);
+        frame.read(packet.payload, &mut self.payload);
+        self.next = 0;
+        self.plan = Some(packet.plan.clone());
     }
 }
 
@@ -149,7 +146,7 @@ pub(crate) trait Source {
 /// From a chain of the guest's.
 pub(crate) struct FromChain<'a> {
     pub(crate) memory: &'a MemoryMap,
-    pub(crate) segments: &'a [Buffer],
+    pub(crate) buffers: &'a [Buffer],
     pub(crate) at: &'a mut Cursor,
 }
 
@@ -158,7 +155,7 @@ impl Source for FromChain<'_> {
     fn copy(&mut self, len: u32, umem: &Umem, to: UmemOffset) {
         let mut done = 0;
         while done < len
-            && let Some(piece) = self.at.next(self.segments, len - done)
+            && let Some(piece) = self.at.next(self.buffers, len - done)
         {
             let to = UmemOffset::new(to.get() + u64::from(done));
             // Both were checked: the piece when its descriptor was read, the chunk when it was made.
@@ -334,5 +331,5 @@ impl Builder<'_> {
 }
 
 #[cfg(test)]
-#[path = "super_frame_tests.rs"]
+#[path = "gso_tests.rs"]
 mod tests;

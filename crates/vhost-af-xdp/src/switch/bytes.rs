@@ -51,6 +51,15 @@ pub(crate) fn umem_to_guest(umem: &Umem, from: UmemOffset, guest: &MemoryMap, to
     Some(())
 }
 
+/// Copies a piece of a guest's memory into that of another, or of the same; as [`guest_to_umem`].
+#[inline]
+pub(crate) fn guest_to_guest(from: &MemoryMap, piece: Piece, to: &MemoryMap, offset: u64) -> Option<()> {
+    let source = from.ptr(piece.offset, piece.len as usize)?;
+    let target = to.ptr(offset, piece.len as usize)?;
+    copy(source, target, piece.len as usize);
+    Some(())
+}
+
 /// Copies a whole frame of `len` bytes into guest memory, with its virtio-net header in front; as
 /// [`guest_to_umem`].
 #[inline]
@@ -85,7 +94,7 @@ pub(crate) fn own_bytes<'a>(
     // SAFETY: the range is inside the mapping, as was just checked, which the UMEM keeps alive. Nobody else reads or writes it: no guest
     // address leads there (`own_from`), the kernel has given the chunk up, which the descriptor's frame stands for, and that is borrowed
     // for as long as the slice is. Descriptors that share a chunk refer to no byte in common, and the kernel gets the
-    // first of them after the last was made (copy/cutter.rs). Any bytes are valid.
+    // first of them after the last was made (cutter.rs). Any bytes are valid.
     Some(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), desc.len as usize) })
 }
 

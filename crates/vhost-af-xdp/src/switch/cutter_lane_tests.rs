@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 
 use super::*;
-use crate::nic::resident;
 
 /// Setups in which segments refer to one copy of the payload.
 fn referring() -> impl Iterator<Item = Setup> {
@@ -18,8 +17,7 @@ impl World {
     fn stop(&mut self, setup: Setup) -> usize {
         let next = World::new(setup).lane;
         std::mem::replace(&mut self.lane, next).stop();
-        let mut home = resident::look(&self.home);
-        let resident = home.as_mut().expect("it went home");
+        let mut queue = self.wire().home.take().expect("it was given back");
         let wire = self.wire.lock().expect("no panic");
         let in_ring = wire.ring.iter().map(|desc| desc.frame.offset());
         let done = wire.done.iter().map(xsk::Frame::offset);
@@ -27,38 +25,33 @@ impl World {
         let descriptors = wire.ring.len() + wire.done.len();
         drop(wire);
         assert_eq!(
-            resident.references.total(),
+            queue.references.total(),
             descriptors - with_nic.len(),
             "{setup:?}"
         );
-        // As if three more were with the NIC to receive into.
-        let share = resident.share.clone();
-        (resident.share.all, resident.share.to_receive) = (share.all + 3, 5);
-        assert_eq!(resident.missing(), 2, "{setup:?}");
-        resident.share = share;
-        let pool: Vec<_> = std::iter::from_fn(|| resident.pool.take()).collect();
+        let pool: Vec<_> = std::iter::from_fn(|| queue.pool.take()).collect();
         let mut all: Vec<_> = pool
             .iter()
             .map(xsk::Frame::offset)
             .chain(with_nic.iter().copied())
             .collect();
-        resident.pool.extend(pool);
+        queue.pool.extend(pool);
         let count = all.len();
         all.sort();
         all.dedup();
         assert_eq!((all.len(), count), (setup.chunks, setup.chunks), "{setup:?}");
+        self.wire().home = Some(queue);
         with_nic.len()
     }
 
     /// The next guest on the same queue.
     fn next_guest(&mut self, setup: Setup) {
-        let resident = resident::look(&self.home).take().expect("it is at home");
+        let queue = self.wire().home.take().expect("it is at home");
         let next = World::new(setup);
         (self.memory, self.counters) = (next.memory, next.counters);
         let (guest, driver) = guest(&self.memory, setup);
         self.driver = driver;
-        let counted = (setup.sends, Arc::clone(&self.counters));
-        self.lane = Box::new(CopyLane::visiting(guest, resident, &self.home, counted));
+        self.lane = Box::new(CopyLane::new(guest, queue, Arc::clone(&self.counters)));
     }
 }
 
@@ -124,7 +117,7 @@ fn no_chunk_is_lost_or_doubled_by_a_session_that_ends_in_the_middle_of_a_frame()
                 world.send(20_000, 1000, 1);
                 world.send(10, 1, 1);
                 world.finish();
-                while world.lane.arm().expect("no fault") == Rest::Soon {
+                while world.lane.arm(None) == Work::Soon {
                     world.breathe();
                 }
                 world.assert_sent(true);
@@ -143,7 +136,10 @@ fn guest_that_breaks_the_rules_behind_a_super_frame_takes_no_chunk_with_it() {
         let addr = world.memory.ram.alloc(64, 64).expect("room");
         world.driver.add(&[Buffer::writable(addr, 64)]).expect("room");
         world.driver.publish();
-        assert!(world.lane.breathe().is_err(), "a buffer to write, from the guest");
+        assert!(
+            world.lane.breathe(None).is_err(),
+            "a buffer to write, from the guest"
+        );
         assert_eq!(world.stop(setup), 0);
     }
 }

@@ -2,12 +2,12 @@
 
 use virtqueue::driver::{Buffer, QueueDriver};
 use virtqueue::{Journal, QueueFeatures};
-use xsk::OwnMemory;
+use xsk::{FramePool, OwnMemory, Umem};
 
 use super::*;
+use crate::nic::endpoint::Chunks;
 use crate::nic::null::{NullConfig, NullNic};
-use crate::switch::spill::Spill;
-use crate::switch::spill::SpillEnd;
+use crate::nic::queue::Sends;
 use crate::switch::test_guest::Memory;
 use device::offloads::Offloads;
 
@@ -50,8 +50,14 @@ fn lane(side: QueuePair) -> (Box<CopyLane<NullNic>>, Arc<PairCounters>) {
     };
     let nic = NullNic::new(umem.clone(), config, ARRIVED);
     let counters = Arc::new(PairCounters::default());
-    let memory = (umem, pool, ARRIVED);
-    let lane = CopyLane::new(side, nic, memory, Sends::PLAIN, Arc::clone(&counters));
+    let chunks = Chunks {
+        umem,
+        pool,
+        to_receive: ARRIVED,
+        backing: String::new(),
+    };
+    let queue = NicQueue::new(nic, chunks, Sends::PLAIN);
+    let lane = CopyLane::new(side, queue, Arc::clone(&counters));
     (Box::new(lane), counters)
 }
 
@@ -59,7 +65,7 @@ fn lane(side: QueuePair) -> (Box<CopyLane<NullNic>>, Arc<PairCounters>) {
 fn delivered_and_lost(packed: bool, offloads: Offloads, buffers: usize) -> (usize, u64) {
     let (side, mut driver) = guest(packed, offloads, buffers);
     let (lane, counters) = lane(side);
-    let bases = lane.stop().bases;
+    let bases = lane.stop().pair.bases;
     let used: Vec<_> = std::iter::from_fn(|| driver.take_used()).collect();
     assert!(used.iter().all(|used| used.len == 12 + FRAME_BYTES));
     let slots = u32::try_from(used.len()).expect("few");
@@ -89,37 +95,11 @@ fn lane_of_a_guest_that_did_wrong_uses_no_further_buffer() {
         // Its transmit queue is one for which nothing can be sent: a buffer to be written.
         std::mem::swap(&mut side.to_guest, &mut side.from_guest);
         let (mut lane, counters) = lane(side);
-        assert!(lane.breathe().is_err());
+        assert!(lane.breathe(None).is_err());
         let before = std::iter::from_fn(|| driver.take_used()).count();
-        std::mem::swap(&mut lane.guest.to_guest, &mut lane.guest.from_guest);
+        std::mem::swap(&mut lane.pair.to_guest, &mut lane.pair.from_guest);
         lane.stop();
         assert_eq!((before, driver.take_used()), (0, None), "packed {packed}");
         assert!(counters.to_guest_queue_stopped.get() >= ARRIVED as u64);
     }
-}
-
-#[test]
-fn frames_of_a_pair_that_is_off_are_counted_and_not_left_to_a_lane_that_may_be_gone() {
-    for offloads in [Offloads::NONE, COALESCED] {
-        let spill = Arc::new(Spill::new().expect("an eventfd"));
-        let (mut side, mut driver) = guest(false, offloads, 60);
-        side.to_guest.enabled = false;
-        let (mut lane, counters) = lane(side);
-        lane.spill = Some(SpillEnd::Gives(Arc::clone(&spill)));
-        lane.stop();
-        assert!(spill.is_empty() && driver.take_used().is_none());
-        assert!(counters.to_guest_queue_stopped.get() >= ARRIVED as u64);
-    }
-}
-
-#[test]
-fn frames_that_wait_for_the_first_pair_go_with_its_lane() {
-    let spill = Arc::new(Spill::new().expect("an eventfd"));
-    let (side, _driver) = guest(false, Offloads::NONE, 0);
-    let (mut lane, counters) = lane(side);
-    lane.spill = Some(SpillEnd::Delivers(Arc::clone(&spill)));
-    assert!(spill.push(vec![0; 60]) && spill.push(vec![0; 60]));
-    lane.stop();
-    assert!(spill.is_empty());
-    assert!(counters.to_guest_queue_stopped.get() >= 2 + ARRIVED as u64);
 }

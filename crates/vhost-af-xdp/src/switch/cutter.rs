@@ -17,66 +17,11 @@ use std::ops::Range;
 use offload::segment::Plan;
 use xsk::{Frame, FramePool, TxDesc, Umem, UmemOffset};
 
-use crate::switch::super_frame::{Builder, Source};
+use super::gso::{Builder, Source};
+use crate::nic::endpoint::References;
 
 /// Headers begin at multiples of so many bytes: on cache lines of their own, as frames do.
 const HEADERS_ALIGNED: u32 = 64;
-
-/// For each chunk of a UMEM, how many descriptors refer to it beside the first. (A chunk has 4096 bytes at most, and
-/// each of them at least one.)
-#[derive(Debug)]
-pub(crate) struct References {
-    further: Vec<u16>,
-    /// Sum of all.
-    total: usize,
-    chunk_bytes: u64,
-}
-
-impl References {
-    /// Of a UMEM in aligned mode, to the chunks of which nothing refers.
-    pub(crate) fn new(umem: &Umem) -> Self {
-        Self {
-            further: vec![0; usize::try_from(umem.chunks()).unwrap_or(0)],
-            total: 0,
-            chunk_bytes: umem.chunk_size().into(),
-        }
-    }
-
-    /// Descriptors that are out beside the first of each chunk.
-    #[inline]
-    pub(crate) fn total(&self) -> usize {
-        self.total
-    }
-
-    /// Another frame for a chunk of which at least one is out.
-    #[inline]
-    fn share(&mut self, umem: &Umem, chunk: UmemOffset) -> Option<Frame> {
-        let frame = umem.adopt(chunk).ok()?;
-        *self.of(chunk)? += 1;
-        self.total += 1;
-        Some(frame)
-    }
-
-    /// A frame comes back; it again, if it was the last one of its chunk.
-    #[inline]
-    pub(crate) fn give_back(&mut self, frame: Frame) -> Option<Frame> {
-        if self.total > 0
-            && let Some(further @ 1..) = self.of(frame.offset())
-        {
-            *further -= 1;
-            self.total -= 1;
-            let _still_shared = frame.into_offset();
-            return None;
-        }
-        Some(frame)
-    }
-
-    #[inline]
-    fn of(&mut self, chunk: UmemOffset) -> Option<&mut u16> {
-        self.further
-            .get_mut(usize::try_from(chunk.get() / self.chunk_bytes).ok()?)
-    }
-}
 
 /// See the module's head. For segments of one super-frame.
 pub(super) struct Cutter<'a> {

@@ -1,0 +1,270 @@
+//! From a NIC queue to a guest: received frames, looked at where that is wanted, and delivered.
+//!
+//! Frames leave the NIC's ring a batch at a time, and the next batch is not taken before this one is delivered: nothing is
+//! held back for more to come, and what the guest has no buffers for is at most one batch, while the rest waits in the
+//! ring: back-pressure reaches the kernel, which counts what it then drops (`rx_ring_full`, `rx_fill_ring_empty_descs`).
+//! Chunks are given back when the whole batch is delivered. They lie in the queue ([`NicQueue::received`]), so that the
+//! next lane finds them there.
+//!
+//! Where nobody wants frames looked at, those in one piece go from the ring straight into the guest's buffers.
+
+use device::counters::PairCounters;
+use device::offloads::Offloads;
+use device::pair::{Fault, QueuePair};
+use offload::coalesce::{Batch, MOST_FRAMES, Position, Rules, Run};
+use offload::verify::Verdict;
+use xsk::{Frame, RxDesc, Umem, UmemOffset};
+
+use super::bytes::received_bytes_mut;
+use super::checksums::{self, Looks};
+use super::lane::BATCH;
+use super::to_guest::{Delivery, Fit, NO_OFFLOAD, Range, UmemBytes};
+use crate::nic::endpoint::NicQueue;
+use crate::nic::queue::Nic;
+
+/// A frame of the batch: its pieces.
+#[derive(Clone, Copy, Default)]
+struct Place {
+    first: u16,
+    pieces: u16,
+}
+
+/// See the module's head. What is known of [`NicQueue::received`].
+pub(crate) struct Arrivals {
+    /// What to look for in frames, if anything.
+    looks: Option<Looks>,
+    /// Longest frame there is, bytes.
+    frame_limit: u32,
+    batch: Batch,
+    position: Position,
+    places: [Place; MOST_FRAMES],
+    /// How many pieces belong to whole frames; those behind them to one whose last piece has not come yet.
+    whole: usize,
+    /// Where the frame to be written lies.
+    ranges: Vec<Range>,
+    /// The guest has buffers, but fewer than the frame in hand needs.
+    pub(super) short: bool,
+}
+
+impl Arrivals {
+    /// For a guest, and a queue that may have frames in hand for it.
+    pub(crate) fn new<N>(pair: &QueuePair, queue: &mut NicQueue<N>, counters: &PairCounters) -> Self {
+        let mut arrivals = Self {
+            looks: Looks::of(pair),
+            frame_limit: pair.frame_limit,
+            batch: Batch::new(rules(&pair.offloads)),
+            position: Position::default(),
+            places: [Place::default(); MOST_FRAMES],
+            whole: 0,
+            ranges: Vec::with_capacity(BATCH * 2),
+            short: false,
+        };
+        // At most a batch, as it was when they were taken.
+        for piece in std::mem::take(&mut queue.received) {
+            arrivals.push(piece, &mut queue.received, &queue.umem, counters);
+        }
+        arrivals
+    }
+
+    /// Takes what the NIC received, and delivers it as far as the guest has buffers.
+    ///
+    /// # Errors
+    /// What the guest did wrong.
+    pub(crate) fn deliver<N: Nic>(
+        &mut self,
+        queue: &mut NicQueue<N>,
+        delivery: &mut Delivery<'_>,
+    ) -> Result<(), Fault> {
+        let NicQueue {
+            nic,
+            umem,
+            received,
+            empty,
+            ..
+        } = queue;
+        let mut waits = self.deliver_batch(received, umem, delivery)?;
+        if !waits {
+            self.give_back(received, empty);
+            if self.looks.is_none() {
+                waits = self.deliver_plainly(queue, delivery)?;
+            } else if delivery.has_buffer()? {
+                // What finds no buffer is better left to the kernel to count.
+                for piece in nic.from_nic(MOST_FRAMES) {
+                    self.push(piece, received, umem, delivery.counters);
+                }
+                waits = self.deliver_batch(received, umem, delivery)?;
+                if !waits {
+                    self.give_back(received, empty);
+                }
+            }
+        }
+        self.short = waits && delivery.is_short();
+        Ok(())
+    }
+
+    /// Frames at which nobody looks; true if one is in hand that waits for buffers.
+    #[inline]
+    fn deliver_plainly<N: Nic>(
+        &mut self,
+        queue: &mut NicQueue<N>,
+        delivery: &mut Delivery<'_>,
+    ) -> Result<bool, Fault> {
+        let NicQueue {
+            nic,
+            umem,
+            received,
+            empty,
+            ..
+        } = queue;
+        let mut incoming = nic.from_nic(BATCH);
+        while delivery.has_buffer()? {
+            let Some(piece) = incoming.next() else { break };
+            if received.is_empty() && delivery.whole(umem, &piece, NO_OFFLOAD) {
+                empty.push(piece.frame);
+                continue;
+            }
+            self.push(piece, received, umem, delivery.counters);
+            if self.deliver_batch(received, umem, delivery)? {
+                return Ok(true);
+            }
+            self.give_back(received, empty);
+        }
+        Ok(false)
+    }
+
+    /// Takes a piece in; with its last one a frame is whole. What cannot be a frame is counted.
+    #[inline]
+    fn push(&mut self, piece: RxDesc, received: &mut Vec<RxDesc>, umem: &Umem, counters: &PairCounters) {
+        let whole = !piece.more;
+        received.push(piece);
+        if whole {
+            self.add(received, umem, counters);
+        }
+    }
+
+    /// The pieces behind those of whole frames have become one.
+    #[inline]
+    fn add(&mut self, received: &mut [RxDesc], umem: &Umem, counters: &PairCounters) {
+        let number = self.batch.len();
+        let Some(place) = self.places.get_mut(number) else {
+            return;
+        };
+        let pieces = &mut received[self.whole..];
+        let len: u32 = pieces.iter().map(|piece| piece.len).sum();
+        // Pieces of a batch are few.
+        #[allow(clippy::cast_possible_truncation)]
+        let at = Place {
+            first: self.whole as u16,
+            pieces: pieces.len() as u16,
+        };
+        self.whole += pieces.len();
+        if pieces.len() > 1 && len > self.frame_limit {
+            // Pieces of several frames were taken for one: it is longer than any is. Its chunks go back with the batch's.
+            counters.to_guest_in_pieces.add(1);
+            return;
+        }
+        *place = at;
+        let Some(looks) = self.looks else {
+            self.batch.add(&[], len, |_| Verdict::Unknown);
+            return;
+        };
+        let headers = checksums::headers(pieces, umem);
+        self.batch
+            .add(headers, len, |layers| looks.judge(headers, layers, pieces, umem));
+        if !looks.tell
+            && let (Verdict::Partial, Some(layers)) = self.batch.verdict(number)
+        {
+            checksums::complete(pieces, umem, layers);
+            counters.to_guest_checksums_completed.add(1);
+        }
+    }
+
+    /// Delivers what a batch holds, in GSO packets as long as the buffers in hand allow; true if something is left,
+    /// for which the guest has to post buffers first, or for which another turn has to read them.
+    #[inline]
+    fn deliver_batch(
+        &mut self,
+        received: &mut [RxDesc],
+        umem: &Umem,
+        delivery: &mut Delivery<'_>,
+    ) -> Result<bool, Fault> {
+        if received.is_empty() {
+            return Ok(false);
+        }
+        let mut fetched = false;
+        while let Some(run) = self.batch.run(&self.position, delivery.room_for_frame()) {
+            let fits = run.bytes() <= delivery.room_for_frame();
+            // With buffers that were posted meanwhile, and without those used up in front of them.
+            if (!fits || !run.is_whole()) && !fetched && delivery.fetch_more()? {
+                fetched = true;
+                continue;
+            }
+            if fits {
+                self.deliver_run(received, umem, delivery, &run);
+            } else if delivery.misfit() == Fit::Later {
+                return Ok(true);
+            }
+            self.batch.advance(&mut self.position, &run);
+            fetched = false;
+        }
+        Ok(false)
+    }
+
+    /// Writes a run, which fits.
+    #[inline]
+    fn deliver_run(&mut self, received: &mut [RxDesc], umem: &Umem, delivery: &mut Delivery<'_>, run: &Run) {
+        let offload = match self.looks {
+            Some(Looks { tell: true, .. }) => self.batch.header(run).to_bytes(),
+            _ => NO_OFFLOAD,
+        };
+        let place = self.places[run.first()];
+        let first = usize::from(place.first);
+        if (run.frames(), place.pieces) == (1, 1) && delivery.whole(umem, &received[first], offload) {
+            return;
+        }
+        if run.frames() > 1
+            && let Some(bytes) = received_bytes_mut(umem, &mut received[first])
+        {
+            self.batch.rewrite(run, bytes);
+        }
+        self.ranges.clear();
+        for (number, bytes) in self.batch.members(run) {
+            let mut skip = bytes.start;
+            let place = self.places[number];
+            for piece in &received[usize::from(place.first)..][..usize::from(place.pieces)] {
+                let skipped = skip.min(piece.len);
+                skip -= skipped;
+                if piece.len > skipped {
+                    let at = UmemOffset::new(piece.data.get() + u64::from(skipped));
+                    self.ranges.push((at, piece.len - skipped));
+                }
+            }
+        }
+        delivery.write(run.bytes(), offload, &mut UmemBytes::new(umem, &self.ranges));
+        if run.frames() > 1 {
+            let counters = delivery.counters;
+            counters.to_guest_super_frames.add(1);
+            counters.to_guest_coalesced_frames.add(run.frames() as u64);
+        }
+    }
+
+    /// The batch is delivered: its chunks go back to the NIC.
+    #[inline]
+    fn give_back(&mut self, received: &mut Vec<RxDesc>, empty: &mut Vec<Frame>) {
+        empty.extend(received.drain(..self.whole).map(|piece| piece.frame));
+        self.whole = 0;
+        self.position = Position::default();
+        self.batch.clear();
+    }
+}
+
+/// What may be merged for a guest.
+fn rules(offloads: &Offloads) -> Rules {
+    Rules {
+        tcp4: offloads.guest_tso4,
+        tcp6: offloads.guest_tso6,
+        ecn: offloads.guest_ecn,
+        udp4: offloads.guest_uso4,
+        udp6: offloads.guest_uso6,
+    }
+}

@@ -1,0 +1,247 @@
+//! From a guest: a turn of its frames, to wherever they go.
+//!
+//! [`Sender::burst`] is the one way by which frames leave a guest: it takes chains, lets the queue pair judge them, and puts
+//! each into a [`Sink`], until the turn is used up or the sink is full. What does not fit stays with the guest. Sinks are a
+//! NIC queue that frames are copied to (`to_nic.rs`), one that reads guest RAM (`direct`), and another guest (`guests.rs`).
+
+use device::counters::{Counter, PairCounters};
+use device::pair::{Fault, QueuePair, Sending};
+use virtqueue::{Buffer, ChainId, Chains};
+
+use super::lane::{BATCH, DESCRIPTORS_A_FRAME};
+
+/// A frame of the guest's that is to be sent, where it lies.
+#[derive(Clone, Copy)]
+pub(crate) struct GuestFrame<'a> {
+    pub(crate) pair: &'a QueuePair,
+    /// Those of its chain.
+    pub(crate) buffers: &'a [Buffer],
+    pub(crate) sending: &'a Sending,
+}
+
+/// What became of a chain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Put {
+    /// It is the guest's again.
+    Done,
+    /// The sink gives it back later, in the order in which it took chains.
+    Kept,
+    /// There is no room for it now.
+    NoRoom,
+}
+
+/// Where frames of a guest go.
+pub(crate) trait Sink {
+    /// Where frames are counted that cannot be sent now; `None`: they can.
+    fn unsendable<'c>(&self, counters: &'c PairCounters) -> Option<&'c Counter>;
+    /// Whether it can take another chain at all; whether it has room for the frame in it shows then.
+    #[inline]
+    fn has_room(&self) -> bool {
+        true
+    }
+    /// Takes a chain with its frame; `None`: there is nothing in it that can be sent.
+    fn put(&mut self, chain: ChainId, frame: Option<GuestFrame<'_>>, turn: &mut Turn) -> Put;
+    /// It has part of a frame left, which nothing overtakes.
+    fn has_rest(&self) -> bool;
+}
+
+/// Frames that were sent, their bytes, and the descriptors of the chains that they were in.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    pub(crate) frames: u64,
+    pub(crate) bytes: u64,
+    descriptors: u64,
+}
+
+impl Tally {
+    #[inline]
+    pub(crate) fn add(&mut self, bytes: u32) {
+        self.frames += 1;
+        self.bytes += u64::from(bytes);
+    }
+
+    /// What counts for a turn, in frames.
+    #[inline]
+    fn work(&self) -> u64 {
+        self.frames.max(self.descriptors / DESCRIPTORS_A_FRAME)
+    }
+
+    /// Adds to the counters of the guest that sent.
+    #[inline]
+    pub(crate) fn count(&self, counters: &PairCounters) {
+        counters.from_guest_frames.add(self.frames);
+        counters.from_guest_bytes.add(self.bytes);
+    }
+}
+
+/// A turn, and what was sent in it.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    /// Frames that it has in all.
+    frames: u64,
+    pub(crate) tally: Tally,
+}
+
+impl Turn {
+    pub(crate) fn of(frames: usize) -> Self {
+        Self {
+            frames: frames as u64,
+            tally: Tally::default(),
+        }
+    }
+
+    /// Whether another frame may be sent in it.
+    #[inline]
+    pub(crate) fn has_frames(&self) -> bool {
+        self.tally.frames < self.frames
+    }
+}
+
+/// What a lane sends for its guest, turn by turn: a guest whose frames become many has no more turns than its neighbours.
+#[derive(Debug, Default)]
+pub(crate) struct Sender {
+    /// Frames that this turn has left.
+    left: usize,
+    /// Frames that were sent beyond the turns so far.
+    owed: usize,
+    takes: Takes,
+    chains: Chains,
+}
+
+/// What a burst did.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Burst {
+    /// The guest had chains.
+    pub(crate) any: bool,
+    /// Chains that were taken.
+    pub(crate) done: usize,
+    /// One waits because the sink had no room for it.
+    pub(crate) full: bool,
+}
+
+impl Sender {
+    /// A turn begins; how many frames it has.
+    #[inline]
+    pub(crate) fn begin(&mut self) -> usize {
+        self.left = BATCH.saturating_sub(self.owed);
+        self.owed = self.owed.saturating_sub(BATCH);
+        self.left
+    }
+
+    /// A turn's work is done, which may be more than it had left.
+    #[inline]
+    pub(crate) fn spend(&mut self, turn: &Turn) {
+        let frames = usize::try_from(turn.tally.work()).unwrap_or(usize::MAX);
+        self.owed += frames.saturating_sub(self.left);
+        self.left = self.left.saturating_sub(frames);
+    }
+
+    /// What is left of the turn that began.
+    #[inline]
+    pub(crate) fn left(&self) -> usize {
+        self.left
+    }
+
+    /// Takes at most `room` chains of what is left of the turn, and puts them into `sink`. Chains that the sink does
+    /// not keep are marked used, and not published.
+    ///
+    /// # Errors
+    /// What the guest did wrong.
+    #[inline]
+    pub(crate) fn burst<S: Sink>(
+        &mut self,
+        pair: &mut QueuePair,
+        sink: &mut S,
+        room: usize,
+        counters: &PairCounters,
+    ) -> Result<Burst, Fault> {
+        let most = self.left.min(self.takes.most).min(room);
+        let mut turn = Turn::of(self.left);
+        pair.from_guest.queue.pop(&mut self.chains, most)?;
+        let (mut done, mut full) = (0, false);
+        for (at, chain) in self.chains.iter().enumerate() {
+            let buffers = self.chains.buffers(chain);
+            // By reference: to copy what was just written in other sizes waits for the stores.
+            let put = match turn.tally.work() < turn.frames && sink.has_room() {
+                false => None,
+                true => match pair.judge(chain, buffers, sink.unsendable(counters), counters) {
+                    Err(fault) => return Err(fault),
+                    Ok(ref sending) => {
+                        let frame = sending.as_ref().map(|sending| GuestFrame {
+                            pair,
+                            buffers,
+                            sending,
+                        });
+                        let put = sink.put(chain.id, frame, &mut turn);
+                        full = put == Put::NoRoom;
+                        Some(put).filter(|_| !full)
+                    }
+                },
+            };
+            let Some(put) = put else {
+                pair.from_guest.queue.unpop(self.chains.slots(at));
+                break;
+            };
+            if put == Put::Done {
+                pair.from_guest.queue.push_used(chain.id, 0);
+            }
+            turn.tally.descriptors += buffers.len() as u64;
+            done += 1;
+            if sink.has_rest() {
+                pair.from_guest.queue.unpop(self.chains.slots(at + 1));
+                break;
+            }
+        }
+        self.takes.note(self.chains.len(), done);
+        self.spend(&turn);
+        // Counted before they are given back: who sees a chain again finds it counted.
+        turn.tally.count(counters);
+        Ok(Burst {
+            any: !self.chains.is_empty(),
+            done,
+            full,
+        })
+    }
+}
+
+/// How many chains are taken from a guest at once. A guest whose frames become many fills a turn with a few chains, and
+/// those behind them would be read in vain each time.
+#[derive(Debug)]
+struct Takes {
+    most: usize,
+}
+
+impl Default for Takes {
+    fn default() -> Self {
+        Self { most: BATCH }
+    }
+}
+
+impl Takes {
+    /// Of `taken` chains `used` were sent, the others were put back.
+    #[inline]
+    fn note(&mut self, taken: usize, used: usize) {
+        if used < taken {
+            self.most = (used * 2).clamp(2, BATCH);
+        } else if used == self.most {
+            self.most = (used * 2).min(BATCH);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chains_that_do_not_fit_a_turn_are_not_taken_again_and_again() {
+        let mut takes = Takes::default();
+        assert_eq!(takes.most, BATCH);
+        takes.note(BATCH, 2);
+        assert_eq!(takes.most, 4);
+        // All that were taken were sent: there may be more. That there were few says nothing.
+        takes.note(4, 4);
+        takes.note(3, 3);
+        assert_eq!(takes.most, 8);
+    }
+}

@@ -1,0 +1,372 @@
+//! From a guest to another guest of this process: one copy, from RAM to RAM (`--cable`).
+//!
+//! Both lanes are of one worker, which gives the sender the other as its [`Peer`]. Frames wait with the sender while the
+//! other has no buffers for them.
+//!
+//! GSO packets and partial checksums pass as they are: no wire carries them that could not, and the receiving guest
+//! completes what it needs. Only a guest that did not accept an offload gets the work done here: its GSO packets are
+//! cut, its checksums completed.
+//!
+//! What a guest asks for is checked before it goes on, so that no guest can have another parse headers that say something
+//! else than its bytes: those of a GSO packet are copied once, planned by, and passed on from that copy.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use device::counters::{Counter, PairCounters};
+use device::offloads::Offloads;
+use device::pair::{Cursor, Fault, Piece, QueuePair, Sending};
+use offload::packet::{self, HEADERS_MAX, Ip};
+use offload::segment::{Gso, GsoKind};
+use virtqueue::{ChainId, Chains, MemoryMap};
+
+use super::bytes::guest_to_guest;
+use super::from_guest::{GuestFrame, Put, Sender, Sink, Turn};
+use super::gso::{FromChain, GsoPacket};
+use super::lane::{BATCH, Blame, Lane, Peer, Stopped, Work};
+use super::pending::Pending;
+use super::to_guest::{Bytes, Delivery, Fit, NO_OFFLOAD};
+
+/// See the module's head: one end.
+pub(crate) struct GuestLane {
+    pair: QueuePair,
+    counters: Arc<PairCounters>,
+    sender: Sender,
+    buffers: Chains,
+    pending: Pending,
+    /// A frame of its guest's waits for buffers of the peer.
+    waits: bool,
+}
+
+impl GuestLane {
+    pub(crate) fn new(pair: QueuePair, counters: Arc<PairCounters>) -> Self {
+        Self {
+            pair,
+            counters,
+            sender: Sender::default(),
+            buffers: Chains::default(),
+            pending: Pending::default(),
+            waits: false,
+        }
+    }
+
+    fn send(&mut self, peer: Option<Peer<'_>>) -> Result<usize, Blame> {
+        if self.sender.begin() == 0 || !self.pair.from_guest.enabled {
+            return Ok(0);
+        }
+        let mut sink = GuestSink {
+            to: To::of(peer),
+            from: &self.counters,
+            fault: None,
+        };
+        let burst = self
+            .sender
+            .burst(&mut self.pair, &mut sink, BATCH, &self.counters);
+        let fault = sink.finish();
+        let burst = burst.map_err(Blame::Own)?;
+        self.waits = burst.full;
+        if burst.done > 0 {
+            self.pair.from_guest.publish(&self.counters);
+        } else if burst.full {
+            self.counters.from_guest_waits.add(1);
+        }
+        match fault {
+            Some(fault) => Err(Blame::Peer(fault)),
+            None => Ok(burst.done),
+        }
+    }
+}
+
+/// Where frames of one burst go.
+enum To<'a> {
+    /// Nobody is there.
+    Nobody,
+    /// Nothing was put yet.
+    Peer(Peer<'a>),
+    /// Its buffers are in hand.
+    Open(Delivery<'a>, &'a mut Pending),
+}
+
+impl<'a> To<'a> {
+    fn of(peer: Option<Peer<'a>>) -> Self {
+        peer.map_or(Self::Nobody, Self::Peer)
+    }
+}
+
+struct GuestSink<'a> {
+    to: To<'a>,
+    /// Counters of the guest that sends.
+    from: &'a PairCounters,
+    /// What the other guest did wrong.
+    fault: Option<Fault>,
+}
+
+/// What became of a frame.
+enum Passed {
+    /// The other guest has it, or will never have room for it.
+    Yes,
+    /// Its headers are not what it asks for.
+    Dropped,
+    /// The other guest has no room for it now.
+    Later,
+}
+
+impl From<Fit> for Passed {
+    #[inline]
+    fn from(fit: Fit) -> Self {
+        match fit {
+            Fit::Now | Fit::Never => Self::Yes,
+            Fit::Later => Self::Later,
+        }
+    }
+}
+
+impl Sink for GuestSink<'_> {
+    #[inline]
+    fn unsendable<'c>(&self, counters: &'c PairCounters) -> Option<&'c Counter> {
+        matches!(self.to, To::Nobody).then_some(&counters.from_guest_no_peer)
+    }
+
+    #[inline]
+    fn put(&mut self, _chain: ChainId, frame: Option<GuestFrame<'_>>, turn: &mut Turn) -> Put {
+        let Some(frame) = frame else { return Put::Done };
+        match self.pass(frame) {
+            Ok(Passed::Yes) => {
+                turn.tally.add(frame.sending.len);
+                Put::Done
+            }
+            Ok(Passed::Dropped) => Put::Done,
+            Ok(Passed::Later) => Put::NoRoom,
+            Err(fault) => {
+                self.fault = Some(fault);
+                Put::NoRoom
+            }
+        }
+    }
+
+    #[inline]
+    fn has_rest(&self) -> bool {
+        match &self.to {
+            To::Open(_, pending) => pending.is_some(),
+            To::Nobody | To::Peer(_) => false,
+        }
+    }
+}
+
+impl GuestSink<'_> {
+    /// Passes a frame on.
+    ///
+    /// # Errors
+    /// What the other guest did wrong.
+    #[inline]
+    fn pass(&mut self, frame: GuestFrame<'_>) -> Result<Passed, Fault> {
+        if let To::Peer(_) = self.to {
+            self.open()?;
+        }
+        let To::Open(delivery, pending) = &mut self.to else {
+            return Ok(Passed::Later);
+        };
+        if pending.is_some() {
+            return Ok(Passed::Later);
+        }
+        let &Sending { start, len, request } = frame.sending;
+        if let Some(gso) = request.gso {
+            return pass_packet(frame, gso, self.from, delivery, pending);
+        }
+        let fit = delivery.fit(len)?;
+        if fit != Fit::Now {
+            return Ok(fit.into());
+        }
+        match request.csum {
+            Some(at) if !delivery.pair().offloads.guest_csum => {
+                let mut bytes = pending.complete(frame, at);
+                delivery.write(len, NO_OFFLOAD, &mut bytes);
+            }
+            _ => {
+                let mut bytes = FromChain {
+                    memory: &frame.pair.memory,
+                    buffers: frame.buffers,
+                    at: &mut Cursor::at(start),
+                };
+                delivery.write(len, request.to_header(0), &mut bytes);
+            }
+        }
+        Ok(Passed::Yes)
+    }
+
+    /// Takes the other guest's buffers in hand.
+    fn open(&mut self) -> Result<(), Fault> {
+        if let To::Peer(peer) = std::mem::replace(&mut self.to, To::Nobody)
+            && let Some(pending) = peer.pending
+        {
+            let delivery = Delivery::begin(peer.pair, peer.buffers, peer.counters)?;
+            self.to = To::Open(delivery, pending);
+        }
+        Ok(())
+    }
+
+    /// Gives the other guest what it got; what it did wrong.
+    fn finish(self) -> Option<Fault> {
+        if let (To::Open(delivery, _), None) = (self.to, &self.fault) {
+            delivery.finish();
+        }
+        self.fault
+    }
+}
+
+/// Passes a GSO packet on, or copies it away to be cut.
+#[inline(never)]
+fn pass_packet(
+    frame: GuestFrame<'_>,
+    gso: Gso,
+    from: &PairCounters,
+    delivery: &mut Delivery<'_>,
+    pending: &mut Pending,
+) -> Result<Passed, Fault> {
+    let mut headers = [0; HEADERS_MAX];
+    let Some(mut packet) = GsoPacket::open(frame, gso, from, &mut headers) else {
+        return Ok(Passed::Dropped);
+    };
+    let headers = &headers[..packet.plan.header_len()];
+    let len = frame.sending.len;
+    if !takes(&delivery.pair().offloads, gso, headers, len) {
+        pending.keep(frame, &packet);
+        return Ok(Passed::Yes);
+    }
+    let fit = delivery.fit(len)?;
+    if fit == Fit::Now {
+        // A header's length is at most HEADERS_MAX.
+        #[allow(clippy::cast_possible_truncation)]
+        let header = frame.sending.request.to_header(headers.len() as u16);
+        let mut bytes = Headed {
+            headers,
+            payload: FromChain {
+                memory: &frame.pair.memory,
+                buffers: frame.buffers,
+                at: &mut packet.payload,
+            },
+        };
+        delivery.write(len, header, &mut bytes);
+    }
+    Ok(fit.into())
+}
+
+/// Whether a guest takes such a packet whole.
+fn takes(offloads: &Offloads, gso: Gso, headers: &[u8], len: u32) -> bool {
+    let is_ipv6 = || packet::parse(headers, len).is_some_and(|layers| layers.version == Ip::V6);
+    let kind = match gso.kind {
+        GsoKind::Tcp4 => offloads.guest_tso4,
+        GsoKind::Tcp6 => offloads.guest_tso6,
+        GsoKind::Udp if offloads.guest_uso4 == offloads.guest_uso6 => offloads.guest_uso4,
+        GsoKind::Udp => is_ipv6() == offloads.guest_uso6,
+    };
+    kind && (offloads.guest_ecn || !gso.ecn)
+}
+
+/// Headers in memory of ours, and a payload in a guest's.
+struct Headed<'a> {
+    headers: &'a [u8],
+    payload: FromChain<'a>,
+}
+
+impl Bytes for Headed<'_> {
+    fn copy_to(&mut self, memory: &MemoryMap, to: Piece) {
+        let headers = u32::try_from(self.headers.len()).unwrap_or(u32::MAX);
+        let (now, rest) = to.split(to.len.min(headers));
+        self.headers.copy_to(memory, now);
+        self.payload.copy_to(memory, rest);
+    }
+}
+
+impl Bytes for FromChain<'_> {
+    #[inline]
+    fn copy_to(&mut self, memory: &MemoryMap, to: Piece) {
+        let mut to = to;
+        while to.len > 0
+            && let Some(piece) = self.at.next(self.buffers, to.len)
+        {
+            let (now, rest) = to.split(piece.len);
+            // Both were checked when their descriptors were read.
+            let _ = guest_to_guest(self.memory, piece, memory, now.offset);
+            to = rest;
+        }
+    }
+}
+
+impl Lane for GuestLane {
+    fn breathe(&mut self, peer: Option<Peer<'_>>) -> Result<usize, Blame> {
+        let mut moved = 0;
+        if self.pending.is_some() && self.pair.to_guest.enabled {
+            let delivered = self
+                .pending
+                .deliver(&mut self.pair, &mut self.buffers, &self.counters);
+            moved = delivered.map_err(Blame::Own)?;
+        }
+        Ok(moved + self.send(peer)?)
+    }
+
+    fn arm(&mut self, peer: Option<Peer<'_>>) -> Work {
+        let frames = self.pair.from_guest.enabled && self.pair.from_guest.queue.enable_kicks();
+        if frames && !self.waits {
+            return Work::Now;
+        }
+        // Buffers are there, but fewer than the frame needs: their kick may have come already.
+        let mut work = Work::None;
+        if frames && peer.is_some_and(|peer| peer.pair.to_guest.queue.enable_kicks()) {
+            work = Work::Soon;
+        }
+        if self.pending.is_some() && self.pair.to_guest.enabled && self.pair.to_guest.queue.enable_kicks() {
+            work = Work::Soon;
+        }
+        if self.pair.is_polled() {
+            work = Work::Soon;
+        }
+        work
+    }
+
+    fn pair(&self) -> &QueuePair {
+        &self.pair
+    }
+
+    fn pair_mut(&mut self) -> &mut QueuePair {
+        &mut self.pair
+    }
+
+    fn peer(&mut self) -> Option<Peer<'_>> {
+        Some(Peer {
+            pair: &mut self.pair,
+            buffers: &mut self.buffers,
+            counters: &self.counters,
+            pending: Some(&mut self.pending),
+        })
+    }
+
+    fn nic(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn awaits_nic(&self) -> bool {
+        false
+    }
+
+    fn inject(&mut self, frame: &[u8], peer: Option<Peer<'_>>) {
+        if let Some(peer) = peer
+            && let Ok(mut delivery) = Delivery::begin(peer.pair, peer.buffers, peer.counters)
+        {
+            let len = u32::try_from(frame.len()).unwrap_or(u32::MAX);
+            if let Ok(Fit::Now) = delivery.fit(len) {
+                delivery.write(len, NO_OFFLOAD, &mut { frame });
+            }
+            delivery.finish();
+        }
+    }
+
+    fn stop(mut self: Box<Self>) -> Stopped {
+        self.pair.leave_calls();
+        self.counters.to_guest_queue_stopped.add(self.pending.frames());
+        Stopped {
+            pair: self.pair.stopped(),
+            queue: None,
+        }
+    }
+}

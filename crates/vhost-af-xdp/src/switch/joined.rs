@@ -1,0 +1,228 @@
+//! A guest joined with a NIC queue, each frame copied once: the fused path of two endpoints (`--memory=copy`).
+//!
+//! Chunks of the queue's UMEM circulate: free pool → (filled from the guest) → TX ring → completion → pool, and pool →
+//! fill ring → RX ring → (copied to the guest) → fill ring.
+//!
+//! A guest that uses fewer pairs than its port has would lose what the NIC puts into the queues of the others: the NIC
+//! spreads frames over its queues whatever the guest does. So what arrives for a pair that is off goes to the pair that
+//! the lane has as its [`Peer`]: the first one, which is always on (VirtIO 1.3, 5.1.6.5.5).
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use device::counters::PairCounters;
+use device::pair::{Fault, QueuePair};
+use virtqueue::Chains;
+
+use super::arrivals::Arrivals;
+use super::from_guest::{Sender, Sink, Turn};
+use super::lane::{Blame, Lane, Peer, SEGMENTS, Stopped, Work};
+use super::to_guest::Delivery;
+use super::to_nic::{NicSink, Transmit};
+use crate::nic::endpoint::NicQueue;
+use crate::nic::lent::Lent;
+use crate::nic::queue::Nic;
+
+/// Batches delivered when a lane is stopped: what a receive ring holds, and not more although it may fill all the time.
+const LAST_BATCHES: usize = 32;
+
+/// See the module's head.
+pub(crate) struct CopyLane<N> {
+    pair: QueuePair,
+    queue: NicQueue<N>,
+    counters: Arc<PairCounters>,
+    sender: Sender,
+    transmit: Transmit,
+    arrivals: Arrivals,
+    buffers: Chains,
+    /// The guest's next frame waits until frames that were sent come back.
+    waits_for_room: bool,
+    /// See [`Lane::awaits_nic`].
+    awaits_nic: bool,
+    /// The guest did wrong: its queues are not used any more.
+    faulted: bool,
+}
+
+impl<N: Nic> CopyLane<N> {
+    /// Joins a guest with a queue.
+    pub(crate) fn new(pair: QueuePair, queue: NicQueue<N>, counters: Arc<PairCounters>) -> Self {
+        let mut queue = queue;
+        let arrivals = Arrivals::new(&pair, &mut queue, &counters);
+        queue.fill();
+        Self {
+            pair,
+            queue,
+            counters,
+            sender: Sender::default(),
+            transmit: Transmit::default(),
+            arrivals,
+            buffers: Chains::default(),
+            waits_for_room: false,
+            awaits_nic: true,
+            faulted: false,
+        }
+    }
+
+    fn from_guest(&mut self) -> Result<usize, Fault> {
+        self.queue.reclaim(SEGMENTS * 2);
+        let left = self.sender.begin();
+        let mut sink = NicSink::new(&mut self.queue, &mut self.transmit, &self.counters);
+        if left > 0 && sink.has_rest() {
+            let mut turn = Turn::of(left);
+            let sent = sink.send_rest(&mut turn);
+            self.sender.spend(&turn);
+            if sent > 0 || sink.has_rest() {
+                return Ok(sent);
+            }
+        }
+        if left == 0 || !self.pair.from_guest.enabled {
+            sink.kick_unsent();
+            return Ok(0);
+        }
+        let room = sink.room();
+        if room == 0 {
+            self.counters.from_guest_waits.add(1);
+            sink.kick();
+            return Ok(0);
+        }
+        let burst = self
+            .sender
+            .burst(&mut self.pair, &mut sink, room, &self.counters)?;
+        self.waits_for_room = burst.full;
+        if burst.any {
+            // Given back before they are sent: should we die in between, they are lost; the other way
+            // round a successor would send them once more.
+            self.pair.from_guest.publish(&self.counters);
+            sink.flush();
+        } else {
+            sink.kick_unsent();
+        }
+        Ok(burst.done)
+    }
+
+    fn to_guest(&mut self) -> Result<usize, Fault> {
+        let mut delivery = Delivery::begin(&mut self.pair, &mut self.buffers, &self.counters)?;
+        let delivered = self.arrivals.deliver(&mut self.queue, &mut delivery);
+        self.queue.nic.give(&mut self.queue.empty);
+        delivered.map(|()| delivery.finish())
+    }
+
+    /// What arrived for a pair that is off goes to another.
+    #[cold]
+    fn to_peer(&mut self, peer: &mut Peer<'_>) -> Result<usize, Fault> {
+        let mut delivery = Delivery::begin(peer.pair, peer.buffers, peer.counters)?;
+        let delivered = self.arrivals.deliver(&mut self.queue, &mut delivery);
+        self.queue.nic.give(&mut self.queue.empty);
+        let frames = delivered.map(|()| delivery.finish())?;
+        self.counters.spilled_frames.add(frames as u64);
+        Ok(frames)
+    }
+
+    /// Whether a frame waits, in the ring or in hand.
+    #[inline]
+    fn has_arrivals(&mut self) -> bool {
+        self.queue.nic.has_frames() || !self.queue.received.is_empty()
+    }
+
+    /// Delivers what has come since the last breath, as far as the guest has buffers: between that and
+    /// [`stop`](Lane::stop) the control thread may have waited for a CPU. What is wrong with the guest now is nobody's
+    /// business any more.
+    ///
+    /// Not for a guest that did wrong, whose VMM takes the queue's place from the ring already.
+    fn deliver_at_last(&mut self) {
+        if self.faulted || !self.pair.to_guest.enabled {
+            return;
+        }
+        for _ in 0..LAST_BATCHES {
+            if !self.has_arrivals() || !matches!(self.to_guest(), Ok(1..)) {
+                break;
+            }
+        }
+    }
+}
+
+impl<N: Lent> Lane for CopyLane<N> {
+    fn breathe(&mut self, peer: Option<Peer<'_>>) -> Result<usize, Blame> {
+        let sent = self.from_guest();
+        let received = match (&sent, self.has_arrivals(), peer) {
+            (Err(_), ..) | (_, false, _) => Ok(0),
+            _ if self.pair.to_guest.enabled => self.to_guest().map_err(Blame::Own),
+            (.., Some(mut peer)) => self.to_peer(&mut peer).map_err(Blame::Peer),
+            (.., None) => Ok(0),
+        };
+        let moved = sent.map_err(Blame::Own).and_then(|sent| Ok(sent + received?));
+        self.faulted |= matches!(moved, Err(Blame::Own(_)));
+        moved
+    }
+
+    fn arm(&mut self, peer: Option<Peer<'_>>) -> Work {
+        let waiting = self.has_arrivals();
+        self.awaits_nic = !waiting;
+        let wants_room = self.waits_for_room || self.transmit.has_rest();
+        if self.pair.from_guest.enabled && self.pair.from_guest.queue.enable_kicks() {
+            let full = self.queue.nic.room_to_nic() == 0 || self.queue.pool.is_empty();
+            let stuck = full || (wants_room && self.queue.nic.unsent() > 0);
+            return if stuck { Work::Soon } else { Work::Now };
+        }
+        if waiting {
+            let to_guest = match peer {
+                _ if self.pair.to_guest.enabled => Some(&mut self.pair.to_guest),
+                Some(peer) => Some(&mut peer.pair.to_guest).filter(|vring| vring.enabled),
+                None => None,
+            };
+            // Buffers are there, or came just now.
+            if to_guest.is_some_and(|vring| vring.queue.enable_kicks()) {
+                return match self.arrivals.short {
+                    true => Work::Soon,
+                    false => Work::Now,
+                };
+            }
+        }
+        let soon = self.queue.nic.unsent() > 0 || self.transmit.has_rest() || self.pair.is_polled();
+        if soon { Work::Soon } else { Work::None }
+    }
+
+    fn pair(&self) -> &QueuePair {
+        &self.pair
+    }
+
+    fn pair_mut(&mut self) -> &mut QueuePair {
+        &mut self.pair
+    }
+
+    fn peer(&mut self) -> Option<Peer<'_>> {
+        Some(Peer {
+            pair: &mut self.pair,
+            buffers: &mut self.buffers,
+            counters: &self.counters,
+            pending: None,
+        })
+    }
+
+    fn nic(&self) -> Option<BorrowedFd<'_>> {
+        self.queue.nic.fd()
+    }
+
+    fn awaits_nic(&self) -> bool {
+        self.awaits_nic
+    }
+
+    fn inject(&mut self, frame: &[u8], _peer: Option<Peer<'_>>) {
+        NicSink::new(&mut self.queue, &mut self.transmit, &self.counters).inject(frame);
+    }
+
+    fn stop(self: Box<Self>) -> Stopped {
+        let mut lane = *self;
+        lane.pair.leave_calls();
+        NicSink::new(&mut lane.queue, &mut lane.transmit, &lane.counters).send_at_last();
+        lane.deliver_at_last();
+        Stopped {
+            pair: lane.pair.stopped(),
+            queue: N::give_back(lane.queue, &lane.counters),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "stop_tests.rs"]
+mod stop_tests;

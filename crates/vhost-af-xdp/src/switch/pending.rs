@@ -1,0 +1,110 @@
+//! What waits to be delivered to a guest that takes frames of other guests.
+//!
+//! Frames wait with the guest that sends them, as long as the other has no buffers. But a GSO packet that the other does
+//! not take whole becomes many frames, and not all of them may find buffers at once: so it is copied away and cut here.
+
+use device::counters::PairCounters;
+use device::pair::{Fault, QueuePair};
+use offload::checksum;
+use offload::segment::Request;
+use virtqueue::Chains;
+
+use super::from_guest::GuestFrame;
+use super::gso::{GsoPacket, Remainder};
+use super::lane::BATCH;
+use super::to_guest::{Delivery, Fit};
+
+/// See the module's head.
+#[derive(Default)]
+pub(crate) struct Pending {
+    packet: Remainder,
+    /// The frame in hand; its memory is used again.
+    frame: Vec<u8>,
+}
+
+impl Pending {
+    /// Whether something waits.
+    #[inline]
+    pub(crate) fn is_some(&self) -> bool {
+        self.packet.is_some()
+    }
+
+    /// Takes a GSO packet in.
+    #[cold]
+    pub(crate) fn keep(&mut self, frame: GuestFrame<'_>, packet: &GsoPacket) {
+        self.packet.keep(frame, packet);
+    }
+
+    /// Frames that wait.
+    pub(crate) fn frames(&self) -> u64 {
+        let plan = self.packet.plan.as_ref();
+        plan.map_or(0, |plan| u64::from(plan.segments() - self.packet.next))
+    }
+
+    /// Delivers as many frames as the guest has buffers for; how many.
+    ///
+    /// # Errors
+    /// What the guest did wrong.
+    #[cold]
+    pub(crate) fn deliver(
+        &mut self,
+        pair: &mut QueuePair,
+        buffers: &mut Chains,
+        counters: &PairCounters,
+    ) -> Result<usize, Fault> {
+        let sums = pair.offloads.guest_csum;
+        let mut delivery = Delivery::begin(pair, buffers, counters)?;
+        for _ in 0..BATCH {
+            let Some(request) = self.cut(sums) else { break };
+            let len = u32::try_from(self.frame.len()).unwrap_or(u32::MAX);
+            match delivery.fit(len)? {
+                Fit::Now => delivery.write(len, request.to_header(0), &mut &self.frame[..]),
+                Fit::Later => break,
+                Fit::Never => {}
+            }
+            self.next();
+        }
+        Ok(delivery.finish())
+    }
+
+    /// Makes the next segment the frame in hand, with its checksum completed unless the guest takes (`sums`) partial ones;
+    /// what is left to the guest.
+    fn cut(&mut self, sums: bool) -> Option<Request> {
+        let plan = self.packet.plan.as_ref()?;
+        let index = self.packet.next;
+        let payload = plan.payload(index);
+        let header_len = plan.header_len();
+        let at = payload.start as usize - header_len..payload.end as usize - header_len;
+        self.frame.clear();
+        self.frame.resize(header_len, 0);
+        plan.write_header(index, &mut self.frame);
+        self.frame.extend_from_slice(&self.packet.payload[at]);
+        let (start, offset) = plan.checksum_at();
+        if sums {
+            return Some(Request {
+                csum: Some((start, offset)),
+                gso: None,
+            });
+        }
+        // It lies in the headers, as was planned.
+        let _ = checksum::complete(&mut self.frame, start, offset);
+        Some(Request::default())
+    }
+
+    fn next(&mut self) {
+        self.packet.next += 1;
+        let plan = self.packet.plan.as_ref();
+        if plan.is_some_and(|plan| self.packet.next == plan.segments()) {
+            self.packet.plan = None;
+        }
+    }
+
+    /// A frame of another guest, with the checksum completed that is asked for at `at`; its bytes.
+    pub(crate) fn complete(&mut self, frame: GuestFrame<'_>, (start, offset): (u16, u16)) -> &[u8] {
+        self.frame.resize(frame.sending.len as usize, 0);
+        frame.read(device::pair::Cursor::at(frame.sending.start), &mut self.frame);
+        // Inside the frame: judged.
+        let _ = checksum::complete(&mut self.frame, start, offset);
+        &self.frame
+    }
+}

@@ -1,0 +1,334 @@
+//! To a guest: its buffers during a burst, and frames that are written over them.
+//!
+//! A [`Delivery`] takes buffers from the guest's receive queue as they are needed, writes frames over them, each with its
+//! virtio-net header (VirtIO 1.3, 5.1.6.4), and gives back what was not used. Where a frame's bytes come from is a
+//! [`Bytes`]: chunks of a UMEM, another guest's chain, or memory of ours.
+
+use device::counters::PairCounters;
+use device::pair::{Fault, HEADER_BYTES, Piece, QueuePair, pieces, skip};
+use virtqueue::{Buffer, Chains, MemoryMap};
+use xsk::{RxDesc, Umem, UmemOffset};
+
+use super::bytes::{frame_to_guest, umem_to_guest};
+use super::lane::{BATCH, DESCRIPTORS};
+
+/// The virtio-net header, but for the number of buffers, of a frame about which nothing is said.
+pub(crate) const NO_OFFLOAD: [u8; 10] = [0; 10];
+
+/// Bytes in a UMEM: where, and how many.
+pub(crate) type Range = (UmemOffset, u32);
+
+/// Bytes of a frame, read from front to back.
+pub(crate) trait Bytes {
+    /// Copies the next `to.len` bytes into guest memory.
+    fn copy_to(&mut self, memory: &MemoryMap, to: Piece);
+}
+
+/// A frame in a UMEM.
+pub(crate) struct UmemBytes<'a> {
+    umem: &'a Umem,
+    ranges: &'a [Range],
+    /// Bytes of the first range already read.
+    at: u32,
+}
+
+impl<'a> UmemBytes<'a> {
+    pub(crate) fn new(umem: &'a Umem, ranges: &'a [Range]) -> Self {
+        Self { umem, ranges, at: 0 }
+    }
+}
+
+impl Bytes for UmemBytes<'_> {
+    #[inline]
+    fn copy_to(&mut self, memory: &MemoryMap, to: Piece) {
+        let mut to = to;
+        while to.len > 0
+            && let Some(&(start, len)) = self.ranges.first()
+        {
+            let (part, rest) = to.split(to.len.min(len - self.at));
+            let from = UmemOffset::new(start.get() + u64::from(self.at));
+            // Both ranges come from checked descriptors; a kernel that breaks that is not copied.
+            let _ = umem_to_guest(self.umem, from, memory, part);
+            to = rest;
+            self.at += part.len;
+            if self.at == len {
+                (self.ranges, self.at) = (&self.ranges[1..], 0);
+            }
+        }
+    }
+}
+
+impl Bytes for &[u8] {
+    fn copy_to(&mut self, memory: &MemoryMap, to: Piece) {
+        let (now, later) = self.split_at((to.len as usize).min(self.len()));
+        let _ = memory.copy_to_guest(to.offset, now);
+        *self = later;
+    }
+}
+
+/// Whether a frame fits the buffers that the guest has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fit {
+    /// It does.
+    Now,
+    /// It will when the guest has posted more, or when another turn has read them.
+    Later,
+    /// It never will.
+    Never,
+}
+
+/// The guest's receive queue during a burst; see the module's head.
+pub(crate) struct Delivery<'a> {
+    pair: &'a mut QueuePair,
+    pub(super) counters: &'a PairCounters,
+    chains: &'a mut Chains,
+    /// First of `chains` that is not used yet.
+    next: usize,
+    /// Bytes that those hold which are not used yet.
+    room: u64,
+    /// Descriptors that were read.
+    read: usize,
+    bytes: u64,
+    frames: u64,
+}
+
+impl<'a> Delivery<'a> {
+    /// Begins a burst with the guest's next buffers.
+    ///
+    /// # Errors
+    /// What the guest did wrong.
+    pub(crate) fn begin(
+        pair: &'a mut QueuePair,
+        chains: &'a mut Chains,
+        counters: &'a PairCounters,
+    ) -> Result<Self, Fault> {
+        chains.clear();
+        let mut delivery = Self {
+            pair,
+            counters,
+            chains,
+            next: 0,
+            room: 0,
+            read: 0,
+            bytes: 0,
+            frames: 0,
+        };
+        delivery.fetch()?;
+        Ok(delivery)
+    }
+
+    /// Takes a batch of buffers from the guest; those left from the last batch go back first.
+    fn fetch(&mut self) -> Result<(), Fault> {
+        self.pair.to_guest.queue.unpop(self.chains.slots(self.next));
+        self.next = 0;
+        self.room = self.pair.pop_buffers(self.chains, BATCH)?;
+        self.read += self.chains.buffers.len();
+        Ok(())
+    }
+
+    /// Takes another batch, where that may bring more than is in hand, and the turn allows it; whether it did.
+    pub(super) fn fetch_more(&mut self) -> Result<bool, Fault> {
+        let may = self.next > 0 && self.read < DESCRIPTORS;
+        if may {
+            self.fetch()?;
+        }
+        Ok(may)
+    }
+
+    /// Whether the guest has a buffer for the next frame, in this turn.
+    #[inline]
+    pub(super) fn has_buffer(&mut self) -> Result<bool, Fault> {
+        if self.next == self.chains.len() {
+            if self.read >= DESCRIPTORS {
+                return Ok(false);
+            }
+            self.fetch()?;
+            if self.chains.is_empty() {
+                self.counters.to_guest_waits.add(1);
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whether the guest has buffers in hand, although a frame waits for more.
+    pub(super) fn is_short(&self) -> bool {
+        self.next < self.chains.len()
+    }
+
+    /// The guest.
+    pub(super) fn pair(&self) -> &QueuePair {
+        self.pair
+    }
+
+    /// The common case: a frame in one piece, for a buffer in one piece that holds it. False, and
+    /// nothing done, if it is another.
+    #[inline]
+    pub(super) fn whole(&mut self, umem: &Umem, piece: &RxDesc, offload: [u8; 10]) -> bool {
+        let Some(chain) = self.chains.chains.get(self.next) else {
+            return false;
+        };
+        let buffer = self.chains.buffers[chain.first as usize];
+        let written = piece.len + HEADER_BYTES;
+        if piece.more || chain.writable != 1 || buffer.len < written || self.pair.header_bytes != HEADER_BYTES
+        {
+            return false;
+        }
+        let frame = (piece.data, piece.len);
+        let header = with_buffers(offload, 1);
+        if frame_to_guest(umem, frame, &self.pair.memory, buffer.offset, header).is_none() {
+            return false;
+        }
+        self.pair.wrote(buffer.offset, written);
+        self.pair.to_guest.queue.push_used(chain.id, written);
+        self.next += 1;
+        self.room -= u64::from(buffer.len);
+        self.note(piece.len);
+        true
+    }
+
+    #[inline]
+    fn note(&mut self, len: u32) {
+        self.frames += 1;
+        self.bytes += u64::from(len);
+    }
+
+    /// Bytes of the longest frame that the buffers in hand hold.
+    #[inline]
+    pub(super) fn room_for_frame(&self) -> u32 {
+        let bytes = if self.pair.mergeable {
+            self.room
+        } else {
+            let next = self.chains.chains.get(self.next);
+            next.map_or(0, |chain| u64::from(chain.writable_bytes))
+        };
+        u32::try_from(bytes)
+            .unwrap_or(u32::MAX)
+            .saturating_sub(self.pair.header_bytes)
+    }
+
+    /// Whether a frame of `len` bytes fits; with buffers that were posted meanwhile. What does not is counted.
+    #[inline]
+    pub(super) fn fit(&mut self, len: u32) -> Result<Fit, Fault> {
+        if len <= self.room_for_frame() || (self.fetch_more()? && len <= self.room_for_frame()) {
+            return Ok(Fit::Now);
+        }
+        Ok(self.misfit())
+    }
+
+    /// Whether a frame that does not fit the buffers in hand ever will, which is counted. It never will where more buffers
+    /// would not help: without mergeable buffers a frame has one chain, with them no frame gets more chains than a
+    /// batch holds.
+    #[cold]
+    pub(super) fn misfit(&self) -> Fit {
+        let in_hand = self.chains.len() - self.next;
+        let in_vain = in_hand == BATCH || (in_hand > 0 && !self.pair.mergeable);
+        if in_vain && (self.next == 0 || !self.pair.mergeable) {
+            self.counters.to_guest_buffer_too_small.add(1);
+            return Fit::Never;
+        }
+        self.counters.to_guest_waits.add(1);
+        Fit::Later
+    }
+
+    /// Writes a frame of `len` bytes, which fits, over as many buffers as it needs.
+    #[inline]
+    pub(super) fn write(&mut self, len: u32, offload: [u8; 10], bytes: &mut impl Bytes) {
+        let wanted = len.saturating_add(self.pair.header_bytes);
+        let Some(count) = self.chains_for(wanted) else {
+            return;
+        };
+        let mut header = Some(with_buffers(offload, count));
+        let mut left = len;
+        for chain in &self.chains.chains[self.next..self.next + count] {
+            let buffers = self.chains.buffers(chain);
+            let written = write(self.pair, buffers, header.take(), &mut left, bytes);
+            self.pair.to_guest.queue.push_used(chain.id, written);
+            self.room -= u64::from(chain.writable_bytes);
+        }
+        self.next += count;
+        self.note(len);
+    }
+
+    /// How many of the chains in hand hold `wanted` bytes; `None`: all of them do not.
+    #[inline]
+    fn chains_for(&self, wanted: u32) -> Option<usize> {
+        let mut left = wanted;
+        for (at, chain) in self.chains.iter().skip(self.next).enumerate() {
+            if chain.writable_bytes >= left {
+                return Some(at + 1);
+            }
+            left -= chain.writable_bytes;
+        }
+        None
+    }
+
+    /// Gives unused buffers back to the queue, and the guest what it got; the frames delivered.
+    pub(crate) fn finish(self) -> usize {
+        self.pair.to_guest.queue.unpop(self.chains.slots(self.next));
+        self.chains.clear();
+        self.counters.to_guest_frames.add(self.frames);
+        self.counters.to_guest_bytes.add(self.bytes);
+        if self.frames > 0 {
+            self.pair.to_guest.publish(self.counters);
+        }
+        usize::try_from(self.frames).unwrap_or(usize::MAX)
+    }
+}
+
+/// A virtio-net header, with the number of buffers that it lacks.
+#[inline]
+pub(crate) fn with_buffers(offload: [u8; 10], buffers: usize) -> [u8; HEADER_BYTES as usize] {
+    let mut header = [0; HEADER_BYTES as usize];
+    header[..10].copy_from_slice(&offload);
+    // A batch holds far fewer than 65,536 chains.
+    #[allow(clippy::cast_possible_truncation)]
+    header[10..].copy_from_slice(&(buffers as u16).to_le_bytes());
+    header
+}
+
+/// Writes a header, if it is the first, and what follows of a frame of which `left` bytes are left, over one chain; bytes
+/// written.
+#[inline]
+pub(crate) fn write(
+    pair: &QueuePair,
+    buffers: &[Buffer],
+    header: Option<[u8; HEADER_BYTES as usize]>,
+    left: &mut u32,
+    bytes: &mut impl Bytes,
+) -> u32 {
+    let mut written = 0;
+    let (mut from, mut within) = (0, 0);
+    if let Some(header) = header {
+        written = write_header(pair, buffers, &header[..pair.header_bytes as usize]);
+        (from, within) = skip(buffers, written);
+    }
+    for target in pieces(buffers, from.min(buffers.len()), within) {
+        if *left == 0 {
+            break;
+        }
+        let (target, _) = target.split(target.len.min(*left));
+        bytes.copy_to(&pair.memory, target);
+        pair.wrote(target.offset, target.len);
+        *left -= target.len;
+        written += target.len;
+    }
+    written
+}
+
+/// Writes the virtio-net header, which may lie across buffers; its bytes.
+#[inline]
+fn write_header(pair: &QueuePair, buffers: &[Buffer], header: &[u8]) -> u32 {
+    let mut rest = header;
+    for buffer in buffers {
+        let (now, later) = rest.split_at(rest.len().min(buffer.len as usize));
+        // Inside the map, as checked when the descriptor was read.
+        let _ = pair.memory.copy_to_guest(buffer.offset, now);
+        pair.wrote(buffer.offset, now.len() as u32);
+        rest = later;
+        if rest.is_empty() {
+            break;
+        }
+    }
+    pair.header_bytes
+}

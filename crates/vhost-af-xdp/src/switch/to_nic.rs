@@ -1,0 +1,416 @@
+//! From a guest to a NIC queue: frames copied into chunks of the UMEM, GSO packets cut on the way.
+//!
+//! A GSO packet is cut while it is copied (`cutter.rs`), each segment into a chunk of its own or, where the NIC reads by
+//! DMA, into descriptors that refer to one copy of the payload. All segments are built in one go: the packet waits in the
+//! guest's queue until there is room for all. One with more segments than that ([`SEGMENTS`]), or than there can ever be
+//! room for, is copied away whole, and goes out in portions ([`Remainder`]). So a chain is used, here too, before anything of
+//! it is with the NIC: a daemon that comes after one that died sends nothing twice.
+
+use std::time::Duration;
+
+use device::counters::{Counter, PairCounters};
+use device::pair::{Cursor, Piece, Sending, pieces};
+use offload::packet::HEADERS_MAX;
+use offload::segment::{Gso, Plan, Request};
+use virtqueue::ChainId;
+use xsk::{TxDesc, UmemOffset};
+
+use super::bytes::guest_to_umem;
+use super::cutter::Cutter;
+use super::from_guest::{GuestFrame, Put, Sink, Tally, Turn};
+use super::gso::{Builder, FromChain, GsoPacket, Remainder};
+use super::lane::SEGMENTS;
+use crate::nic::endpoint::{NicQueue, References};
+use crate::nic::queue::{Link, Nic};
+
+/// How often a lane that is stopped waits for room for what is left of a GSO packet, and how long each time.
+pub(crate) const LAST_WAITS: usize = 20;
+pub(crate) const LAST_WAIT: Duration = Duration::from_millis(1);
+
+/// How often it then asks the kernel to send what is queued.
+pub(crate) const LAST_KICKS: usize = 4;
+
+/// What a lane keeps between two bursts to its NIC queue.
+pub(crate) struct Transmit {
+    pub(super) link: Link,
+    /// What is left of a GSO packet with more segments than leave at once.
+    rest: Remainder,
+    outgoing: Vec<TxDesc>,
+}
+
+impl Default for Transmit {
+    fn default() -> Self {
+        Self {
+            link: Link::Up,
+            rest: Remainder::default(),
+            outgoing: Vec::with_capacity(SEGMENTS * 2),
+        }
+    }
+}
+
+impl Transmit {
+    /// Part of a GSO packet waits to be sent.
+    pub(super) fn has_rest(&self) -> bool {
+        self.rest.is_some()
+    }
+}
+
+/// See the module's head. For one burst.
+pub(crate) struct NicSink<'a, N> {
+    queue: &'a mut NicQueue<N>,
+    transmit: &'a mut Transmit,
+    counters: &'a PairCounters,
+    /// Descriptors that the ring had room for when the burst began.
+    ring: usize,
+}
+
+impl<N: Nic> Sink for NicSink<'_, N> {
+    #[inline]
+    fn unsendable<'c>(&self, counters: &'c PairCounters) -> Option<&'c Counter> {
+        self.transmit.link.loses(counters)
+    }
+
+    #[inline]
+    fn put(&mut self, _chain: ChainId, frame: Option<GuestFrame<'_>>, turn: &mut Turn) -> Put {
+        let taken = match frame {
+            None => Some(()),
+            Some(frame) => match frame.sending.request {
+                Request { csum: None, .. } => self.copy(frame, &mut turn.tally),
+                _ => self.copy_asking(frame, turn),
+            },
+        };
+        match taken {
+            Some(()) => Put::Done,
+            None => {
+                // Needs more chunks than are free or than the ring has room for: later.
+                self.counters.from_guest_waits.add(1);
+                Put::NoRoom
+            }
+        }
+    }
+
+    #[inline]
+    fn has_rest(&self) -> bool {
+        self.transmit.has_rest()
+    }
+}
+
+impl<'a, N: Nic> NicSink<'a, N> {
+    /// A burst begins.
+    #[inline]
+    pub(super) fn new(
+        queue: &'a mut NicQueue<N>,
+        transmit: &'a mut Transmit,
+        counters: &'a PairCounters,
+    ) -> Self {
+        let ring = queue.nic.room_to_nic();
+        Self {
+            queue,
+            transmit,
+            counters,
+            ring,
+        }
+    }
+
+    /// Chains that can be taken now.
+    #[inline]
+    pub(super) fn room(&self) -> usize {
+        self.ring.min(self.queue.pool.len())
+    }
+
+    /// Hands over what was put, and lets the kernel send.
+    pub(super) fn flush(&mut self) {
+        self.queue.nic.to_nic(self.transmit.outgoing.drain(..));
+        self.kick();
+        self.ring = self.queue.nic.room_to_nic();
+    }
+
+    pub(super) fn kick(&mut self) {
+        self.transmit.link = self.queue.nic.kick();
+        self.counters.nic_kicks.add(1);
+    }
+
+    /// Lets the kernel go on with what it has not sent.
+    pub(super) fn kick_unsent(&mut self) {
+        if self.queue.nic.unsent() > 0 {
+            self.kick();
+        }
+    }
+
+    /// Descriptors that can be queued now.
+    #[inline]
+    fn ring_room(&self) -> usize {
+        self.ring.saturating_sub(self.transmit.outgoing.len())
+    }
+
+    /// Sends a frame of ours, if there is room for it now.
+    pub(super) fn inject(&mut self, frame: &[u8]) {
+        if self.ring_room() > 0
+            && let Some(chunk) = self.queue.pool.take()
+        {
+            self.transmit
+                .outgoing
+                .push(copied(chunk, frame, &self.queue.umem));
+            self.flush();
+        }
+    }
+
+    /// Copies one frame into one chunk, or several; `None` when there is no room for it now.
+    #[inline]
+    fn copy(&mut self, frame: GuestFrame<'_>, tally: &mut Tally) -> Option<()> {
+        let &Sending { start, len, .. } = frame.sending;
+        let pieces = pieces(frame.buffers, start.0, start.1);
+        if len > self.queue.umem.max_sent_bytes() {
+            return self.copy_in_pieces(frame, pieces, tally);
+        }
+        if self.ring_room() == 0 {
+            return None;
+        }
+        let chunk = self.queue.pool.take()?;
+        let data = self.queue.umem.send_offset(&chunk);
+        let mut at = data.get();
+        for piece in pieces {
+            guest_to_umem(&frame.pair.memory, piece, &self.queue.umem, UmemOffset::new(at))?;
+            at += u64::from(piece.len);
+        }
+        self.transmit.outgoing.push(TxDesc {
+            frame: chunk,
+            offset: data,
+            len,
+            more: false,
+            metadata: false,
+        });
+        tally.add(len);
+        Some(())
+    }
+
+    /// A frame longer than a chunk, as a multi-buffer frame.
+    #[cold]
+    fn copy_in_pieces(
+        &mut self,
+        frame: GuestFrame<'_>,
+        mut pieces: impl Iterator<Item = Piece>,
+        tally: &mut Tally,
+    ) -> Option<()> {
+        let len = frame.sending.len;
+        let Some(chunks) = self.chunks(len) else {
+            return Some(());
+        };
+        if chunks > self.ring_room().min(self.queue.pool.len()) {
+            return None;
+        }
+        let mut left = len;
+        let mut piece = pieces.next()?;
+        while left > 0 {
+            let chunk = self.queue.pool.take()?;
+            let data = self.queue.umem.send_offset(&chunk);
+            let fill = left.min(self.queue.umem.max_sent_bytes());
+            let mut done = 0;
+            while done < fill {
+                if piece.len == 0 {
+                    piece = pieces.next()?;
+                }
+                let (part, rest) = piece.split(piece.len.min(fill - done));
+                let to = UmemOffset::new(data.get() + u64::from(done));
+                guest_to_umem(&frame.pair.memory, part, &self.queue.umem, to)?;
+                piece = rest;
+                done += part.len;
+            }
+            left -= fill;
+            self.transmit.outgoing.push(TxDesc {
+                frame: chunk,
+                offset: data,
+                len: fill,
+                more: left > 0,
+                metadata: false,
+            });
+        }
+        tally.add(len);
+        Some(())
+    }
+
+    /// Chunks that a frame needs; `None`: more than one can have, which is counted.
+    #[inline]
+    fn chunks(&self, len: u32) -> Option<usize> {
+        let chunks = len.div_ceil(self.queue.umem.max_sent_bytes()) as usize;
+        if chunks > self.queue.sends.most_pieces {
+            self.counters.from_guest_too_many_pieces.add(1);
+            return None;
+        }
+        Some(chunks)
+    }
+
+    /// A frame that asks for more than being sent; `None` when there is no room for it now.
+    #[inline(never)]
+    fn copy_asking(&mut self, frame: GuestFrame<'_>, turn: &mut Turn) -> Option<()> {
+        let &Sending { start, len, request } = frame.sending;
+        match request {
+            Request {
+                gso: Some(gso),
+                csum: Some(_),
+            } => self.cut(frame, gso, turn),
+            Request { csum: Some(at), .. } => {
+                let Some(chunks) = self.chunks(len) else {
+                    return Some(());
+                };
+                if chunks > self.ring_room().min(self.queue.pool.len()) {
+                    return None;
+                }
+                let mut source = FromChain {
+                    memory: &frame.pair.memory,
+                    buffers: frame.buffers,
+                    at: &mut Cursor::at(start),
+                };
+                self.builder().0.frame(len, at, &mut source);
+                turn.tally.add(len);
+                Some(())
+            }
+            Request { csum: None, .. } => Some(()),
+        }
+    }
+
+    /// What builds frames that ask for more than being sent.
+    fn builder(&mut self) -> (Builder<'_>, &mut References) {
+        let builder = Builder {
+            umem: &self.queue.umem,
+            own_from: UmemOffset::new(0),
+            pool: &mut self.queue.pool,
+            outgoing: &mut self.transmit.outgoing,
+            sends: self.queue.sends,
+            counters: self.counters,
+        };
+        (builder, &mut self.queue.references)
+    }
+
+    /// What builds segments of a GSO packet; see [`Cutter::new`].
+    fn cutter(&mut self, plan: &Plan) -> Option<Cutter<'_>> {
+        let ring = self.ring;
+        let (builder, references) = self.builder();
+        Cutter::new(builder, references, plan, ring)
+    }
+
+    /// Cuts a GSO packet, all of it in one go unless it has very many segments; `None` when there is no room for that now.
+    fn cut(&mut self, frame: GuestFrame<'_>, gso: Gso, turn: &mut Turn) -> Option<()> {
+        let Some(mut packet) = GsoPacket::open(frame, gso, self.counters, &mut [0; HEADERS_MAX]) else {
+            return Some(());
+        };
+        let waits = self.queue.nic.unsent() > 0 || !self.transmit.outgoing.is_empty();
+        let Some(mut cutter) = self.cutter(&packet.plan) else {
+            self.counters.from_guest_too_many_pieces.add(1);
+            return Some(());
+        };
+        let many = packet.plan.segments() as usize > SEGMENTS;
+        if many || !cutter.has_room(&packet.plan, 0..packet.plan.segments()) {
+            if !many && waits {
+                return None;
+            }
+            // It would take more than a few turns, or everything that can come back is back, and there will never be
+            // more room than now.
+            self.keep(frame, &packet);
+            self.build_rest(turn);
+            return Some(());
+        }
+        let mut source = FromChain {
+            memory: &frame.pair.memory,
+            buffers: frame.buffers,
+            at: &mut packet.payload,
+        };
+        for index in 0..packet.plan.segments() {
+            turn.tally.add(cutter.segment(&packet.plan, index, &mut source));
+        }
+        self.counters.from_guest_super_frames.add(1);
+        Some(())
+    }
+
+    /// Copies a GSO packet away.
+    #[cold]
+    fn keep(&mut self, frame: GuestFrame<'_>, packet: &GsoPacket) {
+        self.counters.from_guest_super_frames.add(1);
+        self.transmit.rest.keep(frame, packet);
+    }
+
+    /// Builds as many segments of the GSO packet in hand as there is room for, and as the turn has left.
+    #[cold]
+    fn build_rest(&mut self, turn: &mut Turn) {
+        let Some(plan) = self.transmit.rest.plan.take() else {
+            return;
+        };
+        let mut next = self.transmit.rest.next;
+        let first = plan.payload(next).start as usize - plan.header_len();
+        let payload = std::mem::take(&mut self.transmit.rest.payload);
+        let mut source = &payload[first..];
+        if let Some(mut cutter) = self.cutter(&plan) {
+            while next < plan.segments() && turn.has_frames() && cutter.has_room(&plan, next..next + 1) {
+                turn.tally.add(cutter.segment(&plan, next, &mut source));
+                next += 1;
+            }
+        }
+        let rest = &mut self.transmit.rest;
+        (rest.next, rest.payload) = (next, payload);
+        if next < plan.segments() {
+            rest.plan = Some(plan);
+        }
+    }
+
+    /// Goes on with the GSO packet in hand for a turn; the segments that were sent.
+    #[cold]
+    pub(super) fn send_rest(&mut self, turn: &mut Turn) -> usize {
+        if self.transmit.link == Link::Gone {
+            self.transmit.rest.plan = None;
+            self.counters.from_guest_rest_of_super_frame.add(1);
+            return 0;
+        }
+        self.build_rest(turn);
+        let tally = &turn.tally;
+        if tally.frames == 0 {
+            self.counters.from_guest_waits.add(1);
+        }
+        tally.count(self.counters);
+        let sent = usize::try_from(tally.frames).unwrap_or(usize::MAX);
+        self.flush();
+        sent
+    }
+
+    /// The lane is stopped, on a thread that may wait: what is in hand goes out now, as far as the kernel takes it.
+    pub(super) fn send_at_last(&mut self) {
+        let mut waits = 0;
+        while self.has_rest() && self.transmit.link == Link::Up && waits < LAST_WAITS {
+            self.queue.reclaim(usize::MAX);
+            if self.send_rest(&mut Turn::of(usize::MAX)) == 0 {
+                std::thread::sleep(LAST_WAIT);
+                waits += 1;
+            }
+        }
+        if self.transmit.rest.plan.take().is_some() {
+            self.counters.from_guest_rest_of_super_frame.add(1);
+        }
+        // What a kick left in the ring.
+        for _ in 0..LAST_KICKS {
+            self.queue.reclaim(usize::MAX);
+            if self.queue.nic.unsent() == 0 || self.transmit.link != Link::Up {
+                break;
+            }
+            self.kick();
+        }
+        // What a fault left.
+        self.queue
+            .take_back(self.transmit.outgoing.drain(..).map(|desc| desc.frame));
+    }
+}
+
+/// A descriptor that sends `frame` from a chunk of ours, cut to what that holds.
+pub(crate) fn copied(chunk: xsk::Frame, frame: &[u8], umem: &xsk::Umem) -> TxDesc {
+    let frame = &frame[..frame.len().min(umem.max_sent_bytes() as usize)];
+    let offset = umem.send_offset(&chunk);
+    // The chunk is inside the UMEM, and the frame not longer than it.
+    let _ = umem.write(offset, frame);
+    TxDesc {
+        frame: chunk,
+        offset,
+        // At most the size of a chunk.
+        #[allow(clippy::cast_possible_truncation)]
+        len: frame.len() as u32,
+        more: false,
+        metadata: false,
+    }
+}
