@@ -126,8 +126,6 @@ lane_counters! {
     /// Frame in several pieces that is longer than the interface's frames are, so that a piece or an end of another is
     /// missing (copy), or that should have been in one (direct).
     Drop to_guest_in_pieces,
-    /// The guest has switched the queue pair off, and too many frames wait for its first one already.
-    Drop to_guest_pair_off,
     /// The queue pair was stopped while the frame was in our hands.
     Drop to_guest_queue_stopped,
 }

@@ -110,7 +110,7 @@ pub(super) const CALLS: &[Call] = table! {
     SYS_epoll_pwait2: ALWAYS, "a worker sleeps";
     SYS_epoll_create1: ALWAYS, "what a worker sleeps on, what tells of a lease";
     SYS_epoll_ctl: ALWAYS, "lanes come and go";
-    SYS_eventfd2: ALWAYS, "a worker's mailbox, a cable's bell";
+    SYS_eventfd2: ALWAYS, "a worker's mailbox, a port's bell";
     SYS_read: ALWAYS, "kicks, messages, signals";
     SYS_readv: ALWAYS, "messages";
     SYS_write: ALWAYS, "interrupts of the guest, the log, answers";
