@@ -18,7 +18,7 @@ use crate::port::Port;
 use crate::switch::from_guest::GuestFrame;
 use crate::switch::gso::GsoPacket;
 use crate::switch::worker::Workers;
-use crate::vhost_user::attend;
+use crate::vhost_user::connection::{self, Connection};
 use crate::vhost_user::memory::{FileKinds, MemoryRules};
 use device::call::{Blocks, Call};
 use device::counters::PairCounters;
@@ -58,29 +58,36 @@ impl NullPort {
             offload: Offloads::all(),
         };
         let port = Port::open(config, Arc::new(Interfaces::default()), Arc::new(workers), None);
-        Self(Arc::new(port.expect("nothing is opened")))
+        let port = port.expect("nothing is opened");
+        Self(port.start().expect("a thread"))
     }
 
     /// The conversation over one connection, to its end.
     pub fn serve(&self, connection: UnixStream) {
-        attend::serve_connection(&self.0, connection);
+        connection::serve(&self.0, connection);
     }
 
     /// Whether no session is left.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.0.lock("a look").session.is_none()
+        self.0
+            .window
+            .look()
+            .0
+            .is_some_and(|shown| shown.session.is_none())
     }
 
     /// GET_CONFIG; `None` if it is refused.
     #[must_use]
     pub fn config(&self, offset: u32, len: u32) -> Option<Vec<u8>> {
-        self.0.get_config(offset, len, VhostUserConfigFlags::empty()).ok()
+        Connection::new(&self.0)
+            .get_config(offset, len, VhostUserConfigFlags::empty())
+            .ok()
     }
 
     /// SET_CONFIG.
     pub fn set_config(&self, offset: u32, bytes: &[u8]) {
-        let _ = self.0.set_config(offset, bytes, VhostUserConfigFlags::WRITABLE);
+        let _ = Connection::new(&self.0).set_config(offset, bytes, VhostUserConfigFlags::WRITABLE);
     }
 }
 

@@ -1,8 +1,9 @@
 //! `vhost-af-xdp serve`: starts ports, workers and watchers, and ends them.
 //!
-//! Threads: the main one waits for signals; of each port one speaks vhost-user and one watches its interface; one
-//! answers `status`; one sees that the keeper lives; the workers move frames. All but the workers sleep nearly always.
-//! A thread of a port may wait, for the kernel, the steward or its VMM; no other port waits with it.
+//! Threads: the main one waits for signals; of each port one has its state, one reads its VMM's connection, one accepts
+//! connections and one watches its interface; one answers `status`; one sees that the keeper lives; the workers move
+//! frames. All but the workers sleep nearly always. A thread of a port may wait, for the kernel, the steward or its VMM;
+//! no other port waits with it.
 
 use std::collections::HashMap;
 use std::fs;
@@ -23,7 +24,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::{Handle, Signals};
 
 use super::config::{Control, Endpoint, NicConfig, PortConfig, ServeConfig};
-use super::port::{Port, with_sources};
+use super::port::{Opened, Port, with_sources};
 use crate::api::control_socket;
 use crate::api::status::Status;
 use crate::api::status_view;
@@ -297,18 +298,17 @@ fn open_ports(
         let opened = Port::open(port.clone(), Arc::clone(&interfaces), Arc::clone(workers), cable);
         let port =
             opened.map_err(|error| anyhow::anyhow!("port {}: {}", port.endpoint, with_sources(&error)))?;
-        ports.push(Arc::new(port));
+        ports.push(port);
     }
     let mut tried = Vec::new();
     for port in &ports {
         let queues = port.try_queues();
-        tried.push(
-            queues.map_err(|error| {
-                anyhow::anyhow!("port {}: {}", port.config.endpoint, with_sources(&error))
-            })?,
-        );
+        tried
+            .push(queues.map_err(|error| anyhow::anyhow!("port {}: {}", port.name(), with_sources(&error)))?);
     }
-    Ok(ports)
+    drop(tried);
+    let started: io::Result<_> = ports.into_iter().map(Opened::start).collect();
+    started.context("cannot start a thread (ulimit -u, systemd: TasksMax=)")
 }
 
 /// Ends the daemon when its keeper ends and the leases with it; true in what is returned then.
@@ -448,14 +448,10 @@ fn stop(ports: &[Arc<Port>]) {
     let deadline = Instant::now() + STOPPING;
     let (stopped, told) = mpsc::channel();
     for (index, port) in ports.iter().enumerate() {
-        let (port, stopped) = (Arc::clone(port), stopped.clone());
-        let body = move || {
-            port.shut_down();
+        let stopped = stopped.clone();
+        port.shut_down(move || {
             let _ = stopped.send(index);
-        };
-        if let Err(error) = std::thread::Builder::new().name("stop".to_owned()).spawn(body) {
-            tracing::warn!(port = %ports[index].config.endpoint, %error, "no thread to stop it with: it ends as if killed");
-        }
+        });
     }
     drop(stopped);
     let mut left: Vec<usize> = (0..ports.len()).collect();

@@ -1,23 +1,25 @@
 //! A port: one guest's network device, for as long as the daemon runs.
 //!
 //! The port outlives connections ([`Session`]) and interfaces: counters go on, and an interface
-//! that vanishes and comes back is picked up again. One lock guards what control threads share;
-//! workers never take it, nor does `status`, which looks through a [`Window`]. Whoever holds it may wait for the
-//! kernel and for the steward: all that waits for it is this port's.
+//! that vanishes and comes back is picked up again. A thread of its own has its state, and does with it what comes by
+//! the [mailbox]; `status` looks through a [`Window`]. That thread may wait for the kernel and for the steward:
+//! all that waits for it is this port's.
 
 pub(crate) mod lanes;
+mod mailbox;
 pub(crate) mod session;
 pub(crate) mod shown;
 pub(crate) mod visit;
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Instant, SystemTime};
 
 use rustix::event::{EventfdFlags, eventfd};
-use vhost::vhost_user::message::VhostUserProtocolFeatures as Protocol;
 
 use super::config::{NicConfig, Placement, PortConfig};
 use super::seldom::Seldom;
@@ -29,8 +31,9 @@ use crate::nic::interface::{Interface, InterfaceError, Interfaces};
 use crate::nic::kept;
 use crate::nic::steering::AWAY;
 use crate::port::lanes::{CableEnd, FarSide, LaneError, NULL_MTU};
+use crate::port::mailbox::{Message, Task};
 use crate::port::session::{Course, FaultCell, Ground, Session, SessionError};
-use crate::port::shown::{Held, Window};
+use crate::port::shown::Window;
 use crate::port::visit::Ended;
 use crate::switch::worker::Workers;
 use crate::vhost_user::alarm::Alarm;
@@ -59,7 +62,7 @@ pub(crate) struct Closed {
     pub(crate) at: u64,
 }
 
-/// What control threads share; see the module's head.
+/// What the port's thread has; see the module's head.
 #[derive(Default)]
 pub(crate) struct PortState {
     pub(crate) session: Option<Session>,
@@ -109,15 +112,49 @@ pub(crate) struct Port {
     workers: Arc<Workers>,
     /// As the log and `status` have it.
     name: Arc<str>,
-    state: Mutex<PortState>,
+    mailbox: Sender<Message>,
     /// See [`Ground::lines`].
     direct_lines: Mutex<Seldom>,
-    /// What is seen of the state without its lock.
+    /// What is seen of the state from outside.
     pub(crate) window: Window,
     /// The VMM's process, 0 without one; told to others, so nothing is published through it.
     pub(super) met: AtomicI32,
     /// Rung when queues could not be set up: they are tried again.
     bell: OwnedFd,
+}
+
+/// A port whose thread does not run yet.
+pub(crate) struct Opened {
+    port: Arc<Port>,
+    state: PortState,
+    mailbox: Receiver<Message>,
+}
+
+impl Opened {
+    /// See [`Port::try_queues`].
+    ///
+    /// # Errors
+    /// What will not work later either, naming the remedy.
+    pub(crate) fn try_queues(&self) -> Result<Vec<Tried>, LaneError> {
+        self.port.try_queues(&self.state)
+    }
+
+    /// As the log and `status` have it.
+    pub(crate) fn name(&self) -> &str {
+        &self.port.name
+    }
+
+    /// Starts its thread.
+    ///
+    /// # Errors
+    /// No thread is left.
+    pub(crate) fn start(self) -> io::Result<Arc<Port>> {
+        let Self { port, state, mailbox } = self;
+        let own = Arc::clone(&port);
+        let body = move || mailbox::work(&own, state, &mailbox);
+        std::thread::Builder::new().name("port".to_owned()).spawn(body)?;
+        Ok(port)
+    }
 }
 
 impl Port {
@@ -130,30 +167,31 @@ impl Port {
         interfaces: Arc<Interfaces>,
         workers: Arc<Workers>,
         cable: Option<CableEnd>,
-    ) -> Result<Self, LaneError> {
-        let counters = (0..config.queues).map(|_| Arc::default()).collect();
+    ) -> Result<Opened, LaneError> {
+        let (mailbox, messages) = mailbox::mailbox();
         let port = Self {
             name: config.endpoint.to_string().into(),
+            counters: (0..config.queues).map(|_| Arc::default()).collect(),
             config,
-            counters,
             interfaces,
             cable,
             workers,
-            state: Mutex::default(),
+            mailbox,
             direct_lines: Mutex::default(),
             window: Window::default(),
             met: AtomicI32::new(0),
             bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
                 .map_err(|errno| LaneError::Duplicate(errno.into()))?,
         };
-        let interface = port.open_interface()?;
-        port.lock("its start").interface = interface;
-        Ok(port)
-    }
-
-    /// The state, locked for something that `status` names if it takes long.
-    pub(crate) fn lock(&self, what: &'static str) -> Held<'_> {
-        Held::new(&self.state, &self.window, what)
+        let state = PortState {
+            interface: port.open_interface()?,
+            ..PortState::default()
+        };
+        Ok(Opened {
+            port: Arc::new(port),
+            state,
+            mailbox: messages,
+        })
     }
 
     fn open_interface(&self) -> Result<Option<Arc<Interface>>, InterfaceError> {
@@ -173,10 +211,9 @@ impl Port {
     ///
     /// # Errors
     /// What will not work later either, naming the remedy.
-    pub(crate) fn try_queues(&self) -> Result<Vec<Tried>, LaneError> {
-        let interface = self.lock("its start").interface.clone();
+    fn try_queues(&self, state: &PortState) -> Result<Vec<Tried>, LaneError> {
         let mut tried = Vec::new();
-        for far in self.far_sides(interface.as_ref()) {
+        for far in self.far_sides(state.interface.as_ref()) {
             let FarSide::Queue {
                 interface,
                 queue,
@@ -227,12 +264,19 @@ impl Port {
     ///
     /// # Errors
     /// What `act` returns; kept for the closing message. [`SessionError::Closed`] without session.
-    pub(crate) fn with_session<R>(
+    pub(crate) fn with_session<R: Send + 'static>(
+        self: &Arc<Self>,
+        act: impl FnOnce(&mut Session, &Ground<'_>) -> Result<R, SessionError> + Send + 'static,
+    ) -> Result<R, SessionError> {
+        let done = self.ask(Task::Request, move |port, state| port.act(state, act));
+        done.unwrap_or(Err(SessionError::Closed))
+    }
+
+    fn act<R>(
         &self,
+        state: &mut PortState,
         act: impl FnOnce(&mut Session, &Ground<'_>) -> Result<R, SessionError>,
     ) -> Result<R, SessionError> {
-        let mut held = self.lock("a request of its VMM");
-        let state = &mut *held;
         // What cannot be opened while the steward is away is opened when it is back; see `check_link`.
         let away = state
             .interface
@@ -292,21 +336,24 @@ impl Port {
         }
     }
 
-    /// Whether no VMM is taken any more, because one made its call eventfd block.
-    pub(crate) fn is_barred(&self) -> bool {
-        self.lock("a VMM that connected").barred
+    /// A VMM connected; whether it is taken. None is any more, once one made its call eventfd block.
+    pub(crate) fn begin_session(self: &Arc<Self>, connection: UnixStream, alarm: Alarm) -> bool {
+        let begun = self.ask(Task::Connect, |port, state| {
+            if !state.barred {
+                port.begin(state, connection, alarm);
+            }
+            !state.barred
+        });
+        begun == Some(true)
     }
 
-    /// A VMM connected.
-    pub(crate) fn begin_session(self: &Arc<Self>, connection: UnixStream, alarm: Alarm) {
+    fn begin(self: &Arc<Self>, state: &mut PortState, connection: UnixStream, alarm: Alarm) {
         let port = Arc::downgrade(self);
         let registered = move |pair| {
             if let Some(port) = port.upgrade() {
-                port.go_direct(pair);
+                port.post(Task::Request, move |port, state| port.go_direct(state, pair));
             }
         };
-        let mut held = self.lock("a VMM that connected");
-        let state = &mut *held;
         state.fault = FaultCell::default();
         state.refusal = None;
         state.sessions += 1;
@@ -326,19 +373,31 @@ impl Port {
     }
 
     /// Memory of a pair is registered.
-    fn go_direct(&self, pair: usize) {
-        let done = self.with_session(|session, ground| session.go_direct(pair, ground));
+    fn go_direct(&self, state: &mut PortState, pair: usize) {
+        let done = self.act(state, |session, ground| session.go_direct(pair, ground));
         if done.is_err()
-            && let Some(session) = &self.lock("the end of its session").session
+            && let Some(session) = &state.session
         {
             session.hang_up();
         }
     }
 
     /// The connection is over, for the reason that a guest's fault, a refusal or `detail` tell.
-    pub(crate) fn end_session(&self, disconnected: bool, detail: String) -> Ended {
-        let mut held = self.lock("the end of its session");
-        let state = &mut *held;
+    pub(crate) fn end_session(self: &Arc<Self>, disconnected: bool, detail: String) -> Ended {
+        let ended = self.ask(Task::Disconnect, move |port, state| {
+            port.end(state, disconnected, detail)
+        });
+        // A port that has ended has no more to say.
+        let (ended, errors) = ended.unwrap_or((Ended::Wrong, Vec::new()));
+        // Neither by the port's thread nor by a worker: each may take a while, whatever flag we set.
+        for error in errors {
+            let _ = nudge::write(&error, &self.workers.watcher);
+        }
+        ended
+    }
+
+    /// The second: error eventfds by which the VMM is to be told.
+    fn end(&self, state: &mut PortState, disconnected: bool, detail: String) -> (Ended, Vec<OwnedFd>) {
         let (mut lost_memory, mut course, mut errors) = (false, Course::default(), Vec::new());
         if let Some(mut session) = state.session.take() {
             session.stop_all(&self.workers);
@@ -372,29 +431,25 @@ impl Port {
         }
         state.last_closed = Some(Closed { reason, detail, at });
         self.note_declined(state, course, wrong);
-        drop(held);
-        // Without the lock, and not by a worker: each may take a while, whatever flag we set.
-        for error in errors {
-            let _ = nudge::write(&error, &self.workers.watcher);
-        }
-        match (wrong, course.ran) {
+        let ended = match (wrong, course.ran) {
             (true, _) => Ended::Wrong,
             (false, false) => Ended::Idle,
             (false, true) => Ended::Served,
-        }
+        };
+        (ended, errors)
     }
 
     /// Looks at the interface again: it may be gone, back, down, or have another MTU. True if the
     /// port's queues could not be set up, so that it is worth to look again soon.
-    pub(crate) fn check_link(&self) -> bool {
+    pub(crate) fn check_link(self: &Arc<Self>) -> bool {
+        let again = self.ask(Task::Link, |port, state| port.look(state));
+        again.unwrap_or(false)
+    }
+
+    fn look(&self, state: &mut PortState) -> bool {
         let NicConfig::Interface { name, .. } = &self.config.nic else {
             return false;
         };
-        let mut held = self.lock("a look at its interface");
-        let state = &mut *held;
-        if state.over {
-            return false;
-        }
         let told = state.config_space();
         match state
             .interface
@@ -425,8 +480,13 @@ impl Port {
 
     /// The interface, if there is more to watch of it than rtnetlink tells.
     pub(crate) fn watched(&self) -> Option<Arc<Interface>> {
-        let interface = self.lock("a look at its interface").interface.clone();
-        interface.filter(|interface| interface.watch().is_some())
+        let interface = self.interface()?;
+        Some(interface).filter(|interface| interface.watch().is_some())
+    }
+
+    /// The interface as it was shown last.
+    fn interface(&self) -> Option<Arc<Interface>> {
+        self.window.look().0?.interface.as_ref()?.itself.upgrade()
     }
 
     /// The interface was gone; goes on if one of its name is there again.
@@ -528,13 +588,15 @@ impl Port {
         }
     }
 
-    /// Stops everything, leaving rings that another backend can go on with.
-    pub(crate) fn shut_down(&self) {
-        let mut state = self.lock("its end");
-        state.over = true;
-        if let Some(session) = &mut state.session {
-            session.stop_all(&self.workers);
-        }
+    /// Stops everything, leaving rings that another backend can go on with, and calls `stopped` then.
+    pub(crate) fn shut_down(self: &Arc<Self>, stopped: impl FnOnce() + Send + 'static) {
+        self.post(Task::End, move |port, state| {
+            state.over = true;
+            if let Some(session) = &mut state.session {
+                session.stop_all(&port.workers);
+            }
+            stopped();
+        });
     }
 
     /// MAC address told to the guest.
@@ -543,50 +605,31 @@ impl Port {
     }
 
     /// What a driver may read.
-    pub(crate) fn config_space(&self) -> ConfigSpace {
+    pub(crate) fn config_space(self: &Arc<Self>) -> ConfigSpace {
+        let told = self.ask(Task::Request, |port, state| {
+            let (has_link, mtu) = state.config_space();
+            let link_up = has_link || !matches!(port.config.nic, NicConfig::Interface { .. });
+            (link_up, mtu.unwrap_or(NULL_MTU))
+        });
+        let (link_up, mtu) = told.unwrap_or((false, NULL_MTU));
         ConfigSpace {
             mac: self.mac(),
-            link_up: self.link_up(),
+            link_up,
             max_pairs: self.config.queues,
-            mtu: self.mtu(),
+            mtu: u16::try_from(mtu).unwrap_or(u16::MAX),
         }
-    }
-
-    /// Protocol features of the connection; none without one.
-    pub(crate) fn protocol(&self) -> Protocol {
-        let state = self.lock("a request of its VMM");
-        state
-            .session
-            .as_ref()
-            .map_or(Protocol::empty(), |session| session.protocol)
-    }
-
-    /// Whether frames have somewhere to go: the link state told to the guest.
-    fn link_up(&self) -> bool {
-        !matches!(self.config.nic, NicConfig::Interface { .. })
-            || self.lock("a request of its VMM").config_space().0
     }
 
     /// NET_SET_MTU: whether the guest may be told an MTU of so many bytes.
     ///
     /// # Errors
     /// [`SessionError::Mtu`].
-    pub(crate) fn check_guest_mtu(&self, mtu: u64) -> Result<(), SessionError> {
-        let limit = self.mtu();
+    pub(crate) fn check_guest_mtu(self: &Arc<Self>, mtu: u64) -> Result<(), SessionError> {
+        let limit = self.config_space().mtu;
         if (SMALLEST_MTU..=limit.into()).contains(&mtu) {
             return Ok(());
         }
         Err(SessionError::Mtu { mtu, limit })
-    }
-
-    /// MTU told to the guest, bytes.
-    fn mtu(&self) -> u16 {
-        let mtu = self
-            .lock("a request of its VMM")
-            .interface
-            .as_ref()
-            .map_or(NULL_MTU, |interface| interface.mtu());
-        u16::try_from(mtu).unwrap_or(u16::MAX)
     }
 }
 

@@ -1,14 +1,14 @@
-//! What is seen of a port from outside, without its lock.
+//! What is seen of a port from outside, without a word from its thread.
 //!
-//! Who holds a port's lock may wait: for a queue that is still busy, for the steward, for a VMM's memory to be entered.
-//! `status` must not wait with it. So each holder, before it lets go ([`Held`]), leaves in the port's [`Window`] what it
-//! made of the state, and since when it holds the lock; a look through the window takes no lock but the window's own,
-//! under which nothing waits.
+//! A port's thread may wait: for a queue that is still busy, for the steward, for a VMM's memory to be entered.
+//! `status` must not wait with it. So the thread, after each message, leaves in the port's [`Window`] what it made of the
+//! state, and while it works, on what and since when; a look through the window takes no lock but the window's own, under
+//! which nothing waits.
 //!
-//! What a look finds may be as old as the holder is. It keeps nothing alive for longer than the look: a lane's socket
-//! and an interface's lease are weakly referred to, since their end is what frees a queue for its next holder.
+//! What a look finds may be as old as the message that is worked on. It keeps nothing alive for longer than the look: a
+//! lane's socket and an interface's lease are weakly referred to, since their end is what frees a queue for its next
+//! holder.
 
-use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -16,13 +16,14 @@ use steer::Mode;
 use steward::protocol::Steered;
 
 use super::lanes::{LaneFacts, NULL_MTU};
+use super::mailbox::Task;
 use crate::nic::interface::Interface;
 use crate::port::{Closed, PortState};
 
-/// A lock that is held for longer is worth to be told.
+/// A message that takes longer is worth to be told.
 const LONG: Duration = Duration::from_secs(1);
 
-/// What a holder of the lock left to be seen.
+/// What the thread left to be seen.
 #[derive(Clone)]
 pub(crate) struct Shown {
     pub(crate) session: Option<ShownSession>,
@@ -95,21 +96,33 @@ pub(crate) struct Window(Mutex<Behind>);
 #[derive(Default)]
 struct Behind {
     shown: Option<Arc<Shown>>,
-    /// For what the port's lock is held now, and since when.
-    busy: Option<(&'static str, Instant)>,
+    /// On what the port's thread works now, and since when.
+    busy: Option<(Task, Instant)>,
     /// What was said to a VMM that came while another was there.
     turned_away: Option<String>,
 }
 
 impl Window {
-    /// What was shown last, and for what, and how long, the port's lock is held, if that is long. Nothing before the
+    /// What was shown last, and on what, and for how long, the port's thread works, if that is long. Nothing before the
     /// port's start is done.
     pub(crate) fn look(&self) -> (Option<Arc<Shown>>, Option<String>) {
         let behind = self.behind();
-        let busy = behind.busy.map(|(what, since)| (what, since.elapsed()));
-        let long = busy.filter(|&(_, held)| held >= LONG);
-        let words = long.map(|(what, held)| format!("{what}, for {} s", held.as_secs()));
+        let busy = behind.busy.map(|(task, since)| (task, since.elapsed()));
+        let long = busy.filter(|&(_, worked)| worked >= LONG);
+        let words = long.map(|(task, worked)| format!("{task}, for {} s", worked.as_secs()));
         (behind.shown.clone(), words)
+    }
+
+    /// The port's thread begins with a message.
+    pub(super) fn begin(&self, task: Task) {
+        self.behind().busy = Some((task, Instant::now()));
+    }
+
+    /// It is done with it.
+    pub(super) fn show(&self, state: &PortState) {
+        let shown = Arc::new(Shown::of(state));
+        let mut behind = self.behind();
+        (behind.shown, behind.busy) = (Some(shown), None);
     }
 
     /// What was said last to a VMM that came while the present one was there.
@@ -124,43 +137,5 @@ impl Window {
 
     fn behind(&self) -> MutexGuard<'_, Behind> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// The lock of a port's state, held. Shows the state when it goes.
-pub(crate) struct Held<'a> {
-    state: MutexGuard<'a, PortState>,
-    window: &'a Window,
-}
-
-impl<'a> Held<'a> {
-    /// Waits for the lock.
-    pub(crate) fn new(state: &'a Mutex<PortState>, window: &'a Window, what: &'static str) -> Self {
-        let state = state.lock().unwrap_or_else(PoisonError::into_inner);
-        window.behind().busy = Some((what, Instant::now()));
-        Self { state, window }
-    }
-}
-
-impl Drop for Held<'_> {
-    fn drop(&mut self) {
-        // Made before the window is taken: asking the lease for its facts may wait.
-        let shown = Arc::new(Shown::of(&self.state));
-        let mut behind = self.window.behind();
-        (behind.shown, behind.busy) = (Some(shown), None);
-    }
-}
-
-impl Deref for Held<'_> {
-    type Target = PortState;
-
-    fn deref(&self) -> &PortState {
-        &self.state
-    }
-}
-
-impl DerefMut for Held<'_> {
-    fn deref_mut(&mut self) -> &mut PortState {
-        &mut self.state
     }
 }

@@ -2,9 +2,11 @@
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use super::mailbox::Task;
 use super::session::Course;
 use crate::port::{Port, PortState};
 use crate::seldom::Seldom;
@@ -55,11 +57,12 @@ impl Port {
     }
 
     /// Says what a VMM did, if it may be said now.
-    pub(crate) fn warn(&self, what: &str) {
-        let left_out = self.lock("a request of its VMM").lines.may();
-        if let Some(left_out) = left_out {
-            tracing::warn!(port = %self.config.endpoint, "{what}{left_out}");
-        }
+    pub(crate) fn warn(self: &Arc<Self>, what: String) {
+        self.post(Task::Request, move |port, state| {
+            if let Some(left_out) = state.lines.may() {
+                tracing::warn!(port = %port.config.endpoint, "{what}{left_out}");
+            }
+        });
     }
 
     /// A second VMM connected, and the first stays.

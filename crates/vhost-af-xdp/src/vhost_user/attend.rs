@@ -7,10 +7,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, SyncSender, TrySendError};
 use std::time::{Duration, Instant};
 
-use vhost::vhost_user::{BackendReqHandler, Error};
-
-use super::alarm::Alarm;
-use super::front;
+use super::connection;
 use crate::port::Port;
 use crate::port::visit::Ended;
 use crate::seldom::{LeftOut, Seldom};
@@ -40,7 +37,7 @@ pub(crate) fn attend(port: &Arc<Port>, meeting: Meeting) {
     let mut pace = Pace::default();
     match meeting {
         Meeting::Once(stream) => {
-            serve_connection(port, stream);
+            connection::serve(port, stream);
         }
         Meeting::Listen(listener) => {
             // Of no length: what is handed over is met at once.
@@ -50,12 +47,12 @@ pub(crate) fn attend(port: &Arc<Port>, meeting: Meeting) {
                 tracing::error!(port = %port.config.endpoint, %error, "no thread that accepts connections (ulimit -u, systemd: TasksMax=): a VMM that comes while another is there waits until that one goes");
             }
             while let Ok(stream) = guests.recv() {
-                pace.note(serve_connection(port, stream));
+                pace.note(connection::serve(port, stream));
             }
             // Only without that thread, which goes on for ever.
             loop {
                 match listener.accept() {
-                    Ok((stream, _)) => pace.note(serve_connection(port, stream)),
+                    Ok((stream, _)) => pace.note(connection::serve(port, stream)),
                     Err(_) => pace.rest(),
                 }
             }
@@ -66,7 +63,7 @@ pub(crate) fn attend(port: &Arc<Port>, meeting: Meeting) {
                 match UnixStream::connect(&path) {
                     Ok(stream) => {
                         said = false;
-                        pace.note(serve_connection(port, stream));
+                        pace.note(connection::serve(port, stream));
                     }
                     Err(error) => {
                         if !said && let Some(left_out) = lines.may() {
@@ -172,34 +169,5 @@ impl Pace {
     fn rest(&mut self) {
         std::thread::sleep(self.pause);
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);
-    }
-}
-
-/// Speaks vhost-user until the connection ends.
-pub(crate) fn serve_connection(port: &Arc<Port>, stream: UnixStream) -> Ended {
-    let (Ok(connection), Ok(ahead), Ok(alarm)) = (stream.try_clone(), stream.try_clone(), Alarm::new())
-    else {
-        port.warn("no descriptors left, the connection is dropped: raise the limit of open files (`ulimit -n`, systemd: LimitNOFILE=)");
-        return Ended::Wrong;
-    };
-    if port.is_barred() {
-        return Ended::Wrong;
-    }
-    port.begin_session(connection, alarm.clone());
-    let mut requests = BackendReqHandler::from_stream(stream, Arc::clone(port));
-    loop {
-        let came = alarm.await_message(&ahead);
-        match came.and_then(|()| front::take(&ahead, port)) {
-            Ok(true) => continue,
-            Ok(false) => {}
-            Err(error) => return port.end_session(false, format!("vhost-user: {error}")),
-        }
-        match requests.handle_request() {
-            Ok(()) | Err(Error::SocketRetry(_)) => {}
-            Err(error @ (Error::Disconnected | Error::SocketBroken(_))) => {
-                return port.end_session(true, error.to_string());
-            }
-            Err(error) => return port.end_session(false, format!("vhost-user: {error}")),
-        }
     }
 }

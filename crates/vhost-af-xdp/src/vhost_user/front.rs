@@ -23,9 +23,11 @@ use std::os::unix::net::UnixStream;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recv, recvmsg, send};
 use vhost::vhost_user::message::{BackendReq, FrontendReq, VhostUserProtocolFeatures as Protocol};
 
+use super::connection::Connection;
 use super::eventfd;
 use crate::port::session::SessionError;
 use crate::port::{Port, with_sources};
+use std::sync::Arc;
 
 /// vhost-user header: request, flags, size of the payload; each 32 bits in host order.
 const HEADER: usize = 12;
@@ -56,7 +58,7 @@ impl Message {
 ///
 /// # Errors
 /// The socket's, or that of the message.
-pub(crate) fn take(stream: &UnixStream, port: &Port) -> io::Result<bool> {
+pub(crate) fn take(stream: &UnixStream, connection: &Connection) -> io::Result<bool> {
     let mut header = [0u8; HEADER];
     let (got, _) = recv(stream, &mut header[..], RecvFlags::PEEK)?;
     // A header in pieces, or the end of the stream: the crate's business.
@@ -67,8 +69,8 @@ pub(crate) fn take(stream: &UnixStream, port: &Port) -> io::Result<bool> {
         return Ok(false);
     };
     let message = read(stream, request, payload)?;
-    let needs_ack = message.flags & NEED_REPLY != 0 && port.protocol().contains(Protocol::REPLY_ACK);
-    let result = act(message, port);
+    let needs_ack = message.flags & NEED_REPLY != 0 && connection.has(Protocol::REPLY_ACK);
+    let result = act(message, connection);
     match &result {
         Ok(Some(value)) => reply(stream, request, *value)?,
         _ if needs_ack => reply(stream, request, u64::from(result.is_err()))?,
@@ -78,7 +80,7 @@ pub(crate) fn take(stream: &UnixStream, port: &Port) -> io::Result<bool> {
         Ok(_) => Ok(true),
         // The VMM asks whether this MTU will do, and is told; it decides what follows.
         Err(error @ SessionError::Mtu { .. }) => {
-            port.warn(&error.to_string());
+            connection.port.warn(error.to_string());
             Ok(true)
         }
         Err(error) => Err(io::Error::other(with_sources(&error))),
@@ -142,17 +144,16 @@ fn read(stream: &UnixStream, request: FrontendReq, payload: usize) -> io::Result
 }
 
 /// Does what the message says; a value, if the message is one that is answered with one.
-fn act(message: Message, port: &Port) -> Result<Option<u64>, SessionError> {
-    let needs = |feature: Protocol, name| {
-        port.protocol()
-            .contains(feature)
-            .then_some(())
-            .ok_or(SessionError::NotNegotiated(name))
+fn act(message: Message, connection: &Connection) -> Result<Option<u64>, SessionError> {
+    let port = &connection.port;
+    let needs = |feature: Protocol, name| match connection.has(feature) {
+        true => Ok(()),
+        false => Err(SessionError::NotNegotiated(name)),
     };
     match message.request {
         FrontendReq::SET_VRING_ENABLE => {
             let (index, state) = (word(&message.payload, 0), word(&message.payload, 4));
-            port.with_session(|session, ground| match state {
+            port.with_session(move |session, ground| match state {
                 0 | 1 => session.set_vring_enable(index, state == 1, ground),
                 _ => Err(SessionError::EnableState(state)),
             })?;
@@ -163,7 +164,7 @@ fn act(message: Message, port: &Port) -> Result<Option<u64>, SessionError> {
         FrontendReq::SEND_RARP => {
             needs(Protocol::RARP, "SEND_RARP")?;
             let [mac @ .., _, _] = message.payload;
-            port.with_session(|session, ground| {
+            port.with_session(move |session, ground| {
                 session.announce(mac, ground);
                 Ok(())
             })?;
@@ -174,7 +175,8 @@ fn act(message: Message, port: &Port) -> Result<Option<u64>, SessionError> {
         }
         FrontendReq::SET_STATUS => {
             needs(Protocol::STATUS, "SET_STATUS")?;
-            port.with_session(|session, ground| session.set_status(message.value(), ground))?;
+            let status = message.value();
+            port.with_session(move |session, ground| session.set_status(status, ground))?;
         }
         FrontendReq::GET_STATUS => {
             needs(Protocol::STATUS, "GET_STATUS")?;
@@ -184,9 +186,9 @@ fn act(message: Message, port: &Port) -> Result<Option<u64>, SessionError> {
         _ => {
             needs(Protocol::BACKEND_REQ, "SET_BACKEND_REQ_FD")?;
             let file = message.file.ok_or(SessionError::NoChannel)?;
-            // Judged, and closed if it is none, before the port's lock is taken: see files.rs.
+            // Judged, and closed if it is none, by this thread: see files.rs.
             let channel = channel(file);
-            port.with_session(|session, _| {
+            port.with_session(move |session, _| {
                 session.set_channel(channel?);
                 Ok(())
             })?;
@@ -196,12 +198,12 @@ fn act(message: Message, port: &Port) -> Result<Option<u64>, SessionError> {
 }
 
 /// Takes the eventfd of a vring, which the low byte of the value names.
-fn take_event(message: Message, port: &Port) -> Result<(), SessionError> {
+fn take_event(message: Message, port: &Arc<Port>) -> Result<(), SessionError> {
     let value = message.value();
     let index = u32::from(value as u8);
     let said = value & NO_DESCRIPTOR == 0;
     if said != message.file.is_some() {
-        return port.with_session(|_, _| Err(SessionError::Descriptor { index, said }));
+        return port.with_session(move |_, _| Err(SessionError::Descriptor { index, said }));
     }
     set_event(message.request, index, message.file.map(File::from), port)
 }
@@ -211,21 +213,21 @@ pub(crate) fn set_event(
     request: FrontendReq,
     index: u32,
     file: Option<File>,
-    port: &Port,
+    port: &Arc<Port>,
 ) -> Result<(), SessionError> {
-    // Judged, and closed if it is none, before the port's lock is taken: see files.rs.
+    // Judged, and closed if it is none, by this thread: see files.rs.
     match request {
         FrontendReq::SET_VRING_KICK => {
             let kick = eventfd::take(index, "kick", file);
-            port.with_session(|session, ground| session.set_vring_kick(index, kick?, ground))
+            port.with_session(move |session, ground| session.set_vring_kick(index, kick?, ground))
         }
         FrontendReq::SET_VRING_CALL => {
             let call = eventfd::take(index, "call", file);
-            port.with_session(|session, ground| session.set_vring_call(index, call?, ground))
+            port.with_session(move |session, ground| session.set_vring_call(index, call?, ground))
         }
         _ => {
             let error = eventfd::take(index, "error", file);
-            port.with_session(|session, _| session.set_vring_err(index, error?))
+            port.with_session(move |session, _| session.set_vring_err(index, error?))
         }
     }
 }

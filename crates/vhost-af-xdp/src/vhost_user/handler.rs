@@ -12,44 +12,53 @@ use vhost::vhost_user::message::{
     VhostUserSharedMsg, VhostUserSingleMemoryRegion, VhostUserVringAddrFlags, VhostUserVringState,
 };
 use vhost::vhost_user::{Error, Result, VhostUserBackendReqHandler};
-use virtqueue::RingAddresses;
+use virtqueue::{GuestAddr, Region, RingAddresses};
 
+use super::connection::Connection;
 use super::features;
 use super::files;
 use super::front;
-use super::memory::{FileKinds, MOST_SLOTS};
-use crate::port::Port;
+use super::memory::{FileKinds, MOST_SLOTS, Place};
 use crate::port::session::{Ground, Session, SessionError};
 
 type MemoryBase = vhost::VhostUserMemoryRegionBase;
 
-impl Port {
-    fn handle<R>(
+impl Connection {
+    fn handle<R: Send + 'static>(
         &self,
-        act: impl FnOnce(&mut Session, &Ground<'_>) -> std::result::Result<R, SessionError>,
+        act: impl FnOnce(&mut Session, &Ground<'_>) -> std::result::Result<R, SessionError> + Send + 'static,
     ) -> Result<R> {
-        self.with_session(act).map_err(|error| answer(&error))
+        self.port.with_session(act).map_err(|error| answer(&error))
     }
 
     /// Of a message whose header came in pieces; others are taken in front of the crate.
     fn set_event(&self, request: FrontendReq, index: u8, file: Option<File>) -> Result<()> {
-        front::set_event(request, index.into(), file, self).map_err(|error| answer(&error))
+        front::set_event(request, index.into(), file, &self.port).map_err(|error| answer(&error))
     }
 
-    /// Judges files that the VMM gives as memory. Before the port's lock is taken: those that are refused are closed without
-    /// it (`files.rs`).
+    /// Judges files that the VMM gives as memory. On this thread: those that are refused are closed by it (`files.rs`).
     fn judge<'a>(&self, files: impl IntoIterator<Item = &'a File>) -> Result<()> {
-        if self.config.memory.files == FileKinds::Any {
+        if self.port.config.memory.files == FileKinds::Any {
             return Ok(());
         }
         match files.into_iter().try_for_each(files::check) {
             Ok(()) => Ok(()),
-            Err(refused) => self.handle(|_, _| Err(refused.into())),
+            Err(refused) => self.handle(move |_, _| Err(refused.into())),
         }
     }
 
-    fn unsupported<R>(&self, message: &'static str) -> Result<R> {
-        self.handle(|_, _| Err(SessionError::Unsupported(message)))
+    fn unsupported<R: Send + 'static>(&self, message: &'static str) -> Result<R> {
+        self.handle(move |_, _| Err(SessionError::Unsupported(message)))
+    }
+}
+
+fn region_of(region: &VhostUserMemoryRegion, file: File) -> Region {
+    Region {
+        guest_addr: GuestAddr(region.guest_phys_addr),
+        user_addr: region.user_addr,
+        len: region.memory_size,
+        file: file.into(),
+        file_offset: region.mmap_offset,
     }
 }
 
@@ -57,7 +66,7 @@ fn answer(error: &SessionError) -> Error {
     Error::ReqHandlerError(io::Error::other(error.to_string()))
 }
 
-impl VhostUserBackendReqHandler for Port {
+impl VhostUserBackendReqHandler for Connection {
     fn set_owner(&self) -> Result<()> {
         Ok(())
     }
@@ -72,11 +81,14 @@ impl VhostUserBackendReqHandler for Port {
             session.note_asked();
             Ok(())
         })?;
-        Ok(features::offered(self.config.queues, self.config.offload))
+        Ok(features::offered(
+            self.port.config.queues,
+            self.port.config.offload,
+        ))
     }
 
     fn set_features(&self, features: u64) -> Result<()> {
-        self.handle(|session, ground| session.set_features(features, ground))
+        self.handle(move |session, ground| session.set_features(features, ground))
     }
 
     fn get_protocol_features(&self) -> Result<VhostUserProtocolFeatures> {
@@ -84,15 +96,13 @@ impl VhostUserBackendReqHandler for Port {
     }
 
     fn set_protocol_features(&self, features: u64) -> Result<()> {
-        self.handle(|session, _| {
-            session.protocol = VhostUserProtocolFeatures::from_bits_truncate(features);
-            Ok(())
-        })
+        self.negotiate(features);
+        Ok(())
     }
 
     fn get_queue_num(&self) -> Result<u64> {
         // For a net device: queue pairs (vhost-user, "Multiple queue support").
-        Ok(self.config.queues.into())
+        Ok(self.port.config.queues.into())
     }
 
     fn set_mem_table(
@@ -102,7 +112,9 @@ impl VhostUserBackendReqHandler for Port {
         _postcopy: Option<bool>,
     ) -> Result<Option<Vec<MemoryBase>>> {
         self.judge(&files)?;
-        self.handle(|session, ground| session.set_memory(regions, files, ground))
+        let regions = regions.iter().zip(files);
+        let regions = regions.map(|(region, file)| region_of(region, file)).collect();
+        self.handle(move |session, ground| session.set_memory(regions, ground))
             .map(|()| None)
     }
 
@@ -117,16 +129,22 @@ impl VhostUserBackendReqHandler for Port {
         _postcopy: Option<bool>,
     ) -> Result<Option<MemoryBase>> {
         self.judge([&file])?;
-        self.handle(|session, ground| session.add_memory(region, file, ground))
+        let region = region_of(region, file);
+        self.handle(move |session, ground| session.add_memory(region, ground))
             .map(|()| None)
     }
 
     fn remove_mem_region(&self, region: &VhostUserSingleMemoryRegion) -> Result<()> {
-        self.handle(|session, ground| session.remove_memory(region, ground))
+        let place = Place {
+            guest_addr: GuestAddr(region.guest_phys_addr),
+            user_addr: region.user_addr,
+            len: region.memory_size,
+        };
+        self.handle(move |session, ground| session.remove_memory(place, ground))
     }
 
     fn set_vring_num(&self, index: u32, num: u32) -> Result<()> {
-        self.handle(|session, ground| session.set_vring_num(index, num, ground))
+        self.handle(move |session, ground| session.set_vring_num(index, num, ground))
     }
 
     fn set_vring_addr(
@@ -143,15 +161,15 @@ impl VhostUserBackendReqHandler for Port {
             avail: available,
             used,
         };
-        self.handle(|session, ground| session.set_vring_addr(index, addresses, ground))
+        self.handle(move |session, ground| session.set_vring_addr(index, addresses, ground))
     }
 
     fn set_vring_base(&self, index: u32, base: u32) -> Result<()> {
-        self.handle(|session, ground| session.set_vring_base(index, base, ground))
+        self.handle(move |session, ground| session.set_vring_base(index, base, ground))
     }
 
     fn get_vring_base(&self, index: u32) -> Result<VhostUserVringState> {
-        let base = self.handle(|session, ground| session.stop_vring(index, ground))?;
+        let base = self.handle(move |session, ground| session.stop_vring(index, ground))?;
         Ok(VhostUserVringState::new(index, base))
     }
 
@@ -168,13 +186,13 @@ impl VhostUserBackendReqHandler for Port {
     }
 
     fn set_vring_enable(&self, index: u32, enable: bool) -> Result<()> {
-        self.handle(|session, ground| session.set_vring_enable(index, enable, ground))
+        self.handle(move |session, ground| session.set_vring_enable(index, enable, ground))
     }
 
     fn get_config(&self, offset: u32, len: u32, _flags: VhostUserConfigFlags) -> Result<Vec<u8>> {
-        match self.config_space().read(offset, len) {
+        match self.port.config_space().read(offset, len) {
             Ok(bytes) => Ok(bytes),
-            Err(error) => self.handle(|_, _| Err(error.into())),
+            Err(error) => self.handle(move |_, _| Err(error.into())),
         }
     }
 
@@ -197,7 +215,7 @@ impl VhostUserBackendReqHandler for Port {
 
     fn get_inflight_fd(&self, wanted: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
         let shape = (wanted.num_queues, wanted.queue_size);
-        let (file, bytes) = self.handle(|session, _| session.make_inflight(shape))?;
+        let (file, bytes) = self.handle(move |session, _| session.make_inflight(shape))?;
         let made = VhostUserInflight::new(bytes, 0, wanted.num_queues, wanted.queue_size);
         Ok((made, file.into()))
     }
@@ -208,7 +226,7 @@ impl VhostUserBackendReqHandler for Port {
             (region.mmap_size, region.mmap_offset),
             (region.num_queues, region.queue_size),
         );
-        self.handle(|session, ground| session.set_inflight(range, shape, &file, ground))
+        self.handle(move |session, ground| session.set_inflight(range, shape, &file, ground))
     }
 
     fn set_gpu_socket(&self, _gpu: vhost::vhost_user::GpuBackend) -> Result<()> {
@@ -235,6 +253,6 @@ impl VhostUserBackendReqHandler for Port {
     fn set_log_base(&self, log: &VhostUserLog, file: File) -> Result<()> {
         self.judge([&file])?;
         let range = (log.mmap_size, log.mmap_offset);
-        self.handle(|session, ground| session.set_log(range, &file, ground))
+        self.handle(move |session, ground| session.set_log(range, &file, ground))
     }
 }

@@ -8,12 +8,10 @@
 //! file privately, the guest writes to its own copies and we would watch rings that never move.
 //! The peer's /proc/PID/maps tells, where it may be read ([`MemoryTable::check_shared`]).
 
-use std::fs::File;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use rustix::fs::{fstat, major, minor};
-use vhost::vhost_user::message::VhostUserMemoryRegion;
 use virtqueue::{ForeignFiles, GuestAddr, LOG_PAGE_BYTES, MapError, MemoryMap, Region};
 
 use crate::guard::keeper;
@@ -70,6 +68,27 @@ pub(crate) enum MemoryError {
     /// A descriptor could not be duplicated.
     #[error("cannot duplicate a memory descriptor")]
     Duplicate(#[source] std::io::Error),
+}
+
+/// Where a region is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// For the guest.
+    pub(crate) guest_addr: GuestAddr,
+    /// In the VMM's address space.
+    pub(crate) user_addr: u64,
+    /// Bytes.
+    pub(crate) len: u64,
+}
+
+impl From<&Region> for Place {
+    fn from(region: &Region) -> Self {
+        Self {
+            guest_addr: region.guest_addr,
+            user_addr: region.user_addr,
+            len: region.len,
+        }
+    }
 }
 
 /// See the module's head.
@@ -131,26 +150,24 @@ impl MemoryTable {
     /// [`MemoryError`]; the old table stays.
     pub(crate) fn replace(
         &mut self,
-        regions: &[VhostUserMemoryRegion],
-        files: Vec<File>,
+        regions: Vec<Region>,
         private_bytes: usize,
         peer: Option<i32>,
     ) -> Result<(), MemoryError> {
-        let regions: Vec<Region> = regions
-            .iter()
-            .zip(files)
-            .map(|(region, file)| describe(region, file.into()))
-            .collect();
         self.rebuild(regions, private_bytes, peer)
     }
 
-    /// Whether adding or removing `region` changes nothing: QEMU 7.2 sends both once for each
+    /// Whether adding or removing a region there changes nothing: QEMU 7.2 sends both once for each
     /// queue pair, though all share one table.
-    pub(crate) fn is_repeated(&self, region: &VhostUserMemoryRegion, added: bool) -> bool {
+    pub(crate) fn is_repeated(&self, place: Place, added: bool) -> bool {
         let known = self.map.iter().flat_map(|map| map.regions()).any(|known| {
-            known.guest_addr().get() == region.guest_phys_addr
-                && known.user_addr() == region.user_addr
-                && known.len() == region.memory_size
+            let (guest_addr, user_addr, len) = (known.guest_addr(), known.user_addr(), known.len());
+            place
+                == Place {
+                    guest_addr,
+                    user_addr,
+                    len,
+                }
         });
         known == added
     }
@@ -161,13 +178,12 @@ impl MemoryTable {
     /// [`MemoryError`]; the old table stays.
     pub(crate) fn add(
         &mut self,
-        region: &VhostUserMemoryRegion,
-        file: File,
+        region: Region,
         private_bytes: usize,
         peer: Option<i32>,
     ) -> Result<(), MemoryError> {
         let mut regions = self.regions(|_| true)?;
-        regions.push(describe(region, file.into()));
+        regions.push(region);
         self.rebuild(regions, private_bytes, peer)
     }
 
@@ -175,12 +191,8 @@ impl MemoryTable {
     ///
     /// # Errors
     /// [`MemoryError`]; the old table stays.
-    pub(crate) fn remove(
-        &mut self,
-        region: &VhostUserMemoryRegion,
-        private_bytes: usize,
-    ) -> Result<(), MemoryError> {
-        let regions = self.regions(|addr| addr != region.guest_phys_addr)?;
+    pub(crate) fn remove(&mut self, place: Place, private_bytes: usize) -> Result<(), MemoryError> {
+        let regions = self.regions(|addr| addr != place.guest_addr)?;
         if regions.is_empty() {
             self.map = None;
             return Ok(());
@@ -188,13 +200,13 @@ impl MemoryTable {
         self.rebuild(regions, private_bytes, None)
     }
 
-    fn regions(&self, keep: impl Fn(u64) -> bool) -> Result<Vec<Region>, MemoryError> {
+    fn regions(&self, keep: impl Fn(GuestAddr) -> bool) -> Result<Vec<Region>, MemoryError> {
         let Some(map) = &self.map else {
             return Ok(Vec::new());
         };
         map.regions()
             .iter()
-            .filter(|region| keep(region.guest_addr().get()))
+            .filter(|region| keep(region.guest_addr()))
             .map(|region| region.try_clone().map_err(MemoryError::Duplicate))
             .collect()
     }
@@ -225,16 +237,6 @@ impl MemoryTable {
         let map = MemoryMap::new(regions, private_bytes, self.files())?;
         self.map = Some(Arc::new(map));
         Ok(())
-    }
-}
-
-fn describe(region: &VhostUserMemoryRegion, file: OwnedFd) -> Region {
-    Region {
-        guest_addr: GuestAddr(region.guest_phys_addr),
-        user_addr: region.user_addr,
-        len: region.memory_size,
-        file,
-        file_offset: region.mmap_offset,
     }
 }
 

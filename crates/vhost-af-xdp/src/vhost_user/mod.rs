@@ -3,6 +3,7 @@
 pub(crate) mod alarm;
 pub(crate) mod announce;
 pub(crate) mod attend;
+pub(crate) mod connection;
 pub(crate) mod eventfd;
 pub(crate) mod features;
 pub(crate) mod files;

@@ -20,7 +20,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, mpsc};
 
-use vhost::vhost_user::message::VhostUserProtocolFeatures as Protocol;
 use virtqueue::{DirtyLog, InflightError, InflightRegion, LogError, RingAddresses};
 
 use crate::config::{Placement, PortConfig, Segments};
@@ -158,7 +157,6 @@ pub(crate) struct Course {
 pub(crate) struct Session {
     /// What was acknowledged, with the features of vhost-user.
     pub(crate) features: u64,
-    pub(crate) protocol: Protocol,
     pub(crate) device: NetDevice,
     /// Where requests of ours go to (VHOST_USER_SET_BACKEND_REQ_FD).
     channel: Option<UnixStream>,
@@ -191,7 +189,6 @@ impl Session {
         let peer = peer::process(connection.as_fd());
         Self {
             features: 0,
-            protocol: Protocol::empty(),
             device: NetDevice::new(pairs, config.offload),
             channel: None,
             log: None,

@@ -1,12 +1,11 @@
 //! The lanes of a session's queue pairs: started, stopped, and moved to other memory.
 
-use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use vhost::vhost_user::message::VhostUserMemoryRegion;
+use virtqueue::Region;
 use xsk::Probe;
 
 use super::{ActiveLane, FaultCell, Ground, Session, SessionError};
@@ -24,7 +23,7 @@ use crate::switch::lane::Lane;
 use crate::switch::role::Role;
 use crate::switch::worker::{NewLane, Workers};
 use crate::vhost_user::alarm::Alarm;
-use crate::vhost_user::memory::{MemoryError, MemoryTable};
+use crate::vhost_user::memory::{MemoryError, MemoryTable, Place};
 use device::pair::Fault;
 
 /// A queue is free an RCU grace period after its socket was closed (`SOCK_RCU_FREE`, net/xdp/xsk.c), 14 to 23 ms
@@ -36,39 +35,29 @@ impl Session {
     /// SET_MEM_TABLE.
     pub(crate) fn set_memory(
         &mut self,
-        regions: &[VhostUserMemoryRegion],
-        files: Vec<File>,
+        regions: Vec<Region>,
         ground: &Ground<'_>,
     ) -> Result<(), SessionError> {
         let (private, peer) = (self.private_bytes(ground), self.peer);
-        self.around_lanes(ground, |memory| memory.replace(regions, files, private, peer))
+        self.around_lanes(ground, |memory| memory.replace(regions, private, peer))
     }
 
     /// ADD_MEM_REG.
-    pub(crate) fn add_memory(
-        &mut self,
-        region: &VhostUserMemoryRegion,
-        file: File,
-        ground: &Ground<'_>,
-    ) -> Result<(), SessionError> {
-        if self.memory.is_repeated(region, true) {
+    pub(crate) fn add_memory(&mut self, region: Region, ground: &Ground<'_>) -> Result<(), SessionError> {
+        if self.memory.is_repeated(Place::from(&region), true) {
             return Ok(());
         }
         let (private, peer) = (self.private_bytes(ground), self.peer);
-        self.around_lanes(ground, |memory| memory.add(region, file, private, peer))
+        self.around_lanes(ground, |memory| memory.add(region, private, peer))
     }
 
     /// REM_MEM_REG.
-    pub(crate) fn remove_memory(
-        &mut self,
-        region: &VhostUserMemoryRegion,
-        ground: &Ground<'_>,
-    ) -> Result<(), SessionError> {
-        if self.memory.is_repeated(region, false) {
+    pub(crate) fn remove_memory(&mut self, place: Place, ground: &Ground<'_>) -> Result<(), SessionError> {
+        if self.memory.is_repeated(place, false) {
             return Ok(());
         }
         let private = self.private_bytes(ground);
-        self.around_lanes(ground, |memory| memory.remove(region, private))
+        self.around_lanes(ground, |memory| memory.remove(place, private))
     }
 
     fn private_bytes(&self, ground: &Ground<'_>) -> usize {
