@@ -16,7 +16,7 @@ use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
@@ -38,8 +38,8 @@ use crate::protocol::{
 };
 use crate::sys;
 
-/// How long a steward may take for an answer; attaching a program takes the longest, some 100 ms.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a steward that does not accept connections is waited for.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Between two looks at a lock that another thread has.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -69,8 +69,11 @@ pub enum LeaseError {
     #[error("the steward has ended the connection; the lease is over: its log says why")]
     Gone,
     /// The steward does not answer.
-    #[error("the steward runs, but has not answered for {} s: if that goes on, start it again", PATIENCE.as_secs())]
-    Silent,
+    #[error("the steward runs, but has not answered for {} s: if that goes on, start it again", .0.as_secs())]
+    Silent(Duration),
+    /// Nothing is waited for any more; see [`Waiting::end`].
+    #[error("the steward has not answered, and this process ends")]
+    Ending,
     /// The steward does not keep to the protocol.
     #[error("the steward does not keep to the protocol: {0}")]
     Protocol(#[from] Malformed),
@@ -87,16 +90,45 @@ pub enum LeaseError {
 /// Pauses between attempts to reach a steward that is away: the first, and the longest, to which they double.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(320));
 
+/// How long, and until when, a steward is waited for.
+#[derive(Debug, Clone)]
+pub struct Waiting {
+    /// For one answer; attaching a program takes the longest, some 100 ms.
+    pub answer: Duration,
+    /// Readable as soon as nothing is to be waited for any more.
+    pub end: Option<Arc<OwnedFd>>,
+}
+
+impl Default for Waiting {
+    fn default() -> Self {
+        Self {
+            answer: Duration::from_secs(10),
+            end: None,
+        }
+    }
+}
+
 /// A lease of queues.
 #[derive(Debug)]
 pub struct Lease {
     path: PathBuf,
+    waiting: Waiting,
     token: Token,
     /// Readable when the connection is, or when `timer` is.
     waker: OwnedFd,
     /// Readable when it is time to go on with coming back.
     timer: OwnedFd,
+    /// Held by who asks something, until it is answered.
     state: Mutex<State>,
+    /// What the last one who asked knew; under this lock nothing waits.
+    seen: Mutex<Seen>,
+}
+
+/// What is known of a lease without asking.
+#[derive(Debug)]
+struct Seen {
+    facts: Facts,
+    away: bool,
 }
 
 #[derive(Debug)]
@@ -130,12 +162,12 @@ enum Phase {
 }
 
 /// A message with the descriptors that came with it.
-type Received = (Vec<u8>, Vec<OwnedFd>);
+type Received<T> = (T, Vec<OwnedFd>);
 
 /// What a look at the connection found.
 enum Incoming {
     Nothing,
-    Message(Received),
+    Message(Received<Vec<u8>>),
     /// The connection is over.
     End,
 }
@@ -147,6 +179,18 @@ impl Lease {
     /// # Errors
     /// [`LeaseError`].
     pub fn take(path: &Path, wanted: &Wanted) -> Result<(Self, Vec<OwnedFd>), LeaseError> {
+        Self::take_with(path, wanted, Waiting::default())
+    }
+
+    /// As [`Lease::take`]; this and all that follows waits for so long.
+    ///
+    /// # Errors
+    /// [`LeaseError`].
+    pub fn take_with(
+        path: &Path,
+        wanted: &Wanted,
+        waiting: Waiting,
+    ) -> Result<(Self, Vec<OwnedFd>), LeaseError> {
         let waker = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io::Error::from)?;
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags).map_err(io::Error::from)?;
@@ -154,6 +198,7 @@ impl Lease {
         epoll::add(&waker, &timer, data, epoll::EventFlags::IN).map_err(io::Error::from)?;
         let lease = Self {
             path: path.to_owned(),
+            waiting,
             token: sys::random()?,
             waker,
             timer,
@@ -164,6 +209,10 @@ impl Lease {
                 facts: Facts::nothing(wanted),
                 changed: false,
                 over: false,
+            }),
+            seen: Mutex::new(Seen {
+                facts: Facts::nothing(wanted),
+                away: false,
             }),
         };
         let socket = lease
@@ -182,7 +231,10 @@ impl Lease {
         }
         lease.state().facts = facts;
         lease.do_it(&Request::Keep { token: lease.token })?;
-        lease.state().phase = Phase::Here;
+        let mut state = lease.state();
+        state.phase = Phase::Here;
+        lease.show(&state);
+        drop(state);
         Ok((lease, sockets))
     }
 
@@ -190,7 +242,7 @@ impl Lease {
         let flags = flags | SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         // Connecting waits while the queue of a steward that does not accept is full.
-        set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))?;
+        set_socket_timeout(&socket, Timeout::Send, Some(CONNECT_TIMEOUT))?;
         connect(&socket, &SocketAddrUnix::new(&self.path)?)?;
         let data = epoll::EventData::new_u64(1);
         epoll::add(&self.waker, &socket, data, epoll::EventFlags::IN)?;
@@ -200,13 +252,13 @@ impl Lease {
     /// Whether the steward is away, and the lease not over for all that is known.
     #[must_use]
     pub fn is_away(&self) -> bool {
-        matches!(self.state().phase, Phase::Away { .. } | Phase::Asked { .. })
+        self.seen().away
     }
 
     /// The interface as it is, as far as the steward told.
     #[must_use]
     pub fn facts(&self) -> Facts {
-        self.state().facts.clone()
+        self.seen().facts.clone()
     }
 
     /// A new socket for a queue of the lease, like those that came with it; frames go on as before until [`Lease::activate`]. So a successor can be prepared while the
@@ -265,7 +317,7 @@ impl Lease {
     /// # Errors
     /// [`LeaseError`].
     pub fn counters(&self, queue: u32) -> Result<QueueCounters, LeaseError> {
-        self.counters_by(queue, Instant::now() + PATIENCE)
+        self.counters_by(queue, self.deadline())
     }
 
     /// As [`Lease::counters`]; waits until `deadline` at most, also for another thread that is asking something.
@@ -273,7 +325,9 @@ impl Lease {
     /// # Errors
     /// [`LeaseError`].
     pub fn counters_by(&self, queue: u32, deadline: Instant) -> Result<QueueCounters, LeaseError> {
-        let mut state = self.state_by(deadline).ok_or(LeaseError::Silent)?;
+        let mut state = self
+            .state_by(deadline)
+            .ok_or(LeaseError::Silent(self.waiting.answer))?;
         match self.ask_by(&mut state, &Request::Counters { queue }, deadline)?.0 {
             Answer::Counters(counters) => Ok(counters),
             _ => Err(LeaseError::Mismatch),
@@ -281,16 +335,26 @@ impl Lease {
     }
 
     /// What changed since it was asked last: the interface as it is now, or nothing. Goes on with coming back to a steward that is away.
+    /// Nothing while another thread waits for an answer, which takes note of changes, too.
     ///
     /// # Errors
     /// [`LeaseError::Gone`], or [`LeaseError::Refused`], when the lease is over.
     pub fn take_changes(&self) -> Result<Option<Facts>, LeaseError> {
-        let mut state = self.state();
+        let Some(mut state) = self.state_by(Instant::now()) else {
+            return Ok(None);
+        };
+        let read = self.read_changes(&mut state);
+        self.show(&state);
+        read?;
+        Ok(std::mem::take(&mut state.changed).then(|| state.facts.clone()))
+    }
+
+    fn read_changes(&self, state: &mut State) -> Result<(), LeaseError> {
         if state.over {
             return Err(LeaseError::Gone);
         }
-        while self.come_back(&mut state)? {
-            match receive(&state)? {
+        while self.come_back(state)? {
+            match receive(state)? {
                 Incoming::Nothing => break,
                 Incoming::Message((bytes, _)) => {
                     // Others answer requests that are not waited for any longer.
@@ -298,10 +362,26 @@ impl Lease {
                         state.note(answer)?;
                     }
                 }
-                Incoming::End => self.lose(&mut state)?,
+                Incoming::End => self.lose(state)?,
             }
         }
-        Ok(std::mem::take(&mut state.changed).then(|| state.facts.clone()))
+        Ok(())
+    }
+
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets others know what is known by now.
+    fn show(&self, state: &State) {
+        let mut seen = self.seen();
+        seen.facts.clone_from(&state.facts);
+        seen.away = matches!(state.phase, Phase::Away { .. } | Phase::Asked { .. });
+    }
+
+    /// An answer that is asked for now is waited for until then.
+    fn deadline(&self) -> Instant {
+        Instant::now() + self.waiting.answer
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -329,8 +409,8 @@ impl Lease {
     }
 
     /// Asks, and waits for the answer. All requests can be repeated: the second does what the first would have done.
-    fn ask(&self, request: &Request) -> Result<(Answer, Vec<OwnedFd>), LeaseError> {
-        self.ask_by(&mut self.state(), request, Instant::now() + PATIENCE)
+    fn ask(&self, request: &Request) -> Result<Received<Answer>, LeaseError> {
+        self.ask_by(&mut self.state(), request, self.deadline())
     }
 
     fn ask_by(
@@ -338,13 +418,92 @@ impl Lease {
         state: &mut State,
         request: &Request,
         deadline: Instant,
-    ) -> Result<(Answer, Vec<OwnedFd>), LeaseError> {
+    ) -> Result<Received<Answer>, LeaseError> {
+        let asked = self.ask_again(state, request, deadline);
+        self.show(state);
+        asked
+    }
+
+    /// Over one connection after the other.
+    fn ask_again(
+        &self,
+        state: &mut State,
+        request: &Request,
+        deadline: Instant,
+    ) -> Result<Received<Answer>, LeaseError> {
         loop {
             self.reach(state, deadline)?;
-            if let Some(answered) = ask_once(state, request, deadline)? {
+            if let Some(answered) = self.ask_once(state, request, deadline)? {
                 return Ok(answered);
             }
             self.lose(state)?;
+        }
+    }
+
+    /// Asks, and waits for the answer; none if the connection is over.
+    fn ask_once(
+        &self,
+        state: &mut State,
+        request: &Request,
+        deadline: Instant,
+    ) -> Result<Option<Received<Answer>>, LeaseError> {
+        let asked = state.next_serial();
+        let Some(socket) = &state.socket else {
+            return Ok(None);
+        };
+        // It may be stopped, and its queue full: that must not hold us up beyond the deadline.
+        match send(
+            socket,
+            &request.encode(asked),
+            SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
+        ) {
+            // What it said before it went is worth reading.
+            Ok(_) | Err(Errno::PIPE | Errno::CONNRESET) => {}
+            Err(Errno::AGAIN) => return Err(LeaseError::Silent(self.waiting.answer)),
+            Err(errno) => return Err(io::Error::from(errno).into()),
+        }
+        loop {
+            let (bytes, descriptors) = match receive(state)? {
+                Incoming::Message(message) => message,
+                Incoming::End => return Ok(None),
+                Incoming::Nothing => {
+                    self.wait(state, deadline)?;
+                    continue;
+                }
+            };
+            match Answer::decode(&bytes)? {
+                (serial, Answer::Refused(refusal)) if serial == asked => {
+                    return Err(LeaseError::Refused(refusal));
+                }
+                (serial, answer) if serial == asked => return Ok(Some((answer, descriptors))),
+                // Left over from a request that timed out.
+                (serial, _) if serial != 0 => {}
+                (_, answer) => state.note(answer)?,
+            }
+        }
+    }
+
+    /// Waits for a message.
+    fn wait(&self, state: &State, deadline: Instant) -> Result<(), LeaseError> {
+        let silent = LeaseError::Silent(self.waiting.answer);
+        let Some(socket) = &state.socket else {
+            return Ok(());
+        };
+        let Ok(left) = Timespec::try_from(deadline.saturating_duration_since(Instant::now())) else {
+            return Err(silent);
+        };
+        let mut fds = vec![PollFd::new(socket, PollFlags::IN)];
+        fds.extend(
+            self.waiting
+                .end
+                .as_deref()
+                .map(|end| PollFd::new(end, PollFlags::IN)),
+        );
+        match poll(&mut fds, Some(&left)) {
+            Ok(0) => Err(silent),
+            Ok(_) if fds[1..].iter().any(|end| !end.revents().is_empty()) => Err(LeaseError::Ending),
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(errno) => Err(io::Error::from(errno).into()),
         }
     }
 
@@ -358,7 +517,7 @@ impl Lease {
                 let path = self.path.clone();
                 return Err(LeaseError::Away { path });
             }
-            wait(state, deadline)?;
+            self.wait(state, deadline)?;
         }
         Ok(())
     }
@@ -430,7 +589,7 @@ impl Lease {
         let Ok(socket) = asked else {
             return self.lose(state);
         };
-        let until = Instant::now() + PATIENCE;
+        let until = self.deadline();
         state.socket = Some(socket);
         state.phase = Phase::Asked { serial, until, pause };
         self.wake_at(until)
@@ -451,55 +610,14 @@ impl Lease {
     }
 
     fn set_timer(&self, after: Duration) -> Result<(), LeaseError> {
-        let spec = |duration| Timespec::try_from(duration).map_err(|_| LeaseError::Silent);
+        let spec =
+            |duration| Timespec::try_from(duration).map_err(|_| LeaseError::Silent(self.waiting.answer));
         let timer = Itimerspec {
             it_interval: spec(Duration::ZERO)?,
             it_value: spec(after)?,
         };
         timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &timer).map_err(io::Error::from)?;
         Ok(())
-    }
-}
-
-/// Asks, and waits for the answer; none if the connection is over.
-fn ask_once(
-    state: &mut State,
-    request: &Request,
-    deadline: Instant,
-) -> Result<Option<(Answer, Vec<OwnedFd>)>, LeaseError> {
-    let asked = state.next_serial();
-    let Some(socket) = &state.socket else {
-        return Ok(None);
-    };
-    // It may be stopped, and its queue full: that must not hold us up beyond the deadline.
-    match send(
-        socket,
-        &request.encode(asked),
-        SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
-    ) {
-        // What it said before it went is worth reading.
-        Ok(_) | Err(Errno::PIPE | Errno::CONNRESET) => {}
-        Err(Errno::AGAIN) => return Err(LeaseError::Silent),
-        Err(errno) => return Err(io::Error::from(errno).into()),
-    }
-    loop {
-        let (bytes, descriptors) = match receive(state)? {
-            Incoming::Message(message) => message,
-            Incoming::End => return Ok(None),
-            Incoming::Nothing => {
-                wait(state, deadline)?;
-                continue;
-            }
-        };
-        match Answer::decode(&bytes)? {
-            (serial, Answer::Refused(refusal)) if serial == asked => {
-                return Err(LeaseError::Refused(refusal));
-            }
-            (serial, answer) if serial == asked => return Ok(Some((answer, descriptors))),
-            // Left over from a request that timed out.
-            (serial, _) if serial != 0 => {}
-            (_, answer) => state.note(answer)?,
-        }
     }
 }
 
@@ -546,20 +664,6 @@ fn receive(state: &State) -> Result<Incoming, LeaseError> {
     }
     bytes.truncate(received.bytes);
     Ok(Incoming::Message((bytes, descriptors)))
-}
-
-/// Waits for a message.
-fn wait(state: &State, deadline: Instant) -> Result<(), LeaseError> {
-    let left = deadline.saturating_duration_since(Instant::now());
-    let left = Timespec::try_from(left).map_err(|_| LeaseError::Silent)?;
-    let Some(socket) = &state.socket else {
-        return Ok(());
-    };
-    match poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&left)) {
-        Ok(0) => Err(LeaseError::Silent),
-        Ok(_) | Err(Errno::INTR) => Ok(()),
-        Err(errno) => Err(io::Error::from(errno).into()),
-    }
 }
 
 impl AsFd for Lease {

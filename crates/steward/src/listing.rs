@@ -141,14 +141,14 @@ pub fn leases(path: &Path) -> Result<Vec<Listed>, LeaseError> {
     // Connecting waits while the queue of a steward that does not accept is full.
     set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE)).map_err(failed)?;
     connect(&socket, &SocketAddrUnix::new(path).map_err(failed)?).map_err(failed)?;
-    let patience = Timespec::try_from(PATIENCE).map_err(|_| LeaseError::Silent)?;
+    let patience = Timespec::try_from(PATIENCE).map_err(|_| LeaseError::Silent(PATIENCE))?;
     let mut all: Vec<Listed> = Vec::new();
     while all.len() < LEASES_MAX {
         let after = all.last().map_or(0, |lease| lease.number);
         // That it hung up is seen when its last word is read.
         let _ = send(&socket, &Request::Leases { after }.encode(1), SendFlags::NOSIGNAL);
         if poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&patience)) == Ok(0) {
-            return Err(LeaseError::Silent);
+            return Err(LeaseError::Silent(PATIENCE));
         }
         let mut bytes = [MaybeUninit::uninit(); MESSAGE_MAX];
         // One that closes with our request unread leaves an error behind, and what it said before: asking again gives that (see `client`).

@@ -209,6 +209,8 @@ pub(crate) struct ServeConfig {
     pub(crate) spin: Duration,
     /// Where the steward listens that queues are leased from; `None`: from a private one ([`keeper`](crate::guard::keeper)).
     pub(crate) steward: Option<PathBuf>,
+    /// How long a steward is waited for.
+    pub(crate) steward_timeout: Duration,
     /// Where `status` finds us.
     pub(crate) control: Control,
     /// What the process is confined by.
@@ -529,6 +531,7 @@ mod tests {
             cpus: Vec::new(),
             spin: Duration::ZERO,
             steward: None,
+            steward_timeout: Duration::from_secs(1),
             control: Control::Nowhere,
             layers: Layers::NONE,
             user: None,

@@ -28,12 +28,13 @@ use super::port::{Opened, Port, with_sources};
 use crate::api::control_socket;
 use crate::api::status::Status;
 use crate::api::status_view;
+use crate::guard::ending::Ending;
 use crate::guard::keeper::{Keeper, Orders};
 use crate::guard::nudge;
 use crate::guard::sigbus;
 use crate::guard::watchdog::Watchdog;
 use crate::nic::external::{self, Brought};
-use crate::nic::interface::Interfaces;
+use crate::nic::interface::{Interfaces, StewardAt};
 use crate::nic::kept;
 use crate::port::lanes::CableEnd;
 use crate::sandbox::{self, Extra, Plan, Reach, User, attempts};
@@ -41,12 +42,10 @@ use crate::switch::worker::Workers;
 use crate::vhost_user::attend::{Meeting, attend};
 use crate::vhost_user::listener;
 use steward::capabilities;
+use steward::client::Waiting;
 use steward::links::Changes;
 use steward::protocol::DEFAULT_SOCKET;
 
-/// Pause before a port whose queues could not be set up tries again: doubles up to the longest.
-const RETRY: Duration = Duration::from_secs(1);
-const LONGEST_RETRY: Duration = Duration::from_secs(5);
 /// How long ports may take to stop before the daemon ends without them: longer than a bind, and than a steward is
 /// waited for.
 const STOPPING: Duration = Duration::from_secs(12);
@@ -88,7 +87,15 @@ pub(crate) fn run(config: &ServeConfig) -> anyhow::Result<()> {
     let watchdog = Watchdog::start(Arc::clone(&workers))
         .context("cannot start a thread (ulimit -u, systemd: TasksMax=)")?;
     let steward = steward.or_else(|| keeper.steward());
-    let interfaces = interfaces.leased_from(steward.unwrap_or_default(), config.steward.is_none());
+    let ending = Ending::new().context("no descriptor left")?;
+    let interfaces = interfaces.leased_from(StewardAt {
+        path: steward.unwrap_or_default(),
+        private: config.steward.is_none(),
+        waiting: Waiting {
+            answer: config.steward_timeout,
+            end: Some(ending.event()),
+        },
+    });
     let ports = open_ports(config, interfaces, &workers)?;
     tracing::info!("sandbox: {in_force}");
     tell_what_is_off(config);
@@ -103,7 +110,9 @@ pub(crate) fn run(config: &ServeConfig) -> anyhow::Result<()> {
         started.context("cannot start a thread (ulimit -u, systemd: TasksMax=)")?;
     }
     for (port, changes) in ports.iter().zip(changes) {
-        watch_link(changes, port)?;
+        let watched = changes.map(|changes| port.watch_link(changes));
+        let watched = watched.transpose();
+        watched.context("cannot start a thread (ulimit -u, systemd: TasksMax=)")?;
     }
     let handle = signals.handle();
     let lost = watch_keeper(&keeper, handle.clone())?;
@@ -111,6 +120,7 @@ pub(crate) fn run(config: &ServeConfig) -> anyhow::Result<()> {
         start_attending(port, meeting, handle.clone())?;
     }
     wait_for_the_end(&mut signals, read);
+    ending.begin();
     stop(&ports);
     // Waiting for a worker that hangs would be for ever; the end of the process ends all.
     std::mem::forget(workers);
@@ -407,39 +417,6 @@ fn subscribe(config: &ServeConfig) -> io::Result<Vec<Option<Changes>>> {
         NicConfig::Null { .. } | NicConfig::Cable { .. } => Ok(None),
     };
     config.ports.iter().map(of).collect()
-}
-
-fn watch_link(changes: Option<Changes>, port: &Arc<Port>) -> anyhow::Result<()> {
-    let Some(mut changes) = changes else {
-        return Ok(());
-    };
-    let port = Arc::clone(port);
-    let body = move || {
-        let mut pause = RETRY;
-        loop {
-            let again = port.check_link();
-            let leased = port.watched();
-            let lease = leased.as_ref().and_then(|interface| interface.watch());
-            let also: Vec<_> = lease.into_iter().chain([port.bell()]).collect();
-            let longest = match again {
-                true => Some(pause),
-                // What a steward tells while another thread waits for its answer, that thread reads.
-                false => lease.map(|_| RETRY),
-            };
-            pause = if again {
-                (pause * 2).min(LONGEST_RETRY)
-            } else {
-                RETRY
-            };
-            changes.wait(&also, longest);
-            let _ = rustix::io::read(port.bell(), &mut [0; 8]);
-        }
-    };
-    std::thread::Builder::new()
-        .name("link".to_owned())
-        .spawn(body)
-        .context("cannot start a thread (ulimit -u, systemd: TasksMax=)")?;
-    Ok(())
 }
 
 /// Stops all ports, and waits for them, but not for ever: one may hang, with a worker in memory that never answers, or

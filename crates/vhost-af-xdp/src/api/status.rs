@@ -1,6 +1,7 @@
 //! What the daemon is doing, as data: the one source for `status`, its JSON and SIGUSR1.
 //!
-//! Reading it takes no port's lock ([`crate::port::shown`]) and waits for nobody for longer than [`PATIENCE`].
+//! Reading it asks no port's thread ([`crate::port::shown`]) and no other process. What XDP programs counted the ports'
+//! link threads ask for; that is waited for no longer than [`SAMPLES`].
 
 use std::os::fd::AsFd;
 use std::sync::{Arc, Weak};
@@ -19,8 +20,8 @@ use crate::switch::worker::Workers;
 use device::features::Negotiated;
 use device::offloads::Offloads;
 
-/// How long stewards are waited for in all, who tell what the program counted; what they told last is shown then.
-const PATIENCE: Duration = Duration::from_millis(500);
+/// How long fresh counters of XDP programs are waited for, all together; the last ones are shown then.
+const SAMPLES: Duration = Duration::from_millis(500);
 
 /// A number with its name.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -148,8 +149,7 @@ impl Status {
         (workers, watchdog): (&Workers, &Watchdog),
         sandbox: &InForce,
     ) -> Self {
-        let deadline = Instant::now() + PATIENCE;
-        // The watchdog's lock is not held while stewards are waited for.
+        await_samples(ports);
         let hangs: Vec<_> = watchdog
             .hangs()
             .iter()
@@ -170,11 +170,18 @@ impl Status {
                     hangs,
                 })
                 .collect(),
-            ports: ports
-                .iter()
-                .map(|port| PortStatus::read(port, deadline))
-                .collect(),
+            ports: ports.iter().map(|port| PortStatus::read(port)).collect(),
         }
+    }
+}
+
+/// Waits until it is known what the ports' programs counted, all at a time.
+fn await_samples(ports: &[Arc<Port>]) {
+    let deadline = Instant::now() + SAMPLES;
+    let asked: Vec<_> = ports.iter().filter_map(|port| port.ask_for_sample()).collect();
+    for known in asked {
+        // Nothing is ever sent: the sender is dropped.
+        let _ = known.recv_timeout(deadline.saturating_duration_since(Instant::now()));
     }
 }
 
@@ -184,8 +191,8 @@ fn cpu_us() -> u64 {
 }
 
 impl PortStatus {
-    /// Of what the port shows, and of its counters; stewards are asked for theirs until `deadline`.
-    fn read(port: &Port, deadline: Instant) -> Self {
+    /// Of what the port shows, and of its counters.
+    fn read(port: &Port) -> Self {
         let (shown, busy) = port.window.look();
         let nic = port.config.nic.to_string();
         let filter = port
@@ -217,12 +224,12 @@ impl PortStatus {
             nic,
         };
         if let Some(shown) = shown {
-            status.note(&shown, port, deadline);
+            status.note(&shown, port);
         }
         status
     }
 
-    fn note(&mut self, shown: &Shown, port: &Port, deadline: Instant) {
+    fn note(&mut self, shown: &Shown, port: &Port) {
         if let Some(session) = &shown.session {
             self.connected = true;
             self.peer = session.peer;
@@ -258,11 +265,10 @@ impl PortStatus {
                 LaneStatus::read(port, pair, facts.as_deref())
             })
             .collect();
-        // Facts are let go of by now: they keep a queue bound, and a steward may take its time.
         if let Some(interface) = &interface {
             self.lanes
                 .iter_mut()
-                .for_each(|lane| lane.note_program(interface, deadline));
+                .for_each(|lane| lane.note_program(interface));
         }
     }
 }
@@ -314,9 +320,9 @@ impl LaneStatus {
         }
     }
 
-    /// Adds what the program counted, if that is told in time.
-    fn note_program(&mut self, interface: &Interface, deadline: Instant) {
-        let counted = self.queue.and_then(|queue| interface.counters(queue, deadline));
+    /// Adds what the program counted, as far as it is known.
+    fn note_program(&mut self, interface: &Interface) {
+        let counted = self.queue.and_then(|queue| interface.counters(queue));
         let named = counted.into_iter().flat_map(|counted| counted.named());
         self.counters.extend(named.map(|(name, value)| Named {
             name: name.to_owned(),

@@ -101,6 +101,9 @@ pub(crate) struct ServeArgs {
     /// no privilege is needed then. Packet memory counts as locked memory
     #[arg(long, value_name = "PATH")]
     pub(super) steward: Option<PathBuf>,
+    /// How long a steward may take for an answer
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, hide = true)]
+    pub(super) steward_timeout: u64,
     /// Where `status` finds this daemon; `none` for nowhere [default: PID.sock in /run/vhost-af-xdp, for other users
     /// than root in $XDG_RUNTIME_DIR/vhost-af-xdp, /run/user/UID/vhost-af-xdp or /tmp/vhost-af-xdp-UID]
     #[arg(long, value_name = "PATH")]
@@ -168,6 +171,7 @@ impl ServeArgs {
             cpus,
             spin: Duration::from_micros(self.spin_us),
             steward: self.steward,
+            steward_timeout: Duration::from_secs(self.steward_timeout),
             control,
             layers,
             user: self.user.as_deref().map(User::parse).transpose()?,

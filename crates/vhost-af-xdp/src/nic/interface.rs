@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use steer::{Mode, QueueConf, QueueCounters, VirtioHeader};
-use steward::client::LeaseError;
+use steward::client::{LeaseError, Waiting};
 use steward::links::{DriverSends, Link, LinkError};
 use steward::protocol::{Reason, Refusal, Steered, Wanted};
 use xsk::{
@@ -140,9 +140,14 @@ impl Interface {
         self.steering.is_away()
     }
 
-    /// What the program did with a queue's frames, if it can be told; what was told last, if it is not until `deadline`.
-    pub(crate) fn counters(&self, queue: u32, deadline: Instant) -> Option<QueueCounters> {
-        self.steering.counters(queue, deadline)
+    /// Asks what the program did with a queue's frames, until `deadline` at most.
+    pub(crate) fn sample(&self, queue: u32, deadline: Instant) {
+        self.steering.sample(queue, deadline);
+    }
+
+    /// What the program had done with a queue's frames when it was asked last.
+    pub(crate) fn counters(&self, queue: u32) -> Option<QueueCounters> {
+        self.steering.counters(queue)
     }
 
     /// How frames come to the queues, and why not in a better way.
@@ -362,14 +367,22 @@ impl Interface {
     }
 }
 
+/// A steward to lease from.
+#[derive(Clone, Default)]
+pub(crate) struct StewardAt {
+    /// Where it listens.
+    pub(crate) path: PathBuf,
+    /// It is this daemon's own.
+    pub(crate) private: bool,
+    /// How long its answers are waited for.
+    pub(crate) waiting: Waiting,
+}
+
 /// Where interfaces come from.
 pub(crate) struct Interfaces {
     /// The daemon's start.
     began: Instant,
-    /// Where a steward listens.
-    steward: PathBuf,
-    /// It is this daemon's own.
-    private: bool,
+    steward: StewardAt,
     /// What somebody else made for ports.
     brought: Brought,
     /// Bytes that all ports lock while they copy.
@@ -382,8 +395,7 @@ impl Default for Interfaces {
     fn default() -> Self {
         Self {
             began: Instant::now(),
-            steward: PathBuf::new(),
-            private: false,
+            steward: StewardAt::default(),
             brought: Brought::default(),
             copy_bytes: 0,
             ready: Mutex::default(),
@@ -401,13 +413,9 @@ impl Interfaces {
         }
     }
 
-    /// All others are leased from the steward at that path, which is this daemon's own or not.
-    pub(crate) fn leased_from(self, steward: PathBuf, private: bool) -> Self {
-        Self {
-            steward,
-            private,
-            ..self
-        }
+    /// All others are leased from that steward.
+    pub(crate) fn leased_from(self, steward: StewardAt) -> Self {
+        Self { steward, ..self }
     }
 
     /// The interface for a port's queues: one with a program of somebody else's, or a lease of its own.
@@ -425,7 +433,7 @@ impl Interfaces {
             return Ok(interface);
         }
         loop {
-            match Steering::lease(&self.steward, wanted, self.private) {
+            match Steering::lease(&self.steward, wanted) {
                 // The keeper of a daemon that was killed just now may not be done yet.
                 Err(InterfaceError::Refused(refusal))
                     if refusal.reason == Reason::Program && self.began.elapsed() < PREDECESSOR =>

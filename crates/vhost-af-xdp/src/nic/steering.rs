@@ -5,9 +5,8 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -19,7 +18,7 @@ use xsk::{OpenError, RingSize, SocketConfig, Umem, Unbound};
 
 use super::demand::Demand;
 use super::external::External;
-use super::interface::InterfaceError;
+use super::interface::{InterfaceError, StewardAt};
 use crate::nic::kept::Home;
 use crate::port::with_sources;
 
@@ -59,14 +58,15 @@ pub(crate) struct Leased {
 }
 
 impl Steering {
-    /// Leases queues of an interface from the steward at `path`, this daemon's own or not.
+    /// Leases queues of an interface.
     ///
     /// # Errors
     /// [`InterfaceError::Lease`].
-    pub(crate) fn lease(path: &Path, wanted: &Wanted, private: bool) -> Result<(Self, Link), InterfaceError> {
-        let (lease, sockets) = Lease::take(path, wanted).map_err(|error| match error {
+    pub(crate) fn lease(steward: &StewardAt, wanted: &Wanted) -> Result<(Self, Link), InterfaceError> {
+        let taken = Lease::take_with(&steward.path, wanted, steward.waiting.clone());
+        let (lease, sockets) = taken.map_err(|error| match error {
             // That there is a steward is nothing that the user has to know.
-            LeaseError::Refused(refusal) if private => InterfaceError::Refused(refusal),
+            LeaseError::Refused(refusal) if steward.private => InterfaceError::Refused(refusal),
             error => error.into(),
         })?;
         let facts = lease.facts();
@@ -79,7 +79,7 @@ impl Steering {
             fresh,
             counted: Mutex::default(),
             short: AtomicBool::new(false),
-            private,
+            private: steward.private,
         };
         Ok((Self::Leased(Box::new(leased)), link))
     }
@@ -125,11 +125,20 @@ impl Steering {
         }
     }
 
-    /// What the program did with a queue's frames, if it can be told; what was told last, if it is not until `deadline`.
-    pub(crate) fn counters(&self, queue: u32, deadline: Instant) -> Option<QueueCounters> {
+    /// Asks what the program did with a queue's frames, until `deadline` at most.
+    pub(crate) fn sample(&self, queue: u32, deadline: Instant) {
+        if let Self::Leased(leased) = self
+            && let Ok(told) = leased.lease.counters_by(queue, deadline)
+        {
+            leased.counted().insert(queue, told);
+        }
+    }
+
+    /// What the program had done with a queue's frames when it was asked last.
+    pub(crate) fn counters(&self, queue: u32) -> Option<QueueCounters> {
         match self {
             Self::External(_) => None,
-            Self::Leased(leased) => leased.counters(queue, deadline),
+            Self::Leased(leased) => leased.counted().get(&queue).copied(),
         }
     }
 
@@ -263,13 +272,8 @@ impl Leased {
         }
     }
 
-    fn counters(&self, queue: u32, deadline: Instant) -> Option<QueueCounters> {
-        let told = self.lease.counters_by(queue, deadline);
-        let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Ok(told) = told {
-            counted.insert(queue, told);
-        }
-        counted.get(&queue).copied()
+    fn counted(&self) -> MutexGuard<'_, HashMap<u32, QueueCounters>> {
+        self.counted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn look(&self) -> Result<Link, String> {

@@ -6,20 +6,19 @@
 //! all that waits for it is this port's.
 
 pub(crate) mod lanes;
+mod link;
 mod mailbox;
 pub(crate) mod session;
 pub(crate) mod shown;
 pub(crate) mod visit;
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Instant, SystemTime};
-
-use rustix::event::{EventfdFlags, eventfd};
 
 use super::config::{NicConfig, Placement, PortConfig};
 use super::seldom::Seldom;
@@ -31,6 +30,7 @@ use crate::nic::interface::{Interface, InterfaceError, Interfaces};
 use crate::nic::kept;
 use crate::nic::steering::AWAY;
 use crate::port::lanes::{CableEnd, FarSide, LaneError, NULL_MTU};
+use crate::port::link::Wakers;
 use crate::port::mailbox::{Message, Task};
 use crate::port::session::{Course, FaultCell, Ground, Session, SessionError};
 use crate::port::shown::Window;
@@ -119,8 +119,7 @@ pub(crate) struct Port {
     pub(crate) window: Window,
     /// The VMM's process, 0 without one; told to others, so nothing is published through it.
     pub(super) met: AtomicI32,
-    /// Rung when queues could not be set up: they are tried again.
-    bell: OwnedFd,
+    wakers: Wakers,
 }
 
 /// A port whose thread does not run yet.
@@ -180,8 +179,7 @@ impl Port {
             direct_lines: Mutex::default(),
             window: Window::default(),
             met: AtomicI32::new(0),
-            bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-                .map_err(|errno| LaneError::Duplicate(errno.into()))?,
+            wakers: Wakers::new().map_err(LaneError::Duplicate)?,
         };
         let state = PortState {
             interface: port.open_interface()?,
@@ -277,7 +275,7 @@ impl Port {
         state: &mut PortState,
         act: impl FnOnce(&mut Session, &Ground<'_>) -> Result<R, SessionError>,
     ) -> Result<R, SessionError> {
-        // What cannot be opened while the steward is away is opened when it is back; see `check_link`.
+        // What cannot be opened while the steward is away is opened when it is back; see `look`.
         let away = state
             .interface
             .as_ref()
@@ -299,7 +297,7 @@ impl Port {
         }
         if let Some(shortage) = session.take_shortage() {
             self.impair(state, shortage);
-            let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+            self.wakers.retry();
         }
         if let Err(error) = &result {
             state.refusal = Some(with_sources(error));
@@ -315,11 +313,6 @@ impl Port {
             tracing::warn!(port = %self.config.endpoint, "queues cannot be set up: {reason}{left_out}");
         }
         state.impaired = Some(reason);
-    }
-
-    /// Readable when [`Self::check_link`] is due.
-    pub(crate) fn bell(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
     }
 
     fn ground<'a>(&'a self, far: &'a [FarSide]) -> Ground<'a> {
@@ -441,11 +434,6 @@ impl Port {
 
     /// Looks at the interface again: it may be gone, back, down, or have another MTU. True if the
     /// port's queues could not be set up, so that it is worth to look again soon.
-    pub(crate) fn check_link(self: &Arc<Self>) -> bool {
-        let again = self.ask(Task::Link, |port, state| port.look(state));
-        again.unwrap_or(false)
-    }
-
     fn look(&self, state: &mut PortState) -> bool {
         let NicConfig::Interface { name, .. } = &self.config.nic else {
             return false;
@@ -476,17 +464,6 @@ impl Port {
         }
         // Nobody tells when a leased interface is back.
         state.impaired.is_some()
-    }
-
-    /// The interface, if there is more to watch of it than rtnetlink tells.
-    pub(crate) fn watched(&self) -> Option<Arc<Interface>> {
-        let interface = self.interface()?;
-        Some(interface).filter(|interface| interface.watch().is_some())
-    }
-
-    /// The interface as it was shown last.
-    fn interface(&self) -> Option<Arc<Interface>> {
-        self.window.look().0?.interface.as_ref()?.itself.upgrade()
     }
 
     /// The interface was gone; goes on if one of its name is there again.
@@ -593,6 +570,7 @@ impl Port {
         self.post(Task::End, move |port, state| {
             state.over = true;
             if let Some(session) = &mut state.session {
+                session.forget_registrations();
                 session.stop_all(&port.workers);
             }
             stopped();

@@ -224,7 +224,7 @@ impl Session {
     }
 
     /// Starts a pair, if it can run. Where this host is short of something the VMM stays, and the pair is tried again
-    /// later ([`crate::port::Port::check_link`]): ending the connection would make it come back at once, and
+    /// later (`Port::look`): ending the connection would make it come back at once, and
     /// QEMU's guest stands still while it connects.
     ///
     /// # Errors
@@ -319,6 +319,13 @@ impl Session {
         if let Some(under_way) = self.registering[pair].take() {
             under_way.wait();
         }
+    }
+
+    /// Registrations under way are of no more use, and nobody waits for their end.
+    pub(crate) fn forget_registrations(&mut self) {
+        self.registering
+            .iter_mut()
+            .for_each(|under_way| *under_way = None);
     }
 
     /// Where the lanes' frames lie now. While a pair is off, its frames are the first pair's, which the kernel

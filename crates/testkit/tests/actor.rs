@@ -1,12 +1,14 @@
-//! What waits in one port, or in one worker, holds up nothing else: not other ports, not `status`, not the daemon's end.
+//! Each port is an actor: whatever waits in one, or in one worker, for an hour if need be, holds up nothing else: not other
+//! ports, not `status`, not the daemon's end.
 //!
-//! One daemon with a port whose queue is leased and two that a cable joins. Limits are long: they catch what hangs.
+//! One daemon with a port whose queue is leased from a steward that it waits for an hour for, one of the null NIC, and two
+//! that a cable joins. Limits are long: they catch what hangs. How long things take is printed (`--nocapture`).
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rstest::rstest;
 use rustix::process::Signal;
@@ -18,6 +20,8 @@ use virtqueue::GuestAddr;
 const LEASED: usize = 0;
 const FREE: usize = 1;
 const OTHER: usize = 2;
+const NULL: usize = 3;
+const PORTS: [&str; 4] = ["ifname=nic0,start-queue=0", "cable=c", "cable=c", "queues=1"];
 /// A daemon may take this long to end: it waits some seconds for what does not stop.
 const END: Duration = Duration::from_secs(60);
 
@@ -30,11 +34,9 @@ fn config() -> DriverConfig {
 }
 
 fn daemon(veth: &VethPair, options: &[(&str, &str)]) -> Daemon {
-    let serve = options.iter().fold(
-        Serve::interface(VethPair::NIC).leased(),
-        |serve, (option, value)| serve.with(option, *value),
-    );
-    Daemon::start_ports(&veth.near, &serve, &["start-queue=0", "cable=c", "cable=c"])
+    let serve = Serve::null().leased().with("--steward-timeout", "3600");
+    let with = |serve: Serve, (option, value): &(&str, &str)| serve.with(option, *value);
+    Daemon::start_ports(&veth.near, &options.iter().fold(serve, with), &PORTS)
 }
 
 fn socket(daemon: &Daemon, port: usize) -> std::path::PathBuf {
@@ -47,12 +49,37 @@ fn connect(daemon: &Daemon, port: usize) -> Driver {
     guest
 }
 
-/// `status` answers, and VMMs come and go at a port, while something is wrong with another.
-fn assert_others_go_on(daemon: &Daemon, port: usize) {
-    for _ in 0..3 {
-        drop(connect(daemon, port));
-        daemon.await_port(port, "it is over", |port| port["connected"] == false);
+/// Prints how long that took.
+fn timed<R>(what: &str, act: impl FnOnce() -> R) -> R {
+    let begun = Instant::now();
+    let result = act();
+    println!("{what}: {} ms", begun.elapsed().as_millis());
+    result
+}
+
+/// `status` answers, and VMMs come to these ports, are served, and go, while something is wrong with another.
+fn assert_others_go_on(daemon: &Daemon, ports: &[usize]) {
+    timed("status", || daemon.status());
+    for &port in ports {
+        for _ in 0..3 {
+            drop(timed("VMM served", || connect(daemon, port)));
+            daemon.await_port(port, "it is over", |port| port["connected"] == false);
+        }
     }
+}
+
+fn signal_steward(daemon: &mut Daemon, signal: Signal) {
+    let lessor = daemon.lessor.as_mut().expect("leased");
+    lessor.steward.signal(signal);
+}
+
+fn assert_ends_in_order(daemon: &mut Daemon) {
+    let ended = timed("SIGTERM to the end", || {
+        daemon.process().signal(Signal::TERM);
+        daemon.process().wait(END)
+    });
+    assert!(ended.success(), "{}", daemon.said());
+    assert!(!daemon.said().contains("as if killed"), "{}", daemon.said());
 }
 
 #[test]
@@ -61,21 +88,12 @@ fn steward_that_is_stopped_holds_up_neither_status_nor_other_ports() {
     let veth = VethPair::new();
     let mut daemon = daemon(&veth, &[]);
     let guest = connect(&daemon, LEASED);
-    let steward = |daemon: &mut Daemon, signal| {
-        let lessor = daemon.lessor.as_mut().expect("leased");
-        lessor.steward.signal(signal);
-    };
-    steward(&mut daemon, Signal::STOP);
-    assert_others_go_on(&daemon, FREE);
-    // Its port's session cannot end before the steward has taken the queue back, or been given up.
+    signal_steward(&mut daemon, Signal::STOP);
+    assert_others_go_on(&daemon, &[NULL, FREE, OTHER]);
+    // The end of its port's session may have to wait until the steward has taken the queue back.
     drop(guest);
-    daemon.await_port(LEASED, "busy", |port| {
-        port["busy"]
-            .as_str()
-            .is_some_and(|busy| busy.contains("the end of its session"))
-    });
-    assert_others_go_on(&daemon, FREE);
-    steward(&mut daemon, Signal::CONT);
+    assert_others_go_on(&daemon, &[NULL, FREE, OTHER]);
+    signal_steward(&mut daemon, Signal::CONT);
     daemon.await_port(LEASED, "it is over", |port| port["connected"] == false);
     // Answers that came too late for whoever had asked are no harm.
     drop(connect(&daemon, LEASED));
@@ -89,10 +107,22 @@ fn daemon_ends_although_its_steward_is_stopped() {
     let veth = VethPair::new();
     let mut daemon = daemon(&veth, &[]);
     let _guest = connect(&daemon, LEASED);
-    let lessor = daemon.lessor.as_mut().expect("leased");
-    lessor.steward.signal(Signal::STOP);
-    daemon.process().signal(Signal::TERM);
-    assert!(daemon.process().wait(END).success());
+    signal_steward(&mut daemon, Signal::STOP);
+    assert_ends_in_order(&mut daemon);
+}
+
+#[test]
+fn daemon_ends_while_a_port_waits_for_a_steward_that_is_stopped() {
+    require!(Root);
+    let veth = VethPair::new();
+    let mut daemon = daemon(&veth, &[]);
+    let guest = connect(&daemon, LEASED);
+    signal_steward(&mut daemon, Signal::STOP);
+    // Another MTU needs another bind, and the end of the session may need the steward: the port waits for one or the other.
+    veth.near.ip(&["link", "set", VethPair::NIC, "mtu", "1400"]);
+    drop(guest);
+    std::thread::sleep(wait::QUIET);
+    assert_ends_in_order(&mut daemon);
 }
 
 /// Does what holds its port up until it is told to stop.
@@ -170,7 +200,7 @@ fn vmm_holds_up_neither_status_nor_other_ports_that(
         // Also if an assertion fails.
         let _stop = Stop(&stop);
         daemon.await_port(LEASED, "connected", |port| port["connected"] == true);
-        assert_others_go_on(&daemon, FREE);
+        assert_others_go_on(&daemon, &[NULL, FREE]);
     });
 }
 
@@ -204,18 +234,16 @@ fn worker_that_hangs_is_named_and_holds_up_neither_status_nor_other_workers_nor_
         "{:#}",
         daemon.status()["workers"]
     );
-    let complaints = |daemon: &Daemon| daemon.said().matches("worker-0 has not finished a round").count();
-    assert_eq!(complaints(&daemon), 1, "{}", daemon.said());
+    let complaints = || daemon.said().matches("worker-0 has not finished a round").count();
+    assert!(wait::until(wait::SOON, || complaints() > 0), "{}", daemon.said());
+    assert_eq!(complaints(), 1, "{}", daemon.said());
     // On the other worker; by number of lanes every second one would hang.
-    assert_others_go_on(&daemon, OTHER);
+    assert_others_go_on(&daemon, &[NULL]);
     drop(frozen);
     let goes_on = || daemon.status()["workers"][0]["hangs"].is_null();
     assert!(wait::until(wait::SOON, goes_on));
-    assert!(
-        daemon.said().contains("worker-0 goes on after"),
-        "{}",
-        daemon.said()
-    );
+    let is_said = || daemon.said().contains("worker-0 goes on after");
+    assert!(wait::until(wait::SOON, is_said), "{}", daemon.said());
     frozen = Frozen::thread(daemon.process().pid(), "worker-0");
     // It waits for its lane.
     drop(first);
