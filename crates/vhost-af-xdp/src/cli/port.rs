@@ -11,7 +11,6 @@ use super::access::AccessArgs;
 use super::bring::BringArgs;
 use super::memory::MemoryArgs;
 use super::offload;
-use super::serve::{ModeArg, ServeArgs};
 use super::values::{VlanList, on_off, parse_mac, parse_vlans};
 use crate::config::{Endpoint, NicConfig, Placement, PortConfig, Segments};
 
@@ -19,53 +18,23 @@ use crate::config::{Endpoint, NicConfig, Placement, PortConfig, Segments};
 pub(super) struct PortOptions {
     pub(super) socket_path: Option<PathBuf>,
     pub(super) fd: Option<i32>,
-    access: AccessArgs,
-    client: bool,
-    ifname: Option<String>,
-    cable: Option<String>,
-    null: bool,
-    frame_size: u32,
-    queues: u16,
-    start_queue: u32,
-    mode: ModeRequest,
-    force_copy: bool,
-    memory: Placement,
-    memory_rules: MemoryArgs,
-    segments: Segments,
-    mac: Option<[u8; 6]>,
-    vlans: VlanList,
-    offload: String,
-    bring: BringArgs,
-}
-
-impl From<&ServeArgs> for PortOptions {
-    fn from(args: &ServeArgs) -> Self {
-        Self {
-            socket_path: args.socket_path.clone(),
-            fd: args.fd,
-            access: args.access.clone(),
-            client: args.client,
-            ifname: args.ifname.clone(),
-            cable: args.cable.clone(),
-            null: args.null,
-            frame_size: args.frame_size,
-            queues: args.queues,
-            start_queue: args.start_queue,
-            mode: match args.mode {
-                None => ModeRequest::Auto,
-                Some(ModeArg::Native) => ModeRequest::Native,
-                Some(ModeArg::Skb) => ModeRequest::Skb,
-            },
-            force_copy: args.force_copy,
-            memory: args.memory,
-            memory_rules: args.memory_rules.clone(),
-            segments: args.segments,
-            mac: args.mac,
-            vlans: args.vlan.clone().unwrap_or_default(),
-            offload: args.offload.clone(),
-            bring: args.bring.clone(),
-        }
-    }
+    pub(super) access: AccessArgs,
+    pub(super) client: bool,
+    pub(super) ifname: Option<String>,
+    pub(super) cable: Option<String>,
+    pub(super) null: bool,
+    pub(super) frame_size: u32,
+    pub(super) queues: u16,
+    pub(super) start_queue: u32,
+    pub(super) mode: ModeRequest,
+    pub(super) force_copy: bool,
+    pub(super) memory: Placement,
+    pub(super) memory_rules: MemoryArgs,
+    pub(super) segments: Segments,
+    pub(super) mac: Option<[u8; 6]>,
+    pub(super) vlans: VlanList,
+    pub(super) offload: String,
+    pub(super) bring: BringArgs,
 }
 
 impl PortOptions {

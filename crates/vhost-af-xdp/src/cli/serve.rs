@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
+use steer::ModeRequest;
 
 use super::access::AccessArgs;
 use super::bring::BringArgs;
@@ -177,5 +178,35 @@ impl ServeArgs {
             user: self.user.as_deref().map(User::parse).transpose()?,
             attempt: self.sandbox_attempt,
         })
+    }
+}
+
+impl From<&ServeArgs> for PortOptions {
+    fn from(args: &ServeArgs) -> Self {
+        Self {
+            socket_path: args.socket_path.clone(),
+            fd: args.fd,
+            access: args.access.clone(),
+            client: args.client,
+            ifname: args.ifname.clone(),
+            cable: args.cable.clone(),
+            null: args.null,
+            frame_size: args.frame_size,
+            queues: args.queues,
+            start_queue: args.start_queue,
+            mode: match args.mode {
+                None => ModeRequest::Auto,
+                Some(ModeArg::Native) => ModeRequest::Native,
+                Some(ModeArg::Skb) => ModeRequest::Skb,
+            },
+            force_copy: args.force_copy,
+            memory: args.memory,
+            memory_rules: args.memory_rules.clone(),
+            segments: args.segments,
+            mac: args.mac,
+            vlans: args.vlan.clone().unwrap_or_default(),
+            offload: args.offload.clone(),
+            bring: args.bring.clone(),
+        }
     }
 }

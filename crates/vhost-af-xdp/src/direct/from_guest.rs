@@ -12,7 +12,7 @@ use crate::nic::queue::{Link, Nic};
 use crate::switch::bytes::guest_to_umem;
 use crate::switch::from_guest::{GuestFrame, Put, Sink, Turn};
 use crate::switch::gso::{Builder, FromChain, GsoPacket};
-use crate::switch::lane::SEGMENTS;
+use crate::switch::limits::SEGMENTS;
 use crate::switch::to_nic::{LAST_WAIT, LAST_WAITS};
 
 impl<N: Nic> DirectLane<N> {

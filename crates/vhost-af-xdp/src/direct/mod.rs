@@ -42,14 +42,12 @@ use crate::nic::queue::{Link, MOST_PIECES, Nic, Sends};
 use crate::switch::checksums::PrivateLook;
 use crate::switch::from_guest::Sender;
 use crate::switch::gso::GsoPacket;
-use crate::switch::lane::{BATCH, Blame, Lane, Peer, SEGMENTS, Stopped, Work};
+use crate::switch::lane::{Blame, Lane, Peer, Stopped, Work};
+use crate::switch::limits::{BATCH, SEGMENTS};
 use crate::switch::to_nic::{LAST_KICKS, copied};
 use device::counters::PairCounters;
 use device::pair::{Piece, QueuePair};
 
-/// The kernel puts a received frame this many bytes after the fill address
-/// (`XDP_PACKET_HEADROOM`, include/uapi/linux/bpf.h).
-pub(crate) const XDP_HEADROOM: u64 = 256;
 /// Chunk of the UMEM, bytes: the largest, because each bind costs kernel memory per chunk.
 pub(crate) const CHUNK_BYTES: u32 = 4096;
 /// Longest frame that the kernel receives into one chunk, bytes.

@@ -1,11 +1,11 @@
 //! Direct placement, NIC → guest: buffers posted, parked, and given back filled.
 
 use virtqueue::{Buffer, Chain, Chains};
-use xsk::{Frame, UmemOffset};
+use xsk::{Frame, UmemOffset, XDP_PACKET_HEADROOM};
 
-use super::{DirectLane, MOST_BOUNCES_POSTED, MOST_PARKED_BUFFERS, Parked, Posted, XDP_HEADROOM};
+use super::{DirectLane, MOST_BOUNCES_POSTED, MOST_PARKED_BUFFERS, Parked, Posted};
 use crate::nic::queue::Nic;
-use crate::switch::lane::BATCH;
+use crate::switch::limits::BATCH;
 use crate::switch::to_guest::{NO_OFFLOAD, UmemBytes, with_buffers, write};
 use device::pair::Fault;
 
@@ -205,7 +205,7 @@ impl<N: Nic> DirectLane<N> {
     fn fill_address(&self, buffers: &[Buffer]) -> Option<u64> {
         let [buffer] = buffers else { return None };
         let header = self.pair.header_bytes;
-        let before = XDP_HEADROOM - u64::from(header);
+        let before = u64::from(XDP_PACKET_HEADROOM - header);
         if self.park_all
             || buffer.len < header + self.pair.frame_limit
             || u64::from(buffer.room_before) < before

@@ -195,7 +195,7 @@ fn tell(worker: usize, hang: Option<&Hang>, news: &News, lines: &mut Seldom) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::switch::worker::LaneId;
+    use crate::switch::lane::LaneId;
 
     const HERE: Place = Place::In(LaneId(7));
 

@@ -11,8 +11,10 @@ use std::os::fd::BorrowedFd;
 
 use xsk::{Frame, RxDesc, TxDesc, Umem, UmemOffset};
 
-use crate::direct::XDP_HEADROOM;
 use crate::nic::queue::{Link, Nic};
+
+/// A received frame begins so many bytes after its chunk.
+const HEADROOM: u64 = xsk::XDP_PACKET_HEADROOM as u64;
 
 /// How a null NIC receives.
 #[derive(Debug, Clone, Copy)]
@@ -45,7 +47,7 @@ impl NullNic {
         if config.header_bytes == 0 {
             // Memory of ours, where frames are received into chunks that nothing else writes: once is enough.
             for chunk in (0..umem.len()).step_by(umem.chunk_size() as usize) {
-                let _ = umem.write(UmemOffset::new(chunk + XDP_HEADROOM), &ETHERNET);
+                let _ = umem.write(UmemOffset::new(chunk + HEADROOM), &ETHERNET);
             }
         }
         Self {
@@ -95,7 +97,7 @@ impl Nic for NullNic {
         std::iter::from_fn(move || empty.pop_front())
             .take(max)
             .map(move |frame| {
-                let data = UmemOffset::new(frame.offset().get() + XDP_HEADROOM);
+                let data = UmemOffset::new(frame.offset().get() + HEADROOM);
                 if config.header_bytes > 0 {
                     let header = &HEADER[..config.header_bytes as usize];
                     let _ = umem.write(UmemOffset::new(data.get() - header.len() as u64), header);

@@ -17,7 +17,7 @@ use xsk::{Frame, RxDesc, Umem, UmemOffset};
 
 use super::bytes::received_bytes_mut;
 use super::checksums::{self, Looks};
-use super::lane::BATCH;
+use super::limits::BATCH;
 use super::to_guest::{Delivery, Fit, NO_OFFLOAD, Range, UmemBytes};
 use crate::nic::endpoint::NicQueue;
 use crate::nic::queue::Nic;

@@ -8,7 +8,7 @@ use device::counters::{Counter, PairCounters};
 use device::pair::{Fault, QueuePair, Sending};
 use virtqueue::{Buffer, ChainId, Chains};
 
-use super::lane::{BATCH, DESCRIPTORS_A_FRAME};
+use super::limits::{BATCH, DESCRIPTORS_A_FRAME};
 
 /// A frame of the guest's that is to be sent, where it lies.
 #[derive(Clone, Copy)]

@@ -23,7 +23,8 @@ use virtqueue::{ChainId, Chains, MemoryMap};
 use super::bytes::guest_to_guest;
 use super::from_guest::{GuestFrame, Put, Sender, Sink, Turn};
 use super::gso::{FromChain, GsoPacket};
-use super::lane::{BATCH, Blame, Lane, Peer, Stopped, Work};
+use super::lane::{Blame, Lane, Peer, Stopped, Work};
+use super::limits::BATCH;
 use super::pending::Pending;
 use super::to_guest::{Bytes, Delivery, Fit, NO_OFFLOAD};
 

@@ -16,7 +16,8 @@ use virtqueue::Chains;
 
 use super::arrivals::Arrivals;
 use super::from_guest::{Sender, Sink, Turn};
-use super::lane::{Blame, Lane, Peer, SEGMENTS, Stopped, Work};
+use super::lane::{Blame, Lane, Peer, Stopped, Work};
+use super::limits::SEGMENTS;
 use super::to_guest::Delivery;
 use super::to_nic::{NicSink, Transmit};
 use crate::nic::endpoint::NicQueue;

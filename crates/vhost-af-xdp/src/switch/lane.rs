@@ -24,25 +24,9 @@ use crate::nic::xdp::XdpNic;
 
 use device::pair::{Fault, QueuePair};
 
-/// Most chains or frames one breath moves in each direction: a lane's turn. Segments count as the frames that they are.
-///
-/// The kernel's copy-mode transmit path costs the same per frame from 32 on; 64 keeps the batch's
-/// descriptors in the first-level cache.
-pub(crate) const BATCH: usize = 64;
-
-/// Descriptors that the guest gives frames in, as much work as a frame: a turn has so many for each of its frames. A chain of a
-/// Linux guest's has two, or some 18 for dozens of segments; one that is made to be work has thousands for a single frame, each
-/// with a copy of its own.
-pub(crate) const DESCRIPTORS_A_FRAME: u64 = 4;
-
-/// Most segments of a super-frame that leave in one go, where it is built in one go; what they are more than a turn the
-/// lane owes ([`Turns`]). Few enough that the other direction, with the guest's acknowledgements, waits for some 200 µs at
-/// most.
-pub(crate) const SEGMENTS: usize = 256;
-
-/// A turn reads no further buffers for frames to the guest once it has read so many descriptors of them: one buffer may have as many
-/// as the queue has entries. Usual guests have far fewer in all buffers of a turn.
-pub(crate) const DESCRIPTORS: usize = 4096;
+/// Names a lane within the process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct LaneId(pub(crate) u64);
 
 /// What is left to do when a lane is about to sleep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -15,8 +15,11 @@ pub(crate) mod gso;
 pub(crate) mod guests;
 pub(crate) mod joined;
 pub(crate) mod lane;
+pub(crate) mod limits;
 #[cfg(test)]
 mod long_chains_tests;
+#[cfg(test)]
+mod no_allocation_tests;
 pub(crate) mod pending;
 #[cfg(test)]
 mod pieces_tests;

@@ -11,7 +11,7 @@ use virtqueue::Chains;
 
 use super::from_guest::GuestFrame;
 use super::gso::{GsoPacket, Remainder};
-use super::lane::BATCH;
+use super::limits::BATCH;
 use super::to_guest::{Delivery, Fit};
 
 /// See the module's head.

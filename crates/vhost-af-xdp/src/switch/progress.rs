@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqC
 use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
 
-use super::worker::LaneId;
+use super::lane::LaneId;
 
 /// No lane has this number.
 const NOWHERE: u64 = 0;

@@ -10,7 +10,7 @@ use virtqueue::{Buffer, Chains, MemoryMap};
 use xsk::{RxDesc, Umem, UmemOffset};
 
 use super::bytes::{frame_to_guest, umem_to_guest};
-use super::lane::{BATCH, DESCRIPTORS};
+use super::limits::{BATCH, DESCRIPTORS};
 
 /// The virtio-net header, but for the number of buffers, of a frame about which nothing is said.
 pub(crate) const NO_OFFLOAD: [u8; 10] = [0; 10];

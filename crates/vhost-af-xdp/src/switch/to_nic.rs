@@ -19,7 +19,7 @@ use super::bytes::guest_to_umem;
 use super::cutter::Cutter;
 use super::from_guest::{GuestFrame, Put, Sink, Tally, Turn};
 use super::gso::{Builder, FromChain, GsoPacket, Remainder};
-use super::lane::SEGMENTS;
+use super::limits::SEGMENTS;
 use crate::nic::endpoint::{NicQueue, References};
 use crate::nic::queue::{Link, Nic};
 

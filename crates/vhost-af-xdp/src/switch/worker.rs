@@ -34,7 +34,7 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 
-use super::lane::{Blame, Lane, Peer, Work};
+use super::lane::{Blame, Lane, LaneId, Peer, Work};
 use super::progress::{Place, Progress, Watcher};
 use super::role::Role;
 use device::counters::Counter;
@@ -49,10 +49,6 @@ const FUTILE_WAKES: u32 = 32;
 const DEAF: Duration = Duration::from_millis(10);
 /// Idle rounds between two looks at the clock.
 const ROUNDS_PER_LOOK: u32 = 16;
-
-/// Names a lane within the process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct LaneId(pub(crate) u64);
 
 /// Called once, on the worker's thread, when a guest broke the rules.
 pub(crate) type OnFault = Box<dyn FnOnce(Fault) + Send>;

@@ -1,0 +1,338 @@
+//! No allocation while frames move, whatever the endpoints are: each pair of them is warmed up, and then breathes again.
+//!
+//! The test program counts what each thread allocates. Drivers and NICs that the tests play allocate, too, so only
+//! breaths are looked at.
+
+#![allow(unsafe_code)]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use virtqueue::driver::{Buffer, QueueDriver};
+use virtqueue::{Journal, QueueFeatures};
+use xsk::{FramePool, OwnMemory, Umem, UmemOffset};
+
+use super::bytes::GuestRam as Ram;
+use super::guests::GuestLane;
+use super::joined::CopyLane;
+use super::lane::Lane;
+use super::test_guest::{HEADER, Memory};
+use super::test_nic::{TestNic, Wire};
+use crate::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
+use crate::nic::endpoint::{Chunks, NicQueue};
+use crate::nic::null::{NullConfig, NullNic};
+use crate::nic::queue::{MOST_PIECES, Sends};
+use device::offloads::Offloads;
+
+struct Counting;
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+thread_local! {
+    static COUNT: Cell<u64> = const { Cell::new(0) };
+}
+
+fn count() {
+    // At the end of a thread there is nothing to count with.
+    let _ = COUNT.try_with(|count| count.set(count.get() + 1));
+}
+
+// SAFETY: all is the system allocator's; that it is counted changes nothing of it.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: as the caller promises.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        // SAFETY: as the caller promises.
+        unsafe { System.dealloc(block, layout) }
+    }
+
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
+        count();
+        // SAFETY: as the caller promises.
+        unsafe { System.realloc(block, layout, bytes) }
+    }
+}
+
+const ROUNDS: usize = 60;
+const FRAMES: usize = 20;
+
+/// A guest's driver of both queues, that sends the same frames again and again.
+struct Guest {
+    memory: Memory,
+    to_guest: QueueDriver,
+    from_guest: QueueDriver,
+    frames: Vec<Vec<Buffer>>,
+    /// What each head stands for.
+    buffers: HashMap<u16, Buffer>,
+}
+
+impl Guest {
+    /// With frames of these bytes, headers included, each in two buffers; and our half.
+    fn new(frames: &[Vec<u8>], offloads: Offloads, private: usize) -> (Self, device::pair::QueuePair) {
+        let memory = Memory::new(8 << 20, private);
+        let vring = || memory.vring(256, QueueFeatures::default(), Journal::None);
+        let ((to_guest, receiving), (from_guest, sending)) = (vring(), vring());
+        let pair = memory.side(from_guest, to_guest, offloads);
+        let frames = frames.iter().map(|bytes| {
+            let addr = memory.ram.alloc(bytes.len() as u64, 64).expect("memory");
+            memory.ram.write(addr, bytes);
+            let rest = addr.checked_add(40).expect("inside");
+            vec![
+                Buffer::readable(addr, 40),
+                Buffer::readable(rest, bytes.len() as u32 - 40),
+            ]
+        });
+        let frames = frames.collect();
+        let mut guest = Self {
+            to_guest: receiving,
+            from_guest: sending,
+            frames,
+            memory,
+            buffers: HashMap::new(),
+        };
+        for _ in 0..128 {
+            let addr = guest.memory.ram.alloc(2048, 2048).expect("memory");
+            guest.give(Buffer::writable(addr, 2048));
+        }
+        guest.to_guest.publish();
+        (guest, pair)
+    }
+
+    fn give(&mut self, buffer: Buffer) {
+        let head = self.to_guest.add(&[buffer]).expect("room");
+        self.buffers.insert(head, buffer);
+    }
+
+    /// Sends what it can, and gives buffers back that it received frames in; how many.
+    fn work(&mut self) -> usize {
+        while self.from_guest.take_used().is_some() {}
+        for at in 0..FRAMES {
+            if self.from_guest.free_descriptors() < 8 {
+                break;
+            }
+            self.from_guest
+                .add(&self.frames[at % self.frames.len()])
+                .expect("room");
+        }
+        self.from_guest.publish();
+        let mut received = 0;
+        while let Some(used) = self.to_guest.take_used() {
+            received += 1;
+            let buffer = self.buffers.remove(&used.head).expect("it was given");
+            self.give(buffer);
+        }
+        self.to_guest.publish();
+        received
+    }
+}
+
+/// Lets it breathe; allocations of breaths after the first half, when all scratch memory is as large as it gets.
+fn allocations(mut breathe: impl FnMut(), mut between: impl FnMut()) -> u64 {
+    let mut made = 0;
+    for round in 0..ROUNDS {
+        between();
+        let before = COUNT.get();
+        breathe();
+        if round >= ROUNDS / 2 {
+            made += COUNT.get() - before;
+        }
+    }
+    made
+}
+
+fn plain() -> Vec<Vec<u8>> {
+    [60, 300, 1514].map(|len| vec![0; HEADER as usize + len]).into()
+}
+
+/// TCP over IPv4 with so much payload, to be cut into segments of 1000 bytes.
+fn packet(payload: usize) -> Vec<u8> {
+    let mut frame = vec![0; 54 + payload];
+    frame[12..14].copy_from_slice(&[8, 0]);
+    frame[14] = 0x45;
+    frame[16..18].copy_from_slice(&((40 + payload) as u16).to_be_bytes());
+    (frame[22], frame[23]) = (64, 6);
+    (frame[46], frame[47]) = (0x50, 0x18);
+    let [low, high] = 1000u16.to_le_bytes();
+    [&[1, 1, 54, 0, low, high, 34, 0, 16, 0, 0, 0], &frame[..]].concat()
+}
+
+/// Such a packet, one for which only a checksum is asked, and plain ones.
+fn asking() -> Vec<Vec<u8>> {
+    let mut summed = packet(400);
+    (summed[1], summed[4], summed[5]) = (0, 0, 0);
+    [vec![packet(9000), packet(60_000), summed], plain()].concat()
+}
+
+const ALL: Offloads = Offloads {
+    csum: true,
+    tso4: true,
+    guest_csum: true,
+    guest_tso4: true,
+    ..Offloads::NONE
+};
+const SENDS: Offloads = Offloads {
+    csum: true,
+    tso4: true,
+    ..Offloads::NONE
+};
+
+fn own_memory() -> (Umem, FramePool) {
+    let umem = Umem::aligned(Arc::new(OwnMemory::new(2048 * 2048).expect("memory")), 2048, 0).expect("good");
+    let pool = umem.all_frames().expect("ours").collect();
+    (umem, pool)
+}
+
+#[test]
+fn copying_to_and_from_a_null_nic_allocates_nothing() {
+    for (frames, offloads) in [(plain(), Offloads::NONE), (asking(), ALL), (asking(), SENDS)] {
+        let (mut guest, pair) = Guest::new(&frames, offloads, 0);
+        let (umem, pool) = own_memory();
+        let config = NullConfig {
+            frame_bytes: 200,
+            header_bytes: 0,
+        };
+        let nic = NullNic::new(umem.clone(), config, 256);
+        let chunks = Chunks {
+            umem,
+            pool,
+            to_receive: 256,
+            backing: String::new(),
+        };
+        let mut lane = CopyLane::new(pair, NicQueue::new(nic, chunks, Sends::PLAIN), Arc::default());
+        let (mut received, breathe) = (0, || {
+            lane.breathe(None).expect("no fault");
+        });
+        assert_eq!(
+            allocations(breathe, || received += guest.work()),
+            0,
+            "{offloads:?}"
+        );
+        assert!(received > ROUNDS, "frames moved");
+    }
+}
+
+#[test]
+fn segments_by_reference_allocate_nothing() {
+    let sends = Sends {
+        most_pieces: MOST_PIECES,
+        refers: true,
+        ..Sends::PLAIN
+    };
+    let (mut guest, pair) = Guest::new(&asking(), SENDS, 0);
+    let (umem, pool) = own_memory();
+    let wire = Arc::new(Mutex::new(Wire::new(umem.clone(), 1024, 0)));
+    let chunks = Chunks {
+        umem,
+        pool,
+        to_receive: 0,
+        backing: String::new(),
+    };
+    let nic = TestNic(Arc::clone(&wire));
+    // What this NIC keeps it allocates; not while frames only come to it.
+    wire.lock().expect("no panic").ring.reserve(1024);
+    let mut lane = CopyLane::new(pair, NicQueue::new(nic, chunks, sends), Arc::default());
+    let mut made = 0;
+    for round in 0..ROUNDS {
+        guest.work();
+        let before = COUNT.get();
+        lane.breathe(None).expect("no fault");
+        let some = COUNT.get() - before;
+        made += if round < ROUNDS / 2 { 0 } else { some };
+        let mut wire = wire.lock().expect("no panic");
+        let sent: Vec<_> = wire.ring.drain(..).map(|desc| desc.frame).collect();
+        wire.done.extend(sent);
+    }
+    // Completions are collected by the test's NIC: one allocation a breath.
+    assert!(made <= ROUNDS as u64 / 2, "{made}");
+}
+
+#[test]
+fn direct_placement_allocates_nothing() {
+    for (frames, offloads) in [(plain(), Offloads::NONE), (asking(), SENDS)] {
+        let private = 192 * CHUNK_BYTES as usize;
+        let (mut guest, pair) = Guest::new(&frames, offloads, private);
+        let own = guest.memory.map.private_offset();
+        let map = Arc::clone(&guest.memory.map);
+        let umem = Umem::unaligned(Arc::new(Ram(map)), CHUNK_BYTES, 0).expect("good");
+        let config = NullConfig {
+            frame_bytes: 200,
+            header_bytes: HEADER,
+        };
+        let nic = NullNic::new(umem.clone(), config, 256);
+        let memory = DirectMemory {
+            pool: umem.frames(own..own + private as u64).expect("inside").collect(),
+            umem,
+            in_flight: 2048,
+            own_from: UmemOffset::new(own),
+        };
+        let sends = Sends {
+            most_pieces: MOST_PIECES,
+            ..Sends::PLAIN
+        };
+        let mut lane = DirectLane::new(pair, nic, memory, sends, Arc::default());
+        let (mut received, breathe) = (0, || {
+            lane.breathe(None).expect("no fault");
+        });
+        assert_eq!(
+            allocations(breathe, || received += guest.work()),
+            0,
+            "{offloads:?}"
+        );
+        assert!(received > ROUNDS, "frames moved");
+    }
+}
+
+#[test]
+fn guest_to_guest_allocates_nothing() {
+    // Taken whole, or cut and summed for a guest that takes nothing.
+    for offloads in [ALL, SENDS] {
+        let (mut sender, from) = Guest::new(&asking(), ALL, 0);
+        let (mut receiver, to) = Guest::new(&plain(), offloads, 0);
+        let mut from = GuestLane::new(from, Arc::default());
+        let mut to = GuestLane::new(to, Arc::default());
+        let breathe = || {
+            from.breathe(to.peer()).expect("no fault");
+            to.breathe(None).expect("no fault");
+        };
+        let mut received = 0;
+        let between = || {
+            sender.work();
+            received += receiver.work();
+        };
+        assert_eq!(allocations(breathe, between), 0, "{offloads:?}");
+        assert!(received > ROUNDS, "frames moved");
+    }
+}
+
+#[test]
+fn frames_of_a_pair_that_is_off_allocate_nothing() {
+    let (mut first, to) = Guest::new(&plain(), ALL, 0);
+    let (_second, mut off) = Guest::new(&plain(), ALL, 0);
+    off.to_guest.enabled = false;
+    let (umem, pool) = own_memory();
+    let config = NullConfig {
+        frame_bytes: 200,
+        header_bytes: 0,
+    };
+    let nic = NullNic::new(umem.clone(), config, 256);
+    let chunks = Chunks {
+        umem,
+        pool,
+        to_receive: 256,
+        backing: String::new(),
+    };
+    let mut lane = CopyLane::new(off, NicQueue::new(nic, chunks, Sends::PLAIN), Arc::default());
+    let mut other = GuestLane::new(to, Arc::default());
+    let (mut received, breathe) = (0, || {
+        lane.breathe(other.peer()).expect("no fault");
+    });
+    assert_eq!(allocations(breathe, || received += first.work()), 0);
+    assert!(received > ROUNDS, "frames moved");
+}
