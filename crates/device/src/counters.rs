@@ -63,10 +63,10 @@ lane_counters! {
     Work from_guest_frames,
     /// Bytes of these frames, without the virtio-net header.
     Work from_guest_bytes,
-    /// Super-frames of the guest that were cut; each segment is counted in `from_guest_frames`.
+    /// GSO packets of the guest that were cut; each segment is counted in `from_guest_frames`.
     Work from_guest_super_frames,
     /// Segments among them that refer to their payload: where the guest has it (direct placement), or in one copy of the
-    /// super-frame's (copy).
+    /// GSO packet's (copy).
     Work from_guest_referred_segments,
     /// Frames of the guest, segments included, whose checksum was completed by us.
     Work from_guest_checksums,
@@ -76,9 +76,9 @@ lane_counters! {
     Work to_guest_frames,
     /// Bytes of these frames, without the virtio-net header.
     Work to_guest_bytes,
-    /// Super-frames among them: several received frames of a flow, coalesced.
+    /// GSO packets among them: several received frames of a flow, coalesced.
     Work to_guest_super_frames,
-    /// Received frames that went to the guest as parts of super-frames.
+    /// Received frames that went to the guest as parts of GSO packets.
     Work to_guest_coalesced_frames,
     /// Received frames with a partial checksum that was completed here, because the guest did not accept partial ones.
     Work to_guest_checksums_completed,
@@ -103,9 +103,9 @@ lane_counters! {
     /// virtio-net header that contradicts itself or its frame: segments of no bytes, an unknown kind, segmentation
     /// without a checksum, a checksum that is not in the frame, headers of another protocol or length.
     Drop from_guest_offload_malformed,
-    /// Super-frame whose segments would be longer than the interface's MTU plus Ethernet and VLAN header.
+    /// GSO packet whose segments would be longer than the interface's MTU plus Ethernet and VLAN header.
     Drop from_guest_segment_too_long,
-    /// Super-frame that would become more than 2,048 frames.
+    /// GSO packet that would become more than 2,048 frames.
     Drop from_guest_too_many_segments,
     /// Frame in more pieces than a multi-buffer frame may have and too long for the bounce area.
     Drop from_guest_too_many_pieces,
@@ -116,8 +116,8 @@ lane_counters! {
     Drop from_guest_interface_down,
     /// The interface is gone.
     Drop from_guest_interface_gone,
-    /// The queue pair was stopped, or the interface went, while segments of a super-frame waited to be sent; counted once
-    /// a super-frame.
+    /// The queue pair was stopped, or the interface went, while segments of a GSO packet waited to be sent; counted once
+    /// a GSO packet.
     Drop from_guest_rest_of_super_frame,
     /// The other end of the cable has no guest that receives.
     Drop from_guest_no_peer,

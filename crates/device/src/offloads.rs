@@ -14,23 +14,23 @@ use virtio_bindings::bindings::virtio_net as net;
 pub struct Offloads {
     /// The guest sends partial checksums, we complete them.
     pub csum: bool,
-    /// The guest sends TCP super-frames over IPv4, we cut them.
+    /// The guest sends TCP GSO packets over IPv4, we cut them.
     pub tso4: bool,
     /// The same over IPv6.
     pub tso6: bool,
-    /// Super-frames of the guest may have the congestion window reduced flag set.
+    /// GSO packets of the guest may have the congestion window reduced flag set.
     pub ecn: bool,
-    /// The guest sends UDP super-frames, we cut them.
+    /// The guest sends UDP GSO packets, we cut them.
     pub uso: bool,
     /// The guest takes partial checksums, and our word that one was checked.
     pub guest_csum: bool,
-    /// The guest takes TCP super-frames over IPv4.
+    /// The guest takes TCP GSO packets over IPv4.
     pub guest_tso4: bool,
     /// The same over IPv6.
     pub guest_tso6: bool,
-    /// It takes super-frames with the congestion window reduced flag set.
+    /// It takes GSO packets with the congestion window reduced flag set.
     pub guest_ecn: bool,
-    /// It takes UDP super-frames over IPv4.
+    /// It takes UDP GSO packets over IPv4.
     pub guest_uso4: bool,
     /// The same over IPv6.
     pub guest_uso6: bool,

@@ -24,7 +24,7 @@ pub const LEGACY_HEADER_BYTES: u32 = 10;
 /// Shortest frame that has an Ethernet header, bytes.
 pub const SHORTEST_FRAME: u32 = 14;
 
-/// Longest super-frame, bytes: what an IP packet may have, Ethernet header and two VLAN tags.
+/// Longest GSO packet, bytes: what an IP packet may have, Ethernet header and two VLAN tags.
 pub const LONGEST_SUPER_FRAME: u32 = 65_535 + 22;
 
 /// `VIRTIO_NET_HDR_F_NEEDS_CSUM`.
@@ -158,7 +158,7 @@ pub struct Sending {
     /// Length of the frame, bytes.
     pub len: u32,
     /// What is to be done with it. A checksum lies in the frame, and who asks for segmentation asks for a checksum,
-    /// too; nothing else has been checked of the bytes of a super-frame.
+    /// too; nothing else has been checked of the bytes of a GSO packet.
     pub request: Request,
 }
 

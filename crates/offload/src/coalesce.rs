@@ -1,4 +1,4 @@
-//! Consecutive segments of a flow made into super-frames: the kernel's GRO, for one batch of received frames.
+//! Consecutive segments of a flow made into GSO packets: the kernel's GRO, for one batch of received frames.
 //!
 //! Theory of operation. A [`Batch`] is fed with the frames of a batch in the order of their arrival
 //! ([`Batch::add`]). It looks at their headers only, keeps no reference to them, and allocates nothing. Each frame
@@ -47,14 +47,14 @@ pub const MOST_FLOWS: usize = 8;
 /// Most bytes of headers of a frame that is merged: Ethernet with two tags, IPv6, TCP with all options it may have.
 pub const HEADERS: usize = 128;
 
-/// Which super-frames may be made: what the guest accepted (VirtIO 1.3, 5.1.3).
+/// Which GSO packets may be made: what the guest accepted (VirtIO 1.3, 5.1.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Rules {
     /// TCP over IPv4: GUEST_TSO4.
     pub tcp4: bool,
     /// TCP over IPv6: GUEST_TSO6.
     pub tcp6: bool,
-    /// The first segment of a super-frame may have the flag CWR: GUEST_ECN.
+    /// The first segment of a GSO packet may have the flag CWR: GUEST_ECN.
     pub ecn: bool,
     /// UDP over IPv4: GUEST_USO4.
     pub udp4: bool,
@@ -63,7 +63,7 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// Whether any super-frame may be made.
+    /// Whether any GSO packet may be made.
     #[inline]
     #[must_use]
     pub fn any(&self) -> bool {
@@ -112,7 +112,7 @@ impl Entry {
         next: NONE,
     };
 
-    /// Bytes that it adds to a super-frame.
+    /// Bytes that it adds to a GSO packet.
     fn payload(&self) -> u32 {
         self.len - self.skip()
     }
@@ -149,7 +149,7 @@ pub struct Run {
     first: u8,
     /// How many frames, at least 1.
     count: u8,
-    /// Bytes of the frame, or super-frame.
+    /// Bytes of the frame, or GSO packet.
     bytes: u32,
     /// PSH and FIN of the last.
     flags: u8,
@@ -158,7 +158,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// Bytes of the frame, or super-frame, from the Ethernet header on.
+    /// Bytes of the frame, or GSO packet, from the Ethernet header on.
     #[inline]
     #[must_use]
     pub fn bytes(&self) -> u32 {
@@ -179,7 +179,7 @@ impl Run {
         self.next == NONE
     }
 
-    /// Number, in the batch, of the frame whose header becomes the super-frame's.
+    /// Number, in the batch, of the frame whose header becomes the GSO packet's.
     #[inline]
     #[must_use]
     pub fn first(&self) -> usize {
@@ -379,7 +379,7 @@ impl Batch {
         position.inside = (run.next != NONE).then_some(run.next);
     }
 
-    /// The frames of a run in their order, with the bytes of each that go into the super-frame.
+    /// The frames of a run in their order, with the bytes of each that go into the GSO packet.
     #[inline]
     pub fn members(&self, run: &Run) -> impl Iterator<Item = (usize, Range<u32>)> + '_ {
         let first = run.first;
@@ -416,7 +416,7 @@ impl Batch {
         (entry.verdict, entry.layers.as_ref())
     }
 
-    /// Makes the header of a run's first frame the super-frame's: lengths, IPv4 header checksum, PSH and FIN, and the
+    /// Makes the header of a run's first frame the GSO packet's: lengths, IPv4 header checksum, PSH and FIN, and the
     /// pseudo-header's sum in the checksum field (VirtIO 1.3, 5.1.6.4.1). `headers`: that frame from its first
     /// byte on, the same as were added. Does nothing to a run of one frame.
     pub fn rewrite(&self, run: &Run, headers: &mut [u8]) {

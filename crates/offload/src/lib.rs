@@ -1,15 +1,15 @@
-//! What network cards do for a TCP/IP stack, in software: the internet checksum, cutting a super-frame into frames
-//! that fit the wire, and making frames of the wire into super-frames. Pure functions on bytes; no I/O, no
+//! What network cards do for a TCP/IP stack, in software: the internet checksum, cutting a GSO packet into frames
+//! that fit the wire, and making frames of the wire into GSO packets. Pure functions on bytes; no I/O, no
 //! allocation, no dependency on virtio beyond the ten bytes of its header.
 //!
 //! # Layers
 //! 1. [`checksum`]: full, partial and incremental.
 //! 2. [`packet`]: where the layers of a frame begin, for both directions.
 //! 3. [`verify`]: what the checksum of a received packet says.
-//! 4. [`coalesce`]: consecutive segments of a flow made into super-frames, for a guest that takes them.
+//! 4. [`coalesce`]: consecutive segments of a flow made into GSO packets, for a guest that takes them.
 //! 5. [`segment`]: what a guest asks for ([`segment::Request`]), and the frames that come of it ([`segment::Plan`]).
 //!
-//! # A super-frame, cut
+//! # A GSO packet, cut
 //! ```
 //! use offload::{checksum, segment::{Gso, GsoKind, Plan}};
 //! # let mut frame = vec![0u8; 54 + 3000];

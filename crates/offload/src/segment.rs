@@ -1,7 +1,7 @@
-//! Segmentation: one super-frame of a guest, many frames of the wire.
+//! Segmentation: one GSO packet of a guest, many frames of the wire.
 //!
-//! A [`Request`] is what the virtio-net header of a frame asks for. A [`Plan`] is made of the super-frame's headers and says of each
-//! segment where its payload lies in the super-frame and what its headers are. It neither holds nor moves payload:
+//! A [`Request`] is what the virtio-net header of a frame asks for. A [`Plan`] is made of the GSO packet's headers and says of each
+//! segment where its payload lies in the GSO packet and what its headers are. It neither holds nor moves payload:
 //! that is copied or referenced by who has it.
 //!
 //! The rules are those of the kernel's software segmentation, so that a guest sees no difference between us and a tap:
@@ -12,10 +12,10 @@
 //! - TCP's sequence number advances by the payload; FIN and PSH are on the last segment only, CWR on the first only
 //!   (`net/ipv4/tcp_offload.c` tcp_gso_segment).
 //! - UDP's length is the segment's (`net/ipv4/udp_offload.c` __udp_gso_segment).
-//! - The transport checksum field holds the pseudo-header's sum. It is taken from the super-frame's and corrected by the difference of
+//! - The transport checksum field holds the pseudo-header's sum. It is taken from the GSO packet's and corrected by the difference of
 //!   lengths, as the kernel does, so that it is also right where a routing header names another last destination.
 //!
-//! A super-frame that is no longer than one segment is one segment.
+//! A GSO packet that is no longer than one segment is one segment.
 
 use std::ops::Range;
 
@@ -54,25 +54,25 @@ pub enum Malformed {
     Protocol {
         /// What was asked for.
         asked: GsoKind,
-        /// What the super-frame is.
+        /// What the GSO packet is.
         version: Ip,
-        /// What the super-frame is.
+        /// What the GSO packet is.
         transport: Transport,
     },
-    /// An IP or UDP length field that is not that of the super-frame.
+    /// An IP or UDP length field that is not that of the GSO packet.
     #[error("a super-frame whose packet ends at byte {claimed}, not at {frame_len}")]
     Length {
         /// End by the length field.
         claimed: u32,
-        /// Bytes of the super-frame.
+        /// Bytes of the GSO packet.
         frame_len: u32,
     },
 }
 
-/// How a super-frame is cut, and the template of its segments' headers.
+/// How a GSO packet is cut, and the template of its segments' headers.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// The super-frame's headers, but that fields which every segment writes anew are zero where sums below need it.
+    /// The GSO packet's headers, but that fields which every segment writes anew are zero where sums below need it.
     template: [u8; HEADERS_MAX],
     layers: Layers,
     /// Payload bytes of each segment but the last.
@@ -87,7 +87,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Checks a super-frame's headers against the request. `headers`: a private copy of its first
+    /// Checks a GSO packet's headers against the request. `headers`: a private copy of its first
     /// min(`frame_len`, [`HEADERS_MAX`]) bytes, or more; `frame_len`: its bytes, without the virtio-net header.
     ///
     /// # Errors
@@ -152,7 +152,7 @@ impl Plan {
         u32::from(self.layers.payload) + (payload.end - payload.start)
     }
 
-    /// Where the payload of a segment lies in the super-frame.
+    /// Where the payload of a segment lies in the GSO packet.
     ///
     /// # Panics
     /// If there is no such segment.
@@ -189,7 +189,7 @@ impl Plan {
         let len = header_len + (payload.end - payload.start) as usize;
         match self.layers.version {
             Ip::V4 => {
-                // Both fit: they are not more than the super-frame's.
+                // Both fit: they are not more than the GSO packet's.
                 let (total, id) = ((len - ip) as u16, self.ip_id.wrapping_add(index as u16));
                 put_word(out, ip + 2, total);
                 put_word(out, ip + 4, id);
@@ -237,7 +237,7 @@ fn check_protocol(layers: &Layers, asked: GsoKind) -> Result<(), Malformed> {
     }
 }
 
-/// The whole super-frame is the packet: padding or a wrong length would go into the segments.
+/// The whole GSO packet is the packet: padding or a wrong length would go into the segments.
 fn check_lengths(headers: &[u8], layers: &Layers, frame_len: u32) -> Result<(), Malformed> {
     let mut claimed = layers.ip_len_end;
     if claimed == frame_len && layers.transport_kind == Transport::Udp {

@@ -43,12 +43,12 @@ pub(crate) enum Placement {
     Direct,
 }
 
-/// How the segments of a guest's super-frame leave.
+/// How the segments of a guest's GSO packet leave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Segments {
     /// By reference where the NIC reads frames itself (zero-copy), built whole where the kernel copies them
     Auto,
-    /// Headers apart from the payload, which lies in the guest's memory (direct) or in one copy of the super-frame's (copy),
+    /// Headers apart from the payload, which lies in the guest's memory (direct) or in one copy of the GSO packet's (copy),
     /// where socket and driver take frames in several pieces
     ByReference,
     /// Each in one piece in memory of ours

@@ -1,4 +1,4 @@
-//! Headers of what is delivered: the virtio-net header, and the super-frame's own.
+//! Headers of what is delivered: the virtio-net header, and the GSO packet's own.
 
 use crate::checksum::Sum;
 use crate::net_header::{DATA_VALID, GSO_ECN, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, NEEDS_CSUM};
@@ -45,7 +45,7 @@ impl NetHeader {
         bytes
     }
 
-    /// Of a frame that is no super-frame.
+    /// Of a frame that is no GSO packet.
     #[inline]
     #[must_use]
     pub fn of_frame(layers: &Layers, verdict: Verdict) -> Self {
@@ -64,7 +64,7 @@ impl NetHeader {
         }
     }
 
-    /// Of a super-frame whose segments have `size` bytes of payload.
+    /// Of a GSO packet whose segments have `size` bytes of payload.
     #[inline]
     pub(super) fn of_super_frame(layers: &Layers, size: u32, cwr: bool) -> Self {
         let gso_type = match (layers.transport_kind, layers.version) {

@@ -1,4 +1,4 @@
-//! Frames are built and taken apart by etherparse, which shares nothing with us; super-frames are cut again by [`crate::segment`].
+//! Frames are built and taken apart by etherparse, which shares nothing with us; GSO packets are cut again by [`crate::segment`].
 
 mod properties;
 mod rules;
@@ -283,7 +283,7 @@ fn units(specs: &[Spec]) -> Vec<Vec<usize>> {
         .collect()
 }
 
-/// A super-frame must be one: as etherparse sees it, and cut again it must be the frames that it was made of, but for what
+/// A GSO packet must be one: as etherparse sees it, and cut again it must be the frames that it was made of, but for what
 /// merging gives up: timestamps, fixed ids, where PSH and FIN were.
 fn assert_super_frame(delivered: &Delivered, frames: &[Vec<u8>]) {
     let Delivered {

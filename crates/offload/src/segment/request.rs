@@ -31,13 +31,13 @@ pub struct Request {
     /// A checksum is to be completed: (where the sum begins, where it is stored from there), in bytes. Not checked against the frame: see
     /// [`crate::checksum::complete`].
     pub csum: Option<(u16, u16)>,
-    /// The frame is a super-frame.
+    /// The frame is a GSO packet.
     pub gso: Option<Gso>,
 }
 
 impl Request {
     /// The first ten bytes of the header of a frame to a guest that is to do this work; `hdr_len`: bytes of the frame's headers, if
-    /// it is a super-frame.
+    /// it is a GSO packet.
     #[must_use]
     pub fn to_header(&self, hdr_len: u16) -> [u8; 10] {
         let mut bytes = [0; 10];

@@ -69,7 +69,7 @@ pub(crate) struct ServeArgs {
     pub(super) memory: Placement,
     #[command(flatten)]
     pub(super) memory_rules: MemoryArgs,
-    /// How segments of the guest's super-frames leave
+    /// How segments of the guest's GSO packets leave
     #[arg(long, value_enum, default_value = "auto")]
     pub(super) segments: Segments,
     /// MAC address told to the guest, which then gets frames to this station and to groups only; others go to the host

@@ -9,7 +9,7 @@
 //! gathered in a chunk of the bounce area when it fits, else sent as a multi-buffer frame whose
 //! descriptors refer to the pieces.
 //!
-//! A super-frame is cut: each segment's headers are built in a chunk of the bounce area. A socket that reads by DMA gets the
+//! A GSO packet is cut: each segment's headers are built in a chunk of the bounce area. A socket that reads by DMA gets the
 //! payload by reference, as further descriptors; one that copies anyway gets the segment whole, because it needs more time
 //! for each further descriptor than for the bytes. Segments for which there is no room stay in hand, and the chains behind them in the
 //! guest's queue; the chain is given back when the last one was sent.

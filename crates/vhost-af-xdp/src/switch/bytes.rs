@@ -2,8 +2,8 @@
 //!
 //! Purpose: the one place of the data path that dereferences pointers. Both sides are shared (the
 //! guest writes its RAM whenever it likes, the kernel writes frames that it holds), so bytes move
-//! by raw pointer and no reference to them is ever formed. The one exception is a chunk of our own, in private memory, while it
-//! is in our hands ([`own_bytes`], [`received_bytes`]).
+//! by raw pointer and no reference to them is ever formed. A chunk of our own, in private memory, is not shared while it
+//! is in our hands; whoever makes a slice of one promises that it is ([`own_bytes`], [`received_bytes`]).
 //!
 //! Invariant: every range is checked against its mapping here, whatever was checked before; two
 //! comparisons are cheaper than an argument.
@@ -78,11 +78,14 @@ pub(crate) fn frame_to_guest(
     Some(())
 }
 
-/// The bytes that a descriptor sends from a chunk of ours, which it still owns; `None` if they are not all at `own_from` or behind.
+/// The bytes that a descriptor sends from a chunk of ours; `None` if they are not all at `own_from` or behind, or not in the
+/// UMEM. Whatever lies before `own_from` may be guest memory, of which no slice is ever made.
 ///
-/// Whatever lies before `own_from` may be guest memory, of which no slice is ever made.
+/// # Safety
+/// The descriptor has not been handed to a NIC, its chunk is of private memory of ours, and no other descriptor that refers
+/// to a byte of these is with a NIC or in the hands of somebody else.
 #[inline]
-pub(crate) fn own_bytes<'a>(
+pub(crate) unsafe fn own_bytes<'a>(
     umem: &'a Umem,
     own_from: UmemOffset,
     desc: &'a mut TxDesc,
@@ -91,27 +94,32 @@ pub(crate) fn own_bytes<'a>(
         return None;
     }
     let start = umem.ptr(desc.offset, desc.len as usize)?;
-    // SAFETY: the range is inside the mapping, as was just checked, which the UMEM keeps alive. Nobody else reads or writes it: no guest
-    // address leads there (`own_from`), the kernel has given the chunk up, which the descriptor's frame stands for, and that is borrowed
-    // for as long as the slice is. Descriptors that share a chunk refer to no byte in common, and the kernel gets the
-    // first of them after the last was made (cutter.rs). Any bytes are valid.
+    // SAFETY: the range is inside the mapping, as was just checked, which the UMEM keeps alive. Nobody else reads or writes
+    // it, as the caller promises; the descriptor is borrowed for as long as the slice is. Any bytes are valid.
     Some(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), desc.len as usize) })
 }
 
-/// The bytes of a received piece in copy placement, where chunks are memory of our own; `None` if they are not all in the piece's
-/// chunk, or in other placements.
+/// The bytes of a received piece in copy placement, where chunks are memory of our own; `None` if they are not all in the
+/// piece's chunk, or in other placements.
+///
+/// # Safety
+/// The piece came from the NIC of this UMEM, and its chunk has not been given back to it.
 #[inline]
-pub(crate) fn received_bytes<'a>(umem: &'a Umem, piece: &'a RxDesc) -> Option<&'a [u8]> {
+pub(crate) unsafe fn received_bytes<'a>(umem: &'a Umem, piece: &'a RxDesc) -> Option<&'a [u8]> {
     let start = received_start(umem, piece)?;
-    // SAFETY: as received_start says; the piece is borrowed for as long as the slice is, so its chunk stays in our hands.
+    // SAFETY: as received_start says; the chunk is in our hands, as the caller promises, and the piece, borrowed for as long
+    // as the slice is, stands for it.
     Some(unsafe { std::slice::from_raw_parts(start.as_ptr(), piece.len as usize) })
 }
 
 /// As [`received_bytes`], to be changed.
+///
+/// # Safety
+/// As [`received_bytes`].
 #[inline]
-pub(crate) fn received_bytes_mut<'a>(umem: &'a Umem, piece: &'a mut RxDesc) -> Option<&'a mut [u8]> {
+pub(crate) unsafe fn received_bytes_mut<'a>(umem: &'a Umem, piece: &'a mut RxDesc) -> Option<&'a mut [u8]> {
     let start = received_start(umem, piece)?;
-    // SAFETY: as received_start says; the piece is borrowed alone for as long as the slice is.
+    // SAFETY: as received_bytes; the piece is borrowed alone for as long as the slice is.
     Some(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), piece.len as usize) })
 }
 

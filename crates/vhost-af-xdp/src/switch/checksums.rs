@@ -18,6 +18,8 @@
 //! Not handled, because nothing in the frame tells: SCTP's checksum, which local senders leave out as well, and partial
 //! checksums inside of tunnels. A sender on the other end of a veth can be told to finish them: `ethtool -K PEER tx off`.
 
+#![allow(unsafe_code)]
+
 use offload::checksum::{self, Sum};
 use offload::coalesce::NetHeader;
 use offload::packet::{self, HEADERS_MAX, Layers};
@@ -124,7 +126,10 @@ impl PrivateLook {
 /// The first bytes of a frame in chunks of our own, as many as a parser wants.
 #[inline]
 pub(crate) fn headers<'a>(pieces: &'a [RxDesc], umem: &'a Umem) -> &'a [u8] {
-    let bytes = pieces.first().and_then(|piece| received_bytes(umem, piece));
+    // SAFETY: pieces of frames in hand ([`Arrivals`](super::arrivals::Arrivals)) are given back after they were delivered.
+    let bytes = pieces
+        .first()
+        .and_then(|piece| unsafe { received_bytes(umem, piece) });
     let bytes = bytes.unwrap_or_default();
     &bytes[..bytes.len().min(HEADERS_MAX)]
 }
@@ -133,7 +138,8 @@ pub(crate) fn headers<'a>(pieces: &'a [RxDesc], umem: &'a Umem) -> &'a [u8] {
 #[inline]
 fn sum(pieces: &[RxDesc], umem: &Umem, layers: &Layers) -> Option<Sum> {
     if let [piece] = pieces {
-        let bytes = received_bytes(umem, piece)?;
+        // SAFETY: as in `headers`.
+        let bytes = unsafe { received_bytes(umem, piece) }?;
         let transport = bytes.get(usize::from(layers.transport)..layers.ip_len_end as usize)?;
         return Some(Sum::of(transport));
     }
@@ -149,7 +155,8 @@ fn sum_of_pieces(pieces: &[RxDesc], umem: &Umem, layers: &Layers) -> Option<Sum>
     );
     let mut odd = false;
     for piece in pieces {
-        let bytes = received_bytes(umem, piece)?;
+        // SAFETY: as in `headers`.
+        let bytes = unsafe { received_bytes(umem, piece) }?;
         let bytes = bytes.get(skip.min(bytes.len())..)?;
         let bytes = &bytes[..bytes.len().min(left)];
         let sum = Sum::of(bytes);
@@ -170,9 +177,9 @@ pub(crate) fn complete(pieces: &mut [RxDesc], umem: &Umem, layers: &Layers) {
     };
     let field = checksum_field(sum, layers);
     let at = usize::from(layers.transport + layers.transport_kind.checksum_offset());
-    if let Some(bytes) = pieces
-        .first_mut()
-        .and_then(|piece| received_bytes_mut(umem, piece))
+    let Some(piece) = pieces.first_mut() else { return };
+    // SAFETY: as in `headers`; it is borrowed alone.
+    if let Some(bytes) = unsafe { received_bytes_mut(umem, piece) }
         && let Some(place) = bytes.get_mut(at..at + 2)
     {
         place.copy_from_slice(&field);

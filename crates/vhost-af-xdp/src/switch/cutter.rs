@@ -1,4 +1,4 @@
-//! Copy placement, guest → NIC: the segments of a super-frame, built whole or by reference.
+//! Copy placement, guest → NIC: the segments of a GSO packet, built whole or by reference.
 //!
 //! Whole: each segment in chunks of its own. By reference ([`Sends::refers`](crate::nic::queue::Sends)): the payload is
 //! copied once, into consecutive bytes of as few chunks as hold it, and a segment is a multi-buffer frame: a descriptor
@@ -23,7 +23,7 @@ use crate::nic::endpoint::References;
 /// Headers begin at multiples of so many bytes: on cache lines of their own, as frames do.
 const HEADERS_ALIGNED: u32 = 64;
 
-/// See the module's head. For segments of one super-frame.
+/// See the module's head. For segments of one GSO packet.
 pub(super) struct Cutter<'a> {
     builder: Builder<'a>,
     references: &'a mut References,

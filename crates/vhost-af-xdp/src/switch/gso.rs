@@ -1,4 +1,4 @@
-//! A guest's super-frame, and the frames that are built of it.
+//! A guest's GSO packet, and the frames that are built of it.
 //!
 //! Purpose: what both placements do alike when a frame from the guest asks for more than being sent. A
 //! [`GsoPacket`] is the plan by which it is cut, made of a private copy of its headers, and how far that has come. A
@@ -10,6 +10,8 @@
 //! TX ring for good at metadata that it finds wrong (`xsk_build_skb`, net/xdp/xsk.c, leaves the descriptor in the
 //! ring), so it is only given what it cannot refuse: a checksum that lies in the frame's first descriptor. And only for TCP
 //! and UDP where they really are: what a NIC does with other places is nothing to try on behalf of a guest.
+
+#![allow(unsafe_code)]
 
 use offload::packet::{self, HEADERS_MAX};
 use offload::segment::{Gso, Plan};
@@ -31,12 +33,12 @@ pub(crate) const TXMD_CHECKSUM: u64 = 1 << 1;
 /// Where UDP's checksum is in its header; there a zero means "none", and 0xffff is stored in its place.
 const UDP_CHECKSUM: u16 = 6;
 
-/// Most frames that one super-frame may become: more than 64 KiB are at the smallest MSS that Linux sends with, 48 bytes
+/// Most frames that one GSO packet may become: more than 64 KiB are at the smallest MSS that Linux sends with, 48 bytes
 /// less 12 of timestamps (net.ipv4.tcp_min_snd_mss). The kernel has no limit for TCP from a tap, and 128 for UDP
 /// (`virtio_net_hdr_to_skb`, include/linux/virtio_net.h).
 pub(crate) const MOST_SEGMENTS: u32 = 2048;
 
-/// A super-frame that is being cut.
+/// A GSO packet that is being cut.
 pub(crate) struct GsoPacket {
     /// How.
     pub(crate) plan: Plan,
@@ -296,7 +298,10 @@ impl Builder<'_> {
     /// The bytes of a descriptor that waits to be sent, in a chunk of ours.
     #[inline]
     fn bytes(&mut self, index: usize) -> Option<&mut [u8]> {
-        own_bytes(self.umem, self.own_from, self.outgoing.get_mut(index)?)
+        let desc = self.outgoing.get_mut(index)?;
+        // SAFETY: what is in `outgoing` is with no NIC yet. Chunks of the pool are ours from `own_from` on. Descriptors that
+        // share a chunk refer to no byte in common (cutter.rs), and all of them are here.
+        unsafe { own_bytes(self.umem, self.own_from, desc) }
     }
 
     /// The same for a frame of several descriptors.

@@ -1,4 +1,4 @@
-//! Super-frames through whole lanes, over a NIC whose ring, completions and link the test decides about.
+//! GSO packets through whole lanes, over a NIC whose ring, completions and link the test decides about.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -183,7 +183,7 @@ impl World {
         }
     }
 
-    /// With a super-frame of 20 segments, of which some were sent.
+    /// With a GSO packet of 20 segments, of which some were sent.
     fn halfway(setup: Setup) -> Self {
         let mut world = Self::new(Setup {
             ring: 8,
@@ -340,7 +340,7 @@ fn checksums_are_left_to_the_nic_where_it_takes_them_and_completed_by_us_elsewhe
     }
 }
 
-/// A chain is used before anything of it is sent, in copy placement also that of a super-frame that goes out in
+/// A chain is used before anything of it is sent, in copy placement also that of a GSO packet that goes out in
 /// portions; in direct placement after everything was sent.
 #[test]
 fn chains_are_given_back_when_they_cannot_be_sent_twice() {
@@ -383,7 +383,7 @@ fn lane_with_a_super_frame_in_hand_neither_sleeps_nor_spins() {
     }
 }
 
-/// Room for some segments but not for all: the super-frame waits, and does not make the worker spin.
+/// Room for some segments but not for all: the GSO packet waits, and does not make the worker spin.
 #[test]
 fn super_frame_that_waits_for_room_behind_others_does_not_spin() {
     let mut world = World::new(Setup {

@@ -477,7 +477,7 @@ impl Slot {
 /// How long a worker polls without work before it sleeps: between nothing and `--spin-us`, by what the last pauses were like.
 ///
 /// Polling pays where work comes again within that time, and takes a CPU from guests and their peers where it does not:
-/// TCP by super-frames pauses for hundreds of microseconds. The rule is that of KVM for idle virtual CPUs (halt_poll_ns,
+/// TCP by GSO packets pauses for hundreds of microseconds. The rule is that of KVM for idle virtual CPUs (halt_poll_ns,
 /// virt/kvm/kvm_main.c): a pause longer than the limit halves the time, one that polling up to the limit would have met
 /// doubles it.
 struct Polling {
