@@ -7,6 +7,7 @@
 
 use std::ffi::CStr;
 use std::fmt;
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
 
@@ -92,24 +93,35 @@ impl fmt::Display for ForeignProgram {
     }
 }
 
-/// The XDP program of an interface, whoever's it is; `None` also if it cannot be asked for: attaching will tell. It is only asked
-/// for: nothing is tried.
+/// The XDP program of an interface, whoever's it is; `None` also if it cannot be asked for: attaching will tell. It is
+/// only asked for: nothing is tried.
 #[must_use]
 pub fn program_on(ifindex: u32) -> Option<ForeignProgram> {
+    query(ifindex).ok().flatten()
+}
+
+/// Whether the program with this number is for sure not on the interface. The kernel may give no answer, for want of a
+/// descriptor for example.
+#[must_use]
+pub fn is_detached(ifindex: u32, id: u32) -> bool {
+    query(ifindex).is_ok_and(|on| on.is_none_or(|on| on.id != id))
+}
+
+fn query(ifindex: u32) -> io::Result<Option<ForeignProgram>> {
     let mut opts = libbpf_sys::bpf_xdp_query_opts {
         sz: size_of::<libbpf_sys::bpf_xdp_query_opts>() as libbpf_sys::size_t,
         ..Default::default()
     };
-    let target = as_int(ifindex).ok()?;
+    let target = as_int(ifindex)?;
     let (result, _) = messages_of(|| {
         // SAFETY: opts is valid for the call and says its own size.
         unsafe { libbpf_sys::bpf_xdp_query(target, 0, &raw mut opts) }
     });
     if result != 0 {
-        return None;
+        return Err(io::Error::from_raw_os_error(-result));
     }
     let (id, mode) = match u32::from(opts.attach_mode) {
-        libbpf_sys::XDP_ATTACHED_NONE => return None,
+        libbpf_sys::XDP_ATTACHED_NONE => return Ok(None),
         libbpf_sys::XDP_ATTACHED_DRV => (opts.drv_prog_id.max(opts.prog_id), "native"),
         libbpf_sys::XDP_ATTACHED_SKB => (opts.skb_prog_id.max(opts.prog_id), "skb"),
         libbpf_sys::XDP_ATTACHED_HW => (opts.hw_prog_id.max(opts.prog_id), "hardware"),
@@ -121,11 +133,11 @@ pub fn program_on(ifindex: u32) -> Option<ForeignProgram> {
             )
         }
     };
-    Some(ForeignProgram {
+    Ok(Some(ForeignProgram {
         id,
         name: program_name(id),
         mode,
-    })
+    }))
 }
 
 fn program_name(id: u32) -> Option<String> {

@@ -49,7 +49,7 @@ mod program;
 mod socket_map;
 
 pub use error::{AttachError, KernelRefusal, PinError, with_sources};
-pub use foreign::{ForeignProgram, Held, program_on};
+pub use foreign::{ForeignProgram, Held, is_detached, program_on};
 pub use layout::{Filter, LAST_VLAN, MAX_QUEUES, QueueConf, QueueCounters, VirtioHeader};
 pub use mode::{Mode, ModeRequest};
 pub use program::{Program, QueueError, detach_pinned};

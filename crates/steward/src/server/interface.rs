@@ -209,7 +209,7 @@ impl Interface {
             Err(error) => tracing::warn!("{}", with_sources(&error)),
         }
         let id = self.program.as_ref().map(Program::id);
-        if id.is_some() && steer::program_on(self.link.index).map(|program| program.id) != id {
+        if id.is_some_and(|id| steer::is_detached(self.link.index, id)) {
             tracing::warn!(interface = self.link.name, "somebody has detached the program");
             self.program = None;
         }
