@@ -1,5 +1,5 @@
-//! Fuzz targets, a module each; the programs in `fuzz_targets/` are one line, and `tests/corpus.rs` runs the
-//! committed inputs through the same functions without a fuzzer.
+//! Fuzz targets, a module each; the programs in `fuzz_targets/` are one line, and `corpus.rs` runs the
+//! committed inputs and variations of them through the same functions without a fuzzer.
 //!
 //! Each input is decoded by `arbitrary` into a sequence of steps, so that the fuzzer changes what a guest or a VMM
 //! would say and not bytes that no parser reads. A target panics when an invariant of the daemon's is broken; it is
@@ -7,6 +7,8 @@
 
 pub mod coalesce;
 pub mod config_space;
+#[cfg(test)]
+mod corpus;
 pub mod net_header;
 pub mod packed_ring;
 mod ring;
