@@ -93,19 +93,26 @@ fn limit_that_does_for_one_queue_and_not_for_all_is_said_at_the_start() {
     daemon.await_ready();
 }
 
+/// A daemon that will lock a guest's memory, and, started after it, one that has 6 MiB of the 8 as long as it runs.
+fn direct_and_other(veth: &VethPair, steward: &tempfile::TempDir) -> (Daemon, Daemon) {
+    let serve = |queue: &str| Serve::interface(VethPair::NIC).with("--start-queue", queue);
+    let start = |serve| {
+        let mut daemon = daemon(veth, steward, serve);
+        daemon.await_listening();
+        daemon.await_ready();
+        daemon
+    };
+    let direct = start(serve("0").placement(Placement::Direct));
+    let other = start(serve("1"));
+    (direct, other)
+}
+
 #[test]
 fn vmm_stays_while_another_daemon_has_the_memory_and_is_served_when_that_is_gone() {
     require!(Root);
     let veth = VethPair::with(2, 1500);
     let (lessor, steward) = lease_without_memory(&veth);
-    let serve = |queue: &str| Serve::interface(VethPair::NIC).with("--start-queue", queue);
-    let [mut one, mut two] = ["0", "1"].map(|queue| daemon(&veth, &steward, serve(queue)));
-    for daemon in [&mut one, &mut two] {
-        daemon.await_listening();
-        daemon.await_ready();
-    }
-    let first = Driver::connect(&one.socket(), &config()).expect("accepted");
-    one.await_port(0, "runs", |port| port["lanes"][0]["running"] == true);
+    let (two, one) = direct_and_other(&veth, &steward);
     // QEMU would come back at once, and its guest stand still meanwhile.
     let mut second =
         Driver::connect(&two.socket(), &config()).expect("accepted, although there is no memory for it");
@@ -120,7 +127,7 @@ fn vmm_stays_while_another_daemon_has_the_memory_and_is_served_when_that_is_gone
         .filter(|line| line.contains("memlock"))
         .count();
     assert!(refused < 20, "{refused} lines:\n{}", lessor.steward.said());
-    drop(first);
+    drop(one);
     two.await_port(0, "runs", |port| {
         port["lanes"][0]["running"] == true && port["impaired"].is_null()
     });
@@ -137,30 +144,21 @@ fn guest_that_is_given_memory_stays_while_another_daemon_has_what_may_be_locked(
     require!(Root);
     let veth = VethPair::with(2, 1500);
     let (_lessor, steward) = lease_without_memory(&veth);
-    let serve = |queue: &str| Serve::interface(VethPair::NIC).with("--start-queue", queue);
-    let mut direct = daemon(&veth, &steward, serve("0").placement(Placement::Direct));
-    let mut other = daemon(&veth, &steward, serve("1"));
-    for daemon in [&mut direct, &mut other] {
-        daemon.await_listening();
-        daemon.await_ready();
-    }
+    let (direct, other) = direct_and_other(&veth, &steward);
     // With what is behind it 1.75 MiB, beside the other's 6.
     let small = DriverConfig {
         regions: vec![(GuestAddr(0), 1 << 20)],
         ..config()
     };
     let mut guest = Driver::connect(&direct.socket(), &small).expect("accepted");
-    let neighbour = Driver::connect(&other.socket(), &config()).expect("accepted");
-    for daemon in [&direct, &other] {
-        daemon.await_port(0, "runs", |port| port["lanes"][0]["running"] == true);
-    }
+    direct.await_port(0, "runs", |port| port["lanes"][0]["running"] == true);
     let more = GuestRam::new(&[(GuestAddr(1 << 30), 4 << 20)]).expect("memory");
     let regions = more.regions().expect("regions");
     let added = guest.frontend().add_mem_region(&region_info(&regions[0]));
     added.expect("that there is no memory to lock is not the VMM's fault");
     direct.await_impaired(0, "`memlock`");
     assert_eq!(direct.port(0)["connected"], true);
-    drop(neighbour);
+    drop(other);
     direct.await_port(0, "runs", |port| {
         port["lanes"][0]["running"] == true && port["impaired"].is_null()
     });
@@ -171,6 +169,7 @@ fn guest_that_is_given_memory_stays_while_another_daemon_has_what_may_be_locked(
     assert_eq!(direct.port(0)["sessions"], 1);
 }
 
+/// Its memory is far too much to lock, so it is to be served by copying, for which there is no memory either.
 /// A vCPU stands still while QEMU connects, so a daemon that turned QEMU away each time would stop the guest. It boots without a network,
 /// and gets one. (GUEST_QEMU may name another QEMU than this machine's.)
 #[test]
@@ -181,14 +180,7 @@ fn linux_guest_boots_while_another_daemon_has_the_memory_and_has_a_network_when_
     // All frames come to the guest's queue.
     veth.far.run("ethtool", &["-L", VethPair::WIRE, "tx", "1"]);
     let (lessor, steward) = lease_without_memory(&veth);
-    let serve = |queue: &str| Serve::interface(VethPair::NIC).with("--start-queue", queue);
-    let [mut one, mut two] = ["1", "0"].map(|queue| daemon(&veth, &steward, serve(queue)));
-    for daemon in [&mut one, &mut two] {
-        daemon.await_listening();
-        daemon.await_ready();
-    }
-    let first = Driver::connect(&one.socket(), &config()).expect("accepted");
-    one.await_port(0, "runs", |port| port["lanes"][0]["running"] == true);
+    let (two, one) = direct_and_other(&veth, &steward);
     let guest = Guest::boot(Backend::Daemon(&two.socket()), GUEST, &["--mem", "256"]);
     two.await_impaired(0, "`memlock`");
     let sessions = two.port(0)["sessions"].clone();
@@ -201,7 +193,7 @@ fn linux_guest_boots_while_another_daemon_has_the_memory_and_has_a_network_when_
     for said in [two.said(), lessor.steward.said()] {
         assert!(said.lines().count() < 40, "{said}");
     }
-    drop(first);
+    drop(one);
     two.await_port(0, "runs", |port| {
         port["lanes"][0]["running"] == true && port["impaired"].is_null()
     });

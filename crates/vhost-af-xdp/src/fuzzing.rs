@@ -13,7 +13,7 @@ use virtqueue::{Buffer, Chain, MemoryMap, Queue};
 
 use crate::config::{Bring, Endpoint, NicConfig, Placement, PortConfig, Segments};
 use crate::guard::sigbus;
-use crate::nic::interface::Interfaces;
+use crate::nic::interfaces::Interfaces;
 use crate::port::Port;
 use crate::switch::from_guest::GuestFrame;
 use crate::switch::gso::GsoPacket;

@@ -33,10 +33,11 @@ use crate::guard::keeper::{Keeper, Orders};
 use crate::guard::nudge;
 use crate::guard::sigbus;
 use crate::guard::watchdog::Watchdog;
-use crate::nic::external::{self, Brought};
-use crate::nic::interface::{Interfaces, StewardAt};
-use crate::nic::kept;
-use crate::port::lanes::CableEnd;
+use crate::nic::external::{self, Given};
+use crate::nic::interface::QueueOptions;
+use crate::nic::interfaces::Interfaces;
+use crate::nic::steering::StewardAt;
+use crate::port::far::CableEnd;
 use crate::sandbox::{self, Extra, Plan, Reach, User, attempts};
 use crate::switch::worker::Workers;
 use crate::vhost_user::attend::{Meeting, attend};
@@ -62,7 +63,7 @@ pub(crate) fn run(config: &ServeConfig) -> anyhow::Result<()> {
     // First of all: what is opened from here on must not be taken for what was to be inherited.
     external::check_inherited(config)?;
     allow_descriptors();
-    let brought = Brought::take(config).map_err(|error| anyhow::anyhow!(with_sources(&error)))?;
+    let given = Given::take(config).map_err(|error| anyhow::anyhow!(with_sources(&error)))?;
     sigbus::install().context("cannot handle SIGBUS")?;
     nudge::install().context("cannot handle SIGURG")?;
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1]).context("cannot handle signals")?;
@@ -73,7 +74,7 @@ pub(crate) fn run(config: &ServeConfig) -> anyhow::Result<()> {
         meetings.push(meet(port, &mut leftovers)?);
     }
     let control = listen_for_status(&config.control, &mut leftovers)?;
-    let interfaces = open_brought(config, brought)?;
+    let interfaces = open_given(config, given)?;
     let steward = steward_of(config)?;
     let reach = reach(config, steward.as_deref());
     let (keeper, in_force) = leave_privileges(config, &mut leftovers, reach)?;
@@ -199,14 +200,17 @@ fn start_attending(port: &Arc<Port>, meeting: Meeting, signals: Handle) -> anyho
     Ok(())
 }
 
-/// Opens the sockets that are kept as long as the daemon runs: what is allowed to open them is given up.
-fn open_brought(config: &ServeConfig, brought: Brought) -> anyhow::Result<Interfaces> {
+/// Opens the queues that somebody else gave, while that is allowed.
+fn open_given(config: &ServeConfig, given: Given) -> anyhow::Result<Interfaces> {
     let on_queues = config.ports.iter().filter(|port| port.wanted().is_some());
     let pairs = on_queues.map(|port| u64::from(port.queues)).sum();
-    let interfaces = Interfaces::new(brought, pairs);
+    let interfaces = Interfaces::new(given, pairs);
     for port in &config.ports {
-        kept::settle_all(port, &interfaces)
-            .map_err(|error| anyhow::anyhow!("port {}: {}", port.endpoint, with_sources(&error)))?;
+        if let (Some(wanted), Some(options)) = (port.wanted(), QueueOptions::of(port)) {
+            interfaces
+                .open_given(&wanted, options)
+                .map_err(|error| anyhow::anyhow!("port {}: {}", port.endpoint, with_sources(&error)))?;
+        }
     }
     Ok(interfaces)
 }
@@ -286,7 +290,7 @@ fn leave_privileges(
     Ok((keeper, in_force))
 }
 
-/// Opens what the ports' frames go to, and tries that all queues can be had, together.
+/// Opens what the ports' frames go to, queues and all.
 fn open_ports(
     config: &ServeConfig,
     interfaces: Interfaces,
@@ -310,13 +314,11 @@ fn open_ports(
             opened.map_err(|error| anyhow::anyhow!("port {}: {}", port.endpoint, with_sources(&error)))?;
         ports.push(port);
     }
-    let mut tried = Vec::new();
     for port in &ports {
-        let queues = port.try_queues();
-        tried
-            .push(queues.map_err(|error| anyhow::anyhow!("port {}: {}", port.name(), with_sources(&error)))?);
+        let opened = port.open_queues();
+        opened.map_err(|error| anyhow::anyhow!("port {}: {}", port.name(), with_sources(&error)))?;
     }
-    drop(tried);
+    ports.iter().for_each(Opened::close_queues);
     let started: io::Result<_> = ports.into_iter().map(Opened::start).collect();
     started.context("cannot start a thread (ulimit -u, systemd: TasksMax=)")
 }

@@ -13,7 +13,7 @@ use crate::config::NicConfig;
 use crate::guard::watchdog::{Hang, Watchdog};
 use crate::nic::interface::Interface;
 use crate::port::Port;
-use crate::port::lanes::LaneFacts;
+use crate::port::lane_facts::LaneFacts;
 use crate::port::shown::Shown;
 use crate::sandbox::InForce;
 use crate::switch::worker::Workers;
@@ -309,8 +309,10 @@ impl LaneStatus {
             pair,
             queue,
             running: facts.is_some(),
-            mode: facts.map(|facts| facts.mode.clone()),
-            fallbacks: facts.map_or_else(Vec::new, LaneFacts::fallbacks),
+            mode: facts.map(|facts| facts.mode.to_string()),
+            fallbacks: facts.map_or_else(Vec::new, |facts| {
+                facts.fallbacks().map(ToString::to_string).collect()
+            }),
             multi_buffer: facts.is_some_and(|facts| facts.multi_buffer),
             checksums: facts.and_then(|facts| Some(facts.checksums?.to_string())),
             packet_bytes: facts.map_or(0, |facts| facts.packet_bytes),

@@ -14,7 +14,7 @@ use xsk::{
 };
 
 use super::args::{Plan, RING};
-use crate::nic::binding::Binding;
+use crate::nic::binding::{Binding, NoZeroCopy};
 
 /// Frames of a benchmark that receives, and the size of its fill ring, which therefore always has room for a frame.
 /// Twice the rx ring, because a zero-copy driver takes a ring of its own full of them.
@@ -41,7 +41,7 @@ pub(super) struct Rig {
     pub(super) pool: FramePool,
     pub(super) backing: Backing,
     /// Why zero-copy was not asked for.
-    pub(super) note: Option<&'static str>,
+    pub(super) note: Option<NoZeroCopy>,
 }
 
 /// The kernel's counters.

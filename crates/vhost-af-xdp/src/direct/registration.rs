@@ -10,77 +10,59 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 
 use virtqueue::{MappedRegion, MemoryMap};
-use xsk::{OpenError, Probe, Umem, Unbound};
+use xsk::Umem;
 
 use crate::direct::CHUNK_BYTES;
-use crate::nic::interface::{Interface, InterfaceError, QueueRequest};
-use crate::port::lanes::{FarSide, LaneError};
+use crate::nic::error::InterfaceError;
+use crate::nic::interface_queue::{InterfaceQueue, RegisteredSocket};
 use crate::switch::bytes::GuestRam;
-use crate::switch::gso::TX_METADATA_BYTES;
-use device::features::Negotiated;
 
 /// Pages beyond which registering takes more than some 10 ms.
 const MANY_PAGES: u64 = 16_384;
 
 /// What is to be registered.
 pub(crate) struct Registration {
-    pub(crate) pair: u16,
     pub(crate) map: Arc<MemoryMap>,
-    pub(crate) far: FarSide,
-    pub(crate) negotiated: Negotiated,
+    /// With a socket of this queue; `None`: with nothing.
+    pub(crate) queue: Option<InterfaceQueue>,
+    /// Its pages are not in our page table yet.
+    pub(crate) populate: bool,
 }
 
 /// Guest RAM, registered with a socket that has no queue yet (none for a null NIC).
 pub(crate) struct Registered {
     pub(crate) umem: Umem,
-    pub(crate) queue: Option<(Unbound, QueueRequest)>,
-    /// For a large guest: tells when the queue can be bound.
-    pub(crate) probe: Option<Probe>,
+    pub(crate) socket: Option<RegisteredSocket>,
 }
 
 /// A registration on a thread of its own.
-pub(crate) struct UnderWay(Receiver<Result<Registered, LaneError>>);
+pub(crate) struct UnderWay(Receiver<Result<Registered, InterfaceError>>);
 
 impl Registration {
     /// Whether a guest would notice how long it takes.
     pub(crate) fn takes_long(&self) -> bool {
         let pages = |region: &MappedRegion| region.len() / region.page_size().max(1);
         let pages: u64 = self.map.regions().iter().map(pages).sum();
-        matches!(self.far, FarSide::Queue { .. }) && pages > MANY_PAGES
+        self.queue.is_some() && pages > MANY_PAGES
     }
 
     /// Registers; the queue is not touched.
     ///
     /// # Errors
-    /// [`LaneError`].
-    pub(crate) fn run(&self) -> Result<Registered, LaneError> {
-        if self.pair == 0 && matches!(self.far, FarSide::Queue { .. }) {
+    /// [`InterfaceError`].
+    pub(crate) fn run(&self) -> Result<Registered, InterfaceError> {
+        if self.populate && self.queue.is_some() {
             // Pages that one pair's registration entered are there for the others'. A null NIC pins none.
             self.map.populate();
         }
         let umem = Umem::unaligned(Arc::new(GuestRam(Arc::clone(&self.map))), CHUNK_BYTES, 0)?;
-        let FarSide::Queue { interface, queue, .. } = &self.far else {
-            return Ok(Registered {
-                umem,
-                queue: None,
-                probe: None,
-            });
+        let Some(queue) = &self.queue else {
+            return Ok(Registered { umem, socket: None });
         };
-        let request = QueueRequest {
-            queue: *queue,
-            // In zero-copy the NIC would write into guest memory before the program judges the frame.
-            force_copy: true,
-            header_bytes: self.negotiated.header_bytes,
-            multi_buffer: true,
-        };
-        // First, because frames go to the socket that was made last.
-        let probe = self.takes_long().then(|| interface.probe(&request)).flatten();
-        let csum = self.negotiated.offloads.csum;
-        let (umem, socket) = prepare(interface, umem, (&request, csum))?;
+        let socket = queue.register(umem, self.takes_long())?;
         Ok(Registered {
-            umem,
-            queue: Some((socket, request)),
-            probe,
+            umem: socket.umem.clone(),
+            socket: Some(socket),
         })
     }
 
@@ -105,7 +87,7 @@ impl Registration {
 
 impl UnderWay {
     /// What came of it, once it is done.
-    pub(crate) fn result(&self) -> Option<Result<Registered, LaneError>> {
+    pub(crate) fn result(&self) -> Option<Result<Registered, InterfaceError>> {
         self.0.try_recv().ok()
     }
 
@@ -113,23 +95,4 @@ impl UnderWay {
     pub(crate) fn wait(self) {
         drop(self.0.recv());
     }
-}
-
-/// Registers memory with a socket, with room for TX metadata if the guest leaves checksums to us (`csum`) and the kernel knows
-/// metadata (Linux 6.8, or 6.11 and what the flag was ported back to).
-pub(crate) fn prepare(
-    interface: &Arc<Interface>,
-    umem: Umem,
-    (request, csum): (&QueueRequest, bool),
-) -> Result<(Umem, Unbound), LaneError> {
-    if csum {
-        let roomy = umem.clone().with_tx_metadata(TX_METADATA_BYTES)?;
-        match interface.prepare(&roomy, request) {
-            Ok(socket) => return Ok((roomy, socket)),
-            Err(InterfaceError::Open(OpenError::Umem { .. })) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-    let socket = interface.prepare(&umem, request)?;
-    Ok((umem, socket))
 }

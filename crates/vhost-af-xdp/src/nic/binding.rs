@@ -49,29 +49,36 @@ pub(crate) struct Binding {
     /// Chunks of copy placement, bytes.
     pub(crate) chunk_bytes: u32,
     /// Why it is not asked for, unless the user wanted that.
-    pub(crate) note: Option<&'static str>,
+    pub(crate) note: Option<NoZeroCopy>,
+}
+
+/// Why zero-copy is not asked for, where the user did not want that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum NoZeroCopy {
+    #[error(
+        "with memory=direct the NIC would write frames into guest memory before the XDP program has judged them"
+    )]
+    GuestMemory,
+    #[error("the XDP program is attached in skb mode")]
+    SkbMode,
+    #[error("the driver has no zero-copy")]
+    Driver,
+    #[error("beyond MTU 1500 a driver without multi-buffer in zero-copy may cut a frame into several")]
+    LongFrames,
 }
 
 /// When zero-copy is not asked for, and what is said then.
-type Rule = (fn(&Wish) -> bool, Option<&'static str>);
+type Rule = (fn(&Wish) -> bool, Option<NoZeroCopy>);
 
 /// When zero-copy is not asked for, and what is said of it; the first that holds counts.
 const NO_ZERO_COPY: [Rule; 5] = [
     (|wish| wish.force_copy, None),
-    (
-        |wish| wish.direct,
-        Some(
-            "with memory=direct the NIC would write frames into guest memory before the XDP program has judged them",
-        ),
-    ),
-    (
-        |wish| !wish.native,
-        Some("the XDP program is attached in skb mode"),
-    ),
-    (|wish| !wish.driver.zero_copy, Some("the driver has no zero-copy")),
+    (|wish| wish.direct, Some(NoZeroCopy::GuestMemory)),
+    (|wish| !wish.native, Some(NoZeroCopy::SkbMode)),
+    (|wish| !wish.driver.zero_copy, Some(NoZeroCopy::Driver)),
     (
         |wish| wish.frame_limit > LONGEST_ZERO_COPY && wish.driver.most_pieces == 1,
-        Some("beyond MTU 1500 a driver without multi-buffer in zero-copy may cut a frame into several"),
+        Some(NoZeroCopy::LongFrames),
     ),
 ];
 
@@ -138,14 +145,14 @@ mod tests {
                 },
                 None,
             ),
-            (Wish { direct: true, ..IGB }, Some("guest memory")),
-            (Wish { native: false, ..IGB }, Some("skb")),
+            (Wish { direct: true, ..IGB }, Some(NoZeroCopy::GuestMemory)),
+            (Wish { native: false, ..IGB }, Some(NoZeroCopy::SkbMode)),
             (
                 Wish {
                     driver: no_zero_copy,
                     ..IGB
                 },
-                Some("the driver has no zero-copy"),
+                Some(NoZeroCopy::Driver),
             ),
         ] {
             let binding = wish.binding();
@@ -154,13 +161,7 @@ mod tests {
                 (true, 2048),
                 "{wish:?}"
             );
-            assert_eq!(binding.note.is_some(), said.is_some(), "{wish:?}");
-            assert!(
-                binding
-                    .note
-                    .unwrap_or_default()
-                    .contains(said.unwrap_or_default())
-            );
+            assert_eq!(binding.note, said, "{wish:?}");
         }
         let long = Wish {
             force_copy: true,
@@ -177,7 +178,10 @@ mod tests {
             ..IGB
         };
         let binding = jumbo.binding();
-        assert!(binding.force_copy && binding.note.is_some_and(|note| note.contains("MTU")));
+        assert_eq!(
+            (binding.force_copy, binding.note),
+            (true, Some(NoZeroCopy::LongFrames))
+        );
         let driver = DriverSends {
             most_pieces: 8,
             ..IGB.driver

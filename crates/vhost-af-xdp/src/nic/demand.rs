@@ -4,7 +4,7 @@
 //! processes (`xdp_umem_account_pages`, net/xdp/xdp_umem.c). What one socket lacks is no remedy where several are
 //! to follow: a limit is named that does for all.
 
-use crate::nic::endpoint::COPY_BYTES;
+use super::endpoint::COPY_BYTES;
 
 /// What is locked when all guests are there.
 #[derive(Debug, Clone, Copy, Default)]

@@ -3,79 +3,25 @@
 //!
 //! Our program is not loaded, and theirs is not touched. Two things follow. It does not write the virtio-net header,
 //! so frames lie in memory of ours (copy placement). And a socket that was passed in can register memory once and be
-//! bound once, while guests come and go: so each queue's socket is opened, registered, bound and placed when the
-//! daemon starts, and is kept, with its memory, over all of them (nic/endpoint.rs). That also means that nothing
-//! here needs a privilege later on, but to open sockets again on an interface that was deleted and is back.
+//! bound once: each queue's socket is opened, registered, bound and placed before the daemon gives its privileges up. So
+//! nothing here needs one later on, but to open sockets again on an interface that was deleted and is back.
 //!
 //! That descriptors were inherited is seen first of all, before this process opens others under their numbers.
 
 use std::collections::HashMap;
-use std::io;
-use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
-use steer::{ForeignProgram, Mode, ModeRequest, SocketMap, SocketMapError};
+use steer::{Mode, ModeRequest, SocketMap, SocketMapError};
 use steward::links::Link;
+use steward::protocol::Wanted;
 use xsk::{OpenError, RingSize, SocketConfig, Umem, Unbound};
 
-use super::afxdp_plugin::{Plugin, PluginError};
-use super::interface::InterfaceError;
+use super::afxdp_plugin::Plugin;
+use super::error::{ExternalError, InterfaceError};
 use crate::config::{Bring, NicConfig, PortConfig, ServeConfig};
-use crate::nic::kept::Home;
-
-/// Why what was brought cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum ExternalError {
-    #[error("{option} {fd}: no such descriptor was inherited (0 to 2 are not accepted)")]
-    NotInherited { option: &'static str, fd: RawFd },
-    #[error(
-        "--sock-fds {fd}: no AF_XDP socket: open one with socket(AF_XDP, SOCK_RAW, 0), and do not bind it"
-    )]
-    NotXdp { fd: RawFd },
-    #[error("--sock-fds {fd}")]
-    ReceiveRing {
-        fd: RawFd,
-        #[source]
-        source: OpenError,
-    },
-    #[error(
-        "--sock-fds {fd}: the socket was opened in another network namespace, where interfaces have other numbers: start the daemon in that one"
-    )]
-    OtherNamespace { fd: RawFd },
-    #[error(
-        "--sock-fds {fd}: the socket has memory or a queue already: pass one that was opened, given an RX ring and put into the map, and nothing else"
-    )]
-    InUse { fd: RawFd },
-    #[error(
-        "the sockets that were passed in were bound to a {0} that is gone, and cannot be bound again: start the daemon with new ones"
-    )]
-    Spent(String),
-    #[error("{option}")]
-    Map {
-        option: String,
-        #[source]
-        source: SocketMapError,
-    },
-    #[error(transparent)]
-    Plugin(#[from] PluginError),
-    #[error("the XDP program on {name} (id {id}) is attached in {mode} mode, and --mode says otherwise: leave --mode out", id = .program.id, mode = .program.mode)]
-    Mode { name: String, program: ForeignProgram },
-    #[error(
-        "frames of MTU {mtu} do not fit the {chunk} bytes of a chunk that was registered when {name} had a smaller one: start the daemon anew"
-    )]
-    Mtu { name: String, mtu: u32, chunk: u32 },
-    #[error("cannot take over descriptor {fd}")]
-    Take {
-        fd: RawFd,
-        #[source]
-        source: io::Error,
-    },
-    #[error("cannot learn this machine's name, which the AF_XDP device plugin asks for")]
-    Host,
-}
 
 /// Whether all descriptors that the ports name were inherited. To be asked before this process opens any: later a number
 /// that was not inherited may be one of its own.
@@ -91,9 +37,9 @@ pub(crate) fn check_inherited(config: &ServeConfig) -> Result<(), ExternalError>
     }
 }
 
-/// What was brought for the ports of this process: by interface and first queue.
+/// What somebody else made for the ports of this process: by interface and first queue.
 #[derive(Default)]
-pub(crate) struct Brought(HashMap<(String, u32), Arc<Source>>);
+pub(crate) struct Given(HashMap<(String, u32), Arc<Source>>);
 
 /// Where the sockets of a port's queues come from.
 enum Source {
@@ -116,13 +62,13 @@ struct Passed {
     rx: Option<RingSize>,
 }
 
-impl Brought {
+impl Given {
     /// Takes over what the ports name, and asks plugins: one connection for each.
     ///
     /// # Errors
     /// [`ExternalError`], naming the option.
     pub(crate) fn take(config: &ServeConfig) -> Result<Self, ExternalError> {
-        let mut brought = HashMap::new();
+        let mut given = HashMap::new();
         let mut plugins = HashMap::new();
         for port in &config.ports {
             let NicConfig::Interface {
@@ -151,27 +97,23 @@ impl Brought {
                 }
             };
             source.check(port.queues)?;
-            brought.insert((name.clone(), *start_queue), Arc::new(source));
+            given.insert((name.clone(), *start_queue), Arc::new(source));
         }
         plugins.into_values().for_each(Plugin::finish);
-        Ok(Self(brought))
+        Ok(Self(given))
     }
 
-    /// What was brought for a port's queues, if anything was.
+    /// What was given for a port's queues, if anything was.
     ///
     /// # Errors
     /// [`InterfaceError`].
-    pub(crate) fn open(
-        &self,
-        name: &str,
-        mode: ModeRequest,
-        queues: &Range<u32>,
-    ) -> Result<Option<(External, Link)>, InterfaceError> {
-        let Some(source) = self.0.get(&(name.to_owned(), queues.start)) else {
+    pub(crate) fn open(&self, wanted: &Wanted) -> Result<Option<(External, Link)>, InterfaceError> {
+        let first = wanted.start_queue;
+        let Some(source) = self.0.get(&(wanted.interface.clone(), first)) else {
             return Ok(None);
         };
-        let link = Link::by_name(name)?;
-        let external = External::new(Arc::clone(source), &link, mode, queues.clone())?;
+        let link = Link::by_name(&wanted.interface)?;
+        let external = External::new(Arc::clone(source), &link, wanted.mode, first)?;
         Ok(Some((external, link)))
     }
 }
@@ -206,8 +148,6 @@ pub(crate) struct External {
     source: Arc<Source>,
     mode: Mode,
     start_queue: u32,
-    /// Where each queue's socket is while no guest has it.
-    homes: Vec<Home>,
 }
 
 impl External {
@@ -215,7 +155,7 @@ impl External {
         source: Arc<Source>,
         link: &Link,
         mode: ModeRequest,
-        queues: Range<u32>,
+        start_queue: u32,
     ) -> Result<Self, ExternalError> {
         let program = steer::program_on(link.index);
         let attached = program.as_ref().map(|program| match program.mode {
@@ -245,19 +185,13 @@ impl External {
             source,
             // Without a program zero-copy is tried unless told not to.
             mode: attached.or(wanted).unwrap_or(Mode::Native),
-            start_queue: queues.start,
-            homes: queues.map(|_| Home::default()).collect(),
+            start_queue,
         })
     }
 
     /// How their program is attached.
     pub(crate) fn mode(&self) -> Mode {
         self.mode
-    }
-
-    /// Where a queue's socket is while no guest has it.
-    pub(crate) fn home(&self, queue: u32) -> Option<&Home> {
-        self.homes.get(queue.checked_sub(self.start_queue)? as usize)
     }
 
     /// A socket with memory and without its queue. One that was passed in stays fit for another attempt, if it is refused before
@@ -297,11 +231,11 @@ impl External {
         }
     }
 
-    /// Frames of a queue are to go to the socket, which is bound. One that was passed in is where it belongs.
+    /// Puts a socket, which is bound, where the program looks for it. One that was passed in is there.
     ///
     /// # Errors
     /// [`InterfaceError`].
-    pub(crate) fn enable(&self, queue: u32, socket: BorrowedFd<'_>) -> Result<(), InterfaceError> {
+    pub(crate) fn place(&self, queue: u32, socket: BorrowedFd<'_>) -> Result<(), InterfaceError> {
         let Source::Map { map, first, option } = &*self.source else {
             return Ok(());
         };

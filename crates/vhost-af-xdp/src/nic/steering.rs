@@ -1,26 +1,25 @@
 //! Where an interface's program and sockets come from: leased from a steward, one for many or
-//! [one of our own](crate::guard::keeper), or brought by somebody else (`external.rs`).
+//! [one of our own](crate::guard::keeper), or made by somebody else (`external.rs`).
 //!
 //! A lease's interface may be in another network namespace: what is known of it, and what happens to it, the steward tells.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use steer::{Mode, QueueConf, QueueCounters};
-use steward::client::{Lease, LeaseError};
+use steward::client::{Lease, LeaseError, Waiting};
 use steward::links::{DriverSends, Link};
 use steward::protocol::{Facts, RECEIVE_RING, Steered, Wanted};
 use xsk::{OpenError, RingSize, SocketConfig, Umem, Unbound};
 
 use super::demand::Demand;
+use super::error::{InterfaceError, Lost};
 use super::external::External;
-use super::interface::{InterfaceError, StewardAt};
-use crate::nic::kept::Home;
-use crate::port::with_sources;
 
 /// How long memory of a socket that was closed may still count as locked: the kernel lets go of it some 20 ms later.
 /// Where many wait for a CPU it is more, as with queues ([`super::interface`]).
@@ -38,6 +37,17 @@ pub(crate) enum Steering {
     Leased(Box<Leased>),
     /// The program is somebody else's, and so may the sockets be.
     External(External),
+}
+
+/// A steward to lease from.
+#[derive(Clone, Default)]
+pub(crate) struct StewardAt {
+    /// Where it listens.
+    pub(crate) path: PathBuf,
+    /// It is this daemon's own.
+    pub(crate) private: bool,
+    /// How long its answers are waited for.
+    pub(crate) waiting: Waiting,
 }
 
 /// Queues leased from a steward.
@@ -166,45 +176,53 @@ impl Steering {
         }
     }
 
-    /// Where a queue's socket is while no guest has it, if it stays when guests go.
-    pub(crate) fn home(&self, queue: u32) -> Option<&Home> {
-        match self {
-            Self::External(external) => external.home(queue),
-            Self::Leased(_) => None,
-        }
+    /// Whether a queue can have a new socket: not, where it was passed in.
+    pub(crate) fn opens_again(&self) -> bool {
+        matches!(self, Self::Leased(_))
     }
 
-    /// From now on a queue's frames go to the socket that was prepared last, which is bound.
+    /// The socket that was prepared last is bound, and is where its queue's frames go once [`Self::activate`] says so.
     ///
     /// # Errors
     /// [`InterfaceError`].
-    pub(crate) fn enable(
-        &self,
-        queue: u32,
-        socket: BorrowedFd<'_>,
-        conf: QueueConf,
-    ) -> Result<(), InterfaceError> {
+    pub(crate) fn place(&self, queue: u32, socket: BorrowedFd<'_>) -> Result<(), InterfaceError> {
         match self {
-            Self::External(external) => external.enable(queue, socket),
+            Self::External(external) => external.place(queue, socket),
+            // The steward did, when it made the socket.
+            Self::Leased(_) => Ok(()),
+        }
+    }
+
+    /// From now on a queue's frames go to the socket that was prepared last, which is bound. What another's program does is up to that.
+    ///
+    /// # Errors
+    /// [`InterfaceError`].
+    pub(crate) fn activate(&self, queue: u32, conf: QueueConf) -> Result<(), InterfaceError> {
+        match self {
+            Self::External(_) => Ok(()),
             Self::Leased(leased) => Ok(leased.lease.activate(queue, conf)?),
         }
     }
 
-    /// From now on a queue's frames go to the host.
-    pub(crate) fn disable(&self, queue: u32) {
-        // Fails only when the interface or the steward is gone, and the program with it.
-        let _ = match self {
-            // The kernel takes a closed socket out of the map.
+    /// From now on a queue's frames go to the host; its socket stays where it is.
+    ///
+    /// # Errors
+    /// [`InterfaceError`]: the interface or the steward is gone, or away.
+    pub(crate) fn deactivate(&self, queue: u32) -> Result<(), InterfaceError> {
+        match self {
             Self::External(_) => Ok(()),
-            Self::Leased(leased) => leased.lease.deactivate(queue).map_err(InterfaceError::from),
-        };
+            Self::Leased(leased) => Ok(leased.lease.deactivate(queue)?),
+        }
     }
 
-    /// The interface as it is now, or why it cannot be used any more.
-    pub(crate) fn look(&self, opened: &Link) -> Result<Link, String> {
+    /// The interface as it is now.
+    ///
+    /// # Errors
+    /// Why it cannot be used any more.
+    pub(crate) fn look(&self, opened: &Link) -> Result<Link, Lost> {
         match self {
             Self::External(_) => Link::by_index(opened.index)
-                .ok_or_else(|| awaited(&format!("interface {} is gone", opened.name), &opened.name)),
+                .ok_or_else(|| gone(format!("interface {} is gone", opened.name), &opened.name)),
             Self::Leased(leased) => leased.look(),
         }
     }
@@ -276,38 +294,33 @@ impl Leased {
         self.counted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn look(&self) -> Result<Link, String> {
-        self.lease.take_changes().map_err(|error| with_sources(&error))?;
+    fn look(&self) -> Result<Link, Lost> {
+        self.lease.take_changes()?;
         let (facts, away) = (self.lease.facts(), self.lease.is_away());
         if self.away.swap(away, Relaxed) != away {
-            let said = if away {
-                AWAY
-            } else {
-                "the steward is back, and the lease goes on"
+            let said = match away {
+                true => AWAY,
+                false => "the steward is back, and the lease goes on",
             };
             tracing::info!(interface = facts.name, "{said}");
         }
         // Down is no reason to give the queues up; without a program, or without a queue, there is nothing to use.
         if facts.mode.is_none() || (facts.impaired && facts.up) {
             return Err(match facts.ifindex {
-                0 => awaited(&facts.note, &self.facts.name),
-                _ => facts.note,
+                0 => gone(facts.note, &self.facts.name),
+                _ => Lost::Impaired(facts.note),
             });
         }
         if facts.generation != self.facts.generation {
-            return Err(format!(
-                "the steward has attached its program on {} anew",
-                facts.name
-            ));
+            return Err(Lost::Anew(facts.name));
         }
         Ok(link_of(&facts))
     }
 }
 
-/// What is said of an interface that cannot be had at the moment, and of the name by which it is asked for again: the one that
-/// the lease began with, which it need not have had last.
-fn awaited(why: &str, name: &str) -> String {
-    format!("{why}, trying {name} again")
+fn gone(why: String, name: &str) -> Lost {
+    let name = name.to_owned();
+    Lost::Gone { why, name }
 }
 
 /// What rtnetlink would say.

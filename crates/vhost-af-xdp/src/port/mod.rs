@@ -5,6 +5,8 @@
 //! the [mailbox]; `status` looks through a [`Window`]. That thread may wait for the kernel and for the steward:
 //! all that waits for it is this port's.
 
+pub(crate) mod far;
+pub(crate) mod lane_facts;
 pub(crate) mod lanes;
 mod link;
 mod mailbox;
@@ -24,12 +26,13 @@ use super::config::{NicConfig, Placement, PortConfig};
 use super::seldom::Seldom;
 use crate::guard::nudge;
 use crate::guard::sigbus;
-use crate::nic::endpoint::Chunks;
-use crate::nic::interface::SEND_RING;
-use crate::nic::interface::{Interface, InterfaceError, Interfaces};
-use crate::nic::kept;
+use crate::nic::error::InterfaceError;
+use crate::nic::interface::{Interface, QueueOptions};
+use crate::nic::interface_queue::InterfaceQueue;
+use crate::nic::interfaces::Interfaces;
 use crate::nic::steering::AWAY;
-use crate::port::lanes::{CableEnd, FarSide, LaneError, NULL_MTU};
+use crate::port::far::{CableEnd, FarSide, NULL_MTU};
+use crate::port::lanes::LaneError;
 use crate::port::link::Wakers;
 use crate::port::mailbox::{Message, Task};
 use crate::port::session::{Course, FaultCell, Ground, Session, SessionError};
@@ -47,9 +50,6 @@ use steward::protocol::Reason;
 
 /// Smallest MTU that IPv4 works with, and that VirtIO allows (1.3, 5.1.4.1).
 const SMALLEST_MTU: u64 = 68;
-
-/// A queue that could be bound, until dropped.
-pub(crate) type Tried = xsk::Socket;
 
 /// How a session ended, or why one was refused.
 #[derive(Debug, Clone, serde::Serialize)]
@@ -130,12 +130,24 @@ pub(crate) struct Opened {
 }
 
 impl Opened {
-    /// See [`Port::try_queues`].
+    /// Opens every queue, with the memory that it will need: a queue that is missing or taken, or a limit of memory
+    /// that is too low, is said at the start and not when the guest boots.
     ///
     /// # Errors
     /// What will not work later either, naming the remedy.
-    pub(crate) fn try_queues(&self) -> Result<Vec<Tried>, LaneError> {
-        self.port.try_queues(&self.state)
+    pub(crate) fn open_queues(&self) -> Result<(), LaneError> {
+        for far in self.port.far_sides(self.state.interface.as_ref()) {
+            far.queue().map_or(Ok(()), InterfaceQueue::open)?;
+        }
+        Ok(())
+    }
+
+    /// Closes queues that guest memory will be coupled with. Limits are of the process and of the user, so this is done
+    /// once all ports have opened theirs.
+    pub(crate) fn close_queues(&self) {
+        if let (Placement::Direct, Some(interface)) = (self.port.config.placement, &self.state.interface) {
+            interface.close_queues();
+        }
     }
 
     /// As the log and `status` have it.
@@ -193,43 +205,14 @@ impl Port {
     }
 
     fn open_interface(&self) -> Result<Option<Arc<Interface>>, InterfaceError> {
-        let Some(wanted) = self.config.wanted() else {
+        let (Some(wanted), Some(options)) = (self.config.wanted(), QueueOptions::of(&self.config)) else {
             return Ok(None);
         };
-        let interface = self.interfaces.open(&wanted)?;
+        let interface = self.interfaces.open(&wanted, options)?;
         if self.config.placement == Placement::Direct {
             interface.check_direct(interface.frame_limit())?;
         }
         Ok(Some(interface))
-    }
-
-    /// Opens every queue once, with the memory that it will need: a queue that is missing or taken, or a limit of memory
-    /// that is too low, is said at the start and not when the guest boots. Limits are of the process and of the user, so
-    /// what is returned is to be kept until all ports have tried.
-    ///
-    /// # Errors
-    /// What will not work later either, naming the remedy.
-    fn try_queues(&self, state: &PortState) -> Result<Vec<Tried>, LaneError> {
-        let mut tried = Vec::new();
-        for far in self.far_sides(state.interface.as_ref()) {
-            let FarSide::Queue {
-                interface,
-                queue,
-                force_copy,
-            } = &far
-            else {
-                continue;
-            };
-            let (queue, force_copy) = (*queue, *force_copy);
-            interface.check_queue(queue)?;
-            if kept::settle(&far, self.config.segments)? {
-                continue;
-            }
-            let binding = interface.binding(self.config.placement, force_copy, interface.frame_limit());
-            let memory = Chunks::new(binding.chunk_bytes, SEND_RING)?;
-            tried.push(interface.try_queue(&memory.umem, queue, binding.force_copy)?);
-        }
-        Ok(tried)
     }
 
     fn far_sides(&self, interface: Option<&Arc<Interface>>) -> Vec<FarSide> {
@@ -241,17 +224,9 @@ impl Port {
                     frame_bytes: *frame_bytes,
                 })
                 .collect(),
-            NicConfig::Interface {
-                start_queue,
-                force_copy,
-                ..
-            } => interface
+            NicConfig::Interface { start_queue, .. } => interface
                 .map(|interface| {
-                    let queue = |pair| FarSide::Queue {
-                        interface: Arc::clone(interface),
-                        queue: start_queue + pair,
-                        force_copy: *force_copy,
-                    };
+                    let queue = |pair| FarSide::Queue(InterfaceQueue::new(interface, start_queue + pair));
                     (0..pairs).map(queue).collect()
                 })
                 .unwrap_or_default(),
@@ -318,7 +293,6 @@ impl Port {
     fn ground<'a>(&'a self, far: &'a [FarSide]) -> Ground<'a> {
         Ground {
             placement: self.config.placement,
-            segments: self.config.segments,
             workers: &self.workers,
             name: &self.name,
             lines: &self.direct_lines,
@@ -445,13 +419,15 @@ impl Port {
             .map(|interface| (interface.look(), interface))
         {
             Some((Ok(link), interface)) => self.adapt(state, &interface, &link),
-            Some((Err(reason), interface)) => {
+            Some((Err(lost), interface)) => {
+                let reason = with_sources(&lost);
                 tracing::warn!(interface = name, port = %self.config.endpoint, "{reason}");
                 if let Some(session) = &mut state.session {
                     session.stop_all(&self.workers);
                 }
                 state.interface = None;
                 state.impaired = Some(reason);
+                interface.close_queues();
                 drop(interface);
                 self.take_up(state, name);
             }

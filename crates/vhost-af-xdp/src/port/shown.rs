@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 use steer::Mode;
 use steward::protocol::Steered;
 
-use super::lanes::{LaneFacts, NULL_MTU};
+use super::far::NULL_MTU;
+use super::lane_facts::LaneFacts;
 use super::mailbox::Task;
 use crate::nic::interface::Interface;
 use crate::port::{Closed, PortState};

@@ -22,11 +22,12 @@ use std::sync::{Arc, Mutex, mpsc};
 
 use virtqueue::{DirtyLog, InflightError, InflightRegion, LogError, RingAddresses};
 
-use crate::config::{Placement, PortConfig, Segments};
+use crate::config::{Placement, PortConfig};
 use crate::direct::registration::UnderWay;
 use crate::guard::sigbus::Watch;
-use crate::nic::kept::Home;
-use crate::port::lanes::{CableEnd, FarSide, LaneError, LaneFacts};
+use crate::port::far::{CableEnd, FarSide};
+use crate::port::lane_facts::LaneFacts;
+use crate::port::lanes::{LaneError, LentQueue};
 use crate::seldom::Seldom;
 use crate::switch::lane::LaneId;
 use crate::switch::lane::{Lane, Peer};
@@ -112,7 +113,6 @@ fn descriptor(said: bool) -> &'static str {
 /// What a session needs of its port.
 pub(crate) struct Ground<'a> {
     pub(crate) placement: Placement,
-    pub(crate) segments: Segments,
     pub(crate) workers: &'a Workers,
     /// The port's name.
     pub(crate) name: &'a Arc<str>,
@@ -139,8 +139,7 @@ pub(crate) struct ActiveLane {
     worker: usize,
     /// Others only refer to them weakly: the socket in them keeps the queue bound.
     pub(crate) facts: Arc<LaneFacts>,
-    /// Where its NIC queue goes when it is stopped, if that stays.
-    home: Option<Home>,
+    lent: Option<LentQueue>,
 }
 
 /// How far a session came.

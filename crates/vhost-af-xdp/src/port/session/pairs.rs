@@ -3,33 +3,26 @@
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
 
 use virtqueue::Region;
-use xsk::Probe;
 
 use super::{ActiveLane, FaultCell, Ground, Session, SessionError};
 use crate::config::Placement;
 use crate::direct::registration::{Registered, Registration, UnderWay};
 use crate::guard::nudge;
 use crate::nic::endpoint::NicQueue;
-use crate::nic::interface::InterfaceError;
-use crate::nic::kept::{self, Home};
+use crate::nic::mode::Fallback;
 use crate::nic::xdp::XdpNic;
-use crate::port::lanes::{CableEnd, FarSide, LaneError, LaneFacts, LaneParts, NOT_YET, private_bytes};
+use crate::port::far::CableEnd;
+use crate::port::lanes::{BuiltLane, LaneError, LaneParts, private_bytes};
 use crate::port::with_sources;
 use crate::switch::joined::CopyLane;
-use crate::switch::lane::Lane;
+use crate::switch::lane::{Lane, LaneId};
 use crate::switch::role::Role;
 use crate::switch::worker::{NewLane, Workers};
 use crate::vhost_user::alarm::Alarm;
 use crate::vhost_user::memory::{MemoryError, MemoryTable, Place};
 use device::pair::Fault;
-
-/// A queue is free an RCU grace period after its socket was closed (`SOCK_RCU_FREE`, net/xdp/xsk.c), 14 to 23 ms
-/// here, several times that on a busy machine. An attempt to bind before that fails, but not before the kernel has made its tables
-/// for all chunks: that takes longer than to wait, for some 100 MiB and more. So where nothing tells when it is free, this is waited.
-const RELEASE: Duration = Duration::from_millis(20);
 
 impl Session {
     /// SET_MEM_TABLE.
@@ -117,8 +110,8 @@ impl Session {
         placement: Placement,
         ground: &Ground<'_>,
     ) -> Result<(), SessionError> {
-        let (lane, facts) = self.parts(pair, ground).build(placement)?;
-        self.run(pair, lane, facts.into(), ground);
+        let built = self.parts(pair, ground).build(placement)?;
+        self.run(pair, built, ground);
         Ok(())
     }
 
@@ -130,7 +123,7 @@ impl Session {
         error: &SessionError,
         ground: &Ground<'_>,
     ) -> Result<(), SessionError> {
-        let why = format!("direct not used: {}", with_sources(error));
+        let why = Fallback::DirectRefused(with_sources(error));
         let mut lines = ground.lines.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(left_out) = lines.may() {
             tracing::warn!(port = %ground.name, pair, "{why}{left_out}");
@@ -151,30 +144,22 @@ impl Session {
     fn replace_by_direct(
         &mut self,
         pair: usize,
-        mut registered: Registered,
+        registered: Registered,
         ground: &Ground<'_>,
     ) -> Result<(), SessionError> {
         self.stop_pair(pair, ground.workers);
-        let told = registered.probe.take().map(Probe::await_free).transpose();
-        if told.map_err(InterfaceError::from).map_err(LaneError::from)? != Some(true) {
-            std::thread::sleep(RELEASE);
-        }
-        let (lane, facts) = self.parts(pair, ground).build_direct(registered)?;
-        self.run(pair, lane, facts.into(), ground);
+        let built = self.parts(pair, ground).build_direct(registered)?;
+        self.run(pair, built, ground);
         Ok(())
     }
 
-    /// Builds a running lane anew over the memory table as it is now, without closing its socket.
+    /// Builds a running lane anew over the memory table as it is now, on the same queue.
     fn move_pair(&mut self, pair: usize, ground: &Ground<'_>) -> Result<(), SessionError> {
         let Some(active) = self.lanes[pair].take() else {
             return Ok(());
         };
-        let (queue, facts, home) = (
-            self.stop_lane(pair, &active, ground.workers),
-            active.facts,
-            active.home,
-        );
-        let Some(queue) = queue else {
+        let queue = self.stop_lane(pair, (active.worker, active.id), ground.workers);
+        let (Some(queue), Some(lent)) = (queue, active.lent) else {
             return match self.device.memory() {
                 Some(_) => self.start_pair(pair, ground),
                 None => Ok(()),
@@ -185,12 +170,18 @@ impl Session {
             Ok(guest) => {
                 let counters = Arc::clone(&ground.counters[pair]);
                 let lane = Box::new(CopyLane::new(guest, queue, counters));
-                self.run(pair, lane, facts, ground);
+                let (worker, id) = self.give_to_worker(pair, lane, ground);
+                self.lanes[pair] = Some(ActiveLane {
+                    id,
+                    worker,
+                    facts: active.facts,
+                    lent: Some(lent),
+                });
                 Ok(())
             }
             Err(error) => {
-                drop(facts);
-                put_back(home.as_ref(), Some(queue));
+                drop(active.facts);
+                lent.give_back(queue);
                 match self.device.memory() {
                     Some(_) => self.or_wait(Err(error.into())),
                     None => Ok(()),
@@ -258,13 +249,11 @@ impl Session {
         if placement == Placement::Direct && registration.takes_long() {
             return self.start_by_copying(pair, registration, ground);
         }
-        let (lane, mut facts) = self.parts(pair, ground).build(placement)?;
+        let mut built = self.parts(pair, ground).build(placement)?;
         if placement != ground.placement {
-            facts.fallbacks.push(
-                "direct not used: the guest has switched queue pairs off, so frames of all queues go to the first".to_owned(),
-            );
+            built.facts.fallbacks.push(Fallback::PairsOff);
         }
-        self.run(pair, lane, facts.into(), ground);
+        self.run(pair, built, ground);
         Ok(())
     }
 
@@ -275,9 +264,9 @@ impl Session {
         registration: Registration,
         ground: &Ground<'_>,
     ) -> Result<(), SessionError> {
-        let (lane, mut facts) = self.parts(pair, ground).build(Placement::Copy)?;
-        facts.fallbacks.push(NOT_YET.to_owned());
-        self.run(pair, lane, facts.into(), ground);
+        let mut built = self.parts(pair, ground).build(Placement::Copy)?;
+        built.facts.fallbacks.push(Fallback::NotDirectYet);
+        self.run(pair, built, ground);
         self.begin_registration(pair, registration)
             .or_else(|error| self.copy_instead(pair, &error, ground))
     }
@@ -308,7 +297,7 @@ impl Session {
                 let registration = self.parts(pair, ground).registration()?;
                 self.begin_registration(pair, registration)
             }
-            Err(error) => Err(error.into()),
+            Err(error) => Err(LaneError::from(error).into()),
         };
         // The guest is served already: nothing of this ends its session.
         became.or_else(|error| self.copy_instead(pair, &error, ground))
@@ -342,43 +331,45 @@ impl Session {
         LaneParts {
             pair: u16::try_from(pair).unwrap_or(u16::MAX),
             placement: ground.placement,
-            segments: ground.segments,
             device: &self.device,
             far: ground.far[pair].clone(),
             counters: Arc::clone(&ground.counters[pair]),
         }
     }
 
-    /// Gives a lane to a worker.
-    fn run(&mut self, pair: usize, lane: Box<dyn Lane>, facts: Arc<LaneFacts>, ground: &Ground<'_>) {
-        let (cell, alarm) = (Arc::clone(&self.fault), self.alarm.clone());
-        let on_fault = Box::new(move |fault| report(&cell, fault, &alarm));
-        let pair_number = u16::try_from(pair).unwrap_or(u16::MAX);
-        let role = match ground.cable {
-            Some(CableEnd { cable, end }) => Role::CableEnd {
-                cable: Arc::clone(cable),
-                end: *end,
-                pair: pair_number,
-            },
-            None => Role::Pair {
-                port: Arc::clone(ground.name),
-                pair: pair_number,
-            },
-        };
-        let lane = NewLane { lane, role, on_fault };
-        let (worker, id) = ground.workers.add(lane, ground.name);
+    /// Lets a lane run.
+    fn run(&mut self, pair: usize, built: BuiltLane, ground: &Ground<'_>) {
+        let BuiltLane { lane, facts, lent } = built;
+        let (worker, id) = self.give_to_worker(pair, lane, ground);
         self.course.ran = true;
-        tracing::debug!(pair, worker, mode = facts.mode, "lane runs");
-        let home = match ground.far.get(pair) {
-            Some(FarSide::Queue { interface, queue, .. }) => interface.home(*queue).cloned(),
-            _ => None,
-        };
+        tracing::debug!(pair, worker, mode = %facts.mode, "lane runs");
+        let facts = Arc::new(facts);
         self.lanes[pair] = Some(ActiveLane {
             id,
             worker,
             facts,
-            home,
+            lent,
         });
+    }
+
+    /// Which worker has the lane now, and its number there.
+    fn give_to_worker(&self, pair: usize, lane: Box<dyn Lane>, ground: &Ground<'_>) -> (usize, LaneId) {
+        let (cell, alarm) = (Arc::clone(&self.fault), self.alarm.clone());
+        let on_fault = Box::new(move |fault| report(&cell, fault, &alarm));
+        let pair = u16::try_from(pair).unwrap_or(u16::MAX);
+        let role = match ground.cable {
+            Some(CableEnd { cable, end }) => Role::CableEnd {
+                cable: Arc::clone(cable),
+                end: *end,
+                pair,
+            },
+            None => Role::Pair {
+                port: Arc::clone(ground.name),
+                pair,
+            },
+        };
+        let lane = NewLane { lane, role, on_fault };
+        ground.workers.add(lane, ground.name)
     }
 
     /// Lets a running lane change to the worker that it belongs to, now that its pair is on or off.
@@ -386,23 +377,26 @@ impl Session {
         if let Some(active) = self.lanes[pair].take()
             && let Some(lane) = ground.workers.remove(active.worker, active.id)
         {
-            self.run(pair, lane, active.facts, ground);
+            let (worker, id) = self.give_to_worker(pair, lane, ground);
+            self.lanes[pair] = Some(ActiveLane { id, worker, ..active });
         }
     }
 
     pub(super) fn stop_pair(&mut self, pair: usize, workers: &Workers) {
         self.end_registration(pair);
         if let Some(active) = self.lanes[pair].take() {
-            let queue = self.stop_lane(pair, &active, workers);
-            // Closed before the queue is: a second descriptor would keep it bound.
+            // First: the second descriptor in there would keep a coupled queue bound, and the kernel writing to guest memory.
             drop(active.facts);
-            put_back(active.home.as_ref(), queue);
+            let queue = self.stop_lane(pair, (active.worker, active.id), workers);
+            if let (Some(queue), Some(lent)) = (queue, active.lent) {
+                lent.give_back(queue);
+            }
         }
     }
 
     /// Stops a lane; the NIC queue that it was lent.
-    fn stop_lane(&mut self, pair: usize, lane: &ActiveLane, workers: &Workers) -> Option<NicQueue<XdpNic>> {
-        let stopped = workers.remove(lane.worker, lane.id)?.stop();
+    fn stop_lane(&mut self, pair: usize, at: (usize, LaneId), workers: &Workers) -> Option<NicQueue<XdpNic>> {
+        let stopped = workers.remove(at.0, at.1)?.stop();
         self.device.keep_bases(pair, stopped.pair.bases);
         let calls = stopped.pair.calls.iter();
         calls.for_each(|call| self.call(call, workers));
@@ -416,13 +410,6 @@ impl Session {
             blocks.store(true, Relaxed);
             report(&self.fault, Fault::CallBlocks, &self.alarm);
         }
-    }
-}
-
-/// Puts a queue back that stays when guests go; another is closed.
-fn put_back(home: Option<&Home>, queue: Option<NicQueue<XdpNic>>) {
-    if let (Some(home), Some(queue)) = (home, queue) {
-        *kept::look(home) = Some(queue);
     }
 }
 

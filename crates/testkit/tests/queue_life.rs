@@ -1,0 +1,139 @@
+//! A NIC queue has a life of its own: its socket stays bound while guests come, go, and change their memory, and the host has
+//! the queue's frames meanwhile. Each test asks the kernel which sockets there are.
+
+use std::collections::BTreeSet;
+
+use rstest::rstest;
+use testkit::daemon::Placement;
+use testkit::driver::region_info;
+use testkit::{Daemon, DriverConfig, PacketPort, Rig, Serve, VethPair, frame, require, wait};
+use vhost::vhost_user::VhostUserFrontend;
+use virtqueue::GuestAddr;
+use virtqueue::driver::GuestRam;
+
+const BUFFER: u32 = 2048;
+
+/// AF_XDP sockets of the daemon by inode: those whose rings are mapped, and their mappings hold them.
+fn sockets(daemon: &mut Daemon) -> BTreeSet<String> {
+    let maps = format!("/proc/{}/maps", daemon.process().pid());
+    let maps = std::fs::read_to_string(maps).expect("we are root");
+    let named = maps.lines().filter_map(|line| line.split_once("socket:"));
+    named.map(|(_, inode)| inode.to_owned()).collect()
+}
+
+/// The one socket that there is.
+#[track_caller]
+fn socket(daemon: &mut Daemon) -> String {
+    let found = sockets(daemon);
+    assert_eq!(found.len(), 1, "{found:?}");
+    found.into_iter().next().expect("one")
+}
+
+fn serve(leased: bool, placement: Placement) -> Serve {
+    let serve = Serve::interface(VethPair::NIC).placement(placement);
+    match leased {
+        true => serve.leased(),
+        false => serve,
+    }
+}
+
+/// A frame from the wire reaches the host's stack, and no guest.
+#[track_caller]
+fn assert_host_gets_frames(veth: &VethPair, wire: &PacketPort, seed: u8) {
+    let host = PacketPort::open(&veth.near, VethPair::NIC);
+    let sent = frame::plain(100, seed);
+    wire.send(&sent);
+    frame::assert_same(&host.receive(wait::SOON).expect("the host has it"), &sent);
+}
+
+fn await_no_vmm(daemon: &Daemon) {
+    daemon.await_port(0, "no VMM", |port| port["connected"] == false);
+}
+
+#[rstest]
+fn socket_stays_bound_while_guests_come_and_go(#[values(false, true)] leased: bool) {
+    require!(Root);
+    let veth = VethPair::new();
+    let mut daemon = Daemon::start(&veth.near, &serve(leased, Placement::Copy));
+    let first = socket(&mut daemon);
+    let wire = PacketPort::open(&veth.far, VethPair::WIRE);
+    assert_host_gets_frames(&veth, &wire, 1);
+    let mut rig = Rig::around(veth, daemon, &DriverConfig::default());
+    for seed in 2..6 {
+        rig.post(64, &[BUFFER]);
+        rig.assert_passes_both_ways();
+        assert_eq!(socket(&mut rig.daemon), first, "a guest uses it");
+        let Rig {
+            driver,
+            mut daemon,
+            wire,
+            veth,
+        } = rig;
+        drop(driver);
+        await_no_vmm(&daemon);
+        assert_eq!(socket(&mut daemon), first, "no guest uses it");
+        assert_host_gets_frames(&veth, &wire, seed);
+        rig = Rig::around(veth, daemon, &DriverConfig::default());
+    }
+    rig.post(64, &[BUFFER]);
+    rig.assert_passes_both_ways();
+    assert_eq!(
+        rig.daemon.counter("to_guest_queue_stopped"),
+        0,
+        "the host had them"
+    );
+}
+
+#[rstest]
+fn socket_stays_bound_when_the_memory_table_changes(#[values(false, true)] leased: bool) {
+    require!(Root);
+    let mut rig = Rig::with(
+        VethPair::new(),
+        &serve(leased, Placement::Copy),
+        &DriverConfig::default(),
+    );
+    rig.post(64, &[BUFFER]);
+    let first = socket(&mut rig.daemon);
+    let more = GuestRam::new(&[(GuestAddr(16 << 30), 8 << 20)]).expect("memory");
+    let regions = more.regions().expect("regions");
+    let info = region_info(&regions[0]);
+    for _ in 0..3 {
+        rig.driver.frontend().add_mem_region(&info).expect("added");
+        rig.assert_passes_both_ways();
+        rig.driver.frontend().remove_mem_region(&info).expect("removed");
+        rig.assert_passes_both_ways();
+    }
+    assert_eq!(socket(&mut rig.daemon), first);
+    // What frames fit does not depend on a guest.
+    rig.veth.near.ip(&["link", "set", VethPair::NIC, "mtu", "1400"]);
+    rig.daemon
+        .await_port(0, "the MTU", |port| port["mtu"].as_u64() == Some(1400));
+    rig.await_passes_both_ways();
+    assert_ne!(
+        socket(&mut rig.daemon),
+        first,
+        "another MTU may need other chunks"
+    );
+}
+
+#[test]
+fn queue_that_is_coupled_with_a_guest_s_memory_goes_with_it() {
+    require!(Root);
+    let veth = VethPair::new();
+    let mut daemon = Daemon::start(&veth.near, &serve(true, Placement::Direct));
+    assert_eq!(sockets(&mut daemon), BTreeSet::new());
+    let mut rig = Rig::around(veth, daemon, &DriverConfig::default());
+    rig.post(64, &[BUFFER]);
+    rig.assert_passes_both_ways();
+    let _only_one = socket(&mut rig.daemon);
+    let Rig {
+        driver,
+        mut daemon,
+        wire,
+        veth,
+    } = rig;
+    drop(driver);
+    await_no_vmm(&daemon);
+    assert_eq!(sockets(&mut daemon), BTreeSet::new());
+    assert_host_gets_frames(&veth, &wire, 1);
+}

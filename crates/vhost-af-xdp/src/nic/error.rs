@@ -1,0 +1,130 @@
+//! Why an interface, or one of its queues, cannot be used.
+
+use std::io;
+use std::os::fd::RawFd;
+
+use steer::{ForeignProgram, SocketMapError};
+use steward::client::LeaseError;
+use steward::links::LinkError;
+use steward::protocol::Refusal;
+use xsk::{OpenError, UmemError};
+
+use super::afxdp_plugin::PluginError;
+use super::binding::L2_BYTES;
+use super::endpoint::ChunksError;
+
+/// Why an interface or one of its queues cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum InterfaceError {
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    #[error(transparent)]
+    Lease(#[from] LeaseError),
+    /// What the daemon's own steward says.
+    #[error("{0}")]
+    Refused(Refusal),
+    #[error(transparent)]
+    External(#[from] ExternalError),
+    #[error(transparent)]
+    Chunks(#[from] ChunksError),
+    #[error(transparent)]
+    Umem(#[from] UmemError),
+    /// Somebody moves frames over it.
+    #[error("the queue's socket is in use")]
+    InUse,
+    /// The limit of locked memory.
+    #[error(
+        "this daemon locks {all_bytes} bytes of memory in all, and RLIMIT_MEMLOCK is {limit_bytes}, for all processes of the user \
+         together: raise it (`ulimit -l {}`, systemd: LimitMEMLOCK={target_bytes}), or use fewer queues",
+        target_bytes.div_ceil(1024)
+    )]
+    MemoryLock {
+        all_bytes: u64,
+        limit_bytes: u64,
+        target_bytes: u64,
+    },
+    /// More queues asked for than there are.
+    #[error(
+        "{name} has {have} receive queue(s), queue {queue} was asked for: use a lower start-queue or fewer queues, or add channels with `ethtool -L`"
+    )]
+    NoSuchQueue { name: String, have: u32, queue: u32 },
+    /// A frame would not fit into a chunk of guest memory.
+    #[error("{name} has MTU {mtu}, memory=direct carries frames of {limit} bytes: lower the MTU to {most} or use memory=copy", most = limit - L2_BYTES)]
+    MtuTooLargeForDirect { name: String, mtu: u32, limit: u32 },
+}
+
+impl InterfaceError {
+    /// Whether it will be otherwise when the steward is back.
+    pub(crate) fn is_away(&self) -> bool {
+        matches!(self, Self::Lease(LeaseError::Away { .. }))
+    }
+}
+
+/// Why what somebody else made cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ExternalError {
+    #[error("{option} {fd}: no such descriptor was inherited (0 to 2 are not accepted)")]
+    NotInherited { option: &'static str, fd: RawFd },
+    #[error(
+        "--sock-fds {fd}: no AF_XDP socket: open one with socket(AF_XDP, SOCK_RAW, 0), and do not bind it"
+    )]
+    NotXdp { fd: RawFd },
+    #[error("--sock-fds {fd}")]
+    ReceiveRing {
+        fd: RawFd,
+        #[source]
+        source: OpenError,
+    },
+    #[error(
+        "--sock-fds {fd}: the socket was opened in another network namespace, where interfaces have other numbers: start the daemon in that one"
+    )]
+    OtherNamespace { fd: RawFd },
+    #[error(
+        "--sock-fds {fd}: the socket has memory or a queue already: pass one that was opened, given an RX ring and put into the map, and nothing else"
+    )]
+    InUse { fd: RawFd },
+    #[error(
+        "the sockets that were passed in were bound to a {0} that is gone, and cannot be bound again: start the daemon with new ones"
+    )]
+    Spent(String),
+    #[error("{option}")]
+    Map {
+        option: String,
+        #[source]
+        source: SocketMapError,
+    },
+    #[error(transparent)]
+    Plugin(#[from] PluginError),
+    #[error("the XDP program on {name} (id {id}) is attached in {mode} mode, and --mode says otherwise: leave --mode out", id = .program.id, mode = .program.mode)]
+    Mode { name: String, program: ForeignProgram },
+    #[error(
+        "frames of MTU {mtu} do not fit the {chunk} bytes of a chunk that was registered when {name} had a smaller one: start the daemon anew"
+    )]
+    Mtu { name: String, mtu: u32, chunk: u32 },
+    #[error("cannot take over descriptor {fd}")]
+    Take {
+        fd: RawFd,
+        #[source]
+        source: io::Error,
+    },
+    #[error("cannot learn this machine's name, which the AF_XDP device plugin asks for")]
+    Host,
+}
+
+/// Why an interface that was there cannot be used any more.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Lost {
+    /// With the lease.
+    #[error(transparent)]
+    Lease(#[from] LeaseError),
+    /// The name is the one by which it is asked for again, which it need not have had last.
+    #[error("{why}, trying {name} again")]
+    Gone { why: String, name: String },
+    /// There is no program on it, or no queue.
+    #[error("{0}")]
+    Impaired(String),
+    #[error("the steward has attached its program on {0} anew")]
+    Anew(String),
+}

@@ -1,0 +1,330 @@
+//! A queue of an interface, for as long as the daemon has the interface, wherever it comes from (`steering.rs`).
+//!
+//! The daemon opens it once: socket, memory of its own, bind. Whoever is to move its frames is lent it ([`InterfaceQueue::lend`])
+//! and gives it back; guests come and go, and the socket stays bound and filled. Drivers such as ice take the carrier of
+//! the whole NIC down when a queue's pool is set up or torn down, so neither a guest's reboot nor a change of its memory
+//! may do that. Nothing of how it is opened depends on a guest; what the guest negotiated decides only what is used of it.
+//! It is opened anew where the interface has another MTU: frames may need other chunks.
+//!
+//! While it is not lent, the program passes its frames on to the host. Where that cannot be said (a steward that is
+//! away), the socket is closed instead, which has the same effect. Somebody else's program is not told: what comes then
+//! waits, and is discarded.
+//!
+//! Direct placement is the exception: the queue is *coupled* to one guest's memory ([`InterfaceQueue::couple`]), and closed
+//! when that lane ends. Its port has the queue open only while a guest copies.
+//!
+//! All functions may wait: for the kernel, which keeps a queue some 20 ms after its socket was closed, and for the steward.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use device::counters::PairCounters;
+use steer::{QueueConf, VirtioHeader};
+use xsk::{OpenError, OwnMemory, Probe, Socket, Umem, Unbound};
+
+use super::binding::LONGEST_ZERO_COPY;
+use super::endpoint::{Chunks, NicQueue};
+use super::error::{ExternalError, InterfaceError};
+use super::interface::{BIND_TIMEOUT, Interface, QueueRequest, SEND_RING};
+use super::queue::{MOST_PIECES, Sends};
+use super::queue_state::{Ended, NotesEnd, OpenQueue, QueueState};
+use super::xdp::{QueueLease, XdpNic};
+use crate::config::Placement;
+use crate::direct::LONGEST_FRAME;
+use crate::switch::gso::TX_METADATA_BYTES;
+
+/// Memory of a socket that only asks whether a queue is free: one chunk.
+const PROBE_BYTES: u32 = 4096;
+/// A queue is free an RCU grace period after its socket was closed (`SOCK_RCU_FREE`, net/xdp/xsk.c), 14 to 23 ms
+/// here, several times that on a busy machine. An attempt to bind before that fails, but not before the kernel has made its tables
+/// for all chunks: that takes longer than to wait, for some 100 MiB and more. So where nothing tells when it is free, this is waited.
+const RELEASE: Duration = Duration::from_millis(20);
+
+/// See the module's head.
+#[derive(Clone)]
+pub(crate) struct InterfaceQueue {
+    pub(crate) interface: Arc<Interface>,
+    pub(crate) number: u32,
+}
+
+/// Memory that is registered with a socket, which has no queue yet.
+pub(crate) struct RegisteredSocket {
+    /// With room for TX metadata where the kernel knows that.
+    pub(crate) umem: Umem,
+    socket: Unbound,
+    /// For much memory: tells when the queue can be bound.
+    probe: Option<Probe>,
+}
+
+/// A queue whose memory is a guest's.
+pub(crate) struct Coupled {
+    pub(crate) nic: XdpNic,
+    /// What it does for frames that are sent.
+    pub(crate) sends: Sends,
+}
+
+/// Held with a coupled socket: its queue's frames go to the host when that is closed.
+struct CouplingGuard {
+    queue: InterfaceQueue,
+    _ended: NotesEnd,
+}
+
+impl Drop for CouplingGuard {
+    fn drop(&mut self) {
+        // Fails only when the interface or the steward is gone, and the program with it.
+        let _ = self.queue.interface.pass_to_host(self.queue.number);
+    }
+}
+
+impl InterfaceQueue {
+    /// The queue of that number.
+    pub(crate) fn new(interface: &Arc<Interface>, number: u32) -> Self {
+        Self {
+            interface: Arc::clone(interface),
+            number,
+        }
+    }
+
+    /// Opens the queue with memory of ours, if it is closed. Its frames go to the host.
+    ///
+    /// # Errors
+    /// [`InterfaceError`], naming interface, queue and remedy.
+    pub(crate) fn open(&self) -> Result<(), InterfaceError> {
+        let mut state = self.interface.state(self.number)?;
+        self.open_locked(state.now())
+    }
+
+    /// Lends the queue to somebody who moves its frames from now on, and opens it before that where it is not. What came
+    /// while nobody had it is discarded, and counted.
+    ///
+    /// # Errors
+    /// [`InterfaceError`]; [`InterfaceError::InUse`] while somebody has it.
+    pub(crate) fn lend(&self, counters: &PairCounters) -> Result<NicQueue<XdpNic>, InterfaceError> {
+        let mut state = self.interface.state(self.number)?;
+        let state = state.now();
+        self.renew(state)?;
+        self.open_locked(state)?;
+        let QueueState::Open(open) = &mut *state else {
+            return Err(InterfaceError::InUse);
+        };
+        counters.to_guest_queue_stopped.add(open.nic.discard());
+        open.nic.fill();
+        let conf = QueueConf {
+            virtio_header: None,
+            frame_limit: open.frame_limit,
+        };
+        self.interface.steering.activate(self.number, conf)?;
+        let lent = state.lend().ok_or(InterfaceError::InUse)?;
+        Ok(lent.nic)
+    }
+
+    /// Takes the queue back from whom it was lent to; its frames go to the host again. What has come until then is
+    /// discarded, and counted.
+    pub(crate) fn give_back(&self, mut nic: NicQueue<XdpNic>, counters: &PairCounters) {
+        let copies = self.interface.options.placement == Placement::Copy;
+        let stays = copies && self.interface.pass_to_host(self.number);
+        counters.to_guest_queue_stopped.add(nic.discard());
+        let Ok(mut state) = self.interface.state(self.number) else {
+            return;
+        };
+        if let QueueState::Lent { frame_limit, ended } = &*state {
+            nic.fill();
+            let open = OpenQueue {
+                nic,
+                frame_limit: *frame_limit,
+                ended: Arc::clone(ended),
+            };
+            *state = QueueState::Open(Box::new(open));
+        }
+        if !stays {
+            state.close();
+        }
+        if !copies {
+            self.interface.pass_to_host(self.number);
+        }
+    }
+
+    /// Registers a guest's memory, of `is_large` or not, with a new socket. The queue is not touched, and may be in use.
+    ///
+    /// # Errors
+    /// [`InterfaceError`].
+    pub(crate) fn register(&self, umem: Umem, is_large: bool) -> Result<RegisteredSocket, InterfaceError> {
+        let request = QueueRequest {
+            queue: self.number,
+            // In zero-copy the NIC would write into guest memory before the program judges the frame.
+            force_copy: true,
+            multi_buffer: true,
+        };
+        // First, because frames go to the socket that was made last.
+        let probe = is_large.then(|| self.probe(&request)).flatten();
+        let (umem, socket) = self.prepare(umem, &request)?;
+        Ok(RegisteredSocket { umem, socket, probe })
+    }
+
+    /// Couples the queue to the memory that was registered, in the place of whatever it was open for. Its frames go there from
+    /// now on, each behind `header_bytes` of virtio-net header that the program writes.
+    ///
+    /// # Errors
+    /// [`InterfaceError`]; [`InterfaceError::InUse`] while somebody has it.
+    pub(crate) fn couple(
+        &self,
+        registered: RegisteredSocket,
+        header_bytes: u32,
+    ) -> Result<Coupled, InterfaceError> {
+        let mut state = self.interface.state(self.number)?;
+        let state = state.now();
+        state.close();
+        let QueueState::Closed { since } = *state else {
+            return Err(InterfaceError::InUse);
+        };
+        if let Some(since) = since.filter(|since| since.elapsed() < BIND_TIMEOUT) {
+            let told = registered.probe.map(Probe::await_free).transpose()?;
+            if told != Some(true) {
+                std::thread::sleep(RELEASE.saturating_sub(since.elapsed()));
+            }
+        }
+        let socket = self.bind(registered.socket)?;
+        let conf = QueueConf {
+            virtio_header: (header_bytes > 0).then_some(VirtioHeader::Basic),
+            frame_limit: self.interface.frame_limit(),
+        };
+        self.interface.steering.activate(self.number, conf)?;
+        let ended = Ended::default();
+        *state = QueueState::Coupled {
+            ended: Arc::clone(&ended),
+        };
+        let guard = CouplingGuard {
+            queue: self.clone(),
+            _ended: NotesEnd(ended),
+        };
+        let nic = XdpNic::new(socket, QueueLease::new(guard));
+        let sends = self.sends(&nic);
+        Ok(Coupled { nic, sends })
+    }
+
+    /// Closes a queue that is open for another MTU. Where there is no other socket to be had it stays, if frames fit its chunks.
+    fn renew(&self, state: &mut QueueState) -> Result<(), InterfaceError> {
+        let interface = &self.interface;
+        let QueueState::Open(open) = &*state else {
+            return Ok(());
+        };
+        if open.frame_limit == interface.frame_limit() {
+            return Ok(());
+        }
+        if interface.steering.opens_again() {
+            state.close();
+            return Ok(());
+        }
+        let chunk = match open.nic.nic.is_zero_copy() {
+            true => LONGEST_ZERO_COPY,
+            false => open.nic.umem.max_frame_bytes(),
+        };
+        if interface.frame_limit() > chunk && !open.nic.nic.socket().multi_buffer() {
+            let (name, mtu) = (interface.link.name.clone(), interface.mtu());
+            return Err(ExternalError::Mtu { name, mtu, chunk }.into());
+        }
+        Ok(())
+    }
+
+    fn open_locked(&self, state: &mut QueueState) -> Result<(), InterfaceError> {
+        if !matches!(state, QueueState::Closed { .. }) {
+            return Ok(());
+        }
+        let interface = &self.interface;
+        let frame_limit = interface.frame_limit();
+        let binding = interface.binding(frame_limit);
+        let request = QueueRequest {
+            queue: self.number,
+            force_copy: binding.force_copy,
+            multi_buffer: self.wants_pieces(),
+        };
+        let chunks = Chunks::new(binding.chunk_bytes, SEND_RING)?;
+        let (umem, socket) = self.prepare(chunks.umem.clone(), &request)?;
+        let socket = self.bind(socket)?;
+        let to_receive = chunks.to_receive.min(socket.rx.size() as usize);
+        let ended = Ended::default();
+        let lease = QueueLease::new(NotesEnd(Arc::clone(&ended)));
+        let chunks = Chunks {
+            umem,
+            to_receive,
+            ..chunks
+        };
+        let nic = XdpNic::new(socket, lease);
+        let sends = self.sends(&nic);
+        let mut nic = NicQueue::new(nic, chunks, sends);
+        nic.fill();
+        *state = QueueState::Open(Box::new(OpenQueue {
+            nic,
+            frame_limit,
+            ended,
+        }));
+        Ok(())
+    }
+
+    /// Registers memory with a new socket, with room for TX metadata if the kernel knows that (Linux 6.8, or 6.11 and what
+    /// the flag was ported back to).
+    fn prepare(&self, umem: Umem, request: &QueueRequest) -> Result<(Umem, Unbound), InterfaceError> {
+        let roomy = umem.clone().with_tx_metadata(TX_METADATA_BYTES)?;
+        match self.interface.prepare(&roomy, request) {
+            Ok(socket) => Ok((roomy, socket)),
+            Err(InterfaceError::Open(OpenError::Umem { .. })) => {
+                let socket = self.interface.prepare(&umem, request)?;
+                Ok((umem, socket))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Binds a socket to the queue, and shows it to the program.
+    fn bind(&self, socket: Unbound) -> Result<Socket, InterfaceError> {
+        let bound = socket.bind();
+        let busy = matches!(bound, Err(OpenError::Busy { .. }));
+        self.interface.note_busy(self.number, busy);
+        let socket = bound?;
+        self.interface.steering.place(self.number, socket.as_fd())?;
+        Ok(socket)
+    }
+
+    /// Whether the queue is to take frames in several pieces: for frames that are longer than a chunk, and for segments
+    /// that refer to their payload, by default only where the driver takes several pieces in zero-copy mode.
+    fn wants_pieces(&self) -> bool {
+        let several = self.interface.driver_sends().most_pieces > 1;
+        self.interface.frame_limit() > LONGEST_FRAME || self.interface.options.segments.refer(several)
+    }
+
+    /// What a socket of the queue's does for frames that are sent.
+    ///
+    /// Checksums: what the driver says that it does in zero-copy mode. Where the kernel copies it makes a socket buffer of each
+    /// frame, and what metadata asks for is done like any sender's wish, whatever the device can (`xsk_build_skb`,
+    /// net/xdp/xsk.c; `validate_xmit_skb`, net/core/dev.c) - except that kernels before 6.18 forget it for devices that take
+    /// buffers without a linear part (virtio_net), and there is no asking for that. So beside drivers that know metadata only
+    /// veth is trusted.
+    fn sends(&self, nic: &XdpNic) -> Sends {
+        let zero_copy = nic.is_zero_copy();
+        let driver = self.interface.driver_sends();
+        let most_pieces = match (nic.socket().multi_buffer(), zero_copy) {
+            (false, _) => 1,
+            (true, true) => driver.most_pieces.clamp(1, MOST_PIECES),
+            (true, false) => MOST_PIECES,
+        };
+        let is_veth = self.interface.link.partial_checksums;
+        let metadata = nic.socket().umem().tx_metadata_len() > 0;
+        Sends {
+            most_pieces,
+            checksum: metadata && (driver.checksum || (is_veth && !zero_copy)),
+            zero_copy,
+            refers: self.interface.options.segments.refer(zero_copy),
+        }
+    }
+
+    /// What tells when the queue is free, where the driver allows.
+    fn probe(&self, request: &QueueRequest) -> Option<Probe> {
+        if self.interface.driver_sends().most_pieces > 1 {
+            return None;
+        }
+        let memory = OwnMemory::new(PROBE_BYTES as usize).ok()?;
+        let umem = Umem::aligned(Arc::new(memory), PROBE_BYTES, 0).ok()?;
+        self.interface.prepare(&umem, request).ok().map(Probe::new)
+    }
+}

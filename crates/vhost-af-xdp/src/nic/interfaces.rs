@@ -1,0 +1,121 @@
+//! Where the interfaces of all ports come from.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use steward::links::Link;
+use steward::protocol::{Reason, Wanted};
+
+use super::demand::Demand;
+use super::endpoint::COPY_BYTES;
+use super::error::InterfaceError;
+use super::external::Given;
+use super::interface::{Interface, QueueOptions};
+use super::interface_queue::InterfaceQueue;
+use super::steering::{Steering, StewardAt};
+
+/// How long the program of a daemon that was killed may stay: its keeper takes it off, some 30 ms later.
+const PREDECESSOR: Duration = Duration::from_millis(1000);
+
+/// See the module's head.
+pub(crate) struct Interfaces {
+    /// The daemon's start.
+    began: Instant,
+    steward: StewardAt,
+    /// What somebody else made for ports.
+    given: Given,
+    /// Bytes that all ports lock while they copy.
+    copy_bytes: u64,
+    /// Those that were opened ahead, and that no port has asked for yet.
+    ready: Mutex<Vec<Arc<Interface>>>,
+}
+
+impl Default for Interfaces {
+    fn default() -> Self {
+        Self {
+            began: Instant::now(),
+            steward: StewardAt::default(),
+            given: Given::default(),
+            copy_bytes: 0,
+            ready: Mutex::default(),
+        }
+    }
+}
+
+impl Interfaces {
+    /// For so many queue pairs in all. Some of their queues may be given by somebody else.
+    pub(crate) fn new(given: Given, pairs: u64) -> Self {
+        Self {
+            given,
+            copy_bytes: pairs * u64::from(COPY_BYTES),
+            ..Self::default()
+        }
+    }
+
+    /// All others are leased from that steward.
+    pub(crate) fn leased_from(self, steward: StewardAt) -> Self {
+        Self { steward, ..self }
+    }
+
+    /// The interface for a port's queues: one with a program of somebody else's, or a lease of its own.
+    ///
+    /// # Errors
+    /// [`InterfaceError`].
+    pub(crate) fn open(
+        &self,
+        wanted: &Wanted,
+        options: QueueOptions,
+    ) -> Result<Arc<Interface>, InterfaceError> {
+        let mut ready = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(at) = ready.iter().position(|interface| interface.is_for(wanted)) {
+            return Ok(ready.swap_remove(at));
+        }
+        drop(ready);
+        if let Some((external, link)) = self.given.open(wanted)? {
+            return Ok(self.interface((Steering::External(external), link), wanted, options));
+        }
+        loop {
+            match Steering::lease(&self.steward, wanted) {
+                // The keeper of a daemon that was killed just now may not be done yet.
+                Err(InterfaceError::Refused(refusal))
+                    if refusal.reason == Reason::Program && self.began.elapsed() < PREDECESSOR =>
+                {
+                    std::thread::sleep(PREDECESSOR / 50);
+                }
+                leased => return Ok(self.interface(leased?, wanted, options)),
+            }
+        }
+    }
+
+    /// Opens the queues that somebody else gave for a port ahead, while that is still allowed.
+    ///
+    /// # Errors
+    /// [`InterfaceError`].
+    pub(crate) fn open_given(&self, wanted: &Wanted, options: QueueOptions) -> Result<(), InterfaceError> {
+        let Some((external, link)) = self.given.open(wanted)? else {
+            return Ok(());
+        };
+        let interface = self.interface((Steering::External(external), link), wanted, options);
+        for queue in wanted.range() {
+            InterfaceQueue::new(&interface, queue).open()?;
+        }
+        self.ready
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(interface);
+        Ok(())
+    }
+
+    fn interface(
+        &self,
+        steering: (Steering, Link),
+        wanted: &Wanted,
+        options: QueueOptions,
+    ) -> Arc<Interface> {
+        let demand = Demand {
+            copy_bytes: self.copy_bytes,
+            pairs: wanted.queues,
+        };
+        Arc::new(Interface::new(steering, wanted, demand, options))
+    }
+}

@@ -1,0 +1,111 @@
+//! What a queue of an interface is used for.
+//!
+//! ```text
+//!     closed ──opened──▶ open ──lent──▶ lent ──given back──▶ open      copy placement: the socket stays while guests come and go
+//!     closed, open ──coupled──▶ coupled ──its lane ends──▶ closed      direct placement: the UMEM is one guest's memory
+//! ```
+//!
+//! Only what is open can be lent, and only a lane that has it can give it back. Whoever loses a socket (a lane that went
+//! with its worker) leaves the queue closed.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use super::endpoint::NicQueue;
+use super::xdp::XdpNic;
+
+/// When a socket was closed, as soon as it is.
+pub(super) type Ended = Arc<OnceLock<Instant>>;
+
+/// See the module's head.
+pub(super) enum QueueState {
+    /// There is no socket; since when, if there was one: the kernel keeps the queue a while longer.
+    Closed { since: Option<Instant> },
+    /// Bound, with memory of ours; nobody moves its frames, which go to the host.
+    Open(Box<OpenQueue>),
+    /// The same, while somebody moves its frames.
+    Lent { frame_limit: u32, ended: Ended },
+    /// Bound, with a guest's memory, in the hands of its direct lane.
+    Coupled { ended: Ended },
+}
+
+/// A queue that is open.
+pub(super) struct OpenQueue {
+    pub(super) nic: NicQueue<XdpNic>,
+    /// The longest frame that it was opened for, bytes.
+    pub(super) frame_limit: u32,
+    pub(super) ended: Ended,
+}
+
+/// Kept with a socket; notes when that is closed.
+pub(super) struct NotesEnd(pub(super) Ended);
+
+impl Drop for NotesEnd {
+    fn drop(&mut self) {
+        // The only one that sets it.
+        let _ = self.0.set(Instant::now());
+    }
+}
+
+impl Default for QueueState {
+    fn default() -> Self {
+        Self::Closed { since: None }
+    }
+}
+
+impl QueueState {
+    /// As it is now: without a socket, if whoever had it has closed it.
+    pub(super) fn now(&mut self) -> &mut Self {
+        if let Self::Lent { ended, .. } | Self::Coupled { ended } = self
+            && let Some(since) = ended.get().copied()
+        {
+            *self = Self::Closed { since: Some(since) };
+        }
+        self
+    }
+
+    /// Closes the socket of an open queue.
+    pub(super) fn close(&mut self) {
+        if let Self::Open(_) = self {
+            // The socket goes before it is noted when.
+            *self = Self::default();
+            *self = Self::Closed {
+                since: Some(Instant::now()),
+            };
+        }
+    }
+
+    /// Takes an open queue out for a lane.
+    pub(super) fn lend(&mut self) -> Option<Box<OpenQueue>> {
+        match std::mem::take(self) {
+            Self::Open(open) => {
+                *self = Self::Lent {
+                    frame_limit: open.frame_limit,
+                    ended: Arc::clone(&open.ended),
+                };
+                Some(open)
+            }
+            other => {
+                *self = other;
+                None
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queue_is_closed_when_whoever_had_it_lets_it_go() {
+        let ended = Ended::default();
+        let held = NotesEnd(Arc::clone(&ended));
+        let mut state = QueueState::Coupled { ended };
+        assert!(matches!(state.now(), QueueState::Coupled { .. }));
+        assert!(state.lend().is_none(), "a coupled queue is nobody else's");
+        drop(held);
+        assert!(matches!(state.now(), QueueState::Closed { since: Some(_) }));
+        assert!(state.lend().is_none(), "nor is one that is closed");
+    }
+}

@@ -1,0 +1,107 @@
+//! What status shows of a lane, beside its counters.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::OnceLock;
+
+use xsk::Umem;
+
+use crate::nic::interface::Interface;
+use crate::nic::mode::{Checksums, DataPath, Fallback};
+use crate::nic::queue::Sends;
+use crate::nic::xdp::XdpNic;
+
+/// See the module's head.
+pub(crate) struct LaneFacts {
+    /// The data path really in use.
+    pub(crate) mode: DataPath,
+    /// Why not a better one.
+    pub(crate) fallbacks: Vec<Fallback>,
+    /// Why it goes on by copying although it was to become direct.
+    pub(crate) copies_on: OnceLock<Fallback>,
+    /// Frames may span several descriptors.
+    pub(crate) multi_buffer: bool,
+    /// Who completes checksums that the guest leaves to us; `None`: it leaves none.
+    pub(crate) checksums: Option<Checksums>,
+    /// Packet memory of this queue pair in our process, bytes.
+    pub(crate) packet_bytes: u64,
+    /// The kernel's bookkeeping for this queue's UMEM, bytes.
+    pub(crate) kernel_bytes: u64,
+    /// What backs the packet memory.
+    pub(crate) backing: String,
+    /// The socket once more, for its statistics; closed before the lane is stopped.
+    pub(crate) socket: Option<OwnedFd>,
+}
+
+impl LaneFacts {
+    /// Of a cable, which has no memory.
+    pub(crate) fn cable() -> Self {
+        Self {
+            mode: DataPath::Cable,
+            fallbacks: Vec::new(),
+            copies_on: OnceLock::new(),
+            multi_buffer: false,
+            checksums: None,
+            packet_bytes: 0,
+            kernel_bytes: 0,
+            backing: String::new(),
+            socket: None,
+        }
+    }
+
+    /// Of a lane with that memory; `csum`: the guest leaves checksums to us.
+    pub(crate) fn new(umem: &Umem, packet_bytes: u64, backing: String, csum: bool) -> Self {
+        Self {
+            mode: DataPath::Null,
+            packet_bytes,
+            kernel_bytes: kernel_bytes(umem),
+            backing,
+            checksums: csum.then_some(Checksums::Daemon),
+            ..Self::cable()
+        }
+    }
+
+    /// Why it is not in a better mode, as far as is known by now.
+    pub(crate) fn fallbacks(&self) -> impl Iterator<Item = &Fallback> {
+        let copies_on = self.copies_on.get();
+        let said = self.fallbacks.iter();
+        let still = said.filter(move |said| copies_on.is_none() || **said != Fallback::NotDirectYet);
+        still.chain(copies_on)
+    }
+
+    /// Notes what a queue is, what it does for frames that are sent, and its socket once more.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub(crate) fn describe(&mut self, interface: &Interface, nic: &XdpNic, sends: Sends) -> io::Result<()> {
+        let note = interface.binding(interface.frame_limit()).note;
+        self.fallbacks.extend(note.map(Fallback::NoZeroCopy));
+        let bound = nic.socket();
+        self.mode = DataPath::Socket(bound.mode());
+        let not_native = interface
+            .fallback()
+            .map(|reason| Fallback::NotNative(reason.to_owned()));
+        self.fallbacks.extend(not_native);
+        let refused = bound.fallbacks().iter().map(ToString::to_string);
+        self.fallbacks.extend(refused.map(Fallback::Refused));
+        if interface.mode() == steer::Mode::Skb && interface.link.partial_checksums {
+            self.fallbacks.push(Fallback::SkbOnVeth);
+        }
+        self.multi_buffer = bound.multi_buffer();
+        self.socket = Some(nic.duplicate()?);
+        if self.checksums.is_some() && sends.checksum {
+            self.checksums = Some(match sends.zero_copy {
+                true => Checksums::Nic,
+                false => Checksums::Kernel,
+            });
+        }
+        Ok(())
+    }
+}
+
+/// What a bind costs the kernel: `xp_create_and_assign_umem` (net/xdp/xsk_buff_pool.c) keeps a
+/// `struct xdp_buff_xsk` and a pointer for every chunk; measured as 32 MiB per GiB of 4 KiB chunks
+/// and 70 MiB per GiB of 2 KiB chunks on 6.18.
+fn kernel_bytes(umem: &Umem) -> u64 {
+    umem.chunks() * 136
+}
