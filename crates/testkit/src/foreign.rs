@@ -148,7 +148,8 @@ fn make_map(map_type: u32) -> OwnedFd {
 }
 
 fn link(program: &OwnedFd, netns: &NetNs, interface: &str, mode: Mode) -> OwnedFd {
-    let link = bpf::attach(program, netns.index_of(interface), mode == Mode::Native);
+    let index = netns.index_of(interface);
+    let link = netns.enter(|| bpf::attach(program, index, mode == Mode::Native));
     link.expect("the program can be attached")
 }
 
