@@ -10,7 +10,7 @@ use vhost_af_xdp::fuzzing::{Headers, Verdict};
 use virtqueue::driver::{Buffer, DriverFeatures, GuestRam, SplitDriver};
 use virtqueue::{
     Chains, GuestAddr, MemoryMap, Queue, QueueFeatures, QueueSize, QueueStart, RingFormat, RingLayout,
-    TrustedFiles,
+    RingShape, TrustedFiles,
 };
 
 #[derive(arbitrary::Arbitrary, Debug)]
@@ -50,8 +50,12 @@ pub fn run(data: &[u8]) {
     let memory =
         Arc::new(MemoryMap::new(ram.regions().expect("descriptors"), 0, &TrustedFiles).expect("mapped"));
     let queue = |driver: &SplitDriver| {
-        let rings = RingLayout::from_user(&memory, (RingFormat::Split, size), driver.ring_user_addresses())
-            .expect("inside");
+        let rings = RingLayout::from_user(
+            &memory,
+            RingShape::new(RingFormat::Split, size),
+            driver.ring_user_addresses(),
+        )
+        .expect("inside");
         let features = QueueFeatures {
             indirect: true,
             ..QueueFeatures::default()

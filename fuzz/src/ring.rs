@@ -8,8 +8,8 @@ use arbitrary::Arbitrary;
 use virtqueue::driver::{Buffer, DriverFeatures, GuestRam, PackedDriver, QueueDriver, SplitDriver};
 use virtqueue::layout::{Descriptor, PackedDescriptor};
 use virtqueue::{
-    Chain, ChainId, Chains, GuestAddr, InflightRegion, Journal, MemoryMap, Queue, QueueFeatures, QueueSize,
-    QueueStart, RingFormat, RingLayout, TrustedFiles,
+    Chain, ChainId, Chains, FileRange, GuestAddr, InflightRegion, InflightShape, Journal, MemoryMap, Queue,
+    QueueFeatures, QueueSize, QueueStart, RingFormat, RingLayout, RingShape, TrustedFiles,
 };
 
 #[derive(Arbitrary, Debug)]
@@ -201,7 +201,7 @@ impl Scene {
             event_idx: input.event_idx,
             in_order: input.in_order,
         };
-        let mut driver = QueueDriver::new(&ram, (format, size), known).expect("room");
+        let mut driver = QueueDriver::new(&ram, RingShape::new(format, size), known).expect("room");
         match &mut driver {
             QueueDriver::Split(driver) => driver.start_at(input.start),
             QueueDriver::Packed(driver) => {
@@ -211,13 +211,22 @@ impl Scene {
         let memory = Arc::new(
             MemoryMap::new(ram.regions().expect("descriptors"), 4096, &TrustedFiles).expect("mapped"),
         );
-        let rings =
-            RingLayout::from_user(&memory, (format, size), driver.ring_user_addresses()).expect("inside");
+        let rings = RingLayout::from_user(
+            &memory,
+            RingShape::new(format, size),
+            driver.ring_user_addresses(),
+        )
+        .expect("inside");
         let inflight = (input.notes == Notes::Inflight).then(|| {
             let (file, bytes) = InflightRegion::create(1, size.get(), features.packed).expect("memory");
-            let shape = (1, size.get(), features.packed);
+            let shape = InflightShape {
+                queues: 1,
+                entries: size.get(),
+                packed: features.packed,
+            };
+            let range = FileRange { offset: 0, bytes };
             let region =
-                InflightRegion::open(file.as_fd(), (bytes, 0), shape, &TrustedFiles).expect("made for it");
+                InflightRegion::open(file.as_fd(), range, shape, &TrustedFiles).expect("made for it");
             (file, Arc::new(region))
         });
         let start = QueueStart {

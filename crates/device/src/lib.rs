@@ -16,7 +16,7 @@
 //! use device::offloads::Offloads;
 //! use device::pair::pieces;
 //! use virtqueue::driver::{Buffer, DriverFeatures, GuestRam, QueueDriver};
-//! use virtqueue::{Chains, GuestAddr, MemoryMap, QueueSize, RingFormat, TrustedFiles};
+//! use virtqueue::{Chains, GuestAddr, MemoryMap, QueueSize, RingFormat, RingShape, TrustedFiles};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! // The VMM: memory, shared by descriptor, and a device with one queue pair.
@@ -29,7 +29,7 @@
 //! let size = QueueSize::new(256)?;
 //! let mut drivers = Vec::new();
 //! for index in 0..2 {
-//!     let driver = QueueDriver::new(&ram, (RingFormat::Split, size), DriverFeatures::default())?;
+//!     let driver = QueueDriver::new(&ram, RingShape::new(RingFormat::Split, size), DriverFeatures::default())?;
 //!     device.set_size(index, size.get().into())?;
 //!     device.set_addresses(index, driver.ring_user_addresses())?;
 //!     device.start(index, None)?; // no kick eventfd: the ring is polled

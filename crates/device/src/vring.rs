@@ -2,7 +2,9 @@
 
 use std::os::fd::OwnedFd;
 
-use virtqueue::{MemoryMap, QueueSize, QueueSizeError, RingAddresses, RingError, RingFormat, RingLayout};
+use virtqueue::{
+    MemoryMap, QueueSize, QueueSizeError, RingAddresses, RingError, RingFormat, RingLayout, RingShape,
+};
 
 /// What is wrong with a vring.
 #[derive(Debug, thiserror::Error)]
@@ -55,7 +57,7 @@ impl VringState {
         let (Some(size), Some(addresses)) = (self.size, self.addresses) else {
             return Err(VringError::Incomplete { index });
         };
-        RingLayout::from_user(map, (RingFormat::of(packed), size), addresses)
+        RingLayout::from_user(map, RingShape::new(RingFormat::of(packed), size), addresses)
             .map_err(|source| VringError::Layout { index, source })
     }
 }

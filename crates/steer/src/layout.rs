@@ -192,11 +192,6 @@ impl Place {
     }
 }
 
-/// Whether a word says that the queue is ours.
-pub(crate) fn word_is_active(word: u64) -> bool {
-    (word >> FLAGS_SHIFT) & ACTIVE != 0
-}
-
 /// Whether a word says that a socket waits in the other place.
 pub(crate) fn word_has_successor(word: u64) -> bool {
     (word >> FLAGS_SHIFT) & SUCCESSOR != 0
@@ -205,11 +200,6 @@ pub(crate) fn word_has_successor(word: u64) -> bool {
 /// The same word, saying that a socket waits in the other place.
 pub(crate) fn word_with_successor(word: u64) -> u64 {
     word | (SUCCESSOR << FLAGS_SHIFT)
-}
-
-/// The same word with another frame limit.
-pub(crate) fn word_with_limit(word: u64, frame_limit: u32) -> u64 {
-    (word & !u64::from(u32::MAX)) | u64::from(frame_limit)
 }
 
 /// What the program did with the frames of one queue, summed over the CPUs; `struct steer_counters`.
@@ -299,21 +289,13 @@ mod tests {
         assert!(!word_has_successor(word));
         let noted = word_with_successor(word);
         assert_eq!(noted, 0x0007_000c_0000_05ea);
-        assert!(word_has_successor(noted) && word_is_active(noted));
+        assert!(word_has_successor(noted));
         assert_eq!(Place::of_word(noted), Place::Second);
     }
 
     #[test]
-    fn new_limit_leaves_header_and_state_alone() {
-        let word = QueueConf {
-            virtio_header: Some(VirtioHeader::Basic),
-            frame_limit: u32::MAX,
-        }
-        .to_word(Place::Second);
-        assert_eq!(word_with_limit(word, 60), 0x0003_000c_0000_003c);
-        assert!(word_is_active(word_with_limit(word, 0)));
+    fn places_have_words_and_keys_of_their_own() {
         for place in [Place::First, Place::Second] {
-            assert!(!word_is_active(place.inactive_word()));
             assert_eq!(Place::of_word(place.inactive_word()), place);
         }
         assert_eq!((Place::First.key(7), Place::Second.key(7)), (7, 263));

@@ -24,7 +24,7 @@ use crate::config::QueueWords;
 use crate::error::{AttachError, PinError};
 use crate::layout::{
     Entry, Filter, LAST_VLAN, MAX_ENTRIES, MAX_QUEUES, Place, QueueConf, QueueCounters, filter_bits,
-    word_has_successor, word_is_active, word_with_limit, word_with_successor,
+    word_has_successor, word_with_successor,
 };
 use crate::link::{self, Attached};
 use crate::mode::{Mode, ModeRequest};
@@ -36,12 +36,6 @@ pub enum QueueError {
     /// The program has no entry for this queue.
     #[error("queue {queue} is beyond the {MAX_QUEUES} queues that the XDP program knows")]
     OutOfRange {
-        /// As given.
-        queue: u32,
-    },
-    /// The limit of a queue that is not ours means nothing.
-    #[error("queue {queue} is not enabled")]
-    NotEnabled {
         /// As given.
         queue: u32,
     },
@@ -300,22 +294,6 @@ impl Program {
     /// The word of a queue. Only this process changes it, and two callers must not change the same queue at the same time.
     fn word(&self, queue: u32) -> Result<u64, QueueError> {
         self.words.load(queue).ok_or(QueueError::OutOfRange { queue })
-    }
-
-    /// Changes the longest frame of an enabled queue, in bytes; see [`QueueConf::frame_limit`]. One store, no
-    /// system call.
-    ///
-    /// A frame that is in the program at this moment may still have been measured against the old limit, so a
-    /// buffer that is smaller than the old limit must not be posted in the same breath.
-    ///
-    /// # Errors
-    /// [`QueueError::OutOfRange`], [`QueueError::NotEnabled`].
-    pub fn set_frame_limit(&self, queue: u32, frame_limit: u32) -> Result<(), QueueError> {
-        let word = self.word(queue)?;
-        if !word_is_active(word) {
-            return Err(QueueError::NotEnabled { queue });
-        }
-        self.set_word(queue, word_with_limit(word, frame_limit))
     }
 
     /// What the program did with the frames of `queue` since it was attached, summed over the CPUs. Frames in

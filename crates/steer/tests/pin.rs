@@ -50,9 +50,7 @@ fn pinned_program_outlives_its_owner_and_goes_on_with_the_next_as_it_was_left() 
         let next = Program::open_pinned(pair.ifindex(), &dir).expect("all is there");
         assert_eq!((next.id(), next.mode()), (id, mode));
         // That a socket waits is not forgotten: activating uses it, once.
-        next.set_frame_limit(0, 60).expect_err("not active");
         next.activate_queue(0, conf(1514)).expect("in range");
-        next.set_frame_limit(0, 60).expect("active");
         next.counters(0).expect("the same map");
         drop(next);
         assert_eq!(program_on(pair.ifindex()), Some(id), "it stays again");

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use virtqueue::driver::{Buffer, DriverFeatures, GuestRam, QueueDriver, Used};
-use virtqueue::{GuestAddr, QueueSize, RingFormat};
+use virtqueue::{GuestAddr, QueueSize, RingFormat, RingShape};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::driver::{DriverConfig, F_EVENT_IDX, F_IN_ORDER, F_MRG_RXBUF, F_RING_PACKED, HEADER};
@@ -64,7 +64,7 @@ impl Ring {
             event_idx: features & F_EVENT_IDX != 0,
             in_order: features & F_IN_ORDER != 0,
         };
-        let driver = QueueDriver::new(ram, (format, size), features).expect("room for a ring");
+        let driver = QueueDriver::new(ram, RingShape::new(format, size), features).expect("room for a ring");
         Self {
             driver,
             kick: eventfd(),

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use virtqueue::driver::{Buffer, DriverFeatures, GuestRam, QueueDriver};
 use virtqueue::{
     Chains, GuestAddr, MemoryMap, Queue, QueueFeatures, QueueSize, QueueStart, RingFormat, RingLayout,
-    TrustedFiles,
+    RingShape, TrustedFiles,
 };
 
 /// Short and many: on a busy machine some of them are undisturbed, and the least figure is that of the code.
@@ -58,7 +58,7 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(shape: (RingFormat, QueueSize), event_idx: bool) -> Self {
+    fn new(shape: RingShape, event_idx: bool) -> Self {
         let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), 64 << 20)]).expect("memory"));
         let features = DriverFeatures {
             event_idx,
@@ -72,17 +72,17 @@ impl Bench {
             event_idx,
             indirect: true,
             in_order: true,
-            packed: shape.0 == RingFormat::Packed,
+            packed: shape.format == RingFormat::Packed,
         };
         let mut queue = Queue::new(&map, rings, features, QueueStart::default()).expect("a sound ring");
         queue.disable_kicks();
-        let buffers = (0..shape.1.get())
+        let buffers = (0..shape.size.get())
             .map(|_| ram.alloc(BUFFER_BYTES, 64).expect("room"))
             .collect();
         Self {
             driver,
             queue,
-            chains: Chains::for_queue(shape.1, 256),
+            chains: Chains::for_queue(shape.size, 256),
             buffers,
         }
     }
@@ -185,7 +185,7 @@ fn main() {
         let size = size.expect("a queue size");
         for (shape, name) in Shape::ALL {
             for (event_idx, batch) in [(false, 32), (false, 64), (true, 32), (true, 64)] {
-                let figures = measure((format, size), event_idx, (shape, batch));
+                let figures = measure(RingShape::new(format, size), event_idx, shape, batch);
                 let event = if event_idx { "on" } else { "off" };
                 let [device, driver, threads] = figures;
                 println!("{ring:<8}{name:<20}{event:>10}{batch:>6}{device:>16}{driver:>16}{threads:>16}");
@@ -195,7 +195,7 @@ fn main() {
 }
 
 /// Device, driver, two threads.
-fn measure(ring: (RingFormat, QueueSize), event_idx: bool, (shape, batch): (Shape, usize)) -> [String; 3] {
+fn measure(ring: RingShape, event_idx: bool, shape: Shape, batch: usize) -> [String; 3] {
     let mut bench = Bench::new(ring, event_idx);
     let (device, driver) = (0..ROUNDS).map(|_| bench.one_thread(shape, batch)).unzip();
     let threads = (0..THREAD_ROUNDS)

@@ -56,57 +56,6 @@ impl MemoryMap {
         true
     }
 
-    /// Copies `len` bytes at `offset` to `dst`: for a destination that may not be a slice, such as a UMEM.
-    ///
-    /// # Safety
-    /// `[dst, dst + len)` is writable memory and does not overlap the range in the map.
-    #[inline]
-    #[must_use]
-    pub unsafe fn copy_to_ptr(&self, offset: u64, dst: NonNull<u8>, len: usize) -> bool {
-        let Some(src) = self.ptr(offset, len) else {
-            return false;
-        };
-        // SAFETY: the source is mapped (ptr), the destination is the caller's promise.
-        unsafe { ptr::copy_nonoverlapping(src.as_ptr(), dst.as_ptr(), len) };
-        true
-    }
-
-    /// Copies `len` bytes at `src` to `offset`.
-    ///
-    /// # Safety
-    /// `[src, src + len)` is readable memory and does not overlap the range in the map.
-    #[inline]
-    #[must_use]
-    pub unsafe fn copy_from_ptr(&self, offset: u64, src: NonNull<u8>, len: usize) -> bool {
-        let Some(dst) = self.ptr(offset, len) else {
-            return false;
-        };
-        // SAFETY: the destination is mapped (ptr), the source is the caller's promise.
-        unsafe { ptr::copy_nonoverlapping(src.as_ptr(), dst.as_ptr(), len) };
-        true
-    }
-
-    /// Copies `len` bytes from offset `from` to offset `to`. The ranges may overlap: two buffers of a guest
-    /// may, too.
-    #[inline]
-    #[must_use]
-    pub fn copy_within(&self, from: u64, to: u64, len: usize) -> bool {
-        self.copy_to_map(from, self, to, len)
-    }
-
-    /// Copies `len` bytes from offset `from` of this map to offset `to` of another: guest to guest. The maps
-    /// may share memory.
-    #[inline]
-    #[must_use]
-    pub fn copy_to_map(&self, from: u64, other: &MemoryMap, to: u64, len: usize) -> bool {
-        let (Some(src), Some(dst)) = (self.ptr(from, len), other.ptr(to, len)) else {
-            return false;
-        };
-        // SAFETY: both ranges are mapped (ptr); ptr::copy stands an overlap.
-        unsafe { ptr::copy(src.as_ptr(), dst.as_ptr(), len) };
-        true
-    }
-
     /// Sets `len` bytes at `offset` to `value`.
     #[inline]
     #[must_use]
@@ -191,8 +140,6 @@ mod tests {
         for offset in [4095, 4096, 4097, u64::MAX, u64::MAX - 1] {
             assert!(!map.copy_from_guest(offset, &mut byte));
             assert!(!map.copy_to_guest(offset, &byte));
-            assert!(!map.copy_within(0, offset, 2));
-            assert!(!map.copy_within(offset, 0, 2));
             assert!(!map.fill(offset, 1, 2));
             assert!(map.read_obj::<u16>(offset).is_none());
             assert!(map.atomic_u16(offset).is_none());
@@ -206,31 +153,13 @@ mod tests {
     fn bytes_arrive_exactly() {
         let map = MemoryMap::anonymous(4096).unwrap();
         assert!(map.copy_to_guest(4090, b"abcdef"));
-        assert!(map.copy_within(4090, 4088, 6));
         let mut bytes = [0; 8];
         assert!(map.copy_from_guest(4088, &mut bytes));
-        assert_eq!(&bytes, b"abcdefef");
+        assert_eq!(&bytes, b"\0\0abcdef");
         assert!(map.write_obj(1, &0x0102_0304u32));
         assert_eq!(map.read_obj::<u32>(1), Some(0x0102_0304));
         assert!(map.atomic_u16(1).is_none());
         assert!(map.fill(0, 9, 4096));
         assert_eq!(map.read_obj::<[u8; 4096]>(0), Some([9; 4096]));
-    }
-
-    #[test]
-    fn raw_pointers_move_the_same_bytes() {
-        let (one, two) = (
-            MemoryMap::anonymous(4096).unwrap(),
-            MemoryMap::anonymous(8192).unwrap(),
-        );
-        assert!(one.copy_to_guest(100, b"frame"));
-        let there = two.ptr(5000, 5).unwrap();
-        // SAFETY: `there` is five mapped bytes of another map.
-        assert!(unsafe { one.copy_to_ptr(100, there, 5) });
-        assert!(two.copy_to_map(5000, &one, 0, 5));
-        assert_eq!(one.read_obj::<[u8; 5]>(0), Some(*b"frame"));
-        // SAFETY: as above.
-        assert!(unsafe { one.copy_from_ptr(200, there, 5) });
-        assert_eq!(one.read_obj::<[u8; 5]>(200), Some(*b"frame"));
     }
 }

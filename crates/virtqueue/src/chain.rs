@@ -258,6 +258,15 @@ pub(crate) enum Kind {
     Other,
 }
 
+/// What chains of the kind that [`Kind::Single`] is have in common.
+#[derive(Clone, Copy)]
+pub(crate) struct Single {
+    /// The region that their buffers are in.
+    pub(crate) hint: RegionHint,
+    /// For the device to write.
+    pub(crate) writable: bool,
+}
+
 impl Kind {
     /// Of a chain that begins with `desc`.
     #[inline(always)]

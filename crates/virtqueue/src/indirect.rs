@@ -25,7 +25,8 @@ impl Table {
         memory: &MemoryMap,
         size: QueueSize,
         negotiated: bool,
-        (head, desc): (u16, Descriptor),
+        head: u16,
+        desc: Descriptor,
     ) -> Result<Self, GuestFault> {
         let len = desc.len;
         let invalid = |why| Err(GuestFault::IndirectInvalid { head, len, why });

@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use rustix::fs::{MemfdFlags, SealFlags};
 
 use crate::crash;
-use crate::mapping::{FileMapping, ForeignFiles, MappingError};
+use crate::mapping::{FileMapping, FileRange, ForeignFiles, MappingError};
 use crate::{MAX_QUEUE_SIZE, QueueSize, RingError};
 
 /// Version of the layout.
@@ -89,6 +89,17 @@ pub enum InflightError {
     },
 }
 
+/// What an inflight region is made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InflightShape {
+    /// Number of queues.
+    pub queues: u16,
+    /// Entries of each.
+    pub entries: u16,
+    /// Whether they are packed.
+    pub packed: bool,
+}
+
 /// The file with the regions of all queues, mapped.
 pub struct InflightRegion {
     file: FileMapping,
@@ -120,43 +131,44 @@ impl InflightRegion {
         Ok((fd, bytes))
     }
 
-    /// Maps a file (VHOST_USER_SET_INFLIGHT_FD) for (queues, entries of each, packed), and no more of it than these need. Regions
-    /// that were never used are initialised.
+    /// Maps a file (VHOST_USER_SET_INFLIGHT_FD), and no more of it than the shape needs. Regions that were never used are
+    /// initialised.
     ///
     /// # Errors
     /// [`InflightError`].
     pub fn open(
         fd: BorrowedFd<'_>,
-        (mmap_size, mmap_offset): (u64, u64),
-        (queues, queue_size, packed): (u16, u16, bool),
+        range: FileRange,
+        shape: InflightShape,
         files: &dyn ForeignFiles,
     ) -> Result<Self, InflightError> {
-        let needed =
-            Self::bytes_for(queues, queue_size, packed).ok_or(InflightError::Shape { queues, queue_size })?;
-        if mmap_size < needed {
-            return Err(InflightError::TooShort {
-                bytes: mmap_size,
-                needed,
-            });
-        }
-        let range = InflightError::Range {
-            offset: mmap_offset,
-            bytes: mmap_size,
+        let InflightShape {
+            queues,
+            entries,
+            packed,
+        } = shape;
+        let refused = InflightError::Shape {
+            queues,
+            queue_size: entries,
         };
-        if !mmap_offset.is_multiple_of(ALIGN) {
-            return Err(range);
+        let needed = Self::bytes_for(queues, entries, packed).ok_or(refused)?;
+        let FileRange { offset, bytes } = range;
+        if bytes < needed {
+            return Err(InflightError::TooShort { bytes, needed });
         }
-        let file =
-            FileMapping::open(fd, (mmap_size, mmap_offset), needed, files).map_err(|error| match error {
-                MappingError::NotAFile => InflightError::NotAFile,
-                MappingError::Range { .. } => range,
-                MappingError::System(error) => InflightError::Map(error),
-                MappingError::Guard(error) => InflightError::Guard(error),
-            })?;
+        if !offset.is_multiple_of(ALIGN) {
+            return Err(InflightError::Range { offset, bytes });
+        }
+        let file = FileMapping::open(fd, range, needed, files).map_err(|error| match error {
+            MappingError::NotAFile => InflightError::NotAFile,
+            MappingError::Range { .. } => InflightError::Range { offset, bytes },
+            MappingError::System(error) => InflightError::Map(error),
+            MappingError::Guard(error) => InflightError::Guard(error),
+        })?;
         let region = Self {
             file,
             queues,
-            entries: queue_size,
+            entries,
             packed,
         };
         (0..queues).try_for_each(|index| region.examine(index))?;

@@ -51,7 +51,8 @@ impl SplitJournal {
     /// entries from there on, which `entry` tells.
     pub(crate) fn resume(
         queue: InflightQueue,
-        (used_idx, available): (u16, u16),
+        used_idx: u16,
+        available: u16,
         entry: impl Fn(u16) -> u16,
     ) -> (Self, Left) {
         let mut journal = Self {

@@ -3,11 +3,23 @@ use std::os::fd::AsFd;
 use super::*;
 use crate::driver::{Buffer, DriverFeatures, GuestRam, QueueDriver};
 use crate::{
-    ChainId, Chains, GuestAddr, Journal, MemoryMap, Queue, QueueFeatures, QueueStart, RingError, RingFormat,
-    RingLayout, TrustedFiles,
+    ChainId, Chains, FileRange, GuestAddr, Journal, MemoryMap, Queue, QueueFeatures, QueueStart, RingError,
+    RingFormat, RingLayout, RingShape, TrustedFiles,
 };
 
 const QUEUE: u16 = 8;
+
+fn whole(bytes: u64) -> FileRange {
+    FileRange { offset: 0, bytes }
+}
+
+fn shape(queues: u16, entries: u16, packed: bool) -> InflightShape {
+    InflightShape {
+        queues,
+        entries,
+        packed,
+    }
+}
 
 /// A file of `len` bytes, written as a predecessor or a VMM would.
 struct File(OwnedFd);
@@ -41,7 +53,12 @@ impl File {
 
     fn open_sized(&self, packed: bool, queue: u16) -> Result<InflightRegion, InflightError> {
         let bytes = InflightRegion::bytes_for(1, queue, packed).unwrap();
-        InflightRegion::open(self.0.as_fd(), (bytes, 0), (1, queue, packed), &TrustedFiles)
+        InflightRegion::open(
+            self.0.as_fd(),
+            whole(bytes),
+            shape(1, queue, packed),
+            &TrustedFiles,
+        )
     }
 }
 
@@ -60,7 +77,7 @@ impl World {
 
     fn sized(packed: bool, queue: u16) -> Self {
         let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), 1 << 20)]).unwrap());
-        let shape = (RingFormat::of(packed), QueueSize::packed(queue.into()).unwrap());
+        let shape = RingShape::new(RingFormat::of(packed), QueueSize::packed(queue.into()).unwrap());
         Self {
             driver: QueueDriver::new(&ram, shape, DriverFeatures::default()).unwrap(),
             memory: Arc::new(MemoryMap::new(ram.regions().unwrap(), 0, &TrustedFiles).unwrap()),
@@ -80,7 +97,7 @@ impl World {
     }
 
     fn device_with(&self, region: &Arc<InflightRegion>) -> Result<Queue, RingError> {
-        let shape = (self.driver.format(), self.driver.size());
+        let shape = RingShape::new(self.driver.format(), self.driver.size());
         let rings = RingLayout::from_user(&self.memory, shape, self.driver.ring_user_addresses()).unwrap();
         let features = QueueFeatures {
             packed: self.packed(),
@@ -234,7 +251,13 @@ fn packed_states_lie_where_the_specification_says() {
 fn region_that_does_not_fit_its_file_is_refused() {
     let (fd, bytes) = InflightRegion::create(2, QUEUE, false).unwrap();
     let open = |bytes, offset, queues| {
-        InflightRegion::open(fd.as_fd(), (bytes, offset), (queues, QUEUE, false), &TrustedFiles).unwrap_err()
+        InflightRegion::open(
+            fd.as_fd(),
+            FileRange { offset, bytes },
+            shape(queues, QUEUE, false),
+            &TrustedFiles,
+        )
+        .unwrap_err()
     };
     assert!(matches!(open(bytes, 0, 3), InflightError::TooShort { .. }));
     assert!(matches!(open(bytes - 1, 0, 2), InflightError::TooShort { .. }));
@@ -243,7 +266,12 @@ fn region_that_does_not_fit_its_file_is_refused() {
     assert!(matches!(open(u64::MAX, 64, 2), InflightError::Range { .. }));
     assert!(matches!(open(bytes, 0, 0), InflightError::Shape { .. }));
     let (reader, _writer) = io::pipe().unwrap();
-    let refused = InflightRegion::open(reader.as_fd(), (bytes, 0), (2, QUEUE, false), &TrustedFiles);
+    let refused = InflightRegion::open(
+        reader.as_fd(),
+        whole(bytes),
+        shape(2, QUEUE, false),
+        &TrustedFiles,
+    );
     assert!(matches!(refused, Err(InflightError::NotAFile)));
 }
 
@@ -270,7 +298,8 @@ fn region_for_another_queue_is_refused() {
     let world = World::new(false);
     for (size, packed) in [(QUEUE * 2, false), (QUEUE, true)] {
         let (fd, bytes) = InflightRegion::create(1, size, packed).unwrap();
-        let region = InflightRegion::open(fd.as_fd(), (bytes, 0), (1, size, packed), &TrustedFiles).unwrap();
+        let region =
+            InflightRegion::open(fd.as_fd(), whole(bytes), shape(1, size, packed), &TrustedFiles).unwrap();
         let refused = world.device_with(&Arc::new(region)).unwrap_err();
         assert_eq!(
             refused,

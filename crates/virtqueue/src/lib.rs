@@ -23,7 +23,7 @@
 //! # #[cfg(feature = "driver")] {
 //! use std::sync::Arc;
 //! use virtqueue::driver::{Buffer, DriverFeatures, GuestRam, SplitDriver};
-//! use virtqueue::{Chains, GuestAddr, MemoryMap, Queue, QueueFeatures, QueueSize, QueueStart, RingFormat, RingLayout, TrustedFiles};
+//! use virtqueue::{Chains, GuestAddr, MemoryMap, Queue, QueueFeatures, QueueSize, QueueStart, RingFormat, RingLayout, RingShape, TrustedFiles};
 //!
 //! // The guest: memory, a ring in it, one buffer to be sent.
 //! let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), 1 << 20)])?);
@@ -35,7 +35,8 @@
 //!
 //! // The device: maps the memory, takes what is there, gives it back.
 //! let memory = Arc::new(MemoryMap::new(ram.regions()?, 0, &TrustedFiles)?);
-//! let rings = RingLayout::from_user(&memory, (RingFormat::Split, driver.size()), driver.ring_user_addresses())?;
+//! let shape = RingShape::new(RingFormat::Split, driver.size());
+//! let rings = RingLayout::from_user(&memory, shape, driver.ring_user_addresses())?;
 //! let mut queue = Queue::new(&memory, rings, QueueFeatures::default(), QueueStart::default())?;
 //! let mut chains = Chains::for_queue(driver.size(), 32);
 //! queue.pop(&mut chains, 32)?;
@@ -107,12 +108,12 @@ pub use addr::{GuestAddr, MAX_QUEUE_SIZE, QueueSize, QueueSizeError};
 pub use chain::{Buffer, Chain, ChainId, Chains};
 pub use fault::{GuestFault, IndirectRule};
 pub use indirect::Prefetch;
-pub use inflight::{InflightError, InflightQueue, InflightRegion};
+pub use inflight::{InflightError, InflightQueue, InflightRegion, InflightShape};
 pub use log::{DirtyLog, LOG_PAGE_BYTES, LogError};
-pub use mapping::{ForeignFiles, Guard, TrustedFiles};
-pub use memory::{MemoryMap, RegionHint};
+pub use mapping::{FileRange, ForeignFiles, Guard, TrustedFiles};
+pub use memory::MemoryMap;
 pub use packed::PackedQueue;
 pub use queue::{Journal, Queue, QueueFeatures, QueueStart};
 pub use region::{MAX_REGIONS, MapError, MappedRegion, Region};
-pub use rings::{RingAddresses, RingError, RingFormat, RingLayout, RingPart};
+pub use rings::{RingAddresses, RingError, RingFormat, RingLayout, RingPart, RingShape};
 pub use split::SplitQueue;

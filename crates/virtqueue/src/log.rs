@@ -14,7 +14,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use crate::mapping::{FileMapping, ForeignFiles, MappingError};
+use crate::mapping::{FileMapping, FileRange, ForeignFiles, MappingError};
 use crate::{GuestAddr, MemoryMap};
 
 /// Bytes of guest memory for each bit (vhost-user, `VHOST_LOG_PAGE`; not the system's page size).
@@ -50,21 +50,16 @@ pub enum LogError {
 }
 
 impl DirtyLog {
-    /// Maps the bitmap of `mmap_size` bytes at `mmap_offset` of `fd` (VHOST_USER_SET_LOG_BASE).
+    /// Maps the bitmap that is `range` of `fd` (VHOST_USER_SET_LOG_BASE).
     ///
     /// # Errors
     /// [`LogError`].
-    pub fn open(
-        fd: BorrowedFd<'_>,
-        (mmap_size, mmap_offset): (u64, u64),
-        files: &dyn ForeignFiles,
-    ) -> Result<Self, LogError> {
-        let range = (mmap_size, mmap_offset);
-        let bitmap = FileMapping::open(fd, range, mmap_size, files).map_err(|error| match error {
+    pub fn open(fd: BorrowedFd<'_>, range: FileRange, files: &dyn ForeignFiles) -> Result<Self, LogError> {
+        let bitmap = FileMapping::open(fd, range, range.bytes, files).map_err(|error| match error {
             MappingError::NotAFile => LogError::NotAFile,
             MappingError::Range { size } => LogError::Range {
-                offset: mmap_offset,
-                bytes: mmap_size,
+                offset: range.offset,
+                bytes: range.bytes,
                 size,
             },
             MappingError::System(error) => LogError::Map(error),

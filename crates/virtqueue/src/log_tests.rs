@@ -26,7 +26,15 @@ fn pages(file: &OwnedFd, offset: u64, bytes: usize) -> Vec<u64> {
 #[test]
 fn every_page_that_a_range_touches_is_noted() {
     let file = file(4096);
-    let log = DirtyLog::open(file.as_fd(), (4096, 0), &TrustedFiles).unwrap();
+    let log = DirtyLog::open(
+        file.as_fd(),
+        FileRange {
+            offset: 0,
+            bytes: 4096,
+        },
+        &TrustedFiles,
+    )
+    .unwrap();
     log.note(GuestAddr(4095), 1);
     log.note(GuestAddr(2 * 4096 + 4095), 2);
     log.note(GuestAddr(8 * 4096), 4096);
@@ -37,7 +45,15 @@ fn every_page_that_a_range_touches_is_noted() {
 #[test]
 fn pages_past_the_log_are_left_out() {
     let file = file(4096);
-    let log = DirtyLog::open(file.as_fd(), (2, 100), &TrustedFiles).unwrap();
+    let log = DirtyLog::open(
+        file.as_fd(),
+        FileRange {
+            offset: 100,
+            bytes: 2,
+        },
+        &TrustedFiles,
+    )
+    .unwrap();
     log.note(GuestAddr(15 * 4096), 3 * 4096);
     log.note(GuestAddr(16 * 4096), 1);
     log.note(GuestAddr(u64::MAX), u64::MAX);
@@ -50,13 +66,13 @@ fn log_that_does_not_fit_its_file_is_refused() {
     let file = file(4096);
     for (bytes, offset) in [(0, 0), (4097, 0), (1, 4096), (u64::MAX, 1), (4096, u64::MAX)] {
         assert!(matches!(
-            DirtyLog::open(file.as_fd(), (bytes, offset), &TrustedFiles),
+            DirtyLog::open(file.as_fd(), FileRange { offset, bytes }, &TrustedFiles),
             Err(LogError::Range { .. })
         ));
     }
     let (reader, _writer) = std::io::pipe().unwrap();
     assert!(matches!(
-        DirtyLog::open(reader.as_fd(), (1, 0), &TrustedFiles),
+        DirtyLog::open(reader.as_fd(), FileRange { offset: 0, bytes: 1 }, &TrustedFiles),
         Err(LogError::NotAFile)
     ));
 }
@@ -73,7 +89,15 @@ fn map_offsets_are_noted_as_guest_addresses() {
     let ram = GuestRam::from_regions(vec![region(0x10_0000, 0x4000), region(0x40_0000, 0x4000)]).unwrap();
     let memory = Arc::new(MemoryMap::new(ram.regions().unwrap(), 4096, &TrustedFiles).unwrap());
     let file = file(4096);
-    let log = DirtyLog::open(file.as_fd(), (4096, 0), &TrustedFiles).unwrap();
+    let log = DirtyLog::open(
+        file.as_fd(),
+        FileRange {
+            offset: 0,
+            bytes: 4096,
+        },
+        &TrustedFiles,
+    )
+    .unwrap();
     memory.log(&log, 0x3fff, 1);
     memory.log(&log, 0x4001, 0x1000);
     memory.log(&log, memory.private_offset(), 4096);

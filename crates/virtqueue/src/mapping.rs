@@ -14,6 +14,15 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::region;
 
+/// A part of a file that a VMM passes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileRange {
+    /// Where it begins, bytes.
+    pub offset: u64,
+    /// Its length, bytes.
+    pub bytes: u64,
+}
+
 /// What a process does about files that are not its own when it maps them.
 ///
 /// Whoever gave such a file can truncate it (unless it is sealed against that), or its file system runs full, and an
@@ -83,10 +92,10 @@ unsafe impl Send for Pages {}
 unsafe impl Sync for Pages {}
 
 impl FileMapping {
-    /// Maps the first `len` bytes of the `size_said` bytes at `offset` of `fd`, which must be there.
+    /// Maps the first `len` bytes of `range` of `fd`, which must be there.
     pub(crate) fn open(
         fd: BorrowedFd<'_>,
-        (size_said, offset): (u64, u64),
+        range: FileRange,
         len: u64,
         files: &dyn ForeignFiles,
     ) -> Result<Self, MappingError> {
@@ -96,8 +105,9 @@ impl FileMapping {
             return Err(MappingError::NotAFile);
         }
         let size = u64::try_from(stat.st_size).unwrap_or(0);
-        let inside = offset.checked_add(size_said).is_some_and(|end| end <= size);
-        if len == 0 || len > size_said || !inside {
+        let offset = range.offset;
+        let inside = offset.checked_add(range.bytes).is_some_and(|end| end <= size);
+        if len == 0 || len > range.bytes || !inside {
             return Err(MappingError::Range { size });
         }
         let (page, _) =

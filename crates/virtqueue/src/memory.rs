@@ -47,7 +47,7 @@ pub struct MemoryMap {
 
 /// The region that served the last translation: who translates keeps one, and most lookups end there.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct RegionHint(Lookup);
+pub(crate) struct RegionHint(Lookup);
 
 /// One region as translation sees it. Zero length hits nothing.
 #[derive(Clone, Copy, Debug, Default)]
@@ -110,7 +110,11 @@ impl MemoryMap {
         let shapes: Vec<_> = regions
             .iter()
             .zip(&facts)
-            .map(|(region, facts)| (region.file_offset, region.len, facts.page_size))
+            .map(|(region, facts)| region::Shape {
+                file_offset: region.file_offset,
+                len: region.len,
+                page_size: facts.page_size,
+            })
             .collect();
         let (places, guest_len) = region::place(&shapes)?;
         let most = files.most_guest_bytes();
@@ -147,7 +151,7 @@ impl MemoryMap {
             .zip(facts.into_iter().zip(places))
             .map(|(region, (facts, place))| MappedRegion { region, facts, place })
             .collect();
-        Ok(Self::assemble((guard, reservation), guest_len, regions))
+        Ok(Self::assemble(guard, reservation, guest_len, regions))
     }
 
     /// A map of one fresh region of `len` bytes at guest address 0, sealed against shrinking: for tests, and
@@ -177,11 +181,7 @@ impl MemoryMap {
         )
     }
 
-    fn assemble(
-        (guard, reservation): (Guard, Reservation),
-        guest_len: u64,
-        regions: Vec<MappedRegion>,
-    ) -> Self {
+    fn assemble(guard: Guard, reservation: Reservation, guest_len: u64, regions: Vec<MappedRegion>) -> Self {
         let lookups = |start: fn(&MappedRegion) -> u64| {
             let lookup = |region: &MappedRegion| Lookup {
                 start: start(region),
@@ -282,13 +282,6 @@ impl MemoryMap {
     #[must_use]
     pub fn translate_user(&self, user_addr: u64, len: u64) -> Option<u64> {
         scan(&self.by_user, user_addr, len).map(|(place, _)| place.offset)
-    }
-
-    /// As [`translate`](Self::translate), trying the region of the last hit first.
-    #[inline]
-    #[must_use]
-    pub fn translate_hinted(&self, hint: &mut RegionHint, addr: GuestAddr, len: u64) -> Option<u64> {
-        self.find(hint, addr.get(), len).map(|place| place.offset)
     }
 
     /// Bytes of the same region before `offset`; 0 for an offset that is in no region.

@@ -30,7 +30,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use self::journal::Notes;
-use crate::chain::{ChainBuilder, ChainId, Chains, Kind, Stop};
+use crate::chain::{ChainBuilder, ChainId, Chains, Kind, Single, Stop};
 use crate::crash;
 use crate::indirect::{Prefetch, Table, prefetch, prefetch_frame};
 use crate::layout::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, PACKED_AVAIL, PACKED_USED, PackedDescriptor};
@@ -73,6 +73,13 @@ pub struct PackedQueue {
     notes: Notes,
     taken_before: usize,
     prefetch: Prefetch,
+}
+
+/// Slots that may be available: `left` of them from `at` on.
+#[derive(Clone, Copy)]
+struct Room {
+    at: Position,
+    left: u16,
 }
 
 impl PackedQueue {
@@ -136,7 +143,7 @@ impl PackedQueue {
             let slots = match kind {
                 Kind::Single { writable } => {
                     let most = (max - taken).min(left.into());
-                    self.take_run(chains, (hint, writable), (at, most))
+                    self.take_run(chains, Single { hint, writable }, at, most)
                 }
                 Kind::Other => 0,
             };
@@ -152,7 +159,7 @@ impl PackedQueue {
             let Some(desc) = self.ring.read_available(at) else {
                 break;
             };
-            match self.take_chain(chains, &mut hint, (at, left), desc) {
+            match self.take_chain(chains, &mut hint, Room { at, left }, desc) {
                 Ok(slots) => {
                     kind = Kind::of(desc.buffer());
                     at = at.forward(slots, self.size);
@@ -182,12 +189,8 @@ impl PackedQueue {
     /// Takes chains from `at` on, at most `most`, as long as they are of the common kind: one descriptor, a buffer
     /// in the region of the last one. Returns how many; what comes behind them is for others to judge.
     #[inline(always)]
-    fn take_run(
-        &self,
-        chains: &mut Chains,
-        (hint, writable): (RegionHint, bool),
-        (at, most): (Position, usize),
-    ) -> u16 {
+    fn take_run(&self, chains: &mut Chains, single: Single, at: Position, most: usize) -> u16 {
+        let Single { hint, writable } = single;
         let base = self.ring.memory.base();
         let write = if writable { DESC_WRITE } else { 0 };
         let common = u64::from(at.available_flags() | write) << 48;
@@ -217,14 +220,15 @@ impl PackedQueue {
         &self,
         chains: &mut Chains,
         hint: &mut RegionHint,
-        (at, left): (Position, u16),
+        room: Room,
         desc: PackedDescriptor,
     ) -> Result<u16, Stop> {
-        if left == 0 {
-            return Err(GuestFault::RingOverrun { at: at.offset }.into());
+        let head = room.at.offset;
+        if room.left == 0 {
+            return Err(GuestFault::RingOverrun { at: head }.into());
         }
-        let mut builder = ChainBuilder::new(chains, at.offset, self.size);
-        match self.walk(&mut builder, hint, (at, left), desc) {
+        let mut builder = ChainBuilder::new(chains, head, self.size);
+        match self.walk(&mut builder, hint, room, desc) {
             Ok(id) => {
                 builder.finish(id);
                 Ok(id.slots)
@@ -242,16 +246,17 @@ impl PackedQueue {
         &self,
         builder: &mut ChainBuilder<'_>,
         hint: &mut RegionHint,
-        (mut at, left): (Position, u16),
+        room: Room,
         mut desc: PackedDescriptor,
     ) -> Result<ChainId, Stop> {
+        let Room { mut at, left } = room;
         let head = at.offset;
         let mut slots = 1;
         loop {
             let buffer = desc.buffer();
             let id = ChainId { head: desc.id, slots };
             if buffer.has(DESC_INDIRECT) {
-                self.walk_indirect(builder, hint, (head, desc))?;
+                self.walk_indirect(builder, hint, head, desc)?;
                 return Ok(id);
             }
             self.prefetch_buffer(builder.push(&self.ring.memory, hint, buffer)?);
@@ -282,11 +287,12 @@ impl PackedQueue {
         &self,
         builder: &mut ChainBuilder<'_>,
         hint: &mut RegionHint,
-        (head, desc): (u16, PackedDescriptor),
+        head: u16,
+        desc: PackedDescriptor,
     ) -> Result<(), Stop> {
         let memory = &self.ring.memory;
         let negotiated = self.features.indirect;
-        let table = Table::find(memory, self.size, negotiated, (head, desc.buffer()))?;
+        let table = Table::find(memory, self.size, negotiated, head, desc.buffer())?;
         for index in 0..table.entries {
             let (low, high) = table.read(memory, index);
             let entry = PackedDescriptor::from_words(u64::from_le(low), u64::from_le(high)).buffer();
@@ -323,9 +329,9 @@ impl PackedQueue {
         let written = if len > 0 { DESC_WRITE } else { 0 };
         let flags = at.used_flags() | written;
         if id.slots == 1 {
-            self.write_used((id, len), flags);
+            self.write_used(id, len, flags);
         } else {
-            self.write_used((id, len), flags | DESC_NEXT);
+            self.write_used(id, len, flags | DESC_NEXT);
             self.use_rest(at, id);
         }
         self.used = at.forward(id.slots, self.size);
@@ -334,7 +340,7 @@ impl PackedQueue {
 
     /// Writes the used descriptor that comes next, or keeps it back.
     #[inline(always)]
-    fn write_used(&mut self, (id, len): (ChainId, u32), flags: u16) {
+    fn write_used(&mut self, id: ChainId, len: u32, flags: u16) {
         let (addr, id) = (0, id.head);
         let (_, word) = PackedDescriptor { addr, len, id, flags }.to_words();
         let slot = self.used.offset;
@@ -377,13 +383,18 @@ impl PackedQueue {
         }
         self.out -= slots;
         let (slot, word) = self.first;
-        let batch = (self.used, slots, self.size);
         if let Notes::Inflight(journal) = &mut self.notes {
             journal.before_publish(slots, self.used);
         }
         crash::point();
-        let first = (self.ring.high(slot), word);
-        let wanted = notify::publish(first, batch, self.ring.driver_events(), self.features.event_idx);
+        let batch = notify::Batch {
+            first: self.ring.high(slot),
+            word,
+            end: self.used,
+            slots,
+            size: self.size,
+        };
+        let wanted = notify::publish(&batch, self.ring.driver_events(), self.features.event_idx);
         crash::point();
         if let Notes::Inflight(journal) = &mut self.notes {
             journal.after_publish(slots, self.used);

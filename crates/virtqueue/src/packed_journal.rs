@@ -165,7 +165,7 @@ impl PackedQueue {
         let mut builder = ChainBuilder::new(chains, head, self.size);
         let taken = descs.iter().try_for_each(|desc| {
             if desc.flags & DESC_INDIRECT != 0 {
-                return self.walk_indirect(&mut builder, &mut hint, (head, *desc));
+                return self.walk_indirect(&mut builder, &mut hint, head, *desc);
             }
             builder
                 .push(&self.ring.memory, &mut hint, desc.buffer())

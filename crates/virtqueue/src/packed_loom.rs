@@ -9,7 +9,7 @@ use loom::sync::atomic::{AtomicU32 as LoomU32, AtomicU64 as LoomU64, Ordering, f
 use loom::sync::{Arc, Notify};
 use loom::thread;
 
-use super::{Cell, Position, QueueSize, Wish, enable, publish};
+use super::{Batch, Cell, Position, QueueSize, Wish, enable, publish};
 use crate::layout::PackedDescriptor;
 
 impl Cell<u32> for LoomU32 {
@@ -95,8 +95,14 @@ fn publisher(ring: &Ring, start: Position, batches: &[u16]) {
             at = at.forward(1, size());
         }
         let word = u64::from(first.available_flags()) << 48;
-        let batch = (at, slots, size());
-        if publish((&ring.slot(first)[1], word), batch, &ring.wish, ring.event_idx) {
+        let batch = Batch {
+            first: &ring.slot(first)[1],
+            word,
+            end: at,
+            slots,
+            size: size(),
+        };
+        if publish(&batch, &ring.wish, ring.event_idx) {
             ring.eventfd.notify();
         }
     }
@@ -120,12 +126,12 @@ fn sleeper(ring: &Ring, start: Position, count: u16) {
     }
 }
 
-fn no_wake_up_is_lost(event_idx: bool, start: (u16, bool), batches: &'static [u16]) {
+fn at(offset: u16, wrap: bool) -> Position {
+    Position { offset, wrap }
+}
+
+fn no_wake_up_is_lost(event_idx: bool, start: Position, batches: &'static [u16]) {
     loom::model(move || {
-        let start = Position {
-            offset: start.0,
-            wrap: start.1,
-        };
         let ring = Ring::new(start, event_idx);
         let other = thread::spawn({
             let ring = Arc::clone(&ring);
@@ -138,22 +144,22 @@ fn no_wake_up_is_lost(event_idx: bool, start: (u16, bool), batches: &'static [u1
 
 #[test]
 fn no_wake_up_is_lost_without_event_idx() {
-    no_wake_up_is_lost(false, (0, true), &[1, 1]);
+    no_wake_up_is_lost(false, at(0, true), &[1, 1]);
 }
 
 #[test]
 fn no_wake_up_is_lost_with_event_idx() {
-    no_wake_up_is_lost(true, (0, true), &[1, 1]);
+    no_wake_up_is_lost(true, at(0, true), &[1, 1]);
 }
 
 #[test]
 fn no_wake_up_is_lost_over_the_wrap() {
-    no_wake_up_is_lost(true, (2, true), &[1, 1]);
-    no_wake_up_is_lost(true, (2, false), &[1, 1]);
+    no_wake_up_is_lost(true, at(2, true), &[1, 1]);
+    no_wake_up_is_lost(true, at(2, false), &[1, 1]);
 }
 
 #[test]
 fn no_wake_up_is_lost_between_batches() {
-    no_wake_up_is_lost(true, (1, true), &[2, 1]);
-    no_wake_up_is_lost(false, (1, true), &[2, 1]);
+    no_wake_up_is_lost(true, at(1, true), &[2, 1]);
+    no_wake_up_is_lost(false, at(1, true), &[2, 1]);
 }

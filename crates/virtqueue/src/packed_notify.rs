@@ -105,24 +105,30 @@ impl Wish {
     }
 }
 
-/// Publishes a batch of `slots` slots that end before `end` by storing `word` in its first descriptor. Returns
-/// whether the other side wants to be woken, as it says in `wish`.
+/// Slots that are published together.
+pub(crate) struct Batch<'a, D> {
+    /// The second word of the first one, and what is stored there.
+    pub(crate) first: &'a D,
+    pub(crate) word: u64,
+    /// They end before this slot of a ring of this size.
+    pub(crate) end: Position,
+    pub(crate) slots: u16,
+    pub(crate) size: QueueSize,
+}
+
+/// Publishes a batch by storing the word of its first descriptor. Returns whether the other side wants to be woken,
+/// as it says in `wish`.
 #[inline(always)]
-pub(crate) fn publish<D: Cell<u64>, E: Cell<u32>>(
-    (first, word): (&D, u64),
-    (end, slots, size): (Position, u16, QueueSize),
-    wish: &E,
-    event_idx: bool,
-) -> bool {
+pub(crate) fn publish<D: Cell<u64>, E: Cell<u32>>(batch: &Batch<'_, D>, wish: &E, event_idx: bool) -> bool {
     // Publishes the whole batch, and what was written to its buffers. Pairs with the other side's acquire
     // load of these flags: for a used descriptor the driver's read barrier after it found it used (2.8.22;
     // virtio_rmb in virtqueue_get_buf_ctx_packed, drivers/virtio/virtio_ring.c). Without it the
     // driver reads descriptors and frames that are not yet there.
-    first.store(word, Ordering::Release);
+    batch.first.store(batch.word, Ordering::Release);
     // Orders that store before the load below. Pairs with the fence in `enable` (2.8.10; virtio_mb in
     // virtqueue_enable_cb_prepare_packed and virtqueue_kick_prepare_packed). Without it: a lost call or kick.
     D::fence(Ordering::SeqCst);
-    Wish(wish.load(Ordering::Relaxed)).wants(end, slots, size, event_idx)
+    Wish(wish.load(Ordering::Relaxed)).wants(batch.end, batch.slots, batch.size, event_idx)
 }
 
 /// Asks to be woken when the slot at `next` is published. Returns the second word of that slot as it is now:
@@ -141,29 +147,32 @@ pub(crate) fn enable<D: Cell<u64>, E: Cell<u32>>(wish: &E, next: Position, slot:
 mod tests {
     use super::*;
 
-    fn wants(event: (u16, bool), end: (u16, bool), slots: u16) -> bool {
-        let at = |(offset, wrap)| Position { offset, wrap };
+    fn at(offset: u16, wrap: bool) -> Position {
+        Position { offset, wrap }
+    }
+
+    fn wants(event: Position, end: Position, slots: u16) -> bool {
         let size = QueueSize::packed(10).unwrap();
-        Wish::at(at(event)).wants(at(end), slots, size, true)
+        Wish::at(event).wants(end, slots, size, true)
     }
 
     #[test]
     fn event_is_crossed_only_by_its_own_slot() {
-        assert!(wants((5, true), (6, true), 1));
-        assert!(wants((5, true), (9, true), 7));
-        assert!(!wants((5, true), (5, true), 3), "slot 5 is not yet published");
-        assert!(!wants((5, true), (9, true), 3), "slot 5 was published before");
-        assert!(!wants((5, false), (6, true), 1), "slot 5 of the lap before");
+        assert!(wants(at(5, true), at(6, true), 1));
+        assert!(wants(at(5, true), at(9, true), 7));
+        assert!(!wants(at(5, true), at(5, true), 3), "slot 5 is not yet published");
+        assert!(!wants(at(5, true), at(9, true), 3), "slot 5 was published before");
+        assert!(!wants(at(5, false), at(6, true), 1), "slot 5 of the lap before");
     }
 
     #[test]
     fn event_is_crossed_over_the_end_of_the_ring() {
-        assert!(wants((9, true), (0, false), 1));
-        assert!(wants((9, true), (2, false), 3));
-        assert!(wants((1, false), (2, false), 3));
-        assert!(!wants((2, false), (2, false), 3));
-        assert!(!wants((3, false), (5, true), 10), "ahead, in the next lap");
-        assert!(wants((5, true), (5, false), 10), "a whole lap at once");
+        assert!(wants(at(9, true), at(0, false), 1));
+        assert!(wants(at(9, true), at(2, false), 3));
+        assert!(wants(at(1, false), at(2, false), 3));
+        assert!(!wants(at(2, false), at(2, false), 3));
+        assert!(!wants(at(3, false), at(5, true), 10), "ahead, in the next lap");
+        assert!(wants(at(5, true), at(5, false), 10), "a whole lap at once");
     }
 
     #[test]

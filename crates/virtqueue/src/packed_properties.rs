@@ -79,7 +79,7 @@ proptest! {
         pair.queue.disable_kicks();
         // A successor finds somewhere to stand in whatever that has become.
         let memory = Arc::clone(pair.queue.memory());
-        let shape = (RingFormat::Packed, pair.queue.size());
+        let shape = RingShape::new(RingFormat::Packed, pair.queue.size());
         let rings = RingLayout::from_user(&memory, shape, pair.driver.ring_user_addresses()).unwrap();
         if let Ok(mut queue) = PackedQueue::new(&memory, rings, FULL, QueueStart::at(base)) {
             prop_assert!(queue.base() as u16 & 0x7fff < 13);

@@ -17,7 +17,7 @@ use crate::crash;
 use crate::layout::{self, PackedDescriptor};
 use crate::packed_notify::Cell;
 use crate::position::Position;
-use crate::{DirtyLog, MemoryMap, QueueSize, RingAddresses, RingError, RingLayout};
+use crate::{DirtyLog, MemoryMap, QueueSize, RingAddresses, RingError, RingLayout, RingShape};
 
 /// The parts of a packed ring in the map.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ unsafe impl Send for PackedRing {}
 
 impl PackedRing {
     pub(crate) fn new(memory: &Arc<MemoryMap>, rings: RingLayout) -> Result<Self, RingError> {
-        let shape = (rings.format(), rings.size());
+        let shape = RingShape::new(rings.format(), rings.size());
         let offsets = RingLayout::from_offsets(memory, shape, rings.offsets())?.offsets();
         // SAFETY: from_offsets has checked that all three parts are inside the map.
         let part = |offset: u64| unsafe { memory.base().add(offset as usize) };

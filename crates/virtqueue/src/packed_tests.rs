@@ -1,7 +1,7 @@
 use super::*;
 use crate::driver::{Buffer, DriverFeatures, GuestRam, PackedDriver};
 use crate::layout::{PACKED_AVAIL, PACKED_USED};
-use crate::{GuestAddr, IndirectRule, RingFormat, TrustedFiles};
+use crate::{GuestAddr, IndirectRule, RingFormat, RingShape, TrustedFiles};
 
 /// A driver and a device on one ring. Memory is two regions with a gap between; the ring is in the first.
 struct Pair {
@@ -46,7 +46,7 @@ impl Pair {
             driver.start_at(start.0, start.1);
         }
         let memory = Arc::new(MemoryMap::new(ram.regions().unwrap(), 4096, &TrustedFiles).unwrap());
-        let shape = (RingFormat::Packed, size);
+        let shape = RingShape::new(RingFormat::Packed, size);
         let rings = RingLayout::from_user(&memory, shape, driver.ring_user_addresses()).unwrap();
         let queue = PackedQueue::new(&memory, rings, features, QueueStart::at(driver.base())).unwrap();
         Self {
@@ -60,7 +60,7 @@ impl Pair {
     /// The device dies, and another one is told `base`.
     fn replace(&mut self, base: u32) {
         let memory = Arc::clone(self.queue.memory());
-        let shape = (RingFormat::Packed, self.queue.size());
+        let shape = RingShape::new(RingFormat::Packed, self.queue.size());
         let rings = RingLayout::from_user(&memory, shape, self.driver.ring_user_addresses()).unwrap();
         self.queue = PackedQueue::new(&memory, rings, self.queue.features(), QueueStart::at(base)).unwrap();
     }
@@ -399,7 +399,7 @@ fn a_ring_marked_by_somebody_else_is_entered_at_the_base() {
     pair.replace(0x8006);
     assert_eq!(pair.queue.base(), 0x8006_8006);
     let memory = Arc::clone(pair.queue.memory());
-    let shape = (RingFormat::Packed, pair.queue.size());
+    let shape = RingShape::new(RingFormat::Packed, pair.queue.size());
     let rings = RingLayout::from_user(&memory, shape, pair.driver.ring_user_addresses()).unwrap();
     let refused = PackedQueue::new(&memory, rings, FULL, QueueStart::at(0x8008)).unwrap_err();
     assert_eq!(

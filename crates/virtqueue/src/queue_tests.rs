@@ -11,8 +11,8 @@ use rustix::fs::MemfdFlags;
 use super::*;
 use crate::crash;
 use crate::driver::{Buffer, DriverFeatures, GuestRam, QueueDriver};
-use crate::inflight::InflightRegion;
-use crate::{GuestAddr, LOG_PAGE_BYTES, TrustedFiles};
+use crate::inflight::{InflightRegion, InflightShape};
+use crate::{FileRange, GuestAddr, LOG_PAGE_BYTES, RingShape, TrustedFiles};
 
 const LOW: u64 = 0x10_0000;
 const LOW_LEN: u64 = 0x8_0000;
@@ -92,7 +92,7 @@ impl World {
             event_idx: features.event_idx,
             in_order: features.in_order,
         };
-        let driver = QueueDriver::new(&ram, (format, size), driver_features).unwrap();
+        let driver = QueueDriver::new(&ram, RingShape::new(format, size), driver_features).unwrap();
         let memory = Arc::new(MemoryMap::new(ram.regions().unwrap(), 0, &TrustedFiles).unwrap());
         let region = InflightRegion::create(2, size.get(), features.packed).unwrap();
         Self {
@@ -110,7 +110,7 @@ impl World {
     }
 
     fn rings(&self) -> RingLayout {
-        let shape = (self.driver.format(), self.driver.size());
+        let shape = RingShape::new(self.driver.format(), self.driver.size());
         RingLayout::from_user(&self.memory, shape, self.driver.ring_user_addresses()).unwrap()
     }
 
@@ -124,10 +124,17 @@ impl World {
             Notes::None => Journal::None,
             Notes::Ring => Journal::Ring,
             Notes::Inflight => {
-                let shape = (2, self.driver.size().get(), self.features.packed);
+                let shape = InflightShape {
+                    queues: 2,
+                    entries: self.driver.size().get(),
+                    packed: self.features.packed,
+                };
+                let range = FileRange {
+                    offset: 0,
+                    bytes: self.region.1,
+                };
                 let region =
-                    InflightRegion::open(self.region.0.as_fd(), (self.region.1, 0), shape, &TrustedFiles)
-                        .unwrap();
+                    InflightRegion::open(self.region.0.as_fd(), range, shape, &TrustedFiles).unwrap();
                 Journal::Inflight(Arc::new(region).queue(1).unwrap())
             }
         };
@@ -520,7 +527,17 @@ fn logged(file: &OwnedFd) -> BTreeSet<u64> {
 fn every_page_that_changes_is_logged(packed: bool, notes: Notes, size: u32) {
     let file = rustix::fs::memfd_create("log", MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&file, 4096).unwrap();
-    let log = Arc::new(DirtyLog::open(file.as_fd(), (4096, 0), &TrustedFiles).unwrap());
+    let log = Arc::new(
+        DirtyLog::open(
+            file.as_fd(),
+            FileRange {
+                offset: 0,
+                bytes: 4096,
+            },
+            &TrustedFiles,
+        )
+        .unwrap(),
+    );
     let mut world = World::new(size, features(packed), notes);
     let plans: Vec<Plan> = some_plans().into_iter().cycle().take(600).collect();
     let mut queue = world.device();

@@ -389,15 +389,27 @@ pub(crate) fn examine(region: &Region, system_page: u64) -> Result<FileFacts, Ma
     })
 }
 
+/// What a region needs of the map, bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    pub(crate) file_offset: u64,
+    pub(crate) len: u64,
+    pub(crate) page_size: u64,
+}
+
 /// Places regions one after the other, largest pages first, and says how long the whole is.
-/// `shapes` is (file offset, length, page size) each; answers come in the same order.
-pub(crate) fn place(shapes: &[(u64, u64, u64)]) -> Result<(Vec<Placement>, u64), MapError> {
+/// Answers come in the order of `shapes`.
+pub(crate) fn place(shapes: &[Shape]) -> Result<(Vec<Placement>, u64), MapError> {
     let mut order: Vec<usize> = (0..shapes.len()).collect();
-    order.sort_by_key(|&index| std::cmp::Reverse(shapes[index].2));
+    order.sort_by_key(|&index| std::cmp::Reverse(shapes[index].page_size));
     let mut places = vec![Placement::default(); shapes.len()];
     let mut end = 0u64;
     for index in order {
-        let (file_offset, len, page) = shapes[index];
+        let Shape {
+            file_offset,
+            len,
+            page_size: page,
+        } = shapes[index];
         let lead = file_offset & (page - 1);
         let mapping_len = lead
             .checked_add(len)

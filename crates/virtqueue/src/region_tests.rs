@@ -26,6 +26,14 @@ fn refused(regions: Vec<Region>) -> MapError {
     MemoryMap::new(regions, 0, &TrustedFiles).expect_err("must be refused")
 }
 
+fn shape(file_offset: u64, len: u64, page_size: u64) -> Shape {
+    Shape {
+        file_offset,
+        len,
+        page_size,
+    }
+}
+
 #[test]
 fn no_region_and_too_many_are_refused() {
     assert!(matches!(refused(vec![]), MapError::NoRegions));
@@ -209,17 +217,22 @@ fn seal_against_shrinking_is_reported() {
 
 #[test]
 fn wrapping_total_is_refused() {
-    let huge = (0, u64::MAX / 2, 4096);
+    let huge = shape(0, u64::MAX / 2, 4096);
     assert!(matches!(place(&[huge, huge, huge]), Err(MapError::TooLarge)));
     assert!(matches!(
-        place(&[(4095, u64::MAX - 4095, 4096)]),
+        place(&[shape(4095, u64::MAX - 4095, 4096)]),
         Err(MapError::TooLarge)
     ));
 }
 
 #[test]
 fn huge_pages_come_first_and_are_aligned() {
-    let (places, len) = place(&[(0x3000, 0x1000, 4096), (1 << 21, 1 << 21, 1 << 21), (5, 10, 4096)]).unwrap();
+    let (places, len) = place(&[
+        shape(0x3000, 0x1000, 4096),
+        shape(1 << 21, 1 << 21, 1 << 21),
+        shape(5, 10, 4096),
+    ])
+    .unwrap();
     assert_eq!(
         places[1],
         Placement {
@@ -253,6 +266,10 @@ proptest! {
         shapes in prop::collection::vec(
             (0u64..1 << 40, 1u64..1 << 36, prop::sample::select(vec![4096u64, 1 << 21, 1 << 30])), 1..20)
     ) {
+        let shapes: Vec<_> = shapes
+            .into_iter()
+            .map(|(file_offset, len, page_size)| shape(file_offset, len, page_size))
+            .collect();
         let (places, len) = place(&shapes).unwrap();
         let mut spans: Vec<_> = places.iter().map(|p| (p.mapping_offset, p.mapping_len)).collect();
         spans.sort_unstable();
@@ -262,11 +279,11 @@ proptest! {
             end = offset + length;
         }
         prop_assert_eq!(end, len);
-        for (place, (file_offset, length, page)) in places.iter().zip(shapes) {
-            prop_assert_eq!(place.mapping_offset % page, 0);
-            prop_assert_eq!(place.mapping_len % page, 0);
-            prop_assert_eq!((file_offset - place.lead) % page, 0);
-            prop_assert!(place.lead + length <= place.mapping_len);
+        for (place, shape) in places.iter().zip(shapes) {
+            prop_assert_eq!(place.mapping_offset % shape.page_size, 0);
+            prop_assert_eq!(place.mapping_len % shape.page_size, 0);
+            prop_assert_eq!((shape.file_offset - place.lead) % shape.page_size, 0);
+            prop_assert!(place.lead + shape.len <= place.mapping_len);
         }
     }
 }

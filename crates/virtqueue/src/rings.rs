@@ -126,6 +126,23 @@ pub enum RingError {
     },
 }
 
+/// Which kind of ring, with how many entries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RingShape {
+    /// Split or packed.
+    pub format: RingFormat,
+    /// Entries.
+    pub size: QueueSize,
+}
+
+impl RingShape {
+    /// A ring of that kind and size.
+    #[must_use]
+    pub const fn new(format: RingFormat, size: QueueSize) -> Self {
+        Self { format, size }
+    }
+}
+
 /// A ring's kind, size and the offsets of its parts in a [`MemoryMap`]: inside guest memory and aligned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingLayout {
@@ -141,12 +158,10 @@ impl RingLayout {
     /// A part that is misaligned or not wholly inside one region.
     pub fn from_user(
         memory: &MemoryMap,
-        (format, size): (RingFormat, QueueSize),
+        shape: RingShape,
         addresses: RingAddresses,
     ) -> Result<Self, RingError> {
-        Self::locate((format, size), addresses, |addr, len| {
-            memory.translate_user(addr, len)
-        })
+        Self::locate(shape, addresses, |addr, len| memory.translate_user(addr, len))
     }
 
     /// From guest addresses, as a transport's registers give them.
@@ -155,10 +170,10 @@ impl RingLayout {
     /// A part that is misaligned or not wholly inside one region.
     pub fn from_guest(
         memory: &MemoryMap,
-        (format, size): (RingFormat, QueueSize),
+        shape: RingShape,
         addresses: RingAddresses,
     ) -> Result<Self, RingError> {
-        Self::locate((format, size), addresses, |addr, len| {
+        Self::locate(shape, addresses, |addr, len| {
             memory.translate(GuestAddr(addr), len)
         })
     }
@@ -169,20 +184,21 @@ impl RingLayout {
     /// A part that is misaligned or not wholly inside the guest's part of the map.
     pub fn from_offsets(
         memory: &MemoryMap,
-        (format, size): (RingFormat, QueueSize),
+        shape: RingShape,
         offsets: RingAddresses,
     ) -> Result<Self, RingError> {
         let guest_len = memory.guest_len();
-        Self::locate((format, size), offsets, |offset, len| {
+        Self::locate(shape, offsets, |offset, len| {
             (offset <= guest_len && len <= guest_len - offset).then_some(offset)
         })
     }
 
     fn locate(
-        (format, size): (RingFormat, QueueSize),
+        shape: RingShape,
         addresses: RingAddresses,
         translate: impl Fn(u64, u64) -> Option<u64>,
     ) -> Result<Self, RingError> {
+        let RingShape { format, size } = shape;
         let find = |(part, len, align): (RingPart, u64, u64), addr: u64| {
             let offset = translate(addr, len).ok_or(RingError::OutsideMemory { part, addr, len })?;
             // The map starts on a page: aligned in it means aligned for us. A region that starts in the
@@ -235,7 +251,7 @@ mod tests {
         let map = MemoryMap::anonymous(1 << 16).unwrap();
         let size = QueueSize::new(256).unwrap();
         let addresses = RingAddresses { desc, avail, used };
-        RingLayout::from_guest(&map, (RingFormat::Split, size), addresses)
+        RingLayout::from_guest(&map, RingShape::new(RingFormat::Split, size), addresses)
     }
 
     #[test]
@@ -256,7 +272,7 @@ mod tests {
         let layout = |size, avail, used| {
             let size = QueueSize::packed(size).unwrap();
             let addresses = RingAddresses { desc: 0, avail, used };
-            RingLayout::from_guest(&map, (RingFormat::Packed, size), addresses)
+            RingLayout::from_guest(&map, RingShape::new(RingFormat::Packed, size), addresses)
         };
         assert!(layout(100, (1 << 16) - 4, 1600).is_ok());
         assert!(matches!(
@@ -277,7 +293,7 @@ mod tests {
         ));
         let split = RingLayout::from_guest(
             &map,
-            (RingFormat::Split, QueueSize::packed(100).unwrap()),
+            RingShape::new(RingFormat::Split, QueueSize::packed(100).unwrap()),
             RingAddresses {
                 desc: 0,
                 avail: 4096,

@@ -33,7 +33,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 
 use self::journal::Notes;
-use crate::chain::{ChainBuilder, ChainId, Chains, Kind, Stop};
+use crate::chain::{ChainBuilder, ChainId, Chains, Kind, Single, Stop};
 use crate::crash;
 use crate::indirect::{Prefetch, Table, prefetch, prefetch_frame};
 use crate::layout::{self, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Descriptor};
@@ -42,7 +42,7 @@ use crate::memory::RegionHint;
 use crate::notify::{Word, Words};
 use crate::{
     Buffer, GuestFault, MemoryMap, QueueFeatures, QueueSize, QueueStart, RingAddresses, RingError,
-    RingFormat, RingLayout,
+    RingFormat, RingLayout, RingShape,
 };
 
 /// Chains whose descriptors are fetched ahead.
@@ -112,7 +112,7 @@ impl SplitQueue {
         features: QueueFeatures,
         start: QueueStart,
     ) -> Result<Self, RingError> {
-        let shape = (RingFormat::Split, rings.size());
+        let shape = RingShape::new(RingFormat::Split, rings.size());
         let rings = RingLayout::from_offsets(memory, shape, rings.offsets())?;
         let base = memory.base();
         // SAFETY: from_offsets has checked that all three parts are inside the map.
@@ -227,7 +227,7 @@ impl SplitQueue {
         let mut taken = 0;
         loop {
             if let Kind::Single { writable } = self.kind {
-                taken += self.take_run(chains, (hint, writable), &heads[taken..count]);
+                taken += self.take_run(chains, Single { hint, writable }, &heads[taken..count]);
             }
             let Some(&head) = heads[..count].get(taken) else {
                 break;
@@ -249,7 +249,8 @@ impl SplitQueue {
     /// Takes the chains at `heads` as long as they are of the common kind: one descriptor, a buffer in the region of
     /// the last one. Returns how many; what comes behind them is for others to judge.
     #[inline(always)]
-    fn take_run(&self, chains: &mut Chains, (hint, writable): (RegionHint, bool), heads: &[u16]) -> usize {
+    fn take_run(&self, chains: &mut Chains, single: Single, heads: &[u16]) -> usize {
+        let Single { hint, writable } = single;
         let common = if writable { DESC_WRITE } else { 0 };
         chains.push_singles(heads, writable, |&head| {
             if head >= self.size.get() {
@@ -326,7 +327,7 @@ impl SplitQueue {
         table: Descriptor,
     ) -> Result<(), Stop> {
         let negotiated = self.features.indirect;
-        let table = Table::find(&self.memory, self.size, negotiated, (head, table))?;
+        let table = Table::find(&self.memory, self.size, negotiated, head, table)?;
         let entries = table.entries;
         let mut next = 0;
         for _ in 0..entries {

@@ -45,7 +45,7 @@ impl SplitQueue {
             Journal::Inflight(queue) => {
                 let queue = queue.check(self.size, false)?;
                 let entry = |index| self.read_avail_entry(index);
-                let (journal, left) = SplitJournal::resume(queue, (self.used_idx, available), entry);
+                let (journal, left) = SplitJournal::resume(queue, self.used_idx, available, entry);
                 (self.next_avail, self.avail_seen) = (self.used_idx, self.used_idx);
                 self.taken_before = left.taken.into();
                 (self.replay, self.replay_start) = (left.replay, self.used_idx);

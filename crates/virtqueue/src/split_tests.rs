@@ -39,8 +39,12 @@ impl Pair {
         let mut driver = SplitDriver::new(&ram, size, driver_features).unwrap();
         driver.start_at(start);
         let memory = Arc::new(MemoryMap::new(ram.regions().unwrap(), 4096, &TrustedFiles).unwrap());
-        let rings =
-            RingLayout::from_user(&memory, (RingFormat::Split, size), driver.ring_user_addresses()).unwrap();
+        let rings = RingLayout::from_user(
+            &memory,
+            RingShape::new(RingFormat::Split, size),
+            driver.ring_user_addresses(),
+        )
+        .unwrap();
         let queue = SplitQueue::new(&memory, rings, features, QueueStart::at(start.into())).unwrap();
         Self {
             ram,
@@ -268,7 +272,7 @@ fn a_successor_goes_on_where_the_ring_stands() {
     let memory = Arc::clone(pair.queue.memory());
     let rings = RingLayout::from_user(
         &memory,
-        (RingFormat::Split, pair.queue.size()),
+        RingShape::new(RingFormat::Split, pair.queue.size()),
         pair.driver.ring_user_addresses(),
     )
     .unwrap();
@@ -608,8 +612,12 @@ fn chain_of_four_gigabytes_is_a_fault() {
     let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), 3 << 30)]).unwrap()); // not touched, so not there
     let driver = SplitDriver::new(&ram, size, DriverFeatures::default()).unwrap();
     let memory = Arc::new(MemoryMap::new(ram.regions().unwrap(), 0, &TrustedFiles).unwrap());
-    let rings =
-        RingLayout::from_user(&memory, (RingFormat::Split, size), driver.ring_user_addresses()).unwrap();
+    let rings = RingLayout::from_user(
+        &memory,
+        RingShape::new(RingFormat::Split, size),
+        driver.ring_user_addresses(),
+    )
+    .unwrap();
     let mut queue = SplitQueue::new(&memory, rings, FULL, QueueStart::default()).unwrap();
     driver.write_descriptor(0, desc(0, 3 << 30, DESC_NEXT, 1));
     driver.write_descriptor(1, desc(0, 1 << 30, 0, 0));
@@ -662,7 +670,7 @@ fn notes_for_a_successor_leave_unread_used_elements_alone() {
         pair.driver.publish();
         assert_eq!(pair.queue.pop(&mut pair.chains, 2), Ok(2));
         let memory = Arc::clone(pair.queue.memory());
-        let shape = (RingFormat::Split, pair.queue.size());
+        let shape = RingShape::new(RingFormat::Split, pair.queue.size());
         let rings = RingLayout::from_user(&memory, shape, pair.driver.ring_user_addresses()).unwrap();
         for kicks in [true, false] {
             if !kicks {

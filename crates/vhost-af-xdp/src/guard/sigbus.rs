@@ -252,7 +252,9 @@ mod tests {
     use std::os::fd::{AsFd, OwnedFd};
 
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-    use virtqueue::{DirtyLog, GuestAddr, InflightRegion, MemoryMap, Region, TrustedFiles};
+    use virtqueue::{
+        DirtyLog, FileRange, GuestAddr, InflightRegion, InflightShape, MemoryMap, Region, TrustedFiles,
+    };
 
     use super::*;
 
@@ -325,12 +327,16 @@ mod tests {
             ftruncate(&file, bytes).expect("room");
             file
         };
-        let shape = (1, 256, false);
+        let shape = InflightShape {
+            queues: 1,
+            entries: 256,
+            packed: false,
+        };
         let bytes = InflightRegion::bytes_for(1, 256, false).expect("a shape");
         let (inflight, watch) = (file(bytes), Watch::new(None, None));
         let region = InflightRegion::open(
             inflight.as_fd(),
-            (bytes, 0),
+            FileRange { offset: 0, bytes },
             shape,
             &Truncating(&watch, &inflight),
         );
@@ -340,7 +346,11 @@ mod tests {
         );
 
         let (bitmap, watch) = (file(4096), Watch::new(None, None));
-        let log = DirtyLog::open(bitmap.as_fd(), (4096, 0), &Truncating(&watch, &bitmap)).expect("mapped");
+        let page = FileRange {
+            offset: 0,
+            bytes: 4096,
+        };
+        let log = DirtyLog::open(bitmap.as_fd(), page, &Truncating(&watch, &bitmap)).expect("mapped");
         log.note(GuestAddr(0), 1);
         assert!(watch.is_hit());
 

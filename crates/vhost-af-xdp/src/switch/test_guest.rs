@@ -5,7 +5,7 @@ use std::sync::Arc;
 use virtqueue::driver::{DriverFeatures, GuestRam, QueueDriver};
 use virtqueue::{
     GuestAddr, Journal, MemoryMap, Queue, QueueFeatures, QueueSize, QueueStart, RingFormat, RingLayout,
-    TrustedFiles,
+    RingShape, TrustedFiles,
 };
 
 use device::call::{Blocks, Call};
@@ -36,7 +36,7 @@ impl Memory {
     /// A queue of so many entries, polled, and its driver.
     pub(crate) fn vring(&self, size: u32, features: QueueFeatures, journal: Journal) -> (Vring, QueueDriver) {
         let size = QueueSize::new(size).expect("a power of two");
-        let shape = (RingFormat::of(features.packed), size);
+        let shape = RingShape::new(RingFormat::of(features.packed), size);
         let driver = QueueDriver::new(&self.ram, shape, DriverFeatures::default()).expect("room");
         let rings = RingLayout::from_user(&self.map, shape, driver.ring_user_addresses()).expect("inside");
         let start = QueueStart {

@@ -161,7 +161,7 @@ impl PackedDriver {
         let id = self.free_ids.pop_front()?;
         for (i, buffer) in buffers.iter().enumerate() {
             let next = if i + 1 < buffers.len() { DESC_NEXT } else { 0 };
-            self.push(id, (buffer.addr, buffer.len), write_flag(buffer) | next);
+            self.push(id, buffer.addr, buffer.len, write_flag(buffer) | next);
         }
         self.note(id, buffers.len() as u16);
         Some(id)
@@ -188,7 +188,7 @@ impl PackedDriver {
             self.write_table_entry(table, i as u16, desc);
         }
         let len = layout::DESC_BYTES as u32 * buffers.len() as u32;
-        self.push(id, (table, len), DESC_INDIRECT);
+        self.push(id, table, len, DESC_INDIRECT);
         self.note(id, 1);
         Some(id)
     }
@@ -210,7 +210,7 @@ impl PackedDriver {
     }
 
     /// Writes the next descriptor; the first one of a batch keeps its second word until `publish`.
-    fn push(&mut self, id: u16, (addr, len): (GuestAddr, u32), flags: u16) {
+    fn push(&mut self, id: u16, addr: GuestAddr, len: u32, flags: u16) {
         let at = self.next;
         let desc = PackedDescriptor {
             addr: addr.get(),
@@ -243,12 +243,14 @@ impl PackedDriver {
             return false;
         }
         let (slot, word) = self.first;
-        notify::publish(
-            (self.word(slot, true), word),
-            (self.next, slots, self.size),
-            self.events(self.offsets.used),
-            self.features.event_idx,
-        )
+        let batch = notify::Batch {
+            first: self.word(slot, true),
+            word,
+            end: self.next,
+            slots,
+            size: self.size,
+        };
+        notify::publish(&batch, self.events(self.offsets.used), self.features.event_idx)
     }
 
     /// Takes the next chain that came back, and frees its slots.

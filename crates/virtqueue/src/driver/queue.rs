@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Buffer, DriverFeatures, GuestRam, PackedDriver, RamError, SplitDriver, Used};
-use crate::{QueueSize, RingAddresses, RingFormat};
+use crate::{QueueSize, RingAddresses, RingFormat, RingShape};
 
 /// The driver's side of one virtqueue. The methods are those of [`SplitDriver`] and [`PackedDriver`]; to lie, take
 /// the one it is.
@@ -30,11 +30,8 @@ impl QueueDriver {
     ///
     /// # Errors
     /// No room.
-    pub fn new(
-        ram: &Arc<GuestRam>,
-        (format, size): (RingFormat, QueueSize),
-        features: DriverFeatures,
-    ) -> Result<Self, RamError> {
+    pub fn new(ram: &Arc<GuestRam>, shape: RingShape, features: DriverFeatures) -> Result<Self, RamError> {
+        let RingShape { format, size } = shape;
         Ok(match format {
             RingFormat::Split => Self::Split(SplitDriver::new(ram, size, features)?),
             RingFormat::Packed => Self::Packed(PackedDriver::new(ram, size, features)?),

@@ -20,7 +20,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, mpsc};
 
-use virtqueue::{DirtyLog, InflightError, InflightRegion, LogError, RingAddresses};
+use virtqueue::{DirtyLog, FileRange, InflightError, InflightRegion, InflightShape, LogError, RingAddresses};
 
 use crate::config::{Placement, PortConfig};
 use crate::direct::registration::UnderWay;
@@ -274,7 +274,8 @@ impl Session {
         ground: &Ground<'_>,
     ) -> Result<(), SessionError> {
         self.memory.check_log(range.0)?;
-        let log = DirtyLog::open(file.as_fd(), range, self.memory.files())?;
+        let (bytes, offset) = range;
+        let log = DirtyLog::open(file.as_fd(), FileRange { offset, bytes }, self.memory.files())?;
         self.log = Some(Arc::new(log));
         self.device.set_log(self.active_log().cloned());
         self.apply_log(ground.workers);
@@ -303,8 +304,18 @@ impl Session {
     ) -> Result<(), SessionError> {
         // Those of queues that are not ours are the VMM's affair.
         let ours = queues.min(u16::try_from(2 * self.device.pairs()).unwrap_or(u16::MAX));
-        let shape = (ours, size, self.device.has_packed_rings());
-        let region = InflightRegion::open(file.as_fd(), range, shape, self.memory.files())?;
+        let shape = InflightShape {
+            queues: ours,
+            entries: size,
+            packed: self.device.has_packed_rings(),
+        };
+        let (bytes, offset) = range;
+        let region = InflightRegion::open(
+            file.as_fd(),
+            FileRange { offset, bytes },
+            shape,
+            self.memory.files(),
+        )?;
         self.stop_all(ground.workers);
         self.device.set_inflight(Arc::new(region));
         self.start_all(ground)
