@@ -24,7 +24,7 @@ use crate::protocol::{Answer, ENTRIES_MAX, MESSAGE_MAX, Malformed, Request, Stee
 use crate::protocol::{field, flags_of, interface_name, listed, padded, steered, value, zero};
 
 /// How long a steward may take for an answer.
-const PATIENCE: Duration = Duration::from_secs(2);
+const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 /// Most leases that are asked for: more than there can be.
 const LEASES_MAX: usize = 4096;
 
@@ -139,16 +139,16 @@ pub fn leases(path: &Path) -> Result<Vec<Listed>, LeaseError> {
     let flags = SocketFlags::CLOEXEC;
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map_err(failed)?;
     // Connecting waits while the queue of a steward that does not accept is full.
-    set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE)).map_err(failed)?;
+    set_socket_timeout(&socket, Timeout::Send, Some(ANSWER_LIMIT)).map_err(failed)?;
     connect(&socket, &SocketAddrUnix::new(path).map_err(failed)?).map_err(failed)?;
-    let patience = Timespec::try_from(PATIENCE).map_err(|_| LeaseError::Silent(PATIENCE))?;
+    let patience = Timespec::try_from(ANSWER_LIMIT).map_err(|_| LeaseError::Silent(ANSWER_LIMIT))?;
     let mut all: Vec<Listed> = Vec::new();
     while all.len() < LEASES_MAX {
         let after = all.last().map_or(0, |lease| lease.number);
         // That it hung up is seen when its last word is read.
         let _ = send(&socket, &Request::Leases { after }.encode(1), SendFlags::NOSIGNAL);
         if poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&patience)) == Ok(0) {
-            return Err(LeaseError::Silent(PATIENCE));
+            return Err(LeaseError::Silent(ANSWER_LIMIT));
         }
         let mut bytes = [MaybeUninit::uninit(); MESSAGE_MAX];
         // One that closes with our request unread leaves an error behind, and what it said before: asking again gives that (see `client`).

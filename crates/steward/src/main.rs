@@ -115,7 +115,7 @@ fn complain(error: &clap::Error) -> ExitCode {
 }
 
 /// What must be so before anything is begun.
-fn check_ground(policy: &Policy) -> Result<(), String> {
+fn check_surroundings(policy: &Policy) -> Result<(), String> {
     let lacking = capabilities::lacking().map_err(|error| format!("cannot see capabilities: {error}"))?;
     if !lacking.is_empty() {
         return Err(format!(
@@ -152,31 +152,52 @@ fn run(cli: &Cli) -> Result<(), String> {
     if cli.take_back {
         return take_back(cli, policy);
     }
-    check_ground(&policy)?;
-    let reload =
-        signals(&[signal_hook::consts::SIGHUP]).map_err(|error| format!("cannot handle signals: {error}"))?;
-    let end = end_signal().map_err(|error| format!("cannot handle signals: {error}"))?;
-    let for_good = Arc::new(AtomicBool::new(false));
-    signal_hook::flag::register(signal_hook::consts::SIGINT, Arc::clone(&for_good))
-        .map_err(|error| format!("cannot handle signals: {error}"))?;
+    check_surroundings(&policy)?;
+    let signals = Signals::catch().map_err(|error| format!("cannot handle signals: {error}"))?;
     raise_descriptor_limit();
+    serve(cli, policy, signals)
+}
+
+/// What the process is told by signals.
+struct Signals {
+    /// Readable after SIGHUP.
+    reload: UnixStream,
+    /// Readable after SIGTERM or SIGINT.
+    end: UnixStream,
+    /// SIGINT came.
+    for_good: Arc<AtomicBool>,
+}
+
+impl Signals {
+    fn catch() -> io::Result<Self> {
+        use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+        let for_good = Arc::new(AtomicBool::new(false));
+        let (reload, end) = (readable_after(&[SIGHUP])?, readable_after(&[SIGTERM, SIGINT])?);
+        signal_hook::flag::register(SIGINT, Arc::clone(&for_good))?;
+        Ok(Self {
+            reload,
+            end,
+            for_good,
+        })
+    }
+}
+
+/// Serves until a signal ends it.
+fn serve(cli: &Cli, policy: Policy, signals: Signals) -> Result<(), String> {
     let mut passed = Passed::take();
     let (listener, socket) = match passed.listener.take() {
         Some(listener) => (listener, None),
         None => {
-            let listener = listen_at(&cli.socket).map_err(|error| {
-                format!(
-                    "cannot listen at {}: {error} (--socket PATH)",
-                    cli.socket.display()
-                )
-            })?;
+            let path = cli.socket.display();
+            let listener = listen_at(&cli.socket)
+                .map_err(|error| format!("cannot listen at {path}: {error} (--socket PATH)"))?;
             (listener, Some(SocketFile(cli.socket.clone())))
         }
     };
     // Where the service manager keeps it, who connects during a restart waits instead of being refused.
     let stored = socket.is_some() && fd_store::keep(listener.as_fd(), "listener");
     let mut server = server(cli, policy, listener)?
-        .with_reload(reload, cli.policy.clone())
+        .with_reload(signals.reload, cli.policy.clone())
         .map_err(|error| format!("cannot handle signals: {error}"))?;
     // Leases that were taken up again have sockets of their own for that.
     passed.forget_stations();
@@ -185,9 +206,9 @@ fn run(cli: &Cli) -> Result<(), String> {
         .map_err(|error| format!("cannot give up capabilities: {error}"))?;
     tracing::info!(policy = %cli.policy.display(), "ready");
     let _ = sd_notify::notify(&[NotifyState::Ready]);
-    let served = server.run(end.as_fd());
+    let served = server.run(signals.end.as_fd());
     let _ = sd_notify::notify(&[NotifyState::Stopping]);
-    let for_good = for_good.load(Ordering::Relaxed);
+    let for_good = signals.for_good.load(Ordering::Relaxed);
     match for_good {
         true => server.end_all(),
         false => server.end_lingering(),
@@ -240,13 +261,8 @@ impl Drop for SocketFile {
     }
 }
 
-/// Readable after SIGTERM or SIGINT.
-fn end_signal() -> io::Result<UnixStream> {
-    signals(&[signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT])
-}
-
 /// Readable after any of these signals.
-fn signals(which: &[i32]) -> io::Result<UnixStream> {
+fn readable_after(which: &[i32]) -> io::Result<UnixStream> {
     let (reader, writer) = UnixStream::pair()?;
     for &signal in which {
         signal_hook::low_level::pipe::register(signal, writer.try_clone()?)?;

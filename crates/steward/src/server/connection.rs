@@ -68,7 +68,7 @@ pub(super) struct Connection {
     /// Facts changed, and the holder has not been told.
     pub(super) dirty: bool,
     /// An answer that did not fit into the send buffer, with its serial number before it.
-    kept: Option<(u32, Vec<u8>, Vec<OwnedFd>)>,
+    unsent: Option<(u32, Vec<u8>, Vec<OwnedFd>)>,
     pace: Pace,
 }
 
@@ -83,7 +83,7 @@ impl Connection {
             rule: None,
             since: Instant::now(),
             dirty: false,
-            kept: None,
+            unsent: None,
             pace: Pace {
                 left: BURST,
                 since: Instant::now(),
@@ -93,7 +93,7 @@ impl Connection {
 
     /// What to wait for, and until when at most to wait for it again.
     pub(super) fn interest(&mut self, now: Instant) -> (PollFlags, Option<Instant>) {
-        match (&self.kept, self.pace.ready_at(now)) {
+        match (&self.unsent, self.pace.ready_at(now)) {
             (Some(_), _) => (PollFlags::OUT, None),
             (None, None) => (PollFlags::IN, None),
             (None, at) => (PollFlags::empty(), at),
@@ -133,13 +133,13 @@ impl Connection {
 
     /// Sends an answer, or keeps it until it can be sent; there is none kept. False: the connection is over.
     pub(super) fn answer(&mut self, serial: u32, answer: &Answer, descriptors: Vec<OwnedFd>) -> bool {
-        self.kept = Some((serial, answer.encode(serial), descriptors));
+        self.unsent = Some((serial, answer.encode(serial), descriptors));
         self.flush()
     }
 
     /// Sends what was kept, if it can be sent now. False: the connection is over.
     pub(super) fn flush(&mut self) -> bool {
-        let Some((serial, bytes, descriptors)) = &self.kept else {
+        let Some((serial, bytes, descriptors)) = &self.unsent else {
             return true;
         };
         let borrowed: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
@@ -159,7 +159,7 @@ impl Connection {
             }
             Err(_) => false,
             Ok(_) => {
-                self.kept = None;
+                self.unsent = None;
                 true
             }
         }
@@ -167,12 +167,12 @@ impl Connection {
 
     /// Whether an answer waits to be sent.
     pub(super) fn is_kept(&self) -> bool {
-        self.kept.is_some()
+        self.unsent.is_some()
     }
 
     /// Says why the connection ends, if it can be said now.
     pub(super) fn refuse(mut self, refusal: Refusal) {
-        if self.kept.is_none() {
+        if self.unsent.is_none() {
             let _ = self.answer(0, &Answer::Refused(refusal), Vec::new());
         }
     }

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use steer::{Filter, Program, QueueError};
 
-use super::ledger::{Ledger, Told};
+use super::ledger::{Ledger, SteeringOutcome};
 use crate::hardware::{Ethtool, Names, Nic, NotMade, Order, Tags};
 use crate::links::Link;
 use crate::protocol::{STEERING_BYTES, Steered};
@@ -95,7 +95,7 @@ impl Entries {
             self.nic = match self.check() {
                 Ok(()) => String::new(),
                 Err(_) if self.names.is_empty() => NOT_NAMED.to_owned(),
-                Err(why) => Told::by_program(&why).note,
+                Err(why) => SteeringOutcome::by_program(&why).note,
             };
         }
     }
@@ -169,14 +169,14 @@ impl Entries {
         ledger.set_interface(&link.name);
         match Ethtool::open(&link.name) {
             Ok(mut nic) => self.tell_nic(&mut nic, ledger),
-            Err(error) => (self.steered, self.nic) = Told::by_program(&error).parts(),
+            Err(error) => (self.steered, self.nic) = SteeringOutcome::by_program(&error).parts(),
         }
         self.accept(link, ledger);
     }
 
     pub(super) fn tell_nic(&mut self, nic: &mut impl Nic, ledger: &mut Ledger) {
         if self.may_tell() {
-            let told = ledger.tell(nic, &self.queues, (&self.filter, &self.names));
+            let told = ledger.tell(nic, &self.queues, &self.filter, &self.names);
             (self.steered, self.nic) = told.parts();
         }
     }

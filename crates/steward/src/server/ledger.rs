@@ -57,14 +57,14 @@ struct Noted {
     plan: Plan,
 }
 
-/// What became of it: how frames come, and why not better.
+/// What became of telling a NIC: how frames come, and why not better.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Told {
+pub(super) struct SteeringOutcome {
     pub(super) steered: Steered,
     pub(super) note: String,
 }
 
-impl Told {
+impl SteeringOutcome {
     pub(super) fn by_program(why: &impl std::fmt::Display) -> Self {
         Self {
             steered: Steered::ByProgram,
@@ -73,7 +73,7 @@ impl Told {
     }
 }
 
-impl Told {
+impl SteeringOutcome {
     pub(super) fn parts(self) -> (Steered, String) {
         (self.steered, self.note)
     }
@@ -167,11 +167,14 @@ impl Ledger {
         &mut self,
         nic: &mut impl Nic,
         queues: &Range<u32>,
-        (filter, names): (&Filter, &Names),
-    ) -> Told {
+        filter: &Filter,
+        names: &Names,
+    ) -> SteeringOutcome {
         let first = queues.start;
         if let Err(error) = self.undo_all(nic, first) {
-            return Told::by_program(&format!("what it was told before cannot be undone: {error}"));
+            return SteeringOutcome::by_program(&format!(
+                "what it was told before cannot be undone: {error}"
+            ));
         }
         let queues: Vec<u32> = queues.clone().collect();
         let order = Order {
@@ -182,15 +185,15 @@ impl Ledger {
         let mut plan = Plan::default();
         let made = make(nic, &order, &mut plan, &mut |plan| self.note(first, plan));
         match made {
-            Ok((Made::Context, _)) => Told {
+            Ok((Made::Context, _)) => SteeringOutcome {
                 steered: Steered::ByContext,
                 note: String::new(),
             },
-            Ok((Made::Rules, None)) => Told {
+            Ok((Made::Rules, None)) => SteeringOutcome {
                 steered: Steered::ByRules,
                 note: String::new(),
             },
-            Ok((Made::Rules, Some(why))) => Told {
+            Ok((Made::Rules, Some(why))) => SteeringOutcome {
                 steered: Steered::ByRules,
                 note: format!("the NIC brings all frames to queue {first}: no RSS context: {why}"),
             },
@@ -199,13 +202,13 @@ impl Ledger {
     }
 
     /// Undoes what was made before the NIC refused; what it does not take back now stays noted, and is taken back with the lease.
-    fn take_back(&mut self, nic: &mut impl Nic, first: u32, plan: &Plan, error: &NotMade) -> Told {
+    fn take_back(&mut self, nic: &mut impl Nic, first: u32, plan: &Plan, error: &NotMade) -> SteeringOutcome {
         let undone = plan.parts(nic).iter().try_for_each(|part| undo(nic, part));
         match undone {
             Ok(()) => self.forget_plan(first),
             Err(why) => tracing::warn!("what the NIC was told is not undone yet: {why}"),
         }
-        Told::by_program(error)
+        SteeringOutcome::by_program(error)
     }
 
     /// Undoes what the NIC was told for a lease.
@@ -329,7 +332,7 @@ mod tests {
         let path = dir.path().join("nic-1.toml");
         let mut nic = Played::new();
         let mut ledger = Ledger::open(Some(path.clone()));
-        let told = ledger.tell(&mut nic, &(2..4), (&filter(), &names()));
+        let told = ledger.tell(&mut nic, &(2..4), &filter(), &names());
         assert_eq!((told.steered, told.note.as_str()), (Steered::ByContext, ""));
         drop(ledger);
         let mut successor = Ledger::open(Some(path.clone()));
@@ -352,7 +355,7 @@ mod tests {
         let mut ledger = Ledger::open(Some(dir.path().join("nic-1.toml")));
         for _ in 0..3 {
             assert_eq!(
-                ledger.tell(&mut nic, &(2..3), (&filter(), &names())).steered,
+                ledger.tell(&mut nic, &(2..3), &filter(), &names()).steered,
                 Steered::ByRules
             );
             assert_eq!(nic.rules.len(), 1);
@@ -362,7 +365,7 @@ mod tests {
         nic = Played::new();
         assert!(ledger.is_lost(&nic, 2));
         assert_eq!(
-            ledger.tell(&mut nic, &(2..3), (&filter(), &names())).steered,
+            ledger.tell(&mut nic, &(2..3), &filter(), &names()).steered,
             Steered::ByRules
         );
         assert_eq!(nic.rules.len(), 1);
@@ -371,7 +374,7 @@ mod tests {
     #[test]
     fn without_a_place_for_notes_the_nic_is_told_nothing() {
         let mut nic = Played::new();
-        let told = Ledger::open(None).tell(&mut nic, &(0..1), (&filter(), &names()));
+        let told = Ledger::open(None).tell(&mut nic, &(0..1), &filter(), &names());
         assert_eq!((told.steered, nic.rules.len()), (Steered::ByProgram, 0));
         assert!(told.note.contains("keeps no state"), "{}", told.note);
     }
@@ -383,14 +386,14 @@ mod tests {
         let mut nic = Played::new();
         nic.fails_at = Some(2);
         let mut ledger = Ledger::open(Some(path.clone()));
-        let told = ledger.tell(&mut nic, &(0..2), (&filter(), &names()));
+        let told = ledger.tell(&mut nic, &(0..2), &filter(), &names());
         assert_eq!(told.steered, Steered::ByProgram);
         assert!(told.note.contains("n-tuple rule for MAC"), "{}", told.note);
         assert_eq!((nic.contexts.clone(), path.exists()), (theirs(), false));
         // Now the context cannot be taken back either.
         let mut nic = Played::new();
         (nic.fails_at, nic.fails_from_then_on) = (Some(2), true);
-        ledger.tell(&mut nic, &(0..2), (&filter(), &names()));
+        ledger.tell(&mut nic, &(0..2), &filter(), &names());
         assert_eq!((nic.contexts.len(), path.exists()), (2, true));
         (nic.fails_at, nic.fails_from_then_on) = (None, false);
         let parts = ledger.parts(Some(&nic), 0);

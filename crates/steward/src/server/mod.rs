@@ -244,12 +244,12 @@ impl Server {
             }
         }
         for number in self.turns.next(&waiting) {
-            self.attend(number);
+            self.serve_requests(number);
         }
     }
 
     /// One connection's turn.
-    fn attend(&mut self, number: u64) {
+    fn serve_requests(&mut self, number: u64) {
         let Some(connection) = self.connections.get_mut(&number) else {
             return;
         };

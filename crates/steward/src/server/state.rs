@@ -370,7 +370,7 @@ fn lock(path: &Path) -> Result<File, StoreError> {
     }
 }
 
-/// Makes a directory for us alone, or sees to it that the one which is there is.
+/// Makes a directory for us alone; one that is there must be so.
 fn make_private(path: &Path) -> Result<(), StoreError> {
     DirBuilder::new()
         .recursive(true)

@@ -87,7 +87,7 @@ impl Teardown {
     ///
     /// # Errors
     /// The first step that was refused; then go on later.
-    pub(super) fn go_on(&mut self, ground: &mut impl Undo) -> Result<(), Stuck> {
+    pub(super) fn go_on(&mut self, resources: &mut impl Undo) -> Result<(), Stuck> {
         self.tries += 1;
         let mut stuck: Option<Stuck> = None;
         for step in self.left.clone() {
@@ -97,7 +97,7 @@ impl Teardown {
             if waits {
                 break;
             }
-            match ground.undo(&step) {
+            match resources.undo(&step) {
                 Ok(()) => {
                     self.left.remove(&step);
                 }

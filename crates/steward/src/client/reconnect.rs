@@ -1,0 +1,156 @@
+//! Coming back to a steward that was away.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use rustix::event::{Timespec, epoll};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{
+    AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, send, socket_with,
+};
+use rustix::time::{Itimerspec, TimerfdTimerFlags, timerfd_settime};
+
+use super::Lease;
+use super::connection::{Connection, Incoming, Phase};
+use super::error::LeaseError;
+use crate::protocol::{Answer, Reason, Request};
+
+/// How long a steward that does not accept connections is waited for.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Pauses between attempts to reach a steward that is away: the first, and the longest, to which they double.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_millis(320);
+
+impl Lease {
+    pub(super) fn connect(&self, flags: SocketFlags) -> rustix::io::Result<OwnedFd> {
+        let flags = flags | SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        // Connecting waits while the queue of a steward that does not accept is full.
+        set_socket_timeout(&socket, Timeout::Send, Some(CONNECT_TIMEOUT))?;
+        connect(&socket, &SocketAddrUnix::new(&self.path)?)?;
+        let data = epoll::EventData::new_u64(1);
+        epoll::add(&self.waker, &socket, data, epoll::EventFlags::IN)?;
+        Ok(socket)
+    }
+
+    /// Waits for a connection with the lease.
+    pub(super) fn await_connection(
+        &self,
+        state: &mut Connection,
+        deadline: Instant,
+    ) -> Result<(), LeaseError> {
+        if state.over {
+            return Err(LeaseError::Gone);
+        }
+        while !self.reconnect(state)? {
+            if matches!(state.phase, Phase::Away { .. }) {
+                let path = self.path.clone();
+                return Err(LeaseError::Away { path });
+            }
+            self.wait(state, deadline)?;
+        }
+        Ok(())
+    }
+
+    /// The connection is over; there will be another one, if there was a lease.
+    pub(super) fn disconnected(&self, state: &mut Connection) -> Result<(), LeaseError> {
+        if matches!(state.phase, Phase::New) {
+            state.over = true;
+            return Err(LeaseError::Gone);
+        }
+        let now = Instant::now();
+        let (next, pause) = match state.phase {
+            Phase::Away { pause, .. } | Phase::Asked { pause, .. } => {
+                (now + pause, (pause * 2).min(LONGEST_PAUSE))
+            }
+            // At once.
+            Phase::New | Phase::Here => (now, FIRST_PAUSE),
+        };
+        state.socket = None;
+        state.phase = Phase::Away { next, pause };
+        self.wake_at(next)
+    }
+
+    /// Goes on with coming back, without waiting; true if there is a connection with the lease.
+    pub(super) fn reconnect(&self, state: &mut Connection) -> Result<bool, LeaseError> {
+        match state.phase {
+            Phase::New | Phase::Here => return Ok(true),
+            Phase::Away { next, .. } if Instant::now() < next => return Ok(false),
+            Phase::Away { .. } => self.resume(state)?,
+            Phase::Asked { .. } => {}
+        }
+        let Phase::Asked {
+            serial: asked, until, ..
+        } = state.phase
+        else {
+            return Ok(false);
+        };
+        match state.receive()? {
+            Incoming::Nothing if Instant::now() < until => return Ok(false),
+            Incoming::Nothing | Incoming::End => self.disconnected(state)?,
+            Incoming::Message(message) => match Answer::decode(&message.bytes)? {
+                (serial, Answer::Facts(facts)) if serial == asked => {
+                    state.changed |= state.facts != facts;
+                    (state.facts, state.phase) = (facts, Phase::Here);
+                    self.sleep()?;
+                    return Ok(true);
+                }
+                // Others have taken all connections; it may go better the next time.
+                (_, Answer::Refused(refusal)) if refusal.reason == Reason::Limit => {
+                    self.disconnected(state)?;
+                }
+                (_, answer @ Answer::Refused(_)) => state.note(answer)?,
+                _ => return Err(LeaseError::Mismatch),
+            },
+        }
+        Ok(false)
+    }
+
+    /// Connects, and asks for the lease.
+    fn resume(&self, state: &mut Connection) -> Result<(), LeaseError> {
+        let pause = match state.phase {
+            Phase::Away { pause, .. } => pause,
+            _ => FIRST_PAUSE,
+        };
+        let serial = state.next_serial();
+        let request = Request::Resume { token: self.token }.encode(serial);
+        let asked = self.connect(SocketFlags::NONBLOCK).and_then(|socket| {
+            send(&socket, &request, SendFlags::NOSIGNAL)?;
+            Ok(socket)
+        });
+        let Ok(socket) = asked else {
+            return self.disconnected(state);
+        };
+        let until = self.deadline();
+        state.socket = Some(socket);
+        state.phase = Phase::Asked { serial, until, pause };
+        self.wake_at(until)
+    }
+
+    /// The descriptor becomes readable then.
+    fn wake_at(&self, at: Instant) -> Result<(), LeaseError> {
+        // No time at all would mean never.
+        let after = at
+            .saturating_duration_since(Instant::now())
+            .max(Duration::from_nanos(1));
+        self.set_timer(after)
+    }
+
+    /// The descriptor becomes readable only when there is a message.
+    fn sleep(&self) -> Result<(), LeaseError> {
+        self.set_timer(Duration::ZERO)
+    }
+
+    fn set_timer(&self, after: Duration) -> Result<(), LeaseError> {
+        let spec =
+            |duration| Timespec::try_from(duration).map_err(|_| LeaseError::Silent(self.waiting.answer));
+        let timer = Itimerspec {
+            it_interval: spec(Duration::ZERO)?,
+            it_value: spec(after)?,
+        };
+        timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &timer).map_err(io::Error::from)?;
+        Ok(())
+    }
+}
