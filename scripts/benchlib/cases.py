@@ -2,7 +2,7 @@
 
 import fnmatch
 
-from . import lease_wait, measure, offload, tcp
+from . import lease_wait, measure, neighbours, offload, outage, tcp
 
 SIZES = (64, 1514)
 DIRECTIONS = ("from-guest", "to-guest")
@@ -52,6 +52,17 @@ class OffloadCase(Case):
     def __init__(self, what, size):
         take = lambda run, who: offload.cost(run, who, what, size)  # noqa: E731
         super().__init__(f"offload/{what}/{size}", list(offload.CONTENDERS[what]), "ns", take)
+
+
+class NeighbourCase(Case):
+    """What a guest loses beside another one on the same worker; see neighbours.py."""
+
+    references = ("alone", "busy")
+    needs_huge_pages = False
+
+    def __init__(self, placement):
+        take = lambda run, who: neighbours.rate(run, who, placement)  # noqa: E731
+        super().__init__(f"neighbours/{placement}", list(neighbours.CONTENDERS), "kpps", take)
 
 
 class LeaseCase(Case):
@@ -109,6 +120,8 @@ def all_cases():
     cases += [light(64, packed) for packed in (False, True)]
     cases.append(Case("idle", ["copy", "direct", "dpdk"], "cpu_percent", measure.idle))
     cases.append(Case("memory", ["copy", "direct"], "process_bytes", measure.memory))
+    cases.append(Case("outage", list(outage.CONTENDERS), "ms", outage.outage))
+    cases += [NeighbourCase(placement) for placement in ("copy", "direct")]
     cases.append(LeaseCase())
     cases += [OffloadCase(what, size) for what, sizes in offload.SIZES.items() for size in sizes]
     return cases + tcp_cases()

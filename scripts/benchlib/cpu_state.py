@@ -18,7 +18,8 @@ from .process import LIBC, PR_SET_PDEATHSIG, NotHere
 
 REAL_TIME = 10
 WINDOW_S = 0.1
-# Up to here two CPUs are near: they share a cache (a round trip takes 60 ns, on large meshes up to 150); beyond, far (300).
+# Up to here two CPUs are near: they share a cache (a round trip takes 60 ns, on large meshes up to 150); beyond, far
+# (300).
 FAR_NS = 180
 # Speeds are alike that differ by less than this factor.
 ALIKE = 1.3

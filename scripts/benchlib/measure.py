@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from . import cpu_state, ours, testpmd
 from .machine import meminfo
 from .net import Veth
-from .process import Failed, Process, cpu_ticks
+from .process import Failed, Process, cpu_ticks, wakeups
 
 IDLE_SETTLE_S = 2
 FIRST_FRAME_S = 15
@@ -204,12 +204,14 @@ def idle(run, contender):
         start_guest(run, stack, path, "to-guest", 64)
         time.sleep(IDLE_SETTLE_S)
         start, cpu, ticks = time.monotonic(), backend.cpu_ns(), cpu_ticks(backend.pid)
+        woken = wakeups(backend.pid)
         time.sleep(run.idle_s)
         elapsed = time.monotonic() - start
         backend.check()
         return {
             "cpu_percent": (backend.cpu_ns() - cpu) / elapsed / 1e7,
             "cpu_percent_by_ticks": (cpu_ticks(backend.pid) - ticks) / elapsed * 100,
+            "wakeups_per_s": (wakeups(backend.pid) - woken) / elapsed,
         }
 
 

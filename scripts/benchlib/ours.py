@@ -19,6 +19,13 @@ def daemon(run, cpu, socket_path, placement, interface=None, netns=None, queues=
     return start(run, argv, run.log_dir, netns, interface)
 
 
+def client(run, cpu, socket_path, placement, interface, netns):
+    """`vhost-af-xdp serve --client`, by root, which connects to a guest that listens."""
+    argv = [run.binary, "serve", "--socket-path", socket_path, "--client", "--memory", placement]
+    argv += ["--ifname", interface, "--cpus", str(cpu), "--control", control_path(run)]
+    return Process("daemon", argv, run.log_dir, netns)
+
+
 def start(run, argv, log_dir, netns=None, interface=None):
     """The daemon, with leased queues if there is a steward to be had, else by root."""
     if interface and run.steward:

@@ -71,6 +71,13 @@ class Process:
                 self.child.wait()
         self.child.stdin.close()
 
+    def kill(self):
+        """Kills it; returns when that was done."""
+        done = time.monotonic()
+        self.child.kill()
+        self.child.wait()
+        return done
+
     def wait(self, seconds):
         """Waits for it to end by itself, and wants success."""
         try:
@@ -128,3 +135,12 @@ def cpu_ticks(pid):
     with open(f"/proc/{pid}/stat", encoding="ascii") as file:
         fields = file.read().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def wakeups(pid):
+    """How often threads of a process have gone to sleep, and with that been woken (/proc/PID/task/*/status)."""
+    total = 0
+    for task in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{task}/status", encoding="ascii") as file:
+            total += sum(int(line.split()[1]) for line in file if line.startswith("voluntary_ctxt_switches"))
+    return total

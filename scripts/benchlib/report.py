@@ -93,6 +93,14 @@ def columns(case):
             *ratios(case),
             ("p99 us", lambda row: number(row["median"]["p99_us"], 1)),
         ]
+    if case.unit in ("ms", "kpps"):
+        longest = [("longest ms", lambda row: number(row["median"]["longest_ms"], 1))] if case.unit == "ms" else []
+        return [
+            (case.unit, lambda row: number(row["median"][case.unit], 1)),
+            ("± %", lambda row: number(row["spread_percent"], 1)),
+            *ratios(case),
+            *longest,
+        ]
     if case.unit == "ns":
         return [
             ("ns each", lambda row: number(row["median"]["ns"], 1)),
@@ -104,6 +112,7 @@ def columns(case):
         return [
             ("CPU %", lambda row: number(row["median"]["cpu_percent"], 3)),
             ("by ticks", lambda row: number(row["median"]["cpu_percent_by_ticks"], 2)),
+            ("wake-ups/s", lambda row: number(row["median"]["wakeups_per_s"], 1)),
         ]
     mib = 1 << 20
     return [

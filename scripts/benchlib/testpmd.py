@@ -63,10 +63,11 @@ class Testpmd(Process):
         return self
 
 
-def guest(run, cpu, socket_path, direction, size, queues=1, packed=False):
-    """A guest: sends without a pause (`from-guest`), or receives (`to-guest`), over split rings or packed ones."""
+def guest(run, cpu, socket_path, direction, size, queues=1, packed=False, server=False):
+    """A guest: sends without a pause (`from-guest`), or receives (`to-guest`), over split rings or packed ones. As `server` it
+    listens, and takes one back end after the other."""
     mode = "txonly" if direction == "from-guest" else "rxonly"
-    vdev = f"net_virtio_user0,path={socket_path},queues={queues},packed_vq={int(packed)}"
+    vdev = f"net_virtio_user0,path={socket_path},queues={queues},packed_vq={int(packed)},server={int(server)}"
     app_args = [f"--forward-mode={mode}", f"--txpkts={size}", f"--rxq={queues}", f"--txq={queues}"]
     return Testpmd(run, "guest", cpu, [vdev], app_args)
 
@@ -77,9 +78,9 @@ def light_guest(run, cpu, socket_path, size, packed=False):
     return Testpmd(run, "guest", cpu, vdevs, ["--forward-mode=io"])
 
 
-def peer_on_nic(run, cpu, socket_path, interface, netns):
-    """The peer in our place: vhost on one side, AF_XDP on the other."""
-    vdevs = [f"net_vhost0,iface={socket_path},queues=1", f"net_af_xdp0,iface={interface}"]
+def peer_on_nic(run, cpu, socket_path, interface, netns, client=False):
+    """The peer in our place: vhost on one side, AF_XDP on the other. As `client` it connects to the guest."""
+    vdevs = [f"net_vhost0,iface={socket_path},queues=1,client={int(client)}", f"net_af_xdp0,iface={interface}"]
     return Testpmd(run, "peer", cpu, vdevs, ["--forward-mode=io"], netns)
 
 

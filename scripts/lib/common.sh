@@ -1,10 +1,10 @@
 # shellcheck shell=bash
 # What every script here shares: where the tree is, how to speak, and how to leave.
 #
-# Theory of operation. A script sources this file first, from a `set -euo pipefail` shell. Progress goes to stderr, one
-# line a step with the seconds since the script began, so that stdout stays free for results. Whatever a script makes
-# on the host (a namespace, a process, a directory, a sysctl) it hands to `on_exit` at once; the stack is
-# undone in reverse order when the script ends, by itself, by an error, by Ctrl-C or by SIGTERM. Processes are ended by the
+# Theory of operation. A script sources this file first, from a `set -euo pipefail` shell. Progress goes to stderr,
+# one line a step with the seconds since the script began, so that stdout stays free for results. Whatever a script
+# makes on the host (a namespace, a process, a directory, a sysctl) it hands to `on_exit` at once; the stack is undone
+# in reverse order when the script ends, by itself, by an error, by Ctrl-C or by SIGTERM. Processes are ended by the
 # number they were started with and never by name, and only if the number still belongs to that process.
 
 REPO="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd -P)"
@@ -16,8 +16,8 @@ readonly CACHE="${VHOST_AF_XDP_CACHE:-$REPO/.cache}"
 COMMON_STARTED_US="${EPOCHREALTIME//[.,]/}"
 readonly COMMON_STARTED_US
 
-# absolute_paths VARIABLE...: makes relative paths in these environment variables absolute, for programs that run elsewhere. What has no slash
-# is a name.
+# absolute_paths VARIABLE...: makes relative paths in these environment variables absolute, for programs that run
+# elsewhere. What has no slash is a name.
 absolute_paths() {
     local name
     for name in "$@"; do
@@ -102,7 +102,8 @@ make_temp_dir() {
 
 # ---- processes ---------------------------------------------------------------------------------------------------
 
-# process_stat PID FIELD...: fields of /proc/PID/stat, numbered as in proc_pid_stat(5) from 3 on; fails if there is no such process.
+# process_stat PID FIELD...: fields of /proc/PID/stat, numbered as in proc_pid_stat(5) from 3 on; fails if there is no
+# such process.
 process_stat() {
     local stat fields number
     stat="$(cat "/proc/$1/stat" 2>/dev/null)" || return 1

@@ -19,7 +19,8 @@ build_daemon() {
     (cd "$REPO" && cargo build --quiet --release -p vhost-af-xdp -p steward) || fail "the build failed (see above)"
 }
 
-# start_steward NAMESPACE INTERFACE: returns when it answers. Sets WORKER_DIR, where the daemon's user may make sockets, and DAEMON.
+# start_steward NAMESPACE INTERFACE: returns when it answers. Sets WORKER_DIR, where the daemon's user may make
+# sockets, and DAEMON.
 start_steward() {
     local pid
     WORKER_DIR="$TEMP_DIR/worker" DAEMON="$TEMP_DIR/worker/vhost-af-xdp"

@@ -1,17 +1,21 @@
 # shellcheck shell=bash
 # Packages of other Debian suites than this machine's, fetched and unpacked without installing them.
 #
-# Theory of operation. apt is asked with sources, lists and caches of its own, in a directory that is thrown away, so that nothing of this machine's changes;
-# its proxies and the like hold. The mirror is the one that this machine's sources name, the signatures are checked with Debian's keyring. A mirror that
-# lags serves sid's lists after their date: that is let pass, as what comes from there runs in guests only.
-# Needs common.sh and install.sh.
+# Theory of operation. apt is asked with sources, lists and caches of its own, in a directory that is thrown away, so
+# that nothing of this machine's changes; its proxies and the like hold. The mirror is the one that this machine's
+# sources name, the signatures are checked with Debian's keyring. A mirror that lags serves sid's lists after their
+# date: that is let pass, as what comes from there runs in guests only. Needs common.sh and install.sh.
 
 readonly DEBIAN_KEYRING=/usr/share/keyrings/debian-archive-keyring.gpg
 PACKAGES_DEBIAN=(debian-archive-keyring)
 
-# The address of Debian's main archive, as this machine's sources have it.
+# The address of Debian's main archive, as this machine's sources have it; of an Ubuntu, which has none, Debian's own.
 debian_mirror() {
     local mirror
+    if grep -qs '^ID=ubuntu' /etc/os-release; then
+        echo http://deb.debian.org/debian
+        return
+    fi
     # shellcheck disable=SC2016 # apt's own variables
     mirror="$(apt-get indextargets --format '$(REPO_URI) $(COMPONENT) $(RELEASE)' 'Created-By: Packages' |
         awk '$2 == "main" && $3 ~ /^(oldstable|stable|testing|unstable|bookworm|trixie|forky|sid)$/ { print $1; exit }')"
@@ -19,8 +23,8 @@ debian_mirror() {
     printf '%s\n' "$mirror"
 }
 
-# debian_fetch SUITE DIRECTORY PACKAGE PATTERN: downloads into the directory what the package comes to in a suite: those of it and of its dependencies whose
-# names match the pattern.
+# debian_fetch SUITE DIRECTORY PACKAGE PATTERN: downloads into the directory what the package comes to in a suite:
+# those of it and of its dependencies whose names match the pattern.
 debian_fetch() {
     local suite="$1" directory="$2" mirror apt packages options=("signed-by=$DEBIAN_KEYRING")
     install_packages "${PACKAGES_DEBIAN[@]}"
@@ -47,8 +51,8 @@ debian_newest() {
     find "$CACHE" -maxdepth 1 -name "$1*" 2>/dev/null | sort -V | tail -n 1
 }
 
-# debian_kernel SUITE: sets GUEST_KERNEL (see guest.sh) to a suite's, which is fetched if it is not in the cache. The ordinary kernel, with drivers
-# of NICs, not the cloud's.
+# debian_kernel SUITE: sets GUEST_KERNEL (see guest.sh) to a suite's, which is fetched if it is not in the cache. The
+# ordinary kernel, with drivers of NICs, not the cloud's.
 debian_kernel() {
     local directory package
     GUEST_KERNEL="$(debian_newest "linux-$1-")"
@@ -63,7 +67,8 @@ debian_kernel() {
     rm -rf "$directory"
 }
 
-# debian_qemu SUITE: sets GUEST_QEMU to a program that runs a suite's QEMU with that suite's libraries; it is fetched if it is not in the cache.
+# debian_qemu SUITE: sets GUEST_QEMU to a program that runs a suite's QEMU with that suite's libraries; it is fetched
+# if it is not in the cache.
 debian_qemu() {
     local directory root file
     root="$(debian_newest "qemu-$1-")"
@@ -84,8 +89,8 @@ debian_qemu() {
     GUEST_QEMU="$root/qemu-system-x86_64"
 }
 
-# debian_keep_qemu ROOT KEPT: makes a directory of what QEMU needs of a root, a quarter of it, and of a program that runs it. Its loadable modules, for
-# displays and sound, are not among it.
+# debian_keep_qemu ROOT KEPT: makes a directory of what QEMU needs of a root, a quarter of it, and of a program that
+# runs it. Its loadable modules, for displays and sound, are not among it.
 debian_keep_qemu() {
     local loader="usr/lib64/ld-linux-x86-64.so.2" program="usr/bin/qemu-system-x86_64" libraries
     mapfile -t libraries < <("$1/$loader" --library-path "$1/usr/lib/x86_64-linux-gnu" --list "$1/$program" | grep -o "$1/usr/lib/[^ ]*")

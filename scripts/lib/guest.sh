@@ -9,12 +9,12 @@
 #     console.log  what the kernel said (ttyS0)              qemu.log    what QEMU said
 #     shell.in, shell.out   pipes to guest-init's command shell (ttyS1); `lock` lets one command at a time through
 #     qmp          socket where QEMU takes orders (QMP)
-# KVM is used if a guest really comes up under it: /dev/kvm may be there and ordinary kernels may still not run (PVM, some
-# nested clouds). So a guest without a NIC is booted once, given up after 8 seconds of silence on its console, and
-# the outcome is remembered until the host boots again. Otherwise QEMU interprets (TCG): slower, and just as right.
-# Another QEMU than Debian's is taken if GUEST_QEMU names its program, another kernel if GUEST_KERNEL_DEB names a file
-# that is a Debian package of one; where a fault of QEMU 7.2 is gone, it is not worked around.
-# Needs common.sh and install.sh.
+# KVM is used if a guest really comes up under it: /dev/kvm may be there and ordinary kernels may still not run (PVM,
+# some nested clouds). So a guest without a NIC is booted once, given up after 8 seconds of silence on its console,
+# and the outcome is remembered until the host boots again. Otherwise QEMU interprets (TCG): slower, and just as
+# right. Another QEMU than Debian's is taken if GUEST_QEMU names its program, another kernel if GUEST_KERNEL_DEB names
+# a file that is a Debian package of one; where a fault of QEMU 7.2 is gone, it is not worked around. Needs common.sh
+# and install.sh.
 
 readonly GUEST_SILENCE_S=8
 readonly GUEST_BOOT_S=60
@@ -32,9 +32,13 @@ readonly GUEST_MODULES=(
 
 # ---- images ------------------------------------------------------------------------------------------------------
 
-# The name of Debian's newest cloud kernel package, e.g. linux-image-6.1.0-56-cloud-amd64; empty if apt knows none.
+# The name of the newest package of a kernel for virtual machines: Debian's cloud kernel, e.g.
+# linux-image-6.1.0-56-cloud-amd64, or Ubuntu's linux-image-6.8.0-31-generic; empty if apt knows none.
 guest_kernel_package() {
-    apt-cache depends linux-image-cloud-amd64 2>/dev/null | sed -n 's/^ *Depends: \(linux-image-.*\)/\1/p' | head -n 1
+    local name
+    for name in linux-image-cloud-amd64 linux-image-virtual; do
+        apt-cache depends "$name" 2>/dev/null | sed -n 's/^ *Depends: \(linux-image-.*\)/\1/p'
+    done | head -n 1
 }
 
 # Sets GUEST_KERNEL to a directory with vmlinuz and modules/, fetching the package if it is not in the cache.
@@ -55,7 +59,7 @@ guest_kernel() {
         [[ -z $GUEST_KERNEL ]] || return 0
         update_package_lists
         package="$(guest_kernel_package)"
-        [[ -n $package ]] || fail "apt knows no linux-image-cloud-amd64; add Debian's main archive to its sources"
+        [[ -n $package ]] || fail "apt knows no linux-image-cloud-amd64 (Debian) or linux-image-virtual (Ubuntu); add the main archive to its sources"
     fi
     version="$(apt-cache policy "$package" | sed -n 's/^ *Candidate: //p')"
     GUEST_KERNEL="$CACHE/kernel-$version"
@@ -65,6 +69,8 @@ guest_kernel() {
     directory="$(mktemp -d "$CACHE/fetch.XXXXXX")"
     on_exit rm -rf "$directory"
     guest_download "$package" "$directory"
+    # Ubuntu's modules are a package of their own.
+    [[ $package != *-generic ]] || guest_download "${package/-image-/-modules-}" "$directory"
     guest_unpack_kernel "$directory"/*.deb
     rm -rf "$directory"
 }
@@ -99,8 +105,8 @@ guest_download() {
         fail "could not download $1; check the network"
 }
 
-# The programs of Debian's that the guest has, beside busybox, and their libraries, a line each. glibc loads libgcc_s by itself, when a
-# thread is cancelled, and aborts where there is none; iperf3 has had threads since 3.16.
+# The programs of Debian's that the guest has, beside busybox, and their libraries, a line each. glibc loads libgcc_s
+# by itself, when a thread is cancelled, and aborts where there is none; iperf3 has had threads since 3.16.
 guest_programs() {
     local name program
     for name in "$@"; do
@@ -111,7 +117,8 @@ guest_programs() {
     realpath "$(gcc -print-file-name=libgcc_s.so.1)"
 }
 
-# Sets NETCHECK to the program of netcheck.c, which runs on the host and in the guest, building it if its source has changed.
+# Sets NETCHECK to the program of netcheck.c, which runs on the host and in the guest, building it if its source has
+# changed.
 guest_netcheck() {
     local source="$REPO/scripts/lib/netcheck.c"
     NETCHECK="$CACHE/netcheck-$(sha256sum "$source" | cut -c 1-16)"
@@ -127,6 +134,8 @@ guest_add_module() {
         cp "$file" "$2/$name"
     elif [[ -e $file.xz ]]; then
         xz -dc "$file.xz" >"$2/$name"
+    elif [[ -e $file.zst ]]; then
+        zstd -qdc "$file.zst" >"$2/$name"
     else
         grep -q "/$1.ko\$" "$GUEST_KERNEL/modules.builtin" || fail "the guest's kernel has no module $1 ($GUEST_KERNEL)"
         return 0
@@ -134,8 +143,8 @@ guest_add_module() {
     echo "$name" >>"$2/order"
 }
 
-# Sets GUEST_INITRAMFS, building it if what goes into it has changed: guest_initramfs MODULES PROGRAM..., the name of an array like GUEST_MODULES, and
-# programs of the host's that are needed beside busybox's.
+# Sets GUEST_INITRAMFS, building it if what goes into it has changed: guest_initramfs MODULES PROGRAM..., the name of
+# an array like GUEST_MODULES, and programs of the host's that are needed beside busybox's.
 guest_initramfs() {
     local -n modules="$1"
     local init="$REPO/scripts/lib/guest-init" key root file module
@@ -188,8 +197,9 @@ guest_qemu_is_since() {
 
 # guest_start STATE ACCEL CMDLINE QEMU_ARG...: starts QEMU in the background and returns at once.
 guest_start() {
-    # TCG interprets `rep movsb`, which the kernel prefers for copying where there is ERMS, a byte at a time: without it a guest moves
-    # twice as much TCP. Linux 6.1 does not come up on a CPU with FSRM and without ERMS, as QEMU 10's would be.
+    # TCG interprets `rep movsb`, which the kernel prefers for copying where there is ERMS, a byte at a time: without
+    # it a guest moves twice as much TCP. Linux 6.1 does not come up on a CPU with FSRM and without ERMS, as QEMU 10's
+    # would be.
     local state="$1" accel="$2" cmdline="$3" cpu=max,-erms,-fsrm
     shift 3
     mkdir -p "$state"
@@ -217,8 +227,8 @@ guest_alive() {
     process_alive "$(cat "$1/pid" 2>/dev/null)"
 }
 
-# guest_await_ready STATE SECONDS [SILENCE_SECONDS]: until the guest takes commands; fails when QEMU ends, the time is over, or
-# the console said nothing for that long.
+# guest_await_ready STATE SECONDS [SILENCE_SECONDS]: until the guest takes commands; fails when QEMU ends, the time is
+# over, or the console said nothing for that long.
 guest_await_ready() {
     local console="$1/console.log" limit=$((SECONDS + $2)) silence="${3:-$2}" heard=$SECONDS size=0 now
     until grep -aq '@ready' "$console"; do
@@ -287,11 +297,11 @@ guest_choose_accel() {
 }
 
 # guest_boot STATE NETDEV [mac=M] [ip=A/P] [mtu=N] [queues=N] [ring=N] [packed=1] [mem=MIB] [hotplug=MIB] [cpus=N]
-# [hugepages=1] [intx=1] [migratable=1] [incoming=1] [group=G] [reconnect=MS]: boots a guest and waits until it answers;
-# or, with incoming=1, makes a QEMU that waits for a guest from elsewhere, which it will not run before it is told `cont`, and
-# returns when it takes orders. NETDEV is what follows -netdev, without its id, or `vhost-user:PATH` for a socket
-# where a back end listens (QEMU connects again when that is restarted), or `vhost-user-server:PATH` for one where
-# QEMU listens, to which processes of the group G may connect.
+# [hugepages=1] [intx=1] [migratable=1] [incoming=1] [group=G] [reconnect=MS]: boots a guest and waits until it
+# answers; or, with incoming=1, makes a QEMU that waits for a guest from elsewhere, which it will not run before it is
+# told `cont`, and returns when it takes orders. NETDEV is what follows -netdev, without its id, or `vhost-user:PATH`
+# for a socket where a back end listens (QEMU connects again when that is restarted), or `vhost-user-server:PATH` for
+# one where QEMU listens, to which processes of the group G may connect.
 guest_boot() {
     local state="$1" netdev="$2" mac=52:54:00:12:34:56 ip='' mtu='' queues=1 ring=1024 packed='' mem=512
     local hotplug='' cpus='' hugepages='' intx='' migratable='' incoming='' group='' reconnect=1000 socket='' setting
@@ -306,9 +316,9 @@ guest_boot() {
     guest_choose_accel
 
     local kib=$((mem * 1024))
-    # QEMU 7.2 loses pages that an interpreted guest writes while it migrates, where memory is a multiple of 256 KiB: it clears
-    # their dirty bits 64 at a time and leaves the vCPU's TLB as it was (cpu_physical_memory_sync_dirty_bitmap in include/exec/ram_addr.h).
-    # 10.2.2 does not lose any.
+    # QEMU 7.2 loses pages that an interpreted guest writes while it migrates, where memory is a multiple of 256 KiB:
+    # it clears their dirty bits 64 at a time and leaves the vCPU's TLB as it was
+    # (cpu_physical_memory_sync_dirty_bitmap in include/exec/ram_addr.h). 10.2.2 does not lose any.
     [[ -z $migratable$incoming || $GUEST_ACCEL != tcg ]] || guest_qemu_is_since 10.2 || kib=$((kib + 8))
     local memory="memory-backend-memfd,id=ram,size=${kib}K,share=on"
     [[ -z $hugepages ]] || memory+=",hugetlb=on,hugetlbsize=2M"
@@ -334,8 +344,9 @@ guest_boot() {
     ((queues == 1)) || device+=",mq=on"
     [[ -z $packed ]] || device+=",packed=on"
     if [[ -n $intx ]] || { [[ $GUEST_ACCEL == tcg && $netdev == vhost-user* ]] && ! guest_qemu_is_since 10.2; }; then
-        # Debian 12's QEMU (7.2.22) crashes when a vhost-user device masks an MSI-X vector without KVM: it releases an irqfd
-        # that was never made (kvm_virtio_pci_irqfd_release in hw/virtio/virtio-pci.c); 10.2.2 does not. So the guest gets a plain PCI interrupt.
+        # Debian 12's QEMU (7.2.22) crashes when a vhost-user device masks an MSI-X vector without KVM: it releases an
+        # irqfd that was never made (kvm_virtio_pci_irqfd_release in hw/virtio/virtio-pci.c); 10.2.2 does not. So the
+        # guest gets a plain PCI interrupt.
         device+=",vectors=0"
     elif ((queues > 1)); then
         device+=",vectors=$((2 * queues + 2))"
@@ -362,8 +373,8 @@ guest_boot() {
     fail "the guest $what: $words"
 }
 
-# guest_run STATE SECONDS COMMAND: runs a shell command in the guest, prints what it prints, returns its status. A command that
-# takes longer is ended by SIGTERM (status 143); a guest that does not answer at all gives status 124.
+# guest_run STATE SECONDS COMMAND: runs a shell command in the guest, prints what it prints, returns its status. A
+# command that takes longer is ended by SIGTERM (status 143); a guest that does not answer at all gives status 124.
 guest_run() {
     local state="$1" seconds="$2" id="$$-$RANDOM$RANDOM" code
     code="$(base64 -w 0 <<<"$3")"
@@ -373,7 +384,8 @@ guest_run() {
     local lock hold in out reply reader line begun='' held='' status=124
     exec {lock}>"$state/lock"
     flock "$lock"
-    # Opening a pipe for both directions never blocks; what stays open for the output only reads, so that the end of QEMU is its end.
+    # Opening a pipe for both directions never blocks; what stays open for the output only reads, so that the end of
+    # QEMU is its end.
     exec {in}<>"$state/shell.in" {hold}<>"$state/shell.out"
     exec {out}<"$state/shell.out" {hold}>&-
     # The time limit is that of `timeout`, as bash may crash when a signal meets `read -t`.
@@ -394,7 +406,8 @@ guest_run() {
             held="+$line"
         fi
     done
-    # All of its group: should `timeout` not have run since it started `cat`, it would end and leave that behind, with the lock.
+    # All of its group: should `timeout` not have run since it started `cat`, it would end and leave that behind, with
+    # the lock.
     kill -- "-$reader" 2>/dev/null || kill "$reader" 2>/dev/null || true
     wait "$reader" 2>/dev/null || true
     exec {in}>&- {out}<&- {reply}<&- {lock}>&-

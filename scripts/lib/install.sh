@@ -1,17 +1,17 @@
 # shellcheck shell=bash
-# Installs what the scripts need on a Debian 12 or 13: apt packages and a Rust that is new enough.
+# Installs what the scripts need on a Debian 12 or 13 or an Ubuntu 24.04: apt packages and a Rust that is new enough.
 #
 # Theory of operation. Every script names the groups of packages it needs (install_packages "${PACKAGES_BUILD[@]}" …).
-# What dpkg already has is not asked for again, so a second run costs a few milliseconds and no network; package lists are
-# refreshed only when something is really missing. Rust comes from rustup, because Debian's own (1.63, 1.85) is older than
-# rust-version in Cargo.toml. Nothing here touches a Rust that is new enough, however it came.
-# Needs common.sh.
+# What dpkg already has is not asked for again, so a second run costs a few milliseconds and no network; package lists
+# are refreshed only when something is really missing. Rust comes from rustup, because Debian's own (1.63, 1.85) is
+# older than rust-version in Cargo.toml. Nothing here touches a Rust that is new enough, however it came. Needs
+# common.sh.
 
 # shellcheck disable=SC2034 # the groups are for the scripts that source this file
 {
     PACKAGES_BUILD=(ca-certificates clang curl gcc git libc6-dev libelf-dev llvm make pkg-config zlib1g-dev)
     PACKAGES_NET=(ethtool iproute2 iputils-ping procps)
-    PACKAGES_GUEST=(busybox-static cpio ethtool gcc iperf3 libc6-dev libmnl0 qemu-system-x86 util-linux xz-utils)
+    PACKAGES_GUEST=(busybox-static cpio ethtool gcc iperf3 libc6-dev libmnl0 qemu-system-x86 util-linux xz-utils zstd)
     # Not libvirt-daemon-system, which would start a libvirtd for good.
     PACKAGES_LIBVIRT=(libvirt-clients libvirt-daemon libvirt-daemon-driver-qemu)
     PACKAGES_RESULTS=(jq)
@@ -69,7 +69,8 @@ install_packages() {
         fail "apt-get install failed (see above); by hand: apt-get install ${missing[*]}"
 }
 
-# The number of the DPDK ABI that apt has packages of, which their names end with: 23 in Debian 12, 25 in Debian 13.
+# The number of the DPDK ABI that apt has packages of, which their names end with: 23 in Debian 12, 25 in Debian 13,
+# 24 in Ubuntu 24.04, where they are in universe.
 dpdk_abi() {
     apt-cache pkgnames librte-net-vhost | sed -n 's/^librte-net-vhost\([0-9][0-9]*\)$/\1/p' | sort -n | tail -n 1
 }
@@ -82,7 +83,7 @@ install_dpdk() {
         # A fresh system may have no package lists.
         update_package_lists
         abi="$(dpdk_abi)"
-        [[ -n $abi ]] || fail "apt knows no librte-net-vhost…, which is DPDK's; add Debian's main archive to its sources"
+        [[ -n $abi ]] || fail "apt knows no librte-net-vhost…, which is DPDK's; add Debian's main archive, or Ubuntu's universe, to its sources"
     fi
     packages=("${DPDK_DRIVERS[@]/#/librte-}")
     install_packages dpdk-dev "${packages[@]/%/$abi}"

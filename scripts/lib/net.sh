@@ -1,10 +1,9 @@
 # shellcheck shell=bash
 # A NIC to play with: a veth pair between two network namespaces, which vanish when the script ends.
 #
-# Theory of operation. One namespace is the NIC's side: the daemon runs there, on one end of the pair. The other is the
-# world outside: an ordinary Linux stack on the other end. Names carry the script's process number, so that runs side by side do not
-# meet. A veth end has as many queues as asked for, each its own AF_XDP queue.
-# Needs common.sh.
+# Theory of operation. One namespace is the NIC's side: the daemon runs there, on one end of the pair. The other is
+# the world outside: an ordinary Linux stack on the other end. Names carry the script's process number, so that runs
+# side by side do not meet. A veth end has as many queues as asked for, each its own AF_XDP queue. Needs common.sh.
 
 # make_namespace NAME
 make_namespace() {
@@ -13,8 +12,8 @@ make_namespace() {
     in_namespace "$1" ip link set lo up
 }
 
-# in_namespace NAME COMMAND... (For a process in the background call `ip netns exec` itself: $! is then the process's own number, and
-# not that of a shell around this function.)
+# in_namespace NAME COMMAND... (For a process in the background call `ip netns exec` itself: $! is then the process's
+# own number, and not that of a shell around this function.)
 in_namespace() {
     ip netns exec "$@"
 }

@@ -33,6 +33,7 @@ pub mod huge_pages;
 pub mod lessor;
 pub mod libvirt;
 pub mod message;
+pub mod neighbours;
 pub mod netns;
 pub mod noise;
 pub mod packet;
