@@ -7,9 +7,8 @@ use std::time::Duration;
 use steer::{Filter, ModeRequest};
 use steward::protocol::{ENTRIES_MAX, Wanted};
 
+use crate::listener::Access;
 use crate::sandbox::{Layers, User};
-use crate::vhost_user::listener::Access;
-use crate::vhost_user::memory::{MOST_BYTES, MemoryRules};
 use device::offloads::Offloads;
 
 /// Where a VMM and a port meet.
@@ -158,6 +157,23 @@ impl Bring {
     }
 }
 
+/// Which files are taken as memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum FileKinds {
+    /// Of memfd, tmpfs and hugetlbfs
+    Shared,
+    /// Of any file system
+    Any,
+}
+
+/// What memory a port takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct MemoryRules {
+    /// Most of a guest's, bytes.
+    pub(crate) most_bytes: u64,
+    pub(crate) files: FileKinds,
+}
+
 /// One port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PortConfig {
@@ -220,6 +236,10 @@ pub(crate) struct ServeConfig {
     /// Tries one of the [attempts](crate::sandbox::attempts) from within the sandbox, and ends.
     pub(crate) attempt: Option<String>,
 }
+
+/// Most bytes of guest memory of all ports together: each may be mapped twice while its table changes, and a process has
+/// 128 TiB of address space (x86-64 and arm64 with tables of four levels).
+pub(crate) const MOST_BYTES: u64 = 48 << 40;
 
 /// Most queue pairs of a port: what the steering program has room for.
 pub(crate) const MOST_QUEUES: u16 = 128;
@@ -498,7 +518,6 @@ impl PortConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::vhost_user::memory::FileKinds;
 
     fn port(path: &str, start_queue: u32, queues: u16) -> PortConfig {
         PortConfig {

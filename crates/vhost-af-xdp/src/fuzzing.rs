@@ -12,14 +12,15 @@ use vhost::vhost_user::message::VhostUserConfigFlags;
 use virtqueue::{Buffer, Chain, MemoryMap, Queue};
 
 use crate::config::{Bring, Endpoint, NicConfig, Placement, PortConfig, Segments};
+use crate::config::{FileKinds, MemoryRules};
 use crate::guard::sigbus;
 use crate::nic::interfaces::Interfaces;
 use crate::port::Port;
 use crate::switch::from_guest::GuestFrame;
 use crate::switch::gso::GsoPacket;
 use crate::switch::worker::Workers;
-use crate::vhost_user::connection::{self, Connection};
-use crate::vhost_user::memory::{FileKinds, MemoryRules};
+use crate::vhost_user::accept;
+use crate::vhost_user::connection::Connection;
 use device::call::{Blocks, Call};
 use device::counters::PairCounters;
 use device::offloads::Offloads;
@@ -38,7 +39,7 @@ impl NullPort {
         sigbus::install().expect("a handler");
         let workers = Workers::start(1, &[], Duration::ZERO).expect("a thread");
         let config = PortConfig {
-            access: crate::vhost_user::listener::Access::OWN,
+            access: crate::listener::Access::OWN,
             endpoint: Endpoint::Server(PathBuf::from("fuzz")),
             queues,
             nic: NicConfig::Null { frame_bytes: 64 },
@@ -64,7 +65,7 @@ impl NullPort {
 
     /// The conversation over one connection, to its end.
     pub fn serve(&self, connection: UnixStream) {
-        connection::serve(&self.0, connection);
+        accept::serve_connection(&self.0, connection);
     }
 
     /// Whether no session is left.

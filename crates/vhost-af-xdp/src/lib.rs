@@ -17,6 +17,7 @@ mod direct;
 #[doc(hidden)]
 pub mod fuzzing;
 mod guard;
+mod listener;
 mod nic;
 mod port;
 mod sandbox;

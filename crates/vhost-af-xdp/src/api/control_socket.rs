@@ -24,7 +24,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 use serde_json::Value;
 
 use super::status::Status;
-use crate::vhost_user::listener::{Access, ListenError, listen_at, remove_stale};
+use crate::listener::{Access, ListenError, listen_at, remove_stale};
 
 /// How long a peer may take to read its answer.
 const PATIENCE: Duration = Duration::from_secs(2);

@@ -217,8 +217,8 @@ impl PortStatus {
             offload: Vec::new(),
             sessions: 0,
             impaired: None,
-            busy,
-            turned_away: port.window.turned_away(),
+            busy: busy.map(|busy| busy.to_string()),
+            turned_away: port.window.turned_away().map(|turned| turned.to_string()),
             last_closed: None,
             lanes: Vec::new(),
             nic,
@@ -245,15 +245,9 @@ impl PortStatus {
         }
         self.mtu = u16::try_from(shown.mtu).unwrap_or(u16::MAX);
         self.sessions = shown.sessions;
-        self.impaired = shown.impaired.clone().or_else(|| {
-            let nic = &self.nic;
-            let down = shown.link_down.then(|| format!("interface {nic} is down"));
-            down.or_else(|| shown.declined.clone())
-        });
-        self.last_closed = shown
-            .last_closed
-            .as_ref()
-            .map(|closed| (closed.reason.to_owned(), closed.detail.clone()));
+        self.impaired = shown.impaired.as_ref().map(ToString::to_string);
+        let closed = shown.last_closed.as_ref();
+        self.last_closed = closed.map(|closed| (closed.name().to_owned(), closed.to_string()));
         let session = shown.session.as_ref();
         let interface = shown
             .interface

@@ -4,7 +4,7 @@ use anyhow::anyhow;
 use clap::Args;
 use steward::users::{group_number, user_numbers};
 
-use crate::vhost_user::listener::Access;
+use crate::listener::Access;
 
 /// As a port has them.
 #[derive(Debug, Clone, Default, Args)]

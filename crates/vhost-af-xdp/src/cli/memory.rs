@@ -3,7 +3,7 @@
 use anyhow::anyhow;
 use clap::{Args, ValueEnum};
 
-use crate::vhost_user::memory::{FileKinds, MOST_BYTES, MemoryRules};
+use crate::config::{FileKinds, MOST_BYTES, MemoryRules};
 
 /// Fewest bytes that are taken for the memory of a guest: what is less was meant in another unit.
 const LEAST_BYTES: u64 = 1 << 20;

@@ -56,8 +56,8 @@ use steward::capabilities;
 use steward::policy::Policy;
 use steward::server::Server;
 
-use crate::vhost_user::memory;
-use crate::vhost_user::peer;
+use crate::guard::private_memory;
+use steward::peer;
 
 /// What the keeper of a daemon that root started may do: what a steward needs, files in directories of others, and a
 /// look at a VMM's memory map.
@@ -522,12 +522,12 @@ fn private_of(question: &Question, meets: &[PathBuf]) -> Option<u64> {
     if !is_met_at(question.connection.as_fd(), meets) {
         return None;
     }
-    let maps = memory::maps_of(peer::process(question.connection.as_fd())?)?;
+    let maps = private_memory::maps_of(peer::process(question.connection.as_fd())?)?;
     let files = question
         .files
         .iter()
         .map(|(address, file)| (*address, file.as_fd()));
-    memory::first_private(&maps, files)
+    private_memory::first_private(&maps, files)
 }
 
 /// Waits for a question; none, if what came is not one.

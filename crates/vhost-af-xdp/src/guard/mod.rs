@@ -1,8 +1,10 @@
 //! What stands between the daemon and what a VMM can do to its threads: memory that vanishes, waits without end, and
 //! what the sandboxed process cannot do any more.
 
+pub(crate) mod alarm;
 pub(crate) mod ending;
 pub(crate) mod keeper;
 pub(crate) mod nudge;
+pub(crate) mod private_memory;
 pub(crate) mod sigbus;
 pub(crate) mod watchdog;

@@ -32,7 +32,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use virtqueue::{ForeignFiles, Guard};
 
 use super::nudge;
-use crate::vhost_user::alarm::Alarm;
+use crate::guard::alarm::Alarm;
 
 /// What is said when a port closes for it.
 pub(crate) const TRUNCATED: &str =

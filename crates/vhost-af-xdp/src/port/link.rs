@@ -1,19 +1,24 @@
-//! The thread that watches a port's interface.
+//! A port's interface: how it is followed, and the thread that watches it.
 //!
-//! It tells the port's thread when to look at the interface, and again while queues could not be set up. And it asks what
+//! That thread tells the port's thread when to look at the interface, and again while queues could not be set up. It also asks what
 //! the XDP program counted, for `status`, which asks nobody itself: a steward may take its time, or be stopped.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use steward::links::Changes;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use steer::with_sources;
+use steward::client::LeaseError;
+use steward::links::{Changes, Link, LinkError};
+use steward::protocol::Reason;
 
-use super::Port;
 use super::mailbox::Task;
+use super::reasons::Impaired;
+use super::{Port, PortState};
+use crate::config::{NicConfig, Placement};
+use crate::nic::error::InterfaceError;
 use crate::nic::interface::Interface;
 
 /// Pause before a port whose queues could not be set up tries again: doubles up to the longest.
@@ -22,49 +27,11 @@ const LONGEST_RETRY: Duration = Duration::from_secs(5);
 /// How long a steward is asked for what the program counted.
 const SAMPLE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// What wakes that thread, beside the interface.
-pub(super) struct Wakers {
-    /// Queues could not be set up: they are tried again.
-    retry: OwnedFd,
-    /// Somebody wants to know what the program counted.
-    sample: OwnedFd,
-    /// Dropped when it is known.
-    asked: Mutex<Option<Sender<()>>>,
-}
-
-impl Wakers {
-    /// Nobody wants anything.
-    ///
-    /// # Errors
-    /// No descriptor left.
-    pub(super) fn new() -> io::Result<Self> {
-        let event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        Ok(Self {
-            retry: event()?,
-            sample: event()?,
-            asked: Mutex::default(),
-        })
-    }
-
-    /// The port is to look again soon.
-    pub(super) fn retry(&self) {
-        let _ = rustix::io::write(&self.retry, &1u64.to_ne_bytes());
-    }
-
-    fn asked(&self) -> MutexGuard<'_, Option<Sender<()>>> {
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl Port {
-    /// Asks for what the program counted; the receiver's end tells that it is known. Who had asked before is not kept
-    /// waiting.
+    /// Asks for what the program counted; the receiver's end tells that it is known.
     pub(crate) fn ask_for_sample(&self) -> Option<Receiver<()>> {
         self.config.wanted()?;
-        let (asked, known) = mpsc::channel();
-        *self.wakers.asked() = Some(asked);
-        let _ = rustix::io::write(&self.wakers.sample, &1u64.to_ne_bytes());
-        Some(known)
+        Some(self.wakers.ask_for_sample())
     }
 
     /// Watches the interface on a thread of its own. `changes`: what rtnetlink tells.
@@ -115,11 +82,11 @@ impl Port {
             let (sample, look) = (is_ready(&fds[0]), fds[1..].iter().any(is_ready));
             drop(fds);
             if sample {
-                clear(&self.wakers.sample);
+                self.wakers.sample.clear();
                 self.take_sample();
             }
             if look || ready == Ok(0) {
-                clear(&self.wakers.retry);
+                self.wakers.retry.clear();
                 return;
             }
         }
@@ -127,7 +94,7 @@ impl Port {
 
     /// Asks the steward what the program did with the queues' frames, if somebody wants to know.
     fn take_sample(&self) {
-        let asked = self.wakers.asked().take();
+        let asked = self.wakers.take_asked();
         if let (Some(_), Some(wanted), Some(interface)) = (&asked, self.config.wanted(), self.interface()) {
             let deadline = Instant::now() + SAMPLE_TIMEOUT;
             wanted.range().for_each(|queue| interface.sample(queue, deadline));
@@ -143,8 +110,129 @@ impl Port {
     fn interface(&self) -> Option<Arc<Interface>> {
         self.window.look().0?.interface.as_ref()?.itself.upgrade()
     }
-}
 
-fn clear(event: impl AsFd) {
-    let _ = rustix::io::read(event, &mut [0; 8]);
+    /// Looks at the interface again: it may be gone, back, down, or have another MTU. True if the
+    /// port's queues could not be set up, so that it is worth to look again soon.
+    fn look(&self, state: &mut PortState) -> bool {
+        let NicConfig::Interface { name, .. } = &self.config.nic else {
+            return false;
+        };
+        let told = state.config_space();
+        match state
+            .interface
+            .clone()
+            .map(|interface| (interface.look(), interface))
+        {
+            Some((Ok(link), interface)) => self.adapt(state, &interface, &link),
+            Some((Err(lost), interface)) => {
+                let reason = with_sources(&lost);
+                tracing::warn!(interface = name, port = %self.config.endpoint, "{reason}");
+                if let Some(session) = &mut state.session {
+                    session.stop_all(&self.workers);
+                }
+                state.interface = None;
+                state.impaired = Some(Impaired::Interface(reason));
+                interface.close_queues();
+                drop(interface);
+                self.take_up(state, name);
+            }
+            None => self.take_up(state, name),
+        }
+        if state.config_space() != told
+            && let Some(session) = &state.session
+        {
+            session.config_changed();
+        }
+        // Nobody tells when a leased interface is back.
+        state.impaired.is_some()
+    }
+
+    /// The interface was gone; goes on if one of its name is there again.
+    fn take_up(&self, state: &mut PortState, name: &str) {
+        match self.open_interface() {
+            Ok(interface) => {
+                tracing::info!(interface = name, port = %self.config.endpoint, "interface is back");
+                if let Some(Ok(link)) = interface.as_ref().map(|interface| interface.look()) {
+                    state.link_down = !link.up;
+                    state.mtu = Some(link.mtu);
+                }
+                state.interface = interface;
+                self.restart_lanes(state);
+            }
+            // Known already, and better.
+            Err(InterfaceError::Lease(LeaseError::Refused(refusal)) | InterfaceError::Refused(refusal))
+                if refusal.reason == Reason::NoInterface && state.impaired.is_some() => {}
+            Err(InterfaceError::Link(LinkError::Unknown(_))) if state.impaired.is_some() => {}
+            Err(error) => state.impaired = Some(Impaired::Interface(with_sources(&error))),
+        }
+    }
+
+    /// The interface is there; takes note of what changed on it.
+    fn adapt(&self, state: &mut PortState, interface: &Interface, link: &Link) {
+        if interface.is_away() {
+            return;
+        }
+        let far = self.far_sides(state.interface.as_ref());
+        // Memory that was registered while the steward was away.
+        let mut shortage = None;
+        if let Some(session) = &mut state.session {
+            if session.go_direct_all(&self.ground(&far)).is_err() {
+                session.hang_up();
+            }
+            shortage = session.take_shortage();
+        }
+        if let Some(shortage) = shortage {
+            self.impair(state, shortage);
+        }
+        let went_down = !link.up && !state.link_down;
+        if link.up == state.link_down {
+            state.link_down = !link.up;
+            let now = if link.up { "up" } else { "down" };
+            tracing::info!(interface = link.name, port = %self.config.endpoint, "interface is {now}");
+        }
+        interface.take_note(link);
+        let other_mtu = state
+            .mtu
+            .replace(link.mtu)
+            .is_some_and(|before| before != link.mtu);
+        if other_mtu {
+            tracing::info!(
+                interface = link.name,
+                mtu = link.mtu,
+                "MTU changed, queues are set up anew"
+            );
+        }
+        // In direct placement the guest's own buffers wait in the socket of an interface that is
+        // down; only closing it gives them back.
+        let direct = self.config.placement == Placement::Direct;
+        if other_mtu || (went_down && direct) {
+            self.restart_lanes(state);
+        } else if state.impaired.is_some() {
+            self.start_lanes(state);
+        }
+    }
+
+    /// Stops the port's lanes and starts them on what the interface is now.
+    fn restart_lanes(&self, state: &mut PortState) {
+        if let Some(session) = &mut state.session {
+            session.stop_all(&self.workers);
+        }
+        self.start_lanes(state);
+    }
+
+    /// Starts lanes that do not run and should.
+    fn start_lanes(&self, state: &mut PortState) {
+        let far = self.far_sides(state.interface.as_ref());
+        let mut reason = self.check_mtu(state).err().map(|error| with_sources(&error));
+        if let (None, Some(session)) = (&reason, &mut state.session) {
+            let started = session.start_all(&self.ground(&far));
+            reason = session
+                .take_shortage()
+                .or_else(|| started.err().map(|error| with_sources(&error)));
+        }
+        match reason {
+            Some(reason) => self.impair(state, reason),
+            None => state.impaired = None,
+        }
+    }
 }

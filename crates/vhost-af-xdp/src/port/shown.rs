@@ -15,11 +15,10 @@ use std::time::{Duration, Instant};
 use steer::Mode;
 use steward::protocol::Steered;
 
-use super::far::NULL_MTU;
 use super::lane_facts::LaneFacts;
 use super::mailbox::Task;
+use super::reasons::{Busy, Closed, Impaired, TurnedAway};
 use crate::nic::interface::Interface;
-use crate::port::{Closed, PortState};
 
 /// A message that takes longer is worth to be told.
 const LONG: Duration = Duration::from_secs(1);
@@ -31,9 +30,7 @@ pub(crate) struct Shown {
     pub(crate) interface: Option<ShownInterface>,
     /// MTU told to the guest, bytes.
     pub(crate) mtu: u32,
-    pub(crate) impaired: Option<String>,
-    pub(crate) link_down: bool,
-    pub(crate) declined: Option<String>,
+    pub(crate) impaired: Option<Impaired>,
     pub(crate) last_closed: Option<Closed>,
     pub(crate) sessions: u64,
 }
@@ -58,38 +55,6 @@ pub(crate) struct ShownInterface {
     pub(crate) itself: Weak<Interface>,
 }
 
-impl Shown {
-    fn of(state: &PortState) -> Self {
-        let interface = state.interface.as_ref();
-        Self {
-            session: state.session.as_ref().map(|session| ShownSession {
-                features: session.features,
-                peer: session.peer(),
-                lanes: session
-                    .lanes
-                    .iter()
-                    .map(|lane| match lane {
-                        Some(lane) => Arc::downgrade(&lane.facts),
-                        None => Weak::new(),
-                    })
-                    .collect(),
-            }),
-            interface: interface.map(|interface| ShownInterface {
-                name: interface.name(),
-                mode: interface.mode(),
-                steered: interface.steered(),
-                itself: Arc::downgrade(interface),
-            }),
-            mtu: interface.map_or(NULL_MTU, |interface| interface.mtu()),
-            impaired: state.impaired.clone(),
-            link_down: state.link_down,
-            declined: state.declined.clone(),
-            last_closed: state.last_closed.clone(),
-            sessions: state.sessions,
-        }
-    }
-}
-
 /// See the module's head.
 #[derive(Default)]
 pub(crate) struct Window(Mutex<Behind>);
@@ -100,18 +65,19 @@ struct Behind {
     /// On what the port's thread works now, and since when.
     busy: Option<(Task, Instant)>,
     /// What was said to a VMM that came while another was there.
-    turned_away: Option<String>,
+    turned_away: Option<TurnedAway>,
 }
 
 impl Window {
     /// What was shown last, and on what, and for how long, the port's thread works, if that is long. Nothing before the
     /// port's start is done.
-    pub(crate) fn look(&self) -> (Option<Arc<Shown>>, Option<String>) {
+    pub(crate) fn look(&self) -> (Option<Arc<Shown>>, Option<Busy>) {
         let behind = self.behind();
-        let busy = behind.busy.map(|(task, since)| (task, since.elapsed()));
-        let long = busy.filter(|&(_, worked)| worked >= LONG);
-        let words = long.map(|(task, worked)| format!("{task}, for {} s", worked.as_secs()));
-        (behind.shown.clone(), words)
+        let busy = behind.busy.map(|(task, since)| Busy {
+            task,
+            taken: since.elapsed(),
+        });
+        (behind.shown.clone(), busy.filter(|busy| busy.taken >= LONG))
     }
 
     /// The port's thread begins with a message.
@@ -120,19 +86,19 @@ impl Window {
     }
 
     /// It is done with it.
-    pub(super) fn show(&self, state: &PortState) {
-        let shown = Arc::new(Shown::of(state));
+    pub(super) fn show(&self, shown: Shown) {
+        let shown = Arc::new(shown);
         let mut behind = self.behind();
         (behind.shown, behind.busy) = (Some(shown), None);
     }
 
     /// What was said last to a VMM that came while the present one was there.
-    pub(crate) fn turned_away(&self) -> Option<String> {
-        self.behind().turned_away.clone()
+    pub(crate) fn turned_away(&self) -> Option<TurnedAway> {
+        self.behind().turned_away
     }
 
     /// A VMM was turned away, or the one is there that this would be of.
-    pub(crate) fn note_turned_away(&self, reason: Option<String>) {
+    pub(crate) fn note_turned_away(&self, reason: Option<TurnedAway>) {
         self.behind().turned_away = reason;
     }
 

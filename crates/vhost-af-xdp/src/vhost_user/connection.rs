@@ -1,18 +1,15 @@
-//! A connection of a VMM, to its end.
+//! What a connection of a VMM has beside its port.
 
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use vhost::vhost_user::message::VhostUserProtocolFeatures as Protocol;
-use vhost::vhost_user::{BackendReqHandler, Error};
 
-use super::alarm::Alarm;
-use super::front;
+use super::error::MessageError;
 use crate::port::Port;
-use crate::port::visit::Ended;
+use crate::port::session::SessionError;
 
-/// What a connection has beside its port.
+/// See the module's head.
 pub(crate) struct Connection {
     pub(crate) port: Arc<Port>,
     /// Protocol features that the VMM took. Set and read by the thread that reads the connection.
@@ -32,37 +29,13 @@ impl Connection {
         self.protocol.store(features, Relaxed);
     }
 
+    /// A message is refused; the closing line says why.
+    pub(super) fn refuse<R: Send + 'static>(&self, error: MessageError) -> Result<R, SessionError> {
+        self.port.with_session(move |_, _| Err(error.into()))
+    }
+
     /// Whether it took that protocol feature.
     pub(super) fn has(&self, feature: Protocol) -> bool {
         self.protocol.load(Relaxed) & feature.bits() == feature.bits()
-    }
-}
-
-/// Speaks vhost-user until the connection ends.
-pub(crate) fn serve(port: &Arc<Port>, stream: UnixStream) -> Ended {
-    let (Ok(connection), Ok(ahead), Ok(alarm)) = (stream.try_clone(), stream.try_clone(), Alarm::new())
-    else {
-        port.warn("no descriptors left, the connection is dropped: raise the limit of open files (`ulimit -n`, systemd: LimitNOFILE=)".to_owned());
-        return Ended::Wrong;
-    };
-    if !port.begin_session(connection, alarm.clone()) {
-        return Ended::Wrong;
-    }
-    let connection = Arc::new(Connection::new(port));
-    let mut requests = BackendReqHandler::from_stream(stream, Arc::clone(&connection));
-    loop {
-        let came = alarm.await_message(&ahead);
-        match came.and_then(|()| front::take(&ahead, &connection)) {
-            Ok(true) => continue,
-            Ok(false) => {}
-            Err(error) => return port.end_session(false, format!("vhost-user: {error}")),
-        }
-        match requests.handle_request() {
-            Ok(()) | Err(Error::SocketRetry(_)) => {}
-            Err(error @ (Error::Disconnected | Error::SocketBroken(_))) => {
-                return port.end_session(true, error.to_string());
-            }
-            Err(error) => return port.end_session(false, format!("vhost-user: {error}")),
-        }
     }
 }

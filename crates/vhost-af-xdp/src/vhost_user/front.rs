@@ -24,10 +24,10 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlag
 use vhost::vhost_user::message::{BackendReq, FrontendReq, VhostUserProtocolFeatures as Protocol};
 
 use super::connection::Connection;
+use super::error::MessageError;
 use super::eventfd;
 use crate::port::session::SessionError;
-use crate::port::{Port, with_sources};
-use std::sync::Arc;
+use steer::with_sources;
 
 /// vhost-user header: request, flags, size of the payload; each 32 bits in host order.
 const HEADER: usize = 12;
@@ -148,18 +148,18 @@ fn act(message: Message, connection: &Connection) -> Result<Option<u64>, Session
     let port = &connection.port;
     let needs = |feature: Protocol, name| match connection.has(feature) {
         true => Ok(()),
-        false => Err(SessionError::NotNegotiated(name)),
+        false => Err(SessionError::from(MessageError::NotNegotiated(name))),
     };
     match message.request {
         FrontendReq::SET_VRING_ENABLE => {
             let (index, state) = (word(&message.payload, 0), word(&message.payload, 4));
-            port.with_session(move |session, ground| match state {
-                0 | 1 => session.set_vring_enable(index, state == 1, ground),
-                _ => Err(SessionError::EnableState(state)),
-            })?;
+            if state > 1 {
+                return connection.refuse(MessageError::EnableState(state));
+            }
+            port.with_session(move |session, ground| session.set_vring_enable(index, state == 1, ground))?;
         }
         FrontendReq::SET_VRING_KICK | FrontendReq::SET_VRING_CALL | FrontendReq::SET_VRING_ERR => {
-            take_event(message, port)?;
+            take_event(message, connection)?;
         }
         FrontendReq::SEND_RARP => {
             needs(Protocol::RARP, "SEND_RARP")?;
@@ -185,11 +185,13 @@ fn act(message: Message, connection: &Connection) -> Result<Option<u64>, Session
         }
         _ => {
             needs(Protocol::BACKEND_REQ, "SET_BACKEND_REQ_FD")?;
-            let file = message.file.ok_or(SessionError::NoChannel)?;
+            let file = message.file.ok_or(MessageError::NoChannel)?;
             // Judged, and closed if it is none, by this thread: see files.rs.
-            let channel = channel(file);
+            let Some(channel) = channel(file) else {
+                return connection.refuse(MessageError::NoChannel);
+            };
             port.with_session(move |session, _| {
-                session.set_channel(channel?);
+                session.set_channel(Box::new(move || tell_config_change(&channel)));
                 Ok(())
             })?;
         }
@@ -198,46 +200,48 @@ fn act(message: Message, connection: &Connection) -> Result<Option<u64>, Session
 }
 
 /// Takes the eventfd of a vring, which the low byte of the value names.
-fn take_event(message: Message, port: &Arc<Port>) -> Result<(), SessionError> {
+fn take_event(message: Message, connection: &Connection) -> Result<(), SessionError> {
     let value = message.value();
     let index = u32::from(value as u8);
     let said = value & NO_DESCRIPTOR == 0;
     if said != message.file.is_some() {
-        return port.with_session(move |_, _| Err(SessionError::Descriptor { index, said }));
+        return connection.refuse(MessageError::Descriptor { index, said });
     }
-    set_event(message.request, index, message.file.map(File::from), port)
+    set_event(message.request, index, message.file.map(File::from), connection)
 }
 
 /// Sets an eventfd of a vring, by SET_VRING_KICK, SET_VRING_CALL or SET_VRING_ERR.
-pub(crate) fn set_event(
+pub(super) fn set_event(
     request: FrontendReq,
     index: u32,
     file: Option<File>,
-    port: &Arc<Port>,
+    connection: &Connection,
 ) -> Result<(), SessionError> {
+    let role = match request {
+        FrontendReq::SET_VRING_KICK => "kick",
+        FrontendReq::SET_VRING_CALL => "call",
+        _ => "error",
+    };
     // Judged, and closed if it is none, by this thread: see files.rs.
-    match request {
-        FrontendReq::SET_VRING_KICK => {
-            let kick = eventfd::take(index, "kick", file);
-            port.with_session(move |session, ground| session.set_vring_kick(index, kick?, ground))
-        }
-        FrontendReq::SET_VRING_CALL => {
-            let call = eventfd::take(index, "call", file);
-            port.with_session(move |session, ground| session.set_vring_call(index, call?, ground))
-        }
-        _ => {
-            let error = eventfd::take(index, "error", file);
-            port.with_session(move |session, _| session.set_vring_err(index, error?))
-        }
-    }
+    let event = match eventfd::take(index, role, file) {
+        Ok(event) => event,
+        Err(error) => return connection.refuse(error.into()),
+    };
+    connection
+        .port
+        .with_session(move |session, ground| match request {
+            FrontendReq::SET_VRING_KICK => session.set_vring_kick(index, event, ground),
+            FrontendReq::SET_VRING_CALL => session.set_vring_call(index, event, ground),
+            _ => session.set_vring_err(index, event),
+        })
 }
 
-/// A descriptor that requests of ours go to.
-fn channel(file: OwnedFd) -> Result<UnixStream, SessionError> {
+/// A descriptor that requests of ours go to; `None`: it is no Unix stream socket.
+fn channel(file: OwnedFd) -> Option<UnixStream> {
     use rustix::net::{AddressFamily, SocketType, sockopt};
     let stream = sockopt::socket_domain(&file) == Ok(AddressFamily::UNIX)
         && sockopt::socket_type(&file) == Ok(SocketType::STREAM);
-    stream.then(|| file.into()).ok_or(SessionError::NoChannel)
+    stream.then(|| file.into())
 }
 
 fn reply(stream: &UnixStream, request: FrontendReq, value: u64) -> io::Result<()> {
@@ -252,7 +256,7 @@ fn reply(stream: &UnixStream, request: FrontendReq, value: u64) -> io::Result<()
 
 /// VHOST_USER_BACKEND_CONFIG_CHANGE_MSG: the VMM is to read the config space again. It is not waited
 /// for; a VMM that does not read what we send misses it.
-pub(crate) fn tell_config_change(channel: &UnixStream) {
+fn tell_config_change(channel: &UnixStream) {
     let mut message = Vec::with_capacity(HEADER);
     for word in [BackendReq::CONFIG_CHANGE_MSG as u32, VERSION, 0] {
         message.extend(word.to_ne_bytes());

@@ -15,10 +15,12 @@ use vhost::vhost_user::{Error, Result, VhostUserBackendReqHandler};
 use virtqueue::{GuestAddr, Region, RingAddresses};
 
 use super::connection::Connection;
-use super::features;
+use super::error::MessageError;
 use super::files;
 use super::front;
-use super::memory::{FileKinds, MOST_SLOTS, Place};
+use crate::config::FileKinds;
+use crate::port::features;
+use crate::port::memory::Place;
 use crate::port::session::{Ground, Session, SessionError};
 
 type MemoryBase = vhost::VhostUserMemoryRegionBase;
@@ -33,7 +35,7 @@ impl Connection {
 
     /// Of a message whose header came in pieces; others are taken in front of the crate.
     fn set_event(&self, request: FrontendReq, index: u8, file: Option<File>) -> Result<()> {
-        front::set_event(request, index.into(), file, &self.port).map_err(|error| answer(&error))
+        front::set_event(request, index.into(), file, self).map_err(|error| answer(&error))
     }
 
     /// Judges files that the VMM gives as memory. On this thread: those that are refused are closed by it (`files.rs`).
@@ -43,13 +45,29 @@ impl Connection {
         }
         match files.into_iter().try_for_each(files::check) {
             Ok(()) => Ok(()),
-            Err(refused) => self.handle(move |_, _| Err(refused.into())),
+            Err(refused) => self.refuse(refused.into()).map_err(|error| answer(&error)),
         }
     }
 
     fn unsupported<R: Send + 'static>(&self, message: &'static str) -> Result<R> {
-        self.handle(move |_, _| Err(SessionError::Unsupported(message)))
+        self.refuse(MessageError::Unsupported(message))
+            .map_err(|error| answer(&error))
     }
+}
+
+/// The protocol features that every port offers. REPLY_ACK is added by the `vhost` crate, which
+/// implements it.
+fn offered_protocol() -> VhostUserProtocolFeatures {
+    VhostUserProtocolFeatures::MQ
+        | VhostUserProtocolFeatures::CONFIG
+        | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
+        | VhostUserProtocolFeatures::INFLIGHT_SHMFD
+        | VhostUserProtocolFeatures::LOG_SHMFD
+        | VhostUserProtocolFeatures::RARP
+        | VhostUserProtocolFeatures::MTU
+        | VhostUserProtocolFeatures::STATUS
+        | VhostUserProtocolFeatures::RESET_DEVICE
+        | VhostUserProtocolFeatures::BACKEND_REQ
 }
 
 fn region_of(region: &VhostUserMemoryRegion, file: File) -> Region {
@@ -92,7 +110,7 @@ impl VhostUserBackendReqHandler for Connection {
     }
 
     fn get_protocol_features(&self) -> Result<VhostUserProtocolFeatures> {
-        Ok(features::offered_protocol())
+        Ok(offered_protocol())
     }
 
     fn set_protocol_features(&self, features: u64) -> Result<()> {
@@ -119,7 +137,8 @@ impl VhostUserBackendReqHandler for Connection {
     }
 
     fn get_max_mem_slots(&self) -> Result<u64> {
-        Ok(MOST_SLOTS)
+        // QEMU's own limit for memory slots here is 32 and more.
+        Ok(virtqueue::MAX_REGIONS as u64)
     }
 
     fn add_mem_region(

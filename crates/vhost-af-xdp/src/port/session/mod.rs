@@ -24,28 +24,25 @@ use virtqueue::{DirtyLog, FileRange, InflightError, InflightRegion, InflightShap
 
 use crate::config::{Placement, PortConfig};
 use crate::direct::registration::UnderWay;
+use crate::guard::alarm::Alarm;
 use crate::guard::sigbus::Watch;
+use crate::port::announce;
 use crate::port::far::{CableEnd, FarSide};
+use crate::port::features::{self, F_LOG_ALL, F_PROTOCOL_FEATURES};
 use crate::port::lane_facts::LaneFacts;
 use crate::port::lanes::{LaneError, LentQueue};
+use crate::port::memory::{MemoryError, MemoryTable};
 use crate::seldom::Seldom;
 use crate::switch::lane::LaneId;
 use crate::switch::lane::{Lane, Peer};
 use crate::switch::worker::Workers;
-use crate::vhost_user::alarm::Alarm;
-use crate::vhost_user::announce;
-use crate::vhost_user::eventfd::EventfdError;
-use crate::vhost_user::features::{self, F_LOG_ALL, F_PROTOCOL_FEATURES};
-use crate::vhost_user::files::NotMemory;
-use crate::vhost_user::front;
-use crate::vhost_user::memory::{MemoryError, MemoryTable};
-use crate::vhost_user::peer;
 use device::config_space::ConfigError;
 use device::counters::PairCounters;
 use device::features::F_VERSION_1;
 use device::net_device::{DeviceError, NetDevice};
 use device::pair::{Direction, Fault};
 use device::vring::VringError;
+use steward::peer;
 
 /// Why a request of the VMM was refused.
 #[derive(Debug, thiserror::Error)]
@@ -59,11 +56,10 @@ pub(crate) enum SessionError {
     #[error(transparent)]
     Config(#[from] ConfigError),
     #[error(transparent)]
-    Eventfd(#[from] EventfdError),
-    #[error(transparent)]
     Lane(#[from] LaneError),
+    /// Of the message itself; whoever reads messages says what.
     #[error(transparent)]
-    File(#[from] NotMemory),
+    Message(Box<dyn std::error::Error + Send + Sync>),
     #[error("SET_LOG_BASE: {0}")]
     Log(#[from] LogError),
     #[error("SET_INFLIGHT_FD: {0}")]
@@ -82,32 +78,12 @@ pub(crate) enum SessionError {
     Features(u64),
     #[error("memory=direct needs a VIRTIO 1.0 driver (VIRTIO_F_VERSION_1): use memory=copy for this guest")]
     LegacyDirect,
-    #[error("SET_VRING_ENABLE with state {0}: 0 and 1 are defined")]
-    EnableState(u32),
-    #[error("{0} is not supported")]
-    Unsupported(&'static str),
-    #[error("{0} was sent, but the protocol feature that it belongs to was not negotiated")]
-    NotNegotiated(&'static str),
-    #[error("vring {index}: {}", descriptor(*.said))]
-    Descriptor { index: u32, said: bool },
-    #[error("SET_BACKEND_REQ_FD came without a Unix stream socket")]
-    NoChannel,
     #[error(
         "the VMM tells the guest an MTU of {mtu} bytes, but the interface carries 68 to {limit}: raise the interface's MTU (ip link set mtu) or lower the device's (QEMU: host_mtu)"
     )]
     Mtu { mtu: u64, limit: u16 },
     #[error("the connection is closed already")]
     Closed,
-}
-
-/// What is wrong where a vring's eventfd did not come although it was `said` to, or came although it was said not to.
-fn descriptor(said: bool) -> &'static str {
-    match said {
-        true => {
-            "its eventfd did not come with the message: if no more can be open here, raise the limit of open files (`ulimit -n`, systemd: LimitNOFILE=)"
-        }
-        false => "a descriptor came with a message that says that there is none",
-    }
 }
 
 /// What a session needs of its port.
@@ -129,6 +105,9 @@ pub(crate) struct Ground<'a> {
 
 /// Called, without the port's lock, when memory of that pair is registered: then [`Session::go_direct`] is worth a try.
 pub(crate) type OnRegistered = Arc<dyn Fn(usize) + Send + Sync>;
+
+/// Tells the VMM that it is to read the config space again.
+pub(crate) type TellConfig = Box<dyn Fn() + Send>;
 
 /// A fault that a worker reported, until the control thread takes note of it.
 pub(crate) type FaultCell = Arc<Mutex<Option<Fault>>>;
@@ -158,8 +137,8 @@ pub(crate) struct Session {
     /// What was acknowledged, with the features of vhost-user.
     pub(crate) features: u64,
     pub(crate) device: NetDevice,
-    /// Where requests of ours go to (VHOST_USER_SET_BACKEND_REQ_FD).
-    channel: Option<UnixStream>,
+    /// By SET_BACKEND_REQ_FD.
+    channel: Option<TellConfig>,
     /// In use while VHOST_F_LOG_ALL is set.
     log: Option<Arc<DirtyLog>>,
     memory: MemoryTable,
@@ -353,14 +332,14 @@ impl Session {
     }
 
     /// SET_BACKEND_REQ_FD.
-    pub(crate) fn set_channel(&mut self, channel: UnixStream) {
+    pub(crate) fn set_channel(&mut self, channel: TellConfig) {
         self.channel = Some(channel);
     }
 
     /// Tells the VMM that the config space changed (link, MTU), if it wants to know.
     pub(crate) fn config_changed(&self) {
-        if let Some(channel) = &self.channel {
-            front::tell_config_change(channel);
+        if let Some(tell) = &self.channel {
+            tell();
         }
     }
 

@@ -9,20 +9,20 @@ use virtqueue::Region;
 use super::{ActiveLane, FaultCell, Ground, Session, SessionError};
 use crate::config::Placement;
 use crate::direct::registration::{Registered, Registration, UnderWay};
+use crate::guard::alarm::Alarm;
 use crate::guard::nudge;
 use crate::nic::endpoint::NicQueue;
 use crate::nic::mode::Fallback;
 use crate::nic::xdp::XdpNic;
 use crate::port::far::CableEnd;
 use crate::port::lanes::{BuiltLane, LaneError, LaneParts, private_bytes};
-use crate::port::with_sources;
+use crate::port::memory::{MemoryError, MemoryTable, Place};
 use crate::switch::joined::CopyLane;
 use crate::switch::lane::{Lane, LaneId};
 use crate::switch::role::Role;
 use crate::switch::worker::{NewLane, Workers};
-use crate::vhost_user::alarm::Alarm;
-use crate::vhost_user::memory::{MemoryError, MemoryTable, Place};
 use device::pair::Fault;
+use steer::with_sources;
 
 impl Session {
     /// SET_MEM_TABLE.

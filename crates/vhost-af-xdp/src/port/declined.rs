@@ -7,27 +7,16 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use super::mailbox::Task;
+use super::reasons::{Impaired, TurnedAway};
 use super::session::Course;
-use crate::port::{Port, PortState};
+use super::{Port, PortState, features};
 use crate::seldom::Seldom;
-use crate::vhost_user::features;
-use crate::vhost_user::peer;
+use steward::peer;
 
 /// Sessions so short, in which the VMM is told what is offered and leaves, are declined.
 const HASTY: Duration = Duration::from_secs(5);
 /// So many of them in a row are told.
 const DECLINES: u32 = 3;
-
-/// What a session was like that is over.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ended {
-    /// The VMM or its guest did wrong.
-    Wrong,
-    /// Nothing ever ran.
-    Idle,
-    /// A queue pair ran.
-    Served,
-}
 
 impl Port {
     /// A guest keeps what it negotiated while its back end is replaced, so its VMM leaves a back end that offers less
@@ -45,15 +34,11 @@ impl Port {
             return;
         }
         let offered = features::offered(self.config.queues, self.config.offload);
-        let reason = format!(
-            "VMMs connect, are told what is offered ({offered:#x}), and leave: most likely the guest uses features that an earlier \
-             daemon offered and this one does not. Start it with the options that the earlier one had (--memory, --offload, --queues), or \
-             start the VMs anew"
-        );
+        let reason = Impaired::Declined(offered);
         if let Some(left_out) = state.lines.may() {
             tracing::warn!(port = %self.config.endpoint, "{reason}{left_out}");
         }
-        state.declined = Some(reason);
+        state.declined = Some(offered);
     }
 
     /// Says what a VMM did, if it may be said now.
@@ -67,14 +52,11 @@ impl Port {
 
     /// A second VMM connected, and the first stays.
     pub(crate) fn turn_away(&self, second: &UnixStream, waited: Duration, lines: &mut Seldom) {
-        let name = |pid: Option<i32>| pid.map_or("a process".to_owned(), |pid| format!("process {pid}"));
-        let first = Some(self.met.load(Relaxed)).filter(|&pid| pid > 0);
-        let reason = format!(
-            "{} connected while {} has this port, and is refused after {} s: end one of them, or give each a port of its own",
-            name(peer::process(second.as_fd())),
-            name(first),
-            waited.as_secs()
-        );
+        let reason = TurnedAway {
+            second: peer::process(second.as_fd()),
+            first: Some(self.met.load(Relaxed)).filter(|&pid| pid > 0),
+            waited,
+        };
         if let Some(left_out) = lines.may() {
             tracing::warn!(port = %self.config.endpoint, "{reason}{left_out}");
         }

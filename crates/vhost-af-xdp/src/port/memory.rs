@@ -8,42 +8,18 @@
 //! file privately, the guest writes to its own copies and we would watch rings that never move.
 //! The peer's /proc/PID/maps tells, where it may be read ([`MemoryTable::check_shared`]).
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use rustix::fs::{fstat, major, minor};
 use virtqueue::{ForeignFiles, GuestAddr, LOG_PAGE_BYTES, MapError, MemoryMap, Region};
 
 use crate::guard::keeper;
+use crate::guard::private_memory;
 use crate::guard::sigbus::{Watch, Watched};
-
-/// Most regions that we accept: QEMU's own limit for memory slots here is 32 and more, the map's 64.
-pub(crate) const MOST_SLOTS: u64 = virtqueue::MAX_REGIONS as u64;
-
-/// Most bytes of guest memory of all ports together: each may be mapped twice while its table changes, and a process has
-/// 128 TiB of address space (x86-64 and arm64 with tables of four levels).
-pub(crate) const MOST_BYTES: u64 = 48 << 40;
 
 /// Guest addresses that are not memory, bytes at most: a log covers these, too. Where RAM begins behind a hole, as at 1 TiB on
 /// AMD machines (`pc_max_used_gpa`, hw/i386/pc.c in QEMU), and where a platform puts devices.
 const HOLES_BYTES: u64 = 16 << 40;
-
-/// Which files are taken as memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum FileKinds {
-    /// Of memfd, tmpfs and hugetlbfs
-    Shared,
-    /// Of any file system
-    Any,
-}
-
-/// What memory a port takes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct MemoryRules {
-    /// Most of a guest's, bytes.
-    pub(crate) most_bytes: u64,
-    pub(crate) files: FileKinds,
-}
 
 /// A table that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -217,8 +193,8 @@ impl MemoryTable {
             .iter()
             .map(|region| (region.user_addr, region.file.as_fd()))
             .collect();
-        let private = match (maps_of(pid), self.files.watch.connection()) {
-            (Some(maps), _) => first_private(&maps, files),
+        let private = match (private_memory::maps_of(pid), self.files.watch.connection()) {
+            (Some(maps), _) => private_memory::first_private(&maps, files),
             (None, Some(connection)) => keeper::private_address(connection.as_fd(), &files),
             (None, None) => None,
         };
@@ -237,80 +213,5 @@ impl MemoryTable {
         let map = MemoryMap::new(regions, private_bytes, self.files())?;
         self.map = Some(Arc::new(map));
         Ok(())
-    }
-}
-
-/// How a process maps its memory, where that may be read.
-pub(crate) fn maps_of(pid: i32) -> Option<String> {
-    std::fs::read_to_string(format!("/proc/{pid}/maps")).ok()
-}
-
-/// The first of these addresses that is in a private mapping of the file beside it.
-pub(crate) fn first_private<'a>(
-    maps: &str,
-    files: impl IntoIterator<Item = (u64, BorrowedFd<'a>)>,
-) -> Option<u64> {
-    files
-        .into_iter()
-        .find(|&(address, file)| {
-            let identity = fstat(file).map(|stat| {
-                let device = stat.st_dev;
-                (major(device), minor(device), stat.st_ino)
-            });
-            identity.is_ok_and(|identity| is_private(maps, address, identity))
-        })
-        .map(|(address, _)| address)
-}
-
-/// Whether the mapping that holds `address` is a private one of a file with that device, major and minor, and inode
-/// (proc_pid_maps(5)).
-fn is_private(maps: &str, address: u64, (major, minor, inode): (u32, u32, u64)) -> bool {
-    maps.lines().any(|line| {
-        let mut fields = line.split_ascii_whitespace();
-        let Some((start, end)) = fields.next().and_then(|range| range.split_once('-')) else {
-            return false;
-        };
-        let (Ok(start), Ok(end)) = (u64::from_str_radix(start, 16), u64::from_str_radix(end, 16)) else {
-            return false;
-        };
-        let Some((of_major, of_minor)) = fields.clone().nth(2).and_then(|device| device.split_once(':'))
-        else {
-            return false;
-        };
-        let device = (
-            u32::from_str_radix(of_major, 16),
-            u32::from_str_radix(of_minor, 16),
-        );
-        (start..end).contains(&address)
-            && fields.clone().next().is_some_and(|modes| modes.ends_with('p'))
-            && device == (Ok(major), Ok(minor))
-            && fields.nth(3).is_some_and(|text| text.parse() == Ok(inode))
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const MAPS: &str = "7f0000000000-7f0000200000 rw-s 00000000 00:01 12 /memfd:ram (deleted)\n\
-                        7f0000200000-7f0000400000 rw-p 00000000 00:01 13 /memfd:ram (deleted)\n\
-                        7f0000600000-7f0000800000 rw-p 00000000 00:00 0 \n";
-
-    #[test]
-    fn private_mapping_is_told_from_shared_one() {
-        assert!(!is_private(MAPS, 0x7f00_0000_0000, (0, 1, 12)));
-        assert!(is_private(MAPS, 0x7f00_0020_0000, (0, 1, 13)));
-        assert!(
-            !is_private(MAPS, 0x7f00_0040_0000, (0, 1, 13)),
-            "an address of no mapping is not judged"
-        );
-    }
-
-    #[test]
-    fn private_mapping_of_another_file_is_not_judged() {
-        for other in [(0, 1, 12), (1, 1, 13), (0, 2, 13)] {
-            assert!(!is_private(MAPS, 0x7f00_0020_0000, other), "{other:?}");
-        }
-        assert!(!is_private(MAPS, 0x7f00_0060_0000, (0, 1, 13)), "the heap");
     }
 }

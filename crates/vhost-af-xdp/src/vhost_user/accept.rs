@@ -7,9 +7,13 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, SyncSender, TrySendError};
 use std::time::{Duration, Instant};
 
-use super::connection;
+use vhost::vhost_user::{BackendReqHandler, Error};
+
+use super::connection::Connection;
+use super::front;
+use crate::guard::alarm::Alarm;
 use crate::port::Port;
-use crate::port::visit::Ended;
+use crate::port::reasons::{Closed, Ended};
 use crate::seldom::{LeftOut, Seldom};
 
 /// Pause between attempts to connect to a VMM that is not there: short, because the guest's outage lasts as
@@ -37,7 +41,7 @@ pub(crate) fn attend(port: &Arc<Port>, meeting: Meeting) {
     let mut pace = Pace::default();
     match meeting {
         Meeting::Once(stream) => {
-            connection::serve(port, stream);
+            serve_connection(port, stream);
         }
         Meeting::Listen(listener) => {
             // Of no length: what is handed over is met at once.
@@ -47,12 +51,12 @@ pub(crate) fn attend(port: &Arc<Port>, meeting: Meeting) {
                 tracing::error!(port = %port.config.endpoint, %error, "no thread that accepts connections (ulimit -u, systemd: TasksMax=): a VMM that comes while another is there waits until that one goes");
             }
             while let Ok(stream) = guests.recv() {
-                pace.note(connection::serve(port, stream));
+                pace.note(serve_connection(port, stream));
             }
             // Only without that thread, which goes on for ever.
             loop {
                 match listener.accept() {
-                    Ok((stream, _)) => pace.note(connection::serve(port, stream)),
+                    Ok((stream, _)) => pace.note(serve_connection(port, stream)),
                     Err(_) => pace.rest(),
                 }
             }
@@ -63,7 +67,7 @@ pub(crate) fn attend(port: &Arc<Port>, meeting: Meeting) {
                 match UnixStream::connect(&path) {
                     Ok(stream) => {
                         said = false;
-                        pace.note(connection::serve(port, stream));
+                        pace.note(serve_connection(port, stream));
                     }
                     Err(error) => {
                         if !said && let Some(left_out) = lines.may() {
@@ -169,5 +173,34 @@ impl Pace {
     fn rest(&mut self) {
         std::thread::sleep(self.pause);
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+/// Speaks vhost-user until the connection ends.
+pub(crate) fn serve_connection(port: &Arc<Port>, stream: UnixStream) -> Ended {
+    let (Ok(connection), Ok(ahead), Ok(alarm)) = (stream.try_clone(), stream.try_clone(), Alarm::new())
+    else {
+        port.warn("no descriptors left, the connection is dropped: raise the limit of open files (`ulimit -n`, systemd: LimitNOFILE=)".to_owned());
+        return Ended::Wrong;
+    };
+    if !port.begin_session(connection, alarm.clone()) {
+        return Ended::Wrong;
+    }
+    let connection = Arc::new(Connection::new(port));
+    let mut requests = BackendReqHandler::from_stream(stream, Arc::clone(&connection));
+    loop {
+        let came = alarm.await_message(&ahead);
+        match came.and_then(|()| front::take(&ahead, &connection)) {
+            Ok(true) => continue,
+            Ok(false) => {}
+            Err(error) => return port.end_session(Closed::Protocol(format!("vhost-user: {error}"))),
+        }
+        match requests.handle_request() {
+            Ok(()) | Err(Error::SocketRetry(_)) => {}
+            Err(Error::Disconnected | Error::SocketBroken(_)) => {
+                return port.end_session(Closed::Disconnected);
+            }
+            Err(error) => return port.end_session(Closed::Protocol(format!("vhost-user: {error}"))),
+        }
     }
 }

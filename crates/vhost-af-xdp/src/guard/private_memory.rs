@@ -1,0 +1,80 @@
+//! Whether a VMM maps its guest's memory privately, as /proc/PID/maps tells (proc_pid_maps(5)).
+
+use std::os::fd::BorrowedFd;
+
+use rustix::fs::{fstat, major, minor};
+
+/// How a process maps its memory, where that may be read.
+pub(crate) fn maps_of(pid: i32) -> Option<String> {
+    std::fs::read_to_string(format!("/proc/{pid}/maps")).ok()
+}
+
+/// The first of these addresses that is in a private mapping of the file beside it.
+pub(crate) fn first_private<'a>(
+    maps: &str,
+    files: impl IntoIterator<Item = (u64, BorrowedFd<'a>)>,
+) -> Option<u64> {
+    files
+        .into_iter()
+        .find(|&(address, file)| {
+            let identity = fstat(file).map(|stat| {
+                let device = stat.st_dev;
+                (major(device), minor(device), stat.st_ino)
+            });
+            identity.is_ok_and(|identity| is_private(maps, address, identity))
+        })
+        .map(|(address, _)| address)
+}
+
+/// Whether the mapping that holds `address` is a private one of a file with that device, major and minor, and inode
+/// (proc_pid_maps(5)).
+fn is_private(maps: &str, address: u64, (major, minor, inode): (u32, u32, u64)) -> bool {
+    maps.lines().any(|line| {
+        let mut fields = line.split_ascii_whitespace();
+        let Some((start, end)) = fields.next().and_then(|range| range.split_once('-')) else {
+            return false;
+        };
+        let (Ok(start), Ok(end)) = (u64::from_str_radix(start, 16), u64::from_str_radix(end, 16)) else {
+            return false;
+        };
+        let Some((of_major, of_minor)) = fields.clone().nth(2).and_then(|device| device.split_once(':'))
+        else {
+            return false;
+        };
+        let device = (
+            u32::from_str_radix(of_major, 16),
+            u32::from_str_radix(of_minor, 16),
+        );
+        (start..end).contains(&address)
+            && fields.clone().next().is_some_and(|modes| modes.ends_with('p'))
+            && device == (Ok(major), Ok(minor))
+            && fields.nth(3).is_some_and(|text| text.parse() == Ok(inode))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAPS: &str = "7f0000000000-7f0000200000 rw-s 00000000 00:01 12 /memfd:ram (deleted)\n\
+                        7f0000200000-7f0000400000 rw-p 00000000 00:01 13 /memfd:ram (deleted)\n\
+                        7f0000600000-7f0000800000 rw-p 00000000 00:00 0 \n";
+
+    #[test]
+    fn private_mapping_is_told_from_shared_one() {
+        assert!(!is_private(MAPS, 0x7f00_0000_0000, (0, 1, 12)));
+        assert!(is_private(MAPS, 0x7f00_0020_0000, (0, 1, 13)));
+        assert!(
+            !is_private(MAPS, 0x7f00_0040_0000, (0, 1, 13)),
+            "an address of no mapping is not judged"
+        );
+    }
+
+    #[test]
+    fn private_mapping_of_another_file_is_not_judged() {
+        for other in [(0, 1, 12), (1, 1, 13), (0, 2, 13)] {
+            assert!(!is_private(MAPS, 0x7f00_0020_0000, other), "{other:?}");
+        }
+        assert!(!is_private(MAPS, 0x7f00_0060_0000, (0, 1, 13)), "the heap");
+    }
+}

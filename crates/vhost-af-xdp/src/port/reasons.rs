@@ -1,0 +1,128 @@
+//! How a port stands, and why, in types. The sentences that the log, `status` and its JSON have of it are made here.
+
+use std::fmt;
+use std::time::Duration;
+
+use device::pair::Fault;
+
+use super::mailbox::Task;
+use crate::guard::sigbus;
+use crate::nic::steering::AWAY;
+
+/// Why no frames move although they should.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Impaired {
+    /// Queues cannot be set up before the steward is back.
+    StewardAway,
+    /// The interface is gone, or cannot be used; what of it.
+    Interface(String),
+    /// Its queues cannot be set up; what they lack.
+    Queues(String),
+    /// The interface of that name is down.
+    LinkDown(String),
+    /// VMMs come, are told that these features are offered, and leave.
+    Declined(u64),
+}
+
+impl fmt::Display for Impaired {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::StewardAway => f.write_str(AWAY),
+            Self::Interface(why) | Self::Queues(why) => f.write_str(why),
+            Self::LinkDown(name) => write!(f, "interface {name} is down"),
+            Self::Declined(offered) => write!(
+                f,
+                "VMMs connect, are told what is offered ({offered:#x}), and leave: most likely the guest uses features that an earlier \
+                 daemon offered and this one does not. Start it with the options that the earlier one had (--memory, --offload, --queues), or \
+                 start the VMs anew"
+            ),
+        }
+    }
+}
+
+/// Why a session ended.
+#[derive(Debug, Clone)]
+pub(crate) enum Closed {
+    /// The VMM ended it.
+    Disconnected,
+    /// A request of the VMM's was refused; why.
+    Refused(String),
+    /// It does not speak vhost-user; in which way.
+    Protocol(String),
+    /// Guest memory vanished.
+    MemoryTruncated,
+    /// The guest broke the rules.
+    Guest(Fault),
+}
+
+impl Closed {
+    /// Stable name.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Disconnected => "disconnected",
+            Self::Refused(_) => "refused",
+            Self::Protocol(_) => "protocol",
+            Self::MemoryTruncated => "memory-truncated",
+            Self::Guest(fault) => fault.name(),
+        }
+    }
+}
+
+impl fmt::Display for Closed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Disconnected => f.write_str("the VMM disconnected"),
+            Self::Refused(why) | Self::Protocol(why) => f.write_str(why),
+            Self::MemoryTruncated => f.write_str(sigbus::TRUNCATED),
+            Self::Guest(fault) => fault.fmt(f),
+        }
+    }
+}
+
+/// What a session was like that is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// The VMM or its guest did wrong.
+    Wrong,
+    /// Nothing ever ran.
+    Idle,
+    /// A queue pair ran.
+    Served,
+}
+
+/// A VMM that came while another was there, and was refused.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TurnedAway {
+    /// Its process, if the kernel tells.
+    pub(crate) second: Option<i32>,
+    /// That of the one that is there.
+    pub(crate) first: Option<i32>,
+    /// For the end of the first one's session.
+    pub(crate) waited: Duration,
+}
+
+impl fmt::Display for TurnedAway {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = |pid: Option<i32>| pid.map_or("a process".to_owned(), |pid| format!("process {pid}"));
+        let (second, first) = (name(self.second), name(self.first));
+        write!(
+            f,
+            "{second} connected while {first} has this port, and is refused after {} s: end one of them, or give each a port of its own",
+            self.waited.as_secs()
+        )
+    }
+}
+
+/// What a port's thread does that takes long.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Busy {
+    pub(super) task: Task,
+    /// So far.
+    pub(super) taken: Duration,
+}
+
+impl fmt::Display for Busy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, for {} s", self.task, self.taken.as_secs())
+    }
+}

@@ -1,0 +1,199 @@
+//! A port's sessions: their begin, what VMMs ask for, their end.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, PoisonError};
+use std::time::Instant;
+
+use device::config_space::ConfigSpace;
+use device::pair::Fault;
+use steer::with_sources;
+use steward::peer;
+
+use super::far::NULL_MTU;
+use super::mailbox::Task;
+use super::reasons::{Closed, Ended, Impaired};
+use super::session::{Course, FaultCell, Ground, Session, SessionError};
+use super::{Port, PortState};
+use crate::config::NicConfig;
+use crate::guard::alarm::Alarm;
+use crate::guard::nudge;
+
+/// Smallest MTU that IPv4 works with, and that VirtIO allows (1.3, 5.1.4.1).
+const SMALLEST_MTU: u64 = 68;
+
+impl Port {
+    /// A VMM connected; whether it is taken. None is any more, once one made its call eventfd block.
+    pub(crate) fn begin_session(self: &Arc<Self>, connection: UnixStream, alarm: Alarm) -> bool {
+        let begun = self.ask(Task::Connect, |port, state| {
+            if !state.barred {
+                port.begin(state, connection, alarm);
+            }
+            !state.barred
+        });
+        begun == Some(true)
+    }
+
+    fn begin(self: &Arc<Self>, state: &mut PortState, connection: UnixStream, alarm: Alarm) {
+        let port = Arc::downgrade(self);
+        let registered = move |pair| {
+            if let Some(port) = port.upgrade() {
+                port.post(Task::Request, move |port, state| port.go_direct(state, pair));
+            }
+        };
+        state.fault = FaultCell::default();
+        state.refusal = None;
+        state.sessions += 1;
+        state.began = Some(Instant::now());
+        if let Some(left_out) = state.lines.may() {
+            tracing::info!(port = %self.config.endpoint, "a VMM connected{left_out}");
+        }
+        self.met
+            .store(peer::process(connection.as_fd()).unwrap_or(0), Relaxed);
+        self.window.note_turned_away(None);
+        state.session = Some(Session::new(
+            (connection, alarm),
+            &self.config,
+            Arc::clone(&state.fault),
+            Arc::new(registered),
+        ));
+    }
+
+    /// Memory of a pair is registered.
+    fn go_direct(&self, state: &mut PortState, pair: usize) {
+        let done = self.act(state, |session, ground| session.go_direct(pair, ground));
+        if done.is_err()
+            && let Some(session) = &state.session
+        {
+            session.hang_up();
+        }
+    }
+
+    /// The connection is over, for the reason that a guest's fault or a refusal tell, else for the one that is `seen`.
+    pub(crate) fn end_session(self: &Arc<Self>, seen: Closed) -> Ended {
+        let ended = self.ask(Task::Disconnect, move |port, state| port.end(state, seen));
+        // A port that has ended has no more to say.
+        let (ended, errors) = ended.unwrap_or((Ended::Wrong, Vec::new()));
+        // Neither by the port's thread nor by a worker: each may take a while, whatever flag we set.
+        for error in errors {
+            let _ = nudge::write(&error, &self.workers.watcher);
+        }
+        ended
+    }
+
+    /// The second: error eventfds by which the VMM is to be told.
+    fn end(&self, state: &mut PortState, seen: Closed) -> (Ended, Vec<OwnedFd>) {
+        let (mut lost_memory, mut course, mut errors) = (false, Course::default(), Vec::new());
+        if let Some(mut session) = state.session.take() {
+            session.stop_all(&self.workers);
+            (lost_memory, course) = (session.lost_memory(), session.course());
+            errors = session.take_errors();
+        }
+        self.met.store(0, Relaxed);
+        let fault = state.fault.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if fault.is_none() {
+            errors.clear();
+        }
+        state.barred |= matches!(fault, Some(Fault::CallBlocks));
+        let closed = match (fault, state.refusal.take()) {
+            // What a worker read afterwards were zeros, and whatever it said of them is not the cause.
+            _ if lost_memory => Closed::MemoryTruncated,
+            (Some(fault), _) => Closed::Guest(fault),
+            (None, Some(refusal)) => Closed::Refused(refusal),
+            (None, None) => seen,
+        };
+        let wrong = !matches!(closed, Closed::Disconnected);
+        match state.lines.may() {
+            Some(left_out) if wrong => {
+                let reason = closed.name();
+                tracing::warn!(port = %self.config.endpoint, reason, "port closed: {closed}{left_out}");
+            }
+            Some(left_out) => tracing::info!(port = %self.config.endpoint, "{closed}{left_out}"),
+            None => {}
+        }
+        state.last_closed = Some(closed);
+        self.note_declined(state, course, wrong);
+        let ended = match (wrong, course.ran) {
+            (true, _) => Ended::Wrong,
+            (false, false) => Ended::Idle,
+            (false, true) => Ended::Served,
+        };
+        (ended, errors)
+    }
+
+    /// Runs `act` on the session with what it needs of the port.
+    ///
+    /// # Errors
+    /// What `act` returns; kept for the closing message. [`SessionError::Closed`] without session.
+    pub(crate) fn with_session<R: Send + 'static>(
+        self: &Arc<Self>,
+        act: impl FnOnce(&mut Session, &Ground<'_>) -> Result<R, SessionError> + Send + 'static,
+    ) -> Result<R, SessionError> {
+        let done = self.ask(Task::Request, move |port, state| port.act(state, act));
+        done.unwrap_or(Err(SessionError::Closed))
+    }
+
+    fn act<R>(
+        &self,
+        state: &mut PortState,
+        act: impl FnOnce(&mut Session, &Ground<'_>) -> Result<R, SessionError>,
+    ) -> Result<R, SessionError> {
+        // What cannot be opened while the steward is away is opened when it is back; see `look`.
+        let away = state
+            .interface
+            .as_ref()
+            .is_some_and(|interface| interface.is_away());
+        // Nor what the interface's MTU does not let be opened; see `restart_lanes`.
+        let unfit = self.check_mtu(state).err();
+        let far = self.far_sides(state.interface.as_ref());
+        let ground = Ground {
+            opens: !away && unfit.is_none(),
+            ..self.ground(&far)
+        };
+        let session = state.session.as_mut().ok_or(SessionError::Closed)?;
+        let result = act(session, &ground);
+        if session.lacks_lanes() {
+            let unfit = unfit.map(|error| Impaired::Queues(with_sources(&error)));
+            if let Some(why) = away.then_some(Impaired::StewardAway).or(unfit) {
+                state.impaired.get_or_insert(why);
+            }
+        }
+        if let Some(shortage) = session.take_shortage() {
+            self.impair(state, shortage);
+            self.wakers.retry();
+        }
+        if let Err(error) = &result {
+            state.refusal = Some(with_sources(error));
+        }
+        result
+    }
+
+    /// What a driver may read.
+    pub(crate) fn config_space(self: &Arc<Self>) -> ConfigSpace {
+        let told = self.ask(Task::Request, |port, state| {
+            let (has_link, mtu) = state.config_space();
+            let link_up = has_link || !matches!(port.config.nic, NicConfig::Interface { .. });
+            (link_up, mtu.unwrap_or(NULL_MTU))
+        });
+        let (link_up, mtu) = told.unwrap_or((false, NULL_MTU));
+        ConfigSpace {
+            mac: self.mac(),
+            link_up,
+            max_pairs: self.config.queues,
+            mtu: u16::try_from(mtu).unwrap_or(u16::MAX),
+        }
+    }
+
+    /// NET_SET_MTU: whether the guest may be told an MTU of so many bytes.
+    ///
+    /// # Errors
+    /// [`SessionError::Mtu`].
+    pub(crate) fn check_guest_mtu(self: &Arc<Self>, mtu: u64) -> Result<(), SessionError> {
+        let limit = self.config_space().mtu;
+        if (SMALLEST_MTU..=limit.into()).contains(&mtu) {
+            return Ok(());
+        }
+        Err(SessionError::Mtu { mtu, limit })
+    }
+}

@@ -1,0 +1,80 @@
+//! What wakes the thread that watches a port's interface, beside the interface.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustix::event::{EventfdFlags, eventfd};
+
+/// An event that is told by one thread, and waited for by another.
+pub(super) struct Event(OwnedFd);
+
+impl Event {
+    fn new() -> io::Result<Self> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        Ok(Self(eventfd(0, flags)?))
+    }
+
+    fn tell(&self) {
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+
+    /// It is seen.
+    pub(super) fn clear(&self) {
+        let _ = rustix::io::read(&self.0, &mut [0; 8]);
+    }
+}
+
+impl AsFd for Event {
+    /// Readable when it was told.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// See the module's head.
+pub(super) struct Wakers {
+    /// Queues could not be set up: they are tried again.
+    pub(super) retry: Event,
+    /// Somebody wants to know what the program counted.
+    pub(super) sample: Event,
+    /// Dropped when it is known.
+    asked: Mutex<Option<Sender<()>>>,
+}
+
+impl Wakers {
+    /// Nobody wants anything.
+    ///
+    /// # Errors
+    /// No descriptor left.
+    pub(super) fn new() -> io::Result<Self> {
+        Ok(Self {
+            retry: Event::new()?,
+            sample: Event::new()?,
+            asked: Mutex::default(),
+        })
+    }
+
+    /// The port is to look again soon.
+    pub(super) fn retry(&self) {
+        self.retry.tell();
+    }
+
+    /// Asks for a sample; the receiver's end tells that there is one. Who had asked before is not kept waiting.
+    pub(super) fn ask_for_sample(&self) -> Receiver<()> {
+        let (asked, known) = mpsc::channel();
+        *self.asked() = Some(asked);
+        self.sample.tell();
+        known
+    }
+
+    /// What is to be dropped when the sample is there, if somebody wants one.
+    pub(super) fn take_asked(&self) -> Option<Sender<()>> {
+        self.asked().take()
+    }
+
+    fn asked(&self) -> MutexGuard<'_, Option<Sender<()>>> {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,40 @@
+//! Messages that say what cannot be.
+
+use super::eventfd::EventfdError;
+use super::files::NotMemory;
+use crate::port::session::SessionError;
+
+/// What is wrong with a message.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum MessageError {
+    #[error(transparent)]
+    Eventfd(#[from] EventfdError),
+    #[error(transparent)]
+    File(#[from] NotMemory),
+    #[error("SET_VRING_ENABLE with state {0}: 0 and 1 are defined")]
+    EnableState(u32),
+    #[error("{0} is not supported")]
+    Unsupported(&'static str),
+    #[error("{0} was sent, but the protocol feature that it belongs to was not negotiated")]
+    NotNegotiated(&'static str),
+    #[error("vring {index}: {}", descriptor(*.said))]
+    Descriptor { index: u32, said: bool },
+    #[error("SET_BACKEND_REQ_FD came without a Unix stream socket")]
+    NoChannel,
+}
+
+impl From<MessageError> for SessionError {
+    fn from(error: MessageError) -> Self {
+        Self::Message(Box::new(error))
+    }
+}
+
+/// What is wrong where a vring's eventfd did not come although it was `said` to, or came although it was said not to.
+fn descriptor(said: bool) -> &'static str {
+    match said {
+        true => {
+            "its eventfd did not come with the message: if no more can be open here, raise the limit of open files (`ulimit -n`, systemd: LimitNOFILE=)"
+        }
+        false => "a descriptor came with a message that says that there is none",
+    }
+}
