@@ -174,7 +174,7 @@ impl Chains {
         }
     }
 
-    /// Empties it and sees to it that `chains` chains fit, and one of `size` buffers. Allocates only if it
+    /// Empties it and makes room for `chains` chains, and for one of `size` buffers. Allocates only if it
     /// was made too small.
     pub(crate) fn prepare(&mut self, chains: usize, size: QueueSize) {
         self.clear();

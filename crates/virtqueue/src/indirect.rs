@@ -55,7 +55,7 @@ impl Table {
     /// The two words of entry `index`, each byte read once. The specification demands no alignment of such
     /// tables, so an odd one is read bytewise.
     ///
-    /// The caller sees to it that the table has that entry.
+    /// The table must have that entry.
     #[inline]
     pub(crate) fn read(self, memory: &MemoryMap, index: u16) -> (u64, u64) {
         let at = self.offset + u64::from(index) * layout::DESC_BYTES;

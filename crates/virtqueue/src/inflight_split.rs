@@ -61,7 +61,7 @@ impl SplitJournal {
             left: 0,
             queue,
         };
-        let left = match journal.settle_batch(used_idx).then(|| journal.marked()) {
+        let left = match journal.finish_batch(used_idx).then(|| journal.marked()) {
             Some(chains) if chains.len() <= usize::from(available) => journal.left(&chains, used_idx, entry),
             _ => {
                 journal.clear();
@@ -73,7 +73,7 @@ impl SplitJournal {
     }
 
     /// Takes the marks off a batch that was published. `false`: there can be no such batch.
-    fn settle_batch(&self, used_idx: u16) -> bool {
+    fn finish_batch(&self, used_idx: u16) -> bool {
         let mut head = self.queue.header_u16(LAST_BATCH_HEAD);
         let batch = used_idx.wrapping_sub(self.queue.header_u16(USED_IDX));
         if batch > self.queue.entries() {

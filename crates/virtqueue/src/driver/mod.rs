@@ -12,9 +12,11 @@
 mod packed;
 mod queue;
 mod ram;
+mod ring;
 mod split;
 
 pub use packed::PackedDriver;
 pub use queue::QueueDriver;
 pub use ram::{GuestRam, RamError};
+pub use ring::DriverRing;
 pub use split::{Buffer, DriverFeatures, SplitDriver, Used};

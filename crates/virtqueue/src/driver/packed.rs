@@ -1,9 +1,11 @@
 //! The driver of one packed virtqueue (VirtIO 1.3, 2.8.21 and 2.8.22).
 
 use std::collections::VecDeque;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use super::ring::DriverRing;
 use super::{Buffer, DriverFeatures, GuestRam, RamError, Used};
 use crate::layout::{self, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, PackedDescriptor};
 use crate::packed_notify::{self as notify, Cell, Wish};
@@ -19,12 +21,8 @@ struct UnderWay {
 /// The driver's side of one packed virtqueue. A chain is named by its buffer id.
 #[derive(Debug)]
 pub struct PackedDriver {
-    ram: Arc<GuestRam>,
-    size: QueueSize,
+    ring: DriverRing,
     features: DriverFeatures,
-    /// In guest addresses, and as offsets in the driver's map.
-    guest: RingAddresses,
-    offsets: RingAddresses,
     /// Ids that are free, front first.
     free_ids: VecDeque<u16>,
     free_slots: u16,
@@ -32,8 +30,6 @@ pub struct PackedDriver {
     chains: Vec<Option<UnderWay>>,
     /// Ids in the order in which they were added.
     order: VecDeque<u16>,
-    /// By id, a table and how many entries it has, made when first needed.
-    tables: Vec<Option<(GuestAddr, usize)>>,
     /// The next descriptor goes here.
     next: Position,
     /// The next used one comes here.
@@ -41,6 +37,14 @@ pub struct PackedDriver {
     /// Slots added and not published, and the second word of the first of them, which is kept back.
     unpublished: u16,
     first: (u16, u64),
+}
+
+impl Deref for PackedDriver {
+    type Target = DriverRing;
+
+    fn deref(&self) -> &DriverRing {
+        &self.ring
+    }
 }
 
 impl PackedDriver {
@@ -57,23 +61,13 @@ impl PackedDriver {
             avail: events()?,
             used: events()?,
         };
-        let offset = |addr| ram.offset(GuestAddr(addr), 1);
-        let offsets = RingAddresses {
-            desc: offset(guest.desc),
-            avail: offset(guest.avail),
-            used: offset(guest.used),
-        };
         Ok(Self {
-            ram: Arc::clone(ram),
-            size,
+            ring: DriverRing::new(ram, size, guest),
             features,
-            guest,
-            offsets,
             free_ids: (0..entries).collect(),
             free_slots: entries,
             chains: vec![None; usize::from(entries)],
             order: VecDeque::with_capacity(usize::from(entries)),
-            tables: vec![None; usize::from(entries)],
             next: Position::START,
             used: Position::START,
             unpublished: 0,
@@ -85,11 +79,11 @@ impl PackedDriver {
     /// device would: for tests of the wrap. Only before the first `add`.
     pub fn start_at(&mut self, offset: u16, wrap: bool) {
         assert!(self.order.is_empty(), "chains are under way");
-        assert!(offset < self.size.get(), "a slot of the ring");
+        assert!(offset < self.ring.size.get(), "a slot of the ring");
         let at = Position { offset, wrap };
         (self.next, self.used) = (at, at);
-        for step in 1..=self.size.get() {
-            let passed = at.back(step, self.size);
+        for step in 1..=self.ring.size.get() {
+            let passed = at.back(step, self.ring.size);
             let flags = passed.used_flags();
             self.write_slot(
                 passed.offset,
@@ -98,35 +92,6 @@ impl PackedDriver {
                     ..PackedDescriptor::default()
                 },
             );
-        }
-    }
-
-    /// Entries of the queue.
-    #[must_use]
-    pub fn size(&self) -> QueueSize {
-        self.size
-    }
-
-    /// The guest's memory.
-    #[must_use]
-    pub fn ram(&self) -> &Arc<GuestRam> {
-        &self.ram
-    }
-
-    /// Where the ring is for the guest.
-    #[must_use]
-    pub fn ring_guest_addresses(&self) -> RingAddresses {
-        self.guest
-    }
-
-    /// Where the ring is in this process: what VHOST_USER_SET_VRING_ADDR wants.
-    #[must_use]
-    pub fn ring_user_addresses(&self) -> RingAddresses {
-        let user = |addr| self.ram.user_addr(GuestAddr(addr));
-        RingAddresses {
-            desc: user(self.guest.desc),
-            avail: user(self.guest.avail),
-            used: user(self.guest.used),
         }
     }
 
@@ -177,7 +142,7 @@ impl PackedDriver {
             return None;
         }
         let id = self.free_ids.pop_front()?;
-        let table = self.table(id, buffers.len());
+        let table = self.ring.table(id, buffers.len());
         for (i, buffer) in buffers.iter().enumerate() {
             let desc = PackedDescriptor {
                 addr: buffer.addr.get(),
@@ -191,22 +156,6 @@ impl PackedDriver {
         self.push(id, table, len, DESC_INDIRECT);
         self.note(id, 1);
         Some(id)
-    }
-
-    fn table(&mut self, id: u16, entries: usize) -> GuestAddr {
-        let slot = &mut self.tables[usize::from(id)];
-        match *slot {
-            Some((addr, capacity)) if capacity >= entries => addr,
-            _ => {
-                let capacity = entries.next_power_of_two().max(4);
-                let addr = self
-                    .ram
-                    .alloc(layout::DESC_BYTES * capacity as u64, 16)
-                    .expect("guest memory for a table");
-                *slot = Some((addr, capacity));
-                addr
-            }
-        }
     }
 
     /// Writes the next descriptor; the first one of a batch keeps its second word until `publish`.
@@ -226,7 +175,7 @@ impl PackedDriver {
             Cell::store(self.word(at.offset, true), high, Ordering::Relaxed);
         }
         self.unpublished += 1;
-        self.next = at.forward(1, self.size);
+        self.next = at.forward(1, self.ring.size);
     }
 
     fn note(&mut self, id: u16, slots: u16) {
@@ -248,9 +197,13 @@ impl PackedDriver {
             word,
             end: self.next,
             slots,
-            size: self.size,
+            size: self.ring.size,
         };
-        notify::publish(&batch, self.events(self.offsets.used), self.features.event_idx)
+        notify::publish(
+            &batch,
+            self.events(self.ring.offsets.used),
+            self.features.event_idx,
+        )
     }
 
     /// Takes the next chain that came back, and frees its slots.
@@ -276,7 +229,7 @@ impl PackedDriver {
         self.order.remove(position.expect("it is under way"));
         self.free_ids.push_back(id);
         self.free_slots += slots;
-        self.used = self.used.forward(slots, self.size);
+        self.used = self.used.forward(slots, self.ring.size);
         Some(Used {
             head: id,
             len: desc.len,
@@ -285,7 +238,10 @@ impl PackedDriver {
 
     /// Asks for a call with the next chain that comes back. `true`: there is one already.
     pub fn enable_calls(&mut self) -> bool {
-        let (events, slot) = (self.events(self.offsets.avail), self.word(self.used.offset, true));
+        let (events, slot) = (
+            self.events(self.ring.offsets.avail),
+            self.word(self.used.offset, true),
+        );
         let found = notify::enable(events, self.used, slot, self.features.event_idx);
         self.used.is_used(PackedDescriptor::flags_of(found))
     }
@@ -327,8 +283,8 @@ impl PackedDriver {
         let addr = table
             .checked_add(u64::from(index) * layout::DESC_BYTES)
             .expect("a table in guest memory");
-        let offset = self.ram.offset(addr, layout::DESC_BYTES as usize);
-        let map = self.ram.map();
+        let offset = self.ring.ram.offset(addr, layout::DESC_BYTES as usize);
+        let map = self.ring.ram.map();
         match (map.atomic_u64(offset), map.atomic_u64(offset + 8)) {
             (Some(first), Some(second)) => {
                 Cell::store(first, low, Ordering::Relaxed);
@@ -340,22 +296,22 @@ impl PackedDriver {
 
     /// Sets the driver's event suppression: slot and wrap counter in bits 0 to 15, flags in bits 16 to 31.
     pub fn set_driver_events(&self, value: u32) {
-        Cell::store(self.events(self.offsets.avail), value, Ordering::Relaxed);
+        Cell::store(self.events(self.ring.offsets.avail), value, Ordering::Relaxed);
     }
 
     /// The device's event suppression in memory, in the same form.
     #[must_use]
     pub fn device_events(&self) -> u32 {
-        Cell::load(self.events(self.offsets.used), Ordering::Relaxed)
+        Cell::load(self.events(self.ring.offsets.used), Ordering::Relaxed)
     }
 
     fn word(&self, slot: u16, second: bool) -> &AtomicU64 {
-        let offset = self.offsets.desc + u64::from(slot) * layout::DESC_BYTES + 8 * u64::from(second);
-        self.ram.map().atomic_u64(offset).expect("inside the ring")
+        let offset = self.ring.offsets.desc + u64::from(slot) * layout::DESC_BYTES + 8 * u64::from(second);
+        self.ring.ram.map().atomic_u64(offset).expect("inside the ring")
     }
 
     fn events(&self, offset: u64) -> &AtomicU32 {
-        self.ram.map().atomic_u32(offset).expect("inside memory")
+        self.ring.ram.map().atomic_u32(offset).expect("inside memory")
     }
 }
 

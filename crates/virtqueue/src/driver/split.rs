@@ -1,9 +1,11 @@
 //! The driver of one split virtqueue (VirtIO 1.3, 2.7.13 and 2.7.14).
 
 use std::collections::VecDeque;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 
+use super::ring::DriverRing;
 use super::{GuestRam, RamError};
 use crate::layout::{self, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Descriptor};
 use crate::notify::{Word, Words};
@@ -79,23 +81,25 @@ pub struct Used {
 /// The driver's side of one split virtqueue.
 #[derive(Debug)]
 pub struct SplitDriver {
-    ram: Arc<GuestRam>,
-    size: QueueSize,
+    ring: DriverRing,
     features: DriverFeatures,
-    /// In guest addresses, and as offsets in the driver's map.
-    guest: RingAddresses,
-    offsets: RingAddresses,
     /// Free descriptors, front first; with in-order they come back at the end and so stay in ring order.
     free: VecDeque<u16>,
     /// For the head of each chain under way: its descriptors.
     taken: Vec<Vec<u16>>,
     /// Heads in the order in which they were added, for in-order.
     order: VecDeque<u16>,
-    /// For each head, a table and how many entries it has, made when first needed.
-    tables: Vec<Option<(GuestAddr, usize)>>,
     avail_idx: u16,
     avail_published: u16,
     used_idx: u16,
+}
+
+impl Deref for SplitDriver {
+    type Target = DriverRing;
+
+    fn deref(&self) -> &DriverRing {
+        &self.ring
+    }
 }
 
 impl SplitDriver {
@@ -113,22 +117,12 @@ impl SplitDriver {
                 .alloc(layout::used_bytes(entries).next_multiple_of(64), 64)?
                 .get(),
         };
-        let offset = |addr| ram.offset(GuestAddr(addr), 1);
-        let offsets = RingAddresses {
-            desc: offset(guest.desc),
-            avail: offset(guest.avail),
-            used: offset(guest.used),
-        };
         Ok(Self {
-            ram: Arc::clone(ram),
-            size,
+            ring: DriverRing::new(ram, size, guest),
             features,
-            guest,
-            offsets,
             free: (0..entries).collect(),
             taken: vec![Vec::new(); usize::from(entries)],
             order: VecDeque::with_capacity(usize::from(entries)),
-            tables: vec![None; usize::from(entries)],
             avail_idx: 0,
             avail_published: 0,
             used_idx: 0,
@@ -142,35 +136,6 @@ impl SplitDriver {
         (self.avail_idx, self.avail_published, self.used_idx) = (index, index, index);
         self.set_avail_idx(index);
         Word::store(self.words().used_idx, index, Ordering::Relaxed);
-    }
-
-    /// Entries of the queue.
-    #[must_use]
-    pub fn size(&self) -> QueueSize {
-        self.size
-    }
-
-    /// The guest's memory.
-    #[must_use]
-    pub fn ram(&self) -> &Arc<GuestRam> {
-        &self.ram
-    }
-
-    /// Where the ring is for the guest.
-    #[must_use]
-    pub fn ring_guest_addresses(&self) -> RingAddresses {
-        self.guest
-    }
-
-    /// Where the ring is in this process: what VHOST_USER_SET_VRING_ADDR wants.
-    #[must_use]
-    pub fn ring_user_addresses(&self) -> RingAddresses {
-        let user = |addr| self.ram.user_addr(GuestAddr(addr));
-        RingAddresses {
-            desc: user(self.guest.desc),
-            avail: user(self.guest.avail),
-            used: user(self.guest.used),
-        }
     }
 
     /// Descriptors that are free.
@@ -213,7 +178,7 @@ impl SplitDriver {
     pub fn add_indirect(&mut self, buffers: &[Buffer]) -> Option<u16> {
         assert!(!buffers.is_empty(), "a chain has at least one buffer");
         let head = self.free.pop_front()?;
-        let table = self.table(head, buffers.len());
+        let table = self.ring.table(head, buffers.len());
         for (i, buffer) in buffers.iter().enumerate() {
             let next = (i + 1 < buffers.len()).then_some(i as u16 + 1);
             self.write_table_entry(table, i as u16, buffer.descriptor(next));
@@ -231,22 +196,6 @@ impl SplitDriver {
         self.taken[usize::from(head)].push(head);
         self.push_avail(head);
         Some(head)
-    }
-
-    fn table(&mut self, head: u16, entries: usize) -> GuestAddr {
-        let slot = &mut self.tables[usize::from(head)];
-        match *slot {
-            Some((addr, capacity)) if capacity >= entries => addr,
-            _ => {
-                let capacity = entries.next_power_of_two().max(4);
-                let addr = self
-                    .ram
-                    .alloc(layout::DESC_BYTES * capacity as u64, 16)
-                    .expect("guest memory for a table");
-                *slot = Some((addr, capacity));
-                addr
-            }
-        }
     }
 
     fn push_avail(&mut self, head: u16) {
@@ -320,7 +269,10 @@ impl SplitDriver {
 
     /// Writes descriptor `index`, whatever it says.
     pub fn write_descriptor(&self, index: u16, desc: Descriptor) {
-        self.write_words(self.offsets.desc + u64::from(index) * layout::DESC_BYTES, desc);
+        self.write_words(
+            self.ring.offsets.desc + u64::from(index) * layout::DESC_BYTES,
+            desc,
+        );
     }
 
     /// Writes entry `index` of a table in guest memory, whatever it says.
@@ -329,12 +281,12 @@ impl SplitDriver {
         let addr = table
             .checked_add(u64::from(index) * layout::DESC_BYTES)
             .expect("a table in guest memory");
-        self.write_words(self.ram.offset(addr, bytes), desc);
+        self.write_words(self.ring.ram.offset(addr, bytes), desc);
     }
 
     /// Atomic where alignment allows, since tests write while a device reads.
     fn write_words(&self, offset: u64, desc: Descriptor) {
-        let (map, (low, high)) = (self.ram.map(), desc.to_words());
+        let (map, (low, high)) = (self.ring.ram.map(), desc.to_words());
         match (map.atomic_u64(offset), map.atomic_u64(offset + 8)) {
             (Some(first), Some(second)) => {
                 first.store(low, Ordering::Relaxed);
@@ -346,8 +298,8 @@ impl SplitDriver {
 
     /// Writes the entry of the available ring for free-running index `index`.
     pub fn set_avail_entry(&self, index: u16, head: u16) {
-        let slot = u64::from(index & self.size.mask());
-        let entry = self.word(self.offsets.avail + layout::RING_ENTRIES + 2 * slot);
+        let slot = u64::from(index & self.ring.size.mask());
+        let entry = self.word(self.ring.offsets.avail + layout::RING_ENTRIES + 2 * slot);
         Word::store(entry, head, Ordering::Relaxed);
     }
 
@@ -393,19 +345,19 @@ impl SplitDriver {
     /// (id, length) of the used element for free-running index `index`.
     #[must_use]
     pub fn used_element(&self, index: u16) -> (u32, u32) {
-        let slot = u64::from(index & self.size.mask());
-        let offset = self.offsets.used + layout::RING_ENTRIES + layout::USED_ELEM_BYTES * slot;
-        let [id, len]: [u32; 2] = self.ram.map().read_obj(offset).expect("inside the ring");
+        let slot = u64::from(index & self.ring.size.mask());
+        let offset = self.ring.offsets.used + layout::RING_ENTRIES + layout::USED_ELEM_BYTES * slot;
+        let [id, len]: [u32; 2] = self.ring.ram.map().read_obj(offset).expect("inside the ring");
         (u32::from_le(id), u32::from_le(len))
     }
 
     fn word(&self, offset: u64) -> &AtomicU16 {
-        self.ram.map().atomic_u16(offset).expect("inside the ring")
+        self.ring.ram.map().atomic_u16(offset).expect("inside the ring")
     }
 
     fn words(&self) -> Words<'_, AtomicU16> {
-        let RingAddresses { avail, used, .. } = self.offsets;
-        let size = self.size.get();
+        let RingAddresses { avail, used, .. } = self.ring.offsets;
+        let size = self.ring.size.get();
         Words {
             avail_flags: self.word(avail + layout::RING_FLAGS),
             avail_idx: self.word(avail + layout::RING_IDX),
