@@ -169,9 +169,9 @@ fn guest_that_is_given_memory_stays_while_another_daemon_has_what_may_be_locked(
     assert_eq!(direct.port(0)["sessions"], 1);
 }
 
-/// Its memory is far too much to lock, so it is to be served by copying, for which there is no memory either.
-/// A vCPU stands still while QEMU connects, so a daemon that turned QEMU away each time would stop the guest. It boots without a network,
-/// and gets one. (GUEST_QEMU may name another QEMU than this machine's.)
+/// Its memory is far too much to lock, so it is to be served by copying, for which there is no memory either. A vCPU
+/// stands still while QEMU connects, so a daemon that turned QEMU away each time would stop the guest. It boots
+/// without a network, and gets one. (GUEST_QEMU may name another QEMU than this machine's.)
 #[test]
 fn linux_guest_boots_while_another_daemon_has_the_memory_and_has_a_network_when_that_is_gone() {
     require!(Root, Qemu);

@@ -1,5 +1,5 @@
-//! A NIC queue has a life of its own: its socket stays bound while guests come, go, and change their memory, and the host has
-//! the queue's frames meanwhile. Each test asks the kernel which sockets there are.
+//! A NIC queue has a life of its own: its socket stays bound while guests come, go, and change their memory, and the
+//! host has the queue's frames meanwhile. Each test asks the kernel which sockets there are.
 
 use std::collections::BTreeSet;
 

@@ -38,6 +38,7 @@ use virtqueue::{Buffer, ChainId, Chains, Prefetch};
 use xsk::{Frame, FramePool, TxDesc, Umem, UmemOffset};
 
 use crate::direct::in_flight::InFlight;
+use crate::nic::binding::LARGE_CHUNK;
 use crate::nic::queue::{Link, MOST_PIECES, Nic, Sends};
 use crate::switch::checksums::PrivateLook;
 use crate::switch::from_guest::Sender;
@@ -49,9 +50,7 @@ use device::counters::PairCounters;
 use device::pair::{Piece, QueuePair};
 
 /// Chunk of the UMEM, bytes: the largest, because each bind costs kernel memory per chunk.
-pub(crate) const CHUNK_BYTES: u32 = 4096;
-/// Longest frame that the kernel receives into one chunk, bytes.
-pub(crate) const LONGEST_FRAME: u32 = CHUNK_BYTES - 256;
+pub(crate) const CHUNK_BYTES: u32 = LARGE_CHUNK;
 /// Most bounce chunks that wait for frames at a time, of those that a lane has: the others are for
 /// frames of the guest, which parked buffers must not hold up.
 const MOST_BOUNCES_POSTED: usize = 128;

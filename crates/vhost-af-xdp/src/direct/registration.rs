@@ -1,5 +1,5 @@
-//! Guest RAM registered with a socket: the part of building a direct lane that takes long, and that can be done while another lane has the
-//! queue.
+//! Guest RAM registered with a socket: the part of building a direct lane that takes long, and that can be done while
+//! another lane has the queue.
 //!
 //! The kernel pins each page, 40 ms for every GiB of 4 KiB pages once they are in our page table, which takes as long
 //! again. So that no guest waits for that when its daemon is back, a lane that copies serves it in the meantime

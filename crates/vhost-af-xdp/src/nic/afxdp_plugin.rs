@@ -1,7 +1,9 @@
-//! Client of the handshake by which the AF_XDP device plugin for Kubernetes gives a pod the socket maps of its interfaces.
+//! Client of the handshake by which the AF_XDP device plugin for Kubernetes gives a pod the socket maps of its
+//! interfaces.
 //!
 //! The protocol is that of github.com/intel/afxdp-plugins-for-kubernetes, version 0.1 (`constants/constants.go` and
-//! `internal/udsserver/udsserver.go` there): text without a terminator, one message a packet of a SOCK_SEQPACKET socket, 64 bytes at most.
+//! `internal/udsserver/udsserver.go` there): text without a terminator, one message a packet of a SOCK_SEQPACKET
+//! socket, 64 bytes at most.
 //!
 //! ```text
 //!     us                       plugin
@@ -11,9 +13,10 @@
 //!     /fin                     /fin_ack
 //! ```
 //!
-//! Instead of any answer may come `/nak` (not understood) or `/error` (its own trouble). The plugin answers one connection in the life of a
-//! container and removes its socket then; what it gave stays valid. Whoever answers is not trusted with more than a map: what it sends is
-//! checked here by length and word, and the descriptor by its user.
+//! Instead of any answer may come `/nak` (not understood) or `/error` (its own trouble). The plugin answers one
+//! connection in the life of a container and removes its socket then; what it gave stays valid. Whoever answers is
+//! not trusted with more than a map: what it sends is checked here by length and word, and the descriptor by its
+//! user.
 
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;

@@ -1,15 +1,16 @@
 //! Which data path a queue is asked for, and how large the chunks of its memory are.
 //!
-//! Memory is registered before the kernel says which mode it grants. So both are decided before, by what is known of the
-//! driver: chunks of 2048 bytes go with copy modes only, and where zero-copy may be granted chunks have 4096.
+//! Memory is registered before the kernel says which mode it grants. So both are decided before, by what is known of
+//! the driver: chunks of 2048 bytes go with copy modes only, and where zero-copy may be granted chunks have 4096.
 //!
 //! What drivers make of a chunk in zero-copy mode, after 256 bytes of headroom (seen by running them, Linux 7.2 under
 //! QEMU, and in their sources):
 //!
-//! | driver | bytes of a frame in a chunk of 2048, of 4096 | what is longer |
-//! |---|---|---|
-//! | igb (`igb_setup_srrctl`; igc has the same register) | 1024, 3072: whole KiB | goes on in the next chunk, without a mark that it does (XDP_PKT_CONTD), so that each piece looks like a frame |
-//! | virtio_net | 1792, 3840: multiples of 128 | dropped; the bind is refused where the MTU does not fit |
+//! - igb (`igb_setup_srrctl`; igc has the same register): 1024 bytes of a frame in a chunk of 2048, 3072 in one of 4096:
+//!   whole KiB. A longer frame goes on in the next chunk, without a mark that it does (XDP_PKT_CONTD), so that each
+//!   piece looks like a frame.
+//! - virtio_net: 1792 and 3840 bytes: multiples of 128. A longer frame is dropped; the bind is refused where the MTU does
+//!   not fit.
 //!
 //! So a frame must not reach the end of a chunk. With an MTU of at most 1500 NICs drop what is much longer (igb: from
 //! some 1,650 bytes on, `IGB_MAX_FRAME_BUILD_SKB` in `igb_set_rx_mode`); with a larger one igb takes up to 9,216 bytes,
@@ -23,6 +24,11 @@ pub(crate) const L2_BYTES: u32 = 18;
 /// Chunk for frames up to 1,792 bytes, and for longer ones or zero-copy.
 pub(crate) const SMALL_CHUNK: u32 = 2048;
 pub(crate) const LARGE_CHUNK: u32 = 4096;
+/// Longest frame that the kernel receives into one chunk, bytes.
+pub(crate) const LONGEST_FRAME: u32 = LARGE_CHUNK - XDP_PACKET_HEADROOM;
+/// Bytes of metadata before each frame sent, where there is any: `struct xsk_tx_metadata`
+/// (include/uapi/linux/if_xdp.h) has 16 or, from 6.14 on, 24; this many leave the frame on a cache line of its own.
+pub(crate) const TX_METADATA_BYTES: u32 = 64;
 /// Longest frame in one piece in zero-copy mode, bytes: at an MTU of 1500.
 pub(crate) const LONGEST_ZERO_COPY: u32 = 1500 + L2_BYTES;
 

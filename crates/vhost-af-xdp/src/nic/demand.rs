@@ -25,8 +25,8 @@ impl Demand {
         self.copy_bytes.saturating_add(guest).max(umem_bytes)
     }
 
-    /// A limit that is enough where `limit` was not: for all of the daemon, and if that is not more, for this UMEM beside
-    /// what other processes of the user have locked, which is `limit` at most.
+    /// A limit that is enough where `limit` was not: for all of the daemon, and if that is not more, for this UMEM
+    /// beside what other processes of the user have locked, which is `limit` at most.
     pub(crate) fn target(self, umem_bytes: u64, limit: u64) -> u64 {
         let all = self.in_all(umem_bytes);
         match all > limit {

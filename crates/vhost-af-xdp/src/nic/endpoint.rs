@@ -1,9 +1,10 @@
 //! A NIC queue as an endpoint of frames: its rings, its UMEM, and the chunks that are not with the kernel.
 //!
-//! It outlives guests: a lane borrows it by value, and gives it back when it is stopped ([`NicQueue`] is *lent*). Chunks that
-//! the kernel has meanwhile stay where they are: those to receive into in the fill ring, those sent in the TX or
-//! completion ring. All others are in the pool again, or hold received frames that nobody took yet. So what the next
-//! lane gives the NIC to receive into is what is missing there: of all chunks those that are in none of these places.
+//! It outlives guests: a lane borrows it by value, and gives it back when it is stopped ([`NicQueue`] is *lent*).
+//! Chunks that the kernel has meanwhile stay where they are: those to receive into in the fill ring, those sent in
+//! the TX or completion ring. All others are in the pool again, or hold received frames that nobody took yet. So what
+//! the next lane gives the NIC to receive into is what is missing there: of all chunks those that are in none of
+//! these places.
 
 use std::sync::Arc;
 

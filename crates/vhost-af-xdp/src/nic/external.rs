@@ -3,8 +3,8 @@
 //!
 //! Our program is not loaded, and theirs is not touched. Two things follow. It does not write the virtio-net header,
 //! so frames lie in memory of ours (copy placement). And a socket that was passed in can register memory once and be
-//! bound once: each queue's socket is opened, registered, bound and placed before the daemon gives its privileges up. So
-//! nothing here needs one later on, but to open sockets again on an interface that was deleted and is back.
+//! bound once: each queue's socket is opened, registered, bound and placed before the daemon gives its privileges up.
+//! So nothing here needs one later on, but to open sockets again on an interface that was deleted and is back.
 //!
 //! That descriptors were inherited is seen first of all, before this process opens others under their numbers.
 
@@ -23,8 +23,8 @@ use super::afxdp_plugin::Plugin;
 use super::error::{ExternalError, InterfaceError};
 use crate::config::{Bring, NicConfig, PortConfig, ServeConfig};
 
-/// Whether all descriptors that the ports name were inherited. To be asked before this process opens any: later a number
-/// that was not inherited may be one of its own.
+/// Whether all descriptors that the ports name were inherited. To be asked before this process opens any: later a
+/// number that was not inherited may be one of its own.
 ///
 /// # Errors
 /// [`ExternalError::NotInherited`], for the first that was not.
@@ -146,6 +146,8 @@ impl Source {
 /// A port's queues on an interface with somebody else's program.
 pub(crate) struct External {
     source: Arc<Source>,
+    /// Of the interface.
+    name: String,
     mode: Mode,
     start_queue: u32,
 }
@@ -183,6 +185,7 @@ impl External {
         }
         Ok(Self {
             source,
+            name: link.name.clone(),
             // Without a program zero-copy is tried unless told not to.
             mode: attached.or(wanted).unwrap_or(Mode::Native),
             start_queue,
@@ -194,24 +197,19 @@ impl External {
         self.mode
     }
 
-    /// A socket with memory and without its queue. One that was passed in stays fit for another attempt, if it is refused before
-    /// memory is registered.
+    /// A socket with memory and without its queue. One that was passed in stays fit for another attempt, if it is
+    /// refused before memory is registered.
     ///
     /// # Errors
     /// [`InterfaceError`].
-    pub(crate) fn prepare(
-        &self,
-        umem: &Umem,
-        config: &SocketConfig,
-        name: &str,
-    ) -> Result<Unbound, InterfaceError> {
+    pub(crate) fn prepare(&self, umem: &Umem, config: &SocketConfig) -> Result<Unbound, InterfaceError> {
         let Source::Sockets(sockets) = &*self.source else {
             return Ok(Unbound::open(umem, config)?);
         };
         let mut sockets = sockets.lock().unwrap_or_else(PoisonError::into_inner);
         let Passed { fd, socket, rx } = sockets
             .get(&config.queue.0)
-            .ok_or_else(|| ExternalError::Spent(name.to_owned()))?;
+            .ok_or_else(|| ExternalError::Spent(self.name.clone()))?;
         let fd = *fd;
         let config = SocketConfig {
             rx: rx.or(config.rx),
@@ -268,11 +266,12 @@ fn take_sockets(numbers: &[RawFd], start_queue: u32) -> Result<Source, ExternalE
     Ok(Source::Sockets(Mutex::new(sockets)))
 }
 
-/// Takes an inherited descriptor over: the number that was inherited is closed, so that the queue is free when our own is.
+/// Takes an inherited descriptor over: the number that was inherited is closed, so that the queue is free when our
+/// own is.
 #[allow(unsafe_code)]
 fn duplicate(fd: RawFd) -> Result<OwnedFd, ExternalError> {
-    // SAFETY: the descriptor was inherited (`check_inherited`). By the meaning of the option it is ours alone, and it is
-    // named once (config.rs).
+    // SAFETY: the descriptor was inherited (`check_inherited`). By the meaning of the option it is ours alone, and it
+    // is named once (config.rs).
     let inherited = unsafe { OwnedFd::from_raw_fd(fd) };
     rustix::io::fcntl_dupfd_cloexec(&inherited, 3).map_err(|errno| ExternalError::Take {
         fd,

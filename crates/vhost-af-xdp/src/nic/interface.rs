@@ -1,8 +1,8 @@
 //! An interface with a steering program on it, and the queues of it that a port has.
 //!
 //! Order of things: program first (it decides native or skb), then sockets and their queues
-//! ([`super::interface_queue`]), then the queue's entry in the program's maps, which is when frames begin to come to us.
-//! Undone in reverse: entry, socket (with its place in the map), program with its last user.
+//! ([`super::interface_queue`]), then the queue's entry in the program's maps, which is when frames begin to come to
+//! us. Undone in reverse: entry, socket (with its place in the map), program with its last user.
 
 use std::collections::HashSet;
 use std::os::fd::BorrowedFd;
@@ -15,19 +15,19 @@ use steward::links::{DriverSends, Link};
 use steward::protocol::{Steered, Wanted};
 use xsk::{AttachMode, BindRequest, OpenError, QueueId, RingSize, SocketConfig, Umem, Unbound};
 
-use super::binding::{self, Binding, L2_BYTES, Wish};
+use super::binding::{self, Binding, L2_BYTES, LONGEST_FRAME, Wish};
 use super::demand::Demand;
 use super::error::{InterfaceError, Lost};
 use super::queue_state::QueueState;
-use super::steering::Steering;
+use super::steering::{Attached, Steering};
 use crate::config::{NicConfig, Placement, PortConfig, Segments};
-use crate::direct::LONGEST_FRAME;
 
 /// Entries of RX and fill ring; a steward's sockets come with the former.
 pub(crate) const RECEIVE_RING: u32 = steward::protocol::RECEIVE_RING;
 /// Entries of TX and completion ring.
 pub(crate) const SEND_RING: u32 = 1024;
-/// A queue stays busy after its last owner went until all CPUs have seen it: 20 ms here, more than two seconds with six processes a CPU.
+/// A queue stays busy after its last owner went until all CPUs have seen it: 20 ms here, more than two seconds with
+/// six processes a CPU.
 pub(super) const BIND_TIMEOUT: Duration = Duration::from_secs(5);
 /// The same for a queue that was not free the last time: that is tried again and again, and other ports wait meanwhile.
 const BIND_AGAIN_TIMEOUT: Duration = Duration::from_millis(200);
@@ -85,12 +85,8 @@ pub(crate) struct QueueRequest {
 
 impl Interface {
     /// An interface of which a port has the queues that it wanted; none is open.
-    pub(super) fn new(
-        (steering, link): (Steering, Link),
-        wanted: &Wanted,
-        demand: Demand,
-        options: QueueOptions,
-    ) -> Self {
+    pub(super) fn new(attached: Attached, wanted: &Wanted, demand: Demand, options: QueueOptions) -> Self {
+        let Attached { steering, link } = attached;
         Self {
             queues: wanted.range().map(|_| Mutex::default()).collect(),
             first: wanted.start_queue,
@@ -269,7 +265,7 @@ impl Interface {
             true => BIND_AGAIN_TIMEOUT,
             false => BIND_TIMEOUT,
         };
-        let prepared = self.steering.prepare((umem, self.demand), &config, &self.link);
+        let prepared = self.steering.prepare(umem, self.demand, &config);
         prepared.map_err(|error| match error {
             InterfaceError::Open(OpenError::MemoryLock {
                 needed_bytes,

@@ -1,19 +1,21 @@
 //! A queue of an interface, for as long as the daemon has the interface, wherever it comes from (`steering.rs`).
 //!
-//! The daemon opens it once: socket, memory of its own, bind. Whoever is to move its frames is lent it ([`InterfaceQueue::lend`])
-//! and gives it back; guests come and go, and the socket stays bound and filled. Drivers such as ice take the carrier of
-//! the whole NIC down when a queue's pool is set up or torn down, so neither a guest's reboot nor a change of its memory
-//! may do that. Nothing of how it is opened depends on a guest; what the guest negotiated decides only what is used of it.
-//! It is opened anew where the interface has another MTU: frames may need other chunks.
+//! The daemon opens it once: socket, memory of its own, bind. Whoever is to move its frames is lent it
+//! ([`InterfaceQueue::lend`]) and gives it back; guests come and go, and the socket stays bound and filled. Drivers
+//! such as ice take the carrier of the whole NIC down when a queue's pool is set up or torn down, so neither a
+//! guest's reboot nor a change of its memory may do that. Nothing of how it is opened depends on a guest; what the
+//! guest negotiated decides only what is used of it. It is opened anew where the interface has another MTU: frames
+//! may need other chunks.
 //!
 //! While it is not lent, the program passes its frames on to the host. Where that cannot be said (a steward that is
 //! away), the socket is closed instead, which has the same effect. Somebody else's program is not told: what comes then
 //! waits, and is discarded.
 //!
-//! Direct placement is the exception: the queue is *coupled* to one guest's memory ([`InterfaceQueue::couple`]), and closed
-//! when that lane ends. Its port has the queue open only while a guest copies.
+//! Direct placement is the exception: the queue is *coupled* to one guest's memory ([`InterfaceQueue::couple`]), and
+//! closed when that lane ends. Its port has the queue open only while a guest copies.
 //!
-//! All functions may wait: for the kernel, which keeps a queue some 20 ms after its socket was closed, and for the steward.
+//! All functions may wait: for the kernel, which keeps a queue some 20 ms after its socket was closed, and for the
+//! steward.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -23,7 +25,7 @@ use device::counters::PairCounters;
 use steer::{QueueConf, VirtioHeader};
 use xsk::{OpenError, OwnMemory, Probe, Socket, Umem, Unbound};
 
-use super::binding::LONGEST_ZERO_COPY;
+use super::binding::{LONGEST_FRAME, LONGEST_ZERO_COPY, TX_METADATA_BYTES};
 use super::endpoint::{Chunks, NicQueue};
 use super::error::{ExternalError, InterfaceError};
 use super::interface::{BIND_TIMEOUT, Interface, QueueRequest, SEND_RING};
@@ -31,14 +33,13 @@ use super::queue::{MOST_PIECES, Sends};
 use super::queue_state::{Ended, NotesEnd, OpenQueue, QueueState};
 use super::xdp::{QueueLease, XdpNic};
 use crate::config::Placement;
-use crate::direct::LONGEST_FRAME;
-use crate::switch::gso::TX_METADATA_BYTES;
 
 /// Memory of a socket that only asks whether a queue is free: one chunk.
 const PROBE_BYTES: u32 = 4096;
 /// A queue is free an RCU grace period after its socket was closed (`SOCK_RCU_FREE`, net/xdp/xsk.c), 14 to 23 ms
-/// here, several times that on a busy machine. An attempt to bind before that fails, but not before the kernel has made its tables
-/// for all chunks: that takes longer than to wait, for some 100 MiB and more. So where nothing tells when it is free, this is waited.
+/// here, several times that on a busy machine. An attempt to bind before that fails, but not before the kernel has
+/// made its tables for all chunks: that takes longer than to wait, for some 100 MiB and more. So where nothing tells
+/// when it is free, this is waited.
 const RELEASE: Duration = Duration::from_millis(20);
 
 /// See the module's head.
@@ -95,8 +96,8 @@ impl InterfaceQueue {
         self.open_locked(state.now())
     }
 
-    /// Lends the queue to somebody who moves its frames from now on, and opens it before that where it is not. What came
-    /// while nobody had it is discarded, and counted.
+    /// Lends the queue to somebody who moves its frames from now on, and opens it before that where it is not. What
+    /// came while nobody had it is discarded, and counted.
     ///
     /// # Errors
     /// [`InterfaceError`]; [`InterfaceError::InUse`] while somebody has it.
@@ -145,7 +146,8 @@ impl InterfaceQueue {
         }
     }
 
-    /// Registers a guest's memory, of `is_large` or not, with a new socket. The queue is not touched, and may be in use.
+    /// Registers a guest's memory, of `is_large` or not, with a new socket. The queue is not touched, and may be in
+    /// use.
     ///
     /// # Errors
     /// [`InterfaceError`].
@@ -162,8 +164,8 @@ impl InterfaceQueue {
         Ok(RegisteredSocket { umem, socket, probe })
     }
 
-    /// Couples the queue to the memory that was registered, in the place of whatever it was open for. Its frames go there from
-    /// now on, each behind `header_bytes` of virtio-net header that the program writes.
+    /// Couples the queue to the memory that was registered, in the place of whatever it was open for. Its frames go
+    /// there from now on, each behind `header_bytes` of virtio-net header that the program writes.
     ///
     /// # Errors
     /// [`InterfaceError`]; [`InterfaceError::InUse`] while somebody has it.
@@ -203,7 +205,8 @@ impl InterfaceQueue {
         Ok(Coupled { nic, sends })
     }
 
-    /// Closes a queue that is open for another MTU. Where there is no other socket to be had it stays, if frames fit its chunks.
+    /// Closes a queue that is open for another MTU. Where there is no other socket to be had it stays, if frames fit
+    /// its chunks.
     fn renew(&self, state: &mut QueueState) -> Result<(), InterfaceError> {
         let interface = &self.interface;
         let QueueState::Open(open) = &*state else {
@@ -262,8 +265,8 @@ impl InterfaceQueue {
         Ok(())
     }
 
-    /// Registers memory with a new socket, with room for TX metadata if the kernel knows that (Linux 6.8, or 6.11 and what
-    /// the flag was ported back to).
+    /// Registers memory with a new socket, with room for TX metadata if the kernel knows that (Linux 6.8, or 6.11 and
+    /// what the flag was ported back to).
     fn prepare(&self, umem: Umem, request: &QueueRequest) -> Result<(Umem, Unbound), InterfaceError> {
         let roomy = umem.clone().with_tx_metadata(TX_METADATA_BYTES)?;
         match self.interface.prepare(&roomy, request) {
@@ -295,11 +298,11 @@ impl InterfaceQueue {
 
     /// What a socket of the queue's does for frames that are sent.
     ///
-    /// Checksums: what the driver says that it does in zero-copy mode. Where the kernel copies it makes a socket buffer of each
-    /// frame, and what metadata asks for is done like any sender's wish, whatever the device can (`xsk_build_skb`,
-    /// net/xdp/xsk.c; `validate_xmit_skb`, net/core/dev.c) - except that kernels before 6.18 forget it for devices that take
-    /// buffers without a linear part (virtio_net), and there is no asking for that. So beside drivers that know metadata only
-    /// veth is trusted.
+    /// Checksums: what the driver says that it does in zero-copy mode. Where the kernel copies it makes a socket
+    /// buffer of each frame, and what metadata asks for is done like any sender's wish, whatever the device can
+    /// (`xsk_build_skb`, net/xdp/xsk.c; `validate_xmit_skb`, net/core/dev.c) - except that kernels before 6.18 forget
+    /// it for devices that take buffers without a linear part (virtio_net), and there is no asking for that. So
+    /// beside drivers that know metadata only veth is trusted.
     fn sends(&self, nic: &XdpNic) -> Sends {
         let zero_copy = nic.is_zero_copy();
         let driver = self.interface.driver_sends();

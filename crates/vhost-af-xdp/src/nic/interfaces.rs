@@ -9,10 +9,10 @@ use steward::protocol::{Reason, Wanted};
 use super::demand::Demand;
 use super::endpoint::COPY_BYTES;
 use super::error::InterfaceError;
-use super::external::Given;
+use super::external::{External, Given};
 use super::interface::{Interface, QueueOptions};
 use super::interface_queue::InterfaceQueue;
-use super::steering::{Steering, StewardAt};
+use super::steering::{Attached, Steering, StewardAt};
 
 /// How long the program of a daemon that was killed may stay: its keeper takes it off, some 30 ms later.
 const PREDECESSOR: Duration = Duration::from_millis(1000);
@@ -72,7 +72,7 @@ impl Interfaces {
         }
         drop(ready);
         if let Some((external, link)) = self.given.open(wanted)? {
-            return Ok(self.interface((Steering::External(external), link), wanted, options));
+            return Ok(self.interface(attached(external, link), wanted, options));
         }
         loop {
             match Steering::lease(&self.steward, wanted) {
@@ -95,7 +95,7 @@ impl Interfaces {
         let Some((external, link)) = self.given.open(wanted)? else {
             return Ok(());
         };
-        let interface = self.interface((Steering::External(external), link), wanted, options);
+        let interface = self.interface(attached(external, link), wanted, options);
         for queue in wanted.range() {
             InterfaceQueue::new(&interface, queue).open()?;
         }
@@ -106,16 +106,18 @@ impl Interfaces {
         Ok(())
     }
 
-    fn interface(
-        &self,
-        steering: (Steering, Link),
-        wanted: &Wanted,
-        options: QueueOptions,
-    ) -> Arc<Interface> {
+    fn interface(&self, attached: Attached, wanted: &Wanted, options: QueueOptions) -> Arc<Interface> {
         let demand = Demand {
             copy_bytes: self.copy_bytes,
             pairs: wanted.queues,
         };
-        Arc::new(Interface::new(steering, wanted, demand, options))
+        Arc::new(Interface::new(attached, wanted, demand, options))
+    }
+}
+
+fn attached(external: External, link: Link) -> Attached {
+    Attached {
+        steering: Steering::External(external),
+        link,
     }
 }

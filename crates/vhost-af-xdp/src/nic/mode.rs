@@ -1,5 +1,5 @@
-//! What a queue pair's data path is, and why it is not a better one. The only place that has the words for it: the log, `status`
-//! and its JSON all take them from here.
+//! What a queue pair's data path is, and why it is not a better one. The only place that has the words for it: the
+//! log, `status` and its JSON all take them from here.
 
 use std::fmt;
 
@@ -71,7 +71,8 @@ impl fmt::Display for Fallback {
 pub(crate) enum Checksums {
     /// We do, in the frame's own chunk.
     Daemon,
-    /// The kernel, asked by TX metadata: it passes the wish on to the interface, or sums where that cannot (copy modes).
+    /// The kernel, asked by TX metadata: it passes the wish on to the interface, or sums where that cannot (copy
+    /// modes).
     Kernel,
     /// The NIC, asked by TX metadata.
     Nic,

@@ -1,12 +1,12 @@
 //! What a queue of an interface is used for.
 //!
 //! ```text
-//!     closed ──opened──▶ open ──lent──▶ lent ──given back──▶ open      copy placement: the socket stays while guests come and go
-//!     closed, open ──coupled──▶ coupled ──its lane ends──▶ closed      direct placement: the UMEM is one guest's memory
+//!     copy placement:    closed ──opened──▶ open ──lent──▶ lent ──given back──▶ open
+//!     direct placement:  closed, open ──coupled──▶ coupled ──its lane ends──▶ closed
 //! ```
 //!
-//! Only what is open can be lent, and only a lane that has it can give it back. Whoever loses a socket (a lane that went
-//! with its worker) leaves the queue closed.
+//! Only what is open can be lent, and only a lane that has it can give it back. Whoever loses a socket (a lane that
+//! went with its worker) leaves the queue closed.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;

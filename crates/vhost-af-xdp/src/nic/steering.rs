@@ -1,7 +1,8 @@
 //! Where an interface's program and sockets come from: leased from a steward, one for many or
 //! [one of our own](crate::guard::keeper), or made by somebody else (`external.rs`).
 //!
-//! A lease's interface may be in another network namespace: what is known of it, and what happens to it, the steward tells.
+//! A lease's interface may be in another network namespace: what is known of it, and what happens to it, the steward
+//! tells.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -39,6 +40,13 @@ pub(crate) enum Steering {
     External(External),
 }
 
+/// An interface with its program.
+pub(crate) struct Attached {
+    pub(crate) steering: Steering,
+    /// The interface as it was then.
+    pub(crate) link: Link,
+}
+
 /// A steward to lease from.
 #[derive(Clone, Default)]
 pub(crate) struct StewardAt {
@@ -72,7 +80,7 @@ impl Steering {
     ///
     /// # Errors
     /// [`InterfaceError::Lease`].
-    pub(crate) fn lease(steward: &StewardAt, wanted: &Wanted) -> Result<(Self, Link), InterfaceError> {
+    pub(crate) fn lease(steward: &StewardAt, wanted: &Wanted) -> Result<Attached, InterfaceError> {
         let taken = Lease::take_with(&steward.path, wanted, steward.waiting.clone());
         let (lease, sockets) = taken.map_err(|error| match error {
             // That there is a steward is nothing that the user has to know.
@@ -91,7 +99,10 @@ impl Steering {
             short: AtomicBool::new(false),
             private: steward.private,
         };
-        Ok((Self::Leased(Box::new(leased)), link))
+        Ok(Attached {
+            steering: Self::Leased(Box::new(leased)),
+            link,
+        })
     }
 
     /// How the program is attached.
@@ -166,13 +177,13 @@ impl Steering {
     /// [`InterfaceError`].
     pub(crate) fn prepare(
         &self,
-        (umem, demand): (&Umem, Demand),
+        umem: &Umem,
+        demand: Demand,
         config: &SocketConfig,
-        link: &Link,
     ) -> Result<Unbound, InterfaceError> {
         match self {
-            Self::External(external) => external.prepare(umem, config, &link.name),
-            Self::Leased(leased) => leased.prepare((umem, demand), config),
+            Self::External(external) => external.prepare(umem, config),
+            Self::Leased(leased) => leased.prepare(umem, demand, config),
         }
     }
 
@@ -193,7 +204,8 @@ impl Steering {
         }
     }
 
-    /// From now on a queue's frames go to the socket that was prepared last, which is bound. What another's program does is up to that.
+    /// From now on a queue's frames go to the socket that was prepared last, which is bound. What another's program
+    /// does is up to that.
     ///
     /// # Errors
     /// [`InterfaceError`].
@@ -237,11 +249,7 @@ impl Steering {
 }
 
 impl Leased {
-    fn prepare(
-        &self,
-        (umem, demand): (&Umem, Demand),
-        config: &SocketConfig,
-    ) -> Result<Unbound, InterfaceError> {
+    fn prepare(&self, umem: &Umem, demand: Demand, config: &SocketConfig) -> Result<Unbound, InterfaceError> {
         let deadline = Instant::now() + UNLOCK_TIMEOUT;
         let config = SocketConfig {
             rx: Some(RingSize::at_least(RECEIVE_RING)),

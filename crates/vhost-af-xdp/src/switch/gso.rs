@@ -21,13 +21,11 @@ use xsk::{FramePool, TxDesc, Umem, UmemOffset};
 
 use super::bytes::{guest_to_umem, own_bytes};
 use super::from_guest::GuestFrame;
+use crate::nic::binding::TX_METADATA_BYTES;
 use crate::nic::queue::Sends;
 use device::counters::PairCounters;
 use device::pair::Cursor;
 
-/// Bytes of metadata before each frame sent, where there is any: `struct xsk_tx_metadata`
-/// (include/uapi/linux/if_xdp.h) has 16 or, from 6.14 on, 24; this many leave the frame on a cache line of its own.
-pub(crate) const TX_METADATA_BYTES: u32 = 64;
 /// `XDP_TXMD_FLAGS_CHECKSUM`.
 pub(crate) const TXMD_CHECKSUM: u64 = 1 << 1;
 /// Where UDP's checksum is in its header; there a zero means "none", and 0xffff is stored in its place.

@@ -112,10 +112,16 @@ pub(crate) type TellConfig = Box<dyn Fn() + Send>;
 /// A fault that a worker reported, until the control thread takes note of it.
 pub(crate) type FaultCell = Arc<Mutex<Option<Fault>>>;
 
+/// Which worker has a lane, and its number there.
+#[derive(Debug, Clone, Copy)]
+struct LaneAt {
+    worker: usize,
+    id: LaneId,
+}
+
 /// A lane that is in a worker's hands.
 pub(crate) struct ActiveLane {
-    id: LaneId,
-    worker: usize,
+    at: LaneAt,
     /// Others only refer to them weakly: the socket in them keeps the queue bound.
     pub(crate) facts: Arc<LaneFacts>,
     lent: Option<LentQueue>,
@@ -474,7 +480,7 @@ impl ActiveLane {
         workers: &Workers,
         change: impl FnOnce(&mut dyn Lane, Option<Peer<'_>>) + Send + 'static,
     ) {
-        workers.change(self.worker, self.id, change);
+        workers.change(self.at.worker, self.at.id, change);
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError};
 
 use virtqueue::Region;
 
-use super::{ActiveLane, FaultCell, Ground, Session, SessionError};
+use super::{ActiveLane, FaultCell, Ground, LaneAt, Session, SessionError};
 use crate::config::Placement;
 use crate::direct::registration::{Registered, Registration, UnderWay};
 use crate::guard::alarm::Alarm;
@@ -18,7 +18,7 @@ use crate::port::far::CableEnd;
 use crate::port::lanes::{BuiltLane, LaneError, LaneParts, private_bytes};
 use crate::port::memory::{MemoryError, MemoryTable, Place};
 use crate::switch::joined::CopyLane;
-use crate::switch::lane::{Lane, LaneId};
+use crate::switch::lane::Lane;
 use crate::switch::role::Role;
 use crate::switch::worker::{NewLane, Workers};
 use device::pair::Fault;
@@ -115,8 +115,9 @@ impl Session {
         Ok(())
     }
 
-    /// A pair that ran could not be made direct: it goes on by copying, and says why; where this host is short of what that takes,
-    /// too, it waits as one that cannot be started. Direct placement is tried again when its queues are set up anew.
+    /// A pair that ran could not be made direct: it goes on by copying, and says why; where this host is short of
+    /// what that takes, too, it waits as one that cannot be started. Direct placement is tried again when its queues
+    /// are set up anew.
     fn copy_instead(
         &mut self,
         pair: usize,
@@ -158,7 +159,7 @@ impl Session {
         let Some(active) = self.lanes[pair].take() else {
             return Ok(());
         };
-        let queue = self.stop_lane(pair, (active.worker, active.id), ground.workers);
+        let queue = self.stop_lane(pair, active.at, ground.workers);
         let (Some(queue), Some(lent)) = (queue, active.lent) else {
             return match self.device.memory() {
                 Some(_) => self.start_pair(pair, ground),
@@ -170,10 +171,8 @@ impl Session {
             Ok(guest) => {
                 let counters = Arc::clone(&ground.counters[pair]);
                 let lane = Box::new(CopyLane::new(guest, queue, counters));
-                let (worker, id) = self.give_to_worker(pair, lane, ground);
                 self.lanes[pair] = Some(ActiveLane {
-                    id,
-                    worker,
+                    at: self.give_to_worker(pair, lane, ground),
                     facts: active.facts,
                     lent: Some(lent),
                 });
@@ -257,7 +256,8 @@ impl Session {
         Ok(())
     }
 
-    /// Starts a pair whose lane is to be direct with one that copies, so that the guest need not wait until its memory is registered.
+    /// Starts a pair whose lane is to be direct with one that copies, so that the guest need not wait until its
+    /// memory is registered.
     fn start_by_copying(
         &mut self,
         pair: usize,
@@ -279,8 +279,8 @@ impl Session {
         Ok(())
     }
 
-    /// Memory of a pair is registered: its direct lane takes over from the one that copies. Nothing, if that registration is not
-    /// wanted any more.
+    /// Memory of a pair is registered: its direct lane takes over from the one that copies. Nothing, if that
+    /// registration is not wanted any more.
     pub(crate) fn go_direct(&mut self, pair: usize, ground: &Ground<'_>) -> Result<(), SessionError> {
         // Without a far side it goes on by copying, and what came of the registration is looked at when that is back.
         if !ground.opens || ground.far.get(pair).is_none() {
@@ -303,7 +303,8 @@ impl Session {
         became.or_else(|error| self.copy_instead(pair, &error, ground))
     }
 
-    /// Waits for the end of a registration that is of no more use: a socket that it asks for must not come between those of its successor.
+    /// Waits for the end of a registration that is of no more use: a socket that it asks for must not come between
+    /// those of its successor.
     fn end_registration(&mut self, pair: usize) {
         if let Some(under_way) = self.registering[pair].take() {
             under_way.wait();
@@ -340,20 +341,15 @@ impl Session {
     /// Lets a lane run.
     fn run(&mut self, pair: usize, built: BuiltLane, ground: &Ground<'_>) {
         let BuiltLane { lane, facts, lent } = built;
-        let (worker, id) = self.give_to_worker(pair, lane, ground);
+        let at = self.give_to_worker(pair, lane, ground);
         self.course.ran = true;
-        tracing::debug!(pair, worker, mode = %facts.mode, "lane runs");
+        tracing::debug!(pair, worker = at.worker, mode = %facts.mode, "lane runs");
         let facts = Arc::new(facts);
-        self.lanes[pair] = Some(ActiveLane {
-            id,
-            worker,
-            facts,
-            lent,
-        });
+        self.lanes[pair] = Some(ActiveLane { at, facts, lent });
     }
 
-    /// Which worker has the lane now, and its number there.
-    fn give_to_worker(&self, pair: usize, lane: Box<dyn Lane>, ground: &Ground<'_>) -> (usize, LaneId) {
+    /// Gives a lane to the worker that it belongs to.
+    fn give_to_worker(&self, pair: usize, lane: Box<dyn Lane>, ground: &Ground<'_>) -> LaneAt {
         let (cell, alarm) = (Arc::clone(&self.fault), self.alarm.clone());
         let on_fault = Box::new(move |fault| report(&cell, fault, &alarm));
         let pair = u16::try_from(pair).unwrap_or(u16::MAX);
@@ -369,25 +365,27 @@ impl Session {
             },
         };
         let lane = NewLane { lane, role, on_fault };
-        ground.workers.add(lane, ground.name)
+        let (worker, id) = ground.workers.add(lane, ground.name);
+        LaneAt { worker, id }
     }
 
     /// Lets a running lane change to the worker that it belongs to, now that its pair is on or off.
     pub(super) fn change_worker(&mut self, pair: usize, ground: &Ground<'_>) {
         if let Some(active) = self.lanes[pair].take()
-            && let Some(lane) = ground.workers.remove(active.worker, active.id)
+            && let Some(lane) = ground.workers.remove(active.at.worker, active.at.id)
         {
-            let (worker, id) = self.give_to_worker(pair, lane, ground);
-            self.lanes[pair] = Some(ActiveLane { id, worker, ..active });
+            let at = self.give_to_worker(pair, lane, ground);
+            self.lanes[pair] = Some(ActiveLane { at, ..active });
         }
     }
 
     pub(super) fn stop_pair(&mut self, pair: usize, workers: &Workers) {
         self.end_registration(pair);
         if let Some(active) = self.lanes[pair].take() {
-            // First: the second descriptor in there would keep a coupled queue bound, and the kernel writing to guest memory.
+            // First: the second descriptor in there would keep a coupled queue bound, and the kernel writing to guest
+            // memory.
             drop(active.facts);
-            let queue = self.stop_lane(pair, (active.worker, active.id), workers);
+            let queue = self.stop_lane(pair, active.at, workers);
             if let (Some(queue), Some(lent)) = (queue, active.lent) {
                 lent.give_back(queue);
             }
@@ -395,8 +393,8 @@ impl Session {
     }
 
     /// Stops a lane; the NIC queue that it was lent.
-    fn stop_lane(&mut self, pair: usize, at: (usize, LaneId), workers: &Workers) -> Option<NicQueue<XdpNic>> {
-        let stopped = workers.remove(at.0, at.1)?.stop();
+    fn stop_lane(&mut self, pair: usize, at: LaneAt, workers: &Workers) -> Option<NicQueue<XdpNic>> {
+        let stopped = workers.remove(at.worker, at.id)?.stop();
         self.device.keep_bases(pair, stopped.pair.bases);
         let calls = stopped.pair.calls.iter();
         calls.for_each(|call| self.call(call, workers));
@@ -413,8 +411,8 @@ impl Session {
     }
 }
 
-/// On the worker's thread, or that of who stopped the lane: notes the fault, and wakes the port's own thread. Nothing here
-/// waits.
+/// On the worker's thread, or that of who stopped the lane: notes the fault, and wakes the port's own thread. Nothing
+/// here waits.
 fn report(cell: &FaultCell, fault: Fault, alarm: &Alarm) {
     cell.lock()
         .unwrap_or_else(std::sync::PoisonError::into_inner)
