@@ -37,7 +37,8 @@ readonly GUEST_MODULES=(
 guest_kernel_package() {
     local name
     for name in linux-image-cloud-amd64 linux-image-virtual; do
-        apt-cache depends "$name" 2>/dev/null | sed -n 's/^ *Depends: \(linux-image-.*\)/\1/p'
+        # It fails for what it does not know.
+        { apt-cache depends "$name" 2>/dev/null || true; } | sed -n 's/^ *Depends: \(linux-image-.*\)/\1/p'
     done | head -n 1
 }
 
