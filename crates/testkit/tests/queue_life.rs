@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 
 use rstest::rstest;
+use rustix::process::Signal;
 use testkit::daemon::Placement;
 use testkit::driver::region_info;
 use testkit::{Daemon, DriverConfig, PacketPort, Rig, Serve, VethPair, frame, require, wait};
@@ -136,4 +137,34 @@ fn queue_that_is_coupled_with_a_guest_s_memory_goes_with_it() {
     await_no_vmm(&daemon);
     assert_eq!(sockets(&mut daemon), BTreeSet::new());
     assert_host_gets_frames(&veth, &wire, 1);
+}
+
+/// Nobody can tell the program that the guest is gone. The queue is opened anew when the steward is back.
+#[test]
+fn queue_of_a_guest_that_goes_while_the_steward_is_away_is_the_host_s() {
+    require!(Root);
+    let mut rig = Rig::with(
+        VethPair::new(),
+        &serve(true, Placement::Copy),
+        &DriverConfig::default(),
+    );
+    rig.post(64, &[BUFFER]);
+    let lessor = rig.daemon.lessor.as_mut().expect("leased");
+    lessor.steward.signal(Signal::KILL);
+    lessor.steward.wait(wait::SOON);
+    rig.assert_passes_both_ways();
+    let Rig {
+        driver,
+        mut daemon,
+        wire,
+        veth,
+    } = rig;
+    drop(driver);
+    await_no_vmm(&daemon);
+    assert_eq!(sockets(&mut daemon), BTreeSet::new());
+    assert_host_gets_frames(&veth, &wire, 1);
+    daemon.restart_lessor(&veth.near);
+    let mut rig = Rig::around(veth, daemon, &DriverConfig::default());
+    rig.post(64, &[BUFFER]);
+    rig.assert_passes_both_ways();
 }
