@@ -10,7 +10,7 @@
 //!
 //! Nor need a write be short that waits for nobody: the kernel goes through all who wait for the eventfd, with interrupts off
 //! (`__wake_up_common`, kernel/sched/wait.c), and a VMM may have as many of them as `fs.epoll.max_user_watches` says: a million took
-//! 150 ms a call here. So calls are timed ([`Pace`]), and what blocks and what lasts come to the same.
+//! 150 ms a call here. So calls are timed ([`CallTimes`]), and what blocks and what lasts come to the same.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ pub type Blocks = Arc<AtomicBool>;
 
 /// What becomes of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Course {
+enum Delivery {
     /// It is written, by the worker.
     Written,
     /// It is left to somebody else.
@@ -46,15 +46,15 @@ enum Course {
 pub struct Call {
     /// `None`: the driver polls.
     event: Option<OwnedFd>,
-    course: Course,
-    pace: Pace,
+    delivery: Delivery,
+    times: CallTimes,
     blocks: Blocks,
 }
 
 /// How long calls take. A worker that has lost its CPU meanwhile is slow, too; so after one that was slow by the clock on the wall,
 /// which is quick to read, the next is measured by what the thread itself has used.
 #[derive(Debug, Default)]
-struct Pace {
+struct CallTimes {
     /// The last one was slow.
     suspected: bool,
     /// What slow ones took in a row.
@@ -66,8 +66,8 @@ impl Call {
     pub fn new(event: Option<OwnedFd>, blocks: Blocks) -> Self {
         Self {
             event,
-            course: Course::Written,
-            pace: Pace::default(),
+            delivery: Delivery::Written,
+            times: CallTimes::default(),
             blocks,
         }
     }
@@ -83,16 +83,16 @@ impl Call {
     #[inline]
     pub fn make(&mut self, counters: &PairCounters) {
         let Some(event) = &self.event else { return };
-        if self.course != Course::Written {
-            self.course = Course::Due;
+        if self.delivery != Delivery::Written {
+            self.delivery = Delivery::Due;
         } else if !self.blocks.load(Relaxed) {
-            let used = self.pace.suspected.then(cpu_time);
+            let used = self.times.suspected.then(cpu_time);
             let begun = Instant::now();
             // A full counter (EAGAIN) means that the driver has a call pending already. EINTR: the wait was ended. A write that need
             // not wait is never interrupted (eventfd_write, fs/eventfd.c).
             let waited = rustix::io::write(event, &1u64.to_ne_bytes()) == Err(Errno::INTR);
             let took = begun.elapsed();
-            if waited || ((took >= SLOW || used.is_some()) && self.pace.is_too_much(took, used)) {
+            if waited || ((took >= SLOW || used.is_some()) && self.times.is_too_much(took, used)) {
                 self.blocks.store(true, Relaxed);
             }
         }
@@ -107,19 +107,19 @@ impl Call {
 
     /// Nothing is written any more.
     pub fn leave(&mut self) {
-        if self.course == Course::Written {
-            self.course = Course::Left;
+        if self.delivery == Delivery::Written {
+            self.delivery = Delivery::Left;
         }
     }
 
     /// What is still to be written to, if a call is due.
     pub fn take_due(&mut self) -> Option<OwnedFd> {
-        let due = std::mem::replace(&mut self.course, Course::Left) == Course::Due;
+        let due = std::mem::replace(&mut self.delivery, Delivery::Left) == Delivery::Due;
         self.event.take_if(|_| due)
     }
 }
 
-impl Pace {
+impl CallTimes {
     /// Whether calls are too slow, with one that took so long, and before which the thread had used so much of its CPU.
     #[cold]
     fn is_too_much(&mut self, took: Duration, used: Option<Duration>) -> bool {
@@ -153,19 +153,19 @@ mod tests {
     #[test]
     fn calls_that_last_are_too_much_and_a_worker_without_its_cpu_is_not() {
         let ms = Duration::from_millis;
-        let mut pace = Pace::default();
+        let mut times = CallTimes::default();
         // Slow by the clock on the wall alone, however often.
         for _ in 0..1000 {
-            assert!(!pace.note(ms(30), Some(ms(0))) && pace.suspected);
+            assert!(!times.note(ms(30), Some(ms(0))) && times.suspected);
         }
         // One that is not slow ends the row.
         for _ in 0..1000 {
-            assert!(!pace.note(ms(60), Some(ms(60))));
-            assert!(!pace.note(ms(0), Some(ms(0))) && !pace.suspected);
+            assert!(!times.note(ms(60), Some(ms(60))));
+            assert!(!times.note(ms(0), Some(ms(0))) && !times.suspected);
         }
-        assert!(!pace.note(ms(60), None));
-        assert!(!pace.note(ms(60), Some(ms(60))));
-        assert!(pace.note(ms(60), Some(ms(60))));
+        assert!(!times.note(ms(60), None));
+        assert!(!times.note(ms(60), Some(ms(60))));
+        assert!(times.note(ms(60), Some(ms(60))));
     }
 
     #[test]

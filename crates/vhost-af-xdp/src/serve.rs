@@ -41,7 +41,7 @@ use crate::nic::steering::StewardAt;
 use crate::port::far::CableEnd;
 use crate::sandbox::{self, Extra, Plan, Reach, User, attempts};
 use crate::switch::worker::Workers;
-use crate::vhost_user::accept::{Meeting, attend};
+use crate::vhost_user::accept::{VmmSource, serve_vmms};
 use steer::with_sources;
 use steward::capabilities;
 use steward::client::Waiting;
@@ -70,9 +70,9 @@ pub(crate) fn run(config: &ServeConfig) -> anyhow::Result<()> {
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1]).context("cannot handle signals")?;
     let changes = subscribe(config).context("cannot watch interfaces")?;
     let mut leftovers = Leftovers::default();
-    let mut meetings = Vec::new();
+    let mut sources = Vec::new();
     for port in &config.ports {
-        meetings.push(meet(port, &mut leftovers)?);
+        sources.push(vmm_source(port, &mut leftovers)?);
     }
     let control = listen_for_status(&config.control, &mut leftovers)?;
     let interfaces = open_given(config, given)?;
@@ -118,8 +118,8 @@ pub(crate) fn run(config: &ServeConfig) -> anyhow::Result<()> {
     }
     let handle = signals.handle();
     let lost = watch_keeper(&keeper, handle.clone())?;
-    for (port, meeting) in ports.iter().zip(meetings) {
-        start_attending(port, meeting, handle.clone())?;
+    for (port, source) in ports.iter().zip(sources) {
+        start_serving(port, source, handle.clone())?;
     }
     wait_for_the_end(&mut signals, read);
     ending.begin();
@@ -185,12 +185,12 @@ fn allow_descriptors() {
     let _ = setrlimit(Resource::Nofile, raised);
 }
 
-fn start_attending(port: &Arc<Port>, meeting: Meeting, signals: Handle) -> anyhow::Result<()> {
+fn start_serving(port: &Arc<Port>, source: VmmSource, signals: Handle) -> anyhow::Result<()> {
     tracing::info!(port = %port.config.endpoint, "ready");
     let name = format!("port {}", port.config.endpoint);
     let port = Arc::clone(port);
     let body = move || {
-        attend(&port, meeting);
+        serve_vmms(&port, source);
         // Only a connection that was passed in ends by itself, and the daemon with it.
         signals.close();
     };
@@ -270,7 +270,7 @@ fn leave_privileges(
         leases: &leases,
         owner,
         files: &leftovers.0,
-        meets: &config.paths(),
+        vmm_sockets: &config.paths(),
     })?;
     leftovers.0.clear();
     let plan = Plan {
@@ -352,22 +352,22 @@ impl Drop for Leftovers {
     }
 }
 
-fn meet(port: &PortConfig, leftovers: &mut Leftovers) -> anyhow::Result<Meeting> {
+fn vmm_source(port: &PortConfig, leftovers: &mut Leftovers) -> anyhow::Result<VmmSource> {
     Ok(match &port.endpoint {
         Endpoint::Server(path) => {
             let listened = listener::listen_at(path, &port.access);
             let listener = listened.with_context(|| format!("cannot listen at {}", path.display()))?;
             leftovers.0.push(path.clone());
-            Meeting::Listen(listener)
+            VmmSource::Listen(listener)
         }
-        Endpoint::Client(path) => Meeting::Connect(path.clone()),
+        Endpoint::Client(path) => VmmSource::Connect(path.clone()),
         Endpoint::Fd(fd) => inherited(*fd)?,
     })
 }
 
 /// A descriptor that the parent left us: SO_ACCEPTCONN tells which kind it is.
 #[allow(unsafe_code)]
-fn inherited(fd: i32) -> anyhow::Result<Meeting> {
+fn inherited(fd: i32) -> anyhow::Result<VmmSource> {
     // SAFETY: the descriptor was inherited (`external::check_inherited`), by the meaning of --fd it is ours alone, and it is
     // named once (config.rs).
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
@@ -378,12 +378,12 @@ fn inherited(fd: i32) -> anyhow::Result<Meeting> {
     }
     let _ = rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC);
     if sockopt::socket_acceptconn(&socket)? {
-        return Ok(Meeting::Listen(socket.into()));
+        return Ok(VmmSource::Listen(socket.into()));
     }
     if rustix::net::getpeername(&socket).is_err() {
         bail!("--fd {fd}: a socket that neither listens nor is connected: pass one that does");
     }
-    Ok(Meeting::Once(socket.into()))
+    Ok(VmmSource::Once(socket.into()))
 }
 
 /// Listens for `status`. Not having that is no reason not to serve.

@@ -27,7 +27,7 @@ use super::status::Status;
 use crate::listener::{Access, ListenError, listen_at, remove_stale};
 
 /// How long a peer may take to read its answer.
-const PATIENCE: Duration = Duration::from_secs(2);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Pause after a connection that could not be accepted.
 const PAUSE: Duration = Duration::from_millis(100);
 /// How long a daemon may take to answer: it waits for nothing but a CPU, and half a second for stewards.
@@ -135,7 +135,7 @@ pub(crate) fn serve(listener: &UnixListener, read: impl Fn() -> Status) {
 }
 
 fn answer(mut stream: UnixStream, status: &Status) -> io::Result<()> {
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
     let mut text = serde_json::to_vec(status)?;
     text.push(b'\n');
     stream.write_all(&text)

@@ -15,7 +15,7 @@
 //!     about private mappings of that file only: whoever took the daemon over, and it has no other files, must not
 //!     learn where a VMM has its program, its libraries or its heap. A VMM whose memory map cannot be read because it
 //!     has locked it delays its own answer: each question is answered by a thread of its own ([`ANSWERS_MAX`]), and
-//!     the daemon waits for none longer than [`ANSWER`].
+//!     the daemon waits for none longer than [`ANSWER_TIMEOUT`].
 //!
 //! Both hold an end of a socket pair, and each notices by it that the other is gone. The keeper then ends after its
 //! work is done; a daemon whose keeper dies ends with an error if its queues were leased from it, because the program
@@ -70,11 +70,11 @@ const ADDRESSES_MAX: usize = virtqueue::MAX_REGIONS;
 /// Questions that are being answered at a time; what is beyond is answered with "none".
 const ANSWERS_MAX: usize = 16;
 /// How long the keeper may take for an answer; then the memory is not judged.
-const ANSWER: Duration = Duration::from_secs(2);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Who waits for one looks so often whether somebody else who waits has taken it in.
-const LOOK: Duration = Duration::from_millis(10);
+const LOOK_PAUSE: Duration = Duration::from_millis(10);
 /// How long the keeper may take to end after the daemon said so.
-const PATIENCE: Duration = Duration::from_secs(5);
+const END_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Queues of an interface: name, first queue, how many.
 pub(crate) type Queues = (String, u32, u32);
@@ -89,7 +89,7 @@ pub(crate) struct Orders<'a> {
     /// Sockets to remove in the end.
     pub(crate) files: &'a [PathBuf],
     /// Paths of sockets where the daemon meets VMMs.
-    pub(crate) meets: &'a [PathBuf],
+    pub(crate) vmm_sockets: &'a [PathBuf],
 }
 
 /// The socket of a private steward.
@@ -114,13 +114,13 @@ static QUESTIONS: OnceLock<Questions> = OnceLock::new();
 /// held while something is waited for.
 struct Questions {
     socket: OwnedFd,
-    patience: Duration,
-    desk: Mutex<Desk>,
+    timeout: Duration,
+    pending: Mutex<Pending>,
 }
 
 /// Questions that wait for an answer.
 #[derive(Default)]
-struct Desk {
+struct Pending {
     /// Number of the last one.
     asked: u64,
     /// By number, what was answered, if something was.
@@ -137,7 +137,7 @@ impl Keeper {
             leases,
             owner,
             files,
-            meets,
+            vmm_sockets,
         } = *orders;
         let (end, theirs) = UnixStream::pair().context("no socket pair")?;
         let (questions, answers) = socketpair(
@@ -168,8 +168,8 @@ impl Keeper {
         for file in files {
             command.arg("--remove").arg(file);
         }
-        for path in meets {
-            command.arg("--meets").arg(path);
+        for path in vmm_sockets {
+            command.arg("--vmm-socket").arg(path);
         }
         for fd in &passed {
             fcntl_setfd(fd, FdFlags::empty())?;
@@ -179,7 +179,7 @@ impl Keeper {
         command
             .spawn()
             .context("cannot start the keeper (/proc/self/exe)")?;
-        let _ = QUESTIONS.set(Questions::new(questions, ANSWER));
+        let _ = QUESTIONS.set(Questions::new(questions, ANSWER_TIMEOUT));
         Ok(Self {
             end,
             steward: private.map(|private| private.file),
@@ -217,7 +217,7 @@ impl Drop for Keeper {
     fn drop(&mut self) {
         // Published to the thread of `watch`, before it can see the end.
         self.ending.store(true, Ordering::Release);
-        let _ = self.end.set_read_timeout(Some(PATIENCE));
+        let _ = self.end.set_read_timeout(Some(END_TIMEOUT));
         let _ = self.end.shutdown(Shutdown::Write);
         let _ = self.end.read(&mut [0]);
     }
@@ -295,31 +295,31 @@ pub(crate) fn private_address(connection: BorrowedFd<'_>, files: &[(u64, Borrowe
 }
 
 impl Questions {
-    fn new(socket: OwnedFd, patience: Duration) -> Self {
+    fn new(socket: OwnedFd, timeout: Duration) -> Self {
         Self {
             socket,
-            patience,
-            desk: Mutex::default(),
+            timeout,
+            pending: Mutex::default(),
         }
     }
 
     fn ask(&self, connection: BorrowedFd<'_>, files: &[(u64, BorrowedFd<'_>)]) -> Option<u64> {
         let serial = {
-            let mut desk = self.desk();
-            desk.asked += 1;
-            let serial = desk.asked;
-            desk.open.insert(serial, None);
+            let mut pending = self.pending();
+            pending.asked += 1;
+            let serial = pending.asked;
+            pending.open.insert(serial, None);
             serial
         };
         let asked = self.send(serial, connection, files);
         let address = asked.and_then(|()| self.wait_for(serial));
-        self.desk().open.remove(&serial);
+        self.pending().open.remove(&serial);
         // No mapping is at address 0 (vm.mmap_min_addr), so it means none.
         address.filter(|&address| address != 0)
     }
 
-    fn desk(&self) -> MutexGuard<'_, Desk> {
-        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    fn pending(&self) -> MutexGuard<'_, Pending> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn send(&self, serial: u64, connection: BorrowedFd<'_>, files: &[(u64, BorrowedFd<'_>)]) -> Option<()> {
@@ -342,17 +342,17 @@ impl Questions {
     }
 
     fn wait_for(&self, serial: u64) -> Option<u64> {
-        let deadline = Instant::now() + self.patience;
+        let deadline = Instant::now() + self.timeout;
         loop {
             self.take_in()?;
-            if let Some(address) = self.desk().open.get(&serial).copied().flatten() {
+            if let Some(address) = self.pending().open.get(&serial).copied().flatten() {
                 return Some(address);
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return None;
             }
-            let pause = Timespec::try_from(left.min(LOOK)).ok()?;
+            let pause = Timespec::try_from(left.min(LOOK_PAUSE)).ok()?;
             match poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&pause)) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(_) => return None,
@@ -363,13 +363,13 @@ impl Questions {
     /// Puts answers that have come where they are waited for; those that nobody waits for came too late. `None`: there
     /// will be no more.
     fn take_in(&self) -> Option<()> {
-        let mut desk = self.desk();
+        let mut pending = self.pending();
         loop {
             let mut answer = [0; 16];
             match recv(&self.socket, &mut answer[..], RecvFlags::DONTWAIT) {
                 Ok((got, _)) if got == answer.len() => {
                     let [serial, address] = words_of(&answer);
-                    if let Some(place) = desk.open.get_mut(&serial) {
+                    if let Some(place) = pending.open.get_mut(&serial) {
                         *place = Some(address);
                     }
                 }
@@ -401,8 +401,8 @@ pub(crate) struct KeeperArgs {
     lease: Vec<Queues>,
     #[arg(long)]
     remove: Vec<PathBuf>,
-    #[arg(long)]
-    meets: Vec<PathBuf>,
+    #[arg(long = "vmm-socket")]
+    vmm_sockets: Vec<PathBuf>,
 }
 
 /// `FIRST+COUNT@NAME`.
@@ -432,7 +432,7 @@ pub(crate) fn run(args: KeeperArgs) -> anyhow::Result<()> {
     }
     std::thread::Builder::new()
         .name("questions".to_owned())
-        .spawn(move || answer_all(&Arc::new(questions), &Arc::new(args.meets)))
+        .spawn(move || answer_all(&Arc::new(questions), &Arc::new(args.vmm_sockets)))
         .context("no thread")?;
     let served = match args.listener {
         Some(listener) => {
@@ -485,7 +485,7 @@ struct Question {
 }
 
 /// Answers questions, until there will be no more.
-fn answer_all(questions: &Arc<OwnedFd>, meets: &Arc<Vec<PathBuf>>) {
+fn answer_all(questions: &Arc<OwnedFd>, vmm_sockets: &Arc<Vec<PathBuf>>) {
     let busy = Arc::new(());
     loop {
         let question = match read_question(questions) {
@@ -494,9 +494,9 @@ fn answer_all(questions: &Arc<OwnedFd>, meets: &Arc<Vec<PathBuf>>) {
             Err(_) => return,
         };
         let serial = question.serial;
-        let (socket, meets, one) = (Arc::clone(questions), Arc::clone(meets), Arc::clone(&busy));
+        let (socket, vmm_sockets, one) = (Arc::clone(questions), Arc::clone(vmm_sockets), Arc::clone(&busy));
         let body = move || {
-            tell(&socket, serial, private_of(&question, &meets));
+            tell(&socket, serial, private_of(&question, &vmm_sockets));
             drop(one);
         };
         // One is ours, one this question's.
@@ -518,8 +518,8 @@ fn tell(questions: &OwnedFd, serial: u64, private: Option<u64>) {
     let _ = send(questions, &answer, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
 }
 
-fn private_of(question: &Question, meets: &[PathBuf]) -> Option<u64> {
-    if !is_met_at(question.connection.as_fd(), meets) {
+fn private_of(question: &Question, vmm_sockets: &[PathBuf]) -> Option<u64> {
+    if !is_made_at(question.connection.as_fd(), vmm_sockets) {
         return None;
     }
     let maps = private_memory::maps_of(peer::process(question.connection.as_fd())?)?;
@@ -570,7 +570,7 @@ fn read_question(questions: &OwnedFd) -> io::Result<Option<Question>> {
 }
 
 /// Whether a connection was made to a socket at one of these paths, by either side: the kernel keeps the name that it was bound to.
-fn is_met_at(connection: BorrowedFd<'_>, paths: &[PathBuf]) -> bool {
+fn is_made_at(connection: BorrowedFd<'_>, paths: &[PathBuf]) -> bool {
     let Ok(stream) = connection.try_clone_to_owned().map(UnixStream::from) else {
         return false;
     };

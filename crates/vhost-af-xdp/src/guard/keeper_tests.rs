@@ -33,10 +33,10 @@ fn only_connections_of_its_own_sockets_are_looked_at() {
     let connected = UnixStream::connect(&ours).expect("somebody listens");
     let (accepted, _) = met.accept().expect("connected");
     let paths = [ours.clone()];
-    assert!(is_met_at(accepted.as_fd(), &paths) && is_met_at(connected.as_fd(), &paths));
-    assert!(!is_met_at(accepted.as_fd(), &[other]));
+    assert!(is_made_at(accepted.as_fd(), &paths) && is_made_at(connected.as_fd(), &paths));
+    assert!(!is_made_at(accepted.as_fd(), &[other]));
     let (one, _two) = UnixStream::pair().expect("sockets");
-    assert!(!is_met_at(one.as_fd(), &paths));
+    assert!(!is_made_at(one.as_fd(), &paths));
     fs::remove_dir_all(directory).expect("ours");
 }
 
@@ -46,7 +46,7 @@ const LONG: Duration = Duration::from_secs(30);
 type Asked = (Questions, OwnedFd, [UnixStream; 2], (PathBuf, Arc<Vec<PathBuf>>));
 
 /// Both ends of the way that questions go, and of a connection at a path that is in the list.
-fn asked(patience: Duration) -> Asked {
+fn asked(timeout: Duration) -> Asked {
     use std::os::unix::net::UnixListener;
     let directory = make_directory().expect("a place");
     let path = directory.join("vm.sock");
@@ -61,7 +61,7 @@ fn asked(patience: Duration) -> Asked {
     )
     .expect("sockets");
     (
-        Questions::new(socket, patience),
+        Questions::new(socket, timeout),
         answers,
         [ours, theirs],
         (directory, Arc::new(vec![path])),
@@ -81,8 +81,8 @@ fn map_privately(file: &OwnedFd) -> u64 {
 #[test]
 fn keeper_tells_of_private_mappings_of_the_file_in_question_and_of_no_others() {
     use rustix::fs::{MemfdFlags, memfd_create};
-    let (questions, answers, [_ours, theirs], (directory, meets)) = asked(LONG);
-    let keeper = std::thread::spawn(move || answer_all(&Arc::new(answers), &meets));
+    let (questions, answers, [_ours, theirs], (directory, vmm_sockets)) = asked(LONG);
+    let keeper = std::thread::spawn(move || answer_all(&Arc::new(answers), &vmm_sockets));
     let [file, other] = ["ram", "other"].map(|name| memfd_create(name, MemfdFlags::CLOEXEC).expect("a file"));
     let [at, elsewhere] = [&file, &other].map(map_privately);
     let ask = |address, file: &OwnedFd| questions.ask(theirs.as_fd(), &[(address, file.as_fd())]);

@@ -8,29 +8,29 @@ use std::time::Duration;
 
 use super::mailbox::Task;
 use super::reasons::{Impaired, TurnedAway};
-use super::session::Course;
+use super::session::Reached;
 use super::{Port, PortState, features};
 use crate::seldom::Seldom;
 use steward::peer;
 
 /// Sessions so short, in which the VMM is told what is offered and leaves, are declined.
-const HASTY: Duration = Duration::from_secs(5);
+const SHORT_SESSION: Duration = Duration::from_secs(5);
 /// So many of them in a row are told.
-const DECLINES: u32 = 3;
+const DECLINES_TOLD: u32 = 3;
 
 impl Port {
     /// A guest keeps what it negotiated while its back end is replaced, so its VMM leaves a back end that offers less
     /// (QEMU: hw/net/vhost_net.c, `vhost_net_init`, "vhost lacks feature mask"), and comes back for the same.
-    pub(super) fn note_declined(&self, state: &mut PortState, course: Course, wrong: bool) {
-        if course.took || wrong {
+    pub(super) fn note_declined(&self, state: &mut PortState, reached: Reached, wrong: bool) {
+        if reached.took || wrong {
             (state.declines, state.declined) = (0, None);
         }
-        let short = state.began.is_some_and(|began| began.elapsed() < HASTY);
-        if course.took || wrong || !course.asked || !short {
+        let short = state.began.is_some_and(|began| began.elapsed() < SHORT_SESSION);
+        if reached.took || wrong || !reached.asked || !short {
             return;
         }
         state.declines += 1;
-        if state.declines < DECLINES || state.declined.is_some() {
+        if state.declines < DECLINES_TOLD || state.declined.is_some() {
             return;
         }
         let offered = features::offered(self.config.queues, self.config.offload);

@@ -176,7 +176,7 @@ impl Port {
         // Memory that was registered while the steward was away.
         let mut shortage = None;
         if let Some(session) = &mut state.session {
-            if session.go_direct_all(&self.ground(&far)).is_err() {
+            if session.go_direct_all(&self.context(&far)).is_err() {
                 session.hang_up();
             }
             shortage = session.take_shortage();
@@ -225,7 +225,7 @@ impl Port {
         let far = self.far_sides(state.interface.as_ref());
         let mut reason = self.check_mtu(state).err().map(|error| with_sources(&error));
         if let (None, Some(session)) = (&reason, &mut state.session) {
-            let started = session.start_all(&self.ground(&far));
+            let started = session.start_all(&self.context(&far));
             reason = session
                 .take_shortage()
                 .or_else(|| started.err().map(|error| with_sources(&error)));

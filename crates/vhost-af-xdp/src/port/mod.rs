@@ -37,7 +37,7 @@ use crate::port::far::{CableEnd, FarSide, NULL_MTU};
 use crate::port::lanes::LaneError;
 use crate::port::mailbox::{Mailbox, Message, Task};
 use crate::port::reasons::{Closed, Impaired};
-use crate::port::session::{FaultCell, Ground, Session};
+use crate::port::session::{FaultCell, PortContext, Session};
 use crate::port::shown::{Shown, ShownInterface, ShownSession, Window};
 use crate::port::wakers::Wakers;
 use crate::seldom::Seldom;
@@ -128,7 +128,7 @@ pub(crate) struct Port {
     /// As the log and `status` have it.
     name: Arc<str>,
     mailbox: Mailbox<PortState>,
-    /// See [`Ground::lines`].
+    /// See [`PortContext::lines`].
     direct_lines: Mutex<Seldom>,
     /// What is seen of the state from outside.
     pub(crate) window: Window,
@@ -289,8 +289,8 @@ impl Port {
         state.impaired = impaired;
     }
 
-    fn ground<'a>(&'a self, far: &'a [FarSide]) -> Ground<'a> {
-        Ground {
+    fn context<'a>(&'a self, far: &'a [FarSide]) -> PortContext<'a> {
+        PortContext {
             placement: self.config.placement,
             workers: &self.workers,
             name: &self.name,

@@ -14,7 +14,7 @@ use steward::peer;
 use super::far::NULL_MTU;
 use super::mailbox::Task;
 use super::reasons::{Closed, Ended, Impaired};
-use super::session::{Course, FaultCell, Ground, Session, SessionError};
+use super::session::{FaultCell, PortContext, Reached, Session, SessionError};
 use super::{Port, PortState};
 use crate::config::NicConfig;
 use crate::guard::alarm::Alarm;
@@ -62,7 +62,7 @@ impl Port {
 
     /// Memory of a pair is registered.
     fn go_direct(&self, state: &mut PortState, pair: usize) {
-        let done = self.act(state, |session, ground| session.go_direct(pair, ground));
+        let done = self.act(state, |session, context| session.go_direct(pair, context));
         if done.is_err()
             && let Some(session) = &state.session
         {
@@ -84,10 +84,10 @@ impl Port {
 
     /// The second: error eventfds by which the VMM is to be told.
     fn end(&self, state: &mut PortState, seen: Closed) -> (Ended, Vec<OwnedFd>) {
-        let (mut lost_memory, mut course, mut errors) = (false, Course::default(), Vec::new());
+        let (mut lost_memory, mut reached, mut errors) = (false, Reached::default(), Vec::new());
         if let Some(mut session) = state.session.take() {
             session.stop_all(&self.workers);
-            (lost_memory, course) = (session.lost_memory(), session.course());
+            (lost_memory, reached) = (session.lost_memory(), session.reached());
             errors = session.take_errors();
         }
         self.met.store(0, Relaxed);
@@ -113,8 +113,8 @@ impl Port {
             None => {}
         }
         state.last_closed = Some(closed);
-        self.note_declined(state, course, wrong);
-        let ended = match (wrong, course.ran) {
+        self.note_declined(state, reached, wrong);
+        let ended = match (wrong, reached.ran) {
             (true, _) => Ended::Wrong,
             (false, false) => Ended::Idle,
             (false, true) => Ended::Served,
@@ -128,7 +128,7 @@ impl Port {
     /// What `act` returns; kept for the closing message. [`SessionError::Closed`] without session.
     pub(crate) fn with_session<R: Send + 'static>(
         self: &Arc<Self>,
-        act: impl FnOnce(&mut Session, &Ground<'_>) -> Result<R, SessionError> + Send + 'static,
+        act: impl FnOnce(&mut Session, &PortContext<'_>) -> Result<R, SessionError> + Send + 'static,
     ) -> Result<R, SessionError> {
         let done = self.ask(Task::Request, move |port, state| port.act(state, act));
         done.unwrap_or(Err(SessionError::Closed))
@@ -137,7 +137,7 @@ impl Port {
     fn act<R>(
         &self,
         state: &mut PortState,
-        act: impl FnOnce(&mut Session, &Ground<'_>) -> Result<R, SessionError>,
+        act: impl FnOnce(&mut Session, &PortContext<'_>) -> Result<R, SessionError>,
     ) -> Result<R, SessionError> {
         // What cannot be opened while the steward is away is opened when it is back; see `look`.
         let away = state
@@ -147,12 +147,12 @@ impl Port {
         // Nor what the interface's MTU does not let be opened; see `restart_lanes`.
         let unfit = self.check_mtu(state).err();
         let far = self.far_sides(state.interface.as_ref());
-        let ground = Ground {
+        let context = PortContext {
             opens: !away && unfit.is_none(),
-            ..self.ground(&far)
+            ..self.context(&far)
         };
         let session = state.session.as_mut().ok_or(SessionError::Closed)?;
-        let result = act(session, &ground);
+        let result = act(session, &context);
         if session.lacks_lanes() {
             let unfit = unfit.map(|error| Impaired::Queues(with_sources(&error)));
             if let Some(why) = away.then_some(Impaired::StewardAway).or(unfit) {

@@ -1,4 +1,4 @@
-//! A port's thread: meets VMMs, one after the other, and speaks vhost-user with each.
+//! The thread that reads a port's VMMs: takes one connection after the other, and speaks vhost-user over each.
 
 use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -19,59 +19,59 @@ use crate::seldom::{LeftOut, Seldom};
 /// Pause between attempts to connect to a VMM that is not there: short, because the guest's outage lasts as
 /// long, and cheap.
 const CONNECT_PAUSE: Duration = Duration::from_millis(20);
-/// Pause before a VMM that did wrong, or comes for nothing, is met again: doubles up to the longest.
+/// Pause before a VMM that did wrong, or comes for nothing, is served again: doubles up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// Sessions in a row in which nothing runs, without a pause.
 const IDLE_MAX: u32 = 8;
 /// How long a VMM waits for the end of another's session, which may wait for a bind or for an answer of the steward.
-const GRACE: Duration = Duration::from_secs(10);
+const HANDOVER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Between two attempts to hand it over.
-const KNOCK: Duration = Duration::from_millis(5);
+const HANDOVER_PAUSE: Duration = Duration::from_millis(5);
 
-/// What a port's thread meets VMMs with.
-pub(crate) enum Meeting {
+/// Where a port's VMMs come from.
+pub(crate) enum VmmSource {
     Listen(UnixListener),
     Connect(PathBuf),
     Once(UnixStream),
 }
 
-/// Meets VMMs, one after the other.
-pub(crate) fn attend(port: &Arc<Port>, meeting: Meeting) {
-    let mut pace = Pace::default();
-    match meeting {
-        Meeting::Once(stream) => {
+/// Serves VMMs, one after the other.
+pub(crate) fn serve_vmms(port: &Arc<Port>, source: VmmSource) {
+    let mut pauses = Pauses::default();
+    match source {
+        VmmSource::Once(stream) => {
             serve_connection(port, stream);
         }
-        Meeting::Listen(listener) => {
-            // Of no length: what is handed over is met at once.
-            let (door, guests) = mpsc::sync_channel(0);
+        VmmSource::Listen(listener) => {
+            // Of no length: what is handed over is served at once.
+            let (handover, connections) = mpsc::sync_channel(0);
             let listener = Arc::new(listener);
-            if let Err(error) = open_door(port, Arc::clone(&listener), door) {
+            if let Err(error) = start_accepting(port, Arc::clone(&listener), handover) {
                 tracing::error!(port = %port.config.endpoint, %error, "no thread that accepts connections (ulimit -u, systemd: TasksMax=): a VMM that comes while another is there waits until that one goes");
             }
-            while let Ok(stream) = guests.recv() {
-                pace.note(serve_connection(port, stream));
+            while let Ok(stream) = connections.recv() {
+                pauses.note(serve_connection(port, stream));
             }
             // Only without that thread, which goes on for ever.
             loop {
                 match listener.accept() {
-                    Ok((stream, _)) => pace.note(serve_connection(port, stream)),
-                    Err(_) => pace.rest(),
+                    Ok((stream, _)) => pauses.note(serve_connection(port, stream)),
+                    Err(_) => pauses.rest(),
                 }
             }
         }
-        Meeting::Connect(path) => {
+        VmmSource::Connect(path) => {
             let (mut said, mut lines) = (false, Seldom::default());
             loop {
                 match UnixStream::connect(&path) {
                     Ok(stream) => {
                         said = false;
-                        pace.note(serve_connection(port, stream));
+                        pauses.note(serve_connection(port, stream));
                     }
                     Err(error) => {
                         if !said && let Some(left_out) = lines.may() {
-                            tell_absent(&path, &error, &left_out);
+                            say_absent(&path, &error, &left_out);
                         }
                         said = true;
                     }
@@ -83,7 +83,7 @@ pub(crate) fn attend(port: &Arc<Port>, meeting: Meeting) {
 }
 
 /// The VMM that is to be connected to cannot be.
-fn tell_absent(path: &Path, error: &io::Error, left_out: &LeftOut) {
+fn say_absent(path: &Path, error: &io::Error, left_out: &LeftOut) {
     let path = path.display();
     if error.kind() == io::ErrorKind::PermissionDenied {
         let user = rustix::process::geteuid().as_raw();
@@ -96,27 +96,33 @@ fn tell_absent(path: &Path, error: &io::Error, left_out: &LeftOut) {
 /// Accepts connections on a thread of its own, and hands them over one at a time. One that comes while another is
 /// served waits for a while: a VMM that is started again may be there before the end of the first is seen. Then it is
 /// refused, so that it does not wait for what may never come.
-fn open_door(port: &Arc<Port>, listener: Arc<UnixListener>, door: SyncSender<UnixStream>) -> io::Result<()> {
+fn start_accepting(
+    port: &Arc<Port>,
+    listener: Arc<UnixListener>,
+    handover: SyncSender<UnixStream>,
+) -> io::Result<()> {
     let port = Arc::clone(port);
     let body = move || {
-        let (mut lines, mut pace) = (Seldom::default(), Pace::default());
+        let (mut lines, mut pauses) = (Seldom::default(), Pauses::default());
         loop {
             match listener.accept() {
-                Ok((stream, _)) => match offer(&door, stream) {
-                    Ok(()) => pace = Pace::default(),
-                    Err(Some(second)) => port.turn_away(&second, GRACE, &mut lines),
+                Ok((stream, _)) => match offer(&handover, stream) {
+                    Ok(()) => pauses = Pauses::default(),
+                    Err(Some(second)) => port.turn_away(&second, HANDOVER_TIMEOUT, &mut lines),
                     Err(None) => return,
                 },
                 Err(error) => {
                     if let Some(left_out) = lines.may() {
                         tracing::warn!(port = %port.config.endpoint, "cannot accept a connection, trying again: {error}{}{left_out}", crate::shortage(&error.to_string()));
                     }
-                    pace.rest();
+                    pauses.rest();
                 }
             }
         }
     };
-    std::thread::Builder::new().name("door".to_owned()).spawn(body)?;
+    std::thread::Builder::new()
+        .name("accept".to_owned())
+        .spawn(body)?;
     Ok(())
 }
 
@@ -124,27 +130,27 @@ fn open_door(port: &Arc<Port>, listener: Arc<UnixListener>, door: SyncSender<Uni
 ///
 /// # Errors
 /// The connection, if nobody took it in time; nothing, if nobody ever will.
-fn offer(door: &SyncSender<UnixStream>, mut stream: UnixStream) -> Result<(), Option<UnixStream>> {
-    let deadline = Instant::now() + GRACE;
+fn offer(handover: &SyncSender<UnixStream>, mut stream: UnixStream) -> Result<(), Option<UnixStream>> {
+    let deadline = Instant::now() + HANDOVER_TIMEOUT;
     loop {
-        match door.try_send(stream) {
+        match handover.try_send(stream) {
             Ok(()) => return Ok(()),
             Err(TrySendError::Disconnected(_)) => return Err(None),
             Err(TrySendError::Full(back)) if Instant::now() >= deadline => return Err(Some(back)),
             Err(TrySendError::Full(back)) => stream = back,
         }
-        std::thread::sleep(KNOCK);
+        std::thread::sleep(HANDOVER_PAUSE);
     }
 }
 
-/// How fast VMMs are met.
-struct Pace {
+/// How long the next VMM waits after one that did wrong or came for nothing.
+struct Pauses {
     pause: Duration,
     /// Sessions in a row in which nothing ran.
     idle: u32,
 }
 
-impl Default for Pace {
+impl Default for Pauses {
     fn default() -> Self {
         Self {
             pause: FIRST_PAUSE,
@@ -153,7 +159,7 @@ impl Default for Pace {
     }
 }
 
-impl Pace {
+impl Pauses {
     /// Pauses after a session like this.
     fn note(&mut self, ended: Ended) {
         match ended {

@@ -156,7 +156,7 @@ fn act(message: Message, connection: &Connection) -> Result<Option<u64>, Session
             if state > 1 {
                 return connection.refuse(MessageError::EnableState(state));
             }
-            port.with_session(move |session, ground| session.set_vring_enable(index, state == 1, ground))?;
+            port.with_session(move |session, context| session.set_vring_enable(index, state == 1, context))?;
         }
         FrontendReq::SET_VRING_KICK | FrontendReq::SET_VRING_CALL | FrontendReq::SET_VRING_ERR => {
             take_event(message, connection)?;
@@ -164,8 +164,8 @@ fn act(message: Message, connection: &Connection) -> Result<Option<u64>, Session
         FrontendReq::SEND_RARP => {
             needs(Protocol::RARP, "SEND_RARP")?;
             let [mac @ .., _, _] = message.payload;
-            port.with_session(move |session, ground| {
-                session.announce(mac, ground);
+            port.with_session(move |session, context| {
+                session.announce(mac, context);
                 Ok(())
             })?;
         }
@@ -176,7 +176,7 @@ fn act(message: Message, connection: &Connection) -> Result<Option<u64>, Session
         FrontendReq::SET_STATUS => {
             needs(Protocol::STATUS, "SET_STATUS")?;
             let status = message.value();
-            port.with_session(move |session, ground| session.set_status(status, ground))?;
+            port.with_session(move |session, context| session.set_status(status, context))?;
         }
         FrontendReq::GET_STATUS => {
             needs(Protocol::STATUS, "GET_STATUS")?;
@@ -229,9 +229,9 @@ pub(super) fn set_event(
     };
     connection
         .port
-        .with_session(move |session, ground| match request {
-            FrontendReq::SET_VRING_KICK => session.set_vring_kick(index, event, ground),
-            FrontendReq::SET_VRING_CALL => session.set_vring_call(index, event, ground),
+        .with_session(move |session, context| match request {
+            FrontendReq::SET_VRING_KICK => session.set_vring_kick(index, event, context),
+            FrontendReq::SET_VRING_CALL => session.set_vring_call(index, event, context),
             _ => session.set_vring_err(index, event),
         })
 }

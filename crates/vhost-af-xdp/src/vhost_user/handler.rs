@@ -21,14 +21,14 @@ use super::front;
 use crate::config::FileKinds;
 use crate::port::features;
 use crate::port::memory::Place;
-use crate::port::session::{Ground, Session, SessionError};
+use crate::port::session::{PortContext, Session, SessionError};
 
 type MemoryBase = vhost::VhostUserMemoryRegionBase;
 
 impl Connection {
     fn handle<R: Send + 'static>(
         &self,
-        act: impl FnOnce(&mut Session, &Ground<'_>) -> std::result::Result<R, SessionError> + Send + 'static,
+        act: impl FnOnce(&mut Session, &PortContext<'_>) -> std::result::Result<R, SessionError> + Send + 'static,
     ) -> Result<R> {
         self.port.with_session(act).map_err(|error| answer(&error))
     }
@@ -106,7 +106,7 @@ impl VhostUserBackendReqHandler for Connection {
     }
 
     fn set_features(&self, features: u64) -> Result<()> {
-        self.handle(move |session, ground| session.set_features(features, ground))
+        self.handle(move |session, context| session.set_features(features, context))
     }
 
     fn get_protocol_features(&self) -> Result<VhostUserProtocolFeatures> {
@@ -132,7 +132,7 @@ impl VhostUserBackendReqHandler for Connection {
         self.judge(&files)?;
         let regions = regions.iter().zip(files);
         let regions = regions.map(|(region, file)| region_of(region, file)).collect();
-        self.handle(move |session, ground| session.set_memory(regions, ground))
+        self.handle(move |session, context| session.set_memory(regions, context))
             .map(|()| None)
     }
 
@@ -149,7 +149,7 @@ impl VhostUserBackendReqHandler for Connection {
     ) -> Result<Option<MemoryBase>> {
         self.judge([&file])?;
         let region = region_of(region, file);
-        self.handle(move |session, ground| session.add_memory(region, ground))
+        self.handle(move |session, context| session.add_memory(region, context))
             .map(|()| None)
     }
 
@@ -159,11 +159,11 @@ impl VhostUserBackendReqHandler for Connection {
             user_addr: region.user_addr,
             len: region.memory_size,
         };
-        self.handle(move |session, ground| session.remove_memory(place, ground))
+        self.handle(move |session, context| session.remove_memory(place, context))
     }
 
     fn set_vring_num(&self, index: u32, num: u32) -> Result<()> {
-        self.handle(move |session, ground| session.set_vring_num(index, num, ground))
+        self.handle(move |session, context| session.set_vring_num(index, num, context))
     }
 
     fn set_vring_addr(
@@ -180,15 +180,15 @@ impl VhostUserBackendReqHandler for Connection {
             avail: available,
             used,
         };
-        self.handle(move |session, ground| session.set_vring_addr(index, addresses, ground))
+        self.handle(move |session, context| session.set_vring_addr(index, addresses, context))
     }
 
     fn set_vring_base(&self, index: u32, base: u32) -> Result<()> {
-        self.handle(move |session, ground| session.set_vring_base(index, base, ground))
+        self.handle(move |session, context| session.set_vring_base(index, base, context))
     }
 
     fn get_vring_base(&self, index: u32) -> Result<VhostUserVringState> {
-        let base = self.handle(move |session, ground| session.stop_vring(index, ground))?;
+        let base = self.handle(move |session, context| session.stop_vring(index, context))?;
         Ok(VhostUserVringState::new(index, base))
     }
 
@@ -205,7 +205,7 @@ impl VhostUserBackendReqHandler for Connection {
     }
 
     fn set_vring_enable(&self, index: u32, enable: bool) -> Result<()> {
-        self.handle(move |session, ground| session.set_vring_enable(index, enable, ground))
+        self.handle(move |session, context| session.set_vring_enable(index, enable, context))
     }
 
     fn get_config(&self, offset: u32, len: u32, _flags: VhostUserConfigFlags) -> Result<Vec<u8>> {
@@ -222,8 +222,8 @@ impl VhostUserBackendReqHandler for Connection {
     }
 
     fn reset_device(&self) -> Result<()> {
-        self.handle(|session, ground| {
-            session.reset(ground.workers);
+        self.handle(|session, context| {
+            session.reset(context.workers);
             Ok(())
         })
     }
@@ -245,7 +245,7 @@ impl VhostUserBackendReqHandler for Connection {
             (region.mmap_size, region.mmap_offset),
             (region.num_queues, region.queue_size),
         );
-        self.handle(move |session, ground| session.set_inflight(range, shape, &file, ground))
+        self.handle(move |session, context| session.set_inflight(range, shape, &file, context))
     }
 
     fn set_gpu_socket(&self, _gpu: vhost::vhost_user::GpuBackend) -> Result<()> {
@@ -272,6 +272,6 @@ impl VhostUserBackendReqHandler for Connection {
     fn set_log_base(&self, log: &VhostUserLog, file: File) -> Result<()> {
         self.judge([&file])?;
         let range = (log.mmap_size, log.mmap_offset);
-        self.handle(move |session, ground| session.set_log(range, &file, ground))
+        self.handle(move |session, context| session.set_log(range, &file, context))
     }
 }

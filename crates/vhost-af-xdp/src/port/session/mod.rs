@@ -1,7 +1,7 @@
 //! One connection of a VMM: what it negotiated, and the lanes that run because of it.
 //!
 //! A queue pair's lane runs while both its vrings are started (SET_VRING_KICK) and there is memory
-//! and an interface for it. Whatever would pull the ground from under a lane (an interface that goes, a ring
+//! and an interface for it. Whatever would make what a lane stands on invalid (an interface that goes, a ring
 //! that is described anew) stops the lane first, which yields the exact vring bases, and starts it again
 //! afterwards from there:
 //!
@@ -87,7 +87,7 @@ pub(crate) enum SessionError {
 }
 
 /// What a session needs of its port.
-pub(crate) struct Ground<'a> {
+pub(crate) struct PortContext<'a> {
     pub(crate) placement: Placement,
     pub(crate) workers: &'a Workers,
     /// The port's name.
@@ -129,7 +129,7 @@ pub(crate) struct ActiveLane {
 
 /// How far a session came.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Course {
+pub(crate) struct Reached {
     /// The VMM asked what is offered.
     pub(crate) asked: bool,
     /// It took of that.
@@ -155,7 +155,7 @@ pub(crate) struct Session {
     /// Why a pair has no lane that should have one, as far as nobody has taken note of it.
     shortage: Option<String>,
     /// What became of it.
-    course: Course,
+    reached: Reached,
     peer: Option<i32>,
     connection: UnixStream,
     alarm: Alarm,
@@ -185,7 +185,7 @@ impl Session {
             registering: (0..pairs).map(|_| None).collect(),
             registered,
             shortage: None,
-            course: Course::default(),
+            reached: Reached::default(),
             peer,
             connection,
             alarm,
@@ -199,8 +199,8 @@ impl Session {
     }
 
     /// How far it came.
-    pub(crate) fn course(&self) -> Course {
-        self.course
+    pub(crate) fn reached(&self) -> Reached {
+        self.reached
     }
 
     /// Why a pair has no lane that should have one, if that was found since this was asked last.
@@ -210,7 +210,7 @@ impl Session {
 
     /// GET_FEATURES.
     pub(crate) fn note_asked(&mut self) {
-        self.course.asked = true;
+        self.reached.asked = true;
     }
 
     /// Ends the connection, and so the session.
@@ -229,25 +229,29 @@ impl Session {
     }
 
     /// SET_FEATURES.
-    pub(crate) fn set_features(&mut self, features: u64, ground: &Ground<'_>) -> Result<(), SessionError> {
+    pub(crate) fn set_features(
+        &mut self,
+        features: u64,
+        context: &PortContext<'_>,
+    ) -> Result<(), SessionError> {
         let unknown = features & !(self.device.offered() | features::TRANSPORT);
         if unknown != 0 {
             return Err(SessionError::Features(unknown));
         }
-        if ground.placement == Placement::Direct && features & F_VERSION_1 == 0 {
+        if context.placement == Placement::Direct && features & F_VERSION_1 == 0 {
             return Err(SessionError::LegacyDirect);
         }
-        self.course.took = true;
+        self.reached.took = true;
         let changed = self.features ^ features;
         self.features = features;
         self.device.acknowledge(features & !features::TRANSPORT)?;
         self.device.set_log(self.active_log().cloned());
         if changed & !F_LOG_ALL != 0 {
             // What lanes were built with; drivers set features before rings, so there are none.
-            self.stop_all(ground.workers);
-            return self.start_all(ground);
+            self.stop_all(context.workers);
+            return self.start_all(context);
         }
-        self.apply_log(ground.workers);
+        self.apply_log(context.workers);
         Ok(())
     }
 
@@ -256,14 +260,14 @@ impl Session {
         &mut self,
         range: (u64, u64),
         file: &File,
-        ground: &Ground<'_>,
+        context: &PortContext<'_>,
     ) -> Result<(), SessionError> {
         self.memory.check_log(range.0)?;
         let (bytes, offset) = range;
         let log = DirtyLog::open(file.as_fd(), FileRange { offset, bytes }, self.memory.files())?;
         self.log = Some(Arc::new(log));
         self.device.set_log(self.active_log().cloned());
-        self.apply_log(ground.workers);
+        self.apply_log(context.workers);
         Ok(())
     }
 
@@ -285,7 +289,7 @@ impl Session {
         range: (u64, u64),
         (queues, size): (u16, u16),
         file: &File,
-        ground: &Ground<'_>,
+        context: &PortContext<'_>,
     ) -> Result<(), SessionError> {
         // Those of queues that are not ours are the VMM's affair.
         let ours = queues.min(u16::try_from(2 * self.device.pairs()).unwrap_or(u16::MAX));
@@ -301,9 +305,9 @@ impl Session {
             shape,
             self.memory.files(),
         )?;
-        self.stop_all(ground.workers);
+        self.stop_all(context.workers);
         self.device.set_inflight(Arc::new(region));
-        self.start_all(ground)
+        self.start_all(context)
     }
 
     /// The dirty log, if it is in use.
@@ -322,9 +326,9 @@ impl Session {
     }
 
     /// SET_STATUS: 0 resets the device. QEMU before 8.1 sends this first and GET_VRING_BASE then.
-    pub(crate) fn set_status(&mut self, status: u64, ground: &Ground<'_>) -> Result<(), SessionError> {
+    pub(crate) fn set_status(&mut self, status: u64, context: &PortContext<'_>) -> Result<(), SessionError> {
         if status == 0 {
-            self.stop_all(ground.workers);
+            self.stop_all(context.workers);
             self.features = 0;
         }
         Ok(self.device.set_status(status)?)
@@ -350,18 +354,18 @@ impl Session {
     }
 
     /// SEND_RARP: lets switches learn where `mac` is now.
-    pub(crate) fn announce(&self, mac: [u8; 6], ground: &Ground<'_>) {
+    pub(crate) fn announce(&self, mac: [u8; 6], context: &PortContext<'_>) {
         let frame = announce::rarp(mac);
         match self.lanes.iter().flatten().next() {
-            Some(lane) => lane.change(ground.workers, move |lane, peer| lane.inject(&frame, peer)),
+            Some(lane) => lane.change(context.workers, move |lane, peer| lane.inject(&frame, peer)),
             None => tracing::debug!("SEND_RARP with no queue running: nothing to send it by"),
         }
     }
 
     /// The device, for a change of a vring: its lane is stopped if it runs.
-    fn idle_vring(&mut self, index: u32, ground: &Ground<'_>) -> Result<&mut NetDevice, SessionError> {
+    fn idle_vring(&mut self, index: u32, context: &PortContext<'_>) -> Result<&mut NetDevice, SessionError> {
         self.device.vring(index)?;
-        self.stop_pair(index as usize / 2, ground.workers);
+        self.stop_pair(index as usize / 2, context.workers);
         Ok(&mut self.device)
     }
 
@@ -370,9 +374,9 @@ impl Session {
         &mut self,
         index: u32,
         num: u32,
-        ground: &Ground<'_>,
+        context: &PortContext<'_>,
     ) -> Result<(), SessionError> {
-        Ok(self.idle_vring(index, ground)?.set_size(index, num)?)
+        Ok(self.idle_vring(index, context)?.set_size(index, num)?)
     }
 
     /// SET_VRING_ADDR.
@@ -380,14 +384,14 @@ impl Session {
         &mut self,
         index: u32,
         addresses: RingAddresses,
-        ground: &Ground<'_>,
+        context: &PortContext<'_>,
     ) -> Result<(), SessionError> {
         // Said again of a running vring to turn dirty logging on or off, which SET_FEATURES has done.
         if self.device.vring(index)?.addresses == Some(addresses) {
             return Ok(());
         }
-        self.idle_vring(index, ground)?.set_addresses(index, addresses)?;
-        self.start_pair(index as usize / 2, ground)
+        self.idle_vring(index, context)?.set_addresses(index, addresses)?;
+        self.start_pair(index as usize / 2, context)
     }
 
     /// SET_VRING_BASE.
@@ -395,14 +399,14 @@ impl Session {
         &mut self,
         index: u32,
         base: u32,
-        ground: &Ground<'_>,
+        context: &PortContext<'_>,
     ) -> Result<(), SessionError> {
-        Ok(self.idle_vring(index, ground)?.set_base(index, base)?)
+        Ok(self.idle_vring(index, context)?.set_base(index, base)?)
     }
 
     /// GET_VRING_BASE: stops the vring, and with it the pair; returns where it stands.
-    pub(crate) fn stop_vring(&mut self, index: u32, ground: &Ground<'_>) -> Result<u32, SessionError> {
-        Ok(self.idle_vring(index, ground)?.stop(index)?)
+    pub(crate) fn stop_vring(&mut self, index: u32, context: &PortContext<'_>) -> Result<u32, SessionError> {
+        Ok(self.idle_vring(index, context)?.stop(index)?)
     }
 
     /// SET_VRING_KICK: starts the vring, and the pair with its second one.
@@ -410,15 +414,15 @@ impl Session {
         &mut self,
         index: u32,
         kick: Option<OwnedFd>,
-        ground: &Ground<'_>,
+        context: &PortContext<'_>,
     ) -> Result<(), SessionError> {
         let enabled_from_start = self.features & F_PROTOCOL_FEATURES == 0;
-        let device = self.idle_vring(index, ground)?;
+        let device = self.idle_vring(index, context)?;
         device.start(index, kick)?;
         if enabled_from_start {
             device.set_enabled(index, true)?;
         }
-        self.start_pair(index as usize / 2, ground)
+        self.start_pair(index as usize / 2, context)
     }
 
     /// SET_VRING_CALL.
@@ -426,7 +430,7 @@ impl Session {
         &mut self,
         index: u32,
         call: Option<OwnedFd>,
-        ground: &Ground<'_>,
+        context: &PortContext<'_>,
     ) -> Result<(), SessionError> {
         let duplicate = call
             .as_ref()
@@ -437,7 +441,7 @@ impl Session {
         if let Some(lane) = &self.lanes[index as usize / 2] {
             // Closed here, when it came back.
             let (back, _before) = mpsc::channel();
-            lane.change(ground.workers, move |lane, _| {
+            lane.change(context.workers, move |lane, _| {
                 let _ = back.send(lane.pair_mut().vring(direction(index)).call.replace(duplicate));
             });
         }
@@ -454,20 +458,20 @@ impl Session {
         &mut self,
         index: u32,
         enabled: bool,
-        ground: &Ground<'_>,
+        context: &PortContext<'_>,
     ) -> Result<(), SessionError> {
-        let before = self.placement(ground);
+        let before = self.placement(context);
         self.device.set_enabled(index, enabled)?;
-        if self.placement(ground) != before {
-            self.stop_all(ground.workers);
-            return self.start_all(ground);
+        if self.placement(context) != before {
+            self.stop_all(context.workers);
+            return self.start_all(context);
         }
         if let Some(lane) = &self.lanes[index as usize / 2] {
-            lane.change(ground.workers, move |lane, _| {
+            lane.change(context.workers, move |lane, _| {
                 lane.pair_mut().vring(direction(index)).enabled = enabled;
             });
             if direction(index) == Direction::ToGuest && index > 0 {
-                self.change_worker(index as usize / 2, ground);
+                self.change_worker(index as usize / 2, context);
             }
         }
         Ok(())

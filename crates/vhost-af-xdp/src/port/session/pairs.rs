@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError};
 
 use virtqueue::Region;
 
-use super::{ActiveLane, FaultCell, Ground, LaneAt, Session, SessionError};
+use super::{ActiveLane, FaultCell, LaneAt, PortContext, Session, SessionError};
 use crate::config::Placement;
 use crate::direct::registration::{Registered, Registration, UnderWay};
 use crate::guard::alarm::Alarm;
@@ -29,33 +29,41 @@ impl Session {
     pub(crate) fn set_memory(
         &mut self,
         regions: Vec<Region>,
-        ground: &Ground<'_>,
+        context: &PortContext<'_>,
     ) -> Result<(), SessionError> {
-        let (private, peer) = (self.private_bytes(ground), self.peer);
-        self.around_lanes(ground, |memory| memory.replace(regions, private, peer))
+        let (private, peer) = (self.private_bytes(context), self.peer);
+        self.around_lanes(context, |memory| memory.replace(regions, private, peer))
     }
 
     /// ADD_MEM_REG.
-    pub(crate) fn add_memory(&mut self, region: Region, ground: &Ground<'_>) -> Result<(), SessionError> {
+    pub(crate) fn add_memory(
+        &mut self,
+        region: Region,
+        context: &PortContext<'_>,
+    ) -> Result<(), SessionError> {
         if self.memory.is_repeated(Place::from(&region), true) {
             return Ok(());
         }
-        let (private, peer) = (self.private_bytes(ground), self.peer);
-        self.around_lanes(ground, |memory| memory.add(region, private, peer))
+        let (private, peer) = (self.private_bytes(context), self.peer);
+        self.around_lanes(context, |memory| memory.add(region, private, peer))
     }
 
     /// REM_MEM_REG.
-    pub(crate) fn remove_memory(&mut self, place: Place, ground: &Ground<'_>) -> Result<(), SessionError> {
+    pub(crate) fn remove_memory(
+        &mut self,
+        place: Place,
+        context: &PortContext<'_>,
+    ) -> Result<(), SessionError> {
         if self.memory.is_repeated(place, false) {
             return Ok(());
         }
-        let private = self.private_bytes(ground);
-        self.around_lanes(ground, |memory| memory.remove(place, private))
+        let private = self.private_bytes(context);
+        self.around_lanes(context, |memory| memory.remove(place, private))
     }
 
-    fn private_bytes(&self, ground: &Ground<'_>) -> usize {
+    fn private_bytes(&self, context: &PortContext<'_>) -> usize {
         private_bytes(
-            ground.placement,
+            context.placement,
             u16::try_from(self.device.pairs()).unwrap_or(u16::MAX),
         )
     }
@@ -64,18 +72,18 @@ impl Session {
     /// go on with the new map; in direct placement the map is the socket's memory, so both are made anew.
     fn around_lanes(
         &mut self,
-        ground: &Ground<'_>,
+        context: &PortContext<'_>,
         change: impl FnOnce(&mut MemoryTable) -> Result<(), MemoryError>,
     ) -> Result<(), SessionError> {
         // Lanes run on over the old map, which they hold, until they are moved.
         change(&mut self.memory)?;
         self.device.set_memory(self.memory.map().cloned());
-        (0..self.lanes.len()).try_for_each(|pair| match self.placement(ground) {
-            Placement::Copy => self.move_pair(pair, ground),
-            Placement::Direct => self.move_direct_pair(pair, ground),
+        (0..self.lanes.len()).try_for_each(|pair| match self.placement(context) {
+            Placement::Copy => self.move_pair(pair, context),
+            Placement::Direct => self.move_direct_pair(pair, context),
         })?;
         match self.device.memory() {
-            Some(_) => self.start_all(ground),
+            Some(_) => self.start_all(context),
             None => Ok(()),
         }
     }
@@ -83,24 +91,24 @@ impl Session {
     /// Builds a running direct lane anew on the memory table as it is now. Memory is registered first, while
     /// the old lane runs, because that takes long; should the limit on locked memory not allow
     /// both at a time, the old one goes first.
-    fn move_direct_pair(&mut self, pair: usize, ground: &Ground<'_>) -> Result<(), SessionError> {
+    fn move_direct_pair(&mut self, pair: usize, context: &PortContext<'_>) -> Result<(), SessionError> {
         if self.lanes[pair].is_none() {
             return Ok(());
         }
         // Of the table before.
         self.end_registration(pair);
-        if self.device.memory().is_none() || !ground.opens {
-            self.stop_pair(pair, ground.workers);
+        if self.device.memory().is_none() || !context.opens {
+            self.stop_pair(pair, context.workers);
             return Ok(());
         }
-        let moved = match self.parts(pair, ground).registration()?.run() {
-            Ok(registered) => self.replace_by_direct(pair, registered, ground),
+        let moved = match self.parts(pair, context).registration()?.run() {
+            Ok(registered) => self.replace_by_direct(pair, registered, context),
             Err(_) => {
-                self.stop_pair(pair, ground.workers);
-                self.build_pair(pair, Placement::Direct, ground)
+                self.stop_pair(pair, context.workers);
+                self.build_pair(pair, Placement::Direct, context)
             }
         };
-        moved.or_else(|error| self.copy_instead(pair, &error, ground))
+        moved.or_else(|error| self.copy_instead(pair, &error, context))
     }
 
     /// Starts a pair in a placement.
@@ -108,10 +116,10 @@ impl Session {
         &mut self,
         pair: usize,
         placement: Placement,
-        ground: &Ground<'_>,
+        context: &PortContext<'_>,
     ) -> Result<(), SessionError> {
-        let built = self.parts(pair, ground).build(placement)?;
-        self.run(pair, built, ground);
+        let built = self.parts(pair, context).build(placement)?;
+        self.run(pair, built, context);
         Ok(())
     }
 
@@ -122,16 +130,16 @@ impl Session {
         &mut self,
         pair: usize,
         error: &SessionError,
-        ground: &Ground<'_>,
+        context: &PortContext<'_>,
     ) -> Result<(), SessionError> {
         let why = Fallback::DirectRefused(with_sources(error));
-        let mut lines = ground.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lines = context.lines.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(left_out) = lines.may() {
-            tracing::warn!(port = %ground.name, pair, "{why}{left_out}");
+            tracing::warn!(port = %context.name, pair, "{why}{left_out}");
         }
         drop(lines);
         if self.lanes[pair].is_none() {
-            let copies = self.build_pair(pair, Placement::Copy, ground);
+            let copies = self.build_pair(pair, Placement::Copy, context);
             self.or_wait(copies)?;
         }
         if let Some(lane) = &self.lanes[pair] {
@@ -146,33 +154,33 @@ impl Session {
         &mut self,
         pair: usize,
         registered: Registered,
-        ground: &Ground<'_>,
+        context: &PortContext<'_>,
     ) -> Result<(), SessionError> {
-        self.stop_pair(pair, ground.workers);
-        let built = self.parts(pair, ground).build_direct(registered)?;
-        self.run(pair, built, ground);
+        self.stop_pair(pair, context.workers);
+        let built = self.parts(pair, context).build_direct(registered)?;
+        self.run(pair, built, context);
         Ok(())
     }
 
     /// Builds a running lane anew over the memory table as it is now, on the same queue.
-    fn move_pair(&mut self, pair: usize, ground: &Ground<'_>) -> Result<(), SessionError> {
+    fn move_pair(&mut self, pair: usize, context: &PortContext<'_>) -> Result<(), SessionError> {
         let Some(active) = self.lanes[pair].take() else {
             return Ok(());
         };
-        let queue = self.stop_lane(pair, active.at, ground.workers);
+        let queue = self.stop_lane(pair, active.at, context.workers);
         let (Some(queue), Some(lent)) = (queue, active.lent) else {
             return match self.device.memory() {
-                Some(_) => self.start_pair(pair, ground),
+                Some(_) => self.start_pair(pair, context),
                 None => Ok(()),
             };
         };
-        let guest = self.parts(pair, ground).guest_side();
+        let guest = self.parts(pair, context).guest_side();
         match guest {
             Ok(guest) => {
-                let counters = Arc::clone(&ground.counters[pair]);
+                let counters = Arc::clone(&context.counters[pair]);
                 let lane = Box::new(CopyLane::new(guest, queue, counters));
                 self.lanes[pair] = Some(ActiveLane {
-                    at: self.give_to_worker(pair, lane, ground),
+                    at: self.give_to_worker(pair, lane, context),
                     facts: active.facts,
                     lent: Some(lent),
                 });
@@ -193,8 +201,8 @@ impl Session {
     ///
     /// # Errors
     /// The first lane that cannot be built.
-    pub(crate) fn start_all(&mut self, ground: &Ground<'_>) -> Result<(), SessionError> {
-        (0..self.lanes.len()).try_for_each(|pair| self.start_pair(pair, ground))
+    pub(crate) fn start_all(&mut self, context: &PortContext<'_>) -> Result<(), SessionError> {
+        (0..self.lanes.len()).try_for_each(|pair| self.start_pair(pair, context))
     }
 
     /// Stops every pair; the vrings stay started.
@@ -203,8 +211,8 @@ impl Session {
     }
 
     /// As [`Self::go_direct`] for every pair whose memory is registered by now.
-    pub(crate) fn go_direct_all(&mut self, ground: &Ground<'_>) -> Result<(), SessionError> {
-        (0..self.lanes.len()).try_for_each(|pair| self.go_direct(pair, ground))
+    pub(crate) fn go_direct_all(&mut self, context: &PortContext<'_>) -> Result<(), SessionError> {
+        (0..self.lanes.len()).try_for_each(|pair| self.go_direct(pair, context))
     }
 
     /// Whether a pair has no lane that should have one.
@@ -219,8 +227,8 @@ impl Session {
     ///
     /// # Errors
     /// What the VMM or its guest did wrong.
-    pub(super) fn start_pair(&mut self, pair: usize, ground: &Ground<'_>) -> Result<(), SessionError> {
-        let started = self.try_start_pair(pair, ground);
+    pub(super) fn start_pair(&mut self, pair: usize, context: &PortContext<'_>) -> Result<(), SessionError> {
+        let started = self.try_start_pair(pair, context);
         self.or_wait(started)
     }
 
@@ -238,21 +246,21 @@ impl Session {
         }
     }
 
-    fn try_start_pair(&mut self, pair: usize, ground: &Ground<'_>) -> Result<(), SessionError> {
+    fn try_start_pair(&mut self, pair: usize, context: &PortContext<'_>) -> Result<(), SessionError> {
         let started = self.device.is_started(pair);
-        if self.lanes[pair].is_some() || !started || !ground.opens || ground.far.get(pair).is_none() {
+        if self.lanes[pair].is_some() || !started || !context.opens || context.far.get(pair).is_none() {
             return Ok(());
         }
-        let placement = self.placement(ground);
-        let registration = self.parts(pair, ground).registration()?;
+        let placement = self.placement(context);
+        let registration = self.parts(pair, context).registration()?;
         if placement == Placement::Direct && registration.takes_long() {
-            return self.start_by_copying(pair, registration, ground);
+            return self.start_by_copying(pair, registration, context);
         }
-        let mut built = self.parts(pair, ground).build(placement)?;
-        if placement != ground.placement {
+        let mut built = self.parts(pair, context).build(placement)?;
+        if placement != context.placement {
             built.facts.fallbacks.push(Fallback::PairsOff);
         }
-        self.run(pair, built, ground);
+        self.run(pair, built, context);
         Ok(())
     }
 
@@ -262,13 +270,13 @@ impl Session {
         &mut self,
         pair: usize,
         registration: Registration,
-        ground: &Ground<'_>,
+        context: &PortContext<'_>,
     ) -> Result<(), SessionError> {
-        let mut built = self.parts(pair, ground).build(Placement::Copy)?;
+        let mut built = self.parts(pair, context).build(Placement::Copy)?;
         built.facts.fallbacks.push(Fallback::NotDirectYet);
-        self.run(pair, built, ground);
+        self.run(pair, built, context);
         self.begin_registration(pair, registration)
-            .or_else(|error| self.copy_instead(pair, &error, ground))
+            .or_else(|error| self.copy_instead(pair, &error, context))
     }
 
     /// Lets a registration run beside the pair's lane; [`Self::go_direct`] is called when it is done.
@@ -281,9 +289,9 @@ impl Session {
 
     /// Memory of a pair is registered: its direct lane takes over from the one that copies. Nothing, if that
     /// registration is not wanted any more.
-    pub(crate) fn go_direct(&mut self, pair: usize, ground: &Ground<'_>) -> Result<(), SessionError> {
+    pub(crate) fn go_direct(&mut self, pair: usize, context: &PortContext<'_>) -> Result<(), SessionError> {
         // Without a far side it goes on by copying, and what came of the registration is looked at when that is back.
-        if !ground.opens || ground.far.get(pair).is_none() {
+        if !context.opens || context.far.get(pair).is_none() {
             return Ok(());
         }
         let Some(done) = self.registering[pair].as_ref().and_then(UnderWay::result) else {
@@ -291,16 +299,16 @@ impl Session {
         };
         self.registering[pair] = None;
         let became = match done {
-            Ok(registered) => self.replace_by_direct(pair, registered, ground),
+            Ok(registered) => self.replace_by_direct(pair, registered, context),
             // It needed a socket while the steward was away.
             Err(error) if error.is_away() => {
-                let registration = self.parts(pair, ground).registration()?;
+                let registration = self.parts(pair, context).registration()?;
                 self.begin_registration(pair, registration)
             }
             Err(error) => Err(LaneError::from(error).into()),
         };
         // The guest is served already: nothing of this ends its session.
-        became.or_else(|error| self.copy_instead(pair, &error, ground))
+        became.or_else(|error| self.copy_instead(pair, &error, context))
     }
 
     /// Waits for the end of a registration that is of no more use: a socket that it asks for must not come between
@@ -320,61 +328,61 @@ impl Session {
 
     /// Where the lanes' frames lie now. While a pair is off, its frames are the first pair's, which the kernel
     /// cannot know: all are copied until it is on.
-    pub(super) fn placement(&self, ground: &Ground<'_>) -> Placement {
+    pub(super) fn placement(&self, context: &PortContext<'_>) -> Placement {
         match self.device.all_pairs_on() {
-            true => ground.placement,
+            true => context.placement,
             false => Placement::Copy,
         }
     }
 
     /// What the lane of a pair, whose far side is there, is made of.
-    fn parts<'a>(&'a self, pair: usize, ground: &Ground<'_>) -> LaneParts<'a> {
+    fn parts<'a>(&'a self, pair: usize, context: &PortContext<'_>) -> LaneParts<'a> {
         LaneParts {
             pair: u16::try_from(pair).unwrap_or(u16::MAX),
-            placement: ground.placement,
+            placement: context.placement,
             device: &self.device,
-            far: ground.far[pair].clone(),
-            counters: Arc::clone(&ground.counters[pair]),
+            far: context.far[pair].clone(),
+            counters: Arc::clone(&context.counters[pair]),
         }
     }
 
     /// Lets a lane run.
-    fn run(&mut self, pair: usize, built: BuiltLane, ground: &Ground<'_>) {
+    fn run(&mut self, pair: usize, built: BuiltLane, context: &PortContext<'_>) {
         let BuiltLane { lane, facts, lent } = built;
-        let at = self.give_to_worker(pair, lane, ground);
-        self.course.ran = true;
+        let at = self.give_to_worker(pair, lane, context);
+        self.reached.ran = true;
         tracing::debug!(pair, worker = at.worker, mode = %facts.mode, "lane runs");
         let facts = Arc::new(facts);
         self.lanes[pair] = Some(ActiveLane { at, facts, lent });
     }
 
     /// Gives a lane to the worker that it belongs to.
-    fn give_to_worker(&self, pair: usize, lane: Box<dyn Lane>, ground: &Ground<'_>) -> LaneAt {
+    fn give_to_worker(&self, pair: usize, lane: Box<dyn Lane>, context: &PortContext<'_>) -> LaneAt {
         let (cell, alarm) = (Arc::clone(&self.fault), self.alarm.clone());
         let on_fault = Box::new(move |fault| report(&cell, fault, &alarm));
         let pair = u16::try_from(pair).unwrap_or(u16::MAX);
-        let role = match ground.cable {
+        let role = match context.cable {
             Some(CableEnd { cable, end }) => Role::CableEnd {
                 cable: Arc::clone(cable),
                 end: *end,
                 pair,
             },
             None => Role::Pair {
-                port: Arc::clone(ground.name),
+                port: Arc::clone(context.name),
                 pair,
             },
         };
         let lane = NewLane { lane, role, on_fault };
-        let (worker, id) = ground.workers.add(lane, ground.name);
+        let (worker, id) = context.workers.add(lane, context.name);
         LaneAt { worker, id }
     }
 
     /// Lets a running lane change to the worker that it belongs to, now that its pair is on or off.
-    pub(super) fn change_worker(&mut self, pair: usize, ground: &Ground<'_>) {
+    pub(super) fn change_worker(&mut self, pair: usize, context: &PortContext<'_>) {
         if let Some(active) = self.lanes[pair].take()
-            && let Some(lane) = ground.workers.remove(active.at.worker, active.at.id)
+            && let Some(lane) = context.workers.remove(active.at.worker, active.at.id)
         {
-            let at = self.give_to_worker(pair, lane, ground);
+            let at = self.give_to_worker(pair, lane, context);
             self.lanes[pair] = Some(ActiveLane { at, ..active });
         }
     }
