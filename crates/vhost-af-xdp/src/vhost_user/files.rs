@@ -6,7 +6,7 @@
 //! (`memfd_file_seals_ptr`, mm/memfd.c).
 //!
 //! Closing a file of FUSE asks its server, too (`fuse_flush`, fs/fuse/file.c). So a file is judged, and closed if it is
-//! refused, by the thread of its own port, which holds no lock meanwhile.
+//! refused, by the thread that reads its VMM's connection, for which nobody else waits.
 
 use std::fs;
 use std::io;

@@ -103,13 +103,13 @@ pub(crate) struct PortContext<'a> {
     pub(crate) cable: Option<&'a CableEnd>,
 }
 
-/// Called, without the port's lock, when memory of that pair is registered: then [`Session::go_direct`] is worth a try.
+/// Called, on another thread, when memory of that pair is registered: then [`Session::go_direct`] is worth a try.
 pub(crate) type OnRegistered = Arc<dyn Fn(usize) + Send + Sync>;
 
 /// Tells the VMM that it is to read the config space again.
 pub(crate) type TellConfig = Box<dyn Fn() + Send>;
 
-/// A fault that a worker reported, until the control thread takes note of it.
+/// A fault that a worker reported, until the port's thread takes note of it.
 pub(crate) type FaultCell = Arc<Mutex<Option<Fault>>>;
 
 /// Which worker has a lane, and its number there.
