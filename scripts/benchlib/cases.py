@@ -100,6 +100,11 @@ def light(size, packed):
     return Case(f"{name}/from-guest/{size}", ["copy", "direct", "dpdk"], "mpps", take)
 
 
+def cable(size):
+    """A case of frames that circulate between two guests; see measure.py."""
+    return Case(f"cable/{size}", ["cable", "dpdk"], "mpps", lambda run, who: measure.cable(run, who, size))
+
+
 def tcp_throughput(direction, streams, message):
     """A case of iperf3: `streams` connections, writes of `message` bytes."""
     take = lambda run, who: tcp.throughput(run, who, direction, streams, message)  # noqa: E731
@@ -118,6 +123,7 @@ def all_cases():
     """Every case, in the order of a whole run."""
     cases = [traffic(kind, direction, size) for kind in ("nic", "null", "packed") for direction in DIRECTIONS for size in SIZES]
     cases += [light(64, packed) for packed in (False, True)]
+    cases += [cable(size) for size in SIZES]
     cases.append(Case("idle", ["copy", "direct", "dpdk"], "cpu_percent", measure.idle))
     cases.append(Case("memory", ["copy", "direct"], "process_bytes", measure.memory))
     cases.append(Case("outage", list(outage.CONTENDERS), "ms", outage.outage))

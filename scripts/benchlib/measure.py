@@ -98,6 +98,21 @@ def light(run, contender, size, packed=False):
         return rate(run, lambda: guest.stats()["opackets"], backend)
 
 
+def cable(run, contender, size):
+    """Two guests of one process, on one CPU, and the back end between them; every frame that arrives is counted."""
+    paths = [socket_path(run) + end for end in ("", ".other")]
+    with ExitStack() as stack:
+        if contender == "dpdk":
+            backend = testpmd.peer_between(run, run.backend_cpu, paths)
+        else:
+            backend = ours.cable(run, run.backend_cpu, paths)
+        start_backend(run, stack, backend, paths[1])
+        guests = stack.enter_context(testpmd.two_guests(run, run.guest_cpu, paths, size))
+        run.remember(guests)
+        guests.ready()
+        return rate(run, lambda: sum(guests.stats(port)["ipackets"] for port in range(2)), backend)
+
+
 def start_backend(run, stack, backend, path):
     """Starts it, remembers its command line, and waits for its socket."""
     stack.enter_context(backend)

@@ -26,6 +26,14 @@ def client(run, cpu, socket_path, placement, interface, netns):
     return Process("daemon", argv, run.log_dir, netns)
 
 
+def cable(run, cpu, socket_paths):
+    """`vhost-af-xdp serve` with two ports joined by a cable."""
+    argv = [run.binary, "serve", "--cpus", str(cpu), "--control", control_path(run)]
+    for path in socket_paths:
+        argv += ["--port", f"socket-path={path},cable=between"]
+    return Process("daemon", argv, run.log_dir)
+
+
 def start(run, argv, log_dir, netns=None, interface=None):
     """The daemon, with leased queues if there is a steward to be had, else by root."""
     if interface and run.steward:

@@ -72,6 +72,18 @@ def guest(run, cpu, socket_path, direction, size, queues=1, packed=False, server
     return Testpmd(run, "guest", cpu, [vdev], app_args)
 
 
+def two_guests(run, cpu, socket_paths, size):
+    """Two guests whose frames circulate: what one gets, it sends by the other. They begin with a burst of each."""
+    vdevs = [f"net_virtio_user{port},path={path}" for port, path in enumerate(socket_paths)]
+    return Testpmd(run, "guests", cpu, vdevs, ["--forward-mode=io", "--tx-first", f"--txpkts={size}"])
+
+
+def peer_between(run, cpu, socket_paths):
+    """The peer in a cable's place: frames of one guest to the other."""
+    vdevs = [f"net_vhost{port},iface={path},queues=1" for port, path in enumerate(socket_paths)]
+    return Testpmd(run, "peer", cpu, vdevs, ["--forward-mode=io"])
+
+
 def light_guest(run, cpu, socket_path, size, packed=False):
     """A guest that sends what a null device of its own gives it: it writes no frame, so sending costs it less."""
     vdevs = [f"net_virtio_user0,path={socket_path},packed_vq={int(packed)}", f"net_null0,size={size}"]
