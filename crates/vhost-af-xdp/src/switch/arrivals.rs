@@ -20,7 +20,7 @@ use xsk::{Frame, RxDesc, Umem, UmemOffset};
 use super::bytes::received_bytes_mut;
 use super::checksums::{self, Looks};
 use super::limits::BATCH;
-use super::to_guest::{Delivery, Fit, NO_OFFLOAD, Range, UmemBytes};
+use super::to_guest::{Delivery, Fit, IN_ONE_BUFFER, NO_OFFLOAD, Range, UmemBytes, with_buffers};
 use crate::nic::endpoint::NicQueue;
 use crate::nic::queue::Nic;
 
@@ -121,7 +121,7 @@ impl Arrivals {
         let mut incoming = nic.from_nic(BATCH);
         while delivery.has_buffer()? {
             let Some(piece) = incoming.next() else { break };
-            if received.is_empty() && delivery.whole(umem, &piece, NO_OFFLOAD) {
+            if received.is_empty() && delivery.whole(umem, &piece, IN_ONE_BUFFER) {
                 empty.push(piece.frame);
                 continue;
             }
@@ -221,7 +221,9 @@ impl Arrivals {
         };
         let place = self.places[run.first()];
         let first = usize::from(place.first);
-        if (run.frames(), place.pieces) == (1, 1) && delivery.whole(umem, &received[first], offload) {
+        if (run.frames(), place.pieces) == (1, 1)
+            && delivery.whole(umem, &received[first], with_buffers(offload, 1))
+        {
             return;
         }
         if run.frames() > 1
