@@ -18,7 +18,7 @@ use crate::nic::interfaces::Interfaces;
 use crate::port::Port;
 use crate::switch::from_guest::GuestFrame;
 use crate::switch::gso::GsoPacket;
-use crate::switch::worker::Workers;
+use crate::switch::workers::Workers;
 use crate::vhost_user::accept;
 use crate::vhost_user::connection::Connection;
 use device::call::{Blocks, Call};

@@ -40,7 +40,7 @@ use crate::nic::interfaces::Interfaces;
 use crate::nic::steering::StewardAt;
 use crate::port::far::CableEnd;
 use crate::sandbox::{self, Extra, Plan, Reach, User, attempts};
-use crate::switch::worker::Workers;
+use crate::switch::workers::Workers;
 use crate::vhost_user::accept::{VmmSource, serve_vmms};
 use steer::with_sources;
 use steward::capabilities;

@@ -16,7 +16,7 @@ use crate::port::Port;
 use crate::port::lane_facts::LaneFacts;
 use crate::port::shown::Shown;
 use crate::sandbox::InForce;
-use crate::switch::worker::Workers;
+use crate::switch::workers::Workers;
 use device::features::Negotiated;
 use device::offloads::Offloads;
 

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use super::nudge::{self, NUDGE};
 use crate::seldom::Seldom;
 use crate::switch::progress::Place;
-use crate::switch::worker::{Sight, Workers};
+use crate::switch::workers::{Sight, Workers};
 
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(500);

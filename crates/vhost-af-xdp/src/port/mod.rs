@@ -41,7 +41,7 @@ use crate::port::session::{FaultCell, PortContext, Session};
 use crate::port::shown::{Shown, ShownInterface, ShownSession, Window};
 use crate::port::wakers::Wakers;
 use crate::seldom::Seldom;
-use crate::switch::worker::Workers;
+use crate::switch::workers::Workers;
 
 /// What the port's thread has; see the module's head.
 #[derive(Default)]

@@ -32,3 +32,4 @@ pub(crate) mod test_nic;
 pub(crate) mod to_guest;
 pub(crate) mod to_nic;
 pub(crate) mod worker;
+pub(crate) mod workers;

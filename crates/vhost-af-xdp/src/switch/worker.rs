@@ -21,13 +21,12 @@
 //! A guest's fault takes that lane out of the rounds and is reported once through the lane's
 //! `on_fault`; the other lanes never notice.
 
-use std::collections::HashMap;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -35,7 +34,7 @@ use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 
 use super::lane::{Blame, Lane, LaneId, Peer, Work};
-use super::progress::{Place, Progress, Watcher};
+use super::progress::{Progress, Watcher};
 use super::role::Role;
 use device::counters::Counter;
 use device::pair::Fault;
@@ -92,11 +91,11 @@ pub(crate) struct WorkerHandle {
     mailbox: Arc<OwnedFd>,
     /// See [`WorkerCounters`].
     pub(crate) counters: Arc<WorkerCounters>,
-    progress: Arc<Progress>,
+    pub(super) progress: Arc<Progress>,
     /// Whether it hangs, as far as somebody has noticed: new lanes go to others. Set and read by control threads; nothing
     /// is published through it.
-    hangs: AtomicBool,
-    thread: Option<JoinHandle<()>>,
+    pub(super) hangs: AtomicBool,
+    pub(super) thread: Option<JoinHandle<()>>,
 }
 
 impl WorkerHandle {
@@ -104,7 +103,12 @@ impl WorkerHandle {
     ///
     /// # Errors
     /// The kernel's, where a descriptor or the thread cannot be made.
-    fn start(index: usize, cpu: Option<usize>, spin: Duration, watcher: &Arc<Watcher>) -> io::Result<Self> {
+    pub(super) fn start(
+        index: usize,
+        cpu: Option<usize>,
+        spin: Duration,
+        watcher: &Arc<Watcher>,
+    ) -> io::Result<Self> {
         let mailbox = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         epoll::add(
@@ -503,154 +507,6 @@ impl Polling {
         } else {
             (self.now * 2).max(Self::LEAST).min(self.most)
         };
-    }
-}
-
-/// All workers of the process; spreads lanes over them.
-pub(crate) struct Workers {
-    handles: Vec<WorkerHandle>,
-    roster: Mutex<Roster>,
-    next_id: AtomicU64,
-    /// Whoever looks whether they hang.
-    pub(crate) watcher: Arc<Watcher>,
-}
-
-/// Who has which lanes.
-struct Roster {
-    /// Lanes that each worker has.
-    loads: Vec<usize>,
-    /// What is known of each lane.
-    lanes: HashMap<LaneId, Entry>,
-}
-
-/// A lane that a worker has.
-struct Entry {
-    owner: Arc<str>,
-    worker: usize,
-    /// See [`Role::group`].
-    group: Option<Arc<str>>,
-}
-
-impl Roster {
-    /// The worker of a group, if a lane of it is there.
-    fn worker_of(&self, group: &Arc<str>) -> Option<usize> {
-        let mut lanes = self.lanes.values();
-        lanes
-            .find(|lane| lane.group.as_ref() == Some(group))
-            .map(|lane| lane.worker)
-    }
-}
-
-/// What can be seen of a worker from outside.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Sight {
-    /// Rounds, and times that it slept.
-    pub(crate) rounds: u64,
-    pub(crate) place: Place,
-}
-
-impl Workers {
-    /// Starts `count` workers (at least one), pinned round robin to `cpus` if there are any.
-    ///
-    /// # Errors
-    /// The kernel's, where a descriptor or a thread cannot be made.
-    pub(crate) fn start(count: usize, cpus: &[usize], spin: Duration) -> io::Result<Self> {
-        let cpu = |index: usize| cpus.get(index % cpus.len().max(1)).copied();
-        let watcher = Arc::default();
-        let handles: Vec<_> = (0..count.max(1))
-            .map(|index| WorkerHandle::start(index, cpu(index), spin, &watcher))
-            .collect::<io::Result<_>>()?;
-        Ok(Self {
-            roster: Mutex::new(Roster {
-                loads: vec![0; handles.len()],
-                lanes: HashMap::new(),
-            }),
-            handles,
-            next_id: AtomicU64::new(1),
-            watcher,
-        })
-    }
-
-    /// Gives a lane of `owner` to the worker of its group, or to the one that has the fewest of those that do not hang;
-    /// which one, and the lane's name.
-    pub(crate) fn add(&self, lane: NewLane, owner: &Arc<str>) -> (usize, LaneId) {
-        let id = LaneId(self.next_id.fetch_add(1, Relaxed));
-        let group = lane.role.group(lane.lane.pair().to_guest.enabled).cloned();
-        let mut roster = self.roster();
-        let by_load = |&worker: &usize| (self.handles[worker].hangs.load(Relaxed), roster.loads[worker]);
-        let worker = group
-            .as_ref()
-            .and_then(|group| roster.worker_of(group))
-            .or_else(|| (0..self.handles.len()).min_by_key(by_load))
-            .unwrap_or(0);
-        roster.loads[worker] += 1;
-        let entry = Entry {
-            owner: Arc::clone(owner),
-            worker,
-            group,
-        };
-        roster.lanes.insert(id, entry);
-        self.handles[worker].send(Command::Add(id, lane));
-        (worker, id)
-    }
-
-    /// Takes a lane back from its worker.
-    pub(crate) fn remove(&self, worker: usize, id: LaneId) -> Option<Box<dyn Lane>> {
-        let lane = self.handles[worker].remove(id);
-        let mut roster = self.roster();
-        roster.loads[worker] = roster.loads[worker].saturating_sub(1);
-        roster.lanes.remove(&id);
-        lane
-    }
-
-    fn roster(&self) -> MutexGuard<'_, Roster> {
-        self.roster.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Whose a lane is.
-    pub(crate) fn owner(&self, id: LaneId) -> Option<Arc<str>> {
-        self.roster().lanes.get(&id).map(|lane| Arc::clone(&lane.owner))
-    }
-
-    /// The threads of the workers.
-    pub(crate) fn threads(&self) -> impl Iterator<Item = &JoinHandle<()>> {
-        self.handles.iter().filter_map(|handle| handle.thread.as_ref())
-    }
-
-    /// Each worker as it is seen now.
-    pub(crate) fn sights(&self) -> impl Iterator<Item = Sight> {
-        self.handles.iter().map(|handle| {
-            let counters = &handle.counters;
-            let rounds = [&counters.busy_rounds, &counters.idle_rounds, &counters.sleeps];
-            Sight {
-                rounds: rounds
-                    .iter()
-                    .fold(0, |sum, counter| sum.wrapping_add(counter.get())),
-                place: handle.progress.place(),
-            }
-        })
-    }
-
-    /// Notes that a worker hangs, or does not any more.
-    pub(crate) fn note_hang(&self, worker: usize, hangs: bool) {
-        self.handles[worker].hangs.store(hangs, Relaxed);
-    }
-
-    /// Changes a running lane; the change is in effect when this returns.
-    pub(crate) fn change(
-        &self,
-        worker: usize,
-        id: LaneId,
-        change: impl FnOnce(&mut dyn Lane, Option<Peer<'_>>) + Send + 'static,
-    ) {
-        let (done, changed) = mpsc::channel();
-        self.handles[worker].send(Command::Change(id, Box::new(change), done));
-        let _ = changed.recv();
-    }
-
-    /// The counters of each worker.
-    pub(crate) fn counters(&self) -> impl Iterator<Item = &WorkerCounters> {
-        self.handles.iter().map(|handle| &*handle.counters)
     }
 }
 

@@ -35,7 +35,7 @@ use crate::port::memory::{MemoryError, MemoryTable};
 use crate::seldom::Seldom;
 use crate::switch::lane::LaneId;
 use crate::switch::lane::{Lane, Peer};
-use crate::switch::worker::Workers;
+use crate::switch::workers::Workers;
 use device::config_space::ConfigError;
 use device::counters::PairCounters;
 use device::features::F_VERSION_1;

@@ -20,7 +20,8 @@ use crate::port::memory::{MemoryError, MemoryTable, Place};
 use crate::switch::joined::CopyLane;
 use crate::switch::lane::Lane;
 use crate::switch::role::Role;
-use crate::switch::worker::{NewLane, Workers};
+use crate::switch::worker::NewLane;
+use crate::switch::workers::Workers;
 use device::pair::Fault;
 use steer::with_sources;
 
