@@ -19,9 +19,10 @@ fn file_whose_pages_never_come_is_refused_unasked(
     for role in ROLES {
         let mut stalled = Stalled::new(PROGRAM, role, &scene.socket(1));
         assert_eq!(stalled.go(), "refused", "{role:?}: {}", scene.daemon.said());
-        let reason = scene.daemon.port(1)["last_closed"][1].clone();
-        let why = reason.as_str().unwrap_or_default();
-        assert!(why.contains("--memory-files any"), "{role:?}: {why}");
+        // The port notes the end after it has answered.
+        let why = || scene.daemon.port(1)["last_closed"][1].to_string();
+        let told = wait::until(wait::SOON, || why().contains("--memory-files any"));
+        assert!(told, "{role:?}: {}", why());
         // Closing it is all that the back end may do, which it cannot help; nothing of the file was looked at.
         let asked = stalled.asked_by_others();
         assert!(asked.iter().all(|name| name == "FLUSH"), "{role:?}: {asked:?}");
