@@ -69,7 +69,7 @@ run_tests() {
         --cargo-metadata "$TARGET/nextest/workspace.json" --binaries-metadata "$TARGET/nextest/binaries.json" || result=$?
     [[ -e $report ]] || return "$result"
     echo "the longest:"
-    sed -n 's/.*<testcase name="\([^"]*\)" classname="\([^"]*\)".* time="\([0-9.]*\)".*/\3 s  \2 \1/p' "$report" | sort -rn | head -n 10
+    sed -n 's/.*<testcase name="\([^"]*\)" classname="\([^"]*\)".* time="\([0-9.]*\)".*/\3 s  \2 \1/p' "$report" | sort -rn | sed -n 1,10p
     grep -o '\(^\|>\)SKIPPED: .*' "$report" | sed 's/^>//' || true
     return "$result"
 }
