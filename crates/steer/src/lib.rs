@@ -50,7 +50,7 @@ mod socket_map;
 
 pub use error::{AttachError, KernelRefusal, PinError, with_sources};
 pub use foreign::{ForeignProgram, Held, is_detached, program_on};
-pub use layout::{Filter, LAST_VLAN, MAX_QUEUES, QueueConf, QueueCounters, VirtioHeader};
+pub use layout::{Filter, LAST_VLAN, MAX_QUEUES, QueueConf, QueueCounters, VirtioHeader, mac_text};
 pub use mode::{Mode, ModeRequest};
 pub use program::{Program, QueueError, detach_pinned};
 pub use socket_map::{SocketMap, SocketMapError};

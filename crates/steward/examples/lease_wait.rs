@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Gid, Uid};
 use rustix::thread::{set_thread_res_gid, set_thread_res_uid};
 use steer::{Filter, ModeRequest};
-use steward::client::{Lease, LeaseError};
+use steward::client::{Lease, LeaseError, Waiting};
 use steward::protocol::{Reason, Wanted};
 use testkit::{Running, VethPair, wait};
 
@@ -39,7 +39,7 @@ fn ask_in_vain(socket: &Path, refused: &AtomicU64, end: &AtomicBool) {
     let uid = Some(Uid::from_raw(USER));
     set_thread_res_uid(uid, uid, uid).expect("we are root");
     while !end.load(Ordering::Relaxed) {
-        match Lease::take(socket, &wanted(7)) {
+        match Lease::take(socket, &wanted(7), Waiting::default()) {
             Err(LeaseError::Refused(_)) => refused.fetch_add(1, Ordering::Relaxed),
             Err(error) => panic!("the steward should refuse it, and says {error}"),
             Ok(_) => panic!("there is no such queue"),
@@ -53,7 +53,7 @@ fn take(socket: &Path) -> Duration {
         |error: &LeaseError| matches!(error, LeaseError::Refused(no) if no.reason == Reason::Taken);
     loop {
         let begun = Instant::now();
-        match Lease::take(socket, &wanted(0)) {
+        match Lease::take(socket, &wanted(0), Waiting::default()) {
             Ok(_) => return begun.elapsed(),
             // The one before is not quite gone.
             Err(error) if is_taken(&error) => std::thread::sleep(Duration::from_millis(1)),

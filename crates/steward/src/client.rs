@@ -12,7 +12,6 @@
 //! when it should be. Meanwhile requests fail with [`LeaseError::Away`]. A steward that does not know the lease any
 //! more ends it, with [`LeaseError::Refused`].
 
-mod ask;
 mod connection;
 mod error;
 mod reconnect;
@@ -29,10 +28,10 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
 use steer::{QueueConf, QueueCounters};
 
-use self::connection::{Connection, Incoming, Phase};
+pub(crate) use self::connection::Connection;
+use self::connection::{Incoming, Message, Phase};
 pub use self::error::LeaseError;
-use crate::links::DriverSends;
-use crate::protocol::{Answer, Facts, Request, Steered, Token, Wanted};
+use crate::protocol::{Answer, Facts, Request, Token, Wanted};
 use crate::sys;
 
 /// Between two looks at a lock that another thread has.
@@ -80,48 +79,32 @@ struct Seen {
 }
 
 impl Lease {
-    /// Asks the steward at `path` for a lease. With it come the AF_XDP sockets of its queues, in order: unbound, each with an RX ring of
+    /// Asks the steward at `path` for a lease; this and all that follows waits for so long. With it come the AF_XDP
+    /// sockets of its queues, in order: unbound, each with an RX ring of
     /// [`RECEIVE_RING`](crate::protocol::RECEIVE_RING) entries.
     ///
     /// # Errors
     /// [`LeaseError`].
-    pub fn take(path: &Path, wanted: &Wanted) -> Result<(Self, Vec<OwnedFd>), LeaseError> {
-        Self::take_with(path, wanted, Waiting::default())
-    }
-
-    /// As [`Lease::take`]; this and all that follows waits for so long.
-    ///
-    /// # Errors
-    /// [`LeaseError`].
-    pub fn take_with(
-        path: &Path,
-        wanted: &Wanted,
-        waiting: Waiting,
-    ) -> Result<(Self, Vec<OwnedFd>), LeaseError> {
+    pub fn take(path: &Path, wanted: &Wanted, waiting: Waiting) -> Result<(Self, Vec<OwnedFd>), LeaseError> {
         let waker = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io::Error::from)?;
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags).map_err(io::Error::from)?;
         let data = epoll::EventData::new_u64(0);
         epoll::add(&waker, &timer, data, epoll::EventFlags::IN).map_err(io::Error::from)?;
+        let facts = Facts {
+            name: wanted.interface.clone(),
+            ..Facts::default()
+        };
         let lease = Self {
             path: path.to_owned(),
             waiting,
             token: sys::random()?,
             waker,
             timer,
-            state: Mutex::new(Connection::new(Facts::nothing(wanted))),
-            seen: Mutex::new(Seen {
-                facts: Facts::nothing(wanted),
-                away: false,
-            }),
+            state: Mutex::new(Connection::new(facts.clone())),
+            seen: Mutex::new(Seen { facts, away: false }),
         };
-        let socket = lease
-            .connect(SocketFlags::empty())
-            .map_err(|errno| LeaseError::Connect {
-                path: path.to_owned(),
-                source: errno.into(),
-            })?;
-        lease.state().socket = Some(socket);
+        lease.state().socket = Some(lease.connect(SocketFlags::empty())?);
         let answered = lease.ask(&Request::Lease(wanted.clone()))?;
         let Answer::Facts(facts) = answered.answer else {
             return Err(LeaseError::Mismatch);
@@ -204,26 +187,16 @@ impl Lease {
         self.ask_done(&Request::Memlock { bytes })
     }
 
-    /// What the program did with the queue's frames.
+    /// What the program did with the queue's frames. Waits until `deadline` at most, also for another thread that is
+    /// asking something.
     ///
     /// # Errors
     /// [`LeaseError`].
-    pub fn counters(&self, queue: u32) -> Result<QueueCounters, LeaseError> {
-        self.counters_by(queue, self.deadline())
-    }
-
-    /// As [`Lease::counters`]; waits until `deadline` at most, also for another thread that is asking something.
-    ///
-    /// # Errors
-    /// [`LeaseError`].
-    pub fn counters_by(&self, queue: u32, deadline: Instant) -> Result<QueueCounters, LeaseError> {
-        let mut state = self
-            .state_by(deadline)
-            .ok_or(LeaseError::Silent(self.waiting.answer))?;
-        match self
-            .ask_by(&mut state, &Request::Counters { queue }, deadline)?
-            .answer
-        {
+    pub fn counters(&self, queue: u32, deadline: Instant) -> Result<QueueCounters, LeaseError> {
+        let silent = LeaseError::Silent(self.waiting.answer);
+        let mut state = self.state_by(deadline).ok_or(silent)?;
+        let told = self.ask_by(&mut state, &Request::Counters { queue }, deadline)?;
+        match told.answer {
             Answer::Counters(counters) => Ok(counters),
             _ => Err(LeaseError::Mismatch),
         }
@@ -251,16 +224,52 @@ impl Lease {
         while self.reconnect(state)? {
             match state.receive()? {
                 Incoming::Nothing => break,
-                Incoming::Message(message) => {
-                    // Others answer requests that are not waited for any longer.
-                    if let (0, answer) = Answer::decode(&message.bytes)? {
-                        state.note(answer)?;
-                    }
-                }
+                // Others answer requests that are not waited for any longer.
+                Incoming::Message(message) if message.serial != 0 => {}
+                Incoming::Message(message) => state.note(message.answer)?,
                 Incoming::End => self.disconnected(state)?,
             }
         }
         Ok(())
+    }
+
+    fn ask_done(&self, request: &Request) -> Result<(), LeaseError> {
+        match self.ask(request)?.answer {
+            Answer::Done => Ok(()),
+            _ => Err(LeaseError::Mismatch),
+        }
+    }
+
+    /// Asks, and waits for the answer. All requests can be repeated: the second does what the first would have done.
+    fn ask(&self, request: &Request) -> Result<Message, LeaseError> {
+        self.ask_by(&mut self.state(), request, self.deadline())
+    }
+
+    fn ask_by(
+        &self,
+        state: &mut Connection,
+        request: &Request,
+        deadline: Instant,
+    ) -> Result<Message, LeaseError> {
+        let asked = self.ask_again(state, request, deadline);
+        self.show(state);
+        asked
+    }
+
+    /// Over one connection after the other.
+    fn ask_again(
+        &self,
+        state: &mut Connection,
+        request: &Request,
+        deadline: Instant,
+    ) -> Result<Message, LeaseError> {
+        loop {
+            self.await_connection(state, deadline)?;
+            if let Some(message) = state.ask(request, &self.waiting, deadline)? {
+                return Ok(message);
+            }
+            self.disconnected(state)?;
+        }
     }
 
     fn seen(&self) -> MutexGuard<'_, Seen> {
@@ -301,28 +310,5 @@ impl AsFd for Lease {
     /// Readable when there may be changes, or when it is time to look for the steward: then call [`Lease::take_changes`].
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.waker.as_fd()
-    }
-}
-
-impl Facts {
-    /// Before anything was told.
-    fn nothing(wanted: &Wanted) -> Self {
-        Self {
-            ifindex: 0,
-            name: wanted.interface.clone(),
-            mtu: 0,
-            mac: [0; 6],
-            rx_queues: 0,
-            up: false,
-            partial_checksums: false,
-            mode: None,
-            program: 0,
-            sends: DriverSends::NOTHING,
-            generation: 0,
-            steered: Steered::ByQueue,
-            impaired: false,
-            note: String::new(),
-            steering: String::new(),
-        }
     }
 }

@@ -1,7 +1,7 @@
 //! Leases of NIC queues: so that nobody who touches guest data needs a privilege.
 //!
-//! A small privileged daemon, the steward, owns interfaces and the XDP programs on them. Whoever moves frames (the holder,
-//! unprivileged) connects to its Unix socket and asks for a lease of queues of an interface. If the policy allows it, the
+//! A small privileged daemon, the steward, owns interfaces and the XDP programs on them. The process that moves frames
+//! (the holder, unprivileged) connects to its Unix socket and asks for a lease of queues of an interface. If the policy allows it, the
 //! holder gets an AF_XDP socket for each queue, and nothing else: a socket that is confined to the interface and is in its queue's
 //! place in the program's map. Memory is registered and the socket bound by the holder, which needs no capability for it. A lease
 //! ends with its connection, however that ends - unless it is the steward that ended: then frames go on, and the holder comes back to its
@@ -32,7 +32,7 @@
 //!
 //! # Dependencies
 //!
-//! What runs with privilege is meant to be read by whoever has to trust it, so its dependencies are few, and each is
+//! What runs with privilege is meant to be read by those who have to trust it, so its dependencies are few, and each is
 //! here for a reason: rustix and libc (system calls), steer (the XDP program, by libbpf), xsk (its sockets), netlink-bindings and
 //! netlink-socket2 (rtnetlink), zerocopy (messages without a parser), thiserror; and with the feature `server` toml
 //! and serde (the policy file), clap (command line), signal-hook and sd-notify (its beginning and end), tracing and

@@ -20,13 +20,10 @@ use rustix::net::{AddressFamily, Protocol, RecvFlags, SocketFlags, SocketType, b
 use crate::hardware::Ethtool;
 use crate::sys;
 
-/// `RTMGRP_LINK`, include/uapi/linux/rtnetlink.h.
-const LINK_GROUPS: u32 = 1;
-
 /// What is known of an interface.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Link {
-    /// Its index in the network namespace.
+    /// Its index in the network namespace; 0: it is not there.
     pub index: u32,
     /// Its name.
     pub name: String,
@@ -80,20 +77,6 @@ impl Link {
         })
     }
 
-    /// An interface of that name that is not there: its index is 0.
-    #[must_use]
-    pub fn gone(name: &str) -> Self {
-        Self {
-            index: 0,
-            name: name.to_owned(),
-            mtu: 0,
-            mac: [0; 6],
-            up: false,
-            rx_queues: 0,
-            partial_checksums: false,
-        }
-    }
-
     /// Asks for an interface by index; `None` when it is gone, or the kernel does not answer.
     #[must_use]
     pub fn by_index(index: u32) -> Option<Self> {
@@ -140,7 +123,7 @@ impl Link {
             index: u32::try_from(header.ifi_index).unwrap_or_default(),
             mtu: attributes.get_mtu().map_err(missing)?,
             mac: address.try_into().unwrap_or_default(),
-            up: header.ifi_flags & IFF_UP != 0,
+            up: header.ifi_flags & libc::IFF_UP.cast_unsigned() != 0,
             rx_queues: in_use.ok().filter(|&queues| queues > 0).unwrap_or(allocated),
             name,
             partial_checksums: attributes
@@ -162,17 +145,21 @@ pub struct DriverSends {
     pub zero_copy: bool,
 }
 
-impl DriverSends {
+impl Default for DriverSends {
     /// Nothing beyond whole frames, for all that is known.
-    pub const NOTHING: Self = Self {
-        checksum: false,
-        most_pieces: 1,
-        zero_copy: true,
-    };
+    fn default() -> Self {
+        Self {
+            checksum: false,
+            most_pieces: 1,
+            zero_copy: true,
+        }
+    }
+}
 
+impl DriverSends {
     /// Asks for it (`xdp-features`, `xsk-features` and `xdp-zc-max-segs`, Documentation/netlink/specs/netdev.yaml; from Linux 6.3 on
     /// the kernel grants zero-copy only where the first has it, `xp_assign_dev`, net/xdp/xsk_buff_pool.c). What kernels before do not
-    /// say is [`Self::NOTHING`].
+    /// say is the default.
     #[must_use]
     pub fn by_index(index: u32) -> Self {
         let ask = || {
@@ -189,12 +176,9 @@ impl DriverSends {
                 zero_copy: xdp.is_ok_and(|xdp| xdp & netdev::XdpAct::XskZerocopy as u64 != 0),
             })
         };
-        ask().unwrap_or(Self::NOTHING)
+        ask().unwrap_or_default()
     }
 }
-
-/// `IFF_UP`, include/uapi/linux/if.h.
-const IFF_UP: u32 = 1;
 
 /// Tells that some interface changed.
 #[derive(Debug)]
@@ -213,7 +197,10 @@ impl Changes {
     /// The kernel's.
     pub fn subscribe() -> io::Result<Self> {
         let route = netlink_socket(None)?;
-        bind(&route, &SocketAddrNetlink::new(0, LINK_GROUPS))?;
+        bind(
+            &route,
+            &SocketAddrNetlink::new(0, libc::RTMGRP_LINK.cast_unsigned()),
+        )?;
         // What it tells is missed where it cannot be had; nothing else is.
         let ethtool = ethtool_changes().ok();
         let any = epoll::create(epoll::CreateFlags::CLOEXEC)?;

@@ -1,27 +1,17 @@
-//! Who has which lease: what a steward tells whoever asks, one lease an answer.
+//! Who has which lease: what a steward tells any user that asks, one lease an answer.
 //!
 //! Root is told of all leases, others of those of their own user. Nothing of it changes anything.
 
-use std::io;
-use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, send,
-    socket_with,
-};
 use steer::Filter;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::client::LeaseError;
-use crate::protocol::{Answer, ENTRIES_MAX, MESSAGE_MAX, Malformed, Request, Steered};
-use crate::protocol::{field, flags_of, interface_name, listed, padded, steered, value, zero};
+use crate::client::{Connection, LeaseError, Waiting};
+use crate::protocol::{Answer, ENTRIES_MAX, Malformed, Request, Steered};
+use crate::protocol::{enumerated, field, flags_of, interface_name, listed, padded, value, zero};
 
 /// How long a steward may take for an answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
@@ -114,7 +104,7 @@ impl Listed {
                 macs: listed(&body.macs, body.mac_count, "number of addresses")?,
                 vlans: listed(&body.vlans, body.vlan_count, "number of VLANs")?,
             },
-            steered: steered(body.steered)?,
+            steered: enumerated("way of steering", body.steered)?,
             impaired: body.flags & FLAG_IMPAIRED != 0,
             orphaned: body.flags & FLAG_ORPHANED != 0,
         })
@@ -132,48 +122,21 @@ pub fn namespace() -> u64 {
 /// # Errors
 /// [`LeaseError`].
 pub fn leases(path: &Path) -> Result<Vec<Listed>, LeaseError> {
-    let failed = |errno: Errno| LeaseError::Connect {
-        path: path.to_owned(),
-        source: errno.into(),
+    let waiting = Waiting {
+        answer: ANSWER_LIMIT,
+        end: None,
     };
-    let flags = SocketFlags::CLOEXEC;
-    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map_err(failed)?;
-    // Connecting waits while the queue of a steward that does not accept is full.
-    set_socket_timeout(&socket, Timeout::Send, Some(ANSWER_LIMIT)).map_err(failed)?;
-    connect(&socket, &SocketAddrUnix::new(path).map_err(failed)?).map_err(failed)?;
-    let patience = Timespec::try_from(ANSWER_LIMIT).map_err(|_| LeaseError::Silent(ANSWER_LIMIT))?;
+    let mut connection = Connection::to(path, ANSWER_LIMIT)?;
     let mut all: Vec<Listed> = Vec::new();
     while all.len() < LEASES_MAX {
         let after = all.last().map_or(0, |lease| lease.number);
-        // That it hung up is seen when its last word is read.
-        let _ = send(&socket, &Request::Leases { after }.encode(1), SendFlags::NOSIGNAL);
-        if poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&patience)) == Ok(0) {
-            return Err(LeaseError::Silent(ANSWER_LIMIT));
-        }
-        let mut bytes = [MaybeUninit::uninit(); MESSAGE_MAX];
-        // One that closes with our request unread leaves an error behind, and what it said before: asking again gives that (see `client`).
-        let (message, len) = match receive(&socket, &mut bytes) {
-            Err(Errno::CONNRESET) => receive(&socket, &mut bytes),
-            result => result,
-        }
-        .map_err(io::Error::from)?;
-        match len {
-            0 => return Err(LeaseError::Gone),
-            len if len > MESSAGE_MAX => return Err(Malformed::Long.into()),
-            _ => {}
-        }
-        match Answer::decode(&message)?.1 {
+        let deadline = Instant::now() + ANSWER_LIMIT;
+        let told = connection.ask(&Request::Leases { after }, &waiting, deadline)?;
+        match told.ok_or(LeaseError::Gone)?.answer {
             Answer::Lease(lease) if lease.number > after => all.push(lease),
             Answer::Done => break,
-            Answer::Refused(refusal) => return Err(LeaseError::Refused(refusal)),
             _ => return Err(LeaseError::Mismatch),
         }
     }
     Ok(all)
-}
-
-/// The next message, and how long it is in all.
-fn receive(socket: &OwnedFd, bytes: &mut [MaybeUninit<u8>]) -> rustix::io::Result<(Vec<u8>, usize)> {
-    let ((message, _), len) = recv(socket, bytes, RecvFlags::TRUNC | RecvFlags::DONTWAIT)?;
-    Ok((message.to_vec(), len))
 }

@@ -13,16 +13,14 @@ use std::time::Duration;
 
 use clap::Parser;
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
-};
+use rustix::net::{SocketAddrUnix, SocketFlags, bind, connect, listen};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sd_notify::NotifyState;
 use steer::with_sources;
 use steward::capabilities;
 use steward::fd_store::{self, Passed};
 use steward::policy::Policy;
-use steward::protocol::DEFAULT_SOCKET;
+use steward::protocol::{DEFAULT_SOCKET, new_socket};
 use steward::server::{Server, Store, StoreError};
 
 const EXAMPLES: &str = "\
@@ -215,7 +213,7 @@ fn serve(cli: &Cli, policy: Policy, signals: Signals) -> Result<(), String> {
     }
     drop(server);
     match socket {
-        // Whoever has it next listens on.
+        // The next steward goes on listening there.
         Some(socket) if stored && !for_good => std::mem::forget(socket),
         _ => {}
     }
@@ -239,13 +237,7 @@ fn store(cli: &Cli) -> Result<Store, StoreError> {
 
 /// Does what a steward does at its start and at its end, and nothing between.
 fn take_back(cli: &Cli, policy: Policy) -> Result<(), String> {
-    let nobody = socket_with(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        SocketFlags::CLOEXEC,
-        None,
-    )
-    .map_err(|error| format!("no socket: {error}"))?;
+    let nobody = new_socket(SocketFlags::empty()).map_err(|error| format!("no socket: {error}"))?;
     let store = store(cli).map_err(|error| with_sources(&error))?;
     let server = Server::new(policy, nobody).map_err(|error| format!("cannot start: {error}"))?;
     server.with_store(store).end_all();
@@ -302,7 +294,7 @@ fn listen_at(path: &Path) -> io::Result<OwnedFd> {
     let other = |kind, text: String| io::Error::new(kind, text);
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     if let Some(parent) = parent.filter(|parent| !parent.exists()) {
-        // Its own place; whoever names another one knows of its directory.
+        // Its own place; another one's directory is its user's to make.
         match path == Path::new(DEFAULT_SOCKET) {
             true => fs::create_dir_all(parent)?,
             false => {
@@ -315,20 +307,12 @@ fn listen_at(path: &Path) -> io::Result<OwnedFd> {
         }
     }
     let address = SocketAddrUnix::new(path)?;
-    let socket = || {
-        socket_with(
-            AddressFamily::UNIX,
-            SocketType::SEQPACKET,
-            SocketFlags::CLOEXEC,
-            None,
-        )
-    };
     if let Ok(metadata) = fs::symlink_metadata(path) {
         if !metadata.file_type().is_socket() {
             let text = "the file exists and is not a socket: remove it, or choose another path";
             return Err(other(io::ErrorKind::AlreadyExists, text.to_owned()));
         }
-        match connect(socket()?, &address) {
+        match connect(new_socket(SocketFlags::empty())?, &address) {
             Err(Errno::CONNREFUSED) => fs::remove_file(path)?,
             _ => {
                 let text = "another process listens there: end it, or choose another path";
@@ -336,7 +320,7 @@ fn listen_at(path: &Path) -> io::Result<OwnedFd> {
             }
         }
     }
-    let listener = socket()?;
+    let listener = new_socket(SocketFlags::empty())?;
     bind(&listener, &address)?;
     // Everybody may connect and is judged by the policy.
     fs::set_permissions(path, Permissions::from_mode(0o666))?;

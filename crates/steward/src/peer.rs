@@ -6,16 +6,20 @@ use std::ffi::c_int;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
+use crate::sys;
+
 /// `SO_PEERGROUPS`, include/uapi/asm-generic/socket.h.
 const SO_PEERGROUPS: c_int = 59;
 /// `SO_PEERPIDFD`, same place (Linux 6.5).
 const SO_PEERPIDFD: c_int = 77;
-/// Most supplementary groups that are looked at. A process may have 65,536 (`NGROUPS_MAX`, include/uapi/linux/limits.h), and whoever
-/// has subordinate ones can: reading, comparing and recording so many for each connection would hold up all others.
+/// Most supplementary groups that are looked at. A process may have 65,536 (`NGROUPS_MAX`, include/uapi/linux/limits.h),
+/// and a user with subordinate ones can make one: reading, comparing and recording so many for each connection would
+/// hold up all others.
 const GROUPS_MAX: usize = 4096;
 
 /// Who connected, at the time of connect(2) (unix(7), SO_PEERCRED).
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "server", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct Credentials {
     /// 0: a process that this PID namespace does not show.
     pub(crate) pid: i32,
@@ -93,11 +97,7 @@ fn get_option(
     // SAFETY: the callers pass the address and size of a live value of theirs, for which any bytes are valid; the kernel
     // writes at most `len` bytes there.
     let result = unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, name, value, &raw mut len) };
-    if result == 0 {
-        Ok(len as usize)
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    sys::done(result).map(|()| len as usize)
 }
 
 #[cfg(test)]

@@ -29,7 +29,7 @@ mod syntax;
 use std::collections::BTreeSet;
 use std::fmt;
 
-use steer::{Filter, MAX_QUEUES};
+use steer::{Filter, MAX_QUEUES, mac_text};
 
 use crate::hardware::Names;
 use crate::peer::Credentials;
@@ -158,7 +158,7 @@ impl Policy {
                      --queues), or widen `queues` of rule {}",
                     index + 1
                 );
-            } else if let Some(why) = rule.check_macs(filter).or_else(|| rule.check_vlans(filter)) {
+            } else if let Some(why) = rule.check(filter) {
                 refusal.text = format!("user {uid} on {interface}: {why}");
             } else if leased.saturating_add(wanted.queues) > rule.at_most {
                 refusal.text = format!(
@@ -181,57 +181,38 @@ impl Rule {
         self.user.is_none_or(|user| user == peer.uid) && self.group.is_none_or(in_group)
     }
 
-    /// Why not these addresses.
-    fn check_macs(&self, filter: &Filter) -> Option<String> {
-        if self.macs.is_empty() {
-            return None;
+    /// Why not these addresses and VLANs.
+    fn check(&self, filter: &Filter) -> Option<String> {
+        let macs: Vec<String> = self.macs.iter().map(|&mac| mac_text(mac)).collect();
+        let (macs, vlans) = (macs.join(", "), Ranges(&self.vlans));
+        if !self.macs.is_empty() {
+            if let Some(&mac) = filter.macs.iter().find(|mac| !self.macs.contains(mac)) {
+                let mac = mac_text(mac);
+                return Some(format!(
+                    "the policy does not allow MAC {mac}, it allows {macs}: ask for one of these (--mac)"
+                ));
+            }
+            if filter.macs.is_empty() {
+                return Some(format!(
+                    "the policy allows frames of certain addresses only: ask for one of {macs} (--mac)"
+                ));
+            }
         }
-        let may = || {
-            self.macs
-                .iter()
-                .map(|&mac| mac_text(mac))
-                .collect::<Vec<_>>()
-                .join(", ")
-        };
-        match filter.macs.iter().find(|mac| !self.macs.contains(mac)) {
-            Some(&mac) => Some(format!(
-                "the policy does not allow MAC {}, it allows {}: ask for one of these (--mac)",
-                mac_text(mac),
-                may()
-            )),
-            None if filter.macs.is_empty() => Some(format!(
-                "the policy allows frames of certain addresses only: ask for one of {} (--mac)",
-                may()
-            )),
-            None => None,
+        if !self.vlans.is_empty() {
+            let is_other = |vlan: &&u16| !self.vlans.contains(&u32::from(**vlan));
+            if let Some(vlan) = filter.vlans.iter().find(is_other) {
+                return Some(format!(
+                    "the policy does not allow VLAN {vlan}, it allows {vlans}: ask for some of these (--vlan)"
+                ));
+            }
+            if filter.vlans.is_empty() {
+                return Some(format!(
+                    "the policy allows frames of certain VLANs only: ask for one of {vlans} (--vlan)"
+                ));
+            }
         }
+        None
     }
-
-    /// Why not these VLANs.
-    fn check_vlans(&self, filter: &Filter) -> Option<String> {
-        if self.vlans.is_empty() {
-            return None;
-        }
-        let may = Ranges(&self.vlans);
-        match filter
-            .vlans
-            .iter()
-            .find(|&&vlan| !self.vlans.contains(&vlan.into()))
-        {
-            Some(vlan) => Some(format!(
-                "the policy does not allow VLAN {vlan}, it allows {may}: ask for some of these (--vlan)"
-            )),
-            None if filter.vlans.is_empty() => Some(format!(
-                "the policy allows frames of certain VLANs only: ask for one of {may} (--vlan)"
-            )),
-            None => None,
-        }
-    }
-}
-
-/// An address as people write it.
-pub(crate) fn mac_text(mac: [u8; 6]) -> String {
-    mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
 /// A set of numbers as `0-3,6`.

@@ -42,7 +42,9 @@
 //! reads no further request before that is sent. Changes are not queued: the last state is told.
 
 use std::ops::RangeInclusive;
+use std::os::fd::OwnedFd;
 
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 mod answer;
@@ -53,8 +55,10 @@ pub use answer::{Answer, Facts, Reason, Refusal, Steered};
 pub use field::is_interface_name;
 pub use request::{Request, Wanted};
 
-pub(crate) use answer::{STEERING_BYTES, steered};
-pub(crate) use field::{field, flags_of, interface_name, listed, padded, value, zero};
+pub(crate) use answer::STEERING_BYTES;
+pub(crate) use field::{
+    enumerated, field, flags_of, interface_name, listed, mode_request, padded, value, zero,
+};
 
 /// Of this protocol; a message of another one is refused.
 pub const VERSION: u16 = 2;
@@ -74,6 +78,15 @@ pub const DEFAULT_SOCKET: &str = "/run/vhost-af-xdp/steward.sock";
 
 /// What a holder proves with that it is the same: random bytes, known to it and the steward alone.
 pub type Token = [u8; 16];
+
+/// A socket of the kind that messages go over.
+///
+/// # Errors
+/// The kernel's.
+pub fn new_socket(flags: SocketFlags) -> rustix::io::Result<OwnedFd> {
+    let flags = flags | SocketFlags::CLOEXEC;
+    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+}
 
 /// What each message begins with.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]

@@ -9,21 +9,21 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
 
 use rustix::net::xdp::{SocketAddrXdp, SocketAddrXdpFlags};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use rustix::rand::{GetRandomFlags, getrandom};
 
-/// `SO_BINDTOIFINDEX`, same place (Linux 5.0).
+/// `SO_BINDTOIFINDEX`, include/uapi/asm-generic/socket.h (Linux 5.0).
 const SO_BINDTOIFINDEX: c_int = 62;
 /// `PACKET_MR_UNICAST`, include/uapi/linux/if_packet.h.
 const PACKET_MR_UNICAST: libc::c_ushort = 3;
+
 /// Lets an interface accept frames to these stations, too, as long as the socket that comes back is open (packet(7),
 /// PACKET_MR_UNICAST); it receives nothing.
 ///
 /// # Errors
 /// The kernel's.
 pub(crate) fn accept_stations(ifindex: u32, macs: &[[u8; 6]]) -> io::Result<OwnedFd> {
-    let flags = rustix::net::SocketFlags::CLOEXEC;
-    let (family, kind) = (rustix::net::AddressFamily::PACKET, rustix::net::SocketType::RAW);
-    let socket = rustix::net::socket_with(family, kind, flags, None)?;
+    let socket = socket_with(AddressFamily::PACKET, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
     for mac in macs {
         let mut address = [0; 8];
         address[..mac.len()].copy_from_slice(mac);
@@ -51,6 +51,11 @@ pub(crate) fn join_group(socket: BorrowedFd<'_>, group: u32) -> io::Result<()> {
     set_option(socket, libc::SOL_NETLINK, libc::NETLINK_ADD_MEMBERSHIP, &group)
 }
 
+/// A new AF_XDP socket.
+pub(crate) fn new_xdp_socket() -> rustix::io::Result<OwnedFd> {
+    socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None)
+}
+
 /// Lets a socket be bound to this interface only; without CAP_NET_RAW that cannot be undone (`sock_bindtoindex_locked`, net/core/sock.c;
 /// AF_XDP honours it since Linux 6.5, `xsk_bind`, net/xdp/xsk.c).
 ///
@@ -64,11 +69,14 @@ pub(crate) fn confine(socket: BorrowedFd<'_>, ifindex: u32) -> io::Result<()> {
 fn set_option<T>(socket: BorrowedFd<'_>, level: c_int, name: c_int, value: &T) -> io::Result<()> {
     let (value, len) = (ptr::from_ref(value), size_of::<T>() as libc::socklen_t);
     // SAFETY: the kernel reads `len` bytes from the address of a live T.
-    let result = unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, value.cast(), len) };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
+    done(unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, value.cast(), len) })
+}
+
+/// What a system call says that returns 0 or -1.
+pub(crate) fn done(result: c_int) -> io::Result<()> {
+    match result {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 
@@ -83,8 +91,7 @@ pub(crate) fn sockets_are_confined() -> io::Result<bool> {
     if cfg!(debug_assertions) && std::env::var_os("STEWARD_UNCONFINED").is_some() {
         return Ok(false);
     }
-    let (family, kind) = (rustix::net::AddressFamily::XDP, rustix::net::SocketType::RAW);
-    let socket = rustix::net::socket_with(family, kind, rustix::net::SocketFlags::CLOEXEC, None)?;
+    let socket = new_xdp_socket()?;
     // LOOPBACK_IFINDEX, include/net/flow.h: in each network namespace.
     confine(socket.as_fd(), 1)?;
     let nowhere = SocketAddrXdp::new(SocketAddrXdpFlags::empty(), i32::MAX.cast_unsigned(), 0);
@@ -106,22 +113,14 @@ pub(crate) fn raise_memlock(pid: i32, bytes: u64) -> io::Result<()> {
         rlim_max: 0,
     };
     // SAFETY: a null pointer asks for nothing to be set; the old limits are written to a live rlimit.
-    let asked = unsafe { libc::prlimit(pid, libc::RLIMIT_MEMLOCK, ptr::null(), &raw mut limit) };
-    if asked != 0 {
-        return Err(io::Error::last_os_error());
-    }
+    done(unsafe { libc::prlimit(pid, libc::RLIMIT_MEMLOCK, ptr::null(), &raw mut limit) })?;
     if limit.rlim_cur >= bytes {
         return Ok(());
     }
     limit.rlim_cur = bytes;
     limit.rlim_max = limit.rlim_max.max(bytes);
     // SAFETY: the new limits are read from a live rlimit, the old ones are not asked for.
-    let set = unsafe { libc::prlimit(pid, libc::RLIMIT_MEMLOCK, &raw const limit, ptr::null_mut()) };
-    if set == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    done(unsafe { libc::prlimit(pid, libc::RLIMIT_MEMLOCK, &raw const limit, ptr::null_mut()) })
 }
 
 /// Random bytes that nobody can guess.

@@ -5,7 +5,7 @@ mod common;
 use std::os::fd::AsFd;
 use std::time::Instant;
 
-use common::{World, refusal};
+use common::{World, refusal, soon, take};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use steer::Filter;
 use steward::client::Lease;
@@ -126,7 +126,7 @@ fn interface_that_is_made_again_or_moves_away_and_back_takes_the_same_frames() {
         },
         ..common::wanted(0, 1)
     };
-    let (lease, _sockets) = Lease::take(&world.socket(), &wanted).expect("allowed");
+    let (lease, _sockets) = take(&world.socket(), &wanted).expect("allowed");
     let takes_what_is_ours = || {
         let conf = steer::QueueConf {
             virtio_header: None,
@@ -137,7 +137,7 @@ fn interface_that_is_made_again_or_moves_away_and_back_takes_the_same_frames() {
         let mut frame = testkit::frame::plain(100, 1);
         // No socket is bound; that the program would have given it one is what counts.
         let counters = || {
-            let counters = lease.counters(0).expect("ours");
+            let counters = lease.counters(0, soon()).expect("ours");
             (counters.not_ours, counters.redirected + counters.no_socket)
         };
         // An interface that has just come up may lose some.

@@ -7,10 +7,10 @@ use std::process::Command;
 use std::time::Duration;
 
 use common::raw::Raw;
-use common::{POLICY, World, wanted};
+use common::{POLICY, World, soon, take, wanted};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use steward::client::{Lease, LeaseError};
+use steward::client::LeaseError;
 use steward::protocol::{Answer, MESSAGE_MAX, Reason, Request};
 use testkit::{require, wait};
 
@@ -26,7 +26,7 @@ fn assert_serves(world: &World) {
         .expect("free")
         .unwrap_or_else(|error| panic!("{error}: {}", world.steward));
     assert_eq!(sockets.len(), 1);
-    lease.counters(1).expect("ours");
+    lease.counters(1, soon()).expect("ours");
 }
 
 /// How often others must get their answers in a flood.
@@ -286,7 +286,7 @@ fn user_without_a_rule_is_turned_away_at_the_door() {
         1,
         "[[allow]]\nuser = HOLDER\ninterface = \"nic0\"\nqueues = \"all\"\n",
     );
-    let refusal = common::refusal(Lease::take(&world.socket(), &wanted(0, 1)));
+    let refusal = common::refusal(take(&world.socket(), &wanted(0, 1)));
     assert_eq!(refusal.reason, Reason::NotAllowed);
     assert!(refusal.text.contains("user 0"), "{refusal}");
 }

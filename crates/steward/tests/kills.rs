@@ -7,9 +7,8 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{World, holder};
+use common::{World, holder, take};
 use rustix::process::Signal;
-use steward::client::Lease;
 use testkit::{PacketPort, Running, VethPair, frame, require, soak, wait};
 
 /// The interfaces, of one queue each and with one holder each, and their other ends.
@@ -206,7 +205,7 @@ fn child_holds_on() {
 
 fn hold(interface: &str) -> Result<(), String> {
     let wanted = common::wanted_of(interface, 0, 1);
-    let (lease, mut sockets) = Lease::take(&holder::socket(), &wanted).map_err(|error| error.to_string())?;
+    let (lease, mut sockets) = take(&holder::socket(), &wanted).map_err(|error| error.to_string())?;
     lease
         .raise_memlock(3 * holder::UMEM_BYTES)
         .map_err(|error| error.to_string())?;

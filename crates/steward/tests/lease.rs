@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use common::holder::{self, Echo};
 use common::raw::Raw;
-use common::{World, refusal, wanted};
+use common::{World, refusal, soon, take, wanted};
 use rustix::process::{Resource, getrlimit};
 use steer::{Mode, ModeRequest};
-use steward::client::{Lease, LeaseError};
+use steward::client::LeaseError;
 use steward::protocol::{Answer, RECEIVE_RING, Reason, Request, Wanted};
 use testkit::{VethPair, require, wait};
 use xsk::{OpenError, Socket};
@@ -64,7 +64,7 @@ fn holder_that_restarts_its_queue_gets_a_new_socket_for_it() {
 #[ignore = "run in a process of its own"]
 fn child_reopens() {
     holder::give_up_privileges();
-    let (lease, sockets) = Lease::take(&holder::socket(), &wanted(0, 2)).expect("allowed");
+    let (lease, sockets) = take(&holder::socket(), &wanted(0, 2)).expect("allowed");
     lease.raise_memlock(3 * holder::UMEM_BYTES).expect("allowed");
     let open = |sockets: Vec<_>| -> Vec<Echo> {
         (0..)
@@ -105,7 +105,7 @@ fn socket_is_confined_to_its_interface() {
 fn child_binds_elsewhere() {
     holder::give_up_privileges();
     let other = holder::queue();
-    let (lease, mut sockets) = Lease::take(&holder::socket(), &wanted(0, 1)).expect("allowed");
+    let (lease, mut sockets) = take(&holder::socket(), &wanted(0, 1)).expect("allowed");
     lease.raise_memlock(3 * holder::UMEM_BYTES).expect("allowed");
     let socket = sockets.pop().expect("one");
     let unbind = socket_option_bind_to(&socket, 0);
@@ -135,7 +135,7 @@ fn sockets_have_their_rx_rings_before_they_are_placed() {
 #[ignore = "run in a process of its own"]
 fn child_looks_for_rx_rings() {
     holder::give_up_privileges();
-    let (lease, mut sockets) = Lease::take(&holder::socket(), &wanted(0, 1)).expect("allowed");
+    let (lease, mut sockets) = take(&holder::socket(), &wanted(0, 1)).expect("allowed");
     sockets.push(lease.socket(0).expect("ours"));
     for socket in sockets {
         let ring = xsk::made_rx_ring(socket.as_fd()).expect("an AF_XDP socket");
@@ -178,7 +178,7 @@ fn memory_limit_is_not_raised_beyond_what_the_policy_allows() {
 #[ignore = "run in a process of its own"]
 fn child_asks_for_too_much_memory() {
     holder::give_up_privileges();
-    let (lease, mut sockets) = Lease::take(&holder::socket(), &wanted(0, 1)).expect("allowed");
+    let (lease, mut sockets) = take(&holder::socket(), &wanted(0, 1)).expect("allowed");
     let opened = Socket::from_fd(
         sockets.pop().expect("one"),
         &holder::umem(),
@@ -274,7 +274,7 @@ fn refusals_name_value_and_remedy() {
         ..wanted(0, 1)
     };
     check(
-        refusal(Lease::take(&world.socket(), &elsewhere)),
+        refusal(take(&world.socket(), &elsewhere)),
         Reason::NotAllowed,
         &["nic9", "no rule"],
     );
@@ -283,15 +283,15 @@ fn refusals_name_value_and_remedy() {
         ..wanted(1, 1)
     };
     check(
-        refusal(Lease::take(&world.socket(), &skb)),
+        refusal(take(&world.socket(), &skb)),
         Reason::Program,
         &["native mode for other leases: ask for that mode", "(--mode)"],
     );
     check(refusal(lease.socket(1)), Reason::Lease, &["queue 1", "0 to 0"]);
     check(refusal(lease.deactivate(7)), Reason::Lease, &["queue 7"]);
     // None of it has harmed the lease.
-    assert_eq!(lease.counters(0).expect("ours").redirected, 0);
-    let nobody = Lease::take(&world.dir.path().join("none.sock"), &wanted(0, 1));
+    assert_eq!(lease.counters(0, soon()).expect("ours").redirected, 0);
+    let nobody = take(&world.dir.path().join("none.sock"), &wanted(0, 1));
     assert!(matches!(nobody, Err(LeaseError::Connect { .. })));
 }
 
@@ -303,7 +303,7 @@ fn interface_that_policy_names_and_that_is_not_there_is_refused_by_name() {
         interface: "nic7".to_owned(),
         ..wanted(0, 1)
     };
-    let refusal = refusal(Lease::take(&world.socket(), &wanted));
+    let refusal = refusal(take(&world.socket(), &wanted));
     assert_eq!(refusal.reason, Reason::NoInterface);
     assert!(refusal.text.contains("nic7"), "{refusal}");
 }
@@ -338,7 +338,7 @@ fn unbound_socket_of_a_leased_queue_takes_no_frames_from_the_host() {
     }
     let passed = || {
         (0..2)
-            .map(|queue| lease.counters(queue).expect("ours").passed)
+            .map(|queue| lease.counters(queue, soon()).expect("ours").passed)
             .sum::<u64>()
     };
     assert!(wait::until(wait::SOON, || passed() >= 10), "{}", passed());

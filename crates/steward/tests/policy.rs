@@ -4,7 +4,7 @@ mod common;
 
 use std::process::{Command, Stdio};
 
-use common::{POLICY, World, raw::Raw, refusal, wanted};
+use common::{POLICY, World, raw::Raw, refusal, soon, take, wanted};
 use rustix::process::Signal;
 use steward::client::{Lease, LeaseError};
 use steward::protocol::{Answer, Reason, Request, Wanted};
@@ -51,7 +51,7 @@ fn policy_is_read_again_and_leases_that_it_does_not_allow_any_more_end() {
     for lease in [&first, &second] {
         lease.take_changes().expect("it goes on");
     }
-    first.counters(0).expect("ours");
+    first.counters(0, soon()).expect("ours");
     // As its second rule, where it was the first that fits.
     let narrower = "[[allow]]\nuser = 0\ninterface = \"nic1\"\nqueues = \"all\"\n\
                     [[allow]]\nuser = 0\ninterface = \"nic0\"\nqueues = \"1\"\nat-most = 1\n";
@@ -62,7 +62,7 @@ fn policy_is_read_again_and_leases_that_it_does_not_allow_any_more_end() {
     assert_eq!(why.reason, Reason::NotAllowed);
     assert!(why.text.contains("queue 0 of nic0"), "{why}");
     second.take_changes().expect("it goes on");
-    second.counters(1).expect("ours");
+    second.counters(1, soon()).expect("ours");
     assert_eq!(refusal(world.lease(0, 1)).reason, Reason::NotAllowed);
     assert!(refusal(world.lease(1, 1)).text.contains("1 are leased"));
     reread(&mut world, "", "the policy was read again");
@@ -102,7 +102,7 @@ fn holder_is_told_what_a_policy_that_was_read_again_names_for_it() {
     require!(Root);
     let rule = "[[allow]]\nuser = 0\ninterface = \"nic0\"\nqueues = \"all\"\n";
     let mut world = World::with(1, rule);
-    let (lease, _sockets) = Lease::take(&world.socket(), &for_station()).expect("allowed");
+    let (lease, _sockets) = take(&world.socket(), &for_station()).expect("allowed");
     let steering = lease.facts().steering;
     assert!(steering.contains(NOT_NAMED), "{steering}");
     for (policy, is_named) in [(format!("{rule}{NAMED}"), true), (rule.to_owned(), false)] {
@@ -240,7 +240,7 @@ fn kernel_that_does_not_confine_sockets_is_served_only_if_the_policy_says_so() {
     let steering = lease.facts().steering;
     assert!(steering.contains("reach any interface"), "{steering}");
     reread(&mut world, POLICY, "does not say `unconfined-sockets");
-    lease.counters(0).expect("ours");
+    lease.counters(0, soon()).expect("ours");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::fs;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use common::{World, holder, raw::Raw};
+use common::{World, holder, raw::Raw, soon, take};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 use steer::Filter;
@@ -104,7 +104,7 @@ fn child_echoes_and_asks() {
             continue;
         }
         asked = Instant::now();
-        let counted = lease.counters(0).map(|counters| counters.redirected > 0);
+        let counted = lease.counters(0, soon()).map(|counters| counters.redirected > 0);
         match (
             lease.activate(0, conf),
             counted,
@@ -157,7 +157,7 @@ fn nobody_else_gets_the_queues_while_their_holder_may_come_back() {
 #[test]
 #[ignore = "run in a process of its own"]
 fn child_asks_for_a_lease() {
-    let taken = Lease::take(&holder::socket(), &common::wanted(holder::queue(), 1));
+    let taken = take(&holder::socket(), &common::wanted(holder::queue(), 1));
     println!("{:?}", common::refusal(taken).reason);
 }
 
@@ -415,7 +415,7 @@ fn stations_stay_accepted_while_the_service_manager_waits_for_the_next_steward()
         },
         ..common::wanted(0, 1)
     };
-    let (lease, _sockets) = Lease::take(&world.socket(), &wanted).expect("allowed");
+    let (lease, _sockets) = take(&world.socket(), &wanted).expect("allowed");
     let (name, stations) = common::raw::receive_any_stored(&manager);
     assert!(name.starts_with("stations-"), "{name}");
     world.end_steward(Signal::KILL);

@@ -5,9 +5,9 @@
 
 mod common;
 
-use common::{World, holder, refusal, wanted};
+use common::{World, holder, refusal, soon, take, wanted};
 use steer::Filter;
-use steward::client::{Lease, LeaseError};
+use steward::client::Lease;
 use steward::protocol::{Facts, Reason, Steered, Wanted};
 use testkit::{VethPair, frame, require, wait};
 
@@ -80,8 +80,7 @@ fn holder_gets_frames_of_its_address_and_the_host_the_others() {
 fn child_echoes_for_one_address() {
     holder::give_up_privileges();
     let wanted = filtered(holder::queue(), &[OURS], &[]);
-    let (lease, mut sockets) =
-        Lease::take(&holder::socket(), &wanted).unwrap_or_else(|error| panic!("{error}"));
+    let (lease, mut sockets) = take(&holder::socket(), &wanted).unwrap_or_else(|error| panic!("{error}"));
     lease.raise_memlock(3 * holder::UMEM_BYTES).expect("allowed");
     let mut echo = holder::Echo::open(&lease, sockets.pop().expect("one"), holder::queue());
     println!("echoing");
@@ -94,8 +93,7 @@ fn child_echoes_for_one_address() {
 fn nic_without_rules_is_told_of_and_the_program_used() {
     require!(Root);
     let world = world(2, POLICY);
-    let (lease, _sockets) =
-        Lease::take(&world.socket(), &filtered(0, &[OURS], &[100, 101])).expect("allowed");
+    let (lease, _sockets) = take(&world.socket(), &filtered(0, &[OURS], &[100, 101])).expect("allowed");
     let Facts {
         steered, steering, ..
     } = lease.facts();
@@ -105,7 +103,7 @@ fn nic_without_rules_is_told_of_and_the_program_used() {
     // Where the policy's rule names nothing the NIC is not even asked.
     drop(lease);
     let open = World::with(1, &common::POLICY.replace("HOLDER", "1"));
-    let (lease, _sockets) = Lease::take(&open.socket(), &filtered(0, &[OURS], &[])).expect("allowed");
+    let (lease, _sockets) = take(&open.socket(), &filtered(0, &[OURS], &[])).expect("allowed");
     assert!(
         lease
             .facts()
@@ -128,7 +126,7 @@ fn interface_accepts_frames_to_the_stations_of_a_lease_for_as_long_as_it_lasts()
         said.contains("02:00:00:00:00:aa")
     };
     assert!(!accepts());
-    let (lease, _sockets) = Lease::take(&world.socket(), &filtered(0, &[OURS], &[100])).expect("allowed");
+    let (lease, _sockets) = take(&world.socket(), &filtered(0, &[OURS], &[100])).expect("allowed");
     assert!(accepts(), "{}", lease.facts().steering);
     world.veth.near.ip(&["link", "delete", VethPair::NIC]);
     world.veth.join(1, 1500);
@@ -143,7 +141,7 @@ fn lease_for_vlans_is_refused_where_their_tags_are_taken_off() {
     let world = World::with(1, &format!("{POLICY}{}", common::POLICY.replace("nic0", "mv0")));
     let near = &world.veth.near;
     for vlans in [&[0][..], &[100], &[0, 100]] {
-        let refusal = refusal(Lease::take(&world.socket(), &filtered(0, &[OURS], vlans)));
+        let refusal = refusal(take(&world.socket(), &filtered(0, &[OURS], vlans)));
         assert_eq!(refusal.reason, Reason::NoInterface);
         assert!(refusal.text.contains("`ethtool -K nic0 rxvlan off`"), "{refusal}");
     }
@@ -154,7 +152,7 @@ fn lease_for_vlans_is_refused_where_their_tags_are_taken_off() {
         world.steward
     );
     set_rxvlan(&world, "off");
-    let (lease, _sockets) = Lease::take(&world.socket(), &filtered(0, &[OURS], &[0])).expect("allowed");
+    let (lease, _sockets) = take(&world.socket(), &filtered(0, &[OURS], &[0])).expect("allowed");
     // What the far end of a veth does cannot be seen from here.
     let Facts { steering, .. } = lease.facts();
     assert!(steering.contains("txvlan off"), "{steering}");
@@ -173,9 +171,9 @@ fn lease_for_vlans_is_refused_where_their_tags_are_taken_off() {
         interface: "mv0".to_owned(),
         ..filtered(0, &[], vlans)
     };
-    let refusal = refusal(Lease::take(&world.socket(), &on_macvlan(&[0])));
+    let refusal = refusal(take(&world.socket(), &on_macvlan(&[0])));
     assert!(refusal.text.contains("the interface below it"), "{refusal}");
-    Lease::take(&world.socket(), &on_macvlan(&[])).expect("allowed");
+    take(&world.socket(), &on_macvlan(&[])).expect("allowed");
 }
 
 #[test]
@@ -183,7 +181,7 @@ fn lease_for_vlans_gets_nothing_from_when_tags_are_taken_off_until_they_are_not(
     require!(Root);
     let mut world = World::kept_for(POLICY, "10");
     set_rxvlan(&world, "off");
-    let (lease, _sockets) = Lease::take(&world.socket(), &filtered(0, &[OURS], &[0])).expect("allowed");
+    let (lease, _sockets) = take(&world.socket(), &filtered(0, &[OURS], &[0])).expect("allowed");
     let conf = steer::QueueConf {
         virtio_header: None,
         frame_limit: 1518,
@@ -191,7 +189,7 @@ fn lease_for_vlans_gets_nothing_from_when_tags_are_taken_off_until_they_are_not(
     let before = lease.facts();
     lease.activate(0, conf).expect("ours");
     let taken = || {
-        let counters = lease.counters(0).expect("ours");
+        let counters = lease.counters(0, soon()).expect("ours");
         counters.redirected + counters.no_socket
     };
     let arrives = |count| {
@@ -240,7 +238,7 @@ fn lease_for_vlans_gets_nothing_from_when_tags_are_taken_off_until_they_are_not(
 fn what_a_lease_is_for_is_held_against_the_policy() {
     require!(Root);
     let world = world(2, POLICY);
-    let take = |wanted: &Wanted| Lease::take(&world.socket(), wanted);
+    let take = |wanted: &Wanted| common::take(&world.socket(), wanted);
     let refused = |wanted: &Wanted, words: &str| {
         let refusal = refusal(take(wanted));
         assert_eq!(refusal.reason, Reason::NotAllowed);
@@ -259,7 +257,7 @@ fn lease_that_ends_leaves_the_queue_to_a_successor_without_its_entries() {
     require!(Root);
     let world = world(2, &common::POLICY.replace("0-1", "0"));
     let keep = world.lease(1, 1).expect("the program stays");
-    let take = |wanted: &Wanted| -> Result<_, LeaseError> { Lease::take(&world.socket(), wanted) };
+    let take = |wanted: &Wanted| common::take(&world.socket(), wanted);
     drop(take(&filtered(0, &[OURS], &[7])).expect("allowed"));
     let free = || take(&wanted(0, 1)).ok();
     let mut again = None;
@@ -279,7 +277,7 @@ fn lease_that_ends_leaves_the_queue_to_a_successor_without_its_entries() {
     });
     world.wire.send(&to(THEIRS, 1));
     let counted = || {
-        let of = |lease: &Lease, queue| lease.counters(queue).expect("ours");
+        let of = |lease: &Lease, queue| lease.counters(queue, soon()).expect("ours");
         let (first, second) = (of(&lease, 0), of(&keep.0, 1));
         assert_eq!((first.not_ours, second.not_ours), (0, 0));
         first.redirected + second.redirected
@@ -299,7 +297,7 @@ fn lease_for_an_address_takes_the_same_frames_over_a_restart_of_the_steward() {
             .output_of("bridge", &["fdb", "show", "dev", VethPair::NIC]);
         said.contains("02:00:00:00:00:aa")
     };
-    let (lease, _sockets) = Lease::take(&world.socket(), &filtered(0, &[OURS], &[0])).expect("allowed");
+    let (lease, _sockets) = take(&world.socket(), &filtered(0, &[OURS], &[0])).expect("allowed");
     let before = lease.facts();
     let conf = steer::QueueConf {
         virtio_header: None,
@@ -312,7 +310,7 @@ fn lease_for_an_address_takes_the_same_frames_over_a_restart_of_the_steward() {
         world.wire.send(&to(THEIRS, 1));
         world.wire.send(&to(OURS, 1));
         world.restart();
-        let counters = || lease.counters(0).ok();
+        let counters = || lease.counters(0, soon()).ok();
         let counted = wait::until(wait::SOON, || {
             let _ = lease.take_changes();
             counters().is_some_and(|counters| counters.not_ours == round)

@@ -4,10 +4,9 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{POLICY, World, holder, raw::Raw, refusal, wanted};
+use common::{POLICY, World, holder, raw::Raw, refusal, soon, take, wanted};
 use rustix::process::Signal;
 use steer::ModeRequest;
-use steward::client::Lease;
 use steward::protocol::{Answer, Reason, Refusal, Request, Wanted};
 use testkit::{require, wait};
 
@@ -57,7 +56,7 @@ fn refused_leases_in_a_storm_never_touch_the_interface_and_an_honest_lease_goes_
         "{}",
         world.steward
     );
-    lease.counters(0).expect("ours");
+    lease.counters(0, soon()).expect("ours");
     // What one user may cause to be logged: some lines, and a few more while time passes.
     let lines = world.steward.said().matches("refused: ").count();
     assert!((1..30).contains(&lines), "{lines} lines: {}", world.steward);
@@ -91,7 +90,7 @@ fn program_in_another_mode_is_attached_for_a_lease_and_not_again_and_again() {
     let mut attached = 0;
     let refused = loop {
         let wanted = in_mode(modes.next().expect("endless"));
-        match Lease::take(&world.socket(), &wanted) {
+        match take(&world.socket(), &wanted) {
             Ok(_) => attached += 1,
             Err(steward::client::LeaseError::Refused(refusal)) if refusal.reason == Reason::Taken => {
                 std::thread::sleep(Duration::from_millis(10));
@@ -133,7 +132,7 @@ fn mode_that_an_interface_refuses_is_not_tried_again_and_again() {
         ..common::wanted_of("mv0", 0, 1)
     };
     let reasons: Vec<Reason> = (0..8)
-        .map(|_| refusal(Lease::take(&world.socket(), &wanted)).reason)
+        .map(|_| refusal(take(&world.socket(), &wanted)).reason)
         .collect();
     let expected = [[Reason::Program; 4], [Reason::Limit; 4]].concat();
     assert_eq!(reasons, expected, "{}", world.steward);
@@ -196,7 +195,7 @@ fn connection_that_asks_for_no_lease_ends_and_one_with_a_lease_stays() {
     };
     assert_eq!(refusal.reason, Reason::Limit, "{refusal}");
     assert!(idle.is_over(wait::SOON));
-    lease.counters(0).expect("ours");
+    lease.counters(0, soon()).expect("ours");
 }
 
 #[test]
@@ -213,7 +212,7 @@ fn holder_comes_back_though_others_of_its_user_have_taken_all_connections() {
         !lease.is_away()
     });
     assert!(back, "{}: {flood}", world.steward);
-    lease.counters(0).expect("ours");
+    lease.counters(0, soon()).expect("ours");
 }
 
 /// As root, which the other holder is, too: no privilege is given up.

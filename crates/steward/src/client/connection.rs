@@ -1,19 +1,26 @@
-//! The connection of a lease: messages, and what comes unasked.
+//! A connection to a steward: requests and their answers, and what comes unasked.
 
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, SocketAddrUnix,
+    SocketFlags, connect, recvmsg, send,
+};
 
+use super::Waiting;
 use super::error::LeaseError;
-use crate::protocol::{Answer, Facts, MESSAGE_MAX, Malformed, QUEUES_MAX};
+use crate::protocol::{Answer, Facts, MESSAGE_MAX, Malformed, QUEUES_MAX, Request, new_socket};
 
 /// The connection to the steward, and what came by it.
 #[derive(Debug)]
-pub(super) struct Connection {
+pub(crate) struct Connection {
     pub(super) socket: Option<OwnedFd>,
     pub(super) phase: Phase,
     /// Of the last request.
@@ -44,9 +51,11 @@ pub(super) enum Phase {
     },
 }
 
-/// A message with the descriptors that came with it.
-pub(super) struct Message {
-    pub(super) bytes: Vec<u8>,
+/// What a steward said, with the descriptors that came with it.
+pub(crate) struct Message {
+    /// Of the request; 0 for what was not asked for.
+    pub(super) serial: u32,
+    pub(crate) answer: Answer,
     pub(super) descriptors: Vec<OwnedFd>,
 }
 
@@ -58,7 +67,23 @@ pub(super) enum Incoming {
     End,
 }
 
+/// A socket that is connected to the steward at `path`. That waits while the queue of a steward that does not accept
+/// is full, at most for `longest`.
+pub(super) fn connect_to(path: &Path, flags: SocketFlags, longest: Duration) -> Result<OwnedFd, LeaseError> {
+    let connected = || {
+        let socket = new_socket(flags)?;
+        set_socket_timeout(&socket, Timeout::Send, Some(longest))?;
+        connect(&socket, &SocketAddrUnix::new(path)?)?;
+        Ok(socket)
+    };
+    connected().map_err(|errno: Errno| LeaseError::Connect {
+        path: path.to_owned(),
+        source: errno.into(),
+    })
+}
+
 impl Connection {
+    /// None yet, of a lease of which so much is known.
     pub(super) fn new(facts: Facts) -> Self {
         Self {
             socket: None,
@@ -67,6 +92,73 @@ impl Connection {
             facts,
             changed: false,
             over: false,
+        }
+    }
+
+    /// One without a lease, to the steward at `path`.
+    pub(crate) fn to(path: &Path, longest: Duration) -> Result<Self, LeaseError> {
+        Ok(Self {
+            socket: Some(connect_to(path, SocketFlags::empty(), longest)?),
+            ..Self::new(Facts::default())
+        })
+    }
+
+    /// Asks, and waits for the answer; none if the connection is over.
+    pub(crate) fn ask(
+        &mut self,
+        request: &Request,
+        waiting: &Waiting,
+        deadline: Instant,
+    ) -> Result<Option<Message>, LeaseError> {
+        let asked = self.next_serial();
+        let Some(socket) = &self.socket else {
+            return Ok(None);
+        };
+        // It may be stopped, and its queue full: that must not hold us up beyond the deadline.
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        match send(socket, &request.encode(asked), flags) {
+            // What it said before it went is worth reading.
+            Ok(_) | Err(Errno::PIPE | Errno::CONNRESET) => {}
+            Err(Errno::AGAIN) => return Err(LeaseError::Silent(waiting.answer)),
+            Err(errno) => return Err(io::Error::from(errno).into()),
+        }
+        loop {
+            let message = match self.receive()? {
+                Incoming::Message(message) => message,
+                Incoming::End => return Ok(None),
+                Incoming::Nothing => {
+                    self.wait(waiting, deadline)?;
+                    continue;
+                }
+            };
+            match (message.serial, message.answer) {
+                (serial, Answer::Refused(refusal)) if serial == asked => {
+                    return Err(LeaseError::Refused(refusal));
+                }
+                (serial, answer) if serial == asked => return Ok(Some(Message { answer, ..message })),
+                // Left over from a request that timed out.
+                (serial, _) if serial != 0 => {}
+                (_, answer) => self.note(answer)?,
+            }
+        }
+    }
+
+    /// Waits for a message.
+    pub(super) fn wait(&self, waiting: &Waiting, deadline: Instant) -> Result<(), LeaseError> {
+        let silent = LeaseError::Silent(waiting.answer);
+        let Some(socket) = &self.socket else {
+            return Ok(());
+        };
+        let Ok(left) = Timespec::try_from(deadline.saturating_duration_since(Instant::now())) else {
+            return Err(silent);
+        };
+        let mut fds = vec![PollFd::new(socket, PollFlags::IN)];
+        fds.extend(waiting.end.as_deref().map(|end| PollFd::new(end, PollFlags::IN)));
+        match poll(&mut fds, Some(&left)) {
+            Ok(0) => Err(silent),
+            Ok(_) if fds[1..].iter().any(|end| !end.revents().is_empty()) => Err(LeaseError::Ending),
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(errno) => Err(io::Error::from(errno).into()),
         }
     }
 
@@ -111,8 +203,12 @@ impl Connection {
         if lost {
             descriptors.clear();
         }
-        bytes.truncate(received.bytes);
-        Ok(Incoming::Message(Message { bytes, descriptors }))
+        let (serial, answer) = Answer::decode(&bytes[..received.bytes])?;
+        Ok(Incoming::Message(Message {
+            serial,
+            answer,
+            descriptors,
+        }))
     }
 
     /// Takes note of what came unasked.

@@ -5,14 +5,11 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use rustix::event::{Timespec, epoll};
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{
-    AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, send, socket_with,
-};
+use rustix::net::{SendFlags, SocketFlags, send};
 use rustix::time::{Itimerspec, TimerfdTimerFlags, timerfd_settime};
 
 use super::Lease;
-use super::connection::{Connection, Incoming, Phase};
+use super::connection::{Connection, Incoming, Phase, connect_to};
 use super::error::LeaseError;
 use crate::protocol::{Answer, Reason, Request};
 
@@ -24,14 +21,10 @@ const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(320);
 
 impl Lease {
-    pub(super) fn connect(&self, flags: SocketFlags) -> rustix::io::Result<OwnedFd> {
-        let flags = flags | SocketFlags::CLOEXEC;
-        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        // Connecting waits while the queue of a steward that does not accept is full.
-        set_socket_timeout(&socket, Timeout::Send, Some(CONNECT_TIMEOUT))?;
-        connect(&socket, &SocketAddrUnix::new(&self.path)?)?;
+    pub(super) fn connect(&self, flags: SocketFlags) -> Result<OwnedFd, LeaseError> {
+        let socket = connect_to(&self.path, flags, CONNECT_TIMEOUT)?;
         let data = epoll::EventData::new_u64(1);
-        epoll::add(&self.waker, &socket, data, epoll::EventFlags::IN)?;
+        epoll::add(&self.waker, &socket, data, epoll::EventFlags::IN).map_err(io::Error::from)?;
         Ok(socket)
     }
 
@@ -49,7 +42,7 @@ impl Lease {
                 let path = self.path.clone();
                 return Err(LeaseError::Away { path });
             }
-            self.wait(state, deadline)?;
+            state.wait(&self.waiting, deadline)?;
         }
         Ok(())
     }
@@ -90,7 +83,7 @@ impl Lease {
         match state.receive()? {
             Incoming::Nothing if Instant::now() < until => return Ok(false),
             Incoming::Nothing | Incoming::End => self.disconnected(state)?,
-            Incoming::Message(message) => match Answer::decode(&message.bytes)? {
+            Incoming::Message(message) => match (message.serial, message.answer) {
                 (serial, Answer::Facts(facts)) if serial == asked => {
                     state.changed |= state.facts != facts;
                     (state.facts, state.phase) = (facts, Phase::Here);
@@ -117,7 +110,7 @@ impl Lease {
         let serial = state.next_serial();
         let request = Request::Resume { token: self.token }.encode(serial);
         let asked = self.connect(SocketFlags::NONBLOCK).and_then(|socket| {
-            send(&socket, &request, SendFlags::NOSIGNAL)?;
+            send(&socket, &request, SendFlags::NOSIGNAL).map_err(io::Error::from)?;
             Ok(socket)
         });
         let Ok(socket) = asked else {

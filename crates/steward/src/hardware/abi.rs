@@ -107,12 +107,6 @@ pub(super) struct FlowSpec {
     pub(super) gap_at_end: u32,
 }
 
-impl FlowSpec {
-    pub(super) fn zero() -> Self {
-        Self::new_zeroed()
-    }
-}
-
 /// `struct ethtool_rxnfc`; `rule_locs` follow `rule_cnt`.
 #[derive(Debug, Clone, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -146,6 +140,26 @@ pub(super) struct RxFh {
     pub(super) hfunc: u8,
     pub(super) rsvd8: [u8; 3],
     pub(super) rsvd32: u32,
+}
+
+impl RxFh {
+    /// With a table of no entries.
+    pub(super) fn new(cmd: u32, rss_context: u32) -> Self {
+        Self {
+            cmd,
+            rss_context,
+            ..Self::default()
+        }
+    }
+
+    /// What comes before a table of so many entries.
+    pub(super) fn with_table(cmd: u32, rss_context: u32, indir_size: u32) -> Vec<u8> {
+        let head = Self {
+            indir_size,
+            ..Self::new(cmd, rss_context)
+        };
+        head.as_bytes().to_vec()
+    }
 }
 
 /// Where `rule_locs` begin.

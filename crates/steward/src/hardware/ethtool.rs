@@ -8,7 +8,7 @@
 use std::io;
 
 use xsk::Netdevice;
-use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::abi::{self, Channels, DriverInfo, RxFh, RxNfc, Value, command};
 use super::rule::{Known, Rule, Target};
@@ -105,7 +105,7 @@ impl Ethtool {
     /// # Errors
     /// The driver's: EOPNOTSUPP if it has none.
     pub fn rules(&self) -> io::Result<Vec<Known>> {
-        Ok(self.read_table()?.rules)
+        Ok(self.table()?.rules)
     }
 
     /// The queues that an RSS context spreads over, each once.
@@ -116,7 +116,23 @@ impl Ethtool {
         self.spread(context)
     }
 
-    fn read_table(&self) -> io::Result<Table> {
+    fn indirection_size(&self, context: u32) -> io::Result<u32> {
+        let mut head = RxFh::new(command::GRSSH, context);
+        self.ask(head.as_mut_bytes())?;
+        Ok(head.indir_size)
+    }
+
+    /// A command and its structure, which the kernel may write to, too.
+    fn ask(&self, bytes: &mut [u8]) -> io::Result<()> {
+        // SAFETY: how much the kernel writes follows from the command and the counts in the buffer: each caller gives a
+        // buffer of the command's structure (asserted against the kernel's header) with room for the counts that it
+        // writes there. Any bytes are valid for these structures.
+        unsafe { self.device.ethtool(bytes.as_mut_ptr().cast()) }
+    }
+}
+
+impl Nic for Ethtool {
+    fn table(&self) -> io::Result<Table> {
         let mut count = RxNfc::new(command::GRXCLSRLCNT);
         self.ask(count.as_mut_bytes())?;
         let special = count.data & u64::from(abi::LOCATION_SPECIAL) != 0;
@@ -150,30 +166,6 @@ impl Ethtool {
         Ok(Table { size, special, rules })
     }
 
-    fn indirection_size(&self, context: u32) -> io::Result<u32> {
-        let mut head = RxFh {
-            cmd: command::GRSSH,
-            rss_context: context,
-            ..RxFh::default()
-        };
-        self.ask(head.as_mut_bytes())?;
-        Ok(head.indir_size)
-    }
-
-    /// A command and its structure, which the kernel may write to, too.
-    fn ask(&self, bytes: &mut [u8]) -> io::Result<()> {
-        // SAFETY: how much the kernel writes follows from the command and the counts in the buffer: each caller gives a
-        // buffer of the command's structure (asserted against the kernel's header) with room for the counts that it
-        // writes there. Any bytes are valid for these structures.
-        unsafe { self.device.ethtool(bytes.as_mut_ptr().cast()) }
-    }
-}
-
-impl Nic for Ethtool {
-    fn table(&self) -> io::Result<Table> {
-        self.read_table()
-    }
-
     fn insert(&mut self, rule: &Rule, location: Option<u32>) -> io::Result<u32> {
         let mut request = RxNfc::new(command::SRXCLSRLINS);
         request.fs = rule.spec();
@@ -201,13 +193,7 @@ impl Nic for Ethtool {
 
     fn spread(&self, context: u32) -> io::Result<Vec<u32>> {
         let size = self.indirection_size(context)?.min(INDIRECTION_MAX);
-        let head = RxFh {
-            cmd: command::GRSSH,
-            rss_context: context,
-            indir_size: size,
-            ..RxFh::default()
-        };
-        let mut bytes = head.as_bytes().to_vec();
+        let mut bytes = RxFh::with_table(command::GRSSH, context, size);
         bytes.resize(size_of::<RxFh>() + 4 * size as usize, 0);
         self.ask(&mut bytes)?;
         let table = bytes[size_of::<RxFh>()..].as_chunks::<4>().0.iter();
@@ -222,33 +208,16 @@ impl Nic for Ethtool {
         if size == 0 || size > INDIRECTION_MAX || queues.is_empty() {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        let head = RxFh {
-            cmd: command::SRSSH,
-            rss_context: abi::CONTEXT_ALLOC,
-            indir_size: size,
-            ..RxFh::default()
-        };
         let table = queues.iter().cycle().take(size as usize);
-        let mut bytes = head.as_bytes().to_vec();
+        let mut bytes = RxFh::with_table(command::SRSSH, abi::CONTEXT_ALLOC, size);
         bytes.extend(table.flat_map(|queue| queue.to_ne_bytes()));
         self.ask(&mut bytes)?;
-        Ok(read::<RxFh>(&bytes)?.rss_context)
+        let (head, _) = RxFh::read_from_prefix(&bytes).map_err(|_| io::ErrorKind::InvalidData)?;
+        Ok(head.rss_context)
     }
 
     fn delete_context(&mut self, context: u32) -> io::Result<()> {
-        let mut head = RxFh {
-            cmd: command::SRSSH,
-            rss_context: context,
-            // A table of no entries: the context goes (`ethtool_set_rxfh`, net/ethtool/ioctl.c).
-            indir_size: 0,
-            ..RxFh::default()
-        };
-        self.ask(head.as_mut_bytes())
+        // With a table of no entries the context goes (`ethtool_set_rxfh`, net/ethtool/ioctl.c).
+        self.ask(RxFh::new(command::SRSSH, context).as_mut_bytes())
     }
-}
-
-fn read<T: FromBytes + Immutable>(bytes: &[u8]) -> io::Result<T> {
-    T::read_from_prefix(bytes)
-        .map(|(value, _)| value)
-        .map_err(|_| io::ErrorKind::InvalidData.into())
 }

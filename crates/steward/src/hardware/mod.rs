@@ -5,7 +5,7 @@
 //!
 //! The kernel forgets a socket when its holder dies; a NIC forgets no rule. So everything is noted before it is done
 //! (`Plan`), in a form by which it can be found again: a rule by what it says, a context by those that there were
-//! before it. Whoever goes on after a crash removes what was noted and is there, and nothing else. Rules that were
+//! before it. The steward that goes on after a crash removes what was noted and is there, and nothing else. Rules that were
 //! there before are never touched: where one is for the same frames, ours are not made.
 //!
 //! The order is: note, context, note, rules, note; undone the other way round (`Part`). A driver that refuses any
@@ -85,15 +85,6 @@ pub(crate) enum Part {
     Rule(Rule),
     /// An RSS context.
     Context(u32),
-}
-
-/// How frames come to a lease's queues.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Made {
-    /// By rules to the first queue.
-    Rules,
-    /// By rules to a context of all.
-    Context,
 }
 
 /// Why the NIC is not told.
@@ -195,7 +186,8 @@ impl Order<'_> {
     }
 }
 
-/// Tells the NIC. `note` is given what is about to be made, each time before more is made, and must keep it.
+/// Tells the NIC. `note` is given what is about to be made, each time before more is made, and must keep it. The error
+/// that comes back says why there is no context of several queues, and rules lead to the first of them.
 ///
 /// # Errors
 /// Why not. What [`Plan::parts`] of the note says may be left in the NIC if that also refused to take it back.
@@ -204,7 +196,7 @@ pub(crate) fn make(
     order: &Order<'_>,
     plan: &mut Plan,
     note: &mut dyn FnMut(&Plan) -> io::Result<()>,
-) -> Result<(Made, Option<io::Error>), NotMade> {
+) -> Result<Option<io::Error>, NotMade> {
     let table = nic.table().map_err(NotMade::Rules)?;
     let Some(&first) = order.queues.first() else {
         return Err(NotMade::Full(0));
@@ -229,10 +221,7 @@ pub(crate) fn make(
             return Err(NotMade::Other(*rule));
         }
     }
-    Ok(match plan.context {
-        Some(_) => (Made::Context, None),
-        None => (Made::Rules, why_no_context),
-    })
+    Ok(why_no_context)
 }
 
 /// Locations for rules, if nobody else has rules for the same frames.
@@ -295,18 +284,16 @@ impl Plan {
     /// nobody knows which are whose, and they stay.
     pub(crate) fn parts(&self, nic: &impl Nic) -> Vec<Part> {
         let mut parts = self.known_parts();
-        let unknown = (!self.spread.is_empty() && self.context.is_none()).then_some(());
-        let context = unknown.and_then(|()| {
-            let is_ours = |id: &u32| {
-                !self.before.contains(id) && nic.spread(*id).is_ok_and(|spread| spread == self.spread)
-            };
-            let new: Vec<u32> = nic.contexts().ok()?.into_iter().filter(is_ours).collect();
-            match new.as_slice() {
-                [one] => Some(*one),
-                _ => None,
-            }
-        });
-        parts.extend(context.map(Part::Context));
+        if self.spread.is_empty() || self.context.is_some() {
+            return parts;
+        }
+        let is_ours =
+            |id: &u32| !self.before.contains(id) && nic.spread(*id).is_ok_and(|spread| spread == self.spread);
+        let there = nic.contexts().unwrap_or_default();
+        let ours: Vec<u32> = there.into_iter().filter(is_ours).collect();
+        if let [one] = ours[..] {
+            parts.push(Part::Context(one));
+        }
         parts
     }
 
@@ -325,17 +312,13 @@ pub(crate) fn undo(nic: &mut impl Nic, part: &Part) -> io::Result<()> {
     let stays = || io::Error::other("the driver says that it is removed, and it is there");
     match *part {
         Part::Rule(rule) => {
-            let places = |nic: &dyn Fn() -> io::Result<Table>| -> io::Result<Vec<u32>> {
-                let table = nic()?;
-                let same = table.rules.into_iter().filter(|known| known.rule == Some(rule));
-                Ok(same.map(|known| known.location).collect())
-            };
-            for location in places(&|| nic.table())? {
-                nic.delete(location)?;
+            let is_it = |known: &Known| known.rule == Some(rule);
+            for known in nic.table()?.rules.iter().filter(|known| is_it(known)) {
+                nic.delete(known.location)?;
             }
-            match places(&|| nic.table())?.is_empty() {
-                true => Ok(()),
-                false => Err(stays()),
+            match nic.table()?.rules.iter().any(is_it) {
+                true => Err(stays()),
+                false => Ok(()),
             }
         }
         Part::Context(context) => {

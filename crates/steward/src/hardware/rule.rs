@@ -2,6 +2,9 @@
 
 use std::fmt;
 
+use steer::mac_text;
+use zerocopy::FromZeros;
+
 use super::abi::{self, FlowSpec};
 
 /// Where a rule sends frames.
@@ -26,7 +29,7 @@ pub struct Rule {
     pub target: Target,
 }
 
-/// A rule that is in a NIC, whoever's.
+/// A rule that is in a NIC, ours or another's.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Known {
     /// Its place in the table; where it says something, lower ones come first.
@@ -42,7 +45,7 @@ pub struct Known {
 impl Rule {
     /// As a driver is told, apart from location and context.
     pub(super) fn spec(&self) -> FlowSpec {
-        let mut spec = FlowSpec::zero();
+        let mut spec = FlowSpec::new_zeroed();
         spec.flow_type = abi::ETHER_FLOW;
         if let Some(mac) = self.mac {
             spec.h_u.h_dest = mac;
@@ -144,7 +147,7 @@ impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut space = "";
         if let Some(mac) = self.mac {
-            write!(f, "MAC {}", mac.map(|byte| format!("{byte:02x}")).join(":"))?;
+            write!(f, "MAC {}", mac_text(mac))?;
             space = " ";
         }
         match self.vlan {

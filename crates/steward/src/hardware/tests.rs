@@ -145,6 +145,15 @@ fn all_names() -> Names {
     }
 }
 
+/// Where frames are sent.
+#[derive(Debug, PartialEq, Eq)]
+enum Made {
+    /// By rules to the first queue.
+    Rules,
+    /// By rules to a context of all.
+    Context,
+}
+
 /// Makes it, noting everything; the plan as it was noted last.
 fn run(nic: &mut Played, filter: &Filter, queues: &[u32]) -> (Plan, Result<Made, String>) {
     let (mut plan, mut noted) = (Plan::default(), Plan::default());
@@ -157,10 +166,11 @@ fn run(nic: &mut Played, filter: &Filter, queues: &[u32]) -> (Plan, Result<Made,
         noted = plan.clone();
         Ok(())
     });
-    (
-        noted,
-        made.map(|(made, _)| made).map_err(|error| error.to_string()),
-    )
+    let made = made.map(|_| match plan.context {
+        Some(_) => Made::Context,
+        None => Made::Rules,
+    });
+    (noted, made.map_err(|error| error.to_string()))
 }
 
 fn undo_all(nic: &mut Played, plan: &Plan) {

@@ -1,9 +1,9 @@
 //! What a steward says: as a value, and as a message.
 
 use steer::{Mode, QueueCounters};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
-use super::field::{NAME_BYTES, field, flags_of, interface_name, text, value, zero};
+use super::field::{NAME_BYTES, enumerated, field, flags_of, interface_name, text, value, zero};
 use super::{Head, MESSAGE_MAX, Malformed, kind, message, read, split};
 use crate::links::DriverSends;
 use crate::listing::Listed;
@@ -26,12 +26,12 @@ pub enum Answer {
     Refused(Refusal),
     /// The interface of the lease is now like this; never an answer to a request.
     Changed(Facts),
-    /// A lease, whoever's.
+    /// A lease of any holder.
     Lease(Listed),
 }
 
 /// What a holder must know of the interface, and cannot ask the kernel if it lives in another network namespace.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Facts {
     /// Index in the steward's network namespace; 0: the interface is gone.
     pub ifindex: u32,
@@ -67,9 +67,11 @@ pub struct Facts {
 }
 
 /// How frames come to the queues of a lease.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, TryFromBytes)]
+#[repr(u32)]
 pub enum Steered {
     /// All that the NIC puts into the queues, by whatever rules it has.
+    #[default]
     ByQueue,
     /// Of what the NIC puts into the queues, the frames of the lease's addresses and VLANs; the program looks.
     ByProgram,
@@ -81,8 +83,6 @@ pub enum Steered {
 }
 
 impl Steered {
-    const ALL: [Self; 4] = [Self::ByQueue, Self::ByProgram, Self::ByRules, Self::ByContext];
-
     /// For status and JSON.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -96,7 +96,8 @@ impl Steered {
 }
 
 /// Why a request was refused, for programs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, TryFromBytes)]
+#[repr(u32)]
 pub enum Reason {
     /// The message broke the rules; the connection is over.
     Malformed = 1,
@@ -118,25 +119,6 @@ pub enum Reason {
     Kernel = 9,
     /// The interface is gone, or its program; it may come back.
     Impaired = 10,
-}
-
-impl Reason {
-    const ALL: [Self; 10] = [
-        Self::Malformed,
-        Self::NotAllowed,
-        Self::Taken,
-        Self::NoInterface,
-        Self::Program,
-        Self::Limit,
-        Self::Memlock,
-        Self::Lease,
-        Self::Kernel,
-        Self::Impaired,
-    ];
-
-    fn from_code(code: u32) -> Option<Self> {
-        Self::ALL.into_iter().find(|&reason| reason as u32 == code)
-    }
 }
 
 /// A refusal, with the sentence for people.
@@ -262,7 +244,7 @@ pub(super) fn counters(
 
 fn refusal(body: &RefusedBody) -> Result<Refusal, Malformed> {
     zero(u64::from(body.zero))?;
-    let reason = Reason::from_code(body.reason).ok_or_else(|| value("reason of a refusal", body.reason))?;
+    let reason: Reason = enumerated("reason of a refusal", body.reason)?;
     Ok(Refusal::new(reason, text("refusal", &body.text)?))
 }
 
@@ -322,15 +304,10 @@ impl Facts {
             },
             program: body.program,
             generation: body.generation,
-            steered: steered(body.steered)?,
+            steered: enumerated("way of steering", body.steered)?,
             impaired: body.flags & FLAG_IMPAIRED != 0,
             note: text("note", &body.note)?,
             steering: text("note on steering", &body.steering)?,
         })
     }
-}
-
-pub(crate) fn steered(number: u32) -> Result<Steered, Malformed> {
-    let known = Steered::ALL.into_iter().find(|&steered| steered as u32 == number);
-    known.ok_or_else(|| value("way of steering", number))
 }

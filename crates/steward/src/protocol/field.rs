@@ -1,6 +1,9 @@
 //! What bodies of messages are made of: numbers, flags, text and lists in fields of fixed length. What is read has one
 //! form only: whatever a field could hold beside it is malformed.
 
+use steer::ModeRequest;
+use zerocopy::{IntoBytes, TryFromBytes};
+
 use super::Malformed;
 
 /// Of a name of an interface, with a zero at its end (IFNAMSIZ, include/uapi/linux/if.h).
@@ -44,6 +47,18 @@ pub(crate) fn value(field: &'static str, value: u32) -> Malformed {
         field,
         value: value.into(),
     }
+}
+
+/// The value of an enum that a number stands for.
+pub(crate) fn enumerated<T: TryFromBytes>(name: &'static str, number: u32) -> Result<T, Malformed> {
+    T::try_read_from_bytes(number.as_bytes()).map_err(|_| value(name, number))
+}
+
+/// How a program is to be attached, by the number that `as u32` makes of it.
+pub(crate) fn mode_request(number: u32) -> Result<ModeRequest, Malformed> {
+    let modes = [ModeRequest::Auto, ModeRequest::Native, ModeRequest::Skb];
+    let mode = modes.into_iter().find(|&mode| mode as u32 == number);
+    mode.ok_or_else(|| value("mode", number))
 }
 
 /// A field that is there for its length only.

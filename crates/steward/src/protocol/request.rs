@@ -5,7 +5,7 @@ use std::ops::Range;
 use steer::{Filter, LAST_VLAN, ModeRequest, QueueConf, VirtioHeader};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::field::{NAME_BYTES, field, interface_name, listed, padded, value};
+use super::field::{NAME_BYTES, field, interface_name, listed, mode_request, padded, value};
 use super::{ENTRIES_MAX, FRAME_LIMITS, Malformed, QUEUES_MAX, Token, kind, message, read, split};
 
 /// What a holder asks for.
@@ -52,7 +52,7 @@ pub enum Request {
         /// As given with [`Request::Keep`].
         token: Token,
     },
-    /// The first lease of a higher number, whoever's; by whom a lease is not needed.
+    /// The first lease of a higher number, of any holder. Who asks needs no lease.
     Leases {
         /// Of the last lease that is known; 0 at first.
         after: u64,
@@ -119,11 +119,7 @@ impl Request {
                     interface: field(&wanted.interface),
                     start_queue: wanted.start_queue,
                     queues: wanted.queues,
-                    mode: match wanted.mode {
-                        ModeRequest::Auto => 0,
-                        ModeRequest::Native => 1,
-                        ModeRequest::Skb => 2,
-                    },
+                    mode: wanted.mode as u32,
                     mac_count: wanted.filter.macs.len().try_into().unwrap_or(u32::MAX),
                     vlan_count: wanted.filter.vlans.len().try_into().unwrap_or(u32::MAX),
                     macs: padded(&wanted.filter.macs),
@@ -202,12 +198,7 @@ fn wanted(body: &LeaseBody) -> Result<Wanted, Malformed> {
         interface: interface_name(&body.interface)?,
         start_queue: body.start_queue,
         queues: body.queues,
-        mode: match body.mode {
-            0 => ModeRequest::Auto,
-            1 => ModeRequest::Native,
-            2 => ModeRequest::Skb,
-            other => return Err(value("mode", other)),
-        },
+        mode: mode_request(body.mode)?,
         filter: filter(body)?,
     })
 }

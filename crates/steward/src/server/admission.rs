@@ -3,7 +3,7 @@
 //! A connection counts for its user, and for a rule of the policy: each rule has a place for each queue that can be
 //! leased under it and some for those who ask, so that a group whose members have many numbers (subordinate ones, say) gets
 //! no more for it. A holder whose steward was started again comes back to its lease: for each such lease (`Orphan`) a place is kept, for
-//! the process that held it, whatever the limits are and whoever else has connected. Connections that ask for no lease end
+//! the process that held it, whatever the limits are and however many others have connected. Connections that ask for no lease end
 //! soon.
 
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use crate::peer::Credentials;
 use crate::policy::CONNECTIONS_MAX;
 use crate::protocol::{Reason, Refusal};
 
-/// How long a connection may be without a lease: whoever wants one asks at once.
+/// How long a connection may be without a lease: a process that wants one asks at once.
 const WITHOUT_LEASE: Duration = Duration::from_secs(10);
 /// Most connections that are accepted in a round.
 const ACCEPTED_MAX: usize = 32;

@@ -10,7 +10,6 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -21,15 +20,18 @@ use rustix::net::{
     recvmsg, sendmsg, sockopt,
 };
 
+use super::limits::{Bucket, Rate};
 use crate::peer::{self, Credentials};
 use crate::protocol::{Answer, MESSAGE_MAX, Malformed, QUEUES_MAX, Reason, Refusal, Wanted};
 use crate::sys;
 
 /// Send buffer, bytes as SO_SNDBUF counts them: some twenty answers.
 const SEND_BUFFER: usize = 16 << 10;
-/// Requests that a holder may send at once, and a second: restarting the lanes of 128 queues takes 384.
-const BURST: u32 = 512;
-const RATE: u32 = 1000;
+/// Requests that a holder may send: restarting the lanes of 128 queues takes 384.
+const REQUESTS: Rate = Rate {
+    burst: 512,
+    each: Duration::from_millis(1),
+};
 
 /// Why a socket cannot be handed over.
 const TOO_MANY_ON_THEIR_WAY: &str = "more descriptors are on their way between processes of the steward's user than it may have open: raise LimitNOFILE of the steward";
@@ -39,8 +41,7 @@ const TOO_MANY_ON_THEIR_WAY: &str = "more descriptors are on their way between p
 pub(super) struct Held {
     /// Number of the interface in the server's table.
     pub(super) interface: u64,
-    pub(super) queues: Range<u32>,
-    /// What was asked for.
+    /// What was asked for, and given.
     pub(super) wanted: Wanted,
     /// The policy's rule that it is charged to.
     pub(super) rule: usize,
@@ -69,7 +70,7 @@ pub(super) struct Connection {
     pub(super) dirty: bool,
     /// An answer that did not fit into the send buffer, with its serial number before it.
     unsent: Option<(u32, Vec<u8>, Vec<OwnedFd>)>,
-    pace: Pace,
+    requests: Bucket,
 }
 
 impl Connection {
@@ -84,19 +85,18 @@ impl Connection {
             since: Instant::now(),
             dirty: false,
             unsent: None,
-            pace: Pace {
-                left: BURST,
-                since: Instant::now(),
-            },
+            requests: Bucket::full(REQUESTS, Instant::now()),
         })
     }
 
     /// What to wait for, and until when at most to wait for it again.
     pub(super) fn interest(&mut self, now: Instant) -> (PollFlags, Option<Instant>) {
-        match (&self.unsent, self.pace.ready_at(now)) {
+        self.requests.refill(REQUESTS, now);
+        match (&self.unsent, self.requests.left) {
             (Some(_), _) => (PollFlags::OUT, None),
-            (None, None) => (PollFlags::IN, None),
-            (None, at) => (PollFlags::empty(), at),
+            // A few at a time, so that waiting for one costs no round each.
+            (None, 0) => (PollFlags::empty(), Some(now + Duration::from_millis(20))),
+            (None, _) => (PollFlags::IN, None),
         }
     }
 
@@ -114,7 +114,7 @@ impl Connection {
             Err(Errno::AGAIN | Errno::INTR) => Incoming::Nothing,
             Err(_) => Incoming::End,
             Ok(received) => {
-                self.pace.left = self.pace.left.saturating_sub(1);
+                self.requests.left = self.requests.left.saturating_sub(1);
                 if received.flags.contains(ReturnFlags::CTRUNC) {
                     return Incoming::Broken(Malformed::Descriptors);
                 }
@@ -213,47 +213,4 @@ fn is_readable(fd: BorrowedFd<'_>) -> bool {
         tv_nsec: 0,
     };
     poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
-}
-
-/// How many requests a holder may still send.
-#[derive(Debug)]
-struct Pace {
-    left: u32,
-    /// When `left` was right.
-    since: Instant,
-}
-
-impl Pace {
-    /// When the next request may be read; `None`: now.
-    fn ready_at(&mut self, now: Instant) -> Option<Instant> {
-        let earned = now.duration_since(self.since).as_millis() * u128::from(RATE) / 1000;
-        if earned > 0 {
-            let earned = u32::try_from(earned).unwrap_or(BURST);
-            (self.left, self.since) = (self.left.saturating_add(earned).min(BURST), now);
-        }
-        // A few at a time, so that waiting for one costs no round each.
-        (self.left == 0).then(|| now + Duration::from_millis(20))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn requests_are_read_at_a_limited_rate() {
-        let start = Instant::now();
-        let mut pace = Pace {
-            left: BURST,
-            since: start,
-        };
-        assert_eq!(pace.ready_at(start), None);
-        pace.left = 0;
-        assert!(pace.ready_at(start).is_some_and(|at| at > start));
-        let later = start + Duration::from_millis(20);
-        assert_eq!(pace.ready_at(later), None);
-        assert_eq!(pace.left, 20);
-        assert_eq!(pace.ready_at(later + Duration::from_secs(3600)), None);
-        assert_eq!(pace.left, BURST);
-    }
 }

@@ -56,6 +56,12 @@ pub(super) fn blind(interface: &str) -> String {
     )
 }
 
+/// Those of these notes that say something, in one line.
+pub(super) fn joined<const N: usize>(notes: [&str; N]) -> String {
+    let said: Vec<&str> = notes.into_iter().filter(|note| !note.is_empty()).collect();
+    said.join("; ")
+}
+
 /// What one lease takes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Entries {
@@ -63,9 +69,8 @@ pub(super) struct Entries {
     pub(super) filter: Filter,
     /// What the policy's rule names: the NIC may be told of that.
     names: Names,
-    pub(super) steered: Steered,
-    /// Why the NIC does not bring the frames; may be empty.
-    nic: String,
+    /// How frames come; the note says why the NIC does not bring them, and may be empty.
+    pub(super) outcome: SteeringOutcome,
     /// What is known of tags on its interface, if tags are looked for.
     tags: Option<Tags>,
     /// How often tags have come to be seen again: holders set up their queues anew then.
@@ -79,8 +84,10 @@ impl Entries {
             queues,
             filter,
             names,
-            steered: Steered::ByQueue,
-            nic: String::new(),
+            outcome: SteeringOutcome {
+                steered: Steered::ByQueue,
+                note: String::new(),
+            },
             tags: None,
             renewed: 0,
         };
@@ -90,14 +97,16 @@ impl Entries {
 
     /// What is so before the NIC is told.
     fn begin(&mut self) {
-        if !self.filter.is_empty() {
-            self.steered = Steered::ByProgram;
-            self.nic = match self.check() {
-                Ok(()) => String::new(),
-                Err(_) if self.names.is_empty() => NOT_NAMED.to_owned(),
-                Err(why) => SteeringOutcome::by_program(&why).note,
-            };
+        if self.filter.is_empty() {
+            return;
         }
+        self.outcome = match self.check() {
+            Err(why) if !self.names.is_empty() => SteeringOutcome::by_program(&why),
+            checked => SteeringOutcome {
+                steered: Steered::ByProgram,
+                note: checked.map_or_else(|_| NOT_NAMED.to_owned(), |()| String::new()),
+            },
+        };
     }
 
     /// The policy names other addresses and VLANs from now on.
@@ -151,14 +160,13 @@ impl Entries {
 
     /// What the holder should know; may be empty.
     pub(super) fn note(&self) -> String {
-        let far_end = (self.tags == Some(Tags::AsSent)).then(|| AS_SENT.to_owned());
-        let unconfined = (!super::confined()).then(|| UNCONFINED.to_owned());
-        let notes = [
-            unconfined,
-            far_end,
-            Some(self.nic.clone()).filter(|note| !note.is_empty()),
-        ];
-        notes.into_iter().flatten().collect::<Vec<_>>().join("; ")
+        let unconfined = if super::confined() { "" } else { UNCONFINED };
+        let far_end = if self.tags == Some(Tags::AsSent) {
+            AS_SENT
+        } else {
+            ""
+        };
+        joined([unconfined, far_end, &self.outcome.note])
     }
 
     /// Tells the NIC, if it may be told.
@@ -169,15 +177,14 @@ impl Entries {
         ledger.set_interface(&link.name);
         match Ethtool::open(&link.name) {
             Ok(mut nic) => self.tell_nic(&mut nic, ledger),
-            Err(error) => (self.steered, self.nic) = SteeringOutcome::by_program(&error).parts(),
+            Err(error) => self.outcome = SteeringOutcome::by_program(&error),
         }
         self.accept(link, ledger);
     }
 
     pub(super) fn tell_nic(&mut self, nic: &mut impl Nic, ledger: &mut Ledger) {
         if self.may_tell() {
-            let told = ledger.tell(nic, &self.queues, &self.filter, &self.names);
-            (self.steered, self.nic) = told.parts();
+            self.outcome = ledger.tell(nic, &self.queues, &self.filter, &self.names);
         }
     }
 
@@ -197,7 +204,7 @@ impl Entries {
         }
         match nic.and_then(|nic| ledger.is_told(&nic, self.queues.start)) {
             Some(steered) => {
-                self.steered = steered;
+                self.outcome.steered = steered;
                 self.accept(link, ledger);
             }
             None => self.tell(link, ledger),
@@ -206,7 +213,7 @@ impl Entries {
 
     /// Tells the NIC again what it has forgotten, as it does when rules are switched off and on.
     pub(super) fn keep(&mut self, link: &Link, ledger: &mut Ledger) {
-        let told = matches!(self.steered, Steered::ByRules | Steered::ByContext);
+        let told = matches!(self.outcome.steered, Steered::ByRules | Steered::ByContext);
         if told && Ethtool::open(&link.name).is_ok_and(|nic| ledger.is_lost(&nic, self.queues.start)) {
             tracing::warn!(interface = link.name, queues = ?self.queues, "rules of the NIC are gone, and made again");
             self.tell(link, ledger);
@@ -219,11 +226,8 @@ impl Entries {
             return;
         }
         if let Err(error) = ledger.accept(link.index, first, macs) {
-            let separator = if self.nic.is_empty() { "" } else { "; " };
-            self.nic = format!(
-                "{}{separator}the NIC may not accept frames to these stations: {error}",
-                self.nic
-            );
+            let why = format!("the NIC may not accept frames to these stations: {error}");
+            self.outcome.note = joined([self.outcome.note.as_str(), &why]);
         }
     }
 

@@ -25,7 +25,7 @@ use super::entries::Entries;
 use super::ledger::Ledger;
 use super::state::InterfaceRecord;
 use crate::links::{DriverSends, Link};
-use crate::protocol::{Reason, Refusal};
+use crate::protocol::{Reason, Refusal, mode_request};
 
 pub(super) use self::lease::check;
 pub(super) use self::program::remove_pins;
@@ -40,12 +40,12 @@ enum Holder {
 }
 
 /// See the module's head.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Interface {
     /// As it was leased first, and as it is looked for when it is gone.
     name: String,
     /// As it was seen last; index 0 when it is gone.
-    link: Link,
+    pub(super) link: Link,
     mode: ModeRequest,
     program: Option<Program>,
     /// Why there is no program, or why it is not attached natively.
@@ -57,10 +57,10 @@ pub(super) struct Interface {
     leaving: Vec<Leaving>,
     /// What leases take, by their first queue.
     entries: BTreeMap<u32, Entries>,
-    /// Leases that were taken back, all of them.
-    ended: Vec<u64>,
-    /// Since when it has no lease.
-    idle_since: Option<Instant>,
+    /// Leases that were taken back, all of them, since this was taken last.
+    pub(super) ended: Vec<u64>,
+    /// Since when it has no lease, as far as that was noticed.
+    pub(super) idle_since: Option<Instant>,
     /// Where the program is pinned, an empty directory without one; none: the program goes with this process.
     pins: Option<PathBuf>,
     /// What the NIC was told of that.
@@ -84,19 +84,20 @@ impl Interface {
 
     /// Goes on with what another steward left. Whatever cannot be used of it is taken off; then it is as if the program had been lost.
     pub(super) fn adopt(record: &InterfaceRecord, pins: PathBuf, notes: PathBuf) -> Self {
-        let link = match Link::find(record.ifindex) {
-            Ok(Some(link)) => link,
-            _ => Link::gone(&record.name),
+        let gone = || Link {
+            name: record.name.clone(),
+            ..Link::default()
         };
-        let mut interface = Self::without_program(link, record.mode(), Some((pins, notes)));
-        interface.name.clone_from(&record.name);
-        interface.generation = record.generation;
-        let opened = interface
-            .pins
-            .as_deref()
-            .map(|pins| Program::open_pinned(interface.link.index, pins));
+        let link = Link::by_index(record.ifindex).unwrap_or_else(gone);
+        let opened = Program::open_pinned(link.index, &pins);
+        let mode = mode_request(record.mode).unwrap_or_default();
+        let mut interface = Self {
+            name: record.name.clone(),
+            generation: record.generation,
+            ..Self::without_program(link, mode, Some((pins, notes)))
+        };
         match opened {
-            Some(Ok(program)) => {
+            Ok(program) => {
                 // Attached again and not recorded yet: holders do not know of it.
                 if program.id() != record.program {
                     interface.generation = interface.generation.wrapping_add(1);
@@ -105,7 +106,7 @@ impl Interface {
                 interface.sends = DriverSends::by_index(interface.link.index);
                 interface.program = Some(program);
             }
-            Some(Err(error)) => {
+            Err(error) => {
                 interface.note = with_sources(&error);
                 tracing::warn!(
                     interface = record.name,
@@ -114,7 +115,6 @@ impl Interface {
                 );
                 interface.unpin();
             }
-            None => {}
         }
         interface
     }
@@ -125,28 +125,22 @@ impl Interface {
             name: link.name.clone(),
             link,
             mode,
-            program: None,
-            note: String::new(),
-            sends: DriverSends::NOTHING,
-            generation: 0,
-            holders: BTreeMap::new(),
-            leaving: Vec::new(),
-            entries: BTreeMap::new(),
-            ended: Vec::new(),
-            idle_since: None,
             pins,
             ledger: Ledger::open(notes),
+            ..Self::default()
         }
     }
 
     /// What a successor must know of it.
     pub(super) fn record(&self, number: u64) -> InterfaceRecord {
         InterfaceRecord {
+            number,
+            name: self.name.clone(),
             ifindex: self.link.index,
             program: self.program.as_ref().map_or(0, Program::id),
             generation: self.generation,
+            mode: self.mode as u32,
             note: self.note.clone(),
-            ..InterfaceRecord::new(number, &self.name, self.mode)
         }
     }
 
@@ -155,19 +149,9 @@ impl Interface {
         self.link.index == 0 && self.name == name
     }
 
-    /// Its index; 0 when it is gone.
-    pub(super) fn index(&self) -> u32 {
-        self.link.index
-    }
-
     /// Whether nobody needs it any more.
     pub(super) fn is_idle(&self) -> bool {
         self.holders.is_empty()
-    }
-
-    /// Since when, as far as that was noticed.
-    pub(super) fn idle_since(&self) -> Option<Instant> {
-        self.idle_since
     }
 
     /// Whether nobody has needed it for so long; without a program there is nothing to wait with.
@@ -182,13 +166,12 @@ impl Interface {
 
     /// Whether a lease of this mode can have the program as it is attached.
     pub(super) fn suits(&self, mode: ModeRequest) -> bool {
-        let program = self.program.as_ref();
-        program.is_some_and(|program| match (mode, program.mode()) {
-            (ModeRequest::Native, Mode::Skb) | (ModeRequest::Skb, Mode::Native) => false,
-            (ModeRequest::Auto, _) | (ModeRequest::Native, Mode::Native) | (ModeRequest::Skb, Mode::Skb) => {
-                true
-            }
-        })
+        let attached = self.program.as_ref().map(Program::mode);
+        match mode {
+            ModeRequest::Auto => attached.is_some(),
+            ModeRequest::Native => attached == Some(Mode::Native),
+            ModeRequest::Skb => attached == Some(Mode::Skb),
+        }
     }
 
     /// Whether something is to be tried again soon.

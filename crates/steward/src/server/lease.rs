@@ -13,19 +13,13 @@ use steer::with_sources;
 use crate::links::Link;
 use crate::listing::Listed;
 use crate::peer::Credentials;
-use crate::protocol::{Answer, Reason, Refusal, Wanted};
+use crate::protocol::{Answer, Facts, Reason, Refusal, Wanted};
 
 impl Server {
     /// What a connection without a lease asks for.
     pub(super) fn lease(&mut self, number: u64, wanted: &Wanted) -> Answered {
-        let gone = || Refusal::new(Reason::Lease, "this connection is over");
         self.end_orphans(Instant::now());
-        let connection = self.connections.get(&number).ok_or_else(gone)?;
-        if connection.held.is_some() {
-            let text = "this connection has a lease: connect once more for another";
-            return Err(Refusal::new(Reason::Lease, text));
-        }
-        let peer = connection.peer.clone();
+        let peer = self.newcomer(number)?;
         self.end_given_up(&peer, wanted);
         let rule = self.policy.find(&peer, wanted, |rule| self.leased(rule))?;
         let link = Link::by_name(&wanted.interface)
@@ -36,14 +30,11 @@ impl Server {
             Ok(sockets) => {
                 let held = Held {
                     interface: at,
-                    queues: wanted.range(),
                     wanted: wanted.clone(),
                     rule,
                 };
                 may_crash("leased");
-                self.note_lease(number, held, "leased");
-                let interface = self.interfaces.get(&at).ok_or_else(gone)?;
-                let facts = interface.facts_for(&wanted.range());
+                let facts = self.note_lease(number, held, "leased")?;
                 Ok((Answer::Facts(facts), sockets))
             }
             Err(refusal) => {
@@ -53,13 +44,25 @@ impl Server {
         }
     }
 
+    /// Who is at the other end of a connection, which must not have a lease yet.
+    pub(super) fn newcomer(&self, number: u64) -> Result<Credentials, Refusal> {
+        let refused = |text| Err(Refusal::new(Reason::Lease, text));
+        match self.connections.get(&number) {
+            None => refused("this connection is over"),
+            Some(connection) if connection.held.is_some() => {
+                refused("this connection has a lease: connect once more for another")
+            }
+            Some(connection) => Ok(connection.peer.clone()),
+        }
+    }
+
     /// The interface with the program, which is attached if the request can be granted otherwise and the user has not
     /// caused that too often.
     fn interface_for(&mut self, link: Link, wanted: &Wanted, peer: &Credentials) -> Result<u64, Refusal> {
         interface::check(&link, wanted)?;
         let find =
             |is: &dyn Fn(&Interface) -> bool| self.interfaces.iter().find(|(_, interface)| is(interface));
-        let known = find(&|interface| interface.index() == link.index)
+        let known = find(&|interface| interface.link.index == link.index)
             .or_else(|| find(&|interface| interface.was(&link.name)));
         let known = known.map(|(&at, interface)| (at, interface.is_idle() && !interface.suits(wanted.mode)));
         if let Some((at, false)) = known {
@@ -90,30 +93,42 @@ impl Server {
 
     /// The first lease of a higher number, of those that the asker may know of.
     pub(super) fn next_lease(&self, number: u64, after: u64) -> Answer {
-        let asker = self
-            .connections
-            .get(&number)
-            .map_or(u32::MAX, |asker| asker.peer.uid);
-        let held = self.connections.iter().filter_map(|(&number, connection)| {
-            Some((number, connection.held.as_ref()?, &connection.peer, false))
-        });
-        let orphaned = self
-            .orphans
-            .iter()
-            .map(|(&number, orphan)| (number, &orphan.held, &orphan.peer, true));
-        let next = held
-            .chain(orphaned)
-            .filter(|&(number, _, peer, _)| number > after && (asker == 0 || asker == peer.uid))
+        let asker = self.connections.get(&number).map(|asker| asker.peer.uid);
+        let may_know = |peer: &Credentials| asker == Some(0) || asker == Some(peer.uid);
+        let next = self
+            .all_leases()
+            .filter(|&(number, peer, _)| number > after && may_know(peer))
             .min_by_key(|&(number, ..)| number)
-            .and_then(|(number, held, peer, orphaned)| {
-                Some(Listed {
-                    number,
-                    namespace: self.namespace,
-                    orphaned,
-                    ..self.interfaces.get(&held.interface)?.listed(&held.queues, peer)
-                })
-            });
+            .and_then(|(number, peer, held)| self.listed(number, peer, held));
         next.map_or(Answer::Done, Answer::Lease)
+    }
+
+    fn listed(&self, number: u64, peer: &Credentials, held: &Held) -> Option<Listed> {
+        let facts = self
+            .interfaces
+            .get(&held.interface)?
+            .facts_for(&held.wanted.range());
+        Some(Listed {
+            number,
+            namespace: self.namespace,
+            pid: peer.pid.try_into().unwrap_or(0),
+            uid: peer.uid,
+            interface: facts.name,
+            start_queue: held.wanted.start_queue,
+            queues: held.wanted.queues,
+            filter: held.wanted.filter.clone(),
+            steered: facts.steered,
+            impaired: facts.impaired,
+            orphaned: self.orphans.contains_key(&number),
+        })
+    }
+
+    /// All leases with their numbers, also those whose holders have not come back yet.
+    pub(super) fn all_leases(&self) -> impl Iterator<Item = (u64, &Credentials, &Held)> {
+        let held = self.connections.iter();
+        let held = held.filter_map(|(&number, other)| Some((number, &other.peer, other.held.as_ref()?)));
+        let orphaned = self.orphans.iter();
+        held.chain(orphaned.map(|(&number, orphan)| (number, &orphan.peer, &orphan.held)))
     }
 
     /// Reserves queues and makes their sockets; all or nothing.
@@ -139,36 +154,35 @@ impl Server {
         sockets
     }
 
-    pub(super) fn note_lease(&mut self, number: u64, held: Held, what: &str) {
-        let Some(connection) = self.connections.get_mut(&number) else {
-            return;
-        };
-        let facts = self
-            .interfaces
-            .get(&held.interface)
-            .map(|interface| interface.facts_for(&held.queues));
-        let (name, steered, why) = facts
-            .map(|facts| (facts.name, facts.steered.name(), facts.steering))
-            .unwrap_or_default();
-        let (pid, uid, rule) = (connection.peer.pid, connection.peer.uid, held.rule + 1);
-        if self.leases.may_say(uid) {
-            tracing::info!(pid, uid, interface = name, queues = ?held.queues, rule, steered, why, "{what}");
-        }
-        connection.rule = Some(held.rule);
+    /// A connection has a lease from now on; what it is told of it.
+    pub(super) fn note_lease(&mut self, number: u64, held: Held, what: &str) -> Result<Facts, Refusal> {
+        let gone = || Refusal::new(Reason::Lease, "this connection or its interface is gone");
+        let (at, rule, queues) = (held.interface, held.rule, held.wanted.range());
+        let connection = self.connections.get_mut(&number).ok_or_else(gone)?;
+        let (pid, uid) = (connection.peer.pid, connection.peer.uid);
         connection.held = Some(held);
+        self.charge(number, rule);
+        let facts = self.interfaces.get(&at).ok_or_else(gone)?.facts_for(&queues);
+        if self.leases.may_say(uid) {
+            let (steered, why) = (facts.steered.name(), &facts.steering);
+            tracing::info!(
+                pid,
+                uid,
+                interface = facts.name,
+                ?queues,
+                rule = rule + 1,
+                steered,
+                why,
+                "{what}"
+            );
+        }
+        Ok(facts)
     }
 
     /// How many queues are leased under a rule.
     pub(super) fn leased(&self, rule: usize) -> u32 {
-        let held = self
-            .connections
-            .values()
-            .filter_map(|connection| connection.held.as_ref());
-        let waiting = self.orphans.values().map(|orphan| &orphan.held);
-        held.chain(waiting)
-            .filter(|held| held.rule == rule)
-            .map(|held| held.queues.end - held.queues.start)
-            .sum()
+        let of_rule = self.all_leases().filter(|(_, _, held)| held.rule == rule);
+        of_rule.map(|(_, _, held)| held.wanted.queues).sum()
     }
 
     pub(super) fn raise_memlock(

@@ -1,22 +1,22 @@
 //! What the NIC of an interface was told for its leases, noted in a file.
 //!
-//! Rules and contexts outlive whoever made them, so the note is written before they are made and forgotten after they
+//! Rules and contexts outlive the process that made them, so the note is written before they are made and forgotten after they
 //! are undone: a steward that dies in between leaves a note by which its successor finds them (see
 //! [`crate::hardware`]). Without a place for notes the NIC is told nothing.
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use steer::Filter;
 
+use super::state;
 use crate::fd_store::{self, STATIONS};
-use crate::hardware::{Ethtool, Made, Names, Nic, NotMade, Order, Part, Plan, Table, make, undo};
+use crate::hardware::{Ethtool, Names, Nic, NotMade, Order, Part, Plan, make, undo};
 use crate::protocol::Steered;
 use crate::sys;
 
@@ -32,33 +32,31 @@ pub(super) fn path_of(dir: &Path, interface: u64) -> PathBuf {
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
     path: Option<PathBuf>,
-    interface: String,
-    /// By the lease's first queue.
-    plans: BTreeMap<u32, Plan>,
+    notes: Notes,
     /// Stations that the NIC accepts frames to, by the lease's first queue: the kernel forgets them when these are
     /// closed, so they need no note. With the name under which the service manager keeps the socket while no steward
     /// runs.
     accepted: BTreeMap<u32, (OwnedFd, String)>,
 }
 
-/// The file.
-#[derive(Default, Serialize, Deserialize)]
-struct File {
+/// What the file says.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Notes {
     /// As it was called when the last note was written.
     #[serde(default)]
     interface: String,
-    #[serde(default)]
-    lease: Vec<Noted>,
+    #[serde(default, rename = "lease")]
+    leases: Vec<Noted>,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Noted {
     first_queue: u32,
     plan: Plan,
 }
 
 /// What became of telling a NIC: how frames come, and why not better.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct SteeringOutcome {
     pub(super) steered: Steered,
     pub(super) note: String,
@@ -73,9 +71,11 @@ impl SteeringOutcome {
     }
 }
 
-impl SteeringOutcome {
-    pub(super) fn parts(self) -> (Steered, String) {
-        (self.steered, self.note)
+/// How frames come by what was made.
+fn steered_by(plan: &Plan) -> Steered {
+    match plan.context {
+        Some(_) => Steered::ByContext,
+        None => Steered::ByRules,
     }
 }
 
@@ -83,29 +83,21 @@ impl Ledger {
     /// With what a predecessor noted.
     pub(super) fn open(path: Option<PathBuf>) -> Self {
         let text = path.as_ref().and_then(|path| fs::read_to_string(path).ok());
-        let file: File = match text.as_deref().map(toml::from_str) {
-            Some(Ok(file)) => file,
-            Some(Err(error)) => {
-                tracing::error!(?path, "rules of the NIC may be left over: {}", error.message());
-                File::default()
-            }
-            None => File::default(),
+        let said = |error: toml::de::Error| {
+            tracing::error!(?path, "rules of the NIC may be left over: {}", error.message());
+            Notes::default()
         };
-        let plans = file
-            .lease
-            .into_iter()
-            .map(|noted| (noted.first_queue, noted.plan));
+        let notes = text.map(|text| toml::from_str(&text).unwrap_or_else(said));
         Self {
+            notes: notes.unwrap_or_default(),
             path,
-            interface: file.interface,
-            plans: plans.collect(),
             accepted: BTreeMap::new(),
         }
     }
 
     /// The interface is called so now.
     pub(super) fn set_interface(&mut self, name: &str) {
-        name.clone_into(&mut self.interface);
+        name.clone_into(&mut self.notes.interface);
     }
 
     /// Lets the NIC accept frames to a lease's stations, until [`forget`](Self::forget).
@@ -144,7 +136,7 @@ impl Ledger {
                 continue;
             }
             let mut ledger = Self::open(Some(path.clone()));
-            let undone = Ethtool::open(&ledger.interface).and_then(|mut nic| {
+            let undone = Ethtool::open(&ledger.notes.interface).and_then(|mut nic| {
                 let firsts = ledger.noted();
                 firsts
                     .into_iter()
@@ -159,7 +151,12 @@ impl Ledger {
 
     /// First queues of leases for which something may be in the NIC.
     pub(super) fn noted(&self) -> Vec<u32> {
-        self.plans.keys().copied().collect()
+        self.notes.leases.iter().map(|noted| noted.first_queue).collect()
+    }
+
+    fn plan(&self, first: u32) -> Option<&Plan> {
+        let noted = self.notes.leases.iter().find(|noted| noted.first_queue == first);
+        noted.map(|noted| &noted.plan)
     }
 
     /// Tells the NIC what a lease is for. What it was told for it before is undone first.
@@ -185,17 +182,11 @@ impl Ledger {
         let mut plan = Plan::default();
         let made = make(nic, &order, &mut plan, &mut |plan| self.note(first, plan));
         match made {
-            Ok((Made::Context, _)) => SteeringOutcome {
-                steered: Steered::ByContext,
-                note: String::new(),
-            },
-            Ok((Made::Rules, None)) => SteeringOutcome {
-                steered: Steered::ByRules,
-                note: String::new(),
-            },
-            Ok((Made::Rules, Some(why))) => SteeringOutcome {
-                steered: Steered::ByRules,
-                note: format!("the NIC brings all frames to queue {first}: no RSS context: {why}"),
+            Ok(no_context) => SteeringOutcome {
+                steered: steered_by(&plan),
+                note: no_context.map_or_else(String::new, |why| {
+                    format!("the NIC brings all frames to queue {first}: no RSS context: {why}")
+                }),
             },
             Err(error) => self.take_back(nic, first, &plan, &error),
         }
@@ -225,35 +216,20 @@ impl Ledger {
 
     /// What is to be undone for a lease; as far as it is known without a look, if the NIC cannot be asked.
     pub(super) fn parts(&self, nic: Option<&impl Nic>, first: u32) -> Vec<Part> {
-        let plan = self.plans.get(&first);
-        plan.map_or_else(Vec::new, |plan| {
-            nic.map_or_else(|| plan.known_parts(), |nic| plan.parts(nic))
-        })
+        let parts = |plan: &Plan| nic.map_or_else(|| plan.known_parts(), |nic| plan.parts(nic));
+        self.plan(first).map_or_else(Vec::new, parts)
     }
 
     /// Whether all that was noted for a lease is in the NIC, and how frames come then.
     pub(super) fn is_told(&self, nic: &impl Nic, first: u32) -> Option<Steered> {
-        let plan = self.plans.get(&first)?;
-        let there = nic.table().ok()?;
-        let all = plan
-            .rules
-            .iter()
-            .all(|rule| there.rules.iter().any(|known| known.rule == Some(*rule)));
-        let steered = match plan.context {
-            Some(_) => Steered::ByContext,
-            None => Steered::ByRules,
-        };
-        (all && !plan.rules.is_empty()).then_some(steered)
+        let plan = self.plan(first)?;
+        (has_rules(nic, plan) == Some(true)).then(|| steered_by(plan))
     }
 
     /// Whether the NIC says that a rule which was noted for a lease is not there.
     pub(super) fn is_lost(&self, nic: &impl Nic, first: u32) -> bool {
-        let noted = self.plans.get(&first).map_or(&[][..], |plan| &plan.rules);
-        let is_missing = |table: &Table| {
-            let there = |rule| table.rules.iter().any(|known| known.rule == Some(rule));
-            noted.iter().any(|&rule| !there(rule))
-        };
-        nic.table().is_ok_and(|table| is_missing(&table))
+        self.plan(first)
+            .is_some_and(|plan| has_rules(nic, plan) == Some(false))
     }
 
     /// Everything of a lease is undone.
@@ -263,48 +239,43 @@ impl Ledger {
     }
 
     fn forget_plan(&mut self, first: u32) {
-        if self.plans.remove(&first).is_some()
-            && let Err(error) = self.write()
-        {
+        if self.plan(first).is_none() {
+            return;
+        }
+        self.notes.leases.retain(|noted| noted.first_queue != first);
+        if let Err(error) = self.write() {
             // The next steward finds nothing of it in the NIC, and forgets it, too.
             tracing::warn!("cannot forget what the NIC was told: {error}");
         }
     }
 
     fn note(&mut self, first: u32, plan: &Plan) -> io::Result<()> {
-        self.plans.insert(first, plan.clone());
-        self.write().inspect_err(|_| {
-            self.plans.remove(&first);
-        })
+        let is_other = |noted: &Noted| noted.first_queue != first;
+        self.notes.leases.retain(is_other);
+        self.notes.leases.push(Noted {
+            first_queue: first,
+            plan: plan.clone(),
+        });
+        self.write().inspect_err(|_| self.notes.leases.retain(is_other))
     }
 
     fn write(&self) -> io::Result<()> {
         let Some(path) = &self.path else {
             return Err(io::Error::other("the steward keeps no state"));
         };
-        if self.plans.is_empty() {
+        if self.notes.leases.is_empty() {
             return fs::remove_file(path);
         }
-        let lease = self.plans.iter().map(|(&first_queue, plan)| Noted {
-            first_queue,
-            plan: plan.clone(),
-        });
-        let file = File {
-            interface: self.interface.clone(),
-            lease: lease.collect(),
-        };
-        let text = toml::to_string(&file).map_err(io::Error::other)?;
-        // Replaced as one: a reader sees the old or the new one.
-        let new = path.with_extension("new");
-        let mut to = fs::OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&new)?;
-        to.write_all(text.as_bytes())?;
-        fs::rename(&new, path)
+        let text = toml::to_string(&self.notes).map_err(io::Error::other)?;
+        state::replace(path, &text)
     }
+}
+
+/// Whether all rules of a plan are in the NIC; `None`: it has none, or the NIC does not say.
+fn has_rules(nic: &impl Nic, plan: &Plan) -> Option<bool> {
+    let table = nic.table().ok().filter(|_| !plan.rules.is_empty())?;
+    let is_there = |rule| table.rules.iter().any(|known| known.rule == Some(rule));
+    Some(plan.rules.iter().all(|&rule| is_there(rule)))
 }
 
 #[cfg(test)]

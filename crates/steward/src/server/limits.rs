@@ -22,14 +22,22 @@ const USERS_MAX: usize = 1024;
 
 /// What is left of a rate.
 #[derive(Debug)]
-struct Bucket {
-    left: u32,
+pub(super) struct Bucket {
+    pub(super) left: u32,
     /// When `left` was right.
     since: Instant,
 }
 
 impl Bucket {
-    fn refill(&mut self, rate: Rate, now: Instant) {
+    pub(super) fn full(rate: Rate, now: Instant) -> Self {
+        Self {
+            left: rate.burst,
+            since: now,
+        }
+    }
+
+    /// What time has given back since it was looked at last.
+    pub(super) fn refill(&mut self, rate: Rate, now: Instant) {
         let earned = now.saturating_duration_since(self.since).as_nanos() / rate.each.as_nanos().max(1);
         let earned = u32::try_from(earned).unwrap_or(rate.burst).min(rate.burst);
         if earned > 0 {
@@ -78,11 +86,7 @@ impl<K: Ord + Clone> Buckets<K> {
         let rate = self.rate;
         if !self.used.contains_key(of) {
             self.forget_full(now);
-            let full = Bucket {
-                left: rate.burst,
-                since: now,
-            };
-            self.used.insert(of.clone(), full);
+            self.used.insert(of.clone(), Bucket::full(rate, now));
         }
         if let Some(bucket) = self.used.get_mut(of) {
             bucket.refill(rate, now);
@@ -238,6 +242,25 @@ mod tests {
         assert!((1..=16).all(|number| done[&number] == 2), "{done:?}");
         assert_eq!((done[&17], done[&18]), (16, 16));
         assert!(turns.next(&[]).is_empty() && turns.last.is_empty());
+    }
+
+    #[test]
+    fn bucket_is_refilled_by_time_up_to_its_burst() {
+        let (rate, start) = (
+            Rate {
+                burst: 512,
+                each: Duration::from_millis(1),
+            },
+            Instant::now(),
+        );
+        let mut bucket = Bucket::full(rate, start);
+        bucket.left = 0;
+        bucket.refill(rate, start);
+        assert_eq!(bucket.left, 0);
+        bucket.refill(rate, start + Duration::from_millis(20));
+        assert_eq!(bucket.left, 20);
+        bucket.refill(rate, start + Duration::from_secs(3600));
+        assert_eq!(bucket.left, 512);
     }
 
     #[test]

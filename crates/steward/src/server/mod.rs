@@ -176,7 +176,10 @@ impl Server {
         let now = Instant::now();
         let accepts = self.pause.is_none_or(|until| until <= now);
         let orphans = (!self.orphans.is_empty()).then(|| now + ORPHANS_LOOK);
-        let lingering = self.interfaces.values().filter_map(Interface::idle_since);
+        let lingering = self
+            .interfaces
+            .values()
+            .filter_map(|interface| interface.idle_since);
         let lingering = lingering
             .map(|since| since + self.linger)
             .filter(|&at| at > now)
@@ -297,10 +300,11 @@ impl Server {
         let connection = self.connections.get(&number).ok_or_else(no_lease)?;
         let held = connection.held.clone().ok_or_else(no_lease)?;
         let interface = self.interfaces.get(&held.interface).ok_or_else(no_lease)?;
-        let own = |queue: u32| match held.queues.contains(&queue) {
+        let queues = held.wanted.range();
+        let own = |queue: u32| match queues.contains(&queue) {
             true => Ok(queue),
             false => {
-                let (first, last) = (held.queues.start, held.queues.end - 1);
+                let (first, last) = (queues.start, queues.end - 1);
                 let text = format!("queue {queue} is not of this lease, which has queues {first} to {last}");
                 Err(Refusal::new(Reason::Lease, text))
             }
@@ -308,7 +312,7 @@ impl Server {
         Ok(match *request {
             Request::Keep { token } => return self.keep(number, &token),
             Request::Lease(_) | Request::Resume { .. } | Request::Leases { .. } | Request::Facts => {
-                (Answer::Facts(interface.facts_for(&held.queues)), Vec::new())
+                (Answer::Facts(interface.facts_for(&queues)), Vec::new())
             }
             Request::Socket { queue } => (Answer::Done, vec![interface.socket(own(queue)?)?]),
             Request::Activate { queue, conf } => {
@@ -337,7 +341,7 @@ impl Server {
             && let Some(interface) = self.interfaces.get(&held.interface)
         {
             if self.leases.may_say(connection.peer.uid) {
-                tracing::info!(pid, interface = interface.facts().name, queues = ?held.queues, "lease ended");
+                tracing::info!(pid, interface = interface.link.name, queues = ?held.wanted.range(), "lease ended");
             }
             self.release(number, held);
         }
@@ -362,7 +366,7 @@ impl Server {
     /// Takes a lease back.
     fn release(&mut self, number: u64, held: &Held) {
         if let Some(interface) = self.interfaces.get_mut(&held.interface) {
-            interface.release(number, held.queues.clone());
+            interface.release(number, held.wanted.range());
         }
         self.forget_if_idle(held.interface);
     }
@@ -385,7 +389,7 @@ impl Server {
         if !interface.detach() {
             return false;
         }
-        let ended = interface.take_ended();
+        let ended = std::mem::take(&mut interface.ended);
         self.interfaces.remove(&at);
         self.record(|records| {
             records.leases.retain(|record| !ended.contains(&record.number));
@@ -421,7 +425,11 @@ impl Server {
     /// Looks at all interfaces again.
     fn look(&mut self) {
         let mut other = Vec::new();
-        let taken: Vec<u32> = self.interfaces.values().map(Interface::index).collect();
+        let taken: Vec<u32> = self
+            .interfaces
+            .values()
+            .map(|interface| interface.link.index)
+            .collect();
         for (&at, interface) in &mut self.interfaces {
             let changed = interface.look(&taken);
             if changed {
@@ -446,13 +454,13 @@ impl Server {
                 continue;
             }
             connection.dirty = false;
-            let Some(held) = connection.held.clone() else {
-                continue;
-            };
-            if let Some(interface) = self.interfaces.get(&held.interface)
-                && !connection.answer(0, &Answer::Changed(interface.facts_for(&held.queues)), Vec::new())
+            if let Some(held) = &connection.held
+                && let Some(interface) = self.interfaces.get(&held.interface)
             {
-                over.push(number);
+                let changed = Answer::Changed(interface.facts_for(&held.wanted.range()));
+                if !connection.answer(0, &changed, Vec::new()) {
+                    over.push(number);
+                }
             }
         }
         over.into_iter().for_each(|number| self.end(number, None));

@@ -41,11 +41,7 @@ fn named() -> impl Strategy<Value = Named> {
 fn policy_of(rules: &[Named]) -> Policy {
     let mut text = String::new();
     for rule in rules {
-        let macs: Vec<String> = rule
-            .macs
-            .iter()
-            .map(|&mac| crate::policy::mac_text(mac))
-            .collect();
+        let macs: Vec<String> = rule.macs.iter().map(|&mac| steer::mac_text(mac)).collect();
         let vlans: Vec<String> = rule.vlans.iter().map(u16::to_string).collect();
         text += &format!(
             "[[allow]]\nuser = 7\ninterface = \"eth1\"\nqueues = \"0-{}\"\n",

@@ -5,6 +5,7 @@
 //! frames go to the host, its holder is told why and is free to ask for another. What it keeps are its sockets, by which it can send
 //! until its process ends, as after any lease.
 
+use std::collections::BTreeSet;
 use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
@@ -67,38 +68,24 @@ impl Server {
             connection.rule = self.policy.rules_for(&connection.peer).next();
         }
         // Until they are judged, leases count for no rule: those of the old policy are others.
-        let held = self.connections.iter_mut();
-        let held = held.filter_map(|(&number, connection)| Some((number, connection.held.as_mut()?)));
-        let orphaned = self
-            .orphans
-            .iter_mut()
-            .map(|(&number, orphan)| (number, &mut orphan.held));
-        let mut numbers = Vec::new();
-        for (number, held) in held.chain(orphaned) {
-            held.rule = usize::MAX;
-            numbers.push(number);
-        }
-        numbers.sort_unstable();
+        let held = self.connections.values_mut();
+        let held = held.filter_map(|connection| connection.held.as_mut());
+        let orphaned = self.orphans.values_mut().map(|orphan| &mut orphan.held);
+        held.chain(orphaned).for_each(|held| held.rule = usize::MAX);
+        let numbers: BTreeSet<u64> = self.all_leases().map(|(number, ..)| number).collect();
         numbers.into_iter().for_each(|number| self.judge(number));
     }
 
     /// Holds a lease against the policy, and ends it if it is not allowed.
     fn judge(&mut self, number: u64) {
-        let connection = self.connections.get(&number);
-        let of_connection =
-            connection.and_then(|connection| Some((&connection.peer, connection.held.as_ref()?)));
-        let of_orphan = || {
-            self.orphans
-                .get(&number)
-                .map(|orphan| (&orphan.peer, &orphan.held))
-        };
-        let Some((peer, held)) = of_connection.or_else(of_orphan) else {
+        let found = self.all_leases().find(|&(other, ..)| other == number);
+        let Some((_, peer, held)) = found else {
             return;
         };
         match self.policy.find(peer, &held.wanted, |rule| self.leased(rule)) {
             Ok(rule) => self.charge(number, rule),
             Err(refusal) => {
-                tracing::warn!(pid = peer.pid, queues = ?held.queues, "lease ended by the new policy: {refusal}");
+                tracing::warn!(pid = peer.pid, queues = ?held.wanted.range(), "lease ended by the new policy: {refusal}");
                 if self.orphans.contains_key(&number) {
                     self.end_orphan(number);
                 } else {
@@ -121,7 +108,7 @@ impl Server {
             return;
         };
         held.rule = rule;
-        let (at, queues) = (held.interface, held.queues.clone());
+        let (at, queues) = (held.interface, held.wanted.range());
         if let Some(interface) = self.interfaces.get_mut(&at) {
             let before = interface.facts_for(&queues);
             interface.rename_entries(&queues, self.policy.names(rule));

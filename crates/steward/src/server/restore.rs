@@ -91,7 +91,7 @@ impl Server {
 
     /// The lease of a record, if somebody may come back to it.
     fn orphan(&mut self, record: &LeaseRecord) -> Option<Orphan> {
-        let (token, wanted, peer) = (record.token()?, record.wanted()?, record.peer());
+        let (token, wanted, peer) = (record.token()?, record.wanted()?, record.peer.clone());
         let rule = self
             .policy
             .find(&peer, &wanted, |rule| self.leased(rule))
@@ -105,7 +105,6 @@ impl Server {
         }
         let held = Held {
             interface: record.interface,
-            queues: wanted.range(),
             wanted,
             rule,
         };
@@ -119,31 +118,29 @@ impl Server {
 
     /// Ends the leases that nobody comes back to.
     pub(super) fn end_orphans(&mut self, now: Instant) {
-        let over = |(&number, orphan): (&u64, &Orphan)| orphan.is_over(now).then_some(number);
-        let over: Vec<u64> = self.orphans.iter().filter_map(over).collect();
+        self.end_orphans_that(|orphan| orphan.is_over(now));
+    }
+
+    fn end_orphans_that(&mut self, are_over: impl Fn(&Orphan) -> bool) {
+        let over = self.orphans.iter().filter(|(_, orphan)| are_over(orphan));
+        let over: Vec<u64> = over.map(|(&number, _)| number).collect();
         over.into_iter().for_each(|number| self.end_orphan(number));
     }
 
     /// A process that asks for queues anew which it had has given that lease up, or never learned that it had it.
     pub(super) fn end_given_up(&mut self, peer: &Credentials, wanted: &Wanted) {
-        let given_up = |orphan: &Orphan| {
+        self.end_orphans_that(|orphan| {
+            let had = &orphan.held.wanted;
             (orphan.peer.pid, orphan.peer.uid) == (peer.pid, peer.uid)
                 && peer.pid > 0
-                && orphan.held.wanted.interface == wanted.interface
-                && orphan
-                    .held
-                    .queues
-                    .clone()
-                    .any(|queue| wanted.range().contains(&queue))
-        };
-        let theirs = |(&number, orphan): (&u64, &Orphan)| given_up(orphan).then_some(number);
-        let theirs: Vec<u64> = self.orphans.iter().filter_map(theirs).collect();
-        theirs.into_iter().for_each(|number| self.end_orphan(number));
+                && had.interface == wanted.interface
+                && had.range().any(|queue| wanted.range().contains(&queue))
+        });
     }
 
     pub(super) fn end_orphan(&mut self, number: u64) {
         if let Some(orphan) = self.orphans.remove(&number) {
-            let queues = &orphan.held.queues;
+            let queues = orphan.held.wanted.range();
             tracing::info!(
                 pid = orphan.peer.pid,
                 ?queues,
@@ -175,29 +172,21 @@ impl Server {
     /// A holder comes back.
     pub(super) fn resume(&mut self, number: u64, token: &Token) -> Answered {
         let refused = |text: &str| Err(Refusal::new(Reason::Lease, text));
-        let Some(connection) = self.connections.get(&number) else {
-            return refused("this connection is over");
-        };
-        if connection.held.is_some() {
-            return refused("this connection has a lease: connect once more for another");
-        }
-        let peer = connection.peer.clone();
+        let peer = self.newcomer(number)?;
         let theirs = |orphan: &Orphan| orphan.peer.uid == peer.uid && is_same(&orphan.token, token);
         let found = self.orphans.iter().find(|(_, orphan)| theirs(orphan));
-        let Some((&lease, _)) = found else {
+        let found = found.map(|(&lease, _)| lease);
+        let Some((lease, mut orphan)) = found.and_then(|lease| self.orphans.remove_entry(&lease)) else {
             return refused(
                 "no lease waits for this holder: it has been taken back, or was never kept; ask for a new one",
             );
         };
-        let Some(mut orphan) = self.orphans.remove(&lease) else {
-            return refused("this lease is over");
-        };
         let found = self
             .policy
             .find(&peer, &orphan.held.wanted, |rule| self.leased(rule));
-        let rule = found.inspect_err(|_| self.release(lease, &orphan.held))?;
-        orphan.held.rule = rule;
-        let (at, queues) = (orphan.held.interface, orphan.held.queues.clone());
+        // The process may be of other groups than it was, and the rule another.
+        orphan.held.rule = found.inspect_err(|_| self.release(lease, &orphan.held))?;
+        let at = orphan.held.interface;
         let Some(interface) = self.interfaces.get_mut(&at) else {
             return refused("the interface is gone");
         };
@@ -209,17 +198,8 @@ impl Server {
             records.put_lease(record);
         });
         may_crash("resumed");
-        self.note_lease(number, orphan.held, "resumed");
-        // The process may be of other groups than it was, and the rule another.
-        self.charge(number, rule);
-        let facts = self
-            .interfaces
-            .get(&at)
-            .map(|interface| interface.facts_for(&queues));
-        facts.map_or_else(
-            || refused("the interface is gone"),
-            |facts| Ok((Answer::Facts(facts), Vec::new())),
-        )
+        let facts = self.note_lease(number, orphan.held, "resumed")?;
+        Ok((Answer::Facts(facts), Vec::new()))
     }
 
     /// Writes what changed of an interface.
@@ -232,7 +212,8 @@ impl Server {
     /// Writes what has ended.
     pub(super) fn record_ends(&mut self) {
         let interfaces = self.interfaces.values_mut();
-        let ended: Vec<u64> = interfaces.flat_map(Interface::take_ended).collect();
+        let ended = interfaces.flat_map(|interface| std::mem::take(&mut interface.ended));
+        let ended: Vec<u64> = ended.collect();
         if !ended.is_empty() {
             self.record(|records| records.leases.retain(|record| !ended.contains(&record.number)));
         }
@@ -254,8 +235,7 @@ impl Server {
     /// Takes back everything, so that nothing is left for a successor.
     pub fn end_all(&mut self) {
         self.linger = Duration::ZERO;
-        let orphans: Vec<u64> = self.orphans.keys().copied().collect();
-        orphans.into_iter().for_each(|number| self.end_orphan(number));
+        self.end_orphans_that(|_| true);
         let connections: Vec<u64> = self.connections.keys().copied().collect();
         for number in connections {
             // Who only saw the connection end would take us for away, and wait.

@@ -22,16 +22,11 @@ use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock, statfs};
 use serde::{Deserialize, Serialize};
-use steer::ModeRequest;
 
 use super::ledger::{self, Ledger};
 use crate::peer::Credentials;
 use crate::protocol::{Request, Token, Wanted};
 
-/// `BPF_FS_MAGIC`, include/uapi/linux/magic.h.
-const BPF_FS_MAGIC: u32 = 0xcafe_4a11;
-/// What becomes `state.toml` when it is complete.
-const NEW_FILE: &str = "state.toml.new";
 /// Of the form of the records.
 const VERSION: u32 = 1;
 
@@ -91,10 +86,9 @@ pub(super) struct InterfaceRecord {
 pub(super) struct LeaseRecord {
     pub(super) number: u64,
     pub(super) interface: u64,
-    pid: i32,
-    uid: u32,
-    gid: u32,
-    groups: Vec<u32>,
+    /// Who has it.
+    #[serde(flatten)]
+    pub(super) peer: Credentials,
     /// The request for it, as it was sent, in hexadecimal digits: so all that can be wanted is kept.
     wanted: String,
     /// None: the holder cannot come back to it.
@@ -127,41 +121,12 @@ pub struct Store {
     _locks: [File; 2],
 }
 
-impl InterfaceRecord {
-    pub(super) fn new(number: u64, name: &str, mode: ModeRequest) -> Self {
-        Self {
-            number,
-            name: name.to_owned(),
-            ifindex: 0,
-            program: 0,
-            generation: 0,
-            mode: match mode {
-                ModeRequest::Auto => 0,
-                ModeRequest::Native => 1,
-                ModeRequest::Skb => 2,
-            },
-            note: String::new(),
-        }
-    }
-
-    pub(super) fn mode(&self) -> ModeRequest {
-        match self.mode {
-            1 => ModeRequest::Native,
-            2 => ModeRequest::Skb,
-            _ => ModeRequest::Auto,
-        }
-    }
-}
-
 impl LeaseRecord {
     pub(super) fn new(number: u64, interface: u64, peer: &Credentials, wanted: &Wanted) -> Self {
         Self {
             number,
             interface,
-            pid: peer.pid,
-            uid: peer.uid,
-            gid: peer.gid,
-            groups: peer.groups.clone(),
+            peer: peer.clone(),
             wanted: hex(&Request::Lease(wanted.clone()).encode(1)),
             token: None,
         }
@@ -182,15 +147,6 @@ impl LeaseRecord {
             _ => None,
         }
     }
-
-    pub(super) fn peer(&self) -> Credentials {
-        Credentials {
-            pid: self.pid,
-            uid: self.uid,
-            gid: self.gid,
-            groups: self.groups.clone(),
-        }
-    }
 }
 
 impl Records {
@@ -206,22 +162,13 @@ impl Records {
     }
 
     pub(super) fn put_interface(&mut self, record: InterfaceRecord) {
-        let known = self
-            .interfaces
-            .iter_mut()
-            .find(|other| other.number == record.number);
-        match known {
-            Some(known) => *known = record,
-            None => self.interfaces.push(record),
-        }
+        self.interfaces.retain(|other| other.number != record.number);
+        self.interfaces.push(record);
     }
 
     pub(super) fn put_lease(&mut self, record: LeaseRecord) {
-        let known = self.leases.iter_mut().find(|other| other.number == record.number);
-        match known {
-            Some(known) => *known = record,
-            None => self.leases.push(record),
-        }
+        self.leases.retain(|other| other.number != record.number);
+        self.leases.push(record);
     }
 }
 
@@ -233,10 +180,7 @@ impl Store {
     /// [`StoreError`].
     pub fn open(dir: &Path, pins: &Path, grace: Duration) -> Result<Self, StoreError> {
         let above = pins.ancestors().find(|path| path.exists());
-        let is_bpffs = |path: &Path| {
-            statfs(path).is_ok_and(|fs| u32::try_from(fs.f_type & 0xffff_ffff) == Ok(BPF_FS_MAGIC))
-        };
-        if !above.is_some_and(is_bpffs) {
+        if !above.is_some_and(|path| statfs(path).is_ok_and(|fs| fs.f_type == libc::BPF_FS_MAGIC)) {
             let path = pins.to_owned();
             return Err(StoreError::NoBpfFs { path });
         }
@@ -258,7 +202,7 @@ impl Store {
     fn read(&mut self) -> Result<(), StoreError> {
         let path = self.path();
         // Of a steward that died while it wrote.
-        let _ = fs::remove_file(self.dir.join(NEW_FILE));
+        let _ = fs::remove_file(new_of(&path));
         let text = match fs::read_to_string(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             result => result.map_err(file_error(&path))?,
@@ -333,25 +277,32 @@ impl Store {
         }
         let text =
             toml::to_string(&self.records).map_err(|error| file_error(&path)(io::Error::other(error)))?;
-        let new = self.dir.join(NEW_FILE);
-        let write = || {
-            let mut file = OpenOptions::new()
-                .write(true)
-                .create(true)
-                .truncate(true)
-                .mode(0o600)
-                .open(&new)?;
-            file.write_all(text.as_bytes())?;
-            drop(file);
-            may_crash("records-written");
-            fs::rename(&new, &path)
-        };
-        write().map_err(file_error(&path))
+        replace(&path, &text).map_err(file_error(&path))
     }
 
     fn path(&self) -> PathBuf {
         self.dir.join("state.toml")
     }
+}
+
+/// What becomes this file when it is complete.
+fn new_of(path: &Path) -> PathBuf {
+    path.with_extension("toml.new")
+}
+
+/// Writes a file anew: a reader sees the old or the new one.
+pub(super) fn replace(path: &Path, text: &str) -> io::Result<()> {
+    let new = new_of(path);
+    let mut options = OpenOptions::new();
+    let mut file = options
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&new)?;
+    file.write_all(text.as_bytes())?;
+    may_crash("records-written");
+    fs::rename(&new, path)
 }
 
 fn file_error(path: &Path) -> impl FnOnce(io::Error) -> StoreError {
@@ -411,7 +362,7 @@ pub(super) fn may_crash(point: &str) {
 
 #[cfg(test)]
 mod tests {
-    use steer::Filter;
+    use steer::{Filter, ModeRequest};
 
     use super::*;
 
@@ -440,9 +391,15 @@ mod tests {
     #[test]
     fn records_are_read_as_they_were_written() {
         let mut records = Records::empty();
-        let mut interface = InterfaceRecord::new(1, "eth1", ModeRequest::Skb);
-        (interface.generation, interface.note) = (3, "native: \"no\"\n".to_owned());
-        records.put_interface(interface.clone());
+        records.put_interface(InterfaceRecord {
+            number: 1,
+            name: "eth1".to_owned(),
+            ifindex: 7,
+            program: 8,
+            generation: 3,
+            mode: ModeRequest::Skb as u32,
+            note: "native: \"no\"\n".to_owned(),
+        });
         records.put_lease(lease(2));
         records.put_lease(lease(3));
         records.put_lease(lease(2));
@@ -450,10 +407,9 @@ mod tests {
         let text = toml::to_string(&records).expect("plain values");
         let read: Records = toml::from_str(&text).expect("what was written");
         assert_eq!(read, records);
-        assert_eq!(read.interfaces[0].mode(), ModeRequest::Skb);
         let lease = &read.leases[0];
         assert_eq!(lease.token(), Some([0xa5; 16]));
-        assert_eq!(lease.peer().groups, [10, 11]);
+        assert_eq!(lease.peer.groups, [10, 11]);
         let wanted = lease.wanted().expect("readable");
         assert_eq!((wanted.range(), wanted.mode), (2..5, ModeRequest::Native));
         assert_eq!(wanted.filter.vlans, [100]);

@@ -49,15 +49,6 @@ impl Step {
     }
 }
 
-/// What the steps are undone on.
-pub(super) trait Undo {
-    /// Undoes one step, and looks whether it is undone. What is not there any more is.
-    ///
-    /// # Errors
-    /// Why not, in one line.
-    fn undo(&mut self, step: &Step) -> Result<(), String>;
-}
-
 /// What is left to undo of one lease.
 #[derive(Debug)]
 pub(super) struct Teardown {
@@ -83,11 +74,12 @@ impl Teardown {
         }
     }
 
-    /// Undoes what is left, as far as that goes.
+    /// Undoes what is left, as far as that goes. `undo` undoes one step and looks whether it is undone (what is not
+    /// there any more is), or says in one line why not.
     ///
     /// # Errors
     /// The first step that was refused; then go on later.
-    pub(super) fn go_on(&mut self, resources: &mut impl Undo) -> Result<(), Stuck> {
+    pub(super) fn go_on(&mut self, mut undo: impl FnMut(&Step) -> Result<(), String>) -> Result<(), Stuck> {
         self.tries += 1;
         let mut stuck: Option<Stuck> = None;
         for step in self.left.clone() {
@@ -97,7 +89,7 @@ impl Teardown {
             if waits {
                 break;
             }
-            match resources.undo(&step) {
+            match undo(&step) {
                 Ok(()) => {
                     self.left.remove(&step);
                 }
@@ -123,7 +115,7 @@ mod tests {
         undone: Vec<Step>,
     }
 
-    impl Undo for Driver {
+    impl Driver {
         fn undo(&mut self, step: &Step) -> Result<(), String> {
             if self.refuses.contains(step) {
                 return Err("busy".to_owned());
@@ -145,14 +137,14 @@ mod tests {
         };
         let mut teardown = Teardown::new(sockets(0..3));
         for tries in 1..4 {
-            let stuck = teardown.go_on(&mut driver).expect_err("refused");
+            let stuck = teardown.go_on(|step| driver.undo(step)).expect_err("refused");
             assert_eq!((stuck.step, stuck.tries), (Step::Sockets { queue: 1 }, tries));
         }
         assert_eq!(driver.undone, sockets([0, 2]));
         driver.refuses.clear();
-        assert_eq!(teardown.go_on(&mut driver), Ok(()));
+        assert_eq!(teardown.go_on(|step| driver.undo(step)), Ok(()));
         assert_eq!(driver.undone, sockets([0, 2, 1]));
-        assert_eq!(teardown.go_on(&mut driver), Ok(()));
+        assert_eq!(teardown.go_on(|step| driver.undo(step)), Ok(()));
         assert_eq!(driver.undone.len(), 3);
     }
 
@@ -160,7 +152,7 @@ mod tests {
     fn steps_are_undone_in_their_order_however_they_are_given() {
         let mut driver = Driver::default();
         let mut teardown = Teardown::new(sockets([5, 1, 3]));
-        assert_eq!(teardown.go_on(&mut driver), Ok(()));
+        assert_eq!(teardown.go_on(|step| driver.undo(step)), Ok(()));
         assert_eq!(driver.undone, sockets([1, 3, 5]));
     }
 
@@ -183,13 +175,13 @@ mod tests {
             undone: Vec::new(),
         };
         let mut teardown = Teardown::new([sockets([0])[0], entries, context, rule, other]);
-        assert!(teardown.go_on(&mut driver).is_err());
+        assert!(teardown.go_on(|step| driver.undo(step)).is_err());
         assert_eq!(driver.undone, [other]);
         driver.refuses = [context].into();
-        assert!(teardown.go_on(&mut driver).is_err());
+        assert!(teardown.go_on(|step| driver.undo(step)).is_err());
         assert_eq!(driver.undone, [other, rule]);
         driver.refuses.clear();
-        assert_eq!(teardown.go_on(&mut driver), Ok(()));
+        assert_eq!(teardown.go_on(|step| driver.undo(step)), Ok(()));
         assert_eq!(driver.undone[2..], [context, entries, sockets([0])[0]]);
     }
 
@@ -201,10 +193,10 @@ mod tests {
             undone: Vec::new(),
         };
         let mut teardown = Teardown::new([sockets([1])[0], entries, Step::Entries { queue: 2 }]);
-        assert!(teardown.go_on(&mut driver).is_err());
+        assert!(teardown.go_on(|step| driver.undo(step)).is_err());
         assert_eq!(driver.undone, [Step::Entries { queue: 2 }]);
         driver.refuses.clear();
-        assert_eq!(teardown.go_on(&mut driver), Ok(()));
+        assert_eq!(teardown.go_on(|step| driver.undo(step)), Ok(()));
         assert_eq!(driver.undone[1..], [entries, sockets([1])[0]]);
     }
 }

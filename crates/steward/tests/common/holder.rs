@@ -17,7 +17,7 @@ use steward::protocol::{Facts, RECEIVE_RING};
 use testkit::Running;
 use xsk::{AttachMode, FramePool, Kick, OwnMemory, QueueId, RingSize, Socket, SocketConfig, TxDesc, Umem};
 
-use super::{HOLDER, World, holder_uid, wanted};
+use super::{HOLDER, World, holder_uid, take, wanted};
 
 const CHUNK: u32 = 2048;
 const CHUNKS: usize = 1024;
@@ -125,8 +125,7 @@ pub(crate) fn give_up_capabilities() {
 
 /// A lease of the queue that the test named, with memory enough.
 pub(crate) fn lease() -> (Lease, Vec<OwnedFd>) {
-    let (lease, sockets) =
-        Lease::take(&socket(), &wanted(queue(), 1)).unwrap_or_else(|error| panic!("{error}"));
+    let (lease, sockets) = take(&socket(), &wanted(queue(), 1)).unwrap_or_else(|error| panic!("{error}"));
     lease
         .raise_memlock(3 * UMEM_BYTES)
         .unwrap_or_else(|error| panic!("{error}"));

@@ -7,13 +7,13 @@ pub(crate) mod raw;
 
 use std::fs;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use steer::{Filter, ModeRequest};
-use steward::client::{Lease, LeaseError};
+use steward::client::{Lease, LeaseError, Waiting};
 use steward::protocol::{Refusal, Wanted};
 use tempfile::TempDir;
 use testkit::{BpfFs, PacketPort, Running, VethPair, wait};
@@ -52,6 +52,16 @@ queues = "all"
 
 /// For tests to which the program without a lease is of no interest: it goes at once.
 const BRIEFLY: &str = "0";
+
+/// Takes a lease from the steward at `path`, as a holder does that waits as long as most do.
+pub(crate) fn take(path: &Path, wanted: &Wanted) -> Result<(Lease, Vec<OwnedFd>), LeaseError> {
+    Lease::take(path, wanted, Waiting::default())
+}
+
+/// Until when a test waits for what comes at once, as a rule.
+pub(crate) fn soon() -> Instant {
+    Instant::now() + wait::SOON
+}
 
 /// All of it. Fields are dropped in this order.
 pub(crate) struct World {
@@ -239,7 +249,7 @@ impl World {
         start_queue: u32,
         queues: u32,
     ) -> Result<(Lease, Vec<std::os::fd::OwnedFd>), LeaseError> {
-        Lease::take(&self.socket(), &wanted(start_queue, queues))
+        take(&self.socket(), &wanted(start_queue, queues))
     }
 
     /// The program on the interface, by a look that does not go through the steward.

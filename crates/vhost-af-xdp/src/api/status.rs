@@ -8,6 +8,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use steer::mac_text;
 
 use crate::config::NicConfig;
 use crate::guard::watchdog::{Hang, Watchdog};
@@ -265,10 +266,6 @@ impl PortStatus {
                 .for_each(|lane| lane.note_program(interface));
         }
     }
-}
-
-fn mac_text(mac: [u8; 6]) -> String {
-    mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
 fn names(offloads: Offloads) -> Vec<String> {

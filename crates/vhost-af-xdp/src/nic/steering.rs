@@ -81,7 +81,7 @@ impl Steering {
     /// # Errors
     /// [`InterfaceError::Lease`].
     pub(crate) fn lease(steward: &StewardAt, wanted: &Wanted) -> Result<Attached, InterfaceError> {
-        let taken = Lease::take_with(&steward.path, wanted, steward.waiting.clone());
+        let taken = Lease::take(&steward.path, wanted, steward.waiting.clone());
         let (lease, sockets) = taken.map_err(|error| match error {
             // That there is a steward is nothing that the user has to know.
             LeaseError::Refused(refusal) if steward.private => InterfaceError::Refused(refusal),
@@ -149,7 +149,7 @@ impl Steering {
     /// Asks what the program did with a queue's frames, until `deadline` at most.
     pub(crate) fn sample(&self, queue: u32, deadline: Instant) {
         if let Self::Leased(leased) = self
-            && let Ok(told) = leased.lease.counters_by(queue, deadline)
+            && let Ok(told) = leased.lease.counters(queue, deadline)
         {
             leased.counted().insert(queue, told);
         }

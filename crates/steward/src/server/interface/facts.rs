@@ -1,13 +1,11 @@
-//! What is told of an interface: to the holders of its queues, and to who asks for leases.
+//! What the holders of an interface's queues are told of it.
 
 use std::ops::Range;
 
 use steer::Program;
 
 use super::Interface;
-use crate::listing::Listed;
-use crate::peer::Credentials;
-use crate::protocol::{Facts, Steered};
+use crate::protocol::Facts;
 use crate::server::entries;
 
 impl Interface {
@@ -18,33 +16,12 @@ impl Interface {
             return facts;
         };
         facts.generation = facts.generation.wrapping_add(entries.renewed);
-        facts.steered = entries.steered;
+        facts.steered = entries.outcome.steered;
         let impaired = self.impairment(queues);
         facts.impaired = impaired.is_some();
         facts.steering = entries.note();
-        let notes = impaired.filter(|note| !note.is_empty()).into_iter();
-        let notes = notes.chain(Some(facts.note).filter(|note| !note.is_empty()));
-        facts.note = notes.collect::<Vec<_>>().join("; ");
+        facts.note = entries::joined([impaired.as_deref().unwrap_or(""), &facts.note]);
         facts
-    }
-
-    /// The lease of these queues, for whoever asks.
-    pub(in crate::server) fn listed(&self, queues: &Range<u32>, peer: &Credentials) -> Listed {
-        let facts = self.facts_for(queues);
-        let entries = self.entries.get(&queues.start);
-        Listed {
-            number: 0,
-            namespace: 0,
-            pid: peer.pid.try_into().unwrap_or(0),
-            uid: peer.uid,
-            interface: facts.name,
-            start_queue: queues.start,
-            queues: queues.end - queues.start,
-            filter: entries.map(|entries| entries.filter.clone()).unwrap_or_default(),
-            steered: facts.steered,
-            impaired: facts.impaired,
-            orphaned: false,
-        }
     }
 
     /// Why no frames come to these queues, apart from what the interface's own note says.
@@ -79,10 +56,9 @@ impl Interface {
             program: self.program.as_ref().map_or(0, Program::id),
             sends: self.sends,
             generation: self.generation,
-            steered: Steered::ByQueue,
             impaired: self.program.is_none(),
             note: self.note.clone(),
-            steering: String::new(),
+            ..Facts::default()
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
+use rustix::net::sockopt;
 use steer::{MAX_QUEUES, QueueConf, QueueCounters, with_sources};
 
 use super::{Holder, Interface};
@@ -71,14 +71,8 @@ impl Interface {
             );
             Refusal::new(Reason::Kernel, text)
         };
-        let socket = socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None).map_err(
-            |error| {
-                failed(
-                    "no AF_XDP socket (the steward needs CAP_NET_RAW and descriptors)",
-                    &error,
-                )
-            },
-        )?;
+        let none = "no AF_XDP socket (the steward needs CAP_NET_RAW and descriptors)";
+        let socket = sys::new_xdp_socket().map_err(|error| failed(none, &error))?;
         sys::confine(socket.as_fd(), self.link.index)
             .map_err(|error| failed("cannot confine the socket", &error))?;
         // Before it is placed: see there.

@@ -11,7 +11,7 @@ use super::{Holder, Interface};
 use crate::hardware::{self, Ethtool};
 use crate::links::Link;
 use crate::server::state::may_crash;
-use crate::server::teardown::{Step, Teardown, Undo};
+use crate::server::teardown::{Step, Teardown};
 
 /// A lease that is being taken back.
 #[derive(Debug)]
@@ -81,15 +81,10 @@ impl Interface {
         }
     }
 
-    /// Leases that were taken back since this was asked last.
-    pub(in crate::server) fn take_ended(&mut self) -> Vec<u64> {
-        std::mem::take(&mut self.ended)
-    }
-
     /// Goes on with what is being taken back.
     pub(super) fn take_back(&mut self) {
         for mut leaving in std::mem::take(&mut self.leaving) {
-            match leaving.teardown.go_on(self) {
+            match leaving.teardown.go_on(|step| self.undo(step)) {
                 Ok(()) => {
                     may_crash("taken-back");
                     self.ledger.forget(leaving.queues.start);
@@ -106,27 +101,19 @@ impl Interface {
             }
         }
     }
-}
 
-impl Undo for Interface {
-    fn undo(&mut self, step: &Step) -> Result<(), String> {
-        if let Step::Nic(part) = step {
-            // The rules of an interface that is gone went with it, or away with it.
-            return match self.driver() {
-                Ok(None) => Ok(()),
-                Ok(Some(mut nic)) => hardware::undo(&mut nic, part),
-                Err(error) => Err(error),
+    fn undo(&self, step: &Step) -> Result<(), String> {
+        let undone = match (step, &self.program) {
+            (Step::Nic(part), _) => {
+                // The rules of an interface that is gone went with it, or away with it.
+                let undo =
+                    |nic: Option<Ethtool>| nic.map_or(Ok(()), |mut nic| hardware::undo(&mut nic, part));
+                return self.driver().and_then(undo).map_err(|error| error.to_string());
             }
-            .map_err(|error| error.to_string());
-        }
-        // Without the program there is nothing to take it back from.
-        let Some(program) = &self.program else {
-            return Ok(());
-        };
-        let undone = match *step {
-            Step::Nic(_) => return Ok(()),
-            Step::Entries { queue } => program.set_filter(queue, &Filter::default()),
-            Step::Sockets { queue } => program.disable_queue(queue),
+            // Without the program there is nothing to take it back from.
+            (_, None) => return Ok(()),
+            (&Step::Entries { queue }, Some(program)) => program.set_filter(queue, &Filter::default()),
+            (&Step::Sockets { queue }, Some(program)) => program.disable_queue(queue),
         };
         undone.map_err(|error| with_sources(&error))
     }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::Serialize;
+use steer::mac_text;
 use steward::hardware::{Ethtool, Target};
 use steward::listing::{self, Listed};
 use steward::protocol::DEFAULT_SOCKET;
@@ -122,10 +123,6 @@ pub(super) fn program_rule(macs: &[String], vlans: &[u16]) -> Option<Rule> {
         what: takes(macs, vlans),
         to: None,
     })
-}
-
-fn mac_text(mac: [u8; 6]) -> String {
-    mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
 /// The NIC's rules, by the queue that they point at; none, if it has none or does not say.
