@@ -1,7 +1,7 @@
 //! Coalescing: any frames from the network, whole flows with what a fuzzer does to them.
 //!
 //! Invariants: every frame is delivered once; those of one flow in their order, and what belongs to no flow in its place; a frame that is
-//! delivered alone is as it came; a super-frame fits the room that there was, and cut again by `offload::segment` it is the frames that it
+//! delivered alone is as it came; a GSO packet fits the room that there was, and cut again by `offload::segment` it is the frames that it
 //! was made of, but for what merging gives up (timestamps, ids with "don't fragment", which segment had PSH and FIN).
 
 use offload::checksum::{self, Sum};
@@ -97,8 +97,8 @@ fn check(batch: &Batch, run: &Run, frames: &[Vec<u8>], room: u32) {
     }
     assert!(run.bytes() <= room);
     let request = Request::from_header(&header).expect("a good header");
-    let gso = request.gso.expect("a super-frame");
-    let plan = Plan::new(&bytes, bytes.len() as u32, gso).expect("a good super-frame");
+    let gso = request.gso.expect("a GSO packet");
+    let plan = Plan::new(&bytes, bytes.len() as u32, gso).expect("a good GSO packet");
     assert_eq!(
         (plan.segments() as usize, request.csum),
         (run.frames(), Some(plan.checksum_at()))

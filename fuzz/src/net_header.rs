@@ -2,7 +2,7 @@
 //!
 //! Invariants: only a chain that is readable throughout, long enough, within the limit and without offloads that were not
 //! accepted becomes a frame; the frame is exactly the bytes that follow the header, however descriptors cut them; no segment of
-//! a super-frame is longer than the limit.
+//! a GSO packet is longer than the limit.
 
 use std::sync::Arc;
 
@@ -106,7 +106,7 @@ impl Accepted {
         bits.map(|(bit, has)| u64::from(has) << bit).sum()
     }
 
-    /// Whether this kind of super-frame may come.
+    /// Whether this kind of GSO packet may come.
     fn has(self, gso_type: u8) -> bool {
         let [csum, tso4, tso6, ecn, uso] = self.0;
         let kind = match gso_type & 0x7f {

@@ -1,9 +1,9 @@
-//! Segmentation: any virtio-net header over any super-frame.
+//! Segmentation: any virtio-net header over any GSO packet.
 //!
 //! Invariants: a plan covers the payload once and in order, with no more segments than bytes; each segment has the
-//! layers of the super-frame, lengths that are its own, a good IPv4 header checksum, a partial checksum that differs
-//! from the super-frame's by the difference of lengths; the headers of all but the first, or the last, differ from
-//! the super-frame's only where the rules say so.
+//! layers of the GSO packet, lengths that are its own, a good IPv4 header checksum, a partial checksum that differs
+//! from the GSO packet's by the difference of lengths; the headers of all but the first, or the last, differ from
+//! the GSO packet's only where the rules say so.
 
 use offload::checksum::{Sum, complete};
 use offload::packet::{HEADERS_MAX, Ip, Layers, Transport, parse};
@@ -109,7 +109,7 @@ fn check_segment(plan: &Plan, index: u32, frame: &[u8], layers: &Layers) {
         partial(frame, frame.len() - transport).fold() % 0xffff
     );
 
-    // What may differ, made equal: all else is the super-frame's.
+    // What may differ, made equal: all else is the GSO packet's.
     let mut wanted = frame[..header.len()].to_vec();
     let mut same = |range: std::ops::Range<usize>| wanted[range.clone()].copy_from_slice(&header[range]);
     same(field..field + 2);

@@ -9,7 +9,7 @@
 //! What netem and a VLAN interface would do, of which many kernels have neither; and it can count. Frames go through
 //! packet sockets with PACKET_VNET_HDR (packet(7)), so that a checksum that the sender left to the hardware arrives
 //! as unfinished as it was sent, as on a veth without anything between. The peer's ends have `tso off`, so that a
-//! super-frame of its stack is cut before it is on the wire. No segment may be longer than a frame: `longest_bytes`
+//! GSO packet of its stack is cut before it is on the wire. No segment may be longer than a frame: `longest_bytes`
 //! tells.
 
 use std::sync::Arc;

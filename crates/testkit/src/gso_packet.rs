@@ -1,4 +1,4 @@
-//! Super-frames as a guest hands them over: headers for a packet longer than the wire takes, a partial checksum, and the
+//! GSO packets as a guest hands them over: headers for a packet longer than the wire takes, a partial checksum, and the
 //! virtio-net header that asks for segmentation (VirtIO 1.3, 5.1.6). Lengths and sums are made here, by the letter and
 //! not by the `offload` crate, which is tested with them.
 
@@ -40,7 +40,7 @@ pub enum Transport {
 
 /// A packet of any length up to what an IP header can say.
 #[derive(Debug, Clone)]
-pub struct SuperFrame {
+pub struct GsoPacket {
     /// 802.1Q tags, 802.1ad outside when there are two.
     pub tags: usize,
     /// Network layer.
@@ -53,7 +53,7 @@ pub struct SuperFrame {
     pub flow: u16,
 }
 
-impl SuperFrame {
+impl GsoPacket {
     /// TCP with ACK and PSH, the twelve bytes of a timestamp option, no tag.
     #[must_use]
     pub fn tcp(ip: Ip, payload_len: usize) -> Self {
@@ -214,7 +214,7 @@ impl SuperFrame {
         let mut header = [self.flow.to_be_bytes(), 9u16.to_be_bytes()].concat();
         match self.transport {
             Transport::Tcp(flags, options) => {
-                // A sequence number that wraps within the super-frame.
+                // A sequence number that wraps within the GSO packet.
                 header.extend(0xffff_f000u32.to_be_bytes());
                 header.extend(77u32.to_be_bytes());
                 header.extend([(5 + options as u8) << 4, flags, 0x12, 0x34]);

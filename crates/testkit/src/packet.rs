@@ -44,7 +44,7 @@ impl PacketPort {
     }
 
     /// Opens it so that each frame to be sent has the first ten bytes of a virtio-net header before it, by which the kernel completes the
-    /// checksum and cuts super-frames (PACKET_VNET_HDR, `net/packet/af_packet.c` packet_snd). For sending only.
+    /// checksum and cuts GSO packets (PACKET_VNET_HDR, `net/packet/af_packet.c` packet_snd). For sending only.
     ///
     /// # Panics
     /// If there is no such interface.

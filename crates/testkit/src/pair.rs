@@ -15,7 +15,7 @@ use crate::wait;
 
 /// The header of a frame without offloads.
 const NO_OFFLOAD: [u8; HEADER] = [0; HEADER];
-/// Room that a frame is given in guest memory, bytes; and a super-frame.
+/// Room that a frame is given in guest memory, bytes; and a GSO packet.
 const SLOT: u32 = 4096;
 const LARGE_SLOT: u32 = 66 << 10;
 

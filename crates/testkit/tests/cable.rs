@@ -1,4 +1,4 @@
-//! Two guests of one process on one cable: super-frames and partial checksums pass as they are, to a guest that takes them; to
+//! Two guests of one process on one cable: GSO packets and partial checksums pass as they are, to a guest that takes them; to
 //! one that does not, as the frames that a wire would carry.
 
 use std::time::Duration;
@@ -8,8 +8,8 @@ use offload::packet::HEADERS_MAX;
 use offload::segment::{Plan, Request};
 use rstest::rstest;
 use testkit::driver::F_RING_PACKED;
+use testkit::gso_packet::{GsoPacket, Ip};
 use testkit::pair::Received;
-use testkit::super_frame::{Ip, SuperFrame};
 use testkit::{Daemon, Driver, DriverConfig, Layout, NetNs, Pair, Serve, frame, require, wait};
 use virtqueue::driver::Buffer;
 
@@ -70,14 +70,14 @@ fn send(pair: &mut Pair, header: [u8; 10], bytes: &[u8]) {
     pair.send_buffers(&buffers, true);
 }
 
-fn super_frame(payload_len: usize) -> SuperFrame {
-    SuperFrame {
+fn gso_packet(payload_len: usize) -> GsoPacket {
+    GsoPacket {
         payload_len,
-        ..SuperFrame::tcp(Ip::V4(0), 0)
+        ..GsoPacket::tcp(Ip::V4(0), 0)
     }
 }
 
-/// What a wire carries of a super-frame: its segments, with whole checksums.
+/// What a wire carries of a GSO packet: its segments, with whole checksums.
 fn cut(bytes: &[u8], request: &[u8; 10]) -> Vec<Vec<u8>> {
     let gso = Request::from_header(request)
         .expect("good")
@@ -97,19 +97,19 @@ fn cut(bytes: &[u8], request: &[u8; 10]) -> Vec<Vec<u8>> {
 }
 
 #[rstest]
-fn super_frame_and_partial_checksum_pass_untouched(#[values(0, F_RING_PACKED)] packed: u64) {
+fn gso_packet_and_partial_checksum_pass_untouched(#[values(0, F_RING_PACKED)] packed: u64) {
     require!(Root);
     let mut cable = Cable::new(&taking(ALL | packed), &taking(ALL | packed));
     cable.b.pairs[0].post(128, &[1526]);
-    let request = super_frame(60_000).request(1448);
-    let bytes = super_frame(60_000).bytes();
+    let request = gso_packet(60_000).request(1448);
+    let bytes = gso_packet(60_000).bytes();
     send(&mut cable.a.pairs[0], request, &bytes);
     let got = cable.b.pairs[0].receive(wait::SOON).expect("it arrives");
     frame::assert_same(&got.frame, &bytes);
     assert_eq!(got.header[..10], request);
     assert!(got.chains > 1, "in {} buffer(s)", got.chains);
     // One segment, whose checksum is partial.
-    let bytes = super_frame(1000).bytes();
+    let bytes = gso_packet(1000).bytes();
     let partial = [1, 0, 0, 0, 0, 0, request[6], request[7], request[8], request[9]];
     send(&mut cable.a.pairs[0], partial, &bytes);
     let got = cable.b.pairs[0].receive(wait::SOON).expect("it arrives");
@@ -123,8 +123,8 @@ fn guest_that_takes_no_offload_gets_whole_frames() {
     require!(Root);
     let mut cable = Cable::new(&taking(SENDING), &taking(0));
     cable.b.pairs[0].post(128, &[1526]);
-    let request = super_frame(20_000).request(1448);
-    let bytes = super_frame(20_000).bytes();
+    let request = gso_packet(20_000).request(1448);
+    let bytes = gso_packet(20_000).bytes();
     send(&mut cable.a.pairs[0], request, &bytes);
     for expected in cut(&bytes, &request) {
         let got = cable.b.pairs[0].receive(wait::SOON).expect("a segment");
@@ -139,8 +139,8 @@ fn guest_that_takes_checksums_only_gets_segments_with_partial_ones() {
     require!(Root);
     let mut cable = Cable::new(&taking(SENDING), &taking(1 << 1));
     cable.b.pairs[0].post(16, &[1526]);
-    let request = super_frame(3000).request(1448);
-    let bytes = super_frame(3000).bytes();
+    let request = gso_packet(3000).request(1448);
+    let bytes = gso_packet(3000).bytes();
     send(&mut cable.a.pairs[0], request, &bytes);
     let segments = cut(&bytes, &request);
     assert_eq!(segments.len(), 3);
@@ -160,8 +160,8 @@ fn headers_that_lie_are_dropped_and_the_next_frame_passes() {
     require!(Root);
     let mut cable = Cable::new(&taking(ALL), &taking(ALL));
     cable.b.pairs[0].post(128, &[1526]);
-    let good = super_frame(10_000).request(1448);
-    let bytes = super_frame(10_000).bytes();
+    let good = gso_packet(10_000).request(1448);
+    let bytes = gso_packet(10_000).bytes();
     let mut lies = Vec::new();
     for (at, value) in [
         (0, 0),

@@ -8,8 +8,8 @@ use rstest::rstest;
 use testkit::daemon::{Mode, private_dir};
 use testkit::driver::{F_HOST_ALL, HEADER, region_info};
 use testkit::foreign::{self, Foreign, assert_serves_guests, inherited, list};
+use testkit::gso_packet::{GsoPacket, Ip};
 use testkit::guest::{Backend, Guest, qemu_has_af_xdp};
-use testkit::super_frame::{Ip, SuperFrame};
 use testkit::world::{GUEST, HOST, give_address, iperf_server};
 use testkit::{
     BpfFs, Daemon, Driver, DriverConfig, Layout, Lessor, PacketPort, Rig, Serve, VethPair, frame, require,
@@ -114,7 +114,7 @@ fn socket_passed_in_stays_when_a_vmm_takes_the_memory_of_its_rings_away(#[values
     assert_serves_guests(veth, daemon, 2);
 }
 
-/// It resets its device while it boots, leaves checksums to us, and sends and takes super-frames.
+/// It resets its device while it boots, leaves checksums to us, and sends and takes GSO packets.
 #[test]
 fn linux_guests_boot_and_talk_over_sockets_passed_in() {
     require!(Root, Qemu);
@@ -238,9 +238,9 @@ fn no_chunk_is_lost_however_many_guests_go_with_frames_under_way() {
     assert_serves_guests(veth, daemon, 1);
 }
 
-/// Several descriptors of each super-frame refer to one chunk, and the socket outlives the guest.
+/// Several descriptors of each GSO packet refer to one chunk, and the socket outlives the guest.
 #[rstest]
-fn no_chunk_is_lost_however_many_guests_go_with_super_frames_under_way(
+fn no_chunk_is_lost_however_many_guests_go_with_gso_packets_under_way(
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
 ) {
     require!(Root);
@@ -257,13 +257,13 @@ fn no_chunk_is_lost_however_many_guests_go_with_super_frames_under_way(
         features: config.features | F_HOST_ALL,
         ..config
     };
-    let super_frame = SuperFrame::udp(Ip::V4(0), 40_000);
-    let bytes = super_frame.bytes();
-    // Of some 3000 chunks: each guest's super-frames take 130, or, in thousands of segments, hundreds.
+    let gso_packet = GsoPacket::udp(Ip::V4(0), 40_000);
+    let bytes = gso_packet.bytes();
+    // Of some 3000 chunks: each guest's GSO packets take 130, or, in thousands of segments, hundreds.
     for guest in 0..60 {
         let mut driver = Driver::connect(&daemon.socket(), &config).expect("accepted");
         let mut header = [0; HEADER];
-        header[..10].copy_from_slice(&super_frame.request([20, 1400, 700][guest % 3]));
+        header[..10].copy_from_slice(&gso_packet.request([20, 1400, 700][guest % 3]));
         let before = daemon.counter("from_guest_referred_segments");
         driver.pairs[0].send_asking(&[(header, &bytes[..]); 6], Layout::Pieces(5000));
         daemon.await_counter("from_guest_referred_segments", before + 1);

@@ -5,10 +5,10 @@ use testkit::daemon::{Mode, Placement};
 use testkit::driver::{
     F_EVENT_IDX, F_GUEST_ALL, F_HOST_ALL, F_INDIRECT, F_MRG_RXBUF, F_RING_PACKED, F_VERSION_1,
 };
+use testkit::gso_packet::Ip;
 use testkit::pair::{Received, Ring};
-use testkit::super_frame::Ip;
 use testkit::{
-    Daemon, Driver, DriverConfig, Layout, NetNs, Noise, PacketPort, Serve, SuperFrame, TwoGuests, VethPair,
+    Daemon, Driver, DriverConfig, GsoPacket, Layout, NetNs, Noise, PacketPort, Serve, TwoGuests, VethPair,
     frame, holdings, require, wait,
 };
 use virtqueue::GuestAddr;
@@ -103,11 +103,11 @@ fn any_frame(noise: &mut Noise) -> Vec<u8> {
     let payload_len = noise.one(&[
         0, 1, 2, 3, 5, 47, 100, 1000, 1400, 1446, 1460, 3000, 20_001, 65_400,
     ]);
-    let mut frame = SuperFrame {
+    let mut frame = GsoPacket {
         tags: noise.index(3),
         ..match noise.index(3) {
-            0 => SuperFrame::udp(ip, payload_len),
-            _ => SuperFrame::tcp(ip, payload_len),
+            0 => GsoPacket::udp(ip, payload_len),
+            _ => GsoPacket::tcp(ip, payload_len),
         }
     }
     .bytes();
@@ -248,16 +248,16 @@ fn queues_of_one_entry_and_of_the_most_move_frames(
     let mut guest = Driver::connect(&daemon.socket(), &config).expect("accepted");
     let pair = &mut guest.pairs[0];
     pair.post(usize::from(entries.min(64)), &[2048]);
-    let super_frame = SuperFrame::tcp(Ip::V4(0), 40_000);
+    let gso_packet = GsoPacket::tcp(Ip::V4(0), 40_000);
     for round in 0..5 {
         let (there, back) = (frame::plain(60, round), frame::plain(1514, round));
         pair.send(&there, Layout::Whole);
         frame::assert_same(&wire.receive(wait::SOON).expect("sent"), &there);
         wire.send(&back);
         frame::assert_same(&pair.receive(wait::SOON).expect("received").frame, &back);
-        let header = [&super_frame.request(1000)[..], &[0; 2]].concat();
+        let header = [&gso_packet.request(1000)[..], &[0; 2]].concat();
         let asking = header.try_into().expect("twelve bytes");
-        pair.send_asking(&[(asking, &super_frame.bytes())], Layout::Indirect(60_000));
+        pair.send_asking(&[(asking, &gso_packet.bytes())], Layout::Indirect(60_000));
         (0..40).for_each(|_| drop(wire.receive(wait::SOON).expect("a segment")));
     }
     pair.await_sent();

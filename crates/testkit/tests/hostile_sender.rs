@@ -1,7 +1,7 @@
 //! A sender on the network that sets traps for whoever joins segments: what its frames become in two guests of one daemon.
 //!
 //! Each frame carries a number, so whatever a guest gets can be taken apart again: a frame must be one that was sent, byte for byte;
-//! a super-frame, cut by the letter of what its virtio-net header says, must be frames of one flow in their order, all of them
+//! a GSO packet, cut by the letter of what its virtio-net header says, must be frames of one flow in their order, all of them
 //! sound, whose headers differ in nothing but what a NIC that joins segments may lose (identification, checksums, PSH, FIN, CWR,
 //! timestamps). All frames must arrive, once.
 
@@ -11,9 +11,9 @@ use rstest::rstest;
 use rustix::process::Signal;
 use testkit::daemon::Placement;
 use testkit::driver::{F_EVENT_IDX, F_GUEST_ALL, F_MRG_RXBUF, F_VERSION_1};
+use testkit::gso_packet::{ACK, CWR, ECE, FIN, Ip, PSH, Transport};
 use testkit::pair::Received;
-use testkit::super_frame::{ACK, CWR, ECE, FIN, Ip, PSH, Transport};
-use testkit::{DriverConfig, Noise, SuperFrame, TwoGuests, require, wait};
+use testkit::{DriverConfig, GsoPacket, Noise, TwoGuests, require, wait};
 
 const BURST: usize = 64;
 const BURSTS: usize = 24;
@@ -35,7 +35,7 @@ struct Sent {
     bytes: Vec<u8>,
     flow: usize,
     layers: Layers,
-    /// It may be part of a super-frame.
+    /// It may be part of a GSO packet.
     sound: bool,
 }
 
@@ -95,7 +95,7 @@ impl Flows {
             6 => ACK | PSH,
             _ => ACK,
         };
-        let model = SuperFrame {
+        let model = GsoPacket {
             tags: if trap == 7 { noise.index(3) } else { 0 },
             flow: 5000 + flow as u16,
             transport: if tcp {
@@ -103,7 +103,7 @@ impl Flows {
             } else {
                 Transport::Udp
             },
-            ..SuperFrame::udp(ip, payload_len)
+            ..GsoPacket::udp(ip, payload_len)
         };
         let mut bytes = model.bytes();
         let payload = model.header_len();
@@ -158,7 +158,7 @@ impl Flows {
 }
 
 /// Bytes of a TCP header that begins so far before the payload.
-fn payload_of(model: &SuperFrame) -> usize {
+fn payload_of(model: &GsoPacket) -> usize {
     match model.transport {
         Transport::Tcp(_, options) => 20 + 4 * options,
         Transport::Udp => 8,
@@ -225,11 +225,11 @@ fn bare(frame: &[u8], layers: Layers) -> Vec<u8> {
     bare
 }
 
-/// The frames that a super-frame is made of, by what it says.
+/// The frames that a GSO packet is made of, by what it says.
 fn cut(got: &Received, layers: Layers) -> Vec<Vec<u8>> {
     let word = |at: usize| usize::from(u16::from_le_bytes([got.header[at], got.header[at + 1]]));
     let (frame, size) = (&got.frame, word(4));
-    assert_eq!(got.header[0], 1, "a super-frame's checksum is partial");
+    assert_eq!(got.header[0], 1, "a GSO packet's checksum is partial");
     assert_eq!((word(2), word(6)), (layers.payload, layers.transport));
     assert_eq!(word(8), if layers.tcp { 16 } else { 6 });
     let kind = match (layers.tcp, layers.v4) {
@@ -319,7 +319,7 @@ impl Ledger {
         let first = [0, 1, 2, 3].map(|at| got.frame[payload + at]);
         let layers = self.sent[u32::from_be_bytes(first) as usize].layers;
         let segments = cut(got, layers);
-        assert!(segments.len() > 1, "one segment is no super-frame");
+        assert!(segments.len() > 1, "one segment is no GSO packet");
         self.joined += segments.len();
         for segment in segments {
             let bare = bare(&segment, layers);

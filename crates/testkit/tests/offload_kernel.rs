@@ -1,20 +1,20 @@
-//! Segments of ours are the kernel's: a super-frame goes to both, and what the kernel's software segmentation sends is compared byte
+//! Segments of ours are the kernel's: a GSO packet goes to both, and what the kernel's software segmentation sends is compared byte
 //! for byte.
 //!
-//! The super-frame enters the near end of a veth pair by a packet socket, with its virtio-net header. The near end has neither checksum
-//! nor segmentation offload, so the kernel cuts the super-frame and completes the checksums before it leaves; it is read from the far end.
+//! The GSO packet enters the near end of a veth pair by a packet socket, with its virtio-net header. The near end has neither checksum
+//! nor segmentation offload, so the kernel cuts the GSO packet and completes the checksums before it leaves; it is read from the far end.
 
 use std::time::Duration;
 
 use offload::checksum;
 use offload::packet::HEADERS_MAX;
 use offload::segment::{Plan, Request};
-use testkit::super_frame::{ACK, CWR, ECE, FIN, Ip, PSH, SuperFrame, Transport};
+use testkit::gso_packet::{ACK, CWR, ECE, FIN, GsoPacket, Ip, PSH, Transport};
 use testkit::{PacketPort, VethPair, frame, require};
 
 /// Payload bytes of a segment: of an MTU of 1500 with and without timestamps, the classic one, less than a header, odd, jumbo.
 const SIZES: [u16; 7] = [1448, 1460, 536, 48, 1001, 8000, 7];
-/// Payload bytes of a super-frame.
+/// Payload bytes of a GSO packet.
 const LENGTHS: [usize; 4] = [2896, 10_000, 40_001, 65_000];
 /// Most segments that are on their way at once: net.core.netdev_max_backlog is 1000.
 const MOST: usize = 900;
@@ -53,13 +53,13 @@ impl Kernel {
         }
     }
 
-    fn assert_same_segments(&self, super_frame: &SuperFrame, size: u16) {
-        let bytes = super_frame.bytes();
-        let request = super_frame.request(size);
+    fn assert_same_segments(&self, gso_packet: &GsoPacket, size: u16) {
+        let bytes = gso_packet.bytes();
+        let request = gso_packet.request(size);
         let ours = cut(&bytes, &request);
         self.near.send(&[&request[..], &bytes].concat());
         for (index, ours) in ours.iter().enumerate() {
-            let what = || format!("segment {index} of {size} bytes of {super_frame:?}");
+            let what = || format!("segment {index} of {size} bytes of {gso_packet:?}");
             let kernel = self
                 .far
                 .receive(PATIENCE)
@@ -73,13 +73,13 @@ impl Kernel {
         assert_eq!(
             more,
             None,
-            "the kernel makes more than {} of {super_frame:?}",
+            "the kernel makes more than {} of {gso_packet:?}",
             ours.len()
         );
     }
 
-    fn assert_same_for_all_sizes(&self, super_frame: &SuperFrame) {
-        let most = if matches!(super_frame.transport, Transport::Udp) {
+    fn assert_same_for_all_sizes(&self, gso_packet: &GsoPacket) {
+        let most = if matches!(gso_packet.transport, Transport::Udp) {
             MOST_UDP
         } else {
             MOST
@@ -89,11 +89,11 @@ impl Kernel {
                 .into_iter()
                 .filter(|&size| payload_len.div_ceil(size.into()) <= most)
             {
-                let super_frame = SuperFrame {
+                let gso_packet = GsoPacket {
                     payload_len,
-                    ..super_frame.clone()
+                    ..gso_packet.clone()
                 };
-                self.assert_same_segments(&super_frame, size);
+                self.assert_same_segments(&gso_packet, size);
             }
         }
     }
@@ -103,7 +103,7 @@ fn cut(bytes: &[u8], request: &[u8; 10]) -> Vec<Vec<u8>> {
     let request = Request::from_header(request).expect("a good request");
     let headers = &bytes[..bytes.len().min(HEADERS_MAX)];
     let plan =
-        Plan::new(headers, bytes.len() as u32, request.gso.expect("asked for")).expect("a good super-frame");
+        Plan::new(headers, bytes.len() as u32, request.gso.expect("asked for")).expect("a good GSO packet");
     assert_eq!(request.csum, Some(plan.checksum_at()));
     let cut_one = |index| {
         let payload = plan.payload(index);
@@ -133,7 +133,7 @@ fn tcp_segments_are_the_kernels() {
     require!(Root);
     let kernel = Kernel::new();
     for ip in networks() {
-        kernel.assert_same_for_all_sizes(&SuperFrame::tcp(ip, 0));
+        kernel.assert_same_for_all_sizes(&GsoPacket::tcp(ip, 0));
     }
 }
 
@@ -142,7 +142,7 @@ fn udp_segments_are_the_kernels() {
     require!(Root);
     let kernel = Kernel::new();
     for ip in networks() {
-        kernel.assert_same_for_all_sizes(&SuperFrame::udp(ip, 0));
+        kernel.assert_same_for_all_sizes(&GsoPacket::udp(ip, 0));
     }
 }
 
@@ -152,11 +152,11 @@ fn tagged_segments_are_the_kernels() {
     let kernel = Kernel::new();
     for ip in [Ip::V4(0), Ip::V6(vec![])] {
         for tags in [1, 2] {
-            for super_frame in [
-                SuperFrame::tcp(ip.clone(), 20_000),
-                SuperFrame::udp(ip.clone(), 20_000),
+            for gso_packet in [
+                GsoPacket::tcp(ip.clone(), 20_000),
+                GsoPacket::udp(ip.clone(), 20_000),
             ] {
-                kernel.assert_same_segments(&SuperFrame { tags, ..super_frame }, 1400);
+                kernel.assert_same_segments(&GsoPacket { tags, ..gso_packet }, 1400);
             }
         }
     }
@@ -171,31 +171,31 @@ fn flags_are_where_the_kernel_has_them() {
         for flags in 0..=u8::MAX {
             for options in [0, 3, 10] {
                 let transport = Transport::Tcp(flags, options);
-                let super_frame = SuperFrame {
+                let gso_packet = GsoPacket {
                     transport,
-                    ..SuperFrame::tcp(ip.clone(), 4000)
+                    ..GsoPacket::tcp(ip.clone(), 4000)
                 };
-                kernel.assert_same_segments(&super_frame, 1448);
+                kernel.assert_same_segments(&gso_packet, 1448);
             }
         }
         let transport = Transport::Tcp(ACK | FIN | PSH | ECE | CWR, 0);
-        kernel.assert_same_for_all_sizes(&SuperFrame {
+        kernel.assert_same_for_all_sizes(&GsoPacket {
             transport,
-            ..SuperFrame::tcp(ip, 0)
+            ..GsoPacket::tcp(ip, 0)
         });
     }
 }
 
 /// What is no longer than one segment leaves as it is, its checksum completed. (Where the payload alone fits and the payload
-/// with options does not, the kernel takes it for a super-frame, and then refuses to cut it: `linux/virtio_net.h` virtio_net_hdr_to_skb.)
+/// with options does not, the kernel takes it for a GSO packet, and then refuses to cut it: `linux/virtio_net.h` virtio_net_hdr_to_skb.)
 #[test]
-fn short_super_frames_are_one_segment() {
+fn short_gso_packets_are_one_segment() {
     require!(Root);
     let kernel = Kernel::new();
     for ip in [Ip::V4(0), Ip::V6(vec![])] {
         for payload_len in [1, 100, 1436] {
-            kernel.assert_same_segments(&SuperFrame::tcp(ip.clone(), payload_len), 1448);
-            kernel.assert_same_segments(&SuperFrame::udp(ip.clone(), payload_len), 1448);
+            kernel.assert_same_segments(&GsoPacket::tcp(ip.clone(), payload_len), 1448);
+            kernel.assert_same_segments(&GsoPacket::udp(ip.clone(), payload_len), 1448);
         }
     }
 }

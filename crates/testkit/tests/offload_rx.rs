@@ -1,6 +1,6 @@
 //! Offloads of frames to the guest, over a real veth: checksums checked, completed or marked, and segments coalesced.
 //!
-//! Super-frames are cut into segments here and sent by a packet socket; what a stack on the other end of a veth leaves
+//! GSO packets are cut into segments here and sent by a packet socket; what a stack on the other end of a veth leaves
 //! unfinished comes from the kernel's own sockets.
 
 use std::net::{SocketAddrV4, UdpSocket};
@@ -14,13 +14,13 @@ use testkit::daemon::{Mode, Placement};
 use testkit::driver::{
     F_EVENT_IDX, F_GUEST_ALL, F_GUEST_CSUM, F_GUEST_TSO4, F_MRG_RXBUF, F_RING_PACKED, F_VERSION_1, HEADER,
 };
+use testkit::gso_packet::{ACK, CWR, GsoPacket, Ip, PSH, Transport};
 use testkit::pair::Received;
-use testkit::super_frame::{ACK, CWR, Ip, PSH, SuperFrame, Transport};
 use testkit::{DriverConfig, Layout, Rig, Serve, VethPair, frame, require, wait};
 use vhost::vhost_user::VhostUserFrontend;
 
 const SPLIT: u64 = 0;
-/// A usual buffer, and more of them than a super-frame needs.
+/// A usual buffer, and more of them than a GSO packet needs.
 const BUFFER: u32 = 1536;
 const BUFFERS: usize = 200;
 /// Payload of a segment at an MTU of 1500 with timestamps.
@@ -46,11 +46,11 @@ fn rig(placement: Placement, mode: Mode, features: u64) -> Rig {
     rig
 }
 
-fn tcp4(payload: usize) -> SuperFrame {
-    SuperFrame::tcp(Ip::V4(0), payload)
+fn tcp4(payload: usize) -> GsoPacket {
+    GsoPacket::tcp(Ip::V4(0), payload)
 }
 
-fn kind(whole: &SuperFrame) -> GsoKind {
+fn kind(whole: &GsoPacket) -> GsoKind {
     match (&whole.transport, &whole.ip) {
         (Transport::Udp, _) => GsoKind::Udp,
         (_, Ip::V4(_)) => GsoKind::Tcp4,
@@ -58,8 +58,8 @@ fn kind(whole: &SuperFrame) -> GsoKind {
     }
 }
 
-/// The frames on the wire of which a super-frame is made, with partial checksums or whole ones.
-fn segments(whole: &SuperFrame, size: u16, partial: bool) -> Vec<Vec<u8>> {
+/// The frames on the wire of which a GSO packet is made, with partial checksums or whole ones.
+fn segments(whole: &GsoPacket, size: u16, partial: bool) -> Vec<Vec<u8>> {
     let bytes = whole.bytes();
     let gso = Gso {
         kind: kind(whole),
@@ -81,9 +81,9 @@ fn segments(whole: &SuperFrame, size: u16, partial: bool) -> Vec<Vec<u8>> {
     (0..plan.segments()).map(segment).collect()
 }
 
-/// The header is that of the super-frame, for segments of `size` bytes, and the frame is it.
+/// The header is that of the GSO packet, for segments of `size` bytes, and the frame is it.
 #[track_caller]
-fn assert_is(got: &Received, whole: &SuperFrame, size: u16) {
+fn assert_is(got: &Received, whole: &GsoPacket, size: u16) {
     frame::assert_same(&got.frame, &whole.bytes());
     assert_eq!(got.header[..10], whole.request(size));
     let chains = (got.frame.len() + HEADER).div_ceil(BUFFER as usize);
@@ -104,7 +104,7 @@ fn completed(frame: &[u8]) -> Vec<u8> {
 }
 
 #[rstest]
-fn segments_arrive_as_one_super_frame(
+fn segments_arrive_as_one_gso_packet(
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
     #[values(SPLIT, F_RING_PACKED)] ring: u64,
     #[values(false, true)] partial: bool,
@@ -112,20 +112,20 @@ fn segments_arrive_as_one_super_frame(
     require!(Root);
     let mut rig = rig(Placement::Copy, mode, F_GUEST_ALL | ring);
     let (v4, v6) = (|| Ip::V4(0), |extensions: &[u8]| Ip::V6(extensions.to_vec()));
-    let udp = |ip, payload| SuperFrame::udp(ip, payload);
-    let tagged = |whole: SuperFrame| SuperFrame { tags: 1, ..whole };
+    let udp = |ip, payload| GsoPacket::udp(ip, payload);
+    let tagged = |whole: GsoPacket| GsoPacket { tags: 1, ..whole };
     for (whole, size) in [
         (tcp4(2 * 1448), MSS),
         (tcp4(44 * 1448 + 17), MSS),
         (tcp4(64 * 500), 500),
-        (SuperFrame::tcp(v6(&[]), 30_000), 1428),
-        (SuperFrame::tcp(v6(&[0, 60]), 10_000), 1400),
+        (GsoPacket::tcp(v6(&[]), 30_000), 1428),
+        (GsoPacket::tcp(v6(&[0, 60]), 10_000), 1400),
         (tagged(tcp4(20_000)), MSS),
-        (tagged(SuperFrame::tcp(v6(&[]), 20_000)), 1400),
+        (tagged(GsoPacket::tcp(v6(&[]), 20_000)), 1400),
         (udp(v4(), 30_000), 1472),
         (udp(v6(&[]), 10_001), 1000),
         (
-            SuperFrame {
+            GsoPacket {
                 transport: Transport::Tcp(ACK | CWR | PSH, 3),
                 ..tcp4(9_000)
             },
@@ -154,7 +154,7 @@ fn flows_between_each_other_are_coalesced_each(#[values(Mode::Native, Mode::Skb)
     require!(Root);
     let mut rig = rig(Placement::Copy, mode, F_GUEST_ALL);
     let flows: Vec<_> = (0..3)
-        .map(|flow| SuperFrame {
+        .map(|flow| GsoPacket {
             flow: 5000 + flow,
             ..tcp4(15 * 1448)
         })
@@ -281,7 +281,7 @@ fn guest_with_few_or_small_buffers_gets_what_fits(
 }
 
 #[rstest]
-fn one_big_buffer_takes_a_super_frame_without_mergeable_buffers(
+fn one_big_buffer_takes_a_gso_packet_without_mergeable_buffers(
     #[values(SPLIT, F_RING_PACKED)] ring: u64,
     #[values(&[65_562], &[12, 65_550], &[4096; 17])] buffer: &[u32],
 ) {
@@ -378,8 +378,8 @@ fn hostile_frames_arrive_unchanged(
     let mut rig = rig(placement, mode, F_GUEST_ALL);
     let template = [
         segments(&tcp4(2000), 1000, false).remove(0),
-        segments(&SuperFrame::tcp(Ip::V6(vec![0, 43, 60]), 2000), 1000, true).remove(0),
-        segments(&SuperFrame::udp(Ip::V4(0), 600), 300, true).remove(0),
+        segments(&GsoPacket::tcp(Ip::V6(vec![0, 43, 60]), 2000), 1000, true).remove(0),
+        segments(&GsoPacket::udp(Ip::V4(0), 600), 300, true).remove(0),
     ];
     let mut seed = 0x1234_5678_u32;
     let mut random = move |below: usize| {
@@ -510,7 +510,7 @@ fn stream_of_a_local_stack_arrives_whole(
     });
     assert!(sent, "the connection was not made");
     let mut got = vec![None; stream.len()];
-    let mut super_frames = 0;
+    let mut gso_packets = 0;
     while got.contains(&None) {
         let received = receive_with_ports(&mut rig, [7001, 7002]).expect("the rest of the stream");
         let frame = &received.frame;
@@ -520,7 +520,7 @@ fn stream_of_a_local_stack_arrives_whole(
         for (place, &byte) in got.iter_mut().skip(at).zip(payload) {
             *place = Some(byte);
         }
-        super_frames += usize::from(received.header[1] == 1);
+        gso_packets += usize::from(received.header[1] == 1);
         if features == 0 {
             frame::assert_same(frame, &completed(frame));
         } else if !payload.is_empty() {
@@ -530,12 +530,12 @@ fn stream_of_a_local_stack_arrives_whole(
     let got: Vec<_> = got.into_iter().flatten().collect();
     frame::assert_same(&got, &stream);
     let merges = features == F_GUEST_ALL && placement == Placement::Copy;
-    assert_eq!(super_frames > 0, merges, "{super_frames} super-frames");
+    assert_eq!(gso_packets > 0, merges, "{gso_packets} GSO packets");
 }
 
 /// Why it must not segment: in skb mode the kernel leaves that to the interface, and 64 KiB are no frame of this MTU.
 #[rstest]
-fn super_frames_of_a_local_stack_in_skb_mode_are_dropped_and_counted() {
+fn gso_packets_of_a_local_stack_in_skb_mode_are_dropped_and_counted() {
     require!(Root);
     let mut rig = rig(Placement::Copy, Mode::Skb, F_GUEST_ALL);
     make_stack(&rig);
@@ -599,7 +599,7 @@ fn frames_of_a_pair_that_is_off_are_looked_at_too(#[values(0, F_GUEST_ALL)] feat
     }
     rig.post(100, &[BUFFER]);
     for round in 0..40 {
-        let whole = SuperFrame {
+        let whole = GsoPacket {
             flow: 6000 + round,
             ..tcp4(1448)
         };
@@ -624,7 +624,7 @@ fn fragments_padding_and_datagrams_without_checksum_are_left_alone(
 ) {
     require!(Root);
     let mut rig = rig(placement, Mode::Native, features);
-    let udp = SuperFrame::udp(Ip::V4(0), 40);
+    let udp = GsoPacket::udp(Ip::V4(0), 40);
     // No checksum.
     let mut none = udp.bytes();
     none[40..42].fill(0);
@@ -641,7 +641,7 @@ fn fragments_padding_and_datagrams_without_checksum_are_left_alone(
         assert_eq!(got.header[..10], [0; 10]);
     }
     // Padding behind a short packet is no part of it.
-    let mut padded = SuperFrame::udp(Ip::V4(0), 3).bytes();
+    let mut padded = GsoPacket::udp(Ip::V4(0), 3).bytes();
     padded.extend([0xee; 15]);
     rig.wire.send(&padded);
     let got = rig.pair().receive(wait::SOON).expect("it arrives");

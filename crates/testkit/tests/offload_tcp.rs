@@ -260,7 +260,7 @@ fn streams_are_intact_over_a_bad_wire_while_offloads_are_switched(
     );
     let share = transfer_mib().div_ceil(2 * PEERS.len() as u64);
 
-    // A good wire: super-frames are used.
+    // A good wire: GSO packets are used.
     for peer in PEERS {
         bench.streams(peer, share, || std::thread::sleep(wait::QUIET));
     }
@@ -338,7 +338,7 @@ fn datagrams_cut_here_are_those_that_the_guest_cuts(#[case] placement: Placement
             assert_eq!(
                 cut,
                 u64::from(uso && switch == "on"),
-                "super-frames to {peer}, {switch}"
+                "GSO packets to {peer}, {switch}"
             );
             bursts.push(datagrams_in(&tap, PIECE));
             assert_eq!(bursts[0].len(), pieces, "frames on the wire");

@@ -24,7 +24,7 @@ pub(crate) fn segment(size: usize, copy: bool) -> (Work, Guards) {
     } else {
         "payload by reference"
     };
-    let what = format!("kernel: software GSO ({how}), less the same super-frame uncut");
+    let what = format!("kernel: software GSO ({how}), less the same GSO packet uncut");
     (work(size, what, measured, taken_off), Some((netns, None)))
 }
 
@@ -43,7 +43,7 @@ pub(crate) fn coalesce(size: usize, contender: &str) -> (Work, Guards) {
     );
     let mut measured = sender(&pair.near, VethPair::NIC, size);
     check_merged(&pair, size, gro, &mut measured);
-    let what = format!("kernel: {contender}, less the same super-frame cut and dropped");
+    let what = format!("kernel: {contender}, less the same GSO packet cut and dropped");
     let taken_off = sender(&netns, CUT, size);
     (work(size, what, measured, taken_off), Some((netns, Some(pair))))
 }
@@ -68,10 +68,10 @@ fn set(netns: &NetNs, name: &str, features: &[&str]) {
     }
 }
 
-/// Sends a super-frame each time.
+/// Sends a GSO packet each time.
 fn sender(netns: &NetNs, interface: &str, size: usize) -> Box<dyn FnMut()> {
-    let super_frame = super::super_frame(size);
-    let frame = [&super_frame.request(size as u16)[..], &super_frame.bytes()].concat();
+    let gso_packet = super::gso_packet(size);
+    let frame = [&gso_packet.request(size as u16)[..], &gso_packet.bytes()].concat();
     let port = PacketPort::open_with_header(netns, interface);
     Box::new(move || port.send(&frame))
 }
@@ -91,7 +91,7 @@ fn check_merged(pair: &VethPair, size: usize, gro: bool, send: &mut dyn FnMut())
 }
 
 fn work(size: usize, what: String, measured: Box<dyn FnMut()>, taken_off: Box<dyn FnMut()>) -> Work {
-    let bytes = super::super_frame(size).payload_len;
+    let bytes = super::gso_packet(size).payload_len;
     Work {
         measured,
         taken_off: Some(taken_off),

@@ -16,13 +16,13 @@
 //! | | kernel-hop | the veth pair alone, without GRO, each segment dropped by the IP layer |
 //! | checksum | simd, portable | [`Sum`] of SIZE bytes |
 //!
-//! SIZE is the payload of a segment (default 1448); TCP over IPv4 with timestamps, super-frames of 65,160 bytes or
+//! SIZE is the payload of a segment (default 1448); TCP over IPv4 with timestamps, GSO packets of 65,160 bytes or
 //! the next less that SIZE divides. Prints JSON: `ns` a segment (or a sum), `gbytes_per_second` of payload, and what
 //! was done.
 //!
 //! # The kernel's share
-//! A super-frame is sent by a packet socket with its virtio-net header, out of an interface that drops everything
-//! (ifb). Out of one that takes super-frames this costs the system call and the copy; out of one that does not, the
+//! A GSO packet is sent by a packet socket with its virtio-net header, out of an interface that drops everything
+//! (ifb). Out of one that takes GSO packets this costs the system call and the copy; out of one that does not, the
 //! segmentation too. Both are done by turns and the difference counts: segmentation, and the way of each segment from
 //! there to the driver. For GRO the segments go through a veth pair whose receiving end gathers them again and whose
 //! IP layer then drops them (the address is nobody's); the same cut and dropped without the veth pair is taken off.
@@ -39,11 +39,11 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
-use testkit::super_frame::{Ip, SuperFrame};
+use testkit::gso_packet::{GsoPacket, Ip};
 
 /// Length of a round.
 const ROUND: Duration = Duration::from_millis(5);
-/// Most payload of a super-frame.
+/// Most payload of a GSO packet.
 const PAYLOAD_MAX: usize = 65_160;
 
 /// One contender: something to be done again and again.
@@ -60,9 +60,9 @@ pub(crate) struct Work {
     pub(crate) what: String,
 }
 
-/// The super-frame of all cases, cut into segments of `size` bytes.
-pub(crate) fn super_frame(size: usize) -> SuperFrame {
-    SuperFrame::tcp(Ip::V4(0), PAYLOAD_MAX / size * size)
+/// The GSO packet of all cases, cut into segments of `size` bytes.
+pub(crate) fn gso_packet(size: usize) -> GsoPacket {
+    GsoPacket::tcp(Ip::V4(0), PAYLOAD_MAX / size * size)
 }
 
 fn main() {

@@ -8,21 +8,21 @@ use offload::packet::HEADERS_MAX;
 use offload::segment::{Gso, Plan, Request};
 use offload::verify::{Verdict, verify};
 
-use testkit::SuperFrame;
+use testkit::GsoPacket;
 
 use crate::Work;
 
-/// Super-frames that take turns: more than the first-level cache holds, as those of a guest that fills its ring.
+/// GSO packets that take turns: more than the first-level cache holds, as those of a guest that fills its ring.
 const FRAMES: usize = 16;
 /// Chunks that take turns, as in a UMEM.
 const CHUNKS: usize = 512;
 
 /// Segmentation, with copying and checksums or without.
 pub(crate) fn segment(size: usize, copy: bool) -> Work {
-    let super_frame = super::super_frame(size);
-    let gso = gso(&super_frame, size);
-    let frames = vec![super_frame.bytes(); FRAMES];
-    let chunk_len = (super_frame.header_len() + size).next_power_of_two();
+    let gso_packet = super::gso_packet(size);
+    let gso = gso(&gso_packet, size);
+    let frames = vec![gso_packet.bytes(); FRAMES];
+    let chunk_len = (gso_packet.header_len() + size).next_power_of_two();
     let mut chunks = vec![0u8; chunk_len * CHUNKS];
     let (mut turn, mut chunk) = (0, 0);
     let measured = move || {
@@ -31,7 +31,7 @@ pub(crate) fn segment(size: usize, copy: bool) -> Work {
         // The daemon's first step is a private copy of the headers, too.
         let mut headers = [0; HEADERS_MAX];
         headers.copy_from_slice(&frame[..HEADERS_MAX]);
-        let plan = Plan::new(&headers, frame.len() as u32, gso).expect("a good super-frame");
+        let plan = Plan::new(&headers, frame.len() as u32, gso).expect("a good GSO packet");
         let (start, offset) = plan.checksum_at();
         let header_len = plan.header_len();
         for index in 0..plan.segments() {
@@ -56,18 +56,18 @@ pub(crate) fn segment(size: usize, copy: bool) -> Work {
         "plan, headers"
     };
     work(
-        super_frame.payload_len / size,
-        super_frame.payload_len,
+        gso_packet.payload_len / size,
+        gso_packet.payload_len,
         what,
         measured,
     )
 }
 
-/// Coalescing of a batch that is one super-frame's segments, with verified or with partial checksums.
+/// Coalescing of a batch that is one GSO packet's segments, with verified or with partial checksums.
 pub(crate) fn coalesce(size: usize, verified: bool) -> Work {
-    let super_frame = super::super_frame(size);
-    let mut segments = cut(&super_frame, size, verified);
-    // The batch in hand is the most that coalescing takes; the rest of a super-frame of many segments is left out.
+    let gso_packet = super::gso_packet(size);
+    let mut segments = cut(&gso_packet, size, verified);
+    // The batch in hand is the most that coalescing takes; the rest of a GSO packet of many segments is left out.
     segments.truncate(offload::coalesce::MOST_FRAMES);
     let (count, bytes) = (segments.len(), segments.len() * size);
     let mut sets = vec![segments; FRAMES];
@@ -118,9 +118,9 @@ pub(crate) fn coalesce(size: usize, verified: bool) -> Work {
 }
 
 /// The segments, their checksums complete or partial.
-fn cut(super_frame: &SuperFrame, size: usize, complete: bool) -> Vec<Vec<u8>> {
-    let (frame, gso) = (super_frame.bytes(), gso(super_frame, size));
-    let plan = Plan::new(&frame, frame.len() as u32, gso).expect("a good super-frame");
+fn cut(gso_packet: &GsoPacket, size: usize, complete: bool) -> Vec<Vec<u8>> {
+    let (frame, gso) = (gso_packet.bytes(), gso(gso_packet, size));
+    let plan = Plan::new(&frame, frame.len() as u32, gso).expect("a good GSO packet");
     let (start, offset) = plan.checksum_at();
     let cut_one = |index| {
         let payload = plan.payload(index);
@@ -135,8 +135,8 @@ fn cut(super_frame: &SuperFrame, size: usize, complete: bool) -> Vec<Vec<u8>> {
     (0..plan.segments()).map(cut_one).collect()
 }
 
-fn gso(super_frame: &SuperFrame, size: usize) -> Gso {
-    let request = Request::from_header(&super_frame.request(size as u16)).expect("a good request");
+fn gso(gso_packet: &GsoPacket, size: usize) -> Gso {
+    let request = Request::from_header(&gso_packet.request(size as u16)).expect("a good request");
     request.gso.expect("asked for")
 }
 

@@ -1,10 +1,10 @@
-//! What a segment of a guest's super-frame costs the daemon on a veth pair: built whole, or by reference (`--segments`),
+//! What a segment of a guest's GSO packet costs the daemon on a veth pair: built whole, or by reference (`--segments`),
 //! in copy and in direct placement.
 //!
 //! `cargo run --release -p testkit --example segments_cost -- [SIZE [ROUNDS]]`, as root; VHOST_AF_XDP_BIN names a daemon
 //! that was built for release.
 //!
-//! A driver in this process hands over the same TCP super-frame of 65,160 bytes (or the next less that SIZE divides)
+//! A driver in this process hands over the same TCP GSO packet of 65,160 bytes (or the next less that SIZE divides)
 //! again and again; on the wire is a packet socket that nobody reads. CPU time is that of all threads of the daemon, in
 //! which the kernel sends, too. The contenders take turns within seconds. Prints median, least and most of the rounds, in
 //! ns a segment, and what share of the segments was sent by reference.
@@ -13,21 +13,21 @@ use std::fs;
 
 use testkit::daemon::{Mode, Placement};
 use testkit::driver::{F_HOST_ALL, HEADER};
-use testkit::super_frame::{Ip, SuperFrame};
+use testkit::gso_packet::{GsoPacket, Ip};
 use testkit::{DriverConfig, Rig, Serve, VethPair};
 use virtqueue::GuestAddr;
 use virtqueue::driver::Buffer;
 
-/// Most payload of a super-frame.
+/// Most payload of a GSO packet.
 const PAYLOAD_MAX: usize = 65_160;
-/// Super-frames of a round, and those that are under way at most.
+/// GSO packets of a round, and those that are under way at most.
 const EACH_ROUND: usize = 2000;
 const UNDER_WAY: usize = 40;
 
 struct Contender {
     name: String,
     rig: Rig,
-    /// Where the super-frame is, header in front, and its bytes with it.
+    /// Where the GSO packet is, header in front, and its bytes with it.
     frame: (GuestAddr, u32),
     ns: Vec<f64>,
 }
@@ -43,7 +43,7 @@ impl Contender {
         };
         let mtu = if size > 1448 { 9000 } else { 1500 };
         let mut rig = Rig::with(VethPair::with(1, mtu), &serve, &config);
-        let frame = SuperFrame::tcp(Ip::V4(0), PAYLOAD_MAX / usize::from(size) * usize::from(size));
+        let frame = GsoPacket::tcp(Ip::V4(0), PAYLOAD_MAX / usize::from(size) * usize::from(size));
         let mut bytes = vec![0; HEADER];
         bytes[..10].copy_from_slice(&frame.request(size));
         bytes.extend(frame.bytes());

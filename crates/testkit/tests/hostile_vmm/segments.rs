@@ -3,8 +3,8 @@
 use rstest::rstest;
 use testkit::daemon::Placement;
 use testkit::driver::{F_HOST_ALL, HEADER};
-use testkit::super_frame::Ip;
-use testkit::{Bystander, Driver, DriverConfig, Layout, SuperFrame, require, soak, wait};
+use testkit::gso_packet::Ip;
+use testkit::{Bystander, Driver, DriverConfig, GsoPacket, Layout, require, soak, wait};
 
 fn header(request: [u8; 10]) -> [u8; HEADER] {
     let mut header = [0; HEADER];
@@ -13,10 +13,10 @@ fn header(request: [u8; 10]) -> [u8; HEADER] {
 }
 
 #[rstest]
-#[case::of_tcp(SuperFrame::tcp(Ip::V4(0), 65_000))]
-#[case::of_tcp_over_ipv6(SuperFrame::tcp(Ip::V6(vec![]), 65_000))]
-#[case::of_udp(SuperFrame::udp(Ip::V4(0), 65_000))]
-fn packets_of_64_kib_in_segments_of_one_byte_hold_up_nobody_else(#[case] packet: SuperFrame) {
+#[case::of_tcp(GsoPacket::tcp(Ip::V4(0), 65_000))]
+#[case::of_tcp_over_ipv6(GsoPacket::tcp(Ip::V6(vec![]), 65_000))]
+#[case::of_udp(GsoPacket::udp(Ip::V4(0), 65_000))]
+fn packets_of_64_kib_in_segments_of_one_byte_hold_up_nobody_else(#[case] packet: GsoPacket) {
     require!(Root);
     let scene = Bystander::with(Placement::Copy, 1, |serve| serve.offload("all"));
     let defaults = DriverConfig::default();

@@ -7,9 +7,9 @@
 use rstest::rstest;
 use testkit::daemon::Placement;
 use testkit::driver::{F_HOST_ALL, HEADER};
-use testkit::super_frame::Ip;
+use testkit::gso_packet::Ip;
 use testkit::{
-    Daemon, Driver, DriverConfig, Frozen, Layout, PacketPort, Serve, SuperFrame, VethPair, frame, require,
+    Daemon, Driver, DriverConfig, Frozen, GsoPacket, Layout, PacketPort, Serve, VethPair, frame, require,
 };
 use virtqueue::GuestAddr;
 
@@ -43,7 +43,7 @@ impl Packet {
 
     /// 64 KiB, to be cut into segments of so many bytes.
     fn segments(bytes: u16, layout: Layout) -> Self {
-        let packet = SuperFrame::tcp(Ip::V4(0), PAYLOAD);
+        let packet = GsoPacket::tcp(Ip::V4(0), PAYLOAD);
         let mut header = [0; HEADER];
         header[..10].copy_from_slice(&packet.request(bytes));
         Self::new(header, packet.bytes(), (layout, PAYLOAD.div_ceil(bytes.into())))

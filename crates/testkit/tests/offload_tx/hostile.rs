@@ -2,12 +2,12 @@
 
 use super::*;
 
-/// Requests that must be dropped, for a TCP super-frame over IPv4 of 3054 bytes, with the counter of each.
+/// Requests that must be dropped, for a TCP GSO packet over IPv4 of 3054 bytes, with the counter of each.
 fn malformed() -> Vec<(&'static str, [u8; 10], &'static str)> {
     const MALFORMED: &str = "from_guest_offload_malformed";
-    let frame = SuperFrame {
+    let frame = GsoPacket {
         transport: Transport::Tcp(ACK, 0),
-        ..SuperFrame::tcp(Ip::V4(0), 3000)
+        ..GsoPacket::tcp(Ip::V4(0), 3000)
     };
     let good = frame.request(1000);
     let with = |at: usize, bytes: &[u8]| {
@@ -40,7 +40,7 @@ fn malformed() -> Vec<(&'static str, [u8; 10], &'static str)> {
             "from_guest_segment_too_long",
         ),
         (
-            "more segments than a super-frame may have",
+            "more segments than a GSO packet may have",
             with(4, &[1, 0]),
             "from_guest_too_many_segments",
         ),
@@ -66,9 +66,9 @@ fn malformed_requests_are_dropped_and_counted(
 ) {
     require!(Root);
     let mut rig = rig(VethPair::new(), (placement, mode), ring | F_HOST_ALL);
-    let bytes = SuperFrame {
+    let bytes = GsoPacket {
         transport: Transport::Tcp(ACK, 0),
-        ..SuperFrame::tcp(Ip::V4(0), 3000)
+        ..GsoPacket::tcp(Ip::V4(0), 3000)
     }
     .bytes();
     for (at, (what, request, counter)) in malformed().into_iter().enumerate() {
@@ -85,9 +85,9 @@ fn malformed_requests_are_dropped_and_counted(
         assert_eq!(rig.daemon.counter(counter), before + 1, "{what}");
     }
     // Frames that are not what the request says, too.
-    let good = SuperFrame {
+    let good = GsoPacket {
         transport: Transport::Tcp(ACK, 0),
-        ..SuperFrame::tcp(Ip::V4(0), 3000)
+        ..GsoPacket::tcp(Ip::V4(0), 3000)
     }
     .request(1000);
     type Spoil = fn(&mut Vec<u8>);
@@ -120,7 +120,7 @@ fn frames_longer_than_a_packet_can_be_are_dropped(
 ) {
     require!(Root);
     let mut rig = rig(placement, Mode::Native, SPLIT);
-    let request = SuperFrame::tcp(Ip::V4(0), 0).request(1000);
+    let request = GsoPacket::tcp(Ip::V4(0), 0).request(1000);
     for len in [65_558, 67_000] {
         rig.pair()
             .send_asking(&[(header(request), &frame::plain(len, 1))], Layout::Whole);
@@ -134,16 +134,16 @@ fn offloads_that_were_not_accepted_are_dropped_and_counted(
     #[values(Placement::Copy, Placement::Direct)] placement: Placement,
 ) {
     require!(Root);
-    let tcp4 = SuperFrame::tcp(Ip::V4(0), 3000);
-    let ecn = SuperFrame {
+    let tcp4 = GsoPacket::tcp(Ip::V4(0), 3000);
+    let ecn = GsoPacket {
         transport: Transport::Tcp(ACK | CWR, 0),
         ..tcp4.clone()
     };
     let asked = [
         tcp4,
         ecn,
-        SuperFrame::tcp(Ip::V6(vec![]), 3000),
-        SuperFrame::udp(Ip::V4(0), 3000),
+        GsoPacket::tcp(Ip::V6(vec![]), 3000),
+        GsoPacket::udp(Ip::V4(0), 3000),
     ];
     // How many of them each set of features leaves out.
     for (features, dropped) in [(0, 4), (F_CSUM, 4), (F_CSUM | F_HOST_TSO4, 3), (F_HOST_TSO4, 4)] {
@@ -169,7 +169,7 @@ fn header_that_changes_while_it_is_read_hurts_nobody(
 ) {
     require!(Root);
     let mut rig = rig(VethPair::new(), (placement, Mode::Native), F_HOST_ALL);
-    let frame = SuperFrame::tcp(Ip::V4(0), 20_000);
+    let frame = GsoPacket::tcp(Ip::V4(0), 20_000);
     let bytes = frame.bytes();
     let ram = std::sync::Arc::clone(rig.pair().ram());
     let addr = ram.alloc(66 << 10, 64).expect("room");

@@ -17,7 +17,7 @@ use offload::segment::{Plan, Request};
 use rstest::rstest;
 use testkit::daemon::{Mode, Placement};
 use testkit::driver::{F_CSUM, F_HOST_ALL, F_HOST_TSO4, F_RING_PACKED, HEADER};
-use testkit::super_frame::{ACK, CWR, ECE, FIN, Ip, NEEDS_CSUM, PSH, SuperFrame, Transport};
+use testkit::gso_packet::{ACK, CWR, ECE, FIN, GsoPacket, Ip, NEEDS_CSUM, PSH, Transport};
 use testkit::{DriverConfig, Layout, NetNs, Rig, Serve, VethPair, frame, require, wait};
 use virtqueue::driver::Buffer;
 
@@ -34,7 +34,7 @@ fn rig(placement: Placement, mode: Mode, ring: u64) -> Rig {
 
 /// One of the two that follow.
 type MakeRig = fn(VethPair, (Placement, Mode), u64) -> Rig;
-/// Ways to have super-frames cut.
+/// Ways to have GSO packets cut.
 const IN_SPLIT: (u64, MakeRig) = (SPLIT, rig_of);
 const IN_PACKED: (u64, MakeRig) = (F_RING_PACKED, rig_of);
 const BY_REFERENCE: (u64, MakeRig) = (F_RING_PACKED, rig_by_reference);
@@ -72,7 +72,7 @@ fn segments(bytes: &[u8], request: &[u8; 10]) -> Vec<Vec<u8>> {
     let request = Request::from_header(request).expect("a good request");
     let headers = &bytes[..bytes.len().min(HEADERS_MAX)];
     let gso = request.gso.expect("asked for");
-    let plan = Plan::new(headers, bytes.len() as u32, gso).expect("a good super-frame");
+    let plan = Plan::new(headers, bytes.len() as u32, gso).expect("a good GSO packet");
     let cut = |index| {
         let payload = plan.payload(index);
         let mut segment = vec![0; plan.header_len()];
@@ -101,10 +101,10 @@ fn next_on_the_wire(rig: &Rig, at: (u16, u16)) -> Vec<u8> {
     }
 }
 
-/// Sends a super-frame and sees its segments arrive, in order, byte for byte.
+/// Sends a GSO packet and sees its segments arrive, in order, byte for byte.
 #[track_caller]
-fn assert_cut(rig: &mut Rig, super_frame: &SuperFrame, size: u16, layout: Layout) {
-    let (bytes, request) = (super_frame.bytes(), super_frame.request(size));
+fn assert_cut(rig: &mut Rig, gso_packet: &GsoPacket, size: u16, layout: Layout) {
+    let (bytes, request) = (gso_packet.bytes(), gso_packet.request(size));
     rig.pair().send_asking(&[(header(request), &bytes)], layout);
     assert_segments_arrive(rig, &bytes, request);
 }
@@ -125,7 +125,7 @@ fn assert_segments_arrive(rig: &Rig, bytes: &[u8], request: [u8; 10]) {
 }
 
 /// All of them, with both IP versions, options, extension headers and tags.
-fn kinds() -> Vec<SuperFrame> {
+fn kinds() -> Vec<GsoPacket> {
     let (hop_by_hop, destination) = (0, 60);
     let ips = [
         Ip::V4(0),
@@ -135,37 +135,37 @@ fn kinds() -> Vec<SuperFrame> {
     ];
     let mut kinds = Vec::new();
     for (at, ip) in ips.into_iter().enumerate() {
-        let mut tcp = SuperFrame::tcp(ip.clone(), 0);
-        let mut udp = SuperFrame::udp(ip, 0);
+        let mut tcp = GsoPacket::tcp(ip.clone(), 0);
+        let mut udp = GsoPacket::udp(ip, 0);
         tcp.tags = at % 3;
         udp.tags = (at + 1) % 3;
         kinds.extend([tcp, udp]);
     }
-    let mut last = SuperFrame::tcp(Ip::V4(0), 0);
+    let mut last = GsoPacket::tcp(Ip::V4(0), 0);
     last.transport = Transport::Tcp(ACK | PSH | FIN | CWR | ECE, 0);
     kinds.push(last);
     kinds
 }
 
 #[rstest]
-fn super_frames_arrive_as_their_segments(
+fn gso_packets_arrive_as_their_segments(
     #[values(Placement::Copy, Placement::Direct)] placement: Placement,
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
     #[values(SPLIT, F_RING_PACKED)] ring: u64,
 ) {
     require!(Root);
-    assert_super_frames_arrive(&mut rig(placement, mode, ring));
+    assert_gso_packets_arrive(&mut rig(placement, mode, ring));
 }
 
 #[rstest]
-fn super_frames_arrive_as_their_segments_by_reference(
+fn gso_packets_arrive_as_their_segments_by_reference(
     #[values(Placement::Copy, Placement::Direct)] placement: Placement,
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
     #[values(SPLIT, F_RING_PACKED)] ring: u64,
 ) {
     require!(Root);
     let mut rig = rig_by_reference(VethPair::new(), (placement, mode), ring | F_HOST_ALL);
-    assert_super_frames_arrive(&mut rig);
+    assert_gso_packets_arrive(&mut rig);
     let segments = rig.daemon.counter("from_guest_referred_segments");
     let gathered = rig.daemon.counter("from_guest_frames") - segments;
     assert!(
@@ -174,8 +174,8 @@ fn super_frames_arrive_as_their_segments_by_reference(
     );
 }
 
-/// Sends super-frames of all kinds.
-fn assert_super_frames_arrive(rig: &mut Rig) {
+/// Sends GSO packets of all kinds.
+fn assert_gso_packets_arrive(rig: &mut Rig) {
     let layouts = [
         Layout::Whole,
         Layout::HeaderApart,
@@ -199,11 +199,11 @@ fn assert_super_frames_arrive(rig: &mut Rig) {
                 layout => layout,
             };
             let payload_len = payload_len.min(65_400 - kind.header_len());
-            let super_frame = SuperFrame {
+            let gso_packet = GsoPacket {
                 payload_len,
                 ..kind.clone()
             };
-            assert_cut(rig, &super_frame, size, layout);
+            assert_cut(rig, &gso_packet, size, layout);
             sent += 1;
         }
     }
@@ -225,19 +225,19 @@ fn segments_of_jumbo_frames_take_several_descriptors(
     let serve = serve.offload(ALL).with("--segments", segments);
     let mut rig = rig_serving(VethPair::with(1, 9000), &serve, F_HOST_ALL);
     for kind in kinds() {
-        let super_frame = SuperFrame {
+        let gso_packet = GsoPacket {
             payload_len: 60_000,
             ..kind
         };
-        assert_cut(&mut rig, &super_frame, 8800, Layout::Pieces(3000));
-        assert_cut(&mut rig, &super_frame, 4001, Layout::Whole);
+        assert_cut(&mut rig, &gso_packet, 8800, Layout::Pieces(3000));
+        assert_cut(&mut rig, &gso_packet, 4001, Layout::Whole);
     }
     rig.pair().await_sent();
 }
 
 /// A frame whose checksum is to be completed, and where that is.
-fn partial(kind: &SuperFrame, payload_len: usize) -> (Vec<u8>, [u8; 10], (u16, u16)) {
-    let frame = SuperFrame {
+fn partial(kind: &GsoPacket, payload_len: usize) -> (Vec<u8>, [u8; 10], (u16, u16)) {
+    let frame = GsoPacket {
         payload_len,
         ..kind.clone()
     };
@@ -310,7 +310,7 @@ fn daemon_sums_where_nobody_else_is_known_to(
     let mut sent = 0;
     for kind in kinds() {
         let (bytes, request, at) = partial(&kind, 1001);
-        let many = SuperFrame {
+        let many = GsoPacket {
             payload_len: 10_000,
             ..kind
         };
@@ -339,7 +339,7 @@ fn checksums_of_jumbo_frames_are_completed(#[values(false, true)] of_transport: 
     let mode = (Placement::Copy, Mode::Native);
     let mut rig = rig_of(VethPair::with(1, 9000), mode, F_HOST_ALL);
     for payload_len in [4000, 4032, 4033, 8901] {
-        let (bytes, mut request, mut at) = partial(&SuperFrame::udp(Ip::V4(0), 0), payload_len);
+        let (bytes, mut request, mut at) = partial(&GsoPacket::udp(Ip::V4(0), 0), payload_len);
         if !of_transport {
             // Somewhere else: summed by the daemon. At a place that lies across the end of the first chunk.
             at = (333, 3698);
@@ -416,7 +416,7 @@ fn kernels_udp_takes_datagrams_whose_checksum_was_left_to_us(
         .far
         .enter(|| UdpSocket::bind("10.9.0.2:9").expect("free"));
     socket.set_read_timeout(Some(wait::SOON)).expect("not zero");
-    let kind = SuperFrame::udp(Ip::V4(0), 0);
+    let kind = GsoPacket::udp(Ip::V4(0), 0);
     let mut buffer = [0; 2000];
 
     let (bytes, request, at) = partial(&kind, 1001);
@@ -432,7 +432,7 @@ fn kernels_udp_takes_datagrams_whose_checksum_was_left_to_us(
         assert_ne!(status & NOT_READY, 0, "nobody sums on a veth");
     }
 
-    let many = SuperFrame {
+    let many = GsoPacket {
         payload_len: 20_000,
         ..kind.clone()
     };
@@ -469,12 +469,12 @@ fn kernels_tcp_takes_segments_whose_checksum_was_left_to_us(
         .veth
         .far
         .enter(|| TcpListener::bind("10.9.0.2:9").expect("free"));
-    let segment = |flags: u8, payload_len: usize| SuperFrame {
+    let segment = |flags: u8, payload_len: usize| GsoPacket {
         transport: Transport::Tcp(flags, 0),
-        ..SuperFrame::tcp(Ip::V4(0), payload_len)
+        ..GsoPacket::tcp(Ip::V4(0), payload_len)
     };
     // Where the sums are made anew: acknowledgement and sequence number.
-    let numbered = |frame: &SuperFrame, sequence: u32, acknowledged: u32| {
+    let numbered = |frame: &GsoPacket, sequence: u32, acknowledged: u32| {
         let mut bytes = frame.bytes();
         bytes[38..42].copy_from_slice(&sequence.to_be_bytes());
         bytes[42..46].copy_from_slice(&acknowledged.to_be_bytes());
@@ -505,16 +505,16 @@ fn kernels_tcp_takes_segments_whose_checksum_was_left_to_us(
 }
 
 #[rstest]
-fn super_frames_of_more_segments_than_the_rings_hold_go_out_in_order(
+fn gso_packets_of_more_segments_than_the_rings_hold_go_out_in_order(
     #[values(Placement::Copy, Placement::Direct)] placement: Placement,
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
     #[values(IN_SPLIT, IN_PACKED, BY_REFERENCE)] (ring, rig): (u64, MakeRig),
 ) {
     require!(Root);
     let mut rig = rig(VethPair::new(), (placement, mode), ring | F_HOST_ALL);
-    let frame = |flow: u16| SuperFrame {
+    let frame = |flow: u16| GsoPacket {
         flow,
-        ..SuperFrame::udp(Ip::V4(0), 40_000)
+        ..GsoPacket::udp(Ip::V4(0), 40_000)
     };
     // 2000 segments each; the TX ring has 1024 entries. A frame behind each must not overtake it.
     let size = 20;
@@ -545,12 +545,12 @@ fn stopping_the_queues_loses_no_segment_and_sends_none_twice(
     let mut rig = rig(VethPair::new(), (placement, Mode::Native), ring | F_HOST_ALL);
     for round in 0..10u16 {
         let frames: Vec<_> = (0..8)
-            .map(|at| SuperFrame {
+            .map(|at| GsoPacket {
                 flow: round * 8 + at,
-                ..SuperFrame::udp(Ip::V4(0), 30_000)
+                ..GsoPacket::udp(Ip::V4(0), 30_000)
             })
             .collect();
-        let bytes: Vec<_> = frames.iter().map(SuperFrame::bytes).collect();
+        let bytes: Vec<_> = frames.iter().map(GsoPacket::bytes).collect();
         let request = frames[0].request(size);
         let all: Vec<([u8; HEADER], &[u8])> =
             bytes.iter().map(|bytes| (header(request), &bytes[..])).collect();
