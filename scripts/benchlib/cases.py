@@ -2,7 +2,7 @@
 
 import fnmatch
 
-from . import lease_wait, measure, neighbours, offload, outage, tcp
+from . import held_up, lease_wait, measure, neighbours, offload, outage, tcp
 
 SIZES = (64, 1514)
 DIRECTIONS = ("from-guest", "to-guest")
@@ -23,6 +23,8 @@ class Case:
     further = ()
     # Further figures of which ratios are taken.
     also_compared = ()
+    # Further figures that are shown.
+    parts = ()
     # DPDK takes part.
     needs_huge_pages = True
     # Only when --only names it.
@@ -73,6 +75,26 @@ class LeaseCase(Case):
 
     def __init__(self):
         super().__init__("lease", list(lease_wait.CONNECTIONS), "us", lease_wait.wait)
+
+
+class OutageCase(Case):
+    """How long a guest is without its back end; see outage.py."""
+
+    parts = ("longest_ms",)
+
+    def __init__(self):
+        super().__init__("outage", list(outage.CONTENDERS), "ms", outage.outage)
+
+
+class HeldUpCase(Case):
+    """What others wait for while a port waits for its steward; see held_up.py."""
+
+    references = ("runs",)
+    parts = ("status_ms", "vmm_ms", "end_ms")
+    needs_huge_pages = False
+
+    def __init__(self):
+        super().__init__("held-up", list(held_up.CONTENDERS), "ms", held_up.wait)
 
 
 def traffic(kind, direction, size):
@@ -126,9 +148,10 @@ def all_cases():
     cases += [cable(size) for size in SIZES]
     cases.append(Case("idle", ["copy", "direct", "dpdk"], "cpu_percent", measure.idle))
     cases.append(Case("memory", ["copy", "direct"], "process_bytes", measure.memory))
-    cases.append(Case("outage", list(outage.CONTENDERS), "ms", outage.outage))
+    cases.append(OutageCase())
     cases += [NeighbourCase(placement) for placement in ("copy", "direct")]
     cases.append(LeaseCase())
+    cases.append(HeldUpCase())
     cases += [OffloadCase(what, size) for what, sizes in offload.SIZES.items() for size in sizes]
     return cases + tcp_cases()
 

@@ -1,10 +1,11 @@
 """Examples of the crates that benchmarks run: built when they are first asked for, or named by the environment (OFFLOAD_COST_BIN)."""
 
+import json
 import os
 import shutil
 import subprocess
 
-from .process import NotHere
+from .process import Failed, NotHere, Process
 
 REPO = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
@@ -26,3 +27,14 @@ def build(name, package, variable):
     subprocess.run(argv, cwd=REPO, check=True)
     target = os.environ.get("CARGO_TARGET_DIR") or os.path.join(REPO, "target")
     return os.path.join(target, "release", "examples", name)
+
+
+def sample(run, contender, argv):
+    """What one prints: JSON."""
+    with Process(contender, argv, run.log_dir) as process:
+        run.remember(process)
+        process.wait(120)
+        try:
+            return json.loads(process.log())
+        except ValueError as error:
+            raise Failed(f"{contender} printed no JSON: {process.log_tail()}") from error

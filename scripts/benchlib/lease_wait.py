@@ -2,10 +2,8 @@
 measured. A sample: `us` and `p99_us` of a lease, `refused` requests meanwhile.
 """
 
-import json
-
 from . import example
-from .process import Failed, NotHere, Process
+from .process import NotHere
 
 # Connections of the other user.
 CONNECTIONS = {"quiet": 0, "refused-1": 1, "refused-16": 16}
@@ -17,10 +15,4 @@ def wait(run, contender):
     if not run.steward:
         raise NotHere("no steward")
     argv = [example.program("lease_wait", "steward"), run.steward, str(CONNECTIONS[contender]), str(LEASES)]
-    with Process(contender, argv, run.log_dir) as process:
-        run.remember(process)
-        process.wait(120)
-        try:
-            return json.loads(process.log())
-        except ValueError as error:
-            raise Failed(f"{contender} printed no JSON: {process.log_tail()}") from error
+    return example.sample(run, contender, argv)

@@ -94,12 +94,12 @@ def columns(case):
             ("p99 us", lambda row: number(row["median"]["p99_us"], 1)),
         ]
     if case.unit in ("ms", "kpps"):
-        longest = [("longest ms", lambda row: number(row["median"]["longest_ms"], 1))] if case.unit == "ms" else []
+        part = lambda key: (key.replace("_", " "), lambda row: number(row["median"][key], 1))  # noqa: E731
         return [
             (case.unit, lambda row: number(row["median"][case.unit], 1)),
             ("± %", lambda row: number(row["spread_percent"], 1)),
             *ratios(case),
-            *longest,
+            *map(part, case.parts),
         ]
     if case.unit == "ns":
         return [

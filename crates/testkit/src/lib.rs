@@ -25,6 +25,7 @@ pub mod daemon;
 pub mod directory;
 pub mod driver;
 pub mod foreign;
+pub mod four_ports;
 pub mod frame;
 pub mod freeze;
 pub mod gso_packet;

@@ -2,67 +2,29 @@
 //! ports, not `status`, not the daemon's end.
 //!
 //! One daemon with a port whose queue is leased from a steward that it waits for an hour for, one of the null NIC, and two
-//! that a cable joins. Limits are long: they catch what hangs. How long things take is printed (`--nocapture`).
+//! that a cable joins. Limits are long: they catch what hangs. `scripts/bench --only held-up` measures how long things take.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rstest::rstest;
 use rustix::process::Signal;
-use testkit::{Daemon, Driver, DriverConfig, Frozen, Serve, VethPair, driver, require, wait};
+use testkit::four_ports::{FREE, LEASED, NULL, OTHER, config, connect, daemon, socket};
+use testkit::{Daemon, Driver, Frozen, VethPair, driver, require, wait};
 use vhost::VhostBackend;
-use virtqueue::GuestAddr;
 
-/// Ports whose place in `status`, and in the names of the sockets, this is.
-const LEASED: usize = 0;
-const FREE: usize = 1;
-const OTHER: usize = 2;
-const NULL: usize = 3;
-const PORTS: [&str; 4] = ["ifname=nic0,start-queue=0", "cable=c", "cable=c", "queues=1"];
 /// A daemon may take this long to end: it waits some seconds for what does not stop.
 const END: Duration = Duration::from_secs(60);
 
-fn config() -> DriverConfig {
-    DriverConfig {
-        regions: vec![(GuestAddr(0), 4 << 20)],
-        queue_size: 64,
-        ..DriverConfig::default()
-    }
-}
-
-fn daemon(veth: &VethPair, options: &[(&str, &str)]) -> Daemon {
-    let serve = Serve::null().leased().with("--steward-timeout", "3600");
-    let with = |serve: Serve, (option, value): &(&str, &str)| serve.with(option, *value);
-    Daemon::start_ports(&veth.near, &options.iter().fold(serve, with), &PORTS)
-}
-
-fn socket(daemon: &Daemon, port: usize) -> std::path::PathBuf {
-    daemon.path(&format!("port{port}.sock"))
-}
-
-fn connect(daemon: &Daemon, port: usize) -> Driver {
-    let guest = Driver::connect(&socket(daemon, port), &config()).expect("accepted");
-    daemon.await_port(port, "a lane runs", |port| port["lanes"][0]["running"] == true);
-    guest
-}
-
-/// Prints how long that took.
-fn timed<R>(what: &str, act: impl FnOnce() -> R) -> R {
-    let begun = Instant::now();
-    let result = act();
-    println!("{what}: {} ms", begun.elapsed().as_millis());
-    result
-}
-
 /// `status` answers, and VMMs come to these ports, are served, and go, while something is wrong with another.
 fn assert_others_go_on(daemon: &Daemon, ports: &[usize]) {
-    timed("status", || daemon.status());
+    drop(daemon.status());
     for &port in ports {
         for _ in 0..3 {
-            drop(timed("VMM served", || connect(daemon, port)));
+            drop(connect(daemon, port));
             daemon.await_port(port, "it is over", |port| port["connected"] == false);
         }
     }
@@ -74,10 +36,8 @@ fn signal_steward(daemon: &mut Daemon, signal: Signal) {
 }
 
 fn assert_ends_in_order(daemon: &mut Daemon) {
-    let ended = timed("SIGTERM to the end", || {
-        daemon.process().signal(Signal::TERM);
-        daemon.process().wait(END)
-    });
+    daemon.process().signal(Signal::TERM);
+    let ended = daemon.process().wait(END);
     assert!(ended.success(), "{}", daemon.said());
     assert!(!daemon.said().contains("as if killed"), "{}", daemon.said());
 }

@@ -24,14 +24,19 @@ impl<N: Nic> DirectLane<N> {
 
     /// Takes what the NIC received and gives it to the guest, in the order of posting.
     pub(super) fn collect(&mut self) -> usize {
-        self.take_received();
-        self.give_in_order()
+        // Buffers become done by being received into, and no other way.
+        match self.take_received() {
+            false => 0,
+            true => self.give_in_order(),
+        }
     }
 
-    /// Notes for each buffer that the NIC gave back what came in it.
+    /// Notes for each buffer that the NIC gave back what came in it; whether there was one.
     #[inline]
-    fn take_received(&mut self) {
+    fn take_received(&mut self) -> bool {
+        let mut any = false;
         for piece in self.end.nic.from_nic(BATCH) {
+            any = true;
             let inside = std::mem::replace(&mut self.inside, piece.more);
             if inside || piece.more {
                 // No frame is longer than a chunk. Should one be, a piece of it is no frame.
@@ -61,6 +66,7 @@ impl<N: Nic> DirectLane<N> {
                 None => {}
             }
         }
+        any
     }
 
     /// Gives the guest its buffers, as far as all before them are back; the frames in them.

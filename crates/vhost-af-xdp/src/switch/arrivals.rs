@@ -20,7 +20,7 @@ use xsk::{Frame, RxDesc, Umem, UmemOffset};
 use super::bytes::received_bytes_mut;
 use super::checksums::{self, Looks};
 use super::limits::BATCH;
-use super::to_guest::{Delivery, Fit, IN_ONE_BUFFER, NO_OFFLOAD, Range, UmemBytes, with_buffers};
+use super::to_guest::{Delivery, Fit, NO_OFFLOAD, Range, UmemBytes, with_buffers};
 use crate::nic::endpoint::NicQueue;
 use crate::nic::queue::Nic;
 
@@ -120,11 +120,16 @@ impl Arrivals {
         } = queue;
         let mut incoming = nic.from_nic(BATCH);
         while delivery.has_buffer()? {
-            let Some(piece) = incoming.next() else { break };
-            if received.is_empty() && delivery.whole(umem, &piece, IN_ONE_BUFFER) {
-                empty.push(piece.frame);
+            let piece = match received.is_empty() {
+                true => delivery.take_whole(umem, &mut incoming, empty),
+                false => incoming.next(),
+            };
+            let Some(piece) = piece else {
+                if delivery.is_short() {
+                    break;
+                }
                 continue;
-            }
+            };
             self.push(piece, received, umem, delivery.counters);
             if self.deliver_batch(received, umem, delivery)? {
                 return Ok(true);

@@ -6,8 +6,8 @@
 
 use device::counters::PairCounters;
 use device::pair::{Fault, HEADER_BYTES, Piece, QueuePair, pieces, skip};
-use virtqueue::{Buffer, Chains, MemoryMap};
-use xsk::{RxDesc, Umem, UmemOffset};
+use virtqueue::{Buffer, Chain, Chains, MemoryMap};
+use xsk::{Frame, RxDesc, Umem, UmemOffset};
 
 use super::bytes::{frame_to_guest, umem_to_guest};
 use super::limits::{BATCH, DESCRIPTORS};
@@ -165,25 +165,48 @@ impl<'a> Delivery<'a> {
         self.pair
     }
 
-    /// The common case: a frame in one piece, for a buffer in one piece that holds it. False, and
-    /// nothing done, if it is another.
+    /// The common case: frames in one piece, each for a buffer in one piece that holds it. Takes them from `incoming` as long
+    /// as they are like that and buffers are in hand, and puts their chunks into `empty`; the first that is not.
+    ///
+    /// One loop with its sums in registers: a worker spends its time here.
+    #[inline]
+    pub(super) fn take_whole(
+        &mut self,
+        umem: &Umem,
+        incoming: &mut impl Iterator<Item = RxDesc>,
+        empty: &mut Vec<Frame>,
+    ) -> Option<RxDesc> {
+        let (mut taken, mut room, mut bytes) = (0, 0, 0);
+        let mut other = None;
+        for chain in &self.chains.chains[self.next..] {
+            let Some(piece) = incoming.next() else { break };
+            let buffer = self.chains.buffers[chain.first as usize];
+            if !write_whole(self.pair, umem, &piece, chain, buffer, IN_ONE_BUFFER) {
+                other = Some(piece);
+                break;
+            }
+            taken += 1;
+            room += u64::from(buffer.len);
+            bytes += u64::from(piece.len);
+            empty.push(piece.frame);
+        }
+        self.next += taken;
+        self.room -= room;
+        self.frames += taken as u64;
+        self.bytes += bytes;
+        other
+    }
+
+    /// The same for one frame, with a header of its own. False, and nothing done, if it is not like that.
     #[inline]
     pub(super) fn whole(&mut self, umem: &Umem, piece: &RxDesc, header: [u8; HEADER_BYTES as usize]) -> bool {
         let Some(chain) = self.chains.chains.get(self.next) else {
             return false;
         };
         let buffer = self.chains.buffers[chain.first as usize];
-        let written = piece.len + HEADER_BYTES;
-        if piece.more || chain.writable != 1 || buffer.len < written || self.pair.header_bytes != HEADER_BYTES
-        {
+        if !write_whole(self.pair, umem, piece, chain, buffer, header) {
             return false;
         }
-        let frame = (piece.data, piece.len);
-        if frame_to_guest(umem, frame, &self.pair.memory, buffer.offset, header).is_none() {
-            return false;
-        }
-        self.pair.wrote(buffer.offset, written);
-        self.pair.to_guest.queue.push_used(chain.id, written);
         self.next += 1;
         self.room -= u64::from(buffer.len);
         self.note(piece.len);
@@ -277,6 +300,30 @@ impl<'a> Delivery<'a> {
         }
         usize::try_from(self.frames).unwrap_or(usize::MAX)
     }
+}
+
+/// Writes a frame in one piece over a chain that is one buffer, which is used then; false, and nothing done, if it is not
+/// like that.
+#[inline]
+fn write_whole(
+    pair: &mut QueuePair,
+    umem: &Umem,
+    piece: &RxDesc,
+    chain: &Chain,
+    buffer: Buffer,
+    header: [u8; HEADER_BYTES as usize],
+) -> bool {
+    let written = piece.len + HEADER_BYTES;
+    if piece.more || chain.writable != 1 || buffer.len < written || pair.header_bytes != HEADER_BYTES {
+        return false;
+    }
+    let frame = (piece.data, piece.len);
+    if frame_to_guest(umem, frame, &pair.memory, buffer.offset, header).is_none() {
+        return false;
+    }
+    pair.wrote(buffer.offset, written);
+    pair.to_guest.queue.push_used(chain.id, written);
+    true
 }
 
 /// A virtio-net header, with the number of buffers that it lacks.

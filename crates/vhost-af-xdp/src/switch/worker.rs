@@ -25,7 +25,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -88,6 +88,8 @@ pub(crate) struct WorkerCounters {
 /// Control's end of a worker.
 pub(crate) struct WorkerHandle {
     commands: Sender<Command>,
+    /// Commands were sent that the worker has not looked for yet.
+    posted: Arc<AtomicBool>,
     mailbox: Arc<OwnedFd>,
     /// See [`WorkerCounters`].
     pub(crate) counters: Arc<WorkerCounters>,
@@ -118,10 +120,12 @@ impl WorkerHandle {
             EventFlags::IN | EventFlags::ET,
         )?;
         let (commands, inbox) = mpsc::channel();
+        let posted = Arc::new(AtomicBool::new(false));
         let counters = Arc::new(WorkerCounters::default());
         let progress = Arc::new(Progress::new(Arc::clone(watcher)));
         let worker = Worker {
             inbox,
+            posted: Arc::clone(&posted),
             epoll,
             spin,
             counters: Arc::clone(&counters),
@@ -138,6 +142,7 @@ impl WorkerHandle {
             })?;
         Ok(Self {
             commands,
+            posted,
             mailbox,
             counters,
             progress,
@@ -150,6 +155,9 @@ impl WorkerHandle {
     pub(crate) fn send(&self, command: Command) {
         // A worker ends only by Command::End, after which nobody sends.
         let _ = self.commands.send(command);
+        // Publishes the command; pairs with the swap in `read_mail`. Were it seen before the command, that would wait until the
+        // next one is sent.
+        self.posted.store(true, Ordering::Release);
         let _ = rustix::io::write(&*self.mailbox, &1u64.to_ne_bytes());
     }
 
@@ -196,6 +204,7 @@ struct Slot {
 
 struct Worker {
     inbox: Receiver<Command>,
+    posted: Arc<AtomicBool>,
     epoll: OwnedFd,
     spin: Duration,
     counters: Arc<WorkerCounters>,
@@ -376,7 +385,20 @@ impl Worker {
     }
 
     /// Acts on commands; false when the thread is to end.
+    #[inline]
     fn read_mail(&mut self) -> bool {
+        // Most rounds find nothing: a look at the channel itself costs them a full fence. Only a hint, read again each round.
+        if !self.posted.load(Ordering::Relaxed) {
+            return true;
+        }
+        // Observes what was sent before the flag was set. Taken back before the channel is read: a command that comes while it
+        // is read sets it anew.
+        self.posted.swap(false, Ordering::Acquire);
+        self.act_on_commands()
+    }
+
+    #[cold]
+    fn act_on_commands(&mut self) -> bool {
         loop {
             match self.inbox.try_recv() {
                 Ok(Command::Add(id, lane)) => self.add(id, lane),

@@ -1,0 +1,53 @@
+//! A daemon with four ports that can be held up by different things: one whose queue is leased from a steward that it waits for
+//! an hour for, two that a cable joins, and one of the null NIC.
+
+use std::path::PathBuf;
+
+use virtqueue::GuestAddr;
+
+use crate::{Daemon, Driver, DriverConfig, Serve, VethPair};
+
+/// The port with a leased queue: its place in `status`.
+pub const LEASED: usize = 0;
+/// One end of the cable.
+pub const FREE: usize = 1;
+/// The other.
+pub const OTHER: usize = 2;
+/// The one of the null NIC.
+pub const NULL: usize = 3;
+const PORTS: [&str; 4] = ["ifname=nic0,start-queue=0", "cable=c", "cable=c", "queues=1"];
+
+/// What a driver of these ports has.
+#[must_use]
+pub fn config() -> DriverConfig {
+    DriverConfig {
+        regions: vec![(GuestAddr(0), 4 << 20)],
+        queue_size: 64,
+        ..DriverConfig::default()
+    }
+}
+
+/// Starts it, with further options.
+#[must_use]
+pub fn daemon(veth: &VethPair, options: &[(&str, &str)]) -> Daemon {
+    let serve = Serve::null().leased().with("--steward-timeout", "3600");
+    let with = |serve: Serve, (option, value): &(&str, &str)| serve.with(option, *value);
+    Daemon::start_ports(&veth.near, &options.iter().fold(serve, with), &PORTS)
+}
+
+/// A port's socket.
+#[must_use]
+pub fn socket(daemon: &Daemon, port: usize) -> PathBuf {
+    daemon.path(&format!("port{port}.sock"))
+}
+
+/// A guest of a port, which is served.
+///
+/// # Panics
+/// If it is not.
+#[must_use]
+pub fn connect(daemon: &Daemon, port: usize) -> Driver {
+    let guest = Driver::connect(&socket(daemon, port), &config()).expect("accepted");
+    daemon.await_port(port, "a lane runs", |port| port["lanes"][0]["running"] == true);
+    guest
+}
