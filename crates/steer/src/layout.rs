@@ -35,12 +35,6 @@ pub struct Filter {
     pub vlans: Vec<u16>,
 }
 
-/// An address as people write it.
-#[must_use]
-pub fn mac_text(mac: [u8; 6]) -> String {
-    mac.map(|byte| format!("{byte:02x}")).join(":")
-}
-
 impl Filter {
     /// Whether it takes every frame.
     #[must_use]

@@ -47,13 +47,15 @@ mod mode;
 mod netlink;
 mod program;
 mod socket_map;
+mod text;
 
 pub use error::{AttachError, KernelRefusal, PinError, with_sources};
 pub use foreign::{ForeignProgram, Held, is_detached, program_on};
-pub use layout::{Filter, LAST_VLAN, MAX_QUEUES, QueueConf, QueueCounters, VirtioHeader, mac_text};
+pub use layout::{Filter, LAST_VLAN, MAX_QUEUES, QueueConf, QueueCounters, VirtioHeader};
 pub use mode::{Mode, ModeRequest};
 pub use program::{Program, QueueError, detach_pinned};
 pub use socket_map::{SocketMap, SocketMapError};
+pub use text::{mac_bytes, mac_text, ranges};
 
 /// The skeleton that `build.rs` makes of `bpf/steer.bpf.c`.
 #[allow(unsafe_code, missing_docs, unreachable_pub, unused, elided_lifetimes_in_paths)]

@@ -40,4 +40,17 @@ impl Statistics {
             tx_ring_empty_descs: raw.tx_ring_empty_descs.unwrap_or(0),
         })
     }
+
+    /// Every counter with its name.
+    #[must_use]
+    pub fn named(&self) -> [(&'static str, u64); 6] {
+        [
+            ("rx_dropped", self.rx_dropped),
+            ("rx_ring_full", self.rx_ring_full),
+            ("rx_fill_ring_empty_descs", self.rx_fill_ring_empty_descs),
+            ("rx_invalid_descs", self.rx_invalid_descs),
+            ("tx_invalid_descs", self.tx_invalid_descs),
+            ("tx_ring_empty_descs", self.tx_ring_empty_descs),
+        ]
+    }
 }

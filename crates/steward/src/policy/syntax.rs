@@ -210,7 +210,10 @@ impl Allow {
         }
         let queues = match queues.as_str() {
             "all" => (0..MAX_QUEUES).collect(),
-            list => ranges(list, MAX_QUEUES - 1).map_err(|what| format!("queues = {list:?}: {what}"))?,
+            list => ranges(list, MAX_QUEUES - 1)
+                .map_err(|what| format!("queues = {list:?}: {what}"))?
+                .into_iter()
+                .collect(),
         };
         let macs = named("macs", self.macs)?;
         let mut vlans = BTreeSet::new();
@@ -264,19 +267,9 @@ fn named(key: &str, list: Option<Vec<String>>) -> Result<Vec<String>, String> {
 }
 
 /// Numbers and ranges such as `0-3,6`.
-fn ranges(text: &str, last: u32) -> Result<BTreeSet<u32>, String> {
-    let wrong = || format!("numbers and ranges such as 0-3,6 are meant, of 0 to {last}");
-    let mut numbers = BTreeSet::new();
-    for part in text.split(',') {
-        let (from, to) = part.split_once('-').unwrap_or((part, part));
-        let from: u32 = from.trim().parse().map_err(|_| wrong())?;
-        let to: u32 = to.trim().parse().map_err(|_| wrong())?;
-        if from > to || to > last {
-            return Err(wrong());
-        }
-        numbers.extend(from..=to);
-    }
-    Ok(numbers)
+fn ranges(text: &str, last: u32) -> Result<Vec<u32>, String> {
+    steer::ranges(text, last)
+        .ok_or_else(|| format!("numbers and ranges such as 0-3,6 are meant, of 0 to {last}"))
 }
 
 /// Bytes, such as `64 MiB`.
@@ -304,10 +297,7 @@ fn size(text: &str) -> Result<u64, String> {
 }
 
 fn mac(text: &str) -> Result<[u8; 6], String> {
-    let digits = |part: &str| u8::from_str_radix(part, 16).ok().filter(|_| part.len() == 2);
-    let bytes: Option<Vec<u8>> = text.split(':').map(digits).collect();
-    let mac = bytes.and_then(|bytes| <[u8; 6]>::try_from(bytes).ok());
-    let why = match mac {
+    let why = match steer::mac_bytes(text) {
         None => "it is not an address",
         // Bit 0 of the first byte (IEEE 802).
         Some([first, ..]) if first & 1 != 0 => "it is the address of a group of stations, not of one",

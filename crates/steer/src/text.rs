@@ -1,0 +1,69 @@
+//! Addresses and numbers as people write them.
+
+use std::ops::RangeInclusive;
+
+/// A MAC address: six pairs of hexadecimal digits with colons between.
+#[must_use]
+pub fn mac_text(mac: [u8; 6]) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
+}
+
+/// The address of such a text; `None`: it is none.
+#[must_use]
+pub fn mac_bytes(text: &str) -> Option<[u8; 6]> {
+    let pair = |part: &str| {
+        let is_pair = part.len() == 2 && part.bytes().all(|digit| digit.is_ascii_hexdigit());
+        u8::from_str_radix(part, 16).ok().filter(|_| is_pair)
+    };
+    let bytes: Option<Vec<u8>> = text.split(':').map(pair).collect();
+    bytes?.try_into().ok()
+}
+
+/// Numbers and ranges such as `0-3,6`, of 0 to `last`, in this order; `None`: it is no such list.
+#[must_use]
+pub fn ranges<T>(text: &str, last: T) -> Option<Vec<T>>
+where
+    T: Copy + PartialOrd + std::str::FromStr,
+    RangeInclusive<T>: Iterator<Item = T>,
+{
+    let mut numbers = Vec::new();
+    for part in text.split(',') {
+        let (from, to) = part.split_once('-').unwrap_or((part, part));
+        let (from, to): (T, T) = (from.trim().parse().ok()?, to.trim().parse().ok()?);
+        if from > to || to > last {
+            return None;
+        }
+        numbers.extend(from..=to);
+    }
+    Some(numbers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mac_is_six_pairs_with_colons_and_nothing_else() {
+        let mac = [2, 0, 0xab, 0xcd, 0xef, 1];
+        assert_eq!(mac_bytes("02:00:ab:CD:ef:01"), Some(mac));
+        assert_eq!(mac_text(mac), "02:00:ab:cd:ef:01");
+        for bad in [
+            "",
+            "02:00:00:00:00",
+            "02:00:00:00:00:00:00",
+            "2:0:0:0:0:1",
+            "02:00:00:00:00:+1",
+            "02-00-00-00-00-01",
+        ] {
+            assert_eq!(mac_bytes(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn ranges_keep_the_order_in_which_they_are_written() {
+        assert_eq!(ranges("6,0-3, 2", 7u32), Some(vec![6, 0, 1, 2, 3, 2]));
+        for bad in ["", "3-1", "8", "0-8", "x", "1,", "-1"] {
+            assert_eq!(ranges(bad, 7u32), None, "{bad}");
+        }
+    }
+}
