@@ -9,7 +9,7 @@
 readonly TARGET="${CARGO_TARGET_DIR:-$REPO/target}"
 # What tests and scripts/kernels run.
 export VHOST_AF_XDP_BIN="$TARGET/debug/vhost-af-xdp" VHOST_AF_XDP_STEWARD_BIN="$TARGET/debug/vhost-af-xdp-steward"
-export KERNEL_RIG_BIN="$TARGET/debug/kernel_rig"
+export KERNEL_RIG_BIN="$TARGET/debug/kernel_rig" SANDBOX_ATTEMPT_BIN="$TARGET/debug/examples/sandbox_attempt"
 # Where install_cargo_tool puts what it builds.
 PATH="$CACHE/tools/bin:$PATH"
 readonly HUGE_PAGES=/proc/sys/vm/nr_hugepages
@@ -52,7 +52,7 @@ remove_namespaces() {
 # be built again.
 build_tests() {
     mkdir -p "$TARGET/nextest"
-    cargo build --workspace --lib --bins --tests
+    cargo build --workspace --lib --bins --tests --example sandbox_attempt
     cargo metadata --format-version 1 >"$TARGET/nextest/workspace.json"
     cargo nextest list --workspace --lib --bins --tests --list-type binaries-only --message-format json >"$TARGET/nextest/binaries.json"
 }

@@ -16,7 +16,7 @@ use crate::process::output_of;
 pub fn daemon() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../vhost-af-xdp/Cargo.toml");
-    PROGRAM.get_or_init(|| named_or_built("VHOST_AF_XDP_BIN", manifest))
+    PROGRAM.get_or_init(|| named_or_built("VHOST_AF_XDP_BIN", manifest, &[]))
 }
 
 /// The steward: `$VHOST_AF_XDP_STEWARD_BIN`, or what `cargo build` makes of this tree, once a test process.
@@ -27,7 +27,20 @@ pub fn daemon() -> &'static Path {
 pub fn steward() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../steward/Cargo.toml");
-    PROGRAM.get_or_init(|| named_or_built("VHOST_AF_XDP_STEWARD_BIN", manifest))
+    PROGRAM.get_or_init(|| named_or_built("VHOST_AF_XDP_STEWARD_BIN", manifest, &[]))
+}
+
+/// What tries things from within the daemon's sandbox: `$SANDBOX_ATTEMPT_BIN`, or what `cargo build` makes of this tree, once
+/// a test process.
+///
+/// # Panics
+/// If it does not build.
+#[must_use]
+pub fn sandbox_attempt() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../vhost-af-xdp/Cargo.toml");
+    let example = ["--example", "sandbox_attempt"];
+    PROGRAM.get_or_init(|| named_or_built("SANDBOX_ATTEMPT_BIN", manifest, &example))
 }
 
 /// The script that boots guests and ends them.
@@ -40,23 +53,21 @@ pub(crate) fn guest(verb: &str, state: &Path) -> Command {
     command
 }
 
-fn named_or_built(variable: &str, manifest: &str) -> PathBuf {
-    std::env::var_os(variable).map_or_else(|| build(manifest), PathBuf::from)
+fn named_or_built(variable: &str, manifest: &str, target: &[&str]) -> PathBuf {
+    std::env::var_os(variable).map_or_else(|| build(manifest, target), PathBuf::from)
 }
 
-/// Builds the program of a crate; where it is.
-fn build(manifest: &str) -> PathBuf {
+/// Builds the program of a crate, or another target of it; where it is.
+fn build(manifest: &str, target: &[&str]) -> PathBuf {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
-    let messages = output_of(
-        &cargo,
-        &[
-            "build",
-            "--quiet",
-            "--message-format=json",
-            "--manifest-path",
-            manifest,
-        ],
-    );
+    let arguments = [
+        "build",
+        "--quiet",
+        "--message-format=json",
+        "--manifest-path",
+        manifest,
+    ];
+    let messages = output_of(&cargo, &[&arguments, target].concat());
     let executable = |line: &str| {
         serde_json::from_str::<Value>(line).ok()?["executable"]
             .as_str()

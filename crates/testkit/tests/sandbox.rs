@@ -1,7 +1,8 @@
 //! The daemon's sandbox: what must fail is tried, from within, and what must work is seen to work.
 //!
-//! `serve --sandbox-attempt NAME` (hidden) sets everything up as always, and then tries one thing on a thread of its
-//! own. How it ended tells which layer stopped it: by SIGSYS (`calls`), or with an error of the kernel's.
+//! `sandbox_attempt` (crates/vhost-af-xdp/examples) is the daemon up to its sandbox, by the same code; there it tries one
+//! thing on a thread of its own. How it ended tells which layer stopped it: by SIGSYS (`calls`), or with an error of the
+//! kernel's.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::ExitStatusExt;
@@ -11,7 +12,7 @@ use std::process::{Command, ExitStatus};
 use rstest::rstest;
 use rustix::process::Signal;
 use tempfile::TempDir;
-use testkit::daemon::{Mode, Placement, binary, private_dir};
+use testkit::daemon::{Mode, Placement, binary, private_dir, sandbox_attempt};
 use testkit::{Daemon, DriverConfig, Lessor, Rig, Running, Serve, VethPair, require, wait};
 
 /// SIGSYS, on all machines that Linux runs on but MIPS and Alpha.
@@ -26,16 +27,16 @@ fn by_root() -> Serve {
 /// Tries something in the sandbox of a daemon with these layers; how it ended, and what it said.
 fn attempt(name: &str, options: &[&str]) -> (ExitStatus, String) {
     let directory = private_dir();
-    let mut command = serve_attempting(name, &directory);
+    let mut command = attempting(name, &directory);
     command.args(options);
     let mut running = Running::start(command);
     let status = running.wait(wait::SOON);
     (status, running.said())
 }
 
-fn serve_attempting(name: &str, directory: &TempDir) -> Command {
-    let mut command = Command::new(binary());
-    command.args(["serve", "--null", "--control", "none", "--sandbox-attempt", name]);
+fn attempting(name: &str, directory: &TempDir) -> Command {
+    let mut command = Command::new(sandbox_attempt());
+    command.args([name, "--null", "--control", "none"]);
     command.arg("--socket-path").arg(directory.path().join("vm.sock"));
     command
 }
@@ -171,7 +172,7 @@ fn layer_taken_away_leaves_the_others_on() {
 fn panic_and_abort_are_told_as_ever() {
     require!(Root);
     let directory = private_dir();
-    let mut command = serve_attempting("panic", &directory);
+    let mut command = attempting("panic", &directory);
     command.env("RUST_BACKTRACE", "1");
     let mut running = Running::start(command);
     let (status, said) = (running.wait(wait::SOON), running.said());
@@ -180,7 +181,10 @@ fn panic_and_abort_are_told_as_ever() {
         said.contains("panicked at") && said.contains("as was asked for"),
         "{said}"
     );
-    assert!(said.contains("attempts::"), "no names in the backtrace: {said}");
+    assert!(
+        said.contains("sandbox_attempt::attempt"),
+        "no names in the backtrace: {said}"
+    );
     let (status, said) = attempt("abort", &[]);
     assert_eq!(status.signal(), Some(6), "SIGABRT: {said}");
 }
@@ -367,11 +371,10 @@ fn steward_that_is_started_again_is_found_among_the_mounts_that_are_left() {
     daemon.restart_lessor(&veth.near);
     daemon.await_port(0, "with a steward", |port| !away(port));
 
-    let mut command = veth.far.command(binary());
-    command.args(["serve", "--null", "--control", "none", "--sandbox-attempt"]);
+    let mut command = veth.far.command(sandbox_attempt());
     command
         .arg(format!("connect:{path}"))
-        .arg("--steward")
+        .args(["--null", "--control", "none", "--steward"])
         .arg(&steward);
     command.arg("--socket-path").arg(daemon.path("other.sock"));
     let mut running = Running::start(command);

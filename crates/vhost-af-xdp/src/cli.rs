@@ -7,7 +7,7 @@ mod memory;
 mod offload;
 mod port;
 mod serve;
-mod values;
+pub(crate) mod values;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -126,6 +126,12 @@ pub(crate) fn explain(error: &clap::Error) -> ExitCode {
         let _ = error.print();
         return ExitCode::SUCCESS;
     }
+    eprintln!("vhost-af-xdp: {}; `vhost-af-xdp help` explains", sentence(error));
+    ExitCode::from(2)
+}
+
+/// What is wrong with a command line, in one line.
+fn sentence(error: &clap::Error) -> String {
     let text = error.render().to_string();
     let said: Vec<&str> = text
         .lines()
@@ -133,12 +139,7 @@ pub(crate) fn explain(error: &clap::Error) -> ExitCode {
         .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"))
         .filter(|line| !line.is_empty())
         .collect();
-    let said = said.join(" ");
-    eprintln!(
-        "vhost-af-xdp: {}; `vhost-af-xdp help` explains",
-        said.trim_start_matches("error: ")
-    );
-    ExitCode::from(2)
+    said.join(" ").trim_start_matches("error: ").to_owned()
 }
 
 #[cfg(test)]

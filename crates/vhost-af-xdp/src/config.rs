@@ -233,8 +233,6 @@ pub(crate) struct ServeConfig {
     pub(crate) layers: Layers,
     /// Whom it becomes; `None`: it stays who it is, or becomes nobody if that is root.
     pub(crate) user: Option<User>,
-    /// Tries one of the [attempts](crate::sandbox::attempts) from within the sandbox, and ends.
-    pub(crate) attempt: Option<String>,
 }
 
 /// Most bytes of guest memory of all ports together: each may be mapped twice while its table changes, and a process has
@@ -325,14 +323,11 @@ impl ServeConfig {
 
     /// What is to be leased, port by port.
     pub(crate) fn queues(&self) -> Vec<(String, u32, u32)> {
-        let queues = |port: &PortConfig| match &port.nic {
-            NicConfig::Interface {
-                name, start_queue, ..
-            } => Some((name.clone(), *start_queue, port.queues.into())),
-            _ => None,
-        };
         let leased = self.ports.iter().filter(|port| !port.brings());
-        leased.filter_map(queues).collect()
+        let wanted = leased.filter_map(PortConfig::wanted);
+        wanted
+            .map(|wanted| (wanted.interface, wanted.start_queue, wanted.queues))
+            .collect()
     }
 
     /// Checks what can be checked without the kernel.
@@ -348,7 +343,7 @@ impl ServeConfig {
         let mut descriptors = HashSet::new();
         for (at, port) in self.ports.iter().enumerate() {
             port.check()?;
-            if port.bring != Bring::Nothing && self.steward.is_some() {
+            if port.brings() && self.steward.is_some() {
                 return Err(ConfigError::BringAndSteward);
             }
             for (_, fd) in port.descriptors() {
@@ -478,40 +473,22 @@ impl PortConfig {
         if self.endpoint == other.endpoint {
             return Err(ConfigError::SharedEndpoint(self.endpoint.clone()));
         }
-        let NicConfig::Interface {
-            name,
-            start_queue,
-            mode,
-            ..
-        } = &self.nic
-        else {
+        let (Some(wanted), Some(others)) = (self.wanted(), other.wanted()) else {
             return Ok(());
         };
-        let NicConfig::Interface {
-            name: other_name,
-            start_queue: other_start,
-            mode: other_mode,
-            ..
-        } = &other.nic
-        else {
-            return Ok(());
-        };
-        if name != other_name {
+        let name = wanted.interface.clone();
+        if name != others.interface {
             return Ok(());
         }
-        if mode != other_mode {
-            return Err(ConfigError::TwoModes(name.clone()));
+        if wanted.mode != others.mode {
+            return Err(ConfigError::TwoModes(name));
         }
-        let queue = *start_queue.max(other_start);
-        let end = start_queue.saturating_add(self.queues.into());
-        let other_end = other_start.saturating_add(other.queues.into());
-        if queue < end.min(other_end) {
-            return Err(ConfigError::SharedQueue {
-                name: name.clone(),
-                queue,
-            });
+        let queue = wanted.start_queue.max(others.start_queue);
+        let end = |wanted: &Wanted| wanted.start_queue.saturating_add(wanted.queues);
+        match queue < end(&wanted).min(end(&others)) {
+            true => Err(ConfigError::SharedQueue { name, queue }),
+            false => Ok(()),
         }
-        Ok(())
     }
 }
 
@@ -554,7 +531,6 @@ mod tests {
             control: Control::Nowhere,
             layers: Layers::NONE,
             user: None,
-            attempt: None,
         }
     }
 

@@ -5,8 +5,8 @@
 //! is the UMEM, through [`direct`]. An operator asks by [`api`]; [`guard`] and [`sandbox`] protect the process;
 //! [`bench`] measures raw sockets. docs/architecture.md draws the whole.
 //!
-//! A library only so that the program's parts can be fuzzed (feature `fuzzing`, `fuzz/`); it has no
-//! interface for others. The program is `main.rs`, one line.
+//! A library only so that the program's parts can be fuzzed (feature `fuzzing`, `fuzz/`) and its sandbox be tried from within
+//! (`examples/`); it has no interface for others. The program is `main.rs`, one line.
 
 mod api;
 mod bench;
@@ -36,6 +36,7 @@ use tracing_subscriber::EnvFilter;
 use api::{control_socket, queues, status_view};
 use cli::{Cli, Command, QueuesArgs, StatusArgs};
 use guard::keeper;
+use serve::Sandboxed;
 
 /// The program: reads the command line, does what it asks for.
 #[must_use]
@@ -77,6 +78,25 @@ pub fn run() -> ExitCode {
         Command::Bench(args) => bench::run(args),
     };
     done.map_or_else(|error| explain(&error, ExitCode::FAILURE), |()| ExitCode::SUCCESS)
+}
+
+/// Sets everything up as `serve` does with these options, to the sandbox, and acts there instead of serving: for tests of the
+/// sandbox (`examples/sandbox_attempt.rs`).
+///
+/// # Errors
+/// What prevents the start, or what comes of the act.
+#[doc(hidden)]
+pub fn in_sandbox(
+    options: impl Iterator<Item = String>,
+    act: impl FnOnce() -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let words = ["vhost-af-xdp".to_owned(), "serve".to_owned()];
+    let Some(Command::Serve(args)) = Cli::try_parse_from(words.into_iter().chain(options))?.command else {
+        anyhow::bail!("no options of serve");
+    };
+    let config = args.into_config()?;
+    let _sandboxed = Sandboxed::enter(&config)?;
+    act()
 }
 
 /// Says what was not possible, and how to end.

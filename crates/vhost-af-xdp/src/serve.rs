@@ -18,7 +18,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use rustix::net::{SocketType, sockopt};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::CapabilitySet;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::{Handle, Signals};
@@ -28,9 +27,10 @@ use super::port::{Opened, Port};
 use crate::api::control_socket;
 use crate::api::status::Status;
 use crate::api::status_view;
-use crate::guard::ending::Ending;
+use crate::guard::alarm::Alarm;
 use crate::guard::keeper::{Keeper, Orders};
 use crate::guard::nudge;
+use crate::guard::raise_descriptor_limit;
 use crate::guard::sigbus;
 use crate::guard::watchdog::Watchdog;
 use crate::listener;
@@ -39,7 +39,7 @@ use crate::nic::interface::QueueOptions;
 use crate::nic::interfaces::Interfaces;
 use crate::nic::steering::StewardAt;
 use crate::port::far::CableEnd;
-use crate::sandbox::{self, Extra, Plan, Reach, User, attempts};
+use crate::sandbox::{self, Plan, Reach, User};
 use crate::switch::workers::Workers;
 use crate::vhost_user::accept::{VmmSource, serve_vmms};
 use steer::with_sources;
@@ -52,84 +52,121 @@ use steward::protocol::DEFAULT_SOCKET;
 /// waited for.
 const STOPPING: Duration = Duration::from_secs(12);
 
+const NO_THREAD: &str = "cannot start a thread (ulimit -u, systemd: TasksMax=)";
+
 /// Runs until a signal ends it, or the one connection that was passed in is over.
-///
-/// What needs a privilege, or the file system, comes first; then the [sandbox]; then all that has to do with guests.
 ///
 /// # Errors
 /// What prevents the start; nothing stays behind then.
 pub(crate) fn run(config: &ServeConfig) -> anyhow::Result<()> {
-    config.check()?;
-    check_privileges(config)?;
-    // First of all: what is opened from here on must not be taken for what was to be inherited.
-    external::check_inherited(config)?;
-    allow_descriptors();
-    let given = Given::take(config).map_err(|error| anyhow::anyhow!(with_sources(&error)))?;
-    sigbus::install().context("cannot handle SIGBUS")?;
-    nudge::install().context("cannot handle SIGURG")?;
-    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1]).context("cannot handle signals")?;
-    let changes = subscribe(config).context("cannot watch interfaces")?;
-    let mut leftovers = Leftovers::default();
-    let mut sources = Vec::new();
-    for port in &config.ports {
-        sources.push(vmm_source(port, &mut leftovers)?);
-    }
-    let control = listen_for_status(&config.control, &mut leftovers)?;
-    let interfaces = open_given(config, given)?;
-    let steward = steward_of(config)?;
-    let reach = reach(config, steward.as_deref());
-    let (keeper, in_force) = leave_privileges(config, &mut leftovers, reach)?;
-    if let Some(attempt) = &config.attempt {
-        return attempts::run(attempt);
+    Sandboxed::enter(config)?.serve()
+}
+
+/// A daemon in its [sandbox], before all that has to do with guests.
+pub(crate) struct Sandboxed<'a> {
+    config: &'a ServeConfig,
+    signals: Signals,
+    /// Of each port.
+    changes: Vec<Option<Changes>>,
+    sources: Vec<VmmSource>,
+    control: Option<UnixListener>,
+    interfaces: Interfaces,
+    /// The steward that was named.
+    steward: Option<PathBuf>,
+    keeper: Keeper,
+    in_force: sandbox::InForce,
+}
+
+impl<'a> Sandboxed<'a> {
+    /// Does what needs a privilege, or the file system, and gives both up.
+    ///
+    /// # Errors
+    /// What prevents it; nothing stays behind then.
+    pub(crate) fn enter(config: &'a ServeConfig) -> anyhow::Result<Self> {
+        config.check()?;
+        check_privileges(config)?;
+        // First of all: what is opened from here on must not be taken for what was to be inherited.
+        external::check_inherited(config)?;
+        raise_descriptor_limit();
+        let given = Given::take(config).map_err(|error| anyhow::anyhow!(with_sources(&error)))?;
+        sigbus::install().context("cannot handle SIGBUS")?;
+        nudge::install().context("cannot handle SIGURG")?;
+        let signals = Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1]).context("cannot handle signals")?;
+        let changes = subscribe(config).context("cannot watch interfaces")?;
+        let mut leftovers = Leftovers::default();
+        let mut sources = Vec::new();
+        for port in &config.ports {
+            sources.push(vmm_source(port, &mut leftovers)?);
+        }
+        let control = listen_for_status(&config.control, &mut leftovers)?;
+        let interfaces = open_given(config, given)?;
+        let steward = steward_of(config)?;
+        let reach = reach(config, steward.as_deref());
+        let (keeper, in_force) = leave_privileges(config, &mut leftovers, reach)?;
+        Ok(Self {
+            config,
+            signals,
+            changes,
+            sources,
+            control,
+            interfaces,
+            steward,
+            keeper,
+            in_force,
+        })
     }
 
-    let workers =
-        Workers::start(config.workers, &config.cpus, config.spin).context("cannot start workers")?;
-    let workers = Arc::new(workers);
-    let watchdog = Watchdog::start(Arc::clone(&workers))
-        .context("cannot start a thread (ulimit -u, systemd: TasksMax=)")?;
-    let steward = steward.or_else(|| keeper.steward());
-    let ending = Ending::new().context("no descriptor left")?;
-    let interfaces = interfaces.leased_from(StewardAt {
-        path: steward.unwrap_or_default(),
-        private: config.steward.is_none(),
-        waiting: Waiting {
-            answer: config.steward_timeout,
-            end: Some(ending.event()),
-        },
-    });
-    let ports = open_ports(config, interfaces, &workers)?;
-    tracing::info!("sandbox: {in_force}");
-    tell_what_is_off(config);
-    let read = {
-        let (ports, workers) = (ports.clone(), Arc::clone(&workers));
-        move || Status::read(&ports, (&workers, &watchdog), &in_force)
-    };
-    if let Some(listener) = control {
-        let read = read.clone();
-        let body = move || control_socket::serve(&listener, read);
-        let started = std::thread::Builder::new().name("status".to_owned()).spawn(body);
-        started.context("cannot start a thread (ulimit -u, systemd: TasksMax=)")?;
+    fn serve(mut self) -> anyhow::Result<()> {
+        let config = self.config;
+        let workers = Workers::start(config.workers, &config.cpus, config.spin);
+        let workers = Arc::new(workers.context("cannot start workers")?);
+        let watchdog = Watchdog::start(Arc::clone(&workers)).context(NO_THREAD)?;
+        let ending = Alarm::new().context("no descriptor left")?;
+        let interfaces = self.interfaces.leased_from(StewardAt {
+            path: self.steward.or_else(|| self.keeper.steward()).unwrap_or_default(),
+            private: config.steward.is_none(),
+            waiting: Waiting {
+                answer: config.steward_timeout,
+                end: Some(ending.event()),
+            },
+        });
+        let ports = open_ports(config, interfaces, &workers)?;
+        tracing::info!("sandbox: {}", self.in_force);
+        tell_what_is_off(config);
+        let read = {
+            let (ports, workers) = (ports.clone(), Arc::clone(&workers));
+            move || Status::read(&ports, &workers, &watchdog, &self.in_force)
+        };
+        if let Some(listener) = self.control {
+            let read = read.clone();
+            spawn("status", move || control_socket::serve(&listener, read))?;
+        }
+        for (port, changes) in ports.iter().zip(self.changes) {
+            let watched = changes.map(|changes| port.watch_link(changes));
+            watched.transpose().context(NO_THREAD)?;
+        }
+        let lost = watch_keeper(&self.keeper, self.signals.handle())?;
+        for (port, source) in ports.iter().zip(self.sources) {
+            start_serving(port, source, self.signals.handle())?;
+        }
+        wait_for_the_end(&mut self.signals, read);
+        ending.raise();
+        stop(&ports);
+        // Waiting for a worker that hangs would be for ever; the end of the process ends all.
+        std::mem::forget(workers);
+        if lost.load(Ordering::Relaxed) {
+            bail!("the keeper of this daemon has ended, and the XDP program with it: start the daemon again");
+        }
+        Ok(())
     }
-    for (port, changes) in ports.iter().zip(changes) {
-        let watched = changes.map(|changes| port.watch_link(changes));
-        let watched = watched.transpose();
-        watched.context("cannot start a thread (ulimit -u, systemd: TasksMax=)")?;
-    }
-    let handle = signals.handle();
-    let lost = watch_keeper(&keeper, handle.clone())?;
-    for (port, source) in ports.iter().zip(sources) {
-        start_serving(port, source, handle.clone())?;
-    }
-    wait_for_the_end(&mut signals, read);
-    ending.begin();
-    stop(&ports);
-    // Waiting for a worker that hangs would be for ever; the end of the process ends all.
-    std::mem::forget(workers);
-    if lost.load(Ordering::Relaxed) {
-        bail!("the keeper of this daemon has ended, and the XDP program with it: start the daemon again");
-    }
-    Ok(())
+}
+
+/// Starts a thread that nobody waits for.
+fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> anyhow::Result<()> {
+    // The kernel keeps as much of a name.
+    let name = name.chars().take(15).collect();
+    let started = std::thread::Builder::new().name(name).spawn(body);
+    started.map(drop).context(NO_THREAD)
 }
 
 /// Until a signal ends the daemon, or somebody who closes what they come by.
@@ -175,30 +212,15 @@ fn tell_what_is_off(config: &ServeConfig) {
     }
 }
 
-/// As many descriptors as this process may have: a guest's memory and rings have some tens.
-fn allow_descriptors() {
-    let limit = getrlimit(Resource::Nofile);
-    let raised = Rlimit {
-        current: limit.maximum,
-        ..limit
-    };
-    let _ = setrlimit(Resource::Nofile, raised);
-}
-
 fn start_serving(port: &Arc<Port>, source: VmmSource, signals: Handle) -> anyhow::Result<()> {
     tracing::info!(port = %port.config.endpoint, "ready");
     let name = format!("port {}", port.config.endpoint);
     let port = Arc::clone(port);
-    let body = move || {
+    spawn(&name, move || {
         serve_vmms(&port, source);
         // Only a connection that was passed in ends by itself, and the daemon with it.
         signals.close();
-    };
-    std::thread::Builder::new()
-        .name(name.chars().take(15).collect())
-        .spawn(body)
-        .context("cannot start a thread (ulimit -u, systemd: TasksMax=)")?;
-    Ok(())
+    })
 }
 
 /// Opens the queues that somebody else gave, while that is allowed.
@@ -251,15 +273,13 @@ fn leave_privileges(
     };
     let user = user.filter(|_| config.layers.user);
     user.as_ref().map_or(Ok(()), User::check)?;
-    let owner = user.as_ref().map_or_else(
-        || {
-            (
-                rustix::process::geteuid().as_raw(),
-                rustix::process::getegid().as_raw(),
-            )
-        },
-        User::owner,
-    );
+    let (uid, gid) = match &user {
+        Some(user) => (user.uid, user.gid),
+        None => (
+            rustix::process::geteuid().as_raw(),
+            rustix::process::getegid().as_raw(),
+        ),
+    };
     let leases = match &config.steward {
         Some(_) => Vec::new(),
         None => config.queues(),
@@ -268,7 +288,8 @@ fn leave_privileges(
     let brings = config.ports.iter().any(PortConfig::brings);
     let keeper = Keeper::start(&Orders {
         leases: &leases,
-        owner,
+        user: uid,
+        group: gid,
         files: &leftovers.0,
         vmm_sockets: &config.paths(),
     })?;
@@ -277,14 +298,10 @@ fn leave_privileges(
         layers: config.layers,
         user,
         reach,
-        no_interface: !brings,
+        brings,
         keeps: match config.ports.iter().any(PortConfig::opens_sockets) {
             true => CapabilitySet::NET_RAW,
             false => CapabilitySet::empty(),
-        },
-        extra: Extra {
-            bpf_map: brings,
-            interfaces: brings,
         },
     };
     let in_force = sandbox::enter(&plan)?;
@@ -321,7 +338,7 @@ fn open_ports(
     }
     ports.iter().for_each(Opened::close_queues);
     let started: io::Result<_> = ports.into_iter().map(Opened::start).collect();
-    started.context("cannot start a thread (ulimit -u, systemd: TasksMax=)")
+    started.context(NO_THREAD)
 }
 
 /// Ends the daemon when its keeper ends and the leases with it; true in what is returned then.

@@ -17,7 +17,7 @@ use tempfile::TempDir;
 use self::options::Privilege;
 pub use self::options::{Mode, Placement, Serve};
 pub use crate::directory::private_dir;
-pub use crate::program::daemon as binary;
+pub use crate::program::{daemon as binary, sandbox_attempt};
 use crate::{Lessor, NetNs, Running, wait};
 
 /// A running `vhost-af-xdp serve`. Killed on drop.

@@ -19,7 +19,7 @@ use serde::Serialize;
 
 use super::control_socket;
 use super::status::{LaneStatus, PortStatus, Status};
-use rules::{Leased, Rule, Told};
+use rules::{Answers, Leased, Rule};
 
 pub(crate) use view::render;
 
@@ -99,7 +99,7 @@ pub(crate) fn read(
     steward: Option<&Path>,
 ) -> anyhow::Result<Vec<Queue>> {
     let names = interfaces()?;
-    let told = Told::ask(steward, names.values())?;
+    let answers = Answers::ask(steward, names.values())?;
     let is_wanted = |name: &str| only.is_none_or(|only| only == name);
     let napis = napis()?;
     let statuses = control_socket::ask_all(controls);
@@ -112,21 +112,15 @@ pub(crate) fn read(
         let Ok(number) = attributes.get_id() else { return };
         let queue = queues
             .entry((name.clone(), number))
-            .or_insert_with(|| Queue::new(name, number, &statuses).with(&told));
+            .or_insert_with(|| Queue::new(name, number, &statuses).with(&answers));
         queue.add(kind, &attributes, &napis);
     })?;
-    let elsewhere = told.elsewhere(|name, queue| queues.contains_key(&(name.to_owned(), queue)));
-    let mut queues: Vec<Queue> = queues.into_values().collect();
-    for (name, number, lease, rules) in elsewhere {
-        if is_wanted(&name) {
-            queues.push(Queue {
-                elsewhere: true,
-                lease: Some(lease),
-                rules,
-                ..Queue::new(&name, number, &statuses)
-            });
-        }
+    let mut elsewhere = answers.elsewhere(|name, queue| queues.contains_key(&(name.to_owned(), queue)));
+    elsewhere.retain(|queue| is_wanted(&queue.interface));
+    for queue in &mut elsewhere {
+        queue.holder = Holder::find(&statuses, &queue.interface, queue.queue);
     }
+    let queues: Vec<Queue> = queues.into_values().chain(elsewhere).collect();
     if let Some(name) = only
         && queues.is_empty()
         && !names.values().any(|known| known == name)
@@ -141,16 +135,17 @@ impl Queue {
         Self {
             interface: interface.to_owned(),
             queue,
-            holder: statuses
-                .iter()
-                .find_map(|status| Holder::find(status, interface, queue)),
+            holder: Holder::find(statuses, interface, queue),
             ..Self::default()
         }
     }
 
     /// With what stewards and drivers said.
-    fn with(mut self, told: &Told) -> Self {
-        (self.lease, self.rules) = told.of(&self.interface, self.queue);
+    fn with(mut self, answers: &Answers) -> Self {
+        let lease = answers.lease_of(&self.interface, self.queue);
+        self.rules = answers.rules_of(&self.interface, self.queue);
+        self.rules.extend(lease.and_then(rules::entries));
+        self.lease = lease.map(Leased::from);
         // A daemon that has no lease has told a program of its own.
         if let (None, Some(holder)) = (&self.lease, &self.holder) {
             self.rules
@@ -194,16 +189,17 @@ impl Queue {
 }
 
 impl Holder {
-    fn find(status: &Status, interface: &str, queue: u32) -> Option<Self> {
-        let ports = status.ports.iter().filter(|port| port.nic == interface);
-        ports
-            .flat_map(|port| port.lanes.iter().map(move |lane| (port, lane)))
-            .find(|(_, lane)| lane.queue == Some(queue))
-            .map(|(port, lane)| Self::new(status.pid, port, lane))
+    fn find(statuses: &[Status], interface: &str, queue: u32) -> Option<Self> {
+        statuses.iter().find_map(|status| {
+            let mut ports = status.ports.iter().filter(|port| port.nic == interface);
+            ports.find_map(|port| {
+                let lane = port.lanes.iter().find(|lane| lane.queue == Some(queue))?;
+                Some(Self::new(status.pid, port, lane))
+            })
+        })
     }
 
     fn new(pid: u32, port: &PortStatus, lane: &LaneStatus) -> Self {
-        let drops = lane.counters.iter().filter(|counter| counter.drop);
         Self {
             pid,
             command: command_of(pid),
@@ -216,7 +212,7 @@ impl Holder {
             vlans: port.vlans.clone(),
             from_guest_frames: lane.counter("from_guest_frames"),
             to_guest_frames: lane.counter("to_guest_frames"),
-            drops: drops.map(|counter| counter.value).sum(),
+            drops: lane.drops(),
         }
     }
 }

@@ -4,18 +4,17 @@
 //! link threads ask for; that is waited for no longer than [`SAMPLES`].
 
 use std::os::fd::AsFd;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use steer::mac_text;
+use steer::{Filter, mac_text};
 
 use crate::config::NicConfig;
 use crate::guard::watchdog::{Hang, Watchdog};
 use crate::nic::interface::Interface;
 use crate::port::Port;
 use crate::port::lane_facts::LaneFacts;
-use crate::port::shown::Shown;
 use crate::sandbox::InForce;
 use crate::switch::workers::Workers;
 use device::features::Negotiated;
@@ -35,6 +34,17 @@ pub(crate) struct Named {
     pub(crate) drop: bool,
     /// Since the start of what counts it.
     pub(crate) value: u64,
+}
+
+impl Named {
+    fn new(source: &str, name: &str, value: u64, drop: bool) -> Self {
+        Self {
+            name: name.to_owned(),
+            source: source.to_owned(),
+            drop,
+            value,
+        }
+    }
 }
 
 /// One queue pair.
@@ -147,7 +157,8 @@ impl Status {
     /// Takes a look.
     pub(crate) fn read(
         ports: &[Arc<Port>],
-        (workers, watchdog): (&Workers, &Watchdog),
+        workers: &Workers,
+        watchdog: &Watchdog,
         sandbox: &InForce,
     ) -> Self {
         await_samples(ports);
@@ -195,75 +206,42 @@ impl PortStatus {
     /// Of what the port shows, and of its counters.
     fn read(port: &Port) -> Self {
         let (shown, busy) = port.window.look();
-        let nic = port.config.nic.to_string();
-        let filter = port
-            .config
-            .wanted()
-            .map(|wanted| wanted.filter)
-            .unwrap_or_default();
-        let mut status = Self {
+        let shown = shown.unwrap_or_default();
+        let (session, interface) = (shown.session.as_ref(), shown.interface.as_ref());
+        let steering = interface.map(|interface| &interface.steered);
+        let counted = interface.and_then(|interface| interface.itself.upgrade());
+        let features = session.map_or(0, |session| session.features);
+        let wanted = port.config.wanted();
+        let filter = wanted.map_or_else(Filter::default, |wanted| wanted.filter);
+        let lane = |pair: usize| {
+            let facts = session.and_then(|session| session.lanes.get(pair)?.upgrade());
+            LaneStatus::read(port, pair, facts.as_deref(), counted.as_deref())
+        };
+        Self {
             endpoint: port.config.endpoint.to_string(),
-            attached: None,
-            steered: None,
-            steering_note: None,
+            nic: interface.map_or_else(|| port.config.nic.to_string(), |interface| interface.name.clone()),
+            attached: interface.map(|interface| interface.mode.to_string()),
+            steered: steering.map(|(steered, _)| steered.name().to_owned()),
+            steering_note: steering
+                .map(|(_, note)| note.clone())
+                .filter(|note| !note.is_empty()),
             macs: filter.macs.into_iter().map(mac_text).collect(),
             vlans: filter.vlans,
             memory: port.config.placement.to_string(),
             mac: mac_text(port.mac()),
-            mtu: 0,
-            connected: false,
-            peer: None,
-            features: "0x0".to_owned(),
+            mtu: u16::try_from(shown.mtu).unwrap_or(u16::MAX),
+            connected: session.is_some(),
+            peer: session.and_then(|session| session.peer),
+            features: format!("{features:#x}"),
             offload_offered: names(port.config.offload),
-            offload: Vec::new(),
-            sessions: 0,
-            impaired: None,
+            offload: names(Negotiated::from(features).offloads),
+            sessions: shown.sessions,
+            impaired: shown.impaired.as_ref().map(ToString::to_string),
             busy: busy.map(|busy| busy.to_string()),
             turned_away: port.window.turned_away().map(|turned| turned.to_string()),
-            last_closed: None,
-            lanes: Vec::new(),
-            nic,
-        };
-        if let Some(shown) = shown {
-            status.note(&shown, port);
-        }
-        status
-    }
-
-    fn note(&mut self, shown: &Shown, port: &Port) {
-        if let Some(session) = &shown.session {
-            self.connected = true;
-            self.peer = session.peer;
-            self.features = format!("{:#x}", session.features);
-            self.offload = names(Negotiated::from(session.features).offloads);
-        }
-        if let Some(interface) = &shown.interface {
-            let (steered, note) = &interface.steered;
-            self.nic.clone_from(&interface.name);
-            self.attached = Some(interface.mode.to_string());
-            self.steered = Some(steered.name().to_owned());
-            self.steering_note = Some(note.clone()).filter(|note| !note.is_empty());
-        }
-        self.mtu = u16::try_from(shown.mtu).unwrap_or(u16::MAX);
-        self.sessions = shown.sessions;
-        self.impaired = shown.impaired.as_ref().map(ToString::to_string);
-        let closed = shown.last_closed.as_ref();
-        self.last_closed = closed.map(|closed| (closed.name().to_owned(), closed.to_string()));
-        let session = shown.session.as_ref();
-        let interface = shown
-            .interface
-            .as_ref()
-            .and_then(|interface| interface.itself.upgrade());
-        self.lanes = (0..port.counters.len())
-            .map(|pair| {
-                let facts = session.and_then(|session| session.lanes.get(pair).and_then(Weak::upgrade));
-                LaneStatus::read(port, pair, facts.as_deref())
-            })
-            .collect();
-        if let Some(interface) = &interface {
-            self.lanes
-                .iter_mut()
-                .for_each(|lane| lane.note_program(interface));
+            last_closed: (shown.last_closed.as_ref())
+                .map(|closed| (closed.name().to_owned(), closed.to_string())),
+            lanes: (0..port.counters.len()).map(lane).collect(),
         }
     }
 }
@@ -273,29 +251,35 @@ fn names(offloads: Offloads) -> Vec<String> {
 }
 
 impl LaneStatus {
-    fn read(port: &Port, pair: usize, facts: Option<&LaneFacts>) -> Self {
+    fn read(port: &Port, pair: usize, facts: Option<&LaneFacts>, interface: Option<&Interface>) -> Self {
         let queue = match &port.config.nic {
             NicConfig::Null { .. } | NicConfig::Cable { .. } => None,
             NicConfig::Interface { start_queue, .. } => {
                 u32::try_from(pair).ok().map(|pair| start_queue + pair)
             }
         };
-        let mut counters: Vec<Named> = port.counters[pair]
-            .read()
-            .into_iter()
-            .map(|reading| Named {
-                name: reading.name.to_owned(),
-                source: "lane".to_owned(),
-                drop: reading.kind == device::counters::Kind::Drop,
-                value: reading.value,
-            })
-            .collect();
-        if let Some(statistics) = facts
-            .and_then(|facts| facts.socket.as_ref())
+        let of_lane = port.counters[pair].read().into_iter().map(|reading| {
+            let is_drop = reading.kind == device::counters::Kind::Drop;
+            Named::new("lane", reading.name, reading.value, is_drop)
+        });
+        let socket = facts.and_then(|facts| facts.socket.as_ref());
+        let of_socket = socket
             .and_then(|socket| xsk::Statistics::read(socket.as_fd()).ok())
-        {
-            counters.extend(socket_counters(&statistics));
-        }
+            .into_iter()
+            .flat_map(socket_counters);
+        // As far as it is known.
+        let of_program = queue
+            .and_then(|queue| interface?.counters(queue))
+            .into_iter()
+            .flat_map(|counted| counted.named())
+            .map(|(name, value)| {
+                Named::new(
+                    "program",
+                    name,
+                    value,
+                    matches!(name, "too_long" | "no_header_room"),
+                )
+            });
         Self {
             pair,
             queue,
@@ -309,48 +293,35 @@ impl LaneStatus {
             packet_bytes: facts.map_or(0, |facts| facts.packet_bytes),
             kernel_bytes: facts.map_or(0, |facts| facts.kernel_bytes),
             backing: facts.map(|facts| facts.backing.clone()),
-            counters,
+            counters: of_lane.chain(of_socket).chain(of_program).collect(),
         }
     }
 
-    /// Adds what the program counted, as far as it is known.
-    fn note_program(&mut self, interface: &Interface) {
-        let counted = self.queue.and_then(|queue| interface.counters(queue));
-        let named = counted.into_iter().flat_map(|counted| counted.named());
-        self.counters.extend(named.map(|(name, value)| Named {
-            name: name.to_owned(),
-            source: "program".to_owned(),
-            drop: matches!(name, "too_long" | "no_header_room"),
-            value,
-        }));
+    /// Frames lost, whatever the reason.
+    pub(crate) fn drops(&self) -> u64 {
+        self.sum(|counter| counter.drop)
     }
 
     /// A counter by name, 0 if it is not there.
     pub(crate) fn counter(&self, name: &str) -> u64 {
-        self.counters
-            .iter()
-            .filter(|counter| counter.name == name)
-            .map(|counter| counter.value)
-            .sum()
+        self.sum(|counter| counter.name == name)
+    }
+
+    fn sum(&self, is_meant: impl Fn(&Named) -> bool) -> u64 {
+        let meant = self.counters.iter().filter(|counter| is_meant(counter));
+        meant.map(|counter| counter.value).sum()
     }
 }
 
 /// Where the kernel copies, a frame for which no chunk is free is counted in `rx_dropped`, too (`__xsk_rcv`, net/xdp/xsk.c); where
 /// the NIC writes, `rx_fill_ring_empty_descs` counts how often the driver asked for chunks. No loss is seen by it alone.
-fn socket_counters(statistics: &xsk::Statistics) -> [Named; 5] {
-    [
-        ("rx_dropped", statistics.rx_dropped),
-        ("rx_ring_full", statistics.rx_ring_full),
-        ("rx_fill_ring_empty_descs", statistics.rx_fill_ring_empty_descs),
-        ("rx_invalid_descs", statistics.rx_invalid_descs),
-        ("tx_invalid_descs", statistics.tx_invalid_descs),
-    ]
-    .map(|(name, value)| Named {
-        name: name.to_owned(),
-        source: "socket".to_owned(),
-        drop: name != "rx_fill_ring_empty_descs",
-        value,
-    })
+fn socket_counters(statistics: xsk::Statistics) -> impl Iterator<Item = Named> {
+    // An empty tx ring is no event here.
+    let told = statistics
+        .named()
+        .into_iter()
+        .filter(|(name, _)| *name != "tx_ring_empty_descs");
+    told.map(|(name, value)| Named::new("socket", name, value, name != "rx_fill_ring_empty_descs"))
 }
 
 #[cfg(test)]
@@ -364,9 +335,7 @@ mod tests {
             rx_fill_ring_empty_descs: 96,
             ..xsk::Statistics::default()
         };
-        let counters = socket_counters(&statistics);
-        let lost: u64 = counters
-            .iter()
+        let lost: u64 = socket_counters(statistics)
             .filter(|counter| counter.drop)
             .map(|counter| counter.value)
             .sum();

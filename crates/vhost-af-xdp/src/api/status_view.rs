@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::{CellAlignment, Row, Table, presets};
 
 use super::status::{LaneStatus, PortStatus, Status};
 
@@ -126,7 +126,7 @@ fn list(names: &[String]) -> String {
 }
 
 fn lanes(lanes: &[LaneStatus]) -> Table {
-    let mut table = table(&[
+    let header = [
         "pair",
         "queue",
         "mode",
@@ -135,21 +135,16 @@ fn lanes(lanes: &[LaneStatus]) -> Table {
         "drops",
         "packet memory",
         "kernel",
-    ]);
+    ];
+    let mut table = table(header, |column| column >= 3);
     for lane in lanes {
-        let drops: u64 = lane
-            .counters
-            .iter()
-            .filter(|counter| counter.drop)
-            .map(|counter| counter.value)
-            .sum();
         table.add_row([
             lane.pair.to_string(),
-            lane.queue.map_or("-".to_owned(), |queue| queue.to_string()),
+            or_dash(lane.queue),
             lane.mode.clone().unwrap_or_else(|| "stopped".to_owned()),
             lane.counter("from_guest_frames").to_string(),
             lane.counter("to_guest_frames").to_string(),
-            drops.to_string(),
+            lane.drops().to_string(),
             format!(
                 "{} KiB {}",
                 lane.packet_bytes / 1024,
@@ -165,8 +160,7 @@ fn lanes(lanes: &[LaneStatus]) -> Table {
 fn counters(lanes: &[LaneStatus]) -> Option<Table> {
     let mut header = vec!["counter".to_owned(), "of".to_owned(), String::new()];
     header.extend(lanes.iter().map(|lane| format!("pair {}", lane.pair)));
-    let mut table = table(&header);
-    let mut rows = 0;
+    let mut table = table(header, |column| column >= 3);
     let mut names: Vec<(&str, &str, bool)> = Vec::new();
     for counter in lanes.iter().flat_map(|lane| &lane.counters) {
         let name = (counter.name.as_str(), counter.source.as_str(), counter.drop);
@@ -182,18 +176,25 @@ fn counters(lanes: &[LaneStatus]) -> Option<Table> {
         ];
         row.extend(lanes.iter().map(|lane| lane.counter(name).to_string()));
         table.add_row(row);
-        rows += 1;
     }
-    (rows > 0).then_some(table)
+    (!table.is_empty()).then_some(table)
 }
 
-fn table<T: AsRef<str>>(header: &[T]) -> Table {
+/// A table without rows; the columns with numbers are aligned to the right.
+pub(super) fn table<T: Into<Row>>(header: T, has_numbers: impl Fn(usize) -> bool) -> Table {
     let mut table = Table::new();
-    table
-        .load_style(presets::UTF8_HORIZONTAL_ONLY)
-        .set_header(header.iter().map(AsRef::as_ref));
-    for column in table.column_iter_mut().skip(3) {
+    table.load_style(presets::UTF8_HORIZONTAL_ONLY).set_header(header);
+    for (_, column) in table
+        .column_iter_mut()
+        .enumerate()
+        .filter(|(at, _)| has_numbers(*at))
+    {
         column.set_cell_alignment(CellAlignment::Right);
     }
     table
+}
+
+/// What is not there is a dash.
+pub(super) fn or_dash(value: Option<impl ToString>) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| value.to_string())
 }

@@ -2,12 +2,12 @@
 
 use anyhow::anyhow;
 use clap::Args;
-use steward::users::{group_number, user_numbers};
 
 use crate::listener::Access;
+use crate::sandbox::{group_number, user_number};
 
 /// As a port has them.
-#[derive(Debug, Clone, Default, Args)]
+#[derive(Debug, Clone, Args)]
 pub(crate) struct AccessArgs {
     /// User that the socket is to belong to, name or number: only root gives it to others [default: who starts this]
     #[arg(long, value_name = "USER")]
@@ -21,21 +21,6 @@ pub(crate) struct AccessArgs {
 }
 
 impl AccessArgs {
-    /// Their names as keys of `--port`.
-    pub(super) const KEYS: &str = "socket-owner, socket-group, socket-mode";
-
-    /// Takes one key of `--port`; false if it is none of these.
-    pub(super) fn apply(&mut self, key: &str, value: &str) -> bool {
-        let place = match key {
-            "socket-owner" => &mut self.socket_owner,
-            "socket-group" => &mut self.socket_group,
-            "socket-mode" => &mut self.socket_mode,
-            _ => return false,
-        };
-        *place = Some(value.to_owned());
-        true
-    }
-
     /// The first of them that was given.
     pub(super) fn given(&self) -> Option<&'static str> {
         let given = [
@@ -55,29 +40,19 @@ impl AccessArgs {
     /// A value that cannot be, by name.
     pub(super) fn build(&self) -> anyhow::Result<Access> {
         let usual = if self.socket_group.is_some() { 0o660 } else { 0o600 };
+        let owner = self.socket_owner.as_deref().map(|text| {
+            user_number(text).ok_or_else(|| anyhow!("socket-owner {text}: no such user: a name or a number"))
+        });
+        let group = self.socket_group.as_deref().map(|text| {
+            group_number(text)
+                .ok_or_else(|| anyhow!("socket-group {text}: no such group: a name or a number"))
+        });
         Ok(Access {
-            owner: (self.socket_owner.as_deref())
-                .map(|text| {
-                    let find = |name: &str| user_numbers(name).map(|(user, _)| user);
-                    number(text, find)
-                        .ok_or_else(|| anyhow!("socket-owner {text}: no such user: a name or a number"))
-                })
-                .transpose()?,
-            group: (self.socket_group.as_deref())
-                .map(|text| {
-                    number(text, group_number)
-                        .ok_or_else(|| anyhow!("socket-group {text}: no such group: a name or a number"))
-                })
-                .transpose()?,
+            owner: owner.transpose()?,
+            group: group.transpose()?,
             mode: self.socket_mode.as_deref().map_or(Ok(usual), mode)?,
         })
     }
-}
-
-/// A number, or that of a name. -1 means "leave it as it is" to the kernel, and nobody has it.
-fn number(text: &str, find: impl Fn(&str) -> Option<u32>) -> Option<u32> {
-    let number = text.parse().ok().or_else(|| find(text));
-    number.filter(|&number| number != u32::MAX)
 }
 
 fn mode(text: &str) -> anyhow::Result<u32> {
@@ -96,14 +71,14 @@ fn mode(text: &str) -> anyhow::Result<u32> {
 
 #[cfg(test)]
 mod tests {
+    use clap::{Command, FromArgMatches};
+
     use super::*;
 
     fn build(pairs: &[(&str, &str)]) -> anyhow::Result<Access> {
-        let mut args = AccessArgs::default();
-        for (key, value) in pairs {
-            assert!(args.apply(key, value), "{key} is a key");
-        }
-        args.build()
+        let args = pairs.iter().map(|(key, value)| format!("--{key}={value}"));
+        let command = AccessArgs::augment_args(Command::new("serve").no_binary_name(true));
+        AccessArgs::from_arg_matches(&command.get_matches_from(args))?.build()
     }
 
     #[test]

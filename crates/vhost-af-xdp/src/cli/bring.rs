@@ -9,7 +9,7 @@ use clap::Args;
 use crate::config::Bring;
 
 /// As a port has them.
-#[derive(Debug, Clone, Default, Args)]
+#[derive(Debug, Clone, Args)]
 pub(crate) struct BringArgs {
     /// Load no XDP program, use the one that is there: takes --sock-fds, --map-path or --map-fd, and --memory copy
     #[arg(long)]
@@ -34,29 +34,6 @@ pub(crate) struct BringArgs {
 }
 
 impl BringArgs {
-    /// Their names as keys of `--port`.
-    pub(super) const KEYS: &str = "inhibit, sock-fds, map-path, map-fd, map-start-index, afxdp-plugin";
-
-    /// Takes one key of `--port`; false if it is none of these.
-    ///
-    /// # Errors
-    /// A value that cannot be.
-    pub(super) fn apply(&mut self, key: &str, value: &str) -> anyhow::Result<bool> {
-        let wrong = |what| anyhow!("{key}={value}: {what}");
-        match key {
-            "inhibit" => self.inhibit = super::values::on_off(value).ok_or_else(|| wrong("on or off"))?,
-            "sock-fds" => self.sock_fds = Some(value.to_owned()),
-            "map-path" => self.map_path = Some(value.into()),
-            "map-fd" => self.map_fd = Some(value.parse().map_err(|_| wrong("a descriptor number"))?),
-            "map-start-index" => {
-                self.map_start_index = Some(value.parse().map_err(|_| wrong("a place in the map"))?);
-            }
-            "afxdp-plugin" => self.afxdp_plugin = Some(value.into()),
-            _ => return Ok(false),
-        }
-        Ok(true)
-    }
-
     /// What they say together.
     ///
     /// # Errors
@@ -94,46 +71,45 @@ impl BringArgs {
 
 #[cfg(test)]
 mod tests {
+    use clap::{Command, FromArgMatches};
+
     use super::*;
 
-    fn build(pairs: &[(&str, &str)]) -> anyhow::Result<Bring> {
-        let mut args = BringArgs::default();
-        for (key, value) in pairs {
-            assert!(args.apply(key, value)?, "{key} is a key");
-        }
-        args.build()
+    fn build(args: &[&str]) -> anyhow::Result<Bring> {
+        let command = BringArgs::augment_args(Command::new("serve").no_binary_name(true));
+        BringArgs::from_arg_matches(&command.try_get_matches_from(args)?)?.build()
     }
 
     #[test]
     fn each_way_is_taken_with_inhibit() {
-        let on = ("inhibit", "on");
+        let on = "--inhibit";
         assert_eq!(build(&[]).expect("none"), Bring::Nothing);
         assert_eq!(
-            build(&[on, ("sock-fds", "7:8")]).expect("sockets"),
+            build(&[on, "--sock-fds=7:8"]).expect("sockets"),
             Bring::Sockets(vec![7, 8])
         );
         assert_eq!(
-            build(&[on, ("map-fd", "9"), ("map-start-index", "3")]).expect("a map"),
+            build(&[on, "--map-fd=9", "--map-start-index=3"]).expect("a map"),
             Bring::Map { fd: 9, first: 3 }
         );
         let path = PathBuf::from("/sys/fs/bpf/x");
         assert_eq!(
-            build(&[on, ("map-path", "/sys/fs/bpf/x")]).expect("a pinned map"),
+            build(&[on, "--map-path=/sys/fs/bpf/x"]).expect("a pinned map"),
             Bring::PinnedMap { path, first: 0 }
         );
-        assert!(matches!(build(&[("afxdp-plugin", "/x")]), Ok(Bring::Plugin(_))));
+        assert!(matches!(build(&["--afxdp-plugin=/x"]), Ok(Bring::Plugin(_))));
     }
 
     #[test]
     fn rules_are_those_of_qemu() {
-        let on = ("inhibit", "on");
-        let refused = |pairs: &[(&str, &str)]| build(pairs).expect_err("refused").to_string();
+        let on = "--inhibit";
+        let refused = |args: &[&str]| build(args).expect_err("refused").to_string();
         assert!(refused(&[on]).contains("requires"));
-        assert!(refused(&[("sock-fds", "7")]).contains("require inhibit"));
-        assert!(refused(&[on, ("sock-fds", "7"), ("map-path", "/x")]).contains("exclude"));
-        assert!(refused(&[on, ("sock-fds", "7"), ("map-start-index", "1")]).contains("requires map-path"));
-        assert!(refused(&[on, ("sock-fds", "7:")]).contains("colons"));
-        assert!(refused(&[on, ("map-fd", "x")]).contains("map-fd=x"));
-        assert!(refused(&[on, ("map-start-index", "-1")]).contains("map-start-index=-1"));
+        assert!(refused(&["--sock-fds=7"]).contains("require inhibit"));
+        assert!(refused(&[on, "--sock-fds=7", "--map-path=/x"]).contains("exclude"));
+        assert!(refused(&[on, "--sock-fds=7", "--map-start-index=1"]).contains("requires map-path"));
+        assert!(refused(&[on, "--sock-fds=7:"]).contains("colons"));
+        assert!(refused(&[on, "--map-fd=x"]).contains("'x' for '--map-fd"));
+        assert!(refused(&[on, "--map-start-index=-1"]).contains("'-1' for '--map-start-index"));
     }
 }

@@ -1,7 +1,6 @@
 //! Options about the memory that a VMM may share.
 
-use anyhow::anyhow;
-use clap::{Args, ValueEnum};
+use clap::Args;
 
 use crate::config::{FileKinds, MOST_BYTES, MemoryRules};
 
@@ -21,27 +20,6 @@ pub(crate) struct MemoryArgs {
 }
 
 impl MemoryArgs {
-    /// Their names as keys of `--port`.
-    pub(super) const KEYS: &str = "max-memory, memory-files";
-
-    /// Takes one key of `--port`; false if it is none of these.
-    ///
-    /// # Errors
-    /// A value that cannot be.
-    pub(super) fn apply(&mut self, key: &str, value: &str) -> anyhow::Result<bool> {
-        match key {
-            "max-memory" => {
-                self.max_memory = Some(parse_size(value).map_err(|error| anyhow!("{key}={error}"))?);
-            }
-            "memory-files" => {
-                self.memory_files =
-                    FileKinds::from_str(value, false).map_err(|_| anyhow!("{key}={value}: shared or any"))?;
-            }
-            _ => return Ok(false),
-        }
-        Ok(true)
-    }
-
     /// What they mean for one of so many ports.
     pub(super) fn build(&self, ports: usize) -> MemoryRules {
         MemoryRules {

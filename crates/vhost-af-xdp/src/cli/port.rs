@@ -3,85 +3,125 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, anyhow, bail};
-use clap::ValueEnum;
-use steer::ModeRequest;
+use clap::builder::{BoolishValueParser, Resettable};
+use clap::{ArgAction, Args, Command, FromArgMatches};
 use steward::protocol::is_interface_name;
 
 use super::access::AccessArgs;
 use super::bring::BringArgs;
 use super::memory::MemoryArgs;
-use super::offload;
-use super::values::{VlanList, on_off, parse_mac, parse_vlans};
+use super::values::{ModeArg, VlanList, mode_request, parse_mac, parse_vlans};
+use super::{offload, sentence};
 use crate::config::{Endpoint, NicConfig, Placement, PortConfig, Segments};
 
-/// See the module's head.
-pub(super) struct PortOptions {
-    pub(super) socket_path: Option<PathBuf>,
-    pub(super) fd: Option<i32>,
-    pub(super) access: AccessArgs,
-    pub(super) client: bool,
-    pub(super) ifname: Option<String>,
-    pub(super) cable: Option<String>,
-    pub(super) null: bool,
-    pub(super) frame_size: u32,
-    pub(super) queues: u16,
-    pub(super) start_queue: u32,
-    pub(super) mode: ModeRequest,
-    pub(super) force_copy: bool,
-    pub(super) memory: Placement,
-    pub(super) memory_rules: MemoryArgs,
-    pub(super) segments: Segments,
-    pub(super) mac: Option<[u8; 6]>,
-    pub(super) vlans: VlanList,
-    pub(super) offload: String,
-    pub(super) bring: BringArgs,
+/// Options that hold for all ports.
+#[derive(Debug, Args)]
+pub(super) struct AllPortsArgs {
+    /// No interface: frames are made and dropped in this process (to measure the virtqueue path)
+    #[arg(long, conflicts_with_all = ["ifname", "cable"])]
+    null: bool,
+    /// Length of the frames that --null makes; 0: none
+    #[arg(long, value_name = "BYTES", default_value_t = 64)]
+    frame_size: u32,
+    /// How to attach the XDP program [default: native, skb where the driver cannot]
+    #[arg(long, value_enum)]
+    mode: Option<ModeArg>,
+    /// Never use the driver's zero-copy mode
+    #[arg(long)]
+    force_copy: bool,
+    /// How segments of the guest's GSO packets leave
+    #[arg(long, value_enum, default_value = "auto")]
+    segments: Segments,
 }
 
-impl PortOptions {
-    /// Takes what a `--port` says.
+/// Options of one port; each is a key of `--port`, too.
+#[derive(Debug, Clone, Args)]
+pub(super) struct PortArgs {
+    /// vhost-user socket to listen on (with --client: to connect to)
+    #[arg(long, value_name = "PATH")]
+    pub(super) socket_path: Option<PathBuf>,
+    /// Inherited descriptor instead of a path: a listening socket, or a connected one
+    #[arg(long, value_name = "FDNUM", conflicts_with = "socket_path")]
+    pub(super) fd: Option<i32>,
+    #[command(flatten)]
+    pub(super) access: AccessArgs,
+    /// Connect to the VMM, which listens, and again after a disconnect
+    #[arg(long)]
+    client: bool,
+    /// Network interface that the frames go to and come from
+    #[arg(long, value_name = "NAME")]
+    ifname: Option<String>,
+    /// Join two ports of this process: frames of one's guest go to the other's. Both name it
+    #[arg(long, value_name = "NAME", conflicts_with = "ifname")]
+    cable: Option<String>,
+    /// Queue pairs, each on a queue of the interface
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    queues: u16,
+    /// First queue of the interface
+    #[arg(long, value_name = "M", default_value_t = 0)]
+    start_queue: u32,
+    #[command(flatten)]
+    bring: BringArgs,
+    /// Where frames lie: memory of the daemon, or the guest's own RAM (pins all of it; no
+    /// ballooning, no overcommit, no postcopy)
+    #[arg(long, value_enum, default_value = "copy")]
+    memory: Placement,
+    #[command(flatten)]
+    memory_rules: MemoryArgs,
+    /// MAC address told to the guest, which then gets frames to this station and to groups only; others go to the host
+    /// [default: made from socket and interface, the same each time, and all frames of the queues are the guest's]
+    #[arg(long, value_parser = parse_mac)]
+    mac: Option<[u8; 6]>,
+    /// VLANs whose frames the guest gets, for instance 100,200-203; 0: untagged ones [default: all]
+    #[arg(long, value_name = "LIST", value_parser = parse_vlans)]
+    vlan: Option<VlanList>,
+    /// Work that the guest may leave to us, and we to it: all that --memory can do, none, only some of csum,
+    /// tso4, tso6, ecn, uso, guest-csum, guest-tso4, guest-tso6, guest-ecn, guest-uso4, guest-uso6, or all but
+    /// some: a `-` before each
+    #[arg(long, value_name = "LIST", default_value = "all", allow_hyphen_values = true)]
+    offload: String,
+}
+
+impl PortArgs {
+    /// These, but for what a `--port` says.
     ///
     /// # Errors
     /// One line, naming the key.
-    pub(super) fn apply(&mut self, text: &str) -> anyhow::Result<()> {
-        let mut own_access = None;
+    pub(super) fn with(&self, text: &str) -> anyhow::Result<Self> {
+        let command = as_keys();
+        let keys: Vec<_> = command.get_arguments().filter_map(|arg| arg.get_long()).collect();
+        let mut words = Vec::new();
         for pair in text.split(',') {
             let (key, value) = pair.split_once('=').unwrap_or((pair, "on"));
-            let number = |what| anyhow!("{key}={value}: {what}");
-            match key {
-                "socket-path" => self.socket_path = Some(value.into()),
-                "fd" => self.fd = Some(value.parse().map_err(|_| number("a descriptor number"))?),
-                "client" => self.client = on_off(value).ok_or_else(|| number("on or off"))?,
-                "ifname" => (self.ifname, self.cable, self.null) = (Some(value.to_owned()), None, false),
-                "cable" => (self.ifname, self.cable, self.null) = (None, Some(value.to_owned()), false),
-                "queues" => self.queues = value.parse().map_err(|_| number("1 to 128"))?,
-                "start-queue" => self.start_queue = value.parse().map_err(|_| number("a queue number"))?,
-                "memory" => {
-                    self.memory = Placement::from_str(value, false).map_err(|_| number("copy or direct"))?;
-                }
-                "mac" => self.mac = Some(parse_mac(value).map_err(anyhow::Error::msg)?),
-                "vlan" => self.vlans = parse_vlans(&value.replace('+', ",")).map_err(anyhow::Error::msg)?,
-                "offload" => value.clone_into(&mut self.offload),
-                _ if self.access.apply(key, value) => own_access = Some(key),
-                _ if self.memory_rules.apply(key, value)? || self.bring.apply(key, value)? => {}
-                _ => bail!(
-                    "unknown key {key:?}: one of socket-path, fd, client, ifname, cable, queues, start-queue, memory, mac, vlan, offload, {}, {}, {}",
-                    AccessArgs::KEYS,
-                    MemoryArgs::KEYS,
-                    BringArgs::KEYS
-                ),
+            if !keys.contains(&key) {
+                bail!("unknown key {key:?}: one of {}", keys.join(", "));
             }
+            words.push(format!("--{key}={value}"));
         }
-        if let Some(key) = own_access.filter(|_| self.client || self.fd.is_some()) {
+        let said = command
+            .try_get_matches_from(words)
+            .map_err(|error| anyhow!(sentence(&error)))?;
+        let mut port = Self {
+            socket_path: None,
+            fd: None,
+            ..self.clone()
+        };
+        if said.contains_id("ifname") || said.contains_id("cable") {
+            (port.ifname, port.cable) = (None, None);
+        }
+        port.update_from_arg_matches(&said)?;
+        let is_made = !port.client && port.fd.is_none();
+        if let Some(key) = AccessArgs::from_arg_matches(&said)?.given().filter(|_| !is_made) {
             bail!("{key}: the socket is not made here: leave it out with client and fd");
         }
-        Ok(())
+        Ok(port)
     }
 
-    /// For one of so many ports.
+    /// The configuration of one of so many ports.
     ///
     /// # Errors
     /// One line, naming the option.
-    pub(super) fn build(self, ports: usize) -> anyhow::Result<PortConfig> {
+    pub(super) fn build(self, all: &AllPortsArgs, ports: usize) -> anyhow::Result<PortConfig> {
         let endpoint = match (self.socket_path, self.fd) {
             (Some(path), None) if self.client => Endpoint::Client(path),
             (Some(path), None) => Endpoint::Server(path),
@@ -90,21 +130,21 @@ impl PortOptions {
             (Some(_), Some(_)) => bail!("socket-path and fd exclude each other: give one"),
             (None, None) => bail!("no socket-path and no fd: give one"),
         };
-        let nic = match (self.ifname, self.cable, self.null) {
-            (None, Some(name), _) => NicConfig::Cable { name },
-            (Some(name), ..) if !is_interface_name(&name) => bail!(
+        let nic = match (self.ifname, self.cable) {
+            (None, Some(name)) => NicConfig::Cable { name },
+            (Some(name), _) if !is_interface_name(&name) => bail!(
                 "--ifname {name:?}: no interface can have this name: 1 to 15 bytes, no `/`, `:` or blank (`ip link` lists them)"
             ),
-            (Some(name), ..) => NicConfig::Interface {
+            (Some(name), _) => NicConfig::Interface {
                 name,
                 start_queue: self.start_queue,
-                mode: self.mode,
-                force_copy: self.force_copy,
+                mode: mode_request(all.mode),
+                force_copy: all.force_copy,
             },
-            (None, None, true) => NicConfig::Null {
-                frame_bytes: self.frame_size,
+            (None, None) if all.null => NicConfig::Null {
+                frame_bytes: all.frame_size,
             },
-            (None, None, false) => {
+            (None, None) => {
                 bail!("no interface: name one with --ifname NAME, or give --cable NAME or --null for none")
             }
         };
@@ -120,10 +160,22 @@ impl PortOptions {
             bring: self.bring.build()?,
             placement: self.memory,
             memory: self.memory_rules.build(ports),
-            segments: self.segments,
+            segments: all.segments,
             mac: self.mac,
-            vlans: self.vlans.0,
+            vlans: self.vlan.unwrap_or_default().0,
             offload,
         })
     }
+}
+
+/// The options as keys: flags take a value, and nothing is set that is not said.
+fn as_keys() -> Command {
+    let command = Command::new("--port")
+        .no_binary_name(true)
+        .disable_help_flag(true)
+        .args_override_self(true);
+    PortArgs::augment_args_for_update(command).mut_args(|arg| match arg.get_action() {
+        ArgAction::SetTrue => arg.action(ArgAction::Set).value_parser(BoolishValueParser::new()),
+        _ => arg.default_value(Resettable::Reset),
+    })
 }

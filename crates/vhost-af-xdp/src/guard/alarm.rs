@@ -1,8 +1,10 @@
-//! Lets a worker end a session.
+//! An event that is raised once, for all who wait for it beside something else.
 //!
-//! It must not end the connection itself: the kernel goes through all who wait for the VMM's end of it, with interrupts off, and a VMM
-//! may have a million of them (epoll; 200 ms were seen). So it writes to an eventfd of ours, for which the port's own thread waits
-//! beside the connection.
+//! The end of a session: a worker that finds a fault must not end the connection itself. The kernel goes through all who wait for
+//! the VMM's end of it, with interrupts off, and a VMM may have a million of them (epoll; 200 ms were seen). So it writes to
+//! an eventfd of ours, for which the port's own thread waits beside the connection.
+//!
+//! The end of the daemon: nobody waits for a steward's answer any more.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -12,7 +14,7 @@ use std::sync::Arc;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
 
-/// See the module's head. One a session, for all who may end it.
+/// See the module's head. One a session, and one for the daemon.
 #[derive(Debug, Clone)]
 pub(crate) struct Alarm(Arc<OwnedFd>);
 
@@ -26,10 +28,15 @@ impl Alarm {
         Ok(Self(Arc::new(event)))
     }
 
-    /// Ends the session, soon. One system call, which does not wait: a signal handler may do it, too.
+    /// Raises it. One system call, which does not wait: a signal handler may do it, too.
     pub(crate) fn raise(&self) {
         // Never full: nobody writes as often as that.
         let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
+    }
+
+    /// Readable once it was raised.
+    pub(crate) fn event(&self) -> Arc<OwnedFd> {
+        Arc::clone(&self.0)
     }
 
     /// Waits until the connection has something to be read, or its end.

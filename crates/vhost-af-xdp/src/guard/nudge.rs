@@ -20,13 +20,13 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::thread::JoinHandleExt;
-use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
+use super::handler;
 use crate::switch::progress::Watcher;
 
 /// Between two looks whether somebody waits.
@@ -43,24 +43,11 @@ static WRITERS: Mutex<Vec<(libc::pthread_t, Instant)>> = Mutex::new(Vec::new());
 /// # Errors
 /// sigaction's.
 pub(crate) fn install() -> io::Result<()> {
-    let handler: extern "C" fn(libc::c_int) = nothing;
-    // SAFETY: sigaction is plain data, for which zeros are a value; the handler has the signature that no SA_SIGINFO asks for, and
-    // does nothing.
-    let result = unsafe {
-        let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = handler as usize;
-        action.sa_flags = libc::SA_ONSTACK;
-        libc::sigemptyset(&raw mut action.sa_mask);
-        libc::sigaction(SIGNAL, &raw const action, ptr::null_mut())
-    };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    // SAFETY: it does nothing.
+    unsafe { handler::install(SIGNAL, nothing, 0, &[]) }
 }
 
-extern "C" fn nothing(_signal: libc::c_int) {}
+extern "C" fn nothing(_signal: libc::c_int, _info: *mut libc::siginfo_t, _context: *mut libc::c_void) {}
 
 /// Ends a wait of that thread, if it is in one.
 pub(crate) fn nudge(thread: &JoinHandle<()>) {

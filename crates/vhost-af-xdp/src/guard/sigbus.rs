@@ -31,7 +31,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering, fence};
 use rustix::mm::{MapFlags, ProtFlags};
 use virtqueue::{ForeignFiles, Guard};
 
-use super::nudge;
+use super::{handler, nudge};
 use crate::guard::alarm::Alarm;
 
 /// What is said when a port closes for it.
@@ -193,24 +193,9 @@ impl Entry {
 /// # Errors
 /// sigaction's.
 pub(crate) fn install() -> io::Result<()> {
-    let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) = on_sigbus;
-    // SAFETY: sigaction is plain data, for which zeros are a value; the handler has the signature that SA_SIGINFO
-    // asks for, and does only what signal-safety(7) allows.
-    let result = unsafe {
-        let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = handler as usize;
-        // On the alternate stack where the thread has one (std gives one to each).
-        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-        // Not on top of this one: an alternate stack has room for one frame with all registers.
-        libc::sigemptyset(&raw mut action.sa_mask);
-        libc::sigaddset(&raw mut action.sa_mask, nudge::SIGNAL);
-        libc::sigaction(libc::SIGBUS, &raw const action, ptr::null_mut())
-    };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    // SAFETY: it does system calls and atomics, see the head. The other signal waits: an alternate stack has room for one frame with
+    // all registers.
+    unsafe { handler::install(libc::SIGBUS, on_sigbus, 0, &[nudge::SIGNAL]) }
 }
 
 extern "C" fn on_sigbus(_signal: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {

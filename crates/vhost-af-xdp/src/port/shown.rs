@@ -24,7 +24,7 @@ use crate::nic::interface::Interface;
 const LONG: Duration = Duration::from_secs(1);
 
 /// What the thread left to be seen.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub(crate) struct Shown {
     pub(crate) session: Option<ShownSession>,
     pub(crate) interface: Option<ShownInterface>,

@@ -199,16 +199,11 @@ pub(super) const CALLS: &[Call] = table! {
         "limits of this process are read, and that of locked memory raised as far as it may be";
 };
 
-/// Calls of QEMU's ways, where this process brings its own sockets and map.
+/// Calls of a process that uses a map or sockets of somebody else's: it looks for interfaces, and may make AF_XDP sockets itself.
 #[rustfmt::skip]
-pub(super) const BPF_MAP: &[Call] = table! {
+pub(super) const BROUGHT: &[Call] = table! {
     SYS_bpf: &[&[If::Is(0, MAP_ELEMENTS[0])], &[If::Is(0, MAP_ELEMENTS[1])], &[If::Is(0, MAP_ELEMENTS[2])]],
         "--inhibit with a map: sockets are put into it and taken out";
-};
-
-/// Calls of a process that looks for interfaces and makes AF_XDP sockets itself.
-#[rustfmt::skip]
-pub(super) const INTERFACES: &[Call] = table! {
     SYS_socket: &[&[If::Is(0, AF_XDP as u64)], &[If::Is(0, AF_NETLINK as u64)], &[If::Is(0, libc::AF_INET as u64), If::Bits(1, 0xf, libc::SOCK_DGRAM as u64)]],
         "--inhibit: AF_XDP sockets are made here, interfaces are asked for by netlink and ioctl";
     SYS_setsockopt: &[netlink!(libc::NETLINK_PKTINFO), netlink!(libc::NETLINK_EXT_ACK)], "--inhibit: options of netlink sockets";
@@ -231,7 +226,7 @@ mod tests {
     #[test]
     fn every_call_is_in_the_document_with_its_reason() {
         let document = include_str!("../../../../docs/sandbox.md");
-        let tables = [CALLS, BPF_MAP, INTERFACES, ABSENT];
+        let tables = [CALLS, BROUGHT, ABSENT];
         for call in tables.into_iter().flatten() {
             let line = format!("| {} | {} |", call.name, call.why);
             assert!(

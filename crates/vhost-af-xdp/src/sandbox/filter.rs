@@ -9,7 +9,7 @@
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
-use std::ptr;
+use std::io::Write;
 
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
@@ -17,37 +17,26 @@ use seccompiler::{
 };
 
 use super::SandboxError;
-use super::calls::{ABSENT, BPF_MAP, CALLS, Call, INTERFACES, If};
-
-/// What is allowed beyond the table, for QEMU's ways.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Extra {
-    /// Elements of BPF maps.
-    pub(crate) bpf_map: bool,
-    /// AF_XDP sockets and netlink.
-    pub(crate) interfaces: bool,
-}
+use super::calls::{ABSENT, BROUGHT, CALLS, Call, If};
+use crate::guard::handler;
 
 /// Rules by number of the system call; none: always.
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
-/// Installs handler and filters, for all threads; says what is in force.
+/// Installs handler and filters, for all threads; says what is in force. `brings`: sockets or maps of somebody else's are used.
 ///
 /// # Errors
 /// [`SandboxError`].
-pub(super) fn install(extra: Extra) -> Result<String, SandboxError> {
-    handle_sigsys().map_err(SandboxError::at("handler for SIGSYS"))?;
+pub(super) fn install(brings: bool) -> Result<String, SandboxError> {
+    // The signal is raised again in the handler, and must not be blocked there; once, since then it has its default action.
+    let flags = libc::SA_NODEFER | libc::SA_RESETHAND;
+    // SAFETY: it writes a line, formatted in place, and ends the process.
+    let handled = unsafe { handler::install(libc::SIGSYS, on_sigsys, flags, &[]) };
+    handled.map_err(SandboxError::at("handler for SIGSYS"))?;
     // Has its effect with seccomp's own privilege check.
     rustix::thread::set_no_new_privs(true).map_err(SandboxError::at("no_new_privs"))?;
-    let mut tables = vec![CALLS];
-    if extra.bpf_map {
-        tables.push(BPF_MAP);
-    }
-    if extra.interfaces {
-        tables.push(INTERFACES);
-    }
     let mut calls = Rules::new();
-    for call in tables.iter().copied().flatten() {
+    for call in CALLS.iter().chain(BROUGHT.iter().filter(|_| brings)) {
         add(&mut calls, call)?;
     }
     let mut absent = Rules::new();
@@ -98,24 +87,6 @@ fn compile(rules: Rules, otherwise: SeccompAction, then: SeccompAction) -> Resul
     BpfProgram::try_from(filter).map_err(refused)
 }
 
-fn handle_sigsys() -> std::io::Result<()> {
-    let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) = on_sigsys;
-    // SAFETY: sigaction is plain data, for which zeros are a value; the handler has the signature that SA_SIGINFO
-    // asks for, and does only what signal-safety(7) allows.
-    let result = unsafe {
-        let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = handler as usize;
-        // The signal is raised again in the handler, and must not be blocked there; once, since then it has its default action.
-        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER | libc::SA_RESETHAND;
-        libc::sigemptyset(&raw mut action.sa_mask);
-        libc::sigaction(libc::SIGSYS, &raw const action, ptr::null_mut())
-    };
-    match result {
-        0 => Ok(()),
-        _ => Err(std::io::Error::last_os_error()),
-    }
-}
-
 /// Offset of `si_syscall` in the kernel's siginfo of SIGSYS: three ints and a pad, an address (`_sigsys` in
 /// include/uapi/asm-generic/siginfo.h, 64 bits).
 const SI_SYSCALL: usize = 24;
@@ -123,63 +94,30 @@ const SI_SYSCALL: usize = 24;
 extern "C" fn on_sigsys(_signal: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
     // SAFETY: the kernel passes a valid siginfo, 128 bytes long, of which this offset is an int in every form that it has.
     let number = unsafe { info.cast::<u8>().add(SI_SYSCALL).cast::<libc::c_int>().read() };
-    let mut line = Line::default();
-    line.push(b"vhost-af-xdp: the sandbox ends this process: system call ");
-    line.push_number(number.unsigned_abs());
-    if let Some(call) = CALLS
-        .iter()
-        .find(|call| call.number == libc::c_long::from(number))
-    {
-        line.push(b" (");
-        line.push(call.name.as_bytes());
-        line.push(b", with these arguments)");
-    }
-    line.push(b" is not allowed to it (docs/sandbox.md; `ausyscall NUMBER` names it)\n");
+    let mut line = [0; 240];
+    let len = describe(number, &mut line);
     // SAFETY: async-signal-safe. The action is the default one by SA_RESETHAND: this does not come back. Should it, that does not either.
     unsafe {
-        libc::write(libc::STDERR_FILENO, line.bytes.as_ptr().cast(), line.len);
+        libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), len);
         libc::raise(libc::SIGSYS);
         libc::_exit(159);
     }
 }
 
-/// A line made without allocating.
-struct Line {
-    bytes: [u8; 240],
-    len: usize,
-}
-
-impl Default for Line {
-    fn default() -> Self {
-        Self {
-            bytes: [0; 240],
-            len: 0,
-        }
+/// Writes the last line of a process that called this; how long it is. In a signal handler: numbers and texts are formatted without
+/// allocating.
+fn describe(number: libc::c_int, line: &mut [u8]) -> usize {
+    let (room, mut rest) = (line.len(), line);
+    let _ = write!(
+        rest,
+        "vhost-af-xdp: the sandbox ends this process: system call {number}"
+    );
+    let mut calls = CALLS.iter();
+    if let Some(call) = calls.find(|call| call.number == libc::c_long::from(number)) {
+        let _ = write!(rest, " ({}, with these arguments)", call.name);
     }
-}
-
-impl Line {
-    fn push(&mut self, text: &[u8]) {
-        for &byte in text {
-            if let Some(place) = self.bytes.get_mut(self.len) {
-                *place = byte;
-                self.len += 1;
-            }
-        }
-    }
-
-    fn push_number(&mut self, number: u32) {
-        let mut divisor = 1_000_000_000;
-        let mut begun = false;
-        while divisor > 0 {
-            let digit = u8::try_from(number / divisor % 10).unwrap_or(0);
-            begun |= digit != 0 || divisor == 1;
-            if begun {
-                self.push(&[b'0' + digit]);
-            }
-            divisor /= 10;
-        }
-    }
+    let _ = rest.write_all(b" is not allowed to it (docs/sandbox.md; `ausyscall NUMBER` names it)\n");
+    room - rest.len()
 }
 
 #[cfg(test)]
@@ -187,11 +125,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_written_without_allocating() {
-        for (number, text) in [(0, "0"), (59, "59"), (425, "425"), (u32::MAX, "4294967295")] {
-            let mut line = Line::default();
-            line.push_number(number);
-            assert_eq!(&line.bytes[..line.len], text.as_bytes());
+    fn last_line_names_the_call_and_ends_with_a_newline() {
+        let mut line = [0; 240];
+        for (number, named) in [
+            (libc::SYS_execve, format!("call {} is not", libc::SYS_execve)),
+            (
+                libc::SYS_socket,
+                format!("call {} (socket, with", libc::SYS_socket),
+            ),
+        ] {
+            let len = describe(i32::try_from(number).expect("a number"), &mut line);
+            let text = str::from_utf8(&line[..len]).expect("text");
+            assert!(text.contains(&named) && text.ends_with("names it)\n"), "{text}");
         }
+        assert!(
+            CALLS.iter().all(|call| call.name.len() < 40),
+            "there is room for each"
+        );
     }
 }

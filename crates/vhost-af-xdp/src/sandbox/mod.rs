@@ -22,7 +22,6 @@
 //! A layer that this kernel does not have, or that this user may not set up, is left out and said, in the log and by
 //! `status`. What was asked for by name (`--user`) is an error if it cannot be had.
 
-pub(crate) mod attempts;
 mod calls;
 mod capabilities;
 mod files;
@@ -38,9 +37,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::cli::choice::{Choice, ChoiceError};
 
-pub(crate) use filter::Extra;
 pub(crate) use mounts::{Reach, without_links};
-pub(crate) use user::User;
+pub(crate) use user::{User, group_number, user_number};
 
 /// Why there is no sandbox.
 #[derive(Debug, thiserror::Error)]
@@ -169,12 +167,10 @@ pub(crate) struct Plan {
     pub(crate) user: Option<User>,
     /// Paths that are needed later on.
     pub(crate) reach: Reach,
-    /// Nothing in this process uses an interface of its network namespace.
-    pub(crate) no_interface: bool,
+    /// Sockets or maps of somebody else's are used: interfaces of this network namespace, and calls beyond the table.
+    pub(crate) brings: bool,
     /// Capabilities that are needed later on, if there are any.
     pub(crate) keeps: CapabilitySet,
-    /// What is needed beyond the table.
-    pub(crate) extra: Extra,
 }
 
 /// What is in force, in words, for `status` and the log.
@@ -215,7 +211,7 @@ pub(crate) fn enter(plan: &Plan) -> Result<InForce, SandboxError> {
     let _ = rustix::param::page_size();
     let network = match plan.layers.network {
         false => OFF.to_owned(),
-        true if !plan.no_interface => "that of the interfaces, which are used here".to_owned(),
+        true if plan.brings => "that of the interfaces, which are used here".to_owned(),
         true => leave_network(),
     };
     let mounts = match plan.layers.mounts {
@@ -241,7 +237,7 @@ pub(crate) fn enter(plan: &Plan) -> Result<InForce, SandboxError> {
     };
     let user = user::current();
     let calls = match plan.layers.calls {
-        true => filter::install(plan.extra)?,
+        true => filter::install(plan.brings)?,
         false => OFF.to_owned(),
     };
     Ok(InForce {

@@ -6,7 +6,7 @@ use std::fmt;
 
 use rustix::process::{Gid, Uid, getegid, geteuid};
 use rustix::thread::CapabilitySet;
-use steward::users::{group_number, user_numbers};
+use steward::users;
 
 use super::SandboxError;
 
@@ -17,8 +17,8 @@ const NOBODY: u32 = 65_534;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct User {
     name: Option<String>,
-    uid: u32,
-    gid: u32,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
     /// Supplementary groups.
     groups: Vec<u32>,
 }
@@ -34,18 +34,11 @@ impl User {
             Some((user, group)) => (user, Some(group)),
             None => (text, None),
         };
-        let gid = match group {
-            Some(group) => Some(number_or(group, group_number).ok_or_else(unknown)?),
-            None => None,
-        };
-        // -1 means "leave it as it is" to the kernel.
-        if gid == Some(u32::MAX) {
-            return Err(unknown());
-        }
-        if let Ok(uid) = user.parse() {
-            if uid == u32::MAX {
-                return Err(unknown());
-            }
+        let gid = group
+            .map(|group| group_number(group).ok_or_else(unknown))
+            .transpose()?;
+        if user.parse::<u32>().is_ok() {
+            let uid = user_number(user).ok_or_else(unknown)?;
             return Ok(Self {
                 name: None,
                 uid,
@@ -53,7 +46,7 @@ impl User {
                 groups: Vec::new(),
             });
         }
-        let (uid, own) = user_numbers(user).ok_or_else(unknown)?;
+        let (uid, own) = users::user_numbers(user).ok_or_else(unknown)?;
         let name = CString::new(user).map_err(|_| unknown())?;
         let gid = gid.unwrap_or(own);
         Ok(Self {
@@ -79,11 +72,6 @@ impl User {
             gid: NOBODY,
             groups: Vec::new(),
         })
-    }
-
-    /// Numbers of user and group, as chown(2) takes them.
-    pub(crate) fn owner(&self) -> (u32, u32) {
-        (self.uid, self.gid)
     }
 
     /// Whether this process may become that user.
@@ -141,11 +129,20 @@ pub(super) fn current() -> String {
     format!("{}:{}", geteuid().as_raw(), getegid().as_raw())
 }
 
-fn number_or(text: &str, find: impl Fn(&str) -> Option<u32>) -> Option<u32> {
-    match text.parse() {
-        Ok(number) => Some(number),
-        Err(_) => find(text),
-    }
+/// The number of a user, by name or number.
+pub(crate) fn user_number(text: &str) -> Option<u32> {
+    number(text, |name| users::user_numbers(name).map(|(user, _)| user))
+}
+
+/// The number of a group, by name or number.
+pub(crate) fn group_number(text: &str) -> Option<u32> {
+    number(text, users::group_number)
+}
+
+/// -1 means "leave it as it is" to the kernel, and nobody has it.
+fn number(text: &str, find: impl Fn(&str) -> Option<u32>) -> Option<u32> {
+    let number = text.parse().ok().or_else(|| find(text));
+    number.filter(|&number| number != u32::MAX)
 }
 
 /// The groups of a user, its own one among them.
@@ -176,12 +173,16 @@ mod tests {
 
     #[test]
     fn users_are_names_or_numbers() {
-        let root = User::parse("root").expect("everywhere");
-        assert_eq!((root.uid, root.gid), (0, 0));
-        let numbers = User::parse("1234").expect("numbers");
-        assert_eq!((numbers.owner(), numbers.groups.len()), ((1234, 1234), 0));
-        assert_eq!(User::parse("12:34").expect("numbers").owner(), (12, 34));
-        assert_eq!(User::parse("12:root").expect("numbers").owner(), (12, 0));
+        for (text, uid, gid) in [
+            ("root", 0, 0),
+            ("1234", 1234, 1234),
+            ("12:34", 12, 34),
+            ("12:root", 12, 0),
+        ] {
+            let user = User::parse(text).expect(text);
+            assert_eq!((user.uid, user.gid), (uid, gid), "{text}");
+        }
+        assert!(User::parse("1234").expect("numbers").groups.is_empty());
         for wrong in [
             "no such user",
             "",

@@ -1,6 +1,7 @@
-//! Whose frames come to a queue, and by whose word: leases of a steward, rules in the NIC, entries of the steering program.
+//! Whose frames come to a queue, and who says so: leases of a steward, rules in the NIC, entries of the steering program.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::Path;
 
 use serde::Serialize;
@@ -10,7 +11,7 @@ use steward::listing::{self, Listed};
 use steward::protocol::DEFAULT_SOCKET;
 
 use super::super::status_view::takes;
-use super::command_of;
+use super::{Queue, command_of};
 
 /// A lease that a queue is of.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -46,16 +47,15 @@ pub(crate) struct Rule {
     pub(crate) to: Option<String>,
 }
 
-/// What stewards and drivers said.
-#[derive(Default)]
-pub(super) struct Told {
+/// What stewards and drivers answered.
+pub(super) struct Answers {
     leases: Vec<Listed>,
     /// By interface, then by queue.
     rules: BTreeMap<String, BTreeMap<u32, Vec<Rule>>>,
     namespace: u64,
 }
 
-impl Told {
+impl Answers {
     /// Asks the steward at `path`, or where one is by default, and the drivers of these interfaces.
     ///
     /// # Errors
@@ -71,45 +71,50 @@ impl Told {
         };
         Ok(Self {
             leases,
-            rules: interfaces.map(|name| (name.clone(), rules_of(name))).collect(),
+            rules: interfaces.map(|name| (name.clone(), rules_in(name))).collect(),
             namespace: listing::namespace(),
         })
     }
 
-    /// The lease of a queue of this namespace, and what brings frames to it.
-    pub(super) fn of(&self, interface: &str, queue: u32) -> (Option<Leased>, Vec<Rule>) {
-        let lease = self.leases.iter().find(|lease| {
-            let queues = lease.start_queue..lease.start_queue.saturating_add(lease.queues);
+    /// The lease of a queue of this namespace.
+    pub(super) fn lease_of(&self, interface: &str, queue: u32) -> Option<&Listed> {
+        self.leases.iter().find(|lease| {
             (lease.namespace, lease.interface.as_str()) == (self.namespace, interface)
-                && queues.contains(&queue)
-        });
-        let in_nic = self.rules.get(interface).and_then(|rules| rules.get(&queue));
-        let mut rules = in_nic.cloned().unwrap_or_default();
-        rules.extend(lease.and_then(entries));
-        (lease.map(Leased::from), rules)
+                && queues_of(lease).contains(&queue)
+        })
     }
 
-    /// Queues of leases in other namespaces, or of interfaces that are gone: interface, queue, lease, what the program lets through.
-    pub(super) fn elsewhere(
-        &self,
-        is_known: impl Fn(&str, u32) -> bool,
-    ) -> Vec<(String, u32, Leased, Vec<Rule>)> {
+    /// The NIC's rules that bring frames to a queue.
+    pub(super) fn rules_of(&self, interface: &str, queue: u32) -> Vec<Rule> {
+        let rules = self.rules.get(interface).and_then(|rules| rules.get(&queue));
+        rules.cloned().unwrap_or_default()
+    }
+
+    /// Queues of leases in other namespaces, or of interfaces that are gone.
+    pub(super) fn elsewhere(&self, is_known: impl Fn(&str, u32) -> bool) -> Vec<Queue> {
         let mut all = Vec::new();
         for lease in &self.leases {
             let here = lease.namespace == self.namespace;
-            for queue in lease.start_queue..lease.start_queue.saturating_add(lease.queues) {
-                if !(here && is_known(&lease.interface, queue)) {
-                    let rules = entries(lease).into_iter().collect();
-                    all.push((lease.interface.clone(), queue, Leased::from(lease), rules));
-                }
-            }
+            let unknown = queues_of(lease).filter(|&queue| !(here && is_known(&lease.interface, queue)));
+            all.extend(unknown.map(|queue| Queue {
+                interface: lease.interface.clone(),
+                queue,
+                elsewhere: true,
+                lease: Some(Leased::from(lease)),
+                rules: entries(lease).into_iter().collect(),
+                ..Queue::default()
+            }));
         }
         all
     }
 }
 
+fn queues_of(lease: &Listed) -> Range<u32> {
+    lease.start_queue..lease.start_queue.saturating_add(lease.queues)
+}
+
 /// What the program lets through of a leased queue's frames, if not all.
-fn entries(lease: &Listed) -> Option<Rule> {
+pub(super) fn entries(lease: &Listed) -> Option<Rule> {
     let macs: Vec<String> = lease.filter.macs.iter().map(|&mac| mac_text(mac)).collect();
     program_rule(&macs, &lease.filter.vlans)
 }
@@ -126,7 +131,7 @@ pub(super) fn program_rule(macs: &[String], vlans: &[u16]) -> Option<Rule> {
 }
 
 /// The NIC's rules, by the queue that they point at; none, if it has none or does not say.
-fn rules_of(interface: &str) -> BTreeMap<u32, Vec<Rule>> {
+fn rules_in(interface: &str) -> BTreeMap<u32, Vec<Rule>> {
     let mut by_queue: BTreeMap<u32, Vec<Rule>> = BTreeMap::new();
     let Ok(driver) = Ethtool::open(interface) else {
         return by_queue;
@@ -171,7 +176,7 @@ mod tests {
 
     use super::*;
 
-    fn told() -> Told {
+    fn answers() -> Answers {
         let lease = |namespace, interface: &str, start_queue| Listed {
             number: 1,
             namespace,
@@ -194,7 +199,7 @@ mod tests {
             what: "MAC 02:00:00:00:00:01 VLAN 5".to_owned(),
             to: Some("queue 4".to_owned()),
         };
-        Told {
+        Answers {
             leases: vec![lease(1, "eth1", 4), lease(2, "eth1", 0), lease(1, "gone", 0)],
             rules: [("eth1".to_owned(), [(4, vec![rule])].into())].into(),
             namespace: 1,
@@ -203,28 +208,38 @@ mod tests {
 
     #[test]
     fn queue_has_its_lease_and_all_that_brings_frames_to_it() {
-        let (lease, rules) = told().of("eth1", 4);
-        assert_eq!(lease.map(|lease| lease.start_queue), Some(4));
-        assert_eq!(
-            rules.iter().map(|rule| rule.by).collect::<Vec<_>>(),
-            ["n-tuple", "program"]
-        );
-        assert!(rules[1].what.contains("02:00:00:00:00:01"), "{rules:?}");
-        let (lease, rules) = told().of("eth1", 5);
-        assert!(lease.is_some() && rules.len() == 1);
-        let (lease, rules) = told().of("eth1", 0);
+        let of_queue = |interface: &str, number| {
+            let queue = Queue {
+                interface: interface.to_owned(),
+                queue: number,
+                ..Queue::default()
+            };
+            queue.with(&answers())
+        };
+        let queue = of_queue("eth1", 4);
+        assert_eq!(queue.lease.map(|lease| lease.start_queue), Some(4));
+        let by: Vec<_> = queue.rules.iter().map(|rule| rule.by).collect();
+        assert_eq!(by, ["n-tuple", "program"]);
         assert!(
-            lease.is_none() && rules.is_empty(),
+            queue.rules[1].what.contains("02:00:00:00:00:01"),
+            "{:?}",
+            queue.rules
+        );
+        let queue = of_queue("eth1", 5);
+        assert!(queue.lease.is_some() && queue.rules.len() == 1);
+        let queue = of_queue("eth1", 0);
+        assert!(
+            queue.lease.is_none() && queue.rules.is_empty(),
             "that one is of another namespace"
         );
     }
 
     #[test]
     fn leases_of_what_is_not_here_are_told_of_too() {
-        let all = told().elsewhere(|interface, _| interface == "eth1");
+        let all = answers().elsewhere(|interface, _| interface == "eth1");
         let places: Vec<_> = all
             .iter()
-            .map(|(name, queue, ..)| (name.as_str(), *queue))
+            .map(|queue| (queue.interface.as_str(), queue.queue))
             .collect();
         assert_eq!(places, [("eth1", 0), ("eth1", 1), ("gone", 0), ("gone", 1)]);
     }

@@ -3,11 +3,8 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use comfy_table::{CellAlignment, Table, presets};
-
+use super::super::status_view::{or_dash, table};
 use super::{Holder, Queue};
-
-const COLUMNS: usize = 16;
 
 /// As a person reads it. `before`: what was read so long ago, for rates.
 pub(crate) fn render(queues: &[Queue], before: Option<(&[Queue], Duration)>) -> String {
@@ -15,9 +12,7 @@ pub(crate) fn render(queues: &[Queue], before: Option<(&[Queue], Duration)>) -> 
         return "no queues: the interface has none that are up, or the kernel does not tell (Linux 6.8 does)\n"
             .to_owned();
     }
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
-    let mut header = vec![
+    let header = [
         "interface",
         "queue",
         "",
@@ -29,17 +24,18 @@ pub(crate) fn render(queues: &[Queue], before: Option<(&[Queue], Duration)>) -> 
         "rules",
         "daemon",
         "port",
+        "pair",
+        "mode",
+        "from guest",
+        "to guest",
+        "drops",
     ];
-    header.extend(["pair", "mode", "from guest", "to guest", "drops"]);
-    debug_assert_eq!(header.len(), COLUMNS);
-    table.set_header(header);
+    let columns = header.len();
+    let mut table = table(header, |column| [1, 3, 4, 7, 8, 11, 13, 14, 15].contains(&column));
     for queue in queues {
-        table.add_row(row(queue, before));
-    }
-    for column in [1, 3, 4, 7, 8, 11, 13, 14, 15] {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
+        let mut row = row(queue, before);
+        row.resize(columns, or_dash(None::<&str>));
+        table.add_row(row);
     }
     let mut text = format!("{table}\n");
     for line in leases(queues).into_iter().chain(rules(queues)) {
@@ -60,7 +56,6 @@ pub(crate) fn render(queues: &[Queue], before: Option<(&[Queue], Duration)>) -> 
 }
 
 fn row(queue: &Queue, before: Option<(&[Queue], Duration)>) -> Vec<String> {
-    let number = |value: Option<u32>| value.map_or("-".to_owned(), |value| value.to_string());
     let mut row = vec![
         match queue.elsewhere {
             false => queue.interface.clone(),
@@ -68,24 +63,14 @@ fn row(queue: &Queue, before: Option<(&[Queue], Duration)>) -> Vec<String> {
         },
         queue.queue.to_string(),
         queue.directions.join("/"),
-        number(queue.napi),
-        number(queue.irq),
-        queue.cpus.clone().unwrap_or_else(|| "-".to_owned()),
-        match queue.bound.as_slice() {
-            [] => "-".to_owned(),
-            bound => bound.join(", "),
-        },
-        queue
-            .lease
-            .as_ref()
-            .map_or("-".to_owned(), |lease| lease.pid.to_string()),
-        match queue.rules.len() {
-            0 => "-".to_owned(),
-            count => count.to_string(),
-        },
+        or_dash(queue.napi),
+        or_dash(queue.irq),
+        or_dash(queue.cpus.as_ref()),
+        or_dash(Some(queue.bound.join(", ")).filter(|bound| !bound.is_empty())),
+        or_dash(queue.lease.as_ref().map(|lease| lease.pid)),
+        or_dash(Some(queue.rules.len()).filter(|&count| count > 0)),
     ];
     let Some(holder) = &queue.holder else {
-        row.resize(COLUMNS, "-".to_owned());
         return row;
     };
     row.extend([

@@ -1,23 +1,36 @@
-//! What a process that was taken over would try: for tests, from within the sandbox (`serve --sandbox-attempt NAME`, hidden).
+//! What a process that was taken over would try, from within the daemon's sandbox: for crates/testkit/tests/sandbox.rs.
 //!
-//! An attempt runs on a thread that began in the sandbox. It does what whoever starts the program could do without
-//! us, so that it gives nobody anything.
+//! `sandbox_attempt NAME [OPTION...]` does what `vhost-af-xdp serve OPTION...` does until it is in its sandbox, and then tries one
+//! thing. How it ends tells which layer stopped it: by SIGSYS, or with an error of the kernel's; success is a hole.
+//!
+//! As the daemon it starts a keeper from its own program, so it is one, too.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_long};
 use std::io;
 use std::os::unix::net::UnixStream;
+use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 
-/// Tries one by name.
-///
-/// # Errors
-/// What the kernel answered, or that there is no such attempt; none if it succeeded, which is a hole.
-pub(crate) fn run(name: &str) -> anyhow::Result<()> {
-    let name = name.to_owned();
-    let tried = std::thread::spawn(move || attempt(&name)).join();
-    tried.unwrap_or_else(|_| bail!("the attempt panicked"))
+fn main() -> ExitCode {
+    let mut arguments = std::env::args().skip(1);
+    let name = arguments.next().unwrap_or_default();
+    if name == "keeper" {
+        return vhost_af_xdp::run();
+    }
+    // A thread that begins in the sandbox is in it, too.
+    let act = || {
+        let tried = std::thread::spawn(move || attempt(&name)).join();
+        tried.unwrap_or_else(|_| bail!("the attempt panicked"))
+    };
+    match vhost_af_xdp::in_sandbox(arguments, act) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("sandbox_attempt: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 fn attempt(name: &str) -> anyhow::Result<()> {

@@ -1,0 +1,116 @@
+//! Tests of questions and answers, in one process.
+#![allow(unsafe_code)]
+
+use std::fs;
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+use super::*;
+use crate::guard::keeper::make_directory;
+
+#[test]
+fn only_connections_of_its_own_sockets_are_looked_at() {
+    use std::os::unix::net::UnixListener;
+    let directory = make_directory().expect("a place");
+    let (ours, other) = (directory.join("ours"), directory.join("other"));
+    let met = UnixListener::bind(&ours).expect("listens");
+    let connected = UnixStream::connect(&ours).expect("somebody listens");
+    let (accepted, _) = met.accept().expect("connected");
+    let paths = [ours.clone()];
+    assert!(is_made_at(accepted.as_fd(), &paths) && is_made_at(connected.as_fd(), &paths));
+    assert!(!is_made_at(accepted.as_fd(), &[other]));
+    let (one, _two) = UnixStream::pair().expect("sockets");
+    assert!(!is_made_at(one.as_fd(), &paths));
+    fs::remove_dir_all(directory).expect("ours");
+}
+
+/// Only ends what hangs.
+const LONG: Duration = Duration::from_secs(30);
+
+type Asked = (Questions, OwnedFd, [UnixStream; 2], (PathBuf, Arc<Vec<PathBuf>>));
+
+/// Both ends of the way that questions go, and of a connection at a path that is in the list.
+fn asked(timeout: Duration) -> Asked {
+    use std::os::unix::net::UnixListener;
+    let directory = make_directory().expect("a place");
+    let path = directory.join("vm.sock");
+    let met = UnixListener::bind(&path).expect("listens");
+    let ours = UnixStream::connect(&path).expect("somebody listens");
+    let (theirs, _) = met.accept().expect("connected");
+    let (socket, answers) = socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+    .expect("sockets");
+    (
+        Questions::new(socket, timeout),
+        answers,
+        [ours, theirs],
+        (directory, Arc::new(vec![path])),
+    )
+}
+
+/// Memory of this process, mapped privately; its address.
+fn map_privately(file: &OwnedFd) -> u64 {
+    use rustix::mm::{MapFlags, ProtFlags, mmap};
+    rustix::fs::ftruncate(file, 4096).expect("ours");
+    let flags = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+    // SAFETY: a new mapping at a place of the kernel's choice, which nothing refers to.
+    let mapped = unsafe { mmap(std::ptr::null_mut(), 4096, flags.0, flags.1, file, 0) };
+    mapped.expect("mapped") as u64
+}
+
+#[test]
+fn keeper_tells_of_private_mappings_of_the_file_in_question_and_of_no_others() {
+    use rustix::fs::{MemfdFlags, memfd_create};
+    let (questions, answers, [_ours, theirs], (directory, vmm_sockets)) = asked(LONG);
+    let keeper = std::thread::spawn(move || answer_all(&Arc::new(answers), &vmm_sockets));
+    let [file, other] = ["ram", "other"].map(|name| memfd_create(name, MemfdFlags::CLOEXEC).expect("a file"));
+    let [at, elsewhere] = [&file, &other].map(map_privately);
+    let ask = |address, file: &OwnedFd| questions.ask(theirs.as_fd(), &[(address, file.as_fd())]);
+    assert_eq!(ask(at, &file), Some(at));
+    // Whoever may ask anything would find each private mapping of the process by asking often enough.
+    assert_eq!(ask(elsewhere, &file), None);
+    let code =
+        keeper_tells_of_private_mappings_of_the_file_in_question_and_of_no_others as fn() as usize as u64;
+    assert_eq!(ask(code, &file), None);
+    assert_eq!(ask(elsewhere, &other), Some(elsewhere));
+    drop(questions);
+    keeper.join().expect("it ends with its daemon");
+    fs::remove_dir_all(directory).expect("ours");
+}
+
+#[test]
+fn keeper_that_does_not_answer_is_not_waited_for_and_its_late_answer_not_believed() {
+    let (questions, answers, [_ours, theirs], (directory, _)) = asked(Duration::from_millis(20));
+    let file = OwnedFd::from(theirs.try_clone().expect("a descriptor"));
+    let files = [(0x1000, file.as_fd())];
+    assert_eq!(questions.ask(theirs.as_fd(), &files), None);
+    // The answer to the first question comes before that to the second.
+    tell(&answers, 1, Some(0x1000));
+    tell(&answers, 2, None);
+    assert_eq!(questions.ask(theirs.as_fd(), &files), None);
+    tell(&answers, 3, Some(0x1000));
+    assert_eq!(questions.ask(theirs.as_fd(), &files), Some(0x1000));
+    fs::remove_dir_all(directory).expect("ours");
+}
+
+#[test]
+fn question_of_one_port_is_not_behind_that_of_another() {
+    let (questions, answers, [_ours, theirs], (directory, _)) = asked(LONG);
+    let file = OwnedFd::from(theirs.try_clone().expect("a descriptor"));
+    let ask = || questions.ask(theirs.as_fd(), &[(0x1000, file.as_fd())]);
+    std::thread::scope(|scope| {
+        let first = scope.spawn(ask);
+        let of_first = read_question(&answers).expect("a socket").expect("a question");
+        let second = scope.spawn(ask);
+        let of_second = read_question(&answers).expect("a socket").expect("a question");
+        tell(&answers, of_second.serial, Some(0x2000));
+        assert_eq!(second.join().expect("answered"), Some(0x2000));
+        tell(&answers, of_first.serial, Some(0x1000));
+        assert_eq!(first.join().expect("answered"), Some(0x1000));
+    });
+    fs::remove_dir_all(directory).expect("ours");
+}
