@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
 use clap::{Args, ValueEnum};
-use steer::{Mode, ModeRequest};
+use steer::{Mode, mac_bytes};
 use steward::links::{DriverSends, Link};
 
 use super::frame::Mac;
+use crate::cli::values::ModeArg;
 use crate::nic::binding::{self, Binding, L2_BYTES, LARGE_CHUNK, SMALL_CHUNK, Wish};
 
 /// Entries of the rx and the tx ring.
@@ -46,36 +47,27 @@ impl Benchmark {
     }
 }
 
-/// How the XDP program is attached.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum BenchMode {
-    /// In the driver
-    Native,
-    /// Generic XDP, after the driver
-    Skb,
-}
-
 /// Measure a raw AF_XDP socket, without a guest
 #[derive(Debug, Clone, Args)]
 pub(crate) struct BenchArgs {
     /// What to do with the frames
     #[arg(value_enum)]
-    benchmark: Benchmark,
+    pub(super) benchmark: Benchmark,
     /// Network interface
     #[arg(long, value_name = "NAME")]
     ifname: String,
     /// Its queue, counted from 0
     #[arg(long, value_name = "N", default_value_t = 0)]
-    queue: u32,
+    pub(super) queue: u32,
     /// How the XDP program is attached [default: native, skb where the driver refuses]
     #[arg(long, value_enum)]
-    mode: Option<BenchMode>,
+    pub(super) mode: Option<ModeArg>,
     /// Do not use zero-copy, even where the device can
     #[arg(long)]
     force_copy: bool,
     /// Length of the frames that txonly sends, in bytes without the frame checksum
     #[arg(long, value_name = "BYTES", default_value_t = 64)]
-    size: u32,
+    pub(super) size: u32,
     /// How long to run; 0: until a signal
     #[arg(
         long,
@@ -86,65 +78,48 @@ pub(crate) struct BenchArgs {
     duration: f64,
     /// Frames handled at a time
     #[arg(long, value_name = "N", default_value_t = 64)]
-    batch: u32,
+    pub(super) batch: u32,
     /// Sleep this long after each batch that txonly sends: paces it, and lets others on its CPU run
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 0)]
-    pause_us: u32,
+    pub(super) pause_us: u32,
     /// Pin the measuring thread to this CPU
     #[arg(long, value_name = "N")]
-    cpu: Option<usize>,
+    pub(super) cpu: Option<usize>,
     /// Print one JSON object instead of a table, and no progress unless on a terminal
     #[arg(long)]
-    json: bool,
+    pub(super) json: bool,
     /// Destination of the frames that txonly sends [default: 02:00:00:00:00:01]
     #[arg(long, value_name = "MAC")]
     dst_mac: Option<String>,
     /// Source of the frames that txonly sends [default: the interface's own]
     #[arg(long, value_name = "MAC")]
     src_mac: Option<String>,
-    /// Frames that one system call may send in copy mode (XDP_MAX_TX_SKB_BUDGET, Linux 6.18) [default: the whole ring]
-    #[arg(long, value_name = "N")]
-    tx_budget: Option<u32>,
+    /// Frames that one system call may send in copy mode (XDP_MAX_TX_SKB_BUDGET, Linux 6.18); by default the whole
+    /// ring
+    #[arg(long, value_name = "N", default_value_t = RING)]
+    pub(super) tx_budget: u32,
     /// Put frames at any offset (unaligned chunks) instead of one a chunk
     #[arg(long)]
-    unaligned: bool,
+    pub(super) unaligned: bool,
 }
 
 /// A checked command line, and the interface that it names.
 #[derive(Debug)]
 pub(super) struct Plan {
-    pub(super) benchmark: Benchmark,
+    pub(super) args: BenchArgs,
     pub(super) link: Link,
-    pub(super) queue: u32,
-    pub(super) request: ModeRequest,
-    pub(super) force_copy: bool,
-    /// Bytes of the frames that txonly sends.
-    pub(super) size: u32,
     /// `None`: until a signal.
     pub(super) duration: Option<Duration>,
-    /// Frames.
-    pub(super) batch: u32,
-    /// Sleep after a batch.
-    pub(super) pause: Duration,
-    pub(super) cpu: Option<usize>,
-    pub(super) json: bool,
     pub(super) to: Mac,
     pub(super) from: Mac,
-    /// Frames.
-    pub(super) tx_budget: u32,
-    pub(super) unaligned: bool,
 }
 
 impl TryFrom<BenchArgs> for Plan {
     type Error = anyhow::Error;
 
     fn try_from(args: BenchArgs) -> anyhow::Result<Self> {
-        ensure!(
-            (1..=RING).contains(&args.batch),
-            "--batch {}: choose 1 to {RING}",
-            args.batch
-        );
-        let budget = args.tx_budget.unwrap_or(RING);
+        let (batch, budget) = (args.batch, args.tx_budget);
+        ensure!((1..=RING).contains(&batch), "--batch {batch}: choose 1 to {RING}");
         ensure!(
             (32..=RING).contains(&budget),
             "--tx-budget {budget}: choose 32 to {RING}"
@@ -156,47 +131,26 @@ impl TryFrom<BenchArgs> for Plan {
         );
         let duration = duration_of(args.duration)?;
         let link = Link::by_name(&args.ifname)?;
-        ensure!(
-            link.up,
-            "{} is down: `ip link set dev {} up`",
-            link.name,
-            link.name
-        );
+        let Link { name, mtu, .. } = &link;
+        ensure!(link.up, "{name} is down: `ip link set dev {name} up`");
         ensure!(
             args.queue < link.rx_queues,
-            "--queue {}: {} has {} receive queue(s), counted from 0",
+            "--queue {}: {name} has {} receive queue(s), counted from 0",
             args.queue,
-            link.name,
             link.rx_queues
         );
-        let longest = LONGEST_FRAME.min(link.mtu.saturating_add(L2_BYTES));
+        let longest = LONGEST_FRAME.min(mtu.saturating_add(L2_BYTES));
         ensure!(
             (SHORTEST_FRAME..=longest).contains(&args.size),
-            "--size {}: choose {SHORTEST_FRAME} to {longest} bytes (MTU of {}: {})",
-            args.size,
-            link.name,
-            link.mtu
+            "--size {}: choose {SHORTEST_FRAME} to {longest} bytes (MTU of {name}: {mtu})",
+            args.size
         );
         Ok(Self {
-            benchmark: args.benchmark,
-            queue: args.queue,
-            request: match args.mode {
-                None => ModeRequest::Auto,
-                Some(BenchMode::Native) => ModeRequest::Native,
-                Some(BenchMode::Skb) => ModeRequest::Skb,
-            },
-            force_copy: args.force_copy,
-            size: args.size,
+            to: mac_of("--dst-mac", args.dst_mac.as_deref(), [2, 0, 0, 0, 0, 1])?,
+            from: mac_of("--src-mac", args.src_mac.as_deref(), link.mac)?,
             duration,
-            batch: args.batch,
-            pause: Duration::from_micros(args.pause_us.into()),
-            cpu: args.cpu,
-            json: args.json,
-            to: mac_of("--dst-mac", args.dst_mac.as_deref(), Mac([2, 0, 0, 0, 0, 1]))?,
-            from: mac_of("--src-mac", args.src_mac.as_deref(), Mac(link.mac))?,
-            tx_budget: budget,
-            unaligned: args.unaligned,
             link,
+            args,
         })
     }
 }
@@ -209,9 +163,9 @@ impl Plan {
 
     /// How the socket is bound beside a program that is attached like that, and the size of its chunks.
     pub(super) fn binding(&self, mode: Mode) -> Binding {
-        let receives = self.benchmark.receives();
+        let receives = self.args.benchmark.receives();
         let wish = Wish {
-            force_copy: self.force_copy,
+            force_copy: self.args.force_copy,
             direct: false,
             native: mode == Mode::Native,
             driver: binding::driver(&self.link, DriverSends::by_index(self.link.index)),
@@ -222,7 +176,7 @@ impl Plan {
             return binding;
         }
         // Nothing is received into them, and no headroom is left.
-        let chunk_bytes = match self.size <= SMALL_CHUNK {
+        let chunk_bytes = match self.args.size <= SMALL_CHUNK {
             true => SMALL_CHUNK,
             false => LARGE_CHUNK,
         };
@@ -244,8 +198,9 @@ fn duration_of(seconds: f64) -> anyhow::Result<Option<Duration>> {
 }
 
 fn mac_of(option: &str, text: Option<&str>, default: Mac) -> anyhow::Result<Mac> {
-    text.map_or(Ok(default), |text| {
-        text.parse()
-            .with_context(|| format!("{option} {text}: choose an address such as 02:00:00:00:00:01"))
+    let mac = text.map_or(Some(default), mac_bytes);
+    mac.with_context(|| {
+        let text = text.unwrap_or_default();
+        format!("{option} {text}: choose an address such as 02:00:00:00:00:01")
     })
 }

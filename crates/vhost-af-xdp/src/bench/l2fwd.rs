@@ -4,24 +4,17 @@ use xsk::{Kick, TxDesc, Umem, UmemOffset, WakeError};
 
 use super::args::Plan;
 use super::meter::{Meter, Tally};
-use super::progress::Outcome;
 use super::setup::{Idle, Rig};
 
 /// Runs until the meter says stop.
-pub(super) fn run(rig: &mut Rig, plan: &Plan, meter: &Meter) -> Outcome {
-    let mut tally = Tally::default();
-    let end = forward(rig, plan.batch, meter, &mut tally);
-    Outcome { tally, end }
-}
-
-fn forward(rig: &mut Rig, batch: u32, meter: &Meter, tally: &mut Tally) -> Result<(), WakeError> {
+pub(super) fn run(rig: &mut Rig, plan: &Plan, meter: &Meter, tally: &mut Tally) -> Result<(), WakeError> {
     let mut idle = Idle::default();
     let mut in_flight: u32 = 0;
     // Whether the last piece that was received belongs to a frame that goes on.
     let mut inside = false;
     while !meter.is_stopped() {
         in_flight -= recycle(rig, in_flight);
-        let mut sending = rig.socket.tx.reserve(batch);
+        let mut sending = rig.socket.tx.reserve(plan.args.batch);
         let received = rig.socket.rx.peek(sending.room());
         let count = received.len() as u32;
         for desc in received {

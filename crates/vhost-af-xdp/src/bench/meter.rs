@@ -92,6 +92,12 @@ impl Meter {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Spent {
     pub(super) elapsed: Duration,
+    pub(super) cpu: CpuTime,
+}
+
+/// CPU time of the process, all threads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct CpuTime {
     pub(super) user: Duration,
     pub(super) system: Duration,
 }
@@ -100,7 +106,7 @@ pub(super) struct Spent {
 #[derive(Debug)]
 pub(super) struct Stopwatch {
     at: Instant,
-    cpu: (Duration, Duration),
+    cpu: CpuTime,
 }
 
 impl Stopwatch {
@@ -113,24 +119,26 @@ impl Stopwatch {
 
     pub(super) fn stop(self) -> anyhow::Result<Spent> {
         let elapsed = self.at.elapsed();
-        let (user, system) = cpu_time()?;
+        let cpu = cpu_time()?;
         Ok(Spent {
             elapsed,
-            user: user.saturating_sub(self.cpu.0),
-            system: system.saturating_sub(self.cpu.1),
+            cpu: CpuTime {
+                user: cpu.user.saturating_sub(self.cpu.user),
+                system: cpu.system.saturating_sub(self.cpu.system),
+            },
         })
     }
 }
 
-/// User and system time of this process: fields 14 and 15 of /proc/self/stat, in ticks of 10 ms or so.
-fn cpu_time() -> anyhow::Result<(Duration, Duration)> {
+/// Fields 14 and 15 of /proc/self/stat, in ticks of 10 ms or so.
+fn cpu_time() -> anyhow::Result<CpuTime> {
     let stat = std::fs::read_to_string("/proc/self/stat").context("cannot read /proc/self/stat")?;
     parse_stat(&stat, rustix::param::clock_ticks_per_second())
         .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
         .context("cannot read the CPU time in /proc/self/stat")
 }
 
-fn parse_stat(stat: &str, ticks_per_second: u64) -> Option<(Duration, Duration)> {
+fn parse_stat(stat: &str, ticks_per_second: u64) -> Option<CpuTime> {
     // The second field is the program's name in brackets, and may hold anything: count from behind it.
     let (_, rest) = stat.rsplit_once(')')?;
     let mut fields = rest.split_ascii_whitespace().skip(11);
@@ -140,7 +148,10 @@ fn parse_stat(stat: &str, ticks_per_second: u64) -> Option<(Duration, Duration)>
             ticks.checked_mul(1_000_000_000 / ticks_per_second.max(1))?,
         ))
     };
-    Some((ticks()?, ticks()?))
+    Some(CpuTime {
+        user: ticks()?,
+        system: ticks()?,
+    })
 }
 
 #[cfg(test)]
@@ -152,7 +163,10 @@ mod tests {
         let stat = "12 (a) b (c) R 1 12 12 0 -1 4194304 100 0 0 0 250 31 0 0 20 0 1 0 5 6 7";
         assert_eq!(
             parse_stat(stat, 100),
-            Some((Duration::from_millis(2500), Duration::from_millis(310)))
+            Some(CpuTime {
+                user: Duration::from_millis(2500),
+                system: Duration::from_millis(310)
+            })
         );
         assert_eq!(parse_stat("12 (a) R 1 12", 100), None);
     }

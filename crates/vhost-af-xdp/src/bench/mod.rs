@@ -31,7 +31,7 @@ mod txonly;
 pub(crate) use args::BenchArgs;
 
 use args::{Benchmark, Plan};
-use meter::{Meter, Stopwatch};
+use meter::{Meter, Stopwatch, Tally};
 use setup::Rig;
 
 /// Runs one benchmark from set-up to report.
@@ -42,34 +42,33 @@ use setup::Rig;
 pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
     let plan = Plan::try_from(args)?;
     let meter = Meter::new()?;
-    let all_cpus = setup::pin(plan.cpu)?;
+    let all_cpus = setup::pin(plan.args.cpu)?;
     let mut rig = Rig::set_up(&plan)?;
 
-    let before = rig.counted(plan.queue)?;
+    let before = rig.counted(plan.args.queue)?;
     let stopwatch = Stopwatch::start()?;
-    let outcome = progress::beside(&plan, &meter, &all_cpus, || match plan.benchmark {
-        Benchmark::Rxdrop => rxdrop::run(&mut rig, &plan, &meter),
-        Benchmark::Txonly => txonly::run(&mut rig, &plan, &meter),
-        Benchmark::L2fwd => l2fwd::run(&mut rig, &plan, &meter),
+    let mut tally = Tally::default();
+    let end = progress::beside(&plan, &meter, &all_cpus, || match plan.args.benchmark {
+        Benchmark::Rxdrop => rxdrop::run(&mut rig, &plan, &meter, &mut tally),
+        Benchmark::Txonly => txonly::run(&mut rig, &plan, &meter, &mut tally),
+        Benchmark::L2fwd => l2fwd::run(&mut rig, &plan, &meter, &mut tally),
     });
     let spent = stopwatch.stop()?;
 
-    let counted = rig.counted(plan.queue).unwrap_or(before);
-    let ended = match (&outcome.end, meter.signalled()) {
+    let counted = rig.counted(plan.args.queue).unwrap_or(before);
+    let ended = match (&end, meter.signalled()) {
         (Err(_), _) => "error",
         (Ok(()), true) => "signal",
         (Ok(()), false) => "duration",
     };
     let measured = report::Measured {
-        tally: outcome.tally,
+        tally,
         spent,
         counted,
         ended,
     };
     let report = report::Report::new(&plan, &rig, &measured);
     drop(rig);
-    report.print(plan.json)?;
-    outcome
-        .end
-        .map_err(|error| anyhow::anyhow!("{} on {}: {error}", plan.benchmark.name(), plan.link.name))
+    report.print(plan.args.json)?;
+    end.map_err(|error| anyhow::anyhow!("{} on {}: {error}", plan.args.benchmark.name(), plan.link.name))
 }

@@ -12,35 +12,27 @@ use rustix::thread::CpuSet;
 use xsk::WakeError;
 
 use super::args::Plan;
-use super::meter::{Meter, Tally};
+use super::meter::Meter;
 
 const EVERY: Duration = Duration::from_secs(1);
-
-/// What a loop did, and why it ended.
-#[derive(Debug)]
-pub(super) struct Outcome {
-    pub(super) tally: Tally,
-    /// `Ok`: it was told to.
-    pub(super) end: Result<(), WakeError>,
-}
 
 /// Runs `measure` on this thread, with the progress thread beside it on any of `cpus`.
 pub(super) fn beside(
     plan: &Plan,
     meter: &Meter,
     cpus: &CpuSet,
-    measure: impl FnOnce() -> Outcome,
-) -> Outcome {
+    measure: impl FnOnce() -> Result<(), WakeError>,
+) -> Result<(), WakeError> {
     thread::scope(|scope| {
         let watcher = scope.spawn(|| {
             // Best effort: on the CPU of the measuring thread it would be in its way for some µs a second.
             let _ = rustix::thread::sched_setaffinity(None, cpus);
             watch(plan, meter);
         });
-        let outcome = measure();
+        let end = measure();
         meter.stop();
         watcher.thread().unpark();
-        outcome
+        end
     })
 }
 
@@ -84,12 +76,12 @@ impl Show {
     fn new(plan: &Plan) -> Self {
         let label = format!(
             "{} {} queue {}",
-            plan.benchmark.name(),
+            plan.args.benchmark.name(),
             plan.link.name,
-            plan.queue
+            plan.args.queue
         );
         if !io::stderr().is_terminal() {
-            return if plan.json {
+            return if plan.args.json {
                 Self::Nothing
             } else {
                 Self::Lines(label)

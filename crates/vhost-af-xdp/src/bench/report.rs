@@ -1,5 +1,6 @@
 //! The result: a table to read, or one JSON object.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{self, Write as _};
 
@@ -48,8 +49,10 @@ pub(super) struct Report {
     cpu_ns_per_frame: Option<f64>,
     tx_kicks: u64,
     tx_refused: u64,
-    xdp_statistics: SocketStatistics,
-    xdp_program: ProgramCounters,
+    /// `struct xdp_statistics`, since the socket was opened.
+    xdp_statistics: BTreeMap<&'static str, u64>,
+    /// What the XDP program counted on the queue.
+    xdp_program: BTreeMap<&'static str, u64>,
 }
 
 #[derive(Debug, Serialize)]
@@ -58,27 +61,6 @@ struct Memory {
     bytes: u64,
     chunk_bytes: u32,
     unaligned: bool,
-}
-
-/// `struct xdp_statistics`, since the socket was opened.
-#[derive(Debug, Serialize)]
-struct SocketStatistics {
-    rx_dropped: u64,
-    rx_invalid_descs: u64,
-    tx_invalid_descs: u64,
-    rx_ring_full: u64,
-    rx_fill_ring_empty_descs: u64,
-    tx_ring_empty_descs: u64,
-}
-
-/// What the XDP program counted on the queue.
-#[derive(Debug, Serialize)]
-struct ProgramCounters {
-    redirected: u64,
-    passed: u64,
-    too_long: u64,
-    no_header_room: u64,
-    no_socket: u64,
 }
 
 impl Report {
@@ -90,19 +72,19 @@ impl Report {
             ended,
         } = *measured;
         let seconds = spent.elapsed.as_secs_f64();
-        let cpu = spent.user.as_secs_f64() + spent.system.as_secs_f64();
+        let cpu = spent.cpu.user.as_secs_f64() + spent.cpu.system.as_secs_f64();
         let a_frame = |seconds: f64| (tally.frames > 0).then(|| seconds * 1e9 / tally.frames as f64);
         let attach = rig.program.fallback().map(str::to_owned);
         let note = rig.note.map(|note| format!("zero-copy not used: {note}"));
         let socket = rig.socket.fallbacks().iter().map(ToString::to_string);
         Self {
-            benchmark: plan.benchmark.name(),
+            benchmark: plan.args.benchmark.name(),
             interface: plan.link.name.clone(),
-            queue: plan.queue,
+            queue: plan.args.queue,
             mode: rig.socket.mode().to_string(),
             fallbacks: attach.into_iter().chain(note).chain(socket).collect(),
-            size: (!plan.benchmark.receives()).then_some(plan.size),
-            batch: plan.batch,
+            size: (!plan.args.benchmark.receives()).then_some(plan.args.size),
+            batch: plan.args.batch,
             umem: Memory {
                 backing: rig.backing.to_string(),
                 bytes: rig.umem.len(),
@@ -116,13 +98,13 @@ impl Report {
             frames_per_second: tally.frames as f64 / seconds,
             bits_per_second: tally.bytes as f64 * 8.0 / seconds,
             ns_per_frame: a_frame(seconds),
-            cpu_user_seconds: spent.user.as_secs_f64(),
-            cpu_system_seconds: spent.system.as_secs_f64(),
+            cpu_user_seconds: spent.cpu.user.as_secs_f64(),
+            cpu_system_seconds: spent.cpu.system.as_secs_f64(),
             cpu_ns_per_frame: a_frame(cpu),
             tx_kicks: tally.kicks,
             tx_refused: tally.refused,
-            xdp_statistics: socket_statistics(&counted),
-            xdp_program: program_counters(&counted),
+            xdp_statistics: counted.socket.named().into(),
+            xdp_program: counted.program.named().into(),
         }
     }
 
@@ -191,32 +173,42 @@ impl Report {
     }
 
     fn rows_of_kernel(&self) -> [(&'static str, String); 4] {
-        let (socket, program) = (&self.xdp_statistics, &self.xdp_program);
-        let [full, empty, other] = [
-            socket.rx_ring_full,
-            socket.rx_fill_ring_empty_descs,
-            socket.rx_dropped,
-        ]
-        .map(grouped);
-        let [fill, tx] = [socket.rx_invalid_descs, socket.tx_invalid_descs].map(grouped);
-        let [socket_got, host_got, no_socket] =
-            [program.redirected, program.passed, program.no_socket].map(grouped);
-        let [too_long, no_room] = [program.too_long, program.no_header_room].map(grouped);
+        let of_socket = |name| grouped(self.xdp_statistics[name]);
+        let of_program = |name| grouped(self.xdp_program[name]);
         [
             (
                 "socket dropped",
-                format!("{full} rx ring full, {empty} fill ring empty, {other} otherwise"),
+                format!(
+                    "{} rx ring full, {} fill ring empty, {} otherwise",
+                    of_socket("rx_ring_full"),
+                    of_socket("rx_fill_ring_empty_descs"),
+                    of_socket("rx_dropped")
+                ),
             ),
-            ("socket invalid", format!("{fill} in fill ring, {tx} in tx ring")),
+            (
+                "socket invalid",
+                format!(
+                    "{} in fill ring, {} in tx ring",
+                    of_socket("rx_invalid_descs"),
+                    of_socket("tx_invalid_descs")
+                ),
+            ),
             (
                 "program gave",
                 format!(
-                    "{socket_got} to the socket, {host_got} to the host, {no_socket} to the host for want of a socket"
+                    "{} to the socket, {} to the host, {} to the host for want of a socket",
+                    of_program("redirected"),
+                    of_program("passed"),
+                    of_program("no_socket")
                 ),
             ),
             (
                 "program dropped",
-                format!("{too_long} too long, {no_room} without header room"),
+                format!(
+                    "{} too long, {} without header room",
+                    of_program("too_long"),
+                    of_program("no_header_room")
+                ),
             ),
         ]
     }
@@ -227,27 +219,6 @@ impl fmt::Display for Memory {
         let alignment = if self.unaligned { "unaligned" } else { "aligned" };
         let (kib, chunk) = (self.bytes / 1024, self.chunk_bytes);
         write!(f, "{kib} KiB, {}, {alignment} chunks of {chunk}", self.backing)
-    }
-}
-
-fn socket_statistics(counted: &Counted) -> SocketStatistics {
-    SocketStatistics {
-        rx_dropped: counted.socket.rx_dropped,
-        rx_invalid_descs: counted.socket.rx_invalid_descs,
-        tx_invalid_descs: counted.socket.tx_invalid_descs,
-        rx_ring_full: counted.socket.rx_ring_full,
-        rx_fill_ring_empty_descs: counted.socket.rx_fill_ring_empty_descs,
-        tx_ring_empty_descs: counted.socket.tx_ring_empty_descs,
-    }
-}
-
-fn program_counters(counted: &Counted) -> ProgramCounters {
-    ProgramCounters {
-        redirected: counted.program.redirected,
-        passed: counted.program.passed,
-        too_long: counted.program.too_long,
-        no_header_room: counted.program.no_header_room,
-        no_socket: counted.program.no_socket,
     }
 }
 

@@ -4,20 +4,13 @@ use xsk::WakeError;
 
 use super::args::Plan;
 use super::meter::{Meter, Tally};
-use super::progress::Outcome;
 use super::setup::{Idle, Rig};
 
 /// Runs until the meter says stop.
-pub(super) fn run(rig: &mut Rig, plan: &Plan, meter: &Meter) -> Outcome {
-    let mut tally = Tally::default();
-    let end = drop_frames(rig, plan.batch, meter, &mut tally);
-    Outcome { tally, end }
-}
-
-fn drop_frames(rig: &mut Rig, batch: u32, meter: &Meter, tally: &mut Tally) -> Result<(), WakeError> {
+pub(super) fn run(rig: &mut Rig, plan: &Plan, meter: &Meter, tally: &mut Tally) -> Result<(), WakeError> {
     let mut idle = Idle::default();
     while !meter.is_stopped() {
-        let received = rig.socket.rx.peek(batch);
+        let received = rig.socket.rx.peek(plan.args.batch);
         if received.len() == 0 {
             drop(received);
             idle.wait(&rig.socket)?;

@@ -14,6 +14,7 @@ use xsk::{
 };
 
 use super::args::{Plan, RING};
+use crate::cli::values::mode_request;
 use crate::nic::binding::{Binding, NoZeroCopy};
 
 /// Frames of a benchmark that receives, and the size of its fill ring, which therefore always has room for a frame.
@@ -55,12 +56,12 @@ impl Rig {
     /// # Errors
     /// Whatever was refused, with the remedy; nothing stays behind.
     pub(super) fn set_up(plan: &Plan) -> anyhow::Result<Self> {
-        let multi_buffer = plan.benchmark.receives() && plan.longest_received() > LONGEST_IN_ONE_BUFFER;
-        let program = Program::attach(plan.link.index, plan.request, multi_buffer)?;
+        let multi_buffer = plan.args.benchmark.receives() && plan.longest_received() > LONGEST_IN_ONE_BUFFER;
+        let program = Program::attach(plan.link.index, mode_request(plan.args.mode), multi_buffer)?;
         let binding = plan.binding(program.mode());
         let (umem, backing) = memory(plan, binding.chunk_bytes)?;
-        let socket = Socket::open(&umem, &config(plan, program.mode(), (binding, multi_buffer)))
-            .with_context(|| format!("queue {} of {}", plan.queue, plan.link.name))?;
+        let socket = Socket::open(&umem, &config(plan, program.mode(), binding, multi_buffer))
+            .with_context(|| format!("queue {} of {}", plan.args.queue, plan.link.name))?;
         let mut rig = Self {
             program,
             pool: umem.all_frames()?.collect(),
@@ -69,7 +70,7 @@ impl Rig {
             backing,
             note: binding.note,
         };
-        if plan.benchmark.receives() {
+        if plan.args.benchmark.receives() {
             rig.socket.fill.refill(&mut rig.pool, FRAMES);
             let frame_limit = if rig.socket.multi_buffer() {
                 u32::MAX
@@ -80,7 +81,8 @@ impl Rig {
                 virtio_header: None,
                 frame_limit,
             };
-            rig.program.enable_queue(plan.queue, rig.socket.as_fd(), conf)?;
+            rig.program
+                .enable_queue(plan.args.queue, rig.socket.as_fd(), conf)?;
         }
         Ok(rig)
     }
@@ -115,11 +117,15 @@ pub(super) fn pin(cpu: Option<usize>) -> anyhow::Result<CpuSet> {
 }
 
 fn memory(plan: &Plan, chunk: u32) -> anyhow::Result<(Umem, Backing)> {
-    let frames = if plan.benchmark.receives() { FRAMES } else { RING };
+    let frames = if plan.args.benchmark.receives() {
+        FRAMES
+    } else {
+        RING
+    };
     let memory = OwnMemory::new(frames as usize * chunk as usize)?;
     let backing = memory.backing();
     let memory = Arc::new(memory);
-    let umem = if plan.unaligned {
+    let umem = if plan.args.unaligned {
         Umem::unaligned(memory, chunk, 0)
     } else {
         Umem::aligned(memory, chunk, 0)
@@ -127,9 +133,9 @@ fn memory(plan: &Plan, chunk: u32) -> anyhow::Result<(Umem, Backing)> {
     Ok((umem, backing))
 }
 
-fn config(plan: &Plan, mode: Mode, (binding, multi_buffer): (Binding, bool)) -> SocketConfig {
+fn config(plan: &Plan, mode: Mode, binding: Binding, multi_buffer: bool) -> SocketConfig {
     let ring = RingSize::at_least(RING);
-    let mut config = SocketConfig::new(plan.link.index, QueueId(plan.queue));
+    let mut config = SocketConfig::new(plan.link.index, QueueId(plan.args.queue));
     config.attach = match mode {
         Mode::Native => AttachMode::Native,
         Mode::Skb => AttachMode::Skb,
@@ -145,12 +151,12 @@ fn config(plan: &Plan, mode: Mode, (binding, multi_buffer): (Binding, bool)) -> 
     } else {
         ring
     };
-    config.rx = plan.benchmark.receives().then_some(received);
-    config.tx = plan.benchmark.sends().then_some(ring);
+    config.rx = plan.args.benchmark.receives().then_some(received);
+    config.tx = plan.args.benchmark.sends().then_some(ring);
     config.fill = RingSize::at_least(FRAMES);
     config.completion = ring;
     config.multi_buffer = multi_buffer;
-    config.max_tx_skb_budget = plan.benchmark.sends().then_some(plan.tx_budget);
+    config.max_tx_skb_budget = plan.args.benchmark.sends().then_some(plan.args.tx_budget);
     config.bind_timeout = BIND_TIMEOUT;
     config
 }

@@ -4,36 +4,18 @@
 //! is one kick a round, after a whole batch was put into the ring; the default budget of a kick is lifted to the
 //! ring's size (`--tx-budget`), so that one kick takes the whole batch.
 
+use std::time::Duration;
+
 use xsk::{Kick, TxDesc, UmemOffset, WakeError};
 
 use super::args::Plan;
 use super::frame::{SEQUENCE_AT, template};
 use super::meter::{Meter, Tally};
-use super::progress::Outcome;
 use super::setup::Rig;
 
 /// Runs until the meter says stop. What is then still in the tx ring does not count.
-pub(super) fn run(rig: &mut Rig, plan: &Plan, meter: &Meter) -> Outcome {
-    let mut tally = Tally::default();
+pub(super) fn run(rig: &mut Rig, plan: &Plan, meter: &Meter, tally: &mut Tally) -> Result<(), WakeError> {
     write_template(rig, plan);
-    let end = send_frames(rig, plan, meter, &mut tally);
-    Outcome { tally, end }
-}
-
-/// Puts the frame into every chunk.
-fn write_template(rig: &mut Rig, plan: &Plan) {
-    let bytes = template(plan.to, plan.from, plan.size);
-    let mut written = xsk::FramePool::with_capacity(rig.pool.len());
-    while let Some(frame) = rig.pool.take() {
-        // A chunk is in the UMEM, and the plan saw to it that the frame fits one.
-        let fits = rig.umem.write(frame.offset(), &bytes);
-        debug_assert!(fits.is_some());
-        written.put(frame);
-    }
-    rig.pool = written;
-}
-
-fn send_frames(rig: &mut Rig, plan: &Plan, meter: &Meter, tally: &mut Tally) -> Result<(), WakeError> {
     let mut sequence: u64 = 0;
     let mut in_flight: u64 = 0;
     while !meter.is_stopped() {
@@ -42,15 +24,15 @@ fn send_frames(rig: &mut Rig, plan: &Plan, meter: &Meter, tally: &mut Tally) -> 
         rig.pool.extend(completed);
         in_flight -= done;
         tally.frames += done;
-        tally.bytes += done * u64::from(plan.size);
+        tally.bytes += done * u64::from(plan.args.size);
 
-        let mut batch = rig.socket.tx.reserve(plan.batch.min(rig.pool.len() as u32));
+        let mut batch = rig.socket.tx.reserve(plan.args.batch.min(rig.pool.len() as u32));
         while batch.room() > 0 {
             let Some(frame) = rig.pool.take() else { break };
             let stamp = UmemOffset::new(frame.offset().get() + SEQUENCE_AT);
             let _ = rig.umem.write(stamp, &sequence.to_be_bytes());
             sequence += 1;
-            batch.push(TxDesc::whole(frame, plan.size));
+            batch.push(TxDesc::whole(frame, plan.args.size));
         }
         in_flight += u64::from(batch.submit());
 
@@ -61,9 +43,22 @@ fn send_frames(rig: &mut Rig, plan: &Plan, meter: &Meter, tally: &mut Tally) -> 
             }
         }
         meter.show(tally);
-        if !plan.pause.is_zero() {
-            std::thread::sleep(plan.pause);
+        if plan.args.pause_us > 0 {
+            std::thread::sleep(Duration::from_micros(plan.args.pause_us.into()));
         }
     }
     Ok(())
+}
+
+/// Puts the frame into every chunk.
+fn write_template(rig: &mut Rig, plan: &Plan) {
+    let bytes = template(plan.to, plan.from, plan.args.size);
+    let mut written = xsk::FramePool::with_capacity(rig.pool.len());
+    while let Some(frame) = rig.pool.take() {
+        // A chunk is in the UMEM, and the plan was checked: the frame fits one.
+        let fits = rig.umem.write(frame.offset(), &bytes);
+        debug_assert!(fits.is_some());
+        written.put(frame);
+    }
+    rig.pool = written;
 }
