@@ -37,7 +37,7 @@ fn assert_refused(veth: &VethPair, descriptors: &[&OwnedFd], serve: &Serve, word
 /// A daemon that inherits these descriptors, and listens.
 fn listening(veth: &VethPair, descriptors: &[&OwnedFd], serve: &Serve) -> Daemon {
     let mut daemon = inherited(descriptors, || Daemon::spawn(&veth.near, serve));
-    daemon.await_listening();
+    daemon.await_ready();
     daemon
 }
 
@@ -55,7 +55,8 @@ fn sockets_passed_in_serve_guest_after_guest_without_a_capability(
     let serve = inhibited().with("--sock-fds", list(&[&socket]));
     let mut daemon = inherited(&[&socket], || Daemon::spawn_by(command, dir, &serve));
     drop(socket);
-    daemon.await_listening();
+    // Its files are there a little before it listens.
+    daemon.await_ready();
     assert_eq!(daemon.port(0)["attached"], mode.name());
     assert_serves_guests(veth, daemon, 6);
     drop(program);
