@@ -52,7 +52,7 @@ impl fmt::Display for Fallback {
             Self::NotNative(reason) => write!(f, "native not used: {reason}"),
             Self::Refused(what) => f.write_str(what),
             Self::SkbOnVeth => f.write_str(
-                "skb mode on a veth: super-frames of senders on its other end are dropped (too_long) until \
+                "skb mode on a veth: GSO packets of senders on its other end are dropped (too_long) until \
                  `ethtool -K PEER tso off gso off` there",
             ),
             Self::PairsOff => f.write_str(

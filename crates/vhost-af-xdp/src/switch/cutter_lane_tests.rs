@@ -15,9 +15,8 @@ impl World {
     /// Stops the lane. All chunks must be in the pool or with the NIC, each once; how many those with the NIC are.
     #[track_caller]
     fn stop(&mut self, setup: Setup) -> usize {
-        let next = World::new(setup).lane;
-        std::mem::replace(&mut self.lane, next).stop();
-        let mut queue = self.wire().home.take().expect("it was given back");
+        self.stop_lane(setup);
+        let mut queue = self.wire().given_back.take().expect("it was given back");
         let wire = self.wire.lock().expect("no panic");
         let in_ring = wire.ring.iter().map(|desc| desc.frame.offset());
         let done = wire.done.iter().map(xsk::Frame::offset);
@@ -40,13 +39,13 @@ impl World {
         all.sort();
         all.dedup();
         assert_eq!((all.len(), count), (setup.chunks, setup.chunks), "{setup:?}");
-        self.wire().home = Some(queue);
+        self.wire().given_back = Some(queue);
         with_nic.len()
     }
 
     /// The next guest on the same queue.
     fn next_guest(&mut self, setup: Setup) {
-        let queue = self.wire().home.take().expect("it is at home");
+        let queue = self.wire().given_back.take().expect("it was given back");
         let next = World::new(setup);
         (self.memory, self.counters) = (next.memory, next.counters);
         let (guest, driver) = guest(&self.memory, setup);
@@ -128,10 +127,10 @@ fn no_chunk_is_lost_or_doubled_by_a_session_that_ends_in_the_middle_of_a_frame()
 }
 
 #[test]
-fn guest_that_breaks_the_rules_behind_a_super_frame_takes_no_chunk_with_it() {
+fn guest_that_breaks_the_rules_behind_a_gso_packet_takes_no_chunk_with_it() {
     for setup in referring() {
         let mut world = World::new(setup);
-        let (header, frame) = super_frame(20_000, 1000, 0);
+        let (header, frame) = gso_packet(20_000, 1000, 0);
         world.add(&[&header[..], &[0, 0], &frame].concat(), 3);
         let addr = world.memory.ram.alloc(64, 64).expect("room");
         world.driver.add(&[Buffer::writable(addr, 64)]).expect("room");

@@ -9,16 +9,15 @@ use xsk::{FramePool, OwnMemory};
 
 use super::*;
 use crate::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
-use crate::nic::endpoint::{Chunks, NicQueue};
 use crate::nic::queue::{Link, MOST_PIECES};
 use crate::switch::bytes::GuestRam as Ram;
 use crate::switch::joined::CopyLane;
 use crate::switch::lane::{Lane, Work};
 use crate::switch::limits::{BATCH, SEGMENTS};
 use crate::switch::test_guest::Memory;
-use crate::switch::test_nic::{TestNic, Wire};
+use crate::switch::test_nic::{TestNic, Wire, queue};
 use device::offloads::Offloads;
-use device::pair::QueuePair;
+use device::pair::{Bases, QueuePair};
 
 #[path = "cutter_lane_tests.rs"]
 mod cutter_lane;
@@ -59,6 +58,15 @@ impl Setup {
             ring: 64,
             chunks: 40,
             each_kick: usize::MAX,
+        }
+    }
+
+    /// With a TX ring of so many entries, of which the kernel takes so many at each kick.
+    fn with_ring(self, ring: usize, each_kick: usize) -> Self {
+        Self {
+            ring,
+            each_kick,
+            ..self
         }
     }
 
@@ -160,17 +168,10 @@ impl World {
                 Arc::clone(&counters),
             ))
         } else {
-            let mut pool: FramePool = umem.all_frames().expect("ours").collect();
-            while pool.len() > setup.chunks {
-                let _ = pool.take();
+            let mut queue = queue(nic, umem, 0, setup.sends);
+            while queue.pool.len() > setup.chunks {
+                let _ = queue.pool.take();
             }
-            let chunks = Chunks {
-                umem,
-                pool,
-                to_receive: 0,
-                backing: String::new(),
-            };
-            let queue = NicQueue::new(nic, chunks, setup.sends);
             Box::new(CopyLane::new(guest, queue, Arc::clone(&counters)))
         };
         Self {
@@ -185,15 +186,17 @@ impl World {
 
     /// With a GSO packet of 20 segments, of which some were sent.
     fn halfway(setup: Setup) -> Self {
-        let mut world = Self::new(Setup {
-            ring: 8,
-            each_kick: 4,
-            ..setup
-        });
+        let mut world = Self::new(setup.with_ring(8, 4));
         world.send(20_000, 1000, 1);
         world.breathe();
         assert!(world.wire().sent.len() < 20);
         world
+    }
+
+    /// The lane is stopped; where its queues stand.
+    fn stop_lane(&mut self, setup: Setup) -> Bases {
+        let lane = std::mem::replace(&mut self.lane, Self::new(setup).lane);
+        lane.stop().pair.bases
     }
 
     fn wire(&self) -> MutexGuard<'_, Wire> {
@@ -202,7 +205,7 @@ impl World {
 
     /// Sends TCP over IPv4 with so much payload, in segments of `size` bytes, spread over `cuts` descriptors.
     fn send(&mut self, payload_len: usize, size: u16, cuts: usize) {
-        let (header, frame) = super_frame(payload_len, size, self.wanted.len() as u32);
+        let (header, frame) = gso_packet(payload_len, size, self.wanted.len() as u32);
         self.wanted.extend(segments(&frame, &header));
         self.add(&[&header[..], &[0, 0], &frame].concat(), cuts);
     }
@@ -268,7 +271,7 @@ impl World {
 }
 
 /// The ten bytes of a virtio-net header, and a frame.
-fn super_frame(payload_len: usize, size: u16, number: u32) -> ([u8; 10], Vec<u8>) {
+fn gso_packet(payload_len: usize, size: u16, number: u32) -> ([u8; 10], Vec<u8>) {
     let mut frame = vec![0u8; 54 + payload_len];
     frame[12..14].copy_from_slice(&[8, 0]);
     frame[14] = 0x45;
@@ -345,11 +348,7 @@ fn checksums_are_left_to_the_nic_where_it_takes_them_and_completed_by_us_elsewhe
 #[test]
 fn chains_are_given_back_when_they_cannot_be_sent_twice() {
     for setup in Setup::all() {
-        let mut world = World::new(Setup {
-            ring: 8,
-            each_kick: 4,
-            ..setup
-        });
+        let mut world = World::new(setup.with_ring(8, 4));
         world.send(20_000, 1000, 3);
         world.send_plain(60);
         world.breathe();
@@ -362,13 +361,9 @@ fn chains_are_given_back_when_they_cannot_be_sent_twice() {
 }
 
 #[test]
-fn lane_with_a_super_frame_in_hand_neither_sleeps_nor_spins() {
+fn lane_with_a_gso_packet_in_hand_neither_sleeps_nor_spins() {
     for setup in Setup::all() {
-        let mut world = World::new(Setup {
-            ring: 8,
-            each_kick: 0,
-            ..setup
-        });
+        let mut world = World::new(setup.with_ring(8, 0));
         world.send(20_000, 1000, 3);
         world.send(20_000, 1000, 3);
         for _ in 0..3 {
@@ -385,7 +380,7 @@ fn lane_with_a_super_frame_in_hand_neither_sleeps_nor_spins() {
 
 /// Room for some segments but not for all: the GSO packet waits, and does not make the worker spin.
 #[test]
-fn super_frame_that_waits_for_room_behind_others_does_not_spin() {
+fn gso_packet_that_waits_for_room_behind_others_does_not_spin() {
     let mut world = World::new(Setup {
         each_kick: 0,
         ..Setup::new(false, WITH_METADATA)
@@ -402,7 +397,7 @@ fn super_frame_that_waits_for_room_behind_others_does_not_spin() {
 
 /// A segment of several descriptors needs more room than there is, and yet the ring is not full.
 #[test]
-fn super_frame_in_hand_that_needs_several_descriptors_does_not_spin() {
+fn gso_packet_in_hand_that_needs_several_descriptors_does_not_spin() {
     let setup = Setup {
         ring: 8,
         each_kick: 0,
@@ -425,16 +420,11 @@ fn super_frame_in_hand_that_needs_several_descriptors_does_not_spin() {
 #[test]
 fn stopped_lane_sends_the_rest_and_its_base_is_behind_it() {
     for setup in Setup::all() {
-        let mut world = World::new(Setup {
-            ring: 8,
-            each_kick: 4,
-            ..setup
-        });
+        let mut world = World::new(setup.with_ring(8, 4));
         world.send(20_000, 1000, 1);
         world.send_plain(60);
         world.breathe();
-        let bases = world.lane.stop().pair.bases;
-        world.lane = World::new(setup).lane;
+        let bases = world.stop_lane(setup);
         assert_eq!(bases.from_guest & 0x7fff, 1, "{setup:?}");
         assert_eq!(
             world.wire().sent.len(),
@@ -451,16 +441,11 @@ fn stopped_lane_sends_the_rest_and_its_base_is_behind_it() {
 fn what_cannot_be_sent_when_the_lane_is_stopped_is_counted_once() {
     for setup in Setup::all() {
         for link in [Link::Up, Link::Down, Link::Gone] {
-            let mut world = World::new(Setup {
-                ring: 8,
-                each_kick: 0,
-                ..setup
-            });
+            let mut world = World::new(setup.with_ring(8, 0));
             world.send(20_000, 1000, 1);
             world.breathe();
             world.wire().link = link;
-            let bases = world.lane.stop().pair.bases;
-            world.lane = World::new(setup).lane;
+            let bases = world.stop_lane(setup);
             assert_eq!(bases.from_guest & 0x7fff, 1, "{setup:?}");
             assert!(world.driver.take_used().is_some());
             assert_eq!(world.counters.from_guest_rest_of_super_frame.get(), 1);
@@ -506,11 +491,7 @@ fn interface_that_comes_up_again_sends_the_rest() {
 #[test]
 fn rest_goes_out_of_a_queue_that_is_switched_off() {
     for setup in Setup::all() {
-        let mut world = World::new(Setup {
-            ring: 8,
-            each_kick: 4,
-            ..setup
-        });
+        let mut world = World::new(setup.with_ring(8, 4));
         world.send(20_000, 1000, 1);
         world.send_plain(60);
         world.breathe();
@@ -530,8 +511,7 @@ fn rest_goes_out_of_a_queue_that_is_switched_off() {
 fn packet_in_hand_goes_out_before_its_lane_is_stopped() {
     let setup = Setup::new(false, Sends::PLAIN);
     let mut world = World::halfway(setup);
-    let next = World::new(setup).lane;
-    std::mem::replace(&mut world.lane, next).stop();
+    world.stop_lane(setup);
     world.assert_sent(true);
 }
 
@@ -597,10 +577,10 @@ fn guest_of_many_segments_has_no_more_turns_than_its_neighbour() {
 }
 
 #[test]
-fn super_frame_of_too_many_segments_is_dropped_and_the_next_one_is_sent() {
+fn gso_packet_of_too_many_segments_is_dropped_and_the_next_one_is_sent() {
     for setup in Setup::all() {
         let mut world = World::new(setup);
-        let (header, frame) = super_frame(MOST_SEGMENTS as usize + 1, 1, 0);
+        let (header, frame) = gso_packet(MOST_SEGMENTS as usize + 1, 1, 0);
         world.add(&[&header[..], &[0, 0], &frame].concat(), 1);
         world.send(3000, 1000, 1);
         world.finish();

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use virtqueue::driver::{Buffer, QueueDriver};
 use virtqueue::{GuestAddr, Journal, QueueFeatures};
-use xsk::{FramePool, OwnMemory, Umem, UmemOffset};
+use xsk::{FramePool, Umem, UmemOffset};
 
 use super::bytes::GuestRam as Ram;
 use super::guests::GuestLane;
@@ -13,9 +13,8 @@ use super::joined::CopyLane;
 use super::lane::Lane;
 use super::limits::DESCRIPTORS;
 use super::test_guest::{HEADER, Memory};
-use super::test_nic::{TestNic, Wire};
+use super::test_nic::{TestNic, Wire, own_memory, queue};
 use crate::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
-use crate::nic::endpoint::{Chunks, NicQueue};
 use crate::nic::queue::Sends;
 use device::counters::PairCounters;
 use device::offloads::Offloads;
@@ -70,19 +69,11 @@ fn turn_of_a_copy_lane_is_not_made_longer_by_the_pieces_of_buffers() {
     for offloads in [Offloads::NONE, looked_at] {
         let (guest, mut driver) = guest(&Memory::new(RAM, 0), &[]);
         let guest = QueuePair { offloads, ..guest };
-        let umem =
-            Umem::aligned(Arc::new(OwnMemory::new(64 * 2048).expect("memory")), 2048, 0).expect("good");
+        let umem = own_memory(64);
         let mut wire = Wire::new(umem.clone(), 64, 64);
         wire.fill = 32;
         let wire = Arc::new(Mutex::new(wire));
-        let pool: FramePool = umem.all_frames().expect("ours").collect();
-        let chunks = Chunks {
-            umem,
-            pool,
-            to_receive: 32,
-            backing: String::new(),
-        };
-        let queue = NicQueue::new(TestNic(Arc::clone(&wire)), chunks, Sends::PLAIN);
+        let queue = queue(TestNic(Arc::clone(&wire)), umem, 32, Sends::PLAIN);
         let mut lane = CopyLane::new(guest, queue, Arc::default());
         for _ in 0..BUFFERS {
             wire.lock().expect("no panic").receive(FRAME, false);

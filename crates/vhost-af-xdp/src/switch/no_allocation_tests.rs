@@ -12,16 +12,16 @@ use std::sync::{Arc, Mutex};
 
 use virtqueue::driver::{Buffer, QueueDriver};
 use virtqueue::{Journal, QueueFeatures};
-use xsk::{FramePool, OwnMemory, Umem, UmemOffset};
+use xsk::{Umem, UmemOffset};
 
 use super::bytes::GuestRam as Ram;
 use super::guests::GuestLane;
 use super::joined::CopyLane;
 use super::lane::Lane;
 use super::test_guest::{HEADER, Memory};
-use super::test_nic::{TestNic, Wire};
+use super::test_nic::{TestNic, Wire, own_memory, queue};
 use crate::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
-use crate::nic::endpoint::{Chunks, NicQueue};
+use crate::nic::endpoint::NicQueue;
 use crate::nic::null::{NullConfig, NullNic};
 use crate::nic::queue::{MOST_PIECES, Sends};
 use device::offloads::Offloads;
@@ -62,6 +62,7 @@ unsafe impl GlobalAlloc for Counting {
 
 const ROUNDS: usize = 60;
 const FRAMES: usize = 20;
+const CHUNKS: usize = 2048;
 
 /// A guest's driver of both queues, that sends the same frames again and again.
 struct Guest {
@@ -183,29 +184,21 @@ const SENDS: Offloads = Offloads {
     ..Offloads::NONE
 };
 
-fn own_memory() -> (Umem, FramePool) {
-    let umem = Umem::aligned(Arc::new(OwnMemory::new(2048 * 2048).expect("memory")), 2048, 0).expect("good");
-    let pool = umem.all_frames().expect("ours").collect();
-    (umem, pool)
+/// A queue of a null NIC that has frames all the time.
+fn null_queue() -> NicQueue<NullNic> {
+    let umem = own_memory(CHUNKS);
+    let config = NullConfig {
+        frame_bytes: 200,
+        header_bytes: 0,
+    };
+    queue(NullNic::new(umem.clone(), config, 256), umem, 256, Sends::PLAIN)
 }
 
 #[test]
 fn copying_to_and_from_a_null_nic_allocates_nothing() {
     for (frames, offloads) in [(plain(), Offloads::NONE), (asking(), ALL), (asking(), SENDS)] {
         let (mut guest, pair) = Guest::new(&frames, offloads, 0);
-        let (umem, pool) = own_memory();
-        let config = NullConfig {
-            frame_bytes: 200,
-            header_bytes: 0,
-        };
-        let nic = NullNic::new(umem.clone(), config, 256);
-        let chunks = Chunks {
-            umem,
-            pool,
-            to_receive: 256,
-            backing: String::new(),
-        };
-        let mut lane = CopyLane::new(pair, NicQueue::new(nic, chunks, Sends::PLAIN), Arc::default());
+        let mut lane = CopyLane::new(pair, null_queue(), Arc::default());
         let (mut received, breathe) = (0, || {
             lane.breathe(None).expect("no fault");
         });
@@ -226,18 +219,12 @@ fn segments_by_reference_allocate_nothing() {
         ..Sends::PLAIN
     };
     let (mut guest, pair) = Guest::new(&asking(), SENDS, 0);
-    let (umem, pool) = own_memory();
+    let umem = own_memory(CHUNKS);
     let wire = Arc::new(Mutex::new(Wire::new(umem.clone(), 1024, 0)));
-    let chunks = Chunks {
-        umem,
-        pool,
-        to_receive: 0,
-        backing: String::new(),
-    };
     let nic = TestNic(Arc::clone(&wire));
     // What this NIC keeps it allocates; not while frames only come to it.
     wire.lock().expect("no panic").ring.reserve(1024);
-    let mut lane = CopyLane::new(pair, NicQueue::new(nic, chunks, sends), Arc::default());
+    let mut lane = CopyLane::new(pair, queue(nic, umem, 0, sends), Arc::default());
     let mut made = 0;
     for round in 0..ROUNDS {
         guest.work();
@@ -316,19 +303,7 @@ fn frames_of_a_pair_that_is_off_allocate_nothing() {
     let (mut first, to) = Guest::new(&plain(), ALL, 0);
     let (_second, mut off) = Guest::new(&plain(), ALL, 0);
     off.to_guest.enabled = false;
-    let (umem, pool) = own_memory();
-    let config = NullConfig {
-        frame_bytes: 200,
-        header_bytes: 0,
-    };
-    let nic = NullNic::new(umem.clone(), config, 256);
-    let chunks = Chunks {
-        umem,
-        pool,
-        to_receive: 256,
-        backing: String::new(),
-    };
-    let mut lane = CopyLane::new(off, NicQueue::new(nic, chunks, Sends::PLAIN), Arc::default());
+    let mut lane = CopyLane::new(off, null_queue(), Arc::default());
     let mut other = GuestLane::new(to, Arc::default());
     let (mut received, breathe) = (0, || {
         lane.breathe(other.peer()).expect("no fault");

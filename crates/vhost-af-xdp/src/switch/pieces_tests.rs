@@ -10,9 +10,8 @@ use super::bytes::GuestRam as Ram;
 use super::joined::CopyLane;
 use super::lane::Lane;
 use super::test_guest::{HEADER, Memory};
-use super::test_nic::{TestNic, Wire};
+use super::test_nic::{TestNic, Wire, queue};
 use crate::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
-use crate::nic::endpoint::{Chunks, NicQueue};
 use crate::nic::queue::Sends;
 use device::counters::PairCounters;
 use device::offloads::Offloads;
@@ -67,14 +66,7 @@ impl World {
             };
             Box::new(DirectLane::new(guest, nic, memory, Sends::PLAIN, counted))
         } else {
-            let pool: FramePool = umem.all_frames().expect("ours").collect();
-            let chunks = Chunks {
-                umem,
-                pool,
-                to_receive: 32,
-                backing: String::new(),
-            };
-            let queue = NicQueue::new(nic, chunks, Sends::PLAIN);
+            let queue = queue(nic, umem, 32, Sends::PLAIN);
             Box::new(CopyLane::new(guest, queue, counted))
         };
         Self {

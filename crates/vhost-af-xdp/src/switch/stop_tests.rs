@@ -2,13 +2,12 @@
 
 use virtqueue::driver::{Buffer, QueueDriver};
 use virtqueue::{Journal, QueueFeatures};
-use xsk::{FramePool, OwnMemory, Umem};
 
 use super::*;
-use crate::nic::endpoint::Chunks;
 use crate::nic::null::{NullConfig, NullNic};
 use crate::nic::queue::Sends;
 use crate::switch::test_guest::Memory;
+use crate::switch::test_nic::{own_memory, queue};
 use device::offloads::Offloads;
 
 const FRAME_BYTES: u32 = 60;
@@ -41,22 +40,14 @@ fn guest(packed: bool, offloads: Offloads, buffers: usize) -> (QueuePair, QueueD
 
 /// A lane of that guest's, over a null NIC that has frames.
 fn lane(side: QueuePair) -> (Box<CopyLane<NullNic>>, Arc<PairCounters>) {
-    let memory = OwnMemory::new(2 * ARRIVED * 2048).expect("memory");
-    let umem = Umem::aligned(Arc::new(memory), 2048, 0).expect("good");
-    let pool: FramePool = umem.all_frames().expect("ours").collect();
+    let umem = own_memory(2 * ARRIVED);
     let config = NullConfig {
         frame_bytes: FRAME_BYTES,
         header_bytes: 0,
     };
     let nic = NullNic::new(umem.clone(), config, ARRIVED);
     let counters = Arc::new(PairCounters::default());
-    let chunks = Chunks {
-        umem,
-        pool,
-        to_receive: ARRIVED,
-        backing: String::new(),
-    };
-    let queue = NicQueue::new(nic, chunks, Sends::PLAIN);
+    let queue = queue(nic, umem, ARRIVED, Sends::PLAIN);
     let lane = CopyLane::new(side, queue, Arc::clone(&counters));
     (Box::new(lane), counters)
 }

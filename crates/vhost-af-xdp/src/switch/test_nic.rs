@@ -4,12 +4,12 @@ use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use xsk::{Frame, RxDesc, TxDesc, Umem, UmemOffset};
+use xsk::{Frame, OwnMemory, RxDesc, TxDesc, Umem, UmemOffset};
 
 use super::gso::TXMD_CHECKSUM;
-use crate::nic::endpoint::NicQueue;
+use crate::nic::endpoint::{Chunks, NicQueue};
 use crate::nic::lent::Lent;
-use crate::nic::queue::{Link, Nic};
+use crate::nic::queue::{Link, Nic, Sends};
 use crate::nic::xdp::XdpNic;
 use device::counters::PairCounters;
 
@@ -37,7 +37,24 @@ pub(crate) struct Wire {
     /// What was received.
     pub(crate) received: VecDeque<RxDesc>,
     /// The queue, when its lane was stopped.
-    pub(crate) home: Option<NicQueue<TestNic>>,
+    pub(crate) given_back: Option<NicQueue<TestNic>>,
+}
+
+/// Memory of ours: so many chunks of 2048 bytes, or some more.
+pub(crate) fn own_memory(chunks: usize) -> Umem {
+    let memory = OwnMemory::new(chunks * 2048).expect("memory");
+    Umem::aligned(Arc::new(memory), 2048, 0).expect("good")
+}
+
+/// A queue that has all chunks of its memory, and gives the NIC so many to receive into.
+pub(crate) fn queue<N: Nic>(nic: N, umem: Umem, to_receive: usize, sends: Sends) -> NicQueue<N> {
+    let chunks = Chunks {
+        pool: umem.all_frames().expect("ours").collect(),
+        umem,
+        to_receive,
+        backing: String::new(),
+    };
+    NicQueue::new(nic, chunks, sends)
 }
 
 impl Wire {
@@ -56,7 +73,7 @@ impl Wire {
             fill: 0,
             given: VecDeque::new(),
             received: VecDeque::new(),
-            home: None,
+            given_back: None,
         }
     }
 
@@ -121,7 +138,7 @@ impl TestNic {
 impl Lent for TestNic {
     fn give_back(queue: NicQueue<Self>, _counters: &PairCounters) -> Option<NicQueue<XdpNic>> {
         let wire = Arc::clone(&queue.nic.0);
-        wire.lock().expect("no panic").home = Some(queue);
+        wire.lock().expect("no panic").given_back = Some(queue);
         None
     }
 }
