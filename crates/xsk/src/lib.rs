@@ -70,42 +70,35 @@
 
 #[cfg(not(loom))]
 mod bind;
-mod completion;
 #[cfg(not(loom))]
 mod config;
 mod desc;
 #[cfg(not(loom))]
 mod error;
-mod fill;
 mod frame;
 mod memory;
 mod netdevice;
 mod ring;
-mod rx;
 #[cfg(not(loom))]
 mod socket;
 #[cfg(not(loom))]
 mod statistics;
 #[cfg(not(loom))]
 mod sys;
-mod tx;
 mod umem;
 mod units;
 
-pub use completion::{CompletionBatch, CompletionRing};
 #[cfg(not(loom))]
 pub use config::{AttachMode, BindRequest, BusyPoll, Fallback, Mode, SocketConfig};
+pub use desc::{CompletionRing, FillRing, RxDesc, RxRing, TxDesc, TxRing};
 #[cfg(not(loom))]
 pub use error::OpenError;
-pub use fill::{FillBatch, FillRing};
 pub use frame::{Frame, FramePool};
 pub use memory::{Backing, MemoryError, OwnMemory, UmemMemory};
 pub use netdevice::Netdevice;
-pub use rx::{RxBatch, RxDesc, RxRing};
 #[cfg(not(loom))]
 pub use socket::{Kick, Probe, Socket, Unbound, WakeError, made_rx_ring};
 #[cfg(not(loom))]
 pub use statistics::Statistics;
-pub use tx::{TxBatch, TxDesc, TxRing};
 pub use umem::{Frames, MIN_CHUNK_BYTES, Umem, UmemError, XDP_PACKET_HEADROOM};
 pub use units::{InvalidRingSize, QueueId, RingSize, UmemOffset};

@@ -6,7 +6,7 @@
 //! likes. So its bytes never become `&[u8]` or `&mut [u8]`: all access is by pointer, through [`View`], which checks
 //! bounds once and copies. This is the only file of the crate that touches UMEM bytes.
 //!
-//! Invariants, established by whoever implements [`UmemMemory`] and used by each SAFETY line below:
+//! Invariants, established by the types that implement [`UmemMemory`] and used by each SAFETY line below:
 //!  - **M1** `base()..base()+len()` is mapped readable and writable for as long as the value lives;
 //!  - **M2** both never change;
 //!  - **M3** no Rust reference to these bytes exists anywhere.

@@ -30,6 +30,7 @@
 //! The loom model of this file is in `ring_loom.rs`.
 #![allow(unsafe_code)]
 
+use std::fmt::Debug;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -43,6 +44,23 @@ pub(crate) use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 #[cfg(not(loom))]
 use crate::sys::{Mapping, RingOffsets};
+use crate::umem::AddressCodec;
+
+/// What goes to the kernel through a ring, which owns it from then on.
+pub trait ToKernel {
+    /// As it lies in the ring.
+    type Entry: Copy + Debug + Default;
+    /// The entry that stands for it.
+    fn into_entry(self, codec: AddressCodec) -> Self::Entry;
+}
+
+/// What comes from the kernel through a ring.
+pub trait FromKernel {
+    /// As it lies in the ring.
+    type Entry: Copy + Debug + Default;
+    /// What the entry stands for.
+    fn from_entry(entry: Self::Entry, codec: AddressCodec) -> Self;
+}
 
 /// The flag in a ring's `flags` word by which the kernel asks to be woken (`XDP_RING_NEED_WAKEUP`).
 pub(crate) const NEED_WAKEUP: u32 = 1;
@@ -106,7 +124,7 @@ enum Owner<T> {
 
 /// Where a ring's parts are.
 #[derive(Debug)]
-struct Shared<T> {
+pub(crate) struct Shared<T> {
     producer: NonNull<AtomicU32>,
     consumer: NonNull<AtomicU32>,
     flags: NonNull<AtomicU32>,
@@ -122,7 +140,7 @@ unsafe impl<T: Send> Send for Shared<T> {}
 
 impl<T: Copy + Default> Shared<T> {
     #[cfg(not(loom))]
-    fn mapped(mapping: Mapping, offsets: &RingOffsets, size: u32) -> Self {
+    pub(crate) fn mapped(mapping: Mapping, offsets: &RingOffsets, size: u32) -> Self {
         Self {
             producer: mapping.part(offsets.producer, 1),
             consumer: mapping.part(offsets.consumer, 1),
@@ -134,7 +152,13 @@ impl<T: Copy + Default> Shared<T> {
         }
     }
 
-    fn heap(heap: Arc<Heap<T>>, size: u32) -> Self {
+    /// A ring with no entries, for a socket that only sends or only receives.
+    #[cfg(not(loom))]
+    pub(crate) fn absent() -> Self {
+        Self::heap(Heap::new(0), 0)
+    }
+
+    pub(crate) fn heap(heap: Arc<Heap<T>>, size: u32) -> Self {
         Self {
             producer: NonNull::from(&heap.producer),
             consumer: NonNull::from(&heap.consumer),
@@ -186,40 +210,31 @@ impl<T: Copy> Shared<T> {
     }
 }
 
-/// Our side of a ring that we fill: `fill` and `tx`.
+/// Our side of a ring that we fill: [`FillRing`](crate::FillRing) and [`TxRing`](crate::TxRing).
 #[derive(Debug)]
-pub(crate) struct Producer<T> {
-    shared: Shared<T>,
+pub struct Producer<T: ToKernel> {
+    shared: Shared<T::Entry>,
+    codec: AddressCodec,
     /// The first slot not yet published; equals the shared producer counter between batches.
     next: u32,
     /// The first slot that is not known to be free: the consumer counter as last read, plus the size.
     limit: u32,
 }
 
-impl<T: Copy + Default> Producer<T> {
-    #[cfg(not(loom))]
-    pub(crate) fn mapped(mapping: Mapping, offsets: &RingOffsets, size: u32) -> Self {
-        Self::new(Shared::mapped(mapping, offsets, size))
-    }
-
-    pub(crate) fn heap(heap: Arc<Heap<T>>, size: u32) -> Self {
-        Self::new(Shared::heap(heap, size))
-    }
-
-    fn new(shared: Shared<T>) -> Self {
+impl<T: ToKernel> Producer<T> {
+    pub(crate) fn new(shared: Shared<T::Entry>, codec: AddressCodec) -> Self {
         // Relaxed: we are the only writer of this counter (R4).
         let next = shared.producer().load(Ordering::Relaxed);
         let mut ring = Self {
             shared,
+            codec,
             next,
             limit: 0,
         };
         ring.limit = ring.read_limit();
         ring
     }
-}
 
-impl<T: Copy> Producer<T> {
     #[inline]
     fn read_limit(&self) -> u32 {
         // (A) Observes that the kernel is done with the slots before the counter; pairs with the
@@ -230,30 +245,37 @@ impl<T: Copy> Producer<T> {
             .wrapping_add(self.shared.size)
     }
 
-    /// Free slots now.
+    /// The number of free entries now. (Reads the kernel's counter: [`reserve`](Self::reserve) does so only when it must.)
     #[inline]
-    pub(crate) fn free(&self) -> u32 {
+    pub fn free(&self) -> u32 {
         self.read_limit().wrapping_sub(self.next)
     }
 
+    /// The number of entries that fit.
     #[inline]
-    pub(crate) fn size(&self) -> u32 {
+    pub fn size(&self) -> u32 {
         self.shared.size
     }
 
+    /// Whether the kernel waits to be told of new entries: then call [`Socket::wake_rx`](crate::Socket::wake_rx) for the
+    /// fill ring (or poll), [`Socket::kick_tx`](crate::Socket::kick_tx) for the tx ring. Ask after submitting.
+    ///
+    /// Of the fill ring ask again before going to sleep: drivers differ in whether they look at it once more after setting
+    /// the flag. Of the tx ring the answer is always yes in copy mode.
     #[inline]
-    pub(crate) fn needs_wakeup(&self) -> bool {
+    pub fn needs_wakeup(&self) -> bool {
         self.shared.needs_wakeup()
     }
 
-    /// Reserves up to `wanted` slots, as many as are free.
+    /// Reserves up to `wanted` entries, fewer if fewer are free.
     #[inline]
-    pub(crate) fn reserve(&mut self, wanted: u32) -> Reserved<'_, T> {
+    pub fn reserve(&mut self, wanted: u32) -> Reserved<'_, T> {
         if self.limit.wrapping_sub(self.next) < wanted {
             self.limit = self.read_limit();
         }
         let granted = self.limit.wrapping_sub(self.next).min(wanted);
         Reserved {
+            codec: self.codec,
             pos: self.next,
             end: self.next.wrapping_add(granted),
             ring: self,
@@ -261,39 +283,50 @@ impl<T: Copy> Producer<T> {
     }
 }
 
-/// Reserved slots: fill them with [`push`](Self::push); dropping publishes what was pushed, and the rest stays free.
+/// Reserved entries: fill them with [`push`](Self::push). What was pushed goes to the kernel on [`submit`](Self::submit) or
+/// drop, and the rest stays free.
+///
+/// End a batch of the tx ring with a whole frame: the kernel holds an unfinished one back until its last piece comes.
 #[derive(Debug)]
-#[must_use]
-pub(crate) struct Reserved<'a, T: Copy> {
+#[must_use = "a batch that is dropped at once submits nothing"]
+pub struct Reserved<'a, T: ToKernel> {
     ring: &'a mut Producer<T>,
+    codec: AddressCodec,
     pos: u32,
     end: u32,
 }
 
-impl<T: Copy> Reserved<'_, T> {
+impl<T: ToKernel> Reserved<'_, T> {
+    /// How many more may be pushed.
     #[inline]
-    pub(crate) fn room(&self) -> u32 {
+    pub fn room(&self) -> u32 {
         self.end.wrapping_sub(self.pos)
     }
 
+    /// Gives a frame, or a piece of one, to the kernel. Into a frame of the fill ring it will receive after headroom and
+    /// [`XDP_PACKET_HEADROOM`](crate::XDP_PACKET_HEADROOM).
+    ///
+    /// # Panics
+    /// If there is no [`room`](Self::room): the caller pushes more than was granted.
     #[inline]
-    pub(crate) fn pushed(&self) -> u32 {
-        self.pos.wrapping_sub(self.ring.next)
-    }
-
-    /// Writes the next slot. Our caller's bug, not a peer's, makes it panic.
-    #[inline]
-    pub(crate) fn push(&mut self, value: T) {
+    pub fn push(&mut self, value: T) {
         assert!(self.pos != self.end, "pushed more entries than were reserved");
+        let entry = value.into_entry(self.codec);
         self.ring.shared.slot(self.pos).with_mut(|slot| {
             // SAFETY: pos is in next..limit, so the slot is ours (R3) and no other thread of ours is here (R4).
-            unsafe { slot.write(value) }
+            unsafe { slot.write(entry) }
         });
         self.pos = self.pos.wrapping_add(1);
     }
+
+    /// Publishes what was pushed; says how many that were.
+    #[inline]
+    pub fn submit(self) -> u32 {
+        self.pos.wrapping_sub(self.ring.next)
+    }
 }
 
-impl<T: Copy> Drop for Reserved<'_, T> {
+impl<T: ToKernel> Drop for Reserved<'_, T> {
     #[inline]
     fn drop(&mut self) {
         if self.pos == self.ring.next {
@@ -306,38 +339,29 @@ impl<T: Copy> Drop for Reserved<'_, T> {
     }
 }
 
-/// Our side of a ring that we empty: `rx` and `completion`.
+/// Our side of a ring that we empty: [`RxRing`](crate::RxRing) and [`CompletionRing`](crate::CompletionRing).
 #[derive(Debug)]
-pub(crate) struct Consumer<T> {
-    shared: Shared<T>,
+pub struct Consumer<T: FromKernel> {
+    shared: Shared<T::Entry>,
+    codec: AddressCodec,
     /// The first slot not yet given back; equals the shared consumer counter between batches.
     next: u32,
     /// The first slot that is not known to be filled: the producer counter as last read.
     limit: u32,
 }
 
-impl<T: Copy + Default> Consumer<T> {
-    #[cfg(not(loom))]
-    pub(crate) fn mapped(mapping: Mapping, offsets: &RingOffsets, size: u32) -> Self {
-        Self::new(Shared::mapped(mapping, offsets, size))
-    }
-
-    pub(crate) fn heap(heap: Arc<Heap<T>>, size: u32) -> Self {
-        Self::new(Shared::heap(heap, size))
-    }
-
-    fn new(shared: Shared<T>) -> Self {
+impl<T: FromKernel> Consumer<T> {
+    pub(crate) fn new(shared: Shared<T::Entry>, codec: AddressCodec) -> Self {
         // Relaxed: we are the only writer of this counter (R4).
         let next = shared.consumer().load(Ordering::Relaxed);
         Self {
             shared,
+            codec,
             next,
             limit: next,
         }
     }
-}
 
-impl<T: Copy> Consumer<T> {
     #[inline]
     fn read_limit(&self) -> u32 {
         // (C) Observes the entries before the counter; pairs with the smp_store_release(producer) in
@@ -345,20 +369,21 @@ impl<T: Copy> Consumer<T> {
         self.shared.producer().load(Ordering::Acquire)
     }
 
-    /// Filled slots now.
+    /// The number of entries to be read now.
     #[inline]
-    pub(crate) fn available(&self) -> u32 {
+    pub fn available(&self) -> u32 {
         self.read_limit().wrapping_sub(self.next)
     }
 
+    /// The number of entries that fit.
     #[inline]
-    pub(crate) fn size(&self) -> u32 {
+    pub fn size(&self) -> u32 {
         self.shared.size
     }
 
-    /// Takes up to `wanted` entries, as many as there are.
+    /// Takes up to `wanted` entries, fewer if there are fewer.
     #[inline]
-    pub(crate) fn peek(&mut self, wanted: u32) -> Taken<'_, T> {
+    pub fn peek(&mut self, wanted: u32) -> Taken<'_, T> {
         if self.limit.wrapping_sub(self.next) < wanted {
             self.limit = self.read_limit();
         }
@@ -368,6 +393,7 @@ impl<T: Copy> Consumer<T> {
         // (mem::forget) loses entries, but never lets one be read twice.
         self.next = start.wrapping_add(granted);
         Taken {
+            codec: self.codec,
             pos: start,
             end: self.next,
             start,
@@ -379,34 +405,40 @@ impl<T: Copy> Consumer<T> {
 /// Taken entries, an iterator; dropping releases the slots of those that were read, the others stay in the ring.
 #[derive(Debug)]
 #[must_use]
-pub(crate) struct Taken<'a, T: Copy> {
+pub struct Taken<'a, T: FromKernel> {
     ring: &'a mut Consumer<T>,
+    codec: AddressCodec,
     start: u32,
     pos: u32,
     end: u32,
 }
 
-impl<T: Copy> Taken<'_, T> {
-    #[inline]
-    pub(crate) fn len(&self) -> u32 {
-        self.end.wrapping_sub(self.pos)
-    }
+impl<T: FromKernel> Iterator for Taken<'_, T> {
+    type Item = T;
 
     #[inline]
-    pub(crate) fn next(&mut self) -> Option<T> {
+    fn next(&mut self) -> Option<T> {
         if self.pos == self.end {
             return None;
         }
-        let value = self.ring.shared.slot(self.pos).with(|slot| {
+        let entry = self.ring.shared.slot(self.pos).with(|slot| {
             // SAFETY: pos is in next..limit, so the kernel has filled the slot and left it to us (R3, R4).
             unsafe { slot.read() }
         });
         self.pos = self.pos.wrapping_add(1);
-        Some(value)
+        Some(T::from_entry(entry, self.codec))
+    }
+
+    #[inline]
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let left = self.end.wrapping_sub(self.pos) as usize;
+        (left, Some(left))
     }
 }
 
-impl<T: Copy> Drop for Taken<'_, T> {
+impl<T: FromKernel> ExactSizeIterator for Taken<'_, T> {}
+
+impl<T: FromKernel> Drop for Taken<'_, T> {
     #[inline]
     fn drop(&mut self) {
         self.ring.next = self.pos;

@@ -7,9 +7,14 @@
 use loom::thread;
 
 use super::*;
+use crate::frame::Frame;
 
 const SIZE: u32 = 2;
 const ENTRIES: u64 = 3;
+
+fn producer(heap: &Arc<Heap<u64>>) -> Producer<Frame> {
+    Producer::new(Shared::heap(heap.clone(), SIZE), AddressCodec::new(4096, true))
+}
 
 /// The kernel as consumer: `xskq_cons_peek_desc` and `__xskq_cons_release`.
 fn kernel_consume(heap: &Heap<u64>, next: &mut u32) -> Option<u64> {
@@ -44,7 +49,7 @@ fn kernel_produce(heap: &Heap<u64>, next: &mut u32, value: u64) -> bool {
 fn kernel_reads_what_was_pushed_in_order() {
     loom::model(|| {
         let heap = Heap::new(SIZE);
-        let mut ring = Producer::heap(heap.clone(), SIZE);
+        let mut ring = producer(&heap);
         let kernel = thread::spawn(move || {
             let (mut next, mut seen) = (0, Vec::new());
             while (seen.len() as u64) < ENTRIES {
@@ -64,7 +69,7 @@ fn kernel_reads_what_was_pushed_in_order() {
                 continue;
             }
             while batch.room() > 0 && value < ENTRIES {
-                batch.push(value);
+                batch.push(Frame::new(value));
                 value += 1;
             }
         }
@@ -76,7 +81,8 @@ fn kernel_reads_what_was_pushed_in_order() {
 fn we_read_what_the_kernel_produced_in_order() {
     loom::model(|| {
         let heap = Heap::new(SIZE);
-        let mut ring = Consumer::heap(heap.clone(), SIZE);
+        let codec = AddressCodec::new(4096, true);
+        let mut ring = Consumer::<Frame>::new(Shared::heap(heap.clone(), SIZE), codec);
         let kernel = thread::spawn(move || {
             let mut next = 0;
             for value in 0..ENTRIES {
@@ -87,15 +93,13 @@ fn we_read_what_the_kernel_produced_in_order() {
         });
         let mut seen = Vec::new();
         while (seen.len() as u64) < ENTRIES {
-            let mut batch = ring.peek(2);
+            let batch = ring.peek(2);
             if batch.len() == 0 {
                 drop(batch);
                 thread::yield_now();
                 continue;
             }
-            while let Some(value) = batch.next() {
-                seen.push(value);
-            }
+            seen.extend(batch.map(|frame| frame.offset().get()));
         }
         kernel.join().unwrap();
         assert_eq!(seen, [0, 1, 2]);
@@ -107,13 +111,13 @@ fn we_read_what_the_kernel_produced_in_order() {
 fn no_wakeup_is_lost() {
     loom::model(|| {
         let heap = Heap::new(SIZE);
-        let mut ring = Producer::heap(heap.clone(), SIZE);
+        let mut ring = producer(&heap);
         let kernel = thread::spawn(move || {
             heap.flags.store(NEED_WAKEUP, Ordering::Relaxed);
             fence(Ordering::SeqCst);
             heap.producer.load(Ordering::Acquire) != 0
         });
-        ring.reserve(1).push(7);
+        ring.reserve(1).push(Frame::new(7));
         let must_wake = ring.needs_wakeup();
         let kernel_saw_it = kernel.join().unwrap();
         assert!(

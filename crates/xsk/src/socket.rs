@@ -19,16 +19,12 @@ use rustix::net::xdp::{
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, recv, send, sockopt};
 
 use crate::bind::{await_free, bind_queue};
-use crate::completion::CompletionRing;
 use crate::config::{AttachMode, Fallback, Mode, SocketConfig};
-use crate::desc::Descriptor;
+use crate::desc::{CompletionRing, Descriptor, FillRing, RxRing, TxRing};
 use crate::error::OpenError;
-use crate::fill::FillRing;
-use crate::ring::{Consumer, Producer};
-use crate::rx::RxRing;
+use crate::ring::{Consumer, Producer, Shared};
 use crate::statistics::Statistics;
 use crate::sys::{self, Mapping, RingOffsets};
-use crate::tx::TxRing;
 use crate::umem::Umem;
 use crate::units::RingSize;
 
@@ -404,54 +400,41 @@ fn map_rings(
     offsets: &XdpMmapOffsets,
 ) -> Result<Rings, OpenError> {
     let codec = umem.codec();
-    let map = |ring, offset: &XdpRingOffset, place, entries: RingSize, entry_bytes| {
-        map_ring(fd, offset, place, u64::from(entries.get()) * entry_bytes).map_err(|source| match source {
-            // EINVAL: there is no such ring, or a smaller one (`xsk_mmap`, net/xdp/xsk.c). We made all but this one.
-            Some(source) if ring == "rx" && config.rx_is_made && is_invalid(&source) => {
-                OpenError::RxRingNotMade {
-                    entries: entries.get(),
-                }
-            }
+    let refused = |ring, size: RingSize| {
+        let entries = size.get();
+        move |source: Option<io::Error>| match source {
             Some(source) => OpenError::Ring {
                 ring,
-                entries: entries.get(),
+                entries,
                 source,
             },
             None => OpenError::KernelTooOld,
-        })
-    };
-    let (address_bytes, desc_bytes) = (size_of::<u64>() as u64, size_of::<Descriptor>() as u64);
-    let (pages, at) = map(
-        "fill",
-        &offsets.fr,
-        XDP_UMEM_PGOFF_FILL_RING,
-        config.fill,
-        address_bytes,
-    )?;
-    let fill = FillRing::new(Producer::mapped(pages, &at, config.fill.get()));
-    let (pages, at) = map(
-        "completion",
-        &offsets.cr,
-        XDP_UMEM_PGOFF_COMPLETION_RING,
-        config.completion,
-        address_bytes,
-    )?;
-    let completion = CompletionRing::new(Consumer::mapped(pages, &at, config.completion.get()), codec);
-    let rx = match config.rx {
-        None => RxRing::absent(codec),
-        Some(size) => {
-            let (pages, at) = map("rx", &offsets.rx, XDP_PGOFF_RX_RING, size, desc_bytes)?;
-            RxRing::new(Consumer::mapped(pages, &at, size.get()), codec)
         }
+    };
+    let fill = map_ring(fd, &offsets.fr, XDP_UMEM_PGOFF_FILL_RING, config.fill)
+        .map_err(refused("fill", config.fill))?;
+    let completion = map_ring(fd, &offsets.cr, XDP_UMEM_PGOFF_COMPLETION_RING, config.completion)
+        .map_err(refused("completion", config.completion))?;
+    let rx = match config.rx {
+        None => Shared::absent(),
+        Some(size) => map_ring(fd, &offsets.rx, XDP_PGOFF_RX_RING, size).map_err(|source| match source {
+            // EINVAL: there is no such ring, or a smaller one (`xsk_mmap`, net/xdp/xsk.c). We made all but this one.
+            Some(source) if config.rx_is_made && is_invalid(&source) => {
+                OpenError::RxRingNotMade { entries: size.get() }
+            }
+            source => refused("rx", size)(source),
+        })?,
     };
     let tx = match config.tx {
-        None => TxRing::absent(codec),
-        Some(size) => {
-            let (pages, at) = map("tx", &offsets.tx, XDP_PGOFF_TX_RING, size, desc_bytes)?;
-            TxRing::new(Producer::mapped(pages, &at, size.get()), codec)
-        }
+        None => Shared::absent(),
+        Some(size) => map_ring(fd, &offsets.tx, XDP_PGOFF_TX_RING, size).map_err(refused("tx", size))?,
     };
-    Ok((fill, completion, rx, tx))
+    Ok((
+        Producer::new(fill, codec),
+        Consumer::new(completion, codec),
+        Consumer::new(rx, codec),
+        Producer::new(tx, codec),
+    ))
 }
 
 fn is_invalid(error: &io::Error) -> bool {
@@ -469,16 +452,14 @@ fn is_invalid(error: &io::Error) -> bool {
 pub fn made_rx_ring(fd: BorrowedFd<'_>) -> Result<Option<RingSize>, OpenError> {
     check_family(fd)?;
     let offsets = sockopt::xdp_mmap_offsets(fd).map_err(|error| query("XDP_MMAP_OFFSETS", error))?;
-    let slots_bytes = |size: RingSize| u64::from(size.get()) * size_of::<Descriptor>() as u64;
-    let page_bytes = rustix::param::page_size() as u64;
+    let page_entries =
+        u32::try_from(rustix::param::page_size() / size_of::<Descriptor>()).unwrap_or(RingSize::MAX);
     for size in RingSize::descending() {
-        match map_ring(fd, &offsets.rx, XDP_PGOFF_RX_RING, slots_bytes(size)) {
+        match map_ring::<Descriptor>(fd, &offsets.rx, XDP_PGOFF_RX_RING, size) {
             // A ring of half the entries would take as many pages.
-            Ok(_) if slots_bytes(size) < page_bytes => {
+            Ok(_) if size.get() < page_entries => {
                 return Err(OpenError::RxRingTooSmall {
-                    least_entries: RingSize::at_least(
-                        u32::try_from(page_bytes / size_of::<Descriptor>() as u64).unwrap_or(RingSize::MAX),
-                    ),
+                    least_entries: RingSize::at_least(page_entries),
                 });
             }
             Ok(_) => return Ok(Some(size)),
@@ -494,22 +475,20 @@ pub fn made_rx_ring(fd: BorrowedFd<'_>) -> Result<Option<RingSize>, OpenError> {
 }
 
 /// Maps one ring; `Err(None)` if the kernel has no flags word in it.
-fn map_ring(
+fn map_ring<T: Copy + Default>(
     fd: BorrowedFd<'_>,
     offset: &XdpRingOffset,
     place: u64,
-    slots_bytes: u64,
-) -> Result<(Mapping, RingOffsets), Option<io::Error>> {
-    let Some(flags) = offset.flags else {
-        return Err(None);
-    };
+    size: RingSize,
+) -> Result<Shared<T>, Option<io::Error>> {
     let parts = RingOffsets {
         producer: offset.producer,
         consumer: offset.consumer,
-        flags,
+        flags: offset.flags.ok_or(None)?,
         slots: offset.desc,
     };
-    let len =
-        usize::try_from(offset.desc + slots_bytes).map_err(|_| Some(io::ErrorKind::OutOfMemory.into()))?;
-    Ok((Mapping::new(fd, len, place).map_err(Some)?, parts))
+    let len = offset.desc + u64::from(size.get()) * size_of::<T>() as u64;
+    let len = usize::try_from(len).map_err(|_| Some(io::ErrorKind::OutOfMemory.into()))?;
+    let mapping = Mapping::new(fd, len, place).map_err(Some)?;
+    Ok(Shared::mapped(mapping, &parts, size.get()))
 }

@@ -297,7 +297,7 @@ impl Umem {
 
     /// The address of `len` bytes at `offset`, for raw copies; `None` if they are not all inside.
     ///
-    /// The kernel, and whoever else shares the memory, may change the bytes at any time: make no reference from it.
+    /// The kernel, and others that share the memory, may change the bytes at any time: make no reference from it.
     #[inline]
     pub fn ptr(&self, offset: UmemOffset, len: usize) -> Option<NonNull<u8>> {
         self.view.ptr(offset.get(), len as u64)
@@ -440,7 +440,7 @@ impl ExactSizeIterator for Frames {}
 ///
 /// Each mode is a set of constants; there is no branch on the mode.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct AddressCodec {
+pub struct AddressCodec {
     base_mask: u64,
     delta_shift: u32,
     delta_max: u64,

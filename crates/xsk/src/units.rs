@@ -11,7 +11,7 @@ use std::fmt;
 pub struct UmemOffset(u64);
 
 impl UmemOffset {
-    /// Makes an offset from a number of bytes. Nothing is checked here; whoever uses it checks it.
+    /// Makes an offset from a number of bytes. Nothing is checked here, but where it is used.
     #[inline]
     pub const fn new(bytes: u64) -> Self {
         Self(bytes)
