@@ -218,12 +218,12 @@ impl Scene {
         )
         .expect("inside");
         let inflight = (input.notes == Notes::Inflight).then(|| {
-            let (file, bytes) = InflightRegion::create(1, size.get(), features.packed).expect("memory");
             let shape = InflightShape {
                 queues: 1,
                 entries: size.get(),
                 packed: features.packed,
             };
+            let (file, bytes) = InflightRegion::create(shape).expect("memory");
             let range = FileRange { offset: 0, bytes };
             let region =
                 InflightRegion::open(file.as_fd(), range, shape, &TrustedFiles).expect("made for it");
@@ -313,7 +313,12 @@ impl Scene {
         if let Step::Word { offset, value } = *step {
             // The rings are at the beginning of the first region.
             let offset = u64::from(offset % 8192) * 2;
-            assert!(self.driver.ram().map().write_obj(offset, &value));
+            assert!(
+                self.driver
+                    .ram()
+                    .map()
+                    .copy_to_guest(offset, &value.to_le_bytes())
+            );
             return;
         }
         if let Step::Note { offset, value } = *step {

@@ -1,11 +1,11 @@
 //! Calls: the interrupts of a guest, each a write to an eventfd that its VMM gave.
 //!
 //! The VMM has the same open file, and with it its flags: it can clear O_NONBLOCK whenever it likes and fill the counter up, and then
-//! whoever writes waits until the VMM reads. So nobody writes unless somebody else ends that wait:
+//! a write waits until the VMM reads. So nobody writes unless somebody else ends that wait:
 //!
 //!  - a worker is interrupted by the watchdog (guard/nudge.rs). It sees that by EINTR, and calls no more in that session, of which
 //!    it may have more lanes: a session holds up a worker once.
-//!  - a lane that has left its worker writes nothing ([`Call::leave`]). What it owes its guest is written by whoever stopped it, by
+//!  - a lane that has left its worker writes nothing ([`Call::leave`]). Who stopped it writes what it owes its guest, by
 //!    means of its own.
 //!
 //! Nor need a write be short that waits for nobody: the kernel goes through all who wait for the eventfd, with interrupts off
@@ -72,8 +72,8 @@ impl Call {
         }
     }
 
-    /// The VMM gave another one; the one before, which is not to be closed by a worker: it may be all that is left of it, and whoever
-    /// closes it takes away those who wait for it, as many as there are.
+    /// The VMM gave another one; returns the one before. A worker must not close that: it may be all that is left of it, and to
+    /// close it takes away those who wait for it, as many as there are.
     #[must_use]
     pub fn replace(&mut self, event: Option<OwnedFd>) -> Option<OwnedFd> {
         std::mem::replace(&mut self.event, event)

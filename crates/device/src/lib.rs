@@ -3,7 +3,7 @@
 //! Features and what rests on them ([`features`], [`offloads`]), the config space ([`config_space`]), vrings ([`vring`]), the
 //! state that they make up ([`net_device`]), and the queue pairs that are made of it ([`pair`]), which judge each frame of
 //! the guest. Who speaks with a VMM, and where frames go, is not known here: a front calls [`net_device::NetDevice`], and
-//! whoever moves frames takes its [`pair::QueuePair`]s. vhost-user is one front, in the daemon.
+//! what moves frames takes its [`pair::QueuePair`]s. vhost-user is one front, in the daemon.
 //!
 //! Another front is a program that is VMM, driver and network in one process:
 //!

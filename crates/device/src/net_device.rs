@@ -2,8 +2,8 @@
 //!
 //! A front turns what a VMM says into calls of [`NetDevice`]. When both vrings of a pair are started and there is memory,
 //! [`NetDevice::queue_pair`] makes the pair's [`QueuePair`] of them, by which somebody moves frames. The device does not
-//! reach into a queue pair that runs. So whoever calls something here that changes a vring stops its queue pair before,
-//! and says where the vrings stand with [`NetDevice::keep_bases`]; the next queue pair goes on from there.
+//! reach into a queue pair that runs. So stop a queue pair before you call something here that changes its vrings, and
+//! say where the vrings stand with [`NetDevice::keep_bases`]; the next queue pair goes on from there.
 //!
 //! ```text
 //!     set_size, set_addresses, set_base, set_call, start (kick) ─▶ is_started ─▶ queue_pair ─▶ frames move
@@ -337,7 +337,7 @@ impl NetDevice {
         sizes.max().unwrap_or(0)
     }
 
-    /// A call of this device held up whoever made it.
+    /// Whether a call of this device held up the thread that made it.
     #[must_use]
     pub fn blocks(&self) -> &Blocks {
         &self.blocks

@@ -52,7 +52,7 @@ pub enum Fault {
         /// First descriptor of the chain.
         head: u16,
     },
-    /// Writing to a call eventfd made a worker, or whoever stopped a lane, wait; or it took a worker very long.
+    /// Writing to a call eventfd made a worker wait, or the thread that stopped a lane; or it took a worker very long.
     #[error(
         "the VMM made its call eventfd block, or so many wait for it that writing to it takes very long, which holds up a worker: this port takes no VMM any more until the daemon is started again"
     )]
@@ -100,7 +100,7 @@ pub struct Bases {
 pub struct Stopped {
     /// Where its vrings stand.
     pub bases: Bases,
-    /// Call eventfds that are to be written to, and that may make whoever does it wait (`call.rs`).
+    /// Call eventfds that are to be written to, and where that write may wait (`call.rs`).
     pub calls: Vec<OwnedFd>,
 }
 
@@ -163,12 +163,12 @@ pub struct Sending {
 }
 
 impl QueuePair {
-    /// Whether a call eventfd of this VMM's held up whoever wrote to it.
+    /// Whether a call eventfd of this VMM's held up the thread that wrote to it.
     pub fn call_blocks(&self) -> bool {
         self.from_guest.call.blocks()
     }
 
-    /// The lane leaves its worker: calls are left to whoever stops it.
+    /// The lane leaves its worker: calls are left to the thread that stops it.
     pub fn leave_calls(&mut self) {
         self.from_guest.call.leave();
         self.to_guest.call.leave();

@@ -1,9 +1,9 @@
 //! What the checksum of a received packet says.
 //!
 //! A packet that never left the host may have a *partial* checksum: the field holds the sum of the pseudo-header, and
-//! whoever sends it to a wire would complete it (CHECKSUM_PARTIAL, include/linux/skbuff.h). AF_XDP does not tell, so
+//! who sends it to a wire would complete it (CHECKSUM_PARTIAL, include/linux/skbuff.h). AF_XDP does not tell, so
 //! it is known by its value. One packet in 65,536 with a right checksum looks the same; taking that for partial does no harm,
-//! since its bytes are right and whoever completes it writes a right checksum once more.
+//! since its bytes are right, and completing it writes a right checksum once more.
 
 use crate::checksum::{Sum, pseudo_v4, pseudo_v6};
 use crate::packet::{Ip, Layers, Transport};

@@ -93,7 +93,7 @@ impl fmt::Display for ForeignProgram {
     }
 }
 
-/// The XDP program of an interface, whoever's it is; `None` also if it cannot be asked for: attaching will tell. It is
+/// The XDP program of an interface, ours or not; `None` also if it cannot be asked for: attaching will tell. It is
 /// only asked for: nothing is tried.
 #[must_use]
 pub fn program_on(ifindex: u32) -> Option<ForeignProgram> {

@@ -115,7 +115,7 @@ impl Program {
     /// frames do not fit one (veth: above 3,506 bytes).
     ///
     /// # Errors
-    /// [`AttachError::Foreign`] if any XDP program is there already, whoever's it is. With
+    /// [`AttachError::Foreign`] if any XDP program is there already, ours or not. With
     /// [`ModeRequest::Auto`] a refusal of native mode by the driver is no error: see [`Program::fallback`].
     pub fn attach(ifindex: u32, request: ModeRequest, frags: bool) -> Result<Self, AttachError> {
         let target = Target::check(ifindex, frags)?;

@@ -12,7 +12,7 @@ use std::path::Path;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use vhost::vhost_user::message::{FrontendReq, VhostUserProtocolFeatures as Protocol};
-use virtqueue::InflightRegion;
+use virtqueue::InflightShape;
 use virtqueue::layout::{DESC_WRITE, Descriptor, PACKED_AVAIL, PackedDescriptor};
 
 use crate::driver::{self, F_MRG_RXBUF, F_PROTOCOL_FEATURES, F_RING_PACKED, F_VERSION_1};
@@ -335,7 +335,12 @@ impl Shared {
 /// Never.
 #[must_use]
 pub fn inflight_bytes(packed: bool) -> u64 {
-    InflightRegion::bytes_for(2, QUEUE, packed).expect("a shape that there is")
+    let shape = InflightShape {
+        queues: 2,
+        entries: QUEUE,
+        packed,
+    };
+    shape.bytes().expect("a shape that there is")
 }
 
 /// What GET_INFLIGHT_FD and SET_INFLIGHT_FD carry.

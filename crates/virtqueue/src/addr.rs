@@ -87,20 +87,6 @@ impl QueueSize {
     }
 }
 
-impl TryFrom<u32> for QueueSize {
-    type Error = QueueSizeError;
-    fn try_from(entries: u32) -> Result<Self, QueueSizeError> {
-        Self::new(entries)
-    }
-}
-
-impl TryFrom<u16> for QueueSize {
-    type Error = QueueSizeError;
-    fn try_from(entries: u16) -> Result<Self, QueueSizeError> {
-        Self::new(u32::from(entries))
-    }
-}
-
 impl fmt::Display for QueueSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)

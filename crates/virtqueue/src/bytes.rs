@@ -11,13 +11,11 @@
 //! happen.
 #![allow(unsafe_code)]
 
-use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
-
-use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::MemoryMap;
+#[cfg(any(test, feature = "driver"))]
+use crate::cell::Cell;
 
 impl MemoryMap {
     /// Pointer to `len` bytes at `offset`, if they are all inside the map. Valid as long as the map is;
@@ -56,93 +54,34 @@ impl MemoryMap {
         true
     }
 
-    /// Sets `len` bytes at `offset` to `value`.
-    #[inline]
-    #[must_use]
-    pub fn fill(&self, offset: u64, value: u8, len: usize) -> bool {
-        let Some(dst) = self.ptr(offset, len) else {
-            return false;
-        };
-        // SAFETY: the range is mapped (ptr).
-        unsafe { ptr::write_bytes(dst.as_ptr(), value, len) };
-        true
-    }
-
-    /// Reads a value of plain bytes at `offset`, of any alignment.
-    #[inline]
-    #[must_use]
-    pub fn read_obj<T: FromBytes>(&self, offset: u64) -> Option<T> {
-        let src = self.ptr(offset, size_of::<T>())?;
-        let mut value = MaybeUninit::<T>::uninit();
-        // SAFETY: the source is mapped (ptr), the destination is ours and of that size; and T takes any
-        // bytes.
-        unsafe {
-            ptr::copy_nonoverlapping(src.as_ptr(), value.as_mut_ptr().cast::<u8>(), size_of::<T>());
-            Some(value.assume_init())
-        }
-    }
-
-    /// Writes a value of plain bytes at `offset`, of any alignment.
-    #[inline]
-    #[must_use]
-    pub fn write_obj<T: IntoBytes + Immutable>(&self, offset: u64, value: &T) -> bool {
-        self.copy_to_guest(offset, value.as_bytes())
-    }
-
-    /// The 16-bit word at `offset` for atomic access. `None` also if it is not aligned.
-    #[inline]
-    #[must_use]
-    pub fn atomic_u16(&self, offset: u64) -> Option<&AtomicU16> {
-        let word = self.ptr(offset, 2)?.cast::<AtomicU16>();
+    /// The word at `offset` for atomic access. `None` also if it is not aligned.
+    #[cfg(any(test, feature = "driver"))]
+    pub(crate) fn atomic<T: Cell<V>, V>(&self, offset: u64) -> Option<&T> {
+        let word = self.ptr(offset, size_of::<T>())?.cast::<T>();
         if !word.is_aligned() {
             return None;
         }
-        // SAFETY: mapped (ptr), aligned (here), and for as long as self lives. Others may write: that is what
-        // atomics are for.
-        Some(unsafe { word.as_ref() })
-    }
-
-    /// The 32-bit word at `offset` for atomic access. `None` also if it is not aligned.
-    #[inline]
-    #[must_use]
-    pub fn atomic_u32(&self, offset: u64) -> Option<&AtomicU32> {
-        let word = self.ptr(offset, 4)?.cast::<AtomicU32>();
-        if !word.is_aligned() {
-            return None;
-        }
-        // SAFETY: mapped (ptr), aligned (here), and for as long as self lives. Others may write: that is what
-        // atomics are for.
-        Some(unsafe { word.as_ref() })
-    }
-
-    /// The 64-bit word at `offset` for atomic access. `None` also if it is not aligned.
-    #[inline]
-    #[must_use]
-    pub fn atomic_u64(&self, offset: u64) -> Option<&AtomicU64> {
-        let word = self.ptr(offset, 8)?.cast::<AtomicU64>();
-        if !word.is_aligned() {
-            return None;
-        }
-        // SAFETY: mapped (ptr), aligned (here), and for as long as self lives. Others may write: that is what
-        // atomics are for.
+        // SAFETY: mapped (ptr), aligned (here), and for as long as self lives. Others may write: a Cell is an atomic.
         Some(unsafe { word.as_ref() })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::sync::atomic::AtomicU16;
+
+    use crate::GuestAddr;
+    use crate::driver::GuestRam;
 
     #[test]
     fn nothing_outside_the_map_is_moved() {
-        let map = MemoryMap::anonymous(4096).unwrap();
+        let ram = GuestRam::new(&[(GuestAddr(0), 4096)]).unwrap();
+        let map = ram.map();
         let mut byte = [7u8; 2];
         for offset in [4095, 4096, 4097, u64::MAX, u64::MAX - 1] {
             assert!(!map.copy_from_guest(offset, &mut byte));
             assert!(!map.copy_to_guest(offset, &byte));
-            assert!(!map.fill(offset, 1, 2));
-            assert!(map.read_obj::<u16>(offset).is_none());
-            assert!(map.atomic_u16(offset).is_none());
+            assert!(map.atomic::<AtomicU16, _>(offset).is_none());
         }
         assert_eq!(byte, [7; 2]);
         assert!(map.ptr(0, usize::MAX).is_none());
@@ -151,15 +90,16 @@ mod tests {
 
     #[test]
     fn bytes_arrive_exactly() {
-        let map = MemoryMap::anonymous(4096).unwrap();
+        let ram = GuestRam::new(&[(GuestAddr(0), 4096)]).unwrap();
+        let map = ram.map();
         assert!(map.copy_to_guest(4090, b"abcdef"));
         let mut bytes = [0; 8];
         assert!(map.copy_from_guest(4088, &mut bytes));
         assert_eq!(&bytes, b"\0\0abcdef");
-        assert!(map.write_obj(1, &0x0102_0304u32));
-        assert_eq!(map.read_obj::<u32>(1), Some(0x0102_0304));
-        assert!(map.atomic_u16(1).is_none());
-        assert!(map.fill(0, 9, 4096));
-        assert_eq!(map.read_obj::<[u8; 4096]>(0), Some([9; 4096]));
+        assert!(map.atomic::<AtomicU16, _>(1).is_none());
+        assert!(map.copy_to_guest(0, &[9; 4096]));
+        let mut all = [0; 4096];
+        assert!(map.copy_from_guest(0, &mut all));
+        assert_eq!(all, [9; 4096]);
     }
 }

@@ -3,26 +3,29 @@
 //! A table is checked as one range, and each of its entries is read once, into a copy.
 #![allow(unsafe_code)]
 
+use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
+use crate::cell::Cell;
 use crate::layout::{self, DESC_NEXT, Descriptor};
 use crate::{Buffer, GuestAddr, GuestFault, IndirectRule, MemoryMap, QueueSize, chain};
 
 /// A table, inside guest memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Table {
-    offset: u64,
+pub(crate) struct Table<'a> {
+    start: NonNull<u8>,
     /// Entries that it has: at least one, at most the queue size.
     pub(crate) entries: u16,
+    memory: PhantomData<&'a MemoryMap>,
 }
 
-impl Table {
+impl<'a> Table<'a> {
     /// The table that `desc`, an indirect descriptor of chain `head`, refers to. `negotiated` is
     /// VIRTIO_F_INDIRECT_DESC.
     #[inline(always)]
     pub(crate) fn find(
-        memory: &MemoryMap,
+        memory: &'a MemoryMap,
         size: QueueSize,
         negotiated: bool,
         head: u16,
@@ -43,35 +46,39 @@ impl Table {
             return invalid(IndirectRule::TooLong);
         }
         // Without the hint of the frames: tables often live in another region.
-        let Some(offset) = memory.translate(GuestAddr(desc.addr), u64::from(len)) else {
+        let offset = memory.translate(GuestAddr(desc.addr), u64::from(len));
+        let Some(start) = offset.and_then(|offset| memory.ptr(offset, len as usize)) else {
             return Err(chain::bad_buffer(head, desc));
         };
         Ok(Self {
-            offset,
+            start,
             entries: (len / layout::DESC_BYTES as u32) as u16,
+            memory: PhantomData,
         })
     }
 
-    /// The two words of entry `index`, each byte read once. The specification demands no alignment of such
-    /// tables, so an odd one is read bytewise.
-    ///
-    /// The table must have that entry.
-    #[inline]
-    pub(crate) fn read(self, memory: &MemoryMap, index: u16) -> (u64, u64) {
-        let at = self.offset + u64::from(index) * layout::DESC_BYTES;
-        let Some(entry) = memory.ptr(at, layout::DESC_BYTES as usize) else {
-            unreachable!("entry {index} of an indirect table that was checked as a whole");
-        };
+    /// The two words of entry `index` in the machine's own order, each byte read once; `None`, if there is no such entry.
+    /// The specification demands no alignment of such tables, so an odd one is read bytewise.
+    #[inline(always)]
+    pub(crate) fn read(self, index: u16) -> Option<(u64, u64)> {
+        if index >= self.entries {
+            return None;
+        }
+        // SAFETY: the entry is inside the table, which is inside the map (find), which lives longer than this value.
+        let entry = unsafe { self.start.add(usize::from(index) * layout::DESC_BYTES as usize) };
         let words = entry.cast::<AtomicU64>();
         if words.is_aligned() {
-            // SAFETY: 16 bytes inside the map (ptr), aligned.
+            // SAFETY: 16 bytes inside the map, aligned.
             let (low, high) = unsafe { (words.as_ref(), words.add(1).as_ref()) };
-            return (low.load(Ordering::Relaxed), high.load(Ordering::Relaxed));
+            return Some((
+                Cell::load(low, Ordering::Relaxed),
+                Cell::load(high, Ordering::Relaxed),
+            ));
         }
         // SAFETY: as above; bytes need no alignment.
         let byte = |i: usize| unsafe { entry.cast::<AtomicU8>().add(i).as_ref() }.load(Ordering::Relaxed);
-        let word = |first: usize| u64::from_ne_bytes(std::array::from_fn(|i| byte(first + i)));
-        (word(0), word(8))
+        let word = |first: usize| u64::from_le_bytes(std::array::from_fn(|i| byte(first + i)));
+        Some((word(0), word(8)))
     }
 }
 

@@ -14,15 +14,13 @@
 
 use std::fmt;
 use std::io;
+use std::marker::PhantomData;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
-use rustix::fs::{MemfdFlags, SealFlags};
-
 use crate::crash;
-use crate::mapping::{FileMapping, FileRange, ForeignFiles, MappingError};
+use crate::mapping::{FileError, FileMapping, FileRange, ForeignFiles, sealed_file};
 use crate::{MAX_QUEUE_SIZE, QueueSize, RingError};
 
 /// Version of the layout.
@@ -30,35 +28,78 @@ const VERSION: u16 = 1;
 /// Each queue's region starts on a multiple of this many bytes.
 const ALIGN: u64 = 64;
 
-/// Bytes before the first state, and of each state.
-const SPLIT: (u64, u64) = (16, 16);
-const PACKED: (u64, u64) = (32, 32);
+/// Bytes before the first state of a queue, and of each state.
+struct Bytes {
+    header: u64,
+    state: u64,
+}
 
-/// Where in a queue's region: of the header, both kinds.
-const FEATURES: u64 = 0;
-const VERSION_AT: u64 = 8;
-const DESC_NUM: u64 = 10;
+const SPLIT: Bytes = Bytes {
+    header: 16,
+    state: 16,
+};
+const PACKED: Bytes = Bytes {
+    header: 32,
+    state: 32,
+};
+
+/// Of the header, both kinds.
+const FEATURES: Field<u64> = Field::at(0);
+const VERSION_AT: Field<u16> = Field::at(8);
+const DESC_NUM: Field<u16> = Field::at(10);
+
+/// A number in a header or in a state.
+#[derive(Clone, Copy)]
+pub(crate) struct Field<T> {
+    /// Where it lies there, bytes.
+    offset: u64,
+    width: PhantomData<T>,
+}
+
+impl<T> Field<T> {
+    pub(crate) const fn at(offset: u64) -> Self {
+        Self {
+            offset,
+            width: PhantomData,
+        }
+    }
+}
+
+/// A number of the region, and the atomic by which it is reached. Stores are Release: see [`InflightQueue`].
+pub(crate) trait Number: Copy {
+    type Atomic;
+    fn get(from: &Self::Atomic) -> Self;
+    fn set(self, to: &Self::Atomic);
+}
+
+macro_rules! numbers {
+    ($($number:ty: $atomic:ty),+) => {$(
+        impl Number for $number {
+            type Atomic = $atomic;
+            fn get(from: &$atomic) -> Self {
+                from.load(Ordering::Relaxed)
+            }
+            fn set(self, to: &$atomic) {
+                to.store(self, Ordering::Release);
+            }
+        }
+    )+};
+}
+
+numbers!(u8: AtomicU8, u16: AtomicU16, u32: AtomicU32, u64: AtomicU64);
 
 /// A region that cannot be used: the VMM's doing, or memory is missing.
 #[derive(Debug, thiserror::Error)]
 pub enum InflightError {
-    /// The descriptor is no regular file (memfd are).
-    #[error("the inflight region's descriptor is not a shared memory file")]
-    NotAFile,
-    /// The file ends before the region does, or the region is not aligned.
-    #[error("an inflight region of {bytes} bytes at {offset} does not fit its file")]
-    Range {
-        /// Where it starts in the file; must be a multiple of 64.
+    /// Of the file.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// The region does not start where regions do.
+    #[error("an inflight region at {offset}, which is not a multiple of 64")]
+    Misaligned {
+        /// Where it starts in the file.
         offset: u64,
-        /// Its length in bytes.
-        bytes: u64,
     },
-    /// fstat or mmap failed.
-    #[error("cannot map the inflight region")]
-    Map(#[source] io::Error),
-    /// See [`ForeignFiles::guard`].
-    #[error("cannot guard the inflight region against truncation")]
-    Guard(#[source] io::Error),
     /// No region has that many queues, or queues of that size.
     #[error("inflight region for {queues} queues of {queue_size} entries")]
     Shape {
@@ -103,32 +144,37 @@ pub struct InflightShape {
 /// The file with the regions of all queues, mapped.
 pub struct InflightRegion {
     file: FileMapping,
-    queues: u16,
-    entries: u16,
-    packed: bool,
+    shape: InflightShape,
+}
+
+impl InflightShape {
+    /// Bytes of such a region; `None` for no queues, or for entries that no queue has.
+    #[must_use]
+    pub fn bytes(self) -> Option<u64> {
+        let good = self.queues > 0 && self.entries > 0 && self.entries <= MAX_QUEUE_SIZE;
+        // Less than 2^16 times 2^20 and some.
+        good.then(|| u64::from(self.queues) * self.queue_bytes())
+    }
+
+    const fn queue_bytes(self) -> u64 {
+        let Bytes { header, state } = self.sizes();
+        (header + state * self.entries as u64).next_multiple_of(ALIGN)
+    }
+
+    const fn sizes(self) -> Bytes {
+        if self.packed { PACKED } else { SPLIT }
+    }
 }
 
 impl InflightRegion {
-    /// Bytes for `queues` queues of `queue_size` entries; `None` for none, or for entries that no queue has.
-    #[must_use]
-    pub fn bytes_for(queues: u16, queue_size: u16, packed: bool) -> Option<u64> {
-        let good = queues > 0 && queue_size > 0 && queue_size <= MAX_QUEUE_SIZE;
-        // Less than 2^16 times 2^20 and some.
-        good.then(|| u64::from(queues) * queue_bytes(queue_size, packed))
-    }
-
     /// Makes a file (VHOST_USER_GET_INFLIGHT_FD): sealed, and of zeros, which means that no region was used yet. Returns it
     /// with its length.
     ///
     /// # Errors
-    /// No memory, no descriptor, or a shape for which [`bytes_for`](Self::bytes_for) has no answer.
-    pub fn create(queues: u16, queue_size: u16, packed: bool) -> io::Result<(OwnedFd, u64)> {
-        let bytes = Self::bytes_for(queues, queue_size, packed).ok_or(io::ErrorKind::InvalidInput)?;
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let fd = rustix::fs::memfd_create("vhost-inflight", flags)?;
-        rustix::fs::ftruncate(&fd, bytes)?;
-        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW)?;
-        Ok((fd, bytes))
+    /// No memory, no descriptor, or a shape for which [`InflightShape::bytes`] has no answer.
+    pub fn create(shape: InflightShape) -> io::Result<(OwnedFd, u64)> {
+        let bytes = shape.bytes().ok_or(io::ErrorKind::InvalidInput)?;
+        Ok((sealed_file("vhost-inflight", bytes)?, bytes))
     }
 
     /// Maps a file (VHOST_USER_SET_INFLIGHT_FD), and no more of it than the shape needs. Regions that were never used are
@@ -142,50 +188,34 @@ impl InflightRegion {
         shape: InflightShape,
         files: &dyn ForeignFiles,
     ) -> Result<Self, InflightError> {
-        let InflightShape {
-            queues,
-            entries,
-            packed,
-        } = shape;
-        let refused = InflightError::Shape {
-            queues,
-            queue_size: entries,
-        };
-        let needed = Self::bytes_for(queues, entries, packed).ok_or(refused)?;
+        let needed = shape.bytes().ok_or(InflightError::Shape {
+            queues: shape.queues,
+            queue_size: shape.entries,
+        })?;
         let FileRange { offset, bytes } = range;
         if bytes < needed {
             return Err(InflightError::TooShort { bytes, needed });
         }
         if !offset.is_multiple_of(ALIGN) {
-            return Err(InflightError::Range { offset, bytes });
+            return Err(InflightError::Misaligned { offset });
         }
-        let file = FileMapping::open(fd, range, needed, files).map_err(|error| match error {
-            MappingError::NotAFile => InflightError::NotAFile,
-            MappingError::Range { .. } => InflightError::Range { offset, bytes },
-            MappingError::System(error) => InflightError::Map(error),
-            MappingError::Guard(error) => InflightError::Guard(error),
-        })?;
-        let region = Self {
-            file,
-            queues,
-            entries,
-            packed,
-        };
-        (0..queues).try_for_each(|index| region.examine(index))?;
+        let file = FileMapping::open(fd, range, needed, files)?;
+        let region = Self { file, shape };
+        (0..shape.queues).try_for_each(|index| region.examine(index))?;
         Ok(region)
     }
 
     fn examine(&self, index: u16) -> Result<(), InflightError> {
         crash::before_load();
-        let at = |field| self.start(index) + field;
-        let (version, features) = (self.u16(at(VERSION_AT)), self.u64(at(FEATURES)));
-        let (version, entries) = (load16(version), load16(self.u16(at(DESC_NUM))));
-        let features = features.load(Ordering::Relaxed);
+        let start = self.start(index);
+        let version = u16::get(self.number(start, VERSION_AT));
+        let features = u64::get(self.number(start, FEATURES));
+        let entries = u16::get(self.number(start, DESC_NUM));
         if version == 0 {
-            self.u64(at(FEATURES)).store(0, Ordering::Relaxed);
-            store16(self.u16(at(DESC_NUM)), self.entries);
-            store16(self.u16(at(VERSION_AT)), VERSION);
-        } else if version != VERSION || features != 0 || entries != self.entries {
+            0u64.set(self.number(start, FEATURES));
+            self.shape.entries.set(self.number(start, DESC_NUM));
+            VERSION.set(self.number(start, VERSION_AT));
+        } else if version != VERSION || features != 0 || entries != self.shape.entries {
             return Err(InflightError::Unknown {
                 index,
                 version,
@@ -196,82 +226,50 @@ impl InflightRegion {
         Ok(())
     }
 
-    /// Entries of each queue.
+    /// What it was made for.
     #[must_use]
-    pub fn queue_size(&self) -> u16 {
-        self.entries
+    pub fn shape(&self) -> InflightShape {
+        self.shape
     }
 
     /// The region of queue `index`; `None` if there is none.
     #[must_use]
     pub fn queue(self: &Arc<Self>, index: u16) -> Option<InflightQueue> {
-        (index < self.queues).then(|| InflightQueue {
+        (index < self.shape.queues).then(|| InflightQueue {
             start: self.start(index),
             region: Arc::clone(self),
         })
     }
 
     fn start(&self, index: u16) -> u64 {
-        u64::from(index) * queue_bytes(self.entries, self.packed)
+        u64::from(index) * self.shape.queue_bytes()
     }
 
-    fn at(&self, at: u64, len: u64) -> NonNull<u8> {
+    /// The number that is the field of what starts at `start`.
+    fn number<T: Number>(&self, start: u64, field: Field<T>) -> &T::Atomic {
+        let (at, len) = (start + field.offset, size_of::<T::Atomic>() as u64);
         // Offsets are made of an index that was checked and of the constants of these files.
         assert!(
             at.is_multiple_of(len) && at + len <= self.file.len(),
             "{at} is a field of the inflight region"
         );
-        self.file.at(at)
-    }
-
-    fn u8(&self, at: u64) -> &AtomicU8 {
-        // SAFETY: mapped for as long as self lives, aligned (`at`; the mapping starts on a page, the region on a
-        // multiple of 64).
-        unsafe { self.at(at, 1).cast().as_ref() }
-    }
-
-    fn u16(&self, at: u64) -> &AtomicU16 {
-        // SAFETY: as above.
-        unsafe { self.at(at, 2).cast().as_ref() }
-    }
-
-    fn u32(&self, at: u64) -> &AtomicU32 {
-        // SAFETY: as above.
-        unsafe { self.at(at, 4).cast().as_ref() }
-    }
-
-    fn u64(&self, at: u64) -> &AtomicU64 {
-        // SAFETY: as above.
-        unsafe { self.at(at, 8).cast().as_ref() }
+        // SAFETY: mapped for as long as self lives, aligned (above; the mapping starts on a page, the region on a
+        // multiple of 64); and it is an atomic.
+        unsafe { self.file.at(at).cast().as_ref() }
     }
 }
 
 impl fmt::Debug for InflightRegion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("InflightRegion")
-            .field("queues", &self.queues)
-            .field("entries", &self.entries)
-            .field("packed", &self.packed)
+            .field("shape", &self.shape)
             .finish_non_exhaustive()
     }
 }
 
-const fn queue_bytes(entries: u16, packed: bool) -> u64 {
-    let (header, state) = if packed { PACKED } else { SPLIT };
-    (header + state * entries as u64).next_multiple_of(ALIGN)
-}
-
-fn load16(word: &AtomicU16) -> u16 {
-    word.load(Ordering::Relaxed)
-}
-
-fn store16(word: &AtomicU16, value: u16) {
-    word.store(value, Ordering::Release);
-}
-
 /// The region of one queue.
 ///
-/// Stores are Release: whoever dies has made all of them up to some point, and none after it. That is so for the
+/// Stores are Release: a device that dies has made all of them up to some point, and none after it. That is so for the
 /// machine when a process is killed; Release keeps the compiler to it.
 #[derive(Debug)]
 pub struct InflightQueue {
@@ -281,97 +279,50 @@ pub struct InflightQueue {
 
 impl InflightQueue {
     /// Entries of the queue that it is for.
-    #[must_use]
-    pub fn entries(&self) -> u16 {
-        self.region.entries
-    }
-
-    /// Whether it is laid out for a packed ring.
-    #[must_use]
-    pub fn is_packed(&self) -> bool {
-        self.region.packed
+    pub(crate) fn entries(&self) -> u16 {
+        self.region.shape.entries
     }
 
     /// Itself, if it is for such a queue.
     pub(crate) fn check(self, size: QueueSize, packed: bool) -> Result<Self, RingError> {
-        if self.entries() == size.get() && self.is_packed() == packed {
+        let shape = self.region.shape;
+        if shape.entries == size.get() && shape.packed == packed {
             Ok(self)
         } else {
             Err(RingError::Inflight {
-                entries: self.entries(),
-                packed: self.is_packed(),
+                entries: shape.entries,
+                packed: shape.packed,
             })
         }
     }
 
-    /// Where field `field` of the state of descriptor `index` lies.
-    fn state(&self, index: u16, field: u64) -> u64 {
+    /// Where the state of descriptor `index` starts.
+    fn state(&self, index: u16) -> u64 {
         assert!(index < self.entries(), "the caller has checked the index");
-        let (header, state) = if self.region.packed { PACKED } else { SPLIT };
-        self.start + header + state * u64::from(index) + field
+        let Bytes { header, state } = self.region.shape.sizes();
+        self.start + header + state * u64::from(index)
     }
 
-    pub(crate) fn header_u8(&self, field: u64) -> u8 {
+    /// A field of the header.
+    pub(crate) fn header<T: Number>(&self, field: Field<T>) -> T {
         crash::before_load();
-        self.region.u8(self.start + field).load(Ordering::Relaxed)
+        T::get(self.region.number(self.start, field))
     }
 
-    pub(crate) fn header_u16(&self, field: u64) -> u16 {
+    pub(crate) fn set_header<T: Number>(&self, field: Field<T>, value: T) {
+        crash::point();
+        value.set(self.region.number(self.start, field));
+    }
+
+    /// A field of the state of descriptor `index`.
+    pub(crate) fn get<T: Number>(&self, index: u16, field: Field<T>) -> T {
         crash::before_load();
-        load16(self.region.u16(self.start + field))
+        T::get(self.region.number(self.state(index), field))
     }
 
-    pub(crate) fn set_header_u8(&self, field: u64, value: u8) {
+    pub(crate) fn set<T: Number>(&self, index: u16, field: Field<T>, value: T) {
         crash::point();
-        self.region.u8(self.start + field).store(value, Ordering::Release);
-    }
-
-    pub(crate) fn set_header_u16(&self, field: u64, value: u16) {
-        crash::point();
-        store16(self.region.u16(self.start + field), value);
-    }
-
-    pub(crate) fn u8(&self, index: u16, field: u64) -> u8 {
-        crash::before_load();
-        self.region.u8(self.state(index, field)).load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn u16(&self, index: u16, field: u64) -> u16 {
-        crash::before_load();
-        load16(self.region.u16(self.state(index, field)))
-    }
-
-    pub(crate) fn u32(&self, index: u16, field: u64) -> u32 {
-        crash::before_load();
-        self.region.u32(self.state(index, field)).load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn u64(&self, index: u16, field: u64) -> u64 {
-        crash::before_load();
-        self.region.u64(self.state(index, field)).load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn set_u8(&self, index: u16, field: u64, value: u8) {
-        crash::point();
-        let at = self.state(index, field);
-        self.region.u8(at).store(value, Ordering::Release);
-    }
-
-    pub(crate) fn set_u16(&self, index: u16, field: u64, value: u16) {
-        crash::point();
-        store16(self.region.u16(self.state(index, field)), value);
-    }
-
-    pub(crate) fn set_u32(&self, index: u16, field: u64, value: u32) {
-        crash::point();
-        let at = self.state(index, field);
-        self.region.u32(at).store(value, Ordering::Release);
-    }
-
-    pub(crate) fn set_u64(&self, index: u16, field: u64, value: u64) {
-        crash::point();
-        let at = self.state(index, field);
-        self.region.u64(at).store(value, Ordering::Release);
+        value.set(self.region.number(self.state(index), field));
     }
 }
 

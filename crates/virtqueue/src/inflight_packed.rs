@@ -9,34 +9,34 @@
 //! Chains that are in flight are served from their copies, in the order of their numbers; then the queue goes on in the ring,
 //! as many slots behind the used position as they have.
 //!
-//! The free list is kept here as well, and the region's is only written: whoever else writes there cannot lead this device
+//! The free list is kept here as well, and the region's is only written: another writer there cannot lead this device
 //! anywhere. A region that makes no sense, or does not fit the ring, is of another life of the queue, or broken: it is made anew, and the
 //! queue goes on as if there were none.
 
 use std::collections::VecDeque;
 
-use crate::inflight::InflightQueue;
+use crate::inflight::{Field, InflightQueue};
 use crate::layout::PackedDescriptor;
 use crate::packed_ring::PackedRing;
 use crate::position::Position;
 
 /// DescStatePacked.
-const INFLIGHT: u64 = 0;
-const NEXT: u64 = 2;
-const LAST: u64 = 4;
-const NUM: u64 = 6;
-const COUNTER: u64 = 8;
-const ID: u64 = 16;
-const FLAGS: u64 = 18;
-const LEN: u64 = 20;
-const ADDR: u64 = 24;
+const INFLIGHT: Field<u8> = Field::at(0);
+const NEXT: Field<u16> = Field::at(2);
+const LAST: Field<u16> = Field::at(4);
+const NUM: Field<u16> = Field::at(6);
+const COUNTER: Field<u64> = Field::at(8);
+const ID: Field<u16> = Field::at(16);
+const FLAGS: Field<u16> = Field::at(18);
+const LEN: Field<u32> = Field::at(20);
+const ADDR: Field<u64> = Field::at(24);
 /// QueueRegionPacked; each old field follows the new one.
-const FREE_HEAD: u64 = 12;
-const OLD_FREE_HEAD: u64 = 14;
-const USED_IDX: u64 = 16;
-const OLD_USED_IDX: u64 = 18;
-const USED_WRAP: u64 = 20;
-const OLD_USED_WRAP: u64 = 21;
+const FREE_HEAD: Field<u16> = Field::at(12);
+const OLD_FREE_HEAD: Field<u16> = Field::at(14);
+const USED_IDX: Field<u16> = Field::at(16);
+const OLD_USED_IDX: Field<u16> = Field::at(18);
+const USED_WRAP: Field<u8> = Field::at(20);
+const OLD_USED_WRAP: Field<u8> = Field::at(21);
 
 /// A chain that is out.
 #[derive(Debug)]
@@ -102,8 +102,8 @@ impl PackedJournal {
     /// Completes or takes back the last batch; returns where the next used descriptor goes.
     fn settle_batch(&self, ring: &PackedRing) -> Option<Position> {
         let position = |idx, wrap| Position {
-            offset: self.queue.header_u16(idx),
-            wrap: self.queue.header_u8(wrap) != 0,
+            offset: self.queue.header(idx),
+            wrap: self.queue.header(wrap) != 0,
         };
         let (new, old) = (
             position(USED_IDX, USED_WRAP),
@@ -120,7 +120,7 @@ impl PackedJournal {
         };
         // With no batch under way the old head counts: a chain may have been half noted.
         let free_head = if new == old { OLD_FREE_HEAD } else { free_head };
-        self.unmark_free(self.queue.header_u16(free_head))?;
+        self.unmark_free(self.queue.header(free_head))?;
         self.set_used(at);
         self.set_old_used(at);
         Some(at)
@@ -135,8 +135,8 @@ impl PackedJournal {
                 // The end is marked by the first index that there is not.
                 return (at == entries).then_some(());
             }
-            self.queue.set_u8(at, INFLIGHT, 0);
-            at = self.queue.u16(at, NEXT);
+            self.queue.set(at, INFLIGHT, 0);
+            at = self.queue.get(at, NEXT);
         }
         None
     }
@@ -145,9 +145,9 @@ impl PackedJournal {
     /// is read once.
     fn chains(&self) -> Option<(Vec<LeftChain>, u64)> {
         let entries = self.queue.entries();
-        let marked = (0..entries).filter(|&head| self.queue.u8(head, INFLIGHT) == 1);
+        let marked = (0..entries).filter(|&head| self.queue.get(head, INFLIGHT) == 1);
         // Copied before they are compared: a sort whose keys change under it panics.
-        let mut heads: Vec<(u64, u16)> = marked.map(|head| (self.queue.u64(head, COUNTER), head)).collect();
+        let mut heads: Vec<(u64, u16)> = marked.map(|head| (self.queue.get(head, COUNTER), head)).collect();
         heads.sort_unstable();
         let counter = heads.last().map_or(0, |(number, _)| number.wrapping_add(1));
         let mut seen = vec![false; entries.into()];
@@ -159,14 +159,14 @@ impl PackedJournal {
     fn chain(&self, head: u16, seen: &mut [bool]) -> Option<LeftChain> {
         let mut states = Vec::new();
         let mut at = head;
-        for _ in 0..self.queue.u16(head, NUM) {
+        for _ in 0..self.queue.get(head, NUM) {
             // Each state is in one chain at most, so this ends.
             let first_time = seen.get_mut(usize::from(at)).filter(|seen| !**seen)?;
             *first_time = true;
             states.push(at);
-            at = self.queue.u16(at, NEXT);
+            at = self.queue.get(at, NEXT);
         }
-        if states.last() != Some(&self.queue.u16(head, LAST)) {
+        if states.last() != Some(&self.queue.get(head, LAST)) {
             return None;
         }
         let descs = states.iter().map(|&state| self.desc(state)).collect();
@@ -184,13 +184,13 @@ impl PackedJournal {
         let mut next = entries;
         self.free.clear();
         for state in (0..entries).rev().filter(|&state| !used[usize::from(state)]) {
-            self.queue.set_u8(state, INFLIGHT, 0);
-            self.queue.set_u16(state, NEXT, next);
+            self.queue.set(state, INFLIGHT, 0);
+            self.queue.set(state, NEXT, next);
             self.free.push(state);
             next = state;
         }
-        self.queue.set_header_u16(FREE_HEAD, next);
-        self.queue.set_header_u16(OLD_FREE_HEAD, next);
+        self.queue.set_header(FREE_HEAD, next);
+        self.queue.set_header(OLD_FREE_HEAD, next);
     }
 
     /// Begins anew at `at`: after [`resume`](Self::resume) found nothing.
@@ -200,13 +200,13 @@ impl PackedJournal {
     }
 
     fn set_used(&self, at: Position) {
-        self.queue.set_header_u16(USED_IDX, at.offset);
-        self.queue.set_header_u8(USED_WRAP, at.wrap.into());
+        self.queue.set_header(USED_IDX, at.offset);
+        self.queue.set_header(USED_WRAP, at.wrap.into());
     }
 
     fn set_old_used(&self, at: Position) {
-        self.queue.set_header_u16(OLD_USED_IDX, at.offset);
-        self.queue.set_header_u8(OLD_USED_WRAP, at.wrap.into());
+        self.queue.set_header(OLD_USED_IDX, at.offset);
+        self.queue.set_header(OLD_USED_WRAP, at.wrap.into());
     }
 
     fn free_head(&self) -> u16 {
@@ -231,10 +231,10 @@ impl PackedJournal {
 
     fn desc(&self, state: u16) -> PackedDescriptor {
         PackedDescriptor {
-            addr: self.queue.u64(state, ADDR),
-            len: self.queue.u32(state, LEN),
-            id: self.queue.u16(state, ID),
-            flags: self.queue.u16(state, FLAGS),
+            addr: self.queue.get(state, ADDR),
+            len: self.queue.get(state, LEN),
+            id: self.queue.get(state, ID),
+            flags: self.queue.get(state, FLAGS),
         }
     }
 
@@ -255,25 +255,25 @@ impl PackedJournal {
         if self.free.len() < usize::from(slots) {
             return; // more than the queue has: counted out before
         }
-        self.queue.set_u16(head, NUM, 0);
-        self.queue.set_u64(head, COUNTER, self.counter);
+        self.queue.set(head, NUM, 0);
+        self.queue.set(head, COUNTER, self.counter);
         self.counter = self.counter.wrapping_add(1);
-        self.queue.set_u8(head, INFLIGHT, 1);
+        self.queue.set(head, INFLIGHT, 1);
         for step in 0..slots {
             let Some(state) = self.free.pop() else { return };
             if step + 1 == slots {
-                self.queue.set_u16(head, LAST, state);
+                self.queue.set(head, LAST, state);
             }
-            self.queue.set_u16(head, NUM, step + 1);
+            self.queue.set(head, NUM, step + 1);
             let desc = ring.read(at.forward(step, ring.size).offset);
-            self.queue.set_u64(state, ADDR, desc.addr);
-            self.queue.set_u32(state, LEN, desc.len);
-            self.queue.set_u16(state, FLAGS, desc.flags);
-            self.queue.set_u16(state, ID, desc.id);
+            self.queue.set(state, ADDR, desc.addr);
+            self.queue.set(state, LEN, desc.len);
+            self.queue.set(state, FLAGS, desc.flags);
+            self.queue.set(state, ID, desc.id);
             self.states.push_back(state);
-            self.queue.set_header_u16(FREE_HEAD, self.free_head());
+            self.queue.set_header(FREE_HEAD, self.free_head());
         }
-        self.queue.set_header_u16(OLD_FREE_HEAD, self.free_head());
+        self.queue.set_header(OLD_FREE_HEAD, self.free_head());
         self.out.push_back(Out { slots, left: false });
     }
 
@@ -291,18 +291,17 @@ impl PackedJournal {
                 continue;
             }
             // Not in flight first: what is then in no list comes back into one when the next device takes over.
-            self.queue.set_u8(states[0], INFLIGHT, 0);
+            self.queue.set(states[0], INFLIGHT, 0);
             self.link(&states);
-            self.queue.set_header_u16(OLD_FREE_HEAD, self.free_head());
+            self.queue.set_header(OLD_FREE_HEAD, self.free_head());
         }
     }
 
     /// Puts the states of a chain at the head of the free list.
     fn link(&mut self, states: &VecDeque<u16>) {
-        self.queue
-            .set_u16(states[states.len() - 1], NEXT, self.free_head());
+        self.queue.set(states[states.len() - 1], NEXT, self.free_head());
         self.free.extend(states.iter().rev());
-        self.queue.set_header_u16(FREE_HEAD, self.free_head());
+        self.queue.set_header(FREE_HEAD, self.free_head());
     }
 
     /// The oldest chains, `slots` slots in all, are about to be published; then `used` is where the next used descriptor goes.
@@ -324,14 +323,14 @@ impl PackedJournal {
         while slots > 0 {
             let Some(chain) = self.out.pop_front() else { break };
             slots = slots.saturating_sub(chain.slots);
-            self.queue.set_u8(self.states[0], INFLIGHT, 0);
+            self.queue.set(self.states[0], INFLIGHT, 0);
             self.states.drain(..usize::from(chain.slots));
             if chain.left && self.next_left > 0 {
                 self.left.remove(0);
                 self.next_left -= 1;
             }
         }
-        self.queue.set_header_u16(OLD_FREE_HEAD, self.free_head());
+        self.queue.set_header(OLD_FREE_HEAD, self.free_head());
         self.set_old_used(used);
     }
 }

@@ -15,15 +15,15 @@
 
 use std::collections::VecDeque;
 
-use crate::inflight::InflightQueue;
+use crate::inflight::{Field, InflightQueue};
 
 /// DescStateSplit.
-const INFLIGHT: u64 = 0;
-const NEXT: u64 = 6;
-const COUNTER: u64 = 8;
+const INFLIGHT: Field<u8> = Field::at(0);
+const NEXT: Field<u16> = Field::at(6);
+const COUNTER: Field<u64> = Field::at(8);
 /// QueueRegionSplit.
-const LAST_BATCH_HEAD: u64 = 12;
-const USED_IDX: u64 = 14;
+const LAST_BATCH_HEAD: Field<u16> = Field::at(12);
+const USED_IDX: Field<u16> = Field::at(14);
 
 /// Notes of one split queue.
 #[derive(Debug)]
@@ -68,14 +68,14 @@ impl SplitJournal {
                 Left::default()
             }
         };
-        journal.queue.set_header_u16(USED_IDX, used_idx);
+        journal.queue.set_header(USED_IDX, used_idx);
         (journal, left)
     }
 
     /// Takes the marks off a batch that was published. `false`: there can be no such batch.
     fn finish_batch(&self, used_idx: u16) -> bool {
-        let mut head = self.queue.header_u16(LAST_BATCH_HEAD);
-        let batch = used_idx.wrapping_sub(self.queue.header_u16(USED_IDX));
+        let mut head = self.queue.header(LAST_BATCH_HEAD);
+        let batch = used_idx.wrapping_sub(self.queue.header(USED_IDX));
         if batch > self.queue.entries() {
             return false;
         }
@@ -83,17 +83,17 @@ impl SplitJournal {
             if head >= self.queue.entries() {
                 return false;
             }
-            self.queue.set_u8(head, INFLIGHT, 0);
-            head = self.queue.u16(head, NEXT);
+            self.queue.set(head, INFLIGHT, 0);
+            head = self.queue.get(head, NEXT);
         }
         true
     }
 
     /// Chains that are marked, as (number, head), in the order of their numbers.
     fn marked(&self) -> Vec<(u64, u16)> {
-        let marked = (0..self.queue.entries()).filter(|&head| self.queue.u8(head, INFLIGHT) == 1);
+        let marked = (0..self.queue.entries()).filter(|&head| self.queue.get(head, INFLIGHT) == 1);
         // Each number is read once: a sort whose keys change under it panics.
-        let mut chains: Vec<(u64, u16)> = marked.map(|head| (self.queue.u64(head, COUNTER), head)).collect();
+        let mut chains: Vec<(u64, u16)> = marked.map(|head| (self.queue.get(head, COUNTER), head)).collect();
         chains.sort_unstable();
         chains
     }
@@ -114,7 +114,7 @@ impl SplitJournal {
 
     fn clear(&self) {
         for head in 0..self.queue.entries() {
-            self.queue.set_u8(head, INFLIGHT, 0);
+            self.queue.set(head, INFLIGHT, 0);
         }
     }
 
@@ -125,9 +125,9 @@ impl SplitJournal {
             if left {
                 self.left -= 1;
             } else {
-                self.queue.set_u64(head, COUNTER, self.counter);
+                self.queue.set(head, COUNTER, self.counter);
                 self.counter = self.counter.wrapping_add(1);
-                self.queue.set_u8(head, INFLIGHT, 1);
+                self.queue.set(head, INFLIGHT, 1);
             }
             self.out.push_back((head, left));
         }
@@ -138,7 +138,7 @@ impl SplitJournal {
         for _ in 0..count {
             match self.out.pop_back() {
                 Some((_, true)) => self.left += 1,
-                Some((head, false)) => self.queue.set_u8(head, INFLIGHT, 0),
+                Some((head, false)) => self.queue.set(head, INFLIGHT, 0),
                 None => {}
             }
         }
@@ -146,10 +146,10 @@ impl SplitJournal {
 
     /// The oldest `count` chains are about to be published.
     pub(crate) fn before_publish(&self, count: u16) {
-        let mut last = self.queue.header_u16(LAST_BATCH_HEAD);
+        let mut last = self.queue.header(LAST_BATCH_HEAD);
         for &(head, _) in self.out.iter().take(count.into()) {
-            self.queue.set_u16(head, NEXT, last);
-            self.queue.set_header_u16(LAST_BATCH_HEAD, head);
+            self.queue.set(head, NEXT, last);
+            self.queue.set_header(LAST_BATCH_HEAD, head);
             last = head;
         }
     }
@@ -158,8 +158,8 @@ impl SplitJournal {
     pub(crate) fn after_publish(&mut self, count: u16, used_idx: u16) {
         let count = self.out.len().min(count.into());
         for (head, _) in self.out.drain(..count) {
-            self.queue.set_u8(head, INFLIGHT, 0);
+            self.queue.set(head, INFLIGHT, 0);
         }
-        self.queue.set_header_u16(USED_IDX, used_idx);
+        self.queue.set_header(USED_IDX, used_idx);
     }
 }

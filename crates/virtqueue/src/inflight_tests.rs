@@ -52,7 +52,7 @@ impl File {
     }
 
     fn open_sized(&self, packed: bool, queue: u16) -> Result<InflightRegion, InflightError> {
-        let bytes = InflightRegion::bytes_for(1, queue, packed).unwrap();
+        let bytes = shape(1, queue, packed).bytes().unwrap();
         InflightRegion::open(
             self.0.as_fd(),
             whole(bytes),
@@ -82,7 +82,7 @@ impl World {
             driver: QueueDriver::new(&ram, shape, DriverFeatures::default()).unwrap(),
             memory: Arc::new(MemoryMap::new(ram.regions().unwrap(), 0, &TrustedFiles).unwrap()),
             ram,
-            file: File(InflightRegion::create(1, queue, packed).unwrap().0),
+            file: File(InflightRegion::create(self::shape(1, queue, packed)).unwrap().0),
         }
     }
 
@@ -166,16 +166,16 @@ fn is_inflight(world: &World, index: u64) -> bool {
 
 #[test]
 fn sizes_are_those_of_the_structures() {
-    assert_eq!(InflightRegion::bytes_for(1, 256, false), Some(4160));
-    assert_eq!(InflightRegion::bytes_for(1, 256, true), Some(8256));
-    assert_eq!(InflightRegion::bytes_for(4, 8, false), Some(4 * 192));
+    assert_eq!(shape(1, 256, false).bytes(), Some(4160));
+    assert_eq!(shape(1, 256, true).bytes(), Some(8256));
+    assert_eq!(shape(4, 8, false).bytes(), Some(4 * 192));
     assert_eq!(
-        InflightRegion::bytes_for(u16::MAX, 32768, true),
+        shape(u16::MAX, 32768, true).bytes(),
         Some(65535 * (32 * 32769 + 32))
     );
     for (queues, size) in [(0, 8), (1, 0), (1, 32769)] {
-        assert_eq!(InflightRegion::bytes_for(queues, size, false), None);
-        assert!(InflightRegion::create(queues, size, true).is_err());
+        assert_eq!(shape(queues, size, false).bytes(), None);
+        assert!(InflightRegion::create(shape(queues, size, true)).is_err());
     }
 }
 
@@ -249,7 +249,7 @@ fn packed_states_lie_where_the_specification_says() {
 
 #[test]
 fn region_that_does_not_fit_its_file_is_refused() {
-    let (fd, bytes) = InflightRegion::create(2, QUEUE, false).unwrap();
+    let (fd, bytes) = InflightRegion::create(shape(2, QUEUE, false)).unwrap();
     let open = |bytes, offset, queues| {
         InflightRegion::open(
             fd.as_fd(),
@@ -261,9 +261,15 @@ fn region_that_does_not_fit_its_file_is_refused() {
     };
     assert!(matches!(open(bytes, 0, 3), InflightError::TooShort { .. }));
     assert!(matches!(open(bytes - 1, 0, 2), InflightError::TooShort { .. }));
-    assert!(matches!(open(bytes, 64, 2), InflightError::Range { .. }));
-    assert!(matches!(open(bytes, 1, 2), InflightError::Range { .. }));
-    assert!(matches!(open(u64::MAX, 64, 2), InflightError::Range { .. }));
+    assert!(matches!(
+        open(bytes, 64, 2),
+        InflightError::File(FileError::Range { .. })
+    ));
+    assert!(matches!(open(bytes, 1, 2), InflightError::Misaligned { .. }));
+    assert!(matches!(
+        open(u64::MAX, 64, 2),
+        InflightError::File(FileError::Range { .. })
+    ));
     assert!(matches!(open(bytes, 0, 0), InflightError::Shape { .. }));
     let (reader, _writer) = io::pipe().unwrap();
     let refused = InflightRegion::open(
@@ -272,7 +278,7 @@ fn region_that_does_not_fit_its_file_is_refused() {
         shape(2, QUEUE, false),
         &TrustedFiles,
     );
-    assert!(matches!(refused, Err(InflightError::NotAFile)));
+    assert!(matches!(refused, Err(InflightError::File(FileError::NotAFile))));
 }
 
 #[test]
@@ -297,7 +303,7 @@ fn region_of_another_layout_is_refused() {
 fn region_for_another_queue_is_refused() {
     let world = World::new(false);
     for (size, packed) in [(QUEUE * 2, false), (QUEUE, true)] {
-        let (fd, bytes) = InflightRegion::create(1, size, packed).unwrap();
+        let (fd, bytes) = InflightRegion::create(shape(1, size, packed)).unwrap();
         let region =
             InflightRegion::open(fd.as_fd(), whole(bytes), shape(1, size, packed), &TrustedFiles).unwrap();
         let refused = world.device_with(&Arc::new(region)).unwrap_err();
@@ -415,12 +421,9 @@ fn chains_that_a_split_predecessor_used_out_of_order_are_not_done_again() {
     world.file.put16(14, 2);
     let offset = |at| world.memory.translate_user(at, 2).unwrap();
     let used = offset(world.driver.ring_user_addresses().used);
-    assert!(
-        world
-            .memory
-            .write_obj(used + 4, &[u32::from(ids[1]), 0, u32::from(ids[3]), 0])
-    );
-    assert!(world.memory.write_obj(used + 2, &2u16));
+    let elements = [ids[1].into(), 0, ids[3].into(), 0].map(u32::to_le_bytes);
+    assert!(world.memory.copy_to_guest(used + 4, elements.as_flattened()));
+    assert!(world.memory.copy_to_guest(used + 2, &2u16.to_le_bytes()));
     // The driver takes them back, and writes over the first entries of its ring.
     assert!(world.driver.take_used().is_some() && world.driver.take_used().is_some());
     let new = world.send(2);
@@ -491,7 +494,7 @@ fn numbers_that_change_at_each_read_only_change_the_order() {
         .flat_map(|packed| (1..20).map(move |seed| (packed, seed)))
     {
         let world = taken_and_left(packed, QUEUE);
-        let (header, state) = if packed { PACKED } else { SPLIT };
+        let Bytes { header, state } = shape(1, QUEUE, packed).sizes();
         let (file, mut next) = (File(world.file.0.try_clone().unwrap()), random(seed));
         let scribble = move || {
             for index in 0..u64::from(QUEUE) {
@@ -514,7 +517,7 @@ fn region_of_which_anything_changes_at_each_read_ends_no_device() {
         .flat_map(|packed| (1..200).map(move |seed| (packed, seed)))
     {
         let world = taken_and_left(packed, QUEUE);
-        let bytes = InflightRegion::bytes_for(1, QUEUE, packed).unwrap();
+        let bytes = shape(1, QUEUE, packed).bytes().unwrap();
         let (file, mut next) = (File(world.file.0.try_clone().unwrap()), random(seed));
         // Not the header, of which a version that changes is only refused; small numbers, which look like indices.
         let scribble = move || {

@@ -86,11 +86,10 @@ pub struct Descriptor {
 }
 
 impl Descriptor {
-    /// From the two little-endian words in memory.
+    /// From the two words in memory, in the machine's own order.
     #[inline(always)]
     #[must_use]
     pub const fn from_words(low: u64, high: u64) -> Self {
-        let (low, high) = (u64::from_le(low), u64::from_le(high));
         Self {
             addr: low,
             len: high as u32,
@@ -99,11 +98,11 @@ impl Descriptor {
         }
     }
 
-    /// The two little-endian words as they lie in memory.
+    /// The two words, in the machine's own order.
     #[must_use]
     pub const fn to_words(self) -> (u64, u64) {
         let high = self.len as u64 | (self.flags as u64) << 32 | (self.next as u64) << 48;
-        (self.addr.to_le(), high.to_le())
+        (self.addr, high)
     }
 
     /// Whether any bit of `flags` is set.
@@ -209,7 +208,7 @@ mod tests {
             next: 0x0102,
         };
         let (low, high) = desc.to_words();
-        let bytes = [low.to_ne_bytes(), high.to_ne_bytes()].concat();
+        let bytes = [low.to_le_bytes(), high.to_le_bytes()].concat();
         let expected = [
             0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11, 0xcc, 0xbb, 0xaa, 0x99, 0x03, 0x00, 0x02, 0x01,
         ];

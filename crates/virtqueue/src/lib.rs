@@ -13,7 +13,7 @@
 //!    that an address becomes an offset by one subtraction; and byte movers that check an offset once.
 //! 3. [`GuestFault`]: everything that a driver can do wrong, each with a static name.
 //! 4. [`Chains`]: a batch of descriptor chains, copied and checked: a reusable buffer, no allocation.
-//! 5. [`Queue`], either a [`SplitQueue`] or a [`PackedQueue`]: the ring: take a batch, use it, publish a batch,
+//! 5. [`Queue`], split or packed: the ring: take a batch, use it, publish a batch,
 //!    suppress notifications. [`DirtyLog`]: what was written, for a migration. [`Journal`] and
 //!    [`InflightRegion`]: what is under way, for a successor.
 //! 6. `driver` (feature `driver`): the other side, for tests: makes memory and rings, and lies on request.
@@ -81,6 +81,7 @@ pub mod layout;
 
 mod addr;
 mod bytes;
+mod cell;
 mod chain;
 mod crash;
 #[cfg(feature = "driver")]
@@ -109,11 +110,9 @@ pub use chain::{Buffer, Chain, ChainId, Chains};
 pub use fault::{GuestFault, IndirectRule};
 pub use indirect::Prefetch;
 pub use inflight::{InflightError, InflightQueue, InflightRegion, InflightShape};
-pub use log::{DirtyLog, LOG_PAGE_BYTES, LogError};
-pub use mapping::{FileRange, ForeignFiles, Guard, TrustedFiles};
+pub use log::{DirtyLog, LOG_PAGE_BYTES};
+pub use mapping::{FileError, FileRange, ForeignFiles, Guard, TrustedFiles};
 pub use memory::MemoryMap;
-pub use packed::PackedQueue;
 pub use queue::{Journal, Queue, QueueFeatures, QueueStart};
 pub use region::{MAX_REGIONS, MapError, MappedRegion, Region};
 pub use rings::{RingAddresses, RingError, RingFormat, RingLayout, RingPart, RingShape};
-pub use split::SplitQueue;

@@ -1,7 +1,7 @@
 //! The dirty log of a live migration: which pages of guest memory were written.
 //!
 //! Theory of operation (vhost-user, "Migration"): the VMM shares a bitmap with a bit for every 4096 bytes of
-//! guest-physical address space. Whoever writes guest memory sets the bits of what it wrote, *after* the
+//! guest-physical address space. Who writes guest memory sets the bits of what it wrote, *after* the
 //! write: the VMM takes a bit (and clears it) before it copies the page, so a bit that is set too early may
 //! be taken while the page still has its old content, and the write is lost.
 //!
@@ -10,11 +10,10 @@
 #![allow(unsafe_code)]
 
 use std::fmt;
-use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use crate::mapping::{FileMapping, FileRange, ForeignFiles, MappingError};
+use crate::mapping::{FileError, FileMapping, FileRange, ForeignFiles};
 use crate::{GuestAddr, MemoryMap};
 
 /// Bytes of guest memory for each bit (vhost-user, `VHOST_LOG_PAGE`; not the system's page size).
@@ -25,46 +24,13 @@ pub struct DirtyLog {
     bitmap: FileMapping,
 }
 
-/// A dirty log that cannot be used. The VMM's doing, except [`Map`](Self::Map).
-#[derive(Debug, thiserror::Error)]
-pub enum LogError {
-    /// The descriptor is no regular file (memfd are).
-    #[error("the dirty log's descriptor is not a shared memory file")]
-    NotAFile,
-    /// The file ends before the bitmap does.
-    #[error("a dirty log of {bytes} bytes at {offset} does not fit its file of {size} bytes")]
-    Range {
-        /// Where it starts in the file.
-        offset: u64,
-        /// Its length in bytes.
-        bytes: u64,
-        /// Length of the file.
-        size: u64,
-    },
-    /// fstat or mmap failed.
-    #[error("cannot map the dirty log")]
-    Map(#[source] io::Error),
-    /// See [`ForeignFiles::guard`].
-    #[error("cannot guard the dirty log against truncation")]
-    Guard(#[source] io::Error),
-}
-
 impl DirtyLog {
     /// Maps the bitmap that is `range` of `fd` (VHOST_USER_SET_LOG_BASE).
     ///
     /// # Errors
-    /// [`LogError`].
-    pub fn open(fd: BorrowedFd<'_>, range: FileRange, files: &dyn ForeignFiles) -> Result<Self, LogError> {
-        let bitmap = FileMapping::open(fd, range, range.bytes, files).map_err(|error| match error {
-            MappingError::NotAFile => LogError::NotAFile,
-            MappingError::Range { size } => LogError::Range {
-                offset: range.offset,
-                bytes: range.bytes,
-                size,
-            },
-            MappingError::System(error) => LogError::Map(error),
-            MappingError::Guard(error) => LogError::Guard(error),
-        })?;
+    /// [`FileError`].
+    pub fn open(fd: BorrowedFd<'_>, range: FileRange, files: &dyn ForeignFiles) -> Result<Self, FileError> {
+        let bitmap = FileMapping::open(fd, range, range.bytes, files)?;
         Ok(Self { bitmap })
     }
 

@@ -67,13 +67,13 @@ fn log_that_does_not_fit_its_file_is_refused() {
     for (bytes, offset) in [(0, 0), (4097, 0), (1, 4096), (u64::MAX, 1), (4096, u64::MAX)] {
         assert!(matches!(
             DirtyLog::open(file.as_fd(), FileRange { offset, bytes }, &TrustedFiles),
-            Err(LogError::Range { .. })
+            Err(FileError::Range { .. })
         ));
     }
     let (reader, _writer) = std::io::pipe().unwrap();
     assert!(matches!(
         DirtyLog::open(reader.as_fd(), FileRange { offset: 0, bytes: 1 }, &TrustedFiles),
-        Err(LogError::NotAFile)
+        Err(FileError::NotAFile)
     ));
 }
 
@@ -100,6 +100,6 @@ fn map_offsets_are_noted_as_guest_addresses() {
     .unwrap();
     memory.log(&log, 0x3fff, 1);
     memory.log(&log, 0x4001, 0x1000);
-    memory.log(&log, memory.private_offset(), 4096);
+    memory.log(&log, memory.guest_len(), 4096);
     assert_eq!(pages(&file, 0, 4096), [0x103, 0x400, 0x401]);
 }

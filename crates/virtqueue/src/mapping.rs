@@ -6,10 +6,10 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 
-use rustix::fs::FileType;
+use rustix::fs::{FileType, MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::region;
@@ -25,7 +25,7 @@ pub struct FileRange {
 
 /// What a process does about files that are not its own when it maps them.
 ///
-/// Whoever gave such a file can truncate it (unless it is sealed against that), or its file system runs full, and an
+/// Who gave such a file can truncate it (unless it is sealed against that), or its file system runs full, and an
 /// access to the mapping is then SIGBUS, which ends the process if nobody handles it. So nothing here maps a file
 /// without one of these, which hears of the mapping before its first byte is touched.
 pub trait ForeignFiles {
@@ -57,6 +57,14 @@ impl ForeignFiles for TrustedFiles {
     }
 }
 
+/// Makes a file of `bytes` zeros in memory, whose length nobody can change.
+pub(crate) fn sealed_file(name: &str, bytes: u64) -> io::Result<OwnedFd> {
+    let file = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    rustix::fs::ftruncate(&file, bytes)?;
+    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW)?;
+    Ok(file)
+}
+
 /// A range of a file, mapped shared and writable until drop.
 pub(crate) struct FileMapping {
     /// First, so that it is dropped before the memory is unmapped.
@@ -73,17 +81,28 @@ struct Pages {
     bytes: usize,
 }
 
-/// A file that cannot be mapped so.
-#[derive(Debug)]
-pub(crate) enum MappingError {
+/// A file of the VMM's that cannot be used: its doing, except [`Map`](Self::Map) and [`Guard`](Self::Guard).
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
     /// No regular file (memfd are).
+    #[error("the descriptor is not a shared memory file")]
     NotAFile,
-    /// The range is empty, or not inside the file of `size` bytes.
-    Range { size: u64 },
-    /// fstat, fstatfs or mmap.
-    System(io::Error),
-    /// [`ForeignFiles::guard`].
-    Guard(io::Error),
+    /// The range is empty, or not inside the file.
+    #[error("{bytes} bytes at {offset} are not in a file of {size} bytes")]
+    Range {
+        /// Where it starts in the file.
+        offset: u64,
+        /// Its length in bytes.
+        bytes: u64,
+        /// Length of the file.
+        size: u64,
+    },
+    /// fstat, fstatfs or mmap failed.
+    #[error("cannot map the file")]
+    Map(#[source] io::Error),
+    /// See [`ForeignFiles::guard`].
+    #[error("cannot guard the file against truncation")]
+    Guard(#[source] io::Error),
 }
 
 // SAFETY: the pages are owned by this value, users of `at` reach them by atomics, and no thread is tied to them.
@@ -98,25 +117,25 @@ impl FileMapping {
         range: FileRange,
         len: u64,
         files: &dyn ForeignFiles,
-    ) -> Result<Self, MappingError> {
-        let system = |errno: rustix::io::Errno| MappingError::System(errno.into());
+    ) -> Result<Self, FileError> {
+        let system = |errno: rustix::io::Errno| FileError::Map(errno.into());
         let stat = rustix::fs::fstat(fd).map_err(system)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            return Err(MappingError::NotAFile);
+            return Err(FileError::NotAFile);
         }
         let size = u64::try_from(stat.st_size).unwrap_or(0);
-        let offset = range.offset;
-        let inside = offset.checked_add(range.bytes).is_some_and(|end| end <= size);
-        if len == 0 || len > range.bytes || !inside {
-            return Err(MappingError::Range { size });
+        let FileRange { offset, bytes } = range;
+        let outside = FileError::Range { offset, bytes, size };
+        let inside = offset.checked_add(bytes).is_some_and(|end| end <= size);
+        if len == 0 || len > bytes || !inside {
+            return Err(outside);
         }
-        let (page, _) =
-            region::page_size(fd, rustix::param::page_size() as u64).map_err(MappingError::System)?;
+        let page = region::page_size(fd, rustix::param::page_size() as u64).map_err(FileError::Map)?;
         let lead = offset % page;
         let bytes = (lead + len)
             .checked_next_multiple_of(page)
             .and_then(|bytes| usize::try_from(bytes).ok())
-            .ok_or(MappingError::Range { size })?;
+            .ok_or(outside)?;
         // SAFETY: no address is asked for, so no existing mapping is touched.
         let start = unsafe {
             rustix::mm::mmap(
@@ -129,13 +148,11 @@ impl FileMapping {
             )
         }
         .map_err(system)?;
-        let start = NonNull::new(start.cast())
-            .ok_or_else(|| MappingError::System(io::ErrorKind::OutOfMemory.into()))?;
+        let start =
+            NonNull::new(start.cast()).ok_or_else(|| FileError::Map(io::ErrorKind::OutOfMemory.into()))?;
         let pages = Pages { start, bytes };
         // Before anybody has a way to the bytes.
-        let guard = files
-            .guard(pages.start, pages.bytes)
-            .map_err(MappingError::Guard)?;
+        let guard = files.guard(pages.start, pages.bytes).map_err(FileError::Guard)?;
         Ok(Self {
             _guard: guard,
             pages,

@@ -24,10 +24,9 @@ use std::fmt;
 use std::io;
 use std::ptr::{self, NonNull};
 
-use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-use crate::mapping::{ForeignFiles, Guard, TrustedFiles};
+use crate::mapping::{ForeignFiles, Guard};
 use crate::region::{self, Placement};
 use crate::{GuestAddr, MapError, MappedRegion, Region};
 
@@ -154,33 +153,6 @@ impl MemoryMap {
         Ok(Self::assemble(guard, reservation, guest_len, regions))
     }
 
-    /// A map of one fresh region of `len` bytes at guest address 0, sealed against shrinking: for tests, and
-    /// for devices that are their own driver.
-    ///
-    /// # Errors
-    /// No memory, or no descriptor.
-    pub fn anonymous(len: u64) -> Result<Self, MapError> {
-        let failed = |errno: rustix::io::Errno| MapError::Reserve {
-            bytes: len,
-            source: errno.into(),
-        };
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let file = rustix::fs::memfd_create("virtqueue-memory", flags).map_err(failed)?;
-        rustix::fs::ftruncate(&file, len).map_err(failed)?;
-        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK).map_err(failed)?;
-        Self::new(
-            vec![Region {
-                guest_addr: GuestAddr(0),
-                user_addr: 0,
-                len,
-                file,
-                file_offset: 0,
-            }],
-            0,
-            &TrustedFiles,
-        )
-    }
-
     fn assemble(guard: Guard, reservation: Reservation, guest_len: u64, regions: Vec<MappedRegion>) -> Self {
         let lookups = |start: fn(&MappedRegion) -> u64| {
             let lookup = |region: &MappedRegion| Lookup {
@@ -251,15 +223,9 @@ impl MemoryMap {
         self.reservation.len
     }
 
-    /// Length of the guest's part in bytes: offsets below it are shared with the guest.
+    /// Length of the guest's part in bytes: offsets below it are shared with the guest, and there the private area starts.
     #[must_use]
     pub fn guest_len(&self) -> u64 {
-        self.guest_len
-    }
-
-    /// Where the private area starts, in bytes. Equal to [`len`](Self::len) if there is none.
-    #[must_use]
-    pub fn private_offset(&self) -> u64 {
         self.guest_len
     }
 
@@ -282,16 +248,6 @@ impl MemoryMap {
     #[must_use]
     pub fn translate_user(&self, user_addr: u64, len: u64) -> Option<u64> {
         scan(&self.by_user, user_addr, len).map(|(place, _)| place.offset)
-    }
-
-    /// Bytes of the same region before `offset`; 0 for an offset that is in no region.
-    #[must_use]
-    pub fn room_before(&self, offset: u64) -> u64 {
-        self.by_guest
-            .iter()
-            .map(|lookup| (offset.wrapping_sub(lookup.map_offset), lookup.len))
-            .find_map(|(into, len)| (into < len).then_some(into))
-            .unwrap_or(0)
     }
 
     /// The guest address of the byte at `offset`, if it is the guest's.
@@ -453,7 +409,7 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        // SAFETY: whole range is ours (new), and whoever holds pointers into it holds the map, too.
+        // SAFETY: whole range is ours (new), and what holds pointers into it holds the map, too.
         unsafe { unmap(self.base.as_ptr(), self.len) };
     }
 }

@@ -23,31 +23,10 @@
 //! The functions are generic over the atomic, so that the loom model (`notify_loom.rs`) runs this code and no
 //! copy of it.
 
-use std::sync::atomic::{AtomicU16, Ordering, fence};
+use std::sync::atomic::Ordering;
 
+use crate::cell::Cell;
 use crate::layout::{AVAIL_NO_INTERRUPT, USED_NO_NOTIFY};
-
-/// A 16-bit word that both sides reach.
-pub(crate) trait Word {
-    fn load(&self, order: Ordering) -> u16;
-    fn store(&self, value: u16, order: Ordering);
-    fn fence(order: Ordering);
-}
-
-impl Word for AtomicU16 {
-    #[inline(always)]
-    fn load(&self, order: Ordering) -> u16 {
-        u16::from_le(AtomicU16::load(self, order))
-    }
-    #[inline(always)]
-    fn store(&self, value: u16, order: Ordering) {
-        AtomicU16::store(self, value.to_le(), order);
-    }
-    #[inline(always)]
-    fn fence(order: Ordering) {
-        fence(order);
-    }
-}
 
 /// The six words of a ring that are not entries.
 #[derive(Debug)]
@@ -75,7 +54,7 @@ pub(crate) fn crosses(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
 }
 
-impl<W: Word> Words<'_, W> {
+impl<W: Cell<u16>> Words<'_, W> {
     /// Device: publishes used entries `[old, new)`. Returns whether the driver wants a call.
     #[inline]
     pub(crate) fn publish_used(&self, old: u16, new: u16) -> bool {
@@ -124,7 +103,7 @@ impl<W: Word> Words<'_, W> {
 
 /// The driver's half, for the driver model and the loom model.
 #[cfg(any(test, feature = "driver"))]
-impl<W: Word> Words<'_, W> {
+impl<W: Cell<u16>> Words<'_, W> {
     /// Driver: publishes available entries `[old, new)`. Returns whether the device wants a kick.
     pub(crate) fn publish_avail(&self, old: u16, new: u16) -> bool {
         // Publishes descriptors and available entries (2.7.13.3.1). Pairs with the device's Acquire load of

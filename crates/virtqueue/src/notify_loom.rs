@@ -5,23 +5,11 @@
 //! A lost kick or call is a sleeper that nobody wakes: loom reports a deadlock. Each entry carries a value,
 //! stored relaxed before its index is published, so a missing Release or Acquire shows as a wrong value.
 
-use loom::sync::atomic::{AtomicU16 as LoomU16, Ordering, fence};
+use loom::sync::atomic::{AtomicU16 as LoomU16, Ordering};
 use loom::sync::{Arc, Notify};
 use loom::thread;
 
-use super::{NO_KICK, Word, Words};
-
-impl Word for LoomU16 {
-    fn load(&self, order: Ordering) -> u16 {
-        LoomU16::load(self, order)
-    }
-    fn store(&self, value: u16, order: Ordering) {
-        LoomU16::store(self, value, order);
-    }
-    fn fence(order: Ordering) {
-        fence(order);
-    }
-}
+use super::{NO_KICK, Words};
 
 /// A ring of two entries each way. `start` is where all indices begin.
 struct Ring {

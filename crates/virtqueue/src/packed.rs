@@ -1,6 +1,6 @@
 //! The device side of one packed virtqueue (VirtIO 1.3, 2.8).
 //!
-//! Theory of operation: one owner, no locks, and the methods of [`SplitQueue`](crate::SplitQueue). There is one
+//! Theory of operation: one owner, no locks, and the methods of [`SplitQueue`](crate::split::SplitQueue). There is one
 //! ring of descriptors, which both sides write. A slot is available or used by two bits of its flags, compared
 //! with the lap that one is in ([`Position`]). Chains are used in the order in which they were taken, so each
 //! used descriptor goes to the slot in which its chain began, and the ring is always in three parts:
@@ -23,20 +23,21 @@
 //!
 //! *For a successor* (`packed_resume.rs`): every slot behind `used` has USED of its lap, also the second and
 //! later ones of a list, which a device need not write. So the ring itself tells where it stands. And the first slot
-//! of a batch keeps, in its address, which nobody needs any more, what its used descriptor will say: whoever
+//! of a batch keeps, in its address, which nobody needs any more, what its used descriptor will say: who
 //! finds a batch that was not published can publish it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use self::journal::Notes;
+use crate::cell::Cell;
 use crate::chain::{ChainBuilder, ChainId, Chains, Kind, Single, Stop};
 use crate::crash;
 use crate::indirect::{Prefetch, Table, prefetch, prefetch_frame};
 use crate::layout::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, PACKED_AVAIL, PACKED_USED, PackedDescriptor};
 use crate::log::DirtyLog;
 use crate::memory::RegionHint;
-use crate::packed_notify::{self as notify, Cell, Wish};
+use crate::packed_notify::{self as notify, Wish};
 use crate::packed_resume::stash;
 use crate::packed_ring::PackedRing;
 use crate::position::Position;
@@ -51,9 +52,9 @@ const COMMON_MASK: u64 = ((PACKED_AVAIL | PACKED_USED | DESC_NEXT | DESC_INDIREC
 /// Device side of one packed virtqueue.
 #[derive(Debug)]
 pub struct PackedQueue {
-    ring: PackedRing,
-    size: QueueSize,
-    features: QueueFeatures,
+    pub(crate) ring: PackedRing,
+    pub(crate) size: QueueSize,
+    pub(crate) features: QueueFeatures,
     hint: RegionHint,
     /// Of the last chain.
     kind: Kind,
@@ -69,10 +70,11 @@ pub struct PackedQueue {
     first: (u16, u64),
     /// The first publication calls whatever the driver says: a predecessor may have died before it called.
     call_once: bool,
-    log: Option<Arc<DirtyLog>>,
+    pub(crate) log: Option<Arc<DirtyLog>>,
     notes: Notes,
-    taken_before: usize,
-    prefetch: Prefetch,
+    /// Chains that came first after `new` and that a predecessor had taken and not used, as the journal says.
+    pub(crate) taken_before: usize,
+    pub(crate) prefetch: Prefetch,
 }
 
 /// Slots that may be available: `left` of them from `at` on.
@@ -83,11 +85,7 @@ struct Room {
 }
 
 impl PackedQueue {
-    /// Takes over a ring. `start.base` is that of VHOST_USER_SET_VRING_BASE: bits 0 to 14 the slot to be taken
-    /// next and bit 15 its wrap counter, bits 16 to 31 the same of the slot to be used next. If the ring
-    /// itself says something else, as it does after a predecessor died, the ring is believed.
-    ///
-    /// Kicks are enabled. The first [`publish`](Self::publish) asks for a call in any case.
+    /// As [`Queue::new`](crate::Queue::new).
     ///
     /// # Errors
     /// `rings` was made for another map and does not fit this one, or base and ring name no slot.
@@ -124,12 +122,10 @@ impl PackedQueue {
         Ok(queue)
     }
 
-    /// Takes up to `max` chains into `chains`, which is emptied first, and returns how many. Fewer than there
-    /// are, if their buffers do not fit.
+    /// As [`Queue::pop`](crate::Queue::pop).
     ///
     /// # Errors
-    /// The driver broke a rule. Nothing was taken then: sound chains before the bad one are returned by the
-    /// call before. The queue must not be used any more.
+    /// The driver broke a rule.
     #[inline]
     pub fn pop(&mut self, chains: &mut Chains, max: usize) -> Result<usize, GuestFault> {
         chains.prepare(max.min(usize::from(self.size.get())), self.size);
@@ -293,9 +289,8 @@ impl PackedQueue {
         let memory = &self.ring.memory;
         let negotiated = self.features.indirect;
         let table = Table::find(memory, self.size, negotiated, head, desc.buffer())?;
-        for index in 0..table.entries {
-            let (low, high) = table.read(memory, index);
-            let entry = PackedDescriptor::from_words(u64::from_le(low), u64::from_le(high)).buffer();
+        for (low, high) in (0..table.entries).map_while(|index| table.read(index)) {
+            let entry = PackedDescriptor::from_words(low, high).buffer();
             if entry.has(DESC_INDIRECT) {
                 return Err(GuestFault::NestedIndirect { head }.into());
             }
@@ -304,8 +299,7 @@ impl PackedQueue {
         Ok(())
     }
 
-    /// Gives back the chains taken last, `slots` slots in all ([`Chains::slots`]), for which no used descriptor
-    /// was written: the next [`pop`](Self::pop) reads them anew.
+    /// As [`Queue::unpop`](crate::Queue::unpop).
     ///
     /// # Panics
     /// In debug builds, if more are given back than were taken: a bug of the caller's.
@@ -317,8 +311,7 @@ impl PackedQueue {
         self.note_returned(slots);
     }
 
-    /// Writes a used descriptor: the chain `id` is done, and `len` bytes were written to its buffers. Each chain
-    /// once, in the order of [`pop`](Self::pop). The driver does not see it before [`publish`](Self::publish).
+    /// As [`Queue::push_used`](crate::Queue::push_used).
     ///
     /// # Panics
     /// In debug builds, if more is used than was taken: a bug of the caller's.
@@ -371,10 +364,7 @@ impl PackedQueue {
         }
     }
 
-    /// Makes all used descriptors visible that were written since the last time, with one store. Returns
-    /// whether the driver wants a call.
-    ///
-    /// `false` and no access at all, if there are none.
+    /// As [`Queue::publish`](crate::Queue::publish).
     #[inline]
     pub fn publish(&mut self) -> bool {
         let slots = std::mem::take(&mut self.unpublished);
@@ -405,15 +395,14 @@ impl PackedQueue {
         std::mem::take(&mut self.call_once) | wanted
     }
 
-    /// Tells the driver that no kicks are needed while the device polls. A hint: one may still come.
+    /// As [`Queue::disable_kicks`](crate::Queue::disable_kicks).
     #[inline]
     pub fn disable_kicks(&mut self) {
         Cell::store(self.ring.device_events(), Wish::NEVER.0, Ordering::Relaxed);
         self.log_events();
     }
 
-    /// Asks the driver for a kick with the next chain. `true`: there is one already (or nonsense, as the next
-    /// [`pop`](Self::pop) will tell), so the device must not sleep.
+    /// As [`Queue::enable_kicks`](crate::Queue::enable_kicks).
     #[inline]
     #[must_use = "sleeping on true loses a kick"]
     pub fn enable_kicks(&mut self) -> bool {
@@ -427,41 +416,6 @@ impl PackedQueue {
     #[must_use]
     pub fn base(&self) -> u32 {
         u32::from(self.next.to_bits()) | u32::from(self.used.to_bits()) << 16
-    }
-
-    /// How many of the chains that came first after [`new`](Self::new) a predecessor had taken and not used, as
-    /// the journal says.
-    #[must_use]
-    pub fn taken_before(&self) -> usize {
-        self.taken_before
-    }
-
-    /// What is asked for of a buffer when its chain is taken; [`Prefetch::Frame`] unless it is said.
-    pub fn set_prefetch(&mut self, what: Prefetch) {
-        self.prefetch = what;
-    }
-
-    /// Notes writes to guest memory from now on in `log`, or no more.
-    pub fn set_log(&mut self, log: Option<Arc<DirtyLog>>) {
-        self.log = log;
-    }
-
-    /// Entries of the queue.
-    #[must_use]
-    pub fn size(&self) -> QueueSize {
-        self.size
-    }
-
-    /// What was negotiated.
-    #[must_use]
-    pub fn features(&self) -> QueueFeatures {
-        self.features
-    }
-
-    /// The memory that the ring and its buffers are in.
-    #[must_use]
-    pub fn memory(&self) -> &Arc<MemoryMap> {
-        &self.ring.memory
     }
 
     #[inline]

@@ -3,10 +3,10 @@
 use std::sync::atomic::Ordering;
 
 use super::PackedQueue;
+use crate::cell::Cell;
 use crate::chain::{ChainBuilder, ChainId, Chains, Stop};
 use crate::inflight_packed::PackedJournal;
 use crate::layout::{DESC_INDIRECT, DESC_NEXT, PackedDescriptor};
-use crate::packed_notify::Cell;
 use crate::packed_resume as resume;
 use crate::packed_ring::PackedRing;
 use crate::position::Position;

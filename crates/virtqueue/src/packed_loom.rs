@@ -5,36 +5,12 @@
 //! lost. A lost wake-up is a sleeper that nobody wakes: loom reports a deadlock. Each descriptor has its address stored
 //! relaxed before its flags are published, so a missing Release or Acquire shows as a wrong value.
 
-use loom::sync::atomic::{AtomicU32 as LoomU32, AtomicU64 as LoomU64, Ordering, fence};
+use loom::sync::atomic::{AtomicU32 as LoomU32, AtomicU64 as LoomU64, Ordering};
 use loom::sync::{Arc, Notify};
 use loom::thread;
 
 use super::{Batch, Cell, Position, QueueSize, Wish, enable, publish};
 use crate::layout::PackedDescriptor;
-
-impl Cell<u32> for LoomU32 {
-    fn load(&self, order: Ordering) -> u32 {
-        LoomU32::load(self, order)
-    }
-    fn store(&self, value: u32, order: Ordering) {
-        LoomU32::store(self, value, order);
-    }
-    fn fence(order: Ordering) {
-        fence(order);
-    }
-}
-
-impl Cell<u64> for LoomU64 {
-    fn load(&self, order: Ordering) -> u64 {
-        LoomU64::load(self, order)
-    }
-    fn store(&self, value: u64, order: Ordering) {
-        LoomU64::store(self, value, order);
-    }
-    fn fence(order: Ordering) {
-        fence(order);
-    }
-}
 
 /// A ring of three slots, as far as one direction of it goes.
 struct Ring {

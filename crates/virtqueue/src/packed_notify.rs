@@ -15,48 +15,12 @@
 //!
 //! Both sides do the same with the roles changed, so the functions here serve the device and the driver model.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::Ordering;
 
 use crate::QueueSize;
+use crate::cell::Cell;
 use crate::notify::crosses;
 use crate::position::Position;
-
-/// An atomic that both sides reach.
-pub(crate) trait Cell<T> {
-    fn load(&self, order: Ordering) -> T;
-    fn store(&self, value: T, order: Ordering);
-    fn fence(order: Ordering);
-}
-
-impl Cell<u32> for AtomicU32 {
-    #[inline(always)]
-    fn load(&self, order: Ordering) -> u32 {
-        u32::from_le(AtomicU32::load(self, order))
-    }
-    #[inline(always)]
-    fn store(&self, value: u32, order: Ordering) {
-        AtomicU32::store(self, value.to_le(), order);
-    }
-    #[inline(always)]
-    fn fence(order: Ordering) {
-        fence(order);
-    }
-}
-
-impl Cell<u64> for AtomicU64 {
-    #[inline(always)]
-    fn load(&self, order: Ordering) -> u64 {
-        u64::from_le(AtomicU64::load(self, order))
-    }
-    #[inline(always)]
-    fn store(&self, value: u64, order: Ordering) {
-        AtomicU64::store(self, value.to_le(), order);
-    }
-    #[inline(always)]
-    fn fence(order: Ordering) {
-        fence(order);
-    }
-}
 
 /// Values of the flags in bits 16 and 17 (2.8.10); 3 is reserved.
 const ENABLE: u16 = 0;

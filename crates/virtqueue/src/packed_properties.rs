@@ -61,7 +61,7 @@ proptest! {
                     for chain in &pair.chains {
                         let buffers = pair.chains.buffers(chain);
                         prop_assert!(!buffers.is_empty() && buffers.len() <= 13);
-                        prop_assert!(buffers.iter().all(|buffer| buffer.is_inside(pair.queue.memory())));
+                        prop_assert!(buffers.iter().all(|buffer| buffer.is_inside(&pair.queue.ring.memory)));
                         let sum = |part: &[crate::Buffer]| part.iter().map(|buffer| u64::from(buffer.len)).sum::<u64>();
                         prop_assert_eq!(u64::from(chain.readable_bytes), sum(pair.chains.readable(chain)));
                         prop_assert_eq!(u64::from(chain.writable_bytes), sum(pair.chains.writable(chain)));
@@ -78,8 +78,8 @@ proptest! {
         let _ = pair.queue.enable_kicks();
         pair.queue.disable_kicks();
         // A successor finds somewhere to stand in whatever that has become.
-        let memory = Arc::clone(pair.queue.memory());
-        let shape = RingShape::new(RingFormat::Packed, pair.queue.size());
+        let memory = Arc::clone(&pair.queue.ring.memory);
+        let shape = RingShape::new(RingFormat::Packed, pair.queue.size);
         let rings = RingLayout::from_user(&memory, shape, pair.driver.ring_user_addresses()).unwrap();
         if let Ok(mut queue) = PackedQueue::new(&memory, rings, FULL, QueueStart::at(base)) {
             prop_assert!(queue.base() as u16 & 0x7fff < 13);
@@ -126,7 +126,7 @@ fn descriptors_that_change_meanwhile_never_lead_outside() {
                 Ok(count) => taken += count,
                 Err(_) => faults += 1,
             }
-            let memory = queue.memory();
+            let memory = &queue.ring.memory;
             assert!(chains.buffers.iter().all(|buffer| buffer.is_inside(memory)));
             queue.unpop(chains.slots(0));
         }

@@ -2,7 +2,7 @@
 //!
 //! Theory of operation. A split ring says where it stands: used.idx is in memory. A packed ring does not, and the
 //! base that a VMM gives after the device died may be as old as the device was (QEMU remembers what the last
-//! GET_VRING_BASE said). So [`PackedQueue`](crate::PackedQueue) leaves in every slot that it has passed the USED
+//! GET_VRING_BASE said). So [`PackedQueue`](crate::packed::PackedQueue) leaves in every slot that it has passed the USED
 //! bit of that lap, and a driver by the book keeps the bit when it makes the slot available for the next lap. Seen
 //! along the ring the bit changes in one place, and that is where the device stands:
 //!
@@ -15,8 +15,8 @@
 //! If there is no such place, or more than one, then somebody else wrote this ring (a device need not mark the later
 //! slots of a list, a driver may do what it likes), and the base is believed.
 //!
-//! A device that dies between [`push_used`](crate::PackedQueue::push_used) and
-//! [`publish`](crate::PackedQueue::publish) leaves a batch whose first slot is still available, and the slots
+//! A device that dies between [`push_used`](crate::packed::PackedQueue::push_used) and
+//! [`publish`](crate::packed::PackedQueue::publish) leaves a batch whose first slot is still available, and the slots
 //! behind it are used, if there are any: a hole of one slot.
 //!
 //! ```text
@@ -29,9 +29,9 @@
 use std::sync::atomic::Ordering;
 
 use crate::RingError;
+use crate::cell::Cell;
 use crate::crash;
 use crate::layout::{DESC_NEXT, DESC_WRITE, PACKED_AVAIL, PACKED_USED, PackedDescriptor};
-use crate::packed_notify::Cell;
 use crate::packed_ring::PackedRing;
 use crate::position::Position;
 

@@ -13,9 +13,9 @@ use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use crate::cell::Cell;
 use crate::crash;
 use crate::layout::{self, PackedDescriptor};
-use crate::packed_notify::Cell;
 use crate::position::Position;
 use crate::{DirtyLog, MemoryMap, QueueSize, RingAddresses, RingError, RingLayout, RingShape};
 

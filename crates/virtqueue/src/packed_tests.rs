@@ -59,10 +59,10 @@ impl Pair {
 
     /// The device dies, and another one is told `base`.
     fn replace(&mut self, base: u32) {
-        let memory = Arc::clone(self.queue.memory());
-        let shape = RingShape::new(RingFormat::Packed, self.queue.size());
+        let memory = Arc::clone(&self.queue.ring.memory);
+        let shape = RingShape::new(RingFormat::Packed, self.queue.size);
         let rings = RingLayout::from_user(&memory, shape, self.driver.ring_user_addresses()).unwrap();
-        self.queue = PackedQueue::new(&memory, rings, self.queue.features(), QueueStart::at(base)).unwrap();
+        self.queue = PackedQueue::new(&memory, rings, self.queue.features, QueueStart::at(base)).unwrap();
     }
 
     fn pop(&mut self) -> Result<usize, GuestFault> {
@@ -116,7 +116,7 @@ impl Pair {
         let mut bytes = Vec::new();
         for buffer in self.chains.readable(chain) {
             let mut part = vec![0; buffer.len as usize];
-            assert!(self.queue.memory().copy_from_guest(buffer.offset, &mut part));
+            assert!(self.queue.ring.memory.copy_from_guest(buffer.offset, &mut part));
             bytes.extend(part);
         }
         bytes
@@ -251,7 +251,7 @@ fn a_batch_ends_when_its_buffers_are_full_and_allocates_nothing() {
         pair.driver.add_indirect(&[part; 60]).unwrap();
     }
     pair.driver.publish();
-    pair.chains = Chains::for_queue(pair.queue.size(), 4);
+    pair.chains = Chains::for_queue(pair.queue.size, 4);
     let room = (pair.chains.chains.capacity(), pair.chains.buffers.capacity());
     let mut batches = 0;
     let mut taken = 0;
@@ -398,8 +398,8 @@ fn a_ring_marked_by_somebody_else_is_entered_at_the_base() {
     assert_eq!(pair.queue.base(), 0x8006_8006);
     pair.replace(0x8006);
     assert_eq!(pair.queue.base(), 0x8006_8006);
-    let memory = Arc::clone(pair.queue.memory());
-    let shape = RingShape::new(RingFormat::Packed, pair.queue.size());
+    let memory = Arc::clone(&pair.queue.ring.memory);
+    let shape = RingShape::new(RingFormat::Packed, pair.queue.size);
     let rings = RingLayout::from_user(&memory, shape, pair.driver.ring_user_addresses()).unwrap();
     let refused = PackedQueue::new(&memory, rings, FULL, QueueStart::at(0x8008)).unwrap_err();
     assert_eq!(

@@ -9,7 +9,9 @@ use crate::chain::{ChainId, Chains};
 use crate::indirect::Prefetch;
 use crate::inflight::InflightQueue;
 use crate::log::DirtyLog;
-use crate::{GuestFault, MemoryMap, PackedQueue, QueueSize, RingError, RingFormat, RingLayout, SplitQueue};
+use crate::packed::PackedQueue;
+use crate::split::SplitQueue;
+use crate::{GuestFault, MemoryMap, QueueSize, RingError, RingFormat, RingLayout};
 
 /// What was negotiated, as far as it concerns the ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,8 +30,13 @@ pub struct QueueFeatures {
 /// Where a queue goes on, and what it notes down on the way.
 #[derive(Debug, Default)]
 pub struct QueueStart {
-    /// The next chain to take, as VHOST_USER_SET_VRING_BASE says it: of a split ring bits 0 to 15 are the
-    /// index in the available ring; of a packed one see [`PackedQueue::new`].
+    /// The next chain to take, as VHOST_USER_SET_VRING_BASE says it.
+    ///
+    /// Of a split ring bits 0 to 15 are the index in the available ring. The next used element goes where used.idx in memory
+    /// stands, as in Linux's vhost. After a clean stop the two agree.
+    ///
+    /// Of a packed ring bits 0 to 14 are the slot to be taken next and bit 15 its wrap counter, bits 16 to 31 the same of the
+    /// slot to be used next. If the ring itself says something else, as it does after a predecessor died, the ring is believed.
     pub base: u32,
     /// How a successor is to learn what was under way.
     pub journal: Journal,
@@ -62,8 +69,7 @@ pub enum Journal {
     Inflight(InflightQueue),
 }
 
-/// Device side of one virtqueue. All methods are those of [`SplitQueue`] and [`PackedQueue`], where they are
-/// described in full.
+/// Device side of one virtqueue.
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant)] // one a queue, and no pointer to follow
 pub enum Queue {
@@ -84,7 +90,8 @@ macro_rules! of_either {
 }
 
 impl Queue {
-    /// Takes over a ring. Kicks are enabled; the first [`publish`](Self::publish) asks for a call in any case.
+    /// Takes over a ring. Kicks are enabled. The first [`publish`](Self::publish) asks for a call in any case: a predecessor
+    /// may have published and then died before it called.
     ///
     /// # Errors
     /// `rings` was made for another map and does not fit this one, or for another kind of ring than was
@@ -102,17 +109,19 @@ impl Queue {
         }
     }
 
-    /// Takes up to `max` chains into `chains`, which is emptied first, and returns how many.
+    /// Takes up to `max` chains into `chains`, which is emptied first, and returns how many. Fewer than there are, if their
+    /// buffers do not fit.
     ///
     /// # Errors
-    /// The driver broke a rule, and nothing was taken. The queue must not be used any more.
+    /// The driver broke a rule. Nothing was taken then: sound chains before the bad one are returned by the call before. The
+    /// queue must not be used any more.
     #[inline]
     pub fn pop(&mut self, chains: &mut Chains, max: usize) -> Result<usize, GuestFault> {
         of_either!(self, ring => ring.pop(chains, max))
     }
 
-    /// Gives back the chains taken last, for which no used element was written. `slots` are those that
-    /// [`Chains::slots`] says for them: what is given back is always the youngest that is out.
+    /// Gives back the chains taken last, for which no used element was written: the next [`pop`](Self::pop) reads them anew.
+    /// `slots` are those that [`Chains::slots`] says for them: what is given back is always the youngest that is out.
     ///
     /// # Panics
     /// In debug builds, if more are given back than the queue holds: a bug of the caller's.
@@ -121,15 +130,18 @@ impl Queue {
         of_either!(self, ring => ring.unpop(slots));
     }
 
-    /// Writes a used element: the chain is done, and `len` bytes were written to its buffers. Always in the
-    /// order of [`pop`](Self::pop). The driver does not see it before [`publish`](Self::publish).
+    /// Writes a used element: the chain is done, and `len` bytes were written to its buffers. Each chain once, in the order of
+    /// [`pop`](Self::pop). The driver does not see it before [`publish`](Self::publish).
+    ///
+    /// # Panics
+    /// In debug builds, if more is used of a packed ring than was taken: a bug of the caller's.
     #[inline]
     pub fn push_used(&mut self, id: ChainId, len: u32) {
         of_either!(self, ring => ring.push_used(id, len));
     }
 
-    /// Makes all used elements visible that were written since the last time. Returns whether the driver
-    /// wants a call.
+    /// Makes all used elements visible that were written since the last time, with one store. Returns whether the driver
+    /// wants a call; `false` and no access at all, if there are none.
     #[inline]
     pub fn publish(&mut self) -> bool {
         of_either!(self, ring => ring.publish())
@@ -141,8 +153,8 @@ impl Queue {
         of_either!(self, ring => ring.disable_kicks());
     }
 
-    /// Asks the driver for a kick with the next chain. `true`: there is one already, so the device must not
-    /// sleep.
+    /// Asks the driver for a kick with the next chain. `true`: there is one already (or nonsense, as the next
+    /// [`pop`](Self::pop) will tell), so the device must not sleep.
     #[inline]
     #[must_use = "sleeping on true loses a kick"]
     pub fn enable_kicks(&mut self) -> bool {
@@ -158,35 +170,38 @@ impl Queue {
     /// How many of the chains that come next a predecessor had taken and not used, as the journal says.
     #[must_use]
     pub fn taken_before(&self) -> usize {
-        of_either!(self, ring => ring.taken_before())
+        of_either!(self, ring => ring.taken_before)
     }
 
-    /// What is asked for of a buffer when its chain is taken.
+    /// What is asked for of a buffer when its chain is taken; [`Prefetch::Frame`] unless it is said.
     pub fn set_prefetch(&mut self, what: Prefetch) {
-        of_either!(self, ring => ring.set_prefetch(what));
+        of_either!(self, ring => ring.prefetch = what);
     }
 
     /// Notes writes to guest memory from now on in `log`, or no more.
     pub fn set_log(&mut self, log: Option<Arc<DirtyLog>>) {
-        of_either!(self, ring => ring.set_log(log));
+        of_either!(self, ring => ring.log = log);
     }
 
     /// Entries of the queue.
     #[must_use]
     pub fn size(&self) -> QueueSize {
-        of_either!(self, ring => ring.size())
+        of_either!(self, ring => ring.size)
     }
 
     /// What was negotiated.
     #[must_use]
     pub fn features(&self) -> QueueFeatures {
-        of_either!(self, ring => ring.features())
+        of_either!(self, ring => ring.features)
     }
 
     /// The memory that the ring and its buffers are in.
     #[must_use]
     pub fn memory(&self) -> &Arc<MemoryMap> {
-        of_either!(self, ring => ring.memory())
+        match self {
+            Self::Split(queue) => &queue.memory,
+            Self::Packed(queue) => &queue.ring.memory,
+        }
     }
 }
 

@@ -20,6 +20,14 @@ const LOW_LEN: u64 = 0x8_0000;
 const BUFFERS: u64 = LOW + 0x4_0000;
 const SLOT_BYTES: u64 = 0x800;
 
+fn inflight_shape(size: QueueSize, features: QueueFeatures) -> InflightShape {
+    InflightShape {
+        queues: 2,
+        entries: size.get(),
+        packed: features.packed,
+    }
+}
+
 /// One chain that the driver is to send: lengths and directions of its buffers.
 #[derive(Clone, Debug)]
 struct Plan {
@@ -94,7 +102,7 @@ impl World {
         };
         let driver = QueueDriver::new(&ram, RingShape::new(format, size), driver_features).unwrap();
         let memory = Arc::new(MemoryMap::new(ram.regions().unwrap(), 0, &TrustedFiles).unwrap());
-        let region = InflightRegion::create(2, size.get(), features.packed).unwrap();
+        let region = InflightRegion::create(inflight_shape(size, features)).unwrap();
         Self {
             ram,
             memory,
@@ -124,11 +132,7 @@ impl World {
             Notes::None => Journal::None,
             Notes::Ring => Journal::Ring,
             Notes::Inflight => {
-                let shape = InflightShape {
-                    queues: 2,
-                    entries: self.driver.size().get(),
-                    packed: self.features.packed,
-                };
+                let shape = inflight_shape(self.driver.size(), self.features);
                 let range = FileRange {
                     offset: 0,
                     bytes: self.region.1,

@@ -50,7 +50,6 @@ pub struct MappedRegion {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FileFacts {
     pub(crate) page_size: u64,
-    pub(crate) hugetlb: bool,
     pub(crate) sealed: bool,
     /// Which file it is: device and inode.
     pub(crate) identity: (u64, u64),
@@ -222,12 +221,6 @@ impl MappedRegion {
         self.facts.page_size
     }
 
-    /// Whether the file is on hugetlbfs.
-    #[must_use]
-    pub fn is_hugetlb(&self) -> bool {
-        self.facts.hugetlb
-    }
-
     /// Whether the file is sealed against shrinking. If not, its owner can truncate it under us, and the next
     /// access is SIGBUS.
     #[must_use]
@@ -342,16 +335,15 @@ pub(crate) fn refuse_aliases(regions: &[Region], facts: &[FileFacts]) -> Result<
 }
 
 /// Bytes of the pages that a mapping of the file consists of: more than the system's only for hugetlbfs.
-/// Beside it, whether it is of those.
-pub(crate) fn page_size(file: BorrowedFd<'_>, system_page: u64) -> io::Result<(u64, bool)> {
+pub(crate) fn page_size(file: BorrowedFd<'_>, system_page: u64) -> io::Result<u64> {
     let filesystem = rustix::fs::fstatfs(file)?;
     if filesystem.f_type as u32 != HUGETLBFS_MAGIC {
-        return Ok((system_page, false));
+        return Ok(system_page);
     }
     let huge_page = u64::try_from(filesystem.f_bsize)
         .ok()
         .filter(|size| size.is_power_of_two());
-    Ok((huge_page.unwrap_or(system_page).max(system_page), true))
+    Ok(huge_page.unwrap_or(system_page).max(system_page))
 }
 
 /// Looks at the file: kind, size, page size, seals.
@@ -374,7 +366,7 @@ pub(crate) fn examine(region: &Region, system_page: u64) -> Result<FileFacts, Ma
             size,
         });
     }
-    let (page_size, hugetlb) = page_size(region.file.as_fd(), system_page)
+    let page_size = page_size(region.file.as_fd(), system_page)
         .map_err(|source| MapError::Examine { guest_addr, source })?;
     // Files that know no seals answer EINVAL: not sealed.
     let sealed =
@@ -383,7 +375,6 @@ pub(crate) fn examine(region: &Region, system_page: u64) -> Result<FileFacts, Ma
     let identity = (stat.st_dev as u64, stat.st_ino as u64);
     Ok(FileFacts {
         page_size,
-        hugetlb,
         sealed,
         identity,
     })

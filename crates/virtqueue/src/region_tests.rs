@@ -208,11 +208,7 @@ fn seal_against_shrinking_is_reported() {
     let map = MemoryMap::new(vec![open, sealed], 0, &TrustedFiles).unwrap();
     let seals: Vec<_> = map.regions().iter().map(MappedRegion::sealed).collect();
     assert_eq!(seals, [false, true]);
-    assert!(
-        map.regions()
-            .iter()
-            .all(|region| !region.is_hugetlb() && region.page_size() == 4096)
-    );
+    assert!(map.regions().iter().all(|region| region.page_size() == 4096));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{GuestAddr, MemoryMap, QueueSize, QueueSizeError, layout};
+use crate::{MemoryMap, QueueSize, QueueSizeError, layout};
 
 /// Which kind of ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,25 +19,6 @@ impl RingFormat {
     #[must_use]
     pub const fn of(packed: bool) -> Self {
         if packed { Self::Packed } else { Self::Split }
-    }
-
-    /// Length in bytes and alignment of the three parts of a ring of `size` entries.
-    fn parts(self, size: QueueSize) -> [(RingPart, u64, u64); 3] {
-        use RingPart::*;
-        let size = size.get();
-        let desc = (DescriptorTable, layout::desc_bytes(size), layout::DESC_ALIGN);
-        match self {
-            Self::Split => [
-                desc,
-                (AvailableRing, layout::avail_bytes(size), layout::AVAIL_ALIGN),
-                (UsedRing, layout::used_bytes(size), layout::USED_ALIGN),
-            ],
-            Self::Packed => [
-                desc,
-                (DriverEvents, layout::EVENT_BYTES, layout::EVENT_BYTES),
-                (DeviceEvents, layout::EVENT_BYTES, layout::EVENT_BYTES),
-            ],
-        }
     }
 }
 
@@ -141,6 +122,38 @@ impl RingShape {
     pub const fn new(format: RingFormat, size: QueueSize) -> Self {
         Self { format, size }
     }
+
+    /// Its three parts: see [`RingAddresses`].
+    pub(crate) fn parts(self) -> [PartShape; 3] {
+        let size = self.size.get();
+        let of = |part, len, align| PartShape { part, len, align };
+        let events = |part| of(part, layout::EVENT_BYTES, layout::EVENT_BYTES);
+        let (avail, used) = match self.format {
+            RingFormat::Split => (
+                of(
+                    RingPart::AvailableRing,
+                    layout::avail_bytes(size),
+                    layout::AVAIL_ALIGN,
+                ),
+                of(RingPart::UsedRing, layout::used_bytes(size), layout::USED_ALIGN),
+            ),
+            RingFormat::Packed => (events(RingPart::DriverEvents), events(RingPart::DeviceEvents)),
+        };
+        let desc = of(
+            RingPart::DescriptorTable,
+            layout::desc_bytes(size),
+            layout::DESC_ALIGN,
+        );
+        [desc, avail, used]
+    }
+}
+
+/// What a part of a ring needs, bytes.
+#[derive(Clone, Copy)]
+pub(crate) struct PartShape {
+    part: RingPart,
+    pub(crate) len: u64,
+    align: u64,
 }
 
 /// A ring's kind, size and the offsets of its parts in a [`MemoryMap`]: inside guest memory and aligned.
@@ -164,20 +177,6 @@ impl RingLayout {
         Self::locate(shape, addresses, |addr, len| memory.translate_user(addr, len))
     }
 
-    /// From guest addresses, as a transport's registers give them.
-    ///
-    /// # Errors
-    /// A part that is misaligned or not wholly inside one region.
-    pub fn from_guest(
-        memory: &MemoryMap,
-        shape: RingShape,
-        addresses: RingAddresses,
-    ) -> Result<Self, RingError> {
-        Self::locate(shape, addresses, |addr, len| {
-            memory.translate(GuestAddr(addr), len)
-        })
-    }
-
     /// From offsets in the map.
     ///
     /// # Errors
@@ -199,7 +198,7 @@ impl RingLayout {
         translate: impl Fn(u64, u64) -> Option<u64>,
     ) -> Result<Self, RingError> {
         let RingShape { format, size } = shape;
-        let find = |(part, len, align): (RingPart, u64, u64), addr: u64| {
+        let find = |PartShape { part, len, align }, addr: u64| {
             let offset = translate(addr, len).ok_or(RingError::OutsideMemory { part, addr, len })?;
             // The map starts on a page: aligned in it means aligned for us. A region that starts in the
             // middle of a page can make the two differ, so both count.
@@ -211,7 +210,7 @@ impl RingLayout {
         if format == RingFormat::Split {
             QueueSize::new(size.get().into())?;
         }
-        let [desc, avail, used] = format.parts(size);
+        let [desc, avail, used] = shape.parts();
         let offsets = RingAddresses {
             desc: find(desc, addresses.desc)?,
             avail: find(avail, addresses.avail)?,
@@ -246,12 +245,18 @@ impl RingLayout {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::GuestAddr;
+    use crate::driver::GuestRam;
+
+    fn ram() -> GuestRam {
+        GuestRam::new(&[(GuestAddr(0), 1 << 16)]).unwrap()
+    }
 
     fn layout(desc: u64, avail: u64, used: u64) -> Result<RingLayout, RingError> {
-        let map = MemoryMap::anonymous(1 << 16).unwrap();
+        let ram = ram();
         let size = QueueSize::new(256).unwrap();
         let addresses = RingAddresses { desc, avail, used };
-        RingLayout::from_guest(&map, RingShape::new(RingFormat::Split, size), addresses)
+        RingLayout::from_offsets(ram.map(), RingShape::new(RingFormat::Split, size), addresses)
     }
 
     #[test]
@@ -268,11 +273,11 @@ mod tests {
 
     #[test]
     fn packed_ring_has_four_bytes_of_events_each_way_and_any_size() {
-        let map = MemoryMap::anonymous(1 << 16).unwrap();
+        let ram = ram();
         let layout = |size, avail, used| {
             let size = QueueSize::packed(size).unwrap();
             let addresses = RingAddresses { desc: 0, avail, used };
-            RingLayout::from_guest(&map, RingShape::new(RingFormat::Packed, size), addresses)
+            RingLayout::from_offsets(ram.map(), RingShape::new(RingFormat::Packed, size), addresses)
         };
         assert!(layout(100, (1 << 16) - 4, 1600).is_ok());
         assert!(matches!(
@@ -291,8 +296,8 @@ mod tests {
                 ..
             })
         ));
-        let split = RingLayout::from_guest(
-            &map,
+        let split = RingLayout::from_offsets(
+            ram.map(),
             RingShape::new(RingFormat::Split, QueueSize::packed(100).unwrap()),
             RingAddresses {
                 desc: 0,

@@ -33,13 +33,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 
 use self::journal::Notes;
+use crate::cell::Cell;
 use crate::chain::{ChainBuilder, ChainId, Chains, Kind, Single, Stop};
 use crate::crash;
 use crate::indirect::{Prefetch, Table, prefetch, prefetch_frame};
 use crate::layout::{self, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Descriptor};
 use crate::log::DirtyLog;
 use crate::memory::RegionHint;
-use crate::notify::{Word, Words};
+use crate::notify::Words;
 use crate::{
     Buffer, GuestFault, MemoryMap, QueueFeatures, QueueSize, QueueStart, RingAddresses, RingError,
     RingFormat, RingLayout, RingShape,
@@ -55,13 +56,13 @@ const SUPPRESSION_REFRESH: u16 = 0x4000;
 /// Device side of one split virtqueue.
 #[derive(Debug)]
 pub struct SplitQueue {
-    memory: Arc<MemoryMap>,
+    pub(crate) memory: Arc<MemoryMap>,
     base: NonNull<u8>,
     desc: NonNull<AtomicU64>,
     avail: NonNull<AtomicU16>,
     used: NonNull<u8>,
-    size: QueueSize,
-    features: QueueFeatures,
+    pub(crate) size: QueueSize,
+    pub(crate) features: QueueFeatures,
     hint: RegionHint,
     /// Of the last chain.
     kind: Kind,
@@ -81,13 +82,14 @@ pub struct SplitQueue {
     kicks: bool,
     /// Where avail_event was written last while it asks for none.
     suppressed_at: Option<u16>,
-    log: Option<Arc<DirtyLog>>,
+    pub(crate) log: Option<Arc<DirtyLog>>,
     notes: Notes,
     /// Heads that are served in place of the entries of the available ring from `replay_start` on.
     replay: Vec<u16>,
     replay_start: u16,
-    taken_before: usize,
-    prefetch: Prefetch,
+    /// Chains that came first after `new` and that a predecessor had taken and not used, as the journal says.
+    pub(crate) taken_before: usize,
+    pub(crate) prefetch: Prefetch,
     offsets: RingAddresses,
 }
 
@@ -96,13 +98,8 @@ pub struct SplitQueue {
 unsafe impl Send for SplitQueue {}
 
 impl SplitQueue {
-    /// Takes over a ring: the next chain to take is the one at `start.base` (vhost-user,
-    /// VHOST_USER_SET_VRING_BASE; 16 bits), the next used element goes where used.idx in memory stands, as in
-    /// Linux's vhost. After a clean stop the two agree; after a crash `used_idx()` is the base from which
-    /// nothing is lost, if the driver's buffers were used in order.
-    ///
-    /// Kicks are enabled. The first [`publish`](Self::publish) asks for a call in any case: a predecessor may
-    /// have published and then died before it called.
+    /// As [`Queue::new`](crate::Queue::new). After a crash used.idx is the base from which nothing is lost, if the driver's
+    /// buffers were used in order.
     ///
     /// # Errors
     /// `rings` was made for another map, and does not fit this one.
@@ -144,11 +141,11 @@ impl SplitQueue {
             offsets,
             memory: Arc::clone(memory),
         };
-        queue.used_idx = Word::load(queue.words().used_idx, Ordering::Relaxed);
+        queue.used_idx = Cell::load(queue.words().used_idx, Ordering::Relaxed);
         queue.used_published = queue.used_idx;
         // With event idx the device keeps used.flags at 0 (2.7.10).
-        Word::store(queue.words().used_flags, 0, Ordering::Relaxed);
-        queue.set_log(start.log);
+        Cell::store(queue.words().used_flags, 0, Ordering::Relaxed);
+        queue.log = start.log;
         queue.take_over(start.journal)?;
         queue.skew = queue.next_avail.wrapping_sub(queue.used_idx);
         let _ = queue.enable_kicks();
@@ -164,7 +161,7 @@ impl SplitQueue {
         // Observes descriptors and available entries that the driver wrote before it. Pairs with the driver's
         // write barrier before its store of avail.idx (2.7.13.3.1; virtio_wmb in
         // virtqueue_add_split). Without it we read descriptors that are not yet there.
-        let found = Word::load(self.words().avail_idx, Ordering::Acquire);
+        let found = Cell::load(self.words().avail_idx, Ordering::Acquire);
         let count = found.wrapping_sub(self.next_avail);
         // A driver by the book makes no more available than it has entries, those under way included.
         let under_way = found.wrapping_sub(self.used_published).wrapping_sub(self.skew);
@@ -175,13 +172,10 @@ impl SplitQueue {
         Ok(count)
     }
 
-    /// Takes up to `max` chains into `chains`, which is emptied first, and returns how many. Fewer than there
-    /// are, if their buffers do not fit. avail.idx is read only if the chains known from last time are
-    /// not enough.
+    /// As [`Queue::pop`](crate::Queue::pop). avail.idx is read only if the chains known from last time are not enough.
     ///
     /// # Errors
-    /// The driver broke a rule. Nothing was taken then: sound chains before the bad one are returned by the
-    /// call before. The queue must not be used any more.
+    /// The driver broke a rule.
     #[inline]
     pub fn pop(&mut self, chains: &mut Chains, max: usize) -> Result<usize, GuestFault> {
         chains.prepare(max.min(usize::from(self.size.get())), self.size);
@@ -328,10 +322,16 @@ impl SplitQueue {
     ) -> Result<(), Stop> {
         let negotiated = self.features.indirect;
         let table = Table::find(&self.memory, self.size, negotiated, head, table)?;
-        let entries = table.entries;
-        let mut next = 0;
-        for _ in 0..entries {
-            let (low, high) = table.read(&self.memory, next);
+        let size = table.entries;
+        let (mut next, mut left) = (0, size);
+        loop {
+            let Some((low, high)) = table.read(next) else {
+                return Err(GuestFault::NextOutOfRange { head, next, size }.into());
+            };
+            if left == 0 {
+                return Err(GuestFault::DescriptorLoop { head, limit: size }.into());
+            }
+            left -= 1;
             let desc = Descriptor::from_words(low, high);
             if desc.has(DESC_INDIRECT) {
                 return Err(GuestFault::NestedIndirect { head }.into());
@@ -341,23 +341,13 @@ impl SplitQueue {
                 return Ok(());
             }
             next = desc.next;
-            if next >= entries {
-                return Err(GuestFault::NextOutOfRange {
-                    head,
-                    next,
-                    size: entries,
-                }
-                .into());
-            }
         }
-        Err(GuestFault::DescriptorLoop { head, limit: entries }.into())
     }
 
-    /// Gives back the last `slots` chains taken ([`Chains::slots`]), for which no used element was written:
-    /// the next [`pop`](Self::pop) reads them anew.
+    /// As [`Queue::unpop`](crate::Queue::unpop).
     ///
     /// # Panics
-    /// In debug builds, if more are given back than were taken: a bug of the caller's.
+    /// In debug builds, if more are given back than the queue holds: a bug of the caller's.
     #[inline]
     pub fn unpop(&mut self, slots: u16) {
         debug_assert!(slots <= self.size.get(), "more given back than the queue holds");
@@ -367,10 +357,7 @@ impl SplitQueue {
         }
     }
 
-    /// Writes a used element: the chain `id` is done, and `len` bytes were written to its
-    /// buffers. The driver does not see it before [`publish`](Self::publish).
-    ///
-    /// Each chain is pushed once; with IN_ORDER, in the order of [`pop`](Self::pop).
+    /// As [`Queue::push_used`](crate::Queue::push_used).
     #[inline]
     pub fn push_used(&mut self, id: ChainId, len: u32) {
         self.write_used(self.used_idx, id.head.into(), len);
@@ -393,10 +380,7 @@ impl SplitQueue {
         }
     }
 
-    /// Makes all used elements visible that were written since the last time, with one store. Returns whether
-    /// the driver wants a call.
-    ///
-    /// `false` and no access at all, if there are none.
+    /// As [`Queue::publish`](crate::Queue::publish).
     #[inline]
     pub fn publish(&mut self) -> bool {
         if self.used_idx == self.used_published {
@@ -417,7 +401,7 @@ impl SplitQueue {
         std::mem::take(&mut self.call_once) | wanted
     }
 
-    /// Tells the driver that no kicks are needed while the device polls. A hint: one may still come.
+    /// As [`Queue::disable_kicks`](crate::Queue::disable_kicks).
     #[inline]
     pub fn disable_kicks(&mut self) {
         let event = self.taken_end();
@@ -428,8 +412,7 @@ impl SplitQueue {
         self.suppressed_at = self.features.event_idx.then_some(event);
     }
 
-    /// Asks the driver for a kick with the next chain. `true`: there is one already (or the index is
-    /// nonsense, as the next [`pop`](Self::pop) will tell), so the device must not sleep.
+    /// As [`Queue::enable_kicks`](crate::Queue::enable_kicks).
     #[inline]
     #[must_use = "sleeping on true loses a kick"]
     pub fn enable_kicks(&mut self) -> bool {
@@ -445,59 +428,6 @@ impl SplitQueue {
     #[must_use]
     pub fn base(&self) -> u32 {
         u32::from(self.next_avail)
-    }
-
-    /// How many of the chains that came first after [`new`](Self::new) a predecessor had taken and not used, as
-    /// the journal says.
-    #[must_use]
-    pub fn taken_before(&self) -> usize {
-        self.taken_before
-    }
-
-    /// What is asked for of a buffer when its chain is taken; [`Prefetch::Frame`] unless it is said.
-    pub fn set_prefetch(&mut self, what: Prefetch) {
-        self.prefetch = what;
-    }
-
-    /// Notes writes to guest memory from now on in `log`, or no more.
-    pub fn set_log(&mut self, log: Option<Arc<DirtyLog>>) {
-        self.log = log;
-    }
-
-    /// Index of the next chain to take.
-    #[must_use]
-    pub fn next_avail(&self) -> u16 {
-        self.next_avail
-    }
-
-    /// Where the next used element goes.
-    #[must_use]
-    pub fn used_idx(&self) -> u16 {
-        self.used_idx
-    }
-
-    /// Used elements that were written and not published.
-    #[must_use]
-    pub fn unpublished(&self) -> u16 {
-        self.used_idx.wrapping_sub(self.used_published)
-    }
-
-    /// Entries of the queue.
-    #[must_use]
-    pub fn size(&self) -> QueueSize {
-        self.size
-    }
-
-    /// What was negotiated.
-    #[must_use]
-    pub fn features(&self) -> QueueFeatures {
-        self.features
-    }
-
-    /// The memory that the ring and its buffers are in.
-    #[must_use]
-    pub fn memory(&self) -> &Arc<MemoryMap> {
-        &self.memory
     }
 
     /// Moves the suppressed event index on before the driver's index comes round to it.
@@ -551,7 +481,7 @@ impl SplitQueue {
         let slot = usize::from(index & self.size.mask());
         // SAFETY: masked, so inside the available ring, which is inside the map and 2-aligned (`new`).
         let entry = unsafe { self.avail.add(layout::RING_ENTRIES as usize / 2 + slot).as_ref() };
-        Word::load(entry, Ordering::Relaxed)
+        Cell::load(entry, Ordering::Relaxed)
     }
 
     /// Descriptor `index` of the table, each byte read once. `index` is below the queue size (checked by the
@@ -561,8 +491,8 @@ impl SplitQueue {
         let word = 2 * usize::from(index & self.size.mask());
         // SAFETY: masked, so both words are inside the table, which is inside the map and 16-aligned (`new`).
         unsafe {
-            let low = self.desc.add(word).as_ref().load(Ordering::Relaxed);
-            let high = self.desc.add(word + 1).as_ref().load(Ordering::Relaxed);
+            let low = Cell::load(self.desc.add(word).as_ref(), Ordering::Relaxed);
+            let high = Cell::load(self.desc.add(word + 1).as_ref(), Ordering::Relaxed);
             Descriptor::from_words(low, high)
         }
     }

@@ -3,10 +3,11 @@
 use std::sync::atomic::Ordering;
 
 use super::SplitQueue;
+use crate::cell::Cell;
 use crate::chain::Chains;
 use crate::crash;
 use crate::inflight_split::SplitJournal;
-use crate::notify::{NO_KICK, Word};
+use crate::notify::NO_KICK;
 use crate::{Journal, RingError};
 
 /// Where notes are made.
@@ -30,7 +31,7 @@ impl SplitQueue {
     /// Reads what a predecessor noted, and goes on in the same way.
     pub(super) fn take_over(&mut self, journal: Journal) -> Result<(), RingError> {
         // Only a hint here, which `pop` checks.
-        let found = Word::load(self.words().avail_idx, Ordering::Acquire);
+        let found = Cell::load(self.words().avail_idx, Ordering::Acquire);
         let available = found.wrapping_sub(self.used_idx);
         let available = if available > self.size.get() { 0 } else { available };
         match journal {
@@ -59,7 +60,7 @@ impl SplitQueue {
     /// kicks or not; what makes no sense as either is no note. In a queue of 32,768 entries, all of them available, a word
     /// may make sense as both: then the chains are not done again.
     fn noted_as_taken(&self, available: u16) -> u16 {
-        let event = Word::load(self.words().avail_event, Ordering::Relaxed);
+        let event = Cell::load(self.words().avail_event, Ordering::Relaxed);
         [0, NO_KICK]
             .map(|kick| event.wrapping_sub(kick).wrapping_sub(self.used_idx))
             .into_iter()
@@ -84,7 +85,7 @@ impl SplitQueue {
             crash::point();
             let kick = if self.kicks { 0 } else { NO_KICK };
             let event = self.taken_end().wrapping_add(kick);
-            Word::store(self.words().avail_event, event, Ordering::Relaxed);
+            Cell::store(self.words().avail_event, event, Ordering::Relaxed);
         }
     }
 

@@ -30,7 +30,7 @@ impl Pair {
     }
 
     fn with(size: u16, features: QueueFeatures, start: u16) -> Self {
-        let size = QueueSize::try_from(size).unwrap();
+        let size = QueueSize::new(size.into()).unwrap();
         let ram = Arc::new(GuestRam::new(&[(GuestAddr(LOW), LOW_LEN), (GuestAddr(HIGH), HIGH_LEN)]).unwrap());
         let driver_features = DriverFeatures {
             event_idx: features.event_idx,
@@ -74,7 +74,7 @@ impl Pair {
             self.chains.is_empty() && self.chains.buffers.is_empty(),
             "a fault leaves nothing behind"
         );
-        assert_eq!(self.queue.next_avail(), 0, "a fault takes nothing");
+        assert_eq!(self.queue.next_avail, 0, "a fault takes nothing");
         fault
     }
 
@@ -83,7 +83,7 @@ impl Pair {
         let mut bytes = Vec::new();
         for buffer in self.chains.readable(chain) {
             let mut part = vec![0; buffer.len as usize];
-            assert!(self.queue.memory().copy_from_guest(buffer.offset, &mut part));
+            assert!(self.queue.memory.copy_from_guest(buffer.offset, &mut part));
             bytes.extend(part);
         }
         bytes
@@ -141,7 +141,7 @@ fn indirect_table_need_not_be_aligned() {
     let mut pair = Pair::new(8);
     pair.ram.write(GuestAddr(GOOD), b"abcd");
     let table = GuestAddr(LOW + 0x5_0003);
-    let bytes = |d: Descriptor| [d.to_words().0.to_ne_bytes(), d.to_words().1.to_ne_bytes()].concat();
+    let bytes = |d: Descriptor| [d.to_words().0.to_le_bytes(), d.to_words().1.to_le_bytes()].concat();
     pair.ram.write(table, &bytes(desc(GOOD, 1, DESC_NEXT, 1)));
     pair.ram
         .write(table.checked_add(16).unwrap(), &bytes(desc(GOOD + 1, 3, 0, 0)));
@@ -218,7 +218,7 @@ fn a_batch_ends_when_its_buffers_are_full_and_allocates_nothing() {
         pair.driver.add_indirect(&[part; 60]).unwrap();
     }
     pair.driver.publish();
-    pair.chains = Chains::for_queue(pair.queue.size(), 4);
+    pair.chains = Chains::for_queue(pair.queue.size, 4);
     let room = (pair.chains.chains.capacity(), pair.chains.buffers.capacity());
     let mut batches = 0;
     let mut taken = 0;
@@ -249,7 +249,7 @@ fn mergeable_buffers_become_visible_together() {
         pair.queue.push_used(chain.id, 0x100);
         assert_eq!(pair.driver.used_idx(), 0);
     }
-    assert_eq!(pair.queue.unpublished(), 3);
+    assert_eq!(pair.queue.used_idx.wrapping_sub(pair.queue.used_published), 3);
     pair.queue.publish();
     assert_eq!(pair.driver.used_idx(), 3);
     assert!(!pair.queue.publish(), "nothing new, no call");
@@ -269,16 +269,16 @@ fn a_successor_goes_on_where_the_ring_stands() {
     pair.queue.publish();
     // It dies with three chains under way; the driver has seen the call or not.
     pair.driver.set_avail_flags(AVAIL_NO_INTERRUPT);
-    let memory = Arc::clone(pair.queue.memory());
+    let memory = Arc::clone(&pair.queue.memory);
     let rings = RingLayout::from_user(
         &memory,
-        RingShape::new(RingFormat::Split, pair.queue.size()),
+        RingShape::new(RingFormat::Split, pair.queue.size),
         pair.driver.ring_user_addresses(),
     )
     .unwrap();
-    let used_idx = pair.queue.used_idx();
+    let used_idx = pair.queue.used_idx;
     pair.queue = SplitQueue::new(&memory, rings, FULL, QueueStart::at(used_idx.into())).unwrap();
-    assert_eq!(pair.queue.used_idx(), 65530u16.wrapping_add(5));
+    assert_eq!(pair.queue.used_idx, 65530u16.wrapping_add(5));
     assert_eq!(pair.pop(), Ok(3));
     for chain in &pair.chains {
         pair.queue.push_used(chain.id, 0);
@@ -608,7 +608,7 @@ fn direct_and_indirect_together_longer_than_the_queue_are_a_fault() {
 /// A sum of lengths that does not fit 32 bits: CVE-2020-10722.
 #[test]
 fn chain_of_four_gigabytes_is_a_fault() {
-    let size = QueueSize::try_from(4u16).unwrap();
+    let size = QueueSize::new(4).unwrap();
     let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), 3 << 30)]).unwrap()); // not touched, so not there
     let driver = SplitDriver::new(&ram, size, DriverFeatures::default()).unwrap();
     let memory = Arc::new(MemoryMap::new(ram.regions().unwrap(), 0, &TrustedFiles).unwrap());
@@ -637,7 +637,7 @@ fn sound_chains_before_a_bad_one_are_served() {
     pair.driver.publish();
     assert_eq!(pair.pop(), Ok(3));
     assert!(matches!(pair.pop(), Err(GuestFault::OutsideMemory { head, .. }) if head == bad));
-    assert_eq!(pair.queue.next_avail(), 3);
+    assert_eq!(pair.queue.next_avail, 3);
 }
 
 /// The place of a note must not be one that the driver has yet to read, with all its descriptors out.
@@ -669,8 +669,8 @@ fn notes_for_a_successor_leave_unread_used_elements_alone() {
         (0..4).for_each(|_| assert!(pair.driver.add(&buffer).is_some()));
         pair.driver.publish();
         assert_eq!(pair.queue.pop(&mut pair.chains, 2), Ok(2));
-        let memory = Arc::clone(pair.queue.memory());
-        let shape = RingShape::new(RingFormat::Split, pair.queue.size());
+        let memory = Arc::clone(&pair.queue.memory);
+        let shape = RingShape::new(RingFormat::Split, pair.queue.size);
         let rings = RingLayout::from_user(&memory, shape, pair.driver.ring_user_addresses()).unwrap();
         for kicks in [true, false] {
             if !kicks {
@@ -681,8 +681,8 @@ fn notes_for_a_successor_leave_unread_used_elements_alone() {
                 journal: crate::Journal::Ring,
                 log: None,
             };
-            let successor = SplitQueue::new(&memory, rings, pair.queue.features(), start).unwrap();
-            assert_eq!(successor.taken_before(), 2, "two were out, kicks: {kicks}");
+            let successor = SplitQueue::new(&memory, rings, pair.queue.features, start).unwrap();
+            assert_eq!(successor.taken_before, 2, "two were out, kicks: {kicks}");
         }
     }
 }

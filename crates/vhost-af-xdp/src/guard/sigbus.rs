@@ -269,25 +269,27 @@ mod tests {
         (map, watch, alarm, file)
     }
 
+    fn byte(map: &MemoryMap, offset: u64) -> u8 {
+        let mut byte = [0];
+        assert!(map.copy_from_guest(offset, &mut byte));
+        byte[0]
+    }
+
     #[test]
     fn truncated_memory_reads_as_zeros_and_ends_only_its_session() {
         install().expect("installed");
         let (map, watch, alarm, file) = watched();
         let (other, other_watch, other_alarm, _other_file) = watched();
-        assert!(map.write_obj(LEN - 8, &u64::MAX) && map.write_obj(LEN, &7u64));
-        assert!(other.write_obj(0, &7u64));
+        assert!(map.copy_to_guest(LEN - 1, &[0xff]) && map.copy_to_guest(LEN, &[7]));
+        assert!(other.copy_to_guest(0, &[7]));
         ftruncate(&file, 0).expect("not sealed");
         assert!(!watch.is_hit());
-        assert_eq!(map.read_obj::<u64>(LEN - 8), Some(0));
+        assert_eq!(byte(&map, LEN - 1), 0);
         assert!(watch.is_hit());
         assert!(alarm.is_raised() && !other_alarm.is_raised());
-        assert!(map.write_obj(8, &1u64), "all of it can be written");
-        assert_eq!(
-            map.read_obj::<u64>(LEN),
-            Some(7),
-            "the private part stays as it was"
-        );
-        assert_eq!((other.read_obj::<u64>(0), other_watch.is_hit()), (Some(7), false));
+        assert!(map.copy_to_guest(8, &[1]), "all of it can be written");
+        assert_eq!(byte(&map, LEN), 7, "the private part stays as it was");
+        assert_eq!((byte(&other, 0), other_watch.is_hit()), (7, false));
     }
 
     /// A VMM that truncates the file when its size was checked and its first byte was not yet read.
@@ -317,7 +319,7 @@ mod tests {
             entries: 256,
             packed: false,
         };
-        let bytes = InflightRegion::bytes_for(1, 256, false).expect("a shape");
+        let bytes = shape.bytes().expect("a shape that there is");
         let (inflight, watch) = (file(bytes), Watch::new(None, None));
         let region = InflightRegion::open(
             inflight.as_fd(),
@@ -348,7 +350,7 @@ mod tests {
             file_offset: 0,
         };
         let map = MemoryMap::new(vec![region], 0, &Truncating(&watch, &ram)).expect("mapped");
-        assert_eq!((map.read_obj::<u64>(0), watch.is_hit()), (Some(0), true));
+        assert_eq!((byte(&map, 0), watch.is_hit()), (0, true));
     }
 
     /// The watchdog sends it to workers at any time.
@@ -421,8 +423,8 @@ mod tests {
             };
             let unknown = MemoryMap::new(vec![region], 0, &TrustedFiles).expect("mapped");
             ftruncate(&file, 0).expect("not sealed");
-            assert_eq!(map.read_obj::<u64>(0), Some(0));
-            let _ = unknown.read_obj::<u64>(0);
+            assert_eq!(byte(&map, 0), 0);
+            let _ = byte(&unknown, 0);
             unreachable!("the access must not come back");
         }
         let this = std::env::current_exe().expect("a test is a program");

@@ -223,7 +223,7 @@ impl LaneParts<'_> {
     /// This pair's share of the bounce area, over guest RAM as UMEM.
     fn direct_memory(&self, umem: Umem) -> Result<DirectMemory, LaneError> {
         let map = self.device.memory().ok_or(PairError::NoMemory)?;
-        let start = map.private_offset() + u64::from(self.pair) * BOUNCE_BYTES;
+        let start = map.guest_len() + u64::from(self.pair) * BOUNCE_BYTES;
         let pool: FramePool = umem.frames(start..start + BOUNCE_BYTES)?.collect();
         let in_flight = self.device.longest_vring(self.pair).max(RECEIVE_RING) as usize;
         Ok(DirectMemory {

@@ -138,7 +138,7 @@ impl World {
         } else {
             0
         };
-        let own = memory.map.private_offset();
+        let own = memory.map.guest_len();
         let umem = if setup.direct {
             Umem::unaligned(Arc::new(Ram(Arc::clone(&memory.map))), CHUNK_BYTES, 0)
         } else {

@@ -117,7 +117,7 @@ fn direct_lane_keeps_few_pieces_of_buffers_and_uses_them_all() {
         let memory = Memory::new(RAM, private);
         let _first = memory.ram.alloc(4096, 64).expect("memory");
         let (guest, mut driver) = guest(&memory, first);
-        let own = memory.map.private_offset();
+        let own = memory.map.guest_len();
         let umem = Umem::unaligned(Arc::new(Ram(memory.map)), CHUNK_BYTES, 0).expect("good");
         let mut wire = Wire::new(umem.clone(), 64, 64);
         wire.fill = 32;

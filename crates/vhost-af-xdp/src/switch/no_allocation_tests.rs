@@ -245,7 +245,7 @@ fn direct_placement_allocates_nothing() {
     for (frames, offloads) in [(plain(), Offloads::NONE), (asking(), SENDS)] {
         let private = 192 * CHUNK_BYTES as usize;
         let (mut guest, pair) = Guest::new(&frames, offloads, private);
-        let own = guest.memory.map.private_offset();
+        let own = guest.memory.map.guest_len();
         let map = Arc::clone(&guest.memory.map);
         let umem = Umem::unaligned(Arc::new(Ram(map)), CHUNK_BYTES, 0).expect("good");
         let config = NullConfig {

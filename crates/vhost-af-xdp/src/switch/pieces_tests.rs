@@ -44,7 +44,7 @@ impl World {
         let memory = Memory::new(1 << 20, private);
         let (guest, driver) = guest(&memory, offloads);
         let counters = Arc::new(PairCounters::default());
-        let own = memory.map.private_offset();
+        let own = memory.map.guest_len();
         let umem = if direct {
             Umem::unaligned(Arc::new(Ram(memory.map)), CHUNK_BYTES, 0)
         } else {

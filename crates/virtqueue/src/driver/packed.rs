@@ -7,29 +7,21 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::ring::DriverRing;
 use super::{Buffer, DriverFeatures, GuestRam, RamError, Used};
+use crate::cell::Cell;
 use crate::layout::{self, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, PackedDescriptor};
-use crate::packed_notify::{self as notify, Cell, Wish};
+use crate::packed_notify::{self as notify, Wish};
 use crate::position::Position;
-use crate::{GuestAddr, QueueSize, RingAddresses};
-
-/// A chain under way.
-#[derive(Clone, Copy, Debug)]
-struct UnderWay {
-    slots: u16,
-}
+use crate::{GuestAddr, QueueSize, RingFormat, RingShape};
 
 /// The driver's side of one packed virtqueue. A chain is named by its buffer id.
 #[derive(Debug)]
 pub struct PackedDriver {
     ring: DriverRing,
-    features: DriverFeatures,
     /// Ids that are free, front first.
     free_ids: VecDeque<u16>,
     free_slots: u16,
-    /// By id.
-    chains: Vec<Option<UnderWay>>,
-    /// Ids in the order in which they were added.
-    order: VecDeque<u16>,
+    /// Slots of each chain that is under way, by id.
+    slots: Vec<u16>,
     /// The next descriptor goes here.
     next: Position,
     /// The next used one comes here.
@@ -53,21 +45,12 @@ impl PackedDriver {
     /// # Errors
     /// No room.
     pub fn new(ram: &Arc<GuestRam>, size: QueueSize, features: DriverFeatures) -> Result<Self, RamError> {
-        let entries = size.get();
-        // Each part on its own cache lines, so that costs are those of the ring and not of false sharing.
-        let events = || ram.alloc(64, 64).map(GuestAddr::get);
-        let guest = RingAddresses {
-            desc: ram.alloc(layout::desc_bytes(entries), 64)?.get(),
-            avail: events()?,
-            used: events()?,
-        };
+        let (entries, shape) = (size.get(), RingShape::new(RingFormat::Packed, size));
         Ok(Self {
-            ring: DriverRing::new(ram, size, guest),
-            features,
+            ring: DriverRing::new(ram, shape, features)?,
             free_ids: (0..entries).collect(),
             free_slots: entries,
-            chains: vec![None; usize::from(entries)],
-            order: VecDeque::with_capacity(usize::from(entries)),
+            slots: vec![0; usize::from(entries)],
             next: Position::START,
             used: Position::START,
             unpublished: 0,
@@ -78,7 +61,7 @@ impl PackedDriver {
     /// Goes to slot `offset` of a lap with wrap counter `wrap`, as after some laps, and leaves the ring as a
     /// device would: for tests of the wrap. Only before the first `add`.
     pub fn start_at(&mut self, offset: u16, wrap: bool) {
-        assert!(self.order.is_empty(), "chains are under way");
+        assert!(self.ring.order.is_empty(), "chains are under way");
         assert!(offset < self.ring.size.get(), "a slot of the ring");
         let at = Position { offset, wrap };
         (self.next, self.used) = (at, at);
@@ -99,12 +82,6 @@ impl PackedDriver {
     #[must_use]
     pub fn free_descriptors(&self) -> usize {
         self.free_slots.into()
-    }
-
-    /// Chains that were added and have not come back.
-    #[must_use]
-    pub fn in_flight(&self) -> usize {
-        self.order.len()
     }
 
     /// Where the device must go on: what a VMM says that knows it, in the form of VHOST_USER_SET_VRING_BASE.
@@ -180,8 +157,8 @@ impl PackedDriver {
 
     fn note(&mut self, id: u16, slots: u16) {
         self.free_slots -= slots;
-        self.chains[usize::from(id)] = Some(UnderWay { slots });
-        self.order.push_back(id);
+        self.slots[usize::from(id)] = slots;
+        self.ring.order.push_back(id);
     }
 
     /// Makes all added chains visible with one store. Returns whether the device wants a kick; `false` if
@@ -202,7 +179,7 @@ impl PackedDriver {
         notify::publish(
             &batch,
             self.events(self.ring.offsets.used),
-            self.features.event_idx,
+            self.ring.features.event_idx,
         )
     }
 
@@ -219,14 +196,8 @@ impl PackedDriver {
             return None;
         }
         let id = desc.id;
-        let chain = self.chains.get_mut(usize::from(id)).and_then(Option::take);
-        let UnderWay { slots } =
-            chain.unwrap_or_else(|| panic!("the device gave back chain {id}, which it does not have"));
-        if self.features.in_order {
-            assert_eq!(self.order.front(), Some(&id), "the device gave back out of order");
-        }
-        let position = self.order.iter().position(|&other| other == id);
-        self.order.remove(position.expect("it is under way"));
+        self.ring.came_back(id);
+        let slots = self.slots[usize::from(id)];
         self.free_ids.push_back(id);
         self.free_slots += slots;
         self.used = self.used.forward(slots, self.ring.size);
@@ -242,7 +213,7 @@ impl PackedDriver {
             self.events(self.ring.offsets.avail),
             self.word(self.used.offset, true),
         );
-        let found = notify::enable(events, self.used, slot, self.features.event_idx);
+        let found = notify::enable(events, self.used, slot, self.ring.features.event_idx);
         self.used.is_used(PackedDescriptor::flags_of(found))
     }
 
@@ -265,9 +236,8 @@ impl PackedDriver {
 
     /// Writes slot `slot`, whatever it says.
     pub fn write_slot(&self, slot: u16, desc: PackedDescriptor) {
-        let (low, high) = desc.to_words();
-        Cell::store(self.word(slot, false), low, Ordering::Relaxed);
-        Cell::store(self.word(slot, true), high, Ordering::Release);
+        let offset = self.ring.offsets.desc + layout::desc_bytes(slot);
+        self.ring.write_words(offset, desc.to_words());
     }
 
     /// What stands in slot `slot`.
@@ -279,19 +249,8 @@ impl PackedDriver {
 
     /// Writes entry `index` of a table in guest memory, whatever it says.
     pub fn write_table_entry(&self, table: GuestAddr, index: u16, desc: PackedDescriptor) {
-        let (low, high) = desc.to_words();
-        let addr = table
-            .checked_add(u64::from(index) * layout::DESC_BYTES)
-            .expect("a table in guest memory");
-        let offset = self.ring.ram.offset(addr, layout::DESC_BYTES as usize);
-        let map = self.ring.ram.map();
-        match (map.atomic_u64(offset), map.atomic_u64(offset + 8)) {
-            (Some(first), Some(second)) => {
-                Cell::store(first, low, Ordering::Relaxed);
-                Cell::store(second, high, Ordering::Relaxed);
-            }
-            _ => assert!(map.write_obj(offset, &[low.to_le(), high.to_le()])),
-        }
+        let offset = self.ring.table_entry(table, index);
+        self.ring.write_words(offset, desc.to_words());
     }
 
     /// Sets the driver's event suppression: slot and wrap counter in bits 0 to 15, flags in bits 16 to 31.
@@ -306,12 +265,12 @@ impl PackedDriver {
     }
 
     fn word(&self, slot: u16, second: bool) -> &AtomicU64 {
-        let offset = self.ring.offsets.desc + u64::from(slot) * layout::DESC_BYTES + 8 * u64::from(second);
-        self.ring.ram.map().atomic_u64(offset).expect("inside the ring")
+        self.ring
+            .word(self.ring.offsets.desc + layout::desc_bytes(slot) + 8 * u64::from(second))
     }
 
     fn events(&self, offset: u64) -> &AtomicU32 {
-        self.ring.ram.map().atomic_u32(offset).expect("inside memory")
+        self.ring.word(offset)
     }
 }
 

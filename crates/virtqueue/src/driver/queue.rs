@@ -1,12 +1,12 @@
 //! A driver of either kind, for tests that run with both.
 
+use std::ops::Deref;
 use std::sync::Arc;
 
-use super::{Buffer, DriverFeatures, GuestRam, PackedDriver, RamError, SplitDriver, Used};
-use crate::{QueueSize, RingAddresses, RingFormat, RingShape};
+use super::{Buffer, DriverFeatures, DriverRing, GuestRam, PackedDriver, RamError, SplitDriver, Used};
+use crate::{RingFormat, RingShape};
 
-/// The driver's side of one virtqueue. The methods are those of [`SplitDriver`] and [`PackedDriver`]; to lie, take
-/// the one it is.
+/// The driver's side of one virtqueue. To lie, take the one it is.
 #[derive(Debug)]
 pub enum QueueDriver {
     /// VirtIO 1.3, 2.7.
@@ -23,6 +23,14 @@ macro_rules! of_either {
             QueueDriver::Packed($driver) => $call,
         }
     };
+}
+
+impl Deref for QueueDriver {
+    type Target = DriverRing;
+
+    fn deref(&self) -> &DriverRing {
+        of_either!(self, driver => driver)
+    }
 }
 
 impl QueueDriver {
@@ -68,30 +76,6 @@ impl QueueDriver {
         }
     }
 
-    /// Entries of the queue.
-    #[must_use]
-    pub fn size(&self) -> QueueSize {
-        of_either!(self, driver => driver.size())
-    }
-
-    /// The guest's memory.
-    #[must_use]
-    pub fn ram(&self) -> &Arc<GuestRam> {
-        of_either!(self, driver => driver.ram())
-    }
-
-    /// Where the ring is for the guest.
-    #[must_use]
-    pub fn ring_guest_addresses(&self) -> RingAddresses {
-        of_either!(self, driver => driver.ring_guest_addresses())
-    }
-
-    /// Where the ring is in this process.
-    #[must_use]
-    pub fn ring_user_addresses(&self) -> RingAddresses {
-        of_either!(self, driver => driver.ring_user_addresses())
-    }
-
     /// Where the device must go on, in the form of VHOST_USER_SET_VRING_BASE: what is used so far.
     #[must_use]
     pub fn base(&self) -> u32 {
@@ -105,12 +89,6 @@ impl QueueDriver {
     #[must_use]
     pub fn free_descriptors(&self) -> usize {
         of_either!(self, driver => driver.free_descriptors())
-    }
-
-    /// Chains that were added and have not come back.
-    #[must_use]
-    pub fn in_flight(&self) -> usize {
-        of_either!(self, driver => driver.in_flight())
     }
 
     /// Puts a chain of `buffers` into the ring, not yet visible. Returns its name; `None` if there are not enough

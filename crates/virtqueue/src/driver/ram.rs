@@ -3,8 +3,7 @@
 use std::io;
 use std::sync::Mutex;
 
-use rustix::fs::{MemfdFlags, SealFlags};
-
+use crate::mapping::sealed_file;
 use crate::{GuestAddr, MapError, MappedRegion, MemoryMap, Region, TrustedFiles};
 
 /// Shared memory of a guest that exists only in a test. Zeroed at first.
@@ -45,7 +44,7 @@ impl GuestRam {
     /// No memory, or regions that a [`MemoryMap`] refuses.
     pub fn new(regions: &[(GuestAddr, u64)]) -> Result<Self, RamError> {
         let make = |&(guest_addr, len): &(GuestAddr, u64)| {
-            let file = sealed_memfd(len).map_err(|source| RamError::Create { len, source })?;
+            let file = sealed_file("guest-ram", len).map_err(|source| RamError::Create { len, source })?;
             Ok(Region {
                 guest_addr,
                 user_addr: guest_addr.get(),
@@ -175,11 +174,4 @@ impl GuestRam {
             .translate(addr, len as u64)
             .unwrap_or_else(|| panic!("{len} bytes at {addr} are not guest memory"))
     }
-}
-
-fn sealed_memfd(len: u64) -> io::Result<std::os::fd::OwnedFd> {
-    let file = rustix::fs::memfd_create("guest-ram", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    rustix::fs::ftruncate(&file, len)?;
-    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW)?;
-    Ok(file)
 }

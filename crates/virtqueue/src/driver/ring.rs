@@ -1,15 +1,22 @@
-//! What the drivers of both kinds of ring are alike in: where the ring lies, and tables for indirect chains.
+//! What the drivers of both kinds of ring are alike in: where the ring lies, what is under way, and tables for indirect
+//! chains.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::GuestRam;
-use crate::{GuestAddr, QueueSize, RingAddresses, layout};
+use super::{DriverFeatures, GuestRam, RamError};
+use crate::cell::Cell;
+use crate::{GuestAddr, QueueSize, RingAddresses, RingShape, layout};
 
 /// A ring in a guest's memory. Both drivers dereference to theirs.
 #[derive(Debug)]
 pub struct DriverRing {
     pub(super) ram: Arc<GuestRam>,
     pub(super) size: QueueSize,
+    pub(super) features: DriverFeatures,
+    /// Chains that are under way, in the order in which they were added.
+    pub(super) order: VecDeque<u16>,
     guest: RingAddresses,
     /// The same as offsets in the driver's map.
     pub(super) offsets: RingAddresses,
@@ -18,20 +25,36 @@ pub struct DriverRing {
 }
 
 impl DriverRing {
-    /// A ring of `size` entries at these guest addresses.
-    pub(super) fn new(ram: &Arc<GuestRam>, size: QueueSize, guest: RingAddresses) -> Self {
+    /// Makes a ring in `ram`.
+    pub(super) fn new(
+        ram: &Arc<GuestRam>,
+        shape: RingShape,
+        features: DriverFeatures,
+    ) -> Result<Self, RamError> {
+        // Each part on its own cache lines, so that costs are those of the ring and not of false sharing.
+        let [desc, avail, used] = shape
+            .parts()
+            .map(|part| ram.alloc(part.len.next_multiple_of(64), 64));
+        let guest = RingAddresses {
+            desc: desc?.get(),
+            avail: avail?.get(),
+            used: used?.get(),
+        };
         let offset = |addr| ram.offset(GuestAddr(addr), 1);
-        Self {
+        let entries = usize::from(shape.size.get());
+        Ok(Self {
             ram: Arc::clone(ram),
-            size,
+            size: shape.size,
+            features,
+            order: VecDeque::with_capacity(entries),
             guest,
             offsets: RingAddresses {
                 desc: offset(guest.desc),
                 avail: offset(guest.avail),
                 used: offset(guest.used),
             },
-            tables: vec![None; usize::from(size.get())],
-        }
+            tables: vec![None; entries],
+        })
     }
 
     /// Entries of the queue.
@@ -61,6 +84,52 @@ impl DriverRing {
             avail: user(self.guest.avail),
             used: user(self.guest.used),
         }
+    }
+
+    /// Chains that were added and have not come back.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.order.len()
+    }
+
+    /// The device gave back `chain`.
+    ///
+    /// # Panics
+    /// If it did not get that, or with in-order another one first.
+    pub(super) fn came_back(&mut self, chain: u16) {
+        let position = self.order.iter().position(|&other| other == chain);
+        let position =
+            position.unwrap_or_else(|| panic!("the device gave back chain {chain}, which it does not have"));
+        assert!(
+            position == 0 || !self.features.in_order,
+            "the device gave back chain {chain} out of order"
+        );
+        self.order.remove(position);
+    }
+
+    /// The word at `offset` in the driver's map.
+    pub(super) fn word<T: Cell<V>, V>(&self, offset: u64) -> &T {
+        self.ram.map().atomic(offset).expect("inside the ring")
+    }
+
+    /// Writes the two words of a descriptor. Atomic where alignment allows, since tests write while a device reads.
+    pub(super) fn write_words(&self, offset: u64, (low, high): (u64, u64)) {
+        let map = self.ram.map();
+        match (map.atomic(offset), map.atomic(offset + 8)) {
+            (Some(first), Some(second)) => {
+                <AtomicU64 as Cell<u64>>::store(first, low, Ordering::Relaxed);
+                <AtomicU64 as Cell<u64>>::store(second, high, Ordering::Release);
+            }
+            _ => assert!(map.copy_to_guest(offset, [low, high].map(u64::to_le_bytes).as_flattened())),
+        }
+    }
+
+    /// Where entry `index` of a table in guest memory lies in the driver's map.
+    pub(super) fn table_entry(&self, table: GuestAddr, index: u16) -> u64 {
+        let addr = table
+            .checked_add(u64::from(index) * layout::DESC_BYTES)
+            .expect("a table in guest memory");
+        self.ram.offset(addr, layout::DESC_BYTES as usize)
     }
 
     /// A table of so many entries for the chain of this name.

@@ -3,13 +3,14 @@
 use std::collections::VecDeque;
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 
 use super::ring::DriverRing;
 use super::{GuestRam, RamError};
+use crate::cell::Cell;
 use crate::layout::{self, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Descriptor};
-use crate::notify::{Word, Words};
-use crate::{GuestAddr, QueueSize, RingAddresses};
+use crate::notify::Words;
+use crate::{GuestAddr, QueueSize, RingAddresses, RingFormat, RingShape};
 
 /// What the driver negotiated, as far as it concerns the ring. Indirect descriptors are used when asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -82,13 +83,10 @@ pub struct Used {
 #[derive(Debug)]
 pub struct SplitDriver {
     ring: DriverRing,
-    features: DriverFeatures,
     /// Free descriptors, front first; with in-order they come back at the end and so stay in ring order.
     free: VecDeque<u16>,
     /// For the head of each chain under way: its descriptors.
     taken: Vec<Vec<u16>>,
-    /// Heads in the order in which they were added, for in-order.
-    order: VecDeque<u16>,
     avail_idx: u16,
     avail_published: u16,
     used_idx: u16,
@@ -108,21 +106,11 @@ impl SplitDriver {
     /// # Errors
     /// No room.
     pub fn new(ram: &Arc<GuestRam>, size: QueueSize, features: DriverFeatures) -> Result<Self, RamError> {
-        let entries = size.get();
-        // Each part on its own cache lines, so that costs are those of the ring and not of false sharing.
-        let guest = RingAddresses {
-            desc: ram.alloc(layout::desc_bytes(entries), 64)?.get(),
-            avail: ram.alloc(layout::avail_bytes(entries), 64)?.get(),
-            used: ram
-                .alloc(layout::used_bytes(entries).next_multiple_of(64), 64)?
-                .get(),
-        };
+        let (entries, shape) = (size.get(), RingShape::new(RingFormat::Split, size));
         Ok(Self {
-            ring: DriverRing::new(ram, size, guest),
-            features,
+            ring: DriverRing::new(ram, shape, features)?,
             free: (0..entries).collect(),
             taken: vec![Vec::new(); usize::from(entries)],
-            order: VecDeque::with_capacity(usize::from(entries)),
             avail_idx: 0,
             avail_published: 0,
             used_idx: 0,
@@ -132,22 +120,16 @@ impl SplitDriver {
     /// Lets all indices start at `index`, as after 2^16 laps and some: for tests of the wrap. Only before the
     /// first `add`.
     pub fn start_at(&mut self, index: u16) {
-        assert!(self.order.is_empty(), "chains are under way");
+        assert!(self.ring.order.is_empty(), "chains are under way");
         (self.avail_idx, self.avail_published, self.used_idx) = (index, index, index);
         self.set_avail_idx(index);
-        Word::store(self.words().used_idx, index, Ordering::Relaxed);
+        Cell::store(self.words().used_idx, index, Ordering::Relaxed);
     }
 
     /// Descriptors that are free.
     #[must_use]
     pub fn free_descriptors(&self) -> usize {
         self.free.len()
-    }
-
-    /// Chains that were added and have not come back.
-    #[must_use]
-    pub fn in_flight(&self) -> usize {
-        self.order.len()
     }
 
     /// Puts a chain of `buffers` into the ring, not yet visible. Returns its head; `None` if there are not
@@ -201,7 +183,7 @@ impl SplitDriver {
     fn push_avail(&mut self, head: u16) {
         self.set_avail_entry(self.avail_idx, head);
         self.avail_idx = self.avail_idx.wrapping_add(1);
-        self.order.push_back(head);
+        self.ring.order.push_back(head);
     }
 
     /// Makes all added chains visible with one store of avail.idx. Returns whether the device wants a kick.
@@ -217,7 +199,7 @@ impl SplitDriver {
     pub fn take_used(&mut self) -> Option<Used> {
         // Pairs with the device's release store of used.idx: elements and frames before it are visible
         // (2.7.14).
-        let published = Word::load(self.words().used_idx, Ordering::Acquire);
+        let published = Cell::load(self.words().used_idx, Ordering::Acquire);
         if published == self.used_idx {
             return None;
         }
@@ -229,29 +211,12 @@ impl SplitDriver {
     }
 
     fn release(&mut self, head: u16) {
-        let indices = &mut self.taken[usize::from(head)];
-        assert!(
-            !indices.is_empty(),
-            "the device gave back chain {head}, which it does not have"
-        );
-        if self.features.in_order {
-            assert_eq!(
-                self.order.front(),
-                Some(&head),
-                "the device gave back out of order"
-            );
-        }
-        // In order this ends at the first one.
-        let position = self
-            .order
-            .iter()
-            .position(|&other| other == head)
-            .expect("it is under way");
-        self.order.remove(position);
-        if self.features.in_order {
-            self.free.extend(indices.drain(..));
+        self.ring.came_back(head);
+        let indices = self.taken[usize::from(head)].drain(..);
+        if self.ring.features.in_order {
+            self.free.extend(indices);
         } else {
-            for index in indices.drain(..).rev() {
+            for index in indices.rev() {
                 self.free.push_front(index);
             }
         }
@@ -269,53 +234,36 @@ impl SplitDriver {
 
     /// Writes descriptor `index`, whatever it says.
     pub fn write_descriptor(&self, index: u16, desc: Descriptor) {
-        self.write_words(
-            self.ring.offsets.desc + u64::from(index) * layout::DESC_BYTES,
-            desc,
-        );
+        let offset = self.ring.offsets.desc + layout::desc_bytes(index);
+        self.ring.write_words(offset, desc.to_words());
     }
 
     /// Writes entry `index` of a table in guest memory, whatever it says.
     pub fn write_table_entry(&self, table: GuestAddr, index: u16, desc: Descriptor) {
-        let bytes = layout::DESC_BYTES as usize;
-        let addr = table
-            .checked_add(u64::from(index) * layout::DESC_BYTES)
-            .expect("a table in guest memory");
-        self.write_words(self.ring.ram.offset(addr, bytes), desc);
-    }
-
-    /// Atomic where alignment allows, since tests write while a device reads.
-    fn write_words(&self, offset: u64, desc: Descriptor) {
-        let (map, (low, high)) = (self.ring.ram.map(), desc.to_words());
-        match (map.atomic_u64(offset), map.atomic_u64(offset + 8)) {
-            (Some(first), Some(second)) => {
-                first.store(low, Ordering::Relaxed);
-                second.store(high, Ordering::Relaxed);
-            }
-            _ => assert!(map.write_obj(offset, &[low, high])),
-        }
+        let offset = self.ring.table_entry(table, index);
+        self.ring.write_words(offset, desc.to_words());
     }
 
     /// Writes the entry of the available ring for free-running index `index`.
     pub fn set_avail_entry(&self, index: u16, head: u16) {
         let slot = u64::from(index & self.ring.size.mask());
         let entry = self.word(self.ring.offsets.avail + layout::RING_ENTRIES + 2 * slot);
-        Word::store(entry, head, Ordering::Relaxed);
+        Cell::store(entry, head, Ordering::Relaxed);
     }
 
     /// Sets avail.idx in memory, and nothing else.
     pub fn set_avail_idx(&self, index: u16) {
-        Word::store(self.words().avail_idx, index, Ordering::Release);
+        Cell::store(self.words().avail_idx, index, Ordering::Release);
     }
 
     /// Sets avail.flags.
     pub fn set_avail_flags(&self, flags: u16) {
-        Word::store(self.words().avail_flags, flags, Ordering::Relaxed);
+        Cell::store(self.words().avail_flags, flags, Ordering::Relaxed);
     }
 
     /// Sets used_event.
     pub fn set_used_event(&self, index: u16) {
-        Word::store(self.words().used_event, index, Ordering::Relaxed);
+        Cell::store(self.words().used_event, index, Ordering::Relaxed);
     }
 
     /// Index of the next chain to be added.
@@ -327,32 +275,31 @@ impl SplitDriver {
     /// used.idx in memory.
     #[must_use]
     pub fn used_idx(&self) -> u16 {
-        Word::load(self.words().used_idx, Ordering::Acquire)
+        Cell::load(self.words().used_idx, Ordering::Acquire)
     }
 
     /// used.flags in memory.
     #[must_use]
     pub fn used_flags(&self) -> u16 {
-        Word::load(self.words().used_flags, Ordering::Relaxed)
+        Cell::load(self.words().used_flags, Ordering::Relaxed)
     }
 
     /// avail_event in memory.
     #[must_use]
     pub fn avail_event(&self) -> u16 {
-        Word::load(self.words().avail_event, Ordering::Relaxed)
+        Cell::load(self.words().avail_event, Ordering::Relaxed)
     }
 
     /// (id, length) of the used element for free-running index `index`.
-    #[must_use]
-    pub fn used_element(&self, index: u16) -> (u32, u32) {
+    fn used_element(&self, index: u16) -> (u32, u32) {
         let slot = u64::from(index & self.ring.size.mask());
         let offset = self.ring.offsets.used + layout::RING_ENTRIES + layout::USED_ELEM_BYTES * slot;
-        let [id, len]: [u32; 2] = self.ring.ram.map().read_obj(offset).expect("inside the ring");
-        (u32::from_le(id), u32::from_le(len))
+        let number = |offset| Cell::load(self.ring.word::<AtomicU32, _>(offset), Ordering::Relaxed);
+        (number(offset), number(offset + 4))
     }
 
     fn word(&self, offset: u64) -> &AtomicU16 {
-        self.ring.ram.map().atomic_u16(offset).expect("inside the ring")
+        self.ring.word(offset)
     }
 
     fn words(&self) -> Words<'_, AtomicU16> {
@@ -365,7 +312,7 @@ impl SplitDriver {
             used_flags: self.word(used + layout::RING_FLAGS),
             used_idx: self.word(used + layout::RING_IDX),
             avail_event: self.word(used + layout::avail_event_offset(size)),
-            event_idx: self.features.event_idx,
+            event_idx: self.ring.features.event_idx,
         }
     }
 }

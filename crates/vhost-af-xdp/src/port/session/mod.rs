@@ -20,7 +20,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, mpsc};
 
-use virtqueue::{DirtyLog, FileRange, InflightError, InflightRegion, InflightShape, LogError, RingAddresses};
+use virtqueue::{
+    DirtyLog, FileError, FileRange, InflightError, InflightRegion, InflightShape, RingAddresses,
+};
 
 use crate::config::{Placement, PortConfig};
 use crate::direct::registration::UnderWay;
@@ -61,7 +63,7 @@ pub(crate) enum SessionError {
     #[error(transparent)]
     Message(Box<dyn std::error::Error + Send + Sync>),
     #[error("SET_LOG_BASE: {0}")]
-    Log(#[from] LogError),
+    Log(#[from] FileError),
     #[error("SET_INFLIGHT_FD: {0}")]
     Inflight(#[from] InflightError),
     #[error("GET_INFLIGHT_FD: cannot make a region for {queues} queues of {size} entries")]
@@ -278,8 +280,12 @@ impl Session {
             let source = io::ErrorKind::InvalidInput.into();
             return Err(SessionError::MakeInflight { queues, size, source });
         }
-        InflightRegion::create(queues, size, self.device.has_packed_rings())
-            .map_err(|source| SessionError::MakeInflight { queues, size, source })
+        let shape = InflightShape {
+            queues,
+            entries: size,
+            packed: self.device.has_packed_rings(),
+        };
+        InflightRegion::create(shape).map_err(|source| SessionError::MakeInflight { queues, size, source })
     }
 
     /// SET_INFLIGHT_FD: where rings that are started from now on note what is under way, and what a predecessor
