@@ -7,25 +7,12 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{World, holder, take};
+use common::{World, holder, holder_may, take};
 use rustix::process::Signal;
 use testkit::{PacketPort, Running, VethPair, frame, require, soak, wait};
 
 /// The interfaces, of one queue each and with one holder each, and their other ends.
 const PAIRS: [(&str, &str); 2] = [(VethPair::NIC, VethPair::WIRE), ("nic1", "wire1")];
-
-const POLICY: &str = r#"
-[[allow]]
-user = HOLDER
-interface = "nic0"
-queues = "0"
-memlock = "64 MiB"
-[[allow]]
-user = HOLDER
-interface = "nic1"
-queues = "0"
-memlock = "64 MiB"
-"#;
 
 /// Kills, how many echoes were asked for while there was no steward, and how often all was found well.
 #[derive(Debug, Default)]
@@ -49,7 +36,7 @@ struct Victims {
 impl Victims {
     fn new() -> Self {
         // Long enough for a holder that is not scheduled for a while; who is dead is not waited for.
-        let world = World::kept_for(POLICY, "10");
+        let world = World::kept_for(&PAIRS.map(|(nic, _)| holder_may(nic, "0")).concat(), "10");
         world.veth.join_as(PAIRS[1].0, PAIRS[1].1, 1, 1500);
         let wires = PAIRS
             .map(|(_, wire)| PacketPort::open(&world.veth.far, wire))

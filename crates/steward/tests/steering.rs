@@ -5,18 +5,14 @@
 
 mod common;
 
-use common::{World, holder, refusal, soon, take, wanted};
+use common::{World, holder, holder_may, refusal, soon, take, wanted};
 use steer::Filter;
 use steward::client::Lease;
 use steward::protocol::{Facts, Reason, Steered, Wanted};
 use testkit::{VethPair, frame, require, wait};
 
-const POLICY: &str = r#"
-[[allow]]
-user = HOLDER
-interface = "nic0"
-queues = "0"
-memlock = "64 MiB"
+/// Root may lease for these addresses and VLANs only.
+const NAMED: &str = r#"
 [[allow]]
 user = 0
 interface = "nic0"
@@ -26,6 +22,10 @@ vlans = ["0", "100-101"]
 "#;
 const OURS: [u8; 6] = [2, 0, 0, 0, 0, 0xaa];
 const THEIRS: [u8; 6] = [2, 0, 0, 0, 0, 0xbb];
+
+fn policy() -> String {
+    holder_may(VethPair::NIC, "0") + NAMED
+}
 
 fn filtered(start_queue: u32, macs: &[[u8; 6]], vlans: &[u16]) -> Wanted {
     Wanted {
@@ -58,7 +58,7 @@ fn to(mac: [u8; 6], seed: u8) -> Vec<u8> {
 #[test]
 fn holder_gets_frames_of_its_address_and_the_host_the_others() {
     require!(Root);
-    let world = world(1, POLICY);
+    let world = world(1, &policy());
     let _running = holder::start(&world, "child_echoes_for_one_address", 0);
     let comes = || world.echo(&to(OURS, 1), std::time::Duration::from_millis(100));
     assert!(wait::until(wait::SOON, comes), "no echo: {}", world.steward);
@@ -92,7 +92,7 @@ fn child_echoes_for_one_address() {
 #[test]
 fn nic_without_rules_is_told_of_and_the_program_used() {
     require!(Root);
-    let world = world(2, POLICY);
+    let world = world(2, &policy());
     let (lease, _sockets) = take(&world.socket(), &filtered(0, &[OURS], &[100, 101])).expect("allowed");
     let Facts {
         steered, steering, ..
@@ -117,7 +117,7 @@ fn nic_without_rules_is_told_of_and_the_program_used() {
 #[test]
 fn interface_accepts_frames_to_the_stations_of_a_lease_for_as_long_as_it_lasts() {
     require!(Root);
-    let world = world(1, POLICY);
+    let world = world(1, &policy());
     let accepts = || {
         let said = world
             .veth
@@ -138,7 +138,7 @@ fn interface_accepts_frames_to_the_stations_of_a_lease_for_as_long_as_it_lasts()
 #[test]
 fn lease_for_vlans_is_refused_where_their_tags_are_taken_off() {
     require!(Root);
-    let world = World::with(1, &format!("{POLICY}{}", common::POLICY.replace("nic0", "mv0")));
+    let world = World::with(1, &format!("{NAMED}{}", common::POLICY.replace("nic0", "mv0")));
     let near = &world.veth.near;
     for vlans in [&[0][..], &[100], &[0, 100]] {
         let refusal = refusal(take(&world.socket(), &filtered(0, &[OURS], vlans)));
@@ -179,7 +179,7 @@ fn lease_for_vlans_is_refused_where_their_tags_are_taken_off() {
 #[test]
 fn lease_for_vlans_gets_nothing_from_when_tags_are_taken_off_until_they_are_not() {
     require!(Root);
-    let mut world = World::kept_for(POLICY, "10");
+    let mut world = World::kept_for(&policy(), "10");
     set_rxvlan(&world, "off");
     let (lease, _sockets) = take(&world.socket(), &filtered(0, &[OURS], &[0])).expect("allowed");
     let conf = steer::QueueConf {
@@ -237,7 +237,7 @@ fn lease_for_vlans_gets_nothing_from_when_tags_are_taken_off_until_they_are_not(
 #[test]
 fn what_a_lease_is_for_is_held_against_the_policy() {
     require!(Root);
-    let world = world(2, POLICY);
+    let world = world(2, &policy());
     let take = |wanted: &Wanted| common::take(&world.socket(), wanted);
     let refused = |wanted: &Wanted, words: &str| {
         let refusal = refusal(take(wanted));
@@ -288,7 +288,7 @@ fn lease_that_ends_leaves_the_queue_to_a_successor_without_its_entries() {
 #[test]
 fn lease_for_an_address_takes_the_same_frames_over_a_restart_of_the_steward() {
     require!(Root);
-    let mut world = World::kept_for(POLICY, "5");
+    let mut world = World::kept_for(&policy(), "5");
     set_rxvlan(&world, "off");
     let accepts = |world: &World| {
         let said = world

@@ -232,19 +232,19 @@ impl Guest {
     #[must_use]
     pub fn try_run(&self, command: &str) -> Output {
         self.script("run")
-            .args(["--timeout", "30", "--", command])
+            .args(["--timeout", "120", "--", command])
             .output()
             .expect("scripts/guest runs")
     }
 
-    /// Whether its shell answers, within a few seconds.
+    /// Whether its shell answers, within some seconds.
     ///
     /// # Panics
     /// If `scripts/guest` cannot be run.
     #[must_use]
     pub fn answers(&self) -> bool {
         let mut run = self.script("run");
-        run.args(["--timeout", "1", "--", "true"]);
+        run.args(["--timeout", "10", "--", "true"]);
         run.output().expect("scripts/guest runs").status.success()
     }
 

@@ -214,6 +214,17 @@ impl Rig {
         );
     }
 
+    /// Renames the interface, which the kernel does while it is up since 6.2; frames go on.
+    ///
+    /// # Panics
+    /// If they do not.
+    #[track_caller]
+    pub fn rename_nic(&mut self, name: &str) {
+        self.assert_passes_both_ways();
+        self.veth.near.ip(&["link", "set", VethPair::NIC, "name", name]);
+        self.assert_passes_both_ways();
+    }
+
     /// Frames pass both ways: for after something happened. Buffers must be posted.
     ///
     /// # Panics

@@ -10,7 +10,7 @@ pub const GUEST: &str = "10.77.0.2/24";
 /// The far end's address.
 pub const HOST: &str = "10.77.0.1";
 /// Arguments of `ping` in the guest that has to succeed.
-const PING: &str = "ping -c 5 -i 0.2 -W 2";
+const PING: &str = "ping -c 5 -i 0.2 -W 60";
 
 /// Which side makes the vhost-user socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

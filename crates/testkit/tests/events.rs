@@ -34,11 +34,7 @@ fn interface_that_is_renamed_goes_on_under_the_same_lease() {
     let serve = Serve::interface(VethPair::NIC).leased();
     let mut rig = Rig::with(VethPair::new(), &serve, &DriverConfig::default());
     rig.post(64, &[BUFFER]);
-    rig.assert_passes_both_ways();
-    rig.veth
-        .near
-        .ip(&["link", "set", VethPair::NIC, "name", "other0"]);
-    rig.assert_passes_both_ways();
+    rig.rename_nic("other0");
     wait::settle();
     assert!(rig.daemon.port(0)["impaired"].is_null());
     rig.assert_passes_both_ways();

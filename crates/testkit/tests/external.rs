@@ -34,6 +34,43 @@ fn assert_refused(veth: &VethPair, descriptors: &[&OwnedFd], serve: &Serve, word
     inherited(descriptors, || Daemon::spawn(&veth.near, serve)).assert_complains(words);
 }
 
+/// A daemon that uses the program of another process, and listens.
+struct Scene {
+    veth: VethPair,
+    daemon: Daemon,
+    _program: Foreign,
+}
+
+impl Scene {
+    /// By the map of the program.
+    fn by_map(mode: Mode, options: impl FnOnce(Serve) -> Serve) -> Self {
+        let veth = VethPair::new();
+        let program = Foreign::attach(&veth.near, VethPair::NIC, mode, 0);
+        let serve = options(inhibited().with("--map-fd", list(&[&program.map])));
+        let daemon = listening(&veth, &[&program.map], &serve);
+        Self {
+            veth,
+            daemon,
+            _program: program,
+        }
+    }
+
+    /// By a socket that is in the map, and which nobody else keeps.
+    fn by_socket() -> Self {
+        let veth = VethPair::new();
+        let program = Foreign::attach(&veth.near, VethPair::NIC, Mode::Native, 0);
+        let socket = foreign::socket(&veth.near);
+        program.place(0, &socket);
+        let serve = inhibited().with("--sock-fds", list(&[&socket]));
+        let daemon = listening(&veth, &[&socket], &serve);
+        Self {
+            veth,
+            daemon,
+            _program: program,
+        }
+    }
+}
+
 /// A daemon that inherits these descriptors, and listens.
 fn listening(veth: &VethPair, descriptors: &[&OwnedFd], serve: &Serve) -> Daemon {
     let mut daemon = inherited(descriptors, || Daemon::spawn(&veth.near, serve));
@@ -89,18 +126,12 @@ fn sockets_passed_in_may_have_an_rx_ring_of_any_size_or_none(
 #[rstest]
 fn socket_passed_in_stays_when_a_vmm_takes_the_memory_of_its_rings_away(#[values(true, false)] all: bool) {
     require!(Root);
-    let veth = VethPair::new();
-    let program = Foreign::attach(&veth.near, VethPair::NIC, Mode::Native, 0);
-    let socket = foreign::socket(&veth.near);
-    program.place(0, &socket);
-    let serve = inhibited().with("--sock-fds", list(&[&socket]));
-    let daemon = listening(&veth, &[&socket], &serve);
-    drop(socket);
+    let scene = Scene::by_socket();
     let config = DriverConfig {
         regions: vec![(GuestAddr(0), 16 << 20)],
         ..DriverConfig::default()
     };
-    let mut driver = Driver::connect(&daemon.socket(), &config).expect("accepted");
+    let mut driver = Driver::connect(&scene.daemon.socket(), &config).expect("accepted");
     if all {
         let region = region_info(&driver.ram().regions().expect("regions")[0]);
         let removed = driver.frontend().remove_mem_region(&region);
@@ -112,33 +143,28 @@ fn socket_passed_in_stays_when_a_vmm_takes_the_memory_of_its_rings_away(#[values
         said.expect_err("the rings are in none of it");
     }
     drop(driver);
-    assert_serves_guests(veth, daemon, 2);
+    assert_serves_guests(scene.veth, scene.daemon, 2);
 }
 
 /// It resets its device while it boots, leaves checksums to us, and sends and takes GSO packets.
 #[test]
 fn linux_guests_boot_and_talk_over_sockets_passed_in() {
     require!(Root, Qemu);
-    let veth = VethPair::new();
-    give_address(&veth);
-    let program = Foreign::attach(&veth.near, VethPair::NIC, Mode::Native, 0);
-    let socket = foreign::socket(&veth.near);
-    program.place(0, &socket);
-    let serve = inhibited().with("--sock-fds", list(&[&socket]));
-    let daemon = listening(&veth, &[&socket], &serve);
-    let _server = iperf_server(&veth);
+    let scene = Scene::by_socket();
+    give_address(&scene.veth);
+    let _server = iperf_server(&scene.veth);
     for _ in 0..2 {
-        let guest = Guest::boot(Backend::Daemon(&daemon.socket()), GUEST, &["--mem", "256"]);
-        let _ = guest.run(&format!("ping -c 3 -i 0.2 -W 2 {HOST}"));
+        let guest = Guest::boot(Backend::Daemon(&scene.daemon.socket()), GUEST, &["--mem", "256"]);
+        let _ = guest.run(&format!("ping -c 3 -i 0.2 -W 60 {HOST}"));
         for direction in ["", "-R"] {
             let _ = guest.run(&format!("iperf3 -c {HOST} -p 5201 -n 20M {direction}"));
         }
         guest.kill();
     }
     assert!(
-        daemon.port(0)["sessions"].as_u64() >= Some(2),
+        scene.daemon.port(0)["sessions"].as_u64() >= Some(2),
         "{:#}",
-        daemon.port(0)
+        scene.daemon.port(0)
     );
 }
 
@@ -146,7 +172,7 @@ fn linux_guests_boot_and_talk_over_sockets_passed_in() {
 fn assert_either_serves(veth: &VethPair, options: impl Fn() -> (Vec<OwnedFd>, Vec<(&'static str, String)>)) {
     give_address(veth);
     let check = |guest: &Guest| {
-        let said = guest.run(&format!("ping -c 3 -i 0.2 -W 2 {HOST}"));
+        let said = guest.run(&format!("ping -c 3 -i 0.2 -W 60 {HOST}"));
         assert!(said.contains(" 0% packet loss"), "{said}");
     };
     if qemu_has_af_xdp() {
@@ -219,24 +245,21 @@ fn map_needs_no_capability_but_the_one_to_open_a_socket() {
 #[test]
 fn no_chunk_is_lost_however_many_guests_go_with_frames_under_way() {
     require!(Root);
-    let veth = VethPair::new();
-    let program = Foreign::attach(&veth.near, VethPair::NIC, Mode::Native, 0);
-    let serve = inhibited().with("--map-fd", list(&[&program.map]));
-    let daemon = listening(&veth, &[&program.map], &serve);
-    let wire = PacketPort::open(&veth.far, VethPair::WIRE);
+    let scene = Scene::by_map(Mode::Native, |serve| serve);
+    let wire = PacketPort::open(&scene.veth.far, VethPair::WIRE);
     // Of some 3000 chunks, were those of each guest lost.
     for guest in 1..=40 {
-        let mut driver = Driver::connect(&daemon.socket(), &DriverConfig::default()).expect("accepted");
+        let mut driver = Driver::connect(&scene.daemon.socket(), &DriverConfig::default()).expect("accepted");
         driver.pairs[0].post(8, &[BUFFER]);
         for at in 0..100 {
             driver.pairs[0].send(&frame::plain(60, at), Layout::Whole);
             wire.send(&frame::plain(60, at));
         }
         // Most of them wait for buffers.
-        daemon.await_counter("to_guest_frames", 8 * guest);
+        scene.daemon.await_counter("to_guest_frames", 8 * guest);
         drop(driver);
     }
-    assert_serves_guests(veth, daemon, 1);
+    assert_serves_guests(scene.veth, scene.daemon, 1);
 }
 
 /// Several descriptors of each GSO packet refer to one chunk, and the socket outlives the guest.
@@ -245,14 +268,10 @@ fn no_chunk_is_lost_however_many_guests_go_with_gso_packets_under_way(
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
 ) {
     require!(Root);
-    let veth = VethPair::new();
-    let program = Foreign::attach(&veth.near, VethPair::NIC, mode, 0);
-    let serve = inhibited()
-        .offload("csum,tso4,uso")
-        .with("--segments", "by-reference")
-        .with("--map-fd", list(&[&program.map]));
-    let mut daemon = inherited(&[&program.map], || Daemon::spawn(&veth.near, &serve));
-    daemon.await_sockets(&[daemon.socket(), daemon.path("control")]);
+    let scene = Scene::by_map(mode, |serve| {
+        let serve = serve.offload("csum,tso4,uso");
+        serve.with("--segments", "by-reference")
+    });
     let config = DriverConfig::default();
     let config = DriverConfig {
         features: config.features | F_HOST_ALL,
@@ -262,15 +281,17 @@ fn no_chunk_is_lost_however_many_guests_go_with_gso_packets_under_way(
     let bytes = gso_packet.bytes();
     // Of some 3000 chunks: each guest's GSO packets take 130, or, in thousands of segments, hundreds.
     for guest in 0..60 {
-        let mut driver = Driver::connect(&daemon.socket(), &config).expect("accepted");
+        let mut driver = Driver::connect(&scene.daemon.socket(), &config).expect("accepted");
         let mut header = [0; HEADER];
         header[..10].copy_from_slice(&gso_packet.request([20, 1400, 700][guest % 3]));
-        let before = daemon.counter("from_guest_referred_segments");
+        let before = scene.daemon.counter("from_guest_referred_segments");
         driver.pairs[0].send_asking(&[(header, &bytes[..]); 6], Layout::Pieces(5000));
-        daemon.await_counter("from_guest_referred_segments", before + 1);
+        scene
+            .daemon
+            .await_counter("from_guest_referred_segments", before + 1);
         drop(driver);
     }
-    assert_serves_guests(veth, daemon, 1);
+    assert_serves_guests(scene.veth, scene.daemon, 1);
 }
 
 #[test]
@@ -328,11 +349,8 @@ fn map_of_another_gets_the_sockets_from_its_first_index_on(#[case] by_path: bool
 #[test]
 fn interface_that_goes_down_or_changes_its_mtu_is_followed_as_far_as_a_chunk_reaches() {
     require!(Root);
-    let veth = VethPair::new();
-    let program = Foreign::attach(&veth.near, VethPair::NIC, Mode::Native, 0);
-    let serve = inhibited().with("--map-fd", list(&[&program.map]));
-    let daemon = listening(&veth, &[&program.map], &serve);
-    let mut rig = Rig::around(veth, daemon, &DriverConfig::default());
+    let scene = Scene::by_map(Mode::Native, |serve| serve);
+    let mut rig = Rig::around(scene.veth, scene.daemon, &DriverConfig::default());
     rig.post(64, &[BUFFER]);
     rig.veth.near.ip(&["link", "set", VethPair::NIC, "down"]);
     wait::settle();
@@ -378,17 +396,12 @@ fn interface_that_was_made_again_gets_new_sockets_in_the_map() {
 #[test]
 fn interface_that_was_made_again_is_gone_for_sockets_that_were_passed_in_and_that_is_said() {
     require!(Root);
-    let veth = VethPair::new();
-    let program = Foreign::attach(&veth.near, VethPair::NIC, Mode::Native, 0);
-    let socket = foreign::socket(&veth.near);
-    program.place(0, &socket);
-    let serve = inhibited().with("--sock-fds", list(&[&socket]));
-    let mut daemon = listening(&veth, &[&socket], &serve);
-    let _driver = Driver::connect(&daemon.socket(), &DriverConfig::default()).expect("accepted");
-    veth.near.ip(&["link", "delete", VethPair::NIC]);
-    veth.join(1, 1500);
-    daemon.await_impaired(0, "start the daemon with new ones");
-    daemon.process().check();
+    let mut scene = Scene::by_socket();
+    let _driver = Driver::connect(&scene.daemon.socket(), &DriverConfig::default()).expect("accepted");
+    scene.veth.near.ip(&["link", "delete", VethPair::NIC]);
+    scene.veth.join(1, 1500);
+    scene.daemon.await_impaired(0, "start the daemon with new ones");
+    scene.daemon.process().check();
 }
 
 #[test]

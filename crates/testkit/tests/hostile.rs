@@ -49,6 +49,26 @@ fn one(ring: &Ring, desc: Descriptor) {
     show(ring);
 }
 
+/// A lie in the transmit queue closes the port of the guest that tells it, for this reason, and no other.
+#[track_caller]
+fn assert_closed_by_transmit(config: &DriverConfig, placement: Placement, lie: fn(&Ring), reason: &str) {
+    require!(Root);
+    let guests = TwoGuests::new(placement, config);
+    lie(&guests.liar.pairs[0].from_guest);
+    guests.assert_closed_alone(reason, config);
+}
+
+/// The same of the receive queue.
+#[track_caller]
+fn assert_closed_by_receive(config: &DriverConfig, placement: Placement, lie: fn(&Ring), reason: &str) {
+    require!(Root);
+    let guests = TwoGuests::new(placement, config);
+    lie(&guests.liar.pairs[0].to_guest);
+    // What arrives makes the daemon look at the receive queue, should the kick not do.
+    guests.send_to_every_queue();
+    guests.assert_closed_alone(reason, config);
+}
+
 /// A table of the given entries, in guest memory at 3 MiB.
 fn table(ring: &Ring, entries: &[Descriptor]) -> u64 {
     let table = GuestAddr(3 * MIB);
@@ -122,11 +142,7 @@ fn lie_in_the_transmit_queue_closes_only_that_port(
     #[case] lie: fn(&Ring),
     #[values(Placement::Copy, Placement::Direct)] placement: Placement,
 ) {
-    require!(Root);
-    let config = config();
-    let guests = TwoGuests::new(placement, &config);
-    lie(&guests.liar.pairs[0].from_guest);
-    guests.assert_closed_alone(reason, &config);
+    assert_closed_by_transmit(&config(), placement, lie, reason);
 }
 
 #[rstest]
@@ -149,13 +165,7 @@ fn lie_in_the_receive_queue_closes_only_that_port(
     #[case] lie: fn(&Ring),
     #[values(Placement::Copy, Placement::Direct)] placement: Placement,
 ) {
-    require!(Root);
-    let config = config();
-    let guests = TwoGuests::new(placement, &config);
-    lie(&guests.liar.pairs[0].to_guest);
-    // What arrives makes the daemon look at the receive queue, should the kick not do.
-    guests.send_to_every_queue();
-    guests.assert_closed_alone(reason, &config);
+    assert_closed_by_receive(&config(), placement, lie, reason);
 }
 
 #[rstest]
@@ -278,11 +288,7 @@ fn lie_in_a_packed_transmit_queue_closes_only_that_port(
     #[case] lie: fn(&Ring),
     #[values(Placement::Copy, Placement::Direct)] placement: Placement,
 ) {
-    require!(Root);
-    let config = packed_config();
-    let guests = TwoGuests::new(placement, &config);
-    lie(&guests.liar.pairs[0].from_guest);
-    guests.assert_closed_alone(reason, &config);
+    assert_closed_by_transmit(&packed_config(), placement, lie, reason);
 }
 
 #[rstest]
@@ -296,12 +302,7 @@ fn lie_in_a_packed_receive_queue_closes_only_that_port(
     #[case] lie: fn(&Ring),
     #[values(Placement::Copy, Placement::Direct)] placement: Placement,
 ) {
-    require!(Root);
-    let config = packed_config();
-    let guests = TwoGuests::new(placement, &config);
-    lie(&guests.liar.pairs[0].to_guest);
-    guests.send_to_every_queue();
-    guests.assert_closed_alone(reason, &config);
+    assert_closed_by_receive(&packed_config(), placement, lie, reason);
 }
 
 /// The packed form of an index jump: descriptors that the device still holds are made available once more.

@@ -98,12 +98,12 @@ fn domain_is_defined_started_destroyed_and_undefined(
     guest.await_ready(&format!("guest={NAME}"));
     let said = libvirt.virsh(&["domiflist", NAME]);
     assert!(said.contains("vhostuser"), "{said}");
-    let _ = guest.run(&format!("ping -c 5 -i 0.2 -W 2 {HOST}"));
+    let _ = guest.run(&format!("ping -c 5 -i 0.2 -W 60 {HOST}"));
 
     daemon.kill();
     daemon.restart(&veth.near, &serve);
     let back = wait::until(2 * wait::SOON, || {
-        let ping = guest.try_run(&format!("ping -c 1 -W 1 {HOST}"));
+        let ping = guest.try_run(&format!("ping -c 1 -W 3 {HOST}"));
         ping.status.success()
     });
     assert!(back, "no ping after a restart:\n{}", daemon.said());

@@ -60,7 +60,7 @@ fn guest_survives_a_restart_of_the_daemon(
         let back = wait::until(2 * wait::SOON, || {
             world
                 .guest
-                .try_run(&format!("ping -c 1 -W 1 {HOST}"))
+                .try_run(&format!("ping -c 1 -W 3 {HOST}"))
                 .status
                 .success()
         });

@@ -47,8 +47,38 @@ fn assert_host_gets_frames(veth: &VethPair, wire: &PacketPort, seed: u8) {
     frame::assert_same(&host.receive(wait::SOON).expect("the host has it"), &sent);
 }
 
-fn await_no_vmm(daemon: &Daemon) {
-    daemon.await_port(0, "no VMM", |port| port["connected"] == false);
+/// What is there without a guest.
+struct Host {
+    daemon: Daemon,
+    wire: PacketPort,
+    veth: VethPair,
+}
+
+impl Host {
+    /// The guest goes, and its VMM with it.
+    fn without_guest(rig: Rig) -> Self {
+        let Rig {
+            driver,
+            daemon,
+            wire,
+            veth,
+        } = rig;
+        drop(driver);
+        daemon.await_port(0, "no VMM", |port| port["connected"] == false);
+        Self { daemon, wire, veth }
+    }
+
+    /// The next one.
+    fn with_guest(self) -> Rig {
+        Rig::around(self.veth, self.daemon, &DriverConfig::default())
+    }
+
+    /// The queue is not the daemon's any more.
+    #[track_caller]
+    fn assert_has_queue(&mut self) {
+        assert_eq!(sockets(&mut self.daemon), BTreeSet::new());
+        assert_host_gets_frames(&self.veth, &self.wire, 1);
+    }
 }
 
 #[rstest]
@@ -64,17 +94,10 @@ fn socket_stays_bound_while_guests_come_and_go(#[values(false, true)] leased: bo
         rig.post(64, &[BUFFER]);
         rig.assert_passes_both_ways();
         assert_eq!(socket(&mut rig.daemon), first, "a guest uses it");
-        let Rig {
-            driver,
-            mut daemon,
-            wire,
-            veth,
-        } = rig;
-        drop(driver);
-        await_no_vmm(&daemon);
-        assert_eq!(socket(&mut daemon), first, "no guest uses it");
-        assert_host_gets_frames(&veth, &wire, seed);
-        rig = Rig::around(veth, daemon, &DriverConfig::default());
+        let mut host = Host::without_guest(rig);
+        assert_eq!(socket(&mut host.daemon), first, "no guest uses it");
+        assert_host_gets_frames(&host.veth, &host.wire, seed);
+        rig = host.with_guest();
     }
     rig.post(64, &[BUFFER]);
     rig.assert_passes_both_ways();
@@ -127,16 +150,7 @@ fn queue_that_is_coupled_with_a_guest_s_memory_goes_with_it() {
     rig.post(64, &[BUFFER]);
     rig.assert_passes_both_ways();
     let _only_one = socket(&mut rig.daemon);
-    let Rig {
-        driver,
-        mut daemon,
-        wire,
-        veth,
-    } = rig;
-    drop(driver);
-    await_no_vmm(&daemon);
-    assert_eq!(sockets(&mut daemon), BTreeSet::new());
-    assert_host_gets_frames(&veth, &wire, 1);
+    Host::without_guest(rig).assert_has_queue();
 }
 
 /// Nobody can tell the program that the guest is gone. The queue is opened anew when the steward is back.
@@ -153,18 +167,10 @@ fn queue_of_a_guest_that_goes_while_the_steward_is_away_is_the_host_s() {
     lessor.steward.signal(Signal::KILL);
     lessor.steward.wait(wait::SOON);
     rig.assert_passes_both_ways();
-    let Rig {
-        driver,
-        mut daemon,
-        wire,
-        veth,
-    } = rig;
-    drop(driver);
-    await_no_vmm(&daemon);
-    assert_eq!(sockets(&mut daemon), BTreeSet::new());
-    assert_host_gets_frames(&veth, &wire, 1);
-    daemon.restart_lessor(&veth.near);
-    let mut rig = Rig::around(veth, daemon, &DriverConfig::default());
+    let mut host = Host::without_guest(rig);
+    host.assert_has_queue();
+    host.daemon.restart_lessor(&host.veth.near);
+    let mut rig = host.with_guest();
     rig.post(64, &[BUFFER]);
     rig.assert_passes_both_ways();
 }

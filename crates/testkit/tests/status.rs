@@ -5,6 +5,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -21,10 +22,10 @@ struct Somebody {
 
 impl Somebody {
     fn new() -> Self {
-        Self::numbered(2_000_000_000 + std::process::id())
-    }
-
-    fn numbered(uid: u32) -> Self {
+        // Nor one of another test's, which may run in this process.
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        let made = MADE.fetch_add(1, Ordering::Relaxed);
+        let uid = 2_000_000_000 + 16 * std::process::id() + made;
         let dir = private_dir();
         chown(dir.path(), Some(uid), Some(uid)).expect("we are root");
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).expect("we are root");
@@ -122,10 +123,7 @@ fn directory_of_the_default_is_made_for_another_name_in_it_too() {
 #[test]
 fn daemon_of_an_impostor_is_not_taken_for_one_of_the_user_that_its_directory_is_named_after() {
     require!(Root);
-    let (user, stranger) = (
-        Somebody::new(),
-        Somebody::numbered(2_100_000_000 + std::process::id()),
-    );
+    let (user, stranger) = (Somebody::new(), Somebody::new());
     let make = |directory: &Path, owner: &Somebody, mode| {
         std::fs::create_dir(directory).expect("made");
         chown(directory, Some(owner.uid), Some(owner.uid)).expect("we are root");

@@ -37,6 +37,13 @@ pub(crate) fn write_policy(dir: &TempDir, policy: &str) {
     fs::write(dir.path().join("policy.toml"), policy).expect("writable");
 }
 
+/// A rule by which holders may lease these queues.
+pub(crate) fn holder_may(interface: &str, queues: &str) -> String {
+    format!(
+        "[[allow]]\nuser = HOLDER\ninterface = \"{interface}\"\nqueues = \"{queues}\"\nmemlock = \"64 MiB\"\n"
+    )
+}
+
 /// What holders and root may lease, unless a test says otherwise.
 pub(crate) const POLICY: &str = r#"
 [[allow]]
