@@ -17,7 +17,7 @@ from .process import Failed
 
 CONTENDERS = ("copy", "direct", "dpdk")
 KILLS = 5
-PATIENCE_S = 30
+LIMIT_S = 30
 
 
 def backend(run, contender, path, veth):
@@ -57,9 +57,9 @@ def outage(run, contender):
 
 def await_frame(process, veth, before):
     """Waits for a frame more than `before`."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + LIMIT_S
     while veth.arrived() == before:
         process.check()
         if time.monotonic() > deadline:
-            raise Failed(f"{process.name}: no frame within {PATIENCE_S} s: {process.log_tail()}")
+            raise Failed(f"{process.name}: no frame within {LIMIT_S} s: {process.log_tail()}")
         time.sleep(0.001)

@@ -93,7 +93,7 @@ guest_unpack_kernel() {
     find "$directory/tree" -path '*/lib/modules/*/kernel' -prune -exec mv {} "$directory/kernel/modules" \;
     [[ -e $directory/kernel/vmlinuz && -e $directory/kernel/modules ]] ||
         fail "$* has no kernel with modules; it has to be a linux-image package"
-    # A rename, so that a half-made directory never passes for a kernel; whoever loses a race uses the winner's.
+    # A rename, so that a half-made directory never passes for a kernel; of two that race the second uses the first one's.
     mv -T "$directory/kernel" "$GUEST_KERNEL" 2>/dev/null || [[ -e $GUEST_KERNEL/vmlinuz ]]
     rm -rf "$directory"
 }

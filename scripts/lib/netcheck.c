@@ -305,13 +305,13 @@ static size_t make_datagram(unsigned char *out, uint64_t number, size_t maximum)
 static int udp_connect(const char *address, const char *port, uint64_t count, size_t maximum)
 {
 	static unsigned char sent[65536], got[65536], want[65536];
-	struct timeval patience = {.tv_usec = 20000};
+	struct timeval limit = {.tv_usec = 20000};
 	unsigned char *seen = calloc(count + 1, 1);
 	int fd = open_socket(0, SOCK_DGRAM, address, port);
 	uint64_t returned = 0, wrong = 0, twice = 0;
 
 	maximum = maximum < UDP_HEADER ? UDP_HEADER : maximum > 65000 ? 65000 : maximum;
-	setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+	setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
 	for (uint64_t number = 0; number < count; number++) {
 		size_t size = make_datagram(sent, number, maximum);
 		uint64_t which = number + 1;
@@ -343,7 +343,7 @@ static int udp_connect(const char *address, const char *port, uint64_t count, si
 static int udp_burst(const char *address, const char *port, size_t bytes, int piece)
 {
 	static unsigned char sent[65536], got[65536];
-	struct timeval patience = {.tv_sec = 10}, more = {.tv_usec = 500000};
+	struct timeval limit = {.tv_sec = 10}, more = {.tv_usec = 500000};
 	struct sockaddr_storage to, from;
 	socklen_t length = parse_address(address, port, &to);
 	int fd = socket(to.ss_family, SOCK_DGRAM, 0), whole = IP_PMTUDISC_DO;
@@ -359,7 +359,7 @@ static int udp_burst(const char *address, const char *port, size_t bytes, int pi
 	parse_address(to.ss_family == AF_INET ? "0.0.0.0" : "::", port, &from);
 	if (fd < 0 || bind(fd, (void *)&from, length) < 0)
 		fail("bind");
-	setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+	setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
 	setsockopt(fd, IPPROTO_IP, IP_MTU_DISCOVER, &whole, sizeof(whole));
 	if (setsockopt(fd, IPPROTO_UDP, UDP_SEGMENT, &piece, sizeof(piece)) < 0)
 		fail("UDP_SEGMENT");

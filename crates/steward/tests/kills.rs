@@ -53,12 +53,12 @@ impl Victims {
     }
 
     /// Whether a frame comes back on that wire.
-    fn echoes(&mut self, at: usize, patience: Duration) -> bool {
+    fn echoes(&mut self, at: usize, limit: Duration) -> bool {
         self.serial = self.serial.wrapping_add(1);
         // Of a length that the traffic has not.
         let sent = frame::plain(200, self.serial);
         let wire = &self.wires[at];
-        let until = Instant::now() + patience;
+        let until = Instant::now() + limit;
         if wire.try_send(&sent).is_err() {
             return false;
         }

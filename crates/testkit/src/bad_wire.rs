@@ -72,7 +72,7 @@ struct Shared {
 pub struct BadWire {
     /// `near` is the daemon's namespace, `far` the wire's own.
     pub veth: VethPair,
-    /// Whoever is at the other end.
+    /// The device at the other end.
     pub peer: NetNs,
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,

@@ -214,7 +214,8 @@ fn traffic(mut guest: Driver, wire: PacketPort) -> Traffic {
     Traffic::start_within(guest, wire, PACE, WINDOW)
 }
 
-/// Is served as an honest guest, and leaves: whoever comes next is met without a pause, as nobody is after many for whom nothing ran.
+/// Is served as an honest guest, and leaves: the next VMM is served without a pause, which comes after many VMMs whose
+/// queues never ran.
 ///
 /// # Panics
 /// If the daemon does not serve it.

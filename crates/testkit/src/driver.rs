@@ -417,8 +417,8 @@ impl Driver {
     /// # Panics
     /// If poll(2) fails.
     #[must_use]
-    pub fn await_close(&self, patience: Duration) -> bool {
-        let timeout = Timespec::try_from(patience).expect("short");
+    pub fn await_close(&self, limit: Duration) -> bool {
+        let timeout = Timespec::try_from(limit).expect("short");
         let mut fds = [PollFd::from_borrowed_fd(self.socket.as_fd(), PollFlags::RDHUP)];
         poll(&mut fds, Some(&timeout)).expect("a good descriptor") > 0
     }

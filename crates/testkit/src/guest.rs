@@ -271,8 +271,8 @@ impl Guest {
     /// # Panics
     /// If it failed, or does not end in time.
     #[must_use]
-    pub fn finish(&self, name: &str, patience: Duration) -> String {
-        let ended = wait::until(patience, || self.finished(name));
+    pub fn finish(&self, name: &str, limit: Duration) -> String {
+        let ended = wait::until(limit, || self.finished(name));
         let said = self.run(&format!("cat /tmp/{name}.out"));
         assert!(ended, "{name} in the guest did not end: {said}");
         assert_eq!(

@@ -93,8 +93,8 @@ impl PacketPort {
     /// # Panics
     /// If the interface is gone.
     #[must_use]
-    pub fn receive(&self, patience: Duration) -> Option<Vec<u8>> {
-        self.receive_with_status(patience).map(|(frame, _)| frame)
+    pub fn receive(&self, limit: Duration) -> Option<Vec<u8>> {
+        self.receive_with_status(limit).map(|(frame, _)| frame)
     }
 
     /// What comes in before `last`, a frame like no other that was sent behind everything else on the same way: so that nothing has to
@@ -120,8 +120,8 @@ impl PacketPort {
     /// # Panics
     /// As [`receive`](Self::receive).
     #[must_use]
-    pub fn receive_with_status(&self, patience: Duration) -> Option<(Vec<u8>, u32)> {
-        let deadline = Instant::now() + patience;
+    pub fn receive_with_status(&self, limit: Duration) -> Option<(Vec<u8>, u32)> {
+        let deadline = Instant::now() + limit;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             let left = Timespec::try_from(left).expect("short");
@@ -155,10 +155,10 @@ impl PacketPort {
     ///
     /// # Errors
     /// `WouldBlock` if none came; else what recvmsg(2) says.
-    pub fn read_into(&self, frame: &mut [u8], patience: Duration) -> io::Result<(usize, Option<[u8; 4]>)> {
+    pub fn read_into(&self, frame: &mut [u8], limit: Duration) -> io::Result<(usize, Option<[u8; 4]>)> {
         let mut read = self.read_aux(frame, libc::MSG_DONTWAIT);
         if matches!(&read, Err(error) if error.kind() == io::ErrorKind::WouldBlock)
-            && wait::readable(&self.fd, patience)
+            && wait::readable(&self.fd, limit)
         {
             read = self.read_aux(frame, libc::MSG_DONTWAIT);
         }

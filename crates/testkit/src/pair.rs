@@ -99,8 +99,8 @@ impl Ring {
     ///
     /// # Panics
     /// If one is there and no call came for it.
-    pub fn await_used(&mut self, patience: Duration) -> Option<Used> {
-        let deadline = Instant::now() + patience;
+    pub fn await_used(&mut self, limit: Duration) -> Option<Used> {
+        let deadline = Instant::now() + limit;
         loop {
             if let Some(used) = self.driver.take_used() {
                 return Some(used);
@@ -240,8 +240,8 @@ impl Pair {
     }
 
     /// Takes back one frame that was sent.
-    fn reap(&mut self, patience: Duration) -> bool {
-        let Some(used) = self.from_guest.await_used(patience) else {
+    fn reap(&mut self, limit: Duration) -> bool {
+        let Some(used) = self.from_guest.await_used(limit) else {
             return false;
         };
         self.free.extend(self.sending.remove(&used.head));
@@ -309,9 +309,9 @@ impl Pair {
     ///
     /// # Panics
     /// If the device breaks the rules: a used length shorter than the header, too few chains for `num_buffers`.
-    pub fn receive(&mut self, patience: Duration) -> Option<Received> {
-        let mut patience = Some(patience);
-        self.receive_by(|ring| ring.await_used(patience.take().unwrap_or_default()))
+    pub fn receive(&mut self, limit: Duration) -> Option<Received> {
+        let mut limit = Some(limit);
+        self.receive_by(|ring| ring.await_used(limit.take().unwrap_or_default()))
     }
 
     /// What comes in before `last`, a frame like no other that was sent behind everything else on the same way.

@@ -104,9 +104,9 @@ impl Running {
     ///
     /// # Panics
     /// If it does not end in time.
-    pub fn wait(&mut self, patience: Duration) -> ExitStatus {
-        let status = wait::until_some(patience, || self.ended());
-        let status = status.unwrap_or_else(|| panic!("{self} did not end within {patience:?}"));
+    pub fn wait(&mut self, limit: Duration) -> ExitStatus {
+        let status = wait::until_some(limit, || self.ended());
+        let status = status.unwrap_or_else(|| panic!("{self} did not end within {limit:?}"));
         // The readers end with the pipes; each holds a clone of `said` until then.
         wait::until(Duration::from_secs(10), || Arc::strong_count(&self.said) == 1);
         status

@@ -241,11 +241,11 @@ impl Rig {
     /// If frames never pass.
     #[track_caller]
     pub fn await_passes_both_ways(&mut self) {
-        let patience = Duration::from_millis(200);
+        let limit = Duration::from_millis(200);
         let out = frame::plain(101, 0xa6);
         let outwards = wait::until(wait::SOON, || {
             self.driver.pairs[0].send(&out, Layout::Whole);
-            self.wire.receive(patience).is_some_and(|got| got == out)
+            self.wire.receive(limit).is_some_and(|got| got == out)
         });
         assert!(outwards, "frames of the guest do not arrive again");
         self.await_to_guest();

@@ -38,7 +38,7 @@ impl Role {
     }
 }
 
-/// See the module's head. On drop the server goes first: whoever waits for it waits no longer.
+/// See the module's head. On drop the server goes first: then nothing waits for it any longer.
 pub struct Stalled {
     server: Running,
     vmm: Running,

@@ -13,7 +13,7 @@ use crate::{NetNs, VethPair, wait};
 /// Interfaces of this machine, as the namespace in which this process runs sees them.
 const INTERFACES: &str = "/sys/class/net";
 /// How long a NIC may take to come back from a namespace that was removed, and to have its link.
-const PATIENCE: Duration = Duration::from_secs(30);
+const LINK_LIMIT: Duration = Duration::from_secs(30);
 
 /// What a wire is made of.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,7 +78,7 @@ fn lay_nics(driver: &str, nic: &str, peer: &str) -> VethPair {
         (nic, &pair.near, VethPair::NIC),
         (peer, &pair.far, VethPair::WIRE),
     ] {
-        let found = wait::until_some(PATIENCE, || interface_of(address));
+        let found = wait::until_some(LINK_LIMIT, || interface_of(address));
         let found = found.unwrap_or_else(|| panic!("no interface has the address {address}"));
         if address == nic {
             assert_eq!(driver_of(&found), driver, "driver of {found}");
@@ -108,7 +108,7 @@ fn await_link(namespace: &NetNs, name: &str) {
         let said = namespace.output_of("ip", &["link", "show", name]);
         said.contains("LOWER_UP")
     };
-    assert!(wait::until(PATIENCE, up), "{name} gets no link");
+    assert!(wait::until(LINK_LIMIT, up), "{name} gets no link");
 }
 
 /// Name of the interface that has an address, in the namespace of this process.

@@ -55,7 +55,7 @@ fn steward_that_is_stopped_holds_up_neither_status_nor_other_ports() {
     assert_others_go_on(&daemon, &[NULL, FREE, OTHER]);
     signal_steward(&mut daemon, Signal::CONT);
     daemon.await_port(LEASED, "it is over", |port| port["connected"] == false);
-    // Answers that came too late for whoever had asked are no harm.
+    // Answers that came too late are no harm.
     drop(connect(&daemon, LEASED));
     assert!(daemon.port(LEASED)["impaired"].is_null());
     assert!(!daemon.said().contains("steward's answer"), "{}", daemon.said());

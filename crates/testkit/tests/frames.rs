@@ -249,13 +249,13 @@ fn buffers_at_region_edges_are_used_and_nothing_beside_them_is_touched(
         wait::settle();
         let sent = frame::plain(1000 + seed, seed as u8);
         // In direct placement one that comes before the NIC has the buffer is lost; then there is another.
-        let patience = match placement {
+        let limit = match placement {
             Placement::Copy => wait::SOON,
             Placement::Direct => Duration::from_secs(1),
         };
         let used = wait::until_some(wait::SOON, || {
             rig.wire.send(&sent);
-            rig.pair().to_guest.await_used(patience)
+            rig.pair().to_guest.await_used(limit)
         });
         let used = used.unwrap_or_else(|| panic!("{place}: nothing arrived"));
         let bytes = ram.read_vec(place, used.len as usize);

@@ -72,7 +72,7 @@ fn buffers_in_very_many_pieces_cost_the_daemon_no_memory(
     #[values(Placement::Copy, Placement::Direct)] placement: Placement,
 ) {
     require!(Root);
-    // All pieces together are 256 MiB for whoever keeps them.
+    // All pieces together are 256 MiB, should they be kept.
     const CHAINS: u16 = 512;
     let mut guests = TwoGuests::new(placement, &config(F_MRG_RXBUF | F_INDIRECT, LARGEST));
     let pid = guests.daemon.process().pid();

@@ -1,4 +1,4 @@
-//! A sender on the network that sets traps for whoever joins segments: what its frames become in two guests of one daemon.
+//! A sender on the network that sets traps for a device that joins segments: what its frames become in two guests of one daemon.
 //!
 //! Each frame carries a number, so whatever a guest gets can be taken apart again: a frame must be one that was sent, byte for byte;
 //! a GSO packet, cut by the letter of what its virtio-net header says, must be frames of one flow in their order, all of them

@@ -45,8 +45,8 @@ fn guest_loses_no_frame_beside_one(
     let socket = scene.daemon.path("port1.sock");
     let gets_its_turn = std::thread::scope(|scope| {
         let hostile = scope.spawn(|| hostility(&socket, &stop));
-        let patience = 4 * wait::SOON;
-        let gets_its_turn = wait::until(patience, || arrived().iter().all(|&count| count >= FRAMES));
+        let limit = 4 * wait::SOON;
+        let gets_its_turn = wait::until(limit, || arrived().iter().all(|&count| count >= FRAMES));
         stop.store(true, Ordering::Relaxed);
         hostile.join().expect("the hostile guest did what it was to do");
         gets_its_turn

@@ -20,7 +20,7 @@ const LENGTHS: [usize; 4] = [2896, 10_000, 40_001, 65_000];
 const MOST: usize = 900;
 /// Most segments of UDP that the kernel makes (UDP_MAX_SEGMENTS, `linux/udp.h`).
 const MOST_UDP: usize = 128;
-const PATIENCE: Duration = testkit::wait::SOON;
+const ARRIVAL_LIMIT: Duration = testkit::wait::SOON;
 
 struct Kernel {
     _pair: VethPair,
@@ -62,7 +62,7 @@ impl Kernel {
             let what = || format!("segment {index} of {size} bytes of {gso_packet:?}");
             let kernel = self
                 .far
-                .receive(PATIENCE)
+                .receive(ARRIVAL_LIMIT)
                 .unwrap_or_else(|| panic!("nothing came for {}", what()));
             if &kernel != ours {
                 eprintln!("{}", what());

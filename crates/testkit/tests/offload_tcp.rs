@@ -106,7 +106,7 @@ impl Bench {
         );
         while upload.ended().is_none() || download.ended().is_none() {
             assert!(
-                begun.elapsed() < patience(),
+                begun.elapsed() < limit(),
                 "the streams stand still:\n{upload}\n{download}\n{:#}",
                 self.daemon.status()
             );
@@ -144,7 +144,7 @@ impl Bench {
     }
 
     /// A port's counters that are not zero and tell of a loss, but for those of frames that came faster than the guest made room for them:
-    /// that happens, and TCP sees to it.
+    /// that happens, and TCP sends it again.
     fn drops(&self) -> Vec<(String, u64)> {
         let port = self.daemon.port(0);
         let lanes = port["lanes"].as_array().expect("it has lanes").clone();
@@ -217,7 +217,7 @@ fn transfer_mib() -> u64 {
 }
 
 /// Long enough for as much as that over a wire with losses, in a guest that is interpreted.
-fn patience() -> Duration {
+fn limit() -> Duration {
     Duration::from_secs(60 + transfer_mib())
 }
 

@@ -42,9 +42,9 @@ fn flows(rig: &mut Rig) -> Vec<BTreeSet<u16>> {
 }
 
 /// What arrives in each pair of frames with that length, one a flow, until all have.
-fn arrivals(rig: &mut Rig, len: usize, patience: Duration) -> Vec<BTreeSet<u16>> {
+fn arrivals(rig: &mut Rig, len: usize, limit: Duration) -> Vec<BTreeSet<u16>> {
     let mut arrived = vec![BTreeSet::new(); rig.driver.pairs.len()];
-    wait::until(patience, || {
+    wait::until(limit, || {
         for (pair, arrived) in rig.driver.pairs.iter_mut().zip(&mut arrived) {
             while let Some(got) = pair.receive(Duration::ZERO) {
                 if got.frame.len() == len {

@@ -173,8 +173,8 @@ impl Scene {
     }
 
     /// Reads what has come out; all of it must be expected.
-    fn read_wire(&mut self, patience: Duration) {
-        while let Some(got) = self.rig.wire.receive(patience) {
+    fn read_wire(&mut self, limit: Duration) {
+        while let Some(got) = self.rig.wire.receive(limit) {
             let pair = usize::from(got[14].wrapping_sub(0xd0));
             assert!(pair < PAIRS, "a frame of nobody's: {:02x?}", &got[..20]);
             let sent = self.expected[pair].pop_front();

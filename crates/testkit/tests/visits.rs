@@ -102,9 +102,9 @@ fn vmm_that_comes_and_goes_a_thousand_times_is_not_in_the_log_a_thousand_times()
     assert!((20..100).contains(&said), "{said} lines:\n{}", daemon.said());
 }
 
-/// True when the connection is over; false after `patience`.
-fn is_closed(mut stream: &UnixStream, patience: Duration) -> bool {
-    stream.set_read_timeout(Some(patience)).expect("not zero");
+/// True when the connection is over; false after `limit`.
+fn is_closed(mut stream: &UnixStream, limit: Duration) -> bool {
+    stream.set_read_timeout(Some(limit)).expect("not zero");
     matches!(stream.read(&mut [0]), Ok(0))
 }
 

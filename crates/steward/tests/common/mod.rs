@@ -311,8 +311,8 @@ impl World {
         assert!(self.echo(&sent, wait::SOON), "no echo: {}", self.steward);
     }
 
-    pub(crate) fn echo(&self, sent: &[u8], patience: Duration) -> bool {
-        self.wire.try_send(sent).is_ok() && self.wire.receive(patience).is_some_and(|got| got == sent)
+    pub(crate) fn echo(&self, sent: &[u8], limit: Duration) -> bool {
+        self.wire.try_send(sent).is_ok() && self.wire.receive(limit).is_some_and(|got| got == sent)
     }
 
     /// Waits until frames come back.

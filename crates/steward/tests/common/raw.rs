@@ -91,9 +91,9 @@ impl Raw {
     }
 
     /// The next message; `None` if none comes in time, or if the connection is over.
-    pub(crate) fn receive(&self, patience: Duration) -> Option<(u32, Answer)> {
-        let patience = Timespec::try_from(patience).expect("short");
-        if poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&patience)) != Ok(1) {
+    pub(crate) fn receive(&self, limit: Duration) -> Option<(u32, Answer)> {
+        let limit = Timespec::try_from(limit).expect("short");
+        if poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&limit)) != Ok(1) {
             return None;
         }
         let mut bytes = vec![0; MESSAGE_MAX];
@@ -103,8 +103,8 @@ impl Raw {
     }
 
     /// Whether the steward has closed the connection.
-    pub(crate) fn is_over(&self, patience: Duration) -> bool {
-        let wait = Timespec::try_from(patience).expect("short");
+    pub(crate) fn is_over(&self, limit: Duration) -> bool {
+        let wait = Timespec::try_from(limit).expect("short");
         let mut fds = [PollFd::new(&self.socket, PollFlags::RDHUP)];
         poll(&mut fds, Some(&wait)) == Ok(1)
     }

@@ -22,7 +22,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 const TRIPS: u64 = 600;
 const NOT_COUNTED: u64 = 100;
 const WORK_STEPS: u64 = 10_000;
-const PATIENCE: Duration = Duration::from_millis(20);
+const TRIP_LIMIT: Duration = Duration::from_millis(20);
 
 /// A counter with cache lines of its own (two, as they are fetched in pairs): even values are the first CPU's doing, odd ones the second's.
 #[repr(align(128))]
@@ -35,7 +35,7 @@ fn await_value(value: u64, since: Instant) -> bool {
     let mut looks = 0u32;
     while LINE.0.load(Acquire) != value {
         looks = looks.wrapping_add(1);
-        if looks.is_multiple_of(1024) && since.elapsed() > PATIENCE {
+        if looks.is_multiple_of(1024) && since.elapsed() > TRIP_LIMIT {
             return false;
         }
         std::hint::spin_loop();
@@ -70,7 +70,7 @@ fn ask(since: Instant) -> Option<u64> {
         .map(|ns| ns / (TRIPS - NOT_COUNTED))
 }
 
-/// Time for a piece of work that keeps all of a core's units busy, in nanoseconds: whoever shares the core with us shows in it.
+/// Time for a piece of work that keeps all of a core's units busy, in nanoseconds: what else runs on the core shows in it.
 fn work_ns() -> u64 {
     let begun = Instant::now();
     let mut words = [1u64, 3, 5, 7, 11, 13];

@@ -11,7 +11,7 @@ pub(crate) type Guards = Option<(NetNs, Option<VethPair>)>;
 
 const WHOLE: &str = "whole0";
 const CUT: &str = "cut0";
-const PATIENCE: Duration = Duration::from_secs(2);
+const ARRIVAL_LIMIT: Duration = Duration::from_secs(2);
 
 /// Software GSO.
 pub(crate) fn segment(size: usize, copy: bool) -> (Work, Guards) {
@@ -81,8 +81,8 @@ fn sender(netns: &NetNs, interface: &str, size: usize) -> Box<dyn FnMut()> {
 fn check_merged(pair: &VethPair, size: usize, gro: bool, send: &mut dyn FnMut()) {
     let far = PacketPort::open(&pair.far, VethPair::WIRE);
     send();
-    let two =
-        [far.receive(PATIENCE), far.receive(PATIENCE)].map(|frame| frame.map_or(0, |frame| frame.len()));
+    let two = [far.receive(ARRIVAL_LIMIT), far.receive(ARRIVAL_LIMIT)]
+        .map(|frame| frame.map_or(0, |frame| frame.len()));
     assert_eq!(
         two.iter().any(|&len| len > 2 * size),
         gro,

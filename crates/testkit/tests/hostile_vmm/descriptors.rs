@@ -171,7 +171,7 @@ fn memory_of_kvm_is_refused_or_costs_its_port_alone(
     #[values("shared", "any")] taken: &str,
 ) {
     require!(Root);
-    // Not to be mapped, private to the machine, shared with whoever maps it (GUEST_MEMFD_FLAG_MMAP, …_INIT_SHARED).
+    // Not to be mapped, private to the machine, shared with those who map it (GUEST_MEMFD_FLAG_MMAP, …_INIT_SHARED).
     let files: Vec<_> = [0, 1, 3]
         .into_iter()
         .filter_map(|flags| sys::kvm_memory(RAM, flags).ok())

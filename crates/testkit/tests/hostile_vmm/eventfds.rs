@@ -146,13 +146,13 @@ fn call_eventfd_with_many_waiters_costs_its_port_and_nobody_else() {
     scene.assert_others_unharmed(&[1]);
 }
 
-/// Whoever writes to it waits from now on.
+/// A write to it waits from now on.
 fn block(event: &OwnedFd) {
     fill(event);
     fcntl_setfl(event.as_fd(), OFlags::RDWR).expect("it is ours");
 }
 
-/// A session with frames for which it has no buffers until just before its lane is stopped: those are delivered by whoever stops
+/// A session with frames for which it has no buffers until just before its lane is stopped: those are delivered by the thread that stops
 /// it, and the call for them blocks.
 fn session_that_ends_badly(scene: &Bystander, shared: &Shared) -> Vmm {
     let vmm = Vmm::connect(&scene.socket(1));

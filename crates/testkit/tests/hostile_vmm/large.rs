@@ -27,7 +27,7 @@ const LOG: u64 = (MOST + 16 * TIB) / 4096 / 8;
 
 /// A connection that has come as far as the features.
 fn greeted(scene: &Bystander, port: u32, shared: &Shared) -> Vmm {
-    // Whoever comes next is met without a pause.
+    // The next VMM is served without a pause.
     come_in_peace(&scene.socket(port));
     let vmm = Vmm::connect(&scene.socket(port));
     let acts = shared.greeting();

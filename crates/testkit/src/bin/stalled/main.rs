@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Theory of operation. Closing a file of FUSE waits for an answer of its server, and nothing ends that wait but the end of the server:
-//! so whoever holds such a file must not be the server itself, nor start a program while nothing is answered, which closes copies of
-//! its files. Hence these processes. Either ends with its standard input, and after a while in any case; both end with whoever started
+//! so a process with such a file must not be the server itself, nor start a program while nothing is answered, which closes copies of
+//! its files. Hence these processes. Either ends with its standard input, and after a while in any case; both end with the process that started
 //! them. With the server its connection ends: all who wait get an error. The file system is mounted nowhere, and nothing is left of it.
 
 mod server;
@@ -17,7 +17,7 @@ use std::io::BufRead;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// After so long it ends, whoever waits: nothing that a test does takes half of it.
+/// After so long it ends, even if somebody waits: nothing that a test does takes half of it.
 const LIMIT: Duration = Duration::from_secs(300);
 
 fn main() -> ExitCode {

@@ -49,7 +49,7 @@ pub(crate) fn serve(bytes: u64) {
     }
 }
 
-/// Mounted nowhere: whoever wants to open the file comes by this descriptor.
+/// Mounted nowhere: the file is opened by way of this descriptor.
 fn mount(device: &File) -> OwnedFd {
     let fuse = fsopen("fuse", FsOpenFlags::FSOPEN_CLOEXEC).expect("we are root");
     let set = |key: &str, value: String| {
