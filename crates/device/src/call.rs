@@ -3,7 +3,7 @@
 //! The VMM has the same open file, and with it its flags: it can clear O_NONBLOCK whenever it likes and fill the counter up, and then
 //! a write waits until the VMM reads. So nobody writes unless somebody else ends that wait:
 //!
-//!  - a worker is interrupted by the watchdog (guard/nudge.rs). It sees that by EINTR, and calls no more in that session, of which
+//!  - a worker is interrupted by the watchdog (guard/interrupt.rs). It sees that by EINTR, and calls no more in that session, of which
 //!    it may have more lanes: a session holds up a worker once.
 //!  - a lane that has left its worker writes nothing ([`Call::leave`]). Who stopped it writes what it owes its guest, by
 //!    means of its own.
@@ -29,7 +29,7 @@ const SLOW: Duration = Duration::from_micros(250);
 const TOO_MUCH: Duration = Duration::from_millis(100);
 
 /// A session's note that a call held up somebody. Set once; nothing is published through it.
-pub type Blocks = Arc<AtomicBool>;
+pub type CallBlocked = Arc<AtomicBool>;
 
 /// What becomes of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,7 +48,7 @@ pub struct Call {
     event: Option<OwnedFd>,
     delivery: Delivery,
     times: CallTimes,
-    blocks: Blocks,
+    blocked: CallBlocked,
 }
 
 /// How long calls take. A worker that has lost its CPU meanwhile is slow, too; so after one that was slow by the clock on the wall,
@@ -63,12 +63,12 @@ struct CallTimes {
 
 impl Call {
     /// Of a session with that note.
-    pub fn new(event: Option<OwnedFd>, blocks: Blocks) -> Self {
+    pub fn new(event: Option<OwnedFd>, blocked: CallBlocked) -> Self {
         Self {
             event,
             delivery: Delivery::Written,
             times: CallTimes::default(),
-            blocks,
+            blocked,
         }
     }
 
@@ -85,7 +85,7 @@ impl Call {
         let Some(event) = &self.event else { return };
         if self.delivery != Delivery::Written {
             self.delivery = Delivery::Due;
-        } else if !self.blocks.load(Relaxed) {
+        } else if !self.blocked.load(Relaxed) {
             let used = self.times.suspected.then(cpu_time);
             let begun = Instant::now();
             // A full counter (EAGAIN) means that the driver has a call pending already. EINTR: the wait was ended. A write that need
@@ -93,7 +93,7 @@ impl Call {
             let waited = rustix::io::write(event, &1u64.to_ne_bytes()) == Err(Errno::INTR);
             let took = begun.elapsed();
             if waited || ((took >= SLOW || used.is_some()) && self.times.is_too_much(took, used)) {
-                self.blocks.store(true, Relaxed);
+                self.blocked.store(true, Relaxed);
             }
         }
         counters.calls.add(1);
@@ -101,8 +101,8 @@ impl Call {
 
     /// Whether a call of this session held up somebody.
     #[inline]
-    pub fn blocks(&self) -> bool {
-        self.blocks.load(Relaxed)
+    pub fn is_blocked(&self) -> bool {
+        self.blocked.load(Relaxed)
     }
 
     /// Nothing is written any more.
@@ -177,7 +177,7 @@ mod tests {
         };
         let counters = PairCounters::default();
         let theirs = ours.try_clone().expect("a descriptor");
-        let mut call = Call::new(Some(theirs), Blocks::default());
+        let mut call = Call::new(Some(theirs), CallBlocked::default());
         call.make(&counters);
         assert_eq!(count(), Ok(1));
         call.leave();

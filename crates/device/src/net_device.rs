@@ -17,7 +17,7 @@ use virtqueue::{
     DirtyLog, InflightRegion, Journal, MemoryMap, Queue, QueueSize, QueueStart, RingAddresses, RingError,
 };
 
-use crate::call::{Blocks, Call};
+use crate::call::{Call, CallBlocked};
 use crate::features::{self, F_RING_PACKED, Negotiated};
 use crate::offloads::Offloads;
 use crate::pair::{Bases, QueuePair, Vring};
@@ -82,7 +82,7 @@ pub struct NetDevice {
     inflight: Option<Arc<InflightRegion>>,
     vrings: Vec<VringState>,
     /// A call made somebody wait.
-    blocks: Blocks,
+    call_blocked: CallBlocked,
 }
 
 impl NetDevice {
@@ -97,7 +97,7 @@ impl NetDevice {
             log: None,
             inflight: None,
             vrings: (0..pairs * 2).map(|_| VringState::default()).collect(),
-            blocks: Blocks::default(),
+            call_blocked: CallBlocked::default(),
         }
     }
 
@@ -339,8 +339,8 @@ impl NetDevice {
 
     /// Whether a call of this device held up the thread that made it.
     #[must_use]
-    pub fn blocks(&self) -> &Blocks {
-        &self.blocks
+    pub fn call_blocked(&self) -> &CallBlocked {
+        &self.call_blocked
     }
 
     /// Makes the queue pair of two started vrings; kicks and calls are duplicated for it.
@@ -396,7 +396,7 @@ impl NetDevice {
         Ok(Vring {
             queue,
             kick: duplicate(&state.kick)?,
-            call: Call::new(duplicate(&state.call)?, Arc::clone(&self.blocks)),
+            call: Call::new(duplicate(&state.call)?, Arc::clone(&self.call_blocked)),
             enabled: state.enabled,
         })
     }

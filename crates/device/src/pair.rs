@@ -165,7 +165,7 @@ pub struct Sending {
 impl QueuePair {
     /// Whether a call eventfd of this VMM's held up the thread that wrote to it.
     pub fn call_blocks(&self) -> bool {
-        self.from_guest.call.blocks()
+        self.from_guest.call.is_blocked()
     }
 
     /// The lane leaves its worker: calls are left to the thread that stops it.

@@ -158,7 +158,7 @@ fn program_of_another_is_named_and_stays() {
     }
 }
 
-/// Numbers of programs go up by one with each that is loaded, by whomever.
+/// Numbers of programs go up by one with each that is loaded on this machine.
 #[test]
 fn look_at_a_program_loads_none_and_tries_none_in_its_place() {
     let Some(pair) = Pair::new(1500) else { return };

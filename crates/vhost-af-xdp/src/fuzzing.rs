@@ -21,7 +21,7 @@ use crate::switch::gso::GsoPacket;
 use crate::switch::workers::Workers;
 use crate::vhost_user::accept;
 use crate::vhost_user::connection::Connection;
-use device::call::{Blocks, Call};
+use device::call::{Call, CallBlocked};
 use device::counters::PairCounters;
 use device::offloads::Offloads;
 use device::pair::{QueuePair, Sending, Vring, pieces};
@@ -120,7 +120,7 @@ impl Headers {
         let [to_guest, from_guest] = queues.map(|queue| Vring {
             queue,
             kick: None,
-            call: Call::new(None, Blocks::default()),
+            call: Call::new(None, CallBlocked::default()),
             enabled: true,
         });
         Self {

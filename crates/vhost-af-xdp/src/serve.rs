@@ -28,8 +28,8 @@ use crate::api::control_socket;
 use crate::api::status::Status;
 use crate::api::status_view;
 use crate::guard::alarm::Alarm;
+use crate::guard::interrupt;
 use crate::guard::keeper::{Keeper, Orders};
-use crate::guard::nudge;
 use crate::guard::raise_descriptor_limit;
 use crate::guard::sigbus;
 use crate::guard::watchdog::Watchdog;
@@ -90,7 +90,7 @@ impl<'a> Sandboxed<'a> {
         raise_descriptor_limit();
         let given = Given::take(config).map_err(|error| anyhow::anyhow!(with_sources(&error)))?;
         sigbus::install().context("cannot handle SIGBUS")?;
-        nudge::install().context("cannot handle SIGURG")?;
+        interrupt::install().context("cannot handle SIGURG")?;
         let signals = Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1]).context("cannot handle signals")?;
         let changes = subscribe(config).context("cannot watch interfaces")?;
         let mut leftovers = Leftovers::default();

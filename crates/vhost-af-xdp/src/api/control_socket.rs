@@ -397,8 +397,8 @@ mod tests {
             );
         }
         fs::set_permissions(&directory, std::os::unix::fs::PermissionsExt::from_mode(0o700)).expect("ours");
-        assert!(sockets(&link, user).is_empty(), "a link of whoever");
-        assert!(make_own(&link, user).is_err(), "a link of whoever");
+        assert!(sockets(&link, user).is_empty(), "a link, perhaps of another user");
+        assert!(make_own(&link, user).is_err(), "a link, perhaps of another user");
         fs::remove_dir_all(place).expect("ours");
     }
 

@@ -12,7 +12,7 @@
 //!  3. looks whether a VMM shares its guest's memory (/proc/PID/maps), which landlock keeps from the daemon. It is
 //!     passed the VMM's connection, and looks at the process at its other end, and only if the connection is one of
 //!     the daemon's vhost-user sockets. With each address comes the file that the VMM passed for it, and the answer is
-//!     about private mappings of that file only: whoever took the daemon over, and it has no other files, must not
+//!     about private mappings of that file only: an attacker who took the daemon over, and has no other files, must not
 //!     learn where a VMM has its program, its libraries or its heap. A VMM whose memory map cannot be read because it
 //!     has locked it delays its own answer: each question is answered by a thread of its own, and
 //!     the daemon waits for no answer longer than two seconds.

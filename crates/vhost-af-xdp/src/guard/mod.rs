@@ -3,8 +3,8 @@
 
 pub(crate) mod alarm;
 pub(crate) mod handler;
+pub(crate) mod interrupt;
 pub(crate) mod keeper;
-pub(crate) mod nudge;
 pub(crate) mod private_memory;
 pub(crate) mod sigbus;
 pub(crate) mod watchdog;

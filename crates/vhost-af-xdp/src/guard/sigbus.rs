@@ -31,7 +31,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering, fence};
 use rustix::mm::{MapFlags, ProtFlags};
 use virtqueue::{ForeignFiles, Guard};
 
-use super::{handler, nudge};
+use super::{handler, interrupt};
 use crate::guard::alarm::Alarm;
 
 /// What is said when a port closes for it.
@@ -195,7 +195,7 @@ impl Entry {
 pub(crate) fn install() -> io::Result<()> {
     // SAFETY: it does system calls and atomics, see the head. The other signal waits: an alternate stack has room for one frame with
     // all registers.
-    unsafe { handler::install(libc::SIGBUS, on_sigbus, 0, &[nudge::SIGNAL]) }
+    unsafe { handler::install(libc::SIGBUS, on_sigbus, 0, &[interrupt::SIGNAL]) }
 }
 
 extern "C" fn on_sigbus(_signal: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
@@ -361,7 +361,7 @@ mod tests {
         let blocked = unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             libc::sigaction(libc::SIGBUS, ptr::null(), &raw mut action);
-            libc::sigismember(&raw const action.sa_mask, nudge::SIGNAL)
+            libc::sigismember(&raw const action.sa_mask, interrupt::SIGNAL)
         };
         assert_eq!(blocked, 1);
     }

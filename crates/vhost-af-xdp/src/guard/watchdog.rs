@@ -5,7 +5,7 @@
 //! new lanes to other workers, and to end in time when the daemon is told to (serve.rs).
 //!
 //! One thread looks at what workers show ([`crate::switch::progress`]), [`LOOK`] apart, and not at all while all sleep and
-//! nobody else writes to a VMM (nudge.rs). One that went to sleep right after it had hung is looked at once more: else it
+//! nobody else writes to a VMM (interrupt.rs). One that went to sleep right after it had hung is looked at once more: else it
 //! would be said to hang until somebody wakes.
 //! A worker that is awake and has finished no round between three looks hangs: three, because after the whole process
 //! was stopped the watchdog may be the first to go on.
@@ -14,8 +14,8 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::nudge::{self, NUDGE};
-use crate::seldom::Seldom;
+use super::interrupt;
+use crate::log_limit::LogLimit;
 use crate::switch::progress::Place;
 use crate::switch::workers::{Sight, Workers};
 
@@ -125,14 +125,14 @@ impl Watchdog {
     }
 
     fn watch(&self, workers: &Workers) {
-        let mut lines = Seldom::default();
+        let mut log = LogLimit::default();
         let mut watched: Vec<_> = workers.sights().map(|_| Watched::new(Instant::now())).collect();
         loop {
             let hangs = watched.iter().any(Watched::hangs);
             let is_awake = || workers.sights().any(|sight| sight.place != Place::Asleep);
             workers
                 .watcher
-                .park_unless(|| hangs || nudge::is_written() || is_awake());
+                .park_unless(|| hangs || interrupt::has_writers() || is_awake());
             for (worker, sight) in workers.sights().enumerate() {
                 let news = watched[worker].look(sight, Instant::now());
                 if news != News::Nothing {
@@ -140,10 +140,10 @@ impl Watchdog {
                     workers.note_hang(worker, hang.is_some());
                     self.hangs()[worker].clone_from(&hang);
                     // Without the lock: `status` looks at it, and a log may be slow.
-                    tell(worker, hang.as_ref(), &news, &mut lines);
+                    tell(worker, hang.as_ref(), &news, &mut log);
                 }
             }
-            nudge_for(LOOK, workers);
+            interrupt_for(LOOK, workers);
         }
     }
 }
@@ -158,25 +158,25 @@ fn hang(news: &News, place: Place, workers: &Workers) -> Option<Hang> {
     Some(Hang { since, port })
 }
 
-/// For so long, ends waits of workers that are awake and have finished no round between two looks, and of control threads ([`nudge`]).
+/// For so long, ends waits of workers that are awake and have finished no round between two looks, and of control threads ([`interrupt`]).
 /// In memory that never answers this does nothing.
-fn nudge_for(time: Duration, workers: &Workers) {
+fn interrupt_for(time: Duration, workers: &Workers) {
     let mut before: Vec<_> = workers.sights().collect();
-    for _ in 0..time.as_millis() / NUDGE.as_millis() {
-        std::thread::sleep(NUDGE);
+    for _ in 0..time.as_millis() / interrupt::PERIOD.as_millis() {
+        std::thread::sleep(interrupt::PERIOD);
         let now: Vec<_> = workers.sights().collect();
         for ((before, now), thread) in before.iter().zip(&now).zip(workers.threads()) {
             if now.place != Place::Asleep && now.rounds == before.rounds {
-                nudge::nudge(thread);
+                interrupt::interrupt(thread);
             }
         }
         before = now;
-        nudge::nudge_writers();
+        interrupt::interrupt_writers();
     }
 }
 
-fn tell(worker: usize, hang: Option<&Hang>, news: &News, lines: &mut Seldom) {
-    let Some(left_out) = lines.may() else { return };
+fn tell(worker: usize, hang: Option<&Hang>, news: &News, log: &mut LogLimit) {
+    let Some(left_out) = log.allow() else { return };
     match (news, hang) {
         (News::Hangs(_), Some(hang)) => tracing::error!(
             "worker-{worker} {}: the guests of its ports wait. If it goes on, see to the file system that the memory of that port's guest is on, or end its VMM{left_out}",

@@ -14,7 +14,7 @@
 //! ```
 //!
 //! Instead of any answer may come `/nak` (not understood) or `/error` (its own trouble). The plugin answers one
-//! connection in the life of a container and removes its socket then; what it gave stays valid. Whoever answers is
+//! connection in the life of a container and removes its socket then; what it gave stays valid. The plugin is
 //! not trusted with more than a map: what it sends is checked here by length and word, and the descriptor by its
 //! user.
 

@@ -1,4 +1,4 @@
-//! How much memory the sockets of this daemon lock, for whoever has to raise a limit.
+//! How much memory the sockets of this daemon lock, by which a limit has to be raised.
 //!
 //! The kernel counts the UMEM of each socket, and nothing else of it, against RLIMIT_MEMLOCK, for each user over all
 //! processes (`xdp_umem_account_pages`, net/xdp/xdp_umem.c). What one socket lacks is no remedy where several are

@@ -1,6 +1,6 @@
 //! A queue of an interface, for as long as the daemon has the interface, wherever it comes from (`steering.rs`).
 //!
-//! The daemon opens it once: socket, memory of its own, bind. Whoever is to move its frames is lent it
+//! The daemon opens it once: socket, memory of its own, bind. A lane that is to move its frames borrows it
 //! ([`InterfaceQueue::lend`]) and gives it back; guests come and go, and the socket stays bound and filled. Drivers
 //! such as ice take the carrier of the whole NIC down when a queue's pool is set up or torn down, so neither a
 //! guest's reboot nor a change of its memory may do that. Nothing of how it is opened depends on a guest; what the

@@ -31,7 +31,7 @@ impl fmt::Display for DataPath {
 pub(crate) enum Fallback {
     /// Zero-copy was not asked for.
     NoZeroCopy(NoZeroCopy),
-    /// The program could not be attached natively; the reason as whoever attached it says it.
+    /// The program could not be attached natively; the reason as the daemon or the steward that attached it says it.
     NotNative(String),
     /// The kernel refused what was tried first; in its words.
     Refused(String),

@@ -5,8 +5,8 @@
 //!     direct placement:  closed, open ──coupled──▶ coupled ──its lane ends──▶ closed
 //! ```
 //!
-//! Only what is open can be lent, and only a lane that has it can give it back. Whoever loses a socket (a lane that
-//! went with its worker) leaves the queue closed.
+//! Only what is open can be lent, and only a lane that has it can give it back. A lane that
+//! goes with its worker, and its socket with it, leaves the queue closed.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -54,7 +54,7 @@ impl Default for QueueState {
 }
 
 impl QueueState {
-    /// As it is now: without a socket, if whoever had it has closed it.
+    /// As it is now: without a socket, if its holder has closed it.
     pub(super) fn now(&mut self) -> &mut Self {
         if let Self::Lent { ended, .. } | Self::Coupled { ended } = self
             && let Some(since) = ended.get().copied()
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn queue_is_closed_when_whoever_had_it_lets_it_go() {
+    fn queue_is_closed_when_its_holder_lets_it_go() {
         let ended = Ended::default();
         let held = NotesEnd(Arc::clone(&ended));
         let mut state = QueueState::Coupled { ended };

@@ -10,7 +10,7 @@ use super::mailbox::Task;
 use super::reasons::{Impaired, TurnedAway};
 use super::session::Reached;
 use super::{Port, PortState, features};
-use crate::seldom::Seldom;
+use crate::log_limit::LogLimit;
 use steward::peer;
 
 /// Sessions so short, in which the VMM is told what is offered and leaves, are declined.
@@ -35,7 +35,7 @@ impl Port {
         }
         let offered = features::offered(self.config.queues, self.config.offload);
         let reason = Impaired::Declined(offered);
-        if let Some(left_out) = state.lines.may() {
+        if let Some(left_out) = state.lines.allow() {
             tracing::warn!(port = %self.config.endpoint, "{reason}{left_out}");
         }
         state.declined = Some(offered);
@@ -44,20 +44,20 @@ impl Port {
     /// Says what a VMM did, if it may be said now.
     pub(crate) fn warn(self: &Arc<Self>, what: String) {
         self.post(Task::Request, move |port, state| {
-            if let Some(left_out) = state.lines.may() {
+            if let Some(left_out) = state.lines.allow() {
                 tracing::warn!(port = %port.config.endpoint, "{what}{left_out}");
             }
         });
     }
 
     /// A second VMM connected, and the first stays.
-    pub(crate) fn turn_away(&self, second: &UnixStream, waited: Duration, lines: &mut Seldom) {
+    pub(crate) fn turn_away(&self, second: &UnixStream, waited: Duration, lines: &mut LogLimit) {
         let reason = TurnedAway {
             second: peer::process(second.as_fd()),
             first: Some(self.met.load(Relaxed)).filter(|&pid| pid > 0),
             waited,
         };
-        if let Some(left_out) = lines.may() {
+        if let Some(left_out) = lines.allow() {
             tracing::warn!(port = %self.config.endpoint, "{reason}{left_out}");
         }
         self.window.note_turned_away(Some(reason));

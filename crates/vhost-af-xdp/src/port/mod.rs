@@ -29,6 +29,7 @@ use std::time::Instant;
 use device::counters::PairCounters;
 
 use crate::config::{NicConfig, Placement, PortConfig};
+use crate::log_limit::LogLimit;
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::{Interface, QueueOptions};
 use crate::nic::interface_queue::InterfaceQueue;
@@ -40,7 +41,6 @@ use crate::port::reasons::{Closed, Impaired};
 use crate::port::session::{FaultCell, PortContext, Session};
 use crate::port::shown::{Shown, ShownInterface, ShownSession, Window};
 use crate::port::wakers::Wakers;
-use crate::seldom::Seldom;
 use crate::switch::workers::Workers;
 
 /// What the port's thread has; see the module's head.
@@ -60,7 +60,7 @@ pub(crate) struct PortState {
     /// When the session began.
     pub(super) began: Option<Instant>,
     /// What VMMs can make the port say.
-    pub(super) lines: Seldom,
+    pub(super) lines: LogLimit,
     /// The daemon ends; nothing is set up any more.
     over: bool,
     /// MTU that the queues were set up for.
@@ -129,7 +129,7 @@ pub(crate) struct Port {
     name: Arc<str>,
     mailbox: Mailbox<PortState>,
     /// See [`PortContext::lines`].
-    direct_lines: Mutex<Seldom>,
+    direct_lines: Mutex<LogLimit>,
     /// What is seen of the state from outside.
     pub(crate) window: Window,
     /// The VMM's process, 0 without one; told to others, so nothing is published through it.
@@ -282,7 +282,7 @@ impl Port {
     fn impair(&self, state: &mut PortState, why: String) {
         let impaired = Some(Impaired::Queues(why));
         if state.impaired != impaired
-            && let (Some(why), Some(left_out)) = (&impaired, state.lines.may())
+            && let (Some(why), Some(left_out)) = (&impaired, state.lines.allow())
         {
             tracing::warn!(port = %self.config.endpoint, "queues cannot be set up: {why}{left_out}");
         }

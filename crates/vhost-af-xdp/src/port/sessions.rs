@@ -18,7 +18,7 @@ use super::session::{FaultCell, PortContext, Reached, Session, SessionError};
 use super::{Port, PortState};
 use crate::config::NicConfig;
 use crate::guard::alarm::Alarm;
-use crate::guard::nudge;
+use crate::guard::interrupt;
 
 /// Smallest MTU that IPv4 works with, and that VirtIO allows (1.3, 5.1.4.1).
 const SMALLEST_MTU: u64 = 68;
@@ -46,7 +46,7 @@ impl Port {
         state.refusal = None;
         state.sessions += 1;
         state.began = Some(Instant::now());
-        if let Some(left_out) = state.lines.may() {
+        if let Some(left_out) = state.lines.allow() {
             tracing::info!(port = %self.config.endpoint, "a VMM connected{left_out}");
         }
         self.met
@@ -77,7 +77,7 @@ impl Port {
         let (ended, errors) = ended.unwrap_or((Ended::Wrong, Vec::new()));
         // Neither by the port's thread nor by a worker: each may take a while, whatever flag we set.
         for error in errors {
-            let _ = nudge::write(&error, &self.workers.watcher);
+            let _ = interrupt::write(&error, &self.workers.watcher);
         }
         ended
     }
@@ -104,7 +104,7 @@ impl Port {
             (None, None) => seen,
         };
         let wrong = !matches!(closed, Closed::Disconnected);
-        match state.lines.may() {
+        match state.lines.allow() {
             Some(left_out) if wrong => {
                 let reason = closed.name();
                 tracing::warn!(port = %self.config.endpoint, reason, "port closed: {closed}{left_out}");

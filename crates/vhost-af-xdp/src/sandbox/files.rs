@@ -20,7 +20,7 @@ const ABI_WANTED: ABI = ABI::V6;
 pub(super) fn confine() -> String {
     let status = match restrict() {
         Ok(status) => status,
-        // Forbidden by whoever started us: a system call filter that does not know landlock.
+        // Forbidden from outside: by a system call filter that does not know landlock.
         Err(error) => {
             let why =
                 std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);

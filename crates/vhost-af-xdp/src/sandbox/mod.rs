@@ -224,7 +224,7 @@ pub(crate) fn enter(plan: &Plan) -> Result<InForce, SandboxError> {
     }
     let become_whom = plan.user.as_ref().filter(|_| plan.layers.user);
     if let Some(user) = become_whom {
-        // Whoever drops capabilities by another way than by becoming somebody keeps them over this step.
+        // Capabilities that are dropped in a step of their own are kept over this one.
         user.enter(!stays.is_empty() || !plan.layers.capabilities)?;
     }
     let capabilities = match plan.layers.capabilities {

@@ -3,7 +3,7 @@
 //! Purpose: the one place of the data path that dereferences pointers. Both sides are shared (the
 //! guest writes its RAM whenever it likes, the kernel writes frames that it holds), so bytes move
 //! by raw pointer and no reference to them is ever formed. A chunk of our own, in private memory, is not shared while it
-//! is in our hands; whoever makes a slice of one promises that it is ([`own_bytes`], [`received_bytes`]).
+//! is in our hands; a caller that makes a slice of one promises that it is ([`own_bytes`], [`received_bytes`]).
 //!
 //! Invariant: every range is checked against its mapping here, whatever was checked before; two
 //! comparisons are cheaper than an argument.

@@ -5,7 +5,7 @@
 //! with its headers, then one for each chunk that has some of its payload. Headers stand side by side in chunks, too,
 //! each with room for its metadata before it.
 //!
-//! So several descriptors refer to one chunk. Whoever makes the second takes another [`Frame`] for it from
+//! So several descriptors refer to one chunk. For the second and each further one another [`Frame`] is taken from
 //! [`References`], which counts these, and everything that comes back from the NIC goes through
 //! [`References::give_back`], which keeps a chunk until its last one.
 //!

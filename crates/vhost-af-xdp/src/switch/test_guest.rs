@@ -8,7 +8,7 @@ use virtqueue::{
     RingShape, TrustedFiles,
 };
 
-use device::call::{Blocks, Call};
+use device::call::{Call, CallBlocked};
 use device::offloads::Offloads;
 use device::pair::{QueuePair, Vring};
 
@@ -47,7 +47,7 @@ impl Memory {
         let vring = Vring {
             queue: Queue::new(&self.map, rings, features, start).expect("a good ring"),
             kick: None,
-            call: Call::new(None, Blocks::default()),
+            call: Call::new(None, CallBlocked::default()),
             enabled: true,
         };
         (vring, driver)

@@ -17,7 +17,7 @@ pub(crate) struct Workers {
     handles: Vec<WorkerHandle>,
     roster: Mutex<Roster>,
     next_id: AtomicU64,
-    /// Whoever looks whether they hang.
+    /// The thread that looks whether they hang.
     pub(crate) watcher: Arc<Watcher>,
 }
 

@@ -12,9 +12,9 @@ use vhost::vhost_user::{BackendReqHandler, Error};
 use super::connection::Connection;
 use super::front;
 use crate::guard::alarm::Alarm;
+use crate::log_limit::{LeftOut, LogLimit};
 use crate::port::Port;
 use crate::port::reasons::{Closed, Ended};
-use crate::seldom::{LeftOut, Seldom};
 
 /// Pause between attempts to connect to a VMM that is not there: short, because the guest's outage lasts as
 /// long, and cheap.
@@ -62,7 +62,7 @@ pub(crate) fn serve_vmms(port: &Arc<Port>, source: VmmSource) {
             }
         }
         VmmSource::Connect(path) => {
-            let (mut said, mut lines) = (false, Seldom::default());
+            let (mut said, mut lines) = (false, LogLimit::default());
             loop {
                 match UnixStream::connect(&path) {
                     Ok(stream) => {
@@ -70,7 +70,7 @@ pub(crate) fn serve_vmms(port: &Arc<Port>, source: VmmSource) {
                         pauses.note(serve_connection(port, stream));
                     }
                     Err(error) => {
-                        if !said && let Some(left_out) = lines.may() {
+                        if !said && let Some(left_out) = lines.allow() {
                             say_absent(&path, &error, &left_out);
                         }
                         said = true;
@@ -103,7 +103,7 @@ fn start_accepting(
 ) -> io::Result<()> {
     let port = Arc::clone(port);
     let body = move || {
-        let (mut lines, mut pauses) = (Seldom::default(), Pauses::default());
+        let (mut lines, mut pauses) = (LogLimit::default(), Pauses::default());
         loop {
             match listener.accept() {
                 Ok((stream, _)) => match offer(&handover, stream) {
@@ -112,7 +112,7 @@ fn start_accepting(
                     Err(None) => return,
                 },
                 Err(error) => {
-                    if let Some(left_out) = lines.may() {
+                    if let Some(left_out) = lines.allow() {
                         tracing::warn!(port = %port.config.endpoint, "cannot accept a connection, trying again: {error}{}{left_out}", crate::shortage(&error.to_string()));
                     }
                     pauses.rest();

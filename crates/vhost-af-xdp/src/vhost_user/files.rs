@@ -1,6 +1,6 @@
 //! Files that a VMM gives as memory: which are accepted.
 //!
-//! A page of a file on FUSE or NFS comes from a server, which may be the VMM's own and never answer. Whoever touches it then
+//! A page of a file on FUSE or NFS comes from a server, which may be the VMM's own and never answer. A thread that touches it then
 //! waits for good: a worker, with all its guests. Even fstat(2) may ask the server. So the first question is one that the
 //! kernel answers by itself: F_GET_SEALS succeeds for files of tmpfs (memfd are) and hugetlbfs and for no others
 //! (`memfd_file_seals_ptr`, mm/memfd.c).

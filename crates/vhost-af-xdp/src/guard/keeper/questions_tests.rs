@@ -71,7 +71,7 @@ fn keeper_tells_of_private_mappings_of_the_file_in_question_and_of_no_others() {
     let [at, elsewhere] = [&file, &other].map(map_privately);
     let ask = |address, file: &OwnedFd| questions.ask(theirs.as_fd(), &[(address, file.as_fd())]);
     assert_eq!(ask(at, &file), Some(at));
-    // Whoever may ask anything would find each private mapping of the process by asking often enough.
+    // Answers about any address would tell each private mapping of the process to one who asks often enough.
     assert_eq!(ask(elsewhere, &file), None);
     let code =
         keeper_tells_of_private_mappings_of_the_file_in_question_and_of_no_others as fn() as usize as u64;

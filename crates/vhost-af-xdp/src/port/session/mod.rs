@@ -28,13 +28,13 @@ use crate::config::{Placement, PortConfig};
 use crate::direct::registration::UnderWay;
 use crate::guard::alarm::Alarm;
 use crate::guard::sigbus::Watch;
+use crate::log_limit::LogLimit;
 use crate::port::announce;
 use crate::port::far::{CableEnd, FarSide};
 use crate::port::features::{self, F_LOG_ALL, F_PROTOCOL_FEATURES};
 use crate::port::lane_facts::LaneFacts;
 use crate::port::lanes::{LaneError, LentQueue};
 use crate::port::memory::{MemoryError, MemoryTable};
-use crate::seldom::Seldom;
 use crate::switch::lane::LaneId;
 use crate::switch::lane::{Lane, Peer};
 use crate::switch::workers::Workers;
@@ -59,7 +59,7 @@ pub(crate) enum SessionError {
     Config(#[from] ConfigError),
     #[error(transparent)]
     Lane(#[from] LaneError),
-    /// Of the message itself; whoever reads messages says what.
+    /// Of the message itself, found by the thread that reads messages.
     #[error(transparent)]
     Message(Box<dyn std::error::Error + Send + Sync>),
     #[error("SET_LOG_BASE: {0}")]
@@ -95,7 +95,7 @@ pub(crate) struct PortContext<'a> {
     /// The port's name.
     pub(crate) name: &'a Arc<str>,
     /// What is said of lanes because of what the VMM does with its memory.
-    pub(crate) lines: &'a Mutex<Seldom>,
+    pub(crate) lines: &'a Mutex<LogLimit>,
     pub(crate) counters: &'a [Arc<PairCounters>],
     /// The far side of each pair; empty while the interface is gone.
     pub(crate) far: &'a [FarSide],

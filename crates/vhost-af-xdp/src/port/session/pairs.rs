@@ -10,7 +10,7 @@ use super::{ActiveLane, FaultCell, LaneAt, PortContext, Session, SessionError};
 use crate::config::Placement;
 use crate::direct::registration::{Registered, Registration, UnderWay};
 use crate::guard::alarm::Alarm;
-use crate::guard::nudge;
+use crate::guard::interrupt;
 use crate::nic::endpoint::NicQueue;
 use crate::nic::mode::Fallback;
 use crate::nic::xdp::XdpNic;
@@ -135,7 +135,7 @@ impl Session {
     ) -> Result<(), SessionError> {
         let why = Fallback::DirectRefused(with_sources(error));
         let mut lines = context.lines.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(left_out) = lines.may() {
+        if let Some(left_out) = lines.allow() {
             tracing::warn!(port = %context.name, pair, "{why}{left_out}");
         }
         drop(lines);
@@ -412,9 +412,9 @@ impl Session {
 
     /// Makes a call that a stopped lane owes.
     fn call(&self, event: &OwnedFd, workers: &Workers) {
-        let blocks = self.device.blocks();
-        if !blocks.load(Relaxed) && !nudge::write(event, &workers.watcher) {
-            blocks.store(true, Relaxed);
+        let blocked = self.device.call_blocked();
+        if !blocked.load(Relaxed) && !interrupt::write(event, &workers.watcher) {
+            blocked.store(true, Relaxed);
             report(&self.fault, Fault::CallBlocks, &self.alarm);
         }
     }

@@ -13,7 +13,7 @@ const PAUSE: Duration = Duration::from_secs(30);
 
 /// Lines of one kind.
 #[derive(Debug, Default)]
-pub(crate) struct Seldom {
+pub(crate) struct LogLimit {
     /// Said of the burst.
     said: u32,
     /// When the last one was said, or made room for another.
@@ -25,13 +25,13 @@ pub(crate) struct Seldom {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct LeftOut(u64);
 
-impl Seldom {
+impl LogLimit {
     /// Whether a line may be said now.
-    pub(crate) fn may(&mut self) -> Option<LeftOut> {
-        self.may_at(Instant::now())
+    pub(crate) fn allow(&mut self) -> Option<LeftOut> {
+        self.allow_at(Instant::now())
     }
 
-    fn may_at(&mut self, now: Instant) -> Option<LeftOut> {
+    fn allow_at(&mut self, now: Instant) -> Option<LeftOut> {
         let since = *self.since.get_or_insert(now);
         let pauses = now.duration_since(since).as_nanos() / PAUSE.as_nanos();
         let pauses = u32::try_from(pauses).unwrap_or(u32::MAX);
@@ -63,9 +63,9 @@ mod tests {
 
     #[test]
     fn a_thousand_lines_in_a_minute_become_twenty_two() {
-        let (mut lines, begun) = (Seldom::default(), Instant::now());
+        let (mut lines, begun) = (LogLimit::default(), Instant::now());
         let said: Vec<_> = (0..1000)
-            .filter_map(|line| lines.may_at(begun + Duration::from_millis(61) * line))
+            .filter_map(|line| lines.allow_at(begun + Duration::from_millis(61) * line))
             .collect();
         assert_eq!(said.len(), 22);
         let left_out: u64 = said.iter().map(|left_out| left_out.0).sum();
@@ -74,10 +74,10 @@ mod tests {
 
     #[test]
     fn line_after_a_long_silence_is_said_at_once() {
-        let (mut lines, begun) = (Seldom::default(), Instant::now());
-        while lines.may_at(begun).is_some() {}
+        let (mut lines, begun) = (LogLimit::default(), Instant::now());
+        while lines.allow_at(begun).is_some() {}
         let later = begun + PAUSE * 100;
-        assert_eq!(lines.may_at(later), Some(LeftOut(1)));
-        assert_eq!(lines.may_at(later), Some(LeftOut(0)));
+        assert_eq!(lines.allow_at(later), Some(LeftOut(1)));
+        assert_eq!(lines.allow_at(later), Some(LeftOut(0)));
     }
 }

@@ -4,7 +4,7 @@
 //! it off and fills the counter up, and who writes waits until the VMM reads, which may be never. Nothing that could be asked before
 //! the write would hold at the write, so the watchdog sends SIGURG to a thread that stays in one. Its handler does nothing; but a
 //! write that waits ends with EINTR (eventfd_write, fs/eventfd.c: interruptible, and no SA_RESTART here), and one that does not wait
-//! is never interrupted. A signal that comes before the write begins is lost; the next one, [`NUDGE`] later, is not.
+//! is never interrupted. A signal that comes before the write begins is lost; the next one, [`PERIOD`] later, is not.
 //!
 //! Who writes:
 //!  - workers, for each call (`device/src/call.rs`). The watchdog cannot know that they write, so it sends the signal to one that is awake
@@ -29,8 +29,8 @@ use rustix::io::Errno;
 use super::handler;
 use crate::switch::progress::Watcher;
 
-/// Between two looks whether somebody waits.
-pub(crate) const NUDGE: Duration = Duration::from_millis(20);
+/// Between two looks whether a thread waits.
+pub(crate) const PERIOD: Duration = Duration::from_millis(20);
 
 /// Its default action is to do nothing, so one that comes from elsewhere does no harm either.
 pub(super) const SIGNAL: libc::c_int = libc::SIGURG;
@@ -50,7 +50,7 @@ pub(crate) fn install() -> io::Result<()> {
 extern "C" fn nothing(_signal: libc::c_int, _info: *mut libc::siginfo_t, _context: *mut libc::c_void) {}
 
 /// Ends a wait of that thread, if it is in one.
-pub(crate) fn nudge(thread: &JoinHandle<()>) {
+pub(crate) fn interrupt(thread: &JoinHandle<()>) {
     // SAFETY: a thread whose handle is there has not been joined, so its number is valid.
     let _ = unsafe { libc::pthread_kill(thread.as_pthread_t(), SIGNAL) };
 }
@@ -64,14 +64,14 @@ pub(crate) fn write(event: &OwnedFd, watcher: &Watcher) -> bool {
 }
 
 /// Whether somebody is in [`write`].
-pub(crate) fn is_written() -> bool {
+pub(crate) fn has_writers() -> bool {
     !writers().is_empty()
 }
 
 /// Ends waits of those that are in [`write`] for longer than they need.
-pub(crate) fn nudge_writers() {
+pub(crate) fn interrupt_writers() {
     for &(thread, since) in writers().iter() {
-        if since.elapsed() >= NUDGE {
+        if since.elapsed() >= PERIOD {
             // SAFETY: who is in the list cannot leave `write` before we let go of it, so the thread is there.
             let _ = unsafe { libc::pthread_kill(thread, SIGNAL) };
         }
@@ -122,7 +122,7 @@ mod tests {
             assert_eq!(result, Err(Errno::INTR));
         });
         while !writer.is_finished() {
-            nudge(&writer);
+            interrupt(&writer);
             std::thread::sleep(Duration::from_millis(5));
         }
         writer.join().expect("it was interrupted");
@@ -138,10 +138,10 @@ mod tests {
             [write(&event, &watcher), write(&full, &watcher)]
         });
         while !writer.is_finished() {
-            nudge_writers();
+            interrupt_writers();
             std::thread::sleep(Duration::from_millis(5));
         }
         assert_eq!(writer.join().expect("it was interrupted"), [true, false]);
-        assert!(!is_written());
+        assert!(!has_writers());
     }
 }
