@@ -99,9 +99,13 @@ mod packed;
 mod packed_notify;
 mod packed_resume;
 mod packed_ring;
+#[cfg(test)]
+mod pair_tests;
 mod position;
 mod queue;
 mod region;
+#[cfg(test)]
+mod rig_tests;
 mod rings;
 mod split;
 

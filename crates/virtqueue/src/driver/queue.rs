@@ -76,6 +76,17 @@ impl QueueDriver {
         }
     }
 
+    /// Goes to where entry `index` is the next one, as after some laps: for tests of the wrap. Only before the first `add`.
+    pub fn start_at(&mut self, index: u16) {
+        match self {
+            Self::Split(driver) => driver.start_at(index),
+            Self::Packed(driver) => {
+                let size = driver.size().get();
+                driver.start_at(index % size, (index / size).is_multiple_of(2));
+            }
+        }
+    }
+
     /// Where the device must go on, in the form of VHOST_USER_SET_VRING_BASE: what is used so far.
     #[must_use]
     pub fn base(&self) -> u32 {
