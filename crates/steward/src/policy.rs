@@ -37,6 +37,17 @@ use crate::protocol::{Reason, Refusal, Wanted};
 
 pub use file::PolicyError;
 
+/// Queues of an interface, one after the other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Queues {
+    /// Its name.
+    pub interface: String,
+    /// Number of the first.
+    pub first: u32,
+    /// How many.
+    pub count: u32,
+}
+
 /// Most connections of a steward at a time, of all users; each is one descriptor.
 pub(crate) const CONNECTIONS_MAX: u32 = 900;
 
@@ -83,15 +94,15 @@ impl Policy {
         self.rules.iter().any(|rule| rule.memlock.is_some())
     }
 
-    /// A policy without a file, for a steward that serves one daemon: these queues (interface, first, how many) to this user, and as much
+    /// A policy without a file, for a steward that serves one daemon: these queues to this user, and as much
     /// locked memory as it asks for.
     #[must_use]
-    pub fn for_one(user: u32, queues: Vec<(String, u32, u32)>) -> Self {
-        let rule = |(interface, first, count): (String, u32, u32)| Rule {
+    pub fn for_one(user: u32, queues: Vec<Queues>) -> Self {
+        let rule = |queues: Queues| Rule {
             user: Some(user),
             group: None,
-            interface,
-            queues: (first..first.saturating_add(count)).collect(),
+            interface: queues.interface,
+            queues: (queues.first..queues.first.saturating_add(queues.count)).collect(),
             at_most: MAX_QUEUES,
             memlock: Some(u64::MAX),
             macs: Vec::new(),

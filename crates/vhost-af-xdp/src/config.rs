@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use steer::{Filter, ModeRequest};
+use steward::policy::Queues;
 use steward::protocol::{ENTRIES_MAX, Wanted};
 
 use crate::listener::Access;
@@ -245,68 +246,50 @@ pub(crate) const MOST_QUEUES: u16 = 128;
 /// Values that do not go together.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConfigError {
-    /// Too many or no queue pairs.
     #[error("--queues {0}: a port has 1 to {MOST_QUEUES} queue pairs")]
     Queues(u16),
-    /// Two ports want one queue.
     #[error("queue {queue} of {name} is asked for by two ports: give them disjoint ranges with start-queue")]
     SharedQueue { name: String, queue: u32 },
-    /// Two ports meet their VMMs at one place.
     #[error("{0} is asked for by two ports: each needs a socket of its own")]
     SharedEndpoint(Endpoint),
-    /// One interface, two ways to attach.
     #[error("interface {0} is asked for with different modes: a program is attached once, choose one mode")]
     TwoModes(String),
-    /// The path does not fit into a socket address.
     #[error("socket path {0:?} is {len} bytes long: a Unix socket path has at most 107: choose a shorter one", len = .0.as_os_str().len())]
     LongPath(PathBuf),
-    /// Direct placement cannot do it.
     #[error("--offload {0}: memory=direct receives each frame where it stays, use memory=copy for these")]
     Offload(Offloads),
-    /// More than a process can address.
     #[error(
         "--max-memory: the ports may have {bytes} bytes together, a process has room for {MOST_BYTES}: say less, or use more processes"
     )]
     MaxMemory { bytes: u64 },
-    /// A cable has two ends.
     #[error("cable {name}: {ends} port(s) name it, a cable joins two: give --port ...,cable={name} twice")]
     Cable { name: String, ends: usize },
-    /// A cable has no memory of its own.
     #[error("cable {0}: memory=direct is for interfaces, use memory=copy")]
     CableDirect(String),
-    /// VLANs where none can be looked for.
     #[error("--vlan: only frames of an interface are looked at, give --ifname NAME")]
     Vlans,
-    /// More VLANs than a lease has room for.
     #[error("--vlan: {0} VLANs, a port has {ENTRIES_MAX} at most: give fewer, or none for all")]
     ManyVlans(usize),
-    /// There is nothing that sockets could be of.
     #[error("--inhibit needs an interface: name it with --ifname")]
     BringWithoutInterface,
-    /// Nobody writes the header.
     #[error(
         "--inhibit with memory=direct: there the XDP program writes the virtio-net header, which another's does not; use memory=copy"
     )]
     BringDirect,
-    /// Nobody looks.
     #[error(
         "--inhibit and --vlan exclude each other: which frames come is up to the XDP program that is there"
     )]
     BringVlans,
-    /// Two that would give sockets.
     #[error(
         "--inhibit and --steward exclude each other: the steward has a program of its own, leave one out"
     )]
     BringAndSteward,
-    /// Queues without a socket, or sockets without a queue.
     #[error(
         "--sock-fds names {fds} descriptor(s) for {queues} queue pair(s): one each, in the order of the queues"
     )]
     SocketCount { fds: usize, queues: u16 },
-    /// One number, two meanings.
     #[error("descriptor {0} is named twice: each socket or map needs one of its own")]
     SharedDescriptor(i32),
-    /// A frame that no ring can carry.
     #[error("frame-size {0}: the null NIC makes frames of 14 to 1514 bytes, or with 0 none")]
     FrameBytes(u32),
 }
@@ -322,11 +305,15 @@ impl ServeConfig {
     }
 
     /// What is to be leased, port by port.
-    pub(crate) fn queues(&self) -> Vec<(String, u32, u32)> {
+    pub(crate) fn queues(&self) -> Vec<Queues> {
         let leased = self.ports.iter().filter(|port| !port.brings());
         let wanted = leased.filter_map(PortConfig::wanted);
         wanted
-            .map(|wanted| (wanted.interface, wanted.start_queue, wanted.queues))
+            .map(|wanted| Queues {
+                interface: wanted.interface,
+                first: wanted.start_queue,
+                count: wanted.queues,
+            })
             .collect()
     }
 
@@ -529,7 +516,7 @@ mod tests {
             steward: None,
             steward_timeout: Duration::from_secs(1),
             control: Control::Nowhere,
-            layers: Layers::NONE,
+            layers: Layers::parse("off").expect("a word"),
             user: None,
         }
     }

@@ -110,7 +110,8 @@ pub(crate) fn remove_stale(path: &Path) -> Result<(), ListenError> {
     }
 }
 
-fn stream(flags: SocketFlags) -> io::Result<OwnedFd> {
+/// A Unix stream socket that is closed on exec.
+pub(crate) fn stream(flags: SocketFlags) -> io::Result<OwnedFd> {
     let flags = flags | SocketFlags::CLOEXEC;
     Ok(socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?)
 }

@@ -39,13 +39,14 @@ use crate::nic::interface::QueueOptions;
 use crate::nic::interfaces::Interfaces;
 use crate::nic::steering::StewardAt;
 use crate::port::far::CableEnd;
-use crate::sandbox::{self, Plan, Reach, User};
+use crate::sandbox::{self, Layer, Plan, Reach, User};
 use crate::switch::workers::Workers;
 use crate::vhost_user::accept::{VmmSource, serve_vmms};
 use steer::with_sources;
 use steward::capabilities;
 use steward::client::Waiting;
 use steward::links::Changes;
+use steward::policy::Queues;
 use steward::protocol::DEFAULT_SOCKET;
 
 /// How long ports may take to stop before the daemon ends without them: longer than a bind, and than a steward is
@@ -184,7 +185,7 @@ fn wait_for_the_end(signals: &mut Signals, read: impl Fn() -> Status) {
 /// Who has no steward leases queues of its own keeper, which has the privileges of who starts it.
 fn check_privileges(config: &ServeConfig) -> anyhow::Result<()> {
     let queues = config.queues();
-    let Some((name, ..)) = queues.first().filter(|_| config.steward.is_none()) else {
+    let Some(Queues { interface, .. }) = queues.first().filter(|_| config.steward.is_none()) else {
         return Ok(());
     };
     let lacking = capabilities::lacking().context("cannot see capabilities")?;
@@ -192,7 +193,7 @@ fn check_privileges(config: &ServeConfig) -> anyhow::Result<()> {
         return Ok(());
     }
     bail!(
-        "--ifname {name}: an XDP program and AF_XDP sockets take {}, which this process lacks: start it as root or with these, or lease \
+        "--ifname {interface}: an XDP program and AF_XDP sockets take {}, which this process lacks: start it as root or with these, or lease \
          queues from a steward (--steward {DEFAULT_SOCKET})",
         lacking.join(", ")
     )
@@ -271,7 +272,7 @@ fn leave_privileges(
         None if root => User::nobody(),
         user => user.clone(),
     };
-    let user = user.filter(|_| config.layers.user);
+    let user = user.filter(|_| config.layers.has(Layer::User));
     user.as_ref().map_or(Ok(()), User::check)?;
     let (uid, gid) = match &user {
         Some(user) => (user.uid, user.gid),
@@ -295,7 +296,7 @@ fn leave_privileges(
     })?;
     leftovers.0.clear();
     let plan = Plan {
-        layers: config.layers,
+        layers: config.layers.clone(),
         user,
         reach,
         brings,

@@ -20,11 +20,11 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use rustix::net::{SocketAddrUnix, SocketFlags, connect};
 use serde_json::Value;
 
 use super::status::Status;
-use crate::listener::{Access, ListenError, listen_at, remove_stale};
+use crate::listener::{Access, ListenError, listen_at, remove_stale, stream};
 
 /// How long a peer may take to read its answer.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -210,12 +210,7 @@ pub(crate) fn ask(path: &Path) -> io::Result<Status> {
 
 fn ask_within(path: &Path, allowance: &Allowance) -> io::Result<Status> {
     let until = Instant::now() + ANSWER;
-    let socket = socket_with(
-        AddressFamily::UNIX,
-        SocketType::STREAM,
-        SocketFlags::CLOEXEC,
-        None,
-    )?;
+    let socket = stream(SocketFlags::empty())?;
     // Connecting waits for room among those that wait to be accepted, for as long as sending may.
     set_socket_timeout(&socket, Timeout::Send, Some(ANSWER))?;
     connect(&socket, &SocketAddrUnix::new(path)?).map_err(in_words)?;

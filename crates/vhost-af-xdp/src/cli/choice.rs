@@ -6,16 +6,12 @@
 /// Why a list is none.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ChoiceError {
-    /// Nothing between two separators, or nothing at all.
     #[error("a name is missing: {0} means none of them")]
     Missing(&'static str),
-    /// A word for all of them among others.
     #[error("{word} stands alone: leave it out, or the others")]
     NotAlone { word: String },
-    /// What all of them are cannot be taken away.
     #[error("-{0}: a `-` goes before a name")]
     Group(String),
-    /// Some on, some off.
     #[error(
         "{on} is to be on and {off} off: name those that are on, or those that are off with a `-` before each"
     )]

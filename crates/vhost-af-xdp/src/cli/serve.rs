@@ -9,7 +9,7 @@ use clap::Args;
 use super::port::{AllPortsArgs, PortArgs};
 use super::values::{CpuList, check_cpus, parse_cpus};
 use crate::config::{Control, Endpoint, PortConfig, ServeConfig};
-use crate::sandbox::{Layers, User};
+use crate::sandbox::{Layer, Layers, User};
 
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
@@ -90,7 +90,7 @@ impl ServeArgs {
             Some(path) => Control::At(path),
         };
         let layers = Layers::parse(&self.sandbox)?;
-        if let Some(user) = self.user.as_deref().filter(|_| !layers.user) {
+        if let Some(user) = self.user.as_deref().filter(|_| !layers.has(Layer::User)) {
             bail!(
                 "--user {user} with --sandbox {}, which leaves the user as it is: add `user` there",
                 self.sandbox

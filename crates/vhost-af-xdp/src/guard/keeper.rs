@@ -50,7 +50,7 @@ use rustix::net::{
 use rustix::thread::CapabilitySet;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use steward::capabilities;
-use steward::policy::Policy;
+use steward::policy::{Policy, Queues};
 use steward::server::Server;
 
 pub(crate) use questions::private_address;
@@ -63,9 +63,6 @@ const CAPABILITIES: CapabilitySet = capabilities::NEEDED
 
 /// How long the keeper may take to end after the daemon said so.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Queues of an interface: name, first queue, how many.
-pub(crate) type Queues = (String, u32, u32);
 
 /// What it is to do.
 #[derive(Debug)]
@@ -127,8 +124,9 @@ impl Keeper {
             command.args(["--user", &orders.user.to_string()]);
             passed.push(private.listener.as_fd());
         }
-        for (name, first, count) in orders.leases {
-            command.arg("--lease").arg(format!("{first}+{count}@{name}"));
+        for lease in orders.leases {
+            let text = format!("{}+{}@{}", lease.first, lease.count, lease.interface);
+            command.arg("--lease").arg(text);
         }
         for file in orders.files {
             command.arg("--remove").arg(file);
@@ -265,10 +263,14 @@ pub(crate) struct KeeperArgs {
 /// `FIRST+COUNT@NAME`.
 fn parse_lease(text: &str) -> Result<Queues, String> {
     let wrong = || format!("{text:?} is no lease");
-    let (numbers, name) = text.split_once('@').ok_or_else(wrong)?;
+    let (numbers, interface) = text.split_once('@').ok_or_else(wrong)?;
     let (first, count) = numbers.split_once('+').ok_or_else(wrong)?;
     let number = |text: &str| text.parse().map_err(|_| wrong());
-    Ok((name.to_owned(), number(first)?, number(count)?))
+    Ok(Queues {
+        interface: interface.to_owned(),
+        first: number(first)?,
+        count: number(count)?,
+    })
 }
 
 /// The keeper's life.

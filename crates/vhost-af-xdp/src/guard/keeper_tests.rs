@@ -5,7 +5,12 @@ use super::*;
 #[test]
 fn leases_are_read_as_they_are_written() {
     let lease = parse_lease("3+2@e@th+0").expect("valid");
-    assert_eq!(lease, ("e@th+0".to_owned(), 3, 2));
+    let queues = Queues {
+        interface: "e@th+0".to_owned(),
+        first: 3,
+        count: 2,
+    };
+    assert_eq!(lease, queues);
     assert!(parse_lease("eth0").is_err() && parse_lease("a+1@eth0").is_err());
 }
 

@@ -19,16 +19,26 @@ pub(crate) fn first_private<'a>(
         .find(|&(address, file)| {
             let identity = fstat(file).map(|stat| {
                 let device = stat.st_dev;
-                (major(device), minor(device), stat.st_ino)
+                FileId {
+                    major: major(device),
+                    minor: minor(device),
+                    inode: stat.st_ino,
+                }
             });
-            identity.is_ok_and(|identity| is_private(maps, address, identity))
+            identity.is_ok_and(|file| is_private(maps, address, &file))
         })
         .map(|(address, _)| address)
 }
 
-/// Whether the mapping that holds `address` is a private one of a file with that device, major and minor, and inode
-/// (proc_pid_maps(5)).
-fn is_private(maps: &str, address: u64, (major, minor, inode): (u32, u32, u64)) -> bool {
+/// A file, as maps name it.
+struct FileId {
+    major: u32,
+    minor: u32,
+    inode: u64,
+}
+
+/// Whether the mapping that holds `address` is a private one of that file.
+fn is_private(maps: &str, address: u64, file: &FileId) -> bool {
     maps.lines().any(|line| {
         let mut fields = line.split_ascii_whitespace();
         let Some((start, end)) = fields.next().and_then(|range| range.split_once('-')) else {
@@ -47,8 +57,8 @@ fn is_private(maps: &str, address: u64, (major, minor, inode): (u32, u32, u64)) 
         );
         (start..end).contains(&address)
             && fields.clone().next().is_some_and(|modes| modes.ends_with('p'))
-            && device == (Ok(major), Ok(minor))
-            && fields.nth(3).is_some_and(|text| text.parse() == Ok(inode))
+            && device == (Ok(file.major), Ok(file.minor))
+            && fields.nth(3).is_some_and(|text| text.parse() == Ok(file.inode))
     })
 }
 
@@ -60,21 +70,29 @@ mod tests {
                         7f0000200000-7f0000400000 rw-p 00000000 00:01 13 /memfd:ram (deleted)\n\
                         7f0000600000-7f0000800000 rw-p 00000000 00:00 0 \n";
 
+    fn file(major: u32, minor: u32, inode: u64) -> FileId {
+        FileId { major, minor, inode }
+    }
+
     #[test]
     fn private_mapping_is_told_from_shared_one() {
-        assert!(!is_private(MAPS, 0x7f00_0000_0000, (0, 1, 12)));
-        assert!(is_private(MAPS, 0x7f00_0020_0000, (0, 1, 13)));
+        assert!(!is_private(MAPS, 0x7f00_0000_0000, &file(0, 1, 12)));
+        assert!(is_private(MAPS, 0x7f00_0020_0000, &file(0, 1, 13)));
         assert!(
-            !is_private(MAPS, 0x7f00_0040_0000, (0, 1, 13)),
+            !is_private(MAPS, 0x7f00_0040_0000, &file(0, 1, 13)),
             "an address of no mapping is not judged"
         );
     }
 
     #[test]
     fn private_mapping_of_another_file_is_not_judged() {
-        for other in [(0, 1, 12), (1, 1, 13), (0, 2, 13)] {
-            assert!(!is_private(MAPS, 0x7f00_0020_0000, other), "{other:?}");
+        for (major, minor, inode) in [(0, 1, 12), (1, 1, 13), (0, 2, 13)] {
+            let other = file(major, minor, inode);
+            assert!(
+                !is_private(MAPS, 0x7f00_0020_0000, &other),
+                "{major}:{minor} {inode}"
+            );
         }
-        assert!(!is_private(MAPS, 0x7f00_0060_0000, (0, 1, 13)), "the heap");
+        assert!(!is_private(MAPS, 0x7f00_0060_0000, &file(0, 1, 13)), "the heap");
     }
 }

@@ -23,6 +23,7 @@
 #![allow(unsafe_code)]
 
 use std::io;
+use std::ops::Range;
 use std::os::unix::net::UnixStream;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
@@ -176,7 +177,7 @@ impl Entry {
     }
 
     /// The range, if `addr` is in it.
-    fn holds(&self, addr: usize) -> Option<(usize, usize)> {
+    fn holds(&self, addr: usize) -> Option<Range<usize>> {
         // This and the fence pair with the count and the fence in `enter`.
         let owners = self.owners.load(Ordering::Acquire);
         // Observes the start that `enter` published.
@@ -184,7 +185,7 @@ impl Entry {
         let start = self.start.load(Ordering::Relaxed);
         fence(Ordering::Acquire);
         let of_one = self.owners.load(Ordering::Relaxed) == owners;
-        (of_one && addr.wrapping_sub(start) < len).then_some((start, len))
+        (of_one && addr.wrapping_sub(start) < len).then(|| start..start.wrapping_add(len))
     }
 }
 
@@ -212,16 +213,15 @@ extern "C" fn on_sigbus(_signal: libc::c_int, info: *mut libc::siginfo_t, _conte
 
 /// Puts zero pages in the place of the guest memory at `addr`; false if it is none.
 fn replace(addr: usize) -> bool {
-    let Some((entry, (start, len))) = ENTRIES.iter().find_map(|entry| Some((entry, entry.holds(addr)?)))
-    else {
+    let Some((entry, range)) = ENTRIES.iter().find_map(|entry| Some((entry, entry.holds(addr)?))) else {
         return false;
     };
     // SAFETY: the range is the guest's part of a map that the faulting thread holds, see the head. Its bytes are
     // read and written by raw copies and atomics only, which stand that others change them.
     let replaced = unsafe {
         rustix::mm::mmap_anonymous(
-            ptr::with_exposed_provenance_mut(start),
-            len,
+            ptr::with_exposed_provenance_mut(range.start),
+            range.len(),
             ProtFlags::READ | ProtFlags::WRITE,
             MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE,
         )
@@ -387,7 +387,7 @@ mod tests {
             });
             while !done.load(Ordering::Relaxed) {
                 if let Some(range) = ENTRY.holds(SHORT.0) {
-                    assert_eq!(range, SHORT);
+                    assert_eq!(range, SHORT.0..SHORT.0 + SHORT.1);
                 }
                 assert_eq!(ENTRY.holds(SHORT.0 + SHORT.1), None, "nobody's");
             }

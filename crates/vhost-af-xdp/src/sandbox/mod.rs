@@ -43,34 +43,26 @@ pub(crate) use user::{User, group_number, user_number};
 /// Why there is no sandbox.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SandboxError {
-    /// No such user or group.
     #[error("--user {0}: there is no such user or group: a name, or UID:GID in numbers")]
     UnknownUser(String),
-    /// Only root may become somebody else.
     #[error(
         "--user {0}: this needs CAP_SETUID and CAP_SETGID: start as root, or as that user and without --user"
     )]
     MayNotBecome(User),
-    /// A word that is no layer.
     #[error("--sandbox {list}: {word:?} is no layer: all, off, or some of {NAMES}")]
     UnknownLayer { list: String, word: String },
-    /// A list that is none.
     #[error("--sandbox {list}")]
     List {
         list: String,
         #[source]
         source: ChoiceError,
     },
-    /// A step that should not fail did.
     #[error("cannot enter the sandbox: {step} (`--sandbox off` goes without)")]
     Step {
-        /// What was tried.
         step: &'static str,
-        /// The kernel's answer.
         #[source]
         source: io::Error,
     },
-    /// A filter was not accepted.
     #[error(
         "cannot enter the sandbox: {0} (`--sandbox=-calls` goes without; under a service manager's filter, that one must allow seccomp)"
     )]
@@ -88,34 +80,31 @@ impl SandboxError {
 
 const NAMES: &str = "user, mounts, network, capabilities, files, calls";
 
-/// Which layers are wanted.
+/// One of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Layers {
-    pub(crate) user: bool,
-    pub(crate) mounts: bool,
-    pub(crate) network: bool,
-    pub(crate) capabilities: bool,
-    pub(crate) files: bool,
-    pub(crate) calls: bool,
+pub(crate) enum Layer {
+    User,
+    Mounts,
+    Network,
+    Capabilities,
+    Files,
+    Calls,
 }
 
+const LAYERS: [(&str, Layer); 6] = [
+    ("user", Layer::User),
+    ("mounts", Layer::Mounts),
+    ("network", Layer::Network),
+    ("capabilities", Layer::Capabilities),
+    ("files", Layer::Files),
+    ("calls", Layer::Calls),
+];
+
+/// Which layers are wanted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Layers(Vec<Layer>);
+
 impl Layers {
-    #[cfg(test)]
-    pub(crate) const ALL: Self = Self::each(true);
-    #[cfg(test)]
-    pub(crate) const NONE: Self = Self::each(false);
-
-    const fn each(on: bool) -> Self {
-        Self {
-            user: on,
-            mounts: on,
-            network: on,
-            capabilities: on,
-            files: on,
-            calls: on,
-        }
-    }
-
     /// Reads `all`, `off`, names (only these), or names with a `-` before each (all but these).
     ///
     /// # Errors
@@ -129,33 +118,25 @@ impl Layers {
             Choice::Only(names) => (names, true),
             Choice::AllBut(names) => (names, false),
         };
-        let mut layers = Self::each(!on);
-        for word in named {
-            let found = layers.places().into_iter().find(|(name, _)| *name == word);
-            let (_, layer) = found.ok_or_else(|| SandboxError::UnknownLayer {
+        let is_known = |word: &str| LAYERS.iter().any(|(name, _)| *name == word);
+        if let Some(word) = named.iter().find(|word| !is_known(word)) {
+            return Err(SandboxError::UnknownLayer {
                 list: list.to_owned(),
-                word: word.to_owned(),
-            })?;
-            *layer = on;
+                word: (*word).to_owned(),
+            });
         }
-        Ok(layers)
+        let wanted = LAYERS.iter().filter(|(name, _)| named.contains(name) == on);
+        Ok(Self(wanted.map(|(_, layer)| *layer).collect()))
+    }
+
+    pub(crate) fn has(&self, layer: Layer) -> bool {
+        self.0.contains(&layer)
     }
 
     /// The names of those that are off.
-    pub(crate) fn off(mut self) -> Vec<&'static str> {
-        let places = self.places().into_iter();
-        places.filter(|(_, on)| !**on).map(|(name, _)| name).collect()
-    }
-
-    fn places(&mut self) -> [(&'static str, &mut bool); 6] {
-        [
-            ("user", &mut self.user),
-            ("mounts", &mut self.mounts),
-            ("network", &mut self.network),
-            ("capabilities", &mut self.capabilities),
-            ("files", &mut self.files),
-            ("calls", &mut self.calls),
-        ]
+    pub(crate) fn off(&self) -> Vec<&'static str> {
+        let off = LAYERS.iter().filter(|(_, layer)| !self.has(*layer));
+        off.map(|(name, _)| *name).collect()
     }
 }
 
@@ -209,34 +190,34 @@ const OFF: &str = "not confined";
 pub(crate) fn enter(plan: &Plan) -> Result<InForce, SandboxError> {
     // Page size and vDSO are looked up once, and kernels before 6.4 (PR_GET_AUXV) tell them by a file only, which cannot be opened later.
     let _ = rustix::param::page_size();
-    let network = match plan.layers.network {
+    let network = match plan.layers.has(Layer::Network) {
         false => OFF.to_owned(),
         true if plan.brings => "that of the interfaces, which are used here".to_owned(),
         true => leave_network(),
     };
-    let mounts = match plan.layers.mounts {
+    let mounts = match plan.layers.has(Layer::Mounts) {
         true => mounts::leave(&plan.reach),
         false => OFF.to_owned(),
     };
     let stays = capabilities::locked_memory() | (capabilities::permitted() & plan.keeps);
-    if plan.layers.capabilities {
+    if plan.layers.has(Layer::Capabilities) {
         capabilities::empty_bounding_set(stays);
     }
-    let become_whom = plan.user.as_ref().filter(|_| plan.layers.user);
+    let become_whom = plan.user.as_ref().filter(|_| plan.layers.has(Layer::User));
     if let Some(user) = become_whom {
         // Capabilities that are dropped in a step of their own are kept over this one.
-        user.enter(!stays.is_empty() || !plan.layers.capabilities)?;
+        user.enter(!stays.is_empty() || !plan.layers.has(Layer::Capabilities))?;
     }
-    let capabilities = match plan.layers.capabilities {
+    let capabilities = match plan.layers.has(Layer::Capabilities) {
         true => capabilities::drop_all(stays)?,
         false => OFF.to_owned(),
     };
-    let files = match plan.layers.files {
+    let files = match plan.layers.has(Layer::Files) {
         true => files::confine(),
         false => OFF.to_owned(),
     };
     let user = user::current();
-    let calls = match plan.layers.calls {
+    let calls = match plan.layers.has(Layer::Calls) {
         true => filter::install(plan.brings)?,
         false => OFF.to_owned(),
     };
@@ -272,10 +253,8 @@ mod tests {
     #[test]
     fn layers_are_read_as_a_list() {
         let layers = |list: &str| Layers::parse(list).expect(list);
-        assert_eq!(layers("all"), Layers::ALL);
-        assert_eq!(layers("off"), Layers::NONE);
-        let one = layers("files");
-        assert!(one.files && !one.calls);
+        assert_eq!(layers("off"), Layers(Vec::new()));
+        assert_eq!(layers("files"), Layers(vec![Layer::Files]));
         assert!(layers("all").off().is_empty());
         assert_eq!(
             layers("user,calls").off(),
