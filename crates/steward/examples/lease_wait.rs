@@ -7,6 +7,7 @@
 //!
 //! The first lease, which attaches the program, is not counted: with the default `--linger` the others find it.
 
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,14 +22,16 @@ use testkit::{Running, VethPair, wait};
 
 const USER: u32 = 4321;
 
-fn wanted(start_queue: u32) -> Wanted {
-    Wanted {
+/// Asks for a lease of one queue.
+fn lease(socket: &Path, start_queue: u32) -> Result<(Lease, Vec<OwnedFd>), LeaseError> {
+    let wanted = Wanted {
         interface: VethPair::NIC.to_owned(),
         start_queue,
         queues: 1,
         mode: ModeRequest::Auto,
         filter: Filter::default(),
-    }
+    };
+    Lease::take(socket, &wanted, Waiting::default())
 }
 
 /// Asks for what there is not until told to end.
@@ -39,7 +42,7 @@ fn ask_in_vain(socket: &Path, refused: &AtomicU64, end: &AtomicBool) {
     let uid = Some(Uid::from_raw(USER));
     set_thread_res_uid(uid, uid, uid).expect("we are root");
     while !end.load(Ordering::Relaxed) {
-        match Lease::take(socket, &wanted(7), Waiting::default()) {
+        match lease(socket, 7) {
             Err(LeaseError::Refused(_)) => refused.fetch_add(1, Ordering::Relaxed),
             Err(error) => panic!("the steward should refuse it, and says {error}"),
             Ok(_) => panic!("there is no such queue"),
@@ -53,7 +56,7 @@ fn take(socket: &Path) -> Duration {
         |error: &LeaseError| matches!(error, LeaseError::Refused(no) if no.reason == Reason::Taken);
     loop {
         let begun = Instant::now();
-        match Lease::take(socket, &wanted(0), Waiting::default()) {
+        match lease(socket, 0) {
             Ok(_) => return begun.elapsed(),
             // The one before is not quite gone.
             Err(error) if is_taken(&error) => std::thread::sleep(Duration::from_millis(1)),

@@ -240,13 +240,9 @@ impl AsFd for Changes {
 
 /// `protocol`: none is NETLINK_ROUTE, number 0.
 fn netlink_socket(protocol: Option<Protocol>) -> io::Result<OwnedFd> {
+    let (family, kind) = (AddressFamily::NETLINK, SocketType::RAW);
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    Ok(socket_with(
-        AddressFamily::NETLINK,
-        SocketType::RAW,
-        flags,
-        protocol,
-    )?)
+    Ok(socket_with(family, kind, flags, protocol)?)
 }
 
 /// A socket that is told what ethtool changes: the group `monitor` of the family `ethtool` (Documentation/networking/ethtool-netlink.rst).

@@ -126,7 +126,7 @@ fn check_surroundings(policy: &Policy) -> Result<(), String> {
             "no CAP_SYS_RESOURCE: locked-memory limits of holders cannot be raised, whatever `memlock` says"
         );
     }
-    if !steward::server::confined() && !policy.accepts_unconfined() {
+    if !steward::server::confined() && !policy.unconfined {
         return Err("this kernel does not confine AF_XDP sockets to their interface, so that a holder could reach every other one: use Linux 6.5 \
                     or later, or accept it by `unconfined-sockets = true` under [limits] of the policy"
             .to_owned());
@@ -291,7 +291,6 @@ fn server(cli: &Cli, policy: Policy, listener: OwnedFd) -> Result<Server, String
 
 /// Listens at `path`, in the place of a socket that nobody listens on any more.
 fn listen_at(path: &Path) -> io::Result<OwnedFd> {
-    let other = |kind, text: String| io::Error::new(kind, text);
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     if let Some(parent) = parent.filter(|parent| !parent.exists()) {
         // Its own place; another one's directory is its user's to make.
@@ -302,7 +301,7 @@ fn listen_at(path: &Path) -> io::Result<OwnedFd> {
                     "its directory is not there: `mkdir -p {}`, or choose another path",
                     parent.display()
                 );
-                return Err(other(io::ErrorKind::NotFound, text));
+                return Err(io::Error::new(io::ErrorKind::NotFound, text));
             }
         }
     }
@@ -310,13 +309,13 @@ fn listen_at(path: &Path) -> io::Result<OwnedFd> {
     if let Ok(metadata) = fs::symlink_metadata(path) {
         if !metadata.file_type().is_socket() {
             let text = "the file exists and is not a socket: remove it, or choose another path";
-            return Err(other(io::ErrorKind::AlreadyExists, text.to_owned()));
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, text));
         }
         match connect(new_socket(SocketFlags::empty())?, &address) {
             Err(Errno::CONNREFUSED) => fs::remove_file(path)?,
             _ => {
                 let text = "another process listens there: end it, or choose another path";
-                return Err(other(io::ErrorKind::AddrInUse, text.to_owned()));
+                return Err(io::Error::new(io::ErrorKind::AddrInUse, text));
             }
         }
     }

@@ -63,7 +63,7 @@ pub struct Policy {
     /// Connections of one user at a time.
     pub(crate) connections: u32,
     /// Leases are given also where the kernel does not confine sockets to their interface.
-    pub(crate) unconfined: bool,
+    pub unconfined: bool,
     pub(crate) rules: Vec<Rule>,
 }
 
@@ -82,12 +82,6 @@ pub(crate) struct Rule {
 }
 
 impl Policy {
-    /// Whether leases are given also where the kernel does not confine sockets to their interface.
-    #[must_use]
-    pub fn accepts_unconfined(&self) -> bool {
-        self.unconfined
-    }
-
     /// Whether a rule lets locked-memory limits be raised.
     #[must_use]
     pub fn raises_memlock(&self) -> bool {

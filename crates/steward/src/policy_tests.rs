@@ -401,9 +401,9 @@ fn limit_that_lets_nobody_in_is_a_mistake() {
         parse("[limits]\nconnections = 900").map(|policy| policy.connections),
         Ok(900)
     );
-    assert!(!parse("").expect("valid").accepts_unconfined());
+    assert!(!parse("").expect("valid").unconfined);
     let policy = parse("[limits]\nunconfined-sockets = true").expect("valid");
-    assert!(policy.accepts_unconfined() && policy.to_string().contains("not confine"));
+    assert!(policy.unconfined && policy.to_string().contains("not confine"));
 }
 
 #[test]

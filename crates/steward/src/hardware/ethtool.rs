@@ -67,12 +67,17 @@ impl Ethtool {
     #[must_use]
     pub(crate) fn tags(&self) -> Tags {
         let driver = self.driver().unwrap_or_default();
+        let mut flags = Value {
+            cmd: command::GFLAGS,
+            data: 0,
+        };
+        let told = self.ask(flags.as_mut_bytes());
         match driver.as_str() {
             // Their frames come from another interface, whose tags the kernel has taken off (skb_vlan_untag in
             // __netif_receive_skb_core, net/core/dev.c) before generic XDP runs for them. (A bond can run XDP natively, but not for
             // AF_XDP: its sockets are of the bond, its frames of the interface below, see xsk_rcv_check.)
             "macvlan" | "ipvlan" | "bridge" | "team" | "bonding" => Tags::Lost,
-            _ if self.takes_tags_off() => Tags::TakenOff,
+            _ if told.is_ok() && flags.data & abi::FLAG_RXVLAN != 0 => Tags::TakenOff,
             // As the far end leaves them (drivers/net/veth.c): beside the frame if it is to put them in by "hardware".
             "veth" | "netkit" => Tags::AsSent,
             _ => Tags::There,
@@ -80,24 +85,12 @@ impl Ethtool {
     }
 
     /// Name of the driver.
-    ///
-    /// # Errors
-    /// The kernel's.
     fn driver(&self) -> io::Result<String> {
         let mut info = DriverInfo::new_zeroed();
         info.cmd = command::GDRVINFO;
         self.ask(info.as_mut_bytes())?;
         let name = info.driver.split(|&byte| byte == 0).next().unwrap_or_default();
         Ok(String::from_utf8_lossy(name).into_owned())
-    }
-
-    /// Whether the driver takes VLAN tags off before XDP sees the frame.
-    fn takes_tags_off(&self) -> bool {
-        let mut flags = Value {
-            cmd: command::GFLAGS,
-            data: 0,
-        };
-        self.ask(flags.as_mut_bytes()).is_ok() && flags.data & abi::FLAG_RXVLAN != 0
     }
 
     /// The n-tuple rules that there are.

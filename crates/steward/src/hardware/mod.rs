@@ -154,13 +154,8 @@ pub(crate) struct Order<'a> {
 }
 
 impl Order<'_> {
-    /// Why the NIC may not be told.
-    pub(crate) fn check(&self) -> Result<(), NotMade> {
-        self.rules(Target::Queue(0)).map(drop)
-    }
-
     /// Rules for all addresses in all VLANs, all to one place; each is judged, as each is what the NIC will do.
-    fn rules(&self, target: Target) -> Result<Vec<Rule>, NotMade> {
+    pub(crate) fn rules(&self, target: Target) -> Result<Vec<Rule>, NotMade> {
         let Filter { macs, vlans } = self.filter;
         let untagged = vlans.contains(&0);
         if macs.is_empty() && untagged {
@@ -226,11 +221,12 @@ pub(crate) fn make(
 
 /// Locations for rules, if nobody else has rules for the same frames.
 fn places(table: &Table, wanted: &[Rule]) -> Result<Vec<Option<u32>>, NotMade> {
+    let is_wanted = |rule: &Rule| {
+        let mut wanted = wanted.iter();
+        wanted.any(|wanted| (wanted.mac, wanted.vlan) == (rule.mac, rule.vlan))
+    };
     for known in &table.rules {
-        let same = known
-            .rule
-            .filter(|rule| wanted.iter().any(|wanted| wanted.is_for_the_same(rule)));
-        if let Some(rule) = same {
+        if let Some(rule) = known.rule.filter(is_wanted) {
             let location = known.location;
             return Err(NotMade::Taken { location, rule });
         }

@@ -92,12 +92,6 @@ impl Rule {
         let target = target_of(spec, context)?;
         (mac.is_some() || vlan.is_some()).then_some(Self { mac, vlan, target })
     }
-
-    /// Whether both are for the same frames.
-    #[must_use]
-    pub fn is_for_the_same(&self, other: &Self) -> bool {
-        (self.mac, self.vlan) == (other.mac, other.vlan)
-    }
 }
 
 /// `ring_cookie`: a queue in the lower 32 bits, a virtual function above (include/uapi/linux/ethtool.h, `ethtool_get_flow_spec_ring`).

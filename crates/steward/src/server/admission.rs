@@ -117,19 +117,14 @@ impl Server {
     /// Ends connections that have been without a lease for too long.
     pub(super) fn end_idle(&mut self, now: Instant) {
         let is_idle = |other: &Connection| other.held.is_none() && other.since + WITHOUT_LEASE <= now;
-        let idle: Vec<u64> = self
-            .connections
-            .iter()
-            .filter_map(|(&number, other)| is_idle(other).then_some(number))
-            .collect();
+        let idle = self.connections.iter().filter(|(_, other)| is_idle(other));
+        let idle: Vec<u64> = idle.map(|(&number, _)| number).collect();
         for number in idle {
-            if let Some(connection) = self.connections.remove(&number) {
-                let text = format!(
-                    "no lease was asked for in {} s: connect again when you need one",
-                    WITHOUT_LEASE.as_secs()
-                );
-                connection.refuse(Refusal::new(Reason::Limit, text));
-            }
+            let text = format!(
+                "no lease was asked for in {} s: connect again when you need one",
+                WITHOUT_LEASE.as_secs()
+            );
+            self.revoke(number, Refusal::new(Reason::Limit, text));
         }
     }
 }

@@ -8,7 +8,7 @@ use std::ops::Range;
 use steer::{Filter, Program, QueueError};
 
 use super::ledger::{Ledger, SteeringOutcome};
-use crate::hardware::{Ethtool, Names, Nic, NotMade, Order, Tags};
+use crate::hardware::{Ethtool, Names, Nic, NotMade, Order, Tags, Target};
 use crate::links::Link;
 use crate::protocol::{STEERING_BYTES, Steered};
 
@@ -84,10 +84,7 @@ impl Entries {
             queues,
             filter,
             names,
-            outcome: SteeringOutcome {
-                steered: Steered::ByQueue,
-                note: String::new(),
-            },
+            outcome: SteeringOutcome::default(),
             tags: None,
             renewed: 0,
         };
@@ -140,7 +137,7 @@ impl Entries {
             queues: &[],
             names: &self.names,
         };
-        match order.check() {
+        match order.rules(Target::Queue(0)) {
             Err(why @ NotMade::NotNamed(_)) => Err(why),
             _ => Ok(()),
         }

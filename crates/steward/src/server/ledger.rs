@@ -56,7 +56,7 @@ struct Noted {
 }
 
 /// What became of telling a NIC: how frames come, and why not better.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct SteeringOutcome {
     pub(super) steered: Steered,
     pub(super) note: String,

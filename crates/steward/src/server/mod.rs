@@ -50,10 +50,10 @@ use crate::sys;
 use connection::{Connection, Held, Incoming};
 use interface::Interface;
 use limits::{Attaches, Quiet, Turns};
+use reload::Reload;
 use restore::{ORPHANS_LOOK, Orphan};
 use state::may_crash;
 
-pub use reload::Reload;
 pub use state::{Store, StoreError};
 
 /// Pause before what the kernel refused is tried again.
@@ -205,7 +205,7 @@ impl Server {
             PollFd::new(&self.listener, accepting),
             PollFd::new(&self.changes, PollFlags::IN),
             match &self.reload {
-                Some(reload) => PollFd::new(reload, PollFlags::IN),
+                Some(reload) => PollFd::new(&reload.asked, PollFlags::IN),
                 None => PollFd::from_borrowed_fd(end, PollFlags::IN),
             },
         ];
@@ -353,7 +353,7 @@ impl Server {
         }
     }
 
-    /// Ends a connection whose lease is not allowed any more, and says so.
+    /// Ends a connection and the lease that it may have, and says why.
     fn revoke(&mut self, number: u64, refusal: Refusal) {
         if let Some(mut connection) = self.connections.remove(&number) {
             if let Some(held) = connection.held.take() {

@@ -7,7 +7,6 @@
 
 use std::collections::BTreeSet;
 use std::io::Read;
-use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
@@ -18,16 +17,10 @@ use crate::policy::Policy;
 
 /// When to read which policy again.
 #[derive(Debug)]
-pub struct Reload {
+pub(super) struct Reload {
     /// Readable when it is time to; does not block.
-    asked: UnixStream,
+    pub(super) asked: UnixStream,
     path: PathBuf,
-}
-
-impl AsFd for Reload {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.asked.as_fd()
-    }
 }
 
 impl Server {
@@ -49,7 +42,7 @@ impl Server {
         while reload.asked.read(&mut [0; 64]).is_ok_and(|read| read > 0) {}
         let path = reload.path.display().to_string();
         match Policy::read(&reload.path) {
-            Ok(policy) if !confined() && !policy.accepts_unconfined() => {
+            Ok(policy) if !confined() && !policy.unconfined => {
                 tracing::error!(
                     "the policy stays as it was: the new one of {path} does not say `unconfined-sockets = true`"
                 );

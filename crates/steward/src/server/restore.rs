@@ -78,8 +78,7 @@ impl Server {
         self.interfaces.values_mut().for_each(Interface::sweep);
         let kept: Vec<u64> = self.orphans.keys().copied().collect();
         self.record(|records| records.leases.retain(|record| kept.contains(&record.number)));
-        let interfaces: Vec<u64> = self.interfaces.keys().copied().collect();
-        interfaces.into_iter().for_each(|at| self.forget_if_idle(at));
+        self.forget_idle();
         if !kept.is_empty() {
             tracing::info!(
                 leases = kept.len(),
