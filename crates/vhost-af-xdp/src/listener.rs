@@ -75,8 +75,16 @@ impl From<rustix::io::Errno> for ListenError {
 /// # Errors
 /// [`ListenError`]; no file is left behind.
 pub(crate) fn listen_at(path: &Path, access: &Access) -> Result<UnixListener, ListenError> {
+    listen_as(SocketType::STREAM, path, access).map(UnixListener::from)
+}
+
+/// [`listen_at`] for any type of socket.
+///
+/// # Errors
+/// [`ListenError`]; no file is left behind.
+pub(crate) fn listen_as(kind: SocketType, path: &Path, access: &Access) -> Result<OwnedFd, ListenError> {
     remove_stale(path)?;
-    let socket = stream(SocketFlags::empty())?;
+    let socket = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
     fchmod(&socket, Mode::from_raw_mode(access.mode))?;
     let address = SocketAddrUnix::new(path)?;
     let umask = rustix::process::umask(Mode::empty());
@@ -88,7 +96,7 @@ pub(crate) fn listen_at(path: &Path, access: &Access) -> Result<UnixListener, Li
         let _ = fs::remove_file(path);
         return Err(error);
     }
-    Ok(socket.into())
+    Ok(socket)
 }
 
 /// Removes a socket file that nobody listens on.

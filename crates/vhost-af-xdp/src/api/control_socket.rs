@@ -10,7 +10,6 @@
 //! limited time and length, beside the others, and what it says goes to the terminal without control characters.
 
 use std::collections::HashMap;
-use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
@@ -273,9 +272,10 @@ pub(crate) fn find_all() -> Vec<PathBuf> {
     if user == 0 {
         paths.extend(sockets_of_others(&directories_of_others()));
         // Where docs/deploy/vhost-af-xdp@.service puts it.
-        let units = entries_of(Path::new("/run")).into_iter();
-        let units = units.filter(|path| has_name(path, |name| name.starts_with("vhost-af-xdp-")));
-        let sockets = units.map(|directory| directory.join("control.sock"));
+        let units = entries_of(Path::new("/run"), |name| {
+            name.strip_prefix("vhost-af-xdp-").map(drop)
+        });
+        let sockets = units.into_iter().map(|(_, unit)| unit.join("control.sock"));
         paths.extend(sockets.filter(|path| is_socket(path)));
     }
     paths
@@ -298,10 +298,9 @@ fn sockets_of_others(directories: &[PathBuf]) -> Vec<PathBuf> {
 /// Directories of users that are not root, each of the user that it is named after; first those that come with a session, of which nobody
 /// can make more.
 fn directories_of_others() -> Vec<PathBuf> {
-    let sessions = entries_of(Path::new("/run/user")).into_iter();
-    let sessions = sessions.filter_map(|path| Some((user_in(&path, "")?, path.join(NAME))));
-    let others = entries_of(Path::new("/tmp")).into_iter();
-    let others = others.filter_map(|path| Some((user_in(&path, &format!("{NAME}-"))?, path)));
+    let sessions = entries_of(Path::new("/run/user"), |name| user_in(name, ""));
+    let sessions = sessions.into_iter().map(|(user, path)| (user, path.join(NAME)));
+    let others = entries_of(Path::new("/tmp"), |name| user_in(name, &format!("{NAME}-")));
     sessions
         .chain(others)
         .filter(|(user, path)| is_of(path, *user))
@@ -309,9 +308,8 @@ fn directories_of_others() -> Vec<PathBuf> {
         .collect()
 }
 
-/// The user whose number follows these words in the last part of a path.
-fn user_in(path: &Path, words: &str) -> Option<u32> {
-    let name = path.file_name().and_then(OsStr::to_str)?;
+/// The user whose number follows these words in a name.
+fn user_in(name: &str, words: &str) -> Option<u32> {
     name.strip_prefix(words)?.parse().ok()
 }
 
@@ -323,25 +321,18 @@ fn sockets_of(directories: &[PathBuf], user: u32) -> Vec<PathBuf> {
 
 /// The control sockets in a directory: `PID.sock`.
 fn sockets_in(directory: &Path) -> Vec<PathBuf> {
-    let is_ours = |name: &str| {
-        let pid = name.strip_suffix(".sock");
-        pid.is_some_and(|pid| pid.parse::<u32>().is_ok())
-    };
-    let entries = entries_of(directory).into_iter();
-    entries
-        .filter(|path| has_name(path, is_ours) && is_socket(path))
-        .collect()
+    let pid = |name: &str| name.strip_suffix(".sock")?.parse::<u32>().ok();
+    let entries = entries_of(directory, pid).into_iter().map(|(_, path)| path);
+    entries.filter(|path| is_socket(path)).collect()
 }
 
-fn entries_of(directory: &Path) -> Vec<PathBuf> {
+/// Those entries whose names mean something, with what they mean, in the order of their paths.
+fn entries_of<T>(directory: &Path, meaning: impl Fn(&str) -> Option<T>) -> Vec<(T, PathBuf)> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
-    paths.sort();
-    paths
-}
-
-fn has_name(path: &Path, is: impl Fn(&str) -> bool) -> bool {
-    path.file_name().and_then(OsStr::to_str).is_some_and(is)
+    let named = entries.filter_map(|entry| Some((meaning(entry.file_name().to_str()?)?, entry.path())));
+    let mut found: Vec<_> = named.collect();
+    found.sort_by(|(_, one), (_, other)| one.cmp(other));
+    found
 }
 
 fn is_socket(path: &Path) -> bool {
@@ -434,15 +425,15 @@ mod tests {
 
     #[test]
     fn users_are_read_from_names() {
-        for (path, words, user) in [
-            ("/tmp/vhost-af-xdp-7", "vhost-af-xdp-", Some(7)),
-            ("/run/user/1000", "", Some(1000)),
-            ("/tmp/vhost-af-xdp-7-0", "vhost-af-xdp-", None),
-            ("/tmp/vhost-af-xdp--1", "vhost-af-xdp-", None),
-            ("/tmp/other-7", "vhost-af-xdp-", None),
-            ("/", "", None),
+        for (name, words, user) in [
+            ("vhost-af-xdp-7", "vhost-af-xdp-", Some(7)),
+            ("1000", "", Some(1000)),
+            ("vhost-af-xdp-7-0", "vhost-af-xdp-", None),
+            ("vhost-af-xdp--1", "vhost-af-xdp-", None),
+            ("other-7", "vhost-af-xdp-", None),
+            ("", "", None),
         ] {
-            assert_eq!(user_in(Path::new(path), words), user, "{path}");
+            assert_eq!(user_in(name, words), user, "{name}");
         }
     }
 

@@ -31,7 +31,7 @@ use std::fs;
 use std::io::{self, Read};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -44,14 +44,14 @@ use anyhow::Context;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::OFlags;
 use rustix::io::{FdFlags, fcntl_setfd};
-use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with, socketpair,
-};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::thread::CapabilitySet;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use steward::capabilities;
 use steward::policy::{Policy, Queues};
 use steward::server::Server;
+
+use crate::listener::{Access, ListenError, listen_as};
 
 pub(crate) use questions::private_address;
 
@@ -188,32 +188,23 @@ impl Drop for Keeper {
 
 impl Private {
     /// Listens for this user, in a place that nobody else finds.
-    fn listen(user: u32, group: u32) -> io::Result<Self> {
+    fn listen(user: u32, group: u32) -> Result<Self, ListenError> {
         let directory = make_directory()?;
         let path = directory.join("steward");
-        let listened = Self::listen_at(&path, user, group);
+        let access = Access {
+            owner: Some(user),
+            group: Some(group),
+            mode: 0o600,
+        };
+        // connect(2) follows /proc/self/fd/N to the file itself, which is found by inode (unix_find_bsd, net/unix/af_unix.c).
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let listened = listen_as(SocketType::SEQPACKET, &path, &access).and_then(|listener| {
+            let file = rustix::fs::open(&path, flags, rustix::fs::Mode::empty())?;
+            Ok(Self { listener, file })
+        });
         let _ = fs::remove_file(&path);
         let _ = fs::remove_dir(&directory);
         listened
-    }
-
-    fn listen_at(path: &Path, user: u32, group: u32) -> io::Result<Self> {
-        let listener = socket_with(
-            AddressFamily::UNIX,
-            SocketType::SEQPACKET,
-            SocketFlags::CLOEXEC,
-            None,
-        )?;
-        bind(&listener, &SocketAddrUnix::new(path)?)?;
-        fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
-        let ours = fs::metadata(path)?;
-        if (ours.uid(), ours.gid()) != (user, group) {
-            chown(path, Some(user), Some(group))?;
-        }
-        listen(&listener, 16)?;
-        // connect(2) follows /proc/self/fd/N to the file itself, which is found by inode (unix_find_bsd, net/unix/af_unix.c).
-        let file = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, rustix::fs::Mode::empty())?;
-        Ok(Self { listener, file })
     }
 }
 

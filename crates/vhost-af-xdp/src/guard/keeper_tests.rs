@@ -1,5 +1,9 @@
 //! Tests of the keeper.
 
+use std::os::fd::AsRawFd;
+
+use rustix::net::{SocketAddrUnix, socket_with};
+
 use super::*;
 
 #[test]

@@ -33,8 +33,12 @@ pub(crate) enum Reach {
     Any(&'static str),
 }
 
-/// What is to be seen in the new root: where, the mount, and whether it is a directory.
-type Kept = (PathBuf, OwnedFd, bool);
+/// What is to be seen in the new root.
+struct Stays {
+    path: PathBuf,
+    mount: OwnedFd,
+    is_directory: bool,
+}
 
 /// Leaves all paths but these behind; says what is left, or why all are.
 pub(super) fn leave(reach: &Reach) -> String {
@@ -67,12 +71,12 @@ fn enter(directories: &[PathBuf]) -> Result<(), Errno> {
         "/",
         MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC,
     )?;
-    let kept = kept(directories)?;
+    let stays = what_stays(directories)?;
     let root = new_root()?;
     let into =
         |mount: &OwnedFd, to: &Path| move_mount(mount, "", CWD, to, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH);
     into(&root, Path::new(SITE))?;
-    let furnished = furnish(&root, &kept, into).and_then(|()| {
+    let furnished = furnish(&root, &stays, into).and_then(|()| {
         fchdir(&root)?;
         // The old root comes to lie on the new one (pivot_root(2), "pivot_root(".", ".")").
         pivot_root(".", ".")
@@ -87,24 +91,28 @@ fn enter(directories: &[PathBuf]) -> Result<(), Errno> {
 }
 
 /// Copies of the mounts that stay, still without a place.
-fn kept(directories: &[PathBuf]) -> Result<Vec<Kept>, Errno> {
+fn what_stays(directories: &[PathBuf]) -> Result<Vec<Stays>, Errno> {
     let copy = |path: &Path| {
         let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
         let mount = open_tree(CWD, path, flags)?;
-        Ok::<_, Errno>((path.to_owned(), mount, path.is_dir()))
+        Ok::<_, Errno>(Stays {
+            path: path.to_owned(),
+            mount,
+            is_directory: path.is_dir(),
+        })
     };
     let own = PathBuf::from(format!("/proc/{}", std::process::id()));
-    let mut kept = vec![copy(&own)?];
+    let mut stays = vec![copy(&own)?];
     for directory in directories {
-        kept.push(copy(directory)?);
+        stays.push(copy(directory)?);
     }
     // Without it a backtrace has no names.
-    kept.extend(
+    stays.extend(
         std::env::current_exe()
             .ok()
             .and_then(|program| copy(&program).ok()),
     );
-    Ok(kept)
+    Ok(stays)
 }
 
 fn new_root() -> Result<OwnedFd, Errno> {
@@ -123,20 +131,20 @@ fn new_root() -> Result<OwnedFd, Errno> {
 /// Puts what stays into the new root, all of it read-only.
 fn furnish(
     root: &OwnedFd,
-    kept: &[Kept],
+    stays: &[Stays],
     into: impl Fn(&OwnedFd, &Path) -> Result<(), Errno>,
 ) -> Result<(), Errno> {
     let inside = |path: &Path| Path::new(SITE).join(path.strip_prefix("/").unwrap_or(path));
-    for (path, _, is_directory) in kept {
-        make_place(root, path, *is_directory)?;
+    for it in stays {
+        make_place(root, &it.path, it.is_directory)?;
     }
     symlinkat(std::process::id().to_string(), root, "proc/self")?;
-    for (path, mount, _) in kept {
-        into(mount, &inside(path))?;
+    for it in stays {
+        into(&it.mount, &inside(&it.path))?;
     }
     let flags = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
-    for (path, ..) in kept {
-        mount_remount(inside(path), flags | MountFlags::NOEXEC, "")?;
+    for it in stays {
+        mount_remount(inside(&it.path), flags | MountFlags::NOEXEC, "")?;
     }
     mount_remount(SITE, flags | MountFlags::NOEXEC, "")
 }

@@ -245,11 +245,7 @@ fn channel(file: OwnedFd) -> Option<UnixStream> {
 }
 
 fn reply(stream: &UnixStream, request: FrontendReq, value: u64) -> io::Result<()> {
-    let mut message = Vec::with_capacity(HEADER + LARGEST);
-    for word in [request as u32, VERSION | REPLY, 8] {
-        message.extend(word.to_ne_bytes());
-    }
-    message.extend(value.to_ne_bytes());
+    let message = message(request as u32, VERSION | REPLY, &value.to_ne_bytes());
     send(stream, &message, SendFlags::NOSIGNAL)?;
     Ok(())
 }
@@ -257,9 +253,11 @@ fn reply(stream: &UnixStream, request: FrontendReq, value: u64) -> io::Result<()
 /// VHOST_USER_BACKEND_CONFIG_CHANGE_MSG: the VMM is to read the config space again. It is not waited
 /// for; a VMM that does not read what we send misses it.
 fn tell_config_change(channel: &UnixStream) {
-    let mut message = Vec::with_capacity(HEADER);
-    for word in [BackendReq::CONFIG_CHANGE_MSG as u32, VERSION, 0] {
-        message.extend(word.to_ne_bytes());
-    }
+    let message = message(BackendReq::CONFIG_CHANGE_MSG as u32, VERSION, &[]);
     let _ = send(channel, &message, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+}
+
+fn message(request: u32, flags: u32, payload: &[u8]) -> Vec<u8> {
+    let header = [request, flags, payload.len() as u32].map(u32::to_ne_bytes);
+    [header.as_flattened(), payload].concat()
 }
