@@ -237,7 +237,7 @@ fn write_sums(frame: &mut [u8], partial: bool) {
     frame[at..at + 2].copy_from_slice(&pseudo.to_be_bytes());
     if !partial {
         let end = layers.ip_len_end as usize;
-        checksum::complete(&mut frame[..end], layers.transport, offset).expect("inside");
+        checksum::complete(&mut frame[..end], layers.checksum_at()).expect("inside");
     }
 }
 

@@ -4,6 +4,7 @@
 //! accepted becomes a frame; the frame is exactly the bytes that follow the header, however descriptors cut them; no segment of
 //! a GSO packet is longer than the limit.
 
+use offload::checksum::ChecksumAt;
 use std::sync::Arc;
 
 use vhost_af_xdp::fuzzing::{Headers, Verdict};
@@ -159,8 +160,12 @@ impl Frame {
         }
         let frame = bytes[header..].to_vec();
         let word = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
-        let (needs_csum, gso_type, size, at) = (bytes[0] & 1 != 0, bytes[1], word(4), (word(6), word(8)));
-        let inside = usize::from(at.0) + usize::from(at.1) + 2 <= frame.len();
+        let (needs_csum, gso_type, size) = (bytes[0] & 1 != 0, bytes[1], word(4));
+        let at = ChecksumAt {
+            start: word(6),
+            offset: word(8),
+        };
+        let inside = usize::from(at.start) + usize::from(at.offset) + 2 <= frame.len();
         let fits = |most: usize| (14..=most).contains(&frame.len());
         match (needs_csum, gso_type) {
             (false, 0) if fits(limit as usize) => Verdict::Frame(frame),

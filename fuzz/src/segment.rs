@@ -5,7 +5,7 @@
 //! from the GSO packet's by the difference of lengths; the headers of all but the first, or the last, differ from
 //! the GSO packet's only where the rules say so.
 
-use offload::checksum::{Sum, complete};
+use offload::checksum::{ChecksumAt, Sum, complete};
 use offload::packet::{HEADERS_MAX, Ip, Layers, Transport, parse};
 use offload::segment::{Plan, Request};
 
@@ -27,8 +27,8 @@ pub fn run(data: &[u8]) {
     let Ok(request) = Request::from_header(&input.header) else {
         return;
     };
-    if let Some((start, offset)) = request.csum {
-        check_complete(&frame, start, offset);
+    if let Some(at) = request.csum {
+        check_complete(&frame, at);
     }
     let Some(gso) = request.gso else { return };
     let headers = &frame[..frame.len().min(HEADERS_MAX)];
@@ -69,10 +69,11 @@ fn lengthen(frame: &mut Vec<u8>, more: u16) {
     }
 }
 
-fn check_complete(frame: &[u8], start: u16, offset: u16) {
+fn check_complete(frame: &[u8], at: ChecksumAt) {
+    let ChecksumAt { start, offset } = at;
     let mut completed = frame.to_vec();
     let field = usize::from(start) + usize::from(offset);
-    if complete(&mut completed, start, offset).is_err() {
+    if complete(&mut completed, at).is_err() {
         assert!(field + 2 > frame.len());
         assert_eq!(completed, frame);
         return;
@@ -99,8 +100,8 @@ fn check_segment(plan: &Plan, index: u32, frame: &[u8], layers: &Layers) {
     );
 
     let (ip, transport) = (usize::from(layers.ip), usize::from(layers.transport));
-    let (start, offset) = plan.checksum_at();
-    let field = usize::from(start + offset);
+    let at = plan.checksum_at();
+    let field = usize::from(at.start + at.offset);
     let partial =
         |bytes: &[u8], len: usize| Sum::default().add_word(word(bytes, field)).add_u32(!(len as u32));
     let without_len = partial(&header, segment.len() - transport).fold() % 0xffff;
@@ -140,7 +141,7 @@ fn check_segment(plan: &Plan, index: u32, frame: &[u8], layers: &Layers) {
         *flags &= if index + 1 == plan.segments() { 0xff } else { !0x09 };
     }
     assert_eq!(header, wanted);
-    complete(&mut segment, start, offset).expect("in the header");
+    complete(&mut segment, at).expect("in the header");
 }
 
 fn word(bytes: &[u8], at: usize) -> u16 {

@@ -14,7 +14,6 @@
 //! use device::features::F_VERSION_1;
 //! use device::net_device::{NetDevice, Path};
 //! use device::offloads::Offloads;
-//! use device::pair::pieces;
 //! use virtqueue::driver::{Buffer, DriverFeatures, GuestRam, QueueDriver};
 //! use virtqueue::{Chains, GuestAddr, MemoryMap, QueueSize, RingFormat, RingShape, TrustedFiles};
 //!
@@ -53,8 +52,7 @@
 //! for chain in chains.iter() {
 //!     let buffers = chains.buffers(chain);
 //!     if let Some(sending) = pair.judge(chain, buffers, None, &counters)? {
-//!         let (first, skip) = sending.start;
-//!         for piece in pieces(buffers, first, skip) {
+//!         for piece in sending.start.pieces(buffers) {
 //!             let at = sink.len();
 //!             sink.resize(at + piece.len as usize, 0);
 //!             pair.memory.copy_from_guest(piece.offset, &mut sink[at..]);

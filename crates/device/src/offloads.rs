@@ -130,7 +130,7 @@ impl Offloads {
         set.tso4 |= set.ecn && !set.tso6;
         set.csum |= set.tso4 || set.tso6 || set.uso;
         set.guest_tso4 |= set.guest_ecn && !set.guest_tso6;
-        set.guest_csum |= set.receives_super_frames();
+        set.guest_csum |= set.receives_gso_packets();
         set
     }
 
@@ -151,7 +151,7 @@ impl Offloads {
 
     /// Whether the guest takes frames longer than the interface carries.
     #[inline]
-    pub fn receives_super_frames(&self) -> bool {
+    pub fn receives_gso_packets(&self) -> bool {
         self.guest_tso4 || self.guest_tso6 || self.guest_uso4 || self.guest_uso6
     }
 

@@ -10,6 +10,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use offload::checksum::ChecksumAt;
 use offload::segment::{GsoKind, Request};
 use virtqueue::{Buffer, Chain, Chains, DirtyLog, GuestFault, MemoryMap, Queue};
 
@@ -25,7 +26,7 @@ pub const LEGACY_HEADER_BYTES: u32 = 10;
 pub const SHORTEST_FRAME: u32 = 14;
 
 /// Longest GSO packet, bytes: what an IP packet may have, Ethernet header and two VLAN tags.
-pub const LONGEST_SUPER_FRAME: u32 = 65_535 + 22;
+pub const LONGEST_GSO_PACKET: u32 = 65_535 + 22;
 
 /// `VIRTIO_NET_HDR_F_NEEDS_CSUM`.
 const NEEDS_CSUM: u8 = 1;
@@ -128,7 +129,7 @@ impl Vring {
 
 /// The guest's half of a lane.
 pub struct QueuePair {
-    /// Guest memory; offsets of segments refer to it.
+    /// Guest memory; offsets of buffers refer to it.
     pub memory: Arc<MemoryMap>,
     /// The guest's transmit queue.
     pub from_guest: Vring,
@@ -153,8 +154,8 @@ pub struct QueuePair {
 /// A chain of the transmit queue that is to be sent.
 #[derive(Debug, Clone, Copy)]
 pub struct Sending {
-    /// Where the frame begins: the index, within the chain's segments, of one, and bytes of it before the frame.
-    pub start: (usize, u32),
+    /// Where the frame begins in the chain.
+    pub start: Cursor,
     /// Length of the frame, bytes.
     pub len: u32,
     /// What is to be done with it. A checksum lies in the frame, and who asks for segmentation asks for a checksum,
@@ -254,13 +255,13 @@ impl QueuePair {
         Ok(room)
     }
 
-    /// Judges a chain of the transmit queue; `segments` are the chain's own. `None`: nothing that can be sent, and counted.
+    /// Judges a chain of the transmit queue; `buffers` are the chain's own. `None`: nothing that can be sent, and counted.
     /// `unsendable`: nothing can be sent now, and that is where frames are counted for it.
     #[inline]
     pub fn judge(
         &mut self,
         chain: &Chain,
-        segments: &[Buffer],
+        buffers: &[Buffer],
         unsendable: Option<&Counter>,
         counters: &PairCounters,
     ) -> Result<Option<Sending>, Fault> {
@@ -281,7 +282,7 @@ impl QueuePair {
             });
         }
         let len = bytes - self.header_bytes;
-        let Some(request) = self.request(segments, len, counters) else {
+        let Some(request) = self.request(buffers, len, counters) else {
             return Ok(None);
         };
         if len < SHORTEST_FRAME {
@@ -290,7 +291,7 @@ impl QueuePair {
         }
         let longest = match request.gso {
             None => self.frame_limit,
-            Some(_) => LONGEST_SUPER_FRAME,
+            Some(_) => LONGEST_GSO_PACKET,
         };
         if len > longest {
             counters.from_guest_too_long.add(1);
@@ -300,23 +301,23 @@ impl QueuePair {
             counter.add(1);
             return Ok(None);
         }
-        let start = skip(segments, self.header_bytes);
+        let start = Cursor::after(buffers, self.header_bytes);
         Ok(Some(Sending { start, len, request }))
     }
 
     /// What the header of a frame of `len` bytes asks for; `None` if that cannot be had, which is counted.
     #[inline]
-    fn request(&self, segments: &[Buffer], len: u32, counters: &PairCounters) -> Option<Request> {
+    fn request(&self, buffers: &[Buffer], len: u32, counters: &PairCounters) -> Option<Request> {
         // Every offload of frames from the guest rests on this one.
         if !self.offloads.csum {
-            let [flags, gso_type] = self.header_start(segments);
+            let [flags, gso_type] = self.header_start(buffers);
             if flags & NEEDS_CSUM != 0 || gso_type != GSO_NONE {
                 counters.from_guest_offload_not_negotiated.add(1);
                 return None;
             }
             return Some(Request::default());
         }
-        let header: [u8; 10] = self.header_start(segments);
+        let header: [u8; 10] = self.header_start(buffers);
         if header[0] & NEEDS_CSUM == 0 && header[1] == GSO_NONE {
             return Some(Request::default());
         }
@@ -342,7 +343,7 @@ impl QueuePair {
             counters.from_guest_offload_not_negotiated.add(1);
             return None;
         }
-        let inside = |(start, offset): (u16, u16)| u32::from(start) + u32::from(offset) + 2 <= len;
+        let inside = |at: ChecksumAt| u32::from(at.start) + u32::from(at.offset) + 2 <= len;
         if !request.csum.is_none_or(inside) {
             counters.from_guest_offload_malformed.add(1);
             return None;
@@ -352,15 +353,15 @@ impl QueuePair {
 
     /// The first bytes of the header, copied out of guest memory, each once.
     #[inline]
-    fn header_start<const N: usize>(&self, segments: &[Buffer]) -> [u8; N] {
+    fn header_start<const N: usize>(&self, buffers: &[Buffer]) -> [u8; N] {
         let mut header = [0; N];
-        if segments[0].len as usize >= N {
-            let _ = self.memory.copy_from_guest(segments[0].offset, &mut header);
+        if buffers[0].len as usize >= N {
+            let _ = self.memory.copy_from_guest(buffers[0].offset, &mut header);
             return header;
         }
         // One byte a descriptor is legal; `judge` saw that the chain holds a whole header.
         let mut rest = &mut header[..];
-        for piece in pieces(segments, 0, 0) {
+        for piece in Cursor::default().pieces(buffers) {
             let (now, later) = rest.split_at_mut(rest.len().min(piece.len as usize));
             let _ = self.memory.copy_from_guest(piece.offset, now);
             rest = later;
@@ -370,20 +371,6 @@ impl QueuePair {
         }
         header
     }
-}
-
-/// Where the byte `count` of a chain lies: index of its segment and offset within. A position
-/// just past the end is (number of segments, 0).
-#[inline]
-pub fn skip(segments: &[Buffer], count: u32) -> (usize, u32) {
-    let mut left = count;
-    for (at, segment) in segments.iter().enumerate() {
-        if left < segment.len {
-            return (at, left);
-        }
-        left -= segment.len;
-    }
-    (segments.len(), 0)
 }
 
 /// A run of bytes in guest memory, checked when its descriptor was read.
@@ -407,28 +394,40 @@ impl Piece {
     }
 }
 
-/// Reads through a chain, from front to back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// A byte of a chain, and what follows it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Cursor {
-    segment: usize,
-    /// Bytes of that segment already read.
-    within: u32,
+    /// The buffer that it is in; past the end their number.
+    pub buffer: usize,
+    /// Bytes of that buffer before it.
+    pub within: u32,
 }
 
 impl Cursor {
-    /// At the byte that is `skip` bytes into segment `from`.
-    pub fn at((from, skip): (usize, u32)) -> Self {
+    /// Behind the first `count` bytes.
+    #[inline]
+    pub fn after(buffers: &[Buffer], count: u32) -> Self {
+        let mut left = count;
+        for (at, buffer) in buffers.iter().enumerate() {
+            if left < buffer.len {
+                return Self {
+                    buffer: at,
+                    within: left,
+                };
+            }
+            left -= buffer.len;
+        }
         Self {
-            segment: from,
-            within: skip,
+            buffer: buffers.len(),
+            within: 0,
         }
     }
 
     /// Goes past the next `len` bytes.
-    pub fn pass(&mut self, segments: &[Buffer], len: u32) {
+    pub fn pass(&mut self, buffers: &[Buffer], len: u32) {
         let mut left = len;
         while left > 0
-            && let Some(piece) = self.next(segments, left)
+            && let Some(piece) = self.next(buffers, left)
         {
             left -= piece.len;
         }
@@ -436,38 +435,45 @@ impl Cursor {
 
     /// The next piece of at most `most` bytes (not 0); `None` at the end of the chain.
     #[inline]
-    pub fn next(&mut self, segments: &[Buffer], most: u32) -> Option<Piece> {
+    pub fn next(&mut self, buffers: &[Buffer], most: u32) -> Option<Piece> {
         loop {
-            let segment = segments.get(self.segment)?;
-            let len = (segment.len - self.within).min(most);
+            let buffer = buffers.get(self.buffer)?;
+            let len = (buffer.len - self.within).min(most);
             if len == 0 {
-                (self.segment, self.within) = (self.segment + 1, 0);
+                (self.buffer, self.within) = (self.buffer + 1, 0);
                 continue;
             }
-            let offset = segment.offset + u64::from(self.within);
+            let offset = buffer.offset + u64::from(self.within);
             self.within += len;
             return Some(Piece { offset, len });
         }
     }
-}
 
-/// The pieces of guest memory that hold a frame: what [`Sending`] points at.
-#[inline]
-pub fn pieces(segments: &[Buffer], from: usize, skip: u32) -> impl Iterator<Item = Piece> + '_ {
-    segments[from..].iter().enumerate().map(move |(at, segment)| {
-        let whole = Piece {
-            offset: segment.offset,
-            len: segment.len,
-        };
-        if at == 0 { whole.split(skip).1 } else { whole }
-    })
+    /// All pieces from here on: a buffer each.
+    #[inline]
+    pub fn pieces(self, buffers: &[Buffer]) -> impl Iterator<Item = Piece> + '_ {
+        buffers[self.buffer..]
+            .iter()
+            .enumerate()
+            .map(move |(at, buffer)| {
+                let whole = Piece {
+                    offset: buffer.offset,
+                    len: buffer.len,
+                };
+                if at == 0 {
+                    whole.split(self.within).1
+                } else {
+                    whole
+                }
+            })
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn segments(lens: &[u32]) -> Vec<Buffer> {
+    fn buffers(lens: &[u32]) -> Vec<Buffer> {
         lens.iter()
             .enumerate()
             .map(|(at, &len)| Buffer {
@@ -478,34 +484,34 @@ mod tests {
             .collect()
     }
 
+    fn pieces(from: Cursor, buffers: &[Buffer]) -> Vec<(u64, u32)> {
+        let pieces = from.pieces(buffers);
+        pieces.map(|piece| (piece.offset, piece.len)).collect()
+    }
+
     #[test]
     fn header_in_a_descriptor_of_its_own_is_skipped_whole() {
-        let segments = segments(&[12, 100]);
-        assert_eq!(skip(&segments, 12), (1, 0));
-        assert_eq!(
-            pieces(&segments, 1, 0)
-                .map(|s| (s.offset, s.len))
-                .collect::<Vec<_>>(),
-            [(4096, 100)]
-        );
+        let buffers = buffers(&[12, 100]);
+        let frame = Cursor::after(&buffers, 12);
+        assert_eq!((frame.buffer, frame.within), (1, 0));
+        assert_eq!(pieces(frame, &buffers), [(4096, 100)]);
     }
 
     #[test]
     fn header_across_descriptors_is_skipped_whole() {
-        let segments = segments(&[5, 20, 100]);
-        assert_eq!(skip(&segments, 12), (1, 7));
-        let pieces: Vec<_> = pieces(&segments, 1, 7).map(|s| (s.offset, s.len)).collect();
-        assert_eq!(pieces, [(4096 + 7, 13), (8192, 100)]);
+        let buffers = buffers(&[5, 20, 100]);
+        let frame = Cursor::after(&buffers, 12);
+        assert_eq!((frame.buffer, frame.within), (1, 7));
+        assert_eq!(pieces(frame, &buffers), [(4096 + 7, 13), (8192, 100)]);
     }
 
     #[test]
     fn cursor_reads_every_byte_once_across_descriptors_and_empty_ones() {
-        let segments = segments(&[12, 5, 0, 7]);
-        let mut cursor = Cursor::at(skip(&segments, 14));
+        let buffers = buffers(&[12, 5, 0, 7]);
+        let mut cursor = Cursor::after(&buffers, 14);
         let mut next = |most| {
-            cursor
-                .next(&segments, most)
-                .map(|piece| (piece.offset, piece.len))
+            let piece = cursor.next(&buffers, most);
+            piece.map(|piece| (piece.offset, piece.len))
         };
         assert_eq!(next(2), Some((4096 + 2, 2)));
         assert_eq!(next(6), Some((4096 + 4, 1)));
@@ -516,8 +522,9 @@ mod tests {
 
     #[test]
     fn skipping_everything_leaves_nothing() {
-        let segments = segments(&[12]);
-        assert_eq!(skip(&segments, 12), (1, 0));
-        assert_eq!(pieces(&segments, 1, 0).count(), 0);
+        let buffers = buffers(&[12]);
+        let end = Cursor::after(&buffers, 12);
+        assert_eq!((end.buffer, end.within), (1, 0));
+        assert!(pieces(end, &buffers).is_empty());
     }
 }

@@ -135,16 +135,24 @@ pub fn pseudo_v6(src: [u8; 16], dst: [u8; 16], protocol: u8, len: u32) -> Sum {
     sum.add_word(protocol.into()).add_u32(len)
 }
 
-/// A checksum field that is not inside its frame.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "a checksum from byte {start}, stored {offset} bytes behind that, does not fit a frame of {len} bytes"
-)]
-pub struct OutOfFrame {
+/// Where a transport checksum is in a frame, bytes (`csum_start` and `csum_offset` of a virtio-net header).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ChecksumAt {
     /// Where the sum begins.
     pub start: u16,
     /// Where it is stored, from `start`.
     pub offset: u16,
+}
+
+/// A checksum field that is not inside its frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "a checksum from byte {}, stored {} bytes behind that, does not fit a frame of {len} bytes",
+    at.start, at.offset
+)]
+pub struct OutOfFrame {
+    /// Where it is.
+    pub at: ChecksumAt,
     /// Bytes of the frame.
     pub len: usize,
 }
@@ -156,12 +164,13 @@ pub struct OutOfFrame {
 /// # Errors
 /// [`OutOfFrame`] if the field does not lie in the frame; nothing is changed.
 #[inline]
-pub fn complete(frame: &mut [u8], start: u16, offset: u16) -> Result<(), OutOfFrame> {
+pub fn complete(frame: &mut [u8], at: ChecksumAt) -> Result<(), OutOfFrame> {
     const UDP_OFFSET: u16 = 6;
+    let ChecksumAt { start, offset } = at;
     let field = usize::from(start) + usize::from(offset);
     if field + 2 > frame.len() {
         let len = frame.len();
-        return Err(OutOfFrame { start, offset, len });
+        return Err(OutOfFrame { at, len });
     }
     let mut checksum = Sum::of(&frame[start.into()..]).complement();
     if checksum == 0 && offset == UDP_OFFSET {

@@ -405,7 +405,7 @@ impl Batch {
         if run.count == 1 {
             return NetHeader::of_frame(layers, entry.verdict);
         }
-        NetHeader::of_super_frame(layers, entry.payload(), entry.cwr)
+        NetHeader::of_gso_packet(layers, entry.payload(), entry.cwr)
     }
 
     /// What a frame's checksum said, and where it is.

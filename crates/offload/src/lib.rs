@@ -28,8 +28,7 @@
 //!     let mut segment = vec![0; plan.header_len()];
 //!     plan.write_header(index, &mut segment);
 //!     segment.extend(&frame[payload.start as usize..payload.end as usize]);
-//!     let (start, offset) = plan.checksum_at();
-//!     checksum::complete(&mut segment, start, offset)?; // unless the NIC does it
+//!     checksum::complete(&mut segment, plan.checksum_at())?; // unless the NIC does it
 //! }
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```

@@ -4,6 +4,8 @@
 //! UDP. Everything else, fragments too, is `None`: it is passed on as it is. Nothing is verified but what the offsets depend on; checksums
 //! are not.
 
+use crate::checksum::ChecksumAt;
+
 /// Most bytes of headers that are handled: two tags, IPv6 and TCP at their longest leave 134 for extension headers.
 pub const HEADERS_MAX: usize = 256;
 
@@ -74,6 +76,18 @@ pub struct Layers {
     pub transport_kind: Transport,
     /// End of the IP packet by its own length field, within the frame and not before `payload`; what lies behind is padding.
     pub ip_len_end: u32,
+}
+
+impl Layers {
+    /// Where the transport checksum is.
+    #[must_use]
+    #[inline]
+    pub fn checksum_at(&self) -> ChecksumAt {
+        ChecksumAt {
+            start: self.transport,
+            offset: self.transport_kind.checksum_offset(),
+        }
+    }
 }
 
 /// Finds the layers. `headers`: the frame, or its first bytes, of which [`HEADERS_MAX`] are enough; `frame_len`: bytes

@@ -19,7 +19,7 @@
 
 use std::ops::Range;
 
-use crate::checksum::Sum;
+use crate::checksum::{ChecksumAt, Sum};
 use crate::packet::{self, HEADERS_MAX, Ip, Layers, Transport};
 
 mod request;
@@ -47,10 +47,10 @@ pub enum Malformed {
     #[error("GSO without NEEDS_CSUM")]
     GsoWithoutChecksum,
     /// Headers that do not parse: see [`packet::parse`].
-    #[error("a super-frame of {0} bytes whose headers cannot be parsed")]
+    #[error("a GSO packet of {0} bytes whose headers cannot be parsed")]
     Headers(u32),
     /// Headers of another protocol than the GSO type names.
-    #[error("GSO of type {asked:?} for a super-frame of {version:?} and {transport:?}")]
+    #[error("GSO of type {asked:?} for a GSO packet of {version:?} and {transport:?}")]
     Protocol {
         /// What was asked for.
         asked: GsoKind,
@@ -60,7 +60,7 @@ pub enum Malformed {
         transport: Transport,
     },
     /// An IP or UDP length field that is not that of the GSO packet.
-    #[error("a super-frame whose packet ends at byte {claimed}, not at {frame_len}")]
+    #[error("a GSO packet whose packet ends at byte {claimed}, not at {frame_len}")]
     Length {
         /// End by the length field.
         claimed: u32,
@@ -164,14 +164,11 @@ impl Plan {
         begin..begin.saturating_add(self.size).min(self.layers.ip_len_end)
     }
 
-    /// Where the transport checksum of a segment is: `csum_start`, and `csum_offset` from there.
+    /// Where the transport checksum of a segment is.
     #[must_use]
     #[inline]
-    pub fn checksum_at(&self) -> (u16, u16) {
-        (
-            self.layers.transport,
-            self.layers.transport_kind.checksum_offset(),
-        )
+    pub fn checksum_at(&self) -> ChecksumAt {
+        self.layers.checksum_at()
     }
 
     /// Writes the headers of a segment to the first [`Plan::header_len`] bytes of `out`. The transport checksum field gets the sum of the

@@ -1,4 +1,4 @@
-//! Super-frames of every kind, cut by a plan, against etherparse: it builds the super-frame, it builds each segment that
+//! GSO packets of every kind, cut by a plan, against etherparse: it builds the GSO packet, it builds each segment that
 //! ought to come of it from fields changed by the rules, and it parses what came of it.
 
 use etherparse::{
@@ -76,7 +76,7 @@ impl Packet {
     }
 
     /// As a guest hands it over: the checksum field holds the sum of the pseudo-header.
-    fn as_super_frame(&self) -> Vec<u8> {
+    fn as_gso_packet(&self) -> Vec<u8> {
         let mut bytes = self.clone().bytes();
         let layers = parse(&bytes, bytes.len() as u32).expect("a good frame");
         let len = bytes.len() as u32 - u32::from(layers.transport);
@@ -122,7 +122,7 @@ impl Packet {
     }
 }
 
-/// Every segment of a super-frame, checksums completed.
+/// Every segment of a GSO packet, checksums completed.
 fn cut(frame: &[u8], gso: Gso) -> Result<Vec<Vec<u8>>, Malformed> {
     let headers = &frame[..frame.len().min(HEADERS_MAX)];
     let plan = Plan::new(headers, frame.len() as u32, gso)?;
@@ -132,8 +132,7 @@ fn cut(frame: &[u8], gso: Gso) -> Result<Vec<Vec<u8>>, Malformed> {
         plan.write_header(index, &mut segment);
         segment.extend(&frame[payload.start as usize..payload.end as usize]);
         assert!(segment.len() as u32 <= plan.segment_bytes_max());
-        let (start, offset) = plan.checksum_at();
-        checksum::complete(&mut segment, start, offset).expect("in the header");
+        checksum::complete(&mut segment, plan.checksum_at()).expect("in the header");
         segment
     };
     Ok((0..plan.segments()).map(cut_one).collect())
@@ -277,8 +276,8 @@ proptest! {
     #[test]
     fn segments_are_what_the_rules_say(packet in packet(), size in prop_oneof![1u16..100, 100u16..10_000]) {
         prop_assume!(packet.payload.len() / usize::from(size) < 2000);
-        let frame = packet.as_super_frame();
-        let segments = cut(&frame, Gso { kind: packet.kind(), ecn: false, size }).expect("a good super-frame");
+        let frame = packet.as_gso_packet();
+        let segments = cut(&frame, Gso { kind: packet.kind(), ecn: false, size }).expect("a good GSO packet");
         prop_assert_eq!(segments.len(), packet.payload.len().div_ceil(size.into()).max(1));
         let mut payload = Vec::new();
         for (index, segment) in segments.iter().enumerate() {
@@ -308,7 +307,7 @@ proptest! {
     fn nothing_breaks_it(packet in packet(), changes in prop::collection::vec((0usize..160, any::<u8>()), 0..6),
         keep in prop_oneof![Just(usize::MAX), 0usize..200], size in 1u16..)
     {
-        let mut frame = packet.as_super_frame();
+        let mut frame = packet.as_gso_packet();
         for (at, byte) in changes {
             let at = at % frame.len();
             frame[at] = byte;

@@ -89,8 +89,7 @@ fn cut(bytes: &[u8], request: &[u8; 10]) -> Vec<Vec<u8>> {
         plan.write_header(index, &mut segment);
         let payload = plan.payload(index);
         segment.extend(&bytes[payload.start as usize..payload.end as usize]);
-        let (start, offset) = plan.checksum_at();
-        checksum::complete(&mut segment, start, offset).expect("inside");
+        checksum::complete(&mut segment, plan.checksum_at()).expect("inside");
         segment
     };
     (0..plan.segments()).map(one).collect()
@@ -148,8 +147,12 @@ fn guest_that_takes_checksums_only_gets_segments_with_partial_ones() {
         let got = cable.b.pairs[0].receive(wait::SOON).expect("a segment");
         let mut whole = got.frame.clone();
         let at = |at| u16::from_le_bytes([got.header[at], got.header[at + 1]]);
+        let asked = checksum::ChecksumAt {
+            start: at(6),
+            offset: at(8),
+        };
         assert_eq!((got.header[0], got.header[1]), (1, 0));
-        checksum::complete(&mut whole, at(6), at(8)).expect("inside");
+        checksum::complete(&mut whole, asked).expect("inside");
         frame::assert_same(&whole, &expected);
     }
     assert!(cable.arriving().is_empty());

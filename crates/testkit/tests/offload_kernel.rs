@@ -110,8 +110,7 @@ fn cut(bytes: &[u8], request: &[u8; 10]) -> Vec<Vec<u8>> {
         let mut segment = vec![0; plan.header_len()];
         plan.write_header(index, &mut segment);
         segment.extend(&bytes[payload.start as usize..payload.end as usize]);
-        let (start, offset) = plan.checksum_at();
-        checksum::complete(&mut segment, start, offset).expect("in the header");
+        checksum::complete(&mut segment, plan.checksum_at()).expect("in the header");
         segment
     };
     (0..plan.segments()).map(cut_one).collect()

@@ -73,8 +73,7 @@ fn segments(whole: &GsoPacket, size: u16, partial: bool) -> Vec<Vec<u8>> {
         let payload = plan.payload(index);
         segment.extend(&bytes[payload.start as usize..payload.end as usize]);
         if !partial {
-            let (start, offset) = plan.checksum_at();
-            checksum::complete(&mut segment, start, offset).expect("inside");
+            checksum::complete(&mut segment, plan.checksum_at()).expect("inside");
         }
         segment
     };
@@ -99,7 +98,7 @@ fn completed(frame: &[u8]) -> Vec<u8> {
     let at = usize::from(layers.transport + offset);
     frame[at..at + 2].copy_from_slice(&partial.to_be_bytes());
     let end = layers.ip_len_end as usize;
-    checksum::complete(&mut frame[..end], layers.transport, offset).expect("inside");
+    checksum::complete(&mut frame[..end], layers.checksum_at()).expect("inside");
     frame
 }
 

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use offload::checksum::ChecksumAt;
 use offload::packet::HEADERS_MAX;
 use offload::segment::Request;
 use vhost::vhost_user::VhostUserBackendReqHandler;
@@ -24,7 +25,7 @@ use crate::vhost_user::connection::Connection;
 use device::call::{Call, CallBlocked};
 use device::counters::PairCounters;
 use device::offloads::Offloads;
-use device::pair::{QueuePair, Sending, Vring, pieces};
+use device::pair::{Cursor, QueuePair, Sending, Vring};
 
 /// A port of the null NIC with a worker of its own.
 pub struct NullPort(Arc<Port>);
@@ -102,7 +103,7 @@ pub enum Verdict {
     /// These bytes are sent.
     Frame(Vec<u8>),
     /// These bytes are sent, with a checksum completed: where its sum begins, and where it is stored from there.
-    Checksum(Vec<u8>, (u16, u16)),
+    Checksum(Vec<u8>, ChecksumAt),
     /// These bytes are cut into segments of so many bytes of payload, if their headers are good.
     Cut(Vec<u8>, u16),
 }
@@ -186,9 +187,9 @@ impl Headers {
         }
     }
 
-    fn frame(&self, buffers: &[Buffer], (from, skip): (usize, u32), len: u32) -> Vec<u8> {
+    fn frame(&self, buffers: &[Buffer], start: Cursor, len: u32) -> Vec<u8> {
         let mut frame = Vec::new();
-        for piece in pieces(buffers, from, skip) {
+        for piece in start.pieces(buffers) {
             let mut bytes = vec![0; piece.len as usize];
             assert!(
                 self.side.memory.copy_from_guest(piece.offset, &mut bytes),

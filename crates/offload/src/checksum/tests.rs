@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::{OutOfFrame, Sum, complete, pseudo_v4, pseudo_v6, update};
+use super::{ChecksumAt, OutOfFrame, Sum, complete, pseudo_v4, pseudo_v6, update};
 
 /// RFC 1071 as it is written: 16-bit words, end-around carry.
 fn plain(bytes: &[u8]) -> u16 {
@@ -34,13 +34,17 @@ fn nothing_is_zero_and_all_ones_stay() {
     assert_eq!((Sum(u64::MAX) + Sum(u64::MAX)).fold(), 0xffff);
 }
 
+fn at(start: u16, offset: u16) -> ChecksumAt {
+    ChecksumAt { start, offset }
+}
+
 #[test]
 fn udp_never_gets_zero() {
     let mut udp = [0xff, 0xff, 0, 0, 0, 0, 0, 0];
-    complete(&mut udp, 0, 6).unwrap();
+    complete(&mut udp, at(0, 6)).unwrap();
     assert_eq!(udp[6..], [0xff, 0xff]);
     let mut other = [0xff, 0xff, 0, 0, 0, 0, 0, 0];
-    complete(&mut other, 0, 4).unwrap();
+    complete(&mut other, at(0, 4)).unwrap();
     assert_eq!(other[4..], [0, 0, 0, 0]);
 }
 
@@ -48,17 +52,11 @@ fn udp_never_gets_zero() {
 fn field_outside_is_refused() {
     let mut frame = [7; 20];
     for (start, offset) in [(20, 0), (19, 0), (0, 19), (u16::MAX, u16::MAX), (10, 9)] {
-        assert_eq!(
-            complete(&mut frame, start, offset),
-            Err(OutOfFrame {
-                start,
-                offset,
-                len: 20
-            })
-        );
+        let at = at(start, offset);
+        assert_eq!(complete(&mut frame, at), Err(OutOfFrame { at, len: 20 }));
     }
     assert_eq!(frame, [7; 20]);
-    assert_eq!(complete(&mut frame, 10, 8), Ok(()));
+    assert_eq!(complete(&mut frame, at(10, 8)), Ok(()));
 }
 
 proptest! {
@@ -100,7 +98,7 @@ proptest! {
     #[test]
     fn completed_frames_verify(mut frame in prop::collection::vec(any::<u8>(), 2..300), start in 0u16..300, offset in 0u16..300) {
         let before = frame.clone();
-        match complete(&mut frame, start, offset) {
+        match complete(&mut frame, at(start, offset)) {
             Err(_) => {
                 prop_assert!(usize::from(start + offset) + 2 > frame.len());
                 prop_assert_eq!(frame, before);

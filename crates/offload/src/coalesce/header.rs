@@ -66,7 +66,7 @@ impl NetHeader {
 
     /// Of a GSO packet whose segments have `size` bytes of payload.
     #[inline]
-    pub(super) fn of_super_frame(layers: &Layers, size: u32, cwr: bool) -> Self {
+    pub(super) fn of_gso_packet(layers: &Layers, size: u32, cwr: bool) -> Self {
         let gso_type = match (layers.transport_kind, layers.version) {
             (Transport::Udp, _) => GSO_UDP_L4,
             (Transport::Tcp, Ip::V4) => GSO_TCPV4,

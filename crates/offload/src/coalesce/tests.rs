@@ -211,12 +211,7 @@ fn complete(frame: &mut [u8]) {
     make_partial(frame);
     let layers = packet::parse(frame, frame.len() as u32).expect("TCP or UDP");
     let end = layers.ip_len_end as usize;
-    checksum::complete(
-        &mut frame[..end],
-        layers.transport,
-        layers.transport_kind.checksum_offset(),
-    )
-    .expect("inside");
+    checksum::complete(&mut frame[..end], layers.checksum_at()).expect("inside");
 }
 
 fn judge(frame: &[u8], layers: &Layers) -> Verdict {
@@ -285,7 +280,7 @@ fn units(specs: &[Spec]) -> Vec<Vec<usize>> {
 
 /// A GSO packet must be one: as etherparse sees it, and cut again it must be the frames that it was made of, but for what
 /// merging gives up: timestamps, fixed ids, where PSH and FIN were.
-fn assert_super_frame(delivered: &Delivered, frames: &[Vec<u8>]) {
+fn assert_gso_packet(delivered: &Delivered, frames: &[Vec<u8>]) {
     let Delivered {
         header,
         frame,

@@ -1,6 +1,7 @@
 //! What the virtio-net header of a frame asks for (VirtIO 1.3, 5.1.6; `linux/virtio_net.h`).
 
 use super::Malformed;
+use crate::checksum::ChecksumAt;
 use crate::net_header::{GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, NEEDS_CSUM};
 
 /// What is to be cut.
@@ -28,9 +29,8 @@ pub struct Gso {
 /// The request of one frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Request {
-    /// A checksum is to be completed: (where the sum begins, where it is stored from there), in bytes. Not checked against the frame: see
-    /// [`crate::checksum::complete`].
-    pub csum: Option<(u16, u16)>,
+    /// A checksum is to be completed. Not checked against the frame: see [`crate::checksum::complete`].
+    pub csum: Option<ChecksumAt>,
     /// The frame is a GSO packet.
     pub gso: Option<Gso>,
 }
@@ -41,7 +41,7 @@ impl Request {
     #[must_use]
     pub fn to_header(&self, hdr_len: u16) -> [u8; 10] {
         let mut bytes = [0; 10];
-        if let Some((start, offset)) = self.csum {
+        if let Some(ChecksumAt { start, offset }) = self.csum {
             bytes[0] = NEEDS_CSUM;
             bytes[6..8].copy_from_slice(&start.to_le_bytes());
             bytes[8..].copy_from_slice(&offset.to_le_bytes());
@@ -67,11 +67,9 @@ impl Request {
     #[inline]
     pub fn from_header(bytes: &[u8; 10]) -> Result<Self, Malformed> {
         let [flags, gso_type, _, _, size @ .., _, _, _, _] = bytes;
-        let csum = (flags & NEEDS_CSUM != 0).then(|| {
-            (
-                u16::from_le_bytes([bytes[6], bytes[7]]),
-                u16::from_le_bytes([bytes[8], bytes[9]]),
-            )
+        let csum = (flags & NEEDS_CSUM != 0).then(|| ChecksumAt {
+            start: u16::from_le_bytes([bytes[6], bytes[7]]),
+            offset: u16::from_le_bytes([bytes[8], bytes[9]]),
         });
         if *gso_type == GSO_NONE {
             return Ok(Self { csum, gso: None });

@@ -2,6 +2,7 @@
 //! testkit's `tests/offload_kernel.rs`.
 
 use super::{Gso, GsoKind, Malformed, Plan, Request};
+use crate::checksum::ChecksumAt;
 use crate::packet::{Ip, Transport};
 
 fn header(flags: u8, gso_type: u8, size: u16) -> [u8; 10] {
@@ -41,7 +42,10 @@ fn requests_are_read() {
     assert_eq!(
         csum,
         Request {
-            csum: Some((34, 16)),
+            csum: Some(ChecksumAt {
+                start: 34,
+                offset: 16
+            }),
             gso: None
         }
     );

@@ -32,7 +32,6 @@ pub(crate) fn segment(size: usize, copy: bool) -> Work {
         let mut headers = [0; HEADERS_MAX];
         headers.copy_from_slice(&frame[..HEADERS_MAX]);
         let plan = Plan::new(&headers, frame.len() as u32, gso).expect("a good GSO packet");
-        let (start, offset) = plan.checksum_at();
         let header_len = plan.header_len();
         for index in 0..plan.segments() {
             let out = &mut chunks[chunk % CHUNKS * chunk_len..][..chunk_len];
@@ -43,7 +42,7 @@ pub(crate) fn segment(size: usize, copy: bool) -> Work {
                 let payload = &frame[payload.start as usize..payload.end as usize];
                 let len = header_len + payload.len();
                 out[header_len..len].copy_from_slice(payload);
-                checksum::complete(&mut out[..len], start, offset).expect("in the header");
+                checksum::complete(&mut out[..len], plan.checksum_at()).expect("in the header");
             } else {
                 black_box(payload);
             }
@@ -121,14 +120,13 @@ pub(crate) fn coalesce(size: usize, verified: bool) -> Work {
 fn cut(gso_packet: &GsoPacket, size: usize, complete: bool) -> Vec<Vec<u8>> {
     let (frame, gso) = (gso_packet.bytes(), gso(gso_packet, size));
     let plan = Plan::new(&frame, frame.len() as u32, gso).expect("a good GSO packet");
-    let (start, offset) = plan.checksum_at();
     let cut_one = |index| {
         let payload = plan.payload(index);
         let mut segment = vec![0; plan.header_len()];
         plan.write_header(index, &mut segment);
         segment.extend(&frame[payload.start as usize..payload.end as usize]);
         if complete {
-            checksum::complete(&mut segment, start, offset).expect("in the header");
+            checksum::complete(&mut segment, plan.checksum_at()).expect("in the header");
         }
         segment
     };

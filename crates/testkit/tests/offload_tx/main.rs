@@ -11,7 +11,7 @@ use std::io::Read as _;
 use std::net::{TcpListener, UdpSocket};
 use std::time::Duration;
 
-use offload::checksum;
+use offload::checksum::{self, ChecksumAt};
 use offload::packet::HEADERS_MAX;
 use offload::segment::{Plan, Request};
 use rstest::rstest;
@@ -83,14 +83,14 @@ fn segments(bytes: &[u8], request: &[u8; 10]) -> Vec<Vec<u8>> {
     (0..plan.segments()).map(cut).collect()
 }
 
-fn completed(mut frame: Vec<u8>, (start, offset): (u16, u16)) -> Vec<u8> {
-    checksum::complete(&mut frame, start, offset).expect("inside");
+fn completed(mut frame: Vec<u8>, at: ChecksumAt) -> Vec<u8> {
+    checksum::complete(&mut frame, at).expect("inside");
     frame
 }
 
 /// The next frame on the wire, its checksum completed if that was left to the receiver.
 #[track_caller]
-fn next_on_the_wire(rig: &Rig, at: (u16, u16)) -> Vec<u8> {
+fn next_on_the_wire(rig: &Rig, at: ChecksumAt) -> Vec<u8> {
     let (frame, status) = rig
         .wire
         .receive_with_status(wait::SOON)
@@ -236,7 +236,7 @@ fn segments_of_jumbo_frames_take_several_descriptors(
 }
 
 /// A frame whose checksum is to be completed, and where that is.
-fn partial(kind: &GsoPacket, payload_len: usize) -> (Vec<u8>, [u8; 10], (u16, u16)) {
+fn partial(kind: &GsoPacket, payload_len: usize) -> (Vec<u8>, [u8; 10], ChecksumAt) {
     let frame = GsoPacket {
         payload_len,
         ..kind.clone()
@@ -342,9 +342,12 @@ fn checksums_of_jumbo_frames_are_completed(#[values(false, true)] of_transport: 
         let (bytes, mut request, mut at) = partial(&GsoPacket::udp(Ip::V4(0), 0), payload_len);
         if !of_transport {
             // Somewhere else: summed by the daemon. At a place that lies across the end of the first chunk.
-            at = (333, 3698);
-            request[6..8].copy_from_slice(&at.0.to_le_bytes());
-            request[8..10].copy_from_slice(&at.1.to_le_bytes());
+            at = ChecksumAt {
+                start: 333,
+                offset: 3698,
+            };
+            request[6..8].copy_from_slice(&at.start.to_le_bytes());
+            request[8..10].copy_from_slice(&at.offset.to_le_bytes());
         }
         rig.pair()
             .send_asking(&[(header(request), &bytes)], Layout::Pieces(1234));
@@ -370,7 +373,7 @@ fn checksums_that_are_not_of_tcp_or_udp_are_completed_by_the_daemon(
             .send_asking(&[(header(request), &plain)], Layout::Whole);
         let (got, status) = rig.wire.receive_with_status(wait::SOON).expect("it arrives");
         assert_eq!(status & NOT_READY, 0);
-        frame::assert_same(&got, &completed(plain.clone(), (start, offset)));
+        frame::assert_same(&got, &completed(plain.clone(), ChecksumAt { start, offset }));
     }
     assert_eq!(rig.daemon.counter("from_guest_checksums"), good.len() as u64);
 }

@@ -1,7 +1,8 @@
 //! Direct placement, guest → NIC: frames sent from where they lie, or gathered in the bounce area; GSO packets cut.
 
 use device::counters::{Counter, PairCounters};
-use device::pair::{Cursor, Fault, Piece, QueuePair, Sending, pieces};
+use device::pair::{Cursor, Fault, Piece, QueuePair, Sending};
+use offload::checksum::ChecksumAt;
 use offload::packet::HEADERS_MAX;
 use offload::segment::{Gso, Request};
 use virtqueue::{Buffer, ChainId, MemoryMap};
@@ -158,13 +159,12 @@ impl<N: Nic> DirectEnd<N> {
     #[inline]
     fn queue_frame(&mut self, chain: ChainId, frame: GuestFrame<'_>) -> Option<bool> {
         let &Sending { start, len, .. } = frame.sending;
-        let (from, skip) = start;
-        let buffers = &frame.buffers[from..];
+        let buffers = &frame.buffers[start.buffer..];
         if len > self.umem.max_sent_bytes() {
-            return self.queue_multi_buffer(chain, Cursor::at((0, skip)), buffers);
+            return self.queue_multi_buffer(chain, start, frame.buffers);
         }
         if let [buffer] = buffers {
-            let offset = buffer.offset + u64::from(skip);
+            let offset = buffer.offset + u64::from(start.within);
             if self.can_refer(Piece { offset, len }) {
                 self.queue_piece(Some(chain), UmemOffset::new(offset), len, false);
                 return Some(true);
@@ -208,7 +208,7 @@ impl<N: Nic> DirectEnd<N> {
         let chunk = self.pool.take()?;
         let offset = self.umem.send_offset(&chunk);
         let mut at = offset.get();
-        for piece in pieces(frame.buffers, start.0, start.1) {
+        for piece in start.pieces(frame.buffers) {
             let _ = guest_to_umem(&frame.pair.memory, piece, &self.umem, UmemOffset::new(at));
             at += u64::from(piece.len);
         }
@@ -254,15 +254,16 @@ impl<N: Nic> DirectEnd<N> {
     /// A frame whose checksum is to be completed, gathered in a bounce chunk: the guest must not change what
     /// was summed, nor reach the metadata.
     #[inline(never)]
-    fn queue_summed(&mut self, chain: ChainId, frame: GuestFrame<'_>, at: (u16, u16)) -> Option<()> {
+    fn queue_summed(&mut self, chain: ChainId, frame: GuestFrame<'_>, at: ChecksumAt) -> Option<()> {
         if self.pool.is_empty() {
             return None;
         }
         let first = self.outgoing.len();
+        let mut start = frame.sending.start;
         let mut source = FromChain {
             memory: &frame.pair.memory,
             buffers: frame.buffers,
-            at: &mut Cursor::at(frame.sending.start),
+            at: &mut start,
         };
         self.builder().frame(frame.sending.len, at, &mut source);
         self.note_bounced(first, Some(chain));

@@ -20,7 +20,7 @@
 
 #![allow(unsafe_code)]
 
-use offload::checksum::{self, Sum};
+use offload::checksum::{self, ChecksumAt, Sum};
 use offload::coalesce::NetHeader;
 use offload::packet::{self, HEADERS_MAX, Layers};
 use offload::verify::{self, Verdict};
@@ -117,7 +117,11 @@ impl PrivateLook {
         let frame = self.copy.get_mut(..len as usize)?;
         umem.read(data, frame)?;
         let packet = frame.get_mut(..self.end as usize)?;
-        checksum::complete(packet, header.csum_start, header.csum_offset).ok()?;
+        let asked = ChecksumAt {
+            start: header.csum_start,
+            offset: header.csum_offset,
+        };
+        checksum::complete(packet, asked).ok()?;
         let at = usize::from(header.csum_start + header.csum_offset);
         umem.write(UmemOffset::new(data.get() + at as u64), packet.get(at..at + 2)?)
     }

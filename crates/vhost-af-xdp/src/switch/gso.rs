@@ -13,9 +13,9 @@
 
 #![allow(unsafe_code)]
 
+use offload::checksum::{self, ChecksumAt, Sum};
 use offload::packet::{self, HEADERS_MAX};
 use offload::segment::{Gso, Plan};
-use offload::{checksum, checksum::Sum};
 use virtqueue::{Buffer, MemoryMap};
 use xsk::{FramePool, TxDesc, Umem, UmemOffset};
 
@@ -67,7 +67,7 @@ impl GsoPacket {
             counters.from_guest_too_many_segments.add(1);
             return None;
         }
-        let mut payload = Cursor::at(frame.sending.start);
+        let mut payload = frame.sending.start;
         payload.pass(frame.buffers, plan.header_len() as u32);
         Some(Self {
             plan,
@@ -89,7 +89,7 @@ impl GuestFrame<'_> {
     pub(crate) fn plan(&self, gso: Gso, headers: &mut [u8; HEADERS_MAX]) -> Option<Plan> {
         let len = self.sending.len;
         let headers = &mut headers[..HEADERS_MAX.min(len as usize)];
-        self.read(Cursor::at(self.sending.start), headers);
+        self.read(self.sending.start, headers);
         let plan = Plan::new(headers, len, gso).ok()?;
         (self.sending.request.csum == Some(plan.checksum_at())).then_some(plan)
     }
@@ -220,7 +220,7 @@ impl Builder<'_> {
     }
 
     /// Builds a frame of `len` bytes as they are in `source`, and completes its checksum.
-    pub(crate) fn frame(&mut self, len: u32, at: (u16, u16), source: &mut impl Source) {
+    pub(crate) fn frame(&mut self, len: u32, at: ChecksumAt, source: &mut impl Source) {
         let first = self.outgoing.len();
         self.chunks(len, 0, source);
         if self.is_transport(first, len, at) {
@@ -253,27 +253,25 @@ impl Builder<'_> {
     }
 
     /// Whether the checksum is TCP's or UDP's, where these are in the frame.
-    fn is_transport(&mut self, first: usize, len: u32, (start, offset): (u16, u16)) -> bool {
+    fn is_transport(&mut self, first: usize, len: u32, at: ChecksumAt) -> bool {
         let layers = self.bytes(first).and_then(|bytes| packet::parse(bytes, len));
-        layers.is_some_and(|layers| {
-            (layers.transport, layers.transport_kind.checksum_offset()) == (start, offset)
-        })
+        layers.is_some_and(|layers| layers.checksum_at() == at)
     }
 
     /// Lets the checksum of the frame that begins with descriptor `first` be completed; it is in there, in the
     /// headers of TCP or UDP.
     #[inline]
-    fn checksum(&mut self, first: usize, (start, offset): (u16, u16)) {
+    fn checksum(&mut self, first: usize, at: ChecksumAt) {
         if !self.sends.checksum {
-            return self.complete(first, (start, offset));
+            return self.complete(first, at);
         }
         let Some(desc) = self.outgoing.get_mut(first) else {
             return;
         };
         let mut metadata = [0; 16];
         metadata[..8].copy_from_slice(&TXMD_CHECKSUM.to_ne_bytes());
-        metadata[8..10].copy_from_slice(&start.to_ne_bytes());
-        metadata[10..12].copy_from_slice(&offset.to_ne_bytes());
+        metadata[8..10].copy_from_slice(&at.start.to_ne_bytes());
+        metadata[10..12].copy_from_slice(&at.offset.to_ne_bytes());
         let before = UmemOffset::new(desc.offset.get() - u64::from(TX_METADATA_BYTES));
         // Part of the same chunk: see `Umem::send_offset`.
         let _ = self.umem.write(before, &metadata);
@@ -282,14 +280,14 @@ impl Builder<'_> {
     }
 
     /// Completes the checksum of the frame that begins with descriptor `first`.
-    fn complete(&mut self, first: usize, (start, offset): (u16, u16)) {
+    fn complete(&mut self, first: usize, at: ChecksumAt) {
         self.counters.from_guest_checksums.add(1);
         if self.outgoing.len() - first > 1 {
-            return self.complete_across(first, (start, offset));
+            return self.complete_across(first, at);
         }
         if let Some(bytes) = self.bytes(first) {
             // It is inside, as was checked.
-            let _ = checksum::complete(bytes, start, offset);
+            let _ = checksum::complete(bytes, at);
         }
     }
 
@@ -304,7 +302,7 @@ impl Builder<'_> {
 
     /// The same for a frame of several descriptors.
     #[inline(never)]
-    fn complete_across(&mut self, first: usize, (start, offset): (u16, u16)) {
+    fn complete_across(&mut self, first: usize, ChecksumAt { start, offset }: ChecksumAt) {
         let begin = usize::from(start);
         let (mut sum, mut at) = (Sum::default(), 0);
         for index in first..self.outgoing.len() {

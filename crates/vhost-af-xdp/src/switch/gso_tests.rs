@@ -261,8 +261,8 @@ impl World {
         let wire = self.wire();
         for (at, (frame, checksum)) in wire.sent.iter().enumerate() {
             let mut frame = frame.clone();
-            if let Some((start, offset)) = *checksum {
-                checksum::complete(&mut frame, start, offset).expect("inside");
+            if let Some(at) = *checksum {
+                checksum::complete(&mut frame, at).expect("inside");
             }
             assert!(frame == self.wanted[at], "frame {at} is another");
         }
@@ -299,7 +299,7 @@ fn segments(frame: &[u8], request: &[u8; 10]) -> Vec<Vec<u8>> {
         let mut segment = vec![0; plan.header_len()];
         plan.write_header(index, &mut segment);
         segment.extend(&frame[payload.start as usize..payload.end as usize]);
-        checksum::complete(&mut segment, 34, 16).expect("inside");
+        checksum::complete(&mut segment, plan.checksum_at()).expect("inside");
         segment
     };
     (0..plan.segments()).map(cut).collect()

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use device::counters::{Counter, PairCounters};
 use device::offloads::Offloads;
-use device::pair::{Cursor, Fault, Piece, QueuePair, Sending};
+use device::pair::{Fault, Piece, QueuePair, Sending};
 use offload::packet::{self, HEADERS_MAX, Ip};
 use offload::segment::{Gso, GsoKind};
 use virtqueue::{ChainId, Chains, MemoryMap};
@@ -170,7 +170,11 @@ impl GuestSink<'_> {
         if pending.is_some() {
             return Ok(Passed::Later);
         }
-        let &Sending { start, len, request } = frame.sending;
+        let &Sending {
+            mut start,
+            len,
+            request,
+        } = frame.sending;
         if let Some(gso) = request.gso {
             return pass_packet(frame, gso, self.from, delivery, pending);
         }
@@ -187,7 +191,7 @@ impl GuestSink<'_> {
                 let mut bytes = FromChain {
                     memory: &frame.pair.memory,
                     buffers: frame.buffers,
-                    at: &mut Cursor::at(start),
+                    at: &mut start,
                 };
                 delivery.write(len, request.to_header(0), &mut bytes);
             }

@@ -5,7 +5,7 @@
 
 use device::counters::PairCounters;
 use device::pair::{Fault, QueuePair};
-use offload::checksum;
+use offload::checksum::{self, ChecksumAt};
 use offload::segment::Request;
 use virtqueue::Chains;
 
@@ -79,15 +79,14 @@ impl Pending {
         self.frame.resize(header_len, 0);
         plan.write_header(index, &mut self.frame);
         self.frame.extend_from_slice(&self.packet.payload[at]);
-        let (start, offset) = plan.checksum_at();
         if sums {
             return Some(Request {
-                csum: Some((start, offset)),
+                csum: Some(plan.checksum_at()),
                 gso: None,
             });
         }
         // It lies in the headers, as was planned.
-        let _ = checksum::complete(&mut self.frame, start, offset);
+        let _ = checksum::complete(&mut self.frame, plan.checksum_at());
         Some(Request::default())
     }
 
@@ -100,11 +99,11 @@ impl Pending {
     }
 
     /// A frame of another guest, with the checksum completed that is asked for at `at`; its bytes.
-    pub(crate) fn complete(&mut self, frame: GuestFrame<'_>, (start, offset): (u16, u16)) -> &[u8] {
+    pub(crate) fn complete(&mut self, frame: GuestFrame<'_>, at: ChecksumAt) -> &[u8] {
         self.frame.resize(frame.sending.len as usize, 0);
-        frame.read(device::pair::Cursor::at(frame.sending.start), &mut self.frame);
+        frame.read(frame.sending.start, &mut self.frame);
         // Inside the frame: judged.
-        let _ = checksum::complete(&mut self.frame, start, offset);
+        let _ = checksum::complete(&mut self.frame, at);
         &self.frame
     }
 }

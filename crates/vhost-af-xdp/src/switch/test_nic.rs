@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use offload::checksum::ChecksumAt;
 use xsk::{Frame, OwnMemory, RxDesc, TxDesc, Umem, UmemOffset};
 
 use super::gso::TXMD_CHECKSUM;
@@ -14,7 +15,7 @@ use crate::nic::xdp::XdpNic;
 use device::counters::PairCounters;
 
 /// A frame that was sent, and the checksum that its metadata asks for.
-pub(crate) type Sent = (Vec<u8>, Option<(u16, u16)>);
+pub(crate) type Sent = (Vec<u8>, Option<ChecksumAt>);
 
 /// What the test sees of it.
 pub(crate) struct Wire {
@@ -110,7 +111,10 @@ impl Wire {
             assert_eq!(metadata[..8], TXMD_CHECKSUM.to_ne_bytes());
             let word = |at: usize| u16::from_ne_bytes([metadata[at], metadata[at + 1]]);
             assert!(u32::from(word(8)) + u32::from(word(10)) + 2 <= desc.len);
-            (word(8), word(10))
+            ChecksumAt {
+                start: word(8),
+                offset: word(10),
+            }
         });
         let bytes = read(desc.offset, desc.len as usize);
         assert!(

@@ -5,7 +5,7 @@
 //! [`Bytes`]: chunks of a UMEM, another guest's chain, or memory of ours.
 
 use device::counters::PairCounters;
-use device::pair::{Fault, HEADER_BYTES, Piece, QueuePair, pieces, skip};
+use device::pair::{Cursor, Fault, HEADER_BYTES, Piece, QueuePair};
 use virtqueue::{Buffer, Chain, Chains, MemoryMap};
 use xsk::{Frame, RxDesc, Umem, UmemOffset};
 
@@ -348,12 +348,12 @@ pub(crate) fn write(
     bytes: &mut impl Bytes,
 ) -> u32 {
     let mut written = 0;
-    let (mut from, mut within) = (0, 0);
+    let mut from = Cursor::default();
     if let Some(header) = header {
         written = write_header(pair, buffers, &header[..pair.header_bytes as usize]);
-        (from, within) = skip(buffers, written);
+        from = Cursor::after(buffers, written);
     }
-    for target in pieces(buffers, from.min(buffers.len()), within) {
+    for target in from.pieces(buffers) {
         if *left == 0 {
             break;
         }

@@ -9,7 +9,7 @@
 use std::time::Duration;
 
 use device::counters::{Counter, PairCounters};
-use device::pair::{Cursor, Piece, Sending, pieces};
+use device::pair::{Piece, Sending};
 use offload::packet::HEADERS_MAX;
 use offload::segment::{Gso, Plan, Request};
 use virtqueue::ChainId;
@@ -159,7 +159,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
     #[inline]
     fn copy(&mut self, frame: GuestFrame<'_>, tally: &mut Tally) -> Option<()> {
         let &Sending { start, len, .. } = frame.sending;
-        let pieces = pieces(frame.buffers, start.0, start.1);
+        let pieces = start.pieces(frame.buffers);
         if len > self.queue.umem.max_sent_bytes() {
             return self.copy_in_pieces(frame, pieces, tally);
         }
@@ -243,7 +243,11 @@ impl<'a, N: Nic> NicSink<'a, N> {
     /// A frame that asks for more than being sent; `None` when there is no room for it now.
     #[inline(never)]
     fn copy_asking(&mut self, frame: GuestFrame<'_>, turn: &mut Turn) -> Option<()> {
-        let &Sending { start, len, request } = frame.sending;
+        let &Sending {
+            mut start,
+            len,
+            request,
+        } = frame.sending;
         match request {
             Request {
                 gso: Some(gso),
@@ -259,7 +263,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
                 let mut source = FromChain {
                     memory: &frame.pair.memory,
                     buffers: frame.buffers,
-                    at: &mut Cursor::at(start),
+                    at: &mut start,
                 };
                 self.builder().0.frame(len, at, &mut source);
                 turn.tally.add(len);

@@ -195,13 +195,13 @@ proptest! {
                 prop_assert_eq!((unit.header.gso_type, unit.header.gso_size), (0, 0));
             } else {
                 prop_assert!(unit.frame.len() <= room(at) as usize);
-                assert_super_frame(unit, &frames);
+                assert_gso_packet(unit, &frames);
             }
         }
     }
 
     #[test]
-    fn super_frame_cut_and_coalesced_is_the_super_frame(
+    fn gso_packet_cut_and_coalesced_is_the_gso_packet(
         [v6, udp, df, partial, stamped] in any::<[bool; 5]>(),
         vlan in proptest::option::of(1u16..4095),
         size in 64usize..9000,
@@ -236,7 +236,7 @@ proptest! {
         if frames.len() > 1 {
             prop_assert_eq!(got[0].header.gso_size as usize, size);
             prop_assert_eq!(&got[0].frame, &whole);
-            assert_super_frame(&got[0], &frames);
+            assert_gso_packet(&got[0], &frames);
         }
     }
 

@@ -26,7 +26,7 @@ fn mixed(flows: u16, count: usize) -> Vec<Spec> {
 }
 
 #[test]
-fn segments_in_sequence_become_one_super_frame() {
+fn segments_in_sequence_become_one_gso_packet() {
     for (v6, udp, vlan, partial) in [
         (false, false, None, false),
         (false, false, Some(5), true),
@@ -48,7 +48,7 @@ fn segments_in_sequence_become_one_super_frame() {
         assert_eq!(got[0].members, [0, 1, 2, 3, 4]);
         assert_eq!(got[0].header.gso_size, 100);
         assert_eq!(got[0].frame.len(), frames[0].len() + 400);
-        assert_super_frame(&got[0], &frames);
+        assert_gso_packet(&got[0], &frames);
     }
 }
 
@@ -195,7 +195,7 @@ fn addresses_of_ethernet_and_tags_must_be_equal() {
 }
 
 #[test]
-fn push_and_fin_end_a_super_frame_and_are_in_it() {
+fn push_and_fin_end_a_gso_packet_and_are_in_it() {
     for flag in [1, 8, 9] {
         let mut specs = train(&Spec::default(), 4);
         specs[1].flags |= flag;
@@ -222,7 +222,7 @@ fn congestion_window_reduced_may_be_in_the_first_only() {
     let frames: Vec<_> = specs.iter().map(Spec::frame).collect();
     let got = coalesced(&frames);
     assert_eq!((got.len(), got[0].header.gso_type), (1, 0x81));
-    assert_super_frame(&got[0], &frames);
+    assert_gso_packet(&got[0], &frames);
     let got = deliver(&batch_of(Rules { ecn: false, ..ALL }, &frames), &frames, |_| {
         u32::MAX
     });
@@ -234,7 +234,7 @@ fn congestion_window_reduced_may_be_in_the_first_only() {
 }
 
 #[test]
-fn shorter_segment_ends_a_super_frame() {
+fn shorter_segment_ends_a_gso_packet() {
     for udp in [false, true] {
         let mut specs = train(
             &Spec {
@@ -258,7 +258,7 @@ fn timestamps_may_go_on_and_the_first_stay() {
     let got = coalesced(&frames);
     assert_eq!(got.len(), 1);
     assert_eq!(got[0].frame[34 + 24..34 + 32], [0, 0, 0, 10, 0, 0, 0, 20]);
-    assert_super_frame(&got[0], &frames);
+    assert_gso_packet(&got[0], &frames);
 }
 
 #[test]
@@ -415,8 +415,8 @@ fn unit_can_be_taken_in_runs_that_fit() {
         ],
         [0x81, 0, 1]
     );
-    assert_super_frame(&got[0], &frames);
-    assert_super_frame(&got[2], &frames);
+    assert_gso_packet(&got[0], &frames);
+    assert_gso_packet(&got[2], &frames);
 }
 
 #[test]
