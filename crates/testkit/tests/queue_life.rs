@@ -7,7 +7,7 @@ use rstest::rstest;
 use rustix::process::Signal;
 use testkit::daemon::Placement;
 use testkit::driver::region_info;
-use testkit::{Daemon, DriverConfig, PacketPort, Rig, Serve, VethPair, frame, require, wait};
+use testkit::{Daemon, Driver, DriverConfig, PacketPort, Rig, Serve, VethPair, frame, require, wait};
 use vhost::vhost_user::VhostUserFrontend;
 use virtqueue::GuestAddr;
 use virtqueue::driver::GuestRam;
@@ -173,4 +173,28 @@ fn queue_of_a_guest_that_goes_while_the_steward_is_away_is_the_host_s() {
     let mut rig = host.with_guest();
     rig.post(64, &[BUFFER]);
     rig.assert_passes_both_ways();
+}
+
+/// What the steward was asked for too late: by then nobody is there who would take the frames.
+#[test]
+fn queue_that_a_steward_opens_when_nobody_waits_for_it_any_more_is_the_host_s() {
+    require!(Root);
+    let veth = VethPair::new();
+    let serve = serve(true, Placement::Copy).with("--steward-timeout", "1");
+    let mut daemon = Daemon::start(&veth.near, &serve);
+    let wire = PacketPort::open(&veth.far, VethPair::WIRE);
+    assert_host_gets_frames(&veth, &wire, 1);
+    let signal = |daemon: &mut Daemon, signal| {
+        let lessor = daemon.lessor.as_mut().expect("leased");
+        lessor.steward.signal(signal);
+    };
+    signal(&mut daemon, Signal::STOP);
+    let driver = Driver::connect(&daemon.socket(), &DriverConfig::default()).expect("it is told to wait");
+    daemon.await_port(0, "no queue", |port| !port["impaired"].is_null());
+    drop(driver);
+    daemon.await_port(0, "no VMM", |port| port["connected"] == false);
+    signal(&mut daemon, Signal::CONT);
+    // It does, one after the other, what it was asked for.
+    daemon.await_port(0, "the steward's answer", |port| port["impaired"].is_null());
+    assert_host_gets_frames(&veth, &wire, 2);
 }

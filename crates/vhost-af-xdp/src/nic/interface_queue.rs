@@ -115,7 +115,11 @@ impl InterfaceQueue {
             virtio_header: None,
             frame_limit: open.frame_limit,
         };
-        self.interface.steering.activate(self.number, conf)?;
+        if let Err(error) = self.interface.steering.activate(self.number, conf) {
+            // A steward that did not answer in time may do it yet: then frames find no socket, and go to the host.
+            state.close();
+            return Err(error);
+        }
         let lent = state.lend().ok_or(InterfaceError::InUse)?;
         Ok(lent.nic)
     }
