@@ -156,8 +156,9 @@ impl WorkerHandle {
         // A worker ends only by Command::End, after which nobody sends.
         let _ = self.commands.send(command);
         // Publishes the command; pairs with the swap in `read_mail`. Were it seen before the command, that would wait until the
-        // next one is sent.
-        self.posted.store(true, Ordering::Release);
+        // next one is sent. A swap, since of several senders the worker sees the flag of the last one only: a plain store of
+        // that one would end the release sequences of the others, and publish its own command alone.
+        self.posted.swap(true, Ordering::Release);
         let _ = rustix::io::write(&*self.mailbox, &1u64.to_ne_bytes());
     }
 
@@ -260,6 +261,9 @@ impl Worker {
                     }
                     Err(Blame::Own(fault) | Blame::Peer(fault)) => slot.report(fault),
                 }
+                if slot.on_fault.is_none() {
+                    self.find_peers();
+                }
                 continue;
             };
             match slot.lane.breathe(other.lane.peer()) {
@@ -353,9 +357,13 @@ impl Worker {
                 slot.deaf = None;
             }
         }
-        // An eventfd that was written meanwhile is reported at once. Whatever these events tell is seen when the lanes are armed.
+        // An eventfd that was written meanwhile is reported at once. Whatever these events tell is seen when the lanes are armed,
+        // but for the mailbox's: a command that came since it was read would not be told again.
         let mut events = [MaybeUninit::<Event>::uninit(); 16];
         let _ = epoll::wait(&self.epoll, &mut events, Some(&Timespec::default()));
+        if self.posted.load(Ordering::Relaxed) {
+            return Work::Now;
+        }
         match self.lanes.iter().any(|slot| slot.deaf.is_some()) {
             true => Work::Soon,
             false => Work::None,
@@ -534,7 +542,12 @@ impl Polling {
 
 #[cfg(test)]
 mod tests {
+    use virtqueue::{Journal, QueueFeatures};
+
     use super::*;
+    use crate::switch::guests::GuestLane;
+    use crate::switch::test_guest::Memory;
+    use device::offloads::Offloads;
 
     #[test]
     fn polling_stops_where_pauses_are_long_and_comes_back_where_they_are_short() {
@@ -550,6 +563,68 @@ mod tests {
             polling.adapt(Duration::from_micros(20));
         }
         assert_eq!(polling.now, limit);
+    }
+
+    /// A lane of a guest that does nothing.
+    fn idle_lane() -> NewLane {
+        let memory = Memory::new(1 << 20, 0);
+        let vring = || memory.vring(64, QueueFeatures::default(), Journal::None).0;
+        let mut pair = memory.side(vring(), vring(), Offloads::NONE);
+        for vring in [&mut pair.from_guest, &mut pair.to_guest] {
+            let kick = eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd");
+            vring.kick = Some(kick);
+        }
+        NewLane {
+            lane: Box::new(GuestLane::new(pair, Arc::default())),
+            role: Role::Pair {
+                port: "test".into(),
+                pair: 0,
+            },
+            on_fault: Box::new(|_| ()),
+        }
+    }
+
+    /// Who listens to a guest's kicks again looks whether there were some, and is told of the mailbox, too: once.
+    #[test]
+    fn command_is_not_slept_through_that_comes_when_a_guest_is_listened_to_again() {
+        let mut handle = WorkerHandle::start(0, None, Duration::ZERO, &Arc::default()).expect("a worker");
+        handle.send(Command::End);
+        handle.thread.take().map(JoinHandle::join);
+        let (commands, inbox) = mpsc::channel();
+        handle.commands = commands;
+        let epoll = epoll::create(CreateFlags::CLOEXEC).expect("an epoll");
+        let flags = EventFlags::IN | EventFlags::ET;
+        epoll::add(&epoll, &*handle.mailbox, EventData::new_u64(0), flags).expect("watched");
+        let mut worker = Worker {
+            inbox,
+            posted: Arc::clone(&handle.posted),
+            epoll,
+            spin: Duration::ZERO,
+            counters: Arc::default(),
+            progress: Arc::new(Progress::new(Arc::default())),
+            lanes: Vec::new(),
+        };
+        worker.add(LaneId(1), idle_lane());
+        // What it was told before.
+        assert_eq!(worker.listen_again(), Work::None);
+        let _ = epoll::wait(
+            &worker.epoll,
+            &mut [MaybeUninit::<Event>::uninit(); 16],
+            Some(&Timespec::default()),
+        );
+        worker.posted.store(false, Ordering::Relaxed);
+        worker.lanes[0].deaf = Some(Instant::now());
+        // It has read its mail, and is about to rest.
+        let (rested, rests) = mpsc::channel();
+        let (answer, _answered) = mpsc::channel();
+        handle.send(Command::Change(LaneId(1), Box::new(|_, _| ()), answer));
+        std::thread::spawn(move || {
+            worker.rest();
+            let _ = rested.send(());
+        });
+        rests
+            .recv_timeout(Duration::from_secs(10))
+            .expect("it does not sleep");
     }
 
     #[test]
