@@ -258,6 +258,25 @@ impl Arrivals {
         }
     }
 
+    /// The lane is stopped: what of the batch was delivered goes back to the NIC, so that nobody delivers it once more.
+    pub(crate) fn leave<N>(&mut self, queue: &mut NicQueue<N>) {
+        let mut waits = vec![false; self.whole];
+        while let Some(run) = self.batch.run(&self.position, u32::MAX) {
+            for (number, _) in self.batch.members(&run) {
+                let place = self.places[number];
+                waits[usize::from(place.first)..][..usize::from(place.pieces)].fill(true);
+            }
+            self.batch.advance(&mut self.position, &run);
+        }
+        // Those behind whole frames are of one that has not come yet.
+        for (at, piece) in std::mem::take(&mut queue.received).into_iter().enumerate() {
+            match waits.get(at) {
+                Some(false) => queue.empty.push(piece.frame),
+                _ => queue.received.push(piece),
+            }
+        }
+    }
+
     /// The batch is delivered: its chunks go back to the NIC.
     #[inline]
     fn give_back(&mut self, received: &mut Vec<RxDesc>, empty: &mut Vec<Frame>) {

@@ -40,8 +40,6 @@ pub(crate) struct CopyLane<N> {
     waits_for_room: bool,
     /// See [`Lane::awaits_nic`].
     awaits_nic: bool,
-    /// The guest did wrong: its queues are not used any more.
-    faulted: bool,
 }
 
 impl<N: Nic> CopyLane<N> {
@@ -60,7 +58,6 @@ impl<N: Nic> CopyLane<N> {
             buffers: Chains::default(),
             waits_for_room: false,
             awaits_nic: true,
-            faulted: false,
         }
     }
 
@@ -129,9 +126,9 @@ impl<N: Nic> CopyLane<N> {
     /// [`stop`](Lane::stop) the control thread may have waited for a CPU. What is wrong with the guest now is nobody's
     /// business any more.
     ///
-    /// Not for a guest that did wrong, whose VMM takes the queue's place from the ring already.
+    /// Not for a guest that did wrong, whose VMM takes the queue's place from the ring already: its queues are off.
     fn deliver_at_last(&mut self) {
-        if self.faulted || !self.pair.to_guest.enabled {
+        if !self.pair.to_guest.enabled {
             return;
         }
         for _ in 0..LAST_BATCHES {
@@ -148,11 +145,16 @@ impl<N: Lent> Lane for CopyLane<N> {
         let received = match (&sent, self.has_arrivals(), peer) {
             (Err(_), ..) | (_, false, _) => Ok(0),
             _ if self.pair.to_guest.enabled => self.to_guest().map_err(Blame::Own),
-            (.., Some(mut peer)) => self.to_peer(&mut peer).map_err(Blame::Peer),
+            (.., Some(mut peer)) => self.to_peer(&mut peer).map_err(|fault| {
+                switch_off(peer.pair);
+                Blame::Peer(fault)
+            }),
             (.., None) => Ok(0),
         };
         let moved = sent.map_err(Blame::Own).and_then(|sent| Ok(sent + received?));
-        self.faulted |= matches!(moved, Err(Blame::Own(_)));
+        if let Err(Blame::Own(_)) = moved {
+            switch_off(&mut self.pair);
+        }
         moved
     }
 
@@ -217,11 +219,18 @@ impl<N: Lent> Lane for CopyLane<N> {
         lane.pair.leave_calls();
         NicSink::new(&mut lane.queue, &mut lane.transmit, &lane.counters).send_at_last();
         lane.deliver_at_last();
+        lane.arrivals.leave(&mut lane.queue);
         Stopped {
             pair: lane.pair.stopped(),
             queue: N::give_back(lane.queue, &lane.counters),
         }
     }
+}
+
+/// The guest did wrong: its queues are not used any more, by whichever lane.
+#[cold]
+fn switch_off(pair: &mut QueuePair) {
+    (pair.from_guest.enabled, pair.to_guest.enabled) = (false, false);
 }
 
 #[cfg(test)]

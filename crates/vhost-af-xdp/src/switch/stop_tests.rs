@@ -1,13 +1,15 @@
 //! What a lane that is stopped still delivers: a null NIC has frames, and the lane has not breathed.
 
+use std::sync::Mutex;
+
 use virtqueue::driver::{Buffer, QueueDriver};
-use virtqueue::{Journal, QueueFeatures};
+use virtqueue::{GuestAddr, Journal, QueueFeatures};
 
 use super::*;
 use crate::nic::null::{NullConfig, NullNic};
 use crate::nic::queue::Sends;
 use crate::switch::test_guest::Memory;
-use crate::switch::test_nic::{own_memory, queue};
+use crate::switch::test_nic::{TestNic, Wire, own_memory, queue};
 use device::offloads::Offloads;
 
 const FRAME_BYTES: u32 = 60;
@@ -91,6 +93,64 @@ fn lane_of_a_guest_that_did_wrong_uses_no_further_buffer() {
         std::mem::swap(&mut lane.pair.to_guest, &mut lane.pair.from_guest);
         lane.stop();
         assert_eq!((before, driver.take_used()), (0, None), "packed {packed}");
+        assert!(counters.to_guest_queue_stopped.get() >= ARRIVED as u64);
+    }
+}
+
+/// Stopped in the middle of a batch, as for another memory table: the next lane on that queue goes on from there.
+#[test]
+fn next_lane_of_a_queue_repeats_no_frame_of_the_batch_in_hand() {
+    const FRAMES: usize = 8;
+    for had in [0, 3, FRAMES] {
+        let umem = own_memory(2 * FRAMES);
+        let wire = Arc::new(Mutex::new(Wire::new(umem.clone(), 8, 8)));
+        wire.lock().expect("no panic").fill = 2 * FRAMES;
+        let nic = queue(TestNic(Arc::clone(&wire)), umem, 2 * FRAMES, Sends::PLAIN);
+        let (side, mut driver) = guest(false, COALESCED, had);
+        let mut first = Box::new(CopyLane::new(side, nic, Arc::default()));
+        for _ in 0..FRAMES {
+            wire.lock().expect("no panic").receive(FRAME_BYTES, false);
+        }
+        let _ = first.breathe(None).expect("the guest does no wrong");
+        first.stop();
+        let delivered = std::iter::from_fn(|| driver.take_used()).count();
+        assert_eq!(delivered, had);
+        let nic = wire.lock().expect("no panic").given_back.take().expect("stopped");
+        let (side, mut driver) = guest(false, COALESCED, 60);
+        let mut next = Box::new(CopyLane::new(side, nic, Arc::default()));
+        let _ = next.breathe(None).expect("the guest does no wrong");
+        let delivered = std::iter::from_fn(|| driver.take_used()).count();
+        assert_eq!(delivered, FRAMES - had, "{had} had been delivered");
+        assert_eq!(
+            next.queue.pool.len() + wire.lock().expect("no panic").given.len(),
+            2 * FRAMES
+        );
+    }
+}
+
+/// The lane of another pair, which is off, finds out that this guest did wrong.
+#[test]
+fn guest_that_did_wrong_with_frames_of_another_pair_gets_no_more_when_its_own_lane_stops() {
+    for packed in [false, true] {
+        let (other, _) = guest(packed, Offloads::NONE, 0);
+        let (mut other, _) = lane(other);
+        other.pair.to_guest.enabled = false;
+        let (side, mut driver) = guest(packed, Offloads::NONE, 0);
+        let (mut own, counters) = lane(side);
+        // The first buffer is one to be read.
+        driver
+            .add(&[Buffer::readable(GuestAddr(4096), 2048)])
+            .expect("room in the ring");
+        driver.publish();
+        assert!(matches!(other.breathe(own.peer()), Err(Blame::Peer(_))));
+        for _ in 0..9 {
+            driver
+                .add(&[Buffer::writable(GuestAddr(8192), 2048)])
+                .expect("room in the ring");
+        }
+        driver.publish();
+        own.stop();
+        assert_eq!(driver.take_used(), None, "packed {packed}");
         assert!(counters.to_guest_queue_stopped.get() >= ARRIVED as u64);
     }
 }
