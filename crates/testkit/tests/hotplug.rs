@@ -122,7 +122,7 @@ fn linux_guest_gets_memory_while_it_sends(
         &json!({"driver": "pc-dimm", "id": "dimm", "memdev": "more"}),
     );
     let online = "for block in /sys/devices/system/memory/memory*/state; do grep -q online $block || echo online >$block; done";
-    let grown = wait::until(wait::SOON, || {
+    let grown = wait::until(6 * wait::SOON, || {
         let _ = world.guest.try_run(online);
         total() > before + 200 * 1024
     });
@@ -138,6 +138,6 @@ fn linux_guest_gets_memory_while_it_sends(
     for sum in ["sum_received", "sum_received_bidir_reverse"] {
         assert!(received_bytes(&report, sum) > MIB / 8, "{sum}: {report}");
     }
-    let said = world.guest.finish("ping", 2 * wait::SOON);
+    let said = world.guest.finish("ping", 6 * wait::SOON);
     assert!(said.contains(" 0% packet loss"), "{said}");
 }

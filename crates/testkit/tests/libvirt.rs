@@ -102,7 +102,7 @@ fn domain_is_defined_started_destroyed_and_undefined(
 
     daemon.kill();
     daemon.restart(&veth.near, &serve);
-    let back = wait::until(2 * wait::SOON, || {
+    let back = wait::until(6 * wait::SOON, || {
         let ping = guest.try_run(&format!("ping -c 1 -W 3 {HOST}"));
         ping.status.success()
     });

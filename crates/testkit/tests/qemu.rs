@@ -57,7 +57,7 @@ fn guest_survives_a_restart_of_the_daemon(
             world.daemon.kill();
         }
         world.daemon.restart(&world.veth.near, &world.serve);
-        let back = wait::until(2 * wait::SOON, || {
+        let back = wait::until(6 * wait::SOON, || {
             world
                 .guest
                 .try_run(&format!("ping -c 1 -W 3 {HOST}"))
@@ -107,7 +107,7 @@ fn queue_pairs_come_and_go_while_tcp_runs_both_ways(
         assert_eq!(greeted, CONNECTIONS, "connections with {pairs} pairs");
         world.assert_pings();
     }
-    let report = world.guest.finish("iperf", 2 * wait::SOON);
+    let report = world.guest.finish("iperf", 6 * wait::SOON);
     for sum in ["sum_received", "sum_received_bidir_reverse"] {
         let received = received_bytes(&report, sum);
         assert!(received > 100_000, "{sum}: {received} bytes");

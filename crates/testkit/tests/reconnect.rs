@@ -351,7 +351,7 @@ fn linux_guest_sees_the_link_go_and_come_and_pings_on(
         await_carrier_changes(&world, before + 2 * kill - 1);
         let started = Instant::now();
         world.daemon.restart(&world.veth.near, &world.serve);
-        let up = wait::until(2 * wait::SOON, || world.daemon.said().contains("a VMM connected"));
+        let up = wait::until(6 * wait::SOON, || world.daemon.said().contains("a VMM connected"));
         assert!(up, "QEMU does not come back:\n{}", world.daemon.said());
         let connected = Instant::now();
         let answered = await_answer_after(&world, &sniffer, connected);
@@ -373,7 +373,7 @@ fn carrier_changes(world: &World) -> u32 {
 }
 
 fn await_carrier_changes(world: &World, wanted: u32) {
-    let seen = wait::until(2 * wait::SOON, || carrier_changes(world) >= wanted);
+    let seen = wait::until(6 * wait::SOON, || carrier_changes(world) >= wanted);
     assert!(
         seen,
         "{} changes of the link, not {wanted}",
@@ -383,7 +383,7 @@ fn await_carrier_changes(world: &World, wanted: u32) {
 
 /// When the first echo request left after `since` that was answered.
 fn await_answer_after(world: &World, sniffer: &Sniffer, since: Instant) -> Instant {
-    let first = wait::until_some(2 * wait::SOON, || {
+    let first = wait::until_some(6 * wait::SOON, || {
         let answered = answered(world);
         let seen = sniffer.seen.lock().expect("no panic");
         let mut later = seen.iter().filter(|&&(_, at)| at > since);
