@@ -64,12 +64,6 @@ impl Buffer {
     }
 }
 
-impl From<(GuestAddr, u32, bool)> for Buffer {
-    fn from((addr, len, writable): (GuestAddr, u32, bool)) -> Self {
-        Self { addr, len, writable }
-    }
-}
-
 /// A chain that came back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Used {
