@@ -7,11 +7,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rstest::rstest;
+use rustix::fs::{FallocateFlags, fallocate};
 use testkit::bystander::come_in_peace;
 use testkit::daemon::Placement;
 use testkit::message::{self, MOST_FILES};
-use testkit::vmm::{Act, LOG, QUEUE, RAM, Shared, Vmm, event, inflight, inflight_bytes, longs, table, words};
-use testkit::{Bystander, require, soak, wait};
+use testkit::vmm::{
+    Act, LOG, QUEUE, RAM, Shared, Vmm, event, inflight, inflight_bytes, longs, memory, table, words,
+};
+use testkit::{Bystander, Daemon, NetNs, Serve, require, soak, wait};
 use vhost::vhost_user::message::FrontendReq;
 
 /// VHOST_F_LOG_ALL.
@@ -172,4 +175,46 @@ fn descriptors_by_the_hundred_with_every_message_are_closed() {
         }
     }
     scene.assert_unharmed();
+}
+
+/// Ticks of the CPU that threads of that name have used.
+fn cpu_ticks(pid: u32, name: &str) -> u64 {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("it runs");
+    let of = |task: std::fs::DirEntry| {
+        let stat = std::fs::read_to_string(task.path().join("stat")).ok()?;
+        // Behind the name, which is in parentheses: see proc_pid_stat(5).
+        let (comm, rest) = stat.split_once('(')?.1.rsplit_once(')')?;
+        let numbers = rest.split_whitespace().skip(11).take(2);
+        let ticks: u64 = numbers.filter_map(|ticks| ticks.parse::<u64>().ok()).sum();
+        (comm == name).then_some(ticks)
+    };
+    tasks.flatten().filter_map(of).sum()
+}
+
+/// Who lets go of the last of a file frees it, page by page. That must not be a worker, which has other guests to serve.
+#[test]
+fn logs_that_the_vmm_has_closed_are_not_freed_by_a_worker() {
+    require!(Root);
+    const LARGE: u64 = 256 << 20;
+    let netns = NetNs::new("logs");
+    let mut daemon = Daemon::start(&netns, &Serve::null());
+    let shared = Shared::new(false);
+    let vmm = Vmm::connect(&daemon.socket());
+    let mut acts = shared.session();
+    // Without the last two, which stop the rings.
+    acts.truncate(acts.len() - 2);
+    assert_eq!(vmm.perform(&shared, &acts).expect("answered"), acts.len());
+    let pid = daemon.process().pid();
+    let ticks = || ["worker-0", "port"].map(|name| cpu_ticks(pid, name));
+    let before = ticks();
+    for _ in 0..8 {
+        let log = memory(LARGE);
+        fallocate(&log, FallocateFlags::empty(), 0, LARGE).expect("memory");
+        let act = Act::Say(FrontendReq::SET_LOG_BASE, longs([LARGE, 0]), vec![log.as_fd()]);
+        assert!(vmm.act(&shared, &act).expect("answered"));
+    }
+    let after = ticks();
+    let [worker, port] = [0, 1].map(|at| after[at] - before[at]);
+    println!("ticks of the CPU: {worker} of the worker, {port} of the port's thread");
+    assert!(worker <= port, "{worker}, and {port} of the port's thread");
 }

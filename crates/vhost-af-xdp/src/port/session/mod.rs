@@ -267,9 +267,11 @@ impl Session {
         self.memory.check_log(range.0)?;
         let (bytes, offset) = range;
         let log = DirtyLog::open(file.as_fd(), FileRange { offset, bytes }, self.memory.files())?;
-        self.log = Some(Arc::new(log));
+        // Kept until no lane has it: the VMM may have closed it, and then who lets go of it last frees it, page by page.
+        let before = self.log.replace(Arc::new(log));
         self.device.set_log(self.active_log().cloned());
         self.apply_log(context.workers);
+        drop(before);
         Ok(())
     }
 
