@@ -8,7 +8,7 @@ use device::counters::{Counter, PairCounters};
 use device::pair::{Fault, QueuePair, Sending};
 use virtqueue::{Buffer, ChainId, Chains};
 
-use super::limits::{BATCH, DESCRIPTORS_A_FRAME};
+use super::limits::{BATCH, BYTES_A_FRAME, DESCRIPTORS_A_FRAME};
 
 /// A frame of the guest's that is to be sent, where it lies.
 #[derive(Clone, Copy)]
@@ -63,7 +63,8 @@ impl Tally {
     /// What counts for a turn, in frames.
     #[inline]
     fn work(&self) -> u64 {
-        self.frames.max(self.descriptors / DESCRIPTORS_A_FRAME)
+        let others = (self.descriptors / DESCRIPTORS_A_FRAME).max(self.bytes / BYTES_A_FRAME);
+        self.frames.max(others)
     }
 
     /// Adds to the counters of the guest that sent.

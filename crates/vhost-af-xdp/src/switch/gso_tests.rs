@@ -11,10 +11,11 @@ use super::*;
 use crate::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
 use crate::nic::queue::{Link, MOST_PIECES};
 use crate::switch::bytes::GuestRam as Ram;
+use crate::switch::guests::GuestLane;
 use crate::switch::joined::CopyLane;
 use crate::switch::lane::{Lane, Work};
 use crate::switch::limits::{BATCH, SEGMENTS};
-use crate::switch::test_guest::Memory;
+use crate::switch::test_guest::{HEADER, Memory};
 use crate::switch::test_nic::{TestNic, Wire, queue};
 use device::offloads::Offloads;
 use device::pair::{Bases, QueuePair};
@@ -573,6 +574,60 @@ fn guest_of_many_segments_has_no_more_turns_than_its_neighbour() {
             world.finish();
             world.assert_sent(true);
         }
+    }
+}
+
+/// To another guest packets pass whole: few of them are as much work as a turn of frames.
+#[test]
+fn guest_of_long_packets_to_another_has_turns_of_so_many_bytes() {
+    const PACKETS: usize = 40;
+    let offloads = Offloads {
+        csum: true,
+        tso4: true,
+        guest_csum: true,
+        guest_tso4: true,
+        ..Offloads::NONE
+    };
+    let (header, frame) = gso_packet(60_000, 1448, 1);
+    let bytes = HEADER + frame.len() as u32;
+    let side = |memory: &Memory| {
+        let vring = || memory.vring(64, QueueFeatures::default(), Journal::None);
+        let ((from_guest, sending), (to_guest, receiving)) = (vring(), vring());
+        let addr = memory.ram.alloc(bytes.into(), 64).expect("memory is left");
+        (
+            memory.side(from_guest, to_guest, offloads),
+            sending,
+            receiving,
+            addr,
+        )
+    };
+    let (memory, other) = (Memory::new(1 << 20, 0), Memory::new(1 << 20, 0));
+    let (guest, mut sending, _, from) = side(&memory);
+    let packet = [&header[..], &[0, 0], &frame].concat();
+    memory.ram.write(from, &packet);
+    let (receiver, _, mut receiving, to) = side(&other);
+    // All lie in the same place: what is in them is no matter.
+    for _ in 0..PACKETS {
+        sending
+            .add(&[Buffer::readable(from, bytes)])
+            .expect("room in the ring");
+        receiving
+            .add(&[Buffer::writable(to, bytes)])
+            .expect("room in the ring");
+    }
+    sending.publish();
+    receiving.publish();
+    let mut sender = GuestLane::new(guest, Arc::default());
+    let mut receiver = GuestLane::new(receiver, Arc::default());
+    let mut passed = 0;
+    while passed < PACKETS {
+        sender.breathe(receiver.peer()).expect("no fault");
+        let now = std::iter::from_fn(|| receiving.take_used()).count();
+        assert!(
+            (1..=BATCH * 8192 / frame.len() + 1).contains(&now),
+            "{now} in one breath"
+        );
+        passed += now;
     }
 }
 

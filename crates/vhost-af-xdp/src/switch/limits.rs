@@ -11,6 +11,10 @@ pub(crate) const BATCH: usize = 64;
 /// with a copy of its own.
 pub(crate) const DESCRIPTORS_A_FRAME: u64 = 4;
 
+/// Bytes that are as much work as a frame: what is copied once and passes whole, a GSO packet to another guest, costs by its
+/// bytes. More than most interfaces' frames have.
+pub(crate) const BYTES_A_FRAME: u64 = 8192;
+
 /// Most segments of a GSO packet that leave in one go, where it is built in one go; what they are more than a turn the
 /// lane owes. Few enough that the other direction, with the guest's acknowledgements, waits for some 200 µs at
 /// most.
