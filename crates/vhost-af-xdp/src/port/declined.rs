@@ -54,7 +54,7 @@ impl Port {
     pub(crate) fn turn_away(&self, second: &UnixStream, waited: Duration, lines: &mut LogLimit) {
         let reason = TurnedAway {
             second: peer::process(second.as_fd()),
-            first: Some(self.met.load(Relaxed)).filter(|&pid| pid > 0),
+            first: Some(self.vmm_pid.load(Relaxed)).filter(|&pid| pid > 0),
             waited,
         };
         if let Some(left_out) = lines.allow() {

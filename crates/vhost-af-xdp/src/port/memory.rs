@@ -15,7 +15,7 @@ use virtqueue::{ForeignFiles, GuestAddr, LOG_PAGE_BYTES, MapError, MemoryMap, Re
 
 use crate::guard::keeper;
 use crate::guard::private_memory;
-use crate::guard::sigbus::{Watch, Watched};
+use crate::guard::sigbus::Watched;
 
 /// Guest addresses that are not memory, bytes at most: a log covers these, too. Where RAM begins behind a hole, as at 1 TiB on
 /// AMD machines (`pc_max_used_gpa`, hw/i386/pc.c in QEMU), and where a platform puts devices.
@@ -72,6 +72,10 @@ pub(crate) struct MemoryTable {
     map: Option<Arc<MemoryMap>>,
     /// Its watch is told when memory of this table vanishes under us.
     files: Watched,
+    /// Bytes of our own behind the guest's: the bounce area.
+    private_bytes: usize,
+    /// The VMM's process, if the kernel tells.
+    peer: Option<i32>,
 }
 
 impl From<MapError> for MemoryError {
@@ -84,11 +88,13 @@ impl From<MapError> for MemoryError {
 }
 
 impl MemoryTable {
-    /// No memory yet, of at most so many bytes.
-    pub(crate) fn new(watch: Arc<Watch>, most_bytes: u64) -> Self {
+    /// No memory yet.
+    pub(crate) fn new(files: Watched, private_bytes: usize, peer: Option<i32>) -> Self {
         Self {
             map: None,
-            files: Watched { watch, most_bytes },
+            files,
+            private_bytes,
+            peer,
         }
     }
 
@@ -120,60 +126,47 @@ impl MemoryTable {
         self.map.as_ref()
     }
 
-    /// SET_MEM_TABLE: replaces everything. `private_bytes` are appended for the bounce area.
+    /// SET_MEM_TABLE: replaces everything.
     ///
     /// # Errors
     /// [`MemoryError`]; the old table stays.
-    pub(crate) fn replace(
-        &mut self,
-        regions: Vec<Region>,
-        private_bytes: usize,
-        peer: Option<i32>,
-    ) -> Result<(), MemoryError> {
-        self.rebuild(regions, private_bytes, peer)
+    pub(crate) fn replace(&mut self, regions: Vec<Region>) -> Result<(), MemoryError> {
+        self.check_shared(&regions)?;
+        self.rebuild(regions)
     }
 
     /// Whether adding or removing a region there changes nothing: QEMU 7.2 sends both once for each
     /// queue pair, though all share one table.
     pub(crate) fn is_repeated(&self, place: Place, added: bool) -> bool {
-        let known = self.map.iter().flat_map(|map| map.regions()).any(|known| {
-            let (guest_addr, user_addr, len) = (known.guest_addr(), known.user_addr(), known.len());
-            place
-                == Place {
-                    guest_addr,
-                    user_addr,
-                    len,
-                }
+        let mut places = self.map.iter().flat_map(|map| map.regions()).map(|known| Place {
+            guest_addr: known.guest_addr(),
+            user_addr: known.user_addr(),
+            len: known.len(),
         });
-        known == added
+        places.any(|known| known == place) == added
     }
 
     /// ADD_MEM_REG.
     ///
     /// # Errors
     /// [`MemoryError`]; the old table stays.
-    pub(crate) fn add(
-        &mut self,
-        region: Region,
-        private_bytes: usize,
-        peer: Option<i32>,
-    ) -> Result<(), MemoryError> {
+    pub(crate) fn add(&mut self, region: Region) -> Result<(), MemoryError> {
         let mut regions = self.regions(|_| true)?;
         regions.push(region);
-        self.rebuild(regions, private_bytes, peer)
+        self.replace(regions)
     }
 
     /// REM_MEM_REG.
     ///
     /// # Errors
     /// [`MemoryError`]; the old table stays.
-    pub(crate) fn remove(&mut self, place: Place, private_bytes: usize) -> Result<(), MemoryError> {
+    pub(crate) fn remove(&mut self, place: Place) -> Result<(), MemoryError> {
         let regions = self.regions(|addr| addr != place.guest_addr)?;
         if regions.is_empty() {
             self.map = None;
             return Ok(());
         }
-        self.rebuild(regions, private_bytes, None)
+        self.rebuild(regions)
     }
 
     fn regions(&self, keep: impl Fn(GuestAddr) -> bool) -> Result<Vec<Region>, MemoryError> {
@@ -188,7 +181,8 @@ impl MemoryTable {
     }
 
     /// Looks up how the VMM itself maps its memory, or lets the keeper do it. Says nothing where neither may.
-    fn check_shared(&self, pid: i32, regions: &[Region]) -> Result<(), MemoryError> {
+    fn check_shared(&self, regions: &[Region]) -> Result<(), MemoryError> {
+        let Some(pid) = self.peer else { return Ok(()) };
         let files: Vec<_> = regions
             .iter()
             .map(|region| (region.user_addr, region.file.as_fd()))
@@ -201,16 +195,8 @@ impl MemoryTable {
         private.map_or(Ok(()), |user_addr| Err(MemoryError::NotShared { user_addr, pid }))
     }
 
-    fn rebuild(
-        &mut self,
-        regions: Vec<Region>,
-        private_bytes: usize,
-        peer: Option<i32>,
-    ) -> Result<(), MemoryError> {
-        if let Some(pid) = peer {
-            self.check_shared(pid, &regions)?;
-        }
-        let map = MemoryMap::new(regions, private_bytes, self.files())?;
+    fn rebuild(&mut self, regions: Vec<Region>) -> Result<(), MemoryError> {
+        let map = MemoryMap::new(regions, self.private_bytes, self.files())?;
         self.map = Some(Arc::new(map));
         Ok(())
     }

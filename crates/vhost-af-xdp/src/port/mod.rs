@@ -132,8 +132,8 @@ pub(crate) struct Port {
     direct_lines: Mutex<LogLimit>,
     /// What is seen of the state from outside.
     pub(crate) window: Window,
-    /// The VMM's process, 0 without one; told to others, so nothing is published through it.
-    pub(super) met: AtomicI32,
+    /// The VMM's process, 0 without one. Shown to others only: nothing is published through it.
+    pub(super) vmm_pid: AtomicI32,
     wakers: Wakers,
 }
 
@@ -219,7 +219,7 @@ impl Port {
             mailbox,
             direct_lines: Mutex::default(),
             window: Window::default(),
-            met: AtomicI32::new(0),
+            vmm_pid: AtomicI32::new(0),
             wakers: Wakers::new().map_err(LaneError::Duplicate)?,
         };
         let state = PortState {

@@ -1,7 +1,6 @@
 //! A port's sessions: their begin, what VMMs ask for, their end.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
@@ -14,10 +13,9 @@ use steward::peer;
 use super::far::NULL_MTU;
 use super::mailbox::Task;
 use super::reasons::{Closed, Ended, Impaired};
-use super::session::{FaultCell, PortContext, Reached, Session, SessionError};
+use super::session::{FaultCell, PortContext, Reached, Session, SessionError, VmmConnection};
 use super::{Port, PortState};
 use crate::config::NicConfig;
-use crate::guard::alarm::Alarm;
 use crate::guard::interrupt;
 
 /// Smallest MTU that IPv4 works with, and that VirtIO allows (1.3, 5.1.4.1).
@@ -25,17 +23,17 @@ const SMALLEST_MTU: u64 = 68;
 
 impl Port {
     /// A VMM connected; whether it is taken. None is any more, once one made its call eventfd block.
-    pub(crate) fn begin_session(self: &Arc<Self>, connection: UnixStream, alarm: Alarm) -> bool {
+    pub(crate) fn begin_session(self: &Arc<Self>, connection: VmmConnection) -> bool {
         let begun = self.ask(Task::Connect, |port, state| {
             if !state.barred {
-                port.begin(state, connection, alarm);
+                port.begin(state, connection);
             }
             !state.barred
         });
         begun == Some(true)
     }
 
-    fn begin(self: &Arc<Self>, state: &mut PortState, connection: UnixStream, alarm: Alarm) {
+    fn begin(self: &Arc<Self>, state: &mut PortState, connection: VmmConnection) {
         let port = Arc::downgrade(self);
         let registered = move |pair| {
             if let Some(port) = port.upgrade() {
@@ -49,11 +47,11 @@ impl Port {
         if let Some(left_out) = state.lines.allow() {
             tracing::info!(port = %self.config.endpoint, "a VMM connected{left_out}");
         }
-        self.met
-            .store(peer::process(connection.as_fd()).unwrap_or(0), Relaxed);
+        self.vmm_pid
+            .store(peer::process(connection.stream.as_fd()).unwrap_or(0), Relaxed);
         self.window.note_turned_away(None);
         state.session = Some(Session::new(
-            (connection, alarm),
+            connection,
             &self.config,
             Arc::clone(&state.fault),
             Arc::new(registered),
@@ -90,7 +88,7 @@ impl Port {
             (lost_memory, reached) = (session.lost_memory(), session.reached());
             errors = session.take_errors();
         }
-        self.met.store(0, Relaxed);
+        self.vmm_pid.store(0, Relaxed);
         let fault = state.fault.lock().unwrap_or_else(PoisonError::into_inner).take();
         if fault.is_none() {
             errors.clear();

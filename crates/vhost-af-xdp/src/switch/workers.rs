@@ -29,6 +29,13 @@ struct Roster {
     lanes: HashMap<LaneId, Entry>,
 }
 
+/// Which worker has a lane, and its number there.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LaneAt {
+    pub(crate) worker: usize,
+    id: LaneId,
+}
+
 /// A lane that a worker has.
 struct Entry {
     owner: Arc<str>,
@@ -77,9 +84,8 @@ impl Workers {
         })
     }
 
-    /// Gives a lane of `owner` to the worker of its group, or to the one that has the fewest of those that do not hang;
-    /// which one, and the lane's name.
-    pub(crate) fn add(&self, lane: NewLane, owner: &Arc<str>) -> (usize, LaneId) {
+    /// Gives a lane of `owner` to the worker of its group, or to the one that has the fewest of those that do not hang.
+    pub(crate) fn add(&self, lane: NewLane, owner: &Arc<str>) -> LaneAt {
         let id = LaneId(self.next_id.fetch_add(1, Relaxed));
         let group = lane.role.group(lane.lane.pair().to_guest.enabled).cloned();
         let mut roster = self.roster();
@@ -97,15 +103,15 @@ impl Workers {
         };
         roster.lanes.insert(id, entry);
         self.handles[worker].send(Command::Add(id, lane));
-        (worker, id)
+        LaneAt { worker, id }
     }
 
     /// Takes a lane back from its worker.
-    pub(crate) fn remove(&self, worker: usize, id: LaneId) -> Option<Box<dyn Lane>> {
-        let lane = self.handles[worker].remove(id);
+    pub(crate) fn remove(&self, at: LaneAt) -> Option<Box<dyn Lane>> {
+        let lane = self.handles[at.worker].remove(at.id);
         let mut roster = self.roster();
-        roster.loads[worker] = roster.loads[worker].saturating_sub(1);
-        roster.lanes.remove(&id);
+        roster.loads[at.worker] = roster.loads[at.worker].saturating_sub(1);
+        roster.lanes.remove(&at.id);
         lane
     }
 
@@ -145,12 +151,11 @@ impl Workers {
     /// Changes a running lane; the change is in effect when this returns.
     pub(crate) fn change(
         &self,
-        worker: usize,
-        id: LaneId,
+        at: LaneAt,
         change: impl FnOnce(&mut dyn Lane, Option<Peer<'_>>) + Send + 'static,
     ) {
         let (done, changed) = mpsc::channel();
-        self.handles[worker].send(Command::Change(id, Box::new(change), done));
+        self.handles[at.worker].send(Command::Change(at.id, Box::new(change), done));
         let _ = changed.recv();
     }
 

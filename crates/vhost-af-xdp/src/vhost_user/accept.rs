@@ -15,6 +15,7 @@ use crate::guard::alarm::Alarm;
 use crate::log_limit::{LeftOut, LogLimit};
 use crate::port::Port;
 use crate::port::reasons::{Closed, Ended};
+use crate::port::session::VmmConnection;
 
 /// Pause between attempts to connect to a VMM that is not there: short, because the guest's outage lasts as
 /// long, and cheap.
@@ -184,12 +185,15 @@ impl Pauses {
 
 /// Speaks vhost-user until the connection ends.
 pub(crate) fn serve_connection(port: &Arc<Port>, stream: UnixStream) -> Ended {
-    let (Ok(connection), Ok(ahead), Ok(alarm)) = (stream.try_clone(), stream.try_clone(), Alarm::new())
-    else {
+    let (Ok(second), Ok(ahead), Ok(alarm)) = (stream.try_clone(), stream.try_clone(), Alarm::new()) else {
         port.warn("no descriptors left, the connection is dropped: raise the limit of open files (`ulimit -n`, systemd: LimitNOFILE=)".to_owned());
         return Ended::Wrong;
     };
-    if !port.begin_session(connection, alarm.clone()) {
+    let connection = VmmConnection {
+        stream: second,
+        alarm: alarm.clone(),
+    };
+    if !port.begin_session(connection) {
         return Ended::Wrong;
     }
     let connection = Arc::new(Connection::new(port));

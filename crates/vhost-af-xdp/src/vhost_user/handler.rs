@@ -12,7 +12,7 @@ use vhost::vhost_user::message::{
     VhostUserSharedMsg, VhostUserSingleMemoryRegion, VhostUserVringAddrFlags, VhostUserVringState,
 };
 use vhost::vhost_user::{Error, Result, VhostUserBackendReqHandler};
-use virtqueue::{GuestAddr, Region, RingAddresses};
+use virtqueue::{FileRange, GuestAddr, Region, RingAddresses};
 
 use super::connection::Connection;
 use super::error::MessageError;
@@ -21,7 +21,7 @@ use super::front;
 use crate::config::FileKinds;
 use crate::port::features;
 use crate::port::memory::Place;
-use crate::port::session::{PortContext, Session, SessionError};
+use crate::port::session::{InflightQueues, PortContext, Session, SessionError};
 
 type MemoryBase = vhost::VhostUserMemoryRegionBase;
 
@@ -233,19 +233,20 @@ impl VhostUserBackendReqHandler for Connection {
     }
 
     fn get_inflight_fd(&self, wanted: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
-        let shape = (wanted.num_queues, wanted.queue_size);
-        let (file, bytes) = self.handle(move |session, _| session.make_inflight(shape))?;
+        let queues = inflight_queues(wanted);
+        let (file, bytes) = self.handle(move |session, _| session.make_inflight(queues))?;
         let made = VhostUserInflight::new(bytes, 0, wanted.num_queues, wanted.queue_size);
         Ok((made, file.into()))
     }
 
     fn set_inflight_fd(&self, region: &VhostUserInflight, file: File) -> Result<()> {
         self.judge([&file])?;
-        let (range, shape) = (
-            (region.mmap_size, region.mmap_offset),
-            (region.num_queues, region.queue_size),
-        );
-        self.handle(move |session, context| session.set_inflight(range, shape, &file, context))
+        let queues = inflight_queues(region);
+        let range = FileRange {
+            offset: region.mmap_offset,
+            bytes: region.mmap_size,
+        };
+        self.handle(move |session, context| session.set_inflight(range, queues, &file, context))
     }
 
     fn set_gpu_socket(&self, _gpu: vhost::vhost_user::GpuBackend) -> Result<()> {
@@ -271,7 +272,17 @@ impl VhostUserBackendReqHandler for Connection {
 
     fn set_log_base(&self, log: &VhostUserLog, file: File) -> Result<()> {
         self.judge([&file])?;
-        let range = (log.mmap_size, log.mmap_offset);
+        let range = FileRange {
+            offset: log.mmap_offset,
+            bytes: log.mmap_size,
+        };
         self.handle(move |session, context| session.set_log(range, &file, context))
+    }
+}
+
+fn inflight_queues(inflight: &VhostUserInflight) -> InflightQueues {
+    InflightQueues {
+        queues: inflight.num_queues,
+        size: inflight.queue_size,
     }
 }

@@ -27,17 +27,16 @@ use virtqueue::{
 use crate::config::{Placement, PortConfig};
 use crate::direct::registration::UnderWay;
 use crate::guard::alarm::Alarm;
-use crate::guard::sigbus::Watch;
+use crate::guard::sigbus::{Watch, Watched};
 use crate::log_limit::LogLimit;
 use crate::port::announce;
 use crate::port::far::{CableEnd, FarSide};
 use crate::port::features::{self, F_LOG_ALL, F_PROTOCOL_FEATURES};
 use crate::port::lane_facts::LaneFacts;
-use crate::port::lanes::{LaneError, LentQueue};
+use crate::port::lanes::{LaneError, LentQueue, private_bytes};
 use crate::port::memory::{MemoryError, MemoryTable};
-use crate::switch::lane::LaneId;
 use crate::switch::lane::{Lane, Peer};
-use crate::switch::workers::Workers;
+use crate::switch::workers::{LaneAt, Workers};
 use device::config_space::ConfigError;
 use device::counters::PairCounters;
 use device::features::F_VERSION_1;
@@ -114,19 +113,28 @@ pub(crate) type TellConfig = Box<dyn Fn() + Send>;
 /// A fault that a worker reported, until the port's thread takes note of it.
 pub(crate) type FaultCell = Arc<Mutex<Option<Fault>>>;
 
-/// Which worker has a lane, and its number there.
-#[derive(Debug, Clone, Copy)]
-struct LaneAt {
-    worker: usize,
-    id: LaneId,
-}
-
 /// A lane that is in a worker's hands.
 pub(crate) struct ActiveLane {
     at: LaneAt,
     /// Others only refer to them weakly: the socket in them keeps the queue bound.
     pub(crate) facts: Arc<LaneFacts>,
     lent: Option<LentQueue>,
+}
+
+/// What an inflight region is for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct InflightQueues {
+    /// How many queues.
+    pub(crate) queues: u16,
+    /// Entries of each.
+    pub(crate) size: u16,
+}
+
+/// A VMM's connection.
+pub(crate) struct VmmConnection {
+    pub(crate) stream: UnixStream,
+    /// Wakes the thread that reads it.
+    pub(crate) alarm: Alarm,
 }
 
 /// How far a session came.
@@ -159,30 +167,30 @@ pub(crate) struct Session {
     /// What became of it.
     reached: Reached,
     peer: Option<i32>,
-    connection: UnixStream,
-    alarm: Alarm,
+    connection: VmmConnection,
     fault: FaultCell,
 }
 
 impl Session {
     /// A fresh session over `connection` for a port.
     pub(crate) fn new(
-        (connection, alarm): (UnixStream, Alarm),
+        connection: VmmConnection,
         config: &PortConfig,
         fault: FaultCell,
         registered: OnRegistered,
     ) -> Self {
-        let (pairs, most_bytes) = (config.queues, config.memory.most_bytes);
-        let peer = peer::process(connection.as_fd());
+        let pairs = config.queues;
+        let peer = peer::process(connection.stream.as_fd());
+        let files = Watched {
+            watch: Watch::new(connection.stream.try_clone().ok(), Some(connection.alarm.clone())),
+            most_bytes: config.memory.most_bytes,
+        };
         Self {
             features: 0,
             device: NetDevice::new(pairs, config.offload),
             channel: None,
             log: None,
-            memory: MemoryTable::new(
-                Watch::new(connection.try_clone().ok(), Some(alarm.clone())),
-                most_bytes,
-            ),
+            memory: MemoryTable::new(files, private_bytes(config.placement, pairs), peer),
             lanes: (0..pairs).map(|_| None).collect(),
             registering: (0..pairs).map(|_| None).collect(),
             registered,
@@ -190,7 +198,6 @@ impl Session {
             reached: Reached::default(),
             peer,
             connection,
-            alarm,
             fault,
         }
     }
@@ -217,7 +224,7 @@ impl Session {
 
     /// Ends the connection, and so the session.
     pub(crate) fn hang_up(&self) {
-        let _ = self.connection.shutdown(Shutdown::Both);
+        let _ = self.connection.stream.shutdown(Shutdown::Both);
     }
 
     /// Takes out the error eventfds of all vrings.
@@ -260,13 +267,12 @@ impl Session {
     /// SET_LOG_BASE: where writes to guest memory are to be noted, once VHOST_F_LOG_ALL is set.
     pub(crate) fn set_log(
         &mut self,
-        range: (u64, u64),
+        range: FileRange,
         file: &File,
         context: &PortContext<'_>,
     ) -> Result<(), SessionError> {
-        self.memory.check_log(range.0)?;
-        let (bytes, offset) = range;
-        let log = DirtyLog::open(file.as_fd(), FileRange { offset, bytes }, self.memory.files())?;
+        self.memory.check_log(range.bytes)?;
+        let log = DirtyLog::open(file.as_fd(), range, self.memory.files())?;
         // Kept until no lane has it: the VMM may have closed it, and then who lets go of it last frees it, page by page.
         let before = self.log.replace(Arc::new(log));
         self.device.set_log(self.active_log().cloned());
@@ -276,7 +282,8 @@ impl Session {
     }
 
     /// GET_INFLIGHT_FD: a region for so many queues of so many entries, and its length in bytes.
-    pub(crate) fn make_inflight(&self, (queues, size): (u16, u16)) -> Result<(OwnedFd, u64), SessionError> {
+    pub(crate) fn make_inflight(&self, queues: InflightQueues) -> Result<(OwnedFd, u64), SessionError> {
+        let InflightQueues { queues, size } = queues;
         // One more, for a control queue that is counted but not ours; beyond that it is only memory to waste.
         if usize::from(queues) > 2 * self.device.pairs() + 1 {
             let source = io::ErrorKind::InvalidInput.into();
@@ -294,25 +301,19 @@ impl Session {
     /// noted.
     pub(crate) fn set_inflight(
         &mut self,
-        range: (u64, u64),
-        (queues, size): (u16, u16),
+        range: FileRange,
+        queues: InflightQueues,
         file: &File,
         context: &PortContext<'_>,
     ) -> Result<(), SessionError> {
         // Those of queues that are not ours are the VMM's affair.
-        let ours = queues.min(u16::try_from(2 * self.device.pairs()).unwrap_or(u16::MAX));
+        let ours = u16::try_from(2 * self.device.pairs()).unwrap_or(u16::MAX);
         let shape = InflightShape {
-            queues: ours,
-            entries: size,
+            queues: queues.queues.min(ours),
+            entries: queues.size,
             packed: self.device.has_packed_rings(),
         };
-        let (bytes, offset) = range;
-        let region = InflightRegion::open(
-            file.as_fd(),
-            FileRange { offset, bytes },
-            shape,
-            self.memory.files(),
-        )?;
+        let region = InflightRegion::open(file.as_fd(), range, shape, self.memory.files())?;
         self.stop_all(context.workers);
         self.device.set_inflight(Arc::new(region));
         self.start_all(context)
@@ -492,7 +493,7 @@ impl ActiveLane {
         workers: &Workers,
         change: impl FnOnce(&mut dyn Lane, Option<Peer<'_>>) + Send + 'static,
     ) {
-        workers.change(self.at.worker, self.at.id, change);
+        workers.change(self.at, change);
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError};
 
 use virtqueue::Region;
 
-use super::{ActiveLane, FaultCell, LaneAt, PortContext, Session, SessionError};
+use super::{ActiveLane, FaultCell, PortContext, Session, SessionError};
 use crate::config::Placement;
 use crate::direct::registration::{Registered, Registration, UnderWay};
 use crate::guard::alarm::Alarm;
@@ -15,13 +15,13 @@ use crate::nic::endpoint::NicQueue;
 use crate::nic::mode::Fallback;
 use crate::nic::xdp::XdpNic;
 use crate::port::far::CableEnd;
-use crate::port::lanes::{BuiltLane, LaneError, LaneParts, private_bytes};
+use crate::port::lanes::{BuiltLane, LaneError, LaneParts};
 use crate::port::memory::{MemoryError, MemoryTable, Place};
 use crate::switch::joined::CopyLane;
 use crate::switch::lane::Lane;
 use crate::switch::role::Role;
 use crate::switch::worker::NewLane;
-use crate::switch::workers::Workers;
+use crate::switch::workers::{LaneAt, Workers};
 use device::pair::Fault;
 use steer::with_sources;
 
@@ -32,8 +32,7 @@ impl Session {
         regions: Vec<Region>,
         context: &PortContext<'_>,
     ) -> Result<(), SessionError> {
-        let (private, peer) = (self.private_bytes(context), self.peer);
-        self.around_lanes(context, |memory| memory.replace(regions, private, peer))
+        self.around_lanes(context, |memory| memory.replace(regions))
     }
 
     /// ADD_MEM_REG.
@@ -45,8 +44,7 @@ impl Session {
         if self.memory.is_repeated(Place::from(&region), true) {
             return Ok(());
         }
-        let (private, peer) = (self.private_bytes(context), self.peer);
-        self.around_lanes(context, |memory| memory.add(region, private, peer))
+        self.around_lanes(context, |memory| memory.add(region))
     }
 
     /// REM_MEM_REG.
@@ -58,15 +56,7 @@ impl Session {
         if self.memory.is_repeated(place, false) {
             return Ok(());
         }
-        let private = self.private_bytes(context);
-        self.around_lanes(context, |memory| memory.remove(place, private))
-    }
-
-    fn private_bytes(&self, context: &PortContext<'_>) -> usize {
-        private_bytes(
-            context.placement,
-            u16::try_from(self.device.pairs()).unwrap_or(u16::MAX),
-        )
+        self.around_lanes(context, |memory| memory.remove(place))
     }
 
     /// Changes the memory table; on failure the old one stands. In copy placement lanes keep their sockets and
@@ -359,7 +349,7 @@ impl Session {
 
     /// Gives a lane to the worker that it belongs to.
     fn give_to_worker(&self, pair: usize, lane: Box<dyn Lane>, context: &PortContext<'_>) -> LaneAt {
-        let (cell, alarm) = (Arc::clone(&self.fault), self.alarm.clone());
+        let (cell, alarm) = (Arc::clone(&self.fault), self.connection.alarm.clone());
         let on_fault = Box::new(move |fault| report(&cell, fault, &alarm));
         let pair = u16::try_from(pair).unwrap_or(u16::MAX);
         let role = match context.cable {
@@ -374,14 +364,13 @@ impl Session {
             },
         };
         let lane = NewLane { lane, role, on_fault };
-        let (worker, id) = context.workers.add(lane, context.name);
-        LaneAt { worker, id }
+        context.workers.add(lane, context.name)
     }
 
     /// Lets a running lane change to the worker that it belongs to, now that its pair is on or off.
     pub(super) fn change_worker(&mut self, pair: usize, context: &PortContext<'_>) {
         if let Some(active) = self.lanes[pair].take()
-            && let Some(lane) = context.workers.remove(active.at.worker, active.at.id)
+            && let Some(lane) = context.workers.remove(active.at)
         {
             let at = self.give_to_worker(pair, lane, context);
             self.lanes[pair] = Some(ActiveLane { at, ..active });
@@ -403,7 +392,7 @@ impl Session {
 
     /// Stops a lane; the NIC queue that it was lent.
     fn stop_lane(&mut self, pair: usize, at: LaneAt, workers: &Workers) -> Option<NicQueue<XdpNic>> {
-        let stopped = workers.remove(at.worker, at.id)?.stop();
+        let stopped = workers.remove(at)?.stop();
         self.device.keep_bases(pair, stopped.pair.bases);
         let calls = stopped.pair.calls.iter();
         calls.for_each(|call| self.call(call, workers));
@@ -415,16 +404,16 @@ impl Session {
         let blocked = self.device.call_blocked();
         if !blocked.load(Relaxed) && !interrupt::write(event, &workers.watcher) {
             blocked.store(true, Relaxed);
-            report(&self.fault, Fault::CallBlocks, &self.alarm);
+            report(&self.fault, Fault::CallBlocks, &self.connection.alarm);
         }
     }
 }
 
-/// On the worker's thread, or that of who stopped the lane: notes the fault, and wakes the port's own thread. Nothing
-/// here waits.
+/// On the worker's thread, or the one that stopped the lane: notes the fault, and wakes the thread that reads the VMM's
+/// connection. Nothing here waits.
 fn report(cell: &FaultCell, fault: Fault, alarm: &Alarm) {
     cell.lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner)
+        .unwrap_or_else(PoisonError::into_inner)
         .get_or_insert(fault);
     alarm.raise();
 }
