@@ -343,7 +343,7 @@ impl QueuePair {
             counters.from_guest_offload_not_negotiated.add(1);
             return None;
         }
-        let inside = |at: ChecksumAt| u32::from(at.start) + u32::from(at.offset) + 2 <= len;
+        let inside = |at: ChecksumAt| at.field() + 2 <= len as usize;
         if !request.csum.is_none_or(inside) {
             counters.from_guest_offload_malformed.add(1);
             return None;

@@ -144,6 +144,26 @@ pub struct ChecksumAt {
     pub offset: u16,
 }
 
+impl ChecksumAt {
+    /// Where it is stored, bytes from the frame's first.
+    #[inline]
+    #[must_use]
+    pub fn field(self) -> usize {
+        usize::from(self.start) + usize::from(self.offset)
+    }
+
+    /// What is stored for a sum: at UDP's offset a zero, which means "none" there, becomes 0xffff (RFC 768).
+    #[inline]
+    #[must_use]
+    pub fn stored(self, sum: Sum) -> [u8; 2] {
+        const UDP_OFFSET: u16 = 6;
+        match sum.complement() {
+            0 if self.offset == UDP_OFFSET => [0xff; 2],
+            checksum => checksum.to_be_bytes(),
+        }
+    }
+}
+
 /// A checksum field that is not inside its frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
@@ -157,26 +177,20 @@ pub struct OutOfFrame {
     pub len: usize,
 }
 
-/// Completes a partial checksum in place (VirtIO 1.3, 5.1.6.2; `net/core/dev.c` skb_checksum_help): the two bytes at `start +
-/// offset` hold the sum of the pseudo-header; they get the complement of the sum of everything from `start`. At UDP's offset a zero, which
-/// means "none" there, becomes 0xffff.
+/// Completes a partial checksum in place (VirtIO 1.3, 5.1.6.2; `net/core/dev.c` skb_checksum_help). The field holds the
+/// sum of the pseudo-header; it gets the complement of the sum of everything from `start` on.
 ///
 /// # Errors
 /// [`OutOfFrame`] if the field does not lie in the frame; nothing is changed.
 #[inline]
 pub fn complete(frame: &mut [u8], at: ChecksumAt) -> Result<(), OutOfFrame> {
-    const UDP_OFFSET: u16 = 6;
-    let ChecksumAt { start, offset } = at;
-    let field = usize::from(start) + usize::from(offset);
+    let field = at.field();
     if field + 2 > frame.len() {
         let len = frame.len();
         return Err(OutOfFrame { at, len });
     }
-    let mut checksum = Sum::of(&frame[start.into()..]).complement();
-    if checksum == 0 && offset == UDP_OFFSET {
-        checksum = 0xffff;
-    }
-    frame[field..field + 2].copy_from_slice(&checksum.to_be_bytes());
+    let checksum = at.stored(Sum::of(&frame[at.start.into()..]));
+    frame[field..field + 2].copy_from_slice(&checksum);
     Ok(())
 }
 

@@ -111,10 +111,7 @@ impl Plan {
             put_word(&mut template, ip + 10, 0);
             ip_sum = Sum::of(&template[ip..transport]);
         }
-        let checksum = word(
-            &template,
-            transport + usize::from(layers.transport_kind.checksum_offset()),
-        );
+        let checksum = word(&template, layers.checksum_at().field());
         let old_len = frame_len - u32::from(layers.transport);
         let sequence = [4, 5, 6, 7].map(|at| template[transport + at]);
         Ok(Self {

@@ -64,7 +64,7 @@ pub fn verify(headers: &[u8], layers: &Layers, partial: bool, sum: impl FnOnce()
 #[inline]
 fn field(headers: &[u8], layers: &Layers) -> Option<u16> {
     let transport = usize::from(layers.transport);
-    let at = transport + usize::from(layers.transport_kind.checksum_offset());
+    let at = layers.checksum_at().field();
     let field = u16::from_be_bytes(array(headers, at));
     if layers.transport_kind == Transport::Udp {
         let len = u16::from_be_bytes(array(headers, transport + 4));

@@ -167,7 +167,7 @@ impl Headers {
                     Request {
                         csum: Some(at),
                         gso: None,
-                    } => Verdict::Checksum(frame, at),
+                    } => Verdict::Checksum(frame, (at.start, at.offset)),
                     Request { gso: Some(gso), .. } => {
                         let frame_of = GuestFrame {
                             pair: &self.side,

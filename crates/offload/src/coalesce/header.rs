@@ -111,6 +111,6 @@ pub(super) fn rewrite(headers: &mut [u8], layers: &Layers, frame_len: u32, flags
         headers[ip + 10..ip + 12].copy_from_slice(&sum.to_be_bytes());
     }
     let partial = verify::pseudo(headers, &layers).fold();
-    let at = transport + usize::from(layers.transport_kind.checksum_offset());
+    let at = layers.checksum_at().field();
     headers[at..at + 2].copy_from_slice(&partial.to_be_bytes());
 }

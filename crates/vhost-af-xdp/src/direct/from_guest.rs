@@ -9,7 +9,7 @@ use virtqueue::{Buffer, ChainId, MemoryMap};
 use xsk::{TxDesc, UmemOffset};
 
 use super::{Cutting, DirectEnd, DirectLane, Outbound};
-use crate::nic::queue::{Link, Nic};
+use crate::nic::queue::{LinkState, Nic};
 use crate::switch::bytes::guest_to_umem;
 use crate::switch::from_guest::{GuestFrame, Put, Sink, Turn};
 use crate::switch::gso::{Builder, FromChain, GsoPacket};
@@ -39,7 +39,7 @@ impl<N: Nic> DirectLane<N> {
             }
         }
         // While the interface is down every breath that sends asks whether it is up again.
-        if self.end.nic.unsent() > 0 || (moved > 0 && self.end.link == Link::Down) {
+        if self.end.nic.unsent() > 0 || (moved > 0 && self.end.link == LinkState::Down) {
             self.end.kick();
             moved += self.end.reap(&mut self.pair);
         }
@@ -125,7 +125,7 @@ impl<N: Nic> DirectEnd<N> {
         }
         let mut count = 0;
         // Nothing comes back from a NIC that is gone: all its descriptors are done.
-        let gone = self.link == Link::Gone;
+        let gone = self.link == LinkState::Gone;
         while let Some(outbound) = if gone {
             self.sending.pop_any()
         } else {
@@ -159,11 +159,10 @@ impl<N: Nic> DirectEnd<N> {
     #[inline]
     fn queue_frame(&mut self, chain: ChainId, frame: GuestFrame<'_>) -> Option<bool> {
         let &Sending { start, len, .. } = frame.sending;
-        let buffers = &frame.buffers[start.buffer..];
         if len > self.umem.max_sent_bytes() {
             return self.queue_multi_buffer(chain, start, frame.buffers);
         }
-        if let [buffer] = buffers {
+        if let [buffer] = &frame.buffers[start.buffer..] {
             let offset = buffer.offset + u64::from(start.within);
             if self.can_refer(Piece { offset, len }) {
                 self.queue_piece(Some(chain), UmemOffset::new(offset), len, false);
@@ -393,7 +392,7 @@ impl<N: Nic> DirectEnd<N> {
     /// Goes on with the GSO packet in hand for a turn; the segments that were queued.
     #[cold]
     fn go_on_cutting(&mut self, pair: &QueuePair, turn: &mut Turn) -> usize {
-        if self.link == Link::Gone
+        if self.link == LinkState::Gone
             && self.sending.room() > 0
             && let Some(cutting) = self.cutting.take()
         {
@@ -414,7 +413,7 @@ impl<N: Nic> DirectEnd<N> {
     /// Its chain, if that was not all of it.
     pub(super) fn cut_at_last(&mut self, pair: &mut QueuePair) -> Option<ChainId> {
         let mut waits = 0;
-        while self.cutting.is_some() && self.link == Link::Up && waits < LAST_WAITS {
+        while self.cutting.is_some() && self.link == LinkState::Up && waits < LAST_WAITS {
             self.begin_burst();
             let sent = self.go_on_cutting(pair, &mut Turn::of(usize::MAX));
             self.kick();

@@ -35,11 +35,12 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use virtqueue::{Buffer, ChainId, Chains, Prefetch};
-use xsk::{Frame, FramePool, TxDesc, Umem, UmemOffset};
+use xsk::{Frame, FramePool, RxDesc, TxDesc, Umem, UmemOffset};
 
 use crate::direct::in_flight::InFlight;
 use crate::nic::binding::LARGE_CHUNK;
-use crate::nic::queue::{Link, MOST_PIECES, Nic, Sends};
+use crate::nic::interface_queue::Coupled;
+use crate::nic::queue::{LinkState, MOST_PIECES, Nic, Sends};
 use crate::switch::checksums::PrivateLook;
 use crate::switch::from_guest::Sender;
 use crate::switch::gso::GsoPacket;
@@ -62,10 +63,8 @@ const MOST_PARKED_BUFFERS: usize = 4096;
 enum Posted {
     /// The guest's own; filled with `len` bytes of frame once done.
     Guest { chain: ChainId, len: u32 },
-    /// A bounce chunk for a parked buffer; `filled` once done: where its frame lies.
-    Bounce {
-        filled: Option<(Frame, UmemOffset, u32)>,
-    },
+    /// A bounce chunk for a parked buffer; `filled` once done.
+    Bounce { filled: Option<RxDesc> },
 }
 
 /// A descriptor that the NIC sends from, or a chain that waits to be given back in its turn.
@@ -124,7 +123,7 @@ struct DirectEnd<N> {
     own_from: UmemOffset,
     pool: FramePool,
     counters: Arc<PairCounters>,
-    link: Link,
+    link: LinkState,
     sending: InFlight<Outbound>,
     /// A GSO packet of which segments wait for room; the chains behind it wait, too.
     cutting: Option<Cutting>,
@@ -151,15 +150,14 @@ pub(crate) struct DirectMemory {
 }
 
 impl<N: Nic> DirectLane<N> {
-    /// Joins a guest with a NIC whose UMEM is the guest's memory.
+    /// Joins a guest with a NIC queue whose UMEM is the guest's memory.
     pub(crate) fn new(
         pair: QueuePair,
-        nic: N,
+        queue: Coupled<N>,
         memory: DirectMemory,
-        sends: Sends,
         counters: Arc<PairCounters>,
     ) -> Self {
-        let (mut pair, mut nic) = (pair, nic);
+        let (mut pair, Coupled { mut nic, sends }) = (pair, queue);
         if sends.zero_copy && !pair.offloads.csum {
             // Else frames, or some of them, are read by this CPU: by the kernel that copies them, or by us, to sum or to cut them.
             pair.from_guest.queue.set_prefetch(Prefetch::Header);
@@ -275,7 +273,7 @@ impl<N: Nic> Lane for DirectLane<N> {
         let half_sent = lane.end.cut_at_last(&mut lane.pair);
         // What is queued is sent or given up now: repeating a frame would be worse than losing it.
         for _ in 0..LAST_KICKS {
-            if lane.end.nic.unsent() == 0 || lane.end.link != Link::Up {
+            if lane.end.nic.unsent() == 0 || lane.end.link != LinkState::Up {
                 break;
             }
             lane.end.kick();

@@ -5,6 +5,7 @@ use xsk::{Frame, UmemOffset, XDP_PACKET_HEADROOM};
 
 use super::{DirectLane, MOST_BOUNCES_POSTED, MOST_PARKED_BUFFERS, Parked, Posted};
 use crate::nic::queue::Nic;
+use crate::switch::bytes::UmemRange;
 use crate::switch::limits::BATCH;
 use crate::switch::to_guest::{NO_OFFLOAD, UmemBytes, with_buffers, write};
 use device::pair::Fault;
@@ -51,7 +52,7 @@ impl<N: Nic> DirectLane<N> {
                     *len = piece.len;
                     let header = self.pair.header_bytes;
                     if let Some(look) = &mut self.look {
-                        let offload = look.look(&self.end.umem, (piece.data, piece.len), &self.counters);
+                        let offload = look.look(&self.end.umem, UmemRange::of(&piece), &self.counters);
                         let place = UmemOffset::new(piece.data.get() - u64::from(header));
                         if offload != NO_OFFLOAD {
                             // Over what the steering program wrote; the number of buffers stays.
@@ -62,7 +63,7 @@ impl<N: Nic> DirectLane<N> {
                     self.pair
                         .wrote(piece.data.get() - u64::from(header), header + piece.len);
                 }
-                Some(Posted::Bounce { filled }) => *filled = Some((piece.frame, piece.data, piece.len)),
+                Some(Posted::Bounce { filled }) => *filled = Some(piece),
                 None => {}
             }
         }
@@ -87,15 +88,13 @@ impl<N: Nic> DirectLane<N> {
                     bytes += u64::from(len);
                     frames += 1;
                 }
-                Posted::Bounce {
-                    filled: Some((frame, data, len)),
-                } => {
+                Posted::Bounce { filled: Some(piece) } => {
                     self.bounce_is_back();
-                    if self.deliver_bounced(data, len) {
-                        bytes += u64::from(len);
+                    if self.deliver_bounced(UmemRange::of(&piece)) {
+                        bytes += u64::from(piece.len);
                         frames += 1;
                     }
-                    self.end.pool.put(frame);
+                    self.end.pool.put(piece.frame);
                 }
                 Posted::Bounce { filled: None } => self.bounce_is_back(),
             }
@@ -111,12 +110,12 @@ impl<N: Nic> DirectLane<N> {
         // What could not be parked is not read again before it may be: it may have very many segments.
         if room > 0 && !self.end.bounces_out {
             let mut chains = std::mem::take(&mut self.chains);
-            let popped = self.pair.to_guest.queue.pop(&mut chains, room);
-            let posted = popped
-                .map_err(Fault::from)
-                .and_then(|_| self.post_chains(&chains));
+            let popped = self.pair.pop_buffers(&mut chains, room);
+            if popped.is_ok() {
+                self.post_chains(&chains);
+            }
             self.chains = chains;
-            posted?;
+            popped?;
         }
         if self.park_all {
             self.post_bounces();
@@ -125,18 +124,8 @@ impl<N: Nic> DirectLane<N> {
         Ok(())
     }
 
-    fn post_chains(&mut self, chains: &Chains) -> Result<(), Fault> {
-        let header = self.pair.header_bytes;
+    fn post_chains(&mut self, chains: &Chains) {
         for (at, chain) in chains.iter().enumerate() {
-            if chain.readable != 0 {
-                return Err(Fault::ReadableInReceive { head: chain.id.head });
-            }
-            if chain.writable_bytes < header {
-                return Err(Fault::ChainShorterThanHeader {
-                    bytes: chain.writable_bytes,
-                    header,
-                });
-            }
             let buffers = chains.buffers(chain);
             if let Some(fill) = self.fill_address(buffers)
                 && let Ok(frame) = self.end.umem.adopt(UmemOffset::new(fill))
@@ -155,7 +144,6 @@ impl<N: Nic> DirectLane<N> {
                 break;
             }
         }
-        Ok(())
     }
 
     /// Parks a buffer that frames must reach through the bounce area, and posts the chunk that it
@@ -240,8 +228,8 @@ impl<N: Nic> DirectLane<N> {
     }
 
     /// Copies a frame from a bounce chunk into parked buffers; false when they are too small.
-    fn deliver_bounced(&mut self, data: UmemOffset, len: u32) -> bool {
-        let mut wanted = u64::from(self.pair.header_bytes) + u64::from(len);
+    fn deliver_bounced(&mut self, frame: UmemRange) -> bool {
+        let mut wanted = u64::from(self.pair.header_bytes) + u64::from(frame.len);
         let mut count = 0;
         for parked in &self.parked {
             count += 1;
@@ -256,13 +244,13 @@ impl<N: Nic> DirectLane<N> {
         }
         self.counters.bounced_frames.add(1);
         let offload = match &mut self.look {
-            Some(look) => look.look(&self.end.umem, (data, len), &self.counters),
+            Some(look) => look.look(&self.end.umem, frame, &self.counters),
             None => NO_OFFLOAD,
         };
-        let ranges = [(data, len)];
+        let ranges = [frame];
         let mut bytes = UmemBytes::new(&self.end.umem, &ranges);
         let mut header = Some(with_buffers(offload, count));
-        let mut left = len;
+        let mut left = frame.len;
         for _ in 0..count {
             let Some(parked) = self.parked.pop_front() else {
                 return false;

@@ -59,8 +59,8 @@ pub(crate) struct RegisteredSocket {
 }
 
 /// A queue whose memory is a guest's.
-pub(crate) struct Coupled {
-    pub(crate) nic: XdpNic,
+pub(crate) struct Coupled<N> {
+    pub(crate) nic: N,
     /// What it does for frames that are sent.
     pub(crate) sends: Sends,
 }
@@ -177,7 +177,7 @@ impl InterfaceQueue {
         &self,
         registered: RegisteredSocket,
         header_bytes: u32,
-    ) -> Result<Coupled, InterfaceError> {
+    ) -> Result<Coupled<XdpNic>, InterfaceError> {
         let mut state = self.interface.state(self.number)?;
         let state = state.now();
         state.close();

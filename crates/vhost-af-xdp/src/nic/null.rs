@@ -11,7 +11,7 @@ use std::os::fd::BorrowedFd;
 
 use xsk::{Frame, RxDesc, TxDesc, Umem, UmemOffset};
 
-use crate::nic::queue::{Link, Nic};
+use crate::nic::queue::{LinkState, Nic};
 
 /// A received frame begins so many bytes after its chunk.
 const HEADROOM: u64 = xsk::XDP_PACKET_HEADROOM as u64;
@@ -69,8 +69,8 @@ impl Nic for NullNic {
         self.sent.extend(frames.map(|desc| desc.frame));
     }
 
-    fn kick(&mut self) -> Link {
-        Link::Up
+    fn kick(&mut self) -> LinkState {
+        LinkState::Up
     }
 
     fn unsent(&self) -> usize {

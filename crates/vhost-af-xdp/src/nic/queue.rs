@@ -17,7 +17,7 @@ pub(crate) const MOST_PIECES: usize = 18;
 
 /// What a transmit kick told about the interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Link {
+pub(crate) enum LinkState {
     /// Frames are being sent.
     Up,
     /// The interface is down; frames wait in the ring until it is up again.
@@ -26,7 +26,7 @@ pub(crate) enum Link {
     Gone,
 }
 
-impl Link {
+impl LinkState {
     /// Where frames are counted that cannot be sent; `None`: they can.
     #[inline]
     pub(crate) fn loses(self, counters: &PairCounters) -> Option<&Counter> {
@@ -69,7 +69,7 @@ pub(crate) trait Nic: Send {
     /// Queues frames for sending, at most [`Self::room_to_nic`]; [`Self::kick`] sets them off.
     fn to_nic(&mut self, frames: impl ExactSizeIterator<Item = TxDesc>);
     /// Lets the kernel send what is queued. Cheap when nothing is, or when no kick is needed.
-    fn kick(&mut self) -> Link;
+    fn kick(&mut self) -> LinkState;
     /// Queued frames that have not come back from [`Self::sent`].
     fn unsent(&self) -> usize;
     /// Frames that were sent and are the caller's again.

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use xsk::{Frame, Kick, RxDesc, Socket, TxDesc, WakeError};
 
-use crate::nic::queue::{Link, Nic};
+use crate::nic::queue::{LinkState, Nic};
 
 /// Most `sendto` calls for one kick: a batch at the kernel's default budget of 32 frames a call
 /// (`TX_BATCH_SIZE`, net/xdp/xsk.c) and some that were left behind.
@@ -19,7 +19,7 @@ pub(crate) struct XdpNic {
     socket: Socket,
     /// Descriptors in the TX ring or the completion ring.
     unsent: usize,
-    link: Link,
+    link: LinkState,
     /// What must be undone when the queue is given up; dropped after the socket, whose entry in the
     /// program's map the kernel removes.
     _lease: QueueLease,
@@ -45,7 +45,7 @@ impl XdpNic {
         Self {
             socket,
             unsent: 0,
-            link: Link::Up,
+            link: LinkState::Up,
             _lease: lease,
         }
     }
@@ -80,22 +80,22 @@ impl Nic for XdpNic {
         batch.submit();
     }
 
-    fn kick(&mut self) -> Link {
-        if self.link == Link::Gone || (self.link == Link::Up && !self.socket.tx.needs_wakeup()) {
+    fn kick(&mut self) -> LinkState {
+        if self.link == LinkState::Gone || (self.link == LinkState::Up && !self.socket.tx.needs_wakeup()) {
             return self.link;
         }
-        self.link = Link::Up;
+        self.link = LinkState::Up;
         for _ in 0..MOST_CALLS {
             match self.socket.kick_tx() {
                 Ok(Kick::Done | Kick::Busy) => break,
                 Ok(Kick::Again) => {}
                 // An error that the kernel does not document ends nothing: the next kick tells.
                 Err(WakeError::InterfaceDown | WakeError::Other(_)) => {
-                    self.link = Link::Down;
+                    self.link = LinkState::Down;
                     break;
                 }
                 Err(WakeError::InterfaceGone) => {
-                    self.link = Link::Gone;
+                    self.link = LinkState::Gone;
                     self.unsent = 0;
                     break;
                 }

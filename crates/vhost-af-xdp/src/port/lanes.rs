@@ -34,6 +34,7 @@ const BOUNCE_BYTES: u64 = BOUNCE_CHUNKS as u64 * CHUNK_BYTES as u64;
 /// Entries of a null NIC's rings: nothing happens between two looks at it, so a few batches do, and
 /// their frames stay in the cache.
 const NULL_RING: usize = 256;
+
 /// Why a lane cannot be built.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LaneError {
@@ -251,10 +252,10 @@ impl LaneParts<'_> {
         let lane: Box<dyn Lane> = match (&self.far, registered.socket) {
             (FarSide::Queue(queue), Some(socket)) => {
                 queue.interface.check_direct(guest.frame_limit)?;
-                let Coupled { nic, sends } = queue.couple(socket, header_bytes)?;
-                let described = facts.describe(&queue.interface, &nic, sends);
+                let coupled = queue.couple(socket, header_bytes)?;
+                let described = facts.describe(&queue.interface, &coupled.nic, coupled.sends);
                 described.map_err(LaneError::Duplicate)?;
-                Box::new(DirectLane::new(guest, nic, memory, sends, self.counters))
+                Box::new(DirectLane::new(guest, coupled, memory, self.counters))
             }
             (far, _) => {
                 let frame_bytes = match far {
@@ -270,7 +271,8 @@ impl LaneParts<'_> {
                     zero_copy: true,
                     ..Sends::PLAIN
                 };
-                Box::new(DirectLane::new(guest, nic, memory, sends, self.counters))
+                let coupled = Coupled { nic, sends };
+                Box::new(DirectLane::new(guest, coupled, memory, self.counters))
             }
         };
         Ok(BuiltLane {

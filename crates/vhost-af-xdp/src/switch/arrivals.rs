@@ -17,10 +17,10 @@ use offload::coalesce::{Batch, MOST_FRAMES, Position, Rules, Run};
 use offload::verify::Verdict;
 use xsk::{Frame, RxDesc, Umem, UmemOffset};
 
-use super::bytes::received_bytes_mut;
+use super::bytes::{UmemRange, received_bytes_mut};
 use super::checksums::{self, Looks};
 use super::limits::BATCH;
-use super::to_guest::{Delivery, Fit, NO_OFFLOAD, Range, UmemBytes, with_buffers};
+use super::to_guest::{Delivery, Fit, NO_OFFLOAD, UmemBytes, with_buffers};
 use crate::nic::endpoint::NicQueue;
 use crate::nic::queue::Nic;
 
@@ -43,7 +43,7 @@ pub(crate) struct Arrivals {
     /// How many pieces belong to whole frames; those behind them to one whose last piece has not come yet.
     whole: usize,
     /// Where the frame to be written lies.
-    ranges: Vec<Range>,
+    ranges: Vec<UmemRange>,
     /// The guest has buffers, but fewer than the frame in hand needs.
     pub(super) short: bool,
 }
@@ -245,8 +245,10 @@ impl Arrivals {
                 let skipped = skip.min(piece.len);
                 skip -= skipped;
                 if piece.len > skipped {
-                    let at = UmemOffset::new(piece.data.get() + u64::from(skipped));
-                    self.ranges.push((at, piece.len - skipped));
+                    self.ranges.push(UmemRange {
+                        start: UmemOffset::new(piece.data.get() + u64::from(skipped)),
+                        len: piece.len - skipped,
+                    });
                 }
             }
         }

@@ -32,6 +32,25 @@ unsafe impl UmemMemory for GuestRam {
     }
 }
 
+/// Bytes in a UMEM.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct UmemRange {
+    pub(crate) start: UmemOffset,
+    /// How many, bytes.
+    pub(crate) len: u32,
+}
+
+impl UmemRange {
+    /// Those that the NIC received into a piece.
+    #[inline]
+    pub(crate) fn of(piece: &RxDesc) -> Self {
+        Self {
+            start: piece.data,
+            len: piece.len,
+        }
+    }
+}
+
 /// Copies a piece of guest memory into the UMEM. `None`: a range is outside its mapping, nothing
 /// was copied.
 #[inline]
@@ -60,21 +79,21 @@ pub(crate) fn guest_to_guest(from: &MemoryMap, piece: Piece, to: &MemoryMap, off
     Some(())
 }
 
-/// Copies a whole frame of `len` bytes into guest memory, with its virtio-net header in front; as
-/// [`guest_to_umem`].
+/// Copies a whole frame into guest memory, with its virtio-net header in front; as [`guest_to_umem`].
 #[inline]
 pub(crate) fn frame_to_guest(
     umem: &Umem,
-    (from, len): (UmemOffset, u32),
+    frame: UmemRange,
     guest: &MemoryMap,
     to: u64,
     header: [u8; HEADER_BYTES as usize],
 ) -> Option<()> {
-    let source = umem.ptr(from, len as usize)?;
-    let target = guest.ptr(to, header.len() + len as usize)?;
+    let len = frame.len as usize;
+    let source = umem.ptr(frame.start, len)?;
+    let target = guest.ptr(to, header.len() + len)?;
     copy(NonNull::from(&header).cast(), target, header.len());
     // SAFETY: `target` has room for header and frame, as was just checked.
-    copy(source, unsafe { target.add(header.len()) }, len as usize);
+    copy(source, unsafe { target.add(header.len()) }, len);
     Some(())
 }
 

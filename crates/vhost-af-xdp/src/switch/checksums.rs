@@ -8,7 +8,7 @@
 //! | | wrong, missing, of another protocol, of a fragment | is passed as it is, unmarked |
 //!
 //! In direct placement frames lie in the guest's memory. There a right checksum is not confirmed: it would have to be
-//! added up from a private copy of the whole frame, which costs the worker as much as it saves the guest . Partial
+//! added up from a private copy of the whole frame, which costs the worker as much as it saves the guest. Partial
 //! ones are handled, with a private copy of the headers, or of the frame where it is to be completed. What the guest
 //! changes meanwhile is its own loss.
 //!
@@ -26,7 +26,7 @@ use offload::packet::{self, HEADERS_MAX, Layers};
 use offload::verify::{self, Verdict};
 use xsk::{RxDesc, Umem, UmemOffset};
 
-use super::bytes::{received_bytes, received_bytes_mut};
+use super::bytes::{UmemRange, received_bytes, received_bytes_mut};
 use device::counters::PairCounters;
 use device::pair::QueuePair;
 
@@ -85,27 +85,22 @@ impl PrivateLook {
     }
 
     /// Looks at a frame, and completes its checksum if that has to be; the virtio-net header that it gets, but for `num_buffers`.
-    pub(crate) fn look(
-        &mut self,
-        umem: &Umem,
-        (data, len): (UmemOffset, u32),
-        counters: &PairCounters,
-    ) -> [u8; 10] {
-        let header = self.headers(umem, (data, len)).unwrap_or(NetHeader::NONE);
+    pub(crate) fn look(&mut self, umem: &Umem, frame: UmemRange, counters: &PairCounters) -> [u8; 10] {
+        let header = self.headers(umem, frame).unwrap_or(NetHeader::NONE);
         if header.flags == 0 || self.looks.tell {
             return header.to_bytes();
         }
-        if self.complete(umem, (data, len), &header).is_some() {
+        if self.complete(umem, frame, &header).is_some() {
             counters.to_guest_checksums_completed.add(1);
         }
         NetHeader::NONE.to_bytes()
     }
 
     /// What is to be said of a frame, of which the headers are copied.
-    fn headers(&mut self, umem: &Umem, (data, len): (UmemOffset, u32)) -> Option<NetHeader> {
-        let headers = &mut self.copy[..HEADERS_MAX.min(len as usize)];
-        umem.read(data, headers)?;
-        let layers = packet::parse(headers, len)?;
+    fn headers(&mut self, umem: &Umem, frame: UmemRange) -> Option<NetHeader> {
+        let headers = &mut self.copy[..HEADERS_MAX.min(frame.len as usize)];
+        umem.read(frame.start, headers)?;
+        let layers = packet::parse(headers, frame.len)?;
         let verdict = verify::is_partial(headers, &layers);
         // Where the packet ends, for `complete`.
         self.end = layers.ip_len_end;
@@ -113,17 +108,20 @@ impl PrivateLook {
     }
 
     /// Completes a partial checksum; `None`, and nothing written, if the frame is longer than any may be.
-    fn complete(&mut self, umem: &Umem, (data, len): (UmemOffset, u32), header: &NetHeader) -> Option<()> {
-        let frame = self.copy.get_mut(..len as usize)?;
-        umem.read(data, frame)?;
-        let packet = frame.get_mut(..self.end as usize)?;
-        let asked = ChecksumAt {
+    fn complete(&mut self, umem: &Umem, frame: UmemRange, header: &NetHeader) -> Option<()> {
+        let copy = self.copy.get_mut(..frame.len as usize)?;
+        umem.read(frame.start, copy)?;
+        let packet = copy.get_mut(..self.end as usize)?;
+        let at = ChecksumAt {
             start: header.csum_start,
             offset: header.csum_offset,
         };
-        checksum::complete(packet, asked).ok()?;
-        let at = usize::from(header.csum_start + header.csum_offset);
-        umem.write(UmemOffset::new(data.get() + at as u64), packet.get(at..at + 2)?)
+        checksum::complete(packet, at).ok()?;
+        let at = at.field();
+        umem.write(
+            UmemOffset::new(frame.start.get() + at as u64),
+            packet.get(at..at + 2)?,
+        )
     }
 }
 
@@ -179,21 +177,12 @@ pub(crate) fn complete(pieces: &mut [RxDesc], umem: &Umem, layers: &Layers) {
     let Some(sum) = sum(pieces, umem, layers) else {
         return;
     };
-    let field = checksum_field(sum, layers);
-    let at = usize::from(layers.transport + layers.transport_kind.checksum_offset());
+    let at = layers.checksum_at();
     let Some(piece) = pieces.first_mut() else { return };
     // SAFETY: as in `headers`; it is borrowed alone.
     if let Some(bytes) = unsafe { received_bytes_mut(umem, piece) }
-        && let Some(place) = bytes.get_mut(at..at + 2)
+        && let Some(place) = bytes.get_mut(at.field()..at.field() + 2)
     {
-        place.copy_from_slice(&field);
-    }
-}
-
-/// The checksum field for a sum over packet and pseudo-header; UDP has no zero (RFC 768).
-fn checksum_field(sum: Sum, layers: &Layers) -> [u8; 2] {
-    match (sum.complement(), layers.transport_kind) {
-        (0, packet::Transport::Udp) => [0xff, 0xff],
-        (field, _) => field.to_be_bytes(),
+        place.copy_from_slice(&at.stored(sum));
     }
 }

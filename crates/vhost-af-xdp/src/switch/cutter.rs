@@ -17,6 +17,7 @@ use std::ops::Range;
 use offload::segment::Plan;
 use xsk::{Frame, FramePool, TxDesc, Umem, UmemOffset};
 
+use super::bytes::UmemRange;
 use super::gso::{Builder, Source};
 use crate::nic::endpoint::References;
 
@@ -113,8 +114,11 @@ impl<'a> Cutter<'a> {
         if self.headers.left(umem) < all {
             self.headers.next(self.builder.pool);
         }
-        let at = self.headers.take(all, umem.tx_metadata_len());
-        let desc = self.headers.descriptor(umem, self.references, (at, header_len));
+        let headers = UmemRange {
+            start: self.headers.take(all, umem.tx_metadata_len()),
+            len: header_len,
+        };
+        let desc = self.headers.descriptor(umem, self.references, headers);
         self.builder.outgoing.extend(desc);
         let mut left = bytes;
         while left > 0 {
@@ -123,9 +127,11 @@ impl<'a> Cutter<'a> {
                 self.payload.take(umem.tx_metadata_len(), 0);
             }
             let len = left.min(self.payload.left(umem));
-            let at = self.payload.take(len, 0);
-            source.copy(len, umem, at);
-            let desc = self.payload.descriptor(umem, self.references, (at, len));
+            let start = self.payload.take(len, 0);
+            source.copy(len, umem, start);
+            let desc = self
+                .payload
+                .descriptor(umem, self.references, UmemRange { start, len });
             self.builder.outgoing.extend(desc);
             left -= len;
         }
@@ -172,20 +178,15 @@ impl Filling {
 
     /// A descriptor for bytes that were taken.
     #[inline]
-    fn descriptor(
-        &mut self,
-        umem: &Umem,
-        references: &mut References,
-        (offset, len): (UmemOffset, u32),
-    ) -> Option<TxDesc> {
+    fn descriptor(&mut self, umem: &Umem, references: &mut References, bytes: UmemRange) -> Option<TxDesc> {
         let frame = match self.frame.take() {
             Some(frame) => frame,
             None => references.share(umem, self.start)?,
         };
         Some(TxDesc {
             frame,
-            offset,
-            len,
+            offset: bytes.start,
+            len: bytes.len,
             more: false,
             metadata: false,
         })

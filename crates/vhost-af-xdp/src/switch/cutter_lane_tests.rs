@@ -102,10 +102,10 @@ fn no_chunk_is_lost_or_doubled_by_a_session_that_ends_in_the_middle_of_a_frame()
             world.send(3000, 1448, 1);
             world.breathe();
             if each_kick == 0 {
-                world.wire().link = Link::Down;
+                world.wire().link = LinkState::Down;
             }
             world.stop(setup);
-            world.wire().link = Link::Up;
+            world.wire().link = LinkState::Up;
             world.wire().each_kick = 5;
             // What the first guest did not get rid of is not wanted any more.
             let rest = world.wire().ring.iter().filter(|desc| !desc.more).count();

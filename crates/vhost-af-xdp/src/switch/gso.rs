@@ -28,8 +28,6 @@ use device::pair::Cursor;
 
 /// `XDP_TXMD_FLAGS_CHECKSUM`.
 pub(crate) const TXMD_CHECKSUM: u64 = 1 << 1;
-/// Where UDP's checksum is in its header; there a zero means "none", and 0xffff is stored in its place.
-const UDP_CHECKSUM: u16 = 6;
 
 /// Most frames that one GSO packet may become: more than 64 KiB are at the smallest MSS that Linux sends with, 48 bytes
 /// less 12 of timestamps (net.ipv4.tcp_min_snd_mss). The kernel has no limit for TCP from a tap, and 128 for UDP
@@ -302,23 +300,18 @@ impl Builder<'_> {
 
     /// The same for a frame of several descriptors.
     #[inline(never)]
-    fn complete_across(&mut self, first: usize, ChecksumAt { start, offset }: ChecksumAt) {
-        let begin = usize::from(start);
-        let (mut sum, mut at) = (Sum::default(), 0);
+    fn complete_across(&mut self, first: usize, at: ChecksumAt) {
+        let begin = usize::from(at.start);
+        let (mut sum, mut passed) = (Sum::default(), 0);
         for index in first..self.outgoing.len() {
             let Some(bytes) = self.bytes(index) else { return };
-            let from = begin.saturating_sub(at).min(bytes.len());
+            let from = begin.saturating_sub(passed).min(bytes.len());
             let piece = Sum::of(&bytes[from..]);
-            let odd = (at + from).abs_diff(begin) % 2 == 1;
+            let odd = (passed + from).abs_diff(begin) % 2 == 1;
             sum = sum + if odd { piece.swapped() } else { piece };
-            at += bytes.len();
+            passed += bytes.len();
         }
-        let checksum = match sum.complement() {
-            0 if offset == UDP_CHECKSUM => 0xffff,
-            sum => sum,
-        };
-        let field = begin + usize::from(offset);
-        for (mut at, byte) in (field..).zip(checksum.to_be_bytes()) {
+        for (mut at, byte) in (at.field()..).zip(at.stored(sum)) {
             for index in first..self.outgoing.len() {
                 let Some(bytes) = self.bytes(index) else { return };
                 if let Some(place) = bytes.get_mut(at) {

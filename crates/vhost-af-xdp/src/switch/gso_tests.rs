@@ -9,7 +9,8 @@ use xsk::{FramePool, OwnMemory};
 
 use super::*;
 use crate::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
-use crate::nic::queue::{Link, MOST_PIECES};
+use crate::nic::interface_queue::Coupled;
+use crate::nic::queue::{LinkState, MOST_PIECES};
 use crate::switch::bytes::GuestRam as Ram;
 use crate::switch::guests::GuestLane;
 use crate::switch::joined::CopyLane;
@@ -163,9 +164,11 @@ impl World {
             };
             Box::new(DirectLane::new(
                 guest,
-                nic,
+                Coupled {
+                    nic,
+                    sends: setup.sends,
+                },
                 chunks,
-                setup.sends,
                 Arc::clone(&counters),
             ))
         } else {
@@ -441,7 +444,7 @@ fn stopped_lane_sends_the_rest_and_its_base_is_behind_it() {
 #[test]
 fn what_cannot_be_sent_when_the_lane_is_stopped_is_counted_once() {
     for setup in Setup::all() {
-        for link in [Link::Up, Link::Down, Link::Gone] {
+        for link in [LinkState::Up, LinkState::Down, LinkState::Gone] {
             let mut world = World::new(setup.with_ring(8, 0));
             world.send(20_000, 1000, 1);
             world.breathe();
@@ -458,7 +461,7 @@ fn what_cannot_be_sent_when_the_lane_is_stopped_is_counted_once() {
 fn interface_that_is_gone_takes_the_rest_with_it() {
     for setup in Setup::all() {
         let mut world = World::halfway(setup);
-        world.wire().link = Link::Gone;
+        world.wire().link = LinkState::Gone;
         for _ in 0..10 {
             world.breathe();
         }
@@ -477,12 +480,12 @@ fn interface_that_is_gone_takes_the_rest_with_it() {
 fn interface_that_comes_up_again_sends_the_rest() {
     for setup in Setup::all() {
         let mut world = World::halfway(setup);
-        world.wire().link = Link::Down;
+        world.wire().link = LinkState::Down;
         for _ in 0..10 {
             world.breathe();
         }
         assert!(world.wire().sent.len() < 20);
-        world.wire().link = Link::Up;
+        world.wire().link = LinkState::Up;
         world.finish();
         world.assert_sent(true);
     }

@@ -15,6 +15,7 @@ use super::limits::DESCRIPTORS;
 use super::test_guest::{HEADER, Memory};
 use super::test_nic::{TestNic, Wire, own_memory, queue};
 use crate::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
+use crate::nic::interface_queue::Coupled;
 use crate::nic::queue::Sends;
 use device::counters::PairCounters;
 use device::offloads::Offloads;
@@ -131,7 +132,8 @@ fn direct_lane_keeps_few_pieces_of_buffers_and_uses_them_all() {
         };
         let counters = Arc::new(PairCounters::default());
         let nic = TestNic(Arc::clone(&wire));
-        let mut lane = DirectLane::new(guest, nic, direct, Sends::PLAIN, Arc::clone(&counters));
+        let sends = Sends::PLAIN;
+        let mut lane = DirectLane::new(guest, Coupled { nic, sends }, direct, Arc::clone(&counters));
         for _ in 0..2 * BUFFERS {
             lane.breathe(None).expect("no fault");
         }

@@ -22,6 +22,7 @@ use super::test_guest::{HEADER, Memory};
 use super::test_nic::{TestNic, Wire, own_memory, queue};
 use crate::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
 use crate::nic::endpoint::NicQueue;
+use crate::nic::interface_queue::Coupled;
 use crate::nic::null::{NullConfig, NullNic};
 use crate::nic::queue::{MOST_PIECES, Sends};
 use device::offloads::Offloads;
@@ -263,7 +264,7 @@ fn direct_placement_allocates_nothing() {
             most_pieces: MOST_PIECES,
             ..Sends::PLAIN
         };
-        let mut lane = DirectLane::new(pair, nic, memory, sends, Arc::default());
+        let mut lane = DirectLane::new(pair, Coupled { nic, sends }, memory, Arc::default());
         let (mut received, breathe) = (0, || {
             lane.breathe(None).expect("no fault");
         });

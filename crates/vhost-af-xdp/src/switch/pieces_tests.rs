@@ -12,6 +12,7 @@ use super::lane::Lane;
 use super::test_guest::{HEADER, Memory};
 use super::test_nic::{TestNic, Wire, queue};
 use crate::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
+use crate::nic::interface_queue::Coupled;
 use crate::nic::queue::Sends;
 use device::counters::PairCounters;
 use device::offloads::Offloads;
@@ -64,7 +65,8 @@ impl World {
                 in_flight: 128,
                 own_from: UmemOffset::new(own),
             };
-            Box::new(DirectLane::new(guest, nic, memory, Sends::PLAIN, counted))
+            let sends = Sends::PLAIN;
+            Box::new(DirectLane::new(guest, Coupled { nic, sends }, memory, counted))
         } else {
             let queue = queue(nic, umem, 32, Sends::PLAIN);
             Box::new(CopyLane::new(guest, queue, counted))

@@ -10,7 +10,7 @@ use xsk::{Frame, OwnMemory, RxDesc, TxDesc, Umem, UmemOffset};
 use super::gso::TXMD_CHECKSUM;
 use crate::nic::endpoint::{Chunks, NicQueue};
 use crate::nic::lent::Lent;
-use crate::nic::queue::{Link, Nic, Sends};
+use crate::nic::queue::{LinkState, Nic, Sends};
 use crate::nic::xdp::XdpNic;
 use device::counters::PairCounters;
 
@@ -23,7 +23,7 @@ pub(crate) struct Wire {
     pub(crate) capacity: usize,
     /// Descriptors that one kick sends.
     pub(crate) each_kick: usize,
-    pub(crate) link: Link,
+    pub(crate) link: LinkState,
     /// A kick said that it is gone.
     pub(crate) seen_gone: bool,
     pub(crate) ring: VecDeque<TxDesc>,
@@ -65,7 +65,7 @@ impl Wire {
             umem,
             capacity,
             each_kick,
-            link: Link::Up,
+            link: LinkState::Up,
             seen_gone: false,
             ring: VecDeque::new(),
             done: VecDeque::new(),
@@ -159,10 +159,10 @@ impl Nic for TestNic {
         assert!(wire.ring.len() <= wire.capacity, "more than there is room for");
     }
 
-    fn kick(&mut self) -> Link {
+    fn kick(&mut self) -> LinkState {
         let mut wire = self.wire();
-        wire.seen_gone = wire.link == Link::Gone;
-        if wire.link == Link::Up {
+        wire.seen_gone = wire.link == LinkState::Gone;
+        if wire.link == LinkState::Up {
             for _ in 0..wire.each_kick {
                 let Some(desc) = wire.ring.pop_front() else { break };
                 wire.send(desc);

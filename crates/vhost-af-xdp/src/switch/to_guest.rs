@@ -9,7 +9,7 @@ use device::pair::{Cursor, Fault, HEADER_BYTES, Piece, QueuePair};
 use virtqueue::{Buffer, Chain, Chains, MemoryMap};
 use xsk::{Frame, RxDesc, Umem, UmemOffset};
 
-use super::bytes::{frame_to_guest, umem_to_guest};
+use super::bytes::{UmemRange, frame_to_guest, umem_to_guest};
 use super::limits::{BATCH, DESCRIPTORS};
 
 /// The virtio-net header, but for the number of buffers, of a frame about which nothing is said.
@@ -18,9 +18,6 @@ pub(crate) const NO_OFFLOAD: [u8; 10] = [0; 10];
 /// The header of a frame about which nothing is said, in one buffer. A constant, as building it for each frame costs more
 /// than writing it: what was stored in pieces is loaded as a whole.
 pub(crate) const IN_ONE_BUFFER: [u8; HEADER_BYTES as usize] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0];
-
-/// Bytes in a UMEM: where, and how many.
-pub(crate) type Range = (UmemOffset, u32);
 
 /// Bytes of a frame, read from front to back.
 pub(crate) trait Bytes {
@@ -31,13 +28,13 @@ pub(crate) trait Bytes {
 /// A frame in a UMEM.
 pub(crate) struct UmemBytes<'a> {
     umem: &'a Umem,
-    ranges: &'a [Range],
+    ranges: &'a [UmemRange],
     /// Bytes of the first range already read.
     at: u32,
 }
 
 impl<'a> UmemBytes<'a> {
-    pub(crate) fn new(umem: &'a Umem, ranges: &'a [Range]) -> Self {
+    pub(crate) fn new(umem: &'a Umem, ranges: &'a [UmemRange]) -> Self {
         Self { umem, ranges, at: 0 }
     }
 }
@@ -47,7 +44,7 @@ impl Bytes for UmemBytes<'_> {
     fn copy_to(&mut self, memory: &MemoryMap, to: Piece) {
         let mut to = to;
         while to.len > 0
-            && let Some(&(start, len)) = self.ranges.first()
+            && let Some(&UmemRange { start, len }) = self.ranges.first()
         {
             let (part, rest) = to.split(to.len.min(len - self.at));
             let from = UmemOffset::new(start.get() + u64::from(self.at));
@@ -317,8 +314,7 @@ fn write_whole(
     if piece.more || chain.writable != 1 || buffer.len < written || pair.header_bytes != HEADER_BYTES {
         return false;
     }
-    let frame = (piece.data, piece.len);
-    if frame_to_guest(umem, frame, &pair.memory, buffer.offset, header).is_none() {
+    if frame_to_guest(umem, UmemRange::of(piece), &pair.memory, buffer.offset, header).is_none() {
         return false;
     }
     pair.wrote(buffer.offset, written);

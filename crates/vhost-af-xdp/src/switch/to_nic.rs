@@ -21,7 +21,7 @@ use super::from_guest::{GuestFrame, Put, Sink, Tally, Turn};
 use super::gso::{Builder, FromChain, GsoPacket, Remainder};
 use super::limits::SEGMENTS;
 use crate::nic::endpoint::{NicQueue, References};
-use crate::nic::queue::{Link, Nic};
+use crate::nic::queue::{LinkState, Nic};
 
 /// How often a lane that is stopped waits for room for what is left of a GSO packet, and how long each time.
 pub(crate) const LAST_WAITS: usize = 20;
@@ -32,7 +32,7 @@ pub(crate) const LAST_KICKS: usize = 4;
 
 /// What a lane keeps between two bursts to its NIC queue.
 pub(crate) struct Transmit {
-    pub(super) link: Link,
+    pub(super) link: LinkState,
     /// What is left of a GSO packet with more segments than leave at once.
     rest: Remainder,
     outgoing: Vec<TxDesc>,
@@ -41,7 +41,7 @@ pub(crate) struct Transmit {
 impl Default for Transmit {
     fn default() -> Self {
         Self {
-            link: Link::Up,
+            link: LinkState::Up,
             rest: Remainder::default(),
             outgoing: Vec::with_capacity(SEGMENTS * 2),
         }
@@ -359,7 +359,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
     /// Goes on with the GSO packet in hand for a turn; the segments that were sent.
     #[cold]
     pub(super) fn send_rest(&mut self, turn: &mut Turn) -> usize {
-        if self.transmit.link == Link::Gone {
+        if self.transmit.link == LinkState::Gone {
             self.transmit.rest.plan = None;
             self.counters.from_guest_rest_of_super_frame.add(1);
             return 0;
@@ -378,7 +378,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
     /// The lane is stopped, on a thread that may wait: what is in hand goes out now, as far as the kernel takes it.
     pub(super) fn send_at_last(&mut self) {
         let mut waits = 0;
-        while self.has_rest() && self.transmit.link == Link::Up && waits < LAST_WAITS {
+        while self.has_rest() && self.transmit.link == LinkState::Up && waits < LAST_WAITS {
             self.queue.reclaim(usize::MAX);
             if self.send_rest(&mut Turn::of(usize::MAX)) == 0 {
                 std::thread::sleep(LAST_WAIT);
@@ -391,7 +391,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
         // What a kick left in the ring.
         for _ in 0..LAST_KICKS {
             self.queue.reclaim(usize::MAX);
-            if self.queue.nic.unsent() == 0 || self.transmit.link != Link::Up {
+            if self.queue.nic.unsent() == 0 || self.transmit.link != LinkState::Up {
                 break;
             }
             self.kick();
