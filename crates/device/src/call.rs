@@ -1,16 +1,17 @@
 //! Calls: the interrupts of a guest, each a write to an eventfd that its VMM gave.
 //!
-//! The VMM has the same open file, and with it its flags: it can clear O_NONBLOCK whenever it likes and fill the counter up, and then
-//! a write waits until the VMM reads. So nobody writes unless somebody else ends that wait:
+//! The VMM has the same open file, and with it its flags: it can clear O_NONBLOCK whenever it likes and fill the
+//! counter up, and then a write waits until the VMM reads. So nobody writes unless somebody else ends that wait:
 //!
-//!  - a worker is interrupted by the watchdog (guard/interrupt.rs). It sees that by EINTR, and calls no more in that session, of which
-//!    it may have more lanes: a session holds up a worker once.
-//!  - a lane that has left its worker writes nothing ([`Call::leave`]). Who stopped it writes what it owes its guest, by
-//!    means of its own.
+//!  - a worker is interrupted by the watchdog (guard/interrupt.rs). It sees that by EINTR, and calls no more in that
+//!    session, of which it may have more lanes: a session holds up a worker once.
+//!  - a lane that has left its worker writes nothing ([`Call::leave`]). Who stopped it writes what it owes its guest,
+//!    by means of its own.
 //!
-//! Nor need a write be short that waits for nobody: the kernel goes through all who wait for the eventfd, with interrupts off
-//! (`__wake_up_common`, kernel/sched/wait.c), and a VMM may have as many of them as `fs.epoll.max_user_watches` says: a million took
-//! 150 ms a call here. So calls are timed ([`CallTimes`]), and what blocks and what lasts come to the same.
+//! A write that waits for nobody may take long, too: the kernel goes through all who wait for the eventfd, with
+//! interrupts off (`__wake_up_common`, kernel/sched/wait.c), and a VMM may have as many of them as
+//! `fs.epoll.max_user_watches` says: a million took 150 ms a call here. So calls are timed ([`CallTimes`]), and what
+//! blocks and what lasts come to the same.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -22,10 +23,12 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::counters::PairCounters;
 
-/// From here on a call is slow. One takes a microsecond or a few; tens where waking a thread means to leave a virtual machine.
+/// From here on a call is slow. One takes a microsecond or a few; tens where waking a thread means to leave a virtual
+/// machine.
 const SLOW: Duration = Duration::from_micros(250);
-/// What slow calls of a vring, none between them that was not, may take of a worker's time. Softirqs, whose time the kernel may count as
-/// the worker's, cannot do that: each run lasts a few ms, and that all of so many calls meet one does not happen.
+/// What slow calls of a vring, none between them that was not, may take of a worker's time. Softirqs, whose time the
+/// kernel may count as the worker's, cannot do that: each run lasts a few ms, and that all of so many calls meet one
+/// does not happen.
 const TOO_MUCH: Duration = Duration::from_millis(100);
 
 /// A session's note that a call held up somebody. Set once; nothing is published through it.
@@ -51,8 +54,8 @@ pub struct Call {
     blocked: CallBlocked,
 }
 
-/// How long calls take. A worker that has lost its CPU meanwhile is slow, too; so after one that was slow by the clock on the wall,
-/// which is quick to read, the next is measured by what the thread itself has used.
+/// How long calls take. A worker that has lost its CPU meanwhile is slow, too; so after one that was slow by the clock
+/// on the wall, which is quick to read, the next is measured by what the thread itself has used.
 #[derive(Debug, Default)]
 struct CallTimes {
     /// The last one was slow.
@@ -72,8 +75,8 @@ impl Call {
         }
     }
 
-    /// The VMM gave another one; returns the one before. A worker must not close that: it may be all that is left of it, and to
-    /// close it takes away those who wait for it, as many as there are.
+    /// The VMM gave another one; returns the one before. A worker must not close that: it may be all that is left of
+    /// it, and to close it takes away those who wait for it, as many as there are.
     #[must_use]
     pub fn replace(&mut self, event: Option<OwnedFd>) -> Option<OwnedFd> {
         std::mem::replace(&mut self.event, event)
@@ -88,8 +91,8 @@ impl Call {
         } else if !self.blocked.load(Relaxed) {
             let used = self.times.suspected.then(cpu_time);
             let begun = Instant::now();
-            // A full counter (EAGAIN) means that the driver has a call pending already. EINTR: the wait was ended. A write that need
-            // not wait is never interrupted (eventfd_write, fs/eventfd.c).
+            // A full counter (EAGAIN) means that the driver has a call pending already. EINTR: the wait was ended. A
+            // write that need not wait is never interrupted (eventfd_write, fs/eventfd.c).
             let waited = rustix::io::write(event, &1u64.to_ne_bytes()) == Err(Errno::INTR);
             let took = begun.elapsed();
             if waited || ((took >= SLOW || used.is_some()) && self.times.is_too_much(took, used)) {

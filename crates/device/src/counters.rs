@@ -65,8 +65,8 @@ lane_counters! {
     Work from_guest_bytes,
     /// GSO packets of the guest that were cut; each segment is counted in `from_guest_frames`.
     Work from_guest_super_frames,
-    /// Segments among them that refer to their payload: where the guest has it (direct placement), or in one copy of the
-    /// GSO packet's (copy).
+    /// Segments among them that refer to their payload: where the guest has it (direct placement), or in one copy of
+    /// the GSO packet's (copy).
     Work from_guest_referred_segments,
     /// Frames of the guest, segments included, whose checksum was completed by us.
     Work from_guest_checksums,
@@ -116,8 +116,8 @@ lane_counters! {
     Drop from_guest_interface_down,
     /// The interface is gone.
     Drop from_guest_interface_gone,
-    /// The queue pair was stopped, or the interface went, while segments of a GSO packet waited to be sent; counted once
-    /// a GSO packet.
+    /// The queue pair was stopped, or the interface went, while segments of a GSO packet waited to be sent; counted
+    /// once a GSO packet.
     Drop from_guest_rest_of_super_frame,
     /// The other end of the cable has no guest that receives.
     Drop from_guest_no_peer,

@@ -1,9 +1,10 @@
 //! The virtio-net device as a guest sees it (VirtIO 1.3, 5.1), and nothing else.
 //!
-//! Features and what rests on them ([`features`], [`offloads`]), the config space ([`config_space`]), vrings ([`vring`]), the
-//! state that they make up ([`net_device`]), and the queue pairs that are made of it ([`pair`]), which judge each frame of
-//! the guest. Who speaks with a VMM, and where frames go, is not known here: a front calls [`net_device::NetDevice`], and
-//! what moves frames takes its [`pair::QueuePair`]s. vhost-user is one front, in the daemon.
+//! Features and what rests on them ([`features`], [`offloads`]), the config space ([`config_space`]), vrings
+//! ([`vring`]), the state that they make up ([`net_device`]), and the queue pairs that are made of it ([`pair`]), which
+//! judge each frame of the guest. Who speaks with a VMM, and where frames go, is not known here: a front calls
+//! [`net_device::NetDevice`], and what moves frames takes its [`pair::QueuePair`]s. vhost-user is one front, in the
+//! daemon.
 //!
 //! Another front is a program that is VMM, driver and network in one process:
 //!

@@ -1,9 +1,9 @@
 //! The device's state, as its VMM sets it up message by message: features, status, memory, vrings.
 //!
-//! A front turns what a VMM says into calls of [`NetDevice`]. When both vrings of a pair are started and there is memory,
-//! [`NetDevice::queue_pair`] makes the pair's [`QueuePair`] of them, by which somebody moves frames. The device does not
-//! reach into a queue pair that runs. So stop a queue pair before you call something here that changes its vrings, and
-//! say where the vrings stand with [`NetDevice::keep_bases`]; the next queue pair goes on from there.
+//! A front turns what a VMM says into calls of [`NetDevice`]. When both vrings of a pair are started and there is
+//! memory, [`NetDevice::queue_pair`] makes the pair's [`QueuePair`] of them, by which somebody moves frames. The device
+//! does not reach into a queue pair that runs. So stop a queue pair before you call something here that changes its
+//! vrings, and say where the vrings stand with [`NetDevice::keep_bases`]; the next queue pair goes on from there.
 //!
 //! ```text
 //!     set_size, set_addresses, set_base, set_call, start (kick) ─▶ is_started ─▶ queue_pair ─▶ frames move
@@ -66,8 +66,8 @@ pub struct Path {
     pub frame_limit: u32,
     /// Frames may come from a stack on the same machine, with partial checksums.
     pub partial_checksums: bool,
-    /// Frames are sent from where the guest has them, or were by a predecessor that died: those that it had taken are not
-    /// sent twice.
+    /// Frames are sent from where the guest has them, or were by a predecessor that died: those that it had taken are
+    /// not sent twice.
     pub in_place: bool,
 }
 
@@ -143,8 +143,8 @@ impl NetDevice {
         self.status
     }
 
-    /// Sets the device status; 0 resets the device. Where the rings stopped is still known then, as a VMM may ask for it
-    /// afterwards.
+    /// Sets the device status; 0 resets the device. Where the rings stopped is still known then, as a VMM may ask for
+    /// it afterwards.
     ///
     /// # Errors
     /// [`DeviceError::Status`].
@@ -161,8 +161,8 @@ impl NetDevice {
         Ok(())
     }
 
-    /// Stops and disables all vrings and forgets what the driver said. Memory, and the eventfds with which the VMM is told
-    /// something, stay.
+    /// Stops and disables all vrings and forgets what the driver said. Memory, and the eventfds with which the VMM is
+    /// told something, stay.
     pub fn reset(&mut self) {
         for vring in &mut self.vrings {
             *vring = VringState {
@@ -350,8 +350,8 @@ impl NetDevice {
     pub fn queue_pair(&self, pair: u16, path: Path) -> Result<QueuePair, PairError> {
         let memory = self.memory.as_ref().ok_or(PairError::NoMemory)?;
         let negotiated = self.negotiated();
-        // Only frames that are sent from where the guest has them can be sent twice. The note of a split ring, one store
-        // a batch, is kept in any case, so that none is out of date when that changes.
+        // Only frames that are sent from where the guest has them can be sent twice. The note of a split ring, one
+        // store a batch, is kept in any case, so that none is out of date when that changes.
         let marks = match path.in_place || !negotiated.ring.packed {
             true => Journal::Ring,
             false => Journal::None,

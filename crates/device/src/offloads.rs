@@ -134,7 +134,7 @@ impl Offloads {
         set
     }
 
-    /// Without those whose ground is missing: what a driver that accepted too little gets.
+    /// Without those that rest on one that is missing: what a driver that accepted too little gets.
     pub fn sound(self) -> Self {
         let mut set = self;
         set.tso4 &= set.csum;

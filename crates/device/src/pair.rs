@@ -255,8 +255,11 @@ impl QueuePair {
         Ok(room)
     }
 
-    /// Judges a chain of the transmit queue; `buffers` are the chain's own. `None`: nothing that can be sent, and counted.
-    /// `unsendable`: nothing can be sent now, and that is where frames are counted for it.
+    /// Judges a chain of the transmit queue; `buffers` are the chain's own. `None`: nothing that can be sent, and
+    /// counted. `unsendable`: nothing can be sent now, and that is where frames are counted for it.
+    ///
+    /// # Errors
+    /// What the guest did wrong.
     #[inline]
     pub fn judge(
         &mut self,

@@ -1,12 +1,12 @@
 //! The internet checksum (RFC 1071): full, partial, incremental.
 //!
 //! A [`Sum`] is kept unfolded and in the byte order of memory, so that adding bytes needs no swapping: the ones'
-//! complement sum is the same in either byte order but for a swap of the result (RFC 1071, section 2B). Values that go in
-//! or out are numbers, as `u16::from_be_bytes` reads them from a frame.
+//! complement sum is the same in either byte order but for a swap of the result (RFC 1071, section 2B). Values that go
+//! in or out are numbers, as `u16::from_be_bytes` reads them from a frame.
 //!
 //! Bytes are added as 32-bit words to 64-bit accumulators, which no length of a slice can overflow in practice, and
-//! which vector units can do in parallel: the compiler does for the baseline of the target, `avx2` does where the processor
-//! has it.
+//! which vector units can do in parallel: the compiler does for the baseline of the target, `avx2` does where the
+//! processor has it.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -23,8 +23,8 @@ const VECTOR_MIN: usize = 128;
 pub struct Sum(u64);
 
 impl Sum {
-    /// The sum of bytes that begin at an even offset. An odd last byte counts as if a zero followed it (RFC 1071), so more
-    /// bytes may follow only after an even number; else see [`Sum::swapped`].
+    /// The sum of bytes that begin at an even offset. An odd last byte counts as if a zero followed it (RFC 1071), so
+    /// more bytes may follow only after an even number; else see [`Sum::swapped`].
     #[must_use]
     #[inline]
     pub fn of(bytes: &[u8]) -> Self {

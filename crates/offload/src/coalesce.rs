@@ -21,11 +21,11 @@
 //! | TCP options | equal but for the timestamps, which may not go back. The first's stay: an acknowledgement that is delayed echoes the oldest, too (RFC 7323, 4.3). Linux wants them equal |
 //! | UDP | ports equal, a checksum, none longer than the first; a shorter one ends the unit |
 //!
-//! The order is kept between all frames of the same addresses, protocol and ports, whatever their other headers are. A frame that is
-//! neither TCP nor UDP, or a fragment of one, belongs to no flow that could be told: it ends all units.
+//! The order is kept between all frames of the same addresses, protocol and ports, whatever their other headers are. A
+//! frame that is neither TCP nor UDP, or a fragment of one, belongs to no flow that could be told: it ends all units.
 //!
-//! Limits: [`MOST_FRAMES`] frames a batch, [`MOST_FLOWS`] flows at a time (the one that began first then ends), headers of up to
-//! [`HEADERS`] bytes.
+//! Limits: [`MOST_FRAMES`] frames a batch, [`MOST_FLOWS`] flows at a time (the one that began first then ends), headers
+//! of up to [`HEADERS`] bytes.
 
 use std::ops::Range;
 
@@ -220,8 +220,8 @@ impl Batch {
         self.count == 0
     }
 
-    /// Adds the next frame. `headers`: its first bytes, at least [`packet::HEADERS_MAX`] of them or all; `frame_len`: its
-    /// length in bytes; `check`: what its checksum says, asked once for a TCP or UDP packet. False, and nothing
+    /// Adds the next frame. `headers`: its first bytes, at least [`packet::HEADERS_MAX`] of them or all; `frame_len`:
+    /// its length in bytes; `check`: what its checksum says, asked once for a TCP or UDP packet. False, and nothing
     /// done, if the batch is full.
     #[inline]
     pub fn add(&mut self, headers: &[u8], frame_len: u32, check: impl FnOnce(&Layers) -> Verdict) -> bool {

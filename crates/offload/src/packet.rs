@@ -1,8 +1,8 @@
 //! Where the layers of a frame begin.
 //!
-//! Handled: Ethernet, up to two VLAN tags, IPv4 with options, IPv6 with hop-by-hop, routing and destination options headers, TCP or
-//! UDP. Everything else, fragments too, is `None`: it is passed on as it is. Nothing is verified but what the offsets depend on; checksums
-//! are not.
+//! Handled: Ethernet, up to two VLAN tags, IPv4 with options, IPv6 with hop-by-hop, routing and destination options
+//! headers, TCP or UDP. Everything else, fragments too, is `None`: it is passed on as it is. Nothing is verified but
+//! what the offsets depend on; checksums are not.
 
 use crate::checksum::ChecksumAt;
 
@@ -74,7 +74,8 @@ pub struct Layers {
     pub version: Ip,
     /// Which transport.
     pub transport_kind: Transport,
-    /// End of the IP packet by its own length field, within the frame and not before `payload`; what lies behind is padding.
+    /// End of the IP packet by its own length field, within the frame and not before `payload`; what lies behind is
+    /// padding.
     pub ip_len_end: u32,
 }
 

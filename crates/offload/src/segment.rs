@@ -1,19 +1,21 @@
 //! Segmentation: one GSO packet of a guest, many frames of the wire.
 //!
-//! A [`Request`] is what the virtio-net header of a frame asks for. A [`Plan`] is made of the GSO packet's headers and says of each
-//! segment where its payload lies in the GSO packet and what its headers are. It neither holds nor moves payload:
-//! that is copied or referenced by who has it.
+//! A [`Request`] is what the virtio-net header of a frame asks for. A [`Plan`] is made of the GSO packet's headers and
+//! says of each segment where its payload lies in the GSO packet and what its headers are. It neither holds nor moves
+//! payload: that is copied or referenced by who has it.
 //!
 //! The rules are those of the kernel's software segmentation, so that a guest sees no difference between us and a tap:
 //!
 //! - IPv4's identification counts up by one a segment (`net/ipv4/af_inet.c` inet_gso_segment; the fixed one that TCP
 //!   may ask for there has no virtio counterpart), length and header checksum are the segment's.
-//! - IPv6's payload length is the segment's; extension headers are repeated (`net/ipv6/ip6_offload.c` ipv6_gso_segment).
+//! - IPv6's payload length is the segment's; extension headers are repeated (`net/ipv6/ip6_offload.c`
+//!   ipv6_gso_segment).
 //! - TCP's sequence number advances by the payload; FIN and PSH are on the last segment only, CWR on the first only
 //!   (`net/ipv4/tcp_offload.c` tcp_gso_segment).
 //! - UDP's length is the segment's (`net/ipv4/udp_offload.c` __udp_gso_segment).
-//! - The transport checksum field holds the pseudo-header's sum. It is taken from the GSO packet's and corrected by the difference of
-//!   lengths, as the kernel does, so that it is also right where a routing header names another last destination.
+//! - The transport checksum field holds the pseudo-header's sum. It is taken from the GSO packet's and corrected by the
+//!   difference of lengths, as the kernel does, so that it is also right where a routing header names another last
+//!   destination.
 //!
 //! A GSO packet that is no longer than one segment is one segment.
 
@@ -168,8 +170,8 @@ impl Plan {
         self.layers.checksum_at()
     }
 
-    /// Writes the headers of a segment to the first [`Plan::header_len`] bytes of `out`. The transport checksum field gets the sum of the
-    /// pseudo-header: [`crate::checksum::complete`] or the NIC does the rest.
+    /// Writes the headers of a segment to the first [`Plan::header_len`] bytes of `out`. The transport checksum field
+    /// gets the sum of the pseudo-header: [`crate::checksum::complete`] or the NIC does the rest.
     ///
     /// # Panics
     /// If there is no such segment, or `out` is too short.

@@ -1,8 +1,8 @@
 //! What the checksum of a received packet says.
 //!
 //! A packet that never left the host may have a *partial* checksum: the field holds the sum of the pseudo-header, and
-//! who sends it to a wire would complete it (CHECKSUM_PARTIAL, include/linux/skbuff.h). AF_XDP does not tell, so
-//! it is known by its value. One packet in 65,536 with a right checksum looks the same; taking that for partial does no harm,
+//! who sends it to a wire would complete it (CHECKSUM_PARTIAL, include/linux/skbuff.h). AF_XDP does not tell, so it is
+//! known by its value. One packet in 65,536 with a right checksum looks the same; taking that for partial does no harm,
 //! since its bytes are right, and completing it writes a right checksum once more.
 
 use crate::checksum::{Sum, pseudo_v4, pseudo_v6};
@@ -42,8 +42,9 @@ pub fn is_partial(headers: &[u8], layers: &Layers) -> Verdict {
     }
 }
 
-/// Checks a packet. `headers`: the frame from its first byte on, as it was parsed; `partial`: its checksum may be partial; `sum`: the
-/// sum of the packet from the transport header to its end, the checksum field included; not asked for if the field decides.
+/// Checks a packet. `headers`: the frame from its first byte on, as it was parsed; `partial`: its checksum may be
+/// partial; `sum`: the sum of the packet from the transport header to its end, the checksum field included; not asked
+/// for if the field decides.
 #[inline]
 #[must_use]
 pub fn verify(headers: &[u8], layers: &Layers, partial: bool, sum: impl FnOnce() -> Sum) -> Verdict {

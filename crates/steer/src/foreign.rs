@@ -1,8 +1,8 @@
 //! A program that is on an interface already, and how it can be taken off.
 //!
-//! A program on a BPF link goes with its link and cannot be taken off by `ip link set … off`; one without goes so, and by
-//! nothing else. Which link it is takes CAP_SYS_ADMIN to learn. Whether there is one takes only what attaching takes: the
-//! kernel says so when it refuses another program in its place (`dev_xdp_attach`, net/core/dev.c).
+//! A program on a BPF link goes with its link and cannot be taken off by `ip link set … off`; one without goes so, and
+//! by nothing else. Which link it is takes CAP_SYS_ADMIN to learn. Whether there is one takes only what attaching
+//! takes: the kernel says so when it refuses another program in its place (`dev_xdp_attach`, net/core/dev.c).
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;
@@ -38,22 +38,41 @@ pub struct ForeignProgram {
     pub id: u32,
     /// Its name, if we may read it and it has one.
     pub name: Option<String>,
-    /// `native`, `skb`, `hardware` or `several`.
-    pub mode: &'static str,
+    /// How it is attached.
+    pub mode: AttachedAs,
+}
+
+/// How a program that is there is attached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AttachedAs {
+    /// In a mode in which ours could be.
+    Mode(Mode),
+    /// In the NIC itself.
+    Hardware,
+    /// Programs in several modes.
+    Several,
+}
+
+impl fmt::Display for AttachedAs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Mode(mode) => mode.fmt(f),
+            Self::Hardware => f.write_str("hardware"),
+            Self::Several => f.write_str("several"),
+        }
+    }
 }
 
 impl ForeignProgram {
-    /// What keeps it on its interface. Not for a look that is repeated: where links may not be listed, this loads a program and offers
-    /// it in the place of this one.
+    /// What keeps it on its interface. Not for a look that is repeated: where links may not be listed, this loads a
+    /// program and offers it in the place of this one.
     #[must_use]
     pub fn held(&self, ifindex: u32) -> Held {
         if let Some(link) = link_of(self.id, ifindex) {
             return Held::Link(link);
         }
-        let mode = match self.mode {
-            "native" => Mode::Native,
-            "skb" => Mode::Skb,
-            _ => return Held::Unknown,
+        let AttachedAs::Mode(mode) = self.mode else {
+            return Held::Unknown;
         };
         let said = pass_all().and_then(|program| refusal_of(program.as_fd(), ifindex, mode));
         match said.as_deref() {
@@ -66,10 +85,10 @@ impl ForeignProgram {
     /// How it goes, in words that follow "which is not replaced:".
     pub(crate) fn remedy(&self, held: Held, interface: &str) -> String {
         let kind = match self.mode {
-            "native" => "xdpdrv",
-            "skb" => "xdpgeneric",
-            "hardware" => "xdpoffload",
-            _ => "xdp",
+            AttachedAs::Mode(Mode::Native) => "xdpdrv",
+            AttachedAs::Mode(Mode::Skb) => "xdpgeneric",
+            AttachedAs::Hardware => "xdpoffload",
+            AttachedAs::Several => "xdp",
         };
         // Our own programs are on links.
         let shared =
@@ -122,17 +141,18 @@ fn query(ifindex: u32) -> io::Result<Option<ForeignProgram>> {
     }
     let (id, mode) = match u32::from(opts.attach_mode) {
         libbpf_sys::XDP_ATTACHED_NONE => return Ok(None),
-        libbpf_sys::XDP_ATTACHED_DRV => (opts.drv_prog_id.max(opts.prog_id), "native"),
-        libbpf_sys::XDP_ATTACHED_SKB => (opts.skb_prog_id.max(opts.prog_id), "skb"),
-        libbpf_sys::XDP_ATTACHED_HW => (opts.hw_prog_id.max(opts.prog_id), "hardware"),
+        libbpf_sys::XDP_ATTACHED_DRV => (opts.drv_prog_id, AttachedAs::Mode(Mode::Native)),
+        libbpf_sys::XDP_ATTACHED_SKB => (opts.skb_prog_id, AttachedAs::Mode(Mode::Skb)),
+        libbpf_sys::XDP_ATTACHED_HW => (opts.hw_prog_id, AttachedAs::Hardware),
         _ => {
             let ids = [opts.drv_prog_id, opts.skb_prog_id, opts.hw_prog_id];
             (
-                ids.into_iter().find(|id| *id != 0).unwrap_or(opts.prog_id),
-                "several",
+                ids.into_iter().find(|id| *id != 0).unwrap_or(0),
+                AttachedAs::Several,
             )
         }
     };
+    let id = if id == 0 { opts.prog_id } else { id };
     Ok(Some(ForeignProgram {
         id,
         name: program_name(id),

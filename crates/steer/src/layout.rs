@@ -30,8 +30,8 @@ pub const LAST_VLAN: u16 = 4094;
 pub struct Filter {
     /// Frames to these stations. Frames to groups of stations (multicast, broadcast) are always taken.
     pub macs: Vec<[u8; 6]>,
-    /// Frames of these VLANs, by the outermost tag in the frame: 1 to [`LAST_VLAN`]; 0 for those without a tag, or with one that says
-    /// a priority only.
+    /// Frames of these VLANs, by the outermost tag in the frame: 1 to [`LAST_VLAN`]; 0 for those without a tag, or with
+    /// one that says a priority only.
     pub vlans: Vec<u16>,
 }
 

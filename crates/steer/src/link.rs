@@ -16,7 +16,7 @@ use libbpf_rs::{Link, libbpf_sys};
 
 use crate::capture::messages_of;
 use crate::error::PinError;
-use crate::foreign::program_on;
+use crate::foreign::{AttachedAs, program_on};
 use crate::mode::Mode;
 use crate::netlink::as_int;
 
@@ -78,8 +78,8 @@ impl Attached {
             program: info.prog_id,
             stays: true,
             mode: match on.ok_or_else(gone)?.mode {
-                "skb" => Mode::Skb,
-                _ => Mode::Native,
+                AttachedAs::Mode(mode) => mode,
+                AttachedAs::Hardware | AttachedAs::Several => Mode::Native,
             },
             fallback: None,
         })

@@ -172,9 +172,9 @@ impl Program {
         self.activate_queue(queue, conf)
     }
 
-    /// The first half of [`Program::enable_queue`]: puts `xsk`, which need not be bound yet, beside the socket that
-    /// the queue may have. Frames go on as before until [`Program::activate_queue`]. Of several that are placed the last counts.
-    /// It must have its RX ring: from Linux 7.1 on the kernel refuses it otherwise (ENOBUFS).
+    /// The first half of [`Program::enable_queue`]: puts `xsk`, which need not be bound yet, beside the socket that the
+    /// queue may have. Frames go on as before until [`Program::activate_queue`]. Of several that are placed the last
+    /// counts. It must have its RX ring: from Linux 7.1 on the kernel refuses it otherwise (ENOBUFS).
     ///
     /// # Errors
     /// As [`Program::enable_queue`].
@@ -188,9 +188,9 @@ impl Program {
         self.set_word(queue, word_with_successor(self.word(queue)?))
     }
 
-    /// The second half of [`Program::enable_queue`]: from now on the frames of `queue` go to the socket that was
-    /// placed last, which must be bound by now. Without one that was placed since, the queue keeps the socket that it had, with
-    /// this configuration; while it has none, frames are passed on, and counted as `no_socket`.
+    /// The second half of [`Program::enable_queue`]: from now on the frames of `queue` go to the socket that was placed
+    /// last, which must be bound by now. Without one that was placed since, the queue keeps the socket that it had,
+    /// with this configuration; while it has none, frames are passed on, and counted as `no_socket`.
     ///
     /// # Errors
     /// [`QueueError::OutOfRange`].
@@ -228,7 +228,8 @@ impl Program {
         if let Some(&vlan) = filter.vlans.iter().find(|&&vlan| vlan > LAST_VLAN) {
             return Err(QueueError::Vlan { vlan });
         }
-        // What is taken from now on first, and what no longer is last: in between lies the store that makes the entries count.
+        // What is taken from now on first, and what no longer is last: in between lies the store that makes the entries
+        // count.
         for entry in filter.entries(queue) {
             let (updated, _) = messages_of(|| self.entries.update(&entry.key(), &[1], MapFlags::ANY));
             updated.map_err(|source| QueueError::Filter { queue, source })?;
@@ -291,7 +292,8 @@ impl Program {
         self.word(queue).map(Place::of_word)
     }
 
-    /// The word of a queue. Only this process changes it, and two callers must not change the same queue at the same time.
+    /// The word of a queue. Only this process changes it, and two callers must not change the same queue at the same
+    /// time.
     fn word(&self, queue: u32) -> Result<u64, QueueError> {
         self.words.load(queue).ok_or(QueueError::OutOfRange { queue })
     }
@@ -390,7 +392,8 @@ impl Program {
     }
 }
 
-/// Takes off the program whose link was pinned into `dir`; nothing happens if there is no link, or if it is off already. The pins stay.
+/// Takes off the program whose link was pinned into `dir`; nothing happens if there is no link, or if it is off
+/// already. The pins stay.
 ///
 /// # Errors
 /// The kernel's.

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use common::{ForeignProgram, Pair, gone_within, program_on, read_all, read_line};
-use steer::{AttachError, Held, Mode, ModeRequest, Program, with_sources};
+use steer::{AttachError, AttachedAs, Held, Mode, ModeRequest, Program, with_sources};
 use testkit::VethPair;
 
 /// Set for a test that this binary runs in a process of its own; the value is the interface's index.
@@ -144,7 +144,8 @@ fn program_of_another_is_named_and_stays() {
             assert_eq!(interface, VethPair::NIC);
             assert_eq!(program.id, foreign.id);
             assert_eq!(program.name.as_deref(), ForeignProgram::NAME.to_str().ok());
-            assert_eq!(program.mode, if native { "native" } else { "skb" });
+            let mode = if native { Mode::Native } else { Mode::Skb };
+            assert_eq!(program.mode, AttachedAs::Mode(mode));
             assert_eq!(*held, Held::Interface);
             let kind = if native { "xdpdrv" } else { "xdpgeneric" };
             let text = error.to_string();
@@ -187,7 +188,7 @@ fn program_on_a_link_is_named_with_its_link() {
         panic!("{error:?}")
     };
     assert_eq!(program.id, first.id());
-    assert_eq!(program.mode, "skb");
+    assert_eq!(program.mode, AttachedAs::Mode(Mode::Skb));
     let Held::Link(link) = held else {
         panic!("root may look: {error:?}")
     };

@@ -1,7 +1,7 @@
 //! The sum of bytes by 256-bit vectors.
 //!
-//! Each vector of eight 32-bit words is split into its even and its odd words, zero-extended to 64 bits, which are added to
-//! accumulators of their own: a shift, a mask and two additions for 32 bytes.
+//! Each vector of eight 32-bit words is split into its even and its odd words, zero-extended to 64 bits, which are
+//! added to accumulators of their own: a shift, a mask and two additions for 32 bytes.
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::{

@@ -346,7 +346,8 @@ fn has_good_header_sum(headers: &[u8], ip: usize) -> bool {
     Sum::of(&headers[ip..ip + 20]).fold() == 0xffff
 }
 
-/// Where the values of the timestamps option are (RFC 7323, 3.2), among options that begin at `at` and end with `headers`.
+/// Where the values of the timestamps option are (RFC 7323, 3.2), among options that begin at `at` and end with
+/// `headers`.
 fn timestamps(headers: &[u8], at: usize) -> Option<u8> {
     let mut at = at;
     loop {

@@ -1,4 +1,5 @@
-//! Frames are built and taken apart by etherparse, which shares nothing with us; GSO packets are cut again by [`crate::segment`].
+//! Frames are built and taken apart by etherparse, which shares nothing with us; GSO packets are cut again by
+//! [`crate::segment`].
 
 mod properties;
 mod rules;
@@ -278,8 +279,8 @@ fn units(specs: &[Spec]) -> Vec<Vec<usize>> {
         .collect()
 }
 
-/// A GSO packet must be one: as etherparse sees it, and cut again it must be the frames that it was made of, but for what
-/// merging gives up: timestamps, fixed ids, where PSH and FIN were.
+/// A GSO packet must be one: as etherparse sees it, and cut again it must be the frames that it was made of, but for
+/// what merging gives up: timestamps, fixed ids, where PSH and FIN were.
 fn assert_gso_packet(delivered: &Delivered, frames: &[Vec<u8>]) {
     let Delivered {
         header,

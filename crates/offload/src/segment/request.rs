@@ -20,7 +20,8 @@ pub enum GsoKind {
 pub struct Gso {
     /// What is to be cut.
     pub kind: GsoKind,
-    /// CWR is set, and is for the first segment only. Only TCP may say so. The segmentation goes by the flag in the TCP header.
+    /// CWR is set, and is for the first segment only. Only TCP may say so. The segmentation goes by the flag in the TCP
+    /// header.
     pub ecn: bool,
     /// Payload bytes of each segment but the last.
     pub size: u16,
@@ -36,8 +37,8 @@ pub struct Request {
 }
 
 impl Request {
-    /// The first ten bytes of the header of a frame to a guest that is to do this work; `hdr_len`: bytes of the frame's headers, if
-    /// it is a GSO packet.
+    /// The first ten bytes of the header of a frame to a guest that is to do this work; `hdr_len`: bytes of the frame's
+    /// headers, if it is a GSO packet.
     #[must_use]
     pub fn to_header(&self, hdr_len: u16) -> [u8; 10] {
         let mut bytes = [0; 10];
@@ -59,8 +60,8 @@ impl Request {
         bytes
     }
 
-    /// Reads the first ten bytes of the header: a private copy. `hdr_len` is a hint that a device need not trust, and is
-    /// ignored; so are flags other than NEEDS_CSUM, which a driver must not set.
+    /// Reads the first ten bytes of the header: a private copy. `hdr_len` is a hint that a device need not trust, and
+    /// is ignored; so are flags other than NEEDS_CSUM, which a driver must not set.
     ///
     /// # Errors
     /// What the specification forbids, or what is not handled here.

@@ -409,8 +409,8 @@ impl<N: Nic> DirectEnd<N> {
         usize::try_from(turn.tally.frames).unwrap_or(usize::MAX)
     }
 
-    /// The lane is stopped, on a thread that may wait: the GSO packet in hand goes out now, as far as the kernel takes it.
-    /// Its chain, if that was not all of it.
+    /// The lane is stopped, on a thread that may wait: the GSO packet in hand goes out now, as far as the kernel takes
+    /// it. Its chain, if that was not all of it.
     pub(super) fn cut_at_last(&mut self, pair: &mut QueuePair) -> Option<ChainId> {
         let mut waits = 0;
         while self.cutting.is_some() && self.link == LinkState::Up && waits < LAST_WAITS {

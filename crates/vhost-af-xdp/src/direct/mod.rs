@@ -9,10 +9,10 @@
 //! gathered in a chunk of the bounce area when it fits, else sent as a multi-buffer frame whose
 //! descriptors refer to the pieces.
 //!
-//! A GSO packet is cut: each segment's headers are built in a chunk of the bounce area. A socket that reads by DMA gets the
-//! payload by reference, as further descriptors; one that copies anyway gets the segment whole, because it needs more time
-//! for each further descriptor than for the bytes. Segments for which there is no room stay in hand, and the chains behind them in the
-//! guest's queue; the chain is given back when the last one was sent.
+//! A GSO packet is cut: each segment's headers are built in a chunk of the bounce area. A socket that reads by DMA gets
+//! the payload by reference, as further descriptors; one that copies anyway gets the segment whole, because it needs
+//! more time for each further descriptor than for the bytes. Segments for which there is no room stay in hand, and the
+//! chains behind them in the guest's queue; the chain is given back when the last one was sent.
 //!
 //! The bounce area lies behind guest RAM in the same UMEM; no guest can see it. It also serves
 //! receive buffers that cannot take a frame directly: too small for the longest frame of the
@@ -55,8 +55,8 @@ pub(crate) const CHUNK_BYTES: u32 = LARGE_CHUNK;
 /// Most bounce chunks that wait for frames at a time, of those that a lane has: the others are for
 /// frames of the guest, which parked buffers must not hold up.
 const MOST_BOUNCES_POSTED: usize = 128;
-/// Buffers are parked until they have so many segments in all: each has a byte at least, so that they hold a frame of any length.
-/// A guest chooses how many segments a buffer has, and we keep them.
+/// Buffers are parked until they have so many segments in all: each has a byte at least, so that they hold a frame of
+/// any length. A guest chooses how many segments a buffer has, and we keep them.
 const MOST_PARKED_BUFFERS: usize = 4096;
 
 /// A buffer that the NIC receives into.
@@ -159,7 +159,8 @@ impl<N: Nic> DirectLane<N> {
     ) -> Self {
         let (mut pair, Coupled { mut nic, sends }) = (pair, queue);
         if sends.zero_copy && !pair.offloads.csum {
-            // Else frames, or some of them, are read by this CPU: by the kernel that copies them, or by us, to sum or to cut them.
+            // Else frames, or some of them, are read by this CPU: by the kernel that copies them, or by us, to sum or
+            // to cut them.
             pair.from_guest.queue.set_prefetch(Prefetch::Header);
         }
         // An interface that is down is known before the first frame waits in its ring.
@@ -236,10 +237,6 @@ impl<N: Nic> Lane for DirectLane<N> {
 
     fn pair_mut(&mut self) -> &mut QueuePair {
         &mut self.pair
-    }
-
-    fn peer(&mut self) -> Option<Peer<'_>> {
-        None
     }
 
     fn nic(&self) -> Option<BorrowedFd<'_>> {

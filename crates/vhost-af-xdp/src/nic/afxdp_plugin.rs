@@ -36,7 +36,7 @@ const MESSAGE_MAX: usize = 64;
 /// Descriptors taken of one message: more than one is an error, and none of them leaks.
 const DESCRIPTORS_MAX: usize = 8;
 /// How long an answer may take.
-const PATIENCE: Duration = Duration::from_secs(5);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// The version of the protocol that this is written for.
 const VERSION: &str = "0.1";
 
@@ -71,7 +71,7 @@ pub(crate) enum PluginError {
     Long { request: String },
     #[error("the AF_XDP device plugin's answer to {0:?} is longer than {MESSAGE_MAX} bytes")]
     LongAnswer(String),
-    #[error("the AF_XDP device plugin has not answered {request:?} for {} s", PATIENCE.as_secs())]
+    #[error("the AF_XDP device plugin has not answered {request:?} for {} s", ANSWER_TIMEOUT.as_secs())]
     Silent { request: String },
     #[error("the AF_XDP device plugin has closed the connection instead of answering {0:?}")]
     Gone(String),
@@ -184,7 +184,7 @@ impl Plugin {
     }
 
     fn wait(&self, request: &str) -> Result<(), PluginError> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + ANSWER_TIMEOUT;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             let silent = || PluginError::Silent {

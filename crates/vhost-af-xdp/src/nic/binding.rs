@@ -6,11 +6,11 @@
 //! What drivers make of a chunk in zero-copy mode, after 256 bytes of headroom (seen by running them, Linux 7.2 under
 //! QEMU, and in their sources):
 //!
-//! - igb (`igb_setup_srrctl`; igc has the same register): 1024 bytes of a frame in a chunk of 2048, 3072 in one of 4096:
-//!   whole KiB. A longer frame goes on in the next chunk, without a mark that it does (XDP_PKT_CONTD), so that each
-//!   piece looks like a frame.
-//! - virtio_net: 1792 and 3840 bytes: multiples of 128. A longer frame is dropped; the bind is refused where the MTU does
-//!   not fit.
+//! - igb (`igb_setup_srrctl`; igc has the same register): 1024 bytes of a frame in a chunk of 2048, 3072 in one of
+//!   4096: whole KiB. A longer frame goes on in the next chunk, without a mark that it does (XDP_PKT_CONTD), so that
+//!   each piece looks like a frame.
+//! - virtio_net: 1792 and 3840 bytes: multiples of 128. A longer frame is dropped; the bind is refused where the MTU
+//!   does not fit.
 //!
 //! So a frame must not reach the end of a chunk. With an MTU of at most 1500 NICs drop what is much longer (igb: from
 //! some 1,650 bytes on, `IGB_MAX_FRAME_BUILD_SKB` in `igb_set_rx_mode`); with a larger one igb takes up to 9,216 bytes,

@@ -1,8 +1,8 @@
 //! How much memory the sockets of this daemon lock, by which a limit has to be raised.
 //!
 //! The kernel counts the UMEM of each socket, and nothing else of it, against RLIMIT_MEMLOCK, for each user over all
-//! processes (`xdp_umem_account_pages`, net/xdp/xdp_umem.c). What one socket lacks is no remedy where several are
-//! to follow: a limit is named that does for all.
+//! processes (`xdp_umem_account_pages`, net/xdp/xdp_umem.c). A limit for one socket
+//! does not help where more follow, so the limit that is named is enough for all.
 
 use super::endpoint::COPY_BYTES;
 

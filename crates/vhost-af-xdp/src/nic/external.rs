@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
-use steer::{Mode, ModeRequest, SocketMap, SocketMapError};
+use steer::{AttachedAs, Mode, ModeRequest, SocketMap, SocketMapError};
 use steward::links::Link;
 use steward::protocol::Wanted;
 use xsk::{OpenError, RingSize, SocketConfig, Umem, Unbound};
@@ -148,7 +148,8 @@ pub(crate) struct External {
     source: Arc<Source>,
     /// Of the interface.
     name: String,
-    mode: Mode,
+    /// How their program is attached.
+    pub(super) mode: Mode,
     start_queue: u32,
 }
 
@@ -161,8 +162,9 @@ impl External {
     ) -> Result<Self, ExternalError> {
         let program = steer::program_on(link.index);
         let attached = program.as_ref().map(|program| match program.mode {
-            "native" | "hardware" => Mode::Native,
-            _ => Mode::Skb,
+            AttachedAs::Mode(mode) => mode,
+            AttachedAs::Hardware => Mode::Native,
+            AttachedAs::Several => Mode::Skb,
         });
         let wanted = match mode {
             ModeRequest::Auto => None,
@@ -190,11 +192,6 @@ impl External {
             mode: attached.or(wanted).unwrap_or(Mode::Native),
             start_queue,
         })
-    }
-
-    /// How their program is attached.
-    pub(crate) fn mode(&self) -> Mode {
-        self.mode
     }
 
     /// A socket with memory and without its queue. One that was passed in stays fit for another attempt, if it is

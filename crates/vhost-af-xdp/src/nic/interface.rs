@@ -5,14 +5,13 @@
 //! us. Undone in reverse: entry, socket (with its place in the map), program with its last user.
 
 use std::collections::HashSet;
-use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use steer::{Mode, QueueCounters};
 use steward::links::{DriverSends, Link};
-use steward::protocol::{Steered, Wanted};
+use steward::protocol::Wanted;
 use xsk::{AttachMode, BindRequest, OpenError, QueueId, RingSize, SocketConfig, Umem, Unbound};
 
 use super::binding::{self, Binding, L2_BYTES, LONGEST_FRAME, Wish};
@@ -65,12 +64,14 @@ pub(crate) struct Interface {
     first: u32,
     /// As it was when the program was attached; for the MTU see [`Self::mtu`].
     pub(crate) link: Link,
+    /// Bytes, as it was told last. Nothing is published through it.
     mtu: AtomicU32,
     /// See [`Self::name`].
     name: Mutex<String>,
     /// Queues that were somebody else's when they were to be bound last.
     busy: Mutex<HashSet<u32>>,
-    pub(super) steering: Steering,
+    /// Where its program and sockets come from.
+    pub(crate) steering: Steering,
     demand: Demand,
     pub(crate) options: QueueOptions,
 }
@@ -134,29 +135,9 @@ impl Interface {
         self.steering.mode()
     }
 
-    /// Why it is not attached natively, if that was tried.
-    pub(crate) fn fallback(&self) -> Option<&str> {
-        self.steering.fallback()
-    }
-
-    /// Whether no queue can be opened at the moment because the steward is away; those that are go on.
-    pub(crate) fn is_away(&self) -> bool {
-        self.steering.is_away()
-    }
-
-    /// Asks what the program did with a queue's frames, until `deadline` at most.
-    pub(crate) fn sample(&self, queue: u32, deadline: Instant) {
-        self.steering.sample(queue, deadline);
-    }
-
     /// What the program had done with a queue's frames when it was asked last.
     pub(crate) fn counters(&self, queue: u32) -> Option<QueueCounters> {
         self.steering.counters(queue)
-    }
-
-    /// How frames come to the queues, and why not in a better way.
-    pub(crate) fn steered(&self) -> (Steered, String) {
-        self.steering.steered()
     }
 
     /// What the driver does for sockets in zero-copy mode.
@@ -170,11 +151,6 @@ impl Interface {
     /// Why it cannot be used any more.
     pub(crate) fn look(&self) -> Result<Link, Lost> {
         self.steering.look(&self.link)
-    }
-
-    /// Readable when there is something to [`look`](Self::look) at that rtnetlink does not tell.
-    pub(crate) fn watch(&self) -> Option<BorrowedFd<'_>> {
-        self.steering.watch()
     }
 
     /// MTU as it is now, bytes.

@@ -31,7 +31,7 @@ use super::error::{ExternalError, InterfaceError};
 use super::interface::{BIND_TIMEOUT, Interface, QueueRequest, SEND_RING};
 use super::queue::{MOST_PIECES, Sends};
 use super::queue_state::{Ended, NotesEnd, OpenQueue, QueueState};
-use super::xdp::{QueueLease, XdpNic};
+use super::xdp::XdpNic;
 use crate::config::Placement;
 
 /// Memory of a socket that only asks whether a queue is free: one chunk.
@@ -204,7 +204,7 @@ impl InterfaceQueue {
             queue: self.clone(),
             _ended: NotesEnd(ended),
         };
-        let nic = XdpNic::new(socket, QueueLease::new(guard));
+        let nic = XdpNic::new(socket, guard);
         let sends = self.sends(&nic);
         Ok(Coupled { nic, sends })
     }
@@ -251,13 +251,12 @@ impl InterfaceQueue {
         let socket = self.bind(socket)?;
         let to_receive = chunks.to_receive.min(socket.rx.size() as usize);
         let ended = Ended::default();
-        let lease = QueueLease::new(NotesEnd(Arc::clone(&ended)));
         let chunks = Chunks {
             umem,
             to_receive,
             ..chunks
         };
-        let nic = XdpNic::new(socket, lease);
+        let nic = XdpNic::new(socket, NotesEnd(Arc::clone(&ended)));
         let sends = self.sends(&nic);
         let mut nic = NicQueue::new(nic, chunks, sends);
         nic.fill();

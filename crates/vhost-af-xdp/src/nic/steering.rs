@@ -63,13 +63,13 @@ pub(crate) struct Leased {
     lease: Lease,
     /// As the lease began.
     facts: Facts,
-    /// The steward was away when it was looked last.
+    /// The steward was away at the last look. Nothing is published through it.
     away: AtomicBool,
     /// Sockets that came with the lease and were not used yet, by queue.
     fresh: Mutex<HashMap<u32, OwnedFd>>,
     /// What the program had done with a queue's frames when the steward answered last.
     counted: Mutex<HashMap<u32, QueueCounters>>,
-    /// Locked memory did not do the last time.
+    /// The limit on locked memory was too low the last time. Nothing is published through it.
     short: AtomicBool,
     /// The steward is this daemon's own.
     private: bool,
@@ -108,7 +108,7 @@ impl Steering {
     /// How the program is attached.
     pub(crate) fn mode(&self) -> Mode {
         match self {
-            Self::External(external) => external.mode(),
+            Self::External(external) => external.mode,
             Self::Leased(leased) => leased.facts.mode.unwrap_or(Mode::Skb),
         }
     }

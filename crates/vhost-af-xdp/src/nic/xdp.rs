@@ -4,7 +4,7 @@
 //! paid. It is repeated while the kernel says that its budget ran out (EAGAIN), and by the lane as
 //! long as something is unsent, because a driver may stop half-way and wait to be asked again.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use xsk::{Frame, Kick, RxDesc, Socket, TxDesc, WakeError};
 
@@ -20,33 +20,19 @@ pub(crate) struct XdpNic {
     /// Descriptors in the TX ring or the completion ring.
     unsent: usize,
     link: LinkState,
-    /// What must be undone when the queue is given up; dropped after the socket, whose entry in the
-    /// program's map the kernel removes.
-    _lease: QueueLease,
-}
-
-/// Held while a queue is ours; dropping it tells the steering program to pass frames again.
-pub(crate) struct QueueLease {
+    /// Undoes, by being dropped, what must be undone when the queue is given up. Dropped after the socket, whose entry
+    /// in the program's map the kernel removes.
     _guard: Box<dyn Send>,
 }
 
-impl QueueLease {
-    /// A lease that ends by dropping `guard`.
-    pub(crate) fn new(guard: impl Send + 'static) -> Self {
-        Self {
-            _guard: Box::new(guard),
-        }
-    }
-}
-
 impl XdpNic {
-    /// Moves frames through `socket` for as long as `lease` is held.
-    pub(crate) fn new(socket: Socket, lease: QueueLease) -> Self {
+    /// Moves frames through `socket`, and drops `guard` when that is closed.
+    pub(crate) fn new(socket: Socket, guard: impl Send + 'static) -> Self {
         Self {
             socket,
             unsent: 0,
             link: LinkState::Up,
-            _lease: lease,
+            _guard: Box::new(guard),
         }
     }
 
@@ -58,11 +44,6 @@ impl XdpNic {
     /// The socket, to ask it what it is.
     pub(crate) fn socket(&self) -> &Socket {
         &self.socket
-    }
-
-    /// A second descriptor of the socket, for reading its statistics elsewhere.
-    pub(crate) fn duplicate(&self) -> std::io::Result<OwnedFd> {
-        self.socket.as_fd().try_clone_to_owned()
     }
 }
 

@@ -1,4 +1,4 @@
-//! What is made of VMMs that come for nothing, and of those that come while another is there.
+//! VMMs that leave because too little is offered, and VMMs that come while another is served.
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -13,9 +13,9 @@ use super::{Port, PortState, features};
 use crate::log_limit::LogLimit;
 use steward::peer;
 
-/// Sessions so short, in which the VMM is told what is offered and leaves, are declined.
+/// A VMM that asks what is offered, takes nothing and leaves within this time has declined.
 const SHORT_SESSION: Duration = Duration::from_secs(5);
-/// So many of them in a row are told.
+/// So many in a row are reported.
 const DECLINES_TOLD: u32 = 3;
 
 impl Port {

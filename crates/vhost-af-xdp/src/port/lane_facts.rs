@@ -1,7 +1,7 @@
 //! What status shows of a lane, beside its counters.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::OnceLock;
 
 use xsk::Umem;
@@ -79,6 +79,7 @@ impl LaneFacts {
         let bound = nic.socket();
         self.mode = DataPath::Socket(bound.mode());
         let not_native = interface
+            .steering
             .fallback()
             .map(|reason| Fallback::NotNative(reason.to_owned()));
         self.fallbacks.extend(not_native);
@@ -88,7 +89,7 @@ impl LaneFacts {
             self.fallbacks.push(Fallback::SkbOnVeth);
         }
         self.multi_buffer = bound.multi_buffer();
-        self.socket = Some(nic.duplicate()?);
+        self.socket = Some(bound.as_fd().try_clone_to_owned()?);
         if self.checksums.is_some() && sends.checksum {
             self.checksums = Some(match sends.zero_copy {
                 true => Checksums::Nic,

@@ -1,7 +1,8 @@
 //! A port's interface: how it is followed, and the thread that watches it.
 //!
-//! That thread tells the port's thread when to look at the interface, and again while queues could not be set up. It also asks what
-//! the XDP program counted, for `status`, which asks nobody itself: a steward may take its time, or be stopped.
+//! That thread tells the port's thread when to look at the interface, and again while queues could not be set up. It
+//! also asks what the XDP program counted, for `status`, which asks nobody itself: a steward may take its time, or be
+//! stopped.
 
 use std::io;
 use std::sync::Arc;
@@ -67,7 +68,7 @@ impl Port {
     /// Waits until it is time to look, and serves those who want samples meanwhile.
     fn await_change(&self, changes: &Changes, watched: Option<&Interface>, longest: Option<Duration>) {
         let deadline = longest.map(|longest| Instant::now() + longest);
-        let lease = watched.and_then(Interface::watch);
+        let lease = watched.and_then(|interface| interface.steering.watch());
         loop {
             let mut fds = vec![
                 PollFd::new(&self.wakers.sample, PollFlags::IN),
@@ -97,13 +98,16 @@ impl Port {
         let asked = self.wakers.take_asked();
         if let (Some(_), Some(wanted), Some(interface)) = (&asked, self.config.wanted(), self.interface()) {
             let deadline = Instant::now() + SAMPLE_TIMEOUT;
-            wanted.range().for_each(|queue| interface.sample(queue, deadline));
+            wanted
+                .range()
+                .for_each(|queue| interface.steering.sample(queue, deadline));
         }
     }
 
     /// The interface, if there is more to watch of it than rtnetlink tells.
     fn watched(&self) -> Option<Arc<Interface>> {
-        self.interface().filter(|interface| interface.watch().is_some())
+        self.interface()
+            .filter(|interface| interface.steering.watch().is_some())
     }
 
     /// The interface as it was shown last.
@@ -169,7 +173,7 @@ impl Port {
 
     /// The interface is there; takes note of what changed on it.
     fn adapt(&self, state: &mut PortState, interface: &Interface, link: &Link) {
-        if interface.is_away() {
+        if interface.steering.is_away() {
             return;
         }
         let far = self.far_sides(state.interface.as_ref());

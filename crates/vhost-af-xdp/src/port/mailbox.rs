@@ -1,8 +1,8 @@
 //! A mailbox: what a thread is to do with the state that it alone has, one thing after the other.
 //!
-//! Whatever changes a port comes as a message: from the thread that reads its VMM's connection, from the one that watches
-//! its interface, from one that registered memory, from the operator who ends the daemon. The port's thread may wait for
-//! the kernel, the steward or its VMM; who sent a message may wait for what comes of it, and nobody else does.
+//! Whatever changes a port comes as a message: from the thread that reads its VMM's connection, from the one that
+//! watches its interface, from one that registered memory, from the operator who ends the daemon. The port's thread may
+//! wait for the kernel, the steward or its VMM; who sent a message may wait for what comes of it, and nobody else does.
 
 use std::fmt;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -40,7 +40,7 @@ type Answer = Box<dyn FnOnce()>;
 /// Something to do with the state.
 pub(super) struct Message<S> {
     pub(super) task: Task,
-    /// The answer is handed over when what was done is shown.
+    /// What it returns is called after the new state is shown: it hands over the answer.
     pub(super) act: Box<dyn FnOnce(&mut S) -> Answer + Send>,
 }
 
@@ -48,13 +48,13 @@ pub(super) struct Message<S> {
 pub(super) struct Mailbox<S>(Sender<Message<S>>);
 
 impl<S> Mailbox<S> {
-    /// And where they come out.
+    /// A mailbox, and the end that its thread reads.
     pub(super) fn new() -> (Self, Receiver<Message<S>>) {
         let (sender, receiver) = mpsc::channel();
         (Self(sender), receiver)
     }
 
-    /// Waits for what comes of it; `None`: the thread has ended.
+    /// Sends a message, and waits for the result; `None`: the thread has ended.
     pub(super) fn ask<R: Send + 'static>(
         &self,
         task: Task,
@@ -71,7 +71,7 @@ impl<S> Mailbox<S> {
         answered.recv().ok()
     }
 
-    /// Waits for nothing.
+    /// Sends a message that nobody waits for.
     pub(super) fn post(&self, task: Task, act: impl FnOnce(&mut S) + Send + 'static) {
         self.send(task, move |state| {
             act(state);

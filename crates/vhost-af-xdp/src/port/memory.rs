@@ -17,8 +17,8 @@ use crate::guard::keeper;
 use crate::guard::private_memory;
 use crate::guard::sigbus::Watched;
 
-/// Guest addresses that are not memory, bytes at most: a log covers these, too. Where RAM begins behind a hole, as at 1 TiB on
-/// AMD machines (`pc_max_used_gpa`, hw/i386/pc.c in QEMU), and where a platform puts devices.
+/// Guest addresses that are not memory, bytes at most: a log covers these, too. Where RAM begins behind a hole, as at 1
+/// TiB on AMD machines (`pc_max_used_gpa`, hw/i386/pc.c in QEMU), and where a platform puts devices.
 const HOLES_BYTES: u64 = 16 << 40;
 
 /// A table that cannot be used.
@@ -98,8 +98,9 @@ impl MemoryTable {
         }
     }
 
-    /// Refuses a dirty log that is longer than that of any guest of this size: a bit for each 4 KiB up to its highest address.
-    /// Not by the table of the moment: QEMU makes the log longer before it adds memory (`vhost_commit`, hw/virtio/vhost.c).
+    /// Refuses a dirty log that is longer than that of any guest of this size: a bit for each 4 KiB up to its highest
+    /// address. Not by the table of the moment: QEMU makes the log longer before it adds memory (`vhost_commit`,
+    /// hw/virtio/vhost.c).
     ///
     /// # Errors
     /// [`MemoryError::LongLog`].

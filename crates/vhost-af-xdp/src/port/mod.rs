@@ -93,7 +93,7 @@ impl PortState {
         Shown {
             session: self.session.as_ref().map(|session| ShownSession {
                 features: session.features,
-                peer: session.peer(),
+                peer: session.peer,
                 lanes: session
                     .lanes
                     .iter()
@@ -106,7 +106,7 @@ impl PortState {
             interface: interface.map(|interface| ShownInterface {
                 name: interface.name(),
                 mode: interface.mode(),
-                steered: interface.steered(),
+                steered: interface.steering.steered(),
                 itself: Arc::downgrade(interface),
             }),
             mtu: interface.map_or(NULL_MTU, |interface| interface.mtu()),
@@ -330,7 +330,8 @@ impl Port {
     }
 }
 
-/// A locally administered address that is the same at every start, whatever the other options are: FNV-1a of where the port is.
+/// A locally administered address that is the same at every start, whatever the other options are: FNV-1a of where the
+/// port is.
 fn stable_mac(config: &PortConfig) -> [u8; 6] {
     let text = match &config.nic {
         NicConfig::Interface {

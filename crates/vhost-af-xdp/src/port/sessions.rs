@@ -85,8 +85,8 @@ impl Port {
         let (mut lost_memory, mut reached, mut errors) = (false, Reached::default(), Vec::new());
         if let Some(mut session) = state.session.take() {
             session.stop_all(&self.workers);
-            (lost_memory, reached) = (session.lost_memory(), session.reached());
-            errors = session.take_errors();
+            (lost_memory, reached) = (session.lost_memory(), session.reached);
+            errors = session.device.take_errors();
         }
         self.vmm_pid.store(0, Relaxed);
         let fault = state.fault.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -141,7 +141,7 @@ impl Port {
         let away = state
             .interface
             .as_ref()
-            .is_some_and(|interface| interface.is_away());
+            .is_some_and(|interface| interface.steering.is_away());
         // Nor what the interface's MTU does not let be opened; see `restart_lanes`.
         let unfit = self.check_mtu(state).err();
         let far = self.far_sides(state.interface.as_ref());

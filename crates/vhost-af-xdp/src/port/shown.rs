@@ -1,9 +1,9 @@
 //! What is seen of a port from outside, without a word from its thread.
 //!
 //! A port's thread may wait: for a queue that is still busy, for the steward, for a VMM's memory to be entered.
-//! `status` must not wait with it. So the thread, after each message, leaves in the port's [`Window`] what it made of the
-//! state, and while it works, on what and since when; a look through the window takes no lock but the window's own, under
-//! which nothing waits.
+//! `status` must not wait with it. So the thread, after each message, leaves in the port's [`Window`] what it made of
+//! the state, and while it works, on what and since when; a look through the window takes no lock but the window's own,
+//! under which nothing waits.
 //!
 //! What a look finds may be as old as the message that is worked on. It keeps nothing alive for longer than the look: a
 //! lane's socket and an interface's lease are weakly referred to, since their end is what frees a queue for its next
@@ -20,7 +20,7 @@ use super::mailbox::Task;
 use super::reasons::{Busy, Closed, Impaired, TurnedAway};
 use crate::nic::interface::Interface;
 
-/// A message that takes longer is worth to be told.
+/// `status` names a message that takes longer.
 const LONG: Duration = Duration::from_secs(1);
 
 /// What the thread left to be seen.
@@ -57,10 +57,10 @@ pub(crate) struct ShownInterface {
 
 /// See the module's head.
 #[derive(Default)]
-pub(crate) struct Window(Mutex<Behind>);
+pub(crate) struct Window(Mutex<Seen>);
 
 #[derive(Default)]
-struct Behind {
+struct Seen {
     shown: Option<Arc<Shown>>,
     /// On what the port's thread works now, and since when.
     busy: Option<(Task, Instant)>,
@@ -72,37 +72,37 @@ impl Window {
     /// What was shown last, and on what, and for how long, the port's thread works, if that is long. Nothing before the
     /// port's start is done.
     pub(crate) fn look(&self) -> (Option<Arc<Shown>>, Option<Busy>) {
-        let behind = self.behind();
-        let busy = behind.busy.map(|(task, since)| Busy {
+        let seen = self.seen();
+        let busy = seen.busy.map(|(task, since)| Busy {
             task,
             taken: since.elapsed(),
         });
-        (behind.shown.clone(), busy.filter(|busy| busy.taken >= LONG))
+        (seen.shown.clone(), busy.filter(|busy| busy.taken >= LONG))
     }
 
     /// The port's thread begins with a message.
     pub(super) fn begin(&self, task: Task) {
-        self.behind().busy = Some((task, Instant::now()));
+        self.seen().busy = Some((task, Instant::now()));
     }
 
     /// It is done with it.
     pub(super) fn show(&self, shown: Shown) {
         let shown = Arc::new(shown);
-        let mut behind = self.behind();
-        (behind.shown, behind.busy) = (Some(shown), None);
+        let mut seen = self.seen();
+        (seen.shown, seen.busy) = (Some(shown), None);
     }
 
     /// What was said last to a VMM that came while the present one was there.
     pub(crate) fn turned_away(&self) -> Option<TurnedAway> {
-        self.behind().turned_away
+        self.seen().turned_away
     }
 
     /// A VMM was turned away, or the one is there that this would be of.
     pub(crate) fn note_turned_away(&self, reason: Option<TurnedAway>) {
-        self.behind().turned_away = reason;
+        self.seen().turned_away = reason;
     }
 
-    fn behind(&self) -> MutexGuard<'_, Behind> {
+    fn seen(&self) -> MutexGuard<'_, Seen> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,10 +1,10 @@
 //! From a NIC queue to a guest: received frames, looked at where that is wanted, and delivered.
 //!
-//! Frames leave the NIC's ring a batch at a time, and the next batch is not taken before this one is delivered: nothing is
-//! held back for more to come, and what the guest has no buffers for is at most one batch, while the rest waits in the
-//! ring: back-pressure reaches the kernel, which counts what it then drops (`rx_ring_full`, `rx_fill_ring_empty_descs`).
-//! Chunks are given back when the whole batch is delivered. They lie in the queue ([`NicQueue::received`]), so that the
-//! next lane finds them there.
+//! Frames leave the NIC's ring a batch at a time. The next batch is not taken before this one is delivered, and nothing
+//! is held back for more to come. So at most one batch waits here for the guest's buffers, and the rest waits in the
+//! ring: back-pressure reaches the kernel, which counts what it then drops (`rx_ring_full`,
+//! `rx_fill_ring_empty_descs`). Chunks are given back when the whole batch is delivered. They lie in the queue
+//! ([`NicQueue::received`]), so that the next lane finds them there.
 //!
 //! Where nobody wants frames looked at, those in one piece go from the ring straight into the guest's buffers.
 
@@ -166,7 +166,8 @@ impl Arrivals {
         };
         self.whole += pieces.len();
         if pieces.len() > 1 && len > self.frame_limit {
-            // Pieces of several frames were taken for one: it is longer than any is. Its chunks go back with the batch's.
+            // Pieces of several frames were taken for one: it is longer than any is. Its chunks go back with the
+            // batch's.
             counters.to_guest_in_pieces.add(1);
             return;
         }

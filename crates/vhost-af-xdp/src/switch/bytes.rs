@@ -1,9 +1,9 @@
 //! Copies between guest memory and UMEM.
 //!
-//! Purpose: the one place of the data path that dereferences pointers. Both sides are shared (the
-//! guest writes its RAM whenever it likes, the kernel writes frames that it holds), so bytes move
-//! by raw pointer and no reference to them is ever formed. A chunk of our own, in private memory, is not shared while it
-//! is in our hands; a caller that makes a slice of one promises that it is ([`own_bytes`], [`received_bytes`]).
+//! Purpose: the one place of the data path that dereferences pointers. Both sides are shared (the guest writes its RAM
+//! whenever it likes, the kernel writes frames that it holds), so bytes move by raw pointer and no reference to them is
+//! ever formed. A chunk of our own, in private memory, is not shared while it is in our hands; a caller that makes a
+//! slice of one promises that it is ([`own_bytes`], [`received_bytes`]).
 //!
 //! Invariant: every range is checked against its mapping here, whatever was checked before; two
 //! comparisons are cheaper than an argument.
@@ -97,12 +97,12 @@ pub(crate) fn frame_to_guest(
     Some(())
 }
 
-/// The bytes that a descriptor sends from a chunk of ours; `None` if they are not all at `own_from` or behind, or not in the
-/// UMEM. Whatever lies before `own_from` may be guest memory, of which no slice is ever made.
+/// The bytes that a descriptor sends from a chunk of ours; `None` if they are not all at `own_from` or behind, or not
+/// in the UMEM. Whatever lies before `own_from` may be guest memory, of which no slice is ever made.
 ///
 /// # Safety
-/// The descriptor has not been handed to a NIC, its chunk is of private memory of ours, and no other descriptor that refers
-/// to a byte of these is with a NIC or in the hands of somebody else.
+/// The descriptor has not been handed to a NIC, its chunk is of private memory of ours, and no other descriptor that
+/// refers to a byte of these is with a NIC or in the hands of somebody else.
 #[inline]
 pub(crate) unsafe fn own_bytes<'a>(
     umem: &'a Umem,
@@ -113,21 +113,21 @@ pub(crate) unsafe fn own_bytes<'a>(
         return None;
     }
     let start = umem.ptr(desc.offset, desc.len as usize)?;
-    // SAFETY: the range is inside the mapping, as was just checked, which the UMEM keeps alive. Nobody else reads or writes
-    // it, as the caller promises; the descriptor is borrowed for as long as the slice is. Any bytes are valid.
+    // SAFETY: the range is inside the mapping, as was just checked, which the UMEM keeps alive. Nobody else reads or
+    // writes it, as the caller promises; the descriptor is borrowed for as long as the slice is. Any bytes are valid.
     Some(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), desc.len as usize) })
 }
 
-/// The bytes of a received piece in copy placement, where chunks are memory of our own; `None` if they are not all in the
-/// piece's chunk, or in other placements.
+/// The bytes of a received piece in copy placement, where chunks are memory of our own; `None` if they are not all in
+/// the piece's chunk, or in other placements.
 ///
 /// # Safety
 /// The piece came from the NIC of this UMEM, and its chunk has not been given back to it.
 #[inline]
 pub(crate) unsafe fn received_bytes<'a>(umem: &'a Umem, piece: &'a RxDesc) -> Option<&'a [u8]> {
     let start = received_start(umem, piece)?;
-    // SAFETY: as received_start says; the chunk is in our hands, as the caller promises, and the piece, borrowed for as long
-    // as the slice is, stands for it.
+    // SAFETY: as received_start says; the chunk is in our hands, as the caller promises, and the piece, borrowed for as
+    // long as the slice is, stands for it.
     Some(unsafe { std::slice::from_raw_parts(start.as_ptr(), piece.len as usize) })
 }
 
@@ -142,9 +142,10 @@ pub(crate) unsafe fn received_bytes_mut<'a>(umem: &'a Umem, piece: &'a mut RxDes
     Some(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), piece.len as usize) })
 }
 
-/// Where a received piece lies. Its bytes are inside the mapping, which the UMEM keeps alive, and inside the chunk that the piece
-/// owns: the kernel gave it up with the descriptor, no other [`xsk::Frame`] stands for it, and aligned chunks do not overlap.
-/// An aligned UMEM is private memory of the daemon's, which no guest maps ([`GuestRam`] is registered unaligned).
+/// Where a received piece lies. Its bytes are inside the mapping, which the UMEM keeps alive, and inside the chunk that
+/// the piece owns: the kernel gave it up with the descriptor, no other [`xsk::Frame`] stands for it, and aligned chunks
+/// do not overlap. An aligned UMEM is private memory of the daemon's, which no guest maps ([`GuestRam`] is registered
+/// unaligned).
 #[inline]
 fn received_start(umem: &Umem, piece: &RxDesc) -> Option<NonNull<u8>> {
     let into = piece.data.get().checked_sub(piece.frame.offset().get())?;

@@ -12,11 +12,13 @@
 //! ones are handled, with a private copy of the headers, or of the frame where it is to be completed. What the guest
 //! changes meanwhile is its own loss.
 //!
-//! Partial checksums come from interfaces whose other end is a stack on the same machine ([`Looks::partial`]: veth); see
-//! [`offload::verify`] for how one is told from a right one. Without GUEST_CSUM and on another interface nobody looks.
+//! Partial checksums come from interfaces whose other end is a stack on the same machine ([`Looks::partial`]: veth);
+//! see [`offload::verify`] for how one is told from a right one. Without GUEST_CSUM and on another interface nobody
+//! looks.
 //!
 //! Not handled, because nothing in the frame tells: SCTP's checksum, which local senders leave out as well, and partial
-//! checksums inside of tunnels. A sender on the other end of a veth can be told to finish them: `ethtool -K PEER tx off`.
+//! checksums inside of tunnels. A sender on the other end of a veth can be told to finish them: `ethtool -K PEER tx
+//! off`.
 
 #![allow(unsafe_code)]
 
@@ -84,7 +86,8 @@ impl PrivateLook {
         })
     }
 
-    /// Looks at a frame, and completes its checksum if that has to be; the virtio-net header that it gets, but for `num_buffers`.
+    /// Looks at a frame, and completes its checksum if that has to be; the virtio-net header that it gets, but for
+    /// `num_buffers`.
     pub(crate) fn look(&mut self, umem: &Umem, frame: UmemRange, counters: &PairCounters) -> [u8; 10] {
         let header = self.headers(umem, frame).unwrap_or(NetHeader::NONE);
         if header.flags == 0 || self.looks.tell {
@@ -128,7 +131,8 @@ impl PrivateLook {
 /// The first bytes of a frame in chunks of our own, as many as a parser wants.
 #[inline]
 pub(crate) fn headers<'a>(pieces: &'a [RxDesc], umem: &'a Umem) -> &'a [u8] {
-    // SAFETY: pieces of frames in hand ([`Arrivals`](super::arrivals::Arrivals)) are given back after they were delivered.
+    // SAFETY: pieces of frames in hand ([`Arrivals`](super::arrivals::Arrivals)) are given back after they were
+    // delivered.
     let bytes = pieces
         .first()
         .and_then(|piece| unsafe { received_bytes(umem, piece) });

@@ -1,4 +1,5 @@
-//! Chunks that several descriptors share, through whole lanes: where they are when traffic, session or guest have ended.
+//! Chunks that several descriptors share, through whole lanes: where they are when traffic, session or guest have
+//! ended.
 
 use std::collections::BTreeSet;
 

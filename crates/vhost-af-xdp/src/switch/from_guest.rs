@@ -1,8 +1,9 @@
 //! From a guest: a turn of its frames, to wherever they go.
 //!
-//! [`Sender::burst`] is the one way by which frames leave a guest: it takes chains, lets the queue pair judge them, and puts
-//! each into a [`Sink`], until the turn is used up or the sink is full. What does not fit stays with the guest. Sinks are a
-//! NIC queue that frames are copied to (`to_nic.rs`), one that reads guest RAM (`direct`), and another guest (`guests.rs`).
+//! [`Sender::burst`] is the one way by which frames leave a guest: it takes chains, lets the queue pair judge them, and
+//! puts each into a [`Sink`], until the turn is used up or the sink is full. What does not fit stays with the guest.
+//! Sinks are a NIC queue that frames are copied to (`to_nic.rs`), one that reads guest RAM (`direct`), and another
+//! guest (`guests.rs`).
 
 use device::counters::{Counter, PairCounters};
 use device::pair::{Fault, QueuePair, Sending};
@@ -98,7 +99,8 @@ impl Turn {
     }
 }
 
-/// What a lane sends for its guest, turn by turn: a guest whose frames become many has no more turns than its neighbours.
+/// What a lane sends for its guest, turn by turn: a guest whose frames become many has no more turns than its
+/// neighbours.
 #[derive(Debug, Default)]
 pub(crate) struct Sender {
     /// Frames that this turn has left.

@@ -6,9 +6,9 @@
 //! is left to the kernel or the NIC (XDP TX metadata, Documentation/networking/xsk-tx-metadata.rst) where
 //! the socket takes that, else completed in the chunk.
 //!
-//! Invariants: what a plan or the metadata says rests on bytes that no guest can change any more. The kernel stops a
-//! TX ring for good at metadata that it finds wrong (`xsk_build_skb`, net/xdp/xsk.c, leaves the descriptor in the
-//! ring), so it is only given what it cannot refuse: a checksum that lies in the frame's first descriptor. And only for TCP
+//! Invariants: what a plan or the metadata says rests on bytes that no guest can change any more. The kernel stops a TX
+//! ring for good at metadata that it finds wrong (`xsk_build_skb`, net/xdp/xsk.c, leaves the descriptor in the ring),
+//! so it is only given what it cannot refuse: a checksum that lies in the frame's first descriptor. And only for TCP
 //! and UDP where they really are: what a NIC does with other places is nothing to try on behalf of a guest.
 
 #![allow(unsafe_code)]
@@ -82,8 +82,8 @@ impl GsoPacket {
 }
 
 impl GuestFrame<'_> {
-    /// How a GSO packet is cut, by a private copy of its headers, which is left in `headers`; `None` if they are not what
-    /// the guest asks for.
+    /// How a GSO packet is cut, by a private copy of its headers, which is left in `headers`; `None` if they are not
+    /// what the guest asks for.
     pub(crate) fn plan(&self, gso: Gso, headers: &mut [u8; HEADERS_MAX]) -> Option<Plan> {
         let len = self.sending.len;
         let headers = &mut headers[..HEADERS_MAX.min(len as usize)];
@@ -293,8 +293,8 @@ impl Builder<'_> {
     #[inline]
     fn bytes(&mut self, index: usize) -> Option<&mut [u8]> {
         let desc = self.outgoing.get_mut(index)?;
-        // SAFETY: what is in `outgoing` is with no NIC yet. Chunks of the pool are ours from `own_from` on. Descriptors that
-        // share a chunk refer to no byte in common (cutter.rs), and all of them are here.
+        // SAFETY: what is in `outgoing` is with no NIC yet. Chunks of the pool are ours from `own_from` on. Descriptors
+        // that share a chunk refer to no byte in common (cutter.rs), and all of them are here.
         unsafe { own_bytes(self.umem, self.own_from, desc) }
     }
 

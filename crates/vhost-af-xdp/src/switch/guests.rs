@@ -1,16 +1,15 @@
 //! From a guest to another guest of this process: one copy, from RAM to RAM (`--cable`).
 //!
-//! Both lanes are of one worker, which gives the sender the other as its [`Peer`]. Frames wait with the sender while the
-//! other has no buffers for them.
+//! Both lanes are of one worker, which gives the sender the other as its [`Peer`]. Frames wait with the sender while
+//! the other has no buffers for them.
 //!
 //! GSO packets and partial checksums pass as they are: no wire carries them that could not, and the receiving guest
 //! completes what it needs. Only a guest that did not accept an offload gets the work done here: its GSO packets are
 //! cut, its checksums completed.
 //!
-//! What a guest asks for is checked before it goes on, so that no guest can have another parse headers that say something
-//! else than its bytes: those of a GSO packet are copied once, planned by, and passed on from that copy.
+//! What a guest asks for is checked before it goes on, so that no guest can have another parse headers that say
+//! something else than its bytes: those of a GSO packet are copied once, planned by, and passed on from that copy.
 
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use device::counters::{Counter, PairCounters};
@@ -344,14 +343,6 @@ impl Lane for GuestLane {
             counters: &self.counters,
             pending: Some(&mut self.pending),
         })
-    }
-
-    fn nic(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
-
-    fn awaits_nic(&self) -> bool {
-        false
     }
 
     fn inject(&mut self, frame: &[u8], peer: Option<Peer<'_>>) {

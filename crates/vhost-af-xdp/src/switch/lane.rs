@@ -82,12 +82,18 @@ pub(crate) trait Lane: Send {
     /// The guest's half, to change.
     fn pair_mut(&mut self) -> &mut QueuePair;
     /// The guest's half, for frames of other lanes; `None`: it takes none.
-    fn peer(&mut self) -> Option<Peer<'_>>;
-    /// The NIC's descriptor, readable when frames arrive.
-    fn nic(&self) -> Option<BorrowedFd<'_>>;
+    fn peer(&mut self) -> Option<Peer<'_>> {
+        None
+    }
+    /// The NIC's descriptor, readable when frames arrive; `None`: there is none.
+    fn nic(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
     /// Whether arriving frames must wake the lane, as [`Self::arm`] decided: not while some wait there
     /// already, for the guest's buffers. Deciding it anew would lose a frame that came after `arm`.
-    fn awaits_nic(&self) -> bool;
+    fn awaits_nic(&self) -> bool {
+        false
+    }
     /// Sends a frame of ours, if there is room for it now: it is an announcement, and the network may lose those.
     fn inject(&mut self, frame: &[u8], peer: Option<Peer<'_>>);
     /// Takes back what the kernel holds, and publishes what is done. On a control thread, so it calls nobody.

@@ -6,20 +6,19 @@
 /// descriptors in the first-level cache.
 pub(crate) const BATCH: usize = 64;
 
-/// Descriptors that the guest gives frames in, as much work as a frame: a turn has so many for each of its frames. A chain of a
-/// Linux guest's has two, or some 18 for dozens of segments; one that is made to be work has thousands for a single frame, each
-/// with a copy of its own.
+/// So many descriptors of a guest's chains count as much as one frame of a turn. A chain of a Linux guest has two, or
+/// some 18 for dozens of segments. A chain that is made to be work has thousands for one frame, each with a copy of its
+/// own.
 pub(crate) const DESCRIPTORS_A_FRAME: u64 = 4;
 
-/// Bytes that are as much work as a frame: what is copied once and passes whole, a GSO packet to another guest, costs by its
-/// bytes. More than most interfaces' frames have.
+/// Bytes that are as much work as a frame: what is copied once and passes whole, a GSO packet to another guest, costs
+/// by its bytes. More than most interfaces' frames have.
 pub(crate) const BYTES_A_FRAME: u64 = 8192;
 
-/// Most segments of a GSO packet that leave in one go, where it is built in one go; what they are more than a turn the
-/// lane owes. Few enough that the other direction, with the guest's acknowledgements, waits for some 200 µs at
-/// most.
+/// Most segments of a GSO packet that are built in one go. Those beyond a turn are taken from the lane's next turns.
+/// Few enough that the other direction, with the guest's acknowledgements, waits for some 200 µs at most.
 pub(crate) const SEGMENTS: usize = 256;
 
-/// A turn reads no further buffers for frames to the guest once it has read so many descriptors of them: one buffer may have as many
-/// as the queue has entries. Usual guests have far fewer in all buffers of a turn.
+/// A turn takes no further buffers for frames to the guest once it has read so many descriptors of them: one buffer may
+/// have as many as the queue has entries. Usual guests have far fewer in all buffers of a turn.
 pub(crate) const DESCRIPTORS: usize = 4096;

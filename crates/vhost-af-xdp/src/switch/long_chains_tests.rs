@@ -1,5 +1,5 @@
-//! Receive buffers in as many pieces as the queue has entries, through whole lanes: neither a turn nor the memory of a lane is
-//! as long as the guest wants it.
+//! Receive buffers in as many pieces as the queue has entries, through whole lanes: neither a turn nor the memory of a
+//! lane is as long as the guest wants it.
 
 use std::sync::{Arc, Mutex};
 

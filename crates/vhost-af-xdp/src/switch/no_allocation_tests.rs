@@ -1,4 +1,5 @@
-//! No allocation while frames move, whatever the endpoints are: each pair of them is warmed up, and then breathes again.
+//! No allocation while frames move, whatever the endpoints are: each pair of them is warmed up, and then breathes
+//! again.
 //!
 //! The test program counts what each thread allocates. Drivers and NICs that the tests play allocate, too, so only
 //! breaths are looked at.

@@ -1,7 +1,8 @@
 //! What waits to be delivered to a guest that takes frames of other guests.
 //!
-//! Frames wait with the guest that sends them, as long as the other has no buffers. But a GSO packet that the other does
-//! not take whole becomes many frames, and not all of them may find buffers at once: so it is copied away and cut here.
+//! Frames wait with the guest that sends them, as long as the other has no buffers. But a GSO packet that the other
+//! does not take whole becomes many frames, and not all of them may find buffers at once: so it is copied away and cut
+//! here.
 
 use device::counters::PairCounters;
 use device::pair::{Fault, QueuePair};
@@ -67,8 +68,8 @@ impl Pending {
         Ok(delivery.finish())
     }
 
-    /// Makes the next segment the frame in hand, with its checksum completed unless the guest takes (`sums`) partial ones;
-    /// what is left to the guest.
+    /// Makes the next segment the frame in hand, with its checksum completed unless the guest takes (`sums`) partial
+    /// ones; what is left to the guest.
     fn cut(&mut self, sums: bool) -> Option<Request> {
         let plan = self.packet.plan.as_ref()?;
         let index = self.packet.next;

@@ -1,9 +1,9 @@
-//! What a worker lets be seen of where it is, so that somebody notices when it stays there.
+//! Where a worker is, for the watchdog.
 //!
-//! A worker may hang in memory that never answers (a file of a file system that has stopped), and with it all its lanes.
-//! It cannot tell; so it leaves the lane in hand here, a relaxed store each, and counts its rounds anyway
-//! ([`super::worker::WorkerCounters`]). A watcher looks twice a second, and only while a worker is awake: when all sleep
-//! it parks, and the first worker that wakes wakes it.
+//! A worker may hang in memory that never answers (a file of a file system that has stopped), and with it all its
+//! lanes. It cannot report that itself. So it stores here which lane it takes up, one relaxed store each. Its rounds
+//! are counted anyway ([`super::worker::WorkerCounters`]). A watcher looks twice a second, and only while a worker is
+//! awake. When all workers sleep it parks, and the first worker that wakes wakes it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst, fence};
 use std::sync::{Arc, OnceLock};
@@ -73,9 +73,10 @@ impl Progress {
     }
 }
 
-/// Somebody who looks at workers, and rests while all sleep.
+/// What looks at workers, and rests while all sleep.
 #[derive(Debug, Default)]
 pub(crate) struct Watcher {
+    /// It rests, or is about to. What orders it is said at [`Self::rouse`].
     parked: AtomicBool,
     thread: OnceLock<Thread>,
 }
@@ -96,8 +97,10 @@ impl Watcher {
         }
     }
 
-    /// There is somebody to look at, who has shown that before. Either they see that the watcher has parked, or the watcher sees them:
-    /// the fence pairs with that of [`Self::park_unless`]. Without them each could read what was before the other's store (store
+    /// Wakes the watcher, if it rests. The caller has shown before that it is awake.
+    ///
+    /// Either the caller sees that the watcher has parked, or the watcher sees that the caller is awake: the fence
+    /// pairs with that of [`Self::park_unless`]. Without them each could read what was before the other's store (store
     /// buffering), and a hang from here on would not be noticed.
     pub(crate) fn rouse(&self) {
         fence(SeqCst);

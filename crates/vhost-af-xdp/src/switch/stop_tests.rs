@@ -54,7 +54,8 @@ fn lane(side: QueuePair) -> (Box<CopyLane<NullNic>>, Arc<PairCounters>) {
     (Box::new(lane), counters)
 }
 
-/// Stops a lane that has frames for a guest with so many buffers; frames that were delivered, and those counted as lost.
+/// Stops a lane that has frames for a guest with so many buffers; frames that were delivered, and those counted as
+/// lost.
 fn delivered_and_lost(packed: bool, offloads: Offloads, buffers: usize) -> (usize, u64) {
     let (side, mut driver) = guest(packed, offloads, buffers);
     let (lane, counters) = lane(side);

@@ -1,7 +1,7 @@
 //! To a guest: its buffers during a burst, and frames that are written over them.
 //!
-//! A [`Delivery`] takes buffers from the guest's receive queue as they are needed, writes frames over them, each with its
-//! virtio-net header (VirtIO 1.3, 5.1.6.4), and gives back what was not used. Where a frame's bytes come from is a
+//! A [`Delivery`] takes buffers from the guest's receive queue as they are needed, writes frames over them, each with
+//! its virtio-net header (VirtIO 1.3, 5.1.6.4), and gives back what was not used. Where a frame's bytes come from is a
 //! [`Bytes`]: chunks of a UMEM, another guest's chain, or memory of ours.
 
 use device::counters::PairCounters;
@@ -15,8 +15,8 @@ use super::limits::{BATCH, DESCRIPTORS};
 /// The virtio-net header, but for the number of buffers, of a frame about which nothing is said.
 pub(crate) const NO_OFFLOAD: [u8; 10] = [0; 10];
 
-/// The header of a frame about which nothing is said, in one buffer. A constant, as building it for each frame costs more
-/// than writing it: what was stored in pieces is loaded as a whole.
+/// The header of a frame about which nothing is said, in one buffer. A constant, as building it for each frame costs
+/// more than writing it: what was stored in pieces is loaded as a whole.
 pub(crate) const IN_ONE_BUFFER: [u8; HEADER_BYTES as usize] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0];
 
 /// Bytes of a frame, read from front to back.
@@ -162,8 +162,9 @@ impl<'a> Delivery<'a> {
         self.pair
     }
 
-    /// The common case: frames in one piece, each for a buffer in one piece that holds it. Takes them from `incoming` as long
-    /// as they are like that and buffers are in hand, and puts their chunks into `empty`; the first that is not.
+    /// The common case: frames in one piece, each for a buffer in one piece that holds it. Takes them from `incoming`
+    /// as long as they are like that and buffers are in hand, and puts their chunks into `empty`; the first that is
+    /// not.
     ///
     /// One loop with its sums in registers: a worker spends its time here.
     #[inline]
@@ -239,9 +240,9 @@ impl<'a> Delivery<'a> {
         Ok(self.misfit())
     }
 
-    /// Whether a frame that does not fit the buffers in hand ever will, which is counted. It never will where more buffers
-    /// would not help: without mergeable buffers a frame has one chain, with them no frame gets more chains than a
-    /// batch holds.
+    /// Whether a frame that does not fit the buffers in hand will fit later; counted either way. It never will where
+    /// more buffers would not help: without mergeable buffers a frame has one chain, with them no frame gets more
+    /// chains than a batch holds.
     #[cold]
     pub(super) fn misfit(&self) -> Fit {
         let in_hand = self.chains.len() - self.next;
@@ -299,8 +300,8 @@ impl<'a> Delivery<'a> {
     }
 }
 
-/// Writes a frame in one piece over a chain that is one buffer, which is used then; false, and nothing done, if it is not
-/// like that.
+/// Writes a frame in one piece over a chain that is one buffer, which is used then; false, and nothing done, if it is
+/// not like that.
 #[inline]
 fn write_whole(
     pair: &mut QueuePair,
@@ -333,8 +334,8 @@ pub(crate) fn with_buffers(offload: [u8; 10], buffers: usize) -> [u8; HEADER_BYT
     header
 }
 
-/// Writes a header, if it is the first, and what follows of a frame of which `left` bytes are left, over one chain; bytes
-/// written.
+/// Writes a header, if it is the first, and what follows of a frame of which `left` bytes are left, over one chain;
+/// bytes written.
 #[inline]
 pub(crate) fn write(
     pair: &QueuePair,

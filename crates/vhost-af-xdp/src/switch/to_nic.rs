@@ -1,10 +1,10 @@
 //! From a guest to a NIC queue: frames copied into chunks of the UMEM, GSO packets cut on the way.
 //!
-//! A GSO packet is cut while it is copied (`cutter.rs`), each segment into a chunk of its own or, where the NIC reads by
-//! DMA, into descriptors that refer to one copy of the payload. All segments are built in one go: the packet waits in the
-//! guest's queue until there is room for all. One with more segments than that ([`SEGMENTS`]), or than there can ever be
-//! room for, is copied away whole, and goes out in portions ([`Remainder`]). So a chain is used, here too, before anything of
-//! it is with the NIC: a daemon that comes after one that died sends nothing twice.
+//! A GSO packet is cut while it is copied (`cutter.rs`), each segment into a chunk of its own or, where the NIC reads
+//! by DMA, into descriptors that refer to one copy of the payload. All segments are built in one go: the packet waits
+//! in the guest's queue until there is room for all. One with more segments than that ([`SEGMENTS`]), or than there can
+//! ever be room for, is copied away whole, and goes out in portions ([`Remainder`]). So a chain is used, here too,
+//! before anything of it is with the NIC: a daemon that comes after one that died sends nothing twice.
 
 use std::time::Duration;
 
@@ -293,7 +293,8 @@ impl<'a, N: Nic> NicSink<'a, N> {
         Cutter::new(builder, references, plan, ring)
     }
 
-    /// Cuts a GSO packet, all of it in one go unless it has very many segments; `None` when there is no room for that now.
+    /// Cuts a GSO packet, all of it in one go unless it has very many segments; `None` when there is no room for that
+    /// now.
     fn cut(&mut self, frame: GuestFrame<'_>, gso: Gso, turn: &mut Turn) -> Option<()> {
         let Some(mut packet) = GsoPacket::open(frame, gso, self.counters, &mut [0; HEADERS_MAX]) else {
             return Some(());

@@ -15,8 +15,8 @@
 //! Control reaches a worker through its mailbox only ([`Command`]); a lane that is to go is handed
 //! back whole, so that closing sockets (which waits for the kernel) happens elsewhere.
 //!
-//! A worker that hangs, in a guest's memory that never answers, cannot say so: it shows where it is ([`super::progress`]),
-//! and somebody else looks.
+//! A worker that hangs, in a guest's memory that never answers, cannot say so. It shows where it is
+//! ([`super::progress`]), and the watchdog looks.
 //!
 //! A guest's fault takes that lane out of the rounds and is reported once through the lane's
 //! `on_fault`; the other lanes never notice.
@@ -94,8 +94,8 @@ pub(crate) struct WorkerHandle {
     /// See [`WorkerCounters`].
     pub(crate) counters: Arc<WorkerCounters>,
     pub(super) progress: Arc<Progress>,
-    /// Whether it hangs, as far as somebody has noticed: new lanes go to others. Set and read by control threads; nothing
-    /// is published through it.
+    /// Whether it hangs, as far as somebody has noticed: new lanes go to others. Set and read by control threads;
+    /// nothing is published through it.
     pub(super) hangs: AtomicBool,
     pub(super) thread: Option<JoinHandle<()>>,
 }
@@ -155,9 +155,9 @@ impl WorkerHandle {
     pub(crate) fn send(&self, command: Command) {
         // A worker ends only by Command::End, after which nobody sends.
         let _ = self.commands.send(command);
-        // Publishes the command; pairs with the swap in `read_mail`. Were it seen before the command, that would wait until the
-        // next one is sent. A swap, since of several senders the worker sees the flag of the last one only: a plain store of
-        // that one would end the release sequences of the others, and publish its own command alone.
+        // Publishes the command; pairs with the swap in `read_mail`. Were it seen before the command, that would wait
+        // until the next one is sent. A swap, since of several senders the worker sees the flag of the last one only: a
+        // plain store of that one would end the release sequences of the others, and publish its own command alone.
         self.posted.swap(true, Ordering::Release);
         let _ = rustix::io::write(&*self.mailbox, &1u64.to_ne_bytes());
     }
@@ -357,8 +357,8 @@ impl Worker {
                 slot.deaf = None;
             }
         }
-        // An eventfd that was written meanwhile is reported at once. Whatever these events tell is seen when the lanes are armed,
-        // but for the mailbox's: a command that came since it was read would not be told again.
+        // An eventfd that was written meanwhile is reported at once. Whatever these events tell is seen when the lanes
+        // are armed, but for the mailbox's: a command that came since it was read would not be told again.
         let mut events = [MaybeUninit::<Event>::uninit(); 16];
         let _ = epoll::wait(&self.epoll, &mut events, Some(&Timespec::default()));
         if self.posted.load(Ordering::Relaxed) {
@@ -395,12 +395,13 @@ impl Worker {
     /// Acts on commands; false when the thread is to end.
     #[inline]
     fn read_mail(&mut self) -> bool {
-        // Most rounds find nothing: a look at the channel itself costs them a full fence. Only a hint, read again each round.
+        // Most rounds find nothing: a look at the channel itself costs them a full fence. Only a hint, read again each
+        // round.
         if !self.posted.load(Ordering::Relaxed) {
             return true;
         }
-        // Observes what was sent before the flag was set. Taken back before the channel is read: a command that comes while it
-        // is read sets it anew.
+        // Observes what was sent before the flag was set. Taken back before the channel is read: a command that comes
+        // while it is read sets it anew.
         self.posted.swap(false, Ordering::Acquire);
         self.act_on_commands()
     }
@@ -508,7 +509,8 @@ impl Slot {
     }
 }
 
-/// How long a worker polls without work before it sleeps: between nothing and `--spin-us`, by what the last pauses were like.
+/// How long a worker polls without work before it sleeps: between nothing and `--spin-us`, by what the last pauses were
+/// like.
 ///
 /// Polling pays where work comes again within that time, and takes a CPU from guests and their peers where it does not:
 /// TCP by GSO packets pauses for hundreds of microseconds. The rule is that of KVM for idle virtual CPUs (halt_poll_ns,

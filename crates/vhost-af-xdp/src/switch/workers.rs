@@ -1,4 +1,5 @@
-//! All workers of the process, for those who give them lanes: which worker has which, and how each is seen from outside.
+//! All workers of the process, for those who give them lanes: which worker has which, and how each is seen from
+//! outside.
 
 use std::collections::HashMap;
 use std::io;
@@ -16,6 +17,7 @@ use super::worker::{Command, NewLane, WorkerCounters, WorkerHandle};
 pub(crate) struct Workers {
     handles: Vec<WorkerHandle>,
     roster: Mutex<Roster>,
+    /// Of the next lane. Nothing is published through it.
     next_id: AtomicU64,
     /// The thread that looks whether they hang.
     pub(crate) watcher: Arc<Watcher>,

@@ -162,11 +162,12 @@ pub(crate) struct Session {
     /// Memory that is being registered for pairs whose lanes copy until then.
     registering: Vec<Option<UnderWay>>,
     registered: OnRegistered,
-    /// Why a pair has no lane that should have one, as far as nobody has taken note of it.
+    /// What this host lacks for the lane of a pair, until [`Self::take_shortage`].
     shortage: Option<String>,
-    /// What became of it.
-    reached: Reached,
-    peer: Option<i32>,
+    /// How far it came.
+    pub(crate) reached: Reached,
+    /// Process that connected, if the kernel tells.
+    pub(crate) peer: Option<i32>,
     connection: VmmConnection,
     fault: FaultCell,
 }
@@ -202,17 +203,7 @@ impl Session {
         }
     }
 
-    /// Process that connected, if the kernel tells.
-    pub(crate) fn peer(&self) -> Option<i32> {
-        self.peer
-    }
-
-    /// How far it came.
-    pub(crate) fn reached(&self) -> Reached {
-        self.reached
-    }
-
-    /// Why a pair has no lane that should have one, if that was found since this was asked last.
+    /// What this host lacked for the lane of a pair, if it did since the last call.
     pub(crate) fn take_shortage(&mut self) -> Option<String> {
         self.shortage.take()
     }
@@ -225,11 +216,6 @@ impl Session {
     /// Ends the connection, and so the session.
     pub(crate) fn hang_up(&self) {
         let _ = self.connection.stream.shutdown(Shutdown::Both);
-    }
-
-    /// Takes out the error eventfds of all vrings.
-    pub(crate) fn take_errors(&mut self) -> Vec<OwnedFd> {
-        self.device.take_errors()
     }
 
     /// Whether the VMM took memory away that it had shared.
@@ -273,7 +259,8 @@ impl Session {
     ) -> Result<(), SessionError> {
         self.memory.check_log(range.bytes)?;
         let log = DirtyLog::open(file.as_fd(), range, self.memory.files())?;
-        // Kept until no lane has it: the VMM may have closed it, and then who lets go of it last frees it, page by page.
+        // Kept until no lane has it: the VMM may have closed it, and then who lets go of it last frees it, page by
+        // page.
         let before = self.log.replace(Arc::new(log));
         self.device.set_log(self.active_log().cloned());
         self.apply_log(context.workers);
