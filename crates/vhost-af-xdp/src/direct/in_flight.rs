@@ -23,7 +23,7 @@ struct Entry<T> {
 pub(crate) struct InFlight<T> {
     entries: VecDeque<Entry<T>>,
     capacity: usize,
-    /// Entries at the front known to be done; the search for the next completion starts after them.
+    /// Entries at the front known to be done; the search for the next completion starts behind them.
     done_at_front: usize,
 }
 
@@ -69,18 +69,15 @@ impl<T> InFlight<T> {
     /// address that was never given.
     #[inline]
     pub(crate) fn complete(&mut self, key: u64) -> Option<&mut T> {
-        let mut at = self.done_at_front;
-        while let Some(entry) = self.entries.get(at) {
-            if entry.key == key && !entry.done {
-                break;
-            }
-            at += 1;
-        }
-        let entry = self.entries.get_mut(at)?;
+        // Each that is done is passed once: how many were so from the start, a guest decides.
+        let done = self
+            .entries
+            .range(self.done_at_front..)
+            .take_while(|entry| entry.done);
+        self.done_at_front += done.count();
+        let mut open = self.entries.range_mut(self.done_at_front..);
+        let entry = open.find(|entry| entry.key == key && !entry.done)?;
         entry.done = true;
-        if at == self.done_at_front {
-            self.done_at_front += 1;
-        }
         Some(&mut entry.value)
     }
 
@@ -151,6 +148,25 @@ mod tests {
     fn unknown_address_is_refused() {
         let mut table: InFlight<()> = InFlight::new(1);
         assert!(table.complete(1).is_none());
+    }
+
+    /// Frames of a guest that are sent, and many between them that are not.
+    #[test]
+    fn entries_that_were_done_from_the_start_are_passed_once() {
+        const BETWEEN: usize = 31;
+        let mut table = InFlight::new(64 * (BETWEEN + 1));
+        for key in 0..64 {
+            table.push(key, key);
+            (0..BETWEEN).for_each(|_| table.push_done(key));
+        }
+        for key in 0..64 {
+            assert_eq!(table.complete(key).copied(), Some(key));
+            assert_eq!(table.done_at_front, key as usize * (BETWEEN + 1), "{key}");
+        }
+        assert_eq!(
+            std::iter::from_fn(|| table.pop_done()).count(),
+            64 * (BETWEEN + 1)
+        );
     }
 
     #[test]
