@@ -544,7 +544,8 @@ impl Polling {
 
 #[cfg(test)]
 mod tests {
-    use virtqueue::{Journal, QueueFeatures};
+    use virtqueue::driver::Buffer;
+    use virtqueue::{GuestAddr, Journal, QueueFeatures};
 
     use super::*;
     use crate::switch::guests::GuestLane;
@@ -567,28 +568,32 @@ mod tests {
         assert_eq!(polling.now, limit);
     }
 
-    /// A lane of a guest that does nothing.
-    fn idle_lane() -> NewLane {
+    /// The lane of a pair of a port's, whose guest has these in its transmit queue.
+    fn lane(pair: u16, enabled: bool, sends: &[Buffer]) -> NewLane {
         let memory = Memory::new(1 << 20, 0);
-        let vring = || memory.vring(64, QueueFeatures::default(), Journal::None).0;
-        let mut pair = memory.side(vring(), vring(), Offloads::NONE);
-        for vring in [&mut pair.from_guest, &mut pair.to_guest] {
+        let vring = || memory.vring(64, QueueFeatures::default(), Journal::None);
+        let ((from_guest, mut driver), (to_guest, _)) = (vring(), vring());
+        if !sends.is_empty() {
+            driver.add(sends).expect("room in the ring");
+            driver.publish();
+        }
+        let mut side = memory.side(from_guest, to_guest, Offloads::NONE);
+        for vring in [&mut side.from_guest, &mut side.to_guest] {
             let kick = eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd");
-            vring.kick = Some(kick);
+            (vring.kick, vring.enabled) = (Some(kick), enabled);
         }
         NewLane {
-            lane: Box::new(GuestLane::new(pair, Arc::default())),
+            lane: Box::new(GuestLane::new(side, Arc::default())),
             role: Role::Pair {
                 port: "test".into(),
-                pair: 0,
+                pair,
             },
             on_fault: Box::new(|_| ()),
         }
     }
 
-    /// Who listens to a guest's kicks again looks whether there were some, and is told of the mailbox, too: once.
-    #[test]
-    fn command_is_not_slept_through_that_comes_when_a_guest_is_listened_to_again() {
+    /// What a worker's thread would have, and the other end of it.
+    fn worker() -> (Worker, WorkerHandle) {
         let mut handle = WorkerHandle::start(0, None, Duration::ZERO, &Arc::default()).expect("a worker");
         handle.send(Command::End);
         handle.thread.take().map(JoinHandle::join);
@@ -597,7 +602,7 @@ mod tests {
         let epoll = epoll::create(CreateFlags::CLOEXEC).expect("an epoll");
         let flags = EventFlags::IN | EventFlags::ET;
         epoll::add(&epoll, &*handle.mailbox, EventData::new_u64(0), flags).expect("watched");
-        let mut worker = Worker {
+        let worker = Worker {
             inbox,
             posted: Arc::clone(&handle.posted),
             epoll,
@@ -606,15 +611,35 @@ mod tests {
             progress: Arc::new(Progress::new(Arc::default())),
             lanes: Vec::new(),
         };
-        worker.add(LaneId(1), idle_lane());
-        // What it was told before.
-        assert_eq!(worker.listen_again(), Work::None);
+        // What the thread was told is seen.
         let _ = epoll::wait(
             &worker.epoll,
             &mut [MaybeUninit::<Event>::uninit(); 16],
             Some(&Timespec::default()),
         );
         worker.posted.store(false, Ordering::Relaxed);
+        (worker, handle)
+    }
+
+    #[test]
+    fn lane_of_a_guest_that_did_wrong_takes_no_frames_of_others() {
+        let (mut worker, _handle) = worker();
+        worker.add(LaneId(1), lane(1, false, &[]));
+        worker.add(LaneId(2), lane(0, true, &[Buffer::writable(GuestAddr(0), 100)]));
+        assert_eq!(worker.lanes[0].peer, Some(1), "of a pair that is off");
+        assert!(!worker.breathe());
+        assert!(
+            worker.lanes[1].on_fault.is_none(),
+            "it is told to send a buffer to be written"
+        );
+        assert_eq!(worker.lanes[0].peer, None);
+    }
+
+    /// Who listens to a guest's kicks again looks whether there were some, and is told of the mailbox, too: once.
+    #[test]
+    fn command_is_not_slept_through_that_comes_when_a_guest_is_listened_to_again() {
+        let (mut worker, handle) = worker();
+        worker.add(LaneId(1), lane(0, true, &[]));
         worker.lanes[0].deaf = Some(Instant::now());
         // It has read its mail, and is about to rest.
         let (rested, rests) = mpsc::channel();
