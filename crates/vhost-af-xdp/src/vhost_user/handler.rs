@@ -163,7 +163,7 @@ impl VhostUserBackendReqHandler for Connection {
     }
 
     fn set_vring_num(&self, index: u32, num: u32) -> Result<()> {
-        self.handle(move |session, context| session.set_vring_num(index, num, context))
+        self.handle(move |session, context| Ok(session.idle_vring(index, context)?.set_size(index, num)?))
     }
 
     fn set_vring_addr(
@@ -184,11 +184,12 @@ impl VhostUserBackendReqHandler for Connection {
     }
 
     fn set_vring_base(&self, index: u32, base: u32) -> Result<()> {
-        self.handle(move |session, context| session.set_vring_base(index, base, context))
+        self.handle(move |session, context| Ok(session.idle_vring(index, context)?.set_base(index, base)?))
     }
 
     fn get_vring_base(&self, index: u32) -> Result<VhostUserVringState> {
-        let base = self.handle(move |session, context| session.stop_vring(index, context))?;
+        let base =
+            self.handle(move |session, context| Ok(session.idle_vring(index, context)?.stop(index)?))?;
         Ok(VhostUserVringState::new(index, base))
     }
 

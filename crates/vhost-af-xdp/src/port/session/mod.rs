@@ -358,21 +358,16 @@ impl Session {
         }
     }
 
-    /// The device, for a change of a vring: its lane is stopped if it runs.
-    fn idle_vring(&mut self, index: u32, context: &PortContext<'_>) -> Result<&mut NetDevice, SessionError> {
+    /// The device, for SET_VRING_NUM, SET_VRING_ADDR, SET_VRING_BASE and GET_VRING_BASE: the vring's lane is stopped if
+    /// it runs.
+    pub(crate) fn idle_vring(
+        &mut self,
+        index: u32,
+        context: &PortContext<'_>,
+    ) -> Result<&mut NetDevice, SessionError> {
         self.device.vring(index)?;
         self.stop_pair(index as usize / 2, context.workers);
         Ok(&mut self.device)
-    }
-
-    /// SET_VRING_NUM.
-    pub(crate) fn set_vring_num(
-        &mut self,
-        index: u32,
-        num: u32,
-        context: &PortContext<'_>,
-    ) -> Result<(), SessionError> {
-        Ok(self.idle_vring(index, context)?.set_size(index, num)?)
     }
 
     /// SET_VRING_ADDR.
@@ -388,21 +383,6 @@ impl Session {
         }
         self.idle_vring(index, context)?.set_addresses(index, addresses)?;
         self.start_pair(index as usize / 2, context)
-    }
-
-    /// SET_VRING_BASE.
-    pub(crate) fn set_vring_base(
-        &mut self,
-        index: u32,
-        base: u32,
-        context: &PortContext<'_>,
-    ) -> Result<(), SessionError> {
-        Ok(self.idle_vring(index, context)?.set_base(index, base)?)
-    }
-
-    /// GET_VRING_BASE: stops the vring, and with it the pair; returns where it stands.
-    pub(crate) fn stop_vring(&mut self, index: u32, context: &PortContext<'_>) -> Result<u32, SessionError> {
-        Ok(self.idle_vring(index, context)?.stop(index)?)
     }
 
     /// SET_VRING_KICK: starts the vring, and the pair with its second one.
