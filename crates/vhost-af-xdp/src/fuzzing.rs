@@ -167,7 +167,7 @@ impl Headers {
                     Request {
                         csum: Some(at),
                         gso: None,
-                    } => Verdict::Checksum(frame, (at.start, at.offset)),
+                    } => Verdict::Checksum(frame, at),
                     Request { gso: Some(gso), .. } => {
                         let frame_of = GuestFrame {
                             pair: &self.side,
