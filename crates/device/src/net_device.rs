@@ -55,7 +55,9 @@ pub enum PairError {
     #[error("cannot duplicate a descriptor")]
     Duplicate(#[source] std::io::Error),
     /// There are rings, but nothing that they could lie in.
-    #[error("vrings were started before any memory was shared")]
+    #[error(
+        "vrings were started before any memory was shared: guest memory must be shared with this daemon (QEMU: memory-backend-memfd,share=on)"
+    )]
     NoMemory,
 }
 

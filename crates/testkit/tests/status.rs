@@ -273,6 +273,10 @@ fn start_that_is_not_possible_names_the_remedy() {
     let (status, said) = run_to_end(&netns, &unknown);
     assert_eq!(status.code(), Some(2), "{said}");
     assert!(said.contains("nothing-of-it"), "{said}");
+    let contradiction = [&serve[..], &["--queues", "0"]].concat();
+    let (status, said) = run_to_end(&netns, &contradiction);
+    assert_eq!(status.code(), Some(2), "{said}");
+    assert!(said.contains("--queues 0"), "{said}");
 
     // A place for `status` that was asked for, and cannot be.
     let vm = directory.path().join("vm.sock");

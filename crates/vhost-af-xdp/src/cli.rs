@@ -139,7 +139,8 @@ fn sentence(error: &clap::Error) -> String {
         .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"))
         .filter(|line| !line.is_empty())
         .collect();
-    said.join(" ").trim_start_matches("error: ").to_owned()
+    let said = said.join(" ").replace(" tip: ", "; ");
+    said.trim_start_matches("error: ").to_owned()
 }
 
 #[cfg(test)]

@@ -34,7 +34,8 @@ use clap::{CommandFactory, Parser};
 use tracing_subscriber::EnvFilter;
 
 use api::{control_socket, queues, status_view};
-use cli::{Cli, Command, QueuesArgs, StatusArgs};
+use cli::{Cli, Command, QueuesArgs, ServeArgs, StatusArgs};
+use config::ServeConfig;
 use guard::keeper;
 use serve::Sandboxed;
 
@@ -68,7 +69,7 @@ pub fn run() -> ExitCode {
         .log_internal_errors(false)
         .init();
     let done = match command {
-        Command::Serve(args) => match args.into_config() {
+        Command::Serve(args) => match checked(*args) {
             Ok(config) => serve::run(&config),
             Err(error) => return explain(&error, ExitCode::from(2)),
         },
@@ -94,9 +95,16 @@ pub fn in_sandbox(
     let Some(Command::Serve(args)) = Cli::try_parse_from(words.into_iter().chain(options))?.command else {
         anyhow::bail!("no options of serve");
     };
-    let config = args.into_config()?;
+    let config = checked(*args)?;
     let _sandboxed = Sandboxed::enter(&config)?;
     act()
+}
+
+/// What the options of `serve` say, once none of them contradicts another.
+fn checked(args: ServeArgs) -> anyhow::Result<ServeConfig> {
+    let config = args.into_config()?;
+    config.check()?;
+    Ok(config)
 }
 
 /// Says what was not possible, and how to end.

@@ -84,7 +84,6 @@ impl<'a> Sandboxed<'a> {
     /// # Errors
     /// What prevents it; nothing stays behind then.
     pub(crate) fn enter(config: &'a ServeConfig) -> anyhow::Result<Self> {
-        config.check()?;
         check_privileges(config)?;
         // First of all: what is opened from here on must not be taken for what was to be inherited.
         external::check_inherited(config)?;

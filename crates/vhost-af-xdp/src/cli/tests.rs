@@ -2,7 +2,7 @@ use anyhow::bail;
 use clap::Parser;
 
 use super::values::{parse_cpus, parse_mac};
-use super::{Cli, Command};
+use super::{Cli, Command, sentence};
 use crate::config::{Control, NicConfig, Placement, ServeConfig};
 
 fn serve(arguments: &[&str]) -> anyhow::Result<ServeConfig> {
@@ -230,4 +230,14 @@ fn place_for_status_is_named_none_or_the_usual_one() {
         let config = serve(&[&["--null", "--socket-path=/a"], arguments].concat()).expect("valid");
         assert_eq!(config.control, control);
     }
+}
+
+#[test]
+fn mistyped_option_is_told_in_one_line_with_the_one_that_was_meant() {
+    let error = Cli::try_parse_from(["vhost-af-xdp", "serve", "--qeues", "2"]).expect_err("no such option");
+    let said = sentence(&error);
+    assert_eq!(
+        said,
+        "unexpected argument '--qeues' found; a similar argument exists: '--queues'"
+    );
 }

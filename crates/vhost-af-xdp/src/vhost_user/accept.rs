@@ -88,7 +88,7 @@ fn say_absent(path: &Path, error: &io::Error, left_out: &LeftOut) {
     let path = path.display();
     if error.kind() == io::ErrorKind::PermissionDenied {
         let user = rustix::process::geteuid().as_raw();
-        tracing::warn!(%path, "the VMM's socket may not be connected to by this user ({user}): let it, or choose another with --user; trying again{left_out}");
+        tracing::warn!(%path, "the VMM's socket may not be connected to by this user ({user}): let it write there and search the directory, or choose another with --user; trying again{left_out}");
     } else {
         tracing::info!(%path, %error, "no VMM there yet, trying again{left_out}");
     }
