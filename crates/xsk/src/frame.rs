@@ -14,7 +14,6 @@
 //! raw copies, so that even a caller who breaks the promise of [`Umem::adopt`](crate::Umem::adopt) garbles frames
 //! and nothing else.
 
-use crate::desc::FillRing;
 use crate::units::UmemOffset;
 
 /// The right to use one chunk of a UMEM.
@@ -123,38 +122,9 @@ impl FromIterator<Frame> for FramePool {
     }
 }
 
-impl FillRing {
-    /// Moves up to `wanted` frames from `pool` to the kernel; says how many it were.
-    #[inline]
-    pub fn refill(&mut self, pool: &mut FramePool, wanted: u32) -> u32 {
-        let have = u32::try_from(pool.len()).unwrap_or(u32::MAX);
-        let mut batch = self.reserve(wanted.min(have));
-        while batch.room() > 0 {
-            let Some(frame) = pool.take() else { break };
-            batch.push(frame);
-        }
-        batch.submit()
-    }
-}
-
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::ring::{Heap, Ordering, Shared};
-    use crate::umem::AddressCodec;
-
-    #[test]
-    fn refill_takes_no_more_than_pool_and_ring_have() {
-        let heap = Heap::new(4);
-        let mut fill = FillRing::new(Shared::heap(heap.clone(), 4), AddressCodec::new(2048, false));
-        let mut pool: FramePool = (0..6).map(|chunk| Frame::new(chunk * 2048)).collect();
-        assert_eq!(fill.refill(&mut pool, 3), 3);
-        assert_eq!(fill.refill(&mut pool, 3), 1);
-        assert_eq!((pool.len(), fill.free()), (2, 0));
-        heap.consumer.store(4, Ordering::Release);
-        assert_eq!(fill.refill(&mut pool, 64), 2);
-        assert_eq!((pool.len(), fill.free()), (0, 2));
-    }
 
     #[test]
     fn pool_hands_out_the_warmest_frame_first() {

@@ -70,6 +70,7 @@
 
 #[cfg(not(loom))]
 mod bind;
+mod codec;
 #[cfg(not(loom))]
 mod config;
 mod desc;

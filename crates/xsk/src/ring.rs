@@ -42,9 +42,9 @@ pub(crate) use loom::{
 #[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{AtomicU32, Ordering, fence};
 
+use crate::codec::AddressCodec;
 #[cfg(not(loom))]
 use crate::sys::{Mapping, RingOffsets};
-use crate::umem::AddressCodec;
 
 /// What goes to the kernel through a ring, which owns it from then on.
 pub trait ToKernel {

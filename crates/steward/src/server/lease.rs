@@ -5,8 +5,9 @@ use std::os::fd::OwnedFd;
 use std::time::Instant;
 
 use super::connection::{Connection, Held};
+use super::file::may_crash;
 use super::interface::{self, Interface};
-use super::state::{LeaseRecord, may_crash};
+use super::state::LeaseRecord;
 use super::{Answered, Server};
 use steer::with_sources;
 

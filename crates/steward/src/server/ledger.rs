@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use steer::Filter;
 
-use super::state;
+use super::file;
 use crate::fd_store::{self, STATIONS};
 use crate::hardware::{Ethtool, Names, Nic, NotMade, Order, Part, Plan, make, undo};
 use crate::protocol::Steered;
@@ -267,7 +267,7 @@ impl Ledger {
             return fs::remove_file(path);
         }
         let text = toml::to_string(&self.notes).map_err(io::Error::other)?;
-        state::replace(path, &text)
+        file::replace(path, &text)
     }
 }
 

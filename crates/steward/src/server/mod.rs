@@ -22,6 +22,7 @@
 mod admission;
 mod connection;
 mod entries;
+mod file;
 mod interface;
 mod lease;
 mod ledger;
@@ -48,11 +49,11 @@ use crate::policy::Policy;
 use crate::protocol::{Answer, Malformed, Reason, Refusal, Request};
 use crate::sys;
 use connection::{Connection, Held, Incoming};
+use file::may_crash;
 use interface::Interface;
 use limits::{Attaches, Quiet, Turns};
 use reload::Reload;
 use restore::{ORPHANS_LOOK, Orphan};
-use state::may_crash;
 
 pub use state::{Store, StoreError};
 

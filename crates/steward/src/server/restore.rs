@@ -12,8 +12,9 @@ use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 
 use super::connection::Held;
+use super::file::may_crash;
 use super::interface::{Interface, remove_pins};
-use super::state::{LeaseRecord, Records, Store, may_crash};
+use super::state::{LeaseRecord, Records, Store};
 use super::{Answered, Server};
 use steer::with_sources;
 

@@ -14,15 +14,16 @@
 //!
 //! Only what is under the two directories is looked at: they are made for root alone, and a lock keeps a second steward out.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock, statfs};
 use serde::{Deserialize, Serialize};
 
+use super::file::{new_of, replace};
 use super::ledger::{self, Ledger};
 use crate::peer::Credentials;
 use crate::protocol::{Request, Token, Wanted};
@@ -285,26 +286,6 @@ impl Store {
     }
 }
 
-/// What becomes this file when it is complete.
-fn new_of(path: &Path) -> PathBuf {
-    path.with_extension("toml.new")
-}
-
-/// Writes a file anew: a reader sees the old or the new one.
-pub(super) fn replace(path: &Path, text: &str) -> io::Result<()> {
-    let new = new_of(path);
-    let mut options = OpenOptions::new();
-    let mut file = options
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(&new)?;
-    file.write_all(text.as_bytes())?;
-    may_crash("records-written");
-    fs::rename(&new, path)
-}
-
 fn file_error(path: &Path) -> impl FnOnce(io::Error) -> StoreError {
     let path = path.to_owned();
     move |source| StoreError::File { path, source }
@@ -351,13 +332,6 @@ fn unhex(text: &str) -> Option<Vec<u8>> {
     let (pairs, rest) = digits.as_chunks::<2>();
     rest.is_empty()
         .then(|| pairs.iter().map(|[high, low]| high << 4 | low).collect())
-}
-
-/// Ends the process without a word if a test asked for it at this point. In a release build there is no such thing.
-pub(super) fn may_crash(point: &str) {
-    if cfg!(debug_assertions) && std::env::var("STEWARD_CRASH_AT").as_deref() == Ok(point) {
-        let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
-    }
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use steer::{Program, with_sources};
 use super::Interface;
 use crate::links::DriverSends;
 use crate::protocol::{Reason, Refusal};
-use crate::server::state::may_crash;
+use crate::server::file::may_crash;
 
 /// Ethernet header and one VLAN tag, bytes: what a frame may be longer than the MTU.
 const L2_BYTES: u32 = 18;

@@ -10,7 +10,7 @@ use steer::{Filter, MAX_QUEUES, with_sources};
 use super::{Holder, Interface};
 use crate::hardware::{self, Ethtool};
 use crate::links::Link;
-use crate::server::state::may_crash;
+use crate::server::file::may_crash;
 use crate::server::teardown::{Step, Teardown};
 
 /// A lease that is being taken back.
