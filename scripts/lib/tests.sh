@@ -63,7 +63,12 @@ build_tests() {
 # have cargo's lock.
 run_tests() {
     local report="$TARGET/nextest/$1/junit.xml" set="$2" result=0
-    [[ -z ${3-} ]] || set="($2) & (test(~$3) + binary(~$3))"
+    local chosen="test(~${3-})"
+    # A pattern that no file matches is an error to nextest.
+    if grep -q "\"binary-name\":\"[^\"]*${3-}" "$TARGET/nextest/binaries.json"; then
+        chosen="($chosen + binary(~${3-}))"
+    fi
+    [[ -z ${3-} ]] || set="($2) & $chosen"
     rm -f "$report"
     cargo nextest run --profile "$1" --test-threads $((2 * $(nproc))) -E "$set" ${3:+--no-tests pass} \
         --cargo-metadata "$TARGET/nextest/workspace.json" --binaries-metadata "$TARGET/nextest/binaries.json" || result=$?
