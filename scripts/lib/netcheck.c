@@ -17,7 +17,7 @@
 // rr: one byte (or BYTES) there and back over one TCP connection, and again, as netperf's TCP_RR does: prints
 // `TRANSACTIONS_PER_SECOND MEDIAN_US P99_US`. The listener serves one connection after the other until it is ended.
 //
-// udp: datagrams of sizes 16 to MAXIMUM_BYTES, each sent back by the listener. Prints `SENT RETURNED WRONG TWICE`; a lost one is
+// udp: datagrams of sizes 16 to MAXIMUM_BYTES, each sent back by the listener, which says when it is `listening`. Prints `SENT RETURNED WRONG TWICE`; a lost one is
 // given up after 20 ms. Status 1 if any was wrong.
 //
 // burst: BYTES that one system call sends in datagrams of PIECE_BYTES (UDP_SEGMENT), from port PORT as well; a listener sends each back. Prints
@@ -280,6 +280,8 @@ static void udp_listen(const char *address, const char *port)
 	static char buffer[65536];
 	int fd = open_socket(1, SOCK_DGRAM, address, port);
 
+	puts("listening");
+	fflush(stdout);
 	for (;;) {
 		struct sockaddr_storage from;
 		socklen_t length = sizeof(from);

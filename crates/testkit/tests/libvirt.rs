@@ -102,11 +102,16 @@ fn domain_is_defined_started_destroyed_and_undefined(
 
     daemon.kill();
     daemon.restart(&veth.near, &serve);
-    let back = wait::until(6 * wait::SOON, || {
-        let ping = guest.try_run(&format!("ping -c 1 -W 3 {HOST}"));
+    let back = wait::until(10 * wait::SOON, || {
+        let ping = guest.try_run(&format!("ping -c 1 -W 20 {HOST}"));
         ping.status.success()
     });
-    assert!(back, "no ping after a restart:\n{}", daemon.said());
+    assert!(
+        back,
+        "no ping after a restart:\n{}\n{:#}",
+        daemon.said(),
+        daemon.status()
+    );
 
     let _ = libvirt.virsh(&["destroy", NAME]);
     daemon.await_port(0, "the end of the VMM", |port| port["connected"] == false);

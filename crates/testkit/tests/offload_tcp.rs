@@ -89,6 +89,13 @@ impl Bench {
         Running::start(command)
     }
 
+    /// Sends datagrams to one of the peer's addresses back.
+    fn echo(&self, peer: &str) -> Running {
+        let mut echo = self.peer(&["udp", "listen", peer, &ECHO.to_string()]);
+        echo.await_text("listening");
+        echo
+    }
+
     /// Streams of `mib` MiB both ways at once to one of the peer's addresses; `during` is called again and again until they have ended.
     fn streams(&self, peer: &str, mib: u64, mut during: impl FnMut()) {
         let (mib, up_seed, down_seed) = (mib.to_string(), (2 * mib).to_string(), (2 * mib + 1).to_string());
@@ -127,10 +134,8 @@ impl Bench {
 
     /// Datagrams to the peer and back; those that return are as they were sent.
     fn datagrams(&self, peer: &str) {
-        let echo = ECHO.to_string();
-        let _echo = self.peer(&["udp", "listen", peer, &echo]);
-        // Not yet listening is no error here: a datagram that nobody takes is lost.
-        let command = format!("netcheck udp connect {peer} {echo} {DATAGRAMS} {DATAGRAM_BYTES}");
+        let _echo = self.echo(peer);
+        let command = format!("netcheck udp connect {peer} {ECHO} {DATAGRAMS} {DATAGRAM_BYTES}");
         let said = self.guest.run(&command);
         let counts: Vec<u64> = said
             .split_whitespace()
@@ -311,23 +316,22 @@ fn datagrams_cut_here_are_those_that_the_guest_cuts(#[case] placement: Placement
         );
     }
     for peer in &PEERS[..2] {
-        let echo = ECHO.to_string();
-        let _echo = bench.peer(&["udp", "listen", peer, &echo]);
+        let _echo = bench.echo(peer);
         let tap = PacketPort::open(&bench.wire.peer, BadWire::WIRE);
         let mut bursts = Vec::new();
         for switch in ["on", "off"] {
             let _ = bench
                 .guest
                 .try_run(&format!("ethtool -K eth0 tx-udp-segmentation {switch}"));
-            // Asks for the peer's address, and finds out whether it listens.
+            // Asks for the peer's address.
             let _ = bench
                 .guest
-                .run(&format!("netcheck udp connect {peer} {echo} 3 60"));
+                .run(&format!("netcheck udp connect {peer} {ECHO} 3 60"));
             while tap.receive(wait::QUIET).is_some() {}
             let before = bench.daemon.counter("from_guest_super_frames");
             let said = bench
                 .guest
-                .run(&format!("netcheck udp burst {peer} {echo} {BURST} {PIECE}"));
+                .run(&format!("netcheck udp burst {peer} {ECHO} {BURST} {PIECE}"));
             let pieces = BURST.div_ceil(PIECE);
             assert_eq!(
                 said.trim(),

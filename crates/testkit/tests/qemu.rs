@@ -57,17 +57,18 @@ fn guest_survives_a_restart_of_the_daemon(
             world.daemon.kill();
         }
         world.daemon.restart(&world.veth.near, &world.serve);
-        let back = wait::until(6 * wait::SOON, || {
+        let back = wait::until(10 * wait::SOON, || {
             world
                 .guest
-                .try_run(&format!("ping -c 1 -W 3 {HOST}"))
+                .try_run(&format!("ping -c 1 -W 20 {HOST}"))
                 .status
                 .success()
         });
         assert!(
             back,
-            "no ping after a restart (gently: {gently}):\n{}",
-            world.daemon.said()
+            "no ping after a restart (gently: {gently}):\n{}\n{:#}",
+            world.daemon.said(),
+            world.daemon.status()
         );
         world.assert_pings();
     }
