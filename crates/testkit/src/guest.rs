@@ -151,18 +151,19 @@ impl Guest {
         }
     }
 
-    /// Waits until a guest that was started [elsewhere](Self::elsewhere) takes commands. `mark` is a piece of its QEMU's
-    /// command line, by which the process is found.
+    /// Waits until a guest that was started [elsewhere](Self::elsewhere) takes commands. Its QEMU is found by the path of
+    /// the pipes in its command line, which no other guest has.
     ///
     /// # Panics
     /// If it does not come up.
-    pub fn await_ready(&self, mark: &str) {
+    pub fn await_ready(&self) {
         let console = self.state.path().join("console.log");
         let ready =
             || std::fs::read(&console).is_ok_and(|text| String::from_utf8_lossy(&text).contains("@ready"));
         assert!(wait::until(6 * wait::SOON, ready), "the guest does not boot");
-        let pid = output_of("pgrep", &["-n", "-f", &format!("^[^ ]*qemu.*{mark}")]);
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim())).expect("it runs");
+        let pipes = self.state.path().join("shell");
+        let pid = output_of("pgrep", &["-f", &format!("^[^ ]*qemu.*path={}", pipes.display())]);
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim())).expect("one process");
         // The 22nd field is the start time, the 3rd the first behind the name in brackets (proc_pid_stat(5)).
         let (_, fields) = stat.rsplit_once(") ").expect("a name in brackets");
         let started = fields.split(' ').nth(19).expect("a start time");
@@ -235,6 +236,24 @@ impl Guest {
             .args(["--timeout", "120", "--", command])
             .output()
             .expect("scripts/guest runs")
+    }
+
+    /// Runs a command in its shell until it succeeds.
+    ///
+    /// # Errors
+    /// It does not within `limit`; what was said last.
+    pub fn run_until_success(&self, limit: Duration, command: &str) -> Result<(), String> {
+        let mut said = String::new();
+        let succeeded = || {
+            let output = self.try_run(command);
+            said = text(&output);
+            output.status.success()
+        };
+        if wait::until(limit, succeeded) {
+            Ok(())
+        } else {
+            Err(said)
+        }
     }
 
     /// Whether its shell answers, within some seconds.

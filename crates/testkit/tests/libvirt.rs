@@ -95,23 +95,19 @@ fn domain_is_defined_started_destroyed_and_undefined(
     std::fs::write(&file, xml).expect("a directory of our own");
     let _ = libvirt.virsh(&["define", file.to_str().expect("ASCII")]);
     let _ = libvirt.virsh(&["start", NAME]);
-    guest.await_ready(&format!("guest={NAME}"));
+    guest.await_ready();
     let said = libvirt.virsh(&["domiflist", NAME]);
     assert!(said.contains("vhostuser"), "{said}");
     let _ = guest.run(&format!("ping -c 5 -i 0.2 -W 60 {HOST}"));
 
     daemon.kill();
     daemon.restart(&veth.near, &serve);
-    let back = wait::until(10 * wait::SOON, || {
-        let ping = guest.try_run(&format!("ping -c 1 -W 20 {HOST}"));
-        ping.status.success()
-    });
-    assert!(
-        back,
-        "no ping after a restart:\n{}\n{:#}",
-        daemon.said(),
-        daemon.status()
-    );
+    guest
+        .run_until_success(10 * wait::SOON, &format!("ping -c 1 -W 20 {HOST}"))
+        .unwrap_or_else(|said| {
+            let (log, status) = (daemon.said(), daemon.status());
+            panic!("no ping after a restart: {said}\n{log}\n{status:#}");
+        });
 
     let _ = libvirt.virsh(&["destroy", NAME]);
     daemon.await_port(0, "the end of the VMM", |port| port["connected"] == false);

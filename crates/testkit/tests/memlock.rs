@@ -197,10 +197,7 @@ fn linux_guest_boots_while_another_daemon_has_the_memory_and_has_a_network_when_
     two.await_port(0, "runs", |port| {
         port["lanes"][0]["running"] == true && port["impaired"].is_null()
     });
-    let ping = format!("ping -c 1 -W 20 {HOST}");
-    assert!(
-        wait::until(10 * wait::SOON, || guest.try_run(&ping).status.success()),
-        "{}",
-        two.said()
-    );
+    guest
+        .run_until_success(10 * wait::SOON, &format!("ping -c 1 -W 20 {HOST}"))
+        .unwrap_or_else(|said| panic!("no ping after all: {said}\n{}", two.said()));
 }

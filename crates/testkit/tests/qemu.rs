@@ -57,19 +57,13 @@ fn guest_survives_a_restart_of_the_daemon(
             world.daemon.kill();
         }
         world.daemon.restart(&world.veth.near, &world.serve);
-        let back = wait::until(10 * wait::SOON, || {
-            world
-                .guest
-                .try_run(&format!("ping -c 1 -W 20 {HOST}"))
-                .status
-                .success()
-        });
-        assert!(
-            back,
-            "no ping after a restart (gently: {gently}):\n{}\n{:#}",
-            world.daemon.said(),
-            world.daemon.status()
-        );
+        world
+            .guest
+            .run_until_success(10 * wait::SOON, &format!("ping -c 1 -W 20 {HOST}"))
+            .unwrap_or_else(|said| {
+                let (log, status) = (world.daemon.said(), world.daemon.status());
+                panic!("no ping after a restart (gently: {gently}): {said}\n{log}\n{status:#}");
+            });
         world.assert_pings();
     }
 }
