@@ -61,8 +61,9 @@ impl Arrivals {
             ranges: Vec::with_capacity(BATCH * 2),
             short: false,
         };
-        // At most a batch, as it was when they were taken.
-        for piece in std::mem::take(&mut queue.received) {
+        // At most a batch, as it was when they were taken. The queue keeps its room for more.
+        let pieces: Vec<_> = queue.received.drain(..).collect();
+        for piece in pieces {
             arrivals.push(piece, &mut queue.received, &queue.umem, counters);
         }
         arrivals
@@ -272,7 +273,8 @@ impl Arrivals {
             self.batch.advance(&mut self.position, &run);
         }
         // Those behind whole frames are of one that has not come yet.
-        for (at, piece) in std::mem::take(&mut queue.received).into_iter().enumerate() {
+        let pieces: Vec<_> = queue.received.drain(..).collect();
+        for (at, piece) in pieces.into_iter().enumerate() {
             match waits.get(at) {
                 Some(false) => queue.empty.push(piece.frame),
                 _ => queue.received.push(piece),

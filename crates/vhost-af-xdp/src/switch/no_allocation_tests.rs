@@ -15,6 +15,7 @@ use virtqueue::driver::{Buffer, QueueDriver};
 use virtqueue::{Journal, QueueFeatures};
 use xsk::{Umem, UmemOffset};
 
+use super::arrivals::Arrivals;
 use super::bytes::GuestRam as Ram;
 use super::guests::GuestLane;
 use super::joined::CopyLane;
@@ -26,6 +27,7 @@ use crate::nic::endpoint::NicQueue;
 use crate::nic::interface_queue::Coupled;
 use crate::nic::null::{NullConfig, NullNic};
 use crate::nic::queue::{MOST_PIECES, Sends};
+use device::counters::PairCounters;
 use device::offloads::Offloads;
 
 struct Counting;
@@ -211,6 +213,19 @@ fn copying_to_and_from_a_null_nic_allocates_nothing() {
         );
         assert!(received > ROUNDS, "frames moved");
     }
+}
+
+/// Else the first frames of each lane would allocate it anew.
+#[test]
+fn queue_keeps_its_room_for_received_frames_from_lane_to_lane() {
+    let (_guest, pair) = Guest::new(&plain(), ALL, 0);
+    let (mut queue, counters) = (null_queue(), PairCounters::default());
+    let room = queue.received.capacity();
+    assert!(room > 0);
+    let mut arrivals = Arrivals::new(&pair, &mut queue, &counters);
+    assert_eq!(queue.received.capacity(), room);
+    arrivals.leave(&mut queue);
+    assert_eq!(queue.received.capacity(), room);
 }
 
 #[test]
