@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 /// What a lane is to others: by this a worker finds the guest that a lane gives frames to ([`super::lane::Peer`]).
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Role {
     /// A pair of a port of that name. What arrives for it while it is off goes to the port's first.
     Pair { port: Arc<str>, pair: u16 },

@@ -21,6 +21,7 @@
 //! A guest's fault takes that lane out of the rounds and is reported once through the lane's
 //! `on_fault`; the other lanes never notice.
 
+use std::collections::HashMap;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
@@ -285,17 +286,18 @@ impl Worker {
     }
 
     /// Who gives frames to whom. The place for a table that decides by a frame's address.
+    #[cold]
     fn find_peers(&mut self) {
-        for at in 0..self.lanes.len() {
-            let slot = &self.lanes[at];
+        let receives = |slot: &Slot| slot.on_fault.is_some() && slot.lane.pair().to_guest.enabled;
+        let slots = self.lanes.iter().enumerate();
+        let receivers = slots.filter(|(_, slot)| receives(slot));
+        let receivers: HashMap<_, _> = receivers.map(|(at, slot)| (slot.role.clone(), at)).collect();
+        for slot in &mut self.lanes {
             let wanted = slot.role.peers(slot.lane.pair().to_guest.enabled);
-            let receives = |role: &Role| {
-                let is = |slot: &Slot| {
-                    slot.role == *role && slot.on_fault.is_some() && slot.lane.pair().to_guest.enabled
-                };
-                self.lanes.iter().position(is)
-            };
-            self.lanes[at].peer = wanted.iter().flatten().find_map(receives);
+            slot.peer = wanted
+                .iter()
+                .flatten()
+                .find_map(|role| receivers.get(role).copied());
         }
     }
 
@@ -633,6 +635,20 @@ mod tests {
             "it is told to send a buffer to be written"
         );
         assert_eq!(worker.lanes[0].peer, None);
+    }
+
+    #[test]
+    fn lanes_of_a_cable_give_to_the_same_pair_of_the_other_end_or_where_that_is_off_to_its_first() {
+        let (mut worker, _handle) = worker();
+        for (id, (end, pair)) in (0..).zip([(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]) {
+            let cable = "c".into();
+            let role = Role::CableEnd { cable, end, pair };
+            let enabled = (end, pair) != (1, 2);
+            let lane = lane(pair, enabled, &[]);
+            worker.add(LaneId(id), NewLane { role, ..lane });
+        }
+        let peers: Vec<_> = worker.lanes.iter().map(|slot| slot.peer).collect();
+        assert_eq!(peers, [3, 4, 3, 0, 1, 2].map(Some));
     }
 
     /// Who listens to a guest's kicks again looks whether there were some, and is told of the mailbox, too: once.
