@@ -30,9 +30,6 @@ pub(crate) struct Credentials {
 }
 
 /// Who is at the other end of a Unix socket.
-///
-/// # Errors
-/// The kernel's.
 pub(crate) fn credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
     let ucred = ucred(socket)?;
     let mut groups = vec![u32::MAX; GROUPS_MAX];
@@ -65,9 +62,7 @@ pub fn process(socket: BorrowedFd<'_>) -> Option<i32> {
 }
 
 /// A descriptor of the process at the other end of a Unix socket, by which its number can be held against reuse.
-///
-/// # Errors
-/// The kernel's; ENOPROTOOPT before Linux 6.5.
+/// Errors: the kernel's; ENOPROTOOPT before Linux 6.5.
 pub(crate) fn process_descriptor(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let mut fd: c_int = -1;
     get_option(socket, SO_PEERPIDFD, (&raw mut fd).cast(), size_of::<c_int>())?;

@@ -134,9 +134,6 @@ impl Policy {
     }
 
     /// The first rule that allows all that is wanted; `leased` says how many queues are leased under a rule.
-    ///
-    /// # Errors
-    /// Why there is none.
     pub(crate) fn find(
         &self,
         peer: &Credentials,

@@ -174,7 +174,6 @@ mod kind {
 
 const _: () = assert!(size_of::<Head>() == 8);
 
-/// A message of this body.
 fn message(kind: u16, serial: u32, body: &(impl IntoBytes + Immutable)) -> Vec<u8> {
     let head = Head {
         version: VERSION,

@@ -19,9 +19,6 @@ const PACKET_MR_UNICAST: libc::c_ushort = 3;
 
 /// Lets an interface accept frames to these stations, too, as long as the socket that comes back is open (packet(7),
 /// PACKET_MR_UNICAST); it receives nothing.
-///
-/// # Errors
-/// The kernel's.
 pub(crate) fn accept_stations(ifindex: u32, macs: &[[u8; 6]]) -> io::Result<OwnedFd> {
     let socket = socket_with(AddressFamily::PACKET, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
     for mac in macs {
@@ -44,9 +41,6 @@ pub(crate) fn accept_stations(ifindex: u32, macs: &[[u8; 6]]) -> io::Result<Owne
 }
 
 /// Lets a netlink socket be told what a multicast group is told (netlink(7), NETLINK_ADD_MEMBERSHIP).
-///
-/// # Errors
-/// The kernel's.
 pub(crate) fn join_group(socket: BorrowedFd<'_>, group: u32) -> io::Result<()> {
     set_option(socket, libc::SOL_NETLINK, libc::NETLINK_ADD_MEMBERSHIP, &group)
 }
@@ -58,9 +52,6 @@ pub(crate) fn new_xdp_socket() -> rustix::io::Result<OwnedFd> {
 
 /// Lets a socket be bound to this interface only; without CAP_NET_RAW that cannot be undone (`sock_bindtoindex_locked`, net/core/sock.c;
 /// AF_XDP honours it since Linux 6.5, `xsk_bind`, net/xdp/xsk.c).
-///
-/// # Errors
-/// The kernel's.
 pub(crate) fn confine(socket: BorrowedFd<'_>, ifindex: u32) -> io::Result<()> {
     let ifindex = c_int::try_from(ifindex).map_err(|_| io::ErrorKind::InvalidInput)?;
     set_option(socket, libc::SOL_SOCKET, SO_BINDTOIFINDEX, &ifindex)
@@ -83,9 +74,6 @@ pub(crate) fn done(result: c_int) -> io::Result<()> {
 /// Whether the kernel keeps an AF_XDP socket to the interface that it is confined to. Linux 6.5 does (f7306acec9aa), and so do
 /// many stable kernels before it, so it is tried: a socket that is confined to an interface is bound to one that does not exist, which
 /// is refused for the one reason or for the other.
-///
-/// # Errors
-/// No such socket can be made here.
 pub(crate) fn sockets_are_confined() -> io::Result<bool> {
     // In a debug build tests may play an old kernel.
     if cfg!(debug_assertions) && std::env::var_os("STEWARD_UNCONFINED").is_some() {
@@ -104,9 +92,6 @@ pub(crate) fn sockets_are_confined() -> io::Result<bool> {
 }
 
 /// Raises the locked-memory limit of a process, soft and hard, to `bytes` where it is lower.
-///
-/// # Errors
-/// The kernel's.
 pub(crate) fn raise_memlock(pid: i32, bytes: u64) -> io::Result<()> {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
@@ -124,9 +109,6 @@ pub(crate) fn raise_memlock(pid: i32, bytes: u64) -> io::Result<()> {
 }
 
 /// Random bytes that nobody can guess.
-///
-/// # Errors
-/// The kernel's.
 pub(crate) fn random<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     // Up to 256 come whole (getrandom(2)).

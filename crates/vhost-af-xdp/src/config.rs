@@ -91,7 +91,6 @@ impl std::fmt::Display for Placement {
 pub(crate) enum NicConfig {
     /// Queues `start_queue..` of an interface.
     Interface {
-        /// Its name.
         name: String,
         /// The first queue, for the first queue pair.
         start_queue: u32,
@@ -175,7 +174,6 @@ pub(crate) struct MemoryRules {
     pub(crate) files: FileKinds,
 }
 
-/// One port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PortConfig {
     /// Who may connect to its socket, if that is made here.
@@ -205,7 +203,6 @@ pub(crate) struct PortConfig {
 /// Where `status` finds a daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Control {
-    /// Nowhere.
     Nowhere,
     /// Where it looks for daemons by itself.
     Usual,
@@ -318,9 +315,6 @@ impl ServeConfig {
     }
 
     /// Checks what can be checked without the kernel.
-    ///
-    /// # Errors
-    /// The first contradiction, naming its values.
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
         let most = self.ports.iter().map(|port| port.memory.most_bytes);
         let bytes = most.fold(0, u64::saturating_add);

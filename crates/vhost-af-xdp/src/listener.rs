@@ -71,17 +71,13 @@ impl From<rustix::io::Errno> for ListenError {
 
 /// Listens at `path`, replacing a socket that nobody listens on any more. The calling thread should be the only one:
 /// the umask is the process's.
-///
-/// # Errors
-/// [`ListenError`]; no file is left behind.
+/// Errors: [`ListenError`]; no file is left behind.
 pub(crate) fn listen_at(path: &Path, access: &Access) -> Result<UnixListener, ListenError> {
     listen_as(SocketType::STREAM, path, access).map(UnixListener::from)
 }
 
 /// [`listen_at`] for any type of socket.
-///
-/// # Errors
-/// [`ListenError`]; no file is left behind.
+/// Errors: [`ListenError`]; no file is left behind.
 pub(crate) fn listen_as(kind: SocketType, path: &Path, access: &Access) -> Result<OwnedFd, ListenError> {
     remove_stale(path)?;
     let socket = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
@@ -100,9 +96,7 @@ pub(crate) fn listen_as(kind: SocketType, path: &Path, access: &Access) -> Resul
 }
 
 /// Removes a socket file that nobody listens on.
-///
-/// # Errors
-/// [`ListenError::InUse`], [`ListenError::NotASocket`], or that it cannot be removed.
+/// Errors: [`ListenError::InUse`], [`ListenError::NotASocket`], or that it cannot be removed.
 pub(crate) fn remove_stale(path: &Path) -> Result<(), ListenError> {
     let Ok(metadata) = fs::symlink_metadata(path) else {
         return Ok(());

@@ -56,9 +56,7 @@ const STOPPING: Duration = Duration::from_secs(12);
 const NO_THREAD: &str = "cannot start a thread (ulimit -u, systemd: TasksMax=)";
 
 /// Runs until a signal ends it, or the one connection that was passed in is over.
-///
-/// # Errors
-/// What prevents the start; nothing stays behind then.
+/// Errors: what prevents the start; nothing stays behind then.
 pub(crate) fn run(config: &ServeConfig) -> anyhow::Result<()> {
     Sandboxed::enter(config)?.serve()
 }
@@ -80,9 +78,7 @@ pub(crate) struct Sandboxed<'a> {
 
 impl<'a> Sandboxed<'a> {
     /// Does what needs a privilege, or the file system, and gives both up.
-    ///
-    /// # Errors
-    /// What prevents it; nothing stays behind then.
+    /// Errors: what prevents it; nothing stays behind then.
     pub(crate) fn enter(config: &'a ServeConfig) -> anyhow::Result<Self> {
         check_privileges(config)?;
         // First of all: what is opened from here on must not be taken for what was to be inherited.

@@ -35,7 +35,6 @@ mod memory {
     cells!(fence: AtomicU16 => u16, AtomicU32 => u32, AtomicU64 => u64);
 }
 
-/// For the models.
 #[cfg(all(test, loom))]
 mod model {
     use super::{Cell, Ordering};

@@ -47,9 +47,7 @@ pub(crate) const fn stash(word: u64) -> u64 {
 }
 
 /// Where a device goes on that is given `base`. A batch that was not published is published on the way.
-///
-/// # Errors
-/// Neither the base nor the ring names a slot.
+/// Errors: neither the base nor the ring names a slot.
 pub(crate) fn position(ring: &PackedRing, base: u32) -> Result<Position, RingError> {
     if let Some(at) = search(ring) {
         return Ok(finish_batch(ring, at));

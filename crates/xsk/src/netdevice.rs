@@ -68,9 +68,7 @@ impl Netdevice {
     }
 
     /// The number of queues that AF_XDP can bind to.
-    ///
-    /// # Errors
-    /// The driver's; many do not tell.
+    /// Errors: the driver's; many do not tell.
     pub(crate) fn queue_count(&self) -> io::Result<u32> {
         let mut channels = EthtoolChannels {
             cmd: ETHTOOL_GCHANNELS,

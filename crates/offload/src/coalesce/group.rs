@@ -22,7 +22,6 @@ const LONGEST_PACKET: u32 = 65_535;
 /// Don't fragment, in the word of IPv4's flags and fragment offset.
 const DF: u16 = 0x4000;
 
-/// See the module's head.
 #[derive(Debug, Clone)]
 pub(super) struct Group {
     /// Number of frames; 0: nothing is open here.

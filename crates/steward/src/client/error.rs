@@ -1,5 +1,3 @@
-//! Why there is no lease, or no answer.
-
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;

@@ -81,7 +81,6 @@ pub(crate) struct Plan {
 /// One thing to undo, in the order in which it has to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Part {
-    /// A rule.
     Rule(Rule),
     /// An RSS context.
     Context(u32),
@@ -90,36 +89,28 @@ pub(crate) enum Part {
 /// Why the NIC is not told.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NotMade {
-    /// It has no rules, or does not say.
     #[error("no n-tuple rules: {0}")]
     Rules(#[source] io::Error),
-    /// Somebody's rule is for the same frames.
     #[error(
         "n-tuple rule {location} is for {rule} already, and stays: remove it with `ethtool -N NAME delete {location}`"
     )]
     Taken { location: u32, rule: Rule },
-    /// No room.
     #[error("no room for {0} more n-tuple rule(s)")]
     Full(usize),
-    /// A filter that no rule can say.
     #[error("no n-tuple rule says \"without a tag\"")]
     Untagged,
-    /// It would take frames that may be others'.
     #[error(
         "a rule for {0} would take frames that the policy does not name (`macs`, `vlans`; VLAN 0 names none)"
     )]
     NotNamed(Rule),
-    /// The driver refused a rule.
     #[error("n-tuple rule for {rule} refused: {source}")]
     Refused {
         rule: Rule,
         #[source]
         source: io::Error,
     },
-    /// The driver made something else of it.
     #[error("n-tuple rule for {0} reads back differently, and was removed")]
     Other(Rule),
-    /// It cannot be noted, so it is not made.
     #[error("it cannot be noted: {0}")]
     Note(#[source] io::Error),
 }
@@ -183,9 +174,7 @@ impl Order<'_> {
 
 /// Tells the NIC. `note` is given what is about to be made, each time before more is made, and must keep it. The error
 /// that comes back says why there is no context of several queues, and rules lead to the first of them.
-///
-/// # Errors
-/// Why not. What [`Plan::parts`] of the note says may be left in the NIC if that also refused to take it back.
+/// Errors: why not. What [`Plan::parts`] of the note says may be left in the NIC if that also refused to take it back.
 pub(crate) fn make(
     nic: &mut impl Nic,
     order: &Order<'_>,
@@ -301,9 +290,7 @@ impl Plan {
 }
 
 /// Undoes one part, and looks whether it is undone. What is not there is.
-///
-/// # Errors
-/// The driver's; or that it said it was done and it is not.
+/// Errors: the driver's; or that it said it was done and it is not.
 pub(crate) fn undo(nic: &mut impl Nic, part: &Part) -> io::Result<()> {
     let stays = || io::Error::other("the driver says that it is removed, and it is there");
     match *part {

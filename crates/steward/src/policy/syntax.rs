@@ -78,9 +78,7 @@ enum NameOrNumber {
 
 impl Policy {
     /// Reads and checks a policy's text; `path` is for errors.
-    ///
-    /// # Errors
-    /// [`PolicyError`], naming the place.
+    /// Errors: [`PolicyError`], naming the place.
     pub(crate) fn parse(path: &Path, text: &str) -> Result<Self, PolicyError> {
         let file: File = toml::from_str(text).map_err(|error| PolicyError::Syntax {
             path: path.to_owned(),

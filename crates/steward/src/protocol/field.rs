@@ -105,7 +105,6 @@ pub fn is_interface_name(name: &str) -> bool {
         && !name.contains(|c: char| matches!(c, '/' | ':') || c.is_whitespace() || c.is_control())
 }
 
-/// The name of an interface.
 pub(crate) fn interface_name(field: &[u8; NAME_BYTES]) -> Result<String, Malformed> {
     let name = text("name of an interface", field)?;
     match is_interface_name(&name) {

@@ -56,7 +56,6 @@ pub(super) enum Incoming {
     End,
 }
 
-/// See the module's head.
 #[derive(Debug)]
 pub(super) struct Connection {
     socket: OwnedFd,

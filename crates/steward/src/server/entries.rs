@@ -35,9 +35,7 @@ fn tags_of(interface: &str, filter: &Filter) -> Option<Tags> {
 }
 
 /// Whether the program can tell VLANs on this interface, if a filter is for any.
-///
-/// # Errors
-/// Why not, and what to do.
+/// Errors: why not, and what to do.
 pub(super) fn check_tags(interface: &str, filter: &Filter) -> Result<(), String> {
     match tags_of(interface, filter) {
         Some(Tags::TakenOff) => Err(blind(interface)),
@@ -229,9 +227,7 @@ impl Entries {
     }
 
     /// Tells a program, before any queue of the lease is active in it.
-    ///
-    /// # Errors
-    /// The kernel's; a queue must not become active then.
+    /// Errors: the kernel's; a queue must not become active then.
     pub(super) fn install(&self, program: &Program) -> Result<(), QueueError> {
         self.queues
             .clone()

@@ -39,7 +39,6 @@ enum Holder {
     Leaving,
 }
 
-/// See the module's head.
 #[derive(Debug, Default)]
 pub(super) struct Interface {
     /// As it was leased first, and as it is looked for when it is gone.

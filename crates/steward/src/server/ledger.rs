@@ -28,7 +28,6 @@ pub(super) fn path_of(dir: &Path, interface: u64) -> PathBuf {
     dir.join(format!("{PREFIX}{interface}.toml"))
 }
 
-/// See the module's head.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
     path: Option<PathBuf>,
@@ -101,9 +100,6 @@ impl Ledger {
     }
 
     /// Lets the NIC accept frames to a lease's stations, until [`forget`](Self::forget).
-    ///
-    /// # Errors
-    /// The kernel's.
     pub(super) fn accept(&mut self, ifindex: u32, first: u32, macs: &[[u8; 6]]) -> io::Result<()> {
         let socket = sys::accept_stations(ifindex, macs)?;
         let name = format!("{STATIONS}{}-{ifindex}-{first}", std::process::id());
@@ -203,9 +199,7 @@ impl Ledger {
     }
 
     /// Undoes what the NIC was told for a lease.
-    ///
-    /// # Errors
-    /// The driver's; it stays noted then.
+    /// Errors: the driver's; it stays noted then.
     pub(super) fn undo_all(&mut self, nic: &mut impl Nic, first: u32) -> io::Result<()> {
         for part in self.parts(Some(&*nic), first) {
             undo(nic, &part)?;

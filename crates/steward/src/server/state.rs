@@ -82,7 +82,6 @@ pub(super) struct InterfaceRecord {
     pub(super) note: String,
 }
 
-/// A lease.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct LeaseRecord {
     pub(super) number: u64,
@@ -97,7 +96,6 @@ pub(super) struct LeaseRecord {
     token: Option<String>,
 }
 
-/// All records.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Records {
     version: u32,
@@ -253,9 +251,8 @@ impl Store {
     }
 
     /// Changes the records, and writes them if they are other ones now.
-    ///
-    /// # Errors
-    /// [`StoreError::File`]; what is written is as before then, and the change is tried again with the next one.
+    /// Errors: [`StoreError::File`]; what is written is as before then, and the change is tried again with the next
+    /// one.
     pub(super) fn change(&mut self, change: impl FnOnce(&mut Records)) -> Result<(), StoreError> {
         let before = self.records.clone();
         change(&mut self.records);

@@ -76,9 +76,7 @@ impl Teardown {
 
     /// Undoes what is left, as far as that goes. `undo` undoes one step and looks whether it is undone (what is not
     /// there any more is), or says in one line why not.
-    ///
-    /// # Errors
-    /// The first step that was refused; then go on later.
+    /// Errors: the first step that was refused; then go on later.
     pub(super) fn go_on(&mut self, mut undo: impl FnMut(&Step) -> Result<(), String>) -> Result<(), Stuck> {
         self.tries += 1;
         let mut stuck: Option<Stuck> = None;

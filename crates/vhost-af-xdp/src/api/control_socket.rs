@@ -91,10 +91,8 @@ pub(crate) fn default_path() -> PathBuf {
 }
 
 /// Listens at `path`, replacing a socket that nobody listens on any more.
-///
-/// # Errors
-/// The socket cannot be made, or somebody listens there. Its directory is not there, and not one of those that `status` looks into; or
-/// it is, and others can put something into it.
+/// Errors: the socket cannot be made, or somebody listens there. Its directory is not there, and not one of those that
+/// `status` looks into; or it is, and others can put something into it.
 pub(crate) fn listen(path: &Path) -> Result<UnixListener, ListenError> {
     let is_parent = |directory: &&PathBuf| path.parent() == Some(directory.as_path());
     if let Some(directory) = own_directories().iter().find(is_parent) {
@@ -185,9 +183,7 @@ impl Allowance {
     }
 
     /// Takes so many of them.
-    ///
-    /// # Errors
-    /// There are not as many.
+    /// Errors: there are not as many.
     fn take(&self, bytes: usize) -> io::Result<()> {
         // A number only; nothing is published with it.
         let taken = self
@@ -200,9 +196,7 @@ impl Allowance {
 }
 
 /// Asks the daemon at `path`.
-///
-/// # Errors
-/// Nobody listens there, or it does not answer with a status in time.
+/// Errors: nobody listens there, or it does not answer with a status in time.
 pub(crate) fn ask(path: &Path) -> io::Result<Status> {
     ask_within(path, &Allowance::of(LONGEST))
 }

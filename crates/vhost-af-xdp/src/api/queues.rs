@@ -26,7 +26,6 @@ pub(crate) use view::render;
 /// One queue of an interface, both directions.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct Queue {
-    /// Interface.
     pub(crate) interface: String,
     /// Number of the queue.
     pub(crate) queue: u32,
@@ -44,7 +43,6 @@ pub(crate) struct Queue {
     pub(crate) bound: Vec<String>,
     /// It is not in this network namespace, or not there any more: only its lease is known.
     pub(crate) elsewhere: bool,
-    /// The lease that it is of.
     pub(crate) lease: Option<Leased>,
     /// What brings frames to it, or lets them through.
     pub(crate) rules: Vec<Rule>,
@@ -90,9 +88,7 @@ struct Napi {
 
 /// All queues of this network namespace, and those that are leased elsewhere, or of one interface; daemons are asked
 /// at `controls`, a steward at `steward` or where one is by default.
-///
-/// # Errors
-/// The kernel does not answer, or a steward that was named, or there is no such interface.
+/// Errors: the kernel does not answer, or a steward that was named, or there is no such interface.
 pub(crate) fn read(
     only: Option<&str>,
     controls: &[PathBuf],

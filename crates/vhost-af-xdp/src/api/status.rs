@@ -74,7 +74,6 @@ pub(crate) struct LaneStatus {
     pub(crate) counters: Vec<Named>,
 }
 
-/// One port.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct PortStatus {
     /// Socket.
@@ -123,7 +122,6 @@ pub(crate) struct PortStatus {
     pub(crate) lanes: Vec<LaneStatus>,
 }
 
-/// One worker.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct WorkerStatus {
     /// Rounds that moved frames.
@@ -147,9 +145,7 @@ pub(crate) struct Status {
     pub(crate) cpu_us: u64,
     /// What confines the process.
     pub(crate) sandbox: InForce,
-    /// The workers.
     pub(crate) workers: Vec<WorkerStatus>,
-    /// The ports.
     pub(crate) ports: Vec<PortStatus>,
 }
 

@@ -35,10 +35,8 @@ use meter::{Meter, Stopwatch, Tally};
 use setup::Rig;
 
 /// Runs one benchmark from set-up to report.
-///
-/// # Errors
-/// Bad values and refusals by the kernel, one line each with the remedy, before anything was measured; the interface
-/// going away while it ran, after the report of what was done until then.
+/// Errors: bad values and refusals by the kernel, one line each with the remedy, before anything was measured; the
+/// interface going away while it ran, after the report of what was done until then.
 pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
     let plan = Plan::try_from(args)?;
     let meter = Meter::new()?;

@@ -12,7 +12,6 @@ use super::args::Plan;
 use super::meter::{Spent, Tally};
 use super::setup::{Counted, Rig};
 
-/// What was measured.
 #[derive(Debug)]
 pub(super) struct Measured {
     pub(super) tally: Tally,

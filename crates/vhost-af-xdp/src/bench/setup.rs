@@ -53,8 +53,7 @@ pub(super) struct Counted {
 }
 
 impl Rig {
-    /// # Errors
-    /// Whatever was refused, with the remedy; nothing stays behind.
+    /// Errors: whatever was refused, with the remedy; nothing stays behind.
     pub(super) fn set_up(plan: &Plan) -> anyhow::Result<Self> {
         let multi_buffer = plan.args.benchmark.receives() && plan.longest_received() > LONGEST_IN_ONE_BUFFER;
         let program = Program::attach(plan.link.index, mode_request(plan.args.mode), multi_buffer)?;
@@ -87,8 +86,6 @@ impl Rig {
         Ok(rig)
     }
 
-    /// # Errors
-    /// What the kernel answers when asked for its counters.
     pub(super) fn counted(&self, queue: u32) -> anyhow::Result<Counted> {
         Ok(Counted {
             socket: self.socket.statistics().context("cannot read XDP_STATISTICS")?,
@@ -98,9 +95,7 @@ impl Rig {
 }
 
 /// Pins the calling thread; returns where it might run before.
-///
-/// # Errors
-/// A CPU that is not there or not allowed.
+/// Errors: a CPU that is not there or not allowed.
 pub(super) fn pin(cpu: Option<usize>) -> anyhow::Result<CpuSet> {
     let before = rustix::thread::sched_getaffinity(None).context("cannot ask for the CPUs of this thread")?;
     if let Some(cpu) = cpu {
@@ -174,9 +169,7 @@ impl Idle {
     }
 
     /// Waits a little: spins at first, then sleeps until a frame comes, a signal, or 20 ms are over.
-    ///
-    /// # Errors
-    /// [`WakeError`] if the interface is gone.
+    /// Errors: [`WakeError`] if the interface is gone.
     #[inline]
     pub(super) fn wait(&mut self, socket: &Socket) -> Result<(), WakeError> {
         if socket.fill.needs_wakeup() {

@@ -35,9 +35,7 @@ impl AccessArgs {
     }
 
     /// What they say together.
-    ///
-    /// # Errors
-    /// A value that cannot be, by name.
+    /// Errors: a value that cannot be, by name.
     pub(super) fn build(&self) -> anyhow::Result<Access> {
         let usual = if self.socket_group.is_some() { 0o660 } else { 0o600 };
         let owner = self.socket_owner.as_deref().map(|text| {

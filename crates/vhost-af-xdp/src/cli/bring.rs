@@ -35,9 +35,7 @@ pub(crate) struct BringArgs {
 
 impl BringArgs {
     /// What they say together.
-    ///
-    /// # Errors
-    /// Those that do not go together, by name.
+    /// Errors: those that do not go together, by name.
     pub(super) fn build(&self) -> anyhow::Result<Bring> {
         let first = self.map_start_index.unwrap_or(0);
         let has_map = self.map_path.is_some() || self.map_fd.is_some();

@@ -29,9 +29,6 @@ pub(crate) enum Choice<'a> {
 
 impl<'a> Choice<'a> {
     /// Reads a list whose names are joined by one of these characters, and in which `none` means none.
-    ///
-    /// # Errors
-    /// [`ChoiceError`].
     pub(crate) fn read(list: &'a str, joined_by: &[char], none: &'static str) -> Result<Self, ChoiceError> {
         let words: Vec<&str> = list.split(joined_by).collect();
         let (mut on, mut off) = (Vec::new(), Vec::new());

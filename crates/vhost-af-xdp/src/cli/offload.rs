@@ -7,9 +7,7 @@ use super::choice::Choice;
 /// From a list: `all` (that are possible), `none`, names (only these), or names with a `-` before each (all that
 /// are possible but these), joined by `,` or `+`. What names rest on is added; with one that is taken away goes
 /// what rests on it.
-///
-/// # Errors
-/// One sentence, naming the word.
+/// Errors: one sentence, naming the word.
 pub(super) fn parse(list: &str, possible: Offloads) -> Result<Offloads, String> {
     let choice = Choice::read(list, &[',', '+'], "none").map_err(|error| error.to_string())?;
     Ok(match choice {

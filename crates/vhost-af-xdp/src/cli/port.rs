@@ -84,9 +84,7 @@ pub(super) struct PortArgs {
 
 impl PortArgs {
     /// These, but for what a `--port` says.
-    ///
-    /// # Errors
-    /// One line, naming the key.
+    /// Errors: one line, naming the key.
     pub(super) fn with(&self, text: &str) -> anyhow::Result<Self> {
         let command = as_keys();
         let keys: Vec<_> = command.get_arguments().filter_map(|arg| arg.get_long()).collect();
@@ -118,9 +116,7 @@ impl PortArgs {
     }
 
     /// The configuration of one of so many ports.
-    ///
-    /// # Errors
-    /// One line, naming the option.
+    /// Errors: one line, naming the option.
     pub(super) fn build(self, all: &AllPortsArgs, ports: usize) -> anyhow::Result<PortConfig> {
         let endpoint = match (self.socket_path, self.fd) {
             (Some(path), None) if self.client => Endpoint::Client(path),

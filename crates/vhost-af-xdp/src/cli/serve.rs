@@ -53,9 +53,7 @@ pub(crate) struct ServeArgs {
 
 impl ServeArgs {
     /// The configuration that these options mean.
-    ///
-    /// # Errors
-    /// One line, naming the option.
+    /// Errors: one line, naming the option.
     pub(crate) fn into_config(self) -> anyhow::Result<ServeConfig> {
         let mut ports = Vec::new();
         let is_port = self.first.socket_path.is_some() || self.first.fd.is_some();

@@ -98,7 +98,6 @@ impl<N: Nic> Sink for DirectEnd<N> {
 }
 
 impl<N: Nic> DirectEnd<N> {
-    /// A burst begins.
     #[inline]
     fn begin_burst(&mut self) {
         self.ring = self.nic.room_to_nic();

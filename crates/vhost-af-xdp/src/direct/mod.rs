@@ -89,7 +89,6 @@ struct Parked {
     bytes: u64,
 }
 
-/// See the module's head.
 pub(crate) struct DirectLane<N> {
     pair: QueuePair,
     end: DirectEnd<N>,

@@ -47,9 +47,6 @@ impl Registration {
     }
 
     /// Registers; the queue is not touched.
-    ///
-    /// # Errors
-    /// [`InterfaceError`].
     pub(crate) fn run(&self) -> Result<Registered, InterfaceError> {
         if self.populate && self.queue.is_some() {
             // Pages that one pair's registration entered are there for the others'. A null NIC pins none.
@@ -67,9 +64,6 @@ impl Registration {
     }
 
     /// Registers on a thread of its own, which calls `then` when the result is there.
-    ///
-    /// # Errors
-    /// When there is no thread to be had.
     pub(crate) fn begin(self, then: impl FnOnce() + Send + 'static) -> io::Result<UnderWay> {
         let (sender, receiver) = sync_channel(1);
         let body = move || {

@@ -20,9 +20,6 @@ pub(crate) struct Alarm(Arc<OwnedFd>);
 
 impl Alarm {
     /// One that nobody has raised.
-    ///
-    /// # Errors
-    /// No descriptor left.
     pub(crate) fn new() -> io::Result<Self> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self(Arc::new(event)))
@@ -40,9 +37,6 @@ impl Alarm {
     }
 
     /// Waits until the connection has something to be read, or its end.
-    ///
-    /// # Errors
-    /// It was raised.
     pub(crate) fn await_message(&self, connection: &UnixStream) -> io::Result<()> {
         let mut both = [
             PollFd::new(connection, PollFlags::IN),
@@ -58,7 +52,6 @@ impl Alarm {
         }
     }
 
-    /// Whether it was raised.
     #[cfg(test)]
     pub(crate) fn is_raised(&self) -> bool {
         rustix::io::read(&*self.0, &mut [0; 8]).is_ok()

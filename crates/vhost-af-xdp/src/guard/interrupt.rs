@@ -39,9 +39,6 @@ pub(super) const SIGNAL: libc::c_int = libc::SIGURG;
 static WRITERS: Mutex<Vec<(libc::pthread_t, Instant)>> = Mutex::new(Vec::new());
 
 /// Installs the handler, for the process.
-///
-/// # Errors
-/// sigaction's.
 pub(crate) fn install() -> io::Result<()> {
     // SAFETY: it does nothing.
     unsafe { handler::install(SIGNAL, nothing, 0, &[]) }

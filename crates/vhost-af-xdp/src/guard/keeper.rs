@@ -94,10 +94,6 @@ pub(crate) struct Keeper {
 }
 
 impl Keeper {
-    /// Starts it.
-    ///
-    /// # Errors
-    /// What the system refuses.
     pub(crate) fn start(orders: &Orders<'_>) -> anyhow::Result<Self> {
         let (end, theirs) = UnixStream::pair().context("no socket pair")?;
         let (questions, answers) = socketpair(
@@ -157,9 +153,6 @@ impl Keeper {
     }
 
     /// Calls `gone` in a thread of its own when the keeper ends before it was told to.
-    ///
-    /// # Errors
-    /// No thread, no descriptor.
     pub(crate) fn watch(&self, gone: impl FnOnce() + Send + 'static) -> io::Result<()> {
         let (mut end, ending) = (self.end.try_clone()?, Arc::clone(&self.ending));
         let body = move || {
@@ -265,9 +258,6 @@ fn parse_lease(text: &str) -> Result<Queues, String> {
 }
 
 /// The keeper's life.
-///
-/// # Errors
-/// What prevents it.
 pub(crate) fn run(args: KeeperArgs) -> anyhow::Result<()> {
     let (end, questions) = (taken(args.end)?, taken(args.questions)?);
     // The daemon ends in order, then we do; a signal for the whole group is the daemon's.

@@ -190,9 +190,6 @@ impl Entry {
 }
 
 /// Installs the handler, for the process.
-///
-/// # Errors
-/// sigaction's.
 pub(crate) fn install() -> io::Result<()> {
     // SAFETY: it does system calls and atomics, see the head. The other signal waits: an alternate stack has room for one frame with
     // all registers.

@@ -106,9 +106,6 @@ impl Watched {
 
 impl Watchdog {
     /// Watches from now on, on a thread of its own.
-    ///
-    /// # Errors
-    /// No thread.
     pub(crate) fn start(workers: Arc<Workers>) -> io::Result<Self> {
         let watchdog = Self::default();
         watchdog.hangs().resize(workers.sights().count(), None);

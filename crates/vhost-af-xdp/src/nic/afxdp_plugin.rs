@@ -89,9 +89,6 @@ type Answer = (String, Vec<OwnedFd>);
 
 impl Plugin {
     /// Connects to the plugin at `path` as the pod called `host`.
-    ///
-    /// # Errors
-    /// [`PluginError`].
     pub(crate) fn connect(path: &Path, host: &str) -> Result<Self, PluginError> {
         let refused = |errno: Errno| PluginError::Connect {
             path: path.to_owned(),
@@ -126,9 +123,6 @@ impl Plugin {
     }
 
     /// The socket map of an interface.
-    ///
-    /// # Errors
-    /// [`PluginError`].
     pub(crate) fn map(&self, interface: &str) -> Result<OwnedFd, PluginError> {
         let request = format!("/xsk_map_fd,{interface}");
         let (answer, mut descriptors) = self.ask(&request, 1)?;

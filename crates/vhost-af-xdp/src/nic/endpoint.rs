@@ -18,7 +18,6 @@ pub(crate) const COPY_BYTES: u32 = 6 << 20;
 /// Memory for a queue in copy placement, none of which is with the kernel.
 pub(crate) struct Chunks {
     pub(crate) umem: Umem,
-    /// All of them.
     pub(crate) pool: FramePool,
     /// How many the NIC is to have to receive into; the others are for sending.
     pub(crate) to_receive: usize,
@@ -28,9 +27,6 @@ pub(crate) struct Chunks {
 
 impl Chunks {
     /// Memory of chunks of `chunk` bytes, of which `to_send` at most are for sending.
-    ///
-    /// # Errors
-    /// No memory, or no such chunks.
     pub(crate) fn new(chunk: u32, to_send: u32) -> Result<Self, ChunksError> {
         let chunks = COPY_BYTES / chunk;
         let memory = OwnMemory::new(COPY_BYTES as usize)?;
@@ -56,7 +52,6 @@ pub(crate) enum ChunksError {
     Umem(#[from] UmemError),
 }
 
-/// See the module's head.
 pub(crate) struct NicQueue<N> {
     pub(crate) nic: N,
     pub(crate) umem: Umem,

@@ -34,7 +34,6 @@ pub(crate) enum InterfaceError {
     /// Somebody moves frames over it.
     #[error("the queue's socket is in use")]
     InUse,
-    /// The limit of locked memory.
     #[error(
         "this daemon locks {all_bytes} bytes of memory in all, and RLIMIT_MEMLOCK is {limit_bytes}, for all processes of the user \
          together: raise it (`ulimit -l {}`, systemd: LimitMEMLOCK={target_bytes}), or use fewer queues",
@@ -45,12 +44,10 @@ pub(crate) enum InterfaceError {
         limit_bytes: u64,
         target_bytes: u64,
     },
-    /// More queues asked for than there are.
     #[error(
         "{name} has {have} receive queue(s), queue {queue} was asked for: use a lower start-queue or fewer queues, or add channels with `ethtool -L`"
     )]
     NoSuchQueue { name: String, have: u32, queue: u32 },
-    /// A frame would not fit into a chunk of guest memory.
     #[error("{name} has MTU {mtu}, memory=direct carries frames of {limit} bytes: lower the MTU to {most} or use memory=copy", most = limit - L2_BYTES)]
     MtuTooLargeForDirect { name: String, mtu: u32, limit: u32 },
 }

@@ -25,9 +25,7 @@ use crate::config::{Bring, NicConfig, PortConfig, ServeConfig};
 
 /// Whether all descriptors that the ports name were inherited. To be asked before this process opens any: later a
 /// number that was not inherited may be one of its own.
-///
-/// # Errors
-/// [`ExternalError::NotInherited`], for the first that was not.
+/// Errors: [`ExternalError::NotInherited`], for the first that was not.
 pub(crate) fn check_inherited(config: &ServeConfig) -> Result<(), ExternalError> {
     let is_open = |fd: RawFd| std::fs::read_link(format!("/proc/self/fd/{fd}")).is_ok();
     let mut named = config.ports.iter().flat_map(PortConfig::descriptors);
@@ -64,9 +62,7 @@ struct Passed {
 
 impl Given {
     /// Takes over what the ports name, and asks plugins: one connection for each.
-    ///
-    /// # Errors
-    /// [`ExternalError`], naming the option.
+    /// Errors: [`ExternalError`], naming the option.
     pub(crate) fn take(config: &ServeConfig) -> Result<Self, ExternalError> {
         let mut given = HashMap::new();
         let mut plugins = HashMap::new();
@@ -104,9 +100,6 @@ impl Given {
     }
 
     /// What was given for a port's queues, if anything was.
-    ///
-    /// # Errors
-    /// [`InterfaceError`].
     pub(crate) fn open(&self, wanted: &Wanted) -> Result<Option<(External, Link)>, InterfaceError> {
         let first = wanted.start_queue;
         let Some(source) = self.0.get(&(wanted.interface.clone(), first)) else {
@@ -196,9 +189,6 @@ impl External {
 
     /// A socket with memory and without its queue. One that was passed in stays fit for another attempt, if it is
     /// refused before memory is registered.
-    ///
-    /// # Errors
-    /// [`InterfaceError`].
     pub(crate) fn prepare(&self, umem: &Umem, config: &SocketConfig) -> Result<Unbound, InterfaceError> {
         let Source::Sockets(sockets) = &*self.source else {
             return Ok(Unbound::open(umem, config)?);
@@ -227,9 +217,6 @@ impl External {
     }
 
     /// Puts a socket, which is bound, where the program looks for it. One that was passed in is there.
-    ///
-    /// # Errors
-    /// [`InterfaceError`].
     pub(crate) fn place(&self, queue: u32, socket: BorrowedFd<'_>) -> Result<(), InterfaceError> {
         let Source::Map { map, first, option } = &*self.source else {
             return Ok(());

@@ -114,9 +114,6 @@ impl Interface {
     }
 
     /// What one of its queues is used for, locked.
-    ///
-    /// # Errors
-    /// [`InterfaceError::NoSuchQueue`].
     pub(super) fn state(&self, queue: u32) -> Result<MutexGuard<'_, QueueState>, InterfaceError> {
         self.check_queue(queue)?;
         let at = queue.checked_sub(self.first).map(|at| at as usize);
@@ -146,9 +143,7 @@ impl Interface {
     }
 
     /// The interface as it is now.
-    ///
-    /// # Errors
-    /// Why it cannot be used any more.
+    /// Errors: why it cannot be used any more.
     pub(crate) fn look(&self) -> Result<Link, Lost> {
         self.steering.look(&self.link)
     }
@@ -178,9 +173,6 @@ impl Interface {
     }
 
     /// Whether frames of so many bytes fit into one chunk of guest memory.
-    ///
-    /// # Errors
-    /// [`InterfaceError::MtuTooLargeForDirect`].
     pub(crate) fn check_direct(&self, frame_limit: u32) -> Result<(), InterfaceError> {
         if frame_limit <= LONGEST_FRAME {
             return Ok(());
@@ -217,9 +209,6 @@ impl Interface {
     }
 
     /// Opens a socket for a queue, and registers `umem` with it. The queue is not touched.
-    ///
-    /// # Errors
-    /// [`InterfaceError`].
     pub(super) fn prepare(&self, umem: &Umem, request: &QueueRequest) -> Result<Unbound, InterfaceError> {
         self.check_queue(request.queue)?;
         let mut config = SocketConfig::new(self.link.index, QueueId(request.queue));
@@ -255,10 +244,6 @@ impl Interface {
         })
     }
 
-    /// Whether the interface has that queue.
-    ///
-    /// # Errors
-    /// [`InterfaceError::NoSuchQueue`].
     fn check_queue(&self, queue: u32) -> Result<(), InterfaceError> {
         match queue < self.link.rx_queues {
             true => Ok(()),

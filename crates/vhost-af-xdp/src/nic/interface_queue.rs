@@ -42,7 +42,6 @@ const PROBE_BYTES: u32 = 4096;
 /// when it is free, this is waited.
 const RELEASE: Duration = Duration::from_millis(20);
 
-/// See the module's head.
 #[derive(Clone)]
 pub(crate) struct InterfaceQueue {
     pub(crate) interface: Arc<Interface>,
@@ -88,9 +87,7 @@ impl InterfaceQueue {
     }
 
     /// Opens the queue with memory of ours, if it is closed. Its frames go to the host.
-    ///
-    /// # Errors
-    /// [`InterfaceError`], naming interface, queue and remedy.
+    /// Errors: [`InterfaceError`], naming interface, queue and remedy.
     pub(crate) fn open(&self) -> Result<(), InterfaceError> {
         let mut state = self.interface.state(self.number)?;
         self.open_locked(state.now())
@@ -98,9 +95,7 @@ impl InterfaceQueue {
 
     /// Lends the queue to somebody who moves its frames from now on, and opens it before that where it is not. What
     /// came while nobody had it is discarded, and counted.
-    ///
-    /// # Errors
-    /// [`InterfaceError`]; [`InterfaceError::InUse`] while somebody has it.
+    /// Errors: [`InterfaceError`]; [`InterfaceError::InUse`] while somebody has it.
     pub(crate) fn lend(&self, counters: &PairCounters) -> Result<NicQueue<XdpNic>, InterfaceError> {
         let mut state = self.interface.state(self.number)?;
         let state = state.now();
@@ -152,9 +147,6 @@ impl InterfaceQueue {
 
     /// Registers a guest's memory, of `is_large` or not, with a new socket. The queue is not touched, and may be in
     /// use.
-    ///
-    /// # Errors
-    /// [`InterfaceError`].
     pub(crate) fn register(&self, umem: Umem, is_large: bool) -> Result<RegisteredSocket, InterfaceError> {
         let request = QueueRequest {
             queue: self.number,
@@ -170,9 +162,7 @@ impl InterfaceQueue {
 
     /// Couples the queue to the memory that was registered, in the place of whatever it was open for. Its frames go
     /// there from now on, each behind `header_bytes` of virtio-net header that the program writes.
-    ///
-    /// # Errors
-    /// [`InterfaceError`]; [`InterfaceError::InUse`] while somebody has it.
+    /// Errors: [`InterfaceError`]; [`InterfaceError::InUse`] while somebody has it.
     pub(crate) fn couple(
         &self,
         registered: RegisteredSocket,

@@ -17,7 +17,6 @@ use super::steering::{Attached, Steering, StewardAt};
 /// How long the program of a daemon that was killed may stay: its keeper takes it off, some 30 ms later.
 const PREDECESSOR: Duration = Duration::from_millis(1000);
 
-/// See the module's head.
 pub(crate) struct Interfaces {
     /// The daemon's start.
     began: Instant,
@@ -58,9 +57,6 @@ impl Interfaces {
     }
 
     /// The interface for a port's queues: one with a program of somebody else's, or a lease of its own.
-    ///
-    /// # Errors
-    /// [`InterfaceError`].
     pub(crate) fn open(
         &self,
         wanted: &Wanted,
@@ -88,9 +84,6 @@ impl Interfaces {
     }
 
     /// Opens the queues that somebody else gave for a port ahead, while that is still allowed.
-    ///
-    /// # Errors
-    /// [`InterfaceError`].
     pub(crate) fn open_given(&self, wanted: &Wanted, options: QueueOptions) -> Result<(), InterfaceError> {
         let Some((external, link)) = self.given.open(wanted)? else {
             return Ok(());

@@ -25,7 +25,6 @@ pub(crate) struct NullConfig {
     pub(crate) header_bytes: u32,
 }
 
-/// See the module's head.
 pub(crate) struct NullNic {
     umem: Umem,
     config: NullConfig,

@@ -17,7 +17,6 @@ use super::xdp::XdpNic;
 /// When a socket was closed, as soon as it is.
 pub(super) type Ended = Arc<OnceLock<Instant>>;
 
-/// See the module's head.
 pub(super) enum QueueState {
     /// There is no socket; since when, if there was one: the kernel keeps the queue a while longer.
     Closed { since: Option<Instant> },
@@ -29,7 +28,6 @@ pub(super) enum QueueState {
     Coupled { ended: Ended },
 }
 
-/// A queue that is open.
 pub(super) struct OpenQueue {
     pub(super) nic: NicQueue<XdpNic>,
     /// The longest frame that it was opened for, bytes.

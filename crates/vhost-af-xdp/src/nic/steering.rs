@@ -32,7 +32,6 @@ const UNLOCK_PAUSE: Duration = Duration::from_millis(10);
 pub(crate) const AWAY: &str =
     "the steward is away: queues in use go on, changes wait until vhost-af-xdp-steward is started again";
 
-/// See the module's head.
 pub(crate) enum Steering {
     /// Program and sockets are a steward's.
     Leased(Box<Leased>),
@@ -77,9 +76,6 @@ pub(crate) struct Leased {
 
 impl Steering {
     /// Leases queues of an interface.
-    ///
-    /// # Errors
-    /// [`InterfaceError::Lease`].
     pub(crate) fn lease(steward: &StewardAt, wanted: &Wanted) -> Result<Attached, InterfaceError> {
         let taken = Lease::take(&steward.path, wanted, steward.waiting.clone());
         let (lease, sockets) = taken.map_err(|error| match error {
@@ -172,9 +168,6 @@ impl Steering {
     }
 
     /// A socket for a queue, with memory and without the queue; the queue goes on as it does.
-    ///
-    /// # Errors
-    /// [`InterfaceError`].
     pub(crate) fn prepare(
         &self,
         umem: &Umem,
@@ -193,9 +186,6 @@ impl Steering {
     }
 
     /// The socket that was prepared last is bound, and is where its queue's frames go once [`Self::activate`] says so.
-    ///
-    /// # Errors
-    /// [`InterfaceError`].
     pub(crate) fn place(&self, queue: u32, socket: BorrowedFd<'_>) -> Result<(), InterfaceError> {
         match self {
             Self::External(external) => external.place(queue, socket),
@@ -206,9 +196,6 @@ impl Steering {
 
     /// From now on a queue's frames go to the socket that was prepared last, which is bound. What another's program
     /// does is up to that.
-    ///
-    /// # Errors
-    /// [`InterfaceError`].
     pub(crate) fn activate(&self, queue: u32, conf: QueueConf) -> Result<(), InterfaceError> {
         match self {
             Self::External(_) => Ok(()),
@@ -217,9 +204,7 @@ impl Steering {
     }
 
     /// From now on a queue's frames go to the host; its socket stays where it is.
-    ///
-    /// # Errors
-    /// [`InterfaceError`]: the interface or the steward is gone, or away.
+    /// Errors: [`InterfaceError`]: the interface or the steward is gone, or away.
     pub(crate) fn deactivate(&self, queue: u32) -> Result<(), InterfaceError> {
         match self {
             Self::External(_) => Ok(()),
@@ -228,9 +213,7 @@ impl Steering {
     }
 
     /// The interface as it is now.
-    ///
-    /// # Errors
-    /// Why it cannot be used any more.
+    /// Errors: why it cannot be used any more.
     pub(crate) fn look(&self, opened: &Link) -> Result<Link, Lost> {
         match self {
             Self::External(_) => Link::by_index(opened.index)

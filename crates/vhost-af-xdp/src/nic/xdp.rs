@@ -14,7 +14,6 @@ use crate::nic::queue::{LinkState, Nic};
 /// (`TX_BATCH_SIZE`, net/xdp/xsk.c) and some that were left behind.
 const MOST_CALLS: usize = 8;
 
-/// See the module's head.
 pub(crate) struct XdpNic {
     socket: Socket,
     /// Descriptors in the TX ring or the completion ring.

@@ -20,12 +20,13 @@ pub(crate) struct CableEnd {
 /// The far side of a queue pair.
 #[derive(Clone)]
 pub(crate) enum FarSide {
-    /// A queue of an interface.
     Queue(InterfaceQueue),
     /// An end of a cable to another port.
     Cable,
     /// A null NIC that makes frames of so many bytes.
-    Null { frame_bytes: u32 },
+    Null {
+        frame_bytes: u32,
+    },
 }
 
 impl FarSide {

@@ -11,7 +11,6 @@ use crate::nic::mode::{Checksums, DataPath, Fallback};
 use crate::nic::queue::Sends;
 use crate::nic::xdp::XdpNic;
 
-/// See the module's head.
 pub(crate) struct LaneFacts {
     /// The data path really in use.
     pub(crate) mode: DataPath,
@@ -70,9 +69,6 @@ impl LaneFacts {
     }
 
     /// Notes what a queue is, what it does for frames that are sent, and its socket once more.
-    ///
-    /// # Errors
-    /// No descriptor is left.
     pub(crate) fn describe(&mut self, interface: &Interface, nic: &XdpNic, sends: Sends) -> io::Result<()> {
         let note = interface.binding(interface.frame_limit()).note;
         self.fallbacks.extend(note.map(Fallback::NoZeroCopy));

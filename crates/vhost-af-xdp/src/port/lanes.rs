@@ -110,9 +110,7 @@ pub(crate) struct LaneParts<'a> {
 
 impl LaneParts<'_> {
     /// Builds a lane.
-    ///
-    /// # Errors
-    /// [`LaneError`]; nothing stays behind.
+    /// Errors: [`LaneError`]; nothing stays behind.
     pub(crate) fn build(self, placement: Placement) -> Result<BuiltLane, LaneError> {
         match (placement, &self.far) {
             (_, FarSide::Cable) => self.build_cable(),
@@ -125,9 +123,6 @@ impl LaneParts<'_> {
     }
 
     /// The guest's half alone.
-    ///
-    /// # Errors
-    /// [`LaneError`].
     pub(crate) fn guest_side(&self) -> Result<QueuePair, LaneError> {
         let path = Path {
             frame_limit: self.far.frame_limit(),
@@ -210,9 +205,6 @@ impl LaneParts<'_> {
     }
 
     /// What has to be registered for a direct lane.
-    ///
-    /// # Errors
-    /// There is no memory.
     pub(crate) fn registration(&self) -> Result<Registration, LaneError> {
         Ok(Registration {
             map: Arc::clone(self.device.memory().ok_or(PairError::NoMemory)?),
@@ -236,9 +228,6 @@ impl LaneParts<'_> {
     }
 
     /// Builds a direct lane on memory that is registered.
-    ///
-    /// # Errors
-    /// [`LaneError`].
     pub(crate) fn build_direct(self, registered: Registered) -> Result<BuiltLane, LaneError> {
         let guest = self.guest_side()?;
         let memory = self.direct_memory(registered.umem.clone())?;

@@ -36,9 +36,6 @@ impl Port {
     }
 
     /// Watches the interface on a thread of its own. `changes`: what rtnetlink tells.
-    ///
-    /// # Errors
-    /// No thread is left.
     pub(crate) fn watch_link(self: &Arc<Self>, mut changes: Changes) -> io::Result<()> {
         let port = Arc::clone(self);
         let body = move || {

@@ -26,22 +26,18 @@ const HOLES_BYTES: u64 = 16 << 40;
 pub(crate) enum MemoryError {
     #[error(transparent)]
     Map(MapError),
-    /// More than `--max-memory`.
     #[error(
         "the guest has {bytes} bytes of memory, {most} are allowed: start the daemon with a larger --max-memory"
     )]
     TooMuch { bytes: u64, most: u64 },
-    /// A bitmap that no such guest needs.
     #[error(
         "SET_LOG_BASE: a dirty log of {bytes} bytes, {most} are enough for this port: start the daemon with a larger --max-memory"
     )]
     LongLog { bytes: u64, most: u64 },
-    /// See the module's head.
     #[error(
         "guest memory at {user_addr:#x} of process {pid} is mapped privately, not shared: start the VMM with shared memory (QEMU: memory-backend-memfd,share=on; libvirt: <access mode='shared'/>)"
     )]
     NotShared { user_addr: u64, pid: i32 },
-    /// A descriptor could not be duplicated.
     #[error("cannot duplicate a memory descriptor")]
     Duplicate(#[source] std::io::Error),
 }
@@ -49,7 +45,6 @@ pub(crate) enum MemoryError {
 /// Where a region is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Place {
-    /// For the guest.
     pub(crate) guest_addr: GuestAddr,
     /// In the VMM's address space.
     pub(crate) user_addr: u64,
@@ -67,7 +62,6 @@ impl From<&Region> for Place {
     }
 }
 
-/// See the module's head.
 pub(crate) struct MemoryTable {
     map: Option<Arc<MemoryMap>>,
     /// Its watch is told when memory of this table vanishes under us.
@@ -101,9 +95,6 @@ impl MemoryTable {
     /// Refuses a dirty log that is longer than that of any guest of this size: a bit for each 4 KiB up to its highest
     /// address. Not by the table of the moment: QEMU makes the log longer before it adds memory (`vhost_commit`,
     /// hw/virtio/vhost.c).
-    ///
-    /// # Errors
-    /// [`MemoryError::LongLog`].
     pub(crate) fn check_log(&self, bytes: u64) -> Result<(), MemoryError> {
         let most = (self.files.most_bytes.saturating_add(HOLES_BYTES) / LOG_PAGE_BYTES).div_ceil(8);
         if bytes > most {
@@ -128,9 +119,7 @@ impl MemoryTable {
     }
 
     /// SET_MEM_TABLE: replaces everything.
-    ///
-    /// # Errors
-    /// [`MemoryError`]; the old table stays.
+    /// Errors: [`MemoryError`]; the old table stays.
     pub(crate) fn replace(&mut self, regions: Vec<Region>) -> Result<(), MemoryError> {
         self.check_shared(&regions)?;
         self.rebuild(regions)
@@ -148,9 +137,7 @@ impl MemoryTable {
     }
 
     /// ADD_MEM_REG.
-    ///
-    /// # Errors
-    /// [`MemoryError`]; the old table stays.
+    /// Errors: [`MemoryError`]; the old table stays.
     pub(crate) fn add(&mut self, region: Region) -> Result<(), MemoryError> {
         let mut regions = self.regions(|_| true)?;
         regions.push(region);
@@ -158,9 +145,7 @@ impl MemoryTable {
     }
 
     /// REM_MEM_REG.
-    ///
-    /// # Errors
-    /// [`MemoryError`]; the old table stays.
+    /// Errors: [`MemoryError`]; the old table stays.
     pub(crate) fn remove(&mut self, place: Place) -> Result<(), MemoryError> {
         let regions = self.regions(|addr| addr != place.guest_addr)?;
         if regions.is_empty() {

@@ -117,7 +117,6 @@ impl PortState {
     }
 }
 
-/// See the module's head.
 pub(crate) struct Port {
     pub(crate) config: PortConfig,
     pub(crate) counters: Vec<Arc<PairCounters>>,
@@ -147,9 +146,7 @@ pub(crate) struct Opened {
 impl Opened {
     /// Opens every queue, with the memory that it will need: a queue that is missing or taken, or a limit of memory
     /// that is too low, is said at the start and not when the guest boots.
-    ///
-    /// # Errors
-    /// What will not work later either, naming the remedy.
+    /// Errors: what will not work later either, naming the remedy.
     pub(crate) fn open_queues(&self) -> Result<(), LaneError> {
         for far in self.port.far_sides(self.state.interface.as_ref()) {
             far.queue().map_or(Ok(()), InterfaceQueue::open)?;
@@ -171,9 +168,6 @@ impl Opened {
     }
 
     /// Starts its thread.
-    ///
-    /// # Errors
-    /// No thread is left.
     pub(crate) fn start(self) -> io::Result<Arc<Port>> {
         let port = Arc::clone(&self.port);
         let body = move || self.work();
@@ -199,9 +193,7 @@ impl Opened {
 
 impl Port {
     /// Opens the interface. `cable`: the port's, and which end of it the port is.
-    ///
-    /// # Errors
-    /// What will not work later either, naming the remedy.
+    /// Errors: what will not work later either, naming the remedy.
     pub(crate) fn open(
         config: PortConfig,
         interfaces: Arc<Interfaces>,

@@ -121,9 +121,7 @@ impl Port {
     }
 
     /// Runs `act` on the session with what it needs of the port.
-    ///
-    /// # Errors
-    /// What `act` returns; kept for the closing message. [`SessionError::Closed`] without session.
+    /// Errors: what `act` returns; kept for the closing message. [`SessionError::Closed`] without session.
     pub(crate) fn with_session<R: Send + 'static>(
         self: &Arc<Self>,
         act: impl FnOnce(&mut Session, &PortContext<'_>) -> Result<R, SessionError> + Send + 'static,
@@ -184,9 +182,6 @@ impl Port {
     }
 
     /// NET_SET_MTU: whether the guest may be told an MTU of so many bytes.
-    ///
-    /// # Errors
-    /// [`SessionError::Mtu`].
     pub(crate) fn check_guest_mtu(self: &Arc<Self>, mtu: u64) -> Result<(), SessionError> {
         let limit = self.config_space().mtu;
         if (SMALLEST_MTU..=limit.into()).contains(&mtu) {

@@ -55,7 +55,6 @@ pub(crate) struct ShownInterface {
     pub(crate) itself: Weak<Interface>,
 }
 
-/// See the module's head.
 #[derive(Default)]
 pub(crate) struct Window(Mutex<Seen>);
 

@@ -33,7 +33,6 @@ impl AsFd for Event {
     }
 }
 
-/// See the module's head.
 pub(super) struct Wakers {
     /// Queues could not be set up: they are tried again.
     pub(super) retry: Event,
@@ -45,9 +44,6 @@ pub(super) struct Wakers {
 
 impl Wakers {
     /// Nobody wants anything.
-    ///
-    /// # Errors
-    /// No descriptor left.
     pub(super) fn new() -> io::Result<Self> {
         Ok(Self {
             retry: Event::new()?,

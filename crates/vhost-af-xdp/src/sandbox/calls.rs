@@ -98,7 +98,6 @@ const fn tail(name: &'static str) -> &'static str {
     name.split_at(4).1
 }
 
-/// See the module's head.
 #[rustfmt::skip]
 pub(super) const CALLS: &[Call] = table! {
     // Frames.

@@ -46,9 +46,6 @@ pub(super) fn empty_bounding_set(stays: CapabilitySet) {
 }
 
 /// Empties the other sets, and closes the way back; says what is left.
-///
-/// # Errors
-/// [`SandboxError::Step`].
 pub(super) fn drop_all(stays: CapabilitySet) -> Result<String, SandboxError> {
     set(stays)?;
     set_no_new_privs(true).map_err(SandboxError::at("no_new_privs"))?;

@@ -24,9 +24,6 @@ use crate::guard::handler;
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
 /// Installs handler and filters, for all threads; says what is in force. `brings`: sockets or maps of somebody else's are used.
-///
-/// # Errors
-/// [`SandboxError`].
 pub(super) fn install(brings: bool) -> Result<String, SandboxError> {
     // The signal is raised again in the handler, and must not be blocked there; once, since then it has its default action.
     let flags = libc::SA_NODEFER | libc::SA_RESETHAND;

@@ -80,7 +80,6 @@ impl SandboxError {
 
 const NAMES: &str = "user, mounts, network, capabilities, files, calls";
 
-/// One of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Layer {
     User,
@@ -106,9 +105,6 @@ pub(crate) struct Layers(Vec<Layer>);
 
 impl Layers {
     /// Reads `all`, `off`, names (only these), or names with a `-` before each (all but these).
-    ///
-    /// # Errors
-    /// [`SandboxError::List`], [`SandboxError::UnknownLayer`].
     pub(crate) fn parse(list: &str) -> Result<Self, SandboxError> {
         let choice = Choice::read(list, &[','], "off").map_err(|source| SandboxError::List {
             list: list.to_owned(),
@@ -184,9 +180,7 @@ impl fmt::Display for InForce {
 const OFF: &str = "not confined";
 
 /// Enters the sandbox; see the module's head. The calling thread must be the only one.
-///
-/// # Errors
-/// [`SandboxError`]; the process is half in the sandbox then, and should end.
+/// Errors: [`SandboxError`]; the process is half in the sandbox then, and should end.
 pub(crate) fn enter(plan: &Plan) -> Result<InForce, SandboxError> {
     // Page size and vDSO are looked up once, and kernels before 6.4 (PR_GET_AUXV) tell them by a file only, which cannot be opened later.
     let _ = rustix::param::page_size();

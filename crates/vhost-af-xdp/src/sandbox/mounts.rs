@@ -169,9 +169,7 @@ fn make_place(root: &OwnedFd, path: &Path, is_directory: bool) -> Result<(), Err
 }
 
 /// The path of a socket without links.
-///
-/// # Errors
-/// Its directory is not there.
+/// Errors: its directory is not there.
 pub(crate) fn without_links(socket: &Path) -> io::Result<PathBuf> {
     socket.canonicalize().or_else(|error| {
         // Perhaps it is being made.

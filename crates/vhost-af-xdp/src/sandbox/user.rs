@@ -25,9 +25,6 @@ pub(crate) struct User {
 
 impl User {
     /// What `--user` says: a name, or numbers as UID or UID:GID. A name comes with its groups; numbers come with no more than they say.
-    ///
-    /// # Errors
-    /// [`SandboxError::UnknownUser`].
     pub(crate) fn parse(text: &str) -> Result<Self, SandboxError> {
         let unknown = || SandboxError::UnknownUser(text.to_owned());
         let (user, group) = match text.split_once(':') {
@@ -75,9 +72,6 @@ impl User {
     }
 
     /// Whether this process may become that user.
-    ///
-    /// # Errors
-    /// [`SandboxError::MayNotBecome`].
     pub(crate) fn check(&self) -> Result<(), SandboxError> {
         let needed = CapabilitySet::SETUID | CapabilitySet::SETGID;
         match super::capabilities::permitted().contains(needed) {

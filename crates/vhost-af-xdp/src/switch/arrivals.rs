@@ -70,9 +70,7 @@ impl Arrivals {
     }
 
     /// Takes what the NIC received, and delivers it as far as the guest has buffers.
-    ///
-    /// # Errors
-    /// What the guest did wrong.
+    /// Errors: what the guest did wrong.
     pub(crate) fn deliver<N: Nic>(
         &mut self,
         queue: &mut NicQueue<N>,

@@ -147,9 +147,7 @@ impl Sender {
 
     /// Takes at most `room` chains of what is left of the turn, and puts them into `sink`. Chains that the sink does
     /// not keep are marked used, and not published.
-    ///
-    /// # Errors
-    /// What the guest did wrong.
+    /// Errors: what the guest did wrong.
     #[inline]
     pub(crate) fn burst<S: Sink>(
         &mut self,

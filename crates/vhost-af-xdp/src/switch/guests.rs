@@ -79,7 +79,6 @@ impl GuestLane {
 
 /// Where frames of one burst go.
 enum To<'a> {
-    /// Nobody is there.
     Nobody,
     /// Nothing was put yet.
     Peer(Peer<'a>),
@@ -155,9 +154,7 @@ impl Sink for GuestSink<'_> {
 
 impl GuestSink<'_> {
     /// Passes a frame on.
-    ///
-    /// # Errors
-    /// What the other guest did wrong.
+    /// Errors: what the other guest did wrong.
     #[inline]
     fn pass(&mut self, frame: GuestFrame<'_>) -> Result<Passed, Fault> {
         if let To::Peer(_) = self.to {

@@ -27,7 +27,6 @@ use crate::nic::queue::Nic;
 /// Batches delivered when a lane is stopped: what a receive ring holds, and not more although it may fill all the time.
 const LAST_BATCHES: usize = 32;
 
-/// See the module's head.
 pub(crate) struct CopyLane<N> {
     pair: QueuePair,
     queue: NicQueue<N>,

@@ -71,9 +71,7 @@ pub(crate) struct Stopped {
 /// [`super::guests::GuestLane`].
 pub(crate) trait Lane: Send {
     /// Moves a batch each way; frames moved.
-    ///
-    /// # Errors
-    /// What a guest did wrong. The lane of that guest must not breathe again, nor be a peer.
+    /// Errors: what a guest did wrong. The lane of that guest must not breathe again, nor be a peer.
     fn breathe(&mut self, peer: Option<Peer<'_>>) -> Result<usize, Blame>;
     /// Asks for kicks where the lane waits for a guest, and looks again.
     fn arm(&mut self, peer: Option<Peer<'_>>) -> Work;

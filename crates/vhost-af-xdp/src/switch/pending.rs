@@ -15,7 +15,6 @@ use super::gso::{GsoPacket, Remainder};
 use super::limits::BATCH;
 use super::to_guest::{Delivery, Fit};
 
-/// See the module's head.
 #[derive(Default)]
 pub(crate) struct Pending {
     packet: Remainder,
@@ -43,9 +42,7 @@ impl Pending {
     }
 
     /// Delivers as many frames as the guest has buffers for; how many.
-    ///
-    /// # Errors
-    /// What the guest did wrong.
+    /// Errors: what the guest did wrong.
     #[cold]
     pub(crate) fn deliver(
         &mut self,

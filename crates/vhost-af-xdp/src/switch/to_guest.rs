@@ -95,9 +95,7 @@ pub(crate) struct Delivery<'a> {
 
 impl<'a> Delivery<'a> {
     /// Begins a burst with the guest's next buffers.
-    ///
-    /// # Errors
-    /// What the guest did wrong.
+    /// Errors: what the guest did wrong.
     pub(crate) fn begin(
         pair: &'a mut QueuePair,
         chains: &'a mut Chains,

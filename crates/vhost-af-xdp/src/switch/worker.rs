@@ -103,9 +103,6 @@ pub(crate) struct WorkerHandle {
 
 impl WorkerHandle {
     /// Starts a worker, pinned to `cpu` if one is named.
-    ///
-    /// # Errors
-    /// The kernel's, where a descriptor or the thread cannot be made.
     pub(super) fn start(
         index: usize,
         cpu: Option<usize>,

@@ -66,9 +66,6 @@ pub(crate) struct Sight {
 
 impl Workers {
     /// Starts `count` workers (at least one), pinned round robin to `cpus` if there are any.
-    ///
-    /// # Errors
-    /// The kernel's, where a descriptor or a thread cannot be made.
     pub(crate) fn start(count: usize, cpus: &[usize], spin: Duration) -> io::Result<Self> {
         let cpu = |index: usize| cpus.get(index % cpus.len().max(1)).copied();
         let watcher = Arc::default();

@@ -128,9 +128,7 @@ fn start_accepting(
 }
 
 /// Hands a connection over.
-///
-/// # Errors
-/// The connection, if nobody took it in time; nothing, if nobody ever will.
+/// Errors: the connection, if nobody took it in time; nothing, if nobody ever will.
 fn offer(handover: &SyncSender<UnixStream>, mut stream: UnixStream) -> Result<(), Option<UnixStream>> {
     let deadline = Instant::now() + HANDOVER_TIMEOUT;
     loop {

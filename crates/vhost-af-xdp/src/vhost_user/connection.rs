@@ -9,7 +9,6 @@ use super::error::MessageError;
 use crate::port::Port;
 use crate::port::session::SessionError;
 
-/// See the module's head.
 pub(crate) struct Connection {
     pub(crate) port: Arc<Port>,
     /// Protocol features that the VMM took. Set and read by the thread that reads the connection.

@@ -12,7 +12,6 @@ pub(crate) enum EventfdError {
     /// A kick, call or error descriptor that could block us.
     #[error("vring {index}: the {role} descriptor is not an eventfd")]
     NotEventfd { index: u32, role: &'static str },
-    /// The descriptor could not be examined.
     #[error("vring {index}: cannot examine the {role} descriptor")]
     Examine {
         index: u32,
@@ -24,9 +23,6 @@ pub(crate) enum EventfdError {
 
 /// Takes over a kick, call or error descriptor. Only eventfds are accepted, and made non-blocking:
 /// a worker writes to call descriptors, and must not hang on one that its owner filled up.
-///
-/// # Errors
-/// [`EventfdError::NotEventfd`].
 pub(crate) fn take(
     index: u32,
     role: &'static str,

@@ -40,9 +40,6 @@ impl std::fmt::Display for NotMemory {
 }
 
 /// Whether `file` is memory that no server has to answer for.
-///
-/// # Errors
-/// [`NotMemory`].
 pub(crate) fn check(file: impl AsFd) -> Result<(), NotMemory> {
     match rustix::fs::fcntl_get_seals(&file) {
         Ok(_) => Ok(()),

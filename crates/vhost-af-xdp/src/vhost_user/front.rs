@@ -55,9 +55,6 @@ impl Message {
 }
 
 /// Waits for a message; takes it, and answers it, if it is one of those above.
-///
-/// # Errors
-/// The socket's, or that of the message.
 pub(crate) fn take(stream: &UnixStream, connection: &Connection) -> io::Result<bool> {
     let mut header = [0u8; HEADER];
     let (got, _) = recv(stream, &mut header[..], RecvFlags::PEEK)?;

@@ -57,9 +57,7 @@ pub(super) struct Answers {
 
 impl Answers {
     /// Asks the steward at `path`, or where one is by default, and the drivers of these interfaces.
-    ///
-    /// # Errors
-    /// A steward that was named does not answer.
+    /// Errors: a steward that was named does not answer.
     pub(super) fn ask<'a>(
         steward: Option<&Path>,
         interfaces: impl Iterator<Item = &'a String>,

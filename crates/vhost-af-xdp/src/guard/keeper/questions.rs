@@ -205,9 +205,7 @@ fn private_of(question: &Question, vmm_sockets: &[PathBuf]) -> Option<u64> {
 }
 
 /// Waits for a question; none, if what came is not one.
-///
-/// # Errors
-/// There will be no more.
+/// Errors: there will be no more.
 fn read_question(questions: &OwnedFd) -> io::Result<Option<Question>> {
     let mut bytes = [0; 8 * (1 + ADDRESSES_MAX)];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1 + ADDRESSES_MAX))];

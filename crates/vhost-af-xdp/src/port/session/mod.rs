@@ -148,7 +148,6 @@ pub(crate) struct Reached {
     pub(crate) ran: bool,
 }
 
-/// See the module's head.
 pub(crate) struct Session {
     /// What was acknowledged, with the features of vhost-user.
     pub(crate) features: u64,
@@ -223,7 +222,6 @@ impl Session {
         self.memory.is_truncated()
     }
 
-    /// SET_FEATURES.
     pub(crate) fn set_features(
         &mut self,
         features: u64,
@@ -370,7 +368,6 @@ impl Session {
         Ok(&mut self.device)
     }
 
-    /// SET_VRING_ADDR.
     pub(crate) fn set_vring_addr(
         &mut self,
         index: u32,
@@ -401,7 +398,6 @@ impl Session {
         self.start_pair(index as usize / 2, context)
     }
 
-    /// SET_VRING_CALL.
     pub(crate) fn set_vring_call(
         &mut self,
         index: u32,
@@ -424,12 +420,10 @@ impl Session {
         Ok(())
     }
 
-    /// SET_VRING_ERR.
     pub(crate) fn set_vring_err(&mut self, index: u32, err: Option<OwnedFd>) -> Result<(), SessionError> {
         Ok(self.device.set_err(index, err)?)
     }
 
-    /// SET_VRING_ENABLE.
     pub(crate) fn set_vring_enable(
         &mut self,
         index: u32,

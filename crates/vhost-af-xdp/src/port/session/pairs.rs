@@ -189,9 +189,7 @@ impl Session {
     }
 
     /// Starts every pair that can run.
-    ///
-    /// # Errors
-    /// The first lane that cannot be built.
+    /// Errors: the first lane that cannot be built.
     pub(crate) fn start_all(&mut self, context: &PortContext<'_>) -> Result<(), SessionError> {
         (0..self.lanes.len()).try_for_each(|pair| self.start_pair(pair, context))
     }
@@ -215,18 +213,14 @@ impl Session {
     /// Starts a pair, if it can run. Where this host is short of something the VMM stays, and the pair is tried again
     /// later (`Port::look`): ending the connection would make it come back at once, and
     /// QEMU's guest stands still while it connects.
-    ///
-    /// # Errors
-    /// What the VMM or its guest did wrong.
+    /// Errors: what the VMM or its guest did wrong.
     pub(super) fn start_pair(&mut self, pair: usize, context: &PortContext<'_>) -> Result<(), SessionError> {
         let started = self.try_start_pair(pair, context);
         self.or_wait(started)
     }
 
     /// Takes note of a shortage of this host's, for [`Self::take_shortage`]: the pair waits until it is over.
-    ///
-    /// # Errors
-    /// All else.
+    /// Errors: all else.
     fn or_wait(&mut self, result: Result<(), SessionError>) -> Result<(), SessionError> {
         match result {
             Err(SessionError::Lane(error)) if error.is_of_host() => {
