@@ -1,4 +1,4 @@
-//! Notices a worker that hangs, and names the port whose lane it hangs in.
+//! Notices a worker that hangs, and names the port in whose guest's memory that may be: both ends of a cable.
 //!
 //! Guest memory is a file of the VMM's, and a file system may stop to answer: the worker that touches it waits in the
 //! kernel, with all lanes that it has, and nothing that it could do would help. What can be done is to say it, to give
@@ -33,17 +33,17 @@ pub(crate) struct Watchdog(Arc<Mutex<Vec<Option<Hang>>>>);
 pub(crate) struct Hang {
     /// When it was seen first where it is.
     since: Instant,
-    /// The port whose lane it took up last.
-    port: Option<Arc<str>>,
+    /// The ports whose guests' memory it may be in.
+    ports: Vec<Arc<str>>,
 }
 
 impl Hang {
     /// In words, without the worker's name.
     pub(crate) fn words(&self) -> String {
         let seconds = self.since.elapsed().as_secs().max(1);
-        let port = self.port.as_ref();
-        let place = port.map_or(String::new(), |port| format!(", in port {port}"));
-        format!("has not finished a round for {seconds} s{place}")
+        let place = if self.ports.is_empty() { "" } else { ", in port " };
+        let ports = self.ports.join(" or ");
+        format!("has not finished a round for {seconds} s{place}{ports}")
     }
 }
 
@@ -148,11 +148,11 @@ impl Watchdog {
 /// What is known then of a worker that is there.
 fn hang(news: &News, place: Place, workers: &Workers) -> Option<Hang> {
     let &News::Hangs(since) = news else { return None };
-    let port = match place {
-        Place::In(lane) => workers.owner(lane),
-        Place::Nowhere | Place::Asleep => None,
+    let ports = match place {
+        Place::In(lane) => workers.owners(lane),
+        Place::Nowhere | Place::Asleep => Vec::new(),
     };
-    Some(Hang { since, port })
+    Some(Hang { since, ports })
 }
 
 /// For so long, ends waits of workers that are awake and have finished no round between two looks, and of control threads ([`interrupt`]).
@@ -176,7 +176,7 @@ fn tell(worker: usize, hang: Option<&Hang>, news: &News, log: &mut LogLimit) {
     let Some(left_out) = log.allow() else { return };
     match (news, hang) {
         (News::Hangs(_), Some(hang)) => tracing::error!(
-            "worker-{worker} {}: the guests of its ports wait. If it goes on, see to the file system that the memory of that port's guest is on, or end its VMM{left_out}",
+            "worker-{worker} {}: the guests of its ports wait. If it goes on, see to the file system that the memory of a guest there is on, or end its VMM{left_out}",
             hang.words()
         ),
         (News::GoesOn(hung), _) => {

@@ -1,7 +1,7 @@
 //! All workers of the process, for those who give them lanes: which worker has which, and how each is seen from
 //! outside.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc;
@@ -118,9 +118,15 @@ impl Workers {
         self.roster.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whose a lane is.
-    pub(crate) fn owner(&self, id: LaneId) -> Option<Arc<str>> {
-        self.roster().lanes.get(&id).map(|lane| Arc::clone(&lane.owner))
+    /// Whose a lane is, and whose those are that it may give frames to.
+    pub(crate) fn owners(&self, id: LaneId) -> Vec<Arc<str>> {
+        let roster = self.roster();
+        let group = roster.lanes.get(&id).and_then(|lane| lane.group.as_ref());
+        let is_meant =
+            |at: &LaneId, lane: &Entry| *at == id || (group.is_some() && lane.group.as_ref() == group);
+        let lanes = roster.lanes.iter().filter(|(at, lane)| is_meant(at, lane));
+        let owners: BTreeSet<_> = lanes.map(|(_, lane)| Arc::clone(&lane.owner)).collect();
+        owners.into_iter().collect()
     }
 
     /// The threads of the workers.
