@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, SyncSender, TrySendError};
 use std::time::{Duration, Instant};
 
+use rustix::net::{RecvFlags, recv};
 use vhost::vhost_user::{BackendReqHandler, Error};
 
 use super::connection::Connection;
@@ -29,6 +30,8 @@ const IDLE_MAX: u32 = 8;
 const HANDOVER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Between two attempts to hand it over.
 const HANDOVER_PAUSE: Duration = Duration::from_millis(5);
+/// Looks at what a connection has to be read, and takes nothing.
+const PEEK: RecvFlags = RecvFlags::PEEK.union(RecvFlags::DONTWAIT);
 
 /// Where a port's VMMs come from.
 pub(crate) enum VmmSource {
@@ -127,7 +130,8 @@ fn start_accepting(
     Ok(())
 }
 
-/// Hands a connection over.
+/// Hands a connection over, or drops one that is over before anything was said: somebody only looked whether anybody
+/// listens, as another daemon of the same path does (listener.rs).
 /// Errors: the connection, if nobody took it in time; nothing, if nobody ever will.
 fn offer(handover: &SyncSender<UnixStream>, mut stream: UnixStream) -> Result<(), Option<UnixStream>> {
     let deadline = Instant::now() + HANDOVER_TIMEOUT;
@@ -135,6 +139,7 @@ fn offer(handover: &SyncSender<UnixStream>, mut stream: UnixStream) -> Result<()
         match handover.try_send(stream) {
             Ok(()) => return Ok(()),
             Err(TrySendError::Disconnected(_)) => return Err(None),
+            Err(TrySendError::Full(back)) if recv(&back, &mut [0], PEEK) == Ok((0, 0)) => return Ok(()),
             Err(TrySendError::Full(back)) if Instant::now() >= deadline => return Err(Some(back)),
             Err(TrySendError::Full(back)) => stream = back,
         }
