@@ -1,8 +1,8 @@
 //! Each port is an actor: whatever waits in one, or in one worker, for an hour if need be, holds up nothing else: not other
 //! ports, not `status`, not the daemon's end.
 //!
-//! One daemon with a port whose queue is leased from a steward that it waits for an hour for, one of the null NIC, and two
-//! that a cable joins. Limits are long: they catch what hangs. `scripts/bench --only held-up` measures how long things take.
+//! One daemon with a port whose queue is leased from a steward that it waits for an hour for, or was given from outside, one of
+//! the null NIC, and two that a cable joins. Limits are long: they catch what hangs. `scripts/bench --only held-up` measures how long things take.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -12,7 +12,9 @@ use std::time::Duration;
 
 use rstest::rstest;
 use rustix::process::Signal;
-use testkit::four_ports::{FREE, LEASED, NULL, OTHER, config, connect, daemon, socket};
+use testkit::four_ports::{
+    FREE, GIVEN, LEASED, NULL, OTHER, config, connect, daemon, daemon_with_given_queue, socket,
+};
 use testkit::{Daemon, Driver, Frozen, VethPair, driver, require, wait};
 use vhost::VhostBackend;
 
@@ -153,14 +155,38 @@ fn vmm_holds_up_neither_status_nor_other_ports_that(
     require!(Root);
     let veth = VethPair::new();
     let daemon = daemon(&veth, &[]);
+    assert_holds_up_nobody(&daemon, LEASED, delay, &[NULL, FREE]);
+}
+
+#[rstest]
+fn vmm_does_not_hold_up_a_port_whose_queue_was_given_that(
+    #[values(
+        stalls_in_a_header,
+        stalls_in_a_payload,
+        reads_no_answers,
+        changes_its_memory,
+        changes_its_features
+    )]
+    delay: Delay,
+) {
+    require!(Root);
+    let veth = VethPair::new();
+    let (mut daemon, _program) = daemon_with_given_queue(&veth);
+    assert_holds_up_nobody(&daemon, NULL, delay, &[GIVEN, FREE]);
+    assert_holds_up_nobody(&daemon, GIVEN, delay, &[NULL, FREE]);
+    assert_ends_in_order(&mut daemon);
+}
+
+/// A VMM does that at a port, and these others go on.
+fn assert_holds_up_nobody(daemon: &Daemon, held: usize, delay: Delay, others: &[usize]) {
     let stop = AtomicBool::new(false);
-    let socket = socket(&daemon, LEASED);
+    let socket = socket(daemon, held);
     std::thread::scope(|scope| {
         scope.spawn(|| delay(&socket, &stop));
         // Also if an assertion fails.
         let _stop = Stop(&stop);
-        daemon.await_port(LEASED, "connected", |port| port["connected"] == true);
-        assert_others_go_on(&daemon, &[NULL, FREE]);
+        daemon.await_port(held, "connected", |port| port["connected"] == true);
+        assert_others_go_on(daemon, others);
     });
 }
 
