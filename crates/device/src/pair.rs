@@ -34,25 +34,20 @@ const NEEDS_CSUM: u8 = 1;
 const GSO_NONE: u8 = 0;
 
 /// Why a port was closed: what its guest did.
+///
+/// `head` is the chain's first descriptor; lengths are bytes.
 #[derive(Debug, Clone, thiserror::Error)]
+#[allow(missing_docs, reason = "fields are described above")]
 pub enum Fault {
     /// The virtqueue itself is wrong.
     #[error(transparent)]
     Ring(#[from] GuestFault),
     /// A frame without a whole virtio-net header.
     #[error("a chain of {bytes} bytes is shorter than the virtio-net header of {header} bytes")]
-    ChainShorterThanHeader {
-        /// Bytes that the chain holds.
-        bytes: u32,
-        /// Bytes of the header.
-        header: u32,
-    },
+    ChainShorterThanHeader { bytes: u32, header: u32 },
     /// A writable descriptor where the guest sends.
     #[error("the transmit queue holds a chain with a device-writable descriptor (head {head})")]
-    WritableInTransmit {
-        /// First descriptor of the chain.
-        head: u16,
-    },
+    WritableInTransmit { head: u16 },
     /// Writing to a call eventfd made a worker wait, or the thread that stopped a lane; or it took a worker very long.
     #[error(
         "the VMM made its call eventfd block, or so many wait for it that writing to it takes very long, which holds up a worker: this port takes no VMM any more until the daemon is started again"
@@ -60,10 +55,7 @@ pub enum Fault {
     CallBlocks,
     /// A readable descriptor where the guest receives.
     #[error("the receive queue holds a chain with a device-readable descriptor (head {head})")]
-    ReadableInReceive {
-        /// First descriptor of the chain.
-        head: u16,
-    },
+    ReadableInReceive { head: u16 },
 }
 
 impl Fault {

@@ -28,20 +28,19 @@ impl fmt::Display for KernelRefusal {
 impl Error for KernelRefusal {}
 
 /// Why a program is not attached. The interface is as it was.
+///
+/// `interface` is its name, `mtu` in bytes, `mode` the one that was tried, `source` the kernel's answer.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "fields are described above")]
 pub enum AttachError {
     /// The index names no interface in this network namespace.
     #[error("no interface has index {ifindex}; `ip link` lists them")]
-    NoSuchInterface {
-        /// As given.
-        ifindex: u32,
-    },
+    NoSuchInterface { ifindex: u32 },
     /// The kernel refused the program or its maps.
     #[error("cannot load the XDP program{}", hint_of(.source, .detail))]
     Load {
         /// libbpf's messages, the verifier's log among them; may be empty.
         detail: String,
-        /// What libbpf returned.
         #[source]
         source: libbpf_rs::Error,
     },
@@ -49,9 +48,7 @@ pub enum AttachError {
     #[error("{interface} already has an XDP program ({program}), which is not replaced: {}",
         .program.remedy(*.held, .interface))]
     Foreign {
-        /// Name of the interface.
         interface: String,
-        /// What is there.
         program: ForeignProgram,
         /// What keeps it there.
         held: Held,
@@ -64,24 +61,18 @@ pub enum AttachError {
             Mode::Skb => "",
         })]
     MtuTooLarge {
-        /// Name of the interface.
         interface: String,
-        /// Its MTU in bytes.
         mtu: u32,
-        /// The mode that was tried.
         mode: Mode,
         /// Whether the program takes frames in several buffers.
         frags: bool,
-        /// The kernel's answer.
         #[source]
         source: KernelRefusal,
     },
     /// Attaching needs privileges that this process lacks.
     #[error("may not attach an XDP program to {interface}: run as root, or with CAP_BPF and CAP_NET_ADMIN")]
     NotPermitted {
-        /// Name of the interface.
         interface: String,
-        /// The kernel's answer.
         #[source]
         source: KernelRefusal,
     },
@@ -91,11 +82,8 @@ pub enum AttachError {
         Mode::Skb => "",
     })]
     Refused {
-        /// Name of the interface.
         interface: String,
-        /// The mode that was tried.
         mode: Mode,
-        /// The kernel's answer.
         #[source]
         source: KernelRefusal,
     },
@@ -134,31 +122,28 @@ impl AttachError {
 }
 
 /// Why a program that was pinned cannot be taken over, or could not be pinned.
+///
+/// `path` is the pin, `source` the kernel's answer.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "fields are described above")]
 pub enum PinError {
     /// The kernel refused.
     #[error("cannot pin or open {}", .path.display())]
     Pin {
-        /// The pin.
         path: PathBuf,
-        /// The kernel's answer.
         #[source]
         source: io::Error,
     },
     /// The link is no longer, or never was, one of an XDP program on that interface.
     #[error("{} is not the link of the XDP program on interface {ifindex} (any more)", .path.display())]
     Gone {
-        /// The pin.
         path: PathBuf,
         /// As given.
         ifindex: u32,
     },
     /// A map of another shape: of another version of the program.
     #[error("{} is not a map of this version of the XDP program", .path.display())]
-    Other {
-        /// The pin.
-        path: PathBuf,
-    },
+    Other { path: PathBuf },
 }
 
 /// An error and what caused it, in one line.

@@ -31,62 +31,48 @@ use crate::mode::{Mode, ModeRequest};
 use crate::skel::SteerSkelBuilder;
 
 /// Why a queue could not be configured or read.
+///
+/// `queue` and `vlan` are as given, `source` is what libbpf returned.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "fields are described above")]
 pub enum QueueError {
     /// The program has no entry for this queue.
     #[error("queue {queue} is beyond the {MAX_QUEUES} queues that the XDP program knows")]
-    OutOfRange {
-        /// As given.
-        queue: u32,
-    },
+    OutOfRange { queue: u32 },
     /// The kernel refused the socket: it is no AF_XDP socket, or has no RX ring (ENOBUFS).
     #[error("cannot give queue {queue} its AF_XDP socket")]
     Socket {
-        /// As given.
         queue: u32,
-        /// What libbpf returned.
         #[source]
         source: libbpf_rs::Error,
     },
     /// The slot of the socket could not be emptied.
     #[error("cannot take the AF_XDP socket of queue {queue} back")]
     Remove {
-        /// As given.
         queue: u32,
-        /// What libbpf returned.
         #[source]
         source: libbpf_rs::Error,
     },
     /// A VLAN that there is not.
     #[error("VLAN {vlan}: numbers of VLANs are 1 to {LAST_VLAN}, and 0 for frames without one")]
-    Vlan {
-        /// As given.
-        vlan: u16,
-    },
+    Vlan { vlan: u16 },
     /// The kernel refused an address or a VLAN; most often there are too many.
     #[error("cannot note which frames queue {queue} takes")]
     Filter {
-        /// As given.
         queue: u32,
-        /// What libbpf returned.
         #[source]
         source: libbpf_rs::Error,
     },
     /// The counters could not be read.
     #[error("cannot read the counters of queue {queue}")]
     Counters {
-        /// As given.
         queue: u32,
-        /// What libbpf returned.
         #[source]
         source: libbpf_rs::Error,
     },
     /// The counters are not those of this version of the program: a bug of ours.
     #[error("the counters of queue {queue} have another layout than this version's")]
-    Layout {
-        /// As given.
-        queue: u32,
-    },
+    Layout { queue: u32 },
 }
 
 /// The steering program, attached to one interface for as long as this value lives, or until it is taken off if it

@@ -16,14 +16,15 @@ use std::path::{Path, PathBuf};
 use libbpf_rs::{MapInfo, libbpf_sys};
 
 /// Why a map cannot be used, or a socket not be put into it.
+///
+/// Places are counted from 0, `last` among them; `source` is the kernel's answer.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "fields are described above")]
 pub enum SocketMapError {
     /// Nothing there, or no permission.
     #[error("cannot open the BPF map pinned at {}: it must be in a bpffs (`ip netns exec` hides the host's: use `nsenter --net=/run/netns/NAME`), and readable and writable for this user", .path.display())]
     Open {
-        /// As given.
         path: PathBuf,
-        /// The kernel's answer.
         #[source]
         source: io::Error,
     },
@@ -37,37 +38,23 @@ pub enum SocketMapError {
     WrongType {
         /// Its type, `enum bpf_map_type`.
         kind: u32,
-        /// Length of its keys.
         key_bytes: u32,
-        /// Length of its values.
         value_bytes: u32,
     },
     /// Not all places exist.
     #[error(
         "places {first} to {last} of a socket map with {entries}, counted from 0: choose a lower first index, fewer queues or a larger map"
     )]
-    Range {
-        /// The first one asked for.
-        first: u32,
-        /// The last one.
-        last: u64,
-        /// How many the map has.
-        entries: u32,
-    },
+    Range { first: u32, last: u64, entries: u32 },
     /// Somebody else's socket is there.
     #[error(
         "place {index} of the socket map has another socket: choose another first index, or end its holder"
     )]
-    Occupied {
-        /// The place.
-        index: u32,
-    },
+    Occupied { index: u32 },
     /// The kernel refuses.
     #[error("cannot put a socket into place {index} of the socket map")]
     Insert {
-        /// The place.
         index: u32,
-        /// The kernel's answer.
         #[source]
         source: io::Error,
     },

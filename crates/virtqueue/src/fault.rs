@@ -7,17 +7,19 @@
 use crate::GuestAddr;
 
 /// A ring that breaks the specification. After one, the queue must not be used any more.
+///
+/// `head` is the chain's first descriptor, or its place in a packed ring; `size` and `limit` are entries; lengths are
+/// bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "fields are described above")]
 pub enum GuestFault {
     /// `avail.idx` is further ahead than the ring has entries, or went back (VirtIO 1.3, 2.7.13.3).
     #[error("avail.idx jumped to {found} while {next} is next and the queue has {size} entries")]
     AvailIndexJump {
-        /// `avail.idx` as read.
         found: u16,
         /// The next entry that the device would take.
         next: u16,
-        /// Entries of the queue.
         size: u16,
     },
     /// Packed ring: a descriptor was made available again before the device had used it, or a list runs into
@@ -31,91 +33,50 @@ pub enum GuestFault {
     /// last (2.8.21.1).
     #[error("chain {head} goes on in descriptor {at}, which is not available")]
     ChainIncomplete {
-        /// Place of the first descriptor in the ring.
         head: u16,
         /// Place of the one that is missing.
         at: u16,
     },
     /// An entry of the available ring names a descriptor that is not there.
     #[error("available head {head} is not below the queue size {size}")]
-    HeadOutOfRange {
-        /// The head as read.
-        head: u16,
-        /// Entries of the queue.
-        size: u16,
-    },
+    HeadOutOfRange { head: u16, size: u16 },
     /// `next` leads out of the descriptor table, or out of an indirect one.
     #[error("chain {head}: next descriptor {next} is not below the table size {size}")]
     NextOutOfRange {
-        /// Head of the chain.
         head: u16,
         /// `next` as read.
         next: u16,
-        /// Entries of the table.
         size: u16,
     },
     /// The chain has more descriptors than its table or the queue: it must be a loop (2.7.5.2).
     #[error("chain {head} has more than {limit} descriptors")]
-    DescriptorLoop {
-        /// Head of the chain.
-        head: u16,
-        /// Most descriptors that it may have.
-        limit: u16,
-    },
+    DescriptorLoop { head: u16, limit: u16 },
     /// A buffer of no bytes, which no driver makes.
     #[error("chain {head}: descriptor of zero length")]
-    ZeroLength {
-        /// Head of the chain.
-        head: u16,
-    },
+    ZeroLength { head: u16 },
     /// A buffer or an indirect table that is not wholly inside one memory region.
     #[error("chain {head}: {len} bytes at {addr} are not inside guest memory")]
-    OutsideMemory {
-        /// Head of the chain.
-        head: u16,
-        /// Guest address as read.
-        addr: GuestAddr,
-        /// Length as read, in bytes.
-        len: u32,
-    },
+    OutsideMemory { head: u16, addr: GuestAddr, len: u32 },
     /// Address plus length is more than 64 bits hold.
     #[error("chain {head}: {len} bytes at {addr} wrap around the address space")]
-    AddressWrap {
-        /// Head of the chain.
-        head: u16,
-        /// Guest address as read.
-        addr: GuestAddr,
-        /// Length as read, in bytes.
-        len: u32,
-    },
+    AddressWrap { head: u16, addr: GuestAddr, len: u32 },
     /// A chain of 4 GiB or more (2.7.5.2).
     #[error("chain {head} is longer than 4 GiB")]
-    ChainTooLong {
-        /// Head of the chain.
-        head: u16,
-    },
+    ChainTooLong { head: u16 },
     /// An indirect descriptor that must not be there, or a table of impossible size (2.7.5.3).
     #[error("chain {head}: indirect table of {len} bytes: {why}")]
     IndirectInvalid {
-        /// Head of the chain.
         head: u16,
-        /// Length of the table as read, in bytes.
         len: u32,
         /// The rule that it breaks.
         why: IndirectRule,
     },
     /// An indirect descriptor inside an indirect table (2.7.5.3.1).
     #[error("chain {head}: indirect descriptor inside an indirect table")]
-    NestedIndirect {
-        /// Head of the chain.
-        head: u16,
-    },
+    NestedIndirect { head: u16 },
     /// A device-readable buffer after a device-writable one (2.7.4.2).
     #[error("chain {head}: device-readable descriptor after a writable one")]
-    WritableBeforeReadable {
-        /// Head of the chain.
-        head: u16,
-    },
+    WritableBeforeReadable { head: u16 },
 }
 
 /// Rules on indirect descriptors (VirtIO 1.3, 2.7.5.3.1).

@@ -89,43 +89,31 @@ macro_rules! numbers {
 numbers!(u8: AtomicU8, u16: AtomicU16, u32: AtomicU32, u64: AtomicU64);
 
 /// A region that cannot be used: the VMM's doing, or memory is missing.
+///
+/// `offset` and lengths are bytes, `index` is the queue's.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "fields are described above")]
 pub enum InflightError {
     /// Of the file.
     #[error(transparent)]
     File(#[from] FileError),
     /// The region does not start where regions do.
     #[error("an inflight region at {offset}, which is not a multiple of 64")]
-    Misaligned {
-        /// Where it starts in the file.
-        offset: u64,
-    },
+    Misaligned { offset: u64 },
     /// No region has that many queues, or queues of that size.
     #[error("inflight region for {queues} queues of {queue_size} entries")]
-    Shape {
-        /// Queues.
-        queues: u16,
-        /// Entries of each.
-        queue_size: u16,
-    },
+    Shape { queues: u16, queue_size: u16 },
     /// Too short for what it is to hold.
     #[error("inflight region of {bytes} bytes, {needed} are needed")]
-    TooShort {
-        /// Bytes that there are.
-        bytes: u64,
-        /// Bytes that there must be.
-        needed: u64,
-    },
+    TooShort { bytes: u64, needed: u64 },
     /// Written by somebody who knows another layout.
     #[error("inflight region of queue {index}: version {version}, features {features:#x}, {entries} entries")]
     Unknown {
-        /// Index of the queue.
         index: u16,
         /// Its version, of which 1 is known, and 0 for one never used.
         version: u16,
         /// Its features, of which none is known.
         features: u64,
-        /// Its entries.
         entries: u16,
     },
 }

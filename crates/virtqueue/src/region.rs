@@ -67,77 +67,55 @@ pub(crate) struct Placement {
 }
 
 /// Why guest memory could not be mapped. All of them are the VMM's doing, except [`Reserve`](Self::Reserve).
+///
+/// `guest_addr`, `first` and `second` are where regions start for the guest; lengths are bytes; `source` is the
+/// system's answer.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "fields are described above")]
 pub enum MapError {
     /// No region at all.
     #[error("the guest has no memory regions")]
     NoRegions,
     /// More than [`MAX_REGIONS`].
     #[error("{count} memory regions, at most {MAX_REGIONS} are possible")]
-    TooManyRegions {
-        /// How many came.
-        count: usize,
-    },
+    TooManyRegions { count: usize },
     /// A region of no bytes.
     #[error("memory region at {guest_addr} is empty")]
-    EmptyRegion {
-        /// Its guest address.
-        guest_addr: GuestAddr,
-    },
+    EmptyRegion { guest_addr: GuestAddr },
     /// A start plus the length is more than 64 bits hold; or the file's end past what a file can have.
     #[error("memory region at {guest_addr}: {space} {start:#x} plus {len:#x} bytes wraps")]
     Wraps {
-        /// Its guest address.
         guest_addr: GuestAddr,
         /// Which of the three starts: "guest address", "user address" or "file offset".
         space: &'static str,
-        /// That start.
         start: u64,
-        /// Length of the region in bytes.
         len: u64,
     },
     /// Two regions claim the same addresses.
     #[error("memory regions at {first} and {second} overlap in {space} space")]
     Overlap {
-        /// Guest address of the one.
         first: GuestAddr,
-        /// Guest address of the other.
         second: GuestAddr,
         /// Which space: "guest" or "user".
         space: &'static str,
     },
     /// Two regions are the same bytes of one file, or of pages that they share.
     #[error("memory regions at {first} and {second} overlap in their file")]
-    Aliased {
-        /// Guest address of the one.
-        first: GuestAddr,
-        /// Guest address of the other.
-        second: GuestAddr,
-    },
+    Aliased { first: GuestAddr, second: GuestAddr },
     /// All regions together, whole pages taken, are more than is allowed
     /// ([`ForeignFiles::most_guest_bytes`](crate::ForeignFiles::most_guest_bytes)).
     #[error("{bytes} bytes of guest memory, at most {most} are allowed")]
-    TooMuch {
-        /// Bytes that would be mapped.
-        bytes: u64,
-        /// Bytes that may be.
-        most: u64,
-    },
+    TooMuch { bytes: u64, most: u64 },
     /// The descriptor is no regular file (memfd and hugetlbfs files are).
     #[error("memory region at {guest_addr}: its descriptor is not a shared memory file")]
-    NotAFile {
-        /// Its guest address.
-        guest_addr: GuestAddr,
-    },
+    NotAFile { guest_addr: GuestAddr },
     /// The file ends before the region does: touching the rest would be SIGBUS.
     #[error("memory region at {guest_addr} needs {needed} bytes of its file, which has {size}")]
     FileTooShort {
-        /// Its guest address.
         guest_addr: GuestAddr,
         /// Bytes that the file must have.
         needed: u64,
-        /// Bytes that it has.
         size: u64,
     },
     /// All regions together are more than this process can address.
@@ -146,29 +124,22 @@ pub enum MapError {
     /// The file could not be examined.
     #[error("memory region at {guest_addr}: cannot examine its file")]
     Examine {
-        /// Its guest address.
         guest_addr: GuestAddr,
-        /// fstat or fstatfs.
         #[source]
         source: io::Error,
     },
     /// No address space, or no private memory: the host's doing.
     #[error("cannot reserve {bytes} bytes of address space for guest memory")]
     Reserve {
-        /// How much was asked for.
         bytes: u64,
-        /// mmap.
         #[source]
         source: io::Error,
     },
     /// A region could not be mapped shared and writable.
     #[error("memory region at {guest_addr}: cannot map {len} bytes of its file shared and writable")]
     Map {
-        /// Its guest address.
         guest_addr: GuestAddr,
-        /// Length of the region in bytes.
         len: u64,
-        /// mmap.
         #[source]
         source: io::Error,
     },

@@ -61,28 +61,17 @@ impl fmt::Display for RingPart {
 }
 
 /// A ring that cannot be used. The VMM's or the guest's doing.
+///
+/// Lengths and alignment are bytes; `addr` is in the space in which it was said.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "fields are described above")]
 pub enum RingError {
     /// Not wholly inside one region of guest memory.
     #[error("{part}: {len} bytes at {addr:#x} are not inside guest memory")]
-    OutsideMemory {
-        /// Which part.
-        part: RingPart,
-        /// Where it was said to be, in the space in which it was said.
-        addr: u64,
-        /// Its length in bytes.
-        len: u64,
-    },
+    OutsideMemory { part: RingPart, addr: u64, len: u64 },
     /// Not aligned as the table in VirtIO 1.3, 2.7 demands.
     #[error("{part} at {addr:#x} is not aligned to {align} bytes")]
-    Misaligned {
-        /// Which part.
-        part: RingPart,
-        /// Where it was said to be, in the space in which it was said.
-        addr: u64,
-        /// What it must be a multiple of, in bytes.
-        align: u64,
-    },
+    Misaligned { part: RingPart, addr: u64, align: u64 },
     /// The kind of ring cannot have that size.
     #[error(transparent)]
     Size(#[from] QueueSizeError),
@@ -92,7 +81,6 @@ pub enum RingError {
     /// The inflight region is for a ring of another kind or size.
     #[error("the inflight region is for {} rings of {entries} entries", if *packed { "packed" } else { "split" })]
     Inflight {
-        /// Entries that it is for.
         entries: u16,
         /// For packed rings.
         packed: bool,
@@ -102,7 +90,6 @@ pub enum RingError {
     Base {
         /// As the VMM says it.
         base: u32,
-        /// Entries of the queue.
         size: u16,
     },
 }

@@ -6,14 +6,15 @@ use std::time::Duration;
 use crate::units::{QueueId, RingSize};
 
 /// Why a socket did not open.
+///
+/// Fields have what was asked for or found, in bytes and entries where they are named so; `source` is the kernel's
+/// answer.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "fields are described above")]
 pub enum OpenError {
     /// The kernel gave no AF_XDP socket.
     #[error("no AF_XDP socket: {source}; it needs CAP_NET_RAW and a kernel with CONFIG_XDP_SOCKETS")]
-    Create {
-        /// The kernel's answer.
-        source: io::Error,
-    },
+    Create { source: io::Error },
     /// The descriptor passed in is something else.
     #[error("the descriptor passed in is no AF_XDP socket (its domain is {domain}, not 44)")]
     NotXdp {
@@ -36,7 +37,6 @@ pub enum OpenError {
         limit = limit_text(*limit_bytes), needed_kib = needed_bytes.div_ceil(1024)
     )]
     MemoryLock {
-        /// What this UMEM alone needs.
         needed_bytes: u64,
         /// The limit; `None` if there is none.
         limit_bytes: Option<u64>,
@@ -46,46 +46,30 @@ pub enum OpenError {
         "the UMEM's {len_bytes} bytes at {address:#x} cannot all be pinned (ENOMEM): the mapping has a hole (an \
          unmapped or PROT_NONE page), or memory is short"
     )]
-    MemoryHole {
-        /// Where it starts.
-        address: u64,
-        /// Its length.
-        len_bytes: u64,
-    },
+    MemoryHole { address: u64, len_bytes: u64 },
     /// EFAULT: the memory cannot be pinned.
     #[error(
         "the UMEM's memory at {address:#x} cannot be pinned (EFAULT): it is unmapped, read-only, or a shared mapping of \
          a file on disk; use anonymous memory, a memfd or hugetlbfs"
     )]
-    MemoryKind {
-        /// Where it starts.
-        address: u64,
-    },
+    MemoryKind { address: u64 },
     /// Another refusal of the UMEM.
     #[error(
         "the kernel refuses a UMEM of {len_bytes} bytes, chunk size {chunk_bytes}, headroom {headroom_bytes}, TX metadata \
          {tx_metadata_bytes}: {source}"
     )]
     Umem {
-        /// Its length.
         len_bytes: u64,
-        /// The chunk size.
         chunk_bytes: u32,
-        /// The headroom.
         headroom_bytes: u32,
-        /// The length of the TX metadata.
         tx_metadata_bytes: u32,
-        /// The kernel's answer.
         source: io::Error,
     },
     /// A ring could not be made.
     #[error("no {ring} ring of {entries} entries: {source}")]
     Ring {
-        /// Which.
         ring: &'static str,
-        /// How large.
         entries: u32,
-        /// The kernel's answer.
         source: io::Error,
     },
     /// The rx ring that should be there already is not, or is smaller.
@@ -93,64 +77,44 @@ pub enum OpenError {
         "the AF_XDP socket passed in has no rx ring of {entries} entries: who opens it makes the ring (XDP_RX_RING) before \
          the socket is put into a map"
     )]
-    RxRingNotMade {
-        /// How many it should have.
-        entries: u32,
-    },
+    RxRingNotMade { entries: u32 },
     /// A ring of somebody else's is so small that its size cannot be told.
     #[error(
         "the AF_XDP socket passed in has an rx ring of fewer than {least_entries} entries: make it with {least_entries} or more \
          (XDP_RX_RING)"
     )]
-    RxRingTooSmall {
-        /// The smallest that serves.
-        least_entries: RingSize,
-    },
+    RxRingTooSmall { least_entries: RingSize },
     /// EACCES for `XDP_MAX_TX_SKB_BUDGET`.
     #[error(
         "TX budget {budget} refused: {source}; it must be at least 32 and at most the tx ring's {tx_entries} entries"
     )]
     TxBudget {
-        /// What was asked for.
         budget: u32,
         /// The tx ring's size; 0 if there is none.
         tx_entries: u32,
-        /// The kernel's answer.
         source: io::Error,
     },
     /// A busy-poll option was refused.
     #[error("busy polling: {option}={value} refused: {source}; raising it needs CAP_NET_ADMIN")]
     BusyPoll {
-        /// Which option.
         option: &'static str,
-        /// What was asked for.
         value: u32,
-        /// The kernel's answer.
         source: io::Error,
     },
     /// ENODEV.
     #[error("there is no network interface with index {ifindex} in this network namespace")]
-    NoInterface {
-        /// The index.
-        ifindex: u32,
-    },
+    NoInterface { ifindex: u32 },
     /// ENETDOWN.
     #[error("interface {ifindex} is down, or its driver's queues are: `ip link set … up`")]
-    InterfaceDown {
-        /// The index.
-        ifindex: u32,
-    },
+    InterfaceDown { ifindex: u32 },
     /// The queue does not exist.
     #[error(
         "queue {queue} does not exist: interface {ifindex} has {queues} queue(s), counted from 0; choose a lower one or \
          add channels (`ethtool -L`)"
     )]
     NoQueue {
-        /// The interface's index.
         ifindex: u32,
-        /// What was asked for.
         queue: QueueId,
-        /// How many there are.
         queues: u32,
     },
     /// EBUSY, still after the retries.
@@ -159,11 +123,8 @@ pub enum OpenError {
          that, or choose another queue", waited.as_millis()
     )]
     Busy {
-        /// The interface's index.
         ifindex: u32,
-        /// The queue.
         queue: QueueId,
-        /// How long it was tried.
         waited: Duration,
     },
     /// Zero-copy was forced beside a program in skb mode.
@@ -172,34 +133,22 @@ pub enum OpenError {
     /// Zero-copy was forced and is refused.
     #[error("interface {ifindex} queue {queue} cannot do zero-copy: {reason}")]
     ZeroCopyRefused {
-        /// The interface's index.
         ifindex: u32,
-        /// The queue.
         queue: QueueId,
-        /// Why.
         reason: String,
-        /// The kernel's answer.
         #[source]
         source: io::Error,
     },
     /// Another refusal of the bind.
     #[error("binding to queue {queue} of interface {ifindex} failed: {source}")]
     Bind {
-        /// The interface's index.
         ifindex: u32,
-        /// The queue.
         queue: QueueId,
-        /// The kernel's answer.
         source: io::Error,
     },
     /// A question to the socket went unanswered.
     #[error("reading {what} of the socket failed: {source}")]
-    Query {
-        /// Which.
-        what: &'static str,
-        /// The kernel's answer.
-        source: io::Error,
-    },
+    Query { what: &'static str, source: io::Error },
 }
 
 fn limit_text(limit: Option<u64>) -> String {

@@ -36,84 +36,57 @@ pub const XDP_PACKET_HEADROOM: u32 = 256;
 const UNALIGNED_CHUNK_MAX: u32 = 1 << 15;
 
 /// Memory that cannot be a UMEM, or an offset that is not in it.
+///
+/// Fields have what was asked for, in bytes; offsets and `len_bytes` are of the UMEM.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "fields are described above")]
 pub enum UmemError {
     /// The kernel takes chunks from 2048 bytes to a page; unaligned ones must leave room in the 16 bits of distance.
     #[error("chunk size {chunk_bytes} is not from {MIN_CHUNK_BYTES} to {largest_bytes} bytes")]
     ChunkSize {
-        /// What was asked for.
         chunk_bytes: u32,
         /// The largest that would do: a page, or 32 KiB in unaligned mode if that is less.
         largest_bytes: u32,
     },
     /// Aligned chunks must be a power of two.
     #[error("chunk size {chunk_bytes} is not a power of two; use one, or unaligned chunks")]
-    ChunkNotPowerOfTwo {
-        /// What was asked for.
-        chunk_bytes: u32,
-    },
+    ChunkNotPowerOfTwo { chunk_bytes: u32 },
     /// The headroom leaves no room for a frame.
     #[error(
         "headroom {headroom_bytes} and the kernel's {XDP_PACKET_HEADROOM} bytes leave nothing of a {chunk_bytes}-byte chunk"
     )]
-    Headroom {
-        /// What was asked for.
-        headroom_bytes: u32,
-        /// The chunk size.
-        chunk_bytes: u32,
-    },
+    Headroom { headroom_bytes: u32, chunk_bytes: u32 },
     /// The memory does not start on a page.
     #[error("UMEM memory at {address:#x} does not start on a page of {page_bytes} bytes")]
     BaseNotPageAligned {
         /// Where it starts.
         address: u64,
-        /// The page size of this machine.
         page_bytes: u32,
     },
     /// The memory is empty, or no whole number of chunks.
     #[error("UMEM length {len_bytes} is not a positive multiple of the chunk size {chunk_bytes}")]
-    Length {
-        /// Its length.
-        len_bytes: u64,
-        /// The chunk size.
-        chunk_bytes: u32,
-    },
+    Length { len_bytes: u64, chunk_bytes: u32 },
     /// More memory than the rings can address.
     #[error("UMEM length {len_bytes} is more than the 2^48 bytes that unaligned mode can address")]
-    TooLong {
-        /// Its length.
-        len_bytes: u64,
-    },
+    TooLong { len_bytes: u64 },
     /// TX metadata must be a multiple of 8, below 256.
     #[error("TX metadata length {bytes} is not a multiple of 8 below 256")]
-    TxMetadata {
-        /// What was asked for.
-        bytes: u32,
-    },
+    TxMetadata { bytes: u32 },
     /// A chunk at this offset is not wholly inside the UMEM.
     #[error(
         "offset {offset} does not leave room for a {chunk_bytes}-byte chunk in a UMEM of {len_bytes} bytes"
     )]
     Outside {
-        /// The offset.
         offset: UmemOffset,
-        /// The chunk size.
         chunk_bytes: u32,
-        /// The UMEM's length.
         len_bytes: u64,
     },
     /// In aligned mode frames start where chunks start.
     #[error("offset {offset} is not a multiple of the chunk size {chunk_bytes}")]
-    Misaligned {
-        /// The offset.
-        offset: UmemOffset,
-        /// The chunk size.
-        chunk_bytes: u32,
-    },
+    Misaligned { offset: UmemOffset, chunk_bytes: u32 },
     /// Some chunk of the range was handed out before.
     #[error("chunks from {start} to {end} were handed out already, at least in part")]
     AlreadyHandedOut {
-        /// First offset asked for.
         start: UmemOffset,
         /// The offset after the last asked for.
         end: UmemOffset,

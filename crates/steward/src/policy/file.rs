@@ -11,12 +11,14 @@ use super::Policy;
 const LONGEST: u64 = 1 << 20;
 
 /// Why there is no policy.
+///
+/// `path` is as given, `owner` a user's number; lines and rules are counted from 1.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "fields are described above")]
 pub enum PolicyError {
     /// Not readable.
     #[error("cannot read the policy {}{}", .path.display(), read_remedy(.source))]
     Read {
-        /// As given.
         path: PathBuf,
         /// The kernel's answer.
         #[source]
@@ -27,49 +29,32 @@ pub enum PolicyError {
         "the policy {} can be changed by others (owner {owner}, mode {mode:04o}): it must be owned by root or by the steward's user and be writable by \
          its owner only (`chown root PATH; chmod go-w PATH`)", .path.display()
     )]
-    Unsafe {
-        /// As given.
-        path: PathBuf,
-        /// Number of its owner.
-        owner: u32,
-        /// Its mode.
-        mode: u32,
-    },
+    Unsafe { path: PathBuf, owner: u32, mode: u32 },
     /// Others could put another one in its place.
     #[error(
         "the policy {} could be replaced by others, who may write to {} (owner {owner}, mode {mode:04o}): move it, or `chown root PATH; chmod go-w PATH` \
          for that directory", .path.display(), .dir.display()
     )]
     UnsafePlace {
-        /// As given.
         path: PathBuf,
         /// The directory.
         dir: PathBuf,
-        /// Number of its owner.
         owner: u32,
-        /// Its mode.
         mode: u32,
     },
     /// Not TOML, or not of this form.
     #[error("{}{}: {what}", .path.display(), .line.map_or_else(String::new, |line| format!(" line {line}")))]
     Syntax {
-        /// As given.
         path: PathBuf,
-        /// Counted from 1.
         line: Option<usize>,
-        /// What is wrong.
         what: String,
     },
     /// A rule that cannot be.
     #[error("{} line {line}: rule {rule}: {what}", .path.display())]
     Rule {
-        /// As given.
         path: PathBuf,
-        /// Where it begins, counted from 1.
         line: usize,
-        /// Counted from 1.
         rule: usize,
-        /// What is wrong.
         what: String,
     },
 }

@@ -9,37 +9,30 @@ use super::field::{NAME_BYTES, field, interface_name, listed, mode_request, padd
 use super::{ENTRIES_MAX, FRAME_LIMITS, Malformed, QUEUES_MAX, Token, kind, message, read, split};
 
 /// What a holder asks for.
+///
+/// `queue` is the number of one of the lease's.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs, reason = "fields are described above")]
 pub enum Request {
     /// A lease of queues. At most one for each connection.
     Lease(Wanted),
     /// A further socket for a queue of the lease; frames go on as before until [`Request::Activate`].
-    Socket {
-        /// One of the lease.
-        queue: u32,
-    },
+    Socket { queue: u32 },
     /// From now on frames go to the queue's last socket, which is bound.
     Activate {
-        /// One of the lease.
         queue: u32,
         /// How frames are treated; the frame limit is in [`FRAME_LIMITS`].
         conf: QueueConf,
     },
     /// From now on the queue's frames go to the host.
-    Deactivate {
-        /// One of the lease.
-        queue: u32,
-    },
+    Deactivate { queue: u32 },
     /// Locked memory that the holder's process may have.
     Memlock {
         /// In all.
         bytes: u64,
     },
     /// What the program did with the queue's frames.
-    Counters {
-        /// One of the lease.
-        queue: u32,
-    },
+    Counters { queue: u32 },
     /// What is known of the interface.
     Facts,
     /// The lease is to outlive the steward's process.

@@ -32,39 +32,27 @@ use crate::protocol::{Request, Token, Wanted};
 const VERSION: u32 = 1;
 
 /// Why nothing can be kept.
+///
+/// `owner` is a user's number, `source` the kernel's answer.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "fields are described above")]
 pub enum StoreError {
     /// A file or directory of it.
     #[error("cannot use {} (name other places with --state and --pins)", .path.display())]
     File {
-        /// Which.
         path: PathBuf,
-        /// The kernel's answer.
         #[source]
         source: io::Error,
     },
     /// Others could change it.
     #[error("{} can be changed by others (owner {owner}, mode {mode:04o}): it must be owned by the steward's user and be writable by nobody else", .path.display())]
-    Unsafe {
-        /// The directory.
-        path: PathBuf,
-        /// Number of its owner.
-        owner: u32,
-        /// Its mode.
-        mode: u32,
-    },
+    Unsafe { path: PathBuf, owner: u32, mode: u32 },
     /// Another steward uses it.
     #[error("another steward keeps its state in {}: end it, or name other places with --state and --pins", .path.display())]
-    Locked {
-        /// The directory.
-        path: PathBuf,
-    },
+    Locked { path: PathBuf },
     /// Not where BPF objects can be pinned.
     #[error("{} is not on a bpffs: `mount -t bpf bpf /sys/fs/bpf`, or name another place with --pins (`ip netns exec` hides the host's: use `nsenter --net=/run/netns/NAME`)", .path.display())]
-    NoBpfFs {
-        /// As given.
-        path: PathBuf,
-    },
+    NoBpfFs { path: PathBuf },
 }
 
 /// An interface with our program.
