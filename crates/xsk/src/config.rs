@@ -121,7 +121,8 @@ impl SocketConfig {
 }
 
 /// Something better that was tried first and refused.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{tried} not used: {reason}")]
 pub struct Fallback {
     /// What was tried.
     pub tried: &'static str,
@@ -129,10 +130,4 @@ pub struct Fallback {
     pub errno: i32,
     /// What that means.
     pub reason: String,
-}
-
-impl fmt::Display for Fallback {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} not used: {}", self.tried, self.reason)
-    }
 }

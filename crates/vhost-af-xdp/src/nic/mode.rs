@@ -27,43 +27,30 @@ impl fmt::Display for DataPath {
 }
 
 /// Why a data path is not a better one.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Fallback {
-    /// Zero-copy was not asked for.
+    #[error("zero-copy not used: {0}")]
     NoZeroCopy(NoZeroCopy),
-    /// The program could not be attached natively; the reason as the daemon or the steward that attached it says it.
+    /// The reason as the daemon or the steward that attached the program says it.
+    #[error("native not used: {0}")]
     NotNative(String),
     /// The kernel refused what was tried first; in its words.
+    #[error("{0}")]
     Refused(String),
     /// Native mode takes segmentation from a veth's other end (veth_xdp_set, drivers/net/veth.c); generic XDP does not.
+    #[error(
+        "skb mode on a veth: GSO packets of senders on its other end are dropped (too_long) until \
+         `ethtool -K PEER tso off gso off` there"
+    )]
     SkbOnVeth,
-    /// Direct placement, but the guest uses fewer pairs than there are queues.
+    #[error(
+        "direct not used: the guest has switched queue pairs off, so frames of all queues go to the first"
+    )]
     PairsOff,
-    /// Direct placement, as soon as guest memory is registered.
+    #[error("not direct yet: guest memory is being registered with the kernel")]
     NotDirectYet,
-    /// Direct placement was tried, and this is what came of it.
+    #[error("direct not used: {0}")]
     DirectRefused(String),
-}
-
-impl fmt::Display for Fallback {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoZeroCopy(reason) => write!(f, "zero-copy not used: {reason}"),
-            Self::NotNative(reason) => write!(f, "native not used: {reason}"),
-            Self::Refused(what) => f.write_str(what),
-            Self::SkbOnVeth => f.write_str(
-                "skb mode on a veth: GSO packets of senders on its other end are dropped (too_long) until \
-                 `ethtool -K PEER tso off gso off` there",
-            ),
-            Self::PairsOff => f.write_str(
-                "direct not used: the guest has switched queue pairs off, so frames of all queues go to the first",
-            ),
-            Self::NotDirectYet => {
-                f.write_str("not direct yet: guest memory is being registered with the kernel")
-            }
-            Self::DirectRefused(why) => write!(f, "direct not used: {why}"),
-        }
-    }
 }
 
 /// Who completes the checksums of frames from the guest.

@@ -10,48 +10,42 @@ use crate::guard::sigbus;
 use crate::nic::steering::AWAY;
 
 /// Why no frames move although they should.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Impaired {
     /// Queues cannot be set up before the steward is back.
+    #[error("{AWAY}")]
     StewardAway,
     /// The interface is gone, or cannot be used; what of it.
+    #[error("{0}")]
     Interface(String),
     /// Its queues cannot be set up; what they lack.
+    #[error("{0}")]
     Queues(String),
-    /// The interface of that name is down.
+    #[error("interface {0} is down")]
     LinkDown(String),
-    /// VMMs come, are told that these features are offered, and leave.
+    #[error(
+        "VMMs connect, are told what is offered ({0:#x}), and leave: most likely the guest uses features that an earlier \
+         daemon offered and this one does not. Start it with the options that the earlier one had (--memory, --offload, --queues), or \
+         start the VMs anew"
+    )]
     Declined(u64),
 }
 
-impl fmt::Display for Impaired {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::StewardAway => f.write_str(AWAY),
-            Self::Interface(why) | Self::Queues(why) => f.write_str(why),
-            Self::LinkDown(name) => write!(f, "interface {name} is down"),
-            Self::Declined(offered) => write!(
-                f,
-                "VMMs connect, are told what is offered ({offered:#x}), and leave: most likely the guest uses features that an earlier \
-                 daemon offered and this one does not. Start it with the options that the earlier one had (--memory, --offload, --queues), or \
-                 start the VMs anew"
-            ),
-        }
-    }
-}
-
 /// Why a session ended.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, thiserror::Error)]
 pub(crate) enum Closed {
-    /// The VMM ended it.
+    #[error("the VMM disconnected")]
     Disconnected,
     /// A request of the VMM's was refused; why.
+    #[error("{0}")]
     Refused(String),
     /// It does not speak vhost-user; in which way.
+    #[error("{0}")]
     Protocol(String),
-    /// Guest memory vanished.
+    #[error("{}", sigbus::TRUNCATED)]
     MemoryTruncated,
     /// The guest broke the rules.
+    #[error("{0}")]
     Guest(Fault),
 }
 
@@ -64,17 +58,6 @@ impl Closed {
             Self::Protocol(_) => "protocol",
             Self::MemoryTruncated => "memory-truncated",
             Self::Guest(fault) => fault.name(),
-        }
-    }
-}
-
-impl fmt::Display for Closed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Disconnected => f.write_str("the VMM disconnected"),
-            Self::Refused(why) | Self::Protocol(why) => f.write_str(why),
-            Self::MemoryTruncated => f.write_str(sigbus::TRUNCATED),
-            Self::Guest(fault) => fault.fmt(f),
         }
     }
 }
@@ -114,15 +97,10 @@ impl fmt::Display for TurnedAway {
 }
 
 /// What a port's thread does that takes long.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, thiserror::Error)]
+#[error("{task}, for {} s", .taken.as_secs())]
 pub(crate) struct Busy {
     pub(super) task: Task,
     /// So far.
     pub(super) taken: Duration,
-}
-
-impl fmt::Display for Busy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, for {} s", self.task, self.taken.as_secs())
-    }
 }
