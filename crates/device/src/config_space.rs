@@ -29,7 +29,6 @@ pub struct ConfigSpace {
 
 impl ConfigSpace {
     /// As the driver sees it, little-endian.
-    #[must_use]
     pub fn bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(size_of::<virtio_net_config>());
         bytes.extend(self.mac);

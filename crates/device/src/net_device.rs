@@ -104,25 +104,21 @@ impl NetDevice {
     }
 
     /// Queue pairs.
-    #[must_use]
     pub fn pairs(&self) -> usize {
         self.vrings.len() / 2
     }
 
     /// Features that may be acknowledged.
-    #[must_use]
     pub fn offered(&self) -> u64 {
         self.offered
     }
 
     /// Features that were acknowledged.
-    #[must_use]
     pub fn features(&self) -> u64 {
         self.features
     }
 
     /// What follows from these.
-    #[must_use]
     pub fn negotiated(&self) -> Negotiated {
         self.features.into()
     }
@@ -140,7 +136,6 @@ impl NetDevice {
     }
 
     /// Device status as the driver set it.
-    #[must_use]
     pub fn status(&self) -> u8 {
         self.status
     }
@@ -178,7 +173,6 @@ impl NetDevice {
     }
 
     /// Guest memory, once there is some.
-    #[must_use]
     pub fn memory(&self) -> Option<&Arc<MemoryMap>> {
         self.memory.as_ref()
     }
@@ -189,7 +183,6 @@ impl NetDevice {
     }
 
     /// Where writes to guest memory are noted while it is migrated.
-    #[must_use]
     pub fn log(&self) -> Option<&Arc<DirtyLog>> {
         self.log.as_ref()
     }
@@ -205,7 +198,6 @@ impl NetDevice {
     }
 
     /// Whether rings are packed.
-    #[must_use]
     pub fn has_packed_rings(&self) -> bool {
         self.features & F_RING_PACKED != 0
     }
@@ -324,7 +316,6 @@ impl NetDevice {
     }
 
     /// Whether the guest receives on all pairs but the first, which it cannot switch off.
-    #[must_use]
     pub fn all_pairs_on(&self) -> bool {
         let mut others = self.vrings.iter().step_by(2).skip(1);
         others.all(|to_guest| to_guest.enabled)
@@ -340,7 +331,6 @@ impl NetDevice {
     }
 
     /// Whether a call of this device held up the thread that made it.
-    #[must_use]
     pub fn call_blocked(&self) -> &CallBlocked {
         &self.call_blocked
     }

@@ -65,7 +65,6 @@ pub struct Rules {
 impl Rules {
     /// Whether any GSO packet may be made.
     #[inline]
-    #[must_use]
     pub fn any(&self) -> bool {
         self.tcp4 || self.tcp6 || self.udp4 || self.udp6
     }
@@ -160,28 +159,24 @@ pub struct Run {
 impl Run {
     /// Bytes of the frame, or GSO packet, from the Ethernet header on.
     #[inline]
-    #[must_use]
     pub fn bytes(&self) -> u32 {
         self.bytes
     }
 
     /// How many frames it is made of, at least 1.
     #[inline]
-    #[must_use]
     pub fn frames(&self) -> usize {
         usize::from(self.count)
     }
 
     /// Whether nothing of its unit is left behind it.
     #[inline]
-    #[must_use]
     pub fn is_whole(&self) -> bool {
         self.next == NONE
     }
 
     /// Number, in the batch, of the frame whose header becomes the GSO packet's.
     #[inline]
-    #[must_use]
     pub fn first(&self) -> usize {
         usize::from(self.first)
     }
@@ -208,14 +203,12 @@ impl Batch {
 
     /// Frames that were added.
     #[inline]
-    #[must_use]
     pub fn len(&self) -> usize {
         self.count
     }
 
     /// Whether there is none.
     #[inline]
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }

@@ -81,7 +81,6 @@ pub struct Layers {
 
 impl Layers {
     /// Where the transport checksum is.
-    #[must_use]
     #[inline]
     pub fn checksum_at(&self) -> ChecksumAt {
         ChecksumAt {

@@ -130,21 +130,18 @@ impl Plan {
     }
 
     /// Bytes of headers before each segment's payload.
-    #[must_use]
     #[inline]
     pub fn header_len(&self) -> usize {
         self.layers.payload.into()
     }
 
     /// Number of segments; at least one.
-    #[must_use]
     #[inline]
     pub fn segments(&self) -> u32 {
         self.segments
     }
 
     /// Bytes of the longest segment, headers included.
-    #[must_use]
     #[inline]
     pub fn segment_bytes_max(&self) -> u32 {
         let payload = self.payload(0);
@@ -164,7 +161,6 @@ impl Plan {
     }
 
     /// Where the transport checksum of a segment is.
-    #[must_use]
     #[inline]
     pub fn checksum_at(&self) -> ChecksumAt {
         self.layers.checksum_at()

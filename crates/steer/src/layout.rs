@@ -37,7 +37,6 @@ pub struct Filter {
 
 impl Filter {
     /// Whether it takes every frame.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.macs.is_empty() && self.vlans.is_empty()
     }
@@ -226,7 +225,6 @@ const _: () = assert!(size_of::<QueueCounters>() == COUNTERS_SIZE_BYTES);
 
 impl QueueCounters {
     /// Every counter with its name, in the order of a frame's way through the program.
-    #[must_use]
     pub fn named(&self) -> [(&'static str, u64); 6] {
         [
             ("redirected", self.redirected),
@@ -239,7 +237,6 @@ impl QueueCounters {
     }
 
     /// Frames that the program dropped, for whatever reason.
-    #[must_use]
     pub fn dropped(&self) -> u64 {
         self.too_long.wrapping_add(self.no_header_room)
     }

@@ -121,19 +121,16 @@ impl Program {
     }
 
     /// The mode in use.
-    #[must_use]
     pub fn mode(&self) -> Mode {
         self.attached.mode
     }
 
     /// Why native mode was not possible, where [`ModeRequest::Auto`] ended with skb; one line.
-    #[must_use]
     pub fn fallback(&self) -> Option<&str> {
         self.attached.fallback.as_deref()
     }
 
     /// The kernel's id of the program, as `bpftool prog` and `ip link` show it.
-    #[must_use]
     pub fn id(&self) -> u32 {
         self.id
     }

@@ -123,13 +123,11 @@ impl Lease {
     }
 
     /// Whether the steward is away, and the lease not over for all that is known.
-    #[must_use]
     pub fn is_away(&self) -> bool {
         self.seen().away
     }
 
     /// The interface as it is, as far as the steward told.
-    #[must_use]
     pub fn facts(&self) -> Facts {
         self.seen().facts.clone()
     }

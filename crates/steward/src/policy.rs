@@ -83,7 +83,6 @@ pub(crate) struct Rule {
 
 impl Policy {
     /// Whether a rule lets locked-memory limits be raised.
-    #[must_use]
     pub fn raises_memlock(&self) -> bool {
         self.rules.iter().any(|rule| rule.memlock.is_some())
     }

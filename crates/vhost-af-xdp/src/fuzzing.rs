@@ -70,7 +70,6 @@ impl NullPort {
     }
 
     /// Whether no session is left.
-    #[must_use]
     pub fn is_idle(&self) -> bool {
         self.0
             .window

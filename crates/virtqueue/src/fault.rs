@@ -98,7 +98,6 @@ pub enum IndirectRule {
 
 impl GuestFault {
     /// The fault without its values: a static name for counters and for the reason of closing a port.
-    #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {
             Self::AvailIndexJump { .. } => "avail-index-jump",

@@ -215,7 +215,6 @@ impl InflightRegion {
     }
 
     /// What it was made for.
-    #[must_use]
     pub fn shape(&self) -> InflightShape {
         self.shape
     }

@@ -150,51 +150,43 @@ pub enum MapError {
 
 impl MappedRegion {
     /// Where the guest sees it.
-    #[must_use]
     pub fn guest_addr(&self) -> GuestAddr {
         self.region.guest_addr
     }
 
     /// Where the VMM sees it.
-    #[must_use]
     pub fn user_addr(&self) -> u64 {
         self.region.user_addr
     }
 
     /// Its length in bytes.
     #[allow(clippy::len_without_is_empty)] // never empty
-    #[must_use]
     pub fn len(&self) -> u64 {
         self.region.len
     }
 
     /// Where it starts in the map, in bytes.
-    #[must_use]
     pub fn map_offset(&self) -> u64 {
         self.place.mapping_offset + self.place.lead
     }
 
     /// The file behind it. Kept open, so that a new map can be made when regions come and go.
-    #[must_use]
     pub fn file(&self) -> &OwnedFd {
         &self.region.file
     }
 
     /// Where it starts in the file, in bytes.
-    #[must_use]
     pub fn file_offset(&self) -> u64 {
         self.region.file_offset
     }
 
     /// Bytes of the pages behind it: more than the system's only for hugetlbfs.
-    #[must_use]
     pub fn page_size(&self) -> u64 {
         self.facts.page_size
     }
 
     /// Whether the file is sealed against shrinking. If not, its owner can truncate it under us, and the next
     /// access is SIGBUS.
-    #[must_use]
     pub fn sealed(&self) -> bool {
         self.facts.sealed
     }

@@ -211,19 +211,16 @@ impl RingLayout {
     }
 
     /// Which kind of ring.
-    #[must_use]
     pub fn format(&self) -> RingFormat {
         self.format
     }
 
     /// Entries of the queue.
-    #[must_use]
     pub fn size(&self) -> QueueSize {
         self.size
     }
 
     /// Offsets of the parts in the map, in bytes.
-    #[must_use]
     pub fn offsets(&self) -> RingAddresses {
         self.offsets
     }

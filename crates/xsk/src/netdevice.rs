@@ -46,7 +46,6 @@ impl Netdevice {
     }
 
     /// Its name.
-    #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }

@@ -42,7 +42,6 @@ impl Statistics {
     }
 
     /// Every counter with its name.
-    #[must_use]
     pub fn named(&self) -> [(&'static str, u64); 6] {
         [
             ("rx_dropped", self.rx_dropped),

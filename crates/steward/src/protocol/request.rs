@@ -71,7 +71,6 @@ pub struct Wanted {
 
 impl Wanted {
     /// The queues.
-    #[must_use]
     pub fn range(&self) -> Range<u32> {
         self.start_queue..self.start_queue.saturating_add(self.queues)
     }

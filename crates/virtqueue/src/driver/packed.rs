@@ -79,13 +79,11 @@ impl PackedDriver {
     }
 
     /// Slots that are free.
-    #[must_use]
     pub fn free_descriptors(&self) -> usize {
         self.free_slots.into()
     }
 
     /// Where the device must go on: what a VMM says that knows it, in the form of VHOST_USER_SET_VRING_BASE.
-    #[must_use]
     pub fn base(&self) -> u32 {
         u32::from(self.used.to_bits()) * 0x1_0001
     }
@@ -223,7 +221,6 @@ impl PackedDriver {
     }
 
     /// Slot and wrap counter that the next descriptor goes to.
-    #[must_use]
     pub fn next_slot(&self) -> (u16, bool) {
         (self.next.offset, self.next.wrap)
     }
@@ -259,7 +256,6 @@ impl PackedDriver {
     }
 
     /// The device's event suppression in memory, in the same form.
-    #[must_use]
     pub fn device_events(&self) -> u32 {
         Cell::load(self.events(self.ring.offsets.used), Ordering::Relaxed)
     }

@@ -47,7 +47,6 @@ impl QueueDriver {
     }
 
     /// Which kind of ring.
-    #[must_use]
     pub fn format(&self) -> RingFormat {
         RingFormat::of(matches!(self, Self::Packed(_)))
     }
@@ -56,7 +55,6 @@ impl QueueDriver {
     ///
     /// # Panics
     /// If it is packed.
-    #[must_use]
     pub fn split(&self) -> &SplitDriver {
         match self {
             Self::Split(driver) => driver,
@@ -68,7 +66,6 @@ impl QueueDriver {
     ///
     /// # Panics
     /// If it is split.
-    #[must_use]
     pub fn packed(&self) -> &PackedDriver {
         match self {
             Self::Packed(driver) => driver,
@@ -88,7 +85,6 @@ impl QueueDriver {
     }
 
     /// Where the device must go on, in the form of VHOST_USER_SET_VRING_BASE: what is used so far.
-    #[must_use]
     pub fn base(&self) -> u32 {
         match self {
             Self::Split(driver) => driver.used_idx().into(),
@@ -97,7 +93,6 @@ impl QueueDriver {
     }
 
     /// Ring descriptors that are free.
-    #[must_use]
     pub fn free_descriptors(&self) -> usize {
         of_either!(self, driver => driver.free_descriptors())
     }

@@ -91,7 +91,6 @@ impl GuestRam {
     }
 
     /// The driver's own map of the memory.
-    #[must_use]
     pub fn map(&self) -> &MemoryMap {
         &self.map
     }

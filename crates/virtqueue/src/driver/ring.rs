@@ -58,25 +58,21 @@ impl DriverRing {
     }
 
     /// Entries of the queue.
-    #[must_use]
     pub fn size(&self) -> QueueSize {
         self.size
     }
 
     /// The guest's memory.
-    #[must_use]
     pub fn ram(&self) -> &Arc<GuestRam> {
         &self.ram
     }
 
     /// Where the ring is for the guest.
-    #[must_use]
     pub fn ring_guest_addresses(&self) -> RingAddresses {
         self.guest
     }
 
     /// Where the ring is in this process: what VHOST_USER_SET_VRING_ADDR wants.
-    #[must_use]
     pub fn ring_user_addresses(&self) -> RingAddresses {
         let user = |addr| self.ram.user_addr(GuestAddr(addr));
         RingAddresses {
@@ -87,7 +83,6 @@ impl DriverRing {
     }
 
     /// Chains that were added and have not come back.
-    #[must_use]
     pub fn in_flight(&self) -> usize {
         self.order.len()
     }

@@ -121,7 +121,6 @@ impl SplitDriver {
     }
 
     /// Descriptors that are free.
-    #[must_use]
     pub fn free_descriptors(&self) -> usize {
         self.free.len()
     }
@@ -261,25 +260,21 @@ impl SplitDriver {
     }
 
     /// Index of the next chain to be added.
-    #[must_use]
     pub fn avail_idx(&self) -> u16 {
         self.avail_idx
     }
 
     /// used.idx in memory.
-    #[must_use]
     pub fn used_idx(&self) -> u16 {
         Cell::load(self.words().used_idx, Ordering::Acquire)
     }
 
     /// used.flags in memory.
-    #[must_use]
     pub fn used_flags(&self) -> u16 {
         Cell::load(self.words().used_flags, Ordering::Relaxed)
     }
 
     /// avail_event in memory.
-    #[must_use]
     pub fn avail_event(&self) -> u16 {
         Cell::load(self.words().avail_event, Ordering::Relaxed)
     }
