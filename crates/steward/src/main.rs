@@ -14,7 +14,6 @@ use std::time::Duration;
 use clap::Parser;
 use rustix::io::Errno;
 use rustix::net::{SocketAddrUnix, SocketFlags, bind, connect, listen};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sd_notify::NotifyState;
 use steer::with_sources;
 use steward::capabilities;
@@ -152,7 +151,7 @@ fn run(cli: &Cli) -> Result<(), String> {
     }
     check_surroundings(&policy)?;
     let signals = Signals::catch().map_err(|error| format!("cannot handle signals: {error}"))?;
-    raise_descriptor_limit();
+    steward::server::raise_descriptor_limit();
     serve(cli, policy, signals)
 }
 
@@ -260,15 +259,6 @@ fn readable_after(which: &[i32]) -> io::Result<UnixStream> {
         signal_hook::low_level::pipe::register(signal, writer.try_clone()?)?;
     }
     Ok(reader)
-}
-
-fn raise_descriptor_limit() {
-    let limit = getrlimit(Resource::Nofile);
-    let raised = Rlimit {
-        current: limit.maximum,
-        ..limit
-    };
-    let _ = setrlimit(Resource::Nofile, raised);
 }
 
 /// A server that keeps its leases over a restart, if there is a place for them.

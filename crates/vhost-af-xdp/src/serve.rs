@@ -30,7 +30,6 @@ use crate::api::status_view;
 use crate::guard::alarm::Alarm;
 use crate::guard::interrupt;
 use crate::guard::keeper::{Keeper, Orders};
-use crate::guard::raise_descriptor_limit;
 use crate::guard::sigbus;
 use crate::guard::watchdog::Watchdog;
 use crate::listener;
@@ -83,7 +82,7 @@ impl<'a> Sandboxed<'a> {
         check_privileges(config)?;
         // First of all: what is opened from here on must not be taken for what was to be inherited.
         external::check_inherited(config)?;
-        raise_descriptor_limit();
+        steward::server::raise_descriptor_limit();
         let given = Given::take(config).map_err(|error| anyhow::anyhow!(with_sources(&error)))?;
         sigbus::install().context("cannot handle SIGBUS")?;
         interrupt::install().context("cannot handle SIGURG")?;

@@ -42,6 +42,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::links::Changes;
 use crate::listing;
@@ -473,4 +474,14 @@ impl Server {
 pub fn confined() -> bool {
     static CONFINED: OnceLock<bool> = OnceLock::new();
     *CONFINED.get_or_init(|| sys::sockets_are_confined().unwrap_or(true))
+}
+
+/// Lets this process have as many descriptors as it may: a guest's memory and rings take some tens, a lease a few.
+pub fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    let _ = setrlimit(Resource::Nofile, raised);
 }

@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{SocketAddrUnix, SocketFlags, connect};
 use serde_json::Value;
@@ -59,12 +60,8 @@ fn own_directories() -> Vec<PathBuf> {
     directories.extend(Some(usual).filter(is_ours));
     directories.dedup();
     let directories = directories.into_iter().map(|path| path.join(NAME));
-    directories.chain([of_no_session(user)]).collect()
-}
-
-/// Where there is no directory that a login session brings.
-fn of_no_session(user: u32) -> PathBuf {
-    PathBuf::from(format!("/tmp/{NAME}-{user}"))
+    let without_session = PathBuf::from(format!("/tmp/{NAME}-{user}"));
+    directories.chain([without_session]).collect()
 }
 
 /// The user that a directory belongs to; no link to one.
@@ -206,7 +203,10 @@ fn ask_within(path: &Path, allowance: &Allowance) -> io::Result<Status> {
     let socket = stream(SocketFlags::empty())?;
     // Connecting waits for room among those that wait to be accepted, for as long as sending may.
     set_socket_timeout(&socket, Timeout::Send, Some(ANSWER))?;
-    connect(&socket, &SocketAddrUnix::new(path)?).map_err(in_words)?;
+    connect(&socket, &SocketAddrUnix::new(path)?).map_err(|errno| match errno {
+        Errno::AGAIN => io::ErrorKind::TimedOut.into(),
+        errno => io::Error::from(errno),
+    })?;
     let pid = socket_peercred(&socket)?.pid.as_raw_pid();
     let mut stream = UnixStream::from(socket);
     let mut text = Vec::new();
@@ -238,13 +238,6 @@ fn ask_within(path: &Path, allowance: &Allowance) -> io::Result<Status> {
         status.pid = pid;
     }
     Ok(status)
-}
-
-fn in_words(errno: rustix::io::Errno) -> io::Error {
-    match errno {
-        rustix::io::Errno::AGAIN => io::ErrorKind::TimedOut.into(),
-        errno => errno.into(),
-    }
 }
 
 /// A terminal must not obey what a daemon says.

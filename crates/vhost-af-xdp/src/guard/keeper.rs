@@ -276,7 +276,7 @@ pub(crate) fn run(args: KeeperArgs) -> anyhow::Result<()> {
         .context("no thread")?;
     let served = match args.listener {
         Some(listener) => {
-            super::raise_descriptor_limit();
+            steward::server::raise_descriptor_limit();
             let policy = Policy::for_one(args.user, args.lease);
             // The program goes with the server, and with the last lease: nobody else could ask for more.
             Server::new(policy, taken(listener)?)

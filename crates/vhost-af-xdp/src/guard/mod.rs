@@ -8,15 +8,3 @@ pub(crate) mod keeper;
 pub(crate) mod private_memory;
 pub(crate) mod sigbus;
 pub(crate) mod watchdog;
-
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-
-/// As many descriptors as this process may have: a guest's memory and rings have some tens, a lease has a few.
-pub(crate) fn raise_descriptor_limit() {
-    let limit = getrlimit(Resource::Nofile);
-    let raised = Rlimit {
-        current: limit.maximum,
-        ..limit
-    };
-    let _ = setrlimit(Resource::Nofile, raised);
-}
