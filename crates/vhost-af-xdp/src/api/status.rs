@@ -265,7 +265,7 @@ impl LaneStatus {
             .flat_map(socket_counters);
         // As far as it is known.
         let of_program = queue
-            .and_then(|queue| interface?.counters(queue))
+            .and_then(|queue| interface?.steering.counters(queue))
             .into_iter()
             .flat_map(|counted| counted.named())
             .map(|(name, value)| {

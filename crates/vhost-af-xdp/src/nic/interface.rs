@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use steer::{Mode, QueueCounters};
+use steer::Mode;
 use steward::links::{DriverSends, Link};
 use steward::protocol::Wanted;
 use xsk::{AttachMode, BindRequest, OpenError, QueueId, RingSize, SocketConfig, Umem, Unbound};
@@ -127,16 +127,6 @@ impl Interface {
         self.link.name == wanted.interface && self.first == wanted.start_queue
     }
 
-    /// How the steering program is attached.
-    pub(crate) fn mode(&self) -> Mode {
-        self.steering.mode()
-    }
-
-    /// What the program had done with a queue's frames when it was asked last.
-    pub(crate) fn counters(&self, queue: u32) -> Option<QueueCounters> {
-        self.steering.counters(queue)
-    }
-
     /// What the driver does for sockets in zero-copy mode.
     pub(crate) fn driver_sends(&self) -> DriverSends {
         self.steering.driver_sends(&self.link)
@@ -189,7 +179,7 @@ impl Interface {
         let wish = Wish {
             force_copy: self.options.force_copy,
             direct: self.options.placement == Placement::Direct,
-            native: self.mode() == Mode::Native,
+            native: self.steering.mode() == Mode::Native,
             driver: binding::driver(&self.link, self.driver_sends()),
             frame_limit,
         };
@@ -212,7 +202,7 @@ impl Interface {
     pub(super) fn prepare(&self, umem: &Umem, request: &QueueRequest) -> Result<Unbound, InterfaceError> {
         self.check_queue(request.queue)?;
         let mut config = SocketConfig::new(self.link.index, QueueId(request.queue));
-        config.attach = match self.mode() {
+        config.attach = match self.steering.mode() {
             Mode::Native => AttachMode::Native,
             Mode::Skb => AttachMode::Skb,
         };

@@ -81,7 +81,7 @@ impl LaneFacts {
         self.fallbacks.extend(not_native);
         let refused = bound.fallbacks().iter().map(ToString::to_string);
         self.fallbacks.extend(refused.map(Fallback::Refused));
-        if interface.mode() == steer::Mode::Skb && interface.link.partial_checksums {
+        if interface.steering.mode() == steer::Mode::Skb && interface.link.partial_checksums {
             self.fallbacks.push(Fallback::SkbOnVeth);
         }
         self.multi_buffer = bound.multi_buffer();

@@ -105,7 +105,7 @@ impl PortState {
             }),
             interface: interface.map(|interface| ShownInterface {
                 name: interface.name(),
-                mode: interface.mode(),
+                mode: interface.steering.mode(),
                 steered: interface.steering.steered(),
                 itself: Arc::downgrade(interface),
             }),

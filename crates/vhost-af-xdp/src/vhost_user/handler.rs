@@ -96,7 +96,7 @@ impl VhostUserBackendReqHandler for Connection {
 
     fn get_features(&self) -> Result<u64> {
         self.handle(|session, _| {
-            session.note_asked();
+            session.reached.asked = true;
             Ok(())
         })?;
         Ok(features::offered(

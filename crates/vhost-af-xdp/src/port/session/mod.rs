@@ -207,11 +207,6 @@ impl Session {
         self.shortage.take()
     }
 
-    /// GET_FEATURES.
-    pub(crate) fn note_asked(&mut self) {
-        self.reached.asked = true;
-    }
-
     /// Ends the connection, and so the session.
     pub(crate) fn hang_up(&self) {
         let _ = self.connection.stream.shutdown(Shutdown::Both);
