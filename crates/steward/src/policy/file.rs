@@ -12,7 +12,7 @@ const LONGEST: u64 = 1 << 20;
 
 /// Why there is no policy.
 ///
-/// `path` is as given, `owner` a user's number; lines and rules are counted from 1.
+/// `path` is as given, `owner` a user's number; lines are counted from 1.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "fields are described above")]
 pub enum PolicyError {
@@ -42,19 +42,11 @@ pub enum PolicyError {
         owner: u32,
         mode: u32,
     },
-    /// Not TOML, or not of this form.
+    /// Not TOML, not of this form, or a rule that cannot be.
     #[error("{}{}: {what}", .path.display(), .line.map_or_else(String::new, |line| format!(" line {line}")))]
     Syntax {
         path: PathBuf,
         line: Option<usize>,
-        what: String,
-    },
-    /// A rule that cannot be.
-    #[error("{} line {line}: rule {rule}: {what}", .path.display())]
-    Rule {
-        path: PathBuf,
-        line: usize,
-        rule: usize,
         what: String,
     },
 }

@@ -1,6 +1,7 @@
 //! What a policy's text says: TOML, and rules that can be.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::path::Path;
 
 use serde::Deserialize;
@@ -80,29 +81,21 @@ impl Policy {
     /// Reads and checks a policy's text; `path` is for errors.
     /// Errors: [`PolicyError`], naming the place.
     pub(crate) fn parse(path: &Path, text: &str) -> Result<Self, PolicyError> {
-        let file: File = toml::from_str(text).map_err(|error| PolicyError::Syntax {
+        let wrong = |place: Option<Range<usize>>, what| PolicyError::Syntax {
             path: path.to_owned(),
-            line: error.span().map(|span| line_of(text, span.start)),
-            what: in_words(text, &error),
-        })?;
+            line: place.map(|place| line_of(text, place.start)),
+            what,
+        };
+        let file: File = toml::from_str(text).map_err(|error| wrong(error.span(), in_words(text, &error)))?;
         let mut rules = Vec::new();
         for (rule, allow) in (1..).zip(file.allow) {
-            let line = line_of(text, allow.span().start);
-            let checked = allow.into_inner().check().map_err(|what| PolicyError::Rule {
-                path: path.to_owned(),
-                line,
-                rule,
-                what,
-            })?;
-            rules.push(checked);
+            let place = Some(allow.span());
+            let checked = allow.into_inner().check();
+            rules.push(checked.map_err(|what| wrong(place, format!("rule {rule}: {what}")))?);
         }
         Ok(Self {
             connections: match file.limits.connections {
-                Some(said) => connections(&said).map_err(|what| PolicyError::Syntax {
-                    path: path.to_owned(),
-                    line: Some(line_of(text, said.span().start)),
-                    what,
-                })?,
+                Some(said) => connections(&said).map_err(|what| wrong(Some(said.span()), what))?,
                 None => CONNECTIONS,
             },
             unconfined: file.limits.unconfined_sockets,
