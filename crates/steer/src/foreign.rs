@@ -36,7 +36,7 @@ pub enum Held {
 pub struct ForeignProgram {
     /// The kernel's id of the program, as in `bpftool prog show id`.
     pub id: u32,
-    /// Its name, if we may read it and it has one.
+    /// Its name, if it was asked for, we may read it and it has one.
     pub name: Option<String>,
     /// How it is attached.
     pub mode: AttachedAs,
@@ -116,6 +116,14 @@ impl fmt::Display for ForeignProgram {
 /// only asked for: nothing is tried.
 #[must_use]
 pub fn program_on(ifindex: u32) -> Option<ForeignProgram> {
+    let program = unnamed_program_on(ifindex)?;
+    let name = program_name(program.id);
+    Some(ForeignProgram { name, ..program })
+}
+
+/// The same without its name, which only bpf(2) tells: netlink is enough for the rest.
+#[must_use]
+pub fn unnamed_program_on(ifindex: u32) -> Option<ForeignProgram> {
     query(ifindex).ok().flatten()
 }
 
@@ -153,11 +161,7 @@ fn query(ifindex: u32) -> io::Result<Option<ForeignProgram>> {
         }
     };
     let id = if id == 0 { opts.prog_id } else { id };
-    Ok(Some(ForeignProgram {
-        id,
-        name: program_name(id),
-        mode,
-    }))
+    Ok(Some(ForeignProgram { id, name: None, mode }))
 }
 
 fn program_name(id: u32) -> Option<String> {

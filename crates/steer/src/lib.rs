@@ -50,7 +50,7 @@ mod socket_map;
 mod text;
 
 pub use error::{AttachError, KernelRefusal, PinError, with_sources};
-pub use foreign::{AttachedAs, ForeignProgram, Held, is_detached, program_on};
+pub use foreign::{AttachedAs, ForeignProgram, Held, is_detached, program_on, unnamed_program_on};
 pub use layout::{Filter, LAST_VLAN, MAX_QUEUES, QueueConf, QueueCounters, VirtioHeader};
 pub use mode::{Mode, ModeRequest};
 pub use program::{Program, QueueError, detach_pinned};

@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
 use rstest::rstest;
+use rustix::process::Signal;
 use testkit::daemon::{Mode, private_dir};
 use testkit::driver::{F_HOST_ALL, HEADER, region_info};
 use testkit::foreign::{self, Foreign, assert_serves_guests, inherited, list};
@@ -373,21 +374,44 @@ fn interface_that_goes_down_or_changes_its_mtu_is_followed_as_far_as_a_chunk_rea
 }
 
 #[test]
-fn interface_that_was_made_again_gets_new_sockets_in_the_map() {
+fn program_that_is_not_there_yet_is_not_shown() {
+    require!(Root);
+    let veth = VethPair::new();
+    let elsewhere = Foreign::attach(&veth.far, VethPair::WIRE, Mode::Native, 0);
+    let serve = inhibited().with("--map-fd", list(&[&elsewhere.map]));
+    let mut daemon = listening(&veth, &[&elsewhere.map], &serve);
+    assert!(daemon.port(0)["attached"].is_null(), "{:#}", daemon.port(0));
+    let link = elsewhere.attach_again(&veth.near, VethPair::NIC, Mode::Skb);
+    assert_eq!(daemon.port(0)["attached"], "skb");
+    drop(link);
+    assert!(daemon.port(0)["attached"].is_null());
+    daemon.process().check();
+}
+
+/// Their program may be there before the daemon sees that the interface is.
+#[rstest]
+fn interface_that_was_made_again_gets_new_sockets_in_the_map(#[values(false, true)] unseen: bool) {
     require!(Root);
     let veth = VethPair::new();
     let program = Foreign::attach(&veth.near, VethPair::NIC, Mode::Native, 0);
     let bpffs = BpfFs::new();
     let pinned = foreign::pin(&bpffs, &program.map, "xsks");
     let serve = inhibited().with("--map-path", pinned);
-    let daemon = listening(&veth, &[], &serve);
+    let mut daemon = listening(&veth, &[], &serve);
     let driver = Driver::connect(&daemon.socket(), &DriverConfig::default()).expect("accepted");
     veth.near.ip(&["link", "delete", VethPair::NIC]);
     daemon.await_impaired(0, "");
+    if unseen {
+        daemon.process().signal(Signal::STOP);
+    }
     veth.join(1, 1500);
-    daemon.await_recovered(0);
+    if !unseen {
+        daemon.await_recovered(0);
+    }
     // Their program went with the old one.
     let _link = program.attach_again(&veth.near, VethPair::NIC, Mode::Native);
+    daemon.process().signal(Signal::CONT);
+    daemon.await_recovered(0);
     let mut rig = Rig::of(veth, daemon, driver);
     rig.post(64, &[BUFFER]);
     rig.await_passes_both_ways();

@@ -80,7 +80,7 @@ pub(crate) struct PortStatus {
     pub(crate) endpoint: String,
     /// Interface, `cable NAME`, or `null`.
     pub(crate) nic: String,
-    /// How the steering program is attached: `native` or `skb`; none without an interface.
+    /// How the steering program is attached: `native` or `skb`; none without an interface, or a program on it.
     pub(crate) attached: Option<String>,
     /// How frames come to its queues: `queue` (whatever the NIC puts there), `program` (of that, the frames of `macs`
     /// and `vlans`), `n-tuple rules`, `n-tuple rules, RSS context` (the NIC brings these, too); none without an
@@ -216,7 +216,10 @@ impl PortStatus {
         Self {
             endpoint: port.config.endpoint.to_string(),
             nic: interface.map_or_else(|| port.config.nic.to_string(), |interface| interface.name.clone()),
-            attached: interface.map(|interface| interface.mode.to_string()),
+            attached: counted
+                .as_ref()
+                .and_then(|interface| interface.steering.attached(&interface.link))
+                .map(|mode| mode.to_string()),
             steered: steering.map(|(steered, _)| steered.name().to_owned()),
             steering_note: steering
                 .map(|(_, note)| note.clone())

@@ -46,10 +46,11 @@ fn render_port(text: &mut String, port: &PortStatus) {
             "  busy: {busy}; but for the counters, this is as it was before"
         );
     }
-    let attached = port
-        .attached
-        .as_ref()
-        .map_or(String::new(), |mode| format!(" (program attached {mode})"));
+    let attached = match (&port.attached, &port.steered) {
+        (Some(mode), _) => format!(" (program attached {mode})"),
+        (None, Some(_)) => " (no program attached)".to_owned(),
+        (None, None) => String::new(),
+    };
     let _ = writeln!(
         text,
         "  {}{attached}, memory={}, mac {}, mtu {}, features {}, session {}",

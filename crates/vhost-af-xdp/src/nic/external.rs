@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
-use steer::{AttachedAs, Mode, ModeRequest, SocketMap, SocketMapError};
+use steer::{AttachedAs, ForeignProgram, Mode, ModeRequest, SocketMap, SocketMapError};
 use steward::links::Link;
 use steward::protocol::Wanted;
 use xsk::{OpenError, RingSize, SocketConfig, Umem, Unbound};
@@ -141,7 +141,7 @@ pub(crate) struct External {
     source: Arc<Source>,
     /// Of the interface.
     name: String,
-    /// How their program is attached.
+    /// For what mode of their program sockets are bound.
     pub(super) mode: Mode,
     start_queue: u32,
 }
@@ -153,12 +153,9 @@ impl External {
         mode: ModeRequest,
         start_queue: u32,
     ) -> Result<Self, ExternalError> {
-        let program = steer::program_on(link.index);
-        let attached = program.as_ref().map(|program| match program.mode {
-            AttachedAs::Mode(mode) => mode,
-            AttachedAs::Hardware => Mode::Native,
-            AttachedAs::Several => Mode::Skb,
-        });
+        // The daemon's sandbox may be around this already: bpf(2) would end it.
+        let program = steer::unnamed_program_on(link.index);
+        let attached = program.as_ref().map(mode_of);
         let wanted = match mode {
             ModeRequest::Auto => None,
             ModeRequest::Native => Some(Mode::Native),
@@ -230,6 +227,15 @@ impl External {
             }
             .into()
         })
+    }
+}
+
+/// For what mode sockets are bound beside it.
+pub(super) fn mode_of(program: &ForeignProgram) -> Mode {
+    match program.mode {
+        AttachedAs::Mode(mode) => mode,
+        AttachedAs::Hardware => Mode::Native,
+        AttachedAs::Several => Mode::Skb,
     }
 }
 

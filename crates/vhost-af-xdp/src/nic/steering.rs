@@ -20,7 +20,7 @@ use xsk::{OpenError, RingSize, SocketConfig, Umem, Unbound};
 
 use super::demand::Demand;
 use super::error::{InterfaceError, Lost};
-use super::external::External;
+use super::external::{External, mode_of};
 
 /// How long memory of a socket that was closed may still count as locked: the kernel lets go of it some 20 ms later.
 /// Where many wait for a CPU it is more, as with queues ([`super::interface`]).
@@ -101,7 +101,15 @@ impl Steering {
         })
     }
 
-    /// How the program is attached.
+    /// How the program is attached now, if one is.
+    pub(crate) fn attached(&self, link: &Link) -> Option<Mode> {
+        match self {
+            Self::External(_) => steer::unnamed_program_on(link.index).as_ref().map(mode_of),
+            Self::Leased(_) => Some(self.mode()),
+        }
+    }
+
+    /// How the program was attached when the interface was opened. Where there was none: for what mode sockets are bound.
     pub(crate) fn mode(&self) -> Mode {
         match self {
             Self::External(external) => external.mode,

@@ -105,7 +105,6 @@ impl PortState {
             }),
             interface: interface.map(|interface| ShownInterface {
                 name: interface.name(),
-                mode: interface.steering.mode(),
                 steered: interface.steering.steered(),
                 itself: Arc::downgrade(interface),
             }),

@@ -12,7 +12,6 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use steer::Mode;
 use steward::protocol::Steered;
 
 use super::lane_facts::LaneFacts;
@@ -49,7 +48,6 @@ pub(crate) struct ShownSession {
 pub(crate) struct ShownInterface {
     /// As it is now.
     pub(crate) name: String,
-    pub(crate) mode: Mode,
     pub(crate) steered: (Steered, String),
     /// For what is counted there.
     pub(crate) itself: Weak<Interface>,
