@@ -8,7 +8,7 @@ use arbitrary::Arbitrary;
 use virtqueue::driver::{Buffer, DriverFeatures, GuestRam, PackedDriver, QueueDriver, SplitDriver};
 use virtqueue::layout::{Descriptor, PackedDescriptor};
 use virtqueue::{
-    Chain, ChainId, Chains, FileRange, GuestAddr, InflightRegion, InflightShape, Journal, MemoryMap, Queue,
+    Chain, ChainId, Chains, FileRange, GuestAddr, InflightFile, InflightRegion, InflightShape, Journal, MemoryMap, Queue,
     QueueFeatures, QueueSize, QueueStart, RingFormat, RingLayout, RingShape, TrustedFiles,
 };
 
@@ -223,7 +223,7 @@ impl Scene {
                 entries: size.get(),
                 packed: features.packed,
             };
-            let (file, bytes) = InflightRegion::create(shape).expect("memory");
+            let InflightFile { file, bytes } = InflightRegion::create(shape).expect("memory");
             let range = FileRange { offset: 0, bytes };
             let region =
                 InflightRegion::open(file.as_fd(), range, shape, &TrustedFiles).expect("made for it");
@@ -539,7 +539,7 @@ fn lie_split(driver: &SplitDriver, step: &Step) {
 }
 
 fn lie_packed(driver: &PackedDriver, step: &Step) {
-    let (next_slot, wrap) = driver.next_slot();
+    let (next_slot, wrap) = (driver.next_slot(), driver.wrap_counter());
     match *step {
         Step::Descriptor {
             at,

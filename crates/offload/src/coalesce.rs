@@ -223,7 +223,8 @@ impl Batch {
             return false;
         };
         self.count += 1;
-        if let Some((at, appended)) = self.find(headers, frame_len) {
+        if let Some(appended) = self.find(headers, frame_len) {
+            let at = self.latest;
             let layers = self.open[at].layers(frame_len);
             let verdict = check(&layers);
             let single = Entry {
@@ -250,9 +251,9 @@ impl Batch {
         true
     }
 
-    /// The open group that a frame can be appended to, if its checksum is good.
+    /// Looks for the open group that a frame can be appended to, if its checksum is good: it is the latest then.
     #[inline]
-    fn find(&mut self, headers: &[u8], frame_len: u32) -> Option<(usize, Appended)> {
+    fn find(&mut self, headers: &[u8], frame_len: u32) -> Option<Appended> {
         if !self.rules.any() {
             return None;
         }
@@ -261,7 +262,7 @@ impl Batch {
             .chain(others)
             .find(|&at| self.open[at].resembles(headers))?;
         self.latest = at;
-        Some((at, self.open[at].can_append(headers, frame_len)?))
+        self.open[at].can_append(headers, frame_len)
     }
 
     /// A frame that begins a unit, and may open a group.
@@ -401,12 +402,13 @@ impl Batch {
         NetHeader::of_gso_packet(layers, entry.payload(), entry.cwr)
     }
 
-    /// What a frame's checksum said, and where it is.
+    /// Where a frame's checksum is, if that is a partial one.
     #[inline]
     #[must_use]
-    pub fn verdict(&self, frame: usize) -> (Verdict, Option<&Layers>) {
+    pub fn partial(&self, frame: usize) -> Option<&Layers> {
         let entry = &self.entries[frame];
-        (entry.verdict, entry.layers.as_ref())
+        let layers = entry.layers.as_ref();
+        layers.filter(|_| entry.verdict == Verdict::Partial)
     }
 
     /// Makes the header of a run's first frame the GSO packet's: lengths, IPv4 header checksum, PSH and FIN, and the

@@ -7,7 +7,6 @@
 //!
 //! The first lease, which attaches the program, is not counted: with the default `--linger` the others find it.
 
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,14 +15,14 @@ use std::time::{Duration, Instant};
 use rustix::process::{Gid, Uid};
 use rustix::thread::{set_thread_res_gid, set_thread_res_uid};
 use steer::{Filter, ModeRequest};
-use steward::client::{Lease, LeaseError, Waiting};
+use steward::client::{Lease, LeaseError, Taken, Waiting};
 use steward::protocol::{Reason, Wanted};
 use testkit::{Running, VethPair, wait};
 
 const USER: u32 = 4321;
 
 /// Asks for a lease of one queue.
-fn lease(socket: &Path, start_queue: u32) -> Result<(Lease, Vec<OwnedFd>), LeaseError> {
+fn lease(socket: &Path, start_queue: u32) -> Result<Taken, LeaseError> {
     let wanted = Wanted {
         interface: VethPair::NIC.to_owned(),
         start_queue,

@@ -78,14 +78,22 @@ struct Seen {
     away: bool,
 }
 
-impl Lease {
-    /// Asks the steward at `path` for a lease; this and all that follows waits for so long. With it come the AF_XDP
-    /// sockets of its queues, in order: unbound, each with an RX ring of
+/// A lease that was given just now.
+#[derive(Debug)]
+pub struct Taken {
+    /// The lease.
+    pub lease: Lease,
+    /// The AF_XDP sockets of its queues, in order: unbound, each with an RX ring of
     /// [`RECEIVE_RING`](crate::protocol::RECEIVE_RING) entries.
+    pub sockets: Vec<OwnedFd>,
+}
+
+impl Lease {
+    /// Asks the steward at `path` for a lease; this and all that follows waits for so long.
     ///
     /// # Errors
     /// [`LeaseError`].
-    pub fn take(path: &Path, wanted: &Wanted, waiting: Waiting) -> Result<(Self, Vec<OwnedFd>), LeaseError> {
+    pub fn take(path: &Path, wanted: &Wanted, waiting: Waiting) -> Result<Taken, LeaseError> {
         let waker = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io::Error::from)?;
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags).map_err(io::Error::from)?;
@@ -119,7 +127,7 @@ impl Lease {
         state.phase = Phase::Here;
         lease.show(&state);
         drop(state);
-        Ok((lease, sockets))
+        Ok(Taken { lease, sockets })
     }
 
     /// Whether the steward is away, and the lease not over for all that is known.

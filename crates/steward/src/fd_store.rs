@@ -18,8 +18,17 @@ pub const STATIONS: &str = "stations-";
 pub struct Passed {
     /// A socket that listens.
     pub listener: Option<OwnedFd>,
-    /// Sockets that keep stations accepted, with the names that they have in the store.
-    pub stations: Vec<(String, OwnedFd)>,
+    /// Sockets that keep stations accepted.
+    pub stations: Vec<Stored>,
+}
+
+/// A socket in the service manager's store.
+#[derive(Debug)]
+pub struct Stored {
+    /// The name that it has there.
+    pub name: String,
+    /// The socket.
+    pub fd: OwnedFd,
 }
 
 impl Passed {
@@ -34,7 +43,7 @@ impl Passed {
             if listens && sockopt::socket_type(&fd) == Ok(SocketType::SEQPACKET) {
                 passed.listener.get_or_insert(fd);
             } else if name.starts_with(STATIONS) {
-                passed.stations.push((name, fd));
+                passed.stations.push(Stored { name, fd });
             }
         }
         passed
@@ -42,8 +51,8 @@ impl Passed {
 
     /// Takes them out of the store: their successors are in it under names of their own.
     pub fn forget_stations(&mut self) {
-        for (name, _fd) in self.stations.drain(..) {
-            forget(&name);
+        for stored in self.stations.drain(..) {
+            forget(&stored.name);
         }
     }
 }

@@ -4,9 +4,18 @@
 use std::ffi::CString;
 use std::ptr;
 
-/// The numbers of a user and of its own group, by name.
+/// The numbers of a user.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UserNumbers {
+    /// Its own.
+    pub uid: u32,
+    /// Of its own group.
+    pub gid: u32,
+}
+
+/// The numbers of a user, by name.
 #[must_use]
-pub fn user_numbers(name: &str) -> Option<(u32, u32)> {
+pub fn user_numbers(name: &str) -> Option<UserNumbers> {
     let name = CString::new(name).ok()?;
     let mut buffer = vec![0; 16_384];
     // SAFETY: all-zero is a valid passwd, which is only read after the call has filled it.
@@ -22,7 +31,10 @@ pub fn user_numbers(name: &str) -> Option<(u32, u32)> {
             &raw mut found,
         )
     };
-    (result == 0 && !found.is_null()).then_some((entry.pw_uid, entry.pw_gid))
+    (result == 0 && !found.is_null()).then_some(UserNumbers {
+        uid: entry.pw_uid,
+        gid: entry.pw_gid,
+    })
 }
 
 /// The number of a group, by name.
@@ -53,7 +65,7 @@ mod tests {
 
     #[test]
     fn root_has_number_0_and_nobody_has_an_impossible_name() {
-        assert_eq!(user_numbers("root"), Some((0, 0)));
+        assert_eq!(user_numbers("root"), Some(UserNumbers { uid: 0, gid: 0 }));
         assert_eq!(group_number("root"), Some(0));
         assert_eq!(
             (user_numbers("no such user"), group_number("no\0such")),

@@ -173,7 +173,7 @@ impl Shared {
                     0 => (BUFFER, DESC_WRITE),
                     _ => (12 + frame::NUMBERED as u32, 0),
                 };
-                let (low, high) = if self.packed && index == 0 {
+                let [low, high] = if self.packed && index == 0 {
                     let (id, flags) = (slot, flags | PACKED_AVAIL);
                     PackedDescriptor { addr, len, id, flags }.to_words()
                 } else {

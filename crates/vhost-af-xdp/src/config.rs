@@ -146,14 +146,22 @@ pub(crate) enum Bring {
     Plugin(PathBuf),
 }
 
+/// A descriptor that is to be inherited.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Inherited {
+    /// The option that names it.
+    pub(crate) option: &'static str,
+    pub(crate) fd: i32,
+}
+
 impl Bring {
-    /// The option that names descriptors, and these.
-    fn descriptors(&self) -> (&'static str, &[i32]) {
-        match self {
-            Self::Sockets(numbers) => ("--sock-fds", numbers),
+    fn descriptors(&self) -> Vec<Inherited> {
+        let (option, fds) = match self {
+            Self::Sockets(numbers) => ("--sock-fds", numbers.as_slice()),
             Self::Map { fd, .. } => ("--map-fd", std::slice::from_ref(fd)),
-            Self::Nothing | Self::PinnedMap { .. } | Self::Plugin(_) => ("", &[]),
-        }
+            Self::Nothing | Self::PinnedMap { .. } | Self::Plugin(_) => return Vec::new(),
+        };
+        fds.iter().map(|&fd| Inherited { option, fd }).collect()
     }
 }
 
@@ -327,7 +335,7 @@ impl ServeConfig {
             if port.brings() && self.steward.is_some() {
                 return Err(ConfigError::BringAndSteward);
             }
-            for (_, fd) in port.descriptors() {
+            for Inherited { fd, .. } in port.descriptors() {
                 if !descriptors.insert(fd) {
                     return Err(ConfigError::SharedDescriptor(fd));
                 }
@@ -348,14 +356,13 @@ impl ServeConfig {
 }
 
 impl PortConfig {
-    /// The descriptors that are to be inherited for this port, each with the option that names it.
-    pub(crate) fn descriptors(&self) -> impl Iterator<Item = (&'static str, i32)> {
-        let connection = match self.endpoint {
-            Endpoint::Fd(fd) => Some(("--fd", fd)),
-            Endpoint::Server(_) | Endpoint::Client(_) => None,
-        };
-        let (option, brought) = self.bring.descriptors();
-        brought.iter().map(move |&fd| (option, fd)).chain(connection)
+    /// The descriptors that are to be inherited for this port.
+    pub(crate) fn descriptors(&self) -> Vec<Inherited> {
+        let mut descriptors = self.bring.descriptors();
+        if let Endpoint::Fd(fd) = self.endpoint {
+            descriptors.push(Inherited { option: "--fd", fd });
+        }
+        descriptors
     }
 
     /// What is to be leased, and which frames of it; `None` without an interface.

@@ -71,11 +71,8 @@ impl NullPort {
 
     /// Whether no session is left.
     pub fn is_idle(&self) -> bool {
-        self.0
-            .window
-            .look()
-            .0
-            .is_some_and(|shown| shown.session.is_none())
+        let shown = self.0.window.shown();
+        shown.is_some_and(|shown| shown.session.is_none())
     }
 
     /// GET_CONFIG; `None` if it is refused.

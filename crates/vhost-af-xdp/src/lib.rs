@@ -176,9 +176,12 @@ fn show_queues(args: &QueuesArgs) -> anyhow::Result<()> {
     loop {
         let begun = Instant::now();
         std::thread::sleep(pause);
-        let before = std::mem::replace(&mut now, read()?);
-        let table = queues::render(&now, Some((&before, begun.elapsed())));
-        // Home, and what is left of the last table cleared (ECMA-48).
+        let earlier = queues::Earlier {
+            queues: &std::mem::replace(&mut now, read()?),
+            ago: begun.elapsed(),
+        };
+        let table = queues::render(&now, Some(earlier));
+        // The cursor to the first column of the first line, and what is left of the last table cleared (ECMA-48).
         let clear = if std::io::stdout().is_terminal() {
             "\x1b[H\x1b[J"
         } else {

@@ -97,7 +97,7 @@ impl<'a> Sandboxed<'a> {
         let interfaces = open_given(config, given)?;
         let steward = steward_of(config)?;
         let reach = reach(config, steward.as_deref());
-        let (keeper, in_force) = leave_privileges(config, &mut leftovers, reach)?;
+        let Confined { keeper, in_force } = leave_privileges(config, &mut leftovers, reach)?;
         Ok(Self {
             config,
             signals,
@@ -255,12 +255,18 @@ fn reach(config: &ServeConfig, steward: Option<&Path>) -> Reach {
     Reach::Only(directories.into_iter().collect())
 }
 
+/// A process that has given its privileges up.
+struct Confined {
+    keeper: Keeper,
+    in_force: sandbox::InForce,
+}
+
 /// Starts the keeper and enters the sandbox. From here on the keeper removes what is left over.
 fn leave_privileges(
     config: &ServeConfig,
     leftovers: &mut Leftovers,
     reach: Reach,
-) -> anyhow::Result<(Keeper, sandbox::InForce)> {
+) -> anyhow::Result<Confined> {
     let root = rustix::process::geteuid().is_root();
     let user = match &config.user {
         None if root => User::nobody(),
@@ -300,7 +306,7 @@ fn leave_privileges(
         },
     };
     let in_force = sandbox::enter(&plan)?;
-    Ok((keeper, in_force))
+    Ok(Confined { keeper, in_force })
 }
 
 /// Opens what the ports' frames go to, queues and all.

@@ -60,7 +60,7 @@ impl<'a> Table<'a> {
     /// The two words of entry `index` in the machine's own order, each byte read once; `None`, if there is no such entry.
     /// The specification demands no alignment of such tables, so an odd one is read bytewise.
     #[inline(always)]
-    pub(crate) fn read(self, index: u16) -> Option<(u64, u64)> {
+    pub(crate) fn read(self, index: u16) -> Option<[u64; 2]> {
         if index >= self.entries {
             return None;
         }
@@ -70,15 +70,12 @@ impl<'a> Table<'a> {
         if words.is_aligned() {
             // SAFETY: 16 bytes inside the map, aligned.
             let (low, high) = unsafe { (words.as_ref(), words.add(1).as_ref()) };
-            return Some((
-                Cell::load(low, Ordering::Relaxed),
-                Cell::load(high, Ordering::Relaxed),
-            ));
+            return Some([low, high].map(|word| Cell::load(word, Ordering::Relaxed)));
         }
         // SAFETY: as above; bytes need no alignment.
         let byte = |i: usize| unsafe { entry.cast::<AtomicU8>().add(i).as_ref() }.load(Ordering::Relaxed);
         let word = |first: usize| u64::from_le_bytes(std::array::from_fn(|i| byte(first + i)));
-        Some((word(0), word(8)))
+        Some([word(0), word(8)])
     }
 }
 

@@ -154,15 +154,24 @@ impl InflightShape {
     }
 }
 
+/// A file to hold an [`InflightRegion`].
+#[derive(Debug)]
+pub struct InflightFile {
+    /// The file.
+    pub file: OwnedFd,
+    /// Its length.
+    pub bytes: u64,
+}
+
 impl InflightRegion {
-    /// Makes a file (VHOST_USER_GET_INFLIGHT_FD): sealed, and of zeros, which means that no region was used yet. Returns it
-    /// with its length.
+    /// Makes a file (VHOST_USER_GET_INFLIGHT_FD): sealed, and of zeros, which means that no region was used yet.
     ///
     /// # Errors
     /// No memory, no descriptor, or a shape for which [`InflightShape::bytes`] has no answer.
-    pub fn create(shape: InflightShape) -> io::Result<(OwnedFd, u64)> {
+    pub fn create(shape: InflightShape) -> io::Result<InflightFile> {
         let bytes = shape.bytes().ok_or(io::ErrorKind::InvalidInput)?;
-        Ok((sealed_file("vhost-inflight", bytes)?, bytes))
+        let file = sealed_file("vhost-inflight", bytes)?;
+        Ok(InflightFile { file, bytes })
     }
 
     /// Maps a file (VHOST_USER_SET_INFLIGHT_FD), and no more of it than the shape needs. Regions that were never used are

@@ -72,14 +72,17 @@ pub(crate) struct PackedJournal {
     next_left: usize,
 }
 
+/// What is left of a predecessor.
+pub(crate) struct Resumed {
+    /// Empty, if the region is of no use.
+    pub(crate) journal: PackedJournal,
+    /// Where to write the next used descriptor; `None`, if the region is of no use.
+    pub(crate) at: Option<Position>,
+}
+
 impl PackedJournal {
-    /// Takes over from a predecessor. `search` is where the ring itself says that it stands, if it does. Returns where to
-    /// write the next used descriptor; `None`, and an empty journal, if the region is of no use.
-    pub(crate) fn resume(
-        queue: InflightQueue,
-        ring: &PackedRing,
-        search: Option<Position>,
-    ) -> (Self, Option<Position>) {
+    /// Takes over from a predecessor. `search` is where the ring itself says that it stands, if it does.
+    pub(crate) fn resume(queue: InflightQueue, ring: &PackedRing, search: Option<Position>) -> Resumed {
         let mut journal = Self {
             counter: 0,
             free: Vec::with_capacity(queue.entries().into()),
@@ -89,18 +92,16 @@ impl PackedJournal {
             next_left: 0,
             queue,
         };
-        let stands = journal
-            .settle_batch(ring)
-            .filter(|at| search.is_none_or(|found| found == *at));
-        let left = stands.and_then(|_| journal.chains());
-        let stands = stands.filter(|_| left.is_some());
-        (journal.left, journal.counter) = left.unwrap_or_default();
+        let at = journal
+            .recover_batch(ring)
+            .filter(|at| search.is_none_or(|found| found == *at))
+            .filter(|_| journal.read_chains().is_some());
         journal.link_free();
-        (journal, stands)
+        Resumed { journal, at }
     }
 
     /// Completes or takes back the last batch; returns where the next used descriptor goes.
-    fn settle_batch(&self, ring: &PackedRing) -> Option<Position> {
+    fn recover_batch(&self, ring: &PackedRing) -> Option<Position> {
         let position = |idx, wrap| Position {
             offset: self.queue.header(idx),
             wrap: self.queue.header(wrap) != 0,
@@ -141,9 +142,9 @@ impl PackedJournal {
         None
     }
 
-    /// The chains in flight, in the order of their numbers, and the number of the next one. Each field of the region
-    /// is read once.
-    fn chains(&self) -> Option<(Vec<LeftChain>, u64)> {
+    /// Reads the chains in flight, in the order of their numbers, each field of the region once. `None`, and nothing
+    /// is changed, if they make no sense.
+    fn read_chains(&mut self) -> Option<()> {
         let entries = self.queue.entries();
         let marked = (0..entries).filter(|&head| self.queue.get(head, INFLIGHT) == 1);
         // Copied before they are compared: a sort whose keys change under it panics.
@@ -152,7 +153,9 @@ impl PackedJournal {
         let counter = heads.last().map_or(0, |(number, _)| number.wrapping_add(1));
         let mut seen = vec![false; entries.into()];
         let chains = heads.iter().map(|&(_, head)| self.chain(head, &mut seen));
-        Some((chains.collect::<Option<_>>()?, counter))
+        self.left = chains.collect::<Option<_>>()?;
+        self.counter = counter;
+        Some(())
     }
 
     /// The chain that begins at `head`, of states that were not `seen` before.

@@ -25,14 +25,29 @@ const COUNTER: Field<u64> = Field::at(8);
 const LAST_BATCH_HEAD: Field<u16> = Field::at(12);
 const USED_IDX: Field<u16> = Field::at(14);
 
+/// A chain that is out.
+#[derive(Debug)]
+struct Out {
+    head: u16,
+    /// A predecessor had taken it.
+    left: bool,
+}
+
+/// A chain that the region marks. Ordered by number.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Marked {
+    number: u64,
+    head: u16,
+}
+
 /// Notes of one split queue.
 #[derive(Debug)]
 pub(crate) struct SplitJournal {
     queue: InflightQueue,
     /// Number of the next chain.
     counter: u64,
-    /// Heads that are out, the oldest first; and whether a predecessor had taken them.
-    out: VecDeque<(u16, bool)>,
+    /// Chains that are out, the oldest first.
+    out: VecDeque<Out>,
     /// How many of the heads that come next a predecessor had taken: they keep their marks and numbers.
     left: u16,
 }
@@ -46,6 +61,12 @@ pub(crate) struct Left {
     pub(crate) replay: Vec<u16>,
 }
 
+/// A queue that a predecessor had.
+pub(crate) struct Resumed {
+    pub(crate) journal: SplitJournal,
+    pub(crate) left: Left,
+}
+
 impl SplitJournal {
     /// Takes over from a predecessor whose used ring stands at `used_idx`, while the driver's available ring has `available`
     /// entries from there on, which `entry` tells.
@@ -54,7 +75,7 @@ impl SplitJournal {
         used_idx: u16,
         available: u16,
         entry: impl Fn(u16) -> u16,
-    ) -> (Self, Left) {
+    ) -> Resumed {
         let mut journal = Self {
             out: VecDeque::with_capacity(queue.entries().into()),
             counter: 0,
@@ -69,7 +90,7 @@ impl SplitJournal {
             }
         };
         journal.queue.set_header(USED_IDX, used_idx);
-        (journal, left)
+        Resumed { journal, left }
     }
 
     /// Takes the marks off a batch that was published. `false`: there can be no such batch.
@@ -89,18 +110,22 @@ impl SplitJournal {
         true
     }
 
-    /// Chains that are marked, as (number, head), in the order of their numbers.
-    fn marked(&self) -> Vec<(u64, u16)> {
+    /// Chains that are marked, in the order of their numbers.
+    fn marked(&self) -> Vec<Marked> {
         let marked = (0..self.queue.entries()).filter(|&head| self.queue.get(head, INFLIGHT) == 1);
         // Each number is read once: a sort whose keys change under it panics.
-        let mut chains: Vec<(u64, u16)> = marked.map(|head| (self.queue.get(head, COUNTER), head)).collect();
+        let chain = |head| Marked {
+            number: self.queue.get(head, COUNTER),
+            head,
+        };
+        let mut chains: Vec<Marked> = marked.map(chain).collect();
         chains.sort_unstable();
         chains
     }
 
-    fn left(&mut self, chains: &[(u64, u16)], used_idx: u16, entry: impl Fn(u16) -> u16) -> Left {
-        self.counter = chains.last().map_or(0, |(number, _)| number.wrapping_add(1));
-        let heads: Vec<u16> = chains.iter().map(|(_, head)| *head).collect();
+    fn left(&mut self, chains: &[Marked], used_idx: u16, entry: impl Fn(u16) -> u16) -> Left {
+        self.counter = chains.last().map_or(0, |last| last.number.wrapping_add(1));
+        let heads: Vec<u16> = chains.iter().map(|chain| chain.head).collect();
         let taken = heads.len() as u16;
         self.left = taken;
         let in_ring = (0..taken)
@@ -129,7 +154,7 @@ impl SplitJournal {
                 self.counter = self.counter.wrapping_add(1);
                 self.queue.set(head, INFLIGHT, 1);
             }
-            self.out.push_back((head, left));
+            self.out.push_back(Out { head, left });
         }
     }
 
@@ -137,8 +162,8 @@ impl SplitJournal {
     pub(crate) fn untake(&mut self, count: u16) {
         for _ in 0..count {
             match self.out.pop_back() {
-                Some((_, true)) => self.left += 1,
-                Some((head, false)) => self.queue.set(head, INFLIGHT, 0),
+                Some(Out { left: true, .. }) => self.left += 1,
+                Some(Out { head, .. }) => self.queue.set(head, INFLIGHT, 0),
                 None => {}
             }
         }
@@ -147,7 +172,7 @@ impl SplitJournal {
     /// The oldest `count` chains are about to be published.
     pub(crate) fn before_publish(&self, count: u16) {
         let mut last = self.queue.header(LAST_BATCH_HEAD);
-        for &(head, _) in self.out.iter().take(count.into()) {
+        for &Out { head, .. } in self.out.iter().take(count.into()) {
             self.queue.set(head, NEXT, last);
             self.queue.set_header(LAST_BATCH_HEAD, head);
             last = head;
@@ -157,7 +182,7 @@ impl SplitJournal {
     /// They are, and used.idx stands at `used_idx`.
     pub(crate) fn after_publish(&mut self, count: u16, used_idx: u16) {
         let count = self.out.len().min(count.into());
-        for (head, _) in self.out.drain(..count) {
+        for Out { head, .. } in self.out.drain(..count) {
             self.queue.set(head, INFLIGHT, 0);
         }
         self.queue.set_header(USED_IDX, used_idx);

@@ -82,7 +82,11 @@ impl World {
             driver: QueueDriver::new(&ram, shape, DriverFeatures::default()).unwrap(),
             memory: Arc::new(MemoryMap::new(ram.regions().unwrap(), 0, &TrustedFiles).unwrap()),
             ram,
-            file: File(InflightRegion::create(self::shape(1, queue, packed)).unwrap().0),
+            file: File(
+                InflightRegion::create(self::shape(1, queue, packed))
+                    .unwrap()
+                    .file,
+            ),
         }
     }
 
@@ -249,7 +253,7 @@ fn packed_states_lie_where_the_specification_says() {
 
 #[test]
 fn region_that_does_not_fit_its_file_is_refused() {
-    let (fd, bytes) = InflightRegion::create(shape(2, QUEUE, false)).unwrap();
+    let InflightFile { file: fd, bytes } = InflightRegion::create(shape(2, QUEUE, false)).unwrap();
     let open = |bytes, offset, queues| {
         InflightRegion::open(
             fd.as_fd(),
@@ -303,7 +307,7 @@ fn region_of_another_layout_is_refused() {
 fn region_for_another_queue_is_refused() {
     let world = World::new(false);
     for (size, packed) in [(QUEUE * 2, false), (QUEUE, true)] {
-        let (fd, bytes) = InflightRegion::create(shape(1, size, packed)).unwrap();
+        let InflightFile { file: fd, bytes } = InflightRegion::create(shape(1, size, packed)).unwrap();
         let region =
             InflightRegion::open(fd.as_fd(), whole(bytes), shape(1, size, packed), &TrustedFiles).unwrap();
         let refused = world.device_with(&Arc::new(region)).unwrap_err();

@@ -100,9 +100,9 @@ impl Descriptor {
 
     /// The two words, in the machine's own order.
     #[must_use]
-    pub const fn to_words(self) -> (u64, u64) {
+    pub const fn to_words(self) -> [u64; 2] {
         let high = self.len as u64 | (self.flags as u64) << 32 | (self.next as u64) << 48;
-        (self.addr, high)
+        [self.addr, high]
     }
 
     /// Whether any bit of `flags` is set.
@@ -150,9 +150,9 @@ impl PackedDescriptor {
     /// The two words, in the machine's own order.
     #[inline(always)]
     #[must_use]
-    pub const fn to_words(self) -> (u64, u64) {
+    pub const fn to_words(self) -> [u64; 2] {
         let high = self.len as u64 | (self.id as u64) << 32 | (self.flags as u64) << 48;
-        (self.addr, high)
+        [self.addr, high]
     }
 
     /// Its buffer in the form of the split ring: the rules on buffers are the same for both.
@@ -190,7 +190,7 @@ mod tests {
             id: 0x0102,
             flags: 0x8083,
         };
-        let (low, high) = desc.to_words();
+        let [low, high] = desc.to_words();
         let bytes = [low.to_le_bytes(), high.to_le_bytes()].concat();
         let expected = [
             0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11, 0xcc, 0xbb, 0xaa, 0x99, 0x02, 0x01, 0x83, 0x80,
@@ -207,7 +207,7 @@ mod tests {
             flags: 0x0003,
             next: 0x0102,
         };
-        let (low, high) = desc.to_words();
+        let [low, high] = desc.to_words();
         let bytes = [low.to_le_bytes(), high.to_le_bytes()].concat();
         let expected = [
             0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11, 0xcc, 0xbb, 0xaa, 0x99, 0x03, 0x00, 0x02, 0x01,

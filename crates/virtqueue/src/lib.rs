@@ -113,7 +113,7 @@ pub use addr::{GuestAddr, MAX_QUEUE_SIZE, QueueSize, QueueSizeError};
 pub use chain::{Buffer, Chain, ChainId, Chains};
 pub use fault::{GuestFault, IndirectRule};
 pub use indirect::Prefetch;
-pub use inflight::{InflightError, InflightQueue, InflightRegion, InflightShape};
+pub use inflight::{InflightError, InflightFile, InflightQueue, InflightRegion, InflightShape};
 pub use log::{DirtyLog, LOG_PAGE_BYTES};
 pub use mapping::{FileError, FileRange, ForeignFiles, Guard, TrustedFiles};
 pub use memory::MemoryMap;

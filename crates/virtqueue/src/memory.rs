@@ -27,7 +27,7 @@ use std::ptr::{self, NonNull};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::mapping::{ForeignFiles, Guard};
-use crate::region::{self, Placement};
+use crate::region::{self, Layout, Placement};
 use crate::{GuestAddr, MapError, MappedRegion, Region};
 
 /// Reservations start on at least this: what transparent huge pages need on most machines.
@@ -56,9 +56,9 @@ struct Lookup {
     map_offset: u64,
 }
 
-/// Where a range lies in the map.
+/// Where a range starts in the map. In bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct MapRange {
     pub(crate) offset: u64,
     /// Bytes of the same region before it.
     pub(crate) room_before: u64,
@@ -69,9 +69,9 @@ impl Lookup {
     /// `addr` below `start` gives an `into` of at least `self.len`: one comparison covers both ends, and
     /// no sum can overflow.
     #[inline(always)]
-    fn find(&self, addr: u64, len: u64) -> Option<Place> {
+    fn find(&self, addr: u64, len: u64) -> Option<MapRange> {
         let into = addr.wrapping_sub(self.start);
-        (into < self.len && len <= self.len - into).then(|| Place {
+        (into < self.len && len <= self.len - into).then(|| MapRange {
             offset: self.map_offset + into,
             room_before: into,
         })
@@ -81,7 +81,7 @@ impl Lookup {
 impl RegionHint {
     /// As [`MemoryMap::find`], in the region of the last hit only.
     #[inline(always)]
-    pub(crate) fn find(&self, addr: u64, len: u64) -> Option<Place> {
+    pub(crate) fn find(&self, addr: u64, len: u64) -> Option<MapRange> {
         if len == 0 { None } else { self.0.find(addr, len) }
     }
 }
@@ -115,7 +115,10 @@ impl MemoryMap {
                 page_size: facts.page_size,
             })
             .collect();
-        let (places, guest_len) = region::place(&shapes)?;
+        let Layout {
+            placements,
+            len: guest_len,
+        } = region::place(&shapes)?;
         let most = files.most_guest_bytes();
         if guest_len > most {
             return Err(MapError::TooMuch {
@@ -135,7 +138,7 @@ impl MemoryMap {
             .max(MIN_ALIGN);
 
         let reservation = Reservation::new(len, align)?;
-        for (region, place) in regions.iter().zip(&places) {
+        for (region, place) in regions.iter().zip(&placements) {
             reservation.map_region(region, place)?;
         }
         if private_len > 0 {
@@ -147,7 +150,7 @@ impl MemoryMap {
             .map_err(MapError::Guard)?;
         let regions = regions
             .into_iter()
-            .zip(facts.into_iter().zip(places))
+            .zip(facts.into_iter().zip(placements))
             .map(|(region, (facts, place))| MappedRegion { region, facts, place })
             .collect();
         Ok(Self::assemble(guard, reservation, guest_len, regions))
@@ -240,14 +243,14 @@ impl MemoryMap {
     #[inline]
     #[must_use]
     pub fn translate(&self, addr: GuestAddr, len: u64) -> Option<u64> {
-        scan(&self.by_guest, addr.get(), len).map(|(place, _)| place.offset)
+        find_in(&self.by_guest, addr.get(), len).map(|found| found.range.offset)
     }
 
     /// As [`translate`](Self::translate), for an address in the VMM's own space: ring addresses come so
     /// (vhost-user, VHOST_USER_SET_VRING_ADDR).
     #[must_use]
     pub fn translate_user(&self, user_addr: u64, len: u64) -> Option<u64> {
-        scan(&self.by_user, user_addr, len).map(|(place, _)| place.offset)
+        find_in(&self.by_user, user_addr, len).map(|found| found.range.offset)
     }
 
     /// The guest address of the byte at `offset`, if it is the guest's.
@@ -261,28 +264,35 @@ impl MemoryMap {
     }
 
     #[inline(always)]
-    pub(crate) fn find(&self, hint: &mut RegionHint, addr: u64, len: u64) -> Option<Place> {
+    pub(crate) fn find(&self, hint: &mut RegionHint, addr: u64, len: u64) -> Option<MapRange> {
         match hint.find(addr, len) {
             None => self.find_elsewhere(hint, addr, len),
-            place => place,
+            found => found,
         }
     }
 
     #[inline(never)]
-    fn find_elsewhere(&self, hint: &mut RegionHint, addr: u64, len: u64) -> Option<Place> {
-        let (place, lookup) = scan(&self.by_guest, addr, len)?;
-        hint.0 = *lookup;
-        Some(place)
+    fn find_elsewhere(&self, hint: &mut RegionHint, addr: u64, len: u64) -> Option<MapRange> {
+        let found = find_in(&self.by_guest, addr, len)?;
+        hint.0 = *found.lookup;
+        Some(found.range)
     }
 }
 
-fn scan(lookups: &[Lookup], addr: u64, len: u64) -> Option<(Place, &Lookup)> {
+struct Found<'a> {
+    range: MapRange,
+    /// The region that it is in.
+    lookup: &'a Lookup,
+}
+
+fn find_in(lookups: &[Lookup], addr: u64, len: u64) -> Option<Found<'_>> {
     if len == 0 {
         return None;
     }
-    lookups
-        .iter()
-        .find_map(|lookup| Some((lookup.find(addr, len)?, lookup)))
+    lookups.iter().find_map(|lookup| {
+        let range = lookup.find(addr, len)?;
+        Some(Found { range, lookup })
+    })
 }
 
 impl fmt::Debug for MemoryMap {

@@ -29,7 +29,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use self::journal::Notes;
+use self::journal::{Notes, TakenOver};
 use crate::cell::Cell;
 use crate::chain::{ChainBuilder, ChainId, Chains, Kind, Single, Stop};
 use crate::crash;
@@ -96,7 +96,7 @@ impl PackedQueue {
         start: QueueStart,
     ) -> Result<Self, RingError> {
         let ring = PackedRing::new(memory, rings)?;
-        let (at, notes) = Notes::take_over(&ring, start.base, start.journal)?;
+        let TakenOver { at, notes } = Notes::take_over(&ring, start.base, start.journal)?;
         let mut queue = Self {
             size: ring.size,
             taken_before: notes.taken_before(&ring, at),
@@ -289,7 +289,7 @@ impl PackedQueue {
         let memory = &self.ring.memory;
         let negotiated = self.features.indirect;
         let table = Table::find(memory, self.size, negotiated, head, desc.buffer())?;
-        for (low, high) in (0..table.entries).map_while(|index| table.read(index)) {
+        for [low, high] in (0..table.entries).map_while(|index| table.read(index)) {
             let entry = PackedDescriptor::from_words(low, high).buffer();
             if entry.has(DESC_INDIRECT) {
                 return Err(GuestFault::NestedIndirect { head }.into());
@@ -335,7 +335,7 @@ impl PackedQueue {
     #[inline(always)]
     fn write_used(&mut self, id: ChainId, len: u32, flags: u16) {
         let (addr, id) = (0, id.head);
-        let (_, word) = PackedDescriptor { addr, len, id, flags }.to_words();
+        let [_, word] = PackedDescriptor { addr, len, id, flags }.to_words();
         let slot = self.used.offset;
         if self.unpublished == 0 {
             self.first = (slot, word);
@@ -360,7 +360,7 @@ impl PackedQueue {
                 id: id.head,
                 flags: at.used_flags() | next,
             };
-            self.ring.store_high(at.offset, desc.to_words().1);
+            self.ring.store_high(at.offset, desc.to_words()[1]);
         }
     }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use super::PackedQueue;
 use crate::cell::Cell;
 use crate::chain::{ChainBuilder, ChainId, Chains, Stop};
-use crate::inflight_packed::PackedJournal;
+use crate::inflight_packed::{PackedJournal, Resumed};
 use crate::layout::{DESC_INDIRECT, DESC_NEXT, PackedDescriptor};
 use crate::packed_resume as resume;
 use crate::packed_ring::PackedRing;
@@ -26,19 +26,22 @@ pub(super) enum Notes {
     Inflight(Box<PackedJournal>),
 }
 
+/// A queue that a predecessor had.
+pub(super) struct TakenOver {
+    /// Where it goes on.
+    pub(super) at: Position,
+    pub(super) notes: Notes,
+}
+
 impl Notes {
-    /// Reads what a predecessor noted; returns where the queue goes on.
-    pub(super) fn take_over(
-        ring: &PackedRing,
-        base: u32,
-        journal: Journal,
-    ) -> Result<(Position, Self), RingError> {
-        match journal {
-            Journal::None => Ok((resume::position(ring, base)?, Self::None)),
-            Journal::Ring => Ok((resume::position(ring, base)?, Self::Ring)),
+    /// Reads what a predecessor noted.
+    pub(super) fn take_over(ring: &PackedRing, base: u32, journal: Journal) -> Result<TakenOver, RingError> {
+        let notes = match journal {
+            Journal::None => Self::None,
+            Journal::Ring => Self::Ring,
             Journal::Inflight(queue) => {
                 let queue = queue.check(ring.size, true)?;
-                let (journal, at) = PackedJournal::resume(queue, ring, resume::search(ring));
+                let Resumed { journal, at } = PackedJournal::resume(queue, ring, resume::search(ring));
                 let at = match at {
                     Some(at) => {
                         resume::take_back(ring, at, &journal.all_left());
@@ -50,9 +53,12 @@ impl Notes {
                         at
                     }
                 };
-                Ok((at, Self::Inflight(Box::new(journal))))
+                let notes = Self::Inflight(Box::new(journal));
+                return Ok(TakenOver { at, notes });
             }
-        }
+        };
+        let at = resume::position(ring, base)?;
+        Ok(TakenOver { at, notes })
     }
 
     /// Chains from `at` on that a predecessor had taken.

@@ -123,7 +123,7 @@ pub(crate) fn take_back(ring: &PackedRing, at: Position, descs: &[PackedDescript
         if at.is_used(ring.flags(at.offset)) {
             let flags = desc.flags & !(PACKED_AVAIL | PACKED_USED) | at.available_flags();
             ring.store_low_after(at.offset, desc.addr);
-            ring.store_high(at.offset, PackedDescriptor { flags, ..*desc }.to_words().1);
+            ring.store_high(at.offset, PackedDescriptor { flags, ..*desc }.to_words()[1]);
         }
     }
     if let (Some(first), Some(_)) = (descs.first(), kept(ring, at)) {
@@ -150,7 +150,7 @@ fn finish_batch(ring: &PackedRing, at: Position) -> Position {
                 flags: end.used_flags() | flags & DESC_NEXT,
                 ..PackedDescriptor::default()
             };
-            ring.store_high(end.offset, rest.to_words().1);
+            ring.store_high(end.offset, rest.to_words()[1]);
         }
         in_list = flags & DESC_NEXT != 0;
         end = end.forward(1, ring.size);
@@ -162,6 +162,6 @@ fn finish_batch(ring: &PackedRing, at: Position) -> Position {
     };
     crash::point();
     // As in `publish`; a call comes with the first publication of the new device.
-    Cell::store(ring.high(at.offset), first.to_words().1, Ordering::Release);
+    Cell::store(ring.high(at.offset), first.to_words()[1], Ordering::Release);
     end
 }

@@ -11,7 +11,7 @@ use rustix::fs::MemfdFlags;
 use super::*;
 use crate::crash;
 use crate::driver::{Buffer, DriverFeatures, GuestRam, QueueDriver};
-use crate::inflight::{InflightRegion, InflightShape};
+use crate::inflight::{InflightFile, InflightRegion, InflightShape};
 use crate::{FileRange, GuestAddr, LOG_PAGE_BYTES, RingShape, TrustedFiles};
 
 const LOW: u64 = 0x10_0000;
@@ -71,7 +71,7 @@ struct World {
     driver: QueueDriver,
     features: QueueFeatures,
     notes: Notes,
-    region: (OwnedFd, u64),
+    region: InflightFile,
     under_way: HashMap<u16, Sent>,
     /// By plan, how often a device did what it asks for.
     done: Vec<u32>,
@@ -135,10 +135,10 @@ impl World {
                 let shape = inflight_shape(self.driver.size(), self.features);
                 let range = FileRange {
                     offset: 0,
-                    bytes: self.region.1,
+                    bytes: self.region.bytes,
                 };
                 let region =
-                    InflightRegion::open(self.region.0.as_fd(), range, shape, &TrustedFiles).unwrap();
+                    InflightRegion::open(self.region.file.as_fd(), range, shape, &TrustedFiles).unwrap();
                 Journal::Inflight(Arc::new(region).queue(1).unwrap())
             }
         };

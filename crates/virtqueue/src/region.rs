@@ -46,13 +46,19 @@ pub struct MappedRegion {
     pub(crate) place: Placement,
 }
 
+/// Which file it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct FileIdentity {
+    device: u64,
+    inode: u64,
+}
+
 /// What was found out about a region's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FileFacts {
     pub(crate) page_size: u64,
     pub(crate) sealed: bool,
-    /// Which file it is: device and inode.
-    pub(crate) identity: (u64, u64),
+    pub(crate) identity: FileIdentity,
 }
 
 /// Where a region goes. All in bytes.
@@ -335,7 +341,10 @@ pub(crate) fn examine(region: &Region, system_page: u64) -> Result<FileFacts, Ma
     let sealed =
         rustix::fs::fcntl_get_seals(region.file.as_fd()).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
     #[allow(clippy::unnecessary_cast)] // other types on other machines
-    let identity = (stat.st_dev as u64, stat.st_ino as u64);
+    let identity = FileIdentity {
+        device: stat.st_dev as u64,
+        inode: stat.st_ino as u64,
+    };
     Ok(FileFacts {
         page_size,
         sealed,
@@ -351,32 +360,39 @@ pub(crate) struct Shape {
     pub(crate) page_size: u64,
 }
 
-/// Places regions one after the other, largest pages first, and says how long the whole is.
-/// Answers come in the order of `shapes`.
-pub(crate) fn place(shapes: &[Shape]) -> Result<(Vec<Placement>, u64), MapError> {
+/// Where all regions go.
+pub(crate) struct Layout {
+    /// In the order in which the regions were given.
+    pub(crate) placements: Vec<Placement>,
+    /// Length of the whole in bytes.
+    pub(crate) len: u64,
+}
+
+/// Places regions one after the other, largest pages first.
+pub(crate) fn place(shapes: &[Shape]) -> Result<Layout, MapError> {
     let mut order: Vec<usize> = (0..shapes.len()).collect();
     order.sort_by_key(|&index| std::cmp::Reverse(shapes[index].page_size));
-    let mut places = vec![Placement::default(); shapes.len()];
-    let mut end = 0u64;
+    let mut placements = vec![Placement::default(); shapes.len()];
+    let mut len = 0u64;
     for index in order {
         let Shape {
             file_offset,
-            len,
+            len: region_len,
             page_size: page,
         } = shapes[index];
         let lead = file_offset & (page - 1);
         let mapping_len = lead
-            .checked_add(len)
+            .checked_add(region_len)
             .and_then(|bytes| bytes.checked_next_multiple_of(page))
             .ok_or(MapError::TooLarge)?;
-        places[index] = Placement {
-            mapping_offset: end,
+        placements[index] = Placement {
+            mapping_offset: len,
             mapping_len,
             lead,
         };
-        end = end.checked_add(mapping_len).ok_or(MapError::TooLarge)?;
+        len = len.checked_add(mapping_len).ok_or(MapError::TooLarge)?;
     }
-    Ok((places, end))
+    Ok(Layout { placements, len })
 }
 
 #[cfg(test)]

@@ -223,7 +223,10 @@ fn wrapping_total_is_refused() {
 
 #[test]
 fn huge_pages_come_first_and_are_aligned() {
-    let (places, len) = place(&[
+    let Layout {
+        placements: places,
+        len,
+    } = place(&[
         shape(0x3000, 0x1000, 4096),
         shape(1 << 21, 1 << 21, 1 << 21),
         shape(5, 10, 4096),
@@ -266,8 +269,8 @@ proptest! {
             .into_iter()
             .map(|(file_offset, len, page_size)| shape(file_offset, len, page_size))
             .collect();
-        let (places, len) = place(&shapes).unwrap();
-        let mut spans: Vec<_> = places.iter().map(|p| (p.mapping_offset, p.mapping_len)).collect();
+        let Layout { placements, len } = place(&shapes).unwrap();
+        let mut spans: Vec<_> = placements.iter().map(|p| (p.mapping_offset, p.mapping_len)).collect();
         spans.sort_unstable();
         let mut end = 0;
         for (offset, length) in spans {
@@ -275,7 +278,7 @@ proptest! {
             end = offset + length;
         }
         prop_assert_eq!(end, len);
-        for (place, shape) in places.iter().zip(shapes) {
+        for (place, shape) in placements.iter().zip(shapes) {
             prop_assert_eq!(place.mapping_offset % shape.page_size, 0);
             prop_assert_eq!(place.mapping_len % shape.page_size, 0);
             prop_assert_eq!((shape.file_offset - place.lead) % shape.page_size, 0);

@@ -46,6 +46,12 @@ use crate::{
     RingFormat, RingLayout, RingShape,
 };
 
+/// A block of which not all chains were taken.
+struct ShortBlock {
+    taken: usize,
+    stop: Stop,
+}
+
 /// Chains whose descriptors are fetched ahead.
 const BLOCK: usize = 32;
 
@@ -189,9 +195,9 @@ impl SplitQueue {
             let block = (wanted - taken).min(BLOCK);
             match self.pop_block(chains, block) {
                 Ok(()) => taken += block,
-                Err((before, stop)) => {
-                    taken += before;
-                    match stop {
+                Err(short) => {
+                    taken += short.taken;
+                    match short.stop {
                         Stop::Fault(fault) if taken == 0 => return Err(fault),
                         Stop::Fault(_) | Stop::BatchFull => break,
                     }
@@ -205,9 +211,9 @@ impl SplitQueue {
         Ok(taken)
     }
 
-    /// Takes `count` (at most [`BLOCK`]) chains; or tells how many it took before it stopped, and why.
+    /// Takes `count` (at most [`BLOCK`]) chains, or fewer.
     #[inline(always)]
-    fn pop_block(&mut self, chains: &mut Chains, count: usize) -> Result<(), (usize, Stop)> {
+    fn pop_block(&mut self, chains: &mut Chains, count: usize) -> Result<(), ShortBlock> {
         let mut heads = [0u16; BLOCK];
         for (step, head) in heads.iter_mut().enumerate().take(count) {
             *head = self.read_avail_entry(self.next_avail.wrapping_add(step as u16));
@@ -229,7 +235,7 @@ impl SplitQueue {
             match self.take_chain(chains, &mut hint, head) {
                 Ok(kind) => self.kind = kind,
                 Err(stop) => {
-                    result = Err((taken, stop));
+                    result = Err(ShortBlock { taken, stop });
                     break;
                 }
             }
@@ -325,7 +331,7 @@ impl SplitQueue {
         let size = table.entries;
         let (mut next, mut left) = (0, size);
         loop {
-            let Some((low, high)) = table.read(next) else {
+            let Some([low, high]) = table.read(next) else {
                 return Err(GuestFault::NextOutOfRange { head, next, size }.into());
             };
             if left == 0 {

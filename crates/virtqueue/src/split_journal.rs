@@ -6,7 +6,7 @@ use super::SplitQueue;
 use crate::cell::Cell;
 use crate::chain::Chains;
 use crate::crash;
-use crate::inflight_split::SplitJournal;
+use crate::inflight_split::{Resumed, SplitJournal};
 use crate::notify::NO_KICK;
 use crate::{Journal, RingError};
 
@@ -46,7 +46,7 @@ impl SplitQueue {
             Journal::Inflight(queue) => {
                 let queue = queue.check(self.size, false)?;
                 let entry = |index| self.read_avail_entry(index);
-                let (journal, left) = SplitJournal::resume(queue, self.used_idx, available, entry);
+                let Resumed { journal, left } = SplitJournal::resume(queue, self.used_idx, available, entry);
                 (self.next_avail, self.avail_seen) = (self.used_idx, self.used_idx);
                 self.taken_before = left.taken.into();
                 (self.replay, self.replay_start) = (left.replay, self.used_idx);

@@ -73,7 +73,10 @@ pub(crate) fn bind_queue(
     config: &SocketConfig,
     may_ask: bool,
 ) -> Result<Bound, OpenError> {
-    let (attempts, mut fallbacks) = plan(config)?;
+    let Plan {
+        attempts,
+        mut fallbacks,
+    } = plan(config)?;
     let mut last = None;
     for attempt in attempts {
         if let Some((attempt, errno)) = last.take() {
@@ -117,10 +120,17 @@ pub(crate) fn bind_queue(
     })
 }
 
-/// The attempts in order, and the steps that are skipped without asking.
-fn plan(config: &SocketConfig) -> Result<(Vec<Attempt>, Vec<Fallback>), OpenError> {
+/// How to bind.
+struct Plan {
+    /// In order.
+    attempts: Vec<Attempt>,
+    /// Steps that are skipped without asking.
+    fallbacks: Vec<Fallback>,
+}
+
+fn plan(config: &SocketConfig) -> Result<Plan, OpenError> {
     let native = config.attach == AttachMode::Native;
-    let mut skipped = Vec::new();
+    let mut fallbacks = Vec::new();
     let modes: &[bool] = match config.bind {
         BindRequest::ForceZeroCopy if !native => return Err(OpenError::ZeroCopyNeedsNative),
         BindRequest::ForceZeroCopy => &[true],
@@ -128,7 +138,7 @@ fn plan(config: &SocketConfig) -> Result<(Vec<Attempt>, Vec<Fallback>), OpenErro
         BindRequest::Auto if native => &[true, false],
         BindRequest::Auto => {
             let reason = "the XDP program is attached in skb mode".to_owned();
-            skipped.push(Fallback {
+            fallbacks.push(Fallback {
                 tried: "zero-copy",
                 errno: 0,
                 reason,
@@ -150,7 +160,7 @@ fn plan(config: &SocketConfig) -> Result<(Vec<Attempt>, Vec<Fallback>), OpenErro
             })
         })
         .collect();
-    Ok((attempts, skipped))
+    Ok(Plan { attempts, fallbacks })
 }
 
 /// Binds, again and again while the queue is busy, until the time is up.
@@ -241,7 +251,12 @@ mod tests {
     }
 
     fn names(config: &SocketConfig) -> Vec<&'static str> {
-        plan(config).unwrap().0.into_iter().map(Attempt::name).collect()
+        plan(config)
+            .unwrap()
+            .attempts
+            .into_iter()
+            .map(Attempt::name)
+            .collect()
     }
 
     #[test]
@@ -263,7 +278,7 @@ mod tests {
     fn skb_program_never_gets_zero_copy_and_says_so() {
         let config = config(AttachMode::Skb, BindRequest::Auto, false);
         assert_eq!(names(&config), ["copy"]);
-        let (_, skipped) = plan(&config).unwrap();
+        let skipped = plan(&config).unwrap().fallbacks;
         assert_eq!((skipped[0].tried, skipped[0].errno), ("zero-copy", 0));
         let forced = self::config(AttachMode::Skb, BindRequest::ForceZeroCopy, false);
         assert!(matches!(plan(&forced), Err(OpenError::ZeroCopyNeedsNative)));

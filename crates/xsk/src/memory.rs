@@ -14,6 +14,7 @@
 
 use std::fmt;
 use std::io;
+use std::ops::Range;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
@@ -198,8 +199,8 @@ fn has_huge_pages(address: NonNull<u8>) -> bool {
     let mut inside = false;
     for line in smaps.lines() {
         let first = line.split_whitespace().next().unwrap_or_default();
-        if let Some((start, end)) = parse_range(first) {
-            inside = (start..end).contains(&address);
+        if let Some(range) = parse_range(first) {
+            inside = range.contains(&address);
         } else if inside && first == "AnonHugePages:" {
             return line.split_whitespace().nth(1).is_some_and(|kib| kib != "0");
         }
@@ -207,12 +208,9 @@ fn has_huge_pages(address: NonNull<u8>) -> bool {
     false
 }
 
-fn parse_range(text: &str) -> Option<(usize, usize)> {
+fn parse_range(text: &str) -> Option<Range<usize>> {
     let (start, end) = text.split_once('-')?;
-    Some((
-        usize::from_str_radix(start, 16).ok()?,
-        usize::from_str_radix(end, 16).ok()?,
-    ))
+    Some(usize::from_str_radix(start, 16).ok()?..usize::from_str_radix(end, 16).ok()?)
 }
 
 /// A bounds-checked window on memory, which it keeps alive.

@@ -157,7 +157,7 @@ impl Socket {
 /// memory to another prepares the new socket while the old one still works, drops that, and binds.
 #[derive(Debug)]
 pub struct Unbound {
-    rings: (FillRing, CompletionRing, RxRing, TxRing),
+    rings: Rings,
     fd: OwnedFd,
     umem: Umem,
     config: SocketConfig,
@@ -166,6 +166,11 @@ pub struct Unbound {
 }
 
 impl Unbound {
+    /// The UMEM that is registered with it.
+    pub fn umem(&self) -> &Umem {
+        &self.umem
+    }
+
     /// Opens a socket, registers the UMEM and maps the rings. Needs CAP_NET_RAW.
     ///
     /// # Errors
@@ -213,7 +218,12 @@ impl Unbound {
             AttachMode::Native => Mode::NativeCopy,
             AttachMode::Skb => Mode::SkbCopy,
         };
-        let (fill, completion, rx, tx) = self.rings;
+        let Rings {
+            fill,
+            completion,
+            rx,
+            tx,
+        } = self.rings;
         Ok(Socket {
             fill,
             completion,
@@ -391,7 +401,13 @@ fn set_busy_poll(fd: BorrowedFd<'_>, config: &SocketConfig) -> Result<(), OpenEr
     Ok(())
 }
 
-type Rings = (FillRing, CompletionRing, RxRing, TxRing);
+#[derive(Debug)]
+struct Rings {
+    fill: FillRing,
+    completion: CompletionRing,
+    rx: RxRing,
+    tx: TxRing,
+}
 
 fn map_rings(
     fd: BorrowedFd<'_>,
@@ -429,12 +445,12 @@ fn map_rings(
         None => Shared::absent(),
         Some(size) => map_ring(fd, &offsets.tx, XDP_PGOFF_TX_RING, size).map_err(refused("tx", size))?,
     };
-    Ok((
-        Producer::new(fill, codec),
-        Consumer::new(completion, codec),
-        Consumer::new(rx, codec),
-        Producer::new(tx, codec),
-    ))
+    Ok(Rings {
+        fill: Producer::new(fill, codec),
+        completion: Consumer::new(completion, codec),
+        rx: Consumer::new(rx, codec),
+        tx: Producer::new(tx, codec),
+    })
 }
 
 fn is_invalid(error: &io::Error) -> bool {

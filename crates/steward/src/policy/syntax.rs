@@ -216,7 +216,7 @@ impl Allow {
         Ok(Rule {
             user: self
                 .user
-                .map(|user| user.number("user", |name| Some(users::user_numbers(name)?.0)))
+                .map(|user| user.number("user", |name| Some(users::user_numbers(name)?.uid)))
                 .transpose()?,
             group: self
                 .group

@@ -3,7 +3,7 @@
 //! A holder is not trusted. It can send anything at any rate, not read, or die at any moment. So:
 //!  - a message is read whole into a buffer that is longer than any; one that is cut, empty or carries descriptors
 //!    ends the connection (no room is given for descriptors, so that the kernel closes them by itself);
-//!  - at most one answer is kept; until it is sent no further request is read. The send buffer is small, so that few
+//!  - at most one answer is stored; until it is sent no further request is read. The send buffer is small, so that few
 //!    sockets are on their way;
 //!  - requests are read at a limited rate, one of each user a round, so that all users get their turn;
 //!  - a change of the interface is a flag, not a queue: what is told is the state at the time of sending.
@@ -47,6 +47,35 @@ pub(super) struct Held {
     pub(super) rule: usize,
 }
 
+/// What a request led to.
+pub(super) struct Reply {
+    pub(super) answer: Answer,
+    /// Sockets that go along.
+    pub(super) sockets: Vec<OwnedFd>,
+}
+
+impl From<Answer> for Reply {
+    fn from(answer: Answer) -> Self {
+        let sockets = Vec::new();
+        Self { answer, sockets }
+    }
+}
+
+/// A reply that is to be sent.
+#[derive(Debug)]
+struct Unsent {
+    serial: u32,
+    bytes: Vec<u8>,
+    sockets: Vec<OwnedFd>,
+}
+
+/// What a connection is waited for.
+pub(super) struct Interest {
+    pub(super) events: PollFlags,
+    /// When to look at it again, whatever happens.
+    pub(super) wake: Option<Instant>,
+}
+
 /// What a connection had to say.
 #[derive(Debug)]
 pub(super) enum Incoming {
@@ -67,8 +96,8 @@ pub(super) struct Connection {
     pub(super) since: Instant,
     /// Facts changed, and the holder has not been told.
     pub(super) dirty: bool,
-    /// An answer that did not fit into the send buffer, with its serial number before it.
-    unsent: Option<(u32, Vec<u8>, Vec<OwnedFd>)>,
+    /// An answer that did not fit into the send buffer.
+    unsent: Option<Unsent>,
     requests: Bucket,
 }
 
@@ -88,15 +117,16 @@ impl Connection {
         })
     }
 
-    /// What to wait for, and until when at most to wait for it again.
-    pub(super) fn interest(&mut self, now: Instant) -> (PollFlags, Option<Instant>) {
+    pub(super) fn interest(&mut self, now: Instant) -> Interest {
         self.requests.refill(REQUESTS, now);
-        match (&self.unsent, self.requests.left) {
-            (Some(_), _) => (PollFlags::OUT, None),
-            // A few at a time, so that waiting for one costs no round each.
-            (None, 0) => (PollFlags::empty(), Some(now + Duration::from_millis(20))),
-            (None, _) => (PollFlags::IN, None),
-        }
+        let events = match (&self.unsent, self.requests.left) {
+            (Some(_), _) => PollFlags::OUT,
+            (None, 0) => PollFlags::empty(),
+            (None, _) => PollFlags::IN,
+        };
+        // A few requests at a time, so that waiting for one costs no round each.
+        let wake = events.is_empty().then(|| now + Duration::from_millis(20));
+        Interest { events, wake }
     }
 
     /// The next message, if there is one.
@@ -130,31 +160,35 @@ impl Connection {
         }
     }
 
-    /// Sends an answer, or keeps it until it can be sent; there is none kept. False: the connection is over.
-    pub(super) fn answer(&mut self, serial: u32, answer: &Answer, descriptors: Vec<OwnedFd>) -> bool {
-        self.unsent = Some((serial, answer.encode(serial), descriptors));
+    /// Sends a reply, or stores it until it can be sent; none may be stored. False: the connection is over.
+    pub(super) fn answer(&mut self, serial: u32, reply: Reply) -> bool {
+        self.unsent = Some(Unsent {
+            serial,
+            bytes: reply.answer.encode(serial),
+            sockets: reply.sockets,
+        });
         self.flush()
     }
 
-    /// Sends what was kept, if it can be sent now. False: the connection is over.
+    /// Sends the stored reply, if it can be sent now. False: the connection is over.
     pub(super) fn flush(&mut self) -> bool {
-        let Some((serial, bytes, descriptors)) = &self.unsent else {
+        let Some(unsent) = &self.unsent else {
             return true;
         };
-        let borrowed: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
+        let borrowed: Vec<BorrowedFd<'_>> = unsent.sockets.iter().map(AsFd::as_fd).collect();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(QUEUES_MAX as usize))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !borrowed.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&borrowed)) {
             return false;
         }
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        match sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut control, flags) {
+        match sendmsg(&self.socket, &[IoSlice::new(&unsent.bytes)], &mut control, flags) {
             Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS) => true,
             // Of all processes of our user (too_many_unix_fds, net/core/scm.c): not this holder's doing, or not its alone.
             Err(Errno::TOOMANYREFS) => {
                 let refusal = Refusal::new(Reason::Kernel, TOO_MANY_ON_THEIR_WAY);
-                let (serial, none) = (*serial, Vec::new());
-                self.answer(serial, &Answer::Refused(refusal), none)
+                let serial = unsent.serial;
+                self.answer(serial, Answer::Refused(refusal).into())
             }
             Err(_) => false,
             Ok(_) => {
@@ -165,14 +199,14 @@ impl Connection {
     }
 
     /// Whether an answer waits to be sent.
-    pub(super) fn is_kept(&self) -> bool {
+    pub(super) fn has_unsent(&self) -> bool {
         self.unsent.is_some()
     }
 
     /// Says why the connection ends, if it can be said now.
     pub(super) fn refuse(mut self, refusal: Refusal) {
         if self.unsent.is_none() {
-            let _ = self.answer(0, &Answer::Refused(refusal), Vec::new());
+            let _ = self.answer(0, Answer::Refused(refusal).into());
         }
     }
 

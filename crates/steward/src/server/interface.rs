@@ -23,7 +23,7 @@ use steer::{Mode, ModeRequest, Program, with_sources};
 use self::take_back::Leaving;
 use super::entries::Entries;
 use super::ledger::Ledger;
-use super::state::InterfaceRecord;
+use super::state::{InterfaceRecord, Places};
 use crate::links::{DriverSends, Link};
 use crate::protocol::{Reason, Refusal, mode_request};
 
@@ -67,12 +67,8 @@ pub(super) struct Interface {
 }
 
 impl Interface {
-    /// Attaches the program. `places`: where it is pinned, and the file for what the NIC is told.
-    pub(super) fn open(
-        link: Link,
-        mode: ModeRequest,
-        places: Option<(PathBuf, PathBuf)>,
-    ) -> Result<Self, Refusal> {
+    /// Attaches the program.
+    pub(super) fn open(link: Link, mode: ModeRequest, places: Option<Places>) -> Result<Self, Refusal> {
         let mut interface = Self::without_program(link, mode, places);
         interface.attach();
         match interface.program {
@@ -82,18 +78,18 @@ impl Interface {
     }
 
     /// Goes on with what another steward left. Whatever cannot be used of it is taken off; then it is as if the program had been lost.
-    pub(super) fn adopt(record: &InterfaceRecord, pins: PathBuf, notes: PathBuf) -> Self {
+    pub(super) fn adopt(record: &InterfaceRecord, places: Places) -> Self {
         let gone = || Link {
             name: record.name.clone(),
             ..Link::default()
         };
         let link = Link::by_index(record.ifindex).unwrap_or_else(gone);
-        let opened = Program::open_pinned(link.index, &pins);
+        let opened = Program::open_pinned(link.index, &places.pins);
         let mode = mode_request(record.mode).unwrap_or_default();
         let mut interface = Self {
             name: record.name.clone(),
             generation: record.generation,
-            ..Self::without_program(link, mode, Some((pins, notes)))
+            ..Self::without_program(link, mode, Some(places))
         };
         match opened {
             Ok(program) => {
@@ -118,8 +114,8 @@ impl Interface {
         interface
     }
 
-    fn without_program(link: Link, mode: ModeRequest, places: Option<(PathBuf, PathBuf)>) -> Self {
-        let (pins, notes) = places.unzip();
+    fn without_program(link: Link, mode: ModeRequest, places: Option<Places>) -> Self {
+        let (pins, notes) = places.map(|places| (places.pins, places.notes)).unzip();
         Self {
             name: link.name.clone(),
             link,

@@ -4,7 +4,7 @@
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
-use super::connection::{Connection, Held};
+use super::connection::{Connection, Held, Reply};
 use super::file::may_crash;
 use super::interface::{self, Interface};
 use super::state::LeaseRecord;
@@ -15,6 +15,14 @@ use crate::links::Link;
 use crate::listing::Listed;
 use crate::peer::Credentials;
 use crate::protocol::{Answer, Facts, Reason, Refusal, Wanted};
+
+/// One of all leases.
+#[derive(Clone, Copy)]
+pub(super) struct LeaseRef<'a> {
+    pub(super) number: u64,
+    pub(super) peer: &'a Credentials,
+    pub(super) held: &'a Held,
+}
 
 impl Server {
     /// What a connection without a lease asks for.
@@ -36,7 +44,8 @@ impl Server {
                 };
                 may_crash("leased");
                 let facts = self.note_lease(number, held, "leased")?;
-                Ok((Answer::Facts(facts), sockets))
+                let answer = Answer::Facts(facts);
+                Ok(Reply { answer, sockets })
             }
             Err(refusal) => {
                 self.forget_if_idle(at);
@@ -81,10 +90,7 @@ impl Server {
         }
         let at = self.next;
         self.next += 1;
-        let places = self
-            .store
-            .as_ref()
-            .map(|store| (store.pins_of(at), store.notes_of(at)));
+        let places = self.store.as_ref().map(|store| store.places_of(at));
         let opened = Interface::open(link, wanted.mode, places)
             .inspect_err(|_| self.attaches.note_in_vain(&name, peer.uid, now))?;
         self.attaches.note(&name, peer.uid, now);
@@ -98,13 +104,14 @@ impl Server {
         let may_know = |peer: &Credentials| asker == Some(0) || asker == Some(peer.uid);
         let next = self
             .all_leases()
-            .filter(|&(number, peer, _)| number > after && may_know(peer))
-            .min_by_key(|&(number, ..)| number)
-            .and_then(|(number, peer, held)| self.listed(number, peer, held));
+            .filter(|lease| lease.number > after && may_know(lease.peer))
+            .min_by_key(|lease| lease.number)
+            .and_then(|lease| self.listed(lease));
         next.map_or(Answer::Done, Answer::Lease)
     }
 
-    fn listed(&self, number: u64, peer: &Credentials, held: &Held) -> Option<Listed> {
+    fn listed(&self, lease: LeaseRef<'_>) -> Option<Listed> {
+        let LeaseRef { number, peer, held } = lease;
         let facts = self
             .interfaces
             .get(&held.interface)?
@@ -124,12 +131,21 @@ impl Server {
         })
     }
 
-    /// All leases with their numbers, also those whose holders have not come back yet.
-    pub(super) fn all_leases(&self) -> impl Iterator<Item = (u64, &Credentials, &Held)> {
-        let held = self.connections.iter();
-        let held = held.filter_map(|(&number, other)| Some((number, &other.peer, other.held.as_ref()?)));
-        let orphaned = self.orphans.iter();
-        held.chain(orphaned.map(|(&number, orphan)| (number, &orphan.peer, &orphan.held)))
+    /// All leases, also those whose holders have not come back yet.
+    pub(super) fn all_leases(&self) -> impl Iterator<Item = LeaseRef<'_>> {
+        let connected = self.connections.iter().filter_map(|(&number, other)| {
+            Some(LeaseRef {
+                number,
+                peer: &other.peer,
+                held: other.held.as_ref()?,
+            })
+        });
+        let orphaned = self.orphans.iter().map(|(&number, orphan)| LeaseRef {
+            number,
+            peer: &orphan.peer,
+            held: &orphan.held,
+        });
+        connected.chain(orphaned)
     }
 
     /// Reserves queues and makes their sockets; all or nothing.
@@ -182,8 +198,8 @@ impl Server {
 
     /// How many queues are leased under a rule.
     pub(super) fn leased(&self, rule: usize) -> u32 {
-        let of_rule = self.all_leases().filter(|(_, _, held)| held.rule == rule);
-        of_rule.map(|(_, _, held)| held.wanted.queues).sum()
+        let of_rule = self.all_leases().filter(|lease| lease.held.rule == rule);
+        of_rule.map(|lease| lease.held.wanted.queues).sum()
     }
 
     pub(super) fn raise_memlock(

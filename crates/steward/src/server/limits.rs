@@ -191,6 +191,12 @@ impl Quiet {
     }
 }
 
+/// A connection with a request.
+pub(super) struct Waiting {
+    pub(super) number: u64,
+    pub(super) uid: u32,
+}
+
 /// In which order requests are done: in a round one of each user's, however many connections it has; the next round
 /// goes on with its next connection.
 #[derive(Debug, Default)]
@@ -200,10 +206,10 @@ pub(super) struct Turns {
 }
 
 impl Turns {
-    /// Whose turn it is of these connections, by number and user.
-    pub(super) fn next(&mut self, waiting: &[(u64, u32)]) -> BTreeSet<u64> {
+    /// Numbers of the connections whose turn it is.
+    pub(super) fn next(&mut self, waiting: &[Waiting]) -> BTreeSet<u64> {
         let mut by_user: BTreeMap<u32, BTreeSet<u64>> = BTreeMap::new();
-        for &(number, uid) in waiting {
+        for &Waiting { number, uid } in waiting {
             by_user.entry(uid).or_default().insert(number);
         }
         self.last.retain(|uid, _| by_user.contains_key(uid));
@@ -227,10 +233,11 @@ mod tests {
     #[test]
     fn each_user_has_one_request_done_in_a_round_however_many_connections_it_has() {
         let mut turns = Turns::default();
-        let many: Vec<(u64, u32)> = (1..=16)
-            .map(|number| (number, 7))
-            .chain([(17, 8), (18, 8)])
-            .collect();
+        let of_user = |number| Waiting {
+            number,
+            uid: if number <= 16 { 7 } else { 8 },
+        };
+        let many: Vec<Waiting> = (1..=18).map(of_user).collect();
         let mut done = BTreeMap::new();
         for _ in 0..32 {
             let now = turns.next(&many);

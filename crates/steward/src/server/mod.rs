@@ -49,10 +49,10 @@ use crate::listing;
 use crate::policy::Policy;
 use crate::protocol::{Answer, Malformed, Reason, Refusal, Request};
 use crate::sys;
-use connection::{Connection, Held, Incoming};
+use connection::{Connection, Held, Incoming, Reply};
 use file::may_crash;
 use interface::Interface;
-use limits::{Attaches, Quiet, Turns};
+use limits::{Attaches, Quiet, Turns, Waiting};
 use reload::Reload;
 use restore::{ORPHANS_LOOK, Orphan};
 
@@ -95,8 +95,7 @@ pub struct Server {
     refusals: Quiet,
 }
 
-/// An answer, with the descriptors that go along.
-type Answered = Result<(Answer, Vec<OwnedFd>), Refusal>;
+type Answered = Result<Reply, Refusal>;
 
 /// What a round found ready.
 #[derive(Default)]
@@ -105,8 +104,13 @@ struct Ready {
     accept: bool,
     changes: bool,
     reload: bool,
-    /// Connections by number: something to do, or gone.
-    connections: Vec<(u64, PollFlags)>,
+    connections: Vec<ReadyConnection>,
+}
+
+/// A connection with something to do, or gone.
+struct ReadyConnection {
+    number: u64,
+    events: PollFlags,
 }
 
 impl Server {
@@ -149,7 +153,7 @@ impl Server {
                 return Ok(());
             }
             let now = Instant::now();
-            self.attend_to(&ready.connections);
+            self.serve_ready(&ready.connections);
             if ready.accept {
                 self.accept(now);
             }
@@ -193,9 +197,9 @@ impl Server {
             .min();
         let mut interests = Vec::new();
         for connection in self.connections.values_mut() {
-            let (interest, at) = connection.interest(now);
-            interests.push(interest);
-            wake = [wake, at].into_iter().flatten().min();
+            let interest = connection.interest(now);
+            wake = [wake, interest.wake].into_iter().flatten().min();
+            interests.push(interest.events);
         }
         let accepting = if accepts {
             PollFlags::IN
@@ -212,7 +216,7 @@ impl Server {
             },
         ];
         let connections = self.connections.values().zip(interests);
-        fds.extend(connections.map(|(connection, interest)| PollFd::new(connection, interest)));
+        fds.extend(connections.map(|(connection, events)| PollFd::new(connection, events)));
         let timeout = wake.and_then(|at| Timespec::try_from(at.saturating_duration_since(now)).ok());
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) => {}
@@ -230,22 +234,24 @@ impl Server {
             connections: numbers
                 .zip(events)
                 .filter(|(_, events)| !events.is_empty())
+                .map(|(number, events)| ReadyConnection { number, events })
                 .collect(),
         })
     }
 
     /// What holders did: ends first, as they make room; then a request of each user.
-    fn attend_to(&mut self, ready: &[(u64, PollFlags)]) {
+    fn serve_ready(&mut self, ready: &[ReadyConnection]) {
         let mut waiting = Vec::new();
-        for &(number, events) in ready {
+        for &ReadyConnection { number, events } in ready {
             let Some(connection) = self.connections.get_mut(&number) else {
                 continue;
             };
             // Requests that it left behind are of no use to anybody.
             if events.intersects(PollFlags::HUP | PollFlags::ERR) || !connection.flush() {
                 self.end(number, None);
-            } else if !connection.is_kept() && events.contains(PollFlags::IN) {
-                waiting.push((number, connection.peer.uid));
+            } else if !connection.has_unsent() && events.contains(PollFlags::IN) {
+                let uid = connection.peer.uid;
+                waiting.push(Waiting { number, uid });
             }
         }
         for number in self.turns.next(&waiting) {
@@ -270,21 +276,21 @@ impl Server {
     }
 
     fn answer(&mut self, number: u64, serial: u32, request: &Request) {
-        let (answer, descriptors) = match self.act(number, request) {
-            Ok(done) => done,
+        let reply = match self.act(number, request) {
+            Ok(reply) => reply,
             Err(refusal) => {
                 if let Some(connection) = self.connections.get(&number)
                     && self.refusals.may_say(connection.peer.uid)
                 {
                     tracing::warn!(pid = connection.peer.pid, "refused: {refusal}");
                 }
-                (Answer::Refused(refusal), Vec::new())
+                Answer::Refused(refusal).into()
             }
         };
         let sent = self
             .connections
             .get_mut(&number)
-            .is_some_and(|connection| connection.answer(serial, &answer, descriptors));
+            .is_some_and(|connection| connection.answer(serial, reply));
         if !sent {
             self.end(number, None);
         }
@@ -295,7 +301,7 @@ impl Server {
         match request {
             Request::Lease(wanted) => return self.lease(number, wanted),
             Request::Resume { token } => return self.resume(number, token),
-            Request::Leases { after } => return Ok((self.next_lease(number, *after), Vec::new())),
+            Request::Leases { after } => return Ok(self.next_lease(number, *after).into()),
             _ => {}
         }
         let no_lease = || Refusal::new(Reason::Lease, "this connection has no lease: ask for one first");
@@ -311,26 +317,31 @@ impl Server {
                 Err(Refusal::new(Reason::Lease, text))
             }
         };
-        Ok(match *request {
+        let answer = match *request {
             Request::Keep { token } => return self.keep(number, &token),
             Request::Lease(_) | Request::Resume { .. } | Request::Leases { .. } | Request::Facts => {
-                (Answer::Facts(interface.facts_for(&queues)), Vec::new())
+                Answer::Facts(interface.facts_for(&queues))
             }
-            Request::Socket { queue } => (Answer::Done, vec![interface.socket(own(queue)?)?]),
+            Request::Socket { queue } => {
+                let sockets = vec![interface.socket(own(queue)?)?];
+                let answer = Answer::Done;
+                return Ok(Reply { answer, sockets });
+            }
             Request::Activate { queue, conf } => {
                 interface.activate(own(queue)?, conf)?;
-                (Answer::Done, Vec::new())
+                Answer::Done
             }
             Request::Deactivate { queue } => {
                 interface.deactivate(own(queue)?)?;
-                (Answer::Done, Vec::new())
+                Answer::Done
             }
             Request::Memlock { bytes } => {
                 self.raise_memlock(connection, held.rule, bytes)?;
-                (Answer::Done, Vec::new())
+                Answer::Done
             }
-            Request::Counters { queue } => (Answer::Counters(interface.counters(own(queue)?)?), Vec::new()),
-        })
+            Request::Counters { queue } => Answer::Counters(interface.counters(own(queue)?)?),
+        };
+        Ok(answer.into())
     }
 
     /// Ends a connection and its lease.
@@ -452,7 +463,7 @@ impl Server {
     fn tell(&mut self) {
         let mut over = Vec::new();
         for (&number, connection) in &mut self.connections {
-            if !connection.dirty || connection.is_kept() {
+            if !connection.dirty || connection.has_unsent() {
                 continue;
             }
             connection.dirty = false;
@@ -460,7 +471,7 @@ impl Server {
                 && let Some(interface) = self.interfaces.get(&held.interface)
             {
                 let changed = Answer::Changed(interface.facts_for(&held.wanted.range()));
-                if !connection.answer(0, &changed, Vec::new()) {
+                if !connection.answer(0, changed.into()) {
                     over.push(number);
                 }
             }

@@ -10,6 +10,7 @@ use std::io::Read;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
+use super::lease::LeaseRef;
 use super::{Server, confined};
 use steer::with_sources;
 
@@ -65,14 +66,14 @@ impl Server {
         let held = held.filter_map(|connection| connection.held.as_mut());
         let orphaned = self.orphans.values_mut().map(|orphan| &mut orphan.held);
         held.chain(orphaned).for_each(|held| held.rule = usize::MAX);
-        let numbers: BTreeSet<u64> = self.all_leases().map(|(number, ..)| number).collect();
+        let numbers: BTreeSet<u64> = self.all_leases().map(|lease| lease.number).collect();
         numbers.into_iter().for_each(|number| self.judge(number));
     }
 
     /// Holds a lease against the policy, and ends it if it is not allowed.
     fn judge(&mut self, number: u64) {
-        let found = self.all_leases().find(|&(other, ..)| other == number);
-        let Some((_, peer, held)) = found else {
+        let found = self.all_leases().find(|lease| lease.number == number);
+        let Some(LeaseRef { peer, held, .. }) = found else {
             return;
         };
         match self.policy.find(peer, &held.wanted, |rule| self.leased(rule)) {

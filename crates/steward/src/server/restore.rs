@@ -64,9 +64,9 @@ impl Server {
             }
         }
         for record in &records.interfaces {
-            let (pins, notes) = (store.pins_of(record.number), store.notes_of(record.number));
+            let places = store.places_of(record.number);
             self.interfaces
-                .insert(record.number, Interface::adopt(record, pins, notes));
+                .insert(record.number, Interface::adopt(record, places));
         }
         store.clear_stray_notes();
         self.store = Some(store);
@@ -165,7 +165,7 @@ impl Server {
         may_crash("kept");
         match twice {
             true => Err(Refusal::new(Reason::Lease, "this lease has a token already")),
-            false => Ok((Answer::Done, Vec::new())),
+            false => Ok(Answer::Done.into()),
         }
     }
 
@@ -199,7 +199,7 @@ impl Server {
         });
         may_crash("resumed");
         let facts = self.note_lease(number, orphan.held, "resumed")?;
-        Ok((Answer::Facts(facts), Vec::new()))
+        Ok(Answer::Facts(facts).into())
     }
 
     /// Writes what changed of an interface.

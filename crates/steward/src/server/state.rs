@@ -159,6 +159,14 @@ impl Records {
     }
 }
 
+/// Where an interface's state outlives the steward.
+pub(super) struct Places {
+    /// Directory in which its program is pinned.
+    pub(super) pins: PathBuf,
+    /// File in which it is noted what its NIC was told.
+    pub(super) notes: PathBuf,
+}
+
 impl Store {
     /// Records in `dir`, programs in `pins` on a bpffs; both directories are made if they are not there. A holder
     /// that does not come back within `grace` loses its queues.
@@ -207,8 +215,7 @@ impl Store {
         Ok(())
     }
 
-    /// Where it is noted what an interface's NIC was told.
-    pub(super) fn notes_of(&self, interface: u64) -> PathBuf {
+    fn notes_of(&self, interface: u64) -> PathBuf {
         ledger::path_of(&self.dir, interface)
     }
 
@@ -224,6 +231,14 @@ impl Store {
     /// Where an interface's program is pinned.
     pub(super) fn pins_of(&self, interface: u64) -> PathBuf {
         self.pins.join(interface.to_string())
+    }
+
+    /// Where an interface's state is.
+    pub(super) fn places_of(&self, interface: u64) -> Places {
+        Places {
+            pins: self.pins_of(interface),
+            notes: self.notes_of(interface),
+        }
     }
 
     /// Removes the place for programs, if there is none in it.

@@ -62,7 +62,7 @@ const BRIEFLY: &str = "0";
 
 /// Takes a lease from the steward at `path`, as a holder does that waits as long as most do.
 pub(crate) fn take(path: &Path, wanted: &Wanted) -> Result<(Lease, Vec<OwnedFd>), LeaseError> {
-    Lease::take(path, wanted, Waiting::default())
+    Lease::take(path, wanted, Waiting::default()).map(|taken| (taken.lease, taken.sockets))
 }
 
 /// Until when a test waits for what comes at once, as a rule.

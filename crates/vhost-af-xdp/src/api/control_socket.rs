@@ -262,7 +262,7 @@ pub(crate) fn find_all() -> Vec<PathBuf> {
         let units = entries_of(Path::new("/run"), |name| {
             name.strip_prefix("vhost-af-xdp-").map(drop)
         });
-        let sockets = units.into_iter().map(|(_, unit)| unit.join("control.sock"));
+        let sockets = units.into_iter().map(|unit| unit.path.join("control.sock"));
         paths.extend(sockets.filter(|path| is_socket(path)));
     }
     paths
@@ -286,12 +286,15 @@ fn sockets_of_others(directories: &[PathBuf]) -> Vec<PathBuf> {
 /// can make more.
 fn directories_of_others() -> Vec<PathBuf> {
     let sessions = entries_of(Path::new("/run/user"), |name| user_in(name, ""));
-    let sessions = sessions.into_iter().map(|(user, path)| (user, path.join(NAME)));
+    let sessions = sessions.into_iter().map(|session| Entry {
+        path: session.path.join(NAME),
+        ..session
+    });
     let others = entries_of(Path::new("/tmp"), |name| user_in(name, &format!("{NAME}-")));
     sessions
         .chain(others)
-        .filter(|(user, path)| is_of(path, *user))
-        .map(|(_, path)| path)
+        .filter(|entry| is_of(&entry.path, entry.meaning))
+        .map(|entry| entry.path)
         .collect()
 }
 
@@ -309,16 +312,28 @@ fn sockets_of(directories: &[PathBuf], user: u32) -> Vec<PathBuf> {
 /// The control sockets in a directory: `PID.sock`.
 fn sockets_in(directory: &Path) -> Vec<PathBuf> {
     let pid = |name: &str| name.strip_suffix(".sock")?.parse::<u32>().ok();
-    let entries = entries_of(directory, pid).into_iter().map(|(_, path)| path);
+    let entries = entries_of(directory, pid).into_iter().map(|entry| entry.path);
     entries.filter(|path| is_socket(path)).collect()
 }
 
-/// Those entries whose names mean something, with what they mean, in the order of their paths.
-fn entries_of<T>(directory: &Path, meaning: impl Fn(&str) -> Option<T>) -> Vec<(T, PathBuf)> {
+/// An entry of a directory.
+struct Entry<T> {
+    /// What its name means.
+    meaning: T,
+    path: PathBuf,
+}
+
+/// Those entries whose names mean something, in the order of their paths.
+fn entries_of<T>(directory: &Path, meaning: impl Fn(&str) -> Option<T>) -> Vec<Entry<T>> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-    let named = entries.filter_map(|entry| Some((meaning(entry.file_name().to_str()?)?, entry.path())));
+    let named = entries.filter_map(|entry| {
+        Some(Entry {
+            meaning: meaning(entry.file_name().to_str()?)?,
+            path: entry.path(),
+        })
+    });
     let mut found: Vec<_> = named.collect();
-    found.sort_by(|(_, one), (_, other)| one.cmp(other));
+    found.sort_by(|one, other| one.path.cmp(&other.path));
     found
 }
 

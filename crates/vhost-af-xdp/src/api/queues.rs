@@ -21,7 +21,7 @@ use super::control_socket;
 use super::status::{LaneStatus, PortStatus, Status};
 use rules::{Answers, Leased, Rule};
 
-pub(crate) use view::render;
+pub(crate) use view::{Earlier, render};
 
 /// One queue of an interface, both directions.
 #[derive(Debug, Clone, Default, Serialize)]

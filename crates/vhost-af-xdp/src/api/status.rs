@@ -201,10 +201,10 @@ fn cpu_us() -> u64 {
 impl PortStatus {
     /// Of what the port shows, and of its counters.
     fn read(port: &Port) -> Self {
-        let (shown, busy) = port.window.look();
-        let shown = shown.unwrap_or_default();
+        let busy = port.window.busy();
+        let shown = port.window.shown().unwrap_or_default();
         let (session, interface) = (shown.session.as_ref(), shown.interface.as_ref());
-        let steering = interface.map(|interface| &interface.steered);
+        let steering = interface.map(|interface| &interface.steering);
         let counted = interface.and_then(|interface| interface.itself.upgrade());
         let features = session.map_or(0, |session| session.features);
         let wanted = port.config.wanted();
@@ -220,9 +220,9 @@ impl PortStatus {
                 .as_ref()
                 .and_then(|interface| interface.steering.attached(&interface.link))
                 .map(|mode| mode.to_string()),
-            steered: steering.map(|(steered, _)| steered.name().to_owned()),
+            steered: steering.map(|steering| steering.by.name().to_owned()),
             steering_note: steering
-                .map(|(_, note)| note.clone())
+                .map(|steering| steering.note.clone())
                 .filter(|note| !note.is_empty()),
             macs: filter.macs.into_iter().map(mac_text).collect(),
             vlans: filter.vlans,

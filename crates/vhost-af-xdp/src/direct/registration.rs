@@ -56,9 +56,9 @@ impl Registration {
         let Some(queue) = &self.queue else {
             return Ok(Registered { umem, socket: None });
         };
-        let socket = queue.register(umem, self.takes_long())?;
+        let socket = queue.register(&umem, self.takes_long())?;
         Ok(Registered {
-            umem: socket.umem.clone(),
+            umem: socket.umem().clone(),
             socket: Some(socket),
         })
     }

@@ -35,8 +35,13 @@ pub(crate) const PERIOD: Duration = Duration::from_millis(20);
 /// Its default action is to do nothing, so one that comes from elsewhere does no harm either.
 pub(super) const SIGNAL: libc::c_int = libc::SIGURG;
 
-/// Control threads that are in [`write`], and since when.
-static WRITERS: Mutex<Vec<(libc::pthread_t, Instant)>> = Mutex::new(Vec::new());
+/// Control threads that are in [`write`].
+static WRITERS: Mutex<Vec<Writing>> = Mutex::new(Vec::new());
+
+struct Writing {
+    thread: libc::pthread_t,
+    since: Instant,
+}
 
 /// Installs the handler, for the process.
 pub(crate) fn install() -> io::Result<()> {
@@ -67,15 +72,15 @@ pub(crate) fn has_writers() -> bool {
 
 /// Ends waits of those that are in [`write`] for longer than they need.
 pub(crate) fn interrupt_writers() {
-    for &(thread, since) in writers().iter() {
-        if since.elapsed() >= PERIOD {
+    for writing in writers().iter() {
+        if writing.since.elapsed() >= PERIOD {
             // SAFETY: who is in the list cannot leave `write` before we let go of it, so the thread is there.
-            let _ = unsafe { libc::pthread_kill(thread, SIGNAL) };
+            let _ = unsafe { libc::pthread_kill(writing.thread, SIGNAL) };
         }
     }
 }
 
-fn writers() -> MutexGuard<'static, Vec<(libc::pthread_t, Instant)>> {
+fn writers() -> MutexGuard<'static, Vec<Writing>> {
     WRITERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -85,16 +90,17 @@ struct Writer(libc::pthread_t);
 impl Writer {
     fn enter(watcher: &Watcher) -> Self {
         // SAFETY: it has no condition.
-        let this = unsafe { libc::pthread_self() };
-        writers().push((this, Instant::now()));
+        let thread = unsafe { libc::pthread_self() };
+        let since = Instant::now();
+        writers().push(Writing { thread, since });
         watcher.rouse();
-        Self(this)
+        Self(thread)
     }
 }
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        writers().retain(|&(thread, _)| thread != self.0);
+        writers().retain(|writing| writing.thread != self.0);
     }
 }
 

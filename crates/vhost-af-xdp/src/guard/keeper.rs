@@ -311,28 +311,47 @@ fn wait_for(end: BorrowedFd<'_>) -> io::Result<()> {
 }
 
 /// Socket files, removed in the end if they are still the same.
-struct Files(Vec<(PathBuf, Identity)>);
+struct Files(Vec<SocketFile>);
 
-/// What tells a file from one that took its name: device, inode number, and, since those are used again, when it was made, where
-/// the file system knows that.
-type Identity = (u64, u64, Option<SystemTime>);
+struct SocketFile {
+    path: PathBuf,
+    identity: Identity,
+}
 
-fn identity(path: &Path) -> io::Result<Identity> {
-    let metadata = fs::symlink_metadata(path)?;
-    Ok((metadata.dev(), metadata.ino(), metadata.created().ok()))
+/// What tells a file from one that took its name.
+#[derive(PartialEq, Eq)]
+struct Identity {
+    device: u64,
+    inode: u64,
+    /// Inode numbers are used again; none if the file system does not know.
+    created: Option<SystemTime>,
+}
+
+impl Identity {
+    fn of(path: &Path) -> io::Result<Self> {
+        let metadata = fs::symlink_metadata(path)?;
+        Ok(Self {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            created: metadata.created().ok(),
+        })
+    }
 }
 
 impl Files {
     fn of(paths: Vec<PathBuf>) -> Self {
-        let known = |path: PathBuf| identity(&path).ok().map(|is| (path, is));
+        let known = |path: PathBuf| {
+            let identity = Identity::of(&path).ok()?;
+            Some(SocketFile { path, identity })
+        };
         Self(paths.into_iter().filter_map(known).collect())
     }
 }
 
 impl Drop for Files {
     fn drop(&mut self) {
-        for (path, was) in &self.0 {
-            if identity(path).is_ok_and(|is| is == *was) {
+        for SocketFile { path, identity } in &self.0 {
+            if Identity::of(path).is_ok_and(|now| now == *identity) {
                 let _ = fs::remove_file(path);
             }
         }

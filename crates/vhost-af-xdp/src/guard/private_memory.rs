@@ -1,6 +1,6 @@
 //! Whether a VMM maps its guest's memory privately, as /proc/PID/maps tells (proc_pid_maps(5)).
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::AsFd;
 
 use rustix::fs::{fstat, major, minor};
 
@@ -9,25 +9,24 @@ pub(crate) fn maps_of(pid: i32) -> Option<String> {
     std::fs::read_to_string(format!("/proc/{pid}/maps")).ok()
 }
 
-/// The first of these addresses that is in a private mapping of the file beside it.
-pub(crate) fn first_private<'a>(
-    maps: &str,
-    files: impl IntoIterator<Item = (u64, BorrowedFd<'a>)>,
-) -> Option<u64> {
-    files
-        .into_iter()
-        .find(|&(address, file)| {
-            let identity = fstat(file).map(|stat| {
-                let device = stat.st_dev;
-                FileId {
-                    major: major(device),
-                    minor: minor(device),
-                    inode: stat.st_ino,
-                }
-            });
-            identity.is_ok_and(|file| is_private(maps, address, &file))
-        })
-        .map(|(address, _)| address)
+/// A file, and where the VMM has it in its memory.
+pub(crate) struct MappedFile<F> {
+    /// Of a byte of it.
+    pub(crate) address: u64,
+    pub(crate) file: F,
+}
+
+/// The first of these addresses that is in a private mapping of its file.
+pub(crate) fn first_private<F: AsFd>(maps: &str, files: &[MappedFile<F>]) -> Option<u64> {
+    let is_private = |mapped: &&MappedFile<F>| {
+        let identity = fstat(&mapped.file).map(|stat| FileId {
+            major: major(stat.st_dev),
+            minor: minor(stat.st_dev),
+            inode: stat.st_ino,
+        });
+        identity.is_ok_and(|file| is_private(maps, mapped.address, &file))
+    };
+    files.iter().find(is_private).map(|mapped| mapped.address)
 }
 
 /// A file, as maps name it.

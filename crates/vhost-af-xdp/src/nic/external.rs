@@ -21,7 +21,7 @@ use xsk::{OpenError, RingSize, SocketConfig, Umem, Unbound};
 
 use super::afxdp_plugin::Plugin;
 use super::error::{ExternalError, InterfaceError};
-use crate::config::{Bring, NicConfig, PortConfig, ServeConfig};
+use crate::config::{Bring, Inherited, NicConfig, PortConfig, ServeConfig};
 
 /// Whether all descriptors that the ports name were inherited. To be asked before this process opens any: later a
 /// number that was not inherited may be one of its own.
@@ -29,10 +29,17 @@ use crate::config::{Bring, NicConfig, PortConfig, ServeConfig};
 pub(crate) fn check_inherited(config: &ServeConfig) -> Result<(), ExternalError> {
     let is_open = |fd: RawFd| std::fs::read_link(format!("/proc/self/fd/{fd}")).is_ok();
     let mut named = config.ports.iter().flat_map(PortConfig::descriptors);
-    match named.find(|&(_, fd)| fd < 3 || !is_open(fd)) {
-        Some((option, fd)) => Err(ExternalError::NotInherited { option, fd }),
+    match named.find(|&Inherited { fd, .. }| fd < 3 || !is_open(fd)) {
+        Some(Inherited { option, fd }) => Err(ExternalError::NotInherited { option, fd }),
         None => Ok(()),
     }
+}
+
+/// An interface with somebody else's program.
+pub(crate) struct GivenInterface {
+    pub(crate) external: External,
+    /// The interface as it was then.
+    pub(crate) link: Link,
 }
 
 /// What somebody else made for the ports of this process: by interface and first queue.
@@ -100,14 +107,14 @@ impl Given {
     }
 
     /// What was given for a port's queues, if anything was.
-    pub(crate) fn open(&self, wanted: &Wanted) -> Result<Option<(External, Link)>, InterfaceError> {
+    pub(crate) fn open(&self, wanted: &Wanted) -> Result<Option<GivenInterface>, InterfaceError> {
         let first = wanted.start_queue;
         let Some(source) = self.0.get(&(wanted.interface.clone(), first)) else {
             return Ok(None);
         };
         let link = Link::by_name(&wanted.interface)?;
         let external = External::new(Arc::clone(source), &link, wanted.mode, first)?;
-        Ok(Some((external, link)))
+        Ok(Some(GivenInterface { external, link }))
     }
 }
 

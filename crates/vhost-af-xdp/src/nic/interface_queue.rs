@@ -50,11 +50,16 @@ pub(crate) struct InterfaceQueue {
 
 /// Memory that is registered with a socket, which has no queue yet.
 pub(crate) struct RegisteredSocket {
-    /// With room for TX metadata where the kernel knows that.
-    pub(crate) umem: Umem,
     socket: Unbound,
     /// For much memory: tells when the queue can be bound.
     probe: Option<Probe>,
+}
+
+impl RegisteredSocket {
+    /// With room for TX metadata where the kernel knows that.
+    pub(crate) fn umem(&self) -> &Umem {
+        self.socket.umem()
+    }
 }
 
 /// A queue whose memory is a guest's.
@@ -147,7 +152,7 @@ impl InterfaceQueue {
 
     /// Registers a guest's memory, of `is_large` or not, with a new socket. The queue is not touched, and may be in
     /// use.
-    pub(crate) fn register(&self, umem: Umem, is_large: bool) -> Result<RegisteredSocket, InterfaceError> {
+    pub(crate) fn register(&self, umem: &Umem, is_large: bool) -> Result<RegisteredSocket, InterfaceError> {
         let request = QueueRequest {
             queue: self.number,
             // In zero-copy the NIC would write into guest memory before the program judges the frame.
@@ -156,8 +161,8 @@ impl InterfaceQueue {
         };
         // First, because frames go to the socket that was made last.
         let probe = is_large.then(|| self.probe(&request)).flatten();
-        let (umem, socket) = self.prepare(umem, &request)?;
-        Ok(RegisteredSocket { umem, socket, probe })
+        let socket = self.prepare(umem, &request)?;
+        Ok(RegisteredSocket { socket, probe })
     }
 
     /// Couples the queue to the memory that was registered, in the place of whatever it was open for. Its frames go
@@ -237,13 +242,11 @@ impl InterfaceQueue {
             multi_buffer: self.wants_pieces(),
         };
         let chunks = Chunks::new(binding.chunk_bytes, SEND_RING)?;
-        let (umem, socket) = self.prepare(chunks.umem.clone(), &request)?;
-        let socket = self.bind(socket)?;
-        let to_receive = chunks.to_receive.min(socket.rx.size() as usize);
+        let socket = self.bind(self.prepare(&chunks.umem, &request)?)?;
         let ended = Ended::default();
         let chunks = Chunks {
-            umem,
-            to_receive,
+            umem: socket.umem().clone(),
+            to_receive: chunks.to_receive.min(socket.rx.size() as usize),
             ..chunks
         };
         let nic = XdpNic::new(socket, NotesEnd(Arc::clone(&ended)));
@@ -260,15 +263,11 @@ impl InterfaceQueue {
 
     /// Registers memory with a new socket, with room for TX metadata if the kernel knows that (Linux 6.8, or 6.11 and
     /// what the flag was ported back to).
-    fn prepare(&self, umem: Umem, request: &QueueRequest) -> Result<(Umem, Unbound), InterfaceError> {
+    fn prepare(&self, umem: &Umem, request: &QueueRequest) -> Result<Unbound, InterfaceError> {
         let roomy = umem.clone().with_tx_metadata(TX_METADATA_BYTES)?;
         match self.interface.prepare(&roomy, request) {
-            Ok(socket) => Ok((roomy, socket)),
-            Err(InterfaceError::Open(OpenError::Umem { .. })) => {
-                let socket = self.interface.prepare(&umem, request)?;
-                Ok((umem, socket))
-            }
-            Err(error) => Err(error),
+            Err(InterfaceError::Open(OpenError::Umem { .. })) => self.interface.prepare(umem, request),
+            prepared => prepared,
         }
     }
 

@@ -3,13 +3,12 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use steward::links::Link;
 use steward::protocol::{Reason, Wanted};
 
 use super::demand::Demand;
 use super::endpoint::COPY_BYTES;
 use super::error::InterfaceError;
-use super::external::{External, Given};
+use super::external::{Given, GivenInterface};
 use super::interface::{Interface, QueueOptions};
 use super::interface_queue::InterfaceQueue;
 use super::steering::{Attached, Steering, StewardAt};
@@ -67,8 +66,8 @@ impl Interfaces {
             return Ok(ready.swap_remove(at));
         }
         drop(ready);
-        if let Some((external, link)) = self.given.open(wanted)? {
-            return Ok(self.interface(attached(external, link), wanted, options));
+        if let Some(given) = self.given.open(wanted)? {
+            return Ok(self.interface(given.into(), wanted, options));
         }
         loop {
             match Steering::lease(&self.steward, wanted) {
@@ -85,10 +84,10 @@ impl Interfaces {
 
     /// Opens the queues that somebody else gave for a port ahead, while that is still allowed.
     pub(crate) fn open_given(&self, wanted: &Wanted, options: QueueOptions) -> Result<(), InterfaceError> {
-        let Some((external, link)) = self.given.open(wanted)? else {
+        let Some(given) = self.given.open(wanted)? else {
             return Ok(());
         };
-        let interface = self.interface(attached(external, link), wanted, options);
+        let interface = self.interface(given.into(), wanted, options);
         for queue in wanted.range() {
             InterfaceQueue::new(&interface, queue).open()?;
         }
@@ -108,9 +107,11 @@ impl Interfaces {
     }
 }
 
-fn attached(external: External, link: Link) -> Attached {
-    Attached {
-        steering: Steering::External(external),
-        link,
+impl From<GivenInterface> for Attached {
+    fn from(given: GivenInterface) -> Self {
+        Self {
+            steering: Steering::External(given.external),
+            link: given.link,
+        }
     }
 }

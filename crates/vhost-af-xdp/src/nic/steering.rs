@@ -13,7 +13,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use steer::{Mode, QueueConf, QueueCounters};
-use steward::client::{Lease, LeaseError, Waiting};
+use steward::client::{Lease, LeaseError, Taken, Waiting};
 use steward::links::{DriverSends, Link};
 use steward::protocol::{Facts, RECEIVE_RING, Steered, Wanted};
 use xsk::{OpenError, RingSize, SocketConfig, Umem, Unbound};
@@ -37,6 +37,14 @@ pub(crate) enum Steering {
     Leased(Box<Leased>),
     /// The program is somebody else's, and so may the sockets be.
     External(External),
+}
+
+/// How frames come to an interface's queues.
+#[derive(Clone)]
+pub(crate) struct SteeringReport {
+    pub(crate) by: Steered,
+    /// Why not in a better way; may be empty.
+    pub(crate) note: String,
 }
 
 /// An interface with its program.
@@ -78,7 +86,7 @@ impl Steering {
     /// Leases queues of an interface.
     pub(crate) fn lease(steward: &StewardAt, wanted: &Wanted) -> Result<Attached, InterfaceError> {
         let taken = Lease::take(&steward.path, wanted, steward.waiting.clone());
-        let (lease, sockets) = taken.map_err(|error| match error {
+        let Taken { lease, sockets } = taken.map_err(|error| match error {
             // That there is a steward is nothing that the user has to know.
             LeaseError::Refused(refusal) if steward.private => InterfaceError::Refused(refusal),
             error => error.into(),
@@ -129,14 +137,21 @@ impl Steering {
     }
 
     /// How frames come to the queues, and why not in a better way.
-    pub(crate) fn steered(&self) -> (Steered, String) {
+    pub(crate) fn report(&self) -> SteeringReport {
         match self {
-            Self::External(_) => (Steered::ByQueue, "the XDP program is not ours".to_owned()),
+            Self::External(_) => SteeringReport {
+                by: Steered::ByQueue,
+                note: "the XDP program is not ours".to_owned(),
+            },
             Self::Leased(leased) => {
                 let facts = leased.lease.facts();
-                match self.is_away() {
-                    true => (facts.steered, AWAY.to_owned()),
-                    false => (facts.steered, facts.steering),
+                SteeringReport {
+                    by: facts.steered,
+                    note: if self.is_away() {
+                        AWAY.to_owned()
+                    } else {
+                        facts.steering
+                    },
                 }
             }
         }

@@ -109,7 +109,7 @@ impl Port {
 
     /// The interface as it was shown last.
     fn interface(&self) -> Option<Arc<Interface>> {
-        self.window.look().0?.interface.as_ref()?.itself.upgrade()
+        self.window.shown()?.interface.as_ref()?.itself.upgrade()
     }
 
     /// Looks at the interface again: it may be gone, back, down, or have another MTU. True if the
@@ -118,7 +118,7 @@ impl Port {
         let NicConfig::Interface { name, .. } = &self.config.nic else {
             return false;
         };
-        let told = state.config_space();
+        let before = state.link_config();
         match state
             .interface
             .clone()
@@ -139,7 +139,7 @@ impl Port {
             }
             None => self.take_up(state, name),
         }
-        if state.config_space() != told
+        if state.link_config() != before
             && let Some(session) = &state.session
         {
             session.config_changed();

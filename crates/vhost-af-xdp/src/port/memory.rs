@@ -14,7 +14,7 @@ use std::sync::Arc;
 use virtqueue::{ForeignFiles, GuestAddr, LOG_PAGE_BYTES, MapError, MemoryMap, Region};
 
 use crate::guard::keeper;
-use crate::guard::private_memory;
+use crate::guard::private_memory::{self, MappedFile};
 use crate::guard::sigbus::Watched;
 
 /// Guest addresses that are not memory, bytes at most: a log covers these, too. Where RAM begins behind a hole, as at 1
@@ -171,10 +171,13 @@ impl MemoryTable {
         let Some(pid) = self.peer else { return Ok(()) };
         let files: Vec<_> = regions
             .iter()
-            .map(|region| (region.user_addr, region.file.as_fd()))
+            .map(|region| MappedFile {
+                address: region.user_addr,
+                file: region.file.as_fd(),
+            })
             .collect();
         let private = match (private_memory::maps_of(pid), self.files.watch.connection()) {
-            (Some(maps), _) => private_memory::first_private(&maps, files),
+            (Some(maps), _) => private_memory::first_private(&maps, &files),
             (None, Some(connection)) => keeper::private_address(connection.as_fd(), &files),
             (None, None) => None,
         };

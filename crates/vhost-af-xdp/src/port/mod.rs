@@ -72,18 +72,24 @@ pub(crate) struct PortState {
     barred: bool,
 }
 
-impl PortState {
-    /// What of the config space may change: whether the link is up, and the MTU.
-    fn config_space(&self) -> (bool, Option<u32>) {
-        let interface = self.interface.as_ref();
-        (
-            interface.is_some() && !self.link_down,
-            interface.map(|interface| interface.mtu()),
-        )
-    }
+/// What of the config space may change.
+#[derive(Default, PartialEq, Eq)]
+struct LinkConfig {
+    /// The interface is there, and its link is up.
+    up: bool,
+    /// The interface's, bytes.
+    mtu: Option<u32>,
 }
 
 impl PortState {
+    fn link_config(&self) -> LinkConfig {
+        let interface = self.interface.as_ref();
+        LinkConfig {
+            up: interface.is_some() && !self.link_down,
+            mtu: interface.map(|interface| interface.mtu()),
+        }
+    }
+
     /// What others see of it.
     fn shown(&self) -> Shown {
         let interface = self.interface.as_ref();
@@ -105,7 +111,7 @@ impl PortState {
             }),
             interface: interface.map(|interface| ShownInterface {
                 name: interface.name(),
-                steered: interface.steering.steered(),
+                steering: interface.steering.report(),
                 itself: Arc::downgrade(interface),
             }),
             mtu: interface.map_or(NULL_MTU, |interface| interface.mtu()),

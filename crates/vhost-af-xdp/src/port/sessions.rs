@@ -14,12 +14,19 @@ use super::far::NULL_MTU;
 use super::mailbox::Task;
 use super::reasons::{Closed, Ended, Impaired};
 use super::session::{FaultCell, PortContext, Reached, Session, SessionError, VmmConnection};
-use super::{Port, PortState};
+use super::{LinkConfig, Port, PortState};
 use crate::config::NicConfig;
 use crate::guard::interrupt;
 
 /// Smallest MTU that IPv4 works with, and that VirtIO allows (1.3, 5.1.4.1).
 const SMALLEST_MTU: u64 = 68;
+
+/// What the end of a session leaves to do.
+struct SessionEnd {
+    ended: Ended,
+    /// Error eventfds to write to: the VMM is told of the guest's fault.
+    errors: Vec<OwnedFd>,
+}
 
 impl Port {
     /// A VMM connected; whether it is taken. None is any more, once one made its call eventfd block.
@@ -72,7 +79,10 @@ impl Port {
     pub(crate) fn end_session(self: &Arc<Self>, seen: Closed) -> Ended {
         let ended = self.ask(Task::Disconnect, move |port, state| port.end(state, seen));
         // A port that has ended has no more to say.
-        let (ended, errors) = ended.unwrap_or((Ended::Wrong, Vec::new()));
+        let SessionEnd { ended, errors } = ended.unwrap_or(SessionEnd {
+            ended: Ended::Wrong,
+            errors: Vec::new(),
+        });
         // Neither by the port's thread nor by a worker: each may take a while, whatever flag we set.
         for error in errors {
             let _ = interrupt::write(&error, &self.workers.watcher);
@@ -80,8 +90,7 @@ impl Port {
         ended
     }
 
-    /// The second: error eventfds by which the VMM is to be told.
-    fn end(&self, state: &mut PortState, seen: Closed) -> (Ended, Vec<OwnedFd>) {
+    fn end(&self, state: &mut PortState, seen: Closed) -> SessionEnd {
         let (mut lost_memory, mut reached, mut errors) = (false, Reached::default(), Vec::new());
         if let Some(mut session) = state.session.take() {
             session.stop_all(&self.workers);
@@ -117,7 +126,7 @@ impl Port {
             (false, false) => Ended::Idle,
             (false, true) => Ended::Served,
         };
-        (ended, errors)
+        SessionEnd { ended, errors }
     }
 
     /// Runs `act` on the session with what it needs of the port.
@@ -167,17 +176,17 @@ impl Port {
 
     /// What a driver may read.
     pub(crate) fn config_space(self: &Arc<Self>) -> ConfigSpace {
-        let told = self.ask(Task::Request, |port, state| {
-            let (has_link, mtu) = state.config_space();
-            let link_up = has_link || !matches!(port.config.nic, NicConfig::Interface { .. });
-            (link_up, mtu.unwrap_or(NULL_MTU))
+        let link = self.ask(Task::Request, |port, state| {
+            let link = state.link_config();
+            let up = link.up || !matches!(port.config.nic, NicConfig::Interface { .. });
+            LinkConfig { up, ..link }
         });
-        let (link_up, mtu) = told.unwrap_or((false, NULL_MTU));
+        let link = link.unwrap_or_default();
         ConfigSpace {
             mac: self.mac(),
-            link_up,
+            link_up: link.up,
             max_pairs: self.config.queues,
-            mtu: u16::try_from(mtu).unwrap_or(u16::MAX),
+            mtu: u16::try_from(link.mtu.unwrap_or(NULL_MTU)).unwrap_or(u16::MAX),
         }
     }
 

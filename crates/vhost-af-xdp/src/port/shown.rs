@@ -12,12 +12,11 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use steward::protocol::Steered;
-
 use super::lane_facts::LaneFacts;
 use super::mailbox::Task;
 use super::reasons::{Busy, Closed, Impaired, TurnedAway};
 use crate::nic::interface::Interface;
+use crate::nic::steering::SteeringReport;
 
 /// `status` names a message that takes longer.
 const LONG: Duration = Duration::from_secs(1);
@@ -48,7 +47,7 @@ pub(crate) struct ShownSession {
 pub(crate) struct ShownInterface {
     /// As it is now.
     pub(crate) name: String,
-    pub(crate) steered: (Steered, String),
+    pub(crate) steering: SteeringReport,
     /// For what is counted there.
     pub(crate) itself: Weak<Interface>,
 }
@@ -66,15 +65,16 @@ struct Seen {
 }
 
 impl Window {
-    /// What was shown last, and on what, and for how long, the port's thread works, if that is long. Nothing before the
-    /// port's start is done.
-    pub(crate) fn look(&self) -> (Option<Arc<Shown>>, Option<Busy>) {
-        let seen = self.seen();
-        let busy = seen.busy.map(|(task, since)| Busy {
-            task,
-            taken: since.elapsed(),
-        });
-        (seen.shown.clone(), busy.filter(|busy| busy.taken >= LONG))
+    /// What was shown last; nothing before the port's start is done.
+    pub(crate) fn shown(&self) -> Option<Arc<Shown>> {
+        self.seen().shown.clone()
+    }
+
+    /// On what the port's thread works, if it takes long.
+    pub(crate) fn busy(&self) -> Option<Busy> {
+        let (task, since) = self.seen().busy?;
+        let taken = since.elapsed();
+        (taken >= LONG).then_some(Busy { task, taken })
     }
 
     /// The port's thread begins with a message.

@@ -43,12 +43,12 @@ impl User {
                 groups: Vec::new(),
             });
         }
-        let (uid, own) = users::user_numbers(user).ok_or_else(unknown)?;
+        let numbers = users::user_numbers(user).ok_or_else(unknown)?;
         let name = CString::new(user).map_err(|_| unknown())?;
-        let gid = gid.unwrap_or(own);
+        let gid = gid.unwrap_or(numbers.gid);
         Ok(Self {
             name: Some(user.to_owned()),
-            uid,
+            uid: numbers.uid,
             gid,
             groups: groups_of(&name, gid),
         })
@@ -125,7 +125,7 @@ pub(super) fn current() -> String {
 
 /// The number of a user, by name or number.
 pub(crate) fn user_number(text: &str) -> Option<u32> {
-    number(text, |name| users::user_numbers(name).map(|(user, _)| user))
+    number(text, |name| users::user_numbers(name).map(|numbers| numbers.uid))
 }
 
 /// The number of a group, by name or number.

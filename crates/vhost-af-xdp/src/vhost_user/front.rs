@@ -62,7 +62,8 @@ pub(crate) fn take(stream: &UnixStream, connection: &Connection) -> io::Result<b
     if got < HEADER {
         return Ok(false);
     }
-    let Some((request, payload)) = ours(word(&header, 0), word(&header, 8)) else {
+    let payload = word(&header, 8) as usize;
+    let Some(request) = ours(word(&header, 0), payload) else {
         return Ok(false);
     };
     let message = read(stream, request, payload)?;
@@ -84,10 +85,10 @@ pub(crate) fn take(stream: &UnixStream, connection: &Connection) -> io::Result<b
     }
 }
 
-/// The request, if it is one for this file, and the length of its payload.
-fn ours(request: u32, size: u32) -> Option<(FrontendReq, usize)> {
+/// The request, if it is one for this file and has a payload of as many bytes as it must.
+fn ours(request: u32, payload: usize) -> Option<FrontendReq> {
     let request = FrontendReq::try_from(request).ok()?;
-    let payload = match request {
+    let expected = match request {
         FrontendReq::SET_VRING_ENABLE
         | FrontendReq::SET_VRING_KICK
         | FrontendReq::SET_VRING_CALL
@@ -98,7 +99,7 @@ fn ours(request: u32, size: u32) -> Option<(FrontendReq, usize)> {
         FrontendReq::GET_STATUS | FrontendReq::SET_BACKEND_REQ_FD => 0,
         _ => return None,
     };
-    (size as usize == payload).then_some((request, payload))
+    (payload == expected).then_some(request)
 }
 
 fn word(bytes: &[u8], at: usize) -> u32 {

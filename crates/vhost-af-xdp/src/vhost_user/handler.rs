@@ -235,9 +235,9 @@ impl VhostUserBackendReqHandler for Connection {
 
     fn get_inflight_fd(&self, wanted: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
         let queues = inflight_queues(wanted);
-        let (file, bytes) = self.handle(move |session, _| session.make_inflight(queues))?;
-        let made = VhostUserInflight::new(bytes, 0, wanted.num_queues, wanted.queue_size);
-        Ok((made, file.into()))
+        let region = self.handle(move |session, _| session.make_inflight(queues))?;
+        let made = VhostUserInflight::new(region.bytes, 0, wanted.num_queues, wanted.queue_size);
+        Ok((made, region.file.into()))
     }
 
     fn set_inflight_fd(&self, region: &VhostUserInflight, file: File) -> Result<()> {

@@ -142,7 +142,7 @@ impl PackedDriver {
             id,
             flags: flags | at.available_flags(),
         };
-        let (low, high) = desc.to_words();
+        let [low, high] = desc.to_words();
         Cell::store(self.word(at.offset, false), low, Ordering::Relaxed);
         if self.unpublished == 0 {
             self.first = (at.offset, high);
@@ -220,9 +220,14 @@ impl PackedDriver {
         self.set_driver_events(Wish::NEVER.0);
     }
 
-    /// Slot and wrap counter that the next descriptor goes to.
-    pub fn next_slot(&self) -> (u16, bool) {
-        (self.next.offset, self.next.wrap)
+    /// Slot that the next descriptor goes to.
+    pub fn next_slot(&self) -> u16 {
+        self.next.offset
+    }
+
+    /// The wrap counter there.
+    pub fn wrap_counter(&self) -> bool {
+        self.next.wrap
     }
 
     /// AVAIL and USED bits that make slot `offset` available in a lap with wrap counter `wrap`.

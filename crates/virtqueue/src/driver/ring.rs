@@ -108,7 +108,7 @@ impl DriverRing {
     }
 
     /// Writes the two words of a descriptor. Atomic where alignment allows, since tests write while a device reads.
-    pub(super) fn write_words(&self, offset: u64, (low, high): (u64, u64)) {
+    pub(super) fn write_words(&self, offset: u64, [low, high]: [u64; 2]) {
         let map = self.ram.map();
         match (map.atomic(offset), map.atomic(offset + 8)) {
             (Some(first), Some(second)) => {

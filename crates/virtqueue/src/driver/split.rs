@@ -196,11 +196,10 @@ impl SplitDriver {
         if published == self.used_idx {
             return None;
         }
-        let (id, len) = self.used_element(self.used_idx);
+        let used = self.used_element(self.used_idx);
         self.used_idx = self.used_idx.wrapping_add(1);
-        let head = u16::try_from(id).expect("the device invented a head");
-        self.release(head);
-        Some(Used { head, len })
+        self.release(used.head);
+        Some(used)
     }
 
     fn release(&mut self, head: u16) {
@@ -279,12 +278,15 @@ impl SplitDriver {
         Cell::load(self.words().avail_event, Ordering::Relaxed)
     }
 
-    /// (id, length) of the used element for free-running index `index`.
-    fn used_element(&self, index: u16) -> (u32, u32) {
+    /// The used element for free-running index `index`.
+    fn used_element(&self, index: u16) -> Used {
         let slot = u64::from(index & self.ring.size.mask());
         let offset = self.ring.offsets.used + layout::RING_ENTRIES + layout::USED_ELEM_BYTES * slot;
         let number = |offset| Cell::load(self.ring.word::<AtomicU32, _>(offset), Ordering::Relaxed);
-        (number(offset), number(offset + 4))
+        Used {
+            head: u16::try_from(number(offset)).expect("the device invented a head"),
+            len: number(offset + 4),
+        }
     }
 
     fn word(&self, offset: u64) -> &AtomicU16 {

@@ -6,8 +6,16 @@ use std::time::Duration;
 use super::super::status_view::{or_dash, table};
 use super::{Holder, Queue};
 
-/// As a person reads it. `before`: what was read so long ago, for rates.
-pub(crate) fn render(queues: &[Queue], before: Option<(&[Queue], Duration)>) -> String {
+/// What was read before, for rates.
+#[derive(Clone, Copy)]
+pub(crate) struct Earlier<'a> {
+    pub(crate) queues: &'a [Queue],
+    /// How long ago.
+    pub(crate) ago: Duration,
+}
+
+/// As a person reads it; with rates instead of counts, if there is an `earlier` reading.
+pub(crate) fn render(queues: &[Queue], earlier: Option<Earlier<'_>>) -> String {
     if queues.is_empty() {
         return "no queues: the interface has none that are up, or the kernel does not tell (Linux 6.8 does)\n"
             .to_owned();
@@ -33,7 +41,7 @@ pub(crate) fn render(queues: &[Queue], before: Option<(&[Queue], Duration)>) -> 
     let columns = header.len();
     let mut table = table(header, |column| [1, 3, 4, 7, 8, 11, 13, 14, 15].contains(&column));
     for queue in queues {
-        let mut row = row(queue, before);
+        let mut row = row(queue, earlier);
         row.resize(columns, or_dash(None::<&str>));
         table.add_row(row);
     }
@@ -55,7 +63,7 @@ pub(crate) fn render(queues: &[Queue], before: Option<(&[Queue], Duration)>) -> 
     text
 }
 
-fn row(queue: &Queue, before: Option<(&[Queue], Duration)>) -> Vec<String> {
+fn row(queue: &Queue, earlier: Option<Earlier<'_>>) -> Vec<String> {
     let mut row = vec![
         match queue.elsewhere {
             false => queue.interface.clone(),
@@ -79,17 +87,17 @@ fn row(queue: &Queue, before: Option<(&[Queue], Duration)>) -> Vec<String> {
         holder.pair.to_string(),
         holder.mode.clone().unwrap_or_else(|| "stopped".to_owned()),
     ]);
-    let earlier = before.and_then(|(queues, passed)| {
+    let earlier = earlier.and_then(|Earlier { queues, ago }| {
         let same = |other: &&Queue| (&other.interface, other.queue) == (&queue.interface, queue.queue);
         let holder = queues.iter().find(same)?.holder.as_ref()?;
-        Some((holder, passed))
+        Some((holder, ago))
     });
     let figure = |of: fn(&Holder) -> u64| match earlier {
         None => of(holder).to_string(),
-        Some((earlier, passed)) => {
+        Some((earlier, ago)) => {
             let more = of(holder).saturating_sub(of(earlier));
             // Counts of a second are exact as doubles.
-            format!("{:.0}/s", more as f64 / passed.as_secs_f64())
+            format!("{:.0}/s", more as f64 / ago.as_secs_f64())
         }
     };
     row.extend([
@@ -225,7 +233,11 @@ mod tests {
 
     #[test]
     fn watching_shows_rates() {
-        let text = render(&held(2500), Some((&held(500), Duration::from_secs(2))));
+        let earlier = Earlier {
+            queues: &held(500),
+            ago: Duration::from_secs(2),
+        };
+        let text = render(&held(2500), Some(earlier));
         assert!(text.contains("1000/s"), "{text}");
     }
 

@@ -20,7 +20,7 @@ use rustix::net::{
 };
 use steward::peer;
 
-use crate::guard::private_memory;
+use crate::guard::private_memory::{self, MappedFile};
 
 /// Most addresses in a question: regions of a memory table.
 const ADDRESSES_MAX: usize = virtqueue::MAX_REGIONS;
@@ -54,9 +54,12 @@ pub(super) fn ask_by(socket: OwnedFd) {
     let _ = QUESTIONS.set(Questions::new(socket, ANSWER_TIMEOUT));
 }
 
-/// Asks the keeper for an address at which the VMM at the other end of `connection` maps the file beside it privately;
+/// Asks the keeper for an address at which the VMM at the other end of `connection` maps its file privately;
 /// none if there is no keeper, or no answer in time.
-pub(crate) fn private_address(connection: BorrowedFd<'_>, files: &[(u64, BorrowedFd<'_>)]) -> Option<u64> {
+pub(crate) fn private_address(
+    connection: BorrowedFd<'_>,
+    files: &[MappedFile<BorrowedFd<'_>>],
+) -> Option<u64> {
     let questions = QUESTIONS.get()?;
     questions.ask(connection, files.get(..ADDRESSES_MAX).unwrap_or(files))
 }
@@ -70,7 +73,7 @@ impl Questions {
         }
     }
 
-    fn ask(&self, connection: BorrowedFd<'_>, files: &[(u64, BorrowedFd<'_>)]) -> Option<u64> {
+    fn ask(&self, connection: BorrowedFd<'_>, files: &[MappedFile<BorrowedFd<'_>>]) -> Option<u64> {
         let serial = {
             let mut pending = self.pending();
             pending.asked += 1;
@@ -89,16 +92,21 @@ impl Questions {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn send(&self, serial: u64, connection: BorrowedFd<'_>, files: &[(u64, BorrowedFd<'_>)]) -> Option<()> {
+    fn send(
+        &self,
+        serial: u64,
+        connection: BorrowedFd<'_>,
+        files: &[MappedFile<BorrowedFd<'_>>],
+    ) -> Option<()> {
         let words = [serial]
             .into_iter()
-            .chain(files.iter().map(|&(address, _)| address));
+            .chain(files.iter().map(|mapped| mapped.address));
         let bytes: Vec<u8> = words.flat_map(u64::to_ne_bytes).collect();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1 + ADDRESSES_MAX))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         let rights: Vec<_> = [connection]
             .into_iter()
-            .chain(files.iter().map(|&(_, file)| file))
+            .chain(files.iter().map(|mapped| mapped.file))
             .collect();
         if files.is_empty() || !control.push(SendAncillaryMessage::ScmRights(&rights)) {
             return None;
@@ -154,8 +162,7 @@ struct Question {
     serial: u64,
     /// Of the VMM.
     connection: OwnedFd,
-    /// Addresses, and what is to be mapped there.
-    files: Vec<(u64, OwnedFd)>,
+    files: Vec<MappedFile<OwnedFd>>,
 }
 
 /// Answers questions, until there will be no more.
@@ -197,11 +204,7 @@ fn private_of(question: &Question, vmm_sockets: &[PathBuf]) -> Option<u64> {
         return None;
     }
     let maps = private_memory::maps_of(peer::process(question.connection.as_fd())?)?;
-    let files = question
-        .files
-        .iter()
-        .map(|(address, file)| (*address, file.as_fd()));
-    private_memory::first_private(&maps, files)
+    private_memory::first_private(&maps, &question.files)
 }
 
 /// Waits for a question; none, if what came is not one.
@@ -234,10 +237,13 @@ fn read_question(questions: &OwnedFd) -> io::Result<Option<Question>> {
     let (Some(serial), Some(connection)) = (words.next(), descriptors.next()) else {
         return Ok(None);
     };
+    let files = words.zip(descriptors);
     Ok(Some(Question {
         serial,
         connection,
-        files: words.zip(descriptors).collect(),
+        files: files
+            .map(|(address, file)| MappedFile { address, file })
+            .collect(),
     }))
 }
 

@@ -24,6 +24,11 @@ fn only_connections_of_its_own_sockets_are_looked_at() {
     fs::remove_dir_all(directory).expect("ours");
 }
 
+fn mapped(address: u64, file: &OwnedFd) -> MappedFile<BorrowedFd<'_>> {
+    let file = file.as_fd();
+    MappedFile { address, file }
+}
+
 /// Only ends what hangs.
 const LONG: Duration = Duration::from_secs(30);
 
@@ -69,7 +74,7 @@ fn keeper_tells_of_private_mappings_of_the_file_in_question_and_of_no_others() {
     let keeper = std::thread::spawn(move || answer_all(&Arc::new(answers), &vmm_sockets));
     let [file, other] = ["ram", "other"].map(|name| memfd_create(name, MemfdFlags::CLOEXEC).expect("a file"));
     let [at, elsewhere] = [&file, &other].map(map_privately);
-    let ask = |address, file: &OwnedFd| questions.ask(theirs.as_fd(), &[(address, file.as_fd())]);
+    let ask = |address, file: &OwnedFd| questions.ask(theirs.as_fd(), &[mapped(address, file)]);
     assert_eq!(ask(at, &file), Some(at));
     // Answers about any address would tell each private mapping of the process to one who asks often enough.
     assert_eq!(ask(elsewhere, &file), None);
@@ -86,7 +91,7 @@ fn keeper_tells_of_private_mappings_of_the_file_in_question_and_of_no_others() {
 fn keeper_that_does_not_answer_is_not_waited_for_and_its_late_answer_not_believed() {
     let (questions, answers, [_ours, theirs], (directory, _)) = asked(Duration::from_millis(20));
     let file = OwnedFd::from(theirs.try_clone().expect("a descriptor"));
-    let files = [(0x1000, file.as_fd())];
+    let files = [mapped(0x1000, &file)];
     assert_eq!(questions.ask(theirs.as_fd(), &files), None);
     // The answer to the first question comes before that to the second.
     tell(&answers, 1, Some(0x1000));
@@ -101,7 +106,7 @@ fn keeper_that_does_not_answer_is_not_waited_for_and_its_late_answer_not_believe
 fn question_of_one_port_is_not_behind_that_of_another() {
     let (questions, answers, [_ours, theirs], (directory, _)) = asked(LONG);
     let file = OwnedFd::from(theirs.try_clone().expect("a descriptor"));
-    let ask = || questions.ask(theirs.as_fd(), &[(0x1000, file.as_fd())]);
+    let ask = || questions.ask(theirs.as_fd(), &[mapped(0x1000, &file)]);
     std::thread::scope(|scope| {
         let first = scope.spawn(ask);
         let of_first = read_question(&answers).expect("a socket").expect("a question");

@@ -21,7 +21,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, mpsc};
 
 use virtqueue::{
-    DirtyLog, FileError, FileRange, InflightError, InflightRegion, InflightShape, RingAddresses,
+    DirtyLog, FileError, FileRange, InflightError, InflightFile, InflightRegion, InflightShape, RingAddresses,
 };
 
 use crate::config::{Placement, PortConfig};
@@ -261,8 +261,8 @@ impl Session {
         Ok(())
     }
 
-    /// GET_INFLIGHT_FD: a region for so many queues of so many entries, and its length in bytes.
-    pub(crate) fn make_inflight(&self, queues: InflightQueues) -> Result<(OwnedFd, u64), SessionError> {
+    /// GET_INFLIGHT_FD: a region for so many queues of so many entries.
+    pub(crate) fn make_inflight(&self, queues: InflightQueues) -> Result<InflightFile, SessionError> {
         let InflightQueues { queues, size } = queues;
         // One more, for a control queue that is counted but not ours; beyond that it is only memory to waste.
         if usize::from(queues) > 2 * self.device.pairs() + 1 {
