@@ -1,7 +1,7 @@
 //! The device's state, as its VMM sets it up message by message: features, status, memory, vrings.
 //!
 //! A front turns what a VMM says into calls of [`NetDevice`]. When both vrings of a pair are started and there is
-//! memory, [`NetDevice::queue_pair`] makes the pair's [`QueuePair`] of them, by which somebody moves frames. The device
+//! memory, [`NetDevice::queue_pair`] makes the pair's [`QueuePair`] of them, and its owner moves frames. The device
 //! does not reach into a queue pair that runs. So stop a queue pair before you call something here that changes its
 //! vrings, and say where the vrings stand with [`NetDevice::keep_bases`]; the next queue pair goes on from there.
 //!
@@ -252,7 +252,7 @@ impl NetDevice {
         Ok(())
     }
 
-    /// Starts it. `kick`: by which the driver tells of buffers; without one the ring is polled.
+    /// Starts it. `kick`: the driver notifies the device with it; without one the ring is polled.
     ///
     /// # Errors
     /// [`VringError`].
@@ -274,7 +274,7 @@ impl NetDevice {
         Ok(vring.base)
     }
 
-    /// By what the driver is interrupted; without it, it polls.
+    /// Sets the eventfd that interrupts the driver; without one the driver polls.
     ///
     /// # Errors
     /// [`VringError`].
@@ -283,7 +283,7 @@ impl NetDevice {
         Ok(())
     }
 
-    /// By what the VMM is told of a fault.
+    /// Sets the eventfd that tells the VMM of a fault.
     ///
     /// # Errors
     /// [`VringError`].

@@ -1,6 +1,6 @@
 //! Which offloads there are, and which of them a port offers or a guest accepted.
 //!
-//! Names are VirtIO's feature names in lower case, without the `HOST_` of those by which the guest leaves work
+//! Names are VirtIO's feature names in lower case, without the `HOST_` of those where the guest leaves work
 //! to us: `csum`, `tso4`, `tso6`, `ecn`, `uso` for frames from the guest, `guest-…` for frames to it (VirtIO
 //! 1.3, 5.1.3). Some rest on others (5.1.3.1): [`Offloads::closed`] adds those, [`Offloads::sound`] takes away
 //! what a driver accepted without them.
@@ -84,7 +84,7 @@ impl Offloads {
         Self::from_features(u64::MAX)
     }
 
-    /// Those by which we give the guest frames longer than the interface carries.
+    /// Those that let us give the guest frames longer than the interface carries.
     pub fn coalescing() -> Self {
         Self {
             guest_tso4: true,

@@ -36,11 +36,11 @@ pub struct VringState {
     pub addresses: Option<RingAddresses>,
     /// The next chain to take, as the VMM says it or as the last lane left it.
     pub base: u32,
-    /// By which the driver tells of buffers; `None`: it does not, and the ring is polled.
+    /// The driver notifies the device with it; `None`: the ring is polled.
     pub kick: Option<OwnedFd>,
-    /// By which the driver is interrupted; `None`: it polls.
+    /// Interrupts the driver; `None`: it polls.
     pub call: Option<OwnedFd>,
-    /// By which its VMM is told of a fault.
+    /// Tells the VMM of a fault.
     pub err: Option<OwnedFd>,
     /// SET_VRING_KICK came, GET_VRING_BASE did not yet.
     pub started: bool,

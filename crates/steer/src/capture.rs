@@ -11,7 +11,7 @@ use std::sync::Once;
 
 use libbpf_rs::{PrintLevel, set_print};
 
-/// Bytes kept of one call; a verifier log is longer, and its end is what matters.
+/// Bytes captured of one call; a verifier log is longer, and its end is what matters.
 const KEPT_BYTES: usize = 16 * 1024;
 
 thread_local! {
@@ -26,15 +26,15 @@ fn keep(_level: PrintLevel, message: String) {
     // A failed borrow would mean that libbpf printed from within this function: then there is nothing to keep.
     let _ = MESSAGES.try_with(|messages| {
         if let Ok(mut messages) = messages.try_borrow_mut()
-            && let Some(kept) = messages.as_mut()
+            && let Some(captured) = messages.as_mut()
         {
-            kept.push_str(&message);
-            if kept.len() > 2 * KEPT_BYTES {
-                let mut cut = kept.len() - KEPT_BYTES;
-                while !kept.is_char_boundary(cut) {
+            captured.push_str(&message);
+            if captured.len() > 2 * KEPT_BYTES {
+                let mut cut = captured.len() - KEPT_BYTES;
+                while !captured.is_char_boundary(cut) {
                     cut += 1;
                 }
-                kept.drain(..cut);
+                captured.drain(..cut);
             }
         }
     });

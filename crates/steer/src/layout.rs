@@ -142,7 +142,7 @@ pub struct QueueConf {
 
 impl QueueConf {
     /// The map's word for an active queue.
-    pub(crate) fn to_word(self, place: Place) -> u64 {
+    pub(crate) fn to_word(self, place: MapSlot) -> u64 {
         let header_len = self.virtio_header.map_or(0, VirtioHeader::len_bytes);
         place.inactive_word()
             | (ACTIVE << FLAGS_SHIFT)
@@ -151,15 +151,15 @@ impl QueueConf {
     }
 }
 
-/// Which of a queue's two places for a socket.
+/// Which of a queue's two slots in the socket map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum MapSlot {
     First,
     Second,
 }
 
-impl Place {
-    /// The place that a word names, of an active queue or one that was.
+impl MapSlot {
+    /// The slot that a word names, of an active queue or one that was.
     pub(crate) fn of_word(word: u64) -> Self {
         match (word >> FLAGS_SHIFT) & SECOND {
             0 => Self::First,
@@ -271,13 +271,13 @@ mod tests {
             virtio_header: Some(VirtioHeader::HashReport),
             frame_limit: 0xdead_beef,
         };
-        assert_eq!(conf.to_word(Place::First), 0x0001_0014_dead_beef);
-        assert_eq!(conf.to_word(Place::Second), 0x0003_0014_dead_beef);
+        assert_eq!(conf.to_word(MapSlot::First), 0x0001_0014_dead_beef);
+        assert_eq!(conf.to_word(MapSlot::Second), 0x0003_0014_dead_beef);
         let conf = QueueConf {
             virtio_header: None,
             frame_limit: 1514,
         };
-        assert_eq!(conf.to_word(Place::First), 0x0001_0000_0000_05ea);
+        assert_eq!(conf.to_word(MapSlot::First), 0x0001_0000_0000_05ea);
     }
 
     #[test]
@@ -287,15 +287,15 @@ mod tests {
         let noted = word_with_successor(word);
         assert_eq!(noted, 0x0007_000c_0000_05ea);
         assert!(word_has_successor(noted));
-        assert_eq!(Place::of_word(noted), Place::Second);
+        assert_eq!(MapSlot::of_word(noted), MapSlot::Second);
     }
 
     #[test]
     fn places_have_words_and_keys_of_their_own() {
-        for place in [Place::First, Place::Second] {
-            assert_eq!(Place::of_word(place.inactive_word()), place);
+        for place in [MapSlot::First, MapSlot::Second] {
+            assert_eq!(MapSlot::of_word(place.inactive_word()), place);
         }
-        assert_eq!((Place::First.key(7), Place::Second.key(7)), (7, 263));
+        assert_eq!((MapSlot::First.key(7), MapSlot::Second.key(7)), (7, 263));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The BPF link by which a program is on an interface.
+//! The BPF link that holds a program on an interface.
 //!
 //! libbpf's `bpf_program__attach_xdp` cannot choose the mode, so this makes the link with `bpf_link_create` and the
 //! `XDP_FLAGS_*_MODE` of `<linux/if_link.h>`. The kernel attaches a link only where no program is

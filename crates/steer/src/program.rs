@@ -23,7 +23,7 @@ use crate::capture::messages_of;
 use crate::config::QueueWords;
 use crate::error::{AttachError, PinError};
 use crate::layout::{
-    Entry, Filter, LAST_VLAN, MAX_ENTRIES, MAX_QUEUES, Place, QueueConf, QueueCounters, filter_bits,
+    Entry, Filter, LAST_VLAN, MAX_ENTRIES, MAX_QUEUES, MapSlot, QueueConf, QueueCounters, filter_bits,
     word_has_successor, word_with_successor,
 };
 use crate::link::{self, Attached};
@@ -180,8 +180,8 @@ impl Program {
     pub fn activate_queue(&self, queue: u32, conf: QueueConf) -> Result<(), QueueError> {
         let word = self.word(queue)?;
         let place = match word_has_successor(word) {
-            true => Place::of_word(word).other(),
-            false => Place::of_word(word),
+            true => MapSlot::of_word(word).other(),
+            false => MapSlot::of_word(word),
         };
         self.set_word(queue, conf.to_word(place) | filter_bits(word))
     }
@@ -192,7 +192,7 @@ impl Program {
     /// [`QueueError::OutOfRange`].
     pub fn deactivate_queue(&self, queue: u32) -> Result<(), QueueError> {
         let word = self.word(queue)?;
-        let inactive = Place::of_word(word).inactive_word() | filter_bits(word);
+        let inactive = MapSlot::of_word(word).inactive_word() | filter_bits(word);
         match word_has_successor(word) {
             true => self.set_word(queue, word_with_successor(inactive)),
             false => self.set_word(queue, inactive),
@@ -258,8 +258,8 @@ impl Program {
     /// passed on then, too.
     pub fn disable_queue(&self, queue: u32) -> Result<(), QueueError> {
         let word = self.word(queue)?;
-        self.set_word(queue, Place::of_word(word).inactive_word() | filter_bits(word))?;
-        let remove = |place: Place| {
+        self.set_word(queue, MapSlot::of_word(word).inactive_word() | filter_bits(word))?;
+        let remove = |place: MapSlot| {
             let (deleted, _) = messages_of(|| self.sockets.delete(&place.key(queue).to_ne_bytes()));
             match deleted {
                 Err(source) if source.kind() == libbpf_rs::ErrorKind::NotFound => Ok(()),
@@ -267,12 +267,12 @@ impl Program {
             }
         };
         // Both are tried, whatever becomes of the first.
-        remove(Place::First).and(remove(Place::Second))
+        remove(MapSlot::First).and(remove(MapSlot::Second))
     }
 
     /// The place of the queue's socket, now or last.
-    fn place(&self, queue: u32) -> Result<Place, QueueError> {
-        self.word(queue).map(Place::of_word)
+    fn place(&self, queue: u32) -> Result<MapSlot, QueueError> {
+        self.word(queue).map(MapSlot::of_word)
     }
 
     /// The word of a queue. Only this process changes it, and two callers must not change the same queue at the same

@@ -201,8 +201,8 @@ impl Lease {
     pub fn counters(&self, queue: u32, deadline: Instant) -> Result<QueueCounters, LeaseError> {
         let silent = LeaseError::Silent(self.waiting.answer);
         let mut state = self.state_by(deadline).ok_or(silent)?;
-        let told = self.ask_by(&mut state, &Request::Counters { queue }, deadline)?;
-        match told.answer {
+        let answered = self.ask_by(&mut state, &Request::Counters { queue }, deadline)?;
+        match answered.answer {
             Answer::Counters(counters) => Ok(counters),
             _ => Err(LeaseError::Mismatch),
         }

@@ -61,7 +61,7 @@ pub fn process(socket: BorrowedFd<'_>) -> Option<i32> {
     ucred(socket).ok().map(|ucred| ucred.pid).filter(|&pid| pid > 0)
 }
 
-/// A descriptor of the process at the other end of a Unix socket, by which its number can be held against reuse.
+/// A pidfd of the process at the other end of a Unix socket: it tells whether the number was used again.
 /// Errors: the kernel's; ENOPROTOOPT before Linux 6.5.
 pub(crate) fn process_descriptor(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let mut fd: c_int = -1;

@@ -23,7 +23,7 @@
 //! | 5 `Memlock` | 8 | locked memory that the holder's process may have in all, bytes |
 //! | 6 `Counters` | 4 | queue |
 //! | 7 `Facts` | 0 | |
-//! | 8 `Keep` | 16 | a token of the holder's choice, by which it comes back to this lease if the steward is restarted; once for each lease |
+//! | 8 `Keep` | 16 | a token of the holder's choice, with which it comes back to this lease if the steward is restarted; once for each lease |
 //! | 9 `Resume` | 16 | the token: this connection takes over the lease; instead of `Lease` |
 //! | 16 `Leases` | 8 | the first lease whose number is higher, of those that the asker may know of; needs no lease |
 //!

@@ -1,8 +1,8 @@
 //! The command line. Options that QEMU's `-netdev af-xdp` has carry its names.
 
 mod access;
-mod bring;
 pub(crate) mod choice;
+mod external;
 mod memory;
 mod offload;
 mod port;

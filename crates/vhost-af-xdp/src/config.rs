@@ -12,7 +12,7 @@ use crate::listener::Access;
 use crate::sandbox::{Layers, User};
 use device::offloads::Offloads;
 
-/// Where a VMM and a port meet.
+/// Where a port and its VMM connect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Endpoint {
     /// We listen at this path.
@@ -133,9 +133,9 @@ impl std::fmt::Display for NicConfig {
 
 /// What somebody else made for a port's queues, who also has his own XDP program there: `--inhibit` and what belongs to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Bring {
+pub(crate) enum ExternalProgram {
     /// Nothing: program and sockets are ours, or the steward's.
-    Nothing,
+    None,
     /// AF_XDP sockets by descriptor, one a queue, in the order of the queues, each in its map.
     Sockets(Vec<i32>),
     /// A socket map by descriptor, and the place in it of the first queue's socket.
@@ -154,12 +154,12 @@ pub(crate) struct Inherited {
     pub(crate) fd: i32,
 }
 
-impl Bring {
+impl ExternalProgram {
     fn descriptors(&self) -> Vec<Inherited> {
         let (option, fds) = match self {
             Self::Sockets(numbers) => ("--sock-fds", numbers.as_slice()),
             Self::Map { fd, .. } => ("--map-fd", std::slice::from_ref(fd)),
-            Self::Nothing | Self::PinnedMap { .. } | Self::Plugin(_) => return Vec::new(),
+            Self::None | Self::PinnedMap { .. } | Self::Plugin(_) => return Vec::new(),
         };
         fds.iter().map(|&fd| Inherited { option, fd }).collect()
     }
@@ -193,7 +193,7 @@ pub(crate) struct PortConfig {
     /// The other side.
     pub(crate) nic: NicConfig,
     /// What somebody else made for it.
-    pub(crate) bring: Bring,
+    pub(crate) external: ExternalProgram,
     /// `--memory`.
     pub(crate) placement: Placement,
     /// What memory is taken of a VMM.
@@ -276,19 +276,19 @@ pub(crate) enum ConfigError {
     #[error("--vlan: {0} VLANs, a port has {ENTRIES_MAX} at most: give fewer, or none for all")]
     ManyVlans(usize),
     #[error("--inhibit needs an interface: name it with --ifname")]
-    BringWithoutInterface,
+    ExternalWithoutInterface,
     #[error(
         "--inhibit with memory=direct: there the XDP program writes the virtio-net header, which another's does not; use memory=copy"
     )]
-    BringDirect,
+    ExternalDirect,
     #[error(
         "--inhibit and --vlan exclude each other: which frames come is up to the XDP program that is there"
     )]
-    BringVlans,
+    ExternalVlans,
     #[error(
         "--inhibit and --steward exclude each other: the steward has a program of its own, leave one out"
     )]
-    BringAndSteward,
+    ExternalAndSteward,
     #[error(
         "--sock-fds names {fds} descriptor(s) for {queues} queue pair(s): one each, in the order of the queues"
     )]
@@ -311,7 +311,7 @@ impl ServeConfig {
 
     /// What is to be leased, port by port.
     pub(crate) fn queues(&self) -> Vec<Queues> {
-        let leased = self.ports.iter().filter(|port| !port.brings());
+        let leased = self.ports.iter().filter(|port| !port.has_external_program());
         let wanted = leased.filter_map(PortConfig::wanted);
         wanted
             .map(|wanted| Queues {
@@ -332,8 +332,8 @@ impl ServeConfig {
         let mut descriptors = HashSet::new();
         for (at, port) in self.ports.iter().enumerate() {
             port.check()?;
-            if port.brings() && self.steward.is_some() {
-                return Err(ConfigError::BringAndSteward);
+            if port.has_external_program() && self.steward.is_some() {
+                return Err(ConfigError::ExternalAndSteward);
             }
             for Inherited { fd, .. } in port.descriptors() {
                 if !descriptors.insert(fd) {
@@ -358,7 +358,7 @@ impl ServeConfig {
 impl PortConfig {
     /// The descriptors that are to be inherited for this port.
     pub(crate) fn descriptors(&self) -> Vec<Inherited> {
-        let mut descriptors = self.bring.descriptors();
+        let mut descriptors = self.external.descriptors();
         if let Endpoint::Fd(fd) = self.endpoint {
             descriptors.push(Inherited { option: "--fd", fd });
         }
@@ -426,33 +426,35 @@ impl PortConfig {
     }
 
     /// Whether it comes with sockets or a map of somebody else's.
-    pub(crate) fn brings(&self) -> bool {
-        self.bring != Bring::Nothing
+    pub(crate) fn has_external_program(&self) -> bool {
+        self.external != ExternalProgram::None
     }
 
     /// Whether its AF_XDP sockets are made by this process.
     pub(crate) fn opens_sockets(&self) -> bool {
-        self.brings() && !matches!(self.bring, Bring::Sockets(_))
+        self.has_external_program() && !matches!(self.external, ExternalProgram::Sockets(_))
     }
 
     fn check_bring(&self) -> Result<(), ConfigError> {
-        if self.bring == Bring::Nothing {
+        if self.external == ExternalProgram::None {
             return Ok(());
         }
         if !matches!(self.nic, NicConfig::Interface { .. }) {
-            return Err(ConfigError::BringWithoutInterface);
+            return Err(ConfigError::ExternalWithoutInterface);
         }
         if self.placement == Placement::Direct {
-            return Err(ConfigError::BringDirect);
+            return Err(ConfigError::ExternalDirect);
         }
         if !self.vlans.is_empty() {
-            return Err(ConfigError::BringVlans);
+            return Err(ConfigError::ExternalVlans);
         }
-        match &self.bring {
-            Bring::Sockets(fds) if fds.len() != usize::from(self.queues) => Err(ConfigError::SocketCount {
-                fds: fds.len(),
-                queues: self.queues,
-            }),
+        match &self.external {
+            ExternalProgram::Sockets(fds) if fds.len() != usize::from(self.queues) => {
+                Err(ConfigError::SocketCount {
+                    fds: fds.len(),
+                    queues: self.queues,
+                })
+            }
             _ => Ok(()),
         }
     }
@@ -495,7 +497,7 @@ mod tests {
                 mode: ModeRequest::Auto,
                 force_copy: false,
             },
-            bring: Bring::Nothing,
+            external: ExternalProgram::None,
             placement: Placement::Copy,
             memory: MemoryRules {
                 most_bytes: 1 << 30,

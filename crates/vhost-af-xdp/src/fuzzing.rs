@@ -12,7 +12,7 @@ use vhost::vhost_user::VhostUserBackendReqHandler;
 use vhost::vhost_user::message::VhostUserConfigFlags;
 use virtqueue::{Buffer, Chain, MemoryMap, Queue};
 
-use crate::config::{Bring, Endpoint, NicConfig, Placement, PortConfig, Segments};
+use crate::config::{Endpoint, ExternalProgram, NicConfig, Placement, PortConfig, Segments};
 use crate::config::{FileKinds, MemoryRules};
 use crate::guard::sigbus;
 use crate::nic::interfaces::Interfaces;
@@ -49,7 +49,7 @@ impl NullPort {
                 files: FileKinds::Shared,
             },
             segments: Segments::Auto,
-            bring: Bring::Nothing,
+            external: ExternalProgram::None,
             placement: if direct {
                 Placement::Direct
             } else {

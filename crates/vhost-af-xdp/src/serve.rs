@@ -286,7 +286,7 @@ fn leave_privileges(
         None => config.queues(),
     };
     // Their sockets and maps are open; the interface is looked at from here.
-    let brings = config.ports.iter().any(PortConfig::brings);
+    let external = config.ports.iter().any(PortConfig::has_external_program);
     let keeper = Keeper::start(&Orders {
         leases: &leases,
         user: uid,
@@ -299,7 +299,7 @@ fn leave_privileges(
         layers: config.layers.clone(),
         user,
         reach,
-        brings,
+        external,
         keeps: match config.ports.iter().any(PortConfig::opens_sockets) {
             true => CapabilitySet::NET_RAW,
             false => CapabilitySet::empty(),

@@ -65,7 +65,7 @@ impl<T> Field<T> {
     }
 }
 
-/// A number of the region, and the atomic by which it is reached. Stores are Release: see [`InflightQueue`].
+/// A number of the region, and the atomic to reach it. Stores are Release: see [`InflightQueue`].
 pub(crate) trait Number: Copy {
     type Atomic;
     fn get(from: &Self::Atomic) -> Self;

@@ -14,7 +14,7 @@
 //! *Taking.* The second word of a descriptor (length, id, flags) is loaded once, with Acquire; if its flags say
 //! available, the first word (address) follows. All else works on that copy. Chains of one descriptor are
 //! taken by the run, in one loop; the others (lists, indirect tables, a buffer in another region, faults) out of
-//! line, and anew: a run that meets one forgets what it read of it. A driver that marks slots
+//! line, and anew: a run that comes to one forgets what it read of it. A driver that marks slots
 //! available that the device still holds is told apart by counting ([`GuestFault::RingOverrun`]).
 //!
 //! *Using.* Used descriptors are written as they come, except the first of a batch: the driver looks at that

@@ -76,7 +76,7 @@ fn stands_at(ring: &PackedRing, at: Position) -> bool {
 /// Whether the slot behind `at` was used before `at`: there is a batch of more than one slot that was not published.
 fn is_unpublished(ring: &PackedRing, at: Position) -> bool {
     let next = at.forward(1, ring.size);
-    ring.size.get() > 1 && next.is_used(ring.flags(next.offset)) && kept(ring, at).is_some()
+    ring.size.get() > 1 && next.is_used(ring.flags(next.offset)) && stashed(ring, at).is_some()
 }
 
 /// The one place where the device may stand.
@@ -108,10 +108,10 @@ fn whole_ring(ring: &PackedRing, at: Position) -> Position {
 }
 
 /// What [`stash`] kept in the slot at `at`, if that is still available.
-fn kept(ring: &PackedRing, at: Position) -> Option<PackedDescriptor> {
+fn stashed(ring: &PackedRing, at: Position) -> Option<PackedDescriptor> {
     let word = ring.load_low(at.offset);
-    let kept = at.is_available(ring.flags(at.offset)) && word & STASH_MASK == STASH;
-    kept.then(|| PackedDescriptor::from_words(0, word))
+    let is_stashed = at.is_available(ring.flags(at.offset)) && word & STASH_MASK == STASH;
+    is_stashed.then(|| PackedDescriptor::from_words(0, word))
 }
 
 /// Takes back the batch at `at`, if there is one that was not published: for who does its chains again, whose descriptors
@@ -126,14 +126,14 @@ pub(crate) fn take_back(ring: &PackedRing, at: Position, descs: &[PackedDescript
             ring.store_high(at.offset, PackedDescriptor { flags, ..*desc }.to_words()[1]);
         }
     }
-    if let (Some(first), Some(_)) = (descs.first(), kept(ring, at)) {
+    if let (Some(first), Some(_)) = (descs.first(), stashed(ring, at)) {
         ring.store_low_after(at.offset, first.addr);
     }
 }
 
 /// Publishes the batch at `at`, if there is one that was not; returns where it ends.
 fn finish_batch(ring: &PackedRing, at: Position) -> Position {
-    let Some(first) = kept(ring, at) else {
+    let Some(first) = stashed(ring, at) else {
         return at;
     };
     let mut end = at.forward(1, ring.size);

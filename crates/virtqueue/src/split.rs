@@ -462,7 +462,7 @@ impl SplitQueue {
         self.memory.log(log, used, layout::RING_ENTRIES);
     }
 
-    /// Notes the words by which kicks are asked for.
+    /// Notes in the dirty log the words that ask for kicks.
     #[inline]
     fn log_events(&self) {
         let Some(log) = &self.log else { return };

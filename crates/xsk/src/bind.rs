@@ -82,7 +82,7 @@ pub(crate) fn bind_queue(
         if let Some((attempt, errno)) = last.take() {
             fallbacks.push(refused(attempt, errno));
         }
-        match bind_patiently(fd, config, attempt.flags(config.need_wakeup)) {
+        match bind_in_time(fd, config, attempt.flags(config.need_wakeup)) {
             Ok(()) => {
                 return Ok(Bound {
                     multi_buffer: attempt.multi_buffer,
@@ -164,7 +164,7 @@ fn plan(config: &SocketConfig) -> Result<Plan, OpenError> {
 }
 
 /// Binds, again and again while the queue is busy, until the time is up.
-fn bind_patiently(fd: BorrowedFd<'_>, config: &SocketConfig, flags: Flags) -> Result<(), Errno> {
+fn bind_in_time(fd: BorrowedFd<'_>, config: &SocketConfig, flags: Flags) -> Result<(), Errno> {
     let address = SocketAddrXdp::new(flags, config.ifindex, config.queue.0);
     let deadline = Instant::now() + config.bind_timeout;
     loop {
@@ -181,7 +181,7 @@ fn bind_patiently(fd: BorrowedFd<'_>, config: &SocketConfig, flags: Flags) -> Re
 pub(crate) fn await_free(fd: BorrowedFd<'_>, config: &SocketConfig) -> Result<bool, OpenError> {
     let flags = Flags::XDP_ZEROCOPY | Flags::XDP_USE_SG;
     let begun = Instant::now();
-    match bind_patiently(fd, config, flags) {
+    match bind_in_time(fd, config, flags) {
         Err(Errno::OPNOTSUPP) => Ok(begun.elapsed() >= PAUSE),
         Err(Errno::BUSY) => Err(busy(config)),
         _ => Ok(false),

@@ -62,7 +62,7 @@ pub trait FromKernel {
     fn from_entry(entry: Self::Entry, codec: AddressCodec) -> Self;
 }
 
-/// The flag in a ring's `flags` word by which the kernel asks to be woken (`XDP_RING_NEED_WAKEUP`).
+/// The flag in a ring's `flags` word with which the kernel asks to be woken (`XDP_RING_NEED_WAKEUP`).
 pub(crate) const NEED_WAKEUP: u32 = 1;
 
 /// One slot of a ring, with the closure interface of loom's cell, so that the same code runs under both.

@@ -71,13 +71,13 @@ impl Ethtool {
             cmd: command::GFLAGS,
             data: 0,
         };
-        let told = self.ask(flags.as_mut_bytes());
+        let asked = self.ask(flags.as_mut_bytes());
         match driver.as_str() {
             // Their frames come from another interface, whose tags the kernel has taken off (skb_vlan_untag in
             // __netif_receive_skb_core, net/core/dev.c) before generic XDP runs for them. (A bond can run XDP natively, but not for
             // AF_XDP: its sockets are of the bond, its frames of the interface below, see xsk_rcv_check.)
             "macvlan" | "ipvlan" | "bridge" | "team" | "bonding" => Tags::Lost,
-            _ if told.is_ok() && flags.data & abi::FLAG_RXVLAN != 0 => Tags::TakenOff,
+            _ if asked.is_ok() && flags.data & abi::FLAG_RXVLAN != 0 => Tags::TakenOff,
             // As the far end leaves them (drivers/net/veth.c): beside the frame if it is to put them in by "hardware".
             "veth" | "netkit" => Tags::AsSent,
             _ => Tags::There,

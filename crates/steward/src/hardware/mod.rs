@@ -4,7 +4,7 @@
 //! # Theory of operation
 //!
 //! The kernel forgets a socket when its holder dies; a NIC forgets no rule. So everything is noted before it is done
-//! (`Plan`), in a form by which it can be found again: a rule by what it says, a context by those that there were
+//! (`Plan`), in a form that lets it be found again: a rule by what it says, a context by those that there were
 //! before it. The steward that goes on after a crash removes what was noted and is there, and nothing else. Rules that were
 //! there before are never touched: where one is for the same frames, ours are not made.
 //!

@@ -184,9 +184,9 @@ mod tests {
             (&[0, 100][..], &[0x0f, 0xff][..])
         );
         assert_eq!(bytes[152..160], 3u64.to_ne_bytes());
-        let told: usize = bytes.iter().filter(|&&byte| byte != 0).count();
+        let set: usize = bytes.iter().filter(|&&byte| byte != 0).count();
         // Type 2 bytes, address 3, mask 6, VLAN 1, mask 2, queue 1: nothing else.
-        assert_eq!(told, 15, "{bytes:?}");
+        assert_eq!(set, 15, "{bytes:?}");
     }
 
     #[test]

@@ -37,7 +37,7 @@ pub enum Request {
     Facts,
     /// The lease is to outlive the steward's process.
     Keep {
-        /// By which the holder comes back.
+        /// The holder comes back with it.
         token: Token,
     },
     /// The lease that was kept, for a connection that has none. Its queues go on meanwhile; the sockets are those that the holder has.

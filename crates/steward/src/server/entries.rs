@@ -109,12 +109,12 @@ impl Entries {
         if self.names == names {
             return;
         }
-        let might = self.may_tell();
+        let might = self.may_steer();
         self.names = names;
-        match (might, self.may_tell()) {
+        match (might, self.may_steer()) {
             (true, true) => {}
             (false, false) => self.begin(),
-            (false, true) => self.tell(link, ledger),
+            (false, true) => self.apply(link, ledger),
             (true, false) => {
                 ledger.refuse(self.queues.start);
                 self.adopt(link, ledger);
@@ -124,7 +124,7 @@ impl Entries {
     }
 
     /// Whether the NIC may be told.
-    fn may_tell(&self) -> bool {
+    fn may_steer(&self) -> bool {
         !self.filter.is_empty() && self.check().is_ok()
     }
 
@@ -165,28 +165,28 @@ impl Entries {
     }
 
     /// Tells the NIC, if it may be told.
-    pub(super) fn tell(&mut self, link: &Link, ledger: &mut Ledger) {
-        if !self.may_tell() {
+    pub(super) fn apply(&mut self, link: &Link, ledger: &mut Ledger) {
+        if !self.may_steer() {
             return;
         }
         ledger.set_interface(&link.name);
         match Ethtool::open(&link.name) {
-            Ok(mut nic) => self.tell_nic(&mut nic, ledger),
+            Ok(mut nic) => self.apply_to(&mut nic, ledger),
             Err(error) => self.outcome = SteeringOutcome::by_program(&error),
         }
         self.accept(link, ledger);
     }
 
-    pub(super) fn tell_nic(&mut self, nic: &mut impl Nic, ledger: &mut Ledger) {
-        if self.may_tell() {
-            self.outcome = ledger.tell(nic, &self.queues, &self.filter, &self.names);
+    pub(super) fn apply_to(&mut self, nic: &mut impl Nic, ledger: &mut Ledger) {
+        if self.may_steer() {
+            self.outcome = ledger.apply(nic, &self.queues, &self.filter, &self.names);
         }
     }
 
     /// Goes on with what the NIC was told by a predecessor; tells it anew if it is not all there.
     pub(super) fn adopt(&mut self, link: &Link, ledger: &mut Ledger) {
         let mut nic = Ethtool::open(&link.name).ok();
-        if !self.may_tell() {
+        if !self.may_steer() {
             // The policy named it before. What is not undone now is undone with the lease.
             let undone = nic.as_mut().map(|nic| ledger.undo_all(nic, self.queues.start));
             if let Some(Err(error)) = undone {
@@ -197,21 +197,21 @@ impl Entries {
             }
             return;
         }
-        match nic.and_then(|nic| ledger.is_told(&nic, self.queues.start)) {
+        match nic.and_then(|nic| ledger.in_force(&nic, self.queues.start)) {
             Some(steered) => {
                 self.outcome.steered = steered;
                 self.accept(link, ledger);
             }
-            None => self.tell(link, ledger),
+            None => self.apply(link, ledger),
         }
     }
 
     /// Tells the NIC again what it has forgotten, as it does when rules are switched off and on.
-    pub(super) fn keep(&mut self, link: &Link, ledger: &mut Ledger) {
-        let told = matches!(self.outcome.steered, Steered::ByRules | Steered::ByContext);
-        if told && Ethtool::open(&link.name).is_ok_and(|nic| ledger.is_lost(&nic, self.queues.start)) {
+    pub(super) fn renew(&mut self, link: &Link, ledger: &mut Ledger) {
+        let by_nic = matches!(self.outcome.steered, Steered::ByRules | Steered::ByContext);
+        if by_nic && Ethtool::open(&link.name).is_ok_and(|nic| ledger.is_lost(&nic, self.queues.start)) {
             tracing::warn!(interface = link.name, queues = ?self.queues, "rules of the NIC are gone, and made again");
-            self.tell(link, ledger);
+            self.apply(link, ledger);
         }
     }
 

@@ -203,7 +203,7 @@ impl Interface {
                     let _ = program.deactivate_queue(queue);
                 }
             }
-            entries.keep(&self.link, &mut self.ledger);
+            entries.renew(&self.link, &mut self.ledger);
         }
         before != (self.facts(), self.entries.clone())
     }

@@ -1,7 +1,7 @@
 //! What the NIC of an interface was told for its leases, noted in a file.
 //!
 //! Rules and contexts outlive the process that made them, so the note is written before they are made and forgotten after they
-//! are undone: a steward that dies in between leaves a note by which its successor finds them (see
+//! are undone: a steward that dies in between leaves a note that leads its successor to them (see
 //! [`crate::hardware`]). Without a place for notes the NIC is told nothing.
 
 use std::collections::BTreeMap;
@@ -70,7 +70,7 @@ impl SteeringOutcome {
     }
 }
 
-/// How frames come by what was made.
+/// How frames come, after what was made.
 fn steered_by(plan: &Plan) -> Steered {
     match plan.context {
         Some(_) => Steered::ByContext,
@@ -156,7 +156,7 @@ impl Ledger {
     }
 
     /// Tells the NIC what a lease is for. What it was told for it before is undone first.
-    pub(super) fn tell(
+    pub(super) fn apply(
         &mut self,
         nic: &mut impl Nic,
         queues: &Range<u32>,
@@ -215,7 +215,7 @@ impl Ledger {
     }
 
     /// Whether all that was noted for a lease is in the NIC, and how frames come then.
-    pub(super) fn is_told(&self, nic: &impl Nic, first: u32) -> Option<Steered> {
+    pub(super) fn in_force(&self, nic: &impl Nic, first: u32) -> Option<Steered> {
         let plan = self.plan(first)?;
         (has_rules(nic, plan) == Some(true)).then(|| steered_by(plan))
     }
@@ -297,14 +297,14 @@ mod tests {
         let path = dir.path().join("nic-1.toml");
         let mut nic = Played::new();
         let mut ledger = Ledger::open(Some(path.clone()));
-        let told = ledger.tell(&mut nic, &(2..4), &filter(), &names());
-        assert_eq!((told.steered, told.note.as_str()), (Steered::ByContext, ""));
+        let outcome = ledger.apply(&mut nic, &(2..4), &filter(), &names());
+        assert_eq!((outcome.steered, outcome.note.as_str()), (Steered::ByContext, ""));
         drop(ledger);
         let mut successor = Ledger::open(Some(path.clone()));
         assert_eq!(successor.noted(), [2]);
-        assert_eq!(successor.is_told(&nic, 2), Some(Steered::ByContext));
+        assert_eq!(successor.in_force(&nic, 2), Some(Steered::ByContext));
         assert_eq!(
-            successor.is_told(&Played::new(), 2),
+            successor.in_force(&Played::new(), 2),
             None,
             "another NIC, or it was reset"
         );
@@ -320,7 +320,7 @@ mod tests {
         let mut ledger = Ledger::open(Some(dir.path().join("nic-1.toml")));
         for _ in 0..3 {
             assert_eq!(
-                ledger.tell(&mut nic, &(2..3), &filter(), &names()).steered,
+                ledger.apply(&mut nic, &(2..3), &filter(), &names()).steered,
                 Steered::ByRules
             );
             assert_eq!(nic.rules.len(), 1);
@@ -330,7 +330,7 @@ mod tests {
         nic = Played::new();
         assert!(ledger.is_lost(&nic, 2));
         assert_eq!(
-            ledger.tell(&mut nic, &(2..3), &filter(), &names()).steered,
+            ledger.apply(&mut nic, &(2..3), &filter(), &names()).steered,
             Steered::ByRules
         );
         assert_eq!(nic.rules.len(), 1);
@@ -339,9 +339,9 @@ mod tests {
     #[test]
     fn without_a_place_for_notes_the_nic_is_told_nothing() {
         let mut nic = Played::new();
-        let told = Ledger::open(None).tell(&mut nic, &(0..1), &filter(), &names());
-        assert_eq!((told.steered, nic.rules.len()), (Steered::ByProgram, 0));
-        assert!(told.note.contains("keeps no state"), "{}", told.note);
+        let outcome = Ledger::open(None).apply(&mut nic, &(0..1), &filter(), &names());
+        assert_eq!((outcome.steered, nic.rules.len()), (Steered::ByProgram, 0));
+        assert!(outcome.note.contains("keeps no state"), "{}", outcome.note);
     }
 
     #[test]
@@ -351,14 +351,14 @@ mod tests {
         let mut nic = Played::new();
         nic.fails_at = Some(2);
         let mut ledger = Ledger::open(Some(path.clone()));
-        let told = ledger.tell(&mut nic, &(0..2), &filter(), &names());
-        assert_eq!(told.steered, Steered::ByProgram);
-        assert!(told.note.contains("n-tuple rule for MAC"), "{}", told.note);
+        let outcome = ledger.apply(&mut nic, &(0..2), &filter(), &names());
+        assert_eq!(outcome.steered, Steered::ByProgram);
+        assert!(outcome.note.contains("n-tuple rule for MAC"), "{}", outcome.note);
         assert_eq!((nic.contexts.clone(), path.exists()), (theirs(), false));
         // Now the context cannot be taken back either.
         let mut nic = Played::new();
         (nic.fails_at, nic.fails_from_then_on) = (Some(2), true);
-        ledger.tell(&mut nic, &(0..2), &filter(), &names());
+        ledger.apply(&mut nic, &(0..2), &filter(), &names());
         assert_eq!((nic.contexts.len(), path.exists()), (2, true));
         (nic.fails_at, nic.fails_from_then_on) = (None, false);
         let parts = ledger.parts(Some(&nic), 0);

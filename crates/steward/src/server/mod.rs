@@ -171,7 +171,7 @@ impl Server {
             self.end_idle(now);
             self.forget_idle();
             self.record_ends();
-            self.tell();
+            self.notify_holders();
             let is_unfinished = |interface: &Interface| interface.is_unfinished(now, self.linger);
             let unfinished = self.interfaces.values().any(is_unfinished);
             look_at = unfinished.then(|| look_at.unwrap_or(now + RETRY));
@@ -460,7 +460,7 @@ impl Server {
     }
 
     /// Tells holders what changed, those who read.
-    fn tell(&mut self) {
+    fn notify_holders(&mut self) {
         let mut over = Vec::new();
         for (&number, connection) in &mut self.connections {
             if !connection.dirty || connection.has_unsent() {

@@ -100,7 +100,7 @@ proptest! {
         let mut nic = Played::of_size(64, special);
         let mut ledger = Ledger::open(Some(dir.path().join("nic-1.toml")));
         let mut entries = Entries::new(wanted.range(), wanted.filter.clone(), policy.names(by));
-        entries.tell_nic(&mut nic, &mut ledger);
+        entries.apply_to(&mut nic, &mut ledger);
         for rule in nic.rules.values() {
             prop_assert!(is_named(rule, &rules[by]), "{rule} by {:?} for {:?}", rules[by], wanted.filter);
         }

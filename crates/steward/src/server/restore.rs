@@ -77,12 +77,12 @@ impl Server {
             }
         }
         self.interfaces.values_mut().for_each(Interface::sweep);
-        let kept: Vec<u64> = self.orphans.keys().copied().collect();
-        self.record(|records| records.leases.retain(|record| kept.contains(&record.number)));
+        let orphaned: Vec<u64> = self.orphans.keys().copied().collect();
+        self.record(|records| records.leases.retain(|record| orphaned.contains(&record.number)));
         self.forget_idle();
-        if !kept.is_empty() {
+        if !orphaned.is_empty() {
             tracing::info!(
-                leases = kept.len(),
+                leases = orphaned.len(),
                 "waiting for the holders of leases that go on"
             );
         }

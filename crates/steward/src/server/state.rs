@@ -2,7 +2,7 @@
 //!
 //! Programs, maps and configuration words live in the kernel, held by their pins, so frames go on whether there is a
 //! steward or not. The records say whose they are: one for each interface (which program, which generation), one for
-//! each lease (who, what was wanted, and the token by which the holder proves that it is the same). They are one
+//! each lease (who, what was wanted, and the token that proves that a holder is the same). They are one
 //! small file, replaced by rename(2): a reader sees the old or the new one. There is no fsync(2): what the file
 //! describes does not outlive the machine either, and records of an earlier boot are not read.
 //!

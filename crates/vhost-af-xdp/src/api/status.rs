@@ -316,11 +316,11 @@ impl LaneStatus {
 /// the NIC writes, `rx_fill_ring_empty_descs` counts how often the driver asked for chunks. No loss is seen by it alone.
 fn socket_counters(statistics: xsk::Statistics) -> impl Iterator<Item = Named> {
     // An empty tx ring is no event here.
-    let told = statistics
+    let shown = statistics
         .named()
         .into_iter()
         .filter(|(name, _)| *name != "tx_ring_empty_descs");
-    told.map(|(name, value)| Named::new("socket", name, value, name != "rx_fill_ring_empty_descs"))
+    shown.map(|(name, value)| Named::new("socket", name, value, name != "rx_fill_ring_empty_descs"))
 }
 
 #[cfg(test)]

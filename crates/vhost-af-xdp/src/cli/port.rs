@@ -8,7 +8,7 @@ use clap::{ArgAction, Args, Command, FromArgMatches};
 use steward::protocol::is_interface_name;
 
 use super::access::AccessArgs;
-use super::bring::BringArgs;
+use super::external::ExternalArgs;
 use super::memory::MemoryArgs;
 use super::values::{ModeArg, VlanList, mode_request, parse_mac, parse_vlans};
 use super::{offload, sentence};
@@ -61,7 +61,7 @@ pub(super) struct PortArgs {
     #[arg(long, value_name = "M", default_value_t = 0)]
     start_queue: u32,
     #[command(flatten)]
-    bring: BringArgs,
+    external: ExternalArgs,
     /// Where frames lie: memory of the daemon, or the guest's own RAM (pins all of it; no
     /// ballooning, no overcommit, no postcopy)
     #[arg(long, value_enum, default_value = "copy")]
@@ -153,7 +153,7 @@ impl PortArgs {
             endpoint,
             queues: self.queues,
             nic,
-            bring: self.bring.build()?,
+            external: self.external.build()?,
             placement: self.memory,
             memory: self.memory_rules.build(ports),
             segments: all.segments,

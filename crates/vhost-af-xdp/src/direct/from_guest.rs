@@ -62,7 +62,7 @@ impl<N: Nic> Sink for DirectEnd<N> {
     fn put(&mut self, chain: ChainId, frame: Option<GuestFrame<'_>>, turn: &mut Turn) -> Put {
         let Some(frame) = frame else {
             self.give_back(chain);
-            return Put::Kept;
+            return Put::Taken;
         };
         let &Sending { len, ref request, .. } = frame.sending;
         let queued = match *request {
@@ -88,7 +88,7 @@ impl<N: Nic> Sink for DirectEnd<N> {
                 Some(())
             }
         };
-        queued.map_or(Put::NoRoom, |()| Put::Kept)
+        queued.map_or(Put::NoRoom, |()| Put::Taken)
     }
 
     #[inline]

@@ -74,7 +74,7 @@ pub(crate) struct Orders<'a> {
     pub(crate) group: u32,
     /// Sockets to remove in the end.
     pub(crate) files: &'a [PathBuf],
-    /// Paths of sockets where the daemon meets VMMs.
+    /// Paths of the sockets to VMMs.
     pub(crate) vmm_sockets: &'a [PathBuf],
 }
 

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use super::interrupt;
 use crate::log_limit::LogLimit;
-use crate::switch::progress::Place;
-use crate::switch::workers::{Sight, Workers};
+use crate::switch::progress::Activity;
+use crate::switch::workers::{Observation, Workers};
 
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(500);
@@ -49,7 +49,7 @@ impl Hang {
 
 /// What was seen of a worker last.
 struct Watched {
-    sight: Sight,
+    seen: Observation,
     since: Instant,
     /// Looks since that found the same.
     same: u32,
@@ -57,8 +57,8 @@ struct Watched {
 
 /// What a look finds out.
 #[derive(Debug, PartialEq, Eq)]
-enum News {
-    Nothing,
+enum Change {
+    None,
     Hangs(Instant),
     /// It did, for so long.
     GoesOn(Duration),
@@ -66,12 +66,12 @@ enum News {
 
 impl Watched {
     fn new(now: Instant) -> Self {
-        let sight = Sight {
+        let seen = Observation {
             rounds: 0,
-            place: Place::Asleep,
+            activity: Activity::Asleep,
         };
         Self {
-            sight,
+            seen,
             since: now,
             same: 0,
         }
@@ -82,25 +82,25 @@ impl Watched {
         self.same >= LOOKS
     }
 
-    fn look(&mut self, sight: Sight, now: Instant) -> News {
-        if sight.place != Place::Asleep
-            && sight.rounds == self.sight.rounds
-            && self.sight.place != Place::Asleep
+    fn look(&mut self, seen: Observation, now: Instant) -> Change {
+        if seen.activity != Activity::Asleep
+            && seen.rounds == self.seen.rounds
+            && self.seen.activity != Activity::Asleep
         {
-            self.sight = sight;
+            self.seen = seen;
             self.same = self.same.saturating_add(1);
             return match self.same {
-                LOOKS => News::Hangs(self.since),
-                _ => News::Nothing,
+                LOOKS => Change::Hangs(self.since),
+                _ => Change::None,
             };
         }
         let hung = self.hangs().then(|| now.duration_since(self.since));
         *self = Self {
-            sight,
+            seen,
             since: now,
             same: 0,
         };
-        hung.map_or(News::Nothing, News::GoesOn)
+        hung.map_or(Change::None, Change::GoesOn)
     }
 }
 
@@ -108,7 +108,7 @@ impl Watchdog {
     /// Watches from now on, on a thread of its own.
     pub(crate) fn start(workers: Arc<Workers>) -> io::Result<Self> {
         let watchdog = Self::default();
-        watchdog.hangs().resize(workers.sights().count(), None);
+        watchdog.hangs().resize(workers.observe().count(), None);
         let hangs = watchdog.clone();
         std::thread::Builder::new()
             .name("watchdog".to_owned())
@@ -123,21 +123,21 @@ impl Watchdog {
 
     fn watch(&self, workers: &Workers) {
         let mut log = LogLimit::default();
-        let mut watched: Vec<_> = workers.sights().map(|_| Watched::new(Instant::now())).collect();
+        let mut watched: Vec<_> = workers.observe().map(|_| Watched::new(Instant::now())).collect();
         loop {
             let hangs = watched.iter().any(Watched::hangs);
-            let is_awake = || workers.sights().any(|sight| sight.place != Place::Asleep);
+            let is_awake = || workers.observe().any(|seen| seen.activity != Activity::Asleep);
             workers
                 .watcher
                 .park_unless(|| hangs || interrupt::has_writers() || is_awake());
-            for (worker, sight) in workers.sights().enumerate() {
-                let news = watched[worker].look(sight, Instant::now());
-                if news != News::Nothing {
-                    let hang = hang(&news, sight.place, workers);
+            for (worker, seen) in workers.observe().enumerate() {
+                let change = watched[worker].look(seen, Instant::now());
+                if change != Change::None {
+                    let hang = hang(&change, seen.activity, workers);
                     workers.note_hang(worker, hang.is_some());
                     self.hangs()[worker].clone_from(&hang);
                     // Without the lock: `status` looks at it, and a log may be slow.
-                    tell(worker, hang.as_ref(), &news, &mut log);
+                    report(worker, hang.as_ref(), &change, &mut log);
                 }
             }
             interrupt_for(LOOK, workers);
@@ -146,11 +146,13 @@ impl Watchdog {
 }
 
 /// What is known then of a worker that is there.
-fn hang(news: &News, place: Place, workers: &Workers) -> Option<Hang> {
-    let &News::Hangs(since) = news else { return None };
-    let ports = match place {
-        Place::In(lane) => workers.owners(lane),
-        Place::Nowhere | Place::Asleep => Vec::new(),
+fn hang(change: &Change, activity: Activity, workers: &Workers) -> Option<Hang> {
+    let &Change::Hangs(since) = change else {
+        return None;
+    };
+    let ports = match activity {
+        Activity::InLane(lane) => workers.owners(lane),
+        Activity::BetweenLanes | Activity::Asleep => Vec::new(),
     };
     Some(Hang { since, ports })
 }
@@ -158,12 +160,12 @@ fn hang(news: &News, place: Place, workers: &Workers) -> Option<Hang> {
 /// For so long, ends waits of workers that are awake and have finished no round between two looks, and of control threads ([`interrupt`]).
 /// In memory that never answers this does nothing.
 fn interrupt_for(time: Duration, workers: &Workers) {
-    let mut before: Vec<_> = workers.sights().collect();
+    let mut before: Vec<_> = workers.observe().collect();
     for _ in 0..time.as_millis() / interrupt::PERIOD.as_millis() {
         std::thread::sleep(interrupt::PERIOD);
-        let now: Vec<_> = workers.sights().collect();
+        let now: Vec<_> = workers.observe().collect();
         for ((before, now), thread) in before.iter().zip(&now).zip(workers.threads()) {
-            if now.place != Place::Asleep && now.rounds == before.rounds {
+            if now.activity != Activity::Asleep && now.rounds == before.rounds {
                 interrupt::interrupt(thread);
             }
         }
@@ -172,14 +174,14 @@ fn interrupt_for(time: Duration, workers: &Workers) {
     }
 }
 
-fn tell(worker: usize, hang: Option<&Hang>, news: &News, log: &mut LogLimit) {
+fn report(worker: usize, hang: Option<&Hang>, change: &Change, log: &mut LogLimit) {
     let Some(left_out) = log.allow() else { return };
-    match (news, hang) {
-        (News::Hangs(_), Some(hang)) => tracing::error!(
+    match (change, hang) {
+        (Change::Hangs(_), Some(hang)) => tracing::error!(
             "worker-{worker} {}: the guests of its ports wait. If it goes on, see to the file system that the memory of a guest there is on, or end its VMM{left_out}",
             hang.words()
         ),
-        (News::GoesOn(hung), _) => {
+        (Change::GoesOn(hung), _) => {
             tracing::warn!(
                 "worker-{worker} goes on after {} s{left_out}",
                 hung.as_secs().max(1)
@@ -194,17 +196,17 @@ mod tests {
     use super::*;
     use crate::switch::lane::LaneId;
 
-    const HERE: Place = Place::In(LaneId(7));
+    const HERE: Activity = Activity::InLane(LaneId(7));
 
-    /// What looks at these sights, half a second apart, find out; hangs without their time.
-    fn news(sights: &[(u64, Place)]) -> Vec<&'static str> {
+    /// What looks that find this, half a second apart, lead to; hangs without their time.
+    fn changes(observations: &[(u64, Activity)]) -> Vec<&'static str> {
         let begun = Instant::now();
         let mut watched = Watched::new(begun);
-        let looks = (0u32..).zip(sights).map(|(at, &(rounds, place))| {
-            match watched.look(Sight { rounds, place }, begun + LOOK * at) {
-                News::Nothing => "",
-                News::Hangs(_) => "hangs",
-                News::GoesOn(_) => "goes on",
+        let looks = (0u32..).zip(observations).map(|(at, &(rounds, activity))| {
+            match watched.look(Observation { rounds, activity }, begun + LOOK * at) {
+                Change::None => "",
+                Change::Hangs(_) => "hangs",
+                Change::GoesOn(_) => "goes on",
             }
         });
         looks.collect()
@@ -212,26 +214,32 @@ mod tests {
 
     #[test]
     fn worker_without_a_round_in_a_second_hangs_and_is_named_once() {
-        let sights = [(1, HERE), (1, HERE), (1, HERE), (1, HERE), (1, HERE), (2, HERE)];
-        assert_eq!(news(&sights), ["", "", "hangs", "", "", "goes on"]);
+        let observations = [(1, HERE), (1, HERE), (1, HERE), (1, HERE), (1, HERE), (2, HERE)];
+        assert_eq!(changes(&observations), ["", "", "hangs", "", "", "goes on"]);
     }
 
     #[test]
     fn sleeper_does_not_hang_however_long_it_sleeps() {
-        assert_eq!(news(&[(1, Place::Asleep); 8]), [""; 8]);
+        assert_eq!(changes(&[(1, Activity::Asleep); 8]), [""; 8]);
         let woken = [
-            (1, Place::Asleep),
-            (1, Place::Asleep),
+            (1, Activity::Asleep),
+            (1, Activity::Asleep),
             (1, HERE),
             (1, HERE),
             (2, HERE),
         ];
-        assert_eq!(news(&woken), [""; 5]);
+        assert_eq!(changes(&woken), [""; 5]);
     }
 
     #[test]
     fn worker_that_gets_on_slowly_does_not_hang() {
-        let sights = [(1, HERE), (1, HERE), (2, HERE), (2, Place::Nowhere), (3, HERE)];
-        assert_eq!(news(&sights), [""; 5]);
+        let observations = [
+            (1, HERE),
+            (1, HERE),
+            (2, HERE),
+            (2, Activity::BetweenLanes),
+            (3, HERE),
+        ];
+        assert_eq!(changes(&observations), [""; 5]);
     }
 }

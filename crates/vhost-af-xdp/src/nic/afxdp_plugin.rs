@@ -1,4 +1,4 @@
-//! Client of the handshake by which the AF_XDP device plugin for Kubernetes gives a pod the socket maps of its
+//! Client of the handshake in which the AF_XDP device plugin for Kubernetes gives a pod the socket maps of its
 //! interfaces.
 //!
 //! The protocol is that of github.com/intel/afxdp-plugins-for-kubernetes, version 0.1 (`constants/constants.go` and

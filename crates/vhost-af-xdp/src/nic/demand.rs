@@ -1,4 +1,4 @@
-//! How much memory the sockets of this daemon lock, by which a limit has to be raised.
+//! How much memory the sockets of this daemon lock: the limit has to be raised by that.
 //!
 //! The kernel counts the UMEM of each socket, and nothing else of it, against RLIMIT_MEMLOCK, for each user over all
 //! processes (`xdp_umem_account_pages`, net/xdp/xdp_umem.c). A limit for one socket

@@ -116,7 +116,7 @@ pub(crate) enum Lost {
     /// With the lease.
     #[error(transparent)]
     Lease(#[from] LeaseError),
-    /// The name is the one by which it is asked for again, which it need not have had last.
+    /// It is asked for again under this name, which need not be its last one.
     #[error("{why}, trying {name} again")]
     Gone { why: String, name: String },
     /// There is no program on it, or no queue.

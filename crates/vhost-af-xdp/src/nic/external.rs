@@ -21,7 +21,7 @@ use xsk::{OpenError, RingSize, SocketConfig, Umem, Unbound};
 
 use super::afxdp_plugin::Plugin;
 use super::error::{ExternalError, InterfaceError};
-use crate::config::{Bring, Inherited, NicConfig, PortConfig, ServeConfig};
+use crate::config::{ExternalProgram, Inherited, NicConfig, PortConfig, ServeConfig};
 
 /// Whether all descriptors that the ports name were inherited. To be asked before this process opens any: later a
 /// number that was not inherited may be one of its own.
@@ -80,19 +80,19 @@ impl Given {
             else {
                 continue;
             };
-            let source = match &port.bring {
-                Bring::Nothing => continue,
-                Bring::Sockets(numbers) => take_sockets(numbers, *start_queue)?,
-                Bring::Map { fd, first } => {
+            let source = match &port.external {
+                ExternalProgram::None => continue,
+                ExternalProgram::Sockets(numbers) => take_sockets(numbers, *start_queue)?,
+                ExternalProgram::Map { fd, first } => {
                     let option = format!("--map-fd {fd}");
                     let map = duplicate(*fd)?;
                     Source::map(SocketMap::from_fd(map), *first, option)?
                 }
-                Bring::PinnedMap { path, first } => {
+                ExternalProgram::PinnedMap { path, first } => {
                     let option = format!("--map-path {}", path.display());
                     Source::map(SocketMap::open(path), *first, option)?
                 }
-                Bring::Plugin(path) => {
+                ExternalProgram::Plugin(path) => {
                     let map = plugin(&mut plugins, path)?.map(name)?;
                     let option = format!("--afxdp-plugin {}", path.display());
                     // Its program looks a frame's queue up.

@@ -186,7 +186,7 @@ impl Interface {
         wish.binding()
     }
 
-    /// Takes note of a bind, for the patience of the next one.
+    /// Notes whether a bind found the queue taken: then the next one waits [`BIND_AGAIN_TIMEOUT`] only.
     pub(super) fn note_busy(&self, queue: u32, busy: bool) {
         match busy {
             true => self.busy().insert(queue),

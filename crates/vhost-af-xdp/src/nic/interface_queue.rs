@@ -180,8 +180,8 @@ impl InterfaceQueue {
             return Err(InterfaceError::InUse);
         };
         if let Some(since) = since.filter(|since| since.elapsed() < BIND_TIMEOUT) {
-            let told = registered.probe.map(Probe::await_free).transpose()?;
-            if told != Some(true) {
+            let became_free = registered.probe.map(Probe::await_free).transpose()?;
+            if became_free != Some(true) {
                 std::thread::sleep(RELEASE.saturating_sub(since.elapsed()));
             }
         }

@@ -263,7 +263,7 @@ impl Leased {
             ..config.clone()
         };
         // A shortage that was there the last time does not pass by itself.
-        let patient = !self.short.load(Relaxed);
+        let may_wait = !self.short.load(Relaxed);
         let (mut refused, mut pause) = (None, UNLOCK_PAUSE);
         loop {
             // A socket whose memory was refused is of no more use.
@@ -283,7 +283,7 @@ impl Leased {
                     Err(error) => refused = Some(error),
                 }
             }
-            if !patient || Instant::now() >= deadline {
+            if !may_wait || Instant::now() >= deadline {
                 self.short.store(true, Relaxed);
                 // Our own steward may what root may; then the limit is what has to be said.
                 return match refused {

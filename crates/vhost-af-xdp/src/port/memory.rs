@@ -42,9 +42,9 @@ pub(crate) enum MemoryError {
     Duplicate(#[source] std::io::Error),
 }
 
-/// Where a region is.
+/// What the VMM names a region by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct RegionKey {
     pub(crate) guest_addr: GuestAddr,
     /// In the VMM's address space.
     pub(crate) user_addr: u64,
@@ -52,7 +52,7 @@ pub(crate) struct Place {
     pub(crate) len: u64,
 }
 
-impl From<&Region> for Place {
+impl From<&Region> for RegionKey {
     fn from(region: &Region) -> Self {
         Self {
             guest_addr: region.guest_addr,
@@ -127,13 +127,17 @@ impl MemoryTable {
 
     /// Whether adding or removing a region there changes nothing: QEMU 7.2 sends both once for each
     /// queue pair, though all share one table.
-    pub(crate) fn is_repeated(&self, place: Place, added: bool) -> bool {
-        let mut places = self.map.iter().flat_map(|map| map.regions()).map(|known| Place {
-            guest_addr: known.guest_addr(),
-            user_addr: known.user_addr(),
-            len: known.len(),
-        });
-        places.any(|known| known == place) == added
+    pub(crate) fn is_repeated(&self, key: RegionKey, added: bool) -> bool {
+        let mut keys = self
+            .map
+            .iter()
+            .flat_map(|map| map.regions())
+            .map(|known| RegionKey {
+                guest_addr: known.guest_addr(),
+                user_addr: known.user_addr(),
+                len: known.len(),
+            });
+        keys.any(|known| known == key) == added
     }
 
     /// ADD_MEM_REG.
@@ -146,8 +150,8 @@ impl MemoryTable {
 
     /// REM_MEM_REG.
     /// Errors: [`MemoryError`]; the old table stays.
-    pub(crate) fn remove(&mut self, place: Place) -> Result<(), MemoryError> {
-        let regions = self.regions(|addr| addr != place.guest_addr)?;
+    pub(crate) fn remove(&mut self, key: RegionKey) -> Result<(), MemoryError> {
+        let regions = self.regions(|addr| addr != key.guest_addr)?;
         if regions.is_empty() {
             self.map = None;
             return Ok(());

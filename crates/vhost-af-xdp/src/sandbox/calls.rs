@@ -200,7 +200,7 @@ pub(super) const CALLS: &[Call] = table! {
 
 /// Calls of a process that uses a map or sockets of somebody else's: it looks for interfaces, and may make AF_XDP sockets itself.
 #[rustfmt::skip]
-pub(super) const BROUGHT: &[Call] = table! {
+pub(super) const EXTERNAL: &[Call] = table! {
     SYS_bpf: &[&[If::Is(0, MAP_ELEMENTS[0])], &[If::Is(0, MAP_ELEMENTS[1])], &[If::Is(0, MAP_ELEMENTS[2])]],
         "--inhibit with a map: sockets are put into it and taken out";
     SYS_socket: &[&[If::Is(0, AF_XDP as u64)], &[If::Is(0, AF_NETLINK as u64)], &[If::Is(0, libc::AF_INET as u64), If::Bits(1, 0xf, libc::SOCK_DGRAM as u64)]],
@@ -225,7 +225,7 @@ mod tests {
     #[test]
     fn every_call_is_in_the_document_with_its_reason() {
         let document = include_str!("../../../../docs/sandbox.md");
-        let tables = [CALLS, BROUGHT, ABSENT];
+        let tables = [CALLS, EXTERNAL, ABSENT];
         for call in tables.into_iter().flatten() {
             let line = format!("| {} | {} |", call.name, call.why);
             assert!(

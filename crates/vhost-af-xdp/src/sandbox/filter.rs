@@ -17,14 +17,14 @@ use seccompiler::{
 };
 
 use super::SandboxError;
-use super::calls::{ABSENT, BROUGHT, CALLS, Call, If};
+use super::calls::{ABSENT, CALLS, Call, EXTERNAL, If};
 use crate::guard::handler;
 
 /// Rules by number of the system call; none: always.
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
-/// Installs handler and filters, for all threads; says what is in force. `brings`: sockets or maps of somebody else's are used.
-pub(super) fn install(brings: bool) -> Result<String, SandboxError> {
+/// Installs handler and filters, for all threads; says what is in force. `external`: sockets or maps of somebody else's are used.
+pub(super) fn install(external: bool) -> Result<String, SandboxError> {
     // The signal is raised again in the handler, and must not be blocked there; once, since then it has its default action.
     let flags = libc::SA_NODEFER | libc::SA_RESETHAND;
     // SAFETY: it writes a line, formatted in place, and ends the process.
@@ -33,7 +33,7 @@ pub(super) fn install(brings: bool) -> Result<String, SandboxError> {
     // Has its effect with seccomp's own privilege check.
     rustix::thread::set_no_new_privs(true).map_err(SandboxError::at("no_new_privs"))?;
     let mut calls = Rules::new();
-    for call in CALLS.iter().chain(BROUGHT.iter().filter(|_| brings)) {
+    for call in CALLS.iter().chain(EXTERNAL.iter().filter(|_| external)) {
         add(&mut calls, call)?;
     }
     let mut absent = Rules::new();

@@ -145,7 +145,7 @@ pub(crate) struct Plan {
     /// Paths that are needed later on.
     pub(crate) reach: Reach,
     /// Sockets or maps of somebody else's are used: interfaces of this network namespace, and calls beyond the table.
-    pub(crate) brings: bool,
+    pub(crate) external: bool,
     /// Capabilities that are needed later on, if there are any.
     pub(crate) keeps: CapabilitySet,
 }
@@ -186,7 +186,7 @@ pub(crate) fn enter(plan: &Plan) -> Result<InForce, SandboxError> {
     let _ = rustix::param::page_size();
     let network = match plan.layers.has(Layer::Network) {
         false => OFF.to_owned(),
-        true if plan.brings => "that of the interfaces, which are used here".to_owned(),
+        true if plan.external => "that of the interfaces, which are used here".to_owned(),
         true => leave_network(),
     };
     let mounts = match plan.layers.has(Layer::Mounts) {
@@ -212,7 +212,7 @@ pub(crate) fn enter(plan: &Plan) -> Result<InForce, SandboxError> {
     };
     let user = user::current();
     let calls = match plan.layers.has(Layer::Calls) {
-        true => filter::install(plan.brings)?,
+        true => filter::install(plan.external)?,
         false => OFF.to_owned(),
     };
     Ok(InForce {

@@ -24,10 +24,12 @@ use super::to_guest::{Delivery, Fit, NO_OFFLOAD, UmemBytes, with_buffers};
 use crate::nic::endpoint::NicQueue;
 use crate::nic::queue::Nic;
 
-/// A frame of the batch: its pieces.
+/// The pieces of a frame of the batch.
 #[derive(Clone, Copy, Default)]
-struct Place {
+struct FramePieces {
+    /// Index of the first in [`NicQueue::received`].
     first: u16,
+    /// How many.
     pieces: u16,
 }
 
@@ -39,7 +41,7 @@ pub(crate) struct Arrivals {
     frame_limit: u32,
     batch: Batch,
     position: Position,
-    places: [Place; MOST_FRAMES],
+    frames: [FramePieces; MOST_FRAMES],
     /// How many pieces belong to whole frames; those behind them to one whose last piece has not come yet.
     whole: usize,
     /// Where the frame to be written lies.
@@ -56,7 +58,7 @@ impl Arrivals {
             frame_limit: pair.frame_limit,
             batch: Batch::new(rules(&pair.offloads)),
             position: Position::default(),
-            places: [Place::default(); MOST_FRAMES],
+            frames: [FramePieces::default(); MOST_FRAMES],
             whole: 0,
             ranges: Vec::with_capacity(BATCH * 2),
             short: false,
@@ -152,14 +154,14 @@ impl Arrivals {
     #[inline]
     fn add(&mut self, received: &mut [RxDesc], umem: &Umem, counters: &PairCounters) {
         let number = self.batch.len();
-        let Some(place) = self.places.get_mut(number) else {
+        let Some(frame) = self.frames.get_mut(number) else {
             return;
         };
         let pieces = &mut received[self.whole..];
         let len: u32 = pieces.iter().map(|piece| piece.len).sum();
         // Pieces of a batch are few.
         #[allow(clippy::cast_possible_truncation)]
-        let at = Place {
+        let at = FramePieces {
             first: self.whole as u16,
             pieces: pieces.len() as u16,
         };
@@ -170,7 +172,7 @@ impl Arrivals {
             counters.to_guest_in_pieces.add(1);
             return;
         }
-        *place = at;
+        *frame = at;
         let Some(looks) = self.looks else {
             self.batch.add(&[], len, |_| Verdict::Unknown);
             return;
@@ -224,9 +226,9 @@ impl Arrivals {
             Some(Looks { tell: true, .. }) => self.batch.header(run).to_bytes(),
             _ => NO_OFFLOAD,
         };
-        let place = self.places[run.first()];
-        let first = usize::from(place.first);
-        if (run.frames(), place.pieces) == (1, 1)
+        let frame = self.frames[run.first()];
+        let first = usize::from(frame.first);
+        if (run.frames(), frame.pieces) == (1, 1)
             && delivery.whole(umem, &received[first], with_buffers(offload, 1))
         {
             return;
@@ -240,8 +242,8 @@ impl Arrivals {
         self.ranges.clear();
         for (number, bytes) in self.batch.members(run) {
             let mut skip = bytes.start;
-            let place = self.places[number];
-            for piece in &received[usize::from(place.first)..][..usize::from(place.pieces)] {
+            let frame = self.frames[number];
+            for piece in &received[usize::from(frame.first)..][..usize::from(frame.pieces)] {
                 let skipped = skip.min(piece.len);
                 skip -= skipped;
                 if piece.len > skipped {
@@ -265,8 +267,8 @@ impl Arrivals {
         let mut waits = vec![false; self.whole];
         while let Some(run) = self.batch.run(&self.position, u32::MAX) {
             for (number, _) in self.batch.members(&run) {
-                let place = self.places[number];
-                waits[usize::from(place.first)..][..usize::from(place.pieces)].fill(true);
+                let frame = self.frames[number];
+                waits[usize::from(frame.first)..][..usize::from(frame.pieces)].fill(true);
             }
             self.batch.advance(&mut self.position, &run);
         }

@@ -1,6 +1,6 @@
 //! From a guest: a turn of its frames, to wherever they go.
 //!
-//! [`Sender::burst`] is the one way by which frames leave a guest: it takes chains, lets the queue pair judge them, and
+//! [`Sender::burst`] is the one way for frames to leave a guest: it takes chains, lets the queue pair judge them, and
 //! puts each into a [`Sink`], until the turn is used up or the sink is full. What does not fit stays with the guest.
 //! Sinks are a NIC queue that frames are copied to (`to_nic.rs`), one that reads guest RAM (`direct`), and another
 //! guest (`guests.rs`).
@@ -26,7 +26,7 @@ pub(crate) enum Put {
     /// It is the guest's again.
     Done,
     /// The sink gives it back later, in the order in which it took chains.
-    Kept,
+    Taken,
     /// There is no room for it now.
     NoRoom,
 }

@@ -1,7 +1,7 @@
 //! A guest's GSO packet, and the frames that are built of it.
 //!
 //! Purpose: what both placements do alike when a frame from the guest asks for more than being sent. A
-//! [`GsoPacket`] is the plan by which it is cut, made of a private copy of its headers, and how far that has come. A
+//! [`GsoPacket`] is the plan for cutting it, made of a private copy of its headers, and how far that has come. A
 //! [`Builder`] makes frames in chunks of ours: headers, payload from wherever it lies, and the checksum, which
 //! is left to the kernel or the NIC (XDP TX metadata, Documentation/networking/xsk-tx-metadata.rst) where
 //! the socket takes that, else completed in the chunk.

@@ -1,4 +1,4 @@
-//! Where a worker is, for the watchdog.
+//! What a worker does, for the watchdog.
 //!
 //! A worker may hang in memory that never answers (a file of a file system that has stopped), and with it all its
 //! lanes. It cannot report that itself. So it stores here which lane it takes up, one relaxed store each. Its rounds
@@ -27,13 +27,13 @@ pub(crate) struct Progress {
     watcher: Arc<Watcher>,
 }
 
-/// Where a worker was when somebody looked.
+/// What a worker did when somebody looked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum Activity {
     /// Between lanes.
-    Nowhere,
+    BetweenLanes,
     /// In this lane, or just out of it.
-    In(LaneId),
+    InLane(LaneId),
     /// Waiting for something to do.
     Asleep,
 }
@@ -63,12 +63,11 @@ impl Progress {
         self.watcher.rouse();
     }
 
-    /// Where the worker is.
-    pub(crate) fn place(&self) -> Place {
+    pub(crate) fn activity(&self) -> Activity {
         match self.at.load(Relaxed) {
-            NOWHERE => Place::Nowhere,
-            ASLEEP => Place::Asleep,
-            lane => Place::In(LaneId(lane)),
+            NOWHERE => Activity::BetweenLanes,
+            ASLEEP => Activity::Asleep,
+            lane => Activity::InLane(LaneId(lane)),
         }
     }
 }

@@ -528,7 +528,7 @@ impl Polling {
         Self { now: most, most }
     }
 
-    /// A pause is over that polling did not meet: it lasted so long, sleep included.
+    /// A pause is over that was longer than the polling: it lasted so long, sleep included.
     fn adapt(&mut self, pause: Duration) {
         self.now = if pause > self.most {
             match self.now / 2 {

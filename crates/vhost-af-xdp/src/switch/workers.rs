@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::lane::{Lane, LaneId, Peer};
-use super::progress::{Place, Watcher};
+use super::progress::{Activity, Watcher};
 use super::worker::{Command, NewLane, WorkerCounters, WorkerHandle};
 
 /// All workers of the process; spreads lanes over them.
@@ -58,10 +58,10 @@ impl Roster {
 
 /// What can be seen of a worker from outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Sight {
+pub(crate) struct Observation {
     /// Rounds, and times that it slept.
     pub(crate) rounds: u64,
-    pub(crate) place: Place,
+    pub(crate) activity: Activity,
 }
 
 impl Workers {
@@ -135,15 +135,15 @@ impl Workers {
     }
 
     /// Each worker as it is seen now.
-    pub(crate) fn sights(&self) -> impl Iterator<Item = Sight> {
+    pub(crate) fn observe(&self) -> impl Iterator<Item = Observation> {
         self.handles.iter().map(|handle| {
             let counters = &handle.counters;
             let rounds = [&counters.busy_rounds, &counters.idle_rounds, &counters.sleeps];
-            Sight {
+            Observation {
                 rounds: rounds
                     .iter()
                     .fold(0, |sum, counter| sum.wrapping_add(counter.get())),
-                place: handle.progress.place(),
+                activity: handle.progress.activity(),
             }
         })
     }

@@ -20,7 +20,7 @@ use super::files;
 use super::front;
 use crate::config::FileKinds;
 use crate::port::features;
-use crate::port::memory::Place;
+use crate::port::memory::RegionKey;
 use crate::port::session::{InflightQueues, PortContext, Session, SessionError};
 
 type MemoryBase = vhost::VhostUserMemoryRegionBase;
@@ -154,12 +154,12 @@ impl VhostUserBackendReqHandler for Connection {
     }
 
     fn remove_mem_region(&self, region: &VhostUserSingleMemoryRegion) -> Result<()> {
-        let place = Place {
+        let key = RegionKey {
             guest_addr: GuestAddr(region.guest_phys_addr),
             user_addr: region.user_addr,
             len: region.memory_size,
         };
-        self.handle(move |session, context| session.remove_memory(place, context))
+        self.handle(move |session, context| session.remove_memory(key, context))
     }
 
     fn set_vring_num(&self, index: u32, num: u32) -> Result<()> {

@@ -54,7 +54,7 @@ impl Interface {
         entries.look(&self.link.name);
         let installed = entries.install(self.program()?);
         if installed.is_ok() {
-            entries.tell(&self.link, &mut self.ledger);
+            entries.apply(&self.link, &mut self.ledger);
         }
         self.entries.insert(queues.start, entries);
         kernel(installed).inspect_err(|_| self.release(connection, queues))

@@ -43,7 +43,7 @@ impl Interface {
                 self.program = Some(program);
                 // An interface that was made anew has no rules; one that came back may have them still.
                 let entries = self.entries.values_mut();
-                entries.for_each(|entries| entries.tell(&self.link, &mut self.ledger));
+                entries.for_each(|entries| entries.apply(&self.link, &mut self.ledger));
             }
             Err(note) => self.note = note,
         }

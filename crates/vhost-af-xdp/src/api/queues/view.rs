@@ -49,10 +49,10 @@ pub(crate) fn render(queues: &[Queue], earlier: Option<Earlier<'_>>) -> String {
     for line in leases(queues).into_iter().chain(rules(queues)) {
         text.push_str(&line);
     }
-    let mut told = Vec::new();
+    let mut listed = Vec::new();
     for holder in queues.iter().filter_map(|queue| queue.holder.as_ref()) {
-        if !told.contains(&holder.pid) {
-            told.push(holder.pid);
+        if !listed.contains(&holder.pid) {
+            listed.push(holder.pid);
             // Writing to a String cannot fail.
             let _ = writeln!(text, "process {}: {}", holder.pid, holder.command);
         }

@@ -16,7 +16,7 @@ use crate::nic::mode::Fallback;
 use crate::nic::xdp::XdpNic;
 use crate::port::far::CableEnd;
 use crate::port::lanes::{BuiltLane, LaneError, LaneParts};
-use crate::port::memory::{MemoryError, MemoryTable, Place};
+use crate::port::memory::{MemoryError, MemoryTable, RegionKey};
 use crate::switch::joined::CopyLane;
 use crate::switch::lane::Lane;
 use crate::switch::role::Role;
@@ -41,7 +41,7 @@ impl Session {
         region: Region,
         context: &PortContext<'_>,
     ) -> Result<(), SessionError> {
-        if self.memory.is_repeated(Place::from(&region), true) {
+        if self.memory.is_repeated(RegionKey::from(&region), true) {
             return Ok(());
         }
         self.around_lanes(context, |memory| memory.add(region))
@@ -50,13 +50,13 @@ impl Session {
     /// REM_MEM_REG.
     pub(crate) fn remove_memory(
         &mut self,
-        place: Place,
+        key: RegionKey,
         context: &PortContext<'_>,
     ) -> Result<(), SessionError> {
-        if self.memory.is_repeated(place, false) {
+        if self.memory.is_repeated(key, false) {
             return Ok(());
         }
-        self.around_lanes(context, |memory| memory.remove(place))
+        self.around_lanes(context, |memory| memory.remove(key))
     }
 
     /// Changes the memory table; on failure the old one stands. In copy placement lanes keep their sockets and

@@ -1,4 +1,4 @@
-//! Options by which somebody else's XDP program, map and sockets are used: names and rules are those of QEMU's `-netdev af-xdp`
+//! Options to use somebody else's XDP program, map and sockets: names and rules are those of QEMU's `-netdev af-xdp`
 //! (qapi/net.json, since 10.1); `map-fd` and `afxdp-plugin` are further ways to the same.
 
 use std::path::PathBuf;
@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use anyhow::{anyhow, bail};
 use clap::Args;
 
-use crate::config::Bring;
+use crate::config::ExternalProgram;
 
 /// As a port has them.
 #[derive(Debug, Clone, Args)]
-pub(crate) struct BringArgs {
+pub(crate) struct ExternalArgs {
     /// Load no XDP program, use the one that is there: takes --sock-fds, --map-path or --map-fd, and --memory copy
     #[arg(long)]
     inhibit: bool,
@@ -33,10 +33,10 @@ pub(crate) struct BringArgs {
     afxdp_plugin: Option<PathBuf>,
 }
 
-impl BringArgs {
+impl ExternalArgs {
     /// What they say together.
     /// Errors: those that do not go together, by name.
-    pub(super) fn build(&self) -> anyhow::Result<Bring> {
+    pub(super) fn build(&self) -> anyhow::Result<ExternalProgram> {
         let first = self.map_start_index.unwrap_or(0);
         let has_map = self.map_path.is_some() || self.map_fd.is_some();
         if self.map_start_index.is_some() && !has_map {
@@ -49,19 +49,19 @@ impl BringArgs {
             (None, None, None, None) if self.inhibit => {
                 bail!("inhibit requires sock-fds, map-path, map-fd or afxdp-plugin")
             }
-            (None, None, None, None) => Ok(Bring::Nothing),
+            (None, None, None, None) => Ok(ExternalProgram::None),
             (Some(list), None, None, None) => {
                 let numbers: Result<_, _> = list.split(':').map(str::parse).collect();
                 let numbers =
                     numbers.map_err(|_| anyhow!("sock-fds {list}: descriptor numbers joined by colons"))?;
-                Ok(Bring::Sockets(numbers))
+                Ok(ExternalProgram::Sockets(numbers))
             }
-            (None, Some(path), None, None) => Ok(Bring::PinnedMap {
+            (None, Some(path), None, None) => Ok(ExternalProgram::PinnedMap {
                 path: path.clone(),
                 first,
             }),
-            (None, None, Some(fd), None) => Ok(Bring::Map { fd, first }),
-            (None, None, None, Some(path)) => Ok(Bring::Plugin(path.clone())),
+            (None, None, Some(fd), None) => Ok(ExternalProgram::Map { fd, first }),
+            (None, None, None, Some(path)) => Ok(ExternalProgram::Plugin(path.clone())),
             _ => bail!("sock-fds, map-path, map-fd and afxdp-plugin exclude each other: give one"),
         }
     }
@@ -73,29 +73,32 @@ mod tests {
 
     use super::*;
 
-    fn build(args: &[&str]) -> anyhow::Result<Bring> {
-        let command = BringArgs::augment_args(Command::new("serve").no_binary_name(true));
-        BringArgs::from_arg_matches(&command.try_get_matches_from(args)?)?.build()
+    fn build(args: &[&str]) -> anyhow::Result<ExternalProgram> {
+        let command = ExternalArgs::augment_args(Command::new("serve").no_binary_name(true));
+        ExternalArgs::from_arg_matches(&command.try_get_matches_from(args)?)?.build()
     }
 
     #[test]
     fn each_way_is_taken_with_inhibit() {
         let on = "--inhibit";
-        assert_eq!(build(&[]).expect("none"), Bring::Nothing);
+        assert_eq!(build(&[]).expect("none"), ExternalProgram::None);
         assert_eq!(
             build(&[on, "--sock-fds=7:8"]).expect("sockets"),
-            Bring::Sockets(vec![7, 8])
+            ExternalProgram::Sockets(vec![7, 8])
         );
         assert_eq!(
             build(&[on, "--map-fd=9", "--map-start-index=3"]).expect("a map"),
-            Bring::Map { fd: 9, first: 3 }
+            ExternalProgram::Map { fd: 9, first: 3 }
         );
         let path = PathBuf::from("/sys/fs/bpf/x");
         assert_eq!(
             build(&[on, "--map-path=/sys/fs/bpf/x"]).expect("a pinned map"),
-            Bring::PinnedMap { path, first: 0 }
+            ExternalProgram::PinnedMap { path, first: 0 }
         );
-        assert!(matches!(build(&["--afxdp-plugin=/x"]), Ok(Bring::Plugin(_))));
+        assert!(matches!(
+            build(&["--afxdp-plugin=/x"]),
+            Ok(ExternalProgram::Plugin(_))
+        ));
     }
 
     #[test]
