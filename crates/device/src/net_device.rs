@@ -56,7 +56,8 @@ pub enum PairError {
     Duplicate(#[source] std::io::Error),
     /// There are rings, but nothing that they could lie in.
     #[error(
-        "vrings were started before any memory was shared: guest memory must be shared with this daemon (QEMU: memory-backend-memfd,share=on)"
+        "vrings were started before any memory was shared: guest memory must be shared with this daemon (QEMU: \
+         memory-backend-memfd,share=on)"
     )]
     NoMemory,
 }

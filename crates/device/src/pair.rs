@@ -50,7 +50,8 @@ pub enum Fault {
     WritableInTransmit { head: u16 },
     /// Writing to a call eventfd made a worker wait, or the thread that stopped a lane; or it took a worker very long.
     #[error(
-        "the VMM made its call eventfd block, or so many wait for it that writing to it takes very long, which holds up a worker: this port takes no VMM any more until the daemon is started again"
+        "the VMM made its call eventfd block, or so many wait for it that writing to it takes very long, which holds \
+         up a worker: this port takes no VMM any more until the daemon is started again"
     )]
     CallBlocks,
     /// A readable descriptor where the guest receives.

@@ -14,12 +14,14 @@
 //! |---|---|
 //! | all | checksum right or partial; IP packet ends where the frame does; at most 65,535 bytes of IP packet |
 //! | Ethernet | addresses and VLAN tags equal |
-//! | IPv4 | no options, no fragment, header checksum right; TOS, TTL, DF equal; id counts up by one, or stays the same with DF |
+//! | IPv4 | no options, no fragment, header checksum right; TOS, TTL, DF equal; id one more, or with DF the same |
 //! | IPv6 | traffic class, flow label, hop limit, extension headers equal |
 //! | TCP | in sequence; ports, acknowledgement, window, ECE equal; some payload, none longer than the first's |
-//! | TCP flags | SYN, RST, URG: alone. CWR: in the first only. PSH, FIN: in the last only; both end the unit, as a shorter segment does |
-//! | TCP options | equal but for the timestamps, which may not go back. The first's stay: an acknowledgement that is delayed echoes the oldest, too (RFC 7323, 4.3). Linux wants them equal |
+//! | TCP flags | SYN, RST, URG: alone. CWR: only in the first. PSH, FIN, a shorter segment: end the unit |
+//! | TCP options | equal but for the timestamps, which may not go back (Linux wants them equal) |
 //! | UDP | ports equal, a checksum, none longer than the first; a shorter one ends the unit |
+//!
+//! The timestamps of the first stay: a delayed acknowledgement echoes the oldest, too (RFC 7323, 4.3).
 //!
 //! The order is kept between all frames of the same addresses, protocol and ports, whatever their other headers are. A
 //! frame that is neither TCP nor UDP, or a fragment of one, belongs to no flow that could be told: it ends all units.

@@ -6,7 +6,9 @@
 //! | state | frames | entered by |
 //! |---|---|---|
 //! | passed on | the host's stack gets them, as without a program | [`Program::attach`], [`Program::disable_queue`] |
-//! | ours | the AF_XDP socket of the queue gets them, with a virtio-net header if asked for | [`Program::enable_queue`], or [`Program::place_socket`] and [`Program::activate_queue`] |
+//! | ours | the queue's AF_XDP socket gets them, with a virtio-net header if asked for | [`Program::activate_queue`] |
+//!
+//! [`Program::enable_queue`] is [`Program::place_socket`] and [`Program::activate_queue`] in one.
 //!
 //! The program hangs on a BPF link whose only holder is the [`Program`]: when that is dropped, or the process dies in
 //! whatever way, the interface is as it was before. Unless it was pinned ([`Program::pin`]): then it goes on, and a

@@ -22,7 +22,8 @@ use libbpf_rs::{MapInfo, libbpf_sys};
 #[allow(missing_docs, reason = "fields are described above")]
 pub enum SocketMapError {
     /// Nothing there, or no permission.
-    #[error("cannot open the BPF map pinned at {}: it must be in a bpffs (`ip netns exec` hides the host's: use `nsenter --net=/run/netns/NAME`), and readable and writable for this user", .path.display())]
+    #[error("cannot open the BPF map pinned at {}: it must be in a bpffs (`ip netns exec` hides the host's: use \
+             `nsenter --net=/run/netns/NAME`), and readable and writable for this user", .path.display())]
     Open {
         path: PathBuf,
         #[source]
@@ -33,7 +34,8 @@ pub enum SocketMapError {
     NotAMap(String),
     /// Another kind of map.
     #[error(
-        "it is a BPF map of type {kind} with keys of {key_bytes} and values of {value_bytes} bytes, not an XSKMAP (type 17, 4 and 4)"
+        "it is a BPF map of type {kind} with keys of {key_bytes} and values of {value_bytes} bytes, not an XSKMAP \
+         (type 17, 4 and 4)"
     )]
     WrongType {
         /// Its type, `enum bpf_map_type`.
@@ -43,7 +45,8 @@ pub enum SocketMapError {
     },
     /// Not all places exist.
     #[error(
-        "places {first} to {last} of a socket map with {entries}, counted from 0: choose a lower first index, fewer queues or a larger map"
+        "places {first} to {last} of a socket map with {entries}, counted from 0: choose a lower first index, fewer \
+         queues or a larger map"
     )]
     Range { first: u32, last: u64, entries: u32 },
     /// Somebody else's socket is there.

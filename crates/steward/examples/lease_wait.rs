@@ -1,9 +1,11 @@
-//! How long an honest lease waits, beside connections of another user whose every request is refused: `scripts/bench --only lease` runs it.
+//! How long an honest lease waits, beside connections of another user whose every request is refused:
+//! `scripts/bench --only lease` runs it.
 //!
-//! `cargo run --release -p steward --example lease_wait -- STEWARD CONNECTIONS LEASES`, as root: starts the steward's program STEWARD for
-//! one end of a veth pair. CONNECTIONS threads of user 4321 ask without a pause for a queue that does not exist, each time by a new
-//! connection. Root takes LEASES leases of queue 0 and gives each back. Prints JSON: of the time from asking until the sockets are there
-//! the median `us` and `p99_us`, how many requests were `refused` meanwhile, how often the steward `attached` its program, and what was done.
+//! `cargo run --release -p steward --example lease_wait -- STEWARD CONNECTIONS LEASES`, as root: starts the steward's
+//! program STEWARD for one end of a veth pair. CONNECTIONS threads of user 4321 ask without a pause for a queue that
+//! does not exist, each time by a new connection. Root takes LEASES leases of queue 0 and gives each back. Prints JSON:
+//! of the time from asking until the sockets are there the median `us` and `p99_us`, how many requests were `refused`
+//! meanwhile, how often the steward `attached` its program, and what was done.
 //!
 //! The first lease, which attaches the program, is not counted: with the default `--linger` the others find it.
 
@@ -106,8 +108,9 @@ fn main() {
     times.sort_unstable();
     let us = |at: usize| times[at.min(times.len() - 1)].as_secs_f64() * 1e6;
     let attached = running.said().matches("program attached").count();
+    let what = format!("{leases} leases beside {connections} connections");
     println!(
-        r#"{{"us": {:.1}, "p99_us": {:.1}, "refused": {}, "attached": {attached}, "what": "{leases} leases beside {connections} connections"}}"#,
+        r#"{{"us": {:.1}, "p99_us": {:.1}, "refused": {}, "attached": {attached}, "what": "{what}"}}"#,
         us(times.len() / 2),
         us(times.len() * 99 / 100),
         refused.load(Ordering::Relaxed),

@@ -40,7 +40,8 @@ pub fn may_raise_limits() -> io::Result<bool> {
         .contains(CapabilitySet::SYS_RESOURCE))
 }
 
-/// Keeps at most these capabilities in all sets, for good and for the calling thread; threads that it starts have no others.
+/// Keeps at most these capabilities in all sets, for good and for the calling thread; threads that it starts have no
+/// others.
 ///
 /// # Errors
 /// The kernel's.

@@ -1,7 +1,7 @@
 //! A lease, seen by its holder.
 //!
-//! One connection is one lease: dropping the [`Lease`] ends it, as does the end of the process. All methods take `&self`; threads may share
-//! it, one request at a time goes out.
+//! One connection is one lease: dropping the [`Lease`] ends it, as does the end of the process. All methods take
+//! `&self`; threads may share it, one request at a time goes out.
 //!
 //! Changes of the interface come unasked. Who waits for them polls the lease's descriptor ([`AsFd`]) and calls
 //! [`Lease::take_changes`], which does not wait; what another thread's request found on its way is not lost.
@@ -141,8 +141,8 @@ impl Lease {
     }
 
     /// A new socket for a queue of the lease, like those that came with it. Frames go on as before until
-    /// [`Lease::activate`]. So a successor can be prepared while the queue's socket is in use; it can be bound once that
-    /// is closed.
+    /// [`Lease::activate`]. So a successor can be prepared while the queue's socket is in use; it can be bound once
+    /// that is closed.
     ///
     /// # Errors
     /// [`LeaseError`].
@@ -170,8 +170,8 @@ impl Lease {
         self.ask_done(&Request::Deactivate { queue })
     }
 
-    /// Raises this process's locked-memory limit to so many bytes, unless it is that high. The steward is asked where the
-    /// process may not raise it itself.
+    /// Raises this process's locked-memory limit to so many bytes, unless it is that high. The steward is asked where
+    /// the process may not raise it itself.
     ///
     /// The kernel counts locked memory for each user, over all of its processes, against the limit of the process
     /// that locks more: a user of its own for each holder keeps their sums apart.
@@ -208,8 +208,8 @@ impl Lease {
         }
     }
 
-    /// What changed since it was asked last: the interface as it is now, or nothing. Goes on with coming back to a steward that is away.
-    /// Nothing while another thread waits for an answer, which takes note of changes, too.
+    /// What changed since it was asked last: the interface as it is now, or nothing. Goes on with coming back to a
+    /// steward that is away. Nothing while another thread waits for an answer, which takes note of changes, too.
     ///
     /// # Errors
     /// [`LeaseError::Gone`], or [`LeaseError::Refused`], when the lease is over.
@@ -313,7 +313,8 @@ impl Lease {
 }
 
 impl AsFd for Lease {
-    /// Readable when there may be changes, or when it is time to look for the steward: then call [`Lease::take_changes`].
+    /// Readable when there may be changes, or when it is time to look for the steward: then call
+    /// [`Lease::take_changes`].
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.waker.as_fd()
     }

@@ -1,15 +1,15 @@
 //! Leases of NIC queues: so that nobody who touches guest data needs a privilege.
 //!
 //! A small privileged daemon, the steward, owns interfaces and the XDP programs on them. The process that moves frames
-//! (the holder, unprivileged) connects to its Unix socket and asks for a lease of queues of an interface. If the policy allows it, the
-//! holder gets an AF_XDP socket for each queue, and nothing else: a socket that is confined to the interface and is in its queue's
-//! place in the program's map. Memory is registered and the socket bound by the holder, which needs no capability for it. A lease
-//! ends with its connection, however that ends - unless it is the steward that ended: then frames go on, and the holder comes back to its
-//! lease when a steward is there again.
+//! (the holder, unprivileged) connects to its Unix socket and asks for a lease of queues of an interface. If the policy
+//! allows it, the holder gets an AF_XDP socket for each queue, and nothing else: a socket that is confined to the
+//! interface and is in its queue's place in the program's map. Memory is registered and the socket bound by the holder,
+//! which needs no capability for it. A lease ends with its connection, however that ends - unless it is the steward
+//! that ended: then frames go on, and the holder comes back to its lease when a steward is there again.
 //!
 //! ```text
 //!    steward (CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF, CAP_SYS_RESOURCE)              holder (no capability)
-//!    ──────────────────────────────────────────────────────────────              ───────────────────────────────────────
+//!    ──────────────────────────────────────────────────────────────              ────────────────────────────────────
 //!    policy: may this user have queues 2 and 3 of eth1?     ◀── Lease ────────── Lease::take
 //!    program on eth1 (with the first lease)
 //!    socket ─ SO_BINDTOIFINDEX ─ map place, inactive        ──  sockets, facts ▶ register memory, bind
@@ -27,16 +27,16 @@
 //! | [`links`] | interfaces as rtnetlink tells of them | both |
 //! | [`peer`] | who is at the other end of a Unix socket | both |
 //! | [`listing`] | who has which lease | both |
-//! | [`hardware`] | what a NIC says and is told: queues in use, n-tuple rules, RSS contexts | the steward; reading: anybody |
+//! | [`hardware`] | a NIC's queues in use, n-tuple rules, RSS contexts | the steward; reading: anybody |
 //! | `policy`, `capabilities`, `server` (feature `server`) | who may lease what; the steward | `vhost-af-xdp-steward` |
 //!
 //! # Dependencies
 //!
 //! What runs with privilege is meant to be read by those who have to trust it, so its dependencies are few, and each is
-//! here for a reason: rustix and libc (system calls), steer (the XDP program, by libbpf), xsk (its sockets), netlink-bindings and
-//! netlink-socket2 (rtnetlink), zerocopy (messages without a parser), thiserror; and with the feature `server` toml
-//! and serde (the policy file), clap (command line), signal-hook and sd-notify (its beginning and end), tracing and
-//! tracing-subscriber (its log). No async runtime, no thread but one.
+//! here for a reason: rustix and libc (system calls), steer (the XDP program, by libbpf), xsk (its sockets),
+//! netlink-bindings and netlink-socket2 (rtnetlink), zerocopy (messages without a parser), thiserror; and with the
+//! feature `server` toml and serde (the policy file), clap (command line), signal-hook and sd-notify (its beginning and
+//! end), tracing and tracing-subscriber (its log). No async runtime, no thread but one.
 
 pub mod client;
 pub mod hardware;

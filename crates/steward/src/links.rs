@@ -1,7 +1,8 @@
 //! Network interfaces as the kernel tells of them (rtnetlink).
 //!
-//! [`Link::by_name`] asks once; [`Changes`] waits for RTMGRP_LINK notifications, and for those of ethtool: rtnetlink says nothing of
-//! `ethtool -L`. A notification is only a reason to ask again: asking gives the state now, whatever messages were lost before.
+//! [`Link::by_name`] asks once; [`Changes`] waits for RTMGRP_LINK notifications, and for those of ethtool: rtnetlink
+//! says nothing of `ethtool -L`. A notification is only a reason to ask again: asking gives the state now, whatever
+//! messages were lost before.
 
 use std::ffi::CString;
 use std::io;
@@ -157,9 +158,9 @@ impl Default for DriverSends {
 }
 
 impl DriverSends {
-    /// Asks for it (`xdp-features`, `xsk-features` and `xdp-zc-max-segs`, Documentation/netlink/specs/netdev.yaml; from Linux 6.3 on
-    /// the kernel grants zero-copy only where the first has it, `xp_assign_dev`, net/xdp/xsk_buff_pool.c). What kernels before do not
-    /// say is the default.
+    /// Asks for it (`xdp-features`, `xsk-features` and `xdp-zc-max-segs`, Documentation/netlink/specs/netdev.yaml; from
+    /// Linux 6.3 on the kernel grants zero-copy only where the first has it, `xp_assign_dev`, net/xdp/xsk_buff_pool.c).
+    /// What kernels before do not say is the default.
     #[must_use]
     pub fn by_index(index: u32) -> Self {
         let ask = || {
@@ -210,7 +211,8 @@ impl Changes {
         Ok(Self { any, route, ethtool })
     }
 
-    /// Waits for the next change, or until one of `also` is readable, at most `longest`. Lost messages (ENOBUFS) count as a change.
+    /// Waits for the next change, or until one of `also` is readable, at most `longest`. Lost messages (ENOBUFS) count
+    /// as a change.
     pub fn wait(&mut self, also: &[BorrowedFd<'_>], longest: Option<Duration>) {
         let longest = longest.and_then(|longest| Timespec::try_from(longest).ok());
         let mut fds = vec![PollFd::new(&self.any, PollFlags::IN)];
@@ -222,7 +224,8 @@ impl Changes {
     /// Takes the changes that were told so far out of the way, without waiting.
     pub fn drain(&mut self) {
         let mut message = [0u8; 4096];
-        // What they say is asked for anew; here they are only taken out of the way. That some were lost is told once, and more may follow.
+        // What they say is asked for anew; here they are only taken out of the way. That some were lost is told once,
+        // and more may follow.
         for socket in [Some(&self.route), self.ethtool.as_ref()].into_iter().flatten() {
             while !matches!(recv(socket, &mut message[..], RecvFlags::empty()), Err(errno) if errno != Errno::NOBUFS)
             {
@@ -245,7 +248,8 @@ fn netlink_socket(protocol: Option<Protocol>) -> io::Result<OwnedFd> {
     Ok(socket_with(family, kind, flags, protocol)?)
 }
 
-/// A socket that is told what ethtool changes: the group `monitor` of the family `ethtool` (Documentation/networking/ethtool-netlink.rst).
+/// A socket that is told what ethtool changes: the group `monitor` of the family `ethtool`
+/// (Documentation/networking/ethtool-netlink.rst).
 fn ethtool_changes() -> io::Result<OwnedFd> {
     let mut ask = NetlinkSocket::new();
     let mut request = nlctrl::Request::new().op_getfamily_do();

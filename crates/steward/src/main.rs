@@ -56,8 +56,8 @@ struct Cli {
     /// Print the policy as it is understood, and exit
     #[arg(long, conflicts_with = "take_back")]
     check: bool,
-    /// Where leases are recorded, so that a restart does not end them; for this user alone [default: $RUNTIME_DIRECTORY, else
-    /// /run/vhost-af-xdp-steward]
+    /// Where leases are recorded, so that a restart does not end them; for this user alone [default:
+    /// $RUNTIME_DIRECTORY, else /run/vhost-af-xdp-steward]
     #[arg(long, value_name = "PATH")]
     state: Option<PathBuf>,
     /// Where programs are pinned, so that a restart does not end them; on a bpffs [default: /sys/fs/bpf/vhost-af-xdp]
@@ -66,8 +66,8 @@ struct Cli {
     /// How long after a restart queues are kept for holders that have not come back, seconds
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
     grace: Duration,
-    /// How long the program stays on an interface without leases, seconds: a NIC may lose its link for a moment each time a program
-    /// comes or goes
+    /// How long the program stays on an interface without leases, seconds: a NIC may lose its link for a moment each
+    /// time a program comes or goes
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
     linger: Duration,
     /// Take back everything that a steward has left behind, and exit
@@ -126,8 +126,9 @@ fn check_surroundings(policy: &Policy) -> Result<(), String> {
         );
     }
     if !steward::server::confined() && !policy.unconfined {
-        return Err("this kernel does not confine AF_XDP sockets to their interface, so that a holder could reach every other one: use Linux 6.5 \
-                    or later, or accept it by `unconfined-sockets = true` under [limits] of the policy"
+        return Err("this kernel does not confine AF_XDP sockets to their interface, so that a holder could reach every \
+                    other one: use Linux 6.5 or later, or accept it by `unconfined-sockets = true` under [limits] of \
+                    the policy"
             .to_owned());
     }
     Ok(())

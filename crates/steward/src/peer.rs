@@ -12,9 +12,9 @@ use crate::sys;
 const SO_PEERGROUPS: c_int = 59;
 /// `SO_PEERPIDFD`, same place (Linux 6.5).
 const SO_PEERPIDFD: c_int = 77;
-/// Most supplementary groups that are looked at. A process may have 65,536 (`NGROUPS_MAX`, include/uapi/linux/limits.h),
-/// and a user with subordinate ones can make one: reading, comparing and recording so many for each connection would
-/// hold up all others.
+/// Most supplementary groups that are looked at. A process may have 65,536 (`NGROUPS_MAX`,
+/// include/uapi/linux/limits.h), and a user with subordinate ones can make one: reading, comparing and recording so
+/// many for each connection would hold up all others.
 const GROUPS_MAX: usize = 4096;
 
 /// Who connected, at the time of connect(2) (unix(7), SO_PEERCRED).
@@ -89,8 +89,8 @@ fn get_option(
     len: usize,
 ) -> io::Result<usize> {
     let mut len = libc::socklen_t::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
-    // SAFETY: the callers pass the address and size of a live value of theirs, for which any bytes are valid; the kernel
-    // writes at most `len` bytes there.
+    // SAFETY: the callers pass the address and size of a live value of theirs, for which any bytes are valid; the
+    // kernel writes at most `len` bytes there.
     let result = unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, name, value, &raw mut len) };
     sys::done(result).map(|()| len as usize)
 }
@@ -125,7 +125,8 @@ mod tests {
         let groups_with = |count: usize| {
             let body = move || {
                 let groups: Vec<libc::gid_t> = (0..).map(|number| 100_000 + number).take(count).collect();
-                // SAFETY: the kernel reads `count` numbers from a live vector. By the bare call only this thread has them.
+                // SAFETY: the kernel reads `count` numbers from a live vector. By the bare call only this thread has
+                // them.
                 let set = unsafe { libc::syscall(libc::SYS_setgroups, count, groups.as_ptr()) };
                 assert_eq!(set, 0, "{}", io::Error::last_os_error());
                 let (one, _other) = UnixStream::pair().expect("sockets");

@@ -3,7 +3,7 @@
 //! ```toml
 //! [limits]
 //! connections = 64              # of one user at a time; 64 if not said
-//! unconfined-sockets = false    # true: give leases also on a kernel that does not confine AF_XDP sockets to their interface
+//! unconfined-sockets = false    # true: leases also where the kernel does not confine AF_XDP sockets to an interface
 //!
 //! [[allow]]
 //! user = "vhost"                # name or number; or group, or both, then both must fit
@@ -11,17 +11,18 @@
 //! interface = "eth1"
 //! queues = "2-5,8"              # or "all"
 //! at-most = 4                   # queues leased under this rule at a time; all of them if not said
-//! memlock = "256 MiB"           # locked memory that a holder's process may be given in all; "unlimited"; nothing is raised if not said
+//! memlock = "256 MiB"           # most locked memory of a holder's process; "unlimited"; not raised if not said
 //! macs = ["52:54:00:00:00:01"]  # a lease must be for addresses, all of them among these; any or none if not said
 //! vlans = ["100", "200-299"]    # the same for VLANs; 0: frames without one
 //! ```
 //!
-//! The NIC itself is told to bring frames to leased queues, away from others', only by rules for an address that the policy's
-//! rule names, or for a VLAN that it names and that is not 0: otherwise a holder could take the host's own frames by asking for
-//! the host's address (with VLAN 0 the NIC would bring it all of the host's frames, whatever VLANs are named beside).
+//! The NIC itself is told to bring frames to leased queues, away from others', only by rules for an address that the
+//! policy's rule names, or for a VLAN that it names and that is not 0: otherwise a holder could take the host's own
+//! frames by asking for the host's address (with VLAN 0 the NIC would bring it all of the host's frames, whatever VLANs
+//! are named beside).
 //!
-//! The first rule that allows the whole request counts, and the lease is charged to it. What no rule allows is refused; keys that are not
-//! known are an error, so that a misspelt limit is not taken for none.
+//! The first rule that allows the whole request counts, and the lease is charged to it. What no rule allows is refused;
+//! keys that are not known are an error, so that a misspelt limit is not taken for none.
 
 mod file;
 mod syntax;
@@ -116,8 +117,8 @@ impl Policy {
             .map(|(index, _)| index)
     }
 
-    /// Connections that a rule has room for: one for each queue that can be leased under it at a time, and some for those who
-    /// only ask.
+    /// Connections that a rule has room for: one for each queue that can be leased under it at a time, and some for
+    /// those who only ask.
     pub(crate) fn places(&self, rule: usize) -> usize {
         let queues = |rule: &Rule| rule.queues.len().min(rule.at_most as usize);
         self.rules.get(rule).map_or(0, queues) + ASKING
@@ -143,8 +144,8 @@ impl Policy {
         let mut refusal = Refusal::new(
             Reason::NotAllowed,
             format!(
-                "user {uid} may not lease queues of {interface}: the policy has no rule for that: add one that says `user = {uid}` and \
-                 `interface = {interface:?}`, or start the daemon as a user that has one (--user)"
+                "user {uid} may not lease queues of {interface}: the policy has no rule for that: add one that says \
+                 `user = {uid}` and `interface = {interface:?}`, or start the daemon as a user that has one (--user)"
             ),
         );
         let filter = &wanted.filter;
@@ -155,15 +156,16 @@ impl Policy {
             let (leased, may) = (leased(index), Ranges(&rule.queues));
             if let Some(queue) = wanted.range().find(|queue| !rule.queues.contains(queue)) {
                 refusal.text = format!(
-                    "user {uid} may not lease queue {queue} of {interface}: the policy allows it {may}: ask for these (--start-queue, \
-                     --queues), or widen `queues` of rule {}",
+                    "user {uid} may not lease queue {queue} of {interface}: the policy allows it {may}: ask for these \
+                     (--start-queue, --queues), or widen `queues` of rule {}",
                     index + 1
                 );
             } else if let Some(why) = rule.check(filter) {
                 refusal.text = format!("user {uid} on {interface}: {why}");
             } else if leased.saturating_add(wanted.queues) > rule.at_most {
                 refusal.text = format!(
-                    "the policy allows {} queue(s) of {interface} at a time, {leased} are leased, {} more were asked for: raise `at-most` of rule {}",
+                    "the policy allows {} queue(s) of {interface} at a time, {leased} are leased, {} more were asked \
+                     for: raise `at-most` of rule {}",
                     rule.at_most,
                     wanted.queues,
                     index + 1

@@ -8,24 +8,27 @@
 //! with zeros.
 //!
 //! The holder sends requests ([`Request`]) with a serial number of its choice, not 0. Each has exactly one answer
-//! ([`Answer`]) with the same serial number, in order. Descriptors travel only from the steward to the holder, and
-//! only with the answers to `Lease` (one for each queue, in order) and `Socket` (one). Each is an AF_XDP socket that is
-//! in the program's map, has an RX ring of [`RECEIVE_RING`] entries, which the holder maps, and nothing else. Serial number 0 is the
-//! steward's own: [`Answer::Changed`], when the interface of the lease changed, and [`Answer::Refused`], before it
-//! closes a connection whose holder broke the rules.
+//! ([`Answer`]) with the same serial number, in order. Descriptors travel only from the steward to the holder, and only
+//! with the answers to `Lease` (one for each queue, in order) and `Socket` (one). Each is an AF_XDP socket that is in
+//! the program's map, has an RX ring of [`RECEIVE_RING`] entries, which the holder maps, and nothing else. Serial
+//! number 0 is the steward's own: [`Answer::Changed`], when the interface of the lease changed, and
+//! [`Answer::Refused`], before it closes a connection whose holder broke the rules.
 //!
 //! | kind | body, bytes | from the holder |
 //! |---|---|---|
-//! | 1 `Lease` | 164 | interface (16), first queue (4), queues (4), mode 0 any 1 native 2 skb (4), numbers of addresses and VLANs (4, 4), addresses (16 × 6), VLANs (16 × 2) |
+//! | 1 `Lease` | 164 | interface (16), first queue, queues, mode, numbers of addresses and VLANs (4 each), see below |
 //! | 2 `Socket` | 4 | queue: a further socket, which waits beside the one in use; of several the last counts |
-//! | 3 `Activate` | 12 | queue, bytes of virtio-net header (0, 12, 20), longest frame in bytes: the socket that came last, and is bound, is used from now on |
+//! | 3 `Activate` | 12 | queue, bytes of virtio-net header (0, 12, 20), longest frame in bytes: see below |
 //! | 4 `Deactivate` | 4 | queue: its frames go to the host |
 //! | 5 `Memlock` | 8 | locked memory that the holder's process may have in all, bytes |
 //! | 6 `Counters` | 4 | queue |
 //! | 7 `Facts` | 0 | |
-//! | 8 `Keep` | 16 | a token of the holder's choice, with which it comes back to this lease if the steward is restarted; once for each lease |
+//! | 8 `Keep` | 16 | a token of the holder's choice, to come back with after a restart; once for each lease |
 //! | 9 `Resume` | 16 | the token: this connection takes over the lease; instead of `Lease` |
 //! | 16 `Leases` | 8 | the first lease whose number is higher, of those that the asker may know of; needs no lease |
+//!
+//! `Lease`: mode 0 is any, 1 native, 2 skb; then follow addresses (16 × 6) and VLANs (16 × 2). `Activate`: from now on
+//! the socket is used that came last, which must be bound.
 //!
 //! | kind | body, bytes | from the steward |
 //! |---|---|---|
@@ -36,7 +39,8 @@
 //! | 68 `Changed` | 488 | by itself |
 //! | 80 `Lease` | 192 | to `Leases`; after the last one `Done` (see `listing`) |
 //!
-//! Requests are in `protocol/request.rs`, answers in `protocol/answer.rs`, what both are made of in `protocol/field.rs`.
+//! Requests are in `protocol/request.rs`, answers in `protocol/answer.rs`, what both are made of in
+//! `protocol/field.rs`.
 //!
 //! A holder that does not read its answers gets no further ones: the steward keeps one answer for each connection and
 //! reads no further request before that is sent. Changes are not queued: the last state is told.

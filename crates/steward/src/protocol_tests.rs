@@ -261,7 +261,9 @@ proptest! {
     }
 
     #[test]
-    fn any_body_of_the_right_kind_is_read_or_refused(kind in 0u16..70, body in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn any_body_of_the_right_kind_is_read_or_refused(
+        kind in 0u16..70, body in prop::collection::vec(any::<u8>(), 0..200),
+    ) {
         let head = Head { version: VERSION, kind, serial: 9 };
         let bytes = [head.as_bytes(), &body].concat();
         if let Ok((serial, request)) = Request::decode(&bytes) {

@@ -50,8 +50,8 @@ pub(crate) fn new_xdp_socket() -> rustix::io::Result<OwnedFd> {
     socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None)
 }
 
-/// Lets a socket be bound to this interface only; without CAP_NET_RAW that cannot be undone (`sock_bindtoindex_locked`, net/core/sock.c;
-/// AF_XDP honours it since Linux 6.5, `xsk_bind`, net/xdp/xsk.c).
+/// Lets a socket be bound to this interface only; without CAP_NET_RAW that cannot be undone (`sock_bindtoindex_locked`,
+/// net/core/sock.c; AF_XDP honours it since Linux 6.5, `xsk_bind`, net/xdp/xsk.c).
 pub(crate) fn confine(socket: BorrowedFd<'_>, ifindex: u32) -> io::Result<()> {
     let ifindex = c_int::try_from(ifindex).map_err(|_| io::ErrorKind::InvalidInput)?;
     set_option(socket, libc::SOL_SOCKET, SO_BINDTOIFINDEX, &ifindex)
@@ -71,9 +71,9 @@ pub(crate) fn done(result: c_int) -> io::Result<()> {
     }
 }
 
-/// Whether the kernel keeps an AF_XDP socket to the interface that it is confined to. Linux 6.5 does (f7306acec9aa), and so do
-/// many stable kernels before it, so it is tried: a socket that is confined to an interface is bound to one that does not exist, which
-/// is refused for the one reason or for the other.
+/// Whether the kernel keeps an AF_XDP socket to the interface that it is confined to. Linux 6.5 does (f7306acec9aa),
+/// and so do many stable kernels before it, so it is tried: a socket that is confined to an interface is bound to one
+/// that does not exist, which is refused for the one reason or for the other.
 pub(crate) fn sockets_are_confined() -> io::Result<bool> {
     // In a debug build tests may play an old kernel.
     if cfg!(debug_assertions) && std::env::var_os("STEWARD_UNCONFINED").is_some() {

@@ -1,7 +1,8 @@
 //! What a process that was taken over would try, from within the daemon's sandbox: for crates/testkit/tests/sandbox.rs.
 //!
-//! `sandbox_attempt NAME [OPTION...]` does what `vhost-af-xdp serve OPTION...` does until it is in its sandbox, and then tries one
-//! thing. How it ends tells which layer stopped it: by SIGSYS, or with an error of the kernel's; success is a hole.
+//! `sandbox_attempt NAME [OPTION...]` does what `vhost-af-xdp serve OPTION...` does until it is in its sandbox, and
+//! then tries one thing. How it ends tells which layer stopped it: by SIGSYS, or with an error of the kernel's; success
+//! is a hole.
 //!
 //! As the daemon it starts a keeper from its own program, so it is one, too.
 #![allow(unsafe_code)]

@@ -48,8 +48,8 @@ pub(crate) enum Placement {
 pub(crate) enum Segments {
     /// By reference where the NIC reads frames itself (zero-copy), built whole where the kernel copies them
     Auto,
-    /// Headers apart from the payload, which lies in the guest's memory (direct) or in one copy of the GSO packet's (copy),
-    /// where socket and driver take frames in several pieces
+    /// Headers apart from the payload, which lies in the guest's memory (direct) or in one copy of the GSO packet's
+    /// (copy), where socket and driver take frames in several pieces
     ByReference,
     /// Each in one piece in memory of ours
     Whole,
@@ -131,7 +131,8 @@ impl std::fmt::Display for NicConfig {
     }
 }
 
-/// What somebody else made for a port's queues, who also has his own XDP program there: `--inhibit` and what belongs to it.
+/// What somebody else made for a port's queues, who also has his own XDP program there: `--inhibit` and what belongs to
+/// it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ExternalProgram {
     /// Nothing: program and sockets are ours, or the steward's.
@@ -229,7 +230,8 @@ pub(crate) struct ServeConfig {
     pub(crate) cpus: Vec<usize>,
     /// How long a worker polls without work before it sleeps.
     pub(crate) spin: Duration,
-    /// Where the steward listens that queues are leased from; `None`: from a private one ([`keeper`](crate::guard::keeper)).
+    /// Where the steward listens that queues are leased from; `None`: from a private one
+    /// ([`keeper`](crate::guard::keeper)).
     pub(crate) steward: Option<PathBuf>,
     /// How long a steward is waited for.
     pub(crate) steward_timeout: Duration,
@@ -241,8 +243,8 @@ pub(crate) struct ServeConfig {
     pub(crate) user: Option<User>,
 }
 
-/// Most bytes of guest memory of all ports together: each may be mapped twice while its table changes, and a process has
-/// 128 TiB of address space (x86-64 and arm64 with tables of four levels).
+/// Most bytes of guest memory of all ports together: each may be mapped twice while its table changes, and a process
+/// has 128 TiB of address space (x86-64 and arm64 with tables of four levels).
 pub(crate) const MOST_BYTES: u64 = 48 << 40;
 
 /// Most queue pairs of a port: what the steering program has room for.
@@ -259,12 +261,14 @@ pub(crate) enum ConfigError {
     SharedEndpoint(Endpoint),
     #[error("interface {0} is asked for with different modes: a program is attached once, choose one mode")]
     TwoModes(String),
-    #[error("socket path {0:?} is {len} bytes long: a Unix socket path has at most 107: choose a shorter one", len = .0.as_os_str().len())]
+    #[error("socket path {0:?} is {len} bytes long: a Unix socket path has at most 107: choose a shorter \
+             one", len = .0.as_os_str().len())]
     LongPath(PathBuf),
     #[error("--offload {0}: memory=direct receives each frame where it stays, use memory=copy for these")]
     Offload(Offloads),
     #[error(
-        "--max-memory: the ports may have {bytes} bytes together, a process has room for {MOST_BYTES}: say less, or use more processes"
+        "--max-memory: the ports may have {bytes} bytes together, a process has room for {MOST_BYTES}: say less, or \
+         use more processes"
     )]
     MaxMemory { bytes: u64 },
     #[error("cable {name}: {ends} port(s) name it, a cable joins two: give --port ...,cable={name} twice")]
@@ -278,7 +282,8 @@ pub(crate) enum ConfigError {
     #[error("--inhibit needs an interface: name it with --ifname")]
     ExternalWithoutInterface,
     #[error(
-        "--inhibit with memory=direct: there the XDP program writes the virtio-net header, which another's does not; use memory=copy"
+        "--inhibit with memory=direct: there the XDP program writes the virtio-net header, which another's does not; \
+         use memory=copy"
     )]
     ExternalDirect,
     #[error(

@@ -1,12 +1,12 @@
 //! vhost-af-xdp: virtio-net over vhost-user, moved through AF_XDP sockets.
 //!
-//! Rooms: [`serve`] starts and ends the daemon. A VMM's messages come in by [`vhost_user`] and act on a [`port`], which is
-//! one guest's network device. Queues of interfaces come from [`nic`]. Frames go through [`switch`], or, where guest RAM
-//! is the UMEM, through [`direct`]. An operator asks by [`api`]; [`guard`] and [`sandbox`] protect the process;
+//! Rooms: [`serve`] starts and ends the daemon. A VMM's messages come in by [`vhost_user`] and act on a [`port`], which
+//! is one guest's network device. Queues of interfaces come from [`nic`]. Frames go through [`switch`], or, where guest
+//! RAM is the UMEM, through [`direct`]. An operator asks by [`api`]; [`guard`] and [`sandbox`] protect the process;
 //! [`bench`] measures raw sockets. docs/architecture.md draws the whole.
 //!
-//! A library only so that the program's parts can be fuzzed (feature `fuzzing`, `fuzz/`) and its sandbox be tried from within
-//! (`examples/`); it has no interface for others. The program is `main.rs`, one line.
+//! A library only so that the program's parts can be fuzzed (feature `fuzzing`, `fuzz/`) and its sandbox be tried from
+//! within (`examples/`); it has no interface for others. The program is `main.rs`, one line.
 
 mod api;
 mod bench;
@@ -81,8 +81,8 @@ pub fn run() -> ExitCode {
     done.map_or_else(|error| explain(&error, ExitCode::FAILURE), |()| ExitCode::SUCCESS)
 }
 
-/// Sets everything up as `serve` does with these options, to the sandbox, and acts there instead of serving: for tests of the
-/// sandbox (`examples/sandbox_attempt.rs`).
+/// Sets everything up as `serve` does with these options, to the sandbox, and acts there instead of serving: for tests
+/// of the sandbox (`examples/sandbox_attempt.rs`).
 ///
 /// # Errors
 /// What prevents the start, or what comes of the act.

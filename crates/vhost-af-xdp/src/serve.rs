@@ -2,8 +2,8 @@
 //!
 //! Threads: the main one waits for signals; of each port one has its state, one reads its VMM's connection, one accepts
 //! connections and one watches its interface; one answers `status`; one sees that the keeper lives; the workers move
-//! frames. All but the workers sleep nearly always. A thread of a port may wait, for the kernel, the steward or its VMM;
-//! no other port waits with it.
+//! frames. All but the workers sleep nearly always. A thread of a port may wait, for the kernel, the steward or its
+//! VMM; no other port waits with it.
 
 use std::collections::HashMap;
 use std::fs;
@@ -187,8 +187,8 @@ fn check_privileges(config: &ServeConfig) -> anyhow::Result<()> {
         return Ok(());
     }
     bail!(
-        "--ifname {interface}: an XDP program and AF_XDP sockets take {}, which this process lacks: start it as root or with these, or lease \
-         queues from a steward (--steward {DEFAULT_SOCKET})",
+        "--ifname {interface}: an XDP program and AF_XDP sockets take {}, which this process lacks: start it as root \
+         or with these, or lease queues from a steward (--steward {DEFAULT_SOCKET})",
         lacking.join(", ")
     )
 }
@@ -386,8 +386,8 @@ fn vmm_source(port: &PortConfig, leftovers: &mut Leftovers) -> anyhow::Result<Vm
 /// A descriptor that the parent left us: SO_ACCEPTCONN tells which kind it is.
 #[allow(unsafe_code)]
 fn inherited(fd: i32) -> anyhow::Result<VmmSource> {
-    // SAFETY: the descriptor was inherited (`external::check_inherited`), by the meaning of --fd it is ours alone, and it is
-    // named once (config.rs).
+    // SAFETY: the descriptor was inherited (`external::check_inherited`), by the meaning of --fd it is ours alone, and
+    // it is named once (config.rs).
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
     let domain = sockopt::socket_domain(&socket)
         .map_err(|_| anyhow::anyhow!("--fd {fd}: not a socket: pass a Unix stream socket"))?;
@@ -457,6 +457,7 @@ fn stop(ports: &[Arc<Port>]) {
         left.retain(|&other| other != index);
     }
     for index in left {
-        tracing::warn!(port = %ports[index].config.endpoint, "does not stop in {} s: it ends as if killed", STOPPING.as_secs());
+        let (port, seconds) = (&ports[index].config.endpoint, STOPPING.as_secs());
+        tracing::warn!(%port, "does not stop in {seconds} s: it ends as if killed");
     }
 }

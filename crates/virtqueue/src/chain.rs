@@ -182,8 +182,8 @@ impl Chains {
         self.buffers.reserve(usize::from(size.get()));
     }
 
-    /// Adds a chain of one buffer for each of `items`, up to the first that `single` makes none of or that has no
-    /// room; returns how many. The lengths of the two arrays are written once and not for each, and nothing is allocated.
+    /// Adds a chain of one buffer for each of `items`, up to the first that `single` makes none of or that has no room;
+    /// returns how many. The lengths of the two arrays are written once and not for each, and nothing is allocated.
     #[inline(always)]
     pub(crate) fn push_singles<T>(
         &mut self,

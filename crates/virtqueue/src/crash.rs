@@ -1,5 +1,5 @@
-//! What may happen between any two steps, for tests: this device dies (each store that a successor could see is a step), or
-//! the VMM writes to the inflight region (each load from that is one).
+//! What may happen between any two steps, for tests: this device dies (each store that a successor could see is a
+//! step), or the VMM writes to the inflight region (each load from that is one).
 
 #[cfg(test)]
 use std::cell::{Cell, RefCell};

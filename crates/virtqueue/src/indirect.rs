@@ -57,8 +57,8 @@ impl<'a> Table<'a> {
         })
     }
 
-    /// The two words of entry `index` in the machine's own order, each byte read once; `None`, if there is no such entry.
-    /// The specification demands no alignment of such tables, so an odd one is read bytewise.
+    /// The two words of entry `index` in the machine's own order, each byte read once; `None`, if there is no such
+    /// entry. The specification demands no alignment of such tables, so an odd one is read bytewise.
     #[inline(always)]
     pub(crate) fn read(self, index: u16) -> Option<[u64; 2]> {
         if index >= self.entries {
@@ -108,9 +108,9 @@ fn prefetch_to_write(address: *const u8) {
 /// What is fetched ahead when a chain is taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Prefetch {
-    /// The cache line with the virtio-net header, if one buffer of the ring holds header and frame; nothing of other chains.
-    /// Right where this CPU does not touch the frame (a NIC reads it by DMA): a line fetched in vain is one that the driver's
-    /// CPU must get back before it can write its next frame there.
+    /// The cache line with the virtio-net header, if one buffer of the ring holds header and frame; nothing of other
+    /// chains. Right where this CPU does not touch the frame (a NIC reads it by DMA): a line fetched in vain is one
+    /// that the driver's CPU must get back before it can write its next frame there.
     Header,
     /// That and the line behind it: drivers put the header at the end of one line, and the frame begins on the next. Of
     /// several buffers the first line of each.

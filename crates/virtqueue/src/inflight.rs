@@ -8,8 +8,8 @@
 //! The layouts are those of the specification, with the padding that a C compiler gives them; regions start on
 //! multiples of 64 bytes, as those of libvhost-user and DPDK do. All numbers are in the machine's own order.
 //!
-//! The VMM could write anything there, at any time. So each value is loaded by itself, once, and checked before it is used as an
-//! index, and what a running device needs to know it does not ask the region, which is only written then.
+//! The VMM could write anything there, at any time. So each value is loaded by itself, once, and checked before it is
+//! used as an index, and what a running device needs to know it does not ask the region, which is only written then.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -174,8 +174,8 @@ impl InflightRegion {
         Ok(InflightFile { file, bytes })
     }
 
-    /// Maps a file (VHOST_USER_SET_INFLIGHT_FD), and no more of it than the shape needs. Regions that were never used are
-    /// initialised.
+    /// Maps a file (VHOST_USER_SET_INFLIGHT_FD), and no more of it than the shape needs. Regions that were never used
+    /// are initialised.
     ///
     /// # Errors
     /// [`InflightError`].

@@ -1,17 +1,17 @@
 //! What a packed queue notes in the inflight region (vhost-user, "Inflight I/O tracking", packed virtqueue).
 //!
-//! Theory of operation. Used descriptors overwrite available ones, so the region keeps copies: states are linked into a free
-//! list, and a chain that is taken takes as many from it as it has descriptors. When a batch is published, its
+//! Theory of operation. Used descriptors overwrite available ones, so the region keeps copies: states are linked into a
+//! free list, and a chain that is taken takes as many from it as it has descriptors. When a batch is published, its
 //! states go back to the list and the region's used position moves on, both first in the new fields and after the
-//! publication in the old ones; by the first descriptor of the batch a successor sees whether it was published, and completes
-//! the step or takes it back. What is in the free list then is not in flight, whatever its mark says.
+//! publication in the old ones; by the first descriptor of the batch a successor sees whether it was published, and
+//! completes the step or takes it back. What is in the free list then is not in flight, whatever its mark says.
 //!
-//! Chains that are in flight are served from their copies, in the order of their numbers; then the queue goes on in the ring,
-//! as many slots behind the used position as they have.
+//! Chains that are in flight are served from their copies, in the order of their numbers; then the queue goes on in the
+//! ring, as many slots behind the used position as they have.
 //!
 //! The free list is kept here as well, and the region's is only written: another writer there cannot lead this device
-//! anywhere. A region that makes no sense, or does not fit the ring, is of another life of the queue, or broken: it is made anew, and the
-//! queue goes on as if there were none.
+//! anywhere. A region that makes no sense, or does not fit the ring, is of another life of the queue, or broken: it is
+//! made anew, and the queue goes on as if there were none.
 
 use std::collections::VecDeque;
 
@@ -307,7 +307,8 @@ impl PackedJournal {
         self.queue.set_header(FREE_HEAD, self.free_head());
     }
 
-    /// The oldest chains, `slots` slots in all, are about to be published; then `used` is where the next used descriptor goes.
+    /// The oldest chains, `slots` slots in all, are about to be published; then `used` is where the next used
+    /// descriptor goes.
     pub(crate) fn before_publish(&mut self, slots: u16, used: Position) {
         let (mut slots, mut chain, mut first) = (slots, 0, 0);
         while slots > 0 && chain < self.out.len() {

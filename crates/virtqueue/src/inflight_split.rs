@@ -1,17 +1,17 @@
 //! What a split queue notes in the inflight region (vhost-user, "Inflight I/O tracking", split virtqueue).
 //!
-//! Theory of operation. A chain that is taken gets a number and is marked. When a batch is published, its heads are first
-//! linked into a list, then used.idx moves, then the marks go, then `used_idx` of the region follows. A successor that
-//! finds the two indices apart knows that the batch was published, how many chains it had, and finds them in the list:
-//! so the marks can be put right whenever the device dies.
+//! Theory of operation. A chain that is taken gets a number and is marked. When a batch is published, its heads are
+//! first linked into a list, then used.idx moves, then the marks go, then `used_idx` of the region follows. A successor
+//! that finds the two indices apart knows that the batch was published, how many chains it had, and finds them in the
+//! list: so the marks can be put right whenever the device dies.
 //!
 //! Chains are used here in the order in which they were taken, so the marked ones are those from used.idx on in the
 //! available ring, and the queue goes on there. A predecessor that used chains out of order leaves others: those are
-//! served first, in the order of their numbers, in place of the entries of the available ring, which may have been written
-//! over.
+//! served first, in the order of their numbers, in place of the entries of the available ring, which may have been
+//! written over.
 //!
-//! A region that does not fit the ring (more chains than the driver has made available, impossible heads) is of another life
-//! of the queue, or broken: it is emptied, and the queue goes on as if there were none.
+//! A region that does not fit the ring (more chains than the driver has made available, impossible heads) is of another
+//! life of the queue, or broken: it is emptied, and the queue goes on as if there were none.
 
 use std::collections::VecDeque;
 
@@ -68,8 +68,8 @@ pub(crate) struct Resumed {
 }
 
 impl SplitJournal {
-    /// Takes over from a predecessor whose used ring stands at `used_idx`, while the driver's available ring has `available`
-    /// entries from there on, which `entry` tells.
+    /// Takes over from a predecessor whose used ring stands at `used_idx`, while the driver's available ring has
+    /// `available` entries from there on, which `entry` tells.
     pub(crate) fn resume(
         queue: InflightQueue,
         used_idx: u16,

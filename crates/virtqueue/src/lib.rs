@@ -23,7 +23,8 @@
 //! # #[cfg(feature = "driver")] {
 //! use std::sync::Arc;
 //! use virtqueue::driver::{Buffer, DriverFeatures, GuestRam, SplitDriver};
-//! use virtqueue::{Chains, GuestAddr, MemoryMap, Queue, QueueFeatures, QueueSize, QueueStart, RingFormat, RingLayout, RingShape, TrustedFiles};
+//! use virtqueue::{Chains, GuestAddr, MemoryMap, Queue, QueueFeatures, QueueSize, QueueStart};
+//! use virtqueue::{RingFormat, RingLayout, RingShape, TrustedFiles};
 //!
 //! // The guest: memory, a ring in it, one buffer to be sent.
 //! let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), 1 << 20)])?);
@@ -58,24 +59,25 @@
 //! VIRTIO_F_IN_ORDER asks for, and which makes the place of the next used element the exact place to go on from.
 //!
 //! # A device that dies
-//! Its successor is made from the same ring ([`QueueStart`]). Nothing is lost: what was taken and not given back
-//! is taken again. Whether it was *done*, the ring alone does not tell; with a [`Journal`], [`Queue::taken_before`] says how
-//! many of the first chains the predecessor had taken, and the device may give them back undone. A
-//! chain is given back by [`Queue::publish`]; in a packed ring without an inflight region by [`Queue::push_used`] already,
-//! because the successor publishes what was not.
+//! Its successor is made from the same ring ([`QueueStart`]). Nothing is lost: what was taken and not given back is
+//! taken again. Whether it was *done*, the ring alone does not tell; with a [`Journal`], [`Queue::taken_before`] says
+//! how many of the first chains the predecessor had taken, and the device may give them back undone. A chain is given
+//! back by [`Queue::publish`]; in a packed ring without an inflight region by [`Queue::push_used`] already, because the
+//! successor publishes what was not.
 //!
 //! # Trust
-//! The guest writes to all of this memory at any time, and is taken to be hostile. What it writes is read
-//! once, into a copy; the copy is checked, and only the copy is used. No value of the guest's can make this
-//! crate panic, overflow, allocate, loop for longer than one ring, or touch a byte outside the map. (A device that takes
-//! over chains from an inflight region allocates once for each.) What is
-//! *inside* the map is the guest's own affair: a driver that names a buffer twice gets what it asked for.
+//! The guest writes to all of this memory at any time, and is taken to be hostile. What it writes is read once, into a
+//! copy; the copy is checked, and only the copy is used. No value of the guest's can make this crate panic, overflow,
+//! allocate, loop for longer than one ring, or touch a byte outside the map. (A device that takes over chains from an
+//! inflight region allocates once for each.) What is *inside* the map is the guest's own affair: a driver that names a
+//! buffer twice gets what it asked for.
 //!
 //! One thing is out of reach here: a VMM may truncate the file behind the memory (or the log, or the inflight region)
-//! after it was mapped, or give one for which there is no memory, and the next access is then SIGBUS. So whatever maps such
-//! a file asks for a [`ForeignFiles`], which hears of the mapping before its first byte is touched; a process that means to
-//! live without says so ([`TrustedFiles`]). [`MappedRegion::sealed`] tells whether a file is sealed against shrinking
-//! (`F_SEAL_SHRINK`; QEMU's `memory-backend-memfd` seals by default). The guest itself cannot do this, only its VMM.
+//! after it was mapped, or give one for which there is no memory, and the next access is then SIGBUS. So whatever maps
+//! such a file asks for a [`ForeignFiles`], which hears of the mapping before its first byte is touched; a process that
+//! means to live without says so ([`TrustedFiles`]). [`MappedRegion::sealed`] tells whether a file is sealed against
+//! shrinking (`F_SEAL_SHRINK`; QEMU's `memory-backend-memfd` seals by default). The guest itself cannot do this, only
+//! its VMM.
 
 pub mod layout;
 

@@ -53,11 +53,11 @@ impl DirtyLog {
         let (at, bit) = (page / 8, 1u8 << (page % 8));
         // SAFETY: the mapping is valid as long as self, and a byte needs no alignment.
         let byte = unsafe { self.bitmap.at(at).cast::<AtomicU8>().as_ref() };
-        // Publishes the write to the page before the bit. Pairs with the VMM's atomic exchange of the bitmap
-        // before it copies pages (vhost_dev_sync_region in QEMU, hw/virtio/vhost.c). Without it the VMM takes the bit, copies
-        // the page as it was, and the write is lost. The exchange may come between any two of ours,
-        // so this is one atomic operation and no load and store; and it is made even if the bit is set,
-        // because seeing it set would order nothing.
+        // Publishes the write to the page before the bit. Pairs with the VMM's atomic exchange of the bitmap before it
+        // copies pages (vhost_dev_sync_region in QEMU, hw/virtio/vhost.c). Without it the VMM takes the bit, copies the
+        // page as it was, and the write is lost. The exchange may come between any two of ours, so this is one atomic
+        // operation and no load and store; and it is made even if the bit is set, because seeing it set would order
+        // nothing.
         byte.fetch_or(bit, Ordering::Release);
     }
 }

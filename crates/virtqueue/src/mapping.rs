@@ -29,8 +29,8 @@ pub struct FileRange {
 /// access to the mapping is then SIGBUS, which ends the process if nobody handles it. So nothing here maps a file
 /// without one of these, which hears of the mapping before its first byte is touched.
 pub trait ForeignFiles {
-    /// Takes note that `[start, start + bytes)` is a mapping of such a file, in whole pages of the file's. The guard that it
-    /// returns lives as long as anybody may touch the range, and is dropped just before the range is unmapped.
+    /// Takes note that `[start, start + bytes)` is a mapping of such a file, in whole pages of the file's. The guard
+    /// that it returns lives as long as anybody may touch the range, and is dropped just before the range is unmapped.
     /// Errors: the range cannot be guarded: it is unmapped, untouched.
     fn guard(&self, start: NonNull<u8>, bytes: usize) -> io::Result<Guard>;
 

@@ -87,13 +87,13 @@ impl RegionHint {
 }
 
 impl MemoryMap {
-    /// Maps `regions` back to back, and `private_bytes` (rounded up to pages) of zeroed memory after them,
-    /// which no guest address reaches. Nothing is touched: pages come when they are used. `files` hears of the guest's part.
+    /// Maps `regions` back to back, and `private_bytes` (rounded up to pages) of zeroed memory after them, which no
+    /// guest address reaches. Nothing is touched: pages come when they are used. `files` hears of the guest's part.
     ///
     /// # Errors
-    /// No or too many regions; an empty, wrapping or overlapping one; a file that is too short, not regular,
-    /// or cannot be mapped shared and writable; regions that share pages of a file; more than `files` allows, or what it
-    /// cannot guard; no address space.
+    /// No or too many regions; an empty, wrapping or overlapping one; a file that is too short, not regular, or cannot
+    /// be mapped shared and writable; regions that share pages of a file; more than `files` allows, or what it cannot
+    /// guard; no address space.
     pub fn new(
         regions: Vec<Region>,
         private_bytes: usize,
@@ -177,14 +177,15 @@ impl MemoryMap {
         }
     }
 
-    /// Lets the kernel enter all pages of guest memory into our page table, by reading faults: those enter 16 pages each
-    /// that are there already (`do_fault_around`, mm/memory.c), where pinning the memory for a UMEM takes a fault a page. On several
-    /// CPUs at a time; 256 MiB of touched 4 KiB pages: 48 ms to register alone, 30 ms with this before on one CPU (Linux 6.18).
+    /// Lets the kernel enter all pages of guest memory into our page table, by reading faults: those enter 16 pages
+    /// each that are there already (`do_fault_around`, mm/memory.c), where pinning the memory for a UMEM takes a fault
+    /// a page. On several CPUs at a time; 256 MiB of touched 4 KiB pages: 48 ms to register alone, 30 ms with this
+    /// before on one CPU (Linux 6.18).
     ///
     /// Pages that are not there yet are made by it, and charged to this process's cgroup, as pinning them would.
     ///
-    /// Best effort: on a kernel before 5.14, or over a file that was truncated, nothing is entered; without further threads
-    /// this one does it all.
+    /// Best effort: on a kernel before 5.14, or over a file that was truncated, nothing is entered; without further
+    /// threads this one does it all.
     pub fn populate(&self) {
         const SHARE_BYTES: u64 = 64 << 20;
         let page = self
@@ -226,7 +227,8 @@ impl MemoryMap {
         self.reservation.len
     }
 
-    /// Length of the guest's part in bytes: offsets below it are shared with the guest, and there the private area starts.
+    /// Length of the guest's part in bytes: offsets below it are shared with the guest, and there the private area
+    /// starts.
     #[must_use]
     pub fn guest_len(&self) -> u64 {
         self.guest_len

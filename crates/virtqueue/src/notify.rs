@@ -43,8 +43,8 @@ pub(crate) struct Words<'a, W> {
     pub(crate) event_idx: bool,
 }
 
-/// Added to an index in `avail_event`, it asks for no kick: the driver would have to make 32,768 entries available before
-/// it comes to that one, and no queue has more.
+/// Added to an index in `avail_event`, it asks for no kick: the driver would have to make 32,768 entries available
+/// before it comes to that one, and no queue has more.
 pub(crate) const NO_KICK: u16 = 0x8000;
 
 /// Whether entries `[old, new)` contain the one at `event`: then its publication wakes (2.7.7.2 and 2.7.10;

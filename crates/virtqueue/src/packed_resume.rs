@@ -1,10 +1,10 @@
 //! Where a packed ring stands, read from the ring itself.
 //!
-//! Theory of operation. A split ring says where it stands: used.idx is in memory. A packed ring does not, and the
-//! base that a VMM gives after the device died may be as old as the device was (QEMU remembers what the last
-//! GET_VRING_BASE said). So [`PackedQueue`](crate::packed::PackedQueue) leaves in every slot that it has passed the USED
-//! bit of that lap, and a driver by the book keeps the bit when it makes the slot available for the next lap. Seen
-//! along the ring the bit changes in one place, and that is where the device stands:
+//! Theory of operation. A split ring says where it stands: used.idx is in memory. A packed ring does not, and the base
+//! that a VMM gives after the device died may be as old as the device was (QEMU remembers what the last GET_VRING_BASE
+//! said). So [`PackedQueue`](crate::packed::PackedQueue) leaves in every slot that it has passed the USED bit of that
+//! lap, and a driver by the book keeps the bit when it makes the slot available for the next lap. Seen along the ring
+//! the bit changes in one place, and that is where the device stands:
 //!
 //! ```text
 //!     slot   0 1 2 3 4 5 6 7
@@ -114,9 +114,9 @@ fn stashed(ring: &PackedRing, at: Position) -> Option<PackedDescriptor> {
     is_stashed.then(|| PackedDescriptor::from_words(0, word))
 }
 
-/// Takes back the batch at `at`, if there is one that was not published: for who does its chains again, whose descriptors
-/// `descs` are. Or the driver would find them used as soon as those before them are. From behind, so that at any
-/// moment it looks like a batch that was not published.
+/// Takes back the batch at `at`, if there is one that was not published: for who does its chains again, whose
+/// descriptors `descs` are. Or the driver would find them used as soon as those before them are. From behind, so that
+/// at any moment it looks like a batch that was not published.
 pub(crate) fn take_back(ring: &PackedRing, at: Position, descs: &[PackedDescriptor]) {
     for (step, desc) in (0..).zip(descs).skip(1).collect::<Vec<_>>().into_iter().rev() {
         let at = at.forward(step, ring.size);

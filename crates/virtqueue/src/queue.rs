@@ -32,11 +32,12 @@ pub struct QueueFeatures {
 pub struct QueueStart {
     /// The next chain to take, as VHOST_USER_SET_VRING_BASE says it.
     ///
-    /// Of a split ring bits 0 to 15 are the index in the available ring. The next used element goes where used.idx in memory
-    /// stands, as in Linux's vhost. After a clean stop the two agree.
+    /// Of a split ring bits 0 to 15 are the index in the available ring. The next used element goes where used.idx in
+    /// memory stands, as in Linux's vhost. After a clean stop the two agree.
     ///
-    /// Of a packed ring bits 0 to 14 are the slot to be taken next and bit 15 its wrap counter, bits 16 to 31 the same of the
-    /// slot to be used next. If the ring itself says something else, as it does after a predecessor died, the ring is believed.
+    /// Of a packed ring bits 0 to 14 are the slot to be taken next and bit 15 its wrap counter, bits 16 to 31 the same
+    /// of the slot to be used next. If the ring itself says something else, as it does after a predecessor died, the
+    /// ring is believed.
     pub base: u32,
     /// How a successor is to learn what was under way.
     pub journal: Journal,
@@ -61,9 +62,9 @@ pub enum Journal {
     /// None: a successor takes up where used elements end.
     #[default]
     None,
-    /// In the ring itself, where only the device writes, so that a successor knows which chains it must not do
-    /// again. In a split ring, for which the base must be used.idx, `avail_event` says up to where chains were taken,
-    /// one store a batch. A packed ring has the flag `1 << 8`, which is reserved, in the first descriptor of each chain.
+    /// In the ring itself, where only the device writes, so that a successor knows which chains it must not do again.
+    /// In a split ring, for which the base must be used.idx, `avail_event` says up to where chains were taken, one
+    /// store a batch. A packed ring has the flag `1 << 8`, which is reserved, in the first descriptor of each chain.
     Ring,
     /// In memory that the VMM keeps (vhost-user, "Inflight I/O tracking"). The base is not looked at.
     Inflight(InflightQueue),
@@ -90,8 +91,8 @@ macro_rules! of_either {
 }
 
 impl Queue {
-    /// Takes over a ring. Kicks are enabled. The first [`publish`](Self::publish) asks for a call in any case: a predecessor
-    /// may have published and then died before it called.
+    /// Takes over a ring. Kicks are enabled. The first [`publish`](Self::publish) asks for a call in any case: a
+    /// predecessor may have published and then died before it called.
     ///
     /// # Errors
     /// `rings` was made for another map and does not fit this one, or for another kind of ring than was
@@ -109,19 +110,20 @@ impl Queue {
         }
     }
 
-    /// Takes up to `max` chains into `chains`, which is emptied first, and returns how many. Fewer than there are, if their
-    /// buffers do not fit.
+    /// Takes up to `max` chains into `chains`, which is emptied first, and returns how many. Fewer than there are, if
+    /// their buffers do not fit.
     ///
     /// # Errors
-    /// The driver broke a rule. Nothing was taken then: sound chains before the bad one are returned by the call before. The
-    /// queue must not be used any more.
+    /// The driver broke a rule. Nothing was taken then: sound chains before the bad one are returned by the call
+    /// before. The queue must not be used any more.
     #[inline]
     pub fn pop(&mut self, chains: &mut Chains, max: usize) -> Result<usize, GuestFault> {
         of_either!(self, ring => ring.pop(chains, max))
     }
 
-    /// Gives back the chains taken last, for which no used element was written: the next [`pop`](Self::pop) reads them anew.
-    /// `slots` are those that [`Chains::slots`] says for them: what is given back is always the youngest that is out.
+    /// Gives back the chains taken last, for which no used element was written: the next [`pop`](Self::pop) reads them
+    /// anew. `slots` are those that [`Chains::slots`] says for them: what is given back is always the youngest that is
+    /// out.
     ///
     /// # Panics
     /// In debug builds, if more are given back than the queue holds: a bug of the caller's.
@@ -130,8 +132,8 @@ impl Queue {
         of_either!(self, ring => ring.unpop(slots));
     }
 
-    /// Writes a used element: the chain is done, and `len` bytes were written to its buffers. Each chain once, in the order of
-    /// [`pop`](Self::pop). The driver does not see it before [`publish`](Self::publish).
+    /// Writes a used element: the chain is done, and `len` bytes were written to its buffers. Each chain once, in the
+    /// order of [`pop`](Self::pop). The driver does not see it before [`publish`](Self::publish).
     ///
     /// # Panics
     /// In debug builds, if more is used of a packed ring than was taken: a bug of the caller's.
@@ -140,8 +142,8 @@ impl Queue {
         of_either!(self, ring => ring.push_used(id, len));
     }
 
-    /// Makes all used elements visible that were written since the last time, with one store. Returns whether the driver
-    /// wants a call; `false` and no access at all, if there are none.
+    /// Makes all used elements visible that were written since the last time, with one store. Returns whether the
+    /// driver wants a call; `false` and no access at all, if there are none.
     #[inline]
     pub fn publish(&mut self) -> bool {
         of_either!(self, ring => ring.publish())

@@ -426,8 +426,8 @@ fn packed_device_with_an_inflight_region_may_die_at_every_step() {
     dies_at_every_step(true, Notes::Inflight);
 }
 
-/// Of a batch that was not published the later slots look used already: the next device, which does the chains again and
-/// publishes them in smaller batches, must not let the driver see that.
+/// Of a batch that was not published the later slots look used already: the next device, which does the chains again
+/// and publishes them in smaller batches, must not let the driver see that.
 #[test]
 fn remains_of_an_unpublished_batch_are_not_seen_with_the_next_one() {
     let chain = |parts| Plan {

@@ -7,8 +7,9 @@
 //!    bytes of its file in with it on either side. No guest address leads to them.
 //!  - Mappings lie back to back. With the largest pages first, each starts on a multiple of its page size by
 //!    itself, and no hole is needed for alignment (AF_XDP refuses a UMEM with a hole).
-//!  - Regions overlap neither in guest addresses nor in the VMM's nor in a file, whole pages taken: one address means one byte,
-//!    and one byte has one address. Memory that a file does not have cannot be made of it by mapping it often.
+//!  - Regions overlap neither in guest addresses nor in the VMM's nor in a file, whole pages taken: one address means
+//!    one byte, and one byte has one address. Memory that a file does not have cannot be made of it by mapping it
+//!    often.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

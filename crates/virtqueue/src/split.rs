@@ -104,8 +104,8 @@ pub struct SplitQueue {
 unsafe impl Send for SplitQueue {}
 
 impl SplitQueue {
-    /// As [`Queue::new`](crate::Queue::new). After a crash used.idx is the base from which nothing is lost, if the driver's
-    /// buffers were used in order.
+    /// As [`Queue::new`](crate::Queue::new). After a crash used.idx is the base from which nothing is lost, if the
+    /// driver's buffers were used in order.
     ///
     /// # Errors
     /// `rings` was made for another map, and does not fit this one.

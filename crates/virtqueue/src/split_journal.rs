@@ -12,11 +12,12 @@ use crate::{Journal, RingError};
 
 /// Where notes are made.
 ///
-/// In the ring, `avail_event` is the note. It belongs to the device, and where it asks for a kick it says already what a
-/// successor must know: the index of the next chain to take. So it is written with each batch that is taken, before
-/// anything is done with the batch, plus [`NO_KICK`] where no kick is wanted. Chains are done by the store of `used.idx`
-/// and by that alone, so at no instant do the two words not tell what is out: `[used.idx, avail_event)`. A driver without
-/// VIRTIO_F_EVENT_IDX ignores the word (2.7.10.1), which is part of the ring all the same (table in 2.7).
+/// In the ring, `avail_event` is the note. It belongs to the device, and where it asks for a kick it says already what
+/// a successor must know: the index of the next chain to take. So it is written with each batch that is taken, before
+/// anything is done with the batch, plus [`NO_KICK`] where no kick is wanted. Chains are done by the store of
+/// `used.idx` and by that alone, so at no instant do the two words not tell what is out: `[used.idx, avail_event)`. A
+/// driver without VIRTIO_F_EVENT_IDX ignores the word (2.7.10.1), which is part of the ring all the same (table in
+/// 2.7).
 #[derive(Debug)]
 pub(super) enum Notes {
     /// Nowhere.
@@ -57,8 +58,8 @@ impl SplitQueue {
     }
 
     /// How many of the `available` chains from used.idx on a predecessor had taken, by its note. It may have asked for
-    /// kicks or not; what makes no sense as either is no note. In a queue of 32,768 entries, all of them available, a word
-    /// may make sense as both: then the chains are not done again.
+    /// kicks or not; what makes no sense as either is no note. In a queue of 32,768 entries, all of them available, a
+    /// word may make sense as both: then the chains are not done again.
     fn noted_as_taken(&self, available: u16) -> u16 {
         let event = Cell::load(self.words().avail_event, Ordering::Relaxed);
         [0, NO_KICK]

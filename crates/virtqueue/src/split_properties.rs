@@ -21,7 +21,8 @@ fn descriptors() -> impl Strategy<Value = Descriptor> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
-    /// Garbage in the whole ring, and in memory where tables may be looked for: no panic, no buffer outside memory, and an end.
+    /// Garbage in the whole ring, and in memory where tables may be looked for: no panic, no buffer outside memory, and
+    /// an end.
     #[test]
     fn a_lying_driver_gets_nothing_but_faults_and_its_own_memory(
         descs in prop::collection::vec(descriptors(), 16), tables in prop::collection::vec(descriptors(), 64),

@@ -66,8 +66,9 @@ pub(crate) struct Bound {
     pub(crate) fallbacks: Vec<Fallback>,
 }
 
-/// Binds by the first attempt that works. `may_ask`: this process may ask the driver why it refused, which takes a socket and the
-/// interface: one whose AF_XDP socket was opened by somebody else may have neither, and may be ended for trying.
+/// Binds by the first attempt that works. `may_ask`: this process may ask the driver why it refused, which takes a
+/// socket and the interface: one whose AF_XDP socket was opened by somebody else may have neither, and may be ended for
+/// trying.
 pub(crate) fn bind_queue(
     fd: BorrowedFd<'_>,
     config: &SocketConfig,

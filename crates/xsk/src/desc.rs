@@ -11,8 +11,8 @@ pub type FillRing = Producer<Frame>;
 pub type TxRing = Producer<TxDesc>;
 /// The rx ring: frames that the kernel received.
 pub type RxRing = Consumer<RxDesc>;
-/// The completion ring: frames that were sent come back. Each is the [`Frame`] that was pushed into the tx ring with it; the
-/// order may differ.
+/// The completion ring: frames that were sent come back. Each is the [`Frame`] that was pushed into the tx ring with
+/// it; the order may differ.
 pub type CompletionRing = Consumer<Frame>;
 
 /// A received frame, or a piece of one.

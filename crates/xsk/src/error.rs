@@ -49,14 +49,14 @@ pub enum OpenError {
     MemoryHole { address: u64, len_bytes: u64 },
     /// EFAULT: the memory cannot be pinned.
     #[error(
-        "the UMEM's memory at {address:#x} cannot be pinned (EFAULT): it is unmapped, read-only, or a shared mapping of \
-         a file on disk; use anonymous memory, a memfd or hugetlbfs"
+        "the UMEM's memory at {address:#x} cannot be pinned (EFAULT): it is unmapped, read-only, or a shared mapping \
+         of a file on disk; use anonymous memory, a memfd or hugetlbfs"
     )]
     MemoryKind { address: u64 },
     /// Another refusal of the UMEM.
     #[error(
-        "the kernel refuses a UMEM of {len_bytes} bytes, chunk size {chunk_bytes}, headroom {headroom_bytes}, TX metadata \
-         {tx_metadata_bytes}: {source}"
+        "the kernel refuses a UMEM of {len_bytes} bytes, chunk size {chunk_bytes}, headroom {headroom_bytes}, TX \
+         metadata {tx_metadata_bytes}: {source}"
     )]
     Umem {
         len_bytes: u64,
@@ -74,14 +74,14 @@ pub enum OpenError {
     },
     /// The rx ring that should be there already is not, or is smaller.
     #[error(
-        "the AF_XDP socket passed in has no rx ring of {entries} entries: who opens it makes the ring (XDP_RX_RING) before \
-         the socket is put into a map"
+        "the AF_XDP socket passed in has no rx ring of {entries} entries: who opens it makes the ring (XDP_RX_RING) \
+         before the socket is put into a map"
     )]
     RxRingNotMade { entries: u32 },
     /// A ring of somebody else's is so small that its size cannot be told.
     #[error(
-        "the AF_XDP socket passed in has an rx ring of fewer than {least_entries} entries: make it with {least_entries} or more \
-         (XDP_RX_RING)"
+        "the AF_XDP socket passed in has an rx ring of fewer than {least_entries} entries: make it with \
+         {least_entries} or more (XDP_RX_RING)"
     )]
     RxRingTooSmall { least_entries: RingSize },
     /// EACCES for `XDP_MAX_TX_SKB_BUDGET`.
@@ -109,8 +109,8 @@ pub enum OpenError {
     InterfaceDown { ifindex: u32 },
     /// The queue does not exist.
     #[error(
-        "queue {queue} does not exist: interface {ifindex} has {queues} queue(s), counted from 0; choose a lower one or \
-         add channels (`ethtool -L`)"
+        "queue {queue} does not exist: interface {ifindex} has {queues} queue(s), counted from 0; choose a lower one \
+         or add channels (`ethtool -L`)"
     )]
     NoQueue {
         ifindex: u32,
@@ -119,8 +119,8 @@ pub enum OpenError {
     },
     /// EBUSY, still after the retries.
     #[error(
-        "queue {queue} of interface {ifindex} is held by another AF_XDP socket or io_uring zcrx (EBUSY after {} ms): close \
-         that, or choose another queue", waited.as_millis()
+        "queue {queue} of interface {ifindex} is held by another AF_XDP socket or io_uring zcrx (EBUSY after {} ms): \
+         close that, or choose another queue", waited.as_millis()
     )]
     Busy {
         ifindex: u32,

@@ -10,8 +10,8 @@
 //!    comes back through another ring. [`FramePool`] keeps the free ones.
 //! 4. **Rings**: [`FillRing`] and [`TxRing`] are produced in batches (`reserve`, `push`, `submit`), [`RxRing`] and
 //!    [`CompletionRing`] are consumed in batches (`peek`, iterate, drop). Nothing allocates, one barrier a batch.
-//! 5. **Socket**: [`Socket`] joins these to a queue, in the best mode there is, and tells which that is and why no better
-//!    ([`Socket::mode`], [`Socket::fallbacks`]).
+//! 5. **Socket**: [`Socket`] joins these to a queue, in the best mode there is, and tells which that is and why no
+//!    better ([`Socket::mode`], [`Socket::fallbacks`]).
 //!
 //! Steering frames into the socket (an XDP program and its XSKMAP) is not done here: put [`Socket`]'s descriptor
 //! into the map of your program. A socket that only sends needs no program.
@@ -41,7 +41,8 @@
 //!     let mut sending = socket.tx.reserve(64);
 //!     for desc in received {
 //!         if sending.room() > 0 {
-//!             sending.push(TxDesc { frame: desc.frame, offset: desc.data, len: desc.len, more: false, metadata: false });
+//!             let (frame, offset, len) = (desc.frame, desc.data, desc.len);
+//!             sending.push(TxDesc { frame, offset, len, more: false, metadata: false });
 //!         } else {
 //!             pool.put(desc.frame);
 //!         }
@@ -59,7 +60,8 @@
 //! # Facts worth knowing
 //!
 //!  - Without CAP_IPC_LOCK the UMEM counts against RLIMIT_MEMLOCK, once for each socket that registers it.
-//!  - Each bind costs the kernel memory beside the UMEM: about 32 MiB a GiB of UMEM with 4096-byte chunks, 70 with 2048.
+//!  - Each bind costs the kernel memory beside the UMEM: about 32 MiB a GiB of UMEM with 4096-byte chunks, 70 with
+//!    2048.
 //!  - In copy mode sending happens inside [`Socket::kick_tx`].
 //!  - An invalid tx descriptor is skipped, and on most kernels never completed: see [`TxDesc`].
 //!  - A batch borrows its ring, not the socket: rings are fields, so that one may be read while another is written.

@@ -78,7 +78,8 @@ impl Netdevice {
         Ok(channels.combined_count + channels.rx_count.max(channels.tx_count))
     }
 
-    /// A command of the ethtool ioctl (`dev_ethtool`, net/ethtool/ioctl.c), which may read and write what `command` points to.
+    /// A command of the ethtool ioctl (`dev_ethtool`, net/ethtool/ioctl.c), which may read and write what `command`
+    /// points to.
     ///
     /// # Errors
     /// The driver's; EOPNOTSUPP if it does not know the command.

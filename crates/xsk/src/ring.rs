@@ -245,7 +245,8 @@ impl<T: ToKernel> Producer<T> {
             .wrapping_add(self.shared.size)
     }
 
-    /// The number of free entries now. (Reads the kernel's counter: [`reserve`](Self::reserve) does so only when it must.)
+    /// The number of free entries now. (Reads the kernel's counter: [`reserve`](Self::reserve) does so only when it
+    /// must.)
     #[inline]
     pub fn free(&self) -> u32 {
         self.read_limit().wrapping_sub(self.next)
@@ -257,11 +258,11 @@ impl<T: ToKernel> Producer<T> {
         self.shared.size
     }
 
-    /// Whether the kernel waits to be told of new entries: then call [`Socket::wake_rx`](crate::Socket::wake_rx) for the
-    /// fill ring (or poll), [`Socket::kick_tx`](crate::Socket::kick_tx) for the tx ring. Ask after submitting.
+    /// Whether the kernel waits to be told of new entries: then call [`Socket::wake_rx`](crate::Socket::wake_rx) for
+    /// the fill ring (or poll), [`Socket::kick_tx`](crate::Socket::kick_tx) for the tx ring. Ask after submitting.
     ///
-    /// Of the fill ring ask again before going to sleep: drivers differ in whether they look at it once more after setting
-    /// the flag. Of the tx ring the answer is always yes in copy mode.
+    /// Of the fill ring ask again before going to sleep: drivers differ in whether they look at it once more after
+    /// setting the flag. Of the tx ring the answer is always yes in copy mode.
     #[inline]
     pub fn needs_wakeup(&self) -> bool {
         self.shared.needs_wakeup()
@@ -283,8 +284,8 @@ impl<T: ToKernel> Producer<T> {
     }
 }
 
-/// Reserved entries: fill them with [`push`](Self::push). What was pushed goes to the kernel on [`submit`](Self::submit) or
-/// drop, and the rest stays free.
+/// Reserved entries: fill them with [`push`](Self::push). What was pushed goes to the kernel on
+/// [`submit`](Self::submit) or drop, and the rest stays free.
 ///
 /// End a batch of the tx ring with a whole frame: the kernel holds an unfinished one back until its last piece comes.
 #[derive(Debug)]
@@ -303,8 +304,8 @@ impl<T: ToKernel> Reserved<'_, T> {
         self.end.wrapping_sub(self.pos)
     }
 
-    /// Gives a frame, or a piece of one, to the kernel. Into a frame of the fill ring it will receive after headroom and
-    /// [`XDP_PACKET_HEADROOM`](crate::XDP_PACKET_HEADROOM).
+    /// Gives a frame, or a piece of one, to the kernel. Into a frame of the fill ring it will receive after headroom
+    /// and [`XDP_PACKET_HEADROOM`](crate::XDP_PACKET_HEADROOM).
     ///
     /// # Panics
     /// If there is no [`room`](Self::room): the caller pushes more than was granted.

@@ -87,8 +87,8 @@ impl Socket {
         Unbound::open(umem, config)?.bind()
     }
 
-    /// Binds a socket that somebody with more privilege has opened. It must be as `socket(AF_XDP, SOCK_RAW, 0)` made it,
-    /// but for an rx ring where [`rx_is_made`](SocketConfig::rx_is_made) says so.
+    /// Binds a socket that somebody with more privilege has opened. It must be as `socket(AF_XDP, SOCK_RAW, 0)` made
+    /// it, but for an rx ring where [`rx_is_made`](SocketConfig::rx_is_made) says so.
     ///
     /// # Errors
     /// As [`Socket::open`], and [`OpenError::NotXdp`] or [`OpenError::InUse`] for a descriptor that does not serve.
@@ -253,7 +253,8 @@ impl Probe {
         Self(socket)
     }
 
-    /// Waits until the queue is free. False if it was not seen to become free: it was so before, or the kernel answers something else.
+    /// Waits until the queue is free. False if it was not seen to become free: it was so before, or the kernel answers
+    /// something else.
     ///
     /// # Errors
     /// [`OpenError::Busy`], if it is not free within [`bind_timeout`](SocketConfig::bind_timeout).

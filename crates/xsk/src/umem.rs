@@ -53,7 +53,8 @@ pub enum UmemError {
     ChunkNotPowerOfTwo { chunk_bytes: u32 },
     /// The headroom leaves no room for a frame.
     #[error(
-        "headroom {headroom_bytes} and the kernel's {XDP_PACKET_HEADROOM} bytes leave nothing of a {chunk_bytes}-byte chunk"
+        "headroom {headroom_bytes} and the kernel's {XDP_PACKET_HEADROOM} bytes leave nothing of a {chunk_bytes}-byte \
+         chunk"
     )]
     Headroom { headroom_bytes: u32, chunk_bytes: u32 },
     /// The memory does not start on a page.
@@ -231,8 +232,8 @@ impl Umem {
 
     /// Makes a frame at an offset that the caller tracks, for memory whose free chunks somebody else decides about.
     ///
-    /// The caller promises that no other [`Frame`] is out, or in a ring, whose bytes overlap this one's, except
-    /// where he accepts garbled frames (a guest that posts one buffer twice garbles only its own). Several frames of a chunk
+    /// The caller promises that no other [`Frame`] is out, or in a ring, whose bytes overlap this one's, except where
+    /// he accepts garbled frames (a guest that posts one buffer twice garbles only its own). Several frames of a chunk
     /// may be out to be sent if he counts them, and their descriptors have no byte in common.
     ///
     /// # Errors
@@ -333,8 +334,8 @@ impl Umem {
         self.chunk_size - XDP_PACKET_HEADROOM - self.headroom
     }
 
-    /// Where a frame that is sent from the start of a chunk begins: behind the metadata, for which the kernel wants room before each
-    /// descriptor's bytes, used or not (`xp_aligned_validate_desc`, `net/xdp/xsk_queue.h`).
+    /// Where a frame that is sent from the start of a chunk begins: behind the metadata, for which the kernel wants
+    /// room before each descriptor's bytes, used or not (`xp_aligned_validate_desc`, `net/xdp/xsk_queue.h`).
     #[inline]
     pub fn send_offset(&self, frame: &Frame) -> UmemOffset {
         UmemOffset::new(frame.offset().get() + u64::from(self.tx_metadata_len))

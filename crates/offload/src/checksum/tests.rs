@@ -76,7 +76,9 @@ proptest! {
     }
 
     #[test]
-    fn pseudo_headers_are_their_bytes(src in any::<[u8; 16]>(), dst in any::<[u8; 16]>(), protocol: u8, len in 0u32..70000) {
+    fn pseudo_headers_are_their_bytes(
+        src in any::<[u8; 16]>(), dst in any::<[u8; 16]>(), protocol: u8, len in 0u32..70000,
+    ) {
         let bytes = [&src[..], &dst, &len.to_be_bytes(), &[0, 0, 0, protocol]].concat();
         prop_assert_eq!(pseudo_v6(src, dst, protocol, len).fold(), plain(&bytes));
         let (src, dst) = ([src[0], src[1], src[2], src[3]], [dst[0], dst[1], dst[2], dst[3]]);
@@ -96,7 +98,9 @@ proptest! {
     }
 
     #[test]
-    fn completed_frames_verify(mut frame in prop::collection::vec(any::<u8>(), 2..300), start in 0u16..300, offset in 0u16..300) {
+    fn completed_frames_verify(
+        mut frame in prop::collection::vec(any::<u8>(), 2..300), start in 0u16..300, offset in 0u16..300,
+    ) {
         let before = frame.clone();
         match complete(&mut frame, at(start, offset)) {
             Err(_) => {

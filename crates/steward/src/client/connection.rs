@@ -172,8 +172,8 @@ impl Connection {
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
         let mut read = || recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags);
-        // A peer that closes with our request unread leaves this error behind, and what it said before (unix_release_sock,
-        // net/unix/af_unix.c): asking again gives that.
+        // A peer that closes with our request unread leaves this error behind, and what it said before
+        // (unix_release_sock, net/unix/af_unix.c): asking again gives that.
         let received = match read().or_else(|errno| {
             if errno == Errno::CONNRESET {
                 read()

@@ -20,7 +20,8 @@ pub enum LeaseError {
     #[error("the steward refuses: {0}")]
     Refused(Refusal),
     /// The steward is away; what is set up goes on.
-    #[error("no steward at {} at the moment: queues in use go on, changes wait until vhost-af-xdp-steward is started again", .path.display())]
+    #[error("no steward at {} at the moment: queues in use go on, changes wait until vhost-af-xdp-steward is started \
+             again", .path.display())]
     Away {
         /// Where it was.
         path: PathBuf,

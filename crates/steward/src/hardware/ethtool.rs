@@ -28,7 +28,8 @@ pub(crate) enum Tags {
     There,
     /// Where the far end of a veth or netkit has put them.
     AsSent,
-    /// Beside the frame, by the driver: a tagged frame looks like one without a tag, one with two like one with the inner one.
+    /// Beside the frame, by the driver: a tagged frame looks like one without a tag, one with two like one with the
+    /// inner one.
     TakenOff,
     /// The same, by the kernel, whatever the driver is told.
     Lost,
@@ -74,8 +75,8 @@ impl Ethtool {
         let asked = self.ask(flags.as_mut_bytes());
         match driver.as_str() {
             // Their frames come from another interface, whose tags the kernel has taken off (skb_vlan_untag in
-            // __netif_receive_skb_core, net/core/dev.c) before generic XDP runs for them. (A bond can run XDP natively, but not for
-            // AF_XDP: its sockets are of the bond, its frames of the interface below, see xsk_rcv_check.)
+            // __netif_receive_skb_core, net/core/dev.c) before generic XDP runs for them. (A bond can run XDP natively,
+            // but not for AF_XDP: its sockets are of the bond, its frames of the interface below, see xsk_rcv_check.)
             "macvlan" | "ipvlan" | "bridge" | "team" | "bonding" => Tags::Lost,
             _ if asked.is_ok() && flags.data & abi::FLAG_RXVLAN != 0 => Tags::TakenOff,
             // As the far end leaves them (drivers/net/veth.c): beside the frame if it is to put them in by "hardware".

@@ -4,8 +4,8 @@
 //! # Theory of operation
 //!
 //! The kernel forgets a socket when its holder dies; a NIC forgets no rule. So everything is noted before it is done
-//! (`Plan`), in a form that lets it be found again: a rule by what it says, a context by those that there were
-//! before it. The steward that goes on after a crash removes what was noted and is there, and nothing else. Rules that were
+//! (`Plan`), in a form that lets it be found again: a rule by what it says, a context by those that there were before
+//! it. The steward that goes on after a crash removes what was noted and is there, and nothing else. Rules that were
 //! there before are never touched: where one is for the same frames, ours are not made.
 //!
 //! The order is: note, context, note, rules, note; undone the other way round (`Part`). A driver that refuses any
@@ -115,7 +115,8 @@ pub(crate) enum NotMade {
     Note(#[source] io::Error),
 }
 
-/// The addresses and VLANs that the policy names for a lease. Only what they cover may be taken away from others' queues.
+/// The addresses and VLANs that the policy names for a lease. Only what they cover may be taken away from others'
+/// queues.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Names {
     pub(crate) macs: Vec<[u8; 6]>,
@@ -123,8 +124,8 @@ pub(crate) struct Names {
 }
 
 impl Names {
-    /// Whether all frames of a rule are of a named address, or all of a named VLAN. VLAN 0 is none: no rule says "without
-    /// a tag", so that one for it would be for all VLANs.
+    /// Whether all frames of a rule are of a named address, or all of a named VLAN. VLAN 0 is none: no rule says
+    /// "without a tag", so that one for it would be for all VLANs.
     pub(crate) fn cover(&self, rule: &Rule) -> bool {
         rule.mac.is_some_and(|mac| self.macs.contains(&mac))
             || rule
@@ -152,7 +153,8 @@ impl Order<'_> {
         if macs.is_empty() && untagged {
             return Err(NotMade::Untagged);
         }
-        // A rule cannot ask for frames without a tag; one that does not ask for a tag brings them along, and the program sorts them out.
+        // A rule cannot ask for frames without a tag; one that does not ask for a tag brings them along, and the
+        // program sorts them out.
         let vlans: Vec<Option<u16>> = match vlans.is_empty() || untagged {
             true => vec![None],
             false => vlans.iter().copied().map(Some).collect(),

@@ -94,7 +94,8 @@ impl Rule {
     }
 }
 
-/// `ring_cookie`: a queue in the lower 32 bits, a virtual function above (include/uapi/linux/ethtool.h, `ethtool_get_flow_spec_ring`).
+/// `ring_cookie`: a queue in the lower 32 bits, a virtual function above (include/uapi/linux/ethtool.h,
+/// `ethtool_get_flow_spec_ring`).
 fn target_of(spec: &FlowSpec, context: u32) -> Option<Target> {
     match u32::try_from(spec.ring_cookie) {
         Ok(0) if spec.flow_type & abi::FLOW_RSS != 0 => Some(Target::Context(context)),

@@ -1,4 +1,5 @@
-//! A NIC that is played: what is asked of it, in which order, and what becomes of it when it refuses or the steward dies.
+//! A NIC that is played: what is asked of it, in which order, and what becomes of it when it refuses or the steward
+//! dies.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;

@@ -26,14 +26,14 @@ pub enum PolicyError {
     },
     /// Others could change it.
     #[error(
-        "the policy {} can be changed by others (owner {owner}, mode {mode:04o}): it must be owned by root or by the steward's user and be writable by \
-         its owner only (`chown root PATH; chmod go-w PATH`)", .path.display()
+        "the policy {} can be changed by others (owner {owner}, mode {mode:04o}): it must be owned by root or by the \
+         steward's user and be writable by its owner only (`chown root PATH; chmod go-w PATH`)", .path.display()
     )]
     Unsafe { path: PathBuf, owner: u32, mode: u32 },
     /// Others could put another one in its place.
     #[error(
-        "the policy {} could be replaced by others, who may write to {} (owner {owner}, mode {mode:04o}): move it, or `chown root PATH; chmod go-w PATH` \
-         for that directory", .path.display(), .dir.display()
+        "the policy {} could be replaced by others, who may write to {} (owner {owner}, mode {mode:04o}): move it, or \
+         `chown root PATH; chmod go-w PATH` for that directory", .path.display(), .dir.display()
     )]
     UnsafePlace {
         path: PathBuf,
@@ -109,8 +109,8 @@ fn is_trusted(owner: u32) -> bool {
     owner == 0 || owner == rustix::process::geteuid().as_raw()
 }
 
-/// Whether nobody else can put another file in the place of this one: its directory must be writable for its owner only,
-/// those above at least sticky.
+/// Whether nobody else can put another file in the place of this one: its directory must be writable for its owner
+/// only, those above at least sticky.
 fn check_place(path: &Path) -> Result<(), PolicyError> {
     let read = |source| PolicyError::Read {
         path: path.to_owned(),

@@ -109,8 +109,8 @@ fn line_of(text: &str, at: usize) -> usize {
     1 + text[..at].matches('\n').count()
 }
 
-/// What is wrong with the text, with what is written there. Of a value of another kind the parser names neither its key nor
-/// what belongs there.
+/// What is wrong with the text, with what is written there. Of a value of another kind the parser names neither its key
+/// nor what belongs there.
 fn in_words(text: &str, error: &toml::de::Error) -> String {
     let said = error.message().replace('\n', " ");
     let Some(span) = error.span() else {
@@ -172,7 +172,8 @@ fn connections(said: &Spanned<u32>) -> Result<u32, String> {
         0 => Err("connections = 0: nobody could connect: give 1 or more, or leave it out".to_owned()),
         number @ 1..=CONNECTIONS_MAX => Ok(number),
         more => Err(format!(
-            "connections = {more}: a steward has {CONNECTIONS_MAX} in all: give {CONNECTIONS_MAX} or less, or leave it out"
+            "connections = {more}: a steward has {CONNECTIONS_MAX} in all: give {CONNECTIONS_MAX} or less, or leave it \
+             out"
         )),
     }
 }
@@ -280,8 +281,8 @@ fn size(text: &str) -> Result<u64, String> {
     let number: u64 = number.parse().map_err(|_| wrong())?;
     if number == 0 {
         return Err(format!(
-            "memlock = {text:?}: nothing could be locked: a queue pair takes 6 MiB (with memory=direct all guest RAM); without `memlock` limits \
-             stay as they are"
+            "memlock = {text:?}: nothing could be locked: a queue pair takes 6 MiB (with memory=direct all guest RAM); \
+             without `memlock` limits stay as they are"
         ));
     }
     number.checked_mul(1 << shift).ok_or_else(wrong)

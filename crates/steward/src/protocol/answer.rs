@@ -75,7 +75,8 @@ pub enum Steered {
     ByQueue,
     /// Of what the NIC puts into the queues, the frames of the lease's addresses and VLANs; the program looks.
     ByProgram,
-    /// The NIC brings the frames of these addresses and VLANs to the lease's first queue (n-tuple rules); the program looks, too.
+    /// The NIC brings the frames of these addresses and VLANs to the lease's first queue (n-tuple rules); the program
+    /// looks, too.
     ByRules,
     /// The NIC spreads the frames of these addresses and VLANs over the lease's queues (n-tuple rules and an RSS
     /// context); the program looks, too.

@@ -40,7 +40,8 @@ pub enum Request {
         /// The holder comes back with it.
         token: Token,
     },
-    /// The lease that was kept, for a connection that has none. Its queues go on meanwhile; the sockets are those that the holder has.
+    /// The lease that was kept, for a connection that has none. Its queues go on meanwhile; the sockets are those that
+    /// the holder has.
     Resume {
         /// As given with [`Request::Keep`].
         token: Token,

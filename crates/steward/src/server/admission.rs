@@ -1,10 +1,10 @@
 //! Who may connect, and for how long without a lease.
 //!
 //! A connection counts for its user, and for a rule of the policy: each rule has a place for each queue that can be
-//! leased under it and some for those who ask, so that a group whose members have many numbers (subordinate ones, say) gets
-//! no more for it. A holder whose steward was started again comes back to its lease: for each such lease (`Orphan`) a place is kept, for
-//! the process that held it, whatever the limits are and however many others have connected. Connections that ask for no lease end
-//! soon.
+//! leased under it and some for those who ask, so that a group whose members have many numbers (subordinate ones, say)
+//! gets no more for it. A holder whose steward was started again comes back to its lease: for each such lease
+//! (`Orphan`) a place is kept, for the process that held it, whatever the limits are and however many others have
+//! connected. Connections that ask for no lease end soon.
 
 use std::time::{Duration, Instant};
 
@@ -69,8 +69,8 @@ impl Server {
         // Root may ask who has what, if nothing else.
         if uid != 0 && rules.is_empty() {
             let text = format!(
-                "user {uid} may not lease anything: no rule of the policy is for it: add one that says `user = {uid}`, `interface` and `queues`, \
-                 or start the daemon as a user that has one (--user)"
+                "user {uid} may not lease anything: no rule of the policy is for it: add one that says `user = {uid}`, \
+                 `interface` and `queues`, or start the daemon as a user that has one (--user)"
             );
             return Err(Refusal::new(Reason::NotAllowed, text));
         }
@@ -84,7 +84,8 @@ impl Server {
         let taken = self.connections.len() + self.orphans.len();
         if has >= self.policy.connections as usize || taken >= CONNECTIONS_MAX as usize {
             return limit(format!(
-                "user {uid} has {has} connections, of {taken} in all: close some, or raise `connections` under [limits] ({CONNECTIONS_MAX} at most)",
+                "user {uid} has {has} connections, of {taken} in all: close some, or raise `connections` under \
+                 [limits] ({CONNECTIONS_MAX} at most)",
             ));
         }
         let room = |rule: &usize| {
@@ -95,7 +96,8 @@ impl Server {
             Some(&rule) => Ok(Some(rule)),
             None if rules.is_empty() => Ok(None),
             None => limit(format!(
-                "no room for user {uid}: each rule of the policy for it has as many connections as queues, and some more: close some"
+                "no room for user {uid}: each rule of the policy for it has as many connections as queues, and some \
+                 more: close some"
             )),
         }
     }

@@ -34,7 +34,8 @@ const REQUESTS: Rate = Rate {
 };
 
 /// Why a socket cannot be handed over.
-const TOO_MANY_ON_THEIR_WAY: &str = "more descriptors are on their way between processes of the steward's user than it may have open: raise LimitNOFILE of the steward";
+const TOO_MANY_ON_THEIR_WAY: &str = "more descriptors are on their way between processes of the steward's user than it \
+                                     may have open: raise LimitNOFILE of the steward";
 
 /// The queues that a connection has.
 #[derive(Debug, Clone)]
@@ -184,7 +185,8 @@ impl Connection {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         match sendmsg(&self.socket, &[IoSlice::new(&unsent.bytes)], &mut control, flags) {
             Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS) => true,
-            // Of all processes of our user (too_many_unix_fds, net/core/scm.c): not this holder's doing, or not its alone.
+            // Of all processes of our user (too_many_unix_fds, net/core/scm.c): not this holder's doing, or not its
+            // alone.
             Err(Errno::TOOMANYREFS) => {
                 let refusal = Refusal::new(Reason::Kernel, TOO_MANY_ON_THEIR_WAY);
                 let serial = unsent.serial;

@@ -1,7 +1,8 @@
 //! Which frames a lease takes: the addresses and VLANs that it is for.
 //!
-//! The program looks in any case: a frame that is put into a leased queue and is of another address goes to the host. Where the NIC
-//! can be told, it is told in addition ([`crate::hardware`]), so that the frames come to the lease's queues at all, whatever its hash says.
+//! The program looks in any case: a frame that is put into a leased queue and is of another address goes to the host.
+//! Where the NIC can be told, it is told in addition ([`crate::hardware`]), so that the frames come to the lease's
+//! queues at all, whatever its hash says.
 
 use std::ops::Range;
 
@@ -26,8 +27,8 @@ const UNCONFINED: &str = "leased sockets reach any interface (on Linux 6.5 they 
 const _: () = assert!(NOT_NAMED.len() + 2 + AS_SENT.len() <= STEERING_BYTES);
 const _: () = assert!(UNCONFINED.len() + 2 + NOT_NAMED.len() <= STEERING_BYTES);
 
-/// What is known of tags on an interface, if a filter looks for any. With tags taken off it would take frames of all VLANs
-/// for those of VLAN 0, and the inner tag of two for the only one.
+/// What is known of tags on an interface, if a filter looks for any. With tags taken off it would take frames of all
+/// VLANs for those of VLAN 0, and the inner tag of two for the only one.
 fn tags_of(interface: &str, filter: &Filter) -> Option<Tags> {
     let looks = !filter.vlans.is_empty();
     let driver = || Ethtool::open(interface).map_or(Tags::There, |driver| driver.tags());
@@ -40,8 +41,8 @@ pub(super) fn check_tags(interface: &str, filter: &Filter) -> Result<(), String>
     match tags_of(interface, filter) {
         Some(Tags::TakenOff) => Err(blind(interface)),
         Some(Tags::Lost) => Err(format!(
-            "the kernel takes VLAN tags off before XDP sees frames of {interface}, so that its VLANs cannot be told: lease queues of the \
-             interface below it"
+            "the kernel takes VLAN tags off before XDP sees frames of {interface}, so that its VLANs cannot be told: \
+             lease queues of the interface below it"
         )),
         _ => Ok(()),
     }
@@ -50,7 +51,8 @@ pub(super) fn check_tags(interface: &str, filter: &Filter) -> Result<(), String>
 /// Why nothing may come where tags are taken off.
 pub(super) fn blind(interface: &str) -> String {
     format!(
-        "the driver of {interface} takes VLAN tags off before XDP sees frames, so that VLANs cannot be told: `ethtool -K {interface} rxvlan off`"
+        "the driver of {interface} takes VLAN tags off before XDP sees frames, so that VLANs cannot be told: `ethtool \
+         -K {interface} rxvlan off`"
     )
 }
 

@@ -1,13 +1,13 @@
 //! An interface of which queues are leased, with our program on it.
 //!
-//! The program comes with the first lease and goes a while after the last. A lease is taken back in dependency order (see
-//! `teardown`): first of all its queues' configuration words (no frame is redirected any more, and nothing can refuse
-//! that), then step after step, then, with the last lease, the program; until all is done its queues are `Leaving`,
-//! not to be leased again. Nothing that was on the interface before us is touched: a program of somebody else's is an
-//! error.
+//! The program comes with the first lease and goes a while after the last. A lease is taken back in dependency order
+//! (see `teardown`): first of all its queues' configuration words (no frame is redirected any more, and nothing can
+//! refuse that), then step after step, then, with the last lease, the program; until all is done its queues are
+//! `Leaving`, not to be leased again. Nothing that was on the interface before us is touched: a program of somebody
+//! else's is an error.
 //!
-//! An interface that is deleted or moved away takes the program along. Leases stay, impaired, and are told so; when one of its name
-//! is there again, the program is attached anew, under another generation.
+//! An interface that is deleted or moved away takes the program along. Leases stay, impaired, and are told so; when one
+//! of its name is there again, the program is attached anew, under another generation.
 
 mod facts;
 mod lease;
@@ -77,7 +77,8 @@ impl Interface {
         }
     }
 
-    /// Goes on with what another steward left. Whatever cannot be used of it is taken off; then it is as if the program had been lost.
+    /// Goes on with what another steward left. Whatever cannot be used of it is taken off; then it is as if the program
+    /// had been lost.
     pub(super) fn adopt(record: &InterfaceRecord, places: Places) -> Self {
         let gone = || Link {
             name: record.name.clone(),
@@ -208,8 +209,8 @@ impl Interface {
         before != (self.facts(), self.entries.clone())
     }
 
-    /// Whether there is something to attach to: the interface, whatever its name is now, or, if it is gone, one that has
-    /// the name that it had and is nobody else's.
+    /// Whether there is something to attach to: the interface, whatever its name is now, or, if it is gone, one that
+    /// has the name that it had and is nobody else's.
     fn find_again(&mut self, taken: &[u32]) -> bool {
         if self.link.index == 0
             && let Ok(link) = Link::by_name(&self.name)

@@ -1,5 +1,5 @@
-//! Giving leases: a request is judged as a whole, then the interface has its program, then queues are reserved and their sockets
-//! made, all or nothing. And who has which.
+//! Giving leases: a request is judged as a whole, then the interface has its program, then queues are reserved and
+//! their sockets made, all or nothing. And who has which.
 
 use std::os::fd::OwnedFd;
 use std::time::Instant;
@@ -212,8 +212,8 @@ impl Server {
         let pid = connection.peer.pid;
         if allowed.is_none_or(|allowed| bytes > allowed) {
             let text = format!(
-                "process {pid} asks for {} KiB of locked memory, rule {} of the policy allows {}: raise its `memlock`, or ask for less \
-                 (fewer queues, memory=copy)",
+                "process {pid} asks for {} KiB of locked memory, rule {} of the policy allows {}: raise its `memlock`, \
+                 or ask for less (fewer queues, memory=copy)",
                 bytes.div_ceil(1024),
                 rule + 1,
                 allowed.map_or_else(|| "none".to_owned(), |allowed| format!("{} KiB", allowed / 1024)),
@@ -221,7 +221,10 @@ impl Server {
             return Err(Refusal::new(Reason::Memlock, text));
         }
         connection.raise_memlock(bytes).map_err(|error| {
-            let text = format!("cannot raise RLIMIT_MEMLOCK of process {pid} (this needs CAP_SYS_RESOURCE, and a process that we see): {error}");
+            let text = format!(
+                "cannot raise RLIMIT_MEMLOCK of process {pid} (this needs CAP_SYS_RESOURCE, and a \
+                                process that we see): {error}"
+            );
             Refusal::new(Reason::Kernel, text)
         })
     }

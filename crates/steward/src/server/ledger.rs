@@ -1,7 +1,7 @@
 //! What the NIC of an interface was told for its leases, noted in a file.
 //!
-//! Rules and contexts outlive the process that made them, so the note is written before they are made and forgotten after they
-//! are undone: a steward that dies in between leaves a note that leads its successor to them (see
+//! Rules and contexts outlive the process that made them, so the note is written before they are made and forgotten
+//! after they are undone: a steward that dies in between leaves a note that leads its successor to them (see
 //! [`crate::hardware`]). Without a place for notes the NIC is told nothing.
 
 use std::collections::BTreeMap;
@@ -188,7 +188,8 @@ impl Ledger {
         }
     }
 
-    /// Undoes what was made before the NIC refused; what it does not take back now stays noted, and is taken back with the lease.
+    /// Undoes what was made before the NIC refused; what it does not take back now stays noted, and is taken back with
+    /// the lease.
     fn take_back(&mut self, nic: &mut impl Nic, first: u32, plan: &Plan, error: &NotMade) -> SteeringOutcome {
         let undone = plan.parts(nic).iter().try_for_each(|part| undo(nic, part));
         match undone {

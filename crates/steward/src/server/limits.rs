@@ -1,7 +1,7 @@
 //! How often, and in which order: what one user may cause here, so that others get their share.
 //!
-//! Users are told apart by number. Who has subordinate numbers (subuid(5)) has many, so what would be worth the trouble is
-//! also limited over all users.
+//! Users are told apart by number. Who has subordinate numbers (subuid(5)) has many, so what would be worth the trouble
+//! is also limited over all users.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -13,7 +13,8 @@ pub(super) struct Rate {
     pub(super) each: Duration,
 }
 
-/// How often one user may have the program attached to one interface at once, or try to. A NIC's rings may start anew each time.
+/// How often one user may have the program attached to one interface at once, or try to. A NIC's rings may start anew
+/// each time.
 const ATTACHES: u32 = 4;
 /// The same for all users together.
 const ATTACHES_OF_ALL: u32 = 16;
@@ -103,7 +104,8 @@ pub(super) struct Attaches {
 }
 
 impl Attaches {
-    /// One more in the time that a program stays without a lease: then nobody who asks for leases like that is refused one.
+    /// One more in the time that a program stays without a lease: then nobody who asks for leases like that is refused
+    /// one.
     pub(super) fn new(linger: Duration) -> Self {
         let rate = |burst, each| Rate { burst, each };
         Self {
@@ -125,7 +127,8 @@ impl Attaches {
         };
         let seconds = wait.as_secs() + 1;
         Err(format!(
-            "{who} had the program attached to {interface}, or tried to, too often: try again in {seconds} s, or keep a lease (the program stays with it)"
+            "{who} had the program attached to {interface}, or tried to, too often: try again in {seconds} s, or keep \
+             a lease (the program stays with it)"
         ))
     }
 

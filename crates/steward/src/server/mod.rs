@@ -1,13 +1,14 @@
-//! The steward: one thread, one loop, everything it does is in answer to a message, a change of an interface, or the clock.
+//! The steward: one thread, one loop, everything it does is in answer to a message, a change of an interface, or the
+//! clock.
 //!
 //! # Theory of operation
 //!
 //! A round waits (poll) for: the end, connections, requests, room to answer, rtnetlink. Each user gets at most one
-//! request done in a round, however many connections it has (`limits`). Nothing in here waits for a holder; what the kernel takes
-//! its time for (attaching a program) holds up the others' requests, not their frames.
+//! request done in a round, however many connections it has (`limits`). Nothing in here waits for a holder; what the
+//! kernel takes its time for (attaching a program) holds up the others' requests, not their frames.
 //!
-//! A request is judged as a whole before anything is done for it. The program is attached for the first lease of an interface,
-//! and stays for a while after the last one; how often a user may cause that is limited.
+//! A request is judged as a whole before anything is done for it. The program is attached for the first lease of an
+//! interface, and stays for a while after the last one; how often a user may cause that is limited.
 //!
 //! State is in two tables: `Interface`s with their programs, and `Connection`s, each with at most one lease. A
 //! queue belongs to one connection or to none. When a connection ends, by whatever cause, its queues are taken back
@@ -60,8 +61,8 @@ pub use state::{Store, StoreError};
 
 /// Pause before what the kernel refused is tried again.
 const RETRY: Duration = Duration::from_secs(1);
-/// How long the program stays on an interface without a lease: the next one comes often soon, and a NIC may lose its link and its
-/// frames for a moment each time a program comes or goes.
+/// How long the program stays on an interface without a lease: the next one comes often soon, and a NIC may lose its
+/// link and its frames for a moment each time a program comes or goes.
 pub const LINGER: Duration = Duration::from_secs(5);
 /// Pause before a connection is accepted when there was no descriptor for it.
 const NO_DESCRIPTOR: Duration = Duration::from_millis(100);
@@ -114,8 +115,8 @@ struct ReadyConnection {
 }
 
 impl Server {
-    /// A steward that holders reach by `listener`, a listening SOCK_SEQPACKET socket, for the interfaces in the network namespace of
-    /// the calling thread.
+    /// A steward that holders reach by `listener`, a listening SOCK_SEQPACKET socket, for the interfaces in the network
+    /// namespace of the calling thread.
     ///
     /// # Errors
     /// The kernel's.
@@ -141,7 +142,8 @@ impl Server {
         })
     }
 
-    /// Serves until `end` becomes readable. Leases and programs go when the value is dropped, unless there is a [`Store`].
+    /// Serves until `end` becomes readable. Leases and programs go when the value is dropped, unless there is a
+    /// [`Store`].
     ///
     /// # Errors
     /// The kernel's, if it does not let us wait.
@@ -421,8 +423,8 @@ impl Server {
         idle.into_iter().for_each(|at| self.forget_if_idle(at));
     }
 
-    /// How long a program stays on an interface after its last lease, and in which time a user may cause one more to be attached;
-    /// [`LINGER`] if this is not called.
+    /// How long a program stays on an interface after its last lease, and in which time a user may cause one more to be
+    /// attached; [`LINGER`] if this is not called.
     #[must_use]
     pub fn with_linger(mut self, linger: Duration) -> Self {
         (self.linger, self.attaches) = (linger, Attaches::new(linger));

@@ -1,9 +1,9 @@
 //! Another policy, without a restart.
 //!
-//! A policy that cannot be read or understood changes nothing. A new one counts for everything from then on: each lease is held
-//! against it as a steward that starts does, in the order in which they were given. One that it does not allow any more ends: its
-//! frames go to the host, its holder is told why and is free to ask for another. What it keeps are its sockets, by which it can send
-//! until its process ends, as after any lease.
+//! A policy that cannot be read or understood changes nothing. A new one counts for everything from then on: each lease
+//! is held against it as a steward that starts does, in the order in which they were given. One that it does not allow
+//! any more ends: its frames go to the host, its holder is told why and is free to ask for another. What it keeps are
+//! its sockets, by which it can send until its process ends, as after any lease.
 
 use std::collections::BTreeSet;
 use std::io::Read;
@@ -79,7 +79,8 @@ impl Server {
         match self.policy.find(peer, &held.wanted, |rule| self.leased(rule)) {
             Ok(rule) => self.charge(number, rule),
             Err(refusal) => {
-                tracing::warn!(pid = peer.pid, queues = ?held.wanted.range(), "lease ended by the new policy: {refusal}");
+                let (pid, queues) = (peer.pid, held.wanted.range());
+                tracing::warn!(pid, ?queues, "lease ended by the new policy: {refusal}");
                 if self.orphans.contains_key(&number) {
                     self.end_orphan(number);
                 } else {

@@ -226,7 +226,8 @@ impl Server {
             && self.refusals.may_say(u32::MAX)
         {
             tracing::error!(
-                "leases may not outlive this process: {}: mend that (room on its file system, permissions), or name another directory with --state; the next lease tries again",
+                "leases may not outlive this process: {}: mend that (room on its file system, permissions), or name \
+                 another directory with --state; the next lease tries again",
                 with_sources(&error)
             );
         }

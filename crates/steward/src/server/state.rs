@@ -12,7 +12,8 @@
 //!    a record without a token, or whose holder does not come back, is taken back like a lease that ends;
 //!  - queues of a program that no record names are emptied.
 //!
-//! Only what is under the two directories is looked at: they are made for root alone, and a lock keeps a second steward out.
+//! Only what is under the two directories is looked at: they are made for root alone, and a lock keeps a second steward
+//! out.
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
@@ -45,13 +46,16 @@ pub enum StoreError {
         source: io::Error,
     },
     /// Others could change it.
-    #[error("{} can be changed by others (owner {owner}, mode {mode:04o}): it must be owned by the steward's user and be writable by nobody else", .path.display())]
+    #[error("{} can be changed by others (owner {owner}, mode {mode:04o}): it must be owned by the steward's user and \
+             be writable by nobody else", .path.display())]
     Unsafe { path: PathBuf, owner: u32, mode: u32 },
     /// Another steward uses it.
-    #[error("another steward keeps its state in {}: end it, or name other places with --state and --pins", .path.display())]
+    #[error("another steward keeps its state in {}: end it, or name other places with --state and \
+             --pins", .path.display())]
     Locked { path: PathBuf },
     /// Not where BPF objects can be pinned.
-    #[error("{} is not on a bpffs: `mount -t bpf bpf /sys/fs/bpf`, or name another place with --pins (`ip netns exec` hides the host's: use `nsenter --net=/run/netns/NAME`)", .path.display())]
+    #[error("{} is not on a bpffs: `mount -t bpf bpf /sys/fs/bpf`, or name another place with --pins (`ip netns exec` \
+             hides the host's: use `nsenter --net=/run/netns/NAME`)", .path.display())]
     NoBpfFs { path: PathBuf },
 }
 
@@ -209,7 +213,11 @@ impl Store {
             Ok(records) => self.records = records,
             // Programs and queues without a record are taken back, which is what is left to do.
             Err(error) => {
-                tracing::error!(path = %path.display(), "not records of a steward, so no lease goes on, and the next one writes it anew: {}", error.message());
+                tracing::error!(
+                    path = %path.display(),
+                    "not records of a steward, so no lease goes on, and the next one writes it anew: {}",
+                    error.message()
+                );
             }
         }
         Ok(())

@@ -5,9 +5,9 @@
 //! undone from the outside inwards, so that nothing ever points at what is gone already. The order is that of the
 //! variants of [`Step`]; the program itself goes after the last lease's last step.
 //!
-//! Each step says whether it is done. One that is refused (a busy driver) holds back the later kinds, not its
-//! siblings, and is tried again until it is done. Until then the queues are nobody's, see `Holder::Leaving`. What is gone without us (the
-//! interface, the program) is done.
+//! Each step says whether it is done. One that is refused (a busy driver) holds back the later kinds, not its siblings,
+//! and is tried again until it is done. Until then the queues are nobody's, see `Holder::Leaving`. What is gone without
+//! us (the interface, the program) is done.
 
 use std::collections::BTreeSet;
 use std::mem::discriminant;

@@ -3,8 +3,8 @@
 //! A connection gets one JSON document, the [`Status`], and is closed. There are no requests, so
 //! nothing that connects can change or block anything; the socket is for its owner only (and root).
 //!
-//! Daemons are looked for only in directories that nobody but their user can have made or filled: in /tmp anybody may make
-//! one that is named after another user, and say there what he likes.
+//! Daemons are looked for only in directories that nobody but their user can have made or filled: in /tmp anybody may
+//! make one that is named after another user, and say there what he likes.
 //!
 //! Root asks the daemons of all users. What is in a directory of somebody else's may be anything: it is asked for a
 //! limited time and length, beside the others, and what it says goes to the terminal without control characters.
@@ -38,16 +38,16 @@ const LONGEST: u64 = 256 << 20;
 const LONGEST_OF_OTHERS: u64 = 4 << 20;
 /// Most daemons of one directory of another user's that are asked.
 const MOST_OF_OTHERS: usize = 64;
-/// Most such directories, and most daemons in them together: one person may have 65,536 subordinate numbers (subuid(5)), and a
-/// directory for each.
+/// Most such directories, and most daemons in them together: one person may have 65,536 subordinate numbers
+/// (subuid(5)), and a directory for each.
 const MOST_DIRECTORIES: usize = 256;
 const MOST_OF_ALL_OTHERS: usize = 1024;
 
 /// Name of the directory, where it has no number of a user.
 const NAME: &str = "vhost-af-xdp";
 
-/// Directories of the control sockets of this user's daemons, one file a daemon, named after its process. A daemon listens in
-/// the first; one that was started without the variable of a later session may be in another.
+/// Directories of the control sockets of this user's daemons, one file a daemon, named after its process. A daemon
+/// listens in the first; one that was started without the variable of a later session may be in another.
 fn own_directories() -> Vec<PathBuf> {
     let user = rustix::process::geteuid().as_raw();
     if user == 0 {
@@ -145,7 +145,8 @@ pub(crate) fn ask_all(paths: &[PathBuf]) -> Vec<Status> {
     let ask_one = |path: &PathBuf| match ask_within(path, &allowances[&path.parent()]) {
         Ok(status) => Some(status),
         Err(error) if error.kind() == io::ErrorKind::TimedOut => {
-            tracing::warn!(path = %path.display(), "no answer within {} s: is its process stopped, or no daemon?", ANSWER.as_secs());
+            let (path, seconds) = (path.display(), ANSWER.as_secs());
+            tracing::warn!(%path, "no answer within {seconds} s: is its process stopped, or no daemon?");
             None
         }
         // A socket that a killed daemon left behind is not worth a word.
@@ -275,15 +276,16 @@ fn sockets_of_others(directories: &[PathBuf]) -> Vec<PathBuf> {
     let paths: Vec<PathBuf> = of_each.take(MOST_OF_ALL_OTHERS).collect();
     if directories.len() > MOST_DIRECTORIES || paths.len() == MOST_OF_ALL_OTHERS {
         tracing::warn!(
-            "{} directories of users' daemons: asked are {MOST_DIRECTORIES} of them and {MOST_OF_ALL_OTHERS} daemons at most; name another daemon with --control PATH",
+            "{} directories of users' daemons: asked are {MOST_DIRECTORIES} of them and {MOST_OF_ALL_OTHERS} daemons \
+             at most; name another daemon with --control PATH",
             directories.len()
         );
     }
     paths
 }
 
-/// Directories of users that are not root, each of the user that it is named after; first those that come with a session, of which nobody
-/// can make more.
+/// Directories of users that are not root, each of the user that it is named after; first those that come with a
+/// session, of which nobody can make more.
 fn directories_of_others() -> Vec<PathBuf> {
     let sessions = entries_of(Path::new("/run/user"), |name| user_in(name, ""));
     let sessions = sessions.into_iter().map(|session| Entry {

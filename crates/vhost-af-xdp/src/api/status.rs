@@ -312,8 +312,9 @@ impl LaneStatus {
     }
 }
 
-/// Where the kernel copies, a frame for which no chunk is free is counted in `rx_dropped`, too (`__xsk_rcv`, net/xdp/xsk.c); where
-/// the NIC writes, `rx_fill_ring_empty_descs` counts how often the driver asked for chunks. No loss is seen by it alone.
+/// Where the kernel copies, a frame for which no chunk is free is counted in `rx_dropped`, too (`__xsk_rcv`,
+/// net/xdp/xsk.c); where the NIC writes, `rx_fill_ring_empty_descs` counts how often the driver asked for chunks. No
+/// loss is seen by it alone.
 fn socket_counters(statistics: xsk::Statistics) -> impl Iterator<Item = Named> {
     // An empty tx ring is no event here.
     let shown = statistics

@@ -129,7 +129,8 @@ impl PortArgs {
         let nic = match (self.ifname, self.cable) {
             (None, Some(name)) => NicConfig::Cable { name },
             (Some(name), _) if !is_interface_name(&name) => bail!(
-                "--ifname {name:?}: no interface can have this name: 1 to 15 bytes, no `/`, `:` or blank (`ip link` lists them)"
+                "--ifname {name:?}: no interface can have this name: 1 to 15 bytes, no `/`, `:` or blank (`ip link` \
+                 lists them)"
             ),
             (Some(name), _) => NicConfig::Interface {
                 name,

@@ -18,8 +18,8 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     all: AllPortsArgs,
     /// A further guest: KEY=VALUE pairs of socket-path, fd, client, ifname, cable, queues, start-queue, memory,
-    /// max-memory, memory-files, mac, vlan, offload (lists joined by `+` here), and of --inhibit and its companions; what is missing comes from the options
-    /// above. May be repeated
+    /// max-memory, memory-files, mac, vlan, offload (lists joined by `+` here), and of --inhibit and its companions;
+    /// what is missing comes from the options above. May be repeated
     #[arg(long, value_name = "KEY=VALUE,...")]
     port: Vec<String>,
     /// Worker threads [default: one a queue pair, at most one a CPU]
@@ -42,7 +42,8 @@ pub(crate) struct ServeArgs {
     /// than root in $XDG_RUNTIME_DIR/vhost-af-xdp, /run/user/UID/vhost-af-xdp or /tmp/vhost-af-xdp-UID]
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
-    /// User to become, a name, or UID or UID:GID in numbers, once sockets are bound [default: nobody, if started by root]
+    /// User to become, a name, or UID or UID:GID in numbers, once sockets are bound [default: nobody, if started by
+    /// root]
     #[arg(long, value_name = "USER")]
     user: Option<String>,
     /// What confines this process: all, off, only some of user, mounts, network, capabilities, files, calls, or all but

@@ -1,8 +1,8 @@
 //! An event that is raised once, for all who wait for it beside something else.
 //!
-//! The end of a session: a worker that finds a fault must not end the connection itself. The kernel goes through all who wait for
-//! the VMM's end of it, with interrupts off, and a VMM may have a million of them (epoll; 200 ms were seen). So it writes to
-//! an eventfd of ours, for which the port's own thread waits beside the connection.
+//! The end of a session: a worker that finds a fault must not end the connection itself. The kernel goes through all
+//! who wait for the VMM's end of it, with interrupts off, and a VMM may have a million of them (epoll; 200 ms were
+//! seen). So it writes to an eventfd of ours, for which the port's own thread waits beside the connection.
 //!
 //! The end of the daemon: nobody waits for a steward's answer any more.
 

@@ -1,5 +1,5 @@
-//! Signal handlers that need more than a flag or a pipe, which is all that `signal_hook` has: they look at the signal's cause, or
-//! interrupt system calls.
+//! Signal handlers that need more than a flag or a pipe, which is all that `signal_hook` has: they look at the signal's
+//! cause, or interrupt system calls.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -10,8 +10,8 @@ use libc::{c_int, c_void, siginfo_t};
 /// Gets the signal's number, its cause, and the context that was interrupted.
 pub(crate) type Handler = extern "C" fn(c_int, *mut siginfo_t, *mut c_void);
 
-/// Installs a handler, for the process. It runs on the alternate stack where the thread has one (std gives one to each), with the
-/// signals of `blocked` held back.
+/// Installs a handler, for the process. It runs on the alternate stack where the thread has one (std gives one to
+/// each), with the signals of `blocked` held back.
 ///
 /// # Errors
 /// sigaction's.
@@ -24,7 +24,8 @@ pub(crate) unsafe fn install(
     flags: c_int,
     blocked: &[c_int],
 ) -> io::Result<()> {
-    // SAFETY: sigaction is plain data, for which zeros are a value; the handler has the signature that SA_SIGINFO asks for.
+    // SAFETY: sigaction is plain data, for which zeros are a value; the handler has the signature that SA_SIGINFO asks
+    // for.
     let result = unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = handler as usize;

@@ -1,20 +1,22 @@
 //! Ends a wait in write(2) on an eventfd of a VMM's.
 //!
-//! Call and error eventfds are the VMM's as well. We make them non-blocking, but that flag belongs to the open file: the VMM takes
-//! it off and fills the counter up, and who writes waits until the VMM reads, which may be never. Nothing that could be asked before
-//! the write would hold at the write, so the watchdog sends SIGURG to a thread that stays in one. Its handler does nothing; but a
-//! write that waits ends with EINTR (eventfd_write, fs/eventfd.c: interruptible, and no SA_RESTART here), and one that does not wait
-//! is never interrupted. A signal that comes before the write begins is lost; the next one, [`PERIOD`] later, is not.
+//! Call and error eventfds are the VMM's as well. We make them non-blocking, but that flag belongs to the open file:
+//! the VMM takes it off and fills the counter up, and who writes waits until the VMM reads, which may be never. Nothing
+//! that could be asked before the write would hold at the write, so the watchdog sends SIGURG to a thread that stays in
+//! one. Its handler does nothing; but a write that waits ends with EINTR (eventfd_write, fs/eventfd.c: interruptible,
+//! and no SA_RESTART here), and one that does not wait is never interrupted. A signal that comes before the write
+//! begins is lost; the next one, [`PERIOD`] later, is not.
 //!
 //! Who writes:
-//!  - workers, for each call (`device/src/call.rs`). The watchdog cannot know that they write, so it sends the signal to one that is awake
-//!    and has finished no round between two looks, whatever it does. All else that a worker does stands that: it waits in no other
-//!    system call but epoll_wait, whose EINTR means to look again, and a kick that is interrupted is done again ([`xsk`]'s `Kick`);
-//!  - control threads, with [`write`] alone: the calls of lanes that they stopped, and error eventfds. Only they get the signal, and
-//!    only while they are in there: their other system calls need not know of it.
+//!  - workers, for each call (`device/src/call.rs`). The watchdog cannot know that they write, so it sends the signal
+//!    to one that is awake and has finished no round between two looks, whatever it does. All else that a worker does
+//!    stands that: it waits in no other system call but epoll_wait, whose EINTR means to look again, and a kick that is
+//!    interrupted is done again ([`xsk`]'s `Kick`);
+//!  - control threads, with [`write`] alone: the calls of lanes that they stopped, and error eventfds. Only they get
+//!    the signal, and only while they are in there: their other system calls need not know of it.
 //!
-//! Threads that get the signal are there: workers live as long as the process, and a control thread leaves the list under the lock
-//! under which the signal is sent.
+//! Threads that get the signal are there: workers live as long as the process, and a control thread leaves the list
+//! under the lock under which the signal is sent.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -57,7 +59,8 @@ pub(crate) fn interrupt(thread: &JoinHandle<()>) {
     let _ = unsafe { libc::pthread_kill(thread.as_pthread_t(), SIGNAL) };
 }
 
-/// Writes to a call or error eventfd of a VMM's, on a control thread; `false` if that made us wait, which was ended then.
+/// Writes to a call or error eventfd of a VMM's, on a control thread; `false` if that made us wait, which was ended
+/// then.
 #[must_use]
 pub(crate) fn write(event: &OwnedFd, watcher: &Watcher) -> bool {
     let _writer = Writer::enter(watcher);

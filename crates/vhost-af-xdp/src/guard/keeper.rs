@@ -189,7 +189,8 @@ impl Private {
             group: Some(group),
             mode: 0o600,
         };
-        // connect(2) follows /proc/self/fd/N to the file itself, which is found by inode (unix_find_bsd, net/unix/af_unix.c).
+        // connect(2) follows /proc/self/fd/N to the file itself, which is found by inode (unix_find_bsd,
+        // net/unix/af_unix.c).
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         let listened = listen_as(SocketType::SEQPACKET, &path, &access).and_then(|listener| {
             let file = rustix::fs::open(&path, flags, rustix::fs::Mode::empty())?;

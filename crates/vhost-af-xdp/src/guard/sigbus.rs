@@ -4,20 +4,21 @@
 //! sealed it), huge pages can run out, memory can fail; the next access to such a page is SIGBUS, whose default
 //! action ends the process with all its ports. So:
 //!
-//!  1. Each mapping of a file of the VMM's (guest memory, dirty log, inflight region) is entered in a static table, before its
-//!     first byte is touched and until it is unmapped: nothing maps one without a [`ForeignFiles`], which [`Watched`] is.
-//!  2. The handler looks the fault's address up there. If it is in one, the whole mapping (the guest's part of a map) is
-//!     replaced by zero pages of our own (one mmap with MAP_FIXED; mappings lie back to back, so the range begins and
-//!     ends on the page size of whatever lies there), the session is flagged and its alarm raised, and the
-//!     access that faulted is done again, now on zeros.
+//!  1. Each mapping of a file of the VMM's (guest memory, dirty log, inflight region) is entered in a static table,
+//!     before its first byte is touched and until it is unmapped: nothing maps one without a [`ForeignFiles`], which
+//!     [`Watched`] is.
+//!  2. The handler looks the fault's address up there. If it is in one, the whole mapping (the guest's part of a map)
+//!     is replaced by zero pages of our own (one mmap with MAP_FIXED; mappings lie back to back, so the range begins
+//!     and ends on the page size of whatever lies there), the session is flagged and its alarm raised, and the access
+//!     that faulted is done again, now on zeros.
 //!  3. The control thread wakes by the alarm as after a guest's fault, and finds the flag: the port
 //!     closes as `memory-truncated`. Until then workers move zeros. Nothing looks at the flag per frame.
 //!  4. Any other address is a fault of ours: the default action, as if there were no handler.
 //!
 //! The handler does system calls and atomics, nothing else (signal-safety(7)).
 //!
-//! Invariant: an entry that the handler finds stays valid while it runs. Who faults in a map holds the map, and with
-//! it the entry. Others may change hands meanwhile, and are passed over then: with the start of one owner and the length
+//! Invariant: an entry that the handler finds stays valid while it runs. Who faults in a map holds the map, and with it
+//! the entry. Others may change hands meanwhile, and are passed over then: with the start of one owner and the length
 //! of another the handler could take memory of a third for the range that faulted ([`Entry::holds`]).
 
 #![allow(unsafe_code)]
@@ -89,7 +90,8 @@ impl Watch {
         // Published before the alarm that makes somebody look; see is_hit.
         self.hit.store(true, Ordering::Release);
         if let Some(alarm) = &self.alarm {
-            // std would set errno, which belongs to the code that was interrupted; rustix, by which it is raised, does not use it.
+            // std would set errno, which belongs to the code that was interrupted; rustix, by which it is raised, does
+            // not use it.
             alarm.raise();
         }
     }
@@ -161,8 +163,8 @@ impl Entry {
 
     /// Fills it in; the caller has claimed it.
     fn enter(&self, start: usize, len: usize, watch: *mut Watch) {
-        // Publishes that the last owner has withdrawn its length to `holds` that sees this count; the fence publishes the count
-        // to one that sees a field of ours. Without them `holds` could join fields of two owners.
+        // Publishes that the last owner has withdrawn its length to `holds` that sees this count; the fence publishes
+        // the count to one that sees a field of ours. Without them `holds` could join fields of two owners.
         self.owners.fetch_add(1, Ordering::Release);
         fence(Ordering::Release);
         self.watch.store(watch, Ordering::Relaxed);
@@ -191,8 +193,8 @@ impl Entry {
 
 /// Installs the handler, for the process.
 pub(crate) fn install() -> io::Result<()> {
-    // SAFETY: it does system calls and atomics, see the head. The other signal waits: an alternate stack has room for one frame with
-    // all registers.
+    // SAFETY: it does system calls and atomics, see the head. The other signal waits: an alternate stack has room for
+    // one frame with all registers.
     unsafe { handler::install(libc::SIGBUS, on_sigbus, 0, &[interrupt::SIGNAL]) }
 }
 
@@ -366,8 +368,8 @@ mod tests {
     /// A session's map goes and another's takes the entry while a handler looks through the table for a third address.
     #[test]
     fn entry_that_changes_hands_has_the_start_and_length_of_one_owner() {
-        // Below vm.mmap_min_addr, in the order of long and short: the short one's start with the long one's length would reach
-        // beyond both.
+        // Below vm.mmap_min_addr, in the order of long and short: the short one's start with the long one's length
+        // would reach beyond both.
         const LONG: (usize, usize) = (1024, 1024);
         const SHORT: (usize, usize) = (2048, 64);
         static ENTRY: Entry = Entry::free();

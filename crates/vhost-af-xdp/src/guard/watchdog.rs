@@ -4,11 +4,10 @@
 //! kernel, with all lanes that it has, and nothing that it could do would help. What can be done is to say it, to give
 //! new lanes to other workers, and to end in time when the daemon is told to (serve.rs).
 //!
-//! One thread looks at what workers show ([`crate::switch::progress`]), [`LOOK`] apart, and not at all while all sleep and
-//! nobody else writes to a VMM (interrupt.rs). One that went to sleep right after it had hung is looked at once more: else it
-//! would be said to hang until somebody wakes.
-//! A worker that is awake and has finished no round between three looks hangs: three, because after the whole process
-//! was stopped the watchdog may be the first to go on.
+//! One thread looks at what workers show ([`crate::switch::progress`]), [`LOOK`] apart, and not at all while all sleep
+//! and nobody else writes to a VMM (interrupt.rs). One that went to sleep right after it had hung is looked at once
+//! more: else it would be said to hang until somebody wakes. A worker that is awake and has finished no round between
+//! three looks hangs: three, because after the whole process was stopped the watchdog may be the first to go on.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -157,8 +156,8 @@ fn hang(change: &Change, activity: Activity, workers: &Workers) -> Option<Hang> 
     Some(Hang { since, ports })
 }
 
-/// For so long, ends waits of workers that are awake and have finished no round between two looks, and of control threads ([`interrupt`]).
-/// In memory that never answers this does nothing.
+/// For so long, ends waits of workers that are awake and have finished no round between two looks, and of control
+/// threads ([`interrupt`]). In memory that never answers this does nothing.
 fn interrupt_for(time: Duration, workers: &Workers) {
     let mut before: Vec<_> = workers.observe().collect();
     for _ in 0..time.as_millis() / interrupt::PERIOD.as_millis() {
@@ -178,7 +177,8 @@ fn report(worker: usize, hang: Option<&Hang>, change: &Change, log: &mut LogLimi
     let Some(left_out) = log.allow() else { return };
     match (change, hang) {
         (Change::Hangs(_), Some(hang)) => tracing::error!(
-            "worker-{worker} {}: the guests of its ports wait. If it goes on, see to the file system that the memory of a guest there is on, or end its VMM{left_out}",
+            "worker-{worker} {}: the guests of its ports wait. If it goes on, see to the file system that the memory \
+             of a guest there is on, or end its VMM{left_out}",
             hang.words()
         ),
         (Change::GoesOn(hung), _) => {

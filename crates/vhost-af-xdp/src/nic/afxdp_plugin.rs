@@ -43,14 +43,16 @@ const VERSION: &str = "0.1";
 /// Why the plugin gives no map.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PluginError {
-    #[error("no AF_XDP device plugin at {}: is the socket mounted into this container? A plugin serves it once, and removes it then", .path.display())]
+    #[error("no AF_XDP device plugin at {}: is the socket mounted into this container? A plugin serves it once, and \
+             removes it then", .path.display())]
     Connect {
         path: PathBuf,
         #[source]
         source: io::Error,
     },
     #[error(
-        "the AF_XDP device plugin does not know a pod called {0:?} with these devices (/host_nak): the pod's hostname must be its name"
+        "the AF_XDP device plugin does not know a pod called {0:?} with these devices (/host_nak): the pod's hostname \
+         must be its name"
     )]
     Host(String),
     #[error(
@@ -67,7 +69,8 @@ pub(crate) enum PluginError {
         count: usize,
         wanted: usize,
     },
-    #[error("{request:?} is {len} bytes long, the AF_XDP device plugin's messages have {MESSAGE_MAX} at most: shorten the name", len = .request.len())]
+    #[error("{request:?} is {len} bytes long, the AF_XDP device plugin's messages have {MESSAGE_MAX} at most: shorten \
+             the name", len = .request.len())]
     Long { request: String },
     #[error("the AF_XDP device plugin's answer to {0:?} is longer than {MESSAGE_MAX} bytes")]
     LongAnswer(String),

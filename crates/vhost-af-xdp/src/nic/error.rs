@@ -35,8 +35,8 @@ pub(crate) enum InterfaceError {
     #[error("the queue's socket is in use")]
     InUse,
     #[error(
-        "this daemon locks {all_bytes} bytes of memory in all, and RLIMIT_MEMLOCK is {limit_bytes}, for all processes of the user \
-         together: raise it (`ulimit -l {}`, systemd: LimitMEMLOCK={target_bytes}), or use fewer queues",
+        "this daemon locks {all_bytes} bytes of memory in all, and RLIMIT_MEMLOCK is {limit_bytes}, for all processes \
+         of the user together: raise it (`ulimit -l {}`, systemd: LimitMEMLOCK={target_bytes}), or use fewer queues",
         target_bytes.div_ceil(1024)
     )]
     MemoryLock {
@@ -45,10 +45,12 @@ pub(crate) enum InterfaceError {
         target_bytes: u64,
     },
     #[error(
-        "{name} has {have} receive queue(s), queue {queue} was asked for: use a lower start-queue or fewer queues, or add channels with `ethtool -L`"
+        "{name} has {have} receive queue(s), queue {queue} was asked for: use a lower start-queue or fewer queues, or \
+         add channels with `ethtool -L`"
     )]
     NoSuchQueue { name: String, have: u32, queue: u32 },
-    #[error("{name} has MTU {mtu}, memory=direct carries frames of {limit} bytes: lower the MTU to {most} or use memory=copy", most = limit - L2_BYTES)]
+    #[error("{name} has MTU {mtu}, memory=direct carries frames of {limit} bytes: lower the MTU to {most} or use \
+             memory=copy", most = limit - L2_BYTES)]
     MtuTooLargeForDirect { name: String, mtu: u32, limit: u32 },
 }
 
@@ -75,15 +77,18 @@ pub(crate) enum ExternalError {
         source: OpenError,
     },
     #[error(
-        "--sock-fds {fd}: the socket was opened in another network namespace, where interfaces have other numbers: start the daemon in that one"
+        "--sock-fds {fd}: the socket was opened in another network namespace, where interfaces have other numbers: \
+         start the daemon in that one"
     )]
     OtherNamespace { fd: RawFd },
     #[error(
-        "--sock-fds {fd}: the socket has memory or a queue already: pass one that was opened, given an RX ring and put into the map, and nothing else"
+        "--sock-fds {fd}: the socket has memory or a queue already: pass one that was opened, given an RX ring and put \
+         into the map, and nothing else"
     )]
     InUse { fd: RawFd },
     #[error(
-        "the sockets that were passed in were bound to a {0} that is gone, and cannot be bound again: start the daemon with new ones"
+        "the sockets that were passed in were bound to a {0} that is gone, and cannot be bound again: start the daemon \
+         with new ones"
     )]
     Spent(String),
     #[error("{option}")]
@@ -94,10 +99,12 @@ pub(crate) enum ExternalError {
     },
     #[error(transparent)]
     Plugin(#[from] PluginError),
-    #[error("the XDP program on {name} (id {id}) is attached in {mode} mode, and --mode says otherwise: leave --mode out", id = .program.id, mode = .program.mode)]
+    #[error("the XDP program on {name} (id {id}) is attached in {mode} mode, and --mode says otherwise: leave --mode \
+             out", id = .program.id, mode = .program.mode)]
     Mode { name: String, program: ForeignProgram },
     #[error(
-        "frames of MTU {mtu} do not fit the {chunk} bytes of a chunk that was registered when {name} had a smaller one: start the daemon anew"
+        "frames of MTU {mtu} do not fit the {chunk} bytes of a chunk that was registered when {name} had a smaller \
+         one: start the daemon anew"
     )]
     Mtu { name: String, mtu: u32, chunk: u32 },
     #[error("cannot take over descriptor {fd}")]

@@ -117,7 +117,8 @@ impl Steering {
         }
     }
 
-    /// How the program was attached when the interface was opened. Where there was none: for what mode sockets are bound.
+    /// How the program was attached when the interface was opened. Where there was none: for what mode sockets are
+    /// bound.
     pub(crate) fn mode(&self) -> Mode {
         match self {
             Self::External(external) => external.mode,

@@ -31,11 +31,13 @@ pub(crate) enum MemoryError {
     )]
     TooMuch { bytes: u64, most: u64 },
     #[error(
-        "SET_LOG_BASE: a dirty log of {bytes} bytes, {most} are enough for this port: start the daemon with a larger --max-memory"
+        "SET_LOG_BASE: a dirty log of {bytes} bytes, {most} are enough for this port: start the daemon with a larger \
+         --max-memory"
     )]
     LongLog { bytes: u64, most: u64 },
     #[error(
-        "guest memory at {user_addr:#x} of process {pid} is mapped privately, not shared: start the VMM with shared memory (QEMU: memory-backend-memfd,share=on; libvirt: <access mode='shared'/>)"
+        "guest memory at {user_addr:#x} of process {pid} is mapped privately, not shared: start the VMM with shared \
+         memory (QEMU: memory-backend-memfd,share=on; libvirt: <access mode='shared'/>)"
     )]
     NotShared { user_addr: u64, pid: i32 },
     #[error("cannot duplicate a memory descriptor")]

@@ -24,9 +24,9 @@ pub(crate) enum Impaired {
     #[error("interface {0} is down")]
     LinkDown(String),
     #[error(
-        "VMMs connect, are told what is offered ({0:#x}), and leave: most likely the guest uses features that an earlier \
-         daemon offered and this one does not. Start it with the options that the earlier one had (--memory, --offload, --queues), or \
-         start the VMs anew"
+        "VMMs connect, are told what is offered ({0:#x}), and leave: most likely the guest uses features that an \
+         earlier daemon offered and this one does not. Start it with the options that the earlier one had (--memory, \
+         --offload, --queues), or start the VMs anew"
     )]
     Declined(u64),
 }
@@ -90,7 +90,8 @@ impl fmt::Display for TurnedAway {
         let (second, first) = (name(self.second), name(self.first));
         write!(
             f,
-            "{second} connected while {first} has this port, and is refused after {} s: end one of them, or give each a port of its own",
+            "{second} connected while {first} has this port, and is refused after {} s: end one of them, or give each \
+             a port of its own",
             self.waited.as_secs()
         )
     }

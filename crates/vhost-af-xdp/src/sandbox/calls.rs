@@ -126,7 +126,8 @@ pub(super) const CALLS: &[Call] = table! {
     SYS_sendmsg: ALWAYS, "messages with descriptors: the inflight area";
     SYS_getsockopt: &[
         xdp!(libc::XDP_MMAP_OFFSETS), xdp!(libc::XDP_STATISTICS), xdp!(libc::XDP_OPTIONS),
-        socket!(libc::SO_DOMAIN), socket!(libc::SO_TYPE), socket!(libc::SO_ERROR), socket!(libc::SO_ACCEPTCONN), socket!(libc::SO_PEERCRED),
+        socket!(libc::SO_DOMAIN), socket!(libc::SO_TYPE), socket!(libc::SO_ERROR),
+        socket!(libc::SO_ACCEPTCONN), socket!(libc::SO_PEERCRED),
     ], "ring offsets and statistics; who the VMM is";
     SYS_setsockopt: &[
         xdp!(libc::XDP_UMEM_REG), xdp!(libc::XDP_UMEM_FILL_RING), xdp!(libc::XDP_UMEM_COMPLETION_RING),
@@ -159,7 +160,8 @@ pub(super) const CALLS: &[Call] = table! {
     SYS_statx: ALWAYS, "as fstat; backtraces";
     SYS_lseek: ALWAYS, "reading of files";
     // Files that are not.
-    SYS_openat: &[&[If::Bits(2, CHANGES, 0)]], "/proc/self/smaps, the mount of a refused file, a panic's backtrace: reading only, and what landlock lets";
+    SYS_openat: &[&[If::Bits(2, CHANGES, 0)]],
+        "/proc/self/smaps, the mount of a refused file, a panic's backtrace: reading only, and what landlock lets";
     SYS_readlinkat: ALWAYS, "kind of a descriptor (/proc/self/fd): eventfds are told from others";
     #[cfg(target_arch = "x86_64")]
     SYS_readlink: ALWAYS, "the same";
@@ -169,7 +171,8 @@ pub(super) const CALLS: &[Call] = table! {
     SYS_set_robust_list: ALWAYS, "a thread begins";
     SYS_rseq: ALWAYS, "a thread begins";
     SYS_sigaltstack: ALWAYS, "a thread begins and ends";
-    SYS_prctl: &[&[If::Is(0, PR_SET_NAME as u64)], &[If::Is(0, PR_SET_VMA)], &[If::Is(0, PR_GET_AUXV)]], "a thread's name, names of memory, the page size";
+    SYS_prctl: &[&[If::Is(0, PR_SET_NAME as u64)], &[If::Is(0, PR_SET_VMA)], &[If::Is(0, PR_GET_AUXV)]],
+        "a thread's name, names of memory, the page size";
     SYS_sched_getaffinity: ALWAYS, "how many CPUs there are";
     SYS_sched_setaffinity: &[&[If::Is(0, 0)]], "--cpus: a thread for itself";
     SYS_sched_yield: ALWAYS, "a lock that is held";
@@ -180,7 +183,8 @@ pub(super) const CALLS: &[Call] = table! {
     SYS_exit: ALWAYS, "a thread ends";
     SYS_exit_group: ALWAYS, "the end";
     // Signals.
-    SYS_rt_sigaction: &[&[If::IsNot(0, SIGSYS as u64)]], "SIGBUS gets its default action back; not SIGSYS, which is this sandbox's";
+    SYS_rt_sigaction: &[&[If::IsNot(0, SIGSYS as u64)]],
+        "SIGBUS gets its default action back; not SIGSYS, which is this sandbox's";
     SYS_rt_sigprocmask: ALWAYS, "threads begin, abort";
     SYS_rt_sigreturn: ALWAYS, "handlers return";
     SYS_restart_syscall: ALWAYS, "what was stopped goes on";
@@ -198,14 +202,17 @@ pub(super) const CALLS: &[Call] = table! {
         "limits of this process are read, and that of locked memory raised as far as it may be";
 };
 
-/// Calls of a process that uses a map or sockets of somebody else's: it looks for interfaces, and may make AF_XDP sockets itself.
+/// Calls of a process that uses a map or sockets of somebody else's: it looks for interfaces, and may make AF_XDP
+/// sockets itself.
 #[rustfmt::skip]
 pub(super) const EXTERNAL: &[Call] = table! {
     SYS_bpf: &[&[If::Is(0, MAP_ELEMENTS[0])], &[If::Is(0, MAP_ELEMENTS[1])], &[If::Is(0, MAP_ELEMENTS[2])]],
         "--inhibit with a map: sockets are put into it and taken out";
-    SYS_socket: &[&[If::Is(0, AF_XDP as u64)], &[If::Is(0, AF_NETLINK as u64)], &[If::Is(0, libc::AF_INET as u64), If::Bits(1, 0xf, libc::SOCK_DGRAM as u64)]],
+    SYS_socket: &[&[If::Is(0, AF_XDP as u64)], &[If::Is(0, AF_NETLINK as u64)],
+        &[If::Is(0, libc::AF_INET as u64), If::Bits(1, 0xf, libc::SOCK_DGRAM as u64)]],
         "--inhibit: AF_XDP sockets are made here, interfaces are asked for by netlink and ioctl";
-    SYS_setsockopt: &[netlink!(libc::NETLINK_PKTINFO), netlink!(libc::NETLINK_EXT_ACK)], "--inhibit: options of netlink sockets";
+    SYS_setsockopt: &[netlink!(libc::NETLINK_PKTINFO), netlink!(libc::NETLINK_EXT_ACK)],
+        "--inhibit: options of netlink sockets";
     SYS_ioctl: &[&[If::Is(1, 0x8946)]], "--inhibit: what a driver can do (SIOCETHTOOL)";
 };
 

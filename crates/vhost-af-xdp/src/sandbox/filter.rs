@@ -23,9 +23,11 @@ use crate::guard::handler;
 /// Rules by number of the system call; none: always.
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
-/// Installs handler and filters, for all threads; says what is in force. `external`: sockets or maps of somebody else's are used.
+/// Installs handler and filters, for all threads; says what is in force. `external`: sockets or maps of somebody else's
+/// are used.
 pub(super) fn install(external: bool) -> Result<String, SandboxError> {
-    // The signal is raised again in the handler, and must not be blocked there; once, since then it has its default action.
+    // The signal is raised again in the handler, and must not be blocked there; once, since then it has its default
+    // action.
     let flags = libc::SA_NODEFER | libc::SA_RESETHAND;
     // SAFETY: it writes a line, formatted in place, and ends the process.
     let handled = unsafe { handler::install(libc::SIGSYS, on_sigsys, flags, &[]) };
@@ -89,11 +91,13 @@ fn compile(rules: Rules, otherwise: SeccompAction, then: SeccompAction) -> Resul
 const SI_SYSCALL: usize = 24;
 
 extern "C" fn on_sigsys(_signal: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
-    // SAFETY: the kernel passes a valid siginfo, 128 bytes long, of which this offset is an int in every form that it has.
+    // SAFETY: the kernel passes a valid siginfo, 128 bytes long, of which this offset is an int in every form that it
+    // has.
     let number = unsafe { info.cast::<u8>().add(SI_SYSCALL).cast::<libc::c_int>().read() };
     let mut line = [0; 240];
     let len = describe(number, &mut line);
-    // SAFETY: async-signal-safe. The action is the default one by SA_RESETHAND: this does not come back. Should it, that does not either.
+    // SAFETY: async-signal-safe. The action is the default one by SA_RESETHAND: this does not come back. Should it,
+    // that does not either.
     unsafe {
         libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), len);
         libc::raise(libc::SIGSYS);
@@ -101,8 +105,8 @@ extern "C" fn on_sigsys(_signal: libc::c_int, info: *mut libc::siginfo_t, _conte
     }
 }
 
-/// Writes the last line of a process that called this; how long it is. In a signal handler: numbers and texts are formatted without
-/// allocating.
+/// Writes the last line of a process that called this; how long it is. In a signal handler: numbers and texts are
+/// formatted without allocating.
 fn describe(number: libc::c_int, line: &mut [u8]) -> usize {
     let (room, mut rest) = (line.len(), line);
     let _ = write!(

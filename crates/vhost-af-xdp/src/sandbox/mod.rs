@@ -1,4 +1,5 @@
-//! The sandbox of a worker: what is left to a process that reads what guests and VMMs wrote, should one of them take it over.
+//! The sandbox of a worker: what is left to a process that reads what guests and VMMs wrote, should one of them take it
+//! over.
 //!
 //! # Theory of operation
 //!
@@ -64,7 +65,8 @@ pub(crate) enum SandboxError {
         source: io::Error,
     },
     #[error(
-        "cannot enter the sandbox: {0} (`--sandbox=-calls` goes without; under a service manager's filter, that one must allow seccomp)"
+        "cannot enter the sandbox: {0} (`--sandbox=-calls` goes without; under a service manager's filter, that one \
+         must allow seccomp)"
     )]
     Refused(String),
 }
@@ -182,7 +184,8 @@ const OFF: &str = "not confined";
 /// Enters the sandbox; see the module's head. The calling thread must be the only one.
 /// Errors: [`SandboxError`]; the process is half in the sandbox then, and should end.
 pub(crate) fn enter(plan: &Plan) -> Result<InForce, SandboxError> {
-    // Page size and vDSO are looked up once, and kernels before 6.4 (PR_GET_AUXV) tell them by a file only, which cannot be opened later.
+    // Page size and vDSO are looked up once, and kernels before 6.4 (PR_GET_AUXV) tell them by a file only, which
+    // cannot be opened later.
     let _ = rustix::param::page_size();
     let network = match plan.layers.has(Layer::Network) {
         false => OFF.to_owned(),

@@ -24,7 +24,8 @@ pub(crate) struct User {
 }
 
 impl User {
-    /// What `--user` says: a name, or numbers as UID or UID:GID. A name comes with its groups; numbers come with no more than they say.
+    /// What `--user` says: a name, or numbers as UID or UID:GID. A name comes with its groups; numbers come with no
+    /// more than they say.
     pub(crate) fn parse(text: &str) -> Result<Self, SandboxError> {
         let unknown = || SandboxError::UnknownUser(text.to_owned());
         let (user, group) = match text.split_once(':') {

@@ -52,7 +52,12 @@ pub(crate) fn serve_vmms(port: &Arc<Port>, source: VmmSource) {
             let (handover, connections) = mpsc::sync_channel(0);
             let listener = Arc::new(listener);
             if let Err(error) = start_accepting(port, Arc::clone(&listener), handover) {
-                tracing::error!(port = %port.config.endpoint, %error, "no thread that accepts connections (ulimit -u, systemd: TasksMax=): a VMM that comes while another is there waits until that one goes");
+                tracing::error!(
+                    port = %port.config.endpoint,
+                    %error,
+                    "no thread that accepts connections (ulimit -u, systemd: TasksMax=): a VMM that comes while \
+                     another is there waits until that one goes"
+                );
             }
             while let Ok(stream) = connections.recv() {
                 pauses.note(serve_connection(port, stream));
@@ -91,7 +96,8 @@ fn say_absent(path: &Path, error: &io::Error, left_out: &LeftOut) {
     let path = path.display();
     if error.kind() == io::ErrorKind::PermissionDenied {
         let user = rustix::process::geteuid().as_raw();
-        tracing::warn!(%path, "the VMM's socket may not be connected to by this user ({user}): let it write there and search the directory, or choose another with --user; trying again{left_out}");
+        tracing::warn!(%path, "the VMM's socket may not be connected to by this user ({user}): let it write there and \
+                               search the directory, or choose another with --user; trying again{left_out}");
     } else {
         tracing::info!(%path, %error, "no VMM there yet, trying again{left_out}");
     }
@@ -117,7 +123,11 @@ fn start_accepting(
                 },
                 Err(error) => {
                     if let Some(left_out) = lines.allow() {
-                        tracing::warn!(port = %port.config.endpoint, "cannot accept a connection, trying again: {error}{}{left_out}", crate::shortage(&error.to_string()));
+                        let hint = crate::shortage(&error.to_string());
+                        tracing::warn!(
+                            port = %port.config.endpoint,
+                            "cannot accept a connection, trying again: {error}{hint}{left_out}"
+                        );
                     }
                     pauses.rest();
                 }
@@ -189,7 +199,11 @@ impl Pauses {
 /// Speaks vhost-user until the connection ends.
 pub(crate) fn serve_connection(port: &Arc<Port>, stream: UnixStream) -> Ended {
     let (Ok(second), Ok(ahead), Ok(alarm)) = (stream.try_clone(), stream.try_clone(), Alarm::new()) else {
-        port.warn("no descriptors left, the connection is dropped: raise the limit of open files (`ulimit -n`, systemd: LimitNOFILE=)".to_owned());
+        port.warn(
+            "no descriptors left, the connection is dropped: raise the limit of open files (`ulimit -n`, \
+                   systemd: LimitNOFILE=)"
+                .to_owned(),
+        );
         return Ended::Wrong;
     };
     let connection = VmmConnection {

@@ -33,7 +33,8 @@ impl From<MessageError> for SessionError {
 fn descriptor(said: bool) -> &'static str {
     match said {
         true => {
-            "its eventfd did not come with the message: if no more can be open here, raise the limit of open files (`ulimit -n`, systemd: LimitNOFILE=)"
+            "its eventfd did not come with the message: if no more can be open here, raise the limit of open files \
+             (`ulimit -n`, systemd: LimitNOFILE=)"
         }
         false => "a descriptor came with a message that says that there is none",
     }

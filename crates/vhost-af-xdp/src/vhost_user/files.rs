@@ -1,9 +1,9 @@
 //! Files that a VMM gives as memory: which are accepted.
 //!
-//! A page of a file on FUSE or NFS comes from a server, which may be the VMM's own and never answer. A thread that touches it then
-//! waits for good: a worker, with all its guests. Even fstat(2) may ask the server. So the first question is one that the
-//! kernel answers by itself: F_GET_SEALS succeeds for files of tmpfs (memfd are) and hugetlbfs and for no others
-//! (`memfd_file_seals_ptr`, mm/memfd.c).
+//! A page of a file on FUSE or NFS comes from a server, which may be the VMM's own and never answer. A thread that
+//! touches it then waits for good: a worker, with all its guests. Even fstat(2) may ask the server. So the first
+//! question is one that the kernel answers by itself: F_GET_SEALS succeeds for files of tmpfs (memfd are) and hugetlbfs
+//! and for no others (`memfd_file_seals_ptr`, mm/memfd.c).
 //!
 //! Closing a file of FUSE asks its server, too (`fuse_flush`, fs/fuse/file.c). So a file is judged, and closed if it is
 //! refused, by the thread that reads its VMM's connection, for which nobody else waits.

@@ -7,9 +7,10 @@
 //!   SET_FEATURES on and fails the connection.
 //! - SEND_RARP, NET_SET_MTU, SET_STATUS and GET_STATUS, which it does not know.
 //! - SET_BACKEND_REQ_FD: what the crate makes of the descriptor cannot send a config change.
-//! - SET_VRING_KICK, SET_VRING_CALL and SET_VRING_ERR: if the kernel cannot give us a descriptor (EMFILE) the crate forgets
-//!   the header that it has read, and takes what follows for one. That is shorter here, so it would wait for more, the VMM
-//!   for its answer, and both for ever. (What follows the header of other messages with descriptors is no header.)
+//! - SET_VRING_KICK, SET_VRING_CALL and SET_VRING_ERR: if the kernel cannot give us a descriptor (EMFILE) the crate
+//!   forgets the header that it has read, and takes what follows for one. That is shorter here, so it would wait for
+//!   more, the VMM for its answer, and both for ever. (What follows the header of other messages with descriptors is no
+//!   header.)
 //!
 //! Each message is looked at without being taken (MSG_PEEK); what is not in this list, or does not
 //! have the size that it must have, is left to the crate, which also refuses what is malformed.

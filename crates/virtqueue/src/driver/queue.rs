@@ -73,7 +73,8 @@ impl QueueDriver {
         }
     }
 
-    /// Goes to where entry `index` is the next one, as after some laps: for tests of the wrap. Only before the first `add`.
+    /// Goes to where entry `index` is the next one, as after some laps: for tests of the wrap. Only before the first
+    /// `add`.
     pub fn start_at(&mut self, index: u16) {
         match self {
             Self::Split(driver) => driver.start_at(index),

@@ -173,7 +173,9 @@ fn flow_of(frame: &[u8]) -> Option<Vec<u8>> {
 
 proptest! {
     #[test]
-    fn nothing_is_lost_repeated_reordered_or_changed(frames in frames(), rooms in any::<[u16; 8]>(), tight in any::<bool>()) {
+    fn nothing_is_lost_repeated_reordered_or_changed(
+        frames in frames(), rooms in any::<[u16; 8]>(), tight in any::<bool>(),
+    ) {
         let batch = batch_of(ALL, &frames);
         let room = |at: usize| if tight { u32::from(rooms[at % 8]) % 2000 } else { u32::MAX };
         let delivered = deliver(&batch, &frames, room);
@@ -206,7 +208,10 @@ proptest! {
         vlan in proptest::option::of(1u16..4095),
         size in 64usize..9000,
         len in 1usize..65_000,
-        (tos, flags) in (any::<u8>(), prop_oneof![Just(0u8), Just(1), Just(8), Just(9), Just(0x80), Just(0x48), Just(0x88)]),
+        (tos, flags) in (
+            any::<u8>(),
+            prop_oneof![Just(0u8), Just(1), Just(8), Just(9), Just(0x80), Just(0x48), Just(0x88)],
+        ),
         (seq, id, seed) in (any::<u32>(), any::<u16>(), any::<u8>()),
     ) {
         let size = size.max(len.div_ceil(MOST_FRAMES));
@@ -241,7 +246,9 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_stood(frames in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..200), 0..MOST_FRAMES)) {
+    fn any_bytes_are_stood(
+        frames in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..200), 0..MOST_FRAMES),
+    ) {
         let delivered = coalesced(&frames);
         prop_assert_eq!(delivered.len(), frames.len());
     }

@@ -32,7 +32,8 @@ impl Interface {
         }
         if queues.end > have {
             return Some(format!(
-                "{name} has {have} receive queue(s) now, queue {} of the lease is not there: add channels with `ethtool -L`",
+                "{name} has {have} receive queue(s) now, queue {} of the lease is not there: add channels with \
+                 `ethtool -L`",
                 queues.end - 1
             ));
         }

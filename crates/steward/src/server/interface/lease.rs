@@ -28,7 +28,8 @@ impl Interface {
             return Err(Refusal::new(
                 Reason::Program,
                 format!(
-                    "the program on {name} is attached in {} mode for other leases: ask for that mode, or for none (--mode)",
+                    "the program on {name} is attached in {} mode for other leases: ask for that mode, or for none \
+                     (--mode)",
                     program.mode()
                 ),
             ));
@@ -38,8 +39,8 @@ impl Interface {
             let text = match self.holders.get(&queue) {
                 None => continue,
                 Some(Holder::Lease(_)) => format!(
-                    "queue {queue} of {name} is leased to another connection: choose another queue, or end its holder (after a restart of the \
-                     steward: wait, it keeps queues a while for holders that come back)"
+                    "queue {queue} of {name} is leased to another connection: choose another queue, or end its holder \
+                     (after a restart of the steward: wait, it keeps queues a while for holders that come back)"
                 ),
                 Some(Holder::Leaving) => {
                     format!("queue {queue} of {name} is being taken back from its last holder: try again")
@@ -60,7 +61,8 @@ impl Interface {
         kernel(installed).inspect_err(|_| self.release(connection, queues))
     }
 
-    /// A new socket with an RX ring, confined to the interface and placed beside the one that the queue may have, for `activate`.
+    /// A new socket with an RX ring, confined to the interface and placed beside the one that the queue may have, for
+    /// `activate`.
     pub(in crate::server) fn socket(&self, queue: u32) -> Result<OwnedFd, Refusal> {
         let program = self.program()?;
         let failed = |what: &str, error: &dyn std::error::Error| {
@@ -92,8 +94,8 @@ impl Interface {
         kernel(self.program()?.activate_queue(queue, conf))
     }
 
-    /// The policy names other addresses and VLANs for the lease of these queues: what the NIC was told that it may not be any more
-    /// is undone, and what it may be is told.
+    /// The policy names other addresses and VLANs for the lease of these queues: what the NIC was told that it may not
+    /// be any more is undone, and what it may be is told.
     pub(in crate::server) fn rename_entries(&mut self, queues: &Range<u32>, names: Names) {
         if let Some(entries) = self.entries.get_mut(&queues.start) {
             entries.rename(names, &self.link, &mut self.ledger);
@@ -167,8 +169,8 @@ pub(in crate::server) fn check(link: &Link, wanted: &Wanted) -> Result<(), Refus
     let (name, have, last) = (&link.name, link.rx_queues, wanted.range().end - 1);
     if last >= have.min(MAX_QUEUES) {
         let text = format!(
-            "{name} has {have} receive queue(s), queue {last} was asked for: use a lower start-queue or fewer queues, or add channels \
-             with `ethtool -L`"
+            "{name} has {have} receive queue(s), queue {last} was asked for: use a lower start-queue or fewer queues, \
+             or add channels with `ethtool -L`"
         );
         return Err(Refusal::new(Reason::NoInterface, text));
     }

@@ -14,8 +14,8 @@ use crate::server::file::may_crash;
 
 /// Ethernet header and one VLAN tag, bytes: what a frame may be longer than the MTU.
 const L2_BYTES: u32 = 18;
-/// Longest frame for which a program without multi-buffer support can be attached, bytes: a page less headroom and the kernel's
-/// own tail (veth and most drivers).
+/// Longest frame for which a program without multi-buffer support can be attached, bytes: a page less headroom and the
+/// kernel's own tail (veth and most drivers).
 const LONGEST_WITHOUT_FRAGS: u32 = 3000;
 
 impl Interface {
@@ -38,7 +38,8 @@ impl Interface {
                 self.note = program.fallback().unwrap_or_default().to_owned();
                 self.sends = DriverSends::by_index(self.link.index);
                 self.generation = self.generation.wrapping_add(1);
-                tracing::info!(interface = self.link.name, mode = %program.mode(), program = program.id(), "program attached");
+                let (mode, program_id) = (program.mode(), program.id());
+                tracing::info!(interface = self.link.name, %mode, program = program_id, "program attached");
                 self.pin(&mut program);
                 self.program = Some(program);
                 // An interface that was made anew has no rules; one that came back may have them still.

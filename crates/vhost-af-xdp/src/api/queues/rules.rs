@@ -1,4 +1,5 @@
-//! Whose frames come to a queue, and who says so: leases of a steward, rules in the NIC, entries of the steering program.
+//! Whose frames come to a queue, and who says so: leases of a steward, rules in the NIC, entries of the steering
+//! program.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

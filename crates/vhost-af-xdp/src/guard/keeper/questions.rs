@@ -1,8 +1,8 @@
 //! What the daemon asks its keeper: whether a VMM shares its guest's memory.
 //!
-//! A question is a message with a number and addresses, with the VMM's connection and a file for each address. Its answer
-//! has that number, and the first address at which the file beside it is mapped privately, or 0. No VMM's answer, which may be
-//! late, is in the way of another's: the keeper answers each question by a thread of its own.
+//! A question is a message with a number and addresses, with the VMM's connection and a file for each address. Its
+//! answer has that number, and the first address at which the file beside it is mapped privately, or 0. No VMM's
+//! answer, which may be late, is in the way of another's: the keeper answers each question by a thread of its own.
 
 use std::collections::HashMap;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -247,7 +247,8 @@ fn read_question(questions: &OwnedFd) -> io::Result<Option<Question>> {
     }))
 }
 
-/// Whether a connection was made to a socket at one of these paths, by either side: the kernel keeps the name that it was bound to.
+/// Whether a connection was made to a socket at one of these paths, by either side: the kernel keeps the name that it
+/// was bound to.
 fn is_made_at(connection: BorrowedFd<'_>, paths: &[PathBuf]) -> bool {
     let Ok(stream) = connection.try_clone_to_owned().map(UnixStream::from) else {
         return false;

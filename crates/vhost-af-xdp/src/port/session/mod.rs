@@ -73,14 +73,15 @@ pub(crate) enum SessionError {
         source: std::io::Error,
     },
     #[error(
-        "features {0:#x} were acknowledged that were not offered: a guest keeps what it negotiated: start the daemon with the options that it had then, \
-         or the guest anew"
+        "features {0:#x} were acknowledged that were not offered: a guest keeps what it negotiated: start the daemon \
+         with the options that it had then, or the guest anew"
     )]
     Features(u64),
     #[error("memory=direct needs a VIRTIO 1.0 driver (VIRTIO_F_VERSION_1): use memory=copy for this guest")]
     LegacyDirect,
     #[error(
-        "the VMM tells the guest an MTU of {mtu} bytes, but the interface carries 68 to {limit}: raise the interface's MTU (ip link set mtu) or lower the device's (QEMU: host_mtu)"
+        "the VMM tells the guest an MTU of {mtu} bytes, but the interface carries 68 to {limit}: raise the interface's \
+         MTU (ip link set mtu) or lower the device's (QEMU: host_mtu)"
     )]
     Mtu { mtu: u64, limit: u16 },
     #[error("the connection is closed already")]
