@@ -8,10 +8,6 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use crate::sys;
 
-/// `SO_PEERGROUPS`, include/uapi/asm-generic/socket.h.
-const SO_PEERGROUPS: c_int = 59;
-/// `SO_PEERPIDFD`, same place (Linux 6.5).
-const SO_PEERPIDFD: c_int = 77;
 /// Most supplementary groups that are looked at. A process may have 65,536 (`NGROUPS_MAX`,
 /// include/uapi/linux/limits.h), and a user with subordinate ones can make one: reading, comparing and recording so
 /// many for each connection would hold up all others.
@@ -35,7 +31,7 @@ pub(crate) fn credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
     let mut groups = vec![u32::MAX; GROUPS_MAX];
     let bytes = match get_option(
         socket,
-        SO_PEERGROUPS,
+        libc::SO_PEERGROUPS,
         groups.as_mut_ptr().cast(),
         size_of_val(groups.as_slice()),
     ) {
@@ -65,7 +61,12 @@ pub fn process(socket: BorrowedFd<'_>) -> Option<i32> {
 /// Errors: the kernel's; ENOPROTOOPT before Linux 6.5.
 pub(crate) fn process_descriptor(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let mut fd: c_int = -1;
-    get_option(socket, SO_PEERPIDFD, (&raw mut fd).cast(), size_of::<c_int>())?;
+    get_option(
+        socket,
+        libc::SO_PEERPIDFD,
+        (&raw mut fd).cast(),
+        size_of::<c_int>(),
+    )?;
     // SAFETY: the kernel has just made this descriptor for us.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

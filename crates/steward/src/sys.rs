@@ -12,11 +12,6 @@ use rustix::net::xdp::{SocketAddrXdp, SocketAddrXdpFlags};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use rustix::rand::{GetRandomFlags, getrandom};
 
-/// `SO_BINDTOIFINDEX`, include/uapi/asm-generic/socket.h (Linux 5.0).
-const SO_BINDTOIFINDEX: c_int = 62;
-/// `PACKET_MR_UNICAST`, include/uapi/linux/if_packet.h.
-const PACKET_MR_UNICAST: libc::c_ushort = 3;
-
 /// Lets an interface accept frames to these stations, too, as long as the socket that comes back is open (packet(7),
 /// PACKET_MR_UNICAST); it receives nothing.
 pub(crate) fn accept_stations(ifindex: u32, macs: &[[u8; 6]]) -> io::Result<OwnedFd> {
@@ -26,7 +21,7 @@ pub(crate) fn accept_stations(ifindex: u32, macs: &[[u8; 6]]) -> io::Result<Owne
         address[..mac.len()].copy_from_slice(mac);
         let request = libc::packet_mreq {
             mr_ifindex: c_int::try_from(ifindex).map_err(|_| io::ErrorKind::InvalidInput)?,
-            mr_type: PACKET_MR_UNICAST,
+            mr_type: libc::PACKET_MR_UNICAST as libc::c_ushort,
             mr_alen: 6,
             mr_address: address,
         };
@@ -54,7 +49,7 @@ pub(crate) fn new_xdp_socket() -> rustix::io::Result<OwnedFd> {
 /// net/core/sock.c; AF_XDP honours it since Linux 6.5, `xsk_bind`, net/xdp/xsk.c).
 pub(crate) fn confine(socket: BorrowedFd<'_>, ifindex: u32) -> io::Result<()> {
     let ifindex = c_int::try_from(ifindex).map_err(|_| io::ErrorKind::InvalidInput)?;
-    set_option(socket, libc::SOL_SOCKET, SO_BINDTOIFINDEX, &ifindex)
+    set_option(socket, libc::SOL_SOCKET, libc::SO_BINDTOIFINDEX, &ifindex)
 }
 
 fn set_option<T>(socket: BorrowedFd<'_>, level: c_int, name: c_int, value: &T) -> io::Result<()> {

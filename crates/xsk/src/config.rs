@@ -56,9 +56,9 @@ impl fmt::Display for Mode {
 pub struct BusyPoll {
     /// How long a system call may poll the device, in µs (`SO_BUSY_POLL`).
     pub usecs: u32,
-    /// How many frames one poll may handle (`SO_BUSY_POLL_BUDGET`).
+    /// How many frames one poll may handle (`SO_BUSY_POLL_BUDGET`, Linux 5.11).
     pub budget: u32,
-    /// Whether to keep the device's interrupts off meanwhile (`SO_PREFER_BUSY_POLL`).
+    /// Whether to keep the device's interrupts off meanwhile (`SO_PREFER_BUSY_POLL`, Linux 5.11).
     pub prefer: bool,
 }
 

@@ -7,8 +7,6 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, netdevice, socket_with};
 
-/// `SIOCETHTOOL`, `include/uapi/linux/sockios.h`.
-const SIOCETHTOOL: libc::Ioctl = 0x8946;
 /// `ETHTOOL_GCHANNELS`, `include/uapi/linux/ethtool.h`.
 const ETHTOOL_GCHANNELS: u32 = 0x3c;
 
@@ -91,7 +89,7 @@ impl Netdevice {
         let mut request = self.request();
         request.ifr_ifru.ifru_data = command.cast();
         // SAFETY: the request outlives the call; for what it points to the caller vouches.
-        match unsafe { libc::ioctl(self.socket.as_raw_fd(), SIOCETHTOOL, &raw mut request) } {
+        match unsafe { libc::ioctl(self.socket.as_raw_fd(), libc::SIOCETHTOOL, &raw mut request) } {
             -1 => Err(io::Error::last_os_error()),
             _ => Ok(()),
         }

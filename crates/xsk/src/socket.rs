@@ -386,11 +386,11 @@ fn set_busy_poll(fd: BorrowedFd<'_>, config: &SocketConfig) -> Result<(), OpenEr
     let options = [
         (
             "SO_PREFER_BUSY_POLL",
-            sys::SO_PREFER_BUSY_POLL,
+            libc::SO_PREFER_BUSY_POLL,
             u32::from(poll.prefer),
         ),
-        ("SO_BUSY_POLL", sys::SO_BUSY_POLL, poll.usecs),
-        ("SO_BUSY_POLL_BUDGET", sys::SO_BUSY_POLL_BUDGET, poll.budget),
+        ("SO_BUSY_POLL", libc::SO_BUSY_POLL, poll.usecs),
+        ("SO_BUSY_POLL_BUDGET", libc::SO_BUSY_POLL_BUDGET, poll.budget),
     ];
     for (option, name, value) in options {
         sys::set_option(fd, libc::SOL_SOCKET, name, value).map_err(|source| OpenError::BusyPoll {

@@ -19,12 +19,6 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 /// `XDP_MAX_TX_SKB_BUDGET`, `include/uapi/linux/if_xdp.h` (Linux 6.18).
 pub(crate) const XDP_MAX_TX_SKB_BUDGET: c_int = 9;
-/// `SO_BUSY_POLL`, `include/uapi/asm-generic/socket.h`.
-pub(crate) const SO_BUSY_POLL: c_int = 46;
-/// `SO_PREFER_BUSY_POLL` (Linux 5.11).
-pub(crate) const SO_PREFER_BUSY_POLL: c_int = 69;
-/// `SO_BUSY_POLL_BUDGET` (Linux 5.11).
-pub(crate) const SO_BUSY_POLL_BUDGET: c_int = 70;
 
 /// Where the parts of a ring lie in its mapping, in bytes (`struct xdp_ring_offset`).
 #[derive(Clone, Copy, Debug)]
