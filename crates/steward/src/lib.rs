@@ -32,11 +32,8 @@
 //!
 //! # Dependencies
 //!
-//! What runs with privilege is meant to be read by those who have to trust it, so its dependencies are few, and each is
-//! here for a reason: rustix and libc (system calls), steer (the XDP program, by libbpf), xsk (its sockets),
-//! netlink-bindings and netlink-socket2 (rtnetlink), zerocopy (messages without a parser), thiserror; and with the
-//! feature `server` toml and serde (the policy file), clap (command line), signal-hook and sd-notify (its beginning and
-//! end), tracing and tracing-subscriber (its log). No async runtime, no thread but one.
+//! What runs with privilege is meant to be read by those who have to trust it, so its dependencies are few
+//! (CONTRIBUTING.md says what each is for). No async runtime, no thread but one.
 
 pub mod client;
 pub mod hardware;
