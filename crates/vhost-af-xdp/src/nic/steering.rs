@@ -109,6 +109,13 @@ impl Steering {
         })
     }
 
+    fn leased(&self) -> Option<&Leased> {
+        match self {
+            Self::External(_) => None,
+            Self::Leased(leased) => Some(leased),
+        }
+    }
+
     /// How the program is attached now, if one is.
     pub(crate) fn attached(&self, link: &Link) -> Option<Mode> {
         match self {
@@ -128,13 +135,8 @@ impl Steering {
 
     /// Why it is not attached natively, if that was tried.
     pub(crate) fn fallback(&self) -> Option<&str> {
-        match self {
-            Self::External(_) => None,
-            Self::Leased(leased) => {
-                let note = Some(leased.facts.note.as_str()).filter(|note| !note.is_empty());
-                note.filter(|_| !leased.facts.impaired)
-            }
-        }
+        let facts = &self.leased()?.facts;
+        (!facts.impaired && !facts.note.is_empty()).then_some(facts.note.as_str())
     }
 
     /// How frames come to the queues, and why not in a better way.
@@ -160,15 +162,12 @@ impl Steering {
 
     /// Whether no queue can be opened at the moment because the steward is away; those that are go on.
     pub(crate) fn is_away(&self) -> bool {
-        match self {
-            Self::External(_) => false,
-            Self::Leased(leased) => leased.lease.is_away(),
-        }
+        self.leased().is_some_and(|leased| leased.lease.is_away())
     }
 
     /// Asks what the program did with a queue's frames, until `deadline` at most.
     pub(crate) fn sample(&self, queue: u32, deadline: Instant) {
-        if let Self::Leased(leased) = self
+        if let Some(leased) = self.leased()
             && let Ok(told) = leased.lease.counters(queue, deadline)
         {
             leased.counted().insert(queue, told);
@@ -177,10 +176,7 @@ impl Steering {
 
     /// What the program had done with a queue's frames when it was asked last.
     pub(crate) fn counters(&self, queue: u32) -> Option<QueueCounters> {
-        match self {
-            Self::External(_) => None,
-            Self::Leased(leased) => leased.counted().get(&queue).copied(),
-        }
+        self.leased()?.counted().get(&queue).copied()
     }
 
     /// What the driver does for sockets in zero-copy mode.
@@ -206,7 +202,7 @@ impl Steering {
 
     /// Whether a queue can have a new socket: not, where it was passed in.
     pub(crate) fn opens_again(&self) -> bool {
-        matches!(self, Self::Leased(_))
+        self.leased().is_some()
     }
 
     /// The socket that was prepared last is bound, and is where its queue's frames go once [`Self::activate`] says so.
@@ -248,10 +244,7 @@ impl Steering {
 
     /// Readable when there is something to [`look`](Self::look) at that rtnetlink does not tell.
     pub(crate) fn watch(&self) -> Option<BorrowedFd<'_>> {
-        match self {
-            Self::External(_) => None,
-            Self::Leased(leased) => Some(leased.lease.as_fd()),
-        }
+        Some(self.leased()?.lease.as_fd())
     }
 }
 
