@@ -46,13 +46,25 @@ pub fn may_raise_limits() -> io::Result<bool> {
 /// # Errors
 /// The kernel's.
 pub fn limit_to(wanted: CapabilitySet) -> io::Result<()> {
-    for capability in CapabilitySet::all().difference(wanted).iter() {
-        // That needs CAP_SETPCAP, and fails for capabilities that this kernel does not have. Who cannot has no way to
-        // them either, by no_new_privs.
+    empty_bounding_set(wanted);
+    keep(capabilities(None)?.permitted & wanted)
+}
+
+/// Removes what may be removed from the bounding set, but for these, and all from the ambient one. That needs
+/// CAP_SETPCAP; who does not have it has no way to the others either, by no_new_privs.
+pub fn empty_bounding_set(stays: CapabilitySet) {
+    for capability in CapabilitySet::all().difference(stays).iter() {
+        // Fails, too, for capabilities that this kernel does not have.
         let _ = remove_capability_from_bounding_set(capability);
     }
     let _ = clear_ambient_capability_set();
-    let stays = capabilities(None)?.permitted & wanted;
+}
+
+/// Keeps these of the permitted capabilities, in effect, and no way to others (no_new_privs).
+///
+/// # Errors
+/// The kernel's.
+pub fn keep(stays: CapabilitySet) -> io::Result<()> {
     let sets = CapabilitySets {
         effective: stays,
         permitted: stays,

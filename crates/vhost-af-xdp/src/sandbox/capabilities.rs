@@ -7,10 +7,8 @@
 //! CAP_IPC_LOCK stays: it lets a process pin memory, and nothing else.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use rustix::thread::{
-    CapabilitySet, CapabilitySets, capabilities, clear_ambient_capability_set,
-    remove_capability_from_bounding_set, set_capabilities, set_no_new_privs,
-};
+use rustix::thread::{CapabilitySet, capabilities};
+use steward::capabilities::keep;
 
 use super::SandboxError;
 
@@ -35,20 +33,9 @@ pub(super) fn permitted() -> CapabilitySet {
     capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.permitted)
 }
 
-/// Removes what may be removed from the bounding set. That needs CAP_SETPCAP; who does not have it has no way to the
-/// others either, by no_new_privs.
-pub(super) fn empty_bounding_set(stays: CapabilitySet) {
-    for capability in CapabilitySet::all().difference(stays).iter() {
-        // Fails, too, for capabilities that this kernel does not have.
-        let _ = remove_capability_from_bounding_set(capability);
-    }
-    let _ = clear_ambient_capability_set();
-}
-
 /// Empties the other sets, and closes the way back; says what is left.
 pub(super) fn drop_all(stays: CapabilitySet) -> Result<String, SandboxError> {
-    set(stays)?;
-    set_no_new_privs(true).map_err(SandboxError::at("no_new_privs"))?;
+    keep(stays).map_err(SandboxError::at("capabilities"))?;
     let mut left = Vec::new();
     if stays.contains(CapabilitySet::IPC_LOCK) {
         left.push("CAP_IPC_LOCK (RLIMIT_MEMLOCK cannot be raised here: that needs CAP_SYS_RESOURCE)");
@@ -60,13 +47,4 @@ pub(super) fn drop_all(stays: CapabilitySet) -> Result<String, SandboxError> {
         [] => "none".to_owned(),
         left => left.join(", "),
     })
-}
-
-fn set(stays: CapabilitySet) -> Result<(), SandboxError> {
-    let sets = CapabilitySets {
-        effective: stays,
-        permitted: stays,
-        inheritable: CapabilitySet::empty(),
-    };
-    set_capabilities(None, sets).map_err(SandboxError::at("capabilities"))
 }

@@ -198,7 +198,7 @@ pub(crate) fn enter(plan: &Plan) -> Result<InForce, SandboxError> {
     };
     let stays = capabilities::locked_memory() | (capabilities::permitted() & plan.keeps);
     if plan.layers.has(Layer::Capabilities) {
-        capabilities::empty_bounding_set(stays);
+        steward::capabilities::empty_bounding_set(stays);
     }
     let become_whom = plan.user.as_ref().filter(|_| plan.layers.has(Layer::User));
     if let Some(user) = become_whom {
