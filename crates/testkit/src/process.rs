@@ -1,16 +1,20 @@
 //! Child processes as guards, with what they say kept.
 //!
-//! Both outputs are read by a thread each, line by line, so that a child never blocks on a full pipe and a test can
-//! wait for a line. A child dies with the test process, however that ends (prctl(2), PR_SET_PDEATHSIG).
+//! Both outputs are read by a thread each, so that a child never blocks on a full pipe. Who asks what was said gets all
+//! that was printed before, however busy the machine is: what is still in a pipe is waited for. A child dies with the
+//! test process, however that ends (prctl(2), PR_SET_PDEATHSIG).
 #![allow(unsafe_code)]
 
 use std::fmt;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::Write;
+use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::{ioctl_fionread, read, retry_on_intr};
 use rustix::process::{Pid, Signal};
 
 use crate::wait;
@@ -20,7 +24,13 @@ pub struct Running {
     name: String,
     child: Child,
     stdin: Option<ChildStdin>,
-    said: Arc<Mutex<String>>,
+    outputs: Arc<Outputs>,
+}
+
+/// What a child prints. Each thread that reads holds a clone until its pipe's last writer has gone.
+struct Outputs {
+    pipes: [OwnedFd; 2],
+    said: Mutex<Vec<u8>>,
 }
 
 impl Running {
@@ -44,15 +54,22 @@ impl Running {
         let mut child = command
             .spawn()
             .unwrap_or_else(|error| panic!("cannot start {command:?}: {error}"));
-        let said = Arc::default();
-        collect(child.stdout.take().expect("piped"), &said);
-        collect(child.stderr.take().expect("piped"), &said);
+        let stdout = child.stdout.take().expect("piped");
+        let stderr = child.stderr.take().expect("piped");
+        let outputs = Arc::new(Outputs {
+            pipes: [stdout.into(), stderr.into()],
+            said: Mutex::default(),
+        });
+        for at in 0..outputs.pipes.len() {
+            let outputs = Arc::clone(&outputs);
+            std::thread::spawn(move || outputs.collect(at));
+        }
         let stdin = child.stdin.take();
         Self {
             name,
             child,
             stdin,
-            said,
+            outputs,
         }
     }
 
@@ -68,7 +85,10 @@ impl Running {
     /// If a reader panicked.
     #[must_use]
     pub fn said(&self) -> String {
-        self.said.lock().expect("readers do not panic").clone()
+        let mut said = String::new();
+        // Of what prints without end it is all until then.
+        wait::until(wait::SOON, || self.outputs.copy_to(&mut said));
+        said
     }
 
     /// Waits until it has printed `text`.
@@ -76,9 +96,9 @@ impl Running {
     /// # Panics
     /// If it does not.
     pub fn await_text(&mut self, text: &str) {
-        // Its last words may be on their way still when it has ended; each reader holds a clone of `said` until then.
+        // A child of its own may say something still when it has ended.
         let found = wait::until(wait::SOON, || {
-            self.said().contains(text) || (self.ended().is_some() && Arc::strong_count(&self.said) == 1)
+            self.said().contains(text) || (self.ended().is_some() && self.outputs_ended())
         });
         assert!(found && self.said().contains(text), "{self} never said {text:?}");
     }
@@ -107,9 +127,12 @@ impl Running {
     pub fn wait(&mut self, limit: Duration) -> ExitStatus {
         let status = wait::until_some(limit, || self.ended());
         let status = status.unwrap_or_else(|| panic!("{self} did not end within {limit:?}"));
-        // The readers end with the pipes; each holds a clone of `said` until then.
-        wait::until(Duration::from_secs(10), || Arc::strong_count(&self.said) == 1);
+        wait::until(Duration::from_secs(10), || self.outputs_ended());
         status
+    }
+
+    fn outputs_ended(&self) -> bool {
+        Arc::strong_count(&self.outputs) == 1
     }
 
     /// Sends a signal.
@@ -154,18 +177,28 @@ impl Drop for Running {
     }
 }
 
-fn collect(pipe: impl Read + Send + 'static, said: &Arc<Mutex<String>>) {
-    let said = Arc::clone(said);
-    std::thread::spawn(move || {
-        let mut line = Vec::new();
-        let mut reader = BufReader::new(pipe);
-        while reader.read_until(b'\n', &mut line).is_ok_and(|count| count > 0) {
-            said.lock()
-                .expect("readers do not panic")
-                .push_str(&String::from_utf8_lossy(&line));
-            line.clear();
+impl Outputs {
+    /// Keeps what comes by a pipe, until its end.
+    fn collect(&self, at: usize) {
+        let (pipe, mut bytes) = (&self.pipes[at], [0; 4096]);
+        loop {
+            // Read under the lock: what has left the pipe is in `said`.
+            let _ = poll(&mut [PollFd::new(pipe, PollFlags::IN)], None);
+            let mut said = self.said.lock().expect("readers do not panic");
+            match retry_on_intr(|| read(pipe, &mut bytes)) {
+                Ok(count @ 1..) => said.extend_from_slice(&bytes[..count]),
+                Ok(0) | Err(_) => break,
+            }
         }
-    });
+    }
+
+    /// What was printed; whether that is all, and nothing of it is in a pipe.
+    fn copy_to(&self, text: &mut String) -> bool {
+        let said = self.said.lock().expect("readers do not panic");
+        *text = String::from_utf8_lossy(&said).into_owned();
+        let is_read = |pipe| ioctl_fionread(pipe).is_ok_and(|bytes| bytes == 0);
+        self.pipes.iter().all(is_read)
+    }
 }
 
 /// Runs a command to its end and returns what it printed on its standard output.
