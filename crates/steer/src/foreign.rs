@@ -116,25 +116,24 @@ impl fmt::Display for ForeignProgram {
 /// only asked for: nothing is tried.
 #[must_use]
 pub fn program_on(ifindex: u32) -> Option<ForeignProgram> {
-    let program = unnamed_program_on(ifindex)?;
+    let program = unnamed_program_on(ifindex).ok().flatten()?;
     let name = program_name(program.id);
     Some(ForeignProgram { name, ..program })
-}
-
-/// The same without its name, which only bpf(2) tells: netlink is enough for the rest.
-#[must_use]
-pub fn unnamed_program_on(ifindex: u32) -> Option<ForeignProgram> {
-    query(ifindex).ok().flatten()
 }
 
 /// Whether the program with this number is for sure not on the interface. The kernel may give no answer, for want of a
 /// descriptor for example.
 #[must_use]
 pub fn is_detached(ifindex: u32, id: u32) -> bool {
-    query(ifindex).is_ok_and(|on| on.is_none_or(|on| on.id != id))
+    unnamed_program_on(ifindex).is_ok_and(|on| on.is_none_or(|on| on.id != id))
 }
 
-fn query(ifindex: u32) -> io::Result<Option<ForeignProgram>> {
+/// The XDP program of an interface without its name, which only bpf(2) tells: netlink is enough for the rest. It waits
+/// for whoever has the kernel's configuration of interfaces locked.
+///
+/// # Errors
+/// The kernel gives no answer, for want of a descriptor for example.
+pub fn unnamed_program_on(ifindex: u32) -> io::Result<Option<ForeignProgram>> {
     let mut opts = libbpf_sys::bpf_xdp_query_opts {
         sz: size_of::<libbpf_sys::bpf_xdp_query_opts>() as libbpf_sys::size_t,
         ..Default::default()

@@ -183,7 +183,9 @@ impl Outputs {
         let (pipe, mut bytes) = (&self.pipes[at], [0; 4096]);
         loop {
             // Read under the lock: what has left the pipe is in `said`.
-            let _ = poll(&mut [PollFd::new(pipe, PollFlags::IN)], None);
+            if poll(&mut [PollFd::new(pipe, PollFlags::IN)], None).is_err() {
+                continue;
+            }
             let mut said = self.said.lock().expect("readers do not panic");
             match retry_on_intr(|| read(pipe, &mut bytes)) {
                 Ok(count @ 1..) => said.extend_from_slice(&bytes[..count]),

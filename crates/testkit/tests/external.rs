@@ -382,9 +382,9 @@ fn program_that_is_not_there_yet_is_not_shown() {
     let mut daemon = listening(&veth, &[&elsewhere.map], &serve);
     assert!(daemon.port(0)["attached"].is_null(), "{:#}", daemon.port(0));
     let link = elsewhere.attach_again(&veth.near, VethPair::NIC, Mode::Skb);
-    assert_eq!(daemon.port(0)["attached"], "skb");
+    daemon.await_port(0, "their program", |port| port["attached"] == "skb");
     drop(link);
-    assert!(daemon.port(0)["attached"].is_null());
+    daemon.await_port(0, "no program", |port| port["attached"].is_null());
     daemon.process().check();
 }
 

@@ -183,7 +183,7 @@ impl Status {
     }
 }
 
-/// Waits until it is known what the ports' programs counted, all at a time.
+/// Waits until it is known what the ports' programs counted and how they are attached, all at a time.
 fn await_samples(ports: &[Arc<Port>]) {
     let deadline = Instant::now() + SAMPLES;
     let asked: Vec<_> = ports.iter().filter_map(|port| port.ask_for_sample()).collect();
@@ -201,6 +201,7 @@ fn cpu_us() -> u64 {
 impl PortStatus {
     /// Of what the port shows, and of its counters.
     fn read(port: &Port) -> Self {
+        // First: what is shown may be newer than that, and not older.
         let busy = port.window.busy();
         let shown = port.window.shown().unwrap_or_default();
         let (session, interface) = (shown.session.as_ref(), shown.interface.as_ref());
@@ -216,10 +217,11 @@ impl PortStatus {
         Self {
             endpoint: port.config.endpoint.to_string(),
             nic: interface.map_or_else(|| port.config.nic.to_string(), |interface| interface.name.clone()),
-            attached: counted
-                .as_ref()
-                .and_then(|interface| interface.steering.attached(&interface.link))
-                .map(|mode| mode.to_string()),
+            attached: match &counted {
+                Some(interface) => interface.steering.attached(),
+                None => interface.and_then(|interface| interface.attached),
+            }
+            .map(|mode| mode.to_string()),
             steered: steering.map(|steering| steering.by.name().to_owned()),
             steering_note: steering
                 .map(|steering| steering.note.clone())

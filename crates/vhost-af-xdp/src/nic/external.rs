@@ -11,7 +11,7 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
 use steer::{AttachedAs, ForeignProgram, Mode, ModeRequest, SocketMap, SocketMapError};
@@ -150,6 +150,8 @@ pub(crate) struct External {
     name: String,
     /// For what mode of their program sockets are bound.
     pub(super) mode: Mode,
+    /// How their program was attached when that was asked last, if there was one.
+    attached: Mutex<Option<Mode>>,
     start_queue: u32,
 }
 
@@ -161,7 +163,7 @@ impl External {
         start_queue: u32,
     ) -> Result<Self, ExternalError> {
         // The daemon's sandbox may be around this already: bpf(2) would end it.
-        let program = steer::unnamed_program_on(link.index);
+        let program = steer::unnamed_program_on(link.index).ok().flatten();
         let attached = program.as_ref().map(mode_of);
         let wanted = match mode {
             ModeRequest::Auto => None,
@@ -187,8 +189,24 @@ impl External {
             name: link.name.clone(),
             // Without a program zero-copy is tried unless told not to.
             mode: attached.or(wanted).unwrap_or(Mode::Native),
+            attached: Mutex::new(attached),
             start_queue,
         })
+    }
+
+    /// Asks how their program is attached now; where the kernel does not answer, what it said last stands.
+    pub(super) fn ask_attached(&self, link: &Link) {
+        if let Ok(program) = steer::unnamed_program_on(link.index) {
+            *self.last_attached() = program.as_ref().map(mode_of);
+        }
+    }
+
+    pub(super) fn attached(&self) -> Option<Mode> {
+        *self.last_attached()
+    }
+
+    fn last_attached(&self) -> MutexGuard<'_, Option<Mode>> {
+        self.attached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A socket with memory and without its queue. One that was passed in stays fit for another attempt, if it is
@@ -238,7 +256,7 @@ impl External {
 }
 
 /// For what mode sockets are bound beside it.
-pub(super) fn mode_of(program: &ForeignProgram) -> Mode {
+fn mode_of(program: &ForeignProgram) -> Mode {
     match program.mode {
         AttachedAs::Mode(mode) => mode,
         AttachedAs::Hardware => Mode::Native,

@@ -5,6 +5,7 @@
 //! tells.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -20,7 +21,7 @@ use xsk::{OpenError, RingSize, SocketConfig, Umem, Unbound};
 
 use super::demand::Demand;
 use super::error::{InterfaceError, Lost};
-use super::external::{External, mode_of};
+use super::external::External;
 
 /// How long memory of a socket that was closed may still count as locked: the kernel lets go of it some 20 ms later.
 /// Where many wait for a CPU it is more, as with queues ([`super::interface`]).
@@ -116,11 +117,11 @@ impl Steering {
         }
     }
 
-    /// How the program is attached now, if one is.
-    pub(crate) fn attached(&self, link: &Link) -> Option<Mode> {
+    /// How the program is attached, if one is, as far as it is known.
+    pub(crate) fn attached(&self) -> Option<Mode> {
         match self {
-            Self::External(_) => steer::unnamed_program_on(link.index).as_ref().map(mode_of),
-            Self::Leased(_) => Some(self.mode()),
+            Self::External(external) => external.attached(),
+            Self::Leased(leased) => leased.lease.facts().mode,
         }
     }
 
@@ -165,12 +166,18 @@ impl Steering {
         self.leased().is_some_and(|leased| leased.lease.is_away())
     }
 
-    /// Asks what the program did with a queue's frames, until `deadline` at most.
-    pub(crate) fn sample(&self, queue: u32, deadline: Instant) {
-        if let Some(leased) = self.leased()
-            && let Ok(told) = leased.lease.counters(queue, deadline)
-        {
-            leased.counted().insert(queue, told);
+    /// Asks what the program did with the queues' frames, until `deadline` at most; of somebody else's only how it is
+    /// attached.
+    pub(crate) fn sample(&self, link: &Link, queues: Range<u32>, deadline: Instant) {
+        match self {
+            Self::External(external) => external.ask_attached(link),
+            Self::Leased(leased) => {
+                for queue in queues {
+                    if let Ok(counters) = leased.lease.counters(queue, deadline) {
+                        leased.counted().insert(queue, counters);
+                    }
+                }
+            }
         }
     }
 

@@ -29,7 +29,7 @@ const LONGEST_RETRY: Duration = Duration::from_secs(5);
 const SAMPLE_TIMEOUT: Duration = Duration::from_millis(500);
 
 impl Port {
-    /// Asks for what the program counted; the receiver's end tells that it is known.
+    /// Asks for what the program counted and how it is attached; the receiver's end tells that it is known.
     pub(crate) fn ask_for_sample(&self) -> Option<Receiver<()>> {
         self.config.wanted()?;
         Some(self.wakers.ask_for_sample())
@@ -90,14 +90,14 @@ impl Port {
         }
     }
 
-    /// Asks the steward what the program did with the queues' frames, if somebody wants to know.
+    /// Asks about the program, if somebody wants to know.
     fn take_sample(&self) {
         let asked = self.wakers.take_asked();
         if let (Some(_), Some(wanted), Some(interface)) = (&asked, self.config.wanted(), self.interface()) {
             let deadline = Instant::now() + SAMPLE_TIMEOUT;
-            wanted
-                .range()
-                .for_each(|queue| interface.steering.sample(queue, deadline));
+            interface
+                .steering
+                .sample(&interface.link, wanted.range(), deadline);
         }
     }
 

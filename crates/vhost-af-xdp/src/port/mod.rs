@@ -112,6 +112,7 @@ impl PortState {
             interface: interface.map(|interface| ShownInterface {
                 name: interface.name(),
                 steering: interface.steering.report(),
+                attached: interface.steering.attached(),
                 itself: Arc::downgrade(interface),
             }),
             mtu: interface.map_or(NULL_MTU, |interface| interface.mtu()),

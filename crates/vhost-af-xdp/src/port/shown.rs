@@ -12,6 +12,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use steer::Mode;
+
 use super::lane_facts::LaneFacts;
 use super::mailbox::Task;
 use super::reasons::{Busy, Closed, Impaired, TurnedAway};
@@ -48,6 +50,8 @@ pub(crate) struct ShownInterface {
     /// As it is now.
     pub(crate) name: String,
     pub(crate) steering: SteeringReport,
+    /// How the program is attached, if one is.
+    pub(crate) attached: Option<Mode>,
     /// For what is counted there.
     pub(crate) itself: Weak<Interface>,
 }

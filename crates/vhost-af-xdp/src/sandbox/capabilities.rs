@@ -8,7 +8,6 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, capabilities};
-use steward::capabilities::keep;
 
 use super::SandboxError;
 
@@ -35,7 +34,7 @@ pub(super) fn permitted() -> CapabilitySet {
 
 /// Empties the other sets, and closes the way back; says what is left.
 pub(super) fn drop_all(stays: CapabilitySet) -> Result<String, SandboxError> {
-    keep(stays).map_err(SandboxError::at("capabilities"))?;
+    steward::capabilities::keep(stays).map_err(SandboxError::at("capabilities"))?;
     let mut left = Vec::new();
     if stays.contains(CapabilitySet::IPC_LOCK) {
         left.push("CAP_IPC_LOCK (RLIMIT_MEMLOCK cannot be raised here: that needs CAP_SYS_RESOURCE)");

@@ -149,7 +149,11 @@ fn offer(handover: &SyncSender<UnixStream>, mut stream: UnixStream) -> Result<()
         match handover.try_send(stream) {
             Ok(()) => return Ok(()),
             Err(TrySendError::Disconnected(_)) => return Err(None),
-            Err(TrySendError::Full(back)) if recv(&back, &mut [0], PEEK) == Ok((0, 0)) => return Ok(()),
+            Err(TrySendError::Full(back)) if recv(&back, &mut [0], PEEK) == Ok((0, 0)) => {
+                // Or who looks without end would keep this thread busy.
+                std::thread::sleep(HANDOVER_PAUSE);
+                return Ok(());
+            }
             Err(TrySendError::Full(back)) if Instant::now() >= deadline => return Err(Some(back)),
             Err(TrySendError::Full(back)) => stream = back,
         }
