@@ -23,17 +23,17 @@
  *   bits 32..47   header_len: bytes of virtio-net header to write before the frame: 0, 12 or 20
  *   bits 48..63   flags: STEER_QUEUE_*
  *
- * A queue has two places for a socket. The configuration names one of them. The next socket is put into the other
- * place while frames go to the first, and takes over with one store.
+ * A queue has two slots for a socket. The configuration names one of them. The next socket is put into the other
+ * slot while frames go to the first, and takes over with one store.
  */
 #define STEER_HEADER_LEN_SHIFT 32
 #define STEER_FLAGS_SHIFT 48
 
 /* The queue is ours. While it is clear (the state of a fresh map) every frame goes to the host. */
 #define STEER_QUEUE_ACTIVE 0x1
-/* The socket is in the second place, at key queue + STEER_MAX_QUEUES. */
+/* The socket is in the second slot, at key queue + STEER_MAX_QUEUES. */
 #define STEER_QUEUE_SECOND 0x2
-/* A socket waits in the other place. The loader's own note: it must outlive the loader. The program ignores it. */
+/* A socket waits in the other slot. The loader's own note: it must outlive the loader. The program ignores it. */
 #define STEER_QUEUE_SUCCESSOR 0x4
 /* Of unicast frames only those are ours whose destination is among the queue's entries. */
 #define STEER_QUEUE_MACS 0x8

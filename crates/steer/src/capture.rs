@@ -2,7 +2,7 @@
 //!
 //! libbpf says on stderr why a load or an attach failed: the verifier's log, or the kernel's extended
 //! acknowledgement, which no return value carries. A daemon must not have a library write there, and the text
-//! belongs into the error. So the first use installs a print function for the whole process, which keeps what is
+//! belongs into the error. So the first use installs a print function for the whole process, which captures what is
 //! said on a thread while that thread is inside [`messages_of`], and drops the rest. libbpf calls it on the thread
 //! that called libbpf, so concurrent calls do not mix.
 
@@ -12,7 +12,7 @@ use std::sync::Once;
 use libbpf_rs::{PrintLevel, set_print};
 
 /// Bytes captured of one call; a verifier log is longer, and its end is what matters.
-const KEPT_BYTES: usize = 16 * 1024;
+const CAPTURED_BYTES: usize = 16 * 1024;
 
 thread_local! {
     static MESSAGES: RefCell<Option<String>> = const { RefCell::new(None) };
@@ -22,15 +22,15 @@ thread_local! {
     clippy::needless_pass_by_value,
     reason = "the signature is libbpf_rs::PrintCallback"
 )]
-fn keep(_level: PrintLevel, message: String) {
-    // A failed borrow would mean that libbpf printed from within this function: then there is nothing to keep.
+fn capture(_level: PrintLevel, message: String) {
+    // A failed borrow would mean that libbpf printed from within this function: then there is nothing to capture.
     let _ = MESSAGES.try_with(|messages| {
         if let Ok(mut messages) = messages.try_borrow_mut()
             && let Some(captured) = messages.as_mut()
         {
             captured.push_str(&message);
-            if captured.len() > 2 * KEPT_BYTES {
-                let mut cut = captured.len() - KEPT_BYTES;
+            if captured.len() > 2 * CAPTURED_BYTES {
+                let mut cut = captured.len() - CAPTURED_BYTES;
                 while !captured.is_char_boundary(cut) {
                     cut += 1;
                 }
@@ -44,7 +44,7 @@ fn keep(_level: PrintLevel, message: String) {
 pub(crate) fn messages_of<T>(call: impl FnOnce() -> T) -> (T, String) {
     static INSTALL: Once = Once::new();
     INSTALL.call_once(|| {
-        set_print(Some((PrintLevel::Warn, keep)));
+        set_print(Some((PrintLevel::Warn, capture)));
     });
     MESSAGES.with_borrow_mut(|messages| *messages = Some(String::new()));
     let result = call();
@@ -77,10 +77,10 @@ mod tests {
 
     #[test]
     fn messages_outside_a_call_are_dropped() {
-        keep(PrintLevel::Warn, "lost".to_owned());
-        let ((), said) = messages_of(|| keep(PrintLevel::Warn, "kept".to_owned()));
+        capture(PrintLevel::Warn, "lost".to_owned());
+        let ((), said) = messages_of(|| capture(PrintLevel::Warn, "kept".to_owned()));
         assert_eq!(said, "kept");
-        keep(PrintLevel::Warn, "lost".to_owned());
+        capture(PrintLevel::Warn, "lost".to_owned());
         let ((), said) = messages_of(|| ());
         assert_eq!(said, "");
     }
@@ -89,11 +89,11 @@ mod tests {
     fn long_messages_keep_their_end() {
         let ((), said) = messages_of(|| {
             for _ in 0..10_000 {
-                keep(PrintLevel::Warn, "verifier says ä\n".to_owned());
+                capture(PrintLevel::Warn, "verifier says ä\n".to_owned());
             }
-            keep(PrintLevel::Warn, "the end".to_owned());
+            capture(PrintLevel::Warn, "the end".to_owned());
         });
-        assert!(said.len() <= 2 * KEPT_BYTES, "{}", said.len());
+        assert!(said.len() <= 2 * CAPTURED_BYTES, "{}", said.len());
         assert!(said.ends_with("the end"));
     }
 }

@@ -29,7 +29,9 @@ impl Error for KernelRefusal {}
 
 /// Why a program is not attached. The interface is as it was.
 ///
-/// `interface` is its name, `mtu` in bytes, `mode` the one that was tried, `source` the kernel's answer.
+/// `ifindex` is the interface's index, as given, and `interface` its name; `mtu` is its own in bytes, 0 if it could not
+/// be read; `program` is the one that is there, `mode` the one that was tried. `source` is the kernel's answer, or
+/// libbpf's.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "fields are described above")]
 pub enum AttachError {

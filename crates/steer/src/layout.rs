@@ -142,9 +142,9 @@ pub struct QueueConf {
 
 impl QueueConf {
     /// The map's word for an active queue.
-    pub(crate) fn to_word(self, place: MapSlot) -> u64 {
+    pub(crate) fn to_word(self, slot: MapSlot) -> u64 {
         let header_len = self.virtio_header.map_or(0, VirtioHeader::len_bytes);
-        place.inactive_word()
+        slot.inactive_word()
             | (ACTIVE << FLAGS_SHIFT)
             | (u64::from(header_len) << HEADER_LEN_SHIFT)
             | u64::from(self.frame_limit)
@@ -191,12 +191,12 @@ impl MapSlot {
     }
 }
 
-/// Whether a word says that a socket waits in the other place.
+/// Whether a word says that a socket waits in the other slot.
 pub(crate) fn word_has_successor(word: u64) -> bool {
     (word >> FLAGS_SHIFT) & SUCCESSOR != 0
 }
 
-/// The same word, saying that a socket waits in the other place.
+/// The same word, saying that a socket waits in the other slot.
 pub(crate) fn word_with_successor(word: u64) -> u64 {
     word | (SUCCESSOR << FLAGS_SHIFT)
 }
@@ -291,9 +291,9 @@ mod tests {
     }
 
     #[test]
-    fn places_have_words_and_keys_of_their_own() {
-        for place in [MapSlot::First, MapSlot::Second] {
-            assert_eq!(MapSlot::of_word(place.inactive_word()), place);
+    fn slots_have_words_and_keys_of_their_own() {
+        for slot in [MapSlot::First, MapSlot::Second] {
+            assert_eq!(MapSlot::of_word(slot.inactive_word()), slot);
         }
         assert_eq!((MapSlot::First.key(7), MapSlot::Second.key(7)), (7, 263));
     }

@@ -4,8 +4,8 @@
 //! configuration of each queue (mapped, see `config.rs`), the sockets, the addresses and VLANs that queues take, the
 //! counters. A queue changes hands in an order that leaves no moment in which frames are lost uncounted:
 //!
-//! - enable: the socket into the place that is not in use, then active there;
-//! - disable: inactive, then both places emptied.
+//! - enable: the socket into the slot that is not in use, then active there;
+//! - disable: inactive, then both slots emptied.
 //!
 //! A frame that is in the program during the change follows the word that it has read: at worst it finds an empty
 //! slot, is passed to the host, and counted as `no_socket`.
@@ -162,7 +162,7 @@ impl Program {
     /// # Errors
     /// As [`Program::enable_queue`].
     pub fn place_socket(&self, queue: u32, xsk: BorrowedFd<'_>) -> Result<(), QueueError> {
-        let key = self.place(queue)?.other().key(queue);
+        let key = self.slot(queue)?.other().key(queue);
         let (updated, _) = messages_of(|| {
             self.sockets
                 .update(&key.to_ne_bytes(), &xsk.as_raw_fd().to_ne_bytes(), MapFlags::ANY)
@@ -179,11 +179,11 @@ impl Program {
     /// [`QueueError::OutOfRange`].
     pub fn activate_queue(&self, queue: u32, conf: QueueConf) -> Result<(), QueueError> {
         let word = self.word(queue)?;
-        let place = match word_has_successor(word) {
+        let slot = match word_has_successor(word) {
             true => MapSlot::of_word(word).other(),
             false => MapSlot::of_word(word),
         };
-        self.set_word(queue, conf.to_word(place) | filter_bits(word))
+        self.set_word(queue, conf.to_word(slot) | filter_bits(word))
     }
 
     /// From now on the frames of `queue` are passed on to the host; its sockets stay where they are.
@@ -254,13 +254,13 @@ impl Program {
     /// so already. Its filter stays.
     ///
     /// # Errors
-    /// [`QueueError::OutOfRange`], or [`QueueError::Remove`] if the kernel keeps a socket in its place; frames are
+    /// [`QueueError::OutOfRange`], or [`QueueError::Remove`] if the kernel keeps a socket in its slot; frames are
     /// passed on then, too.
     pub fn disable_queue(&self, queue: u32) -> Result<(), QueueError> {
         let word = self.word(queue)?;
         self.set_word(queue, MapSlot::of_word(word).inactive_word() | filter_bits(word))?;
-        let remove = |place: MapSlot| {
-            let (deleted, _) = messages_of(|| self.sockets.delete(&place.key(queue).to_ne_bytes()));
+        let remove = |slot: MapSlot| {
+            let (deleted, _) = messages_of(|| self.sockets.delete(&slot.key(queue).to_ne_bytes()));
             match deleted {
                 Err(source) if source.kind() == libbpf_rs::ErrorKind::NotFound => Ok(()),
                 result => result.map_err(|source| QueueError::Remove { queue, source }),
@@ -270,8 +270,8 @@ impl Program {
         remove(MapSlot::First).and(remove(MapSlot::Second))
     }
 
-    /// The place of the queue's socket, now or last.
-    fn place(&self, queue: u32) -> Result<MapSlot, QueueError> {
+    /// The slot of the queue's socket, now or last.
+    fn slot(&self, queue: u32) -> Result<MapSlot, QueueError> {
         self.word(queue).map(MapSlot::of_word)
     }
 

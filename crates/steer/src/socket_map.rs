@@ -17,7 +17,9 @@ use libbpf_rs::{MapInfo, libbpf_sys};
 
 /// Why a map cannot be used, or a socket not be put into it.
 ///
-/// Places are counted from 0, `last` among them; `source` is the kernel's answer.
+/// `path` is the pin, as given. `key_bytes`, `value_bytes` and `entries`, its number of places, are the map's own.
+/// Places are counted from 0: `first` to `last`, which is one of them, and `index` are those asked for. `source` is the
+/// kernel's answer.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "fields are described above")]
 pub enum SocketMapError {

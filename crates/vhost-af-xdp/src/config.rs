@@ -415,7 +415,7 @@ impl PortConfig {
         if self.vlans.len() > ENTRIES_MAX {
             return Err(ConfigError::ManyVlans(self.vlans.len()));
         }
-        self.check_bring()?;
+        self.check_external()?;
         if let NicConfig::Null { frame_bytes } = self.nic
             && frame_bytes != 0
             && !(14..=1514).contains(&frame_bytes)
@@ -440,7 +440,7 @@ impl PortConfig {
         self.has_external_program() && !matches!(self.external, ExternalProgram::Sockets(_))
     }
 
-    fn check_bring(&self) -> Result<(), ConfigError> {
+    fn check_external(&self) -> Result<(), ConfigError> {
         if self.external == ExternalProgram::None {
             return Ok(());
         }

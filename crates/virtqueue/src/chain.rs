@@ -9,7 +9,7 @@
 #![allow(unsafe_code)]
 
 use crate::layout::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Descriptor};
-use crate::memory::{MapRange, RegionHint};
+use crate::memory::{MapStart, RegionHint};
 use crate::{GuestAddr, GuestFault, MemoryMap, QueueSize};
 
 /// One buffer: a range of the map, checked to be inside one region.
@@ -25,11 +25,11 @@ pub struct Buffer {
 
 impl Buffer {
     #[inline(always)]
-    pub(crate) fn at(range: MapRange, len: u32) -> Self {
+    pub(crate) fn at(start: MapStart, len: u32) -> Self {
         Self {
-            offset: range.offset,
+            offset: start.offset,
             len,
-            room_before: range.room_before.min(u64::from(u32::MAX)) as u32,
+            room_before: start.room_before.min(u64::from(u32::MAX)) as u32,
         }
     }
 }
@@ -362,7 +362,7 @@ pub(crate) fn translate(
     desc: Descriptor,
 ) -> Result<Buffer, GuestFault> {
     match memory.find(hint, desc.addr, u64::from(desc.len)) {
-        Some(range) => Ok(Buffer::at(range, desc.len)),
+        Some(start) => Ok(Buffer::at(start, desc.len)),
         None => Err(bad_buffer(head, desc)),
     }
 }

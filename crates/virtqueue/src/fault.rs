@@ -8,8 +8,9 @@ use crate::GuestAddr;
 
 /// A ring that breaks the specification. After one, the queue must not be used any more.
 ///
-/// `head` is the chain's first descriptor, or its place in a packed ring; `size` and `limit` are entries; lengths are
-/// bytes.
+/// `head` is the chain's first descriptor, or its place in a packed ring; in [`Self::HeadOutOfRange`] it is what was
+/// read where one should be. `found` and `addr` are as read from the ring; `size` and `limit` are entries, of the queue
+/// or of the table; `len` is bytes, as the descriptor says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "fields are described above")]

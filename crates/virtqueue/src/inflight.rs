@@ -90,7 +90,8 @@ numbers!(u8: AtomicU8, u16: AtomicU16, u32: AtomicU32, u64: AtomicU64);
 
 /// A region that cannot be used: the VMM's doing, or memory is missing.
 ///
-/// `offset` and lengths are bytes, `index` is the queue's.
+/// `queues`, `queue_size` (entries of each), `offset` and `bytes` (of the file, both in bytes) are as asked for;
+/// `needed` is bytes, too. `index` is the queue's, `entries` what its region says that it is for.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "fields are described above")]
 pub enum InflightError {

@@ -31,7 +31,9 @@ pub struct FileRange {
 pub trait ForeignFiles {
     /// Takes note that `[start, start + bytes)` is a mapping of such a file, in whole pages of the file's. The guard
     /// that it returns lives as long as anybody may touch the range, and is dropped just before the range is unmapped.
-    /// Errors: the range cannot be guarded: it is unmapped, untouched.
+    ///
+    /// # Errors
+    /// The range cannot be guarded: it is unmapped, untouched.
     fn guard(&self, start: NonNull<u8>, bytes: usize) -> io::Result<Guard>;
 
     /// Bytes of guest memory that are mapped at most: a [`MemoryMap`](crate::MemoryMap) of more is refused.

@@ -58,7 +58,7 @@ struct Lookup {
 
 /// Where a range starts in the map. In bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct MapRange {
+pub(crate) struct MapStart {
     pub(crate) offset: u64,
     /// Bytes of the same region before it.
     pub(crate) room_before: u64,
@@ -69,9 +69,9 @@ impl Lookup {
     /// `addr` below `start` gives an `into` of at least `self.len`: one comparison covers both ends, and
     /// no sum can overflow.
     #[inline(always)]
-    fn find(&self, addr: u64, len: u64) -> Option<MapRange> {
+    fn find(&self, addr: u64, len: u64) -> Option<MapStart> {
         let into = addr.wrapping_sub(self.start);
-        (into < self.len && len <= self.len - into).then(|| MapRange {
+        (into < self.len && len <= self.len - into).then(|| MapStart {
             offset: self.map_offset + into,
             room_before: into,
         })
@@ -81,7 +81,7 @@ impl Lookup {
 impl RegionHint {
     /// As [`MemoryMap::find`], in the region of the last hit only.
     #[inline(always)]
-    pub(crate) fn find(&self, addr: u64, len: u64) -> Option<MapRange> {
+    pub(crate) fn find(&self, addr: u64, len: u64) -> Option<MapStart> {
         if len == 0 { None } else { self.0.find(addr, len) }
     }
 }
@@ -245,14 +245,14 @@ impl MemoryMap {
     #[inline]
     #[must_use]
     pub fn translate(&self, addr: GuestAddr, len: u64) -> Option<u64> {
-        find_in(&self.by_guest, addr.get(), len).map(|found| found.range.offset)
+        find_in(&self.by_guest, addr.get(), len).map(|found| found.start.offset)
     }
 
     /// As [`translate`](Self::translate), for an address in the VMM's own space: ring addresses come so
     /// (vhost-user, VHOST_USER_SET_VRING_ADDR).
     #[must_use]
     pub fn translate_user(&self, user_addr: u64, len: u64) -> Option<u64> {
-        find_in(&self.by_user, user_addr, len).map(|found| found.range.offset)
+        find_in(&self.by_user, user_addr, len).map(|found| found.start.offset)
     }
 
     /// The guest address of the byte at `offset`, if it is the guest's.
@@ -266,7 +266,7 @@ impl MemoryMap {
     }
 
     #[inline(always)]
-    pub(crate) fn find(&self, hint: &mut RegionHint, addr: u64, len: u64) -> Option<MapRange> {
+    pub(crate) fn find(&self, hint: &mut RegionHint, addr: u64, len: u64) -> Option<MapStart> {
         match hint.find(addr, len) {
             None => self.find_elsewhere(hint, addr, len),
             found => found,
@@ -274,15 +274,15 @@ impl MemoryMap {
     }
 
     #[inline(never)]
-    fn find_elsewhere(&self, hint: &mut RegionHint, addr: u64, len: u64) -> Option<MapRange> {
+    fn find_elsewhere(&self, hint: &mut RegionHint, addr: u64, len: u64) -> Option<MapStart> {
         let found = find_in(&self.by_guest, addr, len)?;
         hint.0 = *found.lookup;
-        Some(found.range)
+        Some(found.start)
     }
 }
 
 struct Found<'a> {
-    range: MapRange,
+    start: MapStart,
     /// The region that it is in.
     lookup: &'a Lookup,
 }
@@ -292,8 +292,8 @@ fn find_in(lookups: &[Lookup], addr: u64, len: u64) -> Option<Found<'_>> {
         return None;
     }
     lookups.iter().find_map(|lookup| {
-        let range = lookup.find(addr, len)?;
-        Some(Found { range, lookup })
+        let start = lookup.find(addr, len)?;
+        Some(Found { start, lookup })
     })
 }
 

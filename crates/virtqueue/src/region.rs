@@ -75,8 +75,9 @@ pub(crate) struct Placement {
 
 /// Why guest memory could not be mapped. All of them are the VMM's doing, except [`Reserve`](Self::Reserve).
 ///
-/// `guest_addr`, `first` and `second` are where regions start for the guest; lengths are bytes; `source` is the
-/// system's answer.
+/// `guest_addr`, `first` and `second` are where regions start for the guest, `start` is where one starts in `space`;
+/// `count` is regions. `len` is a region's length, `size` its file's; `bytes` and `most` are of all regions together.
+/// Lengths are bytes. `source` is the system's answer.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "fields are described above")]

@@ -62,7 +62,8 @@ impl fmt::Display for RingPart {
 
 /// A ring that cannot be used. The VMM's or the guest's doing.
 ///
-/// Lengths and alignment are bytes; `addr` is in the space in which it was said.
+/// `part` is the ring's part at fault, `len` and `align` are what it needs, in bytes; `addr` is in the space in which
+/// it was said. `size` is the ring's, `entries` what the inflight region is for, both in entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "fields are described above")]
 pub enum RingError {

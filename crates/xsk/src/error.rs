@@ -7,8 +7,10 @@ use crate::units::{QueueId, RingSize};
 
 /// Why a socket did not open.
 ///
-/// Fields have what was asked for or found, in bytes and entries where they are named so; `source` is the kernel's
-/// answer.
+/// `ifindex`, `queue` and the `entries` of a `ring` are as asked for; `queues` is how many the interface has. `address`
+/// and `len_bytes` are of the UMEM's memory in this process; `chunk_bytes`, `headroom_bytes` and `tx_metadata_bytes`
+/// are the UMEM's. `budget` is frames, `value` what `option` was to be. `what` names what was asked of the socket,
+/// `reason` is the refusal in words, `waited` how long it was tried. `source` is the kernel's answer.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "fields are described above")]
 pub enum OpenError {
@@ -37,8 +39,9 @@ pub enum OpenError {
         limit = limit_text(*limit_bytes), needed_kib = needed_bytes.div_ceil(1024)
     )]
     MemoryLock {
+        /// What this UMEM alone needs.
         needed_bytes: u64,
-        /// The limit; `None` if there is none.
+        /// The limit, for all sockets of this user together; `None` if there is none.
         limit_bytes: Option<u64>,
     },
     /// ENOMEM: the memory has a hole, or there is none left.
@@ -83,7 +86,10 @@ pub enum OpenError {
         "the AF_XDP socket passed in has an rx ring of fewer than {least_entries} entries: make it with \
          {least_entries} or more (XDP_RX_RING)"
     )]
-    RxRingTooSmall { least_entries: RingSize },
+    RxRingTooSmall {
+        /// Entries that are enough to tell.
+        least_entries: RingSize,
+    },
     /// EACCES for `XDP_MAX_TX_SKB_BUDGET`.
     #[error(
         "TX budget {budget} refused: {source}; it must be at least 32 and at most the tx ring's {tx_entries} entries"

@@ -37,7 +37,8 @@ const UNALIGNED_CHUNK_MAX: u32 = 1 << 15;
 
 /// Memory that cannot be a UMEM, or an offset that is not in it.
 ///
-/// Fields have what was asked for, in bytes; offsets and `len_bytes` are of the UMEM.
+/// `chunk_bytes`, `headroom_bytes` and `bytes` are as asked for; `len_bytes` is the length of the memory, `page_bytes`
+/// the machine's page. `offset` and `start` are where chunks that were asked for start in the UMEM, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "fields are described above")]
 pub enum UmemError {

@@ -12,7 +12,8 @@ const LONGEST: u64 = 1 << 20;
 
 /// Why there is no policy.
 ///
-/// `path` is as given, `owner` a user's number; lines are counted from 1.
+/// `path` is the policy's, as given. `owner` is the number of the user who owns what others can change, and `mode` its
+/// permission bits. `line` is counted from 1, `what` is the mistake in words.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "fields are described above")]
 pub enum PolicyError {

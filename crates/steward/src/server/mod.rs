@@ -489,7 +489,8 @@ pub fn confined() -> bool {
     *CONFINED.get_or_init(|| sys::sockets_are_confined().unwrap_or(true))
 }
 
-/// Lets this process have as many descriptors as it may: a guest's memory and rings take some tens, a lease a few.
+/// Lets this process have as many descriptors as it may: each lease takes a few here, and callers have more of their
+/// own.
 pub fn raise_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {

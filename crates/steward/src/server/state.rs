@@ -34,7 +34,8 @@ const VERSION: u32 = 1;
 
 /// Why nothing can be kept.
 ///
-/// `owner` is a user's number, `source` the kernel's answer.
+/// `path` is the file or directory in question, `owner` its user's number, `mode` its permission bits; `source` is the
+/// kernel's answer.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "fields are described above")]
 pub enum StoreError {

@@ -130,7 +130,7 @@ pub(crate) struct WorkerStatus {
     pub(crate) idle_rounds: u64,
     /// Times it slept.
     pub(crate) sleeps: u64,
-    /// That it hangs, for how long, and in which port.
+    /// That it hangs, for how long, and in which port: on a cable it may be either of two.
     pub(crate) hangs: Option<String>,
 }
 

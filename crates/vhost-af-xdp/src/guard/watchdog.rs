@@ -1,4 +1,4 @@
-//! Notices a worker that hangs, and names the port in whose guest's memory that may be: both ends of a cable.
+//! Notices a worker that hangs, and names the port whose guest's memory it may wait for; of a cable, both ends.
 //!
 //! Guest memory is a file of the VMM's, and a file system may stop to answer: the worker that touches it waits in the
 //! kernel, with all lanes that it has, and nothing that it could do would help. What can be done is to say it, to give

@@ -12,7 +12,7 @@ use std::thread::Thread;
 use super::lane::LaneId;
 
 /// No lane has this number.
-const NOWHERE: u64 = 0;
+const BETWEEN_LANES: u64 = 0;
 /// Nor this one: the worker sleeps.
 const ASLEEP: u64 = u64::MAX;
 
@@ -21,8 +21,8 @@ const ASLEEP: u64 = u64::MAX;
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct Progress {
-    /// The lane that it took up last, [`NOWHERE`] or [`ASLEEP`]. Relaxed where nothing is published through it; see
-    /// [`Watcher::rouse`] for the one order that matters.
+    /// The lane that it took up last, [`BETWEEN_LANES`] or [`ASLEEP`]. Relaxed where nothing is published through it;
+    /// see [`Watcher::rouse`] for the one order that matters.
     at: AtomicU64,
     watcher: Arc<Watcher>,
 }
@@ -41,7 +41,7 @@ pub(crate) enum Activity {
 impl Progress {
     pub(crate) fn new(watcher: Arc<Watcher>) -> Self {
         Self {
-            at: AtomicU64::new(NOWHERE),
+            at: AtomicU64::new(BETWEEN_LANES),
             watcher,
         }
     }
@@ -59,13 +59,13 @@ impl Progress {
 
     /// The worker goes on; it is noticed if it hangs from here on.
     pub(crate) fn wake(&self) {
-        self.at.store(NOWHERE, Relaxed);
+        self.at.store(BETWEEN_LANES, Relaxed);
         self.watcher.rouse();
     }
 
     pub(crate) fn activity(&self) -> Activity {
         match self.at.load(Relaxed) {
-            NOWHERE => Activity::BetweenLanes,
+            BETWEEN_LANES => Activity::BetweenLanes,
             ASLEEP => Activity::Asleep,
             lane => Activity::InLane(LaneId(lane)),
         }

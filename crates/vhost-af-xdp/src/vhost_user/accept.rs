@@ -30,7 +30,7 @@ const IDLE_MAX: u32 = 8;
 const HANDOVER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Between two attempts to hand it over.
 const HANDOVER_PAUSE: Duration = Duration::from_millis(5);
-/// Looks at what a connection has to be read, and takes nothing.
+/// Reads without taking, and does not wait.
 const PEEK: RecvFlags = RecvFlags::PEEK.union(RecvFlags::DONTWAIT);
 
 /// Where a port's VMMs come from.
