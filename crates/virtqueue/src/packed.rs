@@ -43,7 +43,8 @@ use crate::packed_ring::PackedRing;
 use crate::position::Position;
 use crate::{Buffer, GuestFault, MemoryMap, QueueFeatures, QueueSize, QueueStart, RingError, RingLayout};
 
-/// How far ahead of the descriptor that is read the ring is asked for, in slots: two cache lines.
+/// How far ahead of the descriptor that is read the ring is asked for, in slots: two cache lines. Only where more
+/// descriptors are there than are taken: a line that the driver still writes it would have to take back.
 const SLOTS_AHEAD: usize = 8;
 
 /// The flags that tell an available descriptor that is a chain of its own, in a descriptor's second word.
@@ -58,6 +59,8 @@ pub struct PackedQueue {
     hint: RegionHint,
     /// Of the last chain.
     kind: Kind,
+    /// [`SLOTS_AHEAD`] if the last batch was not all that was there, else 0.
+    ahead: usize,
     /// The next chain to take starts here.
     next: Position,
     /// The next used descriptor goes here.
@@ -104,6 +107,7 @@ impl PackedQueue {
             features,
             hint: RegionHint::default(),
             kind: Kind::Other,
+            ahead: 0,
             next: at,
             used: at,
             out: 0,
@@ -174,6 +178,7 @@ impl PackedQueue {
             return fault.map_or(Ok(0), Err);
         }
         (self.hint, self.kind) = (hint, kind);
+        self.ahead = if taken == max { SLOTS_AHEAD } else { 0 };
         if !matches!(self.notes, Notes::None) {
             self.note_taken(chains);
         }
@@ -198,7 +203,7 @@ impl PackedQueue {
             }
             let desc = PackedRing::load(slot, high);
             let buffer = Buffer::at(hint.find(desc.addr, desc.len.into())?, desc.len);
-            prefetch(slot.as_ptr().wrapping_add(SLOTS_AHEAD * slot.len()).cast());
+            prefetch(slot.as_ptr().wrapping_add(self.ahead * slot.len()).cast());
             prefetch_frame(base, &buffer, writable, self.prefetch);
             let id = ChainId {
                 head: desc.id,
