@@ -8,8 +8,8 @@ use arbitrary::Arbitrary;
 use virtqueue::driver::{Buffer, DriverFeatures, GuestRam, PackedDriver, QueueDriver, SplitDriver};
 use virtqueue::layout::{Descriptor, PackedDescriptor};
 use virtqueue::{
-    Chain, ChainId, Chains, FileRange, GuestAddr, InflightFile, InflightRegion, InflightShape, Journal, MemoryMap, Queue,
-    QueueFeatures, QueueSize, QueueStart, RingFormat, RingLayout, RingShape, TrustedFiles,
+    Chain, ChainId, Chains, FileRange, GuestAddr, InflightFile, InflightRegion, InflightShape, Journal,
+    MemoryMap, Queue, QueueFeatures, QueueSize, QueueStart, RingFormat, RingLayout, RingShape, TrustedFiles,
 };
 
 #[derive(Arbitrary, Debug)]
