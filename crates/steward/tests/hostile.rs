@@ -186,7 +186,7 @@ fn slow_reader_gets_all_its_answers_in_order_and_the_last_state() {
     for mtu in ["1400", "1300", "1200"] {
         world.veth.near.ip(&["link", "set", "nic0", "mtu", mtu]);
     }
-    wait::settle();
+    wait::a_moment();
     assert_serves(&world);
     let (mut next, mut mtu) = (2, 1500);
     while next <= asked || mtu != 1200 {
@@ -208,7 +208,7 @@ fn connections_are_limited_for_each_user_and_free_again_when_closed() {
     let before = world.descriptors();
     for _ in 0..3 {
         let connections: Vec<Raw> = (0..5).map(|_| Raw::connect(&world.socket())).collect();
-        wait::settle();
+        wait::a_moment();
         let sixth = Raw::connect(&world.socket());
         let said = sixth.receive(wait::SOON);
         let Some((0, Answer::Refused(refusal))) = said else {
@@ -238,7 +238,7 @@ fn steward_without_descriptors_serves_on_and_accepts_again_when_it_has_some() {
     let used = |number: usize| Path::new(&format!("/proc/{}/fd/{number}", world.steward.pid())).is_symlink();
     set((0..).find(|&number| !used(number)).expect("few are"));
     let waiting = Raw::connect(&world.socket());
-    wait::settle();
+    wait::a_moment();
     // No socket can be made, and it says so; what needs none works.
     let refusal = common::refusal(lease.socket(0));
     assert_eq!(refusal.reason, Reason::Kernel, "{refusal}");

@@ -20,7 +20,7 @@ struct Tally {
     stewards: u32,
     holders: u32,
     echoes_without: u32,
-    settled: u32,
+    in_order: u32,
 }
 
 /// Everything that is killed.
@@ -48,7 +48,7 @@ impl Victims {
             serial: 0,
             tally: Tally::default(),
         };
-        victims.settle();
+        victims.await_order();
         victims
     }
 
@@ -130,7 +130,7 @@ impl Victims {
     }
 
     /// Waits until all is well: frames come back everywhere, and there is what belongs to two leases, and no more.
-    fn settle(&mut self) {
+    fn await_order(&mut self) {
         for at in 0..PAIRS.len() {
             let until = Instant::now() + wait::SOON;
             while !self.echoes(at, Duration::from_millis(50)) {
@@ -150,7 +150,7 @@ impl Victims {
             self.pins(),
             self.world.steward
         );
-        self.tally.settled += 1;
+        self.tally.in_order += 1;
     }
 
     /// Leases that are recorded with a token.
@@ -247,10 +247,10 @@ fn stewards_and_holders_killed_under_traffic_leave_nothing_and_frames_go_on() {
             victims.round(&mut random);
             rounds += 1;
             if rounds % 20 == 0 {
-                victims.settle();
+                victims.await_order();
             }
         }
-        victims.settle();
+        victims.await_order();
     });
     println!("{:?} in {:?}", victims.tally, began.elapsed());
     // How often depends on how soon holders are back.
@@ -261,7 +261,7 @@ fn stewards_and_holders_killed_under_traffic_leave_nothing_and_frames_go_on() {
     }
     let world = &mut victims.world;
     world.await_nothing();
-    wait::settle();
+    wait::a_moment();
     let before = world.descriptors();
     world.restart_after(Signal::KILL);
     world.await_descriptors(before);

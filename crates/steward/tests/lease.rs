@@ -238,7 +238,7 @@ fn program_comes_with_the_first_lease_and_goes_with_the_last() {
     let (two, _more_sockets) = world.lease(1, 1).expect("allowed");
     assert_eq!(two.facts().program, one.facts().program);
     drop(one);
-    wait::settle();
+    wait::a_moment();
     assert_eq!(world.program(), program, "the second lease needs it");
     // The queue is free again.
     let (_one_again, _) = world.lease(0, 1).expect("free");

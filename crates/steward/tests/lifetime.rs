@@ -100,7 +100,7 @@ fn lease_of_a_gone_interface_ends_like_any_other() {
     drop(lease);
     world.await_descriptors(descriptors);
     world.veth.join(1, 1500);
-    wait::settle();
+    wait::a_moment();
     assert_eq!(world.program(), None, "nobody has a lease");
     world.lease(0, 1).expect("free");
 }

@@ -156,7 +156,7 @@ fn program_without_leases_outlives_a_crash_for_the_next_lease_and_no_orderly_end
         world.steward
     );
     drop(lease);
-    wait::settle();
+    wait::a_moment();
     world.end_steward(Signal::TERM);
     world.await_nothing();
 }
@@ -172,7 +172,7 @@ fn numbers_of_one_group_share_the_places_of_its_rule() {
     let _those: Vec<Raw> = (0..18)
         .map(|uid| Raw::connect_as(&world.socket(), 100_000 + uid, 4242))
         .collect();
-    wait::settle();
+    wait::a_moment();
     let one_more = Raw::connect_as(&world.socket(), 200_000, 4242);
     let Some((0, Answer::Refused(refusal))) = one_more.receive(wait::SOON) else {
         panic!("it should have been refused")

@@ -178,7 +178,7 @@ pub fn assert_serves_guests(veth: VethPair, mut daemon: Daemon, count: u8) {
         for _ in 0..3000 {
             let _ = rig.wire.try_send(&frame::plain(60, 0x77));
         }
-        wait::settle();
+        wait::a_moment();
         while rig.wire.receive(Duration::from_millis(50)).is_some() {}
         rig.driver = rig::connect(&rig.daemon, &DriverConfig::default());
     }

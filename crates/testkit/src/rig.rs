@@ -156,7 +156,7 @@ impl Rig {
         let received = || self.veth.received_by_nic() >= before + count;
         assert!(wait::until(wait::SOON, received), "the NIC takes what is sent");
         // It counts before it puts the last ones into the daemon's ring; in skb mode before that.
-        wait::settle();
+        wait::a_moment();
         self.daemon.process().signal(Signal::CONT);
     }
 

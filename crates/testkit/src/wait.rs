@@ -32,7 +32,7 @@ pub fn until_some<T>(limit: Duration, mut poll: impl FnMut() -> Option<T>) -> Op
 }
 
 /// Lets the daemon see what it cannot say that it has seen.
-pub fn settle() {
+pub fn a_moment() {
     std::thread::sleep(Duration::from_millis(100));
 }
 

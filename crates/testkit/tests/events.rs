@@ -35,7 +35,7 @@ fn interface_that_is_renamed_goes_on_under_the_same_lease() {
     let mut rig = Rig::with(VethPair::new(), &serve, &DriverConfig::default());
     rig.post(64, &[BUFFER]);
     rig.rename_nic("other0");
-    wait::settle();
+    wait::a_moment();
     assert!(rig.daemon.port(0)["impaired"].is_null());
     rig.assert_passes_both_ways();
     // When it is gone, one of the name that was asked for is waited for, and no other.

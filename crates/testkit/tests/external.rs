@@ -354,7 +354,7 @@ fn interface_that_goes_down_or_changes_its_mtu_is_followed_as_far_as_a_chunk_rea
     let mut rig = Rig::around(scene.veth, scene.daemon, &DriverConfig::default());
     rig.post(64, &[BUFFER]);
     rig.veth.near.ip(&["link", "set", VethPair::NIC, "down"]);
-    wait::settle();
+    wait::a_moment();
     rig.veth.near.ip(&["link", "set", VethPair::NIC, "up"]);
     rig.await_passes_both_ways();
     let set_mtu = |rig: &Rig, mtu: u32| {

@@ -180,11 +180,11 @@ fn cve_2019_14818_truncated_message_with_descriptors_leaks_none(
     require!(Root);
     let (_netns, mut daemon) = daemon_on_null();
     drop(Driver::connect(&daemon.socket(), &DriverConfig::default()).expect("accepted"));
-    let settled = |daemon: &mut Daemon| {
+    let descriptors_when_idle = |daemon: &mut Daemon| {
         daemon.await_port(0, "idle", |port| port["connected"] == false);
         descriptors(daemon)
     };
-    let before = settled(&mut daemon);
+    let before = descriptors_when_idle(&mut daemon);
     for _ in 0..6 {
         let config = DriverConfig::default();
         let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), MIB)]).expect("memory"));
@@ -193,7 +193,7 @@ fn cve_2019_14818_truncated_message_with_descriptors_leaks_none(
         message::send_saying(guest.socket(), request, payload, lacks, Some(file.as_fd()));
     }
     assert!(
-        wait::until(wait::SOON, || settled(&mut daemon) <= before),
+        wait::until(wait::SOON, || descriptors_when_idle(&mut daemon) <= before),
         "{before} descriptors before, {} after",
         descriptors(&mut daemon)
     );
@@ -306,11 +306,11 @@ fn cve_2022_0669_stray_descriptors_with_inflight_messages_leak_none() {
     require!(Root);
     let (_netns, mut daemon) = daemon_on_null();
     drop(guest_with_inflight(&daemon));
-    let settled = |daemon: &mut Daemon| {
+    let descriptors_when_idle = |daemon: &mut Daemon| {
         daemon.await_port(0, "idle", |port| port["connected"] == false);
         descriptors(daemon)
     };
-    let before = settled(&mut daemon);
+    let before = descriptors_when_idle(&mut daemon);
     for request in [FrontendReq::GET_INFLIGHT_FD, FrontendReq::SET_INFLIGHT_FD] {
         // Few: who does wrong again and again is met with a pause that grows.
         for _ in 0..3 {
@@ -326,7 +326,7 @@ fn cve_2022_0669_stray_descriptors_with_inflight_messages_leak_none() {
         }
     }
     assert!(
-        wait::until(wait::SOON, || settled(&mut daemon) <= before),
+        wait::until(wait::SOON, || descriptors_when_idle(&mut daemon) <= before),
         "{before} descriptors before, {} after",
         descriptors(&mut daemon)
     );
@@ -471,7 +471,7 @@ fn starved_fill_ring_recovers(#[values(Placement::Copy, Placement::Direct)] plac
         for seed in 0..6000u16 {
             let _ = rig.wire.try_send(&frame::plain(64, seed as u8));
         }
-        wait::settle();
+        wait::a_moment();
     }
     rig.daemon.process().check();
     // What waited comes first.

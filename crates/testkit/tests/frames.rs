@@ -246,7 +246,7 @@ fn buffers_at_region_edges_are_used_and_nothing_beside_them_is_touched(
         before.iter().for_each(|&addr| ram.write(addr, &canary));
         rig.pair().post_buffers(vec![Buffer::writable(place, buffer)]);
         rig.pair().to_guest.publish();
-        wait::settle();
+        wait::a_moment();
         let sent = frame::plain(1000 + seed, seed as u8);
         // In direct placement one that comes before the NIC has the buffer is lost; then there is another.
         let limit = match placement {

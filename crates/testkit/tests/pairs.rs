@@ -86,7 +86,7 @@ fn frames_of_all_queues_reach_the_guest_however_many_pairs_it_uses(
         );
 
         (1..pairs).for_each(|pair| switch(&mut rig.driver, pair, true));
-        settle(&mut rig, pairs);
+        await_flows(&mut rig, pairs);
         let arrived = flows(&mut rig);
         assert!(
             arrived.iter().all(|flows| !flows.is_empty()),
@@ -99,15 +99,15 @@ fn frames_of_all_queues_reach_the_guest_however_many_pairs_it_uses(
         }
 
         (1..pairs).for_each(|pair| switch(&mut rig.driver, pair, false));
-        settle(&mut rig, 1);
+        await_flows(&mut rig, 1);
     }
 }
 
 /// Waits until a frame of each flow arrives, and some in each of the first pairs: after the switch sockets may have been opened anew,
 /// and what came meanwhile was lost. Each try has a length of its own, by which what is late of an earlier one is known.
-fn settle(rig: &mut Rig, on: usize) {
+fn await_flows(rig: &mut Rig, on: usize) {
     let mut len = 100;
-    let settled = wait::until(wait::SOON, || {
+    let arrive = wait::until(wait::SOON, || {
         len += 1;
         for flow in 0..FLOWS {
             let _ = rig.wire.try_send(&frame::udp(flow, len));
@@ -115,5 +115,5 @@ fn settle(rig: &mut Rig, on: usize) {
         let arrived = arrivals(rig, len, Duration::from_secs(2));
         are_all(&arrived) && arrived[..on].iter().all(|flows| !flows.is_empty())
     });
-    assert!(settled, "not all flows arrive: {:#}", rig.daemon.port(0));
+    assert!(arrive, "not all flows arrive: {:#}", rig.daemon.port(0));
 }

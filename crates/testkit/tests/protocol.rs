@@ -125,7 +125,7 @@ fn reset_device_stops_everything_and_it_starts_anew(
 fn assert_starts_anew(mut rig: Rig) {
     let sent = frame::last();
     rig.pair().send(&sent, Layout::Whole);
-    wait::settle();
+    wait::a_moment();
     rig.driver.start_over(&config()).expect("set up again");
     assert!(
         !rig.flush_from_guest().contains(&sent),

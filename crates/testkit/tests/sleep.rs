@@ -91,12 +91,12 @@ fn kicks_for_nothing_wake_the_worker_no_more_often_than_its_timer(
     // It has not stopped working: frames pass while it listens no more, and afterwards a single kick is heard.
     rig.post(64, &[2048]);
     rig.assert_passes_both_ways();
-    wait::settle();
+    wait::a_moment();
     rig.assert_passes_both_ways();
     // And it sleeps again, until something happens.
     let rests = wait::until(wait::SOON, || {
         let before = sleeps(&rig);
-        wait::settle();
+        wait::a_moment();
         sleeps(&rig) == before
     });
     assert!(

@@ -116,7 +116,7 @@ fn interface_that_changes_or_goes_is_followed(
     require!(Root);
     let mut rig = rig(&leased(placement));
     rig.veth.near.ip(&["link", "set", VethPair::NIC, "down"]);
-    wait::settle();
+    wait::a_moment();
     rig.veth.near.ip(&["link", "set", VethPair::NIC, "up"]);
     rig.await_passes_both_ways();
     rig.veth.near.ip(&["link", "set", VethPair::NIC, "mtu", "1400"]);

@@ -166,7 +166,7 @@ fn session_that_ends_badly(scene: &Bystander, shared: &Shared) -> Vmm {
     }
     assert!(wait::until(wait::SOON, || shared.received() == POSTED));
     // The lane waits for buffers, and is not told that they come; it has a worker of its own, who sleeps.
-    wait::settle();
+    wait::a_moment();
     shared.events[2..].iter().for_each(block);
     shared.repost();
     vmm
