@@ -8,7 +8,7 @@ use testkit::daemon::Placement;
 use testkit::vmm::{Shared, Vmm};
 use testkit::{Bystander, Driver, DriverConfig, Serve, holdings, lessor, process, require, wait};
 
-/// As many descriptors as a session has at most, but for those that are being closed on another thread.
+/// As many descriptors as a session needs, unless some that it replaced are still being closed on another thread.
 const FEW: usize = 14;
 /// More than it can ever need.
 const ENOUGH: usize = 90;

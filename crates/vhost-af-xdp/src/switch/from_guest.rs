@@ -244,6 +244,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn turn_takes_chains_until_its_work_is_done() {
+        for frames in 0..4 {
+            for descriptors in 0..20 {
+                for bytes in (0..5 * BYTES_A_FRAME).step_by(1024).chain([BYTES_A_FRAME - 1]) {
+                    let tally = Tally {
+                        frames,
+                        bytes,
+                        descriptors,
+                    };
+                    let turn = Turn { frames: 3, tally };
+                    assert_eq!(turn.takes_more(), turn.tally.work() < 3, "{turn:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
     fn chains_that_do_not_fit_a_turn_are_not_taken_again_and_again() {
         let mut takes = Takes::default();
         assert_eq!(takes.most, BATCH);
