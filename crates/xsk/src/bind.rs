@@ -204,11 +204,11 @@ fn final_error(config: &SocketConfig, errno: Errno, may_ask: bool) -> Option<Ope
         Errno::BUSY => Some(busy(config)),
         Errno::NODEV => Some(OpenError::NoInterface { ifindex }),
         Errno::NETDOWN => Some(OpenError::InterfaceDown { ifindex }),
-        Errno::INVAL if may_ask => match Netdevice::by_index(ifindex).and_then(|it| it.queue_count()) {
-            Ok(queues) if queue.0 >= queues => Some(OpenError::NoQueue {
+        Errno::INVAL if may_ask => match Netdevice::by_index(ifindex).and_then(|it| it.channels()) {
+            Ok(channels) if queue.0 >= channels.queues() => Some(OpenError::NoQueue {
                 ifindex,
                 queue,
-                queues,
+                queues: channels.queues(),
             }),
             _ => None,
         },

@@ -98,7 +98,7 @@ pub use desc::{CompletionRing, FillRing, RxDesc, RxRing, TxDesc, TxRing};
 pub use error::OpenError;
 pub use frame::{Frame, FramePool};
 pub use memory::{Backing, MemoryError, OwnMemory, UmemMemory};
-pub use netdevice::Netdevice;
+pub use netdevice::{Channels, Netdevice};
 #[cfg(not(loom))]
 pub use socket::{Kick, Probe, Socket, Unbound, WakeError, made_rx_ring};
 #[cfg(not(loom))]

@@ -10,6 +10,25 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, netdevice, socket_with
 /// `ETHTOOL_GCHANNELS`, `include/uapi/linux/ethtool.h`.
 const ETHTOOL_GCHANNELS: u32 = 0x3c;
 
+/// Queues in use, as `ethtool -l` shows them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Channels {
+    /// Those that only receive.
+    pub rx: u32,
+    /// Those that only send.
+    pub tx: u32,
+    /// Those that do both.
+    pub combined: u32,
+}
+
+impl Channels {
+    /// How many queues AF_XDP can bind to.
+    #[must_use]
+    pub fn queues(self) -> u32 {
+        self.combined.saturating_add(self.rx.max(self.tx))
+    }
+}
+
 /// An interface, in the network namespace of the thread that opens it.
 #[derive(Debug)]
 pub struct Netdevice {
@@ -64,16 +83,17 @@ impl Netdevice {
         u32::try_from(mtu).map_err(|_| io::ErrorKind::InvalidData.into())
     }
 
-    /// The number of queues that AF_XDP can bind to.
-    /// Errors: the driver's; many do not tell.
-    pub(crate) fn queue_count(&self) -> io::Result<u32> {
-        let mut channels = EthtoolChannels {
-            cmd: ETHTOOL_GCHANNELS,
-            ..EthtoolChannels::default()
-        };
-        // SAFETY: the command writes one struct ethtool_channels.
-        unsafe { self.ethtool((&raw mut channels).cast()) }?;
-        Ok(channels.combined_count + channels.rx_count.max(channels.tx_count))
+    /// The queues that are in use.
+    ///
+    /// # Errors
+    /// The driver's; many do not tell.
+    pub fn channels(&self) -> io::Result<Channels> {
+        // struct ethtool_channels: the command, the most of four kinds, how many of each are in use.
+        let mut words = [ETHTOOL_GCHANNELS, 0, 0, 0, 0, 0, 0, 0, 0];
+        // SAFETY: the command writes one struct ethtool_channels, of nine words.
+        unsafe { self.ethtool((&raw mut words).cast()) }?;
+        let [.., rx, tx, _, combined] = words;
+        Ok(Channels { rx, tx, combined })
     }
 
     /// A command of the ethtool ioctl (`dev_ethtool`, net/ethtool/ioctl.c), which may read and write what `command`
@@ -114,19 +134,4 @@ fn socket() -> io::Result<OwnedFd> {
         SocketFlags::CLOEXEC,
         None,
     )?)
-}
-
-/// `struct ethtool_channels`, `include/uapi/linux/ethtool.h`.
-#[derive(Default)]
-#[repr(C)]
-struct EthtoolChannels {
-    cmd: u32,
-    max_rx: u32,
-    max_tx: u32,
-    max_other: u32,
-    max_combined: u32,
-    rx_count: u32,
-    tx_count: u32,
-    other_count: u32,
-    combined_count: u32,
 }

@@ -13,7 +13,6 @@ pub(super) mod command {
     pub(in super::super) const GRXCLSRLALL: u32 = 0x30;
     pub(in super::super) const SRXCLSRLDEL: u32 = 0x31;
     pub(in super::super) const SRXCLSRLINS: u32 = 0x32;
-    pub(in super::super) const GCHANNELS: u32 = 0x3c;
     pub(in super::super) const GRSSH: u32 = 0x46;
     pub(in super::super) const SRSSH: u32 = 0x47;
 }
@@ -57,18 +56,6 @@ pub(super) struct DriverInfo {
 }
 
 const _: () = assert!(size_of::<DriverInfo>() == 196);
-
-/// `struct ethtool_channels`
-#[derive(Debug, Default, Clone, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub(super) struct Channels {
-    pub(super) cmd: u32,
-    pub(super) max: [u32; 4],
-    pub(super) rx_count: u32,
-    pub(super) tx_count: u32,
-    pub(super) other_count: u32,
-    pub(super) combined_count: u32,
-}
 
 /// `struct ethtool_flow_ext`
 #[derive(Debug, Clone, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -166,7 +153,7 @@ impl RxFh {
 pub(super) const LOCATIONS_AT: usize = 188;
 
 const _: () = {
-    assert!(size_of::<Value>() == 8 && size_of::<Channels>() == 36);
+    assert!(size_of::<Value>() == 8);
     assert!(size_of::<FlowExt>() == 20 && size_of::<Flow>() == 52);
     assert!(size_of::<FlowSpec>() == 168 && size_of::<RxNfc>() == 192 && size_of::<RxFh>() == 24);
 };
@@ -190,7 +177,6 @@ mod tests {
         };
         for (name, size) in [
             ("value", size_of::<Value>()),
-            ("channels", size_of::<Channels>()),
             ("flow_ext", size_of::<FlowExt>()),
             ("rx_flow_spec", size_of::<FlowSpec>()),
             ("rxnfc", size_of::<RxNfc>()),
@@ -199,8 +185,6 @@ mod tests {
             same(&format!("sizeof(struct ethtool_{name})"), size);
         }
         for (name, field, at) in [
-            ("channels", "rx_count", offset_of!(Channels, rx_count)),
-            ("channels", "combined_count", offset_of!(Channels, combined_count)),
             ("flow_ext", "h_dest", offset_of!(FlowExt, h_dest)),
             ("flow_ext", "vlan_tci", offset_of!(FlowExt, vlan_tci)),
             (
@@ -234,7 +218,6 @@ mod tests {
             ("ETHTOOL_GRXCLSRLALL", command::GRXCLSRLALL),
             ("ETHTOOL_SRXCLSRLDEL", command::SRXCLSRLDEL),
             ("ETHTOOL_SRXCLSRLINS", command::SRXCLSRLINS),
-            ("ETHTOOL_GCHANNELS", command::GCHANNELS),
             ("ETHTOOL_GRSSH", command::GRSSH),
             ("ETHTOOL_SRSSH", command::SRSSH),
             ("ETH_FLAG_RXVLAN", FLAG_RXVLAN),

@@ -10,7 +10,7 @@ use std::io;
 use xsk::Netdevice;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use super::abi::{self, Channels, DriverInfo, RxFh, RxNfc, Value, command};
+use super::abi::{self, DriverInfo, RxFh, RxNfc, Value, command};
 use super::rule::{Known, Rule, Target};
 use super::{Nic, Table};
 
@@ -56,12 +56,8 @@ impl Ethtool {
     /// # Errors
     /// The driver's; many do not tell.
     pub fn receive_queues(&self) -> io::Result<u32> {
-        let mut channels = Channels {
-            cmd: command::GCHANNELS,
-            ..Channels::default()
-        };
-        self.ask(channels.as_mut_bytes())?;
-        Ok(channels.rx_count.saturating_add(channels.combined_count))
+        let channels = self.device.channels()?;
+        Ok(channels.rx.saturating_add(channels.combined))
     }
 
     /// Where VLAN tags are when XDP sees a frame.
