@@ -26,6 +26,10 @@ use super::counters::PairCounters;
 /// From here on a call is slow. One takes a microsecond or a few; tens where waking a thread means to leave a virtual
 /// machine.
 const SLOW: Duration = Duration::from_micros(250);
+/// And from so many times the time of a system call that does next to nothing. That is 0.2 µs, and many more where this
+/// machine is a virtual one that is interpreted, or whose host takes its CPUs away and counts that as ours: there every
+/// call takes longer than [`SLOW`].
+const MANY: u32 = 500;
 /// What slow calls of a vring, none between them that was not, may take of a worker's time. Softirqs, whose time the
 /// kernel may count as the worker's, cannot do that: each run lasts a few ms, and that all of so many calls meet one
 /// does not happen.
@@ -55,7 +59,8 @@ pub struct Call {
 }
 
 /// How long calls take. A worker that has lost its CPU meanwhile is slow, too; so after one that was slow by the clock
-/// on the wall, which is quick to read, the next is measured by what the thread itself has used.
+/// on the wall, which is quick to read, the next is measured by what the thread itself has used, and beside a system
+/// call that no VMM can make slow.
 #[derive(Debug, Default)]
 struct CallTimes {
     /// The last one was slow.
@@ -126,17 +131,31 @@ impl CallTimes {
     /// Whether calls are too slow, with one that took so long, and before which the thread had used so much of its CPU.
     #[cold]
     fn is_too_much(&mut self, took: Duration, used: Option<Duration>) -> bool {
-        self.note(took, used.map(|before| cpu_time().saturating_sub(before)))
+        let used = used.map(|before| {
+            let after = cpu_time();
+            Used {
+                call: after.saturating_sub(before),
+                nothing: cpu_time().saturating_sub(after),
+            }
+        });
+        self.note(took, used)
     }
 
-    fn note(&mut self, took: Duration, used: Option<Duration>) -> bool {
+    fn note(&mut self, took: Duration, used: Option<Used>) -> bool {
         self.suspected = took >= SLOW;
         match used {
-            Some(used) if used >= SLOW => self.spent += used,
+            Some(used) if used.call >= SLOW.max(used.nothing.saturating_mul(MANY)) => self.spent += used.call,
             _ => self.spent = Duration::ZERO,
         }
         self.spent >= TOO_MUCH
     }
+}
+
+/// What a thread used for a call, and for a system call that does next to nothing right behind it.
+#[derive(Debug, Clone, Copy)]
+struct Used {
+    call: Duration,
+    nothing: Duration,
 }
 
 /// What this thread has used so far.
@@ -156,19 +175,33 @@ mod tests {
     #[test]
     fn calls_that_last_are_too_much_and_a_worker_without_its_cpu_is_not() {
         let ms = Duration::from_millis;
+        let used = |call| {
+            let nothing = Duration::from_nanos(200);
+            Some(Used { call, nothing })
+        };
         let mut times = CallTimes::default();
         // Slow by the clock on the wall alone, however often.
         for _ in 0..1000 {
-            assert!(!times.note(ms(30), Some(ms(0))) && times.suspected);
+            assert!(!times.note(ms(30), used(ms(0))) && times.suspected);
         }
         // One that is not slow ends the row.
         for _ in 0..1000 {
-            assert!(!times.note(ms(60), Some(ms(60))));
-            assert!(!times.note(ms(0), Some(ms(0))) && !times.suspected);
+            assert!(!times.note(ms(60), used(ms(60))));
+            assert!(!times.note(ms(0), used(ms(0))) && !times.suspected);
         }
         assert!(!times.note(ms(60), None));
-        assert!(!times.note(ms(60), Some(ms(60))));
-        assert!(times.note(ms(60), Some(ms(60))));
+        assert!(!times.note(ms(60), used(ms(60))));
+        assert!(times.note(ms(60), used(ms(60))));
+    }
+
+    #[test]
+    fn calls_are_not_too_much_on_a_machine_where_everything_takes_long() {
+        let mut times = CallTimes::default();
+        let call = Duration::from_millis(2);
+        let nothing = Duration::from_micros(20);
+        for _ in 0..1000 {
+            assert!(!times.note(call, Some(Used { call, nothing })));
+        }
     }
 
     #[test]
