@@ -100,7 +100,8 @@ impl Setting {
             serve = serve.flag("--inhibit");
         }
         if self.leased {
-            serve.leased()
+            // Interpreted, and beside other work, it takes many seconds to load and attach a program.
+            serve.with("--steward-timeout", "60").leased()
         } else {
             serve.by_root()
         }
