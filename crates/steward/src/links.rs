@@ -32,6 +32,8 @@ pub struct Link {
     pub mtu: u32,
     /// Its address; zeros if it has none of six bytes.
     pub mac: [u8; 6],
+    /// Name of its driver, as `ethtool -i` says it; empty if the kernel does not tell.
+    pub driver: String,
     /// Administratively up (`IFF_UP`).
     pub up: bool,
     /// Receive queues in use, as `ethtool -L` says; where the driver does not tell, those that were allocated.
@@ -118,14 +120,20 @@ impl Link {
         let address = attributes.get_address().map_err(missing)?;
         let name = attributes.get_ifname().map_err(missing)?;
         let name = name.to_string_lossy().into_owned();
-        let in_use = Ethtool::open(&name).and_then(|driver| driver.receive_queues());
+        let ethtool = Ethtool::open(&name);
+        let in_use = ethtool
+            .as_ref()
+            .ok()
+            .and_then(|ethtool| ethtool.receive_queues().ok());
+        let driver = ethtool.and_then(|ethtool| ethtool.driver());
         let allocated = attributes.get_num_rx_queues().unwrap_or(1);
         Ok(Self {
             index: u32::try_from(header.ifi_index).unwrap_or_default(),
             mtu: attributes.get_mtu().map_err(missing)?,
             mac: address.try_into().unwrap_or_default(),
             up: header.ifi_flags & libc::IFF_UP.cast_unsigned() != 0,
-            rx_queues: in_use.ok().filter(|&queues| queues > 0).unwrap_or(allocated),
+            rx_queues: in_use.filter(|&queues| queues > 0).unwrap_or(allocated),
+            driver: driver.unwrap_or_default(),
             name,
             partial_checksums: attributes
                 .get_linkinfo()

@@ -33,10 +33,10 @@
 //! | kind | body, bytes | from the steward |
 //! |---|---|---|
 //! | 64 `Done` | 0 | to `Leases`, `Socket` (with a descriptor), `Activate`, `Deactivate`, `Memlock`, `Keep` |
-//! | 65 `Facts` | 488 | to `Lease` (with descriptors), `Resume` and `Facts` |
+//! | 65 `Facts` | 520 | to `Lease` (with descriptors), `Resume` and `Facts` |
 //! | 66 `Counters` | 48 | to `Counters` |
 //! | 67 `Refused` | 488 | to anything: code (4), zero (4), text (480) |
-//! | 68 `Changed` | 488 | by itself |
+//! | 68 `Changed` | 520 | by itself |
 //! | 80 `Lease` | 192 | to `Leases`; after the last one `Done` (see `listing`) |
 //!
 //! Requests are in `protocol/request.rs`, answers in `protocol/answer.rs`, what both are made of in
@@ -65,9 +65,9 @@ pub(crate) use field::{
 };
 
 /// Of this protocol; a message of another one is refused.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 /// Longest message in bytes, either way.
-pub const MESSAGE_MAX: usize = 496;
+pub const MESSAGE_MAX: usize = 528;
 /// Most queues of one lease, hence most descriptors of one message (the kernel carries 253, SCM_MAX_FD).
 pub const QUEUES_MAX: u32 = 128;
 /// Entries of the RX ring of each socket that a steward hands out. It makes the ring itself, since from Linux 7.1 on an

@@ -14,6 +14,7 @@ fn facts() -> Facts {
         mtu: 1500,
         mac: [2, 0, 0, 0, 0, 1],
         rx_queues: 4,
+        driver: "igb".to_owned(),
         up: true,
         partial_checksums: true,
         mode: Some(Mode::Skb),

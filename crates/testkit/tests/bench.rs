@@ -147,6 +147,26 @@ fn bad_value_is_one_line_that_names_it(#[case] args: &[&str], #[case] named: &st
     assert_nothing_attached(&pair);
 }
 
+/// A veth has none; what is known of its driver is said in any case.
+#[test]
+fn forced_zero_copy_is_had_or_refused() {
+    require!(Root);
+    let pair = VethPair::new();
+    let mut refused = start(&pair, &["rxdrop", "--force-zero-copy"]);
+    let status = refused.wait(wait::SOON);
+    assert_complaint(status, &refused.said(), &["zero-copy", "queue 0"]);
+    assert_nothing_attached(&pair);
+    let mut running = start_receiving(&pair, &["rxdrop", "--duration", "0"]);
+    running.signal(Signal::TERM);
+    assert!(running.wait(wait::SOON).success());
+    let said = running.said();
+    assert!(row(&said, "driver").starts_with("veth: zero-copy none"), "{said}");
+    assert!(
+        row(&said, "fallback").contains("the driver has no zero-copy"),
+        "{said}"
+    );
+}
+
 #[test]
 fn interface_that_goes_down_ends_it_with_the_result_so_far() {
     require!(Root);

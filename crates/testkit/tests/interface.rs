@@ -277,6 +277,32 @@ fn mode_in_use_is_told(#[case] mode: Mode) {
 }
 
 /// By root, whose limit nobody raises; without CAP_IPC_LOCK it counts.
+/// A veth has none.
+#[test]
+fn zero_copy_that_is_forced_and_cannot_be_is_refused_and_says_so() {
+    require!(Root);
+    let veth = VethPair::new();
+    for serve in both_ways(VethPair::NIC) {
+        let serve = serve.flag("--force-zero-copy");
+        assert_refused(&veth.near, &serve, &["zero-copy", "queue 0"]);
+    }
+    assert_eq!(program_on(&veth.near, VethPair::NIC), None);
+}
+
+/// Leased, and found out by the daemon itself.
+#[test]
+fn status_says_what_is_known_of_the_driver() {
+    require!(Root);
+    let veth = VethPair::new();
+    for serve in both_ways(VethPair::NIC) {
+        let mut daemon = Daemon::start(&veth.near, &serve);
+        let driver = daemon.port(0)["driver"].clone();
+        let said = driver.as_str().expect("said");
+        assert!(said.starts_with("veth: zero-copy none"), "{said}");
+        daemon.terminate();
+    }
+}
+
 #[test]
 fn guest_whose_memory_cannot_be_registered_goes_on_by_copying_and_says_so() {
     require!(Root);

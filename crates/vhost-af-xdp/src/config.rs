@@ -7,6 +7,7 @@ use std::time::Duration;
 use steer::{Filter, ModeRequest};
 use steward::policy::Queues;
 use steward::protocol::{ENTRIES_MAX, Wanted};
+use xsk::BindRequest;
 
 use crate::listener::Access;
 use crate::sandbox::{Layers, User};
@@ -96,8 +97,8 @@ pub(crate) enum NicConfig {
         start_queue: u32,
         /// How to attach the steering program.
         mode: ModeRequest,
-        /// Never zero-copy.
-        force_copy: bool,
+        /// Zero-copy or copy, where the user says.
+        bind: BindRequest,
     },
     /// Another port of this process.
     Cable {
@@ -275,6 +276,14 @@ pub(crate) enum ConfigError {
     Cable { name: String, ends: usize },
     #[error("cable {0}: memory=direct is for interfaces, use memory=copy")]
     CableDirect(String),
+    #[error(
+        "--force-zero-copy with memory=direct: there the NIC must not write into guest memory, use memory=copy"
+    )]
+    ForcedDirect,
+    #[error(
+        "--force-zero-copy and --mode skb exclude each other: zero-copy takes a native program, leave one out"
+    )]
+    ForcedSkb,
     #[error("--vlan: only frames of an interface are looked at, give --ifname NAME")]
     Vlans,
     #[error("--vlan: {0} VLANs, a port has {ENTRIES_MAX} at most: give fewer, or none for all")]
@@ -409,6 +418,7 @@ impl PortConfig {
         if let (Placement::Direct, Some(name)) = (self.placement, self.nic.cable()) {
             return Err(ConfigError::CableDirect(name.to_owned()));
         }
+        self.check_bind()?;
         if !self.vlans.is_empty() && !matches!(self.nic, NicConfig::Interface { .. }) {
             return Err(ConfigError::Vlans);
         }
@@ -426,6 +436,21 @@ impl PortConfig {
             Endpoint::Server(path) | Endpoint::Client(path) if path.as_os_str().len() > 107 => {
                 Err(ConfigError::LongPath(path.clone()))
             }
+            _ => Ok(()),
+        }
+    }
+
+    fn check_bind(&self) -> Result<(), ConfigError> {
+        match self.nic {
+            NicConfig::Interface {
+                bind: BindRequest::ForceZeroCopy,
+                mode: ModeRequest::Skb,
+                ..
+            } => Err(ConfigError::ForcedSkb),
+            NicConfig::Interface {
+                bind: BindRequest::ForceZeroCopy,
+                ..
+            } if self.placement == Placement::Direct => Err(ConfigError::ForcedDirect),
             _ => Ok(()),
         }
     }
@@ -500,7 +525,7 @@ mod tests {
                 name: "eth0".into(),
                 start_queue,
                 mode: ModeRequest::Auto,
-                force_copy: false,
+                bind: BindRequest::Auto,
             },
             external: ExternalProgram::None,
             placement: Placement::Copy,

@@ -33,6 +33,7 @@ use crate::guard::keeper::{Keeper, Orders};
 use crate::guard::sigbus;
 use crate::guard::watchdog::Watchdog;
 use crate::listener;
+use crate::nic::drivers;
 use crate::nic::external::{self, Given};
 use crate::nic::interface::QueueOptions;
 use crate::nic::interfaces::Interfaces;
@@ -93,6 +94,8 @@ impl<'a> Sandboxed<'a> {
         for port in &config.ports {
             sources.push(vmm_source(port, &mut leftovers)?);
         }
+        // While the sandbox does not keep it from being asked for.
+        let _ = drivers::kernel();
         let control = listen_for_status(&config.control, &mut leftovers)?;
         let interfaces = open_given(config, given)?;
         let steward = steward_of(config)?;

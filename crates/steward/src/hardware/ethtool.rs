@@ -82,7 +82,10 @@ impl Ethtool {
     }
 
     /// Name of the driver.
-    fn driver(&self) -> io::Result<String> {
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn driver(&self) -> io::Result<String> {
         let mut info = DriverInfo::new_zeroed();
         info.cmd = command::GDRVINFO;
         self.ask(info.as_mut_bytes())?;

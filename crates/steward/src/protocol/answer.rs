@@ -8,6 +8,8 @@ use super::{Head, MESSAGE_MAX, Malformed, kind, message, read, split};
 use crate::links::DriverSends;
 use crate::listing::Listed;
 
+/// Of a driver's name (ETHTOOL_BUSINFO_LEN, include/uapi/linux/ethtool.h).
+const DRIVER_BYTES: usize = 32;
 const NOTE_BYTES: usize = 240;
 /// Longest text on how frames come, bytes; more is cut.
 pub(crate) const STEERING_BYTES: usize = 184;
@@ -43,6 +45,8 @@ pub struct Facts {
     pub mac: [u8; 6],
     /// Receive queues.
     pub rx_queues: u32,
+    /// Name of the driver; empty if it is not known. Cut to 32 bytes.
+    pub driver: String,
     /// Administratively up.
     pub up: bool,
     /// Its local senders leave partial checksums, as those of a veth do.
@@ -158,6 +162,7 @@ struct FactsBody {
     mac: [u8; 6],
     zero: [u8; 6],
     steered: u32,
+    driver: [u8; DRIVER_BYTES],
     note: [u8; NOTE_BYTES],
     steering: [u8; STEERING_BYTES],
 }
@@ -182,8 +187,8 @@ const FLAG_IMPAIRED: u32 = 8;
 const FLAG_ZERO_COPY: u32 = 16;
 const FLAGS: u32 = FLAG_UP | FLAG_CHECKSUM | FLAG_PARTIAL | FLAG_IMPAIRED | FLAG_ZERO_COPY;
 
-const _: () = assert!(size_of::<FactsBody>() == 488 && size_of::<RefusedBody>() == 488);
-const _: () = assert!(size_of::<Head>() + size_of::<RefusedBody>() == MESSAGE_MAX);
+const _: () = assert!(size_of::<FactsBody>() == 520 && size_of::<RefusedBody>() == 488);
+const _: () = assert!(size_of::<Head>() + size_of::<FactsBody>() == MESSAGE_MAX);
 
 impl Answer {
     /// The message, with the serial number of the request, or 0.
@@ -274,6 +279,7 @@ impl Facts {
             mac: self.mac,
             zero: [0; 6],
             steered: self.steered as u32,
+            driver: field(&self.driver),
             note: field(&self.note),
             steering: field(&self.steering),
         }
@@ -290,6 +296,7 @@ impl Facts {
             mtu: body.mtu,
             mac: body.mac,
             rx_queues: body.rx_queues,
+            driver: text("name of a driver", &body.driver)?,
             up: body.flags & FLAG_UP != 0,
             partial_checksums: body.flags & FLAG_PARTIAL != 0,
             sends: DriverSends {

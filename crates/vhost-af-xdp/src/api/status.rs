@@ -88,6 +88,8 @@ pub(crate) struct PortStatus {
     pub(crate) steered: Option<String>,
     /// Why not in a better way, or why impaired; as the steward says.
     pub(crate) steering_note: Option<String>,
+    /// What is known of the interface's driver; none without an interface.
+    pub(crate) driver: Option<String>,
     /// Addresses of stations whose frames the guest gets; empty: all.
     pub(crate) macs: Vec<String>,
     /// VLANs whose frames the guest gets; empty: all.
@@ -226,6 +228,7 @@ impl PortStatus {
             steering_note: steering
                 .map(|steering| steering.note.clone())
                 .filter(|note| !note.is_empty()),
+            driver: interface.map(|interface| interface.driver.clone()),
             macs: filter.macs.into_iter().map(mac_text).collect(),
             vlans: filter.vlans,
             memory: port.config.placement.to_string(),

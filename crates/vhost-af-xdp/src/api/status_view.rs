@@ -75,6 +75,9 @@ fn render_notes(text: &mut String, port: &PortStatus) {
         let takes = takes(&port.macs, &port.vlans);
         let _ = writeln!(text, "  frames {takes}, steered by {steered}");
     }
+    if let Some(driver) = &port.driver {
+        let _ = writeln!(text, "  driver {driver}");
+    }
     if let Some(note) = &port.steering_note {
         let _ = writeln!(text, "  {note}");
     }

@@ -8,8 +8,9 @@ use steer::{Mode, mac_bytes};
 use steward::links::{DriverSends, Link};
 
 use super::frame::Mac;
-use crate::cli::values::ModeArg;
-use crate::nic::binding::{self, Binding, L2_BYTES, LARGE_CHUNK, SMALL_CHUNK, Wish};
+use crate::cli::values::{ModeArg, bind_request};
+use crate::nic::binding::{Binding, L2_BYTES, LARGE_CHUNK, SMALL_CHUNK, Wish};
+use crate::nic::drivers;
 
 /// Entries of the rx and the tx ring.
 pub(super) const RING: u32 = 2048;
@@ -65,6 +66,9 @@ pub(crate) struct BenchArgs {
     /// Do not use zero-copy, even where the device can
     #[arg(long)]
     force_copy: bool,
+    /// Use zero-copy, whatever is known of the driver, or fail
+    #[arg(long, conflicts_with = "force_copy")]
+    force_zero_copy: bool,
     /// Length of the frames that txonly sends, in bytes without the frame checksum
     #[arg(long, value_name = "BYTES", default_value_t = 64)]
     pub(super) size: u32,
@@ -129,6 +133,10 @@ impl TryFrom<BenchArgs> for Plan {
             "--dst-mac and --src-mac are for txonly: {} makes no frames",
             args.benchmark.name()
         );
+        ensure!(
+            !(args.force_zero_copy && args.mode == Some(ModeArg::Skb)),
+            "--force-zero-copy and --mode skb exclude each other: zero-copy takes a native program, leave one out"
+        );
         let duration = duration_of(args.duration)?;
         let link = Link::by_name(&args.ifname)?;
         let Link { name, mtu, .. } = &link;
@@ -162,28 +170,32 @@ impl Plan {
     }
 
     /// How the socket is bound beside a program that is attached like that, and the size of its chunks.
-    pub(super) fn binding(&self, mode: Mode) -> Binding {
+    /// Errors: zero-copy is forced, and cannot be.
+    pub(super) fn binding(&self, mode: Mode) -> anyhow::Result<Binding> {
         let receives = self.args.benchmark.receives();
         let wish = Wish {
-            force_copy: self.args.force_copy,
+            asked: bind_request(self.args.force_copy, self.args.force_zero_copy),
             direct: false,
             native: mode == Mode::Native,
-            driver: binding::driver(&self.link, DriverSends::by_index(self.link.index)),
+            driver: DriverSends::by_index(self.link.index),
+            line: drivers::line(&self.link.driver),
             frame_limit: if receives { self.longest_received() } else { 0 },
         };
-        let binding = wish.binding();
+        let binding = wish
+            .binding()
+            .with_context(|| format!("--force-zero-copy on {}", self.link.name))?;
         if receives {
-            return binding;
+            return Ok(binding);
         }
         // Nothing is received into them, and no headroom is left.
         let chunk_bytes = match self.args.size <= SMALL_CHUNK {
             true => SMALL_CHUNK,
             false => LARGE_CHUNK,
         };
-        Binding {
+        Ok(Binding {
             chunk_bytes,
             ..binding
-        }
+        })
     }
 }
 

@@ -11,6 +11,7 @@ use serde::Serialize;
 use super::args::Plan;
 use super::meter::{Spent, Tally};
 use super::setup::{Counted, Rig};
+use crate::nic::drivers;
 
 #[derive(Debug)]
 pub(super) struct Measured {
@@ -31,6 +32,8 @@ pub(super) struct Report {
     mode: String,
     /// What was tried first and refused.
     fallbacks: Vec<String>,
+    /// What is known of the driver.
+    driver: String,
     /// Bytes of the frames sent; only txonly knows.
     #[serde(skip_serializing_if = "Option::is_none")]
     size: Option<u32>,
@@ -82,6 +85,7 @@ impl Report {
             queue: plan.args.queue,
             mode: rig.socket.mode().to_string(),
             fallbacks: attach.into_iter().chain(note).chain(socket).collect(),
+            driver: drivers::said_of(&plan.link.driver),
             size: (!plan.args.benchmark.receives()).then_some(plan.args.size),
             batch: plan.args.batch,
             umem: Memory {
@@ -139,6 +143,7 @@ impl Report {
     fn rows(&self) -> Vec<(&'static str, String)> {
         let mut rows = vec![("mode in use", self.mode.clone())];
         rows.extend(self.fallbacks.iter().map(|reason| ("fallback", reason.clone())));
+        rows.push(("driver", self.driver.clone()));
         rows.push(("memory", self.umem.to_string()));
         rows.extend(self.size.map(|size| ("frame size", format!("{size} bytes"))));
         let Self {

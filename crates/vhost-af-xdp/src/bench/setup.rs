@@ -9,8 +9,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::CpuSet;
 use steer::{Mode, Program, QueueConf, QueueCounters};
 use xsk::{
-    AttachMode, Backing, BindRequest, FramePool, OwnMemory, QueueId, RingSize, Socket, SocketConfig,
-    Statistics, Umem, WakeError,
+    AttachMode, Backing, FramePool, OwnMemory, QueueId, RingSize, Socket, SocketConfig, Statistics, Umem,
+    WakeError,
 };
 
 use super::args::{Plan, RING};
@@ -57,7 +57,7 @@ impl Rig {
     pub(super) fn set_up(plan: &Plan) -> anyhow::Result<Self> {
         let multi_buffer = plan.args.benchmark.receives() && plan.longest_received() > LONGEST_IN_ONE_BUFFER;
         let program = Program::attach(plan.link.index, mode_request(plan.args.mode), multi_buffer)?;
-        let binding = plan.binding(program.mode());
+        let binding = plan.binding(program.mode())?;
         let (umem, backing) = memory(plan, binding.chunk_bytes)?;
         let socket = Socket::open(&umem, &config(plan, program.mode(), binding, multi_buffer))
             .with_context(|| format!("queue {} of {}", plan.args.queue, plan.link.name))?;
@@ -135,11 +135,7 @@ fn config(plan: &Plan, mode: Mode, binding: Binding, multi_buffer: bool) -> Sock
         Mode::Native => AttachMode::Native,
         Mode::Skb => AttachMode::Skb,
     };
-    config.bind = if binding.force_copy {
-        BindRequest::ForceCopy
-    } else {
-        BindRequest::Auto
-    };
+    config.bind = binding.ask;
     // With room for whatever there is to receive into: of a frame in several pieces all are in the ring, or none.
     let received = if multi_buffer {
         RingSize::at_least(FRAMES)

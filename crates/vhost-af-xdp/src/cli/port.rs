@@ -10,7 +10,7 @@ use steward::protocol::is_interface_name;
 use super::access::AccessArgs;
 use super::external::ExternalArgs;
 use super::memory::MemoryArgs;
-use super::values::{ModeArg, VlanList, mode_request, parse_mac, parse_vlans};
+use super::values::{ModeArg, VlanList, bind_request, mode_request, parse_mac, parse_vlans};
 use super::{offload, sentence};
 use crate::config::{Endpoint, NicConfig, Placement, PortConfig, Segments};
 
@@ -29,6 +29,9 @@ pub(super) struct AllPortsArgs {
     /// Never use the driver's zero-copy mode
     #[arg(long)]
     force_copy: bool,
+    /// Use the driver's zero-copy mode, whatever is known of the driver, or fail
+    #[arg(long, conflicts_with = "force_copy")]
+    force_zero_copy: bool,
     /// How segments of the guest's GSO packets leave
     #[arg(long, value_enum, default_value = "auto")]
     segments: Segments,
@@ -136,7 +139,7 @@ impl PortArgs {
                 name,
                 start_queue: self.start_queue,
                 mode: mode_request(all.mode),
-                force_copy: all.force_copy,
+                bind: bind_request(all.force_copy, all.force_zero_copy),
             },
             (None, None) if all.null => NicConfig::Null {
                 frame_bytes: all.frame_size,

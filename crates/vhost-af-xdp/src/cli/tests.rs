@@ -37,6 +37,21 @@ fn missing_interface_names_the_remedy() {
 }
 
 #[test]
+fn forced_zero_copy_excludes_what_cannot_be_zero_copy() {
+    let with = |option: &str| serve(&["--ifname=eth1", "--socket-path=/a", "--force-zero-copy", option]);
+    assert!(
+        with("--mode=native")
+            .and_then(|config| Ok(config.check()?))
+            .is_ok()
+    );
+    for option in ["--mode=skb", "--memory=direct"] {
+        let error = with(option).expect("options").check().expect_err("refused");
+        assert!(error.to_string().contains("--force-zero-copy"), "{error}");
+    }
+    assert!(with("--force-copy").is_err());
+}
+
+#[test]
 fn offloads_are_chosen_a_port_within_what_its_memory_can_do() {
     let config = serve(&[
         "--ifname=eth1",

@@ -3,6 +3,7 @@
 use anyhow::{Context, bail};
 use clap::ValueEnum;
 use steer::{LAST_VLAN, ModeRequest, mac_bytes, ranges};
+use xsk::BindRequest;
 
 /// How the XDP program is attached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -18,6 +19,15 @@ pub(crate) fn mode_request(mode: Option<ModeArg>) -> ModeRequest {
         None => ModeRequest::Auto,
         Some(ModeArg::Native) => ModeRequest::Native,
         Some(ModeArg::Skb) => ModeRequest::Skb,
+    }
+}
+
+/// What `--force-copy` and `--force-zero-copy` say; they exclude each other.
+pub(crate) fn bind_request(force_copy: bool, force_zero_copy: bool) -> BindRequest {
+    match (force_copy, force_zero_copy) {
+        (true, _) => BindRequest::ForceCopy,
+        (false, true) => BindRequest::ForceZeroCopy,
+        (false, false) => BindRequest::Auto,
     }
 }
 

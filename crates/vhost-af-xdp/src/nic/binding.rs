@@ -1,7 +1,8 @@
 //! Which data path a queue is asked for, and how large the chunks of its memory are.
 //!
 //! Memory is registered before the kernel says which mode it grants. So both are decided before, by what is known of
-//! the driver: chunks of 2048 bytes go with copy modes only, and where zero-copy may be granted chunks have 4096.
+//! the driver (`drivers.rs`): chunks of 2048 bytes go with copy modes only, and where zero-copy may be granted chunks
+//! have 4096.
 //!
 //! What drivers make of a chunk in zero-copy mode, after 256 bytes of headroom (seen by running them, Linux 7.2 under
 //! QEMU, and in their sources):
@@ -16,8 +17,10 @@
 //! some 1,650 bytes on, `IGB_MAX_FRAME_BUILD_SKB` in `igb_set_rx_mode`); with a larger one igb takes up to 9,216 bytes,
 //! and zero-copy is left to drivers that have multi-buffer there, which mark the pieces.
 
-use steward::links::{DriverSends, Link};
-use xsk::XDP_PACKET_HEADROOM;
+use steward::links::DriverSends;
+use xsk::{BindRequest, XDP_PACKET_HEADROOM};
+
+use super::drivers::{Line, ZeroCopy};
 
 /// Ethernet header and one VLAN tag, bytes: what a frame may be longer than the MTU.
 pub(crate) const L2_BYTES: u32 = 18;
@@ -35,14 +38,16 @@ pub(crate) const LONGEST_ZERO_COPY: u32 = 1500 + L2_BYTES;
 /// What is known of a queue before it is bound.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Wish {
-    /// The user wants no zero-copy.
-    pub(crate) force_copy: bool,
+    /// What the user wants.
+    pub(crate) asked: BindRequest,
     /// The UMEM is guest memory, or will be soon: the queue is not to change its mode meanwhile.
     pub(crate) direct: bool,
     /// The program is attached natively.
     pub(crate) native: bool,
-    /// What the driver does.
+    /// What the driver says that it does.
     pub(crate) driver: DriverSends,
+    /// What is known of it otherwise.
+    pub(crate) line: Option<&'static Line>,
     /// Longest frame, bytes.
     pub(crate) frame_limit: u32,
 }
@@ -50,8 +55,8 @@ pub(crate) struct Wish {
 /// How it is bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Binding {
-    /// Zero-copy is not asked for.
-    pub(crate) force_copy: bool,
+    /// What the kernel is asked for.
+    pub(crate) ask: BindRequest,
     /// Chunks of copy placement, bytes.
     pub(crate) chunk_bytes: u32,
     /// Why it is not asked for, unless the user wanted that.
@@ -69,44 +74,48 @@ pub(crate) enum NoZeroCopy {
     SkbMode,
     #[error("the driver has no zero-copy")]
     Driver,
+    #[error("it is known bad with this driver (--force-zero-copy uses it all the same): {}", .0.why)]
+    KnownBad(&'static Line),
     #[error("beyond MTU 1500 a driver without multi-buffer in zero-copy may cut a frame into several")]
     LongFrames,
 }
 
-/// When zero-copy is not asked for, and what is said then.
-type Rule = (fn(&Wish) -> bool, Option<NoZeroCopy>);
-
-/// When zero-copy is not asked for, and what is said of it; the first that holds counts.
-const NO_ZERO_COPY: [Rule; 5] = [
-    (|wish| wish.force_copy, None),
-    (|wish| wish.direct, Some(NoZeroCopy::GuestMemory)),
-    (|wish| !wish.native, Some(NoZeroCopy::SkbMode)),
-    (|wish| !wish.driver.zero_copy, Some(NoZeroCopy::Driver)),
-    (
-        |wish| wish.frame_limit > LONGEST_ZERO_COPY && wish.driver.most_pieces == 1,
-        Some(NoZeroCopy::LongFrames),
-    ),
-];
-
-/// What is known of an interface's driver: a veth has no zero-copy, which kernels before 6.3 do not say.
-pub(crate) fn driver(link: &Link, driver: DriverSends) -> DriverSends {
-    DriverSends {
-        zero_copy: driver.zero_copy && !link.partial_checksums,
-        ..driver
-    }
-}
-
 impl Wish {
-    pub(crate) fn binding(&self) -> Binding {
-        let refused = NO_ZERO_COPY.iter().find(|(holds, _)| holds(self));
+    /// How it is bound.
+    /// Errors: the user wants zero-copy whatever is known of the driver, and frames would not be whole, or not a
+    /// guest's alone, or not sent.
+    pub(crate) fn binding(&self) -> Result<Binding, NoZeroCopy> {
+        let (ask, note) = match (self.asked, self.refusal()) {
+            (BindRequest::ForceCopy, _) => (BindRequest::ForceCopy, None),
+            (BindRequest::ForceZeroCopy, Some(why)) => return Err(why),
+            (BindRequest::Auto, Some(why)) => (BindRequest::ForceCopy, Some(why)),
+            (asked, None) => (asked, None),
+        };
         let fits_small = self.frame_limit.saturating_add(XDP_PACKET_HEADROOM) <= SMALL_CHUNK;
-        Binding {
-            force_copy: refused.is_some(),
-            chunk_bytes: match refused {
-                Some(_) if fits_small => SMALL_CHUNK,
-                _ => LARGE_CHUNK,
-            },
-            note: refused.and_then(|(_, note)| *note),
+        let chunk_bytes = match ask {
+            BindRequest::ForceCopy if fits_small => SMALL_CHUNK,
+            _ => LARGE_CHUNK,
+        };
+        Ok(Binding {
+            ask,
+            chunk_bytes,
+            note,
+        })
+    }
+
+    /// Why zero-copy is not asked for; what is only known of the driver does not count where the user insists.
+    fn refusal(&self) -> Option<NoZeroCopy> {
+        let insists = self.asked == BindRequest::ForceZeroCopy;
+        let known = self.line.filter(|_| !insists);
+        let missing = known.is_some_and(|line| line.zero_copy == ZeroCopy::Missing);
+        let cut = self.frame_limit > LONGEST_ZERO_COPY && self.driver.most_pieces == 1;
+        match known {
+            _ if self.direct => Some(NoZeroCopy::GuestMemory),
+            _ if !self.native => Some(NoZeroCopy::SkbMode),
+            _ if missing || !(self.driver.zero_copy || insists) => Some(NoZeroCopy::Driver),
+            _ if cut => Some(NoZeroCopy::LongFrames),
+            Some(line) if line.zero_copy == ZeroCopy::Bad => Some(NoZeroCopy::KnownBad(line)),
+            _ => None,
         }
     }
 }
@@ -114,10 +123,11 @@ impl Wish {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::nic::drivers::TABLE;
 
     /// A NIC with zero-copy, as igb is.
     const IGB: Wish = Wish {
-        force_copy: false,
+        asked: BindRequest::Auto,
         direct: false,
         native: true,
         driver: DriverSends {
@@ -125,56 +135,62 @@ mod tests {
             most_pieces: 1,
             zero_copy: true,
         },
+        line: None,
         frame_limit: 1518,
     };
+    const NO_ZERO_COPY: DriverSends = DriverSends {
+        zero_copy: false,
+        ..IGB.driver
+    };
+
+    fn line(driver: &str) -> Option<&'static Line> {
+        TABLE.iter().find(|line| line.driver == driver)
+    }
 
     #[test]
     fn zero_copy_is_asked_for_with_chunks_that_no_frame_fills() {
-        let binding = IGB.binding();
-        assert!(!binding.force_copy);
-        // What igb makes of it: whole KiB.
-        let window = (binding.chunk_bytes - XDP_PACKET_HEADROOM) / 1024 * 1024;
-        assert!(window > 2 * 1024, "{binding:?}");
+        for line in [None, line("igb"), line("igc")] {
+            let binding = Wish { line, ..IGB }.binding().expect("not forced");
+            assert_eq!((binding.ask, binding.note), (BindRequest::Auto, None));
+            // What igb makes of it: whole KiB.
+            let window = (binding.chunk_bytes - XDP_PACKET_HEADROOM) / 1024 * 1024;
+            assert!(window > 2 * 1024, "{binding:?}");
+        }
     }
 
     #[test]
     fn small_chunks_are_for_copy_modes() {
-        let no_zero_copy = DriverSends {
-            zero_copy: false,
-            ..IGB.driver
+        let forced = Wish {
+            asked: BindRequest::ForceCopy,
+            ..IGB
         };
+        let none = Wish {
+            driver: NO_ZERO_COPY,
+            ..IGB
+        };
+        let with = |line| Wish { line, ..IGB };
+        let bad = line("ice").expect("a line");
         for (wish, said) in [
-            (
-                Wish {
-                    force_copy: true,
-                    ..IGB
-                },
-                None,
-            ),
+            (forced, None),
             (Wish { direct: true, ..IGB }, Some(NoZeroCopy::GuestMemory)),
             (Wish { native: false, ..IGB }, Some(NoZeroCopy::SkbMode)),
-            (
-                Wish {
-                    driver: no_zero_copy,
-                    ..IGB
-                },
-                Some(NoZeroCopy::Driver),
-            ),
+            (none, Some(NoZeroCopy::Driver)),
+            (with(line("veth")), Some(NoZeroCopy::Driver)),
+            (with(Some(bad)), Some(NoZeroCopy::KnownBad(bad))),
         ] {
-            let binding = wish.binding();
+            let binding = wish.binding().expect("zero-copy is not forced");
             assert_eq!(
-                (binding.force_copy, binding.chunk_bytes),
-                (true, 2048),
+                (binding.ask, binding.chunk_bytes),
+                (BindRequest::ForceCopy, 2048),
                 "{wish:?}"
             );
             assert_eq!(binding.note, said, "{wish:?}");
         }
         let long = Wish {
-            force_copy: true,
             frame_limit: 1793,
-            ..IGB
+            ..forced
         };
-        assert_eq!(long.binding().chunk_bytes, 4096);
+        assert_eq!(long.binding().expect("not forced").chunk_bytes, 4096);
     }
 
     #[test]
@@ -183,10 +199,10 @@ mod tests {
             frame_limit: 1519,
             ..IGB
         };
-        let binding = jumbo.binding();
+        let binding = jumbo.binding().expect("not forced");
         assert_eq!(
-            (binding.force_copy, binding.note),
-            (true, Some(NoZeroCopy::LongFrames))
+            (binding.ask, binding.note),
+            (BindRequest::ForceCopy, Some(NoZeroCopy::LongFrames))
         );
         let driver = DriverSends {
             most_pieces: 8,
@@ -197,6 +213,44 @@ mod tests {
             frame_limit: 9018,
             ..IGB
         };
-        assert!(!marked.binding().force_copy);
+        assert_eq!(marked.binding().expect("not forced").ask, BindRequest::Auto);
+    }
+
+    #[test]
+    fn forced_zero_copy_overrides_the_table_and_nothing_that_frames_depend_on() {
+        let forced = Wish {
+            asked: BindRequest::ForceZeroCopy,
+            driver: NO_ZERO_COPY,
+            line: line("ice"),
+            ..IGB
+        };
+        let binding = forced.binding().expect("possible");
+        assert_eq!(
+            (binding.ask, binding.chunk_bytes, binding.note),
+            (BindRequest::ForceZeroCopy, LARGE_CHUNK, None)
+        );
+        let jumbo = Wish {
+            frame_limit: 9018,
+            ..forced
+        };
+        for (wish, why) in [
+            (jumbo, NoZeroCopy::LongFrames),
+            (
+                Wish {
+                    native: false,
+                    ..forced
+                },
+                NoZeroCopy::SkbMode,
+            ),
+            (
+                Wish {
+                    direct: true,
+                    ..forced
+                },
+                NoZeroCopy::GuestMemory,
+            ),
+        ] {
+            assert_eq!(wish.binding(), Err(why));
+        }
     }
 }

@@ -10,7 +10,7 @@ use steward::protocol::Refusal;
 use xsk::{OpenError, UmemError};
 
 use super::afxdp_plugin::PluginError;
-use super::binding::L2_BYTES;
+use super::binding::{L2_BYTES, NoZeroCopy};
 use super::endpoint::ChunksError;
 
 /// Why an interface or one of its queues cannot be used.
@@ -49,6 +49,8 @@ pub(crate) enum InterfaceError {
          add channels with `ethtool -L`"
     )]
     NoSuchQueue { name: String, have: u32, queue: u32 },
+    #[error("--force-zero-copy on {name}: {why}: change that, or leave the option out")]
+    NoZeroCopy { name: String, why: NoZeroCopy },
     #[error("{name} has MTU {mtu}, memory=direct carries frames of {limit} bytes: lower the MTU to {most} or use \
              memory=copy", most = limit - L2_BYTES)]
     MtuTooLargeForDirect { name: String, mtu: u32, limit: u32 },

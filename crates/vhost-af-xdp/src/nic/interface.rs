@@ -14,8 +14,9 @@ use steward::links::{DriverSends, Link};
 use steward::protocol::Wanted;
 use xsk::{AttachMode, BindRequest, OpenError, QueueId, RingSize, SocketConfig, Umem, Unbound};
 
-use super::binding::{self, Binding, L2_BYTES, LONGEST_FRAME, Wish};
+use super::binding::{Binding, L2_BYTES, LONGEST_FRAME, NoZeroCopy, Wish};
 use super::demand::Demand;
+use super::drivers;
 use super::error::{InterfaceError, Lost};
 use super::queue_state::QueueState;
 use super::steering::{Attached, Steering};
@@ -34,8 +35,8 @@ const BIND_AGAIN_TIMEOUT: Duration = Duration::from_millis(200);
 /// How a port wants its queues.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct QueueOptions {
-    /// Never zero-copy.
-    pub(crate) force_copy: bool,
+    /// Zero-copy or copy, where the user says.
+    pub(crate) bind: BindRequest,
     /// The port's: a queue may copy in a port that is direct otherwise.
     pub(crate) placement: Placement,
     /// How segments leave.
@@ -45,11 +46,11 @@ pub(crate) struct QueueOptions {
 impl QueueOptions {
     /// What a port says; none without an interface.
     pub(crate) fn of(port: &PortConfig) -> Option<Self> {
-        let NicConfig::Interface { force_copy, .. } = port.nic else {
+        let NicConfig::Interface { bind, .. } = port.nic else {
             return None;
         };
         Some(Self {
-            force_copy,
+            bind,
             placement: port.placement,
             segments: port.segments,
         })
@@ -80,7 +81,7 @@ pub(crate) struct Interface {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct QueueRequest {
     pub(crate) queue: u32,
-    pub(crate) force_copy: bool,
+    pub(crate) bind: BindRequest,
     pub(crate) multi_buffer: bool,
 }
 
@@ -175,12 +176,14 @@ impl Interface {
     }
 
     /// How its queues are bound for frames of so many bytes, and what memory they get.
-    pub(crate) fn binding(&self, frame_limit: u32) -> Binding {
+    /// Errors: zero-copy is forced, and cannot be.
+    pub(crate) fn binding(&self, frame_limit: u32) -> Result<Binding, NoZeroCopy> {
         let wish = Wish {
-            force_copy: self.options.force_copy,
+            asked: self.options.bind,
             direct: self.options.placement == Placement::Direct,
             native: self.steering.mode() == Mode::Native,
-            driver: binding::driver(&self.link, self.driver_sends()),
+            driver: self.driver_sends(),
+            line: drivers::line(&self.link.driver),
             frame_limit,
         };
         wish.binding()
@@ -206,10 +209,7 @@ impl Interface {
             Mode::Native => AttachMode::Native,
             Mode::Skb => AttachMode::Skb,
         };
-        config.bind = match request.force_copy {
-            true => BindRequest::ForceCopy,
-            false => BindRequest::Auto,
-        };
+        config.bind = request.bind;
         config.rx = Some(RingSize::at_least(RECEIVE_RING));
         config.fill = RingSize::at_least(RECEIVE_RING);
         config.tx = Some(RingSize::at_least(SEND_RING));

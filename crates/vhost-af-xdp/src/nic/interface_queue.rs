@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use device::counters::PairCounters;
 use steer::{QueueConf, VirtioHeader};
-use xsk::{OpenError, OwnMemory, Probe, Socket, Umem, Unbound};
+use xsk::{BindRequest, OpenError, OwnMemory, Probe, Socket, Umem, Unbound};
 
 use super::binding::{LONGEST_FRAME, LONGEST_ZERO_COPY, TX_METADATA_BYTES};
 use super::endpoint::{Chunks, NicQueue};
@@ -156,7 +156,7 @@ impl InterfaceQueue {
         let request = QueueRequest {
             queue: self.number,
             // In zero-copy the NIC would write into guest memory before the program judges the frame.
-            force_copy: true,
+            bind: BindRequest::ForceCopy,
             multi_buffer: true,
         };
         // First, because frames go to the socket that was made last.
@@ -235,10 +235,15 @@ impl InterfaceQueue {
         }
         let interface = &self.interface;
         let frame_limit = interface.frame_limit();
-        let binding = interface.binding(frame_limit);
+        let binding = interface
+            .binding(frame_limit)
+            .map_err(|why| InterfaceError::NoZeroCopy {
+                name: interface.name(),
+                why,
+            })?;
         let request = QueueRequest {
             queue: self.number,
-            force_copy: binding.force_copy,
+            bind: binding.ask,
             multi_buffer: self.wants_pieces(),
         };
         let chunks = Chunks::new(binding.chunk_bytes, SEND_RING)?;

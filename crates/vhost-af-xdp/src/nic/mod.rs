@@ -6,13 +6,14 @@
 //! | [`interface_queue`], `queue_state.rs` | a queue's life: opened, lent to lanes, coupled with a guest's memory |
 //! | [`steering`] | program and sockets of a steward, or of the daemon's own keeper |
 //! | [`external`], [`afxdp_plugin`] | program, map or sockets that somebody else made |
-//! | [`binding`], [`mode`], [`demand`] | how a queue is bound, why no better, what memory that locks |
+//! | [`binding`], [`drivers`], [`mode`], [`demand`] | how a queue is bound, why no better, what memory that locks |
 //! | [`queue`], [`xdp`], [`null`] | the four rings, as a lane sees them: of a socket, or of no NIC |
 //! | [`endpoint`], [`lent`] | rings and UMEM together, and what of them outlives a lane |
 
 pub(crate) mod afxdp_plugin;
 pub(crate) mod binding;
 pub(crate) mod demand;
+pub(crate) mod drivers;
 pub(crate) mod endpoint;
 pub(crate) mod error;
 pub(crate) mod external;

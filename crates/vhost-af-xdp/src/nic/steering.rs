@@ -347,6 +347,7 @@ fn link_of(facts: &Facts) -> Link {
         mac: facts.mac,
         up: facts.up,
         rx_queues: facts.rx_queues,
+        driver: facts.driver.clone(),
         partial_checksums: facts.partial_checksums,
     }
 }

@@ -70,7 +70,8 @@ impl LaneFacts {
 
     /// Notes what a queue is, what it does for frames that are sent, and its socket once more.
     pub(crate) fn describe(&mut self, interface: &Interface, nic: &XdpNic, sends: Sends) -> io::Result<()> {
-        let note = interface.binding(interface.frame_limit()).note;
+        let binding = interface.binding(interface.frame_limit());
+        let note = binding.ok().and_then(|binding| binding.note);
         self.fallbacks.extend(note.map(Fallback::NoZeroCopy));
         let bound = nic.socket();
         self.mode = DataPath::Socket(bound.mode());

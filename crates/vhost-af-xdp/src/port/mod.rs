@@ -30,6 +30,7 @@ use device::counters::PairCounters;
 
 use crate::config::{NicConfig, Placement, PortConfig};
 use crate::log_limit::LogLimit;
+use crate::nic::drivers;
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::{Interface, QueueOptions};
 use crate::nic::interface_queue::InterfaceQueue;
@@ -111,6 +112,7 @@ impl PortState {
             }),
             interface: interface.map(|interface| ShownInterface {
                 name: interface.name(),
+                driver: drivers::said_of(&interface.link.driver),
                 steering: interface.steering.report(),
                 attached: interface.steering.attached(),
                 itself: Arc::downgrade(interface),

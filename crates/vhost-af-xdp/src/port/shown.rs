@@ -49,6 +49,8 @@ pub(crate) struct ShownSession {
 pub(crate) struct ShownInterface {
     /// As it is now.
     pub(crate) name: String,
+    /// What is known of its driver.
+    pub(crate) driver: String,
     pub(crate) steering: SteeringReport,
     /// How the program is attached, if one is.
     pub(crate) attached: Option<Mode>,

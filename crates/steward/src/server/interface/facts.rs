@@ -51,6 +51,7 @@ impl Interface {
             mtu: self.link.mtu,
             mac: self.link.mac,
             rx_queues: self.link.rx_queues,
+            driver: self.link.driver.clone(),
             up: self.link.up,
             partial_checksums: self.link.partial_checksums,
             mode: self.program.as_ref().map(Program::mode),

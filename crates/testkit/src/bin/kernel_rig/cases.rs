@@ -78,6 +78,9 @@ impl Case {
             seen.mode,
             seen.note
         );
+        let driver = rig.daemon.port(0)["driver"].clone();
+        let said = driver.as_str().unwrap_or_default();
+        assert!(said.starts_with(wire.driver()), "of the driver is said: {said}");
         frames_pass_byte_exact(&mut rig);
         frames_that_are_too_long_overwrite_nothing(&mut rig, &guards, self.setting.passed_in);
         if self.setting.filtered {
