@@ -1,5 +1,6 @@
 //! What a process holds, as the kernel tells it: to see that nothing stays behind.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::time::Duration;
 
@@ -34,6 +35,18 @@ pub fn of(pid: u32) -> Holdings {
         mappings: mappings(&maps),
         threads: count("task"),
     }
+}
+
+/// AF_XDP sockets of a process by inode: those whose rings are mapped, and their mappings hold them. A socket can be
+/// bound once, and numbers of inodes are not used again: with the same ones, nothing was bound and nothing unbound.
+///
+/// # Panics
+/// If there is no such process, or we are not root.
+#[must_use]
+pub fn xdp_sockets(pid: u32) -> BTreeSet<String> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("we are root");
+    let named = maps.lines().filter_map(|line| line.split_once("socket:"));
+    named.map(|(_, inode)| inode.to_owned()).collect()
 }
 
 /// Counts them in the text of proc_pid_maps(5). Left out is what is anonymous and either has no access, or lies behind such a guard, as

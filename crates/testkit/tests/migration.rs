@@ -26,6 +26,7 @@ use serde_json::{Value, json};
 use testkit::daemon::{Placement, private_dir};
 use testkit::driver::F_RING_PACKED;
 use testkit::guest::{Backend, Guest};
+use testkit::holdings::xdp_sockets;
 use testkit::process::output_of;
 use testkit::world::{GUEST, HOST, features, received_bytes};
 use testkit::{Daemon, Qmp, Running, Serve, VethPair, require, wait};
@@ -243,7 +244,9 @@ fn streams_survive_migration_and_their_bytes_are_intact(
     #[values(false, true)] packed: bool,
 ) {
     require!(Root, Qemu);
-    let bridged = Bridged::new(placement);
+    let mut bridged = Bridged::new(placement);
+    let pid = bridged.daemon.process().pid();
+    let opened = xdp_sockets(pid);
     let ring: &[&str] = if packed { &["--packed"] } else { &[] };
     let source = bridged.guest(0, ring);
     assert_eq!(features(&bridged.daemon.port(0)) & F_RING_PACKED != 0, packed);
@@ -266,6 +269,12 @@ fn streams_survive_migration_and_their_bytes_are_intact(
         bridged.whereabouts()
     );
 
+    let copies = placement == Placement::Copy;
+    assert!(
+        !copies || xdp_sockets(pid) == opened,
+        "a guest's boot opened a queue"
+    );
+
     let end = migrate(
         &mut source.qmp(),
         &mut destination.qmp(),
@@ -280,6 +289,7 @@ fn streams_survive_migration_and_their_bytes_are_intact(
     let compared = arrived.elapsed();
     destination.qmp().execute("cont", &json!({}));
     drop(source);
+    assert!(!copies || xdp_sockets(pid) == opened, "migration opened a queue");
     assert!(
         wait::until(2 * wait::SOON, || destination.answers()),
         "the guest is dead"

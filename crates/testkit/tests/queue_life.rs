@@ -7,19 +7,17 @@ use rstest::rstest;
 use rustix::process::Signal;
 use testkit::daemon::Placement;
 use testkit::driver::region_info;
-use testkit::{Daemon, Driver, DriverConfig, PacketPort, Rig, Serve, VethPair, frame, require, wait};
+use testkit::holdings::xdp_sockets;
+use testkit::{Daemon, Driver, DriverConfig, Layout, PacketPort, Rig, Serve, VethPair, frame, require, wait};
 use vhost::vhost_user::VhostUserFrontend;
+use vhost::vhost_user::message::VhostUserProtocolFeatures;
 use virtqueue::GuestAddr;
 use virtqueue::driver::GuestRam;
 
 const BUFFER: u32 = 2048;
 
-/// AF_XDP sockets of the daemon by inode: those whose rings are mapped, and their mappings hold them.
 fn sockets(daemon: &mut Daemon) -> BTreeSet<String> {
-    let maps = format!("/proc/{}/maps", daemon.process().pid());
-    let maps = std::fs::read_to_string(maps).expect("we are root");
-    let named = maps.lines().filter_map(|line| line.split_once("socket:"));
-    named.map(|(_, inode)| inode.to_owned()).collect()
+    xdp_sockets(daemon.process().pid())
 }
 
 /// The one socket that there is.
@@ -128,16 +126,58 @@ fn socket_stays_bound_when_the_memory_table_changes(#[values(false, true)] lease
         rig.assert_passes_both_ways();
     }
     assert_eq!(socket(&mut rig.daemon), first);
-    // What frames fit does not depend on a guest.
-    rig.veth.near.ip(&["link", "set", VethPair::NIC, "mtu", "1400"]);
-    rig.daemon
-        .await_port(0, "the MTU", |port| port["mtu"].as_u64() == Some(1400));
-    rig.await_passes_both_ways();
-    assert_ne!(
-        socket(&mut rig.daemon),
-        first,
-        "another MTU may need other chunks"
-    );
+}
+
+/// As a guest's reset and boot are for its device: everything stopped, forgotten, and set up with fresh rings.
+#[rstest]
+fn socket_stays_bound_when_the_guest_boots_again(#[values(false, true)] leased: bool) {
+    require!(Root);
+    let mut config = DriverConfig::default();
+    config.protocol |= VhostUserProtocolFeatures::RESET_DEVICE;
+    let mut rig = Rig::with(VethPair::new(), &serve(leased, Placement::Copy), &config);
+    let first = socket(&mut rig.daemon);
+    for _ in 0..3 {
+        rig.post(64, &[BUFFER]);
+        rig.assert_passes_both_ways();
+        rig.driver.frontend().reset_device().expect("reset");
+        assert_eq!(socket(&mut rig.daemon), first, "between two boots");
+        rig.driver.start_over(&config).expect("started");
+    }
+    rig.post(64, &[BUFFER]);
+    rig.assert_passes_both_ways();
+    assert_eq!(socket(&mut rig.daemon), first);
+}
+
+/// A queue is opened anew only for frames that its chunks cannot hold: 2048 bytes have room for 1792, 4096 for 3840.
+#[rstest]
+fn socket_stays_bound_while_frames_of_another_mtu_fit_its_chunks(#[values(false, true)] leased: bool) {
+    require!(Root);
+    let veth = VethPair::new();
+    veth.far.ip(&["link", "set", VethPair::WIRE, "mtu", "3400"]);
+    let mut rig = Rig::with(veth, &serve(leased, Placement::Copy), &DriverConfig::default());
+    rig.post(64, &[4096]);
+    let mut before = socket(&mut rig.daemon);
+    for (mtu, stays) in [
+        (1400, true),
+        (1774, true),
+        (1775, false),
+        (3400, true),
+        (1500, true),
+    ] {
+        rig.veth
+            .near
+            .ip(&["link", "set", VethPair::NIC, "mtu", &mtu.to_string()]);
+        rig.daemon
+            .await_port(0, "the MTU", |port| port["mtu"].as_u64() == Some(mtu));
+        rig.await_passes_both_ways();
+        // What frames fit does not depend on a guest.
+        let longest = usize::try_from(mtu).expect("small") + frame::HEADER;
+        rig.assert_from_guest(&frame::plain(longest, 1), Layout::Whole);
+        rig.assert_to_guest(&frame::plain(longest, 2));
+        let now = socket(&mut rig.daemon);
+        assert_eq!(now == before, stays, "MTU {mtu}");
+        before = now;
+    }
 }
 
 #[test]

@@ -4,8 +4,8 @@
 //! ([`InterfaceQueue::lend`]) and gives it back; guests come and go, and the socket stays bound and filled. Drivers
 //! such as ice take the carrier of the whole NIC down when a queue's pool is set up or torn down, so neither a
 //! guest's reboot nor a change of its memory may do that. Nothing of how it is opened depends on a guest; what the
-//! guest negotiated decides only what is used of it. It is opened anew where the interface has another MTU: frames
-//! may need other chunks.
+//! guest negotiated decides only what is used of it. It is opened anew where the interface has an MTU whose
+//! frames need larger chunks, pieces or another data path.
 //!
 //! While it is not lent, the program passes its frames on to the host. Where that cannot be said (a steward that is
 //! away), the socket is closed instead, which has the same effect. Somebody else's program is not told: what comes then
@@ -30,7 +30,7 @@ use super::endpoint::{Chunks, NicQueue};
 use super::error::{ExternalError, InterfaceError};
 use super::interface::{BIND_TIMEOUT, Interface, QueueRequest, SEND_RING};
 use super::queue::{MOST_PIECES, Sends};
-use super::queue_state::{Ended, NotesEnd, OpenQueue, QueueState};
+use super::queue_state::{Ended, NotesEnd, OpenQueue, Opened, QueueState};
 use super::xdp::XdpNic;
 use crate::config::Placement;
 
@@ -113,7 +113,7 @@ impl InterfaceQueue {
         open.nic.fill();
         let conf = QueueConf {
             virtio_header: None,
-            frame_limit: open.frame_limit,
+            frame_limit: open.opened.frame_limit,
         };
         if let Err(error) = self.interface.steering.activate(self.number, conf) {
             // A steward that did not answer in time may do it yet: then frames find no socket, and go to the host.
@@ -133,11 +133,11 @@ impl InterfaceQueue {
         let Ok(mut state) = self.interface.state(self.number) else {
             return;
         };
-        if let QueueState::Lent { frame_limit, ended } = &*state {
+        if let QueueState::Lent { opened, ended } = &*state {
             nic.fill();
             let open = OpenQueue {
                 nic,
-                frame_limit: *frame_limit,
+                opened: *opened,
                 ended: Arc::clone(ended),
             };
             *state = QueueState::Open(Box::new(open));
@@ -204,14 +204,19 @@ impl InterfaceQueue {
         Ok(Coupled { nic, sends })
     }
 
-    /// Closes a queue that is open for another MTU. Where there is no other socket to be had it stays, if frames fit
-    /// its chunks.
+    /// Closes a queue that is open for another MTU, unless it would be opened in the same way for this one. Where there
+    /// is no other socket to be had it stays, if frames fit its chunks.
     fn renew(&self, state: &mut QueueState) -> Result<(), InterfaceError> {
         let interface = &self.interface;
-        let QueueState::Open(open) = &*state else {
+        let QueueState::Open(open) = state else {
             return Ok(());
         };
-        if open.frame_limit == interface.frame_limit() {
+        let frame_limit = interface.frame_limit();
+        if open.opened.frame_limit == frame_limit {
+            return Ok(());
+        }
+        if self.suits(open) {
+            open.opened.frame_limit = frame_limit;
             return Ok(());
         }
         if interface.steering.opens_again() {
@@ -222,11 +227,22 @@ impl InterfaceQueue {
             true => LONGEST_ZERO_COPY,
             false => open.nic.umem.max_frame_bytes(),
         };
-        if interface.frame_limit() > chunk && !open.nic.nic.socket().multi_buffer() {
+        if frame_limit > chunk && !open.nic.nic.socket().multi_buffer() {
             let (name, mtu) = (interface.link.name.clone(), interface.mtu());
             return Err(ExternalError::Mtu { name, mtu, chunk }.into());
         }
         Ok(())
+    }
+
+    /// Whether a queue that is open for another MTU is as it would be for this one: in the same data path, with pieces
+    /// where they are needed, and with chunks that are large enough.
+    fn suits(&self, open: &OpenQueue) -> bool {
+        let binding = self.interface.binding(self.interface.frame_limit());
+        binding.is_ok_and(|binding| {
+            binding.ask == open.opened.ask
+                && binding.chunk_bytes <= open.nic.umem.chunk_size()
+                && (open.opened.pieces || !self.wants_pieces())
+        })
     }
 
     fn open_locked(&self, state: &mut QueueState) -> Result<(), InterfaceError> {
@@ -260,7 +276,11 @@ impl InterfaceQueue {
         nic.fill();
         *state = QueueState::Open(Box::new(OpenQueue {
             nic,
-            frame_limit,
+            opened: Opened {
+                frame_limit,
+                ask: request.bind,
+                pieces: request.multi_buffer,
+            },
             ended,
         }));
         Ok(())

@@ -11,6 +11,8 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
+use xsk::BindRequest;
+
 use super::endpoint::NicQueue;
 use super::xdp::XdpNic;
 
@@ -23,16 +25,26 @@ pub(super) enum QueueState {
     /// Bound, with memory of ours; nobody moves its frames, which go to the host.
     Open(Box<OpenQueue>),
     /// The same, while somebody moves its frames.
-    Lent { frame_limit: u32, ended: Ended },
+    Lent { opened: Opened, ended: Ended },
     /// Bound, with a guest's memory, in the hands of its direct lane.
     Coupled { ended: Ended },
 }
 
 pub(super) struct OpenQueue {
     pub(super) nic: NicQueue<XdpNic>,
-    /// The longest frame that it was opened for, bytes.
-    pub(super) frame_limit: u32,
+    pub(super) opened: Opened,
     pub(super) ended: Ended,
+}
+
+/// What a queue was opened for.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Opened {
+    /// The longest frame, bytes.
+    pub(super) frame_limit: u32,
+    /// Which data path was asked for.
+    pub(super) ask: BindRequest,
+    /// Frames in several pieces were asked for.
+    pub(super) pieces: bool,
 }
 
 /// Kept with a socket; notes when that is closed.
@@ -78,7 +90,7 @@ impl QueueState {
         match std::mem::take(self) {
             Self::Open(open) => {
                 *self = Self::Lent {
-                    frame_limit: open.frame_limit,
+                    opened: open.opened,
                     ended: Arc::clone(&open.ended),
                 };
                 Some(open)
