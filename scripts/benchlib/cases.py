@@ -99,12 +99,12 @@ class HeldUpCase(Case):
 
 def traffic(kind, direction, size):
     """A case of moving frames; `kind` is nic, null, or packed: null with packed rings."""
-    contenders = ["copy", "direct", "dpdk"]
+    contenders = ["copy", "send-direct", "direct", "dpdk"]
     if kind == "nic":
         contenders.append("raw")
         if direction == "to-guest":
             # The generator pauses after each burst: ours sleeps then, unless told to poll on.
-            contenders += ["copy-polling", "direct-polling"]
+            contenders += ["copy-polling", "send-direct-polling", "direct-polling"]
     elif direction == "from-guest":
         # net_null as it comes makes frames for the guest all the while, which a guest that only sends never takes.
         contenders.append("dpdk-duplex")
@@ -147,7 +147,7 @@ def all_cases():
     cases += [light(64, packed) for packed in (False, True)]
     cases += [cable(size) for size in SIZES]
     cases.append(Case("idle", ["copy", "direct", "dpdk"], "cpu_percent", measure.idle))
-    cases.append(Case("memory", ["copy", "direct"], "process_bytes", measure.memory))
+    cases.append(Case("memory", ["copy", "send-direct", "direct"], "process_bytes", measure.memory))
     cases.append(OutageCase())
     cases += [NeighbourCase(placement) for placement in ("copy", "direct")]
     cases.append(LeaseCase())

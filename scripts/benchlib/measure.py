@@ -70,8 +70,8 @@ def backend_on_nic(run, contender, path, veth):
     """The back end over AF_XDP."""
     if contender == "dpdk":
         return testpmd.peer_on_nic(run, run.backend_cpu, path, veth.nic, veth.near)
-    placement, _, polling = contender.partition("-")
-    spin_us = POLLING_SPIN_US if polling else None
+    placement = contender.removesuffix("-polling")
+    spin_us = None if placement == contender else POLLING_SPIN_US
     return ours.daemon(run, run.backend_cpu, path, placement, veth.nic, veth.near, spin_us=spin_us)
 
 

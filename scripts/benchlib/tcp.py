@@ -7,7 +7,7 @@ first asked for and lives on to the end of the run, so that samples of all conte
     tap-intx        the same, whose guest has a plain PCI interrupt, as that of ours has here: Debian 12's QEMU crashes with vhost-user
                     and MSI-X where there is no KVM (scripts/lib/guest.sh)
     tap-veth        tap, bridged to a veth pair whose far end has the iperf3: the same peer as ours
-    copy, direct    ours, all offloads;   copy-none, direct-none   ours without
+    copy, send-direct, direct    ours, all offloads;   copy-none, direct-none   ours without
     …-nospin        all offloads, and --spin-us 0: a worker that has no work sleeps at once. Where vCPU, worker, softirqs and iperf3 share two
                     CPUs, polling takes time from those that work
     …-gro           the peer's end of the veth with `gro on`, and the near end with `tso off`, which makes veth take frames through NAPI and
@@ -39,10 +39,10 @@ PEER_IP, GUEST_IP = "10.78.0.1", "10.78.0.2"
 IPERF_PORT, RR_PORT = 5201, 5202
 PINGS = 300
 CONTENDERS = (
-    "tap", "tap-veth", "tap-veth-gro", "copy", "copy-gro", "copy-nospin", "copy-none", "direct", "direct-gro", "direct-none", "af-xdp", "af-xdp-gro"
+    "tap", "tap-veth", "tap-veth-gro", "copy", "copy-gro", "copy-nospin", "copy-none", "send-direct", "direct", "direct-gro", "direct-none", "af-xdp", "af-xdp-gro"
 )  # fmt: skip
 # Take part only if named.
-FURTHER = ("tap-intx", "direct-nospin", "af-xdp-skb")
+FURTHER = ("tap-intx", "send-direct-none", "send-direct-nospin", "direct-nospin", "af-xdp-skb")
 MESSAGES = (1024, 4096, 16384, 65536)
 
 
@@ -105,7 +105,8 @@ class World:
         self._await_traffic()
 
     def _start_daemon(self, state):
-        placement, _, variant = self.kind.partition("-")
+        placement = self.kind.removesuffix("-none").removesuffix("-nospin")
+        variant = self.kind.removeprefix(placement).removeprefix("-")
         path = os.path.join(state, "vm.sock")
         argv = [self.run.binary, "serve", "--socket-path", path, "--memory", placement, "--ifname", self.veth.nic]
         argv += ["--control", os.path.join(state, "control"), "--offload", "none" if variant == "none" else "all"]

@@ -12,7 +12,7 @@ static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
 #[rstest]
 fn every_frame_comes_back_byte_exact(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
     #[values("packed_vq=0", "packed_vq=1")] ring: &str,
     #[values("mrg_rxbuf=1,in_order=1", "mrg_rxbuf=1,in_order=0", "mrg_rxbuf=0,in_order=0")] options: &str,
 ) {

@@ -8,7 +8,7 @@ const BUFFER: u32 = 2048;
 
 #[rstest]
 fn interface_that_moves_to_another_namespace_and_back_is_leased_again(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
     require!(Root);
     let serve = Serve::interface(VethPair::NIC).placement(placement).leased();

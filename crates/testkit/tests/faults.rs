@@ -115,7 +115,7 @@ fn descriptors(daemon: &mut Daemon) -> usize {
 #[case::table_over_the_end_of_memory(Descriptor { addr: 8 * MIB - 16, len: 32, flags: DESC_INDIRECT, next: 0 })]
 fn cve_2018_1059_range_not_fully_mapped(
     #[case] desc: Descriptor,
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
     require!(Root);
     let config = two_regions();
@@ -343,7 +343,7 @@ impl Drop for StopOnDrop<'_> {
 
 #[rstest]
 fn cve_2024_11614_header_that_changes_meanwhile_is_read_once(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
     require!(Root);
     let mut rig = Rig::new(placement, Mode::Native);
@@ -387,7 +387,7 @@ fn cve_2024_11614_header_that_changes_meanwhile_is_read_once(
 
 #[rstest]
 fn use_after_free_at_shutdown_guest_that_vanishes_under_load(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
     require!(Root);
     let serve = Serve::interface(VethPair::NIC).placement(placement);
@@ -409,7 +409,7 @@ fn use_after_free_at_shutdown_guest_that_vanishes_under_load(
 
 #[rstest]
 fn memory_that_the_vmm_truncates_closes_only_its_port_and_the_neighbour_loses_nothing(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
     require!(Root);
     let config = DriverConfig {
@@ -463,7 +463,9 @@ fn memory_that_the_vmm_truncates_closes_only_its_port_and_the_neighbour_loses_no
 // ---- AF_XDP ----------------------------------------------------------------------------------------------------
 
 #[rstest]
-fn starved_fill_ring_recovers(#[values(Placement::Copy, Placement::Direct)] placement: Placement) {
+fn starved_fill_ring_recovers(
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
+) {
     require!(Root);
     let mut rig = Rig::new(placement, Mode::Native);
     // More frames than all rings and buffers hold, three times over, and nobody who takes them.
@@ -483,7 +485,7 @@ fn starved_fill_ring_recovers(#[values(Placement::Copy, Placement::Direct)] plac
 
 #[rstest]
 fn sending_goes_on_without_another_kick_and_over_a_full_ring(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
 ) {
     require!(Root);
@@ -509,7 +511,7 @@ fn sending_goes_on_without_another_kick_and_over_a_full_ring(
 
 #[rstest]
 fn number_of_channels_that_changes_under_load_takes_no_queue_in_use(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
     require!(Root);
     let serve = Serve::interface(VethPair::NIC)
@@ -541,7 +543,7 @@ fn number_of_channels_that_changes_under_load_takes_no_queue_in_use(
 fn partial_checksums_of_veth_are_completed_for_a_guest_that_does_not_take_them(
     #[case] partial: bool,
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
     require!(Root);
     let mut rig = Rig::new(placement, mode);
@@ -585,7 +587,7 @@ fn udp_sum(frame: &[u8]) -> u16 {
 
 #[rstest]
 fn umem_is_not_overrun_by_the_longest_frame(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
 ) {
     require!(Root);

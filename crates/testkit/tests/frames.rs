@@ -45,7 +45,7 @@ const BUFFER: u32 = 2048;
 
 #[rstest]
 fn frames_from_guest_arrive_byte_exact(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
     #[values(SPLIT, F_RING_PACKED)] ring: u64,
 ) {
@@ -64,7 +64,7 @@ fn frames_from_guest_arrive_byte_exact(
 
 #[rstest]
 fn frames_to_guest_arrive_byte_exact(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
     #[values(SPLIT, F_RING_PACKED)] ring: u64,
 ) {
@@ -84,7 +84,7 @@ fn frames_to_guest_arrive_byte_exact(
 
 #[rstest]
 fn vlan_tags_are_kept(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
 ) {
     require!(Root);
@@ -99,7 +99,7 @@ fn vlan_tags_are_kept(
 
 #[rstest]
 fn runts_without_an_ethernet_header_are_dropped_and_counted(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
     require!(Root);
     let mut rig = Rig::new(placement, Mode::Native);
@@ -114,7 +114,7 @@ fn runts_without_an_ethernet_header_are_dropped_and_counted(
 
 #[rstest]
 fn frames_longer_than_the_mtu_are_dropped_and_counted(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
 ) {
     require!(Root);
@@ -134,7 +134,7 @@ fn frames_longer_than_the_mtu_are_dropped_and_counted(
 
 #[rstest]
 fn frames_longer_than_the_mtu_do_not_reach_the_guest(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
 ) {
     require!(Root);
@@ -150,7 +150,7 @@ fn frames_longer_than_the_mtu_do_not_reach_the_guest(
 
 #[rstest]
 fn frames_span_merged_buffers(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
     #[values(SPLIT, F_RING_PACKED)] ring: u64,
 ) {
@@ -168,7 +168,7 @@ fn frames_span_merged_buffers(
 
 #[rstest]
 fn frames_fill_chains_of_several_buffers(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
     #[values(&[12, 2000], &[1, 11, 1, 2000], &[300, 300, 2000])] lengths: &[u32],
     #[values(SPLIT, F_RING_PACKED)] ring: u64,
 ) {
@@ -187,7 +187,7 @@ fn frames_fill_chains_of_several_buffers(
 
 #[rstest]
 fn frames_longer_than_the_buffer_are_dropped_and_counted(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
     require!(Root);
     let config = DriverConfig {
@@ -211,7 +211,7 @@ fn frames_longer_than_the_buffer_are_dropped_and_counted(
 
 #[rstest]
 fn buffers_at_region_edges_are_used_and_nothing_beside_them_is_touched(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
     #[values(SPLIT, F_RING_PACKED)] ring: u64,
 ) {
@@ -250,7 +250,7 @@ fn buffers_at_region_edges_are_used_and_nothing_beside_them_is_touched(
         let sent = frame::plain(1000 + seed, seed as u8);
         // In direct placement one that comes before the NIC has the buffer is lost; then there is another.
         let limit = match placement {
-            Placement::Copy => wait::SOON,
+            Placement::Copy | Placement::SendDirect => wait::SOON,
             Placement::Direct => Duration::from_secs(1),
         };
         let used = wait::until_some(wait::SOON, || {
@@ -275,7 +275,7 @@ fn buffers_at_region_edges_are_used_and_nothing_beside_them_is_touched(
 
 #[rstest]
 fn thousands_of_frames_keep_their_order_and_their_bytes(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
     #[values(0, F_IN_ORDER, F_EVENT_IDX, F_IN_ORDER | F_EVENT_IDX)] features: u64,
     #[values(SPLIT, F_RING_PACKED)] ring: u64,
 ) {
@@ -314,7 +314,7 @@ fn thousands_of_frames_keep_their_order_and_their_bytes(
 
 #[rstest]
 fn frames_without_a_posted_buffer_wait_or_are_lost_and_the_next_ones_arrive(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
     require!(Root);
     let mut rig = Rig::new(placement, Mode::Native);
@@ -327,7 +327,7 @@ fn frames_without_a_posted_buffer_wait_or_are_lost_and_the_next_ones_arrive(
 
 #[rstest]
 fn two_queue_pairs_use_two_queues_of_the_interface(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
     require!(Root);
     let config = DriverConfig {

@@ -140,7 +140,7 @@ fn table(ring: &Ring, entries: &[Descriptor]) -> u64 {
 fn lie_in_the_transmit_queue_closes_only_that_port(
     #[case] reason: &str,
     #[case] lie: fn(&Ring),
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
     assert_closed_by_transmit(&config(), placement, lie, reason);
 }
@@ -163,14 +163,14 @@ fn lie_in_the_transmit_queue_closes_only_that_port(
 fn lie_in_the_receive_queue_closes_only_that_port(
     #[case] reason: &str,
     #[case] lie: fn(&Ring),
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
     assert_closed_by_receive(&config(), placement, lie, reason);
 }
 
 #[rstest]
 fn indirect_descriptor_that_was_not_negotiated_closes_only_that_port(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
     require!(Root);
     let config = DriverConfig {
@@ -186,7 +186,7 @@ fn indirect_descriptor_that_was_not_negotiated_closes_only_that_port(
 
 #[rstest]
 fn offload_that_was_not_negotiated_is_dropped_and_counted(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
     require!(Root);
     let mut guests = TwoGuests::new(placement, &config());
@@ -209,7 +209,7 @@ fn offload_that_was_not_negotiated_is_dropped_and_counted(
 
 #[rstest]
 fn used_buffers_named_twice_harm_only_the_guest_that_named_them(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
     require!(Root);
     let mut guests = TwoGuests::new(placement, &config());
@@ -286,7 +286,7 @@ fn packed_table(ring: &Ring, (addr, len, flags): (u64, u32, u16)) -> u64 {
 fn lie_in_a_packed_transmit_queue_closes_only_that_port(
     #[case] reason: &str,
     #[case] lie: fn(&Ring),
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
     assert_closed_by_transmit(&packed_config(), placement, lie, reason);
 }
@@ -300,7 +300,7 @@ fn lie_in_a_packed_transmit_queue_closes_only_that_port(
 fn lie_in_a_packed_receive_queue_closes_only_that_port(
     #[case] reason: &str,
     #[case] lie: fn(&Ring),
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
     assert_closed_by_receive(&packed_config(), placement, lie, reason);
 }

@@ -91,11 +91,11 @@ fn steward_without_descriptors_refuses_who_asks_and_harms_nobody_else(
         match placement {
             // Its queue has been open from the start on: nobody is asked for a socket.
             Placement::Copy => assert!(impaired.is_null(), "{impaired}"),
-            Placement::Direct if more == 0 => {
+            Placement::SendDirect | Placement::Direct if more == 0 => {
                 let why = impaired.as_str().expect("impaired");
                 assert!(why.contains("Too many open files"), "{why}");
             }
-            Placement::Direct => {}
+            Placement::SendDirect | Placement::Direct => {}
         }
         limit((steward, 0), "nofile", 1000);
         scene.daemon.await_recovered(1);

@@ -31,7 +31,7 @@ fn await_frames(traffic: &Traffic, daemon: &Daemon) {
 
 #[rstest]
 fn memory_comes_and_goes_while_frames_pass_each_millisecond(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
     #[values(64, 512)] mib: u64,
 ) {
     require!(Root);
@@ -46,7 +46,7 @@ fn memory_comes_and_goes_while_frames_pass_each_millisecond(
     let traffic = match placement {
         Placement::Copy => Traffic::start_within(driver, wire, PACE, WINDOW),
         // Another socket is bound: what comes meanwhile is lost.
-        Placement::Direct => Traffic::start(driver, wire, PACE),
+        Placement::SendDirect | Placement::Direct => Traffic::start(driver, wire, PACE),
     };
     let more = GuestRam::new(&[(GuestAddr(16 << 30), mib * MIB)]).expect("memory");
     let regions = more.regions().expect("regions");
@@ -98,7 +98,7 @@ fn memory_comes_and_goes_while_frames_pass_each_millisecond(
 /// The guest pings while 256 MiB are plugged in, puts them to use, and gives them back.
 #[rstest]
 fn linux_guest_gets_memory_while_it_sends(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
     require!(Root, Qemu);
     let world = World::new(Setting {

@@ -30,7 +30,7 @@ fn assert_refused(netns: &NetNs, serve: &Serve, words: &[&str]) {
 
 #[rstest]
 fn interface_that_goes_down_and_up_carries_frames_again(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
 ) {
     require!(Root);
@@ -53,7 +53,7 @@ fn interface_that_goes_down_and_up_carries_frames_again(
 
 #[rstest]
 fn interface_that_is_deleted_leaves_the_guest_connected_and_is_picked_up_when_it_is_back(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
     require!(Root);
     let mut rig = Rig::new(placement, Mode::Native);
@@ -69,7 +69,9 @@ fn interface_that_is_deleted_leaves_the_guest_connected_and_is_picked_up_when_it
 }
 
 #[rstest]
-fn interface_that_is_renamed_goes_on(#[values(Placement::Copy, Placement::Direct)] placement: Placement) {
+fn interface_that_is_renamed_goes_on(
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
+) {
     require!(Root);
     let mut rig = Rig::new(placement, Mode::Native);
     rig.post(64, &[BUFFER]);
@@ -81,7 +83,7 @@ fn interface_that_is_renamed_goes_on(#[values(Placement::Copy, Placement::Direct
 
 #[rstest]
 fn mtu_that_changes_while_running_is_followed(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
     require!(Root);
     let mut rig = Rig::new(placement, Mode::Native);
@@ -230,7 +232,7 @@ fn memlock_too_small_is_refused_with_the_remedy(#[values("copy", "direct")] plac
 
 #[rstest]
 fn kill_leaves_no_program_and_no_queue_behind(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
 ) {
     require!(Root);

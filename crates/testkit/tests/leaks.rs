@@ -157,7 +157,7 @@ fn guests_on_the_null_nic_leave_nothing_behind() {
 #[test]
 fn guests_on_an_interface_leave_nothing_behind() {
     require!(Root);
-    for placement in [Placement::Copy, Placement::Direct] {
+    for placement in [Placement::Copy, Placement::SendDirect, Placement::Direct] {
         let veth = VethPair::with(2, 1500);
         let serve = Serve::interface(VethPair::NIC).placement(placement);
         let mut daemon = Daemon::start_ports(&veth.near, &serve, &["start-queue=0", "start-queue=1"]);

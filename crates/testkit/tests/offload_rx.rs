@@ -221,7 +221,9 @@ fn what_was_not_accepted_is_not_used(
 
 /// What was not offered is not used either, whatever the driver says it took.
 #[rstest]
-fn offload_none_offers_nothing(#[values(Placement::Copy, Placement::Direct)] placement: Placement) {
+fn offload_none_offers_nothing(
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
+) {
     require!(Root);
     let serve = Serve::interface(VethPair::NIC)
         .placement(placement)
@@ -370,7 +372,7 @@ fn jumbo_partial_checksums_are_completed_for_a_guest_that_takes_none() {
 /// Bytes from the network that are nearly right: all arrive as they were sent, and no header says what is not so.
 #[rstest]
 fn hostile_frames_arrive_unchanged(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
 ) {
     require!(Root);
@@ -442,7 +444,7 @@ fn receive_with_ports(rig: &mut Rig, ports: [u16; 2]) -> Option<Received> {
 
 #[rstest]
 fn datagrams_of_a_local_stack_are_marked_or_completed(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
     #[values(0, F_GUEST_CSUM, F_GUEST_ALL)] features: u64,
     #[values(BUFFER, 4096, 300)] buffer: u32,
@@ -485,7 +487,7 @@ fn datagrams_of_a_local_stack_are_marked_or_completed(
 
 #[rstest]
 fn stream_of_a_local_stack_arrives_whole(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
     #[values(0, F_GUEST_CSUM, F_GUEST_ALL)] features: u64,
 ) {
@@ -528,7 +530,7 @@ fn stream_of_a_local_stack_arrives_whole(
     }
     let got: Vec<_> = got.into_iter().flatten().collect();
     frame::assert_same(&got, &stream);
-    let merges = features == F_GUEST_ALL && placement == Placement::Copy;
+    let merges = features == F_GUEST_ALL && placement != Placement::Direct;
     assert_eq!(gso_packets > 0, merges, "{gso_packets} GSO packets");
 }
 
@@ -618,7 +620,7 @@ fn frames_of_a_pair_that_is_off_are_looked_at_too(#[values(0, F_GUEST_ALL)] feat
 
 #[rstest]
 fn fragments_padding_and_datagrams_without_checksum_are_left_alone(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
     #[values(0, F_GUEST_ALL)] features: u64,
 ) {
     require!(Root);

@@ -65,7 +65,7 @@ fn are_all(arrived: &[BTreeSet<u16>]) -> bool {
 
 #[rstest]
 fn frames_of_all_queues_reach_the_guest_however_many_pairs_it_uses(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
     #[values(2, 4)] pairs: usize,
 ) {
     require!(Root);

@@ -47,7 +47,9 @@ fn announcement() -> Vec<u8> {
 }
 
 #[rstest]
-fn send_rarp_announces_the_guest(#[values(Placement::Copy, Placement::Direct)] placement: Placement) {
+fn send_rarp_announces_the_guest(
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
+) {
     require!(Root);
     let mut rig = rig(placement);
     let payload = [2, 0, 0, 0, 0, 7, 0, 0];
@@ -91,7 +93,7 @@ fn mtu_that_is_refused_without_end_is_said_twenty_times() {
 
 #[rstest]
 fn status_is_kept_and_zero_resets_the_device(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
     require!(Root);
     let mut rig = rig(placement);
@@ -111,7 +113,7 @@ fn status_is_kept_and_zero_resets_the_device(
 
 #[rstest]
 fn reset_device_stops_everything_and_it_starts_anew(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
     require!(Root);
     let mut rig = rig(placement);
@@ -232,7 +234,7 @@ fn pages(rig: &Rig) -> Vec<Vec<u8>> {
 
 #[rstest]
 fn every_page_that_is_written_is_logged_while_the_vmm_wants_it(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
     require!(Root);
     let config = DriverConfig {

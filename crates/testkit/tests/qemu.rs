@@ -17,7 +17,7 @@ const CONNECTIONS: usize = 12;
 
 #[rstest]
 fn guest_pings_and_moves_tcp_both_ways(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
     #[values(&[], &["--packed"])] options: &[&str],
 ) {
     require!(Root, Qemu);
@@ -41,7 +41,7 @@ fn guest_pings_and_moves_tcp_both_ways(
 
 #[rstest]
 fn guest_survives_a_restart_of_the_daemon(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
     #[values(&[], &["--packed"])] options: &[&str],
 ) {
     require!(Root, Qemu);
@@ -72,7 +72,7 @@ fn guest_survives_a_restart_of_the_daemon(
 /// the short connections is steered by its ports.
 #[rstest]
 fn queue_pairs_come_and_go_while_tcp_runs_both_ways(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
     require!(Root, Qemu);
     let world = World::new(Setting {

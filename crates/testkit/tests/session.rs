@@ -230,7 +230,7 @@ fn features_and_protocol_features_of_the_contract_are_offered() {
 
 #[rstest]
 fn memory_slots_come_and_go_while_frames_pass(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
     require!(Root);
     let mut rig = Rig::new(placement, Mode::Native);
@@ -263,7 +263,7 @@ fn with_ring(ring: u64) -> DriverConfig {
 
 #[rstest]
 fn stopped_pair_keeps_its_place_and_starts_again(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
     #[values(0, F_RING_PACKED)] ring: u64,
 ) {
     require!(Root);
@@ -289,7 +289,7 @@ fn stopped_pair_keeps_its_place_and_starts_again(
 
 #[rstest]
 fn guest_that_comes_back_to_a_new_daemon_goes_on(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
     #[values(0, F_RING_PACKED)] ring: u64,
     #[values(false, true)] inflight: bool,
 ) {
@@ -319,7 +319,7 @@ fn guest_that_comes_back_to_a_new_daemon_goes_on(
 
 #[rstest]
 fn client_connects_again_after_either_side_went(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
     require!(Root);
     let veth = VethPair::new();
@@ -471,7 +471,9 @@ fn client_mode_does_not_spin_while_there_is_no_vmm() {
 }
 
 #[rstest]
-fn idle_guest_costs_no_cpu(#[values(Placement::Copy, Placement::Direct)] placement: Placement) {
+fn idle_guest_costs_no_cpu(
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
+) {
     require!(Root);
     let mut rig = Rig::new(placement, Mode::Native);
     rig.post(64, &[BUFFER]);

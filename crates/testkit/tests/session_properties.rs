@@ -284,7 +284,7 @@ impl Scene {
 
 #[rstest]
 fn every_frame_is_accounted_for_in_any_order_of_requests(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
     #[values(0, F_RING_PACKED)] ring: u64,
 ) {
     require!(Root);

@@ -25,7 +25,7 @@ fn pause(nanoseconds: u64) {
 
 #[rstest]
 fn frame_that_arrives_while_the_worker_falls_asleep_is_delivered(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
     require!(Root);
     let mut rig = sleepy(placement);
@@ -45,7 +45,7 @@ fn frame_that_arrives_while_the_worker_falls_asleep_is_delivered(
 
 #[rstest]
 fn kick_that_comes_while_the_worker_falls_asleep_is_heard(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
     require!(Root);
     let mut rig = sleepy(placement);
@@ -68,7 +68,7 @@ fn kick_that_comes_while_the_worker_falls_asleep_is_heard(
 /// A worker that does not listen to kicks looks once a millisecond, by a timer: on a slow machine later, and never earlier.
 #[rstest]
 fn kicks_for_nothing_wake_the_worker_no_more_often_than_its_timer(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
     require!(Root);
     let mut rig = Rig::new(placement, Mode::Native);

@@ -36,10 +36,12 @@ impl std::fmt::Display for Endpoint {
 
 /// Where frames lie while they are with the NIC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub(crate) enum Placement {
     /// In memory of the daemon; each frame is copied once
     Copy,
+    /// In the guest's RAM, which is pinned, when they are sent; in memory of the daemon, and copied once, when received
+    SendDirect,
     /// In the guest's RAM, which is pinned; no copy in user space
     Direct,
 }
@@ -68,11 +70,16 @@ impl Segments {
 }
 
 impl Placement {
+    /// Guest RAM is registered with the NIC's queues.
+    pub(crate) fn has_guest_ram(self) -> bool {
+        matches!(self, Self::SendDirect | Self::Direct)
+    }
+
     /// The offloads that it can do. Frames that lie in the guest's buffers already cannot be joined: all buffers
     /// of a frame but the last must be filled to the end (VirtIO 1.3, 5.1.6.4.1).
     pub(crate) fn offloads(self) -> Offloads {
         match self {
-            Self::Copy => Offloads::all(),
+            Self::Copy | Self::SendDirect => Offloads::all(),
             Self::Direct => Offloads::all().without(Offloads::coalescing()),
         }
     }
@@ -82,6 +89,7 @@ impl std::fmt::Display for Placement {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Copy => "copy",
+            Self::SendDirect => "send-direct",
             Self::Direct => "direct",
         })
     }
@@ -274,10 +282,12 @@ pub(crate) enum ConfigError {
     MaxMemory { bytes: u64 },
     #[error("cable {name}: {ends} port(s) name it, a cable joins two: give --port ...,cable={name} twice")]
     Cable { name: String, ends: usize },
-    #[error("cable {0}: memory=direct is for interfaces, use memory=copy")]
+    #[error(
+        "cable {0}: its guests have no queue of an interface that could read their memory, use memory=copy"
+    )]
     CableDirect(String),
     #[error(
-        "--force-zero-copy with memory=direct: there the NIC must not write into guest memory, use memory=copy"
+        "--force-zero-copy with memory=direct: there the NIC must not write into guest memory, use memory=send-direct or copy"
     )]
     ForcedDirect,
     #[error(
@@ -291,8 +301,8 @@ pub(crate) enum ConfigError {
     #[error("--inhibit needs an interface: name it with --ifname")]
     ExternalWithoutInterface,
     #[error(
-        "--inhibit with memory=direct: there the XDP program writes the virtio-net header, which another's does not; \
-         use memory=copy"
+        "--inhibit with memory=direct or send-direct: another's program writes no virtio-net header, and its queues are \
+         bound to memory of ours once; use memory=copy"
     )]
     ExternalDirect,
     #[error(
@@ -415,7 +425,7 @@ impl PortConfig {
         if cannot != Offloads::NONE {
             return Err(ConfigError::Offload(cannot));
         }
-        if let (Placement::Direct, Some(name)) = (self.placement, self.nic.cable()) {
+        if let (true, Some(name)) = (self.placement.has_guest_ram(), self.nic.cable()) {
             return Err(ConfigError::CableDirect(name.to_owned()));
         }
         self.check_bind()?;
@@ -472,7 +482,7 @@ impl PortConfig {
         if !matches!(self.nic, NicConfig::Interface { .. }) {
             return Err(ConfigError::ExternalWithoutInterface);
         }
-        if self.placement == Placement::Direct {
+        if self.placement.has_guest_ram() {
             return Err(ConfigError::ExternalDirect);
         }
         if !self.vlans.is_empty() {

@@ -39,6 +39,11 @@ pub unsafe trait UmemMemory: Send + Sync {
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
+    /// From which byte on, to the end, nobody but this process and the kernel can write. Another process, or a guest,
+    /// may write to what lies before it. All of it, unless the owner says so.
+    fn private_from(&self) -> usize {
+        self.len()
+    }
 }
 
 /// The pages that back a piece of [`OwnMemory`].
@@ -174,6 +179,10 @@ unsafe impl UmemMemory for OwnMemory {
     fn len(&self) -> usize {
         self.len
     }
+
+    fn private_from(&self) -> usize {
+        0
+    }
 }
 
 impl Drop for OwnMemory {
@@ -218,6 +227,7 @@ fn parse_range(text: &str) -> Option<Range<usize>> {
 pub(crate) struct View {
     base: NonNull<u8>,
     len: u64,
+    private_from: u64,
     memory: Arc<dyn UmemMemory>,
 }
 
@@ -232,6 +242,7 @@ impl View {
         Self {
             base: memory.base(),
             len: memory.len() as u64,
+            private_from: memory.private_from() as u64,
             memory,
         }
     }
@@ -247,6 +258,11 @@ impl View {
     #[inline]
     pub(crate) fn len(&self) -> u64 {
         self.len
+    }
+
+    #[inline]
+    pub(crate) fn private_from(&self) -> u64 {
+        self.private_from
     }
 
     /// The address of `len` bytes from `at`; `None` if they are not all inside.

@@ -296,6 +296,12 @@ impl Umem {
         self.view.len()
     }
 
+    /// From where on, to the end, nobody but this process and the kernel can write.
+    #[inline]
+    pub fn private_from(&self) -> UmemOffset {
+        UmemOffset::new(self.view.private_from())
+    }
+
     /// Never true: an empty UMEM cannot be made.
     pub fn is_empty(&self) -> bool {
         self.len() == 0

@@ -5,6 +5,8 @@
 pub enum Placement {
     /// `--memory copy`.
     Copy,
+    /// `--memory send-direct`.
+    SendDirect,
     /// `--memory direct`.
     Direct,
 }
@@ -15,6 +17,7 @@ impl Placement {
     pub fn name(self) -> &'static str {
         match self {
             Self::Copy => "copy",
+            Self::SendDirect => "send-direct",
             Self::Direct => "direct",
         }
     }

@@ -76,7 +76,7 @@ fn mapped(shared: &Shared, packed: bool) -> GuestRam {
 fn session(socket: &Path, (placement, packed): (Placement, bool), number: usize) -> bool {
     let mut shared = Shared::new(packed);
     let offloads = match placement {
-        Placement::Copy => F_HOST_ALL | F_GUEST_ALL,
+        Placement::Copy | Placement::SendDirect => F_HOST_ALL | F_GUEST_ALL,
         Placement::Direct => F_HOST_ALL | F_GUEST_CSUM,
     };
     let further = [0, F_EVENT_IDX, F_INDIRECT | F_EVENT_IDX, offloads];
@@ -119,11 +119,11 @@ fn session(socket: &Path, (placement, packed): (Placement, bool), number: usize)
 
 #[rstest]
 fn scribbling_over_every_shared_byte_harms_nobody_else(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
     require!(Root);
     let scene = Bystander::with(placement, PORTS, |serve| match placement {
-        Placement::Copy => serve.offload("all"),
+        Placement::Copy | Placement::SendDirect => serve.offload("all"),
         Placement::Direct => serve,
     });
     let wire = scene.hostile_wire();

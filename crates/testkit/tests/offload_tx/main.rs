@@ -149,7 +149,7 @@ fn kinds() -> Vec<GsoPacket> {
 
 #[rstest]
 fn gso_packets_arrive_as_their_segments(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
     #[values(SPLIT, F_RING_PACKED)] ring: u64,
 ) {
@@ -159,7 +159,7 @@ fn gso_packets_arrive_as_their_segments(
 
 #[rstest]
 fn gso_packets_arrive_as_their_segments_by_reference(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
     #[values(SPLIT, F_RING_PACKED)] ring: u64,
 ) {
@@ -252,7 +252,7 @@ fn partial(kind: &GsoPacket, payload_len: usize) -> (Vec<u8>, [u8; 10], Checksum
 
 #[rstest]
 fn checksums_are_completed(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
     #[values(SPLIT, F_RING_PACKED)] ring: u64,
 ) {
@@ -361,7 +361,7 @@ fn checksums_of_jumbo_frames_are_completed(#[values(false, true)] of_transport: 
 
 #[rstest]
 fn checksums_that_are_not_of_tcp_or_udp_are_completed_by_the_daemon(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
     require!(Root);
     let mut rig = rig(placement, Mode::Native, SPLIT);
@@ -404,7 +404,7 @@ fn give_the_wire_a_stack(far: &NetNs) {
 
 #[rstest]
 fn kernels_udp_takes_datagrams_whose_checksum_was_left_to_us(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
     #[values("on", "off")] tx: &str,
 ) {
@@ -460,7 +460,7 @@ fn kernels_udp_takes_datagrams_whose_checksum_was_left_to_us(
 
 #[rstest]
 fn kernels_tcp_takes_segments_whose_checksum_was_left_to_us(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
     #[values(rig_of, rig_by_reference)] rig: MakeRig,
 ) {
@@ -509,7 +509,7 @@ fn kernels_tcp_takes_segments_whose_checksum_was_left_to_us(
 
 #[rstest]
 fn gso_packets_of_more_segments_than_the_rings_hold_go_out_in_order(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
     #[values(IN_SPLIT, IN_PACKED, BY_REFERENCE)] (ring, rig): (u64, MakeRig),
 ) {
@@ -540,7 +540,7 @@ fn gso_packets_of_more_segments_than_the_rings_hold_go_out_in_order(
 
 #[rstest]
 fn stopping_the_queues_loses_no_segment_and_sends_none_twice(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
     #[values(IN_SPLIT, IN_PACKED, BY_REFERENCE)] (ring, rig): (u64, MakeRig),
     #[values(20, 1400)] size: u16,
 ) {

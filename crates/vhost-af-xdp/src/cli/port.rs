@@ -65,8 +65,8 @@ pub(super) struct PortArgs {
     start_queue: u32,
     #[command(flatten)]
     external: ExternalArgs,
-    /// Where frames lie: memory of the daemon, or the guest's own RAM (pins all of it; no
-    /// ballooning, no overcommit, no postcopy)
+    /// Where frames lie: memory of the daemon, or the guest's own RAM (pins all of it; no ballooning, no overcommit, no
+    /// postcopy), for those that are sent or for all
     #[arg(long, value_enum, default_value = "copy")]
     memory: Placement,
     #[command(flatten)]

@@ -8,44 +8,17 @@ use offload::segment::{Gso, Request};
 use virtqueue::{Buffer, ChainId, MemoryMap};
 use xsk::{TxDesc, UmemOffset};
 
-use super::{Cutting, DirectEnd, DirectLane, Outbound};
+use super::{Cutting, DirectEnd, Outbound};
 use crate::nic::queue::{LinkState, Nic};
 use crate::switch::bytes::guest_to_umem;
-use crate::switch::from_guest::{GuestFrame, Put, Sink, Turn};
+use crate::switch::from_guest::{GuestFrame, Put, Sender, Sink, Turn};
 use crate::switch::gso::{Builder, FromChain, GsoPacket};
+use crate::switch::lane::Work;
 use crate::switch::limits::SEGMENTS;
-use crate::switch::to_nic::{LAST_WAIT, LAST_WAITS};
+use crate::switch::to_nic::{LAST_KICKS, LAST_WAIT, LAST_WAITS, copied};
 
-impl<N: Nic> DirectLane<N> {
-    pub(super) fn from_guest(&mut self) -> Result<usize, Fault> {
-        let mut moved = self.end.reap(&mut self.pair);
-        let left = self.sender.begin();
-        self.end.begin_burst();
-        if self.end.has_rest() && left > 0 {
-            let mut turn = Turn::of(left);
-            moved += self.end.go_on_cutting(&self.pair, &mut turn);
-            self.sender.spend(&turn);
-        }
-        if self.pair.from_guest.enabled && !self.end.has_rest() && self.sender.left() > 0 {
-            let room = self.end.ring_room().min(self.end.sending.room());
-            if room == 0 {
-                self.counters.from_guest_waits.add(1);
-            } else {
-                let burst = self
-                    .sender
-                    .burst(&mut self.pair, &mut self.end, room, &self.counters)?;
-                self.end.hand_over();
-                moved += burst.done;
-            }
-        }
-        // While the interface is down every breath that sends asks whether it is up again.
-        if self.end.nic.unsent() > 0 || (moved > 0 && self.end.link == LinkState::Down) {
-            self.end.kick();
-            moved += self.end.reap(&mut self.pair);
-        }
-        Ok(moved)
-    }
-}
+/// What lies side by side in the guest's memory need not for a NIC, beyond this many bytes.
+const PAGE_BYTES: u64 = 4096;
 
 impl<N: Nic> Sink for DirectEnd<N> {
     #[inline]
@@ -98,9 +71,75 @@ impl<N: Nic> Sink for DirectEnd<N> {
 }
 
 impl<N: Nic> DirectEnd<N> {
+    /// Takes a turn of the guest's frames, and gives back what was sent; chains and descriptors that were moved.
+    /// Errors: what the guest did wrong.
+    pub(super) fn from_guest(
+        &mut self,
+        pair: &mut QueuePair,
+        sender: &mut Sender,
+        counters: &PairCounters,
+    ) -> Result<usize, Fault> {
+        let mut moved = self.reap(pair);
+        let left = sender.begin();
+        self.begin_burst();
+        if self.has_rest() && left > 0 {
+            let mut turn = Turn::of(left);
+            moved += self.go_on_cutting(pair, &mut turn);
+            sender.spend(&turn);
+        }
+        if pair.from_guest.enabled && !self.has_rest() && sender.left() > 0 {
+            let room = self.ring_room().min(self.sending.room());
+            if room == 0 {
+                counters.from_guest_waits.add(1);
+            } else {
+                let burst = sender.burst(pair, self, room, counters)?;
+                self.hand_over();
+                moved += burst.done;
+            }
+        }
+        // While the interface is down every breath that sends asks whether it is up again.
+        if self.queue.nic.unsent() > 0 || (moved > 0 && self.link == LinkState::Down) {
+            self.kick();
+            moved += self.reap(pair);
+        }
+        Ok(moved)
+    }
+
+    /// What a lane is to do about to sleep, for whose guest chains wait.
+    pub(super) fn when_chains_wait(&mut self) -> Work {
+        let full =
+            self.queue.nic.room_to_nic() == 0 || self.sending.room() == 0 || self.queue.pool.is_empty();
+        match full || self.has_rest() {
+            true => Work::Soon,
+            false => Work::Now,
+        }
+    }
+
+    /// Whether something is not sent yet.
+    pub(super) fn has_unsent(&self) -> bool {
+        self.queue.nic.unsent() > 0 || self.has_rest()
+    }
+
+    /// Sends a frame of ours, if there is room for it now.
+    pub(super) fn inject(&mut self, frame: &[u8]) {
+        if self.queue.nic.room_to_nic() == 0 || self.sending.room() == 0 {
+            return;
+        }
+        if let Some(chunk) = self.queue.pool.take() {
+            let outbound = Outbound {
+                chain: None,
+                bounce: true,
+            };
+            self.sending.push(chunk.offset().get(), outbound);
+            let desc = copied(chunk, frame, &self.queue.umem);
+            self.queue.nic.to_nic(std::iter::once(desc));
+            self.kick();
+        }
+    }
+
     #[inline]
     fn begin_burst(&mut self) {
-        self.ring = self.nic.room_to_nic();
+        self.ring = self.queue.nic.room_to_nic();
     }
 
     /// Descriptors that can be queued now.
@@ -110,15 +149,15 @@ impl<N: Nic> DirectEnd<N> {
     }
 
     /// Gives the guest back what was sent.
-    pub(super) fn reap(&mut self, pair: &mut QueuePair) -> usize {
-        for frame in self.nic.sent(SEGMENTS * 2) {
+    fn reap(&mut self, pair: &mut QueuePair) -> usize {
+        for frame in self.queue.nic.sent(SEGMENTS * 2) {
             // An address that we never gave cannot be attributed; the kernel does not do that.
             if self
                 .sending
                 .complete(frame.offset().get())
                 .is_some_and(|outbound| outbound.bounce)
             {
-                self.pool.put(frame);
+                self.queue.pool.put(frame);
                 self.bounces_out = false;
             }
         }
@@ -142,7 +181,7 @@ impl<N: Nic> DirectEnd<N> {
     }
 
     fn hand_over(&mut self) {
-        self.nic.to_nic(self.outgoing.drain(..));
+        self.queue.nic.to_nic(self.outgoing.drain(..));
         self.begin_burst();
     }
 
@@ -158,7 +197,7 @@ impl<N: Nic> DirectEnd<N> {
     #[inline]
     fn queue_frame(&mut self, chain: ChainId, frame: GuestFrame<'_>) -> Option<bool> {
         let &Sending { start, len, .. } = frame.sending;
-        if len > self.umem.max_sent_bytes() {
+        if len > self.queue.umem.max_sent_bytes() {
             return self.queue_multi_buffer(chain, start, frame.buffers);
         }
         if let [buffer] = &frame.buffers[start.buffer..] {
@@ -175,7 +214,24 @@ impl<N: Nic> DirectEnd<N> {
     #[inline]
     fn can_refer(&self, piece: Piece) -> bool {
         // The kernel wants room for metadata before each descriptor's bytes, used or not.
-        piece.offset >= u64::from(self.umem.tx_metadata_len())
+        let Some(from) = piece.offset.checked_sub(self.queue.umem.tx_metadata_len().into()) else {
+            return false;
+        };
+        let last = piece.offset + u64::from(piece.len.max(1)) - 1;
+        !self.queue.sends.within_pages || from / PAGE_BYTES == last / PAGE_BYTES
+    }
+
+    /// The next bytes of a chain that one descriptor can refer to, at most so many.
+    #[inline]
+    fn next_piece(&self, from: &mut Cursor, buffers: &[Buffer], most: u32) -> Option<Piece> {
+        let begun = *from;
+        let piece = from.next(buffers, most.min(self.queue.umem.max_sent_bytes()))?;
+        let page = PAGE_BYTES - piece.offset % PAGE_BYTES;
+        if self.queue.sends.within_pages && u64::from(piece.len) > page {
+            *from = begun;
+            return from.next(buffers, u32::try_from(page).unwrap_or(u32::MAX));
+        }
+        Some(piece)
     }
 
     /// Queues a descriptor that refers to guest memory.
@@ -183,7 +239,7 @@ impl<N: Nic> DirectEnd<N> {
     fn queue_piece(&mut self, chain: Option<ChainId>, data: UmemOffset, len: u32, more: bool) {
         // The kernel keeps the lowest bit of a sent address for itself (6.18), so that the chunk,
         // by which the completion is recognised, starts at an even one.
-        if let Ok(frame) = self.umem.adopt(UmemOffset::new(data.get() & !1)) {
+        if let Ok(frame) = self.queue.umem.adopt(UmemOffset::new(data.get() & !1)) {
             self.sending
                 .push(frame.offset().get(), Outbound { chain, bounce: false });
             self.outgoing.push(TxDesc {
@@ -203,11 +259,11 @@ impl<N: Nic> DirectEnd<N> {
     /// A frame in several pieces, gathered in a bounce chunk.
     fn queue_gathered(&mut self, chain: ChainId, frame: GuestFrame<'_>) -> Option<bool> {
         let &Sending { start, len, .. } = frame.sending;
-        let chunk = self.pool.take()?;
-        let offset = self.umem.send_offset(&chunk);
+        let chunk = self.queue.pool.take()?;
+        let offset = self.queue.umem.send_offset(&chunk);
         let mut at = offset.get();
         for piece in start.pieces(frame.buffers) {
-            let _ = guest_to_umem(&frame.pair.memory, piece, &self.umem, UmemOffset::new(at));
+            let _ = guest_to_umem(&frame.pair.memory, piece, &self.queue.umem, UmemOffset::new(at));
             at += u64::from(piece.len);
         }
         self.outgoing.push(TxDesc {
@@ -225,15 +281,15 @@ impl<N: Nic> DirectEnd<N> {
     fn queue_multi_buffer(&mut self, chain: ChainId, from: Cursor, buffers: &[Buffer]) -> Option<bool> {
         let mut parts = std::mem::take(&mut self.pieces);
         parts.clear();
-        let (mut at, most) = (from, self.umem.max_sent_bytes());
-        parts.extend(std::iter::from_fn(|| at.next(buffers, most)));
+        let mut at = from;
+        parts.extend(std::iter::from_fn(|| self.next_piece(&mut at, buffers, u32::MAX)));
         let queued = self.queue_parts(chain, &parts);
         self.pieces = parts;
         queued
     }
 
     fn queue_parts(&mut self, chain: ChainId, parts: &[Piece]) -> Option<bool> {
-        if parts.len() > self.sends.most_pieces || !parts.iter().all(|&part| self.can_refer(part)) {
+        if parts.len() > self.queue.sends.most_pieces || !parts.iter().all(|&part| self.can_refer(part)) {
             self.counters.from_guest_too_many_pieces.add(1);
             self.give_back(chain);
             return Some(false);
@@ -253,7 +309,7 @@ impl<N: Nic> DirectEnd<N> {
     /// was summed, nor reach the metadata.
     #[inline(never)]
     fn queue_summed(&mut self, chain: ChainId, frame: GuestFrame<'_>, at: ChecksumAt) -> Option<()> {
-        if self.pool.is_empty() {
+        if self.queue.pool.is_empty() {
             return None;
         }
         let first = self.outgoing.len();
@@ -282,11 +338,10 @@ impl<N: Nic> DirectEnd<N> {
     /// What builds frames in the bounce area.
     fn builder(&mut self) -> Builder<'_> {
         Builder {
-            umem: &self.umem,
-            own_from: self.own_from,
-            pool: &mut self.pool,
+            umem: &self.queue.umem,
+            pool: &mut self.queue.pool,
             outgoing: &mut self.outgoing,
-            sends: self.sends,
+            sends: self.queue.sends,
             counters: &self.counters,
         }
     }
@@ -298,7 +353,7 @@ impl<N: Nic> DirectEnd<N> {
         let Some(packet) = packet else {
             return self.give_back(chain);
         };
-        if packet.plan.segment_bytes_max() > self.umem.max_sent_bytes() {
+        if packet.plan.segment_bytes_max() > self.queue.umem.max_sent_bytes() {
             self.counters.from_guest_too_many_pieces.add(1);
             return self.give_back(chain);
         }
@@ -335,7 +390,7 @@ impl<N: Nic> DirectEnd<N> {
         buffers: &[Buffer],
     ) -> Option<u32> {
         let room = self.ring_room().min(self.sending.room());
-        if room == 0 || self.pool.is_empty() {
+        if room == 0 || self.queue.pool.is_empty() {
             return None;
         }
         let packet = &mut cutting.packet;
@@ -344,7 +399,7 @@ impl<N: Nic> DirectEnd<N> {
         let first = self.outgoing.len();
         let payload = packet.plan.payload(index);
         let bytes = payload.end - payload.start;
-        if self.sends.refers && self.refer_to(packet.payload, buffers, bytes) {
+        if self.queue.sends.refers && self.refer_to(packet.payload, buffers, bytes) {
             if self.pieces.len() + 1 > room {
                 return None;
             }
@@ -378,14 +433,14 @@ impl<N: Nic> DirectEnd<N> {
         self.pieces.clear();
         let (mut from, mut left) = (from, bytes);
         while left > 0
-            && self.pieces.len() + 1 < self.sends.most_pieces
-            && let Some(piece) = from.next(buffers, left.min(self.umem.max_sent_bytes()))
+            && self.pieces.len() + 1 < self.queue.sends.most_pieces
+            && let Some(piece) = self.next_piece(&mut from, buffers, left)
             && self.can_refer(piece)
         {
             left -= piece.len;
             self.pieces.push(piece);
         }
-        left == 0 && bytes > 0 && self.sends.checksum
+        left == 0 && bytes > 0 && self.queue.sends.checksum
     }
 
     /// Goes on with the GSO packet in hand for a turn; the segments that were queued.
@@ -408,9 +463,40 @@ impl<N: Nic> DirectEnd<N> {
         usize::try_from(turn.tally.frames).unwrap_or(usize::MAX)
     }
 
+    /// The lane is stopped, on a thread that may wait: what is queued is sent or given up now, because repeating a frame
+    /// would be worse than losing it. The chain of which only a part was sent.
+    pub(super) fn send_at_last(&mut self, pair: &mut QueuePair) -> Option<ChainId> {
+        let half_sent = self.cut_at_last(pair);
+        for _ in 0..LAST_KICKS {
+            if self.queue.nic.unsent() == 0 || self.link != LinkState::Up {
+                break;
+            }
+            self.kick();
+            self.reap(pair);
+        }
+        half_sent
+    }
+
+    /// Closes the socket, which ends the kernel's reads and writes of the guest's memory: only then is the rest given
+    /// back, and only then may the bases be answered.
+    pub(super) fn close(self, pair: &mut QueuePair, half_sent: Option<ChainId>) {
+        let Self {
+            queue,
+            mut sending,
+            counters,
+            ..
+        } = self;
+        drop(queue);
+        let unsent = std::iter::from_fn(|| sending.pop_any()).filter_map(|outbound| outbound.chain);
+        for chain in unsent.chain(half_sent) {
+            pair.from_guest.queue.push_used(chain, 0);
+        }
+        pair.from_guest.publish(&counters);
+    }
+
     /// The lane is stopped, on a thread that may wait: the GSO packet in hand goes out now, as far as the kernel takes
     /// it. Its chain, if that was not all of it.
-    pub(super) fn cut_at_last(&mut self, pair: &mut QueuePair) -> Option<ChainId> {
+    fn cut_at_last(&mut self, pair: &mut QueuePair) -> Option<ChainId> {
         let mut waits = 0;
         while self.cutting.is_some() && self.link == LinkState::Up && waits < LAST_WAITS {
             self.begin_burst();
@@ -426,8 +512,8 @@ impl<N: Nic> DirectEnd<N> {
         Some(cutting.chain)
     }
 
-    pub(super) fn kick(&mut self) {
-        self.link = self.nic.kick();
+    fn kick(&mut self) {
+        self.link = self.queue.nic.kick();
         self.counters.nic_kicks.add(1);
     }
 }

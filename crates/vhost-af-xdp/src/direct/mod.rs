@@ -28,25 +28,27 @@
 mod from_guest;
 pub(crate) mod in_flight;
 pub(crate) mod registration;
+pub(crate) mod send_direct;
 mod to_guest;
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use virtqueue::{Buffer, ChainId, Chains, Prefetch};
-use xsk::{Frame, FramePool, RxDesc, TxDesc, Umem, UmemOffset};
+use xsk::{Frame, FramePool, RxDesc, TxDesc, Umem, UmemError};
 
 use crate::direct::in_flight::InFlight;
 use crate::nic::binding::LARGE_CHUNK;
+use crate::nic::endpoint::{Chunks, NicQueue};
 use crate::nic::interface_queue::Coupled;
-use crate::nic::queue::{LinkState, MOST_PIECES, Nic, Sends};
+use crate::nic::queue::{LinkState, MOST_PIECES, Nic};
 use crate::switch::checksums::PrivateLook;
 use crate::switch::from_guest::Sender;
 use crate::switch::gso::GsoPacket;
 use crate::switch::lane::{Blame, Lane, Peer, Stopped, Work};
 use crate::switch::limits::{BATCH, SEGMENTS};
-use crate::switch::to_nic::{LAST_KICKS, copied};
 use device::counters::PairCounters;
 use device::pair::{Piece, QueuePair};
 
@@ -113,14 +115,11 @@ pub(crate) struct DirectLane<N> {
     buffers: Vec<Buffer>,
 }
 
-/// A NIC queue coupled with a guest: its UMEM is the guest's memory, with the bounce area behind it.
+/// A NIC queue coupled with a guest: its UMEM is the guest's memory, with memory of ours behind it. Frames from the
+/// guest are sent by it from where they lie.
 struct DirectEnd<N> {
-    nic: N,
-    umem: Umem,
-    sends: Sends,
-    /// Where the bounce area begins.
-    own_from: UmemOffset,
-    pool: FramePool,
+    /// Chunks of its pool are those of the bounce area.
+    queue: NicQueue<N>,
     counters: Arc<PairCounters>,
     link: LinkState,
     sending: InFlight<Outbound>,
@@ -138,14 +137,31 @@ struct DirectEnd<N> {
 
 /// What the lane needs to know of its memory.
 pub(crate) struct DirectMemory {
-    /// Guest RAM and bounce area, registered.
-    pub(crate) umem: Umem,
-    /// The chunks of the bounce area that are this lane's.
-    pub(crate) pool: FramePool,
-    /// Entries that either table may hold: at least the size of the vrings and of the rings.
-    pub(crate) in_flight: usize,
-    /// Where the bounce area begins, behind guest RAM.
-    pub(crate) own_from: UmemOffset,
+    chunks: Chunks,
+    /// Entries that a table of what the kernel has may hold.
+    in_flight: usize,
+}
+
+impl DirectMemory {
+    /// Of guest RAM as UMEM, behind which the bytes `own` are this lane's; so many of the chunks there are for the NIC to
+    /// receive into. `in_flight`: at least the size of the vrings and of the rings.
+    ///
+    /// Errors: the range is not all behind guest RAM.
+    pub(crate) fn new(
+        umem: Umem,
+        own: Range<u64>,
+        to_receive: usize,
+        in_flight: usize,
+    ) -> Result<Self, UmemError> {
+        let pool: FramePool = umem.frames(own)?.collect();
+        let chunks = Chunks {
+            umem,
+            pool,
+            to_receive,
+            backing: "guest memory".to_owned(),
+        };
+        Ok(Self { chunks, in_flight })
+    }
 }
 
 impl<N: Nic> DirectLane<N> {
@@ -156,37 +172,16 @@ impl<N: Nic> DirectLane<N> {
         memory: DirectMemory,
         counters: Arc<PairCounters>,
     ) -> Self {
-        let (mut pair, Coupled { mut nic, sends }) = (pair, queue);
-        if sends.zero_copy && !pair.offloads.csum {
-            // Else frames, or some of them, are read by this CPU: by the kernel that copies them, or by us, to sum or
-            // to cut them.
-            pair.from_guest.queue.set_prefetch(Prefetch::Header);
-        }
-        // An interface that is down is known before the first frame waits in its ring.
-        let link = nic.kick();
+        let mut pair = pair;
         let look = PrivateLook::of(&pair);
-        let end = DirectEnd {
-            nic,
-            umem: memory.umem,
-            sends,
-            own_from: memory.own_from,
-            pool: memory.pool,
-            counters: Arc::clone(&counters),
-            link,
-            sending: InFlight::new(memory.in_flight),
-            cutting: None,
-            cut_buffers: Vec::new(),
-            bounces_out: false,
-            ring: 0,
-            outgoing: Vec::with_capacity(SEGMENTS * 2),
-            pieces: Vec::with_capacity(MOST_PIECES),
-        };
+        let in_flight = memory.in_flight;
+        let end = DirectEnd::new(&mut pair, queue, memory, &counters);
         Self {
             pair,
             end,
             counters,
             sender: Sender::default(),
-            posted: InFlight::new(memory.in_flight),
+            posted: InFlight::new(in_flight),
             parked: VecDeque::new(),
             parked_buffers: VecDeque::new(),
             parked_bytes: 0,
@@ -201,32 +196,62 @@ impl<N: Nic> DirectLane<N> {
     }
 }
 
+impl<N: Nic> DirectEnd<N> {
+    /// A queue for the frames of that guest.
+    fn new(
+        guest: &mut QueuePair,
+        queue: Coupled<N>,
+        memory: DirectMemory,
+        counters: &Arc<PairCounters>,
+    ) -> Self {
+        let Coupled { mut nic, sends } = queue;
+        if sends.zero_copy && !guest.offloads.csum {
+            // Else frames, or some of them, are read by this CPU: by the kernel that copies them, or by us, to sum or
+            // to cut them.
+            guest.from_guest.queue.set_prefetch(Prefetch::Header);
+        }
+        // An interface that is down is known before the first frame waits in its ring.
+        let link = nic.kick();
+        Self {
+            queue: NicQueue::new(nic, memory.chunks, sends),
+            counters: Arc::clone(counters),
+            link,
+            sending: InFlight::new(memory.in_flight),
+            cutting: None,
+            cut_buffers: Vec::new(),
+            bounces_out: false,
+            ring: 0,
+            outgoing: Vec::with_capacity(SEGMENTS * 2),
+            pieces: Vec::with_capacity(MOST_PIECES),
+        }
+    }
+}
+
 impl<N: Nic> Lane for DirectLane<N> {
     fn breathe(&mut self, _peer: Option<Peer<'_>>) -> Result<usize, Blame> {
         // Buffers first: what a guest sends that had to wait for this lane may be answered at once.
-        let moved = self
-            .to_guest()
-            .and_then(|received| Ok(received + self.from_guest()?));
-        moved.map_err(Blame::Own)
+        let received = self.to_guest().map_err(Blame::Own)?;
+        let sent = self
+            .end
+            .from_guest(&mut self.pair, &mut self.sender, &self.counters);
+        Ok(received + sent.map_err(Blame::Own)?)
     }
 
     fn arm(&mut self, _peer: Option<Peer<'_>>) -> Work {
         if self.pair.from_guest.enabled && self.pair.from_guest.queue.enable_kicks() {
-            let full =
-                self.end.nic.room_to_nic() == 0 || self.end.sending.room() == 0 || self.end.pool.is_empty();
-            let stuck = full || self.end.cutting.is_some();
-            return if stuck { Work::Soon } else { Work::Now };
+            return self.end.when_chains_wait();
         }
         if self.pair.to_guest.enabled {
-            if self.end.nic.has_frames() {
+            if self.end.queue.nic.has_frames() {
                 return Work::Now;
             }
-            let room = self.end.nic.room_to_give() > 0 && self.posted.room() > 0 && !self.end.bounces_out;
+            let room =
+                self.end.queue.nic.room_to_give() > 0 && self.posted.room() > 0 && !self.end.bounces_out;
             if self.pair.to_guest.queue.enable_kicks() && room {
                 return Work::Now;
             }
         }
-        let soon = self.end.nic.unsent() > 0 || self.end.cutting.is_some() || self.pair.is_polled();
+        let soon = self.end.has_unsent() || self.pair.is_polled();
         if soon { Work::Soon } else { Work::None }
     }
 
@@ -239,7 +264,7 @@ impl<N: Nic> Lane for DirectLane<N> {
     }
 
     fn nic(&self) -> Option<BorrowedFd<'_>> {
-        self.end.nic.fd()
+        self.end.queue.nic.fd()
     }
 
     fn awaits_nic(&self) -> bool {
@@ -248,33 +273,13 @@ impl<N: Nic> Lane for DirectLane<N> {
     }
 
     fn inject(&mut self, frame: &[u8], _peer: Option<Peer<'_>>) {
-        if self.end.nic.room_to_nic() == 0 || self.end.sending.room() == 0 {
-            return;
-        }
-        if let Some(chunk) = self.end.pool.take() {
-            let outbound = Outbound {
-                chain: None,
-                bounce: true,
-            };
-            self.end.sending.push(chunk.offset().get(), outbound);
-            let desc = copied(chunk, frame, &self.end.umem);
-            self.end.nic.to_nic(std::iter::once(desc));
-            self.end.kick();
-        }
+        self.end.inject(frame);
     }
 
     fn stop(self: Box<Self>) -> Stopped {
         let mut lane = *self;
         lane.pair.leave_calls();
-        let half_sent = lane.end.cut_at_last(&mut lane.pair);
-        // What is queued is sent or given up now: repeating a frame would be worse than losing it.
-        for _ in 0..LAST_KICKS {
-            if lane.end.nic.unsent() == 0 || lane.end.link != LinkState::Up {
-                break;
-            }
-            lane.end.kick();
-            lane.end.reap(&mut lane.pair);
-        }
+        let half_sent = lane.end.send_at_last(&mut lane.pair);
         // Frames that arrived are the guest's; taken before the socket closes.
         let mut received = 0;
         loop {
@@ -284,18 +289,7 @@ impl<N: Nic> Lane for DirectLane<N> {
             }
         }
         lane.counters.to_guest_queue_stopped.add(lane.posted.len_done());
-        // Closing the socket ends the kernel's reads and writes: only then is the rest given back, and
-        // only then may the bases be answered.
-        drop(lane.end.nic);
-        while let Some(outbound) = lane.end.sending.pop_any() {
-            if let Some(chain) = outbound.chain {
-                lane.pair.from_guest.queue.push_used(chain, 0);
-            }
-        }
-        if let Some(chain) = half_sent {
-            lane.pair.from_guest.queue.push_used(chain, 0);
-        }
-        lane.pair.from_guest.publish(&lane.counters);
+        lane.end.close(&mut lane.pair, half_sent);
         if received > 0 {
             lane.pair.to_guest.publish(&lane.counters);
         }

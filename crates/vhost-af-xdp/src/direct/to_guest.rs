@@ -36,14 +36,14 @@ impl<N: Nic> DirectLane<N> {
     #[inline]
     fn take_received(&mut self) -> bool {
         let mut any = false;
-        for piece in self.end.nic.from_nic(BATCH) {
+        for piece in self.end.queue.nic.from_nic(BATCH) {
             any = true;
             let inside = std::mem::replace(&mut self.inside, piece.more);
             if inside || piece.more {
                 // No frame is longer than a chunk. Should one be, a piece of it is no frame.
                 self.counters.to_guest_in_pieces.add(u64::from(!piece.more));
                 if let Some(Posted::Bounce { .. }) = self.posted.complete(piece.frame.offset().get()) {
-                    self.end.pool.put(piece.frame);
+                    self.end.queue.pool.put(piece.frame);
                 }
                 continue;
             }
@@ -52,11 +52,11 @@ impl<N: Nic> DirectLane<N> {
                     *len = piece.len;
                     let header = self.pair.header_bytes;
                     if let Some(look) = &mut self.look {
-                        let offload = look.look(&self.end.umem, UmemRange::of(&piece), &self.counters);
+                        let offload = look.look(&self.end.queue.umem, UmemRange::of(&piece), &self.counters);
                         let place = UmemOffset::new(piece.data.get() - u64::from(header));
                         if offload != NO_OFFLOAD {
                             // Over what the steering program wrote; the number of buffers stays.
-                            let _ = self.end.umem.write(place, &offload);
+                            let _ = self.end.queue.umem.write(place, &offload);
                         }
                     }
                     // The header lies right before the frame: see the head of `direct`.
@@ -94,7 +94,7 @@ impl<N: Nic> DirectLane<N> {
                         bytes += u64::from(piece.len);
                         frames += 1;
                     }
-                    self.end.pool.put(piece.frame);
+                    self.end.queue.pool.put(piece.frame);
                 }
                 Posted::Bounce { filled: None } => self.bounce_is_back(),
             }
@@ -106,7 +106,9 @@ impl<N: Nic> DirectLane<N> {
 
     /// Gives the NIC the buffers that the guest made available.
     fn post(&mut self) -> Result<(), Fault> {
-        let room = BATCH.min(self.end.nic.room_to_give()).min(self.posted.room());
+        let room = BATCH
+            .min(self.end.queue.nic.room_to_give())
+            .min(self.posted.room());
         // What could not be parked is not read again before it may be: it may have very many segments.
         if room > 0 && !self.end.bounces_out {
             let mut chains = std::mem::take(&mut self.chains);
@@ -120,7 +122,7 @@ impl<N: Nic> DirectLane<N> {
         if self.park_all {
             self.post_bounces();
         }
-        self.end.nic.give(&mut self.empty);
+        self.end.queue.nic.give(&mut self.empty);
         Ok(())
     }
 
@@ -128,7 +130,7 @@ impl<N: Nic> DirectLane<N> {
         for (at, chain) in chains.iter().enumerate() {
             let buffers = chains.buffers(chain);
             if let Some(fill) = self.fill_address(buffers)
-                && let Ok(frame) = self.end.umem.adopt(UmemOffset::new(fill))
+                && let Ok(frame) = self.end.queue.umem.adopt(UmemOffset::new(fill))
             {
                 self.posted.push(
                     fill,
@@ -177,7 +179,7 @@ impl<N: Nic> DirectLane<N> {
 
     fn bounce_to_post(&mut self) -> Option<Frame> {
         (self.bounces_posted < MOST_BOUNCES_POSTED)
-            .then(|| self.end.pool.take())
+            .then(|| self.end.queue.pool.take())
             .flatten()
     }
 
@@ -218,7 +220,7 @@ impl<N: Nic> DirectLane<N> {
         };
         while self.bounces_posted < frames
             && self.posted.room() > 0
-            && self.end.nic.room_to_give() > self.empty.len()
+            && self.end.queue.nic.room_to_give() > self.empty.len()
         {
             let Some(frame) = self.bounce_to_post() else {
                 return;
@@ -244,11 +246,11 @@ impl<N: Nic> DirectLane<N> {
         }
         self.counters.bounced_frames.add(1);
         let offload = match &mut self.look {
-            Some(look) => look.look(&self.end.umem, frame, &self.counters),
+            Some(look) => look.look(&self.end.queue.umem, frame, &self.counters),
             None => NO_OFFLOAD,
         };
         let ranges = [frame];
-        let mut bytes = UmemBytes::new(&self.end.umem, &ranges);
+        let mut bytes = UmemBytes::new(&self.end.queue.umem, &ranges);
         let mut header = Some(with_buffers(offload, count));
         let mut left = frame.len;
         for _ in 0..count {

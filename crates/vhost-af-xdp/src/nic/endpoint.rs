@@ -153,10 +153,15 @@ pub(crate) struct References {
 }
 
 impl References {
-    /// Of a UMEM in aligned mode, to the chunks of which nothing refers.
+    /// Of a UMEM to the chunks of which nothing refers. In unaligned mode, where a guest's frames begin anywhere, none
+    /// is shared.
     pub(crate) fn new(umem: &Umem) -> Self {
+        let chunks = match umem.is_unaligned() {
+            true => 0,
+            false => usize::try_from(umem.chunks()).unwrap_or(0),
+        };
         Self {
-            further: vec![0; usize::try_from(umem.chunks()).unwrap_or(0)],
+            further: vec![0; chunks],
             total: 0,
             chunk_bytes: umem.chunk_size().into(),
         }

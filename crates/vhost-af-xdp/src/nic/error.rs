@@ -51,7 +51,7 @@ pub(crate) enum InterfaceError {
     NoSuchQueue { name: String, have: u32, queue: u32 },
     #[error("--force-zero-copy on {name}: {why}: change that, or leave the option out")]
     NoZeroCopy { name: String, why: NoZeroCopy },
-    #[error("{name} has MTU {mtu}, memory=direct carries frames of {limit} bytes: lower the MTU to {most} or use \
+    #[error("{name} has MTU {mtu}, frames in guest memory have {limit} bytes at most: lower the MTU to {most} or use \
              memory=copy", most = limit - L2_BYTES)]
     MtuTooLargeForDirect { name: String, mtu: u32, limit: u32 },
 }

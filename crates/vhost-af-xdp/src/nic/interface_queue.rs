@@ -25,7 +25,7 @@ use device::counters::PairCounters;
 use steer::{QueueConf, VirtioHeader};
 use xsk::{BindRequest, OpenError, OwnMemory, Probe, Socket, Umem, Unbound};
 
-use super::binding::{LONGEST_FRAME, LONGEST_ZERO_COPY, TX_METADATA_BYTES};
+use super::binding::{Binding, LONGEST_FRAME, LONGEST_ZERO_COPY, TX_METADATA_BYTES};
 use super::endpoint::{Chunks, NicQueue};
 use super::error::{ExternalError, InterfaceError};
 use super::interface::{BIND_TIMEOUT, Interface, QueueRequest, SEND_RING};
@@ -153,11 +153,12 @@ impl InterfaceQueue {
     /// Registers a guest's memory, of `is_large` or not, with a new socket. The queue is not touched, and may be in
     /// use.
     pub(crate) fn register(&self, umem: &Umem, is_large: bool) -> Result<RegisteredSocket, InterfaceError> {
+        // In zero-copy, too, unless frames are received into guest memory (`NO_ZERO_COPY`).
+        let bind = self.binding(self.interface.frame_limit())?.ask;
         let request = QueueRequest {
             queue: self.number,
-            // In zero-copy the NIC would write into guest memory before the program judges the frame.
-            bind: BindRequest::ForceCopy,
-            multi_buffer: true,
+            bind,
+            multi_buffer: bind == BindRequest::ForceCopy || self.wants_pieces(),
         };
         // First, because frames go to the socket that was made last.
         let probe = is_large.then(|| self.probe(&request)).flatten();
@@ -245,18 +246,22 @@ impl InterfaceQueue {
         })
     }
 
+    /// How the queue is bound for frames of so many bytes.
+    fn binding(&self, frame_limit: u32) -> Result<Binding, InterfaceError> {
+        let refused = |why| InterfaceError::NoZeroCopy {
+            name: self.interface.name(),
+            why,
+        };
+        self.interface.binding(frame_limit).map_err(refused)
+    }
+
     fn open_locked(&self, state: &mut QueueState) -> Result<(), InterfaceError> {
         if !matches!(state, QueueState::Closed { .. }) {
             return Ok(());
         }
         let interface = &self.interface;
         let frame_limit = interface.frame_limit();
-        let binding = interface
-            .binding(frame_limit)
-            .map_err(|why| InterfaceError::NoZeroCopy {
-                name: interface.name(),
-                why,
-            })?;
+        let binding = self.binding(frame_limit)?;
         let request = QueueRequest {
             queue: self.number,
             bind: binding.ask,
@@ -334,6 +339,7 @@ impl InterfaceQueue {
             most_pieces,
             checksum: metadata && (driver.checksum || (is_veth && !zero_copy)),
             zero_copy,
+            within_pages: zero_copy,
             refers: self.interface.options.segments.refer(zero_copy),
         }
     }

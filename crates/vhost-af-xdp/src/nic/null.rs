@@ -45,7 +45,7 @@ impl NullNic {
     pub(crate) fn new(umem: Umem, config: NullConfig, capacity: usize) -> Self {
         if config.header_bytes == 0 {
             // Memory of ours, where frames are received into chunks that nothing else writes: once is enough.
-            for chunk in (0..umem.len()).step_by(umem.chunk_size() as usize) {
+            for chunk in (umem.private_from().get()..umem.len()).step_by(umem.chunk_size() as usize) {
                 let _ = umem.write(UmemOffset::new(chunk + HEADROOM), &ETHERNET);
             }
         }

@@ -47,6 +47,10 @@ pub(crate) struct Sends {
     pub(crate) checksum: bool,
     /// No CPU copies frames when they are sent: it reads them by DMA, or, a null NIC, not at all.
     pub(crate) zero_copy: bool,
+    /// A descriptor must not go from one page of 4 KiB into the next: for DMA they need not lie side by side, and the
+    /// kernel drops a descriptor for which they do not, without a word (`xp_unaligned_validate_desc`,
+    /// net/xdp/xsk_queue.h).
+    pub(crate) within_pages: bool,
     /// Segments refer to their payload, where the other conditions for that hold: where the guest has it, or where it
     /// was copied to.
     pub(crate) refers: bool,
@@ -58,6 +62,7 @@ impl Sends {
         most_pieces: 1,
         checksum: false,
         zero_copy: false,
+        within_pages: false,
         refers: false,
     };
 }

@@ -5,12 +5,13 @@
 
 use std::sync::Arc;
 
-use xsk::{FramePool, OpenError, Umem, UmemError, UmemOffset};
+use xsk::{OpenError, Umem, UmemError};
 
 use super::far::FarSide;
 use super::lane_facts::LaneFacts;
 use crate::config::Placement;
 use crate::direct::registration::{Registered, Registration};
+use crate::direct::send_direct::SendDirectLane;
 use crate::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
 use crate::nic::binding::SMALL_CHUNK;
 use crate::nic::endpoint::{Chunks, ChunksError, NicQueue};
@@ -18,7 +19,7 @@ use crate::nic::error::InterfaceError;
 use crate::nic::interface::{RECEIVE_RING, SEND_RING};
 use crate::nic::interface_queue::{Coupled, InterfaceQueue};
 use crate::nic::null::{NullConfig, NullNic};
-use crate::nic::queue::Sends;
+use crate::nic::queue::{Nic, Sends};
 use crate::nic::xdp::XdpNic;
 use crate::switch::guests::GuestLane;
 use crate::switch::joined::CopyLane;
@@ -30,7 +31,9 @@ use device::pair::QueuePair;
 /// Chunks of the bounce area for each queue pair: 768 KiB of the 1 MiB that direct placement may
 /// keep resident per queue.
 const BOUNCE_CHUNKS: usize = 192;
-const BOUNCE_BYTES: u64 = BOUNCE_CHUNKS as u64 * CHUNK_BYTES as u64;
+/// Chunks that a NIC has to receive into where it does not receive into guest memory: as many as of a queue in copy
+/// placement, 3.6 MiB.
+const RECEIVE_CHUNKS: usize = 922;
 /// Entries of a null NIC's rings: nothing happens between two looks at it, so a few batches do, and
 /// their frames stay in the cache.
 const NULL_RING: usize = 256;
@@ -70,11 +73,21 @@ impl LaneError {
     }
 }
 
-/// Bytes of bounce area that a port of so many queue pairs appends to guest memory.
+/// Bytes of our own memory that a port of so many queue pairs appends to guest memory.
 pub(crate) fn private_bytes(placement: Placement, pairs: u16) -> usize {
+    usize::from(pairs) * own_chunks(placement) * CHUNK_BYTES as usize
+}
+
+/// Chunks of our own memory behind guest memory, for each queue pair.
+fn own_chunks(placement: Placement) -> usize {
+    BOUNCE_CHUNKS * usize::from(placement.has_guest_ram()) + receive_chunks(placement)
+}
+
+/// How many of them are there to receive into.
+fn receive_chunks(placement: Placement) -> usize {
     match placement {
-        Placement::Copy => 0,
-        Placement::Direct => usize::from(pairs) * BOUNCE_CHUNKS * CHUNK_BYTES as usize,
+        Placement::SendDirect => RECEIVE_CHUNKS,
+        Placement::Copy | Placement::Direct => 0,
     }
 }
 
@@ -115,7 +128,7 @@ impl LaneParts<'_> {
         match (placement, &self.far) {
             (_, FarSide::Cable) => self.build_cable(),
             (Placement::Copy, _) => self.build_copy(),
-            (Placement::Direct, _) => {
+            (Placement::SendDirect | Placement::Direct, _) => {
                 let registered = self.registration()?.run()?;
                 self.build_direct(registered)
             }
@@ -127,7 +140,7 @@ impl LaneParts<'_> {
         let path = Path {
             frame_limit: self.far.frame_limit(),
             partial_checksums: self.far.partial_checksums(),
-            in_place: self.placement == Placement::Direct,
+            in_place: self.placement.has_guest_ram(),
         };
         Ok(self.device.queue_pair(self.pair, path)?)
     }
@@ -213,18 +226,19 @@ impl LaneParts<'_> {
         })
     }
 
-    /// This pair's share of the bounce area, over guest RAM as UMEM.
+    /// This pair's share of our memory behind guest RAM, both being one UMEM.
     fn direct_memory(&self, umem: Umem) -> Result<DirectMemory, LaneError> {
         let map = self.device.memory().ok_or(PairError::NoMemory)?;
-        let start = map.guest_len() + u64::from(self.pair) * BOUNCE_BYTES;
-        let pool: FramePool = umem.frames(start..start + BOUNCE_BYTES)?.collect();
+        let start = map.guest_len() + u64::from(self.pair) * self.own_bytes();
+        let own = start..start + self.own_bytes();
         let in_flight = self.device.longest_vring(self.pair).max(RECEIVE_RING) as usize;
-        Ok(DirectMemory {
-            umem,
-            pool,
-            in_flight,
-            own_from: UmemOffset::new(start),
-        })
+        let memory = DirectMemory::new(umem, own, receive_chunks(self.placement), in_flight)?;
+        Ok(memory)
+    }
+
+    /// How much that is.
+    fn own_bytes(&self) -> u64 {
+        private_bytes(self.placement, 1) as u64
     }
 
     /// Builds a direct lane on memory that is registered.
@@ -233,18 +247,22 @@ impl LaneParts<'_> {
         let memory = self.direct_memory(registered.umem.clone())?;
         let mut facts = LaneFacts::new(
             &registered.umem,
-            BOUNCE_BYTES,
+            self.own_bytes(),
             "guest memory".to_owned(),
             self.csum(),
         );
-        let header_bytes = self.device.negotiated().header_bytes;
+        // What comes into memory of ours has no header; it gets one when it is copied.
+        let header_bytes = match self.placement {
+            Placement::Direct => self.device.negotiated().header_bytes,
+            Placement::SendDirect | Placement::Copy => 0,
+        };
         let lane: Box<dyn Lane> = match (&self.far, registered.socket) {
             (FarSide::Queue(queue), Some(socket)) => {
                 queue.interface.check_direct(guest.frame_limit)?;
                 let coupled = queue.couple(socket, header_bytes)?;
                 let described = facts.describe(&queue.interface, &coupled.nic, coupled.sends);
                 described.map_err(LaneError::Duplicate)?;
-                Box::new(DirectLane::new(guest, coupled, memory, self.counters))
+                self.join(guest, coupled, memory)
             }
             (far, _) => {
                 let frame_bytes = match far {
@@ -260,8 +278,7 @@ impl LaneParts<'_> {
                     zero_copy: true,
                     ..Sends::PLAIN
                 };
-                let coupled = Coupled { nic, sends };
-                Box::new(DirectLane::new(guest, coupled, memory, self.counters))
+                self.join(guest, Coupled { nic, sends }, memory)
             }
         };
         Ok(BuiltLane {
@@ -269,5 +286,20 @@ impl LaneParts<'_> {
             facts,
             lent: None,
         })
+    }
+
+    /// Joins a guest with a queue that its memory is coupled with.
+    fn join<N: Nic + 'static>(
+        self,
+        guest: QueuePair,
+        queue: Coupled<N>,
+        memory: DirectMemory,
+    ) -> Box<dyn Lane> {
+        match self.placement {
+            Placement::SendDirect => Box::new(SendDirectLane::new(guest, queue, memory, self.counters)),
+            Placement::Direct | Placement::Copy => {
+                Box::new(DirectLane::new(guest, queue, memory, self.counters))
+            }
+        }
     }
 }

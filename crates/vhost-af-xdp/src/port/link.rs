@@ -18,7 +18,7 @@ use steward::protocol::Reason;
 use super::mailbox::Task;
 use super::reasons::Impaired;
 use super::{Port, PortState};
-use crate::config::{NicConfig, Placement};
+use crate::config::NicConfig;
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::Interface;
 
@@ -205,7 +205,7 @@ impl Port {
         }
         // In direct placement the guest's own buffers wait in the socket of an interface that is
         // down; only closing it gives them back.
-        let direct = self.config.placement == Placement::Direct;
+        let direct = self.config.placement.has_guest_ram();
         if other_mtu || (went_down && direct) {
             self.restart_lanes(state);
         } else if state.impaired.is_some() {

@@ -28,7 +28,7 @@ use std::time::Instant;
 
 use device::counters::PairCounters;
 
-use crate::config::{NicConfig, Placement, PortConfig};
+use crate::config::{NicConfig, PortConfig};
 use crate::log_limit::LogLimit;
 use crate::nic::drivers;
 use crate::nic::error::InterfaceError;
@@ -165,7 +165,9 @@ impl Opened {
     /// Closes queues that guest memory will be coupled with. Limits are of the process and of the user, so this is done
     /// once all ports have opened theirs.
     pub(crate) fn close_queues(&self) {
-        if let (Placement::Direct, Some(interface)) = (self.port.config.placement, &self.state.interface) {
+        if self.port.config.placement.has_guest_ram()
+            && let Some(interface) = &self.state.interface
+        {
             interface.close_queues();
         }
     }
@@ -238,7 +240,7 @@ impl Port {
             return Ok(None);
         };
         let interface = self.interfaces.open(&wanted, options)?;
-        if self.config.placement == Placement::Direct {
+        if self.config.placement.has_guest_ram() {
             interface.check_direct(interface.frame_limit())?;
         }
         Ok(Some(interface))
@@ -305,7 +307,7 @@ impl Port {
     /// Whether frames of the interface's MTU fit the placement.
     fn check_mtu(&self, state: &PortState) -> Result<(), InterfaceError> {
         match &state.interface {
-            Some(interface) if self.config.placement == Placement::Direct => {
+            Some(interface) if self.config.placement.has_guest_ram() => {
                 interface.check_direct(interface.frame_limit())
             }
             _ => Ok(()),

@@ -30,6 +30,10 @@ unsafe impl UmemMemory for GuestRam {
     fn len(&self) -> usize {
         self.0.len()
     }
+
+    fn private_from(&self) -> usize {
+        self.0.guest_len() as usize
+    }
 }
 
 /// Bytes in a UMEM.
@@ -97,19 +101,15 @@ pub(crate) fn frame_to_guest(
     Some(())
 }
 
-/// The bytes that a descriptor sends from a chunk of ours; `None` if they are not all at `own_from` or behind, or not
-/// in the UMEM. Whatever lies before `own_from` may be guest memory, of which no slice is ever made.
+/// The bytes that a descriptor sends from a chunk of ours; `None` if they are not all in private memory of the UMEM.
+/// What lies before that may be guest memory, of which no slice is ever made.
 ///
 /// # Safety
 /// The descriptor has not been handed to a NIC, its chunk is of private memory of ours, and no other descriptor that
 /// refers to a byte of these is with a NIC or in the hands of somebody else.
 #[inline]
-pub(crate) unsafe fn own_bytes<'a>(
-    umem: &'a Umem,
-    own_from: UmemOffset,
-    desc: &'a mut TxDesc,
-) -> Option<&'a mut [u8]> {
-    if desc.offset < own_from {
+pub(crate) unsafe fn own_bytes<'a>(umem: &'a Umem, desc: &'a mut TxDesc) -> Option<&'a mut [u8]> {
+    if desc.offset < umem.private_from() {
         return None;
     }
     let start = umem.ptr(desc.offset, desc.len as usize)?;
@@ -118,8 +118,8 @@ pub(crate) unsafe fn own_bytes<'a>(
     Some(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), desc.len as usize) })
 }
 
-/// The bytes of a received piece in copy placement, where chunks are memory of our own; `None` if they are not all in
-/// the piece's chunk, or in other placements.
+/// The bytes of a piece that was received into a chunk of our own; `None` if they are not all in the piece's chunk, or
+/// the chunk is a guest's.
 ///
 /// # Safety
 /// The piece came from the NIC of this UMEM, and its chunk has not been given back to it.
@@ -143,14 +143,13 @@ pub(crate) unsafe fn received_bytes_mut<'a>(umem: &'a Umem, piece: &'a mut RxDes
 }
 
 /// Where a received piece lies. Its bytes are inside the mapping, which the UMEM keeps alive, and inside the chunk that
-/// the piece owns: the kernel gave it up with the descriptor, no other [`xsk::Frame`] stands for it, and aligned chunks
-/// do not overlap. An aligned UMEM is private memory of the daemon's, which no guest maps ([`GuestRam`] is registered
-/// unaligned).
+/// the piece owns: the kernel gave it up with the descriptor, and no other [`xsk::Frame`] stands for a byte of it, since
+/// in private memory chunks lie side by side ([`Umem::frames`]). No guest maps that.
 #[inline]
 fn received_start(umem: &Umem, piece: &RxDesc) -> Option<NonNull<u8>> {
     let into = piece.data.get().checked_sub(piece.frame.offset().get())?;
     let inside = into + u64::from(piece.len) <= u64::from(umem.chunk_size());
-    (inside && !umem.is_unaligned())
+    (inside && piece.frame.offset() >= umem.private_from())
         .then(|| umem.ptr(piece.data, piece.len as usize))
         .flatten()
 }

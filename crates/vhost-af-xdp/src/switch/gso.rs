@@ -175,8 +175,6 @@ impl Source for &[u8] {
 /// Builds frames in chunks of ours; the caller saw that there are enough of them.
 pub(crate) struct Builder<'a> {
     pub(crate) umem: &'a Umem,
-    /// From here on no guest reaches the UMEM; chunks of the pool lie there.
-    pub(crate) own_from: UmemOffset,
     pub(crate) pool: &'a mut FramePool,
     pub(crate) outgoing: &'a mut Vec<TxDesc>,
     pub(crate) sends: Sends,
@@ -293,9 +291,9 @@ impl Builder<'_> {
     #[inline]
     fn bytes(&mut self, index: usize) -> Option<&mut [u8]> {
         let desc = self.outgoing.get_mut(index)?;
-        // SAFETY: what is in `outgoing` is with no NIC yet. Chunks of the pool are ours from `own_from` on. Descriptors
+        // SAFETY: what is in `outgoing` is with no NIC yet. Chunks of the pool are ours. Descriptors
         // that share a chunk refer to no byte in common (cutter.rs), and all of them are here.
-        unsafe { own_bytes(self.umem, self.own_from, desc) }
+        unsafe { own_bytes(self.umem, desc) }
     }
 
     /// The same for a frame of several descriptors.

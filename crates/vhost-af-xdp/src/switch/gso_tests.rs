@@ -5,9 +5,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use offload::segment::Request;
 use virtqueue::driver::{Buffer, QueueDriver};
 use virtqueue::{Journal, QueueFeatures};
-use xsk::{FramePool, OwnMemory};
+use xsk::OwnMemory;
 
 use super::*;
+use crate::direct::send_direct::SendDirectLane;
 use crate::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
 use crate::nic::interface_queue::Coupled;
 use crate::nic::queue::{LinkState, MOST_PIECES};
@@ -26,7 +27,10 @@ mod cutter_lane;
 
 #[derive(Clone, Copy, Debug)]
 struct Setup {
+    /// Frames are sent from guest RAM.
     direct: bool,
+    /// And received into it.
+    into_guest: bool,
     packed: bool,
     sends: Sends,
     /// Entries of the TX ring.
@@ -40,11 +44,17 @@ const WITH_METADATA: Sends = Sends {
     most_pieces: MOST_PIECES,
     checksum: true,
     zero_copy: false,
+    within_pages: false,
     refers: false,
 };
 const BY_REFERENCE: Sends = Sends {
     refers: true,
     ..WITH_METADATA
+};
+const BY_DMA: Sends = Sends {
+    zero_copy: true,
+    within_pages: true,
+    ..BY_REFERENCE
 };
 const BY_REFERENCE_SUMMED: Sends = Sends {
     checksum: false,
@@ -55,6 +65,7 @@ impl Setup {
     fn new(direct: bool, sends: Sends) -> Self {
         Self {
             direct,
+            into_guest: direct,
             packed: false,
             sends,
             ring: 64,
@@ -77,7 +88,11 @@ impl Setup {
         let copy = [Sends::PLAIN, WITH_METADATA, BY_REFERENCE, BY_REFERENCE_SUMMED]
             .map(|sends| Self::new(false, sends));
         let direct = [Sends::PLAIN, WITH_METADATA, BY_REFERENCE].map(|sends| Self::new(true, sends));
-        let split: Vec<_> = copy.into_iter().chain(direct).collect();
+        let send_direct = [WITH_METADATA, BY_DMA].map(|sends| Self {
+            into_guest: false,
+            ..Self::new(true, sends)
+        });
+        let split: Vec<_> = copy.into_iter().chain(direct).chain(send_direct).collect();
         let packed = split.iter().map(|&setup| Self {
             packed: true,
             ..setup
@@ -150,27 +165,19 @@ impl World {
         let umem = umem
             .and_then(|umem| umem.with_tx_metadata(metadata))
             .expect("good");
-        let wire = Wire::new(umem.clone(), setup.ring, setup.each_kick);
+        let mut wire = Wire::new(umem.clone(), setup.ring, setup.each_kick);
+        wire.within_pages = setup.sends.within_pages;
         let wire = Arc::new(Mutex::new(wire));
         let nic = TestNic(Arc::clone(&wire));
         let counters = Arc::new(PairCounters::default());
         let lane: Box<dyn Lane> = if setup.direct {
-            let pool: FramePool = umem.frames(own..own + private as u64).expect("inside").collect();
-            let chunks = DirectMemory {
-                umem,
-                pool,
-                in_flight: 128,
-                own_from: UmemOffset::new(own),
-            };
-            Box::new(DirectLane::new(
-                guest,
-                Coupled {
-                    nic,
-                    sends: setup.sends,
-                },
-                chunks,
-                Arc::clone(&counters),
-            ))
+            let chunks = DirectMemory::new(umem, own..own + private as u64, 0, 128).expect("inside");
+            let sends = setup.sends;
+            let (queue, counters) = (Coupled { nic, sends }, Arc::clone(&counters));
+            match setup.into_guest {
+                true => Box::new(DirectLane::new(guest, queue, chunks, counters)),
+                false => Box::new(SendDirectLane::new(guest, queue, chunks, counters)),
+            }
         } else {
             let mut queue = queue(nic, umem, 0, setup.sends);
             while queue.pool.len() > setup.chunks {

@@ -14,18 +14,14 @@ use device::counters::PairCounters;
 use device::pair::{Fault, QueuePair};
 use virtqueue::Chains;
 
-use super::arrivals::Arrivals;
 use super::from_guest::{Sender, Sink, Turn};
 use super::lane::{Blame, Lane, Peer, Stopped, Work};
 use super::limits::SEGMENTS;
-use super::to_guest::Delivery;
+use super::receiver::{Receiver, has_frames};
 use super::to_nic::{NicSink, Transmit};
 use crate::nic::endpoint::NicQueue;
 use crate::nic::lent::Lent;
 use crate::nic::queue::Nic;
-
-/// Batches delivered when a lane is stopped: what a receive ring holds, and not more although it may fill all the time.
-const LAST_BATCHES: usize = 32;
 
 pub(crate) struct CopyLane<N> {
     pair: QueuePair,
@@ -33,30 +29,26 @@ pub(crate) struct CopyLane<N> {
     counters: Arc<PairCounters>,
     sender: Sender,
     transmit: Transmit,
-    arrivals: Arrivals,
+    receiver: Receiver,
     buffers: Chains,
     /// The guest's next frame waits until frames that were sent come back.
     waits_for_room: bool,
-    /// See [`Lane::awaits_nic`].
-    awaits_nic: bool,
 }
 
 impl<N: Nic> CopyLane<N> {
     /// Joins a guest with a queue.
     pub(crate) fn new(pair: QueuePair, queue: NicQueue<N>, counters: Arc<PairCounters>) -> Self {
         let mut queue = queue;
-        let arrivals = Arrivals::new(&pair, &mut queue, &counters);
-        queue.fill();
+        let receiver = Receiver::new(&pair, &mut queue, &counters);
         Self {
             pair,
             queue,
             counters,
             sender: Sender::default(),
             transmit: Transmit::default(),
-            arrivals,
+            receiver,
             buffers: Chains::default(),
             waits_for_room: false,
-            awaits_nic: true,
         }
     }
 
@@ -98,50 +90,28 @@ impl<N: Nic> CopyLane<N> {
     }
 
     fn to_guest(&mut self) -> Result<usize, Fault> {
-        let mut delivery = Delivery::begin(&mut self.pair, &mut self.buffers, &self.counters)?;
-        let delivered = self.arrivals.deliver(&mut self.queue, &mut delivery);
-        self.queue.nic.give(&mut self.queue.empty);
-        delivered.map(|()| delivery.finish())
+        let mut guest = Peer {
+            pair: &mut self.pair,
+            buffers: &mut self.buffers,
+            counters: &self.counters,
+            pending: None,
+        };
+        self.receiver.deliver(&mut self.queue, &mut guest)
     }
 
     /// What arrived for a pair that is off goes to another.
     #[cold]
     fn to_peer(&mut self, peer: &mut Peer<'_>) -> Result<usize, Fault> {
-        let mut delivery = Delivery::begin(peer.pair, peer.buffers, peer.counters)?;
-        let delivered = self.arrivals.deliver(&mut self.queue, &mut delivery);
-        self.queue.nic.give(&mut self.queue.empty);
-        let frames = delivered.map(|()| delivery.finish())?;
+        let frames = self.receiver.deliver(&mut self.queue, peer)?;
         self.counters.spilled_frames.add(frames as u64);
         Ok(frames)
-    }
-
-    /// Whether a frame waits, in the ring or in hand.
-    #[inline]
-    fn has_arrivals(&mut self) -> bool {
-        self.queue.nic.has_frames() || !self.queue.received.is_empty()
-    }
-
-    /// Delivers what has come since the last breath, as far as the guest has buffers: between that and
-    /// [`stop`](Lane::stop) the control thread may have waited for a CPU. What is wrong with the guest now is nobody's
-    /// business any more.
-    ///
-    /// Not for a guest that did wrong, whose VMM takes the queue's place from the ring already: its queues are off.
-    fn deliver_at_last(&mut self) {
-        if !self.pair.to_guest.enabled {
-            return;
-        }
-        for _ in 0..LAST_BATCHES {
-            if !self.has_arrivals() || !matches!(self.to_guest(), Ok(1..)) {
-                break;
-            }
-        }
     }
 }
 
 impl<N: Lent> Lane for CopyLane<N> {
     fn breathe(&mut self, peer: Option<Peer<'_>>) -> Result<usize, Blame> {
         let sent = self.from_guest();
-        let received = match (&sent, self.has_arrivals(), peer) {
+        let received = match (&sent, has_frames(&mut self.queue), peer) {
             (Err(_), ..) | (_, false, _) => Ok(0),
             _ if self.pair.to_guest.enabled => self.to_guest().map_err(Blame::Own),
             (.., Some(mut peer)) => self.to_peer(&mut peer).map_err(|fault| {
@@ -158,8 +128,7 @@ impl<N: Lent> Lane for CopyLane<N> {
     }
 
     fn arm(&mut self, peer: Option<Peer<'_>>) -> Work {
-        let waiting = self.has_arrivals();
-        self.awaits_nic = !waiting;
+        let waiting = self.receiver.arm(&mut self.queue);
         let wants_room = self.waits_for_room || self.transmit.has_rest();
         if self.pair.from_guest.enabled && self.pair.from_guest.queue.enable_kicks() {
             let full = self.queue.nic.room_to_nic() == 0 || self.queue.pool.is_empty();
@@ -169,15 +138,11 @@ impl<N: Lent> Lane for CopyLane<N> {
         if waiting {
             let to_guest = match peer {
                 _ if self.pair.to_guest.enabled => Some(&mut self.pair.to_guest),
-                Some(peer) => Some(&mut peer.pair.to_guest).filter(|vring| vring.enabled),
+                Some(peer) => Some(&mut peer.pair.to_guest),
                 None => None,
             };
-            // Buffers are there, or came just now.
-            if to_guest.is_some_and(|vring| vring.queue.enable_kicks()) {
-                return match self.arrivals.short {
-                    true => Work::Soon,
-                    false => Work::Now,
-                };
+            if let Some(work) = to_guest.and_then(|vring| self.receiver.when_frames_wait(vring)) {
+                return work;
             }
         }
         let soon = self.queue.nic.unsent() > 0 || self.transmit.has_rest() || self.pair.is_polled();
@@ -206,7 +171,7 @@ impl<N: Lent> Lane for CopyLane<N> {
     }
 
     fn awaits_nic(&self) -> bool {
-        self.awaits_nic
+        self.receiver.awaits_nic
     }
 
     fn inject(&mut self, frame: &[u8], _peer: Option<Peer<'_>>) {
@@ -217,8 +182,13 @@ impl<N: Lent> Lane for CopyLane<N> {
         let mut lane = *self;
         lane.pair.leave_calls();
         NicSink::new(&mut lane.queue, &mut lane.transmit, &lane.counters).send_at_last();
-        lane.deliver_at_last();
-        lane.arrivals.leave(&mut lane.queue);
+        let guest = Peer {
+            pair: &mut lane.pair,
+            buffers: &mut lane.buffers,
+            counters: &lane.counters,
+            pending: None,
+        };
+        lane.receiver.finish(&mut lane.queue, guest);
         Stopped {
             pair: lane.pair.stopped(),
             queue: N::give_back(lane.queue, &lane.counters),

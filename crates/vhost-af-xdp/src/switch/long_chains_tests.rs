@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use virtqueue::driver::{Buffer, QueueDriver};
 use virtqueue::{GuestAddr, Journal, QueueFeatures};
-use xsk::{FramePool, Umem, UmemOffset};
+use xsk::Umem;
 
 use super::bytes::GuestRam as Ram;
 use super::guests::GuestLane;
@@ -123,13 +123,7 @@ fn direct_lane_keeps_few_pieces_of_buffers_and_uses_them_all() {
         let mut wire = Wire::new(umem.clone(), 64, 64);
         wire.fill = 32;
         let wire = Arc::new(Mutex::new(wire));
-        let pool: FramePool = umem.frames(own..own + private as u64).expect("inside").collect();
-        let direct = DirectMemory {
-            umem,
-            pool,
-            in_flight: QUEUE as usize,
-            own_from: UmemOffset::new(own),
-        };
+        let direct = DirectMemory::new(umem, own..own + private as u64, 0, QUEUE as usize).expect("inside");
         let counters = Arc::new(PairCounters::default());
         let nic = TestNic(Arc::clone(&wire));
         let sends = Sends::PLAIN;

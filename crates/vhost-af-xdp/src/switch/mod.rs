@@ -24,6 +24,7 @@ pub(crate) mod pending;
 #[cfg(test)]
 mod pieces_tests;
 pub(crate) mod progress;
+pub(crate) mod receiver;
 pub(crate) mod role;
 #[cfg(test)]
 pub(crate) mod test_guest;

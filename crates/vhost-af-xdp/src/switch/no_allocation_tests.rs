@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 
 use virtqueue::driver::{Buffer, QueueDriver};
 use virtqueue::{Journal, QueueFeatures};
-use xsk::{Umem, UmemOffset};
+use xsk::Umem;
 
 use super::arrivals::Arrivals;
 use super::bytes::GuestRam as Ram;
@@ -22,6 +22,7 @@ use super::joined::CopyLane;
 use super::lane::Lane;
 use super::test_guest::{HEADER, Memory};
 use super::test_nic::{TestNic, Wire, own_memory, queue};
+use crate::direct::send_direct::SendDirectLane;
 use crate::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
 use crate::nic::endpoint::NicQueue;
 use crate::nic::interface_queue::Coupled;
@@ -257,9 +258,14 @@ fn segments_by_reference_allocate_nothing() {
     assert!(made <= ROUNDS as u64 / 2, "{made}");
 }
 
+/// Frames of the guest's are sent from its memory, and received into that, or into ours.
 #[test]
-fn direct_placement_allocates_nothing() {
-    for (frames, offloads) in [(plain(), Offloads::NONE), (asking(), SENDS)] {
+fn direct_placements_allocate_nothing() {
+    let guests = [(plain(), Offloads::NONE), (asking(), SENDS)];
+    for (into_guest, (frames, offloads)) in [true, false]
+        .into_iter()
+        .flat_map(|into| guests.clone().map(|it| (into, it)))
+    {
         let private = 192 * CHUNK_BYTES as usize;
         let (mut guest, pair) = Guest::new(&frames, offloads, private);
         let own = guest.memory.map.guest_len();
@@ -267,27 +273,27 @@ fn direct_placement_allocates_nothing() {
         let umem = Umem::unaligned(Arc::new(Ram(map)), CHUNK_BYTES, 0).expect("good");
         let config = NullConfig {
             frame_bytes: 200,
-            header_bytes: HEADER,
+            header_bytes: if into_guest { HEADER } else { 0 },
         };
         let nic = NullNic::new(umem.clone(), config, 256);
-        let memory = DirectMemory {
-            pool: umem.frames(own..own + private as u64).expect("inside").collect(),
-            umem,
-            in_flight: 2048,
-            own_from: UmemOffset::new(own),
-        };
+        let to_receive = if into_guest { 0 } else { 64 };
+        let memory = DirectMemory::new(umem, own..own + private as u64, to_receive, 2048).expect("inside");
         let sends = Sends {
             most_pieces: MOST_PIECES,
             ..Sends::PLAIN
         };
-        let mut lane = DirectLane::new(pair, Coupled { nic, sends }, memory, Arc::default());
+        let queue = Coupled { nic, sends };
+        let mut lane: Box<dyn Lane> = match into_guest {
+            true => Box::new(DirectLane::new(pair, queue, memory, Arc::default())),
+            false => Box::new(SendDirectLane::new(pair, queue, memory, Arc::default())),
+        };
         let (mut received, breathe) = (0, || {
             lane.breathe(None).expect("no fault");
         });
         assert_eq!(
             allocations(breathe, || received += guest.work()),
             0,
-            "{offloads:?}"
+            "{offloads:?}, into guest memory: {into_guest}"
         );
         assert!(received > ROUNDS, "frames moved");
     }

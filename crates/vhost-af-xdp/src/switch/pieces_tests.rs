@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use virtqueue::driver::{Buffer, QueueDriver};
 use virtqueue::{Journal, QueueFeatures};
-use xsk::{FramePool, OwnMemory, Umem, UmemOffset};
+use xsk::{OwnMemory, Umem};
 
 use super::bytes::GuestRam as Ram;
 use super::joined::CopyLane;
@@ -58,13 +58,7 @@ impl World {
         let nic = TestNic(Arc::clone(&wire));
         let counted = Arc::clone(&counters);
         let lane: Box<dyn Lane> = if direct {
-            let pool: FramePool = umem.frames(own..own + private as u64).expect("inside").collect();
-            let memory = DirectMemory {
-                umem,
-                pool,
-                in_flight: 128,
-                own_from: UmemOffset::new(own),
-            };
+            let memory = DirectMemory::new(umem, own..own + private as u64, 0, 128).expect("inside");
             let sends = Sends::PLAIN;
             Box::new(DirectLane::new(guest, Coupled { nic, sends }, memory, counted))
         } else {

@@ -24,6 +24,8 @@ pub(crate) struct Wire {
     /// Descriptors that one kick sends.
     pub(crate) each_kick: usize,
     pub(crate) link: LinkState,
+    /// It reads by DMA: pages of guest RAM do not lie side by side.
+    pub(crate) within_pages: bool,
     /// A kick said that it is gone.
     pub(crate) seen_gone: bool,
     pub(crate) ring: VecDeque<TxDesc>,
@@ -66,6 +68,7 @@ impl Wire {
             capacity,
             each_kick,
             link: LinkState::Up,
+            within_pages: false,
             seen_gone: false,
             ring: VecDeque::new(),
             done: VecDeque::new(),
@@ -99,6 +102,12 @@ impl Wire {
             let end = desc.offset.get() + u64::from(desc.len);
             assert_eq!(begin / chunk, (end - 1) / chunk, "across chunks");
             assert_eq!(desc.frame.offset().get(), begin / chunk * chunk, "another chunk");
+        }
+        if self.within_pages {
+            // xp_unaligned_validate_desc, net/xdp/xsk_queue.h
+            let begin = desc.offset.get() - u64::from(self.umem.tx_metadata_len());
+            let last = desc.offset.get() + u64::from(desc.len) - 1;
+            assert_eq!(begin / 4096, last / 4096, "across pages");
         }
         let read = |at, len| {
             let mut bytes = vec![0; len];

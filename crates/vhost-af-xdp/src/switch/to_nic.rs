@@ -277,7 +277,6 @@ impl<'a, N: Nic> NicSink<'a, N> {
     fn builder(&mut self) -> (Builder<'_>, &mut References) {
         let builder = Builder {
             umem: &self.queue.umem,
-            own_from: UmemOffset::new(0),
             pool: &mut self.queue.pool,
             outgoing: &mut self.transmit.outgoing,
             sends: self.queue.sends,

@@ -36,12 +36,13 @@ impl Setting {
 
     /// Those that most people have.
     pub(crate) fn few() -> Vec<Self> {
-        let direct = Self {
-            placement: Placement::Direct,
+        let by_root = |placement| Self {
+            placement,
             leased: false,
             ..Self::DEFAULT
         };
-        vec![Self::DEFAULT, direct]
+        let direct = [Placement::SendDirect, Placement::Direct].map(by_root);
+        [Self::DEFAULT].into_iter().chain(direct).collect()
     }
 
     /// All that differ in what kernel and driver do.
@@ -50,6 +51,10 @@ impl Setting {
         let mode = |mode| Self {
             mode: Some(mode),
             ..copy
+        };
+        let send_direct = |setting| Self {
+            placement: Placement::SendDirect,
+            ..setting
         };
         let direct = |setting| Self {
             placement: Placement::Direct,
@@ -76,6 +81,12 @@ impl Setting {
             Self {
                 force_copy: true,
                 ..copy
+            },
+            send_direct(copy),
+            send_direct(mode(Mode::Skb)),
+            Self {
+                force_copy: true,
+                ..send_direct(copy)
             },
             direct(copy),
             direct(mode(Mode::Skb)),
@@ -111,7 +122,9 @@ impl Setting {
     pub(crate) fn expected(self, driver: &str) -> &'static str {
         match (self.mode, self.placement) {
             (Some(Mode::Skb), _) => "copy (skb)",
-            (_, Placement::Copy) if has_zero_copy(driver) && !self.force_copy => "zero-copy",
+            (_, Placement::Copy | Placement::SendDirect) if has_zero_copy(driver) && !self.force_copy => {
+                "zero-copy"
+            }
             _ => "copy (native)",
         }
     }

@@ -77,7 +77,9 @@ pub(crate) enum SessionError {
          with the options that it had then, or the guest anew"
     )]
     Features(u64),
-    #[error("memory=direct needs a VIRTIO 1.0 driver (VIRTIO_F_VERSION_1): use memory=copy for this guest")]
+    #[error(
+        "memory=direct needs a VIRTIO 1.0 driver (VIRTIO_F_VERSION_1): use memory=send-direct or copy for this guest"
+    )]
     LegacyDirect,
     #[error(
         "the VMM tells the guest an MTU of {mtu} bytes, but the interface carries 68 to {limit}: raise the interface's \

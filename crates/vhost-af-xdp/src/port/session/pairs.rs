@@ -69,9 +69,9 @@ impl Session {
         // Lanes run on over the old map, which they hold, until they are moved.
         change(&mut self.memory)?;
         self.device.set_memory(self.memory.map().cloned());
-        (0..self.lanes.len()).try_for_each(|pair| match self.placement(context) {
-            Placement::Copy => self.move_pair(pair, context),
-            Placement::Direct => self.move_direct_pair(pair, context),
+        (0..self.lanes.len()).try_for_each(|pair| match self.placement(context).has_guest_ram() {
+            false => self.move_pair(pair, context),
+            true => self.move_direct_pair(pair, context),
         })?;
         match self.device.memory() {
             Some(_) => self.start_all(context),
@@ -96,7 +96,7 @@ impl Session {
             Ok(registered) => self.replace_by_direct(pair, registered, context),
             Err(_) => {
                 self.stop_pair(pair, context.workers);
-                self.build_pair(pair, Placement::Direct, context)
+                self.build_pair(pair, context.placement, context)
             }
         };
         moved.or_else(|error| self.copy_instead(pair, &error, context))
@@ -238,7 +238,7 @@ impl Session {
         }
         let placement = self.placement(context);
         let registration = self.parts(pair, context).registration()?;
-        if placement == Placement::Direct && registration.takes_long() {
+        if placement.has_guest_ram() && registration.takes_long() {
             return self.start_by_copying(pair, registration, context);
         }
         let mut built = self.parts(pair, context).build(placement)?;

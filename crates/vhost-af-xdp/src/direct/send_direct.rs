@@ -1,0 +1,133 @@
+//! A lane with `--memory=send-direct`: frames are sent from guest RAM, and received into memory of ours.
+//!
+//! The queue's UMEM is guest RAM with chunks of ours behind it. From the guest it is the lane of [`super::DirectLane`]:
+//! frames and the payload of GSO packets leave from where they lie. To the guest it is that of
+//! [`CopyLane`](crate::switch::joined::CopyLane): the NIC receives into our chunks only, and each frame is copied once,
+//! judged, and joined with its neighbours. So neither the kernel nor a NIC ever writes to guest RAM, in zero-copy
+//! either: no frame of another station is ever in it, and nothing depends on the guest's receive buffers.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use device::counters::PairCounters;
+use device::pair::{Fault, QueuePair};
+use virtqueue::Chains;
+
+use super::{DirectEnd, DirectMemory};
+use crate::nic::interface_queue::Coupled;
+use crate::nic::queue::Nic;
+use crate::switch::from_guest::Sender;
+use crate::switch::lane::{Blame, Lane, Peer, Stopped, Work};
+use crate::switch::receiver::{Receiver, has_frames};
+
+pub(crate) struct SendDirectLane<N> {
+    pair: QueuePair,
+    end: DirectEnd<N>,
+    counters: Arc<PairCounters>,
+    sender: Sender,
+    receiver: Receiver,
+    buffers: Chains,
+}
+
+impl<N: Nic> SendDirectLane<N> {
+    /// Joins a guest with a NIC queue whose UMEM is the guest's memory.
+    pub(crate) fn new(
+        pair: QueuePair,
+        queue: Coupled<N>,
+        memory: DirectMemory,
+        counters: Arc<PairCounters>,
+    ) -> Self {
+        let mut pair = pair;
+        let mut end = DirectEnd::new(&mut pair, queue, memory, &counters);
+        let receiver = Receiver::new(&pair, &mut end.queue, &counters);
+        Self {
+            pair,
+            end,
+            counters,
+            sender: Sender::default(),
+            receiver,
+            buffers: Chains::default(),
+        }
+    }
+
+    fn to_guest(&mut self) -> Result<usize, Fault> {
+        if !self.pair.to_guest.enabled || !has_frames(&mut self.end.queue) {
+            return Ok(0);
+        }
+        let mut guest = Peer {
+            pair: &mut self.pair,
+            buffers: &mut self.buffers,
+            counters: &self.counters,
+            pending: None,
+        };
+        self.receiver.deliver(&mut self.end.queue, &mut guest)
+    }
+}
+
+impl<N: Nic> Lane for SendDirectLane<N> {
+    fn breathe(&mut self, _peer: Option<Peer<'_>>) -> Result<usize, Blame> {
+        let sent = self
+            .end
+            .from_guest(&mut self.pair, &mut self.sender, &self.counters);
+        let moved = sent.and_then(|sent| Ok(sent + self.to_guest()?));
+        if moved.is_err() {
+            // Its queues are not used any more.
+            (self.pair.from_guest.enabled, self.pair.to_guest.enabled) = (false, false);
+        }
+        moved.map_err(Blame::Own)
+    }
+
+    fn arm(&mut self, _peer: Option<Peer<'_>>) -> Work {
+        let waiting = self.receiver.arm(&mut self.end.queue);
+        if self.pair.from_guest.enabled && self.pair.from_guest.queue.enable_kicks() {
+            return self.end.when_chains_wait();
+        }
+        if waiting && let Some(work) = self.receiver.when_frames_wait(&mut self.pair.to_guest) {
+            return work;
+        }
+        match self.end.has_unsent() || self.pair.is_polled() {
+            true => Work::Soon,
+            false => Work::None,
+        }
+    }
+
+    fn pair(&self) -> &QueuePair {
+        &self.pair
+    }
+
+    fn pair_mut(&mut self) -> &mut QueuePair {
+        &mut self.pair
+    }
+
+    fn nic(&self) -> Option<BorrowedFd<'_>> {
+        self.end.queue.nic.fd()
+    }
+
+    fn awaits_nic(&self) -> bool {
+        self.receiver.awaits_nic
+    }
+
+    fn inject(&mut self, frame: &[u8], _peer: Option<Peer<'_>>) {
+        self.end.inject(frame);
+    }
+
+    fn stop(self: Box<Self>) -> Stopped {
+        let mut lane = *self;
+        lane.pair.leave_calls();
+        let half_sent = lane.end.send_at_last(&mut lane.pair);
+        let guest = Peer {
+            pair: &mut lane.pair,
+            buffers: &mut lane.buffers,
+            counters: &lane.counters,
+            pending: None,
+        };
+        lane.receiver.finish(&mut lane.end.queue, guest);
+        let lost = lane.end.queue.discard();
+        lane.counters.to_guest_queue_stopped.add(lost);
+        lane.end.close(&mut lane.pair, half_sent);
+        Stopped {
+            pair: lane.pair.stopped(),
+            queue: None,
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! A lane's way of frames from a NIC queue that has memory of ours to guests: each copied once.
+
+use device::counters::PairCounters;
+use device::pair::{Fault, QueuePair, Vring};
+
+use super::arrivals::Arrivals;
+use super::lane::{Peer, Work};
+use super::to_guest::Delivery;
+use crate::nic::endpoint::NicQueue;
+use crate::nic::queue::Nic;
+
+/// Batches delivered when a lane is stopped: what a receive ring holds, and not more although it may fill all the time.
+const LAST_BATCHES: usize = 32;
+
+/// See the module's head. What a lane keeps of it between two batches.
+pub(crate) struct Receiver {
+    arrivals: Arrivals,
+    /// See [`Lane::awaits_nic`](super::lane::Lane::awaits_nic).
+    pub(crate) awaits_nic: bool,
+}
+
+impl Receiver {
+    /// For a guest, and a queue, which is filled.
+    pub(crate) fn new<N: Nic>(guest: &QueuePair, queue: &mut NicQueue<N>, counters: &PairCounters) -> Self {
+        let arrivals = Arrivals::new(guest, queue, counters);
+        queue.fill();
+        Self {
+            arrivals,
+            awaits_nic: true,
+        }
+    }
+
+    /// Delivers a batch, as far as the guest has buffers; the frames that it got.
+    /// Errors: what the guest did wrong.
+    #[inline]
+    pub(crate) fn deliver<N: Nic>(
+        &mut self,
+        queue: &mut NicQueue<N>,
+        guest: &mut Peer<'_>,
+    ) -> Result<usize, Fault> {
+        let mut delivery = Delivery::begin(guest.pair, guest.buffers, guest.counters)?;
+        let delivered = self.arrivals.deliver(queue, &mut delivery);
+        queue.nic.give(&mut queue.empty);
+        delivered.map(|()| delivery.finish())
+    }
+
+    /// The lane is about to sleep: whether frames wait already. Else the next one has to wake it.
+    pub(crate) fn arm<N: Nic>(&mut self, queue: &mut NicQueue<N>) -> bool {
+        self.awaits_nic = !has_frames(queue);
+        !self.awaits_nic
+    }
+
+    /// What the lane is to do if frames wait; `None`: sleep until the guest has buffers.
+    pub(crate) fn when_frames_wait(&self, to_guest: &mut Vring) -> Option<Work> {
+        // Buffers are there, or came just now.
+        let has_buffers = to_guest.enabled && to_guest.queue.enable_kicks();
+        has_buffers.then_some(match self.arrivals.short {
+            true => Work::Soon,
+            false => Work::Now,
+        })
+    }
+
+    /// The lane is stopped: delivers what has come since the last breath, as far as the guest has buffers. Between that
+    /// and [`stop`](super::lane::Lane::stop) the control thread may have waited for a CPU. What is wrong with the guest
+    /// now is nobody's business any more.
+    ///
+    /// Not for a guest that did wrong, whose VMM takes the queue's place from the ring already: its queues are off.
+    pub(crate) fn finish<N: Nic>(mut self, queue: &mut NicQueue<N>, mut guest: Peer<'_>) {
+        if guest.pair.to_guest.enabled {
+            for _ in 0..LAST_BATCHES {
+                if !has_frames(queue) || !matches!(self.deliver(queue, &mut guest), Ok(1..)) {
+                    break;
+                }
+            }
+        }
+        self.arrivals.leave(queue);
+    }
+}
+
+/// Whether a frame waits, in the ring or in hand.
+#[inline]
+pub(crate) fn has_frames<N: Nic>(queue: &mut NicQueue<N>) -> bool {
+    queue.nic.has_frames() || !queue.received.is_empty()
+}
