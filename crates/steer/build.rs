@@ -1,4 +1,4 @@
-//! Compiles `bpf/steer.bpf.c` and makes its skeleton, `$OUT_DIR/steer.skel.rs`.
+//! Compiles the programs under `bpf/` and makes their skeletons, `$OUT_DIR/NAME.skel.rs`.
 //!
 //! Needs clang (`CLANG` names another than the one in `PATH`) and the kernel's userspace headers
 //! (`linux-libc-dev`). libbpf's own headers come with libbpf-cargo.
@@ -14,9 +14,7 @@ fn main() {
         PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR"));
     let out_dir = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let bpf_dir = manifest_dir.join("../../bpf");
-    let source = bpf_dir.join("steer.bpf.c");
 
-    println!("cargo:rerun-if-changed={}", source.display());
     println!("cargo:rerun-if-changed={}", bpf_dir.join("steer.h").display());
     println!("cargo:rerun-if-env-changed=CLANG");
 
@@ -26,21 +24,26 @@ fn main() {
         args.push(dir.into());
     }
 
-    let mut builder = SkeletonBuilder::new();
-    // The skeleton is read by rustc alone; a path that does not exist makes it skip formatting, so that a
-    // toolchain without rustfmt builds too.
-    builder
-        .source(&source)
-        .clang_args(args)
-        .rustfmt("/nonexistent/rustfmt");
-    if let Some(clang) = env::var_os("CLANG") {
-        builder.clang(clang);
-    }
-    if let Err(error) = builder.build_and_generate(out_dir.join("steer.skel.rs")) {
-        panic!(
-            "cannot build {}: {error:?}\nhint: apt install clang linux-libc-dev",
-            source.display()
-        );
+    for name in ["steer", "verdict"] {
+        let source = bpf_dir.join(name).with_extension("bpf.c");
+        println!("cargo:rerun-if-changed={}", source.display());
+        let mut builder = SkeletonBuilder::new();
+        // The skeleton is read by rustc alone; a path that does not exist makes it skip formatting, so that a
+        // toolchain without rustfmt builds too.
+        builder
+            .source(&source)
+            .clang_args(&args)
+            .rustfmt("/nonexistent/rustfmt");
+        if let Some(clang) = env::var_os("CLANG") {
+            builder.clang(clang);
+        }
+        let skeleton = out_dir.join(name).with_extension("skel.rs");
+        if let Err(error) = builder.build_and_generate(skeleton) {
+            panic!(
+                "cannot build {}: {error:?}\nhint: apt install clang linux-libc-dev",
+                source.display()
+            );
+        }
     }
 }
 

@@ -14,6 +14,8 @@
 //! whatever way, the interface is as it was before. Unless it was pinned ([`Program::pin`]): then it goes on, and a
 //! later process takes it over ([`Program::open_pinned`]) or takes it off ([`detach_pinned`]).
 //!
+//! [`VerdictProgram`] is for measuring beside it: every frame is dropped, or sent back, in the driver.
+//!
 //! # Limits
 //! - Queues 0 to [`MAX_QUEUES`]` - 1`.
 //! - One program an interface: one of somebody else's is never replaced, see [`AttachError::Foreign`]. Several
@@ -50,6 +52,7 @@ mod netlink;
 mod program;
 mod socket_map;
 mod text;
+mod verdict;
 
 pub use error::{AttachError, KernelRefusal, PinError, with_sources};
 pub use foreign::{AttachedAs, ForeignProgram, Held, is_detached, program_on, unnamed_program_on};
@@ -58,8 +61,9 @@ pub use mode::{Mode, ModeRequest};
 pub use program::{Program, QueueError, detach_pinned};
 pub use socket_map::{SocketMap, SocketMapError};
 pub use text::{mac_bytes, mac_text, ranges};
+pub use verdict::{Verdict, VerdictError, VerdictProgram};
 
-/// The skeleton that `build.rs` makes of `bpf/steer.bpf.c`.
+/// The skeletons that `build.rs` makes of `bpf/steer.bpf.c` and `bpf/verdict.bpf.c`.
 #[allow(unsafe_code, missing_docs, unreachable_pub, unused, elided_lifetimes_in_paths)]
 #[allow(
     clippy::all,
@@ -68,4 +72,8 @@ pub use text::{mac_bytes, mac_text, ranges};
 )]
 mod skel {
     include!(concat!(env!("OUT_DIR"), "/steer.skel.rs"));
+
+    pub(crate) mod verdict {
+        include!(concat!(env!("OUT_DIR"), "/verdict.skel.rs"));
+    }
 }

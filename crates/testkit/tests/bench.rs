@@ -1,8 +1,11 @@
 //! `vhost-af-xdp bench`: the raw socket benchmarks move the frames that they count, and leave nothing behind.
 
+use std::time::Duration;
+
 use rstest::rstest;
 use rustix::process::Signal;
-use testkit::daemon::{assert_complaint, binary, run_to_end};
+use testkit::daemon::{Mode, assert_complaint, binary, run_to_end};
+use testkit::foreign::Foreign;
 use testkit::{PacketPort, Running, VethPair, frame, require, wait};
 
 const MODES: [&str; 2] = ["native", "skb"];
@@ -135,6 +138,7 @@ fn txonly_numbers_its_frames(#[values("60", "64", "1514")] size: &str, #[values(
 #[case::bad_address(&["txonly", "--dst-mac", "02:00"], "--dst-mac 02:00")]
 #[case::address_where_none_is_made(&["l2fwd", "--src-mac", "02:00:00:00:00:01"], "--src-mac")]
 #[case::negative_duration(&["rxdrop", "--duration", "-1"], "--duration -1")]
+#[case::option_of_another(&["rxdrop", "--reps", "2"], "--reps")]
 fn bad_value_is_one_line_that_names_it(#[case] args: &[&str], #[case] named: &str) {
     require!(Root);
     let pair = VethPair::new();
@@ -182,4 +186,194 @@ fn interface_that_goes_down_ends_it_with_the_result_so_far() {
             "{said}"
         );
     }
+}
+
+/// Paths of `bench matrix` over which a veth can do everything.
+const PATHS: [&str; 4] = ["native-copy", "skb-copy", "packet-v3", "packet-v2"];
+
+/// The figure of a benchmark by a path.
+fn figure(matrix: &serde_json::Value, benchmark: &str, path: &str) -> serde_json::Value {
+    let figures = matrix["figures"].as_array().expect("an array");
+    let is_it = |it: &&serde_json::Value| it["benchmark"] == benchmark && it["path"] == path;
+    let found = figures.iter().find(is_it);
+    found
+        .unwrap_or_else(|| panic!("no {benchmark} by {path} in {matrix}"))
+        .clone()
+}
+
+/// The JSON behind the lines of stderr.
+fn matrix_of(said: &str) -> serde_json::Value {
+    let line = said.lines().find(|line| line.starts_with('{'));
+    let line = line.unwrap_or_else(|| panic!("no JSON in {said}"));
+    serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))
+}
+
+#[rstest]
+fn matrix_sends_back_and_counts_each_frame(
+    #[values("native-copy", "skb-copy", "packet-v3", "packet-v2", "xdp")] path: &str,
+) {
+    require!(Root);
+    let pair = VethPair::new();
+    // A veth takes frames of XDP_TX only where it polls (veth_xdp_xmit, drivers/net/veth.c).
+    let _polls = Foreign::attach(&pair.far, VethPair::WIRE, Mode::Native, 0);
+    let wire = PacketPort::open(&pair.far, VethPair::WIRE);
+    let args = [
+        "matrix",
+        "--benchmarks",
+        "l2fwd",
+        "--paths",
+        path,
+        "--duration",
+        "2",
+        "--json",
+    ];
+    let mut running = start(&pair, &args);
+    running.await_text("l2fwd nic0");
+    for seed in 0..50u8 {
+        let sent = frame::plain([60, 64, 65, 1513, 1514][usize::from(seed) % 5], seed);
+        wire.send(&sent);
+        let got = wire.receive(wait::SOON).expect("it comes back");
+        let mut expected = sent;
+        expected[..12].rotate_left(6);
+        frame::assert_same(&got, &expected);
+    }
+    assert!(running.wait(wait::SOON).success());
+    let l2fwd = figure(&matrix_of(&running.said()), "l2fwd", path);
+    assert_eq!(l2fwd["frames"], 50, "{l2fwd}");
+    assert_nothing_attached(&pair);
+}
+
+#[rstest]
+fn matrix_receives_and_counts_each_frame(
+    #[values("native-copy", "skb-copy", "packet-v3", "packet-v2", "xdp")] path: &str,
+) {
+    require!(Root);
+    let pair = VethPair::new();
+    let wire = PacketPort::open(&pair.far, VethPair::WIRE);
+    let args = [
+        "matrix",
+        "--benchmarks",
+        "rxdrop",
+        "--paths",
+        path,
+        "--duration",
+        "3",
+        "--json",
+    ];
+    let mut running = start(&pair, &args);
+    running.await_text("rxdrop nic0");
+    for seed in 0..200 {
+        wire.send(&frame::plain(64 + usize::from(seed), seed));
+    }
+    assert!(running.wait(wait::SOON).success());
+    let rxdrop = figure(&matrix_of(&running.said()), "rxdrop", path);
+    assert_eq!(rxdrop["frames"], 200, "{rxdrop}");
+    assert_nothing_attached(&pair);
+}
+
+#[rstest]
+fn matrix_numbers_the_frames_that_it_sends(
+    #[values("native-copy", "skb-copy", "packet-v3", "packet-v2")] path: &str,
+    #[values("60", "1514")] size: &str,
+) {
+    require!(Root);
+    let pair = VethPair::new();
+    let wire = PacketPort::open(&pair.far, VethPair::WIRE);
+    let mut running = start(
+        &pair,
+        &[
+            "matrix",
+            "--benchmarks",
+            "txonly",
+            "--paths",
+            path,
+            "--duration",
+            "0.3",
+            "--size",
+            size,
+            "--json",
+        ],
+    );
+    for sequence in 0..32u64 {
+        let got = wire.receive(wait::SOON).expect("frames come");
+        assert_eq!(got.len().to_string(), size);
+        assert_eq!(got[42..50], sequence.to_be_bytes());
+    }
+    assert!(running.wait(wait::SOON).success());
+    let txonly = figure(&matrix_of(&running.said()), "txonly", path);
+    assert!(txonly["frames"].as_u64() >= Some(32), "{txonly}");
+}
+
+#[test]
+fn whole_matrix_has_a_figure_or_a_reason_everywhere() {
+    require!(Root);
+    let pair = VethPair::new();
+    // Both ends in one namespace, for --sender.
+    let link = ["link", "add", "one", "type", "veth", "peer", "name", "other"];
+    pair.near.ip(&link);
+    for end in ["one", "other"] {
+        pair.near.ip(&["link", "set", end, "up"]);
+    }
+    let mut command = pair.near.command(binary());
+    command.args([
+        "bench",
+        "matrix",
+        "--ifname",
+        "one",
+        "--sender",
+        "other",
+        "--duration",
+        "0.3",
+        "--json",
+    ]);
+    let mut running = Running::start(command);
+    assert!(
+        running.wait(Duration::from_secs(300)).success(),
+        "{}",
+        running.said()
+    );
+    let matrix = matrix_of(&running.said());
+    assert_eq!(matrix["figures"].as_array().map(Vec::len), Some(18), "{matrix}");
+    for benchmark in ["rxdrop", "txonly", "l2fwd"] {
+        for path in PATHS {
+            let it = figure(&matrix, benchmark, path);
+            assert!(it["frames_per_second"].as_f64() > Some(0.0), "{it}");
+            assert!(it["frames"].as_u64() > Some(0), "{it}");
+        }
+        let it = figure(&matrix, benchmark, "zero-copy");
+        let reason = it["reason"].as_str().expect("veth has no zero-copy");
+        assert!(reason.contains("no zero-copy"), "{it}");
+        let it = figure(&matrix, benchmark, "xdp");
+        assert_eq!(it["reason"].is_string(), benchmark == "txonly", "{it}");
+    }
+    let link = pair.near.output_of("ip", &["link", "show"]);
+    assert!(!link.contains("xdp"), "{link}");
+}
+
+#[test]
+fn matrix_without_a_sender_says_that_no_frame_came() {
+    require!(Root);
+    let pair = VethPair::new();
+    let args = ["matrix", "--benchmarks", "rxdrop", "--paths", "packet-v3"];
+    let mut running = start(&pair, &args);
+    assert!(running.wait(Duration::from_secs(300)).success());
+    assert!(
+        running.said().contains("no frame came within 10 s"),
+        "{}",
+        running.said()
+    );
+}
+
+#[rstest]
+#[case::mode(&["--mode", "skb"], "--paths")]
+#[case::endless(&["--duration", "0"], "--duration 0")]
+#[case::never(&["--reps", "0"], "--reps 0")]
+#[case::sender_is_itself(&["--sender", "nic0"], "--sender nic0")]
+fn bad_value_of_a_matrix_is_one_line_that_names_it(#[case] args: &[&str], #[case] named: &str) {
+    require!(Root);
+    let pair = VethPair::new();
+    let mut all = vec!["bench", "matrix", "--ifname", VethPair::NIC];
+    all.extend(args);
+    let (status, said) = run_to_end(&pair.near, &all);
+    assert_complaint(status, &said, &[named]);
 }

@@ -62,7 +62,7 @@ pub(crate) enum Command {
     /// Show who holds which NIC queue of this host: NAPI, interrupt, sockets, leases, rules, daemons
     #[command(after_help = QUEUES_EXAMPLES)]
     Queues(QueuesArgs),
-    /// Measure raw AF_XDP sockets on an interface
+    /// Measure raw AF_XDP sockets on an interface, beside AF_PACKET
     #[command(after_help = BENCH_EXAMPLES)]
     Bench(BenchArgs),
     /// What `serve` starts for what its sandbox keeps from it
@@ -92,7 +92,9 @@ Examples:
   What comes in at queue 0 of eth1:
     vhost-af-xdp bench rxdrop --ifname eth1 --duration 5
   What can be sent:
-    vhost-af-xdp bench txonly --ifname eth1 --size 1514 --mode skb --json";
+    vhost-af-xdp bench txonly --ifname eth1 --size 1514 --mode skb --json
+  Everything in every mode, beside AF_PACKET, with frames from the other end:
+    vhost-af-xdp bench matrix --ifname veth0 --sender veth1";
 
 const QUEUES_EXAMPLES: &str = "\
 Examples:

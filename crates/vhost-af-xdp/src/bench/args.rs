@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use steer::{Mode, mac_bytes};
 use steward::links::{DriverSends, Link};
 
+use super::choice::{Benchmark, MatrixArgs, What};
 use super::frame::Mac;
 use crate::cli::values::{ModeArg, bind_request};
 use crate::nic::binding::{Binding, L2_BYTES, LARGE_CHUNK, SMALL_CHUNK, Wish};
@@ -19,41 +20,12 @@ const SHORTEST_FRAME: u32 = 60;
 /// Longest frame that `txonly` makes: one chunk, and the largest chunk is a page.
 const LONGEST_FRAME: u32 = 4096;
 
-/// What to do with the frames.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Benchmark {
-    /// Receive frames and drop them
-    Rxdrop,
-    /// Send frames
-    Txonly,
-    /// Receive frames and send them back with their MAC addresses swapped
-    L2fwd,
-}
-
-impl Benchmark {
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Rxdrop => "rxdrop",
-            Self::Txonly => "txonly",
-            Self::L2fwd => "l2fwd",
-        }
-    }
-
-    pub(super) fn receives(self) -> bool {
-        self != Self::Txonly
-    }
-
-    pub(super) fn sends(self) -> bool {
-        self != Self::Rxdrop
-    }
-}
-
 /// Measure a raw AF_XDP socket, without a guest
 #[derive(Debug, Clone, Args)]
 pub(crate) struct BenchArgs {
-    /// What to do with the frames
+    /// What to measure
     #[arg(value_enum)]
-    pub(super) benchmark: Benchmark,
+    what: What,
     /// Network interface
     #[arg(long, value_name = "NAME")]
     ifname: String,
@@ -72,14 +44,9 @@ pub(crate) struct BenchArgs {
     /// Length of the frames that txonly sends, in bytes without the frame checksum
     #[arg(long, value_name = "BYTES", default_value_t = 64)]
     pub(super) size: u32,
-    /// How long to run; 0: until a signal
-    #[arg(
-        long,
-        value_name = "SECS",
-        default_value_t = 10.0,
-        allow_negative_numbers = true
-    )]
-    duration: f64,
+    /// How long to run; 0: until a signal [default: 10; matrix: 3 for each figure]
+    #[arg(long, value_name = "SECS", allow_negative_numbers = true)]
+    duration: Option<f64>,
     /// Frames handled at a time
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub(super) batch: u32,
@@ -105,12 +72,15 @@ pub(crate) struct BenchArgs {
     /// Put frames at any offset (unaligned chunks) instead of one a chunk
     #[arg(long)]
     pub(super) unaligned: bool,
+    #[command(flatten)]
+    pub(super) matrix: MatrixArgs,
 }
 
 /// A checked command line, and the interface that it names.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Plan {
     pub(super) args: BenchArgs,
+    pub(super) benchmark: Benchmark,
     pub(super) link: Link,
     /// `None`: until a signal.
     pub(super) duration: Option<Duration>,
@@ -118,26 +88,55 @@ pub(super) struct Plan {
     pub(super) from: Mac,
 }
 
-impl TryFrom<BenchArgs> for Plan {
-    type Error = anyhow::Error;
+impl BenchArgs {
+    /// Which benchmark is to be run; `None`: the matrix of all.
+    pub(super) fn benchmark(&self) -> Option<Benchmark> {
+        match self.what {
+            What::Rxdrop => Some(Benchmark::Rxdrop),
+            What::Txonly => Some(Benchmark::Txonly),
+            What::L2fwd => Some(Benchmark::L2fwd),
+            What::Matrix => None,
+        }
+    }
 
-    fn try_from(args: BenchArgs) -> anyhow::Result<Self> {
-        let (batch, budget) = (args.batch, args.tx_budget);
+    fn check(&self) -> anyhow::Result<()> {
+        let (batch, budget) = (self.batch, self.tx_budget);
         ensure!((1..=RING).contains(&batch), "--batch {batch}: choose 1 to {RING}");
         ensure!(
             (32..=RING).contains(&budget),
             "--tx-budget {budget}: choose 32 to {RING}"
         );
+        let makes_frames = matches!(self.what, What::Txonly | What::Matrix);
         ensure!(
-            args.benchmark == Benchmark::Txonly || (args.dst_mac.is_none() && args.src_mac.is_none()),
+            makes_frames || (self.dst_mac.is_none() && self.src_mac.is_none()),
             "--dst-mac and --src-mac are for txonly: {} makes no frames",
-            args.benchmark.name()
+            self.benchmark().map_or("", Benchmark::name)
         );
         ensure!(
-            !(args.force_zero_copy && args.mode == Some(ModeArg::Skb)),
+            !(self.force_zero_copy && self.mode == Some(ModeArg::Skb)),
             "--force-zero-copy and --mode skb exclude each other: zero-copy takes a native program, leave one out"
         );
-        let duration = duration_of(args.duration)?;
+        match self.what {
+            What::Matrix => ensure!(
+                self.mode.is_none() && !self.force_copy && !self.force_zero_copy,
+                "--mode, --force-copy and --force-zero-copy: matrix measures every mode; choose some by --paths"
+            ),
+            _ => self.matrix.check_unused()?,
+        }
+        Ok(())
+    }
+}
+
+impl TryFrom<BenchArgs> for Plan {
+    type Error = anyhow::Error;
+
+    fn try_from(args: BenchArgs) -> anyhow::Result<Self> {
+        args.check()?;
+        let duration = match (args.benchmark(), args.duration) {
+            (Some(_), seconds) => duration_of(seconds.unwrap_or(10.0))?,
+            (None, Some(0.0)) => bail!("--duration 0: each figure of a matrix takes some time"),
+            (None, seconds) => duration_of(seconds.unwrap_or(3.0))?,
+        };
         let link = Link::by_name(&args.ifname)?;
         let Link { name, mtu, .. } = &link;
         ensure!(link.up, "{name} is down: `ip link set dev {name} up`");
@@ -156,6 +155,7 @@ impl TryFrom<BenchArgs> for Plan {
         Ok(Self {
             to: mac_of("--dst-mac", args.dst_mac.as_deref(), [2, 0, 0, 0, 0, 1])?,
             from: mac_of("--src-mac", args.src_mac.as_deref(), link.mac)?,
+            benchmark: args.benchmark().unwrap_or(Benchmark::Rxdrop),
             duration,
             link,
             args,
@@ -164,6 +164,19 @@ impl TryFrom<BenchArgs> for Plan {
 }
 
 impl Plan {
+    /// The same for another benchmark over AF_XDP in one mode only.
+    pub(super) fn over_xdp(&self, benchmark: Benchmark, mode: Mode, zero_copy: bool) -> Self {
+        let mut plan = self.clone();
+        plan.benchmark = benchmark;
+        plan.args.mode = Some(match mode {
+            Mode::Native => ModeArg::Native,
+            Mode::Skb => ModeArg::Skb,
+        });
+        plan.args.force_copy = !zero_copy;
+        plan.args.force_zero_copy = zero_copy;
+        plan
+    }
+
     /// Longest frame that the interface can receive, in bytes.
     pub(super) fn longest_received(&self) -> u32 {
         self.link.mtu.saturating_add(L2_BYTES)
@@ -172,7 +185,7 @@ impl Plan {
     /// How the socket is bound beside a program that is attached like that, and the size of its chunks.
     /// Errors: zero-copy is forced, and cannot be.
     pub(super) fn binding(&self, mode: Mode) -> anyhow::Result<Binding> {
-        let receives = self.args.benchmark.receives();
+        let receives = self.benchmark.receives();
         let wish = Wish {
             asked: bind_request(self.args.force_copy, self.args.force_zero_copy),
             direct: false,

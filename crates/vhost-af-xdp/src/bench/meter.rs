@@ -74,6 +74,16 @@ impl Meter {
         self.stop.store(true, Ordering::Relaxed);
     }
 
+    /// Makes it ready for another loop. After a signal that loop stops at once.
+    pub(super) fn begin_again(&self) {
+        self.show(&Tally::default());
+        self.stop.store(false, Ordering::Relaxed);
+        // A signal raises both, the other one first.
+        if self.signalled() {
+            self.stop();
+        }
+    }
+
     /// Whether a signal came.
     pub(super) fn signalled(&self) -> bool {
         self.signalled.load(Ordering::Relaxed)

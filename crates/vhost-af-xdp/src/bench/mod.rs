@@ -17,11 +17,17 @@
 //! [`report`] is made of what was counted between its start and its end, the process's CPU time included.
 //!
 //! Everything is undone by dropping [`setup::Rig`]: program off the interface, socket closed, memory freed.
+//!
+//! [`matrix`] runs all of them in every mode, and the same over AF_PACKET ([`packet`]) and by an XDP program alone.
 
 mod args;
+mod choice;
 mod frame;
 mod l2fwd;
+mod matrix;
 mod meter;
+mod over_xdp;
+mod packet;
 mod progress;
 mod report;
 mod rxdrop;
@@ -30,7 +36,7 @@ mod txonly;
 
 pub(crate) use args::BenchArgs;
 
-use args::{Benchmark, Plan};
+use args::Plan;
 use meter::{Meter, Stopwatch, Tally};
 use setup::Rig;
 
@@ -39,17 +45,22 @@ use setup::Rig;
 /// interface going away while it ran, after the report of what was done until then.
 pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
     let plan = Plan::try_from(args)?;
+    match plan.args.benchmark() {
+        Some(_) => run_one(&plan),
+        None => matrix::run(&plan),
+    }
+}
+
+fn run_one(plan: &Plan) -> anyhow::Result<()> {
     let meter = Meter::new()?;
     let all_cpus = setup::pin(plan.args.cpu)?;
-    let mut rig = Rig::set_up(&plan)?;
+    let mut rig = Rig::set_up(plan)?;
 
     let before = rig.counted(plan.args.queue)?;
     let stopwatch = Stopwatch::start()?;
     let mut tally = Tally::default();
-    let end = progress::beside(&plan, &meter, &all_cpus, || match plan.args.benchmark {
-        Benchmark::Rxdrop => rxdrop::run(&mut rig, &plan, &meter, &mut tally),
-        Benchmark::Txonly => txonly::run(&mut rig, &plan, &meter, &mut tally),
-        Benchmark::L2fwd => l2fwd::run(&mut rig, &plan, &meter, &mut tally),
+    let end = progress::beside(plan, &meter, &all_cpus, || {
+        over_xdp::run(&mut rig, plan, &meter, &mut tally)
     });
     let spent = stopwatch.stop()?;
 
@@ -65,8 +76,8 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
         counted,
         ended,
     };
-    let report = report::Report::new(&plan, &rig, &measured);
+    let report = report::Report::new(plan, &rig, &measured);
     drop(rig);
     report.print(plan.args.json)?;
-    end.map_err(|error| anyhow::anyhow!("{} on {}: {error}", plan.args.benchmark.name(), plan.link.name))
+    end.map_err(|error| anyhow::anyhow!("{} on {}: {error}", plan.benchmark.name(), plan.link.name))
 }

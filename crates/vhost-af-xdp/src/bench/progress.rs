@@ -76,7 +76,7 @@ impl Show {
     fn new(plan: &Plan) -> Self {
         let label = format!(
             "{} {} queue {}",
-            plan.args.benchmark.name(),
+            plan.benchmark.name(),
             plan.link.name,
             plan.args.queue
         );

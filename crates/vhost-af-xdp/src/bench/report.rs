@@ -80,13 +80,13 @@ impl Report {
         let note = rig.note.map(|note| format!("zero-copy not used: {note}"));
         let socket = rig.socket.fallbacks().iter().map(ToString::to_string);
         Self {
-            benchmark: plan.args.benchmark.name(),
+            benchmark: plan.benchmark.name(),
             interface: plan.link.name.clone(),
             queue: plan.args.queue,
             mode: rig.socket.mode().to_string(),
             fallbacks: attach.into_iter().chain(note).chain(socket).collect(),
             driver: drivers::said_of(&plan.link.driver),
-            size: (!plan.args.benchmark.receives()).then_some(plan.args.size),
+            size: (!plan.benchmark.receives()).then_some(plan.args.size),
             batch: plan.args.batch,
             umem: Memory {
                 backing: rig.backing.to_string(),

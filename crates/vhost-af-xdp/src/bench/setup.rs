@@ -21,13 +21,13 @@ use crate::nic::binding::{Binding, NoZeroCopy};
 /// Twice the rx ring, because a zero-copy driver takes a ring of its own full of them.
 const FRAMES: u32 = 2 * RING;
 /// Longest frame that drivers receive into one buffer, in bytes: a page less headroom and the tail they need (veth).
-const LONGEST_IN_ONE_BUFFER: u32 = 3500;
+pub(super) const LONGEST_IN_ONE_BUFFER: u32 = 3500;
 const BIND_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Rounds without a frame after which a loop that receives sleeps: a millisecond or so.
 const SPIN_ROUNDS: u32 = 50_000;
 /// Longest sleep, so that the flag to stop is looked at.
-const SLEEP: Timespec = Timespec {
+pub(super) const SLEEP: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 20_000_000,
 };
@@ -55,7 +55,7 @@ pub(super) struct Counted {
 impl Rig {
     /// Errors: whatever was refused, with the remedy; nothing stays behind.
     pub(super) fn set_up(plan: &Plan) -> anyhow::Result<Self> {
-        let multi_buffer = plan.args.benchmark.receives() && plan.longest_received() > LONGEST_IN_ONE_BUFFER;
+        let multi_buffer = plan.benchmark.receives() && plan.longest_received() > LONGEST_IN_ONE_BUFFER;
         let program = Program::attach(plan.link.index, mode_request(plan.args.mode), multi_buffer)?;
         let binding = plan.binding(program.mode())?;
         let (umem, backing) = memory(plan, binding.chunk_bytes)?;
@@ -69,7 +69,7 @@ impl Rig {
             backing,
             note: binding.note,
         };
-        if plan.args.benchmark.receives() {
+        if plan.benchmark.receives() {
             rig.socket.fill.refill(&mut rig.pool, FRAMES);
             let frame_limit = if rig.socket.multi_buffer() {
                 u32::MAX
@@ -112,11 +112,7 @@ pub(super) fn pin(cpu: Option<usize>) -> anyhow::Result<CpuSet> {
 }
 
 fn memory(plan: &Plan, chunk: u32) -> anyhow::Result<(Umem, Backing)> {
-    let frames = if plan.args.benchmark.receives() {
-        FRAMES
-    } else {
-        RING
-    };
+    let frames = if plan.benchmark.receives() { FRAMES } else { RING };
     let memory = OwnMemory::new(frames as usize * chunk as usize)?;
     let backing = memory.backing();
     let memory = Arc::new(memory);
@@ -142,12 +138,12 @@ fn config(plan: &Plan, mode: Mode, binding: Binding, multi_buffer: bool) -> Sock
     } else {
         ring
     };
-    config.rx = plan.args.benchmark.receives().then_some(received);
-    config.tx = plan.args.benchmark.sends().then_some(ring);
+    config.rx = plan.benchmark.receives().then_some(received);
+    config.tx = plan.benchmark.sends().then_some(ring);
     config.fill = RingSize::at_least(FRAMES);
     config.completion = ring;
     config.multi_buffer = multi_buffer;
-    config.max_tx_skb_budget = plan.args.benchmark.sends().then_some(plan.args.tx_budget);
+    config.max_tx_skb_budget = plan.benchmark.sends().then_some(plan.args.tx_budget);
     config.bind_timeout = BIND_TIMEOUT;
     config
 }
@@ -171,12 +167,21 @@ impl Idle {
         if socket.fill.needs_wakeup() {
             socket.wake_rx()?;
         }
+        match self.spins() {
+            true => Ok(()),
+            false => sleep(socket),
+        }
+    }
+
+    /// Spins a little; false if there was nothing for so long that it is time to sleep.
+    #[inline]
+    pub(super) fn spins(&mut self) -> bool {
         if self.rounds < SPIN_ROUNDS {
             self.rounds += 1;
             std::hint::spin_loop();
-            return Ok(());
+            return true;
         }
-        sleep(socket)
+        false
     }
 }
 
