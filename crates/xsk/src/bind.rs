@@ -103,9 +103,22 @@ pub(crate) fn bind_queue(
         },
         Errno::INVAL,
     ));
+    Err(refused_error(config, attempt, errno))
+}
+
+/// Why a bind that had one attempt only failed.
+pub(crate) fn refusal(config: &SocketConfig, zero_copy: bool, errno: Errno, may_ask: bool) -> OpenError {
+    let attempt = Attempt {
+        zero_copy,
+        multi_buffer: false,
+    };
+    final_error(config, errno, may_ask).unwrap_or_else(|| refused_error(config, attempt, errno))
+}
+
+fn refused_error(config: &SocketConfig, attempt: Attempt, errno: Errno) -> OpenError {
     let SocketConfig { ifindex, queue, .. } = *config;
     let source = io::Error::from(errno);
-    Err(if attempt.zero_copy {
+    if attempt.zero_copy {
         OpenError::ZeroCopyRefused {
             ifindex,
             queue,
@@ -118,7 +131,7 @@ pub(crate) fn bind_queue(
             queue,
             source,
         }
-    })
+    }
 }
 
 /// How to bind.
@@ -167,9 +180,17 @@ fn plan(config: &SocketConfig) -> Result<Plan, OpenError> {
 /// Binds, again and again while the queue is busy, until the time is up.
 fn bind_in_time(fd: BorrowedFd<'_>, config: &SocketConfig, flags: Flags) -> Result<(), Errno> {
     let address = SocketAddrXdp::new(flags, config.ifindex, config.queue.0);
+    in_time(config, || bind(fd, &address))
+}
+
+/// Does it again and again while the queue is busy, until the time is up.
+pub(crate) fn in_time(
+    config: &SocketConfig,
+    mut attempt: impl FnMut() -> Result<(), Errno>,
+) -> Result<(), Errno> {
     let deadline = Instant::now() + config.bind_timeout;
     loop {
-        match bind(fd, &address) {
+        match attempt() {
             Err(Errno::BUSY) if Instant::now() < deadline => sleep(PAUSE),
             result => return result,
         }

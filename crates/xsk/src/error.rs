@@ -3,13 +3,15 @@
 use std::io;
 use std::time::Duration;
 
+use crate::config::Mode;
 use crate::units::{QueueId, RingSize};
 
 /// Why a socket did not open.
 ///
 /// `ifindex`, `queue` and the `entries` of a `ring` are as asked for; `queues` is how many the interface has. `address`
 /// and `len_bytes` are of the UMEM's memory in this process; `chunk_bytes`, `headroom_bytes` and `tx_metadata_bytes`
-/// are the UMEM's. `budget` is frames, `value` what `option` was to be. `what` names what was asked of the socket,
+/// are the UMEM's. `budget` is frames, `value` what `option` was to be,
+/// `asked` the mode that was asked for. `what` names what was asked of the socket,
 /// `reason` is the refusal in words, `waited` how long it was tried. `source` is the kernel's answer.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "fields are described above")]
@@ -145,6 +147,24 @@ pub enum OpenError {
         #[source]
         source: io::Error,
     },
+    /// A sharer has fill and completion ring of its own, and the queue has those of the first socket.
+    #[error(
+        "queue {queue} of interface {ifindex} has the socket whose UMEM is to be shared: a sharer has fill and \
+         completion ring of its own, choose another queue or interface for it"
+    )]
+    SharedQueue { ifindex: u32, queue: QueueId },
+    /// A sharer is bound as the first socket is.
+    #[error("{asked} was asked for, but a socket that shares a UMEM is bound as the first one: {mode}")]
+    SharedMode {
+        asked: &'static str,
+        /// That of the first socket.
+        mode: Mode,
+    },
+    /// EBADF.
+    #[error(
+        "the socket whose UMEM is to be shared is not bound any more, its interface is gone: open another first"
+    )]
+    SharedGone,
     /// Another refusal of the bind.
     #[error("binding to queue {queue} of interface {ifindex} failed: {source}")]
     Bind {

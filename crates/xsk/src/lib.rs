@@ -13,6 +13,9 @@
 //! 5. **Socket**: [`Socket`] joins these to a queue, in the best mode there is, and tells which that is and why no
 //!    better ([`Socket::mode`], [`Socket::fallbacks`]).
 //!
+//! Several sockets, of other queues and other interfaces, may share one UMEM ([`Socket::share`]): a frame that one has
+//! received can be sent by another without being copied, and the memory is registered once.
+//!
 //! Steering frames into the socket (an XDP program and its XSKMAP) is not done here: put [`Socket`]'s descriptor
 //! into the map of your program. A socket that only sends needs no program.
 //!
@@ -59,7 +62,8 @@
 //!
 //! # Facts worth knowing
 //!
-//!  - Without CAP_IPC_LOCK the UMEM counts against RLIMIT_MEMLOCK, once for each socket that registers it.
+//!  - Without CAP_IPC_LOCK the UMEM counts against RLIMIT_MEMLOCK, once for each socket that registers it, and not for
+//!    those that share it.
 //!  - Each bind costs the kernel memory beside the UMEM: about 32 MiB a GiB of UMEM with 4096-byte chunks, 70 with
 //!    2048.
 //!  - In copy mode sending happens inside [`Socket::kick_tx`].
@@ -82,6 +86,8 @@ mod frame;
 mod memory;
 mod netdevice;
 mod ring;
+#[cfg(not(loom))]
+mod share;
 #[cfg(not(loom))]
 mod socket;
 #[cfg(not(loom))]

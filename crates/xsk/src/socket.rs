@@ -23,10 +23,11 @@ use crate::config::{AttachMode, Fallback, Mode, SocketConfig};
 use crate::desc::{CompletionRing, Descriptor, FillRing, RxRing, TxRing};
 use crate::error::OpenError;
 use crate::ring::{Consumer, Producer, Shared};
+use crate::share::First;
 use crate::statistics::Statistics;
 use crate::sys::{self, Mapping, RingOffsets};
 use crate::umem::Umem;
-use crate::units::RingSize;
+use crate::units::{QueueId, RingSize};
 
 /// `XDP_UMEM_TX_METADATA_LEN`, `include/uapi/linux/if_xdp.h` (Linux 6.8; before that the length alone was enough).
 const UMEM_TX_METADATA_LEN: u32 = 1 << 2;
@@ -46,6 +47,8 @@ pub struct Socket {
     pub tx: TxRing,
     fd: OwnedFd,
     umem: Umem,
+    ifindex: u32,
+    queue: QueueId,
     mode: Mode,
     multi_buffer: bool,
     fallbacks: Vec<Fallback>,
@@ -94,6 +97,19 @@ impl Socket {
     /// As [`Socket::open`], and [`OpenError::NotXdp`] or [`OpenError::InUse`] for a descriptor that does not serve.
     pub fn from_fd(fd: OwnedFd, umem: &Umem, config: &SocketConfig) -> Result<Self, OpenError> {
         Unbound::from_fd(fd, umem, config)?.bind()
+    }
+
+    /// Opens a further socket over the UMEM of this one, on another queue of this or any interface
+    /// (`XDP_SHARED_UMEM`, Linux 5.10), and binds it. Needs CAP_NET_RAW.
+    ///
+    /// Frames may go from each of the sockets to each other; a frame is in one ring at a time, whosever it is. The
+    /// memory is registered, and counted against RLIMIT_MEMLOCK, once. The new socket is bound as this one: `bind` and
+    /// `multi_buffer` of `config` can ask for nothing else, `need_wakeup` is not looked at. It outlives this one.
+    ///
+    /// # Errors
+    /// As [`Socket::open`], [`OpenError::SharedQueue`], [`OpenError::SharedMode`], [`OpenError::SharedGone`].
+    pub fn share(&self, config: &SocketConfig) -> Result<Self, OpenError> {
+        Unbound::share(self, config)?.bind()
     }
 
     /// Tells the kernel to send what is in the tx ring (`sendto` with MSG_DONTWAIT).
@@ -163,6 +179,8 @@ pub struct Unbound {
     config: SocketConfig,
     /// Opened here, and not by somebody with more privilege.
     ours: bool,
+    /// Who has registered the UMEM, if this socket has not.
+    first: Option<First>,
 }
 
 impl Unbound {
@@ -176,10 +194,9 @@ impl Unbound {
     /// # Errors
     /// As [`Socket::open`].
     pub fn open(umem: &Umem, config: &SocketConfig) -> Result<Self, OpenError> {
-        let fd = sys::open_socket().map_err(|source| OpenError::Create { source })?;
         Ok(Self {
             ours: true,
-            ..Self::from_fd(fd, umem, config)?
+            ..Self::from_fd(open_socket()?, umem, config)?
         })
     }
 
@@ -188,11 +205,50 @@ impl Unbound {
     /// # Errors
     /// As [`Socket::from_fd`].
     pub fn from_fd(fd: OwnedFd, umem: &Umem, config: &SocketConfig) -> Result<Self, OpenError> {
+        Self::prepared(fd, umem, config, None)
+    }
+
+    /// As [`Socket::share`], still to be bound. The queue of `socket` is not free before that is done or given up.
+    ///
+    /// # Errors
+    /// As [`Socket::share`].
+    pub fn share(socket: &Socket, config: &SocketConfig) -> Result<Self, OpenError> {
+        Ok(Self {
+            ours: true,
+            ..Self::share_from_fd(open_socket()?, socket, config)?
+        })
+    }
+
+    /// As [`Unbound::share`], with a socket that somebody else has opened.
+    ///
+    /// # Errors
+    /// As [`Socket::share`], and [`OpenError::NotXdp`] for a descriptor that does not serve.
+    pub fn share_from_fd(fd: OwnedFd, socket: &Socket, config: &SocketConfig) -> Result<Self, OpenError> {
+        let copy = socket.fd.try_clone();
+        let first = First {
+            fd: copy.map_err(|source| OpenError::Create { source })?,
+            ifindex: socket.ifindex,
+            queue: socket.queue,
+            mode: socket.mode,
+            multi_buffer: socket.multi_buffer,
+        };
+        first.check(config)?;
+        Self::prepared(fd, &socket.umem, config, Some(first))
+    }
+
+    fn prepared(
+        fd: OwnedFd,
+        umem: &Umem,
+        config: &SocketConfig,
+        first: Option<First>,
+    ) -> Result<Self, OpenError> {
         if config.rx.is_none() && config.tx.is_none() {
             return Err(OpenError::NoRings);
         }
         check_family(fd.as_fd())?;
-        register(fd.as_fd(), umem)?;
+        if first.is_none() {
+            register(fd.as_fd(), umem)?;
+        }
         size_rings(fd.as_fd(), config)?;
         set_tx_budget(fd.as_fd(), config)?;
         set_busy_poll(fd.as_fd(), config)?;
@@ -203,6 +259,7 @@ impl Unbound {
             umem: umem.clone(),
             config: config.clone(),
             ours: false,
+            first,
         })
     }
 
@@ -211,7 +268,11 @@ impl Unbound {
     /// # Errors
     /// As [`Socket::open`].
     pub fn bind(self) -> Result<Socket, OpenError> {
-        let bound = bind_queue(self.fd.as_fd(), &self.config, self.ours)?;
+        let fd = self.fd.as_fd();
+        let bound = match &self.first {
+            Some(first) => first.bind_sharer(fd, &self.config, self.ours),
+            None => bind_queue(fd, &self.config, self.ours),
+        }?;
         let options = sockopt::xdp_options(&self.fd).map_err(|error| query("XDP_OPTIONS", error))?;
         let mode = match self.config.attach {
             _ if options.contains(XdpOptionsFlags::XDP_OPTIONS_ZEROCOPY) => Mode::ZeroCopy,
@@ -231,6 +292,8 @@ impl Unbound {
             tx,
             fd: self.fd,
             umem: self.umem,
+            ifindex: self.config.ifindex,
+            queue: self.config.queue,
             mode,
             multi_buffer: bound.multi_buffer,
             fallbacks: bound.fallbacks,
@@ -286,6 +349,10 @@ fn query(what: &'static str, errno: Errno) -> OpenError {
         what,
         source: errno.into(),
     }
+}
+
+fn open_socket() -> Result<OwnedFd, OpenError> {
+    sys::open_socket().map_err(|source| OpenError::Create { source })
 }
 
 fn check_family(fd: BorrowedFd<'_>) -> Result<(), OpenError> {

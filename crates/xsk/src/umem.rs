@@ -5,7 +5,8 @@
 //! A [`Umem`] says how memory is registered with a socket (`XDP_UMEM_REG`, `net/xdp/xdp_umem.c`): which bytes, the
 //! chunk size, headroom, and whether frames may start anywhere (unaligned) or only where a chunk does. Registration
 //! itself happens when a socket opens; several sockets may register one `Umem`, each then has rings of its own and
-//! is charged for it separately.
+//! is charged for it separately. Or one registers it, and others share it with that one: rings of their own,
+//! too, and charged once.
 //!
 //! Frames come from two sources that must not overlap:
 //!  - [`Umem::frames`] hands out the chunks of a range; ranges handed out are remembered, a second claim is refused;

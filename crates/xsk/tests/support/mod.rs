@@ -24,6 +24,19 @@ impl Veth {
         PacketPort::open(&self.pair.far, VethPair::WIRE)
     }
 
+    /// Makes a second pair in the same namespaces: index of its near end, and a packet socket on its far end.
+    pub(crate) fn second(&self) -> (u32, PacketPort) {
+        let (nic, wire) = ("nic1", "wire1");
+        self.pair.join_as(nic, wire, 1, 1500);
+        let show = ["-o", "link", "show", nic];
+        let has_carrier = || self.pair.near.output_of("ip", &show).contains("LOWER_UP");
+        assert!(wait::until(wait::SOON, has_carrier), "no carrier");
+        (
+            self.pair.near.index_of(nic),
+            PacketPort::open(&self.pair.far, wire),
+        )
+    }
+
     /// The namespace of the near end.
     pub(crate) fn near_namespace(&self) -> &NetNs {
         &self.pair.near
