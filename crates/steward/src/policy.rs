@@ -14,6 +14,7 @@
 //! memlock = "256 MiB"           # most locked memory of a holder's process; "unlimited"; not raised if not said
 //! macs = ["52:54:00:00:00:01"]  # a lease must be for addresses, all of them among these; any or none if not said
 //! vlans = ["100", "200-299"]    # the same for VLANs; 0: frames without one
+//! busy-poll = 64                # sockets may poll the driver, so many frames at a time at most; not if not said
 //! ```
 //!
 //! The NIC itself is told to bring frames to leased queues, away from others', only by rules for an address that the
@@ -80,6 +81,8 @@ pub(crate) struct Rule {
     pub(crate) memlock: Option<u64>,
     macs: Vec<[u8; 6]>,
     vlans: BTreeSet<u32>,
+    /// Frames; `None`: sockets are not made ready for it.
+    busy_poll: Option<u16>,
 }
 
 impl Policy {
@@ -101,12 +104,27 @@ impl Policy {
             memlock: Some(u64::MAX),
             macs: Vec::new(),
             vlans: BTreeSet::new(),
+            busy_poll: None,
         };
         Self {
             connections: u32::MAX,
             unconfined: true,
             rules: queues.into_iter().map(rule).collect(),
         }
+    }
+
+    /// The same, with sockets that may poll the driver, so many frames at a time at most.
+    #[must_use]
+    pub fn with_busy_poll(mut self, frames: u16) -> Self {
+        self.rules
+            .iter_mut()
+            .for_each(|rule| rule.busy_poll = Some(frames));
+        self
+    }
+
+    /// How many frames at a time sockets under a rule may poll the driver for, if they may.
+    pub(crate) fn busy_poll(&self, rule: usize) -> Option<u16> {
+        self.rules.get(rule).and_then(|rule| rule.busy_poll)
     }
 
     /// The rules that are for this user.
@@ -280,9 +298,12 @@ impl fmt::Display for Rule {
         for &mac in &self.macs {
             write!(f, ", MAC {}", mac_text(mac))?;
         }
-        match self.vlans.is_empty() {
-            true => Ok(()),
-            false => write!(f, ", VLANs {}", Ranges(&self.vlans)),
+        if !self.vlans.is_empty() {
+            write!(f, ", VLANs {}", Ranges(&self.vlans))?;
+        }
+        match self.busy_poll {
+            Some(frames) => write!(f, ", busy polling of up to {frames} frames"),
+            None => Ok(()),
         }
     }
 }

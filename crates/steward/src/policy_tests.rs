@@ -55,6 +55,7 @@ vlans = ["100", "200-202"]
 group = 107
 interface = "eth1"
 queues = "all"
+busy-poll = 64
 [[allow]]
 user = "root"
 group = 50
@@ -73,7 +74,7 @@ fn policy_is_shown_as_it_was_understood() {
             "3 connection(s) of one user at a time",
             "rule 1: user 1000, eth1 queues 0-3,6, at most 2 at a time, locked memory up to 262144 KiB, \
              MAC 52:54:00:00:00:01, VLANs 100,200-202",
-            "rule 2: group 107, eth1 queues 0-255",
+            "rule 2: group 107, eth1 queues 0-255, busy polling of up to 64 frames",
             "rule 3: user 0, group 50, eth2 queues 0, locked memory without limit",
         ]
     );
@@ -162,6 +163,10 @@ fn mistakes_are_named_with_their_place() {
         (
             "user = 1\ninterface = \"e\"\nqueues = \"0\"\nat-most = 0",
             "at-most = 0",
+        ),
+        (
+            "user = 1\ninterface = \"e\"\nqueues = \"0\"\nbusy-poll = 0",
+            "busy-poll = 0: nothing could be polled for",
         ),
         (
             "user = 1\ninterface = \"e\"\nqueues = \"0\"\nmacs = []",
@@ -268,6 +273,8 @@ fn value_of_another_kind_is_named_with_its_key_its_line_and_what_belongs_there()
             "macs = \"52:54:00:00:00:01\"",
             "macs = \"52:54:00:00:00:01\": give a list of addresses in quotes such as [",
         ),
+        ("busy-poll = true", "busy-poll = true: give a number of frames"),
+        ("busy-poll = 65536", "busy-poll = 65536: give a number of frames"),
         (
             "vlans = [100]",
             "vlans: 100: give a list of numbers and ranges in quotes such as [\"100\"",

@@ -43,7 +43,8 @@ impl Lessor {
     pub fn start(netns: &NetNs, dir: &TempDir, interfaces: &[&str]) -> Self {
         let rule = |name: &&str| {
             format!(
-                "[[allow]]\nuser = {ID}\ninterface = \"{name}\"\nqueues = \"all\"\nmemlock = \"unlimited\"\n"
+                "[[allow]]\nuser = {ID}\ninterface = \"{name}\"\nqueues = \"all\"\nmemlock = \"unlimited\"\n\
+                 busy-poll = 64\n"
             )
         };
         let policy: String = interfaces.iter().map(rule).collect();

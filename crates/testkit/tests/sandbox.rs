@@ -122,12 +122,12 @@ fn call_that_is_not_in_the_table_ends_the_process(
         "ioctl",
         "owner:1",
         "io-uring",
-        // SO_ATTACH_FILTER, SO_ATTACH_BPF, SO_ATTACH_REUSEPORT_EBPF, SO_BINDTODEVICE, SO_PREFER_BUSY_POLL; SO_PEERPIDFD.
+        // SO_ATTACH_FILTER, SO_ATTACH_BPF, SO_ATTACH_REUSEPORT_EBPF, SO_BINDTODEVICE, SO_MARK; SO_PEERPIDFD.
         "set-option:26",
         "set-option:50",
         "set-option:52",
         "set-option:25",
-        "set-option:69",
+        "set-option:36",
         "get-option:77"
     )]
     name: &str,

@@ -1,6 +1,7 @@
 //! The command line. Options that QEMU's `-netdev af-xdp` has carry its names.
 
 mod access;
+pub(crate) mod busy_poll;
 pub(crate) mod choice;
 mod external;
 mod memory;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use steer::{Filter, ModeRequest};
 use steward::policy::Queues;
 use steward::protocol::{ENTRIES_MAX, Wanted};
-use xsk::BindRequest;
+use xsk::{BindRequest, BusyPoll};
 
 use crate::listener::Access;
 use crate::sandbox::{Layers, User};
@@ -210,6 +210,8 @@ pub(crate) struct PortConfig {
     pub(crate) memory: MemoryRules,
     /// How segments leave.
     pub(crate) segments: Segments,
+    /// Whether system calls poll the driver.
+    pub(crate) busy_poll: Option<BusyPoll>,
     /// MAC address told to the guest; `None`: made from the endpoint and the interface.
     pub(crate) mac: Option<[u8; 6]>,
     /// VLANs whose frames the guest gets; none: all.
@@ -344,6 +346,14 @@ impl ServeConfig {
                 count: wanted.queues,
             })
             .collect()
+    }
+
+    /// Frames that one poll of the driver may handle, if any port's sockets are to poll it.
+    pub(crate) fn busy_poll_budget(&self) -> Option<u16> {
+        let budgets = self.ports.iter().filter_map(|port| port.busy_poll);
+        budgets
+            .map(|poll| poll.budget.try_into().unwrap_or(u16::MAX))
+            .max()
     }
 
     /// Checks what can be checked without the kernel.
@@ -544,6 +554,7 @@ mod tests {
                 files: FileKinds::Shared,
             },
             segments: Segments::Auto,
+            busy_poll: None,
             mac: None,
             vlans: Vec::new(),
             offload: Offloads::NONE,

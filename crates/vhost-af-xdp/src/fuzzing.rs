@@ -49,6 +49,7 @@ impl NullPort {
                 files: FileKinds::Shared,
             },
             segments: Segments::Auto,
+            busy_poll: None,
             external: ExternalProgram::None,
             placement: if direct {
                 Placement::Direct

@@ -294,6 +294,7 @@ fn leave_privileges(
         leases: &leases,
         user: uid,
         group: gid,
+        busy_poll: config.busy_poll_budget(),
         files: &leftovers.0,
         vmm_sockets: &config.paths(),
     })?;

@@ -103,7 +103,10 @@ pub enum OpenError {
         source: io::Error,
     },
     /// A busy-poll option was refused.
-    #[error("busy polling: {option}={value} refused: {source}; raising it needs CAP_NET_ADMIN")]
+    #[error(
+        "busy polling: {option}={value} refused: {source}; raising it needs CAP_NET_ADMIN, or that a steward does it \
+         (`busy-poll` in its policy)"
+    )]
     BusyPoll {
         option: &'static str,
         value: u32,

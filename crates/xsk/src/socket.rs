@@ -51,6 +51,7 @@ pub struct Socket {
     queue: QueueId,
     mode: Mode,
     multi_buffer: bool,
+    busy_polls: bool,
     fallbacks: Vec<Fallback>,
 }
 
@@ -145,6 +146,13 @@ impl Socket {
     #[inline]
     pub fn multi_buffer(&self) -> bool {
         self.multi_buffer
+    }
+
+    /// Whether a system call polls the device ([`BusyPoll`](crate::BusyPoll)): then [`Socket::wake_rx`] is to be called
+    /// whenever there is nothing to receive, asked for or not.
+    #[inline]
+    pub fn busy_polls(&self) -> bool {
+        self.busy_polls
     }
 
     /// What was tried first and refused, in order; empty if the first attempt worked.
@@ -296,6 +304,7 @@ impl Unbound {
             queue: self.config.queue,
             mode,
             multi_buffer: bound.multi_buffer,
+            busy_polls: self.config.busy_poll.is_some_and(|poll| poll.usecs > 0),
             fallbacks: bound.fallbacks,
         })
     }
@@ -460,6 +469,12 @@ fn set_busy_poll(fd: BorrowedFd<'_>, config: &SocketConfig) -> Result<(), OpenEr
         ("SO_BUSY_POLL_BUDGET", libc::SO_BUSY_POLL_BUDGET, poll.budget),
     ];
     for (option, name, value) in options {
+        // Who has opened the socket may have set it, for whom it takes no privilege.
+        if name == libc::SO_PREFER_BUSY_POLL
+            && sys::option(fd, libc::SOL_SOCKET, name).is_ok_and(|set| set == value)
+        {
+            continue;
+        }
         sys::set_option(fd, libc::SOL_SOCKET, name, value).map_err(|source| OpenError::BusyPoll {
             option,
             value,

@@ -83,6 +83,19 @@ pub(crate) fn open_socket() -> io::Result<OwnedFd> {
     )?)
 }
 
+/// The value of such an option.
+pub(crate) fn option(fd: BorrowedFd<'_>, level: c_int, name: c_int) -> io::Result<u32> {
+    let (mut value, mut len) = (0_u32, size_of::<u32>() as libc::socklen_t);
+    // SAFETY: the kernel writes at most `len` bytes to the address of a live u32, and the length to a live one.
+    let result =
+        unsafe { libc::getsockopt(fd.as_raw_fd(), level, name, (&raw mut value).cast(), &raw mut len) };
+    if result == 0 {
+        Ok(value)
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
 /// Sets an option whose value is a 32-bit number.
 pub(crate) fn set_option(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: u32) -> io::Result<()> {
     let len = size_of::<u32>() as libc::socklen_t;

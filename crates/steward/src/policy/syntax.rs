@@ -16,7 +16,7 @@ use crate::users;
 const NOBODY_AT_ALL: u32 = u32::MAX;
 
 /// What belongs to each key, told to who wrote something else.
-const MEANT: [(&str, &str); 12] = [
+const MEANT: [(&str, &str); 13] = [
     ("user", "a name in quotes, or a number of 0 to 4294967294"),
     ("group", "a name in quotes, or a number of 0 to 4294967294"),
     ("interface", "a name in quotes such as \"eth1\""),
@@ -34,6 +34,7 @@ const MEANT: [(&str, &str); 12] = [
         "vlans",
         "a list of numbers and ranges in quotes such as [\"100\", \"200-299\"]",
     ),
+    ("busy-poll", "a number of frames, 1 to 65535, such as 64"),
     ("connections", "a number of 1 to 900"),
     ("unconfined-sockets", "true or false"),
     ("allow", "a rule below each line `[[allow]]`"),
@@ -68,6 +69,7 @@ struct Allow {
     memlock: Option<String>,
     macs: Option<Vec<String>>,
     vlans: Option<Vec<String>>,
+    busy_poll: Option<u16>,
 }
 
 #[derive(Deserialize)]
@@ -195,6 +197,11 @@ impl Allow {
                 "at-most = 0: nothing could be leased: give 1 or more, or leave the rule out".to_owned(),
             );
         }
+        if self.busy_poll == Some(0) {
+            return Err(
+                "busy-poll = 0: nothing could be polled for: give 1 or more, or leave it out".to_owned(),
+            );
+        }
         if !is_interface_name(&interface) {
             return Err(format!(
                 "interface = {interface:?}: it is not a name of one: `ip link` lists them"
@@ -229,6 +236,7 @@ impl Allow {
             memlock: self.memlock.map(|text| size(&text)).transpose()?,
             macs: macs.iter().map(|text| mac(text)).collect::<Result<_, _>>()?,
             vlans,
+            busy_poll: self.busy_poll,
         })
     }
 }

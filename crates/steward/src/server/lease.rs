@@ -153,7 +153,7 @@ impl Server {
         let gone = || Refusal::new(Reason::NoInterface, "the interface is gone");
         let peer = &self.connections.get(&number).ok_or_else(gone)?.peer;
         let record = LeaseRecord::new(number, at, peer, wanted);
-        let names = self.policy.names(rule);
+        let (names, busy_poll) = (self.policy.names(rule), self.policy.busy_poll(rule));
         self.record(|records| records.put_lease(record));
         may_crash("recorded");
         let interface = self.interfaces.get_mut(&at).ok_or_else(gone)?;
@@ -163,8 +163,10 @@ impl Server {
             }
             return Err(refusal);
         }
-        let sockets: Result<Vec<OwnedFd>, Refusal> =
-            wanted.range().map(|queue| interface.socket(queue)).collect();
+        let sockets: Result<Vec<OwnedFd>, Refusal> = wanted
+            .range()
+            .map(|queue| interface.socket(queue, busy_poll))
+            .collect();
         if sockets.is_err() {
             interface.release(number, wanted.range());
         }

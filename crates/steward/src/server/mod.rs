@@ -325,7 +325,7 @@ impl Server {
                 Answer::Facts(interface.facts_for(&queues))
             }
             Request::Socket { queue } => {
-                let sockets = vec![interface.socket(own(queue)?)?];
+                let sockets = vec![interface.socket(own(queue)?, self.policy.busy_poll(held.rule))?];
                 let answer = Answer::Done;
                 return Ok(Reply { answer, sockets });
             }

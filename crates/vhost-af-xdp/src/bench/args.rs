@@ -9,6 +9,7 @@ use steward::links::{DriverSends, Link};
 
 use super::choice::{Benchmark, MatrixArgs, What};
 use super::frame::Mac;
+use crate::cli::busy_poll::BusyPollArgs;
 use crate::cli::values::{ModeArg, bind_request};
 use crate::nic::binding::{Binding, L2_BYTES, LARGE_CHUNK, SMALL_CHUNK, Wish};
 use crate::nic::drivers;
@@ -72,6 +73,8 @@ pub(crate) struct BenchArgs {
     /// Put frames at any offset (unaligned chunks) instead of one a chunk
     #[arg(long)]
     pub(super) unaligned: bool,
+    #[command(flatten)]
+    pub(super) busy_poll: BusyPollArgs,
     #[command(flatten)]
     pub(super) matrix: MatrixArgs,
 }

@@ -144,6 +144,7 @@ fn config(plan: &Plan, mode: Mode, binding: Binding, multi_buffer: bool) -> Sock
     config.completion = ring;
     config.multi_buffer = multi_buffer;
     config.max_tx_skb_budget = plan.benchmark.sends().then_some(plan.args.tx_budget);
+    config.busy_poll = plan.args.busy_poll.build();
     config.bind_timeout = BIND_TIMEOUT;
     config
 }
@@ -164,7 +165,7 @@ impl Idle {
     /// Errors: [`WakeError`] if the interface is gone.
     #[inline]
     pub(super) fn wait(&mut self, socket: &Socket) -> Result<(), WakeError> {
-        if socket.fill.needs_wakeup() {
+        if socket.busy_polls() || socket.fill.needs_wakeup() {
             socket.wake_rx()?;
         }
         match self.spins() {

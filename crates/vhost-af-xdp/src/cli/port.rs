@@ -8,6 +8,7 @@ use clap::{ArgAction, Args, Command, FromArgMatches};
 use steward::protocol::is_interface_name;
 
 use super::access::AccessArgs;
+use super::busy_poll::BusyPollArgs;
 use super::external::ExternalArgs;
 use super::memory::MemoryArgs;
 use super::values::{ModeArg, VlanList, bind_request, mode_request, parse_mac, parse_vlans};
@@ -35,6 +36,8 @@ pub(super) struct AllPortsArgs {
     /// How segments of the guest's GSO packets leave
     #[arg(long, value_enum, default_value = "auto")]
     segments: Segments,
+    #[command(flatten)]
+    busy_poll: BusyPollArgs,
 }
 
 /// Options of one port; each is a key of `--port`, too.
@@ -161,6 +164,7 @@ impl PortArgs {
             placement: self.memory,
             memory: self.memory_rules.build(ports),
             segments: all.segments,
+            busy_poll: all.busy_poll.build(),
             mac: self.mac,
             vlans: self.vlan.unwrap_or_default().0,
             offload,

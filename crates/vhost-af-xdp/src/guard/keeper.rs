@@ -72,6 +72,8 @@ pub(crate) struct Orders<'a> {
     /// To that user, with that group.
     pub(crate) user: u32,
     pub(crate) group: u32,
+    /// Its sockets may poll the driver, so many frames at a time at most.
+    pub(crate) busy_poll: Option<u16>,
     /// Sockets to remove in the end.
     pub(crate) files: &'a [PathBuf],
     /// Paths of the sockets to VMMs.
@@ -119,6 +121,9 @@ impl Keeper {
             command.args(["--listener", &private.listener.as_raw_fd().to_string()]);
             command.args(["--user", &orders.user.to_string()]);
             passed.push(private.listener.as_fd());
+        }
+        if let Some(frames) = orders.busy_poll {
+            command.args(["--busy-poll", &frames.to_string()]);
         }
         for lease in orders.leases {
             let text = format!("{}+{}@{}", lease.first, lease.count, lease.interface);
@@ -240,6 +245,8 @@ pub(crate) struct KeeperArgs {
     #[arg(long, value_parser = parse_lease)]
     lease: Vec<Queues>,
     #[arg(long)]
+    busy_poll: Option<u16>,
+    #[arg(long)]
     remove: Vec<PathBuf>,
     #[arg(long = "vmm-socket")]
     vmm_sockets: Vec<PathBuf>,
@@ -279,6 +286,10 @@ pub(crate) fn run(args: KeeperArgs) -> anyhow::Result<()> {
         Some(listener) => {
             steward::server::raise_descriptor_limit();
             let policy = Policy::for_one(args.user, args.lease);
+            let policy = match args.busy_poll {
+                Some(frames) => policy.with_busy_poll(frames),
+                None => policy,
+            };
             // The program goes with the server, and with the last lease: nobody else could ask for more.
             Server::new(policy, taken(listener)?)
                 .map(|server| server.with_linger(Duration::ZERO))

@@ -12,7 +12,7 @@ use std::time::Duration;
 use steer::Mode;
 use steward::links::{DriverSends, Link};
 use steward::protocol::Wanted;
-use xsk::{AttachMode, BindRequest, OpenError, QueueId, RingSize, SocketConfig, Umem, Unbound};
+use xsk::{AttachMode, BindRequest, BusyPoll, OpenError, QueueId, RingSize, SocketConfig, Umem, Unbound};
 
 use super::binding::{Binding, L2_BYTES, LONGEST_FRAME, NoZeroCopy, Wish};
 use super::demand::Demand;
@@ -41,6 +41,8 @@ pub(crate) struct QueueOptions {
     pub(crate) placement: Placement,
     /// How segments leave.
     pub(crate) segments: Segments,
+    /// Whether system calls poll the driver.
+    pub(crate) busy_poll: Option<BusyPoll>,
 }
 
 impl QueueOptions {
@@ -53,6 +55,7 @@ impl QueueOptions {
             bind,
             placement: port.placement,
             segments: port.segments,
+            busy_poll: port.busy_poll,
         })
     }
 }
@@ -216,6 +219,7 @@ impl Interface {
         config.completion = RingSize::at_least(SEND_RING);
         config.multi_buffer = request.multi_buffer;
         config.max_tx_skb_budget = Some(SEND_RING);
+        config.busy_poll = self.options.busy_poll;
         config.bind_timeout = match self.busy().contains(&request.queue) {
             true => BIND_AGAIN_TIMEOUT,
             false => BIND_TIMEOUT,

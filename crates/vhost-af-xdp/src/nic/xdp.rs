@@ -118,6 +118,10 @@ impl Nic for XdpNic {
 
     #[inline]
     fn from_nic(&mut self, max: usize) -> impl Iterator<Item = RxDesc> + '_ {
+        if self.socket.busy_polls() && self.socket.rx.available() == 0 {
+            // An interface that is down or gone shows at the next transmit kick, or not at all.
+            let _ = self.socket.wake_rx();
+        }
         self.socket.rx.peek(max as u32)
     }
 

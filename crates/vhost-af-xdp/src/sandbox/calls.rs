@@ -127,13 +127,14 @@ pub(super) const CALLS: &[Call] = table! {
     SYS_getsockopt: &[
         xdp!(libc::XDP_MMAP_OFFSETS), xdp!(libc::XDP_STATISTICS), xdp!(libc::XDP_OPTIONS),
         socket!(libc::SO_DOMAIN), socket!(libc::SO_TYPE), socket!(libc::SO_ERROR),
-        socket!(libc::SO_ACCEPTCONN), socket!(libc::SO_PEERCRED),
-    ], "ring offsets and statistics; who the VMM is";
+        socket!(libc::SO_ACCEPTCONN), socket!(libc::SO_PEERCRED), socket!(libc::SO_PREFER_BUSY_POLL),
+    ], "ring offsets and statistics; who the VMM is; busy polling";
     SYS_setsockopt: &[
         xdp!(libc::XDP_UMEM_REG), xdp!(libc::XDP_UMEM_FILL_RING), xdp!(libc::XDP_UMEM_COMPLETION_RING),
         xdp!(libc::XDP_RX_RING), xdp!(libc::XDP_TX_RING), xdp!(XDP_MAX_TX_SKB_BUDGET),
         socket!(libc::SO_RCVTIMEO), socket!(libc::SO_SNDTIMEO), socket!(SO_RCVTIMEO_NEW), socket!(SO_SNDTIMEO_NEW),
-    ], "packet memory and rings; timeouts: no filter or program for a socket, no other device";
+        socket!(libc::SO_PREFER_BUSY_POLL), socket!(libc::SO_BUSY_POLL), socket!(libc::SO_BUSY_POLL_BUDGET),
+    ], "packet memory and rings; busy polling; timeouts: no filter or program for a socket, no other device";
     SYS_getsockname: ALWAYS, "kind of a socket";
     SYS_getpeername: ALWAYS, "kind of a socket";
     SYS_shutdown: ALWAYS, "the end of a VMM's connection";

@@ -62,8 +62,8 @@ impl Interface {
     }
 
     /// A new socket with an RX ring, confined to the interface and placed beside the one that the queue may have, for
-    /// `activate`.
-    pub(in crate::server) fn socket(&self, queue: u32) -> Result<OwnedFd, Refusal> {
+    /// `activate`. `busy_poll`: it may poll the driver, so many frames at a time at most.
+    pub(in crate::server) fn socket(&self, queue: u32, busy_poll: Option<u16>) -> Result<OwnedFd, Refusal> {
         let program = self.program()?;
         let failed = |what: &str, error: &dyn std::error::Error| {
             let text = format!(
@@ -77,6 +77,10 @@ impl Interface {
         let socket = sys::new_xdp_socket().map_err(|error| failed(none, &error))?;
         sys::confine(socket.as_fd(), self.link.index)
             .map_err(|error| failed("cannot confine the socket", &error))?;
+        if let Some(budget) = busy_poll {
+            sys::allow_busy_poll(socket.as_fd(), budget)
+                .map_err(|error| failed("cannot let the socket poll the driver (Linux 5.11)", &error))?;
+        }
         // Before it is placed: see there.
         sockopt::set_xdp_rx_ring_size(&socket, RECEIVE_RING)
             .map_err(|error| failed("cannot make the socket's RX ring", &error))?;
