@@ -85,6 +85,7 @@ pub struct Traffic {
     guest: Arc<Mutex<Option<Driver>>>,
     stop: Arc<AtomicBool>,
     flows: Arc<Flows>,
+    wire: Option<Arc<PacketPort>>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -109,9 +110,11 @@ impl Traffic {
             guest: Arc::new(Mutex::new(Some(guest))),
             stop: Arc::default(),
             flows: Arc::default(),
+            wire: None,
             threads: Vec::new(),
         };
         let wire = Arc::new(wire);
+        traffic.wire = Some(Arc::clone(&wire));
         let sender = Arc::clone(&wire);
         traffic.spawn(pace, move |flows, due| {
             if due && locked(&flows.to_guest).under_way() < window {
@@ -189,6 +192,29 @@ impl Traffic {
         *guest = Some(work(guest.take().expect("a guest")));
     }
 
+    /// Ends it; the guest, and the far end of the wire.
+    ///
+    /// # Panics
+    /// If the guest is gone, or a thread of the traffic panicked.
+    #[must_use]
+    pub fn end(mut self) -> (Driver, PacketPort) {
+        self.join();
+        let guest = locked(&self.guest).take().expect("a guest");
+        let wire = self.wire.take().and_then(Arc::into_inner);
+        (guest, wire.expect("nobody else has it"))
+    }
+
+    fn join(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            let panicked = thread.join().is_err();
+            assert!(
+                !panicked || std::thread::panicking(),
+                "a thread of the traffic panicked"
+            );
+        }
+    }
+
     /// How long after `since` the first frame arrived: in the guest, and on the wire.
     #[must_use]
     pub fn first_after(&self, since: Instant) -> Option<[Duration; 2]> {
@@ -210,14 +236,7 @@ impl Traffic {
 
 impl Drop for Traffic {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        for thread in self.threads.drain(..) {
-            let panicked = thread.join().is_err();
-            assert!(
-                !panicked || std::thread::panicking(),
-                "a thread of the traffic panicked"
-            );
-        }
+        self.join();
     }
 }
 

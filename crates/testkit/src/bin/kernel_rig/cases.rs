@@ -13,7 +13,9 @@ use testkit::{Daemon, Driver, DriverConfig, Layout, Rig, VethPair, Wire, frame, 
 use virtqueue::driver::{Buffer, GuestRam};
 use virtqueue::{GuestAddr, Region};
 
+use crate::raw;
 use crate::setting::Setting;
+use crate::upsets::{self, Upset};
 
 /// Lengths of frames without a tag: the shortest, around what NICs and drivers cut at, the longest.
 const PLAIN: [usize; 6] = [60, 64, 65, 1024, 1025, 1514];
@@ -21,14 +23,16 @@ const PLAIN: [usize; 6] = [60, 64, 65, 1024, 1025, 1514];
 const TAGGED: [usize; 4] = [64, 1024, 1025, 1518];
 /// Lengths of frames that are too long for the NIC's MTU: without a tag what has place for one; more than a buffer; more than a page's half.
 const TOO_LONG: [usize; 4] = [1519, 1522, 1600, 2500];
+/// An MTU for frames of 1500 bytes and a tag, which may have another one.
+const TWO_TAGS_MTU: usize = 1504;
 /// MTU of the wire's far end while it sends them.
 const LONG_MTU: &str = "3000";
 
 /// Memory of the guest, bytes.
-const RAM: u64 = 8 << 20;
+pub(crate) const RAM: u64 = 8 << 20;
 /// Receive buffers, and how long each is.
-const BUFFERS: usize = 64;
-const BUFFER: u32 = 1518 + testkit::driver::HEADER as u32;
+pub(crate) const BUFFERS: usize = 64;
+pub(crate) const BUFFER: u32 = 1518 + testkit::driver::HEADER as u32;
 /// What is behind a buffer, bytes, and its value.
 const GUARD: usize = 2500;
 const UNTOUCHED: u8 = 0x5a;
@@ -42,8 +46,20 @@ const CANARY: [u8; 2] = [0xca, 0xfe];
 pub(crate) struct Case {
     /// What it is about.
     pub(crate) name: String,
-    /// How the daemon is asked to use its NIC.
-    setting: Setting,
+    task: Task,
+}
+
+/// What is done.
+#[derive(Clone, Copy)]
+enum Task {
+    /// Frames of all lengths pass, and no others.
+    Frames(Setting),
+    /// The longest ones with two tags pass.
+    TwoTags(Setting),
+    /// Things happen meanwhile.
+    Upsets(Setting, &'static [Upset]),
+    /// The raw benchmarks.
+    Raw,
 }
 
 /// What `status` said meanwhile.
@@ -54,46 +70,114 @@ pub(crate) struct Seen {
     pub(crate) note: String,
 }
 
-/// All of them.
-pub(crate) fn all(short: bool) -> Vec<Case> {
-    let settings = if short { Setting::few() } else { Setting::all() };
-    let case = |setting: Setting| Case {
-        name: setting.name(),
-        setting,
+/// All of them, for a wire.
+pub(crate) fn all(wire: &Wire, short: bool) -> Vec<Case> {
+    let mut tasks: Vec<_> = match short {
+        true => Setting::few(),
+        false => Setting::all(),
+    }
+    .into_iter()
+    .map(Task::Frames)
+    .collect();
+    let zero_copy = Setting::DEFAULT.expected(wire.driver()) == "zero-copy";
+    if !short {
+        tasks.extend(Setting::few().into_iter().map(Task::TwoTags));
+        tasks.extend(
+            Setting::few()
+                .into_iter()
+                .map(|setting| Task::Upsets(setting, &Upset::ALL)),
+        );
+        tasks.push(Task::Raw);
+    } else if zero_copy {
+        tasks.extend([Task::Upsets(Setting::DEFAULT, &Upset::FEW), Task::Raw]);
+    }
+    let case = |task: Task| Case {
+        name: task.name(),
+        task,
     };
-    settings.into_iter().map(case).collect()
+    tasks.into_iter().map(case).collect()
+}
+
+impl Task {
+    fn name(self) -> String {
+        match self {
+            Self::Frames(setting) => setting.name(),
+            Self::TwoTags(setting) => format!("{}, MTU {TWO_TAGS_MTU}", setting.name()),
+            Self::Upsets(setting, upsets) => {
+                let upsets: Vec<_> = upsets.iter().map(|upset| upset.name()).collect();
+                format!("{}, {}", setting.name(), upsets.join(", "))
+            }
+            Self::Raw => "bench rxdrop, l2fwd, txonly".to_owned(),
+        }
+    }
 }
 
 impl Case {
     /// Does it; panics if it does not go well.
     pub(crate) fn run(&self, wire: &Wire) -> Seen {
-        let (mut rig, _program) = start(wire, self.setting);
-        let guards = post(&mut rig);
-        rig.await_passes_both_ways();
-        let seen = Seen::of(&rig);
-        let expected = self.setting.expected(wire.driver());
-        assert!(
-            seen.mode == expected,
-            "in use is {}, not {expected}: {}",
-            seen.mode,
-            seen.note
-        );
-        let driver = rig.daemon.port(0)["driver"].clone();
-        let said = driver.as_str().unwrap_or_default();
-        assert!(said.starts_with(wire.driver()), "of the driver is said: {said}");
-        frames_pass_byte_exact(&mut rig);
-        frames_that_are_too_long_overwrite_nothing(&mut rig, &guards, self.setting.passed_in);
-        if self.setting.filtered {
-            frames_to_others_leave_nothing(&mut rig);
+        match self.task {
+            Task::Frames(setting) => frames(wire, setting),
+            Task::TwoTags(setting) => two_tags(wire, setting),
+            Task::Upsets(setting, upsets) => upsets::run(wire, setting, upsets),
+            Task::Raw => raw::run(wire),
         }
-        frames_keep_coming_in_order(&mut rig);
-        seen
     }
 }
 
+/// What holds in every setting.
+fn frames(wire: &Wire, setting: Setting) -> Seen {
+    let (mut rig, _program) = start(wire, setting);
+    let guards = post(&mut rig);
+    rig.await_passes_both_ways();
+    let seen = Seen::of(&rig.daemon);
+    let expected = setting.expected(wire.driver());
+    assert!(
+        seen.mode == expected,
+        "in use is {}, not {expected}: {}",
+        seen.mode,
+        seen.note
+    );
+    let driver = rig.daemon.port(0)["driver"].clone();
+    let said = driver.as_str().unwrap_or_default();
+    assert!(said.starts_with(wire.driver()), "of the driver is said: {said}");
+    frames_pass_byte_exact(&mut rig);
+    frames_that_are_too_long_overwrite_nothing(&mut rig, &guards, setting.passed_in);
+    if setting.filtered {
+        frames_to_others_leave_nothing(&mut rig);
+    }
+    frames_keep_coming_in_order(&mut rig);
+    seen
+}
+
+/// Where frames may have 1522 bytes; beyond an MTU of 1500 no driver here is asked for zero-copy.
+fn two_tags(wire: &Wire, setting: Setting) -> Seen {
+    let veth = wire.lay();
+    let mtu = TWO_TAGS_MTU.to_string();
+    veth.near.ip(&["link", "set", VethPair::NIC, "mtu", &mtu]);
+    veth.far.ip(&["link", "set", VethPair::WIRE, "mtu", &mtu]);
+    let daemon = Daemon::start(&veth.near, &setting.serve());
+    let mut rig = Rig::around(veth, daemon, &DriverConfig::default());
+    rig.pair().post(BUFFERS, &[2048]);
+    rig.await_passes_both_ways();
+    let seen = Seen::of(&rig.daemon);
+    assert_eq!(seen.mode, "copy (native)", "{}", seen.note);
+    let mut longest = frame::tagged(TWO_TAGS_MTU + 18, 42, 1);
+    // The inner tag.
+    longest[16..20].copy_from_slice(&[0x81, 0, 0, 43]);
+    for sent in [
+        frame::plain(TWO_TAGS_MTU + 14, 2),
+        frame::tagged(1518, 42, 3),
+        longest,
+    ] {
+        rig.assert_from_guest(&sent, Layout::Whole);
+        rig.assert_to_guest(&sent);
+    }
+    seen
+}
+
 impl Seen {
-    fn of(rig: &Rig) -> Self {
-        let port = rig.daemon.port(0);
+    pub(crate) fn of(daemon: &Daemon) -> Self {
+        let port = daemon.port(0);
         let lane = &port["lanes"][0];
         let fallbacks = lane["fallbacks"].as_array().into_iter().flatten();
         let fallbacks: Vec<_> = fallbacks.filter_map(|reason| reason.as_str()).collect();
@@ -250,7 +334,7 @@ fn foreign() -> Vec<u8> {
 }
 
 /// All of them, after what else was sent.
-fn frames_keep_coming_in_order(rig: &mut Rig) {
+pub(crate) fn frames_keep_coming_in_order(rig: &mut Rig) {
     for round in 0..5 {
         let numbers = 20 * round..20 * (round + 1);
         numbers

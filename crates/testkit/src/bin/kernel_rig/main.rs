@@ -11,7 +11,9 @@
 //! `END` and the number of cases, says that none is missing. Everything else that is printed is for people who look for the cause of a failure.
 
 mod cases;
+mod raw;
 mod setting;
+mod upsets;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
@@ -49,7 +51,7 @@ fn main() -> ExitCode {
     let mut count = 0;
     let mut failed = 0;
     for wire in &options.wires {
-        for case in cases::all(options.short) {
+        for case in cases::all(wire, options.short) {
             let name = format!("{} {}", wire.driver(), case.name);
             if options.only.as_ref().is_none_or(|words| name.contains(words)) {
                 count += 1;

@@ -1,0 +1,116 @@
+//! `vhost-af-xdp bench` on a wire: each frame is counted, comes back, or is sent, and nothing stays behind.
+
+use rustix::process::Signal;
+use testkit::daemon::binary;
+use testkit::{PacketPort, Running, VethPair, Wire, frame, wait};
+
+use crate::cases::Seen;
+use crate::setting::Setting;
+
+/// Frames that are received.
+const FRAMES: u32 = 400;
+/// Of these so many at a time: as many as any NIC here has buffers.
+const BATCH: u32 = 50;
+/// Lengths of frames that are sent: what an address and a number take, around what NICs cut at, the longest.
+const LENGTHS: [&str; 5] = ["60", "1024", "1025", "1514", "1518"];
+/// Where the benchmark's number of a frame is.
+const NUMBER: std::ops::Range<usize> = 42..50;
+
+/// Goes through them; panics if it does not go well.
+pub(crate) fn run(wire: &Wire) -> Seen {
+    let pair = wire.lay();
+    let port = PacketPort::open(&pair.far, VethPair::WIRE);
+    let dropped = receive(&pair, "rxdrop", |number| port.send(&frame::numbered(number)));
+    let echoed = receive(&pair, "l2fwd", |number| {
+        let sent = frame::numbered(number);
+        port.send(&sent);
+        let got = port.receive(wait::SOON);
+        let swapped = [&sent[6..12], &sent[..6], &sent[12..]].concat();
+        frame::assert_same(
+            &got.unwrap_or_else(|| panic!("frame {number} does not come back")),
+            &swapped,
+        );
+    });
+    let mut all = vec![dropped, echoed];
+    all.extend(LENGTHS.map(|length| send(&pair, &port, length)));
+    let expected = Setting::DEFAULT.expected(wire.driver());
+    for said in &all {
+        assert_eq!(row(said, "mode in use"), expected, "{said}");
+        assert!(row(said, "driver").starts_with(wire.driver()), "{said}");
+    }
+    let link = pair.near.output_of("ip", &["link", "show", "dev", VethPair::NIC]);
+    assert!(!link.contains("xdp"), "a program stayed behind: {link}");
+    Seen {
+        mode: expected.to_owned(),
+        note: String::new(),
+    }
+}
+
+/// Runs one that receives, while `exchange` is done with each number; all frames are counted. What it said.
+fn receive(pair: &VethPair, benchmark: &str, exchange: impl Fn(u32)) -> String {
+    let mut running = start(pair, &[benchmark, "--duration", "0"]);
+    // It shows progress after a second: by then it receives.
+    running.await_text(": 1 s");
+    for number in 0..FRAMES {
+        exchange(number);
+        if number % BATCH == BATCH - 1 {
+            wait::a_moment();
+        }
+    }
+    wait::a_moment();
+    running.signal(Signal::TERM);
+    let said = end(&mut running);
+    assert_eq!(row(&said, "frames"), FRAMES.to_string(), "{benchmark}: {said}");
+    said
+}
+
+/// Runs `txonly`, until the first frames have come, in order and whole: igb's link is gone for a while when a program
+/// was attached. It is paced, or it would send for as long as an interpreted NIC takes for what it has. What it said.
+fn send(pair: &VethPair, port: &PacketPort, length: &str) -> String {
+    let mut running = start(
+        pair,
+        &[
+            "txonly",
+            "--duration",
+            "0",
+            "--pause-us",
+            "1000",
+            "--size",
+            length,
+        ],
+    );
+    for sequence in 0..32u64 {
+        let got = port.receive(wait::SOON);
+        let got = got.unwrap_or_else(|| panic!("{length} bytes: frame {sequence} does not come"));
+        assert_eq!(got.len().to_string(), length);
+        assert_eq!(got[NUMBER], sequence.to_be_bytes(), "{length} bytes: number");
+    }
+    running.signal(Signal::TERM);
+    let said = end(&mut running);
+    // What else was sent is under way still.
+    while port.receive(wait::QUIET).is_some() {}
+    said
+}
+
+fn start(pair: &VethPair, args: &[&str]) -> Running {
+    let mut command = pair.near.command(binary());
+    command.args(["bench", "--ifname", VethPair::NIC]).args(args);
+    Running::start(command)
+}
+
+/// What it said when it has ended.
+fn end(running: &mut Running) -> String {
+    assert!(running.wait(wait::SOON).success(), "{running}");
+    running.said()
+}
+
+/// The value of a row of the table.
+fn row(said: &str, name: &str) -> String {
+    let blank = ['│', ' '];
+    let line = said
+        .lines()
+        .find(|line| line.trim_start_matches(blank).starts_with(name));
+    let line = line.unwrap_or_else(|| panic!("no row {name:?} in:\n{said}"));
+    let value = line.trim_matches(blank).trim_start_matches(name);
+    value.trim_matches(blank).to_owned()
+}
