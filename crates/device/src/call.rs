@@ -26,10 +26,9 @@ use super::counters::PairCounters;
 /// From here on a call is slow. One takes a microsecond or a few; tens where waking a thread means to leave a virtual
 /// machine.
 const SLOW: Duration = Duration::from_micros(250);
-/// And from so many times the time of a system call that does next to nothing. That is 0.2 µs, and many more where this
-/// machine is a virtual one that is interpreted, or whose host takes its CPUs away and counts that as ours: there every
-/// call takes longer than [`SLOW`].
-const MANY: u32 = 500;
+/// And from so many times the time of a system call that does next to nothing. That is less than a microsecond, and
+/// more where this machine is a virtual one that is interpreted: there every call takes longer than [`SLOW`].
+const MANY: u32 = 250;
 /// What slow calls of a vring, none between them that was not, may take of a worker's time. Softirqs, whose time the
 /// kernel may count as the worker's, cannot do that: each run lasts a few ms, and that all of so many calls meet one
 /// does not happen.
@@ -67,6 +66,8 @@ struct CallTimes {
     suspected: bool,
     /// What slow ones took in a row.
     spent: Duration,
+    /// The least that a system call took which does next to nothing; a VMM cannot make that more.
+    nothing: Option<Duration>,
 }
 
 impl Call {
@@ -143,8 +144,11 @@ impl CallTimes {
 
     fn note(&mut self, took: Duration, used: Option<Used>) -> bool {
         self.suspected = took >= SLOW;
+        let least = used.map(|used| self.nothing.map_or(used.nothing, |least| least.min(used.nothing)));
+        self.nothing = least.or(self.nothing);
+        let slow = SLOW.max(least.unwrap_or_default().saturating_mul(MANY));
         match used {
-            Some(used) if used.call >= SLOW.max(used.nothing.saturating_mul(MANY)) => self.spent += used.call,
+            Some(used) if used.call >= slow => self.spent += used.call,
             _ => self.spent = Duration::ZERO,
         }
         self.spent >= TOO_MUCH
@@ -202,6 +206,16 @@ mod tests {
         for _ in 0..1000 {
             assert!(!times.note(call, Some(Used { call, nothing })));
         }
+    }
+
+    #[test]
+    fn vmm_whose_calls_make_other_system_calls_slow_gains_nothing() {
+        let mut times = CallTimes::default();
+        let call = Duration::from_millis(60);
+        let nothing = Duration::from_nanos(600);
+        assert!(!times.note(call, Some(Used { call, nothing })));
+        let nothing = Duration::from_micros(500);
+        assert!(times.note(call, Some(Used { call, nothing })));
     }
 
     #[test]

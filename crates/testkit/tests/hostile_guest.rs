@@ -69,7 +69,7 @@ fn fill_with_long_chains(ring: &Ring, count: u16) {
 
 #[rstest]
 fn buffers_in_very_many_pieces_cost_the_daemon_no_memory(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
     require!(Root);
     // All pieces together are 256 MiB, should they be kept.
@@ -164,7 +164,7 @@ fn any_header(noise: &mut Noise, frame: &[u8]) -> [u8; 12] {
 
 #[rstest]
 fn frames_of_any_kind_with_any_request_leave_a_queue_that_sends(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
     #[values(0, F_RING_PACKED)] ring: u64,
     #[values(0, F_HOST_ALL)] offloads: u64,
 ) {
@@ -232,7 +232,7 @@ fn send_any_frames(guest: &mut Driver, wire: &PacketPort, mtu: usize) {
 
 #[rstest]
 fn queues_of_one_entry_and_of_the_most_move_frames(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
     #[values((0, 1), (0, LARGEST), (F_RING_PACKED, 1), (F_RING_PACKED, 3), (F_RING_PACKED, LARGEST))]
     (ring, entries): (u64, u16),
 ) {

@@ -343,7 +343,7 @@ impl Ledger {
 
 #[rstest]
 fn traps_for_who_joins_segments_catch_nobody(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
     #[values(1, 2)] seed: u64,
 ) {
     require!(Root);

@@ -9,7 +9,7 @@
 //! Invariants, established by the types that implement [`UmemMemory`] and used by each SAFETY line below:
 //!  - **M1** `base()..base()+len()` is mapped readable and writable for as long as the value lives;
 //!  - **M2** both never change;
-//!  - **M3** no Rust reference to these bytes exists anywhere.
+//!  - **M3** no Rust reference to these bytes exists anywhere, but to private ones that their owner has.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -29,7 +29,9 @@ const HUGE_PAGE: usize = 2 << 20;
 ///
 /// For as long as the value lives, `base()` and `len()` must not change; the bytes from `base()` to
 /// `base() + len()` must stay mapped readable and writable without a hole; and no Rust reference to
-/// any of them may exist, for the kernel (and perhaps a guest) writes there at any time.
+/// any of them may exist, for the kernel (and perhaps a guest) writes there at any time. From `private_from()` on, where
+/// that does not change either, nobody but this process and the kernel can write; there, and only there, may references
+/// be made to the bytes of a chunk that is in its owner's hands.
 pub unsafe trait UmemMemory: Send + Sync {
     /// The first byte. Must be page-aligned to be registered.
     fn base(&self) -> NonNull<u8>;
@@ -39,8 +41,8 @@ pub unsafe trait UmemMemory: Send + Sync {
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    /// From which byte on, to the end, nobody but this process and the kernel can write. Another process, or a guest,
-    /// may write to what lies before it. All of it, unless the owner says so.
+    /// From which byte on, to the end, nobody but this process and the kernel can write. To what lies before it another
+    /// process, or a guest, may write, too. The end, unless the owner says otherwise: nothing is private.
     fn private_from(&self) -> usize {
         self.len()
     }

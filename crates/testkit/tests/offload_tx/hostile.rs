@@ -60,7 +60,7 @@ fn malformed() -> Vec<(&'static str, [u8; 10], &'static str)> {
 
 #[rstest]
 fn malformed_requests_are_dropped_and_counted(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
     #[values(IN_SPLIT, IN_PACKED, BY_REFERENCE)] (ring, rig): (u64, MakeRig),
 ) {
@@ -116,7 +116,7 @@ fn malformed_requests_are_dropped_and_counted(
 
 #[rstest]
 fn frames_longer_than_a_packet_can_be_are_dropped(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
     require!(Root);
     let mut rig = rig(placement, Mode::Native, SPLIT);
@@ -131,7 +131,7 @@ fn frames_longer_than_a_packet_can_be_are_dropped(
 
 #[rstest]
 fn offloads_that_were_not_accepted_are_dropped_and_counted(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
     require!(Root);
     let tcp4 = GsoPacket::tcp(Ip::V4(0), 3000);
@@ -164,7 +164,7 @@ fn offloads_that_were_not_accepted_are_dropped_and_counted(
 
 #[rstest]
 fn header_that_changes_while_it_is_read_hurts_nobody(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
     #[values(rig_of, rig_by_reference)] rig: MakeRig,
 ) {
     require!(Root);

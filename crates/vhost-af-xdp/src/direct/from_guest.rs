@@ -1,5 +1,7 @@
 //! Direct placement, guest → NIC: frames sent from where they lie, or gathered in the bounce area; GSO packets cut.
 
+use std::time::Duration;
+
 use device::counters::{Counter, PairCounters};
 use device::pair::{Cursor, Fault, Piece, QueuePair, Sending};
 use offload::checksum::ChecksumAt;
@@ -15,7 +17,7 @@ use crate::switch::from_guest::{GuestFrame, Put, Sender, Sink, Turn};
 use crate::switch::gso::{Builder, FromChain, GsoPacket};
 use crate::switch::lane::Work;
 use crate::switch::limits::SEGMENTS;
-use crate::switch::to_nic::{LAST_KICKS, LAST_WAIT, LAST_WAITS, copied};
+use crate::switch::to_nic::{LAST_KICKS, LAST_WAIT, LAST_WAITS, copied, fill_up};
 
 /// What lies side by side in the guest's memory need not for a NIC, beyond this many bytes.
 const PAGE_BYTES: u64 = 4096;
@@ -202,7 +204,7 @@ impl<N: Nic> DirectEnd<N> {
         }
         if let [buffer] = &frame.buffers[start.buffer..] {
             let offset = buffer.offset + u64::from(start.within);
-            if self.can_refer(Piece { offset, len }) {
+            if self.can_refer(Piece { offset, len }) && !self.queue.sends.must_fill_up(len) {
                 self.queue_piece(Some(chain), UmemOffset::new(offset), len, false);
                 return Some(true);
             }
@@ -218,20 +220,7 @@ impl<N: Nic> DirectEnd<N> {
             return false;
         };
         let last = piece.offset + u64::from(piece.len.max(1)) - 1;
-        !self.queue.sends.within_pages || from / PAGE_BYTES == last / PAGE_BYTES
-    }
-
-    /// The next bytes of a chain that one descriptor can refer to, at most so many.
-    #[inline]
-    fn next_piece(&self, from: &mut Cursor, buffers: &[Buffer], most: u32) -> Option<Piece> {
-        let begun = *from;
-        let piece = from.next(buffers, most.min(self.queue.umem.max_sent_bytes()))?;
-        let page = PAGE_BYTES - piece.offset % PAGE_BYTES;
-        if self.queue.sends.within_pages && u64::from(piece.len) > page {
-            *from = begun;
-            return from.next(buffers, u32::try_from(page).unwrap_or(u32::MAX));
-        }
-        Some(piece)
+        !self.queue.sends.by_dma || from / PAGE_BYTES == last / PAGE_BYTES
     }
 
     /// Queues a descriptor that refers to guest memory.
@@ -269,7 +258,7 @@ impl<N: Nic> DirectEnd<N> {
         self.outgoing.push(TxDesc {
             frame: chunk,
             offset,
-            len,
+            len: fill_up(&self.queue.umem, offset, len, self.queue.sends),
             more: false,
             metadata: false,
         });
@@ -281,8 +270,8 @@ impl<N: Nic> DirectEnd<N> {
     fn queue_multi_buffer(&mut self, chain: ChainId, from: Cursor, buffers: &[Buffer]) -> Option<bool> {
         let mut parts = std::mem::take(&mut self.pieces);
         parts.clear();
-        let mut at = from;
-        parts.extend(std::iter::from_fn(|| self.next_piece(&mut at, buffers, u32::MAX)));
+        let (mut at, most) = (from, self.queue.umem.max_sent_bytes());
+        parts.extend(std::iter::from_fn(|| at.next(buffers, most)));
         let queued = self.queue_parts(chain, &parts);
         self.pieces = parts;
         queued
@@ -434,7 +423,7 @@ impl<N: Nic> DirectEnd<N> {
         let (mut from, mut left) = (from, bytes);
         while left > 0
             && self.pieces.len() + 1 < self.queue.sends.most_pieces
-            && let Some(piece) = self.next_piece(&mut from, buffers, left)
+            && let Some(piece) = from.next(buffers, left.min(self.queue.umem.max_sent_bytes()))
             && self.can_refer(piece)
         {
             left -= piece.len;
@@ -467,11 +456,17 @@ impl<N: Nic> DirectEnd<N> {
     /// would be worse than losing it. The chain of which only a part was sent.
     pub(super) fn send_at_last(&mut self, pair: &mut QueuePair) -> Option<ChainId> {
         let half_sent = self.cut_at_last(pair);
-        for _ in 0..LAST_KICKS {
+        // A NIC that reads by DMA only learns by a kick that there is something to send.
+        let (kicks, wait) = match self.queue.sends.by_dma {
+            true => (LAST_WAITS, LAST_WAIT),
+            false => (LAST_KICKS, Duration::ZERO),
+        };
+        for _ in 0..kicks {
             if self.queue.nic.unsent() == 0 || self.link != LinkState::Up {
                 break;
             }
             self.kick();
+            std::thread::sleep(wait);
             self.reap(pair);
         }
         half_sent

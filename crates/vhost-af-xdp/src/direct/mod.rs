@@ -48,7 +48,7 @@ use crate::switch::checksums::PrivateLook;
 use crate::switch::from_guest::Sender;
 use crate::switch::gso::GsoPacket;
 use crate::switch::lane::{Blame, Lane, Peer, Stopped, Work};
-use crate::switch::limits::{BATCH, SEGMENTS};
+use crate::switch::limits::BATCH;
 use device::counters::PairCounters;
 use device::pair::{Piece, QueuePair};
 
@@ -218,10 +218,12 @@ impl<N: Nic> DirectEnd<N> {
             link,
             sending: InFlight::new(memory.in_flight),
             cutting: None,
-            cut_buffers: Vec::new(),
+            // A chain has as many buffers as its queue has entries, at most, and a burst as many descriptors as the TX
+            // ring.
+            cut_buffers: Vec::with_capacity(memory.in_flight),
             bounces_out: false,
             ring: 0,
-            outgoing: Vec::with_capacity(SEGMENTS * 2),
+            outgoing: Vec::with_capacity(memory.in_flight),
             pieces: Vec::with_capacity(MOST_PIECES),
         }
     }

@@ -146,8 +146,7 @@ pub(crate) const TABLE: &[Line] = &[
         by_address: "yes",
         contexts: true,
         bind: AddsQueues,
-        why: "by Firedancer's tests (src/app/shared/fd_config_auto.c there); not tried here. After a full rx ring it \
-              may publish a frame twice (CVE-2026-99079); the daemon's rx ring has room for all buffers",
+        why: "by Firedancer's tests (src/app/shared/fd_config_auto.c there); not tried here",
         ..READ
     },
     Line {
@@ -189,8 +188,7 @@ pub(crate) const TABLE: &[Line] = &[
         driver: "icssg-prueth",
         devices: "TI icssg",
         from: (7, 2),
-        why: "read in the sources of Linux 7.2; before a correction of May 2026 frames that the program passes carry \
-              other memory of the kernel's (CVE-2026-43039)",
+        why: "read in the sources of Linux 7.2",
         ..READ
     },
     Line {

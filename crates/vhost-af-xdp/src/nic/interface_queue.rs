@@ -339,7 +339,7 @@ impl InterfaceQueue {
             most_pieces,
             checksum: metadata && (driver.checksum || (is_veth && !zero_copy)),
             zero_copy,
-            within_pages: zero_copy,
+            by_dma: zero_copy,
             refers: self.interface.options.segments.refer(zero_copy),
         }
     }

@@ -43,9 +43,8 @@ const ETHERNET: [u8; 14] = [
 impl NullNic {
     /// A null NIC over `umem` whose rings hold `capacity` frames each.
     pub(crate) fn new(umem: Umem, config: NullConfig, capacity: usize) -> Self {
-        if config.header_bytes == 0 {
-            // Memory of ours, where frames are received into chunks that nothing else writes: once is enough.
-            for chunk in (umem.private_from().get()..umem.len()).step_by(umem.chunk_size() as usize) {
+        if writes_once(&umem) {
+            for chunk in (0..umem.len()).step_by(umem.chunk_size() as usize) {
                 let _ = umem.write(UmemOffset::new(chunk + HEADROOM), &ETHERNET);
             }
         }
@@ -57,6 +56,12 @@ impl NullNic {
             capacity,
         }
     }
+}
+
+/// Whether frames are received into chunks that nothing else writes: memory of ours, and of this NIC alone. Else the
+/// UMEM is guest memory, with chunks of others behind it.
+fn writes_once(umem: &Umem) -> bool {
+    umem.private_from().get() == 0
 }
 
 impl Nic for NullNic {
@@ -100,6 +105,8 @@ impl Nic for NullNic {
                 if config.header_bytes > 0 {
                     let header = &HEADER[..config.header_bytes as usize];
                     let _ = umem.write(UmemOffset::new(data.get() - header.len() as u64), header);
+                }
+                if !writes_once(umem) {
                     let _ = umem.write(data, &ETHERNET);
                 }
                 RxDesc {

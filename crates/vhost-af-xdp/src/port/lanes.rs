@@ -14,7 +14,7 @@ use crate::direct::registration::{Registered, Registration};
 use crate::direct::send_direct::SendDirectLane;
 use crate::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
 use crate::nic::binding::SMALL_CHUNK;
-use crate::nic::endpoint::{Chunks, ChunksError, NicQueue};
+use crate::nic::endpoint::{COPY_BYTES, Chunks, ChunksError, NicQueue};
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::{RECEIVE_RING, SEND_RING};
 use crate::nic::interface_queue::{Coupled, InterfaceQueue};
@@ -33,7 +33,10 @@ use device::pair::QueuePair;
 const BOUNCE_CHUNKS: usize = 192;
 /// Chunks that a NIC has to receive into where it does not receive into guest memory: as many as of a queue in copy
 /// placement, 3.6 MiB.
-const RECEIVE_CHUNKS: usize = 922;
+const RECEIVE_CHUNKS: usize = {
+    let all = (COPY_BYTES / CHUNK_BYTES) as usize;
+    all - all * 2 / 5
+};
 /// Entries of a null NIC's rings: nothing happens between two looks at it, so a few batches do, and
 /// their frames stay in the cache.
 const NULL_RING: usize = 256;

@@ -44,7 +44,7 @@ const WITH_METADATA: Sends = Sends {
     most_pieces: MOST_PIECES,
     checksum: true,
     zero_copy: false,
-    within_pages: false,
+    by_dma: false,
     refers: false,
 };
 const BY_REFERENCE: Sends = Sends {
@@ -53,7 +53,7 @@ const BY_REFERENCE: Sends = Sends {
 };
 const BY_DMA: Sends = Sends {
     zero_copy: true,
-    within_pages: true,
+    by_dma: true,
     ..BY_REFERENCE
 };
 const BY_REFERENCE_SUMMED: Sends = Sends {
@@ -166,7 +166,7 @@ impl World {
             .and_then(|umem| umem.with_tx_metadata(metadata))
             .expect("good");
         let mut wire = Wire::new(umem.clone(), setup.ring, setup.each_kick);
-        wire.within_pages = setup.sends.within_pages;
+        wire.by_dma = setup.sends.by_dma;
         let wire = Arc::new(Mutex::new(wire));
         let nic = TestNic(Arc::clone(&wire));
         let counters = Arc::new(PairCounters::default());

@@ -25,7 +25,7 @@ pub(crate) struct Wire {
     pub(crate) each_kick: usize,
     pub(crate) link: LinkState,
     /// It reads by DMA: pages of guest RAM do not lie side by side.
-    pub(crate) within_pages: bool,
+    pub(crate) by_dma: bool,
     /// A kick said that it is gone.
     pub(crate) seen_gone: bool,
     pub(crate) ring: VecDeque<TxDesc>,
@@ -68,7 +68,7 @@ impl Wire {
             capacity,
             each_kick,
             link: LinkState::Up,
-            within_pages: false,
+            by_dma: false,
             seen_gone: false,
             ring: VecDeque::new(),
             done: VecDeque::new(),
@@ -103,7 +103,7 @@ impl Wire {
             assert_eq!(begin / chunk, (end - 1) / chunk, "across chunks");
             assert_eq!(desc.frame.offset().get(), begin / chunk * chunk, "another chunk");
         }
-        if self.within_pages {
+        if self.by_dma {
             // xp_unaligned_validate_desc, net/xdp/xsk_queue.h
             let begin = desc.offset.get() - u64::from(self.umem.tx_metadata_len());
             let last = desc.offset.get() + u64::from(desc.len) - 1;

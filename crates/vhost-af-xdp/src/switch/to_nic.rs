@@ -13,7 +13,7 @@ use device::pair::{Piece, Sending};
 use offload::packet::HEADERS_MAX;
 use offload::segment::{Gso, Plan, Request};
 use virtqueue::ChainId;
-use xsk::{TxDesc, UmemOffset};
+use xsk::{TxDesc, Umem, UmemOffset};
 
 use super::bytes::guest_to_umem;
 use super::cutter::Cutter;
@@ -21,7 +21,7 @@ use super::from_guest::{GuestFrame, Put, Sink, Tally, Turn};
 use super::gso::{Builder, FromChain, GsoPacket, Remainder};
 use super::limits::SEGMENTS;
 use crate::nic::endpoint::{NicQueue, References};
-use crate::nic::queue::{LinkState, Nic};
+use crate::nic::queue::{LinkState, Nic, SHORTEST_BY_DMA, Sends};
 
 /// How often a lane that is stopped waits for room for what is left of a GSO packet, and how long each time.
 pub(crate) const LAST_WAITS: usize = 20;
@@ -176,7 +176,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
         self.transmit.outgoing.push(TxDesc {
             frame: chunk,
             offset: data,
-            len,
+            len: fill_up(&self.queue.umem, data, len, self.queue.sends),
             more: false,
             metadata: false,
         });
@@ -417,4 +417,16 @@ pub(crate) fn copied(chunk: xsk::Frame, frame: &[u8], umem: &xsk::Umem) -> TxDes
         more: false,
         metadata: false,
     }
+}
+
+/// Fills a frame in a chunk of ours up with zeros where it is too short to be sent; its length then.
+#[inline]
+pub(crate) fn fill_up(umem: &Umem, frame: UmemOffset, len: u32, sends: Sends) -> u32 {
+    if !sends.must_fill_up(len) {
+        return len;
+    }
+    let zeros = [0; SHORTEST_BY_DMA as usize];
+    let rest = UmemOffset::new(frame.get() + u64::from(len));
+    let _ = umem.write(rest, &zeros[len as usize..]);
+    SHORTEST_BY_DMA
 }
