@@ -108,6 +108,22 @@ impl Link {
         }
     }
 
+    /// Whether the interface of that index has its link now (`IFF_LOWER_UP`).
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn has_carrier(index: u32) -> io::Result<bool> {
+        let header = Ifinfomsg {
+            ifi_index: i32::try_from(index).unwrap_or_default(),
+            ..Ifinfomsg::default()
+        };
+        let mut socket = NetlinkSocket::new();
+        let request = rt_link::Request::new().op_getlink_do(&header);
+        let mut replies = socket.request(&request)?;
+        let (header, _) = replies.recv_one().map_err(io::Error::from)?;
+        Ok(header.ifi_flags & libc::IFF_LOWER_UP.cast_unsigned() != 0)
+    }
+
     fn ask(header: &Ifinfomsg, name: Option<&CString>) -> io::Result<Self> {
         let mut socket = NetlinkSocket::new();
         let mut request = rt_link::Request::new().op_getlink_do(header);

@@ -2,12 +2,13 @@
 
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::CpuSet;
 use steer::{Mode, Program, QueueConf, QueueCounters};
+use steward::links::Link;
 use xsk::{
     AttachMode, Backing, FramePool, OwnMemory, QueueId, RingSize, Socket, SocketConfig, Statistics, Umem,
     WakeError,
@@ -23,6 +24,9 @@ const FRAMES: u32 = 2 * RING;
 /// Longest frame that drivers receive into one buffer, in bytes: a page less headroom and the tail they need (veth).
 pub(super) const LONGEST_IN_ONE_BUFFER: u32 = 3500;
 const BIND_TIMEOUT: Duration = Duration::from_millis(200);
+/// How long a NIC may be without its link after it was reset.
+const LINK_TIMEOUT: Duration = Duration::from_secs(20);
+const LINK_PAUSE: Duration = Duration::from_millis(20);
 
 /// Rounds without a frame after which a loop that receives sleeps: a millisecond or so.
 const SPIN_ROUNDS: u32 = 50_000;
@@ -56,6 +60,7 @@ impl Rig {
     /// Errors: whatever was refused, with the remedy; nothing stays behind.
     pub(super) fn set_up(plan: &Plan) -> anyhow::Result<Self> {
         let multi_buffer = plan.benchmark.receives() && plan.longest_received() > LONGEST_IN_ONE_BUFFER;
+        let had_link = has_link(plan);
         let program = Program::attach(plan.link.index, mode_request(plan.args.mode), multi_buffer)?;
         let binding = plan.binding(program.mode())?;
         let (umem, backing) = memory(plan, binding.chunk_bytes)?;
@@ -83,6 +88,9 @@ impl Rig {
             rig.program
                 .enable_queue(plan.args.queue, rig.socket.as_fd(), conf)?;
         }
+        if had_link {
+            await_link(plan)?;
+        }
         Ok(rig)
     }
 
@@ -92,6 +100,27 @@ impl Rig {
             program: self.program.counters(queue)?,
         })
     }
+}
+
+/// Drivers reset the NIC when a program is attached or a socket bound, and it gets its link some seconds later: what is
+/// measured meanwhile is nothing.
+fn await_link(plan: &Plan) -> anyhow::Result<()> {
+    let deadline = Instant::now() + LINK_TIMEOUT;
+    while !has_link(plan) {
+        ensure!(
+            Instant::now() < deadline,
+            "{} had its link before the XDP program was attached, and does not get it again: `ip link show {}`",
+            plan.link.name,
+            plan.link.name
+        );
+        std::thread::sleep(LINK_PAUSE);
+    }
+    Ok(())
+}
+
+/// True, too, where the kernel does not answer.
+fn has_link(plan: &Plan) -> bool {
+    Link::has_carrier(plan.link.index).unwrap_or(true)
 }
 
 /// Pins the calling thread; returns where it might run before.
