@@ -19,7 +19,7 @@
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use device::counters::PairCounters;
 use steer::{QueueConf, VirtioHeader};
@@ -96,6 +96,27 @@ impl InterfaceQueue {
     pub(crate) fn open(&self) -> Result<(), InterfaceError> {
         let mut state = self.interface.state(self.number)?;
         self.open_locked(state.now())
+    }
+
+    /// As [`Self::open`], and asks again until then while somebody has the queue.
+    pub(crate) fn open_until(&self, deadline: Instant) -> Result<(), InterfaceError> {
+        let begun = Instant::now();
+        loop {
+            match self.open() {
+                Err(InterfaceError::Open(OpenError::Busy { ifindex, queue, .. })) => {
+                    let waited = begun.elapsed();
+                    if Instant::now() >= deadline {
+                        let busy = OpenError::Busy {
+                            ifindex,
+                            queue,
+                            waited,
+                        };
+                        return Err(busy.into());
+                    }
+                }
+                result => return result,
+            }
+        }
     }
 
     /// Lends the queue to somebody who moves its frames from now on, and opens it before that where it is not. What

@@ -24,7 +24,7 @@ use std::io;
 use std::sync::atomic::AtomicI32;
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use device::counters::PairCounters;
 
@@ -43,6 +43,12 @@ use crate::port::session::{FaultCell, PortContext, Session};
 use crate::port::shown::{Shown, ShownInterface, ShownSession, Window};
 use crate::port::wakers::Wakers;
 use crate::switch::workers::Workers;
+
+/// How long a daemon that starts waits for a queue that is taken. The kernel gives up that of one that was killed under
+/// the lock of all network configuration (`xp_release_deferred`, net/xdp/xsk_buff_pool.c), for which it may have to
+/// wait: more than 5 s where other work makes and removes interfaces all the while. Nobody waits for the daemon
+/// meanwhile but who starts it.
+const START_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// What the port's thread has; see the module's head.
 #[derive(Default)]
@@ -156,8 +162,9 @@ impl Opened {
     /// that is too low, is said at the start and not when the guest boots.
     /// Errors: what will not work later either, naming the remedy.
     pub(crate) fn open_queues(&self) -> Result<(), LaneError> {
+        let deadline = Instant::now() + START_TIMEOUT;
         for far in self.port.far_sides(self.state.interface.as_ref()) {
-            far.queue().map_or(Ok(()), InterfaceQueue::open)?;
+            far.queue().map_or(Ok(()), |queue| queue.open_until(deadline))?;
         }
         Ok(())
     }
