@@ -144,14 +144,18 @@ impl CallTimes {
 
     fn note(&mut self, took: Duration, used: Option<Used>) -> bool {
         self.suspected = took >= SLOW;
-        let least = used.map(|used| self.nothing.map_or(used.nothing, |least| least.min(used.nothing)));
-        self.nothing = least.or(self.nothing);
-        let slow = SLOW.max(least.unwrap_or_default().saturating_mul(MANY));
         match used {
-            Some(used) if used.call >= slow => self.spent += used.call,
+            Some(used) if used.call >= self.slow(used.nothing) => self.spent += used.call,
             _ => self.spent = Duration::ZERO,
         }
         self.spent >= TOO_MUCH
+    }
+
+    /// From when on a call is slow, now that a system call took so long which does next to nothing.
+    fn slow(&mut self, nothing: Duration) -> Duration {
+        let least = self.nothing.map_or(nothing, |least| least.min(nothing));
+        self.nothing = Some(least);
+        SLOW.max(least.saturating_mul(MANY))
     }
 }
 

@@ -52,8 +52,9 @@ pub(crate) fn confine(socket: BorrowedFd<'_>, ifindex: u32) -> io::Result<()> {
     set_option(socket, libc::SOL_SOCKET, libc::SO_BINDTOIFINDEX, &ifindex)
 }
 
-/// Lets an AF_XDP socket poll the driver, `budget` frames at a time at most, and keep its interrupts off meanwhile: what
-/// needs a privilege (CAP_NET_ADMIN; `sk_setsockopt`, net/core/sock.c). It does so only if its holder sets SO_BUSY_POLL.
+/// Lets an AF_XDP socket poll the driver, `budget` frames at a time at most, and keep its interrupts off meanwhile:
+/// what needs a privilege (CAP_NET_ADMIN; `sk_setsockopt`, net/core/sock.c). It does so only if its holder sets
+/// SO_BUSY_POLL.
 pub(crate) fn allow_busy_poll(socket: BorrowedFd<'_>, budget: u16) -> io::Result<()> {
     for (name, value) in [
         (libc::SO_PREFER_BUSY_POLL, 1),

@@ -289,7 +289,8 @@ pub(crate) enum ConfigError {
     )]
     CableDirect(String),
     #[error(
-        "--force-zero-copy with memory=direct: there the NIC must not write into guest memory, use memory=send-direct or copy"
+        "--force-zero-copy with memory=direct: there the NIC must not write into guest memory, use memory=send-direct \
+         or copy"
     )]
     ForcedDirect,
     #[error(
@@ -303,8 +304,8 @@ pub(crate) enum ConfigError {
     #[error("--inhibit needs an interface: name it with --ifname")]
     ExternalWithoutInterface,
     #[error(
-        "--inhibit with memory=direct or send-direct: another's program writes no virtio-net header, and its queues are \
-         bound to memory of ours once; use memory=copy"
+        "--inhibit with memory=direct or send-direct: another's program writes no virtio-net header, and its queues \
+         are bound to memory of ours once; use memory=copy"
     )]
     ExternalDirect,
     #[error(

@@ -29,8 +29,8 @@ const HUGE_PAGE: usize = 2 << 20;
 ///
 /// For as long as the value lives, `base()` and `len()` must not change; the bytes from `base()` to
 /// `base() + len()` must stay mapped readable and writable without a hole; and no Rust reference to
-/// any of them may exist, for the kernel (and perhaps a guest) writes there at any time. From `private_from()` on, where
-/// that does not change either, nobody but this process and the kernel can write; there, and only there, may references
+/// any of them may exist, for the kernel (and perhaps a guest) writes there at any time. From `private_from()` on,
+/// where that does not change either, nobody but this process and the kernel can write; there, and only there, may references
 /// be made to the bytes of a chunk that is in its owner's hands.
 pub unsafe trait UmemMemory: Send + Sync {
     /// The first byte. Must be page-aligned to be registered.

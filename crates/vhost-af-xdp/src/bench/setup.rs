@@ -102,15 +102,16 @@ impl Rig {
     }
 }
 
-/// Drivers reset the NIC when a program is attached or a socket bound, and it gets its link some seconds later: what is
-/// measured meanwhile is nothing.
-fn await_link(plan: &Plan) -> anyhow::Result<()> {
+/// Waits for the link. Drivers reset the NIC when a program is attached or a socket bound, and it gets its link some
+/// seconds later: what is measured meanwhile is nothing.
+pub(super) fn await_link(plan: &Plan) -> anyhow::Result<()> {
     let deadline = Instant::now() + LINK_TIMEOUT;
     while !has_link(plan) {
         ensure!(
             Instant::now() < deadline,
-            "{} had its link before the XDP program was attached, and does not get it again: `ip link show {}`",
+            "{} has no link after {} s: `ip link show {}`",
             plan.link.name,
+            LINK_TIMEOUT.as_secs(),
             plan.link.name
         );
         std::thread::sleep(LINK_PAUSE);

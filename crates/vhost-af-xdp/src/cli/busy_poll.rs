@@ -5,9 +5,14 @@ use xsk::BusyPoll;
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct BusyPollArgs {
-    /// Let system calls on AF_XDP sockets run the driver's poll function on our CPU (SO_BUSY_POLL, SO_PREFER_BUSY_POLL);
-    /// 0: do not
-    #[arg(long, value_name = "MICROSECONDS", default_value_t = 0, value_parser = value_parser!(u32).range(..=1_000_000))]
+    /// Let system calls on AF_XDP sockets run the driver's poll function on our CPU (SO_BUSY_POLL,
+    /// SO_PREFER_BUSY_POLL); 0: do not
+    #[arg(
+        long,
+        value_name = "MICROSECONDS",
+        default_value_t = 0,
+        value_parser = value_parser!(u32).range(..=1_000_000)
+    )]
     busy_poll_us: u32,
     /// Frames that one such poll may handle (SO_BUSY_POLL_BUDGET)
     #[arg(long, value_name = "FRAMES", default_value_t = 64, value_parser = value_parser!(u16).range(1..))]

@@ -452,8 +452,8 @@ impl<N: Nic> DirectEnd<N> {
         usize::try_from(turn.tally.frames).unwrap_or(usize::MAX)
     }
 
-    /// The lane is stopped, on a thread that may wait: what is queued is sent or given up now, because repeating a frame
-    /// would be worse than losing it. The chain of which only a part was sent.
+    /// The lane is stopped, on a thread that may wait: what is queued is sent or given up now, because repeating a
+    /// frame would be worse than losing it. The chain of which only a part was sent.
     pub(super) fn send_at_last(&mut self, pair: &mut QueuePair) -> Option<ChainId> {
         let half_sent = self.cut_at_last(pair);
         // A NIC that reads by DMA only learns by a kick that there is something to send.

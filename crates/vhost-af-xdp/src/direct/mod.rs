@@ -143,9 +143,8 @@ pub(crate) struct DirectMemory {
 }
 
 impl DirectMemory {
-    /// Of guest RAM as UMEM, behind which the bytes `own` are this lane's; so many of the chunks there are for the NIC to
-    /// receive into. `in_flight`: at least the size of the vrings and of the rings.
-    ///
+    /// Of guest RAM as UMEM, behind which the bytes `own` are this lane's; so many of the chunks there are for the NIC
+    /// to receive into. `in_flight`: at least the size of the vrings and of the rings.
     /// Errors: the range is not all behind guest RAM.
     pub(crate) fn new(
         umem: Umem,

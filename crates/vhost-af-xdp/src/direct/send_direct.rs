@@ -54,12 +54,7 @@ impl<N: Nic> SendDirectLane<N> {
         if !self.pair.to_guest.enabled || !has_frames(&mut self.end.queue) {
             return Ok(0);
         }
-        let mut guest = Peer {
-            pair: &mut self.pair,
-            buffers: &mut self.buffers,
-            counters: &self.counters,
-            pending: None,
-        };
+        let mut guest = Peer::new(&mut self.pair, &mut self.buffers, &self.counters);
         self.receiver.deliver(&mut self.end.queue, &mut guest)
     }
 }
@@ -115,12 +110,7 @@ impl<N: Nic> Lane for SendDirectLane<N> {
         let mut lane = *self;
         lane.pair.leave_calls();
         let half_sent = lane.end.send_at_last(&mut lane.pair);
-        let guest = Peer {
-            pair: &mut lane.pair,
-            buffers: &mut lane.buffers,
-            counters: &lane.counters,
-            pending: None,
-        };
+        let guest = Peer::new(&mut lane.pair, &mut lane.buffers, &lane.counters);
         lane.receiver.finish(&mut lane.end.queue, guest);
         let lost = lane.end.queue.discard();
         lane.counters.to_guest_queue_stopped.add(lost);

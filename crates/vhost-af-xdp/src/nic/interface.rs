@@ -178,16 +178,16 @@ impl Interface {
         })
     }
 
-    /// How its queues are bound for frames of so many bytes, and what memory they get.
+    /// How its queues are bound for the longest frames that it carries, and what memory they get.
     /// Errors: zero-copy is forced, and cannot be.
-    pub(crate) fn binding(&self, frame_limit: u32) -> Result<Binding, NoZeroCopy> {
+    pub(crate) fn binding(&self) -> Result<Binding, NoZeroCopy> {
         let wish = Wish {
             asked: self.options.bind,
             direct: self.options.placement == Placement::Direct,
             native: self.steering.mode() == Mode::Native,
             driver: self.driver_sends(),
             line: drivers::line(&self.link.driver),
-            frame_limit,
+            frame_limit: self.frame_limit(),
         };
         wish.binding()
     }

@@ -175,7 +175,7 @@ impl InterfaceQueue {
     /// use.
     pub(crate) fn register(&self, umem: &Umem, is_large: bool) -> Result<RegisteredSocket, InterfaceError> {
         // In zero-copy, too, unless frames are received into guest memory (`NO_ZERO_COPY`).
-        let bind = self.binding(self.interface.frame_limit())?.ask;
+        let bind = self.binding()?.ask;
         let request = QueueRequest {
             queue: self.number,
             bind,
@@ -259,7 +259,7 @@ impl InterfaceQueue {
     /// Whether a queue that is open for another MTU is as it would be for this one: in the same data path, with pieces
     /// where they are needed, and with chunks that are large enough.
     fn suits(&self, open: &OpenQueue) -> bool {
-        let binding = self.interface.binding(self.interface.frame_limit());
+        let binding = self.interface.binding();
         binding.is_ok_and(|binding| {
             binding.ask == open.opened.ask
                 && binding.chunk_bytes <= open.nic.umem.chunk_size()
@@ -267,13 +267,13 @@ impl InterfaceQueue {
         })
     }
 
-    /// How the queue is bound for frames of so many bytes.
-    fn binding(&self, frame_limit: u32) -> Result<Binding, InterfaceError> {
+    /// How the queue is bound for the longest frames that the interface carries.
+    fn binding(&self) -> Result<Binding, InterfaceError> {
         let refused = |why| InterfaceError::NoZeroCopy {
             name: self.interface.name(),
             why,
         };
-        self.interface.binding(frame_limit).map_err(refused)
+        self.interface.binding().map_err(refused)
     }
 
     fn open_locked(&self, state: &mut QueueState) -> Result<(), InterfaceError> {
@@ -282,7 +282,7 @@ impl InterfaceQueue {
         }
         let interface = &self.interface;
         let frame_limit = interface.frame_limit();
-        let binding = self.binding(frame_limit)?;
+        let binding = self.binding()?;
         let request = QueueRequest {
             queue: self.number,
             bind: binding.ask,

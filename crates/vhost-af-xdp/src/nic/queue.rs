@@ -15,8 +15,8 @@ use xsk::{Frame, RxDesc, TxDesc};
 /// Most pieces of one multi-buffer frame (the kernel's limit where it copies, MAX_SKB_FRAGS + 1).
 pub(crate) const MOST_PIECES: usize = 18;
 
-/// Shortest frame that a NIC is given by DMA, bytes. Intel's cannot handle shorter ones, and their drivers fill those of
-/// the network stack up (`i40e_lan_xmit_frame`, `igb_xmit_frame`), but not those of AF_XDP sockets.
+/// Shortest frame that a NIC is given by DMA, bytes. Intel's cannot handle shorter ones, and their drivers fill those
+/// of the network stack up (`i40e_lan_xmit_frame`, `igb_xmit_frame`), but not those of AF_XDP sockets.
 pub(crate) const SHORTEST_BY_DMA: u32 = 17;
 
 /// What a transmit kick told about the interface.
@@ -51,8 +51,8 @@ pub(crate) struct Sends {
     pub(crate) checksum: bool,
     /// No CPU copies frames when they are sent: it reads them by DMA, or, a null NIC, not at all.
     pub(crate) zero_copy: bool,
-    /// The NIC reads frames by DMA. Then a descriptor must not go from one page of 4 KiB into the next: for DMA they need
-    /// not lie side by side, and the kernel drops a descriptor for which they do not, without a word
+    /// The NIC reads frames by DMA. Then a descriptor must not go from one page of 4 KiB into the next: for DMA they
+    /// need not lie side by side, and the kernel drops a descriptor for which they do not, without a word
     /// (`xp_unaligned_validate_desc`, net/xdp/xsk_queue.h). And no frame is shorter than [`SHORTEST_BY_DMA`].
     pub(crate) by_dma: bool,
     /// Segments refer to their payload, where the other conditions for that hold: where the guest has it, or where it

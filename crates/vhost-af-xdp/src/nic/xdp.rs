@@ -118,15 +118,17 @@ impl Nic for XdpNic {
 
     #[inline]
     fn from_nic(&mut self, max: usize) -> impl Iterator<Item = RxDesc> + '_ {
-        if self.socket.busy_polls() && self.socket.rx.available() == 0 {
-            // An interface that is down or gone shows at the next transmit kick, or not at all.
-            let _ = self.socket.wake_rx();
-        }
+        self.has_frames();
         self.socket.rx.peek(max as u32)
     }
 
     #[inline]
     fn has_frames(&mut self) -> bool {
+        if self.socket.busy_polls() && self.socket.rx.available() == 0 {
+            // Lets the driver look for some. An interface that is down or gone shows at the next transmit kick, or not
+            // at all.
+            let _ = self.socket.wake_rx();
+        }
         self.socket.rx.available() > 0
     }
 

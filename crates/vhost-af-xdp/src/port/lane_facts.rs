@@ -70,7 +70,7 @@ impl LaneFacts {
 
     /// Notes what a queue is, what it does for frames that are sent, and its socket once more.
     pub(crate) fn describe(&mut self, interface: &Interface, nic: &XdpNic, sends: Sends) -> io::Result<()> {
-        let binding = interface.binding(interface.frame_limit());
+        let binding = interface.binding();
         let note = binding.ok().and_then(|binding| binding.note);
         self.fallbacks.extend(note.map(Fallback::NoZeroCopy));
         let bound = nic.socket();

@@ -90,12 +90,7 @@ impl<N: Nic> CopyLane<N> {
     }
 
     fn to_guest(&mut self) -> Result<usize, Fault> {
-        let mut guest = Peer {
-            pair: &mut self.pair,
-            buffers: &mut self.buffers,
-            counters: &self.counters,
-            pending: None,
-        };
+        let mut guest = Peer::new(&mut self.pair, &mut self.buffers, &self.counters);
         self.receiver.deliver(&mut self.queue, &mut guest)
     }
 
@@ -158,12 +153,7 @@ impl<N: Lent> Lane for CopyLane<N> {
     }
 
     fn peer(&mut self) -> Option<Peer<'_>> {
-        Some(Peer {
-            pair: &mut self.pair,
-            buffers: &mut self.buffers,
-            counters: &self.counters,
-            pending: None,
-        })
+        Some(Peer::new(&mut self.pair, &mut self.buffers, &self.counters))
     }
 
     fn nic(&self) -> Option<BorrowedFd<'_>> {
@@ -182,12 +172,7 @@ impl<N: Lent> Lane for CopyLane<N> {
         let mut lane = *self;
         lane.pair.leave_calls();
         NicSink::new(&mut lane.queue, &mut lane.transmit, &lane.counters).send_at_last();
-        let guest = Peer {
-            pair: &mut lane.pair,
-            buffers: &mut lane.buffers,
-            counters: &lane.counters,
-            pending: None,
-        };
+        let guest = Peer::new(&mut lane.pair, &mut lane.buffers, &lane.counters);
         lane.receiver.finish(&mut lane.queue, guest);
         Stopped {
             pair: lane.pair.stopped(),

@@ -59,6 +59,18 @@ pub(crate) struct Peer<'a> {
     pub(crate) pending: Option<&'a mut Pending>,
 }
 
+impl<'a> Peer<'a> {
+    /// A guest that takes no frames of other guests.
+    pub(crate) fn new(pair: &'a mut QueuePair, buffers: &'a mut Chains, counters: &'a PairCounters) -> Self {
+        Self {
+            pair,
+            buffers,
+            counters,
+            pending: None,
+        }
+    }
+}
+
 /// What a stopped lane leaves behind.
 pub(crate) struct Stopped {
     /// Of its guest.

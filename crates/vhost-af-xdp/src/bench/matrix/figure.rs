@@ -8,7 +8,7 @@ use rustix::thread::CpuSet;
 use steer::{Mode, ModeRequest, Verdict, VerdictProgram, with_sources};
 
 use super::sender::Sender;
-use super::traffic::Traffic;
+use super::traffic;
 use crate::bench::args::Plan;
 use crate::bench::choice::{Benchmark, Path};
 use crate::bench::meter::{Meter, Stopwatch, Tally};
@@ -16,7 +16,7 @@ use crate::bench::over_xdp;
 use crate::bench::packet::{self, Version};
 use crate::bench::setup::{self, LONGEST_IN_ONE_BUFFER, Rig};
 
-/// How long a link may take to come back after a program was attached, and the first frame to come.
+/// How long the first frame may take to come.
 const BEGIN_LIMIT: Duration = Duration::from_secs(10);
 /// How often what goes on is looked at.
 const LOOK: Duration = Duration::from_millis(20);
@@ -112,7 +112,7 @@ impl Setting<'_> {
 
     /// Runs a measuring loop, with somebody who sends if it receives, and with a thread that watches it.
     fn watched(&self, work: impl FnOnce(&mut Tally) -> anyhow::Result<()>) -> anyhow::Result<Figure> {
-        await_carrier(self.plan.link.index)?;
+        setup::await_link(self.plan)?;
         let mut sender = self.sender()?;
         if self.plan.args.cpu.is_some() {
             setup::pin(self.plan.args.cpu)?;
@@ -184,7 +184,7 @@ impl Setting<'_> {
             thread::sleep(Duration::from_millis(1));
         }
         let index = self.plan.link.index;
-        let before = Traffic::of(index);
+        let before = traffic::sent(index);
         let stopwatch = Stopwatch::start()?;
         let (first, _) = self.meter.shown();
         let begun = Instant::now();
@@ -194,14 +194,14 @@ impl Setting<'_> {
         }
         let (last, _) = self.meter.shown();
         let spent = stopwatch.stop()?;
-        let after = Traffic::of(index);
+        let after = traffic::sent(index);
         Ok(Some(Window {
             seconds: spent.elapsed.as_secs_f64(),
             cpu_seconds: (spent.cpu.user + spent.cpu.system).as_secs_f64(),
             frames: last - first,
             left: before
                 .zip(after)
-                .map(|(before, after)| after.sent.saturating_sub(before.sent)),
+                .map(|(before, after)| after.saturating_sub(before)),
         }))
     }
 
@@ -247,16 +247,4 @@ impl Setting<'_> {
             (true, None) => format!("no frame came within {limit} s: let the other end send, see --sender"),
         }
     }
-}
-
-/// Some drivers reset the NIC when a program is attached.
-fn await_carrier(index: u32) -> anyhow::Result<()> {
-    let begun = Instant::now();
-    while Traffic::of(index).is_some_and(|traffic| !traffic.carrier) {
-        if begun.elapsed() > BEGIN_LIMIT {
-            bail!("the interface has no link after {} s", BEGIN_LIMIT.as_secs());
-        }
-        thread::sleep(LOOK);
-    }
-    Ok(())
 }
