@@ -11,6 +11,10 @@ use crate::pair::{HEADER_BYTES, LEGACY_HEADER_BYTES};
 pub const F_VERSION_1: u64 = 1 << virtio_config::VIRTIO_F_VERSION_1;
 /// VIRTIO_F_RING_PACKED.
 pub const F_RING_PACKED: u64 = 1 << virtio_config::VIRTIO_F_RING_PACKED;
+/// VIRTIO_F_RING_RESET.
+pub const F_RING_RESET: u64 = 1 << virtio_config::VIRTIO_F_RING_RESET;
+/// VIRTIO_F_ACCESS_PLATFORM.
+pub const F_ACCESS_PLATFORM: u64 = 1 << virtio_config::VIRTIO_F_ACCESS_PLATFORM;
 const F_IN_ORDER: u64 = 1 << virtio_config::VIRTIO_F_IN_ORDER;
 const F_INDIRECT: u64 = 1 << virtio_ring::VIRTIO_RING_F_INDIRECT_DESC;
 const F_EVENT_IDX: u64 = 1 << virtio_ring::VIRTIO_RING_F_EVENT_IDX;
@@ -41,6 +45,64 @@ pub fn offered(pairs: u16, offload: Offloads) -> u64 {
         | F_GUEST_ANNOUNCE
         | multi_queue
         | offload.features()
+}
+
+/// Features that are offered only where somebody asks for them, because a VMM has to do its part; by name.
+const ON_REQUEST: [(&str, u64); 2] = [
+    ("ring-reset", F_RING_RESET),
+    ("access-platform", F_ACCESS_PLATFORM),
+];
+
+/// A set of features that are offered on request.
+///
+/// `ring-reset` (RING_RESET): the driver resets one virtqueue while the others go on (VirtIO 1.3, 2.6.1). The VMM has
+/// to stop that vring and start it anew; of one that does not, the device goes on with a ring that is none any more.
+/// `access-platform` (ACCESS_PLATFORM): the driver uses the DMA API. Addresses remain those of guest memory: there is no
+/// IOTLB.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct OnRequest(u64);
+
+impl OnRequest {
+    /// None at all.
+    pub const NONE: Self = Self(0);
+
+    /// All that there are.
+    #[must_use]
+    pub fn all() -> Self {
+        Self(ON_REQUEST.iter().fold(0, |all, (_, bit)| all | bit))
+    }
+
+    /// The one of that name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        let (_, bit) = ON_REQUEST.iter().find(|(known, _)| *known == name)?;
+        Some(Self(*bit))
+    }
+
+    /// Their names.
+    #[must_use]
+    pub fn names(self) -> Vec<&'static str> {
+        let chosen = ON_REQUEST.iter().filter(|(_, bit)| self.0 & bit != 0);
+        chosen.map(|(name, _)| *name).collect()
+    }
+
+    /// Their feature bits.
+    #[must_use]
+    pub fn features(self) -> u64 {
+        self.0
+    }
+
+    /// Those of either set.
+    #[must_use]
+    pub fn with(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// Those of this set that are not in the other.
+    #[must_use]
+    pub fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
 }
 
 /// What the two sides agreed on, as far as the data path is concerned.

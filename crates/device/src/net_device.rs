@@ -18,7 +18,7 @@ use virtqueue::{
 };
 
 use crate::call::{Call, CallBlocked};
-use crate::features::{self, F_RING_PACKED, Negotiated};
+use crate::features::{self, F_ACCESS_PLATFORM, F_RING_PACKED, F_RING_RESET, Negotiated, OnRequest};
 use crate::offloads::Offloads;
 use crate::pair::{Bases, QueuePair, Vring};
 use crate::vring::{VringError, VringState};
@@ -102,6 +102,13 @@ impl NetDevice {
             vrings: (0..pairs * 2).map(|_| VringState::default()).collect(),
             call_blocked: CallBlocked::default(),
         }
+    }
+
+    /// Offers these, too.
+    #[must_use]
+    pub fn offering(mut self, features: OnRequest) -> Self {
+        self.offered |= features.features();
+        self
     }
 
     /// Queue pairs.
@@ -260,16 +267,18 @@ impl NetDevice {
     pub fn start(&mut self, index: u32, kick: Option<OwnedFd>) -> Result<(), VringError> {
         let vring = self.vring_mut(index)?;
         vring.kick = kick;
-        vring.started = true;
+        (vring.started, vring.stopped) = (true, false);
         Ok(())
     }
 
-    /// Stops it; where it stands.
+    /// Stops it; where it stands. Where single vrings are reset this may be the beginning of that; the end is
+    /// [`start`](Self::start), with addresses and a base that were said before.
     ///
     /// # Errors
     /// [`VringError`].
     pub fn stop(&mut self, index: u32) -> Result<u32, VringError> {
         let vring = self.vring_mut(index)?;
+        vring.stopped |= vring.started;
         vring.started = false;
         vring.kick = None;
         Ok(vring.base)
@@ -311,9 +320,25 @@ impl NetDevice {
 
     /// Whether both vrings of a pair are started.
     #[must_use]
-    pub fn is_started(&self, pair: usize) -> bool {
+    pub fn is_whole(&self, pair: usize) -> bool {
         let vrings = self.vrings.get(pair * 2..pair * 2 + 2);
         vrings.is_some_and(|vrings| vrings.iter().all(|vring| vring.started))
+    }
+
+    /// Whether frames can move in a pair: both its vrings are started, or one is and the driver may have reset the
+    /// other (VIRTIO_F_RING_RESET). One that was not started yet is waited for.
+    #[must_use]
+    pub fn is_started(&self, pair: usize) -> bool {
+        let Some([one, other]) = self.vrings.get(pair * 2..pair * 2 + 2) else {
+            return false;
+        };
+        let resets = self.features & F_RING_RESET != 0;
+        match (one.started, other.started) {
+            (true, true) => true,
+            (true, false) => resets && other.stopped,
+            (false, true) => resets && one.stopped,
+            (false, false) => false,
+        }
     }
 
     /// Whether the guest receives on all pairs but the first, which it cannot switch off.
@@ -336,7 +361,8 @@ impl NetDevice {
         &self.call_blocked
     }
 
-    /// Makes the queue pair of two started vrings; kicks and calls are duplicated for it.
+    /// Makes the queue pair of a pair that [is started](Self::is_started); kicks and calls are duplicated for it. A
+    /// vring that is not started is a [`Queue::reset`] there, and off.
     ///
     /// # Errors
     /// [`PairError`].
@@ -371,7 +397,12 @@ impl NetDevice {
     /// Enters a ring; chains under way are noted in the inflight region, or in `marks` where there is none.
     fn enter(&self, index: u32, memory: &Arc<MemoryMap>, marks: Journal) -> Result<Vring, PairError> {
         let (state, ring) = (self.vring(index)?, self.negotiated().ring);
-        let layout = state.layout(index, memory, ring.packed)?;
+        if !state.started {
+            return self.enter_reset(index, memory);
+        }
+        let layout = state
+            .layout(index, memory, ring.packed)
+            .map_err(|error| self.explain(error))?;
         let region = u16::try_from(index).ok().zip(self.inflight.as_ref());
         let start = QueueStart {
             base: state.base,
@@ -394,18 +425,47 @@ impl NetDevice {
         })
     }
 
-    /// A queue pair was stopped there; the next one goes on from there.
+    /// In the place of a ring that is not there.
+    fn enter_reset(&self, index: u32, memory: &Arc<MemoryMap>) -> Result<Vring, PairError> {
+        let state = self.vring(index)?;
+        let size = state.size.ok_or(VringError::Incomplete { index })?;
+        Ok(Vring {
+            queue: Queue::reset(memory, size, self.negotiated().ring, state.base),
+            kick: None,
+            call: Call::new(None, Arc::clone(&self.call_blocked)),
+            enabled: false,
+        })
+    }
+
+    /// Why a ring may lie outside guest memory.
+    fn explain(&self, error: VringError) -> VringError {
+        match error {
+            VringError::Layout { index, source } if self.features & F_ACCESS_PLATFORM != 0 => {
+                VringError::Translated { index, source }
+            }
+            error => error,
+        }
+    }
+
+    /// A queue pair was stopped there; the next one goes on from there. Of a vring that is not started it knows nothing.
     ///
     /// # Panics
     /// If there is no such pair.
     pub fn keep_bases(&mut self, pair: usize, bases: Bases) {
-        self.vrings[pair * 2].base = bases.to_guest;
-        self.vrings[pair * 2 + 1].base = bases.from_guest;
+        let vrings = &mut self.vrings[pair * 2..pair * 2 + 2];
+        for (vring, base) in vrings.iter_mut().zip([bases.to_guest, bases.from_guest]) {
+            if vring.started {
+                vring.base = base;
+            }
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use virtqueue::driver::{Buffer, DriverFeatures, GuestRam, QueueDriver};
+    use virtqueue::{Chains, GuestAddr, RingFormat, RingShape, TrustedFiles};
+
     use super::*;
     use crate::features::F_VERSION_1;
 
@@ -463,6 +523,148 @@ mod tests {
         assert!(matches!(device.queue_pair(1, path), Err(PairError::NoMemory)));
         device.stop(2).expect("there");
         assert!(!device.is_started(1));
+    }
+
+    /// A device whose driver may reset single vrings, both vrings of its first pair started, in memory of its own.
+    fn resettable(packed: bool) -> (NetDevice, Arc<GuestRam>, [QueueDriver; 2]) {
+        let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), 1 << 20)]).expect("memory"));
+        let mut device = device().offering(OnRequest::all());
+        let memory = MemoryMap::new(ram.regions().expect("regions"), 0, &TrustedFiles).expect("a map");
+        device.set_memory(Some(Arc::new(memory)));
+        let ring = if packed { F_RING_PACKED } else { 0 };
+        let features = F_VERSION_1 | F_RING_RESET | ring;
+        device.acknowledge(features).expect("offered");
+        let drivers = [0, 1].map(|index| start_afresh(&mut device, &ram, index));
+        (device, ram, drivers)
+    }
+
+    /// Starts a vring with a fresh ring, as after a reset.
+    fn start_afresh(device: &mut NetDevice, ram: &Arc<GuestRam>, index: u32) -> QueueDriver {
+        let shape = RingShape::new(
+            RingFormat::of(device.has_packed_rings()),
+            QueueSize::new(16).expect("a size"),
+        );
+        let driver = QueueDriver::new(ram, shape, DriverFeatures::default()).expect("room");
+        device.set_size(index, 16).expect("a size");
+        device
+            .set_addresses(index, driver.ring_user_addresses())
+            .expect("there");
+        device.set_base(index, driver.base()).expect("a base");
+        device.start(index, None).expect("there");
+        device.set_enabled(index, true).expect("there");
+        driver
+    }
+
+    const PATH: Path = Path {
+        frame_limit: 1514,
+        partial_checksums: false,
+        in_place: true,
+    };
+
+    /// Takes a chain, as a lane would, and says how many there were.
+    fn pop(vring: &mut Vring) -> usize {
+        let mut chains = Chains::default();
+        let taken = vring.queue.pop(&mut chains, 4).expect("a sound ring");
+        chains.iter().for_each(|chain| vring.queue.push_used(chain.id, 0));
+        let _ = vring.queue.publish();
+        taken
+    }
+
+    #[test]
+    fn vring_that_is_reset_leaves_its_partner_going_and_comes_back_at_base_0() {
+        for packed in [false, true] {
+            for reset in [0, 1] {
+                let (mut device, ram, mut drivers) = resettable(packed);
+                let buffer = ram.alloc(64, 64).expect("room");
+                let mut show = |driver: &mut QueueDriver| {
+                    driver.add(&[Buffer::readable(buffer, 64)]).expect("room");
+                    driver.publish();
+                };
+                drivers.iter_mut().for_each(&mut show);
+                let mut pair = device.queue_pair(0, PATH).expect("two rings");
+                assert_eq!([pop(&mut pair.to_guest), pop(&mut pair.from_guest)], [1, 1]);
+                device.keep_bases(0, pair.bases());
+                let begun = device.stop(reset).expect("there");
+                assert_ne!(begun, 0);
+                assert!(device.is_started(0) && !device.is_whole(0), "the partner goes on");
+
+                // Once more, without an effect; and the one without the other.
+                drivers.iter_mut().for_each(&mut show);
+                assert_eq!(device.stop(reset).expect("there"), begun);
+                device.set_enabled(reset, true).expect("there");
+                let mut pair = device.queue_pair(0, PATH).expect("one ring");
+                let taken = [pop(&mut pair.to_guest), pop(&mut pair.from_guest)];
+                assert_eq!(taken, [reset as usize, 1 - reset as usize], "packed: {packed}");
+                let enabled = [pair.to_guest.enabled, pair.from_guest.enabled];
+                assert_eq!(enabled, [reset == 1, reset == 0]);
+
+                // What is said of the vring meanwhile stays when the lane stops that runs without it.
+                drivers[reset as usize] = start_afresh(&mut device, &ram, reset);
+                device.stop(reset).expect("there");
+                device
+                    .set_base(reset, drivers[reset as usize].base())
+                    .expect("a base");
+                device.keep_bases(0, pair.bases());
+                device.start(reset, None).expect("there");
+                assert!(device.is_whole(0));
+                let fresh = device.vring(reset).expect("there").base;
+                assert_eq!(fresh, drivers[reset as usize].base());
+                drivers.iter_mut().for_each(&mut show);
+                let mut pair = device.queue_pair(0, PATH).expect("two rings");
+                assert_eq!([pop(&mut pair.to_guest), pop(&mut pair.from_guest)], [1, 1]);
+            }
+        }
+    }
+
+    #[test]
+    fn without_the_feature_or_before_its_first_start_a_vring_is_waited_for() {
+        let (mut device, _ram, _drivers) = resettable(false);
+        // The second pair: its transmit vring was never started.
+        device.start(2, None).expect("there");
+        assert!(!device.is_started(1));
+        device.stop(2).expect("there");
+        device.start(3, None).expect("there");
+        assert!(device.is_started(1) && !device.is_whole(1));
+        // Both stopped: nothing is left to go on.
+        device.stop(0).expect("there");
+        device.stop(1).expect("there");
+        assert!(!device.is_started(0));
+        device.start(0, None).expect("there");
+        assert!(device.is_started(0));
+        device.acknowledge(F_VERSION_1).expect("offered");
+        assert!(!device.is_started(0) && !device.is_started(1));
+        // A reset of the device ends all that.
+        device.acknowledge(F_VERSION_1 | F_RING_RESET).expect("offered");
+        device.set_status(0).expect("valid");
+        device.acknowledge(F_VERSION_1 | F_RING_RESET).expect("offered");
+        device.start(0, None).expect("there");
+        assert!(!device.is_started(0));
+    }
+
+    #[test]
+    fn features_on_request_are_refused_where_nobody_asked_for_them() {
+        assert!(device().acknowledge(F_VERSION_1 | F_RING_RESET).is_err());
+        let ring_reset = OnRequest::named("ring-reset").expect("a name");
+        let mut device = device().offering(ring_reset);
+        device.acknowledge(F_VERSION_1 | F_RING_RESET).expect("offered");
+        assert!(device.acknowledge(F_ACCESS_PLATFORM).is_err());
+    }
+
+    #[test]
+    fn address_that_would_have_to_be_translated_is_refused_with_the_remedy() {
+        let (mut device, _ram, drivers) = resettable(false);
+        let guest = drivers[0].ring_guest_addresses();
+        device
+            .set_addresses(0, guest)
+            .expect("only looked at when it is entered");
+        let said = |device: &NetDevice| match device.queue_pair(0, PATH) {
+            Err(error) => error.to_string(),
+            Ok(_) => panic!("{guest:?} are no addresses of the VMM's"),
+        };
+        assert!(!said(&device).contains("IOTLB"), "{}", said(&device));
+        let features = F_VERSION_1 | F_ACCESS_PLATFORM;
+        device.acknowledge(features).expect("offered");
+        assert!(said(&device).contains("leave the IOMMU out"), "{}", said(&device));
     }
 
     #[test]

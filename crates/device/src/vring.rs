@@ -22,6 +22,13 @@ pub enum VringError {
     /// The rings are misaligned or not in guest memory.
     #[error("vring {index}: {source}")]
     Layout { index: u32, source: RingError },
+    /// The ring's addresses are no addresses of the VMM's, as it said that it would translate them.
+    #[error(
+        "vring {index}: {source}: ACCESS_PLATFORM was acknowledged, so this may be an address of an IOMMU, and there \
+         is no IOTLB here: leave the IOMMU out, or this device out of it (QEMU: no iommu_platform=on beside an IOMMU \
+         device)"
+    )]
+    Translated { index: u32, source: RingError },
     /// No such vring.
     #[error("vring {index} does not exist: this port has {count} (2 per queue pair)")]
     Unknown { index: u32, count: u32 },
@@ -44,6 +51,8 @@ pub struct VringState {
     pub err: Option<OwnedFd>,
     /// SET_VRING_KICK came, GET_VRING_BASE did not yet.
     pub started: bool,
+    /// It was started, and GET_VRING_BASE came since.
+    pub stopped: bool,
     /// Frames go through it.
     pub enabled: bool,
 }

@@ -31,6 +31,10 @@ pub const F_VERSION_1: u64 = 1 << virtio_config::VIRTIO_F_VERSION_1;
 pub const F_RING_PACKED: u64 = 1 << virtio_config::VIRTIO_F_RING_PACKED;
 /// VIRTIO_F_IN_ORDER.
 pub const F_IN_ORDER: u64 = 1 << virtio_config::VIRTIO_F_IN_ORDER;
+/// VIRTIO_F_RING_RESET.
+pub const F_RING_RESET: u64 = 1 << virtio_config::VIRTIO_F_RING_RESET;
+/// VIRTIO_F_ACCESS_PLATFORM.
+pub const F_ACCESS_PLATFORM: u64 = 1 << virtio_config::VIRTIO_F_ACCESS_PLATFORM;
 /// VIRTIO_RING_F_INDIRECT_DESC.
 pub const F_INDIRECT: u64 = 1 << virtio_ring::VIRTIO_RING_F_INDIRECT_DESC;
 /// VIRTIO_RING_F_EVENT_IDX.
@@ -270,40 +274,78 @@ impl Driver {
     /// # Errors
     /// What the back end refused.
     pub fn start_pair(&mut self, pair: usize) -> Result<(), Refused> {
-        let frontend = &mut self.frontend;
-        let rings = [&self.pairs[pair].to_guest, &self.pairs[pair].from_guest];
-        for (index, ring) in (2 * pair..).zip(rings) {
-            let size = ring.driver.size().get();
-            let addresses = ring.driver.ring_user_addresses();
-            frontend.set_vring_num(index, size)?;
-            // The lower half says it all for split rings, and for packed ones to a back end that uses in order.
-            #[allow(clippy::cast_possible_truncation)]
-            let base = match ring.driver.format() {
-                RingFormat::Packed if self.stale_bases => FIRST_PACKED_BASE,
-                _ => ring.driver.base() as u16,
-            };
-            frontend.set_vring_base(index, base)?;
-            frontend.set_vring_addr(
-                index,
-                &VringConfigData {
-                    queue_max_size: size,
-                    queue_size: size,
-                    flags: 0,
-                    desc_table_addr: addresses.desc,
-                    used_ring_addr: addresses.used,
-                    avail_ring_addr: addresses.avail,
-                    log_addr: None,
-                },
-            )?;
-            frontend.set_vring_call(index, &ring.call)?;
-            frontend.set_vring_kick(index, &ring.kick)?;
+        for index in [2 * pair, 2 * pair + 1] {
+            self.describe_vring(index)?;
+            let ring = self.pairs[pair].ring(index);
+            self.frontend.set_vring_call(index, &ring.call)?;
+            self.frontend.set_vring_kick(index, &ring.kick)?;
         }
         for index in [2 * pair, 2 * pair + 1] {
-            frontend.set_vring_enable(index, true)?;
+            self.frontend.set_vring_enable(index, true)?;
         }
         // Whatever was shown before is to be looked at now.
+        let rings = [&self.pairs[pair].to_guest, &self.pairs[pair].from_guest];
         rings.iter().for_each(|ring| ring.kick());
         Ok(())
+    }
+
+    /// Says how long a vring is, where it stands and where it lies.
+    fn describe_vring(&mut self, index: usize) -> Result<(), Refused> {
+        let ring = self.pairs[index / 2].ring(index);
+        let size = ring.driver.size().get();
+        let addresses = ring.driver.ring_user_addresses();
+        self.frontend.set_vring_num(index, size)?;
+        // The lower half says it all for split rings, and for packed ones to a back end that uses in order.
+        #[allow(clippy::cast_possible_truncation)]
+        let base = match ring.driver.format() {
+            RingFormat::Packed if self.stale_bases => FIRST_PACKED_BASE,
+            _ => ring.driver.base() as u16,
+        };
+        self.frontend.set_vring_base(index, base)?;
+        self.frontend.set_vring_addr(
+            index,
+            &VringConfigData {
+                queue_max_size: size,
+                queue_size: size,
+                flags: 0,
+                desc_table_addr: addresses.desc,
+                used_ring_addr: addresses.used,
+                avail_ring_addr: addresses.avail,
+                log_addr: None,
+            },
+        )
+    }
+
+    /// Stops one vring; where it stands. So a VMM begins when its guest resets the queue (QEMU: `vhost_virtqueue_stop`).
+    ///
+    /// # Errors
+    /// What the back end refused.
+    pub fn stop_vring(&mut self, index: usize) -> Result<u32, Refused> {
+        self.frontend.get_vring_base(index)
+    }
+
+    /// Starts one vring as it is now. So a VMM goes on when its guest starts a queue again that it had reset (QEMU:
+    /// `vhost_virtqueue_start`, which says nothing of the call eventfd).
+    ///
+    /// # Errors
+    /// What the back end refused.
+    pub fn start_vring(&mut self, index: usize) -> Result<(), Refused> {
+        self.describe_vring(index)?;
+        let ring = self.pairs[index / 2].ring(index);
+        self.frontend.set_vring_kick(index, &ring.kick)?;
+        ring.kick();
+        Ok(())
+    }
+
+    /// Resets one vring and starts it again, as a Linux guest does at one go; what was in it: see [`Pair::renew`].
+    ///
+    /// # Errors
+    /// What the back end refused.
+    pub fn reset_vring(&mut self, index: usize) -> Result<usize, Refused> {
+        self.stop_vring(index)?;
+        let left = self.pairs[index / 2].renew(index);
+        self.start_vring(index)?;
+        Ok(left)
     }
 
     /// Tells the call eventfds of a pair again; they may be others.

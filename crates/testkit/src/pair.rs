@@ -47,6 +47,7 @@ pub struct Received {
 pub struct Ring {
     /// The ring itself; has functions to lie with.
     pub driver: QueueDriver,
+    features: DriverFeatures,
     pub(crate) kick: EventFd,
     pub(crate) call: EventFd,
 }
@@ -67,9 +68,17 @@ impl Ring {
         let driver = QueueDriver::new(ram, RingShape::new(format, size), features).expect("room for a ring");
         Self {
             driver,
+            features,
             kick: eventfd(),
             call: eventfd(),
         }
+    }
+
+    /// Takes another ring of this kind, elsewhere in memory, in which nothing ever was.
+    fn renew(&mut self, size: QueueSize) {
+        let shape = RingShape::new(self.driver.format(), size);
+        let ram = Arc::clone(self.driver.ram());
+        self.driver = QueueDriver::new(&ram, shape, self.features).expect("room for a ring");
     }
 
     /// Shows the device what was added, and kicks it if it wants that.
@@ -156,6 +165,45 @@ impl Pair {
             free: Vec::new(),
             mergeable: features & F_MRG_RXBUF != 0,
         }
+    }
+
+    /// The ring of a vring of that number: the receive queue's are even.
+    #[must_use]
+    pub fn ring(&self, index: usize) -> &Ring {
+        match index % 2 {
+            0 => &self.to_guest,
+            _ => &self.from_guest,
+        }
+    }
+
+    /// Resets the ring of a vring of that number, which the device has stopped: it is another one now. Receive buffers
+    /// are posted there again; frames that were to be sent are forgotten, and their number is returned.
+    ///
+    /// # Panics
+    /// If memory is full.
+    pub fn renew(&mut self, index: usize) -> usize {
+        self.resize(index, self.ring(index).driver.size())
+    }
+
+    /// As [`renew`](Self::renew), with so many entries.
+    ///
+    /// # Panics
+    /// If memory is full, or the ring too short for the receive buffers.
+    pub fn resize(&mut self, index: usize, size: QueueSize) -> usize {
+        if index % 2 == 1 {
+            self.reap_sent();
+            let left = self.from_guest.driver.in_flight();
+            self.from_guest.renew(size);
+            self.free.extend(self.sending.drain().map(|(_, slot)| slot));
+            return left;
+        }
+        let posted: Vec<_> = self.posted.drain().map(|(_, buffers)| buffers).collect();
+        self.to_guest.renew(size);
+        for buffers in posted {
+            self.post_buffers(buffers);
+        }
+        self.to_guest.publish();
+        0
     }
 
     /// Memory of the guest.
@@ -303,6 +351,16 @@ impl Pair {
             .add(&buffers)
             .expect("room in the receive queue");
         self.posted.insert(head, buffers);
+    }
+
+    /// Receive buffers that the device has.
+    pub fn posted(&self) -> impl Iterator<Item = &Buffer> {
+        self.posted.values().flatten()
+    }
+
+    /// Does not count on its receive buffers any more, for a queue that is to be reset.
+    pub fn forget_posted(&mut self) {
+        self.posted.clear();
     }
 
     /// The next frame, or `None` if none comes in time. Its chains are posted again.

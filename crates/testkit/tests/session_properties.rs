@@ -1,7 +1,7 @@
 //! Any order of requests that a VMM may make, with frames flowing: every frame is accounted for.
 //!
 //! A guest of two queue pairs, and a random sequence of what the protocol allows: pairs are switched off and on, stopped and
-//! started, memory comes and goes, the table is sent again, call eventfds are replaced. The guest sends at any time, into
+//! started, single queues are reset, memory comes and goes, the table is sent again, call eventfds are replaced. The guest sends at any time, into
 //! pairs that are off or stopped, too. What must hold: each of its frames arrives on the wire once, in order within its pair, and its
 //! bytes are right; each frame that comes from the wire while the first pair is on arrives in the guest.
 
@@ -13,7 +13,7 @@ use proptest::test_runner::{Config, TestRunner};
 use rstest::rstest;
 use serde_json::Value;
 use testkit::daemon::Placement;
-use testkit::driver::{F_RING_PACKED, region_info};
+use testkit::driver::{F_RING_PACKED, F_RING_RESET, region_info};
 use testkit::{DriverConfig, Layout, Rig, Serve, VethPair, frame, require, soak, wait};
 use vhost::VhostBackend;
 use vhost::vhost_user::VhostUserFrontend;
@@ -46,6 +46,10 @@ enum Act {
     Start {
         pair: usize,
     },
+    /// Of a vring, by number.
+    Reset {
+        vring: usize,
+    },
     PlugMemory,
     SendTableAgain,
     ReplaceCalls {
@@ -62,6 +66,7 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
         3 => (0..PAIRS, any::<bool>()).prop_map(|(pair, on)| Act::Enable { pair, on }),
         2 => (0..PAIRS).prop_map(|pair| Act::Stop { pair }),
         2 => (0..PAIRS).prop_map(|pair| Act::Start { pair }),
+        2 => (0..2 * PAIRS).prop_map(|vring| Act::Reset { vring }),
         2 => Just(Act::PlugMemory),
         1 => Just(Act::SendTableAgain),
         1 => (0..PAIRS).prop_map(|pair| Act::ReplaceCalls { pair }),
@@ -90,13 +95,14 @@ impl Scene {
         // What the far end sends goes to the first queue.
         veth.far.run("ethtool", &["-L", VethPair::WIRE, "tx", "1"]);
         let config = DriverConfig {
-            features: DriverConfig::default().features | features,
+            features: DriverConfig::default().features | F_RING_RESET | features,
             pairs: PAIRS,
             ..DriverConfig::default()
         };
         let serve = Serve::interface(VethPair::NIC)
             .placement(placement)
-            .with("--queues", PAIRS.to_string());
+            .with("--queues", PAIRS.to_string())
+            .with("--offer", "ring-reset");
         let mut rig = Rig::with(veth, &serve, &config);
         rig.pair().post(BUFFERS, &[2048]);
         Self {
@@ -118,6 +124,7 @@ impl Scene {
             Act::Enable { pair, on } => self.enable(*pair, *on),
             Act::Stop { pair } => self.stop(*pair),
             Act::Start { pair } => self.start(*pair),
+            Act::Reset { vring } => self.reset(*vring),
             Act::PlugMemory => self.plug(),
             Act::SendTableAgain => {
                 self.rig.driver.set_memory().expect("accepted");
@@ -242,6 +249,18 @@ impl Scene {
             (self.started[pair], self.on[pair]) = (true, true);
             self.disrupted = true;
         }
+    }
+
+    /// Resets a vring: what the guest had in it to be sent is not sent, but for what the device has done already.
+    fn reset(&mut self, vring: usize) {
+        let pair = vring / 2;
+        if !self.started[pair] {
+            return;
+        }
+        let left = self.rig.driver.reset_vring(vring).expect("reset");
+        let expected = &mut self.expected[pair];
+        expected.truncate(expected.len() - left);
+        self.disrupted = true;
     }
 
     fn plug(&mut self) {

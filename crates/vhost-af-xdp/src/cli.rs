@@ -5,6 +5,7 @@ pub(crate) mod busy_poll;
 pub(crate) mod choice;
 mod external;
 mod memory;
+mod offer;
 mod offload;
 mod port;
 mod serve;

@@ -11,6 +11,7 @@ use xsk::{BindRequest, BusyPoll};
 
 use crate::listener::Access;
 use crate::sandbox::{Layers, User};
+use device::features::OnRequest;
 use device::offloads::Offloads;
 
 /// Where a port and its VMM connect.
@@ -218,6 +219,8 @@ pub(crate) struct PortConfig {
     pub(crate) vlans: Vec<u16>,
     /// Offloads offered to the guest.
     pub(crate) offload: Offloads,
+    /// Features offered because somebody asked for them.
+    pub(crate) offer: OnRequest,
 }
 
 /// Where `status` finds a daemon.
@@ -559,6 +562,7 @@ mod tests {
             mac: None,
             vlans: Vec::new(),
             offload: Offloads::NONE,
+            offer: OnRequest::NONE,
         }
     }
 

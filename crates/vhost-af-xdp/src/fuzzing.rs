@@ -24,6 +24,7 @@ use crate::vhost_user::accept;
 use crate::vhost_user::connection::Connection;
 use device::call::{Call, CallBlocked};
 use device::counters::PairCounters;
+use device::features::OnRequest;
 use device::offloads::Offloads;
 use device::pair::{Cursor, QueuePair, Sending, Vring};
 
@@ -59,6 +60,7 @@ impl NullPort {
             mac: None,
             vlans: Vec::new(),
             offload: Offloads::all(),
+            offer: OnRequest::all(),
         };
         let port = Port::open(config, Arc::new(Interfaces::default()), Arc::new(workers), None);
         let port = port.expect("nothing is opened");

@@ -42,6 +42,7 @@ use crate::port::far::CableEnd;
 use crate::sandbox::{self, Layer, Plan, Reach, User};
 use crate::switch::workers::Workers;
 use crate::vhost_user::accept::{VmmSource, serve_vmms};
+use device::features::F_RING_RESET;
 use steer::with_sources;
 use steward::capabilities;
 use steward::client::Waiting;
@@ -206,6 +207,13 @@ fn tell_what_is_off(config: &ServeConfig) {
         let offloads = port.offloads_off();
         if !offloads.is_empty() {
             tracing::warn!(port = %port.endpoint, "{} off by --offload", offloads.join(", "));
+        }
+        if port.offer.features() & F_RING_RESET != 0 {
+            tracing::warn!(
+                port = %port.endpoint,
+                "ring-reset is offered: only for a VMM that passes resets of single queues on, which no known release \
+                 of QEMU does (docs/vmm.md); under another one a guest that resets a queue damages its own memory"
+            );
         }
     }
 }

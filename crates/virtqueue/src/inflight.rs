@@ -234,6 +234,7 @@ impl InflightRegion {
     pub fn queue(self: &Arc<Self>, index: u16) -> Option<InflightQueue> {
         (index < self.shape.queues).then(|| InflightQueue {
             start: self.start(index),
+            entries: self.shape.entries,
             region: Arc::clone(self),
         })
     }
@@ -272,19 +273,21 @@ impl fmt::Debug for InflightRegion {
 pub struct InflightQueue {
     region: Arc<InflightRegion>,
     start: u64,
+    entries: u16,
 }
 
 impl InflightQueue {
-    /// Entries of the queue that it is for.
+    /// Entries of the queue that it is for, of which the region has states.
     pub(crate) fn entries(&self) -> u16 {
-        self.region.shape.entries
+        self.entries
     }
 
-    /// Itself, if it is for such a queue.
-    pub(crate) fn check(self, size: QueueSize, packed: bool) -> Result<Self, RingError> {
+    /// As much of it as such a queue needs: one that its driver has reset may be shorter than the region was made for.
+    pub(crate) fn of_ring(self, size: QueueSize, packed: bool) -> Result<Self, RingError> {
         let shape = self.region.shape;
-        if shape.entries == size.get() && shape.packed == packed {
-            Ok(self)
+        if size.get() <= shape.entries && shape.packed == packed {
+            let entries = size.get();
+            Ok(Self { entries, ..self })
         } else {
             Err(RingError::Inflight {
                 entries: shape.entries,

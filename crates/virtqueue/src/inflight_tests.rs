@@ -307,11 +307,8 @@ fn region_of_another_layout_is_refused() {
 #[test]
 fn region_for_another_queue_is_refused() {
     let world = World::new(false);
-    for (size, packed) in [(QUEUE * 2, false), (QUEUE, true)] {
-        let InflightFile { file: fd, bytes } = InflightRegion::create(shape(1, size, packed)).unwrap();
-        let region =
-            InflightRegion::open(fd.as_fd(), whole(bytes), shape(1, size, packed), &TrustedFiles).unwrap();
-        let refused = world.device_with(&Arc::new(region)).unwrap_err();
+    for (size, packed) in [(QUEUE / 2, false), (QUEUE, true)] {
+        let refused = world.device_with(&fresh_region(size, packed)).unwrap_err();
         assert_eq!(
             refused,
             RingError::Inflight {
@@ -321,6 +318,39 @@ fn region_for_another_queue_is_refused() {
         );
     }
     assert!(Arc::new(world.file.open(false).unwrap()).queue(1).is_none());
+}
+
+fn fresh_region(size: u16, packed: bool) -> Arc<InflightRegion> {
+    let InflightFile { file: fd, bytes } = InflightRegion::create(shape(1, size, packed)).unwrap();
+    let region = InflightRegion::open(fd.as_fd(), whole(bytes), shape(1, size, packed), &TrustedFiles);
+    Arc::new(region.unwrap())
+}
+
+/// As after a reset; the ring that was there before left nothing in flight.
+#[test]
+fn ring_that_comes_back_shorter_or_longer_is_noted_in_the_region_of_the_longest() {
+    for packed in [false, true] {
+        let region = fresh_region(4 * QUEUE, packed);
+        for size in [4 * QUEUE, QUEUE, 4 * QUEUE, 2 * QUEUE] {
+            let mut world = World::sized(packed, size);
+            let mut queue = world.device_with(&region).unwrap();
+            assert_eq!(queue.taken_before(), 0, "{size}, packed: {packed}");
+            // All of it, so that each state is used.
+            let ids = world.send(u64::from(size));
+            let taken = pop(&mut queue);
+            assert_eq!(heads(&taken), ids);
+            // The device dies, with used elements that it did not publish.
+            taken[..2].iter().for_each(|&id| queue.push_used(id, 0));
+            drop(queue);
+            let mut queue = world.device_with(&region).unwrap();
+            assert_eq!(queue.taken_before(), ids.len(), "{size}, packed: {packed}");
+            let taken = pop(&mut queue);
+            assert_eq!(heads(&taken), ids);
+            taken.iter().for_each(|&id| queue.push_used(id, 0));
+            queue.publish();
+            assert_eq!(std::iter::from_fn(|| world.driver.take_used()).count(), ids.len());
+        }
+    }
 }
 
 /// CVE-2021-3839 and its like: indices and counts in the region that lead out of it.

@@ -119,6 +119,6 @@ pub use inflight::{InflightError, InflightFile, InflightQueue, InflightRegion, I
 pub use log::{DirtyLog, LOG_PAGE_BYTES};
 pub use mapping::{FileError, FileRange, ForeignFiles, Guard, TrustedFiles};
 pub use memory::MemoryMap;
-pub use queue::{Journal, Queue, QueueFeatures, QueueStart};
+pub use queue::{Journal, Queue, QueueFeatures, QueueStart, ResetQueue};
 pub use region::{MAX_REGIONS, MapError, MappedRegion, Region};
 pub use rings::{RingAddresses, RingError, RingFormat, RingLayout, RingPart, RingShape};

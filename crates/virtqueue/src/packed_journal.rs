@@ -40,7 +40,7 @@ impl Notes {
             Journal::None => Self::None,
             Journal::Ring => Self::Ring,
             Journal::Inflight(queue) => {
-                let queue = queue.check(ring.size, true)?;
+                let queue = queue.of_ring(ring.size, true)?;
                 let Resumed { journal, at } = PackedJournal::resume(queue, ring, resume::search(ring));
                 let at = match at {
                     Some(at) => {

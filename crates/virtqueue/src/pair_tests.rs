@@ -8,7 +8,7 @@ use rstest::rstest;
 use crate::driver::{Buffer, QueueDriver};
 use crate::layout::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE};
 use crate::rig_tests::{GOOD, HIGH, HIGH_LEN, LOW, LOW_LEN, Pair, full, part, single};
-use crate::{Chains, GuestAddr, GuestFault, IndirectRule, QueueFeatures, RingFormat};
+use crate::{Chains, GuestAddr, GuestFault, IndirectRule, Queue, QueueFeatures, RingFormat};
 use RingFormat::{Packed, Split};
 
 // What a driver by the book sees.
@@ -43,6 +43,28 @@ fn a_chain_arrives_with_its_bytes_and_goes_back(#[values(Split, Packed)] format:
     let used = pair.driver.take_used().unwrap();
     assert_eq!((used.head, used.len), (name, 99));
     assert_eq!(pair.driver.free_descriptors(), 8);
+}
+
+/// Whatever is done with it; the driver's ring, which is another one's by then, stays as it is.
+#[rstest]
+fn queue_that_was_reset_neither_reads_nor_writes(#[values(Split, Packed)] format: RingFormat) {
+    let mut pair = Pair::new(format, 8);
+    pair.add(2);
+    assert_eq!(pair.pop(), Ok(2));
+    let (memory, size, features) = (pair.queue.memory(), pair.queue.size(), pair.queue.features());
+    let mut queue = Queue::reset(memory, size, features, 7);
+    let whole = |pair: &Pair| {
+        pair.ram
+            .read_vec(GuestAddr(LOW), usize::try_from(LOW_LEN).unwrap())
+    };
+    let before = whole(&pair);
+    assert_eq!(queue.pop(&mut pair.chains, 64), Ok(0));
+    assert!(pair.chains.is_empty());
+    queue.unpop(1);
+    queue.disable_kicks();
+    assert!(!queue.enable_kicks() && !queue.publish());
+    assert_eq!((queue.base(), queue.taken_before(), queue.size()), (7, 0, size));
+    assert!(whole(&pair) == before, "guest memory was written to");
 }
 
 /// NEXT means nothing in a table of a packed ring; WRITE of the descriptor that leads to a table never does.

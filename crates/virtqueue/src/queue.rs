@@ -78,14 +78,26 @@ pub enum Queue {
     Split(SplitQueue),
     /// VirtIO 1.3, 2.8.
     Packed(PackedQueue),
+    /// VirtIO 1.3, 2.6.1.
+    Reset(ResetQueue),
 }
 
-/// Hands a call on to the ring that it is.
+/// A queue that its driver has reset: there is no ring, and nothing is read or written.
+#[derive(Debug)]
+pub struct ResetQueue {
+    memory: Arc<MemoryMap>,
+    size: QueueSize,
+    features: QueueFeatures,
+    base: u32,
+}
+
+/// Hands a call on to the ring that it is, if there is one.
 macro_rules! of_either {
-    ($queue:expr, $ring:ident => $call:expr) => {
+    ($queue:expr, $ring:ident => $call:expr, reset => $none:expr) => {
         match $queue {
             Queue::Split($ring) => $call,
             Queue::Packed($ring) => $call,
+            Queue::Reset(_) => $none,
         }
     };
 }
@@ -110,6 +122,17 @@ impl Queue {
         }
     }
 
+    /// A queue that was reset, and that stood at `base`: it has no chains, and wants nothing.
+    #[must_use]
+    pub fn reset(memory: &Arc<MemoryMap>, size: QueueSize, features: QueueFeatures, base: u32) -> Self {
+        Self::Reset(ResetQueue {
+            memory: Arc::clone(memory),
+            size,
+            features,
+            base,
+        })
+    }
+
     /// Takes up to `max` chains into `chains`, which is emptied first, and returns how many. Fewer than there are, if
     /// their buffers do not fit.
     ///
@@ -118,7 +141,10 @@ impl Queue {
     /// before. The queue must not be used any more.
     #[inline]
     pub fn pop(&mut self, chains: &mut Chains, max: usize) -> Result<usize, GuestFault> {
-        of_either!(self, ring => ring.pop(chains, max))
+        of_either!(self, ring => ring.pop(chains, max), reset => {
+            chains.clear();
+            Ok(0)
+        })
     }
 
     /// Gives back the chains taken last, for which no used element was written: the next [`pop`](Self::pop) reads them
@@ -129,30 +155,32 @@ impl Queue {
     /// In debug builds, if more are given back than the queue holds: a bug of the caller's.
     #[inline]
     pub fn unpop(&mut self, slots: u16) {
-        of_either!(self, ring => ring.unpop(slots));
+        of_either!(self, ring => ring.unpop(slots), reset => ());
     }
 
     /// Writes a used element: the chain is done, and `len` bytes were written to its buffers. Each chain once, in the
     /// order of [`pop`](Self::pop). The driver does not see it before [`publish`](Self::publish).
     ///
     /// # Panics
-    /// In debug builds, if more is used of a packed ring than was taken: a bug of the caller's.
+    /// If the queue was reset, which has no chains; in debug builds, if more is used of a packed ring than was taken: bugs
+    /// of the caller's.
     #[inline]
     pub fn push_used(&mut self, id: ChainId, len: u32) {
-        of_either!(self, ring => ring.push_used(id, len));
+        // Once a frame: an arm that ends costs nothing, and one that does nothing does.
+        of_either!(self, ring => ring.push_used(id, len), reset => nothing_was_taken());
     }
 
     /// Makes all used elements visible that were written since the last time, with one store. Returns whether the
     /// driver wants a call; `false` and no access at all, if there are none.
     #[inline]
     pub fn publish(&mut self) -> bool {
-        of_either!(self, ring => ring.publish())
+        of_either!(self, ring => ring.publish(), reset => false)
     }
 
     /// Tells the driver that no kicks are needed while the device polls. A hint: one may still come.
     #[inline]
     pub fn disable_kicks(&mut self) {
-        of_either!(self, ring => ring.disable_kicks());
+        of_either!(self, ring => ring.disable_kicks(), reset => ());
     }
 
     /// Asks the driver for a kick with the next chain. `true`: there is one already (or nonsense, as the next
@@ -160,41 +188,53 @@ impl Queue {
     #[inline]
     #[must_use = "sleeping on true loses a kick"]
     pub fn enable_kicks(&mut self) -> bool {
-        of_either!(self, ring => ring.enable_kicks())
+        of_either!(self, ring => ring.enable_kicks(), reset => false)
     }
 
     /// The next chain to take: the answer to VHOST_USER_GET_VRING_BASE, and what [`QueueStart::base`] takes.
     #[must_use]
     pub fn base(&self) -> u32 {
-        of_either!(self, ring => ring.base())
+        match self {
+            Self::Split(ring) => ring.base(),
+            Self::Packed(ring) => ring.base(),
+            Self::Reset(queue) => queue.base,
+        }
     }
 
     /// How many of the chains that come next a predecessor had taken and not used, as the journal says.
     #[must_use]
     pub fn taken_before(&self) -> usize {
-        of_either!(self, ring => ring.taken_before)
+        of_either!(self, ring => ring.taken_before, reset => 0)
     }
 
     /// What is asked for of a buffer when its chain is taken; [`Prefetch::Frame`] unless it is said.
     pub fn set_prefetch(&mut self, what: Prefetch) {
-        of_either!(self, ring => ring.prefetch = what);
+        of_either!(self, ring => ring.prefetch = what, reset => ());
     }
 
     /// Notes writes to guest memory from now on in `log`, or no more.
     pub fn set_log(&mut self, log: Option<Arc<DirtyLog>>) {
-        of_either!(self, ring => ring.log = log);
+        of_either!(self, ring => ring.log = log, reset => ());
     }
 
     /// Entries of the queue.
     #[must_use]
     pub fn size(&self) -> QueueSize {
-        of_either!(self, ring => ring.size)
+        match self {
+            Self::Split(ring) => ring.size,
+            Self::Packed(ring) => ring.size,
+            Self::Reset(queue) => queue.size,
+        }
     }
 
     /// What was negotiated.
     #[must_use]
     pub fn features(&self) -> QueueFeatures {
-        of_either!(self, ring => ring.features)
+        match self {
+            Self::Split(ring) => ring.features,
+            Self::Packed(ring) => ring.features,
+            Self::Reset(queue) => queue.features,
+        }
     }
 
     /// The memory that the ring and its buffers are in.
@@ -203,8 +243,14 @@ impl Queue {
         match self {
             Self::Split(queue) => &queue.memory,
             Self::Packed(queue) => &queue.ring.memory,
+            Self::Reset(queue) => &queue.memory,
         }
     }
+}
+
+#[cold]
+fn nothing_was_taken() -> ! {
+    panic!("a queue that was reset has no chains to give back");
 }
 
 #[cfg(test)]

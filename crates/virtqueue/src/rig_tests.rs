@@ -128,7 +128,7 @@ impl Pair {
     pub(crate) fn split(&mut self) -> &mut SplitQueue {
         match &mut self.queue {
             Queue::Split(queue) => queue,
-            Queue::Packed(_) => panic!("the ring is packed"),
+            Queue::Packed(_) | Queue::Reset(_) => panic!("the ring is not split"),
         }
     }
 

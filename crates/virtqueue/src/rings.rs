@@ -79,8 +79,8 @@ pub enum RingError {
     /// Laid out as the one kind of ring, negotiated as the other: a bug of the caller's.
     #[error("a ring laid out as {0:?} is not what was negotiated")]
     Format(RingFormat),
-    /// The inflight region is for a ring of another kind or size.
-    #[error("the inflight region is for {} rings of {entries} entries", if *packed { "packed" } else { "split" })]
+    /// The inflight region is for a ring of another kind, or for a shorter one.
+    #[error("the inflight region is for {} rings of {entries} entries at most", if *packed { "packed" } else { "split" })]
     Inflight {
         entries: u16,
         /// For packed rings.

@@ -45,7 +45,7 @@ impl SplitQueue {
                 self.notes = Notes::Ring((taken > 0).then(|| self.used_idx.wrapping_add(taken)));
             }
             Journal::Inflight(queue) => {
-                let queue = queue.check(self.size, false)?;
+                let queue = queue.of_ring(self.size, false)?;
                 let entry = |index| self.read_avail_entry(index);
                 let Resumed { journal, left } = SplitJournal::resume(queue, self.used_idx, available, entry);
                 (self.next_avail, self.avail_seen) = (self.used_idx, self.used_idx);

@@ -12,7 +12,7 @@ use super::busy_poll::BusyPollArgs;
 use super::external::ExternalArgs;
 use super::memory::MemoryArgs;
 use super::values::{ModeArg, VlanList, bind_request, mode_request, parse_mac, parse_vlans};
-use super::{offload, sentence};
+use super::{offer, offload, sentence};
 use crate::config::{Endpoint, NicConfig, Placement, PortConfig, Segments};
 
 /// Options that hold for all ports.
@@ -86,6 +86,10 @@ pub(super) struct PortArgs {
     /// some: a `-` before each
     #[arg(long, value_name = "LIST", default_value = "all", allow_hyphen_values = true)]
     offload: String,
+    /// Features that the guest is offered only where they are named here, because its VMM has to do its part: none,
+    /// or some of ring-reset, access-platform. docs/vmm.md says which VMMs do
+    #[arg(long, value_name = "LIST", default_value = "none", allow_hyphen_values = true)]
+    offer: String,
 }
 
 impl PortArgs {
@@ -168,6 +172,9 @@ impl PortArgs {
             mac: self.mac,
             vlans: self.vlan.unwrap_or_default().0,
             offload,
+            offer: offer::parse(&self.offer)
+                .map_err(anyhow::Error::msg)
+                .with_context(|| format!("--offer {}", self.offer))?,
         })
     }
 }

@@ -47,6 +47,8 @@ pub(crate) enum Fallback {
         "direct not used: the guest has switched queue pairs off, so frames of all queues go to the first"
     )]
     PairsOff,
+    #[error("direct not used: the guest has reset a queue of this pair, and not started it again yet")]
+    QueueReset,
     #[error("not direct yet: guest memory is being registered with the kernel")]
     NotDirectYet,
     #[error("direct not used: {0}")]

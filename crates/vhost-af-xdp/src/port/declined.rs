@@ -33,7 +33,7 @@ impl Port {
         if state.declines < DECLINES_TOLD || state.declined.is_some() {
             return;
         }
-        let offered = features::offered(self.config.queues, self.config.offload);
+        let offered = features::offered(&self.config);
         let reason = Impaired::Declined(offered);
         if let Some(left_out) = state.lines.allow() {
             tracing::warn!(port = %self.config.endpoint, "{reason}{left_out}");

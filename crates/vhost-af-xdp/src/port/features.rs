@@ -1,6 +1,6 @@
 //! The features that are between VMM and back end alone, beside those of the device.
 
-use device::offloads::Offloads;
+use crate::config::PortConfig;
 
 /// VHOST_F_LOG_ALL: every write to guest memory is noted in the dirty log.
 pub(crate) const F_LOG_ALL: u64 = 1 << 26;
@@ -10,7 +10,7 @@ pub(crate) const F_PROTOCOL_FEATURES: u64 = 1 << 30;
 /// Features that are between VMM and back end alone.
 pub(crate) const TRANSPORT: u64 = F_LOG_ALL | F_PROTOCOL_FEATURES;
 
-/// The features that a port with so many queue pairs and such offloads offers: the device's, and those of vhost-user.
-pub(crate) fn offered(pairs: u16, offload: Offloads) -> u64 {
-    device::features::offered(pairs, offload) | TRANSPORT
+/// The features that such a port offers: the device's, and those of vhost-user.
+pub(crate) fn offered(port: &PortConfig) -> u64 {
+    device::features::offered(port.queues, port.offload) | port.offer.features() | TRANSPORT
 }

@@ -6,6 +6,7 @@
 //!   acknowledged anything (hw/net/virtio-net.c, `peer_attach`); the crate counts it only from
 //!   SET_FEATURES on and fails the connection.
 //! - SEND_RARP, NET_SET_MTU, SET_STATUS and GET_STATUS, which it does not know.
+//! - IOTLB_MSG, to refuse it in words of its own.
 //! - SET_BACKEND_REQ_FD: what the crate makes of the descriptor cannot send a config change.
 //! - SET_VRING_KICK, SET_VRING_CALL and SET_VRING_ERR: if the kernel cannot give us a descriptor (EMFILE) the crate
 //!   forgets the header that it has read, and takes what follows for one. That is shorter here, so it would wait for
@@ -64,6 +65,9 @@ pub(crate) fn take(stream: &UnixStream, connection: &Connection) -> io::Result<b
         return Ok(false);
     }
     let payload = word(&header, 8) as usize;
+    if word(&header, 0) == FrontendReq::IOTLB_MSG as u32 {
+        return refuse_iotlb(stream, connection);
+    }
     let Some(request) = ours(word(&header, 0), payload) else {
         return Ok(false);
     };
@@ -82,6 +86,17 @@ pub(crate) fn take(stream: &UnixStream, connection: &Connection) -> io::Result<b
             connection.port.warn(error.to_string());
             Ok(true)
         }
+        Err(error) => Err(io::Error::other(with_sources(&error))),
+    }
+}
+
+/// An IOTLB message, which is always answered, is of no use: the device would go on with addresses of nothing. What
+/// follows its header is not looked at.
+fn refuse_iotlb(stream: &UnixStream, connection: &Connection) -> io::Result<bool> {
+    let refused = connection.refuse::<()>(MessageError::Iotlb);
+    reply(stream, FrontendReq::IOTLB_MSG, 1)?;
+    match refused {
+        Ok(()) => Ok(true),
         Err(error) => Err(io::Error::other(with_sources(&error))),
     }
 }

@@ -99,10 +99,7 @@ impl VhostUserBackendReqHandler for Connection {
             session.reached.asked = true;
             Ok(())
         })?;
-        Ok(features::offered(
-            self.port.config.queues,
-            self.port.config.offload,
-        ))
+        Ok(features::offered(&self.port.config))
     }
 
     fn set_features(&self, features: u64) -> Result<()> {
@@ -188,8 +185,7 @@ impl VhostUserBackendReqHandler for Connection {
     }
 
     fn get_vring_base(&self, index: u32) -> Result<VhostUserVringState> {
-        let base =
-            self.handle(move |session, context| Ok(session.idle_vring(index, context)?.stop(index)?))?;
+        let base = self.handle(move |session, context| session.stop_vring(index, context))?;
         Ok(VhostUserVringState::new(index, base))
     }
 

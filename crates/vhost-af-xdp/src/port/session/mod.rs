@@ -8,6 +8,7 @@
 //! ```text
 //!     vring started ∧ its partner started ─▶ start_pair ─▶ lane in a worker
 //!     GET_VRING_BASE, interface gone ──────▶ stop_pair  ─▶ bases kept in the vrings
+//!     … where single vrings are reset ─────▶ hold_pair  ─▶ release_pair: a lane with the other vring alone
 //!     memory table changes ────────────────▶ new map, lanes moved to it one by one (pairs.rs)
 //! ```
 
@@ -190,7 +191,7 @@ impl Session {
         };
         Self {
             features: 0,
-            device: NetDevice::new(pairs, config.offload),
+            device: NetDevice::new(pairs, config.offload).offering(config.offer),
             channel: None,
             log: None,
             memory: MemoryTable::new(files, private_bytes(config.placement, pairs), peer),
@@ -354,16 +355,29 @@ impl Session {
         }
     }
 
-    /// The device, for SET_VRING_NUM, SET_VRING_ADDR, SET_VRING_BASE and GET_VRING_BASE: the vring's lane is stopped if
-    /// it runs.
+    /// The device, for SET_VRING_NUM, SET_VRING_ADDR and SET_VRING_BASE: the vring's lane is stopped if it runs with
+    /// that vring.
     pub(crate) fn idle_vring(
         &mut self,
         index: u32,
         context: &PortContext<'_>,
     ) -> Result<&mut NetDevice, SessionError> {
-        self.device.vring(index)?;
-        self.stop_pair(index as usize / 2, context.workers);
+        if self.device.vring(index)?.started {
+            self.stop_pair(index as usize / 2, context.workers);
+        }
         Ok(&mut self.device)
+    }
+
+    /// GET_VRING_BASE: stops the vring; where it stands. Its partner goes on, if the driver may reset single vrings.
+    pub(crate) fn stop_vring(&mut self, index: u32, context: &PortContext<'_>) -> Result<u32, SessionError> {
+        if !self.device.vring(index)?.started {
+            return Ok(self.device.stop(index)?);
+        }
+        let pair = index as usize / 2;
+        let held = self.hold_pair(pair, context.workers);
+        let base = self.device.stop(index)?;
+        self.release_pair(pair, held, context)?;
+        Ok(base)
     }
 
     pub(crate) fn set_vring_addr(
@@ -387,13 +401,14 @@ impl Session {
         kick: Option<OwnedFd>,
         context: &PortContext<'_>,
     ) -> Result<(), SessionError> {
-        let enabled_from_start = self.features & F_PROTOCOL_FEATURES == 0;
-        let device = self.idle_vring(index, context)?;
-        device.start(index, kick)?;
-        if enabled_from_start {
-            device.set_enabled(index, true)?;
+        self.device.vring(index)?;
+        let pair = index as usize / 2;
+        let held = self.hold_pair(pair, context.workers);
+        self.device.start(index, kick)?;
+        if self.features & F_PROTOCOL_FEATURES == 0 {
+            self.device.set_enabled(index, true)?;
         }
-        self.start_pair(index as usize / 2, context)
+        self.release_pair(pair, held, context)
     }
 
     pub(crate) fn set_vring_call(
@@ -434,7 +449,9 @@ impl Session {
             self.stop_all(context.workers);
             return self.start_all(context);
         }
-        if let Some(lane) = &self.lanes[index as usize / 2] {
+        // One that is reset stays off until it is started again.
+        let started = self.device.vring(index)?.started;
+        if let Some(lane) = self.lanes[index as usize / 2].as_ref().filter(|_| started) {
             lane.change(context.workers, move |lane, _| {
                 lane.pair_mut().vring(direction(index)).enabled = enabled;
             });

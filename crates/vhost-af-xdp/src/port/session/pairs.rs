@@ -15,7 +15,8 @@ use crate::nic::endpoint::NicQueue;
 use crate::nic::mode::Fallback;
 use crate::nic::xdp::XdpNic;
 use crate::port::far::CableEnd;
-use crate::port::lanes::{BuiltLane, LaneError, LaneParts};
+use crate::port::lane_facts::LaneFacts;
+use crate::port::lanes::{BuiltLane, LaneError, LaneParts, LentQueue};
 use crate::port::memory::{MemoryError, MemoryTable, RegionKey};
 use crate::switch::joined::CopyLane;
 use crate::switch::lane::Lane;
@@ -24,6 +25,13 @@ use crate::switch::worker::NewLane;
 use crate::switch::workers::{LaneAt, Workers};
 use device::pair::Fault;
 use steer::with_sources;
+
+/// A queue that was lent to a lane which is stopped, for the next one of the same pair.
+pub(super) struct HeldQueue {
+    queue: NicQueue<XdpNic>,
+    facts: Arc<LaneFacts>,
+    lent: LentQueue,
+}
 
 impl Session {
     /// SET_MEM_TABLE.
@@ -69,9 +77,11 @@ impl Session {
         // Lanes run on over the old map, which they hold, until they are moved.
         change(&mut self.memory)?;
         self.device.set_memory(self.memory.map().cloned());
-        (0..self.lanes.len()).try_for_each(|pair| match self.placement(context).has_guest_ram() {
-            false => self.move_pair(pair, context),
-            true => self.move_direct_pair(pair, context),
+        (0..self.lanes.len()).try_for_each(|pair| {
+            match self.placement_of(pair, context).has_guest_ram() {
+                false => self.move_pair(pair, context),
+                true => self.move_direct_pair(pair, context),
+            }
         })?;
         match self.device.memory() {
             Some(_) => self.start_all(context),
@@ -155,35 +165,61 @@ impl Session {
 
     /// Builds a running lane anew over the memory table as it is now, on the same queue.
     fn move_pair(&mut self, pair: usize, context: &PortContext<'_>) -> Result<(), SessionError> {
-        let Some(active) = self.lanes[pair].take() else {
+        if self.lanes[pair].is_none() {
             return Ok(());
+        }
+        if self.device.memory().is_none() {
+            self.stop_pair(pair, context.workers);
+            return Ok(());
+        }
+        let held = self.hold_pair(pair, context.workers);
+        self.release_pair(pair, held, context)
+    }
+
+    /// Stops the lane of a pair, if there is one, for what is made of its vrings next; a queue that it was lent is not
+    /// given back meanwhile.
+    pub(super) fn hold_pair(&mut self, pair: usize, workers: &Workers) -> Option<HeldQueue> {
+        self.end_registration(pair);
+        let ActiveLane { at, facts, lent } = self.lanes[pair].take()?;
+        let Some(lent) = lent else {
+            // As in `stop_pair`.
+            drop(facts);
+            self.stop_lane(pair, at, workers);
+            return None;
         };
-        let queue = self.stop_lane(pair, active.at, context.workers);
-        let (Some(queue), Some(lent)) = (queue, active.lent) else {
-            return match self.device.memory() {
-                Some(_) => self.start_pair(pair, context),
-                None => Ok(()),
-            };
+        let queue = self.stop_lane(pair, at, workers)?;
+        Some(HeldQueue { queue, facts, lent })
+    }
+
+    /// Lets a pair go on after that with the vrings as they are now, on the queue that was held, if it can go on there.
+    pub(super) fn release_pair(
+        &mut self,
+        pair: usize,
+        held: Option<HeldQueue>,
+        context: &PortContext<'_>,
+    ) -> Result<(), SessionError> {
+        let Some(HeldQueue { queue, facts, lent }) = held else {
+            return self.start_pair(pair, context);
         };
-        let guest = self.parts(pair, context).guest_side();
-        match guest {
+        let copies = self.placement_of(pair, context) == Placement::Copy;
+        if !copies || !self.device.is_started(pair) || context.far.get(pair).is_none() {
+            drop(facts);
+            lent.give_back(queue);
+            return self.start_pair(pair, context);
+        }
+        match self.parts(pair, context).guest_side() {
             Ok(guest) => {
                 let counters = Arc::clone(&context.counters[pair]);
                 let lane = Box::new(CopyLane::new(guest, queue, counters));
-                self.lanes[pair] = Some(ActiveLane {
-                    at: self.give_to_worker(pair, lane, context),
-                    facts: active.facts,
-                    lent: Some(lent),
-                });
+                let at = self.give_to_worker(pair, lane, context);
+                let lent = Some(lent);
+                self.lanes[pair] = Some(ActiveLane { at, facts, lent });
                 Ok(())
             }
             Err(error) => {
-                drop(active.facts);
+                drop(facts);
                 lent.give_back(queue);
-                match self.device.memory() {
-                    Some(_) => self.or_wait(Err(error.into())),
-                    None => Ok(()),
-                }
+                self.or_wait(Err(error.into()))
             }
         }
     }
@@ -236,14 +272,17 @@ impl Session {
         if self.lanes[pair].is_some() || !started || !context.opens || context.far.get(pair).is_none() {
             return Ok(());
         }
-        let placement = self.placement(context);
+        let placement = self.placement_of(pair, context);
         let registration = self.parts(pair, context).registration()?;
         if placement.has_guest_ram() && registration.takes_long() {
             return self.start_by_copying(pair, registration, context);
         }
         let mut built = self.parts(pair, context).build(placement)?;
         if placement != context.placement {
-            built.facts.fallbacks.push(Fallback::PairsOff);
+            built.facts.fallbacks.push(match self.device.is_whole(pair) {
+                true => Fallback::PairsOff,
+                false => Fallback::QueueReset,
+            });
         }
         self.run(pair, built, context);
         Ok(())
@@ -316,6 +355,15 @@ impl Session {
     pub(super) fn placement(&self, context: &PortContext<'_>) -> Placement {
         match self.device.all_pairs_on() {
             true => context.placement,
+            false => Placement::Copy,
+        }
+    }
+
+    /// Where those of a pair lie. While one of its vrings is reset they are copied: what the kernel has of a guest's RAM
+    /// cannot be had back for one direction alone.
+    fn placement_of(&self, pair: usize, context: &PortContext<'_>) -> Placement {
+        match self.device.is_whole(pair) {
+            true => self.placement(context),
             false => Placement::Copy,
         }
     }
