@@ -39,7 +39,7 @@ fn whole_session(socket: &Path, packed: bool) -> bool {
 
 #[rstest]
 fn session_without_descriptors_is_refused_at_each_step_and_harms_nobody_else(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
     require!(Root);
     let mut scene = Bystander::new(placement, 1);
@@ -65,7 +65,7 @@ fn session_without_descriptors_is_refused_at_each_step_and_harms_nobody_else(
 
 #[rstest]
 fn daemon_that_may_start_no_thread_serves_as_ever(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
     require!(Root);
     let mut scene = Bystander::new(placement, 2);
@@ -77,7 +77,7 @@ fn daemon_that_may_start_no_thread_serves_as_ever(
 
 #[rstest]
 fn steward_without_descriptors_refuses_who_asks_and_harms_nobody_else(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
     require!(Root);
     let scene = Bystander::with(placement, 1, Serve::leased);

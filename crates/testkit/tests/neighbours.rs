@@ -34,7 +34,7 @@ const WINDOW: usize = 64;
 #[case::that_changes_its_memory(changes_its_memory)]
 fn guest_loses_no_frame_beside_one(
     #[case] hostility: Hostility,
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
     require!(Root);
     let mut scene = scene(placement);

@@ -67,7 +67,7 @@ fn daemon_without_any_capability_in_an_empty_namespace_carries_frames() {
 
 #[rstest]
 fn frames_pass_both_ways_byte_exact(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
 ) {
     require!(Root);
@@ -83,7 +83,9 @@ fn frames_pass_both_ways_byte_exact(
 }
 
 #[rstest]
-fn two_queue_pairs_are_one_lease(#[values(Placement::Copy, Placement::Direct)] placement: Placement) {
+fn two_queue_pairs_are_one_lease(
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
+) {
     require!(Root);
     let config = DriverConfig {
         pairs: 2,
@@ -99,7 +101,9 @@ fn two_queue_pairs_are_one_lease(#[values(Placement::Copy, Placement::Direct)] p
 }
 
 #[rstest]
-fn guests_come_and_go_under_one_lease(#[values(Placement::Copy, Placement::Direct)] placement: Placement) {
+fn guests_come_and_go_under_one_lease(
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
+) {
     require!(Root);
     let mut rig = rig(&leased(placement));
     for _ in 0..4 {
@@ -111,7 +115,7 @@ fn guests_come_and_go_under_one_lease(#[values(Placement::Copy, Placement::Direc
 
 #[rstest]
 fn interface_that_changes_or_goes_is_followed(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
     require!(Root);
     let mut rig = rig(&leased(placement));
@@ -134,7 +138,7 @@ fn interface_that_changes_or_goes_is_followed(
 
 #[rstest]
 fn frames_go_on_while_the_steward_is_restarted(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
     require!(Root);
     let mut rig = rig(&leased(placement));
@@ -272,7 +276,7 @@ fn queue_that_another_process_has_is_tried_again_until_it_is_free() {
 
 #[rstest]
 fn memory_that_is_plugged_in_while_the_steward_is_away_ends_nothing(
-    #[values(Placement::Copy, Placement::Direct)] placement: Placement,
+    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
     require!(Root);
     let mut rig = rig(&leased(placement));
