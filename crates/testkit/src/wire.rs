@@ -22,6 +22,8 @@ pub enum Wire {
     Veth,
     /// Two NICs.
     Nics {
+        /// What it is called, where that is not the driver.
+        name: Option<String>,
         /// Driver of the daemon's one.
         driver: String,
         /// Address of the daemon's one, as in `52:54:00:00:00:01`.
@@ -32,19 +34,40 @@ pub enum Wire {
 }
 
 impl Wire {
-    /// Of `veth`, or `DRIVER=ADDRESS,ADDRESS`.
+    /// Of `veth`, `DRIVER=ADDRESS,ADDRESS`, or `NAME/DRIVER=ADDRESS,ADDRESS`.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         if text == "veth" {
             return Some(Self::Veth);
         }
-        let (driver, addresses) = text.split_once('=')?;
+        let (names, addresses) = text.split_once('=')?;
+        let (name, driver) = match names.split_once('/') {
+            Some((name, driver)) => (Some(name.to_owned()), driver),
+            None => (None, names),
+        };
         let (nic, peer) = addresses.split_once(',')?;
         Some(Self::Nics {
+            name,
             driver: driver.to_owned(),
             nic: nic.to_owned(),
             peer: peer.to_owned(),
         })
+    }
+
+    /// What it is called.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Nics { name: Some(name), .. } => name,
+            _ => self.driver(),
+        }
+    }
+
+    /// Whether its NICs are devices of a daemon outside this machine: then what a daemon inside makes of them is the
+    /// raw benchmarks.
+    #[must_use]
+    pub fn is_served(&self) -> bool {
+        matches!(self, Self::Nics { name: Some(_), .. })
     }
 
     /// Driver of the daemon's NIC.
@@ -64,7 +87,9 @@ impl Wire {
     pub fn lay(&self) -> VethPair {
         match self {
             Self::Veth => VethPair::new(),
-            Self::Nics { driver, nic, peer } => lay_nics(driver, nic, peer),
+            Self::Nics {
+                driver, nic, peer, ..
+            } => lay_nics(driver, nic, peer),
         }
     }
 }

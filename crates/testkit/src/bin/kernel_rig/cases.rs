@@ -72,15 +72,18 @@ pub(crate) struct Seen {
 
 /// All of them, for a wire.
 pub(crate) fn all(wire: &Wire, short: bool) -> Vec<Case> {
-    let mut tasks: Vec<_> = match short {
-        true => Setting::few(),
-        false => Setting::all(),
+    let mut tasks: Vec<_> = match (wire.is_served(), short) {
+        (true, true) => Vec::new(),
+        (true, false) | (false, true) => Setting::few(),
+        (false, false) => Setting::all(),
     }
     .into_iter()
     .map(Task::Frames)
     .collect();
     let zero_copy = Setting::DEFAULT.expected(wire.driver()) == "zero-copy";
-    if !short {
+    if wire.is_served() {
+        tasks.push(Task::Raw);
+    } else if !short {
         tasks.extend(Setting::few().into_iter().map(Task::TwoTags));
         tasks.extend(
             Setting::few()

@@ -2,7 +2,7 @@
 //! socket at the other end of the wire.
 //!
 //! ```text
-//! kernel_rig [--short] [--only WORDS] WIRE...     WIRE: veth, or DRIVER=ADDRESS,ADDRESS of the daemon's NIC and of its peer
+//! kernel_rig [--short] [--only WORDS] WIRE...     WIRE: veth, or [NAME/]DRIVER=ADDRESS,ADDRESS of the daemon's NIC and of its peer
 //! ```
 //!
 //! Theory of operation. A case ([`cases`]) lays the wire anew, starts the daemon (and its steward), and panics if something is not as it has to be;
@@ -52,7 +52,7 @@ fn main() -> ExitCode {
     let mut failed = 0;
     for wire in &options.wires {
         for case in cases::all(wire, options.short) {
-            let name = format!("{} {}", wire.driver(), case.name);
+            let name = format!("{} {}", wire.name(), case.name);
             if options.only.as_ref().is_none_or(|words| name.contains(words)) {
                 count += 1;
                 failed += usize::from(!run(wire, &case));
@@ -93,7 +93,7 @@ fn run(wire: &Wire, case: &Case) -> bool {
     };
     println!(
         "RESULT\t{}\t{}\t{mode}\t{verdict}\t{note}",
-        wire.driver(),
+        wire.name(),
         case.name
     );
     outcome.is_ok()
