@@ -32,6 +32,7 @@ pub mod gso_packet;
 pub mod guest;
 pub mod holdings;
 pub mod huge_pages;
+pub mod kernel;
 pub mod lessor;
 pub mod libvirt;
 pub mod message;

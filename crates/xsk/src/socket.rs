@@ -11,6 +11,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::xdp::{
     XDP_PGOFF_RX_RING, XDP_PGOFF_TX_RING, XDP_UMEM_PGOFF_COMPLETION_RING, XDP_UMEM_PGOFF_FILL_RING,
@@ -118,11 +119,21 @@ impl Socket {
     /// In copy mode the kernel sends within this call, up to 32 frames or
     /// [`max_tx_skb_budget`](SocketConfig::max_tx_skb_budget).
     ///
+    /// In zero-copy a socket that prefers busy polling does not wake the driver by that, but polls its receive queue
+    /// (`xsk_no_wakeup`, `net/xdp/xsk.c`), and a transmit queue with a NAPI of its own would send nothing, ever. So it
+    /// is woken by poll(2), too, which has no such exception (`xsk_poll`).
+    ///
     /// # Errors
     /// [`WakeError`] if the interface is down or gone.
     #[inline]
     pub fn kick_tx(&self) -> Result<Kick, WakeError> {
-        kick_result(send(&self.fd, &[], SendFlags::DONTWAIT).err())
+        let sent = kick_result(send(&self.fd, &[], SendFlags::DONTWAIT).err());
+        if self.busy_polls && self.mode == Mode::ZeroCopy {
+            let mut fds = [PollFd::new(&self.fd, PollFlags::OUT)];
+            // Whether there is room is not the question.
+            let _ = poll(&mut fds, Some(&Timespec::default()));
+        }
+        sent
     }
 
     /// Tells the kernel that there are frames in the fill ring again (`recvfrom` with MSG_DONTWAIT); with busy polling

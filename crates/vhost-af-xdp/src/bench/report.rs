@@ -12,6 +12,7 @@ use super::args::Plan;
 use super::meter::{Spent, Tally};
 use super::setup::{Counted, Rig};
 use crate::nic::drivers;
+use crate::nic::mode::{Fallback, is_polled};
 
 #[derive(Debug)]
 pub(super) struct Measured {
@@ -79,12 +80,19 @@ impl Report {
         let attach = rig.program.fallback().map(str::to_owned);
         let note = rig.note.map(|note| format!("zero-copy not used: {note}"));
         let socket = rig.socket.fallbacks().iter().map(ToString::to_string);
+        let polls = !rig.socket.busy_polls() || is_polled(rig.socket.mode(), drivers::kernel());
+        let unpolled = (!polls).then(|| Fallback::NotPolled.to_string());
         Self {
             benchmark: plan.benchmark.name(),
             interface: plan.link.name.clone(),
             queue: plan.args.queue,
             mode: rig.socket.mode().to_string(),
-            fallbacks: attach.into_iter().chain(note).chain(socket).collect(),
+            fallbacks: attach
+                .into_iter()
+                .chain(note)
+                .chain(socket)
+                .chain(unpolled)
+                .collect(),
             driver: drivers::said_of(&plan.link.driver),
             size: (!plan.benchmark.receives()).then_some(plan.args.size),
             batch: plan.args.batch,

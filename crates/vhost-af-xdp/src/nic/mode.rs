@@ -53,6 +53,21 @@ pub(crate) enum Fallback {
     NotDirectYet,
     #[error("direct not used: {0}")]
     DirectRefused(String),
+    #[error(
+        "no busy polling: the kernel does it for zero-copy sockets and, before Linux 6.13, in native mode"
+    )]
+    NotPolled,
+}
+
+/// Whether a kernel polls the driver for sockets of a mode. From 6.13 on a queue is told no number of its NAPI
+/// (`napi_enable`, net/core/dev.c), and a socket finds it at its bind, in zero-copy only (6.14, `xsk_bind`, net/xdp/xsk.c).
+/// In skb mode no driver is behind it.
+pub(crate) fn is_polled(mode: xsk::Mode, kernel: Option<(u32, u32)>) -> bool {
+    match mode {
+        xsk::Mode::ZeroCopy => true,
+        xsk::Mode::NativeCopy => kernel.is_none_or(|version| version < (6, 13)),
+        xsk::Mode::SkbCopy => false,
+    }
 }
 
 /// Who completes the checksums of frames from the guest.
@@ -74,5 +89,22 @@ impl fmt::Display for Checksums {
             Self::Kernel => "kernel (TX metadata)",
             Self::Nic => "NIC (TX metadata)",
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copied_frames_are_polled_for_by_older_kernels_and_in_native_mode_only() {
+        let [old, new] = [(6, 12), (6, 13)].map(Some);
+        for (mode, polled) in [
+            (xsk::Mode::ZeroCopy, [true, true]),
+            (xsk::Mode::NativeCopy, [true, false]),
+            (xsk::Mode::SkbCopy, [false, false]),
+        ] {
+            assert_eq!([old, new].map(|kernel| is_polled(mode, kernel)), polled, "{mode}");
+        }
     }
 }

@@ -6,8 +6,9 @@ use std::sync::OnceLock;
 
 use xsk::Umem;
 
+use crate::nic::drivers;
 use crate::nic::interface::Interface;
-use crate::nic::mode::{Checksums, DataPath, Fallback};
+use crate::nic::mode::{Checksums, DataPath, Fallback, is_polled};
 use crate::nic::queue::Sends;
 use crate::nic::xdp::XdpNic;
 
@@ -84,6 +85,9 @@ impl LaneFacts {
         self.fallbacks.extend(refused.map(Fallback::Refused));
         if interface.steering.mode() == steer::Mode::Skb && interface.link.partial_checksums {
             self.fallbacks.push(Fallback::SkbOnVeth);
+        }
+        if bound.busy_polls() && !is_polled(bound.mode(), drivers::kernel()) {
+            self.fallbacks.push(Fallback::NotPolled);
         }
         self.multi_buffer = bound.multi_buffer();
         self.socket = Some(bound.as_fd().try_clone_to_owned()?);

@@ -13,6 +13,7 @@ use testkit::{Daemon, Driver, DriverConfig, Layout, Rig, VethPair, Wire, frame, 
 use virtqueue::driver::{Buffer, GuestRam};
 use virtqueue::{GuestAddr, Region};
 
+use crate::busy_poll;
 use crate::raw;
 use crate::setting::Setting;
 use crate::upsets::{self, Upset};
@@ -58,6 +59,8 @@ enum Task {
     TwoTags(Setting),
     /// Things happen meanwhile.
     Upsets(Setting, &'static [Upset]),
+    /// A worker polls the driver.
+    BusyPoll(Setting),
     /// The raw benchmarks.
     Raw,
 }
@@ -90,9 +93,23 @@ pub(crate) fn all(wire: &Wire, short: bool) -> Vec<Case> {
                 .into_iter()
                 .map(|setting| Task::Upsets(setting, &Upset::ALL)),
         );
+        tasks.extend(Setting::few().into_iter().map(|setting| {
+            Task::BusyPoll(Setting {
+                busy_poll: true,
+                ..setting
+            })
+        }));
         tasks.push(Task::Raw);
     } else if zero_copy {
-        tasks.extend([Task::Upsets(Setting::DEFAULT, &Upset::FEW), Task::Raw]);
+        let busy_poll = Setting {
+            busy_poll: true,
+            ..Setting::DEFAULT
+        };
+        tasks.extend([
+            Task::Upsets(Setting::DEFAULT, &Upset::FEW),
+            Task::BusyPoll(busy_poll),
+            Task::Raw,
+        ]);
     }
     let case = |task: Task| Case {
         name: task.name(),
@@ -104,7 +121,7 @@ pub(crate) fn all(wire: &Wire, short: bool) -> Vec<Case> {
 impl Task {
     fn name(self) -> String {
         match self {
-            Self::Frames(setting) => setting.name(),
+            Self::Frames(setting) | Self::BusyPoll(setting) => setting.name(),
             Self::TwoTags(setting) => format!("{}, MTU {TWO_TAGS_MTU}", setting.name()),
             Self::Upsets(setting, upsets) => {
                 let upsets: Vec<_> = upsets.iter().map(|upset| upset.name()).collect();
@@ -122,6 +139,7 @@ impl Case {
             Task::Frames(setting) => frames(wire, setting),
             Task::TwoTags(setting) => two_tags(wire, setting),
             Task::Upsets(setting, upsets) => upsets::run(wire, setting, upsets),
+            Task::BusyPoll(setting) => busy_poll::run(wire, setting),
             Task::Raw => raw::run(wire),
         }
     }
@@ -191,7 +209,7 @@ impl Seen {
     }
 }
 
-fn start(wire: &Wire, setting: Setting) -> (Rig, Option<Foreign>) {
+pub(crate) fn start(wire: &Wire, setting: Setting) -> (Rig, Option<Foreign>) {
     let veth = wire.lay();
     let (daemon, program) = match setting.passed_in {
         true => start_with_socket(&veth, setting),
@@ -253,7 +271,7 @@ fn post(rig: &mut Rig) -> Vec<GuestAddr> {
     guards
 }
 
-fn frames_pass_byte_exact(rig: &mut Rig) {
+pub(crate) fn frames_pass_byte_exact(rig: &mut Rig) {
     for (seed, length) in (0..).zip(PLAIN) {
         rig.assert_from_guest(&frame::plain(length, seed), Layout::Whole);
         rig.assert_from_guest(&frame::plain(length, seed), Layout::Pieces(100));

@@ -10,6 +10,7 @@
 //! divided by tabs: `RESULT`, the driver, the case, the mode, `ok` or `FAILED` with why, and why the mode was no better one. What the host's script reads is these lines; a last one,
 //! `END` and the number of cases, says that none is missing. Everything else that is printed is for people who look for the cause of a failure.
 
+mod busy_poll;
 mod cases;
 mod raw;
 mod setting;

@@ -1,10 +1,15 @@
 //! Options of the daemon that the cases go through, and what they come to on a driver.
 
+use std::time::Duration;
+
 use testkit::daemon::{Mode, Placement};
-use testkit::{Serve, VethPair};
+use testkit::{Serve, VethPair, kernel};
 
 /// The guest's address: where [`testkit::frame`] sends all frames.
 const GUEST: &str = "02:00:00:00:00:0b";
+
+/// Longer than a case lasts.
+pub(crate) const VERY_LONG: Duration = Duration::from_secs(3600);
 
 /// How the daemon is asked to use its NIC.
 #[derive(Clone, Copy, Debug)]
@@ -21,6 +26,8 @@ pub(crate) struct Setting {
     pub(crate) filtered: bool,
     /// `--sock-fds`: somebody else attached a program, and put a socket into its map.
     pub(crate) passed_in: bool,
+    /// `--busy-poll-us`, by a worker that never sleeps.
+    pub(crate) busy_poll: bool,
 }
 
 impl Setting {
@@ -32,6 +39,7 @@ impl Setting {
         leased: true,
         filtered: true,
         passed_in: false,
+        busy_poll: false,
     };
 
     /// Those that most people have.
@@ -110,6 +118,11 @@ impl Setting {
         if self.passed_in {
             serve = serve.flag("--inhibit");
         }
+        if self.busy_poll {
+            serve = serve
+                .with("--busy-poll-us", "20")
+                .with("--spin-us", VERY_LONG.as_micros().to_string());
+        }
         if self.leased {
             // Interpreted, and beside other work, it takes many seconds to load and attach a program.
             serve.with("--steward-timeout", "60").leased()
@@ -129,6 +142,16 @@ impl Setting {
         }
     }
 
+    /// Whether the kernel polls the driver for the daemon's sockets: from 6.13 on for zero-copy only (`napi_enable`,
+    /// net/core/dev.c; 6.14, `xsk_bind`, net/xdp/xsk.c).
+    pub(crate) fn is_polled(self, driver: &str) -> bool {
+        match self.expected(driver) {
+            "zero-copy" => true,
+            "copy (native)" => kernel::version() < (6, 13),
+            _ => false,
+        }
+    }
+
     /// In words.
     pub(crate) fn name(self) -> String {
         let mut words = vec![format!("--memory {}", self.placement.name())];
@@ -136,6 +159,7 @@ impl Setting {
         words.extend(self.force_copy.then(|| "--force-copy".to_owned()));
         words.extend(self.filtered.then(|| "--mac".to_owned()));
         words.extend(self.passed_in.then(|| "--sock-fds".to_owned()));
+        words.extend(self.busy_poll.then(|| "--busy-poll-us".to_owned()));
         words.push(if self.leased { "leased" } else { "by root" }.to_owned());
         words.join(" ")
     }
@@ -147,19 +171,5 @@ const ZERO_COPY_SINCE: [(&str, (u32, u32)); 2] = [("igb", (6, 14)), ("virtio_net
 
 fn has_zero_copy(driver: &str) -> bool {
     let since = ZERO_COPY_SINCE.iter().find(|(name, _)| *name == driver);
-    since.is_some_and(|&(_, since)| kernel() >= since)
-}
-
-/// Version of this kernel.
-///
-/// # Panics
-/// If it does not begin with two numbers.
-pub(crate) fn kernel() -> (u32, u32) {
-    let release = rustix::system::uname().release().to_string_lossy().into_owned();
-    let mut numbers = release.split(['.', '-']).map_while(|word| word.parse().ok());
-    let numbers = (numbers.next(), numbers.next());
-    let (Some(major), Some(minor)) = numbers else {
-        panic!("release {release}");
-    };
-    (major, minor)
+    since.is_some_and(|&(_, since)| kernel::version() >= since)
 }
