@@ -2,7 +2,7 @@
 
 import fnmatch
 
-from . import held_up, lease_wait, measure, neighbours, offload, outage, tcp
+from . import held_up, lease_wait, measure, neighbours, offload, outage, pairs, tcp
 
 SIZES = (64, 1514)
 DIRECTIONS = ("from-guest", "to-guest")
@@ -25,6 +25,8 @@ class Case:
     also_compared = ()
     # Further figures that are shown.
     parts = ()
+    # Further figures of a rate that are shown: head and key.
+    shown = ()
     # DPDK takes part.
     needs_huge_pages = True
     # Only when --only names it.
@@ -127,6 +129,28 @@ def cable(size):
     return Case(f"cable/{size}", ["cable", "dpdk"], "mpps", lambda run, who: measure.cable(run, who, size))
 
 
+class PairsCase(Case):
+    """Several queue pairs; see pairs.py."""
+
+    references = ("dpdk", "dpdk-both")
+    shown = (("least queue %", "least_queue_percent"),)
+    only_by_name = True
+
+    def __init__(self, direction, count):
+        take = lambda run, who: pairs.take(run, who, direction, count)  # noqa: E731
+        super().__init__(f"pairs/{count}/{direction}", list(pairs.CONTENDERS), "mpps", take)
+
+
+class ForwardCase(Case):
+    """A guest that forwards; see measure.py."""
+
+    further = ("send-direct", "direct-polling")
+
+    def __init__(self, size):
+        take = lambda run, who: measure.forward(run, who, size)  # noqa: E731
+        super().__init__(f"forward/{size}", ["copy", "direct", "copy-polling", "dpdk", "raw"], "mpps", take)
+
+
 def tcp_throughput(direction, streams, message):
     """A case of iperf3: `streams` connections, writes of `message` bytes."""
     take = lambda run, who: tcp.throughput(run, who, direction, streams, message)  # noqa: E731
@@ -146,6 +170,8 @@ def all_cases():
     cases = [traffic(kind, direction, size) for kind in ("nic", "null", "packed") for direction in DIRECTIONS for size in SIZES]
     cases += [light(64, packed) for packed in (False, True)]
     cases += [cable(size) for size in SIZES]
+    cases += [ForwardCase(size) for size in SIZES]
+    cases += [PairsCase(direction, count) for direction in DIRECTIONS for count in (1, 2, 4)]
     cases.append(Case("idle", ["copy", "direct", "dpdk"], "cpu_percent", measure.idle))
     cases.append(Case("memory", ["copy", "send-direct", "direct"], "process_bytes", measure.memory))
     cases.append(OutageCase())

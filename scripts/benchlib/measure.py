@@ -69,7 +69,7 @@ POLLING_SPIN_US = 1000
 def backend_on_nic(run, contender, path, veth):
     """The back end over AF_XDP."""
     if contender == "dpdk":
-        return testpmd.peer_on_nic(run, run.backend_cpu, path, veth.nic, veth.near)
+        return testpmd.peer_on_nic(run, [run.backend_cpu], path, veth.nic, veth.near)
     placement = contender.removesuffix("-polling")
     spin_us = None if placement == contender else POLLING_SPIN_US
     return ours.daemon(run, run.backend_cpu, path, placement, veth.nic, veth.near, spin_us=spin_us)
@@ -128,14 +128,19 @@ def start_guest(run, stack, path, direction, size, queues=1, packed=False):
     return guest.ready()
 
 
-def start_generator(run, stack, veth, size):
-    """Frames onto the wire, from the far end."""
+def seconds_of_bench(run):
+    """For how long our own benchmarks run, which are ended when they are not needed any more."""
+    return int(run.seconds + run.warmup_s + FIRST_FRAME_S + 10)
+
+
+def start_generator(run, stack, veth, size, further=()):
+    """Frames onto the wire, from the far end; `further` options are for ours."""
     if run.generator == "dpdk":
         generator = testpmd.generator(run, run.guest_cpu, veth.wire, size, veth.far)
     else:
-        seconds = int(run.seconds + run.warmup_s + FIRST_FRAME_S + 10)
+        further = ["--pause-us", str(run.pause_us), *further]
         generator = ours.socket_bench(
-            run, "generator", "txonly", run.guest_cpu, veth.wire, veth.far, size, seconds, run.pause_us
+            run, "generator", "txonly", run.guest_cpu, veth.wire, veth.far, size, seconds_of_bench(run), further
         )
     stack.enter_context(generator)
     run.remember(generator)
@@ -167,8 +172,7 @@ def raw_txonly(run, size):
     with ExitStack() as stack:
         veth = stack.enter_context(Veth())
         stack.enter_context(busy_guest(run))
-        seconds = int(run.seconds + run.warmup_s + FIRST_FRAME_S + 10)
-        bench = ours.socket_bench(run, "raw", "txonly", run.backend_cpu, veth.nic, veth.near, size, seconds)
+        bench = ours.socket_bench(run, "raw", "txonly", run.backend_cpu, veth.nic, veth.near, size, seconds_of_bench(run))
         stack.enter_context(bench)
         run.remember(bench)
         return rate(run, veth.arrived, bench)
@@ -198,6 +202,28 @@ def raw_rxdrop(run, size):
         generator.check()
         per_second = ours.frames_per_second(bench)
         return sample(run, per_second, cpu / elapsed / per_second, cpu / elapsed / 1e7)
+
+
+# Whose frames the guest sends back: nobody's at the far end, whose kernel would look at its own more closely.
+FORWARDED_FROM = "02:00:00:00:00:02"
+
+
+def forward(run, contender, size):
+    """A guest that sends each frame back, its addresses swapped, with a back end between it and the NIC; or the raw socket that does the
+    same without a guest. Frames are counted where they come back to."""
+    path = socket_path(run)
+    with ExitStack() as stack:
+        veth = stack.enter_context(Veth())
+        if contender == "raw":
+            stack.enter_context(busy_guest(run))
+            backend = ours.socket_bench(run, "raw", "l2fwd", run.backend_cpu, veth.nic, veth.near, size, seconds_of_bench(run))
+            stack.enter_context(backend)
+            run.remember(backend)
+        else:
+            backend = start_backend(run, stack, backend_on_nic(run, contender, path, veth), path)
+            start_guest(run, stack, path, "forward", size)
+        start_generator(run, stack, veth, size, ["--src-mac", FORWARDED_FROM])
+        return rate(run, veth.arrived, backend)
 
 
 def null(run, contender, direction, size, packed=False):
@@ -247,7 +273,7 @@ def memory_of(run, contender, queues):
     with ExitStack() as stack:
         veth = stack.enter_context(Veth(queues))
         if contender == "dpdk":
-            backend = testpmd.peer_on_nic(run, run.backend_cpu, path, veth.nic, veth.near)
+            backend = testpmd.peer_on_nic(run, [run.backend_cpu], path, veth.nic, veth.near)
         else:
             backend = ours.daemon(run, run.backend_cpu, path, contender, veth.nic, veth.near, queues)
         before = kernel_bytes()

@@ -8,14 +8,14 @@ from .machine import output
 from .process import Failed, Process
 
 
-def daemon(run, cpu, socket_path, placement, interface=None, netns=None, queues=1, size=None, spin_us=None):
-    """`vhost-af-xdp serve` with its worker on `cpu`; without an interface, over the null NIC."""
+def daemon(run, cpu, socket_path, placement, interface=None, netns=None, queues=1, size=None, spin_us=None, further=()):
+    """`vhost-af-xdp serve` with its worker on `cpu`, or its workers on such a list; without an interface, over the null NIC."""
     argv = [run.binary, "serve", "--socket-path", socket_path, "--memory", placement]
     argv += ["--ifname", interface] if interface else ["--null"]
     if not interface and size is not None:
         argv += ["--frame-size", str(size)]
     argv += ["--spin-us", str(spin_us)] if spin_us else []
-    argv += ["--queues", str(queues), "--cpus", str(cpu), "--control", control_path(run)]
+    argv += ["--queues", str(queues), "--cpus", str(cpu), "--control", control_path(run), *further]
     return start(run, argv, run.log_dir, netns, interface)
 
 
@@ -41,10 +41,9 @@ def start(run, argv, log_dir, netns=None, interface=None):
     return Process("daemon", argv, log_dir, netns)
 
 
-def socket_bench(run, name, verb, cpu, interface, netns, size, seconds, pause_us=0):
-    """`vhost-af-xdp bench txonly|rxdrop`, all of it on `cpu`; prints JSON at its end."""
-    argv = [run.binary, "bench", verb, "--ifname", interface, "--size", str(size), "--duration", str(seconds), "--json"]
-    argv += ["--pause-us", str(pause_us)] if pause_us else []
+def socket_bench(run, name, verb, cpu, interface, netns, size, seconds, further=()):
+    """`vhost-af-xdp bench txonly|rxdrop|l2fwd`, all of it on `cpu`; prints JSON at its end."""
+    argv = [run.binary, "bench", verb, "--ifname", interface, "--size", str(size), "--duration", str(seconds), "--json", *further]
     return Process(name, argv, run.log_dir, netns, cpu)
 
 

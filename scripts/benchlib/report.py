@@ -71,6 +71,7 @@ def columns(case):
             ("frames/round", lambda row: number(row["median"].get("batch"), 1)),
             ("idle rounds %", lambda row: number(row["median"].get("idle_rounds_percent"), 0)),
         ]
+        heads += [(head, lambda row, key=key: number(row["median"].get(key), 0)) for head, key in case.shown]
         return heads + ratios(case)
     if case.unit == "gbps":
         mb = 1e6

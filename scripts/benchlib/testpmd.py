@@ -1,8 +1,8 @@
 """DPDK's testpmd: as the guest (virtio-user), as the peer in the daemon's place, and as a frame generator.
 
 It runs without its prompt (a newline on stdin, SIGINT or SIGTERM ends it) and is asked for its counters through its telemetry
-socket, which does not disturb the forwarding core. Its main core only waits, so both its cores can
-share one CPU: `--lcores (0,1)@CPU`. Guest memory must be one file a segment list (--single-file-segments), because a vhost-user
+socket, which does not disturb the forwarding core. Its main core only waits, so it can share
+the CPU of the first that forwards: `--lcores (0,1)@CPU`. Guest memory must be one file a segment list (--single-file-segments), because a vhost-user
 message carries at most eight descriptors. Each process has a --file-prefix of its own, whose run-time directory goes with it.
 """
 
@@ -20,13 +20,15 @@ MBUFS = 32768
 
 
 class Testpmd(Process):
-    """One testpmd that forwards from the start. `app_args` follow its `--`."""
+    """One testpmd that forwards from the start, on one CPU or each of several. `app_args` follow its `--`."""
 
     STOP_SIGNAL = signal.SIGINT
 
     def __init__(self, run, name, cpu, vdevs, app_args, netns=None):
         self.prefix = f"vax{os.getpid()}-{name}"
-        argv = ["dpdk-testpmd", "--lcores", f"(0,1)@{cpu}", "--no-pci", "--huge-dir", run.huge_dir]
+        first, *others = [cpu] if isinstance(cpu, int) else cpu
+        cores = ",".join([f"(0,1)@{first}", *(f"{core}@{other}" for core, other in enumerate(others, 2))])
+        argv = ["dpdk-testpmd", "--lcores", cores, "--no-pci", "--huge-dir", run.huge_dir]
         argv += ["--file-prefix", self.prefix, "-m", str(MEMORY_MIB), "--single-file-segments"]
         for vdev in vdevs:
             argv += ["--vdev", vdev]
@@ -64,9 +66,9 @@ class Testpmd(Process):
 
 
 def guest(run, cpu, socket_path, direction, size, queues=1, packed=False, server=False):
-    """A guest: sends without a pause (`from-guest`), or receives (`to-guest`), over split rings or packed ones. As `server` it
-    listens, and takes one back end after the other."""
-    mode = "txonly" if direction == "from-guest" else "rxonly"
+    """A guest: sends without a pause (`from-guest`), receives (`to-guest`), or sends back what it receives (`forward`), over split rings or
+    packed ones. As `server` it listens, and takes one back end after the other."""
+    mode = {"from-guest": "txonly", "to-guest": "rxonly", "forward": "macswap"}[direction]
     vdev = f"net_virtio_user0,path={socket_path},queues={queues},packed_vq={int(packed)},server={int(server)}"
     app_args = [f"--forward-mode={mode}", f"--txpkts={size}", f"--rxq={queues}", f"--txq={queues}"]
     return Testpmd(run, "guest", cpu, [vdev], app_args)
@@ -90,10 +92,11 @@ def light_guest(run, cpu, socket_path, size, packed=False):
     return Testpmd(run, "guest", cpu, vdevs, ["--forward-mode=io"])
 
 
-def peer_on_nic(run, cpu, socket_path, interface, netns, client=False):
+def peer_on_nic(run, cpus, socket_path, interface, netns, client=False, queues=1):
     """The peer in our place: vhost on one side, AF_XDP on the other. As `client` it connects to the guest."""
-    vdevs = [f"net_vhost0,iface={socket_path},queues=1,client={int(client)}", f"net_af_xdp0,iface={interface}"]
-    return Testpmd(run, "peer", cpu, vdevs, ["--forward-mode=io"], netns)
+    vdevs = [f"net_vhost0,iface={socket_path},queues={queues},client={int(client)}"]
+    vdevs += [f"net_af_xdp0,iface={interface},queue_count={queues}"]
+    return Testpmd(run, "peer", cpus, vdevs, ["--forward-mode=io", f"--rxq={queues}", f"--txq={queues}"], netns)
 
 
 def peer_on_null(run, cpu, socket_path, size, makes_frames):

@@ -43,6 +43,18 @@ impl PacketPort {
         }
     }
 
+    /// Opens it on an interface of this process's namespace, for sending only.
+    ///
+    /// # Panics
+    /// If there is no such interface.
+    #[must_use]
+    pub fn open_here(interface: &str) -> Self {
+        let fd = open_socket(interface, 0);
+        Self {
+            fd: fd.unwrap_or_else(|error| panic!("packet socket on {interface}: {error}")),
+        }
+    }
+
     /// Opens it so that each frame to be sent has the first ten bytes of a virtio-net header before it, by which the kernel completes the
     /// checksum and cuts GSO packets (PACKET_VNET_HDR, `net/packet/af_packet.c` packet_snd). For sending only.
     ///
