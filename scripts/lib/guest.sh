@@ -198,7 +198,8 @@ guest_qemu_is_since() {
     [[ "$(printf '%s\n' "$1" "$version" | sort -V | head -n 1)" == "$1" ]]
 }
 
-# guest_start STATE ACCEL CMDLINE QEMU_ARG...: starts QEMU in the background and returns at once.
+# guest_start STATE ACCEL CMDLINE QEMU_ARG...: starts QEMU in the background and returns at once. The arguments say
+# what memory there is.
 guest_start() {
     # TCG interprets `rep movsb`, which the kernel prefers for copying where there is ERMS, a byte at a time: without
     # it a guest moves twice as much TCP. Linux 6.1 does not come up on a CPU with FSRM and without ERMS, as QEMU 10's
@@ -212,7 +213,7 @@ guest_start() {
     [[ $accel != kvm ]] || cpu=host
     [[ $accel != tcg ]] || accel=tcg,thread=multi
     "$GUEST_QEMU" -nodefaults -no-user-config -display none -no-reboot \
-        -machine q35,memory-backend=ram -accel "$accel" -cpu "$cpu" \
+        -machine q35 -accel "$accel" -cpu "$cpu" \
         -kernel "$GUEST_KERNEL/vmlinuz" -initrd "$GUEST_INITRAMFS" \
         -append "$GUEST_CMDLINE $cmdline" \
         -serial "file:$state/console.log" \
@@ -287,7 +288,7 @@ guest_choose_accel() {
     state="$(mktemp -d "$CACHE/trial.XXXXXX")"
     on_exit rm -rf "$state"
     on_exit guest_stop "$state"
-    guest_start "$state" kvm '' -object memory-backend-memfd,id=ram,size=256M,share=on -m 256M
+    guest_start "$state" kvm '' -machine memory-backend=ram -object memory-backend-memfd,id=ram,size=256M,share=on -m 256M
     if guest_await_ready "$state" 30 "$GUEST_SILENCE_S"; then
         GUEST_ACCEL=kvm verdict="guests run under KVM"
     else
@@ -325,7 +326,7 @@ guest_boot() {
     [[ -z $migratable$incoming || $GUEST_ACCEL != tcg ]] || guest_qemu_is_since 10.2 || kib=$((kib + 8))
     local memory="memory-backend-memfd,id=ram,size=${kib}K,share=on"
     [[ -z $hugepages ]] || memory+=",hugetlb=on,hugetlbsize=2M"
-    local args=(-object "$memory" -m "${kib}K${hotplug:+,slots=8,maxmem=$((mem + hotplug))M}" -smp "${cpus:-$queues}")
+    local args=(-machine memory-backend=ram -object "$memory" -m "${kib}K${hotplug:+,slots=8,maxmem=$((mem + hotplug))M}" -smp "${cpus:-$queues}")
     case "$netdev" in
         vhost-user:*)
             local again="reconnect-ms=$reconnect"

@@ -36,6 +36,7 @@
 //! (CONTRIBUTING.md says what each is for). No async runtime, no thread but one.
 
 pub mod client;
+mod device;
 pub mod hardware;
 pub mod links;
 pub mod listing;

@@ -7,17 +7,20 @@
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::time::Duration;
 
 use netlink_bindings::netdev;
 use netlink_bindings::nlctrl;
-use netlink_bindings::rt_link::{self, Ifinfomsg};
+use netlink_bindings::rt_link::{self, Ifinfomsg, IterableLinkAttrs};
 use netlink_socket2::NetlinkSocket;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, Protocol, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with};
+use xsk::NumaNode;
 
+use crate::device;
 use crate::hardware::Ethtool;
 use crate::sys;
 
@@ -41,6 +44,8 @@ pub struct Link {
     /// The other end is a stack on the same machine, whose senders leave only the sum of the pseudo-header in TCP's and
     /// UDP's checksum field: a veth.
     pub partial_checksums: bool,
+    /// NUMA node of its device; none where it has no device, or the kernel (5.14 at least) or sysfs does not tell.
+    pub node: Option<NumaNode>,
 }
 
 /// Interface that cannot be used.
@@ -155,8 +160,16 @@ impl Link {
                 .get_linkinfo()
                 .and_then(|info| info.get_kind())
                 .is_ok_and(|kind| kind == c"veth"),
+            node: node_of(&attributes),
         })
     }
+}
+
+/// Of the device that the interface belongs to (`IFLA_PARENT_DEV_NAME`, include/uapi/linux/if_link.h).
+fn node_of(attributes: &IterableLinkAttrs<'_>) -> Option<NumaNode> {
+    let bus = attributes.get_parent_dev_bus_name().ok()?.to_str().ok()?;
+    let name = attributes.get_parent_dev_name().ok()?.to_str().ok()?;
+    device::node_of(Path::new(device::BUSES), bus, name)
 }
 
 /// What a driver does for AF_XDP sockets whose memory it reads itself (zero-copy).

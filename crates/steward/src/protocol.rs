@@ -65,7 +65,7 @@ pub(crate) use field::{
 };
 
 /// Of this protocol; a message of another one is refused.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 /// Longest message in bytes, either way.
 pub const MESSAGE_MAX: usize = 528;
 /// Most queues of one lease, hence most descriptors of one message (the kernel carries 253, SCM_MAX_FD).

@@ -1,5 +1,6 @@
 use proptest::prelude::*;
 use steer::{Filter, Mode, ModeRequest, QueueConf, VirtioHeader};
+use xsk::NumaNode;
 
 use super::answer::counters;
 use super::request::ActivateBody;
@@ -17,6 +18,7 @@ fn facts() -> Facts {
         driver: "igb".to_owned(),
         up: true,
         partial_checksums: true,
+        node: NumaNode::new(1),
         mode: Some(Mode::Skb),
         program: 99,
         sends: DriverSends {

@@ -30,11 +30,13 @@ pub enum Wire {
         nic: String,
         /// Address of the other one.
         peer: String,
+        /// NUMA node of the daemon's one, if it is on one.
+        node: Option<u64>,
     },
 }
 
 impl Wire {
-    /// Of `veth`, `DRIVER=ADDRESS,ADDRESS`, or `NAME/DRIVER=ADDRESS,ADDRESS`.
+    /// Of `veth`, or `[NAME/]DRIVER=ADDRESS,ADDRESS[,NODE]`.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         if text == "veth" {
@@ -45,12 +47,17 @@ impl Wire {
             Some((name, driver)) => (Some(name.to_owned()), driver),
             None => (None, names),
         };
-        let (nic, peer) = addresses.split_once(',')?;
+        let (nic, rest) = addresses.split_once(',')?;
+        let (peer, node) = match rest.split_once(',') {
+            Some((peer, node)) => (peer, Some(node.parse().ok()?)),
+            None => (rest, None),
+        };
         Some(Self::Nics {
             name,
             driver: driver.to_owned(),
             nic: nic.to_owned(),
             peer: peer.to_owned(),
+            node,
         })
     }
 
@@ -76,6 +83,15 @@ impl Wire {
         match self {
             Self::Veth => "veth",
             Self::Nics { driver, .. } => driver,
+        }
+    }
+
+    /// NUMA node of the daemon's NIC, if it is on one.
+    #[must_use]
+    pub fn node(&self) -> Option<u64> {
+        match self {
+            Self::Veth => None,
+            Self::Nics { node, .. } => *node,
         }
     }
 

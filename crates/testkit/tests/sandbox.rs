@@ -87,6 +87,25 @@ fn attempt_that_is_allowed_succeeds() {
     }
 }
 
+#[test]
+fn memory_may_be_preferred_from_a_node_and_asked_about() {
+    require!(Root);
+    if !Path::new("/sys/devices/system/node").exists() {
+        println!("SKIPPED: no NUMA in this kernel");
+        return;
+    }
+    // No policy, and a preferred node.
+    for name in [
+        "memory-policy:0",
+        "memory-policy:1",
+        "policy-question:0",
+        "pages-of:0",
+    ] {
+        let (status, said) = attempt(name, &[]);
+        assert!(status.success(), "{name}: {status}, {said}");
+    }
+}
+
 #[rstest]
 fn call_that_is_not_in_the_table_ends_the_process(
     #[values(
@@ -122,6 +141,21 @@ fn call_that_is_not_in_the_table_ends_the_process(
         "ioctl",
         "owner:1",
         "io-uring",
+        // Bind, interleave, local, many preferred, weights (MPOL_…, include/uapi/linux/mempolicy.h); preferred with flags.
+        "memory-policy:2",
+        "memory-policy:3",
+        "memory-policy:4",
+        "memory-policy:5",
+        "memory-policy:6",
+        "memory-policy:8193",
+        "memory-policy:16385",
+        "memory-policy:32769",
+        // MPOL_F_NODE, MPOL_F_ADDR, MPOL_F_MEMS_ALLOWED.
+        "policy-question:1",
+        "policy-question:2",
+        "policy-question:4",
+        "pages-of:1",
+        "move-pages",
         // SO_ATTACH_FILTER, SO_ATTACH_BPF, SO_ATTACH_REUSEPORT_EBPF, SO_BINDTODEVICE, SO_MARK; SO_PEERPIDFD.
         "set-option:26",
         "set-option:50",

@@ -101,6 +101,11 @@ fn attempt(name: &str) -> anyhow::Result<()> {
         ),
         "owner" => call(libc::SYS_fcntl, &[2, libc::F_SETOWN.into(), number()?]),
         "io-uring" => call(libc::SYS_io_uring_setup, &[1, 0]),
+        // NUMA: from which nodes memory comes, what is asked of that; of no pages: whose they would be, whether moved.
+        "memory-policy" => call(libc::SYS_set_mempolicy, &[number()?, 0, 0]),
+        "policy-question" => call(libc::SYS_get_mempolicy, &[0, 0, 0, 0, number()?]),
+        "pages-of" => call(libc::SYS_move_pages, &[number()?, 0, 0, 0, 0, 0]),
+        "move-pages" => call(libc::SYS_move_pages, &[0, 0, 0, c"".as_ptr() as c_long, 0, 0]),
         "nothing" => Ok(()),
         // What must work, too.
         "panic" => panic!("as was asked for"),

@@ -37,6 +37,7 @@ use crate::nic::drivers;
 use crate::nic::external::{self, Given};
 use crate::nic::interface::QueueOptions;
 use crate::nic::interfaces::Interfaces;
+use crate::nic::numa::Nodes;
 use crate::nic::steering::StewardAt;
 use crate::port::far::CableEnd;
 use crate::sandbox::{self, Layer, Plan, Reach, User};
@@ -71,6 +72,7 @@ pub(crate) struct Sandboxed<'a> {
     sources: Vec<VmmSource>,
     control: Option<UnixListener>,
     interfaces: Interfaces,
+    nodes: Nodes,
     /// The steward that was named.
     steward: Option<PathBuf>,
     keeper: Keeper,
@@ -98,7 +100,8 @@ impl<'a> Sandboxed<'a> {
         // While the sandbox does not keep it from being asked for.
         let _ = drivers::kernel();
         let control = listen_for_status(&config.control, &mut leftovers)?;
-        let interfaces = open_given(config, given)?;
+        let nodes = Nodes::read();
+        let interfaces = open_given(config, given, nodes.clone())?;
         let steward = steward_of(config)?;
         let reach = reach(config, steward.as_deref());
         let Confined { keeper, in_force } = leave_privileges(config, &mut leftovers, reach)?;
@@ -109,6 +112,7 @@ impl<'a> Sandboxed<'a> {
             sources,
             control,
             interfaces,
+            nodes,
             steward,
             keeper,
             in_force,
@@ -129,7 +133,11 @@ impl<'a> Sandboxed<'a> {
                 end: Some(ending.event()),
             },
         });
-        let ports = open_ports(config, interfaces, &workers)?;
+        let opened = open_ports(config, interfaces, &workers)?;
+        let pairs: Vec<_> = opened.iter().flat_map(Opened::nodes).collect();
+        workers.settle(&self.nodes.places(config.workers, &config.cpus, &pairs));
+        let started: io::Result<Vec<_>> = opened.into_iter().map(Opened::start).collect();
+        let ports = started.context(NO_THREAD)?;
         tracing::info!("sandbox: {}", self.in_force);
         tell_what_is_off(config);
         let read = {
@@ -230,10 +238,10 @@ fn start_serving(port: &Arc<Port>, source: VmmSource, signals: Handle) -> anyhow
 }
 
 /// Opens the queues that somebody else gave, while that is allowed.
-fn open_given(config: &ServeConfig, given: Given) -> anyhow::Result<Interfaces> {
+fn open_given(config: &ServeConfig, given: Given, nodes: Nodes) -> anyhow::Result<Interfaces> {
     let on_queues = config.ports.iter().filter(|port| port.wanted().is_some());
     let pairs = on_queues.map(|port| u64::from(port.queues)).sum();
-    let interfaces = Interfaces::new(given, pairs);
+    let interfaces = Interfaces::new(given, nodes, pairs);
     for port in &config.ports {
         if let (Some(wanted), Some(options)) = (port.wanted(), QueueOptions::of(port)) {
             interfaces
@@ -326,7 +334,7 @@ fn open_ports(
     config: &ServeConfig,
     interfaces: Interfaces,
     workers: &Arc<Workers>,
-) -> anyhow::Result<Vec<Arc<Port>>> {
+) -> anyhow::Result<Vec<Opened>> {
     let interfaces = Arc::new(interfaces);
     let mut cables: HashMap<&str, usize> = HashMap::new();
     let mut ports = Vec::new();
@@ -350,8 +358,7 @@ fn open_ports(
         opened.map_err(|error| anyhow::anyhow!("port {}: {}", port.name(), with_sources(&error)))?;
     }
     ports.iter().for_each(Opened::close_queues);
-    let started: io::Result<_> = ports.into_iter().map(Opened::start).collect();
-    started.context(NO_THREAD)
+    Ok(ports)
 }
 
 /// Ends the daemon when its keeper ends and the leases with it; true in what is returned then.

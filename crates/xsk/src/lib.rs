@@ -16,6 +16,8 @@
 //! Several sockets, of other queues and other interfaces, may share one UMEM ([`Socket::share`]): a frame that one has
 //! received can be sent by another without being copied, and the memory is registered once.
 //!
+//! On a machine with several NUMA nodes, memory and rings that are made while a [`PreferNode`] lives are on its node.
+//!
 //! Steering frames into the socket (an XDP program and its XSKMAP) is not done here: put [`Socket`]'s descriptor
 //! into the map of your program. A socket that only sends needs no program.
 //!
@@ -85,6 +87,8 @@ mod error;
 mod frame;
 mod memory;
 mod netdevice;
+#[cfg(not(loom))]
+mod numa;
 mod ring;
 #[cfg(not(loom))]
 mod share;
@@ -105,6 +109,8 @@ pub use error::OpenError;
 pub use frame::{Frame, FramePool};
 pub use memory::{Backing, MemoryError, OwnMemory, UmemMemory};
 pub use netdevice::{Channels, Netdevice};
+#[cfg(not(loom))]
+pub use numa::{NumaNode, PreferNode};
 #[cfg(not(loom))]
 pub use socket::{Kick, Probe, Socket, Unbound, WakeError, made_rx_ring};
 #[cfg(not(loom))]

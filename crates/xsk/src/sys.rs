@@ -1,4 +1,4 @@
-//! The system calls that rustix has no safe form for: ring mappings and bare socket options.
+//! The system calls that rustix has no safe form for: ring mappings, bare socket options, NUMA.
 //!
 //! # Theory of operation
 //!
@@ -9,7 +9,7 @@
 //! dropped before the descriptor.
 #![allow(unsafe_code)]
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_int, c_long, c_void};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
@@ -19,6 +19,14 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 /// `XDP_MAX_TX_SKB_BUDGET`, `include/uapi/linux/if_xdp.h` (Linux 6.18).
 pub(crate) const XDP_MAX_TX_SKB_BUDGET: c_int = 9;
+
+/// Arguments of system calls that are made by number: as long as a register.
+const NO_FLAGS: c_long = 0;
+const THIS_PROCESS: c_long = 0;
+/// A bit for each node that a kernel can have.
+type NodeMask = [u64; crate::NumaNode::MOST as usize / 64];
+/// How many they are, as the kernel counts: one more (`get_nodes`, mm/mempolicy.c).
+const MASK_BITS: usize = crate::NumaNode::MOST as usize + 1;
 
 /// Where the parts of a ring lie in its mapping, in bytes (`struct xdp_ring_offset`).
 #[derive(Clone, Copy, Debug)]
@@ -105,5 +113,68 @@ pub(crate) fn set_option(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: u
         Ok(())
     } else {
         Err(io::Error::last_os_error())
+    }
+}
+
+/// Has pages for this thread come from a node from now on, if it has some left; `None`: from where the thread runs.
+pub(crate) fn prefer_node(node: Option<u16>) -> io::Result<()> {
+    let mut nodes = NodeMask::default();
+    let (mode, mask, bits) = match node {
+        // Takes no nodes.
+        None => (libc::MPOL_DEFAULT, ptr::null(), 0),
+        Some(node) => {
+            let word = nodes.get_mut(usize::from(node) / 64);
+            *word.ok_or(io::ErrorKind::InvalidInput)? |= 1 << (node % 64);
+            (libc::MPOL_PREFERRED, nodes.as_ptr(), MASK_BITS)
+        }
+    };
+    // SAFETY: the kernel reads as many bits as are said from the address of a live mask, or none, and keeps no pointer.
+    match unsafe { libc::syscall(libc::SYS_set_mempolicy, c_long::from(mode), mask, bits) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// The policy of this thread for memory (`MPOL_…`, get_mempolicy(2)).
+pub(crate) fn memory_policy() -> io::Result<c_int> {
+    let (mut mode, mut nodes) = (0, NodeMask::default());
+    let address = ptr::null::<c_void>();
+    // SAFETY: the kernel writes an int and as many bits as are said to live values; no address is asked about.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_get_mempolicy,
+            &raw mut mode,
+            nodes.as_mut_ptr(),
+            MASK_BITS,
+            address,
+            NO_FLAGS,
+        )
+    };
+    match result {
+        0 => Ok(mode),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// The nodes of the pages at these addresses; negative where none is there.
+pub(crate) fn nodes_of(pages: &[*const c_void]) -> io::Result<Vec<c_int>> {
+    let mut nodes = vec![-1; pages.len()];
+    let nowhere = ptr::null::<c_int>();
+    // SAFETY: without nodes to move them to the pages are only looked up; the kernel reads as many addresses and writes
+    // as many ints as there are.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_move_pages,
+            THIS_PROCESS,
+            pages.len(),
+            pages.as_ptr(),
+            nowhere,
+            nodes.as_mut_ptr(),
+            NO_FLAGS,
+        )
+    };
+    match result {
+        0 => Ok(nodes),
+        _ => Err(io::Error::last_os_error()),
     }
 }

@@ -24,6 +24,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::codec::{ADDRESS_MASK, AddressCodec};
 use crate::frame::Frame;
 use crate::memory::{UmemMemory, View};
+#[cfg(not(loom))]
+use crate::numa::NumaNode;
+#[cfg(not(loom))]
+use crate::sys;
 use crate::units::UmemOffset;
 
 /// Smallest chunk that the kernel takes (`XDP_UMEM_MIN_CHUNK_SIZE`, `include/net/xdp_sock.h`).
@@ -358,6 +362,27 @@ impl Umem {
     /// The memory underneath.
     pub fn memory(&self) -> &Arc<dyn UmemMemory> {
         self.view.memory()
+    }
+
+    /// The NUMA node that most of its pages are on, of a sample of 64; `None` if none is in this process's page table,
+    /// or the kernel does not tell.
+    #[cfg(not(loom))]
+    #[must_use]
+    pub fn node(&self) -> Option<NumaNode> {
+        const SAMPLE: u64 = 64;
+        let step = (self.len() / SAMPLE).max(1);
+        let starts = (0..self.len()).step_by(usize::try_from(step).ok()?);
+        let pages: Vec<_> = starts
+            .filter_map(|at| self.view.ptr(at, 0))
+            .map(|page| page.as_ptr().cast_const().cast())
+            .collect();
+        let nodes: Vec<_> = sys::nodes_of(&pages)
+            .ok()?
+            .into_iter()
+            .filter_map(NumaNode::new)
+            .collect();
+        let with = |node: &NumaNode| nodes.iter().filter(|&other| other == node).count();
+        nodes.iter().copied().max_by_key(with)
     }
 
     pub(crate) fn address(&self) -> u64 {

@@ -1,6 +1,7 @@
 //! What a steward says: as a value, and as a message.
 
 use steer::{Mode, QueueCounters};
+use xsk::NumaNode;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
 use super::field::{NAME_BYTES, enumerated, field, flags_of, interface_name, text, value, zero};
@@ -51,6 +52,8 @@ pub struct Facts {
     pub up: bool,
     /// Its local senders leave partial checksums, as those of a veth do.
     pub partial_checksums: bool,
+    /// NUMA node of its device, if it is on one and that is known.
+    pub node: Option<NumaNode>,
     /// How the program is attached; `None`: it is not, the lease is impaired, and [`note`](Self::note) says why.
     pub mode: Option<Mode>,
     /// The kernel's id of the program; 0 if there is none.
@@ -160,7 +163,9 @@ struct FactsBody {
     most_pieces: u32,
     name: [u8; NAME_BYTES],
     mac: [u8; 6],
-    zero: [u8; 6],
+    /// Its number and one; 0: none.
+    node: u16,
+    zero: [u8; 4],
     steered: u32,
     driver: [u8; DRIVER_BYTES],
     note: [u8; NOTE_BYTES],
@@ -277,7 +282,8 @@ impl Facts {
             most_pieces: u32::try_from(self.sends.most_pieces).unwrap_or(u32::MAX),
             name: field(&self.name),
             mac: self.mac,
-            zero: [0; 6],
+            node: self.node.map_or(0, |node| node.number() + 1),
+            zero: [0; 4],
             steered: self.steered as u32,
             driver: field(&self.driver),
             note: field(&self.note),
@@ -299,6 +305,13 @@ impl Facts {
             driver: text("name of a driver", &body.driver)?,
             up: body.flags & FLAG_UP != 0,
             partial_checksums: body.flags & FLAG_PARTIAL != 0,
+            node: match i32::from(body.node) {
+                0 => None,
+                beyond => {
+                    let node = NumaNode::new(beyond - 1);
+                    Some(node.ok_or_else(|| value("NUMA node", body.node.into()))?)
+                }
+            },
             sends: DriverSends {
                 checksum: body.flags & FLAG_CHECKSUM != 0,
                 zero_copy: body.flags & FLAG_ZERO_COPY != 0,

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use steer::{Filter, mac_text};
+use xsk::NumaNode;
 
 use crate::config::NicConfig;
 use crate::guard::watchdog::{Hang, Watchdog};
@@ -70,6 +71,8 @@ pub(crate) struct LaneStatus {
     pub(crate) kernel_bytes: u64,
     /// `hugetlb`, `transparent huge pages`, `4 KiB pages`, or `guest memory`.
     pub(crate) backing: Option<String>,
+    /// NUMA node that most of it is on, see [`PortStatus::node`].
+    pub(crate) node: Option<u16>,
     /// Everything counted.
     pub(crate) counters: Vec<Named>,
 }
@@ -90,6 +93,8 @@ pub(crate) struct PortStatus {
     pub(crate) steering_note: Option<String>,
     /// What is known of the interface's driver; none without an interface.
     pub(crate) driver: Option<String>,
+    /// NUMA node of the interface; none where there is one only, or that is not known.
+    pub(crate) node: Option<u16>,
     /// Addresses of stations whose frames the guest gets; empty: all.
     pub(crate) macs: Vec<String>,
     /// VLANs whose frames the guest gets; empty: all.
@@ -134,6 +139,8 @@ pub(crate) struct WorkerStatus {
     pub(crate) sleeps: u64,
     /// That it hangs, for how long, and in which port: on a cable it may be either of two.
     pub(crate) hangs: Option<String>,
+    /// NUMA node that it runs on, see [`PortStatus::node`].
+    pub(crate) node: Option<u16>,
 }
 
 /// The whole daemon.
@@ -173,11 +180,13 @@ impl Status {
             workers: workers
                 .counters()
                 .zip(hangs)
-                .map(|(counters, hangs)| WorkerStatus {
+                .zip(workers.nodes())
+                .map(|((counters, hangs), node)| WorkerStatus {
                     busy_rounds: counters.busy_rounds.get(),
                     idle_rounds: counters.idle_rounds.get(),
                     sleeps: counters.sleeps.get(),
                     hangs,
+                    node: node.map(NumaNode::number),
                 })
                 .collect(),
             ports: ports.iter().map(|port| PortStatus::read(port)).collect(),
@@ -229,6 +238,9 @@ impl PortStatus {
                 .map(|steering| steering.note.clone())
                 .filter(|note| !note.is_empty()),
             driver: interface.map(|interface| interface.driver.clone()),
+            node: interface
+                .and_then(|interface| interface.node)
+                .map(NumaNode::number),
             macs: filter.macs.into_iter().map(mac_text).collect(),
             vlans: filter.vlans,
             memory: port.config.placement.to_string(),
@@ -297,6 +309,7 @@ impl LaneStatus {
             packet_bytes: facts.map_or(0, |facts| facts.packet_bytes),
             kernel_bytes: facts.map_or(0, |facts| facts.kernel_bytes),
             backing: facts.map(|facts| facts.backing.clone()),
+            node: facts.and_then(|facts| facts.node).map(NumaNode::number),
             counters: of_lane.chain(of_socket).chain(of_program).collect(),
         }
     }

@@ -24,6 +24,10 @@ pub(crate) fn render(status: &Status) -> String {
             let _ = writeln!(text, "worker-{index} {hangs}");
         }
     }
+    let nodes: Vec<_> = status.workers.iter().map(|worker| worker.node).collect();
+    if nodes.iter().any(Option::is_some) {
+        let _ = writeln!(text, "workers on NUMA node {}", listed(nodes));
+    }
     for port in &status.ports {
         render_port(&mut text, port);
     }
@@ -78,6 +82,14 @@ fn render_notes(text: &mut String, port: &PortStatus) {
     if let Some(driver) = &port.driver {
         let _ = writeln!(text, "  driver {driver}");
     }
+    if let Some(node) = port.node {
+        let memory = port.lanes.iter().filter(|lane| lane.running);
+        let memory = listed(memory.map(|lane| lane.node).collect());
+        let _ = writeln!(
+            text,
+            "  NUMA: interface on node {node}, packet memory on node {memory}"
+        );
+    }
     if let Some(note) = &port.steering_note {
         let _ = writeln!(text, "  {note}");
     }
@@ -104,6 +116,17 @@ fn render_notes(text: &mut String, port: &PortStatus) {
     fallbacks.dedup();
     for fallback in fallbacks {
         let _ = writeln!(text, "  {fallback}");
+    }
+}
+
+/// Different nodes, in order; a dash for one that is not known, or if there is none.
+fn listed(mut nodes: Vec<Option<u16>>) -> String {
+    nodes.sort_unstable();
+    nodes.dedup();
+    let words: Vec<_> = nodes.into_iter().map(or_dash).collect();
+    match words.as_slice() {
+        [] => or_dash(None::<u16>),
+        words => words.join(", "),
     }
 }
 

@@ -10,8 +10,8 @@ use rustix::thread::CpuSet;
 use steer::{Mode, Program, QueueConf, QueueCounters};
 use steward::links::Link;
 use xsk::{
-    AttachMode, Backing, FramePool, OwnMemory, QueueId, RingSize, Socket, SocketConfig, Statistics, Umem,
-    WakeError,
+    AttachMode, Backing, FramePool, OwnMemory, PreferNode, QueueId, RingSize, Socket, SocketConfig,
+    Statistics, Umem, WakeError,
 };
 
 use super::args::{Plan, RING};
@@ -63,6 +63,7 @@ impl Rig {
         let had_link = has_link(plan);
         let program = Program::attach(plan.link.index, mode_request(plan.args.mode), multi_buffer)?;
         let binding = plan.binding(program.mode())?;
+        let _near = plan.link.node.and_then(PreferNode::begin);
         let (umem, backing) = memory(plan, binding.chunk_bytes)?;
         let socket = Socket::open(&umem, &config(plan, program.mode(), binding, multi_buffer))
             .with_context(|| format!("queue {} of {}", plan.args.queue, plan.link.name))?;

@@ -12,7 +12,9 @@ use std::time::Duration;
 use steer::Mode;
 use steward::links::{DriverSends, Link};
 use steward::protocol::Wanted;
-use xsk::{AttachMode, BindRequest, BusyPoll, OpenError, QueueId, RingSize, SocketConfig, Umem, Unbound};
+use xsk::{
+    AttachMode, BindRequest, BusyPoll, OpenError, PreferNode, QueueId, RingSize, SocketConfig, Umem, Unbound,
+};
 
 use super::binding::{Binding, L2_BYTES, LONGEST_FRAME, NoZeroCopy, Wish};
 use super::demand::Demand;
@@ -66,7 +68,7 @@ pub(crate) struct Interface {
     queues: Vec<Mutex<QueueState>>,
     /// Number of the first of them.
     first: u32,
-    /// As it was when the program was attached; for the MTU see [`Self::mtu`].
+    /// As it was when the program was attached; for the MTU see [`Self::mtu`]. Its NUMA node is one of several here.
     pub(crate) link: Link,
     /// Bytes, as it was told last. Nothing is published through it.
     mtu: AtomicU32,
@@ -129,6 +131,12 @@ impl Interface {
     /// Whether a port that wants this has its queues here.
     pub(super) fn is_for(&self, wanted: &Wanted) -> bool {
         self.link.name == wanted.interface && self.first == wanted.start_queue
+    }
+
+    /// As long as the value lives, memory that the kernel gives this thread, or makes for it, is on the NIC's NUMA
+    /// node, if there is room.
+    pub(super) fn near(&self) -> Option<PreferNode> {
+        self.link.node.and_then(PreferNode::begin)
     }
 
     /// What the driver does for sockets in zero-copy mode.

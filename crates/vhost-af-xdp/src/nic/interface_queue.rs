@@ -174,6 +174,7 @@ impl InterfaceQueue {
     /// Registers a guest's memory, of `is_large` or not, with a new socket. The queue is not touched, and may be in
     /// use.
     pub(crate) fn register(&self, umem: &Umem, is_large: bool) -> Result<RegisteredSocket, InterfaceError> {
+        let _near = self.interface.near();
         // In zero-copy, too, unless frames are received into guest memory (`NO_ZERO_COPY`).
         let bind = self.binding()?.ask;
         let request = QueueRequest {
@@ -195,6 +196,7 @@ impl InterfaceQueue {
         registered: RegisteredSocket,
         header_bytes: u32,
     ) -> Result<Coupled<XdpNic>, InterfaceError> {
+        let _near = self.interface.near();
         let mut state = self.interface.state(self.number)?;
         let state = state.now();
         state.close();
@@ -281,6 +283,7 @@ impl InterfaceQueue {
             return Ok(());
         }
         let interface = &self.interface;
+        let _near = interface.near();
         let frame_limit = interface.frame_limit();
         let binding = self.binding()?;
         let request = QueueRequest {

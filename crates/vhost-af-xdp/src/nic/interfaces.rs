@@ -11,6 +11,7 @@ use super::error::InterfaceError;
 use super::external::{Given, GivenInterface};
 use super::interface::{Interface, QueueOptions};
 use super::interface_queue::InterfaceQueue;
+use super::numa::Nodes;
 use super::steering::{Attached, Steering, StewardAt};
 
 /// How long the program of a daemon that was killed may stay: its keeper takes it off, some 30 ms later.
@@ -22,6 +23,8 @@ pub(crate) struct Interfaces {
     steward: StewardAt,
     /// What somebody else made for ports.
     given: Given,
+    /// NUMA nodes of this machine.
+    nodes: Nodes,
     /// Bytes that all ports lock while they copy.
     copy_bytes: u64,
     /// Those that were opened ahead, and that no port has asked for yet.
@@ -34,6 +37,7 @@ impl Default for Interfaces {
             began: Instant::now(),
             steward: StewardAt::default(),
             given: Given::default(),
+            nodes: Nodes::default(),
             copy_bytes: 0,
             ready: Mutex::default(),
         }
@@ -42,9 +46,10 @@ impl Default for Interfaces {
 
 impl Interfaces {
     /// For so many queue pairs in all. Some of their queues may be given by somebody else.
-    pub(crate) fn new(given: Given, pairs: u64) -> Self {
+    pub(crate) fn new(given: Given, nodes: Nodes, pairs: u64) -> Self {
         Self {
             given,
+            nodes,
             copy_bytes: pairs * u64::from(COPY_BYTES),
             ..Self::default()
         }
@@ -98,11 +103,12 @@ impl Interfaces {
         Ok(())
     }
 
-    fn interface(&self, attached: Attached, wanted: &Wanted, options: QueueOptions) -> Arc<Interface> {
+    fn interface(&self, mut attached: Attached, wanted: &Wanted, options: QueueOptions) -> Arc<Interface> {
         let demand = Demand {
             copy_bytes: self.copy_bytes,
             pairs: wanted.queues,
         };
+        attached.link.node = self.nodes.known(attached.link.node);
         Arc::new(Interface::new(attached, wanted, demand, options))
     }
 }

@@ -23,6 +23,7 @@ pub(crate) mod interfaces;
 pub(crate) mod lent;
 pub(crate) mod mode;
 pub(crate) mod null;
+pub(crate) mod numa;
 pub(crate) mod queue;
 mod queue_state;
 pub(crate) mod steering;

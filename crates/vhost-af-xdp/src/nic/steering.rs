@@ -349,5 +349,6 @@ fn link_of(facts: &Facts) -> Link {
         rx_queues: facts.rx_queues,
         driver: facts.driver.clone(),
         partial_checksums: facts.partial_checksums,
+        node: facts.node,
     }
 }

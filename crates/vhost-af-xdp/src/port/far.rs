@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use xsk::NumaNode;
+
 use crate::nic::binding::L2_BYTES;
 use crate::nic::interface_queue::InterfaceQueue;
 
@@ -36,6 +38,11 @@ impl FarSide {
             Self::Queue(queue) => Some(queue),
             Self::Cable | Self::Null { .. } => None,
         }
+    }
+
+    /// The NUMA node of its NIC, where there are several.
+    pub(crate) fn node(&self) -> Option<NumaNode> {
+        self.queue()?.interface.link.node
     }
 
     /// Whether frames may come from a stack on the same machine, which leaves checksums unfinished.

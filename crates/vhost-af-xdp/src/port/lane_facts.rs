@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::OnceLock;
 
-use xsk::Umem;
+use xsk::{NumaNode, Umem};
 
 use crate::nic::drivers;
 use crate::nic::interface::Interface;
@@ -29,6 +29,8 @@ pub(crate) struct LaneFacts {
     pub(crate) kernel_bytes: u64,
     /// What backs the packet memory.
     pub(crate) backing: String,
+    /// NUMA node that most of it is on, where there are several.
+    pub(crate) node: Option<NumaNode>,
     /// The socket once more, for its statistics; closed before the lane is stopped.
     pub(crate) socket: Option<OwnedFd>,
 }
@@ -45,6 +47,7 @@ impl LaneFacts {
             packet_bytes: 0,
             kernel_bytes: 0,
             backing: String::new(),
+            node: None,
             socket: None,
         }
     }
@@ -90,6 +93,7 @@ impl LaneFacts {
             self.fallbacks.push(Fallback::NotPolled);
         }
         self.multi_buffer = bound.multi_buffer();
+        self.node = interface.link.node.and_then(|_| bound.umem().node());
         self.socket = Some(bound.as_fd().try_clone_to_owned()?);
         if self.checksums.is_some() && sends.checksum {
             self.checksums = Some(match sends.zero_copy {

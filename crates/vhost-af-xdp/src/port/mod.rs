@@ -27,6 +27,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use device::counters::PairCounters;
+use xsk::NumaNode;
 
 use crate::config::{NicConfig, PortConfig};
 use crate::log_limit::LogLimit;
@@ -119,6 +120,7 @@ impl PortState {
             interface: interface.map(|interface| ShownInterface {
                 name: interface.name(),
                 driver: drivers::said_of(&interface.link.driver),
+                node: interface.link.node,
                 steering: interface.steering.report(),
                 attached: interface.steering.attached(),
                 itself: Arc::downgrade(interface),
@@ -167,6 +169,12 @@ impl Opened {
             far.queue().map_or(Ok(()), |queue| queue.open_until(deadline))?;
         }
         Ok(())
+    }
+
+    /// The NUMA node of each queue pair's NIC, where there are several.
+    pub(crate) fn nodes(&self) -> Vec<Option<NumaNode>> {
+        let far = self.port.far_sides(self.state.interface.as_ref());
+        far.iter().map(FarSide::node).collect()
     }
 
     /// Closes queues that guest memory will be coupled with. Limits are of the process and of the user, so this is done

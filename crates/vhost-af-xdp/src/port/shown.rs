@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use steer::Mode;
+use xsk::NumaNode;
 
 use super::lane_facts::LaneFacts;
 use super::mailbox::Task;
@@ -51,6 +52,8 @@ pub(crate) struct ShownInterface {
     pub(crate) name: String,
     /// What is known of its driver.
     pub(crate) driver: String,
+    /// NUMA node of its device, where there are several.
+    pub(crate) node: Option<NumaNode>,
     pub(crate) steering: SteeringReport,
     /// How the program is attached, if one is.
     pub(crate) attached: Option<Mode>,

@@ -8,8 +8,8 @@
 
 use libc::{
     AF_NETLINK, AF_UNIX, AF_XDP, CLONE_SIGHAND, CLONE_THREAD, CLONE_VM, F_ADD_SEALS, F_DUPFD_CLOEXEC,
-    F_GET_SEALS, F_GETFD, F_GETFL, F_SETFD, F_SETFL, O_ACCMODE, O_CREAT, O_TRUNC, PR_SET_NAME, PROT_EXEC,
-    RLIMIT_MEMLOCK, SIGSYS, SOL_SOCKET, SOL_XDP, c_long,
+    F_GET_SEALS, F_GETFD, F_GETFL, F_SETFD, F_SETFL, MPOL_DEFAULT, MPOL_PREFERRED, O_ACCMODE, O_CREAT,
+    O_TRUNC, PR_SET_NAME, PROT_EXEC, RLIMIT_MEMLOCK, SIGSYS, SOL_SOCKET, SOL_XDP, c_long,
 };
 
 /// `PR_SET_VMA`, include/uapi/linux/prctl.h.
@@ -145,6 +145,12 @@ pub(super) const CALLS: &[Call] = table! {
     SYS_mremap: ALWAYS, "memory of the allocator";
     SYS_madvise: ALWAYS, "huge pages, core dumps without guest memory, pages entered ahead";
     SYS_brk: ALWAYS, "memory of the allocator";
+    SYS_get_mempolicy: &[&[If::Bits(3, u64::MAX, 0), If::Is(4, 0)]],
+        "whether the user said from which NUMA node memory is to come";
+    SYS_set_mempolicy: &[&[If::Is(0, MPOL_DEFAULT as u64)], &[If::Is(0, MPOL_PREFERRED as u64)]],
+        "packet memory from the NIC's NUMA node";
+    SYS_move_pages: &[&[If::Is(0, 0), If::Bits(3, u64::MAX, 0), If::Is(5, 0)]],
+        "from which it came: pages are looked up, none is moved";
     SYS_memfd_create: ALWAYS, "the inflight area, memory behind the guest's in direct placement";
     SYS_ftruncate: ALWAYS, "the same: its size";
     // Files that are open.
@@ -175,7 +181,8 @@ pub(super) const CALLS: &[Call] = table! {
     SYS_prctl: &[&[If::Is(0, PR_SET_NAME as u64)], &[If::Is(0, PR_SET_VMA)], &[If::Is(0, PR_GET_AUXV)]],
         "a thread's name, names of memory, the page size";
     SYS_sched_getaffinity: ALWAYS, "how many CPUs there are";
-    SYS_sched_setaffinity: &[&[If::Is(0, 0)]], "--cpus: a thread for itself";
+    SYS_sched_setaffinity: &[&[If::Is(0, 0)]],
+        "workers on CPUs that the user named, or the NIC's NUMA node: a thread for itself";
     SYS_sched_yield: ALWAYS, "a lock that is held";
     SYS_futex: ALWAYS, "locks";
     SYS_gettid: ALWAYS, "locks, abort";

@@ -25,18 +25,21 @@ use std::collections::HashMap;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
+use rustix::thread::{CpuSet, sched_setaffinity};
+use xsk::NumaNode;
 
 use super::lane::{Blame, Lane, LaneId, Peer, Work};
 use super::progress::{Progress, Watcher};
 use super::role::Role;
+use crate::nic::numa::Place;
 use device::counters::Counter;
 use device::pair::Fault;
 
@@ -60,6 +63,8 @@ pub(crate) type Change = Box<dyn FnOnce(&mut dyn Lane, Option<Peer<'_>>) + Send>
 pub(crate) struct NewLane {
     pub(crate) lane: Box<dyn Lane>,
     pub(crate) role: Role,
+    /// NUMA node of its NIC, where there are several.
+    pub(crate) node: Option<NumaNode>,
     pub(crate) on_fault: OnFault,
 }
 
@@ -71,6 +76,8 @@ pub(crate) enum Command {
     Remove(LaneId, Sender<Option<Box<dyn Lane>>>),
     /// Change this lane, between two rounds.
     Change(LaneId, Change, Sender<()>),
+    /// Run on these CPUs only.
+    RunOn(CpuSet),
     /// End the thread.
     End,
 }
@@ -98,6 +105,8 @@ pub(crate) struct WorkerHandle {
     /// Whether it hangs, as far as somebody has noticed: new lanes go to others. Set and read by control threads;
     /// nothing is published through it.
     pub(super) hangs: AtomicBool,
+    /// Where it was put, once that was said.
+    pub(super) place: OnceLock<Place>,
     pub(super) thread: Option<JoinHandle<()>>,
 }
 
@@ -134,7 +143,9 @@ impl WorkerHandle {
             .name(format!("worker-{index}"))
             .spawn(move || {
                 if let Some(cpu) = cpu {
-                    pin(cpu);
+                    let mut only = CpuSet::new();
+                    only.set(cpu);
+                    run_on(&only);
                 }
                 worker.run();
             })?;
@@ -145,8 +156,14 @@ impl WorkerHandle {
             counters,
             progress,
             hangs: AtomicBool::new(false),
+            place: OnceLock::new(),
             thread: Some(thread),
         })
+    }
+
+    /// The NUMA node that it runs on, where there are several and that is known.
+    pub(super) fn node(&self) -> Option<NumaNode> {
+        self.place.get()?.node
     }
 
     /// Sends a command; the worker acts on it within a round.
@@ -177,11 +194,10 @@ impl Drop for WorkerHandle {
     }
 }
 
-fn pin(cpu: usize) {
-    let mut set = rustix::thread::CpuSet::new();
-    set.set(cpu);
-    if let Err(error) = rustix::thread::sched_setaffinity(None, &set) {
-        tracing::warn!(cpu, %error, "worker stays unpinned: check --cpus against the CPUs that exist");
+/// Lets the calling thread run there only.
+fn run_on(cpus: &CpuSet) {
+    if let Err(error) = sched_setaffinity(None, cpus) {
+        tracing::warn!(?cpus, %error, "worker stays unpinned: check --cpus against the CPUs that exist");
     }
 }
 
@@ -429,6 +445,7 @@ impl Worker {
                     }
                     let _ = done.send(());
                 }
+                Ok(Command::RunOn(cpus)) => run_on(&cpus),
                 Ok(Command::End) | Err(TryRecvError::Disconnected) => return false,
                 Err(TryRecvError::Empty) => return true,
             }
@@ -439,6 +456,7 @@ impl Worker {
         let NewLane {
             mut lane,
             role,
+            node: _,
             on_fault,
         } = new;
         self.progress.take_up(id);
@@ -587,6 +605,7 @@ mod tests {
                 port: "test".into(),
                 pair,
             },
+            node: None,
             on_fault: Box::new(|_| ()),
         }
     }

@@ -9,9 +9,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use xsk::NumaNode;
+
 use super::lane::{Lane, LaneId, Peer};
 use super::progress::{Activity, Watcher};
 use super::worker::{Command, NewLane, WorkerCounters, WorkerHandle};
+use crate::nic::numa::Place;
 
 /// All workers of the process; spreads lanes over them.
 pub(crate) struct Workers {
@@ -83,12 +86,32 @@ impl Workers {
         })
     }
 
-    /// Gives a lane of `owner` to the worker of its group, or to the one that has the fewest of those that do not hang.
+    /// Puts each worker where it is to run; to be called once.
+    pub(crate) fn settle(&self, places: &[Place]) {
+        for (handle, place) in self.handles.iter().zip(places) {
+            let _ = handle.place.set(*place);
+            if let Some(cpus) = place.cpus {
+                handle.send(Command::RunOn(cpus));
+            }
+        }
+    }
+
+    /// The NUMA node of each, where there are several.
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = Option<NumaNode>> {
+        self.handles.iter().map(WorkerHandle::node)
+    }
+
+    /// Gives a lane of `owner` to the worker of its group, or, of those that do not hang, if possible of its NIC's
+    /// node, to the one that has the fewest.
     pub(crate) fn add(&self, lane: NewLane, owner: &Arc<str>) -> LaneAt {
         let id = LaneId(self.next_id.fetch_add(1, Relaxed));
         let group = lane.role.group(lane.lane.pair().to_guest.enabled).cloned();
         let mut roster = self.roster();
-        let by_load = |&worker: &usize| (self.handles[worker].hangs.load(Relaxed), roster.loads[worker]);
+        let by_load = |&worker: &usize| {
+            let handle = &self.handles[worker];
+            let is_far = lane.node.is_some() && handle.node() != lane.node;
+            (handle.hangs.load(Relaxed), is_far, roster.loads[worker])
+        };
         let worker = group
             .as_ref()
             .and_then(|group| roster.worker_of(group))

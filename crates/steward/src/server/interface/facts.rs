@@ -54,6 +54,7 @@ impl Interface {
             driver: self.link.driver.clone(),
             up: self.link.up,
             partial_checksums: self.link.partial_checksums,
+            node: self.link.node,
             mode: self.program.as_ref().map(Program::mode),
             program: self.program.as_ref().map_or(0, Program::id),
             sends: self.sends,

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::net::sockopt;
 use steer::{MAX_QUEUES, QueueConf, QueueCounters, with_sources};
+use xsk::PreferNode;
 
 use super::{Holder, Interface};
 use crate::hardware::Names;
@@ -73,6 +74,8 @@ impl Interface {
             );
             Refusal::new(Reason::Kernel, text)
         };
+        // Its ring is on the NIC's NUMA node.
+        let _near = self.link.node.and_then(PreferNode::begin);
         let none = "no AF_XDP socket (the steward needs CAP_NET_RAW and descriptors)";
         let socket = sys::new_xdp_socket().map_err(|error| failed(none, &error))?;
         sys::confine(socket.as_fd(), self.link.index)

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use testkit::daemon::Mode;
+use testkit::daemon::{Mode, Placement};
 use testkit::foreign::{self, Foreign, inherited, list};
 use testkit::{Daemon, Driver, DriverConfig, Layout, Rig, VethPair, Wire, frame, wait};
 use virtqueue::driver::{Buffer, GuestRam};
@@ -161,6 +161,7 @@ fn frames(wire: &Wire, setting: Setting) -> Seen {
     let driver = rig.daemon.port(0)["driver"].clone();
     let said = driver.as_str().unwrap_or_default();
     assert!(said.starts_with(wire.driver()), "of the driver is said: {said}");
+    everything_is_on_the_node_of_the_nic(&mut rig, wire, setting);
     frames_pass_byte_exact(&mut rig);
     frames_that_are_too_long_overwrite_nothing(&mut rig, &guards, setting.passed_in);
     if setting.filtered {
@@ -168,6 +169,42 @@ fn frames(wire: &Wire, setting: Setting) -> Seen {
     }
     frames_keep_coming_in_order(&mut rig);
     seen
+}
+
+/// As `status` has it, and the kernel: the worker may run on no other node's CPUs. Guest memory is where the guest has it.
+fn everything_is_on_the_node_of_the_nic(rig: &mut Rig, wire: &Wire, setting: Setting) {
+    let status = rig.daemon.status();
+    let port = &status["ports"][0];
+    let said = [&port["node"], &status["workers"][0]["node"]].map(serde_json::Value::as_u64);
+    assert_eq!(said, [wire.node(); 2], "nodes of the NIC and of the worker");
+    if setting.placement == Placement::Copy {
+        assert_eq!(
+            port["lanes"][0]["node"].as_u64(),
+            wire.node(),
+            "node of packet memory"
+        );
+    }
+    let file = match wire.node() {
+        Some(node) => format!("/sys/devices/system/node/node{node}/cpulist"),
+        None => "/sys/devices/system/cpu/online".to_owned(),
+    };
+    let cpus = read_to_string(&file).unwrap_or_else(|error| panic!("{file}: {error}"));
+    assert_eq!(cpus_of_worker(rig.daemon.process().pid()), cpus.trim());
+}
+
+/// The CPUs that the first worker of a daemon may run on, as the kernel lists them.
+fn cpus_of_worker(daemon: u32) -> String {
+    let threads = std::fs::read_dir(format!("/proc/{daemon}/task")).expect("it runs");
+    let status =
+        |thread: std::io::Result<std::fs::DirEntry>| read_to_string(thread.ok()?.path().join("status")).ok();
+    let worker = threads
+        .filter_map(status)
+        .find(|status| status.starts_with("Name:\tworker-0\n"))
+        .expect("it has a worker");
+    let line = worker
+        .lines()
+        .find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+    line.expect("the kernel tells").trim().to_owned()
 }
 
 /// Where frames may have 1522 bytes; beyond an MTU of 1500 no driver here is asked for zero-copy.

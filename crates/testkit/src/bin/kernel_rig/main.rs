@@ -2,7 +2,8 @@
 //! socket at the other end of the wire.
 //!
 //! ```text
-//! kernel_rig [--short] [--only WORDS] WIRE...     WIRE: veth, or [NAME/]DRIVER=ADDRESS,ADDRESS of the daemon's NIC and of its peer
+//! kernel_rig [--short] [--only WORDS] WIRE...     WIRE: veth, or
+//!                                                 [NAME/]DRIVER=ADDRESS,ADDRESS[,NODE]: the daemon's NIC, its peer, the NIC's NUMA node
 //! ```
 //!
 //! Theory of operation. A case ([`cases`]) lays the wire anew, starts the daemon (and its steward), and panics if something is not as it has to be;

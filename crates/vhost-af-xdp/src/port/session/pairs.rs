@@ -14,7 +14,7 @@ use crate::guard::interrupt;
 use crate::nic::endpoint::NicQueue;
 use crate::nic::mode::Fallback;
 use crate::nic::xdp::XdpNic;
-use crate::port::far::CableEnd;
+use crate::port::far::{CableEnd, FarSide};
 use crate::port::lane_facts::LaneFacts;
 use crate::port::lanes::{BuiltLane, LaneError, LaneParts, LentQueue};
 use crate::port::memory::{MemoryError, MemoryTable, RegionKey};
@@ -405,7 +405,13 @@ impl Session {
                 pair,
             },
         };
-        let lane = NewLane { lane, role, on_fault };
+        let node = context.far.get(usize::from(pair)).and_then(FarSide::node);
+        let lane = NewLane {
+            lane,
+            role,
+            node,
+            on_fault,
+        };
         context.workers.add(lane, context.name)
     }
 

@@ -1,0 +1,77 @@
+//! What sysfs says of the device of an interface.
+//!
+//! The device is found by its bus, as rtnetlink names them, and not below /sys/class/net, which shows the interfaces of
+//! the network namespace that sysfs was mounted in.
+
+use std::fs;
+use std::path::Path;
+
+use xsk::NumaNode;
+
+/// All buses, and their devices.
+pub(crate) const BUSES: &str = "/sys/bus";
+
+/// The NUMA node of a device; `None` if it is on none (-1), or that is not told. Few buses tell it (PCI does:
+/// `numa_node`, drivers/pci/pci-sysfs.c). A device on another bus is where what it is part of is (`device_add`,
+/// drivers/base/core.c): virtio's device is part of a PCI device.
+pub(crate) fn node_of(buses: &Path, bus: &str, device: &str) -> Option<NumaNode> {
+    if [bus, device]
+        .iter()
+        .any(|name| name.contains('/') || name.starts_with('.'))
+    {
+        return None;
+    }
+    let device = fs::canonicalize(buses.join(bus).join("devices").join(device)).ok()?;
+    let mut said = device
+        .ancestors()
+        .map(|place| fs::read_to_string(place.join("numa_node")));
+    NumaNode::new(said.find_map(Result::ok)?.trim().parse().ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    /// A virtio device in a PCI device that says this of its node, as sysfs shows them.
+    fn sysfs(numa_node: &str) -> tempfile::TempDir {
+        let root = tempfile::tempdir().expect("a directory");
+        let pci = root.path().join("devices/pci0000:00/0000:00:03.0");
+        fs::create_dir_all(pci.join("virtio0")).expect("made");
+        fs::write(pci.join("numa_node"), numa_node).expect("written");
+        for (bus, name, target) in [
+            ("pci", "0000:00:03.0", "0000:00:03.0"),
+            ("virtio", "virtio0", "0000:00:03.0/virtio0"),
+        ] {
+            let devices = root.path().join("bus").join(bus).join("devices");
+            fs::create_dir_all(&devices).expect("made");
+            let target = Path::new("../../../devices/pci0000:00").join(target);
+            symlink(target, devices.join(name)).expect("linked");
+        }
+        root
+    }
+
+    #[test]
+    fn device_is_on_the_node_that_its_bus_or_the_one_above_tells() {
+        let root = sysfs("1\n");
+        let node = |bus, device| node_of(&root.path().join("bus"), bus, device);
+        assert_eq!(node("pci", "0000:00:03.0"), NumaNode::new(1));
+        assert_eq!(node("virtio", "virtio0"), NumaNode::new(1));
+        assert_eq!(node("virtio", "virtio1"), None);
+        assert_eq!(node("pci", "../../virtio/devices/virtio0"), None);
+        assert_eq!(node("..", "0000:00:03.0"), None);
+    }
+
+    #[test]
+    fn device_on_no_node_or_on_none_that_can_be_has_none() {
+        for said in ["-1\n", "1024\n", "one\n", ""] {
+            let root = sysfs(said);
+            assert_eq!(
+                node_of(&root.path().join("bus"), "virtio", "virtio0"),
+                None,
+                "{said:?}"
+            );
+        }
+    }
+}

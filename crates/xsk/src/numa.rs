@@ -1,0 +1,130 @@
+//! NUMA: from which node's memory the kernel takes pages, and where it took them from.
+//!
+//! The node is asked for by a policy of the thread's (set_mempolicy(2)) and not of a mapping: it holds for all that the
+//! kernel allocates on the thread's behalf, and so for a socket's rings and the tables of its UMEM, too, which have no
+//! address here before they are there (`vmalloc_user`, mm/vmalloc.c; `alloc_pages`, mm/mempolicy.c).
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use crate::sys;
+
+/// Number of a NUMA node, as /sys/devices/system/node has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct NumaNode(u16);
+
+impl NumaNode {
+    /// Nodes that a kernel can have (`MAX_NUMNODES`, include/linux/numa.h; CONFIG_NODES_SHIFT is at most 10).
+    pub const MOST: u16 = 1024;
+
+    /// Of that number; `None` if no node can have it. What has no node has -1 in sysfs (`NUMA_NO_NODE`).
+    #[must_use]
+    pub fn new(number: i32) -> Option<Self> {
+        let number = u16::try_from(number).ok()?;
+        (number < Self::MOST).then_some(Self(number))
+    }
+
+    /// Its number.
+    #[must_use]
+    pub fn number(self) -> u16 {
+        self.0
+    }
+}
+
+impl fmt::Display for NumaNode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// As long as it lives, pages for this thread come from a node, as far as that has some left (`MPOL_PREFERRED`,
+/// set_mempolicy(2)); those that are there stay where they are.
+#[derive(Debug)]
+pub struct PreferNode {
+    /// It belongs to its thread.
+    _thread: PhantomData<*const ()>,
+}
+
+impl PreferNode {
+    /// Begins. `None`, and pages come from where they came before: the thread was told already where its memory is to
+    /// be (numactl(8), or another one of these); the node is not there, has no memory, or none that this process may
+    /// use; or a filter of system calls is in the way.
+    #[must_use]
+    pub fn begin(node: NumaNode) -> Option<Self> {
+        let told = sys::memory_policy().ok()? != libc::MPOL_DEFAULT;
+        if told || sys::prefer_node(Some(node.0)).is_err() {
+            return None;
+        }
+        Some(Self { _thread: PhantomData })
+    }
+}
+
+impl Drop for PreferNode {
+    fn drop(&mut self) {
+        // Not refused to whom the other one was not.
+        let _ = sys::prefer_node(None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::{OwnMemory, Umem};
+
+    const LEN: usize = 64 * 4096;
+
+    /// The first node of this machine that has memory; `None`, said, where the kernel has no NUMA, or denies it.
+    fn node() -> Option<NumaNode> {
+        let known = std::fs::read_to_string("/sys/devices/system/node/has_memory");
+        let Some(known) = known.ok().filter(|_| sys::memory_policy().is_ok()) else {
+            println!("SKIPPED: no NUMA in this kernel, or denied to this process");
+            return None;
+        };
+        let first = known.trim().split(['-', ',']).next()?.parse().ok()?;
+        NumaNode::new(first)
+    }
+
+    fn policy() -> i32 {
+        sys::memory_policy().expect("it is told")
+    }
+
+    #[test]
+    fn only_what_can_be_a_node_is_one() {
+        assert_eq!(NumaNode::new(-1), None);
+        assert_eq!(NumaNode::new(1024), None);
+        assert_eq!(NumaNode::new(1023).map(NumaNode::number), Some(1023));
+    }
+
+    #[test]
+    fn memory_comes_from_the_preferred_node_as_long_as_it_is_preferred() {
+        let Some(node) = node() else { return };
+        assert_eq!(policy(), libc::MPOL_DEFAULT);
+        let preferred = PreferNode::begin(node).expect("a node with memory");
+        assert_eq!(policy(), libc::MPOL_PREFERRED);
+        let memory = OwnMemory::new(LEN).expect("memory");
+        drop(preferred);
+        assert_eq!(policy(), libc::MPOL_DEFAULT);
+        let umem = Umem::aligned(Arc::new(memory), 4096, 0).expect("good");
+        assert_eq!(umem.node(), Some(node));
+    }
+
+    #[test]
+    fn thread_that_was_told_where_its_memory_is_to_be_keeps_to_it() {
+        let Some(node) = node() else { return };
+        let _told = PreferNode::begin(node).expect("a node with memory");
+        assert!(PreferNode::begin(node).is_none());
+        assert_eq!(policy(), libc::MPOL_PREFERRED);
+    }
+
+    #[test]
+    fn node_that_is_not_there_is_refused_and_changes_nothing() {
+        if node().is_none() {
+            return;
+        }
+        let last = NumaNode::new(1023).expect("it could be");
+        assert!(PreferNode::begin(last).is_none(), "no machine has so many");
+        assert_eq!(policy(), libc::MPOL_DEFAULT);
+    }
+}
