@@ -207,6 +207,8 @@ pub(crate) struct PortConfig {
     pub(crate) external: ExternalProgram,
     /// `--memory`.
     pub(crate) placement: Placement,
+    /// Packet memory of each queue pair while it copies, bytes.
+    pub(crate) packet_bytes: u32,
     /// What memory is taken of a VMM.
     pub(crate) memory: MemoryRules,
     /// How segments leave.
@@ -539,6 +541,7 @@ impl PortConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::nic::endpoint::COPY_BYTES;
 
     fn port(path: &str, start_queue: u32, queues: u16) -> PortConfig {
         PortConfig {
@@ -561,6 +564,7 @@ mod tests {
             busy_poll: None,
             mac: None,
             vlans: Vec::new(),
+            packet_bytes: COPY_BYTES,
             offload: Offloads::NONE,
             offer: OnRequest::NONE,
         }

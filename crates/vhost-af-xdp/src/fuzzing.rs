@@ -15,6 +15,7 @@ use virtqueue::{Buffer, Chain, MemoryMap, Queue};
 use crate::config::{Endpoint, ExternalProgram, NicConfig, Placement, PortConfig, Segments};
 use crate::config::{FileKinds, MemoryRules};
 use crate::guard::sigbus;
+use crate::nic::endpoint::COPY_BYTES;
 use crate::nic::interfaces::Interfaces;
 use crate::port::Port;
 use crate::switch::from_guest::GuestFrame;
@@ -59,6 +60,7 @@ impl NullPort {
             },
             mac: None,
             vlans: Vec::new(),
+            packet_bytes: COPY_BYTES,
             offload: Offloads::all(),
             offer: OnRequest::all(),
         };

@@ -240,8 +240,8 @@ fn start_serving(port: &Arc<Port>, source: VmmSource, signals: Handle) -> anyhow
 /// Opens the queues that somebody else gave, while that is allowed.
 fn open_given(config: &ServeConfig, given: Given, nodes: Nodes) -> anyhow::Result<Interfaces> {
     let on_queues = config.ports.iter().filter(|port| port.wanted().is_some());
-    let pairs = on_queues.map(|port| u64::from(port.queues)).sum();
-    let interfaces = Interfaces::new(given, nodes, pairs);
+    let copy_bytes = on_queues.map(|port| u64::from(port.queues) * u64::from(port.packet_bytes));
+    let interfaces = Interfaces::new(given, nodes, copy_bytes.sum());
     for port in &config.ports {
         if let (Some(wanted), Some(options)) = (port.wanted(), QueueOptions::of(port)) {
             interfaces

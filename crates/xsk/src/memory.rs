@@ -85,7 +85,8 @@ pub enum MemoryError {
     },
 }
 
-/// Anonymous memory of our own: reserved huge pages if there are any, else transparent ones, else 4 KiB pages.
+/// Anonymous memory of our own: reserved huge pages if there are any, else transparent ones, else 4 KiB pages. Less than
+/// a huge page is of 4 KiB pages.
 ///
 /// It is populated at once, so that the data path never faults. Unmapped on drop; the kernel holds the pages of a
 /// registered UMEM itself until its socket is closed.
@@ -118,7 +119,8 @@ impl OwnMemory {
             .checked_next_multiple_of(rustix::param::page_size())
             .ok_or_else(too_long)?;
         let huge_len = len.checked_next_multiple_of(HUGE_PAGE).ok_or_else(too_long)?;
-        if let Ok(mapping) = map(huge_len, MapFlags::HUGETLB | MapFlags::HUGE_2MB) {
+        let is_large = len >= HUGE_PAGE;
+        if is_large && let Ok(mapping) = map(huge_len, MapFlags::HUGETLB | MapFlags::HUGE_2MB) {
             let memory = Self {
                 mapping,
                 mapping_len: huge_len,
@@ -145,9 +147,13 @@ impl OwnMemory {
             len,
             backing: Backing::Pages4K,
         };
+        let advice = match is_large {
+            true => Advice::LinuxHugepage,
+            false => Advice::LinuxNoHugepage,
+        };
         // SAFETY: base..base+huge_len lies in the mapping just made, which nobody else knows. Advice only: if the
         // kernel has no transparent huge pages the call fails and 4 KiB pages serve.
-        let _ = unsafe { madvise(base.as_ptr().cast(), huge_len, Advice::LinuxHugepage) };
+        let _ = unsafe { madvise(base.as_ptr().cast(), huge_len, advice) };
         memory.populate().map_err(refused)?;
         if has_huge_pages(base) {
             memory.backing = Backing::Thp;
@@ -312,6 +318,13 @@ mod tests {
         let mut byte = [0];
         assert_eq!(view.read(last, &mut byte), Some(()));
         assert_eq!(byte, [7]);
+    }
+
+    #[test]
+    fn own_memory_of_less_than_a_huge_page_takes_none() {
+        let memory = OwnMemory::new(HUGE_PAGE - 4096).unwrap();
+        assert_eq!(memory.backing(), Backing::Pages4K);
+        assert!(!has_huge_pages(memory.base()));
     }
 
     #[test]

@@ -3,6 +3,8 @@
 use clap::Args;
 
 use crate::config::{FileKinds, MOST_BYTES, MemoryRules};
+use crate::nic::binding::LARGE_CHUNK;
+use crate::nic::endpoint::{COPY_BYTES, LEAST_COPY_BYTES};
 
 /// Fewest bytes that are taken for the memory of a guest: what is less was meant in another unit.
 const LEAST_BYTES: u64 = 1 << 20;
@@ -38,7 +40,27 @@ fn machine(ports: usize) -> u64 {
     bytes.min(MOST_BYTES / ports.max(1) as u64)
 }
 
+/// `--packet-memory`: whole pages, so that they are whole chunks.
+pub(super) fn parse_packet_memory(text: &str) -> Result<u32, String> {
+    let bytes = parse_bytes(text)?;
+    u32::try_from(bytes)
+        .ok()
+        .filter(|bytes| (LEAST_COPY_BYTES..=COPY_BYTES).contains(bytes) && bytes.is_multiple_of(LARGE_CHUNK))
+        .ok_or_else(|| {
+            format!("{text:?} is not from 512KiB to 6MiB, in whole pages of 4KiB: say 1MiB, for instance")
+        })
+}
+
 fn parse_size(text: &str) -> Result<u64, String> {
+    match parse_bytes(text)? {
+        bytes @ 0..LEAST_BYTES => Err(format!(
+            "{text:?} is {bytes} byte(s), less than any guest has: name the unit, such as 32GiB"
+        )),
+        bytes => Ok(bytes),
+    }
+}
+
+fn parse_bytes(text: &str) -> Result<u64, String> {
     let wrong =
         || format!("{text:?} is not a size: a number with KiB, MiB, GiB or TiB such as 32GiB, or of bytes");
     let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
@@ -51,13 +73,7 @@ fn parse_size(text: &str) -> Result<u64, String> {
         _ => return Err(wrong()),
     };
     let number: u64 = digits.parse().map_err(|_| wrong())?;
-    let bytes = number.checked_mul(1 << shift).ok_or_else(wrong)?;
-    match bytes {
-        0..LEAST_BYTES => Err(format!(
-            "{text:?} is {bytes} byte(s), less than any guest has: name the unit, such as 32GiB"
-        )),
-        bytes => Ok(bytes),
-    }
+    number.checked_mul(1 << shift).ok_or_else(wrong)
 }
 
 #[cfg(test)]
@@ -89,6 +105,30 @@ mod tests {
             assert!(said.contains(&format!("{less:?} is ")), "{said}");
             assert!(said.contains("name the unit, such as 32GiB"), "{said}");
         }
+    }
+
+    #[test]
+    fn packet_memory_is_whole_pages_between_its_limits() {
+        for (text, bytes) in [
+            ("512KiB", 512 << 10),
+            ("1M", 1 << 20),
+            ("6MiB", 6 << 20),
+            ("528384", 516 << 10),
+        ] {
+            assert_eq!(parse_packet_memory(text), Ok(bytes), "{text}");
+        }
+        for wrong in ["0", "511KiB", "6145KiB", "514KiB", "4GiB", "8TiB"] {
+            let said = parse_packet_memory(wrong).expect_err(wrong);
+            assert!(
+                said.contains(wrong) && said.contains("from 512KiB to 6MiB"),
+                "{said}"
+            );
+        }
+        assert!(
+            parse_packet_memory("1.5M")
+                .expect_err("no size")
+                .contains("is not a size")
+        );
     }
 
     #[test]

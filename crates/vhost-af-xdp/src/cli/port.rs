@@ -10,7 +10,7 @@ use steward::protocol::is_interface_name;
 use super::access::AccessArgs;
 use super::busy_poll::BusyPollArgs;
 use super::external::ExternalArgs;
-use super::memory::MemoryArgs;
+use super::memory::{MemoryArgs, parse_packet_memory};
 use super::values::{ModeArg, VlanList, bind_request, mode_request, parse_mac, parse_vlans};
 use super::{offer, offload, sentence};
 use crate::config::{Endpoint, NicConfig, Placement, PortConfig, Segments};
@@ -72,6 +72,10 @@ pub(super) struct PortArgs {
     /// postcopy), for those that are sent or for all
     #[arg(long, value_enum, default_value = "copy")]
     memory: Placement,
+    /// Memory of the daemon for the frames of each queue pair while it copies them, from 512KiB to 6MiB: less is for many
+    /// queues
+    #[arg(long, value_name = "SIZE", default_value = "6MiB", value_parser = parse_packet_memory)]
+    packet_memory: u32,
     #[command(flatten)]
     memory_rules: MemoryArgs,
     /// MAC address told to the guest, which then gets frames to this station and to groups only; others go to the host
@@ -166,6 +170,7 @@ impl PortArgs {
             nic,
             external: self.external.build()?,
             placement: self.memory,
+            packet_bytes: self.packet_memory,
             memory: self.memory_rules.build(ports),
             segments: all.segments,
             busy_poll: all.busy_poll.build(),

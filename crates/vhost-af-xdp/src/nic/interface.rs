@@ -41,6 +41,8 @@ pub(crate) struct QueueOptions {
     pub(crate) bind: BindRequest,
     /// The port's: a queue may copy in a port that is direct otherwise.
     pub(crate) placement: Placement,
+    /// Packet memory of a queue that copies, bytes.
+    pub(crate) packet_bytes: u32,
     /// How segments leave.
     pub(crate) segments: Segments,
     /// Whether system calls poll the driver.
@@ -56,6 +58,7 @@ impl QueueOptions {
         Some(Self {
             bind,
             placement: port.placement,
+            packet_bytes: port.packet_bytes,
             segments: port.segments,
             busy_poll: port.busy_poll,
         })

@@ -291,7 +291,7 @@ impl InterfaceQueue {
             bind: binding.ask,
             multi_buffer: self.wants_pieces(),
         };
-        let chunks = Chunks::new(binding.chunk_bytes, SEND_RING)?;
+        let chunks = Chunks::new(interface.options.packet_bytes, binding.chunk_bytes, SEND_RING)?;
         let socket = self.bind(self.prepare(&chunks.umem, &request)?)?;
         let ended = Ended::default();
         let chunks = Chunks {

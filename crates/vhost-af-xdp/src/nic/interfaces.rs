@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use steward::protocol::{Reason, Wanted};
 
 use super::demand::Demand;
-use super::endpoint::COPY_BYTES;
 use super::error::InterfaceError;
 use super::external::{Given, GivenInterface};
 use super::interface::{Interface, QueueOptions};
@@ -45,12 +44,12 @@ impl Default for Interfaces {
 }
 
 impl Interfaces {
-    /// For so many queue pairs in all. Some of their queues may be given by somebody else.
-    pub(crate) fn new(given: Given, nodes: Nodes, pairs: u64) -> Self {
+    /// For queues that lock so many bytes in all while they copy. Some of them may be given by somebody else.
+    pub(crate) fn new(given: Given, nodes: Nodes, copy_bytes: u64) -> Self {
         Self {
             given,
             nodes,
-            copy_bytes: pairs * u64::from(COPY_BYTES),
+            copy_bytes,
             ..Self::default()
         }
     }

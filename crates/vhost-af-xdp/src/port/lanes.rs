@@ -200,7 +200,7 @@ impl LaneParts<'_> {
 
     /// Builds a lane of copy placement on a NIC that makes frames of so many bytes.
     fn build_null(self, guest: QueuePair, frame_bytes: u32) -> Result<BuiltLane, LaneError> {
-        let chunks = Chunks::new(SMALL_CHUNK, SEND_RING)?;
+        let chunks = Chunks::new(COPY_BYTES, SMALL_CHUNK, SEND_RING)?;
         let facts = LaneFacts::new(
             &chunks.umem,
             chunks.umem.len(),
