@@ -90,6 +90,8 @@ lane_counters! {
     Work calls,
     /// Times the NIC's transmit side was kicked.
     Work nic_kicks,
+    /// Times the NIC gave a buffer back as sent that it did not have. It is the driver's fault, and was ignored.
+    Work from_guest_strays,
     /// Times the guest had more to send than the NIC had room for; the frames waited.
     Work from_guest_waits,
     /// Times a frame waited because the guest had posted no buffer for it.
@@ -119,6 +121,9 @@ lane_counters! {
     /// The queue pair was stopped, or the interface went, while segments of a GSO packet waited to be sent; counted
     /// once a GSO packet.
     Drop from_guest_rest_of_super_frame,
+    /// The queue pair was stopped before the NIC had sent the frame, or, where a queue of copy placement is closed, the
+    /// piece of one.
+    Drop from_guest_queue_stopped,
     /// The other end of the cable has no guest that receives.
     Drop from_guest_no_peer,
     /// Frame longer than the guest's buffer (or than all its buffers, where they may be merged).
@@ -128,6 +133,9 @@ lane_counters! {
     Drop to_guest_in_pieces,
     /// The queue pair was stopped while the frame was in our hands.
     Drop to_guest_queue_stopped,
+    /// Frame, or a piece of one, that the NIC put where it has no buffer: into one that it had given back already, or
+    /// was never given. It is the driver's fault.
+    Drop to_guest_stray,
 }
 
 #[cfg(test)]

@@ -27,6 +27,7 @@
 //! | a second program, a second daemon | `interface.rs`: program_of_another_is_not_replaced, second_daemon_on_the_same_interface_is_refused_and_the_first_goes_on |
 //! | partial checksums and VLAN tags of veth, native and skb | here; `frames.rs`: vlan_tags_are_kept |
 //! | UMEM overrun by one | here; `xsk`: frames_outside_or_misaligned_are_refused_and_not_recorded, adopt_checks_bounds_in_both_modes |
+//! | a driver names a buffer twice (mlx5) | `vhost-af-xdp`: buffers_that_a_nic_does_not_have_are_counted_and_nothing_else |
 //! | program left attached after a crash | `interface.rs`: kill_leaves_no_program_and_no_queue_behind |
 
 use std::io::Read;

@@ -131,6 +131,7 @@ impl<N: Nic> DirectEnd<N> {
             let outbound = Outbound {
                 chain: None,
                 bounce: true,
+                ends: false,
             };
             self.sending.push(chunk.offset().get(), outbound);
             let desc = copied(chunk, frame, &self.queue.umem);
@@ -152,20 +153,25 @@ impl<N: Nic> DirectEnd<N> {
 
     /// Gives the guest back what was sent.
     fn reap(&mut self, pair: &mut QueuePair) -> usize {
+        let mut back = 0;
         for frame in self.queue.nic.sent(SEGMENTS * 2) {
-            // An address that we never gave cannot be attributed; the kernel does not do that.
-            if self
-                .sending
-                .complete(frame.offset().get())
-                .is_some_and(|outbound| outbound.bounce)
-            {
+            let Some(outbound) = self.sending.complete(frame.offset().get()) else {
+                self.counters.from_guest_strays.add(1);
+                continue;
+            };
+            back += 1;
+            if outbound.bounce {
                 self.queue.pool.put(frame);
                 self.bounces_out = false;
             }
         }
+        self.queue.nic.came_back(back);
         let mut count = 0;
         // Nothing comes back from a NIC that is gone: all its descriptors are done.
         let gone = self.link == LinkState::Gone;
+        if gone {
+            self.counters.from_guest_interface_gone.add(self.frames_out());
+        }
         while let Some(outbound) = if gone {
             self.sending.pop_any()
         } else {
@@ -192,7 +198,14 @@ impl<N: Nic> DirectEnd<N> {
         self.sending.push_done(Outbound {
             chain: Some(chain),
             bounce: false,
+            ends: false,
         });
+    }
+
+    /// Frames that the NIC has not sent.
+    fn frames_out(&self) -> u64 {
+        let ends = self.sending.open().filter(|outbound| outbound.ends);
+        ends.count() as u64
     }
 
     /// Queues one frame; false when it had to be dropped, `None` when there is no room for it now.
@@ -229,8 +242,12 @@ impl<N: Nic> DirectEnd<N> {
         // The kernel keeps the lowest bit of a sent address for itself (6.18), so that the chunk,
         // by which the completion is recognised, starts at an even one.
         if let Ok(frame) = self.queue.umem.adopt(UmemOffset::new(data.get() & !1)) {
-            self.sending
-                .push(frame.offset().get(), Outbound { chain, bounce: false });
+            let outbound = Outbound {
+                chain,
+                bounce: false,
+                ends: !more,
+            };
+            self.sending.push(frame.offset().get(), outbound);
             self.outgoing.push(TxDesc {
                 frame,
                 offset: data,
@@ -241,7 +258,11 @@ impl<N: Nic> DirectEnd<N> {
         } else {
             // Checked when the descriptor was read; kept as a drop, not as a panic.
             self.counters.from_guest_too_many_pieces.add(1);
-            self.sending.push_done(Outbound { chain, bounce: false });
+            self.sending.push_done(Outbound {
+                chain,
+                bounce: false,
+                ends: false,
+            });
         }
     }
 
@@ -319,7 +340,11 @@ impl<N: Nic> DirectEnd<N> {
         let descs = &self.outgoing[first..];
         for (at, desc) in descs.iter().enumerate() {
             let chain = chain.filter(|_| at + 1 == descs.len());
-            let outbound = Outbound { chain, bounce: true };
+            let outbound = Outbound {
+                chain,
+                bounce: true,
+                ends: !desc.more,
+            };
             self.sending.push(desc.frame.offset().get(), outbound);
         }
     }
@@ -473,8 +498,9 @@ impl<N: Nic> DirectEnd<N> {
     }
 
     /// Closes the socket, which ends the kernel's reads and writes of the guest's memory: only then is the rest given
-    /// back, and only then may the bases be answered.
+    /// back, and only then may the bases be answered. What was not sent until then is counted.
     pub(super) fn close(self, pair: &mut QueuePair, half_sent: Option<ChainId>) {
+        self.counters.from_guest_queue_stopped.add(self.frames_out());
         let Self {
             queue,
             mut sending,

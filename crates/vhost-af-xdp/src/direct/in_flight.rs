@@ -66,7 +66,7 @@ impl<T> InFlight<T> {
     }
 
     /// The kernel gave buffer `key` back; its entry, to note the outcome in, or `None` for an
-    /// address that was never given.
+    /// address that it does not have: one that was never given, or is back already.
     #[inline]
     pub(crate) fn complete(&mut self, key: u64) -> Option<&mut T> {
         let first = self.done_at_front;
@@ -107,6 +107,12 @@ impl<T> InFlight<T> {
     /// Entries that are done but wait behind an open one.
     pub(crate) fn len_done(&self) -> u64 {
         self.entries.iter().map(|entry| u64::from(entry.done)).sum()
+    }
+
+    /// What the kernel has.
+    pub(crate) fn open(&self) -> impl Iterator<Item = &T> {
+        let open = self.entries.iter().filter(|entry| !entry.done);
+        open.map(|entry| &entry.value)
     }
 
     /// The oldest entry, done or not.

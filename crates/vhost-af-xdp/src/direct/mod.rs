@@ -37,11 +37,12 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use virtqueue::{Buffer, ChainId, Chains, Prefetch};
-use xsk::{Frame, FramePool, RxDesc, TxDesc, Umem, UmemError};
+use xsk::{Frame, FramePool, RxDesc, TxDesc, Umem, UmemError, UmemOffset};
 
 use crate::direct::in_flight::InFlight;
 use crate::nic::binding::LARGE_CHUNK;
 use crate::nic::endpoint::{Chunks, NicQueue};
+use crate::nic::interface::RECEIVE_RING;
 use crate::nic::interface_queue::Coupled;
 use crate::nic::queue::{LinkState, MOST_PIECES, Nic};
 use crate::switch::checksums::PrivateLook;
@@ -75,6 +76,8 @@ struct Outbound {
     chain: Option<ChainId>,
     /// It lies in the bounce area.
     bounce: bool,
+    /// A frame of the guest ends with it.
+    ends: bool,
 }
 
 /// A GSO packet in hand. Its chain is the guest's again once the last segment is sent.
@@ -152,9 +155,11 @@ impl DirectMemory {
         to_receive: usize,
         in_flight: usize,
     ) -> Result<Self, UmemError> {
+        let first = UmemOffset::new(own.start);
         let pool: FramePool = umem.frames(own)?.collect();
         let chunks = Chunks {
             umem,
+            first,
             pool,
             to_receive,
             backing: "guest memory".to_owned(),
@@ -180,7 +185,8 @@ impl<N: Nic> DirectLane<N> {
             end,
             counters,
             sender: Sender::default(),
-            posted: InFlight::new(in_flight),
+            // The RX ring has room for all: no driver ever finds it full.
+            posted: InFlight::new(in_flight.min(RECEIVE_RING as usize)),
             parked: VecDeque::new(),
             parked_buffers: VecDeque::new(),
             parked_bytes: 0,

@@ -112,8 +112,7 @@ impl<N: Nic> Lane for SendDirectLane<N> {
         let half_sent = lane.end.send_at_last(&mut lane.pair);
         let guest = Peer::new(&mut lane.pair, &mut lane.buffers, &lane.counters);
         lane.receiver.finish(&mut lane.end.queue, guest);
-        let lost = lane.end.queue.discard();
-        lane.counters.to_guest_queue_stopped.add(lost);
+        lane.end.queue.discard(&lane.counters);
         lane.end.close(&mut lane.pair, half_sent);
         Stopped {
             pair: lane.pair.stopped(),

@@ -39,16 +39,19 @@ impl<N: Nic> DirectLane<N> {
         for piece in self.end.queue.nic.from_nic(BATCH) {
             any = true;
             let inside = std::mem::replace(&mut self.inside, piece.more);
-            if inside || piece.more {
-                // No frame is longer than a chunk. Should one be, a piece of it is no frame.
-                self.counters.to_guest_in_pieces.add(u64::from(!piece.more));
-                if let Some(Posted::Bounce { .. }) = self.posted.complete(piece.frame.offset().get()) {
-                    self.end.queue.pool.put(piece.frame);
-                }
+            let Some(posted) = self.posted.complete(piece.frame.offset().get()) else {
+                self.counters.to_guest_stray.add(1);
                 continue;
-            }
-            match self.posted.complete(piece.frame.offset().get()) {
-                Some(Posted::Guest { len, .. }) => {
+            };
+            match posted {
+                _ if inside || piece.more => {
+                    // No frame is longer than a chunk. Should one be, a piece of it is no frame.
+                    self.counters.to_guest_in_pieces.add(u64::from(!piece.more));
+                    if let Posted::Bounce { .. } = posted {
+                        self.end.queue.pool.put(piece.frame);
+                    }
+                }
+                Posted::Guest { len, .. } => {
                     *len = piece.len;
                     let header = self.pair.header_bytes;
                     if let Some(look) = &mut self.look {
@@ -63,8 +66,7 @@ impl<N: Nic> DirectLane<N> {
                     self.pair
                         .wrote(piece.data.get() - u64::from(header), header + piece.len);
                 }
-                Some(Posted::Bounce { filled }) => *filled = Some(piece),
-                None => {}
+                Posted::Bounce { filled } => *filled = Some(piece),
             }
         }
         any
@@ -122,7 +124,8 @@ impl<N: Nic> DirectLane<N> {
         if self.park_all {
             self.post_bounces();
         }
-        self.end.queue.nic.give(&mut self.empty);
+        // Who has them is in `posted`.
+        self.end.queue.nic.give(&mut self.empty, |_| ());
         Ok(())
     }
 

@@ -2,14 +2,16 @@
 //!
 //! It outlives guests: a lane borrows it by value, and gives it back when it is stopped ([`NicQueue`] is *lent*).
 //! Chunks that the kernel has meanwhile stay where they are: those to receive into in the fill ring, those sent in
-//! the TX or completion ring. All others are in the pool again, or hold received frames that nobody took yet. So what
-//! the next lane gives the NIC to receive into is what is missing there: of all chunks those that are in none of
-//! these places.
+//! the TX or completion ring. All others are in the pool again, or hold received frames that nobody took yet. Which
+//! ones the kernel has is noted ([`Custody`]): so the next lane gives the NIC what it lacks, and nothing comes back that
+//! it does not have.
 
 use std::sync::Arc;
 
-use xsk::{Frame, FramePool, MemoryError, OwnMemory, RxDesc, Umem, UmemError, UmemOffset};
+use device::counters::PairCounters;
+use xsk::{Frame, FramePool, MemoryError, OwnMemory, RxDesc, TxDesc, Umem, UmemError, UmemOffset};
 
+use super::custody::Custody;
 use super::queue::{Nic, Sends};
 
 /// Packet memory of a queue in copy placement, bytes, unless somebody asks for less; two fifths of it wait to be sent.
@@ -20,6 +22,8 @@ pub(crate) const LEAST_COPY_BYTES: u32 = 512 << 10;
 /// Memory for a queue in copy placement, none of which is with the kernel.
 pub(crate) struct Chunks {
     pub(crate) umem: Umem,
+    /// They lie side by side from there on.
+    pub(crate) first: UmemOffset,
     pub(crate) pool: FramePool,
     /// How many the NIC is to have to receive into; the others are for sending.
     pub(crate) to_receive: usize,
@@ -38,6 +42,7 @@ impl Chunks {
         let to_send = to_send.min(chunks * 2 / 5);
         Ok(Self {
             umem,
+            first: UmemOffset::new(0),
             pool,
             to_receive: (chunks - to_send) as usize,
             backing,
@@ -59,6 +64,8 @@ pub(crate) struct NicQueue<N> {
     pub(crate) umem: Umem,
     /// Free chunks.
     pub(crate) pool: FramePool,
+    /// Chunks that the NIC has. Not those of which a table in flight tells ([`crate::direct::in_flight`]).
+    pub(crate) custody: Custody,
     /// Of descriptors that are being sent, to chunks that are not in the pool.
     pub(crate) references: References,
     /// Received, and not delivered: whole frames, and perhaps one whose last piece has not come.
@@ -69,9 +76,7 @@ pub(crate) struct NicQueue<N> {
     pub(crate) sends: Sends,
     /// What backs the memory, in words.
     pub(crate) backing: String,
-    /// How many chunks there are.
-    all: usize,
-    /// How many of them the NIC is to have to receive into.
+    /// How many chunks the NIC is to have to receive into.
     to_receive: usize,
 }
 
@@ -80,15 +85,16 @@ impl<N: Nic> NicQueue<N> {
     pub(crate) fn new(nic: N, chunks: Chunks, sends: Sends) -> Self {
         let Chunks {
             umem,
+            first,
             pool,
             to_receive,
             backing,
         } = chunks;
         Self {
             nic,
+            custody: Custody::new(&umem, first, pool.len()),
             references: References::new(&umem),
             umem,
-            all: pool.len(),
             pool,
             received: Vec::with_capacity(to_receive.min(256)),
             empty: Vec::with_capacity(to_receive),
@@ -103,36 +109,64 @@ impl<N: Nic> NicQueue<N> {
         let missing = self.missing().min(self.nic.room_to_give());
         let taken = std::iter::from_fn(|| self.pool.take()).take(missing);
         self.empty.extend(taken);
-        self.nic.give(&mut self.empty);
+        self.give();
     }
 
     /// Chunks that the NIC lacks of its share.
     fn missing(&self) -> usize {
-        let with_us = self.pool.len() + self.empty.len() + self.received.len();
-        let being_sent = self.nic.unsent().saturating_sub(self.references.total());
-        let to_receive = self.all.saturating_sub(with_us + being_sent);
         // Those in hand go back to the NIC.
         let soon = self.empty.len() + self.received.len();
-        self.to_receive.saturating_sub(to_receive + soon)
+        self.to_receive.saturating_sub(self.custody.receiving() + soon)
     }
 
-    /// Drops what was received for nobody; how many frames that were.
-    pub(crate) fn discard(&mut self) -> u64 {
-        let mut frames = 0;
-        for piece in self.received.drain(..).chain(self.nic.from_nic(usize::MAX)) {
-            frames += u64::from(!piece.more);
+    /// Gives the NIC the empty chunks, as many as it has room for now.
+    #[inline]
+    pub(crate) fn give(&mut self) {
+        let custody = &mut self.custody;
+        self.nic.give(&mut self.empty, |frame| custody.give(frame));
+    }
+
+    /// Drops what was received for nobody, and counts it.
+    pub(crate) fn discard(&mut self, counters: &PairCounters) {
+        let mut lose = |piece: RxDesc| {
+            counters.to_guest_queue_stopped.add(u64::from(!piece.more));
             self.pool.put(piece.frame);
+        };
+        self.received.drain(..).for_each(&mut lose);
+        for piece in self.nic.from_nic(usize::MAX) {
+            match self.custody.judge(piece) {
+                Ok(piece) => lose(piece),
+                Err(_) => counters.to_guest_stray.add(1),
+            }
         }
-        frames
+    }
+
+    /// Hands descriptors over for sending, for which the NIC has room.
+    #[inline]
+    pub(crate) fn send(&mut self, frames: &mut Vec<TxDesc>) {
+        let custody = &mut self.custody;
+        self.nic
+            .to_nic(frames.drain(..).inspect(|desc| custody.send(&desc.frame)));
     }
 
     /// Takes back what was sent.
     #[inline]
-    pub(crate) fn reclaim(&mut self, most: usize) {
-        if self.nic.unsent() > 0 {
-            let references = &mut self.references;
-            let free = |frame| references.give_back(frame);
-            self.pool.extend(self.nic.sent(most).filter_map(free));
+    pub(crate) fn reclaim(&mut self, most: usize, counters: &PairCounters) {
+        if self.nic.unsent() == 0 {
+            return;
+        }
+        let (mut back, mut strays) = (0, 0);
+        for frame in self.nic.sent(most) {
+            if self.custody.sent(&frame) {
+                back += 1;
+                self.pool.extend(self.references.give_back(frame));
+            } else {
+                strays += 1;
+            }
+        }
+        self.nic.came_back(back);
+        if strays > 0 {
+            counters.from_guest_strays.add(strays);
         }
     }
 
@@ -170,7 +204,7 @@ impl References {
     }
 
     /// Descriptors that are out beside the first of each chunk.
-    #[inline]
+    #[cfg(test)]
     pub(crate) fn total(&self) -> usize {
         self.total
     }
@@ -209,24 +243,16 @@ impl References {
 mod tests {
     use std::sync::Mutex;
 
-    use xsk::TxDesc;
-
     use super::*;
-    use crate::switch::test_nic::{TestNic, Wire};
+    use crate::switch::test_nic::{TestNic, Wire, frame_at, own_memory, queue};
 
     #[test]
     fn next_lane_gives_the_nic_what_it_lacks_and_no_more() {
-        let memory = OwnMemory::new(16 * 2048).expect("memory");
-        let umem = Umem::aligned(Arc::new(memory), 2048, 0).expect("good");
-        let pool: FramePool = umem.all_frames().expect("ours").collect();
-        let nic = TestNic(Arc::new(Mutex::new(Wire::new(umem.clone(), 8, 1))));
-        let chunks = Chunks {
-            umem,
-            pool,
-            to_receive: 10,
-            backing: String::new(),
-        };
-        let mut queue = NicQueue::new(nic, chunks, Sends::PLAIN);
+        let umem = own_memory(16);
+        let mut wire = Wire::new(umem.clone(), 8, 1);
+        wire.fill = 7;
+        let wire = Arc::new(Mutex::new(wire));
+        let mut queue = queue(TestNic(Arc::clone(&wire)), umem, 10, Sends::PLAIN);
         let sent = |frame| TxDesc {
             frame,
             offset: UmemOffset::new(0),
@@ -234,12 +260,37 @@ mod tests {
             more: false,
             metadata: false,
         };
-        // Two are being sent, seven are with the NIC to receive into.
-        let sending: Vec<_> = (0..2).filter_map(|_| queue.pool.take()).map(sent).collect();
-        queue.nic.to_nic(sending.into_iter());
-        let mut with_nic: Vec<_> = (0..7).filter_map(|_| queue.pool.take()).collect();
-        assert_eq!(queue.missing(), 3);
-        with_nic.extend((0..4).filter_map(|_| queue.pool.take()));
-        assert_eq!(queue.missing(), 0, "never more than its share");
+        // Two are being sent, seven are with the NIC to receive into, for which it has no more room.
+        let mut sending: Vec<_> = (0..2).filter_map(|_| queue.pool.take()).map(sent).collect();
+        queue.send(&mut sending);
+        queue.fill();
+        assert_eq!((queue.custody.receiving(), queue.missing()), (7, 3));
+        wire.lock().expect("no panic").fill = 16;
+        queue.fill();
+        assert_eq!((queue.custody.receiving(), queue.missing()), (10, 0));
+        queue.fill();
+        assert_eq!(queue.pool.len(), 4, "never more than its share");
+    }
+
+    #[test]
+    fn nothing_is_taken_from_a_nic_that_it_does_not_have() {
+        let umem = own_memory(16);
+        let mut wire = Wire::new(umem.clone(), 8, 8);
+        wire.fill = 16;
+        let wire = Arc::new(Mutex::new(wire));
+        let mut queue = queue(TestNic(Arc::clone(&wire)), umem, 8, Sends::PLAIN);
+        queue.fill();
+        let counters = PairCounters::default();
+        let wire = || wire.lock().expect("no panic");
+        wire().receive(60, false);
+        let twice = wire().received[0].frame.offset();
+        // Twice, one that is ours, one that there is not.
+        for stray in [twice, UmemOffset::new(0), UmemOffset::new(64 * 2048)] {
+            wire().receive_into(frame_at(stray), 60, false);
+        }
+        queue.discard(&counters);
+        assert_eq!(counters.to_guest_queue_stopped.get(), 1);
+        assert_eq!(counters.to_guest_stray.get(), 3);
+        assert_eq!((queue.pool.len(), queue.custody.receiving()), (9, 7));
     }
 }

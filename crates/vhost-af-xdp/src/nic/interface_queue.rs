@@ -29,7 +29,7 @@ use super::binding::{Binding, LONGEST_FRAME, LONGEST_ZERO_COPY, TX_METADATA_BYTE
 use super::endpoint::{Chunks, NicQueue};
 use super::error::{ExternalError, InterfaceError};
 use super::interface::{BIND_TIMEOUT, Interface, QueueRequest, SEND_RING};
-use super::queue::{MOST_PIECES, Sends};
+use super::queue::{MOST_PIECES, Nic, Sends};
 use super::queue_state::{Ended, NotesEnd, OpenQueue, Opened, QueueState};
 use super::xdp::XdpNic;
 use crate::config::Placement;
@@ -130,7 +130,7 @@ impl InterfaceQueue {
         let QueueState::Open(open) = &mut *state else {
             return Err(InterfaceError::InUse);
         };
-        counters.to_guest_queue_stopped.add(open.nic.discard());
+        open.nic.discard(counters);
         open.nic.fill();
         let conf = QueueConf {
             virtio_header: None,
@@ -146,11 +146,14 @@ impl InterfaceQueue {
     }
 
     /// Takes the queue back from whom it was lent to; its frames go to the host again. What has come until then is
-    /// discarded, and counted.
+    /// discarded, and counted, and so is what the NIC has not sent where the queue is closed.
     pub(crate) fn give_back(&self, mut nic: NicQueue<XdpNic>, counters: &PairCounters) {
         let copies = self.interface.options.placement == Placement::Copy;
         let stays = copies && self.interface.pass_to_host(self.number);
-        counters.to_guest_queue_stopped.add(nic.discard());
+        nic.discard(counters);
+        if !stays {
+            counters.from_guest_queue_stopped.add(nic.nic.unsent() as u64);
+        }
         let Ok(mut state) = self.interface.state(self.number) else {
             return;
         };

@@ -21,7 +21,7 @@ impl Lent for XdpNic {
 
 impl Lent for NullNic {
     fn give_back(mut queue: NicQueue<Self>, counters: &PairCounters) -> Option<NicQueue<XdpNic>> {
-        counters.to_guest_queue_stopped.add(queue.discard());
+        queue.discard(counters);
         None
     }
 }

@@ -8,10 +8,11 @@
 //! | [`external`], [`afxdp_plugin`] | program, map or sockets that somebody else made |
 //! | [`binding`], [`drivers`], [`mode`], [`demand`] | how a queue is bound, why no better, what memory that locks |
 //! | [`queue`], [`xdp`], [`null`] | the four rings, as a lane sees them: of a socket, or of no NIC |
-//! | [`endpoint`], [`lent`] | rings and UMEM together, and what of them outlives a lane |
+//! | [`endpoint`], [`custody`], [`lent`] | rings and UMEM together, who has which chunk, what outlives a lane |
 
 pub(crate) mod afxdp_plugin;
 pub(crate) mod binding;
+pub(crate) mod custody;
 pub(crate) mod demand;
 pub(crate) mod drivers;
 pub(crate) mod endpoint;

@@ -86,13 +86,15 @@ impl Nic for NullNic {
         self.sent.drain(..count)
     }
 
+    fn came_back(&mut self, _frames: usize) {}
+
     fn room_to_give(&mut self) -> usize {
         self.capacity - self.empty.len()
     }
 
-    fn give(&mut self, frames: &mut Vec<Frame>) {
+    fn give(&mut self, frames: &mut Vec<Frame>, note: impl FnMut(&Frame)) {
         let room = frames.len().min(self.capacity - self.empty.len());
-        self.empty.extend(frames.drain(..room));
+        self.empty.extend(frames.drain(..room).inspect(note));
     }
 
     fn from_nic(&mut self, max: usize) -> impl Iterator<Item = RxDesc> + '_ {

@@ -5,7 +5,8 @@
 //! are generic over it, so nothing is dispatched dynamically per frame.
 //!
 //! Ownership goes with the values: a [`Frame`] given with [`Nic::give`] or inside a [`TxDesc`] is
-//! the NIC's until it comes back from [`Nic::from_nic`] or [`Nic::sent`].
+//! the NIC's until it comes back from [`Nic::from_nic`] or [`Nic::sent`]. What comes back is what the driver says: who
+//! takes it looks whether the NIC had it ([`super::custody`], [`crate::direct::in_flight`]).
 
 use std::os::fd::BorrowedFd;
 
@@ -85,17 +86,21 @@ pub(crate) trait Nic: Send {
     fn to_nic(&mut self, frames: impl ExactSizeIterator<Item = TxDesc>);
     /// Lets the kernel send what is queued. Cheap when nothing is, or when no kick is needed.
     fn kick(&mut self) -> LinkState;
-    /// Queued frames that have not come back from [`Self::sent`].
+    /// Queued frames that have not come back.
     fn unsent(&self) -> usize;
-    /// Frames that were sent and are the caller's again.
+    /// Frames that were sent and are the caller's again, as the driver says; [`Self::came_back`] is to tell how many of
+    /// them it had.
     fn sent(&mut self, max: usize) -> impl Iterator<Item = Frame> + '_;
+    /// So many frames that [`Self::sent`] yielded are not unsent any more.
+    fn came_back(&mut self, frames: usize);
     /// Frames that can be passed to [`Self::give`] now.
     fn room_to_give(&mut self) -> usize;
-    /// Gives the NIC empty frames to receive into: as many, from the front, as it has room for now.
+    /// Gives the NIC empty frames to receive into: as many, from the front, as it has room for now. Each is shown to
+    /// `note` before the NIC has it.
     ///
     /// A frame that was just received does not mean that there is room for one: the kernel shows a
     /// received frame before it releases the fill ring's entry (`xsk_flush`, net/xdp/xsk.c).
-    fn give(&mut self, frames: &mut Vec<Frame>);
+    fn give(&mut self, frames: &mut Vec<Frame>, note: impl FnMut(&Frame));
     /// Received frames. What is not taken from the iterator stays with the NIC.
     fn from_nic(&mut self, max: usize) -> impl Iterator<Item = RxDesc> + '_;
     /// Whether [`Self::from_nic`] would yield something.

@@ -91,11 +91,13 @@ impl Nic for XdpNic {
 
     #[inline]
     fn sent(&mut self, max: usize) -> impl Iterator<Item = Frame> + '_ {
-        let unsent = &mut self.unsent;
-        self.socket
-            .completion
-            .peek(max as u32)
-            .inspect(|_| *unsent = unsent.saturating_sub(1))
+        self.socket.completion.peek(max as u32)
+    }
+
+    #[inline]
+    fn came_back(&mut self, frames: usize) {
+        // None are unsent any more where the interface is gone.
+        self.unsent = self.unsent.saturating_sub(frames);
     }
 
     #[inline]
@@ -103,11 +105,14 @@ impl Nic for XdpNic {
         self.socket.fill.free() as usize
     }
 
-    fn give(&mut self, frames: &mut Vec<Frame>) {
+    fn give(&mut self, frames: &mut Vec<Frame>, mut note: impl FnMut(&Frame)) {
         if !frames.is_empty() {
             let mut batch = self.socket.fill.reserve(frames.len() as u32);
             let room = batch.room() as usize;
-            frames.drain(..room).for_each(|frame| batch.push(frame));
+            for frame in frames.drain(..room) {
+                note(&frame);
+                batch.push(frame);
+            }
             batch.submit();
         }
         if self.socket.fill.needs_wakeup() {

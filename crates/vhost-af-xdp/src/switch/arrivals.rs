@@ -21,6 +21,7 @@ use super::bytes::{UmemRange, received_bytes_mut};
 use super::checksums::{self, Looks};
 use super::limits::BATCH;
 use super::to_guest::{Delivery, Fit, NO_OFFLOAD, UmemBytes, with_buffers};
+use crate::nic::custody::Stray;
 use crate::nic::endpoint::NicQueue;
 use crate::nic::queue::Nic;
 
@@ -44,6 +45,8 @@ pub(crate) struct Arrivals {
     frames: [FramePieces; MOST_FRAMES],
     /// How many pieces belong to whole frames; those behind them to one whose last piece has not come yet.
     whole: usize,
+    /// Of that one a piece is missing.
+    torn: bool,
     /// Where the frame to be written lies.
     ranges: Vec<UmemRange>,
     /// The guest has buffers, but fewer than the frame in hand needs.
@@ -60,13 +63,14 @@ impl Arrivals {
             position: Position::default(),
             frames: [FramePieces::default(); MOST_FRAMES],
             whole: 0,
+            torn: false,
             ranges: Vec::with_capacity(BATCH * 2),
             short: false,
         };
         // At most a batch, as it was when they were taken. The queue keeps its room for more.
         let pieces: Vec<_> = queue.received.drain(..).collect();
         for piece in pieces {
-            arrivals.push(piece, &mut queue.received, &queue.umem, counters);
+            arrivals.push(Ok(piece), &mut queue.received, &queue.umem, counters);
         }
         arrivals
     }
@@ -81,6 +85,7 @@ impl Arrivals {
         let NicQueue {
             nic,
             umem,
+            custody,
             received,
             empty,
             ..
@@ -93,7 +98,7 @@ impl Arrivals {
             } else if delivery.has_buffer()? {
                 // What finds no buffer is better left to the kernel to count.
                 for piece in nic.from_nic(MOST_FRAMES) {
-                    self.push(piece, received, umem, delivery.counters);
+                    self.push(custody.judge(piece), received, umem, delivery.counters);
                 }
                 waits = self.deliver_batch(received, umem, delivery)?;
                 if !waits {
@@ -115,23 +120,24 @@ impl Arrivals {
         let NicQueue {
             nic,
             umem,
+            custody,
             received,
             empty,
             ..
         } = queue;
-        let mut incoming = nic.from_nic(BATCH);
+        let mut incoming = nic.from_nic(BATCH).map(|piece| custody.judge(piece));
         while delivery.has_buffer()? {
-            let piece = match received.is_empty() {
+            let arrival = match received.is_empty() && !self.torn {
                 true => delivery.take_whole(umem, &mut incoming, empty),
                 false => incoming.next(),
             };
-            let Some(piece) = piece else {
+            let Some(arrival) = arrival else {
                 if delivery.is_short() {
                     break;
                 }
                 continue;
             };
-            self.push(piece, received, umem, delivery.counters);
+            self.push(arrival, received, umem, delivery.counters);
             if self.deliver_batch(received, umem, delivery)? {
                 return Ok(true);
             }
@@ -142,10 +148,30 @@ impl Arrivals {
 
     /// Takes a piece in; with its last one a frame is whole. What cannot be a frame is counted.
     #[inline]
-    fn push(&mut self, piece: RxDesc, received: &mut Vec<RxDesc>, umem: &Umem, counters: &PairCounters) {
-        let whole = !piece.more;
-        received.push(piece);
-        if whole {
+    fn push(
+        &mut self,
+        arrival: Result<RxDesc, Stray>,
+        received: &mut Vec<RxDesc>,
+        umem: &Umem,
+        counters: &PairCounters,
+    ) {
+        let more = match arrival {
+            Ok(piece) => {
+                let more = piece.more;
+                received.push(piece);
+                more
+            }
+            Err(Stray { more }) => {
+                counters.to_guest_stray.add(1);
+                self.torn = more || received.len() > self.whole;
+                more
+            }
+        };
+        if self.torn && !more {
+            // Its chunks go back with the batch's.
+            counters.to_guest_in_pieces.add(1);
+            (self.whole, self.torn) = (received.len(), false);
+        } else if !more && received.len() > self.whole {
             self.add(received, umem, counters);
         }
     }
@@ -277,6 +303,7 @@ impl Arrivals {
         for (at, piece) in pieces.into_iter().enumerate() {
             match waits.get(at) {
                 Some(false) => queue.empty.push(piece.frame),
+                None if self.torn => queue.empty.push(piece.frame),
                 _ => queue.received.push(piece),
             }
         }

@@ -27,6 +27,8 @@ pub(crate) mod progress;
 pub(crate) mod receiver;
 pub(crate) mod role;
 #[cfg(test)]
+mod stray_tests;
+#[cfg(test)]
 pub(crate) mod test_guest;
 #[cfg(test)]
 pub(crate) mod test_nic;

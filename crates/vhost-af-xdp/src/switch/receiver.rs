@@ -40,7 +40,7 @@ impl Receiver {
     ) -> Result<usize, Fault> {
         let mut delivery = Delivery::begin(guest.pair, guest.buffers, guest.counters)?;
         let delivered = self.arrivals.deliver(queue, &mut delivery);
-        queue.nic.give(&mut queue.empty);
+        queue.give();
         delivered.map(|()| delivery.finish())
     }
 

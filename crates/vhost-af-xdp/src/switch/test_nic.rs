@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 
 use offload::checksum::ChecksumAt;
 use xsk::{Frame, OwnMemory, RxDesc, TxDesc, Umem, UmemOffset};
@@ -53,11 +53,21 @@ pub(crate) fn own_memory(chunks: usize) -> Umem {
 pub(crate) fn queue<N: Nic>(nic: N, umem: Umem, to_receive: usize, sends: Sends) -> NicQueue<N> {
     let chunks = Chunks {
         pool: umem.all_frames().expect("ours").collect(),
+        first: UmemOffset::new(0),
         umem,
         to_receive,
         backing: String::new(),
     };
     NicQueue::new(nic, chunks, sends)
+}
+
+/// A frame at any place, as a driver may name it.
+pub(crate) fn frame_at(offset: UmemOffset) -> Frame {
+    static ANYWHERE: LazyLock<Umem> = LazyLock::new(|| {
+        let memory = OwnMemory::new(4 << 20).expect("memory");
+        Umem::unaligned(Arc::new(memory), 2048, 0).expect("good")
+    });
+    ANYWHERE.adopt(offset).expect("not that far")
 }
 
 impl Wire {
@@ -84,6 +94,11 @@ impl Wire {
     /// Receives a frame of so many bytes, or a piece of one that goes on.
     pub(crate) fn receive(&mut self, len: u32, more: bool) {
         let frame = self.given.pop_front().expect("the lane gave some");
+        self.receive_into(frame, len, more);
+    }
+
+    /// Says so of any place, given or not, in the UMEM or not.
+    pub(crate) fn receive_into(&mut self, frame: Frame, len: u32, more: bool) {
         let data = UmemOffset::new(frame.offset().get() + u64::from(xsk::XDP_PACKET_HEADROOM));
         self.received.push_back(RxDesc {
             frame,
@@ -195,14 +210,16 @@ impl Nic for TestNic {
         wire.done.drain(..count).collect::<Vec<_>>().into_iter()
     }
 
+    fn came_back(&mut self, _frames: usize) {}
+
     fn room_to_give(&mut self) -> usize {
         let wire = self.wire();
         wire.fill - wire.given.len()
     }
 
-    fn give(&mut self, frames: &mut Vec<Frame>) {
+    fn give(&mut self, frames: &mut Vec<Frame>, note: impl FnMut(&Frame)) {
         let room = self.room_to_give().min(frames.len());
-        self.wire().given.extend(frames.drain(..room));
+        self.wire().given.extend(frames.drain(..room).inspect(note));
     }
 
     fn from_nic(&mut self, max: usize) -> impl Iterator<Item = RxDesc> + '_ {

@@ -11,6 +11,7 @@ use xsk::{Frame, RxDesc, Umem, UmemOffset};
 
 use super::bytes::{UmemRange, frame_to_guest, umem_to_guest};
 use super::limits::{BATCH, DESCRIPTORS};
+use crate::nic::custody::Stray;
 
 /// The virtio-net header, but for the number of buffers, of a frame about which nothing is said.
 pub(crate) const NO_OFFLOAD: [u8; 10] = [0; 10];
@@ -162,25 +163,28 @@ impl<'a> Delivery<'a> {
 
     /// The common case: frames in one piece, each for a buffer in one piece that holds it. Takes them from `incoming`
     /// as long as they are like that and buffers are in hand, and puts their chunks into `empty`; the first that is
-    /// not.
+    /// not, or is a stray.
     ///
     /// One loop with its sums in registers: a worker spends its time here.
     #[inline]
     pub(super) fn take_whole(
         &mut self,
         umem: &Umem,
-        incoming: &mut impl Iterator<Item = RxDesc>,
+        incoming: &mut impl Iterator<Item = Result<RxDesc, Stray>>,
         empty: &mut Vec<Frame>,
-    ) -> Option<RxDesc> {
+    ) -> Option<Result<RxDesc, Stray>> {
         let (mut taken, mut room, mut bytes) = (0, 0, 0);
         let mut other = None;
         for chain in &self.chains.chains[self.next..] {
-            let Some(piece) = incoming.next() else { break };
+            let Some(arrival) = incoming.next() else { break };
             let buffer = self.chains.buffers[chain.first as usize];
-            if !write_whole(self.pair, umem, &piece, chain, buffer, IN_ONE_BUFFER) {
-                other = Some(piece);
-                break;
-            }
+            let piece = match arrival {
+                Ok(piece) if write_whole(self.pair, umem, &piece, chain, buffer, IN_ONE_BUFFER) => piece,
+                arrival => {
+                    other = Some(arrival);
+                    break;
+                }
+            };
             taken += 1;
             room += u64::from(buffer.len);
             bytes += u64::from(piece.len);

@@ -120,7 +120,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
 
     /// Hands over what was put, and lets the kernel send.
     pub(super) fn flush(&mut self) {
-        self.queue.nic.to_nic(self.transmit.outgoing.drain(..));
+        self.queue.send(&mut self.transmit.outgoing);
         self.kick();
         self.ring = self.queue.nic.room_to_nic();
     }
@@ -379,7 +379,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
     pub(super) fn send_at_last(&mut self) {
         let mut waits = 0;
         while self.has_rest() && self.transmit.link == LinkState::Up && waits < LAST_WAITS {
-            self.queue.reclaim(usize::MAX);
+            self.queue.reclaim(usize::MAX, self.counters);
             if self.send_rest(&mut Turn::of(usize::MAX)) == 0 {
                 std::thread::sleep(LAST_WAIT);
                 waits += 1;
@@ -390,15 +390,18 @@ impl<'a, N: Nic> NicSink<'a, N> {
         }
         // What a kick left in the ring.
         for _ in 0..LAST_KICKS {
-            self.queue.reclaim(usize::MAX);
+            self.queue.reclaim(usize::MAX, self.counters);
             if self.queue.nic.unsent() == 0 || self.transmit.link != LinkState::Up {
                 break;
             }
             self.kick();
         }
         // What a fault left.
-        self.queue
-            .take_back(self.transmit.outgoing.drain(..).map(|desc| desc.frame));
+        let outgoing = self.transmit.outgoing.drain(..);
+        self.queue.take_back(outgoing.map(|desc| {
+            self.counters.from_guest_queue_stopped.add((!desc.more).into());
+            desc.frame
+        }));
     }
 }
 
