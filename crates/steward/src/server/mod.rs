@@ -355,10 +355,12 @@ impl Server {
         if let Some(held) = &connection.held
             && let Some(interface) = self.interfaces.get(&held.interface)
         {
-            if self.leases.may_say(connection.peer.uid) {
-                tracing::info!(pid, interface = interface.link.name, queues = ?held.wanted.range(), "lease ended");
-            }
+            let name = interface.link.name.clone();
             self.release(number, held);
+            // Not before: who reads it may rely on that.
+            if self.leases.may_say(connection.peer.uid) {
+                tracing::info!(pid, interface = name, queues = ?held.wanted.range(), "lease ended");
+            }
         }
         if let Some(malformed) = broken {
             if self.refusals.may_say(connection.peer.uid) {

@@ -80,12 +80,13 @@ impl Server {
             Ok(rule) => self.charge(number, rule),
             Err(refusal) => {
                 let (pid, queues) = (peer.pid, held.wanted.range());
-                tracing::warn!(pid, ?queues, "lease ended by the new policy: {refusal}");
+                let why = refusal.to_string();
                 if self.orphans.contains_key(&number) {
                     self.end_orphan(number);
                 } else {
                     self.revoke(number, refusal);
                 }
+                tracing::warn!(pid, ?queues, "lease ended by the new policy: {why}");
             }
         }
     }
