@@ -15,6 +15,7 @@
 
 use std::collections::VecDeque;
 
+use crate::chain::ChainId;
 use crate::inflight::{Field, InflightQueue};
 use crate::layout::PackedDescriptor;
 use crate::packed_ring::PackedRing;
@@ -41,8 +42,8 @@ const OLD_USED_WRAP: Field<u8> = Field::at(21);
 /// A chain that is out.
 #[derive(Debug)]
 struct Out {
-    /// States that it has.
-    slots: u16,
+    /// It has as many states as slots.
+    id: ChainId,
     /// A predecessor had taken it.
     left: bool,
 }
@@ -64,9 +65,12 @@ pub(crate) struct PackedJournal {
     counter: u64,
     /// States that are free, the head of the list last.
     free: Vec<u16>,
-    /// Chains that are out, the oldest first, and their states, one after the other.
+    /// Chains that are out, and their states, one after the other: those that are used and not published, in the order
+    /// of their use, then the others, the oldest first.
     out: VecDeque<Out>,
     states: VecDeque<u16>,
+    /// How many chains, and states, were used in any order and not published.
+    used: (usize, usize),
     /// Chains that a predecessor left, and how many of them were taken again.
     left: Vec<LeftChain>,
     next_left: usize,
@@ -88,6 +92,7 @@ impl PackedJournal {
             free: Vec::with_capacity(queue.entries().into()),
             out: VecDeque::with_capacity(queue.entries().into()),
             states: VecDeque::with_capacity(queue.entries().into()),
+            used: (0, 0),
             left: Vec::new(),
             next_left: 0,
             queue,
@@ -243,18 +248,19 @@ impl PackedJournal {
 
     /// It was taken again.
     pub(crate) fn take_left(&mut self) {
-        let states = &self.left[self.next_left].states;
+        let LeftChain { states, descs } = &self.left[self.next_left];
         self.states.extend(states);
-        self.out.push_back(Out {
+        let id = ChainId {
+            head: descs.last().map_or(0, |last| last.id),
             slots: states.len() as u16,
-            left: true,
-        });
+        };
+        self.out.push_back(Out { id, left: true });
         self.next_left += 1;
     }
 
-    /// A chain of `slots` slots was taken at `at`; its descriptors stand in the ring.
-    pub(crate) fn take(&mut self, ring: &PackedRing, at: Position, slots: u16) {
-        let head = self.free_head();
+    /// A chain was taken at `at`; its descriptors stand in the ring.
+    pub(crate) fn take(&mut self, ring: &PackedRing, at: Position, id: ChainId) {
+        let (head, slots) = (self.free_head(), id.slots);
         if self.free.len() < usize::from(slots) {
             return; // more than the queue has: counted out before
         }
@@ -277,7 +283,7 @@ impl PackedJournal {
             self.queue.set_header(FREE_HEAD, self.free_head());
         }
         self.queue.set_header(OLD_FREE_HEAD, self.free_head());
-        self.out.push_back(Out { slots, left: false });
+        self.out.push_back(Out { id, left: false });
     }
 
     /// The chains that were taken last, `slots` slots in all, went back.
@@ -285,10 +291,10 @@ impl PackedJournal {
         let mut slots = slots;
         while slots > 0 {
             let Some(chain) = self.out.pop_back() else { return };
-            slots = slots.saturating_sub(chain.slots);
+            slots = slots.saturating_sub(chain.id.slots);
             let states = self
                 .states
-                .split_off(self.states.len() - usize::from(chain.slots));
+                .split_off(self.states.len() - usize::from(chain.id.slots));
             if chain.left {
                 self.next_left -= 1;
                 continue;
@@ -307,12 +313,36 @@ impl PackedJournal {
         self.queue.set_header(FREE_HEAD, self.free_head());
     }
 
-    /// The oldest chains, `slots` slots in all, are about to be published; then `used` is where the next used
+    /// The chain `id` is used, behind others that are used and not published.
+    #[inline]
+    pub(crate) fn use_next(&mut self, id: ChainId) {
+        let (next, first) = self.used;
+        let (mut at, mut ahead) = (next, 0);
+        while let Some(out) = self.out.get(at)
+            && out.id != id
+        {
+            (at, ahead) = (at + 1, ahead + usize::from(out.id.slots));
+        }
+        let slots = usize::from(id.slots);
+        if at > next
+            && let Some(out) = self.out.remove(at)
+        {
+            self.out.insert(next, out);
+            for state in first..first + slots {
+                if let Some(moved) = self.states.remove(state + ahead) {
+                    self.states.insert(state, moved);
+                }
+            }
+        }
+        self.used = (next + 1, first + slots);
+    }
+
+    /// The first chains, `slots` slots in all, are about to be published; then `used` is where the next used
     /// descriptor goes.
     pub(crate) fn before_publish(&mut self, slots: u16, used: Position) {
         let (mut slots, mut chain, mut first) = (slots, 0, 0);
         while slots > 0 && chain < self.out.len() {
-            let count = usize::from(self.out[chain].slots);
+            let count = usize::from(self.out[chain].id.slots);
             let states: VecDeque<u16> = self.states.range(first..first + count).copied().collect();
             self.link(&states);
             slots = slots.saturating_sub(count as u16);
@@ -326,14 +356,15 @@ impl PackedJournal {
         let mut slots = slots;
         while slots > 0 {
             let Some(chain) = self.out.pop_front() else { break };
-            slots = slots.saturating_sub(chain.slots);
+            slots = slots.saturating_sub(chain.id.slots);
             self.queue.set(self.states[0], INFLIGHT, 0);
-            self.states.drain(..usize::from(chain.slots));
+            self.states.drain(..usize::from(chain.id.slots));
             if chain.left && self.next_left > 0 {
                 self.left.remove(0);
                 self.next_left -= 1;
             }
         }
+        self.used = (0, 0);
         self.queue.set_header(OLD_FREE_HEAD, self.free_head());
         self.set_old_used(used);
     }

@@ -5,7 +5,7 @@
 //! that finds the two indices apart knows that the batch was published, how many chains it had, and finds them in the
 //! list: so the marks can be put right whenever the device dies.
 //!
-//! Chains are used here in the order in which they were taken, so the marked ones are those from used.idx on in the
+//! Where chains are used in the order in which they were taken, the marked ones are those from used.idx on in the
 //! available ring, and the queue goes on there. A predecessor that used chains out of order leaves others: those are
 //! served first, in the order of their numbers, in place of the entries of the available ring, which may have been
 //! written over.
@@ -46,7 +46,8 @@ pub(crate) struct SplitJournal {
     queue: InflightQueue,
     /// Number of the next chain.
     counter: u64,
-    /// Chains that are out, the oldest first.
+    /// Chains that are out: those that are used and not published, in the order of their use, then the others, the
+    /// oldest first.
     out: VecDeque<Out>,
     /// How many of the heads that come next a predecessor had taken: they keep their marks and numbers.
     left: u16,
@@ -169,7 +170,19 @@ impl SplitJournal {
         }
     }
 
-    /// The oldest `count` chains are about to be published.
+    /// The chain that begins at `head` is used, behind `used` others that are not published.
+    #[inline]
+    pub(crate) fn use_next(&mut self, used: u16, head: u16) {
+        let next = self.out.len().min(used.into());
+        let at = self.out.range(next..).position(|out| out.head == head);
+        if let Some(ahead @ 1..) = at
+            && let Some(out) = self.out.remove(next + ahead)
+        {
+            self.out.insert(next, out);
+        }
+    }
+
+    /// The first `count` chains are about to be published.
     pub(crate) fn before_publish(&self, count: u16) {
         let mut last = self.queue.header(LAST_BATCH_HEAD);
         for &Out { head, .. } in self.out.iter().take(count.into()) {

@@ -56,7 +56,8 @@
 //! # Two kinds of ring
 //! A [`Queue`] is made for the ring that was negotiated, and from then on both look alike. A chain is named by a
 //! [`ChainId`] on its way back. Chains are given back in the order in which they were taken, which is what
-//! VIRTIO_F_IN_ORDER asks for, and which makes the place of the next used element the exact place to go on from.
+//! VIRTIO_F_IN_ORDER asks for, and which makes the place of the next used element the exact place to go on from. Where
+//! an inflight region notes each chain, they may come back in any order ([`Queue::takes_any_order`]).
 //!
 //! # A device that dies
 //! Its successor is made from the same ring ([`QueueStart`]). Nothing is lost: what was taken and not given back is

@@ -2,7 +2,7 @@
 //!
 //! Theory of operation: one owner, no locks, and the methods of [`SplitQueue`](crate::split::SplitQueue). There is one
 //! ring of descriptors, which both sides write. A slot is available or used by two bits of its flags, compared
-//! with the lap that one is in ([`Position`]). Chains are used in the order in which they were taken, so each
+//! with the lap that one is in ([`Position`]). Where chains are used in the order in which they were taken, each
 //! used descriptor goes to the slot in which its chain began, and the ring is always in three parts:
 //!
 //! ```text
@@ -10,6 +10,9 @@
 //!    ... used  | taken, in flight | available, or not yet ...      positions: slot and lap
 //!              ^ push_used        ^ pop  ^ unpop
 //! ```
+//!
+//! Used in another order they take up as many slots, so that the parts are as large; a used descriptor may then
+//! overwrite that of a chain in flight, of which only the inflight region has a copy.
 //!
 //! *Taking.* The second word of a descriptor (length, id, flags) is loaded once, with Acquire; if its flags say
 //! available, the first word (address) follows. All else works on that copy. Chains of one descriptor are
@@ -334,6 +337,20 @@ impl PackedQueue {
         }
         self.used = at.forward(id.slots, self.size);
         self.unpublished += id.slots;
+    }
+
+    /// As [`Queue::push_used_in_any_order`](crate::Queue::push_used_in_any_order).
+    #[inline]
+    pub fn push_used_in_any_order(&mut self, id: ChainId, len: u32) {
+        if let Notes::Inflight(journal) = &mut self.notes {
+            journal.use_next(id);
+        }
+        self.push_used(id, len);
+    }
+
+    /// Whether a successor learns of each chain whether it is out.
+    pub(crate) fn notes_each_chain(&self) -> bool {
+        matches!(self.notes, Notes::Inflight(_))
     }
 
     /// Writes the used descriptor that comes next, or keeps it back.

@@ -107,7 +107,7 @@ impl PackedQueue {
                     let high = Cell::load(self.ring.high(at.offset), Ordering::Relaxed);
                     self.ring.store_high(at.offset, high | u64::from(MARK) << 48);
                 }
-                Notes::Inflight(journal) => journal.take(&self.ring, at, chain.id.slots),
+                Notes::Inflight(journal) => journal.take(&self.ring, at, chain.id),
             }
             at = at.forward(chain.id.slots, self.size);
         }

@@ -21,7 +21,7 @@ pub struct QueueFeatures {
     /// VIRTIO_F_INDIRECT_DESC (28). Without it an indirect descriptor is a fault.
     pub indirect: bool,
     /// VIRTIO_F_IN_ORDER (35). The caller gives chains back in the order of [`Queue::pop`], whether this was
-    /// negotiated or not.
+    /// negotiated or not, unless [`Queue::takes_any_order`].
     pub in_order: bool,
     /// VIRTIO_F_RING_PACKED (34).
     pub packed: bool,
@@ -149,7 +149,7 @@ impl Queue {
 
     /// Gives back the chains taken last, for which no used element was written: the next [`pop`](Self::pop) reads them
     /// anew. `slots` are those that [`Chains::slots`] says for them: what is given back is always the youngest that is
-    /// out.
+    /// out, and none that was taken later may be used already.
     ///
     /// # Panics
     /// In debug builds, if more are given back than the queue holds: a bug of the caller's.
@@ -168,6 +168,27 @@ impl Queue {
     pub fn push_used(&mut self, id: ChainId, len: u32) {
         // Once a frame: an arm that ends costs nothing, and one that does nothing does.
         of_either!(self, ring => ring.push_used(id, len), reset => nothing_was_taken());
+    }
+
+    /// Whether chains may be given back in another order than they were taken in
+    /// ([`push_used_in_any_order`](Self::push_used_in_any_order)): the driver does not rely on their order
+    /// (VIRTIO_F_IN_ORDER; VirtIO 1.3, 2.7.9), and should this device die, an inflight region tells its successor which
+    /// ones are out. The ring alone tells only how many.
+    #[must_use]
+    pub fn takes_any_order(&self) -> bool {
+        !self.features().in_order && of_either!(self, ring => ring.notes_each_chain(), reset => false)
+    }
+
+    /// As [`push_used`](Self::push_used), for any chain that is out. Between two calls of [`publish`](Self::publish)
+    /// all chains are given back by the one or by the other.
+    ///
+    /// # Panics
+    /// As [`push_used`](Self::push_used); and in debug builds, if the queue does not
+    /// [take any order](Self::takes_any_order).
+    #[inline]
+    pub fn push_used_in_any_order(&mut self, id: ChainId, len: u32) {
+        debug_assert!(self.takes_any_order(), "nobody could tell which chains are out");
+        of_either!(self, ring => ring.push_used_in_any_order(id, len), reset => ());
     }
 
     /// Makes all used elements visible that were written since the last time, with one store. Returns whether the

@@ -595,6 +595,9 @@ fn every_page_that_changes_is_logged(packed: bool, notes: Notes, size: u32) {
     assert_eq!(all_changed, all_logged, "nothing is logged that never changes");
 }
 
+#[path = "any_order_tests.rs"]
+mod any_order;
+
 #[test]
 fn every_page_that_the_queue_writes_is_logged() {
     for size in [64, 1024] {

@@ -370,6 +370,20 @@ impl SplitQueue {
         self.used_idx = self.used_idx.wrapping_add(1);
     }
 
+    /// As [`Queue::push_used_in_any_order`](crate::Queue::push_used_in_any_order).
+    #[inline]
+    pub fn push_used_in_any_order(&mut self, id: ChainId, len: u32) {
+        if let Notes::Inflight(journal) = &mut self.notes {
+            journal.use_next(self.used_idx.wrapping_sub(self.used_published), id.head);
+        }
+        self.push_used(id, len);
+    }
+
+    /// Whether a successor learns of each chain whether it is out.
+    pub(crate) fn notes_each_chain(&self) -> bool {
+        matches!(self.notes, Notes::Inflight(_))
+    }
+
     /// Writes the used element for free-running index `index`.
     #[inline(always)]
     fn write_used(&self, index: u16, id: u32, len: u32) {

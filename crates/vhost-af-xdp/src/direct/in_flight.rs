@@ -8,6 +8,10 @@
 //! Invariants: entries leave through [`InFlight::pop_done`] strictly in the order of
 //! [`InFlight::push`]. That gives VIRTIO_F_IN_ORDER for free (VirtIO 1.3, 2.7.9), and makes
 //! "used index" the exact base from which a stopped queue can go on: nothing lost, nothing twice.
+//!
+//! A table [in any order](InFlight::in_any_order) is the exception: its entries leave in the order in which they are
+//! done, so that a buffer which a driver keeps holds up none behind it. Those that others overtook are marked: a queue
+//! that stops cannot be rewound to them.
 
 use std::collections::VecDeque;
 
@@ -16,6 +20,8 @@ struct Entry<T> {
     key: u64,
     value: T,
     done: bool,
+    /// One that was pushed later left before it.
+    overtaken: bool,
 }
 
 /// A first-in, first-out table of bounded size; see the module's head.
@@ -25,6 +31,7 @@ pub(crate) struct InFlight<T> {
     capacity: usize,
     /// Entries at the front known to be done; the search for the next completion starts behind them.
     done_at_front: usize,
+    any_order: bool,
 }
 
 impl<T> InFlight<T> {
@@ -34,6 +41,15 @@ impl<T> InFlight<T> {
             entries: VecDeque::with_capacity(capacity),
             capacity,
             done_at_front: 0,
+            any_order: false,
+        }
+    }
+
+    /// An empty table whose entries leave as they are done, if `any_order`, and else as [`Self::new`] says.
+    pub(crate) fn in_any_order(capacity: usize, any_order: bool) -> Self {
+        Self {
+            any_order,
+            ..Self::new(capacity)
         }
     }
 
@@ -51,6 +67,7 @@ impl<T> InFlight<T> {
             key,
             value,
             done: false,
+            overtaken: false,
         });
     }
 
@@ -62,6 +79,7 @@ impl<T> InFlight<T> {
             key: u64::MAX,
             value,
             done: true,
+            overtaken: false,
         });
     }
 
@@ -72,7 +90,13 @@ impl<T> InFlight<T> {
         let first = self.done_at_front;
         let at = match self.entries.get(first) {
             Some(entry) if entry.key == key && !entry.done => first,
-            _ => self.find(key)?,
+            _ => {
+                let at = self.find(key)?;
+                match self.any_order {
+                    true => self.overtake(at)?,
+                    false => at,
+                }
+            }
         };
         let entry = self.entries.get_mut(at)?;
         entry.done = true;
@@ -92,6 +116,25 @@ impl<T> InFlight<T> {
         }
         let is_it = |&at: &usize| self.entries[at].key == key && !self.entries[at].done;
         (self.done_at_front..self.entries.len()).find(is_it)
+    }
+
+    /// Lets an entry leave before the open ones in front of it; where it is now.
+    #[inline(never)]
+    fn overtake(&mut self, at: usize) -> Option<usize> {
+        let front = self.done_at_front;
+        if at > front {
+            let entry = self.entries.remove(at)?;
+            self.entries
+                .range_mut(front..at)
+                .for_each(|open| open.overtaken = true);
+            self.entries.insert(front, entry);
+        }
+        Some(front)
+    }
+
+    /// Whether one that the kernel has was overtaken.
+    pub(crate) fn has_overtaken(&self) -> bool {
+        self.entries.iter().any(|entry| entry.overtaken && !entry.done)
     }
 
     /// The oldest entry, once it is done.
@@ -151,6 +194,36 @@ mod tests {
         assert_eq!(table.pop_done(), None);
         assert!(table.complete(30).is_some());
         assert_eq!(table.pop_done(), Some('c'));
+    }
+
+    #[test]
+    fn in_any_order_what_is_done_leaves_and_what_it_overtook_is_marked() {
+        let mut table = InFlight::in_any_order(4, true);
+        for (key, value) in [(10, 'a'), (20, 'b'), (30, 'c'), (40, 'd')] {
+            table.push(key, value);
+        }
+        assert_eq!(table.complete(10).copied(), Some('a'));
+        assert!(!table.has_overtaken());
+        assert_eq!(table.complete(30).copied(), Some('c'));
+        assert!(table.complete(30).is_none(), "it is back already");
+        assert_eq!((table.pop_done(), table.pop_done()), (Some('a'), Some('c')));
+        assert_eq!((table.pop_done(), table.room()), (None, 2));
+        assert!(table.has_overtaken());
+        assert_eq!(table.complete(20).copied(), Some('b'));
+        assert!(!table.has_overtaken(), "nobody overtook d");
+        assert_eq!((table.pop_done(), table.pop_any()), (Some('b'), Some('d')));
+    }
+
+    #[test]
+    fn one_that_a_driver_keeps_takes_no_more_room_than_its_own() {
+        let mut table = InFlight::in_any_order(3, true);
+        table.push(1, 1);
+        for key in 2..1000 {
+            table.push(key, key);
+            assert_eq!(table.complete(key).copied(), Some(key));
+            assert_eq!((table.pop_done(), table.room()), (Some(key), 2));
+        }
+        assert_eq!(table.complete(1).copied(), Some(1));
     }
 
     #[test]

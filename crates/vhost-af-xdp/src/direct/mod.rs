@@ -24,6 +24,12 @@
 //! Invariants: a chunk in the bounce area is in the pool or in one table, never both. Both tables
 //! give entries back in the order in which the guest made them available, so a queue can be
 //! stopped exactly: what the kernel still held is not used, and the base is rewound to it.
+//!
+//! Receive buffers may also come back to the guest in the order in which the NIC is done with them, where the guest and a
+//! successor of ours can live with that ([`virtqueue::Queue::takes_any_order`]): a buffer that a driver keeps, because a
+//! frame in it was dropped, then holds up none of the others. If such a queue is stopped while a buffer is out that
+//! others overtook, there is no place to rewind to. What the kernel held goes back with nothing in it, once the kernel
+//! can write there no more.
 
 mod from_guest;
 pub(crate) mod in_flight;
@@ -103,6 +109,8 @@ pub(crate) struct DirectLane<N> {
     parked: VecDeque<Parked>,
     parked_buffers: VecDeque<Buffer>,
     parked_bytes: u64,
+    /// Receive buffers go back as the NIC is done with them.
+    any_order: bool,
     /// Bounce chunks among `posted` that are not filled yet.
     bounces_posted: usize,
     /// A buffer smaller than the longest frame was seen: all later ones are parked, too, because
@@ -180,13 +188,15 @@ impl<N: Nic> DirectLane<N> {
         let look = PrivateLook::of(&pair);
         let in_flight = memory.in_flight;
         let end = DirectEnd::new(&mut pair, queue, memory, &counters);
+        let any_order = pair.to_guest.queue.takes_any_order();
         Self {
             pair,
             end,
             counters,
             sender: Sender::default(),
+            any_order,
             // The RX ring has room for all: no driver ever finds it full.
-            posted: InFlight::new(in_flight.min(RECEIVE_RING as usize)),
+            posted: InFlight::in_any_order(in_flight.min(RECEIVE_RING as usize), any_order),
             parked: VecDeque::new(),
             parked_buffers: VecDeque::new(),
             parked_bytes: 0,
@@ -288,29 +298,30 @@ impl<N: Nic> Lane for DirectLane<N> {
         lane.pair.leave_calls();
         let half_sent = lane.end.send_at_last(&mut lane.pair);
         // Frames that arrived are the guest's; taken before the socket closes.
-        let mut received = 0;
-        loop {
-            match lane.collect() {
-                0 => break,
-                frames => received += frames,
-            }
-        }
+        while lane.collect() > 0 {}
         lane.counters.to_guest_queue_stopped.add(lane.posted.len_done());
         lane.end.close(&mut lane.pair, half_sent);
-        if received > 0 {
-            lane.pair.to_guest.publish(&lane.counters);
-        }
-        // Everything that the NIC or the parking place still holds was never used: rewind to it.
-        let mut held: u16 = lane.parked.iter().map(|parked| parked.chain.slots).sum();
-        while let Some(posted) = lane.posted.pop_any() {
-            if let Posted::Guest { chain, .. } = posted {
-                held += chain.slots;
-            }
-        }
-        lane.pair.to_guest.queue.unpop(held);
+        give_up(&mut lane.pair, &mut lane.posted, &lane.parked);
+        lane.pair.to_guest.publish(&lane.counters);
         Stopped {
             pair: lane.pair.stopped(),
             queue: None,
         }
+    }
+}
+
+/// Leaves the guest what the NIC or the parking place held, now that nobody writes there any more: it was never used, so
+/// the queue is rewound to it; or goes back empty, where that cannot be.
+fn give_up(pair: &mut QueuePair, posted: &mut InFlight<Posted>, parked: &VecDeque<Parked>) {
+    let queue = &mut pair.to_guest.queue;
+    let overtaken = posted.has_overtaken();
+    let posted = std::iter::from_fn(|| posted.pop_any()).filter_map(|posted| match posted {
+        Posted::Guest { chain, .. } => Some(chain),
+        Posted::Bounce { .. } => None,
+    });
+    let held = posted.chain(parked.iter().map(|parked| parked.chain));
+    match overtaken {
+        true => held.for_each(|chain| queue.push_used_in_any_order(chain, 0)),
+        false => queue.unpop(held.map(|chain| chain.slots).sum()),
     }
 }

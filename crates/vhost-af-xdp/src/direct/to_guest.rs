@@ -1,6 +1,6 @@
 //! Direct placement, NIC → guest: buffers posted, parked, and given back filled.
 
-use virtqueue::{Buffer, Chain, Chains};
+use virtqueue::{Buffer, Chain, ChainId, Chains};
 use xsk::{Frame, UmemOffset, XDP_PACKET_HEADROOM};
 
 use super::{DirectLane, MOST_BOUNCES_POSTED, MOST_PARKED_BUFFERS, Parked, Posted};
@@ -8,7 +8,7 @@ use crate::nic::queue::Nic;
 use crate::switch::bytes::UmemRange;
 use crate::switch::limits::BATCH;
 use crate::switch::to_guest::{NO_OFFLOAD, UmemBytes, with_buffers, write};
-use device::pair::Fault;
+use device::pair::{Fault, QueuePair};
 
 impl<N: Nic> DirectLane<N> {
     pub(super) fn to_guest(&mut self) -> Result<usize, Fault> {
@@ -23,12 +23,12 @@ impl<N: Nic> DirectLane<N> {
         Ok(received)
     }
 
-    /// Takes what the NIC received and gives it to the guest, in the order of posting.
+    /// Takes what the NIC received and gives it to the guest, in the order of posting or of arrival.
     pub(super) fn collect(&mut self) -> usize {
         // Buffers become done by being received into, and no other way.
         match self.take_received() {
             false => 0,
-            true => self.give_in_order(),
+            true => self.give_done(),
         }
     }
 
@@ -72,21 +72,19 @@ impl<N: Nic> DirectLane<N> {
         any
     }
 
-    /// Gives the guest its buffers, as far as all before them are back; the frames in them.
+    /// Gives the guest its buffers, as far as their turn has come; the frames in them.
     #[inline]
-    fn give_in_order(&mut self) -> usize {
+    fn give_done(&mut self) -> usize {
         let (mut frames, mut bytes) = (0, 0u64);
         while let Some(posted) = self.posted.pop_done() {
             match posted {
                 Posted::Guest { chain, len: 0 } => {
                     // A piece was in it. Its buffer goes back in its turn, with nothing in it.
-                    self.pair.to_guest.queue.push_used(chain, 0);
+                    give_back(&mut self.pair, self.any_order, chain, 0);
                 }
                 Posted::Guest { chain, len } => {
-                    self.pair
-                        .to_guest
-                        .queue
-                        .push_used(chain, self.pair.header_bytes + len);
+                    let written = self.pair.header_bytes + len;
+                    give_back(&mut self.pair, self.any_order, chain, written);
                     bytes += u64::from(len);
                     frames += 1;
                 }
@@ -264,8 +262,17 @@ impl<N: Nic> DirectLane<N> {
             self.buffers.clear();
             self.buffers.extend(self.parked_buffers.drain(..parked.buffers));
             let written = write(&self.pair, &self.buffers, header.take(), &mut left, &mut bytes);
-            self.pair.to_guest.queue.push_used(parked.chain, written);
+            give_back(&mut self.pair, self.any_order, parked.chain, written);
         }
         true
+    }
+}
+
+/// Gives the guest a buffer back in which so many bytes were written.
+#[inline]
+fn give_back(pair: &mut QueuePair, any_order: bool, chain: ChainId, len: u32) {
+    match any_order {
+        true => pair.to_guest.queue.push_used_in_any_order(chain, len),
+        false => pair.to_guest.queue.push_used(chain, len),
     }
 }

@@ -6,6 +6,8 @@
 //! Invariants: nothing here imports what decides (`port`, `vhost_user`, `api`); nothing here blocks, logs or takes a
 //! lock while frames move; each loss has a counter of its own ([`device::counters`]).
 
+#[cfg(test)]
+mod any_order_tests;
 pub(crate) mod arrivals;
 pub(crate) mod bytes;
 pub(crate) mod checksums;

@@ -38,19 +38,24 @@ impl Memory {
         let size = QueueSize::new(size).expect("a power of two");
         let shape = RingShape::new(RingFormat::of(features.packed), size);
         let driver = QueueDriver::new(&self.ram, shape, DriverFeatures::default()).expect("room");
+        (self.enter(&driver, features, journal), driver)
+    }
+
+    /// Our half of a queue, polled, whoever had it before.
+    pub(crate) fn enter(&self, driver: &QueueDriver, features: QueueFeatures, journal: Journal) -> Vring {
+        let shape = RingShape::new(driver.format(), driver.size());
         let rings = RingLayout::from_user(&self.map, shape, driver.ring_user_addresses()).expect("inside");
         let start = QueueStart {
             base: driver.base(),
             journal,
             log: None,
         };
-        let vring = Vring {
+        Vring {
             queue: Queue::new(&self.map, rings, features, start).expect("a good ring"),
             kick: None,
             call: Call::new(None, CallBlocked::default()),
             enabled: true,
-        };
-        (vring, driver)
+        }
     }
 
     /// Our half of a guest that has these queues, merges buffers and has an MTU of 1500.
