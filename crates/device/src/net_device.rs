@@ -200,6 +200,12 @@ impl NetDevice {
         self.log = log;
     }
 
+    /// Whether the VMM keeps an inflight region.
+    #[must_use]
+    pub fn has_inflight(&self) -> bool {
+        self.inflight.is_some()
+    }
+
     /// Queue pairs that are made from now on note there what is under way, and begin with what a predecessor noted.
     pub fn set_inflight(&mut self, inflight: Arc<InflightRegion>) {
         self.inflight = Some(inflight);

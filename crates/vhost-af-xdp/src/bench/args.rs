@@ -191,7 +191,7 @@ impl Plan {
         let receives = self.benchmark.receives();
         let wish = Wish {
             asked: bind_request(self.args.force_copy, self.args.force_zero_copy),
-            direct: false,
+            into_guest: None,
             native: mode == Mode::Native,
             driver: DriverSends::by_index(self.link.index),
             line: drivers::line(&self.link.driver),

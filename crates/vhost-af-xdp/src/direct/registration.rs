@@ -13,6 +13,7 @@ use virtqueue::{MappedRegion, MemoryMap};
 use xsk::Umem;
 
 use crate::direct::CHUNK_BYTES;
+use crate::nic::binding::BufferOrder;
 use crate::nic::error::InterfaceError;
 use crate::nic::interface_queue::{InterfaceQueue, RegisteredSocket};
 use crate::switch::bytes::GuestRam;
@@ -25,6 +26,8 @@ pub(crate) struct Registration {
     pub(crate) map: Arc<MemoryMap>,
     /// With a socket of this queue; `None`: with nothing.
     pub(crate) queue: Option<InterfaceQueue>,
+    /// How the guest's receive buffers come back to it.
+    pub(crate) order: BufferOrder,
     /// Its pages are not in our page table yet.
     pub(crate) populate: bool,
 }
@@ -56,7 +59,7 @@ impl Registration {
         let Some(queue) = &self.queue else {
             return Ok(Registered { umem, socket: None });
         };
-        let socket = queue.register(&umem, self.takes_long())?;
+        let socket = queue.register(&umem, self.order, self.takes_long())?;
         Ok(Registered {
             umem: socket.umem().clone(),
             socket: Some(socket),

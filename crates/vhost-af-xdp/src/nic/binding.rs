@@ -40,8 +40,8 @@ pub(crate) const LONGEST_ZERO_COPY: u32 = 1500 + L2_BYTES;
 pub(crate) struct Wish {
     /// What the user wants.
     pub(crate) asked: BindRequest,
-    /// The UMEM is guest memory, or will be soon: the queue is not to change its mode meanwhile.
-    pub(crate) direct: bool,
+    /// Received into guest memory, now or soon (the queue is not to change its mode meanwhile); `None`: into ours.
+    pub(crate) into_guest: Option<IntoGuest>,
     /// The program is attached natively.
     pub(crate) native: bool,
     /// What the driver says that it does.
@@ -50,6 +50,37 @@ pub(crate) struct Wish {
     pub(crate) line: Option<&'static Line>,
     /// Longest frame, bytes.
     pub(crate) frame_limit: u32,
+}
+
+/// What decides, beside the driver, whether a NIC may write frames into guest memory by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct IntoGuest {
+    pub(crate) judge: Judge,
+    /// How the guest's receive buffers come back; `None`: no guest is there yet.
+    pub(crate) order: Option<BufferOrder>,
+}
+
+/// Who decides whether a frame that comes into a queue is the guest's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Judge {
+    /// The NIC: all that it puts into the queue is.
+    Nic,
+    /// Our XDP program, which looks at addresses and VLANs. Also where rules of the NIC bring the guest's frames: its
+    /// hash brings others to the same queue.
+    Program,
+    /// Somebody else's program.
+    Foreign,
+}
+
+/// How a guest's receive buffers come back to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum BufferOrder {
+    /// As the NIC is done with them.
+    Any,
+    /// As they were posted: the guest negotiated VIRTIO_F_IN_ORDER.
+    InOrder,
+    /// As they were posted: the VMM keeps no inflight region, and the ring alone does not tell a successor which are out.
+    NoRegion,
 }
 
 /// How it is bound.
@@ -67,9 +98,30 @@ pub(crate) struct Binding {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum NoZeroCopy {
     #[error(
-        "with memory=direct the NIC would write frames into guest memory before the XDP program has judged them"
+        "with memory=direct and an XDP program that judges frames (--mac, --vlan) the NIC would write those of others \
+         into guest memory before that"
     )]
-    GuestMemory,
+    Judged,
+    #[error(
+        "with memory=direct beside somebody else's XDP program nobody knows which frames are the guest's"
+    )]
+    ForeignProgram,
+    #[error("with memory=direct a NIC whose driver is not known for it might write beyond a guest's buffers")]
+    Unbounded,
+    #[error(
+        "with memory=direct a guest that wants its buffers back in order (VIRTIO_F_IN_ORDER) would wait for those that \
+         the NIC keeps"
+    )]
+    InOrder,
+    #[error(
+        "with memory=direct and no inflight region of the VMM's a daemon that takes over could not tell which buffers \
+         the NIC keeps"
+    )]
+    NoRegion,
+    #[error(
+        "with memory=direct the NIC would write into guest memory for a while after a queue pair is stopped"
+    )]
+    WritesOn,
     #[error("the XDP program is attached in skb mode")]
     SkbMode,
     #[error("the driver has no zero-copy")]
@@ -110,12 +162,27 @@ impl Wish {
         let missing = known.is_some_and(|line| line.zero_copy == ZeroCopy::Missing);
         let cut = self.frame_limit > LONGEST_ZERO_COPY && self.driver.most_pieces == 1;
         match known {
-            _ if self.direct => Some(NoZeroCopy::GuestMemory),
             _ if !self.native => Some(NoZeroCopy::SkbMode),
             _ if missing || !(self.driver.zero_copy || insists) => Some(NoZeroCopy::Driver),
             _ if cut => Some(NoZeroCopy::LongFrames),
             Some(line) if line.zero_copy == ZeroCopy::Bad => Some(NoZeroCopy::KnownBad(line)),
-            _ => None,
+            _ => self.into_guest.map(|into_guest| self.danger(into_guest)),
+        }
+    }
+
+    /// Why a NIC must not write frames into guest memory by itself: the first of the conditions that is not met. The
+    /// last one never is, so far (docs/hardware.md).
+    fn danger(&self, into_guest: IntoGuest) -> NoZeroCopy {
+        let bounded = self
+            .line
+            .is_some_and(|line| line.window.bytes(self.frame_limit).is_some());
+        match (into_guest.judge, into_guest.order) {
+            (Judge::Program, _) => NoZeroCopy::Judged,
+            (Judge::Foreign, _) => NoZeroCopy::ForeignProgram,
+            (Judge::Nic, _) if !bounded => NoZeroCopy::Unbounded,
+            (Judge::Nic, Some(BufferOrder::InOrder)) => NoZeroCopy::InOrder,
+            (Judge::Nic, Some(BufferOrder::NoRegion)) => NoZeroCopy::NoRegion,
+            (Judge::Nic, Some(BufferOrder::Any) | None) => NoZeroCopy::WritesOn,
         }
     }
 }
@@ -128,7 +195,7 @@ mod tests {
     /// A NIC with zero-copy, as igb is.
     const IGB: Wish = Wish {
         asked: BindRequest::Auto,
-        direct: false,
+        into_guest: None,
         native: true,
         driver: DriverSends {
             checksum: false,
@@ -145,6 +212,51 @@ mod tests {
 
     fn line(driver: &str) -> Option<&'static Line> {
         TABLE.iter().find(|line| line.driver == driver)
+    }
+
+    /// igb, whose frames would go into guest memory.
+    fn direct(judge: Judge, order: Option<BufferOrder>) -> Wish {
+        Wish {
+            into_guest: Some(IntoGuest { judge, order }),
+            line: line("igb"),
+            ..IGB
+        }
+    }
+
+    #[test]
+    fn first_condition_of_guest_memory_that_is_not_met_is_said() {
+        use super::BufferOrder::{Any, InOrder, NoRegion};
+        let whole = |order| direct(Judge::Nic, order);
+        let driver = |driver| Wish {
+            line: line(driver),
+            ..whole(Some(Any))
+        };
+        let skb = Wish {
+            native: false,
+            ..direct(Judge::Program, Some(InOrder))
+        };
+        for (wish, said) in [
+            (skb, NoZeroCopy::SkbMode),
+            (driver("veth"), NoZeroCopy::Driver),
+            (direct(Judge::Program, Some(InOrder)), NoZeroCopy::Judged),
+            (direct(Judge::Foreign, Some(Any)), NoZeroCopy::ForeignProgram),
+            (driver("ixgbe"), NoZeroCopy::Unbounded),
+            (driver("not in the table"), NoZeroCopy::Unbounded),
+            (whole(Some(InOrder)), NoZeroCopy::InOrder),
+            (whole(Some(NoRegion)), NoZeroCopy::NoRegion),
+            (whole(Some(Any)), NoZeroCopy::WritesOn),
+            (whole(None), NoZeroCopy::WritesOn),
+        ] {
+            let binding = wish.binding().expect("zero-copy is not forced");
+            assert_eq!(
+                (binding.ask, binding.note),
+                (BindRequest::ForceCopy, Some(said)),
+                "{wish:?}"
+            );
+            let asked = BindRequest::ForceZeroCopy;
+            let forced = Wish { asked, ..wish }.binding();
+            assert!(forced.is_err() || said == NoZeroCopy::Driver, "{wish:?}");
+        }
     }
 
     #[test]
@@ -172,7 +284,7 @@ mod tests {
         let bad = line("ice").expect("a line");
         for (wish, said) in [
             (forced, None),
-            (Wish { direct: true, ..IGB }, Some(NoZeroCopy::GuestMemory)),
+            (direct(Judge::Program, None), Some(NoZeroCopy::Judged)),
             (Wish { native: false, ..IGB }, Some(NoZeroCopy::SkbMode)),
             (none, Some(NoZeroCopy::Driver)),
             (with(line("veth")), Some(NoZeroCopy::Driver)),
@@ -244,10 +356,10 @@ mod tests {
             ),
             (
                 Wish {
-                    direct: true,
+                    into_guest: direct(Judge::Nic, None).into_guest,
                     ..forced
                 },
-                NoZeroCopy::GuestMemory,
+                NoZeroCopy::WritesOn,
             ),
         ] {
             assert_eq!(wish.binding(), Err(why));

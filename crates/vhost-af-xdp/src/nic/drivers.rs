@@ -38,6 +38,27 @@ pub(crate) enum Bind {
     NotRead,
 }
 
+/// How far a NIC writes into the memory that it receives a frame into, in zero-copy mode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Window {
+    /// Up to so many bytes from where the frame begins, whatever its length: what the driver is given (the chunk without
+    /// headroom, `xsk_pool_get_rx_frame_size`, include/net/xdp_sock_drv.h), as a multiple of this.
+    Multiples(u32),
+    NotKnown,
+}
+
+impl Window {
+    /// The least that can be given for frames of so many bytes, and that the NIC does not write beyond; `None` where it
+    /// is not known. Eight bytes more than such a frame, and a multiple of 128, is what virtio_net accepts (seen on
+    /// Linux 7.2: a bind with less is refused).
+    pub(crate) fn bytes(self, frame_limit: u32) -> Option<u32> {
+        match self {
+            Self::Multiples(of) => frame_limit.checked_add(8)?.checked_next_multiple_of(of.max(128)),
+            Self::NotKnown => None,
+        }
+    }
+}
+
 /// Every kernel.
 const ANY: (u32, u32) = (0, 0);
 
@@ -60,6 +81,7 @@ pub(crate) struct Line {
     /// It has RSS contexts.
     pub(crate) contexts: bool,
     pub(crate) bind: Bind,
+    pub(crate) window: Window,
     /// What is known, and by whom.
     pub(crate) why: &'static str,
 }
@@ -75,6 +97,7 @@ const READ: Line = Line {
     by_address: "no",
     contexts: false,
     bind: NotRead,
+    window: Window::NotKnown,
     why: "read in the sources of Linux 6.12 and 7.2",
 };
 
@@ -88,6 +111,7 @@ pub(crate) const TABLE: &[Line] = &[
         pieces: 8,
         by_address: "yes",
         bind: StopsCarrier,
+        window: Window::Multiples(128),
         why: "frames from the wire corrupt the kernel's memory, as reported in May 2026; which kernels are mended was \
               not found (github.com/firedancer-io/firedancer/pull/11245). Before 6.11 a bind or close under load may \
               be taken for a hung queue, and the NIC be reset and lost (github.com/intel/ethernet-linux-ice/issues/61)",
@@ -100,6 +124,7 @@ pub(crate) const TABLE: &[Line] = &[
         zero_copy: Good,
         pieces: 8,
         bind: StopsQueue,
+        window: Window::Multiples(128),
         why: "by Firedancer's tests (src/app/shared/fd_config_auto.c there); not tried here",
         ..READ
     },
@@ -116,6 +141,7 @@ pub(crate) const TABLE: &[Line] = &[
         devices: "Intel I225, I226",
         by_address: "yes",
         bind: StopsQueue,
+        window: Window::Multiples(1024),
         ..READ
     },
     Line {
@@ -125,6 +151,7 @@ pub(crate) const TABLE: &[Line] = &[
         zero_copy: Good,
         by_address: "from I350 on",
         bind: StopsQueue,
+        window: Window::Multiples(1024),
         why: "run here byte-exact, Linux 7.2 under QEMU (scripts/kernels); no real NIC was tried",
         ..READ
     },
@@ -204,6 +231,7 @@ pub(crate) const TABLE: &[Line] = &[
         from: (6, 14),
         zero_copy: Good,
         bind: StopsQueue,
+        window: Window::Multiples(128),
         why: "run here byte-exact, Linux 7.2 under QEMU with iommu_platform=on (scripts/kernels); refused without",
         ..READ
     },
@@ -274,7 +302,7 @@ impl fmt::Display for Line {
                 ", rules by address {}, RSS contexts {contexts}",
                 self.by_address
             )?;
-            write!(f, ", bind {}", self.bind)?;
+            write!(f, ", bind {}, window {}", self.bind, self.window)?;
         }
         write!(f, "; {}", self.why)
     }
@@ -309,6 +337,15 @@ impl fmt::Display for ZeroCopy {
             Bad => "bad",
             Missing => "none",
         })
+    }
+}
+
+impl fmt::Display for Window {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Multiples(of) => write!(f, "multiples of {of}"),
+            Self::NotKnown => f.write_str("not known"),
+        }
     }
 }
 
@@ -351,12 +388,13 @@ mod tests {
                 zero_copy,
                 by_address,
                 bind,
+                window,
                 ..
             } = line;
             let (most, checksums, contexts) = (line.most(), yes(line.checksums), yes(line.contexts));
             format!(
                 "| {driver} | {devices} | {from} | {zero_copy} | {most} | {checksums} | {by_address} | {contexts} \
-                 | {bind} |"
+                 | {bind} | {window} |"
             )
         });
         assert_eq!(rows, lines.collect::<Vec<_>>());
@@ -365,6 +403,17 @@ mod tests {
             let said = format!("- **{driver}**: {why}");
             assert!(document.contains(&said), "docs/hardware.md lacks: {said}");
         }
+    }
+
+    #[test]
+    fn window_holds_the_longest_frame_and_ends_where_the_driver_ends_it() {
+        let bytes = |driver, mtu: u32| line_for(driver, (7, 2)).and_then(|line| line.window.bytes(mtu + 18));
+        assert_eq!(bytes("virtio_net", 1500), Some(1536));
+        assert_eq!(bytes("virtio_net", 1511), Some(1664));
+        assert_eq!(bytes("igb", 1500), Some(2048));
+        assert_eq!(bytes("igb", 68), Some(1024));
+        assert_eq!(bytes("ixgbe", 1500), None);
+        assert_eq!(Window::Multiples(128).bytes(u32::MAX), None);
     }
 
     #[test]

@@ -16,7 +16,7 @@ use xsk::{
     AttachMode, BindRequest, BusyPoll, OpenError, PreferNode, QueueId, RingSize, SocketConfig, Umem, Unbound,
 };
 
-use super::binding::{Binding, L2_BYTES, LONGEST_FRAME, NoZeroCopy, Wish};
+use super::binding::{Binding, BufferOrder, IntoGuest, L2_BYTES, LONGEST_FRAME, NoZeroCopy, Wish};
 use super::demand::Demand;
 use super::drivers;
 use super::error::{InterfaceError, Lost};
@@ -189,12 +189,15 @@ impl Interface {
         })
     }
 
-    /// How its queues are bound for the longest frames that it carries, and what memory they get.
+    /// How its queues are bound for the longest frames that it carries, and what memory they get; for a guest whose
+    /// receive buffers come back like that, if one is there.
     /// Errors: zero-copy is forced, and cannot be.
-    pub(crate) fn binding(&self) -> Result<Binding, NoZeroCopy> {
+    pub(crate) fn binding(&self, order: Option<BufferOrder>) -> Result<Binding, NoZeroCopy> {
+        let judge = self.steering.judge();
+        let direct = self.options.placement == Placement::Direct;
         let wish = Wish {
             asked: self.options.bind,
-            direct: self.options.placement == Placement::Direct,
+            into_guest: direct.then_some(IntoGuest { judge, order }),
             native: self.steering.mode() == Mode::Native,
             driver: self.driver_sends(),
             line: drivers::line(&self.link.driver),

@@ -25,7 +25,7 @@ use device::counters::PairCounters;
 use steer::{QueueConf, VirtioHeader};
 use xsk::{BindRequest, OpenError, OwnMemory, Probe, Socket, Umem, Unbound};
 
-use super::binding::{Binding, LONGEST_FRAME, LONGEST_ZERO_COPY, TX_METADATA_BYTES};
+use super::binding::{Binding, BufferOrder, LONGEST_FRAME, LONGEST_ZERO_COPY, TX_METADATA_BYTES};
 use super::endpoint::{Chunks, NicQueue};
 use super::error::{ExternalError, InterfaceError};
 use super::interface::{BIND_TIMEOUT, Interface, QueueRequest, SEND_RING};
@@ -174,12 +174,17 @@ impl InterfaceQueue {
         }
     }
 
-    /// Registers a guest's memory, of `is_large` or not, with a new socket. The queue is not touched, and may be in
-    /// use.
-    pub(crate) fn register(&self, umem: &Umem, is_large: bool) -> Result<RegisteredSocket, InterfaceError> {
+    /// Registers memory of a guest whose receive buffers come back like that, of `is_large` or not, with a new socket.
+    /// The queue is not touched, and may be in use.
+    pub(crate) fn register(
+        &self,
+        umem: &Umem,
+        order: BufferOrder,
+        is_large: bool,
+    ) -> Result<RegisteredSocket, InterfaceError> {
         let _near = self.interface.near();
-        // In zero-copy, too, unless frames are received into guest memory (`NO_ZERO_COPY`).
-        let bind = self.binding()?.ask;
+        // In zero-copy, too, unless frames are received into guest memory.
+        let bind = self.binding(Some(order))?.ask;
         let request = QueueRequest {
             queue: self.number,
             bind,
@@ -264,7 +269,7 @@ impl InterfaceQueue {
     /// Whether a queue that is open for another MTU is as it would be for this one: in the same data path, with pieces
     /// where they are needed, and with chunks that are large enough.
     fn suits(&self, open: &OpenQueue) -> bool {
-        let binding = self.interface.binding();
+        let binding = self.interface.binding(None);
         binding.is_ok_and(|binding| {
             binding.ask == open.opened.ask
                 && binding.chunk_bytes <= open.nic.umem.chunk_size()
@@ -272,13 +277,13 @@ impl InterfaceQueue {
         })
     }
 
-    /// How the queue is bound for the longest frames that the interface carries.
-    fn binding(&self) -> Result<Binding, InterfaceError> {
+    /// How the queue is bound for the longest frames that the interface carries, and for a guest if one is there.
+    fn binding(&self, order: Option<BufferOrder>) -> Result<Binding, InterfaceError> {
         let refused = |why| InterfaceError::NoZeroCopy {
             name: self.interface.name(),
             why,
         };
-        self.interface.binding().map_err(refused)
+        self.interface.binding(order).map_err(refused)
     }
 
     fn open_locked(&self, state: &mut QueueState) -> Result<(), InterfaceError> {
@@ -288,7 +293,7 @@ impl InterfaceQueue {
         let interface = &self.interface;
         let _near = interface.near();
         let frame_limit = interface.frame_limit();
-        let binding = self.binding()?;
+        let binding = self.binding(None)?;
         let request = QueueRequest {
             queue: self.number,
             bind: binding.ask,

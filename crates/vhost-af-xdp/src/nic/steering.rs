@@ -19,6 +19,7 @@ use steward::links::{DriverSends, Link};
 use steward::protocol::{Facts, RECEIVE_RING, Steered, Wanted};
 use xsk::{OpenError, RingSize, SocketConfig, Umem, Unbound};
 
+use super::binding::Judge;
 use super::demand::Demand;
 use super::error::{InterfaceError, Lost};
 use super::external::External;
@@ -158,6 +159,15 @@ impl Steering {
                     },
                 }
             }
+        }
+    }
+
+    /// Who decides whether a frame in one of the queues is the guest's.
+    pub(crate) fn judge(&self) -> Judge {
+        match self.leased().map(|leased| leased.lease.facts().steered) {
+            None => Judge::Foreign,
+            Some(Steered::ByQueue) => Judge::Nic,
+            Some(Steered::ByProgram | Steered::ByRules | Steered::ByContext) => Judge::Program,
         }
     }
 

@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 
 use xsk::{NumaNode, Umem};
 
+use crate::nic::binding::BufferOrder;
 use crate::nic::drivers;
 use crate::nic::interface::Interface;
 use crate::nic::mode::{Checksums, DataPath, Fallback, is_polled};
@@ -72,9 +73,16 @@ impl LaneFacts {
         still.chain(copies_on)
     }
 
-    /// Notes what a queue is, what it does for frames that are sent, and its socket once more.
-    pub(crate) fn describe(&mut self, interface: &Interface, nic: &XdpNic, sends: Sends) -> io::Result<()> {
-        let binding = interface.binding();
+    /// Notes what a queue is, what it does for frames that are sent, and its socket once more. `order`: how a guest's
+    /// receive buffers come back that frames are received into directly.
+    pub(crate) fn describe(
+        &mut self,
+        interface: &Interface,
+        order: Option<BufferOrder>,
+        nic: &XdpNic,
+        sends: Sends,
+    ) -> io::Result<()> {
+        let binding = interface.binding(order);
         let note = binding.ok().and_then(|binding| binding.note);
         self.fallbacks.extend(note.map(Fallback::NoZeroCopy));
         let bound = nic.socket();

@@ -13,7 +13,7 @@ use crate::config::Placement;
 use crate::direct::registration::{Registered, Registration};
 use crate::direct::send_direct::SendDirectLane;
 use crate::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
-use crate::nic::binding::SMALL_CHUNK;
+use crate::nic::binding::{BufferOrder, SMALL_CHUNK};
 use crate::nic::endpoint::{COPY_BYTES, Chunks, ChunksError, NicQueue};
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::{RECEIVE_RING, SEND_RING};
@@ -153,6 +153,15 @@ impl LaneParts<'_> {
         self.device.negotiated().offloads.csum
     }
 
+    /// How the guest's receive buffers come back to it where it receives into them directly.
+    fn order(&self) -> BufferOrder {
+        match (self.device.negotiated().ring.in_order, self.device.has_inflight()) {
+            (true, _) => BufferOrder::InOrder,
+            (false, false) => BufferOrder::NoRegion,
+            (false, true) => BufferOrder::Any,
+        }
+    }
+
     fn build_cable(self) -> Result<BuiltLane, LaneError> {
         Ok(BuiltLane {
             lane: Box::new(GuestLane::new(self.guest_side()?, self.counters)),
@@ -184,7 +193,7 @@ impl LaneParts<'_> {
         guest: QueuePair,
     ) -> Result<BuiltLane, LaneError> {
         let mut facts = LaneFacts::new(&nic.umem, nic.umem.len(), nic.backing.clone(), self.csum());
-        let described = facts.describe(&queue.interface, &nic.nic, nic.sends);
+        let described = facts.describe(&queue.interface, None, &nic.nic, nic.sends);
         let counters = Arc::clone(&self.counters);
         let lent = LentQueue { queue, counters };
         if let Err(error) = described {
@@ -225,6 +234,7 @@ impl LaneParts<'_> {
         Ok(Registration {
             map: Arc::clone(self.device.memory().ok_or(PairError::NoMemory)?),
             queue: self.far.queue().cloned(),
+            order: self.order(),
             populate: self.pair == 0,
         })
     }
@@ -263,7 +273,8 @@ impl LaneParts<'_> {
             (FarSide::Queue(queue), Some(socket)) => {
                 queue.interface.check_direct(guest.frame_limit)?;
                 let coupled = queue.couple(socket, header_bytes)?;
-                let described = facts.describe(&queue.interface, &coupled.nic, coupled.sends);
+                let order = Some(self.order());
+                let described = facts.describe(&queue.interface, order, &coupled.nic, coupled.sends);
                 described.map_err(LaneError::Duplicate)?;
                 self.join(guest, coupled, memory)
             }
