@@ -9,13 +9,15 @@ use std::sync::Arc;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use testkit::daemon::{Mode, Placement};
 use testkit::foreign::{self, Foreign, inherited, list};
-use testkit::{Daemon, Driver, DriverConfig, Layout, Rig, VethPair, Wire, frame, wait};
+use testkit::{Daemon, Driver, DriverConfig, Layout, Rig, Serve, VethPair, Wire, frame, wait};
 use virtqueue::driver::{Buffer, GuestRam};
 use virtqueue::{GuestAddr, Region};
 
 use crate::busy_poll;
+use crate::canaries;
 use crate::raw;
 use crate::setting::Setting;
+use crate::stack;
 use crate::upsets::{self, Upset};
 
 /// Lengths of frames without a tag: the shortest, around what NICs and drivers cut at, the longest.
@@ -27,7 +29,7 @@ const TOO_LONG: [usize; 4] = [1519, 1522, 1600, 2500];
 /// An MTU for frames of 1500 bytes and a tag, which may have another one.
 const TWO_TAGS_MTU: usize = 1504;
 /// MTU of the wire's far end while it sends them.
-const LONG_MTU: &str = "3000";
+pub(crate) const LONG_MTU: &str = "3000";
 
 /// Memory of the guest, bytes.
 pub(crate) const RAM: u64 = 8 << 20;
@@ -39,7 +41,7 @@ const GUARD: usize = 2500;
 const UNTOUCHED: u8 = 0x5a;
 
 /// Another station than the guest.
-const ELSEWHERE: [u8; 6] = [0x02, 0, 0, 0, 0, 0x0c];
+pub(crate) const ELSEWHERE: [u8; 6] = [0x02, 0, 0, 0, 0, 0x0c];
 /// What a frame to it carries, which is sought in the guest's memory.
 const CANARY: [u8; 2] = [0xca, 0xfe];
 
@@ -61,6 +63,10 @@ enum Task {
     Upsets(Setting, &'static [Upset]),
     /// A worker polls the driver.
     BusyPoll(Setting),
+    /// Frames that are not the guest's are nowhere in its memory, nor what comes after its lease.
+    Canaries(Setting),
+    /// Checksums and segmentation, with a TCP/IP stack at the far end.
+    Offloads(Setting),
     /// The raw benchmarks.
     Raw,
 }
@@ -99,6 +105,10 @@ pub(crate) fn all(wire: &Wire, short: bool) -> Vec<Case> {
                 ..setting
             })
         }));
+        tasks.extend(Setting::leased().into_iter().map(Task::Canaries));
+        if *wire != Wire::Veth {
+            tasks.extend(Setting::leased().into_iter().map(Task::Offloads));
+        }
         tasks.push(Task::Raw);
     } else if zero_copy {
         let busy_poll = Setting {
@@ -108,6 +118,7 @@ pub(crate) fn all(wire: &Wire, short: bool) -> Vec<Case> {
         tasks.extend([
             Task::Upsets(Setting::DEFAULT, &Upset::FEW),
             Task::BusyPoll(busy_poll),
+            Task::Canaries(Setting::SEND_DIRECT),
             Task::Raw,
         ]);
     }
@@ -127,6 +138,8 @@ impl Task {
                 let upsets: Vec<_> = upsets.iter().map(|upset| upset.name()).collect();
                 format!("{}, {}", setting.name(), upsets.join(", "))
             }
+            Self::Canaries(setting) => format!("{} --vlan, canaries", setting.name()),
+            Self::Offloads(setting) => format!("{} --offload all, TCP, UDP", setting.name()),
             Self::Raw => "bench rxdrop, l2fwd, txonly".to_owned(),
         }
     }
@@ -140,6 +153,8 @@ impl Case {
             Task::TwoTags(setting) => two_tags(wire, setting),
             Task::Upsets(setting, upsets) => upsets::run(wire, setting, upsets),
             Task::BusyPoll(setting) => busy_poll::run(wire, setting),
+            Task::Canaries(setting) => canaries::run(wire, setting),
+            Task::Offloads(setting) => stack::run(wire, setting),
             Task::Raw => raw::run(wire),
         }
     }
@@ -168,6 +183,7 @@ fn frames(wire: &Wire, setting: Setting) -> Seen {
         frames_to_others_leave_nothing(&mut rig);
     }
     frames_keep_coming_in_order(&mut rig);
+    assert_no_strays(&rig.daemon);
     seen
 }
 
@@ -252,10 +268,20 @@ pub(crate) fn start(wire: &Wire, setting: Setting) -> (Rig, Option<Foreign>) {
         true => start_with_socket(&veth, setting),
         false => (Daemon::start(&veth.near, &setting.serve()), None),
     };
+    (around(veth, daemon, &DriverConfig::default()), program)
+}
+
+/// A daemon with these options, and its guest.
+pub(crate) fn start_with(veth: VethPair, serve: &Serve, config: &DriverConfig) -> Rig {
+    let daemon = Daemon::start(&veth.near, serve);
+    around(veth, daemon, config)
+}
+
+fn around(veth: VethPair, daemon: Daemon, config: &DriverConfig) -> Rig {
     let socket = UnixStream::connect(daemon.socket()).expect("it listens");
-    let driver = Driver::start_with(socket, &DriverConfig::default(), memory());
+    let driver = Driver::start_with(socket, config, memory());
     let driver = driver.unwrap_or_else(|refused| panic!("{refused}; the daemon said:\n{}", daemon.said()));
-    (Rig::of(veth, daemon, driver), program)
+    Rig::of(veth, daemon, driver)
 }
 
 /// As docs/cli.md has it: a program, and a socket with its RX ring in the program's map. Both are this process's.
@@ -291,7 +317,7 @@ fn memory() -> Arc<GuestRam> {
 }
 
 /// Posts receive buffers; where their guards are.
-fn post(rig: &mut Rig) -> Vec<GuestAddr> {
+pub(crate) fn post(rig: &mut Rig) -> Vec<GuestAddr> {
     let pair = rig.pair();
     let guards = (0..BUFFERS).map(|_| {
         let addr = pair
@@ -346,6 +372,20 @@ fn frames_that_are_too_long_overwrite_nothing(rig: &mut Rig, guards: &[GuestAddr
             rig.assert_to_guest(&next);
         }
     }
+    assert_untouched(rig, guards);
+    set_mtu(rig, "1500");
+    rig.await_to_guest();
+}
+
+/// No driver here names a buffer that it does not have.
+pub(crate) fn assert_no_strays(daemon: &Daemon) {
+    for name in ["to_guest_stray", "from_guest_strays"] {
+        assert_eq!(daemon.counter(name), 0, "{name}: {:#}", daemon.status());
+    }
+}
+
+/// Nothing behind a receive buffer has changed.
+pub(crate) fn assert_untouched(rig: &mut Rig, guards: &[GuestAddr]) {
     for guard in guards {
         let found = rig.pair().ram().read_vec(*guard, GUARD);
         let written = found.iter().position(|&byte| byte != UNTOUCHED);
@@ -354,8 +394,6 @@ fn frames_that_are_too_long_overwrite_nothing(rig: &mut Rig, guards: &[GuestAddr
             "guest memory behind a receive buffer was written to"
         );
     }
-    set_mtu(rig, "1500");
-    rig.await_to_guest();
 }
 
 /// Not one byte of a frame to another station gets into the guest's memory, and no part of one passes for a frame to the guest.

@@ -12,9 +12,11 @@
 //! `END` and the number of cases, says that none is missing. Everything else that is printed is for people who look for the cause of a failure.
 
 mod busy_poll;
+mod canaries;
 mod cases;
 mod raw;
 mod setting;
+mod stack;
 mod upsets;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

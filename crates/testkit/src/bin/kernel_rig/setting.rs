@@ -6,7 +6,7 @@ use testkit::daemon::{Mode, Placement};
 use testkit::{Serve, VethPair, kernel};
 
 /// The guest's address: where [`testkit::frame`] sends all frames.
-const GUEST: &str = "02:00:00:00:00:0b";
+pub(crate) const GUEST: &str = "02:00:00:00:00:0b";
 
 /// Longer than a case lasts.
 pub(crate) const VERY_LONG: Duration = Duration::from_secs(3600);
@@ -41,6 +41,21 @@ impl Setting {
         passed_in: false,
         busy_poll: false,
     };
+
+    /// Sent from the guest's memory, received into the daemon's.
+    pub(crate) const SEND_DIRECT: Self = Self {
+        placement: Placement::SendDirect,
+        ..Self::DEFAULT
+    };
+
+    /// Leased, in each placement.
+    pub(crate) fn leased() -> [Self; 3] {
+        let direct = Self {
+            placement: Placement::Direct,
+            ..Self::DEFAULT
+        };
+        [Self::DEFAULT, Self::SEND_DIRECT, direct]
+    }
 
     /// Those that most people have.
     pub(crate) fn few() -> Vec<Self> {

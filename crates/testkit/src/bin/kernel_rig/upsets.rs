@@ -236,6 +236,7 @@ impl<'a> Scene<'a> {
         // More than there are buffers.
         cases::frames_keep_coming_in_order(&mut rig);
         rig.pair().await_sent();
+        cases::assert_no_strays(&rig.daemon);
         assert!(rig.daemon.terminate().success(), "{}", rig.daemon.said());
         rig.daemon.restart(&rig.veth.near, &serve);
         rig.daemon.await_ready();

@@ -1,0 +1,415 @@
+//! Frames that are not the guest's, among its own and after its lease has ended: not one byte of them is in its memory.
+//!
+//! The guest is asked for by address and VLAN. [`ROUNDS`] times come frames of its own in two flows, and between them
+//! canaries: frames to other stations, of other VLANs and of none, for another queue (where the NIC has one), and such
+//! as are too long for the MTU. The guest gets each of its own, byte by byte and in order, sends some, and nothing
+//! behind its buffers changes.
+//!
+//! Then its lease ends, with the daemon stopped (SIGSTOP): a holder that keeps its sockets and its memory, and does
+//! nothing about it. Once its connection to the steward is shut down, which is what a holder does that closes it; once
+//! a policy that is read again does not allow it any more (SIGHUP). Frames that would have been the guest's come, and go
+//! to the host's stack. Where the NIC writes frames by itself (zero-copy) they are in the daemon's memory then, and
+//! that is looked at, too: the kernel and the NIC go on with what they were given, until its socket is closed.
+//!
+//! A canary has one byte value only behind its headers, one that nothing else has twice in a row. The whole of the guest's
+//! memory is searched for two of them side by side. At first one is sent to the guest itself, and found.
+
+use std::fs::{self, File};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+
+use rustix::net::{Shutdown, SocketType, shutdown, sockopt};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal, pidfd_getfd, pidfd_open};
+use testkit::{DriverConfig, Layout, PacketPort, Rig, VethPair, Wire, frame, wait};
+use virtqueue::GuestAddr;
+
+use crate::cases::{self, ELSEWHERE, RAM, Seen};
+use crate::setting::Setting;
+
+/// The guest's.
+const VLAN: u16 = 42;
+const OTHER_VLAN: u16 = 43;
+/// Rounds of so many frames: a thousand in all.
+const ROUNDS: u32 = 50;
+const OWN: u32 = 8;
+const CANARIES: u32 = 12;
+/// Frames of the first burst.
+const WARM_UP: u32 = 20;
+/// Lengths of the guest's own frames.
+const LENGTHS: [usize; 5] = [64, 300, 1024, 1025, 1518];
+/// Of those that are too long for an MTU of 1500.
+const TOO_LONG: [usize; 4] = [1523, 1600, 2048, 2500];
+/// What canaries consist of: while the lease lasts, after its first end, and after its second.
+const DURING: u8 = 0xca;
+const AFTER: [u8; 2] = [0xc5, 0xd3];
+/// Frames that go to the host after the end of a lease.
+const LATE: usize = 100;
+/// Of these so many at a time.
+const BATCH: usize = 20;
+/// So many bytes of a canary side by side are of a frame.
+const RUN: usize = 64;
+
+/// Goes through it; panics if it does not go well.
+pub(crate) fn run(wire: &Wire, setting: Setting) -> Seen {
+    let (mut rig, guards) = start(wire, setting);
+    let seen = Seen::of(&rig.daemon);
+    assert_eq!(seen.mode, setting.expected(wire.driver()), "{}", seen.note);
+    assert!(canary_to_the_guest_is_found(&mut rig), "nothing can be found");
+    let elsewhere = (wire.driver() == "igb").then(|| flow_of_another_queue(&mut rig));
+    println!("canaries: flow of another queue: {elsewhere:?}");
+    warm_up(&mut rig);
+    for round in 0..ROUNDS {
+        mixed_frames(&mut rig, round, elsewhere);
+    }
+    rig.pair().await_sent();
+    assert_eq!(canaries_in(&mut rig, DURING), 0, "in the guest's memory");
+    cases::assert_untouched(&mut rig, &guards);
+    cases::assert_no_strays(&rig.daemon);
+    let zero_copy = seen.mode == "zero-copy";
+    lease_ends(&mut rig, AFTER[0], zero_copy, shut_connection);
+    // The daemon asks for it anew.
+    await_own(&mut rig);
+    lease_ends(&mut rig, AFTER[1], zero_copy, change_policy);
+    rig.daemon
+        .await_port(0, "the end", |port| !port["impaired"].is_null());
+    for byte in AFTER {
+        assert_eq!(canaries_in(&mut rig, byte), 0, "in the guest's memory");
+    }
+    cases::assert_untouched(&mut rig, &guards);
+    seen
+}
+
+fn start(wire: &Wire, setting: Setting) -> (Rig, Vec<GuestAddr>) {
+    let veth = wire.lay();
+    match wire.driver() {
+        "igb" => veth.near.run("ethtool", &["-L", VethPair::NIC, "combined", "2"]),
+        // Else VLANs cannot be told.
+        "veth" => veth.near.run("ethtool", &["-K", VethPair::NIC, "rxvlan", "off"]),
+        _ => {}
+    }
+    veth.far
+        .ip(&["link", "set", VethPair::WIRE, "mtu", cases::LONG_MTU]);
+    let serve = setting.serve().with("--vlan", VLAN.to_string());
+    let mut rig = cases::start_with(veth, &serve, &DriverConfig::default());
+    let guards = cases::post(&mut rig);
+    await_own(&mut rig);
+    (rig, guards)
+}
+
+/// A frame of the guest's; no two bytes of it are those of a canary.
+fn own(flow: u8, number: u32, len: usize) -> Vec<u8> {
+    let mut bytes = frame::tagged(len, VLAN, 0);
+    for (at, byte) in bytes.iter_mut().enumerate().skip(frame::HEADER + 4) {
+        *byte = (at % 100) as u8;
+    }
+    bytes[18] = flow;
+    bytes[19..23].copy_from_slice(&number.to_be_bytes());
+    bytes
+}
+
+/// A frame of one byte value behind its headers.
+fn canary(mut bytes: Vec<u8>, value: u8) -> Vec<u8> {
+    bytes[46..].fill(value);
+    bytes
+}
+
+/// One of those that are not the guest's.
+fn foreign(number: u32, elsewhere: Option<u16>) -> Vec<u8> {
+    let len = LENGTHS[number as usize / 6 % LENGTHS.len()];
+    let bytes = match (number % 6, elsewhere) {
+        (0, _) => {
+            let mut bytes = frame::tagged(len, VLAN, 0);
+            bytes[..6].copy_from_slice(&ELSEWHERE);
+            bytes
+        }
+        (1, _) => frame::tagged(len, OTHER_VLAN, 0),
+        (2, _) => frame::plain(len, 0),
+        (3, Some(flow)) => tagged_udp(flow, len),
+        (4, _) => {
+            // To all, of another VLAN.
+            let mut bytes = frame::tagged(len, OTHER_VLAN, 0);
+            bytes[..6].fill(0xff);
+            bytes
+        }
+        _ => frame::tagged(TOO_LONG[number as usize % TOO_LONG.len()], VLAN, 0),
+    };
+    canary(bytes, DURING)
+}
+
+/// To the guest's address and of its VLAN, of a flow that the NIC's hash tells from others: igb's is of addresses alone.
+fn tagged_udp(flow: u16, len: usize) -> Vec<u8> {
+    let plain = frame::udp(flow, len - 4);
+    let tag = [0x8100u16.to_be_bytes(), VLAN.to_be_bytes()].concat();
+    let mut bytes = [&plain[..12], &tag, &plain[12..]].concat();
+    // The last byte of the source's address.
+    bytes[33] = flow.to_be_bytes()[1];
+    bytes
+}
+
+/// Sends frames of the guest's until they arrive.
+fn await_own(rig: &mut Rig) {
+    let mut number = 1000;
+    // An interpreted steward may have to load its program anew.
+    let arrives = wait::until(3 * wait::SOON, || {
+        number += 1;
+        let probe = own(9, number, 64);
+        let _ = rig.wire.try_send(&probe);
+        let pair = rig.pair();
+        let arrivals = std::iter::from_fn(|| pair.receive(wait::QUIET));
+        arrivals.into_iter().any(|got| got.frame == probe)
+    });
+    let said = rig.daemon.said();
+    assert!(arrives, "nothing arrives: {:#}\n{said}", rig.daemon.status());
+}
+
+/// A first burst. At the beginning of a session QEMU may deliver a frame before others (docs/kernels.md).
+fn warm_up(rig: &mut Rig) {
+    let frames: Vec<_> = (0..WARM_UP).map(|number| own(9, number, 300)).collect();
+    frames.iter().for_each(|frame| rig.wire.send(frame));
+    let pair = rig.pair();
+    let arrivals = std::iter::from_fn(|| pair.receive(wait::SOON)).take(frames.len());
+    let mut got: Vec<_> = arrivals.map(|got| got.frame).collect();
+    if got != frames {
+        println!("canaries: the first burst does not come in order");
+    }
+    got.sort_unstable();
+    assert!(
+        got == frames,
+        "of the first {WARM_UP} frames {} arrive",
+        got.len()
+    );
+}
+
+/// Some of the guest's own frames, each flow in order, others between them; and some that it sends.
+fn mixed_frames(rig: &mut Rig, round: u32, elsewhere: Option<u16>) {
+    let numbers = round * OWN..(round + 1) * OWN;
+    let mut canaries = (round * CANARIES..(round + 1) * CANARIES).map(|number| foreign(number, elsewhere));
+    let sent: Vec<_> = numbers
+        .map(|number| {
+            own(
+                (number % 2) as u8,
+                number,
+                LENGTHS[number as usize % LENGTHS.len()],
+            )
+        })
+        .collect();
+    for (at, frame) in sent.iter().enumerate() {
+        let between = if at % 2 == 0 { 2 } else { 1 };
+        for canary in canaries.by_ref().take(between) {
+            // What is too long some wires refuse themselves.
+            let _ = rig.wire.try_send(&canary);
+        }
+        rig.wire.send(frame);
+    }
+    let pair = rig.pair();
+    let got = std::iter::from_fn(|| pair.receive(wait::SOON)).take(sent.len());
+    let got: Vec<_> = got.map(|got| got.frame).collect();
+    if got != sent {
+        let numbers: Vec<_> = got.iter().map(|frame| (frame[18], frame[22])).collect();
+        println!("canaries: round {round}: arrived {numbers:?}");
+    }
+    for flow in 0..2 {
+        let of_flow = |frames: &[Vec<u8>]| -> Vec<Vec<u8>> {
+            let frames = frames.iter().filter(|frame| frame[18] == flow);
+            frames.cloned().collect()
+        };
+        let (got, sent) = (of_flow(&got), of_flow(&sent));
+        for (got, sent) in got.iter().zip(&sent) {
+            frame::assert_same(got, sent);
+        }
+        assert_eq!(
+            got.len(),
+            sent.len(),
+            "round {round}, flow {flow}: {:#}",
+            rig.daemon.status()
+        );
+    }
+    rig.assert_from_guest(
+        &own(2, round, LENGTHS[round as usize % LENGTHS.len()]),
+        Layout::Whole,
+    );
+}
+
+/// Whether a canary is found where there is one. Then it is wiped out.
+fn canary_to_the_guest_is_found(rig: &mut Rig) -> bool {
+    rig.assert_to_guest(&canary(own(9, 0, 1000), DURING));
+    let ram = std::sync::Arc::clone(rig.pair().ram());
+    let places = places_of(&ram.read_vec(GuestAddr(0), RAM as usize), DURING);
+    for &place in &places {
+        ram.write(GuestAddr(place as u64), &[0; 2]);
+    }
+    !places.is_empty() && canaries_in(rig, DURING) == 0
+}
+
+/// Places in all of the guest's memory where there are two such bytes.
+fn canaries_in(rig: &mut Rig, value: u8) -> usize {
+    let memory = rig.pair().ram().read_vec(GuestAddr(0), RAM as usize);
+    places_of(&memory, value).len()
+}
+
+/// Where two such bytes stand side by side.
+fn places_of(memory: &[u8], value: u8) -> Vec<usize> {
+    let mut places = Vec::new();
+    for (number, block) in memory.chunks(RUN).enumerate() {
+        // Much faster than looking at each pair, in a program that is not optimised.
+        if !block.contains(&value) {
+            continue;
+        }
+        let start = number * RUN;
+        let end = (start + RUN + 1).min(memory.len());
+        let pairs = memory[start..end].windows(2).enumerate();
+        places.extend(
+            pairs
+                .filter(|(_, pair)| **pair == [value; 2])
+                .map(|(at, _)| start + at),
+        );
+    }
+    places
+}
+
+/// A flow that the NIC's hash brings to its second queue, of which the daemon has nothing.
+fn flow_of_another_queue(rig: &mut Rig) -> u16 {
+    let received = |rig: &Rig| -> u64 {
+        let said = rig.veth.near.output_of("ethtool", &["-S", VethPair::NIC]);
+        let mut lines = said
+            .lines()
+            .filter_map(|line| line.trim().strip_prefix("rx_queue_1_packets: "));
+        lines
+            .next()
+            .and_then(|count| count.parse().ok())
+            .expect("igb counts them")
+    };
+    let found = (5000..5032).find(|&flow| {
+        let before = received(rig);
+        rig.wire.send(&tagged_udp(flow, 100));
+        // Those of the first queue arrive in the guest.
+        let went_by = || received(rig) > before;
+        wait::until(wait::QUIET, went_by)
+    });
+    // What came to the guest is nobody's concern.
+    await_own(rig);
+    found.expect("the NIC spreads flows over its queues")
+}
+
+/// The lease ends while the daemon can do nothing about it, and frames come that would have been the guest's.
+fn lease_ends(rig: &mut Rig, value: u8, zero_copy: bool, end: fn(&mut Rig)) {
+    let host = PacketPort::open(&rig.veth.near, VethPair::NIC);
+    let pid = rig.daemon.process().pid();
+    rig.daemon.process().signal(Signal::STOP);
+    assert!(wait::until(wait::SOON, || is_stopped(pid)), "it was told to stop");
+    end(rig);
+    let late = canary(own(0, 0, 1500), value);
+    let mut passed = 0;
+    let all_pass = wait::until(3 * wait::SOON, || {
+        // Some are lost where a NIC loses its link as the program comes off.
+        (0..BATCH).for_each(|_| drop(rig.wire.try_send(&late)));
+        let arrivals = std::iter::from_fn(|| host.receive(wait::QUIET));
+        passed += arrivals.filter(|got| *got == late).count();
+        passed >= LATE
+    });
+    assert!(all_pass, "{passed} of {LATE} frames go to the host");
+    assert_eq!(canaries_in(rig, value), 0, "in the guest's memory");
+    let is_there = is_in_memory_of(pid, value);
+    // Without the program, which stays for some seconds, igb takes its memory away from a socket (`igb_xsk_pool`).
+    let link = rig.veth.near.output_of("ip", &["link", "show", VethPair::NIC]);
+    let attached = link.contains("xdp");
+    println!("after the end of a lease: in the holder's memory: {is_there}, program attached: {attached}");
+    assert!(
+        is_there == zero_copy || (zero_copy && !attached),
+        "whether frames that come after the end of a lease are in the memory of its holder: {is_there}"
+    );
+    rig.daemon.process().signal(Signal::CONT);
+}
+
+fn is_stopped(pid: u32) -> bool {
+    let mut tasks = fs::read_dir(format!("/proc/{pid}/task"))
+        .expect("it runs")
+        .flatten();
+    tasks.all(|task| fs::read_to_string(task.path().join("stat")).is_ok_and(|stat| stat.contains(") T ")))
+}
+
+/// What the steward said of leases that ended.
+fn ends_said(rig: &Rig) -> usize {
+    let lessor = rig.daemon.lessor.as_ref().expect("leased");
+    lessor.steward.said().matches("lease ended").count()
+}
+
+fn await_end(rig: &Rig, before: usize) {
+    assert!(
+        wait::until(wait::SOON, || ends_said(rig) > before),
+        "the lease does not end"
+    );
+}
+
+/// As if the daemon closed its connection to the steward.
+fn shut_connection(rig: &mut Rig) {
+    let before = ends_said(rig);
+    let steward = rig.daemon.lessor.as_ref().expect("leased").steward.pid();
+    let connection = connection(rig.daemon.process().pid(), steward);
+    shutdown(&connection, Shutdown::Both).expect("it is connected");
+    await_end(rig, before);
+}
+
+/// A process's connection to another.
+fn connection(pid: u32, other: u32) -> OwnedFd {
+    let process = pidfd_open(pid_of(pid), PidfdFlags::empty()).expect("it runs");
+    let entries = fs::read_dir(format!("/proc/{pid}/fd"))
+        .expect("it runs")
+        .flatten();
+    let sockets = entries.filter(|entry| {
+        fs::read_link(entry.path()).is_ok_and(|link| link.to_string_lossy().starts_with("socket:"))
+    });
+    let mut copies = sockets.filter_map(|entry| {
+        let number = entry.file_name().to_string_lossy().parse().ok()?;
+        pidfd_getfd(&process, number, PidfdGetfdFlags::empty()).ok()
+    });
+    let is_it = |socket: &OwnedFd| {
+        sockopt::socket_type(socket) == Ok(SocketType::SEQPACKET)
+            && sockopt::socket_peercred(socket).is_ok_and(|peer| peer.pid == pid_of(other))
+    };
+    copies.find(is_it).expect("it is connected to the steward")
+}
+
+fn pid_of(pid: u32) -> Pid {
+    i32::try_from(pid)
+        .ok()
+        .and_then(Pid::from_raw)
+        .expect("a process number")
+}
+
+/// The policy allows nothing any more.
+fn change_policy(rig: &mut Rig) {
+    let before = ends_said(rig);
+    let lessor = rig.daemon.lessor.as_mut().expect("leased");
+    lessor.change_policy("[[allow]]\nuser = 1\ninterface = \"nic0\"\nqueues = \"all\"\n");
+    lessor.steward.signal(Signal::HUP);
+    await_end(rig, before);
+}
+
+/// Whether a frame of such bytes is in what a process has written, or had written; the guest's memory is not counted.
+fn is_in_memory_of(pid: u32, value: u8) -> bool {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("it runs");
+    let memory = File::open(format!("/proc/{pid}/mem")).expect("we are root");
+    let writable = maps.lines().filter(|line| {
+        let rights = line.split(' ').nth(1).unwrap_or_default();
+        rights.starts_with("rw") && !line.contains("memfd:guest")
+    });
+    let mut bytes = vec![0; 1 << 20];
+    for line in writable {
+        let range = line.split(' ').next().and_then(|range| range.split_once('-'));
+        let (start, end) = range.expect("a range");
+        let number = |text| u64::from_str_radix(text, 16).expect("hexadecimal");
+        for at in (number(start)..number(end)).step_by(bytes.len()) {
+            let len = bytes.len().min((number(end) - at) as usize);
+            // Rings of sockets cannot be read.
+            let Ok(read) = memory.read_at(&mut bytes[..len], at) else {
+                continue;
+            };
+            let mut blocks = bytes[..read].chunks_exact(RUN);
+            if blocks.any(|block| block[0] == value && block.iter().all(|&byte| byte == value)) {
+                return true;
+            }
+        }
+    }
+    false
+}
