@@ -52,11 +52,15 @@ pub(crate) fn confine(socket: BorrowedFd<'_>, ifindex: u32) -> io::Result<()> {
     set_option(socket, libc::SOL_SOCKET, libc::SO_BINDTOIFINDEX, &ifindex)
 }
 
+/// Longest time that a holder may ask a system call to poll for, µs.
+const BUSY_POLL_MOST_US: c_int = 1_000_000;
+
 /// Lets an AF_XDP socket poll the driver, `budget` frames at a time at most, and keep its interrupts off meanwhile:
-/// what needs a privilege (CAP_NET_ADMIN; `sk_setsockopt`, net/core/sock.c). It does so only if its holder sets
-/// SO_BUSY_POLL.
+/// what needs a privilege (CAP_NET_ADMIN; `sk_setsockopt`, net/core/sock.c). In older kernels (6.1) SO_BUSY_POLL is one
+/// of these, and a holder may lower it only: it says how long, or 0 for not at all.
 pub(crate) fn allow_busy_poll(socket: BorrowedFd<'_>, budget: u16) -> io::Result<()> {
     for (name, value) in [
+        (libc::SO_BUSY_POLL, BUSY_POLL_MOST_US),
         (libc::SO_PREFER_BUSY_POLL, 1),
         (libc::SO_BUSY_POLL_BUDGET, c_int::from(budget)),
     ] {

@@ -470,6 +470,8 @@ fn set_tx_budget(fd: BorrowedFd<'_>, config: &SocketConfig) -> Result<(), OpenEr
 
 fn set_busy_poll(fd: BorrowedFd<'_>, config: &SocketConfig) -> Result<(), OpenError> {
     let Some(poll) = config.busy_poll else {
+        // Who has opened the socket may have allowed it. A kernel that has no such option polls for none.
+        let _ = sys::set_option(fd, libc::SOL_SOCKET, libc::SO_BUSY_POLL, 0);
         return Ok(());
     };
     let options = [
