@@ -1,11 +1,9 @@
 """The daemon without privileges: as nobody, in an empty network namespace, its queues leased from a steward of its own.
 
-Where root may not raise limits here (a container without CAP_SYS_RESOURCE) it keeps CAP_IPC_LOCK, which lets a process pin memory and nothing
-else. Nobody must be able to reach its program and to make its sockets: both are in a directory that `hand_over` gives to it.
+Nobody must be able to reach its program and to make its sockets: both are in a directory that `hand_over` gives to it.
 """
 
 import os
-import resource
 import shutil
 import subprocess
 import tempfile
@@ -20,17 +18,6 @@ NOBODY = 65534
 def hand_over(directory):
     """Makes a directory the daemon's; root goes on using it."""
     os.chown(directory, NOBODY, NOBODY)
-
-
-def capabilities():
-    """What the daemon keeps, as setpriv(1) has it."""
-    limits = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    try:
-        resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    except (OSError, ValueError):
-        return "-all,+ipc_lock"
-    resource.setrlimit(resource.RLIMIT_MEMLOCK, limits)
-    return "-all"
 
 
 class LeasedDaemon(Process):
@@ -49,9 +36,8 @@ class LeasedDaemon(Process):
             empty = self.stack.enter_context(Namespace("e"))
             program = os.path.join(self.directory, "vhost-af-xdp")
             shutil.copy(self.argv[0], program)
-            keeps = capabilities()
             deprived = ["setpriv", "--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups", "--no-new-privs"]
-            deprived += ["--inh-caps", keeps, "--ambient-caps", keeps, "--bounding-set", keeps]
+            deprived += ["--inh-caps", "-all", "--ambient-caps", "-all", "--bounding-set", "-all"]
             self.command = ["ip", "netns", "exec", empty.name, *deprived, program, *self.argv[1:]]
             return super().__enter__()
         except BaseException:
@@ -69,6 +55,7 @@ class LeasedDaemon(Process):
         policy = os.path.join(own, "policy.toml")
         with open(policy, "w", encoding="ascii") as file:
             file.write(
+                "[limits]\nunbound-sockets = true\n"
                 f'[[allow]]\nuser = {NOBODY}\ninterface = "{self.interface}"\nqueues = "all"\nmemlock = "unlimited"\n'
             )
         # Of its own: another steward of this machine keeps its leases in the usual places.

@@ -2,9 +2,8 @@
 # Builds, starts and questions the daemon and the steward that leases it its NIC queues.
 #
 # Theory of operation. The steward runs as root in the NIC's namespace, with a policy for one user; the daemon as that
-# user (nobody), without capabilities, without a way to any, and in a namespace with no interface at all. Where this
-# machine does not let root raise limits (a container without CAP_SYS_RESOURCE) it keeps CAP_IPC_LOCK, which lets a
-# process pin memory and nothing else. One daemon at a time, ended by its process number. What both say goes to logs
+# user (nobody), without capabilities, without a way to any, and in a namespace with no interface at all. One daemon at
+# a time, ended by its process number. What both say goes to logs
 # that are shown when they fail. The daemon's figures come from `vhost-af-xdp status --json` and are picked by name
 # wherever in the report they stand: counters are objects with name, drop (true or false) and value, summed over all
 # queues.
@@ -29,6 +28,8 @@ start_steward() {
     # The tree may lie where that user cannot look.
     install -m 755 "$BUILT/vhost-af-xdp" "$DAEMON"
     cat >"$TEMP_DIR/policy.toml" <<END
+[limits]
+unbound-sockets = true
 [[allow]]
 user = $WORKER_ID
 interface = "$2"
@@ -51,12 +52,11 @@ END
 # start_daemon SOCKET LOG ARG...: `serve` with leased queues; returns when its socket, which is in WORKER_DIR, is
 # there. Sets DAEMON_IDENTITY and DAEMON_CONTROL.
 start_daemon() {
-    local socket="$1" log="$2" pid keeps=-all
+    local socket="$1" log="$2" pid
     shift 2
     DAEMON_CONTROL="$socket.control"
-    prlimit --memlock=unlimited:unlimited true 2>/dev/null || keeps=-all,+ipc_lock
     ip netns exec "$WORKER_NS" setpriv --reuid "$WORKER_ID" --regid "$WORKER_ID" --clear-groups --no-new-privs \
-        --inh-caps "$keeps" --ambient-caps "$keeps" --bounding-set "$keeps" \
+        --inh-caps -all --ambient-caps -all --bounding-set -all \
         "$DAEMON" serve --steward "$TEMP_DIR/steward.sock" --socket-path "$socket" --control "$DAEMON_CONTROL" "$@" \
         </dev/null >"$log" 2>&1 &
     pid=$!

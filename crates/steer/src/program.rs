@@ -171,6 +171,27 @@ impl Program {
         self.set_word(queue, word_with_successor(self.word(queue)?))
     }
 
+    /// Whether a socket that was placed for the queue is still open somewhere: the kernel empties its place at its end
+    /// (`xsk_map_try_sock_delete`, net/xdp/xskmap.c). It is asked by putting `other`, a socket with an RX ring, where
+    /// none is, and taking it away again.
+    ///
+    /// # Errors
+    /// [`QueueError::OutOfRange`], or [`QueueError::Socket`].
+    pub fn has_socket(&self, queue: u32, other: BorrowedFd<'_>) -> Result<bool, QueueError> {
+        let slot = self.slot(queue)?;
+        for slot in [slot, slot.other()] {
+            let (key, value) = (slot.key(queue).to_ne_bytes(), other.as_raw_fd().to_ne_bytes());
+            let (updated, _) = messages_of(|| self.sockets.update(&key, &value, MapFlags::NO_EXIST));
+            match updated {
+                Err(error) if error.kind() == libbpf_rs::ErrorKind::AlreadyExists => return Ok(true),
+                updated => updated.map_err(|source| QueueError::Socket { queue, source })?,
+            }
+            let (deleted, _) = messages_of(|| self.sockets.delete(&key));
+            deleted.map_err(|source| QueueError::Socket { queue, source })?;
+        }
+        Ok(false)
+    }
+
     /// The second half of [`Program::enable_queue`]: from now on the frames of `queue` go to the socket that was placed
     /// last, which must be bound by now. Without one that was placed since, the queue keeps the socket that it had,
     /// with this configuration; while it has none, frames are passed on, and counted as `no_socket`.

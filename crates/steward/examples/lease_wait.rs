@@ -4,7 +4,7 @@
 //! `cargo run --release -p steward --example lease_wait -- STEWARD CONNECTIONS LEASES`, as root: starts the steward's
 //! program STEWARD for one end of a veth pair. CONNECTIONS threads of user 4321 ask without a pause for a queue that
 //! does not exist, each time by a new connection. Root takes LEASES leases of queue 0 and gives each back. Prints JSON:
-//! of the time from asking until the sockets are there the median `us` and `p99_us`, how many requests were `refused`
+//! of the time from asking until the lease is there the median `us` and `p99_us`, how many requests were `refused`
 //! meanwhile, how often the steward `attached` its program, and what was done.
 //!
 //! The first lease, which attaches the program, is not counted: with the default `--linger` the others find it.
@@ -17,14 +17,14 @@ use std::time::{Duration, Instant};
 use rustix::process::{Gid, Uid};
 use rustix::thread::{set_thread_res_gid, set_thread_res_uid};
 use steer::{Filter, ModeRequest};
-use steward::client::{Lease, LeaseError, Taken, Waiting};
+use steward::client::{Lease, LeaseError, Waiting};
 use steward::protocol::{Reason, Wanted};
 use testkit::{Running, VethPair, wait};
 
 const USER: u32 = 4321;
 
 /// Asks for a lease of one queue.
-fn lease(socket: &Path, start_queue: u32) -> Result<Taken, LeaseError> {
+fn lease(socket: &Path, start_queue: u32) -> Result<Lease, LeaseError> {
     let wanted = Wanted {
         interface: VethPair::NIC.to_owned(),
         start_queue,

@@ -7,37 +7,35 @@ use rustix::thread::{
     remove_capability_from_bounding_set, set_capabilities, set_no_new_privs,
 };
 
-/// What a steward needs: interfaces and programs, sockets, BPF, and the locked-memory limit of those who lease.
+/// What a steward needs: interfaces and programs, sockets, BPF, and to pin the memory of those who lease, counted for
+/// them.
 pub const NEEDED: CapabilitySet = CapabilitySet::NET_ADMIN
     .union(CapabilitySet::NET_RAW)
     .union(CapabilitySet::BPF)
-    .union(CapabilitySet::SYS_RESOURCE);
+    .union(CapabilitySet::IPC_LOCK)
+    .union(CapabilitySet::SETUID);
 
-/// What it cannot do anything without.
-const INDISPENSABLE: [(CapabilitySet, &str); 3] = [
+/// What a daemon's own steward needs, which may do with the locked memory that its user may have.
+pub const NEEDED_BY_ONE: CapabilitySet = NEEDED
+    .difference(CapabilitySet::IPC_LOCK)
+    .difference(CapabilitySet::SETUID);
+
+const NAMES: [(CapabilitySet, &str); 5] = [
     (CapabilitySet::NET_ADMIN, "CAP_NET_ADMIN"),
     (CapabilitySet::NET_RAW, "CAP_NET_RAW"),
     (CapabilitySet::BPF, "CAP_BPF"),
+    (CapabilitySet::IPC_LOCK, "CAP_IPC_LOCK"),
+    (CapabilitySet::SETUID, "CAP_SETUID"),
 ];
 
 /// Those of them that this thread lacks.
 ///
 /// # Errors
 /// The kernel's.
-pub fn lacking() -> io::Result<Vec<&'static str>> {
-    let effective = capabilities(None)?.effective;
-    let lacks = |&(set, name)| (!effective.contains(set)).then_some(name);
-    Ok(INDISPENSABLE.iter().filter_map(lacks).collect())
-}
-
-/// Whether limits of other processes may be raised.
-///
-/// # Errors
-/// The kernel's.
-pub fn may_raise_limits() -> io::Result<bool> {
-    Ok(capabilities(None)?
-        .effective
-        .contains(CapabilitySet::SYS_RESOURCE))
+pub fn lacking(needed: CapabilitySet) -> io::Result<Vec<&'static str>> {
+    let lacking = needed.difference(capabilities(None)?.effective);
+    let names = NAMES.iter().filter(|(set, _)| lacking.contains(*set));
+    Ok(names.map(|&(_, name)| name).collect())
 }
 
 /// Keeps at most these capabilities in all sets, for good and for the calling thread; threads that it starts have no

@@ -15,6 +15,7 @@
 mod connection;
 mod error;
 mod reconnect;
+mod sockets;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -24,13 +25,13 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
 use rustix::net::SocketFlags;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
 use steer::{QueueConf, QueueCounters};
 
 pub(crate) use self::connection::Connection;
 use self::connection::{Incoming, Message, Phase};
 pub use self::error::LeaseError;
+pub use self::sockets::Prepared;
 use crate::protocol::{Answer, Facts, Request, Token, Wanted};
 use crate::sys;
 
@@ -78,22 +79,12 @@ struct Seen {
     away: bool,
 }
 
-/// A lease that was given just now.
-#[derive(Debug)]
-pub struct Taken {
-    /// The lease.
-    pub lease: Lease,
-    /// The AF_XDP sockets of its queues, in order: unbound, each with an RX ring of
-    /// [`RECEIVE_RING`](crate::protocol::RECEIVE_RING) entries.
-    pub sockets: Vec<OwnedFd>,
-}
-
 impl Lease {
     /// Asks the steward at `path` for a lease; this and all that follows waits for so long.
     ///
     /// # Errors
     /// [`LeaseError`].
-    pub fn take(path: &Path, wanted: &Wanted, waiting: Waiting) -> Result<Taken, LeaseError> {
+    pub fn take(path: &Path, wanted: &Wanted, waiting: Waiting) -> Result<Self, LeaseError> {
         let waker = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io::Error::from)?;
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags).map_err(io::Error::from)?;
@@ -117,17 +108,13 @@ impl Lease {
         let Answer::Facts(facts) = answered.answer else {
             return Err(LeaseError::Mismatch);
         };
-        let sockets = answered.descriptors;
-        if sockets.len() != wanted.queues as usize {
-            return Err(LeaseError::Mismatch);
-        }
         lease.state().facts = facts;
         lease.ask_done(&Request::Keep { token: lease.token })?;
         let mut state = lease.state();
         state.phase = Phase::Here;
         lease.show(&state);
         drop(state);
-        Ok(Taken { lease, sockets })
+        Ok(lease)
     }
 
     /// Whether the steward is away, and the lease not over for all that is known.
@@ -140,21 +127,7 @@ impl Lease {
         self.seen().facts.clone()
     }
 
-    /// A new socket for a queue of the lease, like those that came with it. Frames go on as before until
-    /// [`Lease::activate`]. So a successor can be prepared while the queue's socket is in use; it can be bound once
-    /// that is closed.
-    ///
-    /// # Errors
-    /// [`LeaseError`].
-    pub fn socket(&self, queue: u32) -> Result<OwnedFd, LeaseError> {
-        let mut answered = self.ask(&Request::Socket { queue })?;
-        match (answered.answer, answered.descriptors.pop()) {
-            (Answer::Done, Some(socket)) if answered.descriptors.is_empty() => Ok(socket),
-            _ => Err(LeaseError::Mismatch),
-        }
-    }
-
-    /// From now on the queue's frames go to its last socket, which is bound.
+    /// From now on the queue's frames go to the socket that was bound last.
     ///
     /// # Errors
     /// [`LeaseError`].
@@ -170,29 +143,6 @@ impl Lease {
         self.ask_done(&Request::Deactivate { queue })
     }
 
-    /// Raises this process's locked-memory limit to so many bytes, unless it is that high. The steward is asked where
-    /// the process may not raise it itself.
-    ///
-    /// The kernel counts locked memory for each user, over all of its processes, against the limit of the process
-    /// that locks more: a user of its own for each holder keeps their sums apart.
-    ///
-    /// # Errors
-    /// [`LeaseError`]; refused beyond what the policy allows.
-    pub fn raise_memlock(&self, bytes: u64) -> Result<(), LeaseError> {
-        let limit = getrlimit(Resource::Memlock);
-        if limit.current.is_none_or(|current| current >= bytes) {
-            return Ok(());
-        }
-        if limit.maximum.is_none_or(|maximum| maximum >= bytes) {
-            let raised = Rlimit {
-                current: Some(bytes),
-                ..limit
-            };
-            return setrlimit(Resource::Memlock, raised).map_err(|errno| io::Error::from(errno).into());
-        }
-        self.ask_done(&Request::Memlock { bytes })
-    }
-
     /// What the program did with the queue's frames. Waits until `deadline` at most, also for another thread that is
     /// asking something.
     ///
@@ -201,7 +151,7 @@ impl Lease {
     pub fn counters(&self, queue: u32, deadline: Instant) -> Result<QueueCounters, LeaseError> {
         let silent = LeaseError::Silent(self.waiting.answer);
         let mut state = self.state_by(deadline).ok_or(silent)?;
-        let answered = self.ask_by(&mut state, &Request::Counters { queue }, deadline)?;
+        let answered = self.ask_by(&mut state, &Request::Counters { queue }, &[], deadline)?;
         match answered.answer {
             Answer::Counters(counters) => Ok(counters),
             _ => Err(LeaseError::Mismatch),
@@ -248,16 +198,17 @@ impl Lease {
 
     /// Asks, and waits for the answer. All requests can be repeated: the second does what the first would have done.
     fn ask(&self, request: &Request) -> Result<Message, LeaseError> {
-        self.ask_by(&mut self.state(), request, self.deadline())
+        self.ask_by(&mut self.state(), request, &[], self.deadline())
     }
 
     fn ask_by(
         &self,
         state: &mut Connection,
         request: &Request,
+        files: &[BorrowedFd<'_>],
         deadline: Instant,
     ) -> Result<Message, LeaseError> {
-        let asked = self.ask_again(state, request, deadline);
+        let asked = self.ask_again(state, request, files, deadline);
         self.show(state);
         asked
     }
@@ -267,11 +218,12 @@ impl Lease {
         &self,
         state: &mut Connection,
         request: &Request,
+        files: &[BorrowedFd<'_>],
         deadline: Instant,
     ) -> Result<Message, LeaseError> {
         loop {
             self.await_connection(state, deadline)?;
-            if let Some(message) = state.ask(request, &self.waiting, deadline)? {
+            if let Some(message) = state.ask(request, files, &self.waiting, deadline)? {
                 return Ok(message);
             }
             self.disconnected(state)?;

@@ -2,17 +2,21 @@
 //!
 //! A small privileged daemon, the steward, owns interfaces and the XDP programs on them. The process that moves frames
 //! (the holder, unprivileged) connects to its Unix socket and asks for a lease of queues of an interface. If the policy
-//! allows it, the holder gets an AF_XDP socket for each queue, and nothing else: a socket that is confined to the
-//! interface and is in its queue's place in the program's map. Memory is registered and the socket bound by the holder,
-//! which needs no capability for it. A lease ends with its connection, however that ends - unless it is the steward
+//! allows it, the holder gets an AF_XDP socket for each queue, and nothing else: with memory that is the holder's, bound
+//! to the queue, and in its place in the program's map. The steward registers and binds, because a socket that is not
+//! bound can be bound to any free queue, where a NIC in zero-copy writes everybody's frames into its memory; one that is
+//! can not. A lease ends with its connection, however that ends - unless it is the steward
 //! that ended: then frames go on, and the holder comes back to its lease when a steward is there again.
 //!
 //! ```text
-//!    steward (CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF, CAP_SYS_RESOURCE)              holder (no capability)
+//!    steward (CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF, CAP_IPC_LOCK, CAP_SETUID)     holder (no capability)
 //!    ──────────────────────────────────────────────────────────────              ────────────────────────────────────
 //!    policy: may this user have queues 2 and 3 of eth1?     ◀── Lease ────────── Lease::take
 //!    program on eth1 (with the first lease)
-//!    socket ─ SO_BINDTOIFINDEX ─ map place, inactive        ──  sockets, facts ▶ register memory, bind
+//!                                                           ──  facts ────────▶
+//!    socket with memory (a child of the steward)            ◀── Register, files ─ Lease::register
+//!    bound to queue 2, in its map place, inactive           ◀── Bind ─────────── Lease::bind
+//!                                                           ──  the socket ───▶
 //!    configuration word of queue 2: active                  ◀── Activate ─────── Lease::activate: frames come
 //!    interface down, up, renamed, gone, other MTU           ──  Changed ───────▶ Lease::take_changes
 //!    queue inactive, slot empty; program with the last      ◀── connection ends

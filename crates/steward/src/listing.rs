@@ -131,7 +131,7 @@ pub fn leases(path: &Path) -> Result<Vec<Listed>, LeaseError> {
     while all.len() < LEASES_MAX {
         let after = all.last().map_or(0, |lease| lease.number);
         let deadline = Instant::now() + ANSWER_LIMIT;
-        let answered = connection.ask(&Request::Leases { after }, &waiting, deadline)?;
+        let answered = connection.ask(&Request::Leases { after }, &[], &waiting, deadline)?;
         match answered.ok_or(LeaseError::Gone)?.answer {
             Answer::Lease(lease) if lease.number > after => all.push(lease),
             Answer::Done => break,

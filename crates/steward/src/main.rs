@@ -28,7 +28,7 @@ Examples:
     vhost-af-xdp-steward
   See how a policy is understood, and change nothing:
     vhost-af-xdp-steward --policy steward.toml --check
-  A policy: user vhost may lease queues 0 to 3 of eth1, with up to 1 GiB of locked memory:
+  A policy: user vhost may lease queues 0 to 3 of eth1, with up to 1 GiB of memory for packets:
     [[allow]]
     user = \"vhost\"
     interface = \"eth1\"
@@ -41,7 +41,7 @@ Examples:
 
 SIGTERM and even SIGKILL leave programs and leases as they are: frames go on, and the next steward goes on
 with them. SIGINT takes everything back before it exits. SIGHUP reads the policy again.
-It needs CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF and CAP_SYS_RESOURCE.";
+It needs CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF, CAP_IPC_LOCK and CAP_SETUID.";
 
 /// Leases NIC queues to processes without privileges, by a policy.
 #[derive(Debug, Parser)]
@@ -113,22 +113,17 @@ fn complain(error: &clap::Error) -> ExitCode {
 
 /// What must be so before anything is begun.
 fn check_surroundings(policy: &Policy) -> Result<(), String> {
-    let lacking = capabilities::lacking().map_err(|error| format!("cannot see capabilities: {error}"))?;
+    let lacking = capabilities::lacking(capabilities::NEEDED)
+        .map_err(|error| format!("cannot see capabilities: {error}"))?;
     if !lacking.is_empty() {
         return Err(format!(
             "it lacks {}: start it as root, or with these capabilities (docs/deploy has a unit)",
             lacking.join(", ")
         ));
     }
-    if policy.raises_memlock() && !capabilities::may_raise_limits().unwrap_or(false) {
-        tracing::info!(
-            "no CAP_SYS_RESOURCE: locked-memory limits of holders cannot be raised, whatever `memlock` says"
-        );
-    }
-    if !steward::server::confined() && !policy.unconfined {
-        return Err("this kernel does not confine AF_XDP sockets to their interface, so that a holder could reach every \
-                    other one: use Linux 6.5 or later, or accept it by `unconfined-sockets = true` under [limits] of \
-                    the policy"
+    if !steward::server::hands_over_bound() && !policy.unbound {
+        return Err("on this kernel a holder has to bind its sockets itself, and could bind them to any free queue: use \
+                    Linux 6.4 or later, or accept it by `unbound-sockets = true` under [limits] of the policy"
             .to_owned());
     }
     Ok(())

@@ -4,7 +4,10 @@
 
 use std::ffi::c_int;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
 
 use crate::sys;
 
@@ -23,6 +26,14 @@ pub(crate) struct Credentials {
     pub(crate) gid: u32,
     /// Supplementary groups; none where there are more than [`GROUPS_MAX`].
     pub(crate) groups: Vec<u32>,
+}
+
+impl Credentials {
+    /// Whether the process has ended, as far as it can be seen.
+    pub(crate) fn is_gone(&self) -> bool {
+        let pid = Pid::from_raw(self.pid).filter(|_| self.pid > 0);
+        pid.is_some_and(|pid| test_kill_process(pid) == Err(Errno::SRCH))
+    }
 }
 
 /// Who is at the other end of a Unix socket.
@@ -55,20 +66,6 @@ pub(crate) fn credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
 #[must_use]
 pub fn process(socket: BorrowedFd<'_>) -> Option<i32> {
     ucred(socket).ok().map(|ucred| ucred.pid).filter(|&pid| pid > 0)
-}
-
-/// A pidfd of the process at the other end of a Unix socket: it tells whether the number was used again.
-/// Errors: the kernel's; ENOPROTOOPT before Linux 6.5.
-pub(crate) fn process_descriptor(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    let mut fd: c_int = -1;
-    get_option(
-        socket,
-        libc::SO_PEERPIDFD,
-        (&raw mut fd).cast(),
-        size_of::<c_int>(),
-    )?;
-    // SAFETY: the kernel has just made this descriptor for us.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 fn ucred(socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {

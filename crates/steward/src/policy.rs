@@ -3,7 +3,7 @@
 //! ```toml
 //! [limits]
 //! connections = 64              # of one user at a time; 64 if not said
-//! unconfined-sockets = false    # true: leases also where the kernel does not confine AF_XDP sockets to an interface
+//! unbound-sockets = false       # true: leases also before Linux 6.4, where a holder binds its sockets itself
 //!
 //! [[allow]]
 //! user = "vhost"                # name or number; or group, or both, then both must fit
@@ -11,7 +11,7 @@
 //! interface = "eth1"
 //! queues = "2-5,8"              # or "all"
 //! at-most = 4                   # queues leased under this rule at a time; all of them if not said
-//! memlock = "256 MiB"           # most locked memory of a holder's process; "unlimited"; not raised if not said
+//! memlock = "256 MiB"           # most memory of a user's sockets; "unlimited"; 16 MiB for each queue if not said
 //! macs = ["52:54:00:00:00:01"]  # a lease must be for addresses, all of them among these; any or none if not said
 //! vlans = ["100", "200-299"]    # the same for VLANs; 0: frames without one
 //! busy-poll = 64                # sockets may poll the driver, so many frames at a time at most; not if not said
@@ -64,8 +64,8 @@ const ASKING: usize = 16;
 pub struct Policy {
     /// Connections of one user at a time.
     pub(crate) connections: u32,
-    /// Leases are given also where the kernel does not confine sockets to their interface.
-    pub unconfined: bool,
+    /// Leases are given also where sockets can only be handed over before they are bound.
+    pub unbound: bool,
     pub(crate) rules: Vec<Rule>,
 }
 
@@ -77,7 +77,7 @@ pub(crate) struct Rule {
     pub(crate) interface: String,
     queues: BTreeSet<u32>,
     at_most: u32,
-    /// Bytes; `None`: nothing is raised.
+    /// Bytes; `None`: what each queue's own chunks take.
     pub(crate) memlock: Option<u64>,
     macs: Vec<[u8; 6]>,
     vlans: BTreeSet<u32>,
@@ -86,9 +86,9 @@ pub(crate) struct Rule {
 }
 
 impl Policy {
-    /// Whether a rule lets locked-memory limits be raised.
-    pub fn raises_memlock(&self) -> bool {
-        self.rules.iter().any(|rule| rule.memlock.is_some())
+    /// How much memory the sockets of a user have under a rule, bytes, if the rule says so.
+    pub(crate) fn memory(&self, rule: usize) -> Option<u64> {
+        self.rules.get(rule).and_then(|rule| rule.memlock)
     }
 
     /// A policy without a file, for a steward that serves one daemon: these queues to this user, and as much
@@ -108,7 +108,7 @@ impl Policy {
         };
         Self {
             connections: u32::MAX,
-            unconfined: true,
+            unbound: true,
             rules: queues.into_iter().map(rule).collect(),
         }
     }
@@ -262,10 +262,10 @@ impl fmt::Display for Policy {
     /// One line a rule, as it was understood.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{} connection(s) of one user at a time", self.connections)?;
-        if self.unconfined {
+        if self.unbound {
             writeln!(
                 f,
-                "sockets that the kernel does not confine to their interface are given away, too"
+                "sockets may be handed over before they are bound (Linux before 6.4)"
             )?;
         }
         for (number, rule) in (1..).zip(&self.rules) {

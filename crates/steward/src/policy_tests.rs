@@ -305,8 +305,8 @@ fn value_of_another_kind_is_named_with_its_key_its_line_and_what_belongs_there()
             "line 2: connections = -1: give a number",
         ),
         (
-            "[limits]\nunconfined-sockets = 1",
-            "line 2: unconfined-sockets = 1: give true or false",
+            "[limits]\nunbound-sockets = 1",
+            "line 2: unbound-sockets = 1: give true or false",
         ),
         (
             "limits = 5",
@@ -408,9 +408,9 @@ fn limit_that_lets_nobody_in_is_a_mistake() {
         parse("[limits]\nconnections = 900").map(|policy| policy.connections),
         Ok(900)
     );
-    assert!(!parse("").expect("valid").unconfined);
-    let policy = parse("[limits]\nunconfined-sockets = true").expect("valid");
-    assert!(policy.unconfined && policy.to_string().contains("not confine"));
+    assert!(!parse("").expect("valid").unbound);
+    let policy = parse("[limits]\nunbound-sockets = true").expect("valid");
+    assert!(policy.unbound && policy.to_string().contains("before they are bound"));
 }
 
 #[test]

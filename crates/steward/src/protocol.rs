@@ -8,35 +8,41 @@
 //! with zeros.
 //!
 //! The holder sends requests ([`Request`]) with a serial number of its choice, not 0. Each has exactly one answer
-//! ([`Answer`]) with the same serial number, in order. Descriptors travel only from the steward to the holder, and only
-//! with the answers to `Lease` (one for each queue, in order) and `Socket` (one). Each is an AF_XDP socket that is in
-//! the program's map, has an RX ring of [`RECEIVE_RING`] entries, which the holder maps, and nothing else. Serial
-//! number 0 is the steward's own: [`Answer::Changed`], when the interface of the lease changed, and
-//! [`Answer::Refused`], before it closes a connection whose holder broke the rules.
+//! ([`Answer`]) with the same serial number, in order. Serial number 0 is the steward's own: [`Answer::Changed`], when
+//! the interface of the lease changed, and [`Answer::Refused`], before it closes a connection whose holder broke the
+//! rules.
+//!
+//! Descriptors travel with two messages. With `Register` the holder passes the memory of a socket, one file for each
+//! part. With the answer to `Bind` it gets that socket: an AF_XDP socket with this memory and all four rings, bound to
+//! its queue and in its place in the program's map. So a holder never has a socket that it could bind to another queue,
+//! for a socket is bound once (`xsk_bind`, net/xdp/xsk.c). Before Linux 6.4, where the rings of such a socket cannot be
+//! mapped, it comes with the answer to `Register`, and its holder binds it.
 //!
 //! | kind | body, bytes | from the holder |
 //! |---|---|---|
 //! | 1 `Lease` | 164 | interface (16), first queue, queues, mode, numbers of addresses and VLANs (4 each), see below |
-//! | 2 `Socket` | 4 | queue: a further socket, which waits beside the one in use; of several the last counts |
+//! | 2 `Register` | 1080 | queue, number of parts, chunk, headroom, metadata (bytes), flags, four rings, see below |
+//! | 5 `Bind` | 12 | queue, flags, how long to wait for it (ms): the socket that was registered last |
 //! | 3 `Activate` | 12 | queue, bytes of virtio-net header (0, 12, 20), longest frame in bytes: see below |
 //! | 4 `Deactivate` | 4 | queue: its frames go to the host |
-//! | 5 `Memlock` | 8 | locked memory that the holder's process may have in all, bytes |
 //! | 6 `Counters` | 4 | queue |
 //! | 7 `Facts` | 0 | |
 //! | 8 `Keep` | 16 | a token of the holder's choice, to come back with after a restart; once for each lease |
 //! | 9 `Resume` | 16 | the token: this connection takes over the lease; instead of `Lease` |
 //! | 16 `Leases` | 8 | the first lease whose number is higher, of those that the asker may know of; needs no lease |
 //!
-//! `Lease`: mode 0 is any, 1 native, 2 skb; then follow addresses (16 × 6) and VLANs (16 × 2). `Activate`: from now on
-//! the socket is used that came last, which must be bound.
+//! `Lease`: mode 0 is any, 1 native, 2 skb; then follow addresses (16 × 6) and VLANs (16 × 2). `Register`: rings are
+//! fill, completion, RX, TX; then follow parts (65 × 16: offset in the file, length, bytes). `Activate`: from now on the
+//! socket is used that was bound last.
 //!
 //! | kind | body, bytes | from the steward |
 //! |---|---|---|
-//! | 64 `Done` | 0 | to `Leases`, `Socket` (with a descriptor), `Activate`, `Deactivate`, `Memlock`, `Keep` |
-//! | 65 `Facts` | 520 | to `Lease` (with descriptors), `Resume` and `Facts` |
+//! | 64 `Done` | 0 | to `Leases`, `Register`, `Bind` (with a descriptor, see above), `Activate`, `Deactivate`, `Keep` |
+//! | 65 `Facts` | 520 | to `Lease`, `Resume` and `Facts` |
 //! | 66 `Counters` | 48 | to `Counters` |
 //! | 67 `Refused` | 488 | to anything: code (4), zero (4), text (480) |
 //! | 68 `Changed` | 520 | by itself |
+//! | 69 `Failed` | 8 | to `Register` and `Bind`: step (4), the kernel's error number (4) |
 //! | 80 `Lease` | 192 | to `Leases`; after the last one `Done` (see `listing`) |
 //!
 //! Requests are in `protocol/request.rs`, answers in `protocol/answer.rs`, what both are made of in
@@ -55,9 +61,9 @@ mod answer;
 mod field;
 mod request;
 
-pub use answer::{Answer, Facts, Reason, Refusal, Steered};
+pub use answer::{Answer, Facts, Reason, Refusal, Steered, Step};
 pub use field::is_interface_name;
-pub use request::{Request, Wanted};
+pub use request::{Part, Request, Rings, UmemLayout, Wanted};
 
 pub(crate) use answer::STEERING_BYTES;
 pub(crate) use field::{
@@ -67,12 +73,25 @@ pub(crate) use field::{
 /// Of this protocol; a message of another one is refused.
 pub const VERSION: u16 = 4;
 /// Longest message in bytes, either way.
-pub const MESSAGE_MAX: usize = 528;
-/// Most queues of one lease, hence most descriptors of one message (the kernel carries 253, SCM_MAX_FD).
+pub const MESSAGE_MAX: usize = 1088;
+/// Most queues of one lease.
 pub const QUEUES_MAX: u32 = 128;
-/// Entries of the RX ring of each socket that a steward hands out. It makes the ring itself, since from Linux 7.1 on an
-/// XSKMAP takes no socket without one, and no ring can be made twice (`xsk_init_queue`, net/xdp/xsk.c).
-pub const RECEIVE_RING: u32 = 2048;
+/// Most parts of a socket's memory, hence most descriptors of one message (the kernel carries 253, SCM_MAX_FD): a
+/// guest's regions, and what a device has behind them.
+pub const PARTS_MAX: usize = 65;
+/// Most memory of one socket, bytes: what a process can map at once on most machines.
+pub const UMEM_MAX: u64 = 1 << 46;
+/// Most entries of a ring, which the kernel has without a limit of its own.
+pub const RING_MAX: u32 = 1 << 15;
+/// What a holder may say of memory: chunks that begin anywhere, room for metadata (`XDP_UMEM_UNALIGNED_CHUNK_FLAG`,
+/// `XDP_UMEM_TX_METADATA_LEN`, include/uapi/linux/if_xdp.h).
+pub const UMEM_FLAGS: u32 = 1 | 1 << 2;
+/// What a holder may ask of a bind: `XDP_COPY`, `XDP_ZEROCOPY`, `XDP_USE_NEED_WAKEUP`, `XDP_USE_SG`, same place.
+pub const BIND_FLAGS: u32 = 1 << 1 | 1 << 2 | 1 << 3 | 1 << 4;
+/// How long a bind is tried again at most, milliseconds.
+pub const BIND_WAIT_MAX: u32 = 60_000;
+/// Parts begin and end on such pages at least, bytes.
+const SMALLEST_PAGE: u64 = 4096;
 /// Shortest and longest frame limit, bytes: an Ethernet header; the longest MTU there is, with header and VLAN tag.
 pub const FRAME_LIMITS: RangeInclusive<u32> = 14..=65_553;
 /// Most addresses, and most VLANs, of one lease.
@@ -157,10 +176,10 @@ pub enum Malformed {
 /// What the body of a message is.
 mod kind {
     pub(super) const LEASE: u16 = 1;
-    pub(super) const SOCKET: u16 = 2;
+    pub(super) const REGISTER: u16 = 2;
     pub(super) const ACTIVATE: u16 = 3;
     pub(super) const DEACTIVATE: u16 = 4;
-    pub(super) const MEMLOCK: u16 = 5;
+    pub(super) const BIND: u16 = 5;
     pub(super) const COUNTERS: u16 = 6;
     pub(super) const FACTS: u16 = 7;
     pub(super) const KEEP: u16 = 8;
@@ -173,6 +192,7 @@ mod kind {
     pub(super) const THESE_COUNTERS: u16 = 66;
     pub(super) const REFUSED: u16 = 67;
     pub(super) const CHANGED: u16 = 68;
+    pub(super) const FAILED: u16 = 69;
     pub(super) const LISTED: u16 = 80;
 }
 
@@ -194,6 +214,24 @@ fn split(bytes: &[u8]) -> Result<(Head, &[u8]), Malformed> {
         VERSION => Ok((head, body)),
         other => Err(Malformed::Version(other)),
     }
+}
+
+/// Whether it is a request that takes long, or has descriptors: one that the steward has somebody else do.
+#[cfg(feature = "server")]
+pub(crate) fn is_for_errand(bytes: &[u8]) -> bool {
+    split(bytes).is_ok_and(|(head, _)| matches!(head.kind, kind::REGISTER | kind::BIND))
+}
+
+/// Whether it is a request that files come with.
+#[cfg(feature = "server")]
+pub(crate) fn may_have_files(bytes: &[u8]) -> bool {
+    split(bytes).is_ok_and(|(head, _)| head.kind == kind::REGISTER)
+}
+
+/// The serial number of a message.
+#[cfg(feature = "server")]
+pub(crate) fn serial_of(bytes: &[u8]) -> Option<u32> {
+    split(bytes).ok().map(|(head, _)| head.serial)
 }
 
 /// A body that has the length of its kind.

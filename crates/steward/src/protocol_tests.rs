@@ -47,6 +47,27 @@ fn wanted() -> Wanted {
     }
 }
 
+const RINGS: Rings = Rings {
+    fill: RING_MAX,
+    completion: 1,
+    rx: 2048,
+    tx: 1024,
+};
+
+fn layout(parts: u64) -> UmemLayout {
+    let part = |number| Part {
+        file_offset: 4096 * number,
+        len: 8192,
+    };
+    UmemLayout {
+        parts: (0..parts).map(part).collect(),
+        chunk_bytes: 4096,
+        headroom_bytes: 0,
+        tx_metadata_bytes: 64,
+        flags: UMEM_FLAGS,
+    }
+}
+
 fn requests() -> Vec<Request> {
     let conf = |virtio_header| QueueConf {
         virtio_header,
@@ -54,7 +75,16 @@ fn requests() -> Vec<Request> {
     };
     vec![
         Request::Lease(wanted()),
-        Request::Socket { queue: 2 },
+        Request::Register {
+            queue: 2,
+            umem: layout(2),
+            rings: RINGS,
+        },
+        Request::Bind {
+            queue: 2,
+            flags: BIND_FLAGS,
+            wait_ms: BIND_WAIT_MAX,
+        },
         Request::Activate {
             queue: 2,
             conf: conf(None),
@@ -64,7 +94,6 @@ fn requests() -> Vec<Request> {
             conf: conf(Some(VirtioHeader::HashReport)),
         },
         Request::Deactivate { queue: 4 },
-        Request::Memlock { bytes: u64::MAX },
         Request::Counters { queue: 0 },
         Request::Facts,
         Request::Leases { after: u64::MAX },
@@ -99,6 +128,10 @@ fn answers() -> Vec<Answer> {
             impaired: false,
             orphaned: true,
         }),
+        Answer::Failed {
+            step: Step::Bind,
+            errno: 16,
+        },
     ]
 }
 
@@ -180,6 +213,53 @@ fn impossible_values_are_malformed() {
     for (header, limit) in [(11, 1518), (u32::MAX, 1518), (0, 13), (0, 65_554)] {
         assert!(matches!(activate(header, limit), Err(Malformed::Value { .. })));
     }
+}
+
+#[test]
+fn impossible_memory_is_malformed() {
+    let register = |parts: u64, change: &dyn Fn(&mut UmemLayout, &mut Rings)| {
+        let (mut umem, mut rings) = (layout(parts), RINGS);
+        change(&mut umem, &mut rings);
+        let queue = 0;
+        Request::decode(&Request::Register { queue, umem, rings }.encode(1))
+    };
+    let most = PARTS_MAX as u64;
+    assert!(register(most, &|_, _| {}).is_ok());
+    assert!(register(0, &|_, _| {}).is_err() && register(most + 1, &|_, _| {}).is_err());
+    for len in [
+        0,
+        1,
+        4095,
+        4097,
+        UMEM_MAX,
+        UMEM_MAX + 4096,
+        u64::MAX,
+        u64::MAX - 4095,
+    ] {
+        let parts = register(2, &|umem, _| umem.parts[1].len = len);
+        assert!(matches!(parts, Err(Malformed::Value { .. })), "{len}");
+    }
+    for offset in [1, 4095, i64::MAX.cast_unsigned() - 4095, u64::MAX - 4095] {
+        let parts = register(2, &|umem, _| umem.parts[1].file_offset = offset);
+        assert!(matches!(parts, Err(Malformed::Value { .. })), "{offset}");
+    }
+    assert!(register(1, &|umem, _| umem.flags = 2).is_err());
+    for entries in [0, 3, RING_MAX + 1, RING_MAX * 2, u32::MAX] {
+        assert!(register(1, &|_, rings| rings.tx = entries).is_err(), "{entries}");
+    }
+    let bind = |flags, wait_ms| {
+        Request::decode(
+            &Request::Bind {
+                queue: 0,
+                flags,
+                wait_ms,
+            }
+            .encode(1),
+        )
+    };
+    assert!(bind(0, 0).is_ok());
+    // XDP_SHARED_UMEM.
+    assert!(bind(1, 0).is_err() && bind(1 << 5, 0).is_err() && bind(0, BIND_WAIT_MAX + 1).is_err());
 }
 
 #[test]

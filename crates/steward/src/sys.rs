@@ -1,15 +1,17 @@
-//! System calls that no crate has in the form that is needed here: limits of another process, a socket confined to an
-//! interface.
+//! System calls that no crate has in the form that is needed here.
 #![allow(unsafe_code)]
 #![cfg_attr(not(feature = "server"), allow(dead_code))]
+
+#[cfg(feature = "server")]
+pub(crate) mod child;
 
 use std::ffi::c_int;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
 
-use rustix::net::xdp::{SocketAddrXdp, SocketAddrXdpFlags};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use rustix::process::{Resource, getrlimit};
 use rustix::rand::{GetRandomFlags, getrandom};
 
 /// Lets an interface accept frames to these stations, too, as long as the socket that comes back is open (packet(7),
@@ -46,10 +48,31 @@ pub(crate) fn new_xdp_socket() -> rustix::io::Result<OwnedFd> {
 }
 
 /// Lets a socket be bound to this interface only; without CAP_NET_RAW that cannot be undone (`sock_bindtoindex_locked`,
-/// net/core/sock.c; AF_XDP honours it since Linux 6.5, `xsk_bind`, net/xdp/xsk.c).
+/// net/core/sock.c). AF_XDP honours it since Linux 6.5, and in stable kernels that have taken that over (`xsk_bind`,
+/// net/xdp/xsk.c).
 pub(crate) fn confine(socket: BorrowedFd<'_>, ifindex: u32) -> io::Result<()> {
     let ifindex = c_int::try_from(ifindex).map_err(|_| io::ErrorKind::InvalidInput)?;
     set_option(socket, libc::SOL_SOCKET, libc::SO_BINDTOIFINDEX, &ifindex)
+}
+
+/// Whether this process may have so much locked memory counted for another user: its own limit is as high as that, and
+/// what is without bound need not be counted.
+pub(crate) fn can_limit_memory(bytes: u64) -> bool {
+    let limit = getrlimit(Resource::Memlock).maximum;
+    bytes < u64::MAX && limit.is_none_or(|limit| bytes <= limit)
+}
+
+/// Whether another process can map the rings of a socket that is bound: Linux 6.4 (`xsk_mmap`, net/xdp/xsk.c; 5f5a7d8d8bd4).
+/// There is no asking for it without a queue to bind.
+pub(crate) fn maps_bound_rings() -> bool {
+    // In a debug build tests may play an old kernel.
+    if cfg!(debug_assertions) && std::env::var_os("STEWARD_OLD_KERNEL").is_some() {
+        return false;
+    }
+    let name = rustix::system::uname();
+    let mut numbers = name.release().to_str().unwrap_or_default().split(['.', '-']);
+    let mut next = || numbers.next().and_then(|number| number.parse::<u32>().ok());
+    matches!((next(), next()), (Some(major), Some(minor)) if (major, minor) >= (6, 4))
 }
 
 /// Longest time that a holder may ask a system call to poll for, µs.
@@ -83,43 +106,6 @@ pub(crate) fn done(result: c_int) -> io::Result<()> {
     }
 }
 
-/// Whether the kernel keeps an AF_XDP socket to the interface that it is confined to. Linux 6.5 does (f7306acec9aa),
-/// and so do many stable kernels before it, so it is tried: a socket that is confined to an interface is bound to one
-/// that does not exist, which is refused for the one reason or for the other.
-pub(crate) fn sockets_are_confined() -> io::Result<bool> {
-    // In a debug build tests may play an old kernel.
-    if cfg!(debug_assertions) && std::env::var_os("STEWARD_UNCONFINED").is_some() {
-        return Ok(false);
-    }
-    let socket = new_xdp_socket()?;
-    // LOOPBACK_IFINDEX, include/net/flow.h: in each network namespace.
-    confine(socket.as_fd(), 1)?;
-    let nowhere = SocketAddrXdp::new(SocketAddrXdpFlags::empty(), i32::MAX.cast_unsigned(), 0);
-    match rustix::net::bind(&socket, &nowhere) {
-        Err(rustix::io::Errno::INVAL) => Ok(true),
-        Err(rustix::io::Errno::NODEV) => Ok(false),
-        Err(errno) => Err(errno.into()),
-        Ok(()) => Err(io::Error::other("bound to an interface that cannot be")),
-    }
-}
-
-/// Raises the locked-memory limit of a process, soft and hard, to `bytes` where it is lower.
-pub(crate) fn raise_memlock(pid: i32, bytes: u64) -> io::Result<()> {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    // SAFETY: a null pointer asks for nothing to be set; the old limits are written to a live rlimit.
-    done(unsafe { libc::prlimit(pid, libc::RLIMIT_MEMLOCK, ptr::null(), &raw mut limit) })?;
-    if limit.rlim_cur >= bytes {
-        return Ok(());
-    }
-    limit.rlim_cur = bytes;
-    limit.rlim_max = limit.rlim_max.max(bytes);
-    // SAFETY: the new limits are read from a live rlimit, the old ones are not asked for.
-    done(unsafe { libc::prlimit(pid, libc::RLIMIT_MEMLOCK, &raw const limit, ptr::null_mut()) })
-}
-
 /// Random bytes that nobody can guess.
 pub(crate) fn random<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
@@ -128,28 +114,5 @@ pub(crate) fn random<const N: usize>() -> io::Result<[u8; N]> {
         Ok(bytes)
     } else {
         Err(io::ErrorKind::UnexpectedEof.into())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn this_kernel_says_whether_it_confines_sockets() {
-        testkit::require!(Root);
-        // Those of today do.
-        assert!(sockets_are_confined().expect("root may have one"));
-    }
-
-    #[test]
-    fn lower_limit_is_left_alone() {
-        let pid = i32::try_from(std::process::id()).expect("small");
-        let before = rustix::process::getrlimit(rustix::process::Resource::Memlock);
-        raise_memlock(pid, 0).expect("nothing to do");
-        assert_eq!(
-            rustix::process::getrlimit(rustix::process::Resource::Memlock),
-            before
-        );
     }
 }

@@ -5,7 +5,7 @@ mod common;
 use std::os::fd::AsFd;
 use std::time::Instant;
 
-use common::{World, refusal, soon, take};
+use common::{World, holder, refusal, soon, take};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use steer::Filter;
 use steward::client::Lease;
@@ -47,8 +47,8 @@ fn channels(world: &World, near: &str, far: &str) {
 fn queue_that_channels_take_away_impairs_its_lease_until_it_is_back() {
     require!(Root);
     let world = World::new();
-    let (first, _sockets) = world.lease(0, 1).expect("allowed");
-    let (second, _more) = world.lease(1, 1).expect("allowed");
+    let first = world.lease(0, 1).expect("allowed");
+    let second = world.lease(1, 1).expect("allowed");
     let before = second.facts();
     assert_eq!((before.rx_queues, before.impaired), (2, false));
     channels(&world, "1", "2");
@@ -73,7 +73,7 @@ fn queue_that_channels_take_away_impairs_its_lease_until_it_is_back() {
 fn interface_that_is_down_impairs_the_lease_and_says_so() {
     require!(Root);
     let world = World::of_one_queue();
-    let (lease, _sockets) = world.lease(0, 1).expect("allowed");
+    let lease = world.lease(0, 1).expect("allowed");
     let before = lease.facts();
     world.veth.near.ip(&["link", "set", VethPair::NIC, "down"]);
     let down = await_facts(&lease, "down", |facts| !facts.up);
@@ -86,7 +86,7 @@ fn interface_that_is_down_impairs_the_lease_and_says_so() {
 fn interface_that_is_renamed_is_the_same_under_its_new_name() {
     require!(Root);
     let world = World::of_one_queue();
-    let (lease, _sockets) = world.lease(0, 1).expect("allowed");
+    let lease = world.lease(0, 1).expect("allowed");
     let before = lease.facts();
     world
         .veth
@@ -100,17 +100,17 @@ fn interface_that_is_renamed_is_the_same_under_its_new_name() {
             ..before.clone()
         }
     );
-    lease.socket(0).expect("it goes on");
+    holder::register(&lease, 0).expect("it goes on");
     // Another interface that gets the name is not taken for it, and may be leased beside it.
     world.veth.join_as(VethPair::NIC, "wire1", 1, 1500);
-    let (new, _more) = world.lease(0, 1).expect("another interface");
+    let new = world.lease(0, 1).expect("another interface");
     assert_ne!(new.facts().ifindex, before.ifindex);
     world.veth.near.ip(&["link", "delete", VethPair::NIC]);
     await_facts(&new, "gone", |facts| {
         facts.impaired && facts.note.contains("gone")
     });
     assert!(!lease.facts().impaired);
-    lease.socket(0).expect("it goes on");
+    holder::register(&lease, 0).expect("it goes on");
 }
 
 /// What the lease takes is told to the program that is attached anew, before the holder can use it.
@@ -126,7 +126,7 @@ fn interface_that_is_made_again_or_moves_away_and_back_takes_the_same_frames() {
         },
         ..common::wanted(0, 1)
     };
-    let (lease, _sockets) = take(&world.socket(), &wanted).expect("allowed");
+    let lease = take(&world.socket(), &wanted).expect("allowed");
     let takes_what_is_ours = || {
         let conf = steer::QueueConf {
             virtio_header: None,

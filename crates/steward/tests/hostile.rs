@@ -2,16 +2,21 @@
 
 mod common;
 
+use std::fs::File;
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 use common::raw::Raw;
-use common::{POLICY, World, soon, take, wanted};
+use common::{POLICY, World, holder, soon, take, wanted};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use steward::client::LeaseError;
-use steward::protocol::{Answer, MESSAGE_MAX, Reason, Request};
+use steward::protocol::{Answer, MESSAGE_MAX, Part, Reason, Request, Rings, Step, UmemLayout};
+use testkit::stalled::SilentFile;
 use testkit::{require, wait};
 
 /// Another holder gets its answers.
@@ -22,18 +27,52 @@ fn assert_serves(world: &World) {
         Err(LeaseError::Refused(refusal)) if refusal.reason == Reason::Taken => None,
         leased => Some(leased),
     };
-    let (lease, sockets) = wait::until_some(wait::SOON, free)
+    let lease = wait::until_some(wait::SOON, free)
         .expect("free")
         .unwrap_or_else(|error| panic!("{error}: {}", world.steward));
-    assert_eq!(sockets.len(), 1);
     lease.counters(1, soon()).expect("ours");
 }
+
+/// A request for a socket with so many parts of memory, of 2 MiB each.
+fn registration(queue: u32, parts: usize) -> Request {
+    let part = Part {
+        file_offset: 0,
+        len: 2 << 20,
+    };
+    Request::Register {
+        queue,
+        umem: UmemLayout {
+            parts: vec![part; parts],
+            chunk_bytes: 2048,
+            headroom_bytes: 0,
+            tx_metadata_bytes: 0,
+            flags: 0,
+        },
+        rings: Rings {
+            fill: 64,
+            completion: 64,
+            rx: 64,
+            tx: 64,
+        },
+    }
+}
+
+/// The bind of what was registered for queue 0.
+const BIND: Request = Request::Bind {
+    queue: 0,
+    flags: 2,
+    wait_ms: 0,
+};
+
+/// Bytes that take a while to pin.
+const LARGE: u64 = 256 << 20;
 
 /// How often others must get their answers in a flood.
 const FLOODS: usize = 30;
 
 /// The connection is closed with a word about it.
 #[track_caller]
+/// Sees why the connection was closed.
 fn assert_closed(connection: &Raw) {
     let said = connection.receive(wait::SOON);
     let Some((0, Answer::Refused(refusal))) = said else {
@@ -89,7 +128,7 @@ fn descriptors_that_nobody_asked_for_close_the_connection_and_stay_nowhere() {
     for count in [1, 253] {
         let connection = Raw::connect(&world.socket());
         connection.send_with(&Request::Facts.encode(1), &file, count);
-        assert_closed(&connection);
+        assert!(connection.is_over(wait::SOON));
         // With a connection that has a lease, too.
         let mut connection = Raw::connect(&world.socket());
         assert!(matches!(
@@ -97,7 +136,7 @@ fn descriptors_that_nobody_asked_for_close_the_connection_and_stay_nowhere() {
             Answer::Facts(_)
         ));
         connection.send_with(&Request::Facts.encode(9), &file, count);
-        assert_closed(&connection);
+        assert!(connection.is_over(wait::SOON));
     }
     world.await_no_program();
     world.await_descriptors(before);
@@ -115,9 +154,9 @@ fn requests_out_of_turn_are_refused_and_do_no_harm() {
     };
     for request in [
         Request::Facts,
-        Request::Socket { queue: 0 },
+        registration(0, 1),
+        BIND,
         Request::Counters { queue: 0 },
-        Request::Memlock { bytes: 1 },
     ] {
         assert_eq!(
             reason(connection.ask(&request)),
@@ -149,12 +188,12 @@ fn flood_of_requests_does_not_keep_others_from_their_answers() {
     ));
     assert_serves(&world);
     let quiet = world.descriptors();
-    let socket = Request::Socket { queue: 0 }.encode(5);
-    // Nobody reads what they are answered: sockets for the one, refusals for the others.
+    let (registration, bind) = (registration(0, 1).encode(5), BIND.encode(6));
+    // Nobody reads what they are answered: that there is no memory, or no lease.
     for _ in 0..FLOODS {
-        floods
-            .iter()
-            .for_each(|flood| while flood.send(&socket).is_ok() {});
+        for flood in &floods {
+            while flood.send(&registration).and_then(|_| flood.send(&bind)).is_ok() {}
+        }
         assert_serves(&world);
     }
     // What waits for the one that does not read is little, and nothing of it stays with the steward.
@@ -227,7 +266,7 @@ fn connections_are_limited_for_each_user_and_free_again_when_closed() {
 fn steward_without_descriptors_serves_on_and_accepts_again_when_it_has_some() {
     require!(Root);
     let world = World::new();
-    let (lease, _sockets) = world.lease(0, 1).expect("allowed");
+    let lease = world.lease(0, 1).expect("allowed");
     let set = |count: usize| {
         let pid = world.steward.pid().to_string();
         let limit = format!("--nofile={count}:");
@@ -240,11 +279,11 @@ fn steward_without_descriptors_serves_on_and_accepts_again_when_it_has_some() {
     let waiting = Raw::connect(&world.socket());
     wait::a_moment();
     // No socket can be made, and it says so; what needs none works.
-    let refusal = common::refusal(lease.socket(0));
+    let refusal = common::refusal(holder::register(&lease, 0));
     assert_eq!(refusal.reason, Reason::Kernel, "{refusal}");
     lease.deactivate(0).expect("ours");
     set(1024);
-    lease.socket(0).expect("ours");
+    holder::register(&lease, 0).expect("ours");
     drop(waiting);
     assert_serves(&world);
 }
@@ -255,7 +294,7 @@ fn steward_without_descriptors_serves_on_and_accepts_again_when_it_has_some() {
 fn descriptors_on_their_way_between_others_cost_a_request_and_not_the_lease() {
     require!(Root);
     let world = World::new();
-    let (lease, _sockets) = world.lease(0, 1).expect("allowed");
+    let lease = world.lease(0, 1).expect("allowed");
     let (sender, receiver) = Raw::pair();
     let file = std::fs::File::open("/dev/null").expect("there");
     (0..3).for_each(|_| sender.send_with(&[0], &file, 253));
@@ -264,7 +303,7 @@ fn descriptors_on_their_way_between_others_cost_a_request_and_not_the_lease() {
         .args(["--pid", &pid, "--nofile=500:"])
         .status();
     assert!(done.expect("prlimit(1)").success());
-    match lease.socket(0) {
+    match holder::register(&lease, 0) {
         // With CAP_SYS_RESOURCE the steward may.
         Ok(_) => {}
         Err(LeaseError::Refused(refusal)) => {
@@ -274,9 +313,272 @@ fn descriptors_on_their_way_between_others_cost_a_request_and_not_the_lease() {
         Err(error) => panic!("the lease is lost: {error}"),
     }
     drop((sender, receiver));
-    let again = wait::until(wait::SOON, || lease.socket(0).is_ok());
+    let again = wait::until(wait::SOON, || holder::register(&lease, 0).is_ok());
     assert!(again, "{}", world.steward);
     assert_serves(&world);
+}
+
+/// A file of a size, in the test's own file system.
+fn file_on_disk(world: &World) -> File {
+    let path = world.dir.path().join("memory");
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .open(path);
+    let file = file.expect("ours");
+    file.set_len(2 << 20).expect("room");
+    file
+}
+
+fn memfd(bytes: u64) -> File {
+    let file = rustix::fs::memfd_create(c"test", rustix::fs::MemfdFlags::CLOEXEC).expect("memory");
+    let file = File::from(file);
+    file.set_len(bytes).expect("room");
+    // Its pages are there.
+    let zeros = vec![0; usize::try_from(bytes).expect("small")];
+    (&file).write_all(&zeros).expect("room");
+    file
+}
+
+/// What failed.
+#[track_caller]
+fn failed(answer: Answer) -> (Step, i32) {
+    match answer {
+        Answer::Failed { step, errno } => (step, errno.cast_signed()),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Asks on a connection that has a lease, with this file for each of so many descriptors.
+fn register(connection: &Raw, file: &impl AsFd, descriptors: usize, parts: usize) -> Answer {
+    connection.send_with(&registration(0, parts).encode(77), file, descriptors);
+    let (serial, answer) = connection.receive(wait::SOON).expect("an answer");
+    assert_eq!(serial, 77);
+    answer
+}
+
+fn leased(world: &World) -> Raw {
+    let leased = || {
+        let mut connection = Raw::connect(&world.socket());
+        let answer = connection.ask(&Request::Lease(wanted(0, 1)));
+        matches!(answer, Answer::Facts(_)).then_some(connection)
+    };
+    wait::until_some(wait::SOON, leased).expect("free")
+}
+
+#[test]
+fn memory_that_is_none_costs_a_request_and_leaves_nothing_behind() {
+    require!(Root);
+    let world = World::new();
+    let before = world.descriptors();
+    let mut connection = leased(&world);
+    let quiet = world.descriptors();
+    let null = File::open("/dev/null").expect("there");
+    let memory = memfd(2 << 20);
+    assert_eq!(
+        failed(register(&connection, &null, 1, 1)),
+        (Step::Map, libc::EINVAL)
+    );
+    let disk = file_on_disk(&world);
+    assert_eq!(
+        failed(register(&connection, &disk, 1, 1)),
+        (Step::Map, libc::EINVAL)
+    );
+    let (socket, _other) = std::os::unix::net::UnixStream::pair().expect("sockets");
+    assert_eq!(
+        failed(register(&connection, &socket, 1, 1)),
+        (Step::Map, libc::EINVAL)
+    );
+    // Fewer than parts, more, more than there can be.
+    for descriptors in [2, 66, 253] {
+        assert_eq!(
+            failed(register(&connection, &memory, descriptors, 1)),
+            (Step::Map, libc::EBADMSG)
+        );
+    }
+    assert_eq!(
+        failed(register(&connection, &memory, 1, 2)),
+        (Step::Map, libc::EBADMSG)
+    );
+    assert_eq!(
+        failed(connection.ask(&registration(0, 1))),
+        (Step::Map, libc::EBADMSG)
+    );
+    // Shorter than it should be, as any that has pages which nobody has made.
+    let (step, errno) = failed(register(&connection, &memfd(4096), 1, 1));
+    assert_eq!((step, errno), (Step::Map, libc::ENODATA));
+    // None of it was bound, and what is right works.
+    let refused = connection.ask(&BIND);
+    assert!(
+        matches!(&refused, Answer::Refused(refusal) if refusal.reason == Reason::Unregistered),
+        "{refused:?}"
+    );
+    assert_eq!(register(&connection, &memory, 1, 1), Answer::Done);
+    assert_eq!(connection.ask(&BIND), Answer::Done);
+    assert_serves(&world);
+    let few = wait::until(wait::SOON, || world.descriptors() <= quiet + 1);
+    assert!(few, "{quiet} descriptors became {}", world.descriptors());
+    drop(connection);
+    world.await_descriptors(before);
+}
+
+/// Files of a file system that the sender serves (FUSE): whoever looks at one waits, and whoever closes it.
+#[test]
+fn files_that_hang_hold_up_nobody_but_who_sent_them() {
+    require!(Root, Fuse);
+    let world = World::new();
+    let before = world.descriptors();
+    let silent = SilentFile::new(2 << 20);
+    let connection = leased(&world);
+    connection.send_with(&registration(0, 1).encode(1), &silent.file, 1);
+    for bytes in [Request::Facts.encode(1), registration(0, 1).encode(1), vec![1; 7]] {
+        // Also where nobody asked for it.
+        let stray = Raw::connect(&world.socket());
+        stray.send_with(&bytes, &silent.file, 1);
+        assert_serves(&world);
+    }
+    assert_serves(&world);
+    // Its lease ends although its errand does not.
+    drop(connection);
+    drop(leased(&world));
+    drop(silent);
+    world.await_descriptors(before);
+}
+
+/// Whoever closes the last descriptor of such a TCP socket waits until its peer has read what was sent, which it never does
+/// (SO_LINGER). Also a user without any rule may send one.
+#[test]
+fn sockets_that_take_for_ever_to_close_hold_up_nobody() {
+    require!(Root);
+    let world = World::new();
+    let before = world.descriptors();
+    for bytes in [Request::Facts.encode(1), registration(0, 1).encode(1), vec![1; 7]] {
+        for uid in [0, 1_234_567] {
+            let (lingering, peer) = lingering();
+            let stray = Raw::connect_as(&world.socket(), uid, uid);
+            // Who has no rule may be refused already.
+            let _ = stray.try_send_with(&bytes, &lingering, 1);
+            drop(lingering);
+            drop(stray);
+            assert_serves(&world);
+            drop(peer);
+        }
+    }
+    world.await_descriptors(before);
+}
+
+/// Both ends of a connection; much was sent by the first.
+fn lingering() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let mut sender = TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
+    let (peer, _) = listener.accept().expect("it connects");
+    let hour = Some(Duration::from_secs(3600));
+    rustix::net::sockopt::set_socket_linger(&sender, hour).expect("an option");
+    sender.set_nonblocking(true).expect("an option");
+    while sender.write(&[0; 1 << 16]).is_ok() {}
+    (sender, peer)
+}
+
+/// The memory of a socket counts for its holder's user as long as anybody has it, whatever became of the lease.
+#[test]
+fn memory_that_a_holder_keeps_counts() {
+    require!(Root);
+    let uid = 1_300_000 + std::process::id();
+    // The kernel counts up to twice as much, for queues that change their memory.
+    let rule =
+        format!("[[allow]]\nuser = {uid}\ninterface = \"nic0\"\nqueues = \"all\"\nmemlock = \"2 MiB\"\n");
+    let world = World::with(3, &format!("{rule}{POLICY}").replace("HOLDER", "1"));
+    let mut kept = Vec::new();
+    for queue in 0..3 {
+        let mut connection = Raw::connect_as(&world.socket(), uid, uid);
+        assert!(matches!(
+            connection.ask(&Request::Lease(wanted(queue, 1))),
+            Answer::Facts(_)
+        ));
+        connection.send_with(&registration(queue, 1).encode(77), &memfd(2 << 20), 1);
+        let (_, answer) = connection.receive(wait::SOON).expect("an answer");
+        if queue == 2 {
+            assert!(
+                matches!(&answer, Answer::Refused(refusal) if refusal.reason == Reason::Memlock),
+                "{answer:?}"
+            );
+            break;
+        }
+        assert_eq!(answer, Answer::Done);
+        let bind = Request::Bind {
+            queue,
+            flags: 2,
+            wait_ms: 0,
+        };
+        kept.push(connection.ask_for_descriptor(&bind));
+    }
+}
+
+/// Of hugetlbfs a whole page is mapped, also for less of it: never over what is the child's own.
+#[test]
+fn parts_that_end_within_a_page_are_refused() {
+    require!(Root);
+    let _pages = testkit::HugePages::more(2);
+    let world = World::new();
+    let flags = rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::HUGETLB;
+    let huge = rustix::fs::memfd_create(c"huge", flags).expect("memory");
+    let huge = File::from(huge);
+    huge.set_len(2 << 20).expect("room");
+    let connection = leased(&world);
+    let Request::Register { umem, rings, .. } = registration(0, 2) else {
+        unreachable!("it is one")
+    };
+    let mut parts = umem.parts.clone();
+    parts[0].len = 4096;
+    for (offset, len) in [(0, 4096), (4096, 2 << 20)] {
+        parts[0] = Part {
+            file_offset: offset,
+            len,
+        };
+        let umem = UmemLayout {
+            parts: parts.clone(),
+            ..umem.clone()
+        };
+        let request = Request::Register {
+            queue: 0,
+            umem,
+            rings,
+        };
+        connection.send_with(&request.encode(77), &huge, 2);
+        let (_, answer) = connection.receive(wait::SOON).expect("an answer");
+        assert_eq!(failed(answer), (Step::Map, libc::EINVAL));
+    }
+    assert_serves(&world);
+}
+
+#[test]
+fn holder_that_dies_while_its_memory_is_pinned_leaves_its_queues_free() {
+    require!(Root);
+    let rule = "[[allow]]\nuser = 0\ninterface = \"nic0\"\nqueues = \"all\"\nmemlock = \"unlimited\"\n";
+    let world = World::with(2, rule);
+    let before = world.descriptors();
+    let memory = memfd(LARGE);
+    for _ in 0..5 {
+        let connection = leased(&world);
+        let Request::Register {
+            queue,
+            mut umem,
+            rings,
+        } = registration(0, 1)
+        else {
+            unreachable!("it is one")
+        };
+        umem.parts[0].len = LARGE;
+        let request = Request::Register { queue, umem, rings };
+        connection.send_with(&request.encode(1), &memory, 1);
+        wait::a_moment();
+        drop(connection);
+        assert_serves(&world);
+    }
+    drop(leased(&world));
+    world.await_descriptors(before);
 }
 
 #[test]
@@ -297,15 +599,18 @@ fn any_messages_in_any_order_leave_the_steward_serving() {
     let world = World::new();
     let before = world.descriptors();
     let kind = prop_oneof![8 => 1u16..8, 1 => any::<u16>()];
+    let version = steward::protocol::VERSION;
     let body = prop_oneof![
         prop::collection::vec(any::<u8>(), 0..64),
         Just(Request::Lease(wanted(0, 1)).encode(1)[8..].to_vec()),
+        Just(registration(0, 1).encode(1)[8..].to_vec()),
+        Just(BIND.encode(1)[8..].to_vec()),
         (0u32..3).prop_map(|queue| queue.to_ne_bytes().to_vec()),
         (0u32..3, prop_oneof![Just(0u32), Just(12), Just(20)], 0u32..70_000)
             .prop_map(|(queue, header, limit)| [queue, header, limit].map(u32::to_ne_bytes).concat()),
     ];
     let message = (kind, 0u32..4, body).prop_map(|(kind, serial, body)| {
-        let head = [1u16.to_ne_bytes(), kind.to_ne_bytes()].concat();
+        let head = [version.to_ne_bytes(), kind.to_ne_bytes()].concat();
         [head, serial.to_ne_bytes().to_vec(), body].concat()
     });
     let mut runner = TestRunner::new(Config {

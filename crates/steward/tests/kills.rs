@@ -192,12 +192,8 @@ fn child_holds_on() {
 
 fn hold(interface: &str) -> Result<(), String> {
     let wanted = common::wanted_of(interface, 0, 1);
-    let (lease, mut sockets) = take(&holder::socket(), &wanted).map_err(|error| error.to_string())?;
-    lease
-        .raise_memlock(3 * holder::UMEM_BYTES)
-        .map_err(|error| error.to_string())?;
-    let socket = sockets.pop().ok_or("no socket")?;
-    let mut echo = holder::Echo::try_open(&lease, socket, 0)?;
+    let lease = take(&holder::socket(), &wanted).map_err(|error| error.to_string())?;
+    let mut echo = holder::Echo::try_open(&lease, 0)?;
     loop {
         echo.run(Duration::from_millis(5));
         let generation = lease.facts().generation;

@@ -38,7 +38,7 @@ fn await_facts(lease: &Lease, what: &str, holds: impl Fn(&Facts) -> bool) -> Fac
 fn holder_is_told_what_happens_to_its_interface() {
     require!(Root);
     let world = World::new();
-    let (lease, _sockets) = world.lease(0, 1).expect("allowed");
+    let lease = world.lease(0, 1).expect("allowed");
     assert!(lease.take_changes().expect("the lease is there").is_none());
     let before = lease.facts();
     let near = &world.veth.near;
@@ -68,13 +68,14 @@ fn holder_is_told_what_happens_to_its_interface() {
 fn lease_outlives_its_interface_and_goes_on_with_one_of_its_name() {
     require!(Root);
     let world = World::of_one_queue();
-    let (lease, _sockets) = world.lease(0, 1).expect("allowed");
+    let lease = world.lease(0, 1).expect("allowed");
     let before = lease.facts();
     world.veth.near.ip(&["link", "delete", VethPair::NIC]);
     let gone = await_facts(&lease, "gone", |facts| facts.ifindex == 0);
     assert_eq!((gone.mode, gone.up), (None, false));
     assert!(gone.note.contains("nic0 is gone"), "{}", gone.note);
-    let refusal = common::refusal(lease.socket(0));
+    let prepared = holder::register(&lease, 0).expect("memory needs no interface");
+    let refusal = common::refusal(lease.bind(prepared));
     assert!(refusal.text.contains("nic0 is gone"), "{refusal}");
     // Its queues stay its own meanwhile.
     world.veth.join(1, 1500);
@@ -84,7 +85,7 @@ fn lease_outlives_its_interface_and_goes_on_with_one_of_its_name() {
         (before.ifindex, before.generation)
     );
     assert!(world.program().is_some());
-    lease.socket(0).expect("a new one");
+    holder::register(&lease, 0).expect("a new one");
     drop(lease);
     world.await_no_program();
 }
@@ -94,7 +95,7 @@ fn lease_of_a_gone_interface_ends_like_any_other() {
     require!(Root);
     let world = World::of_one_queue();
     let descriptors = world.descriptors();
-    let (lease, _sockets) = world.lease(0, 1).expect("allowed");
+    let lease = world.lease(0, 1).expect("allowed");
     world.veth.near.ip(&["link", "delete", VethPair::NIC]);
     await_facts(&lease, "gone", |facts| facts.ifindex == 0);
     drop(lease);
@@ -109,7 +110,7 @@ fn lease_of_a_gone_interface_ends_like_any_other() {
 fn interface_that_moves_to_another_namespace_takes_no_program_along() {
     require!(Root);
     let world = World::of_one_queue();
-    let (lease, _sockets) = world.lease(0, 1).expect("allowed");
+    let lease = world.lease(0, 1).expect("allowed");
     world
         .veth
         .near
@@ -134,7 +135,7 @@ fn interface_that_moves_to_another_namespace_takes_no_program_along() {
 fn program_that_somebody_detaches_is_attached_again_and_the_holder_is_told() {
     require!(Root);
     let world = World::of_one_queue();
-    let (lease, _sockets) = world.lease(0, 1).expect("allowed");
+    let lease = world.lease(0, 1).expect("allowed");
     let before = lease.facts();
     let index = before.ifindex;
     let held = || steer::program_on(index).map(|program| program.held(index));
@@ -156,7 +157,7 @@ fn program_that_somebody_detaches_is_attached_again_and_the_holder_is_told() {
 fn program_that_somebody_detaches_comes_back_to_the_interface_whatever_its_name_is_now() {
     require!(Root);
     let world = World::with(2, POLICY);
-    let (lease, _sockets) = world.lease(0, 1).expect("allowed");
+    let lease = world.lease(0, 1).expect("allowed");
     let (near, before) = (&world.veth.near, lease.facts());
     let attached = || steer::program_on(before.ifindex);
     near.ip(&["link", "set", VethPair::NIC, "name", "other0"]);
@@ -187,7 +188,7 @@ fn program_that_somebody_detaches_comes_back_to_the_interface_whatever_its_name_
     near.ip(&["link", "delete", "other0"]);
     await_facts(&lease, "gone", |facts| facts.impaired && facts.ifindex == 0);
     near.ip(&["link", "set", VethPair::NIC, "mtu", "1402"]);
-    await_facts(&others[0].0, "looked at", |facts| facts.mtu == 1402);
+    await_facts(&others[0], "looked at", |facts| facts.mtu == 1402);
     others.push(world.lease(1, 1).expect("beside the first"));
     assert_eq!(lease.facts().ifindex, 0);
 }
@@ -233,8 +234,8 @@ fn holders_killed_at_random_under_traffic_leave_nothing() {
 #[ignore = "run in a process of its own"]
 fn child_echoes_until_killed() {
     holder::give_up_privileges();
-    let (lease, mut sockets) = holder::lease();
-    let mut echo = holder::Echo::open(&lease, sockets.pop().expect("one"), holder::queue());
+    let lease = holder::lease();
+    let mut echo = holder::Echo::open(&lease, holder::queue());
     println!("echoing");
     loop {
         echo.run(Duration::from_millis(100));
@@ -272,10 +273,9 @@ fn steward_needs_no_more_capabilities_than_its_unit_gives_it() {
     let mut world = World::of_one_queue();
     world.steward.signal(Signal::TERM);
     world.steward.wait(wait::SOON);
-    // And CAP_SYS_RESOURCE, to raise limits; not every machine has it to give.
-    world.restart_with("-all,+net_admin,+net_raw,+bpf");
+    world.restart_with("-all,+net_admin,+net_raw,+bpf,+ipc_lock,+setuid");
     let status = std::fs::read_to_string(format!("/proc/{}/status", world.steward.pid())).expect("it runs");
-    assert!(status.contains("CapEff:\t0000008000003000"), "{status}");
+    assert!(status.contains("CapEff:\t0000008000007080"), "{status}");
     let mut running = holder::start(&world, "child_echoes_until_killed", 0);
     world.await_echo();
     running.signal(Signal::KILL);

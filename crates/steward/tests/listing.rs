@@ -26,7 +26,7 @@ fn root_is_told_of_all_leases_and_others_of_their_own() {
         },
         ..wanted(2, 2)
     };
-    let (_lease, _sockets) = take(&world.socket(), &wanted).expect("allowed");
+    let _lease = take(&world.socket(), &wanted).expect("allowed");
     let mut holder = holder::start(&world, "child_leases_and_lists", 1);
     let all = listing::leases(&world.socket()).expect("it answers");
     let namespace = world.veth.near.enter(listing::namespace);
@@ -68,7 +68,7 @@ fn root_is_told_of_all_leases_and_others_of_their_own() {
 #[ignore = "run in a process of its own"]
 fn child_leases_and_lists() {
     holder::give_up_privileges();
-    let (_lease, _sockets) = take(&holder::socket(), &wanted(holder::queue(), 1)).expect("allowed");
+    let _lease = take(&holder::socket(), &wanted(holder::queue(), 1)).expect("allowed");
     let known = listing::leases(&holder::socket()).expect("it answers");
     assert_eq!(known.len(), 1);
     assert_eq!((known[0].pid, known[0].start_queue), (std::process::id(), 1));

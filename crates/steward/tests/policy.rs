@@ -3,12 +3,13 @@
 mod common;
 
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
-use common::{POLICY, World, raw::Raw, refusal, soon, take, wanted};
+use common::{POLICY, World, holder, raw::Raw, refusal, soon, take, wanted};
 use rustix::process::Signal;
 use steward::client::{Lease, LeaseError};
 use steward::protocol::{Answer, Reason, Request, Wanted};
-use testkit::{Running, require, wait};
+use testkit::{Running, frame, require, wait};
 
 const STEWARD: &str = env!("CARGO_BIN_EXE_vhost-af-xdp-steward");
 
@@ -36,8 +37,8 @@ fn await_end(lease: &Lease) -> LeaseError {
 fn policy_is_read_again_and_leases_that_it_does_not_allow_any_more_end() {
     require!(Root);
     let mut world = World::with(2, POLICY);
-    let (first, _sockets) = world.lease(0, 1).expect("allowed");
-    let (second, _more) = world.lease(1, 1).expect("allowed");
+    let first = world.lease(0, 1).expect("allowed");
+    let second = world.lease(1, 1).expect("allowed");
     reread(
         &mut world,
         "[[allow]]\nuser = 0\ninterface = \"nic0\"\n",
@@ -74,7 +75,7 @@ fn policy_is_read_again_and_leases_that_it_does_not_allow_any_more_end() {
 fn kept_leases_are_held_against_a_policy_that_is_read_before_their_holders_are_back() {
     require!(Root);
     let mut world = World::kept();
-    let (lease, _sockets) = world.lease(0, 1).expect("allowed");
+    let lease = world.lease(0, 1).expect("allowed");
     world.restart_after(Signal::KILL);
     reread(&mut world, "", "the policy was read again");
     world.await_nothing();
@@ -102,7 +103,7 @@ fn holder_is_told_what_a_policy_that_was_read_again_names_for_it() {
     require!(Root);
     let rule = "[[allow]]\nuser = 0\ninterface = \"nic0\"\nqueues = \"all\"\n";
     let mut world = World::with(1, rule);
-    let (lease, _sockets) = take(&world.socket(), &for_station()).expect("allowed");
+    let lease = take(&world.socket(), &for_station()).expect("allowed");
     let steering = lease.facts().steering;
     assert!(steering.contains(NOT_NAMED), "{steering}");
     for (policy, is_named) in [(format!("{rule}{NAMED}"), true), (rule.to_owned(), false)] {
@@ -197,8 +198,11 @@ fn steward_without_capabilities_says_which_it_lacks_and_not_that_it_is_ready() {
     require!(Root);
     let world = World::new();
     for (keeps, lacks) in [
-        ("-all", "CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF"),
-        ("-all,+net_admin,+net_raw", "it lacks CAP_BPF:"),
+        (
+            "-all",
+            "CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF, CAP_IPC_LOCK, CAP_SETUID",
+        ),
+        ("-all,+net_admin,+net_raw,+bpf,+setuid", "it lacks CAP_IPC_LOCK:"),
     ] {
         let mut command = world.veth.near.command("setpriv");
         command.args([
@@ -217,29 +221,38 @@ fn steward_without_capabilities_says_which_it_lacks_and_not_that_it_is_ready() {
     }
 }
 
+/// Linux 6.1, for instance. (That cannot be had here; what is different in it is that rings of bound sockets are not mapped.)
 #[test]
-fn kernel_that_does_not_confine_sockets_is_served_only_if_the_policy_says_so() {
+fn kernel_on_which_holders_bind_themselves_is_served_only_if_the_policy_says_so() {
     require!(Root);
-    let mut world = World::new();
+    let mut world = World::of_one_queue();
     let command = || {
         let mut command = world.veth.near.command(STEWARD);
-        command.env("STEWARD_UNCONFINED", "1");
+        command.env("STEWARD_OLD_KERNEL", "1");
         command
     };
     let said = complaint(&world, command());
     assert!(
-        said.contains("`unconfined-sockets = true`") && said.contains("6.5"),
+        said.contains("`unbound-sockets = true`") && said.contains("6.4"),
         "{said}"
     );
     let command = command();
     world.end_steward(Signal::TERM);
-    write_policy(&world, &format!("[limits]\nunconfined-sockets = true\n{POLICY}"));
+    write_policy(&world, &format!("[limits]\nunbound-sockets = true\n{POLICY}"));
     world.start_as(command);
     world.steward.await_text("ready");
-    let (lease, _sockets) = world.lease(0, 1).expect("allowed");
+    let lease = world.lease(0, 1).expect("allowed");
     let steering = lease.facts().steering;
-    assert!(steering.contains("reach any interface"), "{steering}");
-    reread(&mut world, POLICY, "does not say `unconfined-sockets");
+    assert!(steering.contains("reach any free queue"), "{steering}");
+    let mut echo = holder::Echo::open(&lease, 0);
+    let sent = frame::plain(100, 3);
+    world.wire.try_send(&sent).expect("sent");
+    let echoed = wait::until_some(wait::SOON, || {
+        echo.run(Duration::from_millis(10));
+        world.wire.receive(Duration::ZERO)
+    });
+    assert_eq!(echoed, Some(sent));
+    reread(&mut world, POLICY, "does not say `unbound-sockets");
     lease.counters(0, soon()).expect("ours");
 }
 
@@ -247,7 +260,7 @@ fn kernel_that_does_not_confine_sockets_is_served_only_if_the_policy_says_so() {
 fn end_for_good_leaves_no_place_for_programs_behind() {
     require!(Root);
     let mut world = World::kept();
-    let (lease, _sockets) = world.lease(0, 1).expect("allowed");
+    let lease = world.lease(0, 1).expect("allowed");
     let pins = world.bpffs.as_ref().expect("kept").pins();
     assert!(pins.exists());
     world.end_steward(Signal::INT);

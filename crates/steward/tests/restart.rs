@@ -86,8 +86,8 @@ fn frames_go_on_without_a_steward_and_all_requests_work_with_the_next() {
 #[ignore = "run in a process of its own"]
 fn child_echoes_and_asks() {
     holder::give_up_privileges();
-    let (lease, mut sockets) = holder::lease();
-    let mut echo = holder::Echo::open(&lease, sockets.pop().expect("one"), holder::queue());
+    let lease = holder::lease();
+    let mut echo = holder::Echo::open(&lease, holder::queue());
     let conf = steer::QueueConf {
         virtio_header: None,
         frame_limit: 1518,
@@ -108,10 +108,12 @@ fn child_echoes_and_asks() {
         match (
             lease.activate(0, conf),
             counted,
-            lease.raise_memlock(holder::UMEM_BYTES),
+            holder::register(&lease, holder::queue()),
         ) {
-            (Ok(()), Ok(true), Ok(())) => println!("all requests work"),
-            (Err(LeaseError::Away { .. }), ..) | (_, Err(LeaseError::Away { .. }), _) => {}
+            (Ok(()), Ok(true), Ok(_)) => println!("all requests work"),
+            (Err(LeaseError::Away { .. }), ..)
+            | (_, Err(LeaseError::Away { .. }), _)
+            | (.., Err(LeaseError::Away { .. })) => {}
             other => println!("wrong: {other:?}"),
         }
     }
@@ -121,17 +123,22 @@ fn child_echoes_and_asks() {
 fn queue_is_handed_to_a_successor_over_a_restart() {
     require!(Root);
     let mut world = World::kept();
-    let (lease, mut sockets) = world.lease(0, 1).expect("allowed");
-    let first = holder::Echo::open(&lease, sockets.pop().expect("one"), 0);
-    // Asked for with one steward, activated with the next.
-    let second = lease.socket(0).expect("a successor");
+    let lease = world.lease(0, 1).expect("allowed");
+    let first = holder::Echo::open(&lease, 0);
+    // Registered with one steward, bound by the next, which does not know of it.
+    let (umem, config) = (holder::umem(), holder::config(&lease.facts(), 0));
+    let prepared = lease.register(&umem, &config).expect("a successor");
     world.end_steward(Signal::KILL);
-    assert!(matches!(lease.socket(0), Err(LeaseError::Away { .. })));
+    assert!(matches!(
+        holder::register(&lease, 0),
+        Err(LeaseError::Away { .. })
+    ));
     assert!(lease.is_away());
     world.restart();
     await_lease(&lease, "back", |lease| !lease.is_away());
     drop(first);
-    let mut second = holder::Echo::open(&lease, second, 0);
+    let mut second =
+        holder::Echo::of_registered(&lease, prepared, 0).unwrap_or_else(|error| panic!("{error}"));
     world.wire.try_send(&frame::plain(100, 3)).expect("sent");
     let echo = wait::until_some(wait::SOON, || {
         second.run(Duration::from_millis(10));
@@ -144,7 +151,7 @@ fn queue_is_handed_to_a_successor_over_a_restart() {
 fn nobody_else_gets_the_queues_while_their_holder_may_come_back() {
     require!(Root);
     let mut world = World::kept();
-    let (lease, _sockets) = world.lease(0, 1).expect("allowed");
+    let lease = world.lease(0, 1).expect("allowed");
     world.restart_after(Signal::KILL);
     let mut other = holder::spawn(&world, "child_asks_for_a_lease", 0);
     other.await_text("Taken");
@@ -166,7 +173,7 @@ fn queues_of_a_holder_that_does_not_come_back_are_taken_back() {
     require!(Root);
     let mut world = World::kept_for(common::POLICY, "0.5");
     // It lives, but does not look after its lease.
-    let (lease, _sockets) = world.lease(0, 1).expect("allowed");
+    let lease = world.lease(0, 1).expect("allowed");
     world.restart_after(Signal::KILL);
     world.await_nothing();
     assert!(
@@ -184,11 +191,11 @@ fn queues_of_a_holder_that_does_not_come_back_are_taken_back() {
 fn holder_that_asks_anew_instead_of_coming_back_gets_its_queues() {
     require!(Root);
     let mut world = World::kept();
-    let (lease, _sockets) = world.lease(0, 1).expect("allowed");
+    let lease = world.lease(0, 1).expect("allowed");
     world.end_steward(Signal::KILL);
     drop(lease);
     world.restart();
-    let (_lease, _sockets) = world.lease(0, 1).expect("its own process had it");
+    let _lease = world.lease(0, 1).expect("its own process had it");
 }
 
 #[test]
@@ -274,7 +281,7 @@ fn child_tries_a_token() {
 fn interface_that_went_while_the_steward_was_away_is_found_gone_and_leased_again() {
     require!(Root);
     let mut world = World::kept();
-    let (lease, _sockets) = world.lease(0, 1).expect("allowed");
+    let lease = world.lease(0, 1).expect("allowed");
     let before = lease.facts();
     world.end_steward(Signal::KILL);
     world.veth.near.ip(&["link", "delete", testkit::VethPair::NIC]);
@@ -302,7 +309,7 @@ fn interface_that_went_while_the_steward_was_away_is_found_gone_and_leased_again
 fn program_that_cannot_be_taken_over_is_replaced_and_the_holder_is_told() {
     require!(Root);
     let mut world = World::kept();
-    let (lease, _sockets) = world.lease(0, 1).expect("allowed");
+    let lease = world.lease(0, 1).expect("allowed");
     let before = lease.facts();
     world.end_steward(Signal::KILL);
     // As one of a version with other maps.
@@ -324,8 +331,7 @@ fn program_that_cannot_be_taken_over_is_replaced_and_the_holder_is_told() {
     let facts = lease.facts();
     assert_ne!(facts.program, before.program);
     assert_eq!(world.program(), Some(facts.program));
-    let socket = lease.socket(0).expect("a new one");
-    let _echo = holder::Echo::open(&lease, socket, 0);
+    let _echo = holder::Echo::open(&lease, 0);
     drop(lease);
     world.await_nothing();
 }
@@ -349,14 +355,14 @@ fn records_that_are_damaged_or_of_another_boot_are_not_used_and_everything_is_ta
         &other_boot,
     ];
     for damage in damages {
-        let (lease, _sockets) = world.lease(0, 1).expect("allowed");
+        let lease = world.lease(0, 1).expect("allowed");
         world.end_steward(Signal::KILL);
         let text = fs::read_to_string(&path).expect("records");
         fs::write(&path, damage(text)).expect("ours");
         world.restart();
         world.await_no_program();
         drop(lease);
-        let (lease, _sockets) = world.lease(0, 1).expect("free");
+        let lease = world.lease(0, 1).expect("free");
         drop(lease);
         world.await_nothing();
     }
@@ -375,7 +381,7 @@ fn listener_is_given_to_the_service_manager_and_taken_from_it() {
     let (name, listener) = common::raw::receive_any_stored(&manager);
     assert_eq!(name, "listener");
     world.steward.await_text("ready");
-    let (lease, _sockets) = world.lease(0, 1).expect("allowed");
+    let lease = world.lease(0, 1).expect("allowed");
     world.end_steward(Signal::TERM);
     // Nobody is refused meanwhile: who connects waits.
     assert!(world.socket().exists());
@@ -415,7 +421,7 @@ fn stations_stay_accepted_while_the_service_manager_waits_for_the_next_steward()
         },
         ..common::wanted(0, 1)
     };
-    let (lease, _sockets) = take(&world.socket(), &wanted).expect("allowed");
+    let lease = take(&world.socket(), &wanted).expect("allowed");
     let (name, stations) = common::raw::receive_any_stored(&manager);
     assert!(name.starts_with("stations-"), "{name}");
     world.end_steward(Signal::KILL);
@@ -433,7 +439,7 @@ fn stations_stay_accepted_while_the_service_manager_waits_for_the_next_steward()
 fn interrupted_steward_takes_everything_back() {
     require!(Root);
     let mut world = World::kept();
-    let (lease, _sockets) = world.lease(0, 1).expect("allowed");
+    let lease = world.lease(0, 1).expect("allowed");
     world.end_steward(Signal::INT);
     world.await_nothing();
     // The holder is told that this is for good, and does not wait for the steward to come back.
@@ -450,7 +456,7 @@ fn interrupted_steward_takes_everything_back() {
 fn what_is_left_behind_can_be_taken_back_without_a_steward_that_serves() {
     require!(Root);
     let mut world = World::kept();
-    let (_lease, _sockets) = world.lease(0, 1).expect("allowed");
+    let _lease = world.lease(0, 1).expect("allowed");
     // Not under a steward that runs.
     let refused = world.take_back();
     assert!(
@@ -473,10 +479,10 @@ fn leases_outlive_a_steward_with_no_more_capabilities_than_its_unit_gives_it() {
     let mut world = World::kept();
     for _ in 0..2 {
         world.end_steward(Signal::TERM);
-        world.restart_with("-all,+net_admin,+net_raw,+bpf");
-        let (lease, _sockets) = world.lease(0, 1).expect("allowed");
+        world.restart_with("-all,+net_admin,+net_raw,+bpf,+ipc_lock,+setuid");
+        let lease = world.lease(0, 1).expect("allowed");
         world.end_steward(Signal::KILL);
-        world.restart_with("-all,+net_admin,+net_raw,+bpf");
+        world.restart_with("-all,+net_admin,+net_raw,+bpf,+ipc_lock,+setuid");
         await_lease(&lease, "back", |lease| !lease.is_away());
         drop(lease);
         world.await_nothing();
@@ -518,7 +524,7 @@ fn steward_that_dies_at_any_step_leaves_nothing_that_the_next_does_not_clean_up(
         world.restart_to_crash(point);
         let die = wait::until(wait::SOON, || {
             if world.steward.ended().is_none()
-                && let Some((lease, _)) = &before
+                && let Some(lease) = &before
             {
                 let _ = lease.take_changes();
             } else if world.steward.ended().is_none() {
@@ -528,12 +534,12 @@ fn steward_that_dies_at_any_step_leaves_nothing_that_the_next_does_not_clean_up(
         });
         assert!(die, "it never came to {point}: {}", world.steward);
         world.restart();
-        if let Some((lease, _)) = &before {
+        if let Some(lease) = &before {
             await_lease(lease, point, |lease| !lease.is_away());
         }
         drop(before);
         world.await_nothing();
-        let (lease, _sockets) = world
+        let lease = world
             .lease(0, 1)
             .unwrap_or_else(|error| panic!("{point}: {error}"));
         drop(lease);
@@ -545,7 +551,7 @@ fn steward_that_dies_at_any_step_leaves_nothing_that_the_next_does_not_clean_up(
 fn program_of_somebody_else_that_came_meanwhile_is_not_touched() {
     require!(Root);
     let mut world = World::kept();
-    let (lease, _sockets) = world.lease(0, 1).expect("allowed");
+    let lease = world.lease(0, 1).expect("allowed");
     let index = lease.facts().ifindex;
     drop(lease);
     world.await_nothing();

@@ -80,9 +80,8 @@ fn holder_gets_frames_of_its_address_and_the_host_the_others() {
 fn child_echoes_for_one_address() {
     holder::give_up_privileges();
     let wanted = filtered(holder::queue(), &[OURS], &[]);
-    let (lease, mut sockets) = take(&holder::socket(), &wanted).unwrap_or_else(|error| panic!("{error}"));
-    lease.raise_memlock(3 * holder::UMEM_BYTES).expect("allowed");
-    let mut echo = holder::Echo::open(&lease, sockets.pop().expect("one"), holder::queue());
+    let lease = take(&holder::socket(), &wanted).unwrap_or_else(|error| panic!("{error}"));
+    let mut echo = holder::Echo::open(&lease, holder::queue());
     println!("echoing");
     loop {
         echo.run(std::time::Duration::from_millis(100));
@@ -93,7 +92,7 @@ fn child_echoes_for_one_address() {
 fn nic_without_rules_is_told_of_and_the_program_used() {
     require!(Root);
     let world = world(2, &policy());
-    let (lease, _sockets) = take(&world.socket(), &filtered(0, &[OURS], &[100, 101])).expect("allowed");
+    let lease = take(&world.socket(), &filtered(0, &[OURS], &[100, 101])).expect("allowed");
     let Facts {
         steered, steering, ..
     } = lease.facts();
@@ -103,7 +102,7 @@ fn nic_without_rules_is_told_of_and_the_program_used() {
     // Where the policy's rule names nothing the NIC is not even asked.
     drop(lease);
     let open = World::with(1, &common::POLICY.replace("HOLDER", "1"));
-    let (lease, _sockets) = take(&open.socket(), &filtered(0, &[OURS], &[])).expect("allowed");
+    let lease = take(&open.socket(), &filtered(0, &[OURS], &[])).expect("allowed");
     assert!(
         lease
             .facts()
@@ -126,7 +125,7 @@ fn interface_accepts_frames_to_the_stations_of_a_lease_for_as_long_as_it_lasts()
         said.contains("02:00:00:00:00:aa")
     };
     assert!(!accepts());
-    let (lease, _sockets) = take(&world.socket(), &filtered(0, &[OURS], &[100])).expect("allowed");
+    let lease = take(&world.socket(), &filtered(0, &[OURS], &[100])).expect("allowed");
     assert!(accepts(), "{}", lease.facts().steering);
     world.veth.near.ip(&["link", "delete", VethPair::NIC]);
     world.veth.join(1, 1500);
@@ -152,7 +151,7 @@ fn lease_for_vlans_is_refused_where_their_tags_are_taken_off() {
         world.steward
     );
     set_rxvlan(&world, "off");
-    let (lease, _sockets) = take(&world.socket(), &filtered(0, &[OURS], &[0])).expect("allowed");
+    let lease = take(&world.socket(), &filtered(0, &[OURS], &[0])).expect("allowed");
     // What the far end of a veth does cannot be seen from here.
     let Facts { steering, .. } = lease.facts();
     assert!(steering.contains("txvlan off"), "{steering}");
@@ -181,7 +180,7 @@ fn lease_for_vlans_gets_nothing_from_when_tags_are_taken_off_until_they_are_not(
     require!(Root);
     let mut world = World::kept_for(&policy(), "10");
     set_rxvlan(&world, "off");
-    let (lease, _sockets) = take(&world.socket(), &filtered(0, &[OURS], &[0])).expect("allowed");
+    let lease = take(&world.socket(), &filtered(0, &[OURS], &[0])).expect("allowed");
     let conf = steer::QueueConf {
         virtio_header: None,
         frame_limit: 1518,
@@ -265,20 +264,13 @@ fn lease_that_ends_leaves_the_queue_to_a_successor_without_its_entries() {
         again = free();
         again.is_some()
     }));
-    let (lease, _sockets) = again.expect("free");
+    let lease = again.expect("free");
     assert_eq!(lease.facts().steered, Steered::ByQueue);
-    let conf = steer::QueueConf {
-        virtio_header: None,
-        frame_limit: 1518,
-    };
-    (0..2).for_each(|queue| {
-        let lease = if queue == 0 { &lease } else { &keep.0 };
-        lease.activate(queue, conf).expect("ours");
-    });
+    let _echoes = [(&lease, 0), (&keep, 1)].map(|(lease, queue)| holder::Echo::open(lease, queue));
     world.wire.send(&to(THEIRS, 1));
     let counted = || {
         let of = |lease: &Lease, queue| lease.counters(queue, soon()).expect("ours");
-        let (first, second) = (of(&lease, 0), of(&keep.0, 1));
+        let (first, second) = (of(&lease, 0), of(&keep, 1));
         assert_eq!((first.not_ours, second.not_ours), (0, 0));
         first.redirected + second.redirected
     };
@@ -297,7 +289,7 @@ fn lease_for_an_address_takes_the_same_frames_over_a_restart_of_the_steward() {
             .output_of("bridge", &["fdb", "show", "dev", VethPair::NIC]);
         said.contains("02:00:00:00:00:aa")
     };
-    let (lease, _sockets) = take(&world.socket(), &filtered(0, &[OURS], &[0])).expect("allowed");
+    let lease = take(&world.socket(), &filtered(0, &[OURS], &[0])).expect("allowed");
     let before = lease.facts();
     let conf = steer::QueueConf {
         virtio_header: None,

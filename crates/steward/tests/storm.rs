@@ -44,7 +44,7 @@ fn refused_leases_in_a_storm_never_touch_the_interface_and_an_honest_lease_goes_
         world.steward
     );
     let begun = Instant::now();
-    let (lease, _sockets) = world.lease(0, 1).expect("allowed");
+    let lease = world.lease(0, 1).expect("allowed");
     println!("an honest lease beside 16 connections: {:?}", begun.elapsed());
     let program = world.program();
     (0..10).for_each(|_| round(&mut storm));
@@ -187,7 +187,7 @@ fn numbers_of_one_group_share_the_places_of_its_rule() {
 fn connection_that_asks_for_no_lease_ends_and_one_with_a_lease_stays() {
     require!(Root);
     let world = World::new();
-    let (lease, _sockets) = world.lease(0, 1).expect("allowed");
+    let lease = world.lease(0, 1).expect("allowed");
     let idle = Raw::connect(&world.socket());
     let said = idle.receive(3 * wait::SOON);
     let Some((0, Answer::Refused(refusal))) = said else {
@@ -203,7 +203,7 @@ fn holder_comes_back_though_others_of_its_user_have_taken_all_connections() {
     require!(Root);
     let policy = format!("[limits]\nconnections = 5\n{POLICY}");
     let mut world = World::kept_for(&policy, "10");
-    let (lease, _sockets) = world.lease(0, 1).expect("allowed");
+    let lease = world.lease(0, 1).expect("allowed");
     world.restart_after(Signal::KILL);
     let mut flood = holder::spawn(&world, "child_takes_all_connections", 0);
     flood.await_text("all taken");

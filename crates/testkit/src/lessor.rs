@@ -1,8 +1,5 @@
 //! A steward for one daemon, which then runs without privileges: as nobody, without a capability and without a way to one, in an
 //! empty network namespace.
-//!
-//! Where this machine does not let root raise a limit (no CAP_SYS_RESOURCE) the daemon keeps CAP_IPC_LOCK, unless it must do without:
-//! that capability lets a process pin memory, and nothing else.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -28,7 +25,6 @@ pub struct Lessor {
     pub bpffs: BpfFs,
     /// The daemon's program, where nobody may run it.
     program: PathBuf,
-    capabilities: &'static str,
     /// The policy, where the daemon cannot change it.
     policy: TempDir,
 }
@@ -48,6 +44,8 @@ impl Lessor {
             )
         };
         let policy: String = interfaces.iter().map(rule).collect();
+        // What it takes before Linux 6.4.
+        let policy = format!("[limits]\nunbound-sockets = true\n{policy}");
         let own = private_dir();
         fs::write(own.path().join("policy.toml"), policy).expect("writable");
         let bpffs = BpfFs::new();
@@ -56,16 +54,10 @@ impl Lessor {
             home: NetNs::new("empty"),
             bpffs,
             program: hand_over(dir),
-            capabilities: capabilities(),
             policy: own,
         };
         lessor.steward.await_text("ready");
         lessor
-    }
-
-    /// The daemon has no capability at all, and as much locked memory as this machine lets it have.
-    pub fn without_capabilities(&mut self) {
-        self.capabilities = "-all";
     }
 
     /// Another policy, for the next steward.
@@ -111,14 +103,14 @@ impl Lessor {
     /// The daemon's program, to be run as the daemon.
     #[must_use]
     pub fn command(&self) -> Command {
-        as_nobody(&self.home, &self.program, self.capabilities)
+        as_nobody(&self.home, &self.program, "-all")
     }
 
     /// As a daemon that has no steward: its program, to be run in a namespace with as little privilege but for `further` capabilities (as
     /// setpriv(1) has them, such as `+net_raw`), and its files in `dir`.
     #[must_use]
     pub fn nobody(netns: &NetNs, dir: &TempDir, further: &[&str]) -> Command {
-        let all = [&[capabilities()], further].concat().join(",");
+        let all = [&[memory_capabilities()], further].concat().join(",");
         as_nobody(netns, &hand_over(dir), &all)
     }
 }
@@ -146,8 +138,9 @@ fn as_nobody(netns: &NetNs, program: &Path, capabilities: &str) -> Command {
     command
 }
 
-/// What the daemon keeps.
-fn capabilities() -> &'static str {
+/// What a daemon needs that locks memory itself: where this machine does not let root raise the limit (no CAP_SYS_RESOURCE),
+/// CAP_IPC_LOCK, which lets a process pin memory, and nothing else.
+fn memory_capabilities() -> &'static str {
     if may_raise_limits() {
         "-all"
     } else {

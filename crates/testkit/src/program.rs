@@ -43,6 +43,13 @@ pub fn sandbox_attempt() -> &'static Path {
     PROGRAM.get_or_init(|| named_or_built("SANDBOX_ATTEMPT_BIN", manifest, &example))
 }
 
+/// The server of files that never answer (`src/bin/stalled`), once a test process.
+pub(crate) fn stalled() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+    PROGRAM.get_or_init(|| named_or_built("STALLED_BIN", manifest, &["--bin", "stalled"]))
+}
+
 /// The script that boots guests and ends them.
 pub(crate) const GUEST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/guest");
 

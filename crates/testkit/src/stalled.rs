@@ -1,10 +1,11 @@
 //! A hostile VMM whose file never answers, beside its file system's server: both are processes of their own (`src/bin/stalled`).
 
+use std::fs::File;
 use std::path::Path;
 use std::process::Command;
 
-use crate::Running;
 use crate::vmm::{LOG, RAM, inflight_bytes};
+use crate::{Running, program};
 
 /// What the file is given as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +39,43 @@ impl Role {
     }
 }
 
+/// The server of such a file, and where the file is.
+fn serve(program: &Path, bytes: u64) -> (Running, String) {
+    let mut command = Command::new(program);
+    command.args(["serve", &bytes.to_string()]);
+    let mut server = Running::start(command);
+    server.await_text("/file\n");
+    let said = server.said();
+    let file = said.lines().find_map(|line| line.strip_prefix("file "));
+    let file = file.expect("it was awaited").to_owned();
+    (server, file)
+}
+
+/// A file that never answers, not even that it is closed. On drop the server goes first: then nothing waits for it.
+pub struct SilentFile {
+    _server: Running,
+    /// Open for reading and writing.
+    pub file: File,
+}
+
+impl SilentFile {
+    /// One of so many bytes.
+    ///
+    /// # Panics
+    /// If there is no FUSE.
+    #[must_use]
+    pub fn new(bytes: u64) -> Self {
+        let (mut server, path) = serve(program::stalled(), bytes);
+        let file = File::options().read(true).write(true).open(path);
+        server.type_in("mute\n");
+        server.await_text("mute\n");
+        Self {
+            _server: server,
+            file: file.expect("it is served"),
+        }
+    }
+}
+
 /// See the module's head. On drop the server goes first: then nothing waits for it any longer.
 pub struct Stalled {
     server: Running,
@@ -51,16 +89,9 @@ impl Stalled {
     /// If one does not start.
     #[must_use]
     pub fn new(program: &str, role: Role, socket: &Path) -> Self {
+        let (server, file) = serve(Path::new(program), role.bytes());
         let mut command = Command::new(program);
-        command.args(["serve", &role.bytes().to_string()]);
-        let mut server = Running::start(command);
-        server.await_text("/file\n");
-        let said = server.said();
-        let file = said.lines().find_map(|line| line.strip_prefix("file "));
-        let mut command = Command::new(program);
-        command
-            .args(["give", role.name(), file.expect("it was awaited")])
-            .arg(socket);
+        command.args(["give", role.name(), &file]).arg(socket);
         let mut stalled = Self {
             server,
             vmm: Running::start(command),

@@ -1,6 +1,7 @@
-//! Locked memory that does not do: said at the start, with the sum that does, or borne while a guest is there.
+//! Memory for packets that does not do: said at the start, with the sum that does, or borne while a guest is there.
 //!
-//! Daemons of a user of this test's own, as the kernel counts by user, with the limit that Debian gives ordinary users.
+//! Daemons of a user of this test's own, to whom the policy gives little; the limit of their processes is next to nothing, which is
+//! of no matter: the steward pins their memory.
 
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::process::Command;
@@ -22,15 +23,15 @@ fn user() -> u32 {
     1_000_000 + std::process::id()
 }
 
-/// Debian's default, bytes.
-const LIMIT: u64 = 8 << 20;
+/// What processes of the user may lock themselves, bytes.
+const LIMIT: u64 = 4096;
 
-/// A steward that gives this user queues and no memory, and the directory of its socket.
-fn lease_without_memory(veth: &VethPair) -> (Lessor, tempfile::TempDir) {
+/// A steward that gives this user queues and little memory, and the directory of its socket.
+fn lease_with_little_memory(veth: &VethPair) -> (Lessor, tempfile::TempDir) {
     let dir = private_dir();
     let mut lessor = Lessor::start(&veth.near, &dir, &[VethPair::NIC]);
     let policy = format!(
-        "[[allow]]\nuser = {}\ninterface = \"{}\"\nqueues = \"all\"\n",
+        "[limits]\nunbound-sockets = true\n[[allow]]\nuser = {}\ninterface = \"{}\"\nqueues = \"all\"\nmemlock = \"8 MiB\"\n",
         user(),
         VethPair::NIC
     );
@@ -84,7 +85,7 @@ fn config() -> DriverConfig {
 fn limit_that_does_for_one_queue_and_not_for_all_is_said_at_the_start() {
     require!(Root);
     let veth = VethPair::with(2, 1500);
-    let (_lessor, steward) = lease_without_memory(&veth);
+    let (_lessor, steward) = lease_with_little_memory(&veth);
     let serve = Serve::interface(VethPair::NIC).with("--queues", "2");
     daemon(&veth, &steward, serve).assert_complains(&["12288 KiB", "`memlock`"]);
     let daemon = daemon(&veth, &steward, Serve::interface(VethPair::NIC));
@@ -111,7 +112,7 @@ fn direct_and_other(veth: &VethPair, steward: &tempfile::TempDir) -> (Daemon, Da
 fn vmm_stays_while_another_daemon_has_the_memory_and_is_served_when_that_is_gone() {
     require!(Root);
     let veth = VethPair::with(2, 1500);
-    let (lessor, steward) = lease_without_memory(&veth);
+    let (lessor, steward) = lease_with_little_memory(&veth);
     let (two, one) = direct_and_other(&veth, &steward);
     // QEMU would come back at once, and its guest stand still meanwhile.
     let mut second =
@@ -143,7 +144,7 @@ fn vmm_stays_while_another_daemon_has_the_memory_and_is_served_when_that_is_gone
 fn guest_that_is_given_memory_stays_while_another_daemon_has_what_may_be_locked() {
     require!(Root);
     let veth = VethPair::with(2, 1500);
-    let (_lessor, steward) = lease_without_memory(&veth);
+    let (_lessor, steward) = lease_with_little_memory(&veth);
     let (direct, other) = direct_and_other(&veth, &steward);
     // With what is behind it 1.75 MiB, beside the other's 6.
     let small = DriverConfig {
@@ -179,7 +180,7 @@ fn linux_guest_boots_while_another_daemon_has_the_memory_and_has_a_network_when_
     give_address(&veth);
     // All frames come to the guest's queue.
     veth.far.run("ethtool", &["-L", VethPair::WIRE, "tx", "1"]);
-    let (lessor, steward) = lease_without_memory(&veth);
+    let (lessor, steward) = lease_with_little_memory(&veth);
     let (two, one) = direct_and_other(&veth, &steward);
     let guest = Guest::boot(Backend::Daemon(&two.socket()), GUEST, &["--mem", "256"]);
     two.await_impaired(0, "`memlock`");

@@ -162,7 +162,11 @@ fn call_that_is_not_in_the_table_ends_the_process(
         "set-option:52",
         "set-option:25",
         "set-option:36",
-        "get-option:77"
+        "get-option:77",
+        // XDP_RX_RING, XDP_UMEM_REG, XDP_UMEM_FILL_RING: what the steward does.
+        "set-xdp-option:2",
+        "set-xdp-option:4",
+        "set-xdp-option:5"
     )]
     name: &str,
 ) {
@@ -481,8 +485,8 @@ fn capabilities(pid: u32, set: &str) -> u64 {
 fn privileged_processes_keep_only_what_they_need() {
     require!(Root);
     let veth = VethPair::new();
-    // linux/capability.h: NET_ADMIN 12, NET_RAW 13, SYS_RESOURCE 24, BPF 39; DAC_OVERRIDE 1, SYS_PTRACE 19.
-    let steward = (1 << 12) | (1 << 13) | (1 << 24) | (1 << 39);
+    // linux/capability.h: NET_ADMIN 12, NET_RAW 13, IPC_LOCK 14, SETUID 7, BPF 39; DAC_OVERRIDE 1, SYS_PTRACE 19.
+    let steward = (1 << 12) | (1 << 13) | (1 << 14) | (1 << 7) | (1 << 39);
     let keeper = steward | (1 << 1) | (1 << 19);
     let leased = Daemon::start(&veth.near, &Serve::interface(VethPair::NIC).leased());
     let lessor = leased.lessor.as_ref().expect("leased").steward.pid();

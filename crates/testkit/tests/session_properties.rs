@@ -203,7 +203,9 @@ impl Scene {
             let sent = self.numbered(0, len);
             self.rig.wire.send(&sent);
             let got = self.rig.driver.pairs[0].receive(wait::SOON);
-            frame::assert_same(&got.expect("a frame from the wire is lost").frame, &sent);
+            let got = got
+                .unwrap_or_else(|| panic!("a frame from the wire is lost: {:#}", self.rig.daemon.status()));
+            frame::assert_same(&got.frame, &sent);
         }
     }
 

@@ -45,8 +45,7 @@ fn daemon_without_any_capability_in_an_empty_namespace_carries_frames() {
     require!(Root);
     let veth = VethPair::new();
     let dir = private_dir();
-    let mut lessor = Lessor::start(&veth.near, &dir, &[VethPair::NIC]);
-    lessor.without_capabilities();
+    let lessor = Lessor::start(&veth.near, &dir, &[VethPair::NIC]);
     let mut daemon = Daemon::spawn_with(&veth.near, dir, Some(lessor), &leased(Placement::Copy));
     daemon.await_sockets(&[daemon.socket()]);
     for set in ["CapInh:", "CapPrm:", "CapEff:", "CapBnd:", "CapAmb:"] {

@@ -66,6 +66,7 @@ fn attempt(name: &str) -> anyhow::Result<()> {
             libc::SYS_setsockopt,
             &[-1, libc::SOL_SOCKET.into(), number()?, 0, 0],
         ),
+        "set-xdp-option" => call(libc::SYS_setsockopt, &[-1, libc::SOL_XDP.into(), number()?, 0, 0]),
         "get-option" => call(
             libc::SYS_getsockopt,
             &[-1, libc::SOL_SOCKET.into(), number()?, 0, 0],

@@ -194,7 +194,7 @@ fn check_privileges(config: &ServeConfig) -> anyhow::Result<()> {
     let Some(Queues { interface, .. }) = queues.first().filter(|_| config.steward.is_none()) else {
         return Ok(());
     };
-    let lacking = capabilities::lacking().context("cannot see capabilities")?;
+    let lacking = capabilities::lacking(capabilities::NEEDED_BY_ONE).context("cannot see capabilities")?;
     if lacking.is_empty() {
         return Ok(());
     }

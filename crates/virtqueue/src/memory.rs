@@ -22,8 +22,11 @@
 
 use std::fmt;
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::mapping::{ForeignFiles, Guard};
@@ -39,9 +42,22 @@ pub struct MemoryMap {
     _guard: Guard,
     reservation: Reservation,
     guest_len: u64,
+    /// Behind the private area, if there is one.
+    private: Option<OwnedFd>,
     regions: Vec<MappedRegion>,
     by_guest: Vec<Lookup>,
     by_user: Vec<Lookup>,
+}
+
+/// A piece of a map and its file, as it is mapped: shared, in whole pages.
+#[derive(Clone, Copy, Debug)]
+pub struct MappedFile<'a> {
+    /// The file.
+    pub file: BorrowedFd<'a>,
+    /// Where the piece begins in the file, bytes.
+    pub file_offset: u64,
+    /// How long it is, bytes.
+    pub len: u64,
 }
 
 /// The region that served the last translation: who translates keeps one, and most lookups end there.
@@ -141,9 +157,10 @@ impl MemoryMap {
         for (region, place) in regions.iter().zip(&placements) {
             reservation.map_region(region, place)?;
         }
-        if private_len > 0 {
-            reservation.map_private(guest_len, private_len)?;
-        }
+        let private = match private_len {
+            0 => None,
+            len => Some(reservation.map_private(guest_len, len)?),
+        };
         // Before anybody has a way to the bytes.
         let guard = files
             .guard(reservation.base, guest_len as usize)
@@ -153,7 +170,10 @@ impl MemoryMap {
             .zip(facts.into_iter().zip(placements))
             .map(|(region, (facts, place))| MappedRegion { region, facts, place })
             .collect();
-        Ok(Self::assemble(guard, reservation, guest_len, regions))
+        Ok(Self {
+            private,
+            ..Self::assemble(guard, reservation, guest_len, regions)
+        })
     }
 
     fn assemble(guard: Guard, reservation: Reservation, guest_len: u64, regions: Vec<MappedRegion>) -> Self {
@@ -171,6 +191,7 @@ impl MemoryMap {
             _guard: guard,
             reservation,
             guest_len,
+            private: None,
             regions,
             by_guest,
             by_user,
@@ -232,6 +253,25 @@ impl MemoryMap {
     #[must_use]
     pub fn guest_len(&self) -> u64 {
         self.guest_len
+    }
+
+    /// What the whole map is made of, piece by piece from its base on, the private area included: so somebody else can
+    /// map the same memory in the same order. Pieces with the largest pages come first.
+    #[must_use]
+    pub fn files(&self) -> Vec<MappedFile<'_>> {
+        let mut regions: Vec<&MappedRegion> = self.regions.iter().collect();
+        regions.sort_by_key(|region| region.place.mapping_offset);
+        let pieces = regions.into_iter().map(|region| MappedFile {
+            file: region.region.file.as_fd(),
+            file_offset: region.region.file_offset - region.place.lead,
+            len: region.place.mapping_len,
+        });
+        let private = self.private.iter().map(|file| MappedFile {
+            file: file.as_fd(),
+            file_offset: 0,
+            len: self.reservation.len as u64 - self.guest_len,
+        });
+        pieces.chain(private).collect()
     }
 
     /// The regions, in the order in which they were given.
@@ -384,21 +424,26 @@ impl Reservation {
         Ok(())
     }
 
-    fn map_private(&self, offset: u64, len: u64) -> Result<(), MapError> {
-        // SAFETY: [offset, offset + len) is the end of the reservation, behind all regions: ours to map over.
-        unsafe {
-            rustix::mm::mmap_anonymous(
-                self.at(offset).as_ptr().cast(),
-                len as usize,
+    /// A file without a name, which nobody else has.
+    fn map_private(&self, offset: u64, len: u64) -> Result<OwnedFd, MapError> {
+        let at = self.at(offset).as_ptr().cast();
+        let map = || {
+            let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+            let file = memfd_create(c"private", flags)?;
+            ftruncate(&file, len)?;
+            fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+            let (protection, flags) = (
                 ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::PRIVATE | MapFlags::FIXED,
-            )
-        }
-        .map_err(|errno| MapError::Reserve {
+                MapFlags::SHARED | MapFlags::FIXED,
+            );
+            // SAFETY: [offset, offset + len) is the end of the reservation, behind all regions: ours to map over.
+            unsafe { rustix::mm::mmap(at, len as usize, protection, flags, &file, 0) }?;
+            Ok(file)
+        };
+        map().map_err(|errno: Errno| MapError::Reserve {
             bytes: len,
             source: io::Error::from(errno),
-        })?;
-        Ok(())
+        })
     }
 
     fn populate(&self, offset: u64, len: u64) {

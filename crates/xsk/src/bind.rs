@@ -74,6 +74,15 @@ pub(crate) fn bind_queue(
     config: &SocketConfig,
     may_ask: bool,
 ) -> Result<Bound, OpenError> {
+    try_all(config, may_ask, |flags| Ok(bind_in_time(fd, config, flags)))
+}
+
+/// As [`bind_queue`], with attempts that somebody makes. Errors of its own end it.
+pub(crate) fn try_all<E: From<OpenError>>(
+    config: &SocketConfig,
+    may_ask: bool,
+    mut bind: impl FnMut(Flags) -> Result<Result<(), Errno>, E>,
+) -> Result<Bound, E> {
     let Plan {
         attempts,
         mut fallbacks,
@@ -83,7 +92,7 @@ pub(crate) fn bind_queue(
         if let Some((attempt, errno)) = last.take() {
             fallbacks.push(refused(attempt, errno));
         }
-        match bind_in_time(fd, config, attempt.flags(config.need_wakeup)) {
+        match bind(attempt.flags(config.need_wakeup))? {
             Ok(()) => {
                 return Ok(Bound {
                     multi_buffer: attempt.multi_buffer,
@@ -91,7 +100,7 @@ pub(crate) fn bind_queue(
                 });
             }
             Err(errno) => match final_error(config, errno, may_ask) {
-                Some(error) => return Err(error),
+                Some(error) => return Err(error.into()),
                 None => last = Some((attempt, errno)),
             },
         }
@@ -103,7 +112,7 @@ pub(crate) fn bind_queue(
         },
         Errno::INVAL,
     ));
-    Err(refused_error(config, attempt, errno))
+    Err(refused_error(config, attempt, errno).into())
 }
 
 /// Why a bind that had one attempt only failed.
@@ -194,19 +203,6 @@ pub(crate) fn in_time(
             Err(Errno::BUSY) if Instant::now() < deadline => sleep(PAUSE),
             result => return result,
         }
-    }
-}
-
-/// Waits until the queue is free, as long as for a bind, without taking it: by asking for zero-copy with multi-buffer,
-/// which is refused after the look at who has the queue (`xp_assign_dev`, `net/xdp/xsk_buff_pool.c`). False if that
-/// told nothing: the queue was free, the kernel refuses for another reason, or the driver has that mode.
-pub(crate) fn await_free(fd: BorrowedFd<'_>, config: &SocketConfig) -> Result<bool, OpenError> {
-    let flags = Flags::XDP_ZEROCOPY | Flags::XDP_USE_SG;
-    let begun = Instant::now();
-    match bind_in_time(fd, config, flags) {
-        Err(Errno::OPNOTSUPP) => Ok(begun.elapsed() >= PAUSE),
-        Err(Errno::BUSY) => Err(busy(config)),
-        _ => Ok(false),
     }
 }
 

@@ -107,12 +107,12 @@ pub use desc::{CompletionRing, FillRing, RxDesc, RxRing, TxDesc, TxRing};
 #[cfg(not(loom))]
 pub use error::OpenError;
 pub use frame::{Frame, FramePool};
-pub use memory::{Backing, MemoryError, OwnMemory, UmemMemory};
+pub use memory::{Backing, MemoryError, MemoryPart, OwnMemory, UmemMemory};
 pub use netdevice::{Channels, Netdevice};
 #[cfg(not(loom))]
 pub use numa::{NumaNode, PreferNode};
 #[cfg(not(loom))]
-pub use socket::{Kick, Probe, Socket, Unbound, WakeError, made_rx_ring};
+pub use socket::{Kick, Socket, Unbound, WakeError, made_rx_ring};
 #[cfg(not(loom))]
 pub use statistics::Statistics;
 pub use umem::{Frames, MIN_CHUNK_BYTES, Umem, UmemError, XDP_PACKET_HEADROOM};

@@ -12,14 +12,17 @@
 //!  - **M3** no Rust reference to these bytes exists anywhere, but to private ones that their owner has.
 #![allow(unsafe_code)]
 
+use std::ffi::c_int;
 use std::fmt;
 use std::io;
 use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
 const HUGE_PAGE: usize = 2 << 20;
 
@@ -46,6 +49,22 @@ pub unsafe trait UmemMemory: Send + Sync {
     fn private_from(&self) -> usize {
         self.len()
     }
+    /// The files that it is mapped from, one after the other, without a gap: so somebody else can map it, too. None,
+    /// unless the owner has them.
+    fn parts(&self) -> Vec<MemoryPart<'_>> {
+        Vec::new()
+    }
+}
+
+/// A piece of memory and its file.
+#[derive(Clone, Copy, Debug)]
+pub struct MemoryPart<'a> {
+    /// Mapped shared.
+    pub file: BorrowedFd<'a>,
+    /// Where the piece begins in the file, bytes.
+    pub file_offset: u64,
+    /// How long it is, bytes.
+    pub len: u64,
 }
 
 /// The pages that back a piece of [`OwnMemory`].
@@ -53,7 +72,7 @@ pub unsafe trait UmemMemory: Send + Sync {
 pub enum Backing {
     /// Reserved huge pages of 2 MiB (`/proc/sys/vm/nr_hugepages`).
     Hugetlb,
-    /// Transparent huge pages; the kernel confirmed that there is at least one (`AnonHugePages` in smaps).
+    /// Transparent huge pages; the kernel confirmed that there is at least one (`ShmemPmdMapped` in smaps).
     Thp,
     /// Ordinary 4 KiB pages.
     Pages4K,
@@ -85,8 +104,9 @@ pub enum MemoryError {
     },
 }
 
-/// Anonymous memory of our own: reserved huge pages if there are any, else transparent ones, else 4 KiB pages. Less than
-/// a huge page is of 4 KiB pages.
+/// Memory of our own: reserved huge pages if there are any, else transparent ones, else 4 KiB pages. Less than a
+/// huge page is of 4 KiB pages. It is a file without a name (memfd_create(2)), so that somebody with more privilege can
+/// register it for us.
 ///
 /// It is populated at once, so that the data path never faults. Unmapped on drop; the kernel holds the pages of a
 /// registered UMEM itself until its socket is closed.
@@ -97,6 +117,7 @@ pub struct OwnMemory {
     base: NonNull<u8>,
     len: usize,
     backing: Backing,
+    file: OwnedFd,
 }
 
 // SAFETY: the value owns its mapping outright and only reads its own fields; munmap works from any thread.
@@ -119,24 +140,38 @@ impl OwnMemory {
             .checked_next_multiple_of(rustix::param::page_size())
             .ok_or_else(too_long)?;
         let huge_len = len.checked_next_multiple_of(HUGE_PAGE).ok_or_else(too_long)?;
-        let is_large = len >= HUGE_PAGE;
-        if is_large && let Ok(mapping) = map(huge_len, MapFlags::HUGETLB | MapFlags::HUGE_2MB) {
-            let memory = Self {
-                mapping,
-                mapping_len: huge_len,
-                base: mapping,
-                len,
-                backing: Backing::Hugetlb,
-            };
-            // A container may be allowed to map huge pages and not to use them: then this fails, instead of a SIGBUS
-            // at the first touch.
-            if memory.populate().is_ok() {
-                return Ok(memory);
-            }
+        if len >= HUGE_PAGE
+            && let Ok(memory) = Self::of_huge_pages(len, huge_len)
+        {
+            return Ok(memory);
         }
+        Self::of_any_pages(len, huge_len).map_err(refused)
+    }
+
+    /// Reserved huge pages.
+    fn of_huge_pages(len: usize, huge_len: usize) -> io::Result<Self> {
+        let file = file_of(huge_len, MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB)?;
+        let mapping = map_file(&file, ptr::null_mut(), huge_len, MapFlags::empty())?;
+        let memory = Self {
+            mapping,
+            mapping_len: huge_len,
+            base: mapping,
+            len,
+            backing: Backing::Hugetlb,
+            file,
+        };
+        // A container may be allowed to map huge pages and not to use them: then this fails, instead of a SIGBUS at
+        // the first touch.
+        memory.populate()?;
+        Ok(memory)
+    }
+
+    /// Transparent huge pages, if they are to be had.
+    fn of_any_pages(len: usize, huge_len: usize) -> io::Result<Self> {
+        let file = file_of(huge_len, MemfdFlags::empty())?;
         // One huge page more than needed, so that the start can be moved to a huge page's boundary.
-        let mapping_len = huge_len.checked_add(HUGE_PAGE).ok_or_else(too_long)?;
-        let mapping = map(mapping_len, MapFlags::empty()).map_err(refused)?;
+        let mapping_len = huge_len + HUGE_PAGE;
+        let mapping = reserve(mapping_len)?;
         let skip = mapping.as_ptr().align_offset(HUGE_PAGE);
         // SAFETY: skip < HUGE_PAGE and the mapping is HUGE_PAGE + huge_len long, so the sum stays inside it.
         let base = unsafe { mapping.add(skip) };
@@ -146,19 +181,33 @@ impl OwnMemory {
             base,
             len,
             backing: Backing::Pages4K,
+            file,
         };
-        let advice = match is_large {
-            true => Advice::LinuxHugepage,
-            false => Advice::LinuxNoHugepage,
-        };
-        // SAFETY: base..base+huge_len lies in the mapping just made, which nobody else knows. Advice only: if the
-        // kernel has no transparent huge pages the call fails and 4 KiB pages serve.
-        let _ = unsafe { madvise(base.as_ptr().cast(), huge_len, advice) };
-        memory.populate().map_err(refused)?;
+        map_file(&memory.file, base.as_ptr(), huge_len, MapFlags::FIXED)?;
+        let is_large = len >= HUGE_PAGE;
+        memory.advise(
+            huge_len,
+            match is_large {
+                true => libc::MADV_HUGEPAGE,
+                false => libc::MADV_NOHUGEPAGE,
+            },
+        );
+        memory.populate()?;
+        if is_large && !has_huge_pages(base) {
+            memory.advise(huge_len, libc::MADV_COLLAPSE);
+        }
         if has_huge_pages(base) {
             memory.backing = Backing::Thp;
         }
         Ok(memory)
+    }
+
+    /// Advice only: if the kernel has no transparent huge pages, or gives none to files without a name
+    /// (`/sys/kernel/mm/transparent_hugepage/shmem_enabled`), and does not know MADV_COLLAPSE either (Linux 6.1), the
+    /// call fails and 4 KiB pages serve.
+    fn advise(&self, len: usize, advice: c_int) {
+        // SAFETY: M1: base..base+len lies inside the mapping; neither advice changes a content.
+        unsafe { libc::madvise(self.base.as_ptr().cast(), len, advice) };
     }
 
     /// Which pages it came from.
@@ -191,6 +240,20 @@ unsafe impl UmemMemory for OwnMemory {
     fn private_from(&self) -> usize {
         0
     }
+
+    fn parts(&self) -> Vec<MemoryPart<'_>> {
+        // Whole pages of the file, which may be huge ones.
+        let len = match self.backing {
+            Backing::Hugetlb => self.mapping_len,
+            Backing::Thp | Backing::Pages4K => self.len,
+        };
+        let file = self.file.as_fd();
+        vec![MemoryPart {
+            file,
+            file_offset: 0,
+            len: len as u64,
+        }]
+    }
 }
 
 impl Drop for OwnMemory {
@@ -200,10 +263,29 @@ impl Drop for OwnMemory {
     }
 }
 
-fn map(len: usize, extra: MapFlags) -> io::Result<NonNull<u8>> {
-    let protection = ProtFlags::READ | ProtFlags::WRITE;
+/// A file of so many bytes that nobody can make longer or shorter.
+fn file_of(len: usize, flags: MemfdFlags) -> io::Result<OwnedFd> {
+    let flags = flags | MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = memfd_create(c"packets", flags)?;
+    ftruncate(&file, len as u64)?;
+    fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(file)
+}
+
+/// Address space that nothing is mapped to.
+fn reserve(len: usize) -> io::Result<NonNull<u8>> {
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
     // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
-    let start = unsafe { mmap_anonymous(ptr::null_mut(), len, protection, MapFlags::PRIVATE | extra) }?;
+    let start = unsafe { mmap_anonymous(ptr::null_mut(), len, ProtFlags::empty(), flags) }?;
+    NonNull::new(start.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+}
+
+/// Maps a file from its start, at an address in a reservation of the caller's, or where the kernel likes.
+fn map_file(file: &OwnedFd, at: *mut u8, len: usize, extra: MapFlags) -> io::Result<NonNull<u8>> {
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: with MAP_FIXED at..at+len lies in a reservation that nobody refers to yet; else it touches no existing
+    // memory.
+    let start = unsafe { mmap(at.cast(), len, protection, MapFlags::SHARED | extra, file, 0) }?;
     NonNull::new(start.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
 }
 
@@ -218,7 +300,7 @@ fn has_huge_pages(address: NonNull<u8>) -> bool {
         let first = line.split_whitespace().next().unwrap_or_default();
         if let Some(range) = parse_range(first) {
             inside = range.contains(&address);
-        } else if inside && first == "AnonHugePages:" {
+        } else if inside && first == "ShmemPmdMapped:" {
             return line.split_whitespace().nth(1).is_some_and(|kib| kib != "0");
         }
     }
@@ -246,6 +328,19 @@ unsafe impl Send for View {}
 unsafe impl Sync for View {}
 
 impl View {
+    /// Has the kernel make the pages that nobody has made yet, for this process; see [`Umem::populate`](crate::Umem::populate).
+    pub(crate) fn populate(&self) -> io::Result<()> {
+        // SAFETY: the memory is ours as long as we live; the advice changes no content.
+        unsafe {
+            madvise(
+                self.base.as_ptr().cast(),
+                self.len as usize,
+                Advice::LinuxPopulateWrite,
+            )
+        }?;
+        Ok(())
+    }
+
     pub(crate) fn new(memory: Arc<dyn UmemMemory>) -> Self {
         Self {
             base: memory.base(),

@@ -19,7 +19,7 @@ use rustix::net::xdp::{
 };
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, recv, send, sockopt};
 
-use crate::bind::{await_free, bind_queue};
+use crate::bind::{Bound, bind_queue, try_all};
 use crate::config::{AttachMode, Fallback, Mode, SocketConfig};
 use crate::desc::{CompletionRing, Descriptor, FillRing, RxRing, TxRing};
 use crate::error::OpenError;
@@ -29,9 +29,6 @@ use crate::statistics::Statistics;
 use crate::sys::{self, Mapping, RingOffsets};
 use crate::umem::Umem;
 use crate::units::{QueueId, RingSize};
-
-/// `XDP_UMEM_TX_METADATA_LEN`, `include/uapi/linux/if_xdp.h` (Linux 6.8; before that the length alone was enough).
-const UMEM_TX_METADATA_LEN: u32 = 1 << 2;
 
 /// A socket bound to one queue of one interface. Dropping it frees the queue.
 ///
@@ -99,6 +96,28 @@ impl Socket {
     /// As [`Socket::open`], and [`OpenError::NotXdp`] or [`OpenError::InUse`] for a descriptor that does not serve.
     pub fn from_fd(fd: OwnedFd, umem: &Umem, config: &SocketConfig) -> Result<Self, OpenError> {
         Unbound::from_fd(fd, umem, config)?.bind()
+    }
+
+    /// Makes one of a socket that somebody with more privilege has made, with this memory registered, and rings as
+    /// `config` says, but all four; he binds it, too. `bind` asks him to, with flags of `struct sockaddr_xdp`: for
+    /// each attempt, from best to plainest, until one does not fail. While the queue is busy it is he who waits.
+    ///
+    /// # Errors
+    /// As [`Socket::open`]; those of `bind` as they are. [`Umem::refusal`] says why memory was not registered.
+    pub fn bound_by<E: From<OpenError>>(
+        umem: &Umem,
+        config: &SocketConfig,
+        mut bind: impl FnMut(u16) -> Result<io::Result<OwnedFd>, E>,
+    ) -> Result<Self, E> {
+        let mut socket = None;
+        let bound = try_all::<E>(config, false, |flags| {
+            let result = bind(flags.bits())?;
+            Ok(result
+                .map(|fd| socket = Some(fd))
+                .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO)))
+        })?;
+        let fd = socket.ok_or(OpenError::NotXdp { domain: 0 })?;
+        Ok(Unbound::registered(fd, umem, config)?.finish(bound)?)
     }
 
     /// Opens a further socket over the UMEM of this one, on another queue of this or any interface
@@ -205,6 +224,11 @@ pub struct Unbound {
 }
 
 impl Unbound {
+    /// The queue that it is for.
+    pub fn queue(&self) -> QueueId {
+        self.config.queue
+    }
+
     /// The UMEM that is registered with it.
     pub fn umem(&self) -> &Umem {
         &self.umem
@@ -227,6 +251,17 @@ impl Unbound {
     /// As [`Socket::from_fd`].
     pub fn from_fd(fd: OwnedFd, umem: &Umem, config: &SocketConfig) -> Result<Self, OpenError> {
         Self::prepared(fd, umem, config, None)
+    }
+
+    /// A socket that somebody else has opened, with this memory registered and all four rings made as `config` says.
+    ///
+    /// # Errors
+    /// As [`Socket::from_fd`].
+    pub fn registered(fd: OwnedFd, umem: &Umem, config: &SocketConfig) -> Result<Self, OpenError> {
+        check_family(fd.as_fd())?;
+        set_tx_budget(fd.as_fd(), config)?;
+        set_busy_poll(fd.as_fd(), config)?;
+        Self::mapped(fd, umem, config, None)
     }
 
     /// As [`Socket::share`], still to be bound. The queue of `socket` is not free before that is done or given up.
@@ -273,6 +308,15 @@ impl Unbound {
         size_rings(fd.as_fd(), config)?;
         set_tx_budget(fd.as_fd(), config)?;
         set_busy_poll(fd.as_fd(), config)?;
+        Self::mapped(fd, umem, config, first)
+    }
+
+    fn mapped(
+        fd: OwnedFd,
+        umem: &Umem,
+        config: &SocketConfig,
+        first: Option<First>,
+    ) -> Result<Self, OpenError> {
         let offsets = sockopt::xdp_mmap_offsets(&fd).map_err(|error| query("XDP_MMAP_OFFSETS", error))?;
         Ok(Self {
             rings: map_rings(fd.as_fd(), umem, config, &offsets)?,
@@ -294,6 +338,10 @@ impl Unbound {
             Some(first) => first.bind_sharer(fd, &self.config, self.ours),
             None => bind_queue(fd, &self.config, self.ours),
         }?;
+        self.finish(bound)
+    }
+
+    fn finish(self, bound: Bound) -> Result<Socket, OpenError> {
         let options = sockopt::xdp_options(&self.fd).map_err(|error| query("XDP_OPTIONS", error))?;
         let mode = match self.config.attach {
             _ if options.contains(XdpOptionsFlags::XDP_OPTIONS_ZEROCOPY) => Mode::ZeroCopy,
@@ -320,31 +368,6 @@ impl Unbound {
             busy_polls: self.config.busy_poll.is_some_and(|poll| poll.usecs > 0),
             fallbacks: bound.fallbacks,
         })
-    }
-}
-
-/// Tells when a queue is free whose last socket was closed: a socket with next to no memory, which asks for the queue
-/// and never gets it.
-///
-/// The kernel gives a queue back a grace period after the socket was closed, some 20 ms, more on a busy machine. A bind
-/// before that is refused, but only after the kernel has made its tables for all chunks of the memory: with a large one
-/// that takes longer than the grace period does. For drivers without zero-copy, or without multi-buffer in it.
-#[derive(Debug)]
-pub struct Probe(Unbound);
-
-impl Probe {
-    /// Makes one of a socket over memory of few chunks, for the queue that its [`SocketConfig`] names.
-    pub fn new(socket: Unbound) -> Self {
-        Self(socket)
-    }
-
-    /// Waits until the queue is free. False if it was not seen to become free: it was so before, or the kernel answers
-    /// something else.
-    ///
-    /// # Errors
-    /// [`OpenError::Busy`], if it is not free within [`bind_timeout`](SocketConfig::bind_timeout).
-    pub fn await_free(self) -> Result<bool, OpenError> {
-        await_free(self.0.fd.as_fd(), &self.0.config)
     }
 }
 
@@ -388,43 +411,15 @@ fn check_family(fd: BorrowedFd<'_>) -> Result<(), OpenError> {
 }
 
 fn register(fd: BorrowedFd<'_>, umem: &Umem) -> Result<(), OpenError> {
-    let mut flags = XdpUmemRegFlags::empty();
-    flags.set(
-        XdpUmemRegFlags::XDP_UMEM_UNALIGNED_CHUNK_FLAG,
-        umem.is_unaligned(),
-    );
-    if umem.tx_metadata_len() > 0 {
-        flags |= XdpUmemRegFlags::from_bits_retain(UMEM_TX_METADATA_LEN);
-    }
     let registration = XdpUmemReg {
         addr: umem.address(),
         len: umem.len(),
         chunk_size: umem.chunk_size(),
         headroom: umem.headroom(),
-        flags,
+        flags: XdpUmemRegFlags::from_bits_retain(umem.flags()),
         tx_metadata_len: umem.tx_metadata_len(),
     };
-    sockopt::set_xdp_umem_reg(fd, registration).map_err(|errno| registration_error(umem, errno))
-}
-
-fn registration_error(umem: &Umem, errno: Errno) -> OpenError {
-    let (address, len_bytes) = (umem.address(), umem.len());
-    match errno {
-        Errno::NOBUFS => OpenError::MemoryLock {
-            needed_bytes: len_bytes,
-            limit_bytes: rustix::process::getrlimit(rustix::process::Resource::Memlock).current,
-        },
-        Errno::NOMEM => OpenError::MemoryHole { address, len_bytes },
-        Errno::FAULT => OpenError::MemoryKind { address },
-        Errno::BUSY => OpenError::InUse,
-        errno => OpenError::Umem {
-            len_bytes,
-            chunk_bytes: umem.chunk_size(),
-            headroom_bytes: umem.headroom(),
-            tx_metadata_bytes: umem.tx_metadata_len(),
-            source: errno.into(),
-        },
-    }
+    sockopt::set_xdp_umem_reg(fd, registration).map_err(|errno| umem.refusal(&errno.into()))
 }
 
 fn size_rings(fd: BorrowedFd<'_>, config: &SocketConfig) -> Result<(), OpenError> {

@@ -17,11 +17,17 @@
 //! sat in its rings come back by making a new `Umem` over the same memory.
 
 use std::fmt;
+use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use rustix::io::Errno;
+use rustix::net::xdp::XdpUmemRegFlags;
+use rustix::process::{Resource, getrlimit};
+
 use crate::codec::{ADDRESS_MASK, AddressCodec};
+use crate::error::OpenError;
 use crate::frame::Frame;
 use crate::memory::{UmemMemory, View};
 #[cfg(not(loom))]
@@ -36,6 +42,9 @@ pub const MIN_CHUNK_BYTES: u32 = 2048;
 /// Room that the kernel leaves before each received frame, after the headroom asked for (`XDP_PACKET_HEADROOM`,
 /// `include/uapi/linux/bpf.h`).
 pub const XDP_PACKET_HEADROOM: u32 = 256;
+
+/// `XDP_UMEM_TX_METADATA_LEN`, `include/uapi/linux/if_xdp.h` (Linux 6.8; before that the length alone was enough).
+const UMEM_TX_METADATA_LEN: u32 = 1 << 2;
 
 /// Largest chunk in unaligned mode: distances inside it stay below what an odd base is moved by (`codec.rs`).
 const UNALIGNED_CHUNK_MAX: u32 = 1 << 15;
@@ -357,6 +366,48 @@ impl Umem {
     #[inline]
     pub fn max_sent_bytes(&self) -> u32 {
         self.chunk_size - self.tx_metadata_len
+    }
+
+    /// Has the kernel make all pages that nobody has made yet, charged to this process (`MADV_POPULATE_WRITE`, Linux 5.14);
+    /// to be called before another process registers the memory, which would be charged for them.
+    ///
+    /// # Errors
+    /// The kernel's: there is no memory for them, or a file is shorter than what is mapped of it.
+    pub fn populate(&self) -> io::Result<()> {
+        self.view.populate()
+    }
+
+    /// Flags of its registration (`struct xdp_umem_reg`).
+    pub fn flags(&self) -> u32 {
+        let unaligned = match self.unaligned {
+            true => XdpUmemRegFlags::XDP_UMEM_UNALIGNED_CHUNK_FLAG.bits(),
+            false => 0,
+        };
+        match self.tx_metadata_len {
+            0 => unaligned,
+            _ => unaligned | UMEM_TX_METADATA_LEN,
+        }
+    }
+
+    /// What the kernel's answer to its registration means.
+    pub fn refusal(&self, error: &io::Error) -> OpenError {
+        let (address, len_bytes) = (self.address(), self.len());
+        match Errno::from_io_error(error) {
+            Some(Errno::NOBUFS) => OpenError::MemoryLock {
+                needed_bytes: len_bytes,
+                limit_bytes: getrlimit(Resource::Memlock).current,
+            },
+            Some(Errno::NOMEM) => OpenError::MemoryHole { address, len_bytes },
+            Some(Errno::FAULT) => OpenError::MemoryKind { address },
+            Some(Errno::BUSY) => OpenError::InUse,
+            errno => OpenError::Umem {
+                len_bytes,
+                chunk_bytes: self.chunk_size,
+                headroom_bytes: self.headroom,
+                tx_metadata_bytes: self.tx_metadata_len,
+                source: errno.unwrap_or(Errno::IO).into(),
+            },
+        }
     }
 
     /// The memory underneath.

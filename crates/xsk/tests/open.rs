@@ -8,6 +8,8 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
+use rustix::net::xdp::SocketAddrXdpFlags;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
 use support::rig::{Rig, config, refused};
 use support::{own_umem, with_veth};
@@ -15,8 +17,8 @@ use testkit::Redirect;
 use testkit::frame::plain;
 use testkit::wait::SOON;
 use xsk::{
-    BindRequest, BusyPoll, FramePool, Kick, Mode, OpenError, Probe, QueueId, RingSize, Socket, SocketConfig,
-    TxDesc, Umem, Unbound, made_rx_ring,
+    BindRequest, BusyPoll, FramePool, Kick, Mode, OpenError, QueueId, RingSize, Socket, SocketConfig, TxDesc,
+    Umem, made_rx_ring,
 };
 
 #[test]
@@ -121,41 +123,32 @@ fn dropped_socket_frees_its_queue() {
     });
 }
 
+/// As a steward does it: it makes, registers and binds, in any order of attempts, and passes the result on.
 #[test]
-fn probe_waits_until_the_queue_can_be_bound_at_once() {
+fn socket_that_somebody_else_binds_is_like_one_of_our_own() {
     with_veth(1, 1500, |veth| {
-        let (umem, _) = own_umem(64);
-        let patient = SocketConfig {
-            bind_timeout: SOON,
-            ..config(veth)
-        };
-        let at_once = SocketConfig {
-            bind_timeout: Duration::ZERO,
-            ..config(veth)
-        };
-        let mut socket = Socket::open(&umem, &patient).unwrap();
-        let mut seen = 0;
-        for _ in 0..10 {
-            let probe = Probe::new(Unbound::open(&umem, &patient).unwrap());
-            let next = Unbound::open(&umem, &at_once).unwrap();
-            drop(socket);
-            // On a busy machine it may be free already.
-            seen += u32::from(probe.await_free().unwrap());
-            socket = next.bind().unwrap();
-        }
-        assert!(seen > 0, "it never saw a queue become free");
-        let probe = Probe::new(Unbound::open(&umem, &config(veth)).unwrap());
-        let told = probe.await_free();
-        assert!(
-            matches!(
-                told,
-                Err(OpenError::Busy {
-                    queue: QueueId(0),
-                    ..
-                })
-            ),
-            "the queue is taken: {told:?}"
-        );
+        let (umem, mut pool) = own_umem(64);
+        let config = config(veth);
+        let mut tried = Vec::new();
+        let socket = Socket::bound_by(&umem, &config, |flags| {
+            tried.push(flags);
+            let flags = SocketAddrXdpFlags::from_bits_retain(flags);
+            if flags.contains(SocketAddrXdpFlags::XDP_ZEROCOPY) {
+                return Ok::<_, OpenError>(Err(Errno::OPNOTSUPP.into()));
+            }
+            let theirs = Socket::open(&umem, &config)?;
+            Ok(theirs.as_fd().try_clone_to_owned())
+        });
+        let mut socket = socket.unwrap();
+        assert_eq!((tried.len(), socket.mode()), (2, Mode::NativeCopy));
+        assert_eq!(socket.fallbacks()[0].tried, "zero-copy");
+        assert_eq!(socket.fill.refill(&mut pool, 16), 16);
+        // What is no socket is refused, and what the other one says is passed on.
+        let file = || Ok::<_, OpenError>(Ok(File::open("/dev/null").unwrap().into()));
+        let other = Socket::bound_by(&umem, &config, |_| file()).unwrap_err();
+        assert!(matches!(other, OpenError::NotXdp { .. }), "{other}");
+        let busy = Socket::bound_by(&umem, &config, |_| Ok::<_, OpenError>(Err(Errno::BUSY.into())));
+        assert!(matches!(busy, Err(OpenError::Busy { .. })), "{busy:?}");
     });
 }
 

@@ -1,8 +1,8 @@
 //! A connection to a steward: requests and their answers, and what comes unasked.
 
-use std::io::{self, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -10,13 +10,13 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, SocketAddrUnix,
-    SocketFlags, connect, recvmsg, send,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, connect, recvmsg, sendmsg,
 };
 
 use super::Waiting;
 use super::error::LeaseError;
-use crate::protocol::{Answer, Facts, MESSAGE_MAX, Malformed, QUEUES_MAX, Request, new_socket};
+use crate::protocol::{Answer, Facts, MESSAGE_MAX, Malformed, PARTS_MAX, Request, new_socket};
 
 /// The connection to the steward, and what came by it.
 #[derive(Debug)]
@@ -82,6 +82,21 @@ pub(super) fn connect_to(path: &Path, flags: SocketFlags, longest: Duration) -> 
     })
 }
 
+/// Sends a message, with these descriptors.
+fn send_with(
+    socket: &OwnedFd,
+    bytes: &[u8],
+    files: &[BorrowedFd<'_>],
+    flags: SendFlags,
+) -> Result<usize, Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(PARTS_MAX))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)) {
+        return Err(Errno::INVAL);
+    }
+    sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags)
+}
+
 impl Connection {
     /// None yet, of a lease of which so much is known.
     pub(super) fn new(facts: Facts) -> Self {
@@ -107,6 +122,7 @@ impl Connection {
     pub(crate) fn ask(
         &mut self,
         request: &Request,
+        files: &[BorrowedFd<'_>],
         waiting: &Waiting,
         deadline: Instant,
     ) -> Result<Option<Message>, LeaseError> {
@@ -116,7 +132,7 @@ impl Connection {
         };
         // It may be stopped, and its queue full: that must not hold us up beyond the deadline.
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        match send(socket, &request.encode(asked), flags) {
+        match send_with(socket, &request.encode(asked), files, flags) {
             // What it said before it went is worth reading.
             Ok(_) | Err(Errno::PIPE | Errno::CONNRESET) => {}
             Err(Errno::AGAIN) => return Err(LeaseError::Silent(waiting.answer)),
@@ -168,7 +184,7 @@ impl Connection {
             return Ok(Incoming::End);
         };
         let mut bytes = vec![0; MESSAGE_MAX];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(QUEUES_MAX as usize))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
         let mut read = || recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags);

@@ -2,7 +2,9 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::protocol::{Malformed, Refusal};
+use xsk::OpenError;
+
+use crate::protocol::{Malformed, Refusal, Step};
 
 /// Why there is no lease, or no answer.
 #[derive(Debug, thiserror::Error)]
@@ -19,6 +21,18 @@ pub enum LeaseError {
     /// The steward said no, and why.
     #[error("the steward refuses: {0}")]
     Refused(Refusal),
+    /// The kernel did not do what the steward asked of it for a socket.
+    #[error("the kernel refuses: {}", .step.what())]
+    Failed {
+        /// Which step of it.
+        step: Step,
+        /// The kernel's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// The socket did not open.
+    #[error(transparent)]
+    Open(#[from] OpenError),
     /// The steward is away; what is set up goes on.
     #[error("no steward at {} at the moment: queues in use go on, changes wait until vhost-af-xdp-steward is started \
              again", .path.display())]

@@ -36,7 +36,7 @@ const MEANT: [(&str, &str); 13] = [
     ),
     ("busy-poll", "a number of frames, 1 to 65535, such as 64"),
     ("connections", "a number of 1 to 900"),
-    ("unconfined-sockets", "true or false"),
+    ("unbound-sockets", "true or false"),
     ("allow", "a rule below each line `[[allow]]`"),
     ("limits", "keys and values below a line `[limits]`"),
 ];
@@ -55,7 +55,7 @@ struct File {
 struct Limits {
     connections: Option<Spanned<u32>>,
     #[serde(default)]
-    unconfined_sockets: bool,
+    unbound_sockets: bool,
 }
 
 #[derive(Deserialize)]
@@ -100,7 +100,7 @@ impl Policy {
                 Some(said) => connections(&said).map_err(|what| wrong(Some(said.span()), what))?,
                 None => CONNECTIONS,
             },
-            unconfined: file.limits.unconfined_sockets,
+            unbound: file.limits.unbound_sockets,
             rules,
         })
     }

@@ -5,7 +5,7 @@ use xsk::NumaNode;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
 use super::field::{NAME_BYTES, enumerated, field, flags_of, interface_name, text, value, zero};
-use super::{Head, MESSAGE_MAX, Malformed, kind, message, read, split};
+use super::{Malformed, kind, message, read, split};
 use crate::links::DriverSends;
 use crate::listing::Listed;
 
@@ -31,6 +31,43 @@ pub enum Answer {
     Changed(Facts),
     /// A lease of any holder.
     Lease(Listed),
+    /// The kernel did not do a step of what a socket needs; a holder may try otherwise.
+    Failed {
+        /// Which.
+        step: Step,
+        /// The kernel's answer (errno(3)).
+        errno: u32,
+    },
+}
+
+/// What is done for a socket, in this order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, TryFromBytes)]
+#[repr(u32)]
+pub enum Step {
+    /// The files of its memory are looked at and mapped.
+    Map = 1,
+    /// The memory is registered (`XDP_UMEM_REG`).
+    Register = 2,
+    /// Its rings are made.
+    Rings = 3,
+    /// It is bound.
+    Bind = 4,
+}
+
+impl Step {
+    /// In words, with what may be amiss.
+    #[must_use]
+    pub fn what(self) -> &'static str {
+        match self {
+            Self::Map => {
+                "the memory cannot be mapped by the steward (it has to be of memfd_create, tmpfs or hugetlbfs; QEMU: \
+                 memory-backend-memfd, or memory-backend-file below /dev/shm or /dev/hugepages)"
+            }
+            Self::Register => "the memory cannot be registered (XDP_UMEM_REG)",
+            Self::Rings => "the rings cannot be made",
+            Self::Bind => "the socket cannot be bound to the queue",
+        }
+    }
 }
 
 /// What a holder must know of the interface, and cannot ask the kernel if it lives in another network namespace.
@@ -127,6 +164,8 @@ pub enum Reason {
     Kernel = 9,
     /// The interface is gone, or its program; it may come back.
     Impaired = 10,
+    /// No memory was registered for the queue, or another steward had it.
+    Unregistered = 11,
 }
 
 /// A refusal, with the sentence for people.
@@ -193,7 +232,6 @@ const FLAG_ZERO_COPY: u32 = 16;
 const FLAGS: u32 = FLAG_UP | FLAG_CHECKSUM | FLAG_PARTIAL | FLAG_IMPAIRED | FLAG_ZERO_COPY;
 
 const _: () = assert!(size_of::<FactsBody>() == 520 && size_of::<RefusedBody>() == 488);
-const _: () = assert!(size_of::<Head>() + size_of::<FactsBody>() == MESSAGE_MAX);
 
 impl Answer {
     /// The message, with the serial number of the request, or 0.
@@ -217,6 +255,7 @@ impl Answer {
             ),
             Self::Changed(facts) => message(kind::CHANGED, serial, &facts.body()),
             Self::Lease(listed) => message(kind::LISTED, serial, &listed.body()),
+            &Self::Failed { step, errno } => message(kind::FAILED, serial, &[step as u32, errno]),
         }
     }
 
@@ -234,6 +273,11 @@ impl Answer {
             kind::REFUSED => Self::Refused(refusal(&read(kind, body)?)?),
             kind::CHANGED => Self::Changed(Facts::read(&read(kind, body)?)?),
             kind::LISTED => Self::Lease(Listed::read(&read(kind, body)?)?),
+            kind::FAILED => {
+                let [step, errno] = read(kind, body)?;
+                let step = enumerated("step", step)?;
+                Self::Failed { step, errno }
+            }
             other => return Err(Malformed::Kind(other)),
         };
         Ok((head.serial, answer))

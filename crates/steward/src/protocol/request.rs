@@ -6,7 +6,10 @@ use steer::{Filter, LAST_VLAN, ModeRequest, QueueConf, VirtioHeader};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::field::{NAME_BYTES, field, interface_name, listed, mode_request, padded, value};
-use super::{ENTRIES_MAX, FRAME_LIMITS, Malformed, QUEUES_MAX, Token, kind, message, read, split};
+use super::{
+    BIND_FLAGS, BIND_WAIT_MAX, ENTRIES_MAX, FRAME_LIMITS, Head, MESSAGE_MAX, Malformed, PARTS_MAX,
+    QUEUES_MAX, RING_MAX, SMALLEST_PAGE, Token, UMEM_FLAGS, UMEM_MAX, kind, message, read, split,
+};
 
 /// What a holder asks for.
 ///
@@ -16,9 +19,24 @@ use super::{ENTRIES_MAX, FRAME_LIMITS, Malformed, QUEUES_MAX, Token, kind, messa
 pub enum Request {
     /// A lease of queues. At most one for each connection.
     Lease(Wanted),
-    /// A further socket for a queue of the lease; frames go on as before until [`Request::Activate`].
-    Socket { queue: u32 },
-    /// From now on frames go to the queue's last socket, which is bound.
+    /// Memory and rings of a further socket for a queue of the lease, which [`Request::Bind`] binds. The queue goes on as
+    /// it does. One descriptor comes along for each part of the memory.
+    Register {
+        queue: u32,
+        /// What the socket gets.
+        umem: UmemLayout,
+        /// The same.
+        rings: Rings,
+    },
+    /// The socket that was registered last, bound to its queue; frames go on as before until [`Request::Activate`].
+    Bind {
+        queue: u32,
+        /// Some of [`BIND_FLAGS`].
+        flags: u32,
+        /// How long it is tried again while the queue is busy, milliseconds, at most [`BIND_WAIT_MAX`].
+        wait_ms: u32,
+    },
+    /// From now on frames go to the queue's last socket.
     Activate {
         queue: u32,
         /// How frames are treated; the frame limit is in [`FRAME_LIMITS`].
@@ -26,11 +44,6 @@ pub enum Request {
     },
     /// From now on the queue's frames go to the host.
     Deactivate { queue: u32 },
-    /// Locked memory that the holder's process may have.
-    Memlock {
-        /// In all.
-        bytes: u64,
-    },
     /// What the program did with the queue's frames.
     Counters { queue: u32 },
     /// What is known of the interface.
@@ -51,6 +64,50 @@ pub enum Request {
         /// Of the last lease that is known; 0 at first.
         after: u64,
     },
+}
+
+/// A piece of the memory that frames lie in: of a file that several processes can map, which has no owner that could
+/// hold a reader up (memfd_create(2), tmpfs, hugetlbfs).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Part {
+    /// Where it begins in its file, bytes: on a page of the file.
+    pub file_offset: u64,
+    /// How long it is, bytes: whole pages of the file.
+    pub len: u64,
+}
+
+/// Memory that frames lie in, as `struct xdp_umem_reg` describes it (include/uapi/linux/if_xdp.h).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UmemLayout {
+    /// One after the other, at least one and at most [`PARTS_MAX`].
+    pub parts: Vec<Part>,
+    /// Size of a chunk, bytes.
+    pub chunk_bytes: u32,
+    /// Room before each received frame, bytes, beside the kernel's own.
+    pub headroom_bytes: u32,
+    /// Room for metadata before each frame that is sent, bytes.
+    pub tx_metadata_bytes: u32,
+    /// Some of [`UMEM_FLAGS`].
+    pub flags: u32,
+}
+
+impl UmemLayout {
+    /// All of it, bytes.
+    pub fn len_bytes(&self) -> u64 {
+        self.parts.iter().map(|part| part.len).sum()
+    }
+}
+
+/// Entries of a socket's rings: powers of two, at most [`RING_MAX`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+#[allow(missing_docs, reason = "named as in the kernel's documentation of AF_XDP")]
+pub struct Rings {
+    pub fill: u32,
+    pub completion: u32,
+    pub rx: u32,
+    pub tx: u32,
 }
 
 /// The lease that a holder wants.
@@ -98,7 +155,30 @@ pub(super) struct ActivateBody {
     pub(super) frame_limit: u32,
 }
 
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct RegisterBody {
+    queue: u32,
+    part_count: u32,
+    chunk_bytes: u32,
+    headroom_bytes: u32,
+    tx_metadata_bytes: u32,
+    flags: u32,
+    rings: Rings,
+    parts: [Part; PARTS_MAX],
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct BindBody {
+    queue: u32,
+    flags: u32,
+    wait_ms: u32,
+}
+
 const _: () = assert!(size_of::<LeaseBody>() == 164 && size_of::<ActivateBody>() == 12);
+const _: () = assert!(size_of::<RegisterBody>() == 1080 && size_of::<BindBody>() == 12);
+const _: () = assert!(size_of::<Head>() + size_of::<RegisterBody>() == MESSAGE_MAX);
 
 impl Request {
     /// The message, with this serial number.
@@ -119,7 +199,33 @@ impl Request {
                     vlans: padded(&wanted.filter.vlans),
                 },
             ),
-            Self::Socket { queue } => message(kind::SOCKET, serial, queue),
+            Self::Register { queue, umem, rings } => message(
+                kind::REGISTER,
+                serial,
+                &RegisterBody {
+                    queue: *queue,
+                    part_count: umem.parts.len().try_into().unwrap_or(u32::MAX),
+                    chunk_bytes: umem.chunk_bytes,
+                    headroom_bytes: umem.headroom_bytes,
+                    tx_metadata_bytes: umem.tx_metadata_bytes,
+                    flags: umem.flags,
+                    rings: *rings,
+                    parts: padded(&umem.parts),
+                },
+            ),
+            &Self::Bind {
+                queue,
+                flags,
+                wait_ms,
+            } => message(
+                kind::BIND,
+                serial,
+                &BindBody {
+                    queue,
+                    flags,
+                    wait_ms,
+                },
+            ),
             Self::Activate { queue, conf } => message(
                 kind::ACTIVATE,
                 serial,
@@ -130,7 +236,6 @@ impl Request {
                 },
             ),
             Self::Deactivate { queue } => message(kind::DEACTIVATE, serial, queue),
-            Self::Memlock { bytes } => message(kind::MEMLOCK, serial, bytes),
             Self::Counters { queue } => message(kind::COUNTERS, serial, queue),
             Self::Facts => message(kind::FACTS, serial, &[0u8; 0]),
             Self::Leases { after } => message(kind::LEASES, serial, after),
@@ -151,15 +256,11 @@ impl Request {
         let kind = head.kind;
         let request = match kind {
             kind::LEASE => Self::Lease(wanted(&read(kind, body)?)?),
-            kind::SOCKET => Self::Socket {
-                queue: read(kind, body)?,
-            },
+            kind::REGISTER => register(&read(kind, body)?)?,
+            kind::BIND => bind(&read(kind, body)?)?,
             kind::ACTIVATE => activate(&read(kind, body)?)?,
             kind::DEACTIVATE => Self::Deactivate {
                 queue: read(kind, body)?,
-            },
-            kind::MEMLOCK => Self::Memlock {
-                bytes: read(kind, body)?,
             },
             kind::COUNTERS => Self::Counters {
                 queue: read(kind, body)?,
@@ -207,6 +308,79 @@ fn filter(body: &LeaseBody) -> Result<Filter, Malformed> {
         return Err(value("VLAN", vlan.into()));
     }
     Ok(Filter { macs, vlans })
+}
+
+fn register(body: &RegisterBody) -> Result<Request, Malformed> {
+    let count = usize::try_from(body.part_count).unwrap_or(usize::MAX);
+    if !(1..=PARTS_MAX).contains(&count) {
+        return Err(value("number of parts of memory", body.part_count));
+    }
+    let (parts, rest) = body.parts.split_at(count);
+    if rest.iter().any(|&part| part != Part::default()) {
+        return Err(Malformed::List("parts of memory"));
+    }
+    check_parts(parts)?;
+    if body.flags & !UMEM_FLAGS != 0 {
+        return Err(value("flags of memory", body.flags));
+    }
+    let Rings {
+        fill,
+        completion,
+        rx,
+        tx,
+    } = body.rings;
+    for entries in [fill, completion, rx, tx] {
+        if !entries.is_power_of_two() || entries > RING_MAX {
+            return Err(value("entries of a ring", entries));
+        }
+    }
+    Ok(Request::Register {
+        queue: body.queue,
+        umem: UmemLayout {
+            parts: parts.to_vec(),
+            chunk_bytes: body.chunk_bytes,
+            headroom_bytes: body.headroom_bytes,
+            tx_metadata_bytes: body.tx_metadata_bytes,
+            flags: body.flags,
+        },
+        rings: body.rings,
+    })
+}
+
+/// Nothing that is calculated with them later can wrap.
+fn check_parts(parts: &[Part]) -> Result<(), Malformed> {
+    let mut left = UMEM_MAX;
+    for part in parts {
+        let wrong = |field, value| Err(Malformed::Value { field, value });
+        if part.len == 0 || part.len % SMALLEST_PAGE != 0 || part.len > left {
+            return wrong("length of a part of memory", part.len);
+        }
+        let most = i64::MAX.cast_unsigned() - part.len;
+        if part.file_offset % SMALLEST_PAGE != 0 || part.file_offset > most {
+            return wrong("where a part of memory begins in its file", part.file_offset);
+        }
+        left -= part.len;
+    }
+    Ok(())
+}
+
+fn bind(body: &BindBody) -> Result<Request, Malformed> {
+    let &BindBody {
+        queue,
+        flags,
+        wait_ms,
+    } = body;
+    if flags & !BIND_FLAGS != 0 {
+        return Err(value("flags of a bind", flags));
+    }
+    if wait_ms > BIND_WAIT_MAX {
+        return Err(value("milliseconds to wait for a queue", wait_ms));
+    }
+    Ok(Request::Bind {
+        queue,
+        flags,
+        wait_ms,
+    })
 }
 
 fn activate(body: &ActivateBody) -> Result<Request, Malformed> {

@@ -58,6 +58,7 @@ impl Server {
                     tracing::warn!(pid = connection.peer.pid, "connection refused: {refusal}");
                 }
                 connection.refuse(refusal);
+                self.close(connection);
             }
         }
     }

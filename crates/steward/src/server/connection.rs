@@ -2,9 +2,11 @@
 //!
 //! A holder is not trusted. It can send anything at any rate, not read, or die at any moment. So:
 //!  - a message is read whole into a buffer that is longer than any; one that is cut, empty or carries descriptors
-//!    ends the connection (no room is given for descriptors, so that the kernel closes them by itself);
-//!  - at most one answer is stored; until it is sent no further request is read. The send buffer is small, so that few
-//!    sockets are on their way;
+//!    that it should not ends the connection. No room is given for descriptors, so that the kernel closes them by
+//!    itself: to close what a stranger passed may take for ever. The one message that has some is looked at, and taken
+//!    by a child (`errand`);
+//!  - at most one answer is stored; until it is sent no further request is read, nor while one is worked on. The send
+//!    buffer is small, so that few sockets are on their way;
 //!  - requests are read at a limited rate, one of each user a round, so that all users get their turn;
 //!  - a change of the interface is a flag, not a queue: what is told is the state at the time of sending.
 
@@ -20,10 +22,12 @@ use rustix::net::{
     recvmsg, sendmsg, sockopt,
 };
 
+use super::errand::Pending;
 use super::limits::{Bucket, Rate};
 use crate::peer::{self, Credentials};
-use crate::protocol::{Answer, MESSAGE_MAX, Malformed, QUEUES_MAX, Reason, Refusal, Wanted};
-use crate::sys;
+use crate::protocol::{
+    Answer, Head, MESSAGE_MAX, Malformed, Reason, Refusal, Wanted, is_for_errand, may_have_files, serial_of,
+};
 
 /// Send buffer, bytes as SO_SNDBUF counts them: some twenty answers.
 const SEND_BUFFER: usize = 16 << 10;
@@ -48,17 +52,30 @@ pub(super) struct Held {
     pub(super) rule: usize,
 }
 
+impl Held {
+    /// Whether it has that queue.
+    pub(super) fn check(&self, queue: u32) -> Result<u32, Refusal> {
+        let queues = self.wanted.range();
+        if queues.contains(&queue) {
+            return Ok(queue);
+        }
+        let (first, last) = (queues.start, queues.end - 1);
+        let text = format!("queue {queue} is not of this lease, which has queues {first} to {last}");
+        Err(Refusal::new(Reason::Lease, text))
+    }
+}
+
 /// What a request led to.
 pub(super) struct Reply {
     pub(super) answer: Answer,
-    /// Sockets that go along.
-    pub(super) sockets: Vec<OwnedFd>,
+    /// The socket that goes along.
+    pub(super) socket: Option<OwnedFd>,
 }
 
 impl From<Answer> for Reply {
     fn from(answer: Answer) -> Self {
-        let sockets = Vec::new();
-        Self { answer, sockets }
+        let socket = None;
+        Self { answer, socket }
     }
 }
 
@@ -67,7 +84,7 @@ impl From<Answer> for Reply {
 struct Unsent {
     serial: u32,
     bytes: Vec<u8>,
-    sockets: Vec<OwnedFd>,
+    socket: Option<OwnedFd>,
 }
 
 /// What a connection is waited for.
@@ -77,11 +94,18 @@ pub(super) struct Interest {
     pub(super) wake: Option<Instant>,
 }
 
+struct Received {
+    bytes: usize,
+    flags: ReturnFlags,
+}
+
 /// What a connection had to say.
 #[derive(Debug)]
 pub(super) enum Incoming {
     Nothing,
     Message(Vec<u8>),
+    /// One that an [`Errand`](super::errand::Errand) is for; it is still to be taken.
+    ForErrand(Vec<u8>),
     Broken(Malformed),
     End,
 }
@@ -97,6 +121,10 @@ pub(super) struct Connection {
     pub(super) since: Instant,
     /// Facts changed, and the holder has not been told.
     pub(super) dirty: bool,
+    /// What is worked on.
+    pub(super) pending: Option<Pending>,
+    /// Its next message is for an errand that its user may not have yet.
+    pub(super) waits: bool,
     /// An answer that did not fit into the send buffer.
     unsent: Option<Unsent>,
     requests: Bucket,
@@ -113,52 +141,86 @@ impl Connection {
             rule: None,
             since: Instant::now(),
             dirty: false,
+            pending: None,
+            waits: false,
             unsent: None,
             requests: Bucket::full(REQUESTS, Instant::now()),
         })
     }
 
+    /// The rule that its lease is charged to.
+    pub(super) fn charged(&self) -> Option<usize> {
+        self.held.as_ref().map(|held| held.rule)
+    }
+
     pub(super) fn interest(&mut self, now: Instant) -> Interest {
         self.requests.refill(REQUESTS, now);
+        let is_busy = self.pending.is_some() || self.waits;
         let events = match (&self.unsent, self.requests.left) {
             (Some(_), _) => PollFlags::OUT,
             (None, 0) => PollFlags::empty(),
+            (None, _) if is_busy => PollFlags::empty(),
             (None, _) => PollFlags::IN,
         };
         // A few requests at a time, so that waiting for one costs no round each.
-        let wake = events.is_empty().then(|| now + Duration::from_millis(20));
+        let spent = self.unsent.is_none() && self.requests.left == 0;
+        let wake = spent.then(|| now + Duration::from_millis(20));
         Interest { events, wake }
     }
 
-    /// The next message, if there is one.
+    /// The next message, if there is one. It is taken, unless an errand is for it.
     pub(super) fn receive(&mut self) -> Incoming {
         let mut bytes = vec![0; MESSAGE_MAX + 1];
-        let mut control = RecvAncillaryBuffer::default();
-        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        match recvmsg(
-            &self.socket,
-            &mut [IoSliceMut::new(&mut bytes)],
-            &mut control,
-            flags,
-        ) {
-            Err(Errno::AGAIN | Errno::INTR) => Incoming::Nothing,
-            Err(_) => Incoming::End,
-            Ok(received) => {
-                self.requests.left = self.requests.left.saturating_sub(1);
-                if received.flags.contains(ReturnFlags::CTRUNC) {
-                    return Incoming::Broken(Malformed::Descriptors);
-                }
-                if received.flags.contains(ReturnFlags::TRUNC) || received.bytes > MESSAGE_MAX {
-                    return Incoming::Broken(Malformed::Long);
-                }
-                // The end, or an empty message, which is none.
-                if received.bytes == 0 {
-                    return Incoming::End;
-                }
-                bytes.truncate(received.bytes);
-                Incoming::Message(bytes)
-            }
+        let received = match self.look_at(&mut bytes, RecvFlags::PEEK) {
+            Err(Errno::AGAIN | Errno::INTR) => return Incoming::Nothing,
+            Err(_) => return Incoming::End,
+            Ok(received) => received,
+        };
+        self.requests.left = self.requests.left.saturating_sub(1);
+        // The end, or an empty message, which is none.
+        if received.bytes == 0 {
+            return Incoming::End;
         }
+        let is_long = received.flags.contains(ReturnFlags::TRUNC) || received.bytes > MESSAGE_MAX;
+        bytes.truncate(received.bytes);
+        let has_files = received.flags.contains(ReturnFlags::CTRUNC);
+        if has_files && (is_long || !may_have_files(&bytes)) {
+            return Incoming::Broken(Malformed::Descriptors);
+        }
+        if is_long {
+            self.discard();
+            return Incoming::Broken(Malformed::Long);
+        }
+        if is_for_errand(&bytes) {
+            return Incoming::ForErrand(bytes);
+        }
+        self.discard();
+        Incoming::Message(bytes)
+    }
+
+    fn look_at(&self, bytes: &mut [u8], flags: RecvFlags) -> Result<Received, Errno> {
+        let mut control = RecvAncillaryBuffer::default();
+        let flags = flags | RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let received = recvmsg(&self.socket, &mut [IoSliceMut::new(bytes)], &mut control, flags)?;
+        Ok(Received {
+            bytes: received.bytes,
+            flags: received.flags,
+        })
+    }
+
+    /// Takes the next message away, which came without files: the last to have one may wait for its owner.
+    ///
+    /// What is left unread when a connection is closed takes away what its peer has not read (`unix_release_sock`,
+    /// net/unix/af_unix.c): why it was closed.
+    pub(super) fn discard(&self) {
+        // It is there, as was seen.
+        let _ = self.look_at(&mut [0], RecvFlags::empty());
+    }
+
+    /// Whether its next message is this request, which nobody has taken.
+    pub(super) fn has_request(&self, serial: u32) -> bool {
+        let mut head = [0; size_of::<Head>()];
+        self.look_at(&mut head, RecvFlags::PEEK).is_ok() && serial_of(&head) == Some(serial)
     }
 
     /// Sends a reply, or stores it until it can be sent; none may be stored. False: the connection is over.
@@ -166,7 +228,7 @@ impl Connection {
         self.unsent = Some(Unsent {
             serial,
             bytes: reply.answer.encode(serial),
-            sockets: reply.sockets,
+            socket: reply.socket,
         });
         self.flush()
     }
@@ -176,8 +238,8 @@ impl Connection {
         let Some(unsent) = &self.unsent else {
             return true;
         };
-        let borrowed: Vec<BorrowedFd<'_>> = unsent.sockets.iter().map(AsFd::as_fd).collect();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(QUEUES_MAX as usize))];
+        let borrowed: Vec<BorrowedFd<'_>> = unsent.socket.iter().map(AsFd::as_fd).collect();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !borrowed.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&borrowed)) {
             return false;
@@ -206,32 +268,15 @@ impl Connection {
     }
 
     /// Says why the connection ends, if it can be said now.
-    pub(super) fn refuse(mut self, refusal: Refusal) {
+    pub(super) fn refuse(&mut self, refusal: Refusal) {
         if self.unsent.is_none() {
             let _ = self.answer(0, Answer::Refused(refusal).into());
         }
     }
 
-    /// Raises the locked-memory limit of the process that connected.
-    pub(super) fn raise_memlock(&self, bytes: u64) -> io::Result<()> {
-        let gone = || io::Error::from_raw_os_error(libc::ESRCH);
-        // Before Linux 6.5 there is no such descriptor; then its number has to do.
-        let process = match peer::process_descriptor(self.socket.as_fd()) {
-            Ok(process) => Some(process),
-            Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => None,
-            Err(error) => return Err(error),
-        };
-        // Readable once the process has ended: only then can another one have its number.
-        let alive = || {
-            process
-                .as_ref()
-                .is_none_or(|process| !is_readable(process.as_fd()))
-        };
-        if self.peer.pid <= 0 || !alive() {
-            return Err(gone());
-        }
-        sys::raise_memlock(self.peer.pid, bytes)?;
-        if alive() { Ok(()) } else { Err(gone()) }
+    /// Its socket, to be closed.
+    pub(super) fn into_socket(self) -> OwnedFd {
+        self.socket
     }
 }
 
@@ -239,13 +284,4 @@ impl AsFd for Connection {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
-}
-
-fn is_readable(fd: BorrowedFd<'_>) -> bool {
-    use rustix::event::{PollFd, Timespec, poll};
-    let now = Timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
 }

@@ -20,12 +20,12 @@ const NOT_NAMED: &str =
 /// What cannot be seen from here.
 const AS_SENT: &str = "tags that a veth sends beside frames are not seen: `txvlan off` at its far end";
 
-/// What a holder's sockets can do where the kernel does not confine them.
-const UNCONFINED: &str = "leased sockets reach any interface (on Linux 6.5 they do not)";
+/// What a holder's sockets can do where they are not bound by the steward.
+const UNBOUND: &str = "leased sockets reach any free queue (from Linux 6.4 on they do not)";
 
 // What is longer is cut on its way to the holder.
 const _: () = assert!(NOT_NAMED.len() + 2 + AS_SENT.len() <= STEERING_BYTES);
-const _: () = assert!(UNCONFINED.len() + 2 + NOT_NAMED.len() <= STEERING_BYTES);
+const _: () = assert!(UNBOUND.len() + 2 + NOT_NAMED.len() <= STEERING_BYTES);
 
 /// What is known of tags on an interface, if a filter looks for any. With tags taken off it would take frames of all
 /// VLANs for those of VLAN 0, and the inner tag of two for the only one.
@@ -157,13 +157,13 @@ impl Entries {
 
     /// What the holder should know; may be empty.
     pub(super) fn note(&self) -> String {
-        let unconfined = if super::confined() { "" } else { UNCONFINED };
+        let unbound = if super::hands_over_bound() { "" } else { UNBOUND };
         let far_end = if self.tags == Some(Tags::AsSent) {
             AS_SENT
         } else {
             ""
         };
-        joined([unconfined, far_end, &self.outcome.note])
+        joined([unbound, far_end, &self.outcome.note])
     }
 
     /// Tells the NIC, if it may be told.

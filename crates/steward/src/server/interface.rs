@@ -12,6 +12,7 @@
 mod facts;
 mod lease;
 mod program;
+mod sockets;
 mod take_back;
 
 use std::collections::BTreeMap;
@@ -20,6 +21,7 @@ use std::time::{Duration, Instant};
 
 use steer::{Mode, ModeRequest, Program, with_sources};
 
+use self::sockets::Sockets;
 use self::take_back::Leaving;
 use super::entries::Entries;
 use super::ledger::Ledger;
@@ -49,7 +51,7 @@ pub(super) struct Interface {
     program: Option<Program>,
     /// Why there is no program, or why it is not attached natively.
     note: String,
-    sends: DriverSends,
+    pub(super) sends: DriverSends,
     generation: u32,
     holders: BTreeMap<u32, Holder>,
     /// Leases that are being taken back.
@@ -64,6 +66,8 @@ pub(super) struct Interface {
     pins: Option<PathBuf>,
     /// What the NIC was told of that.
     ledger: Ledger,
+    /// Of its queues.
+    pub(super) sockets: Sockets,
 }
 
 impl Interface {

@@ -1,10 +1,9 @@
-//! Giving leases: a request is judged as a whole, then the interface has its program, then queues are reserved and
-//! their sockets made, all or nothing. And who has which.
+//! Giving leases: a request is judged as a whole, then the interface has its program, then queues are reserved, all or
+//! nothing. And who has which.
 
-use std::os::fd::OwnedFd;
 use std::time::Instant;
 
-use super::connection::{Connection, Held, Reply};
+use super::connection::Held;
 use super::file::may_crash;
 use super::interface::{self, Interface};
 use super::state::LeaseRecord;
@@ -36,7 +35,7 @@ impl Server {
         let at = self.interface_for(link, wanted, &peer)?;
         self.record_interface(at);
         match self.give(at, number, wanted, rule) {
-            Ok(sockets) => {
+            Ok(()) => {
                 let held = Held {
                     interface: at,
                     wanted: wanted.clone(),
@@ -44,8 +43,7 @@ impl Server {
                 };
                 may_crash("leased");
                 let facts = self.note_lease(number, held, "leased")?;
-                let answer = Answer::Facts(facts);
-                Ok(Reply { answer, sockets })
+                Ok(Answer::Facts(facts).into())
             }
             Err(refusal) => {
                 self.forget_if_idle(at);
@@ -148,12 +146,12 @@ impl Server {
         connected.chain(orphaned)
     }
 
-    /// Reserves queues and makes their sockets; all or nothing.
-    fn give(&mut self, at: u64, number: u64, wanted: &Wanted, rule: usize) -> Result<Vec<OwnedFd>, Refusal> {
+    /// Reserves queues; all or nothing.
+    fn give(&mut self, at: u64, number: u64, wanted: &Wanted, rule: usize) -> Result<(), Refusal> {
         let gone = || Refusal::new(Reason::NoInterface, "the interface is gone");
         let peer = &self.connections.get(&number).ok_or_else(gone)?.peer;
         let record = LeaseRecord::new(number, at, peer, wanted);
-        let (names, busy_poll) = (self.policy.names(rule), self.policy.busy_poll(rule));
+        let names = self.policy.names(rule);
         self.record(|records| records.put_lease(record));
         may_crash("recorded");
         let interface = self.interfaces.get_mut(&at).ok_or_else(gone)?;
@@ -163,14 +161,7 @@ impl Server {
             }
             return Err(refusal);
         }
-        let sockets: Result<Vec<OwnedFd>, Refusal> = wanted
-            .range()
-            .map(|queue| interface.socket(queue, busy_poll))
-            .collect();
-        if sockets.is_err() {
-            interface.release(number, wanted.range());
-        }
-        sockets
+        Ok(())
     }
 
     /// A connection has a lease from now on; what it is told of it.
@@ -202,32 +193,5 @@ impl Server {
     pub(super) fn leased(&self, rule: usize) -> u32 {
         let of_rule = self.all_leases().filter(|lease| lease.held.rule == rule);
         of_rule.map(|lease| lease.held.wanted.queues).sum()
-    }
-
-    pub(super) fn raise_memlock(
-        &self,
-        connection: &Connection,
-        rule: usize,
-        bytes: u64,
-    ) -> Result<(), Refusal> {
-        let allowed = self.policy.rules.get(rule).and_then(|rule| rule.memlock);
-        let pid = connection.peer.pid;
-        if allowed.is_none_or(|allowed| bytes > allowed) {
-            let text = format!(
-                "process {pid} asks for {} KiB of locked memory, rule {} of the policy allows {}: raise its `memlock`, \
-                 or ask for less (fewer queues, memory=copy)",
-                bytes.div_ceil(1024),
-                rule + 1,
-                allowed.map_or_else(|| "none".to_owned(), |allowed| format!("{} KiB", allowed / 1024)),
-            );
-            return Err(Refusal::new(Reason::Memlock, text));
-        }
-        connection.raise_memlock(bytes).map_err(|error| {
-            let text = format!(
-                "cannot raise RLIMIT_MEMLOCK of process {pid} (this needs CAP_SYS_RESOURCE, and a \
-                                process that we see): {error}"
-            );
-            Refusal::new(Reason::Kernel, text)
-        })
     }
 }

@@ -4,8 +4,9 @@
 //! # Theory of operation
 //!
 //! A round waits (poll) for: the end, connections, requests, room to answer, rtnetlink. Each user gets at most one
-//! request done in a round, however many connections it has (`limits`). Nothing in here waits for a holder; what the
-//! kernel takes its time for (attaching a program) holds up the others' requests, not their frames.
+//! request done in a round, however many connections it has (`limits`). Nothing in here waits for a holder, or touches
+//! its files: what does is done by children (`errand`). What else the kernel takes its time for (attaching a program)
+//! holds up the others' requests, not their frames.
 //!
 //! A request is judged as a whole before anything is done for it. The program is attached for the first lease of an
 //! interface, and stays for a while after the last one; how often a user may cause that is limited.
@@ -23,6 +24,7 @@
 mod admission;
 mod connection;
 mod entries;
+mod errand;
 mod file;
 mod interface;
 mod lease;
@@ -32,12 +34,13 @@ mod limits;
 mod named_tests;
 mod reload;
 mod restore;
+mod sockets;
 mod state;
 mod teardown;
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
@@ -50,12 +53,14 @@ use crate::listing;
 use crate::policy::Policy;
 use crate::protocol::{Answer, Malformed, Reason, Refusal, Request};
 use crate::sys;
+use crate::sys::child::Child;
 use connection::{Connection, Held, Incoming, Reply};
 use file::may_crash;
 use interface::Interface;
 use limits::{Attaches, Quiet, Turns, Waiting};
 use reload::Reload;
 use restore::{ORPHANS_LOOK, Orphan};
+use sockets::LostErrand;
 
 pub use state::{Store, StoreError};
 
@@ -64,6 +69,8 @@ const RETRY: Duration = Duration::from_secs(1);
 /// How long the program stays on an interface without a lease: the next one comes often soon, and a NIC may lose its
 /// link and its frames for a moment each time a program comes or goes.
 pub const LINGER: Duration = Duration::from_secs(5);
+/// Descriptors that are kept for what has to be done without any: two processes at a time.
+const RESERVE: usize = 12;
 /// Pause before a connection is accepted when there was no descriptor for it.
 const NO_DESCRIPTOR: Duration = Duration::from_millis(100);
 
@@ -91,6 +98,13 @@ pub struct Server {
     reload: Option<Reload>,
     /// How long the program stays without a lease.
     linger: Duration,
+    /// Those that nobody waits for any more, and that have not ended.
+    lost_errands: Vec<LostErrand>,
+    /// Connections that are over: to be closed, and being closed.
+    unclosed: Vec<OwnedFd>,
+    closing: Vec<Child>,
+    /// Descriptors to be closed when there are no more: what refuses a request, or ends a connection, needs some.
+    reserve: Vec<OwnedFd>,
     /// What may be logged: leases that come and go, and what is refused.
     leases: Quiet,
     refusals: Quiet,
@@ -108,6 +122,10 @@ struct Ready {
     connections: Vec<ReadyConnection>,
 }
 
+fn no_lease() -> Refusal {
+    Refusal::new(Reason::Lease, "this connection has no lease: ask for one first")
+}
+
 /// A connection with something to do, or gone.
 struct ReadyConnection {
     number: u64,
@@ -122,7 +140,7 @@ impl Server {
     /// The kernel's.
     pub fn new(policy: Policy, listener: OwnedFd) -> io::Result<Self> {
         rustix::io::ioctl_fionbio(&listener, true)?;
-        Ok(Self {
+        let mut server = Self {
             policy,
             listener,
             changes: Changes::subscribe()?,
@@ -137,9 +155,15 @@ impl Server {
             turns: Turns::default(),
             reload: None,
             linger: LINGER,
+            lost_errands: Vec::new(),
+            unclosed: Vec::new(),
+            closing: Vec::new(),
+            reserve: Vec::new(),
             leases: Quiet::new(64),
             refusals: Quiet::new(10),
-        })
+        };
+        server.fill_reserve();
+        Ok(server)
     }
 
     /// Serves until `end` becomes readable. Leases and programs go when the value is dropped, unless there is a
@@ -155,6 +179,9 @@ impl Server {
                 return Ok(());
             }
             let now = Instant::now();
+            self.end_errands();
+            self.close_rest();
+            self.end_deserted();
             self.serve_ready(&ready.connections);
             if ready.accept {
                 self.accept(now);
@@ -193,7 +220,9 @@ impl Server {
             .filter(|&at| at > now)
             .min();
         let pause = self.pause.filter(|_| !accepts);
-        let mut wake = [look_at, pause, orphans, lingering, self.next_idle()]
+        let is_late = self.connections.values().any(Connection::has_unsent) || !self.unclosed.is_empty();
+        let late = is_late.then(|| now + RETRY);
+        let mut wake = [look_at, pause, orphans, lingering, late, self.next_idle()]
             .into_iter()
             .flatten()
             .min();
@@ -219,6 +248,15 @@ impl Server {
         ];
         let connections = self.connections.values().zip(interests);
         fds.extend(connections.map(|(connection, events)| PollFd::new(connection, events)));
+        let of_connections = fds.len();
+        let pending = self
+            .connections
+            .values()
+            .filter_map(|connection| connection.pending.as_ref());
+        let errands = pending.map(|pending| &pending.errand);
+        let errands = errands.chain(self.lost_errands.iter().map(|lost| &lost.errand));
+        fds.extend(errands.map(|errand| PollFd::new(errand, PollFlags::IN)));
+        fds.extend(self.closing.iter().map(|child| PollFd::new(child, PollFlags::IN)));
         let timeout = wake.and_then(|at| Timespec::try_from(at.saturating_duration_since(now)).ok());
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) => {}
@@ -227,7 +265,7 @@ impl Server {
         }
         let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
         let numbers = self.connections.keys().copied();
-        let events = fds[4..].iter().map(PollFd::revents);
+        let events = fds[4..of_connections].iter().map(PollFd::revents);
         Ok(Ready {
             end: is_ready(&fds[0]),
             accept: is_ready(&fds[1]),
@@ -239,6 +277,18 @@ impl Server {
                 .map(|(number, events)| ReadyConnection { number, events })
                 .collect(),
         })
+    }
+
+    /// Ends connections whose answers nobody reads, and whose process is gone: one can be open yet, on its own way here
+    /// in a message that is not read before the answer.
+    fn end_deserted(&mut self) {
+        let deserted = |connection: &&Connection| connection.has_unsent() && connection.peer.is_gone();
+        let over = self
+            .connections
+            .iter()
+            .filter(|(_, connection)| deserted(connection));
+        let over: Vec<u64> = over.map(|(&number, _)| number).collect();
+        over.into_iter().for_each(|number| self.end(number, None));
     }
 
     /// What holders did: ends first, as they make room; then a request of each user.
@@ -271,14 +321,18 @@ impl Server {
             Incoming::End => self.end(number, None),
             Incoming::Broken(malformed) => self.end(number, Some(malformed)),
             Incoming::Message(bytes) => match Request::decode(&bytes) {
-                Ok((serial, request)) => self.answer(number, serial, &request),
+                Ok((serial, request)) => {
+                    let answered = self.act(number, &request);
+                    self.reply(number, serial, answered);
+                }
                 Err(malformed) => self.end(number, Some(malformed)),
             },
+            Incoming::ForErrand(bytes) => self.run_errand(number, &bytes),
         }
     }
 
-    fn answer(&mut self, number: u64, serial: u32, request: &Request) {
-        let reply = match self.act(number, request) {
+    fn reply(&mut self, number: u64, serial: u32, answered: Answered) {
+        let reply = match answered {
             Ok(reply) => reply,
             Err(refusal) => {
                 if let Some(connection) = self.connections.get(&number)
@@ -306,39 +360,25 @@ impl Server {
             Request::Leases { after } => return Ok(self.next_lease(number, *after).into()),
             _ => {}
         }
-        let no_lease = || Refusal::new(Reason::Lease, "this connection has no lease: ask for one first");
         let connection = self.connections.get(&number).ok_or_else(no_lease)?;
         let held = connection.held.clone().ok_or_else(no_lease)?;
         let interface = self.interfaces.get(&held.interface).ok_or_else(no_lease)?;
-        let queues = held.wanted.range();
-        let own = |queue: u32| match queues.contains(&queue) {
-            true => Ok(queue),
-            false => {
-                let (first, last) = (queues.start, queues.end - 1);
-                let text = format!("queue {queue} is not of this lease, which has queues {first} to {last}");
-                Err(Refusal::new(Reason::Lease, text))
-            }
-        };
+        let own = |queue| held.check(queue);
         let answer = match *request {
             Request::Keep { token } => return self.keep(number, &token),
-            Request::Lease(_) | Request::Resume { .. } | Request::Leases { .. } | Request::Facts => {
-                Answer::Facts(interface.facts_for(&queues))
-            }
-            Request::Socket { queue } => {
-                let sockets = vec![interface.socket(own(queue)?, self.policy.busy_poll(held.rule))?];
-                let answer = Answer::Done;
-                return Ok(Reply { answer, sockets });
-            }
+            // Those with a way of their own are not asked here.
+            Request::Lease(_)
+            | Request::Resume { .. }
+            | Request::Leases { .. }
+            | Request::Register { .. }
+            | Request::Bind { .. }
+            | Request::Facts => Answer::Facts(interface.facts_for(&held.wanted.range())),
             Request::Activate { queue, conf } => {
                 interface.activate(own(queue)?, conf)?;
                 Answer::Done
             }
             Request::Deactivate { queue } => {
                 interface.deactivate(own(queue)?)?;
-                Answer::Done
-            }
-            Request::Memlock { bytes } => {
-                self.raise_memlock(connection, held.rule, bytes)?;
                 Answer::Done
             }
             Request::Counters { queue } => Answer::Counters(interface.counters(own(queue)?)?),
@@ -348,9 +388,10 @@ impl Server {
 
     /// Ends a connection and its lease.
     fn end(&mut self, number: u64, broken: Option<Malformed>) {
-        let Some(connection) = self.connections.remove(&number) else {
+        let Some(mut connection) = self.connections.remove(&number) else {
             return;
         };
+        self.lose_errand(&mut connection);
         let pid = connection.peer.pid;
         if let Some(held) = &connection.held
             && let Some(interface) = self.interfaces.get(&held.interface)
@@ -368,15 +409,54 @@ impl Server {
             }
             connection.refuse(Refusal::new(Reason::Malformed, malformed.to_string()));
         }
+        self.close(connection);
+    }
+
+    /// Closes a connection that is nobody's any more.
+    fn close(&mut self, connection: Connection) {
+        self.unclosed.push(connection.into_socket());
+        self.close_rest();
+    }
+
+    /// Closes what is to be closed, as far as there are processes for it, and forgets those that are done.
+    fn close_rest(&mut self) {
+        self.closing.retain(|child| !child.has_ended());
+        while let Some(connection) = self.unclosed.pop() {
+            match errand::close(connection) {
+                Ok(child) => self.closing.push(child),
+                Err(errand::Unclosed { connection, source }) => {
+                    self.unclosed.push(connection);
+                    // There is room the next time.
+                    if !std::mem::take(&mut self.reserve).is_empty() {
+                        continue;
+                    }
+                    if self.refusals.may_say(u32::MAX) {
+                        tracing::warn!("no process to close a connection: {source}");
+                    }
+                    return;
+                }
+            }
+        }
+        self.fill_reserve();
+    }
+
+    fn fill_reserve(&mut self) {
+        while self.reserve.len() < RESERVE
+            && let Ok(descriptor) = self.changes.as_fd().try_clone_to_owned()
+        {
+            self.reserve.push(descriptor);
+        }
     }
 
     /// Ends a connection and the lease that it may have, and says why.
     fn revoke(&mut self, number: u64, refusal: Refusal) {
         if let Some(mut connection) = self.connections.remove(&number) {
+            self.lose_errand(&mut connection);
             if let Some(held) = connection.held.take() {
                 self.release(number, &held);
             }
             connection.refuse(refusal);
+            self.close(connection);
         }
     }
 
@@ -484,11 +564,12 @@ impl Server {
     }
 }
 
-/// Whether the kernel confines sockets to their interface; looked at once. Who cannot make any gives none away either.
+/// Whether sockets are bound before they are handed over. Where not, a holder could bind its own to any free queue; looked
+/// at once.
 #[must_use]
-pub fn confined() -> bool {
-    static CONFINED: OnceLock<bool> = OnceLock::new();
-    *CONFINED.get_or_init(|| sys::sockets_are_confined().unwrap_or(true))
+pub fn hands_over_bound() -> bool {
+    static BOUND: OnceLock<bool> = OnceLock::new();
+    *BOUND.get_or_init(sys::maps_bound_rings)
 }
 
 /// Lets this process have as many descriptors as it may: each lease takes a few here, and callers have more of their

@@ -11,7 +11,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
 use super::lease::LeaseRef;
-use super::{Server, confined};
+use super::{Server, hands_over_bound};
 use steer::with_sources;
 
 use crate::policy::Policy;
@@ -43,9 +43,9 @@ impl Server {
         while reload.asked.read(&mut [0; 64]).is_ok_and(|read| read > 0) {}
         let path = reload.path.display().to_string();
         match Policy::read(&reload.path) {
-            Ok(policy) if !confined() && !policy.unconfined => {
+            Ok(policy) if !hands_over_bound() && !policy.unbound => {
                 tracing::error!(
-                    "the policy stays as it was: the new one of {path} does not say `unconfined-sockets = true`"
+                    "the policy stays as it was: the new one of {path} does not say `unbound-sockets = true`"
                 );
             }
             Ok(policy) => {
@@ -62,6 +62,7 @@ impl Server {
             connection.rule = self.policy.rules_for(&connection.peer).next();
         }
         // Until they are judged, leases count for no rule: those of the old policy are others.
+        self.lost_errands.iter_mut().for_each(|lost| lost.rule = None);
         let held = self.connections.values_mut();
         let held = held.filter_map(|connection| connection.held.as_mut());
         let orphaned = self.orphans.values_mut().map(|orphan| &mut orphan.held);

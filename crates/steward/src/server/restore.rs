@@ -8,9 +8,6 @@
 
 use std::time::{Duration, Instant};
 
-use rustix::io::Errno;
-use rustix::process::{Pid, test_kill_process};
-
 use super::connection::Held;
 use super::file::may_crash;
 use super::interface::{Interface, remove_pins};
@@ -38,9 +35,7 @@ pub(super) struct Orphan {
 impl Orphan {
     /// Whether nobody will come back to it.
     fn is_over(&self, now: Instant) -> bool {
-        let gone = Pid::from_raw(self.peer.pid)
-            .is_some_and(|pid| self.peer.pid > 0 && test_kill_process(pid) == Err(Errno::SRCH));
-        gone || self.until <= now
+        self.peer.is_gone() || self.until <= now
     }
 }
 

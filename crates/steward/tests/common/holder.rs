@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Resource, Rlimit};
 use rustix::thread::CapabilitySet;
 use steer::{Mode, QueueConf};
-use steward::client::Lease;
-use steward::protocol::{Facts, RECEIVE_RING};
+use steward::client::{Lease, LeaseError, Prepared};
+use steward::protocol::Facts;
 use testkit::Running;
-use xsk::{AttachMode, FramePool, Kick, OwnMemory, QueueId, RingSize, Socket, SocketConfig, TxDesc, Umem};
+use xsk::{AttachMode, FramePool, Kick, OwnMemory, QueueId, Socket, SocketConfig, TxDesc, Umem};
 
 use super::{HOLDER, World, holder_uid, take, wanted};
 
@@ -123,13 +123,9 @@ pub(crate) fn give_up_capabilities() {
     rustix::thread::set_capabilities(None, none).expect("fewer");
 }
 
-/// A lease of the queue that the test named, with memory enough.
-pub(crate) fn lease() -> (Lease, Vec<OwnedFd>) {
-    let (lease, sockets) = take(&socket(), &wanted(queue(), 1)).unwrap_or_else(|error| panic!("{error}"));
-    lease
-        .raise_memlock(3 * UMEM_BYTES)
-        .unwrap_or_else(|error| panic!("{error}"));
-    (lease, sockets)
+/// A lease of the queue that the test named.
+pub(crate) fn lease() -> Lease {
+    take(&socket(), &wanted(queue(), 1)).unwrap_or_else(|error| panic!("{error}"))
 }
 
 pub(crate) fn config(facts: &Facts, queue: u32) -> SocketConfig {
@@ -138,8 +134,6 @@ pub(crate) fn config(facts: &Facts, queue: u32) -> SocketConfig {
         Some(Mode::Skb) => AttachMode::Skb,
         _ => AttachMode::Native,
     };
-    config.rx = Some(RingSize::at_least(RECEIVE_RING));
-    config.rx_is_made = true;
     config.bind_timeout = testkit::wait::SOON;
     config
 }
@@ -147,6 +141,11 @@ pub(crate) fn config(facts: &Facts, queue: u32) -> SocketConfig {
 pub(crate) fn umem() -> Umem {
     let memory = OwnMemory::new(CHUNK as usize * CHUNKS).expect("memory");
     Umem::aligned(Arc::new(memory), CHUNK, 0).expect("a UMEM")
+}
+
+/// Memory for a queue's next socket.
+pub(crate) fn register(lease: &Lease, queue: u32) -> Result<Prepared, LeaseError> {
+    lease.register(&umem(), &config(&lease.facts(), queue))
 }
 
 /// A queue with its memory, which sends back what it receives.
@@ -157,16 +156,20 @@ pub(crate) struct Echo {
 
 impl Echo {
     /// Registers memory, binds, and lets frames come.
-    pub(crate) fn open(lease: &Lease, fd: OwnedFd, queue: u32) -> Self {
-        Self::try_open(lease, fd, queue).unwrap_or_else(|error| panic!("{error}"))
+    pub(crate) fn open(lease: &Lease, queue: u32) -> Self {
+        Self::try_open(lease, queue).unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// The same, where it may fail: the steward may be away.
-    pub(crate) fn try_open(lease: &Lease, fd: OwnedFd, queue: u32) -> Result<Self, String> {
-        let umem = umem();
-        let pool = umem.all_frames().expect("fresh").collect();
-        let socket =
-            Socket::from_fd(fd, &umem, &config(&lease.facts(), queue)).map_err(|error| error.to_string())?;
+    pub(crate) fn try_open(lease: &Lease, queue: u32) -> Result<Self, String> {
+        let prepared = lease.register(&umem(), &config(&lease.facts(), queue));
+        Self::of_registered(lease, prepared.map_err(|error| error.to_string())?, queue)
+    }
+
+    /// The same with memory that was registered for the queue.
+    pub(crate) fn of_registered(lease: &Lease, prepared: Prepared, queue: u32) -> Result<Self, String> {
+        let pool = prepared.umem().all_frames().expect("fresh").collect();
+        let socket = lease.bind(prepared).map_err(|error| error.to_string())?;
         let conf = QueueConf {
             virtio_header: None,
             frame_limit: 1518,

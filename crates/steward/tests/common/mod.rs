@@ -33,7 +33,10 @@ pub(crate) fn holder_uid() -> u32 {
 
 /// A policy, in which HOLDER stands for [`holder_uid`], where stewards find it.
 pub(crate) fn write_policy(dir: &TempDir, policy: &str) {
-    let policy = policy.replace("HOLDER", &holder_uid().to_string());
+    let mut policy = policy.replace("HOLDER", &holder_uid().to_string());
+    if !steward::server::hands_over_bound() && !policy.contains("[limits]") {
+        policy.insert_str(0, "[limits]\nunbound-sockets = true\n");
+    }
     fs::write(dir.path().join("policy.toml"), policy).expect("writable");
 }
 
@@ -61,8 +64,8 @@ queues = "all"
 const BRIEFLY: &str = "0";
 
 /// Takes a lease from the steward at `path`, as a holder does that waits as long as most do.
-pub(crate) fn take(path: &Path, wanted: &Wanted) -> Result<(Lease, Vec<OwnedFd>), LeaseError> {
-    Lease::take(path, wanted, Waiting::default()).map(|taken| (taken.lease, taken.sockets))
+pub(crate) fn take(path: &Path, wanted: &Wanted) -> Result<Lease, LeaseError> {
+    Lease::take(path, wanted, Waiting::default())
 }
 
 /// Until when a test waits for what comes at once, as a rule.
@@ -251,11 +254,7 @@ impl World {
     }
 
     /// A lease of this process, which is root's.
-    pub(crate) fn lease(
-        &self,
-        start_queue: u32,
-        queues: u32,
-    ) -> Result<(Lease, Vec<std::os::fd::OwnedFd>), LeaseError> {
+    pub(crate) fn lease(&self, start_queue: u32, queues: u32) -> Result<Lease, LeaseError> {
         take(&self.socket(), &wanted(start_queue, queues))
     }
 

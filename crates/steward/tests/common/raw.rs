@@ -77,6 +77,16 @@ impl Raw {
 
     /// Sends bytes with descriptors.
     pub(crate) fn send_with(&self, bytes: &[u8], descriptor: &impl AsFd, count: usize) {
+        self.try_send_with(bytes, descriptor, count).expect("room");
+    }
+
+    /// The same, where the connection may be over.
+    pub(crate) fn try_send_with(
+        &self,
+        bytes: &[u8],
+        descriptor: &impl AsFd,
+        count: usize,
+    ) -> rustix::io::Result<usize> {
         let descriptors = vec![descriptor.as_fd(); count];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -87,7 +97,19 @@ impl Raw {
             &mut control,
             SendFlags::NOSIGNAL,
         )
-        .expect("room");
+    }
+
+    /// Sends a request and takes the descriptor that its answer brings.
+    pub(crate) fn ask_for_descriptor(&mut self, request: &Request) -> OwnedFd {
+        self.serial += 1;
+        self.send(&request.encode(self.serial))
+            .expect("the connection is open");
+        let limit = Timespec::try_from(testkit::wait::SOON).expect("short");
+        assert_eq!(
+            poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&limit)),
+            Ok(1)
+        );
+        receive_from(&self.socket).1.expect("a descriptor")
     }
 
     /// The next message; `None` if none comes in time, or if the connection is over.
@@ -122,7 +144,7 @@ pub(crate) fn receive_any_stored(manager: &UnixDatagram) -> (String, OwnedFd) {
 }
 
 /// A message's text, and the descriptor that comes with it.
-fn receive_from(manager: &UnixDatagram) -> (String, Option<OwnedFd>) {
+fn receive_from(manager: &impl AsFd) -> (String, Option<OwnedFd>) {
     let mut bytes = [0; 200];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -134,6 +156,6 @@ fn receive_from(manager: &UnixDatagram) -> (String, Option<OwnedFd>) {
     });
     let descriptor = descriptors.next();
     drop(descriptors);
-    let text = std::str::from_utf8(&bytes[..received.bytes]).expect("text");
-    (text.to_owned(), descriptor)
+    let text = String::from_utf8_lossy(&bytes[..received.bytes]);
+    (text.into_owned(), descriptor)
 }

@@ -59,7 +59,7 @@ impl Registration {
         let Some(queue) = &self.queue else {
             return Ok(Registered { umem, socket: None });
         };
-        let socket = queue.register(&umem, self.order, self.takes_long())?;
+        let socket = queue.register(&umem, self.order)?;
         Ok(Registered {
             umem: socket.umem().clone(),
             socket: Some(socket),

@@ -57,7 +57,8 @@ pub(crate) use questions::private_address;
 
 /// What the keeper of a daemon that root started may do: what a steward needs, files in directories of others, and a
 /// look at a VMM's memory map.
-const CAPABILITIES: CapabilitySet = capabilities::NEEDED
+const CAPABILITIES: CapabilitySet = capabilities::NEEDED_BY_ONE
+    .union(CapabilitySet::IPC_LOCK)
     .union(CapabilitySet::DAC_OVERRIDE)
     .union(CapabilitySet::SYS_PTRACE);
 

@@ -21,7 +21,7 @@ pub(crate) enum InterfaceError {
     #[error(transparent)]
     Open(#[from] OpenError),
     #[error(transparent)]
-    Lease(#[from] LeaseError),
+    Lease(LeaseError),
     /// What the daemon's own steward says.
     #[error("{0}")]
     Refused(Refusal),
@@ -54,6 +54,15 @@ pub(crate) enum InterfaceError {
     #[error("{name} has MTU {mtu}, frames in guest memory have {limit} bytes at most: lower the MTU to {most} or use \
              memory=copy", most = limit - L2_BYTES)]
     MtuTooLargeForDirect { name: String, mtu: u32, limit: u32 },
+}
+
+impl From<LeaseError> for InterfaceError {
+    fn from(error: LeaseError) -> Self {
+        match error {
+            LeaseError::Open(error) => Self::Open(error),
+            error => Self::Lease(error),
+        }
+    }
 }
 
 impl InterfaceError {

@@ -12,20 +12,18 @@ use std::time::Duration;
 use steer::Mode;
 use steward::links::{DriverSends, Link};
 use steward::protocol::Wanted;
-use xsk::{
-    AttachMode, BindRequest, BusyPoll, OpenError, PreferNode, QueueId, RingSize, SocketConfig, Umem, Unbound,
-};
+use xsk::{AttachMode, BindRequest, BusyPoll, OpenError, PreferNode, QueueId, RingSize, SocketConfig, Umem};
 
 use super::binding::{Binding, BufferOrder, IntoGuest, L2_BYTES, LONGEST_FRAME, NoZeroCopy, Wish};
 use super::demand::Demand;
 use super::drivers;
 use super::error::{InterfaceError, Lost};
 use super::queue_state::QueueState;
-use super::steering::{Attached, Steering};
+use super::steering::{Attached, Prepared, Steering};
 use crate::config::{NicConfig, Placement, PortConfig, Segments};
 
-/// Entries of RX and fill ring; a steward's sockets come with the former.
-pub(crate) const RECEIVE_RING: u32 = steward::protocol::RECEIVE_RING;
+/// Entries of RX and fill ring.
+pub(crate) const RECEIVE_RING: u32 = 2048;
 /// Entries of TX and completion ring.
 pub(crate) const SEND_RING: u32 = 1024;
 /// A queue stays busy after its last owner went until all CPUs have seen it: 20 ms here, more than two seconds with
@@ -219,7 +217,7 @@ impl Interface {
     }
 
     /// Opens a socket for a queue, and registers `umem` with it. The queue is not touched.
-    pub(super) fn prepare(&self, umem: &Umem, request: &QueueRequest) -> Result<Unbound, InterfaceError> {
+    pub(super) fn prepare(&self, umem: &Umem, request: &QueueRequest) -> Result<Prepared, InterfaceError> {
         self.check_queue(request.queue)?;
         let mut config = SocketConfig::new(self.link.index, QueueId(request.queue));
         config.attach = match self.steering.mode() {
@@ -238,7 +236,7 @@ impl Interface {
             true => BIND_AGAIN_TIMEOUT,
             false => BIND_TIMEOUT,
         };
-        let prepared = self.steering.prepare(umem, self.demand, &config);
+        let prepared = self.steering.prepare(umem, &config);
         prepared.map_err(|error| match error {
             InterfaceError::Open(OpenError::MemoryLock {
                 needed_bytes,

@@ -17,25 +17,23 @@
 //! All functions may wait: for the kernel, which keeps a queue some 20 ms after its socket was closed, and for the
 //! steward.
 
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use device::counters::PairCounters;
 use steer::{QueueConf, VirtioHeader};
-use xsk::{BindRequest, OpenError, OwnMemory, Probe, Socket, Umem, Unbound};
+use xsk::{BindRequest, OpenError, Socket, Umem};
 
 use super::binding::{Binding, BufferOrder, LONGEST_FRAME, LONGEST_ZERO_COPY, TX_METADATA_BYTES};
 use super::endpoint::{Chunks, NicQueue};
 use super::error::{ExternalError, InterfaceError};
-use super::interface::{BIND_TIMEOUT, Interface, QueueRequest, SEND_RING};
+use super::interface::{Interface, QueueRequest, SEND_RING};
 use super::queue::{MOST_PIECES, Nic, Sends};
 use super::queue_state::{Ended, NotesEnd, OpenQueue, Opened, QueueState};
+use super::steering::Prepared;
 use super::xdp::XdpNic;
 use crate::config::Placement;
 
-/// Memory of a socket that only asks whether a queue is free: one chunk.
-const PROBE_BYTES: u32 = 4096;
 /// A queue is free an RCU grace period after its socket was closed (`SOCK_RCU_FREE`, net/xdp/xsk.c), 14 to 23 ms
 /// here, several times that on a busy machine. An attempt to bind before that fails, but not before the kernel has
 /// made its tables for all chunks: that takes longer than to wait, for some 100 MiB and more. So where nothing tells
@@ -50,9 +48,7 @@ pub(crate) struct InterfaceQueue {
 
 /// Memory that is registered with a socket, which has no queue yet.
 pub(crate) struct RegisteredSocket {
-    socket: Unbound,
-    /// For much memory: tells when the queue can be bound.
-    probe: Option<Probe>,
+    socket: Prepared,
 }
 
 impl RegisteredSocket {
@@ -174,13 +170,12 @@ impl InterfaceQueue {
         }
     }
 
-    /// Registers memory of a guest whose receive buffers come back like that, of `is_large` or not, with a new socket.
-    /// The queue is not touched, and may be in use.
+    /// Registers memory of a guest whose receive buffers come back like that with a new socket. The queue is not touched,
+    /// and may be in use.
     pub(crate) fn register(
         &self,
         umem: &Umem,
         order: BufferOrder,
-        is_large: bool,
     ) -> Result<RegisteredSocket, InterfaceError> {
         let _near = self.interface.near();
         // In zero-copy, too, unless frames are received into guest memory.
@@ -190,10 +185,8 @@ impl InterfaceQueue {
             bind,
             multi_buffer: bind == BindRequest::ForceCopy || self.wants_pieces(),
         };
-        // First, because frames go to the socket that was made last.
-        let probe = is_large.then(|| self.probe(&request)).flatten();
         let socket = self.prepare(umem, &request)?;
-        Ok(RegisteredSocket { socket, probe })
+        Ok(RegisteredSocket { socket })
     }
 
     /// Couples the queue to the memory that was registered, in the place of whatever it was open for. Its frames go
@@ -211,11 +204,8 @@ impl InterfaceQueue {
         let QueueState::Closed { since } = *state else {
             return Err(InterfaceError::InUse);
         };
-        if let Some(since) = since.filter(|since| since.elapsed() < BIND_TIMEOUT) {
-            let became_free = registered.probe.map(Probe::await_free).transpose()?;
-            if became_free != Some(true) {
-                std::thread::sleep(RELEASE.saturating_sub(since.elapsed()));
-            }
+        if let Some(since) = since.filter(|_| !self.interface.steering.awaits_queue()) {
+            std::thread::sleep(RELEASE.saturating_sub(since.elapsed()));
         }
         let socket = self.bind(registered.socket)?;
         let conf = QueueConf {
@@ -325,7 +315,7 @@ impl InterfaceQueue {
 
     /// Registers memory with a new socket, with room for TX metadata if the kernel knows that (Linux 6.8, or 6.11 and
     /// what the flag was ported back to).
-    fn prepare(&self, umem: &Umem, request: &QueueRequest) -> Result<Unbound, InterfaceError> {
+    fn prepare(&self, umem: &Umem, request: &QueueRequest) -> Result<Prepared, InterfaceError> {
         let roomy = umem.clone().with_tx_metadata(TX_METADATA_BYTES)?;
         match self.interface.prepare(&roomy, request) {
             Err(InterfaceError::Open(OpenError::Umem { .. })) => self.interface.prepare(umem, request),
@@ -334,13 +324,11 @@ impl InterfaceQueue {
     }
 
     /// Binds a socket to the queue, and shows it to the program.
-    fn bind(&self, socket: Unbound) -> Result<Socket, InterfaceError> {
-        let bound = socket.bind();
-        let busy = matches!(bound, Err(OpenError::Busy { .. }));
+    fn bind(&self, socket: Prepared) -> Result<Socket, InterfaceError> {
+        let bound = self.interface.steering.bind(socket);
+        let busy = matches!(bound, Err(InterfaceError::Open(OpenError::Busy { .. })));
         self.interface.note_busy(self.number, busy);
-        let socket = bound?;
-        self.interface.steering.place(self.number, socket.as_fd())?;
-        Ok(socket)
+        bound
     }
 
     /// Whether the queue is to take frames in several pieces: for frames that are longer than a chunk, and for segments
@@ -374,15 +362,5 @@ impl InterfaceQueue {
             by_dma: zero_copy,
             refers: self.interface.options.segments.refer(zero_copy),
         }
-    }
-
-    /// What tells when the queue is free, where the driver allows.
-    fn probe(&self, request: &QueueRequest) -> Option<Probe> {
-        if self.interface.driver_sends().most_pieces > 1 {
-            return None;
-        }
-        let memory = OwnMemory::new(PROBE_BYTES as usize).ok()?;
-        let umem = Umem::aligned(Arc::new(memory), PROBE_BYTES, 0).ok()?;
-        self.interface.prepare(&umem, request).ok().map(Probe::new)
     }
 }

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -14,13 +14,12 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use steer::{Mode, QueueConf, QueueCounters};
-use steward::client::{Lease, LeaseError, Taken, Waiting};
+use steward::client::{Lease, LeaseError, Waiting};
 use steward::links::{DriverSends, Link};
-use steward::protocol::{Facts, RECEIVE_RING, Steered, Wanted};
-use xsk::{OpenError, RingSize, SocketConfig, Umem, Unbound};
+use steward::protocol::{Facts, Steered, Wanted};
+use xsk::{OpenError, Socket, SocketConfig, Umem, Unbound};
 
 use super::binding::Judge;
-use super::demand::Demand;
 use super::error::{InterfaceError, Lost};
 use super::external::External;
 
@@ -74,36 +73,47 @@ pub(crate) struct Leased {
     facts: Facts,
     /// The steward was away at the last look. Nothing is published through it.
     away: AtomicBool,
-    /// Sockets that came with the lease and were not used yet, by queue.
-    fresh: Mutex<HashMap<u32, OwnedFd>>,
     /// What the program had done with a queue's frames when the steward answered last.
     counted: Mutex<HashMap<u32, QueueCounters>>,
     /// The limit on locked memory was too low the last time. Nothing is published through it.
     short: AtomicBool,
-    /// The steward is this daemon's own.
-    private: bool,
+}
+
+/// A socket that has memory, and no queue yet.
+pub(crate) enum Prepared {
+    /// It is ours.
+    Own(Unbound),
+    /// The steward binds it.
+    Leased(steward::client::Prepared),
+}
+
+impl Prepared {
+    /// Its memory.
+    pub(crate) fn umem(&self) -> &Umem {
+        match self {
+            Self::Own(unbound) => unbound.umem(),
+            Self::Leased(prepared) => prepared.umem(),
+        }
+    }
 }
 
 impl Steering {
     /// Leases queues of an interface.
     pub(crate) fn lease(steward: &StewardAt, wanted: &Wanted) -> Result<Attached, InterfaceError> {
         let taken = Lease::take(&steward.path, wanted, steward.waiting.clone());
-        let Taken { lease, sockets } = taken.map_err(|error| match error {
+        let lease = taken.map_err(|error| match error {
             // That there is a steward is nothing that the user has to know.
             LeaseError::Refused(refusal) if steward.private => InterfaceError::Refused(refusal),
             error => error.into(),
         })?;
         let facts = lease.facts();
         let link = link_of(&facts);
-        let fresh = Mutex::new(wanted.range().zip(sockets).collect());
         let leased = Leased {
             lease,
             facts,
             away: AtomicBool::new(false),
-            fresh,
             counted: Mutex::default(),
             short: AtomicBool::new(false),
-            private: steward.private,
         };
         Ok(Attached {
             steering: Self::Leased(Box::new(leased)),
@@ -205,30 +215,37 @@ impl Steering {
     }
 
     /// A socket for a queue, with memory and without the queue; the queue goes on as it does.
-    pub(crate) fn prepare(
-        &self,
-        umem: &Umem,
-        demand: Demand,
-        config: &SocketConfig,
-    ) -> Result<Unbound, InterfaceError> {
+    pub(crate) fn prepare(&self, umem: &Umem, config: &SocketConfig) -> Result<Prepared, InterfaceError> {
         match self {
-            Self::External(external) => external.prepare(umem, config),
-            Self::Leased(leased) => leased.prepare(umem, demand, config),
+            Self::External(external) => external.prepare(umem, config).map(Prepared::Own),
+            Self::Leased(leased) => leased.prepare(umem, config),
         }
+    }
+
+    /// Binds a socket that was prepared last of its queue, and puts it where the program looks for it: it is where the
+    /// queue's frames go once [`Self::activate`] says so.
+    pub(crate) fn bind(&self, prepared: Prepared) -> Result<Socket, InterfaceError> {
+        match (self, prepared) {
+            (Self::External(external), Prepared::Own(unbound)) => {
+                let queue = unbound.queue().0;
+                let socket = unbound.bind()?;
+                external.place(queue, socket.as_fd())?;
+                Ok(socket)
+            }
+            (Self::Leased(leased), Prepared::Leased(prepared)) => Ok(leased.lease.bind(prepared)?),
+            // Each makes its own kind.
+            _ => Err(InterfaceError::InUse),
+        }
+    }
+
+    /// Whether who binds waits until the queue is free without trying.
+    pub(crate) fn awaits_queue(&self) -> bool {
+        self.leased().is_some()
     }
 
     /// Whether a queue can have a new socket: not, where it was passed in.
     pub(crate) fn opens_again(&self) -> bool {
         self.leased().is_some()
-    }
-
-    /// The socket that was prepared last is bound, and is where its queue's frames go once [`Self::activate`] says so.
-    pub(crate) fn place(&self, queue: u32, socket: BorrowedFd<'_>) -> Result<(), InterfaceError> {
-        match self {
-            Self::External(external) => external.place(queue, socket),
-            // The steward did, when it made the socket.
-            Self::Leased(_) => Ok(()),
-        }
     }
 
     /// From now on a queue's frames go to the socket that was prepared last, which is bound. What another's program
@@ -266,52 +283,20 @@ impl Steering {
 }
 
 impl Leased {
-    fn prepare(&self, umem: &Umem, demand: Demand, config: &SocketConfig) -> Result<Unbound, InterfaceError> {
+    fn prepare(&self, umem: &Umem, config: &SocketConfig) -> Result<Prepared, InterfaceError> {
         let deadline = Instant::now() + UNLOCK_TIMEOUT;
-        let config = SocketConfig {
-            rx: Some(RingSize::at_least(RECEIVE_RING)),
-            rx_is_made: true,
-            ..config.clone()
-        };
         // A shortage that was there the last time does not pass by itself.
         let may_wait = !self.short.load(Relaxed);
-        let (mut refused, mut pause) = (None, UNLOCK_PAUSE);
+        let mut pause = UNLOCK_PAUSE;
         loop {
-            // A socket whose memory was refused is of no more use.
-            let opened = Unbound::from_fd(self.socket(config.queue.0)?, umem, &config);
-            let Err(OpenError::MemoryLock {
-                needed_bytes,
-                limit_bytes: Some(limit),
-            }) = opened
-            else {
-                self.short.store(false, Relaxed);
-                return Ok(opened?);
-            };
-            if refused.is_none() {
-                match self.lease.raise_memlock(demand.target(needed_bytes, limit)) {
-                    Ok(()) => continue,
-                    // It stands; memory may still be let go of.
-                    Err(error) => refused = Some(error),
-                }
-            }
-            if !may_wait || Instant::now() >= deadline {
-                self.short.store(true, Relaxed);
-                // Our own steward may what root may; then the limit is what has to be said.
-                return match refused {
-                    Some(refused) if !self.private => Err(refused.into()),
-                    _ => Ok(opened?),
-                };
+            let registered = self.lease.register(umem, config);
+            let is_short = matches!(registered, Err(LeaseError::Open(OpenError::MemoryLock { .. })));
+            if !is_short || !may_wait || Instant::now() >= deadline {
+                self.short.store(is_short, Relaxed);
+                return Ok(Prepared::Leased(registered?));
             }
             sleep(pause);
             pause *= 2;
-        }
-    }
-
-    fn socket(&self, queue: u32) -> Result<OwnedFd, InterfaceError> {
-        let mut fresh = self.fresh.lock().unwrap_or_else(PoisonError::into_inner);
-        match fresh.remove(&queue) {
-            Some(socket) => Ok(socket),
-            None => Ok(self.lease.socket(queue)?),
         }
     }
 

@@ -9,7 +9,7 @@
 use libc::{
     AF_NETLINK, AF_UNIX, AF_XDP, CLONE_SIGHAND, CLONE_THREAD, CLONE_VM, F_ADD_SEALS, F_DUPFD_CLOEXEC,
     F_GET_SEALS, F_GETFD, F_GETFL, F_SETFD, F_SETFL, MPOL_DEFAULT, MPOL_PREFERRED, O_ACCMODE, O_CREAT,
-    O_TRUNC, PR_SET_NAME, PROT_EXEC, RLIMIT_MEMLOCK, SIGSYS, SOL_SOCKET, SOL_XDP, c_long,
+    O_TRUNC, PR_SET_NAME, PROT_EXEC, SIGSYS, SOL_SOCKET, SOL_XDP, c_long,
 };
 
 /// `PR_SET_VMA`, include/uapi/linux/prctl.h.
@@ -121,7 +121,7 @@ pub(super) const CALLS: &[Call] = table! {
     SYS_socket: &[&[If::Is(0, AF_UNIX as u64)]], "to a VMM that listens, to the steward: Unix sockets, no others";
     SYS_connect: ALWAYS, "to a VMM that listens, to the steward";
     SYS_accept4: ALWAYS, "VMMs, and those who ask for the status";
-    SYS_bind: ALWAYS, "leased AF_XDP sockets, which are confined to their interface";
+    SYS_bind: ALWAYS, "AF_XDP sockets, where the steward does not bind them (before Linux 6.4)";
     SYS_recvmsg: ALWAYS, "messages with descriptors: guest memory, eventfds, leased sockets";
     SYS_sendmsg: ALWAYS, "messages with descriptors: the inflight area";
     SYS_getsockopt: &[
@@ -130,11 +130,10 @@ pub(super) const CALLS: &[Call] = table! {
         socket!(libc::SO_ACCEPTCONN), socket!(libc::SO_PEERCRED), socket!(libc::SO_PREFER_BUSY_POLL),
     ], "ring offsets and statistics; who the VMM is; busy polling";
     SYS_setsockopt: &[
-        xdp!(libc::XDP_UMEM_REG), xdp!(libc::XDP_UMEM_FILL_RING), xdp!(libc::XDP_UMEM_COMPLETION_RING),
-        xdp!(libc::XDP_RX_RING), xdp!(libc::XDP_TX_RING), xdp!(XDP_MAX_TX_SKB_BUDGET),
+        xdp!(XDP_MAX_TX_SKB_BUDGET),
         socket!(libc::SO_RCVTIMEO), socket!(libc::SO_SNDTIMEO), socket!(SO_RCVTIMEO_NEW), socket!(SO_SNDTIMEO_NEW),
         socket!(libc::SO_PREFER_BUSY_POLL), socket!(libc::SO_BUSY_POLL), socket!(libc::SO_BUSY_POLL_BUDGET),
-    ], "packet memory and rings; busy polling; timeouts: no filter or program for a socket, no other device";
+    ], "frames a kick may send; busy polling; timeouts: no filter or program for a socket, no device";
     SYS_getsockname: ALWAYS, "kind of a socket";
     SYS_getpeername: ALWAYS, "kind of a socket";
     SYS_shutdown: ALWAYS, "the end of a VMM's connection";
@@ -151,7 +150,7 @@ pub(super) const CALLS: &[Call] = table! {
         "packet memory from the NIC's NUMA node";
     SYS_move_pages: &[&[If::Is(0, 0), If::Bits(3, u64::MAX, 0), If::Is(5, 0)]],
         "from which it came: pages are looked up, none is moved";
-    SYS_memfd_create: ALWAYS, "the inflight area, memory behind the guest's in direct placement";
+    SYS_memfd_create: ALWAYS, "the inflight area, packet memory";
     SYS_ftruncate: ALWAYS, "the same: its size";
     // Files that are open.
     SYS_close: ALWAYS, "what is not needed any more";
@@ -206,8 +205,7 @@ pub(super) const CALLS: &[Call] = table! {
     SYS_timerfd_create: ALWAYS, "when to look for a steward that is away";
     SYS_timerfd_settime: ALWAYS, "the same";
     SYS_getrandom: ALWAYS, "hash tables, the token of a lease";
-    SYS_prlimit64: &[&[If::Is(0, 0), If::Bits(2, u64::MAX, 0)], &[If::Is(0, 0), If::Is(1, RLIMIT_MEMLOCK as u64)]],
-        "limits of this process are read, and that of locked memory raised as far as it may be";
+    SYS_prlimit64: &[&[If::Is(0, 0), If::Bits(2, u64::MAX, 0)]], "limits of this process are read";
 };
 
 /// Calls of a process that uses a map or sockets of somebody else's: it looks for interfaces, and may make AF_XDP
@@ -219,8 +217,11 @@ pub(super) const EXTERNAL: &[Call] = table! {
     SYS_socket: &[&[If::Is(0, AF_XDP as u64)], &[If::Is(0, AF_NETLINK as u64)],
         &[If::Is(0, libc::AF_INET as u64), If::Bits(1, 0xf, libc::SOCK_DGRAM as u64)]],
         "--inhibit: AF_XDP sockets are made here, interfaces are asked for by netlink and ioctl";
-    SYS_setsockopt: &[netlink!(libc::NETLINK_PKTINFO), netlink!(libc::NETLINK_EXT_ACK)],
-        "--inhibit: options of netlink sockets";
+    SYS_setsockopt: &[
+        xdp!(libc::XDP_UMEM_REG), xdp!(libc::XDP_UMEM_FILL_RING), xdp!(libc::XDP_UMEM_COMPLETION_RING),
+        xdp!(libc::XDP_RX_RING), xdp!(libc::XDP_TX_RING),
+        netlink!(libc::NETLINK_PKTINFO), netlink!(libc::NETLINK_EXT_ACK),
+    ], "--inhibit: packet memory and rings; options of netlink sockets";
     SYS_ioctl: &[&[If::Is(1, 0x8946)]], "--inhibit: what a driver can do (SIOCETHTOOL)";
 };
 

@@ -1,10 +1,10 @@
 //! Capability sets (capabilities(7)): emptied, all five of them, and no program gains any (no_new_privs).
 //!
-//! Two may stay. CAP_NET_RAW where AF_XDP sockets are made here, for a map of somebody else's (`--map-path` and its
-//! like): an interface that comes back needs new ones. And CAP_IPC_LOCK. Packet memory is locked memory; a process
-//! that was started with CAP_IPC_LOCK had as much of it as it wanted. It gets that by its limit, RLIMIT_MEMLOCK,
-//! where it may raise that itself. Where the system does not let even root (no CAP_SYS_RESOURCE in this container),
-//! CAP_IPC_LOCK stays: it lets a process pin memory, and nothing else.
+//! Two may stay where AF_XDP sockets or a map are somebody else's. CAP_NET_RAW where sockets are made here, for a map
+//! (`--map-path` and its like): an interface that comes back needs new ones. And CAP_IPC_LOCK. Packet memory is locked
+//! memory; a process that was started with CAP_IPC_LOCK had as much of it as it wanted. It gets that by its limit,
+//! RLIMIT_MEMLOCK, where it may raise that itself. Where the system does not let even root (no CAP_SYS_RESOURCE in this
+//! container), CAP_IPC_LOCK stays: it lets a process pin memory, and nothing else.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, capabilities};

@@ -196,7 +196,12 @@ pub(crate) fn enter(plan: &Plan) -> Result<InForce, SandboxError> {
         true => mounts::leave(&plan.reach),
         false => OFF.to_owned(),
     };
-    let stays = capabilities::locked_memory() | (capabilities::permitted() & plan.keeps);
+    let locks = match plan.external {
+        true => capabilities::locked_memory(),
+        // Of leased queues the steward does.
+        false => CapabilitySet::empty(),
+    };
+    let stays = locks | (capabilities::permitted() & plan.keeps);
     if plan.layers.has(Layer::Capabilities) {
         steward::capabilities::empty_bounding_set(stays);
     }

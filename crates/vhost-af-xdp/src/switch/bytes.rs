@@ -12,8 +12,8 @@
 
 use std::ptr::{self, NonNull};
 
-use virtqueue::MemoryMap;
-use xsk::{RxDesc, TxDesc, Umem, UmemMemory, UmemOffset};
+use virtqueue::{MappedFile, MemoryMap};
+use xsk::{MemoryPart, RxDesc, TxDesc, Umem, UmemMemory, UmemOffset};
 
 use device::pair::{HEADER_BYTES, Piece};
 
@@ -33,6 +33,19 @@ unsafe impl UmemMemory for GuestRam {
 
     fn private_from(&self) -> usize {
         self.0.guest_len() as usize
+    }
+
+    fn parts(&self) -> Vec<MemoryPart<'_>> {
+        let part = |MappedFile {
+                        file,
+                        file_offset,
+                        len,
+                    }| MemoryPart {
+            file,
+            file_offset,
+            len,
+        };
+        self.0.files().into_iter().map(part).collect()
     }
 }
 

@@ -1,18 +1,15 @@
 //! Queues of an interface that are leased: who has them, and what the holder may have done with them.
 
 use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 
-use rustix::net::sockopt;
 use steer::{MAX_QUEUES, QueueConf, QueueCounters, with_sources};
-use xsk::PreferNode;
 
 use super::{Holder, Interface};
 use crate::hardware::Names;
 use crate::links::Link;
-use crate::protocol::{RECEIVE_RING, Reason, Refusal, Wanted};
+use crate::protocol::{Reason, Refusal, Wanted};
 use crate::server::entries::{self, Entries};
-use crate::sys;
 
 impl Interface {
     /// Reserves queues for a connection. `names`: what the policy names of what they are for.
@@ -62,35 +59,26 @@ impl Interface {
         kernel(installed).inspect_err(|_| self.release(connection, queues))
     }
 
-    /// A new socket with an RX ring, confined to the interface and placed beside the one that the queue may have, for
-    /// `activate`. `busy_poll`: it may poll the driver, so many frames at a time at most.
-    pub(in crate::server) fn socket(&self, queue: u32, busy_poll: Option<u16>) -> Result<OwnedFd, Refusal> {
-        let program = self.program()?;
-        let failed = |what: &str, error: &dyn std::error::Error| {
+    /// A socket that is bound takes the place beside the one that the queue may have, for `activate`.
+    pub(in crate::server) fn place(&self, queue: u32, socket: BorrowedFd<'_>) -> Result<(), Refusal> {
+        self.program()?.place_socket(queue, socket).map_err(|error| {
             let text = format!(
-                "{what} for queue {queue} of {}: {}",
+                "cannot place the socket of queue {queue} of {}: {}",
                 self.link.name,
-                with_sources(error)
+                with_sources(&error)
             );
             Refusal::new(Reason::Kernel, text)
-        };
-        // Its ring is on the NIC's NUMA node.
-        let _near = self.link.node.and_then(PreferNode::begin);
-        let none = "no AF_XDP socket (the steward needs CAP_NET_RAW and descriptors)";
-        let socket = sys::new_xdp_socket().map_err(|error| failed(none, &error))?;
-        sys::confine(socket.as_fd(), self.link.index)
-            .map_err(|error| failed("cannot confine the socket", &error))?;
-        if let Some(budget) = busy_poll {
-            sys::allow_busy_poll(socket.as_fd(), budget)
-                .map_err(|error| failed("cannot let the socket poll the driver (Linux 5.11)", &error))?;
+        })
+    }
+
+    /// Forgets the memory of those queues' sockets that are closed. `other` is a socket with an RX ring.
+    pub(in crate::server) fn forget_closed(&mut self, queues: Range<u32>, other: BorrowedFd<'_>) {
+        for queue in queues {
+            let has_socket = self.program().map(|program| program.has_socket(queue, other));
+            if let Ok(Ok(false)) = has_socket {
+                self.sockets.note_bound(queue, 0);
+            }
         }
-        // Before it is placed: see there.
-        sockopt::set_xdp_rx_ring_size(&socket, RECEIVE_RING)
-            .map_err(|error| failed("cannot make the socket's RX ring", &error))?;
-        program
-            .place_socket(queue, socket.as_fd())
-            .map_err(|error| failed("cannot place the socket", &error))?;
-        Ok(socket)
     }
 
     /// Frames go to the queue's socket.

@@ -113,7 +113,7 @@ impl Interface {
         true
     }
 
-    pub(super) fn program(&self) -> Result<&Program, Refusal> {
+    pub(in crate::server) fn program(&self) -> Result<&Program, Refusal> {
         self.program.as_ref().ok_or_else(|| {
             let text = match self.link.index {
                 0 => format!(

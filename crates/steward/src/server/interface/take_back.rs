@@ -60,6 +60,7 @@ impl Interface {
             self.holders.insert(queue, Holder::Leaving);
         }
         self.entries.remove(&queues.start);
+        self.sockets.forget(&queues);
         may_crash("deactivated");
         let nic = self.driver().ok().flatten();
         let parts = self.ledger.parts(nic.as_ref(), queues.start);

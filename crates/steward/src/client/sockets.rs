@@ -1,0 +1,157 @@
+//! Sockets of a lease: memory is the holder's, all else the steward does, the bind included.
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use xsk::{MemoryPart, RingSize, Socket, SocketConfig, Umem, Unbound};
+
+use super::{Lease, LeaseError};
+use crate::protocol::{Answer, BIND_WAIT_MAX, Part, Reason, Request, Rings, Step, UmemLayout};
+
+/// So many bytes of memory are registered in a second at least, also where each page has to be made.
+const PINNED_A_SECOND: u64 = 256 << 20;
+
+/// A socket of a lease that has memory, and is not bound.
+#[derive(Debug)]
+pub struct Prepared {
+    umem: Umem,
+    config: SocketConfig,
+    /// Before Linux 6.4 we have it ourselves.
+    socket: Option<Unbound>,
+}
+
+impl Prepared {
+    /// Its memory.
+    pub fn umem(&self) -> &Umem {
+        &self.umem
+    }
+}
+
+impl Lease {
+    /// Has the steward make a socket for the queue of `config`, with this memory and four rings. The queue goes on as it
+    /// does. So a successor can be made while the queue's socket is in use; it can be [bound](Self::bind) once that is
+    /// closed.
+    ///
+    /// The memory has to be of files of tmpfs or hugetlbfs ([`UmemMemory::parts`](xsk::UmemMemory::parts)), and counts
+    /// against what the policy lets this user have.
+    ///
+    /// # Errors
+    /// [`LeaseError`]; [`LeaseError::Open`] where the kernel does not register it.
+    pub fn register(&self, umem: &Umem, config: &SocketConfig) -> Result<Prepared, LeaseError> {
+        let socket = self.ask_for_socket(umem, config)?;
+        let socket = socket.map(|fd| Unbound::registered(fd, umem, config));
+        Ok(Prepared {
+            umem: umem.clone(),
+            config: config.clone(),
+            socket: socket.transpose()?,
+        })
+    }
+
+    fn ask_for_socket(&self, umem: &Umem, config: &SocketConfig) -> Result<Option<OwnedFd>, LeaseError> {
+        // If it fails the steward says why it cannot have it.
+        let _ = umem.populate();
+        let parts = umem.memory().parts();
+        let files: Vec<BorrowedFd<'_>> = parts.iter().map(|part| part.file).collect();
+        let request = Request::Register {
+            queue: config.queue.0,
+            umem: layout(umem, &parts),
+            rings: rings(config),
+        };
+        // The kernel pins page by page, and may have to make each.
+        let longer = Duration::from_secs(umem.len() / PINNED_A_SECOND);
+        let deadline = self.deadline() + longer;
+        let mut answered = self.ask_by(&mut self.state(), &request, &files, deadline)?;
+        match answered.answer {
+            Answer::Done => Ok(answered.descriptors.pop()),
+            Answer::Failed {
+                step: Step::Register,
+                errno,
+            } => Err(umem.refusal(&error_of(errno)).into()),
+            other => Err(failed(&other)),
+        }
+    }
+
+    /// Has the steward bind the socket that was registered last for its queue, by the best way that works, as
+    /// [`Socket::open`]. Frames go on as before until [`Lease::activate`].
+    ///
+    /// # Errors
+    /// [`LeaseError`]; [`LeaseError::Open`] where the kernel does not bind it.
+    pub fn bind(&self, prepared: Prepared) -> Result<Socket, LeaseError> {
+        let Prepared { umem, config, socket } = prepared;
+        if let Some(socket) = socket {
+            return Ok(socket.bind()?);
+        }
+        Socket::bound_by(&umem, &config, |flags| match self.attempt(&config, flags) {
+            // Registered with a steward that is not there any more.
+            Err(LeaseError::Refused(refusal)) if refusal.reason == Reason::Unregistered => {
+                self.ask_for_socket(&umem, &config)?;
+                self.attempt(&config, flags)
+            }
+            attempted => attempted,
+        })
+    }
+
+    /// One attempt, with these flags of `struct sockaddr_xdp`.
+    fn attempt(&self, config: &SocketConfig, flags: u16) -> Result<io::Result<OwnedFd>, LeaseError> {
+        let wait = config.bind_timeout;
+        let wait_ms = u32::try_from(wait.as_millis()).unwrap_or(BIND_WAIT_MAX);
+        let request = Request::Bind {
+            queue: config.queue.0,
+            flags: flags.into(),
+            wait_ms: wait_ms.min(BIND_WAIT_MAX),
+        };
+        let deadline = self.deadline() + wait;
+        let mut answered = self.ask_by(&mut self.state(), &request, &[], deadline)?;
+        match (answered.answer, answered.descriptors.pop()) {
+            (Answer::Done, Some(socket)) => Ok(Ok(socket)),
+            (
+                Answer::Failed {
+                    step: Step::Bind,
+                    errno,
+                },
+                _,
+            ) => Ok(Err(error_of(errno))),
+            (other, _) => Err(failed(&other)),
+        }
+    }
+}
+
+fn layout(umem: &Umem, parts: &[MemoryPart<'_>]) -> UmemLayout {
+    let part = |part: &MemoryPart<'_>| Part {
+        file_offset: part.file_offset,
+        len: part.len,
+    };
+    UmemLayout {
+        parts: parts.iter().map(part).collect(),
+        chunk_bytes: umem.chunk_size(),
+        headroom_bytes: umem.headroom(),
+        tx_metadata_bytes: umem.tx_metadata_len(),
+        flags: umem.flags(),
+    }
+}
+
+fn rings(config: &SocketConfig) -> Rings {
+    let entries = |size: Option<RingSize>| size.unwrap_or(RingSize::DEFAULT).get();
+    Rings {
+        fill: config.fill.get(),
+        completion: config.completion.get(),
+        rx: entries(config.rx),
+        tx: entries(config.tx),
+    }
+}
+
+fn error_of(errno: u32) -> io::Error {
+    io::Error::from_raw_os_error(errno.cast_signed())
+}
+
+/// An answer that is not the one that was hoped for.
+fn failed(answer: &Answer) -> LeaseError {
+    match *answer {
+        Answer::Failed { step, errno } => LeaseError::Failed {
+            step,
+            source: error_of(errno),
+        },
+        _ => LeaseError::Mismatch,
+    }
+}

@@ -1,0 +1,257 @@
+//! What the kernel may take long for, done by a process of its own: registering memory, and binding.
+//!
+//! # Theory of operation
+//!
+//! A holder's memory is pinned page by page, seconds for a large guest; a bind waits for the lock of all interfaces, and
+//! for a driver that starts its rings anew. Neither may hold up the others. And the files of that memory are the
+//! holder's: looking at one, or closing it, may wait for ever for a file system that the holder itself serves (FUSE).
+//!
+//! So each such request is done by a child of the steward (fork(2)), which ends when it is done. The child takes the
+//! descriptors from the connection itself: they are never in the steward's own table. It looks at each by
+//! F_GET_SEALS, which asks nobody and only files of tmpfs and hugetlbfs answer (`memfd_file_seals_ptr`, mm/memfd.c), maps
+//! them side by side, and registers them with the socket. Memory that is registered stays so when the child and its
+//! mappings are gone: it belongs to the socket, which the steward has, too.
+//!
+//! What the child could not do comes back over a pipe as two numbers, step and errno, and is read when the child has
+//! ended (pidfd_open(2)). One that is killed, or that the kernel does not let go, says nothing, and hurts the one whose
+//! memory it was: it counts against the errands that its user may have, and its rule. It dies with the steward.
+//!
+//! Before it registers, the child becomes the holder's user, so that the kernel counts the memory for that user, as long
+//! as anybody has a socket with it. And connections are closed by the end of a child ([`close`]).
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::pipe::{PipeFlags, pipe_with};
+
+use crate::protocol::{Refusal, Rings, Step, UmemLayout, enumerated};
+use crate::sys::child::{self, Child, LockedFor};
+
+/// Errands at a time of those to whom one rule of the policy applies, and of one user: there is always one for another.
+pub(super) const OF_A_RULE: usize = 4;
+pub(super) const OF_A_USER: usize = 3;
+
+/// Between two attempts on a queue that is busy.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// What the child is to do.
+pub(super) enum Task<'a> {
+    /// The next message of this connection has the files.
+    Register {
+        connection: BorrowedFd<'a>,
+        umem: &'a UmemLayout,
+        rings: &'a Rings,
+        /// None: it may be as much as there is, or this process cannot have the kernel count it.
+        locked_for: Option<LockedFor>,
+    },
+    /// The same message is refused: its files are to go, in a process that has no other work.
+    Discard {
+        connection: BorrowedFd<'a>,
+    },
+    Bind(Bind),
+}
+
+/// Where a socket is bound.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Bind {
+    pub(super) ifindex: u32,
+    pub(super) queue: u32,
+    pub(super) flags: u16,
+    pub(super) wait: Duration,
+    /// The kernel is to be asked with little memory whether the queue is free, see [`Task::run`].
+    pub(super) probes: bool,
+}
+
+/// What came of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Outcome {
+    Done,
+    Failed {
+        step: Step,
+        errno: u32,
+    },
+    /// The child has not said anything.
+    Lost,
+}
+
+/// What a child could not do.
+#[derive(Debug, Clone, Copy)]
+struct Failure {
+    step: Step,
+    errno: Errno,
+}
+
+type Attempt = Result<(), Failure>;
+
+/// A child at work. Whoever drops it has killed it or seen its outcome before.
+#[derive(Debug)]
+pub(super) struct Errand {
+    child: Child,
+    said: OwnedFd,
+}
+
+/// A socket that has memory and no queue.
+#[derive(Debug)]
+pub(super) struct Registered {
+    pub(super) socket: OwnedFd,
+    /// Of its memory.
+    pub(super) bytes: u64,
+}
+
+/// What a connection waits for.
+#[derive(Debug)]
+pub(super) struct Pending {
+    pub(super) errand: Errand,
+    /// Of the request.
+    pub(super) serial: u32,
+    pub(super) queue: u32,
+    pub(super) registered: Registered,
+    pub(super) step: Pends,
+}
+
+#[derive(Debug)]
+pub(super) enum Pends {
+    Registration,
+    Bind,
+    /// What the answer will be.
+    Refusal(Refusal),
+}
+
+impl Errand {
+    /// Begins it, for this socket.
+    pub(super) fn begin(socket: BorrowedFd<'_>, task: &Task<'_>) -> io::Result<Self> {
+        let (said, says) = pipe_with(PipeFlags::CLOEXEC)?;
+        let connection = match task {
+            Task::Register { connection, .. } | Task::Discard { connection } => *connection,
+            Task::Bind(_) => socket,
+        };
+        let kept = [socket, connection, says.as_fd()];
+        let child = child::begin(kept, || task.report(socket, says.as_fd()))?;
+        Ok(Self { child, said })
+    }
+
+    /// What came of it, once the child has ended, which [`AsFd`] tells; `None` before that.
+    pub(super) fn outcome(&self) -> Option<Outcome> {
+        self.child.has_ended().then(|| self.read())
+    }
+
+    fn read(&self) -> Outcome {
+        let mut said = [0u8; 8];
+        let read = rustix::io::read(&self.said, &mut said);
+        let [step, errno] = zerocopy::transmute!(said);
+        match (read, step, enumerated("step", step)) {
+            (Ok(8), 0, _) => Outcome::Done,
+            (Ok(8), _, Ok(step)) => Outcome::Failed { step, errno },
+            _ => Outcome::Lost,
+        }
+    }
+
+    /// Ends the child; that may take its time.
+    pub(super) fn kill(&self) {
+        self.child.kill();
+    }
+}
+
+impl AsFd for Errand {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.child.as_fd()
+    }
+}
+
+/// Closes a connection by the end of a child that has it last. What nobody has read there goes with it, files of the
+/// holder's perhaps: a process that closes a TCP socket may have to wait until all is sent (SO_LINGER), for as long as
+/// its owner likes, but not one that is about to end (`inet_release`, net/ipv4/af_inet.c).
+pub(super) fn close(connection: OwnedFd) -> Result<Child, Unclosed> {
+    let begun = || {
+        let (closed, closes) = pipe_with(PipeFlags::CLOEXEC)?;
+        let kept = [connection.as_fd(), closed.as_fd(), closed.as_fd()];
+        let child = child::begin(kept, || child::await_close(closed.as_fd()))?;
+        Ok((child, closes))
+    };
+    match begun() {
+        Ok((child, closes)) => {
+            drop(connection);
+            drop(closes);
+            Ok(child)
+        }
+        Err(source) => Err(Unclosed { connection, source }),
+    }
+}
+
+/// A connection that could not be closed.
+pub(super) struct Unclosed {
+    pub(super) connection: OwnedFd,
+    pub(super) source: io::Error,
+}
+
+/// What the child does. It is a copy of a process that may have had other threads: nothing here allocates, locks or
+/// logs.
+impl Task<'_> {
+    fn report(&self, socket: BorrowedFd<'_>, said: BorrowedFd<'_>) {
+        let numbers: [u32; 2] = match self.run(socket) {
+            Ok(()) => [0, 0],
+            Err(Failure { step, errno }) => [step as u32, errno.raw_os_error().cast_unsigned()],
+        };
+        let bytes: [u8; 8] = zerocopy::transmute!(numbers);
+        let _ = rustix::io::write(said, &bytes);
+    }
+
+    fn run(&self, socket: BorrowedFd<'_>) -> Attempt {
+        match self {
+            Self::Register {
+                connection,
+                umem,
+                rings,
+                locked_for,
+            } => {
+                locked_for
+                    .map_or(Ok(()), child::become_user)
+                    .map_err(failed(Step::Register))?;
+                let memory = child::map_parts(*connection, &umem.parts).map_err(failed(Step::Map))?;
+                child::register(socket, memory, umem).map_err(failed(Step::Register))?;
+                child::make_rings(socket, rings).map_err(failed(Step::Rings))
+            }
+            Self::Discard { connection } => child::take_files(*connection)
+                .map(std::mem::forget)
+                .map_err(failed(Step::Map)),
+            Self::Bind(bind) => bind.run(socket).map_err(failed(Step::Bind)),
+        }
+    }
+}
+
+fn failed(step: Step) -> impl Fn(Errno) -> Failure {
+    move |errno| Failure { step, errno }
+}
+
+impl Bind {
+    /// Tries until the time is up. A queue is free an RCU grace period after its last socket was closed; an attempt
+    /// before that fails, but for much memory only after the kernel has made its tables for all chunks, which takes
+    /// longer than the grace period. So a socket with one chunk asks first, for what the driver does not have: that is
+    /// refused after the look at who has the queue (`xp_assign_dev`, net/xdp/xsk_buff_pool.c).
+    fn run(&self, socket: BorrowedFd<'_>) -> Result<(), Errno> {
+        let deadline = Instant::now() + self.wait;
+        let pause = || {
+            let goes_on = Instant::now() < deadline;
+            if goes_on {
+                std::thread::sleep(PAUSE);
+            }
+            goes_on
+        };
+        if self.probes
+            && let Ok(probe) = child::probe()
+        {
+            let nothing = child::ZERO_COPY_IN_PIECES;
+            while child::bind(probe.as_fd(), self.ifindex, self.queue, nothing) == Err(Errno::BUSY) && pause()
+            {
+            }
+        }
+        loop {
+            match child::bind(socket, self.ifindex, self.queue, self.flags) {
+                Err(Errno::BUSY) if pause() => {}
+                result => return result,
+            }
+        }
+    }
+}

@@ -1,0 +1,419 @@
+//! Sockets of leases: memory and rings for one, then its bind, each an [`Errand`]; and how much memory a user may have
+//! in them.
+//!
+//! A holder has one such request under way at a time; its further ones wait on its connection, as do those of a rule
+//! under which there are as many errands as there may be. A socket is the steward's alone until it is bound.
+//!
+//! Before Linux 6.4 nobody can map the rings of a socket that is bound. There it is handed over as soon as it has memory,
+//! and its holder binds it.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use steer::with_sources;
+use xsk::PreferNode;
+
+use super::connection::{Connection, Held, Reply};
+use super::errand::{self, Bind, Errand, Outcome, Pending, Pends, Registered, Task};
+use super::{Answered, Server, hands_over_bound};
+use crate::protocol::{Answer, Reason, Refusal, Request, Rings, Step, UmemLayout};
+use crate::sys::{self, child::LockedFor};
+
+/// Beyond so much memory it takes longer to try a bind than to ask before whether the queue is free, bytes.
+const LARGE: u64 = 64 << 20;
+/// Of one socket's memory, for those who have it in their own chunks: most that a lease takes for a queue, bytes.
+pub(super) const OF_A_QUEUE: u64 = 16 << 20;
+
+const NO_SOCKET: &str = "no AF_XDP socket (the steward needs CAP_NET_RAW and descriptors)";
+/// What the kernel counts is more than what [`Server::check_memory`] knows of.
+const LOCKED: &str = "sockets that this user has kept hold as much memory as the policy allows it, and other locked \
+                      memory of the user counts, too: end what holds it, or raise `memlock` in the rule";
+
+/// An errand of a holder that is gone.
+#[derive(Debug)]
+pub(super) struct LostErrand {
+    uid: u32,
+    /// Of the policy, as long as that is the same.
+    pub(super) rule: Option<usize>,
+    bytes: u64,
+    pub(super) errand: Errand,
+}
+
+impl Server {
+    /// Does what the next message on a connection asks for, which is still to be taken, if there may be one more errand
+    /// under its rule; else it waits.
+    pub(super) fn run_errand(&mut self, number: u64, bytes: &[u8]) {
+        let Some(connection) = self.connections.get_mut(&number) else {
+            return;
+        };
+        let (uid, rule) = (connection.peer.uid, connection.charged());
+        if !self.has_room_for_errand(uid, rule) {
+            if let Some(connection) = self.connections.get_mut(&number) {
+                connection.waits = true;
+            }
+            return;
+        }
+        let (serial, request) = match Request::decode(bytes) {
+            Ok(decoded) => decoded,
+            Err(malformed) => return self.end(number, Some(malformed)),
+        };
+        let begun = match &request {
+            Request::Register { queue, umem, rings } => self.register(number, *queue, umem, rings),
+            Request::Bind {
+                queue,
+                flags,
+                wait_ms,
+            } => self.bind(number, *queue, *flags, *wait_ms),
+            _ => return,
+        };
+        // A child takes the files of a registration, and the message with them.
+        let begun = match request {
+            Request::Register { .. } => begun.or_else(|refusal| self.discard(number, refusal)),
+            _ => begun,
+        };
+        let Some(connection) = self.connections.get_mut(&number) else {
+            return;
+        };
+        match (begun, request) {
+            (Ok(pending), Request::Register { .. }) => {
+                connection.pending = Some(Pending { serial, ..pending });
+            }
+            (Err(refusal), Request::Register { .. }) => self.revoke(number, refusal),
+            (begun, _) => {
+                connection.discard();
+                match begun {
+                    Ok(pending) => connection.pending = Some(Pending { serial, ..pending }),
+                    Err(refusal) => self.reply(number, serial, Err(refusal)),
+                }
+            }
+        }
+    }
+
+    /// A child takes what comes with a connection's request, which is refused. There are descriptors for it, in the
+    /// reserve at least.
+    fn discard(&mut self, number: u64, refusal: Refusal) -> Result<Pending, Refusal> {
+        let connection = self.connections.get(&number).ok_or_else(super::no_lease)?;
+        let begin = || {
+            let socket = sys::new_xdp_socket()?;
+            let task = Task::Discard {
+                connection: connection.as_fd(),
+            };
+            let errand = Errand::begin(socket.as_fd(), &task)?;
+            Ok((socket, errand))
+        };
+        let begun = begin().or_else(|_: io::Error| {
+            self.reserve.clear();
+            begin()
+        });
+        let (socket, errand) = begun.map_err(|error| no_process(&error))?;
+        Ok(Pending {
+            errand,
+            serial: 0,
+            queue: 0,
+            registered: Registered { socket, bytes: 0 },
+            step: Pends::Refusal(refusal),
+        })
+    }
+
+    /// Whether a user may have one more errand, and a rule of the policy.
+    fn has_room_for_errand(&self, uid: u32, rule: Option<usize>) -> bool {
+        let pending = self.connections.values();
+        let pending = pending.filter(|connection| connection.pending.is_some());
+        let lost = self.lost_errands.iter();
+        let users = pending.clone().map(|other| other.peer.uid);
+        let users = users.chain(lost.clone().map(|lost| lost.uid));
+        let rules = pending.map(Connection::charged).chain(lost.map(|lost| lost.rule));
+        users.filter(|&other| other == uid).count() < errand::OF_A_USER
+            && (rule.is_none() || rules.filter(|&other| other == rule).count() < errand::OF_A_RULE)
+    }
+
+    /// Memory that a user's errands are about, bytes.
+    fn bytes_under_way(&self, uid: u32) -> u64 {
+        let theirs = self.connections.values().filter(|other| other.peer.uid == uid);
+        let pending = theirs.filter_map(|other| other.pending.as_ref());
+        let lost = self.lost_errands.iter().filter(|lost| lost.uid == uid);
+        let bytes = pending.map(|pending| pending.registered.bytes);
+        bytes.chain(lost.map(|lost| lost.bytes)).sum()
+    }
+
+    /// What a connection waited for is of no use any more.
+    pub(super) fn lose_errand(&mut self, connection: &mut Connection) {
+        let rule = connection.charged();
+        if let Some(pending) = connection.pending.take() {
+            pending.errand.kill();
+            self.lost_errands.push(LostErrand {
+                uid: connection.peer.uid,
+                rule,
+                bytes: pending.registered.bytes,
+                errand: pending.errand,
+            });
+        }
+    }
+
+    fn holder(&self, number: u64, queue: u32) -> Result<(&Connection, &Held), Refusal> {
+        let connection = self.connections.get(&number).ok_or_else(super::no_lease)?;
+        let held = connection.held.as_ref().ok_or_else(super::no_lease)?;
+        held.check(queue)?;
+        Ok((connection, held))
+    }
+
+    fn register(
+        &mut self,
+        number: u64,
+        queue: u32,
+        umem: &UmemLayout,
+        rings: &Rings,
+    ) -> Result<Pending, Refusal> {
+        let bytes = umem.len_bytes();
+        if self.check_memory(number, queue, bytes).is_err() {
+            self.forget_closed(number);
+            self.check_memory(number, queue, bytes)?;
+        }
+        let (connection, held) = self.holder(number, queue)?;
+        let socket = new_socket(self.policy.busy_poll(held.rule))?;
+        if !hands_over_bound() {
+            let interface = self.interfaces.get(&held.interface).ok_or_else(super::no_lease)?;
+            sys::confine(socket.as_fd(), interface.link.index)
+                .map_err(|error| kernel("cannot confine the socket", &error))?;
+        }
+        let task = Task::Register {
+            connection: connection.as_fd(),
+            umem,
+            rings,
+            locked_for: self.locked_for(connection.peer.uid, held.rule),
+        };
+        // Its rings are on the NIC's NUMA node.
+        let node = self
+            .interfaces
+            .get(&held.interface)
+            .and_then(|interface| interface.link.node);
+        let near = node.and_then(PreferNode::begin);
+        let errand = Errand::begin(socket.as_fd(), &task).map_err(|error| no_process(&error))?;
+        drop(near);
+        Ok(Pending {
+            errand,
+            serial: 0,
+            queue,
+            registered: Registered { socket, bytes },
+            step: Pends::Registration,
+        })
+    }
+
+    /// What a user may have in sockets under a rule, bytes.
+    fn allowed_memory(&self, uid: u32, rule: usize) -> u64 {
+        let theirs = self.all_leases().filter(|lease| lease.peer.uid == uid);
+        let queues: u64 = theirs.map(|lease| u64::from(lease.held.wanted.queues)).sum();
+        self.policy.memory(rule).unwrap_or(queues * OF_A_QUEUE)
+    }
+
+    /// Whether the kernel is to count a user's memory, and how much it may be: twice what the policy says, as a queue that
+    /// goes from one memory to another has both for a moment. It counts for whom it may limit only.
+    fn locked_for(&self, uid: u32, rule: usize) -> Option<LockedFor> {
+        let allowed = self.allowed_memory(uid, rule);
+        let bytes = allowed.saturating_mul(2);
+        sys::can_limit_memory(bytes).then_some(LockedFor { uid, bytes })
+    }
+
+    /// Whether the kernel counts what is registered for this connection.
+    fn is_counted(&self, number: u64) -> bool {
+        let connection = self.connections.get(&number);
+        let counted = connection.and_then(|connection| {
+            let rule = connection.charged()?;
+            self.locked_for(connection.peer.uid, rule)
+        });
+        counted.is_some()
+    }
+
+    fn bind(&mut self, number: u64, queue: u32, flags: u32, wait_ms: u32) -> Result<Pending, Refusal> {
+        let at = self.holder(number, queue)?.1.interface;
+        let interface = self.interfaces.get_mut(&at).ok_or_else(super::no_lease)?;
+        interface.program()?;
+        let (registered, sends) = (interface.sockets.take_registered(queue)?, interface.sends);
+        let task = Task::Bind(Bind {
+            ifindex: interface.link.index,
+            queue,
+            flags: u16::try_from(flags).unwrap_or(0),
+            wait: Duration::from_millis(wait_ms.into()),
+            probes: registered.bytes > LARGE && sends.most_pieces <= 1,
+        });
+        match Errand::begin(registered.socket.as_fd(), &task) {
+            Ok(errand) => Ok(Pending {
+                errand,
+                serial: 0,
+                queue,
+                registered,
+                step: Pends::Bind,
+            }),
+            Err(error) => {
+                interface.sockets.put_registered(queue, registered);
+                Err(no_process(&error))
+            }
+        }
+    }
+
+    /// Looks whose errands are done, and answers.
+    pub(super) fn end_errands(&mut self) {
+        let lost = self.lost_errands.len();
+        self.lost_errands.retain(|lost| lost.errand.outcome().is_none());
+        let mut done = Vec::new();
+        for (&number, connection) in &mut self.connections {
+            if let Some(pending) = connection.pending.take() {
+                match pending.errand.outcome() {
+                    None => connection.pending = Some(pending),
+                    Some(outcome) => done.push((number, pending, outcome)),
+                }
+            }
+        }
+        if done.is_empty() && self.lost_errands.len() == lost {
+            return;
+        }
+        for (number, pending, outcome) in done {
+            let serial = pending.serial;
+            // The child has not even taken the message, which may have files.
+            let is_left = |connection: &Connection| connection.has_request(serial);
+            if outcome == Outcome::Lost && self.connections.get(&number).is_some_and(is_left) {
+                self.revoke(
+                    number,
+                    Refusal::new(Reason::Kernel, "no process for it: connect again"),
+                );
+                continue;
+            }
+            let answered = self.conclude(number, pending, outcome);
+            self.reply(number, serial, answered);
+        }
+        // There is room now.
+        for connection in self.connections.values_mut() {
+            connection.waits = false;
+        }
+    }
+
+    fn conclude(&mut self, number: u64, pending: Pending, outcome: Outcome) -> Answered {
+        let is_counted = self.is_counted(number);
+        let Pending {
+            queue,
+            registered,
+            step,
+            ..
+        } = pending;
+        let connection = self.connections.get_mut(&number).ok_or_else(super::no_lease)?;
+        let held = connection.held.as_ref().ok_or_else(super::no_lease)?;
+        let interface = self.interfaces.get_mut(&held.interface);
+        let interface = interface.ok_or_else(super::no_lease)?;
+        match (outcome, step) {
+            (_, Pends::Refusal(refusal)) => Err(refusal),
+            (Outcome::Lost, _) => {
+                let text = "the process that was to do it has ended too early (out of memory?): try again";
+                Err(Refusal::new(Reason::Kernel, text))
+            }
+            (Outcome::Failed { step, errno }, Pends::Registration)
+                if is_counted
+                    && step == Step::Register
+                    && errno == Errno::NOBUFS.raw_os_error().cast_unsigned() =>
+            {
+                Err(Refusal::new(Reason::Memlock, LOCKED))
+            }
+            (Outcome::Failed { step, errno }, Pends::Registration) => {
+                Ok(Answer::Failed { step, errno }.into())
+            }
+            (Outcome::Failed { step, errno }, Pends::Bind) => {
+                interface.sockets.put_registered(queue, registered);
+                Ok(Answer::Failed { step, errno }.into())
+            }
+            (Outcome::Done, Pends::Registration) if hands_over_bound() => {
+                interface.sockets.put_registered(queue, registered);
+                Ok(Answer::Done.into())
+            }
+            (Outcome::Done, _) => {
+                interface.place(queue, registered.socket.as_fd())?;
+                interface.sockets.note_bound(queue, registered.bytes);
+                Ok(Reply {
+                    answer: Answer::Done,
+                    socket: Some(registered.socket),
+                })
+            }
+        }
+    }
+
+    /// Looks which sockets of a connection's user are closed by now: their memory counts no more.
+    fn forget_closed(&mut self, number: u64) {
+        let Some(uid) = self
+            .connections
+            .get(&number)
+            .map(|connection| connection.peer.uid)
+        else {
+            return;
+        };
+        let Ok(other) = ring_alone() else {
+            return;
+        };
+        let theirs = self.all_leases().filter(|lease| lease.peer.uid == uid);
+        let theirs = theirs.map(|lease| (lease.held.interface, lease.held.wanted.range()));
+        for (at, queues) in theirs.collect::<Vec<_>>() {
+            if let Some(interface) = self.interfaces.get_mut(&at) {
+                interface.forget_closed(queues, other.as_fd());
+            }
+        }
+    }
+
+    /// Whether a user may have so much memory in the socket of this queue, beside what it has in those of others.
+    ///
+    /// Of a queue's two sockets, the one in use and the one that is to follow, only the larger counts: at most one of
+    /// them is bound.
+    fn check_memory(&self, number: u64, queue: u32, bytes: u64) -> Result<(), Refusal> {
+        let (connection, held) = self.holder(number, queue)?;
+        let uid = connection.peer.uid;
+        let theirs = self.all_leases().filter(|lease| lease.peer.uid == uid);
+        let mut used = self.bytes_under_way(uid);
+        for lease in theirs {
+            let Some(interface) = self.interfaces.get(&lease.held.interface) else {
+                continue;
+            };
+            let others = lease.held.wanted.range();
+            let others = others.filter(|&other| (lease.held.interface, other) != (held.interface, queue));
+            let of_others: u64 = others.map(|other| interface.sockets.bytes(other)).sum();
+            used = used.saturating_add(of_others);
+        }
+        let allowed = self.allowed_memory(uid, held.rule);
+        if used.saturating_add(bytes) <= allowed {
+            return Ok(());
+        }
+        let kib = |bytes: u64| bytes.div_ceil(1024);
+        let text = format!(
+            "queue {queue} is to have {} KiB of memory, which makes {} KiB with user {uid}'s other queues, and rule {} \
+             of the policy allows {} KiB: raise its `memlock`, or ask for less (fewer queues, memory=copy)",
+            kib(bytes),
+            kib(used.saturating_add(bytes)),
+            held.rule + 1,
+            allowed / 1024,
+        );
+        Err(Refusal::new(Reason::Memlock, text))
+    }
+}
+
+/// A socket for [`Program::has_socket`](steer::Program::has_socket).
+fn ring_alone() -> io::Result<OwnedFd> {
+    let socket = sys::new_xdp_socket()?;
+    rustix::net::sockopt::set_xdp_rx_ring_size(&socket, 1)?;
+    Ok(socket)
+}
+
+/// A new socket. `busy_poll`: it may poll the driver, so many frames at a time at most.
+fn new_socket(busy_poll: Option<u16>) -> Result<OwnedFd, Refusal> {
+    let socket = sys::new_xdp_socket().map_err(|error| kernel(NO_SOCKET, &error))?;
+    if let Some(budget) = busy_poll {
+        sys::allow_busy_poll(socket.as_fd(), budget)
+            .map_err(|error| kernel("cannot let the socket poll the driver (Linux 5.11)", &error))?;
+    }
+    Ok(socket)
+}
+
+fn kernel(what: &str, error: &dyn std::error::Error) -> Refusal {
+    Refusal::new(Reason::Kernel, format!("{what}: {}", with_sources(error)))
+}
+
+fn no_process(error: &io::Error) -> Refusal {
+    let text = format!("no process for it (the steward's TasksMax, or memory): {error}");
+    Refusal::new(Reason::Kernel, text)
+}

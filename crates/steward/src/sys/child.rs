@@ -1,0 +1,291 @@
+//! A child of this process, and what it does: it takes files from a connection, maps them, and makes and binds an
+//! AF_XDP socket. No function here allocates: the child of a process with several threads must not.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::ptr;
+
+use rustix::fs::{SeekFrom, fcntl_get_seals, fstatfs, seek};
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous};
+use rustix::net::xdp::{SocketAddrXdp, SocketAddrXdpFlags, XdpUmemReg, XdpUmemRegFlags};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg, sockopt};
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::{
+    Pid, PidfdFlags, Resource, Rlimit, Signal, Uid, WaitOptions, getpid, getppid, kill_process, pidfd_open,
+    set_parent_process_death_signal, setrlimit, waitpid,
+};
+use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities, set_thread_res_uid};
+
+use super::new_xdp_socket;
+use crate::protocol::{PARTS_MAX, Part, Rings, UmemLayout};
+
+/// Parts are mapped from a multiple of this on: the largest page there is, bytes. So each lies on one of its own pages,
+/// if those with the largest pages come first.
+const LARGEST_PAGE: usize = 1 << 30;
+/// Memory of a socket that only asks: one chunk, bytes.
+const PROBE_BYTES: u32 = 4096;
+/// What is asked for with it: `XDP_ZEROCOPY | XDP_USE_SG`, include/uapi/linux/if_xdp.h.
+pub(crate) const ZERO_COPY_IN_PIECES: u16 = 1 << 2 | 1 << 4;
+
+/// Ends the process, also where it would unwind into what is its parent's to do.
+struct Exit;
+
+impl Drop for Exit {
+    fn drop(&mut self) {
+        // SAFETY: it ends this process, and runs nothing before that.
+        unsafe { libc::_exit(0) }
+    }
+}
+
+/// A child that has these descriptors and no others, does this, and ends; it ends, too, when this thread does.
+///
+/// It is waited for until it has closed the others: so none that is closed here afterwards is closed for good there,
+/// where that may take long.
+pub(crate) fn begin(kept: [BorrowedFd<'_>; 3], work: impl FnOnce()) -> io::Result<Child> {
+    // So that there is a number free for the child's pidfd.
+    let spare = kept[0].try_clone_to_owned()?;
+    let (closed, closing) = pipe_with(PipeFlags::CLOEXEC)?;
+    let [first, second, third] = kept.map(|fd| fd.as_raw_fd());
+    let mut kept = [first, second, third, closing.as_raw_fd()];
+    kept.sort_unstable();
+    let parent = getpid();
+    // SAFETY: the child calls nothing that allocates or takes a lock, and never returns from the block.
+    match unsafe { libc::fork() } {
+        0 => {
+            let exit = Exit;
+            if die_with(parent).is_ok() {
+                close_others(&kept);
+                drop(closing);
+                work();
+            }
+            drop(exit);
+            unreachable!("the process has ended")
+        }
+        child => {
+            let failed = io::Error::last_os_error();
+            let child = Pid::from_raw(child).filter(|_| child > 0).ok_or(failed)?;
+            drop((closing, spare));
+            let _ = rustix::io::retry_on_intr(|| rustix::io::read(&closed, &mut [0u8; 1]));
+            // It is not waited for: it may hang already.
+            let end = pidfd_open(child, PidfdFlags::empty()).inspect_err(|_| {
+                let _ = kill_process(child, Signal::KILL);
+            })?;
+            Ok(Child { pid: child, end })
+        }
+    }
+}
+
+/// This process ends when that one does, which is its parent.
+fn die_with(parent: Pid) -> Result<(), Errno> {
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    // It may have ended before.
+    match getppid() == Some(parent) {
+        true => Ok(()),
+        false => Err(Errno::SRCH),
+    }
+}
+
+/// A child at work.
+#[derive(Debug)]
+pub(crate) struct Child {
+    pid: Pid,
+    /// Readable when it has ended.
+    end: OwnedFd,
+}
+
+impl Child {
+    /// Whether it has ended, which [`AsFd`] tells.
+    pub(crate) fn has_ended(&self) -> bool {
+        !matches!(waitpid(Some(self.pid), WaitOptions::NOHANG), Ok(None))
+    }
+
+    /// Ends it; that may take its time.
+    pub(crate) fn kill(&self) {
+        let _ = kill_process(self.pid, Signal::KILL);
+    }
+}
+
+impl AsFd for Child {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.end.as_fd()
+    }
+}
+
+/// Whose locked memory it is that this process registers, and how much that user may have in all, bytes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LockedFor {
+    pub(crate) uid: u32,
+    pub(crate) bytes: u64,
+}
+
+/// This process becomes that user's, without any privilege. So the kernel counts what it registers for that user, until
+/// the last socket that uses it is gone, whoever has that (`xdp_umem_account_pages`, net/xdp/xdp_umem.c).
+pub(crate) fn become_user(of: LockedFor) -> Result<(), Errno> {
+    let parent = getppid().ok_or(Errno::SRCH)?;
+    let limit = Rlimit {
+        current: Some(of.bytes),
+        maximum: Some(of.bytes),
+    };
+    setrlimit(Resource::Memlock, limit)?;
+    let uid = Uid::from_raw(of.uid);
+    set_thread_res_uid(uid, uid, uid)?;
+    let none = CapabilitySets {
+        effective: CapabilitySet::empty(),
+        permitted: CapabilitySet::empty(),
+        inheritable: CapabilitySet::empty(),
+    };
+    set_capabilities(None, none)?;
+    // It is lost with the change of the user (prctl(2)).
+    die_with(parent)
+}
+
+/// Ends when the other end of this pipe is closed.
+pub(crate) fn await_close(pipe: BorrowedFd<'_>) {
+    let _ = rustix::io::retry_on_intr(|| rustix::io::read(pipe, &mut [0u8; 1]));
+}
+
+/// Closes all descriptors but these, which are in order.
+fn close_others(kept: &[RawFd]) {
+    let mut from = 0;
+    for &fd in kept {
+        if fd > from {
+            close_range(from, fd - 1);
+        }
+        from = from.max(fd + 1);
+    }
+    close_range(from, RawFd::MAX);
+}
+
+fn close_range(first: RawFd, last: RawFd) {
+    // SAFETY: the owners of these descriptors are in the parent, whose table is another one.
+    unsafe { libc::close_range(first.cast_unsigned(), last.cast_unsigned(), 0) };
+}
+
+/// Maps the files of the connection's next message side by side; where. They stay mapped until the process ends.
+/// Errors: EINVAL for a file that is not of tmpfs or hugetlbfs, or a part that does not consist of its pages; EBADMSG if
+/// there are not as many files as parts; ENODATA for pages that nobody has made yet: they would be made here, and charged
+/// to us.
+pub(crate) fn map_parts(connection: BorrowedFd<'_>, parts: &[Part]) -> Result<u64, Errno> {
+    let files = take_files(connection)?;
+    let count = files.iter().flatten().count();
+    if count != parts.len() {
+        return Err(Errno::BADMSG);
+    }
+    let len: u64 = parts.iter().map(|part| part.len).sum();
+    let len = usize::try_from(len).map_err(|_| Errno::NOMEM)?;
+    // Of hugetlbfs whole pages are mapped, also for a last part that is less.
+    let room = len.checked_add(2 * LARGEST_PAGE).ok_or(Errno::NOMEM)?;
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
+    let start = unsafe { mmap_anonymous(ptr::null_mut(), room, ProtFlags::empty(), flags) }?.cast::<u8>();
+    let base = start.wrapping_add(start.align_offset(LARGEST_PAGE));
+    let mut at = base;
+    for (number, (file, part)) in files.iter().flatten().zip(parts).enumerate() {
+        check_part(file, part, number + 1 == count)?;
+        let (protection, flags) = (
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::SHARED | MapFlags::FIXED,
+        );
+        let len = usize::try_from(part.len).map_err(|_| Errno::NOMEM)?;
+        // SAFETY: at..at+len lies in the reservation, behind what was mapped before; nothing refers to it.
+        unsafe { mmap(at.cast(), len, protection, flags, file, part.file_offset) }?;
+        at = at.wrapping_add(len);
+    }
+    // Enters pages that are there already, many at a time; pinning them takes a fault for each.
+    // SAFETY: base..base+len was mapped just now; the advice changes no content.
+    let _ = unsafe { madvise(base.cast(), len, Advice::LinuxPopulateRead) };
+    std::mem::forget(files);
+    Ok(base as u64)
+}
+
+/// None of its pages may lie outside of the reservation, or in the next part.
+fn check_part(file: &OwnedFd, part: &Part, is_last: bool) -> Result<(), Errno> {
+    // First, because it asks no file system that somebody serves.
+    fcntl_get_seals(file)?;
+    let page = u64::try_from(fstatfs(file)?.f_bsize).unwrap_or(0).max(1);
+    let is_whole = part.len.is_multiple_of(page) || is_last;
+    if page > LARGEST_PAGE as u64 || !part.file_offset.is_multiple_of(page) || !is_whole {
+        return Err(Errno::INVAL);
+    }
+    let end = part.file_offset.checked_add(part.len).ok_or(Errno::INVAL)?;
+    match seek(file, SeekFrom::Hole(part.file_offset)) {
+        Ok(hole) if hole < end => Err(Errno::NODATA),
+        // Beyond the end of the file there is nothing to pin either.
+        Ok(_) | Err(Errno::NXIO) => Ok(()),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// The files that come with the connection's next message.
+pub(crate) fn take_files(connection: BorrowedFd<'_>) -> Result<[Option<OwnedFd>; PARTS_MAX], Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(PARTS_MAX))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut bytes = [0; 1];
+    let mut iov = [io::IoSliceMut::new(&mut bytes)];
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    recvmsg(connection, &mut iov, &mut control, flags)?;
+    let mut files = [const { None }; PARTS_MAX];
+    let mut places = files.iter_mut();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            for file in rights {
+                *places.next().ok_or(Errno::BADMSG)? = Some(file);
+            }
+        }
+    }
+    Ok(files)
+}
+
+/// Registers memory that is mapped there with a socket.
+pub(crate) fn register(socket: BorrowedFd<'_>, address: u64, umem: &UmemLayout) -> Result<(), Errno> {
+    let registration = XdpUmemReg {
+        addr: address,
+        len: umem.len_bytes(),
+        chunk_size: umem.chunk_bytes,
+        headroom: umem.headroom_bytes,
+        flags: XdpUmemRegFlags::from_bits_retain(umem.flags),
+        tx_metadata_len: umem.tx_metadata_bytes,
+    };
+    sockopt::set_xdp_umem_reg(socket, registration)
+}
+
+/// Makes a socket's rings.
+pub(crate) fn make_rings(socket: BorrowedFd<'_>, rings: &Rings) -> Result<(), Errno> {
+    sockopt::set_xdp_umem_fill_ring_size(socket, rings.fill)?;
+    sockopt::set_xdp_umem_completion_ring_size(socket, rings.completion)?;
+    sockopt::set_xdp_rx_ring_size(socket, rings.rx)?;
+    sockopt::set_xdp_tx_ring_size(socket, rings.tx)
+}
+
+/// A socket with memory for one frame, which asks for a queue and is not to get it.
+pub(crate) fn probe() -> Result<OwnedFd, Errno> {
+    let socket = new_xdp_socket()?;
+    let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+    // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
+    let memory = unsafe { mmap_anonymous(ptr::null_mut(), PROBE_BYTES as usize, protection, flags) }?;
+    let registration = XdpUmemReg {
+        addr: memory as u64,
+        len: PROBE_BYTES.into(),
+        chunk_size: PROBE_BYTES,
+        headroom: 0,
+        flags: XdpUmemRegFlags::empty(),
+        tx_metadata_len: 0,
+    };
+    sockopt::set_xdp_umem_reg(&socket, registration)?;
+    let least = Rings {
+        fill: 1,
+        completion: 1,
+        rx: 1,
+        tx: 1,
+    };
+    make_rings(socket.as_fd(), &least)?;
+    Ok(socket)
+}
+
+/// Binds a socket to a queue.
+pub(crate) fn bind(socket: BorrowedFd<'_>, ifindex: u32, queue: u32, flags: u16) -> Result<(), Errno> {
+    let address = SocketAddrXdp::new(SocketAddrXdpFlags::from_bits_retain(flags), ifindex, queue);
+    rustix::net::bind(socket, &address)
+}
