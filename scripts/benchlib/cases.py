@@ -132,13 +132,14 @@ def cable(size):
 class PairsCase(Case):
     """Several queue pairs; see pairs.py."""
 
-    references = ("dpdk", "dpdk-both")
+    references = ("copy", "dpdk")
     shown = (("least queue %", "least_queue_percent"),)
     only_by_name = True
 
     def __init__(self, direction, count):
         take = lambda run, who: pairs.take(run, who, direction, count)  # noqa: E731
-        super().__init__(f"pairs/{count}/{direction}", list(pairs.CONTENDERS), "mpps", take)
+        contenders = [*pairs.OURS, *(pairs.DPDK if count == 1 else ())]
+        super().__init__(f"pairs/{count}/{direction}", contenders, "mpps", take)
 
 
 class ForwardCase(Case):

@@ -1,6 +1,6 @@
 """Several queue pairs over as many queues of a NIC, on one CPU or on both.
 
-*copy*, *direct* and *dpdk* have the back end's CPU alone, one thread for all pairs. *-both* have a second thread on the guest's CPU, which it
+*copy*, *direct* and *dpdk* (one pair only) have the back end's CPU alone, one thread for all pairs. *-both* have a second thread on the guest's CPU, which it
 shares with the guest that polls there. From the guest its testpmd fills one transmit queue after the other, and pair N sends by queue N. To the
 guest come 1024 flows of UDP that testkit's example `flows` sends: the kernel chooses a queue for each by its hash, as a NIC would (RSS). `least_queue_percent`
 says how even that is: what the queue with the fewest frames has of its share, as the guest counted.
@@ -12,7 +12,9 @@ from . import example, measure, ours, testpmd
 from .net import Veth
 from .process import Process
 
-CONTENDERS = ("copy", "direct", "dpdk", "copy-both", "direct-both", "dpdk-both")
+OURS = ("copy", "direct", "copy-both", "direct-both")
+# Its driver takes a veth to have one queue, as that tells no combined channels (`xdp_get_channels_info`, drivers/net/af_xdp of DPDK 22.11).
+DPDK = ("dpdk", "dpdk-both")
 FLOWS = 1024
 
 
@@ -44,7 +46,7 @@ def backend_on(run, contender, path, veth, pairs):
     name = contender.removesuffix("-both")
     cpus = [run.backend_cpu] if name == contender else [run.backend_cpu, run.guest_cpu]
     if name == "dpdk":
-        return testpmd.peer_on_nic(run, cpus, path, veth.nic, veth.near, queues=pairs)
+        return testpmd.peer_on_nic(run, cpus, path, veth.nic, veth.near)
     listed = ",".join(map(str, cpus))
     return ours.daemon(run, listed, path, name, veth.nic, veth.near, pairs, further=["--workers", str(len(cpus))])
 

@@ -92,11 +92,10 @@ def light_guest(run, cpu, socket_path, size, packed=False):
     return Testpmd(run, "guest", cpu, vdevs, ["--forward-mode=io"])
 
 
-def peer_on_nic(run, cpus, socket_path, interface, netns, client=False, queues=1):
+def peer_on_nic(run, cpus, socket_path, interface, netns, client=False):
     """The peer in our place: vhost on one side, AF_XDP on the other. As `client` it connects to the guest."""
-    vdevs = [f"net_vhost0,iface={socket_path},queues={queues},client={int(client)}"]
-    vdevs += [f"net_af_xdp0,iface={interface},queue_count={queues}"]
-    return Testpmd(run, "peer", cpus, vdevs, ["--forward-mode=io", f"--rxq={queues}", f"--txq={queues}"], netns)
+    vdevs = [f"net_vhost0,iface={socket_path},queues=1,client={int(client)}", f"net_af_xdp0,iface={interface}"]
+    return Testpmd(run, "peer", cpus, vdevs, ["--forward-mode=io"], netns)
 
 
 def peer_on_null(run, cpu, socket_path, size, makes_frames):
