@@ -22,11 +22,14 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
+#[cfg(not(loom))]
 use rustix::io::Errno;
 use rustix::net::xdp::XdpUmemRegFlags;
+#[cfg(not(loom))]
 use rustix::process::{Resource, getrlimit};
 
 use crate::codec::{ADDRESS_MASK, AddressCodec};
+#[cfg(not(loom))]
 use crate::error::OpenError;
 use crate::frame::Frame;
 use crate::memory::{UmemMemory, View};
@@ -390,6 +393,7 @@ impl Umem {
     }
 
     /// What the kernel's answer to its registration means.
+    #[cfg(not(loom))]
     pub fn refusal(&self, error: &io::Error) -> OpenError {
         let (address, len_bytes) = (self.address(), self.len());
         match Errno::from_io_error(error) {
