@@ -164,9 +164,9 @@ impl Queue {
     /// # Panics
     /// If the queue was reset, which has no chains; in debug builds, if more is used of a packed ring than was taken: bugs
     /// of the caller's.
-    #[inline]
+    #[inline(always)]
     pub fn push_used(&mut self, id: ChainId, len: u32) {
-        // Once a frame: an arm that ends costs nothing, and one that does nothing does.
+        // Once a frame: an arm that ends costs nothing, and one that does nothing does; so does a call.
         of_either!(self, ring => ring.push_used(id, len), reset => nothing_was_taken());
     }
 
