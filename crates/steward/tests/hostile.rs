@@ -516,7 +516,8 @@ fn memory_that_a_holder_keeps_counts() {
     }
 }
 
-/// Of hugetlbfs a whole page is mapped, also for less of it: never over what is the child's own.
+/// Of hugetlbfs a whole page is mapped, also for less of it. The kernel refuses such parts, too, where another follows; what
+/// may lie behind the last one is reserved (`map_parts`, src/sys/child.rs), which this cannot show.
 #[test]
 fn parts_that_end_within_a_page_are_refused() {
     require!(Root);

@@ -113,7 +113,10 @@ pub(super) struct Pending {
 
 #[derive(Debug)]
 pub(super) enum Pends {
-    Registration,
+    Registration {
+        /// By the kernel, for the holder's user.
+        is_counted: bool,
+    },
     Bind,
     /// What the answer will be.
     Refusal(Refusal),

@@ -69,25 +69,21 @@ impl Server {
             _ => return,
         };
         // A child takes the files of a registration, and the message with them.
-        let begun = match request {
-            Request::Register { .. } => begun.or_else(|refusal| self.discard(number, refusal)),
-            _ => begun,
+        let has_files = matches!(request, Request::Register { .. });
+        let begun = match has_files {
+            true => begun.or_else(|refusal| self.discard(number, refusal)),
+            false => begun,
         };
         let Some(connection) = self.connections.get_mut(&number) else {
             return;
         };
-        match (begun, request) {
-            (Ok(pending), Request::Register { .. }) => {
-                connection.pending = Some(Pending { serial, ..pending });
-            }
-            (Err(refusal), Request::Register { .. }) => self.revoke(number, refusal),
-            (begun, _) => {
-                connection.discard();
-                match begun {
-                    Ok(pending) => connection.pending = Some(Pending { serial, ..pending }),
-                    Err(refusal) => self.reply(number, serial, Err(refusal)),
-                }
-            }
+        if !has_files {
+            connection.discard();
+        }
+        match begun {
+            Ok(pending) => connection.pending = Some(Pending { serial, ..pending }),
+            Err(refusal) if has_files => self.revoke(number, refusal),
+            Err(refusal) => self.reply(number, serial, Err(refusal)),
         }
     }
 
@@ -178,11 +174,12 @@ impl Server {
             sys::confine(socket.as_fd(), interface.link.index)
                 .map_err(|error| kernel("cannot confine the socket", &error))?;
         }
+        let locked_for = self.locked_for(connection.peer.uid, held.rule);
         let task = Task::Register {
             connection: connection.as_fd(),
             umem,
             rings,
-            locked_for: self.locked_for(connection.peer.uid, held.rule),
+            locked_for,
         };
         // Its rings are on the NIC's NUMA node.
         let node = self
@@ -197,7 +194,9 @@ impl Server {
             serial: 0,
             queue,
             registered: Registered { socket, bytes },
-            step: Pends::Registration,
+            step: Pends::Registration {
+                is_counted: locked_for.is_some(),
+            },
         })
     }
 
@@ -214,16 +213,6 @@ impl Server {
         let allowed = self.allowed_memory(uid, rule);
         let bytes = allowed.saturating_mul(2);
         sys::can_limit_memory(bytes).then_some(LockedFor { uid, bytes })
-    }
-
-    /// Whether the kernel counts what is registered for this connection.
-    fn is_counted(&self, number: u64) -> bool {
-        let connection = self.connections.get(&number);
-        let counted = connection.and_then(|connection| {
-            let rule = connection.charged()?;
-            self.locked_for(connection.peer.uid, rule)
-        });
-        counted.is_some()
     }
 
     fn bind(&mut self, number: u64, queue: u32, flags: u32, wait_ms: u32) -> Result<Pending, Refusal> {
@@ -290,7 +279,6 @@ impl Server {
     }
 
     fn conclude(&mut self, number: u64, pending: Pending, outcome: Outcome) -> Answered {
-        let is_counted = self.is_counted(number);
         let Pending {
             queue,
             registered,
@@ -307,21 +295,23 @@ impl Server {
                 let text = "the process that was to do it has ended too early (out of memory?): try again";
                 Err(Refusal::new(Reason::Kernel, text))
             }
-            (Outcome::Failed { step, errno }, Pends::Registration)
-                if is_counted
-                    && step == Step::Register
-                    && errno == Errno::NOBUFS.raw_os_error().cast_unsigned() =>
-            {
+            (
+                Outcome::Failed {
+                    step: Step::Register,
+                    errno,
+                },
+                Pends::Registration { is_counted: true },
+            ) if errno == Errno::NOBUFS.raw_os_error().cast_unsigned() => {
                 Err(Refusal::new(Reason::Memlock, LOCKED))
             }
-            (Outcome::Failed { step, errno }, Pends::Registration) => {
+            (Outcome::Failed { step, errno }, Pends::Registration { .. }) => {
                 Ok(Answer::Failed { step, errno }.into())
             }
             (Outcome::Failed { step, errno }, Pends::Bind) => {
                 interface.sockets.put_registered(queue, registered);
                 Ok(Answer::Failed { step, errno }.into())
             }
-            (Outcome::Done, Pends::Registration) if hands_over_bound() => {
+            (Outcome::Done, Pends::Registration { .. }) if hands_over_bound() => {
                 interface.sockets.put_registered(queue, registered);
                 Ok(Answer::Done.into())
             }

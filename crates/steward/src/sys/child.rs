@@ -67,7 +67,7 @@ pub(crate) fn begin(kept: [BorrowedFd<'_>; 3], work: impl FnOnce()) -> io::Resul
             let failed = io::Error::last_os_error();
             let child = Pid::from_raw(child).filter(|_| child > 0).ok_or(failed)?;
             drop((closing, spare));
-            let _ = rustix::io::retry_on_intr(|| rustix::io::read(&closed, &mut [0u8; 1]));
+            await_close(closed.as_fd());
             // It is not waited for: it may hang already.
             let end = pidfd_open(child, PidfdFlags::empty()).inspect_err(|_| {
                 let _ = kill_process(child, Signal::KILL);
