@@ -11,6 +11,7 @@ import select
 import subprocess
 import time
 
+from . import caretaker
 from .process import Failed
 
 SCRIPTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -30,9 +31,10 @@ class Guest:
         self.state = state
         self.argv = [f"{SCRIPTS}/guest", "boot", "--dir", state, *options]
         self.netns = netns
-        self.into = self.out = None
+        self.into = self.out = self.left = None
 
     def __enter__(self):
+        self.left = caretaker.later(*self._stop())
         prefix = ["ip", "netns", "exec", self.netns] if self.netns else []
         done = subprocess.run(
             prefix + self.argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
@@ -48,7 +50,11 @@ class Guest:
         for pipe in (self.into, self.out):
             if pipe is not None:
                 os.close(pipe)
-        subprocess.run([f"{SCRIPTS}/guest", "stop", "--dir", self.state], check=False)
+        subprocess.run(self._stop(), check=False)
+        caretaker.done(self.left)
+
+    def _stop(self):
+        return [f"{SCRIPTS}/guest", "stop", "--dir", self.state]
 
     @property
     def pid(self):

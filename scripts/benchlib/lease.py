@@ -6,11 +6,11 @@ Nobody must be able to reach its program and to make its sockets: both are in a 
 import os
 import shutil
 import subprocess
-import tempfile
 from contextlib import ExitStack
 
+from . import caretaker
 from .net import Namespace
-from .process import Process
+from .process import Directory, Process
 
 NOBODY = 65534
 
@@ -51,7 +51,7 @@ class LeasedDaemon(Process):
     def _start_steward(self):
         hand_over(self.directory)
         # Where the daemon's user cannot put another one in its place.
-        own = self.stack.enter_context(tempfile.TemporaryDirectory(prefix="vhost-af-xdp-policy-"))
+        own = self.stack.enter_context(Directory("vhost-af-xdp-policy-"))
         policy = os.path.join(own, "policy.toml")
         with open(policy, "w", encoding="ascii") as file:
             file.write(
@@ -61,6 +61,7 @@ class LeasedDaemon(Process):
         # Of its own: another steward of this machine keeps its leases in the usual places.
         bpffs = os.path.join(self.directory, "bpf")
         os.makedirs(bpffs, exist_ok=True)
+        self.stack.callback(caretaker.done, caretaker.later("umount", bpffs))
         subprocess.run(["mount", "-t", "bpf", "bpf", bpffs], check=True)
         self.stack.callback(subprocess.run, ["umount", bpffs], check=False)
         argv = [self.steward, "--policy", policy, "--socket", self.lessor]

@@ -1,7 +1,8 @@
 """The machine: what it is, and the huge pages that DPDK needs, given back at the end.
 
 DPDK's virtio-user shares its memory with the back end through files in a hugetlbfs. The pages are added to those that
-are there already, so that nobody else's are touched, and taken away again only if the number is still the one that was set here.
+are there already and taken away from those that are there at the end, under the lock that tests take, too (testkit's huge_pages.rs): others may add and
+take theirs meanwhile.
 The file system is mounted in a directory of the run's own, so that /dev/hugepages need not exist.
 """
 
@@ -9,6 +10,9 @@ import os
 import re
 import subprocess
 import tempfile
+from contextlib import ExitStack
+
+from . import caretaker
 
 # As scripts/guest takes it.
 QEMU = os.environ.get("GUEST_QEMU", "qemu-system-x86_64")
@@ -73,37 +77,55 @@ def describe(binary):
     }
 
 
+# More of them, or less: the number is that of the whole machine, and changed by tests, too, under this lock.
+CHANGE_PAGES = f'exec 9<{HUGEPAGES_FILE}; flock 9; echo $(($(cat {HUGEPAGES_FILE}) + $1)) >{HUGEPAGES_FILE}'
+
+
+def change_pages(count):
+    """A command that adds so many huge pages to the machine's."""
+    return ["sh", "-c", CHANGE_PAGES, "sh", str(count)]
+
+
 class Hugepages:
     """Huge pages and a place to get them from, for as long as the `with` lasts; the value is the directory."""
 
+    def __init__(self):
+        self.stack = ExitStack()
+
     def __enter__(self):
-        self.found = int(read(HUGEPAGES_FILE) or 0)
-        self.raised = self.found
-        free = meminfo().get("HugePages_Free", 0)
-        if free < HUGEPAGES_NEEDED:
-            self.raised = self.found + HUGEPAGES_NEEDED - free
-            self._set(self.raised)
+        try:
+            return self._make()
+        except BaseException:
+            self.stack.close()
+            raise
+
+    def __exit__(self, *_):
+        self.stack.close()
+
+    def _make(self):
+        more = HUGEPAGES_NEEDED - meminfo().get("HugePages_Free", 0)
+        if more > 0:
+            self._make_and_take_back(change_pages(more), change_pages(-more))
         got = meminfo().get("HugePages_Free", 0)
         if got < HUGEPAGES_NEEDED:
-            self._give_back()
             raise RuntimeError(
                 f"only {got} of the {HUGEPAGES_NEEDED} huge pages (2 MiB) that DPDK needs are free; "
                 "free some memory, or run: sysctl vm.compact_memory=1"
             )
-        self.directory = tempfile.mkdtemp(prefix="vax-bench.")
-        subprocess.run(["mount", "-t", "hugetlbfs", "-o", "pagesize=2M", "vax-bench", self.directory], check=True)
-        return self.directory
+        directory = os.path.join(tempfile.gettempdir(), f"vax-bench.{os.getpid()}")
+        self._make_and_take_back(["mkdir", "-m", "700", directory], ["rmdir", directory])
+        mount = ["mount", "-t", "hugetlbfs", "-o", "pagesize=2M", "vax-bench", directory]
+        self._make_and_take_back(mount, ["umount", directory])
+        return directory
 
-    def __exit__(self, *_):
-        subprocess.run(["umount", self.directory], check=False)
-        os.rmdir(self.directory)
-        self._give_back()
-
-    def _give_back(self):
-        if self.raised != self.found and int(read(HUGEPAGES_FILE)) == self.raised:
-            self._set(self.found)
+    def _make_and_take_back(self, make, take_back):
+        with caretaker.undisturbed():
+            subprocess.run(make, check=True)
+            self.stack.callback(self._take_back, take_back, caretaker.later(*take_back))
 
     @staticmethod
-    def _set(count):
-        with open(HUGEPAGES_FILE, "w", encoding="ascii") as file:
-            file.write(str(count))
+    def _take_back(command, left):
+        # Neither not at all nor twice: a number of pages is taken from what there is.
+        with caretaker.undisturbed():
+            subprocess.run(command, check=False)
+            caretaker.done(left)

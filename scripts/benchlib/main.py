@@ -4,21 +4,19 @@ Theory of operation. A case has contenders (ours in copy and in direct placement
 repetition runs every contender of the case once, one after the other, each time from nothing: new namespaces, new
 processes, new memory. So a slow minute of the machine hits all of them, and nothing one leaves behind favours the next; the ratios are
 medians of the ratios within a repetition. A contender that fails is reported with what it said, and the rest goes on; the exit
-status is then 1. Everything is undone at the end, also after Ctrl-C.
+status is then 1. Everything is undone at the end, however that comes (caretaker.py).
 """
 
 import argparse
 import json
 import os
 import shlex
-import signal
 import sys
-import tempfile
 import time
 from contextlib import ExitStack
 
-from . import cases, cpu_state, machine, report, tcp
-from .process import Failed, NotHere
+from . import caretaker, cases, cpu_state, machine, report, tcp
+from .process import Directory, Failed, NotHere
 
 
 class Run:
@@ -145,10 +143,11 @@ def main(arguments):
     if options.list:
         print("\n".join(f"{case.name:22} {', '.join(case.contenders)}" for case in what))
         return 0
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    caretaker.end_at_signals()
     about = machine.describe(options.binary)
     with ExitStack() as stack:
-        log_dir = stack.enter_context(tempfile.TemporaryDirectory(prefix="vax-bench-log."))
+        stack.enter_context(caretaker.Caretaker())
+        log_dir = stack.enter_context(Directory("vax-bench-log."))
         huge_dir = stack.enter_context(machine.Hugepages()) if any(case.needs_huge_pages for case in what) else None
         run = Run(options, log_dir, huge_dir)
         run.worlds = stack.enter_context(tcp.Worlds())
@@ -169,7 +168,5 @@ def main(arguments):
 if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
-    except KeyboardInterrupt:
-        sys.exit(130)
     except RuntimeError as problem:
         sys.exit(f"bench: {problem}")

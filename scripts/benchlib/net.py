@@ -8,6 +8,9 @@ with a frame, and the same for everybody. It happens on the sender's CPU and so 
 import itertools
 import os
 import subprocess
+from contextlib import ExitStack
+
+from . import caretaker
 
 SERIAL = itertools.count()
 
@@ -25,13 +28,16 @@ class Namespace:
 
     def __init__(self, label):
         self.name = f"vax-bench-{label}{os.getpid()}-{next(SERIAL)}"
+        self.left = None
 
     def __enter__(self):
+        self.left = caretaker.later("ip", "netns", "delete", self.name)
         ip("netns", "add", self.name)
         return self
 
     def __exit__(self, *_):
         subprocess.run(["ip", "netns", "delete", self.name], check=False)
+        caretaker.done(self.left)
 
 
 class Veth:
@@ -42,17 +48,15 @@ class Veth:
 
     def __init__(self, queues=1):
         self.queues = str(queues)
-        serial = f"{os.getpid()}-{next(SERIAL)}"
-        self.near = f"vax-bench-n{serial}"
-        self.far = f"vax-bench-f{serial}"
-        self.made = []
+        self.ends = [Namespace("n"), Namespace("f")]
+        self.near, self.far = (end.name for end in self.ends)
+        self.stack = ExitStack()
         self.reader = None
 
     def __enter__(self):
         try:
-            for netns in (self.near, self.far):
-                ip("netns", "add", netns)
-                self.made.append(netns)
+            for end in self.ends:
+                netns = self.stack.enter_context(end).name
                 self._run(netns, "sysctl", "-qw", "net.ipv6.conf.default.disable_ipv6=1")
             count = ("numrxqueues", self.queues, "numtxqueues", self.queues)
             ip("link", "add", self.nic, "netns", self.near, *count, "type", "veth",
@@ -68,8 +72,7 @@ class Veth:
         if self.reader:
             self.reader.stdin.close()
             self.reader.wait()
-        for netns in self.made:
-            subprocess.run(["ip", "netns", "delete", netns], check=False)
+        self.stack.close()
 
     def arrived(self):
         """Frames that reached the far end of the wire. Read by a shell that stays, as a rate is made of many short windows."""

@@ -5,12 +5,18 @@ reverse order. Should the run itself be killed, the kernel kills them (PR_SET_PD
 """
 
 import ctypes
+import itertools
 import os
 import signal
+import shutil
 import subprocess
+import tempfile
 import time
 
+from . import caretaker
+
 PR_SET_PDEATHSIG = 1
+SERIAL = itertools.count()
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -20,6 +26,23 @@ class Failed(Exception):
 
 class NotHere(Exception):
     """A contender that this machine cannot have; says why."""
+
+
+class Directory:
+    """A temporary directory, for as long as the `with` lasts; the value is its path."""
+
+    def __init__(self, prefix):
+        self.path = os.path.join(tempfile.gettempdir(), f"{prefix}{os.getpid()}-{next(SERIAL)}")
+        self.left = None
+
+    def __enter__(self):
+        self.left = caretaker.later("rm", "-rf", "--one-file-system", self.path)
+        os.mkdir(self.path, 0o700)
+        return self.path
+
+    def __exit__(self, *_):
+        shutil.rmtree(self.path)
+        caretaker.done(self.left)
 
 
 class Process:

@@ -25,7 +25,6 @@ import json
 import os
 import re
 import subprocess
-import tempfile
 import time
 from contextlib import ExitStack
 
@@ -33,7 +32,7 @@ from . import ours
 from .guest import Guest, netcheck
 from .machine import QEMU
 from .net import Veth, ip
-from .process import Failed, NotHere, threads_ns
+from .process import Directory, Failed, NotHere, threads_ns
 
 PEER_IP, GUEST_IP = "10.78.0.1", "10.78.0.2"
 IPERF_PORT, RR_PORT = 5201, 5202
@@ -76,7 +75,7 @@ class World:
         self.veth = self.stack.enter_context(Veth())
         near, far = self.veth.near, self.veth.far
         self.server_ns, peer = far, self.veth.wire
-        state = self.stack.enter_context(tempfile.TemporaryDirectory(prefix="vax-guest."))
+        state = self.stack.enter_context(Directory("vax-guest."))
         options, netns = [], None
         if self.kind.startswith("tap"):
             ip("-n", near, "tuntap", "add", "tap0", "mode", "tap", "vnet_hdr")

@@ -12,6 +12,7 @@ import shutil
 import signal
 import socket
 
+from . import caretaker
 from .process import Failed, Process
 
 RUNTIME_DIR = "/var/run/dpdk"
@@ -25,6 +26,7 @@ class Testpmd(Process):
     STOP_SIGNAL = signal.SIGINT
 
     def __init__(self, run, name, cpu, vdevs, app_args, netns=None):
+        self.left = None
         self.prefix = f"vax{os.getpid()}-{name}"
         first, *others = [cpu] if isinstance(cpu, int) else cpu
         cores = ",".join([f"(0,1)@{first}", *(f"{core}@{other}" for core, other in enumerate(others, 2))])
@@ -35,9 +37,14 @@ class Testpmd(Process):
         argv += ["--", f"--total-num-mbufs={MBUFS}", "--auto-start"] + app_args
         super().__init__(name, argv, run.log_dir, netns)
 
+    def __enter__(self):
+        self.left = caretaker.later("rm", "-rf", os.path.join(RUNTIME_DIR, self.prefix))
+        return super().__enter__()
+
     def stop(self, grace_s=10):
         super().stop(grace_s)
         shutil.rmtree(os.path.join(RUNTIME_DIR, self.prefix), ignore_errors=True)
+        caretaker.done(self.left)
 
     def stats(self, port=0):
         """Counters of a port: ipackets, opackets, ibytes and so on."""
