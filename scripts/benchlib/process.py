@@ -7,8 +7,8 @@ reverse order. Should the run itself be killed, the kernel kills them (PR_SET_PD
 import ctypes
 import itertools
 import os
-import signal
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
