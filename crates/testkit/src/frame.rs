@@ -45,6 +45,12 @@ pub fn last() -> Vec<u8> {
     numbered(SERIAL.fetch_sub(1, Ordering::Relaxed))
 }
 
+/// A frame as one sends it back who swaps its addresses.
+#[must_use]
+pub fn swapped(frame: &[u8]) -> Vec<u8> {
+    [&frame[6..12], &frame[..6], &frame[12..]].concat()
+}
+
 /// The number of a frame; `None` if it is no [`numbered`] one.
 #[must_use]
 pub fn number_of(frame: &[u8]) -> Option<u32> {

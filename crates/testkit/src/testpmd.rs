@@ -12,8 +12,8 @@ use tempfile::TempDir;
 use crate::process::run;
 use crate::{HugePages, Running, wait};
 
-/// 128 MiB of memory for the guest, in pages of 2 MiB.
-const NEEDED: u64 = 64;
+/// 64 MiB of memory for the guest, in pages of 2 MiB.
+const NEEDED: u64 = 32;
 /// More than that: until it has taken its pages, daemons of tests that run beside it may take some for their packet memory.
 const FOR_OTHERS: u64 = 64;
 
@@ -52,13 +52,13 @@ pub struct Testpmd {
 }
 
 impl Testpmd {
-    /// Starts one that sends every frame back as it is, and waits until it forwards. `options` are virtio-user's, such
-    /// as `packed_vq=0,mrg_rxbuf=1`.
+    /// Starts one that sends every frame back, as its forwarding mode says: `io` as it is, `macswap` with its addresses
+    /// swapped. Waits until it forwards. `options` are virtio-user's, such as `packed_vq=0,mrg_rxbuf=1`.
     ///
     /// # Panics
     /// If it does not come up.
     #[must_use]
-    pub fn echo(socket: &Path, options: &str) -> Self {
+    pub fn start(socket: &Path, options: &str, mode: &str) -> Self {
         let memory = Memory::new();
         let prefix = format!("vax-test-{}", std::process::id());
         // Its output is a pipe, and so in blocks unless told otherwise.
@@ -70,7 +70,7 @@ impl Testpmd {
             "(0,1)@0",
             "--no-pci",
             "-m",
-            "128",
+            &(2 * NEEDED).to_string(),
         ]);
         command
             .args(["--single-file-segments", "--file-prefix", &prefix, "--huge-dir"])
@@ -81,7 +81,7 @@ impl Testpmd {
         ));
         command.args([
             "--",
-            "--forward-mode=io",
+            &format!("--forward-mode={mode}"),
             "--total-num-mbufs=8192",
             "--auto-start",
         ]);

@@ -21,7 +21,7 @@ fn every_frame_comes_back_byte_exact(
     let veth = VethPair::new();
     let daemon = Daemon::start(&veth.near, &Serve::interface(VethPair::NIC).placement(placement));
     let wire = PacketPort::open(&veth.far, VethPair::WIRE);
-    let mut guest = Testpmd::echo(&daemon.socket(), &format!("{ring},{options}"));
+    let mut guest = Testpmd::start(&daemon.socket(), &format!("{ring},{options}"), "io");
     let first = frame::plain(60, 0xff);
     let up = wait::until(wait::SOON, || {
         wire.send(&first);

@@ -15,15 +15,16 @@ use virtqueue::{GuestAddr, Region};
 
 use crate::busy_poll;
 use crate::canaries;
+use crate::dpdk;
 use crate::raw;
 use crate::setting::Setting;
 use crate::stack;
 use crate::upsets::{self, Upset};
 
 /// Lengths of frames without a tag: the shortest, around what NICs and drivers cut at, the longest.
-const PLAIN: [usize; 6] = [60, 64, 65, 1024, 1025, 1514];
+pub(crate) const PLAIN: [usize; 6] = [60, 64, 65, 1024, 1025, 1514];
 /// Lengths of frames with a tag: 1518 is 1522 with the check sequence.
-const TAGGED: [usize; 4] = [64, 1024, 1025, 1518];
+pub(crate) const TAGGED: [usize; 4] = [64, 1024, 1025, 1518];
 /// Lengths of frames that are too long for the NIC's MTU: without a tag what has place for one; more than a buffer; more than a page's half.
 const TOO_LONG: [usize; 4] = [1519, 1522, 1600, 2500];
 /// An MTU for frames of 1500 bytes and a tag, which may have another one.
@@ -67,6 +68,8 @@ enum Task {
     Canaries(Setting),
     /// Checksums and segmentation, with a TCP/IP stack at the far end.
     Offloads(Setting),
+    /// A guest that is DPDK's sends every frame back.
+    Dpdk(Setting),
     /// The raw benchmarks.
     Raw,
 }
@@ -108,6 +111,8 @@ pub(crate) fn all(wire: &Wire, short: bool) -> Vec<Case> {
         tasks.extend(Setting::leased().into_iter().map(Task::Canaries));
         if *wire != Wire::Veth {
             tasks.extend(Setting::leased().into_iter().map(Task::Offloads));
+            tasks.extend(Setting::few().into_iter().map(Task::Dpdk));
+            tasks.push(Task::Dpdk(Setting::WHOLE_QUEUE));
         }
         tasks.push(Task::Raw);
     } else if zero_copy {
@@ -121,6 +126,9 @@ pub(crate) fn all(wire: &Wire, short: bool) -> Vec<Case> {
             Task::Canaries(Setting::SEND_DIRECT),
             Task::Raw,
         ]);
+        if wire.driver() == "virtio_net" {
+            tasks.push(Task::Dpdk(Setting::SEND_DIRECT));
+        }
     }
     let case = |task: Task| Case {
         name: task.name(),
@@ -140,6 +148,7 @@ impl Task {
             }
             Self::Canaries(setting) => format!("{} --vlan, canaries", setting.name()),
             Self::Offloads(setting) => format!("{} --offload all, TCP, UDP", setting.name()),
+            Self::Dpdk(setting) => format!("{}, DPDK's guest", setting.name()),
             Self::Raw => "bench rxdrop, l2fwd, txonly".to_owned(),
         }
     }
@@ -155,6 +164,7 @@ impl Case {
             Task::BusyPoll(setting) => busy_poll::run(wire, setting),
             Task::Canaries(setting) => canaries::run(wire, setting),
             Task::Offloads(setting) => stack::run(wire, setting),
+            Task::Dpdk(setting) => dpdk::run(wire, setting),
             Task::Raw => raw::run(wire),
         }
     }

@@ -14,6 +14,7 @@
 mod busy_poll;
 mod canaries;
 mod cases;
+mod dpdk;
 mod raw;
 mod setting;
 mod stack;

@@ -25,7 +25,7 @@ pub(crate) fn run(wire: &Wire) -> Seen {
         let sent = frame::numbered(number);
         port.send(&sent);
         let got = port.receive(wait::SOON);
-        let swapped = [&sent[6..12], &sent[..6], &sent[12..]].concat();
+        let swapped = frame::swapped(&sent);
         frame::assert_same(
             &got.unwrap_or_else(|| panic!("frame {number} does not come back")),
             &swapped,

@@ -48,6 +48,13 @@ impl Setting {
         ..Self::DEFAULT
     };
 
+    /// Received into the guest's memory as well, from a queue that is the guest's alone.
+    pub(crate) const WHOLE_QUEUE: Self = Self {
+        placement: Placement::Direct,
+        filtered: false,
+        ..Self::DEFAULT
+    };
+
     /// Leased, in each placement.
     pub(crate) fn leased() -> [Self; 3] {
         let direct = Self {
