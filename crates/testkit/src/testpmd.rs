@@ -1,7 +1,7 @@
 //! DPDK's testpmd over virtio-user, as a guest that sends every frame back.
 //!
-//! It needs memory that it can share, which is huge pages in a hugetlbfs: the pages are added to those of the machine and taken
-//! away again, the file system is mounted in a directory of its own. Both its cores share CPU 0; the main one
+//! It needs memory that it can share, which is huge pages in a hugetlbfs: the pages are added to those of the machine
+//! and taken away again, the file system is mounted in a directory of its own. Both its cores share CPU 0; the main one
 //! only waits (`--lcores (0,1)@0`). It runs until a newline comes on its standard input.
 
 use std::path::{Path, PathBuf};
@@ -14,7 +14,8 @@ use crate::{HugePages, Running, wait};
 
 /// 64 MiB of memory for the guest, in pages of 2 MiB.
 const NEEDED: u64 = 32;
-/// More than that: until it has taken its pages, daemons of tests that run beside it may take some for their packet memory.
+/// More than that: until it has taken its pages, daemons of tests that run beside it may take some for their packet
+/// memory.
 const FOR_OTHERS: u64 = 64;
 
 /// Huge pages and a file system with them. Given back on drop.

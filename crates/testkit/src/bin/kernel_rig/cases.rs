@@ -1,6 +1,8 @@
-//! What is tried on each wire: a daemon is started for each setting, and goes through all that holds for every one of them.
+//! What is tried on each wire: a daemon is started for each setting, and goes through all that holds for every one of
+//! them.
 //!
-//! Receive buffers are as long as the longest frame with its header, each with a guard behind it that nobody may write to.
+//! Receive buffers are as long as the longest frame with its header, each with a guard behind it that nobody may write
+//! to.
 
 use std::fs::read_to_string;
 use std::os::unix::net::UnixStream;
@@ -25,7 +27,8 @@ use crate::upsets::{self, Upset};
 pub(crate) const PLAIN: [usize; 6] = [60, 64, 65, 1024, 1025, 1514];
 /// Lengths of frames with a tag: 1518 is 1522 with the check sequence.
 pub(crate) const TAGGED: [usize; 4] = [64, 1024, 1025, 1518];
-/// Lengths of frames that are too long for the NIC's MTU: without a tag what has place for one; more than a buffer; more than a page's half.
+/// Lengths of frames that are too long for the NIC's MTU: without a tag what has place for one; more than a buffer;
+/// more than a page's half.
 const TOO_LONG: [usize; 4] = [1519, 1522, 1600, 2500];
 /// An MTU for frames of 1500 bytes and a tag, which may have another one.
 const TWO_TAGS_MTU: usize = 1504;
@@ -197,7 +200,8 @@ fn frames(wire: &Wire, setting: Setting) -> Seen {
     seen
 }
 
-/// As `status` has it, and the kernel: the worker may run on no other node's CPUs. Guest memory is where the guest has it.
+/// As `status` has it, and the kernel: the worker may run on no other node's CPUs. Guest memory is where the guest has
+/// it.
 fn everything_is_on_the_node_of_the_nic(rig: &mut Rig, wire: &Wire, setting: Setting) {
     let status = rig.daemon.status();
     let port = &status["ports"][0];
@@ -306,7 +310,8 @@ fn start_with_socket(veth: &VethPair, setting: Setting) -> (Daemon, Option<Forei
     (daemon, Some(program))
 }
 
-/// The guest's, in huge pages where there are enough: what a NIC may write to by itself is not divided into pages there.
+/// The guest's, in huge pages where there are enough: what a NIC may write to by itself is not divided into pages
+/// there.
 fn memory() -> Arc<GuestRam> {
     let free = read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages");
     let free: u64 = free.map_or(0, |text| text.trim().parse().unwrap_or(0));
@@ -357,8 +362,8 @@ pub(crate) fn frames_pass_byte_exact(rig: &mut Rig) {
     rig.pair().await_sent();
 }
 
-/// Neither in the guest's rings nor behind its buffers. Where the program is somebody else's, it is the one that judges, and lets them
-/// pass: then each is whole, in as many buffers as it takes.
+/// Neither in the guest's rings nor behind its buffers. Where the program is somebody else's, it is the one that
+/// judges, and lets them pass: then each is whole, in as many buffers as it takes.
 fn frames_that_are_too_long_overwrite_nothing(rig: &mut Rig, guards: &[GuestAddr], may_arrive: bool) {
     let set_mtu = |rig: &Rig, mtu| rig.veth.far.ip(&["link", "set", VethPair::WIRE, "mtu", mtu]);
     set_mtu(rig, LONG_MTU);
@@ -406,7 +411,8 @@ pub(crate) fn assert_untouched(rig: &mut Rig, guards: &[GuestAddr]) {
     }
 }
 
-/// Not one byte of a frame to another station gets into the guest's memory, and no part of one passes for a frame to the guest.
+/// Not one byte of a frame to another station gets into the guest's memory, and no part of one passes for a frame to
+/// the guest.
 fn frames_to_others_leave_nothing(rig: &mut Rig) {
     let (mut foreign, own) = (foreign(), frame::plain(200, 1));
     for seed in 0..50 {

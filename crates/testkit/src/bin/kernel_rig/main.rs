@@ -1,15 +1,19 @@
-//! What `scripts/kernels` runs inside a guest with the kernel in question: the daemon on each of its drivers, a driver that plays the VM, and a packet
-//! socket at the other end of the wire.
+//! What `scripts/kernels` runs inside a guest with the kernel in question: the daemon on each of its drivers, a driver
+//! that plays the VM, and a packet socket at the other end of the wire.
 //!
 //! ```text
-//! kernel_rig [--short] [--only WORDS] WIRE...     WIRE: veth, or
-//!                                                 [NAME/]DRIVER=ADDRESS,ADDRESS[,NODE]: the daemon's NIC, its peer, the NIC's NUMA node
+//! kernel_rig [--short] [--only WORDS] WIRE...
+//!
+//! WIRE: veth, or [NAME/]DRIVER=ADDRESS,ADDRESS[,NODE]: the daemon's NIC, its peer, the NIC's NUMA node
 //! ```
 //!
-//! Theory of operation. A case ([`cases`]) lays the wire anew, starts the daemon (and its steward), and panics if something is not as it has to be;
-//! that ends this case only. It tells which mode was in use, in the words of `status`. Each case is a line on the standard output, fields
-//! divided by tabs: `RESULT`, the driver, the case, the mode, `ok` or `FAILED` with why, and why the mode was no better one. What the host's script reads is these lines; a last one,
-//! `END` and the number of cases, says that none is missing. Everything else that is printed is for people who look for the cause of a failure.
+//! Theory of operation. A case ([`cases`]) lays the wire anew, starts the daemon (and its steward), and panics if
+//! something is not as it has to be; that ends this case only. It tells which mode was in use, in the words of
+//! `status`. Each case is a line on the standard output, fields divided by tabs: `RESULT`, the driver, the case, the
+//! mode, `ok` or `FAILED` with why, and why the mode was no better one. What the host's script reads is these lines; a
+//! last one,
+//! `END` and the number of cases, says that none is missing. Everything else that is printed is for people who look for
+//! the cause of a failure.
 
 mod busy_poll;
 mod canaries;

@@ -187,7 +187,8 @@ impl Setting {
     }
 }
 
-/// Since which kernel drivers have zero-copy, of those that a virtual machine can have (`drivers/net/ethernet/intel/igb/igb_xsk.c`, and
+/// Since which kernel drivers have zero-copy, of those that a virtual machine can have
+/// (`drivers/net/ethernet/intel/igb/igb_xsk.c`, and
 /// `virtnet_xsk_pool_enable` in `drivers/net/virtio_net.c`).
 const ZERO_COPY_SINCE: [(&str, (u32, u32)); 2] = [("igb", (6, 14)), ("virtio_net", (6, 14))];
 
