@@ -112,6 +112,7 @@ pub(crate) fn all(wire: &Wire, short: bool) -> Vec<Case> {
             })
         }));
         tasks.extend(Setting::leased().into_iter().map(Task::Canaries));
+        tasks.push(Task::Canaries(Setting::WHOLE_QUEUE));
         if *wire != Wire::Veth {
             tasks.extend(Setting::leased().into_iter().map(Task::Offloads));
             tasks.extend(Setting::few().into_iter().map(Task::Dpdk));
@@ -149,7 +150,10 @@ impl Task {
                 let upsets: Vec<_> = upsets.iter().map(|upset| upset.name()).collect();
                 format!("{}, {}", setting.name(), upsets.join(", "))
             }
-            Self::Canaries(setting) => format!("{} --vlan, canaries", setting.name()),
+            Self::Canaries(setting) => match setting.filtered {
+                true => format!("{} --vlan, canaries", setting.name()),
+                false => format!("{}, canaries", setting.name()),
+            },
             Self::Offloads(setting) => format!("{} --offload all, TCP, UDP", setting.name()),
             Self::Dpdk(setting) => format!("{}, DPDK's guest", setting.name()),
             Self::Raw => "bench rxdrop, l2fwd, txonly".to_owned(),
