@@ -4,7 +4,7 @@
 //! the network namespace that sysfs was mounted in.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use xsk::NumaNode;
 
@@ -15,17 +15,31 @@ pub(crate) const BUSES: &str = "/sys/bus";
 /// `numa_node`, drivers/pci/pci-sysfs.c). A device on another bus is where what it is part of is (`device_add`,
 /// drivers/base/core.c): virtio's device is part of a PCI device.
 pub(crate) fn node_of(buses: &Path, bus: &str, device: &str) -> Option<NumaNode> {
-    if [bus, device]
-        .iter()
-        .any(|name| name.contains('/') || name.starts_with('.'))
-    {
-        return None;
-    }
-    let device = fs::canonicalize(buses.join(bus).join("devices").join(device)).ok()?;
+    let said = said(buses, bus, device, "numa_node")?;
+    NumaNode::new(said.trim().parse().ok()?)
+}
+
+/// Whether an IOMMU translates the addresses that a device uses for DMA: so unless the device is in no group, or its
+/// group's are those of memory (`type`, Documentation/ABI/testing/sysfs-kernel-iommu_groups).
+pub(crate) fn is_translated(buses: &Path, bus: &str, device: &str) -> bool {
+    said(buses, bus, device, "iommu_group/type").is_some_and(|said| said.trim() != "identity")
+}
+
+/// What a device says in that file, or else what it is part of.
+fn said(buses: &Path, bus: &str, device: &str, file: &str) -> Option<String> {
+    let device = place_of(buses, bus, device)?;
     let mut said = device
         .ancestors()
-        .map(|place| fs::read_to_string(place.join("numa_node")));
-    NumaNode::new(said.find_map(Result::ok)?.trim().parse().ok()?)
+        .map(|place| fs::read_to_string(place.join(file)));
+    said.find_map(Result::ok)
+}
+
+fn place_of(buses: &Path, bus: &str, device: &str) -> Option<PathBuf> {
+    let is_name = |name: &str| !name.contains('/') && !name.starts_with('.');
+    let names = is_name(bus) && is_name(device);
+    names
+        .then(|| fs::canonicalize(buses.join(bus).join("devices").join(device)).ok())
+        .flatten()
 }
 
 #[cfg(test)]
@@ -61,6 +75,20 @@ mod tests {
         assert_eq!(node("virtio", "virtio1"), None);
         assert_eq!(node("pci", "../../virtio/devices/virtio0"), None);
         assert_eq!(node("..", "0000:00:03.0"), None);
+    }
+
+    #[test]
+    fn addresses_of_dma_are_translated_where_the_group_of_the_device_says_so() {
+        let root = sysfs("0");
+        let translated = |device| is_translated(&root.path().join("bus"), "virtio", device);
+        assert!(!translated("virtio0"), "it is in no group");
+        let group = root.path().join("devices/pci0000:00/0000:00:03.0/iommu_group");
+        fs::create_dir(&group).expect("made");
+        for (said, is) in [("identity\n", false), ("DMA\n", true), ("DMA-FQ\n", true)] {
+            fs::write(group.join("type"), said).expect("written");
+            assert_eq!(translated("virtio0"), is, "{said:?}");
+        }
+        assert!(!translated("virtio1"), "it is not there");
     }
 
     #[test]

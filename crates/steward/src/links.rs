@@ -46,6 +46,8 @@ pub struct Link {
     pub partial_checksums: bool,
     /// NUMA node of its device; none where it has no device, or the kernel (5.14 at least) or sysfs does not tell.
     pub node: Option<NumaNode>,
+    /// An IOMMU translates for its device: pages that lie side by side in memory need not for the device.
+    pub translated: bool,
 }
 
 /// Interface that cannot be used.
@@ -148,6 +150,7 @@ impl Link {
             .and_then(|ethtool| ethtool.receive_queues().ok());
         let driver = ethtool.and_then(|ethtool| ethtool.driver());
         let allocated = attributes.get_num_rx_queues().unwrap_or(1);
+        let (buses, device) = (Path::new(device::BUSES), device_of(&attributes));
         Ok(Self {
             index: u32::try_from(header.ifi_index).unwrap_or_default(),
             mtu: attributes.get_mtu().map_err(missing)?,
@@ -160,16 +163,17 @@ impl Link {
                 .get_linkinfo()
                 .and_then(|info| info.get_kind())
                 .is_ok_and(|kind| kind == c"veth"),
-            node: node_of(&attributes),
+            node: device.and_then(|(bus, name)| device::node_of(buses, bus, name)),
+            translated: device.is_some_and(|(bus, name)| device::is_translated(buses, bus, name)),
         })
     }
 }
 
-/// Of the device that the interface belongs to (`IFLA_PARENT_DEV_NAME`, include/uapi/linux/if_link.h).
-fn node_of(attributes: &IterableLinkAttrs<'_>) -> Option<NumaNode> {
+/// Bus and name of the device that the interface belongs to (`IFLA_PARENT_DEV_NAME`, include/uapi/linux/if_link.h).
+fn device_of<'a>(attributes: &IterableLinkAttrs<'a>) -> Option<(&'a str, &'a str)> {
     let bus = attributes.get_parent_dev_bus_name().ok()?.to_str().ok()?;
     let name = attributes.get_parent_dev_name().ok()?.to_str().ok()?;
-    device::node_of(Path::new(device::BUSES), bus, name)
+    Some((bus, name))
 }
 
 /// What a driver does for AF_XDP sockets whose memory it reads itself (zero-copy).

@@ -29,6 +29,7 @@
 //! | 7 `Facts` | 0 | |
 //! | 8 `Keep` | 16 | a token of the holder's choice, to come back with after a restart; once for each lease |
 //! | 9 `Resume` | 16 | the token: this connection takes over the lease; instead of `Lease` |
+//! | 10 `Await` | 8 | queue, how long at most (ms): until no socket has the queue |
 //! | 16 `Leases` | 8 | the first lease whose number is higher, of those that the asker may know of; needs no lease |
 //!
 //! `Lease`: mode 0 is any, 1 native, 2 skb; then follow addresses (16 × 6) and VLANs (16 × 2). `Register`: rings are
@@ -37,12 +38,12 @@
 //!
 //! | kind | body, bytes | from the steward |
 //! |---|---|---|
-//! | 64 `Done` | 0 | to `Leases`, `Register`, `Bind` (with a descriptor, see above), `Activate`, `Deactivate`, `Keep` |
+//! | 64 `Done` | 0 | to `Leases`, `Register`, `Bind` (with a descriptor, see above), `Await`, `Activate`, `Deactivate`, `Keep` |
 //! | 65 `Facts` | 520 | to `Lease`, `Resume` and `Facts` |
 //! | 66 `Counters` | 48 | to `Counters` |
 //! | 67 `Refused` | 488 | to anything: code (4), zero (4), text (480) |
 //! | 68 `Changed` | 520 | by itself |
-//! | 69 `Failed` | 8 | to `Register` and `Bind`: step (4), the kernel's error number (4) |
+//! | 69 `Failed` | 8 | to `Register`, `Bind` and `Await`: step (4), the kernel's error number (4) |
 //! | 80 `Lease` | 192 | to `Leases`; after the last one `Done` (see `listing`) |
 //!
 //! Requests are in `protocol/request.rs`, answers in `protocol/answer.rs`, what both are made of in
@@ -88,7 +89,7 @@ pub const RING_MAX: u32 = 1 << 15;
 pub const UMEM_FLAGS: u32 = 1 | 1 << 2;
 /// What a holder may ask of a bind: `XDP_COPY`, `XDP_ZEROCOPY`, `XDP_USE_NEED_WAKEUP`, `XDP_USE_SG`, same place.
 pub const BIND_FLAGS: u32 = 1 << 1 | 1 << 2 | 1 << 3 | 1 << 4;
-/// How long a bind is tried again at most, milliseconds.
+/// How long a queue is waited for at most, milliseconds.
 pub const BIND_WAIT_MAX: u32 = 60_000;
 /// Parts begin and end on such pages at least, bytes.
 const SMALLEST_PAGE: u64 = 4096;
@@ -184,6 +185,7 @@ mod kind {
     pub(super) const FACTS: u16 = 7;
     pub(super) const KEEP: u16 = 8;
     pub(super) const RESUME: u16 = 9;
+    pub(super) const AWAIT: u16 = 10;
 
     pub(super) const LEASES: u16 = 16;
 
@@ -219,7 +221,7 @@ fn split(bytes: &[u8]) -> Result<(Head, &[u8]), Malformed> {
 /// Whether it is a request that takes long, or has descriptors: one that the steward has somebody else do.
 #[cfg(feature = "server")]
 pub(crate) fn is_for_errand(bytes: &[u8]) -> bool {
-    split(bytes).is_ok_and(|(head, _)| matches!(head.kind, kind::REGISTER | kind::BIND))
+    split(bytes).is_ok_and(|(head, _)| matches!(head.kind, kind::REGISTER | kind::BIND | kind::AWAIT))
 }
 
 /// Whether it is a request that files come with.

@@ -19,6 +19,7 @@ fn facts() -> Facts {
         up: true,
         partial_checksums: true,
         node: NumaNode::new(1),
+        translated: true,
         mode: Some(Mode::Skb),
         program: 99,
         sends: DriverSends {
@@ -83,6 +84,10 @@ fn requests() -> Vec<Request> {
         Request::Bind {
             queue: 2,
             flags: BIND_FLAGS,
+            wait_ms: BIND_WAIT_MAX,
+        },
+        Request::Await {
+            queue: 2,
             wait_ms: BIND_WAIT_MAX,
         },
         Request::Activate {

@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 use steer::Held;
 use steward::client::{Lease, LeaseError};
-use steward::protocol::Facts;
+use steward::protocol::{Facts, Step};
 use testkit::{VethPair, require, soak, wait};
 
 /// Waits until the steward tells of a state like this.
@@ -62,6 +62,32 @@ fn holder_is_told_what_happens_to_its_interface() {
         facts.up && facts.mtu == 1500 && facts.name == VethPair::NIC
     });
     assert_eq!(after, before, "same program, same generation");
+}
+
+#[test]
+fn queue_is_waited_for_until_no_socket_has_it() {
+    require!(Root);
+    let world = World::new();
+    let lease = world.lease(0, 2).expect("allowed");
+    let free = |queue| lease.await_free(queue, Duration::ZERO);
+    free(0).expect("nobody had it yet");
+    let prepared = holder::register(&lease, 0).expect("memory is left");
+    let socket = lease.bind(prepared).expect("it is free");
+    let again = socket.as_fd().try_clone_to_owned().expect("a descriptor is left");
+    drop(socket);
+    wait::a_moment();
+    let busy = |queue| matches!(free(queue), Err(LeaseError::Failed { step: Step::Bind, source }) if source.raw_os_error() == Some(libc::EBUSY));
+    assert!(busy(0), "a second descriptor keeps it");
+    free(1).expect("nobody has the other one");
+    drop(again);
+    lease.await_free(0, wait::SOON).expect("the last one is closed");
+    // Who asked has not taken it.
+    let prepared = holder::register(&lease, 0).expect("memory is left");
+    lease.bind(prepared).expect("it is free");
+    assert!(
+        lease.await_free(2, Duration::ZERO).is_err(),
+        "it is not of the lease"
+    );
 }
 
 #[test]

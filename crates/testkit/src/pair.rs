@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use vhost::vhost_user::message::VhostUserProtocolFeatures;
 use virtqueue::driver::{Buffer, DriverFeatures, GuestRam, QueueDriver, Used};
 use virtqueue::{GuestAddr, QueueSize, RingFormat, RingShape};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
@@ -152,6 +153,9 @@ pub struct Pair {
     /// Memory that held frames, to be used again.
     free: Vec<Slot>,
     mergeable: bool,
+    /// Receive chains may come back with nothing in them: they come back in any order, and some were with the NIC when the
+    /// device was stopped.
+    takes_empty: bool,
 }
 
 impl Pair {
@@ -164,6 +168,10 @@ impl Pair {
             sending: HashMap::new(),
             free: Vec::new(),
             mergeable: features & F_MRG_RXBUF != 0,
+            takes_empty: config
+                .protocol
+                .contains(VhostUserProtocolFeatures::INFLIGHT_SHMFD)
+                && features & F_IN_ORDER == 0,
         }
     }
 
@@ -399,8 +407,15 @@ impl Pair {
 
     /// Takes a frame from the used chains that `next` finds.
     fn receive_by(&mut self, mut next: impl FnMut(&mut Ring) -> Option<Used>) -> Option<Received> {
-        let used = next(&mut self.to_guest)?;
-        let (head, bytes) = self.take_chain(used);
+        let (head, bytes) = loop {
+            let used = next(&mut self.to_guest)?;
+            let (head, bytes) = self.take_chain(used);
+            if !(self.takes_empty && bytes.is_empty()) {
+                break (head, bytes);
+            }
+            self.post_buffers(head);
+            self.to_guest.publish();
+        };
         let header: [u8; HEADER] = bytes
             .get(..HEADER)
             .expect("a whole header")

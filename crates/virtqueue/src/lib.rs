@@ -119,7 +119,7 @@ pub use indirect::Prefetch;
 pub use inflight::{InflightError, InflightFile, InflightQueue, InflightRegion, InflightShape};
 pub use log::{DirtyLog, LOG_PAGE_BYTES};
 pub use mapping::{FileError, FileRange, ForeignFiles, Guard, TrustedFiles};
-pub use memory::{MappedFile, MemoryMap};
+pub use memory::{HUGE_PAGE_BYTES, MappedFile, MemoryMap};
 pub use queue::{Journal, Queue, QueueFeatures, QueueStart, ResetQueue};
 pub use region::{MAX_REGIONS, MapError, MappedRegion, Region};
 pub use rings::{RingAddresses, RingError, RingFormat, RingLayout, RingPart, RingShape};

@@ -60,6 +60,9 @@ pub struct MappedFile<'a> {
     pub len: u64,
 }
 
+/// The smallest huge pages that count as such, bytes.
+pub const HUGE_PAGE_BYTES: u64 = 2 << 20;
+
 /// The region that served the last translation: who translates keeps one, and most lookups end there.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RegionHint(Lookup);
@@ -272,6 +275,19 @@ impl MemoryMap {
             len: self.reservation.len as u64 - self.guest_len,
         });
         pieces.chain(private).collect()
+    }
+
+    /// How many bytes from the start of the map are in pages of [`HUGE_PAGE_BYTES`] at least: regions with the largest pages
+    /// come first.
+    #[must_use]
+    pub fn huge_bytes(&self) -> u64 {
+        let huge = self
+            .regions
+            .iter()
+            .filter(|region| region.page_size() >= HUGE_PAGE_BYTES);
+        huge.map(|region| region.map_offset() + region.len())
+            .max()
+            .unwrap_or(0)
     }
 
     /// The regions, in the order in which they were given.

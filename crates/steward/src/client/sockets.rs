@@ -92,14 +92,30 @@ impl Lease {
         })
     }
 
+    /// Waits until no socket has the queue, `longest` at most: only then has the kernel taken the memory of one that is
+    /// closed from the driver, which may have read and written there.
+    ///
+    /// # Errors
+    /// [`LeaseError`]; [`LeaseError::Failed`] with EBUSY where the time is up.
+    pub fn await_free(&self, queue: u32, longest: Duration) -> Result<(), LeaseError> {
+        let request = Request::Await {
+            queue,
+            wait_ms: milliseconds(longest),
+        };
+        let deadline = self.deadline() + longest;
+        match self.ask_by(&mut self.state(), &request, &[], deadline)?.answer {
+            Answer::Done => Ok(()),
+            other => Err(failed(&other)),
+        }
+    }
+
     /// One attempt, with these flags of `struct sockaddr_xdp`.
     fn attempt(&self, config: &SocketConfig, flags: u16) -> Result<io::Result<OwnedFd>, LeaseError> {
         let wait = config.bind_timeout;
-        let wait_ms = u32::try_from(wait.as_millis()).unwrap_or(BIND_WAIT_MAX);
         let request = Request::Bind {
             queue: config.queue.0,
             flags: flags.into(),
-            wait_ms: wait_ms.min(BIND_WAIT_MAX),
+            wait_ms: milliseconds(wait),
         };
         let deadline = self.deadline() + wait;
         let mut answered = self.ask_by(&mut self.state(), &request, &[], deadline)?;
@@ -115,6 +131,12 @@ impl Lease {
             (other, _) => Err(failed(&other)),
         }
     }
+}
+
+/// As long as a steward waits for a queue, at most.
+fn milliseconds(wait: Duration) -> u32 {
+    let wait = u32::try_from(wait.as_millis()).unwrap_or(BIND_WAIT_MAX);
+    wait.min(BIND_WAIT_MAX)
 }
 
 fn layout(umem: &Umem, parts: &[MemoryPart<'_>]) -> UmemLayout {

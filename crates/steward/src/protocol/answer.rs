@@ -91,6 +91,8 @@ pub struct Facts {
     pub partial_checksums: bool,
     /// NUMA node of its device, if it is on one and that is known.
     pub node: Option<NumaNode>,
+    /// An IOMMU translates for its device.
+    pub translated: bool,
     /// How the program is attached; `None`: it is not, the lease is impaired, and [`note`](Self::note) says why.
     pub mode: Option<Mode>,
     /// The kernel's id of the program; 0 if there is none.
@@ -229,7 +231,9 @@ const FLAG_PARTIAL: u32 = 4;
 const FLAG_IMPAIRED: u32 = 8;
 /// The driver may grant zero-copy.
 const FLAG_ZERO_COPY: u32 = 16;
-const FLAGS: u32 = FLAG_UP | FLAG_CHECKSUM | FLAG_PARTIAL | FLAG_IMPAIRED | FLAG_ZERO_COPY;
+/// An IOMMU translates for the device.
+const FLAG_TRANSLATED: u32 = 32;
+const FLAGS: u32 = FLAG_UP | FLAG_CHECKSUM | FLAG_PARTIAL | FLAG_IMPAIRED | FLAG_ZERO_COPY | FLAG_TRANSLATED;
 
 const _: () = assert!(size_of::<FactsBody>() == 520 && size_of::<RefusedBody>() == 488);
 
@@ -322,6 +326,7 @@ impl Facts {
                 (self.partial_checksums, FLAG_PARTIAL),
                 (self.impaired, FLAG_IMPAIRED),
                 (self.sends.zero_copy, FLAG_ZERO_COPY),
+                (self.translated, FLAG_TRANSLATED),
             ]),
             most_pieces: u32::try_from(self.sends.most_pieces).unwrap_or(u32::MAX),
             name: field(&self.name),
@@ -349,6 +354,7 @@ impl Facts {
             driver: text("name of a driver", &body.driver)?,
             up: body.flags & FLAG_UP != 0,
             partial_checksums: body.flags & FLAG_PARTIAL != 0,
+            translated: body.flags & FLAG_TRANSLATED != 0,
             node: match i32::from(body.node) {
                 0 => None,
                 beyond => {

@@ -36,6 +36,13 @@ pub enum Request {
         /// How long it is tried again while the queue is busy, milliseconds, at most [`BIND_WAIT_MAX`].
         wait_ms: u32,
     },
+    /// Once no socket has the queue: the kernel has then taken the memory of the last one from the driver, which it does
+    /// some time after that is closed.
+    Await {
+        queue: u32,
+        /// How long at most, milliseconds, at most [`BIND_WAIT_MAX`].
+        wait_ms: u32,
+    },
     /// From now on frames go to the queue's last socket.
     Activate {
         queue: u32,
@@ -226,6 +233,7 @@ impl Request {
                     wait_ms,
                 },
             ),
+            &Self::Await { queue, wait_ms } => message(kind::AWAIT, serial, &[queue, wait_ms]),
             Self::Activate { queue, conf } => message(
                 kind::ACTIVATE,
                 serial,
@@ -258,6 +266,11 @@ impl Request {
             kind::LEASE => Self::Lease(wanted(&read(kind, body)?)?),
             kind::REGISTER => register(&read(kind, body)?)?,
             kind::BIND => bind(&read(kind, body)?)?,
+            kind::AWAIT => {
+                let [queue, wait_ms] = read(kind, body)?;
+                check_wait(wait_ms)?;
+                Self::Await { queue, wait_ms }
+            }
             kind::ACTIVATE => activate(&read(kind, body)?)?,
             kind::DEACTIVATE => Self::Deactivate {
                 queue: read(kind, body)?,
@@ -373,14 +386,19 @@ fn bind(body: &BindBody) -> Result<Request, Malformed> {
     if flags & !BIND_FLAGS != 0 {
         return Err(value("flags of a bind", flags));
     }
-    if wait_ms > BIND_WAIT_MAX {
-        return Err(value("milliseconds to wait for a queue", wait_ms));
-    }
+    check_wait(wait_ms)?;
     Ok(Request::Bind {
         queue,
         flags,
         wait_ms,
     })
+}
+
+fn check_wait(wait_ms: u32) -> Result<(), Malformed> {
+    match wait_ms > BIND_WAIT_MAX {
+        true => Err(value("milliseconds to wait for a queue", wait_ms)),
+        false => Ok(()),
+    }
 }
 
 fn activate(body: &ActivateBody) -> Result<Request, Malformed> {

@@ -1,4 +1,4 @@
-//! What the kernel may take long for, done by a process of its own: registering memory, and binding.
+//! What the kernel may take long for, done by a process of its own: registering memory, binding, and waiting for a queue.
 //!
 //! # Theory of operation
 //!
@@ -40,6 +40,7 @@ const PAUSE: Duration = Duration::from_millis(2);
 pub(super) enum Task<'a> {
     /// The next message of this connection has the files.
     Register {
+        socket: BorrowedFd<'a>,
         connection: BorrowedFd<'a>,
         umem: &'a UmemLayout,
         rings: &'a Rings,
@@ -50,18 +51,59 @@ pub(super) enum Task<'a> {
     Discard {
         connection: BorrowedFd<'a>,
     },
-    Bind(Bind),
+    Bind {
+        socket: BorrowedFd<'a>,
+        bind: Bind,
+    },
+    /// Nobody is to have the queue any more.
+    Await(QueueAt),
 }
 
-/// Where a socket is bound.
+/// A queue, which may be taken.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Bind {
+pub(super) struct QueueAt {
     pub(super) ifindex: u32,
     pub(super) queue: u32,
-    pub(super) flags: u16,
+    /// How long it may be so.
     pub(super) wait: Duration,
-    /// The kernel is to be asked with little memory whether the queue is free, see [`Task::run`].
+    /// What to ask for to see whether it is.
+    pub(super) probe: Probe,
+}
+
+/// How a socket is bound.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Bind {
+    pub(super) at: QueueAt,
+    pub(super) flags: u16,
+    /// The kernel is to be asked with little memory whether the queue is free, see [`Bind::run`].
     pub(super) probes: bool,
+}
+
+/// What a socket asks for that only asks whether a queue is free.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Probe {
+    /// What the driver does not have, zero-copy in pieces: that is refused after the look at who has the queue
+    /// (`xp_assign_dev`, net/xdp/xsk_buff_pool.c).
+    Refused,
+    /// A copy mode, where the driver has that. The queue is then the probe's for a moment, and the driver is not told.
+    Copy,
+}
+
+impl Probe {
+    /// With a driver that takes so many descriptors for a frame in zero-copy.
+    pub(super) fn of(most_pieces: usize) -> Self {
+        match most_pieces <= 1 {
+            true => Self::Refused,
+            false => Self::Copy,
+        }
+    }
+
+    fn flags(self) -> u16 {
+        match self {
+            Self::Refused => child::ZERO_COPY_IN_PIECES,
+            Self::Copy => child::COPY,
+        }
+    }
 }
 
 /// What came of it.
@@ -106,32 +148,51 @@ pub(super) struct Pending {
     pub(super) errand: Errand,
     /// Of the request.
     pub(super) serial: u32,
-    pub(super) queue: u32,
-    pub(super) registered: Registered,
     pub(super) step: Pends,
 }
 
 #[derive(Debug)]
 pub(super) enum Pends {
     Registration {
+        queue: u32,
+        registered: Registered,
         /// By the kernel, for the holder's user.
         is_counted: bool,
     },
-    Bind,
+    Bind {
+        queue: u32,
+        registered: Registered,
+    },
+    /// That a queue is free.
+    Await,
     /// What the answer will be.
     Refusal(Refusal),
 }
 
+impl Pends {
+    /// Memory that it is about, bytes.
+    pub(super) fn bytes(&self) -> u64 {
+        match self {
+            Self::Registration { registered, .. } | Self::Bind { registered, .. } => registered.bytes,
+            Self::Await | Self::Refusal(_) => 0,
+        }
+    }
+}
+
 impl Errand {
-    /// Begins it, for this socket.
-    pub(super) fn begin(socket: BorrowedFd<'_>, task: &Task<'_>) -> io::Result<Self> {
+    /// Begins it.
+    pub(super) fn begin(task: &Task<'_>) -> io::Result<Self> {
         let (said, says) = pipe_with(PipeFlags::CLOEXEC)?;
-        let connection = match task {
-            Task::Register { connection, .. } | Task::Discard { connection } => *connection,
-            Task::Bind(_) => socket,
+        let says = says.as_fd();
+        let [first, second] = match *task {
+            Task::Register {
+                socket, connection, ..
+            } => [socket, connection],
+            Task::Discard { connection } => [connection, says],
+            Task::Bind { socket, .. } => [socket, says],
+            Task::Await(_) => [says, says],
         };
-        let kept = [socket, connection, says.as_fd()];
-        let child = child::begin(kept, || task.report(socket, says.as_fd()))?;
+        let child = child::begin([first, second, says], || task.report(says))?;
         Ok(Self { child, said })
     }
 
@@ -192,8 +253,8 @@ pub(super) struct Unclosed {
 /// What the child does. It is a copy of a process that may have had other threads: nothing here allocates, locks or
 /// logs.
 impl Task<'_> {
-    fn report(&self, socket: BorrowedFd<'_>, said: BorrowedFd<'_>) {
-        let numbers: [u32; 2] = match self.run(socket) {
+    fn report(&self, said: BorrowedFd<'_>) {
+        let numbers: [u32; 2] = match self.run() {
             Ok(()) => [0, 0],
             Err(Failure { step, errno }) => [step as u32, errno.raw_os_error().cast_unsigned()],
         };
@@ -201,9 +262,10 @@ impl Task<'_> {
         let _ = rustix::io::write(said, &bytes);
     }
 
-    fn run(&self, socket: BorrowedFd<'_>) -> Attempt {
+    fn run(&self) -> Attempt {
         match self {
             Self::Register {
+                socket,
                 connection,
                 umem,
                 rings,
@@ -213,13 +275,14 @@ impl Task<'_> {
                     .map_or(Ok(()), child::become_user)
                     .map_err(failed(Step::Register))?;
                 let memory = child::map_parts(*connection, &umem.parts).map_err(failed(Step::Map))?;
-                child::register(socket, memory, umem).map_err(failed(Step::Register))?;
-                child::make_rings(socket, rings).map_err(failed(Step::Rings))
+                child::register(*socket, memory, umem).map_err(failed(Step::Register))?;
+                child::make_rings(*socket, rings).map_err(failed(Step::Rings))
             }
             Self::Discard { connection } => child::take_files(*connection)
                 .map(std::mem::forget)
                 .map_err(failed(Step::Map)),
-            Self::Bind(bind) => bind.run(socket).map_err(failed(Step::Bind)),
+            Self::Bind { socket, bind } => bind.run(*socket).map_err(failed(Step::Bind)),
+            Self::Await(at) => at.run().map_err(failed(Step::Bind)),
         }
     }
 }
@@ -231,28 +294,37 @@ fn failed(step: Step) -> impl Fn(Errno) -> Failure {
 impl Bind {
     /// Tries until the time is up. A queue is free an RCU grace period after its last socket was closed; an attempt
     /// before that fails, but for much memory only after the kernel has made its tables for all chunks, which takes
-    /// longer than the grace period. So a socket with one chunk asks first, for what the driver does not have: that is
-    /// refused after the look at who has the queue (`xp_assign_dev`, net/xdp/xsk_buff_pool.c).
+    /// longer than the grace period. So a socket with one chunk asks first.
     fn run(&self, socket: BorrowedFd<'_>) -> Result<(), Errno> {
-        let deadline = Instant::now() + self.wait;
-        let pause = || {
-            let goes_on = Instant::now() < deadline;
-            if goes_on {
-                std::thread::sleep(PAUSE);
-            }
-            goes_on
-        };
+        let at = &self.at;
+        let deadline = Instant::now() + at.wait;
         if self.probes
             && let Ok(probe) = child::probe()
         {
-            let nothing = child::ZERO_COPY_IN_PIECES;
-            while child::bind(probe.as_fd(), self.ifindex, self.queue, nothing) == Err(Errno::BUSY) && pause()
-            {
-            }
+            let _ = at.bind_by(deadline, probe.as_fd(), at.probe.flags());
         }
+        at.bind_by(deadline, socket, self.flags)
+    }
+}
+
+impl QueueAt {
+    /// Waits until nobody has it. Then the driver has no memory of its last socket's any more either: the kernel takes
+    /// that away first (`xp_clear_dev`, net/xdp/xsk_buff_pool.c).
+    /// Errors: EBUSY, if it is not so in time.
+    fn run(&self) -> Result<(), Errno> {
+        let (probe, deadline) = (child::probe()?, Instant::now() + self.wait);
+        match self.bind_by(deadline, probe.as_fd(), self.probe.flags()) {
+            Err(Errno::BUSY) => Err(Errno::BUSY),
+            // Refused for something else, as meant, or bound.
+            _ => Ok(()),
+        }
+    }
+
+    /// Binds a socket, again and again until then while somebody has the queue.
+    fn bind_by(&self, deadline: Instant, socket: BorrowedFd<'_>, flags: u16) -> Result<(), Errno> {
         loop {
-            match child::bind(socket, self.ifindex, self.queue, self.flags) {
-                Err(Errno::BUSY) if pause() => {}
+            match child::bind(socket, self.ifindex, self.queue, flags) {
+                Err(Errno::BUSY) if Instant::now() < deadline => std::thread::sleep(PAUSE),
                 result => return result,
             }
         }

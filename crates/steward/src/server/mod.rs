@@ -372,6 +372,7 @@ impl Server {
             | Request::Leases { .. }
             | Request::Register { .. }
             | Request::Bind { .. }
+            | Request::Await { .. }
             | Request::Facts => Answer::Facts(interface.facts_for(&held.wanted.range())),
             Request::Activate { queue, conf } => {
                 interface.activate(own(queue)?, conf)?;

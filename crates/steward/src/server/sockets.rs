@@ -1,5 +1,5 @@
-//! Sockets of leases: memory and rings for one, then its bind, each an [`Errand`]; and how much memory a user may have
-//! in them.
+//! Sockets of leases: memory and rings for one, then its bind, then, when it is closed, that the queue is free, each an
+//! [`Errand`]; and how much memory a user may have in them.
 //!
 //! A holder has one such request under way at a time; its further ones wait on its connection, as do those of a rule
 //! under which there are as many errands as there may be. A socket is the steward's alone until it is bound.
@@ -16,7 +16,8 @@ use steer::with_sources;
 use xsk::PreferNode;
 
 use super::connection::{Connection, Held, Reply};
-use super::errand::{self, Bind, Errand, Outcome, Pending, Pends, Registered, Task};
+use super::errand::{self, Bind, Errand, Outcome, Pending, Pends, Probe, QueueAt, Registered, Task};
+use super::interface::Interface;
 use super::{Answered, Server, hands_over_bound};
 use crate::protocol::{Answer, Reason, Refusal, Request, Rings, Step, UmemLayout};
 use crate::sys::{self, child::LockedFor};
@@ -66,6 +67,7 @@ impl Server {
                 flags,
                 wait_ms,
             } => self.bind(number, *queue, *flags, *wait_ms),
+            Request::Await { queue, wait_ms } => self.await_free(number, *queue, *wait_ms),
             _ => return,
         };
         // A child takes the files of a registration, and the message with them.
@@ -91,26 +93,16 @@ impl Server {
     /// reserve at least.
     fn discard(&mut self, number: u64, refusal: Refusal) -> Result<Pending, Refusal> {
         let connection = self.connections.get(&number).ok_or_else(super::no_lease)?;
-        let begin = || {
-            let socket = sys::new_xdp_socket()?;
-            let task = Task::Discard {
-                connection: connection.as_fd(),
-            };
-            let errand = Errand::begin(socket.as_fd(), &task)?;
-            Ok((socket, errand))
+        let task = Task::Discard {
+            connection: connection.as_fd(),
         };
-        let begun = begin().or_else(|_: io::Error| {
+        let begun = Errand::begin(&task).or_else(|_| {
             self.reserve.clear();
-            begin()
+            Errand::begin(&task)
         });
-        let (socket, errand) = begun.map_err(|error| no_process(&error))?;
-        Ok(Pending {
-            errand,
-            serial: 0,
-            queue: 0,
-            registered: Registered { socket, bytes: 0 },
-            step: Pends::Refusal(refusal),
-        })
+        let errand = begun.map_err(|error| no_process(&error))?;
+        let step = Pends::Refusal(refusal);
+        Ok(pending(errand, step))
     }
 
     /// Whether a user may have one more errand, and a rule of the policy.
@@ -130,7 +122,7 @@ impl Server {
         let theirs = self.connections.values().filter(|other| other.peer.uid == uid);
         let pending = theirs.filter_map(|other| other.pending.as_ref());
         let lost = self.lost_errands.iter().filter(|lost| lost.uid == uid);
-        let bytes = pending.map(|pending| pending.registered.bytes);
+        let bytes = pending.map(|pending| pending.step.bytes());
         bytes.chain(lost.map(|lost| lost.bytes)).sum()
     }
 
@@ -142,7 +134,7 @@ impl Server {
             self.lost_errands.push(LostErrand {
                 uid: connection.peer.uid,
                 rule,
-                bytes: pending.registered.bytes,
+                bytes: pending.step.bytes(),
                 errand: pending.errand,
             });
         }
@@ -176,6 +168,7 @@ impl Server {
         }
         let locked_for = self.locked_for(connection.peer.uid, held.rule);
         let task = Task::Register {
+            socket: socket.as_fd(),
             connection: connection.as_fd(),
             umem,
             rings,
@@ -187,17 +180,14 @@ impl Server {
             .get(&held.interface)
             .and_then(|interface| interface.link.node);
         let near = node.and_then(PreferNode::begin);
-        let errand = Errand::begin(socket.as_fd(), &task).map_err(|error| no_process(&error))?;
+        let errand = Errand::begin(&task).map_err(|error| no_process(&error))?;
         drop(near);
-        Ok(Pending {
-            errand,
-            serial: 0,
+        let step = Pends::Registration {
             queue,
             registered: Registered { socket, bytes },
-            step: Pends::Registration {
-                is_counted: locked_for.is_some(),
-            },
-        })
+            is_counted: locked_for.is_some(),
+        };
+        Ok(pending(errand, step))
     }
 
     /// What a user may have in sockets under a rule, bytes.
@@ -219,27 +209,29 @@ impl Server {
         let at = self.holder(number, queue)?.1.interface;
         let interface = self.interfaces.get_mut(&at).ok_or_else(super::no_lease)?;
         interface.program()?;
-        let (registered, sends) = (interface.sockets.take_registered(queue)?, interface.sends);
-        let task = Task::Bind(Bind {
-            ifindex: interface.link.index,
-            queue,
+        let at = queue_at(interface, queue, wait_ms);
+        let registered = interface.sockets.take_registered(queue)?;
+        let bind = Bind {
+            at,
             flags: u16::try_from(flags).unwrap_or(0),
-            wait: Duration::from_millis(wait_ms.into()),
-            probes: registered.bytes > LARGE && sends.most_pieces <= 1,
-        });
-        match Errand::begin(registered.socket.as_fd(), &task) {
-            Ok(errand) => Ok(Pending {
-                errand,
-                serial: 0,
-                queue,
-                registered,
-                step: Pends::Bind,
-            }),
+            probes: registered.bytes > LARGE && at.probe == Probe::Refused,
+        };
+        let socket = registered.socket.as_fd();
+        match Errand::begin(&Task::Bind { socket, bind }) {
+            Ok(errand) => Ok(pending(errand, Pends::Bind { queue, registered })),
             Err(error) => {
                 interface.sockets.put_registered(queue, registered);
                 Err(no_process(&error))
             }
         }
+    }
+
+    fn await_free(&self, number: u64, queue: u32, wait_ms: u32) -> Result<Pending, Refusal> {
+        let at = self.holder(number, queue)?.1.interface;
+        let interface = self.interfaces.get(&at).ok_or_else(super::no_lease)?;
+        let task = Task::Await(queue_at(interface, queue, wait_ms));
+        let errand = Errand::begin(&task).map_err(|error| no_process(&error))?;
+        Ok(pending(errand, Pends::Await))
     }
 
     /// Looks whose errands are done, and answers.
@@ -279,17 +271,11 @@ impl Server {
     }
 
     fn conclude(&mut self, number: u64, pending: Pending, outcome: Outcome) -> Answered {
-        let Pending {
-            queue,
-            registered,
-            step,
-            ..
-        } = pending;
         let connection = self.connections.get_mut(&number).ok_or_else(super::no_lease)?;
         let held = connection.held.as_ref().ok_or_else(super::no_lease)?;
         let interface = self.interfaces.get_mut(&held.interface);
         let interface = interface.ok_or_else(super::no_lease)?;
-        match (outcome, step) {
+        match (outcome, pending.step) {
             (_, Pends::Refusal(refusal)) => Err(refusal),
             (Outcome::Lost, _) => {
                 let text = "the process that was to do it has ended too early (out of memory?): try again";
@@ -300,22 +286,34 @@ impl Server {
                     step: Step::Register,
                     errno,
                 },
-                Pends::Registration { is_counted: true },
+                Pends::Registration { is_counted: true, .. },
             ) if errno == Errno::NOBUFS.raw_os_error().cast_unsigned() => {
                 Err(Refusal::new(Reason::Memlock, LOCKED))
             }
-            (Outcome::Failed { step, errno }, Pends::Registration { .. }) => {
+            (Outcome::Failed { step, errno }, Pends::Registration { .. } | Pends::Await) => {
                 Ok(Answer::Failed { step, errno }.into())
             }
-            (Outcome::Failed { step, errno }, Pends::Bind) => {
+            (Outcome::Failed { step, errno }, Pends::Bind { queue, registered }) => {
                 interface.sockets.put_registered(queue, registered);
                 Ok(Answer::Failed { step, errno }.into())
             }
-            (Outcome::Done, Pends::Registration { .. }) if hands_over_bound() => {
+            (Outcome::Done, Pends::Await) => Ok(Answer::Done.into()),
+            (
+                Outcome::Done,
+                Pends::Registration {
+                    queue, registered, ..
+                },
+            ) if hands_over_bound() => {
                 interface.sockets.put_registered(queue, registered);
                 Ok(Answer::Done.into())
             }
-            (Outcome::Done, _) => {
+            (
+                Outcome::Done,
+                Pends::Registration {
+                    queue, registered, ..
+                }
+                | Pends::Bind { queue, registered },
+            ) => {
                 interface.place(queue, registered.socket.as_fd())?;
                 interface.sockets.note_bound(queue, registered.bytes);
                 Ok(Reply {
@@ -379,6 +377,25 @@ impl Server {
             allowed / 1024,
         );
         Err(Refusal::new(Reason::Memlock, text))
+    }
+}
+
+/// Its serial number is its request's, once that is known.
+fn pending(errand: Errand, step: Pends) -> Pending {
+    Pending {
+        errand,
+        serial: 0,
+        step,
+    }
+}
+
+/// A queue, and how long it is waited for.
+fn queue_at(interface: &Interface, queue: u32, wait_ms: u32) -> QueueAt {
+    QueueAt {
+        ifindex: interface.link.index,
+        queue,
+        wait: Duration::from_millis(wait_ms.into()),
+        probe: Probe::of(interface.sends.most_pieces),
     }
 }
 

@@ -26,8 +26,9 @@ use crate::protocol::{PARTS_MAX, Part, Rings, UmemLayout};
 const LARGEST_PAGE: usize = 1 << 30;
 /// Memory of a socket that only asks: one chunk, bytes.
 const PROBE_BYTES: u32 = 4096;
-/// What is asked for with it: `XDP_ZEROCOPY | XDP_USE_SG`, include/uapi/linux/if_xdp.h.
+/// What is asked for with it: `XDP_ZEROCOPY | XDP_USE_SG`, or `XDP_COPY`, include/uapi/linux/if_xdp.h.
 pub(crate) const ZERO_COPY_IN_PIECES: u16 = 1 << 2 | 1 << 4;
+pub(crate) const COPY: u16 = 1 << 1;
 
 /// Ends the process, also where it would unwind into what is its parent's to do.
 struct Exit;
@@ -259,7 +260,7 @@ pub(crate) fn make_rings(socket: BorrowedFd<'_>, rings: &Rings) -> Result<(), Er
     sockopt::set_xdp_tx_ring_size(socket, rings.tx)
 }
 
-/// A socket with memory for one frame, which asks for a queue and is not to get it.
+/// A socket with memory for one frame, which asks whether a queue is free.
 pub(crate) fn probe() -> Result<OwnedFd, Errno> {
     let socket = new_xdp_socket()?;
     let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);

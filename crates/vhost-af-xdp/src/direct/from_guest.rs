@@ -7,10 +7,12 @@ use device::pair::{Cursor, Fault, Piece, QueuePair, Sending};
 use offload::checksum::ChecksumAt;
 use offload::packet::HEADERS_MAX;
 use offload::segment::{Gso, Request};
+use steer::with_sources;
 use virtqueue::{Buffer, ChainId, MemoryMap};
 use xsk::{TxDesc, UmemOffset};
 
 use super::{Cutting, DirectEnd, Outbound};
+use crate::nic::interface_queue::Release;
 use crate::nic::queue::{LinkState, Nic};
 use crate::switch::bytes::guest_to_umem;
 use crate::switch::from_guest::{GuestFrame, Put, Sender, Sink, Turn};
@@ -497,22 +499,33 @@ impl<N: Nic> DirectEnd<N> {
         half_sent
     }
 
-    /// Closes the socket, which ends the kernel's reads and writes of the guest's memory: only then is the rest given
-    /// back, and only then may the bases be answered. What was not sent until then is counted.
-    pub(super) fn close(self, pair: &mut QueuePair, half_sent: Option<ChainId>) {
+    /// Closes the socket, and waits until the guest's memory is neither read nor written any more: only then is the rest
+    /// given back, and only then may the bases be answered. What was not sent until then is counted. False: nobody knows,
+    /// and nothing is given back.
+    pub(super) fn close(self, pair: &mut QueuePair, half_sent: Option<ChainId>) -> bool {
         self.counters.from_guest_queue_stopped.add(self.frames_out());
         let Self {
             queue,
             mut sending,
             counters,
+            release,
             ..
         } = self;
         drop(queue);
+        if let Err(error) = release.map_or(Ok(()), Release::wait) {
+            tracing::error!(
+                "nobody knows whether the NIC has let go of the guest's memory, so buffers that it had are not given \
+                 back, and the guest lacks them until its driver starts anew: {}",
+                with_sources(&error)
+            );
+            return false;
+        }
         let unsent = std::iter::from_fn(|| sending.pop_any()).filter_map(|outbound| outbound.chain);
         for chain in unsent.chain(half_sent) {
             pair.from_guest.queue.push_used(chain, 0);
         }
         pair.from_guest.publish(&counters);
+        true
     }
 
     /// The lane is stopped, on a thread that may wait: the GSO packet in hand goes out now, as far as the kernel takes

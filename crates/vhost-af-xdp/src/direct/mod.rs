@@ -1,9 +1,14 @@
 //! A lane with `--memory=direct`: guest RAM is the UMEM, nobody in userspace touches a frame.
 //!
-//! NIC → guest: an available receive buffer at offset B becomes the fill entry `B + header - 256`.
-//! The kernel puts a frame 256 bytes (XDP_PACKET_HEADROOM) after a fill address, and the steering
+//! NIC → guest: an available receive buffer at offset B becomes the fill entry `B + header - 256 - headroom`.
+//! The kernel puts a frame 256 bytes (XDP_PACKET_HEADROOM) and the UMEM's headroom after a fill address, and the steering
 //! program's metadata, which is the virtio-net header, just before the frame: so the header lands
 //! at B, the frame behind it, and all that is left for us is the used element.
+//!
+//! A NIC that does so itself, in zero-copy, may write as far as the chunk goes that begins at the fill entry, whatever
+//! the frame's length. The headroom makes that the least that the driver takes for the longest frame, and only buffers
+//! that hold so much are posted; and only those whose chunk lies in one huge page, because the kernel refuses one that is
+//! not in one piece for DMA, and says nothing (`xp_check_unaligned`, net/xdp/xsk_buff_pool.c).
 //!
 //! Guest → NIC: a frame that lies in one piece is sent from where it is. One in several pieces is
 //! gathered in a chunk of the bounce area when it fits, else sent as a multi-buffer frame whose
@@ -16,8 +21,8 @@
 //!
 //! The bounce area lies behind guest RAM in the same UMEM; no guest can see it. It also serves
 //! receive buffers that cannot take a frame directly: too small for the longest frame of the
-//! interface, made of several descriptors, or with less than 256 - header bytes of their region
-//! before them. Such a buffer is *parked*, a bounce chunk goes to the NIC in its place, and the
+//! interface, or for what a NIC may write, made of several descriptors, with less of their region
+//! before them than the frame's place in its chunk, or, in zero-copy, across huge pages. Such a buffer is *parked*, a bounce chunk goes to the NIC in its place, and the
 //! frame is copied when it arrives. A buffer too small for the longest frame cannot be paired with
 //! one chunk; from the first of these on, all buffers are parked until the queue starts anew.
 //!
@@ -30,9 +35,14 @@
 //! frame in it was dropped, then holds up none of the others. If such a queue is stopped while a buffer is out that
 //! others overtook, there is no place to rewind to. What the kernel held goes back with nothing in it, once the kernel
 //! can write there no more.
+//!
+//! That is so when the socket is closed where the kernel copies, and where the NIC reads and writes by DMA when its driver
+//! has let go ([`Release`]). Where that is not known to have happened nothing goes back: a guest that lacks buffers is
+//! better off than one whose memory is written when it is used for something else.
 
 mod from_guest;
 pub(crate) mod in_flight;
+mod place;
 pub(crate) mod registration;
 pub(crate) mod send_direct;
 mod to_guest;
@@ -46,10 +56,11 @@ use virtqueue::{Buffer, ChainId, Chains, Prefetch};
 use xsk::{Frame, FramePool, RxDesc, TxDesc, Umem, UmemError, UmemOffset};
 
 use crate::direct::in_flight::InFlight;
+use crate::direct::place::Place;
 use crate::nic::binding::LARGE_CHUNK;
 use crate::nic::endpoint::{Chunks, NicQueue};
 use crate::nic::interface::RECEIVE_RING;
-use crate::nic::interface_queue::Coupled;
+use crate::nic::interface_queue::{Coupled, Release};
 use crate::nic::queue::{LinkState, MOST_PIECES, Nic};
 use crate::switch::checksums::PrivateLook;
 use crate::switch::from_guest::Sender;
@@ -111,6 +122,7 @@ pub(crate) struct DirectLane<N> {
     parked_bytes: u64,
     /// Receive buffers go back as the NIC is done with them.
     any_order: bool,
+    place: Place,
     /// Bounce chunks among `posted` that are not filled yet.
     bounces_posted: usize,
     /// A buffer smaller than the longest frame was seen: all later ones are parked, too, because
@@ -144,6 +156,8 @@ struct DirectEnd<N> {
     ring: usize,
     outgoing: Vec<TxDesc>,
     pieces: Vec<Piece>,
+    /// What is to be waited for when the socket is closed.
+    release: Option<Release>,
 }
 
 /// What the lane needs to know of its memory.
@@ -151,17 +165,21 @@ pub(crate) struct DirectMemory {
     chunks: Chunks,
     /// Entries that a table of what the kernel has may hold.
     in_flight: usize,
+    /// How much of it is in huge pages, bytes from its start.
+    huge_bytes: u64,
 }
 
 impl DirectMemory {
     /// Of guest RAM as UMEM, behind which the bytes `own` are this lane's; so many of the chunks there are for the NIC
-    /// to receive into. `in_flight`: at least the size of the vrings and of the rings.
+    /// to receive into. `in_flight`: at least the size of the vrings and of the rings. `huge_bytes`: so much from the
+    /// start is in huge pages.
     /// Errors: the range is not all behind guest RAM.
     pub(crate) fn new(
         umem: Umem,
         own: Range<u64>,
         to_receive: usize,
         in_flight: usize,
+        huge_bytes: u64,
     ) -> Result<Self, UmemError> {
         let first = UmemOffset::new(own.start);
         let pool: FramePool = umem.frames(own)?.collect();
@@ -172,7 +190,11 @@ impl DirectMemory {
             to_receive,
             backing: "guest memory".to_owned(),
         };
-        Ok(Self { chunks, in_flight })
+        Ok(Self {
+            chunks,
+            in_flight,
+            huge_bytes,
+        })
     }
 }
 
@@ -187,6 +209,11 @@ impl<N: Nic> DirectLane<N> {
         let mut pair = pair;
         let look = PrivateLook::of(&pair);
         let in_flight = memory.in_flight;
+        let place = Place::new(
+            &pair,
+            &memory.chunks.umem,
+            queue.sends.by_dma.then_some(memory.huge_bytes),
+        );
         let end = DirectEnd::new(&mut pair, queue, memory, &counters);
         let any_order = pair.to_guest.queue.takes_any_order();
         Self {
@@ -195,6 +222,7 @@ impl<N: Nic> DirectLane<N> {
             counters,
             sender: Sender::default(),
             any_order,
+            place,
             // The RX ring has room for all: no driver ever finds it full.
             posted: InFlight::in_any_order(in_flight.min(RECEIVE_RING as usize), any_order),
             parked: VecDeque::new(),
@@ -219,7 +247,11 @@ impl<N: Nic> DirectEnd<N> {
         memory: DirectMemory,
         counters: &Arc<PairCounters>,
     ) -> Self {
-        let Coupled { mut nic, sends } = queue;
+        let Coupled {
+            mut nic,
+            sends,
+            release,
+        } = queue;
         if sends.zero_copy && !guest.offloads.csum {
             // Else frames, or some of them, are read by this CPU: by the kernel that copies them, or by us, to sum or
             // to cut them.
@@ -240,6 +272,7 @@ impl<N: Nic> DirectEnd<N> {
             ring: 0,
             outgoing: Vec::with_capacity(memory.in_flight),
             pieces: Vec::with_capacity(MOST_PIECES),
+            release,
         }
     }
 }
@@ -300,8 +333,10 @@ impl<N: Nic> Lane for DirectLane<N> {
         // Frames that arrived are the guest's; taken before the socket closes.
         while lane.collect() > 0 {}
         lane.counters.to_guest_queue_stopped.add(lane.posted.len_done());
-        lane.end.close(&mut lane.pair, half_sent);
-        give_up(&mut lane.pair, &mut lane.posted, &lane.parked);
+        let let_go = lane.end.close(&mut lane.pair, half_sent);
+        if let_go {
+            give_up(&mut lane.pair, &mut lane.posted, &lane.parked);
+        }
         lane.pair.to_guest.publish(&lane.counters);
         Stopped {
             pair: lane.pair.stopped(),

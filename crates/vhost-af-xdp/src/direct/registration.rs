@@ -13,7 +13,7 @@ use virtqueue::{MappedRegion, MemoryMap};
 use xsk::Umem;
 
 use crate::direct::CHUNK_BYTES;
-use crate::nic::binding::BufferOrder;
+use crate::nic::binding::GuestBuffers;
 use crate::nic::error::InterfaceError;
 use crate::nic::interface_queue::{InterfaceQueue, RegisteredSocket};
 use crate::switch::bytes::GuestRam;
@@ -26,8 +26,7 @@ pub(crate) struct Registration {
     pub(crate) map: Arc<MemoryMap>,
     /// With a socket of this queue; `None`: with nothing.
     pub(crate) queue: Option<InterfaceQueue>,
-    /// How the guest's receive buffers come back to it.
-    pub(crate) order: BufferOrder,
+    pub(crate) guest: GuestBuffers,
     /// Its pages are not in our page table yet.
     pub(crate) populate: bool,
 }
@@ -55,11 +54,13 @@ impl Registration {
             // Pages that one pair's registration entered are there for the others'. A null NIC pins none.
             self.map.populate();
         }
-        let umem = Umem::unaligned(Arc::new(GuestRam(Arc::clone(&self.map))), CHUNK_BYTES, 0)?;
+        let memory = Arc::new(GuestRam(Arc::clone(&self.map)));
         let Some(queue) = &self.queue else {
+            let umem = Umem::unaligned(memory, CHUNK_BYTES, 0)?;
             return Ok(Registered { umem, socket: None });
         };
-        let socket = queue.register(&umem, self.order)?;
+        let umem = Umem::unaligned(memory, CHUNK_BYTES, queue.headroom(self.guest)?)?;
+        let socket = queue.register(&umem, self.guest)?;
         Ok(Registered {
             umem: socket.umem().clone(),
             socket: Some(socket),

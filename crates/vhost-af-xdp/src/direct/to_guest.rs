@@ -1,7 +1,7 @@
 //! Direct placement, NIC → guest: buffers posted, parked, and given back filled.
 
 use virtqueue::{Buffer, Chain, ChainId, Chains};
-use xsk::{Frame, UmemOffset, XDP_PACKET_HEADROOM};
+use xsk::{Frame, UmemOffset};
 
 use super::{DirectLane, MOST_BOUNCES_POSTED, MOST_PARKED_BUFFERS, Parked, Posted};
 use crate::nic::queue::Nic;
@@ -200,16 +200,10 @@ impl<N: Nic> DirectLane<N> {
     /// `None` for a buffer that must be served through the bounce area.
     #[inline]
     fn fill_address(&self, buffers: &[Buffer]) -> Option<u64> {
-        let [buffer] = buffers else { return None };
-        let header = self.pair.header_bytes;
-        let before = u64::from(XDP_PACKET_HEADROOM - header);
-        if self.park_all
-            || buffer.len < header + self.pair.frame_limit
-            || u64::from(buffer.room_before) < before
-        {
-            return None;
+        match buffers {
+            [buffer] if !self.park_all => self.place.fill_address(buffer),
+            _ => None,
         }
-        Some(buffer.offset - before)
     }
 
     /// Posts as many bounce chunks as the parked buffers can take frames of.

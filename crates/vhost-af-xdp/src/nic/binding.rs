@@ -56,8 +56,20 @@ pub(crate) struct Wish {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct IntoGuest {
     pub(crate) judge: Judge,
-    /// How the guest's receive buffers come back; `None`: no guest is there yet.
-    pub(crate) order: Option<BufferOrder>,
+    /// The steward is this daemon's own, so that no lease ends while the daemon stands still and keeps the socket.
+    pub(crate) is_own: bool,
+    /// An IOMMU translates for the NIC.
+    pub(crate) translated: bool,
+    /// None: no guest is there yet.
+    pub(crate) guest: Option<GuestBuffers>,
+}
+
+/// What decides of a guest's receive buffers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct GuestBuffers {
+    pub(crate) order: BufferOrder,
+    /// Some of its memory is in huge pages.
+    pub(crate) huge_pages: bool,
 }
 
 /// Who decides whether a frame that comes into a queue is the guest's.
@@ -90,6 +102,8 @@ pub(crate) struct Binding {
     pub(crate) ask: BindRequest,
     /// Chunks of copy placement, bytes.
     pub(crate) chunk_bytes: u32,
+    /// Where a NIC may write frames into guest memory by itself: how far it must reach from where one begins, bytes.
+    pub(crate) window: Option<u32>,
     /// Why it is not asked for, unless the user wanted that.
     pub(crate) note: Option<NoZeroCopy>,
 }
@@ -119,9 +133,22 @@ pub(crate) enum NoZeroCopy {
     )]
     NoRegion,
     #[error(
-        "with memory=direct the NIC would write into guest memory for a while after a queue pair is stopped"
+        "with memory=direct and a steward of several daemons a lease may end while its holder stands still, and the \
+         NIC would write on into guest memory"
     )]
-    WritesOn,
+    SharedSteward,
+    #[error(
+        "with memory=direct and an IOMMU that translates for the NIC (iommu_group/type in sysfs is not `identity`) \
+         hardly a buffer of the guest's can be received into"
+    )]
+    Translated,
+    #[error(
+        "with memory=direct and guest memory in pages of 4 KiB hardly a buffer of the guest's can be received into: \
+         huge pages are needed (QEMU: memory-backend-memfd,hugetlb=on)"
+    )]
+    SmallPages,
+    #[error("with memory=direct zero-copy begins with the guest's memory, which is not there yet")]
+    NoGuest,
     #[error("the XDP program is attached in skb mode")]
     SkbMode,
     #[error("the driver has no zero-copy")]
@@ -143,6 +170,8 @@ impl Wish {
             (BindRequest::Auto, Some(why)) => (BindRequest::ForceCopy, Some(why)),
             (asked, None) => (asked, None),
         };
+        let into_guest = self.into_guest.filter(|_| ask != BindRequest::ForceCopy);
+        let window = into_guest.and_then(|_| self.window());
         let fits_small = self.frame_limit.saturating_add(XDP_PACKET_HEADROOM) <= SMALL_CHUNK;
         let chunk_bytes = match ask {
             BindRequest::ForceCopy if fits_small => SMALL_CHUNK,
@@ -151,8 +180,15 @@ impl Wish {
         Ok(Binding {
             ask,
             chunk_bytes,
+            window,
             note,
         })
+    }
+
+    /// The least that a NIC of this kind can be given for a frame, and stays in, bytes.
+    fn window(&self) -> Option<u32> {
+        let window = self.line?.window.bytes(self.frame_limit);
+        window.filter(|&bytes| bytes <= LONGEST_FRAME)
     }
 
     /// Why zero-copy is not asked for; what is only known of the driver does not count where the user insists.
@@ -166,24 +202,36 @@ impl Wish {
             _ if missing || !(self.driver.zero_copy || insists) => Some(NoZeroCopy::Driver),
             _ if cut => Some(NoZeroCopy::LongFrames),
             Some(line) if line.zero_copy == ZeroCopy::Bad => Some(NoZeroCopy::KnownBad(line)),
-            _ => self.into_guest.map(|into_guest| self.danger(into_guest)),
+            _ => self.danger(self.into_guest?),
         }
     }
 
-    /// Why a NIC must not write frames into guest memory by itself: the first of the conditions that is not met. The
-    /// last one never is, so far (docs/hardware.md).
-    fn danger(&self, into_guest: IntoGuest) -> NoZeroCopy {
-        let bounded = self
-            .line
-            .is_some_and(|line| line.window.bytes(self.frame_limit).is_some());
-        match (into_guest.judge, into_guest.order) {
+    /// Why a NIC must not write frames into guest memory by itself: the first of the conditions that is not met
+    /// (docs/hardware.md).
+    fn danger(&self, into_guest: IntoGuest) -> Option<NoZeroCopy> {
+        let IntoGuest {
+            judge,
+            is_own,
+            translated,
+            guest,
+        } = into_guest;
+        let insists = self.asked == BindRequest::ForceZeroCopy;
+        Some(match (judge, guest) {
             (Judge::Program, _) => NoZeroCopy::Judged,
             (Judge::Foreign, _) => NoZeroCopy::ForeignProgram,
-            (Judge::Nic, _) if !bounded => NoZeroCopy::Unbounded,
-            (Judge::Nic, Some(BufferOrder::InOrder)) => NoZeroCopy::InOrder,
-            (Judge::Nic, Some(BufferOrder::NoRegion)) => NoZeroCopy::NoRegion,
-            (Judge::Nic, Some(BufferOrder::Any) | None) => NoZeroCopy::WritesOn,
-        }
+            _ if !is_own => NoZeroCopy::SharedSteward,
+            _ if self.window().is_none() => NoZeroCopy::Unbounded,
+            _ if translated => NoZeroCopy::Translated,
+            // Into memory of ours, until there is a guest.
+            (Judge::Nic, None) if insists => return None,
+            (Judge::Nic, None) => NoZeroCopy::NoGuest,
+            (Judge::Nic, Some(GuestBuffers { order, huge_pages })) => match order {
+                BufferOrder::InOrder => NoZeroCopy::InOrder,
+                BufferOrder::NoRegion => NoZeroCopy::NoRegion,
+                BufferOrder::Any if !huge_pages => NoZeroCopy::SmallPages,
+                BufferOrder::Any => return None,
+            },
+        })
     }
 }
 
@@ -214,10 +262,29 @@ mod tests {
         TABLE.iter().find(|line| line.driver == driver)
     }
 
+    /// Nothing is in the way there.
+    const GOOD: IntoGuest = IntoGuest {
+        judge: Judge::Nic,
+        is_own: true,
+        translated: false,
+        guest: Some(GuestBuffers {
+            order: BufferOrder::Any,
+            huge_pages: true,
+        }),
+    };
+
     /// igb, whose frames would go into guest memory.
     fn direct(judge: Judge, order: Option<BufferOrder>) -> Wish {
+        let guest = order.map(|order| GuestBuffers {
+            order,
+            huge_pages: true,
+        });
+        igb_with(IntoGuest { judge, guest, ..GOOD })
+    }
+
+    fn igb_with(into_guest: IntoGuest) -> Wish {
         Wish {
-            into_guest: Some(IntoGuest { judge, order }),
+            into_guest: Some(into_guest),
             line: line("igb"),
             ..IGB
         }
@@ -231,6 +298,10 @@ mod tests {
             line: line(driver),
             ..whole(Some(Any))
         };
+        let small = Some(GuestBuffers {
+            order: Any,
+            huge_pages: false,
+        });
         let skb = Wish {
             native: false,
             ..direct(Judge::Program, Some(InOrder))
@@ -244,8 +315,26 @@ mod tests {
             (driver("not in the table"), NoZeroCopy::Unbounded),
             (whole(Some(InOrder)), NoZeroCopy::InOrder),
             (whole(Some(NoRegion)), NoZeroCopy::NoRegion),
-            (whole(Some(Any)), NoZeroCopy::WritesOn),
-            (whole(None), NoZeroCopy::WritesOn),
+            (
+                igb_with(IntoGuest {
+                    is_own: false,
+                    translated: true,
+                    ..GOOD
+                }),
+                NoZeroCopy::SharedSteward,
+            ),
+            (
+                igb_with(IntoGuest {
+                    translated: true,
+                    ..GOOD
+                }),
+                NoZeroCopy::Translated,
+            ),
+            (
+                igb_with(IntoGuest { guest: small, ..GOOD }),
+                NoZeroCopy::SmallPages,
+            ),
+            (whole(None), NoZeroCopy::NoGuest),
         ] {
             let binding = wish.binding().expect("zero-copy is not forced");
             assert_eq!(
@@ -255,8 +344,28 @@ mod tests {
             );
             let asked = BindRequest::ForceZeroCopy;
             let forced = Wish { asked, ..wish }.binding();
-            assert!(forced.is_err() || said == NoZeroCopy::Driver, "{wish:?}");
+            let into_ours = [NoZeroCopy::Driver, NoZeroCopy::NoGuest];
+            assert!(forced.is_err() || into_ours.contains(&said), "{wish:?}");
         }
+    }
+
+    #[test]
+    fn guest_memory_is_received_into_by_a_nic_that_cannot_write_beyond_its_buffers() {
+        for (driver, window) in [("igb", 2048), ("virtio_net", 1536), ("i40e", 1536)] {
+            let wish = Wish {
+                line: line(driver),
+                ..igb_with(GOOD)
+            };
+            let binding = wish.binding().expect("not forced");
+            let found = (binding.ask, binding.note, binding.window);
+            assert_eq!(found, (BindRequest::Auto, None, Some(window)), "{driver}");
+        }
+        // Nothing is bounded where the kernel copies.
+        let copied = Wish {
+            asked: BindRequest::ForceCopy,
+            ..igb_with(GOOD)
+        };
+        assert_eq!(copied.binding().expect("not forced").window, None);
     }
 
     #[test]
@@ -356,10 +465,10 @@ mod tests {
             ),
             (
                 Wish {
-                    into_guest: direct(Judge::Nic, None).into_guest,
+                    into_guest: direct(Judge::Program, None).into_guest,
                     ..forced
                 },
-                NoZeroCopy::WritesOn,
+                NoZeroCopy::Judged,
             ),
         ] {
             assert_eq!(wish.binding(), Err(why));

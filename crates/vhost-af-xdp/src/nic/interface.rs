@@ -14,7 +14,7 @@ use steward::links::{DriverSends, Link};
 use steward::protocol::Wanted;
 use xsk::{AttachMode, BindRequest, BusyPoll, OpenError, PreferNode, QueueId, RingSize, SocketConfig, Umem};
 
-use super::binding::{Binding, BufferOrder, IntoGuest, L2_BYTES, LONGEST_FRAME, NoZeroCopy, Wish};
+use super::binding::{Binding, GuestBuffers, IntoGuest, L2_BYTES, LONGEST_FRAME, NoZeroCopy, Wish};
 use super::demand::Demand;
 use super::drivers;
 use super::error::{InterfaceError, Lost};
@@ -28,7 +28,7 @@ pub(crate) const RECEIVE_RING: u32 = 2048;
 pub(crate) const SEND_RING: u32 = 1024;
 /// A queue stays busy after its last owner went until all CPUs have seen it: 20 ms here, more than two seconds with
 /// six processes a CPU.
-pub(super) const BIND_TIMEOUT: Duration = Duration::from_secs(5);
+const BIND_TIMEOUT: Duration = Duration::from_secs(5);
 /// The same for a queue that was not free the last time: that is tried again and again, and other ports wait meanwhile.
 const BIND_AGAIN_TIMEOUT: Duration = Duration::from_millis(200);
 
@@ -187,15 +187,20 @@ impl Interface {
         })
     }
 
-    /// How its queues are bound for the longest frames that it carries, and what memory they get; for a guest whose
-    /// receive buffers come back like that, if one is there.
+    /// How its queues are bound for the longest frames that it carries, and what memory they get; for a guest with
+    /// such receive buffers, if one is there.
     /// Errors: zero-copy is forced, and cannot be.
-    pub(crate) fn binding(&self, order: Option<BufferOrder>) -> Result<Binding, NoZeroCopy> {
-        let judge = self.steering.judge();
+    pub(crate) fn binding(&self, guest: Option<GuestBuffers>) -> Result<Binding, NoZeroCopy> {
         let direct = self.options.placement == Placement::Direct;
+        let into_guest = direct.then(|| IntoGuest {
+            judge: self.steering.judge(),
+            is_own: self.steering.is_own(),
+            translated: self.link.translated,
+            guest,
+        });
         let wish = Wish {
             asked: self.options.bind,
-            into_guest: direct.then_some(IntoGuest { judge, order }),
+            into_guest,
             native: self.steering.mode() == Mode::Native,
             driver: self.driver_sends(),
             line: drivers::line(&self.link.driver),

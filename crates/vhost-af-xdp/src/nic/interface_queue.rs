@@ -24,21 +24,18 @@ use device::counters::PairCounters;
 use steer::{QueueConf, VirtioHeader};
 use xsk::{BindRequest, OpenError, Socket, Umem};
 
-use super::binding::{Binding, BufferOrder, LONGEST_FRAME, LONGEST_ZERO_COPY, TX_METADATA_BYTES};
+use super::binding::{Binding, GuestBuffers, LONGEST_FRAME, LONGEST_ZERO_COPY, TX_METADATA_BYTES};
 use super::endpoint::{Chunks, NicQueue};
 use super::error::{ExternalError, InterfaceError};
 use super::interface::{Interface, QueueRequest, SEND_RING};
 use super::queue::{MOST_PIECES, Nic, Sends};
 use super::queue_state::{Ended, NotesEnd, OpenQueue, Opened, QueueState};
-use super::steering::Prepared;
+use super::steering::{Prepared, RELEASE};
 use super::xdp::XdpNic;
 use crate::config::Placement;
 
-/// A queue is free an RCU grace period after its socket was closed (`SOCK_RCU_FREE`, net/xdp/xsk.c), 14 to 23 ms
-/// here, several times that on a busy machine. An attempt to bind before that fails, but not before the kernel has
-/// made its tables for all chunks: that takes longer than to wait, for some 100 MiB and more. So where nothing tells
-/// when it is free, this is waited.
-const RELEASE: Duration = Duration::from_millis(20);
+/// How long a driver may take to let go of guest memory when a socket was closed; as a bind is waited for.
+const LET_GO_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Clone)]
 pub(crate) struct InterfaceQueue {
@@ -63,6 +60,34 @@ pub(crate) struct Coupled<N> {
     pub(crate) nic: N,
     /// What it does for frames that are sent.
     pub(crate) sends: Sends,
+    /// To be waited for when it is closed, before the memory is the guest's alone; none where the kernel copies, and has
+    /// done so when the socket is closed.
+    pub(crate) release: Option<Release>,
+}
+
+impl<N> Coupled<N> {
+    /// Without anything to wait for.
+    pub(crate) fn new(nic: N, sends: Sends) -> Self {
+        Self {
+            nic,
+            sends,
+            release: None,
+        }
+    }
+}
+
+/// A queue whose driver reads guest memory, or writes it, for a while after the socket was closed: the kernel takes the
+/// memory from it an RCU grace period later, on a thread of its own (`xsk_destruct`, net/xdp/xsk.c;
+/// `xp_release_deferred`, net/xdp/xsk_buff_pool.c).
+pub(crate) struct Release(InterfaceQueue);
+
+impl Release {
+    /// Waits until the driver has let go. Every descriptor of the socket must be closed.
+    /// Errors: it is not known to have.
+    pub(crate) fn wait(self) -> Result<(), InterfaceError> {
+        let Self(queue) = self;
+        queue.interface.steering.await_free(queue.number, LET_GO_TIMEOUT)
+    }
 }
 
 /// Held with a coupled socket: its queue's frames go to the host when that is closed.
@@ -170,16 +195,22 @@ impl InterfaceQueue {
         }
     }
 
-    /// Registers memory of a guest whose receive buffers come back like that with a new socket. The queue is not touched,
-    /// and may be in use.
+    /// How much room chunks of a guest's memory are to have before each received frame, beside the kernel's own, so that
+    /// a NIC that writes there by itself writes nothing behind the guest's buffers.
+    pub(crate) fn headroom(&self, guest: GuestBuffers) -> Result<u32, InterfaceError> {
+        let window = self.binding(Some(guest))?.window;
+        Ok(window.map_or(0, |window| LONGEST_FRAME - window))
+    }
+
+    /// Registers memory of a guest with such receive buffers with a new socket. The queue is not touched, and may be in
+    /// use.
     pub(crate) fn register(
         &self,
         umem: &Umem,
-        order: BufferOrder,
+        guest: GuestBuffers,
     ) -> Result<RegisteredSocket, InterfaceError> {
         let _near = self.interface.near();
-        // In zero-copy, too, unless frames are received into guest memory.
-        let bind = self.binding(Some(order))?.ask;
+        let bind = self.binding(Some(guest))?.ask;
         let request = QueueRequest {
             queue: self.number,
             bind,
@@ -205,6 +236,8 @@ impl InterfaceQueue {
             return Err(InterfaceError::InUse);
         };
         if let Some(since) = since.filter(|_| !self.interface.steering.awaits_queue()) {
+            // An attempt to bind before it is free fails, but not before the kernel has made its tables for all chunks:
+            // that takes longer than to wait, for some 100 MiB and more.
             std::thread::sleep(RELEASE.saturating_sub(since.elapsed()));
         }
         let socket = self.bind(registered.socket)?;
@@ -223,7 +256,8 @@ impl InterfaceQueue {
         };
         let nic = XdpNic::new(socket, guard);
         let sends = self.sends(&nic);
-        Ok(Coupled { nic, sends })
+        let release = sends.by_dma.then(|| Release(self.clone()));
+        Ok(Coupled { nic, sends, release })
     }
 
     /// Closes a queue that is open for another MTU, unless it would be opened in the same way for this one. Where there
@@ -268,12 +302,12 @@ impl InterfaceQueue {
     }
 
     /// How the queue is bound for the longest frames that the interface carries, and for a guest if one is there.
-    fn binding(&self, order: Option<BufferOrder>) -> Result<Binding, InterfaceError> {
+    fn binding(&self, guest: Option<GuestBuffers>) -> Result<Binding, InterfaceError> {
         let refused = |why| InterfaceError::NoZeroCopy {
             name: self.interface.name(),
             why,
         };
-        self.interface.binding(order).map_err(refused)
+        self.interface.binding(guest).map_err(refused)
     }
 
     fn open_locked(&self, state: &mut QueueState) -> Result<(), InterfaceError> {

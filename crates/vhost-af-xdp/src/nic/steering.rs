@@ -23,6 +23,9 @@ use super::binding::Judge;
 use super::error::{InterfaceError, Lost};
 use super::external::External;
 
+/// A queue is free an RCU grace period after its socket was closed (`SOCK_RCU_FREE`, net/xdp/xsk.c), 14 to 23 ms here,
+/// several times that on a busy machine.
+pub(super) const RELEASE: Duration = Duration::from_millis(20);
 /// How long memory of a socket that was closed may still count as locked: the kernel lets go of it some 20 ms later.
 /// Where many wait for a CPU it is more, as with queues ([`super::interface`]).
 const UNLOCK_TIMEOUT: Duration = Duration::from_secs(2);
@@ -69,6 +72,8 @@ pub(crate) struct StewardAt {
 /// Queues leased from a steward.
 pub(crate) struct Leased {
     lease: Lease,
+    /// The steward is this daemon's own.
+    is_own: bool,
     /// As the lease began.
     facts: Facts,
     /// The steward was away at the last look. Nothing is published through it.
@@ -110,6 +115,7 @@ impl Steering {
         let link = link_of(&facts);
         let leased = Leased {
             lease,
+            is_own: steward.private,
             facts,
             away: AtomicBool::new(false),
             counted: Mutex::default(),
@@ -181,6 +187,11 @@ impl Steering {
         }
     }
 
+    /// Whether program and sockets come from this daemon's own steward.
+    pub(crate) fn is_own(&self) -> bool {
+        self.leased().is_some_and(|leased| leased.is_own)
+    }
+
     /// Whether no queue can be opened at the moment because the steward is away; those that are go on.
     pub(crate) fn is_away(&self) -> bool {
         self.leased().is_some_and(|leased| leased.lease.is_away())
@@ -241,6 +252,18 @@ impl Steering {
     /// Whether who binds waits until the queue is free without trying.
     pub(crate) fn awaits_queue(&self) -> bool {
         self.leased().is_some()
+    }
+
+    /// Waits until no socket has a queue, `longest` at most, so that its driver neither reads nor writes the memory of the
+    /// last one any more. Somebody else's cannot be asked: there the time is waited that the kernel takes most often.
+    pub(crate) fn await_free(&self, queue: u32, longest: Duration) -> Result<(), InterfaceError> {
+        match self {
+            Self::External(_) => {
+                sleep(RELEASE.min(longest));
+                Ok(())
+            }
+            Self::Leased(leased) => Ok(leased.lease.await_free(queue, longest)?),
+        }
     }
 
     /// Whether a queue can have a new socket: not, where it was passed in.
@@ -345,5 +368,6 @@ fn link_of(facts: &Facts) -> Link {
         driver: facts.driver.clone(),
         partial_checksums: facts.partial_checksums,
         node: facts.node,
+        translated: facts.translated,
     }
 }

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use xsk::{NumaNode, Umem};
 
-use crate::nic::binding::BufferOrder;
+use crate::nic::binding::GuestBuffers;
 use crate::nic::drivers;
 use crate::nic::interface::Interface;
 use crate::nic::mode::{Checksums, DataPath, Fallback, is_polled};
@@ -73,16 +73,16 @@ impl LaneFacts {
         still.chain(copies_on)
     }
 
-    /// Notes what a queue is, what it does for frames that are sent, and its socket once more. `order`: how a guest's
-    /// receive buffers come back that frames are received into directly.
+    /// Notes what a queue is, what it does for frames that are sent, and its socket once more. `guest`: the receive
+    /// buffers of one that frames are received into directly.
     pub(crate) fn describe(
         &mut self,
         interface: &Interface,
-        order: Option<BufferOrder>,
+        guest: Option<GuestBuffers>,
         nic: &XdpNic,
         sends: Sends,
     ) -> io::Result<()> {
-        let binding = interface.binding(order);
+        let binding = interface.binding(guest);
         let note = binding.ok().and_then(|binding| binding.note);
         self.fallbacks.extend(note.map(Fallback::NoZeroCopy));
         let bound = nic.socket();

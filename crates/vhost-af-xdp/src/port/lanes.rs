@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use virtqueue::MemoryMap;
 use xsk::{OpenError, Umem, UmemError};
 
 use super::far::FarSide;
@@ -13,7 +14,7 @@ use crate::config::Placement;
 use crate::direct::registration::{Registered, Registration};
 use crate::direct::send_direct::SendDirectLane;
 use crate::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
-use crate::nic::binding::{BufferOrder, SMALL_CHUNK};
+use crate::nic::binding::{BufferOrder, GuestBuffers, SMALL_CHUNK};
 use crate::nic::endpoint::{COPY_BYTES, Chunks, ChunksError, NicQueue};
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::{RECEIVE_RING, SEND_RING};
@@ -153,13 +154,19 @@ impl LaneParts<'_> {
         self.device.negotiated().offloads.csum
     }
 
-    /// How the guest's receive buffers come back to it where it receives into them directly.
-    fn order(&self) -> BufferOrder {
-        match (self.device.negotiated().ring.in_order, self.device.has_inflight()) {
+    /// What the guest's receive buffers are where it receives into them directly.
+    fn guest_buffers(&self) -> Result<GuestBuffers, LaneError> {
+        let order = match (self.device.negotiated().ring.in_order, self.device.has_inflight()) {
             (true, _) => BufferOrder::InOrder,
             (false, false) => BufferOrder::NoRegion,
             (false, true) => BufferOrder::Any,
-        }
+        };
+        let huge_pages = self.memory()?.huge_bytes() > 0;
+        Ok(GuestBuffers { order, huge_pages })
+    }
+
+    fn memory(&self) -> Result<&Arc<MemoryMap>, LaneError> {
+        Ok(self.device.memory().ok_or(PairError::NoMemory)?)
     }
 
     fn build_cable(self) -> Result<BuiltLane, LaneError> {
@@ -232,20 +239,21 @@ impl LaneParts<'_> {
     /// What has to be registered for a direct lane.
     pub(crate) fn registration(&self) -> Result<Registration, LaneError> {
         Ok(Registration {
-            map: Arc::clone(self.device.memory().ok_or(PairError::NoMemory)?),
+            map: Arc::clone(self.memory()?),
             queue: self.far.queue().cloned(),
-            order: self.order(),
+            guest: self.guest_buffers()?,
             populate: self.pair == 0,
         })
     }
 
     /// This pair's share of our memory behind guest RAM, both being one UMEM.
     fn direct_memory(&self, umem: Umem) -> Result<DirectMemory, LaneError> {
-        let map = self.device.memory().ok_or(PairError::NoMemory)?;
+        let map = self.memory()?;
         let start = map.guest_len() + u64::from(self.pair) * self.own_bytes();
         let own = start..start + self.own_bytes();
         let in_flight = self.device.longest_vring(self.pair).max(RECEIVE_RING) as usize;
-        let memory = DirectMemory::new(umem, own, receive_chunks(self.placement), in_flight)?;
+        let huge_bytes = map.huge_bytes();
+        let memory = DirectMemory::new(umem, own, receive_chunks(self.placement), in_flight, huge_bytes)?;
         Ok(memory)
     }
 
@@ -273,8 +281,8 @@ impl LaneParts<'_> {
             (FarSide::Queue(queue), Some(socket)) => {
                 queue.interface.check_direct(guest.frame_limit)?;
                 let coupled = queue.couple(socket, header_bytes)?;
-                let order = Some(self.order());
-                let described = facts.describe(&queue.interface, order, &coupled.nic, coupled.sends);
+                let guest_buffers = Some(self.guest_buffers()?);
+                let described = facts.describe(&queue.interface, guest_buffers, &coupled.nic, coupled.sends);
                 described.map_err(LaneError::Duplicate)?;
                 self.join(guest, coupled, memory)
             }
@@ -292,7 +300,7 @@ impl LaneParts<'_> {
                     zero_copy: true,
                     ..Sends::PLAIN
                 };
-                self.join(guest, Coupled { nic, sends }, memory)
+                self.join(guest, Coupled::new(nic, sends), memory)
             }
         };
         Ok(BuiltLane {

@@ -123,11 +123,12 @@ fn direct_lane_keeps_few_pieces_of_buffers_and_uses_them_all() {
         let mut wire = Wire::new(umem.clone(), 64, 64);
         wire.fill = 32;
         let wire = Arc::new(Mutex::new(wire));
-        let direct = DirectMemory::new(umem, own..own + private as u64, 0, QUEUE as usize).expect("inside");
+        let direct =
+            DirectMemory::new(umem, own..own + private as u64, 0, QUEUE as usize, 0).expect("inside");
         let counters = Arc::new(PairCounters::default());
         let nic = TestNic(Arc::clone(&wire));
         let sends = Sends::PLAIN;
-        let mut lane = DirectLane::new(guest, Coupled { nic, sends }, direct, Arc::clone(&counters));
+        let mut lane = DirectLane::new(guest, Coupled::new(nic, sends), direct, Arc::clone(&counters));
         for _ in 0..2 * BUFFERS {
             lane.breathe(None).expect("no fault");
         }

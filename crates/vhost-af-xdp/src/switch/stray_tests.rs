@@ -90,8 +90,8 @@ impl World {
             BUFFERS
         };
         let direct = |umem, nic| {
-            let memory = DirectMemory::new(umem, own..own + private as u64, to_receive, 128);
-            (memory.expect("inside"), Coupled { nic, sends })
+            let memory = DirectMemory::new(umem, own..own + private as u64, to_receive, 128, 0);
+            (memory.expect("inside"), Coupled::new(nic, sends))
         };
         let lane: Box<dyn Lane> = match placement {
             Placement::Copy => Box::new(CopyLane::new(guest, queue(nic, umem, to_receive, sends), counted)),

@@ -55,6 +55,7 @@ impl Interface {
             up: self.link.up,
             partial_checksums: self.link.partial_checksums,
             node: self.link.node,
+            translated: self.link.translated,
             mode: self.program.as_ref().map(Program::mode),
             program: self.program.as_ref().map_or(0, Program::id),
             sends: self.sends,

@@ -6,7 +6,7 @@
 
 use testkit::{NetNs, VethPair, Wire, frame};
 
-use crate::cases::{self, BUFFER, BUFFERS, Seen};
+use crate::cases::{self, BUFFERS, Seen};
 use crate::setting::{Setting, VERY_LONG};
 
 /// Frames that are polled for.
@@ -17,7 +17,7 @@ const NOT_POLLED: &str = "no busy polling";
 /// Goes through it; panics if it does not go well.
 pub(crate) fn run(wire: &Wire, setting: Setting) -> Seen {
     let (mut rig, _program) = cases::start(wire, setting);
-    rig.post(BUFFERS, &[BUFFER]);
+    rig.post(BUFFERS, &[setting.buffer(wire.driver())]);
     let seen = Seen::of(&rig.daemon);
     let polled = setting.is_polled(wire.driver());
     assert_eq!(

@@ -114,7 +114,7 @@ fn start(wire: &Wire, setting: Setting) -> (Rig, Vec<GuestAddr>) {
         false => setting.serve(),
     };
     let mut rig = cases::start_with(veth, &serve, &DriverConfig::default());
-    let guards = cases::post(&mut rig);
+    let guards = cases::post(&mut rig, setting.buffer(wire.driver()));
     await_own(&mut rig);
     (rig, guards)
 }

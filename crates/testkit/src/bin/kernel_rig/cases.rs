@@ -1,8 +1,8 @@
 //! What is tried on each wire: a daemon is started for each setting, and goes through all that holds for every one of
 //! them.
 //!
-//! Receive buffers are as long as the longest frame with its header, each with a guard behind it that nobody may write
-//! to.
+//! Receive buffers are as long as the longest frame with its header, or as a NIC may write, each with a guard behind it
+//! that nobody may write to.
 
 use std::fs::read_to_string;
 use std::os::unix::net::UnixStream;
@@ -21,6 +21,7 @@ use crate::dpdk;
 use crate::raw;
 use crate::setting::Setting;
 use crate::stack;
+use crate::taken_back;
 use crate::upsets::{self, Upset};
 
 /// Lengths of frames without a tag: the shortest, around what NICs and drivers cut at, the longest.
@@ -37,9 +38,8 @@ pub(crate) const LONG_MTU: &str = "3000";
 
 /// Memory of the guest, bytes.
 pub(crate) const RAM: u64 = 8 << 20;
-/// Receive buffers, and how long each is.
+/// Receive buffers.
 pub(crate) const BUFFERS: usize = 64;
-pub(crate) const BUFFER: u32 = 1518 + testkit::driver::HEADER as u32;
 /// What is behind a buffer, bytes, and its value.
 const GUARD: usize = 2500;
 const UNTOUCHED: u8 = 0x5a;
@@ -63,6 +63,8 @@ enum Task {
     Frames(Setting),
     /// The longest ones with two tags pass.
     TwoTags(Setting),
+    /// The guest takes its queues back while frames come.
+    TakenBack(Setting),
     /// Things happen meanwhile.
     Upsets(Setting, &'static [Upset]),
     /// A worker polls the driver.
@@ -100,11 +102,9 @@ pub(crate) fn all(wire: &Wire, short: bool) -> Vec<Case> {
         tasks.push(Task::Raw);
     } else if !short {
         tasks.extend(Setting::few().into_iter().map(Task::TwoTags));
-        tasks.extend(
-            Setting::few()
-                .into_iter()
-                .map(|setting| Task::Upsets(setting, &Upset::ALL)),
-        );
+        let upset = Setting::few().into_iter().chain([Setting::INTO_GUEST]);
+        tasks.extend(upset.map(|setting| Task::Upsets(setting, &Upset::ALL)));
+        tasks.push(Task::TakenBack(Setting::INTO_GUEST));
         tasks.extend(Setting::few().into_iter().map(|setting| {
             Task::BusyPoll(Setting {
                 busy_poll: true,
@@ -126,6 +126,8 @@ pub(crate) fn all(wire: &Wire, short: bool) -> Vec<Case> {
         };
         tasks.extend([
             Task::Upsets(Setting::DEFAULT, &Upset::FEW),
+            Task::Frames(Setting::INTO_GUEST),
+            Task::TakenBack(Setting::INTO_GUEST),
             Task::BusyPoll(busy_poll),
             Task::Canaries(Setting::SEND_DIRECT),
             Task::Raw,
@@ -146,6 +148,7 @@ impl Task {
         match self {
             Self::Frames(setting) | Self::BusyPoll(setting) => setting.name(),
             Self::TwoTags(setting) => format!("{}, MTU {TWO_TAGS_MTU}", setting.name()),
+            Self::TakenBack(setting) => format!("{}, queues taken back", setting.name()),
             Self::Upsets(setting, upsets) => {
                 let upsets: Vec<_> = upsets.iter().map(|upset| upset.name()).collect();
                 format!("{}, {}", setting.name(), upsets.join(", "))
@@ -167,6 +170,7 @@ impl Case {
         match self.task {
             Task::Frames(setting) => frames(wire, setting),
             Task::TwoTags(setting) => two_tags(wire, setting),
+            Task::TakenBack(setting) => taken_back::run(wire, setting),
             Task::Upsets(setting, upsets) => upsets::run(wire, setting, upsets),
             Task::BusyPoll(setting) => busy_poll::run(wire, setting),
             Task::Canaries(setting) => canaries::run(wire, setting),
@@ -180,7 +184,7 @@ impl Case {
 /// What holds in every setting.
 fn frames(wire: &Wire, setting: Setting) -> Seen {
     let (mut rig, _program) = start(wire, setting);
-    let guards = post(&mut rig);
+    let guards = post(&mut rig, setting.buffer(wire.driver()));
     rig.await_passes_both_ways();
     let seen = Seen::of(&rig.daemon);
     let expected = setting.expected(wire.driver());
@@ -199,7 +203,12 @@ fn frames(wire: &Wire, setting: Setting) -> Seen {
     if setting.filtered {
         frames_to_others_leave_nothing(&mut rig);
     }
+    let bounced = rig.daemon.counter("bounced_frames");
     frames_keep_coming_in_order(&mut rig);
+    if setting.into_guest {
+        let now = rig.daemon.counter("bounced_frames");
+        assert_eq!(now, bounced, "frames reach the guest's buffers by others");
+    }
     assert_no_strays(&rig.daemon);
     seen
 }
@@ -286,7 +295,7 @@ pub(crate) fn start(wire: &Wire, setting: Setting) -> (Rig, Option<Foreign>) {
         true => start_with_socket(&veth, setting),
         false => (Daemon::start(&veth.near, &setting.serve()), None),
     };
-    (around(veth, daemon, &DriverConfig::default()), program)
+    (around(veth, daemon, &setting.guest()), program)
 }
 
 /// A daemon with these options, and its guest.
@@ -316,7 +325,7 @@ fn start_with_socket(veth: &VethPair, setting: Setting) -> (Daemon, Option<Forei
 
 /// The guest's, in huge pages where there are enough: what a NIC may write to by itself is not divided into pages
 /// there.
-fn memory() -> Arc<GuestRam> {
+pub(crate) fn memory() -> Arc<GuestRam> {
     let free = read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages");
     let free: u64 = free.map_or(0, |text| text.trim().parse().unwrap_or(0));
     let huge = match free >= RAM >> 21 {
@@ -335,17 +344,17 @@ fn memory() -> Arc<GuestRam> {
     Arc::new(GuestRam::from_regions(vec![region]).expect("memory is left"))
 }
 
-/// Posts receive buffers; where their guards are.
-pub(crate) fn post(rig: &mut Rig) -> Vec<GuestAddr> {
+/// Posts receive buffers of so many bytes; where their guards are.
+pub(crate) fn post(rig: &mut Rig, bytes: u32) -> Vec<GuestAddr> {
     let pair = rig.pair();
     let guards = (0..BUFFERS).map(|_| {
         let addr = pair
             .ram()
-            .alloc(u64::from(BUFFER) + GUARD as u64, 64)
+            .alloc(u64::from(bytes) + GUARD as u64, 64)
             .expect("memory is left");
-        let guard = addr.checked_add(u64::from(BUFFER)).expect("inside memory");
+        let guard = addr.checked_add(u64::from(bytes)).expect("inside memory");
         pair.ram().write(guard, &[UNTOUCHED; GUARD]);
-        pair.post_buffers(vec![Buffer::writable(addr, BUFFER)]);
+        pair.post_buffers(vec![Buffer::writable(addr, bytes)]);
         guard
     });
     let guards = guards.collect();

@@ -22,6 +22,7 @@ mod dpdk;
 mod raw;
 mod setting;
 mod stack;
+mod taken_back;
 mod upsets;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

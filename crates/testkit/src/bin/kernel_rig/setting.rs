@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use testkit::daemon::{Mode, Placement};
-use testkit::{Serve, VethPair, kernel};
+use testkit::{DriverConfig, Serve, VethPair, kernel};
+use vhost::vhost_user::message::VhostUserProtocolFeatures;
 
 /// The guest's address: where [`testkit::frame`] sends all frames.
 pub(crate) const GUEST: &str = "02:00:00:00:00:0b";
@@ -28,6 +29,9 @@ pub(crate) struct Setting {
     pub(crate) passed_in: bool,
     /// `--busy-poll-us`, by a worker that never sleeps.
     pub(crate) busy_poll: bool,
+    /// The guest is one that a NIC may write to by itself: its VMM keeps an inflight region, and its buffers are as long
+    /// as the NIC may write.
+    pub(crate) into_guest: bool,
 }
 
 impl Setting {
@@ -40,6 +44,7 @@ impl Setting {
         filtered: true,
         passed_in: false,
         busy_poll: false,
+        into_guest: false,
     };
 
     /// Sent from the guest's memory, received into the daemon's.
@@ -52,6 +57,16 @@ impl Setting {
     pub(crate) const WHOLE_QUEUE: Self = Self {
         placement: Placement::Direct,
         filtered: false,
+        ..Self::DEFAULT
+    };
+
+    /// Received into the guest's memory by the NIC itself, where it has zero-copy: the queue is the guest's alone, and the
+    /// steward the daemon's.
+    pub(crate) const INTO_GUEST: Self = Self {
+        placement: Placement::Direct,
+        leased: false,
+        filtered: false,
+        into_guest: true,
         ..Self::DEFAULT
     };
 
@@ -120,6 +135,7 @@ impl Setting {
             },
             direct(copy),
             direct(mode(Mode::Skb)),
+            Self::INTO_GUEST,
             passed_in(Mode::Native),
             passed_in(Mode::Skb),
         ]
@@ -160,8 +176,28 @@ impl Setting {
             (_, Placement::Copy | Placement::SendDirect) if has_zero_copy(driver) && !self.force_copy => {
                 "zero-copy"
             }
+            (_, Placement::Direct) if has_zero_copy(driver) && self.into_guest => "zero-copy",
             _ => "copy (native)",
         }
+    }
+
+    /// How long receive buffers of the guest are, bytes: as the longest frame with its header, or what the NIC may write.
+    pub(crate) fn buffer(self, driver: &str) -> u32 {
+        let longest = match (self.into_guest, driver) {
+            (true, "igb") => 2048,
+            (true, "virtio_net") => 1536,
+            _ => 1518,
+        };
+        longest + testkit::driver::HEADER as u32
+    }
+
+    /// The guest.
+    pub(crate) fn guest(self) -> DriverConfig {
+        let mut config = DriverConfig::default();
+        if self.into_guest {
+            config.protocol |= VhostUserProtocolFeatures::INFLIGHT_SHMFD;
+        }
+        config
     }
 
     /// Whether the kernel polls the driver for the daemon's sockets: from 6.13 on for zero-copy only (`napi_enable`,
@@ -181,6 +217,10 @@ impl Setting {
         words.extend(self.force_copy.then(|| "--force-copy".to_owned()));
         words.extend(self.filtered.then(|| "--mac".to_owned()));
         words.extend(self.passed_in.then(|| "--sock-fds".to_owned()));
+        words.extend(
+            self.into_guest
+                .then(|| "of a guest that takes zero-copy".to_owned()),
+        );
         words.extend(self.busy_poll.then(|| "--busy-poll-us".to_owned()));
         words.push(if self.leased { "leased" } else { "by root" }.to_owned());
         words.join(" ")

@@ -14,13 +14,11 @@ use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use crate::cases::{self, BUFFERS, Seen};
+use crate::setting::Setting;
 use testkit::traffic::Flow;
 use testkit::{Daemon, Driver, DriverConfig, Rig, Serve, Traffic, VethPair, Wire, driver, wait};
 use vhost::vhost_user::message::VhostUserProtocolFeatures;
-use virtqueue::GuestAddr;
-
-use crate::cases::{self, BUFFER, BUFFERS, RAM, Seen};
-use crate::setting::Setting;
 
 const PACE: Duration = Duration::from_millis(1);
 /// Frames that the guest sends just before it happens.
@@ -69,6 +67,8 @@ struct Scene<'a> {
     daemon: Daemon,
     veth: VethPair,
     serve: Serve,
+    /// Length of the guest's receive buffers, bytes.
+    buffer: u32,
     expected: &'a str,
     /// How many numbers may come too early to the guest.
     early: usize,
@@ -92,7 +92,8 @@ impl<'a> Scene<'a> {
         let veth = wire.lay();
         let serve = setting.serve();
         let daemon = Daemon::start(&veth.near, &serve);
-        let guest = guest(driver::connect(&daemon.socket()));
+        let buffer = setting.buffer(wire.driver());
+        let guest = guest(driver::connect(&daemon.socket()), buffer);
         let mut rig = Rig::of(veth, daemon, guest);
         rig.await_to_guest();
         let Rig {
@@ -106,6 +107,7 @@ impl<'a> Scene<'a> {
             daemon,
             veth,
             serve,
+            buffer,
             expected: setting.expected(wire.driver()),
             early: 0,
             early_each: match wire.driver() {
@@ -156,7 +158,7 @@ impl<'a> Scene<'a> {
         for _ in 0..3 {
             self.traffic.replace_guest(|goes| {
                 drop(goes);
-                guest(driver::connect(&path))
+                guest(driver::connect(&path), self.buffer)
             });
             self.await_frames(Instant::now(), "a guest that came");
         }
@@ -245,12 +247,11 @@ impl<'a> Scene<'a> {
 }
 
 /// A guest with inflight tracking, all its receive buffers posted.
-fn guest(socket: UnixStream) -> Driver {
+fn guest(socket: UnixStream, buffer: u32) -> Driver {
     let mut config = DriverConfig::default();
     config.protocol |= VhostUserProtocolFeatures::INFLIGHT_SHMFD;
-    config.regions = vec![(GuestAddr(0), RAM)];
-    let mut driver = Driver::start(socket, &config).expect("accepted");
-    driver.pairs[0].post(BUFFERS, &[BUFFER]);
+    let mut driver = Driver::start_with(socket, &config, cases::memory()).expect("accepted");
+    driver.pairs[0].post(BUFFERS, &[buffer]);
     driver
 }
 

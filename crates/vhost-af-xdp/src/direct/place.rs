@@ -1,0 +1,102 @@
+//! Where in a guest's memory a frame may be received into: see the head of `direct`.
+
+use device::pair::QueuePair;
+use virtqueue::{Buffer, HUGE_PAGE_BYTES};
+use xsk::{Umem, XDP_PACKET_HEADROOM};
+
+use super::CHUNK_BYTES;
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Place {
+    /// From the start of its chunk to where the virtio-net header goes, bytes.
+    before: u32,
+    /// From there on, what a buffer must hold: header and longest frame, or how far the NIC may write.
+    least: u32,
+    /// Where chunks must lie in one huge page: how much of the UMEM is of such pages, bytes from its start.
+    huge_bytes: Option<u64>,
+}
+
+impl Place {
+    /// For a guest's frames. `by_dma`: the NIC writes them there by itself, and so much of the UMEM is in huge pages.
+    pub(super) fn new(guest: &QueuePair, umem: &Umem, by_dma: Option<u64>) -> Self {
+        let longest = match by_dma {
+            Some(_) => umem.max_frame_bytes(),
+            None => guest.frame_limit,
+        };
+        Self {
+            before: XDP_PACKET_HEADROOM + umem.headroom() - guest.header_bytes,
+            least: guest.header_bytes + longest,
+            huge_bytes: by_dma,
+        }
+    }
+
+    /// The fill entry that makes the kernel put header and frame at the start of a buffer; `None`: it cannot be received
+    /// into.
+    #[inline]
+    pub(super) fn fill_address(&self, buffer: &Buffer) -> Option<u64> {
+        if buffer.len < self.least || buffer.room_before < self.before {
+            return None;
+        }
+        let fill = buffer.offset - u64::from(self.before);
+        let last = fill + u64::from(CHUNK_BYTES) - 1;
+        let in_one_page = |huge_bytes| last < huge_bytes && fill / HUGE_PAGE_BYTES == last / HUGE_PAGE_BYTES;
+        self.huge_bytes.is_none_or(in_one_page).then_some(fill)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As igb has it: 2048 bytes behind the header, in chunks that begin 2036 bytes before it.
+    const BY_DMA: Place = Place {
+        before: XDP_PACKET_HEADROOM + 1792 - 12,
+        least: 12 + 2048,
+        huge_bytes: Some(2 * HUGE_PAGE_BYTES),
+    };
+
+    fn buffer(offset: u64, len: u32) -> Buffer {
+        Buffer {
+            offset,
+            len,
+            room_before: u32::try_from(offset).expect("not that far"),
+        }
+    }
+
+    #[test]
+    fn buffer_must_hold_all_that_the_nic_may_write() {
+        let place = |len| BY_DMA.fill_address(&buffer(1 << 20, len));
+        assert_eq!(place(2060), Some((1 << 20) - 2036));
+        assert_eq!(place(2059), None);
+        // What is written from where a frame begins on ends with the chunk.
+        assert_eq!(2036 + 12 + 2048, CHUNK_BYTES);
+    }
+
+    #[test]
+    fn chunk_must_lie_in_memory_of_the_guest() {
+        assert_eq!(BY_DMA.fill_address(&buffer(2036, 2060)), Some(0));
+        assert_eq!(BY_DMA.fill_address(&buffer(2035, 2060)), None);
+    }
+
+    #[test]
+    fn chunk_must_lie_in_one_huge_page_where_it_is_for_dma() {
+        let copied = Place {
+            huge_bytes: None,
+            ..BY_DMA
+        };
+        let page = HUGE_PAGE_BYTES;
+        for (offset, fits) in [
+            (page - 2060, true),
+            (page - 2059, false),
+            (page + 2035, false),
+            (page + 2036, true),
+            (2 * page - 2060, true),
+            // Behind that are small pages.
+            (2 * page + 4096, false),
+        ] {
+            let buffer = buffer(offset, 2060);
+            assert_eq!(BY_DMA.fill_address(&buffer).is_some(), fits, "{offset}");
+            assert!(copied.fill_address(&buffer).is_some(), "{offset}");
+        }
+    }
+}
