@@ -324,6 +324,29 @@ impl Driver {
         self.frontend.get_vring_base(index)
     }
 
+    /// As [`stop_vring`](Self::stop_vring), and lets the guest do something with the pair again and again until the answer
+    /// is there.
+    ///
+    /// # Errors
+    /// What the back end refused.
+    ///
+    /// # Panics
+    /// If there is no thread for it.
+    pub fn stop_vring_while(
+        &mut self,
+        index: usize,
+        mut meanwhile: impl FnMut(&mut Pair),
+    ) -> Result<u32, Refused> {
+        let (frontend, pair) = (&self.frontend, &mut self.pairs[index / 2]);
+        std::thread::scope(|scope| {
+            let stops = scope.spawn(|| frontend.get_vring_base(index));
+            while !stops.is_finished() {
+                meanwhile(pair);
+            }
+            stops.join().expect("it does not panic")
+        })
+    }
+
     /// Starts one vring as it is now. So a VMM goes on when its guest starts a queue again that it had reset (QEMU:
     /// `vhost_virtqueue_start`, which says nothing of the call eventfd).
     ///

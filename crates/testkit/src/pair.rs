@@ -409,7 +409,7 @@ impl Pair {
     fn receive_by(&mut self, mut next: impl FnMut(&mut Ring) -> Option<Used>) -> Option<Received> {
         let (head, bytes) = loop {
             let used = next(&mut self.to_guest)?;
-            let (head, bytes) = self.take_chain(used);
+            let (head, bytes) = self.contents(used);
             if !(self.takes_empty && bytes.is_empty()) {
                 break (head, bytes);
             }
@@ -430,7 +430,7 @@ impl Pair {
         let mut heads = vec![head];
         for _ in 1..count {
             let used = next(&mut self.to_guest).expect("all chains of a frame come together");
-            let (head, bytes) = self.take_chain(used);
+            let (head, bytes) = self.contents(used);
             frame.extend(bytes);
             heads.push(head);
         }
@@ -446,8 +446,18 @@ impl Pair {
         })
     }
 
+    /// The next receive chain that has come back, whatever is in it: its buffers, which are not posted again, and what the
+    /// device says it wrote.
+    ///
+    /// # Panics
+    /// If the device says that it wrote more than the chain holds.
+    pub fn take_chain(&mut self) -> Option<(Vec<Buffer>, Vec<u8>)> {
+        let used = self.to_guest.driver.take_used()?;
+        Some(self.contents(used))
+    }
+
     /// One chain that came back: its buffers, and the bytes that the device says it wrote.
-    fn take_chain(&mut self, used: Used) -> (Vec<Buffer>, Vec<u8>) {
+    fn contents(&mut self, used: Used) -> (Vec<Buffer>, Vec<u8>) {
         let buffers = self.posted.remove(&used.head).expect("it was posted");
         let mut left = used.len as usize;
         let mut bytes = Vec::with_capacity(left);

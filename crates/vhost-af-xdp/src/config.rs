@@ -294,7 +294,8 @@ pub(crate) enum ConfigError {
     )]
     CableDirect(String),
     #[error(
-        "--force-zero-copy with memory=direct: there the NIC must not write into guest memory, use memory=send-direct \
+        "--force-zero-copy with memory=direct: whether that can be depends on the guest that comes. Leave the option out \
+         (zero-copy is used where it can be, and `status` says why not where it is not), or use memory=send-direct \
          or copy"
     )]
     ForcedDirect,

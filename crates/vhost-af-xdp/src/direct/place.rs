@@ -4,7 +4,7 @@ use device::pair::QueuePair;
 use virtqueue::{Buffer, HUGE_PAGE_BYTES};
 use xsk::{Umem, XDP_PACKET_HEADROOM};
 
-use super::CHUNK_BYTES;
+use crate::nic::binding::LARGE_CHUNK;
 
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Place {
@@ -38,7 +38,7 @@ impl Place {
             return None;
         }
         let fill = buffer.offset - u64::from(self.before);
-        let last = fill + u64::from(CHUNK_BYTES) - 1;
+        let last = fill + u64::from(LARGE_CHUNK) - 1;
         let in_one_page = |huge_bytes| last < huge_bytes && fill / HUGE_PAGE_BYTES == last / HUGE_PAGE_BYTES;
         self.huge_bytes.is_none_or(in_one_page).then_some(fill)
     }
@@ -69,7 +69,7 @@ mod tests {
         assert_eq!(place(2060), Some((1 << 20) - 2036));
         assert_eq!(place(2059), None);
         // What is written from where a frame begins on ends with the chunk.
-        assert_eq!(2036 + 12 + 2048, CHUNK_BYTES);
+        assert_eq!(2036 + 12 + 2048, LARGE_CHUNK);
     }
 
     #[test]

@@ -147,7 +147,7 @@ pub(crate) enum NoZeroCopy {
          huge pages are needed (QEMU: memory-backend-memfd,hugetlb=on)"
     )]
     SmallPages,
-    #[error("with memory=direct zero-copy begins with the guest's memory, which is not there yet")]
+    #[error("with memory=direct zero-copy begins when the guest's memory is registered")]
     NoGuest,
     #[error("the XDP program is attached in skb mode")]
     SkbMode,
@@ -215,15 +215,12 @@ impl Wish {
             translated,
             guest,
         } = into_guest;
-        let insists = self.asked == BindRequest::ForceZeroCopy;
         Some(match (judge, guest) {
             (Judge::Program, _) => NoZeroCopy::Judged,
             (Judge::Foreign, _) => NoZeroCopy::ForeignProgram,
             _ if !is_own => NoZeroCopy::SharedSteward,
             _ if self.window().is_none() => NoZeroCopy::Unbounded,
             _ if translated => NoZeroCopy::Translated,
-            // Into memory of ours, until there is a guest.
-            (Judge::Nic, None) if insists => return None,
             (Judge::Nic, None) => NoZeroCopy::NoGuest,
             (Judge::Nic, Some(GuestBuffers { order, huge_pages })) => match order {
                 BufferOrder::InOrder => NoZeroCopy::InOrder,
@@ -344,8 +341,7 @@ mod tests {
             );
             let asked = BindRequest::ForceZeroCopy;
             let forced = Wish { asked, ..wish }.binding();
-            let into_ours = [NoZeroCopy::Driver, NoZeroCopy::NoGuest];
-            assert!(forced.is_err() || into_ours.contains(&said), "{wish:?}");
+            assert!(forced.is_err() || said == NoZeroCopy::Driver, "{wish:?}");
         }
     }
 

@@ -26,7 +26,7 @@ use std::os::unix::fs::FileExt;
 use rustix::net::{Shutdown, SocketType, shutdown, sockopt};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal, pidfd_getfd, pidfd_open};
 use testkit::daemon::Placement;
-use testkit::{DriverConfig, Layout, PacketPort, Rig, VethPair, Wire, frame, wait};
+use testkit::{Layout, PacketPort, Rig, VethPair, Wire, frame, wait};
 use virtqueue::GuestAddr;
 
 use crate::cases::{self, ELSEWHERE, RAM, Seen};
@@ -113,7 +113,7 @@ fn start(wire: &Wire, setting: Setting) -> (Rig, Vec<GuestAddr>) {
         true => setting.serve().with("--vlan", VLAN.to_string()),
         false => setting.serve(),
     };
-    let mut rig = cases::start_with(veth, &serve, &DriverConfig::default());
+    let mut rig = cases::start_with(veth, &serve, &setting.guest());
     let guards = cases::post(&mut rig, setting.buffer(wire.driver()));
     await_own(&mut rig);
     (rig, guards)

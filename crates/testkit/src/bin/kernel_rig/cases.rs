@@ -112,7 +112,7 @@ pub(crate) fn all(wire: &Wire, short: bool) -> Vec<Case> {
             })
         }));
         tasks.extend(Setting::leased().into_iter().map(Task::Canaries));
-        tasks.push(Task::Canaries(Setting::WHOLE_QUEUE));
+        tasks.extend([Setting::WHOLE_QUEUE, Setting::INTO_GUEST].map(Task::Canaries));
         if *wire != Wire::Veth {
             tasks.extend(Setting::leased().into_iter().map(Task::Offloads));
             tasks.extend(Setting::few().into_iter().map(Task::Dpdk));

@@ -1,13 +1,17 @@
 //! A guest takes its queues back while frames come, as when its driver ends: once the daemon has answered, its memory is
 //! its own. It writes to every receive buffer that was with the NIC, and finds it so later.
 //!
-//! The kernel takes the memory of a closed socket from the NIC some 20 ms later, and frames come all that time.
+//! The kernel takes the memory of a closed socket from the NIC some 20 ms later, and frames come all that time. Between
+//! them come such as are too long for the MTU: the NIC has written them when the program drops them, and the driver keeps
+//! their buffers while later ones are used. Those come back with nothing in them, before the answer does, and are written
+//! to at once.
 
+use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use testkit::{Driver, Rig, Traffic, Wire, wait};
-use virtqueue::driver::Buffer;
+use testkit::{Driver, PacketPort, Pair, Rig, Traffic, VethPair, Wire, frame, wait};
+use virtqueue::driver::{Buffer, GuestRam};
 
 use crate::cases::{self, Seen};
 use crate::setting::Setting;
@@ -16,6 +20,8 @@ const PACE: Duration = Duration::from_micros(500);
 const ROUNDS: usize = 5;
 /// Frames that arrive before each.
 const STEADY: usize = 20;
+/// Length of frames that fit what the NIC may write, and not the MTU.
+const TOO_LONG: usize = 1530;
 /// Several times as long as the kernel takes.
 const AFTERWARDS: Duration = Duration::from_millis(200);
 /// What the guest writes, which no frame has.
@@ -34,17 +40,28 @@ pub(crate) fn run(wire: &Wire, setting: Setting) -> Seen {
         wire,
         veth,
     } = rig;
+    veth.far
+        .ip(&["link", "set", VethPair::WIRE, "mtu", cases::LONG_MTU]);
+    let disturber = PacketPort::open(&veth.far, VethPair::WIRE);
+    let disturb = || drop(disturber.try_send(&frame::plain(TOO_LONG, 0)));
     let traffic = Traffic::start(driver, wire, PACE);
+    let mut empty = 0;
     for round in 0..ROUNDS {
         let since = Instant::now();
-        let arrive = || traffic.flows()[0].arrived_since(since) >= STEADY;
+        let arrive = || {
+            disturb();
+            traffic.flows()[0].arrived_since(since) >= STEADY
+        };
         assert!(
             wait::until(wait::SOON, arrive),
             "round {round}: {:#}",
             daemon.status()
         );
-        traffic.with_guest(|guest| take_back(guest, round));
+        (0..3).for_each(|_| disturb());
+        empty += traffic.with_guest(|guest| take_back(guest, round));
     }
+    println!("taken back: {empty} buffers came back empty");
+    assert!(empty > 0, "no buffer was overtaken");
     let (driver, wire) = traffic.end();
     let mut rig = Rig {
         driver,
@@ -59,22 +76,42 @@ pub(crate) fn run(wire: &Wire, setting: Setting) -> Seen {
     seen
 }
 
-fn take_back(guest: &mut Driver, round: usize) {
-    guest.stop_pair(0).expect("taken back");
+/// Returns how many buffers came back empty.
+fn take_back(guest: &mut Driver, round: usize) -> usize {
+    // They come back before the answer does.
+    let mut empty: Vec<Buffer> = Vec::new();
+    let ram = Arc::clone(guest.ram());
+    let mut seize = |pair: &mut Pair| {
+        while let Some((mut buffers, bytes)) = pair.take_chain() {
+            if bytes.is_empty() {
+                buffers.iter().for_each(|buffer| make_mine(&ram, buffer));
+                empty.append(&mut buffers);
+            } else {
+                pair.post_buffers(buffers);
+            }
+        }
+    };
+    guest.stop_vring_while(0, &mut seize).expect("taken back");
+    guest.stop_vring(1).expect("taken back");
     let pair = &mut guest.pairs[0];
-    // What arrived is read, and its buffers are posted anew: nobody serves the queue.
-    while pair.poll().is_some() {}
-    let buffers: Vec<Buffer> = pair.posted().copied().collect();
-    assert!(!buffers.is_empty(), "the NIC had none");
-    let ram = pair.ram();
-    for buffer in &buffers {
-        ram.write(buffer.addr, &vec![MINE; buffer.len as usize]);
-    }
+    seize(pair);
+    let posted: Vec<Buffer> = pair.posted().copied().collect();
+    posted.iter().for_each(|buffer| make_mine(&ram, buffer));
     sleep(AFTERWARDS);
-    for buffer in &buffers {
+    for buffer in posted.iter().chain(&empty) {
         let found = ram.read_vec(buffer.addr, buffer.len as usize);
         let written = found.iter().position(|&byte| byte != MINE);
         assert_eq!(written, None, "round {round}: written to after it was taken back");
     }
+    let count = empty.len();
+    empty
+        .into_iter()
+        .for_each(|buffer| pair.post_buffers(vec![buffer]));
+    pair.to_guest.publish();
     guest.start_pair(0).expect("started again");
+    count
+}
+
+fn make_mine(ram: &GuestRam, buffer: &Buffer) {
+    ram.write(buffer.addr, &vec![MINE; buffer.len as usize]);
 }
