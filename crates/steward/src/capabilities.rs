@@ -7,18 +7,23 @@ use rustix::thread::{
     remove_capability_from_bounding_set, set_capabilities, set_no_new_privs,
 };
 
-/// What a steward needs: interfaces and programs, sockets, BPF, and to pin the memory of those who lease, counted for
-/// them.
-pub const NEEDED: CapabilitySet = CapabilitySet::NET_ADMIN
+/// What any steward needs: interfaces and programs, sockets, BPF. That of a single daemon may do with the locked memory
+/// that its user may have.
+pub const NEEDED_BY_ONE: CapabilitySet = CapabilitySet::NET_ADMIN
     .union(CapabilitySet::NET_RAW)
-    .union(CapabilitySet::BPF)
+    .union(CapabilitySet::BPF);
+
+/// What one for many needs: to pin the memory of those who lease, too, counted for them.
+pub const NEEDED: CapabilitySet = NEEDED_BY_ONE
     .union(CapabilitySet::IPC_LOCK)
     .union(CapabilitySet::SETUID);
 
-/// What a daemon's own steward needs, which may do with the locked memory that its user may have.
-pub const NEEDED_BY_ONE: CapabilitySet = NEEDED
-    .difference(CapabilitySet::IPC_LOCK)
-    .difference(CapabilitySet::SETUID);
+/// What a daemon's keeper has at most: to pin any memory, files in directories of others, and a look at a VMM's memory
+/// map.
+pub const OF_A_KEEPER: CapabilitySet = NEEDED_BY_ONE
+    .union(CapabilitySet::IPC_LOCK)
+    .union(CapabilitySet::DAC_OVERRIDE)
+    .union(CapabilitySet::SYS_PTRACE);
 
 const NAMES: [(CapabilitySet, &str); 5] = [
     (CapabilitySet::NET_ADMIN, "CAP_NET_ADMIN"),

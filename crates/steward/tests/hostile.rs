@@ -516,8 +516,8 @@ fn memory_that_a_holder_keeps_counts() {
     }
 }
 
-/// Of hugetlbfs a whole page is mapped, also for less of it. The kernel refuses such parts, too, where another follows; what
-/// may lie behind the last one is reserved (`map_parts`, src/sys/child.rs), which this cannot show.
+/// Of hugetlbfs a whole page is mapped, also for less of it. What may lie behind the last part is reserved (`map_parts`,
+/// src/sys/child.rs), which this cannot show.
 #[test]
 fn parts_that_end_within_a_page_are_refused() {
     require!(Root);
@@ -526,30 +526,37 @@ fn parts_that_end_within_a_page_are_refused() {
     let flags = rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::HUGETLB;
     let huge = rustix::fs::memfd_create(c"huge", flags).expect("memory");
     let huge = File::from(huge);
-    huge.set_len(2 << 20).expect("room");
+    huge.set_len(4 << 20).expect("room");
+    let small = memfd(2 << 20);
     let connection = leased(&world);
-    let Request::Register { umem, rings, .. } = registration(0, 2) else {
-        unreachable!("it is one")
-    };
-    let mut parts = umem.parts.clone();
-    parts[0].len = 4096;
-    for (offset, len) in [(0, 4096), (4096, 2 << 20)] {
-        parts[0] = Part {
+    for (offset, len, behind) in [
+        (0, 4096, &huge),
+        (0, 4096, &small),
+        (4096, 2 << 20, &huge),
+        (4096, 2 << 20, &small),
+    ] {
+        let Request::Register { mut umem, rings, .. } = registration(0, 2) else {
+            unreachable!("it is one")
+        };
+        umem.parts[0] = Part {
             file_offset: offset,
             len,
-        };
-        let umem = UmemLayout {
-            parts: parts.clone(),
-            ..umem.clone()
         };
         let request = Request::Register {
             queue: 0,
             umem,
             rings,
         };
-        connection.send_with(&request.encode(77), &huge, 2);
+        let files = [huge.as_fd(), behind.as_fd()];
+        connection
+            .try_send_all(&request.encode(77), &files)
+            .expect("room");
         let (_, answer) = connection.receive(wait::SOON).expect("an answer");
-        assert_eq!(failed(answer), (Step::Map, libc::EINVAL));
+        assert_eq!(
+            failed(answer),
+            (Step::Map, libc::EINVAL),
+            "offset {offset}, {len} bytes"
+        );
     }
     assert_serves(&world);
 }

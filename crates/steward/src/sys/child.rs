@@ -183,8 +183,8 @@ pub(crate) fn map_parts(connection: BorrowedFd<'_>, parts: &[Part]) -> Result<u6
     let start = unsafe { mmap_anonymous(ptr::null_mut(), room, ProtFlags::empty(), flags) }?.cast::<u8>();
     let base = start.wrapping_add(start.align_offset(LARGEST_PAGE));
     let mut at = base;
-    for (number, (file, part)) in files.iter().flatten().zip(parts).enumerate() {
-        check_part(file, part, number + 1 == count)?;
+    for (file, part) in files.iter().flatten().zip(parts) {
+        check_part(file, part)?;
         let (protection, flags) = (
             ProtFlags::READ | ProtFlags::WRITE,
             MapFlags::SHARED | MapFlags::FIXED,
@@ -201,13 +201,14 @@ pub(crate) fn map_parts(connection: BorrowedFd<'_>, parts: &[Part]) -> Result<u6
     Ok(base as u64)
 }
 
-/// None of its pages may lie outside of the reservation, or in the next part.
-fn check_part(file: &OwnedFd, part: &Part, is_last: bool) -> Result<(), Errno> {
+/// What is to be known of a file before it is mapped. A part that begins or ends within a page of its file the kernel
+/// refuses: it maps no such offset, and does not cut a large page for the part behind (`hugetlb_vm_op_split`,
+/// mm/hugetlb.c).
+fn check_part(file: &OwnedFd, part: &Part) -> Result<(), Errno> {
     // First, because it asks no file system that somebody serves.
     fcntl_get_seals(file)?;
-    let page = u64::try_from(fstatfs(file)?.f_bsize).unwrap_or(0).max(1);
-    let is_whole = part.len.is_multiple_of(page) || is_last;
-    if page > LARGEST_PAGE as u64 || !part.file_offset.is_multiple_of(page) || !is_whole {
+    // What the last one may take beyond its end is reserved.
+    if u64::try_from(fstatfs(file)?.f_bsize).unwrap_or(0) > LARGEST_PAGE as u64 {
         return Err(Errno::INVAL);
     }
     let end = part.file_offset.checked_add(part.len).ok_or(Errno::INVAL)?;

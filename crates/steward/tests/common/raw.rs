@@ -3,7 +3,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::time::Duration;
@@ -87,10 +87,18 @@ impl Raw {
         descriptor: &impl AsFd,
         count: usize,
     ) -> rustix::io::Result<usize> {
-        let descriptors = vec![descriptor.as_fd(); count];
+        self.try_send_all(bytes, &vec![descriptor.as_fd(); count])
+    }
+
+    /// The same with several.
+    pub(crate) fn try_send_all(
+        &self,
+        bytes: &[u8],
+        descriptors: &[BorrowedFd<'_>],
+    ) -> rustix::io::Result<usize> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
         let mut control = SendAncillaryBuffer::new(&mut space);
-        assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
+        assert!(control.push(SendAncillaryMessage::ScmRights(descriptors)));
         sendmsg(
             &self.socket,
             &[IoSlice::new(bytes)],

@@ -21,7 +21,7 @@
 //! work is done; a daemon whose keeper dies ends with an error if its queues were leased from it, because the program
 //! went along.
 //!
-//! It runs as the daemon was started; root's is limited to the capabilities that it needs ([`CAPABILITIES`]).
+//! It runs as the daemon was started; root's is limited to the capabilities that it needs ([`capabilities::OF_A_KEEPER`]).
 
 #![allow(unsafe_code)]
 
@@ -45,7 +45,6 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::OFlags;
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use rustix::thread::CapabilitySet;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use steward::capabilities;
 use steward::policy::{Policy, Queues};
@@ -54,13 +53,6 @@ use steward::server::Server;
 use crate::listener::{Access, ListenError, listen_as};
 
 pub(crate) use questions::private_address;
-
-/// What the keeper of a daemon that root started may do: what a steward needs, files in directories of others, and a
-/// look at a VMM's memory map.
-const CAPABILITIES: CapabilitySet = capabilities::NEEDED_BY_ONE
-    .union(CapabilitySet::IPC_LOCK)
-    .union(CapabilitySet::DAC_OVERRIDE)
-    .union(CapabilitySet::SYS_PTRACE);
 
 /// How long the keeper may take to end after the daemon said so.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
@@ -277,7 +269,7 @@ pub(crate) fn run(args: KeeperArgs) -> anyhow::Result<()> {
     let _ = rustix::thread::set_name(c"keeper");
     let files = Files::of(args.remove);
     if rustix::process::geteuid().is_root() {
-        capabilities::limit_to(CAPABILITIES).context("cannot give up capabilities")?;
+        capabilities::limit_to(capabilities::OF_A_KEEPER).context("cannot give up capabilities")?;
     }
     std::thread::Builder::new()
         .name("questions".to_owned())
