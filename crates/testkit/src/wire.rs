@@ -1,7 +1,8 @@
-//! A wire between two interfaces: the daemon's NIC and the world. Two ends of veth, or two NICs of this machine that its maker joined.
+//! A wire between two interfaces: the daemon's NIC and the world. Two ends of veth, or two NICs of this machine that
+//! its maker joined.
 //!
-//! NICs are named by their addresses, as nothing else of them is sure in a small guest. Each of the two is moved to a namespace of its own, and comes
-//! back by itself when that is removed.
+//! NICs are named by their addresses, as nothing else of them is sure in a small guest. Each of the two is moved to a
+//! namespace of its own, and comes back by itself when that is removed.
 
 use std::fs;
 use std::path::Path;
@@ -111,6 +112,9 @@ impl Wire {
 }
 
 fn lay_nics(driver: &str, nic: &str, peer: &str) -> VethPair {
+    // Debian's default, fq_codel, sends what it takes for another flow before frames that wait, and takes the bytes
+    // behind a tag for a flow. Who tests looks at the order of all.
+    run("sysctl", &["-qw", "net.core.default_qdisc=pfifo"]);
     let pair = VethPair {
         near: NetNs::new("near"),
         far: NetNs::new("far"),

@@ -1,8 +1,8 @@
 //! A worker that polls the driver (`--busy-poll-us`): it is what brings frames, as nobody else does.
 //!
-//! Behind the first frame the driver's interrupts wait for whoever polls, and its timer does so for longer than the case lasts
-//! (`napi_complete_done`, net/core/dev.c). igb's interrupts come every two seconds all the same (`igb_watchdog_task`), so the kernel's count of frames
-//! that were polled for (`BusyPollRxPackets`) has to grow, too.
+//! Behind the first frame the driver's interrupts wait for whoever polls, and its timer does so for longer than the
+//! case lasts (`napi_complete_done`, net/core/dev.c). igb's interrupts come every two seconds all the same
+//! (`igb_watchdog_task`), so the kernel's count of frames that were polled for (`BusyPollRxPackets`) has to grow, too.
 
 use testkit::{NetNs, VethPair, Wire, frame};
 
@@ -53,7 +53,7 @@ fn defer_interrupts(near: &NetNs) {
 }
 
 /// How many frames system calls have polled for in a namespace (`LINUX_MIB_BUSYPOLLRXPACKETS`, net/ipv4/proc.c).
-fn frames_polled_for(netns: &NetNs) -> u64 {
+pub(crate) fn frames_polled_for(netns: &NetNs) -> u64 {
     let text = netns.output_of("cat", &["/proc/net/netstat"]);
     let mut lines = text.lines().filter(|line| line.starts_with("TcpExt:"));
     let mut words = || lines.next().unwrap_or_default().split_whitespace();

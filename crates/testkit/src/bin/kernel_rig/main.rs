@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! kernel_rig [--short] [--only WORDS] WIRE...
+//! kernel_rig --measure REPETITIONS SECONDS WIRE...
 //!
 //! WIRE: veth, or [NAME/]DRIVER=ADDRESS,ADDRESS[,NODE]: the daemon's NIC, its peer, the NIC's NUMA node
 //! ```
@@ -19,6 +20,7 @@ mod busy_poll;
 mod canaries;
 mod cases;
 mod dpdk;
+mod measure;
 mod raw;
 mod setting;
 mod stack;
@@ -32,6 +34,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use testkit::Wire;
 
 use crate::cases::Case;
+use crate::measure::Plan;
 
 /// What the last panic said, in one line.
 static WHY: Mutex<String> = Mutex::new(String::new());
@@ -39,6 +42,7 @@ static WHY: Mutex<String> = Mutex::new(String::new());
 struct Options {
     short: bool,
     only: Option<String>,
+    measure: Option<Plan>,
     wires: Vec<Wire>,
 }
 
@@ -58,6 +62,10 @@ fn main() -> ExitCode {
             *why = text.lines().next().unwrap_or_default().replace('\t', " ");
         }
     }));
+    if let Some(plan) = &options.measure {
+        options.wires.iter().for_each(|wire| measure::run(wire, plan));
+        return ExitCode::SUCCESS;
+    }
     let mut count = 0;
     let mut failed = 0;
     for wire in &options.wires {
@@ -77,12 +85,20 @@ fn parse(mut args: impl Iterator<Item = String>) -> Option<Options> {
     let mut options = Options {
         short: false,
         only: None,
+        measure: None,
         wires: Vec::new(),
     };
     while let Some(arg) = args.next() {
         match arg.as_str() {
             "--short" => options.short = true,
             "--only" => options.only = Some(args.next()?),
+            "--measure" => {
+                let mut number = || args.next()?.parse().ok();
+                options.measure = Some(Plan {
+                    reps: number()?,
+                    seconds: number()?,
+                });
+            }
             wire => options.wires.push(Wire::parse(wire)?),
         }
     }

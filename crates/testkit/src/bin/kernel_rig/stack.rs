@@ -3,9 +3,9 @@
 //! The far end is the kernel's own stack, with checksums verified by software. The guest speaks just enough TCP for it:
 //! it opens a connection, sends a stream in GSO packets with partial checksums, which the daemon cuts and completes,
 //! closes its half, and receives a stream in whatever the daemon makes of it. It sends again what is not acknowledged,
-//! and never has more under way than the far end's NIC has buffers for. Then come datagrams, one by one and as GSO packets.
-//! All of it arrives byte by byte, and no stack counts a wrong checksum: one that is wrong on purpose shows that it
-//! would.
+//! and never has more under way than the far end's NIC has buffers for. Then come datagrams, one by one and as GSO
+//! packets. All of it arrives byte by byte, and no stack counts a wrong checksum: one that is wrong on purpose shows
+//! that it would.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpListener, UdpSocket};
