@@ -3,66 +3,20 @@
 mod common;
 
 use std::fs::File;
-use std::io::Write;
-use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use common::hostile::{BIND, assert_serves, failed, leased, lingering, memfd, registration};
 use common::raw::Raw;
-use common::{POLICY, World, holder, soon, take, wanted};
+use common::{POLICY, World, holder, take, wanted};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use steward::client::LeaseError;
-use steward::protocol::{Answer, MESSAGE_MAX, Part, Reason, Request, Rings, Step, UmemLayout};
+use steward::protocol::{Answer, MESSAGE_MAX, Part, Reason, Request, Step};
 use testkit::stalled::SilentFile;
 use testkit::{require, wait};
-
-/// Another holder gets its answers.
-#[track_caller]
-fn assert_serves(world: &World) {
-    // A lease that was dropped lasts while a process that another test starts has its connection, from fork to exec.
-    let free = || match world.lease(1, 1) {
-        Err(LeaseError::Refused(refusal)) if refusal.reason == Reason::Taken => None,
-        leased => Some(leased),
-    };
-    let lease = wait::until_some(wait::SOON, free)
-        .expect("free")
-        .unwrap_or_else(|error| panic!("{error}: {}", world.steward));
-    lease.counters(1, soon()).expect("ours");
-}
-
-/// A request for a socket with so many parts of memory, of 2 MiB each.
-fn registration(queue: u32, parts: usize) -> Request {
-    let part = Part {
-        file_offset: 0,
-        len: 2 << 20,
-    };
-    Request::Register {
-        queue,
-        umem: UmemLayout {
-            parts: vec![part; parts],
-            chunk_bytes: 2048,
-            headroom_bytes: 0,
-            tx_metadata_bytes: 0,
-            flags: 0,
-        },
-        rings: Rings {
-            fill: 64,
-            completion: 64,
-            rx: 64,
-            tx: 64,
-        },
-    }
-}
-
-/// The bind of what was registered for queue 0.
-const BIND: Request = Request::Bind {
-    queue: 0,
-    flags: 2,
-    wait_ms: 0,
-};
 
 /// Bytes that take a while to pin.
 const LARGE: u64 = 256 << 20;
@@ -332,40 +286,12 @@ fn file_on_disk(world: &World) -> File {
     file
 }
 
-fn memfd(bytes: u64) -> File {
-    let file = rustix::fs::memfd_create(c"test", rustix::fs::MemfdFlags::CLOEXEC).expect("memory");
-    let file = File::from(file);
-    file.set_len(bytes).expect("room");
-    // Its pages are there.
-    let zeros = vec![0; usize::try_from(bytes).expect("small")];
-    (&file).write_all(&zeros).expect("room");
-    file
-}
-
-/// What failed.
-#[track_caller]
-fn failed(answer: Answer) -> (Step, i32) {
-    match answer {
-        Answer::Failed { step, errno } => (step, errno.cast_signed()),
-        other => panic!("{other:?}"),
-    }
-}
-
 /// Asks on a connection that has a lease, with this file for each of so many descriptors.
 fn register(connection: &Raw, file: &impl AsFd, descriptors: usize, parts: usize) -> Answer {
     connection.send_with(&registration(0, parts).encode(77), file, descriptors);
     let (serial, answer) = connection.receive(wait::SOON).expect("an answer");
     assert_eq!(serial, 77);
     answer
-}
-
-fn leased(world: &World) -> Raw {
-    let leased = || {
-        let mut connection = Raw::connect(&world.socket());
-        let answer = connection.ask(&Request::Lease(wanted(0, 1)));
-        matches!(answer, Answer::Facts(_)).then_some(connection)
-    };
-    wait::until_some(wait::SOON, leased).expect("free")
 }
 
 #[test]
@@ -467,18 +393,6 @@ fn sockets_that_take_for_ever_to_close_hold_up_nobody() {
         }
     }
     world.await_descriptors(before);
-}
-
-/// Both ends of a connection; much was sent by the first.
-fn lingering() -> (TcpStream, TcpStream) {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let mut sender = TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
-    let (peer, _) = listener.accept().expect("it connects");
-    let hour = Some(Duration::from_secs(3600));
-    rustix::net::sockopt::set_socket_linger(&sender, hour).expect("an option");
-    sender.set_nonblocking(true).expect("an option");
-    while sender.write(&[0; 1 << 16]).is_ok() {}
-    (sender, peer)
 }
 
 /// The memory of a socket counts for its holder's user as long as anybody has it, whatever became of the lease.

@@ -53,7 +53,7 @@ fn serve(program: &Path, bytes: u64) -> (Running, String) {
 
 /// A file that never answers, not even that it is closed. On drop the server goes first: then nothing waits for it.
 pub struct SilentFile {
-    _server: Running,
+    server: Running,
     /// Open for reading and writing.
     pub file: File,
 }
@@ -70,9 +70,20 @@ impl SilentFile {
         server.type_in("mute\n");
         server.await_text("mute\n");
         Self {
-            _server: server,
+            server,
             file: file.expect("it is served"),
         }
+    }
+
+    /// Waits until so many processes have begun to close it, none of which will be done.
+    ///
+    /// # Panics
+    /// If they are fewer.
+    #[track_caller]
+    pub fn await_closing(&self, processes: usize) {
+        let closing = || self.server.said().matches("asked FLUSH ").count();
+        let are_there = crate::wait::until(crate::wait::SOON, || closing() == processes);
+        assert!(are_there, "{} are closing it", closing());
     }
 }
 

@@ -16,8 +16,8 @@
 //! ended (pidfd_open(2)). One that is killed, or that the kernel does not let go, says nothing, and hurts the one whose
 //! memory it was: it counts against the errands that its user may have, and its rule. It dies with the steward.
 //!
-//! Before it registers, the child becomes the holder's user, so that the kernel counts the memory for that user, as long
-//! as anybody has a socket with it. And connections are closed by the end of a child ([`close`]).
+//! Before it registers, the child takes the holder's user for its real one, so that the kernel counts the memory for that
+//! user, as long as anybody has a socket with it. And connections are closed by the end of a child ([`close`]).
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -272,7 +272,7 @@ impl Task<'_> {
                 locked_for,
             } => {
                 locked_for
-                    .map_or(Ok(()), child::become_user)
+                    .map_or(Ok(()), child::count_for)
                     .map_err(failed(Step::Register))?;
                 let memory = child::map_parts(*connection, &umem.parts).map_err(failed(Step::Map))?;
                 child::register(*socket, memory, umem).map_err(failed(Step::Register))?;

@@ -565,6 +565,16 @@ impl Server {
     }
 }
 
+/// Connections stay open until the process ends, which does not wait for what nobody has read in them
+/// ([`errand::close`]).
+impl Drop for Server {
+    fn drop(&mut self) {
+        let open = std::mem::take(&mut self.connections).into_values();
+        let open = open.map(Connection::into_socket).chain(self.unclosed.drain(..));
+        open.for_each(std::mem::forget);
+    }
+}
+
 /// Whether sockets are bound before they are handed over. Where not, a holder could bind its own to any free queue; looked
 /// at once.
 #[must_use]

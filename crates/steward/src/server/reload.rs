@@ -69,6 +69,10 @@ impl Server {
         held.chain(orphaned).for_each(|held| held.rule = usize::MAX);
         let numbers: BTreeSet<u64> = self.all_leases().map(|lease| lease.number).collect();
         numbers.into_iter().for_each(|number| self.judge(number));
+        // There may be room under other rules.
+        self.connections
+            .values_mut()
+            .for_each(|other| other.waits = false);
     }
 
     /// Holds a lease against the policy, and ends it if it is not allowed.

@@ -13,8 +13,8 @@ use rustix::net::xdp::{SocketAddrXdp, SocketAddrXdpFlags, XdpUmemReg, XdpUmemReg
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg, sockopt};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{
-    Pid, PidfdFlags, Resource, Rlimit, Signal, Uid, WaitOptions, getpid, getppid, kill_process, pidfd_open,
-    set_parent_process_death_signal, setrlimit, waitpid,
+    DumpableBehavior, Pid, PidfdFlags, Resource, Rlimit, Signal, Uid, WaitOptions, geteuid, getpid, getppid,
+    kill_process, pidfd_open, set_dumpable_behavior, set_parent_process_death_signal, setrlimit, waitpid,
 };
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities, set_thread_res_uid};
 
@@ -40,7 +40,8 @@ impl Drop for Exit {
     }
 }
 
-/// A child that has these descriptors and no others, does this, and ends; it ends, too, when this thread does.
+/// A child that has these descriptors and no others, does this, and ends; it ends, too, when this thread does. Nobody
+/// without privileges may look into it: it is a copy of this process, tokens of leases included.
 ///
 /// It is waited for until it has closed the others: so none that is closed here afterwards is closed for good there,
 /// where that may take long.
@@ -56,7 +57,8 @@ pub(crate) fn begin(kept: [BorrowedFd<'_>; 3], work: impl FnOnce()) -> io::Resul
     match unsafe { libc::fork() } {
         0 => {
             let exit = Exit;
-            if die_with(parent).is_ok() {
+            let is_closed = set_dumpable_behavior(DumpableBehavior::NotDumpable);
+            if is_closed.and_then(|()| die_with(parent)).is_ok() {
                 close_others(&kept);
                 drop(closing);
                 work();
@@ -121,25 +123,28 @@ pub(crate) struct LockedFor {
     pub(crate) bytes: u64,
 }
 
-/// This process becomes that user's, without any privilege. So the kernel counts what it registers for that user, until
-/// the last socket that uses it is gone, whoever has that (`xdp_umem_account_pages`, net/xdp/xdp_umem.c).
-pub(crate) fn become_user(of: LockedFor) -> Result<(), Errno> {
-    let parent = getppid().ok_or(Errno::SRCH)?;
+/// From now on the kernel counts what this process registers for that user, until the last socket that uses it is gone,
+/// whoever has that: it asks for the real user, and whether there is a capability (`xdp_umem_account_pages`,
+/// net/xdp/xdp_umem.c), of which none is left.
+///
+/// The effective user stays. So that user may send signals (kill(2)), and no more: not trace this process nor limit it
+/// (`__ptrace_may_access`, kernel/ptrace.c; `check_prlimit_permission`, kernel/sys.c). With a change of the effective user
+/// it would be as dumpable as `fs.suid_dumpable` says, and the user could have the kernel write its memory to a core file
+/// (`commit_creds`, kernel/cred.c).
+pub(crate) fn count_for(of: LockedFor) -> Result<(), Errno> {
     let limit = Rlimit {
         current: Some(of.bytes),
         maximum: Some(of.bytes),
     };
     setrlimit(Resource::Memlock, limit)?;
-    let uid = Uid::from_raw(of.uid);
-    set_thread_res_uid(uid, uid, uid)?;
+    let own = geteuid();
+    set_thread_res_uid(Uid::from_raw(of.uid), own, own)?;
     let none = CapabilitySets {
         effective: CapabilitySet::empty(),
         permitted: CapabilitySet::empty(),
         inheritable: CapabilitySet::empty(),
     };
-    set_capabilities(None, none)?;
-    // It is lost with the change of the user (prctl(2)).
-    die_with(parent)
+    set_capabilities(None, none)
 }
 
 /// Ends when the other end of this pipe is closed.

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test file uses a part")]
 
 pub(crate) mod holder;
+pub(crate) mod hostile;
 pub(crate) mod raw;
 
 use std::fs;

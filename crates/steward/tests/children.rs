@@ -1,0 +1,121 @@
+//! What a hostile user tries on the children that the steward starts for it, and by them on others.
+
+mod common;
+
+use std::fs::{self, File};
+use std::io;
+use std::path::PathBuf;
+
+use common::hostile::{assert_serves, leased, lingering, memfd, registration};
+use common::raw::Raw;
+use common::{POLICY, World, wanted};
+use rustix::process::Signal;
+use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
+use steward::protocol::{Answer, Request};
+use testkit::stalled::SilentFile;
+use testkit::{require, wait};
+
+/// A rule by which a user may lease, and pin as much as even a steward may count that cannot raise its own limit.
+fn rule_for(uid: u32) -> String {
+    format!("[[allow]]\nuser = {uid}\ninterface = \"nic0\"\nqueues = \"all\"\nmemlock = \"2 MiB\"\n")
+}
+
+/// What the kernel shows of the steward's child without capabilities, which registers memory.
+fn registering_child(world: &World) -> PathBuf {
+    let pid = world.steward.pid();
+    let has_none = |place: &PathBuf| {
+        let status = fs::read_to_string(place.join("status"));
+        status.is_ok_and(|status| status.contains("CapEff:\t0000000000000000\n"))
+    };
+    let find = || {
+        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
+        let mut children = children.split_whitespace();
+        children.find_map(|child| Some(PathBuf::from("/proc").join(child)).filter(has_none))
+    };
+    wait::until_some(wait::SOON, find).expect("it hangs")
+}
+
+/// It is a copy of the steward, tokens of all leases included. Root without capabilities is a user like others, as in a
+/// container.
+#[test]
+fn child_of_the_steward_cannot_be_looked_into_by_the_user_it_works_for() {
+    require!(Root);
+    let mut world = World::with(2, &rule_for(0));
+    let connection = leased(&world);
+    // Its child hangs when it drops what is no memory, and has it last.
+    let (socket, peer) = lingering();
+    world.steward.signal(Signal::STOP);
+    connection.send_with(&registration(0, 1).encode(1), &socket, 1);
+    drop(socket);
+    world.steward.signal(Signal::CONT);
+    let child = registering_child(&world);
+    let look = || {
+        let none = CapabilitySets {
+            effective: CapabilitySet::empty(),
+            permitted: CapabilitySet::empty(),
+            inheritable: CapabilitySet::empty(),
+        };
+        // This thread's.
+        set_capabilities(None, none).expect("fewer");
+        ["mem", "maps", "environ"].map(|name| File::open(child.join(name)).map_err(|error| error.kind()))
+    };
+    let seen = std::thread::scope(|scope| scope.spawn(look).join().expect("no panic"));
+    for opened in seen {
+        assert_eq!(opened.err(), Some(io::ErrorKind::PermissionDenied));
+    }
+    drop((connection, peer));
+    assert_serves(&world);
+}
+
+/// What a connection has that nobody has read is closed with it, and whoever closes it may have to wait.
+#[test]
+fn steward_ends_at_once_whatever_lies_unread_in_its_connections() {
+    require!(Root);
+    let mut world = World::new();
+    let connection = leased(&world);
+    let (socket, _peer) = lingering();
+    // As long as these are not read no further request is.
+    for serial in 1..100 {
+        let asked = connection.send(&Request::Counters { queue: 0 }.encode(serial));
+        asked.expect("room");
+    }
+    wait::a_moment();
+    connection.send_with(&registration(0, 1).encode(100), &socket, 1);
+    drop(socket);
+    world.end_steward(Signal::TERM);
+}
+
+/// Under a rule there may be as many errands as hang here. A policy that is read again has other rules.
+#[test]
+fn request_that_waits_for_others_is_done_when_the_policy_changes() {
+    require!(Root, Fuse);
+    let users = [1_400_001, 1_400_002, 1_400_003];
+    let rule = "[[allow]]\ngroup = 1400000\ninterface = \"nic0\"\nqueues = \"all\"\nmemlock = \"2 MiB\"\n";
+    let mut world = World::with(2, &format!("{rule}{POLICY}"));
+    let silent = SilentFile::new(2 << 20);
+    let connect = |uid| {
+        let leased = || {
+            let mut connection = Raw::connect_as(&world.socket(), uid, 1_400_000);
+            let answer = connection.ask(&Request::Lease(wanted(0, 1)));
+            matches!(answer, Answer::Facts(_)).then_some(connection)
+        };
+        wait::until_some(wait::SOON, leased).expect("free")
+    };
+    for (before, uid) in [users[0], users[0], users[0], users[1]].into_iter().enumerate() {
+        let hangs = connect(uid);
+        hangs.send_with(&registration(0, 1).encode(1), &silent.file, 1);
+        silent.await_closing(before + 1);
+        // Its lease ends, and its child does not.
+        drop(hangs);
+    }
+    let waits = connect(users[2]);
+    waits.send_with(&registration(0, 1).encode(7), &memfd(2 << 20), 1);
+    assert_eq!(waits.receive(wait::QUIET), None, "it waits for the others");
+    world.steward.signal(Signal::HUP);
+    assert_eq!(
+        waits.receive(wait::SOON),
+        Some((7, Answer::Done)),
+        "{}",
+        world.steward
+    );
+}

@@ -1,0 +1,99 @@
+//! What a hostile peer sends, and what the others notice of it.
+
+use std::fs::File;
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::time::Duration;
+
+use steward::client::LeaseError;
+use steward::protocol::{Answer, Part, Reason, Request, Rings, Step, UmemLayout};
+use testkit::wait;
+
+use super::raw::Raw;
+use super::{World, soon, wanted};
+
+/// Another holder gets its answers.
+#[track_caller]
+pub(crate) fn assert_serves(world: &World) {
+    // A lease that was dropped lasts while a process that another test starts has its connection, from fork to exec.
+    let free = || match world.lease(1, 1) {
+        Err(LeaseError::Refused(refusal)) if refusal.reason == Reason::Taken => None,
+        leased => Some(leased),
+    };
+    let lease = wait::until_some(wait::SOON, free)
+        .expect("free")
+        .unwrap_or_else(|error| panic!("{error}: {}", world.steward));
+    lease.counters(1, soon()).expect("ours");
+}
+
+/// A request for a socket with so many parts of memory, of 2 MiB each.
+pub(crate) fn registration(queue: u32, parts: usize) -> Request {
+    let part = Part {
+        file_offset: 0,
+        len: 2 << 20,
+    };
+    Request::Register {
+        queue,
+        umem: UmemLayout {
+            parts: vec![part; parts],
+            chunk_bytes: 2048,
+            headroom_bytes: 0,
+            tx_metadata_bytes: 0,
+            flags: 0,
+        },
+        rings: Rings {
+            fill: 64,
+            completion: 64,
+            rx: 64,
+            tx: 64,
+        },
+    }
+}
+
+/// The bind of what was registered for queue 0.
+pub(crate) const BIND: Request = Request::Bind {
+    queue: 0,
+    flags: 2,
+    wait_ms: 0,
+};
+
+/// Memory of so many bytes, all of whose pages are there.
+pub(crate) fn memfd(bytes: u64) -> File {
+    let file = rustix::fs::memfd_create(c"test", rustix::fs::MemfdFlags::CLOEXEC).expect("memory");
+    let file = File::from(file);
+    file.set_len(bytes).expect("room");
+    let zeros = vec![0; usize::try_from(bytes).expect("small")];
+    (&file).write_all(&zeros).expect("room");
+    file
+}
+
+/// What failed.
+#[track_caller]
+pub(crate) fn failed(answer: Answer) -> (Step, i32) {
+    match answer {
+        Answer::Failed { step, errno } => (step, errno.cast_signed()),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A connection with a lease of queue 0.
+pub(crate) fn leased(world: &World) -> Raw {
+    let leased = || {
+        let mut connection = Raw::connect(&world.socket());
+        let answer = connection.ask(&Request::Lease(wanted(0, 1)));
+        matches!(answer, Answer::Facts(_)).then_some(connection)
+    };
+    wait::until_some(wait::SOON, leased).expect("free")
+}
+
+/// Both ends of a connection; much was sent by the first.
+pub(crate) fn lingering() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let mut sender = TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
+    let (peer, _) = listener.accept().expect("it connects");
+    let hour = Some(Duration::from_secs(3600));
+    rustix::net::sockopt::set_socket_linger(&sender, hour).expect("an option");
+    sender.set_nonblocking(true).expect("an option");
+    while sender.write(&[0; 1 << 16]).is_ok() {}
+    (sender, peer)
+}
