@@ -3,10 +3,11 @@
 //! # Theory of operation
 //!
 //! `serve` starts it (this program, with a hidden subcommand) after its sockets are bound and before it enters the
-//! sandbox. It never maps a guest's memory and sees no byte of what a VMM sends. It
-//!  1. is the steward of this one daemon, if none was named: it attaches the XDP program, makes the sockets and
-//!     leases them by the same protocol, by a policy made of the command line: these interfaces and these queues, to
-//!     the user that the daemon becomes, and nothing else. Its listening socket has no name in the file system: the
+//! sandbox. It sees no byte of what a VMM sends; a guest's memory is mapped by a child of it only, which has it pinned
+//! and reads nothing there either. It
+//!  1. is the steward of this one daemon, if none was named: it attaches the XDP program, makes and binds the sockets
+//!     and leases them by the same protocol, by a policy made of the command line: these interfaces and these queues,
+//!     to the user that the daemon becomes, and nothing else. Its listening socket has no name in the file system: the
 //!     daemon reaches it through a descriptor ([`Keeper::steward`]);
 //!  2. removes the daemon's socket files when the daemon ends, however it ends, if they are still those that it bound;
 //!  3. looks whether a VMM shares its guest's memory (/proc/PID/maps), which landlock keeps from the daemon. It is
