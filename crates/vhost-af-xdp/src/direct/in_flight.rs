@@ -45,10 +45,10 @@ impl<T> InFlight<T> {
         }
     }
 
-    /// An empty table whose entries leave as they are done, if `any_order`, and else as [`Self::new`] says.
-    pub(crate) fn in_any_order(capacity: usize, any_order: bool) -> Self {
+    /// An empty table for at most `capacity` entries, which leave as they are done.
+    pub(crate) fn in_any_order(capacity: usize) -> Self {
         Self {
-            any_order,
+            any_order: true,
             ..Self::new(capacity)
         }
     }
@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn in_any_order_what_is_done_leaves_and_what_it_overtook_is_marked() {
-        let mut table = InFlight::in_any_order(4, true);
+        let mut table = InFlight::in_any_order(4);
         for (key, value) in [(10, 'a'), (20, 'b'), (30, 'c'), (40, 'd')] {
             table.push(key, value);
         }
@@ -216,7 +216,7 @@ mod tests {
 
     #[test]
     fn one_that_a_driver_keeps_takes_no_more_room_than_its_own() {
-        let mut table = InFlight::in_any_order(3, true);
+        let mut table = InFlight::in_any_order(3);
         table.push(1, 1);
         for key in 2..1000 {
             table.push(key, key);

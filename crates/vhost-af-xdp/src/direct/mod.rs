@@ -1,14 +1,14 @@
 //! A lane with `--memory=direct`: guest RAM is the UMEM, nobody in userspace touches a frame.
 //!
-//! NIC → guest: an available receive buffer at offset B becomes the fill entry `B + header - 256 - headroom`.
-//! The kernel puts a frame 256 bytes (XDP_PACKET_HEADROOM) and the UMEM's headroom after a fill address, and the steering
-//! program's metadata, which is the virtio-net header, just before the frame: so the header lands
-//! at B, the frame behind it, and all that is left for us is the used element.
+//! NIC → guest: an available receive buffer at offset B becomes the fill entry `B + header - 256 - headroom`. The kernel
+//! puts a frame 256 bytes (XDP_PACKET_HEADROOM) and the UMEM's headroom after a fill address, and the steering program's
+//! metadata, which is the virtio-net header, just before the frame: so the header lands at B, the frame behind it, and
+//! all that is left for us is the used element.
 //!
-//! A NIC that does so itself, in zero-copy, may write as far as the chunk goes that begins at the fill entry, whatever
-//! the frame's length. The headroom makes that the least that the driver takes for the longest frame, and only buffers
-//! that hold so much are posted; and only those whose chunk lies in one huge page, because the kernel refuses one that is
-//! not in one piece for DMA, and says nothing (`xp_check_unaligned`, net/xdp/xsk_buff_pool.c).
+//! In zero-copy the NIC writes the frame itself, and may write to the end of its chunk, whatever the frame's length. The
+//! headroom leaves no more of a chunk than the driver wants for the longest frame, and only buffers that hold so much
+//! are posted; and only those whose chunk lies in one huge page, because the kernel refuses one that is not in one piece
+//! for DMA, and says nothing (`xp_check_unaligned`, net/xdp/xsk_buff_pool.c).
 //!
 //! Guest → NIC: a frame that lies in one piece is sent from where it is. One in several pieces is
 //! gathered in a chunk of the bounce area when it fits, else sent as a multi-buffer frame whose
@@ -19,26 +19,26 @@
 //! more time for each further descriptor than for the bytes. Segments for which there is no room stay in hand, and the
 //! chains behind them in the guest's queue; the chain is given back when the last one was sent.
 //!
-//! The bounce area lies behind guest RAM in the same UMEM; no guest can see it. It also serves
-//! receive buffers that cannot take a frame directly: too small for the longest frame of the
-//! interface, or for what a NIC may write, made of several descriptors, with less of their region
-//! before them than the frame's place in its chunk, or, in zero-copy, across huge pages. Such a buffer is *parked*, a bounce chunk goes to the NIC in its place, and the
-//! frame is copied when it arrives. A buffer too small for the longest frame cannot be paired with
-//! one chunk; from the first of these on, all buffers are parked until the queue starts anew.
+//! The bounce area lies behind guest RAM in the same UMEM; no guest can see it. It also serves receive buffers that
+//! cannot take a frame directly ([`place`]): too small for the longest frame of the interface, or for what a NIC may
+//! write; made of several descriptors; too near behind the start of their region; in zero-copy, across huge pages. Such
+//! a buffer is *parked*, a bounce chunk goes to the NIC in its place, and the frame is copied when it arrives. A buffer
+//! too small for the longest frame cannot be paired with one chunk; from the first of these on, all buffers are parked
+//! until the queue starts anew.
 //!
-//! Invariants: a chunk in the bounce area is in the pool or in one table, never both. Both tables
-//! give entries back in the order in which the guest made them available, so a queue can be
-//! stopped exactly: what the kernel still held is not used, and the base is rewound to it.
+//! Invariants: a chunk in the bounce area is in the pool or in one table, never both. Both tables give entries back in
+//! the order in which the guest made them available, with the exception below. So a queue can be stopped exactly: what
+//! the kernel still held is not used, and the base is rewound to it.
 //!
-//! Receive buffers may also come back to the guest in the order in which the NIC is done with them, where the guest and a
-//! successor of ours can live with that ([`virtqueue::Queue::takes_any_order`]): a buffer that a driver keeps, because a
+//! The exception: receive buffers go back in the order in which the NIC is done with them, where the guest and a
+//! successor of ours can live with that ([`virtqueue::Queue::takes_any_order`]). A buffer that a driver keeps, because a
 //! frame in it was dropped, then holds up none of the others. If such a queue is stopped while a buffer is out that
-//! others overtook, there is no place to rewind to. What the kernel held goes back with nothing in it, once the kernel
-//! can write there no more.
+//! others overtook, there is no place to rewind to: all that the kernel held goes back with nothing in it.
 //!
-//! That is so when the socket is closed where the kernel copies, and where the NIC reads and writes by DMA when its driver
-//! has let go ([`Release`]). Where that is not known to have happened nothing goes back: a guest that lacks buffers is
-//! better off than one whose memory is written when it is used for something else.
+//! Nothing goes back before the kernel and the NIC are done with guest memory: where the kernel copies, when the socket
+//! is closed; where the NIC reads and writes by DMA, when its driver has let go, which is later ([`Release`]). If nobody
+//! knows that it has, nothing goes back at all: a guest that lacks buffers is better off than one whose memory is
+//! written when it uses it for something else.
 
 mod from_guest;
 pub(crate) mod in_flight;
@@ -216,6 +216,8 @@ impl<N: Nic> DirectLane<N> {
         );
         let end = DirectEnd::new(&mut pair, queue, memory, &counters);
         let any_order = pair.to_guest.queue.takes_any_order();
+        // The RX ring has room for all: no driver ever finds it full.
+        let most_posted = in_flight.min(RECEIVE_RING as usize);
         Self {
             pair,
             end,
@@ -223,8 +225,10 @@ impl<N: Nic> DirectLane<N> {
             sender: Sender::default(),
             any_order,
             place,
-            // The RX ring has room for all: no driver ever finds it full.
-            posted: InFlight::in_any_order(in_flight.min(RECEIVE_RING as usize), any_order),
+            posted: match any_order {
+                true => InFlight::in_any_order(most_posted),
+                false => InFlight::new(most_posted),
+            },
             parked: VecDeque::new(),
             parked_buffers: VecDeque::new(),
             parked_bytes: 0,
