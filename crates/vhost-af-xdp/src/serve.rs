@@ -127,7 +127,7 @@ impl<'a> Sandboxed<'a> {
         let ending = Alarm::new().context("no descriptor left")?;
         let interfaces = self.interfaces.leased_from(StewardAt {
             path: self.steward.or_else(|| self.keeper.steward()).unwrap_or_default(),
-            private: config.steward.is_none(),
+            is_own: config.steward.is_none(),
             waiting: Waiting {
                 answer: config.steward_timeout,
                 end: Some(ending.event()),

@@ -188,7 +188,7 @@ impl Queue {
     #[inline]
     pub fn push_used_in_any_order(&mut self, id: ChainId, len: u32) {
         debug_assert!(self.takes_any_order(), "nobody could tell which chains are out");
-        of_either!(self, ring => ring.push_used_in_any_order(id, len), reset => ());
+        of_either!(self, ring => ring.push_used_in_any_order(id, len), reset => nothing_was_taken());
     }
 
     /// Makes all used elements visible that were written since the last time, with one store. Returns whether the

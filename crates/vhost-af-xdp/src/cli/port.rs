@@ -72,8 +72,8 @@ pub(super) struct PortArgs {
     /// postcopy), for those that are sent or for all
     #[arg(long, value_enum, default_value = "copy")]
     memory: Placement,
-    /// Memory of the daemon for the frames of each queue pair while it copies them, from 512KiB to 6MiB: less is for many
-    /// queues
+    /// Memory of the daemon for the frames of each queue pair while it copies them, from 512KiB to 6MiB: less is for
+    /// many queues
     #[arg(long, value_name = "SIZE", default_value = "6MiB", value_parser = parse_packet_memory)]
     packet_memory: u32,
     #[command(flatten)]

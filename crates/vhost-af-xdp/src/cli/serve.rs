@@ -18,8 +18,8 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     all: AllPortsArgs,
     /// A further guest: KEY=VALUE pairs of socket-path, fd, client, ifname, cable, queues, start-queue, memory,
-    /// packet-memory, max-memory, memory-files, mac, vlan, offload, offer (lists joined by `+` here), and of --inhibit and its companions;
-    /// what is missing comes from the options above. May be repeated
+    /// packet-memory, max-memory, memory-files, mac, vlan, offload, offer (lists joined by `+` here), and of --inhibit
+    /// and its companions; what is missing comes from the options above. May be repeated
     #[arg(long, value_name = "KEY=VALUE,...")]
     port: Vec<String>,
     /// Worker threads [default: one a queue pair, at most one a CPU]

@@ -9,6 +9,7 @@
 //! | [`binding`], [`drivers`], [`mode`], [`demand`] | how a queue is bound, why no better, what memory that locks |
 //! | [`queue`], [`xdp`], [`null`] | the four rings, as a lane sees them: of a socket, or of no NIC |
 //! | [`endpoint`], [`custody`], [`lent`] | rings and UMEM together, who has which chunk, what outlives a lane |
+//! | [`numa`] | the machine's nodes, and which of them workers run on |
 
 pub(crate) mod afxdp_plugin;
 pub(crate) mod binding;

@@ -64,7 +64,7 @@ pub(crate) struct StewardAt {
     /// Where it listens.
     pub(crate) path: PathBuf,
     /// It is this daemon's own.
-    pub(crate) private: bool,
+    pub(crate) is_own: bool,
     /// How long its answers are waited for.
     pub(crate) waiting: Waiting,
 }
@@ -108,14 +108,14 @@ impl Steering {
         let taken = Lease::take(&steward.path, wanted, steward.waiting.clone());
         let lease = taken.map_err(|error| match error {
             // That there is a steward is nothing that the user has to know.
-            LeaseError::Refused(refusal) if steward.private => InterfaceError::Refused(refusal),
+            LeaseError::Refused(refusal) if steward.is_own => InterfaceError::Refused(refusal),
             error => error.into(),
         })?;
         let facts = lease.facts();
         let link = link_of(&facts);
         let leased = Leased {
             lease,
-            is_own: steward.private,
+            is_own: steward.is_own,
             facts,
             away: AtomicBool::new(false),
             counted: Mutex::default(),
@@ -249,13 +249,15 @@ impl Steering {
         }
     }
 
-    /// Whether who binds waits until the queue is free without trying.
+    /// Whether [`Self::bind`] finds out by itself when a queue is free. Else an attempt that comes too early may cost more
+    /// time than waiting.
     pub(crate) fn awaits_queue(&self) -> bool {
         self.leased().is_some()
     }
 
     /// Waits until no socket has a queue, `longest` at most, so that its driver neither reads nor writes the memory of the
-    /// last one any more. Somebody else's cannot be asked: there the time is waited that the kernel takes most often.
+    /// last one any more. Where the program is somebody else's nobody can be asked: there the time is waited that the
+    /// kernel takes most often.
     pub(crate) fn await_free(&self, queue: u32, longest: Duration) -> Result<(), InterfaceError> {
         match self {
             Self::External(_) => {

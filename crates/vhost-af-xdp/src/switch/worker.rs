@@ -197,7 +197,11 @@ impl Drop for WorkerHandle {
 /// Lets the calling thread run there only.
 fn run_on(cpus: &CpuSet) {
     if let Err(error) = sched_setaffinity(None, cpus) {
-        tracing::warn!(?cpus, %error, "worker stays unpinned: check --cpus against the CPUs that exist");
+        tracing::warn!(
+            ?cpus,
+            %error,
+            "the worker runs on any CPU: check --cpus, or those of the NIC's NUMA node, against the CPUs that exist"
+        );
     }
 }
 
