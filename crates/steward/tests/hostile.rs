@@ -2,19 +2,18 @@
 
 mod common;
 
+use std::cell::Cell;
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
 
 use common::hostile::{BIND, assert_serves, failed, leased, lingering, memfd, registration};
 use common::raw::Raw;
 use common::{POLICY, World, holder, take, wanted};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use steward::client::LeaseError;
-use steward::protocol::{Answer, MESSAGE_MAX, Part, Reason, Request, Step};
+use steward::protocol::{Answer, MESSAGE_MAX, Part, Reason, Request, Step, VERSION};
 use testkit::stalled::SilentFile;
 use testkit::{require, wait};
 
@@ -26,7 +25,6 @@ const FLOODS: usize = 30;
 
 /// The connection is closed with a word about it.
 #[track_caller]
-/// Sees why the connection was closed.
 fn assert_closed(connection: &Raw) {
     let said = connection.receive(wait::SOON);
     let Some((0, Answer::Refused(refusal))) = said else {
@@ -249,6 +247,7 @@ fn descriptors_on_their_way_between_others_cost_a_request_and_not_the_lease() {
     require!(Root);
     let world = World::new();
     let lease = world.lease(0, 1).expect("allowed");
+    let prepared = holder::register(&lease, 0).expect("ours");
     let (sender, receiver) = Raw::pair();
     let file = std::fs::File::open("/dev/null").expect("there");
     (0..3).for_each(|_| sender.send_with(&[0], &file, 253));
@@ -257,18 +256,16 @@ fn descriptors_on_their_way_between_others_cost_a_request_and_not_the_lease() {
         .args(["--pid", &pid, "--nofile=500:"])
         .status();
     assert!(done.expect("prlimit(1)").success());
-    match holder::register(&lease, 0) {
-        // With CAP_SYS_RESOURCE the steward may.
-        Ok(_) => {}
-        Err(LeaseError::Refused(refusal)) => {
-            assert_eq!(refusal.reason, Reason::Kernel, "{refusal}");
-            assert!(refusal.text.contains("on their way"), "{refusal}");
-        }
-        Err(error) => panic!("the lease is lost: {error}"),
-    }
+    // The bound socket is what the steward sends.
+    let refusal = common::refusal(lease.bind(prepared));
+    assert_eq!(refusal.reason, Reason::Kernel, "{refusal}");
+    assert!(refusal.text.contains("on their way"), "{refusal}");
     drop((sender, receiver));
-    let again = wait::until(wait::SOON, || holder::register(&lease, 0).is_ok());
-    assert!(again, "{}", world.steward);
+    let again = || {
+        let prepared = holder::register(&lease, 0)?;
+        lease.bind(prepared)
+    };
+    assert!(wait::until(wait::SOON, || again().is_ok()), "{}", world.steward);
     assert_serves(&world);
 }
 
@@ -515,42 +512,102 @@ fn user_without_a_rule_is_turned_away_at_the_door() {
     assert!(refusal.text.contains("user 0"), "{refusal}");
 }
 
+/// Of the request that ends a sequence of messages.
+const LAST_SERIAL: u32 = 99;
+
+/// How many answers of these kinds came.
+#[derive(Debug, Default)]
+struct AnswerCounts {
+    facts: Cell<usize>,
+    done: Cell<usize>,
+    refused: Cell<usize>,
+}
+
+impl AnswerCounts {
+    fn count(&self, answer: &Answer) {
+        let of_kind = match answer {
+            Answer::Facts(_) => &self.facts,
+            Answer::Done => &self.done,
+            Answer::Refused(_) => &self.refused,
+            _ => return,
+        };
+        of_kind.set(of_kind.get() + 1);
+    }
+}
+
+/// Mostly requests as they should be, in no sensible order; some that are none. With or without a file.
+fn any_message() -> impl Strategy<Value = (Vec<u8>, bool)> {
+    let queue = 0;
+    let conf = steer::QueueConf {
+        virtio_header: None,
+        frame_limit: 1518,
+    };
+    let token = [7; 16];
+    let known = prop::sample::select(vec![
+        Request::Lease(wanted(0, 1)),
+        Request::Lease(wanted(0, 1)),
+        BIND,
+        Request::Await { queue, wait_ms: 1 },
+        Request::Activate { queue, conf },
+        Request::Deactivate { queue },
+        Request::Counters { queue },
+        Request::Counters { queue: 2 },
+        Request::Facts,
+        Request::Keep { token },
+        Request::Resume { token },
+        Request::Leases { after: 0 },
+    ]);
+    let known = (known, 1u32..4).prop_map(|(request, serial)| (request.encode(serial), false));
+    let registered =
+        (0u32..2, any::<bool>()).prop_map(|(queue, has_file)| (registration(queue, 1).encode(1), has_file));
+    let kind = prop_oneof![8 => 1u16..=16, 1 => any::<u16>()];
+    let body = prop::collection::vec(any::<u8>(), 0..64);
+    let strange = (kind, 0u32..4, body).prop_map(|(kind, serial, body)| {
+        let head = [VERSION.to_ne_bytes(), kind.to_ne_bytes()].concat();
+        ([head, serial.to_ne_bytes().to_vec(), body].concat(), false)
+    });
+    prop_oneof![16 => known, 4 => registered, 1 => strange]
+}
+
 #[test]
 fn any_messages_in_any_order_leave_the_steward_serving() {
     require!(Root);
     let world = World::new();
     let before = world.descriptors();
-    let kind = prop_oneof![8 => 1u16..8, 1 => any::<u16>()];
-    let version = steward::protocol::VERSION;
-    let body = prop_oneof![
-        prop::collection::vec(any::<u8>(), 0..64),
-        Just(Request::Lease(wanted(0, 1)).encode(1)[8..].to_vec()),
-        Just(registration(0, 1).encode(1)[8..].to_vec()),
-        Just(BIND.encode(1)[8..].to_vec()),
-        (0u32..3).prop_map(|queue| queue.to_ne_bytes().to_vec()),
-        (0u32..3, prop_oneof![Just(0u32), Just(12), Just(20)], 0u32..70_000)
-            .prop_map(|(queue, header, limit)| [queue, header, limit].map(u32::to_ne_bytes).concat()),
-    ];
-    let message = (kind, 0u32..4, body).prop_map(|(kind, serial, body)| {
-        let head = [version.to_ne_bytes(), kind.to_ne_bytes()].concat();
-        [head, serial.to_ne_bytes().to_vec(), body].concat()
-    });
+    let memory = memfd(2 << 20);
+    let counts = AnswerCounts::default();
     let mut runner = TestRunner::new(Config {
         cases: 150,
         failure_persistence: None,
         ..Config::default()
     });
-    let outcome = runner.run(&prop::collection::vec(message, 1..20), |messages| {
+    let outcome = runner.run(&prop::collection::vec(any_message(), 1..20), |messages| {
         let connection = Raw::connect(&world.socket());
-        for bytes in messages {
-            if connection.send(&bytes).is_err() {
+        for (bytes, has_file) in messages {
+            let sent = match has_file {
+                true => connection.try_send_with(&bytes, &memory, 1).is_ok(),
+                false => connection.send(&bytes).is_ok(),
+            };
+            if !sent {
                 break;
             }
         }
-        let _ = connection.receive(Duration::from_millis(5));
+        // Until all is answered, or the connection is over.
+        let _ = connection.send(&Request::Leases { after: u64::MAX }.encode(LAST_SERIAL));
+        while let Some((serial, answer)) = connection.receive(wait::SOON) {
+            counts.count(&answer);
+            if serial == LAST_SERIAL {
+                break;
+            }
+        }
         Ok(())
     });
     outcome.unwrap_or_else(|error| panic!("{error}: {}", world.steward));
+    println!("{counts:?}");
+    // Not all of them end at their first message.
+    let AnswerCounts { facts, done, refused } = counts;
+    let counts = [facts, done, refused].map(Cell::into_inner);
+    assert!(counts.iter().all(|&count| count > 10), "{counts:?}");
     assert_serves(&world);
     world.await_descriptors(before);
     world.await_no_program();

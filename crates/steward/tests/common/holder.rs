@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Resource, Rlimit};
-use rustix::thread::CapabilitySet;
 use steer::{Mode, QueueConf};
 use steward::client::{Lease, LeaseError, Prepared};
 use steward::protocol::Facts;
@@ -71,8 +70,7 @@ pub(crate) fn queue() -> u32 {
         .expect("a number")
 }
 
-/// An empty network namespace, the holders' user, no capability and no way to one, 64 KiB of locked memory (which it may
-/// raise to what this machine lets it).
+/// An empty network namespace, the holders' user, no capability and no way to one, 64 KiB of locked memory.
 pub(crate) fn give_up_privileges() {
     limit_memory();
     let uid = holder_uid();
@@ -110,17 +108,6 @@ fn limit_memory() {
         ..limit
     };
     rustix::process::setrlimit(Resource::Memlock, limit).expect("lower");
-}
-
-/// No capability, but root's number: what a machine without CAP_SYS_RESOURCE lets a steward raise a limit of.
-pub(crate) fn give_up_capabilities() {
-    limit_memory();
-    let none = rustix::thread::CapabilitySets {
-        effective: CapabilitySet::empty(),
-        permitted: CapabilitySet::empty(),
-        inheritable: CapabilitySet::empty(),
-    };
-    rustix::thread::set_capabilities(None, none).expect("fewer");
 }
 
 /// A lease of the queue that the test named.
