@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! kernel_rig [--short] [--only WORDS] WIRE...
-//! kernel_rig --measure REPETITIONS SECONDS WIRE...
+//! kernel_rig --measure REPETITIONS SECONDS [--only WORDS] WIRE...
 //!
 //! WIRE: veth, or [NAME/]DRIVER=ADDRESS,ADDRESS[,NODE]: the daemon's NIC, its peer, the NIC's NUMA node
 //! ```
@@ -63,7 +63,10 @@ fn main() -> ExitCode {
         }
     }));
     if let Some(plan) = &options.measure {
-        options.wires.iter().for_each(|wire| measure::run(wire, plan));
+        options
+            .wires
+            .iter()
+            .for_each(|wire| measure::run(wire, plan, options.only.as_deref()));
         return ExitCode::SUCCESS;
     }
     let mut count = 0;

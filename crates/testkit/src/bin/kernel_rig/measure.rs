@@ -1,7 +1,7 @@
 //! What busy polling does to a receiver on a NIC that has interrupts: rates and CPU time, side by side.
 //!
 //! ```text
-//! kernel_rig --measure REPETITIONS SECONDS WIRE...
+//! kernel_rig --measure REPETITIONS SECONDS [--only WORDS] WIRE...
 //! ```
 //!
 //! Theory of operation. Frames of 64 bytes come from the wire's far end (`bench txonly`), as fast as that can or with
@@ -80,8 +80,8 @@ struct Sample {
     interrupts: f64,
 }
 
-/// Measures all, and prints a table for each receiver and sender; panics if something does not run.
-pub(crate) fn run(wire: &Wire, plan: &Plan) {
+/// Measures all, or those whose heads contain `only`, and prints a table for each receiver and sender; panics if something does not run.
+pub(crate) fn run(wire: &Wire, plan: &Plan, only: Option<&str>) {
     let cpus = thread::available_parallelism().map_or(1, usize::from);
     println!(
         "{}: {cpus} CPUs, {} repetitions of {} s",
@@ -92,6 +92,10 @@ pub(crate) fn run(wire: &Wire, plan: &Plan) {
     let scene = Scene::lay(wire, cpus);
     for receiver in [Receiver::Rxdrop, Receiver::Serve] {
         for pause in PAUSES {
+            let head = head(receiver, pause);
+            if only.is_some_and(|words| !head.contains(words)) {
+                continue;
+            }
             let _sender = scene.start_sender(pause);
             let mut taken = CONTENDERS.map(|_| Vec::new());
             for _ in 0..plan.reps {
@@ -99,7 +103,7 @@ pub(crate) fn run(wire: &Wire, plan: &Plan) {
                     taken.push(scene.take(receiver, *contender, plan.seconds));
                 }
             }
-            print_table(receiver, pause, &taken);
+            print_table(&head, &taken);
         }
     }
 }
@@ -285,7 +289,8 @@ fn interrupts(near: &NetNs) -> u64 {
     numbers.split_whitespace().map(of_irq).sum()
 }
 
-fn print_table(receiver: Receiver, pause: Option<&str>, taken: &[Vec<Sample>; CONTENDERS.len()]) {
+/// What a table is about.
+fn head(receiver: Receiver, pause: Option<&str>) -> String {
     let receiver = match receiver {
         Receiver::Rxdrop => "bench rxdrop",
         Receiver::Serve => "serve",
@@ -294,7 +299,11 @@ fn print_table(receiver: Receiver, pause: Option<&str>, taken: &[Vec<Sample>; CO
         None => "flat out".to_owned(),
         Some(pause) => format!("64 frames, {pause} µs of pause"),
     };
-    println!("\n{receiver}; sender: {sender}");
+    format!("{receiver}; sender: {sender}")
+}
+
+fn print_table(head: &str, taken: &[Vec<Sample>; CONTENDERS.len()]) {
+    println!("\n{head}");
     println!(
         "| | frames/s | ÷ | process: CPU % | its CPU busy % | ÷ a frame | polled for % | interrupts/s |"
     );
