@@ -208,8 +208,17 @@ impl Lease {
         files: &[BorrowedFd<'_>],
         deadline: Instant,
     ) -> Result<Message, LeaseError> {
-        let asked = self.ask_again(state, request, files, deadline);
+        let asked = self.ask_again(state, request, files, (&self.waiting, deadline));
         self.show(state);
+        asked
+    }
+
+    /// As [`Self::ask_by`], without files, and also when nothing is to be waited for any more.
+    fn ask_to_the_end(&self, request: &Request, deadline: Instant) -> Result<Message, LeaseError> {
+        let (mut state, answer) = (self.state(), self.waiting.answer);
+        let waiting = Waiting { answer, end: None };
+        let asked = self.ask_again(&mut state, request, &[], (&waiting, deadline));
+        self.show(&state);
         asked
     }
 
@@ -219,11 +228,11 @@ impl Lease {
         state: &mut Connection,
         request: &Request,
         files: &[BorrowedFd<'_>],
-        deadline: Instant,
+        (waiting, deadline): (&Waiting, Instant),
     ) -> Result<Message, LeaseError> {
         loop {
-            self.await_connection(state, deadline)?;
-            if let Some(message) = state.ask(request, files, &self.waiting, deadline)? {
+            self.await_connection(state, waiting, deadline)?;
+            if let Some(message) = state.ask(request, files, waiting, deadline)? {
                 return Ok(message);
             }
             self.disconnected(state)?;

@@ -8,9 +8,9 @@ use rustix::event::{Timespec, epoll};
 use rustix::net::{SendFlags, SocketFlags, send};
 use rustix::time::{Itimerspec, TimerfdTimerFlags, timerfd_settime};
 
-use super::Lease;
 use super::connection::{Connection, Incoming, Phase, connect_to};
 use super::error::LeaseError;
+use super::{Lease, Waiting};
 use crate::protocol::{Answer, Reason, Request};
 
 /// How long a steward that does not accept connections is waited for.
@@ -32,6 +32,7 @@ impl Lease {
     pub(super) fn await_connection(
         &self,
         state: &mut Connection,
+        waiting: &Waiting,
         deadline: Instant,
     ) -> Result<(), LeaseError> {
         if state.over {
@@ -42,7 +43,7 @@ impl Lease {
                 let path = self.path.clone();
                 return Err(LeaseError::Away { path });
             }
-            state.wait(&self.waiting, deadline)?;
+            state.wait(waiting, deadline)?;
         }
         Ok(())
     }

@@ -93,7 +93,8 @@ impl Lease {
     }
 
     /// Waits until no socket has the queue, `longest` at most: only then has the kernel taken the memory of one that is
-    /// closed from the driver, which may have read and written there.
+    /// closed from the driver, which may have read and written there. It is also waited for when nothing else is any more
+    /// ([`Waiting::end`](super::Waiting::end)): what a process leaves behind when it ends is somebody's memory as well.
     ///
     /// # Errors
     /// [`LeaseError`]; [`LeaseError::Failed`] with EBUSY where the time is up.
@@ -103,7 +104,7 @@ impl Lease {
             wait_ms: milliseconds(longest),
         };
         let deadline = self.deadline() + longest;
-        match self.ask_by(&mut self.state(), &request, &[], deadline)?.answer {
+        match self.ask_to_the_end(&request, deadline)?.answer {
             Answer::Done => Ok(()),
             other => Err(failed(&other)),
         }

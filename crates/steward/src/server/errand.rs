@@ -104,6 +104,17 @@ impl Probe {
             Self::Copy => child::COPY,
         }
     }
+
+    /// Whether nobody has the queue, by what became of a bind. What is not known to come after the look at who has it, as
+    /// a lack of memory, says nothing.
+    fn is_free(self, bound: Result<(), Errno>) -> Result<(), Errno> {
+        match (self, bound) {
+            // Refused as meant; or the interface is gone, or has no such queue any more, which the kernel allows only
+            // where nobody has it.
+            (_, Err(Errno::OPNOTSUPP | Errno::NODEV)) | (Self::Copy, Err(Errno::INVAL)) => Ok(()),
+            (_, bound) => bound,
+        }
+    }
 }
 
 /// What came of it.
@@ -310,13 +321,14 @@ impl Bind {
 impl QueueAt {
     /// Waits until nobody has it. Then the driver has no memory of its last socket's any more either: the kernel takes
     /// that away first (`xp_clear_dev`, net/xdp/xsk_buff_pool.c).
-    /// Errors: EBUSY, if it is not so in time.
+    /// Errors: EBUSY, if it is not so in time; what else keeps the kernel from saying so.
     fn run(&self) -> Result<(), Errno> {
         let (probe, deadline) = (child::probe()?, Instant::now() + self.wait);
-        match self.bind_by(deadline, probe.as_fd(), self.probe.flags()) {
-            Err(Errno::BUSY) => Err(Errno::BUSY),
-            // Refused for something else, as meant, or bound.
-            _ => Ok(()),
+        let ask = |kind: Probe| kind.is_free(self.bind_by(deadline, probe.as_fd(), kind.flags()));
+        match ask(self.probe) {
+            // Before Linux 6.6, which knows of no pieces and has not looked at the queue.
+            Err(Errno::INVAL) => ask(Probe::Copy),
+            free => free,
         }
     }
 
@@ -328,5 +340,26 @@ impl QueueAt {
                 result => return result,
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queue_is_free_only_where_the_kernel_has_looked_at_who_has_it() {
+        for probe in [Probe::Refused, Probe::Copy] {
+            let free = |bound| probe.is_free(bound);
+            assert_eq!(free(Ok(())), Ok(()));
+            assert_eq!(free(Err(Errno::OPNOTSUPP)), Ok(()));
+            for errno in [Errno::BUSY, Errno::NOMEM, Errno::NOBUFS, Errno::PERM] {
+                assert_eq!(free(Err(errno)), Err(errno), "{probe:?}");
+            }
+        }
+        // A flag that the kernel does not know.
+        let unknown = Err(Errno::INVAL);
+        assert_eq!(Probe::Refused.is_free(unknown), unknown);
+        assert_eq!(Probe::Copy.is_free(unknown), Ok(()), "no such queue");
     }
 }
