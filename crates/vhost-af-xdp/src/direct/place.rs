@@ -2,7 +2,7 @@
 
 use device::pair::QueuePair;
 use virtqueue::{Buffer, HUGE_PAGE_BYTES};
-use xsk::{Umem, XDP_PACKET_HEADROOM};
+use xsk::{Umem, UmemOffset, XDP_PACKET_HEADROOM};
 
 use crate::nic::binding::LARGE_CHUNK;
 
@@ -41,6 +41,12 @@ impl Place {
         let last = fill + u64::from(LARGE_CHUNK) - 1;
         let in_one_page = |huge_bytes| last < huge_bytes && fill / HUGE_PAGE_BYTES == last / HUGE_PAGE_BYTES;
         self.huge_bytes.is_none_or(in_one_page).then_some(fill)
+    }
+
+    /// Where the buffer of a fill entry begins, which is where its header is to be.
+    #[inline]
+    pub(super) fn start(&self, fill: UmemOffset) -> UmemOffset {
+        UmemOffset::new(fill.get() + u64::from(self.before))
     }
 }
 

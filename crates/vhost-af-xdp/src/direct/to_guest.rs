@@ -1,9 +1,9 @@
 //! Direct placement, NIC → guest: buffers posted, parked, and given back filled.
 
 use virtqueue::{Buffer, Chain, ChainId, Chains};
-use xsk::{Frame, UmemOffset};
+use xsk::{Frame, Umem, UmemOffset};
 
-use super::{DirectLane, MOST_BOUNCES_POSTED, MOST_PARKED_BUFFERS, Parked, Posted};
+use super::{CHUNK_BYTES, DirectLane, MOST_BOUNCES_POSTED, MOST_PARKED_BUFFERS, Parked, Posted};
 use crate::nic::queue::Nic;
 use crate::switch::bytes::UmemRange;
 use crate::switch::limits::BATCH;
@@ -63,8 +63,14 @@ impl<N: Nic> DirectLane<N> {
                         }
                     }
                     // The header lies right before the frame: see the head of `direct`.
-                    self.pair
-                        .wrote(piece.data.get() - u64::from(header), header + piece.len);
+                    let found = UmemOffset::new(piece.data.get() - u64::from(header));
+                    let (start, bytes) = (self.place.start(piece.frame.offset()), header + piece.len);
+                    if found != start && move_frame(&self.end.queue.umem, found, start, bytes).is_none() {
+                        self.counters.to_guest_stray.add(1);
+                        *len = 0;
+                        continue;
+                    }
+                    self.pair.wrote(start.get(), bytes);
                 }
                 Posted::Bounce { filled } => *filled = Some(piece),
             }
@@ -260,6 +266,17 @@ impl<N: Nic> DirectLane<N> {
         }
         true
     }
+}
+
+/// Moves header and frame to where their buffer begins: igb and igc leave a time stamp of 16 bytes before a frame where
+/// somebody has the NIC make them (`igb_ptp_rx_pktstamp`, drivers/net/ethernet/intel/igb/igb_ptp.c). `None`: they are in
+/// no chunk.
+#[cold]
+fn move_frame(umem: &Umem, from: UmemOffset, to: UmemOffset, len: u32) -> Option<()> {
+    let mut bytes = [0; CHUNK_BYTES as usize];
+    let bytes = bytes.get_mut(..len as usize)?;
+    umem.read(from, bytes)?;
+    umem.write(to, bytes)
 }
 
 /// Gives the guest a buffer back in which so many bytes were written.

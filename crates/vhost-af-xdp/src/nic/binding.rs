@@ -123,6 +123,11 @@ pub(crate) enum NoZeroCopy {
     #[error("with memory=direct a NIC whose driver is not known for it might write beyond a guest's buffers")]
     Unbounded,
     #[error(
+        "with memory=direct and a driver that takes several buffers for a frame the kernel would keep its own notes of \
+         these in guest memory"
+    )]
+    Chains,
+    #[error(
         "with memory=direct a guest that wants its buffers back in order (VIRTIO_F_IN_ORDER) would wait for those that \
          the NIC keeps"
     )]
@@ -185,9 +190,12 @@ impl Wish {
         })
     }
 
-    /// The least that a NIC of this kind can be given for a frame, and stays in, bytes.
+    /// The least that a NIC of this kind can be given for a frame, and stays in, bytes. With a small MTU, too, it is for
+    /// frames of the usual one, which NICs take then: igb would cut them, and the program could not know their tails from
+    /// frames.
     fn window(&self) -> Option<u32> {
-        let window = self.line?.window.bytes(self.frame_limit);
+        let longest = self.frame_limit.max(LONGEST_ZERO_COPY);
+        let window = self.line?.window.bytes(longest);
         window.filter(|&bytes| bytes <= LONGEST_FRAME)
     }
 
@@ -220,6 +228,7 @@ impl Wish {
             (Judge::Foreign, _) => NoZeroCopy::ForeignProgram,
             _ if !is_own => NoZeroCopy::SharedSteward,
             _ if self.window().is_none() => NoZeroCopy::Unbounded,
+            _ if self.driver.most_pieces > 1 => NoZeroCopy::Chains,
             _ if translated => NoZeroCopy::Translated,
             (Judge::Nic, None) => NoZeroCopy::NoGuest,
             (Judge::Nic, Some(GuestBuffers { order, huge_pages })) => match order {
@@ -303,6 +312,13 @@ mod tests {
             native: false,
             ..direct(Judge::Program, Some(InOrder))
         };
+        let chains = Wish {
+            driver: DriverSends {
+                most_pieces: 8,
+                ..IGB.driver
+            },
+            ..driver("i40e")
+        };
         for (wish, said) in [
             (skb, NoZeroCopy::SkbMode),
             (driver("veth"), NoZeroCopy::Driver),
@@ -310,6 +326,7 @@ mod tests {
             (direct(Judge::Foreign, Some(Any)), NoZeroCopy::ForeignProgram),
             (driver("ixgbe"), NoZeroCopy::Unbounded),
             (driver("not in the table"), NoZeroCopy::Unbounded),
+            (chains, NoZeroCopy::Chains),
             (whole(Some(InOrder)), NoZeroCopy::InOrder),
             (whole(Some(NoRegion)), NoZeroCopy::NoRegion),
             (
@@ -347,14 +364,21 @@ mod tests {
 
     #[test]
     fn guest_memory_is_received_into_by_a_nic_that_cannot_write_beyond_its_buffers() {
-        for (driver, window) in [("igb", 2048), ("virtio_net", 1536), ("i40e", 1536)] {
-            let wish = Wish {
-                line: line(driver),
-                ..igb_with(GOOD)
-            };
-            let binding = wish.binding().expect("not forced");
-            let found = (binding.ask, binding.note, binding.window);
-            assert_eq!(found, (BindRequest::Auto, None, Some(window)), "{driver}");
+        for (driver, window) in [("igb", 2048), ("virtio_net", 1536)] {
+            for frame_limit in [86, 918, 1518] {
+                let wish = Wish {
+                    line: line(driver),
+                    frame_limit,
+                    ..igb_with(GOOD)
+                };
+                let binding = wish.binding().expect("not forced");
+                let found = (binding.ask, binding.note, binding.window);
+                assert_eq!(
+                    found,
+                    (BindRequest::Auto, None, Some(window)),
+                    "{driver}, {frame_limit}"
+                );
+            }
         }
         // Nothing is bounded where the kernel copies.
         let copied = Wish {

@@ -9,7 +9,7 @@ use virtqueue::driver::{Buffer, QueueDriver, Used};
 use virtqueue::{
     FileRange, InflightFile, InflightRegion, InflightShape, Journal, QueueFeatures, TrustedFiles,
 };
-use xsk::{Frame, Umem};
+use xsk::{Frame, RxDesc, Umem, UmemOffset, XDP_PACKET_HEADROOM};
 
 use super::bytes::GuestRam as Ram;
 use super::lane::Lane;
@@ -192,6 +192,35 @@ fn guest_that_relies_on_order_gets_its_buffers_in_order() {
         assert!(world.delivered().is_empty(), "{features:?}");
         world.receive(&[0], 200);
         assert_eq!(world.delivered(), [200, 100, 101], "{features:?}");
+    }
+}
+
+/// As behind a NIC's time stamp.
+#[test]
+fn frame_that_is_not_where_its_buffer_begins_is_moved_there() {
+    const FURTHER: u64 = 16;
+    for features in rings(false) {
+        let mut world = World::new(features, &[LARGE; 2]);
+        let (header, frame) = ([7; HEADER as usize], [9; 300]);
+        {
+            let mut wire = world.wire();
+            let chunk = wire.given.pop_front().expect("the lane gave some");
+            let at = chunk.offset().get() + u64::from(XDP_PACKET_HEADROOM) + FURTHER;
+            let written = [&header[..], &frame[..]].concat();
+            let before = UmemOffset::new(at - u64::from(HEADER));
+            wire.umem.write(before, &written).expect("inside");
+            wire.received.push_back(RxDesc {
+                frame: chunk,
+                data: UmemOffset::new(at),
+                len: frame.len() as u32,
+                more: false,
+            });
+        }
+        world.breathe();
+        let used = world.driver.take_used().expect("it is back");
+        let buffer = world.heads[&used.head];
+        let found = world.memory.ram.read_vec(buffer.addr, used.len as usize);
+        assert_eq!(found, [&header[..], &frame[..]].concat(), "{features:?}");
     }
 }
 
