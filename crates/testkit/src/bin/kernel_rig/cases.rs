@@ -33,6 +33,8 @@ pub(crate) const TAGGED: [usize; 4] = [64, 1024, 1025, 1518];
 const TOO_LONG: [usize; 4] = [1519, 1522, 1600, 2500];
 /// An MTU for frames of 1500 bytes and a tag, which may have another one.
 const TWO_TAGS_MTU: usize = 1504;
+/// An MTU that makes for less memory a frame than NICs take frames for.
+const SMALL_MTU: usize = 900;
 /// MTU of the wire's far end while it sends them.
 pub(crate) const LONG_MTU: &str = "3000";
 
@@ -63,6 +65,8 @@ enum Task {
     Frames(Setting),
     /// The longest ones with two tags pass.
     TwoTags(Setting),
+    /// Longer ones than a small MTU has room for do not, nor a part of one.
+    SmallMtu(Setting),
     /// The guest takes its queues back while frames come.
     TakenBack(Setting),
     /// Things happen meanwhile.
@@ -104,6 +108,7 @@ pub(crate) fn all(wire: &Wire, short: bool) -> Vec<Case> {
         tasks.extend(Setting::few().into_iter().map(Task::TwoTags));
         let upset = Setting::few().into_iter().chain([Setting::INTO_GUEST]);
         tasks.extend(upset.map(|setting| Task::Upsets(setting, &Upset::ALL)));
+        tasks.extend([Setting::DEFAULT, Setting::INTO_GUEST].map(Task::SmallMtu));
         tasks.push(Task::TakenBack(Setting::INTO_GUEST));
         tasks.extend(Setting::few().into_iter().map(|setting| {
             Task::BusyPoll(Setting {
@@ -148,6 +153,7 @@ impl Task {
         match self {
             Self::Frames(setting) | Self::BusyPoll(setting) => setting.name(),
             Self::TwoTags(setting) => format!("{}, MTU {TWO_TAGS_MTU}", setting.name()),
+            Self::SmallMtu(setting) => format!("{}, MTU {SMALL_MTU}", setting.name()),
             Self::TakenBack(setting) => format!("{}, queues taken back", setting.name()),
             Self::Upsets(setting, upsets) => {
                 let upsets: Vec<_> = upsets.iter().map(|upset| upset.name()).collect();
@@ -170,6 +176,7 @@ impl Case {
         match self.task {
             Task::Frames(setting) => frames(wire, setting),
             Task::TwoTags(setting) => two_tags(wire, setting),
+            Task::SmallMtu(setting) => small_mtu(wire, setting),
             Task::TakenBack(setting) => taken_back::run(wire, setting),
             Task::Upsets(setting, upsets) => upsets::run(wire, setting, upsets),
             Task::BusyPoll(setting) => busy_poll::run(wire, setting),
@@ -273,6 +280,26 @@ fn two_tags(wire: &Wire, setting: Setting) -> Seen {
         rig.assert_from_guest(&sent, Layout::Whole);
         rig.assert_to_guest(&sent);
     }
+    seen
+}
+
+/// A NIC that takes them all the same must not make two of one.
+fn small_mtu(wire: &Wire, setting: Setting) -> Seen {
+    let veth = wire.lay();
+    veth.near
+        .ip(&["link", "set", VethPair::NIC, "mtu", &SMALL_MTU.to_string()]);
+    let mut rig = start_with(veth, &setting.serve(), &setting.guest());
+    let guards = post(&mut rig, setting.buffer(wire.driver()));
+    rig.await_to_guest();
+    let seen = Seen::of(&rig.daemon);
+    assert_eq!(seen.mode, setting.expected(wire.driver()), "{}", seen.note);
+    for length in [SMALL_MTU + 19, 1000, 1024, 1025, 1040, 1084, 1200, 1300, 1400, 1514] {
+        let (too_long, next) = (frame::plain(length, 1), frame::plain(SMALL_MTU + 14, 2));
+        rig.wire.send(&too_long);
+        rig.assert_to_guest(&next);
+    }
+    assert_untouched(&mut rig, &guards);
+    assert_no_strays(&rig.daemon);
     seen
 }
 

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use crate::cases::{self, BUFFERS, Seen};
 use crate::setting::Setting;
 use testkit::traffic::Flow;
-use testkit::{Daemon, Driver, DriverConfig, Rig, Serve, Traffic, VethPair, Wire, driver, wait};
+use testkit::{Daemon, Driver, DriverConfig, NetNs, Rig, Serve, Traffic, VethPair, Wire, driver, wait};
 use vhost::vhost_user::message::VhostUserProtocolFeatures;
 
 const PACE: Duration = Duration::from_millis(1);
@@ -35,10 +35,14 @@ const EARLY_IN_QEMU: usize = 6;
 pub(crate) enum Upset {
     /// SIGKILL, and another daemon in its place, to which the guest comes back.
     Kill,
+    /// SIGTERM, and another daemon in its place.
+    End,
     /// The guest goes without a word, and another one comes.
     Guest,
     /// The interface goes down and comes up.
     Down,
+    /// The interface goes to another network namespace and comes back.
+    Away,
     /// `ethtool -L`: one queue more, and one less again.
     Channels,
     /// Another MTU, and the first one again.
@@ -47,14 +51,24 @@ pub(crate) enum Upset {
 
 impl Upset {
     pub(crate) const FEW: [Self; 2] = [Self::Kill, Self::Guest];
-    pub(crate) const ALL: [Self; 5] = [Self::Kill, Self::Guest, Self::Down, Self::Channels, Self::Mtu];
+    pub(crate) const ALL: [Self; 7] = [
+        Self::Kill,
+        Self::End,
+        Self::Guest,
+        Self::Down,
+        Self::Away,
+        Self::Channels,
+        Self::Mtu,
+    ];
 
     /// In words.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Kill => "kill",
+            Self::End => "end",
             Self::Guest => "guest",
             Self::Down => "down",
+            Self::Away => "away",
             Self::Channels => "channels",
             Self::Mtu => "mtu",
         }
@@ -130,8 +144,10 @@ impl<'a> Scene<'a> {
         self.traffic.burst(BURST);
         match upset {
             Upset::Kill => self.kill(),
+            Upset::End => self.end_daemon(),
             Upset::Guest => self.next_guest(),
             Upset::Down => self.down_and_up(),
+            Upset::Away => self.away_and_back(),
             Upset::Channels => self.channels(),
             Upset::Mtu => self.mtu(),
         }
@@ -146,6 +162,22 @@ impl<'a> Scene<'a> {
 
     fn kill(&mut self) {
         self.daemon.kill();
+        self.begin_again();
+    }
+
+    /// It waits until drivers have let go, which it says where it does not know.
+    fn end_daemon(&mut self) {
+        assert!(self.daemon.terminate().success(), "{}", self.daemon.said());
+        self.assert_let_go();
+        self.begin_again();
+    }
+
+    fn assert_let_go(&self) {
+        let said = self.daemon.said();
+        assert!(!said.contains("nobody knows"), "{said}");
+    }
+
+    fn begin_again(&mut self) {
         self.daemon.restart(&self.veth.near, &self.serve);
         self.daemon.await_ready();
         let socket = driver::connect(&self.daemon.socket());
@@ -172,6 +204,20 @@ impl<'a> Scene<'a> {
         self.set(&["up"]);
         self.daemon
             .await_port(0, "that it is up", |port| port["impaired"].is_null());
+    }
+
+    fn away_and_back(&mut self) {
+        let to = |ns: &NetNs| ["link", "set", VethPair::NIC, "netns", ns.name()].map(str::to_owned);
+        let (away, back) = (to(&self.veth.far), to(&self.veth.near));
+        self.veth.near.ip(&away.each_ref().map(String::as_str));
+        self.daemon
+            .await_port(0, "that it is gone", |port| !port["impaired"].is_null());
+        self.traffic.burst(BURST);
+        self.veth.far.ip(&back.each_ref().map(String::as_str));
+        self.set(&["up"]);
+        self.daemon
+            .await_port(0, "that it is back", |port| port["impaired"].is_null());
+        self.assert_let_go();
     }
 
     /// A driver with one queue refuses it, and one may refuse it while an XDP program is there.
