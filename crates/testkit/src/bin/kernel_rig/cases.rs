@@ -293,7 +293,18 @@ fn small_mtu(wire: &Wire, setting: Setting) -> Seen {
     rig.await_to_guest();
     let seen = Seen::of(&rig.daemon);
     assert_eq!(seen.mode, setting.expected(wire.driver()), "{}", seen.note);
-    for length in [SMALL_MTU + 19, 1000, 1024, 1025, 1040, 1084, 1200, 1300, 1400, 1514] {
+    for length in [
+        SMALL_MTU + 19,
+        1000,
+        1024,
+        1025,
+        1040,
+        1084,
+        1200,
+        1300,
+        1400,
+        1514,
+    ] {
         let (too_long, next) = (frame::plain(length, 1), frame::plain(SMALL_MTU + 14, 2));
         rig.wire.send(&too_long);
         rig.assert_to_guest(&next);
