@@ -156,8 +156,8 @@ impl<'a> Scene<'a> {
         let seen = Seen::of(&self.daemon);
         assert_eq!(seen.mode, self.expected, "after {}: {}", upset.name(), seen.note);
         let [to_guest, from_guest] = self.traffic.flows();
-        assert_ascends(&to_guest, self.early, upset.name());
-        assert_ascends(&from_guest, 0, upset.name());
+        assert_ascends(&to_guest, self.early, &format!("{}, to the guest", upset.name()));
+        assert_ascends(&from_guest, 0, &format!("{}, from the guest", upset.name()));
     }
 
     fn kill(&mut self) {
