@@ -15,6 +15,7 @@ use testkit::{Daemon, Driver, DriverConfig, Layout, Rig, Serve, VethPair, Wire, 
 use virtqueue::driver::{Buffer, GuestRam};
 use virtqueue::{GuestAddr, Region};
 
+use crate::borders;
 use crate::busy_poll;
 use crate::canaries;
 use crate::dpdk;
@@ -67,6 +68,8 @@ enum Task {
     TwoTags(Setting),
     /// Longer ones than a small MTU has room for do not, nor a part of one.
     SmallMtu(Setting),
+    /// Receive buffers lie at borders of guest memory.
+    Borders(Setting),
     /// The guest takes its queues back while frames come.
     TakenBack(Setting),
     /// Things happen meanwhile.
@@ -106,9 +109,11 @@ pub(crate) fn all(wire: &Wire, short: bool) -> Vec<Case> {
         tasks.push(Task::Raw);
     } else if !short {
         tasks.extend(Setting::few().into_iter().map(Task::TwoTags));
-        let upset = Setting::few().into_iter().chain([Setting::INTO_GUEST]);
-        tasks.extend(upset.map(|setting| Task::Upsets(setting, &Upset::ALL)));
+        let upset = |setting| Task::Upsets(setting, &Upset::MOST);
+        tasks.extend(Setting::few().into_iter().map(upset));
+        tasks.push(Task::Upsets(Setting::INTO_GUEST, &Upset::ALL));
         tasks.extend([Setting::DEFAULT, Setting::INTO_GUEST].map(Task::SmallMtu));
+        tasks.push(Task::Borders(Setting::INTO_GUEST));
         tasks.push(Task::TakenBack(Setting::INTO_GUEST));
         tasks.extend(Setting::few().into_iter().map(|setting| {
             Task::BusyPoll(Setting {
@@ -154,6 +159,7 @@ impl Task {
             Self::Frames(setting) | Self::BusyPoll(setting) => setting.name(),
             Self::TwoTags(setting) => format!("{}, MTU {TWO_TAGS_MTU}", setting.name()),
             Self::SmallMtu(setting) => format!("{}, MTU {SMALL_MTU}", setting.name()),
+            Self::Borders(setting) => format!("{}, buffers at borders", setting.name()),
             Self::TakenBack(setting) => format!("{}, queues taken back", setting.name()),
             Self::Upsets(setting, upsets) => {
                 let upsets: Vec<_> = upsets.iter().map(|upset| upset.name()).collect();
@@ -177,6 +183,7 @@ impl Case {
             Task::Frames(setting) => frames(wire, setting),
             Task::TwoTags(setting) => two_tags(wire, setting),
             Task::SmallMtu(setting) => small_mtu(wire, setting),
+            Task::Borders(setting) => borders::run(wire, setting),
             Task::TakenBack(setting) => taken_back::run(wire, setting),
             Task::Upsets(setting, upsets) => upsets::run(wire, setting, upsets),
             Task::BusyPoll(setting) => busy_poll::run(wire, setting),

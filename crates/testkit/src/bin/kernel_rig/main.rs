@@ -16,6 +16,7 @@
 //! `END` and the number of cases, says that none is missing. Everything else that is printed is for people who look for
 //! the cause of a failure.
 
+mod borders;
 mod busy_poll;
 mod canaries;
 mod cases;

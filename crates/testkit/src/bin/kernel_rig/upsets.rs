@@ -51,6 +51,14 @@ pub(crate) enum Upset {
 
 impl Upset {
     pub(crate) const FEW: [Self; 2] = [Self::Kill, Self::Guest];
+    pub(crate) const MOST: [Self; 6] = [
+        Self::Kill,
+        Self::End,
+        Self::Guest,
+        Self::Down,
+        Self::Channels,
+        Self::Mtu,
+    ];
     pub(crate) const ALL: [Self; 7] = [
         Self::Kill,
         Self::End,
