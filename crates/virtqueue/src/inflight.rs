@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use crate::crash;
 use crate::mapping::{FileError, FileMapping, FileRange, ForeignFiles, sealed_file};
-use crate::{MAX_QUEUE_SIZE, QueueSize, RingError};
+use crate::{MAX_QUEUE_SIZE, QueueSize, RingError, RingFormat};
 
 /// Version of the layout.
 const VERSION: u16 = 1;
@@ -290,8 +290,10 @@ impl InflightQueue {
             Ok(Self { entries, ..self })
         } else {
             Err(RingError::Inflight {
+                ring: RingFormat::of(packed),
+                size: size.get(),
+                region: RingFormat::of(shape.packed),
                 entries: shape.entries,
-                packed: shape.packed,
             })
         }
     }

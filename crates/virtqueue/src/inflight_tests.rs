@@ -312,10 +312,14 @@ fn region_for_another_queue_is_refused() {
         assert_eq!(
             refused,
             RingError::Inflight {
+                ring: RingFormat::Split,
+                size: QUEUE,
+                region: RingFormat::of(packed),
                 entries: size,
-                packed
             }
         );
+        let said = refused.to_string();
+        assert!(said.contains(&format!("split ring of {QUEUE} entries")), "{said}");
     }
     assert!(Arc::new(world.file.open(false).unwrap()).queue(1).is_none());
 }

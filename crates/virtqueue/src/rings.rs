@@ -22,6 +22,15 @@ impl RingFormat {
     }
 }
 
+impl fmt::Display for RingFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Split => "split",
+            Self::Packed => "packed",
+        })
+    }
+}
+
 /// Addresses of the three parts of a ring, in whichever space they were told.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RingAddresses {
@@ -80,11 +89,15 @@ pub enum RingError {
     #[error("a ring laid out as {0:?} is not what was negotiated")]
     Format(RingFormat),
     /// The inflight region is for a ring of another kind, or for a shorter one.
-    #[error("the inflight region is for {} rings of {entries} entries at most", if *packed { "packed" } else { "split" })]
+    #[error(
+        "a {ring} ring of {size} entries, and the inflight region is for {region} ones of {entries} at most: the VMM has \
+         to ask for another region"
+    )]
     Inflight {
+        ring: RingFormat,
+        size: u16,
+        region: RingFormat,
         entries: u16,
-        /// For packed rings.
-        packed: bool,
     },
     /// Packed ring: no slot to start from that the ring has, neither in the base nor in the ring.
     #[error("vring base {base:#x} is outside a packed ring of {size} entries")]

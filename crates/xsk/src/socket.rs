@@ -98,12 +98,13 @@ impl Socket {
         Unbound::from_fd(fd, umem, config)?.bind()
     }
 
-    /// Makes one of a socket that somebody with more privilege has made, with this memory registered, and rings as
-    /// `config` says, but all four; he binds it, too. `bind` asks him to, with flags of `struct sockaddr_xdp`: for
-    /// each attempt, from best to plainest, until one does not fail. While the queue is busy it is he who waits.
+    /// Takes a socket that somebody with more privilege has made for us, with this memory registered and all four rings
+    /// of the sizes in `config`, and that he binds, too. `bind` asks him to, with flags of `struct sockaddr_xdp`, and
+    /// returns the socket, or what the kernel said: it is called for each attempt, from best to plainest, until one
+    /// does not fail. While the queue is busy it is he who waits.
     ///
     /// # Errors
-    /// As [`Socket::open`]; those of `bind` as they are. [`Umem::refusal`] says why memory was not registered.
+    /// As [`Socket::open`]; those of `bind` as they are. ([`Umem::refusal`] says why memory was not registered.)
     pub fn bound_by<E: From<OpenError>>(
         umem: &Umem,
         config: &SocketConfig,

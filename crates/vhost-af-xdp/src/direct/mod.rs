@@ -171,15 +171,13 @@ pub(crate) struct DirectMemory {
 
 impl DirectMemory {
     /// Of guest RAM as UMEM, behind which the bytes `own` are this lane's; so many of the chunks there are for the NIC
-    /// to receive into. `in_flight`: at least the size of the vrings and of the rings. `huge_bytes`: so much from the
-    /// start is in huge pages.
+    /// to receive into. `in_flight`: at least the size of the vrings and of the rings.
     /// Errors: the range is not all behind guest RAM.
     pub(crate) fn new(
         umem: Umem,
         own: Range<u64>,
         to_receive: usize,
         in_flight: usize,
-        huge_bytes: u64,
     ) -> Result<Self, UmemError> {
         let first = UmemOffset::new(own.start);
         let pool: FramePool = umem.frames(own)?.collect();
@@ -193,8 +191,16 @@ impl DirectMemory {
         Ok(Self {
             chunks,
             in_flight,
-            huge_bytes,
+            huge_bytes: 0,
         })
+    }
+
+    /// With so many bytes in huge pages, from its start.
+    pub(crate) fn in_huge_pages(self, bytes: u64) -> Self {
+        Self {
+            huge_bytes: bytes,
+            ..self
+        }
     }
 }
 

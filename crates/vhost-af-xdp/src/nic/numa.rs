@@ -28,7 +28,7 @@ struct Node {
 
 /// Where a worker runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Place {
+pub(crate) struct WorkerPlace {
     /// `None`: anywhere, or where it was put already.
     pub(crate) cpus: Option<CpuSet>,
     /// All of its CPUs are there; `None` where there is one node only, or that is not known.
@@ -81,17 +81,22 @@ impl Nodes {
 
     /// Where each of so many workers is: on the CPUs that the user gave, in turn; if there are none, on the node of the
     /// interface, of several interfaces as many on each node as it has queue pairs. `pairs`: the node of each of them.
-    pub(crate) fn places(&self, count: usize, given: &[usize], pairs: &[Option<NumaNode>]) -> Vec<Place> {
+    pub(crate) fn places(
+        &self,
+        count: usize,
+        given: &[usize],
+        pairs: &[Option<NumaNode>],
+    ) -> Vec<WorkerPlace> {
         let place = |worker: usize| match given {
             [] => {
                 let node = self.known(pairs.get(worker * pairs.len() / count.max(1)).copied().flatten());
                 let cpus = node.and_then(|node| self.cpus(node));
-                Place {
+                WorkerPlace {
                     cpus,
                     node: node.filter(|_| cpus.is_some()),
                 }
             }
-            given => Place {
+            given => WorkerPlace {
                 cpus: None,
                 node: self.node_of(given[worker % given.len()]),
             },
@@ -151,8 +156,8 @@ mod tests {
         assert!(nodes(&[("online", "0-9999\n")]).is_none());
         let none = Nodes::default();
         assert_eq!(none.known(node(0)), None);
-        assert_eq!(none.places(2, &[], &[node(0)]), [Place::default(); 2]);
-        assert_eq!(none.places(1, &[1], &[node(0)]), [Place::default()]);
+        assert_eq!(none.places(2, &[], &[node(0)]), [WorkerPlace::default(); 2]);
+        assert_eq!(none.places(1, &[1], &[node(0)]), [WorkerPlace::default()]);
     }
 
     #[test]
@@ -168,7 +173,7 @@ mod tests {
     #[test]
     fn workers_are_on_the_nodes_of_the_queue_pairs_and_on_cpus_that_may_be_used() {
         let nodes = four();
-        let on = |number, list: &[usize]| Place {
+        let on = |number, list: &[usize]| WorkerPlace {
             cpus: Some(cpus(list)),
             node: node(number),
         };
@@ -182,17 +187,17 @@ mod tests {
         assert_eq!(nodes.places(1, &[], &pairs), [second]);
         // A node without CPUs, one whose CPUs are not ours, an interface without a node, no interface.
         for pairs in [&[node(2)][..], &[node(7)], &[None], &[]] {
-            assert_eq!(nodes.places(1, &[], pairs), [Place::default()]);
+            assert_eq!(nodes.places(1, &[], pairs), [WorkerPlace::default()]);
         }
     }
 
     #[test]
     fn cpus_that_the_user_gave_are_where_they_are() {
-        let at = |number| Place {
+        let at = |number| WorkerPlace {
             cpus: None,
             node: node(number),
         };
         assert_eq!(four().places(3, &[2, 3], &[node(0)]), [at(0), at(1), at(0)]);
-        assert_eq!(four().places(1, &[9], &[node(0)]), [Place::default()]);
+        assert_eq!(four().places(1, &[9], &[node(0)]), [WorkerPlace::default()]);
     }
 }

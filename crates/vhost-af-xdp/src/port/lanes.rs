@@ -252,9 +252,8 @@ impl LaneParts<'_> {
         let start = map.guest_len() + u64::from(self.pair) * self.own_bytes();
         let own = start..start + self.own_bytes();
         let in_flight = self.device.longest_vring(self.pair).max(RECEIVE_RING) as usize;
-        let huge_bytes = map.huge_bytes();
-        let memory = DirectMemory::new(umem, own, receive_chunks(self.placement), in_flight, huge_bytes)?;
-        Ok(memory)
+        let memory = DirectMemory::new(umem, own, receive_chunks(self.placement), in_flight)?;
+        Ok(memory.in_huge_pages(map.huge_bytes()))
     }
 
     /// How much that is.

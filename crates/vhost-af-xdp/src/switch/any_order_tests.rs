@@ -144,7 +144,7 @@ fn lane(
     let (nic, sends) = (TestNic(Arc::clone(&wire)), Sends::PLAIN);
     let counters = Arc::new(PairCounters::default());
     let end = own + (CHUNKS * CHUNK_BYTES as usize) as u64;
-    let direct = DirectMemory::new(umem, own..end, 0, 128, 0).expect("inside");
+    let direct = DirectMemory::new(umem, own..end, 0, 128).expect("inside");
     let lane = DirectLane::new(guest, Coupled::new(nic, sends), direct, Arc::clone(&counters));
     (Box::new(lane), wire, counters)
 }

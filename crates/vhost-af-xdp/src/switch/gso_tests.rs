@@ -171,7 +171,7 @@ impl World {
         let nic = TestNic(Arc::clone(&wire));
         let counters = Arc::new(PairCounters::default());
         let lane: Box<dyn Lane> = if setup.direct {
-            let chunks = DirectMemory::new(umem, own..own + private as u64, 0, 128, 0).expect("inside");
+            let chunks = DirectMemory::new(umem, own..own + private as u64, 0, 128).expect("inside");
             let sends = setup.sends;
             let (queue, counters) = (Coupled::new(nic, sends), Arc::clone(&counters));
             match setup.into_guest {

@@ -123,8 +123,7 @@ fn direct_lane_keeps_few_pieces_of_buffers_and_uses_them_all() {
         let mut wire = Wire::new(umem.clone(), 64, 64);
         wire.fill = 32;
         let wire = Arc::new(Mutex::new(wire));
-        let direct =
-            DirectMemory::new(umem, own..own + private as u64, 0, QUEUE as usize, 0).expect("inside");
+        let direct = DirectMemory::new(umem, own..own + private as u64, 0, QUEUE as usize).expect("inside");
         let counters = Arc::new(PairCounters::default());
         let nic = TestNic(Arc::clone(&wire));
         let sends = Sends::PLAIN;

@@ -277,7 +277,7 @@ fn direct_placements_allocate_nothing() {
         };
         let nic = NullNic::new(umem.clone(), config, 256);
         let to_receive = if into_guest { 0 } else { 64 };
-        let memory = DirectMemory::new(umem, own..own + private as u64, to_receive, 2048, 0).expect("inside");
+        let memory = DirectMemory::new(umem, own..own + private as u64, to_receive, 2048).expect("inside");
         let sends = Sends {
             most_pieces: MOST_PIECES,
             ..Sends::PLAIN

@@ -58,7 +58,7 @@ impl World {
         let nic = TestNic(Arc::clone(&wire));
         let counted = Arc::clone(&counters);
         let lane: Box<dyn Lane> = if direct {
-            let memory = DirectMemory::new(umem, own..own + private as u64, 0, 128, 0).expect("inside");
+            let memory = DirectMemory::new(umem, own..own + private as u64, 0, 128).expect("inside");
             let sends = Sends::PLAIN;
             Box::new(DirectLane::new(guest, Coupled::new(nic, sends), memory, counted))
         } else {

@@ -90,7 +90,7 @@ impl World {
             BUFFERS
         };
         let direct = |umem, nic| {
-            let memory = DirectMemory::new(umem, own..own + private as u64, to_receive, 128, 0);
+            let memory = DirectMemory::new(umem, own..own + private as u64, to_receive, 128);
             (memory.expect("inside"), Coupled::new(nic, sends))
         };
         let lane: Box<dyn Lane> = match placement {

@@ -39,7 +39,7 @@ use xsk::NumaNode;
 use super::lane::{Blame, Lane, LaneId, Peer, Work};
 use super::progress::{Progress, Watcher};
 use super::role::Role;
-use crate::nic::numa::Place;
+use crate::nic::numa::WorkerPlace;
 use device::counters::Counter;
 use device::pair::Fault;
 
@@ -106,7 +106,7 @@ pub(crate) struct WorkerHandle {
     /// nothing is published through it.
     pub(super) hangs: AtomicBool,
     /// Where it was put, once that was said.
-    pub(super) place: OnceLock<Place>,
+    pub(super) place: OnceLock<WorkerPlace>,
     pub(super) thread: Option<JoinHandle<()>>,
 }
 

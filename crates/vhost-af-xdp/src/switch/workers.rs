@@ -14,7 +14,7 @@ use xsk::NumaNode;
 use super::lane::{Lane, LaneId, Peer};
 use super::progress::{Activity, Watcher};
 use super::worker::{Command, NewLane, WorkerCounters, WorkerHandle};
-use crate::nic::numa::Place;
+use crate::nic::numa::WorkerPlace;
 
 /// All workers of the process; spreads lanes over them.
 pub(crate) struct Workers {
@@ -87,7 +87,7 @@ impl Workers {
     }
 
     /// Puts each worker where it is to run; to be called once.
-    pub(crate) fn settle(&self, places: &[Place]) {
+    pub(crate) fn settle(&self, places: &[WorkerPlace]) {
         for (handle, place) in self.handles.iter().zip(places) {
             let _ = handle.place.set(*place);
             if let Some(cpus) = place.cpus {
