@@ -57,8 +57,8 @@ const ON_REQUEST: [(&str, u64); 2] = [
 ///
 /// `ring-reset` (RING_RESET): the driver resets one virtqueue while the others go on (VirtIO 1.3, 2.6.1). The VMM has
 /// to stop that vring and start it anew; of one that does not, the device goes on with a ring that is none any more.
-/// `access-platform` (ACCESS_PLATFORM): the driver uses the DMA API. Addresses remain those of guest memory: there is no
-/// IOTLB.
+/// `access-platform` (ACCESS_PLATFORM): the driver uses the DMA API. Addresses remain those of guest memory: there is
+/// no IOTLB.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OnRequest(u64);
 

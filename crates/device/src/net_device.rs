@@ -453,7 +453,8 @@ impl NetDevice {
         }
     }
 
-    /// A queue pair was stopped there; the next one goes on from there. Of a vring that is not started it knows nothing.
+    /// A queue pair was stopped there; the next one goes on from there. Of a vring that is not started it knows
+    /// nothing.
     ///
     /// # Panics
     /// If there is no such pair.

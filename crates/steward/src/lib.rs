@@ -2,12 +2,12 @@
 //!
 //! A small privileged daemon, the steward, owns interfaces and the XDP programs on them. The process that moves frames
 //! (the holder, unprivileged) connects to its Unix socket and asks for a lease of queues of an interface. If the policy
-//! allows it, the holder gets an AF_XDP socket for each queue, and nothing else: with memory that is the holder's, bound
-//! to the queue, and in its place in the program's map. The steward registers the memory and binds the socket. Who has a
-//! socket that is not bound could bind it to any free queue, and a NIC in zero-copy would write everybody's frames of
-//! that queue into its memory; a socket that is bound stays where it is. A lease ends with its connection, however that
-//! ends - unless it is the steward that ended: then frames go on, and the holder comes back to its lease when a steward
-//! is there again.
+//! allows it, the holder gets an AF_XDP socket for each queue, and nothing else: with memory that is the holder's,
+//! bound to the queue, and in its place in the program's map. The steward registers the memory and binds the socket.
+//! Who has a socket that is not bound could bind it to any free queue, and a NIC in zero-copy would write everybody's
+//! frames of that queue into its memory; a socket that is bound stays where it is. A lease ends with its connection,
+//! however that ends - unless it is the steward that ended: then frames go on, and the holder comes back to its lease
+//! when a steward is there again.
 //!
 //! ```text
 //!    steward (CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF, CAP_IPC_LOCK, CAP_SETUID)     holder (no capability)

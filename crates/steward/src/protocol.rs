@@ -33,8 +33,8 @@
 //! | 16 `Leases` | 8 | the first lease whose number is higher, of those that the asker may know of; needs no lease |
 //!
 //! `Lease`: mode 0 is any, 1 native, 2 skb; then follow addresses (16 × 6) and VLANs (16 × 2). `Register`: rings are
-//! fill, completion, RX, TX; then follow parts (65 × 16: offset in the file, length, bytes). `Activate`: from now on the
-//! socket is used that was bound last.
+//! fill, completion, RX, TX; then follow parts (65 × 16: offset in the file, length, bytes). `Activate`: from now on
+//! the socket is used that was bound last.
 //!
 //! | kind | body, bytes | from the steward |
 //! |---|---|---|

@@ -277,8 +277,8 @@ impl MemoryMap {
         pieces.chain(private).collect()
     }
 
-    /// How many bytes from the start of the map are in pages of [`HUGE_PAGE_BYTES`] at least: regions with the largest pages
-    /// come first.
+    /// How many bytes from the start of the map are in pages of [`HUGE_PAGE_BYTES`] at least: regions with the largest
+    /// pages come first.
     #[must_use]
     pub fn huge_bytes(&self) -> u64 {
         let huge = self

@@ -162,8 +162,8 @@ impl Queue {
     /// order of [`pop`](Self::pop). The driver does not see it before [`publish`](Self::publish).
     ///
     /// # Panics
-    /// If the queue was reset, which has no chains; in debug builds, if more is used of a packed ring than was taken: bugs
-    /// of the caller's.
+    /// If the queue was reset, which has no chains; in debug builds, if more is used of a packed ring than was taken:
+    /// bugs of the caller's.
     #[inline(always)]
     pub fn push_used(&mut self, id: ChainId, len: u32) {
         // Once a frame: an arm that ends costs nothing, and one that does nothing does; so does a call.

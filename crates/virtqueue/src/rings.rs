@@ -90,8 +90,8 @@ pub enum RingError {
     Format(RingFormat),
     /// The inflight region is for a ring of another kind, or for a shorter one.
     #[error(
-        "a {ring} ring of {size} entries, and the inflight region is for {region} ones of {entries} at most: the VMM has \
-         to ask for another region"
+        "a {ring} ring of {size} entries, and the inflight region is for {region} ones of {entries} at most: the VMM \
+         has to ask for another region"
     )]
     Inflight {
         ring: RingFormat,

@@ -54,9 +54,10 @@ impl fmt::Display for Mode {
 /// Busy polling of a socket (`Documentation/networking/napi.rst`, "Busy polling"): system calls on it run the driver's
 /// poll function, on the caller's CPU.
 ///
-/// `usecs` needs no privilege; `budget` and `prefer` need CAP_NET_ADMIN to be raised or switched on (`sk_setsockopt`, `net/core/sock.c`). Who opens the socket for somebody else may set them before.
-/// Without NAPI behind the queue (a program in skb mode) there is nothing to poll. The socket learns of it with its
-/// first frame, in zero-copy with the bind.
+/// `usecs` needs no privilege; `budget` and `prefer` need CAP_NET_ADMIN to be raised or switched on (`sk_setsockopt`,
+/// `net/core/sock.c`). Who opens the socket for somebody else may set them before. Without NAPI behind the queue (a
+/// program in skb mode) there is nothing to poll. The socket learns of it with its first frame, in zero-copy with the
+/// bind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BusyPoll {
     /// How long a system call may poll the device, in µs (`SO_BUSY_POLL`). Calls on AF_XDP sockets do not wait, so that

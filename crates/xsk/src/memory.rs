@@ -33,8 +33,8 @@ const HUGE_PAGE: usize = 2 << 20;
 /// For as long as the value lives, `base()` and `len()` must not change; the bytes from `base()` to
 /// `base() + len()` must stay mapped readable and writable without a hole; and no Rust reference to
 /// any of them may exist, for the kernel (and perhaps a guest) writes there at any time. From `private_from()` on,
-/// where that does not change either, nobody but this process and the kernel can write; there, and only there, may references
-/// be made to the bytes of a chunk that is in its owner's hands.
+/// where that does not change either, nobody but this process and the kernel can write; there, and only there, may
+/// references be made to the bytes of a chunk that is in its owner's hands.
 pub unsafe trait UmemMemory: Send + Sync {
     /// The first byte. Must be page-aligned to be registered.
     fn base(&self) -> NonNull<u8>;
@@ -328,7 +328,8 @@ unsafe impl Send for View {}
 unsafe impl Sync for View {}
 
 impl View {
-    /// Has the kernel make the pages that nobody has made yet, for this process; see [`Umem::populate`](crate::Umem::populate).
+    /// Has the kernel make the pages that nobody has made yet, for this process; see
+    /// [`Umem::populate`](crate::Umem::populate).
     pub(crate) fn populate(&self) -> io::Result<()> {
         // SAFETY: the memory is ours as long as we live; the advice changes no content.
         unsafe {

@@ -125,10 +125,10 @@ impl Socket {
     /// (`XDP_SHARED_UMEM`, Linux 5.10), and binds it. Needs CAP_NET_RAW.
     ///
     /// Frames may go from each of the sockets to each other; a frame is in one ring at a time, whosever it is. The
-    /// memory is registered, and counted against RLIMIT_MEMLOCK, once. But for each queue the kernel keeps 136 bytes for
-    /// every chunk of it (`xp_create_and_assign_umem`, `net/xdp/xsk_buff_pool.c`). The new socket is bound as this one:
-    /// `bind` and `multi_buffer` of `config` can ask for nothing else, `need_wakeup` is not looked at. It outlives this
-    /// one.
+    /// memory is registered, and counted against RLIMIT_MEMLOCK, once. But for each queue the kernel keeps 136 bytes
+    /// for every chunk of it (`xp_create_and_assign_umem`, `net/xdp/xsk_buff_pool.c`). The new socket is bound as this
+    /// one: `bind` and `multi_buffer` of `config` can ask for nothing else, `need_wakeup` is not looked at. It outlives
+    /// this one.
     ///
     /// # Errors
     /// As [`Socket::open`], [`OpenError::SharedQueue`], [`OpenError::SharedMode`], [`OpenError::SharedGone`].

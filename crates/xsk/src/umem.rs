@@ -371,8 +371,8 @@ impl Umem {
         self.chunk_size - self.tx_metadata_len
     }
 
-    /// Has the kernel make all pages that nobody has made yet, charged to this process (`MADV_POPULATE_WRITE`, Linux 5.14);
-    /// to be called before another process registers the memory, which would be charged for them.
+    /// Has the kernel make all pages that nobody has made yet, charged to this process (`MADV_POPULATE_WRITE`, Linux
+    /// 5.14); to be called before another process registers the memory, which would be charged for them.
     ///
     /// # Errors
     /// The kernel's: there is no memory for them, or a file is shorter than what is mapped of it.

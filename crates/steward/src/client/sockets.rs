@@ -29,9 +29,9 @@ impl Prepared {
 }
 
 impl Lease {
-    /// Has the steward make a socket for the queue of `config`, with this memory and four rings. The queue goes on as it
-    /// does. So a successor can be made while the queue's socket is in use; it can be [bound](Self::bind) once that is
-    /// closed.
+    /// Has the steward make a socket for the queue of `config`, with this memory and four rings. The queue goes on as
+    /// it does. So a successor can be made while the queue's socket is in use; it can be [bound](Self::bind) once that
+    /// is closed.
     ///
     /// The memory has to be of files of tmpfs or hugetlbfs ([`UmemMemory::parts`](xsk::UmemMemory::parts)), and counts
     /// against what the policy lets this user have.
@@ -93,8 +93,9 @@ impl Lease {
     }
 
     /// Waits until no socket has the queue, `longest` at most: only then has the kernel taken the memory of one that is
-    /// closed from the driver, which may have read and written there. It is also waited for when nothing else is any more
-    /// ([`Waiting::end`](super::Waiting::end)): what a process leaves behind when it ends is somebody's memory as well.
+    /// closed from the driver, which may have read and written there. It is also waited for when nothing else is any
+    /// more ([`Waiting::end`](super::Waiting::end)): what a process leaves behind when it ends is somebody's memory as
+    /// well.
     ///
     /// # Errors
     /// [`LeaseError`]; [`LeaseError::Failed`] with EBUSY where the time is up.

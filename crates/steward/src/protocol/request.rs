@@ -19,8 +19,8 @@ use super::{
 pub enum Request {
     /// A lease of queues. At most one for each connection.
     Lease(Wanted),
-    /// Memory and rings of a further socket for a queue of the lease, which [`Request::Bind`] binds. The queue goes on as
-    /// it does. One descriptor comes along for each part of the memory.
+    /// Memory and rings of a further socket for a queue of the lease, which [`Request::Bind`] binds. The queue goes on
+    /// as it does. One descriptor comes along for each part of the memory.
     Register {
         queue: u32,
         /// What the socket gets.
@@ -36,8 +36,8 @@ pub enum Request {
         /// How long it is tried again while the queue is busy, milliseconds, at most [`BIND_WAIT_MAX`].
         wait_ms: u32,
     },
-    /// Once no socket has the queue: the kernel has then taken the memory of the last one from the driver, which it does
-    /// some time after that is closed.
+    /// Once no socket has the queue: the kernel has then taken the memory of the last one from the driver, which it
+    /// does some time after that is closed.
     Await {
         queue: u32,
         /// How long at most, milliseconds, at most [`BIND_WAIT_MAX`].

@@ -499,9 +499,9 @@ impl<N: Nic> DirectEnd<N> {
         half_sent
     }
 
-    /// Closes the socket, and waits until the guest's memory is neither read nor written any more: only then is the rest
-    /// given back, and only then may the bases be answered. What was not sent until then is counted. False: nobody knows,
-    /// and nothing is given back.
+    /// Closes the socket, and waits until the guest's memory is neither read nor written any more: only then is the
+    /// rest given back, and only then may the bases be answered. What was not sent until then is counted. False: nobody
+    /// knows, and nothing is given back.
     pub(super) fn close(self, pair: &mut QueuePair, half_sent: Option<ChainId>) -> bool {
         self.counters.from_guest_queue_stopped.add(self.frames_out());
         let Self {

@@ -1,14 +1,14 @@
 //! A lane with `--memory=direct`: guest RAM is the UMEM, nobody in userspace touches a frame.
 //!
-//! NIC → guest: an available receive buffer at offset B becomes the fill entry `B + header - 256 - headroom`. The kernel
-//! puts a frame 256 bytes (XDP_PACKET_HEADROOM) and the UMEM's headroom after a fill address, and the steering program's
-//! metadata, which is the virtio-net header, just before the frame: so the header lands at B, the frame behind it, and
-//! all that is left for us is the used element.
+//! NIC → guest: an available receive buffer at offset B becomes the fill entry `B + header - 256 - headroom`. The
+//! kernel puts a frame 256 bytes (XDP_PACKET_HEADROOM) and the UMEM's headroom after a fill address, and the steering
+//! program's metadata, which is the virtio-net header, just before the frame: so the header lands at B, the frame
+//! behind it, and all that is left for us is the used element.
 //!
-//! In zero-copy the NIC writes the frame itself, and may write to the end of its chunk, whatever the frame's length. The
-//! headroom leaves no more of a chunk than the driver wants for the longest frame, and only buffers that hold so much
-//! are posted; and only those whose chunk lies in one huge page, because the kernel refuses one that is not in one piece
-//! for DMA, and says nothing (`xp_check_unaligned`, net/xdp/xsk_buff_pool.c).
+//! In zero-copy the NIC writes the frame itself, and may write to the end of its chunk, whatever the frame's length.
+//! The headroom leaves no more of a chunk than the driver wants for the longest frame, and only buffers that hold so
+//! much are posted; and only those whose chunk lies in one huge page, because the kernel refuses one that is not in one
+//! piece for DMA, and says nothing (`xp_check_unaligned`, net/xdp/xsk_buff_pool.c).
 //!
 //! Guest → NIC: a frame that lies in one piece is sent from where it is. One in several pieces is
 //! gathered in a chunk of the bounce area when it fits, else sent as a multi-buffer frame whose
@@ -31,14 +31,14 @@
 //! the kernel still held is not used, and the base is rewound to it.
 //!
 //! The exception: receive buffers go back in the order in which the NIC is done with them, where the guest and a
-//! successor of ours can live with that ([`virtqueue::Queue::takes_any_order`]). A buffer that a driver keeps, because a
-//! frame in it was dropped, then holds up none of the others. If such a queue is stopped while a buffer is out that
+//! successor of ours can live with that ([`virtqueue::Queue::takes_any_order`]). A buffer that a driver keeps, because
+//! a frame in it was dropped, then holds up none of the others. If such a queue is stopped while a buffer is out that
 //! others overtook, there is no place to rewind to: all that the kernel held goes back with nothing in it.
 //!
 //! Nothing goes back before the kernel and the NIC are done with guest memory: where the kernel copies, when the socket
-//! is closed; where the NIC reads and writes by DMA, when its driver has let go, which is later ([`Release`]). If nobody
-//! knows that it has, nothing goes back at all: a guest that lacks buffers is better off than one whose memory is
-//! written when it uses it for something else.
+//! is closed; where the NIC reads and writes by DMA, when its driver has let go, which is later ([`Release`]). If
+//! nobody knows that it has, nothing goes back at all: a guest that lacks buffers is better off than one whose memory
+//! is written when it uses it for something else.
 
 mod from_guest;
 pub(crate) mod in_flight;
@@ -355,8 +355,8 @@ impl<N: Nic> Lane for DirectLane<N> {
     }
 }
 
-/// Leaves the guest what the NIC or the parking place held, now that nobody writes there any more: it was never used, so
-/// the queue is rewound to it; or goes back empty, where that cannot be.
+/// Leaves the guest what the NIC or the parking place held, now that nobody writes there any more: it was never used,
+/// so the queue is rewound to it; or goes back empty, where that cannot be.
 fn give_up(pair: &mut QueuePair, posted: &mut InFlight<Posted>, parked: &VecDeque<Parked>) {
     let queue = &mut pair.to_guest.queue;
     let overtaken = posted.has_overtaken();

@@ -30,8 +30,8 @@ impl Place {
         }
     }
 
-    /// The fill entry that makes the kernel put header and frame at the start of a buffer; `None`: it cannot be received
-    /// into.
+    /// The fill entry that makes the kernel put header and frame at the start of a buffer; `None`: it cannot be
+    /// received into.
     #[inline]
     pub(super) fn fill_address(&self, buffer: &Buffer) -> Option<u64> {
         if buffer.len < self.least || buffer.room_before < self.before {

@@ -269,8 +269,8 @@ impl<N: Nic> DirectLane<N> {
 }
 
 /// Moves header and frame to where their buffer begins: igb and igc leave a time stamp of 16 bytes before a frame where
-/// somebody has the NIC make them (`igb_ptp_rx_pktstamp`, drivers/net/ethernet/intel/igb/igb_ptp.c). `None`: they are in
-/// no chunk.
+/// somebody has the NIC make them (`igb_ptp_rx_pktstamp`, drivers/net/ethernet/intel/igb/igb_ptp.c). `None`: they are
+/// in no chunk.
 #[cold]
 fn move_frame(umem: &Umem, from: UmemOffset, to: UmemOffset, len: u32) -> Option<()> {
     let mut bytes = [0; CHUNK_BYTES as usize];

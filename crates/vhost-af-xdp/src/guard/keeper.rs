@@ -22,7 +22,8 @@
 //! work is done; a daemon whose keeper dies ends with an error if its queues were leased from it, because the program
 //! went along.
 //!
-//! It runs as the daemon was started; root's is limited to the capabilities that it needs ([`capabilities::OF_A_KEEPER`]).
+//! It runs as the daemon was started; root's is limited to the capabilities that it needs
+//! ([`capabilities::OF_A_KEEPER`]).
 
 #![allow(unsafe_code)]
 

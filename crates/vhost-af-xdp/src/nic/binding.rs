@@ -91,7 +91,8 @@ pub(crate) enum BufferOrder {
     Any,
     /// As they were posted: the guest negotiated VIRTIO_F_IN_ORDER.
     InOrder,
-    /// As they were posted: the VMM keeps no inflight region, and the ring alone does not tell a successor which are out.
+    /// As they were posted: the VMM keeps no inflight region, and the ring alone does not tell a successor which are
+    /// out.
     NoRegion,
 }
 
@@ -190,9 +191,9 @@ impl Wish {
         })
     }
 
-    /// The least that a NIC of this kind can be given for a frame, and stays in, bytes. With a small MTU, too, it is for
-    /// frames of the usual one, which NICs take then: igb would cut them, and the program could not know their tails from
-    /// frames.
+    /// The least that a NIC of this kind can be given for a frame, and stays in, bytes. With a small MTU, too, it is
+    /// for frames of the usual one, which NICs take then: igb would cut them, and the program could not know their
+    /// tails from frames.
     fn window(&self) -> Option<u32> {
         let longest = self.frame_limit.max(LONGEST_ZERO_COPY);
         let window = self.line?.window.bytes(longest);

@@ -41,8 +41,8 @@ pub(crate) enum Bind {
 /// How far a NIC writes into the memory that it receives a frame into, in zero-copy mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Window {
-    /// Up to so many bytes from where the frame begins, whatever its length: what the driver is given (the chunk without
-    /// headroom, `xsk_pool_get_rx_frame_size`, include/net/xdp_sock_drv.h), as a multiple of this.
+    /// Up to so many bytes from where the frame begins, whatever its length: what the driver is given (the chunk
+    /// without headroom, `xsk_pool_get_rx_frame_size`, include/net/xdp_sock_drv.h), as a multiple of this.
     Multiples(u32),
     NotKnown,
 }

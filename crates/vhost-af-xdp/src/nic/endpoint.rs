@@ -3,8 +3,8 @@
 //! It outlives guests: a lane borrows it by value, and gives it back when it is stopped ([`NicQueue`] is *lent*).
 //! Chunks that the kernel has meanwhile stay where they are: those to receive into in the fill ring, those sent in
 //! the TX or completion ring. All others are in the pool again, or hold received frames that nobody took yet. Which
-//! ones the kernel has is noted ([`Custody`]): so the next lane gives the NIC what it lacks, and nothing comes back that
-//! it does not have.
+//! ones the kernel has is noted ([`Custody`]): so the next lane gives the NIC what it lacks, and nothing comes back
+//! that it does not have.
 
 use std::sync::Arc;
 

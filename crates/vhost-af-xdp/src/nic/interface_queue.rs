@@ -60,8 +60,8 @@ pub(crate) struct Coupled<N> {
     pub(crate) nic: N,
     /// What it does for frames that are sent.
     pub(crate) sends: Sends,
-    /// To be waited for when it is closed, before the memory is the guest's alone; none where the kernel copies, and has
-    /// done so when the socket is closed.
+    /// To be waited for when it is closed, before the memory is the guest's alone; none where the kernel copies, and
+    /// has done so when the socket is closed.
     pub(crate) release: Option<Release>,
 }
 
@@ -195,8 +195,8 @@ impl InterfaceQueue {
         }
     }
 
-    /// How much room chunks of a guest's memory are to have before each received frame, beside the kernel's own, so that
-    /// a NIC that writes there by itself writes nothing behind the guest's buffers.
+    /// How much room chunks of a guest's memory are to have before each received frame, beside the kernel's own, so
+    /// that a NIC that writes there by itself writes nothing behind the guest's buffers.
     pub(crate) fn headroom(&self, guest: GuestBuffers) -> Result<u32, InterfaceError> {
         let window = self.binding(Some(guest))?.window;
         Ok(window.map_or(0, |window| LONGEST_FRAME - window))

@@ -60,8 +60,8 @@ pub(crate) enum Fallback {
 }
 
 /// Whether a kernel polls the driver for sockets of a mode. From 6.13 on a queue is told no number of its NAPI
-/// (`napi_enable`, net/core/dev.c), and a socket finds it at its bind, in zero-copy only (6.14, `xsk_bind`, net/xdp/xsk.c).
-/// In skb mode no driver is behind it.
+/// (`napi_enable`, net/core/dev.c), and a socket finds it at its bind, in zero-copy only (6.14, `xsk_bind`,
+/// net/xdp/xsk.c). In skb mode no driver is behind it.
 pub(crate) fn is_polled(mode: xsk::Mode, kernel: Option<(u32, u32)>) -> bool {
     match mode {
         xsk::Mode::ZeroCopy => true,

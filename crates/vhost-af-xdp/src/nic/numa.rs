@@ -2,8 +2,8 @@
 //!
 //! Packet memory and workers are to be on the node of their NIC, since each frame goes over the link between two nodes
 //! otherwise, twice in copy modes. Where the NIC is its [`Link`](steward::links::Link) says. Memory is put there by who
-//! makes it (`Interface::near`), workers by [`Nodes::places`], unless the user said on which CPUs they run. On a machine
-//! with one node nothing of this happens.
+//! makes it (`Interface::near`), workers by [`Nodes::places`], unless the user said on which CPUs they run. On a
+//! machine with one node nothing of this happens.
 
 use std::fs;
 use std::path::Path;

@@ -249,15 +249,15 @@ impl Steering {
         }
     }
 
-    /// Whether [`Self::bind`] finds out by itself when a queue is free. Else an attempt that comes too early may cost more
-    /// time than waiting.
+    /// Whether [`Self::bind`] finds out by itself when a queue is free. Else an attempt that comes too early may cost
+    /// more time than waiting.
     pub(crate) fn awaits_queue(&self) -> bool {
         self.leased().is_some()
     }
 
-    /// Waits until no socket has a queue, `longest` at most, so that its driver neither reads nor writes the memory of the
-    /// last one any more. Where the program is somebody else's nobody can be asked: there the time is waited that the
-    /// kernel takes most often.
+    /// Waits until no socket has a queue, `longest` at most, so that its driver neither reads nor writes the memory of
+    /// the last one any more. Where the program is somebody else's nobody can be asked: there the time is waited that
+    /// the kernel takes most often.
     pub(crate) fn await_free(&self, queue: u32, longest: Duration) -> Result<(), InterfaceError> {
         match self {
             Self::External(_) => {

@@ -157,8 +157,8 @@ pub(crate) unsafe fn received_bytes_mut<'a>(umem: &'a Umem, piece: &'a mut RxDes
 
 /// Where a received piece lies. Its bytes are inside the mapping, which the UMEM keeps alive, and inside the chunk that
 /// the piece owns: the kernel gave it up with the descriptor, and in private memory, which no guest maps, chunks lie
-/// side by side ([`Umem::frames`]). A chunk in guest memory may reach over its end, but no byte of ours is sent or received
-/// by it: buffers end where guest memory does.
+/// side by side ([`Umem::frames`]). A chunk in guest memory may reach over its end, but no byte of ours is sent or
+/// received by it: buffers end where guest memory does.
 #[inline]
 fn received_start(umem: &Umem, piece: &RxDesc) -> Option<NonNull<u8>> {
     let into = piece.data.get().checked_sub(piece.frame.offset().get())?;

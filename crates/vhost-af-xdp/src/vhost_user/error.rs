@@ -20,8 +20,8 @@ pub(super) enum MessageError {
     #[error("vring {index}: {}", descriptor(*.said))]
     Descriptor { index: u32, said: bool },
     #[error(
-        "IOTLB_MSG: the VMM has an IOMMU in front of this device, and there is no IOTLB here: leave the IOMMU device out, \
-         or iommu_platform=on (QEMU) of this device, or start the daemon without access-platform in --offer"
+        "IOTLB_MSG: the VMM has an IOMMU in front of this device, and there is no IOTLB here: leave the IOMMU device \
+         out, or iommu_platform=on (QEMU) of this device, or start the daemon without access-platform in --offer"
     )]
     Iotlb,
     #[error("SET_BACKEND_REQ_FD came without a Unix stream socket")]

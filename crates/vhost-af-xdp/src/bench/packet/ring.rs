@@ -392,8 +392,8 @@ impl Slot<'_> {
     #[inline]
     pub(in crate::bench) fn write(&self, behind: usize, bytes: &[u8]) {
         let to = self.map.part(self.at + behind, bytes.len());
-        // SAFETY: `part` has checked that the bytes lie in the mapping; the slice is memory of ours, not of the mapping,
-        // to which there are no references.
+        // SAFETY: `part` has checked that the bytes lie in the mapping; the slice is memory of ours, not of the
+        // mapping, to which there are no references.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) };
     }
 

@@ -359,8 +359,8 @@ impl Session {
         }
     }
 
-    /// Where those of a pair lie. While one of its vrings is reset they are copied: what the kernel has of a guest's RAM
-    /// cannot be had back for one direction alone.
+    /// Where those of a pair lie. While one of its vrings is reset they are copied: what the kernel has of a guest's
+    /// RAM cannot be had back for one direction alone.
     fn placement_of(&self, pair: usize, context: &PortContext<'_>) -> Placement {
         match self.device.is_whole(pair) {
             true => self.placement(context),
