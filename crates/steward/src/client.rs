@@ -32,7 +32,7 @@ pub(crate) use self::connection::Connection;
 use self::connection::{Incoming, Message, Phase};
 pub use self::error::LeaseError;
 pub use self::sockets::Prepared;
-use crate::protocol::{Answer, Facts, Request, Token, Wanted};
+use crate::protocol::{Answer, FRAME_LIMITS, Facts, Request, Token, Wanted};
 use crate::sys;
 
 /// Between two looks at a lock that another thread has.
@@ -133,6 +133,24 @@ impl Lease {
     /// [`LeaseError`].
     pub fn activate(&self, queue: u32, conf: QueueConf) -> Result<(), LeaseError> {
         self.ask_done(&Request::Activate { queue, conf })
+    }
+
+    /// From now on the queue's frames are dropped, until it is activated or deactivated. Said also when nothing is to be
+    /// waited for any more ([`Waiting::end`]).
+    ///
+    /// # Errors
+    /// [`LeaseError`].
+    pub fn withhold(&self, queue: u32) -> Result<(), LeaseError> {
+        let conf = QueueConf {
+            virtio_header: None,
+            // Less than any frame has.
+            frame_limit: *FRAME_LIMITS.start(),
+        };
+        let request = Request::Activate { queue, conf };
+        match self.ask_to_the_end(&request, self.deadline())?.answer {
+            Answer::Done => Ok(()),
+            _ => Err(LeaseError::Mismatch),
+        }
     }
 
     /// From now on the queue's frames go to the host.

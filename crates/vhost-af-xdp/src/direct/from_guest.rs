@@ -511,6 +511,7 @@ impl<N: Nic> DirectEnd<N> {
             release,
             ..
         } = self;
+        release.iter().for_each(Release::begin);
         drop(queue);
         if let Err(error) = release.map_or(Ok(()), Release::wait) {
             tracing::error!(

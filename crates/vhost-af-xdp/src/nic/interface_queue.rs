@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use device::counters::PairCounters;
 use steer::{QueueConf, VirtioHeader};
-use xsk::{BindRequest, OpenError, Socket, Umem};
+use xsk::{BindRequest, Mode, OpenError, Socket, Umem};
 
 use super::binding::{Binding, GuestBuffers, LONGEST_FRAME, LONGEST_ZERO_COPY, TX_METADATA_BYTES};
 use super::endpoint::{Chunks, NicQueue};
@@ -79,27 +79,49 @@ impl<N> Coupled<N> {
 /// A queue whose driver reads guest memory, or writes it, for a while after the socket was closed: the kernel takes the
 /// memory from it an RCU grace period later, on a thread of its own (`xsk_destruct`, net/xdp/xsk.c;
 /// `xp_release_deferred`, net/xdp/xsk_buff_pool.c).
-pub(crate) struct Release(InterfaceQueue);
+///
+/// Where it received into guest memory, its frames go to nobody until then: what the program passed to the host the kernel
+/// would copy from there, and the guest could write to it before.
+pub(crate) struct Release {
+    queue: InterfaceQueue,
+    into_guest: bool,
+}
 
 impl Release {
+    /// To be said before the socket is closed.
+    pub(crate) fn begin(&self) {
+        if self.into_guest {
+            // Fails only when the interface or the steward is gone, or away.
+            let _ = self.queue.interface.steering.withhold(self.queue.number);
+        }
+    }
+
     /// Waits until the driver has let go. Every descriptor of the socket must be closed.
     /// Errors: it is not known to have.
     pub(crate) fn wait(self) -> Result<(), InterfaceError> {
-        let Self(queue) = self;
-        queue.interface.steering.await_free(queue.number, LET_GO_TIMEOUT)
+        let Self { queue, into_guest } = self;
+        let interface = &queue.interface;
+        interface.steering.await_free(queue.number, LET_GO_TIMEOUT)?;
+        if into_guest {
+            interface.pass_to_host(queue.number);
+        }
+        Ok(())
     }
 }
 
-/// Held with a coupled socket: its queue's frames go to the host when that is closed.
+/// Held with a coupled socket: its queue's frames go to the host when that is closed, if they may at once.
 struct CouplingGuard {
     queue: InterfaceQueue,
+    passes: bool,
     _ended: NotesEnd,
 }
 
 impl Drop for CouplingGuard {
     fn drop(&mut self) {
-        // Fails only when the interface or the steward is gone, and the program with it.
-        let _ = self.queue.interface.pass_to_host(self.queue.number);
+        if self.passes {
+            // Fails only when the interface or the steward is gone, and the program with it.
+            let _ = self.queue.interface.pass_to_host(self.queue.number);
+        }
     }
 }
 
@@ -250,13 +272,17 @@ impl InterfaceQueue {
         *state = QueueState::Coupled {
             ended: Arc::clone(&ended),
         };
+        let by_dma = socket.mode() == Mode::ZeroCopy;
+        let into_guest = by_dma && self.interface.options.placement == Placement::Direct;
         let guard = CouplingGuard {
             queue: self.clone(),
+            passes: !into_guest,
             _ended: NotesEnd(ended),
         };
         let nic = XdpNic::new(socket, guard);
         let sends = self.sends(&nic);
-        let release = sends.by_dma.then(|| Release(self.clone()));
+        let queue = self.clone();
+        let release = by_dma.then_some(Release { queue, into_guest });
         Ok(Coupled { nic, sends, release })
     }
 

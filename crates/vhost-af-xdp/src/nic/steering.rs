@@ -282,6 +282,14 @@ impl Steering {
         }
     }
 
+    /// From now on a queue's frames go to nobody. What another's program does is up to that.
+    pub(crate) fn withhold(&self, queue: u32) -> Result<(), InterfaceError> {
+        match self {
+            Self::External(_) => Ok(()),
+            Self::Leased(leased) => Ok(leased.lease.withhold(queue)?),
+        }
+    }
+
     /// From now on a queue's frames go to the host; its socket stays where it is.
     /// Errors: [`InterfaceError`]: the interface or the steward is gone, or away.
     pub(crate) fn deactivate(&self, queue: u32) -> Result<(), InterfaceError> {
