@@ -313,7 +313,8 @@ fn small_mtu(wire: &Wire, setting: Setting) -> Seen {
         1514,
     ] {
         let (too_long, next) = (frame::plain(length, 1), frame::plain(SMALL_MTU + 14, 2));
-        rig.wire.send(&too_long);
+        // Some wires refuse it themselves.
+        let _ = rig.wire.try_send(&too_long);
         rig.assert_to_guest(&next);
     }
     assert_untouched(&mut rig, &guards);

@@ -71,7 +71,8 @@ pub(crate) fn run(wire: &Wire, setting: Setting) -> Seen {
         }
     }
     println!("taken back: {empty} buffers came back empty; the host got {passed} frames");
-    assert!(empty > 0, "no buffer was overtaken");
+    // Where the kernel copies it takes a buffer for a frame only once that is to be delivered.
+    assert!(empty > 0 || seen.mode != "zero-copy", "no buffer was overtaken");
     let (driver, wire) = traffic.end();
     let mut rig = Rig {
         driver,
