@@ -2,9 +2,8 @@
 #![allow(unsafe_code)]
 #![cfg_attr(not(feature = "server"), allow(dead_code))]
 
-use std::ffi::c_int;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
@@ -40,7 +39,7 @@ impl Credentials {
 pub(crate) fn credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
     let ucred = ucred(socket)?;
     let mut groups = vec![u32::MAX; GROUPS_MAX];
-    let bytes = match get_option(
+    let bytes = match sys::get_option(
         socket,
         libc::SO_PEERGROUPS,
         groups.as_mut_ptr().cast(),
@@ -75,22 +74,8 @@ fn ucred(socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {
         gid: u32::MAX,
     };
     let len = size_of::<libc::ucred>();
-    get_option(socket, libc::SO_PEERCRED, (&raw mut ucred).cast(), len)?;
+    sys::get_option(socket, libc::SO_PEERCRED, (&raw mut ucred).cast(), len)?;
     Ok(ucred)
-}
-
-/// getsockopt(2) at SOL_SOCKET into `len` bytes at `value`; says how many were written.
-fn get_option(
-    socket: BorrowedFd<'_>,
-    name: c_int,
-    value: *mut libc::c_void,
-    len: usize,
-) -> io::Result<usize> {
-    let mut len = libc::socklen_t::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
-    // SAFETY: the callers pass the address and size of a live value of theirs, for which any bytes are valid; the
-    // kernel writes at most `len` bytes there.
-    let result = unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, name, value, &raw mut len) };
-    sys::done(result).map(|()| len as usize)
 }
 
 #[cfg(test)]

@@ -98,6 +98,35 @@ fn set_option<T>(socket: BorrowedFd<'_>, level: c_int, name: c_int, value: &T) -
     done(unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, value.cast(), len) })
 }
 
+/// getsockopt(2) at SOL_SOCKET into `len` bytes at `value`; says how many were written.
+pub(crate) fn get_option(
+    socket: BorrowedFd<'_>,
+    name: c_int,
+    value: *mut libc::c_void,
+    len: usize,
+) -> io::Result<usize> {
+    let mut len = libc::socklen_t::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // SAFETY: the callers pass the address and size of a live value of theirs, for which any bytes are valid; the
+    // kernel writes at most `len` bytes there.
+    let result = unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, name, value, &raw mut len) };
+    done(result).map(|()| len as usize)
+}
+
+/// SO_PASSRIGHTS, Linux 6.16 (include/uapi/asm-generic/socket.h).
+const SO_PASSRIGHTS: c_int = 83;
+
+/// Whether descriptors can be sent to a Unix socket from now on; a listener's is that of those who connect.
+pub(crate) fn let_files(socket: BorrowedFd<'_>, may: bool) -> io::Result<()> {
+    set_option(socket, libc::SOL_SOCKET, SO_PASSRIGHTS, &c_int::from(may))
+}
+
+/// Whether they can; always before Linux 6.16.
+pub(crate) fn lets_files(socket: BorrowedFd<'_>) -> bool {
+    let mut lets: c_int = 1;
+    let got = get_option(socket, SO_PASSRIGHTS, (&raw mut lets).cast(), size_of::<c_int>());
+    got.is_err() || lets != 0
+}
+
 /// What a system call says that returns 0 or -1.
 pub(crate) fn done(result: c_int) -> io::Result<()> {
     match result {

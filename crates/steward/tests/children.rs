@@ -3,7 +3,8 @@
 mod common;
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Write};
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 
 use common::hostile::{assert_serves, leased, lingering, memfd, registration};
@@ -12,7 +13,7 @@ use common::{POLICY, World, wanted};
 use rustix::process::Signal;
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 use steward::protocol::{Answer, Request};
-use testkit::stalled::SilentFile;
+use testkit::stalled::{LateFile, SilentFile};
 use testkit::{require, wait};
 
 /// A rule by which a user may lease, and pin as much as even a steward may count that cannot raise its own limit.
@@ -72,15 +73,8 @@ fn child_of_the_steward_cannot_be_looked_into_by_the_user_it_works_for() {
 fn steward_ends_at_once_whatever_lies_unread_in_its_connections() {
     require!(Root);
     let mut world = World::new();
-    let connection = leased(&world);
     let (socket, _peer) = lingering();
-    // As long as these are not read no further request is.
-    for serial in 1..100 {
-        let asked = connection.send(&Request::Counters { queue: 0 }.encode(serial));
-        asked.expect("room");
-    }
-    wait::a_moment();
-    connection.send_with(&registration(0, 1).encode(100), &socket, 1);
+    let _connection = leaves_unread(&world, 0, 0, &socket);
     drop(socket);
     world.end_steward(Signal::TERM);
 }
@@ -118,4 +112,62 @@ fn request_that_waits_for_others_is_done_when_the_policy_changes() {
         "{}",
         world.steward
     );
+}
+
+/// In what a holder leaves unread there may be files that nobody can close. Of the processes that try it there are few, and
+/// what they do not close counts as the connections that it was.
+#[test]
+fn connections_that_hang_when_they_are_closed_count() {
+    require!(Root, Fuse);
+    let uid = 1_400_004;
+    let limits = format!("[limits]\nconnections = {CONNECTIONS}\n");
+    let world = World::with(8, &format!("{limits}{}{POLICY}", rule_for(uid)));
+    let before = world.descriptors();
+    // Closed at last, when nobody waits any more.
+    let writer;
+    let late = LateFile::new(1 << 20);
+    // Clean when we close it, and not when others do.
+    let leave = |queue| leaves_unread(&world, uid, queue, &late.open());
+    let connections: Vec<Raw> = (2..).take(CONNECTIONS).map(leave).collect();
+    writer = late.open();
+    (&writer).write_all(&[1; 4096]).expect("it is kept here");
+    let pid = world.steward.pid();
+    let children = || {
+        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+        children.expect("it runs").split_whitespace().count()
+    };
+    for (ended, connection) in (1..).zip(connections) {
+        drop(connection);
+        let hang = wait::until(wait::SOON, || children() == ended.min(CLOSING));
+        assert!(hang, "{} of {ended} hang: {}", children(), world.steward);
+    }
+    wait::a_moment();
+    assert_eq!(children(), CLOSING);
+    let come: Vec<Raw> = (0..CONNECTIONS)
+        .map(|_| Raw::connect_as(&world.socket(), uid, uid))
+        .filter(|other| !other.is_over(wait::QUIET))
+        .collect();
+    assert_eq!(come.len(), CLOSING, "of {CONNECTIONS} others");
+    assert_serves(&world);
+    drop((late, come));
+    world.await_descriptors(before);
+}
+
+/// Of a user, and how many processes close some of them.
+const CONNECTIONS: usize = 5;
+const CLOSING: usize = 3;
+
+/// A connection with a lease that has a message with a file, which is not read.
+fn leaves_unread(world: &World, uid: u32, queue: u32, file: &impl AsFd) -> Raw {
+    let mut connection = Raw::connect_as(&world.socket(), uid, uid);
+    let answer = connection.ask(&Request::Lease(wanted(queue, 1)));
+    assert!(matches!(answer, Answer::Facts(_)), "{answer:?}");
+    // As long as these are not read no further request is.
+    for serial in 1..100 {
+        let asked = connection.send(&Request::Counters { queue }.encode(serial));
+        asked.expect("room");
+    }
+    wait::a_moment();
+    connection.send_with(&registration(queue, 1).encode(100), file, 1);
+    connection
 }

@@ -40,9 +40,9 @@ impl Role {
 }
 
 /// The server of such a file, and where the file is.
-fn serve(program: &Path, bytes: u64) -> (Running, String) {
+fn serve(program: &Path, bytes: u64, how: &[&str]) -> (Running, String) {
     let mut command = Command::new(program);
-    command.args(["serve", &bytes.to_string()]);
+    command.args(["serve", &bytes.to_string()]).args(how);
     let mut server = Running::start(command);
     server.await_text("/file\n");
     let said = server.said();
@@ -65,7 +65,7 @@ impl SilentFile {
     /// If there is no FUSE.
     #[must_use]
     pub fn new(bytes: u64) -> Self {
-        let (mut server, path) = serve(program::stalled(), bytes);
+        let (mut server, path) = serve(program::stalled(), bytes, &[]);
         let file = File::options().read(true).write(true).open(path);
         server.type_in("mute\n");
         server.await_text("mute\n");
@@ -87,6 +87,38 @@ impl SilentFile {
     }
 }
 
+/// A file that is opened and closed like any other until something was written to it. From Linux 6.16 on, which makes no
+/// copies of such pages, whoever closes it then waits for its server, which does not take them: until this is dropped.
+pub struct LateFile {
+    _server: Running,
+    path: String,
+}
+
+impl LateFile {
+    /// One of so many bytes.
+    ///
+    /// # Panics
+    /// If there is no FUSE.
+    #[must_use]
+    pub fn new(bytes: u64) -> Self {
+        let (server, path) = serve(program::stalled(), bytes, &["late"]);
+        Self {
+            _server: server,
+            path,
+        }
+    }
+
+    /// Opens it for reading and writing.
+    ///
+    /// # Panics
+    /// If it is closed by somebody, who waits.
+    #[must_use]
+    pub fn open(&self) -> File {
+        let file = File::options().read(true).write(true).open(&self.path);
+        file.expect("it is served")
+    }
+}
+
 /// See the module's head. On drop the server goes first: then nothing waits for it any longer.
 pub struct Stalled {
     server: Running,
@@ -100,7 +132,7 @@ impl Stalled {
     /// If one does not start.
     #[must_use]
     pub fn new(program: &str, role: Role, socket: &Path) -> Self {
-        let (server, file) = serve(Path::new(program), role.bytes());
+        let (server, file) = serve(Path::new(program), role.bytes(), &[]);
         let mut command = Command::new(program);
         command.args(["give", role.name(), &file]).arg(socket);
         let mut stalled = Self {

@@ -80,9 +80,11 @@ impl Server {
         }
         let limit = |text: String| Err(Refusal::new(Reason::Limit, text));
         let all = self.connections.values();
-        let has = all.clone().filter(|other| other.peer.uid == uid).count();
+        let over = self.unclosed.iter();
+        let has = all.clone().filter(|other| other.peer.uid == uid).count()
+            + over.clone().filter(|over| over.uid == uid).count();
         // Places of those who may come back are nobody else's.
-        let taken = self.connections.len() + self.orphans.len();
+        let taken = self.connections.len() + self.unclosed.len() + self.orphans.len();
         if has >= self.policy.connections as usize || taken >= CONNECTIONS_MAX as usize {
             return limit(format!(
                 "user {uid} has {has} connections, of {taken} in all: close some, or raise `connections` under \
@@ -91,7 +93,8 @@ impl Server {
         }
         let room = |rule: &usize| {
             let of_rule = all.clone().filter(|other| other.rule == Some(*rule)).count();
-            of_rule < self.policy.places(*rule)
+            let over = over.clone().filter(|over| over.rule == Some(*rule)).count();
+            of_rule + over < self.policy.places(*rule)
         };
         match rules.iter().find(|rule| room(rule)) {
             Some(&rule) => Ok(Some(rule)),

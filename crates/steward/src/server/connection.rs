@@ -3,8 +3,8 @@
 //! A holder is not trusted. It can send anything at any rate, not read, or die at any moment. So:
 //!  - a message is read whole into a buffer that is longer than any; one that is cut, empty or carries descriptors
 //!    that it should not ends the connection. No room is given for descriptors, so that the kernel closes them by
-//!    itself: to close what a stranger passed may take for ever. The one message that has some is looked at, and taken
-//!    by a child (`errand`);
+//!    itself: to close what a stranger passed may take for ever. The one message that has some comes with a lease, is
+//!    looked at, and taken by a child (`errand`);
 //!  - at most one answer is stored; until it is sent no further request is read, nor while one is worked on. The send
 //!    buffer is small, so that few sockets are on their way;
 //!  - requests are read at a limited rate, one of each user a round, so that all users get their turn;
@@ -28,6 +28,7 @@ use crate::peer::{self, Credentials};
 use crate::protocol::{
     Answer, Head, MESSAGE_MAX, Malformed, Reason, Refusal, Wanted, is_for_errand, may_have_files, serial_of,
 };
+use crate::sys;
 
 /// Send buffer, bytes as SO_SNDBUF counts them: some twenty answers.
 const SEND_BUFFER: usize = 16 << 10;
@@ -121,6 +122,8 @@ pub(super) struct Connection {
     pub(super) since: Instant,
     /// Facts changed, and the holder has not been told.
     pub(super) dirty: bool,
+    /// Somebody can send files, or could.
+    pub(super) may_have_files: bool,
     /// What is worked on.
     pub(super) pending: Option<Pending>,
     /// Its next message is for an errand that its user may not have yet.
@@ -136,6 +139,7 @@ impl Connection {
         sockopt::set_socket_send_buffer_size(&socket, SEND_BUFFER)?;
         Ok(Self {
             peer: peer::credentials(socket.as_fd())?,
+            may_have_files: sys::lets_files(socket.as_fd()),
             socket,
             held: None,
             rule: None,
@@ -151,6 +155,15 @@ impl Connection {
     /// The rule that its lease is charged to.
     pub(super) fn charged(&self) -> Option<usize> {
         self.held.as_ref().map(|held| held.rule)
+    }
+
+    /// It has a lease now, for which it can send memory.
+    pub(super) fn hold(&mut self, held: Held) {
+        self.held = Some(held);
+        if !self.may_have_files {
+            let _ = sys::let_files(self.socket.as_fd(), true);
+            self.may_have_files = true;
+        }
     }
 
     pub(super) fn interest(&mut self, now: Instant) -> Interest {
@@ -184,7 +197,7 @@ impl Connection {
         let is_long = received.flags.contains(ReturnFlags::TRUNC) || received.bytes > MESSAGE_MAX;
         bytes.truncate(received.bytes);
         let has_files = received.flags.contains(ReturnFlags::CTRUNC);
-        if has_files && (is_long || !may_have_files(&bytes)) {
+        if has_files && (is_long || self.held.is_none() || !may_have_files(&bytes)) {
             return Incoming::Broken(Malformed::Descriptors);
         }
         if is_long {

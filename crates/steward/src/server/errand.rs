@@ -203,7 +203,7 @@ impl Errand {
             Task::Bind { socket, .. } => [socket, says],
             Task::Await(_) => [says, says],
         };
-        let child = child::begin([first, second, says], || task.report(says))?;
+        let child = child::begin(&[first, second, says], || task.report(says))?;
         Ok(Self { child, said })
     }
 
@@ -235,30 +235,29 @@ impl AsFd for Errand {
     }
 }
 
-/// Closes a connection by the end of a child that has it last. What nobody has read there goes with it, files of the
+/// Closes connections by the end of a child that has them last. What nobody has read there goes with them, files of the
 /// holder's perhaps: a process that closes a TCP socket may have to wait until all is sent (SO_LINGER), for as long as
 /// its owner likes, but not one that is about to end (`inet_release`, net/ipv4/af_inet.c).
-pub(super) fn close(connection: OwnedFd) -> Result<Child, Unclosed> {
-    let begun = || {
-        let (closed, closes) = pipe_with(PipeFlags::CLOEXEC)?;
-        let kept = [connection.as_fd(), closed.as_fd(), closed.as_fd()];
-        let child = child::begin(kept, || child::await_close(closed.as_fd()))?;
-        Ok((child, closes))
-    };
-    match begun() {
-        Ok((child, closes)) => {
-            drop(connection);
-            drop(closes);
-            Ok(child)
-        }
-        Err(source) => Err(Unclosed { connection, source }),
-    }
+pub(super) fn close(connections: &[OwnedFd]) -> io::Result<Close> {
+    let (closed, closes) = pipe_with(PipeFlags::CLOEXEC)?;
+    let connections = connections.iter().map(AsFd::as_fd);
+    let kept: Vec<BorrowedFd<'_>> = connections.chain([closed.as_fd()]).collect();
+    let child = child::begin(&kept, || child::await_close(closed.as_fd()))?;
+    Ok(Close { child, closes })
 }
 
-/// A connection that could not be closed.
-pub(super) struct Unclosed {
-    pub(super) connection: OwnedFd,
-    pub(super) source: io::Error,
+/// A child that waits until nobody else has the connections that it is to close.
+pub(super) struct Close {
+    child: Child,
+    closes: OwnedFd,
+}
+
+impl Close {
+    /// Now it has them last.
+    pub(super) fn end(self) -> Child {
+        drop(self.closes);
+        self.child
+    }
 }
 
 /// What the child does. It is a copy of a process that may have had other threads: nothing here allocates, locks or

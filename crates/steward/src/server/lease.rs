@@ -170,7 +170,7 @@ impl Server {
         let (at, rule, queues) = (held.interface, held.rule, held.wanted.range());
         let connection = self.connections.get_mut(&number).ok_or_else(gone)?;
         let (pid, uid) = (connection.peer.pid, connection.peer.uid);
-        connection.held = Some(held);
+        connection.hold(held);
         self.charge(number, rule);
         let facts = self.interfaces.get(&at).ok_or_else(gone)?.facts_for(&queues);
         if self.leases.may_say(uid) {

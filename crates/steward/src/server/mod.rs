@@ -22,6 +22,7 @@
 //! (`restore`).
 
 mod admission;
+mod closing;
 mod connection;
 mod entries;
 mod errand;
@@ -53,7 +54,7 @@ use crate::listing;
 use crate::policy::Policy;
 use crate::protocol::{Answer, Malformed, Reason, Refusal, Request};
 use crate::sys;
-use crate::sys::child::Child;
+use closing::{Closing, Over};
 use connection::{Connection, Held, Incoming, Reply};
 use file::may_crash;
 use interface::Interface;
@@ -101,8 +102,8 @@ pub struct Server {
     /// Those that nobody waits for any more, and that have not ended.
     lost_errands: Vec<LostErrand>,
     /// Connections that are over: to be closed, and being closed.
-    unclosed: Vec<OwnedFd>,
-    closing: Vec<Child>,
+    unclosed: Vec<Over>,
+    closing: Vec<Closing>,
     /// Descriptors to be closed when there are no more: what refuses a request, or ends a connection, needs some.
     reserve: Vec<OwnedFd>,
     /// What may be logged: leases that come and go, and what is refused.
@@ -140,6 +141,8 @@ impl Server {
     /// The kernel's.
     pub fn new(policy: Policy, listener: OwnedFd) -> io::Result<Self> {
         rustix::io::ioctl_fionbio(&listener, true)?;
+        // Before Linux 6.16 everybody can.
+        let _ = sys::let_files(listener.as_fd(), false);
         let mut server = Self {
             policy,
             listener,
@@ -180,9 +183,10 @@ impl Server {
             }
             let now = Instant::now();
             self.end_errands();
-            self.close_rest();
             self.end_deserted();
             self.serve_ready(&ready.connections);
+            // Before others come, who may come in the place of these.
+            self.close_rest();
             if ready.accept {
                 self.accept(now);
             }
@@ -201,6 +205,7 @@ impl Server {
             self.forget_idle();
             self.record_ends();
             self.notify_holders();
+            self.close_rest();
             let is_unfinished = |interface: &Interface| interface.is_unfinished(now, self.linger);
             let unfinished = self.interfaces.values().any(is_unfinished);
             look_at = unfinished.then(|| look_at.unwrap_or(now + RETRY));
@@ -256,7 +261,11 @@ impl Server {
         let errands = pending.map(|pending| &pending.errand);
         let errands = errands.chain(self.lost_errands.iter().map(|lost| &lost.errand));
         fds.extend(errands.map(|errand| PollFd::new(errand, PollFlags::IN)));
-        fds.extend(self.closing.iter().map(|child| PollFd::new(child, PollFlags::IN)));
+        fds.extend(
+            self.closing
+                .iter()
+                .map(|closing| PollFd::new(&closing.child, PollFlags::IN)),
+        );
         let timeout = wake.and_then(|at| Timespec::try_from(at.saturating_duration_since(now)).ok());
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) => {}
@@ -413,42 +422,6 @@ impl Server {
         self.close(connection);
     }
 
-    /// Closes a connection that is nobody's any more.
-    fn close(&mut self, connection: Connection) {
-        self.unclosed.push(connection.into_socket());
-        self.close_rest();
-    }
-
-    /// Closes what is to be closed, as far as there are processes for it, and forgets those that are done.
-    fn close_rest(&mut self) {
-        self.closing.retain(|child| !child.has_ended());
-        while let Some(connection) = self.unclosed.pop() {
-            match errand::close(connection) {
-                Ok(child) => self.closing.push(child),
-                Err(errand::Unclosed { connection, source }) => {
-                    self.unclosed.push(connection);
-                    // There is room the next time.
-                    if !std::mem::take(&mut self.reserve).is_empty() {
-                        continue;
-                    }
-                    if self.refusals.may_say(u32::MAX) {
-                        tracing::warn!("no process to close a connection: {source}");
-                    }
-                    return;
-                }
-            }
-        }
-        self.fill_reserve();
-    }
-
-    fn fill_reserve(&mut self) {
-        while self.reserve.len() < RESERVE
-            && let Ok(descriptor) = self.changes.as_fd().try_clone_to_owned()
-        {
-            self.reserve.push(descriptor);
-        }
-    }
-
     /// Ends a connection and the lease that it may have, and says why.
     fn revoke(&mut self, number: u64, refusal: Refusal) {
         if let Some(mut connection) = self.connections.remove(&number) {
@@ -562,16 +535,6 @@ impl Server {
             }
         }
         over.into_iter().for_each(|number| self.end(number, None));
-    }
-}
-
-/// Connections stay open until the process ends, which does not wait for what nobody has read in them
-/// ([`errand::close`]).
-impl Drop for Server {
-    fn drop(&mut self) {
-        let open = std::mem::take(&mut self.connections).into_values();
-        let open = open.map(Connection::into_socket).chain(self.unclosed.drain(..));
-        open.for_each(std::mem::forget);
     }
 }
 

@@ -70,8 +70,8 @@ impl Server {
             Request::Await { queue, wait_ms } => self.await_free(number, *queue, *wait_ms),
             _ => return,
         };
-        // A child takes the files of a registration, and the message with them.
-        let has_files = matches!(request, Request::Register { .. });
+        // A child takes the files of a registration, and the message with them; who has no lease has sent none.
+        let has_files = matches!(request, Request::Register { .. }) && rule.is_some();
         let begun = match has_files {
             true => begun.or_else(|refusal| self.discard(number, refusal)),
             false => begun,

@@ -45,12 +45,12 @@ impl Drop for Exit {
 ///
 /// It is waited for until it has closed the others: so none that is closed here afterwards is closed for good there,
 /// where that may take long.
-pub(crate) fn begin(kept: [BorrowedFd<'_>; 3], work: impl FnOnce()) -> io::Result<Child> {
+pub(crate) fn begin(kept: &[BorrowedFd<'_>], work: impl FnOnce()) -> io::Result<Child> {
     // So that there is a number free for the child's pidfd.
-    let spare = kept[0].try_clone_to_owned()?;
+    let spare = rustix::io::dup(kept.first().ok_or(io::ErrorKind::InvalidInput)?)?;
     let (closed, closing) = pipe_with(PipeFlags::CLOEXEC)?;
-    let [first, second, third] = kept.map(|fd| fd.as_raw_fd());
-    let mut kept = [first, second, third, closing.as_raw_fd()];
+    let numbers = kept.iter().map(AsRawFd::as_raw_fd);
+    let mut kept: Vec<RawFd> = numbers.chain([closing.as_raw_fd()]).collect();
     kept.sort_unstable();
     let parent = getpid();
     // SAFETY: the child calls nothing that allocates or takes a lock, and never returns from the block.

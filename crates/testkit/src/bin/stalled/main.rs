@@ -1,7 +1,7 @@
 //! A hostile VMM and its file system, which answers as long as it likes: two processes that tests start (testkit's `stalled.rs`).
 //!
 //! ```text
-//! stalled serve BYTES              a file system of one file of so many bytes, mounted nowhere; says where the file can be opened
+//! stalled serve BYTES [late]       a file system of one file of so many bytes, mounted nowhere; says where the file can be opened
 //! stalled give ROLE FILE SOCKET    a VMM that gives it as `ram`, `buffers`, `log` or `inflight` to the back end at SOCKET
 //! ```
 //!
@@ -28,10 +28,13 @@ fn main() -> ExitCode {
     });
     let args: Vec<_> = std::env::args().skip(1).collect();
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["serve", bytes] => server::serve(bytes.parse().expect("a number")),
+        ["serve", bytes] => server::serve(bytes.parse().expect("a number"), false),
+        ["serve", bytes, "late"] => server::serve(bytes.parse().expect("a number"), true),
         ["give", role, file, socket] => vmm::give(role, file.as_ref(), socket.as_ref()),
         _ => {
-            eprintln!("stalled serve BYTES, or stalled give ROLE FILE SOCKET; the tests are what calls it");
+            eprintln!(
+                "stalled serve BYTES [late], or stalled give ROLE FILE SOCKET; the tests are what calls it"
+            );
             return ExitCode::from(2);
         }
     }

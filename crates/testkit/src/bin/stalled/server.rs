@@ -34,12 +34,12 @@ const FILE: u64 = 2;
 /// Whether nothing is answered any more. Nothing is published through it.
 static MUTE: AtomicBool = AtomicBool::new(false);
 
-/// Serves a file of so many bytes until the standard input ends.
-pub(crate) fn serve(bytes: u64) {
+/// Serves a file of so many bytes until the standard input ends. `is_late`: what is written to it is asked for later.
+pub(crate) fn serve(bytes: u64, is_late: bool) {
     let device = File::options().read(true).write(true).open("/dev/fuse");
     let device = device.expect("there is FUSE");
     let mount = mount(&device);
-    std::thread::spawn(move || answer(&device, bytes));
+    std::thread::spawn(move || answer(&device, bytes, is_late));
     println!("file /proc/{}/fd/{}/file", std::process::id(), mount.as_raw_fd());
     loop {
         if crate::line() == "mute" {
@@ -85,7 +85,7 @@ fn name(opcode: u32) -> String {
 }
 
 /// Answers until the file system is gone.
-fn answer(mut device: &File, bytes: u64) {
+fn answer(mut device: &File, bytes: u64, is_late: bool) {
     let mut request = vec![0; (1 << 20) + 4096];
     while let Ok(len) = device.read(&mut request) {
         assert!(len >= HEADER, "a header");
@@ -98,7 +98,7 @@ fn answer(mut device: &File, bytes: u64) {
             continue;
         }
         let (error, body) = match opcode {
-            INIT => (0, init()),
+            INIT => (0, init(is_late)),
             GETATTR => (0, [&[0; 16][..], &attributes(node, bytes)].concat()),
             LOOKUP => (0, entry(bytes)),
             OPEN => (0, vec![0; 16]),
@@ -118,8 +118,10 @@ fn answer(mut device: &File, bytes: u64) {
 }
 
 /// `struct fuse_init_out`: as little as can be.
-fn init() -> Vec<u8> {
-    let mut body = [7u32, 31, 0, 0, 0, 4096, 1].map(u32::to_ne_bytes).concat();
+fn init(is_late: bool) -> Vec<u8> {
+    // FUSE_WRITEBACK_CACHE.
+    let flags = u32::from(is_late) << 16;
+    let mut body = [7u32, 31, 0, flags, 0, 4096, 1].map(u32::to_ne_bytes).concat();
     body.resize(64, 0);
     body
 }

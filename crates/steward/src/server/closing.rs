@@ -1,0 +1,115 @@
+//! Closing connections that are over.
+//!
+//! What nobody has read of one goes with it, files of the holder's perhaps. Whoever has the last descriptor of such a file
+//! may have to wait: of a TCP socket until all is sent (SO_LINGER), of a file in FUSE until its server has taken the pages
+//! that were written. So the end of a child closes them ([`errand::close`]), one of each user's in a round, however many
+//! they are. Their peers have learned of it by then, and leases have ended.
+//!
+//! From Linux 6.16 on only who has a lease can send files (SO_PASSRIGHTS): other connections are closed at once.
+//!
+//! Children may hang, which even SIGKILL does not change. Of a user, and under a rule, there are as many as errands at most;
+//! what else is over waits, and counts as a connection.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::net::{Shutdown, shutdown};
+
+use super::connection::Connection;
+use super::{RESERVE, Server, errand};
+use crate::sys::child::Child;
+
+/// A connection that is nobody's any more, and still to be closed.
+#[derive(Debug)]
+pub(super) struct Over {
+    socket: OwnedFd,
+    pub(super) uid: u32,
+    pub(super) rule: Option<usize>,
+}
+
+/// A child that closes some.
+#[derive(Debug)]
+pub(super) struct Closing {
+    pub(super) child: Child,
+    uid: u32,
+    pub(super) rule: Option<usize>,
+}
+
+impl Server {
+    /// Closes a connection that is nobody's any more.
+    pub(super) fn close(&mut self, connection: Connection) {
+        if !connection.may_have_files {
+            return;
+        }
+        let (uid, rule) = (connection.peer.uid, connection.rule);
+        let socket = connection.into_socket();
+        let _ = shutdown(&socket, Shutdown::Both);
+        self.unclosed.push(Over { socket, uid, rule });
+    }
+
+    /// Closes what is over, as far as there may be processes for it, and forgets those that are done.
+    pub(super) fn close_rest(&mut self) {
+        self.closing.retain(|closing| !closing.child.has_ended());
+        let mut over: BTreeMap<_, Vec<OwnedFd>> = BTreeMap::new();
+        for Over { socket, uid, rule } in self.unclosed.drain(..) {
+            over.entry((uid, rule)).or_default().push(socket);
+        }
+        let mut has_all = true;
+        for ((uid, rule), mut sockets) in over {
+            if self.may_close(uid, rule) {
+                let begun = errand::close(&sockets).or_else(|error| {
+                    // There are descriptors in the reserve.
+                    match std::mem::take(&mut self.reserve).is_empty() {
+                        true => Err(error),
+                        false => errand::close(&sockets),
+                    }
+                });
+                match begun {
+                    Ok(begun) => {
+                        // The child has them, and closes them when nobody else does.
+                        sockets.clear();
+                        let child = begun.end();
+                        self.closing.push(Closing { child, uid, rule });
+                    }
+                    Err(error) => {
+                        has_all = false;
+                        if self.refusals.may_say(u32::MAX) {
+                            tracing::warn!("no process to close a connection: {error}");
+                        }
+                    }
+                }
+            }
+            let rest = sockets.into_iter();
+            self.unclosed
+                .extend(rest.map(|socket| Over { socket, uid, rule }));
+        }
+        if has_all {
+            self.fill_reserve();
+        }
+    }
+
+    /// Whether there may be one more child that closes connections of a user, and under a rule.
+    fn may_close(&self, uid: u32, rule: Option<usize>) -> bool {
+        let of_user = self.closing.iter().filter(|closing| closing.uid == uid);
+        let of_rule = self.closing.iter().filter(|closing| closing.rule == rule);
+        of_user.count() < errand::OF_A_USER && (rule.is_none() || of_rule.count() < errand::OF_A_RULE)
+    }
+
+    pub(super) fn fill_reserve(&mut self) {
+        while self.reserve.len() < RESERVE
+            && let Ok(descriptor) = self.changes.as_fd().try_clone_to_owned()
+        {
+            self.reserve.push(descriptor);
+        }
+    }
+}
+
+/// Connections stay open until the process ends, which does not wait for what nobody has read in them.
+impl Drop for Server {
+    fn drop(&mut self) {
+        let open = std::mem::take(&mut self.connections).into_values();
+        let open = open.map(Connection::into_socket);
+        let over = self.unclosed.drain(..).map(|over| over.socket);
+        open.chain(over).for_each(std::mem::forget);
+    }
+}
