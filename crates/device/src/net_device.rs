@@ -200,10 +200,11 @@ impl NetDevice {
         self.log = log;
     }
 
-    /// Whether the VMM keeps an inflight region.
+    /// Whether the VMM keeps an inflight region with a part for that vring: it may be for fewer.
     #[must_use]
-    pub fn has_inflight(&self) -> bool {
-        self.inflight.is_some()
+    pub fn has_inflight(&self, index: u16) -> bool {
+        let region = self.inflight.as_ref();
+        region.is_some_and(|region| region.queue(index).is_some())
     }
 
     /// Queue pairs that are made from now on note there what is under way, and begin with what a predecessor noted.
@@ -470,8 +471,10 @@ impl NetDevice {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use virtqueue::driver::{Buffer, DriverFeatures, GuestRam, QueueDriver};
-    use virtqueue::{Chains, GuestAddr, RingFormat, RingShape, TrustedFiles};
+    use virtqueue::{Chains, FileRange, GuestAddr, InflightShape, RingFormat, RingShape, TrustedFiles};
 
     use super::*;
     use crate::features::F_VERSION_1;
@@ -488,6 +491,26 @@ mod tests {
         let refused = device.acknowledge(F_VERSION_1 | csum);
         assert!(matches!(refused, Err(DeviceError::Features(bits)) if bits == csum));
         assert_eq!(device.features(), F_VERSION_1);
+    }
+
+    #[test]
+    fn inflight_region_is_for_the_vrings_that_it_has_a_part_for() {
+        let mut device = device();
+        assert!(!device.has_inflight(0), "there is none");
+        let shape = InflightShape {
+            queues: 2,
+            entries: 16,
+            packed: false,
+        };
+        let made = InflightRegion::create(shape).expect("memory is left");
+        let range = FileRange {
+            offset: 0,
+            bytes: made.bytes,
+        };
+        let region = InflightRegion::open(made.file.as_fd(), range, shape, &TrustedFiles);
+        device.set_inflight(Arc::new(region.expect("it fits")));
+        let has = [0, 1, 2, 3].map(|index| device.has_inflight(index));
+        assert_eq!(has, [true, true, false, false]);
     }
 
     #[test]

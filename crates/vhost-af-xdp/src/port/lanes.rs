@@ -156,7 +156,8 @@ impl LaneParts<'_> {
 
     /// What the guest's receive buffers are where it receives into them directly.
     fn guest_buffers(&self) -> Result<GuestBuffers, LaneError> {
-        let order = match (self.device.negotiated().ring.in_order, self.device.has_inflight()) {
+        let has_inflight = self.device.has_inflight(2 * self.pair);
+        let order = match (self.device.negotiated().ring.in_order, has_inflight) {
             (true, _) => BufferOrder::InOrder,
             (false, false) => BufferOrder::NoRegion,
             (false, true) => BufferOrder::Any,
