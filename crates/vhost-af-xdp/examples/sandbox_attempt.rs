@@ -1,4 +1,4 @@
-//! What a process that was taken over would try, from within the daemon's sandbox: for crates/testkit/tests/sandbox.rs.
+//! What a process that was taken over would try, from within the daemon's sandbox: for crates/testkit/tests/sandbox.
 //!
 //! `sandbox_attempt NAME [OPTION...]` does what `vhost-af-xdp serve OPTION...` does until it is in its sandbox, and
 //! then tries one thing. How it ends tells which layer stopped it: by SIGSYS, or with an error of the kernel's; success
