@@ -25,8 +25,8 @@ pub(crate) struct Custody {
     first: u64,
     /// Bytes of a chunk, a power of two.
     chunk_bytes: u64,
-    /// How many are there to be received into.
-    receiving: usize,
+    /// The logarithm of that.
+    chunk_bits: u32,
 }
 
 /// Something at an address that is not with the NIC.
@@ -39,26 +39,28 @@ pub(crate) struct Stray {
 impl Custody {
     /// Of so many chunks of a UMEM, the first of which begins at `first`. None is with the NIC.
     pub(crate) fn new(umem: &Umem, first: UmemOffset, chunks: usize) -> Self {
+        let chunk_bytes = u64::from(umem.chunk_size());
         Self {
             with_nic: vec![0; chunks].into_boxed_slice(),
             first: first.get(),
-            chunk_bytes: umem.chunk_size().into(),
-            receiving: 0,
+            chunk_bytes,
+            chunk_bits: chunk_bytes.trailing_zeros(),
         }
     }
 
-    /// Chunks that the NIC has to receive into.
+    /// Chunks that the NIC has to receive into. Counted when somebody asks, which nobody does for a frame.
     pub(crate) fn receiving(&self) -> usize {
-        self.receiving
+        self.with_nic.iter().filter(|&&chunk| chunk == TO_RECEIVE).count()
     }
 
-    /// The NIC is given an empty chunk.
+    /// The NIC is given empty chunks.
     #[inline]
-    pub(crate) fn give(&mut self, frame: &Frame) {
-        if let Some(chunk) = self.chunk(frame) {
-            debug_assert_eq!(*chunk, 0, "{frame:?} is with the NIC already");
-            *chunk = TO_RECEIVE;
-            self.receiving += 1;
+    pub(crate) fn give(&mut self, frames: &[Frame]) {
+        for frame in frames {
+            if let Some(chunk) = self.chunk(frame) {
+                debug_assert_eq!(*chunk, 0, "{frame:?} is with the NIC already");
+                *chunk = TO_RECEIVE;
+            }
         }
     }
 
@@ -71,7 +73,6 @@ impl Custody {
         match self.chunk(&piece.frame) {
             Some(chunk) if *chunk == TO_RECEIVE && is_inside => {
                 *chunk = 0;
-                self.receiving -= 1;
                 Ok(piece)
             }
             _ => Err(Stray { more: piece.more }),
@@ -99,14 +100,12 @@ impl Custody {
         }
     }
 
-    /// What is noted of the chunk that a frame is; `None`: it is none.
+    /// What is noted of the chunk that a frame is; `None`: it is none. The bits in which a frame that begins inside a
+    /// chunk differs from one become the highest of its number, which is beyond the last chunk then.
     #[inline]
     fn chunk(&mut self, frame: &Frame) -> Option<&mut u16> {
         let from_first = frame.offset().get().wrapping_sub(self.first);
-        if from_first & (self.chunk_bytes - 1) != 0 {
-            return None;
-        }
-        let number = from_first >> self.chunk_bytes.trailing_zeros();
+        let number = from_first.rotate_right(self.chunk_bits);
         self.with_nic.get_mut(usize::try_from(number).ok()?)
     }
 }
@@ -153,7 +152,7 @@ mod tests {
         let umem = umem();
         let mut custody = custody(&umem);
         for _ in 0..3 {
-            custody.give(&frame(&umem, FIRST + CHUNK));
+            custody.give(&[frame(&umem, FIRST + CHUNK)]);
             assert_eq!(custody.receiving(), 1);
             assert!(custody.judge(piece(&umem, FIRST + CHUNK)).is_ok());
             assert_eq!(
@@ -168,7 +167,8 @@ mod tests {
     fn addresses_that_were_never_given_are_strays() {
         let umem = umem();
         let mut custody = custody(&umem);
-        (0..CHUNKS as u64).for_each(|number| custody.give(&frame(&umem, FIRST + number * CHUNK)));
+        let chunks = (0..CHUNKS as u64).map(|number| frame(&umem, FIRST + number * CHUNK));
+        custody.give(&chunks.collect::<Vec<_>>());
         let end = FIRST + CHUNKS as u64 * CHUNK;
         // Of the guest, behind the last, in the middle of one, across the end.
         for offset in [
@@ -190,7 +190,7 @@ mod tests {
     fn bytes_that_are_not_in_the_chunk_are_a_stray() {
         let umem = umem();
         let mut custody = custody(&umem);
-        custody.give(&frame(&umem, FIRST));
+        custody.give(&[frame(&umem, FIRST)]);
         let good = || piece(&umem, FIRST);
         for bad in [
             RxDesc {
@@ -233,7 +233,7 @@ mod tests {
         // Two descriptors refer to it.
         custody.send(&frame(&umem, FIRST));
         custody.send(&frame(&umem, FIRST));
-        custody.give(&frame(&umem, FIRST + CHUNK));
+        custody.give(&[frame(&umem, FIRST + CHUNK)]);
         assert!(custody.judge(piece(&umem, FIRST)).is_err());
         assert!(!custody.sent(&frame(&umem, FIRST + CHUNK)));
         let sent = std::iter::repeat_with(|| custody.sent(&frame(&umem, FIRST)));

@@ -123,7 +123,7 @@ impl<N: Nic> NicQueue<N> {
     #[inline]
     pub(crate) fn give(&mut self) {
         let custody = &mut self.custody;
-        self.nic.give(&mut self.empty, |frame| custody.give(frame));
+        self.nic.give(&mut self.empty, |frames| custody.give(frames));
     }
 
     /// Drops what was received for nobody, and counts it.

@@ -95,12 +95,12 @@ pub(crate) trait Nic: Send {
     fn came_back(&mut self, frames: usize);
     /// Frames that can be passed to [`Self::give`] now.
     fn room_to_give(&mut self) -> usize;
-    /// Gives the NIC empty frames to receive into: as many, from the front, as it has room for now. Each is shown to
-    /// `note` before the NIC has it.
+    /// Gives the NIC empty frames to receive into: as many, from the front, as it has room for now. They are shown
+    /// to `note` before the NIC has them.
     ///
     /// A frame that was just received does not mean that there is room for one: the kernel shows a
     /// received frame before it releases the fill ring's entry (`xsk_flush`, net/xdp/xsk.c).
-    fn give(&mut self, frames: &mut Vec<Frame>, note: impl FnMut(&Frame));
+    fn give(&mut self, frames: &mut Vec<Frame>, note: impl FnOnce(&[Frame]));
     /// Received frames. What is not taken from the iterator stays with the NIC.
     fn from_nic(&mut self, max: usize) -> impl Iterator<Item = RxDesc> + '_;
     /// Whether [`Self::from_nic`] would yield something.

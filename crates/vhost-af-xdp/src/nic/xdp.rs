@@ -105,14 +105,12 @@ impl Nic for XdpNic {
         self.socket.fill.free() as usize
     }
 
-    fn give(&mut self, frames: &mut Vec<Frame>, mut note: impl FnMut(&Frame)) {
+    fn give(&mut self, frames: &mut Vec<Frame>, note: impl FnOnce(&[Frame])) {
         if !frames.is_empty() {
             let mut batch = self.socket.fill.reserve(frames.len() as u32);
             let room = batch.room() as usize;
-            for frame in frames.drain(..room) {
-                note(&frame);
-                batch.push(frame);
-            }
+            note(&frames[..room]);
+            frames.drain(..room).for_each(|frame| batch.push(frame));
             batch.submit();
         }
         if self.socket.fill.needs_wakeup() {

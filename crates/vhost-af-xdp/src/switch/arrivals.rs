@@ -125,11 +125,11 @@ impl Arrivals {
             empty,
             ..
         } = queue;
-        let mut incoming = nic.from_nic(BATCH).map(|piece| custody.judge(piece));
+        let mut incoming = nic.from_nic(BATCH);
         while delivery.has_buffer()? {
             let arrival = match received.is_empty() && !self.torn {
-                true => delivery.take_whole(umem, &mut incoming, empty),
-                false => incoming.next(),
+                true => delivery.take_whole(umem, &mut incoming, custody, empty),
+                false => incoming.next().map(|piece| custody.judge(piece)),
             };
             let Some(arrival) = arrival else {
                 if delivery.is_short() {

@@ -217,9 +217,10 @@ impl Nic for TestNic {
         wire.fill - wire.given.len()
     }
 
-    fn give(&mut self, frames: &mut Vec<Frame>, note: impl FnMut(&Frame)) {
+    fn give(&mut self, frames: &mut Vec<Frame>, note: impl FnOnce(&[Frame])) {
         let room = self.room_to_give().min(frames.len());
-        self.wire().given.extend(frames.drain(..room).inspect(note));
+        note(&frames[..room]);
+        self.wire().given.extend(frames.drain(..room));
     }
 
     fn from_nic(&mut self, max: usize) -> impl Iterator<Item = RxDesc> + '_ {

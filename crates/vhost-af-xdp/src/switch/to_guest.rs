@@ -11,7 +11,7 @@ use xsk::{Frame, RxDesc, Umem, UmemOffset};
 
 use super::bytes::{UmemRange, frame_to_guest, umem_to_guest};
 use super::limits::{BATCH, DESCRIPTORS};
-use crate::nic::custody::Stray;
+use crate::nic::custody::{Custody, Stray};
 
 /// The virtio-net header, but for the number of buffers, of a frame about which nothing is said.
 pub(crate) const NO_OFFLOAD: [u8; 10] = [0; 10];
@@ -165,26 +165,32 @@ impl<'a> Delivery<'a> {
     /// as long as they are like that and buffers are in hand, and puts their chunks into `empty`; the first that is
     /// not, or is a stray.
     ///
-    /// One loop with its sums in registers: a worker spends its time here.
+    /// One loop with its sums in registers, and nothing that is stored in pieces to be loaded as a whole, or the other
+    /// way round: a worker spends its time here. So what came is judged here and not by whom it comes from.
     #[inline]
     pub(super) fn take_whole(
         &mut self,
         umem: &Umem,
-        incoming: &mut impl Iterator<Item = Result<RxDesc, Stray>>,
+        incoming: &mut impl Iterator<Item = RxDesc>,
+        custody: &mut Custody,
         empty: &mut Vec<Frame>,
     ) -> Option<Result<RxDesc, Stray>> {
         let (mut taken, mut room, mut bytes) = (0, 0, 0);
         let mut other = None;
         for chain in &self.chains.chains[self.next..] {
-            let Some(arrival) = incoming.next() else { break };
+            let Some(piece) = incoming.next() else { break };
             let buffer = self.chains.buffers[chain.first as usize];
-            let piece = match arrival {
-                Ok(piece) if write_whole(self.pair, umem, &piece, chain, buffer, IN_ONE_BUFFER) => piece,
-                arrival => {
-                    other = Some(arrival);
+            let piece = match custody.judge(piece) {
+                Ok(piece) => piece,
+                Err(stray) => {
+                    other = Some(Err(stray));
                     break;
                 }
             };
+            if !write_whole(self.pair, umem, &piece, chain, buffer, IN_ONE_BUFFER) {
+                other = Some(Ok(piece));
+                break;
+            }
             taken += 1;
             room += u64::from(buffer.len);
             bytes += u64::from(piece.len);
@@ -303,8 +309,8 @@ impl<'a> Delivery<'a> {
 }
 
 /// Writes a frame in one piece over a chain that is one buffer, which is used then; false, and nothing done, if it is
-/// not like that.
-#[inline]
+/// not like that. In line: a call would have all that it needs stored and loaded again, once a frame.
+#[inline(always)]
 fn write_whole(
     pair: &mut QueuePair,
     umem: &Umem,
