@@ -97,6 +97,18 @@ pub struct DriverConfig {
     pub regions: Vec<(GuestAddr, u64)>,
 }
 
+impl DriverConfig {
+    /// The default, and these features, too.
+    #[must_use]
+    pub fn with(features: u64) -> Self {
+        let config = Self::default();
+        Self {
+            features: config.features | features,
+            ..config
+        }
+    }
+}
+
 impl Default for DriverConfig {
     /// Everything but in-order and packed rings; one pair; 256 entries; memory below and above the PCI hole.
     fn default() -> Self {

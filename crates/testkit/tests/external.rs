@@ -273,11 +273,7 @@ fn no_chunk_is_lost_however_many_guests_go_with_gso_packets_under_way(
         let serve = serve.offload("csum,tso4,uso");
         serve.with("--segments", "by-reference")
     });
-    let config = DriverConfig::default();
-    let config = DriverConfig {
-        features: config.features | F_HOST_ALL,
-        ..config
-    };
+    let config = DriverConfig::with(F_HOST_ALL);
     let gso_packet = GsoPacket::udp(Ip::V4(0), 40_000);
     let bytes = gso_packet.bytes();
     // Of some 3000 chunks: each guest's GSO packets take 130, or, in thousands of segments, hundreds.

@@ -27,17 +27,9 @@ const LAYOUTS: [Layout; 7] = [
 /// Beside F_RING_PACKED.
 const SPLIT: u64 = 0;
 
-fn with_ring(ring: u64) -> DriverConfig {
-    let config = DriverConfig::default();
-    DriverConfig {
-        features: config.features | ring,
-        ..config
-    }
-}
-
 fn rig_with(ring: u64, placement: Placement, mode: Mode) -> Rig {
     let serve = Serve::interface(VethPair::NIC).placement(placement).mode(mode);
-    Rig::with(VethPair::new(), &serve, &with_ring(ring))
+    Rig::with(VethPair::new(), &serve, &DriverConfig::with(ring))
 }
 
 /// A receive buffer that holds any frame here, with its header.
@@ -220,7 +212,7 @@ fn buffers_at_region_edges_are_used_and_nothing_beside_them_is_touched(
     let (low, high, len) = (GuestAddr(0), GuestAddr(4 << 30), 4 << 20);
     let config = DriverConfig {
         regions: vec![(low, len), (high, len)],
-        ..with_ring(ring)
+        ..DriverConfig::with(ring)
     };
     let serve = Serve::interface(VethPair::NIC).placement(placement).mode(mode);
     let mut rig = Rig::with(VethPair::new(), &serve, &config);

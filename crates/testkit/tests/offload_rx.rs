@@ -28,20 +28,12 @@ const MSS: u16 = 1448;
 const NEEDS_CSUM: u8 = 1;
 const DATA_VALID: u8 = 2;
 
-fn config(features: u64) -> DriverConfig {
-    let config = DriverConfig::default();
-    DriverConfig {
-        features: config.features | features,
-        ..config
-    }
-}
-
 fn rig(placement: Placement, mode: Mode, features: u64) -> Rig {
     let serve = Serve::interface(VethPair::NIC)
         .placement(placement)
         .mode(mode)
         .offload("all");
-    let mut rig = Rig::with(VethPair::new(), &serve, &config(features));
+    let mut rig = Rig::with(VethPair::new(), &serve, &DriverConfig::with(features));
     rig.post(BUFFERS, &[BUFFER]);
     rig
 }
@@ -228,7 +220,7 @@ fn offload_none_offers_nothing(
     let serve = Serve::interface(VethPair::NIC)
         .placement(placement)
         .offload("none");
-    let mut rig = Rig::with(VethPair::new(), &serve, &config(F_GUEST_ALL));
+    let mut rig = Rig::with(VethPair::new(), &serve, &DriverConfig::with(F_GUEST_ALL));
     assert_eq!(rig.driver.features() & F_GUEST_ALL, 0);
     rig.post(BUFFERS, &[BUFFER]);
     let frames = segments(&tcp4(3 * 1448), MSS, true);
@@ -248,7 +240,7 @@ fn guest_with_few_or_small_buffers_gets_what_fits(
 ) {
     require!(Root);
     let serve = Serve::interface(VethPair::NIC).offload("all");
-    let mut rig = Rig::with(VethPair::new(), &serve, &config(F_GUEST_ALL | ring));
+    let mut rig = Rig::with(VethPair::new(), &serve, &DriverConfig::with(F_GUEST_ALL | ring));
     rig.post(count, &[buffer]);
     let whole = tcp4(40 * 1448);
     let frames = segments(&whole, MSS, false);
@@ -338,7 +330,7 @@ fn jumbo_segments_in_several_chunks_are_coalesced(
 ) {
     require!(Root);
     let serve = Serve::interface(VethPair::NIC).mode(mode).offload("all");
-    let mut rig = Rig::with(VethPair::with(1, 9000), &serve, &config(F_GUEST_ALL));
+    let mut rig = Rig::with(VethPair::with(1, 9000), &serve, &DriverConfig::with(F_GUEST_ALL));
     rig.post(BUFFERS, &[BUFFER]);
     for (payload, size) in [(7 * 8948, 8948), (40_001, 3801), (30_000, 8947)] {
         let whole = tcp4(payload);
@@ -358,7 +350,7 @@ fn jumbo_segments_in_several_chunks_are_coalesced(
 fn jumbo_partial_checksums_are_completed_for_a_guest_that_takes_none() {
     require!(Root);
     let serve = Serve::interface(VethPair::NIC).offload("all");
-    let mut rig = Rig::with(VethPair::with(1, 9000), &serve, &config(0));
+    let mut rig = Rig::with(VethPair::with(1, 9000), &serve, &DriverConfig::default());
     rig.post(BUFFERS, &[BUFFER]);
     for size in [8948, 8947, 3786, 3787, 100] {
         let frames = segments(&tcp4(usize::from(size)), size, true);
@@ -454,7 +446,7 @@ fn datagrams_of_a_local_stack_are_marked_or_completed(
         .placement(placement)
         .mode(mode)
         .offload("all");
-    let mut rig = Rig::with(VethPair::new(), &serve, &config(features));
+    let mut rig = Rig::with(VethPair::new(), &serve, &DriverConfig::with(features));
     rig.post(BUFFERS, &[buffer]);
     make_stack(&rig);
     for (local, remote, transport, most) in [
@@ -589,7 +581,7 @@ fn frames_of_a_pair_that_is_off_are_looked_at_too(#[values(0, F_GUEST_ALL)] feat
         .offload("all");
     let config = DriverConfig {
         pairs: 2,
-        ..config(features)
+        ..DriverConfig::with(features)
     };
     let mut rig = Rig::with(VethPair::with(2, 1500), &serve, &config);
     for index in [2, 3] {

@@ -23,11 +23,7 @@ fn least_memory_carries_every_frame(
     #[values(0, F_RING_PACKED)] ring: u64,
 ) {
     require!(Root);
-    let config = DriverConfig {
-        features: DriverConfig::default().features | ring,
-        ..DriverConfig::default()
-    };
-    let mut rig = Rig::with(VethPair::with(1, mtu), &serve(), &config);
+    let mut rig = Rig::with(VethPair::with(1, mtu), &serve(), &DriverConfig::with(ring));
     rig.post(48, &[12_000]);
     let lane = rig.daemon.port(0)["lanes"][0].clone();
     let chunks = LEAST.1 / chunk_bytes;

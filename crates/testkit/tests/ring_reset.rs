@@ -23,11 +23,9 @@ const BUFFER: u32 = 2048;
 const FORBIDDEN: u8 = 0x5a;
 
 fn config(ring: u64) -> DriverConfig {
-    DriverConfig {
-        features: DriverConfig::default().features | F_RING_RESET | ring,
-        protocol: DriverConfig::default().protocol | Protocol::INFLIGHT_SHMFD,
-        ..DriverConfig::default()
-    }
+    let mut config = DriverConfig::with(F_RING_RESET | ring);
+    config.protocol |= Protocol::INFLIGHT_SHMFD;
+    config
 }
 
 fn serve(placement: Placement) -> Serve {
@@ -349,10 +347,7 @@ fn platform_access_is_that_of_guest_memory_and_an_iommu_is_refused() {
     let bystander = Bystander::with(Placement::Copy, 1, |serve| {
         serve.with("--offer", "access-platform")
     });
-    let config = DriverConfig {
-        features: DriverConfig::default().features | F_ACCESS_PLATFORM,
-        ..DriverConfig::default()
-    };
+    let config = DriverConfig::with(F_ACCESS_PLATFORM);
     let connect = || Driver::connect(&bystander.socket(1), &config).expect("accepted");
     let mut guest = connect();
     assert_ne!(guest.features() & F_ACCESS_PLATFORM, 0);

@@ -252,15 +252,6 @@ fn memory_slots_come_and_go_while_frames_pass(
     }
 }
 
-/// A guest like the usual one, and with that feature.
-fn with_ring(ring: u64) -> DriverConfig {
-    let config = DriverConfig::default();
-    DriverConfig {
-        features: config.features | ring,
-        ..config
-    }
-}
-
 #[rstest]
 fn stopped_pair_keeps_its_place_and_starts_again(
     #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
@@ -268,7 +259,7 @@ fn stopped_pair_keeps_its_place_and_starts_again(
 ) {
     require!(Root);
     let serve = Serve::interface(VethPair::NIC).placement(placement);
-    let mut rig = Rig::with(VethPair::new(), &serve, &with_ring(ring));
+    let mut rig = Rig::with(VethPair::new(), &serve, &DriverConfig::with(ring));
     rig.post(64, &[BUFFER]);
     for round in 0..20 {
         rig.assert_from_guest(&frame::plain(100, round), Layout::Whole);
@@ -295,7 +286,7 @@ fn guest_that_comes_back_to_a_new_daemon_goes_on(
 ) {
     require!(Root);
     let serve = Serve::interface(VethPair::NIC).placement(placement);
-    let mut config = with_ring(ring);
+    let mut config = DriverConfig::with(ring);
     config
         .protocol
         .set(VhostUserProtocolFeatures::INFLIGHT_SHMFD, inflight);

@@ -95,9 +95,8 @@ impl Scene {
         // What the far end sends goes to the first queue.
         veth.far.run("ethtool", &["-L", VethPair::WIRE, "tx", "1"]);
         let config = DriverConfig {
-            features: DriverConfig::default().features | F_RING_RESET | features,
             pairs: PAIRS,
-            ..DriverConfig::default()
+            ..DriverConfig::with(F_RING_RESET | features)
         };
         let serve = Serve::interface(VethPair::NIC)
             .placement(placement)

@@ -36,13 +36,8 @@ impl Contender {
     fn new((placement, segments): (Placement, &str), size: u16) -> Self {
         let serve = Serve::interface(VethPair::NIC).by_root().placement(placement);
         let serve = serve.mode(Mode::Native).with("--segments", segments);
-        let config = DriverConfig::default();
-        let config = DriverConfig {
-            features: config.features | F_HOST_ALL,
-            ..config
-        };
         let mtu = if size > 1448 { 9000 } else { 1500 };
-        let mut rig = Rig::with(VethPair::with(1, mtu), &serve, &config);
+        let mut rig = Rig::with(VethPair::with(1, mtu), &serve, &DriverConfig::with(F_HOST_ALL));
         let frame = GsoPacket::tcp(Ip::V4(0), PAYLOAD_MAX / usize::from(size) * usize::from(size));
         let mut bytes = vec![0; HEADER];
         bytes[..10].copy_from_slice(&frame.request(size));

@@ -19,11 +19,7 @@ fn header(request: [u8; 10]) -> [u8; HEADER] {
 fn packets_of_64_kib_in_segments_of_one_byte_hold_up_nobody_else(#[case] packet: GsoPacket) {
     require!(Root);
     let scene = Bystander::with(Placement::Copy, 1, |serve| serve.offload("all"));
-    let defaults = DriverConfig::default();
-    let config = DriverConfig {
-        features: defaults.features | F_HOST_ALL,
-        ..defaults
-    };
+    let config = DriverConfig::with(F_HOST_ALL);
     let mut guest = Driver::connect(&scene.socket(1), &config).expect("accepted");
     let (header, bytes) = (header(packet.request(1)), packet.bytes());
     let pair = &mut guest.pairs[0];

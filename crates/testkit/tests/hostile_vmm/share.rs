@@ -75,13 +75,11 @@ impl Packet {
 }
 
 fn connect(daemon: &Daemon, port: u32, queue_size: u32) -> Driver {
-    let defaults = DriverConfig::default();
     let config = DriverConfig {
-        features: defaults.features | F_HOST_ALL,
         queue_size,
         // No more than is registered at once.
         regions: vec![(GuestAddr(0), 60 << 20)],
-        ..defaults
+        ..DriverConfig::with(F_HOST_ALL)
     };
     Driver::connect(&daemon.path(&format!("port{port}.sock")), &config).expect("accepted")
 }

@@ -52,12 +52,7 @@ fn rig_by_reference(veth: VethPair, (placement, mode): (Placement, Mode), featur
 }
 
 fn rig_serving(veth: VethPair, serve: &Serve, features: u64) -> Rig {
-    let config = DriverConfig::default();
-    let config = DriverConfig {
-        features: config.features | features,
-        ..config
-    };
-    Rig::with(veth, serve, &config)
+    Rig::with(veth, serve, &DriverConfig::with(features))
 }
 
 /// With the two bytes that the request does not have.

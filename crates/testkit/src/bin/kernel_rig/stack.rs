@@ -50,11 +50,7 @@ const IN_PACKET: usize = 15;
 pub(crate) fn run(wire: &Wire, setting: Setting) -> Seen {
     let veth = wire.lay();
     let peer = make_stack(&veth);
-    let config = DriverConfig::default();
-    let config = DriverConfig {
-        features: config.features | F_HOST_ALL | F_GUEST_ALL,
-        ..config
-    };
+    let config = DriverConfig::with(F_HOST_ALL | F_GUEST_ALL);
     let serve = setting.serve().offload("all");
     let mut rig = cases::start_with(veth, &serve, &config);
     rig.pair().post(120, &[2048]);
