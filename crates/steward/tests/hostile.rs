@@ -274,14 +274,7 @@ fn descriptors_on_their_way_between_others_cost_a_request_and_not_the_lease() {
 
 /// A file of a size, in the test's own file system.
 fn file_on_disk(world: &World) -> File {
-    let path = world.dir.path().join("memory");
-    let file = File::options()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .open(path);
-    let file = file.expect("ours");
+    let file = tempfile::tempfile_in(&world.dir).expect("ours");
     file.set_len(2 << 20).expect("room");
     file
 }

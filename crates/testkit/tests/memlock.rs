@@ -129,14 +129,20 @@ fn vmm_stays_while_another_daemon_has_the_memory_and_is_served_when_that_is_gone
         .count();
     assert!(refused < 20, "{refused} lines:\n{}", lessor.steward.said());
     drop(one);
-    two.await_port(0, "runs", |port| {
+    assert_serves(&veth, &two, &mut second);
+}
+
+/// Its first port runs, and a frame of the guest's goes out, in the session that it has had all the while.
+#[track_caller]
+fn assert_serves(veth: &VethPair, daemon: &Daemon, guest: &mut Driver) {
+    daemon.await_port(0, "runs", |port| {
         port["lanes"][0]["running"] == true && port["impaired"].is_null()
     });
     let wire = PacketPort::open(&veth.far, VethPair::WIRE);
     let sent = frame::plain(100, 1);
-    second.pairs[0].send(&sent, Layout::Whole);
+    guest.pairs[0].send(&sent, Layout::Whole);
     frame::assert_same(&wire.receive(wait::SOON).expect("it arrives"), &sent);
-    assert_eq!(two.port(0)["sessions"], 1);
+    assert_eq!(daemon.port(0)["sessions"], 1);
 }
 
 /// Its memory can be locked no more, nor what copying takes: the pair waits.
@@ -160,14 +166,7 @@ fn guest_that_is_given_memory_stays_while_another_daemon_has_what_may_be_locked(
     direct.await_impaired(0, "`memlock`");
     assert_eq!(direct.port(0)["connected"], true);
     drop(other);
-    direct.await_port(0, "runs", |port| {
-        port["lanes"][0]["running"] == true && port["impaired"].is_null()
-    });
-    let wire = PacketPort::open(&veth.far, VethPair::WIRE);
-    let sent = frame::plain(100, 1);
-    guest.pairs[0].send(&sent, Layout::Whole);
-    frame::assert_same(&wire.receive(wait::SOON).expect("it arrives"), &sent);
-    assert_eq!(direct.port(0)["sessions"], 1);
+    assert_serves(&veth, &direct, &mut guest);
 }
 
 /// Its memory is far too much to lock, so it is to be served by copying, for which there is no memory either. A vCPU

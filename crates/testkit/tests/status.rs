@@ -49,6 +49,15 @@ impl Somebody {
         command
     }
 
+    /// A daemon of its, which is to say more before it is run.
+    fn serve(&self) -> Command {
+        let mut command = self.command();
+        command
+            .args(["serve", "--null", "--socket-path"])
+            .arg(self.path("vm.sock"));
+        command
+    }
+
     /// Daemons that it finds.
     fn status(&self) -> Vec<Value> {
         let output = self
@@ -85,11 +94,7 @@ fn status_by_root() -> Vec<Value> {
 fn daemon_of_a_user_without_a_session_is_found_by_that_user_and_by_root() {
     require!(Root);
     let user = Somebody::new();
-    let mut command = user.command();
-    command
-        .args(["serve", "--null", "--socket-path"])
-        .arg(user.path("vm.sock"));
-    let mut running = Running::start(command);
+    let mut running = Running::start(user.serve());
     running.await_text("ready");
     let control = user.control().join(format!("{}.sock", running.pid()));
     assert!(wait::until(wait::SOON, || control.exists()), "{running}");
@@ -110,10 +115,7 @@ fn daemon_of_a_user_without_a_session_is_found_by_that_user_and_by_root() {
 fn directory_of_the_default_is_made_for_another_name_in_it_too() {
     require!(Root);
     let user = Somebody::new();
-    let mut command = user.command();
-    command
-        .args(["serve", "--null", "--socket-path"])
-        .arg(user.path("vm.sock"));
+    let mut command = user.serve();
     command.arg("--control").arg(user.control().join("mine"));
     Running::start(command).await_text("ready");
     let directory = std::fs::metadata(user.control()).expect("made");

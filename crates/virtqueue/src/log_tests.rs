@@ -14,6 +14,11 @@ fn file(bytes: u64) -> OwnedFd {
     file
 }
 
+/// A log in a part of a file.
+fn log(file: &OwnedFd, offset: u64, bytes: u64) -> DirtyLog {
+    DirtyLog::open(file.as_fd(), FileRange { offset, bytes }, &TrustedFiles).unwrap()
+}
+
 /// Pages whose bits are set.
 fn pages(file: &OwnedFd, offset: u64, bytes: usize) -> Vec<u64> {
     let mut bitmap = vec![0u8; bytes];
@@ -26,15 +31,7 @@ fn pages(file: &OwnedFd, offset: u64, bytes: usize) -> Vec<u64> {
 #[test]
 fn every_page_that_a_range_touches_is_noted() {
     let file = file(4096);
-    let log = DirtyLog::open(
-        file.as_fd(),
-        FileRange {
-            offset: 0,
-            bytes: 4096,
-        },
-        &TrustedFiles,
-    )
-    .unwrap();
+    let log = log(&file, 0, 4096);
     log.note(GuestAddr(4095), 1);
     log.note(GuestAddr(2 * 4096 + 4095), 2);
     log.note(GuestAddr(8 * 4096), 4096);
@@ -45,15 +42,7 @@ fn every_page_that_a_range_touches_is_noted() {
 #[test]
 fn pages_past_the_log_are_left_out() {
     let file = file(4096);
-    let log = DirtyLog::open(
-        file.as_fd(),
-        FileRange {
-            offset: 100,
-            bytes: 2,
-        },
-        &TrustedFiles,
-    )
-    .unwrap();
+    let log = log(&file, 100, 2);
     log.note(GuestAddr(15 * 4096), 3 * 4096);
     log.note(GuestAddr(16 * 4096), 1);
     log.note(GuestAddr(u64::MAX), u64::MAX);
@@ -89,15 +78,7 @@ fn map_offsets_are_noted_as_guest_addresses() {
     let ram = GuestRam::from_regions(vec![region(0x10_0000, 0x4000), region(0x40_0000, 0x4000)]).unwrap();
     let memory = Arc::new(MemoryMap::new(ram.regions().unwrap(), 4096, &TrustedFiles).unwrap());
     let file = file(4096);
-    let log = DirtyLog::open(
-        file.as_fd(),
-        FileRange {
-            offset: 0,
-            bytes: 4096,
-        },
-        &TrustedFiles,
-    )
-    .unwrap();
+    let log = log(&file, 0, 4096);
     memory.log(&log, 0x3fff, 1);
     memory.log(&log, 0x4001, 0x1000);
     memory.log(&log, memory.guest_len(), 4096);

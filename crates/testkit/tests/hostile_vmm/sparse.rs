@@ -1,6 +1,5 @@
 //! Files with no page behind them, and none to be had: touching one is SIGBUS.
 
-use std::fs::File;
 use std::os::fd::OwnedFd;
 
 use rstest::rstest;
@@ -25,14 +24,7 @@ impl FullTmpfs {
     }
 
     fn sparse_file(&self, bytes: u64) -> OwnedFd {
-        let path = self.0.path().join(format!("sparse{bytes}"));
-        let file = File::options()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .open(path);
-        let file = file.expect("an inode is left");
+        let file = tempfile::tempfile_in(&self.0).expect("an inode is left");
         file.set_len(bytes).expect("it needs no page");
         file.into()
     }

@@ -251,20 +251,30 @@ mod tests {
         }
     }
 
-    /// A map of an unsealed file, watched; the other end of the connection; the file.
-    fn watched() -> (MemoryMap, Arc<Watch>, Alarm, OwnedFd) {
-        let file = memfd_create("ram", MemfdFlags::CLOEXEC).expect("memfd");
-        ftruncate(&file, LEN).expect("room");
-        let region = Region {
+    /// One that is not sealed.
+    fn file(bytes: u64) -> OwnedFd {
+        let file = memfd_create("file", MemfdFlags::CLOEXEC).expect("memfd");
+        ftruncate(&file, bytes).expect("room");
+        file
+    }
+
+    /// Guest memory that is the whole of a file.
+    fn memory_of(file: &OwnedFd) -> Region {
+        Region {
             guest_addr: GuestAddr(0),
             user_addr: 0,
             len: LEN,
             file: file.try_clone().expect("a descriptor"),
             file_offset: 0,
-        };
+        }
+    }
+
+    /// A map of a file, watched; the other end of the connection; the file.
+    fn watched() -> (MemoryMap, Arc<Watch>, Alarm, OwnedFd) {
+        let file = file(LEN);
         let alarm = Alarm::new().expect("an eventfd");
         let watch = Watch::new(None, Some(alarm.clone()));
-        let map = MemoryMap::new(vec![region], 4096, &files(&watch)).expect("mapped");
+        let map = MemoryMap::new(vec![memory_of(&file)], 4096, &files(&watch)).expect("mapped");
         (map, watch, alarm, file)
     }
 
@@ -308,11 +318,6 @@ mod tests {
     #[test]
     fn file_that_is_gone_before_its_first_byte_is_read_ends_only_its_session() {
         install().expect("installed");
-        let file = |bytes| {
-            let file = memfd_create("file", MemfdFlags::CLOEXEC).expect("memfd");
-            ftruncate(&file, bytes).expect("room");
-            file
-        };
         let shape = InflightShape {
             queues: 1,
             entries: 256,
@@ -341,14 +346,7 @@ mod tests {
         assert!(watch.is_hit());
 
         let (ram, watch) = (file(LEN), Watch::new(None, None));
-        let region = Region {
-            guest_addr: GuestAddr(0),
-            user_addr: 0,
-            len: LEN,
-            file: ram.try_clone().expect("a descriptor"),
-            file_offset: 0,
-        };
-        let map = MemoryMap::new(vec![region], 0, &Truncating(&watch, &ram)).expect("mapped");
+        let map = MemoryMap::new(vec![memory_of(&ram)], 0, &Truncating(&watch, &ram)).expect("mapped");
         assert_eq!((byte(&map, 0), watch.is_hit()), (0, true));
     }
 
