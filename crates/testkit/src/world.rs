@@ -117,7 +117,7 @@ impl World {
             let lanes = port["lanes"].as_array().expect("a list");
             // Nor is one that is just being replaced what it will be: it does not run.
             let stays = |lane: &serde_json::Value| {
-                lane["running"] == true && !lane["fallbacks"].to_string().contains("not direct yet")
+                lane["running"] == true && !lane["fallbacks"].to_string().contains("direct yet: ")
             };
             !lanes.is_empty() && lanes.iter().all(stays)
         });

@@ -4,6 +4,7 @@
 use std::fmt;
 
 use super::binding::NoZeroCopy;
+use crate::config::Placement;
 
 /// The data path that is really in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,16 +44,15 @@ pub(crate) enum Fallback {
          `ethtool -K PEER tso off gso off` there"
     )]
     SkbOnVeth,
-    #[error(
-        "direct not used: the guest has switched queue pairs off, so frames of all queues go to the first"
-    )]
-    PairsOff,
-    #[error("direct not used: the guest has reset a queue of this pair, and not started it again yet")]
-    QueueReset,
-    #[error("not direct yet: guest memory is being registered with the kernel")]
-    NotDirectYet,
-    #[error("direct not used: {0}")]
-    DirectRefused(String),
+    /// Of the placement that was asked for, as the next three.
+    #[error("{0} not used: the guest has switched queue pairs off, so frames of all queues go to the first")]
+    PairsOff(Placement),
+    #[error("{0} not used: the guest has reset a queue of this pair, and not started it again yet")]
+    QueueReset(Placement),
+    #[error("not {0} yet: guest memory is being registered with the kernel")]
+    NotYet(Placement),
+    #[error("{0} not used: {1}")]
+    PlacementRefused(Placement, String),
     #[error(
         "no busy polling: the kernel does it for zero-copy sockets and, before Linux 6.13, in native mode"
     )]
@@ -95,6 +95,25 @@ impl fmt::Display for Checksums {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn placement_that_is_not_used_is_the_one_that_was_asked_for() {
+        for (placement, name) in [
+            (Placement::Direct, "direct"),
+            (Placement::SendDirect, "send-direct"),
+        ] {
+            for fallback in [
+                Fallback::PairsOff(placement),
+                Fallback::QueueReset(placement),
+                Fallback::PlacementRefused(placement, "no memory".into()),
+            ] {
+                let said = fallback.to_string();
+                assert!(said.starts_with(&format!("{name} not used: ")), "{said}");
+            }
+            let said = Fallback::NotYet(placement).to_string();
+            assert!(said.starts_with(&format!("not {name} yet: ")), "{said}");
+        }
+    }
 
     #[test]
     fn copied_frames_are_polled_for_by_older_kernels_and_in_native_mode_only() {

@@ -69,7 +69,7 @@ impl LaneFacts {
     pub(crate) fn fallbacks(&self) -> impl Iterator<Item = &Fallback> {
         let copies_on = self.copies_on.get();
         let said = self.fallbacks.iter();
-        let still = said.filter(move |said| copies_on.is_none() || **said != Fallback::NotDirectYet);
+        let still = said.filter(move |said| copies_on.is_none() || !matches!(said, Fallback::NotYet(_)));
         still.chain(copies_on)
     }
 

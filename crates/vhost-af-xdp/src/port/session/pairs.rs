@@ -133,7 +133,7 @@ impl Session {
         error: &SessionError,
         context: &PortContext<'_>,
     ) -> Result<(), SessionError> {
-        let why = Fallback::DirectRefused(with_sources(error));
+        let why = Fallback::PlacementRefused(context.placement, with_sources(error));
         let mut lines = context.lines.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(left_out) = lines.allow() {
             tracing::warn!(port = %context.name, pair, "{why}{left_out}");
@@ -280,8 +280,8 @@ impl Session {
         let mut built = self.parts(pair, context).build(placement)?;
         if placement != context.placement {
             built.facts.fallbacks.push(match self.device.is_whole(pair) {
-                true => Fallback::PairsOff,
-                false => Fallback::QueueReset,
+                true => Fallback::PairsOff(context.placement),
+                false => Fallback::QueueReset(context.placement),
             });
         }
         self.run(pair, built, context);
@@ -297,7 +297,7 @@ impl Session {
         context: &PortContext<'_>,
     ) -> Result<(), SessionError> {
         let mut built = self.parts(pair, context).build(Placement::Copy)?;
-        built.facts.fallbacks.push(Fallback::NotDirectYet);
+        built.facts.fallbacks.push(Fallback::NotYet(context.placement));
         self.run(pair, built, context);
         self.begin_registration(pair, registration)
             .or_else(|error| self.copy_instead(pair, &error, context))
