@@ -76,7 +76,12 @@ fn queue_is_waited_for_until_no_socket_has_it() {
     let again = socket.as_fd().try_clone_to_owned().expect("a descriptor is left");
     drop(socket);
     wait::a_moment();
-    let busy = |queue| matches!(free(queue), Err(LeaseError::Failed { step: Step::Bind, source }) if source.raw_os_error() == Some(libc::EBUSY));
+    let busy = |queue| match free(queue) {
+        Err(LeaseError::Failed { step, source }) => {
+            (step, source.raw_os_error()) == (Step::Await, Some(libc::EBUSY))
+        }
+        _ => false,
+    };
     assert!(busy(0), "a second descriptor keeps it");
     free(1).expect("nobody has the other one");
     drop(again);

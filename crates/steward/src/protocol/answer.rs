@@ -52,6 +52,8 @@ pub enum Step {
     Rings = 3,
     /// It is bound.
     Bind = 4,
+    /// It is closed, and nobody has its queue any more.
+    Await = 5,
 }
 
 impl Step {
@@ -66,6 +68,7 @@ impl Step {
             Self::Register => "the memory cannot be registered (XDP_UMEM_REG)",
             Self::Rings => "the rings cannot be made",
             Self::Bind => "the socket cannot be bound to the queue",
+            Self::Await => "the queue does not become free, though its socket is closed",
         }
     }
 }

@@ -292,7 +292,7 @@ impl Task<'_> {
                 .map(std::mem::forget)
                 .map_err(failed(Step::Map)),
             Self::Bind { socket, bind } => bind.run(*socket).map_err(failed(Step::Bind)),
-            Self::Await(at) => at.run().map_err(failed(Step::Bind)),
+            Self::Await(at) => at.run().map_err(failed(Step::Await)),
         }
     }
 }
