@@ -369,6 +369,7 @@ fn matrix_without_a_sender_says_that_no_frame_came() {
 #[case::endless(&["--duration", "0"], "--duration 0")]
 #[case::never(&["--reps", "0"], "--reps 0")]
 #[case::sender_is_itself(&["--sender", "nic0"], "--sender nic0")]
+#[case::sender_is_not_there(&["--sender", "nic1"], "--sender nic1")]
 fn bad_value_of_a_matrix_is_one_line_that_names_it(#[case] args: &[&str], #[case] named: &str) {
     require!(Root);
     let pair = VethPair::new();

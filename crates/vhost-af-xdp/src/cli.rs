@@ -14,7 +14,7 @@ pub(crate) mod values;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use self::values::parse_pause;
 use crate::bench::BenchArgs;
@@ -130,7 +130,15 @@ pub(crate) fn explain(error: &clap::Error) -> ExitCode {
         let _ = error.print();
         return ExitCode::SUCCESS;
     }
-    eprintln!("vhost-af-xdp: {}; `vhost-af-xdp help` explains", sentence(error));
+    let mut words = std::env::args().skip(1);
+    let names = Cli::command();
+    let command = words
+        .find(|word| names.find_subcommand(word).is_some())
+        .map_or(String::new(), |name| format!("{name} "));
+    eprintln!(
+        "vhost-af-xdp: {}; `vhost-af-xdp {command}--help` explains",
+        sentence(error)
+    );
     ExitCode::from(2)
 }
 
@@ -143,7 +151,7 @@ fn sentence(error: &clap::Error) -> String {
         .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"))
         .filter(|line| !line.is_empty())
         .collect();
-    let said = said.join(" ").replace(" tip: ", "; ");
+    let said = said.join(" ").replace(" tip: ", "; ").replace("..=", " to ");
     said.trim_start_matches("error: ").to_owned()
 }
 

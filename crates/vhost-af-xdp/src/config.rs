@@ -52,8 +52,8 @@ pub(crate) enum Placement {
 pub(crate) enum Segments {
     /// By reference where the NIC reads frames itself (zero-copy), built whole where the kernel copies them
     Auto,
-    /// Headers apart from the payload, which lies in the guest's memory (direct) or in one copy of the GSO packet's
-    /// (copy), where socket and driver take frames in several pieces
+    /// Headers apart from the payload, which lies in the guest's memory (direct, send-direct) or in one copy of the GSO
+    /// packet's (copy), where socket and driver take frames in several pieces
     ByReference,
     /// Each in one piece in memory of ours
     Whole,

@@ -76,7 +76,10 @@ pub fn run() -> ExitCode {
         Command::Keeper(args) => keeper::run(args),
         Command::Status(args) => status(&args),
         Command::Queues(args) => show_queues(&args),
-        Command::Bench(args) => bench::run(args),
+        Command::Bench(args) => match args.check() {
+            Ok(()) => bench::run(args),
+            Err(error) => return explain(&error, ExitCode::from(2)),
+        },
     };
     done.map_or_else(|error| explain(&error, ExitCode::FAILURE), |()| ExitCode::SUCCESS)
 }
@@ -109,7 +112,7 @@ fn checked(args: ServeArgs) -> anyhow::Result<ServeConfig> {
 
 /// Says what was not possible, and how to end.
 fn explain(error: &anyhow::Error, code: ExitCode) -> ExitCode {
-    let text = format!("{error:#}");
+    let text = steer::with_sources(error.as_ref());
     // Nobody may read any more.
     let _ = writeln!(std::io::stderr(), "vhost-af-xdp: {text}{}", shortage(&text));
     code

@@ -104,8 +104,8 @@ pub enum OpenError {
     },
     /// A busy-poll option was refused.
     #[error(
-        "busy polling: {option}={value} refused: {source}; raising it needs CAP_NET_ADMIN, or that a steward does it \
-         (`busy-poll` in its policy)"
+        "busy polling takes CAP_NET_ADMIN or, with a steward, as many frames of `busy-poll` in its policy: \
+         {option}={value} refused: {source}"
     )]
     BusyPoll {
         option: &'static str,
@@ -142,7 +142,7 @@ pub enum OpenError {
     #[error("zero-copy needs the XDP program attached natively, it is attached in skb mode")]
     ZeroCopyNeedsNative,
     /// Zero-copy was forced and is refused.
-    #[error("interface {ifindex} queue {queue} cannot do zero-copy: {reason}")]
+    #[error("interface {ifindex} queue {queue} cannot do zero-copy, do not force it: {reason}")]
     ZeroCopyRefused {
         ifindex: u32,
         queue: QueueId,

@@ -290,7 +290,7 @@ fn size(text: &str) -> Result<u64, String> {
     if number == 0 {
         return Err(format!(
             "memlock = {text:?}: nothing could be locked: a queue pair takes 6 MiB (with memory=direct all guest RAM); \
-             without `memlock` limits stay as they are"
+             without `memlock` it is 16 MiB for each queue"
         ));
     }
     number.checked_mul(1 << shift).ok_or_else(wrong)

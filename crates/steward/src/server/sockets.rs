@@ -370,7 +370,8 @@ impl Server {
         let kib = |bytes: u64| bytes.div_ceil(1024);
         let text = format!(
             "queue {queue} is to have {} KiB of memory, which makes {} KiB with user {uid}'s other queues, and rule {} \
-             of the policy allows {} KiB: raise its `memlock`, or ask for less (fewer queues, memory=copy)",
+             of the policy allows {} KiB: raise its `memlock`, or ask for less (fewer queues, memory=copy, a smaller \
+             --packet-memory)",
             kib(bytes),
             kib(used.saturating_add(bytes)),
             held.rule + 1,

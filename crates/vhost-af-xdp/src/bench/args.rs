@@ -45,7 +45,7 @@ pub(crate) struct BenchArgs {
     /// Length of the frames that txonly sends, in bytes without the frame checksum
     #[arg(long, value_name = "BYTES", default_value_t = 64)]
     pub(super) size: u32,
-    /// How long to run; 0: until a signal [default: 10; matrix: 3 for each figure]
+    /// How long to run; 0: until a signal, not for matrix [default: 10; matrix: 3 for each figure]
     #[arg(long, value_name = "SECS", allow_negative_numbers = true)]
     duration: Option<f64>,
     /// Frames handled at a time
@@ -102,7 +102,8 @@ impl BenchArgs {
         }
     }
 
-    fn check(&self) -> anyhow::Result<()> {
+    /// Errors: options that do not go together, or values that none of them can have.
+    pub(crate) fn check(&self) -> anyhow::Result<()> {
         let (batch, budget) = (self.batch, self.tx_budget);
         ensure!((1..=RING).contains(&batch), "--batch {batch}: choose 1 to {RING}");
         ensure!(
@@ -126,6 +127,11 @@ impl BenchArgs {
             ),
             _ => self.matrix.check_unused()?,
         }
+        let without_end = self.duration == Some(0.0) && self.what == What::Matrix;
+        ensure!(
+            !without_end,
+            "--duration 0: each figure of a matrix takes some time"
+        );
         Ok(())
     }
 }
@@ -134,12 +140,8 @@ impl TryFrom<BenchArgs> for Plan {
     type Error = anyhow::Error;
 
     fn try_from(args: BenchArgs) -> anyhow::Result<Self> {
-        args.check()?;
-        let duration = match (args.benchmark(), args.duration) {
-            (Some(_), seconds) => duration_of(seconds.unwrap_or(10.0))?,
-            (None, Some(0.0)) => bail!("--duration 0: each figure of a matrix takes some time"),
-            (None, seconds) => duration_of(seconds.unwrap_or(3.0))?,
-        };
+        let usual = args.benchmark().map_or(3.0, |_| 10.0);
+        let duration = duration_of(args.duration.unwrap_or(usual))?;
         let link = Link::by_name(&args.ifname)?;
         let Link { name, mtu, .. } = &link;
         ensure!(link.up, "{name} is down: `ip link set dev {name} up`");

@@ -72,8 +72,8 @@ pub(super) struct PortArgs {
     /// postcopy), for those that are sent or for all
     #[arg(long, value_enum, default_value = "copy")]
     memory: Placement,
-    /// Memory of the daemon for the frames of each queue pair while it copies them, from 512KiB to 6MiB: less is for
-    /// many queues
+    /// Memory of the daemon for the frames of each queue pair while it copies them both ways, from 512KiB to 6MiB: less
+    /// is for many queues
     #[arg(long, value_name = "SIZE", default_value = "6MiB", value_parser = parse_packet_memory)]
     packet_memory: u32,
     #[command(flatten)]
@@ -91,7 +91,7 @@ pub(super) struct PortArgs {
     #[arg(long, value_name = "LIST", default_value = "all", allow_hyphen_values = true)]
     offload: String,
     /// Features that the guest is offered only where they are named here, because its VMM has to do its part: none,
-    /// or some of ring-reset, access-platform. docs/vmm.md says which VMMs do
+    /// all, only some of ring-reset, access-platform, or all but some: a `-` before each. docs/vmm.md says which VMMs do
     #[arg(long, value_name = "LIST", default_value = "none", allow_hyphen_values = true)]
     offer: String,
 }

@@ -32,7 +32,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 50)]
     spin_us: u64,
     /// Lease queues from the steward that listens there, instead of making programs and sockets:
-    /// no privilege is needed then. Packet memory counts as locked memory
+    /// no privilege is needed then. How much memory may be pinned its policy says
     #[arg(long, value_name = "PATH")]
     steward: Option<PathBuf>,
     /// How long a steward may take for an answer

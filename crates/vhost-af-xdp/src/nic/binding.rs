@@ -114,14 +114,17 @@ pub(crate) struct Binding {
 pub(crate) enum NoZeroCopy {
     #[error(
         "with memory=direct and an XDP program that judges frames (--mac, --vlan) the NIC would write those of others \
-         into guest memory before that"
+         into guest memory before that: leave them out, or use memory=send-direct"
     )]
     Judged,
     #[error(
         "with memory=direct beside somebody else's XDP program nobody knows which frames are the guest's"
     )]
     ForeignProgram,
-    #[error("with memory=direct a NIC whose driver is not known for it might write beyond a guest's buffers")]
+    #[error(
+        "with memory=direct a NIC whose driver is not known for it might write beyond a guest's buffers: use \
+         memory=send-direct"
+    )]
     Unbounded,
     #[error(
         "with memory=direct and a driver that takes several buffers for a frame the kernel would keep its own notes of \
@@ -130,22 +133,23 @@ pub(crate) enum NoZeroCopy {
     Chains,
     #[error(
         "with memory=direct a guest that wants its buffers back in order (VIRTIO_F_IN_ORDER) would wait for those that \
-         the NIC keeps"
+         the NIC keeps: use memory=send-direct, or a driver without it"
     )]
     InOrder,
     #[error(
         "with memory=direct and no inflight region of the VMM's a daemon that takes over could not tell which buffers \
-         the NIC keeps"
+         the NIC keeps: QEMU has none for network devices, use memory=send-direct"
     )]
     NoRegion,
     #[error(
         "with memory=direct and a steward of several daemons a lease may end while its holder stands still, and the \
-         NIC would write on into guest memory"
+         NIC would write on into guest memory: start this daemon as root and without --steward, or use \
+         memory=send-direct"
     )]
     SharedSteward,
     #[error(
         "with memory=direct and an IOMMU that translates for the NIC (iommu_group/type in sysfs is not `identity`) \
-         hardly a buffer of the guest's can be received into"
+         hardly a buffer of the guest's can be received into: use memory=send-direct, or boot with iommu.passthrough=1"
     )]
     Translated,
     #[error(
@@ -153,7 +157,7 @@ pub(crate) enum NoZeroCopy {
          huge pages are needed (QEMU: memory-backend-memfd,hugetlb=on)"
     )]
     SmallPages,
-    #[error("with memory=direct zero-copy begins when the guest's memory is registered")]
+    #[error("with memory=direct zero-copy begins when the guest's memory is registered: wait")]
     NoGuest,
     #[error("the XDP program is attached in skb mode")]
     SkbMode,
@@ -161,7 +165,9 @@ pub(crate) enum NoZeroCopy {
     Driver,
     #[error("it is known bad with this driver (--force-zero-copy uses it all the same): {}", .0.why)]
     KnownBad(&'static Line),
-    #[error("beyond MTU 1500 a driver without multi-buffer in zero-copy may cut a frame into several")]
+    #[error(
+        "beyond MTU 1500 a driver without multi-buffer in zero-copy may cut a frame into several: set an MTU of 1500"
+    )]
     LongFrames,
 }
 

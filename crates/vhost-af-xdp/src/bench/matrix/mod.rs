@@ -14,7 +14,8 @@ mod report;
 mod sender;
 mod traffic;
 
-use anyhow::{bail, ensure};
+use anyhow::{Context as _, ensure};
+use steward::links::Link;
 
 use self::report::Matrix;
 use super::args::Plan;
@@ -26,8 +27,16 @@ use super::setup;
 pub(super) fn run(plan: &Plan) -> anyhow::Result<()> {
     let reps = plan.args.matrix.reps.unwrap_or(1);
     ensure!((1..=1000).contains(&reps), "--reps {reps}: choose 1 to 1000");
-    if plan.args.matrix.sender.as_ref() == Some(&plan.link.name) {
-        bail!("--sender {}: name the interface at the other end", plan.link.name);
+    if let Some(sender) = &plan.args.matrix.sender {
+        let link = Link::by_name(sender).with_context(|| format!("--sender {sender}"))?;
+        ensure!(
+            link.up,
+            "--sender {sender}: it is down: `ip link set dev {sender} up`"
+        );
+        ensure!(
+            link.name != plan.link.name,
+            "--sender {sender}: name the interface at the other end"
+        );
     }
     let meter = Meter::new()?;
     // Bad --cpu is told here; each figure pins its own loop.
