@@ -471,6 +471,23 @@ fn parts_that_end_within_a_page_are_refused() {
     assert_serves(&world);
 }
 
+/// Pages that the steward's child made would be its own to pay for. Of hugetlbfs it cannot see which are there; nor could it
+/// of those that go while it pins the others.
+#[test]
+fn pages_that_nobody_has_made_are_not_made_for_a_holder() {
+    require!(Root);
+    let _pages = testkit::HugePages::more(2);
+    let world = World::new();
+    let flags = rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::HUGETLB;
+    let huge = File::from(rustix::fs::memfd_create(c"huge", flags).expect("memory"));
+    huge.set_len(2 << 20).expect("room");
+    let connection = leased(&world);
+    let answer = register(&connection, &huge, 1, 1);
+    assert_eq!(failed(answer), (Step::Register, libc::EFAULT));
+    rustix::fs::fallocate(&huge, rustix::fs::FallocateFlags::empty(), 0, 2 << 20).expect("room");
+    assert_eq!(register(&connection, &huge, 1, 1), Answer::Done);
+}
+
 #[test]
 fn holder_that_dies_while_its_memory_is_pinned_leaves_its_queues_free() {
     require!(Root);

@@ -8,7 +8,7 @@ use std::ptr;
 
 use rustix::fs::{SeekFrom, fcntl_get_seals, fstatfs, seek};
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous};
+use rustix::mm::{Advice, MapFlags, ProtFlags, UserfaultfdFlags, madvise, mmap, mmap_anonymous, userfaultfd};
 use rustix::net::xdp::{SocketAddrXdp, SocketAddrXdpFlags, XdpUmemReg, XdpUmemRegFlags};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg, sockopt};
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -172,7 +172,7 @@ fn close_range(first: RawFd, last: RawFd) {
 /// Maps the files of the connection's next message side by side; where. They stay mapped until the process ends.
 /// Errors: EINVAL for a file that is not of tmpfs or hugetlbfs, or a part that does not consist of its pages; EBADMSG if
 /// there are not as many files as parts; ENODATA for pages that nobody has made yet: they would be made here, and charged
-/// to us.
+/// to us. Those that are seen to be missing later cannot be registered ([`make_no_pages`]).
 pub(crate) fn map_parts(connection: BorrowedFd<'_>, parts: &[Part]) -> Result<u64, Errno> {
     let files = take_files(connection)?;
     let count = files.iter().flatten().count();
@@ -188,8 +188,9 @@ pub(crate) fn map_parts(connection: BorrowedFd<'_>, parts: &[Part]) -> Result<u6
     let start = unsafe { mmap_anonymous(ptr::null_mut(), room, ProtFlags::empty(), flags) }?.cast::<u8>();
     let base = start.wrapping_add(start.align_offset(LARGEST_PAGE));
     let mut at = base;
+    let faults = user_faults();
     for (file, part) in files.iter().flatten().zip(parts) {
-        check_part(file, part)?;
+        let page = check_part(file, part)?;
         let (protection, flags) = (
             ProtFlags::READ | ProtFlags::WRITE,
             MapFlags::SHARED | MapFlags::FIXED,
@@ -197,30 +198,90 @@ pub(crate) fn map_parts(connection: BorrowedFd<'_>, parts: &[Part]) -> Result<u6
         let len = usize::try_from(part.len).map_err(|_| Errno::NOMEM)?;
         // SAFETY: at..at+len lies in the reservation, behind what was mapped before; nothing refers to it.
         unsafe { mmap(at.cast(), len, protection, flags, file, part.file_offset) }?;
+        if let Some(faults) = &faults {
+            make_no_pages(faults.as_fd(), at as u64, part.len.next_multiple_of(page))?;
+        }
         at = at.wrapping_add(len);
     }
     // Enters pages that are there already, many at a time; pinning them takes a fault for each.
     // SAFETY: base..base+len was mapped just now; the advice changes no content.
     let _ = unsafe { madvise(base.cast(), len, Advice::LinuxPopulateRead) };
-    std::mem::forget(files);
+    std::mem::forget((files, faults));
     Ok(base as u64)
 }
 
-/// What is to be known of a file before it is mapped. A part that begins or ends within a page of its file the kernel
+/// An ioctl of userfaultfd(2), include/uapi/linux/userfaultfd.h; what the kernel answers is not looked at.
+#[repr(C)]
+struct UserFaultApi {
+    version: u64,
+    features: u64,
+    ioctls: u64,
+}
+
+/// The same, for a range of memory.
+#[repr(C)]
+struct UserFaultRange {
+    start: u64,
+    len: u64,
+    mode: u64,
+    ioctls: u64,
+}
+
+const UFFD_API: u64 = 0xaa;
+const UFFD_FEATURE_SIGBUS: u64 = 1 << 7;
+const UFFDIO_REGISTER_MODE_MISSING: u64 = 1;
+const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
+const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
+/// UFFD_USER_MODE_ONLY, which needs no privilege (Linux 5.11).
+const USER_MODE_ONLY: u32 = 1;
+
+/// What [`make_no_pages`] needs, where the kernel has it and lets this process.
+fn user_faults() -> Option<OwnedFd> {
+    let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::from_bits_retain(USER_MODE_ONLY);
+    // SAFETY: it changes no memory by itself; the next calls are for mappings of our own, whose pages nobody else makes.
+    let faults = unsafe { userfaultfd(flags) }.ok()?;
+    let mut api = UserFaultApi {
+        version: UFFD_API,
+        features: UFFD_FEATURE_SIGBUS,
+        ioctls: 0,
+    };
+    // SAFETY: the kernel reads and writes a live structure of the length that the number says.
+    let done = unsafe { libc::ioctl(faults.as_raw_fd(), UFFDIO_API as _, &raw mut api) };
+    (done == 0).then_some(faults)
+}
+
+/// Has the kernel refuse what would make pages in this mapping, also those that its owner takes out of the file while we
+/// pin the others (fallocate(2), FALLOC_FL_PUNCH_HOLE): they would be charged to us, for as long as the file lives.
+fn make_no_pages(faults: BorrowedFd<'_>, start: u64, len: u64) -> Result<(), Errno> {
+    let mut range = UserFaultRange {
+        start,
+        len,
+        mode: UFFDIO_REGISTER_MODE_MISSING,
+        ioctls: 0,
+    };
+    // SAFETY: as above; the mapping is ours.
+    match unsafe { libc::ioctl(faults.as_raw_fd(), UFFDIO_REGISTER as _, &raw mut range) } {
+        0 => Ok(()),
+        _ => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)),
+    }
+}
+
+/// What is to be known of a file before it is mapped; the size of its pages. A part that begins or ends within a page of its file the kernel
 /// refuses: it maps no such offset, and does not cut a large page for the part behind (`hugetlb_vm_op_split`,
 /// mm/hugetlb.c).
-fn check_part(file: &OwnedFd, part: &Part) -> Result<(), Errno> {
+fn check_part(file: &OwnedFd, part: &Part) -> Result<u64, Errno> {
     // First, because it asks no file system that somebody serves.
     fcntl_get_seals(file)?;
     // What the last one may take beyond its end is reserved.
-    if u64::try_from(fstatfs(file)?.f_bsize).unwrap_or(0) > LARGEST_PAGE as u64 {
+    let page = u64::try_from(fstatfs(file)?.f_bsize).unwrap_or(0).max(1);
+    if page > LARGEST_PAGE as u64 {
         return Err(Errno::INVAL);
     }
     let end = part.file_offset.checked_add(part.len).ok_or(Errno::INVAL)?;
     match seek(file, SeekFrom::Hole(part.file_offset)) {
         Ok(hole) if hole < end => Err(Errno::NODATA),
         // Beyond the end of the file there is nothing to pin either.
-        Ok(_) | Err(Errno::NXIO) => Ok(()),
+        Ok(_) | Err(Errno::NXIO) => Ok(page),
         Err(errno) => Err(errno),
     }
 }
