@@ -36,10 +36,10 @@ fn said(buses: &Path, bus: &str, device: &str, file: &str) -> Option<String> {
 
 fn place_of(buses: &Path, bus: &str, device: &str) -> Option<PathBuf> {
     let is_name = |name: &str| !name.contains('/') && !name.starts_with('.');
-    let names = is_name(bus) && is_name(device);
-    names
-        .then(|| fs::canonicalize(buses.join(bus).join("devices").join(device)).ok())
-        .flatten()
+    if !is_name(bus) || !is_name(device) {
+        return None;
+    }
+    fs::canonicalize(buses.join(bus).join("devices").join(device)).ok()
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use rustix::process::Signal;
 
 use crate::daemon::{Mode, Placement};
 use crate::pair::Received;
-use crate::{Daemon, Driver, DriverConfig, Layout, PacketPort, Pair, Serve, VethPair, frame, wait};
+use crate::{Daemon, Driver, DriverConfig, Layout, PacketPort, Pair, Serve, Traffic, VethPair, frame, wait};
 
 /// All of it. Fields are dropped in this order: the guest goes first, the namespaces last.
 pub struct Rig {
@@ -55,6 +55,21 @@ impl Rig {
             driver,
             daemon,
             wire: PacketPort::open(&veth.far, VethPair::WIRE),
+            veth,
+        }
+    }
+
+    /// Of a daemon, and what traffic through it went between, which ends.
+    ///
+    /// # Panics
+    /// As [`Traffic::end`].
+    #[must_use]
+    pub fn after(traffic: Traffic, daemon: Daemon, veth: VethPair) -> Self {
+        let (driver, wire) = traffic.end();
+        Self {
+            driver,
+            daemon,
+            wire,
             veth,
         }
     }

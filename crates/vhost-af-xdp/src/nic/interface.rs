@@ -28,7 +28,7 @@ pub(crate) const RECEIVE_RING: u32 = 2048;
 pub(crate) const SEND_RING: u32 = 1024;
 /// A queue stays busy after its last owner went until all CPUs have seen it: 20 ms here, more than two seconds with
 /// six processes a CPU.
-const BIND_TIMEOUT: Duration = Duration::from_secs(5);
+pub(super) const BIND_TIMEOUT: Duration = Duration::from_secs(5);
 /// The same for a queue that was not free the last time: that is tried again and again, and other ports wait meanwhile.
 const BIND_AGAIN_TIMEOUT: Duration = Duration::from_millis(200);
 

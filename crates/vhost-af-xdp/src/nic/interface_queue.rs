@@ -18,7 +18,7 @@
 //! steward.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use device::counters::PairCounters;
 use steer::{QueueConf, VirtioHeader};
@@ -27,15 +27,12 @@ use xsk::{BindRequest, Mode, OpenError, Socket, Umem};
 use super::binding::{Binding, GuestBuffers, LONGEST_FRAME, LONGEST_ZERO_COPY, TX_METADATA_BYTES};
 use super::endpoint::{Chunks, NicQueue};
 use super::error::{ExternalError, InterfaceError};
-use super::interface::{Interface, QueueRequest, SEND_RING};
+use super::interface::{BIND_TIMEOUT, Interface, QueueRequest, SEND_RING};
 use super::queue::{MOST_PIECES, Nic, Sends};
 use super::queue_state::{Ended, NotesEnd, OpenQueue, Opened, QueueState};
 use super::steering::{Prepared, RELEASE};
 use super::xdp::XdpNic;
 use crate::config::Placement;
-
-/// How long a driver may take to let go of guest memory when a socket was closed; as a bind is waited for.
-const LET_GO_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Clone)]
 pub(crate) struct InterfaceQueue {
@@ -101,7 +98,7 @@ impl Release {
     pub(crate) fn wait(self) -> Result<(), InterfaceError> {
         let Self { queue, into_guest } = self;
         let interface = &queue.interface;
-        interface.steering.await_free(queue.number, LET_GO_TIMEOUT)?;
+        interface.steering.await_free(queue.number, BIND_TIMEOUT)?;
         if into_guest {
             interface.pass_to_host(queue.number);
         }

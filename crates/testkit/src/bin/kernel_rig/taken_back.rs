@@ -73,13 +73,7 @@ pub(crate) fn run(wire: &Wire, setting: Setting) -> Seen {
     println!("taken back: {empty} buffers came back empty; the host got {passed} frames");
     // Where the kernel copies it takes a buffer for a frame only once that is to be delivered.
     assert!(empty > 0 || seen.mode != "zero-copy", "no buffer was overtaken");
-    let (driver, wire) = traffic.end();
-    let mut rig = Rig {
-        driver,
-        daemon,
-        wire,
-        veth,
-    };
+    let mut rig = Rig::after(traffic, daemon, veth);
     let _ = rig.flush_to_guest();
     cases::frames_keep_coming_in_order(&mut rig);
     cases::assert_untouched(&mut rig, &guards);

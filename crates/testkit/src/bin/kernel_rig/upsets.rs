@@ -281,13 +281,7 @@ impl<'a> Scene<'a> {
             serve,
             ..
         } = self;
-        let (driver, wire) = traffic.end();
-        let mut rig = Rig {
-            driver,
-            daemon,
-            wire,
-            veth,
-        };
+        let mut rig = Rig::after(traffic, daemon, veth);
         let _ = rig.flush_to_guest();
         // More than there are buffers.
         cases::frames_keep_coming_in_order(&mut rig);
