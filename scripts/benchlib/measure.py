@@ -20,9 +20,9 @@ IDLE_SETTLE_S = 2
 FIRST_FRAME_S = 15
 
 
-def socket_path(run):
-    """A fresh path for the vhost-user socket."""
-    path = os.path.join(run.log_dir, "vhost.sock")
+def socket_path(run, end=""):
+    """A fresh path for the vhost-user socket, or for one of several by its end."""
+    path = os.path.join(run.log_dir, f"vhost.sock{end}")
     if os.path.exists(path):
         os.unlink(path)
     return path
@@ -69,7 +69,7 @@ POLLING_SPIN_US = 1000
 def backend_on_nic(run, contender, path, veth):
     """The back end over AF_XDP."""
     if contender == "dpdk":
-        return testpmd.peer_on_nic(run, [run.backend_cpu], path, veth.nic, veth.near)
+        return testpmd.peer_on_nic(run, [run.backend_cpu], [path], veth.nic, veth.near)
     placement = contender.removesuffix("-polling")
     spin_us = None if placement == contender else POLLING_SPIN_US
     return ours.daemon(run, run.backend_cpu, path, placement, veth.nic, veth.near, spin_us=spin_us)
@@ -92,24 +92,20 @@ def light(run, contender, size, packed=False):
         else:
             backend = ours.daemon(run, run.backend_cpu, path, contender, size=0)
         start_backend(run, stack, backend, path)
-        guest = stack.enter_context(testpmd.light_guest(run, run.guest_cpu, path, size, packed))
-        run.remember(guest)
-        guest.ready()
+        guest = up(run, stack, testpmd.light_guest(run, run.guest_cpu, path, size, packed))
         return rate(run, lambda: guest.stats()["opackets"], backend)
 
 
 def cable(run, contender, size):
     """Two guests of one process, on one CPU, and the back end between them; every frame that arrives is counted."""
-    paths = [socket_path(run) + end for end in ("", ".other")]
+    paths = [socket_path(run, end) for end in ("", ".other")]
     with ExitStack() as stack:
         if contender == "dpdk":
             backend = testpmd.peer_between(run, run.backend_cpu, paths)
         else:
             backend = ours.cable(run, run.backend_cpu, paths)
         start_backend(run, stack, backend, paths[1])
-        guests = stack.enter_context(testpmd.two_guests(run, run.guest_cpu, paths, size))
-        run.remember(guests)
-        guests.ready()
+        guests = up(run, stack, testpmd.two_guests(run, run.guest_cpu, paths, size))
         return rate(run, lambda: sum(guests.stats(port)["ipackets"] for port in range(2)), backend)
 
 
@@ -123,7 +119,12 @@ def start_backend(run, stack, backend, path):
 
 def start_guest(run, stack, path, direction, size, queues=1, packed=False):
     """Starts the guest and waits until it is up."""
-    guest = stack.enter_context(testpmd.guest(run, run.guest_cpu, path, direction, size, queues, packed))
+    return up(run, stack, testpmd.guest(run, run.guest_cpu, path, direction, size, queues, packed))
+
+
+def up(run, stack, guest):
+    """Starts this guest, remembers its command line, and waits until it is up."""
+    stack.enter_context(guest)
     run.remember(guest)
     return guest.ready()
 
@@ -273,7 +274,7 @@ def memory_of(run, contender, queues):
     with ExitStack() as stack:
         veth = stack.enter_context(Veth(queues))
         if contender == "dpdk":
-            backend = testpmd.peer_on_nic(run, [run.backend_cpu], path, veth.nic, veth.near)
+            backend = testpmd.peer_on_nic(run, [run.backend_cpu], [path], veth.nic, veth.near)
         else:
             backend = ours.daemon(run, run.backend_cpu, path, contender, veth.nic, veth.near, queues)
         before = kernel_bytes()

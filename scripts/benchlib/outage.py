@@ -23,7 +23,7 @@ LIMIT_S = 30
 def backend(run, contender, path, veth):
     """One that connects to the guest."""
     if contender == "dpdk":
-        return testpmd.peer_on_nic(run, [run.backend_cpu], path, veth.nic, veth.near, client=True)
+        return testpmd.peer_on_nic(run, [run.backend_cpu], [path], veth.nic, veth.near, client=True)
     return ours.client(run, run.backend_cpu, path, contender, veth.nic, veth.near)
 
 

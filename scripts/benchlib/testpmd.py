@@ -75,10 +75,21 @@ class Testpmd(Process):
 def guest(run, cpu, socket_path, direction, size, queues=1, packed=False, server=False):
     """A guest: sends without a pause (`from-guest`), receives (`to-guest`), or sends back what it receives (`forward`), over split rings or
     packed ones. As `server` it listens, and takes one back end after the other."""
-    mode = {"from-guest": "txonly", "to-guest": "rxonly", "forward": "macswap"}[direction]
     vdev = f"net_virtio_user0,path={socket_path},queues={queues},packed_vq={int(packed)},server={int(server)}"
+    return guest_of(run, cpu, [vdev], direction, size, queues)
+
+
+def guest_of_devices(run, cpu, socket_paths, direction, size):
+    """The same with a device of one queue pair for each path, which is a port of its own."""
+    vdevs = [f"net_virtio_user{port},path={path}" for port, path in enumerate(socket_paths)]
+    return guest_of(run, cpu, vdevs, direction, size)
+
+
+def guest_of(run, cpu, vdevs, direction, size, queues=1):
+    """A guest that has these devices."""
+    mode = {"from-guest": "txonly", "to-guest": "rxonly", "forward": "macswap"}[direction]
     app_args = [f"--forward-mode={mode}", f"--txpkts={size}", f"--rxq={queues}", f"--txq={queues}"]
-    return Testpmd(run, "guest", cpu, [vdev], app_args)
+    return Testpmd(run, "guest", cpu, vdevs, app_args)
 
 
 def two_guests(run, cpu, socket_paths, size):
@@ -99,9 +110,19 @@ def light_guest(run, cpu, socket_path, size, packed=False):
     return Testpmd(run, "guest", cpu, vdevs, ["--forward-mode=io"])
 
 
-def peer_on_nic(run, cpus, socket_path, interface, netns, client=False):
-    """The peer in our place: vhost on one side, AF_XDP on the other. As `client` it connects to the guest."""
-    vdevs = [f"net_vhost0,iface={socket_path},queues=1,client={int(client)}", f"net_af_xdp0,iface={interface}"]
+def peer_on_nic(run, cpus, socket_paths, interface, netns, client=False):
+    """The peer in our place: vhost on one side, AF_XDP on the other, and as many queues of the NIC as there are paths. As `client` it
+    connects to the guest.
+
+    Its AF_XDP driver takes a veth to have one queue, as that tells no combined channels (`xdp_get_channels_info`, drivers/net/af_xdp, before
+    DPDK 25.07). It looks at how many a port wants, not at which; so each queue is a port of its own. With that so is the vhost device it
+    is joined with, since testpmd gives every port the same number of queues. The ports share one XDP program and its map, which libxdp sizes by
+    the veth's receive channels.
+    """
+    vdevs = []
+    for queue, path in enumerate(socket_paths):
+        vdevs.append(f"net_vhost{queue},iface={path},queues=1,client={int(client)}")
+        vdevs.append(f"net_af_xdp{queue},iface={interface},start_queue={queue}")
     return Testpmd(run, "peer", cpus, vdevs, ["--forward-mode=io"], netns)
 
 
