@@ -34,7 +34,8 @@ class Testpmd(Process):
         argv += ["--file-prefix", self.prefix, "-m", str(MEMORY_MIB), "--single-file-segments"]
         for vdev in vdevs:
             argv += ["--vdev", vdev]
-        argv += ["--", f"--total-num-mbufs={MBUFS}", "--auto-start"] + app_args
+        # It forwards on one core unless told.
+        argv += ["--", f"--total-num-mbufs={MBUFS}", f"--nb-cores={1 + len(others)}", "--auto-start"] + app_args
         super().__init__(name, argv, run.log_dir, netns)
 
     def __enter__(self):
