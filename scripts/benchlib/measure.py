@@ -70,9 +70,14 @@ def backend_on_nic(run, contender, path, veth):
     """The back end over AF_XDP."""
     if contender == "dpdk":
         return testpmd.peer_on_nic(run, [run.backend_cpu], [path], veth.nic, veth.near)
-    placement = contender.removesuffix("-polling")
-    spin_us = None if placement == contender else POLLING_SPIN_US
+    placement, spin_us = placement_and_spin(contender)
     return ours.daemon(run, run.backend_cpu, path, placement, veth.nic, veth.near, spin_us=spin_us)
+
+
+def placement_and_spin(contender):
+    """Where its frames are, and for how long its worker polls before it sleeps, if not as long as usual."""
+    placement = contender.removesuffix("-polling")
+    return placement, None if placement == contender else POLLING_SPIN_US
 
 
 def backend_on_null(run, contender, path, direction, size):

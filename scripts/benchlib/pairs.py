@@ -1,6 +1,6 @@
 """Several queue pairs over as many queues of a NIC, on one CPU or on both.
 
-*copy*, *direct* and *dpdk* have the back end's CPU alone, one thread for all pairs. *-both* have a second thread on the guest's CPU, which it
+*copy*, *direct*, *copy-polling* and *dpdk* have the back end's CPU alone, one thread for all pairs. *-both* have a second thread on the guest's CPU, which it
 shares with the guest that polls there. From the guest its testpmd fills one transmit queue after the other, and pair N sends by queue N. To the
 guest come 1024 flows of UDP that testkit's example `flows` sends: the kernel chooses a queue for each by its hash, as a NIC would (RSS). `least_queue_percent`
 says how even that is: what the queue with the fewest frames has of its share, as the guest counted.
@@ -15,7 +15,7 @@ from . import example, measure, ours, testpmd
 from .net import Veth
 from .process import Process
 
-OURS = ("copy", "direct", "copy-both", "direct-both")
+OURS = ("copy", "direct", "copy-polling", "copy-both", "direct-both", "copy-polling-both")
 DPDK = ("dpdk", "dpdk-both")
 FLOWS = 1024
 
@@ -44,9 +44,9 @@ def join_pairs(run, stack, contender, veth, direction, pairs):
     """Our daemon and a guest that has one device of so many pairs; returns the daemon, and what gives the frames of each pair by the guest."""
     path = measure.socket_path(run)
     cpus = cpus_of(run, contender)
-    placement = contender.removesuffix("-both")
-    listed = ",".join(map(str, cpus))
-    backend = ours.daemon(run, listed, path, placement, veth.nic, veth.near, pairs, further=["--workers", str(len(cpus))])
+    placement, spin_us = measure.placement_and_spin(contender.removesuffix("-both"))
+    listed, further = ",".join(map(str, cpus)), ["--workers", str(len(cpus))]
+    backend = ours.daemon(run, listed, path, placement, veth.nic, veth.near, pairs, spin_us=spin_us, further=further)
     measure.start_backend(run, stack, backend, path)
     guest = measure.start_guest(run, stack, path, direction, 64, pairs)
     return backend, lambda: guest.stats()[f"q_{counter(direction)}"][:pairs]
