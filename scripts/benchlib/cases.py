@@ -2,7 +2,7 @@
 
 import fnmatch
 
-from . import held_up, lease_wait, measure, neighbours, offload, outage, pairs, tcp
+from . import held_up, lease_wait, measure, neighbours, offload, outage, pairs, tcp, two_guests
 
 SIZES = (64, 1514)
 DIRECTIONS = ("from-guest", "to-guest")
@@ -43,6 +43,19 @@ class TcpCase(Case):
 
     def __init__(self, name, unit, run_once):
         super().__init__(f"tcp/{name}", list(tcp.CONTENDERS), unit, run_once)
+        if unit == "gbps":
+            self.also_compared = ("bytes_per_cpu_s",)
+
+
+class GuestsCase(Case):
+    """TCP between two real guests; see two_guests.py."""
+
+    references = ("ovs", "tap-bridge")
+    further = two_guests.FURTHER
+    only_by_name = True
+
+    def __init__(self, name, unit, run_once):
+        super().__init__(f"guests/{name}", list(two_guests.CONTENDERS), unit, run_once)
         if unit == "gbps":
             self.also_compared = ("bytes_per_cpu_s",)
 
@@ -124,9 +137,14 @@ def light(size, packed):
     return Case(f"{name}/from-guest/{size}", ["copy", "direct", "dpdk"], "mpps", take)
 
 
-def cable(size):
-    """A case of frames that circulate between two guests; see measure.py."""
-    return Case(f"cable/{size}", ["cable", "dpdk"], "mpps", lambda run, who: measure.cable(run, who, size))
+class CableCase(Case):
+    """Frames that circulate between two guests; see measure.py."""
+
+    references = ("dpdk", "ovs", "ovs-64")
+
+    def __init__(self, size):
+        take = lambda run, who: measure.cable(run, who, size)  # noqa: E731
+        super().__init__(f"cable/{size}", ["cable", "dpdk", "ovs", "ovs-64"], "mpps", take)
 
 
 class PairsCase(Case):
@@ -165,11 +183,23 @@ def tcp_cases():
     return cases + [TcpCase("rr", "per_second", tcp.request_response), TcpCase("ping", "us", tcp.ping)]
 
 
+def guests_throughput(streams, message):
+    """A case of iperf3 between guests: `streams` connections, writes of `message` bytes."""
+    take = lambda run, who: two_guests.throughput(run, who, streams, message)  # noqa: E731
+    return GuestsCase(f"{streams}/{message}", "gbps", take)
+
+
+def guests_cases():
+    """Those with two real guests."""
+    cases = [guests_throughput(streams, message) for streams in (1, 4) for message in two_guests.MESSAGES]
+    return [*cases, GuestsCase("rr", "per_second", two_guests.request_response)]
+
+
 def all_cases():
     """Every case, in the order of a whole run."""
     cases = [traffic(kind, direction, size) for kind in ("nic", "null", "packed") for direction in DIRECTIONS for size in SIZES]
     cases += [light(64, packed) for packed in (False, True)]
-    cases += [cable(size) for size in SIZES]
+    cases += [CableCase(size) for size in SIZES]
     cases += [ForwardCase(size) for size in SIZES]
     cases += [PairsCase(direction, count) for direction in DIRECTIONS for count in (1, 2, 4)]
     cases.append(Case("idle", ["copy", "direct", "dpdk"], "cpu_percent", measure.idle))
@@ -179,7 +209,7 @@ def all_cases():
     cases.append(LeaseCase())
     cases.append(HeldUpCase())
     cases += [OffloadCase(what, size) for what, sizes in offload.SIZES.items() for size in sizes]
-    return cases + tcp_cases()
+    return cases + tcp_cases() + guests_cases()
 
 
 def chosen(patterns):

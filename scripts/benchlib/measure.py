@@ -11,7 +11,7 @@ import os
 import time
 from contextlib import ExitStack
 
-from . import cpu_state, ours, testpmd
+from . import cpu_state, ours, ovs, testpmd
 from .machine import meminfo
 from .net import Veth
 from .process import Failed, Process, cpu_ticks, wakeups
@@ -101,16 +101,22 @@ def light(run, contender, size, packed=False):
         return rate(run, lambda: guest.stats()["opackets"], backend)
 
 
+# Further ports of a switch that has many, where nobody listens.
+IDLE_PORTS = 62
+
+
 def cable(run, contender, size):
     """Two guests of one process, on one CPU, and the back end between them; every frame that arrives is counted."""
     paths = [socket_path(run, end) for end in ("", ".other")]
+    listen = contender.startswith("ovs")
     with ExitStack() as stack:
-        if contender == "dpdk":
-            backend = testpmd.peer_between(run, run.backend_cpu, paths)
+        if listen:
+            idle = [socket_path(run, f".idle{port}") for port in range(IDLE_PORTS)] if contender == "ovs-64" else []
+            backend = up(run, stack, ovs.Switch(run, paths + idle))
         else:
-            backend = ours.cable(run, run.backend_cpu, paths)
-        start_backend(run, stack, backend, paths[1])
-        guests = up(run, stack, testpmd.two_guests(run, run.guest_cpu, paths, size))
+            backend = testpmd.peer_between(run, run.backend_cpu, paths) if contender == "dpdk" else ours.cable(run, run.backend_cpu, paths)
+            start_backend(run, stack, backend, paths[1])
+        guests = up(run, stack, testpmd.two_guests(run, run.guest_cpu, paths, size, listen))
         return rate(run, lambda: sum(guests.stats(port)["ipackets"] for port in range(2)), backend)
 
 
@@ -127,11 +133,11 @@ def start_guest(run, stack, path, direction, size, queues=1, packed=False):
     return up(run, stack, testpmd.guest(run, run.guest_cpu, path, direction, size, queues, packed))
 
 
-def up(run, stack, guest):
-    """Starts this guest, remembers its command line, and waits until it is up."""
-    stack.enter_context(guest)
-    run.remember(guest)
-    return guest.ready()
+def up(run, stack, process):
+    """Starts this guest or switch, remembers its command line, and waits until it is up."""
+    stack.enter_context(process)
+    run.remember(process)
+    return process.ready()
 
 
 def seconds_of_bench(run):

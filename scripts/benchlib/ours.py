@@ -26,12 +26,13 @@ def client(run, cpu, socket_path, placement, interface, netns):
     return Process("daemon", argv, run.log_dir, netns)
 
 
-def cable(run, cpu, socket_paths):
-    """`vhost-af-xdp serve` with two ports joined by a cable."""
-    argv = [run.binary, "serve", "--cpus", str(cpu), "--control", control_path(run)]
+def cable(run, cpu, socket_paths, directory=None):
+    """`vhost-af-xdp serve` with two ports joined by a cable; its worker runs anywhere if no CPU is named. `directory`: for log and control."""
+    directory = directory or run.log_dir
+    argv = [run.binary, "serve", *(["--cpus", str(cpu)] if cpu is not None else []), "--control", os.path.join(directory, "control")]
     for path in socket_paths:
         argv += ["--port", f"socket-path={path},cable=between"]
-    return Process("daemon", argv, run.log_dir)
+    return Process("daemon", argv, directory)
 
 
 def start(run, argv, log_dir, netns=None, interface=None):

@@ -129,20 +129,12 @@ class World:
             self.iperf("-t", "1", *reverse)
 
     def iperf(self, *argv):
-        """Runs the client; returns the end of its report. After each run the server closes its listener and opens another."""
-        for _ in range(20):
-            said = self.peer("iperf3", "-J", "-i", "0", "-c", GUEST_IP, "-p", str(IPERF_PORT), *argv, check=False).stdout
-            try:
-                report = json.loads(said)
-            except ValueError:
-                report = {"error": said.strip()[-300:]}
-            if "error" not in report:
-                return report["end"]
-            if not any(word in report["error"] for word in ("refused", "busy", "reset by peer")):
-                break
-            time.sleep(0.05)
-        server = self.guest.run("tail -n 3 /tmp/iperf3.log").strip().replace("\n", " / ")
-        raise Failed(f"{self.kind}: iperf3 {' '.join(argv)}: {report['error']}; the server: {server}; retransmitted: {self.retransmitted()}")
+        """Runs the client; returns the end of its report."""
+        return iperf_report(
+            f"{self.kind}: iperf3 {' '.join(argv)}",
+            lambda: self.peer("iperf3", "-J", "-i", "0", "-c", GUEST_IP, "-p", str(IPERF_PORT), *argv, check=False).stdout,
+            lambda: f"{self.guest.run('tail -n 3 /tmp/iperf3.log')} retransmitted: {self.retransmitted()}",
+        )
 
     def retransmitted(self):
         """Segments that TCP sent again so far, the peer's and the guest's."""
@@ -173,6 +165,23 @@ class World:
         return result
 
 
+def iperf_report(what, client, server):
+    """The end of the report of an iperf3 client, which is run until it is let in: after each run the server closes its listener and opens
+    another. `server()`: what that one says."""
+    for _ in range(20):
+        said = client()
+        try:
+            report = json.loads(said)
+        except ValueError:
+            report = {"error": said.strip()[-300:]}
+        if "error" not in report:
+            return report["end"]
+        if not any(word in report["error"] for word in ("refused", "busy", "reset by peer")):
+            break
+        time.sleep(0.05)
+    raise Failed(f"{what}: {report['error']}; the server: {' / '.join(server().strip().splitlines())}")
+
+
 def busy_ns():
     """Time that the CPUs of this machine were not idle."""
     with open("/proc/stat", encoding="ascii") as file:
@@ -193,24 +202,34 @@ class Worlds:
         self.made.clear()
         self.stack.close()
 
-    def get(self, run, contender):
-        """The world of a contender, in the form that it wants. Raises NotHere for what this machine cannot have."""
-        kind = contender.removesuffix("-gro")
-        if kind.startswith("af-xdp") and not qemu_has_af_xdp():
-            raise NotHere("not in this QEMU; GUEST_QEMU may name one that has it")
+    def get(self, run, key, make):
+        """The world of that key, by `make()` when it is first asked for."""
         run.netcheck = run.netcheck or netcheck()
-        if kind not in self.made:
-            self.made[kind] = self.stack.enter_context(World(run, kind))
-        world = self.made[kind]
-        world.set_gro(contender.endswith("-gro"))
-        return world
+        if key not in self.made:
+            self.made[key] = self.stack.enter_context(make())
+        return self.made[key]
+
+
+def world_of(run, contender):
+    """The world of a contender, in the form that it wants. Raises NotHere for what this machine cannot have."""
+    kind = contender.removesuffix("-gro")
+    if kind.startswith("af-xdp") and not qemu_has_af_xdp():
+        raise NotHere("not in this QEMU; GUEST_QEMU may name one that has it")
+    world = run.worlds.get(run, kind, lambda: World(run, kind))
+    world.set_gro(contender.endswith("-gro"))
+    return world
 
 
 def throughput(run, contender, direction, streams, message):
     """One iperf3 run."""
-    world = run.worlds.get(run, contender)
+    world = world_of(run, contender)
     argv = ["-t", str(max(1, round(run.seconds))), "-P", str(streams), "-l", str(message)]
     argv += ["-R"] if direction == "from-guest" else []
+    return iperf_sample(world, *argv)
+
+
+def iperf_sample(world, *argv):
+    """What a run of iperf3 brought, and what it cost."""
     before, begun = world.cpu_ns(), time.monotonic()
     report = world.iperf(*argv)
     elapsed = time.monotonic() - begun
@@ -229,7 +248,7 @@ def throughput(run, contender, direction, streams, message):
 
 def request_response(run, contender):
     """TCP_RR: a byte there and back, by netcheck."""
-    world = run.worlds.get(run, contender)
+    world = world_of(run, contender)
     before, begun = world.cpu_ns(), time.monotonic()
     said = world.peer(run.netcheck, "rr", "connect", GUEST_IP, str(RR_PORT), str(run.seconds)).stdout
     elapsed, spent = time.monotonic() - begun, (world.cpu_ns()["host"] - before["host"]) / 1e9
@@ -239,7 +258,7 @@ def request_response(run, contender):
 
 def ping(run, contender):
     """Round trips, 10 ms apart, so that a back end that sleeps does sleep."""
-    world = run.worlds.get(run, contender)
+    world = world_of(run, contender)
     said = world.peer("ping", "-n", "-c", str(PINGS), "-i", "0.01", GUEST_IP).stdout
     times = sorted(float(value) * 1000 for value in re.findall(r"time=([\d.]+) ms", said))
     if len(times) < PINGS:

@@ -93,10 +93,18 @@ def guest_of(run, cpu, vdevs, direction, size, queues=1):
     return Testpmd(run, "guest", cpu, vdevs, app_args)
 
 
-def two_guests(run, cpu, socket_paths, size):
-    """Two guests whose frames circulate: what one gets, it sends by the other. They begin with a burst of each."""
-    vdevs = [f"net_virtio_user{port},path={path}" for port, path in enumerate(socket_paths)]
-    return Testpmd(run, "guests", cpu, vdevs, ["--forward-mode=io", "--tx-first", f"--txpkts={size}"])
+GUEST_MACS = ("02:00:00:00:01:00", "02:00:00:00:01:01")
+
+
+def two_guests(run, cpu, socket_paths, size, server=False):
+    """Two guests whose frames circulate: what one gets, it sends by the other. They begin with a burst of each, addressed to the other, for
+    back ends that look at addresses. As `server` they listen."""
+    vdevs = [
+        f"net_virtio_user{port},path={path},mac={mac},server={int(server)}"
+        for port, (path, mac) in enumerate(zip(socket_paths, GUEST_MACS))
+    ]
+    peers = [f"--eth-peer={port},{mac}" for port, mac in enumerate(reversed(GUEST_MACS))]
+    return Testpmd(run, "guests", cpu, vdevs, ["--forward-mode=io", "--tx-first", f"--txpkts={size}", *peers])
 
 
 def peer_between(run, cpu, socket_paths):

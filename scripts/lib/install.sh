@@ -89,6 +89,31 @@ install_dpdk() {
     install_packages dpdk-dev "${packages[@]/%/$abi}"
 }
 
+# Sets OPENVSWITCH_DIR to a directory with the programs of Debian's Open vSwitch with DPDK: unpacked, because its package
+# would start a switch for good and load a kernel module; only libraries are installed. Fails where apt has none.
+unpack_openvswitch() {
+    local directory file libraries version
+    version="$(apt-cache policy openvswitch-switch-dpdk | sed -n 's/^ *Candidate: //p')"
+    [[ -n $version && $version != "(none)" ]] || return 1
+    OPENVSWITCH_DIR="$CACHE/openvswitch-${version//[:~]/-}"
+    export OPENVSWITCH_DIR
+    if [[ ! -e $OPENVSWITCH_DIR ]]; then
+        say "Open vSwitch $version: fetching it"
+        mkdir -p "$CACHE"
+        directory="$(mktemp -d "$CACHE/fetch.XXXXXX")"
+        on_exit rm -rf "$directory"
+        (cd "$directory" && apt_quietly -o APT::Sandbox::User=root download openvswitch-{switch-dpdk,switch,common}="$version") || return 1
+        for file in "$directory"/*.deb; do
+            dpkg-deb -x "$file" "$directory/root"
+            dpkg-deb -f "$file" Depends | tr ',' '\n' | sed -n 's/^ *\(lib[^ ]*\).*/\1/p' >>"$directory/root/libraries"
+        done
+        mv -T "$directory/root" "$OPENVSWITCH_DIR" 2>/dev/null || [[ -e $OPENVSWITCH_DIR/libraries ]]
+        rm -rf "$directory"
+    fi
+    mapfile -t libraries <"$OPENVSWITCH_DIR/libraries"
+    install_packages "${libraries[@]}"
+}
+
 # The oldest Rust that the workspace is written for.
 minimum_rust() {
     sed -n 's/^rust-version *= *"\(.*\)"/\1/p' "$REPO/Cargo.toml"
