@@ -204,21 +204,42 @@ impl DriverSends {
     /// What kernels before do not say is the default.
     #[must_use]
     pub fn by_index(index: u32) -> Self {
-        let ask = || {
-            let mut socket = NetlinkSocket::new();
-            let mut request = netdev::Request::new().op_dev_get_do();
-            request.encode().push_ifindex(index);
-            let mut replies = socket.request(&request).ok()?;
-            let attributes = replies.recv_one().ok()?;
-            let features = attributes.get_xsk_features().unwrap_or(0);
-            let xdp = attributes.get_xdp_features();
-            Some(Self {
+        DriverXdp::by_index(index).map_or_else(Self::default, |driver| driver.sends)
+    }
+}
+
+/// What a driver says of XDP, as far as the kernel passes it on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DriverXdp {
+    /// It runs programs itself, which may redirect frames to sockets.
+    pub native: bool,
+    /// It gives them frames in several pieces.
+    pub pieces: bool,
+    /// What it does for sockets in zero-copy.
+    pub sends: DriverSends,
+}
+
+impl DriverXdp {
+    /// Asks for it, as [`DriverSends::by_index`]; none, where the kernel does not say (before Linux 6.3).
+    #[must_use]
+    pub fn by_index(index: u32) -> Option<Self> {
+        let mut socket = NetlinkSocket::new();
+        let mut request = netdev::Request::new().op_dev_get_do();
+        request.encode().push_ifindex(index);
+        let mut replies = socket.request(&request).ok()?;
+        let attributes = replies.recv_one().ok()?;
+        let features = attributes.get_xsk_features().unwrap_or(0);
+        let xdp = attributes.get_xdp_features().unwrap_or(0);
+        let has = |act: netdev::XdpAct| xdp & act as u64 != 0;
+        Some(Self {
+            native: has(netdev::XdpAct::Basic) && has(netdev::XdpAct::Redirect),
+            pieces: has(netdev::XdpAct::RxSg),
+            sends: DriverSends {
                 checksum: features & netdev::XskFlags::TxChecksum as u64 != 0,
                 most_pieces: attributes.get_xdp_zc_max_segs().unwrap_or(1) as usize,
-                zero_copy: xdp.is_ok_and(|xdp| xdp & netdev::XdpAct::XskZerocopy as u64 != 0),
-            })
-        };
-        ask().unwrap_or_default()
+                zero_copy: has(netdev::XdpAct::XskZerocopy),
+            },
+        })
     }
 }
 

@@ -18,6 +18,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use self::values::parse_pause;
 use crate::bench::BenchArgs;
+use crate::check::{CHECK_EXAMPLES, CheckArgs};
 use crate::guard::keeper::KeeperArgs;
 
 pub(crate) use self::serve::ServeArgs;
@@ -64,6 +65,9 @@ pub(crate) enum Command {
     /// Show who holds which NIC queue of this host: NAPI, interrupt, sockets, leases, rules, daemons
     #[command(after_help = QUEUES_EXAMPLES)]
     Queues(QueuesArgs),
+    /// Say before anything is started what an interface, its driver and this kernel will give, and what to type
+    #[command(after_help = CHECK_EXAMPLES)]
+    Check(CheckArgs),
     /// Measure raw AF_XDP sockets on an interface, beside AF_PACKET
     #[command(after_help = BENCH_EXAMPLES)]
     Bench(BenchArgs),

@@ -3,13 +3,14 @@
 //! Rooms: [`serve`] starts and ends the daemon. A VMM's messages come in by [`vhost_user`] and act on a [`port`], which
 //! is one guest's network device. Queues of interfaces come from [`nic`]. Frames go through [`switch`], or, where guest
 //! RAM is the UMEM, through [`direct`]. An operator asks by [`api`]; [`guard`] and [`sandbox`] protect the process;
-//! [`bench`] measures raw sockets. docs/architecture.md draws the whole.
+//! [`bench`] measures raw sockets, [`check`] says what they will be. docs/architecture.md draws the whole.
 //!
 //! A library only so that the program's parts can be fuzzed (feature `fuzzing`, `fuzz/`) and its sandbox be tried from
 //! within (`examples/`); it has no interface for others. The program is `main.rs`, one line.
 
 mod api;
 mod bench;
+mod check;
 mod cli;
 mod config;
 mod direct;
@@ -34,6 +35,7 @@ use clap::{CommandFactory, Parser};
 use tracing_subscriber::EnvFilter;
 
 use api::{control_socket, queues, status_view};
+use check::CheckArgs;
 use cli::{Cli, Command, QueuesArgs, ServeArgs, StatusArgs};
 use config::ServeConfig;
 use guard::keeper;
@@ -76,6 +78,7 @@ pub fn run() -> ExitCode {
         Command::Keeper(args) => keeper::run(args),
         Command::Status(args) => status(&args),
         Command::Queues(args) => show_queues(&args),
+        Command::Check(args) => show_check(&args),
         Command::Bench(args) => match args.check() {
             Ok(()) => bench::run(args),
             Err(error) => return explain(&error, ExitCode::from(2)),
@@ -194,6 +197,15 @@ fn show_queues(args: &QueuesArgs) -> anyhow::Result<()> {
             return Ok(());
         }
     }
+}
+
+fn show_check(args: &CheckArgs) -> anyhow::Result<()> {
+    let report = check::run(args)?;
+    let text = match args.json {
+        true => serde_json::to_string_pretty(&report)? + "\n",
+        false => report.to_string(),
+    };
+    print(&text).map(|_| ())
 }
 
 /// Writes to stdout; false if nobody reads any more, who may have seen enough.

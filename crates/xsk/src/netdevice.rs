@@ -19,6 +19,8 @@ pub struct Channels {
     pub tx: u32,
     /// Those that do both.
     pub combined: u32,
+    /// Receive queues that there can be at most (`ethtool -L`), of either kind.
+    pub most_receiving: u32,
 }
 
 impl Channels {
@@ -92,8 +94,13 @@ impl Netdevice {
         let mut words = [ETHTOOL_GCHANNELS, 0, 0, 0, 0, 0, 0, 0, 0];
         // SAFETY: the command writes one struct ethtool_channels, of nine words.
         unsafe { self.ethtool((&raw mut words).cast()) }?;
-        let [.., rx, tx, _, combined] = words;
-        Ok(Channels { rx, tx, combined })
+        let [_, most_rx, _, _, most_combined, rx, tx, _, combined] = words;
+        Ok(Channels {
+            rx,
+            tx,
+            combined,
+            most_receiving: most_rx.max(most_combined),
+        })
     }
 
     /// A command of the ethtool ioctl (`dev_ethtool`, net/ethtool/ioctl.c), which may read and write what `command`

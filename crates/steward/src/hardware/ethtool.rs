@@ -23,7 +23,7 @@ const INDIRECTION_MAX: u32 = 4096;
 
 /// Where the VLAN tags of received frames are when XDP sees them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Tags {
+pub enum Tags {
     /// In the frame.
     There,
     /// Where the far end of a veth or netkit has put them.
@@ -60,9 +60,17 @@ impl Ethtool {
         Ok(channels.rx.saturating_add(channels.combined))
     }
 
+    /// Receive queues that there can be at most, which `ethtool -L` sets.
+    ///
+    /// # Errors
+    /// The driver's; many do not tell.
+    pub fn most_receive_queues(&self) -> io::Result<u32> {
+        Ok(self.device.channels()?.most_receiving)
+    }
+
     /// Where VLAN tags are when XDP sees a frame.
     #[must_use]
-    pub(crate) fn tags(&self) -> Tags {
+    pub fn tags(&self) -> Tags {
         let driver = self.driver().unwrap_or_default();
         let mut flags = Value {
             cmd: command::GFLAGS,
@@ -99,6 +107,14 @@ impl Ethtool {
     /// The driver's: EOPNOTSUPP if it has none.
     pub fn rules(&self) -> io::Result<Vec<Known>> {
         Ok(self.table()?.rules)
+    }
+
+    /// The RSS contexts that there are beside the main one.
+    ///
+    /// # Errors
+    /// The driver's: EOPNOTSUPP if it has not even a main one.
+    pub fn rss_contexts(&self) -> io::Result<Vec<u32>> {
+        self.contexts()
     }
 
     /// The queues that an RSS context spreads over, each once.

@@ -31,8 +31,7 @@ mod rule;
 use std::collections::BTreeSet;
 use std::io;
 
-pub use ethtool::Ethtool;
-pub(crate) use ethtool::Tags;
+pub use ethtool::{Ethtool, Tags};
 pub use rule::{Known, Rule, Target};
 use steer::Filter;
 

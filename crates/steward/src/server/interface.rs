@@ -15,6 +15,8 @@ mod program;
 mod sockets;
 mod take_back;
 
+pub use program::wants_frags;
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};

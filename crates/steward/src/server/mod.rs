@@ -63,6 +63,7 @@ use reload::Reload;
 use restore::{ORPHANS_LOOK, Orphan};
 use sockets::LostErrand;
 
+pub use interface::wants_frags;
 pub use state::{Store, StoreError};
 
 /// Pause before what the kernel refused is tried again.

@@ -208,7 +208,7 @@ fn counters(lanes: &[LaneStatus]) -> Option<Table> {
 }
 
 /// A table without rows; the columns with numbers are aligned to the right.
-pub(super) fn table<T: Into<Row>>(header: T, has_numbers: impl Fn(usize) -> bool) -> Table {
+pub(crate) fn table<T: Into<Row>>(header: T, has_numbers: impl Fn(usize) -> bool) -> Table {
     let mut table = Table::new();
     table.load_style(presets::UTF8_HORIZONTAL_ONLY).set_header(header);
     for (_, column) in table
@@ -222,6 +222,6 @@ pub(super) fn table<T: Into<Row>>(header: T, has_numbers: impl Fn(usize) -> bool
 }
 
 /// What is not there is a dash.
-pub(super) fn or_dash(value: Option<impl ToString>) -> String {
+pub(crate) fn or_dash(value: Option<impl ToString>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| value.to_string())
 }

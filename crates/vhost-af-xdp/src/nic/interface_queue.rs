@@ -28,6 +28,7 @@ use super::binding::{Binding, GuestBuffers, LONGEST_FRAME, LONGEST_ZERO_COPY, TX
 use super::endpoint::{Chunks, NicQueue};
 use super::error::{ExternalError, InterfaceError};
 use super::interface::{BIND_TIMEOUT, Interface, QueueRequest, SEND_RING};
+use super::mode::Checksums;
 use super::queue::{MOST_PIECES, Nic, Sends};
 use super::queue_state::{Ended, NotesEnd, OpenQueue, Opened, QueueState};
 use super::steering::{Prepared, RELEASE};
@@ -396,12 +397,6 @@ impl InterfaceQueue {
     }
 
     /// What a socket of the queue's does for frames that are sent.
-    ///
-    /// Checksums: what the driver says that it does in zero-copy mode. Where the kernel copies it makes a socket
-    /// buffer of each frame, and what metadata asks for is done like any sender's wish, whatever the device can
-    /// (`xsk_build_skb`, net/xdp/xsk.c; `validate_xmit_skb`, net/core/dev.c) - except that kernels before 6.18 forget
-    /// it for devices that take buffers without a linear part (virtio_net), and there is no asking for that. So
-    /// beside drivers that know metadata only veth is trusted.
     fn sends(&self, nic: &XdpNic) -> Sends {
         let zero_copy = nic.is_zero_copy();
         let driver = self.interface.driver_sends();
@@ -414,7 +409,7 @@ impl InterfaceQueue {
         let metadata = nic.socket().umem().tx_metadata_len() > 0;
         Sends {
             most_pieces,
-            checksum: metadata && (driver.checksum || (is_veth && !zero_copy)),
+            checksum: Checksums::completed(metadata, driver, is_veth, zero_copy) != Checksums::Daemon,
             zero_copy,
             by_dma: zero_copy,
             refers: self.interface.options.segments.refer(zero_copy),

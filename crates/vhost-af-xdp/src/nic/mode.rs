@@ -3,6 +3,8 @@
 
 use std::fmt;
 
+use steward::links::DriverSends;
+
 use super::binding::NoZeroCopy;
 use crate::config::Placement;
 
@@ -80,6 +82,24 @@ pub(crate) enum Checksums {
     Kernel,
     /// The NIC, asked by TX metadata.
     Nic,
+}
+
+impl Checksums {
+    /// Of a socket that is in zero-copy mode or not. `metadata`: the kernel knows TX metadata; `driver`: what the driver
+    /// says that it does in zero-copy mode.
+    ///
+    /// Where the kernel copies it makes a socket buffer of each frame, and what metadata asks for is done like any
+    /// sender's wish, whatever the device can (`xsk_build_skb`, net/xdp/xsk.c; `validate_xmit_skb`, net/core/dev.c) -
+    /// except that kernels before 6.18 forget it for devices that take buffers without a linear part (virtio_net), and
+    /// there is no asking for that. So beside drivers that know metadata only veth is trusted.
+    pub(crate) fn completed(metadata: bool, driver: DriverSends, is_veth: bool, zero_copy: bool) -> Self {
+        let asked = metadata && (driver.checksum || (is_veth && !zero_copy));
+        match (asked, zero_copy) {
+            (false, _) => Self::Daemon,
+            (true, false) => Self::Kernel,
+            (true, true) => Self::Nic,
+        }
+    }
 }
 
 impl fmt::Display for Checksums {

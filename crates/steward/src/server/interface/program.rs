@@ -18,11 +18,16 @@ const L2_BYTES: u32 = 18;
 /// kernel's own tail (veth and most drivers).
 const LONGEST_WITHOUT_FRAGS: u32 = 3000;
 
+/// Whether a program on an interface of this MTU has to take frames in several pieces.
+#[must_use]
+pub fn wants_frags(mtu: u32) -> bool {
+    mtu.saturating_add(L2_BYTES) > LONGEST_WITHOUT_FRAGS
+}
+
 impl Interface {
     pub(super) fn attach(&mut self) {
         self.unpin();
-        let frags = self.link.mtu.saturating_add(L2_BYTES) > LONGEST_WITHOUT_FRAGS;
-        let attached = Program::attach(self.link.index, self.mode, frags);
+        let attached = Program::attach(self.link.index, self.mode, wants_frags(self.link.mtu));
         may_crash("attached");
         // A program that does not know what leases take must not be used by them: it is off again at once.
         let known = attached

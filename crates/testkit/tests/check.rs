@@ -1,0 +1,231 @@
+//! `vhost-af-xdp check`: what it says of real interfaces, and that it is what then comes.
+
+use std::process::{Command, Output};
+
+use serde_json::{Value, json};
+use testkit::driver::F_CSUM;
+use testkit::{Daemon, Driver, DriverConfig, NetNs, Serve, VethPair, daemon, require};
+
+fn check(netns: &NetNs, args: &[&str]) -> Output {
+    let mut command = netns.command(daemon::binary());
+    command.arg("check").args(args).output().expect("it runs")
+}
+
+#[track_caller]
+fn report_of(output: &Output) -> Value {
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    serde_json::from_slice(&output.stdout).expect("JSON")
+}
+
+#[track_caller]
+fn report(netns: &NetNs, args: &[&str]) -> Value {
+    report_of(&check(netns, &[args, &["--json"]].concat()))
+}
+
+/// By placement: copy, send-direct, direct.
+fn modes(report: &Value) -> [&Value; 3] {
+    [0, 1, 2].map(|at| &report["placements"][at]["mode"])
+}
+
+fn typed(report: &Value) -> String {
+    report["type"].to_string()
+}
+
+/// What `ip` and the kernel say of an interface and its programs.
+fn state(netns: &NetNs, interface: &str) -> String {
+    let mut command = netns.command("ip");
+    let shown = command.args(["-details", "link", "show", interface]).output();
+    String::from_utf8(shown.expect("ip is installed").stdout).expect("text")
+}
+
+#[test]
+fn veth_is_what_serve_then_makes_of_it() {
+    require!(Root);
+    let veth = VethPair::with(2, 1500);
+    let before = state(&veth.near, VethPair::NIC);
+    let seen = report(&veth.near, &[VethPair::NIC]);
+    assert_eq!(seen["tried"], Value::Null);
+    assert_eq!(seen["free_queues"], json!([0, 1]));
+    let tried = report(&veth.near, &[VethPair::NIC, "--try"]);
+    assert_eq!(state(&veth.near, VethPair::NIC), before, "nothing of it stays");
+    assert_eq!(
+        (&tried["tried"]["program"], &tried["tried"]["queue"]),
+        (&"native".into(), &0.into()),
+        "{tried:#}"
+    );
+
+    let daemon = Daemon::start(&veth.near, &Serve::interface(VethPair::NIC).by_root());
+    let guest = Driver::connect(&daemon.socket(), &DriverConfig::with(F_CSUM)).expect("accepted");
+    let port = daemon.port(0);
+    let lane = &port["lanes"][0];
+    assert_eq!(modes(&seen), [&lane["mode"]; 3], "{seen:#}");
+    assert_eq!(tried["tried"]["mode"], lane["mode"], "{tried:#}");
+    assert_eq!(
+        seen["placements"][0]["why_not_more"], lane["fallbacks"],
+        "{lane:#}"
+    );
+    assert_eq!(seen["placements"][0]["checksums"], lane["checksums"], "{lane:#}");
+
+    // And once it is there, another queue is free, and the program is another's.
+    let beside = report(&veth.near, &[VethPair::NIC, "--try"]);
+    assert!(
+        beside["program"].as_str().expect("one").contains("native mode"),
+        "{beside:#}"
+    );
+    assert_eq!(beside["free_queues"], json!([1]), "{beside:#}");
+    let refused = beside["tried"]["refused"].as_str().expect("a reason");
+    assert!(refused.contains("already has an XDP program"), "{refused}");
+    assert!(
+        typed(&beside).contains("an XDP program is there already"),
+        "{beside:#}"
+    );
+    drop(guest);
+}
+
+#[test]
+fn native_mode_is_not_promised_where_a_veth_refuses_it() {
+    require!(Root);
+    let veth = VethPair::with(2, 1500);
+    veth.near.run("ethtool", &["-L", VethPair::NIC, "rx", "1"]);
+    let report = report(&veth.near, &[VethPair::NIC, "--try"]);
+    assert_eq!(modes(&report), [&json!("copy (skb)"); 3], "{report:#}");
+    assert_eq!(report["tried"]["mode"], "copy (skb)", "{report:#}");
+    let why = report["placements"][0]["why_not_more"].to_string();
+    assert!(why.contains("fewer receive queues than its peer"), "{why}");
+    let answer = report["tried"]["why_not_more"].to_string();
+    assert!(answer.contains("os error"), "the kernel's own: {answer}");
+}
+
+#[test]
+fn interfaces_that_are_no_nics_are_told_apart() {
+    require!(Root);
+    let veth = VethPair::new();
+    let netns = &veth.near;
+    netns.ip(&["link", "add", "bridge0", "type", "bridge"]);
+    netns.ip(&["link", "set", "dev", "lo", "up"]);
+    let bridge = report(netns, &["bridge0"]);
+    assert_eq!(modes(&bridge), [&json!("copy (skb)"); 3], "{bridge:#}");
+    assert!(typed(&bridge).contains("bridge0 is no NIC"), "{bridge:#}");
+    assert!(
+        typed(&bridge).contains("ip link set dev bridge0 up"),
+        "{bridge:#}"
+    );
+    let lo = report(netns, &["lo", "--try"]);
+    assert_eq!(lo["tried"]["mode"], "copy (skb)", "{lo:#}");
+    assert_eq!(
+        modes(&lo),
+        [&json!("copy (skb)"), &Value::Null, &Value::Null],
+        "{lo:#}"
+    );
+    assert!(typed(&lo).contains("mtu 3822"), "{lo:#}");
+    // Not every kernel has these.
+    for (name, kind) in [
+        ("dummy0", &["type", "dummy"][..]),
+        ("vlan0", &["link", VethPair::NIC, "type", "vlan", "id", "5"]),
+        ("bond0", &["type", "bond"]),
+    ] {
+        let words = match kind {
+            ["link", link, rest @ ..] => [&["link", "add", "link", link, "name", name], rest].concat(),
+            kind => [&["link", "add", name], kind].concat(),
+        };
+        let made = netns.command("ip").args(words).output().expect("ip is installed");
+        if !made.status.success() {
+            println!("{name} is not made by this kernel");
+            continue;
+        }
+        netns.ip(&["link", "set", "dev", name, "up"]);
+        let report = report(netns, &[name, "--try"]);
+        let (said, came) = (&report["placements"][0]["mode"], &report["tried"]["mode"]);
+        assert!(said == came || came.is_null(), "{report:#}");
+    }
+}
+
+#[test]
+fn missing_interface_is_named() {
+    require!(Root);
+    let netns = NetNs::new("check");
+    let output = check(&netns, &["nope"]);
+    assert_eq!(output.status.code(), Some(1));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("no interface \"nope\""), "{said}");
+}
+
+/// Without privileges it sees the same of the NIC, says what it cannot do, and tries in vain.
+#[test]
+fn without_privileges_it_goes_as_far_as_it_can() {
+    require!(Root);
+    let veth = VethPair::new();
+    let as_root = report(&veth.near, &[VethPair::NIC]);
+    let mut command: Command = veth.near.command("setpriv");
+    command.args(["--reuid=nobody", "--clear-groups"]);
+    let output = command
+        .arg(daemon::binary())
+        .args(["check", VethPair::NIC, "--json", "--try"])
+        .output()
+        .expect("setpriv is installed");
+    let report = report_of(&output);
+    for field in [
+        "interface",
+        "driver",
+        "kernel",
+        "placements",
+        "free_queues",
+        "steering",
+    ] {
+        assert_eq!(report[field], as_root[field], "{field}");
+    }
+    let lacking = report["lacking_capabilities"].to_string();
+    assert!(
+        lacking.contains("CAP_NET_ADMIN") && lacking.contains("CAP_BPF"),
+        "{lacking}"
+    );
+    assert!(
+        report["tried"]["refused"]
+            .as_str()
+            .expect("a reason")
+            .contains("os error 1"),
+        "{report:#}"
+    );
+    assert!(
+        typed(&report).contains("be root, or start vhost-af-xdp-steward"),
+        "{report:#}"
+    );
+    assert!(
+        report["not_seen"].to_string().contains("other users"),
+        "{report:#}"
+    );
+    assert_eq!(as_root["lacking_capabilities"], json!([]));
+}
+
+#[test]
+fn people_get_lines_that_can_be_typed() {
+    require!(Root);
+    let veth = VethPair::with(2, 1500);
+    let output = check(&veth.near, &[VethPair::NIC]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    let line = text
+        .lines()
+        .find_map(|line| {
+            line.trim()
+                .strip_prefix("vhost-af-xdp serve --socket-path /run/vm1.sock ")
+        })
+        .expect("a command");
+    assert_eq!(line, format!("--ifname {}", VethPair::NIC));
+    // Each of them is a command line that `serve` understands.
+    for line in text.lines().filter(|line| line.contains("vhost-af-xdp serve --")) {
+        let words = line
+            .split(" #")
+            .next()
+            .expect("a command")
+            .split_whitespace()
+            .skip(2);
+        let socket = "/nonexistent/vm1.sock";
+        let words = words.map(|word| if word.starts_with("/run/") { socket } else { word });
+        let mut command = veth.near.command(daemon::binary());
+        let output = command.arg("serve").args(words).output().expect("it runs");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{line}: {said}");
+        assert!(said.contains(socket), "{line}: {said}");
+    }
+}

@@ -1,0 +1,176 @@
+//! What is there: read, and nothing changed. What could not be read is noted, with the reason.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use anyhow::Context as _;
+use rustix::process::{Resource, getrlimit};
+use serde::Serialize;
+use steer::{ForeignProgram, program_on, unnamed_program_on};
+use steward::capabilities;
+use steward::hardware::{Ethtool, Tags};
+use steward::links::{DriverXdp, Link};
+use steward::protocol::DEFAULT_SOCKET;
+
+use crate::api::control_socket;
+use crate::api::queues::{self, Queue};
+use crate::nic::drivers::{self, Line};
+
+const HUGE_PAGES: &str = "/sys/kernel/mm/hugepages";
+
+/// Pages of one size.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(super) struct HugePages {
+    pub(super) page_bytes: u64,
+    pub(super) total: u64,
+    pub(super) free: u64,
+}
+
+/// What is known of an interface, its driver, this kernel and this process.
+#[derive(Debug, Clone)]
+pub(super) struct Seen {
+    pub(super) link: Link,
+    /// None: the kernel does not say.
+    pub(super) carrier: Option<bool>,
+    pub(super) kernel: Option<(u32, u32)>,
+    pub(super) release: String,
+    /// What the driver says; none before Linux 6.3.
+    pub(super) driver: Option<DriverXdp>,
+    /// What is known of it otherwise.
+    pub(super) line: Option<&'static Line>,
+    /// The XDP program that is on it.
+    pub(super) program: Option<ForeignProgram>,
+    /// Receive queues that there can be.
+    pub(super) most_queues: Option<u32>,
+    /// How many n-tuple rules there are, or why none can be.
+    pub(super) rules: Result<usize, String>,
+    /// How many RSS contexts there are beside the main one, or why none can be.
+    pub(super) contexts: Result<usize, String>,
+    pub(super) tags: Tags,
+    /// Its queues and who has them.
+    pub(super) queues: Vec<Queue>,
+    /// Of what a daemon needs that begins without a steward.
+    pub(super) lacking: Vec<&'static str>,
+    /// RLIMIT_MEMLOCK, bytes; none: no limit.
+    pub(super) memlock_bytes: Option<u64>,
+    /// CAP_IPC_LOCK: the limit does not count.
+    pub(super) locks_any: bool,
+    pub(super) huge_pages: Vec<HugePages>,
+    /// A steward's socket is where one is by default.
+    pub(super) steward: bool,
+    /// What could not be seen, and why.
+    pub(super) not_seen: Vec<String>,
+}
+
+impl Seen {
+    /// Looks at an interface of this network namespace.
+    /// Errors: there is none of that name, or the kernel does not answer.
+    pub(super) fn of(interface: &str) -> anyhow::Result<Self> {
+        let link = Link::by_name(interface)?;
+        let mut not_seen = Vec::new();
+        let driver = DriverXdp::by_index(link.index);
+        if driver.is_none() {
+            not_seen.push(
+                "what the driver does natively and in zero-copy: the kernel does not say (Linux 6.3 does); --try tells"
+                    .to_owned(),
+            );
+        }
+        let program = program_of(link.index, &mut not_seen);
+        let queues = match queues::read(Some(interface), &control_socket::find_all(), None) {
+            Ok(queues) => queues,
+            Err(error) => {
+                not_seen.push(format!("who has which queue: {error:#}"));
+                Vec::new()
+            }
+        };
+        if queues.is_empty() {
+            not_seen
+                .push("what is bound to the queues: Linux 6.8 tells, while the interface is up".to_owned());
+        }
+        let ethtool = Ethtool::open(interface).context("cannot ask the driver")?;
+        let lacking = |set| capabilities::lacking(set).context("cannot see the capabilities of this process");
+        let lacks = lacking(capabilities::NEEDED_BY_ONE)?;
+        let locks_any = !lacking(capabilities::NEEDED)?.contains(&"CAP_IPC_LOCK");
+        if !rustix::process::geteuid().is_root() {
+            not_seen.push("daemons and leases of other users: root sees them".to_owned());
+        }
+        let uname = rustix::system::uname();
+        Ok(Self {
+            carrier: Link::has_carrier(link.index).ok(),
+            kernel: drivers::kernel(),
+            release: uname.release().to_string_lossy().into_owned(),
+            driver,
+            line: drivers::line(&link.driver),
+            program,
+            most_queues: ethtool.most_receive_queues().ok(),
+            rules: count(ethtool.rules()),
+            contexts: count(ethtool.rss_contexts()),
+            tags: ethtool.tags(),
+            queues,
+            lacking: lacks,
+            memlock_bytes: getrlimit(Resource::Memlock).current,
+            locks_any,
+            huge_pages: huge_pages(Path::new(HUGE_PAGES)),
+            steward: Path::new(DEFAULT_SOCKET).exists(),
+            not_seen,
+            link,
+        })
+    }
+
+    /// Its queues that nobody is seen to have.
+    pub(super) fn free_queues(&self) -> Vec<u32> {
+        let is_free =
+            |queue: &Queue| queue.bound.is_empty() && queue.lease.is_none() && queue.holder.is_none();
+        let taken = |number: u32| {
+            let mut held = self.queues.iter().filter(|queue| !is_free(queue));
+            held.any(|queue| queue.queue == number)
+        };
+        (0..self.link.rx_queues).filter(|&queue| !taken(queue)).collect()
+    }
+}
+
+fn program_of(ifindex: u32, not_seen: &mut Vec<String>) -> Option<ForeignProgram> {
+    match unnamed_program_on(ifindex) {
+        Ok(None) => None,
+        // With its name, if that may be read.
+        Ok(unnamed) => program_on(ifindex).or(unnamed),
+        Err(error) => {
+            not_seen.push(format!("whether there is an XDP program already: {error}"));
+            None
+        }
+    }
+}
+
+fn count<T>(found: io::Result<Vec<T>>) -> Result<usize, String> {
+    match found {
+        Ok(found) => Ok(found.len()),
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Err("the driver has none".to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// Directories `hugepages-NkB` (Documentation/admin-guide/mm/hugetlbpage.rst).
+fn huge_pages(directory: &Path) -> Vec<HugePages> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let of = |entry: fs::DirEntry| {
+        let name = entry.file_name().into_string().ok()?;
+        let kib: u64 = name
+            .strip_prefix("hugepages-")?
+            .strip_suffix("kB")?
+            .parse()
+            .ok()?;
+        let read = |file| {
+            let text = fs::read_to_string(entry.path().join(file)).ok()?;
+            text.trim().parse().ok()
+        };
+        Some(HugePages {
+            page_bytes: kib.checked_mul(1024)?,
+            total: read("nr_hugepages")?,
+            free: read("free_hugepages")?,
+        })
+    };
+    let mut found: Vec<_> = entries.filter_map(of).collect();
+    found.sort_unstable_by_key(|pages| pages.page_bytes);
+    found
+}

@@ -1,0 +1,202 @@
+use steward::links::{DriverSends, DriverXdp, Link};
+
+use super::*;
+use crate::nic::drivers::TABLE;
+
+/// igb with two queues, beside nothing else, as root sees it.
+fn igb() -> Seen {
+    Seen {
+        link: Link {
+            index: 2,
+            name: "eth1".to_owned(),
+            mtu: 1500,
+            driver: "igb".to_owned(),
+            up: true,
+            rx_queues: 2,
+            ..Link::default()
+        },
+        carrier: Some(true),
+        kernel: Some((7, 2)),
+        release: "7.2.13".to_owned(),
+        driver: Some(DriverXdp {
+            native: true,
+            pieces: false,
+            sends: DriverSends::default(),
+        }),
+        line: TABLE.iter().find(|line| line.driver == "igb"),
+        program: None,
+        most_queues: Some(8),
+        rules: Ok(0),
+        contexts: Ok(0),
+        tags: Tags::There,
+        queues: Vec::new(),
+        lacking: Vec::new(),
+        memlock_bytes: Some(8 << 20),
+        locks_any: true,
+        huge_pages: Vec::new(),
+        steward: false,
+        not_seen: Vec::new(),
+    }
+}
+
+fn with(change: impl FnOnce(&mut Seen)) -> Report {
+    let mut seen = igb();
+    change(&mut seen);
+    Report::new(seen, None)
+}
+
+fn modes(report: &Report) -> [Option<&str>; 3] {
+    [0, 1, 2].map(|at| report.placements[at].mode.as_deref())
+}
+
+fn typed(report: &Report, goal: &str) -> String {
+    let advice = report.advice.iter().find(|advice| advice.goal == goal);
+    advice.map(|advice| advice.lines.join("\n")).unwrap_or_default()
+}
+
+const ZERO_COPY: Option<&str> = Some("zero-copy");
+const NATIVE: Option<&str> = Some("copy (native)");
+const SKB: Option<&str> = Some("copy (skb)");
+
+#[test]
+fn modes_are_those_of_the_conditions_that_serve_goes_by() {
+    let report = with(|_| ());
+    assert_eq!(modes(&report), [ZERO_COPY; 3]);
+    // What the guest and its VMM have to be for direct placement, each once.
+    let depends = report.placements[2].depends_on.join("\n");
+    for word in ["--mac", "steward", "IN_ORDER", "inflight", "huge pages"] {
+        assert!(depends.contains(word), "{word}: {depends}");
+    }
+    assert_eq!(report.placements[2].depends_on.len(), 5);
+
+    let ixgbe = with(|seen| seen.line = TABLE.iter().find(|line| line.driver == "ixgbe"));
+    assert_eq!(modes(&ixgbe), [ZERO_COPY, ZERO_COPY, NATIVE]);
+    assert!(
+        ixgbe.placements[2].why_not_more[0].contains("not known for it"),
+        "{ixgbe}"
+    );
+    assert!(
+        typed(&ixgbe, "direct placement").contains("--memory send-direct"),
+        "{ixgbe}"
+    );
+
+    let ice = with(|seen| seen.line = TABLE.iter().find(|line| line.driver == "ice"));
+    assert_eq!(modes(&ice), [NATIVE; 3]);
+    assert!(ice.placements[0].why_not_more[0].contains("known bad"), "{ice}");
+
+    let none = with(|seen| seen.driver.as_mut().expect("said").native = false);
+    assert_eq!(modes(&none), [SKB; 3]);
+    let jumbo = with(|seen| seen.link.mtu = 9000);
+    assert_eq!(modes(&jumbo), [SKB, None, None]);
+    assert!(typed(&jumbo, "direct placement").contains("mtu 3822"), "{jumbo}");
+}
+
+#[test]
+fn kernel_that_does_not_say_is_told_of_by_the_table_of_drivers() {
+    let old = with(|seen| {
+        seen.driver = None;
+        seen.kernel = Some((6, 1));
+    });
+    assert_eq!(modes(&old), [ZERO_COPY; 3]);
+    let lacks: Vec<_> = old.kernel.lacks.iter().map(|lack| lack.from.as_str()).collect();
+    assert_eq!(lacks, ["6.3", "6.4", "6.6", "6.8", "6.18"]);
+    let unknown = with(|seen| (seen.driver, seen.line) = (None, None));
+    assert_eq!(modes(&unknown), [SKB; 3]);
+}
+
+#[test]
+fn checksums_are_whose_they_will_be() {
+    let of = |report: &Report| report.placements[0].checksums.clone();
+    assert_eq!(of(&with(|_| ())).as_deref(), Some("daemon"));
+    let does = |seen: &mut Seen| seen.driver.as_mut().expect("said").sends.checksum = true;
+    assert_eq!(of(&with(does)).as_deref(), Some("NIC (TX metadata)"));
+    let old = with(|seen| {
+        does(seen);
+        seen.kernel = Some((6, 7));
+    });
+    assert_eq!(of(&old).as_deref(), Some("daemon"));
+}
+
+#[test]
+fn queues_that_are_taken_are_not_proposed() {
+    let taken = |queue| Queue {
+        interface: "eth1".to_owned(),
+        queue,
+        bound: vec!["xsk".to_owned()],
+        ..Queue::default()
+    };
+    let report = with(|seen| {
+        seen.link.rx_queues = 6;
+        seen.queues = vec![taken(0), taken(2)];
+    });
+    assert_eq!(report.free_queues, [1, 3, 4, 5]);
+    assert!(
+        typed(&report, "one guest on a queue").contains("--start-queue 1"),
+        "{report}"
+    );
+    assert!(
+        typed(&report, "several pairs").contains("--start-queue 3 --queues 3"),
+        "{report}"
+    );
+    let none = with(|seen| seen.queues = vec![taken(0), taken(1)]);
+    assert!(
+        typed(&none, "one guest on a queue").contains("no queue is free"),
+        "{none}"
+    );
+    assert!(
+        typed(&none, "several pairs").contains("ethtool -L eth1 combined 2"),
+        "{none}"
+    );
+}
+
+#[test]
+fn what_stands_in_the_way_is_said_first() {
+    let report = with(|seen| {
+        seen.link.up = false;
+        seen.tags = Tags::TakenOff;
+        seen.lacking = vec!["CAP_NET_ADMIN", "CAP_BPF"];
+    });
+    let first = typed(&report, "first");
+    for line in [
+        "ip link set dev eth1 up",
+        "lacks CAP_NET_ADMIN, CAP_BPF: be root",
+        "ethtool -K eth1 rxvlan off",
+    ] {
+        assert!(first.contains(line), "{line}: {first}");
+    }
+    let leased = with(|seen| {
+        seen.lacking = vec!["CAP_BPF"];
+        seen.steward = true;
+    });
+    assert!(
+        typed(&leased, "one guest on a queue").contains("--steward /run/vhost-af-xdp/steward.sock"),
+        "{leased}"
+    );
+    let short = with(|seen| (seen.locks_any, seen.memlock_bytes) = (false, Some(64 << 10)));
+    assert_eq!(short.memory.copy_pairs, Some(0));
+    assert!(typed(&short, "first").contains("ulimit -l 6144"), "{short}");
+}
+
+#[test]
+fn json_has_these_fields() {
+    let value = serde_json::to_value(with(|_| ())).expect("JSON");
+    let names: Vec<_> = value.as_object().expect("an object").keys().cloned().collect();
+    let mut wanted = [
+        "interface",
+        "driver",
+        "kernel",
+        "program",
+        "placements",
+        "queues",
+        "free_queues",
+        "steering",
+        "memory",
+        "lacking_capabilities",
+        "steward",
+        "type",
+        "not_seen",
+        "tried",
+    ];
+    wanted.sort_unstable();
+    assert_eq!(names, wanted);
+}

@@ -1,0 +1,91 @@
+//! `check --try`: a program is attached and a free queue bound, and both are taken back at once.
+//!
+//! The program lets all frames pass to the host: no queue of it is enabled. A driver may take its link down for a moment
+//! when a program comes or goes, and when a socket is bound.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+use steer::{Mode, ModeRequest, Program, with_sources};
+use steward::server::wants_frags;
+use xsk::{AttachMode, OwnMemory, QueueId, RingSize, Socket, SocketConfig, Umem};
+
+use super::seen::Seen;
+use crate::nic::binding::{LONGEST_FRAME, TX_METADATA_BYTES};
+use crate::nic::interface::{RECEIVE_RING, SEND_RING};
+use crate::nic::mode::Fallback;
+
+/// Of memory that is registered and given back at once.
+const CHUNKS: u32 = 256;
+const BIND_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// What came of it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub(super) struct Tried {
+    /// The queue; none, where none is free.
+    pub(super) queue: Option<u32>,
+    /// How the program was attached: `native`, `skb`.
+    pub(super) program: Option<String>,
+    /// What the socket was bound in, as `status` says it; none: it was not.
+    pub(super) mode: Option<String>,
+    /// Why not in a better one, the kernel's answers among it.
+    pub(super) why_not_more: Vec<String>,
+    /// Why it was given up.
+    pub(super) refused: Option<String>,
+}
+
+/// Tries copy placement, on the first queue that nobody is seen to have.
+pub(super) fn run(seen: &Seen) -> Tried {
+    let mut tried = Tried {
+        queue: seen.free_queues().first().copied(),
+        ..Tried::default()
+    };
+    tried.refused = match tried.queue {
+        None => Some("no queue is free".to_owned()),
+        Some(queue) => attempt(seen, queue, &mut tried).err().map(|error| {
+            let error: &(dyn std::error::Error + 'static) = error.as_ref();
+            with_sources(error)
+        }),
+    };
+    tried
+}
+
+fn attempt(seen: &Seen, queue: u32, tried: &mut Tried) -> anyhow::Result<()> {
+    let frags = wants_frags(seen.link.mtu);
+    let program = Program::attach(seen.link.index, ModeRequest::Auto, frags)?;
+    let native = program.mode() == Mode::Native;
+    tried.program = Some(program.mode().to_string());
+    let wish = seen.wish(native, None);
+    let binding = wish.binding()?;
+    let not_native = program.fallback().map(|why| Fallback::NotNative(why.to_owned()));
+    let notes = [binding.note.map(Fallback::NoZeroCopy), not_native];
+    tried
+        .why_not_more
+        .extend(notes.iter().flatten().map(ToString::to_string));
+    let memory = OwnMemory::new(CHUNKS as usize * binding.chunk_bytes as usize)?;
+    let umem = Umem::aligned(Arc::new(memory), binding.chunk_bytes, 0)?;
+    let mut config = SocketConfig::new(seen.link.index, QueueId(queue));
+    config.attach = match native {
+        true => AttachMode::Native,
+        false => AttachMode::Skb,
+    };
+    config.bind = binding.ask;
+    let (receive, send) = (RingSize::at_least(RECEIVE_RING), RingSize::at_least(SEND_RING));
+    (config.rx, config.tx) = (Some(receive), Some(send));
+    (config.fill, config.completion) = (receive, send);
+    config.multi_buffer = wish.frame_limit > LONGEST_FRAME;
+    config.bind_timeout = BIND_TIMEOUT;
+    let roomy = umem.clone().with_tx_metadata(TX_METADATA_BYTES)?;
+    let socket = Socket::open(&roomy, &config).or_else(|_| Socket::open(&umem, &config))?;
+    tried.mode = Some(socket.mode().to_string());
+    let refused = socket.fallbacks().iter().map(ToString::to_string);
+    tried.why_not_more.extend(refused);
+    if !native && seen.link.partial_checksums {
+        tried.why_not_more.push(Fallback::SkbOnVeth.to_string());
+    }
+    // The socket goes before the program does.
+    drop(socket);
+    drop(program);
+    Ok(())
+}

@@ -1,0 +1,193 @@
+//! The report as a person reads it.
+
+use std::fmt::{self, Write as _};
+
+use super::{HugePages, Report, Tried};
+use crate::api::status_view::{or_dash, table};
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (what, said) in self.facts() {
+            writeln!(f, "{what:<11} {said}")?;
+        }
+        writeln!(f, "{}", self.modes())?;
+        for (reason, placements) in self.reasons() {
+            writeln!(f, "{}: {reason}", placements.join(", "))?;
+        }
+        if let Some(tried) = &self.tried {
+            writeln!(f, "\n{}", of_trial(tried))?;
+            tried
+                .why_not_more
+                .iter()
+                .try_for_each(|why| writeln!(f, "tried: {why}"))?;
+        }
+        writeln!(f, "\nwhat to type")?;
+        for advice in &self.advice {
+            writeln!(f, "  {}", advice.goal)?;
+            advice
+                .lines
+                .iter()
+                .try_for_each(|line| writeln!(f, "    {line}"))?;
+        }
+        if !self.not_seen.is_empty() {
+            writeln!(f, "\nnot seen")?;
+        }
+        self.not_seen.iter().try_for_each(|what| writeln!(f, "  {what}"))
+    }
+}
+
+impl Report {
+    fn facts(&self) -> [(&'static str, String); 9] {
+        [
+            ("interface", self.interface_line()),
+            ("driver", self.driver.known.clone()),
+            ("kernel", self.kernel_line()),
+            ("program", or_dash(self.program.as_ref())),
+            ("queues", self.queues_line()),
+            ("rules", self.rules_line()),
+            ("VLANs", self.steering.vlans.clone()),
+            ("memory", self.memory_line()),
+            ("privileges", self.privileges_line()),
+        ]
+    }
+
+    /// Each reason once, with the placements that it is for.
+    fn reasons(&self) -> Vec<(String, Vec<&str>)> {
+        let mut said: Vec<(String, Vec<&str>)> = Vec::new();
+        for expected in &self.placements {
+            let reasons = expected.why_not_more.iter().cloned();
+            let conditions = expected.depends_on.iter();
+            for reason in reasons.chain(conditions.map(|why| format!("else {why}"))) {
+                match said.iter_mut().find(|(known, _)| *known == reason) {
+                    Some((_, placements)) => placements.push(&expected.placement),
+                    None => said.push((reason, vec![&expected.placement])),
+                }
+            }
+        }
+        said
+    }
+
+    fn modes(&self) -> String {
+        let mut table = table(["placement", "mode", "checksums"], |_| false);
+        for expected in &self.placements {
+            let refused = || "refused".to_owned();
+            table.add_row([
+                expected.placement.clone(),
+                expected.mode.clone().unwrap_or_else(refused),
+                or_dash(expected.checksums.as_ref()),
+            ]);
+        }
+        table.to_string()
+    }
+
+    fn interface_line(&self) -> String {
+        let interface = &self.interface;
+        let link = match (interface.up, interface.carrier) {
+            (false, _) => "down",
+            (true, Some(false)) => "up, without a link",
+            (true, _) => "up",
+        };
+        let translated = match interface.iommu_translates {
+            true => ", an IOMMU translates for it",
+            false => "",
+        };
+        format!(
+            "{}, {link}, MTU {}, {}{translated}",
+            interface.name, interface.mtu, interface.mac
+        )
+    }
+
+    fn kernel_line(&self) -> String {
+        let lacks = self.kernel.lacks.iter();
+        let lacks: Vec<_> = lacks
+            .map(|lack| format!("{} (from {} on)", lack.what, lack.from))
+            .collect();
+        match lacks.is_empty() {
+            true => format!("Linux {}", self.kernel.release),
+            false => format!("Linux {}, without: {}", self.kernel.release, lacks.join("; ")),
+        }
+    }
+
+    fn queues_line(&self) -> String {
+        let interface = &self.interface;
+        let most = match interface.most_receive_queues {
+            Some(most) => format!(" of {most}"),
+            None => String::new(),
+        };
+        let free: Vec<_> = self.free_queues.iter().map(ToString::to_string).collect();
+        let free = match free.is_empty() {
+            true => "none".to_owned(),
+            false => free.join(", "),
+        };
+        format!("{}{most} in use, free: {free}", interface.receive_queues)
+    }
+
+    fn rules_line(&self) -> String {
+        let said = |count: Option<usize>, why: &Option<String>| match (count, why) {
+            (Some(count), _) => format!("{count} there"),
+            (None, why) => why.clone().unwrap_or_default(),
+        };
+        let steering = &self.steering;
+        format!(
+            "n-tuple rules: {}; RSS contexts: {}",
+            said(steering.rules, &steering.rules_why),
+            said(steering.contexts, &steering.contexts_why)
+        )
+    }
+
+    fn memory_line(&self) -> String {
+        let memory = &self.memory;
+        let mut text = match (memory.locks_any, memory.memlock_bytes, memory.copy_pairs) {
+            (true, ..) => "locked: any (CAP_IPC_LOCK)".to_owned(),
+            (false, None, _) | (false, _, None) => "locked: any (no RLIMIT_MEMLOCK)".to_owned(),
+            (false, Some(bytes), Some(pairs)) => format!(
+                "locked: {} KiB (RLIMIT_MEMLOCK), which is {pairs} queue pair(s) that copy; direct and send-direct lock \
+                 all guest RAM for each pair",
+                bytes / 1024
+            ),
+        };
+        let has_some = |pages: &&HugePages| pages.total > 0;
+        let mut sizes = memory.huge_pages.iter().filter(has_some).peekable();
+        if sizes.peek().is_none() {
+            text.push_str("; no huge pages");
+        }
+        for pages in sizes {
+            // Writing to a String cannot fail.
+            let _ = write!(
+                text,
+                "; huge pages of {} KiB: {} of {} free",
+                pages.page_bytes / 1024,
+                pages.free,
+                pages.total
+            );
+        }
+        text
+    }
+
+    fn privileges_line(&self) -> String {
+        let lacking = match self.lacking_capabilities.is_empty() {
+            true => "all that a daemon without a steward needs".to_owned(),
+            false => format!("lacks {}", self.lacking_capabilities.join(", ")),
+        };
+        match self.steward {
+            true => format!("{lacking}; there is a steward's socket"),
+            false => lacking,
+        }
+    }
+}
+
+fn of_trial(tried: &Tried) -> String {
+    let program = tried
+        .program
+        .as_ref()
+        .map(|mode| format!(", program attached in {mode} mode"));
+    let queue = tried.queue.map(|queue| format!(" on queue {queue}"));
+    let (program, queue) = (program.unwrap_or_default(), queue.unwrap_or_default());
+    match (&tried.mode, &tried.refused) {
+        (Some(mode), _) => format!("tried{queue}{program}: bound in {mode}; all of it was taken back"),
+        (None, why) => {
+            let why = why.as_deref().unwrap_or_default();
+            format!("tried{queue}{program}: {why}")
+        }
+    }
+}
