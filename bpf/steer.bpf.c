@@ -21,11 +21,17 @@
  * two receivers, and a guest without them has no ARP. A frame's VLAN is that of its outermost tag, as far as it is in
  * the frame: a tag that the driver took off (rx-vlan-offload) is not seen here.
  *
+ * A queue of a *network* serves many receivers. (VLAN, destination) is looked up once, and what is found, the number of
+ * the receiver's port, is written before the frame (steer_note), so that nobody parses it again. What no station of the
+ * network is asked for with goes to the host. Frames to groups of stations go to both: a copy into the network's ring
+ * buffer, and the frame itself to the host. Each network has a ring of its own: who reads it sees no other's frames.
+ * How often is limited (GCRA, on each CPU): a flood costs the host's CPU no copies beyond that.
+ *
  * Invariants:
  *  - A frame that is passed leaves as it came: metadata that was added is taken away again.
  *  - The configuration is read once per frame, as one word (steer.h), so length, limit and state belong
  *    together even while the loader changes them.
- *  - No frame is lost without a counter. What the socket then drops (no fill entry, ring full) is counted by
+ *  - No frame is lost without a counter, and no copy of one. What the socket then drops (no fill entry, ring full) is counted by
  *    the kernel in XDP_STATISTICS.
  *
  * Two programs share the body. `steer` takes frames in one buffer only, and drivers refuse it when the MTU needs
@@ -64,6 +70,42 @@ struct {
 	__type(value, __u8);
 } steer_entries SEC(".maps");
 
+/* Written by the loader: who is where. Of all networks of the interface. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, STEER_MAX_STATIONS);
+	__type(key, struct steer_station);
+	__type(value, struct steer_member);
+} steer_stations SEC(".maps");
+
+/* Where frames to groups are copied, by the number of the network; filled by the loader. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, STEER_MAX_QUEUES);
+	__type(key, __u32);
+	__array(values, struct {
+		__uint(type, BPF_MAP_TYPE_RINGBUF);
+		__uint(max_entries, 4096);
+	});
+} steer_rings SEC(".maps");
+
+/* How many of them, by the number of the network; written by the loader. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, STEER_MAX_QUEUES);
+	__type(key, __u32);
+	__type(value, struct steer_limit);
+} steer_limits SEC(".maps");
+
+/* When the next of them is due on this CPU, ns, by the number of the network. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, STEER_MAX_QUEUES);
+	__type(key, __u32);
+	__type(value, __u64);
+} steer_due SEC(".maps");
+
 /* Per CPU, and a CPU runs one receive softirq at a time: plain additions lose nothing. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -71,6 +113,16 @@ struct {
 	__type(key, __u32);
 	__type(value, struct steer_counters);
 } steer_counts SEC(".maps");
+
+/*
+ * Counts a frame. What follows keeps the compiler from joining the ends of several branches into one that adds to a
+ * counter of variable offset: a pointer that it calculates so takes CAP_PERFMON.
+ */
+#define COUNT(counters, counter)                  \
+	do {                                      \
+		(counters)->counter++;            \
+		asm volatile("" : : : "memory");  \
+	} while (0)
 
 /* Makes room of `len` (a constant after inlining) before the frame and writes the header there. */
 static __always_inline int prepend_virtio_header(struct xdp_md *ctx, int len)
@@ -170,14 +222,171 @@ static __always_inline int is_ours(struct xdp_md *ctx, __u32 queue, __u32 flags)
 	return 1;
 }
 
+/* Whether one more frame is within the limit (GCRA: ITU-T I.371). */
+static __always_inline int is_due(__u32 network)
+{
+	struct steer_limit *limit = bpf_map_lookup_elem(&steer_limits, &network);
+	__u64 *due = bpf_map_lookup_elem(&steer_due, &network);
+	__u64 now, from;
+
+	if (!limit || !due || !limit->each_ns)
+		return 1;
+	now = bpf_ktime_get_ns();
+	from = *due > now ? *due : now;
+	if (from - now > limit->burst_ns)
+		return 0;
+	*due = from + limit->each_ns;
+	return 1;
+}
+
+/* Copies the frame into a record of `record_len` bytes (a constant after inlining). */
+static __always_inline int copy_group(struct xdp_md *ctx, void *ring, struct steer_group head, __u64 record_len)
+{
+	__u64 len = head.len;
+	void *record = bpf_ringbuf_reserve(ring, record_len, 0);
+
+	if (!record)
+		return -1;
+	*(struct steer_group *)record = head;
+	/*
+	 * Kept out of the compiler's sight: it would leave the comparisons out, of which it knows the outcome and the verifier
+	 * does not, or make one of the two (less than the header no frame has), which kernels like 6.12 do not understand.
+	 */
+	asm volatile("" : "+r"(len));
+	if (len < 14)
+		goto discard;
+	asm volatile("" : "+r"(len));
+	if (len > record_len - sizeof(head))
+		goto discard;
+	if (bpf_xdp_load_bytes(ctx, 0, record + sizeof(head), len))
+		goto discard;
+	bpf_ringbuf_submit(record, 0);
+	return 0;
+
+discard:
+	bpf_ringbuf_discard(record, 0);
+	return -1;
+}
+
+/* A frame to a group, of a network: a copy for its ring. */
+static __always_inline void take_group(struct xdp_md *ctx, struct steer_group head, __u32 network,
+				       struct steer_counters *counters)
+{
+	void *ring;
+	int copied;
+
+	if (!is_due(network)) {
+		COUNT(counters, group_limited);
+		return;
+	}
+	ring = bpf_map_lookup_elem(&steer_rings, &network);
+	if (!ring)
+		copied = -1;
+	else if (head.len <= STEER_GROUP_SHORT - sizeof(head))
+		copied = copy_group(ctx, ring, head, STEER_GROUP_SHORT);
+	else if (head.len <= STEER_GROUP_MIDDLE - sizeof(head))
+		copied = copy_group(ctx, ring, head, STEER_GROUP_MIDDLE);
+	else
+		copied = copy_group(ctx, ring, head, STEER_GROUP_LONG);
+	if (copied)
+		COUNT(counters, group_lost);
+	else
+		COUNT(counters, group_copied);
+}
+
+/* Writes the note before the frame, where there is room; without it the frame is as good, only slower. */
+static __always_inline int write_note(struct xdp_md *ctx, __u32 port)
+{
+	volatile struct steer_note *note;
+	void *frame;
+
+	if (bpf_xdp_adjust_meta(ctx, -STEER_NOTE_LEN))
+		return 0;
+	note = (void *)(long)ctx->data_meta;
+	frame = (void *)(long)ctx->data;
+	if ((void *)(note + 1) > frame) {
+		/* for the verifier: adjust_meta just made this room */
+		return 0;
+	}
+	note->port = port;
+	note->mark = STEER_NOTE_MARK;
+	return STEER_NOTE_LEN;
+}
+
+static __always_inline int to_socket(struct xdp_md *ctx, __u32 queue, __u32 flags, int before,
+				     struct steer_counters *counters)
+{
+	/* The lower bits of the flags are the verdict for an empty slot. */
+	__u32 socket = queue;
+	int verdict;
+
+	if (flags & STEER_QUEUE_SECOND)
+		socket += STEER_MAX_QUEUES;
+	verdict = bpf_redirect_map(&steer_sockets, socket, XDP_PASS);
+	if (verdict == XDP_REDIRECT) {
+		COUNT(counters, redirected);
+		return verdict;
+	}
+	COUNT(counters, no_socket);
+	if (before)
+		bpf_xdp_adjust_meta(ctx, before);
+	return verdict;
+}
+
+static __always_inline int steer_in_network(struct xdp_md *ctx, __u32 queue, __u64 config,
+					    struct steer_counters *counters)
+{
+	const __u8 *frame = (void *)(long)ctx->data;
+	const void *end = (void *)(long)ctx->data_end;
+	__u32 flags = config >> STEER_FLAGS_SHIFT;
+	__u32 network = flags >> STEER_NETWORK_SHIFT & 0xff;
+	struct steer_member *member;
+	volatile __u64 key;
+	__u32 len, port;
+	int vlan;
+
+	if ((const void *)(frame + 14) > end)
+		goto not_ours;
+	vlan = vlan_of(frame, end);
+	if (vlan < 0)
+		goto not_ours;
+	/* Bit 0 of the first byte: multicast or broadcast (IEEE 802). */
+	if (frame[0] & 1) {
+		len = bpf_xdp_get_buff_len(ctx);
+		if (len > (__u32)config) {
+			COUNT(counters, group_lost);
+		} else {
+			struct steer_group head = { .len = len, .queue = queue, .vlan = vlan };
+
+			take_group(ctx, head, network, counters);
+		}
+		return XDP_PASS;
+	}
+	/* A steer_station, written as one word: see has_entry. */
+	key = (__u64)(__u16)vlan << SHIFT(0, 2) | BYTE(frame, 0, 2) | BYTE(frame, 1, 3) | BYTE(frame, 2, 4) |
+	      BYTE(frame, 3, 5) | BYTE(frame, 4, 6) | BYTE(frame, 5, 7);
+	member = bpf_map_lookup_elem(&steer_stations, (const void *)&key);
+	if (!member || member->network != network)
+		goto not_ours;
+	port = member->port;
+	if (bpf_xdp_get_buff_len(ctx) > (__u32)config) {
+		COUNT(counters, too_long);
+		return XDP_DROP;
+	}
+	return to_socket(ctx, queue, flags, write_note(ctx, port), counters);
+
+not_ours:
+	COUNT(counters, not_ours);
+	return XDP_PASS;
+}
+
 static __always_inline int steer_frame(struct xdp_md *ctx)
 {
 	__u32 queue = ctx->rx_queue_index;
 	struct steer_counters *counters;
-	__u32 header_len, flags, socket;
+	__u32 header_len, flags;
 	volatile __u64 *slot;
 	__u64 config;
-	int verdict;
 
 	slot = bpf_map_lookup_elem(&steer_queues, &queue);
 	counters = bpf_map_lookup_elem(&steer_counts, &queue);
@@ -189,36 +398,27 @@ static __always_inline int steer_frame(struct xdp_md *ctx)
 	flags = config >> STEER_FLAGS_SHIFT;
 
 	if (!(flags & STEER_QUEUE_ACTIVE)) {
-		counters->passed++;
+		COUNT(counters, passed);
 		return XDP_PASS;
 	}
-	if ((flags & (STEER_QUEUE_MACS | STEER_QUEUE_VLANS)) && !is_ours(ctx, queue, flags)) {
-		counters->not_ours++;
-		return XDP_PASS;
+	if (flags & (STEER_QUEUE_MACS | STEER_QUEUE_VLANS | STEER_QUEUE_NETWORK)) {
+		if (flags & STEER_QUEUE_NETWORK)
+			return steer_in_network(ctx, queue, config, counters);
+		if (!is_ours(ctx, queue, flags)) {
+			COUNT(counters, not_ours);
+			return XDP_PASS;
+		}
 	}
 	/* Also for a frame in one buffer: to subtract pointers takes CAP_PERFMON, this helper does not. */
 	if (bpf_xdp_get_buff_len(ctx) > (__u32)config) {
-		counters->too_long++;
+		COUNT(counters, too_long);
 		return XDP_DROP;
 	}
 	if (write_header(ctx, header_len)) {
-		counters->no_header_room++;
+		COUNT(counters, no_header_room);
 		return XDP_DROP;
 	}
-
-	/* The lower bits of the flags are the verdict for an empty slot. */
-	socket = queue;
-	if (flags & STEER_QUEUE_SECOND)
-		socket += STEER_MAX_QUEUES;
-	verdict = bpf_redirect_map(&steer_sockets, socket, XDP_PASS);
-	if (verdict == XDP_REDIRECT) {
-		counters->redirected++;
-		return verdict;
-	}
-	counters->no_socket++;
-	if (header_len)
-		bpf_xdp_adjust_meta(ctx, header_len);
-	return verdict;
+	return to_socket(ctx, queue, flags, header_len, counters);
 }
 
 SEC("xdp")

@@ -40,6 +40,13 @@
 /* Only frames of VLANs that are among the queue's entries are ours. */
 #define STEER_QUEUE_VLANS 0x10
 
+/*
+ * The queue is of a network: frames go to its socket whose (VLAN, destination) is among the stations of the network,
+ * which has the number in bits 8 to 15 of the flags: that of its first queue.
+ */
+#define STEER_QUEUE_NETWORK 0x20
+#define STEER_NETWORK_SHIFT 8
+
 #define STEER_HEADER_NONE 0
 /* VirtIO 1.3, section 5.1.6: struct virtio_net_hdr with num_buffers */
 #define STEER_HEADER_LEN 12
@@ -61,6 +68,64 @@ struct steer_entry {
 };
 _Static_assert(sizeof(struct steer_entry) == 12, "twin in layout.rs");
 
+/* Most stations of all networks together. */
+#define STEER_MAX_STATIONS 16384
+
+/* Who a frame is for: the key of a station. No interface has two networks with the same one. */
+struct steer_station {
+	/* 0: untagged, or tagged with a priority only; else 1 to 4094 */
+	__u16 vlan;
+	__u8 mac[6];
+};
+_Static_assert(sizeof(struct steer_station) == 8, "twin in network.rs");
+
+/* What a station is a part of. */
+struct steer_member {
+	/* number of its port, given by the owner of the network */
+	__u32 port;
+	/* number of its network */
+	__u32 network;
+};
+_Static_assert(sizeof(struct steer_member) == 8, "twin in network.rs");
+
+/*
+ * Stands directly before a frame in a network's socket, where the driver leaves room for metadata. Who gives the
+ * kernel a buffer zeroes `mark` in it first, and finds out by it whether there is a note.
+ */
+struct steer_note {
+	__u32 port;
+	/* STEER_NOTE_MARK */
+	__u32 mark;
+};
+#define STEER_NOTE_LEN 8
+#define STEER_NOTE_MARK 0x65746f6e
+_Static_assert(sizeof(struct steer_note) == STEER_NOTE_LEN, "twin in network.rs");
+
+/* How many frames to groups of stations a network gets on each CPU. */
+struct steer_limit {
+	/* time between two of them, ns; 0: no limit */
+	__u64 each_ns;
+	/* how far they may be ahead of that */
+	__u64 burst_ns;
+};
+_Static_assert(sizeof(struct steer_limit) == 16, "twin in network.rs");
+
+/*
+ * A record of a network's ring: this head, then the frame; what follows up to the record's end means nothing.
+ * Records have one of three lengths, as the verifier wants a constant.
+ */
+struct steer_group {
+	/* bytes of the frame */
+	__u32 len;
+	__u16 queue;
+	/* as in steer_station; the tag is in the frame */
+	__u16 vlan;
+};
+#define STEER_GROUP_SHORT 256
+#define STEER_GROUP_MIDDLE 2048
+#define STEER_GROUP_LONG 16384
+_Static_assert(sizeof(struct steer_group) == 8, "twin in ring.rs");
+
 /* Counters of one queue on one CPU; frames. The program only adds; the loader sums over the CPUs. */
 struct steer_counters {
 	/* given to the AF_XDP socket of the queue; what happens then is in the socket's XDP_STATISTICS */
@@ -75,8 +140,14 @@ struct steer_counters {
 	__u64 no_socket;
 	/* passed to the host: the queue is ours, the frame's address or VLAN is not */
 	__u64 not_ours;
+	/* of frames to groups in a network, which all go to the host: a copy is in the network's ring */
+	__u64 group_copied;
+	/* the same: no copy, there were more than the limit allows */
+	__u64 group_limited;
+	/* the same: no copy, the ring was full, or the frame longer than it takes or than frame_limit */
+	__u64 group_lost;
 };
-_Static_assert(sizeof(struct steer_counters) == 48, "twin in layout.rs");
+_Static_assert(sizeof(struct steer_counters) == 72, "twin in layout.rs");
 
 /* What a guest finds before its frame: VirtIO 1.3, section 5.1.6, little-endian whatever the host is. */
 struct steer_virtio_header {

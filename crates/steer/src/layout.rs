@@ -18,6 +18,10 @@ const SUCCESSOR: u64 = 0x4;
 const MACS: u64 = 0x8;
 /// `STEER_QUEUE_VLANS`
 const VLANS: u64 = 0x10;
+/// `STEER_QUEUE_NETWORK`
+const NETWORK: u64 = 0x20;
+/// `STEER_NETWORK_SHIFT`
+const NETWORK_SHIFT: u32 = 8;
 /// Addresses and VLANs of all queues together; `STEER_MAX_ENTRIES`.
 pub(crate) const MAX_ENTRIES: u32 = 16_384;
 /// `STEER_ENTRY_MAC`
@@ -107,6 +111,21 @@ impl Entry {
 /// The flags of a word that belong to the queue's [`Filter`].
 pub(crate) fn filter_bits(word: u64) -> u64 {
     word & ((MACS | VLANS) << FLAGS_SHIFT)
+}
+
+/// The flags of a word that say of which network the queue is.
+pub(crate) fn network_bits(word: u64) -> u64 {
+    word & ((NETWORK | 0xff << NETWORK_SHIFT) << FLAGS_SHIFT)
+}
+
+/// What of a word outlives the queue's sockets.
+pub(crate) fn lasting_bits(word: u64) -> u64 {
+    filter_bits(word) | network_bits(word)
+}
+
+/// The flags of a queue of this network, which is below [`MAX_QUEUES`].
+pub(crate) fn word_of_network(network: u32) -> u64 {
+    network_bits((NETWORK | u64::from(network) << NETWORK_SHIFT) << FLAGS_SHIFT)
 }
 
 /// The virtio-net header that the program writes before a frame (VirtIO 1.3, section 5.1.6): all zero, but
@@ -217,15 +236,22 @@ pub struct QueueCounters {
     pub no_socket: u64,
     /// Passed to the host: the queue is ours, the frame's address or VLAN is not ([`Filter`]).
     pub not_ours: u64,
+    /// Frames to groups of stations (multicast, broadcast) in a network, which all pass to the host: a copy is in the
+    /// network's ring.
+    pub group_copied: u64,
+    /// The same: no copy, there were more than the network's [limit](crate::GroupLimit).
+    pub group_limited: u64,
+    /// The same: no copy, the ring was full, or the frame longer than it takes or than [`QueueConf::frame_limit`].
+    pub group_lost: u64,
 }
 
 /// Bytes of one CPU's `struct steer_counters`.
-const COUNTERS_SIZE_BYTES: usize = 6 * size_of::<u64>();
+const COUNTERS_SIZE_BYTES: usize = 9 * size_of::<u64>();
 const _: () = assert!(size_of::<QueueCounters>() == COUNTERS_SIZE_BYTES);
 
 impl QueueCounters {
     /// Every counter with its name, in the order of a frame's way through the program.
-    pub fn named(&self) -> [(&'static str, u64); 6] {
+    pub fn named(&self) -> [(&'static str, u64); 9] {
         [
             ("redirected", self.redirected),
             ("passed", self.passed),
@@ -233,6 +259,9 @@ impl QueueCounters {
             ("no_header_room", self.no_header_room),
             ("no_socket", self.no_socket),
             ("not_ours", self.not_ours),
+            ("group_copied", self.group_copied),
+            ("group_limited", self.group_limited),
+            ("group_lost", self.group_lost),
         ]
     }
 
@@ -244,19 +273,23 @@ impl QueueCounters {
     /// Adds one CPU's value as the kernel hands it out; false if it has not the size of `struct steer_counters`.
     pub(crate) fn add_cpu(&mut self, bytes: &[u8]) -> bool {
         let (words, rest) = bytes.as_chunks::<{ size_of::<u64>() }>();
-        let [redirected, passed, too_long, no_header_room, no_socket, not_ours] = words else {
-            return false;
-        };
-        if !rest.is_empty() {
+        let sums = [
+            &mut self.redirected,
+            &mut self.passed,
+            &mut self.too_long,
+            &mut self.no_header_room,
+            &mut self.no_socket,
+            &mut self.not_ours,
+            &mut self.group_copied,
+            &mut self.group_limited,
+            &mut self.group_lost,
+        ];
+        if words.len() != sums.len() || !rest.is_empty() {
             return false;
         }
-        let add = |sum: &mut u64, word: &[u8; 8]| *sum = sum.wrapping_add(u64::from_ne_bytes(*word));
-        add(&mut self.redirected, redirected);
-        add(&mut self.passed, passed);
-        add(&mut self.too_long, too_long);
-        add(&mut self.no_header_room, no_header_room);
-        add(&mut self.no_socket, no_socket);
-        add(&mut self.not_ours, not_ours);
+        for (sum, word) in sums.into_iter().zip(words) {
+            *sum = sum.wrapping_add(u64::from_ne_bytes(*word));
+        }
         true
     }
 }
@@ -322,21 +355,31 @@ mod tests {
     }
 
     #[test]
+    fn network_has_flag_and_number_where_steer_h_says() {
+        assert_eq!(word_of_network(0), 0x0020_0000_0000_0000);
+        assert_eq!(word_of_network(0xa5), 0xa520_0000_0000_0000);
+        assert_eq!(lasting_bits(u64::MAX), 0xff38_0000_0000_0000);
+    }
+
+    #[test]
     fn counters_of_two_cpus_add_up() {
-        let cpu: Vec<u8> = (1..=6u64).flat_map(u64::to_ne_bytes).collect();
+        let cpu: Vec<u8> = (1..=9u64).flat_map(u64::to_ne_bytes).collect();
         let mut sum = QueueCounters::default();
         assert!(sum.add_cpu(&cpu));
         assert!(sum.add_cpu(&cpu));
-        assert_eq!(sum.named().map(|(_, value)| value), [2, 4, 6, 8, 10, 12]);
+        assert_eq!(
+            sum.named().map(|(_, value)| value),
+            [2, 4, 6, 8, 10, 12, 14, 16, 18]
+        );
         assert_eq!(sum.dropped(), 14);
     }
 
     #[test]
     fn counters_of_another_size_are_refused() {
         let mut sum = QueueCounters::default();
-        assert!(!sum.add_cpu(&[0; 47]));
-        assert!(!sum.add_cpu(&[0; 49]));
-        assert!(!sum.add_cpu(&[0; 56]));
+        assert!(!sum.add_cpu(&[0; 71]));
+        assert!(!sum.add_cpu(&[0; 73]));
+        assert!(!sum.add_cpu(&[0; 80]));
         assert_eq!(sum, QueueCounters::default());
     }
 }

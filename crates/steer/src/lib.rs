@@ -14,6 +14,10 @@
 //! whatever way, the interface is as it was before. Unless it was pinned ([`Program::pin`]): then it goes on, and a
 //! later process takes it over ([`Program::open_pinned`]) or takes it off ([`detach_pinned`]).
 //!
+//! Queues can also be of a *network* ([`Program::set_network`]): one socket a queue for many receivers, told apart by
+//! address and VLAN ([`Program::set_station`]). Their number comes with each frame ([`noted_port`]); frames to groups of
+//! stations go to the host, and a copy into a [`GroupRing`].
+//!
 //! [`VerdictProgram`] is for measuring beside it: every frame is dropped, or sent back, in the driver.
 //!
 //! # Limits
@@ -49,7 +53,11 @@ mod layout;
 mod link;
 mod mode;
 mod netlink;
+mod network;
 mod program;
+mod program_networks;
+mod ring;
+mod shape;
 mod socket_map;
 mod text;
 mod verdict;
@@ -58,7 +66,9 @@ pub use error::{AttachError, KernelRefusal, PinError, with_sources};
 pub use foreign::{AttachedAs, ForeignProgram, Held, is_detached, program_on, unnamed_program_on};
 pub use layout::{Filter, LAST_VLAN, MAX_QUEUES, QueueConf, QueueCounters, VirtioHeader};
 pub use mode::{Mode, ModeRequest};
+pub use network::{GroupLimit, MAX_STATIONS, NOTE_BYTES, Station, StationError, noted_port};
 pub use program::{Program, QueueError, detach_pinned};
+pub use ring::{Group, GroupReader, GroupRing};
 pub use socket_map::{SocketMap, SocketMapError};
 pub use text::{mac_bytes, mac_text, ranges};
 pub use verdict::{Verdict, VerdictError, VerdictProgram};

@@ -1,8 +1,8 @@
 //! The steering program on one interface.
 //!
-//! A [`Program`] owns one BPF link, whose closing detaches the program, and the program's four maps: the
-//! configuration of each queue (mapped, see `config.rs`), the sockets, the addresses and VLANs that queues take, the
-//! counters. A queue changes hands in an order that leaves no moment in which frames are lost uncounted:
+//! A [`Program`] owns one BPF link, whose closing detaches the program, and the program's maps: the configuration of each
+//! queue (mapped, see `config.rs`), the sockets, the addresses and VLANs that queues take, the counters, and those of
+//! networks (`network.rs`). A queue changes hands in an order that leaves no moment in which frames are lost uncounted:
 //!
 //! - enable: the socket into the slot that is not in use, then active there;
 //! - disable: inactive, then both slots emptied.
@@ -24,15 +24,17 @@ use crate::config::QueueWords;
 use crate::error::{AttachError, PinError};
 use crate::layout::{
     Entry, Filter, LAST_VLAN, MAX_ENTRIES, MAX_QUEUES, MapSlot, QueueConf, QueueCounters, filter_bits,
-    word_has_successor, word_with_successor,
+    lasting_bits, word_has_successor, word_with_successor,
 };
 use crate::link::{self, Attached};
 use crate::mode::{Mode, ModeRequest};
+use crate::network::NetworkMaps;
+use crate::shape::Shape;
 use crate::skel::SteerSkelBuilder;
 
 /// Why a queue could not be configured or read.
 ///
-/// `queue` and `vlan` are as given, `source` is what libbpf returned.
+/// `queue`, `vlan` and `network`, its first queue, are as given, `source` is what libbpf returned.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "fields are described above")]
 pub enum QueueError {
@@ -60,6 +62,13 @@ pub enum QueueError {
     #[error("cannot note which frames queue {queue} takes")]
     Filter {
         queue: u32,
+        #[source]
+        source: libbpf_rs::Error,
+    },
+    /// The kernel refused what a network needs.
+    #[error("cannot set up or end the network of queue {network}")]
+    Network {
+        network: u32,
         #[source]
         source: libbpf_rs::Error,
     },
@@ -91,6 +100,7 @@ pub struct Program {
     sockets: MapHandle,
     entries: MapHandle,
     counts: MapHandle,
+    pub(crate) networks: NetworkMaps,
 }
 
 impl Program {
@@ -117,6 +127,7 @@ impl Program {
             sockets: loaded.sockets,
             entries: loaded.entries,
             counts: loaded.counts,
+            networks: loaded.networks,
         })
     }
 
@@ -204,7 +215,7 @@ impl Program {
             true => MapSlot::of_word(word).other(),
             false => MapSlot::of_word(word),
         };
-        self.set_word(queue, conf.to_word(slot) | filter_bits(word))
+        self.set_word(queue, conf.to_word(slot) | lasting_bits(word))
     }
 
     /// From now on the frames of `queue` are passed on to the host; its sockets stay where they are.
@@ -213,7 +224,7 @@ impl Program {
     /// [`QueueError::OutOfRange`].
     pub fn deactivate_queue(&self, queue: u32) -> Result<(), QueueError> {
         let word = self.word(queue)?;
-        let inactive = MapSlot::of_word(word).inactive_word() | filter_bits(word);
+        let inactive = MapSlot::of_word(word).inactive_word() | lasting_bits(word);
         match word_has_successor(word) {
             true => self.set_word(queue, word_with_successor(inactive)),
             false => self.set_word(queue, inactive),
@@ -279,7 +290,7 @@ impl Program {
     /// passed on then, too.
     pub fn disable_queue(&self, queue: u32) -> Result<(), QueueError> {
         let word = self.word(queue)?;
-        self.set_word(queue, MapSlot::of_word(word).inactive_word() | filter_bits(word))?;
+        self.set_word(queue, MapSlot::of_word(word).inactive_word() | lasting_bits(word))?;
         let remove = |slot: MapSlot| {
             let (deleted, _) = messages_of(|| self.sockets.delete(&slot.key(queue).to_ne_bytes()));
             match deleted {
@@ -298,7 +309,7 @@ impl Program {
 
     /// The word of a queue. Only this process changes it, and two callers must not change the same queue at the same
     /// time.
-    fn word(&self, queue: u32) -> Result<u64, QueueError> {
+    pub(crate) fn word(&self, queue: u32) -> Result<u64, QueueError> {
         self.words.load(queue).ok_or(QueueError::OutOfRange { queue })
     }
 
@@ -323,7 +334,7 @@ impl Program {
         }
     }
 
-    fn set_word(&self, queue: u32, word: u64) -> Result<(), QueueError> {
+    pub(crate) fn set_word(&self, queue: u32, word: u64) -> Result<(), QueueError> {
         if self.words.store(queue, word) {
             Ok(())
         } else {
@@ -351,7 +362,7 @@ impl Program {
             (ENTRIES, &mut self.entries),
             (COUNTS, &mut self.counts),
         ];
-        for (shape, map) in maps {
+        for (shape, map) in maps.into_iter().chain(self.networks.all()) {
             let (pinned, _) = messages_of(|| map.pin(dir.join(shape.name)));
             pinned.map_err(|error| failed(shape.name, io::Error::other(error)))?;
         }
@@ -392,6 +403,11 @@ impl Program {
             sockets: map(SOCKETS)?,
             entries: map(ENTRIES)?,
             counts: map(COUNTS)?,
+            networks: NetworkMaps {
+                stations: map(NetworkMaps::STATIONS)?,
+                rings: map(NetworkMaps::RINGS)?,
+                limits: map(NetworkMaps::LIMITS)?,
+            },
         })
     }
 }
@@ -407,18 +423,6 @@ pub fn detach_pinned(dir: &Path) -> io::Result<()> {
 
 /// Name of the pinned link.
 const LINK: &str = "link";
-
-/// A map: the name under which it is pinned, and what this version expects of it. A version that gives the same shape
-/// another meaning gives it another name: a pinned program of an older version with all of these is gone on with
-/// until its last lease ends.
-#[derive(Clone, Copy)]
-struct Shape {
-    name: &'static str,
-    kind: MapType,
-    key_bytes: u32,
-    value_bytes: u32,
-    entries: u32,
-}
 
 const QUEUES: Shape = Shape {
     name: "queues",
@@ -449,17 +453,6 @@ const COUNTS: Shape = Shape {
     entries: MAX_QUEUES,
 };
 
-impl Shape {
-    fn is_of(self, map: &MapHandle) -> bool {
-        (
-            map.map_type(),
-            map.key_size(),
-            map.value_size(),
-            map.max_entries(),
-        ) == (self.kind, self.key_bytes, self.value_bytes, self.entries)
-    }
-}
-
 /// The loaded program and handles of its maps, freed from the skeleton's lifetime.
 struct Loaded {
     program: std::os::fd::OwnedFd,
@@ -468,6 +461,7 @@ struct Loaded {
     sockets: MapHandle,
     entries: MapHandle,
     counts: MapHandle,
+    networks: NetworkMaps,
 }
 
 fn load(frags: bool) -> libbpf_rs::Result<Loaded> {
@@ -489,5 +483,10 @@ fn load(frags: bool) -> libbpf_rs::Result<Loaded> {
         sockets: MapHandle::try_from(&skel.maps.steer_sockets)?,
         entries: MapHandle::try_from(&skel.maps.steer_entries)?,
         counts: MapHandle::try_from(&skel.maps.steer_counts)?,
+        networks: NetworkMaps {
+            stations: MapHandle::try_from(&skel.maps.steer_stations)?,
+            rings: MapHandle::try_from(&skel.maps.steer_rings)?,
+            limits: MapHandle::try_from(&skel.maps.steer_limits)?,
+        },
     })
 }

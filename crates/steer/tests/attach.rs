@@ -5,7 +5,7 @@ mod common;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use common::{ForeignProgram, Pair, gone_within, program_on, read_all, read_line};
+use common::{ForeignProgram, Pair, as_a_steward, gone_within, program_on, read_all, read_line};
 use steer::{AttachError, AttachedAs, Held, Mode, ModeRequest, Program, with_sources};
 use testkit::VethPair;
 
@@ -115,6 +115,16 @@ fn large_mtu_is_named_in_native_mode_and_frags_or_skb_take_it() {
     drop(auto);
     let frags = Program::attach(pair.ifindex(), ModeRequest::Native, true).expect("frags takes it");
     assert_eq!(frags.mode(), Mode::Native);
+}
+
+#[test]
+fn program_loads_with_the_capabilities_of_a_steward() {
+    let Some(pair) = Pair::new(1500) else { return };
+    let ifindex = pair.ifindex();
+    for frags in [false, true] {
+        let attached = as_a_steward(|| Program::attach(ifindex, ModeRequest::Native, frags).map(drop));
+        attached.expect("it takes no other capability");
+    }
 }
 
 #[test]

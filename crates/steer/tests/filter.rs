@@ -4,7 +4,7 @@ mod common;
 
 use std::os::fd::AsFd;
 
-use common::Pair;
+use common::{Pair, frame_to};
 use steer::{Filter, ModeRequest, Program, QueueConf, QueueError};
 use testkit::wait;
 
@@ -12,19 +12,6 @@ const OURS: [u8; 6] = [2, 0, 0, 0, 0, 0x11];
 const THEIRS: [u8; 6] = [2, 0, 0, 0, 0, 0x12];
 const EVERYBODY: [u8; 6] = [0xff; 6];
 const GROUP: [u8; 6] = [0x01, 0, 0x5e, 0, 0, 1];
-
-/// A frame to an address, with tags: type and number of each.
-fn frame(to: [u8; 6], tags: &[(u16, u16)]) -> Vec<u8> {
-    let mut bytes = to.to_vec();
-    bytes.extend([2, 0, 0, 0, 0, 1]);
-    for (kind, tci) in tags {
-        bytes.extend(kind.to_be_bytes());
-        bytes.extend(tci.to_be_bytes());
-    }
-    bytes.extend([0x88, 0xb5]);
-    bytes.resize(80, 7);
-    bytes
-}
 
 fn enabled(pair: &Pair, request: ModeRequest, filter: &Filter) -> (Program, std::os::fd::OwnedFd) {
     let program = Program::attach(pair.ifindex(), request, false).expect("veth takes XDP");
@@ -65,12 +52,15 @@ fn queue_takes_its_addresses_and_groups_and_the_host_gets_the_rest() {
         assert_eq!(program.filter(1).expect("queue 1"), Filter::default());
         for (to, expected) in [(OURS, true), (THEIRS, false), (EVERYBODY, true), (GROUP, true)] {
             assert_eq!(
-                takes(&pair, &program, &frame(to, &[])),
+                takes(&pair, &program, &frame_to(to, &[])),
                 expected,
                 "{request:?} {to:x?}"
             );
         }
-        assert!(takes(&pair, &program, &frame(OURS, &[(0x8100, 5)])), "any VLAN");
+        assert!(
+            takes(&pair, &program, &frame_to(OURS, &[(0x8100, 5)])),
+            "any VLAN"
+        );
     }
 }
 
@@ -92,11 +82,15 @@ fn queue_takes_its_vlans_by_the_outermost_tag() {
         (&[(0x8100, 0)], false),
     ];
     for (tags, expected) in cases {
-        assert_eq!(takes(&pair, &program, &frame(OURS, tags)), expected, "{tags:?}");
+        assert_eq!(
+            takes(&pair, &program, &frame_to(OURS, tags)),
+            expected,
+            "{tags:?}"
+        );
     }
-    assert!(!takes(&pair, &program, &frame(THEIRS, &[(0x8100, 100)])));
-    assert!(takes(&pair, &program, &frame(EVERYBODY, &[(0x8100, 100)])));
-    assert!(!takes(&pair, &program, &frame(EVERYBODY, &[(0x8100, 101)])));
+    assert!(!takes(&pair, &program, &frame_to(THEIRS, &[(0x8100, 100)])));
+    assert!(takes(&pair, &program, &frame_to(EVERYBODY, &[(0x8100, 100)])));
+    assert!(!takes(&pair, &program, &frame_to(EVERYBODY, &[(0x8100, 101)])));
 }
 
 #[test]
@@ -107,9 +101,9 @@ fn vlan_0_is_untagged_and_priority_tagged() {
         vlans: vec![0],
     };
     let (program, _xsk) = enabled(&pair, ModeRequest::Native, &filter);
-    assert!(takes(&pair, &program, &frame(THEIRS, &[])));
-    assert!(takes(&pair, &program, &frame(THEIRS, &[(0x8100, 0x6000)])));
-    assert!(!takes(&pair, &program, &frame(THEIRS, &[(0x8100, 1)])));
+    assert!(takes(&pair, &program, &frame_to(THEIRS, &[])));
+    assert!(takes(&pair, &program, &frame_to(THEIRS, &[(0x8100, 0x6000)])));
+    assert!(!takes(&pair, &program, &frame_to(THEIRS, &[(0x8100, 1)])));
 }
 
 #[test]
@@ -121,8 +115,8 @@ fn filter_is_changed_and_taken_away_while_frames_flow() {
     };
     let (program, xsk) = enabled(&pair, ModeRequest::Native, &only(OURS));
     program.set_filter(0, &only(THEIRS)).expect("room");
-    assert!(takes(&pair, &program, &frame(THEIRS, &[])));
-    assert!(!takes(&pair, &program, &frame(OURS, &[])));
+    assert!(takes(&pair, &program, &frame_to(THEIRS, &[])));
+    assert!(!takes(&pair, &program, &frame_to(OURS, &[])));
     // It outlives the socket, so that a successor takes the same.
     program.disable_queue(0).expect("there");
     assert_eq!(program.filter(0).expect("queue 0"), only(THEIRS));
@@ -131,10 +125,10 @@ fn filter_is_changed_and_taken_away_while_frames_flow() {
         frame_limit: 1514,
     };
     program.enable_queue(0, xsk.as_fd(), conf).expect("queue 0");
-    assert!(!takes(&pair, &program, &frame(OURS, &[])));
+    assert!(!takes(&pair, &program, &frame_to(OURS, &[])));
     program.set_filter(0, &Filter::default()).expect("less");
     assert_eq!(program.filter(0).expect("queue 0"), Filter::default());
-    assert!(takes(&pair, &program, &frame(OURS, &[])));
+    assert!(takes(&pair, &program, &frame_to(OURS, &[])));
 }
 
 #[test]

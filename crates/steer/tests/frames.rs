@@ -55,7 +55,10 @@ fn frames_of_a_queue_not_enabled_reach_the_host_unchanged() {
                 ("too_long", 0),
                 ("no_header_room", 0),
                 ("no_socket", 0),
-                ("not_ours", 0)
+                ("not_ours", 0),
+                ("group_copied", 0),
+                ("group_limited", 0),
+                ("group_lost", 0)
             ]
         );
     }

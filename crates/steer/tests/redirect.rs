@@ -3,69 +3,13 @@
 mod common;
 
 use std::os::fd::AsFd;
-use std::sync::Arc;
 
+use common::receiver::{BEFORE, Receiver, UNTOUCHED};
 use common::{Pair, frame};
-use steer::{Mode, ModeRequest, Program, QueueConf, VirtioHeader};
+use steer::{ModeRequest, Program, QueueConf, VirtioHeader};
 use testkit::wait;
-use xsk::{AttachMode, FramePool, OwnMemory, QueueId, RxDesc, Socket, SocketConfig, Umem, UmemOffset};
-
-const CHUNK: u32 = 2048;
-/// What a chunk holds before a frame comes.
-const UNTOUCHED: u8 = 0xa5;
-/// Bytes looked at before the frame: room for the longest header and some.
-const BEFORE: usize = 32;
 
 const HEADERS: [Option<VirtioHeader>; 3] = [None, Some(VirtioHeader::Basic), Some(VirtioHeader::HashReport)];
-
-struct Receiver {
-    socket: Socket,
-    umem: Umem,
-    pool: FramePool,
-}
-
-impl Receiver {
-    fn open(pair: &Pair, program: &Program) -> Self {
-        let memory = OwnMemory::new(64 * CHUNK as usize).expect("128 KiB");
-        let umem = Umem::aligned(Arc::new(memory), CHUNK, 0).expect("valid chunks");
-        let mut config = SocketConfig::new(pair.ifindex(), QueueId(0));
-        config.tx = None;
-        config.bind_timeout = wait::SOON;
-        config.attach = match program.mode() {
-            Mode::Native => AttachMode::Native,
-            Mode::Skb => AttachMode::Skb,
-        };
-        let socket = Socket::open(&umem, &config).expect("veth takes a socket");
-        let pool = umem.all_frames().expect("first time").collect();
-        let mut receiver = Self { socket, umem, pool };
-        receiver.post();
-        receiver
-    }
-
-    /// Marks the free chunks and gives them to the kernel.
-    fn post(&mut self) {
-        let mut fresh = FramePool::default();
-        while let Some(frame) = self.pool.take() {
-            self.umem
-                .write(frame.offset(), &[UNTOUCHED; CHUNK as usize])
-                .expect("inside");
-            fresh.put(frame);
-        }
-        self.pool = fresh;
-        self.socket.fill.refill(&mut self.pool, 64);
-    }
-
-    fn next(&mut self) -> RxDesc {
-        wait::until_some(wait::SOON, || self.socket.rx.peek(1).next())
-            .unwrap_or_else(|| panic!("no frame came: {:?}", self.socket.statistics()))
-    }
-
-    fn bytes(&self, at: u64, len: usize) -> Vec<u8> {
-        let mut bytes = vec![0; len];
-        self.umem.read(UmemOffset::new(at), &mut bytes).expect("inside");
-        bytes
-    }
-}
 
 fn expected_header(header: Option<VirtioHeader>) -> Vec<u8> {
     let mut bytes = vec![0; header.map_or(0, |header| header.len_bytes() as usize)];

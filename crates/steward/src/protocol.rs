@@ -40,7 +40,7 @@
 //! |---|---|---|
 //! | 64 `Done` | 0 | to `Leases`, `Register`, `Bind` (with a descriptor, see above), `Await`, `Activate`, `Deactivate`, `Keep` |
 //! | 65 `Facts` | 520 | to `Lease`, `Resume` and `Facts` |
-//! | 66 `Counters` | 48 | to `Counters` |
+//! | 66 `Counters` | 72 | to `Counters` |
 //! | 67 `Refused` | 488 | to anything: code (4), zero (4), text (480) |
 //! | 68 `Changed` | 520 | by itself |
 //! | 69 `Failed` | 8 | to `Register`, `Bind` and `Await`: step (4), the kernel's error number (4) |

@@ -117,7 +117,7 @@ fn answers() -> Vec<Answer> {
             up: false,
             ..facts()
         }),
-        Answer::Counters(counters([1, 2, 3, 4, 5, 6])),
+        Answer::Counters(counters([1, 2, 3, 4, 5, 6, 7, 8, 9])),
         Answer::Refused(Refusal::new(Reason::Taken, "queue 2 is taken")),
         Answer::Changed(facts()),
         Answer::Lease(Listed {

@@ -4,14 +4,17 @@
 //! The near end is where the program goes; the calling thread is moved into its namespace. The far end sends.
 #![allow(unsafe_code, dead_code)]
 
+pub(crate) mod receiver;
+
 use std::ffi::CStr;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::ptr;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr::{self, NonNull};
 use std::time::Duration;
 
 use libbpf_rs::libbpf_sys;
+use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use testkit::privilege::{Need, have};
 use testkit::{PacketPort, VethPair, foreign, frame, wait};
 
@@ -55,6 +58,19 @@ impl Pair {
 /// A frame of `len` bytes.
 pub(crate) fn frame(len: usize) -> Vec<u8> {
     frame::plain(len, 1)
+}
+
+/// A frame to an address, with tags: type and number of each.
+pub(crate) fn frame_to(to: [u8; 6], tags: &[(u16, u16)]) -> Vec<u8> {
+    let mut bytes = to.to_vec();
+    bytes.extend([2, 0, 0, 0, 0, 1]);
+    for (kind, tci) in tags {
+        bytes.extend(kind.to_be_bytes());
+        bytes.extend(tci.to_be_bytes());
+    }
+    bytes.extend([0x88, 0xb5]);
+    bytes.resize(80, 7);
+    bytes
 }
 
 /// Id of the XDP program of an interface in this namespace, asked of the kernel directly.
@@ -133,6 +149,11 @@ pub(crate) fn no_socket() -> File {
 /// Runs the program with this id once over `frame` (BPF_PROG_TEST_RUN), as if queue 0 had received it with
 /// `metadata` bytes of XDP metadata before it; returns the verdict.
 pub(crate) fn test_run(id: u32, metadata_bytes: u32, frame: &[u8]) -> u32 {
+    test_runs(id, metadata_bytes, frame, 1).0
+}
+
+/// The same, as often as `repeat` says: the last verdict, and what one run took, ns.
+pub(crate) fn test_runs(id: u32, metadata_bytes: u32, frame: &[u8], repeat: u32) -> (u32, u32) {
     // SAFETY: no memory is passed.
     let fd: RawFd = unsafe { libbpf_sys::bpf_prog_get_fd_by_id(id) };
     assert!(fd >= 0, "bpf_prog_get_fd_by_id: {fd}");
@@ -151,13 +172,13 @@ pub(crate) fn test_run(id: u32, metadata_bytes: u32, frame: &[u8]) -> u32 {
         data_size_in: data.len() as u32,
         ctx_in: (&raw mut context).cast(),
         ctx_size_in: size_of::<libbpf_sys::xdp_md>() as u32,
-        repeat: 1,
+        repeat: repeat as i32,
         ..Default::default()
     };
     // SAFETY: opts says its own size, and names buffers that outlive the call with their lengths.
     let result = unsafe { libbpf_sys::bpf_prog_test_run_opts(fd.as_raw_fd(), &raw mut opts) };
     assert_eq!(result, 0, "bpf_prog_test_run_opts");
-    opts.retval
+    (opts.retval, opts.duration)
 }
 
 /// Reads one line from a child's output.
@@ -175,4 +196,66 @@ pub(crate) fn read_all(from: &mut impl io::Read) -> String {
     let mut text = String::new();
     from.read_to_string(&mut text).expect("child's output is text");
     text
+}
+
+/// Does something with the capabilities of a steward only. Without CAP_PERFMON the verifier refuses more, and puts
+/// barriers against speculation into a program.
+pub(crate) fn as_a_steward<T>(call: impl FnOnce() -> T) -> T {
+    let before = capabilities(None).expect("own");
+    let mut few = before;
+    few.effective = CapabilitySet::NET_ADMIN | CapabilitySet::NET_RAW | CapabilitySet::BPF;
+    set_capabilities(None, few).expect("fewer");
+    let result = call();
+    set_capabilities(None, before).expect("permitted");
+    result
+}
+
+/// Keeps this thread on one CPU meanwhile.
+pub(crate) fn on_one_cpu<T>(call: impl FnOnce() -> T) -> T {
+    // SAFETY: a set is plain bits; the calls get its size, and it outlives them.
+    let before = unsafe {
+        let mut before: libc::cpu_set_t = std::mem::zeroed();
+        let size = size_of::<libc::cpu_set_t>();
+        assert_eq!(libc::sched_getaffinity(0, size, &raw mut before), 0);
+        let mut one: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(libc::sched_getcpu() as usize, &mut one);
+        assert_eq!(libc::sched_setaffinity(0, size, &raw const one), 0);
+        before
+    };
+    let result = call();
+    // SAFETY: as above.
+    unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const before) };
+    result
+}
+
+fn map_ring(ring: BorrowedFd<'_>, bytes: usize, from: usize, protection: i32) -> Option<NonNull<usize>> {
+    // SAFETY: a new mapping at an address of the kernel's choice.
+    let base = unsafe {
+        libc::mmap(
+            ptr::null_mut(),
+            bytes,
+            protection,
+            libc::MAP_SHARED,
+            ring.as_raw_fd(),
+            from as i64,
+        )
+    };
+    (base != libc::MAP_FAILED).then(|| NonNull::new(base.cast()).expect("not at zero"))
+}
+
+/// That no page of a ring but the first can be mapped for writing.
+pub(crate) fn assert_ring_not_writable(ring: BorrowedFd<'_>) {
+    let (reads, writes) = (libc::PROT_READ, libc::PROT_READ | libc::PROT_WRITE);
+    for page in 1..4 {
+        assert!(map_ring(ring, 4096, page * 4096, writes).is_none(), "page {page}");
+    }
+    assert!(map_ring(ring, 8192, 0, writes).is_none(), "two pages");
+    assert!(map_ring(ring, 4096, 4096, reads).is_some(), "to read it can");
+}
+
+/// Says that a ring was read so far.
+pub(crate) fn set_ring_position(ring: BorrowedFd<'_>, position: usize) {
+    let page = map_ring(ring, 4096, 0, libc::PROT_READ | libc::PROT_WRITE).expect("the first page");
+    // SAFETY: a page just mapped.
+    unsafe { page.as_ptr().write_volatile(position) };
 }

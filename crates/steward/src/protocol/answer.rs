@@ -291,9 +291,16 @@ impl Answer {
     }
 }
 
-pub(super) fn counters(
-    [redirected, passed, too_long, no_header_room, no_socket, not_ours]: [u64; 6],
-) -> QueueCounters {
+pub(super) fn counters(values: [u64; 9]) -> QueueCounters {
+    let [
+        redirected,
+        passed,
+        too_long,
+        no_header_room,
+        no_socket,
+        not_ours,
+        groups @ ..,
+    ] = values;
     let mut counters = QueueCounters::default();
     counters.redirected = redirected;
     counters.passed = passed;
@@ -301,6 +308,7 @@ pub(super) fn counters(
     counters.no_header_room = no_header_room;
     counters.no_socket = no_socket;
     counters.not_ours = not_ours;
+    [counters.group_copied, counters.group_limited, counters.group_lost] = groups;
     counters
 }
 

@@ -293,7 +293,10 @@ impl LaneStatus {
                     "program",
                     name,
                     value,
-                    matches!(name, "too_long" | "no_header_room"),
+                    matches!(
+                        name,
+                        "too_long" | "no_header_room" | "group_limited" | "group_lost"
+                    ),
                 )
             });
         Self {

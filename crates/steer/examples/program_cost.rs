@@ -1,0 +1,89 @@
+//! What the program costs a frame that stays with the host, beside one that passes everything: BPF_PROG_TEST_RUN, the
+//! lowest of some runs, loaded with the capabilities that a steward has. As root: `cargo run --release -p steer --example program_cost`.
+//!
+//! A run's own part, some nanoseconds, is in all figures, and goes with the difference.
+
+#[path = "../tests/common/mod.rs"]
+mod common;
+
+use std::os::fd::AsFd;
+
+use common::{ForeignProgram, Pair, as_a_steward, frame_to, test_runs};
+use steer::{Filter, GroupLimit, GroupRing, ModeRequest, Program, QueueConf, Station};
+
+const RUNS: u32 = 300_000;
+const ROUNDS: usize = 15;
+const STATIONS: u8 = 64;
+const NOBODY: [u8; 6] = [2, 0, 0, 0, 0, 200];
+const GROUP: [u8; 6] = [0xff; 6];
+
+fn station(number: u8) -> [u8; 6] {
+    [2, 0, 0, 0, 0, number]
+}
+
+fn attach(pair: &Pair) -> Program {
+    let ifindex = pair.ifindex();
+    let attached = as_a_steward(|| Program::attach(ifindex, ModeRequest::Native, false));
+    attached.expect("veth takes XDP")
+}
+
+fn cost(id: u32, frame: &[u8]) -> (u32, u32) {
+    let runs = (0..ROUNDS).map(|_| test_runs(id, 0, frame, RUNS));
+    runs.min_by_key(|&(_, ns)| ns).expect("some")
+}
+
+fn main() {
+    let Some(pair) = Pair::new(1500) else { return };
+    let (unicast, group) = (frame_to(NOBODY, &[]), frame_to(GROUP, &[]));
+    let base = {
+        let empty = ForeignProgram::attach(pair.ifindex(), true);
+        cost(empty.id, &unicast).1
+    };
+    let say = |what: &str, (verdict, ns): (u32, u32)| {
+        println!(
+            "{what:60} verdict {verdict}: {ns:4} ns, {:+} ns",
+            i64::from(ns) - i64::from(base)
+        );
+    };
+    say("a program that passes everything", (2, base));
+    let xsk = pair.unbound_xsk();
+    let conf = QueueConf {
+        virtio_header: None,
+        frame_limit: 1514,
+    };
+    {
+        let program = attach(&pair);
+        say("queue of the host's", cost(program.id(), &unicast));
+        program.enable_queue(0, xsk.as_fd(), conf).expect("queue 0");
+        say("leased queue without addresses", cost(program.id(), &unicast));
+        let macs = (0..STATIONS).map(station).collect();
+        let vlans = Vec::new();
+        program.set_filter(0, &Filter { macs, vlans }).expect("room");
+        say(
+            "leased queue with 64 addresses, none of them",
+            cost(program.id(), &unicast),
+        );
+        let ours = frame_to(station(7), &[]);
+        say(
+            "leased queue with 64 addresses, one of them",
+            cost(program.id(), &ours),
+        );
+    }
+    let program = attach(&pair);
+    let ring = GroupRing::new().expect("memory");
+    let limit = |a_second| GroupLimit { a_second, burst: 1 };
+    program.set_network(0..1, limit(1), &ring).expect("queue 0");
+    for mac in (0..STATIONS).map(station) {
+        program.set_station(0, Station { vlan: 0, mac }, 1).expect("room");
+    }
+    program.enable_queue(0, xsk.as_fd(), conf).expect("queue 0");
+    say(
+        "network of 64 stations, unicast to none of them",
+        cost(program.id(), &unicast),
+    );
+    let tagged = frame_to(NOBODY, &[(0x8100, 100)]);
+    say("the same with a VLAN tag", cost(program.id(), &tagged));
+    say("group, beyond the limit", cost(program.id(), &group));
+    program.set_network(0..1, limit(0), &ring).expect("queue 0");
+    say("group, the ring full", cost(program.id(), &group));
+}

@@ -1,0 +1,295 @@
+//! What a program knows of networks: their stations, their rings, how much they get (see `bpf/steer.h`).
+
+use libbpf_rs::{MapCore, MapFlags, MapHandle};
+
+use crate::capture::messages_of;
+use crate::layout::{LAST_VLAN, MAX_QUEUES};
+use crate::shape::Shape;
+
+/// Stations of all networks of an interface together; `STEER_MAX_STATIONS`.
+pub const MAX_STATIONS: u32 = 16_384;
+/// Bytes of the note before a frame in a network's socket; `STEER_NOTE_LEN`.
+pub const NOTE_BYTES: usize = 8;
+/// `STEER_NOTE_MARK`
+const NOTE_MARK: u32 = 0x6574_6f6e;
+
+/// Who a frame is for; `struct steer_station`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Station {
+    /// By the outermost tag in the frame: 1 to [`LAST_VLAN`]; 0: without a tag, or with one that says a priority only.
+    pub vlan: u16,
+    /// Of one station, not of a group.
+    pub mac: [u8; 6],
+}
+
+impl Station {
+    const KEY_BYTES: usize = 8;
+
+    /// Whether there can be such a one.
+    #[must_use]
+    pub fn is_possible(self) -> bool {
+        // Bit 0 of the first byte: a group of stations (IEEE 802).
+        self.vlan <= LAST_VLAN && self.mac[0] & 1 == 0
+    }
+
+    fn key(self) -> [u8; Self::KEY_BYTES] {
+        let [v0, v1] = self.vlan.to_ne_bytes();
+        let [a, b, c, d, e, f] = self.mac;
+        [v0, v1, a, b, c, d, e, f]
+    }
+
+    fn of_key(key: &[u8]) -> Option<Self> {
+        let &[v0, v1, a, b, c, d, e, f] = key else {
+            return None;
+        };
+        Some(Self {
+            vlan: u16::from_ne_bytes([v0, v1]),
+            mac: [a, b, c, d, e, f],
+        })
+    }
+}
+
+/// What a station is a part of; `struct steer_member`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Member {
+    port: u32,
+    network: u32,
+}
+
+impl Member {
+    const BYTES: usize = 8;
+
+    fn value(self) -> [u8; Self::BYTES] {
+        let ([a, b, c, d], [e, f, g, h]) = (self.port.to_ne_bytes(), self.network.to_ne_bytes());
+        [a, b, c, d, e, f, g, h]
+    }
+
+    fn of_value(value: &[u8]) -> Option<Self> {
+        let &[a, b, c, d, e, f, g, h] = value else {
+            return None;
+        };
+        Some(Self {
+            port: u32::from_ne_bytes([a, b, c, d]),
+            network: u32::from_ne_bytes([e, f, g, h]),
+        })
+    }
+}
+
+/// How many frames to groups of stations (multicast, broadcast) are copied into a network's ring, by each CPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GroupLimit {
+    /// Frames a second; 0: no limit.
+    pub a_second: u32,
+    /// Frames at once, after a while without any; at least 1.
+    pub burst: u32,
+}
+
+impl Default for GroupLimit {
+    /// More than a quiet network has by far, and a few per cent of a CPU.
+    fn default() -> Self {
+        Self {
+            a_second: 10_000,
+            burst: 1_000,
+        }
+    }
+}
+
+impl GroupLimit {
+    const BYTES: usize = 16;
+
+    /// `struct steer_limit`
+    pub(crate) fn value(self) -> [u8; Self::BYTES] {
+        let each_ns = match self.a_second {
+            0 => 0,
+            a_second => 1_000_000_000 / u64::from(a_second),
+        };
+        // One is always on time.
+        let burst_ns = each_ns * u64::from(self.burst.saturating_sub(1));
+        let mut value = [0; Self::BYTES];
+        value[..8].copy_from_slice(&each_ns.to_ne_bytes());
+        value[8..].copy_from_slice(&burst_ns.to_ne_bytes());
+        value
+    }
+}
+
+/// Port of the station that a frame in a network's socket is for, by the [`NOTE_BYTES`] before it; `None`: the driver
+/// leaves no room for notes, the frame's own address tells.
+///
+/// What was in that place before stays there without a note. So the last four of these bytes must be zero when the
+/// kernel gets the buffer.
+#[must_use]
+pub fn noted_port(note: [u8; NOTE_BYTES]) -> Option<u32> {
+    let [a, b, c, d, mark @ ..] = note;
+    (u32::from_ne_bytes(mark) == NOTE_MARK).then(|| u32::from_ne_bytes([a, b, c, d]))
+}
+
+/// Why a station is not set.
+///
+/// `station` is as given; `source` is what libbpf returned.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "fields are described above")]
+pub enum StationError {
+    /// No station has such an address, or VLAN.
+    #[error("{} in VLAN {} is no station: its address is one of a group, or the VLAN above {LAST_VLAN}",
+        crate::mac_text(.station.mac), .station.vlan)]
+    Impossible { station: Station },
+    /// Another network of the interface has it.
+    #[error("another network of this interface has {} in VLAN {}", crate::mac_text(.station.mac), .station.vlan)]
+    Taken { station: Station },
+    /// The kernel refused it; most often there are too many.
+    #[error("cannot note {} in VLAN {}", crate::mac_text(.station.mac), .station.vlan)]
+    Kernel {
+        station: Station,
+        #[source]
+        source: libbpf_rs::Error,
+    },
+}
+
+/// The maps of networks.
+#[derive(Debug)]
+pub(crate) struct NetworkMaps {
+    pub(crate) stations: MapHandle,
+    pub(crate) rings: MapHandle,
+    pub(crate) limits: MapHandle,
+}
+
+impl NetworkMaps {
+    pub(crate) const STATIONS: Shape = Shape {
+        name: "stations",
+        kind: libbpf_rs::MapType::Hash,
+        key_bytes: Station::KEY_BYTES as u32,
+        value_bytes: Member::BYTES as u32,
+        entries: MAX_STATIONS,
+    };
+    pub(crate) const RINGS: Shape = Shape {
+        name: "rings",
+        kind: libbpf_rs::MapType::ArrayOfMaps,
+        key_bytes: 4,
+        value_bytes: 4,
+        entries: MAX_QUEUES,
+    };
+    pub(crate) const LIMITS: Shape = Shape {
+        name: "limits",
+        kind: libbpf_rs::MapType::Array,
+        key_bytes: 4,
+        value_bytes: GroupLimit::BYTES as u32,
+        entries: MAX_QUEUES,
+    };
+
+    /// Each with what it is.
+    pub(crate) fn all(&mut self) -> [(Shape, &mut MapHandle); 3] {
+        [
+            (Self::STATIONS, &mut self.stations),
+            (Self::RINGS, &mut self.rings),
+            (Self::LIMITS, &mut self.limits),
+        ]
+    }
+
+    pub(crate) fn set_station(&self, network: u32, station: Station, port: u32) -> Result<(), StationError> {
+        if !station.is_possible() {
+            return Err(StationError::Impossible { station });
+        }
+        match self.member(station)? {
+            Some(member) if member.network != network => return Err(StationError::Taken { station }),
+            _ => {}
+        }
+        let member = Member { port, network };
+        let (updated, _) = messages_of(|| {
+            self.stations
+                .update(&station.key(), &member.value(), MapFlags::ANY)
+        });
+        updated.map_err(|source| StationError::Kernel { station, source })
+    }
+
+    pub(crate) fn remove_station(&self, network: u32, station: Station) -> Result<(), StationError> {
+        if self
+            .member(station)?
+            .is_none_or(|member| member.network != network)
+        {
+            return Ok(());
+        }
+        let (deleted, _) = messages_of(|| self.stations.delete(&station.key()));
+        match deleted {
+            Err(source) if source.kind() != libbpf_rs::ErrorKind::NotFound => {
+                Err(StationError::Kernel { station, source })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// All, with port and network, in order.
+    pub(crate) fn all_stations(&self) -> Vec<(Station, u32, u32)> {
+        let keys = self.stations.keys();
+        let stations = keys.filter_map(|key| Station::of_key(&key));
+        let mut all: Vec<(Station, u32, u32)> = stations
+            .filter_map(|station| {
+                let member = self.member(station).ok().flatten()?;
+                Some((station, member.port, member.network))
+            })
+            .collect();
+        all.sort_unstable();
+        all
+    }
+
+    fn member(&self, station: Station) -> Result<Option<Member>, StationError> {
+        let (found, _) = messages_of(|| self.stations.lookup(&station.key(), MapFlags::ANY));
+        let value = found.map_err(|source| StationError::Kernel { station, source })?;
+        Ok(value.and_then(|value| Member::of_value(&value)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stations_and_members_are_laid_out_as_steer_h_says() {
+        let station = Station {
+            vlan: 0x0102,
+            mac: [2, 3, 4, 5, 6, 7],
+        };
+        assert_eq!(station.key()[..2], 0x0102u16.to_ne_bytes());
+        assert_eq!(station.key()[2..], station.mac);
+        assert_eq!(Station::of_key(&station.key()), Some(station));
+        assert_eq!(Station::of_key(&[0; 9]), None);
+        let member = Member {
+            port: 0x0102_0304,
+            network: 9,
+        };
+        assert_eq!(member.value()[..4], 0x0102_0304u32.to_ne_bytes());
+        assert_eq!(Member::of_value(&member.value()), Some(member));
+    }
+
+    #[test]
+    fn groups_and_vlans_that_there_are_not_are_no_stations() {
+        let possible = |vlan, first| {
+            let mac = [first, 0, 0, 0, 0, 1];
+            Station { vlan, mac }.is_possible()
+        };
+        assert!(possible(0, 2) && possible(LAST_VLAN, 0));
+        assert!(!possible(4095, 2) && !possible(0, 3) && !possible(0, 0xff));
+    }
+
+    #[test]
+    fn limit_is_a_time_between_frames() {
+        let value = |a_second, burst| {
+            let value = GroupLimit { a_second, burst }.value();
+            let word = |at: usize| u64::from_ne_bytes(*value[at..].first_chunk().expect("16 bytes"));
+            (word(0), word(8))
+        };
+        assert_eq!(value(10_000, 1_000), (100_000, 99_900_000));
+        assert_eq!(value(1, 1), (1_000_000_000, 0));
+        assert_eq!(value(5, 0), (200_000_000, 0));
+        assert_eq!(value(0, 7), (0, 0));
+        assert_eq!(value(u32::MAX, u32::MAX), (0, 0));
+    }
+
+    #[test]
+    fn note_counts_only_with_its_mark() {
+        let mut note = [0; NOTE_BYTES];
+        note[..4].copy_from_slice(&7u32.to_ne_bytes());
+        assert_eq!(noted_port(note), None);
+        note[4..].copy_from_slice(&NOTE_MARK.to_ne_bytes());
+        assert_eq!(noted_port(note), Some(7));
+    }
+}

@@ -1,0 +1,101 @@
+//! Networks: queues of an interface that serve many receivers, told apart by their stations (see `bpf/steer.bpf.c`).
+//!
+//! A network has the number of its first queue. What it has in the program (the queues' words, its stations, its place
+//! among the rings, its limit) is put there and taken away in an order in which nothing points at what is not there:
+//!
+//! - set: limit and ring first, then the words;
+//! - end: the words first, then stations and ring.
+
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd};
+
+use libbpf_rs::{MapCore, MapFlags};
+
+use crate::capture::messages_of;
+use crate::layout::{network_bits, word_of_network};
+use crate::network::{GroupLimit, Station, StationError};
+use crate::program::{Program, QueueError};
+use crate::ring::GroupRing;
+
+/// Networks, each named by its first queue.
+impl Program {
+    /// Makes `queues` those of one network, whose frames to groups go to `ring`. While a queue is not enabled its frames
+    /// go to the host as before, and without stations all that are for one station. Filters of these queues do not count.
+    ///
+    /// # Errors
+    /// [`QueueError::OutOfRange`], or [`QueueError::Network`]; [`Program::end_network`] undoes what was done then.
+    pub fn set_network(
+        &self,
+        queues: Range<u32>,
+        limit: GroupLimit,
+        ring: &GroupRing,
+    ) -> Result<(), QueueError> {
+        let network = queues.start;
+        queues.clone().try_for_each(|queue| self.word(queue).map(drop))?;
+        let refused = |source| QueueError::Network { network, source };
+        let (key, maps) = (network.to_ne_bytes(), &self.networks);
+        let (updated, _) = messages_of(|| {
+            maps.limits.update(&key, &limit.value(), MapFlags::ANY)?;
+            let ring = ring.as_fd().as_raw_fd().to_ne_bytes();
+            maps.rings.update(&key, &ring, MapFlags::ANY)
+        });
+        updated.map_err(refused)?;
+        for queue in queues {
+            let word = self.word(queue)? & !network_bits(u64::MAX);
+            self.set_word(queue, word | word_of_network(network))?;
+        }
+        Ok(())
+    }
+
+    /// These queues are of no network any more, and the one that the first of them names has neither stations nor a
+    /// ring. Nothing happens if that is so already.
+    ///
+    /// # Errors
+    /// [`QueueError::OutOfRange`], or [`QueueError::Network`]; no frame comes to the queues by the network then, either,
+    /// if they are not enabled.
+    pub fn end_network(&self, queues: Range<u32>) -> Result<(), QueueError> {
+        let network = queues.start;
+        for queue in queues {
+            let word = self.word(queue)?;
+            self.set_word(queue, word & !network_bits(u64::MAX))?;
+        }
+        let refused = |source| QueueError::Network { network, source };
+        for (station, _) in self.stations(network) {
+            self.remove_station(network, station)
+                .map_err(|error| match error {
+                    StationError::Kernel { source, .. } => refused(source),
+                    error => refused(io::Error::other(error).into()),
+                })?;
+        }
+        let (deleted, _) = messages_of(|| self.networks.rings.delete(&network.to_ne_bytes()));
+        match deleted {
+            Err(source) if source.kind() != libbpf_rs::ErrorKind::NotFound => Err(refused(source)),
+            _ => Ok(()),
+        }
+    }
+
+    /// From now on a network's frames to `station` come with this number of a port.
+    ///
+    /// # Errors
+    /// [`StationError`]; what was so before is so still.
+    pub fn set_station(&self, network: u32, station: Station, port: u32) -> Result<(), StationError> {
+        self.networks.set_station(network, station, port)
+    }
+
+    /// From now on frames to `station` go to the host; nothing happens if it is not one of the network's.
+    ///
+    /// # Errors
+    /// [`StationError::Kernel`].
+    pub fn remove_station(&self, network: u32, station: Station) -> Result<(), StationError> {
+        self.networks.remove_station(network, station)
+    }
+
+    /// A network's stations with their ports, in order.
+    pub fn stations(&self, network: u32) -> Vec<(Station, u32)> {
+        let all = self.networks.all_stations().into_iter();
+        all.filter(|&(_, _, of)| of == network)
+            .map(|(station, port, _)| (station, port))
+            .collect()
+    }
+}

@@ -1,0 +1,275 @@
+//! The ring into which the program copies a network's frames to groups of stations: BPF_MAP_TYPE_RINGBUF, read by mmap.
+//!
+//! # Theory of operation
+//!
+//! The kernel writes, one process reads (kernel/bpf/ringbuf.c):
+//!
+//! | pages of the map | who writes | what |
+//! |---|---|---|
+//! | first | the reader | how far it has read, bytes since the beginning |
+//! | second | the kernel | how far records are reserved, the same |
+//! | the rest, mapped twice in a row | the kernel | records: a head of eight bytes, then what the program wrote |
+//!
+//! A record lies in one piece, as what crosses the end goes on in the second mapping. Its head has its length; bit 31
+//! while the program has not finished it, bit 30 if it is to be skipped. All but the first page can be mapped for reading
+//! only (`ringbuf_map_mmap_kern`), so no reader can write where the kernel or another reader looks. One that writes
+//! nonsense into the first page loses frames of its own network.
+//!
+//! What is read here is not believed: lengths and positions are bounded by the mapping, whatever they are.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence};
+
+use libbpf_rs::{MapCore, MapHandle, MapType, libbpf_sys};
+
+use crate::capture::messages_of;
+
+/// Bytes of a network's ring: over a hundred frames of the longest kind without jumbo frames, or a thousand short ones.
+const RING_BYTES: usize = 256 << 10;
+/// `BPF_RINGBUF_HDR_SZ`, include/uapi/linux/bpf.h
+const HEAD_BYTES: usize = 8;
+/// `BPF_RINGBUF_BUSY_BIT`, same place
+const BUSY: u32 = 1 << 31;
+/// `BPF_RINGBUF_DISCARD_BIT`, same place
+const DISCARD: u32 = 1 << 30;
+/// `struct steer_group`
+const GROUP_BYTES: usize = 8;
+
+/// The ring of one network.
+#[derive(Debug)]
+pub struct GroupRing {
+    map: MapHandle,
+}
+
+impl GroupRing {
+    /// A new one.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn new() -> io::Result<Self> {
+        let opts = libbpf_sys::bpf_map_create_opts {
+            sz: size_of::<libbpf_sys::bpf_map_create_opts>() as libbpf_sys::size_t,
+            ..Default::default()
+        };
+        let (map, _) = messages_of(|| {
+            MapHandle::create(
+                MapType::RingBuf,
+                Some("steer_groups"),
+                0,
+                0,
+                RING_BYTES as u32,
+                &opts,
+            )
+        });
+        let map = map.map_err(io::Error::other)?;
+        Ok(Self { map })
+    }
+
+    /// Pins it on a bpffs, so that it outlives the process.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn pin(&mut self, path: &Path) -> io::Result<()> {
+        let (pinned, _) = messages_of(|| self.map.pin(path));
+        pinned.map_err(io::Error::other)
+    }
+
+    /// One that was pinned.
+    ///
+    /// # Errors
+    /// The kernel's, or it is no such ring.
+    pub fn open_pinned(path: &Path) -> io::Result<Self> {
+        let (map, _) = messages_of(|| MapHandle::from_pinned_path(path));
+        let map = map.map_err(io::Error::other)?;
+        match (map.map_type(), map.max_entries() as usize) {
+            (MapType::RingBuf, RING_BYTES) => Ok(Self { map }),
+            _ => Err(io::Error::other("it is no ring of this version")),
+        }
+    }
+}
+
+impl AsFd for GroupRing {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.map.as_fd()
+    }
+}
+
+/// A frame to a group of stations; its bytes are in the reader's buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Group {
+    /// The queue that it came to.
+    pub queue: u16,
+    /// As in [`Station`](crate::Station); the tag is in the frame.
+    pub vlan: u16,
+}
+
+/// Reads a [`GroupRing`], of which there is to be one reader at a time. Needs no privilege and no bpf(2).
+#[derive(Debug)]
+pub struct GroupReader {
+    ring: OwnedFd,
+    /// The first page.
+    consumer: NonNull<AtomicUsize>,
+    /// The second page and the records.
+    producer: NonNull<AtomicUsize>,
+    page: usize,
+    /// How far we have read. What is in the first page is not read again.
+    at: usize,
+}
+
+// SAFETY: both pointers are to mappings that live until Drop; what is behind them is read and written by atomics, or
+// copied out while the kernel leaves it alone (see `read`), and `read` takes the reader exclusively.
+unsafe impl Send for GroupReader {}
+
+impl GroupReader {
+    /// Maps a ring.
+    ///
+    /// # Errors
+    /// The kernel's; `ring` is no [`GroupRing`], or not open for writing.
+    pub fn new(ring: OwnedFd) -> io::Result<Self> {
+        // SAFETY: asks for a number.
+        let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+        let page = usize::try_from(page).map_err(io::Error::other)?;
+        let map = |bytes: usize, protection, from: usize| {
+            // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours. The kernel refuses a
+            // length beyond the map (remap_vmalloc_range), so all of it is backed.
+            let base = unsafe {
+                libc::mmap(
+                    ptr::null_mut(),
+                    bytes,
+                    protection,
+                    libc::MAP_SHARED,
+                    ring.as_raw_fd(),
+                    libc::off_t::try_from(from).map_err(io::Error::other)?,
+                )
+            };
+            if base == libc::MAP_FAILED {
+                return Err(io::Error::last_os_error());
+            }
+            NonNull::new(base.cast::<AtomicUsize>()).ok_or_else(|| io::Error::other("mapped at address zero"))
+        };
+        let consumer = map(page, libc::PROT_READ | libc::PROT_WRITE, 0)?;
+        let producer = map(page + 2 * RING_BYTES, libc::PROT_READ, page).inspect_err(|_| {
+            // SAFETY: the mapping just made, to which nothing refers.
+            unsafe { libc::munmap(consumer.as_ptr().cast(), page) };
+        })?;
+        let mut reader = Self {
+            ring,
+            consumer,
+            producer,
+            page,
+            at: 0,
+        };
+        // Relaxed: of a reader before us, which is not there any more. Records begin at multiples of eight.
+        reader.at = reader.consumed().load(Ordering::Relaxed) & !7;
+        Ok(reader)
+    }
+
+    fn consumed(&self) -> &AtomicUsize {
+        // SAFETY: the beginning of a page that `new` mapped, and that lives as long as self.
+        unsafe { self.consumer.as_ref() }
+    }
+
+    fn produced(&self) -> &AtomicUsize {
+        // SAFETY: as above; mapped for reading, and only read.
+        unsafe { self.producer.as_ref() }
+    }
+
+    /// Where a position is among the records; RING_BYTES follow at least.
+    fn records(&self, at: usize) -> NonNull<u8> {
+        // SAFETY: a page and an offset below RING_BYTES: inside the second mapping.
+        unsafe { self.producer.cast::<u8>().add(self.page + at % RING_BYTES) }
+    }
+
+    /// Takes the next frame, and puts it into `frame`, in the place of what is there.
+    pub fn read(&mut self, frame: &mut Vec<u8>) -> Option<Group> {
+        loop {
+            // Acquire: pairs with the kernel's smp_store_release of the position (`__bpf_ringbuf_reserve`), made after
+            // the record's head is marked as busy. Without it a head from the last round could be taken for this one's.
+            let produced = self.produced().load(Ordering::Acquire);
+            match produced.wrapping_sub(self.at) {
+                0 => return None,
+                // Somebody else has written into the first page: what there is is lost.
+                ahead if ahead > RING_BYTES => {
+                    self.at = produced & !7;
+                    self.publish();
+                    return None;
+                }
+                _ => {}
+            }
+            let head = self.records(self.at).cast::<AtomicU32>();
+            // Acquire: pairs with the kernel's xchg of the head (`bpf_ringbuf_commit`), made after all of the record is
+            // written.
+            // SAFETY: `at` is a multiple of eight, RING_BYTES too, and the mapping page-aligned. It is only read.
+            let head = unsafe { head.as_ref() }.load(Ordering::Acquire);
+            if head & BUSY != 0 {
+                return None;
+            }
+            let len = (head & !DISCARD) as usize;
+            let group = (head & DISCARD == 0).then(|| self.copy(len, frame)).flatten();
+            self.at = self.at.wrapping_add((len + HEAD_BYTES).next_multiple_of(8));
+            self.publish();
+            if group.is_some() {
+                return group;
+            }
+        }
+    }
+
+    /// Copies the frame out of the record at `at`, of so many bytes.
+    fn copy(&self, record_bytes: usize, frame: &mut Vec<u8>) -> Option<Group> {
+        let room = record_bytes
+            .min(RING_BYTES - HEAD_BYTES)
+            .checked_sub(GROUP_BYTES)?;
+        let record = self.records(self.at);
+        // SAFETY: from an offset below RING_BYTES, head and record have RING_BYTES at most, and the mapping twice that.
+        // The kernel leaves a record alone from its commit on until the first page says that it was read, which only this
+        // reader does.
+        let head: [u8; GROUP_BYTES] = unsafe { record.add(HEAD_BYTES).cast().read() };
+        let [a, b, c, d, q0, q1, v0, v1] = head;
+        let len = u32::from_ne_bytes([a, b, c, d]) as usize;
+        if len > room {
+            return None;
+        }
+        frame.clear();
+        frame.resize(len, 0);
+        // SAFETY: as above; `frame` has `len` bytes, of our own memory.
+        unsafe {
+            let from = record.add(HEAD_BYTES + GROUP_BYTES).as_ptr();
+            ptr::copy_nonoverlapping(from, frame.as_mut_ptr(), len);
+        }
+        Some(Group {
+            queue: u16::from_ne_bytes([q0, q1]),
+            vlan: u16::from_ne_bytes([v0, v1]),
+        })
+    }
+
+    /// Gives what was read back to the kernel.
+    fn publish(&self) {
+        // Release: pairs with the kernel's smp_load_acquire of the position (`__bpf_ringbuf_reserve`): the copy is made
+        // before the kernel writes there again.
+        self.consumed().store(self.at, Ordering::Release);
+        // The kernel commits a record and then looks how far we are, to wake us if we are at that record; we say how far we
+        // are and then look at the next head. Without a full barrier between, both could miss each other.
+        fence(Ordering::SeqCst);
+    }
+}
+
+impl AsFd for GroupReader {
+    /// Readable while there is something to read.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.ring.as_fd()
+    }
+}
+
+impl Drop for GroupReader {
+    fn drop(&mut self) {
+        // SAFETY: exactly the mappings that `new` made; no reference into them outlives self.
+        unsafe {
+            libc::munmap(self.consumer.as_ptr().cast(), self.page);
+            libc::munmap(self.producer.as_ptr().cast(), self.page + 2 * RING_BYTES);
+        }
+    }
+}

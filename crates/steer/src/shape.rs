@@ -1,0 +1,26 @@
+//! What is expected of a map that was pinned.
+
+use libbpf_rs::{MapCore, MapHandle, MapType};
+
+/// A map: the name under which it is pinned, and what this version expects of it. A version that gives the same shape
+/// another meaning gives it another name: a pinned program of an older version with all of these is gone on with
+/// until its last lease ends.
+#[derive(Clone, Copy)]
+pub(crate) struct Shape {
+    pub(crate) name: &'static str,
+    pub(crate) kind: MapType,
+    pub(crate) key_bytes: u32,
+    pub(crate) value_bytes: u32,
+    pub(crate) entries: u32,
+}
+
+impl Shape {
+    pub(crate) fn is_of(self, map: &MapHandle) -> bool {
+        (
+            map.map_type(),
+            map.key_size(),
+            map.value_size(),
+            map.max_entries(),
+        ) == (self.kind, self.key_bytes, self.value_bytes, self.entries)
+    }
+}

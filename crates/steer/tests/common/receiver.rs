@@ -1,0 +1,64 @@
+//! An AF_XDP socket on queue 0 of a pair, whose buffers are looked at byte by byte.
+
+use std::sync::Arc;
+
+use steer::{Mode, Program};
+use testkit::wait;
+use xsk::{AttachMode, FramePool, OwnMemory, QueueId, RxDesc, Socket, SocketConfig, Umem, UmemOffset};
+
+use super::Pair;
+
+const CHUNK: u32 = 2048;
+/// What a chunk holds before a frame comes.
+pub(crate) const UNTOUCHED: u8 = 0xa5;
+/// Bytes looked at before the frame: room for the longest header and some.
+pub(crate) const BEFORE: usize = 32;
+
+pub(crate) struct Receiver {
+    pub(crate) socket: Socket,
+    umem: Umem,
+    pub(crate) pool: FramePool,
+}
+
+impl Receiver {
+    pub(crate) fn open(pair: &Pair, program: &Program) -> Self {
+        let memory = OwnMemory::new(64 * CHUNK as usize).expect("128 KiB");
+        let umem = Umem::aligned(Arc::new(memory), CHUNK, 0).expect("valid chunks");
+        let mut config = SocketConfig::new(pair.ifindex(), QueueId(0));
+        config.tx = None;
+        config.bind_timeout = wait::SOON;
+        config.attach = match program.mode() {
+            Mode::Native => AttachMode::Native,
+            Mode::Skb => AttachMode::Skb,
+        };
+        let socket = Socket::open(&umem, &config).expect("veth takes a socket");
+        let pool = umem.all_frames().expect("first time").collect();
+        let mut receiver = Self { socket, umem, pool };
+        receiver.post();
+        receiver
+    }
+
+    /// Marks the free chunks and gives them to the kernel.
+    pub(crate) fn post(&mut self) {
+        let mut fresh = FramePool::default();
+        while let Some(frame) = self.pool.take() {
+            self.umem
+                .write(frame.offset(), &[UNTOUCHED; CHUNK as usize])
+                .expect("inside");
+            fresh.put(frame);
+        }
+        self.pool = fresh;
+        self.socket.fill.refill(&mut self.pool, 64);
+    }
+
+    pub(crate) fn next(&mut self) -> RxDesc {
+        wait::until_some(wait::SOON, || self.socket.rx.peek(1).next())
+            .unwrap_or_else(|| panic!("no frame came: {:?}", self.socket.statistics()))
+    }
+
+    pub(crate) fn bytes(&self, at: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.umem.read(UmemOffset::new(at), &mut bytes).expect("inside");
+        bytes
+    }
+}
