@@ -17,6 +17,8 @@
     PACKAGES_RESULTS=(jq)
     # Its program, for the tests of the units: a system that runs none gets none to run.
     PACKAGES_SYSTEMD=(systemd)
+    # Who reads manual pages.
+    PACKAGES_MANUAL=(groff-base)
     # testpmd is in dpdk-dev; each driver is a package of its own, whose name install_dpdk completes.
     DPDK_DRIVERS=(mempool-ring net-af-xdp net-null net-vhost net-virtio)
 }

@@ -16,7 +16,7 @@ readonly HUGE_PAGES=/proc/sys/vm/nr_hugepages
 
 # All that system tests need.
 install_for_system_tests() {
-    install_packages "${PACKAGES_BUILD[@]}" "${PACKAGES_NET[@]}" "${PACKAGES_RESULTS[@]}" "${PACKAGES_LIBVIRT[@]}" "${PACKAGES_SYSTEMD[@]}"
+    install_packages "${PACKAGES_BUILD[@]}" "${PACKAGES_NET[@]}" "${PACKAGES_RESULTS[@]}" "${PACKAGES_LIBVIRT[@]}" "${PACKAGES_SYSTEMD[@]}" "${PACKAGES_MANUAL[@]}"
     install_rust
     install_dpdk
     guest_prepare

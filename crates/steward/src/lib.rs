@@ -54,6 +54,8 @@ pub mod capabilities;
 #[cfg(feature = "server")]
 pub mod fd_store;
 #[cfg(feature = "server")]
+pub mod options;
+#[cfg(feature = "server")]
 pub mod policy;
 #[cfg(feature = "server")]
 pub mod server;

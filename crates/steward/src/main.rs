@@ -9,83 +9,21 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
-use clap::Parser;
+use clap::Parser as _;
 use rustix::io::Errno;
 use rustix::net::{SocketAddrUnix, SocketFlags, bind, connect, listen};
 use sd_notify::NotifyState;
 use steer::with_sources;
 use steward::capabilities;
 use steward::fd_store::{self, Passed};
+use steward::options::Options;
 use steward::policy::Policy;
 use steward::protocol::{DEFAULT_SOCKET, new_socket};
 use steward::server::{Server, Store, StoreError};
 
-const EXAMPLES: &str = "\
-Examples:
-  Serve leases by the policy in /etc/vhost-af-xdp/steward.toml:
-    vhost-af-xdp-steward
-  See how a policy is understood, and change nothing:
-    vhost-af-xdp-steward --policy steward.toml --check
-  A policy: user vhost may lease queues 0 to 3 of eth1, with up to 1 GiB of memory for packets:
-    [[allow]]
-    user = \"vhost\"
-    interface = \"eth1\"
-    queues = \"0-3\"
-    memlock = \"1 GiB\"
-  Then, as user vhost, without any capability:
-    vhost-af-xdp serve --steward /run/vhost-af-xdp/steward.sock --socket-path /tmp/vm1.sock --ifname eth1
-  Take back all that a steward has left behind, and exit:
-    vhost-af-xdp-steward --take-back
-
-SIGTERM and even SIGKILL leave programs and leases as they are: frames go on, and the next steward goes on
-with them. SIGINT takes everything back before it exits. SIGHUP reads the policy again.
-It needs CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF, CAP_IPC_LOCK and CAP_SETUID.";
-
-/// Leases NIC queues to processes without privileges, by a policy.
-#[derive(Debug, Parser)]
-#[command(name = "vhost-af-xdp-steward", version, max_term_width = 100, after_help = EXAMPLES)]
-struct Cli {
-    /// Who may lease what; must not be writable by others
-    #[arg(long, value_name = "PATH", default_value = "/etc/vhost-af-xdp/steward.toml")]
-    policy: PathBuf,
-    /// Where holders connect; everybody may, the policy decides. A socket passed by systemd comes first
-    #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
-    socket: PathBuf,
-    /// Print the policy as it is understood, and exit
-    #[arg(long, conflicts_with = "take_back")]
-    check: bool,
-    /// Where leases are recorded, so that a restart does not end them; for this user alone [default:
-    /// $RUNTIME_DIRECTORY, else /run/vhost-af-xdp-steward]
-    #[arg(long, value_name = "PATH")]
-    state: Option<PathBuf>,
-    /// Where programs are pinned, so that a restart does not end them; on a bpffs [default: /sys/fs/bpf/vhost-af-xdp]
-    #[arg(long, value_name = "PATH")]
-    pins: Option<PathBuf>,
-    /// How long after a restart queues are kept for holders that have not come back, seconds
-    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
-    grace: Duration,
-    /// How long the program stays on an interface without leases, seconds: a NIC may lose its link for a moment each
-    /// time a program comes or goes
-    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
-    linger: Duration,
-    /// Take back everything that a steward has left behind, and exit
-    #[arg(long)]
-    take_back: bool,
-}
-
-fn seconds(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("{text:?} is not a number of seconds from 0 to 86400");
-    let seconds: f64 = text.parse().map_err(|_| wrong())?;
-    (0.0..=86_400.0)
-        .contains(&seconds)
-        .then(|| Duration::from_secs_f64(seconds))
-        .ok_or_else(wrong)
-}
-
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let cli = match Options::try_parse() {
         Ok(cli) => cli,
         Err(error) => return complain(&error),
     };
@@ -129,7 +67,7 @@ fn check_surroundings(policy: &Policy) -> Result<(), String> {
     Ok(())
 }
 
-fn run(cli: &Cli) -> Result<(), String> {
+fn run(cli: &Options) -> Result<(), String> {
     let policy = Policy::read(&cli.policy).map_err(|error| with_sources(&error))?;
     if cli.check {
         print!("{policy}");
@@ -176,7 +114,7 @@ impl Signals {
 }
 
 /// Serves until a signal ends it.
-fn serve(cli: &Cli, policy: Policy, signals: Signals) -> Result<(), String> {
+fn serve(cli: &Options, policy: Policy, signals: Signals) -> Result<(), String> {
     let mut passed = Passed::take();
     let (listener, socket) = match passed.listener.take() {
         Some(listener) => (listener, None),
@@ -215,7 +153,7 @@ fn serve(cli: &Cli, policy: Policy, signals: Signals) -> Result<(), String> {
     served.map_err(|error| format!("cannot wait for requests: {error}"))
 }
 
-fn store(cli: &Cli) -> Result<Store, StoreError> {
+fn store(cli: &Options) -> Result<Store, StoreError> {
     let runtime = || {
         let list = std::env::var_os("RUNTIME_DIRECTORY")?;
         std::env::split_paths(&list).next()
@@ -231,7 +169,7 @@ fn store(cli: &Cli) -> Result<Store, StoreError> {
 }
 
 /// Does what a steward does at its start and at its end, and nothing between.
-fn take_back(cli: &Cli, policy: Policy) -> Result<(), String> {
+fn take_back(cli: &Options, policy: Policy) -> Result<(), String> {
     let nobody = new_socket(SocketFlags::empty()).map_err(|error| format!("no socket: {error}"))?;
     let store = store(cli).map_err(|error| with_sources(&error))?;
     let server = Server::new(policy, nobody).map_err(|error| format!("cannot start: {error}"))?;
@@ -258,7 +196,7 @@ fn readable_after(which: &[i32]) -> io::Result<UnixStream> {
 }
 
 /// A server that keeps its leases over a restart, if there is a place for them.
-fn server(cli: &Cli, policy: Policy, listener: OwnedFd) -> Result<Server, String> {
+fn server(cli: &Options, policy: Policy, listener: OwnedFd) -> Result<Server, String> {
     let server = Server::new(policy, listener)
         .map_err(|error| format!("cannot start: {error}"))?
         .with_linger(cli.linger);

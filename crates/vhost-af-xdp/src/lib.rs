@@ -87,6 +87,13 @@ pub fn run() -> ExitCode {
     done.map_or_else(|error| explain(&error, ExitCode::FAILURE), |()| ExitCode::SUCCESS)
 }
 
+/// The command line as it is defined, for the manual pages and completions that are made of it (crate `manual`).
+#[doc(hidden)]
+#[must_use]
+pub fn command_line() -> clap::Command {
+    Cli::command()
+}
+
 /// Sets everything up as `serve` does with these options, to the sandbox, and acts there instead of serving: for tests
 /// of the sandbox (`examples/sandbox_attempt.rs`).
 ///

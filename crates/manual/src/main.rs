@@ -1,0 +1,120 @@
+//! Makes the manual pages of both programs, and completions for bash, zsh and fish: `manual DIRECTORY`.
+//!
+//! All of it is made of the command lines as the programs themselves define them, so that nothing is written twice.
+//! `scripts/package` puts it into the Debian package.
+//!
+//! | in the directory | what |
+//! |---|---|
+//! | `man1/` | a page for each program and each of its commands |
+//! | `bash/`, `zsh/`, `fish/` | completions, under the names that the shells look for |
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use clap::{Command, CommandFactory as _};
+use clap_complete::Shell;
+use clap_mangen::Man;
+
+/// Of the whole workspace.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+fn main() -> anyhow::Result<()> {
+    let directory = std::env::args_os().nth(1).map(PathBuf::from);
+    let directory = directory.context("manual DIRECTORY: where are they to be written?")?;
+    for (name, command) in [
+        ("vhost-af-xdp", vhost_af_xdp::command_line()),
+        ("vhost-af-xdp-steward", steward::options::Options::command()),
+    ] {
+        let command = shown(name, &command);
+        write_pages(&command, &place(&directory, "man1")?)?;
+        write_completions(&command, &directory)?;
+    }
+    Ok(())
+}
+
+/// Without commands that are hidden, and without `help`, which says what the pages say.
+fn shown(name: &'static str, command: &Command) -> Command {
+    let about = command.get_about().cloned().unwrap_or_default();
+    let shown = command
+        .get_subcommands()
+        .filter(|subcommand| !subcommand.is_hide_set());
+    let after = command.get_after_help().cloned().unwrap_or_default();
+    Command::new(name)
+        .about(about)
+        .version(VERSION)
+        .after_help(after)
+        .args(command.get_arguments().cloned())
+        .subcommands(shown.cloned())
+        .disable_help_subcommand(true)
+}
+
+fn place(directory: &Path, name: &str) -> anyhow::Result<PathBuf> {
+    let place = directory.join(name);
+    fs::create_dir_all(&place).with_context(|| format!("cannot make {}", place.display()))?;
+    Ok(place)
+}
+
+/// A page for the command, and one for each of its own commands.
+fn write_pages(command: &Command, directory: &Path) -> anyhow::Result<()> {
+    let program = command.get_name().to_owned();
+    let mut all = command.clone();
+    all.build();
+    write_page(&all, &program, &directory.join(format!("{program}.1")))?;
+    for subcommand in all.get_subcommands() {
+        let name = format!("{program}-{}", subcommand.get_name());
+        let subcommand = subcommand.clone().version(VERSION);
+        write_page(&subcommand, &name, &directory.join(format!("{name}.1")))?;
+    }
+    Ok(())
+}
+
+fn write_page(command: &Command, name: &str, path: &Path) -> anyhow::Result<()> {
+    let after = command.get_after_help().map(ToString::to_string);
+    let man = Man::new(command.clone().after_help("").display_name(name.to_owned())).section("1");
+    let mut page = Vec::new();
+    man.render_title(&mut page)?;
+    man.render_name_section(&mut page)?;
+    man.render_synopsis_section(&mut page)?;
+    man.render_description_section(&mut page)?;
+    man.render_options_section(&mut page)?;
+    if command.has_subcommands() {
+        man.render_subcommands_section(&mut page)?;
+    }
+    let mut page = String::from_utf8(page)?;
+    if let Some(after) = after.filter(|after| !after.is_empty()) {
+        page.push_str(&examples(&after));
+    }
+    page.push_str(".SH SEE ALSO\n/usr/share/doc/vhost\\-af\\-xdp/\n");
+    fs::write(path, page).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// What stands below the options, its lines as they are.
+fn examples(text: &str) -> String {
+    let mut page = ".SH EXAMPLES\n.nf\n".to_owned();
+    for line in text.lines().filter(|line| *line != "Examples:") {
+        let line = line.replace('\\', "\\e").replace('-', "\\-");
+        // A dot or a quote at the beginning would be a request.
+        let guard = if line.starts_with(['.', '\'']) { "\\&" } else { "" };
+        // Writing to a String cannot fail.
+        let _ = writeln!(page, "{guard}{line}");
+    }
+    page + ".fi\n"
+}
+
+/// Where Debian has them, under the names that are looked for.
+fn write_completions(command: &Command, directory: &Path) -> anyhow::Result<()> {
+    let name = command.get_name();
+    for (shell, place_of, file) in [
+        (Shell::Bash, "bash", name.to_owned()),
+        (Shell::Zsh, "zsh", format!("_{name}")),
+        (Shell::Fish, "fish", format!("{name}.fish")),
+    ] {
+        let path = place(directory, place_of)?.join(file);
+        let mut text = Vec::new();
+        clap_complete::generate(shell, &mut command.clone(), name, &mut text);
+        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
+}

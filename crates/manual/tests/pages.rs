@@ -1,0 +1,129 @@
+//! Pages and completions are made, and are understood by who reads them.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use tempfile::TempDir;
+
+fn made() -> TempDir {
+    let directory = tempfile::tempdir().expect("a directory");
+    let output = Command::new(env!("CARGO_BIN_EXE_manual"))
+        .arg(directory.path())
+        .output()
+        .expect("it runs");
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    directory
+}
+
+fn names(directory: &Path) -> Vec<String> {
+    let entries = fs::read_dir(directory).expect("made").flatten();
+    let mut names: Vec<_> = entries
+        .map(|entry| entry.file_name().into_string().expect("ASCII"))
+        .collect();
+    names.sort_unstable();
+    names
+}
+
+/// What a program says, or none where it is not installed; with `REQUIRE_PRIV=1` the reader of pages must be.
+fn run(program: &str, args: &[&str], file: &Path) -> Option<Output> {
+    let output = Command::new(program).args(args).arg(file).output();
+    if output.is_err() {
+        let required = program == "groff" && std::env::var("REQUIRE_PRIV").as_deref() == Ok("1");
+        assert!(!required, "REQUIRE_PRIV=1, but {program} is not installed");
+        println!("SKIPPED: {program} is not installed");
+    }
+    output.ok()
+}
+
+#[test]
+fn each_program_and_each_command_has_a_page() {
+    let directory = made();
+    assert_eq!(
+        names(&directory.path().join("man1")),
+        [
+            "vhost-af-xdp-bench.1",
+            "vhost-af-xdp-check.1",
+            "vhost-af-xdp-queues.1",
+            "vhost-af-xdp-serve.1",
+            "vhost-af-xdp-status.1",
+            "vhost-af-xdp-steward.1",
+            "vhost-af-xdp.1",
+        ]
+    );
+}
+
+#[test]
+fn pages_are_read_without_a_warning() {
+    let directory = made();
+    for name in names(&directory.path().join("man1")) {
+        let path = directory.path().join("man1").join(&name);
+        let page = fs::read_to_string(&path).expect("text");
+        assert!(!page.contains("keeper"), "what is hidden stays so: {name}");
+        let Some(output) = run("groff", &["-man", "-Tutf8", "-ww", "-rLL=100n"], &path) else {
+            return;
+        };
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && said.is_empty(), "{name}: {said}");
+    }
+}
+
+#[test]
+fn page_has_options_and_examples_as_they_are() {
+    let directory = made();
+    let path = directory.path().join("man1/vhost-af-xdp-serve.1");
+    let Some(output) = run(
+        "groff",
+        &["-man", "-Tascii", "-P-c", "-P-b", "-P-u", "-rLL=100n"],
+        &path,
+    ) else {
+        return;
+    };
+    let text = String::from_utf8_lossy(&output.stdout);
+    for line in [
+        "vhost-af-xdp-serve - Serve guests",
+        "--socket-path",
+        "vhost-af-xdp serve --socket-path /run/vm1.sock --ifname eth1",
+    ] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+}
+
+#[test]
+fn completions_are_read_by_their_shells() {
+    let directory = made();
+    for (shell, place, file) in [
+        ("bash", "bash", "vhost-af-xdp"),
+        ("bash", "bash", "vhost-af-xdp-steward"),
+        ("zsh", "zsh", "_vhost-af-xdp"),
+        ("fish", "fish", "vhost-af-xdp.fish"),
+    ] {
+        let path = directory.path().join(place).join(file);
+        let text = fs::read_to_string(&path).expect("made");
+        assert!(!text.contains("keeper"), "what is hidden stays so: {file}");
+        let Some(output) = run(shell, &["-n"], &path) else {
+            continue;
+        };
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && said.is_empty(), "{file}: {said}");
+    }
+    // What a shell would propose behind `vhost-af-xdp ch`.
+    let path = directory.path().join("bash/vhost-af-xdp");
+    let script = "source \"$1\"; COMP_WORDS=(vhost-af-xdp ch); COMP_CWORD=1; _vhost__af__xdp vhost-af-xdp ch vhost-af-xdp; echo \"${COMPREPLY[@]}\"";
+    let output = Command::new("bash")
+        .args(["-c", script, "bash"])
+        .arg(&path)
+        .output()
+        .expect("bash is installed");
+    let proposed = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(
+        proposed.trim(),
+        "check",
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
