@@ -18,6 +18,8 @@
 //!    socket with memory (a child of the steward)            ◀── Register, files ─ Lease::register
 //!    bound to queue 2, in its map place, inactive           ◀── Bind ─────────── Lease::bind
 //!                                                           ──  the socket ───▶
+//!    or in one step, over the memory of another socket     ◀── Share, socket ─── Lease::share
+//!                                                           ──  the socket ───▶
 //!    configuration word of queue 2: active                  ◀── Activate ─────── Lease::activate: frames come
 //!    interface down, up, renamed, gone, other MTU           ──  Changed ───────▶ Lease::take_changes
 //!    queue inactive, slot empty; program with the last      ◀── connection ends

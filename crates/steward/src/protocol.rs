@@ -12,17 +12,20 @@
 //! the interface of the lease changed, and [`Answer::Refused`], before it closes a connection whose holder broke the
 //! rules.
 //!
-//! Descriptors travel with two messages. With `Register` the holder passes the memory of a socket, one file for each
-//! part. With the answer to `Bind` it gets that socket: an AF_XDP socket with this memory and all four rings, bound to
-//! its queue and in its place in the program's map. So a holder never has a socket that it could bind to another queue,
-//! for a socket is bound once (`xsk_bind`, net/xdp/xsk.c). Before Linux 6.4, where the rings of such a socket cannot be
-//! mapped, it comes with the answer to `Register`, and its holder binds it.
+//! Descriptors travel with these messages. With `Register` the holder passes the memory of a socket, one file for each
+//! part, and with `Share` a socket that it has already, whose memory a further one is to have. With the answer to
+//! `Bind` it gets that socket: an AF_XDP socket with this memory and all four rings, bound to its queue and in its
+//! place in the program's map. So a holder never has a socket that it could bind to another queue, for a socket is
+//! bound once (`xsk_bind`, net/xdp/xsk.c). Before Linux 6.4, where the rings of such a socket cannot be mapped, it
+//! comes with the answer to `Register`, and its holder binds it; `Share` is refused there. The answer to `Share` has
+//! such a socket, too.
 //!
 //! | kind | body, bytes | from the holder |
 //! |---|---|---|
 //! | 1 `Lease` | 164 | interface (16), first queue, queues, mode, numbers of addresses and VLANs (4 each), see below |
 //! | 2 `Register` | 1080 | queue, number of parts, chunk, headroom, metadata (bytes), flags, four rings, see below |
 //! | 5 `Bind` | 12 | queue, flags, how long to wait for it (ms): the socket that was registered last |
+//! | 11 `Share` | 32 | queue, how long to wait for it (ms), SO_COOKIE of the socket that comes along (8), four rings |
 //! | 3 `Activate` | 12 | queue, bytes of virtio-net header (0, 12, 20), longest frame in bytes: see below |
 //! | 4 `Deactivate` | 4 | queue: its frames go to the host |
 //! | 6 `Counters` | 4 | queue |
@@ -38,12 +41,12 @@
 //!
 //! | kind | body, bytes | from the steward |
 //! |---|---|---|
-//! | 64 `Done` | 0 | to `Leases`, `Register`, `Bind` (with a descriptor, see above), `Await`, `Activate`, `Deactivate`, `Keep` |
+//! | 64 `Done` | 0 | to `Leases`, `Register`, `Bind` and `Share` (with a descriptor, see above), `Await`, `Activate`, `Deactivate`, `Keep` |
 //! | 65 `Facts` | 520 | to `Lease`, `Resume` and `Facts` |
 //! | 66 `Counters` | 72 | to `Counters` |
 //! | 67 `Refused` | 488 | to anything: code (4), zero (4), text (480) |
 //! | 68 `Changed` | 520 | by itself |
-//! | 69 `Failed` | 8 | to `Register`, `Bind` and `Await`: step (4), the kernel's error number (4) |
+//! | 69 `Failed` | 8 | to `Register`, `Bind`, `Share` and `Await`: step (4), the kernel's error number (4) |
 //! | 80 `Lease` | 192 | to `Leases`; after the last one `Done` (see `listing`) |
 //!
 //! Requests are in `protocol/request.rs`, answers in `protocol/answer.rs`, what both are made of in
@@ -186,6 +189,7 @@ mod kind {
     pub(super) const KEEP: u16 = 8;
     pub(super) const RESUME: u16 = 9;
     pub(super) const AWAIT: u16 = 10;
+    pub(super) const SHARE: u16 = 11;
 
     pub(super) const LEASES: u16 = 16;
 
@@ -221,13 +225,14 @@ fn split(bytes: &[u8]) -> Result<(Head, &[u8]), Malformed> {
 /// Whether it is a request that takes long, or has descriptors: one that the steward has somebody else do.
 #[cfg(feature = "server")]
 pub(crate) fn is_for_errand(bytes: &[u8]) -> bool {
-    split(bytes).is_ok_and(|(head, _)| matches!(head.kind, kind::REGISTER | kind::BIND | kind::AWAIT))
+    let long = [kind::REGISTER, kind::BIND, kind::SHARE, kind::AWAIT];
+    split(bytes).is_ok_and(|(head, _)| long.contains(&head.kind))
 }
 
 /// Whether it is a request that files come with.
 #[cfg(feature = "server")]
 pub(crate) fn may_have_files(bytes: &[u8]) -> bool {
-    split(bytes).is_ok_and(|(head, _)| head.kind == kind::REGISTER)
+    split(bytes).is_ok_and(|(head, _)| matches!(head.kind, kind::REGISTER | kind::SHARE))
 }
 
 /// The serial number of a message.

@@ -86,6 +86,12 @@ fn requests() -> Vec<Request> {
             flags: BIND_FLAGS,
             wait_ms: BIND_WAIT_MAX,
         },
+        Request::Share {
+            queue: 2,
+            wait_ms: BIND_WAIT_MAX,
+            cookie: u64::MAX,
+            rings: RINGS,
+        },
         Request::Await {
             queue: 2,
             wait_ms: BIND_WAIT_MAX,

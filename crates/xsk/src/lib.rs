@@ -112,6 +112,8 @@ pub use netdevice::{Channels, Netdevice};
 #[cfg(not(loom))]
 pub use numa::{NumaNode, PreferNode};
 #[cfg(not(loom))]
+pub use share::{First, Lender};
+#[cfg(not(loom))]
 pub use socket::{Kick, Socket, Unbound, WakeError, made_rx_ring};
 #[cfg(not(loom))]
 pub use statistics::Statistics;

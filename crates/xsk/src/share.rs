@@ -8,31 +8,98 @@
 //! for any of them is refused (`xsk_bind`, `net/xdp/xsk.c`). So what the caller asks for is compared here.
 //!
 //! The kernel needs the first socket at this moment only. It may be closed while others go on: the memory stays
-//! registered until the last of them is gone.
+//! registered until the last of them is gone. So any socket that is bound over the memory can be the *first* of a
+//! further one, and whoever opens such sockets now and then keeps a [`Lender`] of each, which keeps none open.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Weak};
 
 use rustix::io::Errno;
-use rustix::net::bind;
 use rustix::net::xdp::{SocketAddrXdp, SocketAddrXdpFlags as Flags, SocketAddrXdpWithSharedUmem};
+use rustix::net::{bind, sockopt};
 
 use crate::bind::{self, Bound};
 use crate::config::{AttachMode, BindRequest, Fallback, Mode, SocketConfig};
 use crate::error::OpenError;
+use crate::umem::Umem;
 use crate::units::QueueId;
 
-/// The socket that has registered the memory, as far as its sharers must know it.
+/// A socket whose memory can be shared for as long as somebody has it open.
+#[derive(Clone, Debug)]
+pub struct Lender {
+    fd: Weak<OwnedFd>,
+    umem: Umem,
+    ifindex: u32,
+    queue: QueueId,
+    mode: Mode,
+    multi_buffer: bool,
+}
+
+impl Lender {
+    pub(crate) fn new(fd: &Arc<OwnedFd>, first: First) -> Self {
+        let First {
+            umem,
+            ifindex,
+            queue,
+            mode,
+            multi_buffer,
+            ..
+        } = first;
+        Self {
+            fd: Arc::downgrade(fd),
+            umem,
+            ifindex,
+            queue,
+            mode,
+            multi_buffer,
+        }
+    }
+
+    /// The socket, to bind another over its memory; `None`: it is closed.
+    pub fn first(&self) -> Option<First> {
+        Some(First {
+            fd: self.fd.upgrade()?,
+            umem: self.umem.clone(),
+            ifindex: self.ifindex,
+            queue: self.queue,
+            mode: self.mode,
+            multi_buffer: self.multi_buffer,
+        })
+    }
+
+    /// Whether it is open.
+    pub fn is_open(&self) -> bool {
+        self.fd.strong_count() > 0
+    }
+}
+
+/// A socket over whose memory another is bound, as far as that must know it. While the value lives, the first one's
+/// queue does not become free.
 #[derive(Debug)]
-pub(crate) struct First {
-    /// A copy, closed when the sharer is bound: as long as it is open the queue is not free.
-    pub(crate) fd: OwnedFd,
+pub struct First {
+    pub(crate) fd: Arc<OwnedFd>,
+    pub(crate) umem: Umem,
     pub(crate) ifindex: u32,
     pub(crate) queue: QueueId,
     pub(crate) mode: Mode,
     pub(crate) multi_buffer: bool,
 }
 
+impl AsFd for First {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
 impl First {
+    /// By what the kernel tells it from all other sockets (`SO_COOKIE`).
+    ///
+    /// # Errors
+    /// The kernel's answer.
+    pub fn cookie(&self) -> std::io::Result<u64> {
+        Ok(sockopt::socket_cookie(&self.fd)?)
+    }
+
     /// Whether a socket as `config` describes it can be bound over its memory.
     pub(crate) fn check(&self, config: &SocketConfig) -> Result<(), OpenError> {
         let SocketConfig { ifindex, queue, .. } = *config;
@@ -67,12 +134,24 @@ impl First {
             shared_umem_fd: self.fd.as_fd(),
         };
         match bind::in_time(config, || bind(fd, &address)) {
-            Ok(()) => Ok(Bound {
-                multi_buffer: self.multi_buffer,
-                fallbacks: self.fallbacks(config),
-            }),
-            Err(Errno::BADF) => Err(OpenError::SharedGone),
-            Err(errno) => Err(bind::refusal(config, self.mode == Mode::ZeroCopy, errno, may_ask)),
+            Ok(()) => Ok(self.bound(config)),
+            Err(errno) => Err(self.refusal(config, errno, may_ask)),
+        }
+    }
+
+    /// What a sharer is that was bound.
+    pub(crate) fn bound(&self, config: &SocketConfig) -> Bound {
+        Bound {
+            multi_buffer: self.multi_buffer,
+            fallbacks: self.fallbacks(config),
+        }
+    }
+
+    /// What the kernel's answer to a sharer's bind means.
+    pub(crate) fn refusal(&self, config: &SocketConfig, errno: Errno, may_ask: bool) -> OpenError {
+        match errno {
+            Errno::BADF => OpenError::SharedGone,
+            errno => bind::refusal(config, self.mode == Mode::ZeroCopy, errno, may_ask),
         }
     }
 

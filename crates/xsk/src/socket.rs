@@ -10,6 +10,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -24,7 +25,7 @@ use crate::config::{AttachMode, Fallback, Mode, SocketConfig};
 use crate::desc::{CompletionRing, Descriptor, FillRing, RxRing, TxRing};
 use crate::error::OpenError;
 use crate::ring::{Consumer, Producer, Shared};
-use crate::share::First;
+use crate::share::{First, Lender};
 use crate::statistics::Statistics;
 use crate::sys::{self, Mapping, RingOffsets};
 use crate::umem::Umem;
@@ -43,7 +44,8 @@ pub struct Socket {
     pub rx: RxRing,
     /// Frames to send.
     pub tx: TxRing,
-    fd: OwnedFd,
+    /// Others have it only while they bind a socket over its memory ([`Lender`]).
+    fd: Arc<OwnedFd>,
     umem: Umem,
     ifindex: u32,
     queue: QueueId,
@@ -134,6 +136,41 @@ impl Socket {
     /// As [`Socket::open`], [`OpenError::SharedQueue`], [`OpenError::SharedMode`], [`OpenError::SharedGone`].
     pub fn share(&self, config: &SocketConfig) -> Result<Self, OpenError> {
         Unbound::share(self, config)?.bind()
+    }
+
+    /// What those need who share its memory later on.
+    pub fn lender(&self) -> Lender {
+        Lender::new(&self.fd, self.first())
+    }
+
+    /// As [`Socket::share`], with a socket that somebody with more privilege has made, with all four rings of the sizes
+    /// in `config`, and that he binds over the memory of `first`: `bind` asks him to, and returns the socket, or what
+    /// the kernel said.
+    ///
+    /// # Errors
+    /// As [`Socket::share`]; those of `bind` as they are.
+    pub fn shared_by<E: From<OpenError>>(
+        first: &First,
+        config: &SocketConfig,
+        bind: impl FnOnce() -> Result<io::Result<OwnedFd>, E>,
+    ) -> Result<Self, E> {
+        first.check(config)?;
+        let fd = bind()?.map_err(|error| {
+            let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+            first.refusal(config, errno, false)
+        })?;
+        Ok(Unbound::registered(fd, &first.umem, config)?.finish(first.bound(config))?)
+    }
+
+    fn first(&self) -> First {
+        First {
+            fd: Arc::clone(&self.fd),
+            umem: self.umem.clone(),
+            ifindex: self.ifindex,
+            queue: self.queue,
+            mode: self.mode,
+            multi_buffer: self.multi_buffer,
+        }
     }
 
     /// Tells the kernel to send what is in the tx ring (`sendto` with MSG_DONTWAIT).
@@ -281,14 +318,7 @@ impl Unbound {
     /// # Errors
     /// As [`Socket::share`], and [`OpenError::NotXdp`] for a descriptor that does not serve.
     pub fn share_from_fd(fd: OwnedFd, socket: &Socket, config: &SocketConfig) -> Result<Self, OpenError> {
-        let copy = socket.fd.try_clone();
-        let first = First {
-            fd: copy.map_err(|source| OpenError::Create { source })?,
-            ifindex: socket.ifindex,
-            queue: socket.queue,
-            mode: socket.mode,
-            multi_buffer: socket.multi_buffer,
-        };
+        let first = socket.first();
         first.check(config)?;
         Self::prepared(fd, &socket.umem, config, Some(first))
     }
@@ -360,7 +390,7 @@ impl Unbound {
             completion,
             rx,
             tx,
-            fd: self.fd,
+            fd: Arc::new(self.fd),
             umem: self.umem,
             ifindex: self.config.ifindex,
             queue: self.config.queue,

@@ -1,10 +1,10 @@
 //! Sockets of a lease: memory is the holder's, all else the steward does, the bind included.
 
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
-use std::time::Duration;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
 
-use xsk::{MemoryPart, RingSize, Socket, SocketConfig, Umem, Unbound};
+use xsk::{First, MemoryPart, RingSize, Socket, SocketConfig, Umem, Unbound};
 
 use super::{Lease, LeaseError};
 use crate::protocol::{Answer, BIND_WAIT_MAX, Part, Reason, Request, Rings, Step, UmemLayout};
@@ -92,6 +92,26 @@ impl Lease {
         })
     }
 
+    /// Has the steward make a further socket over the memory of one that it bound for this user, for another queue of
+    /// any lease, and bind it, as that is. The memory counts once. Frames go on as before until [`Lease::activate`].
+    ///
+    /// # Errors
+    /// [`LeaseError`]; [`Reason::Unregistered`] where this steward does not know the socket; [`LeaseError::Open`] where
+    /// the kernel does not bind it.
+    pub fn share(&self, first: &First, config: &SocketConfig) -> Result<Socket, LeaseError> {
+        let wait = config.bind_timeout;
+        let request = Request::Share {
+            queue: config.queue.0,
+            wait_ms: milliseconds(wait),
+            cookie: first.cookie()?,
+            rings: rings(config),
+        };
+        Socket::shared_by(first, config, || {
+            let deadline = self.deadline() + wait;
+            self.ask_for_bound(&request, &[first.as_fd()], deadline)
+        })
+    }
+
     /// Waits until no socket has the queue, `longest` at most: only then has the kernel taken the memory of one that is
     /// closed from the driver, which may have read and written there. It is also waited for when nothing else is any
     /// more ([`Waiting::end`](super::Waiting::end)): what a process leaves behind when it ends is somebody's memory as
@@ -119,8 +139,17 @@ impl Lease {
             flags: flags.into(),
             wait_ms: milliseconds(wait),
         };
-        let deadline = self.deadline() + wait;
-        let mut answered = self.ask_by(&mut self.state(), &request, &[], deadline)?;
+        self.ask_for_bound(&request, &[], self.deadline() + wait)
+    }
+
+    /// Asks for a socket that is bound.
+    fn ask_for_bound(
+        &self,
+        request: &Request,
+        files: &[BorrowedFd<'_>],
+        deadline: Instant,
+    ) -> Result<io::Result<OwnedFd>, LeaseError> {
+        let mut answered = self.ask_by(&mut self.state(), request, files, deadline)?;
         match (answered.answer, answered.descriptors.pop()) {
             (Answer::Done, Some(socket)) => Ok(Ok(socket)),
             (

@@ -54,6 +54,8 @@ pub enum Step {
     Bind = 4,
     /// It is closed, and nobody has its queue any more.
     Await = 5,
+    /// The socket whose memory it is to have is looked at.
+    Share = 6,
 }
 
 impl Step {
@@ -68,6 +70,7 @@ impl Step {
             Self::Register => "the memory cannot be registered (XDP_UMEM_REG)",
             Self::Rings => "the rings cannot be made",
             Self::Bind => "the socket cannot be bound to the queue",
+            Self::Share => "the socket whose memory is to be shared is not the one that was named",
             Self::Await => "the queue does not become free, though its socket is closed",
         }
     }

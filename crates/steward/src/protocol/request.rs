@@ -36,6 +36,18 @@ pub enum Request {
         /// How long it is tried again while the queue is busy, milliseconds, at most [`BIND_WAIT_MAX`].
         wait_ms: u32,
     },
+    /// A further socket for a queue of the lease, with rings of its own and the memory of a socket that the steward
+    /// bound for the same user before, for any queue of any of its leases. That comes along as the one descriptor. The
+    /// new one is bound as it is, in one step; frames go on as before until [`Request::Activate`].
+    Share {
+        queue: u32,
+        /// How long it is tried again while the queue is busy, milliseconds, at most [`BIND_WAIT_MAX`].
+        wait_ms: u32,
+        /// Which socket comes along: its `SO_COOKIE`.
+        cookie: u64,
+        /// What the new one gets.
+        rings: Rings,
+    },
     /// Once no socket has the queue: the kernel has then taken the memory of the last one from the driver, which it
     /// does some time after that is closed.
     Await {
@@ -177,6 +189,15 @@ struct RegisterBody {
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
+struct ShareBody {
+    queue: u32,
+    wait_ms: u32,
+    cookie: u64,
+    rings: Rings,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
 struct BindBody {
     queue: u32,
     flags: u32,
@@ -185,6 +206,7 @@ struct BindBody {
 
 const _: () = assert!(size_of::<LeaseBody>() == 164 && size_of::<ActivateBody>() == 12);
 const _: () = assert!(size_of::<RegisterBody>() == 1080 && size_of::<BindBody>() == 12);
+const _: () = assert!(size_of::<ShareBody>() == 32);
 const _: () = assert!(size_of::<Head>() + size_of::<RegisterBody>() == MESSAGE_MAX);
 
 impl Request {
@@ -233,6 +255,21 @@ impl Request {
                     wait_ms,
                 },
             ),
+            &Self::Share {
+                queue,
+                wait_ms,
+                cookie,
+                rings,
+            } => message(
+                kind::SHARE,
+                serial,
+                &ShareBody {
+                    queue,
+                    wait_ms,
+                    cookie,
+                    rings,
+                },
+            ),
             &Self::Await { queue, wait_ms } => message(kind::AWAIT, serial, &[queue, wait_ms]),
             Self::Activate { queue, conf } => message(
                 kind::ACTIVATE,
@@ -266,6 +303,7 @@ impl Request {
             kind::LEASE => Self::Lease(wanted(&read(kind, body)?)?),
             kind::REGISTER => register(&read(kind, body)?)?,
             kind::BIND => bind(&read(kind, body)?)?,
+            kind::SHARE => share(&read(kind, body)?)?,
             kind::AWAIT => {
                 let [queue, wait_ms] = read(kind, body)?;
                 check_wait(wait_ms)?;
@@ -336,17 +374,7 @@ fn register(body: &RegisterBody) -> Result<Request, Malformed> {
     if body.flags & !UMEM_FLAGS != 0 {
         return Err(value("flags of memory", body.flags));
     }
-    let Rings {
-        fill,
-        completion,
-        rx,
-        tx,
-    } = body.rings;
-    for entries in [fill, completion, rx, tx] {
-        if !entries.is_power_of_two() || entries > RING_MAX {
-            return Err(value("entries of a ring", entries));
-        }
-    }
+    check_rings(&body.rings)?;
     Ok(Request::Register {
         queue: body.queue,
         umem: UmemLayout {
@@ -358,6 +386,21 @@ fn register(body: &RegisterBody) -> Result<Request, Malformed> {
         },
         rings: body.rings,
     })
+}
+
+fn check_rings(rings: &Rings) -> Result<(), Malformed> {
+    let &Rings {
+        fill,
+        completion,
+        rx,
+        tx,
+    } = rings;
+    for entries in [fill, completion, rx, tx] {
+        if !entries.is_power_of_two() || entries > RING_MAX {
+            return Err(value("entries of a ring", entries));
+        }
+    }
+    Ok(())
 }
 
 /// Nothing that is calculated with them later can wrap.
@@ -391,6 +434,23 @@ fn bind(body: &BindBody) -> Result<Request, Malformed> {
         queue,
         flags,
         wait_ms,
+    })
+}
+
+fn share(body: &ShareBody) -> Result<Request, Malformed> {
+    let &ShareBody {
+        queue,
+        wait_ms,
+        cookie,
+        rings,
+    } = body;
+    check_wait(wait_ms)?;
+    check_rings(&rings)?;
+    Ok(Request::Share {
+        queue,
+        wait_ms,
+        cookie,
+        rings,
     })
 }
 

@@ -55,6 +55,14 @@ pub(super) enum Task<'a> {
         socket: BorrowedFd<'a>,
         bind: Bind,
     },
+    /// The next message of this connection has the socket with that cookie, over whose memory this one is bound.
+    Share {
+        socket: BorrowedFd<'a>,
+        connection: BorrowedFd<'a>,
+        cookie: u64,
+        rings: &'a Rings,
+        at: QueueAt,
+    },
     /// Nobody is to have the queue any more.
     Await(QueueAt),
 }
@@ -149,8 +157,23 @@ pub(super) struct Errand {
 #[derive(Debug)]
 pub(super) struct Registered {
     pub(super) socket: OwnedFd,
-    /// Of its memory.
+    pub(super) memory: Memory,
+}
+
+/// What is registered once, for one socket or for several.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Memory {
+    /// Another one for each registration.
+    pub(super) number: u64,
     pub(super) bytes: u64,
+}
+
+impl Memory {
+    /// What the kernel has for each socket beside the memory, at most, bytes: 136 for a chunk of 2048 (`struct
+    /// xdp_buff_xsk`), and for all chunks, whoever uses them (`xp_create_and_assign_umem`, net/xdp/xsk_buff_pool.c).
+    pub(super) fn kernel_bytes(self) -> u64 {
+        self.bytes.div_ceil(15)
+    }
 }
 
 /// What a connection waits for.
@@ -174,6 +197,12 @@ pub(super) enum Pends {
         queue: u32,
         registered: Registered,
     },
+    Share {
+        queue: u32,
+        socket: OwnedFd,
+        /// Of the one that it is bound over.
+        memory: Memory,
+    },
     /// That a queue is free.
     Await,
     /// What the answer will be.
@@ -184,7 +213,8 @@ impl Pends {
     /// Memory that it is about, bytes.
     pub(super) fn bytes(&self) -> u64 {
         match self {
-            Self::Registration { registered, .. } | Self::Bind { registered, .. } => registered.bytes,
+            Self::Registration { registered, .. } | Self::Bind { registered, .. } => registered.memory.bytes,
+            Self::Share { memory, .. } => memory.kernel_bytes(),
             Self::Await | Self::Refusal(_) => 0,
         }
     }
@@ -197,6 +227,9 @@ impl Errand {
         let says = says.as_fd();
         let [first, second] = match *task {
             Task::Register {
+                socket, connection, ..
+            }
+            | Task::Share {
                 socket, connection, ..
             } => [socket, connection],
             Task::Discard { connection } => [connection, says],
@@ -291,6 +324,20 @@ impl Task<'_> {
             Self::Discard { connection } => child::take_files(*connection)
                 .map(std::mem::forget)
                 .map_err(failed(Step::Map)),
+            Self::Share {
+                socket,
+                connection,
+                cookie,
+                rings,
+                at,
+            } => {
+                let first = child::take_socket(*connection, *cookie).map_err(failed(Step::Share))?;
+                child::make_rings(*socket, rings).map_err(failed(Step::Rings))?;
+                let bind = || child::bind_sharing(*socket, at.ifindex, at.queue, first.as_fd());
+                let bound = in_time(Instant::now() + at.wait, bind);
+                std::mem::forget(first);
+                bound.map_err(failed(Step::Bind))
+            }
             Self::Bind { socket, bind } => bind.run(*socket).map_err(failed(Step::Bind)),
             Self::Await(at) => at.run().map_err(failed(Step::Await)),
         }
@@ -333,11 +380,16 @@ impl QueueAt {
 
     /// Binds a socket, again and again until then while somebody has the queue.
     fn bind_by(&self, deadline: Instant, socket: BorrowedFd<'_>, flags: u16) -> Result<(), Errno> {
-        loop {
-            match child::bind(socket, self.ifindex, self.queue, flags) {
-                Err(Errno::BUSY) if Instant::now() < deadline => std::thread::sleep(PAUSE),
-                result => return result,
-            }
+        in_time(deadline, || child::bind(socket, self.ifindex, self.queue, flags))
+    }
+}
+
+/// Tries again and again until then while somebody has the queue.
+fn in_time(deadline: Instant, mut bind: impl FnMut() -> Result<(), Errno>) -> Result<(), Errno> {
+    loop {
+        match bind() {
+            Err(Errno::BUSY) if Instant::now() < deadline => std::thread::sleep(PAUSE),
+            result => return result,
         }
     }
 }

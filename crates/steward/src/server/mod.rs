@@ -382,6 +382,7 @@ impl Server {
             | Request::Leases { .. }
             | Request::Register { .. }
             | Request::Bind { .. }
+            | Request::Share { .. }
             | Request::Await { .. }
             | Request::Facts => Answer::Facts(interface.facts_for(&held.wanted.range())),
             Request::Activate { queue, conf } => {

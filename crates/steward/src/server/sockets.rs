@@ -7,6 +7,7 @@
 //! Before Linux 6.4 nobody can map the rings of a socket that is bound. There it is handed over as soon as it has memory,
 //! and its holder binds it.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -16,8 +17,8 @@ use steer::with_sources;
 use xsk::PreferNode;
 
 use super::connection::{Connection, Held, Reply};
-use super::errand::{self, Bind, Errand, Outcome, Pending, Pends, Probe, QueueAt, Registered, Task};
-use super::interface::Interface;
+use super::errand::{self, Bind, Errand, Memory, Outcome, Pending, Pends, Probe, QueueAt, Registered, Task};
+use super::interface::{Bound, Interface};
 use super::{Answered, Server, hands_over_bound};
 use crate::protocol::{Answer, Reason, Refusal, Request, Rings, Step, UmemLayout};
 use crate::sys::{self, child::LockedFor};
@@ -31,6 +32,11 @@ const NO_SOCKET: &str = "no AF_XDP socket (the steward needs CAP_NET_RAW and des
 /// What the kernel counts is more than what [`Server::check_memory`] knows of.
 const LOCKED: &str = "sockets that this user has kept hold as much memory as the policy allows it, and other locked \
                       memory of the user counts, too: end what holds it, or raise `memlock` in the rule";
+
+const NO_SHARING: &str = "memory of one socket for several takes Linux 6.4, where rings of sockets that are bound can \
+                          be mapped: leave --shared-umem out";
+const UNKNOWN_SOCKET: &str = "the socket whose memory is to be shared was not bound by this steward for this user, or \
+                              is not used any more: register the memory";
 
 /// An errand of a holder that is gone.
 #[derive(Debug)]
@@ -67,11 +73,17 @@ impl Server {
                 flags,
                 wait_ms,
             } => self.bind(number, *queue, *flags, *wait_ms),
+            &Request::Share {
+                queue,
+                wait_ms,
+                cookie,
+                ref rings,
+            } => self.share(number, (queue, wait_ms), cookie, rings),
             Request::Await { queue, wait_ms } => self.await_free(number, *queue, *wait_ms),
             _ => return,
         };
         // A child takes the files of a registration, and the message with them; who has no lease has sent none.
-        let has_files = matches!(request, Request::Register { .. }) && rule.is_some();
+        let has_files = matches!(request, Request::Register { .. } | Request::Share { .. }) && rule.is_some();
         let begun = match has_files {
             true => begun.or_else(|refusal| self.discard(number, refusal)),
             false => begun,
@@ -154,11 +166,11 @@ impl Server {
         umem: &UmemLayout,
         rings: &Rings,
     ) -> Result<Pending, Refusal> {
-        let bytes = umem.len_bytes();
-        if self.check_memory(number, queue, bytes).is_err() {
-            self.forget_closed(number);
-            self.check_memory(number, queue, bytes)?;
-        }
+        let memory = Memory {
+            number: self.next_number(),
+            bytes: umem.len_bytes(),
+        };
+        self.allow_memory(number, queue, (memory, false))?;
         let (connection, held) = self.holder(number, queue)?;
         let socket = new_socket(self.policy.busy_poll(held.rule))?;
         if !hands_over_bound() {
@@ -174,20 +186,75 @@ impl Server {
             rings,
             locked_for,
         };
-        // Its rings are on the NIC's NUMA node.
-        let node = self
-            .interfaces
-            .get(&held.interface)
-            .and_then(|interface| interface.link.node);
-        let near = node.and_then(PreferNode::begin);
-        let errand = Errand::begin(&task).map_err(|error| no_process(&error))?;
-        drop(near);
+        let errand = self.begin_near(held.interface, &task)?;
         let step = Pends::Registration {
             queue,
-            registered: Registered { socket, bytes },
+            registered: Registered { socket, memory },
             is_counted: locked_for.is_some(),
         };
         Ok(pending(errand, step))
+    }
+
+    fn share(
+        &mut self,
+        number: u64,
+        (queue, wait_ms): (u32, u32),
+        cookie: u64,
+        rings: &Rings,
+    ) -> Result<Pending, Refusal> {
+        let memory = self.memory_of(number, cookie)?;
+        self.allow_memory(number, queue, (memory, true))?;
+        let (connection, held) = self.holder(number, queue)?;
+        let interface = self.interfaces.get(&held.interface).ok_or_else(super::no_lease)?;
+        interface.program()?;
+        if !hands_over_bound() {
+            return Err(Refusal::new(Reason::Kernel, NO_SHARING));
+        }
+        let socket = new_socket(self.policy.busy_poll(held.rule))?;
+        let task = Task::Share {
+            socket: socket.as_fd(),
+            connection: connection.as_fd(),
+            cookie,
+            rings,
+            at: queue_at(interface, queue, wait_ms),
+        };
+        let errand = self.begin_near(held.interface, &task)?;
+        Ok(pending(
+            errand,
+            Pends::Share {
+                queue,
+                socket,
+                memory,
+            },
+        ))
+    }
+
+    /// Of memory; never used twice.
+    fn next_number(&mut self) -> u64 {
+        self.next += 1;
+        self.next - 1
+    }
+
+    /// The memory of a socket that was bound here for the user of a connection.
+    fn memory_of(&self, number: u64, cookie: u64) -> Result<Memory, Refusal> {
+        let connection = self.connections.get(&number).ok_or_else(super::no_lease)?;
+        let uid = connection.peer.uid;
+        let theirs = self.all_leases().filter(|lease| lease.peer.uid == uid);
+        let bound = theirs.filter_map(|lease| {
+            let sockets = &self.interfaces.get(&lease.held.interface)?.sockets;
+            let mut bound = lease.held.wanted.range().filter_map(|queue| sockets.bound(queue));
+            bound.find(|bound| bound.cookie == cookie && cookie != 0)
+        });
+        let memory = bound.map(|bound| bound.memory).next();
+        memory.ok_or_else(|| Refusal::new(Reason::Unregistered, UNKNOWN_SOCKET))
+    }
+
+    /// Begins what makes rings, on the NUMA node of the interface.
+    fn begin_near(&self, interface: u64, task: &Task<'_>) -> Result<Errand, Refusal> {
+        let interface = self.interfaces.get(&interface);
+        let node = interface.and_then(|interface| interface.link.node);
+        let _near = node.and_then(PreferNode::begin);
+        Errand::begin(task).map_err(|error| no_process(&error))
     }
 
     /// What a user may have in sockets under a rule, bytes.
@@ -214,7 +281,7 @@ impl Server {
         let bind = Bind {
             at,
             flags: u16::try_from(flags).unwrap_or(0),
-            probes: registered.bytes > LARGE && at.probe == Probe::Refused,
+            probes: registered.memory.bytes > LARGE && at.probe == Probe::Refused,
         };
         let socket = registered.socket.as_fd();
         match Errand::begin(&Task::Bind { socket, bind }) {
@@ -290,9 +357,10 @@ impl Server {
             ) if errno == Errno::NOBUFS.raw_os_error().cast_unsigned() => {
                 Err(Refusal::new(Reason::Memlock, LOCKED))
             }
-            (Outcome::Failed { step, errno }, Pends::Registration { .. } | Pends::Await) => {
-                Ok(Answer::Failed { step, errno }.into())
-            }
+            (
+                Outcome::Failed { step, errno },
+                Pends::Registration { .. } | Pends::Share { .. } | Pends::Await,
+            ) => Ok(Answer::Failed { step, errno }.into()),
             (Outcome::Failed { step, errno }, Pends::Bind { queue, registered }) => {
                 interface.sockets.put_registered(queue, registered);
                 Ok(Answer::Failed { step, errno }.into())
@@ -313,14 +381,15 @@ impl Server {
                     queue, registered, ..
                 }
                 | Pends::Bind { queue, registered },
-            ) => {
-                interface.place(queue, registered.socket.as_fd())?;
-                interface.sockets.note_bound(queue, registered.bytes);
-                Ok(Reply {
-                    answer: Answer::Done,
-                    socket: Some(registered.socket),
-                })
-            }
+            ) => hand_over(interface, queue, registered.socket, (registered.memory, false)),
+            (
+                Outcome::Done,
+                Pends::Share {
+                    queue,
+                    socket,
+                    memory,
+                },
+            ) => hand_over(interface, queue, socket, (memory, true)),
         }
     }
 
@@ -345,14 +414,33 @@ impl Server {
         }
     }
 
-    /// Whether a user may have so much memory in the socket of this queue, beside what it has in those of others.
+    /// Whether the socket of this queue may have that memory, registered for it or shared, after a look at which others
+    /// are closed by now, if that matters.
+    fn allow_memory(&mut self, number: u64, queue: u32, wanted: (Memory, bool)) -> Result<(), Refusal> {
+        if self.check_memory(number, queue, wanted).is_ok() {
+            return Ok(());
+        }
+        self.forget_closed(number);
+        self.check_memory(number, queue, wanted)
+    }
+
+    /// Whether a user may have that memory in the socket of this queue, beside what it has in those of others. What
+    /// several sockets share counts once, and what the kernel has for each that shares it.
     ///
     /// Of a queue's two sockets, the one in use and the one that is to follow, only the larger counts: at most one of
     /// them is bound.
-    fn check_memory(&self, number: u64, queue: u32, bytes: u64) -> Result<(), Refusal> {
+    fn check_memory(&self, number: u64, queue: u32, (memory, shares): (Memory, bool)) -> Result<(), Refusal> {
         let (connection, held) = self.holder(number, queue)?;
         let uid = connection.peer.uid;
         let theirs = self.all_leases().filter(|lease| lease.peer.uid == uid);
+        let mut counted = BTreeSet::new();
+        let mut count = |memory: Memory, shares: bool| {
+            let once = match counted.insert(memory.number) {
+                true => memory.bytes,
+                false => 0,
+            };
+            once.saturating_add(if shares { memory.kernel_bytes() } else { 0 })
+        };
         let mut used = self.bytes_under_way(uid);
         for lease in theirs {
             let Some(interface) = self.interfaces.get(&lease.held.interface) else {
@@ -360,11 +448,13 @@ impl Server {
             };
             let others = lease.held.wanted.range();
             let others = others.filter(|&other| (lease.held.interface, other) != (held.interface, queue));
-            let of_others: u64 = others.map(|other| interface.sockets.bytes(other)).sum();
-            used = used.saturating_add(of_others);
+            for bound in others.filter_map(|other| interface.sockets.holds(other)) {
+                used = used.saturating_add(count(bound.memory, bound.shares));
+            }
         }
+        let wanted = count(memory, shares);
         let allowed = self.allowed_memory(uid, held.rule);
-        if used.saturating_add(bytes) <= allowed {
+        if used.saturating_add(wanted) <= allowed {
             return Ok(());
         }
         let kib = |bytes: u64| bytes.div_ceil(1024);
@@ -372,13 +462,35 @@ impl Server {
             "queue {queue} is to have {} KiB of memory, which makes {} KiB with user {uid}'s other queues, and rule {} \
              of the policy allows {} KiB: raise its `memlock`, or ask for less (fewer queues, memory=copy, a smaller \
              --packet-memory)",
-            kib(bytes),
-            kib(used.saturating_add(bytes)),
+            kib(wanted),
+            kib(used.saturating_add(wanted)),
             held.rule + 1,
             allowed / 1024,
         );
         Err(Refusal::new(Reason::Memlock, text))
     }
+}
+
+/// A socket that is bound takes its place, and goes to its holder.
+fn hand_over(
+    interface: &mut Interface,
+    queue: u32,
+    socket: OwnedFd,
+    (memory, shares): (Memory, bool),
+) -> Answered {
+    interface.place(queue, socket.as_fd())?;
+    // The kernel does not fail to tell; without it nobody can share the memory.
+    let cookie = rustix::net::sockopt::socket_cookie(&socket).unwrap_or(0);
+    let bound = Bound {
+        memory,
+        cookie,
+        shares,
+    };
+    interface.sockets.note_bound(queue, Some(bound));
+    Ok(Reply {
+        answer: Answer::Done,
+        socket: Some(socket),
+    })
 }
 
 /// Its serial number is its request's, once that is known.

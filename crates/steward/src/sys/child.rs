@@ -9,8 +9,10 @@ use std::ptr;
 use rustix::fs::{SeekFrom, fcntl_get_seals, fstatfs, seek};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, UserfaultfdFlags, madvise, mmap, mmap_anonymous, userfaultfd};
-use rustix::net::xdp::{SocketAddrXdp, SocketAddrXdpFlags, XdpUmemReg, XdpUmemRegFlags};
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg, sockopt};
+use rustix::net::xdp::{
+    SocketAddrXdp, SocketAddrXdpFlags, SocketAddrXdpWithSharedUmem, XdpUmemReg, XdpUmemRegFlags,
+};
+use rustix::net::{AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg, sockopt};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{
     DumpableBehavior, Pid, PidfdFlags, Resource, Rlimit, Signal, Uid, WaitOptions, geteuid, getpid, getppid,
@@ -306,6 +308,25 @@ pub(crate) fn take_files(connection: BorrowedFd<'_>) -> Result<[Option<OwnedFd>;
     Ok(files)
 }
 
+/// The one socket that comes with the connection's next message; EPERM if it is none of AF_XDP, or not the one with
+/// that cookie. Nothing is asked of a descriptor but what a socket answers by itself. It stays open until the process
+/// ends.
+pub(crate) fn take_socket(connection: BorrowedFd<'_>, cookie: u64) -> Result<OwnedFd, Errno> {
+    let mut files = take_files(connection)?;
+    let socket = files[0].take().ok_or(Errno::BADMSG)?;
+    let others = files.iter().flatten().count();
+    std::mem::forget(files);
+    let is_meant = sockopt::socket_domain(&socket) == Ok(AddressFamily::XDP)
+        && sockopt::socket_cookie(&socket) == Ok(cookie);
+    match (is_meant, others) {
+        (true, 0) => Ok(socket),
+        (_, others) => {
+            std::mem::forget(socket);
+            Err(if others > 0 { Errno::BADMSG } else { Errno::PERM })
+        }
+    }
+}
+
 /// Registers memory that is mapped there with a socket.
 pub(crate) fn register(socket: BorrowedFd<'_>, address: u64, umem: &UmemLayout) -> Result<(), Errno> {
     let registration = XdpUmemReg {
@@ -355,5 +376,19 @@ pub(crate) fn probe() -> Result<OwnedFd, Errno> {
 /// Binds a socket to a queue.
 pub(crate) fn bind(socket: BorrowedFd<'_>, ifindex: u32, queue: u32, flags: u16) -> Result<(), Errno> {
     let address = SocketAddrXdp::new(SocketAddrXdpFlags::from_bits_retain(flags), ifindex, queue);
+    rustix::net::bind(socket, &address)
+}
+
+/// Binds a socket to a queue, over the memory of another, as that is.
+pub(crate) fn bind_sharing(
+    socket: BorrowedFd<'_>,
+    ifindex: u32,
+    queue: u32,
+    first: BorrowedFd<'_>,
+) -> Result<(), Errno> {
+    let address = SocketAddrXdpWithSharedUmem {
+        addr: SocketAddrXdp::new(SocketAddrXdpFlags::XDP_SHARED_UMEM, ifindex, queue),
+        shared_umem_fd: first,
+    };
     rustix::net::bind(socket, &address)
 }

@@ -14,7 +14,7 @@ use steer::{Mode, QueueConf};
 use steward::client::{Lease, LeaseError, Prepared};
 use steward::protocol::Facts;
 use testkit::Running;
-use xsk::{AttachMode, FramePool, Kick, OwnMemory, QueueId, Socket, SocketConfig, TxDesc, Umem};
+use xsk::{AttachMode, FramePool, Kick, Lender, OwnMemory, QueueId, Socket, SocketConfig, TxDesc, Umem};
 
 use super::{HOLDER, World, holder_uid, take, wanted};
 
@@ -157,6 +157,16 @@ impl Echo {
     pub(crate) fn of_registered(lease: &Lease, prepared: Prepared, queue: u32) -> Result<Self, String> {
         let pool = prepared.umem().all_frames().expect("fresh").collect();
         let socket = lease.bind(prepared).map_err(|error| error.to_string())?;
+        Self::of_bound(lease, socket, pool, queue)
+    }
+
+    /// The same with a socket that is bound, and these chunks of its memory.
+    pub(crate) fn of_bound(
+        lease: &Lease,
+        socket: Socket,
+        pool: FramePool,
+        queue: u32,
+    ) -> Result<Self, String> {
         let conf = QueueConf {
             virtio_header: None,
             frame_limit: 1518,
@@ -165,6 +175,11 @@ impl Echo {
         let mut echo = Self { socket, pool };
         echo.socket.fill.refill(&mut echo.pool, 512);
         Ok(echo)
+    }
+
+    /// What others need who share its memory.
+    pub(crate) fn lender(&self) -> Lender {
+        self.socket.lender()
     }
 
     /// Sends back what came, for about so long; false when the interface does not send.

@@ -76,7 +76,7 @@ impl Interface {
         for queue in queues {
             let has_socket = self.program().map(|program| program.has_socket(queue, other));
             if let Ok(Ok(false)) = has_socket {
-                self.sockets.note_bound(queue, 0);
+                self.sockets.note_bound(queue, None);
             }
         }
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::protocol::{Reason, Refusal};
-use crate::server::errand::Registered;
+use crate::server::errand::{Memory, Registered};
 
 #[derive(Debug, Default)]
 pub(in crate::server) struct Sockets {
@@ -15,9 +15,18 @@ pub(in crate::server) struct Sockets {
 struct OfQueue {
     /// The one that is to be bound next.
     registered: Option<Registered>,
-    /// Memory of the one that was bound last, as far as this process bound it. It may be closed by now, see
-    /// `forget_closed`.
-    bound_bytes: u64,
+    /// The one that was bound last, as far as this process bound it. It may be closed by now, see `forget_closed`.
+    bound: Option<Bound>,
+}
+
+/// A socket that was bound.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::server) struct Bound {
+    pub(in crate::server) memory: Memory,
+    /// By what it is told from all others (`SO_COOKIE`).
+    pub(in crate::server) cookie: u64,
+    /// Its memory was registered for another one.
+    pub(in crate::server) shares: bool,
 }
 
 impl Sockets {
@@ -39,20 +48,26 @@ impl Sockets {
         self.by_queue.entry(queue).or_default().registered = Some(registered);
     }
 
-    /// A socket with so much memory is bound.
-    pub(in crate::server) fn note_bound(&mut self, queue: u32, bytes: u64) {
-        self.by_queue.entry(queue).or_default().bound_bytes = bytes;
+    /// A socket is bound; none: it is closed.
+    pub(in crate::server) fn note_bound(&mut self, queue: u32, bound: Option<Bound>) {
+        self.by_queue.entry(queue).or_default().bound = bound;
     }
 
-    /// Memory of a queue's larger socket.
-    pub(in crate::server) fn bytes(&self, queue: u32) -> u64 {
-        self.by_queue.get(&queue).map_or(0, |of_queue| {
-            let registered = of_queue
-                .registered
-                .as_ref()
-                .map_or(0, |registered| registered.bytes);
-            registered.max(of_queue.bound_bytes)
-        })
+    /// The socket that was bound last.
+    pub(in crate::server) fn bound(&self, queue: u32) -> Option<Bound> {
+        self.by_queue.get(&queue)?.bound
+    }
+
+    /// What a queue holds: of its two sockets the one with the larger memory.
+    pub(in crate::server) fn holds(&self, queue: u32) -> Option<Bound> {
+        let of_queue = self.by_queue.get(&queue)?;
+        let registered = of_queue.registered.as_ref().map(|registered| Bound {
+            memory: registered.memory,
+            cookie: 0,
+            shares: false,
+        });
+        let both = registered.into_iter().chain(of_queue.bound);
+        both.max_by_key(|bound| bound.memory.bytes)
     }
 
     /// Queues are nobody's any more.

@@ -1,0 +1,245 @@
+//! Several sockets over one memory: it is registered and counted once, lives as long as one of them does, and whose it
+//! is cannot be lied about.
+
+mod common;
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixDatagram;
+use std::time::Duration;
+
+use common::hostile::{BIND, memfd, registration};
+use common::raw::Raw;
+use common::{World, holder, refusal, take, wanted};
+use rustix::io::Errno;
+use rustix::net::sockopt::socket_cookie;
+use steward::client::Lease;
+use steward::protocol::{Answer, Reason, Request, Rings, Step};
+use testkit::{VethPair, frame, require, wait};
+use xsk::{First, FramePool, Socket, SocketConfig, Umem};
+
+use holder::{Echo, UMEM_BYTES};
+
+/// The first or the second half of the memory's chunks.
+fn half(umem: &Umem, number: u64) -> FramePool {
+    let begin = number * UMEM_BYTES / 2;
+    umem.frames(begin..begin + UMEM_BYTES / 2)
+        .expect("nobody's yet")
+        .collect()
+}
+
+fn open_first(lease: &Lease, umem: &Umem, queue: u32) -> Echo {
+    let config = holder::config(&lease.facts(), queue);
+    let prepared = lease.register(umem, &config).expect("allowed");
+    let socket = lease.bind(prepared).expect("ours");
+    Echo::of_bound(lease, socket, half(umem, queue.into()), queue).expect("ours")
+}
+
+fn open_sharing(lease: &Lease, first: &First, pool: FramePool, queue: u32) -> Echo {
+    let socket = lease.share(first, &holder::config(&lease.facts(), queue));
+    let socket = socket.unwrap_or_else(|error| panic!("{error}"));
+    Echo::of_bound(lease, socket, pool, queue).expect("ours")
+}
+
+/// Frames of many flows come back, whichever queue they come to.
+#[track_caller]
+fn assert_echoes(world: &World, echoes: &mut [&mut Echo], flows: std::ops::Range<u16>) {
+    for flow in flows {
+        let sent = frame::udp(flow, 64 + usize::from(flow));
+        world.wire.send(&sent);
+        let back = wait::until_some(wait::SOON, || {
+            for echo in echoes.iter_mut() {
+                assert!(echo.run(Duration::from_millis(2)));
+            }
+            world.wire.receive(Duration::from_millis(1))
+        });
+        assert_eq!(back.as_deref(), Some(&sent[..]), "flow {flow}");
+    }
+}
+
+#[test]
+fn memory_of_one_socket_serves_two_queues_and_counts_once() {
+    require!(Root);
+    // For one socket's memory and what the kernel has for a second one, and not for that of two.
+    let policy = "[[allow]]\nuser = 0\ninterface = \"nic0\"\nqueues = \"all\"\nmemlock = \"3 MiB\"\n";
+    let world = World::with(2, policy);
+    let lease = world.lease(0, 2).expect("allowed");
+    let umem = holder::umem();
+    let mut first = open_first(&lease, &umem, 0);
+    assert_eq!(refusal(holder::register(&lease, 1)).reason, Reason::Memlock);
+    let lender = first.lender();
+    let mut second = open_sharing(&lease, &lender.first().expect("open"), half(&umem, 1), 1);
+    assert_echoes(&world, &mut [&mut first, &mut second], 0..64);
+    // The memory stays when the first one goes, and it is not registered again when that comes back.
+    let from_second = second.lender();
+    drop(first);
+    assert!(!lender.is_open() && lender.first().is_none());
+    lease.deactivate(0).expect("ours");
+    assert_eq!(refusal(holder::register(&lease, 0)).reason, Reason::Memlock);
+    let again = (0..UMEM_BYTES / 2).step_by(2048);
+    let again: FramePool = again
+        .map(|at| umem.adopt(xsk::UmemOffset::new(at)).expect("inside"))
+        .collect();
+    let mut first = open_sharing(&lease, &from_second.first().expect("open"), again, 0);
+    assert_echoes(&world, &mut [&mut first, &mut second], 64..128);
+    // When both are gone, another memory may be registered.
+    drop((first, second));
+    let freed = wait::until(wait::SOON, || holder::register(&lease, 1).is_ok());
+    assert!(freed, "{}", world.steward);
+}
+
+/// What the kernel has for each chunk it has for each socket: so sharing is no way around what the policy allows.
+#[test]
+fn what_the_kernel_has_for_each_sharer_counts_for_each() {
+    require!(Root);
+    let policy = "[[allow]]\nuser = 0\ninterface = \"nic0\"\nqueues = \"all\"\nmemlock = \"2100 KiB\"\n";
+    let world = World::with(2, policy);
+    let lease = world.lease(0, 2).expect("allowed");
+    let first = open_first(&lease, &holder::umem(), 0);
+    let shared = lease.share(
+        &first.lender().first().expect("open"),
+        &holder::config(&lease.facts(), 1),
+    );
+    let refusal = refusal(shared);
+    assert_eq!(refusal.reason, Reason::Memlock);
+    assert!(refusal.text.contains("`memlock`"), "{refusal}");
+}
+
+#[test]
+fn leases_of_one_user_share_and_another_user_gets_nothing_of_it() {
+    require!(Root);
+    let world = World::new();
+    let (one, two) = (world.lease(0, 1).expect("free"), world.lease(1, 1).expect("free"));
+    let umem = holder::umem();
+    let first = open_first(&one, &umem, 0);
+    let second = open_sharing(&two, &first.lender().first().expect("open"), half(&umem, 1), 1);
+    drop((second, two));
+    // As a user whom somebody passed the descriptor.
+    let uid = common::holder_uid();
+    let mut other = Raw::connect_as(&world.socket(), uid, uid);
+    let leased = wait::until(wait::SOON, || {
+        matches!(other.ask(&Request::Lease(wanted(1, 1))), Answer::Facts(_))
+    });
+    assert!(leased);
+    let first = first.lender().first().expect("open");
+    let answer = ask_with(
+        &mut other,
+        &share(1, first.cookie().expect("it has one")),
+        &[first.as_fd()],
+    );
+    assert!(is_refused(&answer, Reason::Unregistered), "{answer:?}");
+}
+
+fn share(queue: u32, cookie: u64) -> Request {
+    Request::Share {
+        queue,
+        wait_ms: 100,
+        cookie,
+        rings: Rings {
+            fill: 64,
+            completion: 64,
+            rx: 64,
+            tx: 64,
+        },
+    }
+}
+
+fn ask_with(connection: &mut Raw, request: &Request, descriptors: &[BorrowedFd<'_>]) -> Answer {
+    match descriptors {
+        [] => connection.send(&request.encode(77)),
+        _ => connection.try_send_all(&request.encode(77), descriptors),
+    }
+    .expect("the connection is open");
+    let (serial, answer) = connection.receive(wait::SOON).expect("an answer");
+    assert_eq!(serial, 77);
+    answer
+}
+
+fn is_refused(answer: &Answer, reason: Reason) -> bool {
+    matches!(answer, Answer::Refused(refusal) if refusal.reason == reason)
+}
+
+fn failed(step: Step, errno: Errno) -> Answer {
+    let errno = errno.raw_os_error().cast_unsigned();
+    Answer::Failed { step, errno }
+}
+
+/// A socket of ours on an interface that is not leased.
+fn foreign(world: &World) -> Socket {
+    let config = SocketConfig::new(world.veth.far.index_of(VethPair::WIRE), xsk::QueueId(0));
+    world
+        .veth
+        .far
+        .enter(|| Socket::open(&holder::umem(), &config).expect("it opens"))
+}
+
+#[test]
+fn descriptor_that_is_not_the_socket_it_is_said_to_be_is_refused() {
+    require!(Root);
+    let world = World::new();
+    let before = world.descriptors();
+    let mut connection = Raw::connect(&world.socket());
+    assert!(matches!(
+        connection.ask(&Request::Lease(wanted(0, 2))),
+        Answer::Facts(_)
+    ));
+    let memory = memfd(UMEM_BYTES);
+    let answer = ask_with(&mut connection, &registration(0, 1), &[memory.as_fd()]);
+    assert_eq!(answer, Answer::Done);
+    let bound = connection.ask_for_descriptor(&BIND);
+    let cookie = socket_cookie(&bound).expect("it has one");
+    // The name of the right one, and something else, nothing, or too much.
+    let unix = UnixDatagram::unbound().expect("a socket");
+    let unbound = rustix::net::socket(
+        rustix::net::AddressFamily::XDP,
+        rustix::net::SocketType::RAW,
+        None,
+    )
+    .expect("a socket");
+    let foreign = foreign(&world);
+    for other in [memory.as_fd(), unix.as_fd(), unbound.as_fd(), foreign.as_fd()] {
+        let answer = ask_with(&mut connection, &share(1, cookie), &[other]);
+        assert_eq!(answer, failed(Step::Share, Errno::PERM));
+    }
+    for descriptors in [vec![], vec![bound.as_fd(); 2]] {
+        let answer = ask_with(&mut connection, &share(1, cookie), &descriptors);
+        assert_eq!(answer, failed(Step::Share, Errno::BADMSG));
+    }
+    // Sockets that the steward did not bind, under their own names.
+    for other in [unbound.as_fd(), foreign.as_fd(), unix.as_fd()] {
+        let cookie = socket_cookie(other).expect("it has one");
+        let answer = ask_with(&mut connection, &share(1, cookie), &[other]);
+        assert!(is_refused(&answer, Reason::Unregistered), "{answer:?}");
+    }
+    let answer = ask_with(&mut connection, &share(1, 0), &[bound.as_fd()]);
+    assert!(is_refused(&answer, Reason::Unregistered), "{answer:?}");
+    // A queue that is not of the lease, and one that is taken.
+    let answer = ask_with(&mut connection, &share(2, cookie), &[bound.as_fd()]);
+    assert!(is_refused(&answer, Reason::Lease), "{answer:?}");
+    let answer = ask_with(&mut connection, &share(0, cookie), &[bound.as_fd()]);
+    assert!(
+        matches!(answer, Answer::Failed { step: Step::Bind, .. }),
+        "{answer:?}"
+    );
+    // None of it was in the way of the right one.
+    let answer = ask_with(&mut connection, &share(1, cookie), &[bound.as_fd()]);
+    assert_eq!(answer, Answer::Done);
+    drop((connection, bound, foreign));
+    world.await_no_program();
+    world.await_descriptors(before);
+}
+
+/// The successor knows nothing of the socket, and says so.
+#[test]
+fn socket_of_a_lease_that_ended_is_no_reason() {
+    require!(Root);
+    let world = World::new();
+    let (one, two) = (world.lease(0, 1).expect("free"), world.lease(1, 1).expect("free"));
+    let umem = holder::umem();
+    let first = open_first(&one, &umem, 0);
+    drop(one);
+    let freed = wait::until(wait::SOON, || take(&world.socket(), &wanted(0, 1)).is_ok());
+    assert!(freed);
+    let held = first.lender().first().expect("open");
+    let refusal = refusal(two.share(&held, &holder::config(&two.facts(), 1)));
+    assert_eq!(refusal.reason, Reason::Unregistered);
+}
