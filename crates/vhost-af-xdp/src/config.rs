@@ -209,6 +209,9 @@ pub(crate) struct PortConfig {
     pub(crate) placement: Placement,
     /// Packet memory of each queue pair while it copies, bytes.
     pub(crate) packet_bytes: u32,
+    /// That is a slice of memory which several ports share (`--shared-umem`): the number of its first pair's. `None`:
+    /// each pair has a UMEM of its own.
+    pub(crate) slices_from: Option<u32>,
     /// What memory is taken of a VMM.
     pub(crate) memory: MemoryRules,
     /// How segments leave.
@@ -299,6 +302,16 @@ pub(crate) enum ConfigError {
          or copy"
     )]
     ForcedDirect,
+    #[error(
+        "--shared-umem and --force-zero-copy exclude each other: all queues are as the first that is opened, and not \
+         every interface may have zero-copy; leave one out"
+    )]
+    SharedZeroCopy,
+    #[error(
+        "--shared-umem and --inhibit exclude each other: what somebody else made is bound to memory of its own; leave \
+         one out"
+    )]
+    SharedExternal,
     #[error(
         "--force-zero-copy and --mode skb exclude each other: zero-copy takes a native program, leave one out"
     )]
@@ -446,6 +459,7 @@ impl PortConfig {
             return Err(ConfigError::CableDirect(name.to_owned()));
         }
         self.check_bind()?;
+        self.check_shared()?;
         if !self.vlans.is_empty() && !matches!(self.nic, NicConfig::Interface { .. }) {
             return Err(ConfigError::Vlans);
         }
@@ -463,6 +477,23 @@ impl PortConfig {
             Endpoint::Server(path) | Endpoint::Client(path) if path.as_os_str().len() > 107 => {
                 Err(ConfigError::LongPath(path.clone()))
             }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether its queues can have their memory in one UMEM with those of other ports; all others have their own.
+    pub(crate) fn can_share(&self) -> bool {
+        self.placement == Placement::Copy && matches!(self.nic, NicConfig::Interface { .. })
+    }
+
+    fn check_shared(&self) -> Result<(), ConfigError> {
+        match self.nic {
+            _ if self.slices_from.is_none() => Ok(()),
+            _ if self.has_external_program() => Err(ConfigError::SharedExternal),
+            NicConfig::Interface {
+                bind: BindRequest::ForceZeroCopy,
+                ..
+            } => Err(ConfigError::SharedZeroCopy),
             _ => Ok(()),
         }
     }
@@ -566,6 +597,7 @@ mod tests {
             mac: None,
             vlans: Vec::new(),
             packet_bytes: COPY_BYTES,
+            slices_from: None,
             offload: Offloads::NONE,
             offer: OnRequest::NONE,
         }

@@ -61,6 +61,7 @@ impl NullPort {
             mac: None,
             vlans: Vec::new(),
             packet_bytes: COPY_BYTES,
+            slices_from: None,
             offload: Offloads::all(),
             offer: OnRequest::all(),
         };

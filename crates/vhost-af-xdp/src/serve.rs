@@ -38,6 +38,7 @@ use crate::nic::external::{self, Given};
 use crate::nic::interface::QueueOptions;
 use crate::nic::interfaces::Interfaces;
 use crate::nic::numa::Nodes;
+use crate::nic::shared_memory::SharedMemory;
 use crate::nic::steering::StewardAt;
 use crate::port::far::CableEnd;
 use crate::sandbox::{self, Layer, Plan, Reach, User};
@@ -237,11 +238,20 @@ fn start_serving(port: &Arc<Port>, source: VmmSource, signals: Handle) -> anyhow
     })
 }
 
+/// What ports share that copy, if they do.
+fn shared_memory(config: &ServeConfig) -> Option<Arc<SharedMemory>> {
+    let sharing = config.ports.iter().filter(|port| port.slices_from.is_some());
+    let slices = sharing.clone().map(|port| u32::from(port.queues)).sum();
+    // All have the same.
+    let slice_bytes = sharing.map(|port| port.packet_bytes).next()?;
+    Some(SharedMemory::new(slices, slice_bytes))
+}
+
 /// Opens the queues that somebody else gave, while that is allowed.
 fn open_given(config: &ServeConfig, given: Given, nodes: Nodes) -> anyhow::Result<Interfaces> {
     let on_queues = config.ports.iter().filter(|port| port.wanted().is_some());
     let copy_bytes = on_queues.map(|port| u64::from(port.queues) * u64::from(port.packet_bytes));
-    let interfaces = Interfaces::new(given, nodes, copy_bytes.sum());
+    let interfaces = Interfaces::new(given, nodes, copy_bytes.sum()).sharing(shared_memory(config));
     for port in &config.ports {
         if let (Some(wanted), Some(options)) = (port.wanted(), QueueOptions::of(port)) {
             interfaces

@@ -69,6 +69,8 @@ pub(crate) struct LaneStatus {
     pub(crate) packet_bytes: u64,
     /// What the kernel keeps for it, bytes (estimated).
     pub(crate) kernel_bytes: u64,
+    /// How many sockets have theirs in the same UMEM (`--shared-umem`); none: it has one of its own.
+    pub(crate) umem_sockets: Option<usize>,
     /// `hugetlb`, `transparent huge pages`, `4 KiB pages`, or `guest memory`.
     pub(crate) backing: Option<String>,
     /// NUMA node that most of it is on, see [`PortStatus::node`].
@@ -311,6 +313,7 @@ impl LaneStatus {
             checksums: facts.and_then(|facts| Some(facts.checksums?.to_string())),
             packet_bytes: facts.map_or(0, |facts| facts.packet_bytes),
             kernel_bytes: facts.map_or(0, |facts| facts.kernel_bytes),
+            umem_sockets: facts.and_then(|facts| Some(facts.shared.as_ref()?.sockets())),
             backing: facts.map(|facts| facts.backing.clone()),
             node: facts.and_then(|facts| facts.node).map(NumaNode::number),
             counters: of_lane.chain(of_socket).chain(of_program).collect(),

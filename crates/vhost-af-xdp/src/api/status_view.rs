@@ -172,15 +172,19 @@ fn lanes(lanes: &[LaneStatus]) -> Table {
             lane.counter("from_guest_frames").to_string(),
             lane.counter("to_guest_frames").to_string(),
             lane.drops().to_string(),
-            format!(
-                "{} KiB {}",
-                lane.packet_bytes / 1024,
-                lane.backing.as_deref().unwrap_or("")
-            ),
+            packet_memory(lane),
             format!("{} KiB", lane.kernel_bytes / 1024),
         ]);
     }
     table
+}
+
+fn packet_memory(lane: &LaneStatus) -> String {
+    let backing = lane.backing.as_deref().unwrap_or("");
+    let shared = lane
+        .umem_sockets
+        .map_or_else(String::new, |sockets| format!(", of a UMEM for {sockets}"));
+    format!("{} KiB {backing}{shared}", lane.packet_bytes / 1024)
 }
 
 /// Everything counted that is not zero, a column a pair; `None` if nothing is.

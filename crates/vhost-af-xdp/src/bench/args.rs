@@ -197,6 +197,7 @@ impl Plan {
             native: mode == Mode::Native,
             driver: DriverSends::by_index(self.link.index),
             line: drivers::line(&self.link.driver),
+            shares: false,
             frame_limit: if receives { self.longest_received() } else { 0 },
         };
         let binding = wish

@@ -69,6 +69,7 @@ impl Seen {
             native,
             driver: self.sends(),
             line: self.line,
+            shares: false,
             frame_limit: self.link.mtu.saturating_add(L2_BYTES),
         }
     }

@@ -1,8 +1,9 @@
 //! Options about the memory that a VMM may share.
 
+use anyhow::{Context, bail};
 use clap::Args;
 
-use crate::config::{FileKinds, MOST_BYTES, MemoryRules};
+use crate::config::{FileKinds, MOST_BYTES, MemoryRules, PortConfig};
 use crate::nic::binding::LARGE_CHUNK;
 use crate::nic::endpoint::{COPY_BYTES, LEAST_COPY_BYTES};
 
@@ -40,15 +41,57 @@ fn machine(ports: usize) -> u64 {
     bytes.min(MOST_BYTES / ports.max(1) as u64)
 }
 
-/// `--packet-memory`: whole pages, so that they are whole chunks.
-pub(super) fn parse_packet_memory(text: &str) -> Result<u32, String> {
+/// `--packet-memory`: whole pages, so that they are whole chunks; as much as several pairs have, if it is for all.
+pub(super) fn parse_packet_memory(text: &str) -> Result<u64, String> {
     let bytes = parse_bytes(text)?;
-    u32::try_from(bytes)
+    match bytes >= LEAST_COPY_BYTES.into() && bytes.is_multiple_of(LARGE_CHUNK.into()) {
+        true => Ok(bytes),
+        false => Err(format!("{text:?} {NOT_OF_A_PAIR}")),
+    }
+}
+
+const NOT_OF_A_PAIR: &str = "is not from 512KiB to 6MiB, in whole pages of 4KiB: say 1MiB, for instance";
+
+/// Packet memory of a queue pair that has a UMEM of its own.
+pub(super) fn of_a_pair(said: Option<u64>) -> anyhow::Result<u32> {
+    let Some(bytes) = said else {
+        return Ok(COPY_BYTES);
+    };
+    let fits = u32::try_from(bytes).ok().filter(|&bytes| bytes <= COPY_BYTES);
+    fits.with_context(|| format!("--packet-memory: {bytes} bytes for each queue pair {NOT_OF_A_PAIR}"))
+}
+
+/// `--shared-umem`: gives each queue pair that copies a slice of memory that all share; of the size that was said,
+/// which is for all of them together.
+/// Errors: one line: there are none; slices would be too small, or too large.
+pub(super) fn share(ports: &mut [PortConfig], said: Option<u64>) -> anyhow::Result<()> {
+    let sharing = || ports.iter().filter(|port| port.can_share());
+    let pairs: u64 = sharing().map(|port| u64::from(port.queues)).sum();
+    if pairs == 0 {
+        bail!(
+            "--shared-umem: no port has queues of an interface with memory=copy, which it is for: leave it out"
+        );
+    }
+    let least = pairs * u64::from(LEAST_COPY_BYTES);
+    let bytes = said.unwrap_or_else(|| least.max(COPY_BYTES.into()));
+    let slice = bytes / pairs / u64::from(LARGE_CHUNK) * u64::from(LARGE_CHUNK);
+    let slice = u32::try_from(slice)
         .ok()
-        .filter(|bytes| (LEAST_COPY_BYTES..=COPY_BYTES).contains(bytes) && bytes.is_multiple_of(LARGE_CHUNK))
-        .ok_or_else(|| {
-            format!("{text:?} is not from 512KiB to 6MiB, in whole pages of 4KiB: say 1MiB, for instance")
-        })
+        .filter(|slice| (LEAST_COPY_BYTES..=COPY_BYTES).contains(slice))
+        .with_context(|| {
+            format!(
+                "--packet-memory with --shared-umem is for all {pairs} queue pair(s) together, and {bytes} bytes make \
+                 {slice} for each, which is not from 512KiB to 6MiB: say {}KiB to {}KiB, or leave it out",
+                least >> 10,
+                (pairs * u64::from(COPY_BYTES)) >> 10
+            )
+        })?;
+    let mut next = 0;
+    for port in ports.iter_mut().filter(|port| port.can_share()) {
+        (port.packet_bytes, port.slices_from) = (slice, Some(next));
+        next += u32::from(port.queues);
+    }
+    Ok(())
 }
 
 fn parse_size(text: &str) -> Result<u64, String> {
@@ -115,12 +158,20 @@ mod tests {
             ("6MiB", 6 << 20),
             ("528384", 516 << 10),
         ] {
-            assert_eq!(parse_packet_memory(text), Ok(bytes), "{text}");
+            assert_eq!(parse_packet_memory(text), Ok(u64::from(bytes)), "{text}");
+            assert_eq!(of_a_pair(Some(bytes.into())).expect("it fits"), bytes);
         }
-        for wrong in ["0", "511KiB", "6145KiB", "514KiB", "4GiB", "8TiB"] {
+        for wrong in ["0", "511KiB", "514KiB"] {
             let said = parse_packet_memory(wrong).expect_err(wrong);
             assert!(
                 said.contains(wrong) && said.contains("from 512KiB to 6MiB"),
+                "{said}"
+            );
+        }
+        for wrong in [(6 << 20) + 4096, 4 << 30, 8 << 40] {
+            let said = of_a_pair(Some(wrong)).expect_err("too much").to_string();
+            assert!(
+                said.contains(&wrong.to_string()) && said.contains("from 512KiB to 6MiB"),
                 "{said}"
             );
         }

@@ -10,10 +10,11 @@ use steward::protocol::is_interface_name;
 use super::access::AccessArgs;
 use super::busy_poll::BusyPollArgs;
 use super::external::ExternalArgs;
-use super::memory::{MemoryArgs, parse_packet_memory};
+use super::memory::{MemoryArgs, of_a_pair, parse_packet_memory};
 use super::values::{ModeArg, VlanList, bind_request, mode_request, parse_mac, parse_vlans};
 use super::{offer, offload, sentence};
 use crate::config::{Endpoint, NicConfig, Placement, PortConfig, Segments};
+use crate::nic::endpoint::COPY_BYTES;
 
 /// Options that hold for all ports.
 #[derive(Debug, Args)]
@@ -38,6 +39,12 @@ pub(super) struct AllPortsArgs {
     segments: Segments,
     #[command(flatten)]
     busy_poll: BusyPollArgs,
+    /// One UMEM for all queue pairs with --memory copy, each with a slice of its own, registered once; --packet-memory
+    /// is for all of them together then [default: 6MiB, or 512KiB for each if that is more]. In copy mode only, and the
+    /// kernel takes more memory for it than for a UMEM each: where less memory is the aim --packet-memory alone is
+    /// better
+    #[arg(long)]
+    pub(super) shared_umem: bool,
 }
 
 /// Options of one port; each is a key of `--port`, too.
@@ -73,9 +80,9 @@ pub(super) struct PortArgs {
     #[arg(long, value_enum, default_value = "copy")]
     memory: Placement,
     /// Memory of the daemon for the frames of each queue pair while it copies them both ways, from 512KiB to 6MiB: less
-    /// is for many queues
-    #[arg(long, value_name = "SIZE", default_value = "6MiB", value_parser = parse_packet_memory)]
-    packet_memory: u32,
+    /// is for many queues [default: 6MiB]
+    #[arg(long, value_name = "SIZE", value_parser = parse_packet_memory)]
+    pub(super) packet_memory: Option<u64>,
     #[command(flatten)]
     memory_rules: MemoryArgs,
     /// MAC address told to the guest, which then gets frames to this station and to groups only; others go to the host
@@ -170,7 +177,12 @@ impl PortArgs {
             nic,
             external: self.external.build()?,
             placement: self.memory,
-            packet_bytes: self.packet_memory,
+            packet_bytes: match all.shared_umem {
+                // Of a port that shares nothing; of others `share` says it, when all ports are known.
+                true => COPY_BYTES,
+                false => of_a_pair(self.packet_memory)?,
+            },
+            slices_from: None,
             memory: self.memory_rules.build(ports),
             segments: all.segments,
             busy_poll: all.busy_poll.build(),

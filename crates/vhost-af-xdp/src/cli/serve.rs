@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::Args;
 
+use super::memory;
 use super::port::{AllPortsArgs, PortArgs};
 use super::values::{CpuList, check_cpus, parse_cpus};
 use crate::config::{Control, Endpoint, PortConfig, ServeConfig};
@@ -59,11 +60,17 @@ impl ServeArgs {
         let mut ports = Vec::new();
         let is_port = self.first.socket_path.is_some() || self.first.fd.is_some();
         let count = self.port.len() + usize::from(is_port);
+        let together = self.first.packet_memory;
         for text in &self.port {
-            let port = self
-                .first
-                .with(text)
-                .and_then(|port| port.build(&self.all, count));
+            let port = self.first.with(text).and_then(|port| {
+                if self.all.shared_umem && port.packet_memory != together {
+                    bail!(
+                        "packet-memory: with --shared-umem it is for all ports together: say it once, with \
+                         --packet-memory"
+                    );
+                }
+                port.build(&self.all, count)
+            });
             ports.push(port.with_context(|| format!("--port {text}"))?);
         }
         let access = self.first.access.given();
@@ -73,6 +80,9 @@ impl ServeArgs {
         let makes_one = |port: &PortConfig| matches!(port.endpoint, Endpoint::Server(_));
         if let Some(option) = access.filter(|_| !ports.iter().any(makes_one)) {
             bail!("--{option}: the socket is not made here: leave it out with --client and --fd");
+        }
+        if self.all.shared_umem && !ports.is_empty() {
+            memory::share(&mut ports, together)?;
         }
         if ports.is_empty() {
             bail!("no socket: name one with --socket-path PATH, --fd FDNUM or --port socket-path=PATH");

@@ -256,3 +256,63 @@ fn mistyped_option_is_told_in_one_line_with_the_one_that_was_meant() {
         "unexpected argument '--qeues' found; a similar argument exists: '--queues'"
     );
 }
+
+#[test]
+fn shared_memory_is_for_all_pairs_together() {
+    let with = |options: &[&str]| {
+        let config = serve(&[&["--ifname=eth1", "--shared-umem"], options].concat())?;
+        config.check()?;
+        let slices = config.ports.iter();
+        anyhow::Ok(
+            slices
+                .map(|port| (port.packet_bytes, port.slices_from))
+                .collect::<Vec<_>>(),
+        )
+    };
+    let two = [
+        "--port=socket-path=/a,queues=3",
+        "--port=socket-path=/b,start-queue=3",
+    ];
+    // Without a word 6 MiB, or the least for each.
+    assert_eq!(
+        with(&two).expect("valid"),
+        [(1536 << 10, Some(0)), (1536 << 10, Some(3))]
+    );
+    let many = ["--socket-path=/a", "--queues=64"];
+    assert_eq!(with(&many).expect("valid"), [(512 << 10, Some(0))]);
+    // Whole chunks.
+    let odd = [&two[..], &["--packet-memory=3076KiB"]].concat();
+    assert_eq!(with(&odd).expect("valid")[1], (768 << 10, Some(3)));
+    // Only those that copy, on queues.
+    let direct = [&two[..], &["--port=socket-path=/c,start-queue=4,memory=direct"]].concat();
+    assert_eq!(with(&direct).expect("valid")[2], (6 << 20, None));
+    for (options, said) in [
+        (
+            &["--socket-path=/a", "--queues=64", "--packet-memory=6MiB"][..],
+            "32768KiB to 393216KiB",
+        ),
+        (&["--socket-path=/a", "--packet-memory=8MiB"], "512KiB to 6144KiB"),
+        (
+            &["--socket-path=/a", "--memory=direct"],
+            "no port has queues of an interface with memory=copy",
+        ),
+        (
+            &["--port=socket-path=/a,packet-memory=1MiB"],
+            "say it once, with --packet-memory",
+        ),
+        (
+            &["--socket-path=/a", "--force-zero-copy"],
+            "--shared-umem and --force-zero-copy exclude",
+        ),
+        (
+            &["--socket-path=/a", "--inhibit", "--sock-fds=3"],
+            "--shared-umem and --inhibit exclude",
+        ),
+    ] {
+        let error = format!("{:#}", with(options).expect_err("refused"));
+        assert!(error.contains(said), "{options:?}: {error}");
+    }
+    // A pair of its own has no more than it ever had.
+    let error = serve(&["--ifname=eth1", "--socket-path=/a", "--packet-memory=8MiB"]).expect_err("refused");
+    assert!(error.to_string().contains("from 512KiB to 6MiB"), "{error}");
+}

@@ -48,6 +48,8 @@ pub(crate) struct Wish {
     pub(crate) driver: DriverSends,
     /// What is known of it otherwise.
     pub(crate) line: Option<&'static Line>,
+    /// Its memory is a slice of what all queues of the daemon share.
+    pub(crate) shares: bool,
     /// Longest frame, bytes.
     pub(crate) frame_limit: u32,
 }
@@ -112,6 +114,11 @@ pub(crate) struct Binding {
 /// Why zero-copy is not asked for, where the user did not want that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum NoZeroCopy {
+    #[error(
+        "with --shared-umem all queues are as the first that is opened, and not every interface may have zero-copy: \
+         leave it out for a NIC that has it"
+    )]
+    Shared,
     #[error(
         "with memory=direct and an XDP program that judges frames (--mac, --vlan) the NIC would write those of others \
          into guest memory before that: leave them out, or use memory=send-direct"
@@ -186,7 +193,7 @@ impl Wish {
         let window = into_guest.and_then(|_| self.window());
         let fits_small = self.frame_limit.saturating_add(XDP_PACKET_HEADROOM) <= SMALL_CHUNK;
         let chunk_bytes = match ask {
-            BindRequest::ForceCopy if fits_small => SMALL_CHUNK,
+            BindRequest::ForceCopy if fits_small && !self.shares => SMALL_CHUNK,
             _ => LARGE_CHUNK,
         };
         Ok(Binding {
@@ -214,6 +221,7 @@ impl Wish {
         let cut = self.frame_limit > LONGEST_ZERO_COPY && self.driver.most_pieces == 1;
         match known {
             _ if !self.native => Some(NoZeroCopy::SkbMode),
+            _ if self.shares && self.driver.zero_copy => Some(NoZeroCopy::Shared),
             _ if missing || !(self.driver.zero_copy || insists) => Some(NoZeroCopy::Driver),
             _ if cut => Some(NoZeroCopy::LongFrames),
             Some(line) if line.zero_copy == ZeroCopy::Bad => Some(NoZeroCopy::KnownBad(line)),
@@ -264,6 +272,7 @@ mod tests {
             zero_copy: true,
         },
         line: None,
+        shares: false,
         frame_limit: 1518,
     };
     const NO_ZERO_COPY: DriverSends = DriverSends {
@@ -393,6 +402,28 @@ mod tests {
             ..igb_with(GOOD)
         };
         assert_eq!(copied.binding().expect("not forced").window, None);
+    }
+
+    #[test]
+    fn queues_that_share_a_umem_copy_in_large_chunks_whatever_the_driver_and_the_mtu() {
+        for driver in [IGB.driver, NO_ZERO_COPY] {
+            for frame_limit in [86, 1518, 9018] {
+                for asked in [BindRequest::Auto, BindRequest::ForceCopy] {
+                    let wish = Wish {
+                        asked,
+                        driver,
+                        frame_limit,
+                        shares: true,
+                        ..IGB
+                    };
+                    let binding = wish.binding().expect("not forced");
+                    assert_eq!(
+                        (binding.ask, binding.chunk_bytes),
+                        (BindRequest::ForceCopy, LARGE_CHUNK)
+                    );
+                }
+            }
+        }
     }
 
     #[test]

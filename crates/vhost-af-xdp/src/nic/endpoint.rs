@@ -34,20 +34,24 @@ pub(crate) struct Chunks {
 impl Chunks {
     /// `bytes` of memory in chunks of `chunk` bytes, of which `to_send` at most are for sending.
     pub(crate) fn new(bytes: u32, chunk: u32, to_send: u32) -> Result<Self, ChunksError> {
-        let chunks = bytes / chunk;
         let memory = OwnMemory::new(bytes as usize)?;
         let backing = memory.backing().to_string();
         let umem = Umem::aligned(Arc::new(memory), chunk, 0)?;
         let pool: FramePool = umem.all_frames()?.collect();
-        let to_send = to_send.min(chunks * 2 / 5);
+        let to_send = (to_send as usize).min(for_sending(pool.len()));
         Ok(Self {
             umem,
             first: UmemOffset::new(0),
+            to_receive: pool.len() - to_send,
             pool,
-            to_receive: (chunks - to_send) as usize,
             backing,
         })
     }
+}
+
+/// How many of so many chunks are for sending at most.
+pub(crate) fn for_sending(chunks: usize) -> usize {
+    chunks * 2 / 5
 }
 
 /// Why there is no memory for a queue.
@@ -76,6 +80,8 @@ pub(crate) struct NicQueue<N> {
     pub(crate) sends: Sends,
     /// What backs the memory, in words.
     pub(crate) backing: String,
+    /// Of the chunks, its own only.
+    pub(crate) packet_bytes: u64,
     /// How many chunks the NIC is to have to receive into.
     to_receive: usize,
 }
@@ -93,7 +99,8 @@ impl<N: Nic> NicQueue<N> {
         Self {
             nic,
             custody: Custody::new(&umem, first, pool.len()),
-            references: References::new(&umem),
+            references: References::new(&umem, first, pool.len()),
+            packet_bytes: pool.len() as u64 * u64::from(umem.chunk_size()),
             umem,
             pool,
             received: Vec::with_capacity(to_receive.min(256)),
@@ -178,27 +185,30 @@ impl<N: Nic> NicQueue<N> {
     }
 }
 
-/// For each chunk of a UMEM, how many descriptors refer to it beside the first. (A chunk has 4096 bytes at most, and
+/// For each chunk of a queue, how many descriptors refer to it beside the first. (A chunk has 4096 bytes at most, and
 /// each of them at least one.)
 #[derive(Debug)]
 pub(crate) struct References {
     further: Vec<u16>,
     /// Sum of all.
     total: usize,
+    /// Where the first chunk begins.
+    first: u64,
     chunk_bytes: u64,
 }
 
 impl References {
-    /// Of a UMEM to the chunks of which nothing refers. In unaligned mode, where a guest's frames begin anywhere, none
-    /// is shared.
-    pub(crate) fn new(umem: &Umem) -> Self {
+    /// Of so many chunks of a UMEM, the first of which begins at `first`, to which nothing refers. In unaligned mode,
+    /// where a guest's frames begin anywhere, none is shared.
+    pub(crate) fn new(umem: &Umem, first: UmemOffset, chunks: usize) -> Self {
         let chunks = match umem.is_unaligned() {
             true => 0,
-            false => usize::try_from(umem.chunks()).unwrap_or(0),
+            false => chunks,
         };
         Self {
             further: vec![0; chunks],
             total: 0,
+            first: first.get(),
             chunk_bytes: umem.chunk_size().into(),
         }
     }
@@ -234,8 +244,9 @@ impl References {
 
     #[inline]
     fn of(&mut self, chunk: UmemOffset) -> Option<&mut u16> {
+        let from_first = chunk.get().checked_sub(self.first)?;
         self.further
-            .get_mut(usize::try_from(chunk.get() / self.chunk_bytes).ok()?)
+            .get_mut(usize::try_from(from_first / self.chunk_bytes).ok()?)
     }
 }
 

@@ -6,19 +6,23 @@
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use steer::Mode;
 use steward::links::{DriverSends, Link};
 use steward::protocol::Wanted;
-use xsk::{AttachMode, BindRequest, BusyPoll, OpenError, PreferNode, QueueId, RingSize, SocketConfig, Umem};
+use xsk::{
+    AttachMode, BindRequest, BusyPoll, First, OpenError, PreferNode, QueueId, RingSize, Socket, SocketConfig,
+    Umem,
+};
 
 use super::binding::{Binding, GuestBuffers, IntoGuest, L2_BYTES, LONGEST_FRAME, NoZeroCopy, Wish};
 use super::demand::Demand;
 use super::drivers;
 use super::error::{InterfaceError, Lost};
 use super::queue_state::QueueState;
+use super::shared_memory::{SharedMemory, Slice};
 use super::steering::{Attached, Prepared, Steering};
 use crate::config::{NicConfig, Placement, PortConfig, Segments};
 
@@ -45,6 +49,8 @@ pub(crate) struct QueueOptions {
     pub(crate) segments: Segments,
     /// Whether system calls poll the driver.
     pub(crate) busy_poll: Option<BusyPoll>,
+    /// Its first queue's slice of the memory that all ports share, see [`PortConfig::slices_from`].
+    pub(crate) slices_from: Option<u32>,
 }
 
 impl QueueOptions {
@@ -59,6 +65,7 @@ impl QueueOptions {
             packet_bytes: port.packet_bytes,
             segments: port.segments,
             busy_poll: port.busy_poll,
+            slices_from: port.slices_from,
         })
     }
 }
@@ -81,6 +88,8 @@ pub(crate) struct Interface {
     pub(crate) steering: Steering,
     demand: Demand,
     pub(crate) options: QueueOptions,
+    /// For the slices of its queues, if they have any.
+    memory: Option<Arc<SharedMemory>>,
 }
 
 /// How a queue is to be opened.
@@ -105,7 +114,24 @@ impl Interface {
             steering,
             demand,
             options,
+            memory: None,
         }
+    }
+
+    /// Its queues have slices of that memory, where they are to have any.
+    pub(super) fn sharing(self, memory: Option<Arc<SharedMemory>>) -> Self {
+        Self { memory, ..self }
+    }
+
+    /// A queue's slice of the memory that all share; `None`: it has a UMEM of its own.
+    pub(crate) fn slice(&self, queue: u32) -> Option<Slice> {
+        let (memory, from) = (self.memory.as_ref()?, self.options.slices_from?);
+        Some(memory.slice(from + queue.checked_sub(self.first)?))
+    }
+
+    /// Whether its queues have slices of a memory that others have, too.
+    pub(super) fn shares(&self) -> bool {
+        self.memory.is_some() && self.options.slices_from.is_some()
     }
 
     /// Closes those of its queues that nobody has.
@@ -204,6 +230,7 @@ impl Interface {
             native: self.steering.mode() == Mode::Native,
             driver: self.driver_sends(),
             line: drivers::line(&self.link.driver),
+            shares: self.shares(),
             frame_limit: self.frame_limit(),
         };
         wish.binding()
@@ -221,8 +248,8 @@ impl Interface {
         self.busy.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens a socket for a queue, and registers `umem` with it. The queue is not touched.
-    pub(super) fn prepare(&self, umem: &Umem, request: &QueueRequest) -> Result<Prepared, InterfaceError> {
+    /// What a queue's socket is to be.
+    fn socket_config(&self, request: &QueueRequest) -> Result<SocketConfig, InterfaceError> {
         self.check_queue(request.queue)?;
         let mut config = SocketConfig::new(self.link.index, QueueId(request.queue));
         config.attach = match self.steering.mode() {
@@ -241,7 +268,17 @@ impl Interface {
             true => BIND_AGAIN_TIMEOUT,
             false => BIND_TIMEOUT,
         };
-        let prepared = self.steering.prepare(umem, &config);
+        Ok(config)
+    }
+
+    /// Opens a socket for a queue over the memory of another, and binds it.
+    pub(super) fn share(&self, first: &First, request: &QueueRequest) -> Result<Socket, InterfaceError> {
+        self.steering.share(first, &self.socket_config(request)?)
+    }
+
+    /// Opens a socket for a queue, and registers `umem` with it. The queue is not touched.
+    pub(super) fn prepare(&self, umem: &Umem, request: &QueueRequest) -> Result<Prepared, InterfaceError> {
+        let prepared = self.steering.prepare(umem, &self.socket_config(request)?);
         prepared.map_err(|error| match error {
             InterfaceError::Open(OpenError::MemoryLock {
                 needed_bytes,

@@ -31,6 +31,7 @@ use super::interface::{BIND_TIMEOUT, Interface, QueueRequest, SEND_RING};
 use super::mode::Checksums;
 use super::queue::{MOST_PIECES, Nic, Sends};
 use super::queue_state::{Ended, NotesEnd, OpenQueue, Opened, QueueState};
+use super::shared_memory::{OpenedSlice, SliceUse};
 use super::steering::{Prepared, RELEASE};
 use super::xdp::XdpNic;
 use crate::config::Placement;
@@ -347,15 +348,14 @@ impl InterfaceQueue {
             bind: binding.ask,
             multi_buffer: self.wants_pieces(),
         };
-        let chunks = Chunks::new(interface.options.packet_bytes, binding.chunk_bytes, SEND_RING)?;
-        let socket = self.bind(self.prepare(&chunks.umem, &request)?)?;
+        let (socket, chunks, in_use) = self.open_socket(&request, binding.chunk_bytes)?;
         let ended = Ended::default();
         let chunks = Chunks {
             umem: socket.umem().clone(),
             to_receive: chunks.to_receive.min(socket.rx.size() as usize),
             ..chunks
         };
-        let nic = XdpNic::new(socket, NotesEnd(Arc::clone(&ended)));
+        let nic = XdpNic::new(socket, (in_use, NotesEnd(Arc::clone(&ended))));
         let sends = self.sends(&nic);
         let mut nic = NicQueue::new(nic, chunks, sends);
         nic.fill();
@@ -371,6 +371,31 @@ impl InterfaceQueue {
         Ok(())
     }
 
+    /// A socket that is bound, with chunks of so many bytes: of its own memory, or of a slice of what all share, which
+    /// the last value is kept for.
+    fn open_socket(
+        &self,
+        request: &QueueRequest,
+        chunk_bytes: u32,
+    ) -> Result<(Socket, Chunks, Option<SliceUse>), InterfaceError> {
+        let interface = &self.interface;
+        let Some(slice) = interface.slice(self.number) else {
+            let chunks = Chunks::new(interface.options.packet_bytes, chunk_bytes, SEND_RING)?;
+            let socket = self.bind(self.prepare(&chunks.umem, request)?)?;
+            return Ok((socket, chunks, None));
+        };
+        let OpenedSlice {
+            socket,
+            chunks,
+            in_use,
+        } = slice.open(
+            (interface.link.index, self.number),
+            |first| self.note_busy(interface.share(first, request)),
+            |umem| self.bind(self.prepare(umem, request)?),
+        )?;
+        Ok((socket, chunks, Some(in_use)))
+    }
+
     /// Registers memory with a new socket, with room for TX metadata if the kernel knows that (Linux 6.8, or 6.11 and
     /// what the flag was ported back to).
     fn prepare(&self, umem: &Umem, request: &QueueRequest) -> Result<Prepared, InterfaceError> {
@@ -383,17 +408,24 @@ impl InterfaceQueue {
 
     /// Binds a socket to the queue, and shows it to the program.
     fn bind(&self, socket: Prepared) -> Result<Socket, InterfaceError> {
-        let bound = self.interface.steering.bind(socket);
+        self.note_busy(self.interface.steering.bind(socket))
+    }
+
+    /// Takes note of whether the queue was busy.
+    fn note_busy(&self, bound: Result<Socket, InterfaceError>) -> Result<Socket, InterfaceError> {
         let busy = matches!(bound, Err(InterfaceError::Open(OpenError::Busy { .. })));
         self.interface.note_busy(self.number, busy);
         bound
     }
 
-    /// Whether the queue is to take frames in several pieces: for frames that are longer than a chunk, and for segments
-    /// that refer to their payload, by default only where the driver takes several pieces in zero-copy mode.
+    /// Whether the queue is to take frames in several pieces: where it is as others are, whatever their MTU, for frames
+    /// that are longer than a chunk, and for segments that refer to their payload, by default only where the driver
+    /// takes several pieces in zero-copy mode.
     fn wants_pieces(&self) -> bool {
         let several = self.interface.driver_sends().most_pieces > 1;
-        self.interface.frame_limit() > LONGEST_FRAME || self.interface.options.segments.refer(several)
+        self.interface.shares()
+            || self.interface.frame_limit() > LONGEST_FRAME
+            || self.interface.options.segments.refer(several)
     }
 
     /// What a socket of the queue's does for frames that are sent.

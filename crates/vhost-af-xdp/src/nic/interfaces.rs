@@ -11,6 +11,7 @@ use super::external::{Given, GivenInterface};
 use super::interface::{Interface, QueueOptions};
 use super::interface_queue::InterfaceQueue;
 use super::numa::Nodes;
+use super::shared_memory::SharedMemory;
 use super::steering::{Attached, Steering, StewardAt};
 
 /// How long the program of a daemon that was killed may stay: its keeper takes it off, some 30 ms later.
@@ -26,6 +27,8 @@ pub(crate) struct Interfaces {
     nodes: Nodes,
     /// Bytes that all ports lock while they copy.
     copy_bytes: u64,
+    /// What queues share that copy, by option.
+    memory: Option<Arc<SharedMemory>>,
     /// Those that were opened ahead, and that no port has asked for yet.
     ready: Mutex<Vec<Arc<Interface>>>,
 }
@@ -38,6 +41,7 @@ impl Default for Interfaces {
             given: Given::default(),
             nodes: Nodes::default(),
             copy_bytes: 0,
+            memory: None,
             ready: Mutex::default(),
         }
     }
@@ -52,6 +56,11 @@ impl Interfaces {
             copy_bytes,
             ..Self::default()
         }
+    }
+
+    /// With memory that queues share.
+    pub(crate) fn sharing(self, memory: Option<Arc<SharedMemory>>) -> Self {
+        Self { memory, ..self }
     }
 
     /// All others are leased from that steward.
@@ -108,7 +117,8 @@ impl Interfaces {
             pairs: wanted.queues,
         };
         attached.link.node = self.nodes.known(attached.link.node);
-        Arc::new(Interface::new(attached, wanted, demand, options))
+        let interface = Interface::new(attached, wanted, demand, options);
+        Arc::new(interface.sharing(self.memory.clone()))
     }
 }
 

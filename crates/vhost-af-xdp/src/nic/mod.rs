@@ -9,6 +9,7 @@
 //! | [`binding`], [`drivers`], [`mode`], [`demand`] | how a queue is bound, why no better, what memory that locks |
 //! | [`queue`], [`xdp`], [`null`] | the four rings, as a lane sees them: of a socket, or of no NIC |
 //! | [`endpoint`], [`custody`], [`lent`] | rings and UMEM together, who has which chunk, what outlives a lane |
+//! | [`shared_memory`] | one UMEM for the queues of all ports, by option |
 //! | [`numa`] | the machine's nodes, and which of them workers run on |
 
 pub(crate) mod afxdp_plugin;
@@ -28,5 +29,6 @@ pub(crate) mod null;
 pub(crate) mod numa;
 pub(crate) mod queue;
 mod queue_state;
+pub(crate) mod shared_memory;
 pub(crate) mod steering;
 pub(crate) mod xdp;

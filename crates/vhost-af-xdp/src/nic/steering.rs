@@ -17,7 +17,7 @@ use steer::{Mode, QueueConf, QueueCounters};
 use steward::client::{Lease, LeaseError, Waiting};
 use steward::links::{DriverSends, Link};
 use steward::protocol::{Facts, Steered, Wanted};
-use xsk::{OpenError, Socket, SocketConfig, Umem, Unbound};
+use xsk::{First, OpenError, Socket, SocketConfig, Umem, Unbound};
 
 use super::binding::Judge;
 use super::error::{InterfaceError, Lost};
@@ -230,6 +230,15 @@ impl Steering {
         match self {
             Self::External(external) => external.prepare(umem, config).map(Prepared::Own),
             Self::Leased(leased) => leased.prepare(umem, config),
+        }
+    }
+
+    /// A socket for a queue over the memory of another one, bound and put where the program looks for it.
+    pub(crate) fn share(&self, first: &First, config: &SocketConfig) -> Result<Socket, InterfaceError> {
+        match self {
+            // They are bound to memory of their own (config.rs).
+            Self::External(_) => Err(InterfaceError::InUse),
+            Self::Leased(leased) => Ok(leased.lease.share(first, config)?),
         }
     }
 

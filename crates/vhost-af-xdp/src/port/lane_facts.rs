@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use xsk::{NumaNode, Umem};
 
@@ -11,6 +11,7 @@ use crate::nic::drivers;
 use crate::nic::interface::Interface;
 use crate::nic::mode::{Checksums, DataPath, Fallback, is_polled};
 use crate::nic::queue::Sends;
+use crate::nic::shared_memory::SharedMemory;
 use crate::nic::xdp::XdpNic;
 
 pub(crate) struct LaneFacts {
@@ -30,6 +31,8 @@ pub(crate) struct LaneFacts {
     pub(crate) kernel_bytes: u64,
     /// What backs the packet memory.
     pub(crate) backing: String,
+    /// What it is a slice of, if others have one, too.
+    pub(crate) shared: Option<Arc<SharedMemory>>,
     /// NUMA node that most of it is on, where there are several.
     pub(crate) node: Option<NumaNode>,
     /// The socket once more, for its statistics; closed before the lane is stopped.
@@ -48,6 +51,7 @@ impl LaneFacts {
             packet_bytes: 0,
             kernel_bytes: 0,
             backing: String::new(),
+            shared: None,
             node: None,
             socket: None,
         }

@@ -200,7 +200,9 @@ impl LaneParts<'_> {
         nic: NicQueue<XdpNic>,
         guest: QueuePair,
     ) -> Result<BuiltLane, LaneError> {
-        let mut facts = LaneFacts::new(&nic.umem, nic.umem.len(), nic.backing.clone(), self.csum());
+        let mut facts = LaneFacts::new(&nic.umem, nic.packet_bytes, nic.backing.clone(), self.csum());
+        let slice = queue.interface.slice(queue.number);
+        facts.shared = slice.map(|slice| Arc::clone(slice.memory()));
         let described = facts.describe(&queue.interface, None, &nic.nic, nic.sends);
         let counters = Arc::clone(&self.counters);
         let lent = LentQueue { queue, counters };

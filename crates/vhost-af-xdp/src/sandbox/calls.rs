@@ -123,12 +123,13 @@ pub(super) const CALLS: &[Call] = table! {
     SYS_accept4: ALWAYS, "VMMs, and those who ask for the status";
     SYS_bind: ALWAYS, "AF_XDP sockets, where the steward does not bind them (before Linux 6.4)";
     SYS_recvmsg: ALWAYS, "messages with descriptors: guest memory, eventfds, leased sockets";
-    SYS_sendmsg: ALWAYS, "messages with descriptors: the inflight area";
+    SYS_sendmsg: ALWAYS, "messages with descriptors: the inflight area, packet memory";
     SYS_getsockopt: &[
         xdp!(libc::XDP_MMAP_OFFSETS), xdp!(libc::XDP_STATISTICS), xdp!(libc::XDP_OPTIONS),
         socket!(libc::SO_DOMAIN), socket!(libc::SO_TYPE), socket!(libc::SO_ERROR),
         socket!(libc::SO_ACCEPTCONN), socket!(libc::SO_PEERCRED), socket!(libc::SO_PREFER_BUSY_POLL),
-    ], "ring offsets and statistics; who the VMM is; busy polling";
+        socket!(libc::SO_COOKIE),
+    ], "ring offsets and statistics; who the VMM is; busy polling; whose memory a socket is to share";
     SYS_setsockopt: &[
         xdp!(XDP_MAX_TX_SKB_BUDGET),
         socket!(libc::SO_RCVTIMEO), socket!(libc::SO_SNDTIMEO), socket!(SO_RCVTIMEO_NEW), socket!(SO_SNDTIMEO_NEW),

@@ -9,7 +9,11 @@ fn chunk_comes_back_with_its_last_descriptor_whatever_the_order() {
     let memory = OwnMemory::new(4 * 2048).expect("memory");
     let umem = Umem::aligned(Arc::new(memory), 2048, 0).expect("good");
     let mut frames: Vec<_> = umem.all_frames().expect("ours").collect();
-    let mut references = References::new(&umem);
+    let mut references = References::new(
+        &umem,
+        UmemOffset::new(0),
+        usize::try_from(umem.chunks()).expect("few"),
+    );
     let chunks: Vec<_> = frames.iter().map(Frame::offset).collect();
     for chunk in [chunks[1], chunks[1], chunks[3]] {
         frames.push(references.share(&umem, chunk).expect("inside"));

@@ -1,0 +1,281 @@
+//! One UMEM for all queues that copy both ways (`--shared-umem`).
+//!
+//! # Theory of operation
+//!
+//! The memory is one mapping, cut into slices of the same size, one for each queue pair of the ports in question, for
+//! as long as the daemon runs. So what comes for one guest takes nothing from another's, as with a UMEM each, and the
+//! chunks of a guest's frames are used for no other guest's.
+//!
+//! The first socket registers it, further ones are bound over it (XDP_SHARED_UMEM), each with four rings of its own.
+//! The kernel wants a bound socket for that, any of those that are open: of each a [`Lender`] is kept, which does not
+//! keep it open. When there is none that serves, the memory is registered again. Sockets are opened one after the
+//! other, so that the first is bound before a second one looks for it.
+//!
+//! Mode and pieces of all are those of the first (`xp_assign_dev_shared`, net/xdp/xsk_buff_pool.c). So all are bound in
+//! copy mode, for frames of any length, in large chunks: nothing of it depends on the interface or its MTU.
+//!
+//! The kernel takes any address of the memory from any of the rings. A queue gives only chunks of its own slice, and
+//! what comes back it looks up there ([`super::custody`]): nothing that a driver says of one queue reaches another's
+//! chunks. A slice has one socket at most: the second waits until the first is closed.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use steward::client::LeaseError;
+use steward::protocol::Reason;
+use xsk::{First, FramePool, Lender, OpenError, OwnMemory, QueueId, Socket, Umem, UmemOffset};
+
+use super::binding::LARGE_CHUNK;
+use super::endpoint::{Chunks, ChunksError, for_sending};
+use super::error::InterfaceError;
+
+/// Memory of that many slices.
+#[derive(Debug)]
+pub(crate) struct SharedMemory {
+    slices: u32,
+    /// Whole chunks.
+    slice_bytes: u32,
+    /// Locked while a socket is opened, which may take seconds. Made for the first one, on the NUMA node of its
+    /// interface.
+    mapped: Mutex<Option<Mapped>>,
+    /// Never locked while something is waited for: who closes a socket, or asks for the status, is not held up.
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Of sockets that were bound over it; the last one is the last.
+    lenders: Vec<Lender>,
+    /// Slices with a socket.
+    used: HashSet<u32>,
+}
+
+#[derive(Debug, Clone)]
+struct Mapped {
+    umem: Umem,
+    backing: String,
+}
+
+/// A queue's slice.
+#[derive(Debug, Clone)]
+pub(crate) struct Slice {
+    memory: Arc<SharedMemory>,
+    number: u32,
+}
+
+/// Kept with the socket of a slice, and dropped after it.
+pub(crate) struct SliceUse(Slice);
+
+/// A socket over a slice, with its chunks, none of which is with the kernel.
+pub(crate) struct OpenedSlice {
+    pub(crate) socket: Socket,
+    pub(crate) chunks: Chunks,
+    pub(crate) in_use: SliceUse,
+}
+
+impl SharedMemory {
+    /// Of so many slices of so many bytes.
+    pub(crate) fn new(slices: u32, slice_bytes: u32) -> Arc<Self> {
+        Arc::new(Self {
+            slices,
+            slice_bytes,
+            mapped: Mutex::default(),
+            state: Mutex::default(),
+        })
+    }
+
+    /// The slice of that number.
+    pub(crate) fn slice(self: &Arc<Self>, number: u32) -> Slice {
+        Slice {
+            memory: Arc::clone(self),
+            number,
+        }
+    }
+
+    /// How many sockets share it now.
+    pub(crate) fn sockets(&self) -> usize {
+        let state = self.state();
+        state.lenders.iter().filter(|lender| lender.is_open()).count()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Binds a socket over the memory of one that is open; `None` if there is none that serves. Those that do not are
+    /// not asked again. One at a time.
+    fn share(
+        &self,
+        share: impl Fn(&First) -> Result<Socket, InterfaceError>,
+    ) -> Result<Option<Socket>, InterfaceError> {
+        loop {
+            let Some(lender) = self.last_lender() else {
+                return Ok(None);
+            };
+            // Closed just now.
+            let Some(first) = lender.first() else { continue };
+            match share(&first) {
+                Err(error) if is_no_lender(&error) => drop(self.state().lenders.pop()),
+                shared => return shared.map(Some),
+            }
+        }
+    }
+
+    /// The last one first: it is the one that a steward knows which was started again.
+    fn last_lender(&self) -> Option<Lender> {
+        let mut state = self.state();
+        state.lenders.retain(Lender::is_open);
+        state.lenders.last().cloned()
+    }
+
+    fn map(&self) -> Result<Mapped, ChunksError> {
+        let bytes = u64::from(self.slices) * u64::from(self.slice_bytes);
+        let memory = OwnMemory::new(usize::try_from(bytes).unwrap_or(usize::MAX))?;
+        let backing = memory.backing().to_string();
+        let umem = Umem::aligned(Arc::new(memory), LARGE_CHUNK, 0)?;
+        Ok(Mapped { umem, backing })
+    }
+}
+
+impl Slice {
+    /// All of it.
+    pub(crate) fn memory(&self) -> &Arc<SharedMemory> {
+        &self.memory
+    }
+
+    /// Opens the slice's socket for a queue: by `share`, over the memory of one that is open, or else by `register`.
+    /// Errors: theirs; [`OpenError::Busy`] while the last socket of the slice is not closed.
+    pub(crate) fn open(
+        &self,
+        (ifindex, queue): (u32, u32),
+        share: impl Fn(&First) -> Result<Socket, InterfaceError>,
+        register: impl FnOnce(&Umem) -> Result<Socket, InterfaceError>,
+    ) -> Result<OpenedSlice, InterfaceError> {
+        let mut mapped = self.memory.mapped.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.memory.state().used.contains(&self.number) {
+            let (queue, waited) = (QueueId(queue), Duration::ZERO);
+            return Err(OpenError::Busy {
+                ifindex,
+                queue,
+                waited,
+            }
+            .into());
+        }
+        let mapped = match &mut *mapped {
+            Some(mapped) => mapped,
+            none => none.insert(self.memory.map()?),
+        };
+        let socket = match self.memory.share(share)? {
+            Some(socket) => socket,
+            None => register(&mapped.umem)?,
+        };
+        let in_use = self.take(&socket);
+        let chunks = self.chunks(socket.umem(), mapped.backing.clone())?;
+        Ok(OpenedSlice {
+            socket,
+            chunks,
+            in_use,
+        })
+    }
+
+    /// The socket has it now, and its memory may be shared.
+    fn take(&self, socket: &Socket) -> SliceUse {
+        let mut state = self.memory.state();
+        state.lenders.push(socket.lender());
+        state.used.insert(self.number);
+        SliceUse(self.clone())
+    }
+
+    /// The chunks of the slice. Who had them before is gone, and his socket with him.
+    fn chunks(&self, umem: &Umem, backing: String) -> Result<Chunks, ChunksError> {
+        let first = u64::from(self.number) * u64::from(self.memory.slice_bytes);
+        let all = (first..first + u64::from(self.memory.slice_bytes)).step_by(LARGE_CHUNK as usize);
+        let pool: Result<FramePool, _> = all.map(|at| umem.adopt(UmemOffset::new(at))).collect();
+        let pool = pool?;
+        Ok(Chunks {
+            to_receive: pool.len() - for_sending(pool.len()),
+            first: UmemOffset::new(first),
+            umem: umem.clone(),
+            pool,
+            backing,
+        })
+    }
+}
+
+/// Whether that socket's memory cannot be shared: its interface is gone, or the steward is another one than the one
+/// that bound it.
+fn is_no_lender(error: &InterfaceError) -> bool {
+    match error {
+        InterfaceError::Open(OpenError::SharedGone) => true,
+        InterfaceError::Lease(LeaseError::Refused(refusal)) => refusal.reason == Reason::Unregistered,
+        _ => false,
+    }
+}
+
+impl Drop for SliceUse {
+    fn drop(&mut self) {
+        let Self(slice) = self;
+        slice.memory.state().used.remove(&slice.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use device::counters::PairCounters;
+
+    use super::*;
+    use crate::nic::endpoint::NicQueue;
+    use crate::nic::queue::Sends;
+    use crate::switch::test_nic::{TestNic, Wire, frame_at};
+
+    const SLICE: u64 = 8 * LARGE_CHUNK as u64;
+
+    #[test]
+    fn slices_lie_side_by_side_and_have_nothing_in_common() {
+        let memory = SharedMemory::new(3, SLICE as u32);
+        let umem = memory.map().expect("memory").umem;
+        assert_eq!(umem.len(), 3 * SLICE);
+        let mut all = Vec::new();
+        for number in 0..3 {
+            let chunks = memory.slice(number).chunks(&umem, String::new()).expect("inside");
+            assert_eq!((chunks.pool.len(), chunks.to_receive), (8, 5));
+            let mut pool = chunks.pool;
+            let offsets = std::iter::from_fn(|| pool.take()).map(|frame| frame.offset().get());
+            all.extend(offsets);
+        }
+        all.sort_unstable();
+        let chunks = (0..3 * SLICE).step_by(LARGE_CHUNK as usize);
+        assert_eq!(all, chunks.collect::<Vec<_>>());
+        let beyond = memory.slice(3).chunks(&umem, String::new());
+        assert!(beyond.is_err(), "there is no fourth one");
+    }
+
+    /// What a driver says of one queue cannot name a chunk of another's.
+    #[test]
+    fn chunk_of_another_slice_is_a_stray_whichever_ring_it_comes_from() {
+        let memory = SharedMemory::new(3, SLICE as u32);
+        let umem = memory.map().expect("memory").umem;
+        let mut wire = Wire::new(umem.clone(), 8, 8);
+        wire.fill = 16;
+        let wire = Arc::new(Mutex::new(wire));
+        let chunks = memory.slice(1).chunks(&umem, String::new()).expect("inside");
+        let mut queue = NicQueue::new(TestNic(Arc::clone(&wire)), chunks, Sends::PLAIN);
+        assert_eq!(queue.packet_bytes, SLICE);
+        queue.fill();
+        let counters = PairCounters::default();
+        let wire = || wire.lock().expect("no panic");
+        let others = [0, SLICE - 4096, 2 * SLICE, 3 * SLICE - 4096].map(UmemOffset::new);
+        for other in others {
+            wire().receive_into(frame_at(other), 60, false);
+        }
+        wire().receive(60, false);
+        queue.discard(&counters);
+        assert_eq!(counters.to_guest_stray.get(), others.len() as u64);
+        assert_eq!(counters.to_guest_queue_stopped.get(), 1, "its own");
+        for other in others {
+            assert!(!queue.custody.sent(&frame_at(other)), "{other}");
+            assert!(queue.references.share(&umem, other).is_none(), "{other}");
+        }
+    }
+}
