@@ -6,6 +6,7 @@
 //! - set: limit and ring first, then the words;
 //! - end: the words first, then stations and ring.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
@@ -13,7 +14,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use libbpf_rs::{MapCore, MapFlags};
 
 use crate::capture::messages_of;
-use crate::layout::{network_bits, word_of_network};
+use crate::layout::{MAX_QUEUES, network_bits, word_of_network};
 use crate::network::{GroupLimit, Station, StationError};
 use crate::program::{Program, QueueError};
 use crate::ring::GroupRing;
@@ -73,6 +74,16 @@ impl Program {
             Err(source) if source.kind() != libbpf_rs::ErrorKind::NotFound => Err(refused(source)),
             _ => Ok(()),
         }
+    }
+
+    /// All networks of which anything is there; a queue that is of another one's is among them, too.
+    pub fn networks(&self) -> BTreeSet<u32> {
+        let is_of_one = |&queue: &u32| self.word(queue).is_ok_and(|word| network_bits(word) != 0);
+        let by_queue = (0..MAX_QUEUES).filter(is_of_one);
+        let by_station = self.networks.all_stations().into_iter();
+        by_queue
+            .chain(by_station.map(|(_, _, network)| network))
+            .collect()
     }
 
     /// From now on a network's frames to `station` come with this number of a port.

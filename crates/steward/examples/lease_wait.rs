@@ -31,6 +31,7 @@ fn lease(socket: &Path, start_queue: u32) -> Result<Lease, LeaseError> {
         queues: 1,
         mode: ModeRequest::Auto,
         filter: Filter::default(),
+        network: false,
     };
     Lease::take(socket, &wanted, Waiting::default())
 }

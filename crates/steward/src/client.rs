@@ -26,13 +26,13 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll;
 use rustix::net::SocketFlags;
 use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
-use steer::{QueueConf, QueueCounters};
+use steer::{GroupReader, QueueConf, QueueCounters};
 
 pub(crate) use self::connection::Connection;
 use self::connection::{Incoming, Message, Phase};
 pub use self::error::LeaseError;
 pub use self::sockets::Prepared;
-use crate::protocol::{Answer, FRAME_LIMITS, Facts, Request, Token, Wanted};
+use crate::protocol::{Answer, CHANGES_MAX, FRAME_LIMITS, Facts, Request, StationChange, Token, Wanted};
 use crate::sys;
 
 /// Between two looks at a lock that another thread has.
@@ -159,6 +159,32 @@ impl Lease {
     /// [`LeaseError`].
     pub fn deactivate(&self, queue: u32) -> Result<(), LeaseError> {
         self.ask_done(&Request::Deactivate { queue })
+    }
+
+    /// Changes stations of the network that the lease is for, as many as there are. What was changed before something was
+    /// refused stays so; all of it can be said again. A lease whose generation is another one than before
+    /// ([`Facts::generation`]) may have lost its stations: name all again then.
+    ///
+    /// # Errors
+    /// [`LeaseError`].
+    pub fn set_stations(&self, changes: &[StationChange]) -> Result<(), LeaseError> {
+        changes.chunks(CHANGES_MAX).try_for_each(|changes| {
+            let changes = changes.to_vec();
+            self.ask_done(&Request::Stations { changes })
+        })
+    }
+
+    /// The network's frames to groups of stations. There is to be one reader at a time; a further one goes on where the
+    /// last one stopped. With another generation of the lease it may be another ring.
+    ///
+    /// # Errors
+    /// [`LeaseError`].
+    pub fn groups(&self) -> Result<GroupReader, LeaseError> {
+        let mut answered = self.ask(&Request::Groups)?;
+        match (answered.answer, answered.descriptors.pop()) {
+            (Answer::Done, Some(ring)) => Ok(GroupReader::new(ring)?),
+            _ => Err(LeaseError::Mismatch),
+        }
     }
 
     /// What the program did with the queue's frames. Waits until `deadline` at most, also for another thread that is

@@ -14,8 +14,12 @@
 //! memlock = "256 MiB"           # most memory of a user's sockets; "unlimited"; 16 MiB for each queue if not said
 //! macs = ["52:54:00:00:00:01"]  # a lease must be for addresses, all of them among these; any or none if not said
 //! vlans = ["100", "200-299"]    # the same for VLANs; 0: frames without one
+//! network = true                # a lease may be of a network: `macs` and `vlans` then say which stations it may have
 //! busy-poll = 64                # sockets may poll the driver, so many frames at a time at most; not if not said
 //! ```
+//!
+//! A network's stations are judged one by one, as they come: address and VLAN must be among `macs` and `vlans`, where there
+//! are such. The interface's own address is the host's, unless `macs` names it.
 //!
 //! The NIC itself is told to bring frames to leased queues, away from others', only by rules for an address that the
 //! policy's rule names, or for a VLAN that it names and that is not 0: otherwise a holder could take the host's own
@@ -31,7 +35,7 @@ mod syntax;
 use std::collections::BTreeSet;
 use std::fmt;
 
-use steer::{Filter, MAX_QUEUES, mac_text};
+use steer::{Filter, MAX_QUEUES, Station, mac_text};
 
 use crate::hardware::Names;
 use crate::peer::Credentials;
@@ -81,6 +85,8 @@ pub(crate) struct Rule {
     pub(crate) memlock: Option<u64>,
     macs: Vec<[u8; 6]>,
     vlans: BTreeSet<u32>,
+    /// Leases may be of networks.
+    network: bool,
     /// Frames; `None`: sockets are not made ready for it.
     busy_poll: Option<u16>,
 }
@@ -104,6 +110,7 @@ impl Policy {
             memlock: Some(u64::MAX),
             macs: Vec::new(),
             vlans: BTreeSet::new(),
+            network: true,
             busy_poll: None,
         };
         Self {
@@ -151,6 +158,13 @@ impl Policy {
         self.rules.get(rule).map(names).unwrap_or_default()
     }
 
+    /// Whether a network under a rule may have a station, on an interface of this address.
+    /// Errors: why not, and what to do.
+    pub(crate) fn check_station(&self, rule: usize, station: Station, own: [u8; 6]) -> Result<(), String> {
+        let checked = |rule: &Rule| rule.check_station(station, own);
+        self.rules.get(rule).map_or(Ok(()), checked)
+    }
+
     /// The first rule that allows all that is wanted; `leased` says how many queues are leased under a rule.
     pub(crate) fn find(
         &self,
@@ -178,7 +192,7 @@ impl Policy {
                      (--start-queue, --queues), or widen `queues` of rule {}",
                     index + 1
                 );
-            } else if let Some(why) = rule.check(filter) {
+            } else if let Some(why) = rule.check(filter, wanted.network) {
                 refusal.text = format!("user {uid} on {interface}: {why}");
             } else if leased.saturating_add(wanted.queues) > rule.at_most {
                 refusal.text = format!(
@@ -203,7 +217,11 @@ impl Rule {
     }
 
     /// Why not these addresses and VLANs.
-    fn check(&self, filter: &Filter) -> Option<String> {
+    fn check(&self, filter: &Filter, network: bool) -> Option<String> {
+        if network {
+            let missing = "the policy does not allow leases of networks: add `network = true` to the rule";
+            return (!self.network).then(|| missing.to_owned());
+        }
         let macs: Vec<String> = self.macs.iter().map(|&mac| mac_text(mac)).collect();
         let (macs, vlans) = (macs.join(", "), Ranges(&self.vlans));
         if !self.macs.is_empty() {
@@ -233,6 +251,32 @@ impl Rule {
             }
         }
         None
+    }
+}
+
+impl Rule {
+    fn check_station(&self, station: Station, own: [u8; 6]) -> Result<(), String> {
+        let Station { mac, vlan } = station;
+        let is_named = self.macs.contains(&mac);
+        if mac == own && !is_named {
+            return Err(format!(
+                "{} is the interface's own address, which is the host's: give the guest another",
+                mac_text(mac)
+            ));
+        }
+        if !self.macs.is_empty() && !is_named {
+            return Err(format!(
+                "the policy does not allow MAC {}: add it to `macs` of the rule, or give the guest one of these",
+                mac_text(mac)
+            ));
+        }
+        if !self.vlans.is_empty() && !self.vlans.contains(&vlan.into()) {
+            return Err(format!(
+                "the policy does not allow VLAN {vlan}, it allows {}",
+                Ranges(&self.vlans)
+            ));
+        }
+        Ok(())
     }
 }
 
@@ -300,6 +344,9 @@ impl fmt::Display for Rule {
         }
         if !self.vlans.is_empty() {
             write!(f, ", VLANs {}", Ranges(&self.vlans))?;
+        }
+        if self.network {
+            write!(f, ", networks")?;
         }
         match self.busy_poll {
             Some(frames) => write!(f, ", busy polling of up to {frames} frames"),

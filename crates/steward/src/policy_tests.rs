@@ -26,6 +26,7 @@ fn wanted(interface: &str, start_queue: u32, queues: u32) -> Wanted {
         queues,
         mode: ModeRequest::Auto,
         filter: Filter::default(),
+        network: false,
     }
 }
 
@@ -496,4 +497,31 @@ fn text_in_other_letters_is_shown_as_any() {
     // Whatever is written before the value is looked through for its key.
     let said = parse("# Größe = 1, für ß = ä\n[[allow]]\n[[allow.user]]\nx = 1\n").expect_err("no user");
     assert!(said.starts_with("p.toml line 3: "), "{said}");
+}
+
+#[test]
+fn stations_of_a_network_are_judged_one_by_one() {
+    let rule = "[[allow]]\nuser = 7\ninterface = \"eth1\"\nqueues = \"all\"\n";
+    let policy = |more: &str| Policy::parse(Path::new("p"), &format!("{rule}{more}")).expect("a policy");
+    let peer = peer(7, 7, &[]);
+    let network = Wanted {
+        network: true,
+        ..wanted("eth1", 0, 2)
+    };
+    let found = |policy: &Policy| policy.find(&peer, &network, |_| 0).is_ok();
+    assert!(!found(&policy("")), "it has to say so");
+    let (any, some) = (
+        policy("network = true\n"),
+        policy("network = true\nmacs = [\"02:00:00:00:00:01\"]\nvlans = [\"5-6\"]\n"),
+    );
+    assert!(found(&any) && found(&some));
+    assert!(any.to_string().contains(", networks"), "{any}");
+    let own = [2, 0, 0, 0, 0, 1];
+    let judged = |policy: &Policy, last: u8, vlan, own| {
+        let mac = [2, 0, 0, 0, 0, last];
+        policy.check_station(0, steer::Station { vlan, mac }, own).is_ok()
+    };
+    assert!(judged(&any, 2, 9, own) && !judged(&any, 1, 9, own), "the host's");
+    assert!(judged(&some, 1, 5, own), "the host's, and named");
+    assert!(!judged(&some, 1, 7, own) && !judged(&some, 1, 0, own) && !judged(&some, 2, 5, own));
 }

@@ -22,7 +22,7 @@
 //!
 //! | kind | body, bytes | from the holder |
 //! |---|---|---|
-//! | 1 `Lease` | 164 | interface (16), first queue, queues, mode, numbers of addresses and VLANs (4 each), see below |
+//! | 1 `Lease` | 168 | interface (16), first queue, queues, mode, numbers of addresses and VLANs (4 each), see below |
 //! | 2 `Register` | 1080 | queue, number of parts, chunk, headroom, metadata (bytes), flags, four rings, see below |
 //! | 5 `Bind` | 12 | queue, flags, how long to wait for it (ms): the socket that was registered last |
 //! | 11 `Share` | 32 | queue, how long to wait for it (ms), SO_COOKIE of the socket that comes along (8), four rings |
@@ -33,15 +33,19 @@
 //! | 8 `Keep` | 16 | a token of the holder's choice, to come back with after a restart; once for each lease |
 //! | 9 `Resume` | 16 | the token: this connection takes over the lease; instead of `Lease` |
 //! | 10 `Await` | 8 | queue, how long at most (ms): until no socket has the queue |
+//! | 12 `Stations` | 772 | how many (4), then 64 × 12: VLAN (2), address (6), number of its port (4) or all ones for none |
+//! | 13 `Groups` | 0 | |
 //! | 16 `Leases` | 8 | the first lease whose number is higher, of those that the asker may know of; needs no lease |
 //!
-//! `Lease`: mode 0 is any, 1 native, 2 skb; then follow addresses (16 × 6) and VLANs (16 × 2). `Register`: rings are
+//! `Lease`: mode 0 is any, 1 native, 2 skb; then follow addresses (16 × 6), VLANs (16 × 2), and 1 for the queues of a network
+//! (4; addresses and VLANs are none then), else 0. `Stations` and `Groups` are for such a lease: who its frames are for, and
+//! the ring with its frames to groups (a BPF map), which comes with the answer. `Register`: rings are
 //! fill, completion, RX, TX; then follow parts (65 × 16: offset in the file, length, bytes). `Activate`: from now on
 //! the socket is used that was bound last.
 //!
 //! | kind | body, bytes | from the steward |
 //! |---|---|---|
-//! | 64 `Done` | 0 | to `Leases`, `Register`, `Bind` and `Share` (with a descriptor, see above), `Await`, `Activate`, `Deactivate`, `Keep` |
+//! | 64 `Done` | 0 | to `Stations`, `Groups` (with the ring), `Leases`, `Register`, `Bind` and `Share` (with a descriptor, see above), `Await`, `Activate`, `Deactivate`, `Keep` |
 //! | 65 `Facts` | 520 | to `Lease`, `Resume` and `Facts` |
 //! | 66 `Counters` | 72 | to `Counters` |
 //! | 67 `Refused` | 488 | to anything: code (4), zero (4), text (480) |
@@ -64,10 +68,12 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 mod answer;
 mod field;
 mod request;
+mod stations;
 
 pub use answer::{Answer, Facts, Reason, Refusal, Steered, Step};
 pub use field::is_interface_name;
 pub use request::{Part, Request, Rings, UmemLayout, Wanted};
+pub use stations::StationChange;
 
 pub(crate) use answer::STEERING_BYTES;
 pub(crate) use field::{
@@ -75,7 +81,7 @@ pub(crate) use field::{
 };
 
 /// Of this protocol; a message of another one is refused.
-pub const VERSION: u16 = 4;
+pub const VERSION: u16 = 5;
 /// Longest message in bytes, either way.
 pub const MESSAGE_MAX: usize = 1088;
 /// Most queues of one lease.
@@ -100,6 +106,10 @@ const SMALLEST_PAGE: u64 = 4096;
 pub const FRAME_LIMITS: RangeInclusive<u32> = 14..=65_553;
 /// Most addresses, and most VLANs, of one lease.
 pub const ENTRIES_MAX: usize = 16;
+/// Most changes of stations in one message.
+pub const CHANGES_MAX: usize = 64;
+/// Most stations of one lease.
+pub const STATIONS_MAX: usize = 1024;
 /// Where a steward listens if it is not told otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/vhost-af-xdp/steward.sock";
 
@@ -190,6 +200,8 @@ mod kind {
     pub(super) const RESUME: u16 = 9;
     pub(super) const AWAIT: u16 = 10;
     pub(super) const SHARE: u16 = 11;
+    pub(super) const STATIONS: u16 = 12;
+    pub(super) const GROUPS: u16 = 13;
 
     pub(super) const LEASES: u16 = 16;
 

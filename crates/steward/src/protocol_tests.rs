@@ -20,6 +20,7 @@ fn facts() -> Facts {
         partial_checksums: true,
         node: NumaNode::new(1),
         translated: true,
+        strips_tags: true,
         mode: Some(Mode::Skb),
         program: 99,
         sends: DriverSends {
@@ -45,6 +46,7 @@ fn wanted() -> Wanted {
             macs: vec![[2, 0, 0, 0, 0, 1], [0; 6]],
             vlans: vec![0, 100],
         },
+        network: false,
     }
 }
 
@@ -107,10 +109,54 @@ fn requests() -> Vec<Request> {
         Request::Deactivate { queue: 4 },
         Request::Counters { queue: 0 },
         Request::Facts,
+        Request::Stations {
+            changes: vec![change(5, 1, Some(7)), change(0, 2, None)],
+        },
+        Request::Groups,
+        Request::Lease(Wanted {
+            filter: Filter::default(),
+            network: true,
+            ..wanted()
+        }),
         Request::Leases { after: u64::MAX },
         Request::Keep { token: [0xa5; 16] },
         Request::Resume { token: [0; 16] },
     ]
+}
+
+fn change(vlan: u16, last: u8, port: Option<u32>) -> StationChange {
+    let mac = [2, 0, 0, 0, 0, last];
+    StationChange {
+        station: steer::Station { vlan, mac },
+        port,
+    }
+}
+
+#[test]
+fn stations_that_cannot_be_are_malformed() {
+    let decoded = |changes: Vec<StationChange>| Request::decode(&Request::Stations { changes }.encode(1));
+    let many = |count: u8| {
+        (0..count)
+            .map(|last| change(7, last, Some(1)))
+            .collect::<Vec<_>>()
+    };
+    assert!(decoded(many(64)).is_ok());
+    assert!(decoded(many(65)).is_err(), "too many");
+    assert!(decoded(Vec::new()).is_err(), "none");
+    assert!(
+        decoded(vec![change(1, 1, None), change(1, 1, Some(2))]).is_err(),
+        "twice"
+    );
+    assert!(decoded(vec![change(4095, 1, Some(2))]).is_err(), "no such VLAN");
+    let mut group = change(1, 1, Some(2));
+    group.station.mac[0] = 3;
+    assert!(decoded(vec![group]).is_err(), "a group");
+    // A network has no filter.
+    let both = Wanted {
+        network: true,
+        ..wanted()
+    };
+    assert!(Request::decode(&Request::Lease(both).encode(1)).is_err());
 }
 
 fn answers() -> Vec<Answer> {
@@ -175,7 +221,7 @@ fn message_of_any_other_length_is_malformed() {
 #[test]
 fn lease_request_lies_where_the_table_says() {
     let bytes = Request::Lease(wanted()).encode(0x0102_0304);
-    assert_eq!(bytes.len(), 172);
+    assert_eq!(bytes.len(), 176);
     assert_eq!(bytes[..2], VERSION.to_ne_bytes());
     assert_eq!(bytes[2..4], 1u16.to_ne_bytes());
     assert_eq!(bytes[4..8], 0x0102_0304u32.to_ne_bytes());

@@ -439,6 +439,7 @@ impl PortConfig {
                 macs: self.mac.into_iter().collect(),
                 vlans: self.vlans.clone(),
             },
+            network: false,
         })
     }
 

@@ -16,7 +16,7 @@ use crate::users;
 const NOBODY_AT_ALL: u32 = u32::MAX;
 
 /// What belongs to each key, told to who wrote something else.
-const MEANT: [(&str, &str); 13] = [
+const MEANT: [(&str, &str); 14] = [
     ("user", "a name in quotes, or a number of 0 to 4294967294"),
     ("group", "a name in quotes, or a number of 0 to 4294967294"),
     ("interface", "a name in quotes such as \"eth1\""),
@@ -35,6 +35,7 @@ const MEANT: [(&str, &str); 13] = [
         "a list of numbers and ranges in quotes such as [\"100\", \"200-299\"]",
     ),
     ("busy-poll", "a number of frames, 1 to 65535, such as 64"),
+    ("network", "true or false"),
     ("connections", "a number of 1 to 900"),
     ("unbound-sockets", "true or false"),
     ("allow", "a rule below each line `[[allow]]`"),
@@ -69,6 +70,8 @@ struct Allow {
     memlock: Option<String>,
     macs: Option<Vec<String>>,
     vlans: Option<Vec<String>>,
+    #[serde(default)]
+    network: bool,
     busy_poll: Option<u16>,
 }
 
@@ -236,6 +239,7 @@ impl Allow {
             memlock: self.memlock.map(|text| size(&text)).transpose()?,
             macs: macs.iter().map(|text| mac(text)).collect::<Result<_, _>>()?,
             vlans,
+            network: self.network,
             busy_poll: self.busy_poll,
         })
     }

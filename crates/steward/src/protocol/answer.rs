@@ -95,6 +95,8 @@ pub struct Facts {
     pub up: bool,
     /// Its local senders leave partial checksums, as those of a veth do.
     pub partial_checksums: bool,
+    /// Tags of VLANs are taken off before XDP sees frames: stations of VLANs cannot be told.
+    pub strips_tags: bool,
     /// NUMA node of its device, if it is on one and that is known.
     pub node: Option<NumaNode>,
     /// An IOMMU translates for its device.
@@ -133,6 +135,8 @@ pub enum Steered {
     /// The NIC spreads the frames of these addresses and VLANs over the lease's queues (n-tuple rules and an RSS
     /// context); the program looks, too.
     ByContext,
+    /// Those to the stations of a network, whichever of the queues they come to; the program looks.
+    ByNetwork,
 }
 
 impl Steered {
@@ -144,6 +148,7 @@ impl Steered {
             Self::ByProgram => "program",
             Self::ByRules => "n-tuple rules",
             Self::ByContext => "n-tuple rules, RSS context",
+            Self::ByNetwork => "network",
         }
     }
 }
@@ -239,7 +244,15 @@ const FLAG_IMPAIRED: u32 = 8;
 const FLAG_ZERO_COPY: u32 = 16;
 /// An IOMMU translates for the device.
 const FLAG_TRANSLATED: u32 = 32;
-const FLAGS: u32 = FLAG_UP | FLAG_CHECKSUM | FLAG_PARTIAL | FLAG_IMPAIRED | FLAG_ZERO_COPY | FLAG_TRANSLATED;
+/// Tags of VLANs are taken off.
+const FLAG_STRIPS_TAGS: u32 = 64;
+const FLAGS: u32 = FLAG_UP
+    | FLAG_CHECKSUM
+    | FLAG_PARTIAL
+    | FLAG_IMPAIRED
+    | FLAG_ZERO_COPY
+    | FLAG_TRANSLATED
+    | FLAG_STRIPS_TAGS;
 
 const _: () = assert!(size_of::<FactsBody>() == 520 && size_of::<RefusedBody>() == 488);
 
@@ -341,6 +354,7 @@ impl Facts {
                 (self.impaired, FLAG_IMPAIRED),
                 (self.sends.zero_copy, FLAG_ZERO_COPY),
                 (self.translated, FLAG_TRANSLATED),
+                (self.strips_tags, FLAG_STRIPS_TAGS),
             ]),
             most_pieces: u32::try_from(self.sends.most_pieces).unwrap_or(u32::MAX),
             name: field(&self.name),
@@ -369,6 +383,7 @@ impl Facts {
             up: body.flags & FLAG_UP != 0,
             partial_checksums: body.flags & FLAG_PARTIAL != 0,
             translated: body.flags & FLAG_TRANSLATED != 0,
+            strips_tags: body.flags & FLAG_STRIPS_TAGS != 0,
             node: match i32::from(body.node) {
                 0 => None,
                 beyond => {

@@ -6,6 +6,7 @@ use steer::{Filter, LAST_VLAN, ModeRequest, QueueConf, VirtioHeader};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::field::{NAME_BYTES, field, interface_name, listed, mode_request, padded, value};
+use super::stations::{self, StationChange};
 use super::{
     BIND_FLAGS, BIND_WAIT_MAX, ENTRIES_MAX, FRAME_LIMITS, Head, MESSAGE_MAX, Malformed, PARTS_MAX,
     QUEUES_MAX, RING_MAX, SMALLEST_PAGE, Token, UMEM_FLAGS, UMEM_MAX, kind, message, read, split,
@@ -78,6 +79,14 @@ pub enum Request {
         /// As given with [`Request::Keep`].
         token: Token,
     },
+    /// Stations of the network that the lease is for: these change, others stay as they are. At most [`CHANGES_MAX`](super::CHANGES_MAX), each
+    /// station once; a lease has [`STATIONS_MAX`](super::STATIONS_MAX) at most. All are judged before any is changed.
+    Stations {
+        /// What changes.
+        changes: Vec<StationChange>,
+    },
+    /// The ring with the frames to groups of stations that come to the network; see [`steer::GroupReader`].
+    Groups,
     /// The first lease of a higher number, of any holder. Who asks needs no lease.
     Leases {
         /// Of the last lease that is known; 0 at first.
@@ -144,6 +153,9 @@ pub struct Wanted {
     /// asked to bring such frames to these queues, where it can and the policy names them; what else comes to the
     /// queues goes to the host.
     pub filter: Filter,
+    /// The queues are those of a network: only frames to its stations come, which [`Request::Stations`] names, and copies
+    /// of frames to groups. There is no filter then.
+    pub network: bool,
 }
 
 impl Wanted {
@@ -164,6 +176,7 @@ struct LeaseBody {
     vlan_count: u32,
     macs: [[u8; 6]; ENTRIES_MAX],
     vlans: [u16; ENTRIES_MAX],
+    network: u32,
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -204,7 +217,7 @@ struct BindBody {
     wait_ms: u32,
 }
 
-const _: () = assert!(size_of::<LeaseBody>() == 164 && size_of::<ActivateBody>() == 12);
+const _: () = assert!(size_of::<LeaseBody>() == 168 && size_of::<ActivateBody>() == 12);
 const _: () = assert!(size_of::<RegisterBody>() == 1080 && size_of::<BindBody>() == 12);
 const _: () = assert!(size_of::<ShareBody>() == 32);
 const _: () = assert!(size_of::<Head>() + size_of::<RegisterBody>() == MESSAGE_MAX);
@@ -226,6 +239,7 @@ impl Request {
                     vlan_count: wanted.filter.vlans.len().try_into().unwrap_or(u32::MAX),
                     macs: padded(&wanted.filter.macs),
                     vlans: padded(&wanted.filter.vlans),
+                    network: wanted.network.into(),
                 },
             ),
             Self::Register { queue, umem, rings } => message(
@@ -283,6 +297,8 @@ impl Request {
             Self::Deactivate { queue } => message(kind::DEACTIVATE, serial, queue),
             Self::Counters { queue } => message(kind::COUNTERS, serial, queue),
             Self::Facts => message(kind::FACTS, serial, &[0u8; 0]),
+            Self::Stations { changes } => message(kind::STATIONS, serial, &stations::body(changes)),
+            Self::Groups => message(kind::GROUPS, serial, &[0u8; 0]),
             Self::Leases { after } => message(kind::LEASES, serial, after),
             Self::Keep { token } => message(kind::KEEP, serial, token),
             Self::Resume { token } => message(kind::RESUME, serial, token),
@@ -317,6 +333,10 @@ impl Request {
                 queue: read(kind, body)?,
             },
             kind::FACTS => read::<[u8; 0]>(kind, body).map(|_| Self::Facts)?,
+            kind::STATIONS => Self::Stations {
+                changes: stations::read(&read(kind, body)?)?,
+            },
+            kind::GROUPS => read::<[u8; 0]>(kind, body).map(|_| Self::Groups)?,
             kind::KEEP => Self::Keep {
                 token: read(kind, body)?,
             },
@@ -339,12 +359,19 @@ fn wanted(body: &LeaseBody) -> Result<Wanted, Malformed> {
     if body.start_queue.checked_add(body.queues).is_none() {
         return Err(value("first queue", body.start_queue));
     }
+    let filter = filter(body)?;
+    let network = match body.network {
+        0 => false,
+        1 if filter.is_empty() => true,
+        other => return Err(value("number that says whether it is for a network", other)),
+    };
     Ok(Wanted {
         interface: interface_name(&body.interface)?,
         start_queue: body.start_queue,
         queues: body.queues,
         mode: mode_request(body.mode)?,
-        filter: filter(body)?,
+        filter,
+        network,
     })
 }
 

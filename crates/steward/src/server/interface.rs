@@ -11,6 +11,7 @@
 
 mod facts;
 mod lease;
+mod network;
 mod program;
 mod sockets;
 mod take_back;
@@ -23,6 +24,7 @@ use std::time::{Duration, Instant};
 
 use steer::{Mode, ModeRequest, Program, with_sources};
 
+use self::network::Network;
 use self::sockets::Sockets;
 use self::take_back::Leaving;
 use super::entries::Entries;
@@ -61,6 +63,8 @@ pub(super) struct Interface {
     leaving: Vec<Leaving>,
     /// What leases take, by their first queue.
     entries: BTreeMap<u32, Entries>,
+    /// Those that are networks, by their first queue.
+    networks: BTreeMap<u32, Network>,
     /// Leases that were taken back, all of them, since this was taken last.
     pub(super) ended: Vec<u64>,
     /// Since when it has no lease, as far as that was noticed.
@@ -186,7 +190,7 @@ impl Interface {
     /// Tries again what was not done, and attaches the program again if it is missing. True if the facts changed.
     /// `taken`: indexes of interfaces that are leased, which it cannot come back as.
     pub(super) fn look(&mut self, taken: &[u32]) -> bool {
-        let before = (self.facts(), self.entries.clone());
+        let before = (self.facts(), self.entries.clone(), self.tags_of_networks());
         self.take_back();
         match Link::find(self.link.index) {
             Ok(Some(link)) => self.link = link,
@@ -213,7 +217,16 @@ impl Interface {
             }
             entries.renew(&self.link, &mut self.ledger);
         }
-        before != (self.facts(), self.entries.clone())
+        for network in self.networks.values_mut() {
+            network.look(&self.link.name);
+        }
+        before != (self.facts(), self.entries.clone(), self.tags_of_networks())
+    }
+
+    /// What holders of networks are told of tags.
+    fn tags_of_networks(&self) -> Vec<bool> {
+        let networks = self.networks.values();
+        networks.map(|network| network.strips_tags).collect()
     }
 
     /// Whether there is something to attach to: the interface, whatever its name is now, or, if it is gone, one that

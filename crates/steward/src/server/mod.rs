@@ -33,6 +33,7 @@ mod ledger;
 mod limits;
 #[cfg(test)]
 mod named_tests;
+mod networks;
 mod reload;
 mod restore;
 mod sockets;
@@ -368,6 +369,8 @@ impl Server {
             Request::Lease(wanted) => return self.lease(number, wanted),
             Request::Resume { token } => return self.resume(number, token),
             Request::Leases { after } => return Ok(self.next_lease(number, *after).into()),
+            Request::Stations { changes } => return self.change_stations(number, changes),
+            Request::Groups => return self.groups(number),
             _ => {}
         }
         let connection = self.connections.get(&number).ok_or_else(no_lease)?;
@@ -380,6 +383,8 @@ impl Server {
             Request::Lease(_)
             | Request::Resume { .. }
             | Request::Leases { .. }
+            | Request::Stations { .. }
+            | Request::Groups
             | Request::Register { .. }
             | Request::Bind { .. }
             | Request::Share { .. }

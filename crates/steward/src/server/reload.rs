@@ -111,7 +111,11 @@ impl Server {
             return;
         };
         held.rule = rule;
+        let held = held.clone();
         let (at, queues) = (held.interface, held.wanted.range());
+        if held.wanted.network {
+            self.judge_stations(&held);
+        }
         if let Some(interface) = self.interfaces.get_mut(&at) {
             let before = interface.facts_for(&queues);
             interface.rename_entries(&queues, self.policy.names(rule));

@@ -365,6 +365,7 @@ mod tests {
                 macs: vec![[2, 0, 0, 0, 0, 1]],
                 vlans: vec![100],
             },
+            network: false,
         };
         let mut lease = LeaseRecord::new(number, 1, &peer, &wanted);
         lease.set_token(&[0xa5; 16]);

@@ -26,6 +26,13 @@ pub(super) enum Step {
         /// Of the interface.
         queue: u32,
     },
+    /// A network in the program: its stations and its ring.
+    Network {
+        /// Queues of the interface: this one,
+        first: u32,
+        /// and all up to this one.
+        end: u32,
+    },
     /// The places of a queue in the socket map.
     Sockets {
         /// Of the interface.

@@ -346,6 +346,7 @@ pub(crate) fn wanted(start_queue: u32, queues: u32) -> Wanted {
         queues,
         mode: ModeRequest::Auto,
         filter: Filter::default(),
+        network: false,
     }
 }
 

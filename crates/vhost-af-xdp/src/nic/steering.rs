@@ -183,7 +183,7 @@ impl Steering {
         match self.leased().map(|leased| leased.lease.facts().steered) {
             None => Judge::Foreign,
             Some(Steered::ByQueue) => Judge::Nic,
-            Some(Steered::ByProgram | Steered::ByRules | Steered::ByContext) => Judge::Program,
+            Some(_) => Judge::Program,
         }
     }
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 use steer::Program;
 
 use super::Interface;
-use crate::protocol::Facts;
+use crate::protocol::{Facts, Steered};
 use crate::server::entries;
 
 impl Interface {
@@ -17,6 +17,10 @@ impl Interface {
         };
         facts.generation = facts.generation.wrapping_add(entries.renewed);
         facts.steered = entries.outcome.steered;
+        if let Some(network) = self.networks.get(&queues.start) {
+            facts.steered = Steered::ByNetwork;
+            facts.strips_tags = network.strips_tags;
+        }
         let impaired = self.impairment(queues);
         facts.impaired = impaired.is_some();
         facts.steering = entries.note();

@@ -56,7 +56,13 @@ impl Interface {
             entries.apply(&self.link, &mut self.ledger);
         }
         self.entries.insert(queues.start, entries);
-        kernel(installed).inspect_err(|_| self.release(connection, queues))
+        let installed = kernel(installed).and_then(|()| match wanted.network {
+            true => self
+                .open_network(queues.clone())
+                .map_err(|text| Refusal::new(Reason::Kernel, text)),
+            false => Ok(()),
+        });
+        installed.inspect_err(|_| self.release(connection, queues))
     }
 
     /// A socket that is bound takes the place beside the one that the queue may have, for `activate`.
@@ -133,6 +139,16 @@ impl Interface {
                 return false;
             }
             entries.adopt(&self.link, &mut self.ledger);
+        }
+        if wanted.network
+            && let Err(why) = self.adopt_network(queues.clone())
+        {
+            tracing::warn!(
+                interface = self.link.name,
+                ?queues,
+                "network not taken over: {why}"
+            );
+            return false;
         }
         self.entries.insert(queues.start, entries);
         self.holders

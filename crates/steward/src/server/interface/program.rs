@@ -36,6 +36,8 @@ impl Interface {
                 let mut entries = self.entries.values();
                 let installed = entries.try_for_each(|entries| entries.install(&program));
                 installed.map_err(|error| with_sources(&error))?;
+                let mut networks = self.networks.values();
+                networks.try_for_each(|network| network.install(&program))?;
                 Ok(program)
             });
         match known {
@@ -50,6 +52,8 @@ impl Interface {
                 // An interface that was made anew has no rules; one that came back may have them still.
                 let entries = self.entries.values_mut();
                 entries.for_each(|entries| entries.apply(&self.link, &mut self.ledger));
+                let networks: Vec<u32> = self.networks.keys().copied().collect();
+                networks.into_iter().for_each(|first| self.accept_stations(first));
             }
             Err(note) => self.note = note,
         }
@@ -66,7 +70,11 @@ impl Interface {
             .map_err(|error| error.to_string())
             .and_then(|()| {
                 may_crash("pins-made");
-                program.pin(pins).map_err(|error| with_sources(&error))
+                program.pin(pins).map_err(|error| with_sources(&error))?;
+                let mut networks = self.networks.values_mut();
+                networks
+                    .try_for_each(|network| network.pin(pins))
+                    .map_err(|error| error.to_string())
             });
         may_crash("pinned");
         if let Err(why) = pinned {

@@ -26,6 +26,7 @@ impl Interface {
     pub(in crate::server) fn sweep(&mut self) {
         let free = (0..MAX_QUEUES).filter(|queue| !self.holders.contains_key(queue));
         let steps: BTreeSet<Step> = free.flat_map(Step::of_queue).collect();
+        self.sweep_networks();
         for step in &steps {
             if let Err(why) = self.undo(step) {
                 tracing::warn!(interface = self.link.name, "{step:?}: {why}");
@@ -60,12 +61,16 @@ impl Interface {
             self.holders.insert(queue, Holder::Leaving);
         }
         self.entries.remove(&queues.start);
+        let network = self.networks.remove(&queues.start).map(|_| Step::Network {
+            first: queues.start,
+            end: queues.end,
+        });
         self.sockets.forget(&queues);
         may_crash("deactivated");
         let nic = self.driver().ok().flatten();
         let parts = self.ledger.parts(nic.as_ref(), queues.start);
         let steps = queues.clone().flat_map(Step::of_queue);
-        let teardown = Teardown::new(parts.into_iter().map(Step::Nic).chain(steps));
+        let teardown = Teardown::new(parts.into_iter().map(Step::Nic).chain(steps).chain(network));
         self.leaving.push(Leaving {
             lease,
             queues,
@@ -114,6 +119,7 @@ impl Interface {
             // Without the program there is nothing to take it back from.
             (_, None) => return Ok(()),
             (&Step::Entries { queue }, Some(program)) => program.set_filter(queue, &Filter::default()),
+            (&Step::Network { first, end }, Some(program)) => self.end_network(first..end, program),
             (&Step::Sockets { queue }, Some(program)) => program.disable_queue(queue),
         };
         undone.map_err(|error| with_sources(&error))

@@ -1,0 +1,232 @@
+//! Networks of an interface: leases whose queues serve many stations.
+//!
+//! What the program knows of a network outlives this process in pinned maps, the ring among them. What is here is what
+//! it was told, to tell a program that is attached anew the same.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use steer::{GroupLimit, GroupRing, Program, QueueError, Station, StationError, with_sources};
+
+use super::Interface;
+use crate::hardware::{Ethtool, Tags};
+use crate::protocol::{Reason, Refusal, STATIONS_MAX, StationChange};
+
+#[derive(Debug)]
+pub(in crate::server) struct Network {
+    queues: Range<u32>,
+    stations: BTreeMap<Station, u32>,
+    ring: GroupRing,
+    /// The NIC or the kernel takes tags off before the program sees frames.
+    pub(super) strips_tags: bool,
+}
+
+/// Names of pinned rings begin so; then comes the first queue.
+const RING: &str = "ring-";
+
+fn ring_path(pins: &Path, first: u32) -> PathBuf {
+    pins.join(format!("{RING}{first}"))
+}
+
+fn strips_tags(interface: &str) -> bool {
+    let tags = Ethtool::open(interface).map(|driver| driver.tags());
+    matches!(tags, Ok(Tags::TakenOff | Tags::Lost))
+}
+
+impl Network {
+    pub(super) fn look(&mut self, interface: &str) {
+        self.strips_tags = strips_tags(interface);
+    }
+
+    /// Tells a program, before any queue of the lease is active in it.
+    pub(super) fn install(&self, program: &Program) -> Result<(), String> {
+        let first = self.queues.start;
+        program
+            .set_network(self.queues.clone(), GroupLimit::default(), &self.ring)
+            .map_err(|error| with_sources(&error))?;
+        self.stations
+            .iter()
+            .try_for_each(|(&station, &port)| program.set_station(first, station, port))
+            .map_err(|error| with_sources(&error))
+    }
+
+    /// Pins the ring beside the program.
+    pub(super) fn pin(&mut self, pins: &Path) -> io::Result<()> {
+        let path = ring_path(pins, self.queues.start);
+        // Of a lease that a steward did not take back as it died.
+        let _ = fs::remove_file(&path);
+        self.ring.pin(&path)
+    }
+}
+
+impl Interface {
+    /// Makes queues that are reserved those of a network.
+    /// Errors: in words.
+    pub(super) fn open_network(&mut self, queues: Range<u32>) -> Result<(), String> {
+        let first = queues.start;
+        let mut network = Network {
+            queues,
+            stations: BTreeMap::new(),
+            ring: GroupRing::new().map_err(|error| format!("no ring for a network: {error}"))?,
+            strips_tags: strips_tags(&self.link.name),
+        };
+        if let Some(pins) = self.pins.as_ref().filter(|pins| pins.is_dir()) {
+            network
+                .pin(pins)
+                .map_err(|error| format!("{}: {error}", ring_path(pins, first).display()))?;
+        }
+        if let Some(program) = &self.program {
+            network.install(program)?;
+        }
+        self.networks.insert(first, network);
+        Ok(())
+    }
+
+    /// Goes on with a network that another steward has set up; one whose program is lost begins anew.
+    pub(super) fn adopt_network(&mut self, queues: Range<u32>) -> Result<(), String> {
+        let (Some(program), Some(pins)) = (&self.program, &self.pins) else {
+            return self.open_network(queues);
+        };
+        let first = queues.start;
+        let ring = GroupRing::open_pinned(&ring_path(pins, first)).map_err(|error| error.to_string())?;
+        let network = Network {
+            stations: program.stations(first).into_iter().collect(),
+            ring,
+            strips_tags: strips_tags(&self.link.name),
+            queues,
+        };
+        // What its predecessor may not have finished.
+        network.install(program)?;
+        self.networks.insert(first, network);
+        self.accept_stations(first);
+        Ok(())
+    }
+
+    /// The network of a first queue is not any more: what is left to undo of it is in the program.
+    pub(super) fn end_network(&self, queues: Range<u32>, program: &Program) -> Result<(), QueueError> {
+        program.end_network(queues.clone())?;
+        if let Some(pins) = &self.pins {
+            let _ = fs::remove_file(ring_path(pins, queues.start));
+        }
+        Ok(())
+    }
+
+    /// Ends networks that no lease has: what a steward that died has left.
+    pub(super) fn sweep_networks(&mut self) {
+        let Some(program) = &self.program else {
+            return;
+        };
+        for queue in program.networks() {
+            if self.holders.contains_key(&queue) {
+                continue;
+            }
+            if let Err(error) = self.end_network(queue..queue + 1, program) {
+                tracing::warn!(interface = self.link.name, "{}", with_sources(&error));
+            }
+        }
+        let entries = self.pins.as_ref().and_then(|pins| fs::read_dir(pins).ok());
+        for entry in entries.into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let first = name
+                .to_str()
+                .and_then(|name| name.strip_prefix(RING)?.parse().ok());
+            if first.is_some_and(|first: u32| !self.networks.contains_key(&first)) {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+    }
+
+    /// The ring of the network of this first queue.
+    pub(in crate::server) fn ring(&self, first: u32) -> Option<&GroupRing> {
+        self.networks.get(&first).map(|network| &network.ring)
+    }
+
+    /// Its stations.
+    pub(in crate::server) fn stations(&self, first: u32) -> impl Iterator<Item = Station> {
+        let networks = self.networks.get(&first).into_iter();
+        networks.flat_map(|network| network.stations.keys().copied())
+    }
+
+    /// Changes stations of the network of this first queue. None if one of them cannot be; what the kernel then refuses
+    /// leaves those before it changed.
+    pub(in crate::server) fn change_stations(
+        &mut self,
+        first: u32,
+        changes: &[StationChange],
+    ) -> Result<(), Refusal> {
+        self.check_changes(first, changes)?;
+        let refused = |error: StationError| Refusal::new(Reason::Kernel, with_sources(&error));
+        let Some(network) = self.networks.get_mut(&first) else {
+            return Ok(());
+        };
+        let mut changed = Ok(());
+        for &StationChange { station, port } in changes {
+            // A program that is attached later is told then.
+            let program = self.program.as_ref();
+            changed = match port {
+                Some(port) => program.map_or(Ok(()), |program| program.set_station(first, station, port)),
+                None => program.map_or(Ok(()), |program| program.remove_station(first, station)),
+            };
+            if changed.is_err() {
+                break;
+            }
+            match port {
+                Some(port) => network.stations.insert(station, port),
+                None => network.stations.remove(&station),
+            };
+        }
+        self.accept_stations(first);
+        changed.map_err(refused)
+    }
+
+    fn check_changes(&self, first: u32, changes: &[StationChange]) -> Result<(), Refusal> {
+        let name = &self.link.name;
+        let Some(network) = self.networks.get(&first) else {
+            let text = format!("{name} has no network with this first queue");
+            return Err(Refusal::new(Reason::Lease, text));
+        };
+        let set = || changes.iter().filter(|change| change.port.is_some());
+        let new = set().filter(|change| !network.stations.contains_key(&change.station));
+        if network.stations.len() + new.count() > STATIONS_MAX {
+            let text = format!("more than {STATIONS_MAX} stations of one network");
+            return Err(Refusal::new(Reason::Limit, text));
+        }
+        for StationChange { station, .. } in set() {
+            let others = self.networks.iter().filter(|&(&other, _)| other != first);
+            if others
+                .map(|(_, network)| network)
+                .any(|network| network.stations.contains_key(station))
+            {
+                let text = format!(
+                    "another lease of {name} has {} in VLAN {}: give the guest another address",
+                    steer::mac_text(station.mac),
+                    station.vlan
+                );
+                return Err(Refusal::new(Reason::Taken, text));
+            }
+            if station.vlan != 0 && strips_tags(name) {
+                let text = crate::server::entries::blind(name);
+                return Err(Refusal::new(Reason::NoInterface, text));
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets the NIC accept frames to the stations.
+    pub(super) fn accept_stations(&mut self, first: u32) {
+        let mut macs: Vec<[u8; 6]> = self.stations(first).map(|station| station.mac).collect();
+        macs.sort_unstable();
+        macs.dedup();
+        if macs.is_empty() {
+            self.ledger.refuse(first);
+        } else if let Err(error) = self.ledger.accept(self.link.index, first, &macs) {
+            tracing::warn!(
+                interface = self.link.name,
+                "the NIC may not accept frames to stations of a network: {error}"
+            );
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! Requests of those whose lease is one of a network.
+
+use std::os::fd::AsFd;
+
+use super::connection::{Held, Reply};
+use super::{Answered, Server, no_lease};
+use crate::protocol::{Answer, Reason, Refusal, StationChange};
+
+impl Server {
+    /// A network's stations change: all are judged, then changed.
+    pub(super) fn change_stations(&mut self, number: u64, changes: &[StationChange]) -> Answered {
+        let held = self.held_network(number)?;
+        let interface = self.interfaces.get_mut(&held.interface).ok_or_else(no_lease)?;
+        for change in changes.iter().filter(|change| change.port.is_some()) {
+            self.policy
+                .check_station(held.rule, change.station, interface.link.mac)
+                .map_err(|why| Refusal::new(Reason::NotAllowed, format!("{}: {why}", interface.link.name)))?;
+        }
+        interface.change_stations(held.wanted.start_queue, changes)?;
+        Ok(Answer::Done.into())
+    }
+
+    /// A holder gets the ring of its network.
+    pub(super) fn groups(&mut self, number: u64) -> Answered {
+        let held = self.held_network(number)?;
+        let interface = self.interfaces.get(&held.interface).ok_or_else(no_lease)?;
+        let ring = interface.ring(held.wanted.start_queue).ok_or_else(no_lease)?;
+        let ring = ring.as_fd().try_clone_to_owned().map_err(|error| {
+            let text = format!("the ring of the network cannot be handed over: {error}");
+            Refusal::new(Reason::Kernel, text)
+        })?;
+        Ok(Reply {
+            answer: Answer::Done,
+            socket: Some(ring),
+        })
+    }
+
+    fn held_network(&self, number: u64) -> Result<Held, Refusal> {
+        let connection = self.connections.get(&number).ok_or_else(no_lease)?;
+        let held = connection.held.as_ref().ok_or_else(no_lease)?;
+        match held.wanted.network {
+            true => Ok(held.clone()),
+            false => Err(Refusal::new(
+                Reason::Lease,
+                "this lease is not one of a network: that is asked for with the lease",
+            )),
+        }
+    }
+
+    /// A lease is charged to another rule, or to one that says something else now: what its network may not have any more
+    /// it loses.
+    pub(super) fn judge_stations(&mut self, held: &Held) {
+        let Some(interface) = self.interfaces.get_mut(&held.interface) else {
+            return;
+        };
+        let own = interface.link.mac;
+        let first = held.wanted.start_queue;
+        let refused = interface
+            .stations(first)
+            .filter(|&station| self.policy.check_station(held.rule, station, own).is_err());
+        let changes: Vec<StationChange> = refused
+            .map(|station| StationChange { station, port: None })
+            .collect();
+        if changes.is_empty() {
+            return;
+        }
+        let name = interface.link.name.clone();
+        tracing::warn!(
+            interface = name,
+            stations = changes.len(),
+            "taken from a network by the policy"
+        );
+        if let Err(refusal) = interface.change_stations(first, &changes) {
+            tracing::error!(interface = name, "they stay: {refusal}");
+        }
+    }
+}

@@ -1,0 +1,345 @@
+//! Leases of networks: stations that come and go at run time, groups by a ring, what the policy says to each, and what is
+//! left when stewards and holders are gone.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{World, holder, holder_may, refusal, take, wanted};
+use rustix::process::Signal;
+use steer::{GroupReader, Station};
+use steward::client::Lease;
+use steward::protocol::{Reason, STATIONS_MAX, StationChange, Steered, Wanted};
+use testkit::{VethPair, frame, require, wait};
+
+const OURS: [u8; 6] = [2, 0, 0, 0, 0, 0xaa];
+const MORE: [u8; 6] = [2, 0, 0, 0, 0, 0xab];
+const THEIRS: [u8; 6] = [2, 0, 0, 0, 0, 0xbb];
+const GROUP: [u8; 6] = [0x01, 0, 0x5e, 0, 0, 1];
+
+/// Root may have networks of any stations, holders of two addresses.
+fn policy() -> String {
+    let holders = holder_may(VethPair::NIC, "0")
+        + "network = true\nmacs = [\"02:00:00:00:00:aa\", \"02:00:00:00:00:ab\"]\n";
+    holders + "[[allow]]\nuser = 0\ninterface = \"nic0\"\nqueues = \"all\"\nnetwork = true\n"
+}
+
+fn network(start_queue: u32, queues: u32) -> Wanted {
+    Wanted {
+        network: true,
+        ..wanted(start_queue, queues)
+    }
+}
+
+fn on(vlan: u16, mac: [u8; 6], port: u32) -> StationChange {
+    let station = Station { vlan, mac };
+    let port = Some(port);
+    StationChange { station, port }
+}
+
+fn off(vlan: u16, mac: [u8; 6]) -> StationChange {
+    let port = None;
+    StationChange {
+        port,
+        ..on(vlan, mac, 0)
+    }
+}
+
+fn to(mac: [u8; 6], seed: u8) -> Vec<u8> {
+    let mut frame = frame::plain(200, seed);
+    frame[..6].copy_from_slice(&mac);
+    frame
+}
+
+fn comes(groups: &mut GroupReader, sent: &[u8]) -> bool {
+    let mut frame = Vec::new();
+    wait::until(wait::SOON, || groups.read(&mut frame).is_some() && frame == sent)
+}
+
+/// The holder's end in this process: what comes goes back.
+struct Guest {
+    lease: Lease,
+    echo: holder::Echo,
+}
+
+impl Guest {
+    fn new(world: &World) -> Self {
+        let lease = take(&world.socket(), &network(0, 1)).expect("allowed");
+        let echo = holder::Echo::open(&lease, 0);
+        Self { lease, echo }
+    }
+
+    /// Whether a frame to this address comes back.
+    fn answers(&mut self, world: &World, mac: [u8; 6], seed: u8) -> bool {
+        world.wire.send(&to(mac, seed));
+        // The last one always does: a station of its own says that all before it were looked at.
+        let last = to(MORE, seed);
+        world.wire.send(&last);
+        let mut came = false;
+        let seen_last = wait::until(wait::SOON, || {
+            self.echo.run(Duration::from_millis(5));
+            while let Some(got) = world.wire.receive(Duration::ZERO) {
+                if got == last {
+                    return true;
+                }
+                came |= got == to(mac, seed);
+            }
+            false
+        });
+        assert!(seen_last, "{}", world.steward);
+        came
+    }
+}
+
+#[test]
+fn stations_change_at_run_time_and_everything_else_is_the_hosts() {
+    require!(Root);
+    let world = World::with(1, &policy());
+    let mut guest = Guest::new(&world);
+    assert_eq!(guest.lease.facts().steered, Steered::ByNetwork);
+    guest.lease.set_stations(&[on(0, MORE, 2)]).expect("allowed");
+    assert!(!guest.answers(&world, OURS, 1));
+    guest.lease.set_stations(&[on(0, OURS, 1)]).expect("allowed");
+    assert!(guest.answers(&world, OURS, 2));
+    assert!(!guest.answers(&world, THEIRS, 3));
+    assert!(!guest.answers(&world, GROUP, 4));
+    let accepted = || {
+        let said = world
+            .veth
+            .near
+            .output_of("bridge", &["fdb", "show", "dev", VethPair::NIC]);
+        said.contains("02:00:00:00:00:aa")
+    };
+    assert!(accepted(), "the NIC knows");
+    guest
+        .lease
+        .set_stations(&[off(0, OURS), off(7, THEIRS)])
+        .expect("of ours, or of nobody");
+    assert!(!guest.answers(&world, OURS, 5));
+    assert!(!accepted(), "and forgets");
+    let counters = guest.lease.counters(0, common::soon()).expect("ours");
+    assert!(counters.group_copied >= 1, "{counters:?}");
+}
+
+#[test]
+fn holder_without_privileges_sets_stations_and_reads_its_groups() {
+    require!(Root);
+    let world = World::with(1, &policy());
+    let mut running = holder::spawn(&world, "child_serves_a_network", 0);
+    running.await_text("serving");
+    let echoes = |mac| {
+        let sent = to(mac, 9);
+        wait::until(wait::SOON, || world.echo(&sent, Duration::from_millis(200)))
+    };
+    assert!(echoes(OURS), "{running} {}", world.steward);
+    world.wire.send(&to(GROUP, 77));
+    running.await_text("group of 200 bytes");
+    running.await_text("not THEIRS: NotAllowed");
+    // Its end takes all of it back.
+    running.signal(Signal::KILL);
+    running.wait(wait::SOON);
+    world.await_no_program();
+}
+
+#[test]
+#[ignore = "run in a process of its own"]
+fn child_serves_a_network() {
+    holder::give_up_privileges();
+    let lease = take(&holder::socket(), &network(0, 1)).unwrap_or_else(|error| panic!("{error}"));
+    let mut echo = holder::Echo::open(&lease, 0);
+    lease.set_stations(&[on(0, OURS, 1)]).expect("allowed");
+    let mut groups = lease.groups().expect("a ring");
+    println!("serving");
+    println!(
+        "not THEIRS: {:?}",
+        refusal(lease.set_stations(&[on(0, THEIRS, 1)])).reason
+    );
+    let mut frame = Vec::new();
+    loop {
+        echo.run(Duration::from_millis(10));
+        // Others send groups, too, when an interface comes up.
+        while groups.read(&mut frame).is_some() {
+            if frame == to(GROUP, 77) {
+                println!("group of {} bytes", frame.len());
+            }
+        }
+    }
+}
+
+#[test]
+fn station_is_refused_with_the_reason_and_nothing_of_the_message_is_done() {
+    require!(Root);
+    let world = World::with(4, &policy());
+    let first = take(&world.socket(), &network(0, 2)).expect("allowed");
+    let second = take(&world.socket(), &network(2, 2)).expect("allowed");
+    first.set_stations(&[on(0, OURS, 1)]).expect("allowed");
+    let taken = refusal(second.set_stations(&[on(0, MORE, 1), on(0, OURS, 1)]));
+    assert_eq!(taken.reason, Reason::Taken, "{taken}");
+    first
+        .set_stations(&[on(0, MORE, 3)])
+        .expect("the second did not get it");
+    // What the other one gave up can be had.
+    first.set_stations(&[off(0, OURS)]).expect("ours");
+    second.set_stations(&[on(0, OURS, 1)]).expect("free");
+    let own = first.facts().mac;
+    let refused = refusal(first.set_stations(&[on(0, own, 1)]));
+    assert_eq!(refused.reason, Reason::NotAllowed);
+    assert!(refused.text.contains("the host's"), "{refused}");
+    let tagged = refusal(first.set_stations(&[on(5, THEIRS, 1)]));
+    assert!(tagged.text.contains("rxvlan off"), "{tagged}");
+    assert!(first.facts().strips_tags);
+    world
+        .veth
+        .near
+        .run("ethtool", &["-K", VethPair::NIC, "rxvlan", "off"]);
+    first.set_stations(&[on(5, THEIRS, 1)]).expect("tags are seen");
+}
+
+#[test]
+fn what_is_no_lease_of_a_network_has_neither_stations_nor_groups() {
+    require!(Root);
+    let world = World::with(2, &policy());
+    let lease = world.lease(0, 1).expect("allowed");
+    assert_eq!(
+        refusal(lease.set_stations(&[on(0, OURS, 1)])).reason,
+        Reason::Lease
+    );
+    assert_eq!(refusal(lease.groups()).reason, Reason::Lease);
+    drop(lease);
+    let closed = World::with(2, common::POLICY);
+    let refused = refusal(take(&closed.socket(), &network(0, 1)));
+    assert!(refused.text.contains("network = true"), "{refused}");
+}
+
+#[test]
+fn network_has_so_many_stations_and_no_more() {
+    require!(Root);
+    let world = World::with(1, &policy());
+    let lease = take(&world.socket(), &network(0, 1)).expect("allowed");
+    let station = |number: usize| {
+        let [high, low] = (number as u16).to_be_bytes();
+        on(0, [2, 0, 0, 1, high, low], number as u32)
+    };
+    let all: Vec<_> = (0..STATIONS_MAX).map(station).collect();
+    lease.set_stations(&all).expect("as many as there may be");
+    lease.set_stations(&all).expect("the same again");
+    let refused = refusal(lease.set_stations(&[station(STATIONS_MAX)]));
+    assert_eq!(refused.reason, Reason::Limit, "{refused}");
+    lease.set_stations(&[off(0, all[7].station.mac)]).expect("ours");
+    lease.set_stations(&[station(STATIONS_MAX)]).expect("room");
+}
+
+#[test]
+fn network_goes_on_without_a_steward_and_with_the_next_one() {
+    require!(Root);
+    let mut world = World::kept_for(&policy(), "10");
+    let mut guest = Guest::new(&world);
+    guest
+        .lease
+        .set_stations(&[on(0, OURS, 1), on(0, MORE, 2)])
+        .expect("allowed");
+    let mut groups = guest.lease.groups().expect("a ring");
+    for (seed, signal) in (0u8..).step_by(20).zip([Signal::TERM, Signal::KILL]) {
+        world.end_steward(signal);
+        assert!(guest.answers(&world, OURS, seed + 1));
+        world.wire.send(&to(GROUP, seed + 2));
+        assert!(comes(&mut groups, &to(GROUP, seed + 2)), "without");
+        world.restart();
+        let back = || guest.lease.take_changes().is_ok() && !guest.lease.is_away();
+        assert!(wait::until(wait::SOON, back), "{}", world.steward);
+        assert!(guest.answers(&world, OURS, seed + 3));
+        guest
+            .lease
+            .set_stations(&[off(0, OURS), on(0, THEIRS, 3)])
+            .expect("allowed");
+        assert!(!guest.answers(&world, OURS, seed + 4));
+        assert!(guest.answers(&world, THEIRS, seed + 5));
+        guest
+            .lease
+            .set_stations(&[on(0, OURS, 1), off(0, THEIRS)])
+            .expect("allowed");
+        // The ring is the same one.
+        drop(groups);
+        groups = guest.lease.groups().expect("a ring");
+        world.wire.send(&to(GROUP, seed + 6));
+        assert!(comes(&mut groups, &to(GROUP, seed + 6)), "with the next");
+    }
+    drop((guest, groups));
+    world.await_nothing();
+}
+
+#[test]
+fn lease_that_nobody_comes_back_to_leaves_no_station() {
+    require!(Root);
+    let mut world = World::kept_lingering(&policy(), "60");
+    let lease = take(&world.socket(), &network(0, 2)).expect("allowed");
+    lease.set_stations(&[on(0, OURS, 1)]).expect("allowed");
+    world.end_steward(Signal::KILL);
+    drop(lease);
+    // This process lives, so its lease is not over for the steward before its grace period is; another asks for it anew.
+    world.restart();
+    let again = take(&world.socket(), &network(0, 2)).expect("given up by asking anew");
+    again.set_stations(&[on(0, MORE, 1)]).expect("allowed");
+    let program = world.program();
+    drop(again);
+    let other = wait::until_some(wait::SOON, || take(&world.socket(), &network(1, 1)).ok());
+    let other = other.expect("free");
+    assert_eq!(world.program(), program, "the program is the same");
+    other
+        .set_stations(&[on(0, OURS, 1), on(0, MORE, 1)])
+        .expect("nobody has them any more");
+}
+
+#[test]
+fn interface_made_anew_gets_the_stations_again() {
+    require!(Root);
+    let world = World::with(1, &policy());
+    let lease = take(&world.socket(), &network(0, 1)).expect("allowed");
+    lease.set_stations(&[on(0, OURS, 1)]).expect("allowed");
+    let generation = lease.facts().generation;
+    world.veth.near.ip(&["link", "delete", VethPair::NIC]);
+    world.veth.join(1, 1500);
+    let anew = || {
+        lease.take_changes().expect("it goes on");
+        lease.facts().generation != generation && lease.facts().mode.is_some()
+    };
+    assert!(wait::until(wait::SOON, anew), "{}", world.steward);
+    let mut echo = holder::Echo::open(&lease, 0);
+    let wire = testkit::PacketPort::open(&world.veth.far, VethPair::WIRE);
+    let sent = to(OURS, 1);
+    let comes_back = || {
+        wire.send(&sent);
+        echo.run(Duration::from_millis(20));
+        wire.receive(Duration::from_millis(20))
+            .is_some_and(|got| got == sent)
+    };
+    assert!(wait::until(wait::SOON, comes_back), "{}", world.steward);
+}
+
+#[test]
+fn station_that_a_new_policy_does_not_allow_is_taken_back() {
+    require!(Root);
+    let mut world = World::with(1, &policy());
+    let mut guest = Guest::new(&world);
+    guest
+        .lease
+        .set_stations(&[on(0, OURS, 1), on(0, MORE, 1)])
+        .expect("allowed");
+    assert!(guest.answers(&world, OURS, 1));
+    let narrower = policy().replace(
+        "queues = \"all\"\nnetwork = true\n",
+        "queues = \"all\"\nnetwork = true\nmacs = [\"02:00:00:00:00:ab\"]\n",
+    );
+    common::write_policy(&world.dir, &narrower);
+    world.steward.signal(Signal::HUP);
+    let mut seed = 2;
+    let gone = wait::until(wait::SOON, || {
+        seed += 1;
+        !guest.answers(&world, OURS, seed)
+    });
+    assert!(gone, "{}", world.steward);
+    common::write_policy(&world.dir, common::POLICY);
+    world.steward.signal(Signal::HUP);
+    let over = || guest.lease.take_changes().is_err();
+    assert!(wait::until(wait::SOON, over), "a lease of a network");
+}
