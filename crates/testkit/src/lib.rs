@@ -16,6 +16,7 @@
 //!
 //! Without the privilege that it needs a test prints `SKIPPED: reason` and passes; with `REQUIRE_PRIV=1` it fails.
 
+pub mod api;
 pub mod bad_wire;
 mod bpf;
 pub mod bpffs;

@@ -1,6 +1,7 @@
 //! The command line. Options that QEMU's `-netdev af-xdp` has carry its names.
 
 mod access;
+mod api;
 pub(crate) mod busy_poll;
 pub(crate) mod choice;
 mod external;
@@ -17,6 +18,7 @@ use std::process::ExitCode;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use self::values::parse_pause;
+use crate::api::process::ProcessArgs;
 use crate::bench::BenchArgs;
 use crate::check::{CHECK_EXAMPLES, CheckArgs};
 use crate::guard::keeper::KeeperArgs;
@@ -74,6 +76,9 @@ pub(crate) enum Command {
     /// What `serve` starts for what its sandbox keeps from it
     #[command(hide = true)]
     Keeper(KeeperArgs),
+    /// What `serve` starts to answer HTTP
+    #[command(hide = true)]
+    Api(ProcessArgs),
 }
 
 #[derive(Debug, Args)]

@@ -1,6 +1,7 @@
 //! What `serve` was asked for, checked: ports and workers.
 
 use std::collections::HashSet;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -256,10 +257,23 @@ pub(crate) struct ServeConfig {
     pub(crate) steward_timeout: Duration,
     /// Where `status` finds us.
     pub(crate) control: Control,
+    /// Where HTTP is answered.
+    pub(crate) api: ApiConfig,
     /// What the process is confined by.
     pub(crate) layers: Layers,
     /// Whom it becomes; `None`: it stays who it is, or becomes nobody if that is root.
     pub(crate) user: Option<User>,
+}
+
+/// Where HTTP is answered ([`process`](crate::api::process)).
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct ApiConfig {
+    /// Socket of those who may ask everything.
+    pub(crate) all: Option<(PathBuf, Access)>,
+    /// Socket of those who may only look.
+    pub(crate) read_only: Option<(PathBuf, Access)>,
+    /// Where metrics alone are had by TCP.
+    pub(crate) metrics: Option<SocketAddr>,
 }
 
 /// Most bytes of guest memory of all ports together: each may be mapped twice while its table changes, and a process
@@ -613,6 +627,7 @@ mod tests {
             steward: None,
             steward_timeout: Duration::from_secs(1),
             control: Control::Nowhere,
+            api: ApiConfig::default(),
             layers: Layers::parse("off").expect("a word"),
             user: None,
         }

@@ -34,7 +34,7 @@ use std::time::{Duration, Instant};
 use clap::{CommandFactory, Parser};
 use tracing_subscriber::EnvFilter;
 
-use api::{control_socket, queues, status_view};
+use api::{control_socket, process, queues, status_view};
 use check::CheckArgs;
 use cli::{Cli, Command, QueuesArgs, ServeArgs, StatusArgs};
 use config::ServeConfig;
@@ -76,6 +76,7 @@ pub fn run() -> ExitCode {
             Err(error) => return explain(&error, ExitCode::from(2)),
         },
         Command::Keeper(args) => keeper::run(args),
+        Command::Api(args) => process::run(&args),
         Command::Status(args) => status(&args),
         Command::Queues(args) => show_queues(&args),
         Command::Check(args) => show_check(&args),

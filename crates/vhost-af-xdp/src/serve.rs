@@ -8,8 +8,9 @@
 use std::collections::HashMap;
 use std::fs;
 use std::io::{self, Write};
+use std::net::TcpListener;
 use std::os::fd::{FromRawFd, OwnedFd};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,9 +23,11 @@ use rustix::thread::CapabilitySet;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::{Handle, Signals};
 
-use super::config::{Control, Endpoint, NicConfig, PortConfig, ServeConfig};
+use super::config::{ApiConfig, Control, Endpoint, NicConfig, PortConfig, ServeConfig};
 use super::port::{Opened, Port};
 use crate::api::control_socket;
+use crate::api::process::{self, Listeners};
+use crate::api::service;
 use crate::api::status::Status;
 use crate::api::status_view;
 use crate::guard::alarm::Alarm;
@@ -32,7 +35,7 @@ use crate::guard::interrupt;
 use crate::guard::keeper::{Keeper, Orders};
 use crate::guard::sigbus;
 use crate::guard::watchdog::Watchdog;
-use crate::listener;
+use crate::listener::{self, Access};
 use crate::nic::drivers;
 use crate::nic::external::{self, Given};
 use crate::nic::interface::QueueOptions;
@@ -41,7 +44,7 @@ use crate::nic::numa::Nodes;
 use crate::nic::shared_memory::SharedMemory;
 use crate::nic::steering::StewardAt;
 use crate::port::far::CableEnd;
-use crate::sandbox::{self, Layer, Plan, Reach, User};
+use crate::sandbox::{self, Calls, Layer, Plan, Reach, User};
 use crate::switch::workers::Workers;
 use crate::vhost_user::accept::{VmmSource, serve_vmms};
 use device::features::F_RING_RESET;
@@ -72,6 +75,8 @@ pub(crate) struct Sandboxed<'a> {
     changes: Vec<Option<Changes>>,
     sources: Vec<VmmSource>,
     control: Option<UnixListener>,
+    /// To what answers HTTP, if that was asked for.
+    api: Option<UnixStream>,
     interfaces: Interfaces,
     nodes: Nodes,
     /// The steward that was named.
@@ -101,17 +106,21 @@ impl<'a> Sandboxed<'a> {
         // While the sandbox does not keep it from being asked for.
         let _ = drivers::kernel();
         let control = listen_for_status(&config.control, &mut leftovers)?;
+        let listeners = listen_for_http(&config.api, &mut leftovers)?;
         let nodes = Nodes::read();
         let interfaces = open_given(config, given, nodes.clone())?;
         let steward = steward_of(config)?;
         let reach = reach(config, steward.as_deref());
-        let Confined { keeper, in_force } = leave_privileges(config, &mut leftovers, reach)?;
+        let user = user_of(config)?;
+        let api = process::start(listeners, user.as_ref(), &config.layers)?;
+        let Confined { keeper, in_force } = leave_privileges(config, user, &mut leftovers, reach)?;
         Ok(Self {
             config,
             signals,
             changes,
             sources,
             control,
+            api,
             interfaces,
             nodes,
             steward,
@@ -143,11 +152,14 @@ impl<'a> Sandboxed<'a> {
         tell_what_is_off(config);
         let read = {
             let (ports, workers) = (ports.clone(), Arc::clone(&workers));
-            move || Status::read(&ports, &workers, &watchdog, &self.in_force)
+            Arc::new(move || Status::read(&ports, &workers, &watchdog, &self.in_force))
         };
         if let Some(listener) = self.control {
-            let read = read.clone();
-            spawn("status", move || control_socket::serve(&listener, read))?;
+            let read = Arc::clone(&read);
+            spawn("status", move || control_socket::serve(&listener, &*read))?;
+        }
+        if let Some(link) = self.api {
+            serve_api(link, Arc::clone(&read))?;
         }
         for (port, changes) in ports.iter().zip(self.changes) {
             let watched = changes.map(|changes| port.watch_link(changes));
@@ -157,7 +169,7 @@ impl<'a> Sandboxed<'a> {
         for (port, source) in ports.iter().zip(self.sources) {
             start_serving(port, source, self.signals.handle())?;
         }
-        wait_for_the_end(&mut self.signals, read);
+        wait_for_the_end(&mut self.signals, &*read);
         ending.raise();
         stop(&ports);
         // Waiting for a worker that hangs would be for ever; the end of the process ends all.
@@ -290,12 +302,8 @@ struct Confined {
     in_force: sandbox::InForce,
 }
 
-/// Starts the keeper and enters the sandbox. From here on the keeper removes what is left over.
-fn leave_privileges(
-    config: &ServeConfig,
-    leftovers: &mut Leftovers,
-    reach: Reach,
-) -> anyhow::Result<Confined> {
+/// Whom the processes that give their privileges up become; `None`: they stay who they are.
+fn user_of(config: &ServeConfig) -> anyhow::Result<Option<User>> {
     let root = rustix::process::geteuid().is_root();
     let user = match &config.user {
         None if root => User::nobody(),
@@ -303,6 +311,16 @@ fn leave_privileges(
     };
     let user = user.filter(|_| config.layers.has(Layer::User));
     user.as_ref().map_or(Ok(()), User::check)?;
+    Ok(user)
+}
+
+/// Starts the keeper and enters the sandbox. From here on the keeper removes what is left over.
+fn leave_privileges(
+    config: &ServeConfig,
+    user: Option<User>,
+    leftovers: &mut Leftovers,
+    reach: Reach,
+) -> anyhow::Result<Confined> {
     let (uid, gid) = match &user {
         Some(user) => (user.uid, user.gid),
         None => (
@@ -330,6 +348,7 @@ fn leave_privileges(
         user,
         reach,
         external,
+        calls: Calls::Worker,
         keeps: match config.ports.iter().any(PortConfig::opens_sockets) {
             true => CapabilitySet::NET_RAW,
             false => CapabilitySet::empty(),
@@ -458,6 +477,38 @@ fn listen_for_status(control: &Control, leftovers: &mut Leftovers) -> anyhow::Re
     };
     leftovers.0.push(path);
     Ok(Some(listened))
+}
+
+/// Listens for HTTP, where that was asked for.
+fn listen_for_http(api: &ApiConfig, leftovers: &mut Leftovers) -> anyhow::Result<Listeners> {
+    let mut local = |option: &str, socket: &Option<(PathBuf, Access)>| -> anyhow::Result<Option<OwnedFd>> {
+        let Some((path, access)) = socket else {
+            return Ok(None);
+        };
+        let listened = listener::listen_at(path, access);
+        let listener = listened.with_context(|| format!("{option} {}", path.display()))?;
+        leftovers.0.push(path.clone());
+        Ok(Some(listener.into()))
+    };
+    let all = local("--api", &api.all)?;
+    let read_only = local("--api-read-only", &api.read_only)?;
+    let metrics = api.metrics.map(|address| {
+        let listened = TcpListener::bind(address);
+        listened
+            .with_context(|| format!("--metrics {address}: choose an address of this host and a free port"))
+    });
+    Ok(Listeners {
+        all,
+        read_only,
+        metrics: metrics.transpose()?.map(OwnedFd::from),
+    })
+}
+
+/// Answers what answers HTTP. The daemon goes on without it.
+fn serve_api(link: UnixStream, read: Arc<impl Fn() -> Status + Send + Sync + 'static>) -> anyhow::Result<()> {
+    let lost =
+        || tracing::error!("what answers HTTP has ended: start the daemon again to have the API again");
+    service::start(link, move || read(), lost).context(NO_THREAD)
 }
 
 /// For each port what tells of changes of its interface, if it has one.

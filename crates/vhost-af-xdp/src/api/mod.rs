@@ -1,6 +1,10 @@
-//! What an operator can ask: `status`, `queues`, and the socket that answers.
+//! What an operator can ask: `status`, `queues`, the socket that answers, and the process that answers HTTP.
 
 pub(crate) mod control_socket;
+mod http;
+mod link;
+pub(crate) mod process;
 pub(crate) mod queues;
+pub(crate) mod service;
 pub(crate) mod status;
 pub(crate) mod status_view;

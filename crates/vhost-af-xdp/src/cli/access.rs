@@ -37,31 +37,42 @@ impl AccessArgs {
     /// What they say together.
     /// Errors: a value that cannot be, by name.
     pub(super) fn build(&self) -> anyhow::Result<Access> {
-        let usual = if self.socket_group.is_some() { 0o660 } else { 0o600 };
-        let owner = self.socket_owner.as_deref().map(|text| {
-            user_number(text).ok_or_else(|| anyhow!("socket-owner {text}: no such user: a name or a number"))
-        });
-        let group = self.socket_group.as_deref().map(|text| {
-            group_number(text)
-                .ok_or_else(|| anyhow!("socket-group {text}: no such group: a name or a number"))
-        });
-        Ok(Access {
-            owner: owner.transpose()?,
-            group: group.transpose()?,
-            mode: self.socket_mode.as_deref().map_or(Ok(usual), mode)?,
-        })
+        let [owner, group, mode] = [&self.socket_owner, &self.socket_group, &self.socket_mode];
+        access("socket", owner.as_deref(), group.as_deref(), mode.as_deref())
     }
 }
 
-fn mode(text: &str) -> anyhow::Result<u32> {
+/// What the options `--X-owner`, `--X-group` and `--X-mode` say together.
+/// Errors: a value that cannot be, by name.
+pub(super) fn access(
+    of: &str,
+    owner: Option<&str>,
+    group: Option<&str>,
+    mode: Option<&str>,
+) -> anyhow::Result<Access> {
+    let usual = if group.is_some() { 0o660 } else { 0o600 };
+    let owner = owner.map(|text| {
+        user_number(text).ok_or_else(|| anyhow!("{of}-owner {text}: no such user: a name or a number"))
+    });
+    let group = group.map(|text| {
+        group_number(text).ok_or_else(|| anyhow!("{of}-group {text}: no such group: a name or a number"))
+    });
+    Ok(Access {
+        owner: owner.transpose()?,
+        group: group.transpose()?,
+        mode: mode.map_or(Ok(usual), |text| bits(of, text))?,
+    })
+}
+
+fn bits(of: &str, text: &str) -> anyhow::Result<u32> {
     let digits = text.chars().all(|digit| digit.is_digit(8));
     let mode = u32::from_str_radix(text, 8)
         .ok()
         .filter(|mode| digits && *mode <= 0o777);
-    let mode = mode.ok_or_else(|| anyhow!("socket-mode {text}: octal digits such as 660, 777 at most"))?;
+    let mode = mode.ok_or_else(|| anyhow!("{of}-mode {text}: octal digits such as 660, 777 at most"))?;
     match mode & 0o222 {
         0 => Err(anyhow!(
-            "socket-mode {text}: nobody could connect, which takes write permission: 660, for instance"
+            "{of}-mode {text}: nobody could connect, which takes write permission: 660, for instance"
         )),
         _ => Ok(mode),
     }

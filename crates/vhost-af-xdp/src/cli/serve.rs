@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::Args;
 
+use super::api::ApiArgs;
 use super::memory;
 use super::port::{AllPortsArgs, PortArgs};
 use super::values::{CpuList, check_cpus, parse_cpus};
@@ -43,6 +44,8 @@ pub(crate) struct ServeArgs {
     /// than root in $XDG_RUNTIME_DIR/vhost-af-xdp, /run/user/UID/vhost-af-xdp or /tmp/vhost-af-xdp-UID]
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
+    #[command(flatten)]
+    api: ApiArgs,
     /// User to become, a name, or UID or UID:GID in numbers, once sockets are bound [default: nobody, if started by
     /// root]
     #[arg(long, value_name = "USER")]
@@ -115,6 +118,7 @@ impl ServeArgs {
             steward: self.steward,
             steward_timeout: Duration::from_secs(self.steward_timeout),
             control,
+            api: self.api.into_config()?,
             layers,
             user: self.user.as_deref().map(User::parse).transpose()?,
         })

@@ -25,14 +25,12 @@
 //! It runs as the daemon was started; root's is limited to the capabilities that it needs
 //! ([`capabilities::OF_A_KEEPER`]).
 
-#![allow(unsafe_code)]
-
 mod questions;
 
 use std::fs;
 use std::io::{self, Read};
 use std::net::Shutdown;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -52,6 +50,7 @@ use steward::capabilities;
 use steward::policy::{Policy, Queues};
 use steward::server::Server;
 
+use crate::guard::handed::{close_all_on_exec, taken};
 use crate::listener::{Access, ListenError, listen_as};
 
 pub(crate) use questions::private_address;
@@ -216,16 +215,6 @@ pub(crate) fn make_directory() -> io::Result<PathBuf> {
     Err(io::ErrorKind::AlreadyExists.into())
 }
 
-/// Lets none of the descriptors that this process was started with reach the keeper.
-fn close_all_on_exec() -> io::Result<()> {
-    let flags = libc::CLOSE_RANGE_CLOEXEC.cast_signed();
-    // SAFETY: no descriptor is closed.
-    match unsafe { libc::close_range(3, libc::c_uint::MAX, flags) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
 /// Options of the hidden subcommand; see [`Keeper::start`].
 #[derive(Debug, clap::Args)]
 pub(crate) struct KeeperArgs {
@@ -294,17 +283,6 @@ pub(crate) fn run(args: KeeperArgs) -> anyhow::Result<()> {
     };
     drop(files);
     served.context("the keeper cannot wait for requests")
-}
-
-/// A descriptor that the daemon left us.
-fn taken(number: RawFd) -> anyhow::Result<OwnedFd> {
-    if number < 3 || fs::read_link(format!("/proc/self/fd/{number}")).is_err() {
-        anyhow::bail!("keeper: descriptor {number} is not there; `serve` starts this");
-    }
-    // SAFETY: it is open, as was just seen, and by the meaning of the option it is ours alone.
-    let fd = unsafe { OwnedFd::from_raw_fd(number) };
-    fcntl_setfd(&fd, FdFlags::CLOEXEC)?;
-    Ok(fd)
 }
 
 fn wait_for(end: BorrowedFd<'_>) -> io::Result<()> {

@@ -2,6 +2,7 @@
 //! what the sandboxed process cannot do any more.
 
 pub(crate) mod alarm;
+pub(crate) mod handed;
 pub(crate) mod handler;
 pub(crate) mod interrupt;
 pub(crate) mod keeper;

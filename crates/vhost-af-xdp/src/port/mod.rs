@@ -9,6 +9,7 @@ pub(crate) mod announce;
 mod declined;
 pub(crate) mod far;
 pub(crate) mod features;
+pub(crate) mod journal;
 pub(crate) mod lane_facts;
 pub(crate) mod lanes;
 mod link;
@@ -37,6 +38,7 @@ use crate::nic::interface::{Interface, QueueOptions};
 use crate::nic::interface_queue::InterfaceQueue;
 use crate::nic::interfaces::Interfaces;
 use crate::port::far::{CableEnd, FarSide, NULL_MTU};
+use crate::port::journal::JOURNAL;
 use crate::port::lanes::LaneError;
 use crate::port::mailbox::{Mailbox, Message, Task};
 use crate::port::reasons::{Closed, Impaired};
@@ -203,11 +205,11 @@ impl Opened {
     /// The port's thread, until the daemon ends.
     fn work(mut self) {
         let window = &self.port.window;
-        window.show(self.state.shown());
+        self.port.show(&self.state);
         while let Ok(message) = self.mailbox.recv() {
             window.begin(message.task);
             let answer = (message.act)(&mut self.state);
-            window.show(self.state.shown());
+            self.port.show(&self.state);
             answer();
             if self.state.over {
                 return;
@@ -248,6 +250,13 @@ impl Port {
             state,
             mailbox: messages,
         })
+    }
+
+    /// Leaves what is to be seen of the state, and notes what is different from before.
+    fn show(&self, state: &PortState) {
+        let shown = state.shown();
+        JOURNAL.note(&self.name, self.window.shown().as_deref(), &shown);
+        self.window.show(shown);
     }
 
     fn open_interface(&self) -> Result<Option<Arc<Interface>>, InterfaceError> {

@@ -23,9 +23,14 @@ use crate::guard::handler;
 /// Rules by number of the system call; none: always.
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
-/// Installs handler and filters, for all threads; says what is in force. `external`: sockets or maps of somebody else's
-/// are used.
-pub(super) fn install(external: bool) -> Result<String, SandboxError> {
+/// The tables of a worker. `external`: sockets or maps of somebody else's are used.
+pub(super) fn worker(external: bool) -> Vec<&'static [Call]> {
+    let external = Some(EXTERNAL).filter(|_| external);
+    [CALLS].into_iter().chain(external).collect()
+}
+
+/// Installs handler and filters, for all threads; says what is in force.
+pub(super) fn install(tables: &[&[Call]]) -> Result<String, SandboxError> {
     // The signal is raised again in the handler, and must not be blocked there; once, since then it has its default
     // action.
     let flags = libc::SA_NODEFER | libc::SA_RESETHAND;
@@ -35,7 +40,7 @@ pub(super) fn install(external: bool) -> Result<String, SandboxError> {
     // Has its effect with seccomp's own privilege check.
     rustix::thread::set_no_new_privs(true).map_err(SandboxError::at("no_new_privs"))?;
     let mut calls = Rules::new();
-    for call in CALLS.iter().chain(EXTERNAL.iter().filter(|_| external)) {
+    for call in tables.iter().copied().flatten() {
         add(&mut calls, call)?;
     }
     let mut absent = Rules::new();

@@ -138,6 +138,17 @@ impl Layers {
     }
 }
 
+impl fmt::Display for Layers {
+    /// As [`parse`](Layers::parse) reads them.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.off().as_slice() {
+            [] => f.write_str("all"),
+            off if off.len() == LAYERS.len() => f.write_str("off"),
+            off => write!(f, "-{}", off.join(",-")),
+        }
+    }
+}
+
 /// What is to be set up.
 #[derive(Debug)]
 pub(crate) struct Plan {
@@ -148,8 +159,19 @@ pub(crate) struct Plan {
     pub(crate) reach: Reach,
     /// Sockets or maps of somebody else's are used: interfaces of this network namespace, and calls beyond the table.
     pub(crate) external: bool,
+    /// Which system calls stay, if `calls` is wanted.
+    pub(crate) calls: Calls,
     /// Capabilities that are needed later on, if there are any.
     pub(crate) keeps: CapabilitySet,
+}
+
+/// A table of system calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Calls {
+    /// Of a process that serves guests.
+    Worker,
+    /// Not yet: see [`limit_calls`].
+    Later,
 }
 
 /// What is in force, in words, for `status` and the log.
@@ -220,7 +242,8 @@ pub(crate) fn enter(plan: &Plan) -> Result<InForce, SandboxError> {
     };
     let user = user::current();
     let calls = match plan.layers.has(Layer::Calls) {
-        true => filter::install(plan.external)?,
+        true if plan.calls == Calls::Later => "later".to_owned(),
+        true => filter::install(&filter::worker(plan.external))?,
         false => OFF.to_owned(),
     };
     Ok(InForce {
@@ -231,6 +254,12 @@ pub(crate) fn enter(plan: &Plan) -> Result<InForce, SandboxError> {
         files,
         calls,
     })
+}
+
+/// Allows this process, which [`enter`] has left them to, only the calls of one that answers HTTP; says how many.
+/// Errors: [`SandboxError`].
+pub(crate) fn limit_calls() -> Result<String, SandboxError> {
+    filter::install(&[calls::API])
 }
 
 fn leave_network() -> String {
@@ -256,6 +285,9 @@ mod tests {
     fn layers_are_read_as_a_list() {
         let layers = |list: &str| Layers::parse(list).expect(list);
         assert_eq!(layers("off"), Layers(Vec::new()));
+        for list in ["off", "all", "user,calls"] {
+            assert_eq!(layers(&layers(list).to_string()), layers(list), "{list}");
+        }
         assert_eq!(layers("files"), Layers(vec![Layer::Files]));
         assert!(layers("all").off().is_empty());
         assert_eq!(
@@ -269,6 +301,7 @@ mod tests {
         for list in ["-files", "all,-files"] {
             let layers = Layers::parse(list).expect(list);
             assert_eq!(layers.off(), ["files"], "{list}");
+            assert_eq!(Layers::parse(&layers.to_string()).expect("said"), layers);
         }
     }
 

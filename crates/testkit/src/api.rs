@@ -1,0 +1,144 @@
+//! The daemon's HTTP API as its clients see it: curl on a Unix socket; and the processes that answer.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::{Daemon, wait};
+
+/// What came back.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    /// HTTP status.
+    pub status: u16,
+    /// Without parameters.
+    pub media_type: String,
+    /// All of it.
+    pub body: String,
+}
+
+impl Answer {
+    /// The body as JSON.
+    ///
+    /// # Panics
+    /// If it is none.
+    #[must_use]
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("no JSON ({error}): {self:?}"))
+    }
+}
+
+/// A socket on which HTTP is answered.
+#[derive(Debug, Clone)]
+pub struct Api(PathBuf);
+
+impl Api {
+    /// At this path.
+    #[must_use]
+    pub fn at(socket: impl Into<PathBuf>) -> Self {
+        Self(socket.into())
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn socket(&self) -> &Path {
+        &self.0
+    }
+
+    /// What curl makes of a request, if it is answered.
+    #[must_use]
+    pub fn try_ask(&self, path: &str, options: &[&str]) -> Option<Answer> {
+        let output = Command::new("curl")
+            .args(["--silent", "--max-time", "30", "--unix-socket"])
+            .arg(&self.0)
+            .args(["--write-out", "\n%{http_code} %{content_type}"])
+            .args(options)
+            .arg(format!("http://localhost{path}"))
+            .output()
+            .expect("curl runs");
+        let text = String::from_utf8(output.stdout).expect("UTF-8");
+        let (body, last) = text.rsplit_once('\n')?;
+        let (status, media_type) = last.split_once(' ')?;
+        let status = status.parse().ok().filter(|&status| status != 0)?;
+        Some(Answer {
+            status,
+            media_type: media_type.split(';').next().unwrap_or("").to_owned(),
+            body: body.to_owned(),
+        })
+    }
+
+    /// What curl makes of a request.
+    ///
+    /// # Panics
+    /// If there is no answer.
+    #[must_use]
+    pub fn ask(&self, path: &str, options: &[&str]) -> Answer {
+        let answer = self.try_ask(path, options);
+        answer.unwrap_or_else(|| panic!("no answer to {path} at {}", self.0.display()))
+    }
+
+    /// Gets a document.
+    ///
+    /// # Panics
+    /// If it is not answered with one.
+    #[must_use]
+    pub fn get(&self, path: &str) -> Value {
+        let answer = self.ask(path, &[]);
+        assert_eq!(answer.status, 200, "{path}: {answer:?}");
+        answer.json()
+    }
+}
+
+/// The processes beside a daemon that answer HTTP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Processes {
+    /// Starts the other one.
+    pub parent: u32,
+    /// Talks to clients.
+    pub child: u32,
+}
+
+impl Processes {
+    /// Those of a daemon.
+    ///
+    /// # Panics
+    /// If there are none.
+    #[must_use]
+    pub fn of(daemon: &mut Daemon) -> Self {
+        let pid = daemon.process().pid();
+        let found = wait::until_some(wait::SOON, || {
+            let parent = children(pid).into_iter().find(|&pid| name(pid) == "api")?;
+            let child = *children(parent).first()?;
+            Some(Self { parent, child })
+        });
+        found.expect("processes that answer HTTP")
+    }
+
+    /// Waits until neither is there.
+    ///
+    /// # Panics
+    /// If one stays.
+    pub fn await_end(self) {
+        let gone = |pid: u32| !Path::new(&format!("/proc/{pid}")).exists() || state(pid) == Some('Z');
+        let ended = wait::until(wait::SOON, || gone(self.parent) && gone(self.child));
+        assert!(ended, "{self:?}");
+    }
+}
+
+fn children(pid: u32) -> Vec<u32> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    text.split_whitespace()
+        .filter_map(|pid| pid.parse().ok())
+        .collect()
+}
+
+fn name(pid: u32) -> String {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    text.trim().to_owned()
+}
+
+fn state(pid: u32) -> Option<char> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    text.rsplit_once(')')?.1.trim().chars().next()
+}

@@ -1,0 +1,178 @@
+//! Clients that want to hold up others: none of them does, and no frame is lost by any.
+
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use rustix::process::Uid;
+use testkit::api::{Api, Processes};
+use testkit::{Daemon, NetNs, Serve, holdings, require, wait};
+
+/// Nobody else.
+const STRANGER: u32 = 2_000_000_011;
+/// Longer than the server has patience.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// Does that as another user, on a thread of its own.
+fn as_stranger<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    let body = move || {
+        let uid = Uid::from_raw(STRANGER);
+        rustix::thread::set_thread_res_uid(uid, uid, uid).expect("we are root");
+        work()
+    };
+    std::thread::spawn(body).join().expect("it does not panic")
+}
+
+/// A daemon whose API everybody may ask.
+fn open_to_all(netns: &NetNs, dir: &tempfile::TempDir) -> (Daemon, Api) {
+    let (serve, api) = super::with_api(Serve::null().with("--api-mode", "666"), dir);
+    (Daemon::start(netns, &serve), api)
+}
+
+fn connect(api: &Api) -> UnixStream {
+    let stream = UnixStream::connect(api.socket()).expect("it listens");
+    stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
+    stream.set_write_timeout(Some(PATIENCE)).expect("a socket");
+    stream
+}
+
+/// All that comes until the server closes.
+fn rest(stream: &mut UnixStream) -> String {
+    let mut bytes = Vec::new();
+    match stream.read_to_end(&mut bytes) {
+        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => panic!("it is kept: {error}"),
+        _ => String::from_utf8_lossy(&bytes).into_owned(),
+    }
+}
+
+#[test]
+fn stranger_who_takes_all_connections_leaves_others_theirs() {
+    require!(Root);
+    let (netns, dir) = (NetNs::new("api"), super::open_dir());
+    let (mut daemon, api) = open_to_all(&netns, &dir);
+    let _ = api.get("/v1/status");
+    let pid = daemon.process().pid();
+    let before = holdings::steady(pid, wait::QUIET);
+    let strangers = api.clone();
+    let held = as_stranger(move || (0..2000).map(|_| connect(&strangers)).collect::<Vec<_>>());
+    for _ in 0..10 {
+        assert_eq!(api.ask("/v1/ports", &[]).status, 200);
+    }
+    assert_eq!(holdings::of(pid), before, "of the daemon");
+    // None of theirs is kept for ever.
+    for mut stream in held {
+        rest(&mut stream);
+    }
+    let strangers = api.clone();
+    let mut again = as_stranger(move || connect(&strangers));
+    again.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").expect("open");
+    assert!(
+        rest(&mut again).starts_with("HTTP/1.0 200"),
+        "it has a place again"
+    );
+}
+
+#[test]
+fn heads_that_never_end_or_are_too_long_are_given_up() {
+    require!(Root);
+    let (netns, dir) = (NetNs::new("api"), super::open_dir());
+    let (mut daemon, api) = super::on_null(&netns, &dir);
+    let child = Processes::of(&mut daemon).child;
+    // A byte now and then.
+    let slow = {
+        let mut stream = connect(&api);
+        std::thread::spawn(move || {
+            let begun = Instant::now();
+            while stream.write_all(b"G").is_ok() {
+                assert!(begun.elapsed() < PATIENCE, "it is kept");
+                std::thread::sleep(Duration::from_millis(500));
+            }
+        })
+    };
+    let mut silent = connect(&api);
+    let mut long = connect(&api);
+    let header = format!(
+        "GET /v1/status HTTP/1.1\r\nhost: x\r\nlong: {}\r\n\r\n",
+        "x".repeat(1 << 20)
+    );
+    // It may be closed before all of it is sent.
+    let _ = long.write_all(header.as_bytes());
+    let said = rest(&mut long);
+    assert!(said.is_empty() || said.starts_with("HTTP/1.1 431"), "{said}");
+    let mut many = connect(&api);
+    let _ = many.write_all(b"GET /v1/status HTTP/1.1\r\nhost: x\r\n");
+    for number in 0..1000 {
+        let _ = many.write_all(format!("a{number}: b\r\n").as_bytes());
+    }
+    let _ = many.write_all(b"\r\n");
+    let said = rest(&mut many);
+    assert!(said.is_empty() || said.starts_with("HTTP/1.1 431"), "{said}");
+    for nonsense in [
+        b"\0\0\0\0\r\n\r\n" as &[u8],
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"GET /v1/status HTTP/1.1\r\ncontent-length: -1\r\n\r\n",
+        b"GET /v1/status HTTP/1.1\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        &[0xff; 5000],
+    ] {
+        let mut stream = connect(&api);
+        let _ = stream.write_all(nonsense);
+        let _ = stream.shutdown(Shutdown::Write);
+        let said = rest(&mut stream);
+        assert!(!said.contains("200 OK"), "{said}");
+    }
+    assert_eq!(api.ask("/v1/status", &[]).status, 200);
+    assert_eq!(rest(&mut silent), "");
+    slow.join().expect("it was closed");
+    assert_eq!(Processes::of(&mut daemon).child, child, "it is the same process");
+}
+
+#[test]
+fn requests_in_a_row_are_answered_in_a_row() {
+    require!(Root);
+    let (netns, dir) = (NetNs::new("api"), super::open_dir());
+    let (_daemon, api) = super::on_null(&netns, &dir);
+    let mut stream = connect(&api);
+    let one = "GET /v1/status HTTP/1.1\r\nhost: x\r\n\r\n";
+    let last = "GET /nothing HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+    stream
+        .write_all(format!("{}{last}", one.repeat(20)).as_bytes())
+        .expect("open");
+    let said = rest(&mut stream);
+    assert_eq!(said.matches("HTTP/1.1 200 OK").count(), 20, "{said}");
+    assert_eq!(said.matches("HTTP/1.1 404 Not Found").count(), 1, "{said}");
+}
+
+#[test]
+fn client_that_does_not_read_is_given_up_and_no_frame_waits_for_it() {
+    require!(Root);
+    let dir = super::open_dir();
+    let (mut rig, api) = super::rig(&dir);
+    let child = Processes::of(&mut rig.daemon).child;
+    let mut deaf: Vec<_> = (0..8).map(|_| connect(&api)).collect();
+    for stream in &mut deaf {
+        stream.set_nonblocking(true).expect("a socket");
+        // As much as it takes.
+        for _ in 0..2000 {
+            if stream
+                .write(b"GET /v1/counters HTTP/1.1\r\nhost: x\r\n\r\n")
+                .is_err()
+            {
+                break;
+            }
+        }
+    }
+    rig.assert_passes_both_ways();
+    assert_eq!(api.ask("/v1/status", &[]).status, 200);
+    let places = || {
+        let fds = std::fs::read_dir(format!("/proc/{child}/fd")).expect("it runs");
+        fds.count()
+    };
+    let with_them = places();
+    let given_up = wait::until(PATIENCE, || places() + deaf.len() <= with_them);
+    assert!(given_up, "{} descriptors of {with_them}", places());
+    rig.assert_passes_both_ways();
+    // What stops reading a stream of events costs no more.
+    assert_eq!(api.ask("/v1/status", &[]).status, 200);
+}

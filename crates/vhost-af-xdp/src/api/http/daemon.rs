@@ -1,0 +1,87 @@
+//! Asks the daemon: one question at a time, however many clients ask.
+//!
+//! Who asks while a question is under way shares the next answer with all who do; so an answer is never older than its
+//! question. Between questions is a pause: clients can make the daemon read its status so often, and not more often.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::net::UnixStream;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::problem::Problem;
+use crate::api::link::{self, Question};
+use crate::api::status::Status;
+
+/// From the beginning of a question to the beginning of the next.
+const PAUSE: Duration = Duration::from_millis(50);
+/// How long an answer is waited for.
+const ANSWER: Duration = Duration::from_secs(10);
+/// Clients that may wait to be taken in; more wait for them.
+const WAITING: usize = 64;
+
+type Asker = oneshot::Sender<Arc<Status>>;
+
+/// See the module's head.
+#[derive(Clone)]
+pub(super) struct Daemon(mpsc::Sender<Asker>);
+
+/// The end that [`Daemon::serve`] takes them from.
+pub(super) struct Askers(mpsc::Receiver<Asker>);
+
+impl Daemon {
+    pub(super) fn new() -> (Self, Askers) {
+        let (sender, receiver) = mpsc::channel(WAITING);
+        (Self(sender), Askers(receiver))
+    }
+
+    /// What it is doing.
+    /// Errors: it does not answer.
+    pub(super) async fn status(&self) -> Result<Arc<Status>, Problem> {
+        let asked = async {
+            let (sender, receiver) = oneshot::channel();
+            self.0.send(sender).await.map_err(|_| Problem::Ending)?;
+            receiver.await.map_err(|_| Problem::Ending)
+        };
+        timeout(ANSWER, asked).await.unwrap_or(Err(Problem::Silent))
+    }
+}
+
+impl Askers {
+    /// Asks for them until the daemon ends.
+    /// Errors: the daemon has ended, or says what is no status.
+    pub(super) async fn serve(mut self, stream: UnixStream) -> io::Result<()> {
+        let (from, mut to) = stream.into_split();
+        let mut from = BufReader::new(from);
+        let question = link::line(&Question::Status)?;
+        let mut next = Instant::now();
+        let mut text = Vec::new();
+        loop {
+            let first = tokio::select! {
+                first = self.0.recv() => first,
+                // Nothing is said unasked: it is the end.
+                _ = from.fill_buf() => None,
+            };
+            let Some(first) = first else { return Ok(()) };
+            sleep_until(next).await;
+            next = Instant::now() + PAUSE;
+            let mut askers = vec![first];
+            while let Ok(asker) = self.0.try_recv() {
+                askers.push(asker);
+            }
+            to.write_all(&question).await?;
+            text.clear();
+            if from.read_until(b'\n', &mut text).await? == 0 {
+                return Ok(());
+            }
+            let status: Arc<Status> = Arc::new(serde_json::from_slice(&text)?);
+            for asker in askers {
+                // Who has gone needs none.
+                let _ = asker.send(Arc::clone(&status));
+            }
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! The daemon's side of the API: answers the process that answers HTTP.
+//!
+//! A thread waits for connections, which that process's parent makes for each of its lives and sends here
+//! ([`process`](super::process)): the sandbox lets the daemon make none. For each pair of them there are two threads,
+//! until its other ends are closed. Nothing that is asked reaches a worker: a [`Status`] is read from what ports show
+//! and from counters.
+
+use std::io::{self, BufReader};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+
+use super::link::{EventsAfter, Question, read_question, write_line};
+use super::status::Status;
+use crate::port::journal::JOURNAL;
+
+/// Descriptors in a message: for questions and for events.
+const ENDS: usize = 2;
+
+/// Serves what comes by `link`, until there will be no more; `lost` is called then.
+/// Errors: there is no thread for it.
+pub(crate) fn start(
+    link: UnixStream,
+    read: impl Fn() -> Status + Send + Sync + 'static,
+    lost: impl FnOnce() + Send + 'static,
+) -> io::Result<()> {
+    let read = Arc::new(read);
+    let body = move || {
+        while let Some([questions, events]) = receive(&link) {
+            let read = Arc::clone(&read);
+            // Without a thread its other end sees that nobody answers, and the process begins anew.
+            let _ = spawn("api", move || answer(questions, events, &*read));
+        }
+        lost();
+    };
+    spawn("api-link", body)
+}
+
+fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    let thread = std::thread::Builder::new().name(name.to_owned());
+    thread.spawn(body).map(drop)
+}
+
+/// The ends of two connections; `None`: the process that sends them is gone.
+fn receive(link: &UnixStream) -> Option<[UnixStream; ENDS]> {
+    loop {
+        let mut byte = [0];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(ENDS))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let into = &mut [io::IoSliceMut::new(&mut byte)];
+        match recvmsg(link, into, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Err(rustix::io::Errno::INTR) => continue,
+            Ok(message) if message.bytes > 0 => {}
+            _ => return None,
+        }
+        let rights = control.drain().filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(rights) => Some(rights),
+            _ => None,
+        });
+        let ends: Vec<OwnedFd> = rights.flatten().collect();
+        if let Ok(ends) = <[OwnedFd; ENDS]>::try_from(ends) {
+            return Some(ends.map(UnixStream::from));
+        }
+    }
+}
+
+/// Answers questions until the other end is closed, and lets the thread that tells of events end then, too.
+fn answer(questions: UnixStream, events: UnixStream, read: &dyn Fn() -> Status) {
+    let over = Arc::new(AtomicBool::new(false));
+    let told = Arc::clone(&over);
+    let telling = spawn("api-events", move || {
+        // Its other end is closed, or says what is no request.
+        let _ = tell(events, &told);
+    });
+    if telling.is_ok() {
+        // The same.
+        let _ = answer_all(questions, read);
+    }
+    // Under the journal's lock afterwards, by which it is seen.
+    over.store(true, Ordering::Release);
+    JOURNAL.wake();
+}
+
+fn answer_all(questions: UnixStream, read: &dyn Fn() -> Status) -> io::Result<()> {
+    let mut answers = questions.try_clone()?;
+    let mut questions = BufReader::new(questions);
+    while let Some(question) = read_question(&mut questions)? {
+        match question {
+            Question::Status => write_line(&mut answers, &read())?,
+        }
+    }
+    Ok(())
+}
+
+fn tell(events: UnixStream, over: &AtomicBool) -> io::Result<()> {
+    let mut to = events.try_clone()?;
+    let Some(EventsAfter { mut sequence }) = read_question(&mut BufReader::new(events))? else {
+        return Ok(());
+    };
+    while let Some(read) = JOURNAL.read_after(sequence, || over.load(Ordering::Acquire)) {
+        for event in read.events {
+            sequence = event.sequence;
+            write_line(&mut to, &event)?;
+        }
+    }
+    Ok(())
+}

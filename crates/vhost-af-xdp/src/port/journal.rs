@@ -1,0 +1,272 @@
+//! What happened to ports, in order: guests that came and went, links, queues that could not be set up.
+//!
+//! The journal is the daemon's only one. A port's thread writes what differs between the picture that it
+//! [shows](super::shown) and the one before. Others read from a place of theirs on, and wait for more; who reads too
+//! slowly loses the oldest entries and is told how many. Nobody who writes waits for a reader.
+
+use std::collections::VecDeque;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+use super::reasons::Impaired;
+use super::shown::Shown;
+
+/// Entries that are kept.
+const KEPT: usize = 1024;
+
+/// What is going on, for all who ask.
+pub(crate) static JOURNAL: Journal = Journal::new();
+
+/// What happened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum What {
+    /// A VMM has connected.
+    Connected,
+    /// Its session is over; why.
+    Closed,
+    /// The interface's link is up, or is down.
+    LinkUp,
+    LinkDown,
+    /// No frames move although they should; why.
+    Impaired,
+    /// They do again.
+    Recovered,
+}
+
+/// An entry.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Event {
+    /// From 1 on, without gaps, since the start of the daemon.
+    pub(crate) sequence: u64,
+    /// Milliseconds since 1970.
+    pub(crate) unix_ms: u64,
+    pub(crate) port: String,
+    pub(crate) event: What,
+    /// Stable name of the reason, where there is one.
+    pub(crate) reason: Option<String>,
+    /// In words.
+    pub(crate) detail: Option<String>,
+}
+
+/// What a reader gets.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Read {
+    /// Entries that are not kept any more, before these.
+    pub(crate) lost: u64,
+    pub(crate) events: Vec<Event>,
+}
+
+/// The newest events.
+#[derive(Debug)]
+pub(crate) struct Ring {
+    /// Sequence of the newest one; 0 before the first.
+    newest: u64,
+    kept: VecDeque<Event>,
+}
+
+impl Ring {
+    pub(crate) const fn new() -> Self {
+        Self {
+            newest: 0,
+            kept: VecDeque::new(),
+        }
+    }
+
+    /// Takes one in that is newer than all.
+    pub(crate) fn push(&mut self, event: Event) {
+        self.newest = event.sequence;
+        if self.kept.len() == KEPT {
+            self.kept.pop_front();
+        }
+        self.kept.push_back(event);
+    }
+
+    /// Those after this one.
+    pub(crate) fn after(&self, sequence: u64) -> Read {
+        let newer = self.kept.iter().filter(|event| event.sequence > sequence);
+        let events: Vec<Event> = newer.cloned().collect();
+        let missed = self.newest.saturating_sub(sequence);
+        Read {
+            lost: missed.saturating_sub(events.len() as u64),
+            events,
+        }
+    }
+
+    /// Sequence of the newest one; 0 before the first.
+    pub(crate) fn newest(&self) -> u64 {
+        self.newest
+    }
+}
+
+/// See the module's head.
+pub(crate) struct Journal {
+    ring: Mutex<Ring>,
+    more: Condvar,
+}
+
+impl Journal {
+    pub(crate) const fn new() -> Self {
+        Self {
+            ring: Mutex::new(Ring::new()),
+            more: Condvar::new(),
+        }
+    }
+
+    /// Notes what is different.
+    pub(super) fn note(&self, port: &str, before: Option<&Shown>, now: &Shown) {
+        let none = Shown::default();
+        for (event, reason, detail) in differences(before.unwrap_or(&none), now) {
+            self.add(port, event, reason, detail);
+        }
+    }
+
+    fn add(&self, port: &str, event: What, reason: Option<String>, detail: Option<String>) {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let unix_ms = now.map_or(0, |now| u64::try_from(now.as_millis()).unwrap_or(0));
+        let mut ring = self.ring();
+        let sequence = ring.newest + 1;
+        ring.push(Event {
+            sequence,
+            unix_ms,
+            port: port.to_owned(),
+            event,
+            reason,
+            detail,
+        });
+        drop(ring);
+        self.more.notify_all();
+    }
+
+    /// Waits for what comes after this entry, until `over` says, which is asked after each [`wake`](Self::wake).
+    pub(crate) fn read_after(&self, sequence: u64, over: impl Fn() -> bool) -> Option<Read> {
+        let mut ring = self.ring();
+        loop {
+            if over() {
+                return None;
+            }
+            let read = ring.after(sequence);
+            if !read.events.is_empty() {
+                return Some(read);
+            }
+            ring = self.more.wait(ring).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Lets all who wait look whether they are to go on.
+    pub(crate) fn wake(&self) {
+        // Under the lock: who has just looked waits by now.
+        let _ring = self.ring();
+        self.more.notify_all();
+    }
+
+    fn ring(&self) -> MutexGuard<'_, Ring> {
+        self.ring.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+type Difference = (What, Option<String>, Option<String>);
+
+/// In the order in which it happened.
+fn differences(before: &Shown, now: &Shown) -> Vec<Difference> {
+    let mut found = Vec::new();
+    let another = now.sessions != before.sessions;
+    if before.session.is_some() && (now.session.is_none() || another) {
+        let closed = now.last_closed.as_ref();
+        let reason = closed.map(|closed| closed.name().to_owned());
+        found.push((What::Closed, reason, closed.map(ToString::to_string)));
+    }
+    if now.session.is_some() && (before.session.is_none() || another) {
+        let peer = now.session.as_ref().and_then(|session| session.peer);
+        found.push((What::Connected, None, peer.map(|peer| format!("process {peer}"))));
+    }
+    let is_down = |shown: &Shown| matches!(shown.impaired, Some(Impaired::LinkDown(_)));
+    let words = |shown: &Shown| shown.impaired.as_ref().map(ToString::to_string);
+    if before.impaired != now.impaired {
+        match (is_down(before), is_down(now)) {
+            (false, true) => found.push((What::LinkDown, None, words(now))),
+            (true, _) => found.push((What::LinkUp, None, None)),
+            (false, false) => {}
+        }
+        match (&before.impaired, &now.impaired) {
+            (_, Some(_)) if !is_down(now) => found.push((What::Impaired, None, words(now))),
+            (Some(_), None) if !is_down(before) => found.push((What::Recovered, None, None)),
+            _ => {}
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::reasons::Closed;
+    use super::super::shown::ShownSession;
+    use super::*;
+
+    fn connected(sessions: u64) -> Shown {
+        Shown {
+            session: Some(ShownSession {
+                features: 0,
+                peer: Some(7),
+                lanes: Vec::new(),
+            }),
+            sessions,
+            ..Shown::default()
+        }
+    }
+
+    fn events(before: &Shown, now: &Shown) -> Vec<What> {
+        let found = differences(before, now);
+        found.into_iter().map(|(event, ..)| event).collect()
+    }
+
+    #[test]
+    fn guest_that_came_and_went_between_two_looks_is_told_of() {
+        let none = Shown::default();
+        let over = Shown {
+            last_closed: Some(Closed::Disconnected),
+            sessions: 1,
+            ..Shown::default()
+        };
+        assert_eq!(events(&none, &connected(1)), [What::Connected]);
+        assert_eq!(events(&connected(1), &over), [What::Closed]);
+        assert_eq!(
+            events(&connected(1), &connected(2)),
+            [What::Closed, What::Connected]
+        );
+        assert_eq!(events(&connected(1), &connected(1)), []);
+    }
+
+    #[test]
+    fn link_and_other_impairments_are_told_apart() {
+        let with = |impaired: Impaired| Shown {
+            impaired: Some(impaired),
+            ..Shown::default()
+        };
+        let (well, down) = (Shown::default(), with(Impaired::LinkDown("eth1".to_owned())));
+        let away = with(Impaired::StewardAway);
+        assert_eq!(events(&well, &down), [What::LinkDown]);
+        assert_eq!(events(&down, &well), [What::LinkUp]);
+        assert_eq!(events(&well, &away), [What::Impaired]);
+        assert_eq!(events(&away, &well), [What::Recovered]);
+        assert_eq!(events(&down, &away), [What::LinkUp, What::Impaired]);
+        assert_eq!(events(&away, &down), [What::LinkDown]);
+    }
+
+    #[test]
+    fn slow_reader_is_told_how_many_it_lost() {
+        let journal = Journal::new();
+        let kept = u64::try_from(KEPT).expect("small");
+        for _ in 0..kept + 10 {
+            journal.add("vm1", What::Connected, None, None);
+        }
+        let read = journal.read_after(3, || false).expect("there is more");
+        assert_eq!((read.lost, read.events.len()), (7, KEPT));
+        assert_eq!(read.events[0].sequence, 11);
+        let read = journal.read_after(kept + 9, || false).expect("one more");
+        assert_eq!((read.lost, read.events.len()), (0, 1));
+        assert_eq!(journal.read_after(kept + 10, || true), None, "who is to end does");
+    }
+}
