@@ -116,6 +116,25 @@ unpack_openvswitch() {
     install_packages "${libraries[@]}"
 }
 
+# Puts prometheus and promtool on the PATH: those that are there, or Debian's, unpacked into the cache. Its package would
+# start a service for good.
+install_prometheus() {
+    local directory
+    PATH="$CACHE/prometheus/usr/bin:$PATH"
+    ! command -v promtool prometheus >/dev/null || return 0
+    say "Prometheus: fetching it"
+    mkdir -p "$CACHE"
+    directory="$(mktemp -d "$CACHE/fetch.XXXXXX")"
+    on_exit rm -rf "$directory"
+    apt-cache pkgnames prometheus | grep -qx prometheus || update_package_lists
+    (cd "$directory" && apt_quietly download prometheus) ||
+        fail "Debian's prometheus cannot be downloaded (see above); check the network"
+    dpkg-deb -x "$directory"/prometheus_*.deb "$directory/root"
+    rm -rf "$CACHE/prometheus"
+    mv "$directory/root" "$CACHE/prometheus"
+    rm -rf "$directory"
+}
+
 # The oldest Rust that the workspace is written for.
 minimum_rust() {
     sed -n 's/^rust-version *= *"\(.*\)"/\1/p' "$REPO/Cargo.toml"

@@ -19,6 +19,7 @@ install_for_system_tests() {
     install_packages "${PACKAGES_BUILD[@]}" "${PACKAGES_NET[@]}" "${PACKAGES_RESULTS[@]}" "${PACKAGES_LIBVIRT[@]}" "${PACKAGES_SYSTEMD[@]}" "${PACKAGES_MANUAL[@]}"
     install_rust
     install_dpdk
+    install_prometheus
     guest_prepare
     guest_choose_accel
     on_exit set_huge_pages "$(<"$HUGE_PAGES")"

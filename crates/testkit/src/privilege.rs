@@ -20,6 +20,8 @@ pub enum Need {
     Libvirt,
     /// File systems that a process serves.
     Fuse,
+    /// Prometheus and its promtool.
+    Prometheus,
     /// systemd's program, and control groups of version 2 for it.
     Systemd,
 }
@@ -49,6 +51,7 @@ fn missing(need: Need) -> Option<String> {
         Need::Dpdk => missing_program("dpdk-testpmd").or_else(missing_hugepages),
         Need::Qemu => missing_program(&qemu()),
         Need::Libvirt => missing_program("virsh").or_else(|| missing_program("libvirtd")),
+        Need::Prometheus => missing_program("promtool").or_else(|| missing_program("prometheus")),
         Need::Fuse => missing_device("/dev/fuse"),
         Need::Systemd => missing_program(systemd::PROGRAM).or_else(|| {
             let none = cgroup::mounted().is_none();

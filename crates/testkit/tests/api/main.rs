@@ -3,6 +3,7 @@
 mod document;
 mod hostile;
 mod life;
+mod prometheus;
 
 use tempfile::TempDir;
 use testkit::api::Api;
