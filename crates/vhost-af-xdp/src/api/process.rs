@@ -168,14 +168,20 @@ fn keep_running(link: &UnixStream, listeners: &Listeners, limited: bool) -> anyh
     let mut pause = FIRST_PAUSE;
     loop {
         let begun = Instant::now();
-        let Some((pid, how)) = Child::start(link, listeners, limited)?.wait(link)? else {
-            return Ok(());
+        let life = Child::start(link, listeners, limited).and_then(|child| child.wait(link));
+        let how = match life {
+            Ok(None) => return Ok(()),
+            Ok(Some(how)) => how,
+            // Of what the machine lacks now it may have enough later.
+            Err(error) => format!("{error:#}"),
         };
         if begun.elapsed() >= LONG {
             pause = FIRST_PAUSE;
         }
-        let millis = pause.as_millis();
-        tracing::warn!("API: process {pid} {how}; another one answers after {millis} ms");
+        tracing::warn!(
+            "API: {how}; another process answers after {} ms",
+            pause.as_millis()
+        );
         if ends_within(link, pause)? {
             return Ok(());
         }
@@ -219,7 +225,7 @@ impl Child {
             std::process::exit(i32::from(failed));
         };
         if forked < 0 {
-            return Err(io::Error::last_os_error()).context("API: cannot start a process");
+            return Err(io::Error::last_os_error()).context("no process (ulimit -u, systemd: TasksMax=)");
         }
         let child = Self {
             pid,
@@ -230,7 +236,7 @@ impl Child {
     }
 
     /// Waits for its end, and says how it ended; `None`: the daemon ended first.
-    fn wait(self, link: &UnixStream) -> anyhow::Result<Option<(Pid, String)>> {
+    fn wait(self, link: &UnixStream) -> anyhow::Result<Option<String>> {
         loop {
             let mut sources = [
                 PollFd::new(&self.handle, PollFlags::IN),
@@ -246,11 +252,10 @@ impl Child {
             if !sources[0].revents().is_empty() {
                 let status = waitpid(Some(self.pid), WaitOptions::empty())?.map(|(_, status)| status);
                 let signal = status.and_then(WaitStatus::terminating_signal);
-                let how = match signal {
-                    Some(signal) => format!("was ended by signal {signal}"),
-                    None => "has ended".to_owned(),
-                };
-                return Ok(Some((self.pid, how)));
+                let how = signal.map_or("has ended".to_owned(), |signal| {
+                    format!("was ended by signal {signal}")
+                });
+                return Ok(Some(format!("process {} {how}", self.pid)));
             }
         }
     }
