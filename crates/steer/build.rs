@@ -19,6 +19,11 @@ fn main() {
     println!("cargo:rerun-if-env-changed=CLANG");
 
     let mut args: Vec<OsString> = vec!["-Wall".into(), "-Wextra".into(), "-Werror".into()];
+    // A program carries the name of its source (BTF): not where that lies on the machine that built it.
+    let mut map: OsString = "-fdebug-prefix-map=".into();
+    map.push(&bpf_dir);
+    map.push("=/vhost-af-xdp/bpf");
+    args.push(map);
     if let Some(dir) = arch_include_dir() {
         args.push("-idirafter".into());
         args.push(dir.into());

@@ -17,12 +17,15 @@
     PACKAGES_RESULTS=(jq)
     # Its program, for the tests of the units: a system that runs none gets none to run.
     PACKAGES_SYSTEMD=(systemd)
+    # What makes a Debian package of programs.
+    PACKAGES_PACKAGE=(binutils dpkg-dev gzip)
     # Who reads manual pages.
     PACKAGES_MANUAL=(groff-base)
     # testpmd is in dpdk-dev; each driver is a package of its own, whose name install_dpdk completes.
     DPDK_DRIVERS=(mempool-ring net-af-xdp net-null net-vhost net-virtio)
 }
 
+readonly CARGO_DEB_VERSION=3.8.0
 readonly CARGO_DENY_VERSION=0.20.2
 readonly CARGO_FUZZ_VERSION=0.13.2
 # The last one that the oldest Rust of the workspace can build.
@@ -192,6 +195,10 @@ install_cargo_tool() {
     cargo install --quiet --locked --debug --root "$CACHE/tools" --target-dir "$CACHE/tools/target-$name" "${@:3}" \
         "cargo-$name@$version" >&2 || fail "cargo-$name could not be built (see above); check the network"
     rm -rf "$CACHE/tools/target-$name"
+}
+
+install_cargo_deb() {
+    install_cargo_tool deb "$CARGO_DEB_VERSION"
 }
 
 install_cargo_deny() {

@@ -9,6 +9,7 @@
 readonly TARGET="${CARGO_TARGET_DIR:-$REPO/target}"
 # What tests and scripts/kernels run.
 export VHOST_AF_XDP_BIN="$TARGET/debug/vhost-af-xdp" VHOST_AF_XDP_STEWARD_BIN="$TARGET/debug/vhost-af-xdp-steward"
+export MANUAL_BIN="$TARGET/debug/manual"
 export KERNEL_RIG_BIN="$TARGET/debug/kernel_rig" SANDBOX_ATTEMPT_BIN="$TARGET/debug/examples/sandbox_attempt"
 # Where install_cargo_tool puts what it builds.
 PATH="$CACHE/tools/bin:$PATH"
@@ -20,6 +21,8 @@ install_for_system_tests() {
     install_rust
     install_dpdk
     install_prometheus
+    install_packages "${PACKAGES_PACKAGE[@]}"
+    install_cargo_deb
     guest_prepare
     guest_choose_accel
     on_exit set_huge_pages "$(<"$HUGE_PAGES")"

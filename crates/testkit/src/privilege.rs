@@ -24,6 +24,8 @@ pub enum Need {
     Prometheus,
     /// systemd's program, and control groups of version 2 for it.
     Systemd,
+    /// What makes a Debian package, and what installs one.
+    Packager,
 }
 
 /// `true` if all is there. Otherwise says `SKIPPED: reason`.
@@ -53,6 +55,9 @@ fn missing(need: Need) -> Option<String> {
         Need::Libvirt => missing_program("virsh").or_else(|| missing_program("libvirtd")),
         Need::Prometheus => missing_program("promtool").or_else(|| missing_program("prometheus")),
         Need::Fuse => missing_device("/dev/fuse"),
+        Need::Packager => ["cargo-deb", "dpkg-deb", "dpkg-shlibdeps", "strip", "pivot_root"]
+            .into_iter()
+            .find_map(missing_program),
         Need::Systemd => missing_program(systemd::PROGRAM).or_else(|| {
             let none = cgroup::mounted().is_none();
             none.then(|| "there are no control groups (cgroup2) that can be changed".to_owned())

@@ -30,6 +30,17 @@ pub fn steward() -> &'static Path {
     PROGRAM.get_or_init(|| named_or_built("VHOST_AF_XDP_STEWARD_BIN", manifest, &[]))
 }
 
+/// What makes the manual pages: `$MANUAL_BIN`, or what `cargo build` makes of this tree, once a test process.
+///
+/// # Panics
+/// If it does not build.
+#[must_use]
+pub fn manual() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../manual/Cargo.toml");
+    PROGRAM.get_or_init(|| named_or_built("MANUAL_BIN", manifest, &[]))
+}
+
 /// What tries things from within the daemon's sandbox: `$SANDBOX_ATTEMPT_BIN`, or what `cargo build` makes of this tree, once
 /// a test process.
 ///

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::process::Command;
 
 use testkit::systemd::Systemd;
 use testkit::{VethPair, require};
@@ -87,4 +88,35 @@ fn what_is_missing_at_first_may_come_later() {
     systemd.await_log("vhost-af-xdp: port /run/vhost-af-xdp-vm2/net.sock", 7);
     veth.near.ip(&["link", "set", "later0", "name", VethPair::NIC]);
     systemd.await_log("ready port=/run/vhost-af-xdp-vm2/net.sock", 1);
+}
+
+/// What systemd takes for exposed, in tenths: it may become less, and not more. A unit for each configuration file or
+/// guest has a bounded number of tasks and bytes.
+#[test]
+fn units_keep_to_what_they_need() {
+    require!(Systemd);
+    for (unit, most) in [
+        ("vhost-af-xdp-steward.service", 34),
+        ("vhost-af-xdp@.service", 13),
+    ] {
+        let path = format!("{}/../../docs/deploy/{unit}", env!("CARGO_MANIFEST_DIR"));
+        let path = fs::canonicalize(path).expect("part of the tree");
+        let output = Command::new("systemd-analyze")
+            .args(["security", "--offline=true", "--no-pager"])
+            .arg(format!("--threshold={most}"))
+            .arg(&path)
+            .output()
+            .expect("part of systemd");
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{unit}: {said}");
+        let text = fs::read_to_string(path).expect("text");
+        let limits = ["NoNewPrivileges=yes", "LimitMEMLOCK=", "LimitNOFILE="];
+        assert!(limits.iter().all(|limit| text.contains(limit)), "{unit}");
+        let of_guests = ["MemoryMax=", "TasksMax=", "ProtectProc=invisible"];
+        let is_of_guests = unit.contains('@');
+        assert!(
+            !is_of_guests || of_guests.iter().all(|limit| text.contains(limit)),
+            "{unit}"
+        );
+    }
 }

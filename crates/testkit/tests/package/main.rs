@@ -1,0 +1,227 @@
+//! The Debian package: what is in it, and what it does to a system.
+//!
+//! It is made of the programs under test (scripts/package --programs), and installed on a copy of this machine's system
+//! that is thrown away: an overlay with namespaces of its own, in which nothing is started but what the test starts.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+use serde_json::Value;
+use tempfile::TempDir;
+use testkit::{VethPair, program, require};
+
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+const INSIDE: &str = include_str!("inside.sh");
+
+/// Makes an overlay over the whole system its root, and runs the rest there. Arguments: a directory, a script, those of
+/// the script.
+const OVERLAY: &str = r#"set -e
+place="$1"
+mount -t tmpfs -o mode=755 vax-overlay "$place"
+mkdir "$place/upper" "$place/work" "$place/root"
+mount -t overlay -o "lowerdir=/,upperdir=$place/upper,workdir=$place/work" vax-root "$place/root"
+cp "$3" "$place/root/package.deb"
+mount -t proc vax-proc "$place/root/proc"
+mount --rbind /sys "$place/root/sys"
+mount -t bpf vax-bpf "$place/root/sys/fs/bpf"
+mount --rbind /dev "$place/root/dev"
+for directory in run tmp; do mount -t tmpfs -o mode=1777 vax-tmp "$place/root/$directory"; done
+printf '%s' "$2" >"$place/root/tmp/inside"
+mkdir "$place/root/tmp/old"
+cd "$place/root"
+pivot_root . tmp/old
+umount -l /tmp/old
+exec env -i PATH="$PATH" sh /tmp/inside /package.deb "$4""#;
+
+/// A package of the programs under test, made once a test process; and the directory that it goes with.
+fn package() -> PathBuf {
+    static MADE: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
+    let (_, path) = MADE.get_or_init(|| {
+        let directory = tempfile::tempdir().expect("a directory");
+        let programs = directory.path().join("programs");
+        fs::create_dir(&programs).expect("writable");
+        let manual = program::manual();
+        for path in [program::daemon(), program::steward(), manual] {
+            let name = path.file_name().expect("a program");
+            std::os::unix::fs::symlink(path, programs.join(name)).expect("writable");
+        }
+        let output = Command::new(Path::new(ROOT).join("scripts/package"))
+            .arg("--programs")
+            .arg(&programs)
+            .arg("--output")
+            .arg(directory.path())
+            .output()
+            .expect("part of the tree");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{said}");
+        let path = String::from_utf8(output.stdout).expect("a path");
+        (directory, PathBuf::from(path.trim()))
+    });
+    path.clone()
+}
+
+fn output(command: &mut Command) -> String {
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = command.output().expect("it is installed");
+    let (said, complained) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+    assert!(status.success(), "{said}{complained}");
+    said.into_owned()
+}
+
+fn dpkg_deb(option: &str) -> String {
+    output(Command::new("dpkg-deb").arg(option).arg(package()))
+}
+
+/// Text files of the package as they will be installed.
+fn unpacked() -> TempDir {
+    let directory = tempfile::tempdir().expect("a directory");
+    output(
+        Command::new("dpkg-deb")
+            .arg("--raw-extract")
+            .arg(package())
+            .arg(directory.path().join("package")),
+    );
+    directory
+}
+
+#[test]
+fn package_is_roots_and_has_what_it_should() {
+    require!(Root, Packager);
+    let list = dpkg_deb("--contents");
+    for line in list.lines() {
+        let mode = line.split_whitespace().next().expect("a mode");
+        let owner = line.split_whitespace().nth(1).expect("an owner");
+        assert!(owner == "0/0" || owner == "root/root", "{line}");
+        let is_program = line.contains("./usr/bin/v");
+        let wanted = match (mode.starts_with('d'), is_program) {
+            (true, _) => "drwxr-xr-x",
+            (false, true) => "-rwxr-xr-x",
+            (false, false) => "-rw-r--r--",
+        };
+        assert_eq!(mode, wanted, "{line}");
+    }
+    for path in [
+        "usr/bin/vhost-af-xdp",
+        "usr/bin/vhost-af-xdp-steward",
+        "usr/lib/systemd/system/vhost-af-xdp@.service",
+        "usr/lib/systemd/system/vhost-af-xdp-steward.service",
+        "usr/lib/systemd/system/vhost-af-xdp-steward.socket",
+        "usr/lib/sysusers.d/vhost-af-xdp.conf",
+        "usr/share/man/man1/vhost-af-xdp-serve.1.gz",
+        "usr/share/man/man1/vhost-af-xdp-steward.1.gz",
+        "usr/share/bash-completion/completions/vhost-af-xdp",
+        "usr/share/zsh/vendor-completions/_vhost-af-xdp",
+        "usr/share/fish/vendor_completions.d/vhost-af-xdp.fish",
+        "usr/share/qemu/vhost-user/50-vhost-af-xdp.json",
+        "usr/share/doc/vhost-af-xdp/copyright",
+        "usr/share/doc/vhost-af-xdp/docs/cli.md",
+        "etc/vhost-af-xdp/steward.toml",
+    ] {
+        assert!(
+            list.lines().any(|line| line.ends_with(&format!(" ./{path}"))),
+            "{path}: {list}"
+        );
+    }
+    let control = dpkg_deb("--info");
+    for words in [
+        "Depends: ",
+        "libc6 (",
+        "libelf1",
+        "zlib1g",
+        "Section: net",
+        "conffiles",
+    ] {
+        assert!(control.contains(words), "{words}: {control}");
+    }
+}
+
+#[test]
+fn package_tells_of_no_path_of_this_machine() {
+    require!(Root, Packager);
+    let directory = unpacked();
+    let here = fs::canonicalize(ROOT).expect("the tree");
+    let found = Command::new("grep")
+        .args(["-rlF", "--exclude-dir=bin"])
+        .arg(here)
+        .arg(directory.path())
+        .output()
+        .expect("grep is installed");
+    assert_eq!(String::from_utf8_lossy(&found.stdout), "");
+    // Scripts that dpkg runs are such as sh understands.
+    for script in ["postinst", "prerm", "postrm"] {
+        let path = directory.path().join("package/DEBIAN").join(script);
+        output(Command::new("sh").arg("-n").arg(&path));
+        let text = fs::read_to_string(path).expect("text");
+        assert!(!text.contains("#DEBHELPER#"), "{text}");
+    }
+}
+
+/// What was said between one step and the next.
+fn step<'a>(said: &'a str, name: &str) -> &'a str {
+    let begin = format!("==== {name}\n");
+    let at = said
+        .find(&begin)
+        .unwrap_or_else(|| panic!("no step {name}:\n{said}"));
+    let rest = &said[at + begin.len()..];
+    rest.split("==== ").next().expect("a part")
+}
+
+#[test]
+fn installed_programs_run_and_nothing_is_left_of_them() {
+    require!(Root, Packager);
+    let veth = VethPair::with(2, 1500);
+    let place = tempfile::tempdir().expect("a directory");
+    let mut command = veth.near.command("unshare");
+    command
+        .args([
+            "--mount",
+            "--propagation",
+            "private",
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "--ipc",
+            "--uts",
+        ])
+        .args(["sh", "-c", OVERLAY, "sh"])
+        .arg(place.path())
+        .arg(INSIDE)
+        .arg(package())
+        .arg(VethPair::NIC);
+    let said = output(&mut command);
+
+    assert!(step(&said, "install").contains("vhost-af-xdp:x:"), "{said}");
+    assert!(
+        step(&said, "install").contains("vhost-af-xdp-steward.socket"),
+        "{said}"
+    );
+    assert!(!step(&said, "install").contains("dpkg: error"), "{said}");
+    assert_eq!(step(&said, "verify"), "", "{said}");
+    assert!(
+        step(&said, "run").contains("\"mode\": \"copy (native)\""),
+        "{said}"
+    );
+    let status: Value = serde_json::from_str(step(&said, "status")).unwrap_or_else(|_| panic!("{said}"));
+    assert_eq!(status[0]["ports"][0]["nic"], VethPair::NIC, "{said}");
+    let leases: Value = serde_json::from_str(step(&said, "leases")).expect("JSON");
+    assert_eq!(leases[0]["lease"]["start_queue"], 0, "{said}");
+    assert!(!said.contains("ended with"), "{said}");
+    // The steward that was killed left its program for the next one; who removes the package takes it off.
+    assert_ne!(step(&said, "pinned"), "", "{said}");
+    let left: Vec<_> = step(&said, "left").lines().collect();
+    assert_eq!(
+        left,
+        ["/etc/vhost-af-xdp", "/etc/vhost-af-xdp/steward.toml"],
+        "{said}"
+    );
+    assert_eq!(step(&said, "left after purge"), "", "{said}");
+    assert_eq!(step(&said, "missing"), "", "{said}");
+    let mut ip = veth.near.command("ip");
+    let shown = output(ip.args(["link", "show", VethPair::NIC]));
+    assert!(!shown.contains("xdp"), "{shown}");
+}
