@@ -19,6 +19,7 @@ use crate::borders;
 use crate::busy_poll;
 use crate::canaries;
 use crate::dpdk;
+use crate::foreseen;
 use crate::raw;
 use crate::setting::Setting;
 use crate::stack;
@@ -82,6 +83,8 @@ enum Task {
     Offloads(Setting),
     /// A guest that is DPDK's sends every frame back.
     Dpdk(Setting),
+    /// What is said of it beforehand.
+    Foreseen,
     /// The raw benchmarks.
     Raw,
 }
@@ -128,7 +131,7 @@ pub(crate) fn all(wire: &Wire, short: bool) -> Vec<Case> {
             tasks.extend(Setting::few().into_iter().map(Task::Dpdk));
             tasks.push(Task::Dpdk(Setting::WHOLE_QUEUE));
         }
-        tasks.push(Task::Raw);
+        tasks.extend([Task::Foreseen, Task::Raw]);
     } else if zero_copy {
         let busy_poll = Setting {
             busy_poll: true,
@@ -140,6 +143,7 @@ pub(crate) fn all(wire: &Wire, short: bool) -> Vec<Case> {
             Task::TakenBack(Setting::INTO_GUEST),
             Task::BusyPoll(busy_poll),
             Task::Canaries(Setting::SEND_DIRECT),
+            Task::Foreseen,
             Task::Raw,
         ]);
         if wire.driver() == "virtio_net" {
@@ -171,6 +175,7 @@ impl Task {
             },
             Self::Offloads(setting) => format!("{} --offload all, TCP, UDP", setting.name()),
             Self::Dpdk(setting) => format!("{}, DPDK's guest", setting.name()),
+            Self::Foreseen => "check --try, then serve".to_owned(),
             Self::Raw => "bench rxdrop, l2fwd, txonly".to_owned(),
         }
     }
@@ -190,6 +195,7 @@ impl Case {
             Task::Canaries(setting) => canaries::run(wire, setting),
             Task::Offloads(setting) => stack::run(wire, setting),
             Task::Dpdk(setting) => dpdk::run(wire, setting),
+            Task::Foreseen => foreseen::run(wire),
             Task::Raw => raw::run(wire),
         }
     }

@@ -21,6 +21,7 @@ mod busy_poll;
 mod canaries;
 mod cases;
 mod dpdk;
+mod foreseen;
 mod measure;
 mod raw;
 mod setting;
