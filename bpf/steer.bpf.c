@@ -42,6 +42,8 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
+#include "steer_key.h"
+
 char _license[] SEC("license") = "Dual BSD/GPL";
 
 /* Written by the loader (mapped into it), only read here. */
@@ -171,21 +173,10 @@ static __always_inline int vlan_of(const __u8 *frame, const void *end)
 	return (frame[14] & 0x0f) << 8 | frame[15];
 }
 
-/* Shift of a field of so many bytes at a place of a word. */
-#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-#define SHIFT(at, bytes) (8 * (at))
-#else
-#define SHIFT(at, bytes) (64 - 8 * ((at) + (bytes)))
-#endif
-#define BYTE(bytes, i, at) ((__u64)(bytes)[i] << SHIFT(at, 1))
-
 /*
  * Whether an entry is in the set; `mac` may be absent.
  *
- * The key is a steer_entry. It is put together in registers and written in whole words: kernels like 6.1.176 take
- * each write of a bounded value for a spilled register, and refuse a later one to a part of the same word, unless the
- * loader has CAP_PERFMON ("attempt to corrupt spilled pointer on stack", kernel/bpf/verifier.c,
- * check_stack_write_fixed_off).
+ * The key is a steer_entry, see steer_key.h.
  */
 static __always_inline int has_entry(__u32 queue, __u32 vlan, const __u8 *mac)
 {
@@ -362,9 +353,7 @@ static __always_inline int steer_in_network(struct xdp_md *ctx, __u32 queue, __u
 		}
 		return XDP_PASS;
 	}
-	/* A steer_station, written as one word: see has_entry. */
-	key = (__u64)(__u16)vlan << SHIFT(0, 2) | BYTE(frame, 0, 2) | BYTE(frame, 1, 3) | BYTE(frame, 2, 4) |
-	      BYTE(frame, 3, 5) | BYTE(frame, 4, 6) | BYTE(frame, 5, 7);
+	key = station_key(vlan, frame);
 	member = bpf_map_lookup_elem(&steer_stations, (const void *)&key);
 	if (!member || member->network != network)
 		goto not_ours;

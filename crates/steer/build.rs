@@ -15,7 +15,9 @@ fn main() {
     let out_dir = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let bpf_dir = manifest_dir.join("../../bpf");
 
-    println!("cargo:rerun-if-changed={}", bpf_dir.join("steer.h").display());
+    for header in ["steer.h", "steer_key.h"] {
+        println!("cargo:rerun-if-changed={}", bpf_dir.join(header).display());
+    }
     println!("cargo:rerun-if-env-changed=CLANG");
 
     let mut args: Vec<OsString> = vec!["-Wall".into(), "-Wextra".into(), "-Werror".into()];
@@ -29,7 +31,7 @@ fn main() {
         args.push(dir.into());
     }
 
-    for name in ["steer", "verdict"] {
+    for name in ["steer", "verdict", "host"] {
         let source = bpf_dir.join(name).with_extension("bpf.c");
         println!("cargo:rerun-if-changed={}", source.display());
         let mut builder = SkeletonBuilder::new();

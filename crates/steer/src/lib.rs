@@ -18,6 +18,8 @@
 //! address and VLAN ([`Program::set_station`]). Their number comes with each frame ([`noted_port`]); frames to groups of
 //! stations go to the host, and a copy into a [`GroupRing`].
 //!
+//! [`HostAccess`] lets such a network and the host reach each other.
+//!
 //! [`VerdictProgram`] is for measuring beside it: every frame is dropped, or sent back, in the driver.
 //!
 //! # Limits
@@ -49,6 +51,7 @@ mod capture;
 mod config;
 mod error;
 mod foreign;
+mod host;
 mod layout;
 mod link;
 mod mode;
@@ -64,6 +67,7 @@ mod verdict;
 
 pub use error::{AttachError, KernelRefusal, PinError, with_sources};
 pub use foreign::{AttachedAs, ForeignProgram, Held, is_detached, program_on, unnamed_program_on};
+pub use host::{HostAccess, HostError, HostHook};
 pub use layout::{Filter, LAST_VLAN, MAX_QUEUES, QueueConf, QueueCounters, VirtioHeader};
 pub use mode::{Mode, ModeRequest};
 pub use network::{GroupLimit, MAX_STATIONS, NOTE_BYTES, Station, StationError, noted_port};
@@ -73,7 +77,7 @@ pub use socket_map::{SocketMap, SocketMapError};
 pub use text::{mac_bytes, mac_text, ranges};
 pub use verdict::{Verdict, VerdictError, VerdictProgram};
 
-/// The skeletons that `build.rs` makes of `bpf/steer.bpf.c` and `bpf/verdict.bpf.c`.
+/// The skeletons that `build.rs` makes of the programs below `bpf`.
 #[allow(unsafe_code, missing_docs, unreachable_pub, unused, elided_lifetimes_in_paths)]
 #[allow(
     clippy::all,
@@ -82,6 +86,10 @@ pub use verdict::{Verdict, VerdictError, VerdictProgram};
 )]
 mod skel {
     include!(concat!(env!("OUT_DIR"), "/steer.skel.rs"));
+
+    pub(crate) mod host {
+        include!(concat!(env!("OUT_DIR"), "/host.skel.rs"));
+    }
 
     pub(crate) mod verdict {
         include!(concat!(env!("OUT_DIR"), "/verdict.skel.rs"));

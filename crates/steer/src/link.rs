@@ -106,20 +106,28 @@ impl Drop for Attached {
     }
 }
 
-/// Makes a link from an interface to the program.
+/// Makes a link from an interface to an XDP program.
 pub(crate) fn create(program: BorrowedFd<'_>, ifindex: u32, mode: Mode) -> io::Result<OwnedFd> {
+    create_at(program, ifindex, libbpf_sys::BPF_XDP, mode.flag())
+}
+
+/// Makes a link from a place of an interface to a program of the kind that belongs there.
+pub(crate) fn create_at(
+    program: BorrowedFd<'_>,
+    ifindex: u32,
+    place: libbpf_sys::bpf_attach_type,
+    flags: u32,
+) -> io::Result<OwnedFd> {
     let opts = libbpf_sys::bpf_link_create_opts {
         sz: size_of::<libbpf_sys::bpf_link_create_opts>() as libbpf_sys::size_t,
-        flags: mode.flag(),
+        flags,
         ..Default::default()
     };
     let target = as_int(ifindex)?;
     let (fd, _) = messages_of(|| {
         // SAFETY: opts is valid for the call and says its own size; the program's descriptor is borrowed, hence
-        // open; for BPF_XDP the "target descriptor" is an interface index.
-        unsafe {
-            libbpf_sys::bpf_link_create(program.as_raw_fd(), target, libbpf_sys::BPF_XDP, &raw const opts)
-        }
+        // open; for these places the "target descriptor" is an interface index.
+        unsafe { libbpf_sys::bpf_link_create(program.as_raw_fd(), target, place, &raw const opts) }
     });
     if fd < 0 {
         return Err(io::Error::from_raw_os_error(-fd));

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: (Apache-2.0 OR BSD-3-Clause) */
+/*
+ * steer_key.h: keys of maps, put together in registers and written in whole words.
+ *
+ * Kernels like 6.1.176 take each write of a bounded value to the stack for a spilled register, and refuse a later one to
+ * a part of the same word, unless the loader has CAP_PERFMON ("attempt to corrupt spilled pointer on stack",
+ * kernel/bpf/verifier.c, check_stack_write_fixed_off). Who keeps a key in a volatile word has it written so.
+ */
+#ifndef VHOST_AF_XDP_STEER_KEY_H
+#define VHOST_AF_XDP_STEER_KEY_H
+
+#include <linux/types.h>
+
+/* Shift of a field of so many bytes at a place of a word. */
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#define SHIFT(at, bytes) (8 * (at))
+#else
+#define SHIFT(at, bytes) (64 - 8 * ((at) + (bytes)))
+#endif
+#define BYTE(bytes, i, at) ((__u64)(bytes)[i] << SHIFT(at, 1))
+
+/* The word of a steer_station, of a frame's first bytes. */
+static __always_inline __u64 station_key(__u32 vlan, const __u8 *mac)
+{
+	return (__u64)(__u16)vlan << SHIFT(0, 2) | BYTE(mac, 0, 2) | BYTE(mac, 1, 3) | BYTE(mac, 2, 4) |
+	       BYTE(mac, 3, 5) | BYTE(mac, 4, 6) | BYTE(mac, 5, 7);
+}
+
+#endif

@@ -1,0 +1,197 @@
+//! Host and network joined by a veth pair: ping and TCP over the host's own interface and address, both ways, and frames
+//! that come whole. The guest is a namespace with the pair's inner end, whose address is a station.
+
+mod common;
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use common::{Pair, as_a_steward};
+use steer::{GroupLimit, GroupRing, HostAccess, HostHook, ModeRequest, Program, QueueConf, Station};
+use testkit::{NetNs, PacketPort, VethPair, frame, wait};
+
+const GUEST: [u8; 6] = [2, 0, 0, 0, 0, 0x11];
+const GUEST_TEXT: &str = "02:00:00:00:00:11";
+const HOST_IP: &str = "192.0.2.1";
+const GUEST_IP: &str = "192.0.2.2";
+const HOST_END: &str = "vaxh0";
+const INNER_END: &str = "vaxg0";
+const BYTES: usize = 3 << 20;
+
+struct World {
+    access: Option<HostAccess>,
+    program: Program,
+    guest: NetNs,
+    pair: Pair,
+}
+
+impl World {
+    fn new(hook: HostHook) -> Option<Self> {
+        let pair = Pair::new(1500)?;
+        let (near, guest) = (&pair.veth.near, NetNs::new("guest"));
+        near.ip(&[
+            "link",
+            "add",
+            HOST_END,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            INNER_END,
+            "netns",
+            guest.name(),
+        ]);
+        // What the inner end gets has to be whole.
+        near.run(
+            "ethtool",
+            &[
+                "-K", HOST_END, "tx", "off", "tso", "off", "gso", "off", "txvlan", "off",
+            ],
+        );
+        near.ip(&["link", "set", HOST_END, "arp", "off", "up"]);
+        guest.ip(&["link", "set", INNER_END, "address", GUEST_TEXT, "up"]);
+        guest.ip(&["address", "add", &format!("{GUEST_IP}/24"), "dev", INNER_END]);
+        guest.run(
+            "ethtool",
+            &["-K", INNER_END, "tx", "off", "tso", "off", "gso", "off"],
+        );
+        near.ip(&["link", "set", VethPair::NIC, "arp", "on"]);
+        near.ip(&["address", "add", &format!("{HOST_IP}/24"), "dev", VethPair::NIC]);
+        let program = Program::attach(pair.ifindex(), ModeRequest::Native, false).expect("veth takes XDP");
+        let ring = GroupRing::new().expect("memory");
+        program
+            .set_network(0..1, GroupLimit::default(), &ring)
+            .expect("queue 0");
+        let station = Station { vlan: 0, mac: GUEST };
+        program.set_station(0, station, 1).expect("room");
+        let xsk = pair.unbound_xsk();
+        let conf = QueueConf {
+            virtio_header: None,
+            frame_limit: 1514,
+        };
+        program.enable_queue(0, xsk.as_fd(), conf).expect("queue 0");
+        let host_end = near.index_of(HOST_END);
+        let uplink = pair.ifindex();
+        let access =
+            as_a_steward(|| HostAccess::attach(&program, 0, uplink, host_end, hook)).expect("joined");
+        Some(Self {
+            access: Some(access),
+            program,
+            guest,
+            pair,
+        })
+    }
+
+    fn pings(&self, from: &NetNs, to: &str) -> bool {
+        let output = from.command("ping").args(["-c", "1", "-W", "1", to]).output();
+        output.expect("ping(8)").status.success()
+    }
+
+    fn host(&self) -> &NetNs {
+        &self.pair.veth.near
+    }
+}
+
+/// Sends bytes over TCP, which must arrive as they are.
+fn send_tcp(from: &NetNs, to: &NetNs, ip: &str) {
+    let bytes: Vec<u8> = (0..BYTES).map(|at| (at / 7) as u8).collect();
+    let listener = to.enter(|| TcpListener::bind((ip, 0)).expect("an address of its own"));
+    let address = listener.local_addr().expect("bound");
+    std::thread::scope(|scope| {
+        let received = scope.spawn(move || {
+            let (mut stream, _) = listener.accept().expect("somebody comes");
+            stream.set_read_timeout(Some(wait::SOON)).expect("a time");
+            let mut all = Vec::new();
+            stream.read_to_end(&mut all).expect("it comes");
+            all
+        });
+        from.enter(|| {
+            let mut stream = TcpStream::connect_timeout(&address, wait::SOON).expect("it listens");
+            stream.write_all(&bytes).expect("it goes");
+        });
+        assert!(received.join().expect("it ends") == bytes, "other bytes");
+    });
+}
+
+#[test]
+fn host_and_guest_reach_each_other_over_the_hosts_own_interface() {
+    for hook in [HostHook::Best, HostHook::Clsact] {
+        let Some(mut world) = World::new(hook) else { return };
+        let host = world.host();
+        assert!(world.pings(host, GUEST_IP), "{hook:?}: host to guest");
+        assert!(world.pings(&world.guest, HOST_IP), "{hook:?}: guest to host");
+        let neighbours = host.output_of("ip", &["neighbour", "show", "dev", VethPair::NIC]);
+        assert!(neighbours.contains(GUEST_TEXT), "{neighbours}");
+        send_tcp(host, &world.guest, GUEST_IP);
+        send_tcp(&world.guest, host, HOST_IP);
+        world.access = None;
+        assert!(!world.pings(world.host(), GUEST_IP), "{hook:?}: taken back");
+        let filters = world
+            .host()
+            .output_of("tc", &["filter", "show", "dev", VethPair::NIC, "egress"]);
+        assert!(!filters.contains("bpf"), "{filters}");
+    }
+}
+
+#[test]
+fn what_the_host_sends_comes_whole_and_not_out_of_the_nic() {
+    let Some(world) = World::new(HostHook::Best) else {
+        return;
+    };
+    let inside = PacketPort::open_to_read_with_header(&world.guest, INNER_END);
+    send_tcp(world.host(), &world.guest, GUEST_IP);
+    let (mut segments, mut longest) = (0, 0);
+    while let Some((seen, status)) = inside.receive_with_status(Duration::ZERO) {
+        // Behind the header that tells of checksums and segmentation.
+        let (header, bytes) = seen.split_at(10);
+        assert_eq!(status & libc::TP_STATUS_CSUMNOTREADY, 0, "a partial checksum");
+        assert_eq!(
+            header[..2],
+            [0, 0],
+            "a checksum to be completed, or a packet to be cut"
+        );
+        longest = longest.max(bytes.len());
+        segments += usize::from(bytes[..6] == GUEST && bytes.len() > 1000);
+    }
+    assert!(
+        segments > 0 && longest <= 1514,
+        "{segments} segments, {longest} bytes"
+    );
+    while let Some(seen) = world.pair.far_socket.receive(Duration::ZERO) {
+        assert_ne!(seen[..6], GUEST, "to the guest, out of the NIC");
+    }
+}
+
+#[test]
+fn groups_go_both_ways_and_strangers_out_of_the_nic_only() {
+    let Some(world) = World::new(HostHook::Best) else {
+        return;
+    };
+    let inside = PacketPort::open(&world.guest, INNER_END);
+    let out = PacketPort::open(world.host(), VethPair::NIC);
+    let to = |mac: [u8; 6], seed| {
+        let mut sent = frame::plain(100, seed);
+        sent[..6].copy_from_slice(&mac);
+        sent
+    };
+    // By a packet socket frames pass the same hook as all others.
+    let (group, stranger, last) = (to([0xff; 6], 1), to([2, 0, 0, 0, 0, 0x99], 2), to(GUEST, 3));
+    for sent in [&group, &stranger, &last] {
+        out.send(sent);
+    }
+    assert_eq!(inside.receive_before(&last), std::slice::from_ref(&group));
+    let wire = &world.pair.far_socket;
+    assert_eq!(wire.receive(wait::SOON), Some(group.clone()));
+    assert_eq!(wire.receive(wait::SOON), Some(stranger));
+    assert_eq!(wire.receive(Duration::from_millis(100)), None);
+    // From the guest to everybody: the host hears it on its own interface, and nobody outside does.
+    inside.send(&group);
+    assert_eq!(out.receive(wait::SOON), Some(group));
+    assert_eq!(wire.receive(Duration::from_millis(100)), None);
+    assert!(
+        world.program.counters(0).expect("counters").group_copied == 0,
+        "native XDP does not see it again"
+    );
+}
