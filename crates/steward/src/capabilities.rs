@@ -25,6 +25,9 @@ pub const OF_A_KEEPER: CapabilitySet = NEEDED_BY_ONE
     .union(CapabilitySet::DAC_OVERRIDE)
     .union(CapabilitySet::SYS_PTRACE);
 
+/// What the keeper of a daemon that reads a file has beside that: to give sockets that it makes to their owners.
+pub const TO_MAKE_SOCKETS: CapabilitySet = CapabilitySet::CHOWN;
+
 const NAMES: [(CapabilitySet, &str); 5] = [
     (CapabilitySet::NET_ADMIN, "CAP_NET_ADMIN"),
     (CapabilitySet::NET_RAW, "CAP_NET_RAW"),

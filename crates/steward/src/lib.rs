@@ -36,6 +36,7 @@
 //! | [`listing`] | who has which lease | both |
 //! | [`hardware`] | a NIC's queues in use, n-tuple rules, RSS contexts | the steward; reading: anybody |
 //! | `policy`, `capabilities`, `server` (feature `server`) | who may lease what; the steward | `vhost-af-xdp-steward` |
+//! | `text_file` (feature `server`) | files that say what a privileged process does | both |
 //!
 //! # Dependencies
 //!
@@ -61,5 +62,7 @@ pub mod options;
 pub mod policy;
 #[cfg(feature = "server")]
 pub mod server;
+#[cfg(feature = "server")]
+pub mod text_file;
 #[cfg(feature = "server")]
 pub mod users;

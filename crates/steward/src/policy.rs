@@ -29,19 +29,28 @@
 //! The first rule that allows the whole request counts, and the lease is charged to it. What no rule allows is refused;
 //! keys that are not known are an error, so that a misspelt limit is not taken for none.
 
-mod file;
 mod syntax;
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::path::Path;
 
 use steer::{Filter, MAX_QUEUES, Station, mac_text};
 
 use crate::hardware::Names;
 use crate::peer::Credentials;
 use crate::protocol::{Reason, Refusal, Wanted};
+use crate::text_file::{self, Kind};
 
-pub use file::PolicyError;
+pub use crate::text_file::FileError as PolicyError;
+
+/// Where a policy comes from.
+const FILE: Kind = Kind {
+    what: "policy",
+    reader: "steward",
+    example: "`vhost-af-xdp-steward --help`",
+    option: "--policy",
+};
 
 /// Queues of an interface, one after the other.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -92,6 +101,14 @@ pub(crate) struct Rule {
 }
 
 impl Policy {
+    /// Reads and checks the file.
+    ///
+    /// # Errors
+    /// [`PolicyError`], naming the place.
+    pub fn read(path: &Path) -> Result<Self, PolicyError> {
+        Self::parse(path, &text_file::read(FILE, path)?)
+    }
+
     /// How much memory the sockets of a user have under a rule, bytes, if the rule says so.
     pub(crate) fn memory(&self, rule: usize) -> Option<u64> {
         self.rules.get(rule).and_then(|rule| rule.memlock)

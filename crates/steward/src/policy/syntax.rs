@@ -10,6 +10,7 @@ use toml::Spanned;
 
 use super::{CONNECTIONS, CONNECTIONS_MAX, Policy, PolicyError, Rule};
 use crate::protocol::is_interface_name;
+use crate::text_file::{cut, line_of, quoted};
 use crate::users;
 
 /// The number that chown(2) takes for none.
@@ -109,29 +110,17 @@ impl Policy {
     }
 }
 
-/// Counted from 1.
-fn line_of(text: &str, at: usize) -> usize {
-    1 + text[..at].matches('\n').count()
-}
-
 /// What is wrong with the text, with what is written there. Of a value of another kind the parser names neither its key
 /// nor what belongs there.
 fn in_words(text: &str, error: &toml::de::Error) -> String {
-    let said = error.message().replace('\n', " ");
-    let Some(span) = error.span() else {
-        return said;
-    };
     let of_a_value = ["invalid type", "invalid value", "data did not match"];
-    if of_a_value.iter().any(|kind| said.starts_with(kind))
+    if let Some(span) = error.span()
+        && of_a_value.iter().any(|kind| error.message().starts_with(kind))
         && let Some(words) = of_value(&text[..span.start], &text[span.clone()])
     {
         return words;
     }
-    let from = text[..span.start].rfind('\n').map_or(0, |at| at + 1);
-    match text[from..].lines().next().map(str::trim) {
-        Some(line) if !line.is_empty() => format!("`{}`: {said}", cut(line)),
-        _ => said,
-    }
+    quoted(text, error.span(), error.message())
 }
 
 /// What belongs in the place of a value, by what is written before it.
@@ -162,14 +151,6 @@ fn of_value(before: &str, value: &str) -> Option<String> {
         ":"
     };
     Some(format!("{key}{joint} {}: give {meant}", cut(value)))
-}
-
-/// The beginning of what is too long to be repeated.
-fn cut(text: &str) -> String {
-    match text.char_indices().nth(80) {
-        Some((at, _)) => format!("{}…", &text[..at]),
-        None => text.to_owned(),
-    }
 }
 
 fn connections(said: &Spanned<u32>) -> Result<u32, String> {

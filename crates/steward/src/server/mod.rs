@@ -60,6 +60,7 @@ use connection::{Connection, Held, Incoming, Reply};
 use file::may_crash;
 use interface::Interface;
 use limits::{Attaches, Quiet, Turns, Waiting};
+pub use reload::NewPolicy;
 use reload::Reload;
 use restore::{ORPHANS_LOOK, Orphan};
 use sockets::LostErrand;

@@ -8,7 +8,8 @@
 use std::collections::BTreeSet;
 use std::io::Read;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, Sender};
 
 use super::lease::LeaseRef;
 use super::{Server, hands_over_bound};
@@ -16,12 +17,28 @@ use steer::with_sources;
 
 use crate::policy::Policy;
 
-/// When to read which policy again.
+/// When to take which other policy.
 #[derive(Debug)]
 pub(super) struct Reload {
     /// Readable when it is time to; does not block.
     pub(super) asked: UnixStream,
-    path: PathBuf,
+    from: PolicySource,
+}
+
+/// Where it comes from.
+#[derive(Debug)]
+enum PolicySource {
+    File(PathBuf),
+    Given(Receiver<NewPolicy>),
+}
+
+/// A policy that somebody in this process made, and waits for.
+#[derive(Debug)]
+pub struct NewPolicy {
+    /// The policy.
+    pub policy: Policy,
+    /// Told when it counts.
+    pub applied: Sender<()>,
 }
 
 impl Server {
@@ -31,18 +48,61 @@ impl Server {
     /// The kernel's.
     pub fn with_reload(mut self, asked: UnixStream, path: PathBuf) -> std::io::Result<Self> {
         asked.set_nonblocking(true)?;
-        self.reload = Some(Reload { asked, path });
+        let from = PolicySource::File(path);
+        self.reload = Some(Reload { asked, from });
         Ok(self)
     }
 
-    /// Reads the policy again.
+    /// Takes a policy from `policies` whenever `asked` is readable; for a steward without a file.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn with_policies(
+        mut self,
+        asked: UnixStream,
+        policies: Receiver<NewPolicy>,
+    ) -> std::io::Result<Self> {
+        asked.set_nonblocking(true)?;
+        let from = PolicySource::Given(policies);
+        self.reload = Some(Reload { asked, from });
+        Ok(self)
+    }
+
+    /// Takes another policy.
     pub(super) fn reload(&mut self) {
         let Some(reload) = &mut self.reload else {
             return;
         };
-        while reload.asked.read(&mut [0; 64]).is_ok_and(|read| read > 0) {}
-        let path = reload.path.display().to_string();
-        match Policy::read(&reload.path) {
+        let ended = loop {
+            match reload.asked.read(&mut [0; 64]) {
+                Ok(0) => break true,
+                Ok(_) => {}
+                Err(_) => break false,
+            }
+        };
+        match &reload.from {
+            PolicySource::File(path) => {
+                let path = path.clone();
+                self.read_again(&path);
+            }
+            PolicySource::Given(policies) => {
+                let given: Vec<_> = policies.try_iter().collect();
+                for NewPolicy { policy, applied } in given {
+                    self.apply(policy);
+                    // Who asked may have gone.
+                    let _ = applied.send(());
+                }
+            }
+        }
+        if ended {
+            // Nobody asks any more: its end would be readable for ever.
+            self.reload = None;
+        }
+    }
+
+    fn read_again(&mut self, file: &Path) {
+        let path = file.display().to_string();
+        match Policy::read(file) {
             Ok(policy) if !hands_over_bound() && !policy.unbound => {
                 tracing::error!(
                     "the policy stays as it was: the new one of {path} does not say `unbound-sockets = true`"
