@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rstest::rstest;
-use testkit::daemon::{Mode, Placement, assert_complaint, private_dir, run_to_end};
+use testkit::daemon::{DIR, Mode, Placement, assert_complaint, private_dir, run_to_end};
 use testkit::driver::{self, F_MRG_RXBUF, F_RING_PACKED, F_VERSION_1, region_info};
 use testkit::{Daemon, Driver, DriverConfig, Layout, NetNs, Rig, Serve, VethPair, frame, require, wait};
 use vhost::vhost_user::VhostUserFrontend;
@@ -83,12 +83,25 @@ fn private_mapping(file: &std::os::fd::OwnedFd, len: usize) -> u64 {
 fn memory_that_the_vmm_does_not_share_is_refused_with_the_remedy() {
     require!(Root);
     // By root, whose keeper looks for it: only root and the VMM's own user may see how it maps its memory (ptrace(2), PTRACE_MODE_READ).
-    let (_netns, mut daemon) = daemon_on(&Serve::null().by_root());
+    let (netns, mut daemon) = daemon_on(&Serve::null().by_root());
+    assert_private_memory_refused(&mut daemon);
+    drop(daemon);
+    // Of a port that comes later, too, whose socket the keeper makes.
+    let directories = format!("[daemon]\nsocket-directories = [\"{DIR}\"]\n");
+    let mut daemon = Daemon::start_file(&netns, &Serve::file().by_root(), &[], &directories);
+    daemon.reload_with(&format!(
+        "{directories}[port.vm]\nsocket-path = \"{DIR}/vm.sock\"\nnull = true\n"
+    ));
+    assert_private_memory_refused(&mut daemon);
+}
+
+#[track_caller]
+fn assert_private_memory_refused(daemon: &mut Daemon) {
     let ram = GuestRam::new(&[(GuestAddr(0), MIB)]).expect("memory");
     let regions = ram.regions().expect("regions");
     let mut info = region_info(&regions[0]);
     info.userspace_addr = private_mapping(&regions[0].file, MIB as usize);
-    assert_memory_refused(&mut daemon, &[info], &["not shared", "share=on"]);
+    assert_memory_refused(daemon, &[info], &["not shared", "share=on"]);
 }
 
 #[test]

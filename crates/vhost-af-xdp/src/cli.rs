@@ -4,8 +4,11 @@ mod access;
 mod api;
 pub(crate) mod busy_poll;
 pub(crate) mod choice;
+mod daemon;
 mod external;
-mod memory;
+pub(crate) mod file;
+mod keys;
+pub(crate) mod memory;
 mod offer;
 mod offload;
 mod port;
@@ -39,6 +42,8 @@ Examples:
     vhost-af-xdp serve --socket-path /run/vm1.sock --client --ifname eth1
   Without privileges, by a lease of vhost-af-xdp-steward:
     vhost-af-xdp serve --socket-path /tmp/vm1.sock --ifname eth1 --steward /run/vhost-af-xdp/steward.sock
+  The ports of a file, and how it is understood:
+    vhost-af-xdp serve --config /etc/vhost-af-xdp/vhost-af-xdp.toml --check
   No UDP segmentation:
     vhost-af-xdp serve --socket-path /run/vm1.sock --ifname eth1 --offload -uso
 
@@ -64,6 +69,9 @@ pub(crate) enum Command {
     /// Show what running daemons do: modes, queues, counters, drops by reason
     #[command(after_help = STATUS_EXAMPLES)]
     Status(StatusArgs),
+    /// Let running daemons read their files again: ports that changed are replaced, all others go on
+    #[command(after_help = RELOAD_EXAMPLES)]
+    Reload(ReloadArgs),
     /// Show who holds which NIC queue of this host: NAPI, interrupt, sockets, leases, rules, daemons
     #[command(after_help = QUEUES_EXAMPLES)]
     Queues(QueuesArgs),
@@ -90,6 +98,18 @@ pub(crate) struct StatusArgs {
     #[arg(long)]
     pub(crate) json: bool,
 }
+
+#[derive(Debug, Args)]
+pub(crate) struct ReloadArgs {
+    /// Control socket of one daemon [default: all that are found and have a file]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) control: Option<PathBuf>,
+}
+
+const RELOAD_EXAMPLES: &str = "\
+Examples:
+  After a look at how the file is understood:
+    vhost-af-xdp serve --config /etc/vhost-af-xdp/vhost-af-xdp.toml --check && vhost-af-xdp reload";
 
 const STATUS_EXAMPLES: &str = "\
 Examples:

@@ -1,8 +1,11 @@
 //! What `serve` was asked for, checked: ports and workers.
 
-use std::collections::HashSet;
+pub(crate) mod file;
+
+use std::collections::{BTreeSet, HashSet};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use steer::{Filter, ModeRequest};
@@ -10,6 +13,7 @@ use steward::policy::Queues;
 use steward::protocol::{ENTRIES_MAX, Wanted};
 use xsk::{BindRequest, BusyPoll};
 
+use self::file::ConfigFile;
 use crate::listener::Access;
 use crate::sandbox::{Layers, User};
 use device::features::OnRequest;
@@ -196,6 +200,8 @@ pub(crate) struct MemoryRules {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PortConfig {
+    /// As log and `status` have it: what the file calls it, else where the VMM is.
+    pub(crate) name: Arc<str>,
     /// Who may connect to its socket, if that is made here.
     pub(crate) access: Access,
     /// Where the VMM is.
@@ -242,7 +248,9 @@ pub(crate) enum Control {
 /// Everything `serve` runs.
 #[derive(Debug, Clone)]
 pub(crate) struct ServeConfig {
-    /// The ports, at least one.
+    /// The file that the ports are of, if it is one.
+    pub(crate) file: Option<ConfigFile>,
+    /// The ports; without a file at least one.
     pub(crate) ports: Vec<PortConfig>,
     /// Worker threads.
     pub(crate) workers: usize,
@@ -304,7 +312,7 @@ pub(crate) enum ConfigError {
          use more processes"
     )]
     MaxMemory { bytes: u64 },
-    #[error("cable {name}: {ends} port(s) name it, a cable joins two: give --port ...,cable={name} twice")]
+    #[error("cable {name}: {ends} port(s) name it, a cable joins two: give cable={name} to two ports")]
     Cable { name: String, ends: usize },
     #[error(
         "cable {0}: its guests have no queue of an interface that could read their memory, use memory=copy"
@@ -359,6 +367,15 @@ pub(crate) enum ConfigError {
     FrameBytes(u32),
 }
 
+/// A configuration that cannot be.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub(crate) struct Wrong {
+    /// The port, by its place, if it is one's; of two the later one.
+    pub(crate) port: Option<usize>,
+    pub(crate) error: ConfigError,
+}
+
 impl ServeConfig {
     /// Where VMMs are met, as far as that has a path.
     pub(crate) fn paths(&self) -> Vec<PathBuf> {
@@ -382,6 +399,17 @@ impl ServeConfig {
             .collect()
     }
 
+    /// Where sockets may be made later on: beside those of the ports that there are, and where the file says.
+    pub(crate) fn socket_directories(&self) -> Vec<PathBuf> {
+        let parent = |port: &PortConfig| match &port.endpoint {
+            Endpoint::Server(path) => path.parent().map(Path::to_owned),
+            Endpoint::Client(_) | Endpoint::Fd(_) => None,
+        };
+        let named = self.file.iter().flat_map(|file| file.directories.clone());
+        let all: BTreeSet<PathBuf> = self.ports.iter().filter_map(parent).chain(named).collect();
+        all.into_iter().collect()
+    }
+
     /// Frames that one poll of the driver may handle, if any port's sockets are to poll it.
     pub(crate) fn busy_poll_budget(&self) -> Option<u16> {
         let budgets = self.ports.iter().filter_map(|port| port.busy_poll);
@@ -391,32 +419,44 @@ impl ServeConfig {
     }
 
     /// Checks what can be checked without the kernel.
-    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+    pub(crate) fn check(&self) -> Result<(), Wrong> {
         let most = self.ports.iter().map(|port| port.memory.most_bytes);
         let bytes = most.fold(0, u64::saturating_add);
         if bytes > MOST_BYTES {
-            return Err(ConfigError::MaxMemory { bytes });
+            let error = ConfigError::MaxMemory { bytes };
+            return Err(Wrong { port: None, error });
         }
         let mut descriptors = HashSet::new();
-        for (at, port) in self.ports.iter().enumerate() {
-            port.check()?;
-            if port.has_external_program() && self.steward.is_some() {
-                return Err(ConfigError::ExternalAndSteward);
+        for at in 0..self.ports.len() {
+            let checked = self.check_port(at, &mut descriptors);
+            checked.map_err(|error| Wrong {
+                port: Some(at),
+                error,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Checks a port by itself and beside those before it, whose descriptors these are.
+    fn check_port(&self, at: usize, descriptors: &mut HashSet<i32>) -> Result<(), ConfigError> {
+        let port = &self.ports[at];
+        port.check()?;
+        if port.has_external_program() && self.steward.is_some() {
+            return Err(ConfigError::ExternalAndSteward);
+        }
+        for Inherited { fd, .. } in port.descriptors() {
+            if !descriptors.insert(fd) {
+                return Err(ConfigError::SharedDescriptor(fd));
             }
-            for Inherited { fd, .. } in port.descriptors() {
-                if !descriptors.insert(fd) {
-                    return Err(ConfigError::SharedDescriptor(fd));
-                }
-            }
-            for other in &self.ports[..at] {
-                port.check_beside(other)?;
-            }
-            if let Some(name) = port.nic.cable() {
-                let ends = self.ports.iter().filter(|port| port.nic.cable() == Some(name));
-                let (name, ends) = (name.to_owned(), ends.count());
-                if ends != 2 {
-                    return Err(ConfigError::Cable { name, ends });
-                }
+        }
+        for other in &self.ports[..at] {
+            port.check_beside(other)?;
+        }
+        if let Some(name) = port.nic.cable() {
+            let ends = self.ports.iter().filter(|port| port.nic.cable() == Some(name));
+            let (name, ends) = (name.to_owned(), ends.count());
+            if ends != 2 {
+                return Err(ConfigError::Cable { name, ends });
             }
         }
         Ok(())
@@ -455,6 +495,14 @@ impl PortConfig {
             },
             network: false,
         })
+    }
+
+    /// Memory that is locked for its queues while it copies, bytes.
+    pub(crate) fn copy_bytes(&self) -> u64 {
+        match self.nic {
+            NicConfig::Interface { .. } => u64::from(self.queues) * u64::from(self.packet_bytes),
+            NicConfig::Cable { .. } | NicConfig::Null { .. } => 0,
+        }
     }
 
     /// Offloads that are possible and not offered, by name.
@@ -592,6 +640,7 @@ mod tests {
 
     fn port(path: &str, start_queue: u32, queues: u16) -> PortConfig {
         PortConfig {
+            name: path.into(),
             access: Access::OWN,
             endpoint: Endpoint::Server(path.into()),
             queues,
@@ -620,6 +669,7 @@ mod tests {
 
     fn serve(ports: Vec<PortConfig>) -> ServeConfig {
         ServeConfig {
+            file: None,
             ports,
             workers: 1,
             cpus: Vec::new(),

@@ -42,6 +42,7 @@ impl NullPort {
         sigbus::install().expect("a handler");
         let workers = Workers::start(1, &[], Duration::ZERO).expect("a thread");
         let config = PortConfig {
+            name: "fuzz".into(),
             access: crate::listener::Access::OWN,
             endpoint: Endpoint::Server(PathBuf::from("fuzz")),
             queues,

@@ -22,12 +22,16 @@ mod listener;
 mod log_limit;
 mod nic;
 mod port;
+mod ports;
+mod reload;
 mod sandbox;
 mod serve;
 mod switch;
+mod understood;
 mod vhost_user;
 
 use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -36,7 +40,7 @@ use tracing_subscriber::EnvFilter;
 
 use api::{control_socket, process, queues, status_view};
 use check::CheckArgs;
-use cli::{Cli, Command, QueuesArgs, ServeArgs, StatusArgs};
+use cli::{Cli, Command, QueuesArgs, ReloadArgs, ServeArgs, StatusArgs};
 use config::ServeConfig;
 use guard::keeper;
 use serve::Sandboxed;
@@ -71,13 +75,15 @@ pub fn run() -> ExitCode {
         .log_internal_errors(false)
         .init();
     let done = match command {
-        Command::Serve(args) => match checked(*args) {
-            Ok(config) => serve::run(&config),
-            Err(error) => return explain(&error, ExitCode::from(2)),
+        Command::Serve(args) => match (args.check, checked(*args)) {
+            (true, Ok(config)) => print(&understood::render(&config)).map(|_| ()),
+            (false, Ok(config)) => serve::run(&config),
+            (_, Err(error)) => return explain(&error, ExitCode::from(2)),
         },
-        Command::Keeper(args) => keeper::run(args),
+        Command::Keeper(args) => keeper::run(args, cli::file::read_configured),
         Command::Api(args) => process::run(&args),
         Command::Status(args) => status(&args),
+        Command::Reload(args) => reload_all(&args),
         Command::Queues(args) => show_queues(&args),
         Command::Check(args) => show_check(&args),
         Command::Bench(args) => match args.check() {
@@ -169,6 +175,38 @@ fn status(args: &StatusArgs) -> anyhow::Result<()> {
         found.iter().map(status_view::render).collect()
     };
     print(&text).map(|_| ())
+}
+
+fn reload_all(args: &ReloadArgs) -> anyhow::Result<()> {
+    let has_file =
+        |path: &PathBuf| control_socket::ask(path).is_ok_and(|status| status.configuration.is_some());
+    let daemons = match &args.control {
+        Some(path) => vec![path.clone()],
+        None => control_socket::find_all().into_iter().filter(has_file).collect(),
+    };
+    if daemons.is_empty() {
+        anyhow::bail!("no daemon found that was started with --config: name its socket with --control PATH");
+    }
+    let mut failed = Vec::new();
+    for path in daemons {
+        match control_socket::reload(&path) {
+            Ok(outcome) => {
+                failed.extend(outcome.failed);
+                print(
+                    &outcome
+                        .done
+                        .iter()
+                        .map(|line| format!("{line}\n"))
+                        .collect::<String>(),
+                )?;
+            }
+            Err(error) => failed.push(format!("no daemon answers at {}: {error}", path.display())),
+        }
+    }
+    match failed.as_slice() {
+        [] => Ok(()),
+        failed => anyhow::bail!("{}", failed.join("\n")),
+    }
 }
 
 fn show_queues(args: &QueuesArgs) -> anyhow::Result<()> {

@@ -1,11 +1,11 @@
 //! `vhost-af-xdp serve`: starts ports, workers and watchers, and ends them.
 //!
 //! Threads: the main one waits for signals; of each port one has its state, one reads its VMM's connection, one accepts
-//! connections and one watches its interface; one answers `status`; one sees that the keeper lives; the workers move
-//! frames. All but the workers sleep nearly always. A thread of a port may wait, for the kernel, the steward or its
-//! VMM; no other port waits with it.
+//! connections and one watches its interface, of which another one tells them all that something changed; one answers
+//! `status`; one reads the configuration again; one sees that the keeper lives; the workers move frames. All but the
+//! workers sleep nearly always. A thread of a port may wait, for the kernel, the steward or its VMM; no other port
+//! waits with it.
 
-use std::collections::HashMap;
 use std::fs;
 use std::io::{self, Write};
 use std::net::TcpListener;
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, bail};
 use rustix::net::{SocketType, sockopt};
@@ -24,12 +24,14 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::{Handle, Signals};
 
 use super::config::{ApiConfig, Control, Endpoint, NicConfig, PortConfig, ServeConfig};
-use super::port::{Opened, Port};
+use super::port::Port;
 use crate::api::control_socket;
 use crate::api::process::{self, Listeners};
 use crate::api::service;
 use crate::api::status::Status;
 use crate::api::status_view;
+use crate::cli;
+use crate::cli::file::build_port;
 use crate::guard::alarm::Alarm;
 use crate::guard::interrupt;
 use crate::guard::keeper::{Keeper, Orders};
@@ -43,10 +45,11 @@ use crate::nic::interfaces::Interfaces;
 use crate::nic::numa::Nodes;
 use crate::nic::shared_memory::SharedMemory;
 use crate::nic::steering::StewardAt;
-use crate::port::far::CableEnd;
+use crate::ports::{NO_THREAD, Ports, STOPPING};
+use crate::reload::{self, Reload};
 use crate::sandbox::{self, Calls, Layer, Plan, Reach, User};
 use crate::switch::workers::Workers;
-use crate::vhost_user::accept::{VmmSource, serve_vmms};
+use crate::vhost_user::accept::VmmSource;
 use device::features::F_RING_RESET;
 use steer::with_sources;
 use steward::capabilities;
@@ -54,12 +57,6 @@ use steward::client::Waiting;
 use steward::links::Changes;
 use steward::policy::Queues;
 use steward::protocol::DEFAULT_SOCKET;
-
-/// How long ports may take to stop before the daemon ends without them: longer than a bind, and than a steward is
-/// waited for.
-const STOPPING: Duration = Duration::from_secs(12);
-
-const NO_THREAD: &str = "cannot start a thread (ulimit -u, systemd: TasksMax=)";
 
 /// Runs until a signal ends it, or the one connection that was passed in is over.
 /// Errors: what prevents the start; nothing stays behind then.
@@ -71,8 +68,8 @@ pub(crate) fn run(config: &ServeConfig) -> anyhow::Result<()> {
 pub(crate) struct Sandboxed<'a> {
     config: &'a ServeConfig,
     signals: Signals,
-    /// Of each port.
-    changes: Vec<Option<Changes>>,
+    /// Of interfaces, if any is used, or may be later.
+    changes: Option<Changes>,
     sources: Vec<VmmSource>,
     control: Option<UnixListener>,
     /// To what answers HTTP, if that was asked for.
@@ -105,6 +102,7 @@ impl<'a> Sandboxed<'a> {
         }
         // While the sandbox does not keep it from being asked for.
         let _ = drivers::kernel();
+        let _ = cli::memory::machine_bytes();
         let control = listen_for_status(&config.control, &mut leftovers)?;
         let listeners = listen_for_http(&config.api, &mut leftovers)?;
         let nodes = Nodes::read();
@@ -135,6 +133,7 @@ impl<'a> Sandboxed<'a> {
         let workers = Arc::new(workers.context("cannot start workers")?);
         let watchdog = Watchdog::start(Arc::clone(&workers)).context(NO_THREAD)?;
         let ending = Alarm::new().context("no descriptor left")?;
+        let reach = self.later();
         let interfaces = self.interfaces.leased_from(StewardAt {
             path: self.steward.or_else(|| self.keeper.steward()).unwrap_or_default(),
             is_own: config.steward.is_none(),
@@ -143,35 +142,41 @@ impl<'a> Sandboxed<'a> {
                 end: Some(ending.event()),
             },
         });
-        let opened = open_ports(config, interfaces, &workers)?;
-        let pairs: Vec<_> = opened.iter().flat_map(Opened::nodes).collect();
-        workers.settle(&self.nodes.places(config.workers, &config.cpus, &pairs));
-        let started: io::Result<Vec<_>> = opened.into_iter().map(Opened::start).collect();
-        let ports = started.context(NO_THREAD)?;
+        let ports = Arc::new(Ports::new(interfaces, &workers, self.signals.handle()));
+        ports.start(config, self.sources, &self.nodes)?;
         tracing::info!("sandbox: {}", self.in_force);
         tell_what_is_off(config);
+        if let Some(changes) = self.changes {
+            ports.watch_links(changes).context(NO_THREAD)?;
+        }
+        let reload = match (&config.file, self.keeper.requests()) {
+            (Some(file), Some(requests)) => {
+                let started = Reload::start(file.clone(), Arc::clone(&ports), requests, (build_port, reach));
+                Some(started.context(NO_THREAD)?)
+            }
+            _ => None,
+        };
         let read = {
-            let (ports, workers) = (ports.clone(), Arc::clone(&workers));
-            Arc::new(move || Status::read(&ports, &workers, &watchdog, &self.in_force))
+            let (ports, workers) = (Arc::clone(&ports), Arc::clone(&workers));
+            let reload = reload.clone();
+            Arc::new(move || {
+                let readings = reload.as_ref().map(Reload::readings);
+                Status::read(&ports.all(), &workers, &watchdog, &self.in_force, readings)
+            })
         };
         if let Some(listener) = self.control {
-            let read = Arc::clone(&read);
-            spawn("status", move || control_socket::serve(&listener, &*read))?;
+            let (read, reload) = (Arc::clone(&read), reload.clone());
+            spawn("status", move || {
+                control_socket::serve(&listener, &*read, reload.as_ref());
+            })?;
         }
         if let Some(link) = self.api {
             serve_api(link, Arc::clone(&read))?;
         }
-        for (port, changes) in ports.iter().zip(self.changes) {
-            let watched = changes.map(|changes| port.watch_link(changes));
-            watched.transpose().context(NO_THREAD)?;
-        }
         let lost = watch_keeper(&self.keeper, self.signals.handle())?;
-        for (port, source) in ports.iter().zip(self.sources) {
-            start_serving(port, source, self.signals.handle())?;
-        }
-        wait_for_the_end(&mut self.signals, &*read);
+        wait_for_the_end(&mut self.signals, &*read, reload.as_ref());
         ending.raise();
-        stop(&ports);
+        stop(&ports.all());
         // Waiting for a worker that hangs would be for ever; the end of the process ends all.
         std::mem::forget(workers);
         if lost.load(Ordering::Relaxed) {
@@ -179,23 +184,30 @@ impl<'a> Sandboxed<'a> {
         }
         Ok(())
     }
+
+    /// What ports that come later can have.
+    fn later(&self) -> reload::Reach {
+        reload::Reach {
+            vmms: connects_to_vmms(self.config) || !self.config.layers.has(Layer::Mounts),
+            leases: self.steward.is_some() || self.keeper.steward().is_some(),
+        }
+    }
 }
 
 /// Starts a thread that nobody waits for.
 fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> anyhow::Result<()> {
-    // The kernel keeps as much of a name.
-    let name = name.chars().take(15).collect();
-    let started = std::thread::Builder::new().name(name).spawn(body);
+    let started = std::thread::Builder::new().name(name.to_owned()).spawn(body);
     started.map(drop).context(NO_THREAD)
 }
 
 /// Until a signal ends the daemon, or somebody who closes what they come by.
-fn wait_for_the_end(signals: &mut Signals, read: impl Fn() -> Status) {
+fn wait_for_the_end(signals: &mut Signals, read: impl Fn() -> Status, reload: Option<&Reload>) {
     for signal in signals.forever() {
-        match signal {
+        match (signal, reload) {
             // Whether anybody reads is no matter to the guests.
-            SIGUSR1 => drop(write!(io::stderr(), "{}", status_view::render(&read()))),
-            SIGHUP => tracing::info!("SIGHUP is ignored: there is nothing to read again"),
+            (SIGUSR1, _) => drop(write!(io::stderr(), "{}", status_view::render(&read()))),
+            (SIGHUP, Some(reload)) => reload.ask(),
+            (SIGHUP, None) => tracing::info!("SIGHUP is ignored: there is nothing to read again"),
             _ => return,
         }
     }
@@ -239,17 +251,6 @@ fn tell_what_is_off(config: &ServeConfig) {
     }
 }
 
-fn start_serving(port: &Arc<Port>, source: VmmSource, signals: Handle) -> anyhow::Result<()> {
-    tracing::info!(port = %port.config.endpoint, "ready");
-    let name = format!("port {}", port.config.endpoint);
-    let port = Arc::clone(port);
-    spawn(&name, move || {
-        serve_vmms(&port, source);
-        // Only a connection that was passed in ends by itself, and the daemon with it.
-        signals.close();
-    })
-}
-
 /// What ports share that copy, if they do.
 fn shared_memory(config: &ServeConfig) -> Option<Arc<SharedMemory>> {
     let sharing = config.ports.iter().filter(|port| port.slices_from.is_some());
@@ -261,14 +262,13 @@ fn shared_memory(config: &ServeConfig) -> Option<Arc<SharedMemory>> {
 
 /// Opens the queues that somebody else gave, while that is allowed.
 fn open_given(config: &ServeConfig, given: Given, nodes: Nodes) -> anyhow::Result<Interfaces> {
-    let on_queues = config.ports.iter().filter(|port| port.wanted().is_some());
-    let copy_bytes = on_queues.map(|port| u64::from(port.queues) * u64::from(port.packet_bytes));
+    let copy_bytes = config.ports.iter().map(PortConfig::copy_bytes);
     let interfaces = Interfaces::new(given, nodes, copy_bytes.sum()).sharing(shared_memory(config));
     for port in &config.ports {
         if let (Some(wanted), Some(options)) = (port.wanted(), QueueOptions::of(port)) {
             interfaces
                 .open_given(&wanted, options)
-                .map_err(|error| anyhow::anyhow!("port {}: {}", port.endpoint, with_sources(&error)))?;
+                .map_err(|error| anyhow::anyhow!("port {}: {}", port.name, with_sources(&error)))?;
         }
     }
     Ok(interfaces)
@@ -288,12 +288,16 @@ fn steward_of(config: &ServeConfig) -> anyhow::Result<Option<PathBuf>> {
 
 /// Which paths the daemon connects to later on.
 fn reach(config: &ServeConfig, steward: Option<&Path>) -> Reach {
-    let connects = |port: &PortConfig| matches!(port.endpoint, Endpoint::Client(_));
-    if config.ports.iter().any(connects) {
+    if connects_to_vmms(config) {
         return Reach::Any("--client connects to sockets of VMMs, whose directories come and go");
     }
     let directories = steward.and_then(Path::parent).map(Path::to_owned);
     Reach::Only(directories.into_iter().collect())
+}
+
+fn connects_to_vmms(config: &ServeConfig) -> bool {
+    let connects = |port: &PortConfig| matches!(port.endpoint, Endpoint::Client(_));
+    config.ports.iter().any(connects)
 }
 
 /// A process that has given its privileges up.
@@ -334,13 +338,19 @@ fn leave_privileges(
     };
     // Their sockets and maps are open; the interface is looked at from here.
     let external = config.ports.iter().any(PortConfig::has_external_program);
+    let file = config.file.as_ref();
+    // Its file may name interfaces later.
+    let may_be_steward = || capabilities::lacking(capabilities::NEEDED_BY_ONE).is_ok_and(|it| it.is_empty());
     let keeper = Keeper::start(&Orders {
+        is_steward: !leases.is_empty() || (config.steward.is_none() && file.is_some() && may_be_steward()),
         leases: &leases,
         user: uid,
         group: gid,
         busy_poll: config.busy_poll_budget(),
         files: &leftovers.0,
         vmm_sockets: &config.paths(),
+        config: file.map(|file| file.path.as_path()),
+        directories: &file.map_or_else(Vec::new, |_| config.socket_directories()),
     })?;
     leftovers.0.clear();
     let plan = Plan {
@@ -356,38 +366,6 @@ fn leave_privileges(
     };
     let in_force = sandbox::enter(&plan)?;
     Ok(Confined { keeper, in_force })
-}
-
-/// Opens what the ports' frames go to, queues and all.
-fn open_ports(
-    config: &ServeConfig,
-    interfaces: Interfaces,
-    workers: &Arc<Workers>,
-) -> anyhow::Result<Vec<Opened>> {
-    let interfaces = Arc::new(interfaces);
-    let mut cables: HashMap<&str, usize> = HashMap::new();
-    let mut ports = Vec::new();
-    for port in &config.ports {
-        // Of a cable's two ports each is an end (config.rs).
-        let cable = port.nic.cable().map(|name| {
-            let ends = cables.entry(name).or_default();
-            *ends += 1;
-            CableEnd {
-                cable: format!("cable {name}").into(),
-                end: *ends - 1,
-            }
-        });
-        let opened = Port::open(port.clone(), Arc::clone(&interfaces), Arc::clone(workers), cable);
-        let port =
-            opened.map_err(|error| anyhow::anyhow!("port {}: {}", port.endpoint, with_sources(&error)))?;
-        ports.push(port);
-    }
-    for port in &ports {
-        let opened = port.open_queues();
-        opened.map_err(|error| anyhow::anyhow!("port {}: {}", port.name(), with_sources(&error)))?;
-    }
-    ports.iter().for_each(Opened::close_queues);
-    Ok(ports)
 }
 
 /// Ends the daemon when its keeper ends and the leases with it; true in what is returned then.
@@ -511,13 +489,11 @@ fn serve_api(link: UnixStream, read: Arc<impl Fn() -> Status + Send + Sync + 'st
     service::start(link, move || read(), lost).context(NO_THREAD)
 }
 
-/// For each port what tells of changes of its interface, if it has one.
-fn subscribe(config: &ServeConfig) -> io::Result<Vec<Option<Changes>>> {
-    let of = |port: &PortConfig| match port.nic {
-        NicConfig::Interface { .. } => Changes::subscribe().map(Some),
-        NicConfig::Null { .. } | NicConfig::Cable { .. } => Ok(None),
-    };
-    config.ports.iter().map(of).collect()
+/// What tells of changes of interfaces.
+fn subscribe(config: &ServeConfig) -> io::Result<Option<Changes>> {
+    let has_interface = |port: &PortConfig| matches!(port.nic, NicConfig::Interface { .. });
+    let wanted = config.file.is_some() || config.ports.iter().any(has_interface);
+    wanted.then(Changes::subscribe).transpose()
 }
 
 /// Stops all ports, and waits for them, but not for ever: one may hang, with a worker in memory that never answers, or
@@ -537,7 +513,7 @@ fn stop(ports: &[Arc<Port>]) {
         left.retain(|&other| other != index);
     }
     for index in left {
-        let (port, seconds) = (&ports[index].config.endpoint, STOPPING.as_secs());
-        tracing::warn!(%port, "does not stop in {seconds} s: it ends as if killed");
+        let (port, seconds) = (ports[index].name(), STOPPING.as_secs());
+        tracing::warn!(port, "does not stop in {seconds} s: it ends as if killed");
     }
 }

@@ -1,9 +1,11 @@
 //! The daemon as a guard: the real binary in a process of its own, in a namespace.
 
+mod file;
 mod options;
 mod status;
 
 use std::io::Read;
+use std::net::Shutdown;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -14,6 +16,7 @@ use rustix::io::FdFlags;
 use rustix::process::Signal;
 use tempfile::TempDir;
 
+pub use self::file::DIR;
 use self::options::Privilege;
 pub use self::options::{Mode, Placement, Serve};
 pub use crate::directory::private_dir;
@@ -51,6 +54,8 @@ impl Daemon {
         let answers = || {
             let mut stream = UnixStream::connect(&control).ok()?;
             stream.set_read_timeout(Some(wait::SOON)).ok()?;
+            // Without a request: the status is wanted.
+            stream.shutdown(Shutdown::Write).ok()?;
             stream
                 .read_to_end(&mut Vec::new())
                 .ok()

@@ -81,6 +81,15 @@ impl Serve {
         }
     }
 
+    /// With what a file says, without privileges: queues are leased from a steward.
+    #[must_use]
+    pub fn file() -> Self {
+        Self {
+            args: Vec::new(),
+            privilege: Privilege::Leased.or_root(),
+        }
+    }
+
     /// With the null NIC, without privileges.
     #[must_use]
     pub fn null() -> Self {

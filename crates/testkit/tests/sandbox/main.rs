@@ -5,6 +5,7 @@
 //! kernel's.
 
 mod attempts;
+mod keeper;
 mod running;
 mod sockets;
 

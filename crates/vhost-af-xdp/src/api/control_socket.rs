@@ -1,7 +1,8 @@
 //! Where `vhost-af-xdp status` finds a running daemon.
 //!
-//! A connection gets one JSON document, the [`Status`], and is closed. There are no requests, so
-//! nothing that connects can change or block anything; the socket is for its owner only (and root).
+//! A connection gets one JSON document, the [`Status`], and is closed; with the request `reload` before, the document
+//! says what came of that ([`Outcome`]). Who connects and says nothing is given the status after [`REQUEST_WAIT`]. The
+//! socket is for its owner only (and root).
 //!
 //! Daemons are looked for only in directories that nobody but their user can have made or filled: in /tmp anybody may
 //! make one that is named after another user, and say there what he likes.
@@ -12,6 +13,7 @@
 use std::collections::HashMap;
 use std::fs;
 use std::io::{self, Read, Write};
+use std::net::Shutdown;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -21,13 +23,21 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{SocketAddrUnix, SocketFlags, connect};
+use serde::Serialize;
 use serde_json::Value;
 
 use super::status::Status;
 use crate::listener::{Access, ListenError, listen_at, remove_stale, stream};
+use crate::reload::{Outcome, Reload};
 
 /// How long a peer may take to read its answer.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a request is waited for. `status` says at once that it has none.
+const REQUEST_WAIT: Duration = Duration::from_millis(100);
+/// The one request that there is.
+const RELOAD: &[u8] = b"reload\n";
+/// How often it is said again where the status came back: the daemon was too busy to see it in time.
+const ATTEMPTS: usize = 10;
 /// Pause after a connection that could not be accepted.
 const PAUSE: Duration = Duration::from_millis(100);
 /// How long a daemon may take to answer: it waits for nothing but a CPU, and half a second for stewards.
@@ -117,10 +127,11 @@ fn make_own(directory: &Path, user: u32) -> Result<(), ListenError> {
     }
 }
 
-/// Answers everybody who connects, for ever.
-pub(crate) fn serve(listener: &UnixListener, read: impl Fn() -> Status) {
+/// Answers everybody who connects, for ever. `reload`: for a daemon that has a file.
+pub(crate) fn serve(listener: &UnixListener, read: impl Fn() -> Status, reload: Option<&Reload>) {
     for stream in listener.incoming() {
         match stream {
+            Ok(stream) if wants_reload(&stream) => answer_reload(stream, reload),
             Ok(stream) => drop(answer(stream, &read())),
             // No descriptor is left, and the next attempt would fail at once, too.
             Err(_) => std::thread::sleep(PAUSE),
@@ -128,11 +139,49 @@ pub(crate) fn serve(listener: &UnixListener, read: impl Fn() -> Status) {
     }
 }
 
-fn answer(mut stream: UnixStream, status: &Status) -> io::Result<()> {
+fn wants_reload(mut stream: &UnixStream) -> bool {
+    let mut request = [0; RELOAD.len()];
+    let read = stream
+        .set_read_timeout(Some(REQUEST_WAIT))
+        .and_then(|()| stream.read_exact(&mut request));
+    read.is_ok() && request == RELOAD
+}
+
+/// On a thread of its own: it may take a while, and others want the status.
+fn answer_reload(stream: UnixStream, reload: Option<&Reload>) {
+    let reload = reload.cloned();
+    let body = move || {
+        let without =
+            || Outcome::failed("it was started without --config: there is nothing to read again".to_owned());
+        let outcome = reload.map_or_else(without, |reload| reload.run());
+        let _ = answer(stream, &outcome);
+    };
+    // Who asks sees the end of the connection.
+    let _ = std::thread::Builder::new().name("reload".to_owned()).spawn(body);
+}
+
+fn answer(mut stream: UnixStream, document: &impl Serialize) -> io::Result<()> {
     stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
-    let mut text = serde_json::to_vec(status)?;
+    let mut text = serde_json::to_vec(document)?;
     text.push(b'\n');
     stream.write_all(&text)
+}
+
+/// Lets the daemon at `path` read its file again, however long that takes.
+/// Errors: nobody listens there, or it ends meanwhile.
+pub(crate) fn reload(path: &Path) -> io::Result<Outcome> {
+    for _ in 0..ATTEMPTS {
+        let mut stream = UnixStream::connect(path)?;
+        stream.write_all(RELOAD)?;
+        let mut text = Vec::new();
+        (&stream).take(LONGEST).read_to_end(&mut text)?;
+        let mut value: Value = serde_json::from_slice(&text)?;
+        without_control_characters(&mut value);
+        if let Ok(outcome) = serde_json::from_value(value) {
+            return Ok(outcome);
+        }
+    }
+    Err(io::ErrorKind::TimedOut.into())
 }
 
 /// Asks all these daemons at once; those that answer, in this order.
@@ -210,6 +259,8 @@ fn ask_within(path: &Path, allowance: &Allowance) -> io::Result<Status> {
     })?;
     let pid = socket_peercred(&socket)?.pid.as_raw_pid();
     let mut stream = UnixStream::from(socket);
+    // There is no request. Fails for who has gone already, whose answer may be there.
+    let _ = stream.shutdown(Shutdown::Write);
     let mut text = Vec::new();
     let mut part = [0; 65536];
     loop {

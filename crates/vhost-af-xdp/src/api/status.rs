@@ -16,6 +16,7 @@ use crate::guard::watchdog::{Hang, Watchdog};
 use crate::nic::interface::Interface;
 use crate::port::Port;
 use crate::port::lane_facts::LaneFacts;
+use crate::reload::Readings;
 use crate::sandbox::InForce;
 use crate::switch::workers::Workers;
 use device::features::Negotiated;
@@ -81,6 +82,8 @@ pub(crate) struct LaneStatus {
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct PortStatus {
+    /// What the file calls it; without a file its socket.
+    pub(crate) name: String,
     /// Socket.
     pub(crate) endpoint: String,
     /// Interface, `cable NAME`, or `null`.
@@ -156,6 +159,8 @@ pub(crate) struct Status {
     pub(crate) cpu_us: u64,
     /// What confines the process.
     pub(crate) sandbox: InForce,
+    /// The file that its ports are of; none without one.
+    pub(crate) configuration: Option<Readings>,
     pub(crate) workers: Vec<WorkerStatus>,
     pub(crate) ports: Vec<PortStatus>,
 }
@@ -167,6 +172,7 @@ impl Status {
         workers: &Workers,
         watchdog: &Watchdog,
         sandbox: &InForce,
+        configuration: Option<Readings>,
     ) -> Self {
         await_samples(ports);
         let hangs: Vec<_> = watchdog
@@ -179,6 +185,7 @@ impl Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             cpu_us: cpu_us(),
             sandbox: sandbox.clone(),
+            configuration,
             workers: workers
                 .counters()
                 .zip(hangs)
@@ -228,6 +235,7 @@ impl PortStatus {
             LaneStatus::read(port, pair, facts.as_deref(), counted.as_deref())
         };
         Self {
+            name: port.name().to_owned(),
             endpoint: port.config.endpoint.to_string(),
             nic: interface.map_or_else(|| port.config.nic.to_string(), |interface| interface.name.clone()),
             attached: match &counted {

@@ -4,6 +4,8 @@ use std::fmt::Write as _;
 
 use comfy_table::{CellAlignment, Row, Table, presets};
 
+use crate::reload::{self, Readings};
+
 use super::status::{LaneStatus, PortStatus, Status};
 
 /// Renders the whole status, ending with a newline.
@@ -19,6 +21,9 @@ pub(crate) fn render(status: &Status) -> String {
     );
     // Writing to a String cannot fail.
     let _ = writeln!(text, "sandbox: {}", status.sandbox);
+    if let Some(readings) = &status.configuration {
+        render_readings(&mut text, readings);
+    }
     for (index, worker) in status.workers.iter().enumerate() {
         if let Some(hangs) = &worker.hangs {
             let _ = writeln!(text, "worker-{index} {hangs}");
@@ -34,6 +39,19 @@ pub(crate) fn render(status: &Status) -> String {
     text
 }
 
+fn render_readings(text: &mut String, readings: &Readings) {
+    let ago = reload::now().saturating_sub(readings.read_at);
+    // Writing to a String cannot fail.
+    let _ = writeln!(
+        text,
+        "configuration {}, read {ago} s ago",
+        readings.path.display()
+    );
+    for failed in &readings.failed {
+        let _ = writeln!(text, "  {failed}");
+    }
+}
+
 fn render_port(text: &mut String, port: &PortStatus) {
     let state = match (&port.impaired, port.connected) {
         (Some(reason), _) => format!("impaired: {reason}"),
@@ -43,7 +61,11 @@ fn render_port(text: &mut String, port: &PortStatus) {
         (None, false) => "waiting for a VMM".to_owned(),
     };
     // Writing to a String cannot fail.
-    let _ = writeln!(text, "\nport {}: {state}", port.endpoint);
+    let place = match port.name == port.endpoint {
+        true => String::new(),
+        false => format!(" ({})", port.endpoint),
+    };
+    let _ = writeln!(text, "\nport {}{place}: {state}", port.name);
     if let Some(busy) = &port.busy {
         let _ = writeln!(
             text,

@@ -10,7 +10,7 @@ use super::access::access;
 use crate::config::ApiConfig;
 
 /// As `serve` has them.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Default, Args)]
 pub(crate) struct ApiArgs {
     /// Answer HTTP on a Unix socket there: status, ports, counters, events, metrics (docs/api.md)
     #[arg(long, value_name = "PATH")]
@@ -39,6 +39,20 @@ pub(crate) struct ApiArgs {
 }
 
 impl ApiArgs {
+    /// These, and what they do not say as the others have it.
+    pub(super) fn or(self, others: Self) -> Self {
+        Self {
+            api: self.api.or(others.api),
+            api_owner: self.api_owner.or(others.api_owner),
+            api_group: self.api_group.or(others.api_group),
+            api_mode: self.api_mode.or(others.api_mode),
+            api_read_only: self.api_read_only.or(others.api_read_only),
+            api_read_only_group: self.api_read_only_group.or(others.api_read_only_group),
+            api_read_only_mode: self.api_read_only_mode.or(others.api_read_only_mode),
+            metrics: self.metrics.or(others.metrics),
+        }
+    }
+
     /// What they say.
     /// Errors: one line, naming the option.
     pub(super) fn into_config(self) -> anyhow::Result<ApiConfig> {

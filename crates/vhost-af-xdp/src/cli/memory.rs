@@ -1,5 +1,7 @@
 //! Options about the memory that a VMM may share.
 
+use std::sync::OnceLock;
+
 use anyhow::{Context, bail};
 use clap::Args;
 
@@ -34,11 +36,18 @@ impl MemoryArgs {
 
 /// What the machine has, but so little that guests of all ports fit into the address space.
 fn machine(ports: usize) -> u64 {
-    let info = rustix::system::sysinfo();
-    #[allow(clippy::unnecessary_cast, clippy::useless_conversion)] // other types on other machines
-    let (ram, swap) = (u64::from(info.totalram), u64::from(info.totalswap));
-    let bytes = ram.saturating_add(swap).saturating_mul(info.mem_unit.into());
-    bytes.min(MOST_BYTES / ports.max(1) as u64)
+    machine_bytes().min(MOST_BYTES / ports.max(1) as u64)
+}
+
+/// Memory of the machine, with swap. To be asked for first before the sandbox, in which the kernel does not tell.
+pub(crate) fn machine_bytes() -> u64 {
+    static BYTES: OnceLock<u64> = OnceLock::new();
+    *BYTES.get_or_init(|| {
+        let info = rustix::system::sysinfo();
+        #[allow(clippy::unnecessary_cast, clippy::useless_conversion)] // other types on other machines
+        let (ram, swap) = (u64::from(info.totalram), u64::from(info.totalswap));
+        ram.saturating_add(swap).saturating_mul(info.mem_unit.into())
+    })
 }
 
 /// `--packet-memory`: whole pages, so that they are whole chunks; as much as several pairs have, if it is for all.

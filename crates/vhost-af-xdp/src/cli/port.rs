@@ -3,21 +3,22 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, anyhow, bail};
-use clap::builder::{BoolishValueParser, Resettable};
-use clap::{ArgAction, Args, Command, FromArgMatches};
+use clap::builder::Resettable;
+use clap::{Args, Command, FromArgMatches};
 use steward::protocol::is_interface_name;
 
 use super::access::AccessArgs;
 use super::busy_poll::BusyPollArgs;
 use super::external::ExternalArgs;
+use super::keys::Keys;
 use super::memory::{MemoryArgs, of_a_pair, parse_packet_memory};
 use super::values::{ModeArg, VlanList, bind_request, mode_request, parse_mac, parse_vlans};
-use super::{offer, offload, sentence};
+use super::{keys, offer, offload, sentence};
 use crate::config::{Endpoint, NicConfig, Placement, PortConfig, Segments};
 use crate::nic::endpoint::COPY_BYTES;
 
 /// Options that hold for all ports.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub(super) struct AllPortsArgs {
     /// No interface: frames are made and dropped in this process (to measure the virtqueue path)
     #[arg(long, conflicts_with_all = ["ifname", "cable"])]
@@ -103,6 +104,29 @@ pub(super) struct PortArgs {
     offer: String,
 }
 
+/// Keys of a port's table in a file: there each port says all of it.
+#[derive(Debug, Clone, Args)]
+pub(super) struct PortTableArgs {
+    #[command(flatten)]
+    own: PortArgs,
+    #[command(flatten)]
+    all: AllPortsArgs,
+}
+
+impl PortTableArgs {
+    /// All that a table may say: not --shared-umem, whose memory is cut for the ports of the start.
+    pub(super) fn keys() -> Keys {
+        Keys::of::<Self>().without("shared-umem")
+    }
+
+    /// The configuration of one of so many ports.
+    /// Errors: one line, naming the key.
+    pub(super) fn build(self, ports: usize) -> anyhow::Result<PortConfig> {
+        self.own.check_access(&self.own.access)?;
+        self.own.build(&self.all, ports)
+    }
+}
+
 impl PortArgs {
     /// These, but for what a `--port` says.
     /// Errors: one line, naming the key.
@@ -129,11 +153,17 @@ impl PortArgs {
             (port.ifname, port.cable) = (None, None);
         }
         port.update_from_arg_matches(&said)?;
-        let is_made = !port.client && port.fd.is_none();
-        if let Some(key) = AccessArgs::from_arg_matches(&said)?.given().filter(|_| !is_made) {
-            bail!("{key}: the socket is not made here: leave it out with client and fd");
-        }
+        port.check_access(&AccessArgs::from_arg_matches(&said)?)?;
         Ok(port)
+    }
+
+    /// Whether there is a socket for what was said of its access.
+    fn check_access(&self, said: &AccessArgs) -> anyhow::Result<()> {
+        let is_made = !self.client && self.fd.is_none();
+        match said.given().filter(|_| !is_made) {
+            Some(key) => bail!("{key}: the socket is not made here: leave it out with client and fd"),
+            None => Ok(()),
+        }
     }
 
     /// The configuration of one of so many ports.
@@ -171,6 +201,7 @@ impl PortArgs {
             .map_err(anyhow::Error::msg)
             .with_context(|| format!("--offload {}", self.offload))?;
         Ok(PortConfig {
+            name: endpoint.to_string().into(),
             access: self.access.build()?,
             endpoint,
             queues: self.queues,
@@ -196,14 +227,8 @@ impl PortArgs {
     }
 }
 
-/// The options as keys: flags take a value, and nothing is set that is not said.
+/// The options as keys of `--port`: nothing is set that is not said.
 fn as_keys() -> Command {
-    let command = Command::new("--port")
-        .no_binary_name(true)
-        .disable_help_flag(true)
-        .args_override_self(true);
-    PortArgs::augment_args_for_update(command).mut_args(|arg| match arg.get_action() {
-        ArgAction::SetTrue => arg.action(ArgAction::Set).value_parser(BoolishValueParser::new()),
-        _ => arg.default_value(Resettable::Reset),
-    })
+    let command = PortArgs::augment_args_for_update(keys::without_program("--port"));
+    keys::with_values(command).mut_args(|arg| arg.default_value(Resettable::Reset))
 }

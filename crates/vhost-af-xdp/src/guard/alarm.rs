@@ -4,17 +4,18 @@
 //! who wait for the VMM's end of it, with interrupts off, and a VMM may have a million of them (epoll; 200 ms were
 //! seen). So it writes to an eventfd of ours, for which the port's own thread waits beside the connection.
 //!
+//! The end of a port: nobody is accepted any more.
+//!
 //! The end of the daemon: nobody waits for a steward's answer any more.
 
 use std::io;
-use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 
-/// See the module's head. One a session, and one for the daemon.
+/// See the module's head. One a session, one a port, and one for the daemon.
 #[derive(Debug, Clone)]
 pub(crate) struct Alarm(Arc<OwnedFd>);
 
@@ -36,8 +37,9 @@ impl Alarm {
         Arc::clone(&self.0)
     }
 
-    /// Waits until the connection has something to be read, or its end.
-    pub(crate) fn await_message(&self, connection: &UnixStream) -> io::Result<()> {
+    /// Waits until the connection has something to be read, or its end; of a listener: until somebody connects.
+    /// Errors: it was raised.
+    pub(crate) fn await_message(&self, connection: &impl AsFd) -> io::Result<()> {
         let mut both = [
             PollFd::new(connection, PollFlags::IN),
             PollFd::new(&*self.0, PollFlags::IN),
@@ -52,8 +54,9 @@ impl Alarm {
         }
     }
 
-    #[cfg(test)]
+    /// Whether somebody did; it stays so.
     pub(crate) fn is_raised(&self) -> bool {
-        rustix::io::read(&*self.0, &mut [0; 8]).is_ok()
+        let now = Timespec::default();
+        poll(&mut [PollFd::new(&*self.0, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
     }
 }

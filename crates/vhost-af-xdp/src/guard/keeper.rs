@@ -18,6 +18,8 @@
 //!     has locked it delays its own answer: each question is answered by a thread of its own, and
 //!     the daemon waits for no answer longer than two seconds.
 //!
+//!  4. reads the daemon's file again, if it has one, and makes the sockets of ports that are new there ([`requests`]).
+//!
 //! Both hold an end of a socket pair, and each notices by it that the other is gone. The keeper then ends after its
 //! work is done; a daemon whose keeper dies ends with an error if its queues were leased from it, because the program
 //! went along.
@@ -25,43 +27,55 @@
 //! It runs as the daemon was started; root's is limited to the capabilities that it needs
 //! ([`capabilities::OF_A_KEEPER`]).
 
+mod files;
 mod questions;
+mod requests;
 
 use std::fs;
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, SystemTime};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::time::Duration;
 
 use anyhow::Context;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::OFlags;
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::thread::CapabilitySet;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use steward::capabilities;
 use steward::policy::{Policy, Queues};
-use steward::server::Server;
+use steward::server::{NewPolicy, Server};
 
+use self::files::Files;
+use self::questions::VmmSockets;
+use self::requests::{Desk, Directories};
+use crate::config::ServeConfig;
 use crate::guard::handed::{close_all_on_exec, taken};
 use crate::listener::{Access, ListenError, listen_as};
 
 pub(crate) use questions::private_address;
+pub(crate) use requests::{ReadConfig, Requests};
 
 /// How long the keeper may take to end after the daemon said so.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long its steward may take to go by another policy.
+const POLICY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What it is to do.
 #[derive(Debug)]
 pub(crate) struct Orders<'a> {
-    /// What its steward gives, if there is anything.
+    /// It is a steward.
+    pub(crate) is_steward: bool,
+    /// What that gives at first.
     pub(crate) leases: &'a [Queues],
     /// To that user, with that group.
     pub(crate) user: u32,
@@ -72,6 +86,10 @@ pub(crate) struct Orders<'a> {
     pub(crate) files: &'a [PathBuf],
     /// Paths of the sockets to VMMs.
     pub(crate) vmm_sockets: &'a [PathBuf],
+    /// The daemon's file, if it has one.
+    pub(crate) config: Option<&'a Path>,
+    /// Where sockets may be made by it.
+    pub(crate) directories: &'a [PathBuf],
 }
 
 /// The socket of a private steward.
@@ -86,24 +104,22 @@ pub(crate) struct Keeper {
     end: UnixStream,
     /// Keeps the way to the private steward open.
     steward: Option<OwnedFd>,
+    /// Where is asked what the daemon's file takes, if it has one.
+    requests: Option<Arc<Requests>>,
     ending: Arc<AtomicBool>,
 }
 
 impl Keeper {
     pub(crate) fn start(orders: &Orders<'_>) -> anyhow::Result<Self> {
         let (end, theirs) = UnixStream::pair().context("no socket pair")?;
-        let (questions, answers) = socketpair(
-            AddressFamily::UNIX,
-            SocketType::SEQPACKET,
-            SocketFlags::CLOEXEC,
-            None,
-        )?;
-        let private = match orders.leases {
-            [] => None,
-            _ => {
+        let (questions, answers) = message_pair()?;
+        let private = match orders.is_steward {
+            false => None,
+            true => {
                 Some(Private::listen(orders.user, orders.group).context("no private socket for the leases")?)
             }
         };
+        let desk = orders.config.map(|_| message_pair()).transpose()?;
         close_all_on_exec()?;
         let mut command = Command::new("/proc/self/exe");
         command.arg0("vhost-af-xdp");
@@ -129,6 +145,14 @@ impl Keeper {
         for path in orders.vmm_sockets {
             command.arg("--vmm-socket").arg(path);
         }
+        if let (Some((_, theirs)), Some(path)) = (&desk, orders.config) {
+            command.arg("--config").arg(path);
+            command.args(["--requests", &theirs.as_raw_fd().to_string()]);
+            passed.push(theirs.as_fd());
+        }
+        for path in orders.directories {
+            command.arg("--directory").arg(path);
+        }
         for fd in &passed {
             fcntl_setfd(fd, FdFlags::empty())?;
         }
@@ -138,7 +162,9 @@ impl Keeper {
             .spawn()
             .context("cannot start the keeper (/proc/self/exe)")?;
         questions::ask_by(questions);
+        let requests = desk.map(|(ours, _)| Requests::new(ours)).transpose()?;
         Ok(Self {
+            requests: requests.map(Arc::new),
             end,
             steward: private.map(|private| private.file),
             ending: Arc::default(),
@@ -149,6 +175,11 @@ impl Keeper {
     pub(crate) fn steward(&self) -> Option<PathBuf> {
         let file = self.steward.as_ref()?;
         Some(PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd())))
+    }
+
+    /// Where is asked what the daemon's file takes, if it has one.
+    pub(crate) fn requests(&self) -> Option<Arc<Requests>> {
+        self.requests.clone()
     }
 
     /// Calls `gone` in a thread of its own when the keeper ends before it was told to.
@@ -176,6 +207,11 @@ impl Drop for Keeper {
         let _ = self.end.shutdown(Shutdown::Write);
         let _ = self.end.read(&mut [0]);
     }
+}
+
+fn message_pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    let (family, flags) = (AddressFamily::UNIX, SocketFlags::CLOEXEC);
+    Ok(socketpair(family, SocketType::SEQPACKET, flags, None)?)
 }
 
 impl Private {
@@ -234,6 +270,12 @@ pub(crate) struct KeeperArgs {
     remove: Vec<PathBuf>,
     #[arg(long = "vmm-socket")]
     vmm_sockets: Vec<PathBuf>,
+    #[arg(long, requires = "requests")]
+    config: Option<PathBuf>,
+    #[arg(long, requires = "config")]
+    requests: Option<RawFd>,
+    #[arg(long = "directory")]
+    directories: Vec<PathBuf>,
 }
 
 /// `FIRST+COUNT@NAME`.
@@ -249,8 +291,8 @@ fn parse_lease(text: &str) -> Result<Queues, String> {
     })
 }
 
-/// The keeper's life.
-pub(crate) fn run(args: KeeperArgs) -> anyhow::Result<()> {
+/// The keeper's life. `read` reads and checks a daemon's file.
+pub(crate) fn run(args: KeeperArgs, read: ReadConfig) -> anyhow::Result<()> {
     let (end, questions) = (taken(args.end)?, taken(args.questions)?);
     // The daemon ends in order, then we do; a signal for the whole group is the daemon's.
     let ignored = Arc::new(AtomicBool::new(false));
@@ -258,31 +300,124 @@ pub(crate) fn run(args: KeeperArgs) -> anyhow::Result<()> {
         signal_hook::flag::register(signal, Arc::clone(&ignored)).context("cannot handle signals")?;
     }
     let _ = rustix::thread::set_name(c"keeper");
-    let files = Files::of(args.remove);
+    let files = Arc::new(Files::of(args.remove));
+    // Before the rights go by which they are found.
+    let directories = Arc::new(Directories::open(&args.directories));
     if rustix::process::geteuid().is_root() {
-        capabilities::limit_to(capabilities::OF_A_KEEPER).context("cannot give up capabilities")?;
+        let further = match args.config {
+            Some(_) => capabilities::TO_MAKE_SOCKETS,
+            None => CapabilitySet::empty(),
+        };
+        capabilities::limit_to(capabilities::OF_A_KEEPER | further).context("cannot give up capabilities")?;
     }
-    std::thread::Builder::new()
-        .name("questions".to_owned())
-        .spawn(move || questions::answer_all(&Arc::new(questions), &Arc::new(args.vmm_sockets)))
-        .context("no thread")?;
+    let vmm_sockets = Arc::new(VmmSockets::default());
+    vmm_sockets.add(args.vmm_sockets);
+    let known = Arc::clone(&vmm_sockets);
+    start("questions", move || {
+        questions::answer_all(&Arc::new(questions), &known);
+    })?;
+    let (policies, others) = Policies::new(args.user)?;
+    if let (Some(file), Some(requests)) = (args.config, args.requests) {
+        let policies = args.listener.is_some().then_some(policies);
+        let known = Arc::clone(&vmm_sockets);
+        let adopt = move |config: &ServeConfig| {
+            known.add(config.paths());
+            policies
+                .as_ref()
+                .map_or(Ok(()), |policies| policies.go_by(config))
+        };
+        let desk = Desk {
+            file,
+            read,
+            directories: Arc::clone(&directories),
+            files: Arc::clone(&files),
+            adopt: Box::new(adopt),
+            made: Box::new(move |path| vmm_sockets.add([path])),
+        };
+        start_desk(desk, taken(requests)?)?;
+    }
     let served = match args.listener {
         Some(listener) => {
             steward::server::raise_descriptor_limit();
-            let policy = Policy::for_one(args.user, args.lease);
-            let policy = match args.busy_poll {
-                Some(frames) => policy.with_busy_poll(frames),
-                None => policy,
-            };
+            let policy = policy(args.user, args.lease, args.busy_poll);
             // The program goes with the server, and with the last lease: nobody else could ask for more.
             Server::new(policy, taken(listener)?)
                 .map(|server| server.with_linger(Duration::ZERO))
+                .and_then(|server| server.with_policies(others.asked, others.policies))
                 .and_then(|mut server| server.run(end.as_fd()))
         }
         None => wait_for(end.as_fd()),
     };
-    drop(files);
+    files.remove_all();
+    // By way of them files are found.
+    drop(directories);
     served.context("the keeper cannot wait for requests")
+}
+
+/// Answers requests on a thread of its own.
+fn start_desk(desk: Desk, requests: OwnedFd) -> anyhow::Result<()> {
+    start("requests", move || {
+        own_umask();
+        desk.answer_all(requests.as_fd());
+    })
+}
+
+fn start(name: &str, body: impl FnOnce() + Send + 'static) -> anyhow::Result<()> {
+    let started = std::thread::Builder::new().name(name.to_owned()).spawn(body);
+    started.map(drop).context("no thread")
+}
+
+/// The umask, which is changed for the time of a bind, becomes this thread's own.
+fn own_umask() {
+    #[allow(deprecated)] // its replacement is unsafe for the sake of CLONE_FILES, which is not asked for
+    let _ = rustix::thread::unshare(rustix::thread::UnshareFlags::FS);
+}
+
+/// What the daemon may lease.
+fn policy(user: u32, leases: Vec<Queues>, busy_poll: Option<u16>) -> Policy {
+    let policy = Policy::for_one(user, leases);
+    match busy_poll {
+        Some(frames) => policy.with_busy_poll(frames),
+        None => policy,
+    }
+}
+
+/// How the steward here hears of another policy.
+struct Policies {
+    user: u32,
+    tell: UnixStream,
+    policies: Sender<NewPolicy>,
+}
+
+/// Its end of that.
+struct OtherPolicies {
+    asked: UnixStream,
+    policies: Receiver<NewPolicy>,
+}
+
+impl Policies {
+    fn new(user: u32) -> io::Result<(Self, OtherPolicies)> {
+        let (tell, asked) = UnixStream::pair()?;
+        let (sender, policies) = mpsc::channel();
+        let ours = Self {
+            user,
+            tell,
+            policies: sender,
+        };
+        Ok((ours, OtherPolicies { asked, policies }))
+    }
+
+    /// Leases are given by this configuration from now on; those that it does not allow end.
+    fn go_by(&self, config: &ServeConfig) -> Result<(), String> {
+        let policy = policy(self.user, config.queues(), config.busy_poll_budget());
+        let (applied, done) = mpsc::channel();
+        let ended = || "the daemon's own steward does not answer".to_owned();
+        self.policies
+            .send(NewPolicy { policy, applied })
+            .map_err(|_| ended())?;
+        (&self.tell).write_all(&[0]).map_err(|_| ended())?;
+        done.recv_timeout(POLICY_TIMEOUT).map_err(|_| ended())
+    }
 }
 
 fn wait_for(end: BorrowedFd<'_>) -> io::Result<()> {
@@ -291,54 +426,6 @@ fn wait_for(end: BorrowedFd<'_>) -> io::Result<()> {
             Err(rustix::io::Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
             Ok(_) => return Ok(()),
-        }
-    }
-}
-
-/// Socket files, removed in the end if they are still the same.
-struct Files(Vec<SocketFile>);
-
-struct SocketFile {
-    path: PathBuf,
-    identity: Identity,
-}
-
-/// What tells a file from one that took its name.
-#[derive(PartialEq, Eq)]
-struct Identity {
-    device: u64,
-    inode: u64,
-    /// Inode numbers are used again; none if the file system does not know.
-    created: Option<SystemTime>,
-}
-
-impl Identity {
-    fn of(path: &Path) -> io::Result<Self> {
-        let metadata = fs::symlink_metadata(path)?;
-        Ok(Self {
-            device: metadata.dev(),
-            inode: metadata.ino(),
-            created: metadata.created().ok(),
-        })
-    }
-}
-
-impl Files {
-    fn of(paths: Vec<PathBuf>) -> Self {
-        let known = |path: PathBuf| {
-            let identity = Identity::of(&path).ok()?;
-            Some(SocketFile { path, identity })
-        };
-        Self(paths.into_iter().filter_map(known).collect())
-    }
-}
-
-impl Drop for Files {
-    fn drop(&mut self) {
-        for SocketFile { path, identity } in &self.0 {
-            if Identity::of(path).is_ok_and(|now| now == *identity) {
-                let _ = fs::remove_file(path);
-            }
         }
     }
 }

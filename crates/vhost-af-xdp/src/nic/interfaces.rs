@@ -1,5 +1,6 @@
 //! Where the interfaces of all ports come from.
 
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -25,8 +26,8 @@ pub(crate) struct Interfaces {
     given: Given,
     /// NUMA nodes of this machine.
     nodes: Nodes,
-    /// Bytes that all ports lock while they copy.
-    copy_bytes: u64,
+    /// Bytes that all ports lock while they copy. Nothing is published through it.
+    copy_bytes: AtomicU64,
     /// What queues share that copy, by option.
     memory: Option<Arc<SharedMemory>>,
     /// Those that were opened ahead, and that no port has asked for yet.
@@ -40,7 +41,7 @@ impl Default for Interfaces {
             steward: StewardAt::default(),
             given: Given::default(),
             nodes: Nodes::default(),
-            copy_bytes: 0,
+            copy_bytes: AtomicU64::new(0),
             memory: None,
             ready: Mutex::default(),
         }
@@ -53,7 +54,7 @@ impl Interfaces {
         Self {
             given,
             nodes,
-            copy_bytes,
+            copy_bytes: copy_bytes.into(),
             ..Self::default()
         }
     }
@@ -61,6 +62,11 @@ impl Interfaces {
     /// With memory that queues share.
     pub(crate) fn sharing(self, memory: Option<Arc<SharedMemory>>) -> Self {
         Self { memory, ..self }
+    }
+
+    /// All ports together lock so many bytes from now on.
+    pub(crate) fn expect_copies(&self, copy_bytes: u64) {
+        self.copy_bytes.store(copy_bytes, Relaxed);
     }
 
     /// All others are leased from that steward.
@@ -113,7 +119,7 @@ impl Interfaces {
 
     fn interface(&self, mut attached: Attached, wanted: &Wanted, options: QueueOptions) -> Arc<Interface> {
         let demand = Demand {
-            copy_bytes: self.copy_bytes,
+            copy_bytes: self.copy_bytes.load(Relaxed),
             pairs: wanted.queues,
         };
         attached.link.node = self.nodes.known(attached.link.node);

@@ -36,7 +36,7 @@ impl Port {
         let offered = features::offered(&self.config);
         let reason = Impaired::Declined(offered);
         if let Some(left_out) = state.lines.allow() {
-            tracing::warn!(port = %self.config.endpoint, "{reason}{left_out}");
+            tracing::warn!(port = %self.config.name, "{reason}{left_out}");
         }
         state.declined = Some(offered);
     }
@@ -45,7 +45,7 @@ impl Port {
     pub(crate) fn warn(self: &Arc<Self>, what: String) {
         self.post(Task::Request, move |port, state| {
             if let Some(left_out) = state.lines.allow() {
-                tracing::warn!(port = %port.config.endpoint, "{what}{left_out}");
+                tracing::warn!(port = %port.config.name, "{what}{left_out}");
             }
         });
     }
@@ -58,7 +58,7 @@ impl Port {
             waited,
         };
         if let Some(left_out) = lines.allow() {
-            tracing::warn!(port = %self.config.endpoint, "{reason}{left_out}");
+            tracing::warn!(port = %self.config.name, "{reason}{left_out}");
         }
         self.window.note_turned_away(Some(reason));
     }

@@ -7,12 +7,13 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use steer::with_sources;
 use steward::client::LeaseError;
-use steward::links::{Changes, Link, LinkError};
+use steward::links::{Link, LinkError};
 use steward::protocol::Reason;
 
 use super::mailbox::Task;
@@ -35,8 +36,8 @@ impl Port {
         Some(self.wakers.ask_for_sample())
     }
 
-    /// Watches the interface on a thread of its own. `changes`: what rtnetlink tells.
-    pub(crate) fn watch_link(self: &Arc<Self>, mut changes: Changes) -> io::Result<()> {
+    /// Watches the interface on a thread of its own; what rtnetlink tells comes by [`Port::look_again`].
+    pub(crate) fn watch_link(self: &Arc<Self>) -> io::Result<JoinHandle<()>> {
         let port = Arc::clone(self);
         let body = move || {
             let mut pause = RETRY;
@@ -54,23 +55,20 @@ impl Port {
                     true => (pause * 2).min(LONGEST_RETRY),
                     false => RETRY,
                 };
-                port.await_change(&changes, watched.as_deref(), longest);
-                changes.drain();
+                port.await_change(watched.as_deref(), longest);
             }
         };
-        std::thread::Builder::new().name("link".to_owned()).spawn(body)?;
-        Ok(())
+        std::thread::Builder::new().name("link".to_owned()).spawn(body)
     }
 
     /// Waits until it is time to look, and serves those who want samples meanwhile.
-    fn await_change(&self, changes: &Changes, watched: Option<&Interface>, longest: Option<Duration>) {
+    fn await_change(&self, watched: Option<&Interface>, longest: Option<Duration>) {
         let deadline = longest.map(|longest| Instant::now() + longest);
         let lease = watched.and_then(|interface| interface.steering.watch());
         loop {
             let mut fds = vec![
                 PollFd::new(&self.wakers.sample, PollFlags::IN),
                 PollFd::new(&self.wakers.retry, PollFlags::IN),
-                PollFd::new(changes, PollFlags::IN),
             ];
             fds.extend(lease.map(|lease| PollFd::from_borrowed_fd(lease, PollFlags::IN)));
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
@@ -127,7 +125,7 @@ impl Port {
             Some((Ok(link), interface)) => self.adapt(state, &interface, &link),
             Some((Err(lost), interface)) => {
                 let reason = with_sources(&lost);
-                tracing::warn!(interface = name, port = %self.config.endpoint, "{reason}");
+                tracing::warn!(interface = name, port = %self.config.name, "{reason}");
                 if let Some(session) = &mut state.session {
                     session.stop_all(&self.workers);
                 }
@@ -152,7 +150,7 @@ impl Port {
     fn take_up(&self, state: &mut PortState, name: &str) {
         match self.open_interface() {
             Ok(interface) => {
-                tracing::info!(interface = name, port = %self.config.endpoint, "interface is back");
+                tracing::info!(interface = name, port = %self.config.name, "interface is back");
                 if let Some(Ok(link)) = interface.as_ref().map(|interface| interface.look()) {
                     state.link_down = !link.up;
                     state.mtu = Some(link.mtu);
@@ -189,7 +187,7 @@ impl Port {
         if link.up == state.link_down {
             state.link_down = !link.up;
             let now = if link.up { "up" } else { "down" };
-            tracing::info!(interface = link.name, port = %self.config.endpoint, "interface is {now}");
+            tracing::info!(interface = link.name, port = %self.config.name, "interface is {now}");
         }
         interface.take_note(link);
         let other_mtu = state

@@ -18,7 +18,7 @@ pub(crate) enum Task {
     Disconnect,
     /// The interface may have changed.
     Link,
-    /// The daemon ends.
+    /// The daemon ends, or the port alone.
     End,
 }
 

@@ -1,4 +1,4 @@
-//! A port: one guest's network device, for as long as the daemon runs.
+//! A port: one guest's network device, for as long as the daemon runs, or until it is removed.
 //!
 //! The port outlives connections ([`Session`]) and interfaces: counters go on, and an interface
 //! that vanishes and comes back is picked up again. A thread of its own has its state, and does with it what comes by
@@ -25,12 +25,14 @@ use std::io;
 use std::sync::atomic::AtomicI32;
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, Weak};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use device::counters::PairCounters;
 use xsk::NumaNode;
 
 use crate::config::{NicConfig, PortConfig};
+use crate::guard::alarm::Alarm;
 use crate::log_limit::LogLimit;
 use crate::nic::drivers;
 use crate::nic::error::InterfaceError;
@@ -152,6 +154,8 @@ pub(crate) struct Port {
     /// The VMM's process, 0 without one. Shown to others only: nothing is published through it.
     pub(super) vmm_pid: AtomicI32,
     wakers: Wakers,
+    /// Raised when the port is to go while the daemon stays.
+    pub(crate) removed: Alarm,
 }
 
 /// A port whose thread does not run yet.
@@ -159,6 +163,12 @@ pub(crate) struct Opened {
     port: Arc<Port>,
     state: PortState,
     mailbox: Receiver<Message<PortState>>,
+}
+
+/// A port with the thread that has its state.
+pub(crate) struct Started {
+    pub(crate) port: Arc<Port>,
+    pub(crate) thread: JoinHandle<()>,
 }
 
 impl Opened {
@@ -195,14 +205,14 @@ impl Opened {
     }
 
     /// Starts its thread.
-    pub(crate) fn start(self) -> io::Result<Arc<Port>> {
+    pub(crate) fn start(self) -> io::Result<Started> {
         let port = Arc::clone(&self.port);
         let body = move || self.work();
-        std::thread::Builder::new().name("port".to_owned()).spawn(body)?;
-        Ok(port)
+        let thread = std::thread::Builder::new().name("port".to_owned()).spawn(body)?;
+        Ok(Started { port, thread })
     }
 
-    /// The port's thread, until the daemon ends.
+    /// The port's thread, until it ends.
     fn work(mut self) {
         let window = &self.port.window;
         self.port.show(&self.state);
@@ -229,7 +239,7 @@ impl Port {
     ) -> Result<Opened, LaneError> {
         let (mailbox, messages) = Mailbox::new();
         let port = Self {
-            name: config.endpoint.to_string().into(),
+            name: Arc::clone(&config.name),
             counters: (0..config.queues).map(|_| Arc::default()).collect(),
             config,
             interfaces,
@@ -240,6 +250,7 @@ impl Port {
             window: Window::default(),
             vmm_pid: AtomicI32::new(0),
             wakers: Wakers::new().map_err(LaneError::Duplicate)?,
+            removed: Alarm::new().map_err(LaneError::Duplicate)?,
         };
         let state = PortState {
             interface: port.open_interface()?,
@@ -310,7 +321,7 @@ impl Port {
         if state.impaired != impaired
             && let (Some(why), Some(left_out)) = (&impaired, state.lines.allow())
         {
-            tracing::warn!(port = %self.config.endpoint, "queues cannot be set up: {why}{left_out}");
+            tracing::warn!(port = %self.config.name, "queues cannot be set up: {why}{left_out}");
         }
         state.impaired = impaired;
     }
@@ -348,6 +359,37 @@ impl Port {
             }
             stopped();
         });
+    }
+
+    /// Ends the port, and gives its queues back: its VMM is disconnected, and nobody else is served. Its threads end
+    /// soon.
+    pub(crate) fn remove(self: &Arc<Self>) {
+        // First: who is disconnected and comes back finds nobody.
+        self.removed.raise();
+        self.post(Task::End, |port, state| {
+            if let Some(session) = &mut state.session {
+                session.forget_registrations();
+                session.hang_up();
+                // A fault of the guest's is no matter any more.
+                let _ = port.end(state, Closed::Removed);
+            }
+            if let Some(interface) = state.interface.take() {
+                interface.close_queues();
+            }
+            state.over = true;
+            // The thread that watches the interface sees that this one has ended.
+            port.wakers.retry();
+        });
+    }
+
+    /// The interface may have changed.
+    pub(crate) fn look_again(&self) {
+        self.wakers.retry();
+    }
+
+    /// As the log and `status` have it.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
     }
 
     /// MAC address told to the guest.

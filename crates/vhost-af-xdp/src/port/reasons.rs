@@ -47,6 +47,8 @@ pub(crate) enum Closed {
     /// The guest broke the rules.
     #[error("{0}")]
     Guest(Fault),
+    #[error("the port was removed")]
+    Removed,
 }
 
 impl Closed {
@@ -58,6 +60,7 @@ impl Closed {
             Self::Protocol(_) => "protocol",
             Self::MemoryTruncated => "memory-truncated",
             Self::Guest(fault) => fault.name(),
+            Self::Removed => "removed",
         }
     }
 }

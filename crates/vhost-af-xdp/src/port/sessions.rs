@@ -22,7 +22,7 @@ use crate::guard::interrupt;
 const SMALLEST_MTU: u64 = 68;
 
 /// What the end of a session leaves to do.
-struct SessionEnd {
+pub(super) struct SessionEnd {
     ended: Ended,
     /// Error eventfds to write to: the VMM is told of the guest's fault.
     errors: Vec<OwnedFd>,
@@ -52,7 +52,7 @@ impl Port {
         state.sessions += 1;
         state.began = Some(Instant::now());
         if let Some(left_out) = state.lines.allow() {
-            tracing::info!(port = %self.config.endpoint, "a VMM connected{left_out}");
+            tracing::info!(port = %self.config.name, "a VMM connected{left_out}");
         }
         self.vmm_pid
             .store(peer::process(connection.stream.as_fd()).unwrap_or(0), Relaxed);
@@ -90,7 +90,7 @@ impl Port {
         ended
     }
 
-    fn end(&self, state: &mut PortState, seen: Closed) -> SessionEnd {
+    pub(super) fn end(&self, state: &mut PortState, seen: Closed) -> SessionEnd {
         let (mut lost_memory, mut reached, mut errors) = (false, Reached::default(), Vec::new());
         if let Some(mut session) = state.session.take() {
             session.stop_all(&self.workers);
@@ -110,13 +110,13 @@ impl Port {
             (None, Some(refusal)) => Closed::Refused(refusal),
             (None, None) => seen,
         };
-        let wrong = !matches!(closed, Closed::Disconnected);
+        let wrong = !matches!(closed, Closed::Disconnected | Closed::Removed);
         match state.lines.allow() {
             Some(left_out) if wrong => {
                 let reason = closed.name();
-                tracing::warn!(port = %self.config.endpoint, reason, "port closed: {closed}{left_out}");
+                tracing::warn!(port = %self.config.name, reason, "port closed: {closed}{left_out}");
             }
-            Some(left_out) => tracing::info!(port = %self.config.endpoint, "{closed}{left_out}"),
+            Some(left_out) => tracing::info!(port = %self.config.name, "{closed}{left_out}"),
             None => {}
         }
         state.last_closed = Some(closed);

@@ -34,7 +34,7 @@ impl AsFd for Event {
 }
 
 pub(super) struct Wakers {
-    /// Queues could not be set up: they are tried again.
+    /// The interface may have changed, or queues could not be set up: it is looked at again.
     pub(super) retry: Event,
     /// Somebody wants to know what the program counted.
     pub(super) sample: Event,

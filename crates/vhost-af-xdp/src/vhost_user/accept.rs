@@ -5,6 +5,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{self, SyncSender, TrySendError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::net::{RecvFlags, recv};
@@ -40,54 +41,67 @@ pub(crate) enum VmmSource {
     Once(UnixStream),
 }
 
-/// Serves VMMs, one after the other.
+/// Serves VMMs, one after the other, until the port ends.
 pub(crate) fn serve_vmms(port: &Arc<Port>, source: VmmSource) {
-    let mut pauses = Pauses::default();
     match source {
         VmmSource::Once(stream) => {
             serve_connection(port, stream);
         }
-        VmmSource::Listen(listener) => {
-            // Of no length: what is handed over is served at once.
-            let (handover, connections) = mpsc::sync_channel(0);
-            let listener = Arc::new(listener);
-            if let Err(error) = start_accepting(port, Arc::clone(&listener), handover) {
-                tracing::error!(
-                    port = %port.config.endpoint,
-                    %error,
-                    "no thread that accepts connections (ulimit -u, systemd: TasksMax=): a VMM that comes while \
-                     another is there waits until that one goes"
-                );
-            }
-            while let Ok(stream) = connections.recv() {
+        VmmSource::Listen(listener) => serve_all_of(port, listener),
+        VmmSource::Connect(path) => serve_all_at(port, &path),
+    }
+}
+
+/// Serves those who connect.
+fn serve_all_of(port: &Arc<Port>, listener: UnixListener) {
+    let mut pauses = Pauses::default();
+    // Of no length: what is handed over is served at once.
+    let (handover, connections) = mpsc::sync_channel(0);
+    let listener = Arc::new(listener);
+    let accepting = match start_accepting(port, Arc::clone(&listener), handover) {
+        Ok(thread) => Some(thread),
+        Err(error) => {
+            tracing::error!(
+                port = %port.config.name,
+                %error,
+                "no thread that accepts connections (ulimit -u, systemd: TasksMax=): a VMM that comes while another \
+                 is there waits until that one goes"
+            );
+            None
+        }
+    };
+    while let Ok(stream) = connections.recv() {
+        pauses.note(serve_connection(port, stream));
+    }
+    // Only without that thread, which goes on until the port ends.
+    while port.removed.await_message(&*listener).is_ok() {
+        match listener.accept() {
+            Ok((stream, _)) => pauses.note(serve_connection(port, stream)),
+            Err(_) => pauses.rest(),
+        }
+    }
+    // It has ended, or does in a moment.
+    let _ = accepting.map(JoinHandle::join);
+}
+
+/// Serves those who listen there.
+fn serve_all_at(port: &Arc<Port>, path: &Path) {
+    let mut pauses = Pauses::default();
+    let (mut said, mut lines) = (false, LogLimit::default());
+    while !port.removed.is_raised() {
+        match UnixStream::connect(path) {
+            Ok(stream) => {
+                said = false;
                 pauses.note(serve_connection(port, stream));
             }
-            // Only without that thread, which goes on for ever.
-            loop {
-                match listener.accept() {
-                    Ok((stream, _)) => pauses.note(serve_connection(port, stream)),
-                    Err(_) => pauses.rest(),
+            Err(error) => {
+                if !said && let Some(left_out) = lines.allow() {
+                    say_absent(path, &error, &left_out);
                 }
+                said = true;
             }
         }
-        VmmSource::Connect(path) => {
-            let (mut said, mut lines) = (false, LogLimit::default());
-            loop {
-                match UnixStream::connect(&path) {
-                    Ok(stream) => {
-                        said = false;
-                        pauses.note(serve_connection(port, stream));
-                    }
-                    Err(error) => {
-                        if !said && let Some(left_out) = lines.allow() {
-                            say_absent(&path, &error, &left_out);
-                        }
-                        said = true;
-                    }
-                }
-                std::thread::sleep(CONNECT_PAUSE);
-            }
-        }
+        std::thread::sleep(CONNECT_PAUSE);
     }
 }
 
@@ -110,11 +124,11 @@ fn start_accepting(
     port: &Arc<Port>,
     listener: Arc<UnixListener>,
     handover: SyncSender<UnixStream>,
-) -> io::Result<()> {
+) -> io::Result<JoinHandle<()>> {
     let port = Arc::clone(port);
     let body = move || {
         let (mut lines, mut pauses) = (LogLimit::default(), Pauses::default());
-        loop {
+        while port.removed.await_message(&*listener).is_ok() {
             match listener.accept() {
                 Ok((stream, _)) => match offer(&handover, stream) {
                     Ok(()) => pauses = Pauses::default(),
@@ -125,7 +139,7 @@ fn start_accepting(
                     if let Some(left_out) = lines.allow() {
                         let hint = crate::shortage(&error.to_string());
                         tracing::warn!(
-                            port = %port.config.endpoint,
+                            port = %port.config.name,
                             "cannot accept a connection, trying again: {error}{hint}{left_out}"
                         );
                     }
@@ -134,10 +148,7 @@ fn start_accepting(
             }
         }
     };
-    std::thread::Builder::new()
-        .name("accept".to_owned())
-        .spawn(body)?;
-    Ok(())
+    std::thread::Builder::new().name("accept".to_owned()).spawn(body)
 }
 
 /// Hands a connection over, or drops one that is over before anything was said: somebody only looked whether anybody

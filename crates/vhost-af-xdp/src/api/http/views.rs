@@ -6,7 +6,7 @@ use crate::api::status::{PortStatus, Status};
 
 /// What clients, and metrics, call a port.
 pub(super) fn name(port: &PortStatus) -> &str {
-    &port.endpoint
+    &port.name
 }
 
 /// The daemon, without its ports.
@@ -29,7 +29,6 @@ pub(super) fn ports(status: &Status) -> Value {
 /// A port without its counters.
 pub(super) fn port(port: &PortStatus) -> Value {
     let mut value = json!(port);
-    value["name"] = name(port).into();
     value["last_closed"] = match &port.last_closed {
         Some((reason, detail)) => json!({ "reason": reason, "detail": detail }),
         None => Value::Null,

@@ -4,12 +4,12 @@
 //! answer has that number, and the first address at which the file beside it is mapped privately, or 0. No VMM's
 //! answer, which may be late, is in the way of another's: the keeper answers each question by a thread of its own.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -165,8 +165,27 @@ struct Question {
     files: Vec<MappedFile<OwnedFd>>,
 }
 
+/// Names of the sockets over which the daemon meets VMMs, as the kernel has them.
+#[derive(Default)]
+pub(super) struct VmmSockets(Mutex<HashSet<PathBuf>>);
+
+impl VmmSockets {
+    /// These, too.
+    pub(super) fn add(&self, paths: impl IntoIterator<Item = PathBuf>) {
+        self.paths().extend(paths);
+    }
+
+    fn has(&self, path: &Path) -> bool {
+        self.paths().contains(path)
+    }
+
+    fn paths(&self) -> MutexGuard<'_, HashSet<PathBuf>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// Answers questions, until there will be no more.
-pub(super) fn answer_all(questions: &Arc<OwnedFd>, vmm_sockets: &Arc<Vec<PathBuf>>) {
+pub(super) fn answer_all(questions: &Arc<OwnedFd>, vmm_sockets: &Arc<VmmSockets>) {
     let busy = Arc::new(());
     loop {
         let question = match read_question(questions) {
@@ -199,7 +218,7 @@ fn tell(questions: &OwnedFd, serial: u64, private: Option<u64>) {
     let _ = send(questions, &answer, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
 }
 
-fn private_of(question: &Question, vmm_sockets: &[PathBuf]) -> Option<u64> {
+fn private_of(question: &Question, vmm_sockets: &VmmSockets) -> Option<u64> {
     if !is_made_at(question.connection.as_fd(), vmm_sockets) {
         return None;
     }
@@ -247,20 +266,16 @@ fn read_question(questions: &OwnedFd) -> io::Result<Option<Question>> {
     }))
 }
 
-/// Whether a connection was made to a socket at one of these paths, by either side: the kernel keeps the name that it
+/// Whether a connection was made to one of these sockets, by either side: the kernel keeps the name that it
 /// was bound to.
-fn is_made_at(connection: BorrowedFd<'_>, paths: &[PathBuf]) -> bool {
+fn is_made_at(connection: BorrowedFd<'_>, sockets: &VmmSockets) -> bool {
     let Ok(stream) = connection.try_clone_to_owned().map(UnixStream::from) else {
         return false;
     };
     [stream.local_addr(), stream.peer_addr()]
         .into_iter()
         .flatten()
-        .any(|address| {
-            address
-                .as_pathname()
-                .is_some_and(|name| paths.iter().any(|path| path == name))
-        })
+        .any(|address| address.as_pathname().is_some_and(|name| sockets.has(name)))
 }
 
 #[cfg(test)]

@@ -16,9 +16,14 @@ fn only_connections_of_its_own_sockets_are_looked_at() {
     let met = UnixListener::bind(&ours).expect("listens");
     let connected = UnixStream::connect(&ours).expect("somebody listens");
     let (accepted, _) = met.accept().expect("connected");
-    let paths = [ours.clone()];
+    let known = |path: PathBuf| {
+        let sockets = VmmSockets::default();
+        sockets.add([path]);
+        sockets
+    };
+    let paths = known(ours);
     assert!(is_made_at(accepted.as_fd(), &paths) && is_made_at(connected.as_fd(), &paths));
-    assert!(!is_made_at(accepted.as_fd(), &[other]));
+    assert!(!is_made_at(accepted.as_fd(), &known(other)));
     let (one, _two) = UnixStream::pair().expect("sockets");
     assert!(!is_made_at(one.as_fd(), &paths));
     fs::remove_dir_all(directory).expect("ours");
@@ -32,7 +37,7 @@ fn mapped(address: u64, file: &OwnedFd) -> MappedFile<BorrowedFd<'_>> {
 /// Only ends what hangs.
 const LONG: Duration = Duration::from_secs(30);
 
-type Asked = (Questions, OwnedFd, [UnixStream; 2], (PathBuf, Arc<Vec<PathBuf>>));
+type Asked = (Questions, OwnedFd, [UnixStream; 2], (PathBuf, Arc<VmmSockets>));
 
 /// Both ends of the way that questions go, and of a connection at a path that is in the list.
 fn asked(timeout: Duration) -> Asked {
@@ -49,11 +54,13 @@ fn asked(timeout: Duration) -> Asked {
         None,
     )
     .expect("sockets");
+    let known = VmmSockets::default();
+    known.add([path]);
     (
         Questions::new(socket, timeout),
         answers,
         [ours, theirs],
-        (directory, Arc::new(vec![path])),
+        (directory, Arc::new(known)),
     )
 }
 

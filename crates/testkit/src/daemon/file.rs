@@ -1,0 +1,95 @@
+//! A daemon whose ports are those of a file.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use serde_json::Value;
+
+use super::{Daemon, Serve, lessor_for, private_dir, serving};
+use crate::{NetNs, Running, program};
+
+/// In a file's text: the directory of its sockets.
+pub const DIR: &str = "@DIR@";
+
+impl Daemon {
+    /// Starts it with a file of this text ([`DIR`] stands for where its sockets are), and waits until it answers. Where `serve` says
+    /// leased, these interfaces' queues are.
+    ///
+    /// # Panics
+    /// If it ends.
+    #[must_use]
+    pub fn start_file(netns: &NetNs, serve: &Serve, interfaces: &[&str], text: &str) -> Self {
+        let dir = private_dir();
+        let lessor = lessor_for(netns, &dir, serve, interfaces);
+        let mut command = serving(netns, &dir, lessor.as_ref(), serve);
+        command.arg("--config").arg(dir.path().join("config.toml"));
+        command.args(serve.args());
+        std::fs::write(dir.path().join("config.toml"), in_dir(text, &dir)).expect("writable");
+        let mut daemon = Self {
+            running: Running::start(command),
+            lessor,
+            dir,
+        };
+        daemon.await_sockets(&[daemon.path("control")]);
+        daemon.await_ready();
+        daemon
+    }
+
+    /// Another file, which is not read yet.
+    ///
+    /// # Panics
+    /// If it cannot be written.
+    pub fn write_file(&self, text: &str) {
+        std::fs::write(self.path("config.toml"), in_dir(text, &self.dir)).expect("writable");
+    }
+
+    /// `vhost-af-xdp reload`: whether all was done, and what it said.
+    ///
+    /// # Panics
+    /// If it cannot be started.
+    pub fn reload(&self) -> (bool, String) {
+        let mut command = Command::new(program::daemon());
+        command.arg("reload").arg("--control").arg(self.path("control"));
+        let output = command.output().expect("a program");
+        let said = [output.stdout, output.stderr].concat();
+        (
+            output.status.success(),
+            String::from_utf8_lossy(&said).into_owned(),
+        )
+    }
+
+    /// Another file, which is read and applied.
+    ///
+    /// # Panics
+    /// If it is refused.
+    #[track_caller]
+    pub fn reload_with(&self, text: &str) -> String {
+        self.write_file(text);
+        let (done, said) = self.reload();
+        assert!(done, "{said}\n{}", self.said());
+        said
+    }
+
+    /// What `status` tells of a port by its name.
+    #[must_use]
+    pub fn port_named(&self, name: &str) -> Option<Value> {
+        let status = self.status();
+        let ports = status["ports"].as_array()?;
+        ports.iter().find(|port| port["name"] == name).cloned()
+    }
+
+    /// Where its keeper is: the one process that it started.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn keeper(&mut self) -> u32 {
+        let pid = self.process().pid();
+        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).expect("it runs");
+        children.trim().parse().expect("one child")
+    }
+}
+
+fn in_dir(text: &str, dir: &tempfile::TempDir) -> String {
+    let path: PathBuf = dir.path().to_owned();
+    text.replace(DIR, path.to_str().expect("UTF-8"))
+}

@@ -1,0 +1,322 @@
+//! The configuration file of `serve --config`: TOML, whose tables become the same options that the command line has.
+//!
+//! ```toml
+//! [daemon]
+//! workers = 2
+//!
+//! [port.vm1]
+//! socket-path = "/run/vhost-af-xdp/vm1.sock"
+//! ifname = "eth1"
+//! ```
+//!
+//! A value is written as TOML has it (numbers, true and false, lists), and turned into the option's words: what they
+//! mean, and what is allowed, is said there. Keys that are not known are an error, so that a misspelt one is not taken
+//! for none.
+
+use std::ops::Range;
+use std::path::{Component, Path, PathBuf};
+
+use steward::text_file::{self, FileError, Kind, cut, line_of, quoted};
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::daemon::DaemonArgs;
+use super::keys::{Keys, Takes, without_dashes};
+use super::port::PortTableArgs;
+use crate::config::file::{ConfigFile, Said, Table};
+use crate::config::{Endpoint, PortConfig, ServeConfig, Wrong};
+
+/// Where a configuration comes from.
+const FILE: Kind = Kind {
+    what: "configuration",
+    reader: "daemon",
+    example: "docs/deploy/vhost-af-xdp.toml",
+    option: "--config",
+};
+
+/// The one key that is no option.
+const DIRECTORIES: &str = "socket-directories";
+
+/// Longest name of a port, bytes.
+const LONGEST_NAME: usize = 32;
+
+/// Reads a file.
+/// Errors: it cannot be read, others could change it, or it has other keys, or other kinds of values, than are known.
+pub(crate) fn read(path: &Path) -> anyhow::Result<ConfigFile> {
+    let path = std::path::absolute(path)?;
+    Ok(parse(&path, &text_file::read(FILE, &path)?)?)
+}
+
+/// The configuration that a file means by itself.
+/// Errors: it cannot be read, or is wrong, by line and key.
+pub(crate) fn read_configured(path: &Path) -> anyhow::Result<ServeConfig> {
+    Ok(configured(read(path)?, DaemonArgs::default())?)
+}
+
+/// The configuration that a file means, with what the command line says of the daemon.
+/// Errors: [`FileError`], naming line and key.
+pub(crate) fn configured(file: ConfigFile, said: DaemonArgs) -> Result<ServeConfig, FileError> {
+    let mut file = file;
+    let count = file.ports.len();
+    let mut ports = Vec::new();
+    for table in &mut file.ports {
+        let port = build_port(&file.path, table, count)?;
+        with_numbers(table, &port);
+        ports.push(port);
+    }
+    let wrong = |table: &Table, what: &str| wrong_in(&file.path, table, what);
+    let daemon = Keys::of::<DaemonArgs>().read(&file.daemon);
+    let daemon: DaemonArgs = daemon.map_err(|what| wrong(&file.daemon, &what))?;
+    let built = said.or(daemon).build(ports);
+    let built = built.map_err(|error| wrong(&file.daemon, &format!("{error:#}")))?;
+    built.check().map_err(|Wrong { port, error }| {
+        let table = port.and_then(|port| file.ports.get(port)).unwrap_or(&file.daemon);
+        wrong(table, &error.to_string())
+    })?;
+    Ok(ServeConfig {
+        file: Some(file),
+        ..built
+    })
+}
+
+/// The configuration of a port of a file that has so many.
+/// Errors: [`FileError`], naming line and key.
+pub(crate) fn build_port(path: &Path, table: &Table, ports: usize) -> Result<PortConfig, FileError> {
+    let args = PortTableArgs::keys().read::<PortTableArgs>(table);
+    let built = args.and_then(|args| args.build(ports).map_err(|error| format!("{error:#}")));
+    let built = built.and_then(|port| {
+        check_path(&port.endpoint)?;
+        Ok(port)
+    });
+    let port = built.map_err(|what| wrong_in(path, table, &what))?;
+    Ok(PortConfig {
+        name: table.name.as_str().into(),
+        ..port
+    })
+}
+
+/// A file is read again from wherever the daemon is, and its sockets are made in directories that were named.
+fn check_path(endpoint: &Endpoint) -> Result<(), String> {
+    let (Endpoint::Server(path) | Endpoint::Client(path)) = endpoint else {
+        return Ok(());
+    };
+    is_plain(path).then_some(()).ok_or_else(|| {
+        format!(
+            "socket-path = {:?}: give an absolute path without `..`",
+            path.display().to_string()
+        )
+    })
+}
+
+fn is_plain(path: &Path) -> bool {
+    path.is_absolute() && !path.components().any(|part| part == Component::ParentDir)
+}
+
+/// Writes numbers where names of users and groups were: they are known for sure only outside of the sandbox.
+fn with_numbers(table: &mut Table, port: &PortConfig) {
+    let numbers = [
+        ("socket-owner", port.access.owner),
+        ("socket-group", port.access.group),
+    ];
+    for (key, number) in numbers {
+        if let (Some(said), Some(number)) = (table.keys.get_mut(key), number) {
+            said.value = number.to_string();
+        }
+    }
+}
+
+/// A mistake of a table, in the line of the key that the words name.
+fn wrong_in(path: &Path, table: &Table, what: &str) -> FileError {
+    let of = match table.name.as_str() {
+        "" => "[daemon]".to_owned(),
+        name => format!("port {name}"),
+    };
+    FileError::Syntax {
+        path: path.to_owned(),
+        line: Some(table.line_of(what)),
+        what: format!("{of}: {}", without_dashes(what)),
+    }
+}
+
+/// What a file's text has.
+/// Errors: [`FileError`], naming line and key.
+pub(crate) fn parse(path: &Path, text: &str) -> Result<ConfigFile, FileError> {
+    let reader = Reader { path, text };
+    let tables = DeTable::parse(text).map_err(|error| {
+        let what = quoted(text, error.span(), error.message());
+        reader.wrong(error.span(), what)
+    })?;
+    let mut file = ConfigFile {
+        path: path.to_owned(),
+        daemon: Table::default(),
+        directories: Vec::new(),
+        ports: Vec::new(),
+    };
+    for (key, value) in tables.get_ref() {
+        let place = Some(key.span());
+        match (key.get_ref().as_ref(), value.get_ref()) {
+            ("daemon", DeValue::Table(table)) => {
+                let line = line_of(text, key.span().start);
+                file.daemon = reader.table(&Keys::of::<DaemonArgs>(), table, "", line)?;
+                file.directories = reader.directories(table)?;
+            }
+            ("port", DeValue::Table(ports)) => file.ports = reader.ports(ports)?,
+            ("daemon", _) => {
+                let what = "daemon: give keys and values below a line `[daemon]`".to_owned();
+                return Err(reader.wrong(place, what));
+            }
+            ("port", _) => {
+                let what = "port: a port begins with a line `[port.NAME]`".to_owned();
+                return Err(reader.wrong(place, what));
+            }
+            (other, _) => {
+                let what = format!("unknown table {other:?}: one of [daemon], [port.NAME]");
+                return Err(reader.wrong(place, what));
+            }
+        }
+    }
+    Ok(file)
+}
+
+/// A text that is read.
+struct Reader<'a> {
+    path: &'a Path,
+    text: &'a str,
+}
+
+impl Reader<'_> {
+    fn wrong(&self, place: Option<Range<usize>>, what: String) -> FileError {
+        FileError::Syntax {
+            path: self.path.to_owned(),
+            line: place.map(|place| line_of(self.text, place.start)),
+            what,
+        }
+    }
+
+    fn ports(&self, tables: &DeTable<'_>) -> Result<Vec<Table>, FileError> {
+        let keys = PortTableArgs::keys();
+        let mut ports = Vec::new();
+        for (name, value) in tables {
+            let (place, called) = (Some(name.span()), name.get_ref().as_ref());
+            let DeValue::Table(table) = value.get_ref() else {
+                let what = format!("port.{called}: a port begins with a line `[port.NAME]`");
+                return Err(self.wrong(place, what));
+            };
+            if !is_name(called) {
+                let what = format!(
+                    "port {called:?}: a name has 1 to {LONGEST_NAME} letters, digits, `-`, `_` or `.`, and begins with \
+                     a letter or a digit"
+                );
+                return Err(self.wrong(place, what));
+            }
+            let line = line_of(self.text, name.span().start);
+            ports.push(self.table(&keys, table, called, line)?);
+        }
+        ports.sort_by_key(|port| port.line);
+        Ok(ports)
+    }
+
+    fn table(&self, keys: &Keys, table: &DeTable<'_>, name: &str, line: usize) -> Result<Table, FileError> {
+        let mut read = Table {
+            name: name.to_owned(),
+            line,
+            ..Table::default()
+        };
+        for (key, value) in table {
+            let (place, word) = (key.span(), key.get_ref().as_ref());
+            if name.is_empty() && word == DIRECTORIES {
+                continue;
+            }
+            let Some(takes) = keys.takes(word) else {
+                return Err(self.wrong(Some(place), unknown(word, keys, name)));
+            };
+            let Some(words) = words_of(takes, value.get_ref()) else {
+                let what = format!("{word} = {}: give {}", self.written(value), takes.meant());
+                return Err(self.wrong(Some(place), what));
+            };
+            let said = Said {
+                value: words,
+                line: line_of(self.text, place.start),
+            };
+            read.keys.insert(word.to_owned(), said);
+        }
+        Ok(read)
+    }
+
+    fn directories(&self, daemon: &DeTable<'_>) -> Result<Vec<PathBuf>, FileError> {
+        let Some((key, value)) = daemon.iter().find(|(key, _)| key.get_ref() == DIRECTORIES) else {
+            return Ok(Vec::new());
+        };
+        let path = |value: &Spanned<DeValue<'_>>| {
+            let path = value.get_ref().as_str().map(PathBuf::from);
+            path.filter(|path| is_plain(path) && path.parent().is_some())
+        };
+        let list = value.get_ref().as_array();
+        let paths: Option<Vec<_>> = list.and_then(|list| list.iter().map(path).collect());
+        paths.ok_or_else(|| {
+            let what = format!(
+                "{DIRECTORIES} = {}: give a list of absolute paths without `..`, in quotes, such as [\"/run/vms\"]",
+                self.written(value)
+            );
+            self.wrong(Some(key.span()), what)
+        })
+    }
+
+    /// A value, as it is written there.
+    fn written(&self, value: &Spanned<DeValue<'_>>) -> String {
+        let first = self.text[value.span()].lines().next().unwrap_or_default();
+        cut(first.trim_end())
+    }
+}
+
+fn unknown(key: &str, keys: &Keys, port: &str) -> String {
+    let (others, place) = match port {
+        "" => (PortTableArgs::keys(), "[port.NAME]"),
+        _ => (Keys::of::<DaemonArgs>(), "[daemon]"),
+    };
+    match others.takes(key) {
+        Some(_) => format!("{key} belongs below a line `{place}`"),
+        None => {
+            let further = if port.is_empty() {
+                ", socket-directories"
+            } else {
+                ""
+            };
+            format!("unknown key {key:?}: one of {}{further}", keys.names())
+        }
+    }
+}
+
+/// A value in the words of the command line, if it is of the right kind.
+fn words_of(takes: Takes, value: &DeValue<'_>) -> Option<String> {
+    match (takes, value) {
+        (Takes::Flag, DeValue::Boolean(on)) => Some(on.to_string()),
+        (Takes::Number | Takes::Size | Takes::NameOrNumber | Takes::List(_), DeValue::Integer(number)) => {
+            let number = i64::from_str_radix(number.as_str(), number.radix());
+            number.ok().map(|number| number.to_string())
+        }
+        (Takes::Size | Takes::NameOrNumber | Takes::Text | Takes::List(_), DeValue::String(text)) => {
+            Some(text.to_string())
+        }
+        (Takes::List(joint), DeValue::Array(list)) => {
+            let word = |value: &Spanned<DeValue<'_>>| match value.get_ref() {
+                DeValue::Array(_) => None,
+                value => words_of(takes, value),
+            };
+            let words: Option<Vec<_>> = list.iter().map(word).collect();
+            Some(words?.join(&joint.to_string()))
+        }
+        _ => None,
+    }
+}
+
+fn is_name(name: &str) -> bool {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    (1..=LONGEST_NAME).contains(&name.len())
+        && name.chars().all(is_part)
+        && name.starts_with(|c: char| c.is_ascii_alphanumeric())
+}
+
+#[cfg(test)]
+#[path = "file_tests.rs"]
+mod tests;

@@ -1,0 +1,280 @@
+//! Tests of configuration files.
+
+use std::path::Path;
+
+use clap::Parser;
+
+use super::super::serve::OF_PORTS;
+use super::super::{Cli, Command};
+use super::*;
+use crate::config::NicConfig;
+
+fn read(text: &str) -> Result<ServeConfig, FileError> {
+    configured(parse(Path::new("c.toml"), text)?, DaemonArgs::default())
+}
+
+fn serve(arguments: &[&str]) -> ServeConfig {
+    let arguments = ["vhost-af-xdp", "serve"].iter().chain(arguments);
+    match Cli::try_parse_from(arguments).expect("options").command {
+        Some(Command::Serve(args)) => args.into_config().expect("a configuration"),
+        _ => panic!("not serve"),
+    }
+}
+
+#[track_caller]
+fn assert_wrong(text: &str, words: &[&str]) {
+    let said = read(text).expect_err(text).to_string();
+    for word in words {
+        assert!(said.contains(word), "{word:?} is missing in {said:?} of {text:?}");
+    }
+}
+
+#[test]
+fn port_of_a_file_is_that_of_the_same_options() {
+    let file = read(
+        "[daemon]\nworkers = 2\ncpus = [0]\nspin-us = 7\ncontrol = \"none\"\nuser = 12\nsandbox = [\"-files\"]\n\
+         [port.a]\nsocket-path = \"/a\"\nifname = \"eth1\"\nqueues = 2\nstart-queue = 4\nmac = \"02:00:00:00:00:0a\"\n\
+         vlan = [7, \"100-102\"]\nmemory = \"direct\"\noffload = [\"-uso\"]\nmax-memory = \"2GiB\"\nforce-copy = true\n\
+         mode = \"skb\"\nbusy-poll-us = 20\nsocket-mode = \"620\"\nsocket-owner = 7\nsocket-group = \"root\"\n\
+         [port.b]\nsocket-path = \"/b\"\nnull = true\nframe-size = 100\nclient = true\n\
+         [port.c]\nfd = 9\nifname = \"eth2\"\ninhibit = true\nsock-fds = [7]\n",
+    )
+    .expect("valid");
+    let line = serve(&[
+        "--workers=2",
+        "--cpus=0",
+        "--spin-us=7",
+        "--control=none",
+        "--user=12",
+        "--sandbox=-files",
+        "--socket-path=/a",
+        "--ifname=eth1",
+        "--queues=2",
+        "--start-queue=4",
+        "--mac=02:00:00:00:00:0a",
+        "--vlan=7,100-102",
+        "--memory=direct",
+        "--offload=-uso",
+        "--max-memory=2GiB",
+        "--force-copy",
+        "--mode=skb",
+        "--busy-poll-us=20",
+        "--socket-mode=620",
+        "--socket-owner=7",
+        "--socket-group=root",
+    ]);
+    let named = |config: &PortConfig, name: &str| PortConfig {
+        name: name.into(),
+        ..config.clone()
+    };
+    assert_eq!(file.ports[0], named(&line.ports[0], "a"));
+    assert_eq!(
+        (
+            file.workers,
+            &file.cpus,
+            file.spin,
+            &file.control,
+            &file.layers,
+            &file.user
+        ),
+        (
+            line.workers,
+            &line.cpus,
+            line.spin,
+            &line.control,
+            &line.layers,
+            &line.user
+        )
+    );
+    let line = serve(&["--null", "--frame-size=100", "--client", "--socket-path=/b"]);
+    let same = |port: &PortConfig| PortConfig {
+        memory: line.ports[0].memory,
+        ..port.clone()
+    };
+    assert_eq!(same(&file.ports[1]), named(&line.ports[0], "b"));
+    let line = serve(&["--fd=9", "--ifname=eth2", "--inhibit", "--sock-fds=7"]);
+    assert_eq!(same(&file.ports[2]), named(&line.ports[0], "c"));
+}
+
+#[test]
+fn defaults_of_a_file_are_those_of_the_options() {
+    let file = read("[port.a]\nsocket-path = \"/a\"\nifname = \"eth1\"\n").expect("valid");
+    let line = serve(&["--socket-path=/a", "--ifname=eth1"]);
+    let port = PortConfig {
+        name: "a".into(),
+        ..line.ports[0].clone()
+    };
+    assert_eq!(file.ports, [port]);
+    assert_eq!(
+        (file.spin, file.steward_timeout),
+        (line.spin, line.steward_timeout)
+    );
+    assert!(matches!(&file.ports[0].nic, NicConfig::Interface { name, .. } if name == "eth1"));
+}
+
+#[test]
+fn every_option_of_a_port_and_of_the_daemon_is_a_key() {
+    use clap::CommandFactory;
+    let command = Cli::command();
+    let serve = command.find_subcommand("serve").expect("a subcommand");
+    let (ports, daemon) = (PortTableArgs::keys(), Keys::of::<DaemonArgs>());
+    let not_keys = ["config", "check", "port", "help", "shared-umem"];
+    let options = serve.get_arguments().filter_map(clap::Arg::get_long);
+    for option in options.filter(|option| !not_keys.contains(option)) {
+        let kinds = [ports.takes(option), daemon.takes(option)];
+        assert!(
+            matches!(kinds, [Some(_), None] | [None, Some(_)]),
+            "{option}: {kinds:?}"
+        );
+        let is_of_ports = OF_PORTS.contains(&option.replace('-', "_").as_str());
+        assert_eq!(is_of_ports, kinds[0].is_some(), "{option} beside --config");
+    }
+}
+
+#[test]
+fn mistakes_are_told_with_line_key_and_remedy() {
+    let port = "[port.vm1]\nsocket-path = \"/a\"\n";
+    for (line, words) in [
+        ("ifname = 5", ["line 3: ifname = 5", "give text in quotes"]),
+        ("queues = \"2\"", ["line 3: queues = \"2\"", "give a number"]),
+        ("client = 1", ["line 3: client = 1", "give true or false"]),
+        ("vlan = [[1]]", ["line 3: vlan = [[1]]", "give a list"]),
+        (
+            "socket-mode = 0o660",
+            ["line 3: socket-mode = 0o660", "give text"],
+        ),
+        (
+            "colour = \"red\"",
+            ["line 3: unknown key \"colour\"", "one of socket-path"],
+        ),
+        ("workers = 2", ["line 3: workers belongs", "`[daemon]`"]),
+        ("network = \"lan\"", ["line 3: unknown key \"network\"", "one of"]),
+        (
+            "queues = 70000",
+            ["line 3: port vm1: queues = \"70000\"", "65535"],
+        ),
+        (
+            "null = true\nqueues = 0",
+            ["line 4: port vm1: queues 0", "1 to 128"],
+        ),
+        (
+            "memory = \"ram\"",
+            [
+                "line 3: port vm1: memory = \"ram\"",
+                "one of copy, send-direct, direct",
+            ],
+        ),
+        ("mac = \"x\"", ["line 3: port vm1: mac = \"x\"", "six hex bytes"]),
+        (
+            "null = true\nifname = \"e\"",
+            ["line 4: port vm1: ifname excludes null", "leave one out"],
+        ),
+        ("", ["line 1: port vm1: no interface", "ifname NAME"]),
+        (
+            "null = true\noffload = \"ufo\"",
+            ["line 4: port vm1: offload ufo", "guest-uso6"],
+        ),
+        (
+            "null = true\nsocket-owner = \"no one\"",
+            ["line 4: port vm1: socket-owner", "no such user"],
+        ),
+        (
+            "ifname = \"a b\"",
+            ["line 3: port vm1: ifname \"a b\"", "`ip link`"],
+        ),
+        (
+            "fd = 7\nnull = true",
+            ["port vm1: fd excludes socket-path", "leave one out"],
+        ),
+        (
+            "queues = 1\nqueues = 2",
+            ["line 4: `queues = 2`", "duplicate key"],
+        ),
+        ("queues 1", ["line 3: `queues 1`", "expected"]),
+    ] {
+        assert_wrong(&format!("{port}{line}\n"), &words);
+    }
+    for (text, words) in [
+        (
+            "[daemon]\nworkers = 0\n",
+            ["line 2: [daemon]: workers 0", "1 to 256"],
+        ),
+        (
+            "[daemon]\nifname = \"e\"\n",
+            ["line 2: ifname belongs", "[port.NAME]"],
+        ),
+        (
+            "[daemon]\nsocket-directories = [\"run\"]\n",
+            ["line 2: socket-directories", "absolute"],
+        ),
+        (
+            "[network.lan]\n",
+            ["line 1: unknown table \"network\"", "[port.NAME]"],
+        ),
+        ("port = 1\n", ["line 1: port: a port begins", "[port.NAME]"]),
+        ("[[port]]\n", ["line 1: port: a port begins", "[port.NAME]"]),
+        ("[port]\nqueues = 1\n", ["line 2: port.queues", "[port.NAME]"]),
+        ("[port.\"a b\"]\n", ["line 1: port \"a b\"", "letters"]),
+        (
+            "[port.a]\nsocket-path = \"a.sock\"\nnull = true\n",
+            ["line 2: port a: socket-path", "absolute"],
+        ),
+        (
+            "[port.a]\nsocket-path = \"/x/../a\"\nnull = true\n",
+            ["line 2: port a", "without `..`"],
+        ),
+    ] {
+        assert_wrong(text, &words);
+    }
+}
+
+#[test]
+fn ports_that_do_not_go_together_are_told_by_the_later_one() {
+    let one =
+        "[port.a]\nsocket-path = \"/a\"\nifname = \"e\"\n[port.b]\nsocket-path = \"/b\"\nifname = \"e\"\n";
+    assert_wrong(one, &["line 4: port b: queue 0 of e is asked for by two ports"]);
+    assert_wrong(
+        &format!("{one}mode = \"skb\"\nstart-queue = 1\n"),
+        &["port b: interface e is asked for with"],
+    );
+    let cable = "[port.a]\nsocket-path = \"/a\"\ncable = \"c\"\n";
+    assert_wrong(cable, &["line 3: port a: cable c: 1 port(s) name it"]);
+}
+
+#[test]
+fn file_without_ports_is_one() {
+    assert!(read("").expect("empty").ports.is_empty());
+}
+
+#[test]
+fn command_line_goes_before_the_files_daemon() {
+    let said = DaemonArgs::default();
+    let file = parse(Path::new("c.toml"), "[daemon]\nspin-us = 7\n").expect("valid");
+    assert_eq!(configured(file, said).expect("valid").spin.as_micros(), 7);
+    let options = Cli::try_parse_from(["vhost-af-xdp", "serve", "--config=/none", "--queues=2"]);
+    assert!(options.expect_err("a port's").to_string().contains("--config"));
+    let options = Cli::try_parse_from(["vhost-af-xdp", "serve", "--check", "--null", "--socket-path=/a"]);
+    let Some(Command::Serve(args)) = options.expect("options").command else {
+        panic!("not serve");
+    };
+    assert!(
+        args.into_config()
+            .expect_err("no file")
+            .to_string()
+            .contains("--config FILE")
+    );
+}
+
+#[test]
+fn example_is_understood() {
+    let text = include_str!("../../../../docs/deploy/vhost-af-xdp.toml");
+    let file = parse(Path::new("example"), text).expect("TOML with known keys");
+    let names: Vec<_> = file.ports.iter().map(|port| port.name.as_str()).collect();
+    assert_eq!(names, ["vm1", "vm2", "left", "right"]);
+    for table in &file.ports {
+        let mut table = table.clone();
+        // There may be no such group here.
+        table.keys.remove("socket-group");
+        build_port(&file.path, &table, 4).expect("possible");
+    }
+}

@@ -1,0 +1,383 @@
+//! What a daemon that reads a file asks its keeper for while it runs: the file, and sockets for ports that are new.
+//!
+//! The daemon in its sandbox can neither read its file again nor make a socket file. It asks by messages, one at a time,
+//! each with a number that its answer has, too. An attacker who took the daemon over can send what he likes here, so
+//! the keeper takes no word of it for what may be:
+//!  - the file is the one that the daemon was started with. The keeper reads it, refuses what others could change, and
+//!    checks all of it, before the daemon gets it;
+//!  - a socket is asked for by the name of a port. Its path, owner, group and mode are those of the file. It is made in
+//!    a directory that was open when the daemon began ([`Directories`]), by its name there: whatever is put in the way
+//!    of the directory's path later leads nowhere. A file in its place is not replaced, nor a socket that somebody
+//!    listens on; links are not followed;
+//!  - a socket file is removed if the keeper or the daemon made it, and it is still that one;
+//!  - queues are leased by a policy made of the file.
+//!
+//! So what is possible beyond what runs is what the operator wrote into the file, perhaps before he said that it is to
+//! be read.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, IoSlice, IoSliceMut, Read, Seek, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rustix::fs::{CWD, MemfdFlags, Mode, OFlags, memfd_create, openat};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg, sendmsg,
+};
+use serde::{Deserialize, Serialize};
+
+use super::files::Files;
+use crate::config::file::ConfigFile;
+use crate::config::{Endpoint, PortConfig, ServeConfig};
+use crate::listener::{Access, listen_at};
+
+/// How long the keeper may take for an answer: it reads a file, and tells a steward of what is in it.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
+/// Longest request and answer, bytes; a file comes by a descriptor.
+const LONGEST: usize = 16 << 10;
+
+/// Why a request was not done.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RequestError {
+    /// The keeper's words.
+    #[error("{0}")]
+    Refused(String),
+    #[error("the keeper does not answer")]
+    Gone(#[source] io::Error),
+}
+
+impl From<rustix::io::Errno> for RequestError {
+    fn from(errno: rustix::io::Errno) -> Self {
+        Self::Gone(errno.into())
+    }
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+enum Request {
+    /// Reads the file again. Nothing is allowed by it yet.
+    Read,
+    /// What was read last is what counts.
+    Adopt,
+    /// The listening socket of the port of that name.
+    Listen(String),
+    /// Nobody listens at that path any more.
+    Remove(PathBuf),
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+enum Answer {
+    /// Perhaps with a descriptor.
+    Done,
+    Refused(String),
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Numbered<T> {
+    number: u64,
+    what: T,
+}
+
+/// The daemon's side; one thread asks at a time.
+pub(crate) struct Requests {
+    socket: OwnedFd,
+    /// Number of the last request.
+    asked: Mutex<u64>,
+}
+
+impl Requests {
+    pub(super) fn new(socket: OwnedFd) -> io::Result<Self> {
+        set_socket_timeout(&socket, Timeout::Recv, Some(ANSWER_TIMEOUT))?;
+        Ok(Self {
+            socket,
+            asked: Mutex::default(),
+        })
+    }
+
+    /// The file as it is now, checked.
+    pub(crate) fn read(&self) -> Result<ConfigFile, RequestError> {
+        let mut file = File::from(self.ask_for_one(&Request::Read)?);
+        let mut text = String::new();
+        let read = file.rewind().and_then(|()| file.read_to_string(&mut text));
+        read.map_err(RequestError::Gone)?;
+        serde_json::from_str(&text).map_err(|error| RequestError::Gone(error.into()))
+    }
+
+    /// From now on what was read last is what counts.
+    pub(crate) fn adopt(&self) -> Result<(), RequestError> {
+        self.ask(&Request::Adopt).map(drop)
+    }
+
+    /// A socket for a port that the file names.
+    pub(crate) fn listen(&self, port: &str) -> Result<UnixListener, RequestError> {
+        Ok(self.ask_for_one(&Request::Listen(port.to_owned()))?.into())
+    }
+
+    /// Removes the file of a socket that is not listened on any more.
+    pub(crate) fn remove(&self, path: &Path) -> Result<(), RequestError> {
+        self.ask(&Request::Remove(path.to_owned())).map(drop)
+    }
+
+    fn ask_for_one(&self, request: &Request) -> Result<OwnedFd, RequestError> {
+        let missing = || RequestError::Gone(io::ErrorKind::InvalidData.into());
+        self.ask(request)?.ok_or_else(missing)
+    }
+
+    fn ask(&self, request: &Request) -> Result<Option<OwnedFd>, RequestError> {
+        let mut asked = self
+            .asked
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        *asked += 1;
+        let number = *asked;
+        let message = Numbered {
+            number,
+            what: request,
+        };
+        send(self.socket.as_fd(), &message, None)?;
+        loop {
+            let (answer, descriptor) = receive::<Answer>(self.socket.as_fd())?;
+            match answer {
+                // One that came too late.
+                Some(answer) if answer.number != number => {}
+                Some(answer) => {
+                    return match answer.what {
+                        Answer::Done => Ok(descriptor),
+                        Answer::Refused(why) => Err(RequestError::Refused(why)),
+                    };
+                }
+                None => return Err(RequestError::Gone(io::ErrorKind::InvalidData.into())),
+            }
+        }
+    }
+}
+
+fn send<T: Serialize>(
+    socket: BorrowedFd<'_>,
+    message: &Numbered<T>,
+    descriptor: Option<BorrowedFd<'_>>,
+) -> Result<(), RequestError> {
+    let bytes = serde_json::to_vec(message).map_err(|error| RequestError::Gone(error.into()))?;
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let rights: Vec<_> = descriptor.into_iter().collect();
+    if !rights.is_empty() {
+        // There is room for one.
+        control.push(SendAncillaryMessage::ScmRights(&rights));
+    }
+    sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// A message, and a descriptor that came with it; none, if it is not one.
+/// Errors: there will be no more.
+fn receive<T: for<'a> Deserialize<'a>>(
+    socket: BorrowedFd<'_>,
+) -> Result<(Option<Numbered<T>>, Option<OwnedFd>), RequestError> {
+    let mut bytes = vec![0; LONGEST];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = loop {
+        let into = &mut [IoSliceMut::new(&mut bytes)];
+        match recvmsg(socket, into, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Err(rustix::io::Errno::INTR) => {}
+            received => break received?.bytes,
+        }
+    };
+    if received == 0 {
+        return Err(RequestError::Gone(io::ErrorKind::UnexpectedEof.into()));
+    }
+    let mut descriptor = None;
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(mut rights) = message {
+            descriptor = rights.next();
+        }
+    }
+    Ok((serde_json::from_slice(&bytes[..received]).ok(), descriptor))
+}
+
+/// Directories in which sockets may be made, open since the daemon began.
+pub(super) struct Directories(Vec<Directory>);
+
+struct Directory {
+    path: PathBuf,
+    fd: OwnedFd,
+}
+
+impl Directories {
+    /// Those of these that are there.
+    pub(super) fn open(paths: &[PathBuf]) -> Self {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let open = |path: &PathBuf| {
+            Some(Directory {
+                fd: openat(CWD, path, flags, Mode::empty()).ok()?,
+                path: path.clone(),
+            })
+        };
+        Self(paths.iter().filter_map(open).collect())
+    }
+
+    fn of(&self, socket: &Path) -> Option<&Directory> {
+        let parent = socket.parent()?;
+        self.0.iter().find(|directory| directory.path == parent)
+    }
+
+    fn names(&self) -> String {
+        let names: Vec<_> = self.0.iter().map(|it| it.path.display().to_string()).collect();
+        match names.as_slice() {
+            [] => "no directory, as it began without ports".to_owned(),
+            names => format!("{} only", names.join(", ")),
+        }
+    }
+}
+
+impl Directory {
+    /// A path to a file of it that no other directory can come into.
+    fn path_to(&self, socket: &Path) -> Option<PathBuf> {
+        let name = socket.file_name()?;
+        Some(PathBuf::from(format!("/proc/self/fd/{}", self.fd.as_raw_fd())).join(name))
+    }
+}
+
+/// The keeper's side.
+pub(super) struct Desk {
+    pub(super) file: PathBuf,
+    /// Reads and checks it.
+    pub(super) read: ReadConfig,
+    pub(super) directories: Arc<Directories>,
+    /// What was made, to be removed in the end.
+    pub(super) files: Arc<Files>,
+    /// Called with what counts from now on.
+    pub(super) adopt: Adopt,
+    /// Called with the name that the kernel has for a socket that was made.
+    pub(super) made: Box<dyn Fn(PathBuf) + Send>,
+}
+
+/// Errors: why it cannot count.
+pub(super) type Adopt = Box<dyn Fn(&ServeConfig) -> Result<(), String> + Send>;
+
+/// Reads and checks a file.
+pub(crate) type ReadConfig = fn(&Path) -> anyhow::Result<ServeConfig>;
+
+/// Where a port's socket is to be, and whose.
+type Sockets = HashMap<String, (PathBuf, Access)>;
+
+impl Desk {
+    /// Answers requests, until there will be no more.
+    pub(super) fn answer_all(&self, socket: BorrowedFd<'_>) {
+        let (mut read, mut sockets) = (None, Sockets::new());
+        while let Ok((request, _)) = receive::<Request>(socket) {
+            let (number, done) = match request {
+                None => (0, Err("this is no request".to_owned())),
+                Some(Numbered { number, what }) => (number, self.answer(what, &mut read, &mut sockets)),
+            };
+            let (what, descriptor) = match done {
+                Ok(descriptor) => (Answer::Done, descriptor),
+                Err(why) => (Answer::Refused(why), None),
+            };
+            let sent = send(
+                socket,
+                &Numbered { number, what },
+                descriptor.as_ref().map(AsFd::as_fd),
+            );
+            if sent.is_err() {
+                return;
+            }
+        }
+    }
+
+    fn answer(
+        &self,
+        request: Request,
+        read: &mut Option<ServeConfig>,
+        sockets: &mut Sockets,
+    ) -> Result<Option<OwnedFd>, String> {
+        match request {
+            Request::Read => {
+                let config = (self.read)(&self.file).map_err(|error| steer::with_sources(error.as_ref()))?;
+                self.check_directories(&config)?;
+                let text = in_memory(&config).map_err(|error| error.to_string())?;
+                *read = Some(config);
+                Ok(Some(text))
+            }
+            Request::Adopt => {
+                let config = read.take().ok_or("nothing was read")?;
+                (self.adopt)(&config)?;
+                *sockets = config.ports.iter().filter_map(socket_of).collect();
+                Ok(None)
+            }
+            Request::Listen(port) => {
+                let (path, access) = sockets.get(&port).ok_or("the file has no such port")?;
+                self.listen(path, access).map(Some)
+            }
+            Request::Remove(path) => match self.files.remove(&path) {
+                true => Ok(None),
+                false => Err("it is no socket of this daemon's".to_owned()),
+            },
+        }
+    }
+
+    /// What is asked for later is refused now, before anything is done.
+    fn check_directories(&self, config: &ServeConfig) -> Result<(), String> {
+        let tables = config.file.iter().flat_map(|file| &file.ports);
+        for (port, table) in config.ports.iter().zip(tables) {
+            if let Endpoint::Server(path) = &port.endpoint
+                && self.directories.of(path).is_none()
+            {
+                return Err(format!(
+                    "{} line {}: port {}: socket-path = {:?}: the daemon may make sockets in {}: put it there, or \
+                     add its directory to `socket-directories` below [daemon] and start the daemon again",
+                    self.file.display(),
+                    table.line_of("socket-path"),
+                    port.name,
+                    path.display().to_string(),
+                    self.directories.names()
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn listen(&self, path: &Path, access: &Access) -> Result<OwnedFd, String> {
+        let at = self
+            .directories
+            .of(path)
+            .and_then(|directory| directory.path_to(path));
+        let at = at.ok_or("its directory is none of the daemon's")?;
+        let made = self.files.make(path, &at, || listen_at(&at, access));
+        let listener = made.map_err(|error| {
+            // The directory by the name that it has for everybody.
+            let (held, named) = (at.parent(), path.parent());
+            let text = error.to_string();
+            match (held, named) {
+                (Some(held), Some(named)) => {
+                    text.replace(&held.display().to_string(), &named.display().to_string())
+                }
+                _ => text,
+            }
+        })?;
+        (self.made)(at);
+        Ok(listener.into())
+    }
+}
+
+fn socket_of(port: &PortConfig) -> Option<(String, (PathBuf, Access))> {
+    match &port.endpoint {
+        Endpoint::Server(path) => Some((port.name.to_string(), (path.clone(), port.access))),
+        Endpoint::Client(_) | Endpoint::Fd(_) => None,
+    }
+}
+
+/// A file as it was understood, for the daemon to read.
+fn in_memory(config: &ServeConfig) -> io::Result<OwnedFd> {
+    let memory = memfd_create("configuration", MemfdFlags::CLOEXEC)?;
+    let mut file = File::from(memory);
+    file.write_all(&serde_json::to_vec(&config.file)?)?;
+    Ok(file.into())
+}

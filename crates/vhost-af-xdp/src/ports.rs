@@ -1,0 +1,214 @@
+//! The ports of a daemon, which come and go while it runs: each with its threads, none with another's.
+//!
+//! Adding a port opens its interface and its queues, as at the start; removing one disconnects its VMM, gives its queues
+//! back and waits for its threads. Only who does that waits: no port's thread and no worker does for another's sake.
+
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow, bail};
+use signal_hook::iterator::Handle;
+use steer::with_sources;
+use steward::links::Changes;
+
+use crate::config::{NicConfig, PortConfig, ServeConfig};
+use crate::nic::interfaces::Interfaces;
+use crate::nic::numa::Nodes;
+use crate::port::far::CableEnd;
+use crate::port::{Opened, Port, Started};
+use crate::switch::workers::Workers;
+use crate::vhost_user::accept::{VmmSource, serve_vmms};
+
+/// How long a port may take to stop before it is left to itself: longer than a bind, and than a steward is waited for.
+pub(crate) const STOPPING: Duration = Duration::from_secs(12);
+/// Between two looks whether a thread has ended.
+const LOOK: Duration = Duration::from_millis(5);
+
+pub(crate) const NO_THREAD: &str = "cannot start a thread (ulimit -u, systemd: TasksMax=)";
+
+/// See the module's head.
+pub(crate) struct Ports {
+    interfaces: Arc<Interfaces>,
+    workers: Arc<Workers>,
+    /// Ends the daemon with a connection that was passed in.
+    signals: Handle,
+    running: Mutex<Vec<Running>>,
+}
+
+/// A port with what belongs to it.
+struct Running {
+    port: Arc<Port>,
+    cable: Option<CableEnd>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// A port that is opened and does nothing yet.
+struct Ready {
+    opened: Opened,
+    cable: Option<CableEnd>,
+}
+
+impl Ports {
+    /// None yet.
+    pub(crate) fn new(interfaces: Interfaces, workers: &Arc<Workers>, signals: Handle) -> Self {
+        Self {
+            interfaces: Arc::new(interfaces),
+            workers: Arc::clone(workers),
+            signals,
+            running: Mutex::default(),
+        }
+    }
+
+    /// Opens and starts those of the start, each with its source of VMMs; workers go where their NICs are.
+    pub(crate) fn start(
+        &self,
+        config: &ServeConfig,
+        sources: Vec<VmmSource>,
+        nodes: &Nodes,
+    ) -> anyhow::Result<()> {
+        let mut ready: Vec<Ready> = Vec::new();
+        for port in &config.ports {
+            let ends: Vec<_> = ready.iter().filter_map(|ready| ready.cable.clone()).collect();
+            ready.push(self.open(port, &ends)?);
+        }
+        for Ready { opened, .. } in &ready {
+            open_queues(opened)?;
+        }
+        ready.iter().for_each(|ready| ready.opened.close_queues());
+        let pairs: Vec<_> = ready.iter().flat_map(|ready| ready.opened.nodes()).collect();
+        self.workers
+            .settle(&nodes.places(config.workers, &config.cpus, &pairs));
+        for (ready, source) in ready.into_iter().zip(sources) {
+            self.run(ready, source)?;
+        }
+        Ok(())
+    }
+
+    /// Opens and starts one more.
+    /// Errors: what will not work later either, naming the remedy; nothing of it stays.
+    pub(crate) fn add(&self, port: &PortConfig, source: VmmSource) -> anyhow::Result<()> {
+        let ends: Vec<_> = self.running().iter().filter_map(|it| it.cable.clone()).collect();
+        let others: u64 = self.all().iter().map(|port| port.config.copy_bytes()).sum();
+        self.interfaces.expect_copies(others + port.copy_bytes());
+        let ready = self.open(port, &ends)?;
+        open_queues(&ready.opened)?;
+        ready.opened.close_queues();
+        self.run(ready, source)
+    }
+
+    /// Ends a port, if there is one of that name, and waits until it has ended.
+    /// Errors: it has not in time, and may have its queues still.
+    pub(crate) fn remove(&self, name: &str) -> anyhow::Result<()> {
+        let gone = {
+            let mut running = self.running();
+            let at = running.iter().position(|it| it.port.name() == name);
+            at.map(|at| running.remove(at))
+        };
+        let Some(gone) = gone else {
+            return Ok(());
+        };
+        gone.port.remove();
+        let deadline = Instant::now() + STOPPING;
+        while !gone.threads.iter().all(JoinHandle::is_finished) {
+            if Instant::now() >= deadline {
+                let seconds = STOPPING.as_secs();
+                bail!(
+                    "port {name} does not stop in {seconds} s: it is left to itself, and may have its queues still"
+                );
+            }
+            std::thread::sleep(LOOK);
+        }
+        // None of them panicked, or the process would have ended.
+        gone.threads.into_iter().for_each(|thread| drop(thread.join()));
+        Ok(())
+    }
+
+    /// Those that there are, in the order in which they came.
+    pub(crate) fn all(&self) -> Vec<Arc<Port>> {
+        let running = self.running();
+        running.iter().map(|it| Arc::clone(&it.port)).collect()
+    }
+
+    /// Tells all ports, on a thread of its own, when interfaces change.
+    pub(crate) fn watch_links(self: &Arc<Self>, mut changes: Changes) -> io::Result<()> {
+        let ports = Arc::clone(self);
+        let body = move || {
+            loop {
+                changes.wait(&[], None);
+                ports.all().iter().for_each(|port| port.look_again());
+            }
+        };
+        let thread = std::thread::Builder::new().name("links".to_owned());
+        thread.spawn(body).map(drop)
+    }
+
+    /// `ends`: those of cables that are taken.
+    fn open(&self, port: &PortConfig, ends: &[CableEnd]) -> anyhow::Result<Ready> {
+        let cable = port.nic.cable().map(|name| {
+            let cable: Arc<str> = format!("cable {name}").into();
+            let taken = |end: usize| ends.iter().any(|it| it.cable == cable && it.end == end);
+            // Of a cable's two ports each is an end (config.rs).
+            let end = usize::from(taken(0));
+            CableEnd { cable, end }
+        });
+        let (interfaces, workers) = (Arc::clone(&self.interfaces), Arc::clone(&self.workers));
+        let opened = Port::open(port.clone(), interfaces, workers, cable.clone());
+        let opened = opened.map_err(|error| anyhow!("port {}: {}", port.name, with_sources(&error)))?;
+        Ok(Ready { opened, cable })
+    }
+
+    fn run(&self, ready: Ready, source: VmmSource) -> anyhow::Result<()> {
+        let Ready { opened, cable } = ready;
+        let Started { port, thread } = opened.start().context(NO_THREAD)?;
+        let mut threads = vec![thread];
+        let started = self.start_threads(&port, source, &mut threads);
+        self.running().push(Running {
+            port: Arc::clone(&port),
+            cable,
+            threads,
+        });
+        if started.is_err() {
+            // It is as good as none.
+            let _ = self.remove(port.name());
+        }
+        started
+    }
+
+    fn start_threads(
+        &self,
+        port: &Arc<Port>,
+        source: VmmSource,
+        threads: &mut Vec<JoinHandle<()>>,
+    ) -> anyhow::Result<()> {
+        if matches!(port.config.nic, NicConfig::Interface { .. }) {
+            threads.push(port.watch_link().context(NO_THREAD)?);
+        }
+        let name = format!("port {}", port.name());
+        let (served, signals) = (Arc::clone(port), self.signals.clone());
+        // A connection that was passed in ends by itself, and the daemon with it.
+        let is_once = matches!(source, VmmSource::Once(_));
+        let body = move || {
+            serve_vmms(&served, source);
+            if is_once && !served.removed.is_raised() {
+                signals.close();
+            }
+        };
+        tracing::info!(port = %port.config.name, "ready");
+        // The kernel keeps as much of a name.
+        let name = name.chars().take(15).collect();
+        let thread = std::thread::Builder::new().name(name).spawn(body);
+        threads.push(thread.context(NO_THREAD)?);
+        Ok(())
+    }
+
+    fn running(&self) -> MutexGuard<'_, Vec<Running>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn open_queues(opened: &Opened) -> anyhow::Result<()> {
+    let done = opened.open_queues();
+    done.map_err(|error| anyhow!("port {}: {}", opened.name(), with_sources(&error)))
+}
