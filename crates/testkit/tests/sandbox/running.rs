@@ -149,8 +149,12 @@ fn privileged_processes_keep_only_what_they_need() {
     let veth = VethPair::new();
     let mut daemon = Daemon::start(&veth.near, &by_root());
     assert_keeps_at_most(daemon.keeper(), keeper);
+    drop(daemon);
     // CHOWN 0: to give away sockets of ports that come later.
-    let file = format!("[port.a]\nsocket-path = \"{DIR}/a.sock\"\nnull = true\n");
+    let file = format!(
+        "[port.a]\nsocket-path = \"{DIR}/a.sock\"\nifname = \"{}\"\n",
+        VethPair::NIC
+    );
     let mut daemon = Daemon::start_file(&veth.near, &Serve::file().by_root(), &[], &file);
     assert_keeps_at_most(daemon.keeper(), keeper | 1);
 }
