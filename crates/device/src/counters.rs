@@ -124,8 +124,20 @@ lane_counters! {
     /// The queue pair was stopped before the NIC had sent the frame, or, where a queue of copy placement is closed, the
     /// piece of one.
     Drop from_guest_queue_stopped,
-    /// The other end of the cable has no guest that receives.
+    /// The other end of the cable, or the port of the network, has no guest that receives.
     Drop from_guest_no_peer,
+    /// Network: no port has the frame's destination, and there is no uplink.
+    Drop from_guest_no_station,
+    /// Network: the frame's source address is not the port's.
+    Drop from_guest_source_address,
+    /// Network: the frame is for a port that is isolated, as the one is that sends it.
+    Drop from_guest_isolated,
+    /// Network: the frame has a VLAN tag that the port is not for.
+    Drop from_guest_vlan,
+    /// Network: no port that has a guest has the destination of a frame of the uplink's.
+    Drop to_guest_no_port,
+    /// Network: the guest had no buffer for the frame, and not for some time, or the frame is to a group.
+    Drop to_guest_no_buffer,
     /// Frame longer than the guest's buffer (or than all its buffers, where they may be merged).
     Drop to_guest_buffer_too_small,
     /// Frame in several pieces that is longer than the interface's frames are, so that a piece or an end of another is

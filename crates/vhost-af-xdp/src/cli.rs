@@ -9,6 +9,7 @@ mod external;
 pub(crate) mod file;
 mod keys;
 pub(crate) mod memory;
+mod network;
 mod offer;
 mod offload;
 mod port;

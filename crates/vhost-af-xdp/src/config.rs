@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use steer::{Filter, ModeRequest};
 use steward::policy::Queues;
-use steward::protocol::{ENTRIES_MAX, Wanted};
+use steward::protocol::{ENTRIES_MAX, STATIONS_MAX, Wanted};
 use xsk::{BindRequest, BusyPoll};
 
 use self::file::ConfigFile;
@@ -119,11 +119,29 @@ pub(crate) enum NicConfig {
         /// What both call it.
         name: String,
     },
+    /// A network of this process.
+    Network {
+        name: String,
+        vlans: MemberVlans,
+        /// It reaches no other port that is isolated, too.
+        isolated: bool,
+    },
     /// None: frames are made and dropped in this process.
     Null {
         /// Length of the frames made, bytes.
         frame_bytes: u32,
     },
+}
+
+/// VLANs of a port of a network.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum MemberVlans {
+    /// None: frames have no tag.
+    Untagged,
+    /// One, without a tag towards the guest.
+    Access(u16),
+    /// These, in ascending order, with their tags.
+    Trunk(Vec<u16>),
 }
 
 impl NicConfig {
@@ -134,6 +152,26 @@ impl NicConfig {
             _ => None,
         }
     }
+
+    /// In how many VLANs of a network it has its address.
+    fn stations(&self) -> usize {
+        match self {
+            Self::Network {
+                vlans: MemberVlans::Trunk(vlans),
+                ..
+            } => vlans.len(),
+            Self::Network { .. } => 1,
+            Self::Interface { .. } | Self::Cable { .. } | Self::Null { .. } => 0,
+        }
+    }
+
+    /// The network's name, if it is one.
+    pub(crate) fn network(&self) -> Option<&str> {
+        match self {
+            Self::Network { name, .. } => Some(name),
+            _ => None,
+        }
+    }
 }
 
 impl std::fmt::Display for NicConfig {
@@ -141,6 +179,7 @@ impl std::fmt::Display for NicConfig {
         match self {
             Self::Interface { name, .. } => f.write_str(name),
             Self::Cable { name } => write!(f, "cable {name}"),
+            Self::Network { name, .. } => write!(f, "network {name}"),
             Self::Null { .. } => f.write_str("null"),
         }
     }
@@ -235,6 +274,48 @@ pub(crate) struct PortConfig {
     pub(crate) offer: OnRequest,
 }
 
+/// Ports that reach each other by address, and what they share.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct NetworkConfig {
+    pub(crate) name: String,
+    /// None: guests among themselves.
+    pub(crate) uplink: Option<UplinkConfig>,
+}
+
+/// Queues of an interface that a network has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct UplinkConfig {
+    /// The interface.
+    pub(crate) name: String,
+    pub(crate) start_queue: u32,
+    /// How many.
+    pub(crate) queues: u32,
+    /// How to attach the steering program.
+    pub(crate) mode: ModeRequest,
+    /// Zero-copy or copy, where the user says.
+    pub(crate) bind: BindRequest,
+    /// Packet memory of each queue, bytes.
+    pub(crate) packet_bytes: u32,
+    /// How segments leave.
+    pub(crate) segments: Segments,
+    /// Whether system calls poll the driver.
+    pub(crate) busy_poll: Option<BusyPoll>,
+}
+
+impl UplinkConfig {
+    /// What is to be leased.
+    pub(crate) fn wanted(&self) -> Wanted {
+        Wanted {
+            interface: self.name.clone(),
+            start_queue: self.start_queue,
+            queues: self.queues,
+            mode: self.mode,
+            filter: Filter::default(),
+            network: true,
+        }
+    }
+}
+
 /// Where `status` finds a daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Control {
@@ -252,6 +333,8 @@ pub(crate) struct ServeConfig {
     pub(crate) file: Option<ConfigFile>,
     /// The ports; without a file at least one.
     pub(crate) ports: Vec<PortConfig>,
+    /// Networks that ports name.
+    pub(crate) networks: Vec<NetworkConfig>,
     /// Worker threads.
     pub(crate) workers: usize,
     /// CPUs to pin them to, round robin; empty: none.
@@ -363,6 +446,19 @@ pub(crate) enum ConfigError {
     SocketCount { fds: usize, queues: u16 },
     #[error("descriptor {0} is named twice: each socket or map needs one of its own")]
     SharedDescriptor(i32),
+    #[error("network {0:?}: there is none of that name: begin it with a line `[network.{0}]`")]
+    NoNetwork(String),
+    #[error(
+        "network: its ports share its queues, and frames of queues that are shared are copied: use memory = \"copy\""
+    )]
+    NetworkDirect,
+    #[error("inhibit goes with ifname: a port of a network has no queues of its own")]
+    NetworkExternal,
+    #[error(
+        "network {name}: its ports have {stations} addresses, each in as many VLANs as it has; an uplink can have \
+         {STATIONS_MAX}: use several"
+    )]
+    ManyStations { name: String, stations: usize },
     #[error("frame-size {0}: the null NIC makes frames of 14 to 1514 bytes, or with 0 none")]
     FrameBytes(u32),
 }
@@ -389,8 +485,10 @@ impl ServeConfig {
     /// What is to be leased, port by port.
     pub(crate) fn queues(&self) -> Vec<Queues> {
         let leased = self.ports.iter().filter(|port| !port.has_external_program());
+        let uplinks = self.networks.iter().filter_map(|network| network.uplink.as_ref());
         let wanted = leased.filter_map(PortConfig::wanted);
         wanted
+            .chain(uplinks.map(|uplink| uplink.wanted()))
             .map(|wanted| Queues {
                 interface: wanted.interface,
                 first: wanted.start_queue,
@@ -426,6 +524,17 @@ impl ServeConfig {
             let error = ConfigError::MaxMemory { bytes };
             return Err(Wrong { port: None, error });
         }
+        let uplinks: Vec<_> = self
+            .networks
+            .iter()
+            .filter_map(|network| network.uplink.as_ref())
+            .collect();
+        for (at, uplink) in uplinks.iter().enumerate() {
+            for other in &uplinks[..at] {
+                let apart = check_apart(&uplink.wanted(), &other.wanted());
+                apart.map_err(|error| Wrong { port: None, error })?;
+            }
+        }
         let mut descriptors = HashSet::new();
         for at in 0..self.ports.len() {
             let checked = self.check_port(at, &mut descriptors);
@@ -451,6 +560,21 @@ impl ServeConfig {
         }
         for other in &self.ports[..at] {
             port.check_beside(other)?;
+        }
+        if let Some(name) = port.nic.network() {
+            let network = self.networks.iter().find(|network| network.name == name);
+            let network = network.ok_or_else(|| ConfigError::NoNetwork(name.to_owned()))?;
+            let all = self.ports.iter().filter(|port| port.nic.network() == Some(name));
+            let stations = all.map(|port| port.nic.stations()).sum();
+            if network.uplink.is_some() && stations > STATIONS_MAX {
+                let name = name.to_owned();
+                return Err(ConfigError::ManyStations { name, stations });
+            }
+        }
+        for uplink in self.networks.iter().filter_map(|network| network.uplink.as_ref()) {
+            if let Some(wanted) = port.wanted() {
+                check_apart(&wanted, &uplink.wanted())?;
+            }
         }
         if let Some(name) = port.nic.cable() {
             let ends = self.ports.iter().filter(|port| port.nic.cable() == Some(name));
@@ -501,7 +625,7 @@ impl PortConfig {
     pub(crate) fn copy_bytes(&self) -> u64 {
         match self.nic {
             NicConfig::Interface { .. } => u64::from(self.queues) * u64::from(self.packet_bytes),
-            NicConfig::Cable { .. } | NicConfig::Null { .. } => 0,
+            NicConfig::Cable { .. } | NicConfig::Network { .. } | NicConfig::Null { .. } => 0,
         }
     }
 
@@ -520,6 +644,14 @@ impl PortConfig {
         }
         if let (true, Some(name)) = (self.placement.has_guest_ram(), self.nic.cable()) {
             return Err(ConfigError::CableDirect(name.to_owned()));
+        }
+        if self.nic.network().is_some() {
+            if self.placement.has_guest_ram() {
+                return Err(ConfigError::NetworkDirect);
+            }
+            if self.has_external_program() {
+                return Err(ConfigError::NetworkExternal);
+            }
         }
         self.check_bind()?;
         self.check_shared()?;
@@ -614,22 +746,27 @@ impl PortConfig {
         if self.endpoint == other.endpoint {
             return Err(ConfigError::SharedEndpoint(self.endpoint.clone()));
         }
-        let (Some(wanted), Some(others)) = (self.wanted(), other.wanted()) else {
-            return Ok(());
-        };
-        let name = wanted.interface.clone();
-        if name != others.interface {
-            return Ok(());
+        match (self.wanted(), other.wanted()) {
+            (Some(wanted), Some(others)) => check_apart(&wanted, &others),
+            _ => Ok(()),
         }
-        if wanted.mode != others.mode {
-            return Err(ConfigError::TwoModes(name));
-        }
-        let queue = wanted.start_queue.max(others.start_queue);
-        let end = |wanted: &Wanted| wanted.start_queue.saturating_add(wanted.queues);
-        match queue < end(&wanted).min(end(&others)) {
-            true => Err(ConfigError::SharedQueue { name, queue }),
-            false => Ok(()),
-        }
+    }
+}
+
+/// Whether two leases can be had at a time.
+fn check_apart(wanted: &Wanted, others: &Wanted) -> Result<(), ConfigError> {
+    let name = wanted.interface.clone();
+    if name != others.interface {
+        return Ok(());
+    }
+    if wanted.mode != others.mode {
+        return Err(ConfigError::TwoModes(name));
+    }
+    let queue = wanted.start_queue.max(others.start_queue);
+    let end = |wanted: &Wanted| wanted.start_queue.saturating_add(wanted.queues);
+    match queue < end(wanted).min(end(others)) {
+        true => Err(ConfigError::SharedQueue { name, queue }),
+        false => Ok(()),
     }
 }
 
@@ -678,6 +815,7 @@ mod tests {
             steward_timeout: Duration::from_secs(1),
             control: Control::Nowhere,
             api: ApiConfig::default(),
+            networks: Vec::new(),
             layers: Layers::parse("off").expect("a word"),
             user: None,
         }

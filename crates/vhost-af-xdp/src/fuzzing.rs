@@ -176,6 +176,8 @@ impl Headers {
                             pair: &self.side,
                             buffers,
                             sending,
+                            head: &[],
+                            replaced: 0,
                         };
                         let headers = &mut [0; HEADERS_MAX];
                         let cut = GsoPacket::open(frame_of, gso, &self.counters, headers);

@@ -20,6 +20,7 @@ pub mod fuzzing;
 mod guard;
 mod listener;
 mod log_limit;
+mod network;
 mod nic;
 mod port;
 mod ports;

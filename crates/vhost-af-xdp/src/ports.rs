@@ -4,7 +4,7 @@
 //! back and waits for its threads. Only who does that waits: no port's thread and no worker does for another's sake.
 
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -13,11 +13,12 @@ use signal_hook::iterator::Handle;
 use steer::with_sources;
 use steward::links::Changes;
 
-use crate::config::{NicConfig, PortConfig, ServeConfig};
+use crate::config::{NetworkConfig, NicConfig, PortConfig, ServeConfig};
+use crate::network::Network;
 use crate::nic::interfaces::Interfaces;
 use crate::nic::numa::Nodes;
 use crate::port::far::CableEnd;
-use crate::port::{Opened, Port, Started};
+use crate::port::{Joined, Opened, Port, Started, mac_of};
 use crate::switch::workers::Workers;
 use crate::vhost_user::accept::{VmmSource, serve_vmms};
 
@@ -34,20 +35,22 @@ pub(crate) struct Ports {
     workers: Arc<Workers>,
     /// Ends the daemon with a connection that was passed in.
     signals: Handle,
+    /// All that there are, once that is known.
+    networks: OnceLock<Vec<Arc<Network>>>,
     running: Mutex<Vec<Running>>,
 }
 
 /// A port with what belongs to it.
 struct Running {
     port: Arc<Port>,
-    cable: Option<CableEnd>,
+    joined: Joined,
     threads: Vec<JoinHandle<()>>,
 }
 
 /// A port that is opened and does nothing yet.
 struct Ready {
     opened: Opened,
-    cable: Option<CableEnd>,
+    joined: Joined,
 }
 
 impl Ports {
@@ -57,6 +60,7 @@ impl Ports {
             interfaces: Arc::new(interfaces),
             workers: Arc::clone(workers),
             signals,
+            networks: OnceLock::new(),
             running: Mutex::default(),
         }
     }
@@ -68,16 +72,24 @@ impl Ports {
         sources: Vec<VmmSource>,
         nodes: &Nodes,
     ) -> anyhow::Result<()> {
+        let networks: Result<_, _> = config.networks.iter().map(|it| self.open_network(it)).collect();
+        // Nobody else sets it.
+        let _ = self.networks.set(networks?);
         let mut ready: Vec<Ready> = Vec::new();
         for port in &config.ports {
-            let ends: Vec<_> = ready.iter().filter_map(|ready| ready.cable.clone()).collect();
+            let ends: Vec<_> = ready
+                .iter()
+                .filter_map(|ready| ready.joined.cable().cloned())
+                .collect();
             ready.push(self.open(port, &ends)?);
         }
         for Ready { opened, .. } in &ready {
             open_queues(opened)?;
         }
         ready.iter().for_each(|ready| ready.opened.close_queues());
-        let pairs: Vec<_> = ready.iter().flat_map(|ready| ready.opened.nodes()).collect();
+        let uplinks = self.networks().iter().flat_map(|network| network.nodes());
+        let pairs = ready.iter().flat_map(|ready| ready.opened.nodes());
+        let pairs: Vec<_> = pairs.chain(uplinks).collect();
         self.workers
             .settle(&nodes.places(config.workers, &config.cpus, &pairs));
         for (ready, source) in ready.into_iter().zip(sources) {
@@ -89,7 +101,11 @@ impl Ports {
     /// Opens and starts one more.
     /// Errors: what will not work later either, naming the remedy; nothing of it stays.
     pub(crate) fn add(&self, port: &PortConfig, source: VmmSource) -> anyhow::Result<()> {
-        let ends: Vec<_> = self.running().iter().filter_map(|it| it.cable.clone()).collect();
+        let ends: Vec<_> = self
+            .running()
+            .iter()
+            .filter_map(|it| it.joined.cable().cloned())
+            .collect();
         let others: u64 = self.all().iter().map(|port| port.config.copy_bytes()).sum();
         self.interfaces.expect_copies(others + port.copy_bytes());
         let ready = self.open(port, &ends)?;
@@ -110,6 +126,7 @@ impl Ports {
             return Ok(());
         };
         gone.port.remove();
+        leave(&gone.joined);
         let deadline = Instant::now() + STOPPING;
         while !gone.threads.iter().all(JoinHandle::is_finished) {
             if Instant::now() >= deadline {
@@ -138,6 +155,10 @@ impl Ports {
             loop {
                 changes.wait(&[], None);
                 ports.all().iter().for_each(|port| port.look_again());
+                for network in ports.networks() {
+                    // Its own thread tells guests what it finds.
+                    let _ = network.look();
+                }
             }
         };
         let thread = std::thread::Builder::new().name("links".to_owned());
@@ -146,6 +167,31 @@ impl Ports {
 
     /// `ends`: those of cables that are taken.
     fn open(&self, port: &PortConfig, ends: &[CableEnd]) -> anyhow::Result<Ready> {
+        let joined = self.join(port, ends)?;
+        let (interfaces, workers) = (Arc::clone(&self.interfaces), Arc::clone(&self.workers));
+        let opened = Port::open(port.clone(), interfaces, workers, joined.clone());
+        let opened = opened.map_err(|error| {
+            leave(&joined);
+            anyhow!("port {}: {}", port.name, with_sources(&error))
+        })?;
+        Ok(Ready { opened, joined })
+    }
+
+    /// What a port is joined with. `ends`: those of cables that are taken.
+    fn join(&self, port: &PortConfig, ends: &[CableEnd]) -> anyhow::Result<Joined> {
+        if let Some(name) = port.nic.network() {
+            let network = self.networks().iter().find(|network| network.config.name == name);
+            let network = network.with_context(|| {
+                format!(
+                    "port {}: network {name} is new: start the daemon again",
+                    port.name
+                )
+            })?;
+            let end = network
+                .join(port, mac_of(port))
+                .map_err(|error| anyhow!("port {}: {}", port.name, with_sources(&error)))?;
+            return Ok(Joined::Network(end));
+        }
         let cable = port.nic.cable().map(|name| {
             let cable: Arc<str> = format!("cable {name}").into();
             let taken = |end: usize| ends.iter().any(|it| it.cable == cable && it.end == end);
@@ -153,20 +199,53 @@ impl Ports {
             let end = usize::from(taken(0));
             CableEnd { cable, end }
         });
+        Ok(cable.map_or(Joined::Nothing, Joined::Cable))
+    }
+
+    /// Opens a network.
+    fn open_network(&self, network: &NetworkConfig) -> anyhow::Result<Arc<Network>> {
         let (interfaces, workers) = (Arc::clone(&self.interfaces), Arc::clone(&self.workers));
-        let opened = Port::open(port.clone(), interfaces, workers, cable.clone());
-        let opened = opened.map_err(|error| anyhow!("port {}: {}", port.name, with_sources(&error)))?;
-        Ok(Ready { opened, cable })
+        let opened = Network::open(network.clone(), interfaces, workers);
+        opened.map_err(|error| anyhow!("network {}: {}", network.name, with_sources(&error)))
+    }
+
+    /// All networks.
+    pub(crate) fn networks(&self) -> &[Arc<Network>] {
+        self.networks.get().map_or(&[], Vec::as_slice)
+    }
+
+    /// Lets each network watch its uplink.
+    pub(crate) fn watch_uplinks(self: &Arc<Self>) -> io::Result<()> {
+        for network in self
+            .networks()
+            .iter()
+            .filter(|network| network.config.uplink.is_some())
+        {
+            let (ports, name) = (Arc::clone(self), network.config.name.clone());
+            network.watch(move || {
+                let ports = ports.all();
+                let members = ports
+                    .iter()
+                    .filter(|port| port.config.nic.network() == Some(&name));
+                members.for_each(Port::network_changed);
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The daemon ends: uplinks are given back.
+    pub(crate) fn stop_networks(&self) {
+        self.networks().iter().for_each(|network| network.stop());
     }
 
     fn run(&self, ready: Ready, source: VmmSource) -> anyhow::Result<()> {
-        let Ready { opened, cable } = ready;
+        let Ready { opened, joined } = ready;
         let Started { port, thread } = opened.start().context(NO_THREAD)?;
         let mut threads = vec![thread];
         let started = self.start_threads(&port, source, &mut threads);
         self.running().push(Running {
             port: Arc::clone(&port),
-            cable,
+            joined,
             threads,
         });
         if started.is_err() {
@@ -205,6 +284,13 @@ impl Ports {
 
     fn running(&self) -> MutexGuard<'_, Vec<Running>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A port is gone from what it was joined with.
+fn leave(joined: &Joined) {
+    if let Joined::Network(end) = joined {
+        end.network.leave(end.number);
     }
 }
 

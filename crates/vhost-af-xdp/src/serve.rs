@@ -149,6 +149,7 @@ impl<'a> Sandboxed<'a> {
         if let Some(changes) = self.changes {
             ports.watch_links(changes).context(NO_THREAD)?;
         }
+        ports.watch_uplinks().context(NO_THREAD)?;
         let reload = match (&config.file, self.keeper.requests()) {
             (Some(file), Some(requests)) => {
                 let started = Reload::start(file.clone(), Arc::clone(&ports), requests, (build_port, reach));
@@ -161,7 +162,8 @@ impl<'a> Sandboxed<'a> {
             let reload = reload.clone();
             Arc::new(move || {
                 let readings = reload.as_ref().map(Reload::readings);
-                Status::read(&ports.all(), &workers, &watchdog, &self.in_force, readings)
+                let networks = ports.networks();
+                Status::read(&ports.all(), networks, &workers, &watchdog, &self.in_force, readings)
             })
         };
         if let Some(listener) = self.control {
@@ -177,6 +179,7 @@ impl<'a> Sandboxed<'a> {
         wait_for_the_end(&mut self.signals, &*read, reload.as_ref());
         ending.raise();
         stop(&ports.all());
+        ports.stop_networks();
         // Waiting for a worker that hangs would be for ever; the end of the process ends all.
         std::mem::forget(workers);
         if lost.load(Ordering::Relaxed) {

@@ -6,7 +6,7 @@ use steer::{ModeRequest, mac_text};
 use xsk::BindRequest;
 
 use crate::api::status_view::{or_dash, table};
-use crate::config::{Control, Endpoint, ExternalProgram, NicConfig, PortConfig, ServeConfig};
+use crate::config::{Control, Endpoint, ExternalProgram, MemberVlans, NicConfig, PortConfig, ServeConfig};
 
 /// All of it, with what was not said filled in; ends with a newline.
 pub(crate) fn render(config: &ServeConfig) -> String {
@@ -77,7 +77,9 @@ fn row(port: &PortConfig) -> [String; 9] {
         Endpoint::Client(_) | Endpoint::Fd(_) => "-".to_owned(),
     };
     let vlans: Vec<String> = port.vlans.iter().map(u16::to_string).collect();
-    let vlans = if vlans.is_empty() {
+    let vlans = if let NicConfig::Network { vlans, .. } = &port.nic {
+        member(vlans)
+    } else if vlans.is_empty() {
         "all".to_owned()
     } else {
         vlans.join(",")
@@ -94,6 +96,18 @@ fn row(port: &PortConfig) -> [String; 9] {
         vlans,
         or_dash((!not_offered.is_empty()).then(|| not_offered.join(" "))),
     ]
+}
+
+/// VLANs of a port of a network.
+fn member(vlans: &MemberVlans) -> String {
+    match vlans {
+        MemberVlans::Untagged => "untagged".to_owned(),
+        MemberVlans::Access(vlan) => format!("VLAN {vlan}, untagged to the guest"),
+        MemberVlans::Trunk(vlans) => {
+            let vlans: Vec<_> = vlans.iter().map(u16::to_string).collect();
+            format!("VLANs {}, tagged", vlans.join(","))
+        }
+    }
 }
 
 /// The other side of a port.

@@ -4,6 +4,8 @@ pub(crate) mod control_socket;
 mod http;
 mod link;
 pub(crate) mod process;
+mod lane_status;
+mod network_status;
 pub(crate) mod queues;
 pub(crate) mod service;
 pub(crate) mod status;

@@ -33,6 +33,10 @@ pub(crate) fn render(status: &Status) -> String {
     if nodes.iter().any(Option::is_some) {
         let _ = writeln!(text, "workers on NUMA node {}", listed(nodes));
     }
+    for network in &status.networks {
+        network.render(&mut text);
+        render_lanes(&mut text, &network.queues);
+    }
     for port in &status.ports {
         render_port(&mut text, port);
     }
@@ -89,8 +93,15 @@ fn render_port(text: &mut String, port: &PortStatus) {
         list(&port.offload_offered)
     );
     render_notes(text, port);
-    let _ = writeln!(text, "{}", lanes(&port.lanes));
-    if let Some(table) = counters(&port.lanes) {
+    render_lanes(text, &port.lanes);
+}
+
+fn render_lanes(text: &mut String, all: &[LaneStatus]) {
+    if all.is_empty() {
+        return;
+    }
+    let _ = writeln!(text, "{}", lanes(all));
+    if let Some(table) = counters(all) {
         let _ = writeln!(text, "{table}");
     }
 }

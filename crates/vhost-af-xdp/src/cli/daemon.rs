@@ -91,6 +91,7 @@ impl DaemonArgs {
         Ok(ServeConfig {
             file: None,
             ports,
+            networks: Vec::new(),
             workers,
             cpus,
             spin: Duration::from_micros(self.spin_us.unwrap_or(SPIN_US)),

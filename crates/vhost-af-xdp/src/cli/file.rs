@@ -22,9 +22,10 @@ use toml::de::{DeTable, DeValue};
 
 use super::daemon::DaemonArgs;
 use super::keys::{Keys, Takes, without_dashes};
+use super::network::NetworkArgs;
 use super::port::PortTableArgs;
 use crate::config::file::{ConfigFile, Said, Table};
-use crate::config::{Endpoint, PortConfig, ServeConfig, Wrong};
+use crate::config::{Endpoint, NetworkConfig, PortConfig, ServeConfig, Wrong};
 
 /// Where a configuration comes from.
 const FILE: Kind = Kind {
@@ -64,11 +65,16 @@ pub(crate) fn configured(file: ConfigFile, said: DaemonArgs) -> Result<ServeConf
         with_numbers(table, &port);
         ports.push(port);
     }
+    let mut networks = Vec::new();
+    for table in &file.networks {
+        networks.push(build_network(&file.path, table)?);
+    }
     let wrong = |table: &Table, what: &str| wrong_in(&file.path, table, what);
     let daemon = Keys::of::<DaemonArgs>().read(&file.daemon);
     let daemon: DaemonArgs = daemon.map_err(|what| wrong(&file.daemon, &what))?;
     let built = said.or(daemon).build(ports);
     let built = built.map_err(|error| wrong(&file.daemon, &format!("{error:#}")))?;
+    let built = ServeConfig { networks, ..built };
     built.check().map_err(|Wrong { port, error }| {
         let table = port.and_then(|port| file.ports.get(port)).unwrap_or(&file.daemon);
         wrong(table, &error.to_string())
@@ -76,6 +82,24 @@ pub(crate) fn configured(file: ConfigFile, said: DaemonArgs) -> Result<ServeConf
     Ok(ServeConfig {
         file: Some(file),
         ..built
+    })
+}
+
+/// The configuration of a network of a file.
+/// Errors: [`FileError`], naming line and key.
+fn build_network(path: &Path, table: &Table) -> Result<NetworkConfig, FileError> {
+    let args = Keys::of::<NetworkArgs>().read::<NetworkArgs>(table);
+    let built = args.and_then(|args| args.build(&table.name).map_err(|error| format!("{error:#}")));
+    built.map_err(|what| {
+        let wrong = wrong_in(path, table, &what);
+        match wrong {
+            FileError::Syntax { path, line, what } => FileError::Syntax {
+                path,
+                line,
+                what: what.replacen("port ", "network ", 1),
+            },
+            other => other,
+        }
     })
 }
 
@@ -150,6 +174,7 @@ pub(crate) fn parse(path: &Path, text: &str) -> Result<ConfigFile, FileError> {
         path: path.to_owned(),
         daemon: Table::default(),
         directories: Vec::new(),
+        networks: Vec::new(),
         ports: Vec::new(),
     };
     for (key, value) in tables.get_ref() {
@@ -160,17 +185,22 @@ pub(crate) fn parse(path: &Path, text: &str) -> Result<ConfigFile, FileError> {
                 file.daemon = reader.table(&Keys::of::<DaemonArgs>(), table, "", line)?;
                 file.directories = reader.directories(table)?;
             }
-            ("port", DeValue::Table(ports)) => file.ports = reader.ports(ports)?,
+            ("port", DeValue::Table(ports)) => {
+                file.ports = reader.tables("port", &PortTableArgs::keys(), ports)?;
+            }
+            ("network", DeValue::Table(networks)) => {
+                file.networks = reader.tables("network", &Keys::of::<NetworkArgs>(), networks)?;
+            }
             ("daemon", _) => {
                 let what = "daemon: give keys and values below a line `[daemon]`".to_owned();
                 return Err(reader.wrong(place, what));
             }
-            ("port", _) => {
-                let what = "port: a port begins with a line `[port.NAME]`".to_owned();
+            (kind @ ("port" | "network"), _) => {
+                let what = format!("{kind}: a {kind} begins with a line `[{kind}.NAME]`");
                 return Err(reader.wrong(place, what));
             }
             (other, _) => {
-                let what = format!("unknown table {other:?}: one of [daemon], [port.NAME]");
+                let what = format!("unknown table {other:?}: one of [daemon], [network.NAME], [port.NAME]");
                 return Err(reader.wrong(place, what));
             }
         }
@@ -193,27 +223,27 @@ impl Reader<'_> {
         }
     }
 
-    fn ports(&self, tables: &DeTable<'_>) -> Result<Vec<Table>, FileError> {
-        let keys = PortTableArgs::keys();
-        let mut ports = Vec::new();
+    /// Those of a kind.
+    fn tables(&self, kind: &str, keys: &Keys, tables: &DeTable<'_>) -> Result<Vec<Table>, FileError> {
+        let mut found = Vec::new();
         for (name, value) in tables {
             let (place, called) = (Some(name.span()), name.get_ref().as_ref());
             let DeValue::Table(table) = value.get_ref() else {
-                let what = format!("port.{called}: a port begins with a line `[port.NAME]`");
+                let what = format!("{kind}.{called}: a {kind} begins with a line `[{kind}.NAME]`");
                 return Err(self.wrong(place, what));
             };
             if !is_name(called) {
                 let what = format!(
-                    "port {called:?}: a name has 1 to {LONGEST_NAME} letters, digits, `-`, `_` or `.`, and begins with \
+                    "{kind} {called:?}: a name has 1 to {LONGEST_NAME} letters, digits, `-`, `_` or `.`, and begins with \
                      a letter or a digit"
                 );
                 return Err(self.wrong(place, what));
             }
             let line = line_of(self.text, name.span().start);
-            ports.push(self.table(&keys, table, called, line)?);
+            found.push(self.table(keys, table, called, line)?);
         }
-        ports.sort_by_key(|port| port.line);
-        Ok(ports)
+        found.sort_by_key(|table| table.line);
+        Ok(found)
     }
 
     fn table(&self, keys: &Keys, table: &DeTable<'_>, name: &str, line: usize) -> Result<Table, FileError> {

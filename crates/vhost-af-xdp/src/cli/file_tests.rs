@@ -7,7 +7,7 @@ use clap::Parser;
 use super::super::serve::OF_PORTS;
 use super::super::{Cli, Command};
 use super::*;
-use crate::config::NicConfig;
+use crate::config::{MemberVlans, NicConfig};
 
 fn read(text: &str) -> Result<ServeConfig, FileError> {
     configured(parse(Path::new("c.toml"), text)?, DaemonArgs::default())
@@ -148,7 +148,11 @@ fn mistakes_are_told_with_line_key_and_remedy() {
             ["line 3: unknown key \"colour\"", "one of socket-path"],
         ),
         ("workers = 2", ["line 3: workers belongs", "`[daemon]`"]),
-        ("network = \"lan\"", ["line 3: unknown key \"network\"", "one of"]),
+        (
+            "network = \"lan\"",
+            ["line 3: port vm1: network \"lan\"", "`[network.lan]`"],
+        ),
+        ("null = true\ntrunk = [7]", ["line 4: port vm1: trunk", "network"]),
         (
             "queues = 70000",
             ["line 3: port vm1: queues = \"70000\"", "65535"],
@@ -208,8 +212,20 @@ fn mistakes_are_told_with_line_key_and_remedy() {
             ["line 2: socket-directories", "absolute"],
         ),
         (
-            "[network.lan]\n",
-            ["line 1: unknown table \"network\"", "[port.NAME]"],
+            "[networks.lan]\n",
+            ["line 1: unknown table \"networks\"", "[network.NAME]"],
+        ),
+        (
+            "network = 1\n",
+            ["line 1: network: a network begins", "[network.NAME]"],
+        ),
+        (
+            "[network.lan]\nuplink = \"a b\"\n",
+            ["line 2: network lan: uplink \"a b\"", "`ip link`"],
+        ),
+        (
+            "[network.lan]\nifname = \"e\"\n",
+            ["line 2: unknown key \"ifname\"", "one of uplink"],
         ),
         ("port = 1\n", ["line 1: port: a port begins", "[port.NAME]"]),
         ("[[port]]\n", ["line 1: port: a port begins", "[port.NAME]"]),
@@ -239,6 +255,38 @@ fn ports_that_do_not_go_together_are_told_by_the_later_one() {
     );
     let cable = "[port.a]\nsocket-path = \"/a\"\ncable = \"c\"\n";
     assert_wrong(cable, &["line 3: port a: cable c: 1 port(s) name it"]);
+}
+
+#[test]
+fn ports_of_networks_say_what_goes_together() {
+    let lan = "[network.lan]\nuplink = \"e\"\n[port.a]\nsocket-path = \"/a\"\nnetwork = \"lan\"\n";
+    for (line, words) in [
+        ("vlan = [1, 2]", ["line 6: port a: vlan", "trunk"]),
+        ("vlan = 0", ["line 6: port a: vlan", "1 to 4094"]),
+        ("trunk = \"0-3\"", ["line 6: port a: trunk", "1 to 4094"]),
+        (
+            "vlan = 1\ntrunk = 2",
+            ["port a: trunk excludes vlan", "leave one out"],
+        ),
+        ("ifname = \"e\"", ["port a: ", "excludes"]),
+        (
+            "memory = \"direct\"",
+            ["line 5: port a: network", "memory = \"copy\""],
+        ),
+        (
+            "[port.b]\nsocket-path = \"/b\"\nifname = \"e\"",
+            ["line 6: port b: queue 0 of e", "two ports"],
+        ),
+    ] {
+        assert_wrong(&format!("{lan}{line}\n"), &words);
+    }
+    let read = read(&format!("{lan}trunk = \"7,3-4\"\nisolated = true\n")).expect("valid");
+    let wanted = NicConfig::Network {
+        name: "lan".to_owned(),
+        vlans: MemberVlans::Trunk(vec![3, 4, 7]),
+        isolated: true,
+    };
+    assert_eq!(read.ports[0].nic, wanted);
 }
 
 #[test]

@@ -12,6 +12,7 @@ use super::busy_poll::BusyPollArgs;
 use super::external::ExternalArgs;
 use super::keys::Keys;
 use super::memory::{MemoryArgs, of_a_pair, parse_packet_memory};
+use super::network::MemberArgs;
 use super::values::{ModeArg, VlanList, bind_request, mode_request, parse_mac, parse_vlans};
 use super::{keys, offer, offload, sentence};
 use crate::config::{Endpoint, NicConfig, Placement, PortConfig, Segments};
@@ -111,6 +112,8 @@ pub(super) struct PortTableArgs {
     own: PortArgs,
     #[command(flatten)]
     all: AllPortsArgs,
+    #[command(flatten)]
+    member: MemberArgs,
 }
 
 impl PortTableArgs {
@@ -123,7 +126,8 @@ impl PortTableArgs {
     /// Errors: one line, naming the key.
     pub(super) fn build(self, ports: usize) -> anyhow::Result<PortConfig> {
         self.own.check_access(&self.own.access)?;
-        self.own.build(&self.all, ports)
+        let network = self.member.build(self.own.vlan.as_ref())?;
+        self.own.build_for(network, &self.all, ports)
     }
 }
 
@@ -169,6 +173,16 @@ impl PortArgs {
     /// The configuration of one of so many ports.
     /// Errors: one line, naming the option.
     pub(super) fn build(self, all: &AllPortsArgs, ports: usize) -> anyhow::Result<PortConfig> {
+        self.build_for(None, all, ports)
+    }
+
+    /// The same, where it may be one of a network.
+    fn build_for(
+        self,
+        network: Option<NicConfig>,
+        all: &AllPortsArgs,
+        ports: usize,
+    ) -> anyhow::Result<PortConfig> {
         let endpoint = match (self.socket_path, self.fd) {
             (Some(path), None) if self.client => Endpoint::Client(path),
             (Some(path), None) => Endpoint::Server(path),
@@ -177,22 +191,24 @@ impl PortArgs {
             (Some(_), Some(_)) => bail!("socket-path and fd exclude each other: give one"),
             (None, None) => bail!("no socket-path and no fd: give one"),
         };
-        let nic = match (self.ifname, self.cable) {
-            (None, Some(name)) => NicConfig::Cable { name },
-            (Some(name), _) if !is_interface_name(&name) => bail!(
+        let is_member = network.is_some();
+        let nic = match (network, self.ifname, self.cable) {
+            (Some(network), ..) => network,
+            (_, None, Some(name)) => NicConfig::Cable { name },
+            (_, Some(name), _) if !is_interface_name(&name) => bail!(
                 "--ifname {name:?}: no interface can have this name: 1 to 15 bytes, no `/`, `:` or blank (`ip link` \
                  lists them)"
             ),
-            (Some(name), _) => NicConfig::Interface {
+            (_, Some(name), _) => NicConfig::Interface {
                 name,
                 start_queue: self.start_queue,
                 mode: mode_request(all.mode),
                 bind: bind_request(all.force_copy, all.force_zero_copy),
             },
-            (None, None) if all.null => NicConfig::Null {
+            (_, None, None) if all.null => NicConfig::Null {
                 frame_bytes: all.frame_size,
             },
-            (None, None) => {
+            (_, None, None) => {
                 bail!("no interface: name one with --ifname NAME, or give --cable NAME or --null for none")
             }
         };
@@ -218,7 +234,7 @@ impl PortArgs {
             segments: all.segments,
             busy_poll: all.busy_poll.build(),
             mac: self.mac,
-            vlans: self.vlan.unwrap_or_default().0,
+            vlans: self.vlan.filter(|_| !is_member).unwrap_or_default().0,
             offload,
             offer: offer::parse(&self.offer)
                 .map_err(anyhow::Error::msg)

@@ -58,6 +58,8 @@ pub(crate) struct ConfigFile {
     /// `[daemon] socket-directories`: where ports that come later may have their sockets, beside those of the ports
     /// that are there.
     pub(crate) directories: Vec<PathBuf>,
+    /// `[network.NAME]`, in the order of the file.
+    pub(crate) networks: Vec<Table>,
     /// `[port.NAME]`, in the order of the file.
     pub(crate) ports: Vec<Table>,
 }

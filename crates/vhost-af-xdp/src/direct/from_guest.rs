@@ -325,12 +325,8 @@ impl<N: Nic> DirectEnd<N> {
             return None;
         }
         let first = self.outgoing.len();
-        let mut start = frame.sending.start;
-        let mut source = FromChain {
-            memory: &frame.pair.memory,
-            buffers: frame.buffers,
-            at: &mut start,
-        };
+        let mut from = Cursor::default();
+        let mut source = FromChain::frame(frame, &mut from);
         self.builder().frame(frame.sending.len, at, &mut source);
         self.note_bounced(first, Some(chain));
         Some(())
@@ -432,6 +428,7 @@ impl<N: Nic> DirectEnd<N> {
             self.counters.from_guest_referred_segments.add(1);
         } else {
             let mut source = FromChain {
+                head: &[],
                 memory,
                 buffers,
                 at: &mut packet.payload,

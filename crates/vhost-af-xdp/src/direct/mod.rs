@@ -65,7 +65,7 @@ use crate::nic::queue::{LinkState, MOST_PIECES, Nic};
 use crate::switch::checksums::PrivateLook;
 use crate::switch::from_guest::Sender;
 use crate::switch::gso::GsoPacket;
-use crate::switch::lane::{Blame, Lane, Peer, Stopped, Work};
+use crate::switch::lane::{Blame, Lane, Near, Stopped, Work};
 use crate::switch::limits::BATCH;
 use device::counters::PairCounters;
 use device::pair::{Piece, QueuePair};
@@ -288,7 +288,7 @@ impl<N: Nic> DirectEnd<N> {
 }
 
 impl<N: Nic> Lane for DirectLane<N> {
-    fn breathe(&mut self, _peer: Option<Peer<'_>>) -> Result<usize, Blame> {
+    fn breathe(&mut self, _near: Near<'_>) -> Result<usize, Blame> {
         // Buffers first: what a guest sends that had to wait for this lane may be answered at once.
         let received = self.to_guest().map_err(Blame::Own)?;
         let sent = self
@@ -297,7 +297,7 @@ impl<N: Nic> Lane for DirectLane<N> {
         Ok(received + sent.map_err(Blame::Own)?)
     }
 
-    fn arm(&mut self, _peer: Option<Peer<'_>>) -> Work {
+    fn arm(&mut self, _near: Near<'_>) -> Work {
         if self.pair.from_guest.enabled && self.pair.from_guest.queue.enable_kicks() {
             return self.end.when_chains_wait();
         }
@@ -315,12 +315,12 @@ impl<N: Nic> Lane for DirectLane<N> {
         if soon { Work::Soon } else { Work::None }
     }
 
-    fn pair(&self) -> &QueuePair {
-        &self.pair
+    fn pair(&self) -> Option<&QueuePair> {
+        Some(&self.pair)
     }
 
-    fn pair_mut(&mut self) -> &mut QueuePair {
-        &mut self.pair
+    fn pair_mut(&mut self) -> Option<&mut QueuePair> {
+        Some(&mut self.pair)
     }
 
     fn nic(&self) -> Option<BorrowedFd<'_>> {
@@ -332,7 +332,7 @@ impl<N: Nic> Lane for DirectLane<N> {
         self.pair.to_guest.enabled
     }
 
-    fn inject(&mut self, frame: &[u8], _peer: Option<Peer<'_>>) {
+    fn inject(&mut self, frame: &[u8], _near: Near<'_>) {
         self.end.inject(frame);
     }
 
@@ -349,7 +349,7 @@ impl<N: Nic> Lane for DirectLane<N> {
         }
         lane.pair.to_guest.publish(&lane.counters);
         Stopped {
-            pair: lane.pair.stopped(),
+            pair: Some(lane.pair.stopped()),
             queue: None,
         }
     }

@@ -17,7 +17,7 @@ use super::{DirectEnd, DirectMemory};
 use crate::nic::interface_queue::Coupled;
 use crate::nic::queue::Nic;
 use crate::switch::from_guest::Sender;
-use crate::switch::lane::{Blame, Lane, Peer, Stopped, Work};
+use crate::switch::lane::{Blame, Lane, Near, Peer, Stopped, Work};
 use crate::switch::receiver::{Receiver, has_frames};
 
 pub(crate) struct SendDirectLane<N> {
@@ -60,7 +60,7 @@ impl<N: Nic> SendDirectLane<N> {
 }
 
 impl<N: Nic> Lane for SendDirectLane<N> {
-    fn breathe(&mut self, _peer: Option<Peer<'_>>) -> Result<usize, Blame> {
+    fn breathe(&mut self, _near: Near<'_>) -> Result<usize, Blame> {
         let sent = self
             .end
             .from_guest(&mut self.pair, &mut self.sender, &self.counters);
@@ -72,7 +72,7 @@ impl<N: Nic> Lane for SendDirectLane<N> {
         moved.map_err(Blame::Own)
     }
 
-    fn arm(&mut self, _peer: Option<Peer<'_>>) -> Work {
+    fn arm(&mut self, _near: Near<'_>) -> Work {
         let waiting = self.receiver.arm(&mut self.end.queue);
         if self.pair.from_guest.enabled && self.pair.from_guest.queue.enable_kicks() {
             return self.end.when_chains_wait();
@@ -86,12 +86,12 @@ impl<N: Nic> Lane for SendDirectLane<N> {
         }
     }
 
-    fn pair(&self) -> &QueuePair {
-        &self.pair
+    fn pair(&self) -> Option<&QueuePair> {
+        Some(&self.pair)
     }
 
-    fn pair_mut(&mut self) -> &mut QueuePair {
-        &mut self.pair
+    fn pair_mut(&mut self) -> Option<&mut QueuePair> {
+        Some(&mut self.pair)
     }
 
     fn nic(&self) -> Option<BorrowedFd<'_>> {
@@ -102,7 +102,7 @@ impl<N: Nic> Lane for SendDirectLane<N> {
         self.receiver.awaits_nic
     }
 
-    fn inject(&mut self, frame: &[u8], _peer: Option<Peer<'_>>) {
+    fn inject(&mut self, frame: &[u8], _near: Near<'_>) {
         self.end.inject(frame);
     }
 
@@ -115,7 +115,7 @@ impl<N: Nic> Lane for SendDirectLane<N> {
         lane.end.queue.discard(&lane.counters);
         lane.end.close(&mut lane.pair, half_sent);
         Stopped {
-            pair: lane.pair.stopped(),
+            pair: Some(lane.pair.stopped()),
             queue: None,
         }
     }

@@ -12,7 +12,7 @@ use device::counters::PairCounters;
 use xsk::{Frame, FramePool, MemoryError, OwnMemory, RxDesc, TxDesc, Umem, UmemError, UmemOffset};
 
 use super::custody::Custody;
-use super::queue::{Nic, Sends};
+use super::queue::{LinkState, Nic, Sends};
 
 /// Packet memory of a queue in copy placement, bytes, unless somebody asks for less; two fifths of it wait to be sent.
 pub(crate) const COPY_BYTES: u32 = 6 << 20;
@@ -78,6 +78,8 @@ pub(crate) struct NicQueue<N> {
     pub(crate) empty: Vec<Frame>,
     /// What it does for frames that are sent.
     pub(crate) sends: Sends,
+    /// As the last kick told.
+    pub(crate) link: LinkState,
     /// What backs the memory, in words.
     pub(crate) backing: String,
     /// Of the chunks, its own only.
@@ -106,9 +108,16 @@ impl<N: Nic> NicQueue<N> {
             received: Vec::with_capacity(to_receive.min(256)),
             empty: Vec::with_capacity(to_receive),
             sends,
+            link: LinkState::Up,
             backing,
             to_receive,
         }
+    }
+
+    /// A lane begins with it: what its kicks told the last one was for that.
+    pub(crate) fn begin(&mut self) {
+        self.link = LinkState::Up;
+        self.fill();
     }
 
     /// Gives the NIC chunks to receive into, until it has its share, or has no room for more now.
@@ -117,6 +126,18 @@ impl<N: Nic> NicQueue<N> {
         let taken = std::iter::from_fn(|| self.pool.take()).take(missing);
         self.empty.extend(taken);
         self.give();
+    }
+
+    /// How many chunks are for receiving.
+    pub(crate) fn to_receive(&self) -> usize {
+        self.to_receive
+    }
+
+    /// Has the kernel send what is queued, and notes what it says of the link.
+    #[inline]
+    pub(crate) fn kick(&mut self, counters: &PairCounters) {
+        self.link = self.nic.kick();
+        counters.nic_kicks.add(1);
     }
 
     /// Chunks that the NIC lacks of its share.

@@ -16,6 +16,8 @@ use super::endpoint::ChunksError;
 /// Why an interface or one of its queues cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum InterfaceError {
+    #[error("cannot duplicate a descriptor")]
+    Duplicate(#[source] std::io::Error),
     #[error(transparent)]
     Link(#[from] LinkError),
     #[error(transparent)]

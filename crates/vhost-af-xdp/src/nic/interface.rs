@@ -24,7 +24,7 @@ use super::error::{InterfaceError, Lost};
 use super::queue_state::QueueState;
 use super::shared_memory::{SharedMemory, Slice};
 use super::steering::{Attached, Prepared, Steering};
-use crate::config::{NicConfig, Placement, PortConfig, Segments};
+use crate::config::{NicConfig, Placement, PortConfig, Segments, UplinkConfig};
 
 /// Entries of RX and fill ring.
 pub(crate) const RECEIVE_RING: u32 = 2048;
@@ -67,6 +67,20 @@ impl QueueOptions {
             busy_poll: port.busy_poll,
             slices_from: port.slices_from,
         })
+    }
+}
+
+impl From<&UplinkConfig> for QueueOptions {
+    /// Those of a queue that guests share: its frames are copied.
+    fn from(uplink: &UplinkConfig) -> Self {
+        Self {
+            bind: uplink.bind,
+            placement: Placement::Copy,
+            packet_bytes: uplink.packet_bytes,
+            segments: uplink.segments,
+            busy_poll: uplink.busy_poll,
+            slices_from: None,
+        }
     }
 }
 

@@ -11,10 +11,18 @@ use super::xdp::XdpNic;
 pub(crate) trait Lent: Nic + Sized {
     /// A lane is stopped; its queue, if that goes on without it. Frames of one that does not are counted as lost.
     fn give_back(queue: NicQueue<Self>, counters: &PairCounters) -> Option<NicQueue<XdpNic>>;
+    /// As what frames of several guests are sent by, if it is that.
+    fn uplink(_queue: &mut NicQueue<Self>) -> Option<&mut NicQueue<XdpNic>> {
+        None
+    }
 }
 
 impl Lent for XdpNic {
     fn give_back(queue: NicQueue<Self>, _counters: &PairCounters) -> Option<NicQueue<Self>> {
+        Some(queue)
+    }
+
+    fn uplink(queue: &mut NicQueue<Self>) -> Option<&mut NicQueue<Self>> {
         Some(queue)
     }
 }

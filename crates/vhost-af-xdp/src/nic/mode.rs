@@ -13,6 +13,8 @@ use crate::config::Placement;
 pub(crate) enum DataPath {
     /// To another port of this process.
     Cable,
+    /// To a network of this process.
+    Network,
     /// Frames are made and dropped in this process.
     Null,
     /// An AF_XDP socket.
@@ -23,6 +25,7 @@ impl fmt::Display for DataPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Cable => f.write_str("cable"),
+            Self::Network => f.write_str("network"),
             Self::Null => f.write_str("null"),
             Self::Socket(mode) => mode.fmt(f),
         }

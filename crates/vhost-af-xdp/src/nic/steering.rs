@@ -13,10 +13,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use steer::{Mode, QueueConf, QueueCounters};
+use steer::{GroupReader, Mode, QueueConf, QueueCounters};
 use steward::client::{Lease, LeaseError, Waiting};
 use steward::links::{DriverSends, Link};
-use steward::protocol::{Facts, Steered, Wanted};
+use steward::protocol::{Facts, StationChange, Steered, Wanted};
 use xsk::{First, OpenError, Socket, SocketConfig, Umem, Unbound};
 
 use super::binding::Judge;
@@ -305,6 +305,22 @@ impl Steering {
         match self {
             Self::External(_) => Ok(()),
             Self::Leased(leased) => Ok(leased.lease.deactivate(queue)?),
+        }
+    }
+
+    /// Changes who has which address in the network that the queues were leased for.
+    pub(crate) fn set_stations(&self, changes: &[StationChange]) -> Result<(), InterfaceError> {
+        match self {
+            Self::External(_) => Ok(()),
+            Self::Leased(leased) => Ok(leased.lease.set_stations(changes)?),
+        }
+    }
+
+    /// Frames to groups that come to the network that the queues were leased for.
+    pub(crate) fn groups(&self) -> Result<Option<GroupReader>, InterfaceError> {
+        match self {
+            Self::External(_) => Ok(None),
+            Self::Leased(leased) => Ok(Some(leased.lease.groups()?)),
         }
     }
 

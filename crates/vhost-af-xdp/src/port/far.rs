@@ -4,8 +4,10 @@ use std::sync::Arc;
 
 use xsk::NumaNode;
 
+use crate::network::NetworkEnd;
 use crate::nic::binding::L2_BYTES;
 use crate::nic::interface_queue::InterfaceQueue;
+use crate::switch::role::Role;
 
 /// MTU of the null NIC and of a cable.
 pub(crate) const NULL_MTU: u32 = 1500;
@@ -24,7 +26,9 @@ pub(crate) struct CableEnd {
 pub(crate) enum FarSide {
     Queue(InterfaceQueue),
     /// An end of a cable to another port.
-    Cable,
+    Cable(CableEnd),
+    /// A network.
+    Network(NetworkEnd),
     /// A null NIC that makes frames of so many bytes.
     Null {
         frame_bytes: u32,
@@ -36,7 +40,7 @@ impl FarSide {
     pub(crate) fn queue(&self) -> Option<&InterfaceQueue> {
         match self {
             Self::Queue(queue) => Some(queue),
-            Self::Cable | Self::Null { .. } => None,
+            Self::Cable(_) | Self::Network(_) | Self::Null { .. } => None,
         }
     }
 
@@ -47,13 +51,35 @@ impl FarSide {
 
     /// Whether frames may come from a stack on the same machine, which leaves checksums unfinished.
     pub(crate) fn partial_checksums(&self) -> bool {
-        self.queue()
-            .is_some_and(|queue| queue.interface.link.partial_checksums)
+        match self {
+            Self::Queue(queue) => queue.interface.link.partial_checksums,
+            Self::Network(end) => end.network.link().partial_checksums,
+            Self::Cable(_) | Self::Null { .. } => false,
+        }
+    }
+
+    /// What a lane of a pair is to others. `port`: the port's name.
+    pub(crate) fn role(&self, port: &Arc<str>, pair: u16) -> Role {
+        match self {
+            Self::Cable(CableEnd { cable, end }) => Role::CableEnd {
+                cable: Arc::clone(cable),
+                end: *end,
+                pair,
+            },
+            Self::Network(end) => end.role(pair),
+            Self::Queue(_) | Self::Null { .. } => Role::Pair {
+                port: Arc::clone(port),
+                pair,
+            },
+        }
     }
 
     /// Longest frame there is, bytes.
     pub(crate) fn frame_limit(&self) -> u32 {
-        self.queue()
-            .map_or(NULL_MTU + L2_BYTES, |queue| queue.interface.frame_limit())
+        match self {
+            Self::Queue(queue) => queue.interface.frame_limit(),
+            Self::Network(end) => end.network.link().mtu.saturating_add(L2_BYTES),
+            Self::Cable(_) | Self::Null { .. } => NULL_MTU + L2_BYTES,
+        }
     }
 }

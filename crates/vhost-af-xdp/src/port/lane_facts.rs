@@ -57,6 +57,14 @@ impl LaneFacts {
         }
     }
 
+    /// Of a network, whose uplink has memory.
+    pub(crate) fn network() -> Self {
+        Self {
+            mode: DataPath::Network,
+            ..Self::cable()
+        }
+    }
+
     /// Of a lane with that memory; `csum`: the guest leaves checksums to us.
     pub(crate) fn new(umem: &Umem, packet_bytes: u64, backing: String, csum: bool) -> Self {
         Self {

@@ -25,6 +25,8 @@ use crate::nic::xdp::XdpNic;
 use crate::switch::guests::GuestLane;
 use crate::switch::joined::CopyLane;
 use crate::switch::lane::Lane;
+use crate::switch::port_lane::PortLane;
+use crate::switch::table::PortNumber;
 use device::counters::PairCounters;
 use device::net_device::{NetDevice, PairError, Path};
 use device::pair::QueuePair;
@@ -130,7 +132,11 @@ impl LaneParts<'_> {
     /// Errors: [`LaneError`]; nothing stays behind.
     pub(crate) fn build(self, placement: Placement) -> Result<BuiltLane, LaneError> {
         match (placement, &self.far) {
-            (_, FarSide::Cable) => self.build_cable(),
+            (_, FarSide::Cable(_)) => self.build_cable(),
+            (_, FarSide::Network(end)) => {
+                let number = end.number;
+                self.build_member(number)
+            }
             (Placement::Copy, _) => self.build_copy(),
             (Placement::SendDirect | Placement::Direct, _) => {
                 let registered = self.registration()?.run()?;
@@ -178,6 +184,15 @@ impl LaneParts<'_> {
         })
     }
 
+    /// Builds a lane of the port of that number in its network.
+    fn build_member(self, number: PortNumber) -> Result<BuiltLane, LaneError> {
+        Ok(BuiltLane {
+            lane: Box::new(PortLane::new(self.guest_side()?, self.counters, number)),
+            facts: LaneFacts::network(),
+            lent: None,
+        })
+    }
+
     fn build_copy(self) -> Result<BuiltLane, LaneError> {
         let guest = self.guest_side()?;
         match &self.far {
@@ -189,7 +204,11 @@ impl LaneParts<'_> {
                 let frame_bytes = *frame_bytes;
                 self.build_null(guest, frame_bytes)
             }
-            FarSide::Cable => self.build_cable(),
+            FarSide::Cable(_) => self.build_cable(),
+            FarSide::Network(end) => {
+                let number = end.number;
+                self.build_member(number)
+            }
         }
     }
 
@@ -291,7 +310,7 @@ impl LaneParts<'_> {
             (far, _) => {
                 let frame_bytes = match far {
                     FarSide::Null { frame_bytes } => *frame_bytes,
-                    FarSide::Queue(_) | FarSide::Cable => 0,
+                    FarSide::Queue(_) | FarSide::Cable(_) | FarSide::Network(_) => 0,
                 };
                 let config = NullConfig {
                     frame_bytes,

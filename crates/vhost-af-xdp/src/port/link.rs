@@ -61,6 +61,16 @@ impl Port {
         std::thread::Builder::new().name("link".to_owned()).spawn(body)
     }
 
+    /// The uplink of its network changed: lanes are made anew for what it is now, and the VMM is told.
+    pub(crate) fn network_changed(self: &Arc<Self>) {
+        self.post(Task::Link, |port, state| {
+            port.restart_lanes(state);
+            if let Some(session) = &state.session {
+                session.config_changed();
+            }
+        });
+    }
+
     /// Waits until it is time to look, and serves those who want samples meanwhile.
     fn await_change(&self, watched: Option<&Interface>, longest: Option<Duration>) {
         let deadline = longest.map(|longest| Instant::now() + longest);
@@ -116,7 +126,7 @@ impl Port {
         let NicConfig::Interface { name, .. } = &self.config.nic else {
             return false;
         };
-        let before = state.link_config();
+        let before = state.link_config(&self.joined);
         match state
             .interface
             .clone()
@@ -137,7 +147,7 @@ impl Port {
             }
             None => self.take_up(state, name),
         }
-        if state.link_config() != before
+        if state.link_config(&self.joined) != before
             && let Some(session) = &state.session
         {
             session.config_changed();

@@ -34,6 +34,7 @@ use xsk::NumaNode;
 use crate::config::{NicConfig, PortConfig};
 use crate::guard::alarm::Alarm;
 use crate::log_limit::LogLimit;
+use crate::network::NetworkEnd;
 use crate::nic::drivers;
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::{Interface, QueueOptions};
@@ -94,7 +95,14 @@ struct LinkConfig {
 }
 
 impl PortState {
-    fn link_config(&self) -> LinkConfig {
+    fn link_config(&self, joined: &Joined) -> LinkConfig {
+        if let Joined::Network(end) = joined {
+            let link = end.network.link();
+            return LinkConfig {
+                up: link.up,
+                mtu: Some(link.mtu),
+            };
+        }
         let interface = self.interface.as_ref();
         LinkConfig {
             up: interface.is_some() && !self.link_down,
@@ -137,12 +145,31 @@ impl PortState {
     }
 }
 
+/// What a port is joined with within this process.
+#[derive(Clone)]
+pub(crate) enum Joined {
+    Nothing,
+    /// A cable, and which of its ends this is.
+    Cable(CableEnd),
+    Network(NetworkEnd),
+}
+
+impl Joined {
+    /// Its end of a cable.
+    pub(crate) fn cable(&self) -> Option<&CableEnd> {
+        match self {
+            Self::Cable(end) => Some(end),
+            Self::Nothing | Self::Network(_) => None,
+        }
+    }
+}
+
 pub(crate) struct Port {
     pub(crate) config: PortConfig,
     pub(crate) counters: Vec<Arc<PairCounters>>,
     interfaces: Arc<Interfaces>,
-    /// The cable, and which of its ends this is.
-    cable: Option<CableEnd>,
+    /// What it is joined with within this process.
+    joined: Joined,
     workers: Arc<Workers>,
     /// As the log and `status` have it.
     name: Arc<str>,
@@ -229,13 +256,13 @@ impl Opened {
 }
 
 impl Port {
-    /// Opens the interface. `cable`: the port's, and which end of it the port is.
+    /// Opens the interface. `joined`: what the port is joined with within this process.
     /// Errors: what will not work later either, naming the remedy.
     pub(crate) fn open(
         config: PortConfig,
         interfaces: Arc<Interfaces>,
         workers: Arc<Workers>,
-        cable: Option<CableEnd>,
+        joined: Joined,
     ) -> Result<Opened, LaneError> {
         let (mailbox, messages) = Mailbox::new();
         let port = Self {
@@ -243,7 +270,7 @@ impl Port {
             counters: (0..config.queues).map(|_| Arc::default()).collect(),
             config,
             interfaces,
-            cable,
+            joined,
             workers,
             mailbox,
             direct_lines: Mutex::default(),
@@ -284,7 +311,14 @@ impl Port {
     fn far_sides(&self, interface: Option<&Arc<Interface>>) -> Vec<FarSide> {
         let pairs = u32::from(self.config.queues);
         match &self.config.nic {
-            NicConfig::Cable { .. } => (0..pairs).map(|_| FarSide::Cable).collect(),
+            NicConfig::Cable { .. } | NicConfig::Network { .. } => {
+                let far = match &self.joined {
+                    Joined::Cable(end) => Some(FarSide::Cable(end.clone())),
+                    Joined::Network(end) => Some(FarSide::Network(end.clone())),
+                    Joined::Nothing => None,
+                };
+                far.map_or_else(Vec::new, |far| vec![far; usize::from(self.config.queues)])
+            }
             NicConfig::Null { frame_bytes } => (0..pairs)
                 .map(|_| FarSide::Null {
                     frame_bytes: *frame_bytes,
@@ -335,7 +369,6 @@ impl Port {
             counters: &self.counters,
             far,
             opens: true,
-            cable: self.cable.as_ref(),
         }
     }
 
@@ -392,10 +425,23 @@ impl Port {
         &self.name
     }
 
+    /// The interface's queue of a pair, if it has one of its own.
+    pub(crate) fn queue_of(&self, pair: usize) -> Option<u32> {
+        match &self.config.nic {
+            NicConfig::Interface { start_queue, .. } => Some(start_queue + u32::try_from(pair).ok()?),
+            NicConfig::Null { .. } | NicConfig::Cable { .. } | NicConfig::Network { .. } => None,
+        }
+    }
+
     /// MAC address told to the guest.
     pub(crate) fn mac(&self) -> [u8; 6] {
-        self.config.mac.unwrap_or_else(|| stable_mac(&self.config))
+        mac_of(&self.config)
     }
+}
+
+/// MAC address told to the guest of a port.
+pub(crate) fn mac_of(config: &PortConfig) -> [u8; 6] {
+    config.mac.unwrap_or_else(|| stable_mac(config))
 }
 
 /// A locally administered address that is the same at every start, whatever the other options are: FNV-1a of where the

@@ -177,8 +177,8 @@ impl Port {
     /// What a driver may read.
     pub(crate) fn config_space(self: &Arc<Self>) -> ConfigSpace {
         let link = self.ask(Task::Request, |port, state| {
-            let link = state.link_config();
-            let up = link.up || !matches!(port.config.nic, NicConfig::Interface { .. });
+            let link = state.link_config(&port.joined);
+            let up = link.up || matches!(port.config.nic, NicConfig::Null { .. } | NicConfig::Cable { .. });
             LinkConfig { up, ..link }
         });
         let link = link.unwrap_or_default();

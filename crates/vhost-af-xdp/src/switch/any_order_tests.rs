@@ -12,7 +12,7 @@ use virtqueue::{
 use xsk::{Frame, RxDesc, Umem, UmemOffset, XDP_PACKET_HEADROOM};
 
 use super::bytes::GuestRam as Ram;
-use super::lane::Lane;
+use super::lane::{Lane, Near};
 use super::test_guest::{HEADER, Memory};
 use super::test_nic::{TestNic, Wire};
 use crate::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
@@ -100,7 +100,7 @@ impl World {
     }
 
     fn breathe(&mut self) {
-        (0..3).for_each(|_| _ = self.lane.breathe(None).expect("no fault"));
+        (0..3).for_each(|_| _ = self.lane.breathe(Near::Nobody).expect("no fault"));
     }
 
     /// The NIC receives into the buffers that it has at these places, in this order.
@@ -232,7 +232,11 @@ fn lane_that_stops_leaves_each_buffer_to_its_successor_or_to_the_guest() {
             let mut world = World::new(features, &[LARGE; 8]);
             world.receive(order, 100);
             let nobodys = idle(&world.memory);
-            let bases = std::mem::replace(&mut world.lane, nobodys).stop().pair.bases;
+            let bases = std::mem::replace(&mut world.lane, nobodys)
+                .stop()
+                .pair
+                .expect("a guest")
+                .bases;
             let used: Vec<_> = std::iter::from_fn(|| world.driver.take_used()).collect();
             let lens: Vec<_> = used.iter().map(|used| used.len.saturating_sub(HEADER)).collect();
             assert_eq!(lens[..2], [100, 101], "{features:?}");

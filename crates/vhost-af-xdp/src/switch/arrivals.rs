@@ -10,6 +10,8 @@
 
 #![allow(unsafe_code)]
 
+use std::collections::VecDeque;
+
 use device::counters::PairCounters;
 use device::offloads::Offloads;
 use device::pair::{Fault, QueuePair};
@@ -56,7 +58,18 @@ pub(crate) struct Arrivals {
 impl Arrivals {
     /// For a guest, and a queue that may have frames in hand for it.
     pub(crate) fn new<N>(pair: &QueuePair, queue: &mut NicQueue<N>, counters: &PairCounters) -> Self {
-        let mut arrivals = Self {
+        let mut arrivals = Self::of(pair);
+        // At most a batch, as it was when they were taken. The queue keeps its room for more.
+        let pieces: Vec<_> = queue.received.drain(..).collect();
+        for piece in pieces {
+            arrivals.push(Ok(piece), &mut queue.received, &queue.umem, counters);
+        }
+        arrivals
+    }
+
+    /// For a guest for which no frame is in hand.
+    pub(crate) fn of(pair: &QueuePair) -> Self {
+        Self {
             looks: Looks::of(pair),
             frame_limit: pair.frame_limit,
             batch: Batch::new(rules(&pair.offloads)),
@@ -66,13 +79,35 @@ impl Arrivals {
             torn: false,
             ranges: Vec::with_capacity(BATCH * 2),
             short: false,
-        };
-        // At most a batch, as it was when they were taken. The queue keeps its room for more.
-        let pieces: Vec<_> = queue.received.drain(..).collect();
-        for piece in pieces {
-            arrivals.push(Ok(piece), &mut queue.received, &queue.umem, counters);
         }
-        arrivals
+    }
+
+    /// Delivers frames that were received among others' into chunks of `umem`, as far as the guest has buffers.
+    /// `received`: those that were taken out of `waiting` and not delivered yet.
+    /// Errors: what the guest did wrong.
+    pub(crate) fn deliver_waiting(
+        &mut self,
+        waiting: &mut VecDeque<RxDesc>,
+        received: &mut Vec<RxDesc>,
+        umem: &Umem,
+        empty: &mut Vec<Frame>,
+        delivery: &mut Delivery<'_>,
+    ) -> Result<(), Fault> {
+        let mut waits = self.deliver_batch(received, umem, delivery)?;
+        while !waits {
+            self.give_back(received, empty);
+            if waiting.is_empty() || !delivery.has_buffer()? {
+                break;
+            }
+            while self.batch.len() < MOST_FRAMES
+                && let Some(piece) = waiting.pop_front()
+            {
+                self.push(Ok(piece), received, umem, delivery.counters);
+            }
+            waits = self.deliver_batch(received, umem, delivery)?;
+        }
+        self.short = waits && delivery.is_short();
+        Ok(())
     }
 
     /// Takes what the NIC received, and delivers it as far as the guest has buffers.

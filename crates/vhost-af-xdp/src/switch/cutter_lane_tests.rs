@@ -117,7 +117,7 @@ fn no_chunk_is_lost_or_doubled_by_a_session_that_ends_in_the_middle_of_a_frame()
                 world.send(20_000, 1000, 1);
                 world.send(10, 1, 1);
                 world.finish();
-                while world.lane.arm(None) == Work::Soon {
+                while world.lane.arm(Near::Nobody) == Work::Soon {
                     world.breathe();
                 }
                 world.assert_sent(true);
@@ -137,7 +137,7 @@ fn guest_that_breaks_the_rules_behind_a_gso_packet_takes_no_chunk_with_it() {
         world.driver.add(&[Buffer::writable(addr, 64)]).expect("room");
         world.driver.publish();
         assert!(
-            world.lane.breathe(None).is_err(),
+            world.lane.breathe(Near::Nobody).is_err(),
             "a buffer to write, from the guest"
         );
         assert_eq!(world.stop(setup), 0);

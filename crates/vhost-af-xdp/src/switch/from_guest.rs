@@ -6,7 +6,7 @@
 //! guest (`guests.rs`).
 
 use device::counters::{Counter, PairCounters};
-use device::pair::{Fault, QueuePair, Sending};
+use device::pair::{Cursor, Fault, QueuePair, Sending};
 use virtqueue::{Buffer, ChainId, Chains};
 
 use super::limits::{BATCH, BYTES_A_FRAME, DESCRIPTORS_A_FRAME};
@@ -18,6 +18,26 @@ pub(crate) struct GuestFrame<'a> {
     /// Those of its chain.
     pub(crate) buffers: &'a [Buffer],
     pub(crate) sending: &'a Sending,
+    /// The frame's first bytes as somebody has looked at them, to be sent in the place of those in the chain, which the
+    /// guest may change; empty, if nobody has.
+    pub(crate) head: &'a [u8],
+    /// So many bytes of the chain, from where the frame begins there, they stand for.
+    pub(crate) replaced: u32,
+}
+
+impl GuestFrame<'_> {
+    /// Where a byte of the frame that is not of its head lies in the chain.
+    #[inline]
+    pub(crate) fn place_of(&self, byte: u32) -> Cursor {
+        let mut place = self.sending.start;
+        if !self.head.is_empty() {
+            let head = u32::try_from(self.head.len()).unwrap_or(u32::MAX);
+            place.pass(self.buffers, (byte + self.replaced).saturating_sub(head));
+        } else if byte > 0 {
+            place.pass(self.buffers, byte);
+        }
+        place
+    }
 }
 
 /// What became of a chain.
@@ -92,16 +112,30 @@ impl Turn {
         }
     }
 
+    /// One of the same length, in which nothing was sent yet.
+    pub(crate) fn anew(&self) -> Self {
+        Self {
+            frames: self.frames,
+            tally: Tally::default(),
+        }
+    }
+
     /// Whether another frame may be sent in it.
     #[inline]
     pub(crate) fn has_frames(&self) -> bool {
         self.tally.frames < self.frames
     }
 
+    /// A chain of so many descriptors was taken.
+    #[inline]
+    pub(crate) fn note(&mut self, descriptors: usize) {
+        self.tally.descriptors += descriptors as u64;
+    }
+
     /// Whether another chain may be taken in it: the tally's work is less than its frames. Without a division, as this
     /// is asked for each chain.
     #[inline]
-    fn takes_more(&self) -> bool {
+    pub(crate) fn takes_more(&self) -> bool {
         self.has_frames()
             && self.tally.descriptors < self.frames.saturating_mul(DESCRIPTORS_A_FRAME)
             && self.tally.bytes < self.frames.saturating_mul(BYTES_A_FRAME)
@@ -148,6 +182,30 @@ impl Sender {
         self.left = self.left.saturating_sub(frames);
     }
 
+    /// Takes chains for what is left of the turn, for somebody who puts them to several places ([`Self::settle`]).
+    /// Errors: what the guest did wrong.
+    #[inline]
+    pub(crate) fn take(&mut self, pair: &mut QueuePair) -> Result<Turn, Fault> {
+        let most = self.left.min(self.takes.most);
+        pair.from_guest.queue.pop(&mut self.chains, most)?;
+        Ok(Turn::of(self.left))
+    }
+
+    /// Those that were taken.
+    #[inline]
+    pub(crate) fn chains(&self) -> &Chains {
+        &self.chains
+    }
+
+    /// The first `done` of them are marked used, the others go back, and what was sent is counted.
+    #[inline]
+    pub(crate) fn settle(&mut self, pair: &mut QueuePair, turn: &Turn, done: usize, counters: &PairCounters) {
+        pair.from_guest.queue.unpop(self.chains.slots(done));
+        self.takes.note(self.chains.len(), done);
+        self.spend(turn);
+        turn.tally.count(counters);
+    }
+
     /// What is left of the turn that began.
     #[inline]
     pub(crate) fn left(&self) -> usize {
@@ -181,6 +239,8 @@ impl Sender {
                             pair,
                             buffers,
                             sending,
+                            head: &[],
+                            replaced: 0,
                         });
                         let put = sink.put(chain.id, frame, &mut turn);
                         full = put == Put::NoRoom;

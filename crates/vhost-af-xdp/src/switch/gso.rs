@@ -65,12 +65,10 @@ impl GsoPacket {
             counters.from_guest_too_many_segments.add(1);
             return None;
         }
-        let mut payload = frame.sending.start;
-        payload.pass(frame.buffers, plan.header_len() as u32);
         Some(Self {
+            payload: frame.place_of(plan.header_len() as u32),
             plan,
             next: 0,
-            payload,
         })
     }
 
@@ -87,9 +85,18 @@ impl GuestFrame<'_> {
     pub(crate) fn plan(&self, gso: Gso, headers: &mut [u8; HEADERS_MAX]) -> Option<Plan> {
         let len = self.sending.len;
         let headers = &mut headers[..HEADERS_MAX.min(len as usize)];
-        self.read(self.sending.start, headers);
+        self.read_start(headers);
         let plan = Plan::new(headers, len, gso).ok()?;
         (self.sending.request.csum == Some(plan.checksum_at())).then_some(plan)
+    }
+
+    /// Copies its first bytes.
+    pub(crate) fn read_start(&self, to: &mut [u8]) {
+        let (known, rest) = to.split_at_mut(self.head.len().min(to.len()));
+        known.copy_from_slice(&self.head[..known.len()]);
+        if !rest.is_empty() {
+            self.read(self.place_of(known.len() as u32), rest);
+        }
     }
 
     /// Copies the bytes of the chain from a place on; what the chain does not have stays as it is.
@@ -143,15 +150,56 @@ pub(crate) trait Source {
 
 /// From a chain of the guest's.
 pub(crate) struct FromChain<'a> {
+    /// Bytes of ours that come first.
+    pub(crate) head: &'a [u8],
     pub(crate) memory: &'a MemoryMap,
     pub(crate) buffers: &'a [Buffer],
     pub(crate) at: &'a mut Cursor,
+}
+
+impl<'a> FromChain<'a> {
+    /// The bytes of a frame; `at`: room to note where they have come to in the chain.
+    #[inline]
+    pub(crate) fn frame(frame: GuestFrame<'a>, at: &'a mut Cursor) -> Self {
+        *at = frame.place_of(u32::try_from(frame.head.len()).unwrap_or(u32::MAX));
+        Self {
+            head: frame.head,
+            ..Self::rest(frame, at)
+        }
+    }
+
+    /// The bytes of a frame's chain from a place on.
+    #[inline]
+    pub(crate) fn rest(frame: GuestFrame<'a>, at: &'a mut Cursor) -> Self {
+        Self {
+            head: &[],
+            memory: &frame.pair.memory,
+            buffers: frame.buffers,
+            at,
+        }
+    }
+
+    /// Takes at most `len` bytes of those that come first.
+    #[inline]
+    pub(super) fn take_head(&mut self, len: u32) -> &'a [u8] {
+        let (now, later) = self.head.split_at(self.head.len().min(len as usize));
+        self.head = later;
+        now
+    }
 }
 
 impl Source for FromChain<'_> {
     #[inline]
     fn copy(&mut self, len: u32, umem: &Umem, to: UmemOffset) {
         let mut done = 0;
+        if !self.head.is_empty() {
+            let head = self.take_head(len);
+            let _ = umem.write(to, head);
+            // At most `len`.
+            #[allow(clippy::cast_possible_truncation)]
+            let known = head.len() as u32;
+            done = known;
+        }
         while done < len
             && let Some(piece) = self.at.next(self.buffers, len - done)
         {

@@ -15,7 +15,7 @@ use crate::nic::queue::{LinkState, MOST_PIECES};
 use crate::switch::bytes::GuestRam as Ram;
 use crate::switch::guests::GuestLane;
 use crate::switch::joined::CopyLane;
-use crate::switch::lane::{Lane, Work};
+use crate::switch::lane::{Lane, Near, Work};
 use crate::switch::limits::{BATCH, SEGMENTS};
 use crate::switch::test_guest::{HEADER, Memory};
 use crate::switch::test_nic::{TestNic, Wire, queue};
@@ -207,7 +207,7 @@ impl World {
     /// The lane is stopped; where its queues stand.
     fn stop_lane(&mut self, setup: Setup) -> Bases {
         let lane = std::mem::replace(&mut self.lane, Self::new(setup).lane);
-        lane.stop().pair.bases
+        lane.stop().pair.expect("a guest").bases
     }
 
     fn wire(&self) -> MutexGuard<'_, Wire> {
@@ -248,7 +248,7 @@ impl World {
     }
 
     fn breathe(&mut self) -> usize {
-        self.lane.breathe(None).expect("no fault")
+        self.lane.breathe(Near::Nobody).expect("no fault")
     }
 
     /// Breathes until everything is given back.
@@ -379,13 +379,13 @@ fn lane_with_a_gso_packet_in_hand_neither_sleeps_nor_spins() {
         world.send(20_000, 1000, 3);
         for _ in 0..3 {
             world.breathe();
-            assert_eq!(world.lane.arm(None), Work::Soon, "{setup:?}");
+            assert_eq!(world.lane.arm(Near::Nobody), Work::Soon, "{setup:?}");
             world.lane.disarm();
         }
         world.wire().each_kick = 64;
         world.finish();
         world.breathe();
-        assert_eq!(world.lane.arm(None), Work::None);
+        assert_eq!(world.lane.arm(Near::Nobody), Work::None);
     }
 }
 
@@ -400,7 +400,7 @@ fn gso_packet_that_waits_for_room_behind_others_does_not_spin() {
     world.send(30_000, 1000, 3);
     world.breathe();
     assert_eq!(world.breathe(), 0);
-    assert_eq!(world.lane.arm(None), Work::Soon);
+    assert_eq!(world.lane.arm(Near::Nobody), Work::Soon);
     world.wire().each_kick = 64;
     world.finish();
     world.assert_sent(true);
@@ -415,14 +415,14 @@ fn gso_packet_in_hand_that_needs_several_descriptors_does_not_spin() {
         ..Setup::new(false, WITH_METADATA)
     };
     let mut world = World::new(setup);
-    world.lane.pair_mut().frame_limit = 9018;
+    world.lane.pair_mut().expect("a guest").frame_limit = 9018;
     for _ in 0..2 {
         world.send(60_000, 5800, 1);
     }
     world.breathe();
     assert_eq!(world.breathe(), 0);
     assert!(world.wire().ring.len() < 8);
-    assert_eq!(world.lane.arm(None), Work::Soon);
+    assert_eq!(world.lane.arm(Near::Nobody), Work::Soon);
     world.wire().each_kick = 64;
     world.finish();
     world.assert_sent(true);
@@ -478,7 +478,7 @@ fn interface_that_is_gone_takes_the_rest_with_it() {
             "{setup:?}"
         );
         assert!(world.driver.take_used().is_some());
-        assert_eq!(world.lane.arm(None), Work::None);
+        assert_eq!(world.lane.arm(Near::Nobody), Work::None);
         world.assert_sent(false);
     }
 }
@@ -506,12 +506,12 @@ fn rest_goes_out_of_a_queue_that_is_switched_off() {
         world.send(20_000, 1000, 1);
         world.send_plain(60);
         world.breathe();
-        world.lane.pair_mut().from_guest.enabled = false;
+        world.lane.pair_mut().expect("a guest").from_guest.enabled = false;
         for _ in 0..20 {
             world.breathe();
         }
         assert_eq!(world.wire().sent.len(), 20, "{setup:?}");
-        world.lane.pair_mut().from_guest.enabled = true;
+        world.lane.pair_mut().expect("a guest").from_guest.enabled = true;
         world.finish();
         world.assert_sent(true);
     }
@@ -631,7 +631,7 @@ fn guest_of_long_packets_to_another_has_turns_of_so_many_bytes() {
     let mut receiver = GuestLane::new(receiver, Arc::default());
     let mut passed = 0;
     while passed < PACKETS {
-        sender.breathe(receiver.peer()).expect("no fault");
+        sender.breathe(Near::peer(receiver.peer())).expect("no fault");
         let now = std::iter::from_fn(|| receiving.take_used()).count();
         assert!(
             (1..=BATCH * 8192 / frame.len() + 1).contains(&now),

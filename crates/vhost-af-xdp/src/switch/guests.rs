@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use device::counters::{Counter, PairCounters};
 use device::offloads::Offloads;
-use device::pair::{Fault, Piece, QueuePair, Sending};
+use device::pair::{Cursor, Fault, Piece, QueuePair, Sending};
 use offload::packet::{self, HEADERS_MAX, Ip};
 use offload::segment::{Gso, GsoKind};
 use virtqueue::{ChainId, Chains, MemoryMap};
@@ -22,7 +22,7 @@ use virtqueue::{ChainId, Chains, MemoryMap};
 use super::bytes::guest_to_guest;
 use super::from_guest::{GuestFrame, Put, Sender, Sink, Turn};
 use super::gso::{FromChain, GsoPacket};
-use super::lane::{Blame, Lane, Peer, Stopped, Work};
+use super::lane::{Blame, Lane, Near, Peer, Stopped, Work};
 use super::limits::BATCH;
 use super::pending::Pending;
 use super::to_guest::{Bytes, Delivery, Fit, NO_OFFLOAD};
@@ -83,7 +83,7 @@ enum To<'a> {
     /// Nothing was put yet.
     Peer(Peer<'a>),
     /// Its buffers are in hand.
-    Open(Delivery<'a>, &'a mut Pending),
+    Open(Passing<'a>),
 }
 
 impl<'a> To<'a> {
@@ -101,7 +101,8 @@ struct GuestSink<'a> {
 }
 
 /// What became of a frame.
-enum Passed {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Passed {
     /// The other guest has it, or will never have room for it.
     Yes,
     /// Its headers are not what it asks for.
@@ -146,7 +147,7 @@ impl Sink for GuestSink<'_> {
     #[inline]
     fn has_rest(&self) -> bool {
         match &self.to {
-            To::Open(_, pending) => pending.is_some(),
+            To::Open(passing) => passing.has_rest(),
             To::Nobody | To::Peer(_) => false,
         }
     }
@@ -160,19 +161,60 @@ impl GuestSink<'_> {
         if let To::Peer(_) = self.to {
             self.open()?;
         }
-        let To::Open(delivery, pending) = &mut self.to else {
-            return Ok(Passed::Later);
+        match &mut self.to {
+            To::Open(passing) => passing.pass(frame, self.from),
+            To::Nobody | To::Peer(_) => Ok(Passed::Later),
+        }
+    }
+
+    /// Takes the other guest's buffers in hand.
+    fn open(&mut self) -> Result<(), Fault> {
+        if let To::Peer(peer) = std::mem::replace(&mut self.to, To::Nobody)
+            && let Some(passing) = Passing::begin(peer, BATCH)?
+        {
+            self.to = To::Open(passing);
+        }
+        Ok(())
+    }
+
+    /// Gives the other guest what it got; what it did wrong.
+    fn finish(self) -> Option<Fault> {
+        if let (To::Open(passing), None) = (self.to, &self.fault) {
+            passing.finish();
+        }
+        self.fault
+    }
+}
+
+/// A guest's receive queue while frames of another guest are passed to it.
+pub(crate) struct Passing<'a> {
+    delivery: Delivery<'a>,
+    pending: &'a mut Pending,
+}
+
+impl<'a> Passing<'a> {
+    /// Begins with at most so many buffers in hand; `None`: the guest takes no frames of others.
+    /// Errors: what it did wrong.
+    #[inline]
+    pub(crate) fn begin(guest: Peer<'a>, most: usize) -> Result<Option<Self>, Fault> {
+        let Some(pending) = guest.pending else {
+            return Ok(None);
         };
+        let delivery = Delivery::begin_with(guest.pair, guest.buffers, guest.counters, most)?;
+        Ok(Some(Self { delivery, pending }))
+    }
+
+    /// Passes a frame on; `from`: counters of the guest that sends.
+    /// Errors: what the guest that receives did wrong; then the burst is over.
+    #[inline]
+    pub(crate) fn pass(&mut self, frame: GuestFrame<'_>, from: &PairCounters) -> Result<Passed, Fault> {
+        let Self { delivery, pending } = self;
         if pending.is_some() {
             return Ok(Passed::Later);
         }
-        let &Sending {
-            mut start,
-            len,
-            request,
-        } = frame.sending;
+        let &Sending { len, request, .. } = frame.sending;
         if let Some(gso) = request.gso {
-            return pass_packet(frame, gso, self.from, delivery, pending);
+            return pass_packet(frame, gso, from, delivery, pending);
         }
         let fit = delivery.fit(len)?;
         if fit != Fit::Now {
@@ -184,34 +226,41 @@ impl GuestSink<'_> {
                 delivery.write(len, NO_OFFLOAD, &mut bytes);
             }
             _ => {
-                let mut bytes = FromChain {
-                    memory: &frame.pair.memory,
-                    buffers: frame.buffers,
-                    at: &mut start,
-                };
-                delivery.write(len, request.to_header(0), &mut bytes);
+                let mut at = Cursor::default();
+                delivery.write(len, request.to_header(0), &mut FromChain::frame(frame, &mut at));
             }
         }
         Ok(Passed::Yes)
     }
 
-    /// Takes the other guest's buffers in hand.
-    fn open(&mut self) -> Result<(), Fault> {
-        if let To::Peer(peer) = std::mem::replace(&mut self.to, To::Nobody)
-            && let Some(pending) = peer.pending
-        {
-            let delivery = Delivery::begin(peer.pair, peer.buffers, peer.counters)?;
-            self.to = To::Open(delivery, pending);
-        }
-        Ok(())
+    /// Part of a GSO packet waits for buffers, and nothing overtakes it.
+    #[inline]
+    pub(crate) fn has_rest(&self) -> bool {
+        self.pending.is_some()
     }
 
-    /// Gives the other guest what it got; what it did wrong.
-    fn finish(self) -> Option<Fault> {
-        if let (To::Open(delivery, _), None) = (self.to, &self.fault) {
-            delivery.finish();
+    /// A frame found no buffer; whether it is worth to wait for one. If not it is counted as lost.
+    #[cold]
+    pub(crate) fn may_wait(&mut self) -> bool {
+        let may = self.pending.may_wait();
+        if !may {
+            self.lose();
         }
-        self.fault
+        may
+    }
+
+    /// A frame that found no buffer is lost.
+    #[cold]
+    pub(crate) fn lose(&mut self) {
+        self.delivery.counters.to_guest_no_buffer.add(1);
+    }
+
+    /// Gives the guest what it got.
+    #[inline]
+    pub(crate) fn finish(self) {
+        if self.delivery.finish() > 0 {
+            self.pending.took();
+        }
     }
 }
 
@@ -239,13 +288,9 @@ fn pass_packet(
         // A header's length is at most HEADERS_MAX.
         #[allow(clippy::cast_possible_truncation)]
         let header = frame.sending.request.to_header(headers.len() as u16);
-        let mut bytes = Headed {
-            headers,
-            payload: FromChain {
-                memory: &frame.pair.memory,
-                buffers: frame.buffers,
-                at: &mut packet.payload,
-            },
+        let mut bytes = FromChain {
+            head: headers,
+            ..FromChain::rest(frame, &mut packet.payload)
         };
         delivery.write(len, header, &mut bytes);
     }
@@ -264,25 +309,18 @@ fn takes(offloads: &Offloads, gso: Gso, headers: &[u8], len: u32) -> bool {
     kind && (offloads.guest_ecn || !gso.ecn)
 }
 
-/// Headers in memory of ours, and a payload in a guest's.
-struct Headed<'a> {
-    headers: &'a [u8],
-    payload: FromChain<'a>,
-}
-
-impl Bytes for Headed<'_> {
-    fn copy_to(&mut self, memory: &MemoryMap, to: Piece) {
-        let headers = u32::try_from(self.headers.len()).unwrap_or(u32::MAX);
-        let (now, rest) = to.split(to.len.min(headers));
-        self.headers.copy_to(memory, now);
-        self.payload.copy_to(memory, rest);
-    }
-}
-
 impl Bytes for FromChain<'_> {
     #[inline]
     fn copy_to(&mut self, memory: &MemoryMap, to: Piece) {
         let mut to = to;
+        if !self.head.is_empty() {
+            let mut head = self.take_head(to.len);
+            // At most the piece's length.
+            #[allow(clippy::cast_possible_truncation)]
+            let (now, rest) = to.split(head.len() as u32);
+            head.copy_to(memory, now);
+            to = rest;
+        }
         while to.len > 0
             && let Some(piece) = self.at.next(self.buffers, to.len)
         {
@@ -295,7 +333,7 @@ impl Bytes for FromChain<'_> {
 }
 
 impl Lane for GuestLane {
-    fn breathe(&mut self, peer: Option<Peer<'_>>) -> Result<usize, Blame> {
+    fn breathe(&mut self, near: Near<'_>) -> Result<usize, Blame> {
         let mut moved = 0;
         if self.pending.is_some() && self.pair.to_guest.enabled {
             let delivered = self
@@ -303,17 +341,21 @@ impl Lane for GuestLane {
                 .deliver(&mut self.pair, &mut self.buffers, &self.counters);
             moved = delivered.map_err(Blame::Own)?;
         }
-        Ok(moved + self.send(peer)?)
+        Ok(moved + self.send(near.into_peer())?)
     }
 
-    fn arm(&mut self, peer: Option<Peer<'_>>) -> Work {
+    fn arm(&mut self, near: Near<'_>) -> Work {
         let frames = self.pair.from_guest.enabled && self.pair.from_guest.queue.enable_kicks();
         if frames && !self.waits {
             return Work::Now;
         }
         // Buffers are there, but fewer than the frame needs: their kick may have come already.
         let mut work = Work::None;
-        if frames && peer.is_some_and(|peer| peer.pair.to_guest.queue.enable_kicks()) {
+        if frames
+            && near
+                .into_peer()
+                .is_some_and(|peer| peer.pair.to_guest.queue.enable_kicks())
+        {
             work = Work::Soon;
         }
         if self.pending.is_some() && self.pair.to_guest.enabled && self.pair.to_guest.queue.enable_kicks() {
@@ -325,12 +367,12 @@ impl Lane for GuestLane {
         work
     }
 
-    fn pair(&self) -> &QueuePair {
-        &self.pair
+    fn pair(&self) -> Option<&QueuePair> {
+        Some(&self.pair)
     }
 
-    fn pair_mut(&mut self) -> &mut QueuePair {
-        &mut self.pair
+    fn pair_mut(&mut self) -> Option<&mut QueuePair> {
+        Some(&mut self.pair)
     }
 
     fn peer(&mut self) -> Option<Peer<'_>> {
@@ -342,8 +384,8 @@ impl Lane for GuestLane {
         })
     }
 
-    fn inject(&mut self, frame: &[u8], peer: Option<Peer<'_>>) {
-        if let Some(peer) = peer
+    fn inject(&mut self, frame: &[u8], near: Near<'_>) {
+        if let Some(peer) = near.into_peer()
             && let Ok(mut delivery) = Delivery::begin(peer.pair, peer.buffers, peer.counters)
         {
             let len = u32::try_from(frame.len()).unwrap_or(u32::MAX);
@@ -358,7 +400,7 @@ impl Lane for GuestLane {
         self.pair.leave_calls();
         self.counters.to_guest_queue_stopped.add(self.pending.frames());
         Stopped {
-            pair: self.pair.stopped(),
+            pair: Some(self.pair.stopped()),
             queue: None,
         }
     }

@@ -15,7 +15,7 @@ use device::pair::{Fault, QueuePair};
 use virtqueue::Chains;
 
 use super::from_guest::{Sender, Sink, Turn};
-use super::lane::{Blame, Lane, Peer, Stopped, Work};
+use super::lane::{Blame, Lane, Near, Peer, Stopped, Work};
 use super::limits::SEGMENTS;
 use super::receiver::{Receiver, has_frames};
 use super::to_nic::{NicSink, Transmit};
@@ -104,9 +104,9 @@ impl<N: Nic> CopyLane<N> {
 }
 
 impl<N: Lent> Lane for CopyLane<N> {
-    fn breathe(&mut self, peer: Option<Peer<'_>>) -> Result<usize, Blame> {
+    fn breathe(&mut self, near: Near<'_>) -> Result<usize, Blame> {
         let sent = self.from_guest();
-        let received = match (&sent, has_frames(&mut self.queue), peer) {
+        let received = match (&sent, has_frames(&mut self.queue), near.into_peer()) {
             (Err(_), ..) | (_, false, _) => Ok(0),
             _ if self.pair.to_guest.enabled => self.to_guest().map_err(Blame::Own),
             (.., Some(mut peer)) => self.to_peer(&mut peer).map_err(|fault| {
@@ -122,7 +122,7 @@ impl<N: Lent> Lane for CopyLane<N> {
         moved
     }
 
-    fn arm(&mut self, peer: Option<Peer<'_>>) -> Work {
+    fn arm(&mut self, near: Near<'_>) -> Work {
         let waiting = self.receiver.arm(&mut self.queue);
         let wants_room = self.waits_for_room || self.transmit.has_rest();
         if self.pair.from_guest.enabled && self.pair.from_guest.queue.enable_kicks() {
@@ -131,7 +131,7 @@ impl<N: Lent> Lane for CopyLane<N> {
             return if stuck { Work::Soon } else { Work::Now };
         }
         if waiting {
-            let to_guest = match peer {
+            let to_guest = match near.into_peer() {
                 _ if self.pair.to_guest.enabled => Some(&mut self.pair.to_guest),
                 Some(peer) => Some(&mut peer.pair.to_guest),
                 None => None,
@@ -144,12 +144,12 @@ impl<N: Lent> Lane for CopyLane<N> {
         if soon { Work::Soon } else { Work::None }
     }
 
-    fn pair(&self) -> &QueuePair {
-        &self.pair
+    fn pair(&self) -> Option<&QueuePair> {
+        Some(&self.pair)
     }
 
-    fn pair_mut(&mut self) -> &mut QueuePair {
-        &mut self.pair
+    fn pair_mut(&mut self) -> Option<&mut QueuePair> {
+        Some(&mut self.pair)
     }
 
     fn peer(&mut self) -> Option<Peer<'_>> {
@@ -164,7 +164,7 @@ impl<N: Lent> Lane for CopyLane<N> {
         self.receiver.awaits_nic
     }
 
-    fn inject(&mut self, frame: &[u8], _peer: Option<Peer<'_>>) {
+    fn inject(&mut self, frame: &[u8], _near: Near<'_>) {
         NicSink::new(&mut self.queue, &mut self.transmit, &self.counters).inject(frame);
     }
 
@@ -175,7 +175,7 @@ impl<N: Lent> Lane for CopyLane<N> {
         let guest = Peer::new(&mut lane.pair, &mut lane.buffers, &lane.counters);
         lane.receiver.finish(&mut lane.queue, guest);
         Stopped {
-            pair: lane.pair.stopped(),
+            pair: Some(lane.pair.stopped()),
             queue: N::give_back(lane.queue, &lane.counters),
         }
     }

@@ -14,19 +14,18 @@
 //! ```
 
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 use device::counters::PairCounters;
 use virtqueue::Chains;
 
+pub(crate) use super::lane_id::{LaneId, SlotAt};
+use super::members::Members;
 use super::pending::Pending;
 use crate::nic::endpoint::NicQueue;
 use crate::nic::xdp::XdpNic;
 
 use device::pair::{Fault, QueuePair};
-
-/// Names a lane within the process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct LaneId(pub(crate) u64);
 
 /// What is left to do when a lane is about to sleep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -71,10 +70,44 @@ impl<'a> Peer<'a> {
     }
 }
 
+/// The other lanes of its worker, as far as a lane gives them frames.
+pub(crate) enum Near<'a> {
+    Nobody,
+    /// One guest ([`super::role`]).
+    Peer(Peer<'a>),
+    /// All lanes of its network.
+    Network(&'a mut dyn Network),
+}
+
+impl<'a> Near<'a> {
+    /// A guest, if there is one.
+    pub(crate) fn peer(peer: Option<Peer<'a>>) -> Self {
+        peer.map_or(Self::Nobody, Self::Peer)
+    }
+
+    /// The one guest that the lane gives frames to.
+    pub(crate) fn into_peer(self) -> Option<Peer<'a>> {
+        match self {
+            Self::Peer(peer) => Some(peer),
+            Self::Nobody | Self::Network(_) => None,
+        }
+    }
+}
+
+/// The lanes of a network that are of one worker. Each is named by its place there, which [`Lane::meet`] tells.
+pub(crate) trait Network {
+    /// The guest of a lane; `None`: it does not take part any more.
+    fn guest(&mut self, at: SlotAt) -> Option<Peer<'_>>;
+    /// The NIC queue of a lane, if it is one of the network's uplink.
+    fn uplink(&mut self, at: SlotAt) -> Option<&mut NicQueue<XdpNic>>;
+    /// A guest that was given frames did wrong: it takes none any more.
+    fn blame(&mut self, at: SlotAt, fault: Fault);
+}
+
 /// What a stopped lane leaves behind.
 pub(crate) struct Stopped {
     /// Of its guest.
-    pub(crate) pair: device::pair::Stopped,
+    pub(crate) pair: Option<device::pair::Stopped>,
     /// The NIC queue that was lent to it, bound and filled.
     pub(crate) queue: Option<NicQueue<XdpNic>>,
 }
@@ -84,17 +117,23 @@ pub(crate) struct Stopped {
 pub(crate) trait Lane: Send {
     /// Moves a batch each way; frames moved.
     /// Errors: what a guest did wrong. The lane of that guest must not breathe again, nor be a peer.
-    fn breathe(&mut self, peer: Option<Peer<'_>>) -> Result<usize, Blame>;
+    fn breathe(&mut self, near: Near<'_>) -> Result<usize, Blame>;
     /// Asks for kicks where the lane waits for a guest, and looks again.
-    fn arm(&mut self, peer: Option<Peer<'_>>) -> Work;
-    /// The guest's half.
-    fn pair(&self) -> &QueuePair;
+    fn arm(&mut self, near: Near<'_>) -> Work;
+    /// The guest's half; `None`: the lane has no guest.
+    fn pair(&self) -> Option<&QueuePair>;
     /// The guest's half, to change.
-    fn pair_mut(&mut self) -> &mut QueuePair;
+    fn pair_mut(&mut self) -> Option<&mut QueuePair>;
     /// The guest's half, for frames of other lanes; `None`: it takes none.
     fn peer(&mut self) -> Option<Peer<'_>> {
         None
     }
+    /// Its NIC queue, for frames of other lanes of its network; `None`: it takes none.
+    fn uplink(&mut self) -> Option<&mut NicQueue<XdpNic>> {
+        None
+    }
+    /// Who belongs to the lane's network now, and where.
+    fn meet(&mut self, _members: &Arc<Members>) {}
     /// The NIC's descriptor, readable when frames arrive; `None`: there is none.
     fn nic(&self) -> Option<BorrowedFd<'_>> {
         None
@@ -105,14 +144,15 @@ pub(crate) trait Lane: Send {
         false
     }
     /// Sends a frame of ours, if there is room for it now: it is an announcement, and the network may lose those.
-    fn inject(&mut self, frame: &[u8], peer: Option<Peer<'_>>);
+    fn inject(&mut self, frame: &[u8], near: Near<'_>);
     /// Takes back what the kernel holds, and publishes what is done. On a control thread, so it calls nobody.
     fn stop(self: Box<Self>) -> Stopped;
 
     /// Tells the driver that no kicks are needed while the lane is polled.
     fn disarm(&mut self) {
-        let pair = self.pair_mut();
-        pair.from_guest.queue.disable_kicks();
-        pair.to_guest.queue.disable_kicks();
+        if let Some(pair) = self.pair_mut() {
+            pair.from_guest.queue.disable_kicks();
+            pair.to_guest.queue.disable_kicks();
+        }
     }
 }

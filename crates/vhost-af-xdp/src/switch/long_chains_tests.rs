@@ -10,7 +10,7 @@ use xsk::Umem;
 use super::bytes::GuestRam as Ram;
 use super::guests::GuestLane;
 use super::joined::CopyLane;
-use super::lane::Lane;
+use super::lane::{Lane, Near};
 use super::limits::DESCRIPTORS;
 use super::test_guest::{HEADER, Memory};
 use super::test_nic::{TestNic, Wire, own_memory, queue};
@@ -80,7 +80,7 @@ fn turn_of_a_copy_lane_is_not_made_longer_by_the_pieces_of_buffers() {
             wire.lock().expect("no panic").receive(FRAME, false);
         }
         let breathe = || {
-            lane.breathe(None).expect("no fault");
+            lane.breathe(Near::Nobody).expect("no fault");
         };
         assert_eq!(breaths(breathe, &mut driver), [1; BUFFERS], "{offloads:?}");
     }
@@ -104,7 +104,7 @@ fn turn_of_a_cable_is_not_made_longer_by_the_pieces_of_buffers() {
     sending.publish();
     let mut sender = GuestLane::new(memory.side(from_guest, to_guest, Offloads::NONE), Arc::default());
     let breathe = || {
-        sender.breathe(receiver.peer()).expect("no fault");
+        sender.breathe(Near::peer(receiver.peer())).expect("no fault");
     };
     assert_eq!(breaths(breathe, &mut driver), [1; BUFFERS]);
 }
@@ -129,9 +129,9 @@ fn direct_lane_keeps_few_pieces_of_buffers_and_uses_them_all() {
         let sends = Sends::PLAIN;
         let mut lane = DirectLane::new(guest, Coupled::new(nic, sends), direct, Arc::clone(&counters));
         for _ in 0..2 * BUFFERS {
-            lane.breathe(None).expect("no fault");
+            lane.breathe(Near::Nobody).expect("no fault");
         }
-        let taken = lane.pair().bases().to_guest as usize;
+        let taken = lane.pair().expect("a guest").bases().to_guest as usize;
         assert!((1..=2).contains(&taken), "{taken} buffers taken");
         let mut used = 0;
         for _ in 0..BUFFERS + first.len() {
@@ -139,7 +139,7 @@ fn direct_lane_keeps_few_pieces_of_buffers_and_uses_them_all() {
             if used < BUFFERS + first.len() {
                 wire.lock().expect("no panic").receive(FRAME, false);
             }
-            lane.breathe(None).expect("no fault");
+            lane.breathe(Near::Nobody).expect("no fault");
             used += std::iter::from_fn(|| driver.take_used()).count();
         }
         assert_eq!(used, BUFFERS + first.len());

@@ -12,29 +12,41 @@ pub(crate) mod arrivals;
 pub(crate) mod bytes;
 pub(crate) mod checksums;
 mod cutter;
+pub(crate) mod ethernet;
 pub(crate) mod from_guest;
+pub(crate) mod groups_lane;
 pub(crate) mod gso;
 pub(crate) mod guests;
 pub(crate) mod joined;
 pub(crate) mod lane;
+mod lane_id;
 pub(crate) mod limits;
 #[cfg(test)]
 mod long_chains_tests;
+pub(crate) mod members;
+#[cfg(test)]
+mod network_tests;
 #[cfg(test)]
 mod no_allocation_tests;
 pub(crate) mod pending;
 #[cfg(test)]
 mod pieces_tests;
+pub(crate) mod port_lane;
 pub(crate) mod progress;
 pub(crate) mod receiver;
 pub(crate) mod role;
+mod slots;
 #[cfg(test)]
 mod stray_tests;
+pub(crate) mod table;
 #[cfg(test)]
 pub(crate) mod test_guest;
 #[cfg(test)]
 pub(crate) mod test_nic;
+mod to_group;
 pub(crate) mod to_guest;
 pub(crate) mod to_nic;
+pub(crate) mod uplink_lane;
+pub(crate) mod vlans;
 pub(crate) mod worker;
 pub(crate) mod workers;

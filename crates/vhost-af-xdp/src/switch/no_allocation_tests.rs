@@ -19,7 +19,7 @@ use super::arrivals::Arrivals;
 use super::bytes::GuestRam as Ram;
 use super::guests::GuestLane;
 use super::joined::CopyLane;
-use super::lane::Lane;
+use super::lane::{Lane, Near};
 use super::test_guest::{HEADER, Memory};
 use super::test_nic::{TestNic, Wire, own_memory, queue};
 use crate::direct::send_direct::SendDirectLane;
@@ -205,7 +205,7 @@ fn copying_to_and_from_a_null_nic_allocates_nothing() {
         let (mut guest, pair) = Guest::new(&frames, offloads, 0);
         let mut lane = CopyLane::new(pair, null_queue(), Arc::default());
         let (mut received, breathe) = (0, || {
-            lane.breathe(None).expect("no fault");
+            lane.breathe(Near::Nobody).expect("no fault");
         });
         assert_eq!(
             allocations(breathe, || received += guest.work()),
@@ -247,7 +247,7 @@ fn segments_by_reference_allocate_nothing() {
     for round in 0..ROUNDS {
         guest.work();
         let before = COUNT.get();
-        lane.breathe(None).expect("no fault");
+        lane.breathe(Near::Nobody).expect("no fault");
         let some = COUNT.get() - before;
         made += if round < ROUNDS / 2 { 0 } else { some };
         let mut wire = wire.lock().expect("no panic");
@@ -288,7 +288,7 @@ fn direct_placements_allocate_nothing() {
             false => Box::new(SendDirectLane::new(pair, queue, memory, Arc::default())),
         };
         let (mut received, breathe) = (0, || {
-            lane.breathe(None).expect("no fault");
+            lane.breathe(Near::Nobody).expect("no fault");
         });
         assert_eq!(
             allocations(breathe, || received += guest.work()),
@@ -308,8 +308,8 @@ fn guest_to_guest_allocates_nothing() {
         let mut from = GuestLane::new(from, Arc::default());
         let mut to = GuestLane::new(to, Arc::default());
         let breathe = || {
-            from.breathe(to.peer()).expect("no fault");
-            to.breathe(None).expect("no fault");
+            from.breathe(Near::peer(to.peer())).expect("no fault");
+            to.breathe(Near::Nobody).expect("no fault");
         };
         let mut received = 0;
         let between = || {
@@ -329,7 +329,7 @@ fn frames_of_a_pair_that_is_off_allocate_nothing() {
     let mut lane = CopyLane::new(off, null_queue(), Arc::default());
     let mut other = GuestLane::new(to, Arc::default());
     let (mut received, breathe) = (0, || {
-        lane.breathe(other.peer()).expect("no fault");
+        lane.breathe(Near::peer(other.peer())).expect("no fault");
     });
     assert_eq!(allocations(breathe, || received += first.work()), 0);
     assert!(received > ROUNDS, "frames moved");

@@ -4,6 +4,8 @@
 //! does not take whole becomes many frames, and not all of them may find buffers at once: so it is copied away and cut
 //! here.
 
+use std::time::{Duration, Instant};
+
 use device::counters::PairCounters;
 use device::pair::{Fault, QueuePair};
 use offload::checksum::{self, ChecksumAt};
@@ -15,8 +17,13 @@ use super::gso::{GsoPacket, Remainder};
 use super::limits::BATCH;
 use super::to_guest::{Delivery, Fit};
 
+/// How long frames of a network wait for a guest that takes none; those that come then are lost until it does.
+const PATIENCE: Duration = Duration::from_millis(5);
+
 #[derive(Default)]
 pub(crate) struct Pending {
+    /// Since when it takes no frames although some wait for it with who sent them.
+    starving: Option<Instant>,
     packet: Remainder,
     /// The frame in hand; its memory is used again.
     frame: Vec<u8>,
@@ -27,6 +34,18 @@ impl Pending {
     #[inline]
     pub(crate) fn is_some(&self) -> bool {
         self.packet.is_some()
+    }
+
+    /// The guest took frames.
+    #[inline]
+    pub(crate) fn took(&mut self) {
+        self.starving = None;
+    }
+
+    /// A frame finds no buffer; whether it is worth to wait for one.
+    #[cold]
+    pub(crate) fn may_wait(&mut self) -> bool {
+        self.starving.get_or_insert_with(Instant::now).elapsed() < PATIENCE
     }
 
     /// Takes a GSO packet in.
@@ -99,7 +118,7 @@ impl Pending {
     /// A frame of another guest, with the checksum completed that is asked for at `at`; its bytes.
     pub(crate) fn complete(&mut self, frame: GuestFrame<'_>, at: ChecksumAt) -> &[u8] {
         self.frame.resize(frame.sending.len as usize, 0);
-        frame.read(frame.sending.start, &mut self.frame);
+        frame.read_start(&mut self.frame);
         // Inside the frame: judged.
         let _ = checksum::complete(&mut self.frame, at);
         &self.frame

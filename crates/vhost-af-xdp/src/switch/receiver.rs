@@ -23,7 +23,7 @@ impl Receiver {
     /// For a guest, and a queue, which is filled.
     pub(crate) fn new<N: Nic>(guest: &QueuePair, queue: &mut NicQueue<N>, counters: &PairCounters) -> Self {
         let arrivals = Arrivals::new(guest, queue, counters);
-        queue.fill();
+        queue.begin();
         Self {
             arrivals,
             awaits_nic: true,

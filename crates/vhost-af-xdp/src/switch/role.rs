@@ -1,9 +1,11 @@
-//! Which lanes give frames to which: between the guests of a cable, and from pairs that are off.
+//! Which lanes give frames to which: between the guests of a cable, from pairs that are off, and within a network.
 //!
-//! The place for a table that decides by a frame's address: a worker asks here, each time its lanes change, who takes
-//! the frames that a lane has for others.
+//! A worker asks here, each time its lanes change, who takes the frames that a lane has for others. In a network that
+//! is decided for each frame, by its address ([`super::members`]).
 
 use std::sync::Arc;
+
+use super::table::PortNumber;
 
 /// What a lane is to others: by this a worker finds the guest that a lane gives frames to ([`super::lane::Peer`]).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -13,6 +15,16 @@ pub(crate) enum Role {
     /// A pair of one of the two ends of a cable of that name. Its frames go to the same pair of the other end, or where
     /// that does not receive to its first.
     CableEnd { cable: Arc<str>, end: usize, pair: u16 },
+    /// A pair of a port of a network.
+    Member {
+        network: Arc<str>,
+        port: PortNumber,
+        pair: u16,
+    },
+    /// A queue of a network's uplink.
+    Uplink { network: Arc<str>, queue: u32 },
+    /// Frames to groups that came to a network's uplink.
+    Groups { network: Arc<str> },
 }
 
 impl Role {
@@ -20,7 +32,34 @@ impl Role {
     pub(super) fn group(&self, receives: bool) -> Option<&Arc<str>> {
         match self {
             Self::CableEnd { cable, .. } => Some(cable),
+            Self::Member { network, .. } | Self::Uplink { network, .. } | Self::Groups { network } => {
+                Some(network)
+            }
             Self::Pair { port, pair } => (*pair == 0 || !receives).then_some(port),
+        }
+    }
+
+    /// In which order the lanes of a network are told of: by port and pair.
+    pub(super) fn order(&self) -> (u16, u16) {
+        match self {
+            Self::Member { port, pair, .. } => (port.0, *pair),
+            Self::Pair { .. } | Self::CableEnd { .. } | Self::Uplink { .. } | Self::Groups { .. } => (0, 0),
+        }
+    }
+
+    /// Whether the lane need not breathe while its guest is idle: others breathe for what it gets.
+    #[inline]
+    pub(super) fn may_doze(&self) -> bool {
+        matches!(self, Self::Member { .. })
+    }
+
+    /// Its network, if it belongs to one.
+    pub(super) fn network(&self) -> Option<&Arc<str>> {
+        match self {
+            Self::Member { network, .. } | Self::Uplink { network, .. } | Self::Groups { network } => {
+                Some(network)
+            }
+            Self::Pair { .. } | Self::CableEnd { .. } => None,
         }
     }
 
@@ -31,7 +70,9 @@ impl Role {
                 let port = Arc::clone(port);
                 [Some(Self::Pair { port, pair: 0 }), None]
             }
-            Self::Pair { .. } => [None, None],
+            Self::Pair { .. } | Self::Member { .. } | Self::Uplink { .. } | Self::Groups { .. } => {
+                [None, None]
+            }
             Self::CableEnd { cable, end, pair } => [*pair, 0].map(|pair| {
                 Some(Self::CableEnd {
                     cable: Arc::clone(cable),

@@ -13,7 +13,7 @@ use xsk::{Frame, Umem, UmemOffset};
 
 use super::bytes::GuestRam as Ram;
 use super::joined::CopyLane;
-use super::lane::Lane;
+use super::lane::{Lane, Near};
 use super::test_guest::{HEADER, Memory};
 use super::test_nic::{TestNic, Wire, frame_at, own_memory, queue};
 use crate::config::Placement;
@@ -130,7 +130,7 @@ impl World {
 
     fn breathe(&mut self) {
         for _ in 0..3 {
-            self.lane.breathe(None).expect("no fault");
+            self.lane.breathe(Near::Nobody).expect("no fault");
         }
         let all = self.with_nic();
         let mut once = all.clone();

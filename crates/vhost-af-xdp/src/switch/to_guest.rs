@@ -86,6 +86,8 @@ pub(crate) struct Delivery<'a> {
     chains: &'a mut Chains,
     /// First of `chains` that is not used yet.
     next: usize,
+    /// How many were asked for at once the last time.
+    asked: usize,
     /// Bytes that those hold which are not used yet.
     room: u64,
     /// Descriptors that were read.
@@ -102,35 +104,47 @@ impl<'a> Delivery<'a> {
         chains: &'a mut Chains,
         counters: &'a PairCounters,
     ) -> Result<Self, Fault> {
+        Self::begin_with(pair, chains, counters, BATCH)
+    }
+
+    /// The same with at most so many in hand at first.
+    #[inline]
+    pub(crate) fn begin_with(
+        pair: &'a mut QueuePair,
+        chains: &'a mut Chains,
+        counters: &'a PairCounters,
+        most: usize,
+    ) -> Result<Self, Fault> {
         chains.clear();
         let mut delivery = Self {
             pair,
             counters,
             chains,
             next: 0,
+            asked: 0,
             room: 0,
             read: 0,
             bytes: 0,
             frames: 0,
         };
-        delivery.fetch()?;
+        delivery.fetch(most.min(BATCH))?;
         Ok(delivery)
     }
 
-    /// Takes a batch of buffers from the guest; those left from the last batch go back first.
-    fn fetch(&mut self) -> Result<(), Fault> {
+    /// Takes at most so many buffers from the guest; those left from the last batch go back first.
+    fn fetch(&mut self, most: usize) -> Result<(), Fault> {
         self.pair.to_guest.queue.unpop(self.chains.slots(self.next));
-        self.next = 0;
-        self.room = self.pair.pop_buffers(self.chains, BATCH)?;
+        (self.next, self.asked) = (0, most);
+        self.room = self.pair.pop_buffers(self.chains, most)?;
         self.read += self.chains.buffers.len();
         Ok(())
     }
 
     /// Takes another batch, where that may bring more than is in hand, and the turn allows it; whether it did.
     pub(super) fn fetch_more(&mut self) -> Result<bool, Fault> {
-        let may = self.next > 0 && self.read < DESCRIPTORS;
+        let may = (self.next > 0 || self.asked < BATCH) && self.read < DESCRIPTORS;
         if may {
-            self.fetch()?;
+            self.fetch(BATCH)?;
         }
         Ok(may)
     }
@@ -142,7 +156,7 @@ impl<'a> Delivery<'a> {
             if self.read >= DESCRIPTORS {
                 return Ok(false);
             }
-            self.fetch()?;
+            self.fetch(BATCH)?;
             if self.chains.is_empty() {
                 self.counters.to_guest_waits.add(1);
                 return Ok(false);

@@ -9,7 +9,7 @@
 use std::time::Duration;
 
 use device::counters::{Counter, PairCounters};
-use device::pair::{Piece, Sending};
+use device::pair::{Cursor, Sending};
 use offload::packet::HEADERS_MAX;
 use offload::segment::{Gso, Plan, Request};
 use virtqueue::ChainId;
@@ -18,7 +18,7 @@ use xsk::{TxDesc, Umem, UmemOffset};
 use super::bytes::guest_to_umem;
 use super::cutter::Cutter;
 use super::from_guest::{GuestFrame, Put, Sink, Tally, Turn};
-use super::gso::{Builder, FromChain, GsoPacket, Remainder};
+use super::gso::{Builder, FromChain, GsoPacket, Remainder, Source};
 use super::limits::SEGMENTS;
 use crate::nic::endpoint::{NicQueue, References};
 use crate::nic::queue::{LinkState, Nic, SHORTEST_BY_DMA, Sends};
@@ -32,7 +32,6 @@ pub(crate) const LAST_KICKS: usize = 4;
 
 /// What a lane keeps between two bursts to its NIC queue.
 pub(crate) struct Transmit {
-    pub(super) link: LinkState,
     /// What is left of a GSO packet with more segments than leave at once.
     rest: Remainder,
     outgoing: Vec<TxDesc>,
@@ -41,7 +40,6 @@ pub(crate) struct Transmit {
 impl Default for Transmit {
     fn default() -> Self {
         Self {
-            link: LinkState::Up,
             rest: Remainder::default(),
             outgoing: Vec::with_capacity(SEGMENTS * 2),
         }
@@ -52,6 +50,15 @@ impl Transmit {
     /// Part of a GSO packet waits to be sent.
     pub(super) fn has_rest(&self) -> bool {
         self.rest.is_some()
+    }
+
+    /// There is no NIC queue any more for what is left.
+    #[cold]
+    pub(super) fn lose(&mut self, counters: &PairCounters) {
+        if self.rest.plan.take().is_some() {
+            counters.from_guest_rest_of_super_frame.add(1);
+        }
+        self.outgoing.clear();
     }
 }
 
@@ -67,7 +74,7 @@ pub(crate) struct NicSink<'a, N> {
 impl<N: Nic> Sink for NicSink<'_, N> {
     #[inline]
     fn unsendable<'c>(&self, counters: &'c PairCounters) -> Option<&'c Counter> {
-        self.transmit.link.loses(counters)
+        self.queue.link.loses(counters)
     }
 
     #[inline]
@@ -125,9 +132,14 @@ impl<'a, N: Nic> NicSink<'a, N> {
         self.ring = self.queue.nic.room_to_nic();
     }
 
+    /// Hands over what was put; somebody else lets the kernel send it ([`super::uplink_lane`]).
+    pub(super) fn hand_over(&mut self) {
+        self.queue.send(&mut self.transmit.outgoing);
+        self.ring = self.queue.nic.room_to_nic();
+    }
+
     pub(super) fn kick(&mut self) {
-        self.transmit.link = self.queue.nic.kick();
-        self.counters.nic_kicks.add(1);
+        self.queue.kick(self.counters);
     }
 
     /// Lets the kernel go on with what it has not sent.
@@ -158,18 +170,22 @@ impl<'a, N: Nic> NicSink<'a, N> {
     /// Copies one frame into one chunk, or several; `None` when there is no room for it now.
     #[inline]
     fn copy(&mut self, frame: GuestFrame<'_>, tally: &mut Tally) -> Option<()> {
-        let &Sending { start, len, .. } = frame.sending;
-        let pieces = start.pieces(frame.buffers);
+        let len = frame.sending.len;
         if len > self.queue.umem.max_sent_bytes() {
-            return self.copy_in_pieces(frame, pieces, tally);
+            return self.copy_in_pieces(frame, tally);
         }
         if self.ring_room() == 0 {
             return None;
         }
         let chunk = self.queue.pool.take()?;
         let data = self.queue.umem.send_offset(&chunk);
-        let mut at = data.get();
-        for piece in pieces {
+        let (mut at, mut start) = (data.get(), frame.sending.start);
+        if !frame.head.is_empty() {
+            self.queue.umem.write(data, frame.head)?;
+            at += frame.head.len() as u64;
+            start = frame.place_of(frame.head.len() as u32);
+        }
+        for piece in start.pieces(frame.buffers) {
             guest_to_umem(&frame.pair.memory, piece, &self.queue.umem, UmemOffset::new(at))?;
             at += u64::from(piece.len);
         }
@@ -186,12 +202,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
 
     /// A frame longer than a chunk, as a multi-buffer frame.
     #[cold]
-    fn copy_in_pieces(
-        &mut self,
-        frame: GuestFrame<'_>,
-        mut pieces: impl Iterator<Item = Piece>,
-        tally: &mut Tally,
-    ) -> Option<()> {
+    fn copy_in_pieces(&mut self, frame: GuestFrame<'_>, tally: &mut Tally) -> Option<()> {
         let len = frame.sending.len;
         let Some(chunks) = self.chunks(len) else {
             return Some(());
@@ -199,23 +210,14 @@ impl<'a, N: Nic> NicSink<'a, N> {
         if chunks > self.ring_room().min(self.queue.pool.len()) {
             return None;
         }
+        let mut from = Cursor::default();
+        let mut source = FromChain::frame(frame, &mut from);
         let mut left = len;
-        let mut piece = pieces.next()?;
         while left > 0 {
             let chunk = self.queue.pool.take()?;
             let data = self.queue.umem.send_offset(&chunk);
             let fill = left.min(self.queue.umem.max_sent_bytes());
-            let mut done = 0;
-            while done < fill {
-                if piece.len == 0 {
-                    piece = pieces.next()?;
-                }
-                let (part, rest) = piece.split(piece.len.min(fill - done));
-                let to = UmemOffset::new(data.get() + u64::from(done));
-                guest_to_umem(&frame.pair.memory, part, &self.queue.umem, to)?;
-                piece = rest;
-                done += part.len;
-            }
+            source.copy(fill, &self.queue.umem, data);
             left -= fill;
             self.transmit.outgoing.push(TxDesc {
                 frame: chunk,
@@ -243,11 +245,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
     /// A frame that asks for more than being sent; `None` when there is no room for it now.
     #[inline(never)]
     fn copy_asking(&mut self, frame: GuestFrame<'_>, turn: &mut Turn) -> Option<()> {
-        let &Sending {
-            mut start,
-            len,
-            request,
-        } = frame.sending;
+        let &Sending { len, request, .. } = frame.sending;
         match request {
             Request {
                 gso: Some(gso),
@@ -260,11 +258,8 @@ impl<'a, N: Nic> NicSink<'a, N> {
                 if chunks > self.ring_room().min(self.queue.pool.len()) {
                     return None;
                 }
-                let mut source = FromChain {
-                    memory: &frame.pair.memory,
-                    buffers: frame.buffers,
-                    at: &mut start,
-                };
+                let mut from = Cursor::default();
+                let mut source = FromChain::frame(frame, &mut from);
                 self.builder().0.frame(len, at, &mut source);
                 turn.tally.add(len);
                 Some(())
@@ -314,11 +309,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
             self.build_rest(turn);
             return Some(());
         }
-        let mut source = FromChain {
-            memory: &frame.pair.memory,
-            buffers: frame.buffers,
-            at: &mut packet.payload,
-        };
+        let mut source = FromChain::rest(frame, &mut packet.payload);
         for index in 0..packet.plan.segments() {
             turn.tally.add(cutter.segment(&packet.plan, index, &mut source));
         }
@@ -359,7 +350,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
     /// Goes on with the GSO packet in hand for a turn; the segments that were sent.
     #[cold]
     pub(super) fn send_rest(&mut self, turn: &mut Turn) -> usize {
-        if self.transmit.link == LinkState::Gone {
+        if self.queue.link == LinkState::Gone {
             self.transmit.rest.plan = None;
             self.counters.from_guest_rest_of_super_frame.add(1);
             return 0;
@@ -378,7 +369,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
     /// The lane is stopped, on a thread that may wait: what is in hand goes out now, as far as the kernel takes it.
     pub(super) fn send_at_last(&mut self) {
         let mut waits = 0;
-        while self.has_rest() && self.transmit.link == LinkState::Up && waits < LAST_WAITS {
+        while self.has_rest() && self.queue.link == LinkState::Up && waits < LAST_WAITS {
             self.queue.reclaim(usize::MAX, self.counters);
             if self.send_rest(&mut Turn::of(usize::MAX)) == 0 {
                 std::thread::sleep(LAST_WAIT);
@@ -391,7 +382,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
         // What a kick left in the ring.
         for _ in 0..LAST_KICKS {
             self.queue.reclaim(usize::MAX, self.counters);
-            if self.queue.nic.unsent() == 0 || self.transmit.link != LinkState::Up {
+            if self.queue.nic.unsent() == 0 || self.queue.link != LinkState::Up {
                 break;
             }
             self.kick();

@@ -21,10 +21,9 @@
 //! A guest's fault takes that lane out of the rounds and is reported once through the lane's
 //! `on_fault`; the other lanes never notice.
 
-use std::collections::HashMap;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 use std::sync::{Arc, OnceLock};
@@ -36,9 +35,11 @@ use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use xsk::NumaNode;
 
-use super::lane::{Blame, Lane, LaneId, Peer, Work};
+use super::lane::{Lane, LaneId, Near, Work};
 use super::progress::{Progress, Watcher};
 use super::role::Role;
+use super::slots::{self, Slot, Tables};
+use super::table::Table;
 use crate::nic::numa::WorkerPlace;
 use device::counters::Counter;
 use device::pair::Fault;
@@ -52,12 +53,14 @@ const FUTILE_WAKES: u32 = 32;
 const DEAF: Duration = Duration::from_millis(10);
 /// Idle rounds between two looks at the clock.
 const ROUNDS_PER_LOOK: u32 = 16;
+/// Rounds between two looks at the kicks of guests whose lanes doze.
+const ROUNDS_PER_LISTENING: u32 = 64;
 
 /// Called once, on the worker's thread, when a guest broke the rules.
 pub(crate) type OnFault = Box<dyn FnOnce(Fault) + Send>;
 
 /// Something that control does to a running lane, on its worker's thread.
-pub(crate) type Change = Box<dyn FnOnce(&mut dyn Lane, Option<Peer<'_>>) + Send>;
+pub(crate) type Change = Box<dyn FnOnce(&mut dyn Lane, Near<'_>) + Send>;
 
 /// A lane on its way to a worker.
 pub(crate) struct NewLane {
@@ -76,6 +79,8 @@ pub(crate) enum Command {
     Remove(LaneId, Sender<Option<Box<dyn Lane>>>),
     /// Change this lane, between two rounds.
     Change(LaneId, Change, Sender<()>),
+    /// Who has which address in a network.
+    Table(Arc<str>, Arc<Table>),
     /// Run on these CPUs only.
     RunOn(CpuSet),
     /// End the thread.
@@ -138,6 +143,8 @@ impl WorkerHandle {
             counters: Arc::clone(&counters),
             progress: Arc::clone(&progress),
             lanes: Vec::new(),
+            awake: Vec::new(),
+            tables: Tables::new(),
         };
         let thread = std::thread::Builder::new()
             .name(format!("worker-{index}"))
@@ -205,22 +212,6 @@ fn run_on(cpus: &CpuSet) {
     }
 }
 
-struct Slot {
-    id: LaneId,
-    lane: Box<dyn Lane>,
-    role: Role,
-    /// Which slot takes frames that this one has for others.
-    peer: Option<usize>,
-    /// Taken when it is called; a slot without it is out of the rounds.
-    on_fault: Option<OnFault>,
-    /// Its NIC is watched: only while the worker sleeps.
-    watched: bool,
-    /// Times that it woke the worker since it moved a frame.
-    futile: u32,
-    /// Its eventfds are not watched until then.
-    deaf: Option<Instant>,
-}
-
 struct Worker {
     inbox: Receiver<Command>,
     posted: Arc<AtomicBool>,
@@ -229,6 +220,9 @@ struct Worker {
     counters: Arc<WorkerCounters>,
     progress: Arc<Progress>,
     lanes: Vec<Slot>,
+    /// Places of those that do not doze.
+    awake: Vec<usize>,
+    tables: Tables,
 }
 
 impl Worker {
@@ -240,6 +234,10 @@ impl Worker {
             if !self.read_mail() {
                 return;
             }
+            rounds = rounds.wrapping_add(1);
+            if self.has_dozing() && rounds.is_multiple_of(ROUNDS_PER_LISTENING) {
+                self.listen();
+            }
             if self.breathe() {
                 self.counters.busy_rounds.add(1);
                 idle_since = None;
@@ -247,7 +245,6 @@ impl Worker {
             }
             self.counters.idle_rounds.add(1);
             std::hint::spin_loop();
-            rounds = rounds.wrapping_add(1);
             if !polling.now.is_zero() && !rounds.is_multiple_of(ROUNDS_PER_LOOK) {
                 continue;
             }
@@ -263,71 +260,72 @@ impl Worker {
 
     /// One round over the lanes; whether a frame moved.
     fn breathe(&mut self) -> bool {
-        let mut moved = 0;
-        for at in 0..self.lanes.len() {
-            let Some((slot, other)) = in_rounds(&mut self.lanes, at) else {
+        let (mut moved, mut next) = (0, 0);
+        // Who is awake may change meanwhile: then a lane breathes a round later, or twice in one.
+        while let Some(&at) = self.awake.get(next) {
+            next += 1;
+            self.progress.take_up(self.lanes[at].id);
+            let Some(breath) = slots::breathe(&mut self.lanes, at) else {
                 continue;
             };
-            self.progress.take_up(slot.id);
-            let Some(other) = other else {
-                match slot.lane.breathe(None) {
-                    Ok(0) => {}
-                    Ok(frames) => {
-                        moved += frames;
-                        slot.futile = 0;
-                        slot.check_calls();
-                    }
-                    Err(Blame::Own(fault) | Blame::Peer(fault)) => slot.report(fault),
-                }
-                if slot.on_fault.is_none() {
-                    self.find_peers();
-                }
-                continue;
-            };
-            match slot.lane.breathe(other.lane.peer()) {
-                Ok(0) => {}
-                Ok(frames) => {
-                    moved += frames;
-                    (slot.futile, other.futile) = (0, 0);
-                    slot.check_calls();
-                    other.check_calls();
-                }
-                Err(Blame::Own(fault)) => slot.report(fault),
-                Err(Blame::Peer(fault)) => other.report(fault),
-            }
-            if slot.on_fault.is_none() || other.on_fault.is_none() {
-                self.find_peers();
+            moved += breath.frames;
+            if breath.left {
+                self.acquaint();
+            } else if breath.turned {
+                self.count_awake();
             }
         }
         moved > 0
     }
 
-    /// Who gives frames to whom. The place for a table that decides by a frame's address.
+    /// Lets lanes know whom they give frames to.
+    fn acquaint(&mut self) {
+        slots::acquaint(&mut self.lanes, &self.tables);
+        self.count_awake();
+    }
+
+    /// Notes which lanes breathe.
+    fn count_awake(&mut self) {
+        self.awake.clear();
+        let awake = self.lanes.iter().enumerate().filter(|(_, slot)| !slot.dozes);
+        self.awake.extend(awake.map(|(at, _)| at));
+    }
+
+    /// Whether some lanes doze.
+    fn has_dozing(&self) -> bool {
+        self.awake.len() < self.lanes.len()
+    }
+
+    /// Looks whether a guest kicked whose lane dozes, while those of others are busy.
     #[cold]
-    fn find_peers(&mut self) {
-        let receives = |slot: &Slot| slot.on_fault.is_some() && slot.lane.pair().to_guest.enabled;
-        let slots = self.lanes.iter().enumerate();
-        let receivers = slots.filter(|(_, slot)| receives(slot));
-        let receivers: HashMap<_, _> = receivers.map(|(at, slot)| (slot.role.clone(), at)).collect();
-        for slot in &mut self.lanes {
-            let wanted = slot.role.peers(slot.lane.pair().to_guest.enabled);
-            slot.peer = wanted
-                .iter()
-                .flatten()
-                .find_map(|role| receivers.get(role).copied());
+    fn listen(&mut self) {
+        let mut events = [MaybeUninit::<Event>::uninit(); 16];
+        // That of the mailbox is not missed: what it tells of is looked at in each round.
+        if let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, Some(&Timespec::default())) {
+            self.wake(events);
+        }
+    }
+
+    /// Lets lanes breathe again whose guests kicked.
+    fn wake(&mut self, events: &[Event]) {
+        let mut woke = false;
+        for event in events {
+            let id = LaneId(event.data.u64());
+            for slot in self.lanes.iter_mut().filter(|slot| slot.id == id) {
+                woke |= slot.wake();
+            }
+        }
+        if woke {
+            self.count_awake();
         }
     }
 
     /// Arms all lanes and sleeps until something happens.
     fn rest(&mut self) {
         let mut work = self.listen_again();
-        for at in 0..self.lanes.len() {
-            if let Some((slot, other)) = in_rounds(&mut self.lanes, at) {
-                self.progress.take_up(slot.id);
-                slot.check_calls();
-                let peer = other.and_then(|other| other.lane.peer());
-                work = work.max(slot.lane.arm(peer));
-            }
+        for &at in &self.awake {
+            self.progress.take_up(self.lanes[at].id);
+            work = work.max(slots::arm(&mut self.lanes, at).unwrap_or(Work::None));
         }
         if work != Work::Now {
             self.counters.sleeps.add(1);
@@ -340,10 +338,11 @@ impl Worker {
             // EINTR and every event mean the same: look again.
             if let Ok((events, _)) = woken {
                 self.note_wakes(events);
+                self.wake(events);
             }
             self.unwatch_nics();
         }
-        for slot in &mut self.lanes {
+        for slot in self.lanes.iter_mut().filter(|slot| !slot.dozes) {
             self.progress.take_up(slot.id);
             slot.lane.disarm();
         }
@@ -379,7 +378,9 @@ impl Worker {
         // An eventfd that was written meanwhile is reported at once. Whatever these events tell is seen when the lanes
         // are armed, but for the mailbox's: a command that came since it was read would not be told again.
         let mut events = [MaybeUninit::<Event>::uninit(); 16];
-        let _ = epoll::wait(&self.epoll, &mut events, Some(&Timespec::default()));
+        if let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, Some(&Timespec::default())) {
+            self.wake(events);
+        }
         if self.posted.load(Ordering::Relaxed) {
             return Work::Now;
         }
@@ -390,7 +391,7 @@ impl Worker {
     }
 
     fn watch_nics(&mut self) {
-        for slot in self.lanes.iter_mut().filter(|slot| slot.on_fault.is_some()) {
+        for slot in self.lanes.iter_mut().filter(|slot| slot.is_in_rounds()) {
             if slot.lane.awaits_nic()
                 && let Some(nic) = slot.lane.nic()
             {
@@ -433,7 +434,7 @@ impl Worker {
                 Ok(Command::Remove(id, answer)) => {
                     let at = self.lanes.iter().position(|slot| slot.id == id);
                     let slot = at.map(|at| self.lanes.remove(at));
-                    self.find_peers();
+                    self.acquaint();
                     let _ = answer.send(slot.map(|mut slot| {
                         slot.check_calls();
                         slot.unlisten(&self.epoll);
@@ -443,11 +444,15 @@ impl Worker {
                 Ok(Command::Change(id, change, done)) => {
                     self.progress.take_up(id);
                     if let Some(at) = self.lanes.iter().position(|slot| slot.id == id) {
-                        let (slot, other) = pair_of(&mut self.lanes, at);
-                        change(&mut *slot.lane, other.and_then(|other| other.lane.peer()));
-                        self.find_peers();
+                        self.lanes[at].wake();
+                        slots::change(&mut self.lanes, at, change);
+                        self.acquaint();
                     }
                     let _ = done.send(());
+                }
+                Ok(Command::Table(network, table)) => {
+                    self.tables.insert(network, table);
+                    self.acquaint();
                 }
                 Ok(Command::RunOn(cpus)) => run_on(&cpus),
                 Ok(Command::End) | Err(TryRecvError::Disconnected) => return false,
@@ -456,77 +461,13 @@ impl Worker {
         }
     }
 
-    fn add(&mut self, id: LaneId, new: NewLane) {
-        let NewLane {
-            mut lane,
-            role,
-            node: _,
-            on_fault,
-        } = new;
+    fn add(&mut self, id: LaneId, mut new: NewLane) {
         self.progress.take_up(id);
-        lane.disarm();
-        let slot = Slot {
-            id,
-            lane,
-            role,
-            peer: None,
-            on_fault: Some(on_fault),
-            watched: false,
-            futile: 0,
-            deaf: None,
-        };
+        new.lane.disarm();
+        let slot = Slot::new(id, new);
         slot.listen(&self.epoll);
         self.lanes.push(slot);
-        self.find_peers();
-    }
-}
-
-/// A slot that is in the rounds, and the one of its peer.
-fn in_rounds(slots: &mut [Slot], at: usize) -> Option<(&mut Slot, Option<&mut Slot>)> {
-    slots[at].on_fault.is_some().then(|| pair_of(slots, at))
-}
-
-fn pair_of(slots: &mut [Slot], at: usize) -> (&mut Slot, Option<&mut Slot>) {
-    match slots[at].peer {
-        Some(other) if other > at => {
-            let (front, back) = slots.split_at_mut(other);
-            (&mut front[at], back.first_mut())
-        }
-        Some(other) if other < at => {
-            let (front, back) = slots.split_at_mut(at);
-            (&mut back[0], front.get_mut(other))
-        }
-        _ => (&mut slots[at], None),
-    }
-}
-
-impl Slot {
-    /// Lets its eventfds wake the worker.
-    fn listen(&self, epoll: &OwnedFd) {
-        for fd in self.lane.pair().kicks() {
-            let flags = EventFlags::IN | EventFlags::ET;
-            // A descriptor that cannot be watched (a regular file as kick fd) is only polled.
-            let _ = epoll::add(epoll, fd.as_fd(), EventData::new_u64(self.id.0), flags);
-        }
-    }
-
-    fn unlisten(&self, epoll: &OwnedFd) {
-        for fd in self.lane.pair().kicks() {
-            let _ = epoll::delete(epoll, fd);
-        }
-    }
-
-    /// A lane whose calls hold up the worker has to go; it calls no more, so it does that once.
-    fn check_calls(&mut self) {
-        if self.lane.pair().call_blocks() {
-            self.report(Fault::CallBlocks);
-        }
-    }
-
-    fn report(&mut self, fault: Fault) {
-        if let Some(on_fault) = self.on_fault.take() {
-            on_fault(fault);
-        }
+        self.acquaint();
     }
 }
 
@@ -632,6 +573,8 @@ mod tests {
             counters: Arc::default(),
             progress: Arc::new(Progress::new(Arc::default())),
             lanes: Vec::new(),
+            awake: Vec::new(),
+            tables: Tables::new(),
         };
         // What the thread was told is seen.
         let _ = epoll::wait(

@@ -11,8 +11,10 @@ use std::time::Duration;
 
 use xsk::NumaNode;
 
-use super::lane::{Lane, LaneId, Peer};
+use super::lane::{Lane, LaneId, Near};
 use super::progress::{Activity, Watcher};
+use super::slots::receives;
+use super::table::Table;
 use super::worker::{Command, NewLane, WorkerCounters, WorkerHandle};
 use crate::nic::numa::WorkerPlace;
 
@@ -105,7 +107,7 @@ impl Workers {
     /// node, to the one that has the fewest.
     pub(crate) fn add(&self, lane: NewLane, owner: &Arc<str>) -> LaneAt {
         let id = LaneId(self.next_id.fetch_add(1, Relaxed));
-        let group = lane.role.group(lane.lane.pair().to_guest.enabled).cloned();
+        let group = lane.role.group(receives(&*lane.lane)).cloned();
         let mut roster = self.roster();
         let by_load = |&worker: &usize| {
             let handle = &self.handles[worker];
@@ -177,14 +179,17 @@ impl Workers {
     }
 
     /// Changes a running lane; the change is in effect when this returns.
-    pub(crate) fn change(
-        &self,
-        at: LaneAt,
-        change: impl FnOnce(&mut dyn Lane, Option<Peer<'_>>) + Send + 'static,
-    ) {
+    pub(crate) fn change(&self, at: LaneAt, change: impl FnOnce(&mut dyn Lane, Near<'_>) + Send + 'static) {
         let (done, changed) = mpsc::channel();
         self.handles[at.worker].send(Command::Change(at.id, Box::new(change), done));
         let _ = changed.recv();
+    }
+
+    /// Tells all who has which address in a network.
+    pub(crate) fn tell_table(&self, network: &Arc<str>, table: &Arc<Table>) {
+        for handle in &self.handles {
+            handle.send(Command::Table(Arc::clone(network), Arc::clone(table)));
+        }
     }
 
     /// The counters of each worker.

@@ -31,12 +31,12 @@ use crate::guard::alarm::Alarm;
 use crate::guard::sigbus::{Watch, Watched};
 use crate::log_limit::LogLimit;
 use crate::port::announce;
-use crate::port::far::{CableEnd, FarSide};
+use crate::port::far::FarSide;
 use crate::port::features::{self, F_LOG_ALL, F_PROTOCOL_FEATURES};
 use crate::port::lane_facts::LaneFacts;
 use crate::port::lanes::{LaneError, LentQueue, private_bytes};
 use crate::port::memory::{MemoryError, MemoryTable};
-use crate::switch::lane::{Lane, Peer};
+use crate::switch::lane::{Lane, Near};
 use crate::switch::workers::{LaneAt, Workers};
 use device::config_space::ConfigError;
 use device::counters::PairCounters;
@@ -104,8 +104,6 @@ pub(crate) struct PortContext<'a> {
     pub(crate) far: &'a [FarSide],
     /// Queues can be opened now; those that are open go on in any case.
     pub(crate) opens: bool,
-    /// The cable, and which of its ends the port is.
-    pub(crate) cable: Option<&'a CableEnd>,
 }
 
 /// Called, on another thread, when memory of that pair is registered: then [`Session::go_direct`] is worth a try.
@@ -314,7 +312,11 @@ impl Session {
         let log = self.device.log();
         for lane in self.lanes.iter().flatten() {
             let log = log.cloned();
-            lane.change(workers, move |lane, _| lane.pair_mut().set_log(log.as_ref()));
+            lane.change(workers, move |lane, _| {
+                if let Some(pair) = lane.pair_mut() {
+                    pair.set_log(log.as_ref());
+                }
+            });
         }
     }
 
@@ -350,7 +352,7 @@ impl Session {
     pub(crate) fn announce(&self, mac: [u8; 6], context: &PortContext<'_>) {
         let frame = announce::rarp(mac);
         match self.lanes.iter().flatten().next() {
-            Some(lane) => lane.change(context.workers, move |lane, peer| lane.inject(&frame, peer)),
+            Some(lane) => lane.change(context.workers, move |lane, near| lane.inject(&frame, near)),
             None => tracing::debug!("SEND_RARP with no queue running: nothing to send it by"),
         }
     }
@@ -427,7 +429,9 @@ impl Session {
             // Closed here, when it came back.
             let (back, _before) = mpsc::channel();
             lane.change(context.workers, move |lane, _| {
-                let _ = back.send(lane.pair_mut().vring(direction(index)).call.replace(duplicate));
+                if let Some(pair) = lane.pair_mut() {
+                    let _ = back.send(pair.vring(direction(index)).call.replace(duplicate));
+                }
             });
         }
         Ok(())
@@ -453,7 +457,9 @@ impl Session {
         let started = self.device.vring(index)?.started;
         if let Some(lane) = self.lanes[index as usize / 2].as_ref().filter(|_| started) {
             lane.change(context.workers, move |lane, _| {
-                lane.pair_mut().vring(direction(index)).enabled = enabled;
+                if let Some(pair) = lane.pair_mut() {
+                    pair.vring(direction(index)).enabled = enabled;
+                }
             });
             if direction(index) == Direction::ToGuest && index > 0 {
                 self.change_worker(index as usize / 2, context);
@@ -464,11 +470,7 @@ impl Session {
 }
 
 impl ActiveLane {
-    fn change(
-        &self,
-        workers: &Workers,
-        change: impl FnOnce(&mut dyn Lane, Option<Peer<'_>>) + Send + 'static,
-    ) {
+    fn change(&self, workers: &Workers, change: impl FnOnce(&mut dyn Lane, Near<'_>) + Send + 'static) {
         workers.change(self.at, change);
     }
 }

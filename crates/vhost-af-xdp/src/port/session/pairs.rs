@@ -14,7 +14,7 @@ use crate::guard::interrupt;
 use crate::nic::endpoint::NicQueue;
 use crate::nic::mode::Fallback;
 use crate::nic::xdp::XdpNic;
-use crate::port::far::{CableEnd, FarSide};
+use crate::port::far::FarSide;
 use crate::port::lane_facts::LaneFacts;
 use crate::port::lanes::{BuiltLane, LaneError, LaneParts, LentQueue};
 use crate::port::memory::{MemoryError, MemoryTable, RegionKey};
@@ -394,18 +394,15 @@ impl Session {
         let (cell, alarm) = (Arc::clone(&self.fault), self.connection.alarm.clone());
         let on_fault = Box::new(move |fault| report(&cell, fault, &alarm));
         let pair = u16::try_from(pair).unwrap_or(u16::MAX);
-        let role = match context.cable {
-            Some(CableEnd { cable, end }) => Role::CableEnd {
-                cable: Arc::clone(cable),
-                end: *end,
-                pair,
-            },
+        let far = context.far.get(usize::from(pair));
+        let role = match far {
+            Some(far) => far.role(context.name, pair),
             None => Role::Pair {
                 port: Arc::clone(context.name),
                 pair,
             },
         };
-        let node = context.far.get(usize::from(pair)).and_then(FarSide::node);
+        let node = far.and_then(FarSide::node);
         let lane = NewLane {
             lane,
             role,
@@ -441,9 +438,10 @@ impl Session {
     /// Stops a lane; the NIC queue that it was lent.
     fn stop_lane(&mut self, pair: usize, at: LaneAt, workers: &Workers) -> Option<NicQueue<XdpNic>> {
         let stopped = workers.remove(at)?.stop();
-        self.device.keep_bases(pair, stopped.pair.bases);
-        let calls = stopped.pair.calls.iter();
-        calls.for_each(|call| self.call(call, workers));
+        if let Some(guest) = stopped.pair {
+            self.device.keep_bases(pair, guest.bases);
+            guest.calls.iter().for_each(|call| self.call(call, workers));
+        }
         stopped.queue
     }
 

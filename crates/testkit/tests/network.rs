@@ -1,0 +1,267 @@
+//! Guests that share a NIC: who reaches whom, by real sockets on a veth pair, from the configuration file on.
+
+use std::fmt::Write as _;
+
+use rstest::rstest;
+use testkit::daemon::DIR;
+use testkit::guest::{Backend, Guest};
+use testkit::world::{HOST, give_address, iperf_server, received_bytes};
+use testkit::{Daemon, Driver, DriverConfig, Layout, NetNs, PacketPort, Serve, VethPair, require, wait};
+
+/// A station of the LAN, behind the uplink.
+const STRANGER: [u8; 6] = [0x02, 0, 0, 0, 1, 0];
+const BROADCAST: [u8; 6] = [0xff; 6];
+
+fn mac(guest: usize) -> [u8; 6] {
+    [0x02, 0, 0, 0, 0, guest as u8]
+}
+
+/// An EtherType for local experiments, so that no stack looks inside; bytes by length and number.
+fn frame(to: [u8; 6], from: [u8; 6], len: usize, number: u8) -> Vec<u8> {
+    let mut frame = [&to[..], &from[..], &[0x88, 0xb5]].concat();
+    frame.extend((14..len).map(|at| (at as u8).wrapping_mul(31).wrapping_add(number)));
+    frame
+}
+
+fn tagged(frame: &[u8], vlan: u16) -> Vec<u8> {
+    let tag = [0x8100u16.to_be_bytes(), vlan.to_be_bytes()].concat();
+    [&frame[..12], &tag, &frame[12..]].concat()
+}
+
+/// A table for a port of the network, with further keys.
+fn port(guest: usize, keys: &str) -> String {
+    let [.., last] = mac(guest);
+    format!(
+        "[port.vm{guest}]\nnetwork = \"lan\"\nsocket-path = \"{DIR}/vm{guest}.sock\"\nmac = \"02:00:00:00:00:{last:02x}\"\n{keys}\n"
+    )
+}
+
+/// Ports with these keys, on an uplink or on none.
+fn file(uplink: Option<&str>, ports: &[&str]) -> String {
+    let mut text = "[network.lan]\n".to_owned();
+    if let Some(uplink) = uplink {
+        writeln!(text, "uplink = \"{uplink}\"").expect("room");
+    }
+    for (guest, keys) in ports.iter().enumerate() {
+        text += &port(guest, keys);
+    }
+    text
+}
+
+/// A daemon, its guests, and the other end of its uplink.
+struct Lan {
+    guests: Vec<Driver>,
+    daemon: Daemon,
+    wire: PacketPort,
+    _veth: VethPair,
+}
+
+impl Lan {
+    fn new(ports: &[&str], config: &DriverConfig) -> Self {
+        let veth = VethPair::new();
+        // So that XDP sees tags.
+        veth.near.run("ethtool", &["-K", VethPair::NIC, "rxvlan", "off"]);
+        let text = file(Some(VethPair::NIC), ports);
+        let daemon = Daemon::start_file(&veth.near, &Serve::file(), &[VethPair::NIC], &text);
+        Self {
+            guests: guests(&daemon, ports.len(), config),
+            daemon,
+            wire: PacketPort::open(&veth.far, VethPair::WIRE),
+            _veth: veth,
+        }
+    }
+
+    fn send(&mut self, guest: usize, frame: &[u8]) {
+        self.guests[guest].pairs[0].send(frame, Layout::Whole);
+    }
+
+    /// What a guest gets next.
+    #[track_caller]
+    fn received(&mut self, guest: usize) -> Vec<u8> {
+        let got = self.guests[guest].pairs[0].receive(wait::SOON);
+        got.unwrap_or_else(|| panic!("nothing comes to guest {guest}: {}", self.daemon.said()))
+            .frame
+    }
+
+    /// What the wire gets next of our frames.
+    #[track_caller]
+    fn received_by_wire(&self) -> Vec<u8> {
+        let is_ours =
+            |frame: &Vec<u8>| frame[12..].starts_with(&[0x88, 0xb5]) || frame[12..].starts_with(&[0x81, 0]);
+        std::iter::from_fn(|| self.wire.receive(wait::SOON))
+            .find(is_ours)
+            .expect("a frame on the wire")
+    }
+
+    /// Nothing is under way to anybody: each gets one more frame of its own next.
+    #[track_caller]
+    fn assert_quiet(&mut self) {
+        for guest in 0..self.guests.len() {
+            let last = frame(mac(guest), STRANGER, 60, 0xee);
+            self.wire.send(&last);
+            assert_eq!(self.received(guest), last, "guest {guest}");
+        }
+    }
+}
+
+/// Guests with receive buffers.
+fn guests(daemon: &Daemon, count: usize, config: &DriverConfig) -> Vec<Driver> {
+    let guest = |at: usize| {
+        let mut driver = Driver::connect(&daemon.path(&format!("vm{at}.sock")), config).expect("accepted");
+        driver.pairs[0].post(32, &[2048]);
+        daemon.await_port(at, "a lane runs", |port| port["lanes"][0]["running"] == true);
+        driver
+    };
+    (0..count).map(guest).collect()
+}
+
+#[rstest]
+fn everybody_reaches_everybody_and_nobody_hears_what_is_for_others() {
+    require!(Root);
+    let mut lan = Lan::new(&["", "", "", ""], &DriverConfig::default());
+    for len in [60, 64, 65, 590, 1514] {
+        for from in 0..4 {
+            for to in (0..4).filter(|&to| to != from) {
+                let sent = frame(mac(to), mac(from), len, 1);
+                lan.send(from, &sent);
+                assert_eq!(lan.received(to), sent);
+            }
+            let out = frame(STRANGER, mac(from), len, 2);
+            lan.send(from, &out);
+            assert_eq!(lan.received_by_wire(), out);
+            let back = frame(mac(from), STRANGER, len, 3);
+            lan.wire.send(&back);
+            assert_eq!(lan.received(from), back);
+        }
+    }
+    lan.assert_quiet();
+}
+
+#[rstest]
+fn groups_are_for_all() {
+    require!(Root);
+    let mut lan = Lan::new(&["", "", ""], &DriverConfig::default());
+    let sent = frame(BROADCAST, mac(0), 60, 1);
+    lan.send(0, &sent);
+    assert_eq!(lan.received(1), sent);
+    assert_eq!(lan.received(2), sent);
+    assert_eq!(lan.received_by_wire(), sent);
+    let came = frame([0x01, 0, 0x5e, 0, 0, 1], STRANGER, 60, 2);
+    lan.wire.send(&came);
+    for guest in 0..3 {
+        assert_eq!(lan.received(guest), came);
+    }
+    lan.assert_quiet();
+}
+
+#[rstest]
+fn guest_sends_only_as_itself() {
+    require!(Root);
+    let mut lan = Lan::new(&["", ""], &DriverConfig::default());
+    for from in [mac(1), STRANGER, BROADCAST] {
+        lan.send(0, &frame(mac(1), from, 60, 1));
+        lan.send(0, &frame(STRANGER, from, 60, 1));
+    }
+    lan.send(0, &tagged(&frame(mac(1), mac(0), 60, 1), 5));
+    let honest = frame(STRANGER, mac(0), 60, 2);
+    lan.send(0, &honest);
+    assert_eq!(lan.received_by_wire(), honest);
+    lan.daemon.await_counter("from_guest_source_address", 6);
+    lan.daemon.await_counter("from_guest_vlan", 1);
+    lan.assert_quiet();
+}
+
+#[rstest]
+fn vlans_are_apart_and_have_their_tags_on_the_wire() {
+    require!(Root);
+    let ports = [
+        "vlan = 100",
+        "vlan = 100",
+        "trunk = \"100-101\"",
+        "vlan = 101",
+        "",
+    ];
+    let mut lan = Lan::new(&ports, &DriverConfig::default());
+    for len in [60, 65, 1514] {
+        let bare = |to, from| frame(to, from, len, 1);
+        lan.send(0, &bare(mac(1), mac(0)));
+        assert_eq!(lan.received(1), bare(mac(1), mac(0)));
+        lan.send(0, &bare(mac(2), mac(0)));
+        assert_eq!(lan.received(2), tagged(&bare(mac(2), mac(0)), 100));
+        lan.send(2, &tagged(&bare(mac(3), mac(2)), 101));
+        assert_eq!(lan.received(3), bare(mac(3), mac(2)));
+        // Nobody's in its VLAN: out.
+        lan.send(0, &bare(mac(3), mac(0)));
+        assert_eq!(lan.received_by_wire(), tagged(&bare(mac(3), mac(0)), 100));
+        lan.send(2, &tagged(&bare(STRANGER, mac(2)), 101));
+        assert_eq!(lan.received_by_wire(), tagged(&bare(STRANGER, mac(2)), 101));
+        lan.wire.send(&tagged(&bare(mac(0), STRANGER), 100));
+        assert_eq!(lan.received(0), bare(mac(0), STRANGER));
+        lan.wire.send(&tagged(&bare(mac(2), STRANGER), 101));
+        assert_eq!(lan.received(2), tagged(&bare(mac(2), STRANGER), 101));
+        // Of no VLAN, or of another: for nobody here.
+        lan.wire.send(&bare(mac(0), STRANGER));
+        lan.wire.send(&tagged(&bare(mac(0), STRANGER), 101));
+        lan.wire.send(&bare(mac(4), STRANGER));
+        assert_eq!(lan.received(4), bare(mac(4), STRANGER));
+    }
+    let group = frame(BROADCAST, mac(0), 60, 3);
+    lan.send(0, &group);
+    assert_eq!(lan.received(1), group);
+    assert_eq!(lan.received(2), tagged(&group, 100));
+    assert_eq!(lan.received_by_wire(), tagged(&group, 100));
+    lan.send(3, &frame(BROADCAST, mac(3), 60, 3));
+    assert_eq!(lan.received(2), tagged(&frame(BROADCAST, mac(3), 60, 3), 101));
+}
+
+#[rstest]
+fn network_without_an_uplink_needs_no_privilege() {
+    let netns = NetNs::new("network");
+    let text = file(None, &["", ""]);
+    let daemon = Daemon::start_file(&netns, &Serve::file(), &[], &text);
+    let mut guests = guests(&daemon, 2, &DriverConfig::default());
+    let sent = frame(mac(1), mac(0), 1514, 1);
+    guests[0].pairs[0].send(&frame(STRANGER, mac(0), 60, 1), Layout::Whole);
+    guests[0].pairs[0].send(&sent, Layout::Whole);
+    assert_eq!(
+        guests[1].pairs[0].receive(wait::SOON).expect("it comes").frame,
+        sent
+    );
+    daemon.await_counter("from_guest_no_station", 1);
+}
+
+/// Addresses of two guests, in the LAN's network.
+const LINUX: [&str; 2] = ["10.77.0.11", "10.77.0.12"];
+
+#[rstest]
+fn linux_guests_and_the_lan_reach_each_other_by_tcp(#[values(&[], &["--packed"])] options: &[&str]) {
+    require!(Root, Qemu);
+    let veth = VethPair::new();
+    give_address(&veth);
+    let text = file(Some(VethPair::NIC), &["", ""]);
+    let daemon = Daemon::start_file(&veth.near, &Serve::file(), &[VethPair::NIC], &text);
+    let guest = |at: usize| {
+        let [.., last] = mac(at);
+        let mac = format!("02:00:00:00:00:{last:02x}");
+        let socket = daemon.path(&format!("vm{at}.sock"));
+        let all = [&["--mem", "256", "--mac", &mac], options].concat();
+        Guest::boot(Backend::Daemon(&socket), &format!("{}/24", LINUX[at]), &all)
+    };
+    let guests = [guest(0), guest(1)];
+    let server = |at: usize| guests[at].run("iperf3 -s -D && sleep 1");
+    server(1);
+    let _lan = iperf_server(&veth);
+    for to in [LINUX[1], HOST] {
+        let pinged = guests[0].run_until_success(10 * wait::SOON, &format!("ping -c 3 -W 20 {to}"));
+        pinged.unwrap_or_else(|said| panic!("no ping of {to}: {said}\n{:#}", daemon.status()));
+        for direction in ["", "-R"] {
+            let said = guests[0].run(&format!("iperf3 -c {to} -n 20M -J {direction}"));
+            let received = received_bytes(&said, "sum_received");
+            assert!(received > 1_000_000, "{to}: {received} bytes {direction}: {said}");
+        }
+    }
+    // From one guest to the other GSO packets went as they were.
+    let status = daemon.status();
+    let spoofed = daemon.counter("from_guest_source_address");
+    assert_eq!(spoofed, 0, "{status:#}");
+}

@@ -1,0 +1,90 @@
+//! What `status` tells of a network.
+
+use std::fmt::Write as _;
+use std::sync::{Arc, Weak};
+
+use serde::{Deserialize, Serialize};
+
+use super::lane_status::LaneStatus;
+use crate::network::Network;
+use crate::nic::drivers;
+use crate::port::Port;
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct NetworkStatus {
+    pub(crate) name: String,
+    /// Interface that its ports share; none: they reach each other only.
+    pub(crate) uplink: Option<String>,
+    /// How the steering program is attached: `native` or `skb`; none without an uplink, or a program on it.
+    pub(crate) attached: Option<String>,
+    /// What is known of the uplink's driver.
+    pub(crate) driver: Option<String>,
+    /// Frames can leave; without an uplink always.
+    pub(crate) up: bool,
+    /// MTU told to its guests, bytes.
+    pub(crate) mtu: u32,
+    /// Why no frames move over the uplink although they should.
+    pub(crate) impaired: Option<String>,
+    /// Names of its ports.
+    pub(crate) ports: Vec<String>,
+    /// Queues of the uplink.
+    pub(crate) queues: Vec<LaneStatus>,
+}
+
+impl NetworkStatus {
+    /// Of one of these ports'.
+    pub(super) fn read(network: &Network, ports: &[Arc<Port>]) -> Self {
+        let shown = network.shown();
+        let name = network.config.name.as_str();
+        let members = ports
+            .iter()
+            .filter(|port| port.config.nic.network() == Some(name));
+        // Held for a moment only: a socket in there keeps its queue bound.
+        let interface = shown.interface.as_ref().and_then(Weak::upgrade);
+        let interface = interface.as_deref();
+        let first = network.config.uplink.as_ref().map(|uplink| uplink.start_queue);
+        let queues = network.counters.iter().enumerate().map(|(at, counters)| {
+            let queue = first.zip(u32::try_from(at).ok()).map(|(first, at)| first + at);
+            let facts = shown.lanes.get(at).and_then(Weak::upgrade);
+            LaneStatus::read(at, queue, counters, facts.as_deref(), interface)
+        });
+        Self {
+            name: name.to_owned(),
+            uplink: network.config.uplink.as_ref().map(|uplink| uplink.name.clone()),
+            attached: interface
+                .and_then(|interface| interface.steering.attached())
+                .map(|mode| mode.to_string()),
+            driver: interface.map(|interface| drivers::said_of(&interface.link.driver)),
+            up: shown.link.up,
+            mtu: shown.link.mtu,
+            impaired: shown.impaired,
+            ports: members.map(|port| port.name().to_owned()).collect(),
+            queues: queues.collect(),
+        }
+    }
+
+    /// As a person reads it; its queues are shown by somebody else.
+    pub(super) fn render(&self, text: &mut String) {
+        let state = match (&self.impaired, self.up) {
+            (Some(why), _) => format!("impaired: {why}"),
+            (None, true) => "up".to_owned(),
+            (None, false) => "its uplink is down".to_owned(),
+        };
+        let uplink = match (&self.uplink, &self.attached) {
+            (None, _) => "no uplink".to_owned(),
+            (Some(uplink), Some(mode)) => format!("uplink {uplink} (program attached {mode})"),
+            (Some(uplink), None) => format!("uplink {uplink} (no program attached)"),
+        };
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "\nnetwork {}: {state}", self.name);
+        let _ = writeln!(
+            text,
+            "  {uplink}, mtu {}, ports: {}",
+            self.mtu,
+            self.ports.join(", ")
+        );
+        if let Some(driver) = &self.driver {
+            let _ = writeln!(text, "  driver {driver}");
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! Keys of a network in a configuration file, and those of its ports.
+
+use anyhow::bail;
+use clap::Args;
+use steward::protocol::is_interface_name;
+
+use super::busy_poll::BusyPollArgs;
+use super::memory::{of_a_pair, parse_packet_memory};
+use super::values::{ModeArg, VlanList, bind_request, mode_request, parse_vlans};
+use crate::config::{MemberVlans, NetworkConfig, NicConfig, Segments, UplinkConfig};
+
+/// Keys of a network's table.
+#[derive(Debug, Clone, Args)]
+pub(super) struct NetworkArgs {
+    /// Network interface that all ports of the network share [default: none, they reach each other only]
+    #[arg(long, value_name = "NAME")]
+    uplink: Option<String>,
+    /// First queue of the interface
+    #[arg(long, value_name = "M", default_value_t = 0)]
+    start_queue: u32,
+    /// Queues of the interface: all that it spreads frames over (`ethtool -l`)
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    queues: u32,
+    /// How to attach the XDP program [default: native, skb where the driver cannot]
+    #[arg(long, value_enum)]
+    mode: Option<ModeArg>,
+    /// Never use the driver's zero-copy mode
+    #[arg(long)]
+    force_copy: bool,
+    /// Use the driver's zero-copy mode, whatever is known of the driver, or fail
+    #[arg(long, conflicts_with = "force_copy")]
+    force_zero_copy: bool,
+    /// How segments of guests' GSO packets leave
+    #[arg(long, value_enum, default_value = "auto")]
+    segments: Segments,
+    /// Memory of the daemon for the frames of each queue, from 512KiB to 6MiB [default: 6MiB]
+    #[arg(long, value_name = "SIZE", value_parser = parse_packet_memory)]
+    packet_memory: Option<u64>,
+    #[command(flatten)]
+    busy_poll: BusyPollArgs,
+}
+
+impl NetworkArgs {
+    /// The configuration of the network of that name.
+    /// Errors: one line, naming the key.
+    pub(super) fn build(self, name: &str) -> anyhow::Result<NetworkConfig> {
+        let uplink = match self.uplink {
+            Some(uplink) if !is_interface_name(&uplink) => bail!(
+                "uplink {uplink:?}: no interface can have this name: 1 to 15 bytes, no `/`, `:` or blank (`ip link` \
+                 lists them)"
+            ),
+            Some(uplink) => Some(UplinkConfig {
+                name: uplink,
+                start_queue: self.start_queue,
+                queues: self.queues,
+                mode: mode_request(self.mode),
+                bind: bind_request(self.force_copy, self.force_zero_copy),
+                packet_bytes: of_a_pair(self.packet_memory)?,
+                segments: self.segments,
+                busy_poll: self.busy_poll.build(),
+            }),
+            None => None,
+        };
+        Ok(NetworkConfig {
+            name: name.to_owned(),
+            uplink,
+        })
+    }
+}
+
+/// Keys of a port's table that say how it is part of a network.
+#[derive(Debug, Clone, Args)]
+pub(super) struct MemberArgs {
+    /// Network that the port is part of: one that the file has a table for. With `vlan` its frames are of that VLAN,
+    /// without a tag towards the guest
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["ifname", "cable", "null"])]
+    network: Option<String>,
+    /// VLANs of the network whose frames the guest gets and sends, with their tags, for instance 100,200-203
+    #[arg(long, value_name = "LIST", value_parser = parse_vlans, conflicts_with = "vlan")]
+    trunk: Option<VlanList>,
+    /// Let the guest reach no other port of the network that is isolated, too
+    #[arg(long)]
+    isolated: bool,
+}
+
+impl MemberArgs {
+    /// What the port goes to, if that is a network. `vlan`: what the port says by that key.
+    /// Errors: one line, naming the key.
+    pub(super) fn build(self, vlan: Option<&VlanList>) -> anyhow::Result<Option<NicConfig>> {
+        let Some(name) = self.network else {
+            let key = match (&self.trunk, self.isolated) {
+                (Some(_), _) => "trunk",
+                (None, true) => "isolated",
+                (None, false) => return Ok(None),
+            };
+            bail!("{key}: goes with network: name one");
+        };
+        let vlans = match (self.trunk, vlan) {
+            (Some(VlanList(mut trunk)), _) => {
+                trunk.sort_unstable();
+                trunk.dedup();
+                if trunk.first() == Some(&0) {
+                    bail!("trunk: VLAN 0 is none: give 1 to 4094");
+                }
+                MemberVlans::Trunk(trunk)
+            }
+            (None, Some(VlanList(vlans))) => match vlans[..] {
+                [vlan] if vlan > 0 => MemberVlans::Access(vlan),
+                _ => bail!("vlan: a port of a network is of one VLAN, 1 to 4094: for several give trunk"),
+            },
+            (None, None) => MemberVlans::Untagged,
+        };
+        let isolated = self.isolated;
+        Ok(Some(NicConfig::Network {
+            name,
+            vlans,
+            isolated,
+        }))
+    }
+}

@@ -1,0 +1,450 @@
+//! A network: ports that reach each other by address, and an uplink that they share.
+//!
+//! It has queues of an interface, each in the hands of a lane of the switch ([`crate::switch::uplink_lane`]), and the
+//! table of who has which address ([`crate::switch::table`]). Both outlive guests: lanes of ports come and go beside
+//! them. A thread of its own watches the interface, and tells the ports what their guests have to know of it.
+
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use device::counters::PairCounters;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use steer::{mac_text, with_sources};
+use steward::protocol::StationChange;
+use xsk::NumaNode;
+
+use crate::config::{MemberVlans, NetworkConfig, NicConfig, PortConfig};
+use crate::nic::binding::L2_BYTES;
+use crate::nic::error::InterfaceError;
+use crate::nic::interface::Interface;
+use crate::nic::interface_queue::InterfaceQueue;
+use crate::nic::interfaces::Interfaces;
+use crate::port::lane_facts::LaneFacts;
+use crate::switch::ethernet::Mac;
+use crate::switch::groups_lane::GroupsLane;
+use crate::switch::role::Role;
+use crate::switch::table::{PortNumber, Table, TablePort};
+use crate::switch::uplink_lane::UplinkLane;
+use crate::switch::vlans::Vlans;
+use crate::switch::worker::NewLane;
+use crate::switch::workers::{LaneAt, Workers};
+
+/// MTU of a network without an uplink, bytes.
+const MTU: u32 = 1500;
+/// How often an interface is looked at of which nobody tells.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Why a port cannot be of a network.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NetworkError {
+    #[error("mac {mac} is another port's of network {network} in the same VLAN: give each its own")]
+    Address { mac: String, network: String },
+    #[error(transparent)]
+    Uplink(#[from] InterfaceError),
+}
+
+/// What the guests have to know of a network's uplink.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct NetworkLink {
+    /// Frames can leave; without an uplink always.
+    pub(crate) up: bool,
+    /// Bytes.
+    pub(crate) mtu: u32,
+    /// Frames may come from a stack on the same machine, which leaves checksums unfinished.
+    pub(crate) partial_checksums: bool,
+}
+
+/// A queue of the uplink in the hands of a worker.
+struct Running {
+    queue: InterfaceQueue,
+    at: LaneAt,
+    counters: Arc<PairCounters>,
+    /// Dropped before the lane is stopped: the socket in it keeps the queue bound.
+    facts: Arc<LaneFacts>,
+}
+
+/// What is seen of a network from outside.
+pub(crate) struct ShownNetwork {
+    pub(crate) link: NetworkLink,
+    /// Why no frames move over the uplink although they should.
+    pub(crate) impaired: Option<String>,
+    pub(crate) interface: Option<Weak<Interface>>,
+    /// Of each queue of the uplink that runs.
+    pub(crate) lanes: Vec<Weak<LaneFacts>>,
+}
+
+#[derive(Default)]
+struct State {
+    interface: Option<Arc<Interface>>,
+    running: Vec<Running>,
+    /// The lane of frames to groups.
+    groups: Option<LaneAt>,
+    /// By number.
+    ports: Vec<Option<TablePort>>,
+    /// Why no frames move over the uplink although they should.
+    impaired: Option<String>,
+    /// The interface's, as far as the queues are set up for it.
+    link: Option<NetworkLink>,
+    /// The daemon ends.
+    over: bool,
+}
+
+/// See the module's head.
+pub(crate) struct Network {
+    pub(crate) config: NetworkConfig,
+    name: Arc<str>,
+    interfaces: Arc<Interfaces>,
+    workers: Arc<Workers>,
+    /// Of each queue of the uplink.
+    pub(crate) counters: Vec<Arc<PairCounters>>,
+    /// Of frames to groups that came by it.
+    group_counters: Arc<PairCounters>,
+    state: Mutex<State>,
+}
+
+/// A port's end of a network.
+#[derive(Clone)]
+pub(crate) struct NetworkEnd {
+    pub(crate) network: Arc<Network>,
+    pub(crate) number: PortNumber,
+}
+
+impl NetworkEnd {
+    /// What a lane of the port's is to others.
+    pub(crate) fn role(&self, pair: u16) -> Role {
+        Role::Member {
+            network: Arc::clone(&self.network.name),
+            port: self.number,
+            pair,
+        }
+    }
+}
+
+impl Network {
+    /// Opens the uplink, queues and all.
+    /// Errors: what will not work later either, naming the remedy.
+    pub(crate) fn open(
+        config: NetworkConfig,
+        interfaces: Arc<Interfaces>,
+        workers: Arc<Workers>,
+    ) -> Result<Arc<Self>, InterfaceError> {
+        let queues = config.uplink.as_ref().map_or(0, |uplink| uplink.queues);
+        let network = Self {
+            name: format!("network {}", config.name).into(),
+            config,
+            interfaces,
+            workers,
+            counters: (0..queues).map(|_| Arc::default()).collect(),
+            group_counters: Arc::default(),
+            state: Mutex::default(),
+        };
+        network.take_up(&mut network.state())?;
+        Ok(Arc::new(network))
+    }
+
+    /// A port begins.
+    /// Errors: another one has its address; or what the uplink lacks.
+    pub(crate) fn join(self: &Arc<Self>, port: &PortConfig, mac: Mac) -> Result<NetworkEnd, NetworkError> {
+        let port = table_port(port, mac);
+        let mut state = self.state();
+        let is_taken = |other: &TablePort| other.mac == port.mac && other.vlans.overlap(&port.vlans);
+        if state.ports.iter().flatten().any(is_taken) {
+            return Err(NetworkError::Address {
+                mac: mac_text(port.mac),
+                network: self.config.name.clone(),
+            });
+        }
+        let free = state.ports.iter().position(Option::is_none);
+        let at = free.unwrap_or(state.ports.len());
+        if at == state.ports.len() {
+            state.ports.push(None);
+        }
+        let number = PortNumber(u16::try_from(at).unwrap_or(u16::MAX));
+        if let Some(interface) = &state.interface {
+            interface.steering.set_stations(&stations(&port, Some(number)))?;
+        }
+        state.ports[at] = Some(port);
+        self.tell_table(&state);
+        Ok(NetworkEnd {
+            network: Arc::clone(self),
+            number,
+        })
+    }
+
+    /// A port ends.
+    pub(crate) fn leave(&self, number: PortNumber) {
+        let mut state = self.state();
+        let gone = state.ports.get_mut(usize::from(number.0)).and_then(Option::take);
+        if let (Some(gone), Some(interface)) = (gone, &state.interface)
+            // A steward that is away keeps them: their frames find nobody here.
+            && let Err(error) = interface.steering.set_stations(&stations(&gone, None))
+        {
+            tracing::warn!(network = %self.name, "a port's address stays with the uplink: {}", with_sources(&error));
+        }
+        self.tell_table(&state);
+    }
+
+    /// What guests have to know of the uplink.
+    pub(crate) fn link(&self) -> NetworkLink {
+        match (self.state().link, &self.config.uplink) {
+            (Some(link), _) => link,
+            (None, uplink) => NetworkLink {
+                up: uplink.is_none(),
+                mtu: MTU,
+                partial_checksums: false,
+            },
+        }
+    }
+
+    /// What others see of it.
+    pub(crate) fn shown(&self) -> ShownNetwork {
+        let link = self.link();
+        let state = self.state();
+        ShownNetwork {
+            link,
+            impaired: state.impaired.clone(),
+            interface: state.interface.as_ref().map(Arc::downgrade),
+            lanes: state
+                .running
+                .iter()
+                .map(|running| Arc::downgrade(&running.facts))
+                .collect(),
+        }
+    }
+
+    /// NUMA nodes of the uplink's queues, where there are several.
+    pub(crate) fn nodes(&self) -> Vec<Option<NumaNode>> {
+        let node = self
+            .state()
+            .interface
+            .as_ref()
+            .and_then(|interface| interface.link.node);
+        vec![node; self.counters.len()]
+    }
+
+    /// Watches the uplink on a thread of its own, and calls `changed` when guests have to know of something.
+    pub(crate) fn watch(self: &Arc<Self>, changed: impl Fn() + Send + 'static) -> io::Result<()> {
+        let network = Arc::clone(self);
+        let body = move || {
+            let mut known = network.link();
+            while let Some(watched) = network.look() {
+                let link = network.link();
+                if std::mem::replace(&mut known, link) != link {
+                    changed();
+                }
+                await_change(watched.as_deref());
+            }
+        };
+        std::thread::Builder::new()
+            .name("uplink".to_owned())
+            .spawn(body)?;
+        Ok(())
+    }
+
+    /// Takes the queues back; nothing is set up any more.
+    pub(crate) fn stop(&self) {
+        let mut state = self.state();
+        state.over = true;
+        self.stop_lanes(&mut state);
+    }
+
+    /// Looks at the interface again: it may be gone, back, down, or have another MTU. `None`: the daemon ends; else the
+    /// interface that is there.
+    pub(crate) fn look(&self) -> Option<Option<Arc<Interface>>> {
+        let mut state = self.state();
+        if state.over {
+            return None;
+        }
+        match state
+            .interface
+            .clone()
+            .map(|interface| (interface.look(), interface))
+        {
+            Some((Ok(link), interface)) if !interface.steering.is_away() => {
+                let other_mtu = link.mtu != interface.mtu();
+                interface.take_note(&link);
+                state.link = Some(link_of(&interface, link.up));
+                if other_mtu {
+                    tracing::info!(network = %self.name, mtu = link.mtu, "MTU changed, queues are set up anew");
+                    self.stop_lanes(&mut state);
+                }
+                if state.running.is_empty() {
+                    let started = self.start_lanes(&mut state, &interface);
+                    self.note(&mut state, started);
+                }
+            }
+            Some((Ok(_), _)) => {}
+            Some((Err(lost), interface)) => {
+                self.stop_lanes(&mut state);
+                self.note(&mut state, Err(with_sources(&lost)));
+                (state.interface, state.link) = (None, None);
+                interface.close_queues();
+                drop(interface);
+                self.take_up_again(&mut state);
+            }
+            None => self.take_up_again(&mut state),
+        }
+        Some(state.interface.clone())
+    }
+
+    fn take_up_again(&self, state: &mut State) {
+        let taken_up = self.take_up(state);
+        if taken_up.is_ok() && state.interface.is_some() {
+            tracing::info!(network = %self.name, "uplink is back");
+        }
+        self.note(state, taken_up.map_err(|error| with_sources(&error)));
+    }
+
+    /// Opens the uplink's interface, and lets its queues run.
+    fn take_up(&self, state: &mut State) -> Result<(), InterfaceError> {
+        let Some(uplink) = &self.config.uplink else {
+            return Ok(());
+        };
+        let interface = self.interfaces.open(&uplink.wanted(), uplink.into())?;
+        let is_up = interface.look().is_ok_and(|link| link.up);
+        state.link = Some(link_of(&interface, is_up));
+        let ports = (0..).map(PortNumber).zip(&state.ports);
+        let known = ports.filter_map(|(number, port)| Some(stations(port.as_ref()?, Some(number))));
+        interface
+            .steering
+            .set_stations(&known.flatten().collect::<Vec<_>>())?;
+        let started = self.start_lanes(state, &interface);
+        state.interface = Some(interface);
+        started
+    }
+
+    fn start_lanes(&self, state: &mut State, interface: &Arc<Interface>) -> Result<(), InterfaceError> {
+        let Some(uplink) = &self.config.uplink else {
+            return Ok(());
+        };
+        if let Some(groups) = interface.steering.groups()? {
+            let counters = Arc::clone(&self.group_counters);
+            let lane = NewLane {
+                lane: Box::new(GroupsLane::new(
+                    groups,
+                    interface.link.partial_checksums,
+                    counters,
+                )),
+                role: Role::Groups {
+                    network: Arc::clone(&self.name),
+                },
+                node: interface.link.node,
+                on_fault: Box::new(|_| ()),
+            };
+            state.groups = Some(self.workers.add(lane, &self.name));
+        }
+        for (number, counters) in (uplink.start_queue..).zip(&self.counters) {
+            let queue = InterfaceQueue::new(interface, number);
+            queue.open_until(Instant::now() + RETRY * 5)?;
+            let nic = queue.lend(counters)?;
+            // Guests leave checksums to us, whoever of them does.
+            let mut facts = LaneFacts::new(&nic.umem, nic.umem.len(), nic.backing.clone(), true);
+            if let Err(error) = facts.describe(interface, None, &nic.nic, nic.sends) {
+                queue.give_back(nic, counters);
+                return Err(InterfaceError::Duplicate(error));
+            }
+            let lane = NewLane {
+                lane: Box::new(UplinkLane::new(nic, number, Arc::clone(counters))),
+                role: Role::Uplink {
+                    network: Arc::clone(&self.name),
+                    queue: number,
+                },
+                node: interface.link.node,
+                // It has no guest that could do wrong.
+                on_fault: Box::new(|_| ()),
+            };
+            state.running.push(Running {
+                queue,
+                at: self.workers.add(lane, &self.name),
+                counters: Arc::clone(counters),
+                facts: Arc::new(facts),
+            });
+        }
+        Ok(())
+    }
+
+    fn stop_lanes(&self, state: &mut State) {
+        if let Some(at) = state.groups.take() {
+            drop(self.workers.remove(at));
+        }
+        for running in state.running.drain(..) {
+            let Running {
+                queue,
+                at,
+                counters,
+                facts,
+            } = running;
+            drop(facts);
+            let nic = self.workers.remove(at).and_then(|lane| lane.stop().queue);
+            if let Some(nic) = nic {
+                queue.give_back(nic, &counters);
+            }
+        }
+    }
+
+    /// Takes note of what came of setting the queues up; said when it is another thing than before.
+    fn note(&self, state: &mut State, done: Result<(), impl ToString>) {
+        let why = done.err().map(|error| error.to_string());
+        if let (Some(why), true) = (&why, why != state.impaired) {
+            tracing::warn!(network = %self.name, "no uplink: {why}");
+        }
+        state.impaired = why;
+    }
+
+    fn tell_table(&self, state: &State) {
+        let table = Arc::new(Table::new(state.ports.clone()));
+        self.workers.tell_table(&self.name, &table);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn link_of(interface: &Interface, up: bool) -> NetworkLink {
+    NetworkLink {
+        up,
+        mtu: interface.frame_limit().saturating_sub(L2_BYTES),
+        partial_checksums: interface.link.partial_checksums,
+    }
+}
+
+/// What the program has to know of a port's addresses: whose they are, or that they are nobody's.
+fn stations(port: &TablePort, whose: Option<PortNumber>) -> Vec<StationChange> {
+    let vlans = port.vlans.all().iter();
+    let change = |&vlan: &u16| StationChange {
+        station: steer::Station { vlan, mac: port.mac },
+        port: whose.map(|number| number.0.into()),
+    };
+    vlans.map(change).collect()
+}
+
+/// A port as the table has it.
+fn table_port(port: &PortConfig, mac: Mac) -> TablePort {
+    let NicConfig::Network { vlans, isolated, .. } = &port.nic else {
+        return TablePort {
+            mac,
+            ..TablePort::default()
+        };
+    };
+    TablePort {
+        mac,
+        vlans: match vlans {
+            MemberVlans::Untagged => Vlans::Untagged,
+            MemberVlans::Access(vlan) => Vlans::Access(*vlan),
+            MemberVlans::Trunk(vlans) => Vlans::Trunk(vlans.clone()),
+        },
+        isolated: *isolated,
+    }
+}
+
+/// Waits until it is time to look at an interface.
+fn await_change(watched: Option<&Interface>) {
+    let lease = watched.and_then(|interface| interface.steering.watch());
+    let mut fds: Vec<_> = lease
+        .iter()
+        .map(|lease| PollFd::from_borrowed_fd(*lease, PollFlags::IN))
+        .collect();
+    let _ = poll(&mut fds, Timespec::try_from(RETRY).ok().as_ref());
+}

@@ -1,0 +1,92 @@
+//! The Ethernet header, as far as it says where a frame goes (IEEE 802.3; tags: IEEE 802.1Q, 802.1ad).
+
+/// An address.
+pub(crate) type Mac = [u8; 6];
+
+/// Bytes of the two addresses, behind which a tag stands.
+pub(crate) const ADDRESS_BYTES: usize = 12;
+/// Bytes of a tag.
+pub(crate) const TAG_BYTES: usize = 4;
+/// Bytes that [`head`] looks at.
+pub(crate) const LOOK_BYTES: usize = ADDRESS_BYTES + TAG_BYTES + 2;
+/// `ETH_P_8021Q`
+const TAG: u16 = 0x8100;
+/// `ETH_P_8021AD`
+const SERVICE_TAG: u16 = 0x88a8;
+/// The bits of a tag's second half that are the VLAN; the others say a priority.
+const VLAN_BITS: u16 = 0xfff;
+
+/// What a header says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Head {
+    pub(crate) to: Mac,
+    pub(crate) from: Mac,
+    pub(crate) tags: Tags,
+}
+
+/// The tags of a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Tags {
+    None,
+    /// One, of that VLAN; 0: it says a priority only.
+    One(u16),
+    /// Several, of which the outermost is of that VLAN.
+    Several(u16),
+}
+
+impl Tags {
+    /// The VLAN of the outermost; 0: of none.
+    #[inline]
+    pub(crate) fn vlan(self) -> u16 {
+        match self {
+            Self::None => 0,
+            Self::One(vlan) | Self::Several(vlan) => vlan,
+        }
+    }
+}
+
+/// Reads a header. `bytes`: the frame's first; those that a short frame does not have are 0.
+#[inline]
+pub(crate) fn head(bytes: &[u8; LOOK_BYTES]) -> Head {
+    let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r] = *bytes;
+    let is_tag = |kind| matches!(kind, TAG | SERVICE_TAG);
+    let vlan = u16::from_be_bytes([o, p]) & VLAN_BITS;
+    let tags = match (u16::from_be_bytes([m, n]), u16::from_be_bytes([q, r])) {
+        (outer, inner) if is_tag(outer) && is_tag(inner) => Tags::Several(vlan),
+        (outer, _) if is_tag(outer) => Tags::One(vlan),
+        _ => Tags::None,
+    };
+    Head {
+        to: [a, b, c, d, e, f],
+        from: [g, h, i, j, k, l],
+        tags,
+    }
+}
+
+/// A tag of a VLAN, without a priority.
+#[inline]
+pub(crate) fn tag(vlan: u16) -> [u8; TAG_BYTES] {
+    let [a, b] = TAG.to_be_bytes();
+    let [c, d] = vlan.to_be_bytes();
+    [a, b, c, d]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(kind: &[u8]) -> Tags {
+        let mut bytes = [0; LOOK_BYTES];
+        bytes[ADDRESS_BYTES..][..kind.len()].copy_from_slice(kind);
+        head(&bytes).tags
+    }
+
+    #[test]
+    fn tags_are_told_apart() {
+        assert_eq!(of(&[0x08, 0x00, 0x81, 0x00]), Tags::None);
+        assert_eq!(of(&[0x81, 0x00, 0xe0, 0x64, 0x08, 0x00]), Tags::One(100));
+        assert_eq!(of(&[0x88, 0xa8, 0x00, 0x64, 0x81, 0x00]), Tags::Several(100));
+        assert_eq!(of(&[0x81, 0x00, 0xe0, 0x00, 0x08, 0x06]), Tags::One(0));
+        assert_eq!(of(&tag(4094)), Tags::One(4094));
+    }
+}

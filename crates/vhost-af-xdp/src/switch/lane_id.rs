@@ -1,0 +1,9 @@
+//! What lanes are called: within the process, and within their worker.
+
+/// Names a lane within the process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct LaneId(pub(crate) u64);
+
+/// The place of a lane among those of its worker, until it is told another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SlotAt(pub(super) usize);

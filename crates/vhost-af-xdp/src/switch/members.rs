@@ -1,0 +1,96 @@
+//! Who belongs to a network, and where the lanes of its members are: as the lanes of one worker know it.
+//!
+//! A worker makes it anew each time its lanes change, and shows it to those of the network ([`super::lane::Lane::meet`]).
+
+use std::sync::Arc;
+
+use super::lane_id::{LaneId, SlotAt};
+use super::table::{PortNumber, Table};
+
+/// See the module's head.
+#[derive(Default)]
+pub(crate) struct Members {
+    /// Who has which address.
+    pub(crate) table: Arc<Table>,
+    /// By port number: the lanes of its pairs that receive, in their order.
+    guests: Vec<Vec<Guest>>,
+    /// Ports that receive.
+    present: Vec<PortNumber>,
+    /// Lanes of queues of the uplink.
+    pub(crate) uplinks: Vec<SlotAt>,
+}
+
+/// A lane of a port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Guest {
+    pub(crate) at: SlotAt,
+    /// Tells one lane from the next one of the same pair.
+    pub(crate) id: LaneId,
+}
+
+impl Members {
+    pub(crate) fn new(table: Arc<Table>) -> Self {
+        Self {
+            table,
+            ..Self::default()
+        }
+    }
+
+    /// A port has another lane that receives. Lanes come in the order of their pairs.
+    pub(super) fn add(&mut self, port: PortNumber, guest: Guest) {
+        let at = usize::from(port.0);
+        if self.guests.len() <= at {
+            self.guests.resize(at + 1, Vec::new());
+        }
+        if self.guests[at].is_empty() {
+            self.present.push(port);
+        }
+        self.guests[at].push(guest);
+    }
+
+    /// The lane that takes frames of a flow to a port; `None`: the port has none that receives.
+    #[inline]
+    pub(crate) fn guest(&self, port: PortNumber, flow: usize) -> Option<Guest> {
+        let lanes = self.guests.get(usize::from(port.0))?;
+        match &lanes[..] {
+            [] => None,
+            [one] => Some(*one),
+            several => several.get(flow % several.len()).copied(),
+        }
+    }
+
+    /// The lane of the uplink's queue that a flow is sent by.
+    #[inline]
+    pub(crate) fn uplink(&self, flow: usize) -> Option<SlotAt> {
+        let at = flow.checked_rem(self.uplinks.len())?;
+        self.uplinks.get(at).copied()
+    }
+
+    /// The first lane of each port that receives.
+    pub(crate) fn ports(&self) -> impl Iterator<Item = (PortNumber, Guest)> {
+        self.present
+            .iter()
+            .filter_map(|&port| Some((port, self.guest(port, 0)?)))
+    }
+
+    /// The same of those that carry a VLAN, 0: none, and that may have frames of one of them, if it is one's.
+    pub(crate) fn ports_of(
+        &self,
+        vlan: u16,
+        from: Option<PortNumber>,
+    ) -> impl Iterator<Item = (PortNumber, Guest)> {
+        let sender = from.and_then(|from| self.table.port(from));
+        let is_isolated = sender.is_some_and(|sender| sender.isolated);
+        self.ports().filter(move |&(port, _)| {
+            let known = self.table.port(port);
+            let takes = known.is_some_and(|port| port.vlans.carries(vlan) && !(is_isolated && port.isolated));
+            takes && from != Some(port)
+        })
+    }
+
+    /// Whether a port has frames of its VLANs with a tag.
+    #[inline]
+    pub(crate) fn is_tagged(&self, port: PortNumber) -> bool {
+        self.table.port(port).is_some_and(|port| port.vlans.is_tagged())
+    }
+}

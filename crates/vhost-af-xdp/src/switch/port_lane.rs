@@ -1,0 +1,595 @@
+//! A pair of a port of a network: its frames go to other ports and to the uplink, by their addresses.
+//!
+//! A burst goes in two steps. First all chains of the turn are judged: the first bytes of each frame are copied out of
+//! guest memory, and by that copy it is decided whether the guest may send the frame, and where it goes. Then runs of
+//! frames with the same destination are handed over together. What was judged is what is sent: the copy stands in the
+//! place of the bytes in guest memory, which the guest may have changed meanwhile.
+//!
+//! To another port of the same worker a frame is copied once, from RAM to RAM, with its segmentation and checksum
+//! request as it came ([`Passing`]). To the uplink it is copied into a chunk, and cut where it asks for that
+//! ([`NicSink`]); the uplink's lane has the kernel send what all lanes put there ([`super::uplink_lane`]).
+//!
+//! A frame waits with the guest that sends it until its destination has room, but not for long: a guest that takes no
+//! frames for a while loses those that come until it does ([`Pending::may_wait`]). What goes to a group waits for no
+//! guest.
+
+use std::sync::Arc;
+
+use device::counters::{Counter, PairCounters};
+use device::pair::{Fault, QueuePair, Sending};
+use virtqueue::{Buffer, Chains};
+
+use super::ethernet::{self, ADDRESS_BYTES, Head, TAG_BYTES, Tags};
+use super::from_guest::{GuestFrame, Put, Sender, Sink, Turn};
+use super::guests::{Passed, Passing};
+use super::lane::{Blame, Lane, Near, Network, Peer, SlotAt, Stopped, Work};
+use super::limits::BATCH;
+use super::members::Members;
+use super::pending::Pending;
+use super::table::{Destination, PortNumber, Station, Table, TablePort};
+use super::to_group::write_copy;
+use super::to_guest::NO_OFFLOAD;
+use super::to_nic::{NicSink, Transmit};
+use crate::nic::xdp::XdpNic;
+
+/// Bytes of a frame that are looked at.
+const HEAD_BYTES: usize = 64;
+
+/// A chain of the turn, judged.
+struct Judged {
+    /// Nothing, if there is nothing to be sent.
+    sending: Option<Sending>,
+    to: Destination,
+    /// Of the frame; 0: none.
+    vlan: u16,
+    /// The frame has its tag.
+    is_tagged: bool,
+    head: [u8; HEAD_BYTES],
+}
+
+impl Judged {
+    /// A chain of which nothing is known but what is to be sent of it.
+    fn new(sending: Option<Sending>) -> Self {
+        Self {
+            sending,
+            to: Destination::Unknown,
+            vlan: 0,
+            is_tagged: false,
+            head: [0; HEAD_BYTES],
+        }
+    }
+
+    /// Its frame, in those buffers, as the guest sent it.
+    #[inline]
+    fn frame<'a>(&'a self, pair: &'a QueuePair, buffers: &'a [Buffer]) -> Option<GuestFrame<'a>> {
+        let sending = self.sending.as_ref()?;
+        let known = HEAD_BYTES.min(sending.len as usize);
+        Some(GuestFrame {
+            pair,
+            buffers,
+            sending,
+            head: &self.head[..known],
+            // At most HEAD_BYTES.
+            #[allow(clippy::cast_possible_truncation)]
+            replaced: known as u32,
+        })
+    }
+
+    /// What changes on the way to somebody who has frames of a VLAN with a tag, or without one.
+    #[inline]
+    fn retag(&self, with_tag: bool) -> Retag {
+        match (self.is_tagged, with_tag && self.vlan != 0) {
+            (false, true) => Retag::Insert(self.vlan),
+            (true, false) => Retag::Remove,
+            (false, false) | (true, true) => Retag::Keep,
+        }
+    }
+}
+
+/// What is done with a frame's tag.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Retag {
+    Keep,
+    Insert(u16),
+    Remove,
+}
+
+/// The head of a frame whose tag is another one than the guest's.
+struct Retagged {
+    sending: Sending,
+    head: [u8; HEAD_BYTES + TAG_BYTES],
+    known: usize,
+}
+
+impl Retagged {
+    #[cold]
+    fn new(frame: GuestFrame<'_>, retag: Retag) -> Self {
+        let mut sending = *frame.sending;
+        let mut head = [0; HEAD_BYTES + TAG_BYTES];
+        let (addresses, rest) = frame.head.split_at(ADDRESS_BYTES);
+        head[..ADDRESS_BYTES].copy_from_slice(addresses);
+        let behind = match retag {
+            Retag::Insert(vlan) => {
+                head[ADDRESS_BYTES..][..TAG_BYTES].copy_from_slice(&ethernet::tag(vlan));
+                head[ADDRESS_BYTES + TAG_BYTES..][..rest.len()].copy_from_slice(rest);
+                ADDRESS_BYTES + TAG_BYTES + rest.len()
+            }
+            Retag::Remove => {
+                let rest = &rest[TAG_BYTES..];
+                head[ADDRESS_BYTES..][..rest.len()].copy_from_slice(rest);
+                ADDRESS_BYTES + rest.len()
+            }
+            Retag::Keep => frame.head.len(),
+        };
+        let shift = |at: u32| match retag {
+            Retag::Insert(_) => at + TAG_BYTES as u32,
+            Retag::Remove => at.saturating_sub(TAG_BYTES as u32),
+            Retag::Keep => at,
+        };
+        sending.len = shift(sending.len);
+        if let Some(checksum) = &mut sending.request.csum {
+            checksum.start = u16::try_from(shift(checksum.start.into())).unwrap_or(u16::MAX);
+        }
+        Self {
+            sending,
+            head,
+            known: behind,
+        }
+    }
+
+    #[inline]
+    fn frame<'a>(&'a self, of: GuestFrame<'a>) -> GuestFrame<'a> {
+        GuestFrame {
+            sending: &self.sending,
+            head: &self.head[..self.known],
+            ..of
+        }
+    }
+}
+
+/// Does something with a frame, its tag as it is to be.
+#[inline]
+fn with_tag<R>(
+    judged: &Judged,
+    frame: GuestFrame<'_>,
+    is_tagged: bool,
+    act: impl FnOnce(GuestFrame<'_>) -> R,
+) -> R {
+    match judged.retag(is_tagged) {
+        Retag::Keep => act(frame),
+        retag => act(Retagged::new(frame, retag).frame(frame)),
+    }
+}
+
+/// See the module's head.
+pub(crate) struct PortLane {
+    pair: QueuePair,
+    counters: Arc<PairCounters>,
+    number: PortNumber,
+    members: Arc<Members>,
+    sender: Sender,
+    judged: Vec<Judged>,
+    /// To the uplink.
+    transmit: Transmit,
+    /// Room for its buffers.
+    buffers: Chains,
+    pending: Pending,
+    /// A frame of its guest's waits for room.
+    waits: bool,
+}
+
+/// A lane's turn, and the network that it goes to.
+struct Burst<'a> {
+    network: &'a mut dyn Network,
+    turn: Turn,
+    /// Chains that are done.
+    done: usize,
+}
+
+impl PortLane {
+    /// A pair of the port of that number.
+    pub(crate) fn new(pair: QueuePair, counters: Arc<PairCounters>, number: PortNumber) -> Self {
+        Self {
+            pair,
+            counters,
+            number,
+            members: Arc::default(),
+            sender: Sender::default(),
+            judged: Vec::with_capacity(BATCH),
+            transmit: Transmit::default(),
+            buffers: Chains::default(),
+            pending: Pending::default(),
+            waits: false,
+        }
+    }
+
+    fn send(&mut self, network: &mut dyn Network) -> Result<usize, Fault> {
+        let left = self.sender.begin();
+        self.waits = false;
+        if left == 0 || !self.pair.from_guest.enabled || !self.send_rest(network) {
+            return Ok(0);
+        }
+        let turn = self.sender.take(&mut self.pair)?;
+        self.judge(&turn)?;
+        let mut burst = Burst {
+            network,
+            turn,
+            done: 0,
+        };
+        while burst.done < self.judged.len() && !self.waits && burst.turn.takes_more() {
+            let run = self.run_from(burst.done);
+            match self.judged[burst.done].to {
+                Destination::Port(port) => self.to_port(port, run, &mut burst),
+                Destination::Unknown => self.to_uplink(run, &mut burst),
+                Destination::Group => self.to_group(&mut burst),
+                Destination::Nobody => self.lose(run, &mut burst, |counters| &counters.from_guest_isolated),
+            }
+        }
+        let Burst { network, turn, done } = burst;
+        self.sender.settle(&mut self.pair, &turn, done, &self.counters);
+        if done > 0 {
+            // Before they are sent: should we die in between, they are lost; the other way round a successor would
+            // send them once more.
+            self.pair.from_guest.publish(&self.counters);
+            match self.uplink(network) {
+                Some(mut sink) => sink.hand_over(),
+                None => self.transmit.lose(&self.counters),
+            }
+        }
+        Ok(done)
+    }
+
+    /// Goes on with a GSO packet that is being cut for the uplink; whether there is more to do then.
+    #[inline]
+    fn send_rest(&mut self, network: &mut dyn Network) -> bool {
+        if !self.transmit.has_rest() {
+            return true;
+        }
+        let mut turn = Turn::of(self.sender.left());
+        match self.uplink(network) {
+            Some(mut sink) => _ = sink.send_rest(&mut turn),
+            None => self.transmit.lose(&self.counters),
+        }
+        self.sender.spend(&turn);
+        self.waits = self.transmit.has_rest();
+        !self.waits && self.sender.left() > 0
+    }
+
+    /// Looks at the chains of the turn.
+    /// Errors: what the guest did wrong; nothing was done then.
+    #[inline]
+    fn judge(&mut self, turn: &Turn) -> Result<(), Fault> {
+        let Self {
+            pair,
+            sender,
+            judged,
+            counters,
+            ..
+        } = self;
+        judged.clear();
+        let Some(port) = self.members.table.port(self.number) else {
+            return Ok(());
+        };
+        let mut work = turn.anew();
+        let mut known = Known::default();
+        for chain in &sender.chains().chains {
+            if !work.takes_more() {
+                break;
+            }
+            let buffers = sender.chains().buffers(chain);
+            let mut chain = Judged::new(pair.judge(chain, buffers, None, counters)?);
+            if let Some(sending) = &chain.sending {
+                let frame = GuestFrame {
+                    pair,
+                    buffers,
+                    sending,
+                    head: &[],
+                    replaced: 0,
+                };
+                frame.read_start(&mut chain.head[..HEAD_BYTES.min(sending.len as usize)]);
+                work.tally.add(sending.len);
+                if known
+                    .find(&self.members.table, port, &mut chain, counters)
+                    .is_none()
+                {
+                    chain.sending = None;
+                }
+            }
+            work.note(buffers.len());
+            judged.push(chain);
+        }
+        Ok(())
+    }
+
+    /// How many from one on go the same way.
+    fn run_from(&self, first: usize) -> usize {
+        let to = self.judged[first].to;
+        let rest = self.judged[first..].iter();
+        rest.take_while(|judged| judged.to == to).count()
+    }
+
+    /// Passes a run of frames to a port.
+    fn to_port(&mut self, port: PortNumber, run: usize, burst: &mut Burst<'_>) {
+        let Some(guest) = self.members.guest(port, self.flow()) else {
+            return self.lose(run, burst, |counters| &counters.from_guest_no_peer);
+        };
+        let is_tagged = self.members.is_tagged(port);
+        match self.pass_to(guest.at, is_tagged, run, burst) {
+            Ok(true) => {}
+            Ok(false) => self.lose(run, burst, |counters| &counters.from_guest_no_peer),
+            Err(fault) => burst.network.blame(guest.at, fault),
+        }
+    }
+
+    /// The same to the lane at a place; false: its guest takes no frames.
+    /// Errors: what that guest did wrong.
+    fn pass_to(
+        &mut self,
+        at: SlotAt,
+        is_tagged: bool,
+        run: usize,
+        burst: &mut Burst<'_>,
+    ) -> Result<bool, Fault> {
+        let Some(peer) = burst.network.guest(at) else {
+            return Ok(false);
+        };
+        let Some(mut passing) = Passing::begin(peer, run)? else {
+            return Ok(false);
+        };
+        let end = burst.done + run;
+        while burst.done < end && burst.turn.takes_more() && !self.waits {
+            let (judged, chain) = (&self.judged[burst.done], self.sender.chains().chains[burst.done]);
+            let buffers = self.sender.chains().buffers(&chain);
+            if let Some(frame) = judged.frame(&self.pair, buffers) {
+                match with_tag(judged, frame, is_tagged, |frame| {
+                    passing.pass(frame, &self.counters)
+                })? {
+                    Passed::Yes => burst.turn.tally.add(frame.sending.len),
+                    Passed::Later if passing.may_wait() => {
+                        self.waits = true;
+                        self.counters.from_guest_waits.add(1);
+                        break;
+                    }
+                    Passed::Dropped | Passed::Later => {}
+                }
+            }
+            self.pair.from_guest.queue.push_used(chain.id, 0);
+            burst.turn.note(buffers.len());
+            burst.done += 1;
+        }
+        passing.finish();
+        Ok(true)
+    }
+
+    /// Puts a run of frames to the uplink; what is not taken waits.
+    fn to_uplink(&mut self, run: usize, burst: &mut Burst<'_>) {
+        if self.put_to_uplink(run, burst).is_none() {
+            self.lose(run, burst, |counters| &counters.from_guest_no_station);
+        }
+    }
+
+    /// Puts the next frames to the uplink, as far as it has room; `None`, and nothing done: there is none.
+    fn put_to_uplink(&mut self, run: usize, burst: &mut Burst<'_>) -> Option<()> {
+        let at = self.members.uplink(self.flow())?;
+        let queue = burst.network.uplink(at)?;
+        let mut sink = NicSink::new(queue, &mut self.transmit, &self.counters);
+        let end = burst.done + run;
+        while burst.done < end && burst.turn.takes_more() && !self.waits {
+            let chain = self.sender.chains().chains[burst.done];
+            let buffers = self.sender.chains().buffers(&chain);
+            let judged = &self.judged[burst.done];
+            if let Some(frame) = judged.frame(&self.pair, buffers) {
+                if let Some(counter) = sink.unsendable(&self.counters) {
+                    counter.add(1);
+                } else {
+                    let put = |frame: GuestFrame<'_>| sink.put(chain.id, Some(frame), &mut burst.turn);
+                    if with_tag(judged, frame, true, put) == Put::NoRoom {
+                        self.waits = true;
+                        break;
+                    }
+                    self.waits = sink.has_rest();
+                }
+            }
+            self.pair.from_guest.queue.push_used(chain.id, 0);
+            burst.turn.note(buffers.len());
+            burst.done += 1;
+        }
+        Some(())
+    }
+
+    /// Puts a frame to a group to the uplink, and passes it to all ports that receive.
+    fn to_group(&mut self, burst: &mut Burst<'_>) {
+        let first = burst.done;
+        let has_uplink = self.put_to_uplink(1, burst).is_some();
+        if has_uplink && burst.done == first {
+            return;
+        }
+        let chain = self.sender.chains().chains[first];
+        let buffers = self.sender.chains().buffers(&chain);
+        let judged = &self.judged[first];
+        if let Some(frame) = judged.frame(&self.pair, buffers) {
+            if !has_uplink {
+                burst.turn.tally.add(frame.sending.len);
+            }
+            for (port, guest) in self.members.ports_of(judged.vlan, Some(self.number)) {
+                let passed = with_tag(judged, frame, self.members.is_tagged(port), |frame| {
+                    pass_copy(burst.network, guest.at, frame, &self.counters)
+                });
+                if let Err(fault) = passed {
+                    burst.network.blame(guest.at, fault);
+                }
+            }
+        }
+        if !has_uplink {
+            self.next(burst);
+        }
+    }
+
+    /// The next chain is done.
+    #[inline]
+    fn next(&mut self, burst: &mut Burst<'_>) {
+        let chain = self.sender.chains().chains[burst.done];
+        burst.turn.note(usize::from(chain.readable));
+        self.pair.from_guest.queue.push_used(chain.id, 0);
+        burst.done += 1;
+    }
+
+    /// A run of frames that nobody takes.
+    fn lose(&mut self, run: usize, burst: &mut Burst<'_>, counter: fn(&PairCounters) -> &Counter) {
+        for _ in 0..run {
+            let is_frame = self.judged[burst.done].sending.is_some();
+            counter(&self.counters).add(is_frame.into());
+            self.next(burst);
+        }
+    }
+
+    /// By what the lane's frames are spread over what has several queues.
+    fn flow(&self) -> usize {
+        usize::from(self.number.0)
+    }
+
+    /// The uplink's queue that the lane sends by, if there is one.
+    fn uplink<'n>(&'n mut self, network: &'n mut dyn Network) -> Option<NicSink<'n, XdpNic>> {
+        let queue = network.uplink(self.members.uplink(self.flow())?)?;
+        Some(NicSink::new(queue, &mut self.transmit, &self.counters))
+    }
+}
+
+/// Passes a frame to one of several guests, which loses it if it has no buffer now.
+/// Errors: what that guest did wrong.
+fn pass_copy(
+    network: &mut dyn Network,
+    at: SlotAt,
+    frame: GuestFrame<'_>,
+    from: &PairCounters,
+) -> Result<(), Fault> {
+    let Some(peer) = network.guest(at) else {
+        return Ok(());
+    };
+    if let Some(mut passing) = Passing::begin(peer, 1)? {
+        if passing.pass(frame, from)? == Passed::Later {
+            passing.lose();
+        }
+        passing.finish();
+    }
+    Ok(())
+}
+
+/// What was found for the last frame: the next one most often is alike.
+#[derive(Default)]
+struct Known {
+    /// A source that is the port's.
+    source: Option<Station>,
+    destination: Option<(Station, Destination)>,
+}
+
+impl Known {
+    /// Finds out where a frame of a port's goes; `None`: it may not be sent, which is counted.
+    #[inline]
+    fn find(
+        &mut self,
+        table: &Table,
+        port: &TablePort,
+        chain: &mut Judged,
+        counters: &PairCounters,
+    ) -> Option<()> {
+        let Head { to, from, tags } = ethernet::head(chain.head.first_chunk()?);
+        let Some(vlan) = port.vlans.of_guests(tags) else {
+            counters.from_guest_vlan.add(1);
+            return None;
+        };
+        let source = Station::new(vlan, from);
+        if self.source != Some(source) {
+            if from != port.mac {
+                counters.from_guest_source_address.add(1);
+                return None;
+            }
+            self.source = Some(source);
+        }
+        let destination = Station::new(vlan, to);
+        chain.to = match self.destination {
+            Some((known, found)) if known == destination => found,
+            _ => table.find_for(port, destination),
+        };
+        self.destination = Some((destination, chain.to));
+        // A tag that says a priority only stays where there is no VLAN, and is none where there is one.
+        (chain.vlan, chain.is_tagged) = (vlan, vlan != 0 && tags != Tags::None);
+        Some(())
+    }
+}
+
+impl Lane for PortLane {
+    fn breathe(&mut self, near: Near<'_>) -> Result<usize, Blame> {
+        let mut moved = 0;
+        if self.pending.is_some() && self.pair.to_guest.enabled {
+            let delivered = self
+                .pending
+                .deliver(&mut self.pair, &mut self.buffers, &self.counters);
+            moved = delivered.map_err(Blame::Own)?;
+        }
+        match near {
+            Near::Network(network) => Ok(moved + self.send(network).map_err(Blame::Own)?),
+            Near::Nobody | Near::Peer(_) => Ok(moved),
+        }
+    }
+
+    fn arm(&mut self, _near: Near<'_>) -> Work {
+        let frames = self.pair.from_guest.enabled && self.pair.from_guest.queue.enable_kicks();
+        if frames && !self.waits {
+            return Work::Now;
+        }
+        let buffers =
+            self.pending.is_some() && self.pair.to_guest.enabled && self.pair.to_guest.queue.enable_kicks();
+        // What frames wait for nobody tells of: room in another's queue.
+        match frames || buffers || self.transmit.has_rest() || self.pair.is_polled() {
+            true => Work::Soon,
+            false => Work::None,
+        }
+    }
+
+    fn pair(&self) -> Option<&QueuePair> {
+        Some(&self.pair)
+    }
+
+    fn pair_mut(&mut self) -> Option<&mut QueuePair> {
+        Some(&mut self.pair)
+    }
+
+    fn peer(&mut self) -> Option<Peer<'_>> {
+        Some(Peer {
+            pair: &mut self.pair,
+            buffers: &mut self.buffers,
+            counters: &self.counters,
+            pending: Some(&mut self.pending),
+        })
+    }
+
+    fn meet(&mut self, members: &Arc<Members>) {
+        self.members = Arc::clone(members);
+    }
+
+    fn inject(&mut self, frame: &[u8], near: Near<'_>) {
+        let Near::Network(network) = near else { return };
+        if let Some(mut sink) = self.uplink(network) {
+            sink.inject(frame);
+        }
+        let len = u32::try_from(frame.len()).unwrap_or(u32::MAX);
+        for (_, guest) in self.members.ports_of(0, Some(self.number)) {
+            if let Some(peer) = network.guest(guest.at)
+                && let Err(fault) = write_copy(peer, len, NO_OFFLOAD, &mut { frame })
+            {
+                network.blame(guest.at, fault);
+            }
+        }
+    }
+
+    fn stop(mut self: Box<Self>) -> Stopped {
+        self.pair.leave_calls();
+        self.transmit.lose(&self.counters);
+        self.counters.to_guest_queue_stopped.add(self.pending.frames());
+        Stopped {
+            pair: Some(self.pair.stopped()),
+            queue: None,
+        }
+    }
+}

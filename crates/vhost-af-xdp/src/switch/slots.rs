@@ -1,0 +1,328 @@
+//! The lanes of a worker, side by side: each with what the worker keeps of it, and how they reach each other.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+use rustix::event::epoll::{self, EventData, EventFlags};
+
+use super::lane::{Blame, Lane, LaneId, Near, Network, Peer, SlotAt, Work};
+use super::members::{Guest, Members};
+use super::role::Role;
+use super::table::Table;
+use super::worker::{NewLane, OnFault};
+use crate::nic::endpoint::NicQueue;
+use crate::nic::xdp::XdpNic;
+use device::pair::{Fault, QueuePair};
+
+/// So many breaths without a frame make a lane of a network try to doze: a network has many guests, of which most are
+/// idle, and who is busy should not pay for looking at them.
+const DOZE: u32 = 256;
+
+/// Of each network, by its name.
+pub(super) type Tables = HashMap<Arc<str>, Arc<Table>>;
+
+/// A lane, with what its worker keeps of it.
+pub(super) struct Slot {
+    pub(super) id: LaneId,
+    pub(super) lane: Box<dyn Lane>,
+    pub(super) role: Role,
+    /// Which slot takes frames that this one has for others.
+    pub(super) peer: Option<usize>,
+    /// Taken when it is called; a slot without it is out of the rounds.
+    pub(super) on_fault: Option<OnFault>,
+    /// Its NIC is watched: only while the worker sleeps.
+    pub(super) watched: bool,
+    /// Times that it woke the worker since it moved a frame.
+    pub(super) futile: u32,
+    /// Its eventfds are not watched until then.
+    pub(super) deaf: Option<Instant>,
+    /// Breaths in a row in which no frame moved.
+    idle: u32,
+    /// It is armed, and does not breathe until it is kicked, or somebody gives it frames.
+    pub(super) dozes: bool,
+}
+
+/// What came of a breath.
+pub(super) struct Breath {
+    /// Frames that moved.
+    pub(super) frames: usize,
+    /// A lane left the rounds.
+    pub(super) left: bool,
+    /// A lane began to doze, or does not any more.
+    pub(super) turned: bool,
+}
+
+impl Slot {
+    /// A lane that is in the rounds.
+    pub(super) fn new(id: LaneId, new: NewLane) -> Self {
+        Self {
+            id,
+            lane: new.lane,
+            role: new.role,
+            peer: None,
+            on_fault: Some(new.on_fault),
+            watched: false,
+            futile: 0,
+            deaf: None,
+            idle: 0,
+            dozes: false,
+        }
+    }
+
+    /// Lets it breathe again; whether it dozed.
+    pub(super) fn wake(&mut self) -> bool {
+        self.idle = 0;
+        if self.dozes {
+            self.lane.disarm();
+        }
+        std::mem::take(&mut self.dozes)
+    }
+
+    /// Whether it is in the rounds.
+    #[inline]
+    pub(super) fn is_in_rounds(&self) -> bool {
+        self.on_fault.is_some()
+    }
+
+    /// Whether it takes frames of others.
+    fn receives(&self) -> bool {
+        self.is_in_rounds() && receives(&*self.lane)
+    }
+
+    /// Lets its eventfds wake the worker.
+    pub(super) fn listen(&self, epoll: &OwnedFd) {
+        for fd in self.lane.pair().into_iter().flat_map(QueuePair::kicks) {
+            let flags = EventFlags::IN | EventFlags::ET;
+            // A descriptor that cannot be watched (a regular file as kick fd) is only polled.
+            let _ = epoll::add(epoll, fd.as_fd(), EventData::new_u64(self.id.0), flags);
+        }
+    }
+
+    pub(super) fn unlisten(&self, epoll: &OwnedFd) {
+        for fd in self.lane.pair().into_iter().flat_map(QueuePair::kicks) {
+            let _ = epoll::delete(epoll, fd);
+        }
+    }
+
+    /// A lane whose calls hold up the worker has to go; it calls no more, so it does that once.
+    pub(super) fn check_calls(&mut self) {
+        if self.lane.pair().is_some_and(QueuePair::call_blocks) {
+            self.report(Fault::CallBlocks);
+        }
+    }
+
+    fn report(&mut self, fault: Fault) {
+        if let Some(on_fault) = self.on_fault.take() {
+            on_fault(fault);
+        }
+    }
+}
+
+/// Whether a lane has a guest that receives.
+pub(super) fn receives(lane: &dyn Lane) -> bool {
+    lane.pair().is_some_and(|pair| pair.to_guest.enabled)
+}
+
+/// Lets the lane at a place breathe; `None`: it is not in the rounds.
+#[inline]
+pub(super) fn breathe(slots: &mut [Slot], at: usize) -> Option<Breath> {
+    let (slot, mut others) = Others::of(slots, at)?;
+    let moved = slot
+        .lane
+        .breathe(others.near(slot.peer, slot.role.network().is_some()));
+    let left = &mut others.left;
+    let mut is_idle = false;
+    let frames = match moved {
+        Ok(0) => {
+            is_idle = slot.role.may_doze();
+            0
+        }
+        Ok(frames) => {
+            (slot.futile, slot.idle) = (0, 0);
+            slot.check_calls();
+            *left |= !slot.is_in_rounds();
+            if let Some(other) = slot.peer {
+                let other = others.slot(other);
+                other.futile = 0;
+                other.check_calls();
+                let is_left = !other.is_in_rounds();
+                others.left |= is_left;
+            }
+            frames
+        }
+        Err(Blame::Own(fault)) => {
+            slot.report(fault);
+            *left = true;
+            0
+        }
+        Err(Blame::Peer(fault)) => {
+            if let Some(other) = slot.peer {
+                others.slot(other).report(fault);
+            }
+            others.left = true;
+            0
+        }
+    };
+    let Others { left, woke, .. } = others;
+    let mut turned = woke;
+    if is_idle {
+        slot.idle += 1;
+        if slot.idle.is_multiple_of(DOZE) {
+            turned |= try_doze(slots, at);
+        }
+    }
+    Some(Breath { frames, left, turned })
+}
+
+/// Lets the lane at a place doze, if it has nothing to do; whether it does.
+#[cold]
+fn try_doze(slots: &mut [Slot], at: usize) -> bool {
+    let is_quiet = arm(slots, at) == Some(Work::None);
+    let slot = &mut slots[at];
+    match is_quiet {
+        true => slot.dozes = true,
+        false => slot.lane.disarm(),
+    }
+    is_quiet
+}
+
+/// Arms the lane at a place; `None`: it is not in the rounds.
+pub(super) fn arm(slots: &mut [Slot], at: usize) -> Option<Work> {
+    let (slot, mut others) = Others::of(slots, at)?;
+    slot.check_calls();
+    let near = others.near(slot.peer, slot.role.network().is_some());
+    Some(slot.lane.arm(near))
+}
+
+/// Changes the lane at a place.
+pub(super) fn change(slots: &mut [Slot], at: usize, change: impl FnOnce(&mut dyn Lane, Near<'_>)) {
+    let (slot, mut others) = Others::around(slots, at);
+    let near = others.near(slot.peer, slot.role.network().is_some());
+    change(&mut *slot.lane, near);
+}
+
+/// Who gives frames to whom, as the lanes are now.
+#[cold]
+pub(super) fn acquaint(slots: &mut [Slot], tables: &Tables) {
+    let receivers = slots.iter().enumerate().filter(|(_, slot)| slot.receives());
+    let receivers: HashMap<_, _> = receivers.map(|(at, slot)| (slot.role.clone(), at)).collect();
+    for slot in &mut *slots {
+        let wanted = slot.role.peers(receives(&*slot.lane));
+        let mut wanted = wanted.iter().flatten();
+        slot.peer = wanted.find_map(|role| receivers.get(role).copied());
+    }
+    let mut networks: HashMap<Arc<str>, Members> = HashMap::new();
+    let mut order: Vec<_> = (0..slots.len()).collect();
+    order.sort_by_key(|&at| slots[at].role.order());
+    for at in order {
+        let slot = &slots[at];
+        let Some(network) = slot.role.network() else {
+            continue;
+        };
+        let members = networks.entry(Arc::clone(network)).or_insert_with(|| {
+            let table = tables.get(network).cloned();
+            Members::new(table.unwrap_or_default())
+        });
+        let (id, at) = (slot.id, SlotAt(at));
+        match &slot.role {
+            Role::Member { port, .. } if slot.receives() => members.add(*port, Guest { at, id }),
+            Role::Uplink { .. } => members.uplinks.push(at),
+            _ => {}
+        }
+    }
+    for (network, members) in networks {
+        let members = Arc::new(members);
+        for slot in slots
+            .iter_mut()
+            .filter(|slot| slot.role.network() == Some(&network))
+        {
+            slot.lane.meet(&members);
+        }
+    }
+}
+
+/// All slots but one.
+struct Others<'a> {
+    front: &'a mut [Slot],
+    back: &'a mut [Slot],
+    /// One of them left the rounds.
+    left: bool,
+    /// One of them dozed, and does not any more.
+    woke: bool,
+}
+
+impl<'a> Others<'a> {
+    /// The slot at a place, if it is in the rounds, and the others.
+    #[inline]
+    fn of(slots: &'a mut [Slot], at: usize) -> Option<(&'a mut Slot, Self)> {
+        slots[at].is_in_rounds().then(|| Self::around(slots, at))
+    }
+
+    #[inline]
+    fn around(slots: &'a mut [Slot], at: usize) -> (&'a mut Slot, Self) {
+        let (front, rest) = slots.split_at_mut(at);
+        let (slot, back) = rest.split_at_mut(1);
+        let others = Self {
+            front,
+            back,
+            left: false,
+            woke: false,
+        };
+        (&mut slot[0], others)
+    }
+
+    /// Them, for a lane with that peer, or of a network.
+    #[inline]
+    fn near(&mut self, peer: Option<usize>, of_network: bool) -> Near<'_> {
+        match peer {
+            Some(peer) => Near::peer(self.slot(peer).lane.peer()),
+            None if of_network => Near::Network(self),
+            None => Near::Nobody,
+        }
+    }
+
+    /// The slot at a place, which is another one's than that which is left out.
+    #[inline]
+    fn slot(&mut self, at: usize) -> &mut Slot {
+        match at.checked_sub(self.front.len() + 1) {
+            Some(at) => &mut self.back[at],
+            None => &mut self.front[at],
+        }
+    }
+
+    /// The same, where it may be the one that is left out: a guest that sends to itself.
+    #[inline]
+    fn other(&mut self, at: SlotAt) -> Option<&mut Slot> {
+        let slot = (at.0 != self.front.len()).then(|| self.slot(at.0));
+        slot.filter(|slot| slot.is_in_rounds())
+    }
+}
+
+impl Network for Others<'_> {
+    fn guest(&mut self, at: SlotAt) -> Option<Peer<'_>> {
+        let slot = self.other(at)?;
+        slot.futile = 0;
+        let woke = slot.wake();
+        slot.check_calls();
+        let is_left = !slot.is_in_rounds();
+        self.woke |= woke;
+        if is_left {
+            self.left = true;
+            return None;
+        }
+        self.other(at)?.lane.peer()
+    }
+
+    fn uplink(&mut self, at: SlotAt) -> Option<&mut NicQueue<XdpNic>> {
+        self.other(at)?.lane.uplink()
+    }
+
+    fn blame(&mut self, at: SlotAt, fault: Fault) {
+        if let Some(slot) = self.other(at) {
+            slot.report(fault);
+            self.left = true;
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! Who has which address in a network: from (VLAN, address) to port.
+//!
+//! Made by control as a whole, and never changed: workers hold it by an `Arc` of their own, so that they read it
+//! without a lock, and are given the next one by message.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, Hasher, RandomState};
+
+use super::ethernet::Mac;
+use super::vlans::Vlans;
+
+/// Names a port within its network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct PortNumber(pub(crate) u16);
+
+/// An address in a VLAN, as a number: bits 0 to 47 the address, its first byte the highest; from bit 48 on the VLAN, 0
+/// for frames without a tag.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Station(u64);
+
+impl Station {
+    #[inline]
+    pub(crate) fn new(vlan: u16, mac: Mac) -> Self {
+        let [a, b, c, d, e, f] = mac;
+        Self(u64::from_be_bytes([0, 0, a, b, c, d, e, f]) | u64::from(vlan) << 48)
+    }
+
+    /// Whether it is a group of stations: multicast or broadcast (IEEE 802: bit 0 of the first byte).
+    #[inline]
+    pub(crate) fn is_group(self) -> bool {
+        self.0 & 1 << 40 != 0
+    }
+}
+
+/// Where a frame goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Destination {
+    Port(PortNumber),
+    /// All ports of the VLAN, and the uplink.
+    Group,
+    /// Nobody here: the uplink.
+    Unknown,
+    /// A port that it may not go to.
+    Nobody,
+}
+
+/// A port, as the table knows it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct TablePort {
+    /// Its guest's address.
+    pub(crate) mac: Mac,
+    pub(crate) vlans: Vlans,
+    /// Neither gets frames of a port that is isolated, too, nor sends it any.
+    pub(crate) isolated: bool,
+}
+
+/// See the module's head.
+#[derive(Debug, Default)]
+pub(crate) struct Table {
+    stations: HashMap<Station, PortNumber, StationHash>,
+    /// By number.
+    ports: Vec<Option<TablePort>>,
+}
+
+impl Table {
+    /// Of these ports, by number; each station is one port's (config.rs).
+    pub(crate) fn new(ports: Vec<Option<TablePort>>) -> Self {
+        let mut stations = HashMap::default();
+        for (number, port) in (0..).map(PortNumber).zip(&ports) {
+            if let Some(port) = port {
+                let its = port.vlans.all().iter();
+                stations.extend(its.map(|&vlan| (Station::new(vlan, port.mac), number)));
+            }
+        }
+        Self { stations, ports }
+    }
+
+    /// What is known of a port.
+    #[inline]
+    pub(crate) fn port(&self, number: PortNumber) -> Option<&TablePort> {
+        self.ports.get(usize::from(number.0))?.as_ref()
+    }
+
+    /// Where a frame of a port's to a station goes.
+    #[inline]
+    pub(crate) fn find_for(&self, from: &TablePort, to: Station) -> Destination {
+        match self.find(to) {
+            Destination::Port(port) if from.isolated && self.port(port).is_some_and(|port| port.isolated) => {
+                Destination::Nobody
+            }
+            found => found,
+        }
+    }
+
+    /// Where a frame to a station goes.
+    #[inline]
+    pub(crate) fn find(&self, station: Station) -> Destination {
+        if station.is_group() {
+            return Destination::Group;
+        }
+        let port = self.stations.get(&station);
+        port.map_or(Destination::Unknown, |&port| Destination::Port(port))
+    }
+}
+
+/// Hashes stations by a multiplication with a number that nobody outside knows: who sends frames cannot choose
+/// addresses that collide.
+#[derive(Debug, Clone)]
+struct StationHash(u64);
+
+impl Default for StationHash {
+    fn default() -> Self {
+        Self(RandomState::new().hash_one(0) | 1)
+    }
+}
+
+impl BuildHasher for StationHash {
+    type Hasher = StationHasher;
+
+    #[inline]
+    fn build_hasher(&self) -> StationHasher {
+        StationHasher {
+            factor: self.0,
+            hash: 0,
+        }
+    }
+}
+
+struct StationHasher {
+    factor: u64,
+    hash: u64,
+}
+
+impl Hasher for StationHasher {
+    #[inline]
+    fn write_u64(&mut self, station: u64) {
+        let product = u128::from(station) * u128::from(self.factor);
+        // The table uses the highest bits and the lowest: both halves of the product tell of all bits.
+        #[allow(clippy::cast_possible_truncation)]
+        let folded = (product >> 64) as u64 ^ product as u64;
+        self.hash ^= folded;
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(byte.into());
+        }
+    }
+
+    #[inline]
+    fn finish(&self) -> u64 {
+        self.hash
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn station_is_found_in_its_vlan_only() {
+        let mac = [2, 0, 0, 0, 0, 1];
+        let port = |vlans| {
+            Some(TablePort {
+                mac,
+                vlans,
+                ..TablePort::default()
+            })
+        };
+        let table = Table::new(vec![
+            None,
+            port(Vlans::Untagged),
+            port(Vlans::Trunk(vec![100, 102])),
+        ]);
+        let find = |vlan, mac| table.find(Station::new(vlan, mac));
+        assert_eq!(find(0, mac), Destination::Port(PortNumber(1)));
+        assert_eq!(find(100, mac), Destination::Port(PortNumber(2)));
+        assert_eq!(find(101, mac), Destination::Unknown);
+        assert_eq!(find(0, [2, 0, 0, 0, 0, 2]), Destination::Unknown);
+    }
+
+    #[test]
+    fn group_is_told_by_one_bit() {
+        let table = Table::default();
+        for first in 0..=255u8 {
+            let mac = [first, 0xff, 0xff, 0xff, 0xff, 0xff];
+            let found = table.find(Station::new(5, mac));
+            assert_eq!(found == Destination::Group, first & 1 == 1, "{first:#x}");
+        }
+    }
+}

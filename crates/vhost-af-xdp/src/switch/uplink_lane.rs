@@ -1,0 +1,435 @@
+//! A queue of a network's uplink: what it receives goes to the ports that frames are for, and what ports put there is
+//! sent.
+//!
+//! Frames leave the NIC's ring a batch at a time and are sorted by port. Each port has an inbox here, in which frames
+//! wait for the guest's buffers, still in the chunks that they came in: each is copied once. A guest that is slow must
+//! not take the chunks from the others: an inbox takes no more than is left of half of them (dynamic thresholds, as in
+//! switches with a shared buffer). What comes beyond is lost, and counted as that guest's.
+//!
+//! The lanes of ports put what they send into the queue's TX ring; this one has the kernel send it, once a round.
+
+use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use device::counters::PairCounters;
+use device::pair::{Fault, QueuePair};
+use xsk::{Frame, RxDesc, Umem, UmemOffset};
+
+use super::arrivals::Arrivals;
+use super::bytes::UmemRange;
+use super::checksums::PrivateLook;
+use super::ethernet::{self, ADDRESS_BYTES, Head, LOOK_BYTES, TAG_BYTES};
+use super::lane::{Blame, Lane, Near, Network, Stopped, Work};
+use super::limits::{BATCH, SEGMENTS};
+use super::members::{Guest, Members};
+use super::table::{Destination, PortNumber, Station, TablePort};
+use super::to_group::write_copy;
+use super::to_guest::{Delivery, NO_OFFLOAD, UmemBytes};
+use super::to_nic::{NicSink, Transmit};
+use crate::nic::endpoint::NicQueue;
+use crate::nic::lent::Lent;
+use crate::nic::queue::LinkState;
+use crate::nic::xdp::XdpNic;
+
+/// Frames that wait for a guest's buffers.
+struct Inbox {
+    port: PortNumber,
+    guest: Guest,
+    arrivals: Arrivals,
+    /// Those that the arrivals have in hand.
+    received: Vec<RxDesc>,
+    waiting: VecDeque<RxDesc>,
+    /// For frames to groups.
+    look: Option<PrivateLook>,
+}
+
+impl Inbox {
+    fn new(port: PortNumber, guest: Guest, pair: &QueuePair) -> Self {
+        Self {
+            port,
+            guest,
+            arrivals: Arrivals::of(pair),
+            received: Vec::with_capacity(BATCH),
+            waiting: VecDeque::with_capacity(BATCH),
+            look: PrivateLook::of(pair),
+        }
+    }
+
+    /// Chunks that wait.
+    fn len(&self) -> usize {
+        self.received.len() + self.waiting.len()
+    }
+
+    /// What waits is for nobody.
+    fn empty(&mut self, empty: &mut Vec<Frame>, counters: &PairCounters) {
+        let pieces = self.received.drain(..).chain(self.waiting.drain(..));
+        for piece in pieces {
+            counters.to_guest_queue_stopped.add(u64::from(!piece.more));
+            empty.push(piece.frame);
+        }
+    }
+}
+
+/// Where a frame in hand goes.
+#[derive(Debug, Clone, Copy)]
+enum Route {
+    /// To an inbox, by its place.
+    Inbox(usize),
+    Group,
+    Nobody,
+}
+
+/// See the module's head.
+pub(crate) struct UplinkLane<N> {
+    queue: NicQueue<N>,
+    counters: Arc<PairCounters>,
+    members: Arc<Members>,
+    /// Other members than those that there are inboxes for.
+    is_stale: bool,
+    /// By what flows are spread over pairs of a port: the queue's number, as the NIC spreads flows over queues.
+    flow: usize,
+    inboxes: Vec<Inbox>,
+    /// By port number: its inbox.
+    inbox_of: Vec<Option<usize>>,
+    /// Chunks in all inboxes.
+    waiting: usize,
+    /// Of a frame whose next piece has not come.
+    route: Option<Route>,
+    /// Pieces as the NIC gives them, for a moment.
+    incoming: Vec<RxDesc>,
+    /// Pieces of frames to groups.
+    group: Vec<RxDesc>,
+    ranges: Vec<UmemRange>,
+    awaits_nic: bool,
+}
+
+impl<N: Lent> UplinkLane<N> {
+    /// Of the queue of that number.
+    pub(crate) fn new(mut queue: NicQueue<N>, number: u32, counters: Arc<PairCounters>) -> Self {
+        queue.discard(&counters);
+        queue.begin();
+        Self {
+            queue,
+            counters,
+            members: Arc::default(),
+            is_stale: false,
+            flow: number as usize,
+            inboxes: Vec::new(),
+            inbox_of: Vec::new(),
+            waiting: 0,
+            route: None,
+            incoming: Vec::with_capacity(BATCH),
+            group: Vec::with_capacity(BATCH),
+            ranges: Vec::with_capacity(BATCH),
+            awaits_nic: true,
+        }
+    }
+
+    /// Takes a batch from the NIC, and sorts it.
+    fn receive(&mut self, network: &mut dyn Network) {
+        let mut incoming = std::mem::take(&mut self.incoming);
+        incoming.extend(self.queue.nic.from_nic(BATCH));
+        for piece in incoming.drain(..) {
+            let (more, route) = match self.queue.custody.judge(piece) {
+                Ok(piece) => {
+                    let more = piece.more;
+                    let mut piece = piece;
+                    let route = self.route.unwrap_or_else(|| self.route_of(&mut piece));
+                    (more, self.sort(piece, route, network))
+                }
+                Err(stray) => {
+                    self.counters.to_guest_stray.add(1);
+                    (stray.more, Route::Nobody)
+                }
+            };
+            self.route = more.then_some(route);
+        }
+        self.incoming = incoming;
+    }
+
+    /// Where a frame goes, by its first piece; there a tag is taken off that the guest shall not see.
+    #[inline]
+    fn route_of(&self, piece: &mut RxDesc) -> Route {
+        let mut bytes = [0; LOOK_BYTES];
+        let known = (piece.len as usize).min(LOOK_BYTES);
+        if self.queue.umem.read(piece.data, &mut bytes[..known]).is_none() {
+            return Route::Nobody;
+        }
+        let Head { to, tags, .. } = ethernet::head(&bytes);
+        match self.members.table.find(Station::new(tags.vlan(), to)) {
+            Destination::Group => Route::Group,
+            Destination::Unknown | Destination::Nobody => Route::Nobody,
+            Destination::Port(port) => {
+                let Some(at) = self.inbox_of.get(usize::from(port.0)).copied().flatten() else {
+                    return Route::Nobody;
+                };
+                if tags.vlan() != 0 && !self.members.is_tagged(port) {
+                    take_tag_off(&self.queue.umem, piece, &bytes);
+                }
+                Route::Inbox(at)
+            }
+        }
+    }
+
+    /// Puts a piece where it goes; where further ones of its frame do.
+    #[inline]
+    fn sort(&mut self, piece: RxDesc, route: Route, network: &mut dyn Network) -> Route {
+        match route {
+            Route::Inbox(at) if self.inboxes[at].len() < self.room() => {
+                self.inboxes[at].waiting.push_back(piece);
+                self.waiting += 1;
+                route
+            }
+            Route::Inbox(at) => {
+                if let Some(peer) = network.guest(self.inboxes[at].guest.at) {
+                    peer.counters.to_guest_no_buffer.add(1);
+                }
+                self.queue.empty.push(piece.frame);
+                Route::Nobody
+            }
+            Route::Group => {
+                self.group.push(piece);
+                route
+            }
+            Route::Nobody => {
+                if self.route.is_none() {
+                    self.counters.to_guest_no_port.add(1);
+                }
+                self.queue.empty.push(piece.frame);
+                route
+            }
+        }
+    }
+
+    /// Chunks that an inbox may have now.
+    #[inline]
+    fn room(&self) -> usize {
+        (self.queue.to_receive() / 2).saturating_sub(self.waiting)
+    }
+
+    /// Delivers what waits, as far as guests have buffers; the frames that they got.
+    fn deliver(&mut self, network: &mut dyn Network) -> usize {
+        let mut frames = 0;
+        if self.waiting > 0 {
+            for inbox in self.inboxes.iter_mut().filter(|inbox| inbox.len() > 0) {
+                let before = inbox.len();
+                match deliver_inbox(inbox, &self.queue.umem, &mut self.queue.empty, network) {
+                    Ok(delivered) => frames += delivered,
+                    Err(fault) => network.blame(inbox.guest.at, fault),
+                }
+                self.waiting -= before - inbox.len();
+            }
+        }
+        while let Some(end) = self.group.iter().position(|piece| !piece.more) {
+            frames += self.deliver_to_all(end + 1, network);
+            self.queue
+                .empty
+                .extend(self.group.drain(..=end).map(|piece| piece.frame));
+        }
+        frames
+    }
+
+    /// Delivers a frame to a group, in that many pieces, to all guests that have buffers now.
+    fn deliver_to_all(&mut self, pieces: usize, network: &mut dyn Network) -> usize {
+        let umem = &self.queue.umem;
+        let vlan = vlan_of(umem, &self.group[0]);
+        let mut frames = 0;
+        // Those who have it with its tag first: without it is another frame.
+        for is_tagged in [true, false] {
+            if !is_tagged && vlan != 0 {
+                let mut bytes = [0; LOOK_BYTES];
+                let _ = umem.read(self.group[0].data, &mut bytes);
+                take_tag_off(umem, &mut self.group[0], &bytes);
+            }
+            self.ranges.clear();
+            self.ranges.extend(self.group[..pieces].iter().map(UmemRange::of));
+            let len = self.ranges.iter().map(|range| range.len).sum();
+            for inbox in &mut self.inboxes {
+                let known = self.members.table.port(inbox.port);
+                let takes =
+                    |port: &TablePort| port.vlans.carries(vlan) && port.vlans.is_tagged() == is_tagged;
+                if !known.is_some_and(takes) {
+                    continue;
+                }
+                let Some(peer) = network.guest(inbox.guest.at) else {
+                    continue;
+                };
+                let offload = match (&mut inbox.look, &self.ranges[..]) {
+                    (Some(look), &[range]) => look.look(umem, range, peer.counters),
+                    _ => NO_OFFLOAD,
+                };
+                match write_copy(peer, len, offload, &mut UmemBytes::new(umem, &self.ranges)) {
+                    Ok(delivered) => frames += delivered,
+                    Err(fault) => network.blame(inbox.guest.at, fault),
+                }
+            }
+        }
+        frames
+    }
+
+    /// Inboxes for those who belong to the network now; what waits for one who does not any more is lost.
+    #[cold]
+    fn renew_inboxes(&mut self, network: &mut dyn Network) {
+        self.is_stale = false;
+        let members = Arc::clone(&self.members);
+        let mut before = std::mem::take(&mut self.inboxes);
+        self.inbox_of.clear();
+        for (port, _) in members.ports() {
+            let Some(guest) = members.guest(port, self.flow) else {
+                continue;
+            };
+            let known = before.iter().position(|inbox| inbox.guest.id == guest.id);
+            let inbox = match (known, network.guest(guest.at)) {
+                (Some(at), _) => Inbox {
+                    port,
+                    guest,
+                    ..before.swap_remove(at)
+                },
+                (None, Some(peer)) => Inbox::new(port, guest, peer.pair),
+                (None, None) => continue,
+            };
+            let at = usize::from(port.0);
+            if self.inbox_of.len() <= at {
+                self.inbox_of.resize(at + 1, None);
+            }
+            self.inbox_of[at] = Some(self.inboxes.len());
+            self.inboxes.push(inbox);
+        }
+        for mut inbox in before {
+            inbox.empty(&mut self.queue.empty, &self.counters);
+        }
+        self.waiting = self.inboxes.iter().map(Inbox::len).sum();
+        // It names an inbox by a place that it may not have any more.
+        self.route = self.route.map(|_| Route::Nobody);
+    }
+}
+
+/// The VLAN of a frame, by its first piece; 0: none.
+fn vlan_of(umem: &Umem, piece: &RxDesc) -> u16 {
+    let mut bytes = [0; LOOK_BYTES];
+    let known = (piece.len as usize).min(LOOK_BYTES);
+    let _ = umem.read(piece.data, &mut bytes[..known]);
+    ethernet::head(&bytes).tags.vlan()
+}
+
+/// Takes the first tag of a frame off, of which `bytes` are the first: the addresses move up to what is behind it.
+#[cold]
+fn take_tag_off(umem: &Umem, piece: &mut RxDesc, bytes: &[u8; LOOK_BYTES]) {
+    let begin = UmemOffset::new(piece.data.get() + TAG_BYTES as u64);
+    // In the chunk, which is ours: the piece is longer than that.
+    if piece.len as usize >= LOOK_BYTES && umem.write(begin, &bytes[..ADDRESS_BYTES]).is_some() {
+        piece.data = begin;
+        piece.len -= TAG_BYTES as u32;
+    }
+}
+
+/// Delivers what waits in an inbox, as far as its guest has buffers; the frames that it got.
+/// Errors: what the guest did wrong.
+fn deliver_inbox(
+    inbox: &mut Inbox,
+    umem: &Umem,
+    empty: &mut Vec<Frame>,
+    network: &mut dyn Network,
+) -> Result<usize, Fault> {
+    let Some(peer) = network.guest(inbox.guest.at) else {
+        return Ok(0);
+    };
+    let mut delivery = Delivery::begin_with(peer.pair, peer.buffers, peer.counters, inbox.len())?;
+    let Inbox {
+        arrivals,
+        received,
+        waiting,
+        ..
+    } = inbox;
+    arrivals.deliver_waiting(waiting, received, umem, empty, &mut delivery)?;
+    Ok(delivery.finish())
+}
+
+impl<N: Lent> Lane for UplinkLane<N> {
+    fn breathe(&mut self, near: Near<'_>) -> Result<usize, Blame> {
+        let Near::Network(network) = near else {
+            return Ok(0);
+        };
+        if self.is_stale {
+            self.renew_inboxes(network);
+        }
+        self.queue.reclaim(SEGMENTS * 2, &self.counters);
+        if self.queue.nic.unsent() > 0 || self.queue.link != LinkState::Up {
+            self.queue.kick(&self.counters);
+        }
+        // What waited first: it came first.
+        let mut moved = self.deliver(network);
+        self.receive(network);
+        moved += self.deliver(network);
+        self.queue.give();
+        Ok(moved)
+    }
+
+    fn arm(&mut self, near: Near<'_>) -> Work {
+        self.awaits_nic = !self.queue.nic.has_frames();
+        if !self.awaits_nic || self.is_stale {
+            return Work::Now;
+        }
+        let mut work = Work::None;
+        if let Near::Network(network) = near
+            && self.waiting > 0
+        {
+            for inbox in self.inboxes.iter().filter(|inbox| inbox.len() > 0) {
+                if let Some(peer) = network.guest(inbox.guest.at)
+                    && peer.pair.to_guest.queue.enable_kicks()
+                {
+                    work = match inbox.arrivals.short {
+                        true => work.max(Work::Soon),
+                        false => Work::Now,
+                    };
+                }
+            }
+        }
+        match self.queue.nic.unsent() > 0 {
+            true => work.max(Work::Soon),
+            false => work,
+        }
+    }
+
+    fn pair(&self) -> Option<&QueuePair> {
+        None
+    }
+
+    fn pair_mut(&mut self) -> Option<&mut QueuePair> {
+        None
+    }
+
+    fn uplink(&mut self) -> Option<&mut NicQueue<XdpNic>> {
+        N::uplink(&mut self.queue)
+    }
+
+    fn meet(&mut self, members: &Arc<Members>) {
+        self.members = Arc::clone(members);
+        self.is_stale = true;
+    }
+
+    fn nic(&self) -> Option<BorrowedFd<'_>> {
+        self.queue.nic.fd()
+    }
+
+    fn awaits_nic(&self) -> bool {
+        self.awaits_nic
+    }
+
+    fn inject(&mut self, _frame: &[u8], _near: Near<'_>) {}
+
+    fn stop(self: Box<Self>) -> Stopped {
+        let mut lane = *self;
+        for inbox in &mut lane.inboxes {
+            inbox.empty(&mut lane.queue.empty, &lane.counters);
+        }
+        let group = lane.group.drain(..).map(|piece| piece.frame);
+        lane.queue.empty.extend(group);
+        NicSink::new(&mut lane.queue, &mut Transmit::default(), &lane.counters).send_at_last();
+        Stopped {
+            pair: None,
+            queue: N::give_back(lane.queue, &lane.counters),
+        }
+    }
+}
