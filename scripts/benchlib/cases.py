@@ -144,7 +144,7 @@ class CableCase(Case):
 
     def __init__(self, size):
         take = lambda run, who: measure.cable(run, who, size)  # noqa: E731
-        super().__init__(f"cable/{size}", ["cable", "dpdk", "ovs", "ovs-64"], "mpps", take)
+        super().__init__(f"cable/{size}", ["cable", "network", "network-64", "dpdk", "ovs", "ovs-64"], "mpps", take)
 
 
 class PairsCase(Case):

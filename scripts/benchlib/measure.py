@@ -108,14 +108,14 @@ IDLE_PORTS = 62
 def cable(run, contender, size):
     """Two guests of one process, on one CPU, and the back end between them; every frame that arrives is counted."""
     paths = [socket_path(run, end) for end in ("", ".other")]
-    listen = contender.startswith("ovs")
+    idle = [socket_path(run, f".idle{port}") for port in range(IDLE_PORTS)] if contender.endswith("-64") else []
+    kind, listen = contender.removesuffix("-64"), contender.startswith("ovs")
     with ExitStack() as stack:
         if listen:
-            idle = [socket_path(run, f".idle{port}") for port in range(IDLE_PORTS)] if contender == "ovs-64" else []
             backend = up(run, stack, ovs.Switch(run, paths + idle))
         else:
-            backend = testpmd.peer_between(run, run.backend_cpu, paths) if contender == "dpdk" else ours.cable(run, run.backend_cpu, paths)
-            start_backend(run, stack, backend, paths[1])
+            between = {"dpdk": testpmd.peer_between, "cable": ours.cable, "network": ours.network}[kind]
+            backend = start_backend(run, stack, between(run, run.backend_cpu, paths + idle), (paths + idle)[-1])
         guests = up(run, stack, testpmd.two_guests(run, run.guest_cpu, paths, size, listen))
         return rate(run, lambda: sum(guests.stats(port)["ipackets"] for port in range(2)), backend)
 

@@ -35,6 +35,24 @@ def cable(run, cpu, socket_paths, directory=None):
     return Process("daemon", argv, directory)
 
 
+def network(run, cpu, socket_paths, directory=None):
+    """`vhost-af-xdp serve` with a network of ports and no uplink, as `cable`; the ports' addresses count up as the guests' do."""
+    directory = directory or run.log_dir
+    text = "[network.between]\n"
+    for number, path in enumerate(socket_paths):
+        text += f'[port.p{number}]\nnetwork = "between"\nmac = "{mac(number)}"\nsocket-path = "{path}"\n'
+    config = os.path.join(directory, "network.toml")
+    with open(config, "w", encoding="ascii") as file:
+        file.write(text)
+    argv = [run.binary, "serve", "--config", config, *(["--cpus", str(cpu)] if cpu is not None else [])]
+    return Process("daemon", [*argv, "--control", os.path.join(directory, "control")], directory)
+
+
+def mac(number):
+    """The address of a guest of many."""
+    return f"02:00:00:00:01:{number:02x}"
+
+
 def start(run, argv, log_dir, netns=None, interface=None):
     """The daemon, with leased queues if there is a steward to be had, else by root."""
     if interface and run.steward:

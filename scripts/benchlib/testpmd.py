@@ -12,7 +12,7 @@ import shutil
 import signal
 import socket
 
-from . import caretaker
+from . import caretaker, ours
 from .process import Failed, Process
 
 RUNTIME_DIR = "/var/run/dpdk"
@@ -93,17 +93,15 @@ def guest_of(run, cpu, vdevs, direction, size, queues=1):
     return Testpmd(run, "guest", cpu, vdevs, app_args)
 
 
-GUEST_MACS = ("02:00:00:00:01:00", "02:00:00:00:01:01")
-
-
 def two_guests(run, cpu, socket_paths, size, server=False):
     """Two guests whose frames circulate: what one gets, it sends by the other. They begin with a burst of each, addressed to the other, for
     back ends that look at addresses. As `server` they listen."""
+    macs = [ours.mac(number) for number in range(2)]
     vdevs = [
         f"net_virtio_user{port},path={path},mac={mac},server={int(server)}"
-        for port, (path, mac) in enumerate(zip(socket_paths, GUEST_MACS))
+        for port, (path, mac) in enumerate(zip(socket_paths, macs))
     ]
-    peers = [f"--eth-peer={port},{mac}" for port, mac in enumerate(reversed(GUEST_MACS))]
+    peers = [f"--eth-peer={port},{mac}" for port, mac in enumerate(reversed(macs))]
     return Testpmd(run, "guests", cpu, vdevs, ["--forward-mode=io", "--tx-first", f"--txpkts={size}", *peers])
 
 

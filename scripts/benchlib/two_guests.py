@@ -4,6 +4,7 @@ A contender's world (what lies between the guests, and the two) is made when it 
 tcp.py. Who polls without a pause stands still (SIGSTOP) while others are measured.
 
     cable           ours: two ports of a daemon, joined
+    network         the same on a network, which looks at addresses
     ovs             Open vSwitch over DPDK with userspace-tso-enable, see ovs.py; without it a guest would cut and add up all by itself
     tap-bridge      two taps of QEMU's, with vnet_hdr, on a Linux bridge in a namespace of their own; no vhost-net in this kernel
     tap-bridge-intx the same with guests that have a plain PCI interrupt, as those of the others have here (tcp.py says why)
@@ -20,7 +21,7 @@ from .guest import Guest
 from .net import Namespace, ip
 from .process import Directory, threads_ns
 
-CONTENDERS = ("cable", "ovs", "tap-bridge")
+CONTENDERS = ("cable", "network", "ovs", "tap-bridge")
 FURTHER = ("tap-bridge-intx",)
 MESSAGES = (4096, 65536)
 GUEST_IPS = ("10.79.0.1", "10.79.0.2")
@@ -58,12 +59,13 @@ class World:
             options = [["--listen", path] for path in paths]
             self.between = self.stack.enter_context(ovs.Switch(self.run, paths, tso=True)).ready()
         else:
-            self.between = self.stack.enter_context(ours.cable(self.run, None, paths, state))
+            between = {"cable": ours.cable, "network": ours.network}[self.kind]
+            self.between = self.stack.enter_context(between(self.run, None, paths, state))
             self.between.until("its sockets", lambda: all(map(os.path.exists, paths)))
         if self.between:
             self.run.remember(self.between)
         for number, words in enumerate(options):
-            words += ["--ip", f"{GUEST_IPS[number]}/24", "--mac", f"52:54:00:12:34:0{number}", "--mem", "512"]
+            words += ["--ip", f"{GUEST_IPS[number]}/24", "--mac", ours.mac(number), "--mem", "512"]
             guest = Guest(os.path.join(state, f"guest{number}"), words, netns)
             guest.name = f"guest{number}"
             self.guests.append(self.stack.enter_context(guest))
