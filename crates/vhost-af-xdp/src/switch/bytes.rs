@@ -17,6 +17,10 @@ use xsk::{MemoryPart, RxDesc, TxDesc, Umem, UmemMemory, UmemOffset};
 
 use device::pair::{HEADER_BYTES, Piece};
 
+/// The shortest frames' length without their checksum is 60; drivers of guests fill up to that or to this. And so many
+/// bytes of each frame are looked at where frames go by address.
+const SHORT: usize = 64;
+
 /// Guest RAM with the bounce area behind it, as memory for a UMEM (direct placement).
 pub(crate) struct GuestRam(pub(crate) std::sync::Arc<MemoryMap>);
 
@@ -96,6 +100,30 @@ pub(crate) fn guest_to_guest(from: &MemoryMap, piece: Piece, to: &MemoryMap, off
     Some(())
 }
 
+/// Copies a frame of a guest's into the memory of another, or of the same, with its virtio-net header in front: bytes of
+/// ours, then those of a piece; as [`guest_to_umem`].
+#[inline]
+pub(crate) fn between_guests(
+    from: &MemoryMap,
+    head: &[u8],
+    rest: Piece,
+    to: &MemoryMap,
+    offset: u64,
+    header: [u8; HEADER_BYTES as usize],
+) -> Option<()> {
+    let source = from.ptr(rest.offset, rest.len as usize)?;
+    let target = to.ptr(offset, header.len() + head.len() + rest.len as usize)?;
+    copy(NonNull::from(&header).cast(), target, header.len());
+    // SAFETY: `target` has room for all three, one behind the other, as was just checked.
+    let (at_head, at_rest) = unsafe {
+        let at_head = target.add(header.len());
+        (at_head, at_head.add(head.len()))
+    };
+    copy_short(NonNull::from(head).cast(), at_head, head.len());
+    copy_short(source, at_rest, rest.len as usize);
+    Some(())
+}
+
 /// Copies a whole frame into guest memory, with its virtio-net header in front; as [`guest_to_umem`].
 #[inline]
 pub(crate) fn frame_to_guest(
@@ -166,6 +194,17 @@ fn received_start(umem: &Umem, piece: &RxDesc) -> Option<NonNull<u8>> {
     (inside && piece.frame.offset() >= umem.private_from())
         .then(|| umem.ptr(piece.data, piece.len as usize))
         .flatten()
+}
+
+/// The same, without a call where there is little to copy: the shortest frames are the most. What is copied may
+/// change meanwhile.
+#[inline(always)]
+fn copy_short(source: NonNull<u8>, target: NonNull<u8>, len: usize) {
+    match len {
+        0 => {}
+        SHORT => copy(source, target, SHORT),
+        _ => copy(source, target, len),
+    }
 }
 
 #[inline]

@@ -6,7 +6,7 @@
 //! guest (`guests.rs`).
 
 use device::counters::{Counter, PairCounters};
-use device::pair::{Cursor, Fault, QueuePair, Sending};
+use device::pair::{Cursor, Fault, Piece, QueuePair, Sending};
 use virtqueue::{Buffer, ChainId, Chains};
 
 use super::limits::{BATCH, BYTES_A_FRAME, DESCRIPTORS_A_FRAME};
@@ -37,6 +37,19 @@ impl GuestFrame<'_> {
             place.pass(self.buffers, byte);
         }
         place
+    }
+
+    /// The bytes behind `head`, if they lie in one buffer.
+    #[inline]
+    pub(crate) fn rest_in_one(&self) -> Option<Piece> {
+        let start = self.sending.start;
+        let buffer = self.buffers.get(start.buffer)?;
+        let len = (self.sending.len as usize).checked_sub(self.head.len())? as u32;
+        let within = start.within + self.replaced;
+        (u64::from(within) + u64::from(len) <= u64::from(buffer.len)).then(|| Piece {
+            offset: buffer.offset + u64::from(within),
+            len,
+        })
     }
 }
 

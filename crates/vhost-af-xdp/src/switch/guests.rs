@@ -25,7 +25,7 @@ use super::gso::{FromChain, GsoPacket};
 use super::lane::{Blame, Lane, Near, Peer, Stopped, Work};
 use super::limits::BATCH;
 use super::pending::Pending;
-use super::to_guest::{Bytes, Delivery, Fit, NO_OFFLOAD};
+use super::to_guest::{Bytes, Delivery, Fit, IN_ONE_BUFFER, NO_OFFLOAD, with_buffers};
 
 /// See the module's head: one end.
 pub(crate) struct GuestLane {
@@ -215,6 +215,16 @@ impl<'a> Passing<'a> {
         let &Sending { len, request, .. } = frame.sending;
         if let Some(gso) = request.gso {
             return pass_packet(frame, gso, from, delivery, pending);
+        }
+        let header = match request.csum {
+            None => Some(IN_ONE_BUFFER),
+            Some(_) if delivery.pair().offloads.guest_csum => Some(with_buffers(request.to_header(0), 1)),
+            Some(_) => None,
+        };
+        if let Some(header) = header
+            && delivery.whole_of_guest(frame, header)
+        {
+            return Ok(Passed::Yes);
         }
         let fit = delivery.fit(len)?;
         if fit != Fit::Now {

@@ -48,16 +48,14 @@ struct Judged {
 }
 
 impl Judged {
-    /// A chain of which nothing is known but what is to be sent of it.
-    fn new(sending: Option<Sending>) -> Self {
-        Self {
-            sending,
-            to: Destination::Unknown,
-            vlan: 0,
-            is_tagged: false,
-            head: [0; HEAD_BYTES],
-        }
-    }
+    /// One of which nothing is known.
+    const NOTHING: Self = Self {
+        sending: None,
+        to: Destination::Unknown,
+        vlan: 0,
+        is_tagged: false,
+        head: [0; HEAD_BYTES],
+    };
 
     /// Its frame, in those buffers, as the guest sent it.
     #[inline]
@@ -168,7 +166,10 @@ pub(crate) struct PortLane {
     number: PortNumber,
     members: Arc<Members>,
     sender: Sender,
-    judged: Vec<Judged>,
+    /// The first `judged` of them are of the turn. Written in place: what is put together elsewhere and moved here is
+    /// stored in pieces and loaded as a whole, which waits for the stores.
+    chains: Box<[Judged]>,
+    judged: usize,
     /// To the uplink.
     transmit: Transmit,
     /// Room for its buffers.
@@ -195,7 +196,8 @@ impl PortLane {
             number,
             members: Arc::default(),
             sender: Sender::default(),
-            judged: Vec::with_capacity(BATCH),
+            chains: (0..BATCH).map(|_| Judged::NOTHING).collect(),
+            judged: 0,
             transmit: Transmit::default(),
             buffers: Chains::default(),
             pending: Pending::default(),
@@ -216,9 +218,9 @@ impl PortLane {
             turn,
             done: 0,
         };
-        while burst.done < self.judged.len() && !self.waits && burst.turn.takes_more() {
+        while burst.done < self.judged && !self.waits && burst.turn.takes_more() {
             let run = self.run_from(burst.done);
-            match self.judged[burst.done].to {
+            match self.chains[burst.done].to {
                 Destination::Port(port) => self.to_port(port, run, &mut burst),
                 Destination::Unknown => self.to_uplink(run, &mut burst),
                 Destination::Group => self.to_group(&mut burst),
@@ -262,49 +264,43 @@ impl PortLane {
         let Self {
             pair,
             sender,
+            chains,
             judged,
             counters,
             ..
         } = self;
-        judged.clear();
+        *judged = 0;
         let Some(port) = self.members.table.port(self.number) else {
             return Ok(());
         };
         let mut work = turn.anew();
         let mut known = Known::default();
-        for chain in &sender.chains().chains {
+        for (chain, of_chain) in sender.chains().chains.iter().zip(chains) {
             if !work.takes_more() {
                 break;
             }
             let buffers = sender.chains().buffers(chain);
-            let mut chain = Judged::new(pair.judge(chain, buffers, None, counters)?);
-            if let Some(sending) = &chain.sending {
-                let frame = GuestFrame {
-                    pair,
-                    buffers,
-                    sending,
-                    head: &[],
-                    replaced: 0,
-                };
-                frame.read_start(&mut chain.head[..HEAD_BYTES.min(sending.len as usize)]);
+            of_chain.sending = pair.judge(chain, buffers, None, counters)?;
+            if let Some(sending) = &of_chain.sending {
+                read_head(pair, buffers, sending, &mut of_chain.head);
                 work.tally.add(sending.len);
                 if known
-                    .find(&self.members.table, port, &mut chain, counters)
+                    .find(&self.members.table, port, of_chain, counters)
                     .is_none()
                 {
-                    chain.sending = None;
+                    of_chain.sending = None;
                 }
             }
             work.note(buffers.len());
-            judged.push(chain);
+            *judged += 1;
         }
         Ok(())
     }
 
     /// How many from one on go the same way.
     fn run_from(&self, first: usize) -> usize {
-        let to = self.judged[first].to;
-        let rest = self.judged[first..].iter();
+        let to = self.chains[first].to;
+        let rest = self.chains[first..self.judged].iter();
         rest.take_while(|judged| judged.to == to).count()
     }
 
@@ -338,7 +334,7 @@ impl PortLane {
         };
         let end = burst.done + run;
         while burst.done < end && burst.turn.takes_more() && !self.waits {
-            let (judged, chain) = (&self.judged[burst.done], self.sender.chains().chains[burst.done]);
+            let (judged, chain) = (&self.chains[burst.done], self.sender.chains().chains[burst.done]);
             let buffers = self.sender.chains().buffers(&chain);
             if let Some(frame) = judged.frame(&self.pair, buffers) {
                 match with_tag(judged, frame, is_tagged, |frame| {
@@ -377,7 +373,7 @@ impl PortLane {
         while burst.done < end && burst.turn.takes_more() && !self.waits {
             let chain = self.sender.chains().chains[burst.done];
             let buffers = self.sender.chains().buffers(&chain);
-            let judged = &self.judged[burst.done];
+            let judged = &self.chains[burst.done];
             if let Some(frame) = judged.frame(&self.pair, buffers) {
                 if let Some(counter) = sink.unsendable(&self.counters) {
                     counter.add(1);
@@ -406,7 +402,7 @@ impl PortLane {
         }
         let chain = self.sender.chains().chains[first];
         let buffers = self.sender.chains().buffers(&chain);
-        let judged = &self.judged[first];
+        let judged = &self.chains[first];
         if let Some(frame) = judged.frame(&self.pair, buffers) {
             if !has_uplink {
                 burst.turn.tally.add(frame.sending.len);
@@ -437,7 +433,7 @@ impl PortLane {
     /// A run of frames that nobody takes.
     fn lose(&mut self, run: usize, burst: &mut Burst<'_>, counter: fn(&PairCounters) -> &Counter) {
         for _ in 0..run {
-            let is_frame = self.judged[burst.done].sending.is_some();
+            let is_frame = self.chains[burst.done].sending.is_some();
             counter(&self.counters).add(is_frame.into());
             self.next(burst);
         }
@@ -453,6 +449,32 @@ impl PortLane {
         let queue = network.uplink(self.members.uplink(self.flow())?)?;
         Some(NicSink::new(queue, &mut self.transmit, &self.counters))
     }
+}
+
+/// Copies the first bytes of a frame; those that it does not have are 0.
+#[inline]
+fn read_head(pair: &QueuePair, buffers: &[Buffer], sending: &Sending, head: &mut [u8; HEAD_BYTES]) {
+    let at = sending.start;
+    let start = buffers.get(at.buffer).filter(|start| {
+        // In one piece, as nearly all are: of a length that is known here, which takes no call.
+        start.len - at.within >= HEAD_BYTES as u32
+    });
+    if let Some(start) = start {
+        // Inside the map, as checked when the descriptor was read.
+        let _ = pair
+            .memory
+            .copy_from_guest(start.offset + u64::from(at.within), head);
+        return;
+    }
+    *head = [0; HEAD_BYTES];
+    let frame = GuestFrame {
+        pair,
+        buffers,
+        sending,
+        head: &[],
+        replaced: 0,
+    };
+    frame.read_start(&mut head[..HEAD_BYTES.min(sending.len as usize)]);
 }
 
 /// Passes a frame to one of several guests, which loses it if it has no buffer now.

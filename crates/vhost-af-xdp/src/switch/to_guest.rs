@@ -9,7 +9,8 @@ use device::pair::{Cursor, Fault, HEADER_BYTES, Piece, QueuePair};
 use virtqueue::{Buffer, Chain, Chains, MemoryMap};
 use xsk::{Frame, RxDesc, Umem, UmemOffset};
 
-use super::bytes::{UmemRange, frame_to_guest, umem_to_guest};
+use super::bytes::{UmemRange, between_guests, frame_to_guest, umem_to_guest};
+use super::from_guest::GuestFrame;
 use super::limits::{BATCH, DESCRIPTORS};
 use crate::nic::custody::{Custody, Stray};
 
@@ -230,6 +231,37 @@ impl<'a> Delivery<'a> {
         self.next += 1;
         self.room -= u64::from(buffer.len);
         self.note(piece.len);
+        true
+    }
+
+    /// The same for a frame of another guest's. Its first bytes may be in `head`.
+    #[inline]
+    pub(super) fn whole_of_guest(
+        &mut self,
+        frame: GuestFrame<'_>,
+        header: [u8; HEADER_BYTES as usize],
+    ) -> bool {
+        let Some(chain) = self.chains.chains.get(self.next) else {
+            return false;
+        };
+        let buffer = self.chains.buffers[chain.first as usize];
+        let Some(rest) = frame.rest_in_one() else {
+            return false;
+        };
+        let len = frame.sending.len;
+        let written = len + HEADER_BYTES;
+        if chain.writable != 1 || buffer.len < written || self.pair.header_bytes != HEADER_BYTES {
+            return false;
+        }
+        let from = &frame.pair.memory;
+        if between_guests(from, frame.head, rest, &self.pair.memory, buffer.offset, header).is_none() {
+            return false;
+        }
+        self.pair.wrote(buffer.offset, written);
+        self.pair.to_guest.queue.push_used(chain.id, written);
+        self.next += 1;
+        self.room -= u64::from(buffer.len);
+        self.note(len);
         true
     }
 
