@@ -253,7 +253,7 @@ impl QueuePair {
     ///
     /// # Errors
     /// What the guest did wrong.
-    #[inline]
+    #[inline(always)]
     pub fn judge(
         &mut self,
         chain: &Chain,
