@@ -145,7 +145,7 @@ pub struct QueuePair {
 }
 
 /// A chain of the transmit queue that is to be sent.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct Sending {
     /// Where the frame begins in the chain.
     pub start: Cursor,
@@ -253,7 +253,7 @@ impl QueuePair {
     ///
     /// # Errors
     /// What the guest did wrong.
-    #[inline(always)]
+    #[inline]
     pub fn judge(
         &mut self,
         chain: &Chain,
@@ -261,11 +261,30 @@ impl QueuePair {
         unsendable: Option<&Counter>,
         counters: &PairCounters,
     ) -> Result<Option<Sending>, Fault> {
+        let mut sending = Sending::default();
+        let is_one = self.judge_into(chain, buffers, unsendable, counters, &mut sending)?;
+        Ok(is_one.then_some(sending))
+    }
+
+    /// The same into a place of the caller's; whether there is something to be sent. For who judges many: what is put
+    /// together in pieces and then moved as a whole waits for the stores.
+    ///
+    /// # Errors
+    /// As [`QueuePair::judge`].
+    #[inline]
+    pub fn judge_into(
+        &mut self,
+        chain: &Chain,
+        buffers: &[Buffer],
+        unsendable: Option<&Counter>,
+        counters: &PairCounters,
+        sending: &mut Sending,
+    ) -> Result<bool, Fault> {
         if self.sent_before > 0 {
             // It was sent, or is lost; sending it once more would be worse.
             self.sent_before -= 1;
             counters.from_guest_fate_unknown.add(1);
-            return Ok(None);
+            return Ok(false);
         }
         if chain.writable != 0 {
             return Err(Fault::WritableInTransmit { head: chain.id.head });
@@ -278,46 +297,50 @@ impl QueuePair {
             });
         }
         let len = bytes - self.header_bytes;
-        let Some(request) = self.request(buffers, len, counters) else {
-            return Ok(None);
-        };
+        if !self.request(buffers, len, counters, &mut sending.request) {
+            return Ok(false);
+        }
         if len < SHORTEST_FRAME {
             counters.from_guest_runt.add(1);
-            return Ok(None);
+            return Ok(false);
         }
-        let longest = match request.gso {
+        let longest = match sending.request.gso {
             None => self.frame_limit,
             Some(_) => LONGEST_GSO_PACKET,
         };
         if len > longest {
             counters.from_guest_too_long.add(1);
-            return Ok(None);
+            return Ok(false);
         }
         if let Some(counter) = unsendable {
             counter.add(1);
-            return Ok(None);
+            return Ok(false);
         }
-        let start = Cursor::after(buffers, self.header_bytes);
-        Ok(Some(Sending { start, len, request }))
+        sending.start = Cursor::after(buffers, self.header_bytes);
+        sending.len = len;
+        Ok(true)
     }
 
-    /// What the header of a frame of `len` bytes asks for; `None` if that cannot be had, which is counted.
+    /// What the header of a frame of `len` bytes asks for, into `request`; false if that cannot be had, which is
+    /// counted.
     #[inline]
-    fn request(&self, buffers: &[Buffer], len: u32, counters: &PairCounters) -> Option<Request> {
+    fn request(&self, buffers: &[Buffer], len: u32, counters: &PairCounters, request: &mut Request) -> bool {
+        *request = Request::default();
         // Every offload of frames from the guest rests on this one.
         if !self.offloads.csum {
             let [flags, gso_type] = self.header_start(buffers);
-            if flags & NEEDS_CSUM != 0 || gso_type != GSO_NONE {
+            let is_plain = flags & NEEDS_CSUM == 0 && gso_type == GSO_NONE;
+            if !is_plain {
                 counters.from_guest_offload_not_negotiated.add(1);
-                return None;
             }
-            return Some(Request::default());
+            return is_plain;
         }
         let header: [u8; 10] = self.header_start(buffers);
         if header[0] & NEEDS_CSUM == 0 && header[1] == GSO_NONE {
-            return Some(Request::default());
+            return true;
         }
-        self.work(&header, len, counters)
+        let work = self.work(&header, len, counters);
+        work.map(|work| *request = work).is_some()
     }
 
     /// The same for a header that asks for something.

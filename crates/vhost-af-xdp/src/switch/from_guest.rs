@@ -240,26 +240,28 @@ impl Sender {
         let mut turn = Turn::of(self.left);
         pair.from_guest.queue.pop(&mut self.chains, most)?;
         let (mut done, mut full) = (0, false);
+        let mut sending = Sending::default();
         for (at, chain) in self.chains.iter().enumerate() {
             let buffers = self.chains.buffers(chain);
-            // By reference: to copy what was just written in other sizes waits for the stores.
             let put = match turn.takes_more() && sink.has_room() {
                 false => None,
-                true => match pair.judge(chain, buffers, sink.unsendable(counters), counters) {
-                    Err(fault) => return Err(fault),
-                    Ok(ref sending) => {
-                        let frame = sending.as_ref().map(|sending| GuestFrame {
-                            pair,
-                            buffers,
-                            sending,
-                            head: &[],
-                            replaced: 0,
-                        });
-                        let put = sink.put(chain.id, frame, &mut turn);
-                        full = put == Put::NoRoom;
-                        Some(put).filter(|_| !full)
+                true => {
+                    match pair.judge_into(chain, buffers, sink.unsendable(counters), counters, &mut sending) {
+                        Err(fault) => return Err(fault),
+                        Ok(is_one) => {
+                            let frame = is_one.then_some(GuestFrame {
+                                pair,
+                                buffers,
+                                sending: &sending,
+                                head: &[],
+                                replaced: 0,
+                            });
+                            let put = sink.put(chain.id, frame, &mut turn);
+                            full = put == Put::NoRoom;
+                            Some(put).filter(|_| !full)
+                        }
                     }
-                },
+                }
             };
             let Some(put) = put else {
                 pair.from_guest.queue.unpop(self.chains.slots(at));

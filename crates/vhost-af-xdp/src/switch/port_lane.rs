@@ -16,7 +16,8 @@
 use std::sync::Arc;
 
 use device::counters::{Counter, PairCounters};
-use device::pair::{Fault, QueuePair, Sending};
+use device::pair::{Cursor, Fault, QueuePair, Sending};
+use offload::segment::Request;
 use virtqueue::{Buffer, Chains};
 
 use super::ethernet::{self, ADDRESS_BYTES, Head, TAG_BYTES, Tags};
@@ -37,8 +38,9 @@ const HEAD_BYTES: usize = 64;
 
 /// A chain of the turn, judged.
 struct Judged {
-    /// Nothing, if there is nothing to be sent.
-    sending: Option<Sending>,
+    /// If there is something to be sent.
+    sending: Sending,
+    is_sent: bool,
     to: Destination,
     /// Of the frame; 0: none.
     vlan: u16,
@@ -50,7 +52,15 @@ struct Judged {
 impl Judged {
     /// One of which nothing is known.
     const NOTHING: Self = Self {
-        sending: None,
+        sending: Sending {
+            start: Cursor { buffer: 0, within: 0 },
+            len: 0,
+            request: Request {
+                csum: None,
+                gso: None,
+            },
+        },
+        is_sent: false,
         to: Destination::Unknown,
         vlan: 0,
         is_tagged: false,
@@ -60,12 +70,11 @@ impl Judged {
     /// Its frame, in those buffers, as the guest sent it.
     #[inline]
     fn frame<'a>(&'a self, pair: &'a QueuePair, buffers: &'a [Buffer]) -> Option<GuestFrame<'a>> {
-        let sending = self.sending.as_ref()?;
-        let known = HEAD_BYTES.min(sending.len as usize);
-        Some(GuestFrame {
+        let known = HEAD_BYTES.min(self.sending.len as usize);
+        self.is_sent.then_some(GuestFrame {
             pair,
             buffers,
-            sending,
+            sending: &self.sending,
             head: &self.head[..known],
             // At most HEAD_BYTES.
             #[allow(clippy::cast_possible_truncation)]
@@ -280,16 +289,12 @@ impl PortLane {
                 break;
             }
             let buffers = sender.chains().buffers(chain);
-            of_chain.sending = pair.judge(chain, buffers, None, counters)?;
-            if let Some(sending) = &of_chain.sending {
-                read_head(pair, buffers, sending, &mut of_chain.head);
-                work.tally.add(sending.len);
-                if known
-                    .find(&self.members.table, port, of_chain, counters)
-                    .is_none()
-                {
-                    of_chain.sending = None;
-                }
+            of_chain.is_sent = pair.judge_into(chain, buffers, None, counters, &mut of_chain.sending)?;
+            if of_chain.is_sent {
+                read_head(pair, buffers, &of_chain.sending, &mut of_chain.head);
+                work.tally.add(of_chain.sending.len);
+                let found = known.find(&self.members.table, port, of_chain, counters);
+                of_chain.is_sent = found.is_some();
             }
             work.note(buffers.len());
             *judged += 1;
@@ -433,7 +438,7 @@ impl PortLane {
     /// A run of frames that nobody takes.
     fn lose(&mut self, run: usize, burst: &mut Burst<'_>, counter: fn(&PairCounters) -> &Counter) {
         for _ in 0..run {
-            let is_frame = self.chains[burst.done].sending.is_some();
+            let is_frame = self.chains[burst.done].is_sent;
             counter(&self.counters).add(is_frame.into());
             self.next(burst);
         }
