@@ -488,7 +488,7 @@ impl ServeConfig {
         let uplinks = self.networks.iter().filter_map(|network| network.uplink.as_ref());
         let wanted = leased.filter_map(PortConfig::wanted);
         wanted
-            .chain(uplinks.map(|uplink| uplink.wanted()))
+            .chain(uplinks.map(UplinkConfig::wanted))
             .map(|wanted| Queues {
                 interface: wanted.interface,
                 first: wanted.start_queue,

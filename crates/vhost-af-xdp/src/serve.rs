@@ -163,7 +163,14 @@ impl<'a> Sandboxed<'a> {
             Arc::new(move || {
                 let readings = reload.as_ref().map(Reload::readings);
                 let networks = ports.networks();
-                Status::read(&ports.all(), networks, &workers, &watchdog, &self.in_force, readings)
+                Status::read(
+                    &ports.all(),
+                    networks,
+                    &workers,
+                    &watchdog,
+                    &self.in_force,
+                    readings,
+                )
             })
         };
         if let Some(listener) = self.control {

@@ -2,10 +2,10 @@
 
 pub(crate) mod control_socket;
 mod http;
-mod link;
-pub(crate) mod process;
 mod lane_status;
+mod link;
 mod network_status;
+pub(crate) mod process;
 pub(crate) mod queues;
 pub(crate) mod service;
 pub(crate) mod status;

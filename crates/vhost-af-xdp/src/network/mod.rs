@@ -23,11 +23,11 @@ use crate::nic::interfaces::Interfaces;
 use crate::port::lane_facts::LaneFacts;
 use crate::switch::ethernet::Mac;
 use crate::switch::groups_lane::GroupsLane;
+use crate::switch::new_lane::NewLane;
 use crate::switch::role::Role;
 use crate::switch::table::{PortNumber, Table, TablePort};
 use crate::switch::uplink_lane::UplinkLane;
 use crate::switch::vlans::Vlans;
-use crate::switch::worker::NewLane;
 use crate::switch::workers::{LaneAt, Workers};
 
 /// MTU of a network without an uplink, bytes.

@@ -26,6 +26,7 @@ mod long_chains_tests;
 pub(crate) mod members;
 #[cfg(test)]
 mod network_tests;
+pub(crate) mod new_lane;
 #[cfg(test)]
 mod no_allocation_tests;
 pub(crate) mod pending;

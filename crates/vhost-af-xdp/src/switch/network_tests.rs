@@ -8,6 +8,7 @@ use virtqueue::{GuestAddr, Journal, QueueFeatures};
 
 use super::ethernet::Mac;
 use super::lane::LaneId;
+use super::new_lane::NewLane;
 use super::port_lane::PortLane;
 use super::role::Role;
 use super::slots::{self, Slot, Tables};
@@ -16,7 +17,6 @@ use super::test_guest::{HEADER, Memory};
 use super::test_nic::{TestNic, Wire, own_memory, queue};
 use super::uplink_lane::UplinkLane;
 use super::vlans::Vlans;
-use super::worker::NewLane;
 use crate::nic::queue::Sends;
 use device::counters::PairCounters;
 use device::offloads::Offloads;

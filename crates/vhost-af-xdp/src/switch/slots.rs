@@ -9,9 +9,9 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 
 use super::lane::{Blame, Lane, LaneId, Near, Network, Peer, SlotAt, Work};
 use super::members::{Guest, Members};
+use super::new_lane::{NewLane, OnFault};
 use super::role::Role;
 use super::table::Table;
-use super::worker::{NewLane, OnFault};
 use crate::nic::endpoint::NicQueue;
 use crate::nic::xdp::XdpNic;
 use device::pair::{Fault, QueuePair};

@@ -36,13 +36,12 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use xsk::NumaNode;
 
 use super::lane::{Lane, LaneId, Near, Work};
+use super::new_lane::NewLane;
 use super::progress::{Progress, Watcher};
-use super::role::Role;
 use super::slots::{self, Slot, Tables};
 use super::table::Table;
 use crate::nic::numa::WorkerPlace;
 use device::counters::Counter;
-use device::pair::Fault;
 
 /// How long to sleep when frames are with the NIC that nothing will announce.
 const SOON: Duration = Duration::from_millis(1);
@@ -56,20 +55,8 @@ const ROUNDS_PER_LOOK: u32 = 16;
 /// Rounds between two looks at the kicks of guests whose lanes doze.
 const ROUNDS_PER_LISTENING: u32 = 64;
 
-/// Called once, on the worker's thread, when a guest broke the rules.
-pub(crate) type OnFault = Box<dyn FnOnce(Fault) + Send>;
-
 /// Something that control does to a running lane, on its worker's thread.
 pub(crate) type Change = Box<dyn FnOnce(&mut dyn Lane, Near<'_>) + Send>;
-
-/// A lane on its way to a worker.
-pub(crate) struct NewLane {
-    pub(crate) lane: Box<dyn Lane>,
-    pub(crate) role: Role,
-    /// NUMA node of its NIC, where there are several.
-    pub(crate) node: Option<NumaNode>,
-    pub(crate) on_fault: OnFault,
-}
 
 /// What control asks of a worker.
 pub(crate) enum Command {
@@ -511,6 +498,7 @@ mod tests {
 
     use super::*;
     use crate::switch::guests::GuestLane;
+    use crate::switch::role::Role;
     use crate::switch::test_guest::Memory;
     use device::offloads::Offloads;
 

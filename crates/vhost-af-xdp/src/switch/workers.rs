@@ -12,10 +12,11 @@ use std::time::Duration;
 use xsk::NumaNode;
 
 use super::lane::{Lane, LaneId, Near};
+use super::new_lane::NewLane;
 use super::progress::{Activity, Watcher};
 use super::slots::receives;
 use super::table::Table;
-use super::worker::{Command, NewLane, WorkerCounters, WorkerHandle};
+use super::worker::{Command, WorkerCounters, WorkerHandle};
 use crate::nic::numa::WorkerPlace;
 
 /// All workers of the process; spreads lanes over them.
