@@ -135,18 +135,13 @@ fn connections_that_hang_when_they_are_closed_count() {
     let connections: Vec<Raw> = (2..).take(CONNECTIONS).map(leave).collect();
     writer = late.open();
     (&writer).write_all(&[1; 4096]).expect("it is kept here");
-    let pid = world.steward.pid();
-    let children = || {
-        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
-        children.expect("it runs").split_whitespace().count()
-    };
     for (ended, connection) in (1..).zip(connections) {
         drop(connection);
-        let hang = wait::until(wait::SOON, || children() == ended.min(CLOSING));
-        assert!(hang, "{} of {ended} hang: {}", children(), world.steward);
+        let hang = wait::until(wait::SOON, || world.children() == ended.min(CLOSING));
+        assert!(hang, "{} of {ended} hang: {}", world.children(), world.steward);
     }
     wait::a_moment();
-    assert_eq!(children(), CLOSING);
+    assert_eq!(world.children(), CLOSING);
     let come: Vec<Raw> = (0..CONNECTIONS)
         .map(|_| Raw::connect_as(&world.socket(), uid, uid))
         .filter(|other| !other.is_over(wait::QUIET))

@@ -3,7 +3,7 @@
 
 mod common;
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt::socket_cookie;
 use steward::client::Lease;
 use steward::protocol::{Answer, Reason, Request, Rings, Step};
-use testkit::{VethPair, frame, require, wait};
+use testkit::{NetNs, VethPair, frame, require, wait};
 use xsk::{First, FramePool, Socket, SocketConfig, Umem};
 
 use holder::{Echo, UMEM_BYTES};
@@ -104,6 +104,90 @@ fn what_the_kernel_has_for_each_sharer_counts_for_each() {
     assert!(refusal.text.contains("`memlock`"), "{refusal}");
 }
 
+/// A steward of three queues for a user of its own, for whom the kernel counts nothing else.
+fn world_for(uid: u32, memlock: &str) -> World {
+    let rule = "interface = \"nic0\"\nqueues = \"all\"";
+    World::with(
+        3,
+        &format!("[[allow]]\nuser = {uid}\n{rule}\nmemlock = \"{memlock}\"\n"),
+    )
+}
+
+fn leased(world: &World, uid: u32, start_queue: u32, queues: u32) -> Raw {
+    let leased = || {
+        let mut connection = Raw::connect_as(&world.socket(), uid, uid);
+        let answer = connection.ask(&Request::Lease(wanted(start_queue, queues)));
+        matches!(answer, Answer::Facts(_)).then_some(connection)
+    };
+    wait::until_some(wait::SOON, leased).expect("free")
+}
+
+/// Registers 2 MiB for a queue.
+fn register(connection: &mut Raw, queue: u32) -> Answer {
+    let memory = memfd(UMEM_BYTES);
+    ask_with(connection, &registration(queue, 1), &[memory.as_fd()])
+}
+
+/// A socket on queue 0 with 2 MiB of its own, and its cookie.
+fn bind_first(connection: &mut Raw) -> (OwnedFd, u64) {
+    assert_eq!(register(connection, 0), Answer::Done);
+    let bound = connection.ask_for_descriptor(&BIND);
+    let cookie = socket_cookie(&bound).expect("it has one");
+    (bound, cookie)
+}
+
+/// What waits to be bound to a queue is pinned beside what that shares with others, which stays when it is closed.
+#[test]
+fn memory_that_waits_for_a_queue_counts_beside_what_that_shares() {
+    require!(Root);
+    let uid = 10_000_000 + common::holder_uid();
+    let world = world_for(uid, "5 MiB");
+    let mut connection = leased(&world, uid, 0, 3);
+    let (first, cookie) = bind_first(&mut connection);
+    assert_eq!(register(&mut connection, 1), Answer::Done, "4 MiB");
+    connection
+        .try_send_all(&share(1, cookie).encode(77), &[first.as_fd()])
+        .expect("room");
+    let _second = connection.receive_descriptor();
+    let answer = register(&mut connection, 2);
+    assert!(is_refused(&answer, Reason::Memlock), "6 MiB: {answer:?}");
+    assert_eq!(register(&mut connection, 1), Answer::Done, "in the other's place");
+}
+
+/// Of the two memories of a queue that shares none the larger counts. Both do once one of them is shared.
+#[test]
+fn memory_beside_which_another_waits_is_shared_only_if_both_are_allowed() {
+    require!(Root);
+    let uid = 20_000_000 + common::holder_uid();
+    let world = world_for(uid, "3 MiB");
+    let mut connection = leased(&world, uid, 0, 3);
+    let (first, cookie) = bind_first(&mut connection);
+    assert_eq!(register(&mut connection, 0), Answer::Done, "in its own place");
+    let answer = ask_with(&mut connection, &share(1, cookie), &[first.as_fd()]);
+    assert!(is_refused(&answer, Reason::Memlock), "4 MiB: {answer:?}");
+}
+
+/// The lease of the first may end before the second is bound.
+#[test]
+fn memory_counts_while_a_socket_is_being_bound_over_it() {
+    require!(Root);
+    let uid = 30_000_000 + common::holder_uid();
+    let world = world_for(uid, "3 MiB");
+    let mut one = leased(&world, uid, 0, 1);
+    let (first, cookie) = bind_first(&mut one);
+    let two = leased(&world, uid, 1, 1);
+    let busy = own_socket(&world.veth.near, VethPair::NIC, 1);
+    two.try_send_all(&share_within(10_000, 1, cookie).encode(77), &[first.as_fd()])
+        .expect("room");
+    assert!(wait::until(wait::SOON, || world.children() == 1));
+    drop((one, first));
+    let mut third = leased(&world, uid, 0, 1);
+    let answer = register(&mut third, 0);
+    assert!(is_refused(&answer, Reason::Memlock), "4 MiB: {answer:?}");
+    drop(busy);
+    assert_eq!(two.receive(wait::SOON), Some((77, Answer::Done)));
+}
+
 #[test]
 fn leases_of_one_user_share_and_another_user_gets_nothing_of_it() {
     require!(Root);
@@ -130,9 +214,13 @@ fn leases_of_one_user_share_and_another_user_gets_nothing_of_it() {
 }
 
 fn share(queue: u32, cookie: u64) -> Request {
+    share_within(100, queue, cookie)
+}
+
+fn share_within(wait_ms: u32, queue: u32, cookie: u64) -> Request {
     Request::Share {
         queue,
-        wait_ms: 100,
+        wait_ms,
         cookie,
         rings: Rings {
             fill: 64,
@@ -163,13 +251,10 @@ fn failed(step: Step, errno: Errno) -> Answer {
     Answer::Failed { step, errno }
 }
 
-/// A socket of ours on an interface that is not leased.
-fn foreign(world: &World) -> Socket {
-    let config = SocketConfig::new(world.veth.far.index_of(VethPair::WIRE), xsk::QueueId(0));
-    world
-        .veth
-        .far
-        .enter(|| Socket::open(&holder::umem(), &config).expect("it opens"))
+/// A socket that the steward did not make.
+fn own_socket(namespace: &NetNs, interface: &str, queue: u32) -> Socket {
+    let config = SocketConfig::new(namespace.index_of(interface), xsk::QueueId(queue));
+    namespace.enter(|| Socket::open(&holder::umem(), &config).expect("it opens"))
 }
 
 #[test]
@@ -195,7 +280,7 @@ fn descriptor_that_is_not_the_socket_it_is_said_to_be_is_refused() {
         None,
     )
     .expect("a socket");
-    let foreign = foreign(&world);
+    let foreign = own_socket(&world.veth.far, VethPair::WIRE, 0);
     for other in [memory.as_fd(), unix.as_fd(), unbound.as_fd(), foreign.as_fd()] {
         let answer = ask_with(&mut connection, &share(1, cookie), &[other]);
         assert_eq!(answer, failed(Step::Share, Errno::PERM));

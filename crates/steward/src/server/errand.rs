@@ -26,6 +26,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 
+use super::interface::Holds;
 use crate::protocol::{Refusal, Rings, Step, UmemLayout, enumerated};
 use crate::sys::child::{self, Child, LockedFor};
 
@@ -169,10 +170,11 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// What the kernel has for each socket beside the memory, at most, bytes: 136 for a chunk of 2048 (`struct
-    /// xdp_buff_xsk`), and for all chunks, whoever uses them (`xp_create_and_assign_umem`, net/xdp/xsk_buff_pool.c).
+    /// What the kernel has for each socket beside the memory, at most, bytes: for a chunk of 2048 up to 144 (`struct
+    /// xdp_buff_xsk`, Linux 6.6 to 6.12) and 8 in unaligned mode, and for all chunks, whoever uses them
+    /// (`xp_create_and_assign_umem`, net/xdp/xsk_buff_pool.c); in zero-copy 8 for a page (`xp_init_dma_info`, same file).
     pub(super) fn kernel_bytes(self) -> u64 {
-        self.bytes.div_ceil(15)
+        self.bytes.div_ceil(13)
     }
 }
 
@@ -210,12 +212,18 @@ pub(super) enum Pends {
 }
 
 impl Pends {
-    /// Memory that it is about, bytes.
-    pub(super) fn bytes(&self) -> u64 {
+    /// The memory that it is about.
+    pub(super) fn holds(&self) -> Holds {
         match self {
-            Self::Registration { registered, .. } | Self::Bind { registered, .. } => registered.memory.bytes,
-            Self::Share { memory, .. } => memory.kernel_bytes(),
-            Self::Await | Self::Refusal(_) => 0,
+            Self::Registration { registered, .. } | Self::Bind { registered, .. } => Holds {
+                waiting: Some(registered.memory),
+                bound: None,
+            },
+            Self::Share { memory, .. } => Holds {
+                waiting: None,
+                bound: Some((*memory, true)),
+            },
+            Self::Await | Self::Refusal(_) => Holds::default(),
         }
     }
 }

@@ -7,7 +7,6 @@
 //! Before Linux 6.4 nobody can map the rings of a socket that is bound. There it is handed over as soon as it has memory,
 //! and its holder binds it.
 
-use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -18,7 +17,7 @@ use xsk::PreferNode;
 
 use super::connection::{Connection, Held, Reply};
 use super::errand::{self, Bind, Errand, Memory, Outcome, Pending, Pends, Probe, QueueAt, Registered, Task};
-use super::interface::{Bound, Interface};
+use super::interface::{Bound, Holds, Interface, bytes_held};
 use super::{Answered, Server, hands_over_bound};
 use crate::protocol::{Answer, Reason, Refusal, Request, Rings, Step, UmemLayout};
 use crate::sys::{self, child::LockedFor};
@@ -44,7 +43,7 @@ pub(super) struct LostErrand {
     uid: u32,
     /// Of the policy, as long as that is the same.
     pub(super) rule: Option<usize>,
-    bytes: u64,
+    holds: Holds,
     pub(super) errand: Errand,
 }
 
@@ -129,13 +128,17 @@ impl Server {
             && (rule.is_none() || rules.filter(|&other| other == rule).count() < errand::OF_A_RULE)
     }
 
-    /// Memory that a user's errands are about, bytes.
-    fn bytes_under_way(&self, uid: u32) -> u64 {
-        let theirs = self.connections.values().filter(|other| other.peer.uid == uid);
+    /// Memory that a user's errands are about.
+    fn under_way(&self, uid: u32) -> impl Iterator<Item = Holds> {
+        let theirs = self
+            .connections
+            .values()
+            .filter(move |other| other.peer.uid == uid);
         let pending = theirs.filter_map(|other| other.pending.as_ref());
-        let lost = self.lost_errands.iter().filter(|lost| lost.uid == uid);
-        let bytes = pending.map(|pending| pending.step.bytes());
-        bytes.chain(lost.map(|lost| lost.bytes)).sum()
+        let lost = self.lost_errands.iter().filter(move |lost| lost.uid == uid);
+        pending
+            .map(|pending| pending.step.holds())
+            .chain(lost.map(|lost| lost.holds))
     }
 
     /// What a connection waited for is of no use any more.
@@ -146,7 +149,7 @@ impl Server {
             self.lost_errands.push(LostErrand {
                 uid: connection.peer.uid,
                 rule,
-                bytes: pending.step.bytes(),
+                holds: pending.step.holds(),
                 errand: pending.errand,
             });
         }
@@ -424,37 +427,27 @@ impl Server {
         self.check_memory(number, queue, wanted)
     }
 
-    /// Whether a user may have that memory in the socket of this queue, beside what it has in those of others. What
-    /// several sockets share counts once, and what the kernel has for each that shares it.
-    ///
-    /// Of a queue's two sockets, the one in use and the one that is to follow, only the larger counts: at most one of
-    /// them is bound.
+    /// Whether a user may have that memory in the socket of this queue, beside what it has in those of others.
     fn check_memory(&self, number: u64, queue: u32, (memory, shares): (Memory, bool)) -> Result<(), Refusal> {
         let (connection, held) = self.holder(number, queue)?;
         let uid = connection.peer.uid;
-        let theirs = self.all_leases().filter(|lease| lease.peer.uid == uid);
-        let mut counted = BTreeSet::new();
-        let mut count = |memory: Memory, shares: bool| {
-            let once = match counted.insert(memory.number) {
-                true => memory.bytes,
-                false => 0,
-            };
-            once.saturating_add(if shares { memory.kernel_bytes() } else { 0 })
-        };
-        let mut used = self.bytes_under_way(uid);
-        for lease in theirs {
+        let mut theirs: Vec<Holds> = self.under_way(uid).collect();
+        for lease in self.all_leases().filter(|lease| lease.peer.uid == uid) {
             let Some(interface) = self.interfaces.get(&lease.held.interface) else {
                 continue;
             };
             let others = lease.held.wanted.range();
             let others = others.filter(|&other| (lease.held.interface, other) != (held.interface, queue));
-            for bound in others.filter_map(|other| interface.sockets.holds(other)) {
-                used = used.saturating_add(count(bound.memory, bound.shares));
-            }
+            theirs.extend(others.map(|other| interface.sockets.holds(other)));
         }
-        let wanted = count(memory, shares);
+        let before = bytes_held(&theirs);
+        theirs.push(Holds {
+            waiting: (!shares).then_some(memory),
+            bound: shares.then_some((memory, true)),
+        });
+        let used = bytes_held(&theirs);
         let allowed = self.allowed_memory(uid, held.rule);
-        if used.saturating_add(wanted) <= allowed {
+        if used <= allowed {
             return Ok(());
         }
         let kib = |bytes: u64| bytes.div_ceil(1024);
@@ -462,8 +455,8 @@ impl Server {
             "queue {queue} is to have {} KiB of memory, which makes {} KiB with user {uid}'s other queues, and rule {} \
              of the policy allows {} KiB: raise its `memlock`, or ask for less (fewer queues, memory=copy, a smaller \
              --packet-memory)",
-            kib(wanted),
-            kib(used.saturating_add(wanted)),
+            kib(used - before),
+            kib(used),
             held.rule + 1,
             allowed / 1024,
         );

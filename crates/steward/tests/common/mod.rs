@@ -292,6 +292,13 @@ impl World {
             .count()
     }
 
+    /// Children that the steward has at work.
+    pub(crate) fn children(&self) -> usize {
+        let pid = self.steward.pid();
+        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+        children.expect("it runs").split_whitespace().count()
+    }
+
     /// Waits until the steward has as many descriptors as it had.
     #[track_caller]
     pub(crate) fn await_descriptors(&self, before: usize) {

@@ -112,6 +112,11 @@ impl Raw {
         self.serial += 1;
         self.send(&request.encode(self.serial))
             .expect("the connection is open");
+        self.receive_descriptor()
+    }
+
+    /// The descriptor that the next message brings.
+    pub(crate) fn receive_descriptor(&self) -> OwnedFd {
         let limit = Timespec::try_from(testkit::wait::SOON).expect("short");
         assert_eq!(
             poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&limit)),

@@ -29,6 +29,46 @@ pub(in crate::server) struct Bound {
     pub(in crate::server) shares: bool,
 }
 
+/// What the two sockets of a queue hold, the one in use and the one that is to follow.
+#[derive(Debug, Clone, Copy, Default)]
+pub(in crate::server) struct Holds {
+    /// Registered, and not bound yet.
+    pub(in crate::server) waiting: Option<Memory>,
+    /// And whether it was registered for another socket.
+    pub(in crate::server) bound: Option<(Memory, bool)>,
+}
+
+/// What queues hold together, bytes.
+///
+/// Of a queue's two sockets only the larger counts: at most one of them is bound. What several sockets share counts once,
+/// and beside what waits for their queues, since it stays when one of them is closed; and for each that shares it, what
+/// the kernel has for that.
+pub(in crate::server) fn bytes_held(queues: &[Holds]) -> u64 {
+    let mut sockets: BTreeMap<u64, (u64, usize)> = BTreeMap::new();
+    for (memory, _) in queues.iter().filter_map(|holds| holds.bound) {
+        sockets.entry(memory.number).or_insert((memory.bytes, 0)).1 += 1;
+    }
+    let is_shared = |memory: Memory| {
+        sockets
+            .get(&memory.number)
+            .is_some_and(|&(_, sockets)| sockets > 1)
+    };
+    let of_queue = |holds: &Holds| {
+        let bound = holds.bound.map_or(0, |(memory, shares)| {
+            let own = if is_shared(memory) { 0 } else { memory.bytes };
+            own.saturating_add(if shares { memory.kernel_bytes() } else { 0 })
+        });
+        bound.max(holds.waiting.map_or(0, |memory| memory.bytes))
+    };
+    let shared = sockets.values().filter(|&&(_, sockets)| sockets > 1);
+    let once = shared.map(|&(bytes, _)| bytes);
+    queues
+        .iter()
+        .map(of_queue)
+        .chain(once)
+        .fold(0, u64::saturating_add)
+}
+
 impl Sockets {
     /// The socket that was registered last, to be bound.
     pub(in crate::server) fn take_registered(&mut self, queue: u32) -> Result<Registered, Refusal> {
@@ -58,16 +98,15 @@ impl Sockets {
         self.by_queue.get(&queue)?.bound
     }
 
-    /// What a queue holds: of its two sockets the one with the larger memory.
-    pub(in crate::server) fn holds(&self, queue: u32) -> Option<Bound> {
-        let of_queue = self.by_queue.get(&queue)?;
-        let registered = of_queue.registered.as_ref().map(|registered| Bound {
-            memory: registered.memory,
-            cookie: 0,
-            shares: false,
-        });
-        let both = registered.into_iter().chain(of_queue.bound);
-        both.max_by_key(|bound| bound.memory.bytes)
+    /// What a queue's sockets hold.
+    pub(in crate::server) fn holds(&self, queue: u32) -> Holds {
+        let Some(of_queue) = self.by_queue.get(&queue) else {
+            return Holds::default();
+        };
+        Holds {
+            waiting: of_queue.registered.as_ref().map(|registered| registered.memory),
+            bound: of_queue.bound.map(|bound| (bound.memory, bound.shares)),
+        }
     }
 
     /// Queues are nobody's any more.
