@@ -17,7 +17,7 @@ use crate::config::{FileKinds, MemoryRules};
 use crate::guard::sigbus;
 use crate::nic::endpoint::COPY_BYTES;
 use crate::nic::interfaces::Interfaces;
-use crate::port::Port;
+use crate::port::{Joined, Port};
 use crate::switch::from_guest::GuestFrame;
 use crate::switch::gso::GsoPacket;
 use crate::switch::workers::Workers;
@@ -66,9 +66,10 @@ impl NullPort {
             offload: Offloads::all(),
             offer: OnRequest::all(),
         };
-        let port = Port::open(config, Arc::new(Interfaces::default()), Arc::new(workers), None);
+        let (interfaces, workers) = (Arc::new(Interfaces::default()), Arc::new(workers));
+        let port = Port::open(config, interfaces, workers, Joined::Nothing);
         let port = port.expect("nothing is opened");
-        Self(port.start().expect("a thread"))
+        Self(port.start().expect("a thread").port)
     }
 
     /// The conversation over one connection, to its end.
