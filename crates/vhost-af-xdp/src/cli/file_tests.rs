@@ -314,15 +314,21 @@ fn command_line_goes_before_the_files_daemon() {
 }
 
 #[test]
-fn example_is_understood() {
-    let text = include_str!("../../../../docs/deploy/vhost-af-xdp.toml");
-    let file = parse(Path::new("example"), text).expect("TOML with known keys");
-    let names: Vec<_> = file.ports.iter().map(|port| port.name.as_str()).collect();
-    assert_eq!(names, ["vm1", "vm2", "left", "right"]);
-    for table in &file.ports {
-        let mut table = table.clone();
-        // There may be no such group here.
-        table.keys.remove("socket-group");
-        build_port(&file.path, &table, 4).expect("possible");
+fn examples_are_understood() {
+    let guests = include_str!("../../../../docs/deploy/vhost-af-xdp.toml");
+    let network = include_str!("../../../../docs/deploy/lan.toml");
+    for (text, names) in [
+        (guests, &["vm1", "vm2", "left", "right"][..]),
+        (network, &["vm1", "vm2"]),
+    ] {
+        let file = parse(Path::new("example"), text).expect("TOML with known keys");
+        let named: Vec<_> = file.ports.iter().map(|port| port.name.as_str()).collect();
+        assert_eq!(named, names);
+        for table in &file.ports {
+            let mut table = table.clone();
+            // There may be no such group here.
+            table.keys.remove("socket-group");
+            build_port(&file.path, &table, 4).expect("possible");
+        }
     }
 }
