@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use serde::{Deserialize, Serialize};
 
-use super::lane_status::{LaneStatus, Named};
+use super::lane_status::LaneStatus;
 use crate::network::Network;
 use crate::nic::drivers;
 use crate::port::Port;
@@ -29,8 +29,6 @@ pub(crate) struct NetworkStatus {
     pub(crate) ports: Vec<String>,
     /// Queues of the uplink.
     pub(crate) queues: Vec<LaneStatus>,
-    /// What is counted of frames to groups that came by the uplink.
-    pub(crate) groups: Vec<Named>,
 }
 
 impl NetworkStatus {
@@ -62,7 +60,6 @@ impl NetworkStatus {
             impaired: shown.impaired,
             ports: members.map(|port| port.name().to_owned()).collect(),
             queues: queues.collect(),
-            groups: Named::all_of(&network.group_counters).collect(),
         }
     }
 

@@ -5,7 +5,6 @@
 //! them. A thread of its own watches the interface, and tells the ports what their guests have to know of it.
 
 use std::io;
-use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -22,7 +21,6 @@ use crate::nic::interface::Interface;
 use crate::nic::interface_queue::InterfaceQueue;
 use crate::nic::interfaces::Interfaces;
 use crate::port::lane_facts::LaneFacts;
-use crate::port::wakers::Wakers;
 use crate::switch::ethernet::Mac;
 use crate::switch::groups_lane::GroupsLane;
 use crate::switch::new_lane::NewLane;
@@ -36,8 +34,6 @@ use crate::switch::workers::{LaneAt, Workers};
 const MTU: u32 = 1500;
 /// How often an interface is looked at of which nobody tells.
 const RETRY: Duration = Duration::from_secs(1);
-/// How long a steward is asked for what the program counted.
-const SAMPLE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Why a port cannot be of a network.
 #[derive(Debug, thiserror::Error)]
@@ -46,8 +42,6 @@ pub(crate) enum NetworkError {
     Address { mac: String, network: String },
     #[error(transparent)]
     Uplink(#[from] InterfaceError),
-    #[error("no descriptor left")]
-    Descriptor(#[source] io::Error),
 }
 
 /// What the guests have to know of a network's uplink.
@@ -105,8 +99,7 @@ pub(crate) struct Network {
     /// Of each queue of the uplink.
     pub(crate) counters: Vec<Arc<PairCounters>>,
     /// Of frames to groups that came by it.
-    pub(crate) group_counters: Arc<PairCounters>,
-    wakers: Wakers,
+    group_counters: Arc<PairCounters>,
     state: Mutex<State>,
 }
 
@@ -135,7 +128,7 @@ impl Network {
         config: NetworkConfig,
         interfaces: Arc<Interfaces>,
         workers: Arc<Workers>,
-    ) -> Result<Arc<Self>, NetworkError> {
+    ) -> Result<Arc<Self>, InterfaceError> {
         let queues = config.uplink.as_ref().map_or(0, |uplink| uplink.queues);
         let network = Self {
             name: format!("network {}", config.name).into(),
@@ -144,7 +137,6 @@ impl Network {
             workers,
             counters: (0..queues).map(|_| Arc::default()).collect(),
             group_counters: Arc::default(),
-            wakers: Wakers::new().map_err(NetworkError::Descriptor)?,
             state: Mutex::default(),
         };
         network.take_up(&mut network.state())?;
@@ -241,44 +233,13 @@ impl Network {
                 if std::mem::replace(&mut known, link) != link {
                     changed();
                 }
-                network.await_change(watched.as_deref());
+                await_change(watched.as_deref());
             }
         };
         std::thread::Builder::new()
             .name("uplink".to_owned())
             .spawn(body)?;
         Ok(())
-    }
-
-    /// Asks for what the program counted; the receiver's end tells that it is known.
-    pub(crate) fn ask_for_sample(&self) -> Option<Receiver<()>> {
-        self.config.uplink.as_ref()?;
-        Some(self.wakers.ask_for_sample())
-    }
-
-    /// Waits until it is time to look at the uplink, and serves those who want samples meanwhile.
-    fn await_change(&self, watched: Option<&Interface>) {
-        let deadline = Instant::now() + RETRY;
-        let lease = watched.and_then(|interface| interface.steering.watch());
-        loop {
-            let mut fds = vec![PollFd::new(&self.wakers.sample, PollFlags::IN)];
-            fds.extend(lease.map(|lease| PollFd::from_borrowed_fd(lease, PollFlags::IN)));
-            let left = deadline.saturating_duration_since(Instant::now());
-            let ready = poll(&mut fds, Timespec::try_from(left).ok().as_ref());
-            let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
-            let (sample, look) = (is_ready(&fds[0]), fds[1..].iter().any(is_ready));
-            if sample {
-                self.wakers.sample.clear();
-                let asked = self.wakers.take_asked();
-                if let (Some(_), Some(uplink), Some(interface)) = (&asked, &self.config.uplink, watched) {
-                    let (until, range) = (Instant::now() + SAMPLE_TIMEOUT, uplink.wanted().range());
-                    interface.steering.sample(&interface.link, range, until);
-                }
-            }
-            if look || ready == Ok(0) || Instant::now() >= deadline {
-                return;
-            }
-        }
     }
 
     /// Takes the queues back; nothing is set up any more.
@@ -461,6 +422,7 @@ fn stations(port: &TablePort, whose: Option<PortNumber>) -> Vec<StationChange> {
 
 /// A port as the table has it.
 fn table_port(port: &PortConfig, mac: Mac) -> TablePort {
+    let lock = port.guard.lock().map(Arc::new);
     let NicConfig::Network { vlans, isolated, .. } = &port.nic else {
         return TablePort {
             mac,
@@ -475,5 +437,16 @@ fn table_port(port: &PortConfig, mac: Mac) -> TablePort {
             MemberVlans::Trunk(vlans) => Vlans::Trunk(vlans.clone()),
         },
         isolated: *isolated,
+        lock,
     }
+}
+
+/// Waits until it is time to look at an interface.
+fn await_change(watched: Option<&Interface>) {
+    let lease = watched.and_then(|interface| interface.steering.watch());
+    let mut fds: Vec<_> = lease
+        .iter()
+        .map(|lease| PollFd::from_borrowed_fd(*lease, PollFlags::IN))
+        .collect();
+    let _ = poll(&mut fds, Timespec::try_from(RETRY).ok().as_ref());
 }

@@ -73,7 +73,7 @@ impl World {
         let known = (0..).zip(vlans).map(|(port, vlans)| TablePort {
             mac: mac(port),
             vlans: vlans.clone(),
-            isolated: false,
+            ..TablePort::default()
         });
         let mut world = Self::of(known.collect());
         world.ports.iter_mut().for_each(|port| port.post(16));
