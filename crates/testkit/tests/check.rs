@@ -3,6 +3,7 @@
 use std::process::{Command, Output};
 
 use serde_json::{Value, json};
+use testkit::daemon::DIR;
 use testkit::driver::F_CSUM;
 use testkit::{Daemon, Driver, DriverConfig, NetNs, Serve, VethPair, daemon, require};
 
@@ -81,6 +82,47 @@ fn veth_is_what_serve_then_makes_of_it() {
         "{beside:#}"
     );
     drop(guest);
+}
+
+#[test]
+fn network_is_what_serve_then_makes_of_it() {
+    require!(Root);
+    let veth = VethPair::with(2, 1500);
+    let seen = report(&veth.near, &[VethPair::NIC]);
+    let advice = seen["type"].as_array().expect("a list");
+    let of_networks = |advice: &&Value| advice["goal"] == "many guests by address";
+    let lines = advice.iter().find(of_networks).expect("it is said")["lines"].clone();
+    // What is no comment is a file but for the last line, which is a command.
+    let lines: Vec<_> = lines
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|line| line.as_str().expect("text"))
+        .collect();
+    let (command, file) = lines.split_last().expect("some");
+    assert_eq!(*command, "vhost-af-xdp serve --config /etc/vhost-af-xdp/lan.toml");
+    let port = format!(
+        "[port.vm1]\nnetwork = \"lan\"\nsocket-path = \"{DIR}/vm1.sock\"\nmac = \"02:00:00:00:00:01\"\n"
+    );
+    let text = format!("{}\n{port}", file.join("\n"));
+    let daemon = Daemon::start_file(&veth.near, &Serve::file().by_root(), &[], &text);
+    let status = daemon.status();
+    let network = &status["networks"][0];
+    let modes: Vec<_> = network["queues"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|queue| &queue["mode"])
+        .collect();
+    let mode = &seen["network"]["mode"];
+    assert_eq!(modes, [mode, mode], "{status:#}");
+    assert_eq!(
+        seen["network"]["why_not_more"], network["queues"][0]["fallbacks"],
+        "{status:#}"
+    );
+
+    let beside = report(&veth.near, &[VethPair::NIC]);
+    assert_eq!(beside["network"]["taken_queues"], json!([0, 1]), "{beside:#}");
 }
 
 #[test]
@@ -213,7 +255,10 @@ fn people_get_lines_that_can_be_typed() {
         .expect("a command");
     assert_eq!(line, format!("--ifname {}", VethPair::NIC));
     // Each of them is a command line that `serve` understands.
-    for line in text.lines().filter(|line| line.contains("vhost-af-xdp serve --")) {
+    for line in text
+        .lines()
+        .filter(|line| line.contains("vhost-af-xdp serve --socket-path"))
+    {
         let words = line
             .split(" #")
             .next()

@@ -5,6 +5,7 @@ use steward::hardware::Tags;
 use steward::protocol::DEFAULT_SOCKET;
 
 use super::expected::Expected;
+use super::network::NetworkReport;
 use super::seen::Seen;
 use crate::nic::binding::{L2_BYTES, LONGEST_FRAME};
 use crate::nic::endpoint::COPY_BYTES;
@@ -21,9 +22,10 @@ pub(super) struct Advice {
 }
 
 /// In the order in which they are to be read; a goal that takes nothing is left out.
-pub(super) fn lines(seen: &Seen, placements: &[Expected]) -> Vec<Advice> {
+pub(super) fn lines(seen: &Seen, placements: &[Expected], network: &NetworkReport) -> Vec<Advice> {
     let all = [
         ("first", first(seen)),
+        ("many guests by address", seen.network_lines(network)),
         ("one guest on a queue", one_guest(seen)),
         ("direct placement", direct(seen, placements)),
         ("several pairs", several(seen)),

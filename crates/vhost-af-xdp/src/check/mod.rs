@@ -10,6 +10,7 @@
 mod advice;
 mod expected;
 mod kernels;
+mod network;
 mod seen;
 mod trial;
 mod view;
@@ -21,6 +22,7 @@ use steward::hardware::Tags;
 
 use self::advice::Advice;
 use self::expected::Expected;
+use self::network::NetworkReport;
 use self::seen::{HugePages, Seen};
 use self::trial::Tried;
 use crate::api::queues::Queue;
@@ -59,6 +61,8 @@ pub(crate) struct Report {
     /// The XDP program that is on the interface.
     program: Option<String>,
     placements: Vec<Expected>,
+    /// What a network gives that has all of it as its uplink.
+    network: NetworkReport,
     queues: Vec<Queue>,
     /// Queues that nobody is seen to have.
     free_queues: Vec<u32>,
@@ -154,7 +158,8 @@ pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<Report> {
 impl Report {
     fn new(seen: Seen, tried: Option<Tried>) -> Self {
         let placements = [Placement::Copy, Placement::SendDirect, Placement::Direct];
-        let placements: Vec<_> = placements.map(|placement| seen.expected(placement)).into();
+        let placements = placements.map(|placement| seen.expected(placement));
+        let network = seen.network(&placements[0]);
         let lacks = seen.kernel.into_iter().flat_map(kernels::lacks);
         let lacks = lacks.map(|((major, minor), what)| Lack {
             from: format!("{major}.{minor}"),
@@ -186,8 +191,9 @@ impl Report {
                 release: seen.release.clone(),
             },
             program: seen.program.as_ref().map(ToString::to_string),
-            advice: advice::lines(&seen, &placements),
-            placements,
+            advice: advice::lines(&seen, &placements, &network),
+            placements: placements.into(),
+            network,
             free_queues: seen.free_queues(),
             steering: SteeringReport {
                 rules: seen.rules.as_ref().ok().copied(),

@@ -150,6 +150,36 @@ fn queues_that_are_taken_are_not_proposed() {
 }
 
 #[test]
+fn network_takes_all_queues_and_says_what_becomes_of_tags() {
+    let of = |report: &Report| serde_json::to_value(&report.network).expect("JSON");
+    let network = of(&with(|_| ()));
+    assert_eq!(
+        (&network["mode"], &network["queues"]),
+        (&"zero-copy".into(), &2.into())
+    );
+    assert_eq!(network["taken_queues"], serde_json::json!([]));
+    let report = with(|seen| {
+        seen.tags = Tags::TakenOff;
+        seen.queues = vec![Queue {
+            interface: "eth1".to_owned(),
+            queue: 1,
+            bound: vec!["xsk".to_owned()],
+            ..Queue::default()
+        }];
+    });
+    assert_eq!(of(&report)["taken_queues"], serde_json::json!([1]));
+    let vlans = of(&report)["vlans"].to_string();
+    assert!(vlans.contains("ethtool -K eth1 rxvlan off"), "{vlans}");
+    let lines = typed(&report, "many guests by address");
+    for words in ["queue 1 is another's", "uplink = \"eth1\"", "queues = 2"] {
+        assert!(lines.contains(words), "{words}: {lines}");
+    }
+    // Frames in guest memory are of no use to it.
+    let jumbo = with(|seen| seen.link.mtu = 9000);
+    assert_eq!(of(&jumbo)["mode"], "copy (skb)");
+}
+
+#[test]
 fn what_stands_in_the_way_is_said_first() {
     let report = with(|seen| {
         seen.link.up = false;
@@ -187,6 +217,7 @@ fn json_has_these_fields() {
         "kernel",
         "program",
         "placements",
+        "network",
         "queues",
         "free_queues",
         "steering",

@@ -1,0 +1,113 @@
+//! What a network gives whose uplink is this interface: queues that many guests share.
+
+use serde::Serialize;
+use steward::hardware::Tags;
+use steward::protocol::STATIONS_MAX;
+
+use super::expected::Expected;
+use super::seen::Seen;
+
+/// Of a network on all queues of the interface.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(super) struct NetworkReport {
+    /// As `status` will say it of each queue; none: it is refused.
+    mode: Option<String>,
+    /// Why it is not in a better one.
+    pub(super) why_not_more: Vec<String>,
+    /// As many as the interface spreads frames over: each of them has to be the network's.
+    queues: u32,
+    /// Of these, those that somebody else has.
+    taken_queues: Vec<u32>,
+    /// Addresses of guests, each in a VLAN, that there can be.
+    most_stations: usize,
+    /// What guests can be told apart by, and what happens to tags.
+    vlans: String,
+    /// What the host has of the interface beside it.
+    host: &'static str,
+}
+
+/// The host keeps the interface. What is missing is said as long as it is.
+const HOST: &str = "it keeps the interface, its addresses, and what is for no guest; host and guests do not reach each \
+                    other over it yet";
+
+impl Seen {
+    /// What a network gets. Frames are copied, as `copy` among the placements says.
+    pub(super) fn network(&self, copy: &Expected) -> NetworkReport {
+        let free = self.free_queues();
+        let taken = (0..self.link.rx_queues).filter(|queue| !free.contains(queue));
+        NetworkReport {
+            mode: copy.mode.clone(),
+            why_not_more: copy.why_not_more.clone(),
+            queues: self.link.rx_queues,
+            taken_queues: taken.collect(),
+            most_stations: STATIONS_MAX,
+            vlans: vlans(self.tags, &self.link.name),
+            host: HOST,
+        }
+    }
+
+    /// The lines of a file that make one, and what starts it.
+    pub(super) fn network_lines(&self, network: &NetworkReport) -> Vec<String> {
+        let mut lines = Vec::new();
+        if !network.taken_queues.is_empty() {
+            lines.push(format!(
+                "# {}: frames for its guests that come there would be the host's",
+                taken(&network.taken_queues)
+            ));
+        }
+        let (name, queues) = (&self.link.name, network.queues);
+        lines.extend([
+            "# /etc/vhost-af-xdp/lan.toml:".to_owned(),
+            "[network.lan]".to_owned(),
+            format!("uplink = \"{name}\""),
+            format!("queues = {queues}"),
+            "# and [port.vm1] with network, socket-path and mac for each guest (docs/networks.md); then"
+                .to_owned(),
+            match self.steward && !self.lacking.is_empty() {
+                true => "systemctl start vhost-af-xdp-network@lan".to_owned(),
+                false => "vhost-af-xdp serve --config /etc/vhost-af-xdp/lan.toml".to_owned(),
+            },
+        ]);
+        lines
+    }
+}
+
+fn vlans(tags: Tags, interface: &str) -> String {
+    match tags {
+        Tags::There => "told apart, tags stay in the frame".to_owned(),
+        Tags::AsSent => {
+            "told apart by tags that the far end puts into the frame: `txvlan off` there".to_owned()
+        }
+        Tags::TakenOff => format!(
+            "the driver takes tags off: ports with VLANs are refused, others get frames of any VLAN: `ethtool -K \
+             {interface} rxvlan off`"
+        ),
+        Tags::Lost => {
+            "the kernel takes tags off before XDP: ports with VLANs are refused: use the interface below"
+                .to_owned()
+        }
+    }
+}
+
+fn taken(queues: &[u32]) -> String {
+    let numbers: Vec<_> = queues.iter().map(ToString::to_string).collect();
+    match numbers.len() {
+        1 => format!("queue {} is another's", numbers[0]),
+        _ => format!("queues {} are others'", numbers.join(", ")),
+    }
+}
+
+impl NetworkReport {
+    /// As a person reads it.
+    pub(super) fn line(&self) -> String {
+        let mode = self.mode.as_deref().unwrap_or("refused");
+        let taken = match self.taken_queues.is_empty() {
+            true => String::new(),
+            false => format!(" ({})", taken(&self.taken_queues)),
+        };
+        format!(
+            "{mode} on {} queue(s){taken}, {} addresses; VLANs: {}; host: {}",
+            self.queues, self.most_stations, self.vlans, self.host
+        )
+    }
+}
