@@ -34,7 +34,6 @@ pub mod guest;
 pub mod holdings;
 pub mod huge_pages;
 pub mod kernel;
-pub mod lan;
 pub mod lessor;
 pub mod libvirt;
 pub mod message;

@@ -1,10 +1,119 @@
 //! Guests that share a NIC: who reaches whom, by real sockets on a veth pair, from the configuration file on.
 
+use std::fmt::Write as _;
+
 use rstest::rstest;
+use testkit::daemon::DIR;
 use testkit::guest::{Backend, Guest};
-use testkit::lan::{BROADCAST, Lan, STRANGER, file, frame, guests, mac, tagged};
 use testkit::world::{HOST, give_address, iperf_server, received_bytes};
-use testkit::{Daemon, DriverConfig, Layout, NetNs, Serve, VethPair, require, wait};
+use testkit::{Daemon, Driver, DriverConfig, Layout, NetNs, PacketPort, Serve, VethPair, require, wait};
+
+/// A station of the LAN, behind the uplink.
+const STRANGER: [u8; 6] = [0x02, 0, 0, 0, 1, 0];
+const BROADCAST: [u8; 6] = [0xff; 6];
+
+fn mac(guest: usize) -> [u8; 6] {
+    [0x02, 0, 0, 0, 0, guest as u8]
+}
+
+/// An EtherType for local experiments, so that no stack looks inside; bytes by length and number.
+fn frame(to: [u8; 6], from: [u8; 6], len: usize, number: u8) -> Vec<u8> {
+    let mut frame = [&to[..], &from[..], &[0x88, 0xb5]].concat();
+    frame.extend((14..len).map(|at| (at as u8).wrapping_mul(31).wrapping_add(number)));
+    frame
+}
+
+fn tagged(frame: &[u8], vlan: u16) -> Vec<u8> {
+    let tag = [0x8100u16.to_be_bytes(), vlan.to_be_bytes()].concat();
+    [&frame[..12], &tag, &frame[12..]].concat()
+}
+
+/// A table for a port of the network, with further keys.
+fn port(guest: usize, keys: &str) -> String {
+    let [.., last] = mac(guest);
+    format!(
+        "[port.vm{guest}]\nnetwork = \"lan\"\nsocket-path = \"{DIR}/vm{guest}.sock\"\nmac = \"02:00:00:00:00:{last:02x}\"\n{keys}\n"
+    )
+}
+
+/// Ports with these keys, on an uplink or on none.
+fn file(uplink: Option<&str>, ports: &[&str]) -> String {
+    let mut text = "[network.lan]\n".to_owned();
+    if let Some(uplink) = uplink {
+        writeln!(text, "uplink = \"{uplink}\"").expect("room");
+    }
+    for (guest, keys) in ports.iter().enumerate() {
+        text += &port(guest, keys);
+    }
+    text
+}
+
+/// A daemon, its guests, and the other end of its uplink.
+struct Lan {
+    guests: Vec<Driver>,
+    daemon: Daemon,
+    wire: PacketPort,
+    _veth: VethPair,
+}
+
+impl Lan {
+    fn new(ports: &[&str], config: &DriverConfig) -> Self {
+        let veth = VethPair::new();
+        // So that XDP sees tags.
+        veth.near.run("ethtool", &["-K", VethPair::NIC, "rxvlan", "off"]);
+        let text = file(Some(VethPair::NIC), ports);
+        let daemon = Daemon::start_file(&veth.near, &Serve::file(), &[VethPair::NIC], &text);
+        Self {
+            guests: guests(&daemon, ports.len(), config),
+            daemon,
+            wire: PacketPort::open(&veth.far, VethPair::WIRE),
+            _veth: veth,
+        }
+    }
+
+    fn send(&mut self, guest: usize, frame: &[u8]) {
+        self.guests[guest].pairs[0].send(frame, Layout::Whole);
+    }
+
+    /// What a guest gets next.
+    #[track_caller]
+    fn received(&mut self, guest: usize) -> Vec<u8> {
+        let got = self.guests[guest].pairs[0].receive(wait::SOON);
+        got.unwrap_or_else(|| panic!("nothing comes to guest {guest}: {}", self.daemon.said()))
+            .frame
+    }
+
+    /// What the wire gets next of our frames.
+    #[track_caller]
+    fn received_by_wire(&self) -> Vec<u8> {
+        let is_ours =
+            |frame: &Vec<u8>| frame[12..].starts_with(&[0x88, 0xb5]) || frame[12..].starts_with(&[0x81, 0]);
+        std::iter::from_fn(|| self.wire.receive(wait::SOON))
+            .find(is_ours)
+            .expect("a frame on the wire")
+    }
+
+    /// Nothing is under way to anybody: each gets one more frame of its own next.
+    #[track_caller]
+    fn assert_quiet(&mut self) {
+        for guest in 0..self.guests.len() {
+            let last = frame(mac(guest), STRANGER, 60, 0xee);
+            self.wire.send(&last);
+            assert_eq!(self.received(guest), last, "guest {guest}");
+        }
+    }
+}
+
+/// Guests with receive buffers.
+fn guests(daemon: &Daemon, count: usize, config: &DriverConfig) -> Vec<Driver> {
+    let guest = |at: usize| {
+        let mut driver = Driver::connect(&daemon.path(&format!("vm{at}.sock")), config).expect("accepted");
+        driver.pairs[0].post(32, &[2048]);
+        daemon.await_port(at, "a lane runs", |port| port["lanes"][0]["running"] == true);
+        driver
+    };
+    (0..count).map(guest).collect()
+}
 
 #[rstest]
 fn everybody_reaches_everybody_and_nobody_hears_what_is_for_others() {

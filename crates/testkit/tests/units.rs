@@ -1,5 +1,6 @@
 //! The units of docs/deploy, under a systemd.
 
+use std::fmt::Write as _;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::process::Command;
@@ -90,6 +91,99 @@ fn what_is_missing_at_first_may_come_later() {
     systemd.await_log("ready port=/run/vhost-af-xdp-vm2/net.sock", 1);
 }
 
+/// A network on the interface, with ports that have groups of these names; the stewards' policy is for the whole of it.
+fn lan(groups: &[&str]) -> String {
+    let mut text = format!("[network.lan]\nuplink = \"{}\"\nqueues = 2\n", VethPair::NIC);
+    for (at, group) in groups.iter().enumerate() {
+        write!(
+            text,
+            "[port.{group}]\nnetwork = \"lan\"\nsocket-path = \"{}\"\nsocket-group = \"{group}\"\nmac = \
+             \"02:00:00:00:00:{:02x}\"\n",
+            socket_of(group),
+            at + 1
+        )
+        .expect("room");
+    }
+    text
+}
+
+fn socket_of(port: &str) -> String {
+    format!("/run/vhost-af-xdp-lan/{port}.sock")
+}
+
+/// Whether a user of no groups but this one may connect to a port's socket.
+fn may_connect(systemd: &Systemd, group: &str, port: &str) -> bool {
+    let connect = "use Socket; socket(S, PF_UNIX, SOCK_STREAM, 0); exit !connect(S, sockaddr_un($ARGV[0]))";
+    let vmm = ["setpriv", "--reuid=nobody", "--clear-groups", "--regid", group];
+    let output = systemd.try_run(&[&vmm[..], &["perl", "-e", connect, &socket_of(port)]].concat());
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(said, "", "it is only refused");
+    output.status.success()
+}
+
+#[test]
+fn networks_ports_are_each_for_its_own_group_and_come_and_go_by_a_reload() {
+    require!(Root, Systemd);
+    let veth = VethPair::with(2, 1500);
+    let systemd = Systemd::start(&veth.near);
+    installed(&systemd);
+    for group in ["vm-a", "vm-b", "vm-c"] {
+        systemd.run(&["groupadd", "--system", group]);
+    }
+    let rule = format!(
+        "[[allow]]\ngroup = \"vhost-af-xdp\"\ninterface = \"{}\"\nqueues = \"all\"\nnetwork = true\n",
+        VethPair::NIC
+    );
+    fs::write(systemd.path(POLICY), rule).expect("writable");
+    let file = systemd.path("/etc/vhost-af-xdp/lan.toml");
+    let unit = "vhost-af-xdp-network@lan";
+    fs::write(&file, lan(&["vm-a", "vm-b"])).expect("writable");
+    systemd.run(&["systemctl", "start", unit]);
+    systemd.await_log("ready port=", 2);
+    let metadata = |port: &str| fs::metadata(systemd.path(&socket_of(port))).expect("it listens");
+    let first = metadata("vm-a");
+    assert_ne!(first.uid(), 0, "the daemon is not root");
+    assert_eq!(first.mode() & 0o777, 0o660);
+    for (group, port, may) in [
+        ("vm-a", "vm-a", true),
+        ("vm-a", "vm-b", false),
+        ("vm-b", "vm-a", false),
+        ("vm-b", "vm-b", true),
+    ] {
+        assert_eq!(may_connect(&systemd, group, port), may, "{group} to {port}");
+    }
+    // Nor what else is in the directory.
+    assert!(!may_connect(&systemd, "vm-a", "control") && !may_connect(&systemd, "vm-a", "api"));
+
+    // Also to a group that is made while it runs.
+    systemd.run(&["groupadd", "--system", "vm-d"]);
+    fs::write(&file, lan(&["vm-a", "vm-d", "vm-c"])).expect("writable");
+    systemd.run(&["systemctl", "reload", unit]);
+    assert!(!systemd.path(&socket_of("vm-b")).exists(), "{}", systemd.log());
+    assert!(may_connect(&systemd, "vm-d", "vm-d") && !may_connect(&systemd, "vm-c", "vm-d"));
+    assert_eq!(
+        metadata("vm-a").ino(),
+        first.ino(),
+        "what did not change was not touched"
+    );
+    // A mistake changes nothing, and whoever asked is told.
+    fs::write(&file, lan(&["vm-a", "vm-d"]) + "queue = 1\n").expect("writable");
+    assert!(!systemd.try_run(&["systemctl", "reload", unit]).status.success());
+    assert!(systemd.log().contains("queue"), "{}", systemd.log());
+    assert!(may_connect(&systemd, "vm-c", "vm-c"), "{}", systemd.log());
+    systemd.await_state(unit, "active");
+
+    systemd.run(&["systemctl", "restart", STEWARD]);
+    systemd.await_log("the lease goes on", 1);
+    let status = systemd.run(&["vhost-af-xdp", "status"]);
+    for words in ["network lan: up", "capabilities none", "ports: vm-a, vm-d, vm-c"] {
+        assert!(status.contains(words), "{words}: {status}");
+    }
+    assert!(!systemd.log().contains("refused"), "{}", systemd.log());
+    systemd.run(&["systemctl", "stop", unit]);
+    assert!(!systemd.path("/run/vhost-af-xdp-lan").exists());
+}
+
 /// What systemd takes for exposed, in tenths: it may become less, and not more. A unit for each configuration file or
 /// guest has a bounded number of tasks and bytes.
 #[test]
@@ -98,6 +192,7 @@ fn units_keep_to_what_they_need() {
     for (unit, most) in [
         ("vhost-af-xdp-steward.service", 34),
         ("vhost-af-xdp@.service", 13),
+        ("vhost-af-xdp-network@.service", 15),
     ] {
         let path = format!("{}/../../docs/deploy/{unit}", env!("CARGO_MANIFEST_DIR"));
         let path = fs::canonicalize(path).expect("part of the tree");

@@ -7,7 +7,6 @@ pub(crate) mod choice;
 mod daemon;
 mod external;
 pub(crate) mod file;
-mod guard;
 mod keys;
 pub(crate) mod memory;
 mod network;

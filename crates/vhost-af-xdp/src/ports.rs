@@ -4,7 +4,7 @@
 //! back and waits for its threads. Only who does that waits: no port's thread and no worker does for another's sake.
 
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use signal_hook::iterator::Handle;
 use steer::with_sources;
 use steward::links::Changes;
 
-use crate::config::{NetworkConfig, NicConfig, PortConfig, ServeConfig};
+use crate::config::{NetworkConfig, NicConfig, PortConfig, ServeConfig, UplinkConfig};
 use crate::network::Network;
 use crate::nic::interfaces::Interfaces;
 use crate::nic::numa::Nodes;
@@ -35,8 +35,7 @@ pub(crate) struct Ports {
     workers: Arc<Workers>,
     /// Ends the daemon with a connection that was passed in.
     signals: Handle,
-    /// All that there are, once that is known.
-    networks: OnceLock<Vec<Arc<Network>>>,
+    networks: Mutex<Vec<Arc<Network>>>,
     running: Mutex<Vec<Running>>,
 }
 
@@ -60,7 +59,7 @@ impl Ports {
             interfaces: Arc::new(interfaces),
             workers: Arc::clone(workers),
             signals,
-            networks: OnceLock::new(),
+            networks: Mutex::default(),
             running: Mutex::default(),
         }
     }
@@ -72,9 +71,9 @@ impl Ports {
         sources: Vec<VmmSource>,
         nodes: &Nodes,
     ) -> anyhow::Result<()> {
-        let networks: Result<_, _> = config.networks.iter().map(|it| self.open_network(it)).collect();
-        // Nobody else sets it.
-        let _ = self.networks.set(networks?);
+        for network in &config.networks {
+            self.open_network(network)?;
+        }
         let mut ready: Vec<Ready> = Vec::new();
         for port in &config.ports {
             let ends: Vec<_> = ready
@@ -87,7 +86,8 @@ impl Ports {
             open_queues(opened)?;
         }
         ready.iter().for_each(|ready| ready.opened.close_queues());
-        let uplinks = self.networks().iter().flat_map(|network| network.nodes());
+        let networks = self.networks();
+        let uplinks = networks.iter().flat_map(|network| network.nodes());
         let pairs = ready.iter().flat_map(|ready| ready.opened.nodes());
         let pairs: Vec<_> = pairs.chain(uplinks).collect();
         self.workers
@@ -180,13 +180,9 @@ impl Ports {
     /// What a port is joined with. `ends`: those of cables that are taken.
     fn join(&self, port: &PortConfig, ends: &[CableEnd]) -> anyhow::Result<Joined> {
         if let Some(name) = port.nic.network() {
-            let network = self.networks().iter().find(|network| network.config.name == name);
-            let network = network.with_context(|| {
-                format!(
-                    "port {}: network {name} is new: start the daemon again",
-                    port.name
-                )
-            })?;
+            let network = self.network(name);
+            let network =
+                network.with_context(|| format!("port {}: there is no network {name}", port.name))?;
             let end = network
                 .join(port, mac_of(port))
                 .map_err(|error| anyhow!("port {}: {}", port.name, with_sources(&error)))?;
@@ -202,35 +198,79 @@ impl Ports {
         Ok(cable.map_or(Joined::Nothing, Joined::Cable))
     }
 
-    /// Opens a network.
-    fn open_network(&self, network: &NetworkConfig) -> anyhow::Result<Arc<Network>> {
+    /// Opens a network; ports that come later can be of it.
+    fn open_network(&self, network: &NetworkConfig) -> anyhow::Result<()> {
         let (interfaces, workers) = (Arc::clone(&self.interfaces), Arc::clone(&self.workers));
         let opened = Network::open(network.clone(), interfaces, workers);
-        opened.map_err(|error| anyhow!("network {}: {}", network.name, with_sources(&error)))
+        let opened = opened.map_err(|error| anyhow!("network {}: {}", network.name, with_sources(&error)))?;
+        locked(&self.networks).push(opened);
+        Ok(())
     }
 
-    /// All networks.
-    pub(crate) fn networks(&self) -> &[Arc<Network>] {
-        self.networks.get().map_or(&[], Vec::as_slice)
+    /// All networks, in the order in which they came.
+    pub(crate) fn networks(&self) -> Vec<Arc<Network>> {
+        locked(&self.networks).clone()
     }
 
-    /// Lets each network watch its uplink.
+    fn network(&self, name: &str) -> Option<Arc<Network>> {
+        let networks = locked(&self.networks);
+        networks.iter().find(|network| network.name == name).cloned()
+    }
+
+    /// Opens one more network, and watches its uplink.
+    /// Errors: what will not work later either, naming the remedy; nothing of it stays.
+    pub(crate) fn add_network(self: &Arc<Self>, network: &NetworkConfig) -> anyhow::Result<()> {
+        self.open_network(network)?;
+        self.watch_uplinks().context(NO_THREAD)
+    }
+
+    /// Gives the uplink of a network back, if there is one of that name: it is to have another, or none.
+    pub(crate) fn free_uplink(&self, name: &str) {
+        if let Some(network) = self.network(name) {
+            network.let_go();
+        }
+    }
+
+    /// Has a network's ports share this uplink from now on; what they send each other goes on meanwhile.
+    /// Errors: what it lacks.
+    pub(crate) fn set_uplink(
+        self: &Arc<Self>,
+        name: &str,
+        uplink: Option<UplinkConfig>,
+    ) -> anyhow::Result<()> {
+        let network = self.network(name);
+        let network = network.with_context(|| format!("there is no network {name}"))?;
+        let done = network.have(uplink);
+        self.network_changed(name);
+        self.watch_uplinks().context(NO_THREAD)?;
+        done.map_err(|error| anyhow!("network {name}: {}", with_sources(&error)))
+    }
+
+    /// Ends a network that has no ports any more, if there is one of that name.
+    pub(crate) fn remove_network(&self, name: &str) {
+        let network = self.network(name);
+        locked(&self.networks).retain(|network| network.name != name);
+        if let Some(network) = network {
+            network.stop();
+        }
+    }
+
+    /// Lets each network watch its uplink that does not yet.
     pub(crate) fn watch_uplinks(self: &Arc<Self>) -> io::Result<()> {
-        for network in self
-            .networks()
-            .iter()
-            .filter(|network| network.config.uplink.is_some())
-        {
-            let (ports, name) = (Arc::clone(self), network.config.name.clone());
-            network.watch(move || {
-                let ports = ports.all();
-                let members = ports
-                    .iter()
-                    .filter(|port| port.config.nic.network() == Some(&name));
-                members.for_each(Port::network_changed);
-            })?;
+        for network in self.networks() {
+            let (ports, name) = (Arc::clone(self), network.name.clone());
+            network.watch(move || ports.network_changed(&name))?;
         }
         Ok(())
+    }
+
+    /// Guests may have to know something of their network.
+    fn network_changed(&self, name: &str) {
+        let ports = self.all();
+        let members = ports
+            .iter()
+            .filter(|port| port.config.nic.network() == Some(name));
+        members.for_each(Port::network_changed);
     }
 
     /// The daemon ends: uplinks are given back.
@@ -283,8 +323,12 @@ impl Ports {
     }
 
     fn running(&self) -> MutexGuard<'_, Vec<Running>> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.running)
     }
+}
+
+fn locked<T>(held: &Mutex<T>) -> MutexGuard<'_, T> {
+    held.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A port is gone from what it was joined with.

@@ -1,9 +1,10 @@
 //! A configuration that is read again: its difference to what runs is applied, and nothing else is touched.
 //!
 //! The keeper reads the file, since it lies outside of the sandbox; what is wrong with it, it says, and nothing changes.
-//! Then, in this order: ports that are gone or changed end; what the file says is what counts
-//! ([`keeper`](crate::guard::keeper)); ports that are new or changed begin. A port of which the file says the same as
-//! before is not looked at: its VMM stays connected, its frames go on.
+//! Then, in this order: ports that are gone or changed end, networks that are gone, too, and uplinks that are to be others
+//! are given back; what the file says is what counts ([`keeper`](crate::guard::keeper)); networks have their uplinks, and
+//! ports that are new or changed begin. A port of which the file says the same as before is not looked at: its VMM stays
+//! connected, its frames go on, also to the other ports of a network whose uplink changes.
 //!
 //! One thread does it, and one reading after the other. What cannot be done for one port is said, and the others are as
 //! the file has them; the next reading tries again.
@@ -19,7 +20,7 @@ use steer::with_sources;
 use steward::text_file::FileError;
 
 use crate::config::file::{ConfigFile, Table};
-use crate::config::{Endpoint, NicConfig, PortConfig};
+use crate::config::{Endpoint, NetworkConfig, NicConfig, PortConfig};
 use crate::guard::keeper::Requests;
 use crate::ports::{NO_THREAD, Ports};
 use crate::vhost_user::accept::VmmSource;
@@ -50,8 +51,13 @@ pub(crate) struct Reload {
     readings: Arc<Mutex<Readings>>,
 }
 
-/// What a port's table means in a file that has so many.
-pub(crate) type Build = fn(&Path, &Table, usize) -> Result<PortConfig, FileError>;
+/// What tables mean.
+#[derive(Clone, Copy)]
+pub(crate) struct Build {
+    /// That of a port, in a file that has so many.
+    pub(crate) port: fn(&Path, &Table, usize) -> Result<PortConfig, FileError>,
+    pub(crate) network: fn(&Path, &Table) -> Result<NetworkConfig, FileError>,
+}
 
 /// What cannot be had any more in the sandbox.
 #[derive(Debug, Clone, Copy)]
@@ -72,6 +78,8 @@ struct Reader {
     file: ConfigFile,
     /// What is said of the ports that run.
     running: Vec<Table>,
+    /// What is said of the networks that there are.
+    networks: Vec<Table>,
     readings: Arc<Mutex<Readings>>,
 }
 
@@ -95,6 +103,7 @@ impl Reload {
             build,
             reach,
             running: file.ports.clone(),
+            networks: file.networks.clone(),
             file,
             readings: Arc::clone(&readings),
         };
@@ -142,11 +151,54 @@ pub(crate) fn now() -> u64 {
     since.map_or(0, |since| since.as_secs())
 }
 
+/// What is to be done of one kind of things.
+struct Changes<C> {
+    /// Names of those that end, and why.
+    go: Vec<(String, String)>,
+    /// Those that there were until now are among them if they are others.
+    come: Vec<(Table, C)>,
+}
+
 /// What is to be done.
 struct Difference {
-    /// Names of ports that end, and why.
-    go: Vec<(String, String)>,
-    come: Vec<(Table, PortConfig)>,
+    ports: Changes<PortConfig>,
+    networks: Changes<NetworkConfig>,
+}
+
+impl<C> Changes<C> {
+    /// What is new in these tables, and what means another thing than in those from before.
+    fn between(
+        before: &[Table],
+        now: &[Table],
+        build: impl Fn(&Table) -> Result<C, String>,
+    ) -> Result<Self, String> {
+        let (mut go, mut come) = (Vec::new(), Vec::new());
+        for table in before {
+            match of_name(now, &table.name) {
+                None => go.push((table.name.clone(), "is not in the file any more".to_owned())),
+                Some(other) => match table.differences(other).as_slice() {
+                    [] => {}
+                    keys => go.push((table.name.clone(), format!("has another {}", keys.join(", ")))),
+                },
+            }
+        }
+        for table in now {
+            let goes = go.iter().any(|(name, _)| *name == table.name);
+            if goes || of_name(before, &table.name).is_none() {
+                come.push((table.clone(), build(table)?));
+            }
+        }
+        Ok(Self { go, come })
+    }
+
+    /// It goes to come as another one.
+    fn comes_again(&self, name: &str) -> bool {
+        self.come.iter().any(|(table, _)| table.name == name)
+    }
+}
+
+fn of_name<'a>(tables: &'a [Table], name: &str) -> Option<&'a Table> {
+    tables.iter().find(|table| table.name == name)
 }
 
 impl Reader {
@@ -198,36 +250,41 @@ impl Reader {
     /// What a file says otherwise than what runs.
     /// Errors: what cannot be done at all, with its line.
     fn difference(&self, file: &ConfigFile) -> Result<Difference, String> {
-        let named = |tables: &[Table], name: &str| tables.iter().find(|table| table.name == name).cloned();
-        let (mut go, mut come) = (Vec::new(), Vec::new());
-        for table in &self.running {
-            match named(&file.ports, &table.name) {
-                None => go.push((table.name.clone(), "is not in the file any more".to_owned())),
-                Some(other) => match table.differences(&other).as_slice() {
-                    [] => {}
-                    keys => go.push((table.name.clone(), format!("has another {}", keys.join(", ")))),
-                },
+        let port = |table: &Table| {
+            let built = (self.build.port)(&file.path, table, file.ports.len());
+            let port = built.map_err(|error| with_sources(&error))?;
+            match self.reach.lacks(&port) {
+                None => Ok(port),
+                Some((key, why)) => Err(unreachable(
+                    &file.path,
+                    table,
+                    key,
+                    &format!("port {}: {why}", table.name),
+                )),
             }
-        }
-        for table in &file.ports {
-            let is_there = named(&self.running, &table.name).is_some();
-            if is_there && !go.iter().any(|(name, _)| *name == table.name) {
-                continue;
+        };
+        let network = |table: &Table| {
+            let built = (self.build.network)(&file.path, table);
+            let network = built.map_err(|error| with_sources(&error))?;
+            match self.reach.lacks_uplink(&network) {
+                None => Ok(network),
+                Some(why) => Err(unreachable(
+                    &file.path,
+                    table,
+                    "uplink",
+                    &format!("network {}: {why}", table.name),
+                )),
             }
-            let port =
-                (self.build)(&file.path, table, file.ports.len()).map_err(|error| with_sources(&error))?;
-            if let Some((key, why)) = self.reach.lacks(&port) {
-                let (path, line) = (file.path.display(), table.line_of(key));
-                return Err(format!("{path} line {line}: port {}: {why}", table.name));
-            }
-            come.push((table.clone(), port));
-        }
-        Ok(Difference { go, come })
+        };
+        Ok(Difference {
+            ports: Changes::between(&self.running, &file.ports, port)?,
+            networks: Changes::between(&self.networks, &file.networks, network)?,
+        })
     }
 
     fn apply(&mut self, file: ConfigFile, difference: Difference, outcome: &mut Outcome) {
-        let Difference { go, come } = difference;
-        for (name, why) in go {
+        let Difference { ports, networks } = difference;
+        for (name, why) in ports.go {
             if let Err(error) = self.ports.remove(&name) {
                 outcome.failed.push(error.to_string());
             }
@@ -239,11 +296,24 @@ impl Reader {
             }
             outcome.done.push(format!("port {name} {why}: ended"));
         }
+        for (name, why) in &networks.go {
+            if networks.comes_again(name) {
+                self.ports.free_uplink(name);
+                outcome.done.push(format!("network {name} {why}"));
+            } else {
+                self.ports.remove_network(name);
+                self.networks.retain(|table| table.name != *name);
+                outcome.done.push(format!("network {name} {why}: ended"));
+            }
+        }
         if let Err(error) = self.requests.adopt() {
             outcome.failed.push(with_sources(&error));
             return;
         }
-        for (table, port) in come {
+        for (table, network) in networks.come {
+            self.have(table, network, outcome);
+        }
+        for (table, port) in ports.come {
             match self.add(&port) {
                 Ok(()) => {
                     outcome.done.push(format!("port {} began", port.name));
@@ -254,6 +324,26 @@ impl Reader {
         }
         locked(&self.readings).read_at = now();
         self.file = file;
+    }
+
+    /// A network begins, or has another uplink.
+    fn have(&mut self, table: Table, network: NetworkConfig, outcome: &mut Outcome) {
+        let known = self.networks.iter_mut().find(|known| known.name == network.name);
+        let Some(known) = known else {
+            match self.ports.add_network(&network) {
+                Ok(()) => {
+                    outcome.done.push(format!("network {} began", network.name));
+                    self.networks.push(table);
+                }
+                Err(error) => outcome.failed.push(format!("{error:#}")),
+            }
+            return;
+        };
+        // It is tried again by itself, so what is said counts.
+        *known = table;
+        if let Err(error) = self.ports.set_uplink(&network.name, network.uplink) {
+            outcome.failed.push(format!("{error:#}; it is tried again"));
+        }
     }
 
     fn add(&self, port: &PortConfig) -> anyhow::Result<()> {
@@ -275,6 +365,12 @@ impl Reader {
         }
         added
     }
+}
+
+/// What cannot be had any more, by file, line and name.
+fn unreachable(path: &Path, table: &Table, key: &str, what: &str) -> String {
+    let (path, line) = (path.display(), table.line_of(key));
+    format!("{path} line {line}: {what}")
 }
 
 /// Where a port's socket is, if it was made here.
@@ -305,14 +401,22 @@ impl Reach {
                      {again}"
                 ),
             )),
-            (_, NicConfig::Interface { name, .. }) if !self.leases => Some((
-                "ifname",
-                format!(
-                    "ifname {name}: the daemon began without what interfaces take (CAP_NET_ADMIN, CAP_NET_RAW and \
-                     CAP_BPF, or a steward): {again} with it"
-                ),
-            )),
+            (_, NicConfig::Interface { name, .. }) => Some(("ifname", self.lacks_interface("ifname", name)?)),
             _ => None,
         }
+    }
+
+    /// Why the uplink of a network cannot be had any more, with the remedy.
+    fn lacks_uplink(self, network: &NetworkConfig) -> Option<String> {
+        self.lacks_interface("uplink", &network.uplink.as_ref()?.name)
+    }
+
+    fn lacks_interface(self, key: &str, name: &str) -> Option<String> {
+        (!self.leases).then(|| {
+            format!(
+                "{key} {name}: the daemon began without what interfaces take (CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF, \
+                 or a steward): start the daemon again with it"
+            )
+        })
     }
 }

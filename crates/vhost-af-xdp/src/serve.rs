@@ -31,7 +31,7 @@ use crate::api::service;
 use crate::api::status::Status;
 use crate::api::status_view;
 use crate::cli;
-use crate::cli::file::build_port;
+use crate::cli::file::{build_network, build_port};
 use crate::guard::alarm::Alarm;
 use crate::guard::interrupt;
 use crate::guard::keeper::{Keeper, Orders};
@@ -46,7 +46,7 @@ use crate::nic::numa::Nodes;
 use crate::nic::shared_memory::SharedMemory;
 use crate::nic::steering::StewardAt;
 use crate::ports::{NO_THREAD, Ports, STOPPING};
-use crate::reload::{self, Reload};
+use crate::reload::{self, Build, Reload};
 use crate::sandbox::{self, Calls, Layer, Plan, Reach, User};
 use crate::switch::workers::Workers;
 use crate::vhost_user::accept::VmmSource;
@@ -152,7 +152,11 @@ impl<'a> Sandboxed<'a> {
         ports.watch_uplinks().context(NO_THREAD)?;
         let reload = match (&config.file, self.keeper.requests()) {
             (Some(file), Some(requests)) => {
-                let started = Reload::start(file.clone(), Arc::clone(&ports), requests, (build_port, reach));
+                let build = Build {
+                    port: build_port,
+                    network: build_network,
+                };
+                let started = Reload::start(file.clone(), Arc::clone(&ports), requests, (build, reach));
                 Some(started.context(NO_THREAD)?)
             }
             _ => None,
@@ -165,7 +169,7 @@ impl<'a> Sandboxed<'a> {
                 let networks = ports.networks();
                 Status::read(
                     &ports.all(),
-                    networks,
+                    &networks,
                     &workers,
                     &watchdog,
                     &self.in_force,

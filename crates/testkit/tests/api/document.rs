@@ -3,7 +3,7 @@
 use jsonschema::Validator;
 use serde_json::{Value, json};
 use testkit::api::{Answer, Api};
-use testkit::{Driver, DriverConfig, frame, require, wait};
+use testkit::{Driver, DriverConfig, Serve, frame, require, wait};
 
 const TEXT: &str = include_str!("../../../../docs/openapi.json");
 
@@ -81,6 +81,43 @@ fn every_answer_is_as_the_document_says() {
     check_all(&document, &api);
     let closed = &api.get("/v1/ports")["ports"][0]["last_closed"];
     assert_eq!(closed["reason"], "disconnected", "{closed}");
+}
+
+#[test]
+fn networks_and_their_ports_are_as_the_document_says() {
+    require!(Root);
+    let document = Document::read();
+    let dir = super::open_dir();
+    let (serve, api) = super::with_api(Serve::file(), &dir);
+    let mut rig = super::rig_with_network(&serve);
+    let guest = Driver::connect(&rig.daemon.path("vm2.sock"), &DriverConfig::default()).expect("accepted");
+    rig.daemon
+        .await_port(1, "a lane runs", |port| port["lanes"][0]["running"] == true);
+    rig.assert_passes_both_ways();
+    check_all(&document, &api);
+    let networks = api.get("/v1/networks")["networks"].clone();
+    let lan = &networks[0];
+    assert_eq!(
+        (&lan["name"], &lan["uplink"], &lan["ports"]),
+        (&json!("lan"), &json!("nic1"), &json!(["vm2"]))
+    );
+    assert_eq!(lan["queues"][0]["running"], true, "{lan}");
+    let network_of = |port: &str| api.get(&format!("/v1/ports/{port}"))["network"].clone();
+    assert_eq!(
+        (network_of("vm1"), network_of("vm2")),
+        (json!(null), json!("lan"))
+    );
+    let metrics = api.ask("/metrics", &[]).body;
+    for line in [
+        "vhost_af_xdp_frames_total{network=\"\",port=\"vm1\",direction=\"to_guest\"}",
+        "vhost_af_xdp_frames_total{network=\"lan\",port=\"vm2\",direction=\"to_guest\"} 0",
+        "vhost_af_xdp_network_info{network=\"lan\",uplink=\"nic1\",",
+        "vhost_af_xdp_network_impaired{network=\"lan\"} 0",
+        "vhost_af_xdp_drops_total{network=\"lan\",port=\"\",reason=\"group_limited\",source=\"program\"} 0",
+    ] {
+        assert!(metrics.contains(line), "no {line} in:\n{metrics}");
+    }
+    drop(guest);
 }
 
 #[test]

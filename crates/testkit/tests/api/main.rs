@@ -7,8 +7,11 @@ mod prometheus;
 
 use tempfile::TempDir;
 use testkit::api::Api;
-use testkit::daemon::private_dir;
-use testkit::{Daemon, DriverConfig, NetNs, Rig, Serve, VethPair};
+use testkit::daemon::{DIR, private_dir};
+use testkit::{Daemon, Driver, DriverConfig, NetNs, Rig, Serve, VethPair};
+
+/// The interface of a network.
+const UPLINK: &str = "nic1";
 
 /// A directory in which every user's daemon may make sockets, and everybody look for them.
 fn open_dir() -> TempDir {
@@ -30,6 +33,27 @@ fn rig(dir: &TempDir) -> (Rig, Api) {
     let mut rig = Rig::with(VethPair::new(), &serve, &DriverConfig::default());
     rig.post(64, &[2048]);
     (rig, api)
+}
+
+/// A port with a queue of its own, `vm1`, and a network with an uplink and a port, `vm2`.
+fn file() -> String {
+    let (nic, uplink) = (VethPair::NIC, UPLINK);
+    format!(
+        "[network.lan]\nuplink = \"{uplink}\"\n\
+         [port.vm1]\nsocket-path = \"{DIR}/vm1.sock\"\nifname = \"{nic}\"\n\
+         [port.vm2]\nsocket-path = \"{DIR}/vm2.sock\"\nnetwork = \"lan\"\nmac = \"02:00:00:00:00:02\"\n"
+    )
+}
+
+/// A daemon with that, whose guest `vm1` is there.
+fn rig_with_network(serve: &Serve) -> Rig {
+    let veth = VethPair::new();
+    veth.join_as(UPLINK, "wire1", 1, 1500);
+    let daemon = Daemon::start_file(&veth.near, serve, &[VethPair::NIC, UPLINK], &file());
+    let guest = Driver::connect(&daemon.path("vm1.sock"), &DriverConfig::default()).expect("accepted");
+    let mut rig = Rig::of(veth, daemon, guest);
+    rig.post(64, &[2048]);
+    rig
 }
 
 /// A daemon without a NIC.

@@ -5,21 +5,15 @@ use std::fs::{self, File};
 use std::process::Command;
 
 use serde_json::Value;
-use testkit::{DriverConfig, NetNs, Rig, Running, Serve, VethPair, frame, require, wait};
+use testkit::{NetNs, Rig, Running, Serve, frame, require, wait};
 
 const DASHBOARD: &str = include_str!("../../../../docs/deploy/grafana-dashboard.json");
 const METRICS: &str = "127.0.0.1:9419";
 const PROMETHEUS: &str = "127.0.0.1:9090";
 
-/// A daemon with a guest whose metrics are had by TCP.
+/// A daemon with a guest and a network whose metrics are had by TCP.
 fn rig() -> Rig {
-    let veth = VethPair::new();
-    let serve = Serve::interface(VethPair::NIC)
-        .by_root()
-        .with("--metrics", METRICS);
-    let mut rig = Rig::with(veth, &serve, &DriverConfig::default());
-    rig.post(64, &[2048]);
-    rig
+    super::rig_with_network(&Serve::file().by_root().with("--metrics", METRICS))
 }
 
 /// What curl gets there.
@@ -145,7 +139,10 @@ fn prometheus_scrapes_and_answers_every_query_of_the_dashboard() {
     let mut asked = BTreeSet::new();
     for query in queries {
         // As Grafana does.
-        let said = query.replace("$__rate_interval", "1m").replace("$port", ".*");
+        let said = query
+            .replace("$__rate_interval", "1m")
+            .replace("$port", ".*")
+            .replace("$network", ".*");
         Prometheus::query(near, &said);
         let words = query.split(|c: char| !c.is_alphanumeric() && c != '_');
         asked.extend(

@@ -23,6 +23,14 @@ pub(crate) struct Named {
 }
 
 impl Named {
+    /// What this daemon counts.
+    pub(super) fn all_of(counters: &PairCounters) -> impl Iterator<Item = Self> {
+        counters.read().into_iter().map(|reading| {
+            let is_drop = reading.kind == Kind::Drop;
+            Self::new("lane", reading.name, reading.value, is_drop)
+        })
+    }
+
     fn new(source: &str, name: &str, value: u64, drop: bool) -> Self {
         Self {
             name: name.to_owned(),
@@ -73,10 +81,6 @@ impl LaneStatus {
         facts: Option<&LaneFacts>,
         interface: Option<&Interface>,
     ) -> Self {
-        let of_lane = counters.read().into_iter().map(|reading| {
-            let is_drop = reading.kind == Kind::Drop;
-            Named::new("lane", reading.name, reading.value, is_drop)
-        });
         let socket = facts.and_then(|facts| facts.socket.as_ref());
         let of_socket = socket
             .and_then(|socket| xsk::Statistics::read(socket.as_fd()).ok())
@@ -113,7 +117,10 @@ impl LaneStatus {
             umem_sockets: facts.and_then(|facts| Some(facts.shared.as_ref()?.sockets())),
             backing: facts.map(|facts| facts.backing.clone()),
             node: facts.and_then(|facts| facts.node).map(NumaNode::number),
-            counters: of_lane.chain(of_socket).chain(of_program).collect(),
+            counters: Named::all_of(counters)
+                .chain(of_socket)
+                .chain(of_program)
+                .collect(),
         }
     }
 

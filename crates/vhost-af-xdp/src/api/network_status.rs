@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use serde::{Deserialize, Serialize};
 
-use super::lane_status::LaneStatus;
+use super::lane_status::{LaneStatus, Named};
 use crate::network::Network;
 use crate::nic::drivers;
 use crate::port::Port;
@@ -29,28 +29,30 @@ pub(crate) struct NetworkStatus {
     pub(crate) ports: Vec<String>,
     /// Queues of the uplink.
     pub(crate) queues: Vec<LaneStatus>,
+    /// What is counted of frames to groups that came by the uplink.
+    pub(crate) groups: Vec<Named>,
 }
 
 impl NetworkStatus {
     /// Of one of these ports'.
     pub(super) fn read(network: &Network, ports: &[Arc<Port>]) -> Self {
         let shown = network.shown();
-        let name = network.config.name.as_str();
+        let name = network.name.as_str();
         let members = ports
             .iter()
             .filter(|port| port.config.nic.network() == Some(name));
         // Held for a moment only: a socket in there keeps its queue bound.
         let interface = shown.interface.as_ref().and_then(Weak::upgrade);
         let interface = interface.as_deref();
-        let first = network.config.uplink.as_ref().map(|uplink| uplink.start_queue);
-        let queues = network.counters.iter().enumerate().map(|(at, counters)| {
+        let first = shown.uplink.as_ref().map(|uplink| uplink.start_queue);
+        let queues = shown.counters.iter().enumerate().map(|(at, counters)| {
             let queue = first.zip(u32::try_from(at).ok()).map(|(first, at)| first + at);
             let facts = shown.lanes.get(at).and_then(Weak::upgrade);
             LaneStatus::read(at, queue, counters, facts.as_deref(), interface)
         });
         Self {
             name: name.to_owned(),
-            uplink: network.config.uplink.as_ref().map(|uplink| uplink.name.clone()),
+            uplink: shown.uplink.map(|uplink| uplink.name),
             attached: interface
                 .and_then(|interface| interface.steering.attached())
                 .map(|mode| mode.to_string()),
@@ -60,6 +62,7 @@ impl NetworkStatus {
             impaired: shown.impaired,
             ports: members.map(|port| port.name().to_owned()).collect(),
             queues: queues.collect(),
+            groups: Named::all_of(&network.group_counters).collect(),
         }
     }
 

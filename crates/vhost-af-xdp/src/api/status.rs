@@ -30,7 +30,9 @@ pub(crate) struct PortStatus {
     pub(crate) name: String,
     /// Socket.
     pub(crate) endpoint: String,
-    /// Interface, `cable NAME`, or `null`.
+    /// Network that it is part of.
+    pub(crate) network: Option<String>,
+    /// Interface, `cable NAME`, `network NAME` or `null`.
     pub(crate) nic: String,
     /// How the steering program is attached: `native` or `skb`; none without an interface, or a program on it.
     pub(crate) attached: Option<String>,
@@ -120,7 +122,7 @@ impl Status {
         sandbox: &InForce,
         configuration: Option<Readings>,
     ) -> Self {
-        await_samples(ports);
+        await_samples(ports, networks);
         let hangs: Vec<_> = watchdog
             .hangs()
             .iter()
@@ -153,10 +155,12 @@ impl Status {
     }
 }
 
-/// Waits until it is known what the ports' programs counted and how they are attached, all at a time.
-fn await_samples(ports: &[Arc<Port>]) {
+/// Waits until it is known what the programs of ports and networks counted and how they are attached, all at a time.
+fn await_samples(ports: &[Arc<Port>], networks: &[Arc<Network>]) {
     let deadline = Instant::now() + SAMPLES;
-    let asked: Vec<_> = ports.iter().filter_map(|port| port.ask_for_sample()).collect();
+    let of_ports = ports.iter().filter_map(|port| port.ask_for_sample());
+    let of_networks = networks.iter().filter_map(|network| network.ask_for_sample());
+    let asked: Vec<_> = of_ports.chain(of_networks).collect();
     for known in asked {
         // Nothing is ever sent: the sender is dropped.
         let _ = known.recv_timeout(deadline.saturating_duration_since(Instant::now()));
@@ -194,6 +198,7 @@ impl PortStatus {
         Self {
             name: port.name().to_owned(),
             endpoint: port.config.endpoint.to_string(),
+            network: port.config.nic.network().map(str::to_owned),
             nic: interface.map_or_else(|| port.config.nic.to_string(), |interface| interface.name.clone()),
             attached: match &counted {
                 Some(interface) => interface.steering.attached(),

@@ -87,7 +87,7 @@ pub(crate) fn configured(file: ConfigFile, said: DaemonArgs) -> Result<ServeConf
 
 /// The configuration of a network of a file.
 /// Errors: [`FileError`], naming line and key.
-fn build_network(path: &Path, table: &Table) -> Result<NetworkConfig, FileError> {
+pub(crate) fn build_network(path: &Path, table: &Table) -> Result<NetworkConfig, FileError> {
     let args = Keys::of::<NetworkArgs>().read::<NetworkArgs>(table);
     let built = args.and_then(|args| args.build(&table.name).map_err(|error| format!("{error:#}")));
     built.map_err(|what| {

@@ -213,7 +213,7 @@ impl<N: Nic> DirectLane<N> {
         counters: Arc<PairCounters>,
     ) -> Self {
         let mut pair = pair;
-        let look = PrivateLook::of(&pair);
+        let look = PrivateLook::of(&pair, pair.partial_checksums);
         let in_flight = memory.in_flight;
         let place = Place::new(
             &pair,

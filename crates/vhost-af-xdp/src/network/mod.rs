@@ -5,6 +5,7 @@
 //! them. A thread of its own watches the interface, and tells the ports what their guests have to know of it.
 
 use std::io;
+use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -14,13 +15,15 @@ use steer::{mac_text, with_sources};
 use steward::protocol::StationChange;
 use xsk::NumaNode;
 
-use crate::config::{MemberVlans, NetworkConfig, NicConfig, PortConfig};
+use crate::config::{MemberVlans, NetworkConfig, NicConfig, PortConfig, UplinkConfig};
 use crate::nic::binding::L2_BYTES;
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::Interface;
 use crate::nic::interface_queue::InterfaceQueue;
 use crate::nic::interfaces::Interfaces;
 use crate::port::lane_facts::LaneFacts;
+use crate::port::wakers::Wakers;
+use crate::switch::arrivals::Origin;
 use crate::switch::ethernet::Mac;
 use crate::switch::groups_lane::GroupsLane;
 use crate::switch::new_lane::NewLane;
@@ -34,6 +37,12 @@ use crate::switch::workers::{LaneAt, Workers};
 const MTU: u32 = 1500;
 /// How often an interface is looked at of which nobody tells.
 const RETRY: Duration = Duration::from_secs(1);
+/// How long others may have an interface still that is given back.
+const GIVING_BACK: Duration = Duration::from_secs(2);
+/// Between two looks whether they have.
+const LOOK: Duration = Duration::from_millis(1);
+/// How long a steward is asked for what the program counted.
+const SAMPLE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Why a port cannot be of a network.
 #[derive(Debug, thiserror::Error)]
@@ -42,6 +51,8 @@ pub(crate) enum NetworkError {
     Address { mac: String, network: String },
     #[error(transparent)]
     Uplink(#[from] InterfaceError),
+    #[error("no descriptor left")]
+    Descriptor(#[source] io::Error),
 }
 
 /// What the guests have to know of a network's uplink.
@@ -51,8 +62,6 @@ pub(crate) struct NetworkLink {
     pub(crate) up: bool,
     /// Bytes.
     pub(crate) mtu: u32,
-    /// Frames may come from a stack on the same machine, which leaves checksums unfinished.
-    pub(crate) partial_checksums: bool,
 }
 
 /// A queue of the uplink in the hands of a worker.
@@ -66,6 +75,9 @@ struct Running {
 
 /// What is seen of a network from outside.
 pub(crate) struct ShownNetwork {
+    pub(crate) uplink: Option<UplinkConfig>,
+    /// Of each queue of the uplink.
+    pub(crate) counters: Vec<Arc<PairCounters>>,
     pub(crate) link: NetworkLink,
     /// Why no frames move over the uplink although they should.
     pub(crate) impaired: Option<String>,
@@ -76,6 +88,9 @@ pub(crate) struct ShownNetwork {
 
 #[derive(Default)]
 struct State {
+    uplink: Option<UplinkConfig>,
+    /// Of each queue of the uplink.
+    counters: Vec<Arc<PairCounters>>,
     interface: Option<Arc<Interface>>,
     running: Vec<Running>,
     /// The lane of frames to groups.
@@ -86,20 +101,23 @@ struct State {
     impaired: Option<String>,
     /// The interface's, as far as the queues are set up for it.
     link: Option<NetworkLink>,
-    /// The daemon ends.
+    /// A thread watches the uplink.
+    watched: bool,
+    /// It ends.
     over: bool,
 }
 
 /// See the module's head.
 pub(crate) struct Network {
-    pub(crate) config: NetworkConfig,
-    name: Arc<str>,
+    /// As it is called.
+    pub(crate) name: String,
+    /// As its lanes' owner is called.
+    owner: Arc<str>,
     interfaces: Arc<Interfaces>,
     workers: Arc<Workers>,
-    /// Of each queue of the uplink.
-    pub(crate) counters: Vec<Arc<PairCounters>>,
     /// Of frames to groups that came by it.
-    group_counters: Arc<PairCounters>,
+    pub(crate) group_counters: Arc<PairCounters>,
+    wakers: Wakers,
     state: Mutex<State>,
 }
 
@@ -110,11 +128,25 @@ pub(crate) struct NetworkEnd {
     pub(crate) number: PortNumber,
 }
 
+impl State {
+    /// Nobody has to look at an uplink.
+    fn is_over(&self) -> bool {
+        self.over || self.uplink.is_none()
+    }
+
+    /// There is nothing yet of what it has from now on.
+    fn be_given(&mut self, uplink: Option<UplinkConfig>) {
+        let queues = uplink.as_ref().map_or(0, |uplink| uplink.queues);
+        self.counters = (0..queues).map(|_| Arc::default()).collect();
+        self.uplink = uplink;
+    }
+}
+
 impl NetworkEnd {
     /// What a lane of the port's is to others.
     pub(crate) fn role(&self, pair: u16) -> Role {
         Role::Member {
-            network: Arc::clone(&self.network.name),
+            network: Arc::clone(&self.network.owner),
             port: self.number,
             pair,
         }
@@ -128,19 +160,40 @@ impl Network {
         config: NetworkConfig,
         interfaces: Arc<Interfaces>,
         workers: Arc<Workers>,
-    ) -> Result<Arc<Self>, InterfaceError> {
-        let queues = config.uplink.as_ref().map_or(0, |uplink| uplink.queues);
+    ) -> Result<Arc<Self>, NetworkError> {
         let network = Self {
-            name: format!("network {}", config.name).into(),
-            config,
+            owner: format!("network {}", config.name).into(),
+            name: config.name,
             interfaces,
             workers,
-            counters: (0..queues).map(|_| Arc::default()).collect(),
             group_counters: Arc::default(),
+            wakers: Wakers::new().map_err(NetworkError::Descriptor)?,
             state: Mutex::default(),
         };
-        network.take_up(&mut network.state())?;
+        let mut state = network.state();
+        state.be_given(config.uplink);
+        network.take_up(&mut state)?;
+        drop(state);
         Ok(Arc::new(network))
+    }
+
+    /// Gives an uplink back that is another from now on, so that others can have its queues.
+    pub(crate) fn let_go(&self) {
+        let mut state = self.state();
+        self.give_back(&mut state);
+        state.be_given(None);
+    }
+
+    /// Has this uplink from now on. Ports, and what their guests send each other, are not concerned.
+    /// Errors: what it lacks; it is tried again where somebody watches.
+    pub(crate) fn have(&self, uplink: Option<UplinkConfig>) -> Result<(), InterfaceError> {
+        let mut state = self.state();
+        self.give_back(&mut state);
+        state.be_given(uplink);
+        let taken_up = self.take_up(&mut state);
+        let failed = taken_up.as_ref().err().map(|error| with_sources(error));
+        self.note(&mut state, failed.map_or(Ok(()), Err));
+        taken_up
     }
 
     /// A port begins.
@@ -152,7 +205,7 @@ impl Network {
         if state.ports.iter().flatten().any(is_taken) {
             return Err(NetworkError::Address {
                 mac: mac_text(port.mac),
-                network: self.config.name.clone(),
+                network: self.name.clone(),
             });
         }
         let free = state.ports.iter().position(Option::is_none);
@@ -180,19 +233,23 @@ impl Network {
             // A steward that is away keeps them: their frames find nobody here.
             && let Err(error) = interface.steering.set_stations(&stations(&gone, None))
         {
-            tracing::warn!(network = %self.name, "a port's address stays with the uplink: {}", with_sources(&error));
+            tracing::warn!(
+                network = self.name,
+                "a port's address stays with the uplink: {}",
+                with_sources(&error)
+            );
         }
         self.tell_table(&state);
     }
 
     /// What guests have to know of the uplink.
     pub(crate) fn link(&self) -> NetworkLink {
-        match (self.state().link, &self.config.uplink) {
+        let state = self.state();
+        match (state.link, &state.uplink) {
             (Some(link), _) => link,
             (None, uplink) => NetworkLink {
                 up: uplink.is_none(),
                 mtu: MTU,
-                partial_checksums: false,
             },
         }
     }
@@ -202,6 +259,8 @@ impl Network {
         let link = self.link();
         let state = self.state();
         ShownNetwork {
+            uplink: state.uplink.clone(),
+            counters: state.counters.clone(),
             link,
             impaired: state.impaired.clone(),
             interface: state.interface.as_ref().map(Arc::downgrade),
@@ -215,25 +274,35 @@ impl Network {
 
     /// NUMA nodes of the uplink's queues, where there are several.
     pub(crate) fn nodes(&self) -> Vec<Option<NumaNode>> {
-        let node = self
-            .state()
-            .interface
-            .as_ref()
-            .and_then(|interface| interface.link.node);
-        vec![node; self.counters.len()]
+        let state = self.state();
+        let interface = state.interface.as_ref();
+        vec![interface.and_then(|interface| interface.link.node); state.counters.len()]
     }
 
-    /// Watches the uplink on a thread of its own, and calls `changed` when guests have to know of something.
+    /// Watches the uplink on a thread of its own, if there is one and nobody does, and calls `changed` when guests have
+    /// to know of something.
     pub(crate) fn watch(self: &Arc<Self>, changed: impl Fn() + Send + 'static) -> io::Result<()> {
+        {
+            let mut state = self.state();
+            if state.uplink.is_none() || std::mem::replace(&mut state.watched, true) {
+                return Ok(());
+            }
+        }
         let network = Arc::clone(self);
         let body = move || {
             let mut known = network.link();
-            while let Some(watched) = network.look() {
+            loop {
+                let Some(watched) = network.look() else {
+                    if network.is_left() {
+                        break;
+                    }
+                    continue;
+                };
                 let link = network.link();
                 if std::mem::replace(&mut known, link) != link {
                     changed();
                 }
-                await_change(watched.as_deref());
+                network.await_change(watched.as_deref());
             }
         };
         std::thread::Builder::new()
@@ -242,18 +311,54 @@ impl Network {
         Ok(())
     }
 
+    /// Asks for what the program counted; the receiver's end tells that it is known.
+    pub(crate) fn ask_for_sample(&self) -> Option<Receiver<()>> {
+        self.state().uplink.as_ref()?;
+        Some(self.wakers.ask_for_sample())
+    }
+
+    /// Waits until it is time to look at the uplink, and serves those who want samples meanwhile.
+    fn await_change(&self, watched: Option<&Interface>) {
+        let deadline = Instant::now() + RETRY;
+        let lease = watched.and_then(|interface| interface.steering.watch());
+        loop {
+            let mut fds = vec![
+                PollFd::new(&self.wakers.sample, PollFlags::IN),
+                PollFd::new(&self.wakers.retry, PollFlags::IN),
+            ];
+            fds.extend(lease.map(|lease| PollFd::from_borrowed_fd(lease, PollFlags::IN)));
+            let left = deadline.saturating_duration_since(Instant::now());
+            let ready = poll(&mut fds, Timespec::try_from(left).ok().as_ref());
+            let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
+            let (sample, look) = (is_ready(&fds[0]), fds[1..].iter().any(is_ready));
+            if sample {
+                self.wakers.sample.clear();
+                let asked = self.wakers.take_asked();
+                let uplink = self.state().uplink.clone();
+                if let (Some(_), Some(uplink), Some(interface)) = (&asked, uplink, watched) {
+                    let (until, range) = (Instant::now() + SAMPLE_TIMEOUT, uplink.wanted().range());
+                    interface.steering.sample(&interface.link, range, until);
+                }
+            }
+            if look || ready == Ok(0) || Instant::now() >= deadline {
+                self.wakers.retry.clear();
+                return;
+            }
+        }
+    }
+
     /// Takes the queues back; nothing is set up any more.
     pub(crate) fn stop(&self) {
         let mut state = self.state();
         state.over = true;
-        self.stop_lanes(&mut state);
+        self.give_back(&mut state);
     }
 
-    /// Looks at the interface again: it may be gone, back, down, or have another MTU. `None`: the daemon ends; else the
-    /// interface that is there.
+    /// Looks at the interface again: it may be gone, back, down, or have another MTU. `None`: nobody has to look any
+    /// more; else the interface that is there.
     pub(crate) fn look(&self) -> Option<Option<Arc<Interface>>> {
         let mut state = self.state();
-        if state.over {
+        if state.is_over() {
             return None;
         }
         match state
@@ -266,7 +371,11 @@ impl Network {
                 interface.take_note(&link);
                 state.link = Some(link_of(&interface, link.up));
                 if other_mtu {
-                    tracing::info!(network = %self.name, mtu = link.mtu, "MTU changed, queues are set up anew");
+                    tracing::info!(
+                        network = self.name,
+                        mtu = link.mtu,
+                        "MTU changed, queues are set up anew"
+                    );
                     self.stop_lanes(&mut state);
                 }
                 if state.running.is_empty() {
@@ -276,11 +385,9 @@ impl Network {
             }
             Some((Ok(_), _)) => {}
             Some((Err(lost), interface)) => {
-                self.stop_lanes(&mut state);
-                self.note(&mut state, Err(with_sources(&lost)));
-                (state.interface, state.link) = (None, None);
-                interface.close_queues();
                 drop(interface);
+                self.lose_interface(&mut state);
+                self.note(&mut state, Err(with_sources(&lost)));
                 self.take_up_again(&mut state);
             }
             None => self.take_up_again(&mut state),
@@ -288,17 +395,55 @@ impl Network {
         Some(state.interface.clone())
     }
 
+    /// Gives the interface back; others can have its queues when this returns.
+    fn give_back(&self, state: &mut State) {
+        let interface = state.interface.as_ref().map(Arc::downgrade);
+        self.lose_interface(state);
+        // Who watches it, and who asks for its state, have it for a moment still; with the last of them the lease ends.
+        self.wakers.retry();
+        let deadline = Instant::now() + GIVING_BACK;
+        while interface
+            .as_ref()
+            .is_some_and(|interface| interface.strong_count() > 0)
+        {
+            if Instant::now() >= deadline {
+                tracing::warn!(
+                    network = self.name,
+                    "its queues are in use still, and may stay leased a while"
+                );
+                return;
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// Gives all up that there is of an interface.
+    fn lose_interface(&self, state: &mut State) {
+        self.stop_lanes(state);
+        state.link = None;
+        if let Some(interface) = state.interface.take() {
+            interface.close_queues();
+        }
+    }
+
+    /// Whoever watched the uplink may end, for there is none.
+    fn is_left(&self) -> bool {
+        let mut state = self.state();
+        state.watched = !state.is_over();
+        !state.watched
+    }
+
     fn take_up_again(&self, state: &mut State) {
         let taken_up = self.take_up(state);
         if taken_up.is_ok() && state.interface.is_some() {
-            tracing::info!(network = %self.name, "uplink is back");
+            tracing::info!(network = self.name, "uplink is back");
         }
         self.note(state, taken_up.map_err(|error| with_sources(&error)));
     }
 
     /// Opens the uplink's interface, and lets its queues run.
     fn take_up(&self, state: &mut State) -> Result<(), InterfaceError> {
-        let Some(uplink) = &self.config.uplink else {
+        let Some(uplink) = &state.uplink else {
             return Ok(());
         };
         let interface = self.interfaces.open(&uplink.wanted(), uplink.into())?;
@@ -315,7 +460,14 @@ impl Network {
     }
 
     fn start_lanes(&self, state: &mut State, interface: &Arc<Interface>) -> Result<(), InterfaceError> {
-        let Some(uplink) = &self.config.uplink else {
+        let State {
+            uplink: Some(uplink),
+            counters,
+            running,
+            groups: of_groups,
+            ..
+        } = state
+        else {
             return Ok(());
         };
         if let Some(groups) = interface.steering.groups()? {
@@ -327,14 +479,18 @@ impl Network {
                     counters,
                 )),
                 role: Role::Groups {
-                    network: Arc::clone(&self.name),
+                    network: Arc::clone(&self.owner),
                 },
                 node: interface.link.node,
                 on_fault: Box::new(|_| ()),
             };
-            state.groups = Some(self.workers.add(lane, &self.name));
+            *of_groups = Some(self.workers.add(lane, &self.owner));
         }
-        for (number, counters) in (uplink.start_queue..).zip(&self.counters) {
+        let origin = Origin {
+            frame_limit: interface.frame_limit(),
+            partial_checksums: interface.link.partial_checksums,
+        };
+        for (number, counters) in (uplink.start_queue..).zip(&*counters) {
             let queue = InterfaceQueue::new(interface, number);
             queue.open_until(Instant::now() + RETRY * 5)?;
             let nic = queue.lend(counters)?;
@@ -345,18 +501,18 @@ impl Network {
                 return Err(InterfaceError::Duplicate(error));
             }
             let lane = NewLane {
-                lane: Box::new(UplinkLane::new(nic, number, Arc::clone(counters))),
+                lane: Box::new(UplinkLane::new(nic, number, origin, Arc::clone(counters))),
                 role: Role::Uplink {
-                    network: Arc::clone(&self.name),
+                    network: Arc::clone(&self.owner),
                     queue: number,
                 },
                 node: interface.link.node,
                 // It has no guest that could do wrong.
                 on_fault: Box::new(|_| ()),
             };
-            state.running.push(Running {
+            running.push(Running {
                 queue,
-                at: self.workers.add(lane, &self.name),
+                at: self.workers.add(lane, &self.owner),
                 counters: Arc::clone(counters),
                 facts: Arc::new(facts),
             });
@@ -387,14 +543,14 @@ impl Network {
     fn note(&self, state: &mut State, done: Result<(), impl ToString>) {
         let why = done.err().map(|error| error.to_string());
         if let (Some(why), true) = (&why, why != state.impaired) {
-            tracing::warn!(network = %self.name, "no uplink: {why}");
+            tracing::warn!(network = self.name, "no uplink: {why}");
         }
         state.impaired = why;
     }
 
     fn tell_table(&self, state: &State) {
         let table = Arc::new(Table::new(state.ports.clone()));
-        self.workers.tell_table(&self.name, &table);
+        self.workers.tell_table(&self.owner, &table);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -406,7 +562,6 @@ fn link_of(interface: &Interface, up: bool) -> NetworkLink {
     NetworkLink {
         up,
         mtu: interface.frame_limit().saturating_sub(L2_BYTES),
-        partial_checksums: interface.link.partial_checksums,
     }
 }
 
@@ -422,7 +577,6 @@ fn stations(port: &TablePort, whose: Option<PortNumber>) -> Vec<StationChange> {
 
 /// A port as the table has it.
 fn table_port(port: &PortConfig, mac: Mac) -> TablePort {
-    let lock = port.guard.lock().map(Arc::new);
     let NicConfig::Network { vlans, isolated, .. } = &port.nic else {
         return TablePort {
             mac,
@@ -437,16 +591,5 @@ fn table_port(port: &PortConfig, mac: Mac) -> TablePort {
             MemberVlans::Trunk(vlans) => Vlans::Trunk(vlans.clone()),
         },
         isolated: *isolated,
-        lock,
     }
-}
-
-/// Waits until it is time to look at an interface.
-fn await_change(watched: Option<&Interface>) {
-    let lease = watched.and_then(|interface| interface.steering.watch());
-    let mut fds: Vec<_> = lease
-        .iter()
-        .map(|lease| PollFd::from_borrowed_fd(*lease, PollFlags::IN))
-        .collect();
-    let _ = poll(&mut fds, Timespec::try_from(RETRY).ok().as_ref());
 }

@@ -53,8 +53,8 @@ impl FarSide {
     pub(crate) fn partial_checksums(&self) -> bool {
         match self {
             Self::Queue(queue) => queue.interface.link.partial_checksums,
-            Self::Network(end) => end.network.link().partial_checksums,
-            Self::Cable(_) | Self::Null { .. } => false,
+            // What a network's uplink brings, its lane knows.
+            Self::Network(_) | Self::Cable(_) | Self::Null { .. } => false,
         }
     }
 

@@ -61,10 +61,17 @@ impl Port {
         std::thread::Builder::new().name("link".to_owned()).spawn(body)
     }
 
-    /// The uplink of its network changed: lanes are made anew for what it is now, and the VMM is told.
+    /// The uplink of its network changed: lanes go by what it is now, without a pause, and the VMM is told.
     pub(crate) fn network_changed(self: &Arc<Self>) {
         self.post(Task::Link, |port, state| {
-            port.restart_lanes(state);
+            let Some(far) = port.far_sides(None).into_iter().next() else {
+                return;
+            };
+            if let Some(session) = &state.session {
+                session.set_frame_limit(far.frame_limit(), &port.workers);
+            }
+            // Those that do not fit, and those that did not.
+            port.start_lanes(state);
             if let Some(session) = &state.session {
                 session.config_changed();
             }

@@ -19,7 +19,7 @@ pub(crate) mod reasons;
 pub(crate) mod session;
 mod sessions;
 pub(crate) mod shown;
-mod wakers;
+pub(crate) mod wakers;
 
 use std::io;
 use std::sync::atomic::AtomicI32;

@@ -1,4 +1,4 @@
-//! What wakes the thread that watches a port's interface, beside the interface.
+//! What wakes the thread that watches an interface for a port or a network, beside the interface.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use rustix::event::{EventfdFlags, eventfd};
 
 /// An event that is told by one thread, and waited for by another.
-pub(super) struct Event(OwnedFd);
+pub(crate) struct Event(OwnedFd);
 
 impl Event {
     fn new() -> io::Result<Self> {
@@ -21,7 +21,7 @@ impl Event {
     }
 
     /// It is seen.
-    pub(super) fn clear(&self) {
+    pub(crate) fn clear(&self) {
         let _ = rustix::io::read(&self.0, &mut [0; 8]);
     }
 }
@@ -33,18 +33,18 @@ impl AsFd for Event {
     }
 }
 
-pub(super) struct Wakers {
+pub(crate) struct Wakers {
     /// The interface may have changed, or queues could not be set up: it is looked at again.
-    pub(super) retry: Event,
+    pub(crate) retry: Event,
     /// Somebody wants to know what the program counted.
-    pub(super) sample: Event,
+    pub(crate) sample: Event,
     /// Dropped when it is known.
     asked: Mutex<Option<Sender<()>>>,
 }
 
 impl Wakers {
     /// Nobody wants anything.
-    pub(super) fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         Ok(Self {
             retry: Event::new()?,
             sample: Event::new()?,
@@ -53,12 +53,12 @@ impl Wakers {
     }
 
     /// The port is to look again soon.
-    pub(super) fn retry(&self) {
+    pub(crate) fn retry(&self) {
         self.retry.tell();
     }
 
     /// Asks for a sample; the receiver's end tells that there is one. Who had asked before is not kept waiting.
-    pub(super) fn ask_for_sample(&self) -> Receiver<()> {
+    pub(crate) fn ask_for_sample(&self) -> Receiver<()> {
         let (asked, known) = mpsc::channel();
         *self.asked() = Some(asked);
         self.sample.tell();
@@ -66,7 +66,7 @@ impl Wakers {
     }
 
     /// What is to be dropped when the sample is there, if somebody wants one.
-    pub(super) fn take_asked(&self) -> Option<Sender<()>> {
+    pub(crate) fn take_asked(&self) -> Option<Sender<()>> {
         self.asked().take()
     }
 

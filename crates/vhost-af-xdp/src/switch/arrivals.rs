@@ -36,6 +36,25 @@ struct FramePieces {
     pieces: u16,
 }
 
+/// What is known of all frames that come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Origin {
+    /// Longest frame there is, bytes.
+    pub(crate) frame_limit: u32,
+    /// They may come from a stack on the same machine, which leaves checksums unfinished.
+    pub(crate) partial_checksums: bool,
+}
+
+impl Origin {
+    /// What goes to a guest comes from where its own frames go.
+    fn of(pair: &QueuePair) -> Self {
+        Self {
+            frame_limit: pair.frame_limit,
+            partial_checksums: pair.partial_checksums,
+        }
+    }
+}
+
 /// See the module's head. What is known of [`NicQueue::received`].
 pub(crate) struct Arrivals {
     /// What to look for in frames, if anything.
@@ -58,7 +77,7 @@ pub(crate) struct Arrivals {
 impl Arrivals {
     /// For a guest, and a queue that may have frames in hand for it.
     pub(crate) fn new<N>(pair: &QueuePair, queue: &mut NicQueue<N>, counters: &PairCounters) -> Self {
-        let mut arrivals = Self::of(pair);
+        let mut arrivals = Self::from(Origin::of(pair), pair);
         // At most a batch, as it was when they were taken. The queue keeps its room for more.
         let pieces: Vec<_> = queue.received.drain(..).collect();
         for piece in pieces {
@@ -68,10 +87,10 @@ impl Arrivals {
     }
 
     /// For a guest for which no frame is in hand.
-    pub(crate) fn of(pair: &QueuePair) -> Self {
+    pub(crate) fn from(origin: Origin, pair: &QueuePair) -> Self {
         Self {
-            looks: Looks::of(pair),
-            frame_limit: pair.frame_limit,
+            looks: Looks::of(pair, origin.partial_checksums),
+            frame_limit: origin.frame_limit,
             batch: Batch::new(rules(&pair.offloads)),
             position: Position::default(),
             frames: [FramePieces::default(); MOST_FRAMES],

@@ -45,10 +45,10 @@ pub(crate) struct Looks {
 }
 
 impl Looks {
-    /// For a guest; `None`: nobody wants to know, and nothing has to be done.
-    pub(crate) fn of(guest: &QueuePair) -> Option<Self> {
+    /// For a guest to which frames come; `None`: nobody wants to know, and nothing has to be done.
+    pub(crate) fn of(guest: &QueuePair, partial: bool) -> Option<Self> {
         let looks = Self {
-            partial: guest.partial_checksums,
+            partial,
             tell: guest.offloads.guest_csum,
         };
         (looks.partial || looks.tell).then_some(looks)
@@ -76,9 +76,9 @@ pub(crate) struct PrivateLook {
 }
 
 impl PrivateLook {
-    /// For a guest; `None`: no partial checksums occur.
-    pub(crate) fn of(guest: &QueuePair) -> Option<Self> {
-        let looks = Looks::of(guest)?;
+    /// For a guest to which frames come; `None`: no partial checksums occur.
+    pub(crate) fn of(guest: &QueuePair, partial: bool) -> Option<Self> {
+        let looks = Looks::of(guest, partial)?;
         looks.partial.then(|| Self {
             looks,
             copy: Box::new([0; LONGEST_COPY]),

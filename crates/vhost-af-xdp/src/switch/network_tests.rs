@@ -6,6 +6,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use virtqueue::driver::{Buffer, QueueDriver};
 use virtqueue::{GuestAddr, Journal, QueueFeatures};
 
+use super::arrivals::Origin;
 use super::ethernet::Mac;
 use super::lane::LaneId;
 use super::new_lane::NewLane;
@@ -73,7 +74,7 @@ impl World {
         let known = (0..).zip(vlans).map(|(port, vlans)| TablePort {
             mac: mac(port),
             vlans: vlans.clone(),
-            ..TablePort::default()
+            isolated: false,
         });
         let mut world = Self::of(known.collect());
         world.ports.iter_mut().for_each(|port| port.post(16));
@@ -139,7 +140,11 @@ impl World {
         wire.fill = chunks;
         let wire = Arc::new(Mutex::new(wire));
         let queue = queue(TestNic(Arc::clone(&wire)), umem, chunks / 2, Sends::PLAIN);
-        let lane = UplinkLane::new(queue, 0, Arc::clone(&self.uplink));
+        let origin = Origin {
+            frame_limit: 1518,
+            partial_checksums: false,
+        };
+        let lane = UplinkLane::new(queue, 0, origin, Arc::clone(&self.uplink));
         let role = Role::Uplink {
             network: NETWORK.into(),
             queue: 0,

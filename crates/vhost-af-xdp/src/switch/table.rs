@@ -5,10 +5,8 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::sync::Arc;
 
 use super::ethernet::Mac;
-use super::guard::Lock;
 use super::vlans::Vlans;
 
 /// Names a port within its network.
@@ -54,8 +52,6 @@ pub(crate) struct TablePort {
     pub(crate) vlans: Vlans,
     /// Neither gets frames of a port that is isolated, too, nor sends it any.
     pub(crate) isolated: bool,
-    /// Its guest's IP addresses; `None`: any.
-    pub(crate) lock: Option<Arc<Lock>>,
 }
 
 /// See the module's head.

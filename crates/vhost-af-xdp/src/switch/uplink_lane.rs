@@ -16,7 +16,7 @@ use device::counters::PairCounters;
 use device::pair::{Fault, QueuePair};
 use xsk::{Frame, RxDesc, Umem, UmemOffset};
 
-use super::arrivals::Arrivals;
+use super::arrivals::{Arrivals, Origin};
 use super::bytes::UmemRange;
 use super::checksums::PrivateLook;
 use super::ethernet::{self, ADDRESS_BYTES, Head, LOOK_BYTES, TAG_BYTES};
@@ -45,14 +45,14 @@ struct Inbox {
 }
 
 impl Inbox {
-    fn new(port: PortNumber, guest: Guest, pair: &QueuePair) -> Self {
+    fn new(port: PortNumber, guest: Guest, pair: &QueuePair, origin: Origin) -> Self {
         Self {
             port,
             guest,
-            arrivals: Arrivals::of(pair),
+            arrivals: Arrivals::from(origin, pair),
             received: Vec::with_capacity(BATCH),
             waiting: VecDeque::with_capacity(BATCH),
-            look: PrivateLook::of(pair),
+            look: PrivateLook::of(pair, origin.partial_checksums),
         }
     }
 
@@ -83,6 +83,8 @@ enum Route {
 /// See the module's head.
 pub(crate) struct UplinkLane<N> {
     queue: NicQueue<N>,
+    /// Of what it receives.
+    origin: Origin,
     counters: Arc<PairCounters>,
     members: Arc<Members>,
     /// Other members than those that there are inboxes for.
@@ -106,11 +108,17 @@ pub(crate) struct UplinkLane<N> {
 
 impl<N: Lent> UplinkLane<N> {
     /// Of the queue of that number.
-    pub(crate) fn new(mut queue: NicQueue<N>, number: u32, counters: Arc<PairCounters>) -> Self {
+    pub(crate) fn new(
+        mut queue: NicQueue<N>,
+        number: u32,
+        origin: Origin,
+        counters: Arc<PairCounters>,
+    ) -> Self {
         queue.discard(&counters);
         queue.begin();
         Self {
             queue,
+            origin,
             counters,
             members: Arc::default(),
             is_stale: false,
@@ -286,7 +294,7 @@ impl<N: Lent> UplinkLane<N> {
                     guest,
                     ..before.swap_remove(at)
                 },
-                (None, Some(peer)) => Inbox::new(port, guest, peer.pair),
+                (None, Some(peer)) => Inbox::new(port, guest, peer.pair, self.origin),
                 (None, None) => continue,
             };
             let at = usize::from(port.0);

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 
-use super::views;
+use crate::api::lane_status::Named;
 use crate::api::status::{PortStatus, Status};
 
 /// Media type of what [`render`] makes.
@@ -120,6 +120,36 @@ const FAMILIES: &[Family] = &[
         samples: |status, samples| each_counter(status, samples, "operation", false),
     },
     Family {
+        name: "vhost_af_xdp_network_info",
+        kind: "gauge",
+        help: "What a network is: its uplink, the driver, how the XDP program is attached.",
+        samples: |status, samples| {
+            for network in &status.networks {
+                let text = |value: &Option<String>| value.clone().unwrap_or_default();
+                let (uplink, driver) = (text(&network.uplink), text(&network.driver));
+                let attached = text(&network.attached);
+                let labels: [Label<'_>; 4] = [
+                    ("network", &network.name),
+                    ("uplink", &uplink),
+                    ("driver", &driver),
+                    ("attached", &attached),
+                ];
+                samples.add(&labels, 1);
+            }
+        },
+    },
+    Family {
+        name: "vhost_af_xdp_network_impaired",
+        kind: "gauge",
+        help: "1 while no frames move over the uplink although they should; GET /v1/networks says why.",
+        samples: |status, samples| {
+            for network in &status.networks {
+                let labels: [Label<'_>; 1] = [("network", &network.name)];
+                samples.add(&labels, u8::from(network.impaired.is_some()));
+            }
+        },
+    },
+    Family {
         name: "vhost_af_xdp_packet_memory_bytes",
         kind: "gauge",
         help: "Packet memory of the port in the daemon.",
@@ -175,7 +205,8 @@ type Label<'a> = (&'a str, &'a str);
 /// Labels of every port's metrics: a network's ports have its name there.
 fn each_port(status: &Status, mut add: impl FnMut(&PortStatus, &[Label<'_>])) {
     for port in &status.ports {
-        add(port, &[("network", ""), ("port", views::name(port))]);
+        let network = port.network.as_deref().unwrap_or("");
+        add(port, &[("network", network), ("port", &port.name)]);
     }
 }
 
@@ -189,24 +220,38 @@ fn each_direction(status: &Status, samples: &mut Samples, what: &str) {
     });
 }
 
-/// All but those that have a family of their own.
 fn each_counter(status: &Status, samples: &mut Samples, label: &str, drops: bool) {
+    each_port(status, |port, labels| {
+        let counters = port.lanes.iter().flat_map(|lane| &lane.counters);
+        add_counters(samples, labels, counters, (label, drops));
+    });
+    for network in &status.networks {
+        let counters = network.queues.iter().flat_map(|lane| &lane.counters);
+        let labels = [("network", network.name.as_str()), ("port", "")];
+        add_counters(samples, &labels, counters.chain(&network.groups), (label, drops));
+    }
+}
+
+/// All but those that have a family of their own.
+fn add_counters<'a>(
+    samples: &mut Samples,
+    labels: &[Label<'_>],
+    counters: impl Iterator<Item = &'a Named>,
+    (label, drops): (&str, bool),
+) {
     let has_own = |name: &str| {
         let what = name
             .strip_prefix("from_guest_")
             .or(name.strip_prefix("to_guest_"));
         what.is_some_and(|what| ["frames", "bytes"].contains(&what))
     };
-    each_port(status, |port, labels| {
-        let mut sums: BTreeMap<(&str, &str), u64> = BTreeMap::new();
-        let counters = port.lanes.iter().flat_map(|lane| &lane.counters);
-        for counter in counters.filter(|counter| counter.drop == drops && !has_own(&counter.name)) {
-            *sums.entry((&counter.name, &counter.source)).or_default() += counter.value;
-        }
-        for ((name, source), value) in sums {
-            samples.add(&[labels, &[(label, name), ("source", source)]].concat(), value);
-        }
-    });
+    let mut sums: BTreeMap<(&str, &str), u64> = BTreeMap::new();
+    for counter in counters.filter(|counter| counter.drop == drops && !has_own(&counter.name)) {
+        *sums.entry((&counter.name, &counter.source)).or_default() += counter.value;
+    }
+    for ((name, source), value) in sums {
+        samples.add(&[labels, &[(label, name), ("source", source)]].concat(), value);
+    }
 }
 
 /// Seconds, from microseconds.

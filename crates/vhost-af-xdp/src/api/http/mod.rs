@@ -1,4 +1,4 @@
-//! HTTP/1.1 for an operator's programs: status, ports, counters, events, metrics.
+//! HTTP/1.1 for an operator's programs: status, networks, ports, counters, events, metrics.
 //!
 //! Nobody who connects can hold up anybody else: there are so many connections by each socket and of each user, a
 //! request's head has a length and a time, what does not move is given up, what is asked of the daemon is asked once for

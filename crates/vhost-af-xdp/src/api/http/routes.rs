@@ -40,6 +40,7 @@ pub(super) struct State {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Thing {
     Status,
+    Networks,
     Ports,
     Port,
     Counters,
@@ -51,6 +52,7 @@ enum Thing {
 /// Paths as the API's document has them.
 const ROUTES: &[(&str, Thing)] = &[
     ("/v1/status", Thing::Status),
+    ("/v1/networks", Thing::Networks),
     ("/v1/ports", Thing::Ports),
     ("/v1/ports/{name}", Thing::Port),
     ("/v1/counters", Thing::Counters),
@@ -87,11 +89,12 @@ async fn make<B: hyper::body::Body>(
     }
     Ok(match thing {
         Thing::Status => json_of(&views::daemon(&*state.daemon.status().await?)),
+        Thing::Networks => json_of(&views::networks(&*state.daemon.status().await?)),
         Thing::Ports => json_of(&views::ports(&*state.daemon.status().await?)),
         Thing::Counters => json_of(&views::counters(&*state.daemon.status().await?)),
         Thing::Port => {
             let status = state.daemon.status().await?;
-            let port = status.ports.iter().find(|port| views::name(port) == name);
+            let port = status.ports.iter().find(|port| port.name == name);
             json_of(&views::port(port.ok_or(Problem::NoPort(name))?))
         }
         Thing::Events => events(state, request.headers(), request.method(), &query).await,

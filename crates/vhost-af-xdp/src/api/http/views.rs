@@ -2,12 +2,9 @@
 
 use serde_json::{Value, json};
 
+use crate::api::lane_status::LaneStatus;
+use crate::api::network_status::NetworkStatus;
 use crate::api::status::{PortStatus, Status};
-
-/// What clients, and metrics, call a port.
-pub(super) fn name(port: &PortStatus) -> &str {
-    &port.name
-}
 
 /// The daemon, without its ports.
 pub(super) fn daemon(status: &Status) -> Value {
@@ -16,9 +13,22 @@ pub(super) fn daemon(status: &Status) -> Value {
         "pid": status.pid,
         "cpu_us": status.cpu_us,
         "sandbox": status.sandbox,
+        "configuration": status.configuration,
         "workers": status.workers,
+        "networks": status.networks.len(),
         "ports": status.ports.len(),
     })
+}
+
+pub(super) fn networks(status: &Status) -> Value {
+    let of = |network: &NetworkStatus| {
+        let mut value = json!(network);
+        without_counters(&mut value["queues"]);
+        value.as_object_mut().map(|fields| fields.remove("groups"));
+        value
+    };
+    let networks: Vec<Value> = status.networks.iter().map(of).collect();
+    json!({ "networks": networks })
 }
 
 pub(super) fn ports(status: &Status) -> Value {
@@ -33,22 +43,34 @@ pub(super) fn port(port: &PortStatus) -> Value {
         Some((reason, detail)) => json!({ "reason": reason, "detail": detail }),
         None => Value::Null,
     };
-    let lanes = value["lanes"].as_array_mut().into_iter().flatten();
-    for lane in lanes.filter_map(Value::as_object_mut) {
-        lane.remove("counters");
-    }
+    without_counters(&mut value["lanes"]);
     value
 }
 
-/// All counters of all ports.
+fn without_counters(lanes: &mut Value) {
+    let lanes = lanes.as_array_mut().into_iter().flatten();
+    for lane in lanes.filter_map(Value::as_object_mut) {
+        lane.remove("counters");
+    }
+}
+
+/// All counters of all ports and uplinks.
 pub(super) fn counters(status: &Status) -> Value {
-    let of_port = |port: &PortStatus| {
-        let pairs = port.lanes.iter();
-        let pairs: Vec<Value> = pairs
+    let of_lanes = |lanes: &[LaneStatus]| -> Vec<Value> {
+        let lanes = lanes.iter();
+        lanes
             .map(|lane| json!({ "pair": lane.pair, "queue": lane.queue, "counters": lane.counters }))
-            .collect();
-        json!({ "name": name(port), "pairs": pairs })
+            .collect()
     };
-    let ports: Vec<Value> = status.ports.iter().map(of_port).collect();
-    json!({ "ports": ports, "workers": status.workers })
+    let ports = status.ports.iter();
+    let ports: Vec<Value> = ports
+        .map(|port| json!({ "name": port.name, "pairs": of_lanes(&port.lanes) }))
+        .collect();
+    let networks = status.networks.iter();
+    let networks: Vec<Value> = networks
+        .map(|network| {
+            json!({ "name": network.name, "queues": of_lanes(&network.queues), "groups": network.groups })
+        })
+        .collect();
+    json!({ "ports": ports, "networks": networks, "workers": status.workers })
 }

@@ -320,6 +320,17 @@ impl Session {
         }
     }
 
+    /// Frames may have so many bytes from now on.
+    pub(crate) fn set_frame_limit(&self, bytes: u32, workers: &Workers) {
+        for lane in self.lanes.iter().flatten() {
+            lane.change(workers, move |lane, _| {
+                if let Some(pair) = lane.pair_mut() {
+                    pair.frame_limit = bytes;
+                }
+            });
+        }
+    }
+
     /// SET_STATUS: 0 resets the device. QEMU before 8.1 sends this first and GET_VRING_BASE then.
     pub(crate) fn set_status(&mut self, status: u64, context: &PortContext<'_>) -> Result<(), SessionError> {
         if status == 0 {

@@ -1,0 +1,227 @@
+//! Networks of a configuration file that is read again: they come, go and have other uplinks, and guests that are not
+//! concerned lose no frame.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use rstest::rstest;
+use testkit::daemon::DIR;
+use testkit::{Daemon, Driver, DriverConfig, Layout, PacketPort, Serve, VethPair, frame, require, wait};
+
+/// A station of the LAN.
+const STRANGER: [u8; 6] = [0x02, 0, 0, 0, 1, 0];
+
+fn mac(guest: u8) -> [u8; 6] {
+    [0x02, 0, 0, 0, 0, guest]
+}
+
+fn network(name: &str, keys: &str) -> String {
+    format!("[network.{name}]\n{keys}\n")
+}
+
+fn port(guest: u8, network: &str) -> String {
+    format!(
+        "[port.vm{guest}]\nnetwork = \"{network}\"\nsocket-path = \"{DIR}/vm{guest}.sock\"\nmac = \
+         \"02:00:00:00:00:{guest:02x}\"\n"
+    )
+}
+
+/// With the steward of another, or with its own.
+fn serve(leased: bool) -> Serve {
+    match leased {
+        true => Serve::file().leased(),
+        false => Serve::file().by_root(),
+    }
+}
+
+fn guest(daemon: &Daemon, number: u8) -> Driver {
+    let path = daemon.path(&format!("vm{number}.sock"));
+    let mut driver = Driver::connect(&path, &DriverConfig::default()).expect("accepted");
+    driver.pairs[0].post(64, &[2048]);
+    let runs = || {
+        let port = daemon.port_named(&format!("vm{number}"));
+        port.is_some_and(|port| port["lanes"][0]["running"] == true)
+    };
+    assert!(wait::until(wait::SOON, runs), "{}", daemon.said());
+    driver
+}
+
+fn numbered(to: [u8; 6], from: [u8; 6], number: u32) -> Vec<u8> {
+    let mut frame = frame::plain(100, number as u8);
+    frame[..6].copy_from_slice(&to);
+    frame[6..12].copy_from_slice(&from);
+    frame[14..18].copy_from_slice(&number.to_be_bytes());
+    frame
+}
+
+/// Raises a flag when it goes.
+struct Raised<'a>(&'a AtomicBool);
+
+impl Drop for Raised<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+/// Frames from one guest to the other, one after the other, for as long as this lasts; none may be missing.
+fn all_arrive(guests: &mut [Driver; 2], during: impl FnOnce() + Send) -> u32 {
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            // Also if it panics.
+            let _over = Raised(&over);
+            during();
+        });
+        let mut number = 0;
+        loop {
+            let last = over.load(Ordering::Acquire);
+            let sent = numbered(mac(1), mac(0), number);
+            guests[0].pairs[0].reap_sent();
+            guests[0].pairs[0].send(&sent, Layout::Whole);
+            let got = guests[1].pairs[0].receive(wait::SOON).expect("it arrives");
+            frame::assert_same(&got.frame, &sent);
+            number += 1;
+            if last {
+                return number;
+            }
+        }
+    })
+}
+
+/// Both ways over the uplink.
+#[track_caller]
+fn assert_reaches(guest: &mut Driver, number: u8, wire: &PacketPort) {
+    let out = numbered(STRANGER, mac(number), 7);
+    let comes_out = || {
+        guest.pairs[0].reap_sent();
+        guest.pairs[0].send(&out, Layout::Whole);
+        std::iter::from_fn(|| wire.receive(wait::QUIET)).any(|frame| frame == out)
+    };
+    assert!(wait::until(wait::SOON, comes_out));
+    let back = numbered(mac(number), STRANGER, 8);
+    let comes_in = || {
+        wire.send(&back);
+        let got = guest.pairs[0].receive(wait::QUIET);
+        got.is_some_and(|got| got.frame == back)
+    };
+    assert!(wait::until(wait::SOON, comes_in));
+    while guest.pairs[0].receive(wait::QUIET).is_some() {}
+}
+
+#[rstest]
+fn uplink_changes_while_guests_reach_each_other(#[values(false, true)] leased: bool) {
+    require!(Root);
+    let veth = VethPair::with(2, 1500);
+    let ports = [port(0, "lan"), port(1, "lan")].concat();
+    let file = |keys: &str| network("lan", keys) + &ports;
+    let daemon = Daemon::start_file(&veth.near, &serve(leased), &[VethPair::NIC], &file(""));
+    let mut guests = [0, 1].map(|number| guest(&daemon, number));
+    let wire = PacketPort::open(&veth.far, VethPair::WIRE);
+    let nic = VethPair::NIC;
+    for (keys, said) in [
+        (format!("uplink = \"{nic}\""), "network lan has another uplink"),
+        (
+            format!("uplink = \"{nic}\"\nqueues = 2\npacket-memory = \"1M\""),
+            "network lan has another packet-memory, queues",
+        ),
+        (
+            format!("uplink = \"{nic}\"\nstart-queue = 1"),
+            "network lan has another packet-memory, queues, start-queue",
+        ),
+        (
+            format!("uplink = \"{nic}\"\nqueues = 2"),
+            "network lan has another queues, start-queue",
+        ),
+    ] {
+        let frames = all_arrive(&mut guests, || {
+            let told = daemon.reload_with(&file(&keys));
+            assert!(told.contains(said) && !told.contains("port "), "{told}");
+        });
+        assert!(frames > 0);
+        let queues = daemon.status()["networks"][0]["queues"].as_array().map(Vec::len);
+        assert_eq!(queues, Some(if keys.contains("queues = 2") { 2 } else { 1 }));
+        if queues == Some(2) {
+            for (number, guest) in (0..).zip(&mut guests) {
+                assert_reaches(guest, number, &wire);
+            }
+        }
+    }
+    // None any more: its queues are others' to have.
+    all_arrive(&mut guests, || {
+        let nobody = file("");
+        daemon.reload_with(&nobody);
+        let other =
+            format!("{nobody}[port.own]\nsocket-path = \"{DIR}/own.sock\"\nifname = \"{nic}\"\nqueues = 2\n");
+        let told = daemon.reload_with(&other);
+        assert!(told.contains("port own began"), "{told}");
+    });
+}
+
+#[rstest]
+fn networks_come_and_go_with_their_ports(#[values(false, true)] leased: bool) {
+    require!(Root);
+    let veth = VethPair::new();
+    let nic = VethPair::NIC;
+    let stays = [network("lan", ""), port(0, "lan"), port(1, "lan")].concat();
+    let daemon = Daemon::start_file(&veth.near, &serve(leased), &[nic], &stays);
+    let mut guests = [0, 1].map(|number| guest(&daemon, number));
+    let wire = PacketPort::open(&veth.far, VethPair::WIRE);
+    let other = [&*network("b", &format!("uplink = \"{nic}\"")), &port(2, "b")].concat();
+    for _ in 0..3 {
+        all_arrive(&mut guests, || {
+            let told = daemon.reload_with(&[&*stays, &other].concat());
+            assert!(
+                told.contains("network b began") && told.contains("port vm2 began"),
+                "{told}"
+            );
+            assert_reaches(&mut guest(&daemon, 2), 2, &wire);
+            // To the other network, which has no uplink.
+            let told = daemon.reload_with(&[&*stays, &port(2, "lan")].concat());
+            assert!(told.contains("port vm2 has another network: ended"), "{told}");
+            assert!(
+                told.contains("network b is not in the file any more: ended"),
+                "{told}"
+            );
+            let mut moved = guest(&daemon, 2);
+            let sent = numbered(mac(9), mac(2), 1);
+            moved.pairs[0].send(&sent, Layout::Whole);
+            daemon.reload_with(&stays);
+        });
+    }
+    let names: Vec<_> = daemon.status()["networks"].as_array().expect("some").clone();
+    assert_eq!(names.len(), 1, "{names:?}");
+}
+
+#[rstest]
+fn mistake_of_a_network_is_told_and_changes_nothing() {
+    require!(Root);
+    let veth = VethPair::new();
+    let good = [
+        &*network("lan", &format!("uplink = \"{}\"", VethPair::NIC)),
+        &port(0, "lan"),
+    ]
+    .concat();
+    let daemon = Daemon::start_file(&veth.near, &Serve::file().leased(), &[VethPair::NIC], &good);
+    let mut guest = guest(&daemon, 0);
+    let wire = PacketPort::open(&veth.far, VethPair::WIRE);
+    for (text, words) in [
+        (port(0, "lan"), "line 2: port vm0: network"),
+        (network("lan", "uplink = 7") + &port(0, "lan"), "line 2: uplink"),
+        (good.clone() + &port(1, "wan"), "port vm1: network"),
+    ] {
+        daemon.write_file(&text);
+        let (done, said) = daemon.reload();
+        assert!(
+            !done && said.contains(words) && said.contains("nothing was changed"),
+            "{said}"
+        );
+        assert_reaches(&mut guest, 0, &wire);
+    }
+    // An uplink that is not there: said, and tried again.
+    let absent = [&*network("lan", "uplink = \"absent0\""), &port(0, "lan")].concat();
+    daemon.write_file(&absent);
+    let (done, said) = daemon.reload();
+    assert!(!done && said.contains("absent0"), "{said}");
+    daemon.reload_with(&good);
+    assert_reaches(&mut guest, 0, &wire);
+}
