@@ -1,9 +1,10 @@
 //! The host as one more receiver of a network: the programs of `bpf/host.bpf.c`, between the uplink and one end of a veth
 //! pair.
 //!
-//! They hang on tcx links, which go with the [`HostAccess`] or the process. Before Linux 6.6, which has none, they are
-//! filters of the qdisc clsact: these stay when the process is killed, and who comes next puts its own in their place.
-//! A clsact that was not there stays, without filters, as nobody can tell whether others use it by then.
+//! They hang on tcx links, which go with the [`HostAccess`] or the process, unless they are pinned
+//! ([`HostAccess::pin`]). Before Linux 6.6, which has none, they are filters of the qdisc clsact: these stay when the
+//! process is killed, and who comes next puts its own in their place, or removes them ([`detach_host`]). A clsact that
+//! was not there stays, without filters, as nobody can tell whether others use it by then.
 //!
 //! The pair is its maker's. Its host end must leave nothing to its other end, where XDP takes frames as they are:
 //! segmentation, checksums and VLAN tags beside frames are switched off on it (`tso`, `gso`, `tx`, `txvlan`), and the
@@ -12,6 +13,7 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{TC_EGRESS, TC_INGRESS, TcAttachPoint, TcHook, TcHookBuilder, libbpf_sys};
@@ -54,23 +56,39 @@ pub enum HostHook {
     Clsact,
 }
 
-/// Host and network, joined for as long as this value lives.
+/// Host and network, joined for as long as this value lives, or longer ([`HostAccess::pin`]).
 #[derive(Debug)]
 pub struct HostAccess {
+    network: u32,
     // First what sends frames to the network.
-    _egress: Hung,
-    _ingress: Hung,
+    egress: Hung,
+    ingress: Hung,
 }
 
 #[derive(Debug)]
-enum Hung {
-    Link(#[allow(dead_code, reason = "held open")] OwnedFd),
-    Filter(TcHook),
+struct Hung {
+    on: Hold,
+    /// It outlives this value.
+    stays: bool,
 }
 
-/// Of our filters, so that the next ones take the place of those that a process left which was killed.
-const HANDLE: u32 = 0x7661_7801;
+#[derive(Debug)]
+enum Hold {
+    Link(OwnedFd),
+    Filter(Place),
+}
+
+/// Of our filters, so that the next ones take the place of those that a process left which was killed; and the network's
+/// number, so that several have theirs on one interface.
+const HANDLE: u32 = 0x7661_0000;
 const PRIORITY: u32 = 1;
+
+/// Names of pinned links: what begins so belongs to the network whose number follows.
+const PINS: [&str; 2] = ["host-egress-", "host-ingress-"];
+
+fn pin_paths(dir: &Path, network: u32) -> [PathBuf; 2] {
+    PINS.map(|name| dir.join(format!("{name}{network}")))
+}
 
 impl HostAccess {
     /// Joins the host with the network of this number, whose program is `program`: frames go between the interface with
@@ -88,50 +106,140 @@ impl HostAccess {
         let (loaded, detail) = messages_of(|| load(program, network, uplink, host_end));
         let loaded = loaded.map_err(|source| HostError::Load { detail, source })?;
         // First the way to the host: a network that only hears is no harm.
-        let ingress = hang(loaded.to_host.as_fd(), host_end, TC_INGRESS, hook)?;
-        let egress = hang(loaded.to_network.as_fd(), uplink, TC_EGRESS, hook)?;
+        let place = |ifindex, at| Place {
+            ifindex,
+            at,
+            handle: HANDLE | network,
+        };
+        let ingress = hang(loaded.to_host.as_fd(), place(host_end, TC_INGRESS), hook)?;
+        let egress = hang(loaded.to_network.as_fd(), place(uplink, TC_EGRESS), hook)?;
         Ok(Self {
-            _egress: egress,
-            _ingress: ingress,
+            network,
+            egress,
+            ingress,
         })
+    }
+
+    /// Lets it outlive this value and the process: links are pinned into `dir`, in the place of those of a predecessor,
+    /// which this one took over from. Who wants it off calls [`HostAccess::detach`] or [`detach_host`].
+    ///
+    /// # Errors
+    /// The kernel's; it goes with this value then.
+    pub fn pin(&mut self, dir: &Path) -> io::Result<()> {
+        let [of_egress, of_ingress] = pin_paths(dir, self.network);
+        for (hung, path) in [(&mut self.egress, of_egress), (&mut self.ingress, of_ingress)] {
+            if let Hold::Link(link) = &hung.on {
+                unpin(&path)?;
+                link::pin(link.as_fd(), &path)?;
+            }
+            hung.stays = true;
+        }
+        Ok(())
+    }
+
+    /// Takes the programs off, also if they are pinned in `dir`.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn detach(mut self, dir: Option<&Path>) -> io::Result<()> {
+        (self.egress.stays, self.ingress.stays) = (false, false);
+        dir.map_or(Ok(()), |dir| unpin_all(dir, self.network))
     }
 }
 
-fn hang(program: BorrowedFd<'_>, ifindex: u32, at: TcAttachPoint, hook: HostHook) -> Result<Hung, HostError> {
+/// Takes off what somebody has left who joined the host with the network of this number: links that are pinned in `dir`,
+/// and a filter at the interface with index `uplink`.
+///
+/// # Errors
+/// The kernel's.
+pub fn detach_host(dir: Option<&Path>, network: u32, uplink: u32) -> io::Result<()> {
+    remove_filter(Place {
+        ifindex: uplink,
+        at: TC_EGRESS,
+        handle: HANDLE | network,
+    });
+    dir.map_or(Ok(()), |dir| unpin_all(dir, network))
+}
+
+/// Numbers of the networks whose links are pinned in `dir`.
+#[must_use]
+pub fn pinned_hosts(dir: &Path) -> Vec<u32> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let number = |name: &str| PINS.iter().find_map(|pin| name.strip_prefix(pin)?.parse().ok());
+    entries
+        .filter_map(|entry| number(entry.file_name().to_str()?))
+        .collect()
+}
+
+fn unpin_all(dir: &Path, network: u32) -> io::Result<()> {
+    pin_paths(dir, network).iter().try_for_each(|path| unpin(path))
+}
+
+/// Takes off the link that is pinned there, if there is one.
+fn unpin(path: &Path) -> io::Result<()> {
+    link::detach_pinned(path)?;
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Where a program goes.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    ifindex: u32,
+    at: TcAttachPoint,
+    /// Of a filter.
+    handle: u32,
+}
+
+fn hang(program: BorrowedFd<'_>, place: Place, hook: HostHook) -> Result<Hung, HostError> {
+    let Place { ifindex, at, .. } = place;
     let attach_type = match at {
         TC_EGRESS => libbpf_sys::BPF_TCX_EGRESS,
         _ => libbpf_sys::BPF_TCX_INGRESS,
     };
+    let hung = |on| Hung { on, stays: false };
     let failed = |source| HostError::Attach { ifindex, source };
     if hook == HostHook::Best {
         match link::create_at(program, ifindex, attach_type, 0) {
             // No such kind of link: before Linux 6.6.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
-            linked => return linked.map(Hung::Link).map_err(failed),
+            linked => return linked.map(|link| hung(Hold::Link(link))).map_err(failed),
         }
     }
-    let index = as_int(ifindex).map_err(failed)?;
+    let mut filter = filter(program, place).map_err(failed)?;
     let (attached, _) = messages_of(|| {
-        let mut filter = TcHookBuilder::new(program)
-            .ifindex(index)
-            .replace(true)
-            .handle(HANDLE)
-            .priority(PRIORITY)
-            .hook(at);
         // There already is as good.
         filter.create()?;
         filter.attach()
     });
     attached
-        .map(Hung::Filter)
+        .map(|_| hung(Hold::Filter(place)))
         .map_err(|error| failed(io::Error::other(error)))
+}
+
+fn filter(program: BorrowedFd<'_>, place: Place) -> io::Result<TcHook> {
+    Ok(TcHookBuilder::new(program)
+        .ifindex(as_int(place.ifindex)?)
+        .replace(true)
+        .handle(place.handle)
+        .priority(PRIORITY)
+        .hook(place.at))
+}
+
+/// Removes a filter of ours. It is gone with its interface, or is replaced by the next one.
+fn remove_filter(place: Place) {
+    // By its handle alone: what program it is nobody looks at.
+    if let Ok(mut filter) = filter(io::stderr().as_fd(), place) {
+        let _ = messages_of(|| filter.detach());
+    }
 }
 
 impl Drop for Hung {
     fn drop(&mut self) {
-        if let Self::Filter(filter) = self {
-            // It is gone with its interface, or is replaced by the next one.
-            let _ = messages_of(|| filter.detach());
+        if let (&Hold::Filter(place), false) = (&self.on, self.stays) {
+            remove_filter(place);
         }
     }
 }

@@ -45,13 +45,7 @@ impl Attached {
 
     /// Pins the link; from then on the program stays.
     pub(crate) fn pin(&mut self, path: &Path) -> io::Result<()> {
-        let c_path = CString::new(path.as_os_str().as_bytes())?;
-        // SAFETY: the path is terminated and lives as long as the call; the descriptor is open.
-        let (result, _) =
-            messages_of(|| unsafe { libbpf_sys::bpf_obj_pin(self.link.as_raw_fd(), c_path.as_ptr()) });
-        if result != 0 {
-            return Err(io::Error::from_raw_os_error(-result));
-        }
+        pin(self.link.as_fd(), path)?;
         self.stays = true;
         Ok(())
     }
@@ -83,6 +77,17 @@ impl Attached {
             },
             fallback: None,
         })
+    }
+}
+
+/// Pins a link.
+pub(crate) fn pin(link: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
+    let c_path = CString::new(path.as_os_str().as_bytes())?;
+    // SAFETY: the path is terminated and lives as long as the call; the descriptor is open.
+    let (result, _) = messages_of(|| unsafe { libbpf_sys::bpf_obj_pin(link.as_raw_fd(), c_path.as_ptr()) });
+    match result {
+        0 => Ok(()),
+        code => Err(io::Error::from_raw_os_error(-code)),
     }
 }
 

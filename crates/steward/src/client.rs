@@ -32,7 +32,9 @@ pub(crate) use self::connection::Connection;
 use self::connection::{Incoming, Message, Phase};
 pub use self::error::LeaseError;
 pub use self::sockets::Prepared;
-use crate::protocol::{Answer, CHANGES_MAX, FRAME_LIMITS, Facts, Request, StationChange, Token, Wanted};
+use crate::protocol::{
+    Answer, CHANGES_MAX, FRAME_LIMITS, Facts, HostEnd, Request, StationChange, Token, Wanted,
+};
 use crate::sys;
 
 /// Between two looks at a lock that another thread has.
@@ -183,6 +185,19 @@ impl Lease {
         let mut answered = self.ask(&Request::Groups)?;
         match (answered.answer, answered.descriptors.pop()) {
             (Answer::Done, Some(ring)) => Ok(GroupReader::new(ring)?),
+            _ => Err(LeaseError::Mismatch),
+        }
+    }
+
+    /// Lets the network that the lease is for reach the host, or asks how it does: frames go both ways by an interface,
+    /// whose one queue is to be leased, too. With the addresses of the host, which may change with the facts of the lease
+    /// ([`Lease::take_changes`]).
+    ///
+    /// # Errors
+    /// [`LeaseError`].
+    pub fn host(&self) -> Result<HostEnd, LeaseError> {
+        match self.ask(&Request::Host)?.answer {
+            Answer::Host(host) => Ok(host),
             _ => Err(LeaseError::Mismatch),
         }
     }

@@ -4,6 +4,9 @@
 //! says nothing of `ethtool -L`. A notification is only a reason to ask again: asking gives the state now, whatever
 //! messages were lost before.
 
+#[cfg(feature = "server")]
+pub(crate) mod pair;
+
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -96,6 +96,8 @@ pub(crate) struct Rule {
     vlans: BTreeSet<u32>,
     /// Leases may be of networks.
     network: bool,
+    /// These networks may reach the host.
+    host: bool,
     /// Frames; `None`: sockets are not made ready for it.
     busy_poll: Option<u16>,
 }
@@ -128,6 +130,7 @@ impl Policy {
             macs: Vec::new(),
             vlans: BTreeSet::new(),
             network: true,
+            host: true,
             busy_poll: None,
         };
         Self {
@@ -180,6 +183,22 @@ impl Policy {
     pub(crate) fn check_station(&self, rule: usize, station: Station, own: [u8; 6]) -> Result<(), String> {
         let checked = |rule: &Rule| rule.check_station(station, own);
         self.rules.get(rule).map_or(Ok(()), checked)
+    }
+
+    /// Whether a network under a rule may reach the host.
+    /// Errors: what to do.
+    pub(crate) fn check_host(&self, rule: usize) -> Result<(), Refusal> {
+        match self.rules.get(rule) {
+            Some(Rule { host: false, .. }) => {
+                let text = format!(
+                    "the policy does not let the network reach the host: take `host = false` out of rule {}, or say \
+                     `host = false` of the network",
+                    rule + 1
+                );
+                Err(Refusal::new(Reason::NotAllowed, text))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The first rule that allows all that is wanted; `leased` says how many queues are leased under a rule.
@@ -363,7 +382,7 @@ impl fmt::Display for Rule {
             write!(f, ", VLANs {}", Ranges(&self.vlans))?;
         }
         if self.network {
-            write!(f, ", networks")?;
+            write!(f, ", networks{}", if self.host { " with the host" } else { "" })?;
         }
         match self.busy_poll {
             Some(frames) => write!(f, ", busy polling of up to {frames} frames"),

@@ -515,7 +515,12 @@ fn stations_of_a_network_are_judged_one_by_one() {
         policy("network = true\nmacs = [\"02:00:00:00:00:01\"]\nvlans = [\"5-6\"]\n"),
     );
     assert!(found(&any) && found(&some));
-    assert!(any.to_string().contains(", networks"), "{any}");
+    assert!(any.to_string().contains(", networks with the host"), "{any}");
+    let closed = policy("network = true\nhost = false\n");
+    assert!(any.check_host(0).is_ok() && closed.check_host(0).is_err());
+    assert!(closed.to_string().ends_with(", networks\n"), "{closed}");
+    let vain = Policy::parse(Path::new("p"), &format!("{rule}host = true\n")).expect_err("no network");
+    assert!(vain.to_string().contains("network = true"), "{vain}");
     let own = [2, 0, 0, 0, 0, 1];
     let judged = |policy: &Policy, last: u8, vlan, own| {
         let mac = [2, 0, 0, 0, 0, last];

@@ -35,11 +35,13 @@
 //! | 10 `Await` | 8 | queue, how long at most (ms): until no socket has the queue |
 //! | 12 `Stations` | 772 | how many (4), then 64 × 12: VLAN (2), address (6), number of its port (4) or all ones for none |
 //! | 13 `Groups` | 0 | |
+//! | 14 `Host` | 0 | |
 //! | 16 `Leases` | 8 | the first lease whose number is higher, of those that the asker may know of; needs no lease |
 //!
 //! `Lease`: mode 0 is any, 1 native, 2 skb; then follow addresses (16 × 6), VLANs (16 × 2), and 1 for the queues of a network
-//! (4; addresses and VLANs are none then), else 0. `Stations` and `Groups` are for such a lease: who its frames are for, and
-//! the ring with its frames to groups (a BPF map), which comes with the answer. `Register`: rings are
+//! (4; addresses and VLANs are none then), else 0. `Stations`, `Groups` and `Host` are for such a lease: who its frames are
+//! for; the ring with its frames to groups (a BPF map), which comes with the answer; and that it is to reach the host, by an
+//! interface of whose queue its user can have a lease then. `Register`: rings are
 //! fill, completion, RX, TX; then follow parts (65 × 16: offset in the file, length, bytes). `Activate`: from now on
 //! the socket is used that was bound last.
 //!
@@ -51,6 +53,7 @@
 //! | 67 `Refused` | 488 | to anything: code (4), zero (4), text (480) |
 //! | 68 `Changed` | 520 | by itself |
 //! | 69 `Failed` | 8 | to `Register`, `Bind`, `Share` and `Await`: step (4), the kernel's error number (4) |
+//! | 70 `Host` | 116 | to `Host`: interface (16), number of addresses (4), addresses of the host (16 × 6) |
 //! | 80 `Lease` | 192 | to `Leases`; after the last one `Done` (see `listing`) |
 //!
 //! Requests are in `protocol/request.rs`, answers in `protocol/answer.rs`, what both are made of in
@@ -67,11 +70,13 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 mod answer;
 mod field;
+mod host;
 mod request;
 mod stations;
 
 pub use answer::{Answer, Facts, Reason, Refusal, Steered, Step};
 pub use field::is_interface_name;
+pub use host::HostEnd;
 pub use request::{Part, Request, Rings, UmemLayout, Wanted};
 pub use stations::StationChange;
 
@@ -202,6 +207,7 @@ mod kind {
     pub(super) const SHARE: u16 = 11;
     pub(super) const STATIONS: u16 = 12;
     pub(super) const GROUPS: u16 = 13;
+    pub(super) const HOST: u16 = 14;
 
     pub(super) const LEASES: u16 = 16;
 
@@ -211,6 +217,7 @@ mod kind {
     pub(super) const REFUSED: u16 = 67;
     pub(super) const CHANGED: u16 = 68;
     pub(super) const FAILED: u16 = 69;
+    pub(super) const THIS_HOST: u16 = 70;
     pub(super) const LISTED: u16 = 80;
 }
 

@@ -17,7 +17,7 @@ use crate::users;
 const NOBODY_AT_ALL: u32 = u32::MAX;
 
 /// What belongs to each key, told to who wrote something else.
-const MEANT: [(&str, &str); 14] = [
+const MEANT: [(&str, &str); 15] = [
     ("user", "a name in quotes, or a number of 0 to 4294967294"),
     ("group", "a name in quotes, or a number of 0 to 4294967294"),
     ("interface", "a name in quotes such as \"eth1\""),
@@ -37,6 +37,7 @@ const MEANT: [(&str, &str); 14] = [
     ),
     ("busy-poll", "a number of frames, 1 to 65535, such as 64"),
     ("network", "true or false"),
+    ("host", "true or false"),
     ("connections", "a number of 1 to 900"),
     ("unbound-sockets", "true or false"),
     ("allow", "a rule below each line `[[allow]]`"),
@@ -73,6 +74,7 @@ struct Allow {
     vlans: Option<Vec<String>>,
     #[serde(default)]
     network: bool,
+    host: Option<bool>,
     busy_poll: Option<u16>,
 }
 
@@ -186,6 +188,9 @@ impl Allow {
                 "busy-poll = 0: nothing could be polled for: give 1 or more, or leave it out".to_owned(),
             );
         }
+        if self.host == Some(true) && !self.network {
+            return Err("host = true: it goes with network = true: add that, or leave it out".to_owned());
+        }
         if !is_interface_name(&interface) {
             return Err(format!(
                 "interface = {interface:?}: it is not a name of one: `ip link` lists them"
@@ -221,6 +226,7 @@ impl Allow {
             macs: macs.iter().map(|text| mac(text)).collect::<Result<_, _>>()?,
             vlans,
             network: self.network,
+            host: self.network && self.host.unwrap_or(true),
             busy_poll: self.busy_poll,
         })
     }

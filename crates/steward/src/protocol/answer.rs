@@ -5,7 +5,7 @@ use xsk::NumaNode;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
 use super::field::{NAME_BYTES, enumerated, field, flags_of, interface_name, text, value, zero};
-use super::{Malformed, kind, message, read, split};
+use super::{HostEnd, Malformed, kind, message, read, split};
 use crate::links::DriverSends;
 use crate::listing::Listed;
 
@@ -25,6 +25,8 @@ pub enum Answer {
     Facts(Facts),
     /// Counters of a queue.
     Counters(QueueCounters),
+    /// How the network reaches the host.
+    Host(HostEnd),
     /// Not done.
     Refused(Refusal),
     /// The interface of the lease is now like this; never an answer to a request.
@@ -267,6 +269,7 @@ impl Answer {
                 let values = counters.named().map(|(_, value)| value);
                 message(kind::THESE_COUNTERS, serial, &values)
             }
+            Self::Host(host) => message(kind::THIS_HOST, serial, &host.body()),
             Self::Refused(refusal) => message(
                 kind::REFUSED,
                 serial,
@@ -293,6 +296,7 @@ impl Answer {
             kind::DONE => read::<[u8; 0]>(kind, body).map(|_| Self::Done)?,
             kind::THESE_FACTS => Self::Facts(Facts::read(&read(kind, body)?)?),
             kind::THESE_COUNTERS => Self::Counters(counters(read(kind, body)?)),
+            kind::THIS_HOST => Self::Host(HostEnd::read(&read(kind, body)?)?),
             kind::REFUSED => Self::Refused(refusal(&read(kind, body)?)?),
             kind::CHANGED => Self::Changed(Facts::read(&read(kind, body)?)?),
             kind::LISTED => Self::Lease(Listed::read(&read(kind, body)?)?),

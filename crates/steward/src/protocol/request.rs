@@ -87,6 +87,9 @@ pub enum Request {
     },
     /// The ring with the frames to groups of stations that come to the network; see [`steer::GroupReader`].
     Groups,
+    /// The network is to reach the host; see [`HostEnd`](super::HostEnd). Asked again, it tells what is so now. It ends with
+    /// the lease.
+    Host,
     /// The first lease of a higher number, of any holder. Who asks needs no lease.
     Leases {
         /// Of the last lease that is known; 0 at first.
@@ -299,6 +302,7 @@ impl Request {
             Self::Facts => message(kind::FACTS, serial, &[0u8; 0]),
             Self::Stations { changes } => message(kind::STATIONS, serial, &stations::body(changes)),
             Self::Groups => message(kind::GROUPS, serial, &[0u8; 0]),
+            Self::Host => message(kind::HOST, serial, &[0u8; 0]),
             Self::Leases { after } => message(kind::LEASES, serial, after),
             Self::Keep { token } => message(kind::KEEP, serial, token),
             Self::Resume { token } => message(kind::RESUME, serial, token),
@@ -337,6 +341,7 @@ impl Request {
                 changes: stations::read(&read(kind, body)?)?,
             },
             kind::GROUPS => read::<[u8; 0]>(kind, body).map(|_| Self::Groups)?,
+            kind::HOST => read::<[u8; 0]>(kind, body).map(|_| Self::Host)?,
             kind::KEEP => Self::Keep {
                 token: read(kind, body)?,
             },

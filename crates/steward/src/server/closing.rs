@@ -107,6 +107,9 @@ impl Server {
 /// Connections stay open until the process ends, which does not wait for what nobody has read in them.
 impl Drop for Server {
     fn drop(&mut self) {
+        if self.store.is_none() {
+            self.take_hosts_back();
+        }
         let open = std::mem::take(&mut self.connections).into_values();
         let open = open.map(Connection::into_socket);
         let over = self.unclosed.drain(..).map(|over| over.socket);

@@ -19,7 +19,7 @@ mod take_back;
 pub use program::wants_frags;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use steer::{Mode, ModeRequest, Program, with_sources};
@@ -136,6 +136,16 @@ impl Interface {
             ledger: Ledger::open(notes),
             ..Self::default()
         }
+    }
+
+    /// As it was leased first.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Where its program is pinned, if it is.
+    pub(super) fn pins(&self) -> Option<&Path> {
+        self.pins.as_deref().filter(|pins| pins.is_dir())
     }
 
     /// What a successor must know of it.

@@ -27,6 +27,7 @@ mod connection;
 mod entries;
 mod errand;
 mod file;
+mod hosts;
 mod interface;
 mod lease;
 mod ledger;
@@ -58,6 +59,7 @@ use crate::sys;
 use closing::{Closing, Over};
 use connection::{Connection, Held, Incoming, Reply};
 use file::may_crash;
+use hosts::{Host, NetworkAt};
 use interface::Interface;
 use limits::{Attaches, Quiet, Turns, Waiting};
 pub use reload::NewPolicy;
@@ -88,6 +90,8 @@ pub struct Server {
     namespace: u64,
     interfaces: BTreeMap<u64, Interface>,
     connections: BTreeMap<u64, Connection>,
+    /// Of networks that reach it.
+    hosts: BTreeMap<NetworkAt, Host>,
     /// Leases of another steward's whose holders have not come back yet.
     orphans: BTreeMap<u64, Orphan>,
     /// Where leases outlive this process.
@@ -153,6 +157,7 @@ impl Server {
             namespace: listing::namespace(),
             interfaces: BTreeMap::new(),
             connections: BTreeMap::new(),
+            hosts: BTreeMap::new(),
             orphans: BTreeMap::new(),
             store: None,
             next: 1,
@@ -169,6 +174,7 @@ impl Server {
             refusals: Quiet::new(10),
         };
         server.fill_reserve();
+        server.remove_stray_pairs();
         Ok(server)
     }
 
@@ -372,6 +378,7 @@ impl Server {
             Request::Leases { after } => return Ok(self.next_lease(number, *after).into()),
             Request::Stations { changes } => return self.change_stations(number, changes),
             Request::Groups => return self.groups(number),
+            Request::Host => return self.host(number),
             _ => {}
         }
         let connection = self.connections.get(&number).ok_or_else(no_lease)?;
@@ -386,6 +393,7 @@ impl Server {
             | Request::Leases { .. }
             | Request::Stations { .. }
             | Request::Groups
+            | Request::Host
             | Request::Register { .. }
             | Request::Bind { .. }
             | Request::Share { .. }
@@ -444,6 +452,10 @@ impl Server {
 
     /// Takes a lease back.
     fn release(&mut self, number: u64, held: &Held) {
+        if held.wanted.network {
+            // Before others can have the queues.
+            self.end_host((held.interface, held.wanted.start_queue));
+        }
         if let Some(interface) = self.interfaces.get_mut(&held.interface) {
             interface.release(number, held.wanted.range());
         }
@@ -520,6 +532,7 @@ impl Server {
                 .filter(|connection| connection.held.as_ref().is_some_and(|held| held.interface == at));
             holders.for_each(|connection| connection.dirty |= changed);
         }
+        self.look_at_hosts();
         // Before holders are told.
         other.into_iter().for_each(|at| self.record_interface(at));
         self.forget_idle();

@@ -35,7 +35,7 @@ impl Server {
         })
     }
 
-    fn held_network(&self, number: u64) -> Result<Held, Refusal> {
+    pub(super) fn held_network(&self, number: u64) -> Result<Held, Refusal> {
         let connection = self.connections.get(&number).ok_or_else(no_lease)?;
         let held = connection.held.as_ref().ok_or_else(no_lease)?;
         match held.wanted.network {
@@ -50,6 +50,9 @@ impl Server {
     /// A lease is charged to another rule, or to one that says something else now: what its network may not have any more
     /// it loses.
     pub(super) fn judge_stations(&mut self, held: &Held) {
+        if self.policy.check_host(held.rule).is_err() {
+            self.end_host((held.interface, held.wanted.start_queue));
+        }
         let Some(interface) = self.interfaces.get_mut(&held.interface) else {
             return;
         };

@@ -66,12 +66,17 @@ impl Server {
         store.clear_stray_notes();
         self.store = Some(store);
         may_crash("adopted");
-        for record in &records.leases {
+        self.adopt_hosts(&records);
+        // Networks first: what joins them with the host is theirs.
+        let mut leases: Vec<&LeaseRecord> = records.leases.iter().collect();
+        leases.sort_by_key(|record| !record.wanted().is_some_and(|wanted| wanted.network));
+        for record in leases {
             if let Some(orphan) = self.orphan(record) {
                 self.orphans.insert(record.number, orphan);
             }
         }
         self.interfaces.values_mut().for_each(Interface::sweep);
+        self.sweep_hosts();
         let orphaned: Vec<u64> = self.orphans.keys().copied().collect();
         self.record(|records| records.leases.retain(|record| orphaned.contains(&record.number)));
         self.forget_idle();
@@ -88,8 +93,7 @@ impl Server {
     fn orphan(&mut self, record: &LeaseRecord) -> Option<Orphan> {
         let (token, wanted, peer) = (record.token()?, record.wanted()?, record.peer.clone());
         let rule = self
-            .policy
-            .find(&peer, &wanted, |rule| self.leased(rule))
+            .rule_for(&peer, &wanted)
             .inspect_err(|refusal| tracing::warn!(pid = peer.pid, "lease ended: {refusal}"))
             .ok()?;
         let grace = self.store.as_ref().map_or(Duration::ZERO, |store| store.grace);
@@ -176,9 +180,7 @@ impl Server {
                 "no lease waits for this holder: it has been taken back, or was never kept; ask for a new one",
             );
         };
-        let found = self
-            .policy
-            .find(&peer, &orphan.held.wanted, |rule| self.leased(rule));
+        let found = self.rule_for(&peer, &orphan.held.wanted);
         // The process may be of other groups than it was, and the rule another.
         orphan.held.rule = found.inspect_err(|_| self.release(lease, &orphan.held))?;
         let at = orphan.held.interface;
